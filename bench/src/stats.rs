@@ -1,5 +1,6 @@
 //! Quantiles of round trips, and the figures that all measurements print in the same form.
 
+use crate::cpu;
 use anyhow::Result;
 use iwarp_figures::Latencies;
 use serde_json::{Value, json};
@@ -7,7 +8,11 @@ use std::time::{Duration, Instant};
 
 /// Times of half round trips.
 #[derive(Debug, Default)]
-pub(crate) struct Samples(Latencies);
+pub(crate) struct Samples {
+    halves: Latencies,
+    /// Processor time of this process for all of them, in microseconds.
+    cpu_us: f64,
+}
 
 impl Samples {
     /// Measures `iters` calls of `ask`, each of which is a round trip. A tenth as many are made before them to warm up.
@@ -19,28 +24,33 @@ impl Samples {
             ask()?;
         }
         let mut samples = Self::default();
+        let before = cpu::process_us();
         for _ in 0..iters {
             let start = Instant::now();
             ask()?;
             samples.round_trip(start.elapsed());
         }
+        samples.cpu_us = cpu::process_us() - before;
         Ok(samples)
     }
 
     /// Records a round trip.
     pub(crate) fn round_trip(&mut self, took: Duration) {
-        self.0.record(took / 2);
+        self.halves.record(took / 2);
     }
 
-    /// Returns median, 99th percentile, minimum and mean of half a round trip, in microseconds. They are 0 if nothing was recorded.
+    /// Returns median, 99th percentile, minimum and mean of half a round trip, and this end's processor time for it, in microseconds.
+    /// They are 0 if nothing was recorded.
     pub(crate) fn report(&self) -> Value {
-        let quantile = |share| self.0.quantile_us(share).unwrap_or(0.0);
+        let count = self.halves.count();
+        let quantile = |share| self.halves.quantile_us(share).unwrap_or(0.0);
         json!({
             "med_us": quantile(0.5),
             "p99_us": quantile(0.99),
             "min_us": quantile(0.0),
-            "mean_us": self.0.mean_us().unwrap_or(0.0),
-            "samples": self.0.count(),
+            "cpu_us": self.cpu_us / (2 * count.max(1)) as f64,
+            "mean_us": self.halves.mean_us().unwrap_or(0.0),
+            "samples": count,
         })
     }
 }
@@ -85,7 +95,7 @@ mod tests {
             asked += 1;
             Ok(())
         });
-        assert_eq!((samples.unwrap().0.count(), asked), (50, 55));
+        assert_eq!((samples.unwrap().halves.count(), asked), (50, 55));
         assert!(Samples::of(1, || anyhow::bail!("no")).is_err());
     }
 

@@ -1,11 +1,12 @@
 //! `cargo xtask interop`: tests our libraries with programs that others wrote.
 //!
 //! [`apps`] runs the distribution's RDMA programs on our libraries, with both ends on this machine. [`siw`] connects our
-//! libraries with the Linux kernel's software iWARP (siw), which runs in an emulated machine. [`kernel`] (`cargo xtask kernel`)
+//! libraries with the Linux kernel's software iWARP (siw), which runs in an emulated machine. [`attack`] is a peer that breaks the rules. [`kernel`] (`cargo xtask kernel`)
 //! builds our kernel module, runs programs on it in such a machine ([`device`]), and the engine alone ([`engine`]), on a kernel
 //! of choice ([`boot`]).
 
 mod apps;
+mod attack;
 mod boot;
 mod complaints;
 mod cuts;
@@ -45,6 +46,8 @@ enum Peer {
     Siw(siw::SiwArgs),
     /// Programs of the distribution, as they are, on our libraries
     Apps(apps::AppsArgs),
+    /// A peer that breaks the rules, against servers on our libraries that serve a good client at the same time
+    Hostile(attack::HostileArgs),
     /// Our own kernel module
     Kernel(kernel::KernelArgs),
 }
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().peer {
         Peer::Siw(args) => siw::command(&args).map(|()| Outcome::Passed),
         Peer::Apps(args) => apps::command(&args),
+        Peer::Hostile(args) => attack::command(&args),
         Peer::Kernel(args) => kernel::command(&args),
     };
     result.map_or_else(

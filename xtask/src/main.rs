@@ -8,6 +8,7 @@ mod deb;
 mod fuzz;
 mod licences;
 mod miri;
+mod mutants;
 mod no_std;
 mod package;
 mod runner;
@@ -64,6 +65,8 @@ enum Command {
     },
     /// Build in release mode and write a Debian package
     Deb(deb::DebArgs),
+    /// Change the code in small ways and see whether the tests notice
+    Mutants(mutants::MutantsArgs),
     /// Run programs between us and other implementations
     #[command(disable_help_flag = true)]
     Interop(Passed),
@@ -104,6 +107,7 @@ fn main() -> ExitCode {
             .and_then(|context| install::bundle(&context, output.as_deref()).map(|()| true)),
         Command::Fuzz(args) => fuzz::command(&args),
         Command::Deb(args) => deb::command(&args),
+        Command::Mutants(args) => mutants::command(&args),
         Command::Interop(args) => args.run(steps::CONFORMANCE, &[]),
         Command::Kernel(args) => args.run(steps::CONFORMANCE, &["kernel"]),
         Command::Bench(args) => args.run(steps::BENCH, &["bench"]),

@@ -10,7 +10,11 @@ use xtask::outcome::Outcome;
 use xtask::packages;
 use xtask::process::{Log, cargo, program};
 
+<<<<<<< HEAD
 use crate::{compliance, deb, fuzz, licences, miri, no_std, package, targets, tidy};
+=======
+use crate::{compliance, deb, licences, miri, mutants, no_std, package, targets, tidy};
+>>>>>>> main
 
 /// A step of `cargo xtask test`.
 pub(crate) struct Step {
@@ -132,6 +136,12 @@ pub(crate) const STEPS: &[Step] = &[
         run: apps,
     },
     Step {
+        name: "hostile",
+        about: "a peer that breaks the rules, against servers that serve a good client",
+        limit: minutes(10),
+        run: hostile,
+    },
+    Step {
         name: "module",
         about: "programs of the distribution on the kernel module, in an emulated machine",
         limit: minutes(15),
@@ -149,6 +159,12 @@ pub(crate) const STEPS: &[Step] = &[
         about: "a short search, guided by coverage, for inputs that break something",
         limit: minutes(10),
         run: fuzz::step,
+    },
+    Step {
+        name: "mutants",
+        about: "tests notice small changes of the code, by a sample",
+        limit: minutes(10),
+        run: mutants::step,
     },
     Step {
         name: "instructions",
@@ -279,6 +295,10 @@ fn tshark(context: &Context, log: &mut Log) -> Result<Outcome> {
 
 fn apps(context: &Context, log: &mut Log) -> Result<Outcome> {
     log.run_program(program(&context.root, CONFORMANCE).args(["apps", "--step"]))
+}
+
+fn hostile(context: &Context, log: &mut Log) -> Result<Outcome> {
+    log.run_program(program(&context.root, CONFORMANCE).args(["hostile", "--quick"]))
 }
 
 fn module(context: &Context, log: &mut Log) -> Result<Outcome> {

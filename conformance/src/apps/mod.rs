@@ -353,8 +353,8 @@ fn summary(rows: &[Row], log: &mut Log) {
 }
 
 /// A directory that all users may read. It is removed when the value is dropped.
-struct TempDir {
-    path: PathBuf,
+pub(crate) struct TempDir {
+    pub(crate) path: PathBuf,
 }
 
 impl Drop for TempDir {
@@ -363,7 +363,7 @@ impl Drop for TempDir {
     }
 }
 
-fn tempdir() -> Result<TempDir> {
+pub(crate) fn tempdir() -> Result<TempDir> {
     use std::os::unix::fs::PermissionsExt as _;
     let path = std::env::temp_dir().join(format!("iwarp-apps-{}", std::process::id()));
     std::fs::create_dir(&path)?;

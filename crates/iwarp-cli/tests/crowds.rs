@@ -211,7 +211,7 @@ fn a_hello_alone_gives_no_right_to_measure() {
     let (_server, at) = kind.start();
     let hello = |at| {
         let mut stream = TcpStream::connect(at)?;
-        stream.write_all(b"{\"type\":\"hello\",\"protocol\":1,\"version\":\"0\"}\n")?;
+        stream.write_all(b"{\"type\":\"hello\",\"protocol\":2,\"version\":\"0\"}\n")?;
         Ok(stream)
     };
     let crowd = Crowd::gather(at, 40, Duration::from_millis(10), hello);

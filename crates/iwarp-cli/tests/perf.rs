@@ -128,7 +128,7 @@ fn serve_and_connect_measure_and_a_busy_server_refuses() {
     // The server gives the turn of a silent client to the next one, so this client keeps sending until it is dropped.
     let mut asking = busy.try_clone().unwrap();
     std::thread::spawn(move || {
-        let again = b"{\"type\":\"hello\",\"protocol\":1,\"version\":\"0\"}\n";
+        let again = b"{\"type\":\"hello\",\"protocol\":2,\"version\":\"0\"}\n";
         while asking.write_all(again).is_ok() && asking.read(&mut [0; 512]).is_ok_and(|n| n > 0) {
             std::thread::sleep(Duration::from_millis(100));
         }
@@ -154,7 +154,7 @@ fn line(mut stream: &std::net::TcpStream) -> String {
 /// A client that has asked for a link, and where it has to connect to.
 fn opening(addr: &str) -> (std::net::TcpStream, std::net::SocketAddr) {
     let mut stream = std::net::TcpStream::connect(addr).unwrap();
-    let hello = r#"{"type":"hello","protocol":1,"version":"0"}"#;
+    let hello = r#"{"type":"hello","protocol":2,"version":"0"}"#;
     let link = r#"{"wire":"tcp","crc":false,"markers":false,"poll":"event","qps":1,"depth":1,"max_size":4}"#;
     writeln!(
         stream,
@@ -219,7 +219,7 @@ fn server_survives_garbage() {
     ];
     let mut s = std::net::TcpStream::connect(&addr).unwrap();
     s.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-    s.write_all(b"{\"type\":\"hello\",\"protocol\":1,\"version\":\"0\"}\n")
+    s.write_all(b"{\"type\":\"hello\",\"protocol\":2,\"version\":\"0\"}\n")
         .unwrap();
     let mut lines = BufReader::new(s.try_clone().unwrap()).lines();
     lines.next().unwrap().unwrap();

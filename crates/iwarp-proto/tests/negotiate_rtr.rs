@@ -46,3 +46,20 @@ fn a_write_is_preferred_to_a_read_and_that_to_a_send() {
     assert_eq!(set(true, false, false), Some(Rtr::Send));
     assert_eq!(set(false, false, false), None);
 }
+
+/// A Read on offer as RTR message asks for a place for one, but never for more than the adapter can do.
+#[test]
+fn an_rtr_read_is_asked_for_only_by_those_who_can_read() {
+    for (ord, max_ord, asked) in [(0, 0, 0), (3, 0, 0), (0, 1, 1), (0, 8, 1), (3, 8, 3)] {
+        let params = LocalParams {
+            rtr_offer: RtrSet::only(Rtr::Read),
+            ord,
+            max_ord,
+            ..BASE
+        };
+        let initiator = Initiator::new(params, b"").unwrap();
+        let request = parse(initiator.request_octets());
+        let prefix = request.prefix().unwrap().unwrap();
+        assert_eq!(prefix.ord, asked, "ORD {ord} of {max_ord}");
+    }
+}

@@ -4,6 +4,8 @@ use iwarp_proto::ddp::{
     Header, HeaderError, QueueNumber, Stag, TaggedHeader, TaggedView, UntaggedHeader, UntaggedView,
     header_len,
 };
+use iwarp_proto::mpa::framing::{FpduOptions, MarkerClock, encode_fpdu};
+use iwarp_proto::mpa::pretty;
 use iwarp_proto::rdmap::{
     AtomicOp, AtomicRequest, AtomicResponse, Immediate, Opcode, ReadRequest, Terminate,
     TerminateCode,
@@ -291,6 +293,29 @@ fn exhaustive_control_octets() {
     }
 }
 
+/// The quick look at two octets agrees with the whole check of them, for every pair and every opcode, known or not.
+#[test]
+fn a_quick_look_finds_what_the_checks_allow() {
+    for control in 0..=u16::MAX {
+        let octets = control.to_be_bytes();
+        let parsed = Header::parse_opcode(&octets);
+        assert_eq!(
+            parsed.is_ok(),
+            Header::check_control(octets[0], octets[1]).is_ok()
+        );
+        for op in 0..=16 {
+            let found = Header::is_any_of(&octets, &[Opcode(op)]);
+            assert_eq!(found, parsed == Ok(Opcode(op)), "{control:04x} {op}");
+        }
+        let (sends, parsed) = (Header::is_any_of(&octets, &Opcode::SENDS), parsed.ok());
+        assert_eq!(sends, parsed.is_some_and(|op| Opcode::SENDS.contains(&op)));
+    }
+    for short in [&[][..], &[0x41]] {
+        assert!(!Header::is_any_of(short, &Opcode::SENDS));
+        assert_eq!(Header::parse_opcode(short), Err(HeaderError::TooShort));
+    }
+}
+
 #[test]
 fn views_show_what_values_refuse() {
     let octets = [0xff, 0xff, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0, 8, 0x77];
@@ -442,4 +467,32 @@ fn immediates() {
 #[test]
 fn terminate_max_len() {
     assert_eq!(Terminate::MAX_LEN, 52);
+}
+
+/// Prints one FPDU with this immediate value.
+fn printed(immediate: Immediate) -> String {
+    let opts = FpduOptions::default();
+    let header = Header::Untagged(UntaggedHeader {
+        opcode: Opcode::IMMEDIATE,
+        last: true,
+        msn: 1,
+        ..UntaggedHeader::default()
+    });
+    let mut ulpdu = [0; 26];
+    assert_eq!(header.emit(&mut ulpdu), 18);
+    ulpdu[18..].copy_from_slice(&immediate.octets());
+    let mut wire = [0; 64];
+    let len = encode_fpdu(&ulpdu, &opts, &mut MarkerClock::new(), &mut wire).unwrap();
+    pretty::Stream::new(&wire[..len], opts).to_string()
+}
+
+#[test]
+fn an_immediate_of_a_send_is_told_from_one_by_itself() {
+    let plain = printed(Immediate::plain(0x77));
+    assert!(
+        plain.contains(": 0x77") && !plain.contains("Send"),
+        "{plain}"
+    );
+    let before = printed(Immediate::before_send(0x77));
+    assert!(before.contains(": 0x77 before Send"), "{before}");
 }

@@ -327,6 +327,25 @@ mod tests {
     }
 
     #[test]
+    fn a_capacity_has_limits() {
+        let mut cq = CompletionQueue::new(2).unwrap();
+        // It is empty, so only the capacity itself can be wrong.
+        for capacity in [0, MAX_CQE + 1, u32::MAX] {
+            assert_eq!(cq.resize(capacity), Err(CqSizeError::Invalid));
+            assert!(matches!(
+                CompletionQueue::new(capacity),
+                Err(CqSizeError::Invalid)
+            ));
+        }
+        assert_eq!(cq.capacity(), 2);
+        assert_eq!(cq.resize(1), Ok(()));
+        assert_eq!((cq.capacity(), cq.len()), (1, 0));
+        let _ = cq.push(cqe(1));
+        assert_eq!(cq.resize(1), Ok(()));
+        assert_eq!(cq.len(), 1);
+    }
+
+    #[test]
     fn successes_that_wait_are_found_by_queue_pair() {
         let mut cq = CompletionQueue::new(4).unwrap();
         for (qp_num, status) in [(1, WcStatus::Flushed), (2, WcStatus::Success)] {

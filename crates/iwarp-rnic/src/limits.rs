@@ -1,5 +1,7 @@
 //! All maxima of the software RNIC, with the relations between them.
 
+use iwarp_proto::mpa::framing::fpdu_len_with_markers;
+
 /// Most work requests in one send, receive or shared receive queue.
 pub const MAX_QP_WR: u32 = 1 << 16;
 /// Most scatter/gather elements of one work request.
@@ -55,11 +57,33 @@ pub const WRITE_TAIL: u32 = 8;
 /// Longest untagged message that the RNIC itself consumes (Terminate with both headers is 52 octets).
 pub const CONTROL_MAX: usize = 64;
 
-/// Largest FPDU with markers: 65535 of ULPDU, framing, and a marker in every 512 octets.
-pub const MAX_FPDU: usize = 2 + 65535 + 3 + 4 + (65544 / 508 + 2) * 4;
+/// Largest FPDU: as much as its length field can say, with markers, of which one comes at once.
+pub const MAX_FPDU: usize = fpdu_len_with_markers(0, u16::MAX as usize);
 
 const _: () = assert!(RX_STAGING >= MAX_FPDU + RX_READ_MAX);
 const _: () = assert!(TX_SCRATCH >= 2 * MAX_FPDU);
 const _: () = assert!(TX_PLAN_PIECES <= 1024);
 const _: () = assert!(MAX_IRD < 0x3fff && MAX_ORD < 0x3fff);
 const _: () = assert!(WRITE_TAIL < RX_DIRECT_MIN);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_fpdu_is_longer() {
+        for next_marker_in in 0..=512 {
+            let longest = fpdu_len_with_markers(next_marker_in, 65535);
+            assert!(longest <= MAX_FPDU && longest + 4 >= MAX_FPDU);
+        }
+        // 2 of length, 65535 of ULPDU, 3 of padding, 4 of CRC, and a marker of 4 before every 508.
+        assert_eq!(MAX_FPDU, 65544 + 130 * 4);
+    }
+
+    #[test]
+    fn what_programs_are_told_does_not_change() {
+        let told = [MAX_QP_WR, MAX_INLINE, MAX_CQE, MAX_MR];
+        assert_eq!(told, [65536, 1024, 4_194_304, 1_048_576]);
+        assert_eq!(MAX_MESSAGE, 0x8000_0000);
+    }
+}

@@ -487,4 +487,33 @@ mod tests {
         }
         assert!(!srq.take(&mut taken).0);
     }
+
+    #[test]
+    fn a_shared_queue_has_limits() {
+        let invalid = Err(SrqError::Invalid);
+        let mut srq = SharedReceiveQueue::new(2, 3).unwrap();
+        assert_eq!((srq.capacity(), srq.max_sge()), (2, 3));
+        assert_eq!((srq.len(), srq.is_empty(), srq.limit()), (0, true, 0));
+        assert_eq!(srq.set_limit(3), invalid);
+        assert_eq!(srq.limit(), 0);
+        // It is empty and has no limit, so only the depth itself can be wrong.
+        assert_eq!(srq.resize(0), invalid);
+        assert_eq!(srq.resize(MAX_QP_WR + 1), invalid);
+        assert_eq!(srq.capacity(), 2);
+        assert_eq!(srq.resize(MAX_QP_WR), Ok(()));
+        assert_eq!(srq.capacity(), MAX_QP_WR);
+        for wr_id in 0..3 {
+            srq.post(&RecvWr { wr_id, sges: &[] }).unwrap();
+        }
+        assert_eq!((srq.len(), srq.is_empty()), (3, false));
+        assert_eq!(srq.resize(2), invalid);
+        assert_eq!(srq.resize(3), Ok(()));
+        assert_eq!((srq.capacity(), srq.len()), (3, 3));
+        assert!(srq.tags().is_none());
+        assert_eq!(srq.match_tags(0), invalid);
+        assert_eq!(srq.match_tags(MAX_TAGS + 1), invalid);
+        assert!(srq.tags().is_none());
+        assert_eq!(srq.match_tags(MAX_TAGS), Ok(()));
+        assert_eq!(srq.tags().unwrap().capacity(), MAX_TAGS);
+    }
 }

@@ -37,6 +37,7 @@
 
 pub use crate::raw::cm::ConnectionParameters;
 
+use crate::admission::{Admission, Networks};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::owned::QueuePair;
@@ -86,12 +87,16 @@ impl Listener {
     /// # Errors
     /// As [`bind`](Self::bind).
     pub fn bind_with_backlog(ctx: &Context, address: SocketAddr, backlog: u32) -> Result<Self> {
-        let channel = create_event_channel()?;
-        let id = CmId::create(&channel, Some(ctx));
-        id.bind(address)?;
-        id.listen(backlog)?;
-        let local = id.addresses().0.unwrap_or(address);
-        Ok(Self { id, channel, local })
+        Self::builder(ctx).backlog(backlog).bind(address)
+    }
+
+    /// Makes a listener with settings of its own.
+    pub fn builder(ctx: &Context) -> ListenerBuilder {
+        ListenerBuilder {
+            ctx: ctx.clone(),
+            backlog: 0,
+            admission: ctx.config().admission.clone(),
+        }
     }
 
     /// Returns the address it listens on, with the port that was picked.
@@ -119,6 +124,49 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         self.id.destroy();
+    }
+}
+
+/// A listener that is about to be made. Made by [`Listener::builder`].
+#[derive(Debug, Clone)]
+#[must_use = "it does nothing until `bind` is called"]
+pub struct ListenerBuilder {
+    ctx: Context,
+    backlog: u32,
+    admission: Admission,
+}
+
+impl ListenerBuilder {
+    /// Sets how many requests may wait for an answer; 0 means 128.
+    pub fn backlog(mut self, requests: u32) -> Self {
+        self.backlog = requests;
+        self
+    }
+
+    /// Sets which peers are let in.
+    pub fn peers(mut self, peers: Networks) -> Self {
+        self.admission.peers = peers;
+        self
+    }
+
+    /// Sets which peers are let in, and how many.
+    pub fn admission(mut self, admission: Admission) -> Self {
+        self.admission = admission;
+        self
+    }
+
+    /// Listens on an address; port 0 picks a free port.
+    ///
+    /// # Errors
+    /// As [`Listener::bind`].
+    pub fn bind(self, address: SocketAddr) -> Result<Listener> {
+        let channel = create_event_channel()?;
+        let id = CmId::create(&channel, Some(&self.ctx));
+        id.set_admission(self.admission);
+        id.bind(address)?;
+        id.listen(self.backlog)?;
+        let local = id.addresses().0.unwrap_or(address);
+        Ok(Listener { id, channel, local })
     }
 }
 

@@ -1,5 +1,6 @@
 //! Settings of a device, from code or from the environment.
 
+use crate::admission::{Admission, Networks};
 use crate::complain;
 use crate::fault;
 use std::cell::RefCell;
@@ -140,6 +141,8 @@ pub struct Config {
     pub stats: bool,
     /// For programs on the C libraries: what they take the device for (`IWARP_AS=rnic|roce`; default rnic). See [`Face`].
     pub face: Face,
+    /// What the listeners of the device let in (`IWARP_ALLOW`, `IWARP_HALF_OPEN`, `IWARP_HALF_OPEN_PER_ADDRESS`, `IWARP_CONNECTIONS`).
+    pub admission: Admission,
     /// Injects faults, to test what a program does about them (`IWARP_FAULT`; default none). See [`fault`](crate::fault).
     pub fault: Option<fault::Spec>,
 }
@@ -169,6 +172,7 @@ impl Default for Config {
             placed: false,
             stats: false,
             face: Face::Rnic,
+            admission: Admission::default(),
             fault: None,
         }
     }
@@ -249,6 +253,7 @@ impl Config {
         if let Some(n) = vars.within("IWARP_PROGRESS_THREADS", 1..=Self::PROGRESS_THREADS_MAX) {
             c.progress_threads = n as u16;
         }
+        vars.admission(&mut c.admission);
         c.capture = vars.path("IWARP_CAPTURE").map(PathBuf::from);
         c.capture_bytes = vars.number("IWARP_CAPTURE_BYTES");
         c.face = vars.face("IWARP_AS", c.face);
@@ -269,6 +274,9 @@ struct Variables<'a> {
 }
 
 impl Variables<'_> {
+    /// More connections in start-up than a process can have ports.
+    const HALF_OPEN_MAX: u64 = 65_536;
+
     fn complain(&self, text: String) {
         self.complaints.borrow_mut().push(text);
     }
@@ -316,6 +324,32 @@ impl Variables<'_> {
             ));
         }
         Some(used)
+    }
+
+    fn admission(&self, admission: &mut Admission) {
+        if let Some(list) = self.text("IWARP_ALLOW") {
+            // Who wanted to keep peers out must not let all of them in by a slip of the pen.
+            admission.peers = list.parse().unwrap_or_else(|e| {
+                self.complain(format!("IWARP_ALLOW={list}: no peer is let in: {e}"));
+                Networks::NONE
+            });
+        }
+        let most = Self::HALF_OPEN_MAX;
+        for (name, limit, most) in [
+            ("IWARP_HALF_OPEN", &mut admission.half_open, most),
+            (
+                "IWARP_HALF_OPEN_PER_ADDRESS",
+                &mut admission.half_open_per_address,
+                most,
+            ),
+            (
+                "IWARP_CONNECTIONS",
+                &mut admission.connections,
+                u64::from(u32::MAX),
+            ),
+        ] {
+            *limit = self.within(name, 1..=most).map_or(*limit, |n| n as u32);
+        }
     }
 
     fn alignment(&self, name: &str, default: Alignment) -> Alignment {
@@ -393,6 +427,10 @@ mod tests {
             ("IWARP_ANSWER_TIMEOUT_MS", "3"),
             ("IWARP_LINGER_MS", "4"),
             ("IWARP_AS", "roce"),
+            ("IWARP_ALLOW", "10.0.0.0/8,::1"),
+            ("IWARP_HALF_OPEN", "5"),
+            ("IWARP_HALF_OPEN_PER_ADDRESS", "6"),
+            ("IWARP_CONNECTIONS", "7"),
         ]);
         let want = Config {
             crc: false,
@@ -410,6 +448,12 @@ mod tests {
             answer_timeout: Duration::from_millis(3),
             linger: Duration::from_millis(4),
             face: Face::Roce,
+            admission: Admission {
+                peers: "10.0.0.0/8,::1".parse().unwrap(),
+                half_open: 5,
+                half_open_per_address: 6,
+                connections: 7,
+            },
             ..Config::default()
         };
         assert_eq!((c, complaints), (want, vec![]));
@@ -440,6 +484,9 @@ mod tests {
             ("IWARP_PORT_MAPPER", "99999"),
             ("IWARP_MSS", "x"),
             ("IWARP_AS", "ib"),
+            ("IWARP_HALF_OPEN", "x"),
+            ("IWARP_HALF_OPEN_PER_ADDRESS", "1k"),
+            ("IWARP_CONNECTIONS", "-1"),
         ] {
             let (c, complaints) = lookup(&[(name, value)]);
             assert_eq!(c, Config::default(), "{name}={value}");
@@ -450,17 +497,32 @@ mod tests {
         }
     }
 
+    /// A list that cannot be read must not let everybody in.
+    #[test]
+    fn a_list_of_peers_with_a_mistake_lets_nobody_in() {
+        for value in ["10.0.0.0/8,10.1.2.3/8", "everybody", "10.0.0.0/8,"] {
+            let (c, complaints) = lookup(&[("IWARP_ALLOW", value)]);
+            assert_eq!(c.admission.peers, Networks::NONE, "{value}");
+            assert!(
+                complaints[0].contains("no peer is let in"),
+                "{complaints:?}"
+            );
+        }
+    }
+
     #[test]
     fn what_is_out_of_range_is_cut_and_named() {
         let (c, complaints) = lookup(&[
             ("IWARP_BUSY_POLL_US", "7000"),
             ("IWARP_MSS", "1"),
             ("IWARP_PEER_TIMEOUT_S", "99999"),
+            ("IWARP_CONNECTIONS", "0"),
         ]);
         assert_eq!(c.peer_timeout, Some(Duration::from_secs(32_767)));
         assert_eq!(c.busy_poll, Duration::from_millis(1));
         assert_eq!(c.mss, Some(128));
-        assert_eq!(complaints.len(), 3, "{complaints:?}");
+        assert_eq!(c.admission.connections, 1);
+        assert_eq!(complaints.len(), 4, "{complaints:?}");
         assert!(
             complaints.contains(&"IWARP_BUSY_POLL_US=7000: from 0 to 1000; it is 1000".to_owned())
         );

@@ -77,6 +77,7 @@
 //! [`Config::from_env`] reads the same `IWARP_*` variables as the C libraries do.
 #![deny(unsafe_op_in_unsafe_fn)]
 
+mod admission;
 mod capture;
 #[cfg(not(loom))]
 #[doc(hidden)]
@@ -118,6 +119,7 @@ pub mod tokio;
 #[cfg(not(loom))]
 pub mod verbs;
 
+pub use admission::{Admission, Networks, NetworksError};
 /// Plain data: what a [`Region`] has as elements. Numbers and arrays of them are; a structure can be, by the crate's traits.
 pub use bytemuck;
 pub use capture::{Recorder, RecorderLimits};

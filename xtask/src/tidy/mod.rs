@@ -1,5 +1,6 @@
 //! The step `tidy`: checks rules of this project that rustc and clippy do not know.
 
+mod attacks;
 mod code;
 mod markdown;
 mod messages;
@@ -45,6 +46,7 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
     let mut findings = Vec::new();
     let mut variables = options::Variables::default();
     let mut sources = messages::Sources::default();
+    let mut shown = attacks::Shown::default();
     let mut count = 0;
     for file in files::listed(root)? {
         let foreign = FOREIGN.iter().any(|start| file.starts_with(start));
@@ -58,6 +60,7 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
             findings.extend(rules::rust(&file, &text, &modules));
             variables.add(&file, &text);
             sources.add(&text);
+            shown.add(&file, &text);
         }
         if file.ends_with(".md") {
             findings.extend(markdown::links(root, &file, &text));
@@ -65,6 +68,7 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
     }
     let readme = files::read(root, "README.md")?;
     findings.extend(variables.compare(&files::read(root, options::FILE)?));
+    findings.extend(shown.compare(&files::read(root, attacks::FILE)?));
     findings.extend(sources.compare(&files::read(root, messages::FILE)?));
     findings.extend(markdown::readme(&readme, &files::read(root, "Cargo.toml")?));
 

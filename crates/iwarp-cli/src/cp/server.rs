@@ -22,7 +22,8 @@ pub(super) fn run(args: &CpArgs, dir: &Path, port: u16) -> Result<()> {
     let terms = args.terms()?;
     let root = Root::open(dir)?;
     let bind = args.serve.addresses();
-    let (ctx, listener) = service::listen(&bind, port, &super::config(args))?;
+    let (ctx, listener) =
+        service::listen(&bind, port, &args.serve.limits.apply(super::config(args)))?;
     let gate = service::gate(&args.serve.limits);
     let budget = Budget::new(args.serve.memory());
     // Print this with --quiet, too: the user needs the address, above all with port 0.

@@ -12,11 +12,11 @@ use rustix::net::{SendFlags, send};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
-use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs as _};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream, ToSocketAddrs as _};
 use std::time::Duration;
 
 /// Version of the protocol. It changes with every incompatible change of the messages or of the measurements.
-pub(crate) const PROTOCOL: u32 = 1;
+pub(crate) const PROTOCOL: u32 = 2;
 /// Port of `iwarp perf serve` without `--port`.
 pub(crate) const DEFAULT_PORT: u16 = 7175;
 /// Longest line, in octets.
@@ -82,12 +82,22 @@ pub(crate) enum Reply {
     /// Says that the server has prepared the measurement and has begun its side.
     Ready {},
     /// Says that the server's side has ended.
-    Done {},
+    Done {
+        /// Processor time that the server's process took for it, in microseconds.
+        cpu_us: f64,
+    },
     /// Says that the request failed.
     Error {
         /// The reason, for a person.
         message: String,
     },
+}
+
+impl Reply {
+    /// Returns `true` if it is [`Done`](Self::Done).
+    pub(crate) const fn is_done(&self) -> bool {
+        matches!(self, Self::Done { .. })
+    }
 }
 
 /// One end of a control connection.
@@ -198,6 +208,12 @@ impl Control {
         let mut local = local.context("control connection")?;
         local.set_port(0);
         Ok(local)
+    }
+
+    /// Returns the address of the other end.
+    pub(crate) fn there(&self) -> Result<IpAddr> {
+        let peer = self.lines.get_ref().peer_addr();
+        Ok(peer.context("control connection")?.ip())
     }
 
     /// Sends one message.
@@ -340,7 +356,7 @@ mod tests {
             let mut hello = String::new();
             BufReader::new(&s).read_line(&mut hello).unwrap();
             assert!(
-                hello.contains("\"type\":\"hello\"") && hello.contains("\"protocol\":1"),
+                hello.contains("\"type\":\"hello\"") && hello.contains("\"protocol\":2"),
                 "{hello}"
             );
             s.write_all(text).unwrap();

@@ -1,5 +1,6 @@
 //! Facts about a machine that belong beside its figures.
 
+use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -49,6 +50,12 @@ impl HostInfo {
             iwarp: env!("CARGO_PKG_VERSION").to_owned(),
         }
     }
+}
+
+/// Returns the processor time that this process has used so far, in microseconds.
+pub(crate) fn cpu_us() -> f64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.tv_sec as f64 * 1e6 + time.tv_nsec as f64 / 1e3
 }
 
 fn line(path: &str) -> Option<String> {

@@ -1,6 +1,7 @@
 //! `iwarp perf`: latency, bandwidth and message rate beside plain TCP measured in the same run.
 
 mod args;
+mod beside;
 mod control;
 mod host;
 mod local;
@@ -27,6 +28,9 @@ use report::{Others, Report};
 use std::fs::File;
 use std::io::Write as _;
 use std::path::Path;
+
+/// How often each operation is measured beside a program that computes.
+const BESIDE_ROUNDS: u32 = 3;
 
 /// Runs `iwarp perf`.
 pub(crate) fn run(args: PerfArgs) -> Result<()> {
@@ -57,19 +61,21 @@ fn run_local(m: &MeasureArgs) -> Result<()> {
         pin::pin_to(cpu);
     }
     let (control, _) = Control::connect(peer.addr)?;
-    let runner = run::Runner::begin(&plan, control)?;
+    let mut runner = run::Runner::begin(&plan, control)?;
     let watch = Watching::start(cpus, Some(peer.id()));
     let samples = runner.run(&plan, false)?;
     let others = watch.others();
-    drop(peer);
-    outputs.write(&Report::new(&plan, &samples, host, None, others))
+    let mine = cpus.map_or_else(load::allowed_cpus, |(a, b)| vec![a, b]);
+    let beside = beside::measure(&mut runner, &plan, &mine, BESIDE_ROUNDS)?;
+    drop((runner, peer));
+    outputs.write(&Report::new(&plan, &samples, host, None, others).with_beside(beside))
 }
 
 fn run_remote(c: &ConnectArgs) -> Result<()> {
     let plan = Plan::new(&c.measure)?;
     let outputs = Outputs::open(&c.measure)?;
     let addresses = control::resolve(&c.addr, DEFAULT_PORT)?;
-    let (runner, peer) = patience::ask(|| {
+    let (mut runner, peer) = patience::ask(|| {
         patience::first_that_answers(&addresses, |address| {
             let (control, peer) = Control::connect(address)?;
             Ok((run::Runner::begin(&plan, control)?, peer))

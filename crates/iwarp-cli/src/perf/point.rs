@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use iwarp::raw::looked_in_vain;
 use iwarp_figures::Latencies;
 use serde::{Deserialize, Serialize};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 /// Largest message that a peer may ask for, in octets.
@@ -29,6 +29,9 @@ pub(crate) const STALL: Duration = Duration::from_secs(10);
 pub(crate) enum Op {
     /// Plain TCP only, the baseline of all ratios
     Tcp,
+    /// Plain TCP that polls for as long as the library does before it sleeps.
+    #[value(skip)]
+    TcpPolls,
     /// RDMA Send into posted receives
     Send,
     /// RDMA Write
@@ -41,10 +44,16 @@ pub(crate) enum Op {
 }
 
 impl Op {
+    /// Returns `true` for plain TCP, however it waits.
+    pub(crate) const fn is_tcp(self) -> bool {
+        matches!(self, Self::Tcp | Self::TcpPolls)
+    }
+
     /// The name in tables and JSON.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
+            Self::TcpPolls => "tcp, polls",
             Self::Send => "send",
             Self::Write => "write",
             Self::Read => "read",
@@ -152,7 +161,7 @@ pub(crate) fn memory_of(l: &Link) -> u64 {
 /// Names the first value that does not fit.
 pub(crate) fn check_point(p: &Point, l: &Link) -> Result<()> {
     in_range("size", p.size, l.max_size)?;
-    if (p.op == Op::Tcp) != (l.wire == Wire::Tcp) {
+    if p.op.is_tcp() != (l.wire == Wire::Tcp) {
         return Err(Error::failed(format!(
             "operation {} cannot run on this connection",
             p.op.name()
@@ -184,11 +193,11 @@ pub(crate) enum Role {
 
 /// A wire that can be listened on and connected to.
 pub(crate) trait Transport {
-    /// Server: starts listening on `ip` for exactly the connections of `link`.
+    /// Server: starts listening on `at` for exactly the connections of `link`, which come from the address `from`. Over TCP they say who they are.
     ///
     /// # Errors
     /// When the address cannot be bound or the link cannot be offered.
-    fn listen(&self, link: &Link, at: SocketAddr) -> Result<Box<dyn Pending>>;
+    fn listen(&self, link: &Link, at: SocketAddr, from: IpAddr) -> Result<Box<dyn Pending>>;
 
     /// Client: connects to where the peer's `listen` said it listens. Bounded by [`STALL`].
     ///

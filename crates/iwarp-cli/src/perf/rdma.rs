@@ -15,7 +15,7 @@ use iwarp::{
     RemoteMemory, SendOp, SendWr, Sge, WcOpcode, WcStatus,
 };
 use iwarp_figures::Latencies;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 /// Work requests per posting call: as many as a program would collect.
@@ -357,7 +357,7 @@ impl RdmaSession {
                     Op::Write => SendWr::write(0, to, rkey, sge),
                     Op::Read => SendWr::read(0, to, rkey, sge),
                     Op::FetchAdd => SendWr::fetch_add(0, to, rkey, 1, sge),
-                    Op::Send | Op::Tcp => SendWr::send(0, sge),
+                    Op::Send | Op::Tcp | Op::TcpPolls => SendWr::send(0, sge),
                 };
             }
             // The completion of the last request stands for the whole list.
@@ -509,7 +509,7 @@ impl Pending for Listening {
 }
 
 impl Transport for Rdma {
-    fn listen(&self, link: &Link, at: SocketAddr) -> Result<Box<dyn Pending>> {
+    fn listen(&self, link: &Link, at: SocketAddr, from: IpAddr) -> Result<Box<dyn Pending>> {
         let ip = at.ip();
         let device = if ip.is_unspecified() {
             Device::list()
@@ -522,7 +522,11 @@ impl Transport for Rdma {
         let device =
             device.ok_or_else(|| Error::failed(format!("no device has the address {ip}")))?;
         let base = Base::new(link, &device)?;
-        let listener = Listener::bind(&base.ctx, at).map_err(failed("listening"))?;
+        // A stranger who came first would make the measurement fail.
+        let listener = Listener::builder(&base.ctx)
+            .peers(from.into())
+            .bind(at)
+            .map_err(failed("listening"))?;
         Ok(Box::new(Listening { base, listener }))
     }
 
@@ -545,5 +549,39 @@ impl Transport for Rdma {
             session.add(connection, memory, &peer)?;
         }
         Ok(Box::new(session))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::point::{Poll, Wire};
+    use super::*;
+    use std::io::{ErrorKind, Read as _, Write as _};
+    use std::net::{Ipv4Addr, TcpStream};
+
+    /// Such a stranger made the measurement of the client fail.
+    #[test]
+    fn a_stranger_of_another_address_does_not_take_the_clients_place() {
+        let link = Link {
+            wire: Wire::Rdma,
+            crc: true,
+            markers: false,
+            poll: Poll::Event,
+            qps: 1,
+            depth: 1,
+            max_size: 64,
+        };
+        let here = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let client = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 9));
+        let pending = Rdma.listen(&link, here, client).unwrap();
+        let mut stranger = TcpStream::connect((Ipv4Addr::LOCALHOST, pending.port())).unwrap();
+        // It may be reset before or after this.
+        let _ = stranger.write_all(b"MPA ID Req Frame\x40\x01\x00\x00");
+        stranger.set_read_timeout(Some(STALL)).unwrap();
+        let end = stranger.read(&mut [0]).map_err(|e| e.kind());
+        assert!(
+            matches!(end, Ok(0) | Err(ErrorKind::ConnectionReset)),
+            "{end:?}"
+        );
     }
 }

@@ -3,13 +3,13 @@
 use super::control::{Control, Reply, Request};
 use super::plan::{Governor, Limit, Plan};
 use super::point::{Link, Metric, Point, Role, Session};
-use super::transport;
+use super::{host, transport};
 use crate::error::{Context as _, Error, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 use iwarp_figures::Latencies;
 use std::collections::HashMap;
 use std::io::IsTerminal as _;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// What one measurement gave.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -20,6 +20,8 @@ pub(crate) enum Value {
         p50: f64,
         /// 99th percentile.
         p99: f64,
+        /// Processor time of both ends for each half, in microseconds.
+        cpu: f64,
     },
     /// A rate.
     Bandwidth {
@@ -27,6 +29,8 @@ pub(crate) enum Value {
         bytes_per_s: f64,
         /// Messages per second.
         msgs_per_s: f64,
+        /// Processor time of both ends for each message, in microseconds.
+        cpu: f64,
     },
 }
 
@@ -39,6 +43,15 @@ pub(crate) struct Sample {
     pub(crate) point: Point,
     /// The outcome.
     pub(crate) value: Value,
+}
+
+/// What one run of both ends took.
+#[derive(Debug, Clone, Copy)]
+struct Took {
+    /// Seconds, by this end's clock.
+    seconds: f64,
+    /// Processor time of both ends, in microseconds.
+    cpu_us: f64,
 }
 
 /// More operations than this in one measurement are not asked for unless `--iters` says so.
@@ -93,7 +106,7 @@ impl Runner {
     ///
     /// # Errors
     /// The first failure of either end.
-    pub(crate) fn run(mut self, plan: &Plan, quiet: bool) -> Result<Vec<Sample>> {
+    pub(crate) fn run(&mut self, plan: &Plan, quiet: bool) -> Result<Vec<Sample>> {
         let bar = if !quiet && std::io::stderr().is_terminal() {
             ProgressBar::new(plan.slots())
         } else {
@@ -130,7 +143,10 @@ impl Runner {
     }
 
     /// Measures one point within `limit`: a short run to warm up and to learn the pace, then the real one.
-    fn measure(&mut self, plan: &Plan, point: &Point, limit: Limit) -> Result<Value> {
+    ///
+    /// # Errors
+    /// The first failure of either end.
+    pub(crate) fn measure(&mut self, plan: &Plan, point: &Point, limit: Limit) -> Result<Value> {
         let slot = match limit {
             Limit::Iters(n) => {
                 self.execute(plan, point, (n / 10).clamp(1, 1000))?;
@@ -141,7 +157,7 @@ impl Runner {
         let mut pace = match self.pace.get(point) {
             Some(&pace) => {
                 let n = iterations(slot * 0.1 / pace);
-                self.execute(plan, point, n)?.as_secs_f64() / n as f64
+                self.execute(plan, point, n)?.seconds / n as f64
             }
             None => self.find_pace(plan, point, slot * 0.1)?,
         };
@@ -154,7 +170,7 @@ impl Runner {
     fn find_pace(&mut self, plan: &Plan, point: &Point, target: f64) -> Result<f64> {
         let mut n = u64::from(plan.qps) * 2;
         loop {
-            let t = self.execute(plan, point, n)?.as_secs_f64();
+            let t = self.execute(plan, point, n)?.seconds;
             if t >= target / 2.0 || n as f64 >= MAX_ITERS {
                 return Ok(t / n as f64);
             }
@@ -165,7 +181,9 @@ impl Runner {
     }
 
     fn sample(&mut self, plan: &Plan, point: &Point, iters: u64) -> Result<Value> {
-        let t = self.execute(plan, point, iters)?.as_secs_f64().max(1e-9);
+        let took = self.execute(plan, point, iters)?;
+        let t = took.seconds.max(1e-9);
+        let cpu = took.cpu_us / iters as f64;
         self.pace.insert(*point, t / iters as f64);
         match point.metric {
             Metric::Latency => {
@@ -173,7 +191,8 @@ impl Runner {
                 match (half(0.5), half(0.99)) {
                     // A transport that loses round trips would seem faster.
                     (Some(p50), Some(p99)) if self.hist.count() == iters => {
-                        Ok(Value::Latency { p50, p99 })
+                        let cpu = cpu / 2.0;
+                        Ok(Value::Latency { p50, p99, cpu })
                     }
                     _ => Err(Error::failed(format!(
                         "{} of {iters} round trips were measured",
@@ -186,13 +205,14 @@ impl Runner {
                 Ok(Value::Bandwidth {
                     bytes_per_s: msgs_per_s * point.size as f64,
                     msgs_per_s,
+                    cpu,
                 })
             }
         }
     }
 
-    /// One run of both ends; the time it took at this end.
-    fn execute(&mut self, plan: &Plan, point: &Point, iters: u64) -> Result<Duration> {
+    /// One run of both ends.
+    fn execute(&mut self, plan: &Plan, point: &Point, iters: u64) -> Result<Took> {
         let link = self.link_of(plan, point)?;
         let Some((id, session)) = self.links.get_mut(&link) else {
             return Err(Error::failed("link vanished"));
@@ -205,6 +225,7 @@ impl Runner {
         })?;
         self.control.expect("ready", |r| *r == Reply::Ready {})?;
         self.hist.clear();
+        let before = host::cpu_us();
         let t0 = Instant::now();
         let outcome = match point.metric {
             Metric::Latency => session
@@ -214,13 +235,19 @@ impl Runner {
         };
         match outcome {
             Ok(took) => {
-                self.control.expect("done", |r| *r == Reply::Done {})?;
-                Ok(took)
+                let mine = host::cpu_us() - before;
+                match self.control.expect("done", Reply::is_done)? {
+                    Reply::Done { cpu_us } => Ok(Took {
+                        seconds: took.as_secs_f64(),
+                        cpu_us: mine + cpu_us,
+                    }),
+                    _ => Err(Error::failed("no figures")),
+                }
             }
             Err(mine) => {
                 // The other end often knows the cause better, because its data connection ends with this session.
                 self.links.remove(&link);
-                match self.control.expect("done", |r| *r == Reply::Done {}) {
+                match self.control.expect("done", Reply::is_done) {
                     Err(theirs) => Err(Error::failed(format!("{mine}; {theirs}"))),
                     Ok(_) => Err(mine),
                 }

@@ -6,9 +6,10 @@ use super::control::{
 };
 use super::host::HostInfo;
 use super::point::{Link, Metric, Point, Role, Session, check_link, check_point, memory_of};
-use super::{local, pin, transport};
+use super::{host, local, pin, transport};
 use crate::error::{Context as _, Error, Result};
 use crate::service::{self, Budget, Gate, Guest, Share};
+use iwarp::Config;
 use iwarp_figures::Latencies;
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -50,6 +51,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     }
 
     let gate = service::gate(&args.limits);
+    let peers = args.limits.apply(Config::from_env()).admission.peers;
     // Both ends of a local run belong to the same user.
     let budget = Budget::new(if args.child { u64::MAX } else { args.memory });
     let turns = Turns::default();
@@ -64,6 +66,10 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
                     continue;
                 }
             };
+            if !peers.contains(from.ip()) {
+                tracing::info!(%from, "a client that is not let in");
+                continue;
+            }
             let guest = match admit(&gate, &stream, from) {
                 Ok(guest) => guest,
                 Err(e) => {
@@ -310,7 +316,7 @@ fn open(
         ));
     }
     let share = budget.take(memory_of(&link) as usize)?;
-    let pending = transport(link.wire).listen(&link, c.here()?)?;
+    let pending = transport(link.wire).listen(&link, c.here()?, c.there()?)?;
     c.say(&Reply::Listening {
         port: pending.port(),
     })?;
@@ -338,9 +344,12 @@ fn measure(
     check_point(point, &o.link)?;
     o.session.prepare(Role::Server, point, iters)?;
     c.say(&Reply::Ready {})?;
+    let before = host::cpu_us();
     match point.metric {
         Metric::Latency => o.session.latency(Role::Server, point, iters, hist)?,
         Metric::Bandwidth => drop(o.session.bandwidth(Role::Server, point, iters)?),
     }
-    c.say(&Reply::Done {})
+    c.say(&Reply::Done {
+        cpu_us: host::cpu_us() - before,
+    })
 }

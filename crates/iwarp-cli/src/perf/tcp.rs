@@ -4,14 +4,14 @@
 //! of whole messages, either sleeping in `recv` or spinning on a non-blocking one.
 
 use super::point::{
-    Link, Pending, Point, Poll, Role, STALL, Session, SpinGuard, Transport, stalled,
+    Link, Op, Pending, Point, Poll, Role, STALL, Session, SpinGuard, Transport, stalled,
 };
 use crate::error::{Context as _, Error, Result};
 use iwarp_figures::Latencies;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 /// What one `recv` asks for.
@@ -29,15 +29,28 @@ struct Waiting {
     link: Link,
 }
 
+/// How one end waits for octets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wait {
+    /// Sleeps in the kernel.
+    Sleep,
+    /// Polls for so long, then sleeps.
+    Window(Duration),
+    /// Polls.
+    Spin,
+}
+
 #[derive(Debug)]
 struct Connected {
     streams: Vec<TcpStream>,
+    /// How long the library would poll before it sleeps.
+    window: Duration,
     /// One buffer per stream; each large enough for a message and for a `recv`.
     bufs: Vec<Vec<u8>>,
 }
 
 impl Transport for Tcp {
-    fn listen(&self, link: &Link, at: SocketAddr) -> Result<Box<dyn Pending>> {
+    fn listen(&self, link: &Link, at: SocketAddr, _: IpAddr) -> Result<Box<dyn Pending>> {
         let listener = TcpListener::bind(at).context(format_args!("cannot listen on {at}"))?;
         listener
             .set_nonblocking(true)
@@ -155,7 +168,11 @@ impl Connected {
             .context("message size")?
             .max(RECV);
         let bufs = streams.iter().map(|_| buffer(len)).collect::<Result<_>>()?;
-        Ok(Self { streams, bufs })
+        Ok(Self {
+            streams,
+            window: iwarp::Config::from_env().busy_poll,
+            bufs,
+        })
     }
 }
 
@@ -184,13 +201,17 @@ impl Session for Connected {
         ) else {
             return Err(Error::failed("message larger than announced"));
         };
-        let spin = point.poll == Poll::Spin;
+        let wait = match (point.op, point.poll) {
+            (Op::TcpPolls, _) => Wait::Window(self.window),
+            (_, Poll::Spin) => Wait::Spin,
+            (_, Poll::Event) => Wait::Sleep,
+        };
         match role {
             Role::Client => {
                 let mut t0 = Instant::now();
                 for _ in 0..iters {
-                    send_all(s, buf, spin)?;
-                    recv_all(s, buf, spin)?;
+                    send_all(s, buf, wait)?;
+                    recv_all(s, buf, wait)?;
                     let t1 = Instant::now();
                     hist.record(t1 - t0);
                     t0 = t1;
@@ -198,8 +219,8 @@ impl Session for Connected {
             }
             Role::Server => {
                 for _ in 0..iters {
-                    recv_all(s, buf, spin)?;
-                    send_all(s, buf, spin)?;
+                    recv_all(s, buf, wait)?;
+                    send_all(s, buf, wait)?;
                 }
             }
         }
@@ -239,7 +260,7 @@ fn blast(mut s: &TcpStream, buf: &[u8], size: u64, messages: u64) -> Result<()> 
         .get(..size as usize)
         .ok_or_else(|| Error::failed("message larger than announced"))?;
     for _ in 0..messages {
-        send_all(s, message, false)?;
+        send_all(s, message, Wait::Sleep)?;
     }
     let mut ack = [0; 1];
     s.read_exact(&mut ack).map_err(broken)
@@ -249,13 +270,14 @@ fn sink(mut s: &TcpStream, buf: &mut [u8], size: u64, messages: u64) -> Result<(
     let mut left = size.saturating_mul(messages);
     while left > 0 {
         let want = left.min(RECV as u64) as usize;
-        let n = recv_some(s, &mut buf[..want], false, &mut SpinGuard::new())?;
+        let n = recv_some(s, &mut buf[..want], Wait::Sleep, &mut SpinGuard::new())?;
         left -= n as u64;
     }
     s.write_all(&[1]).map_err(broken)
 }
 
-fn send_all(s: &TcpStream, mut data: &[u8], spin: bool) -> Result<()> {
+fn send_all(s: &TcpStream, mut data: &[u8], wait: Wait) -> Result<()> {
+    let spin = wait == Wait::Spin;
     let flags = if spin {
         SendFlags::NOSIGNAL | SendFlags::DONTWAIT
     } else {
@@ -273,22 +295,27 @@ fn send_all(s: &TcpStream, mut data: &[u8], spin: bool) -> Result<()> {
     Ok(())
 }
 
-fn recv_all(s: &TcpStream, buf: &mut [u8], spin: bool) -> Result<()> {
+fn recv_all(s: &TcpStream, buf: &mut [u8], wait: Wait) -> Result<()> {
     let mut got = 0;
     let mut guard = SpinGuard::new();
     while let Some(rest) = buf.get_mut(got..).filter(|r| !r.is_empty()) {
-        got += recv_some(s, rest, spin, &mut guard)?;
+        got += recv_some(s, rest, wait, &mut guard)?;
     }
     Ok(())
 }
 
-fn recv_some(s: &TcpStream, buf: &mut [u8], spin: bool, guard: &mut SpinGuard) -> Result<usize> {
-    let flags = if spin {
-        RecvFlags::DONTWAIT
-    } else {
-        RecvFlags::empty()
+fn recv_some(s: &TcpStream, buf: &mut [u8], wait: Wait, guard: &mut SpinGuard) -> Result<usize> {
+    let end = match wait {
+        Wait::Sleep => None,
+        Wait::Window(window) => Some(Instant::now() + window),
+        Wait::Spin => Some(Instant::now() + 2 * STALL),
     };
+    let mut polls = end.is_some();
     loop {
+        let flags = match polls {
+            true => RecvFlags::DONTWAIT,
+            false => RecvFlags::empty(),
+        };
         match rustix::net::recv(s, &mut *buf, flags) {
             Ok((0, _)) => {
                 return Err(Error::failed(
@@ -299,7 +326,10 @@ fn recv_some(s: &TcpStream, buf: &mut [u8], spin: bool, guard: &mut SpinGuard) -
                 guard.reset();
                 return Ok(n);
             }
-            Err(Errno::AGAIN) if spin => guard.turn_of_its_own()?,
+            Err(Errno::AGAIN) if polls => {
+                guard.turn_of_its_own()?;
+                polls = wait == Wait::Spin || end.is_some_and(|end| Instant::now() < end);
+            }
             Err(Errno::INTR) => {}
             Err(e) => return Err(broken(e.into())),
         }
@@ -315,12 +345,16 @@ fn broken(e: std::io::Error) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use super::super::point::{Metric, Op, Wire};
+    use super::super::point::{Metric, Wire};
     use super::*;
     use std::net::Ipv4Addr;
 
+    const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
     fn pair(link: &Link) -> (Box<dyn Session>, impl FnOnce() -> Box<dyn Session> + use<>) {
-        let pending = Tcp.listen(link, (Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let pending = Tcp
+            .listen(link, (Ipv4Addr::LOCALHOST, 0).into(), LOCAL)
+            .unwrap();
         let to = (Ipv4Addr::LOCALHOST, pending.port()).into();
         (Tcp.connect(link, to).unwrap(), move || {
             pending.accept().unwrap()
@@ -350,7 +384,9 @@ mod tests {
     #[test]
     fn strangers_do_not_get_in_between() {
         let l = link(2, 64);
-        let pending = Tcp.listen(&l, (Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let pending = Tcp
+            .listen(&l, (Ipv4Addr::LOCALHOST, 0).into(), LOCAL)
+            .unwrap();
         let to: SocketAddr = (Ipv4Addr::LOCALHOST, pending.port()).into();
         let silent: Vec<_> = (0..3).map(|_| TcpStream::connect(to).unwrap()).collect();
         let mut wrong = TcpStream::connect(to).unwrap();

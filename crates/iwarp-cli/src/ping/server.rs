@@ -16,7 +16,8 @@ pub(super) fn run(args: &PingArgs) -> Result<()> {
     let bind = args
         .bind
         .map_or_else(|| service::EVERYWHERE.to_vec(), |ip| vec![ip]);
-    let (ctx, listener) = service::listen(&bind, args.port, &Config::from_env())?;
+    let config = args.limits.apply(Config::from_env());
+    let (ctx, listener) = service::listen(&bind, args.port, &config)?;
     let gate = service::gate(&args.limits);
     out::line(format_args!(
         "iwarp ping: listening on {}",

@@ -15,7 +15,7 @@ use crate::error::{Context as _, Error, Result};
 use crate::units;
 use clap::{Args, ValueEnum};
 use fault::Asked;
-use iwarp::{Config, Device, Face};
+use iwarp::{Config, Device, Face, Networks};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -74,6 +74,9 @@ pub(crate) struct Settings {
     /// Print counters to stderr when a process ends
     #[arg(long)]
     stats: bool,
+    /// Let in only peers of these networks and addresses where the program listens, for example 10.0.0.0/8,2001:db8::/32 [default: all]
+    #[arg(long, value_name = "LIST", value_parser = allow)]
+    allow: Option<String>,
     /// Inject faults, to test what the program does about them, for example 'reset,bytes=64K'; `--fault help` lists them. May be given several
     /// times
     #[arg(long, value_name = "SPEC", value_parser = fault::parse)]
@@ -131,9 +134,16 @@ impl Settings {
         );
         set("IWARP_PLACED", self.placed.then(|| "on".into()));
         set("IWARP_STATS", self.stats.then(|| "1".into()));
+        set("IWARP_ALLOW", text(self.allow.clone()));
         set("IWARP_FAULT", fault::joined(&self.fault)?.map(Into::into));
         Ok(vars)
     }
+}
+
+/// Checks the list here, because a program could only say that it lets nobody in.
+fn allow(text: &str) -> std::result::Result<String, String> {
+    let parsed = text.parse::<Networks>().map_err(|e| e.to_string());
+    parsed.map(|_| text.to_owned())
 }
 
 fn face(text: &str) -> std::result::Result<Face, String> {

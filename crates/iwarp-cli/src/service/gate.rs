@@ -15,6 +15,7 @@
 //! the new client is refused and may try again: a stranger's grace is so short that a place is free soon.
 
 use clap::Args;
+use iwarp::{Config, Networks};
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -32,7 +33,7 @@ pub(crate) const KNOWN_GRACE: Duration = Duration::from_secs(2);
 const AT_WORK: u64 = u64::MAX;
 
 /// Limits of a server.
-#[derive(Debug, Clone, Copy, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Limits (with `serve`)")]
 pub(crate) struct Limits {
     /// Clients served at a time [default: 64]. If all places are taken, a new client replaces one that has made no request
@@ -42,6 +43,9 @@ pub(crate) struct Limits {
     /// Clients of one address served at a time [default: 32]. With IPv6, addresses with the same first 64 bits count as one
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     max_per_address: Option<u32>,
+    /// Serve only clients of these networks and addresses, for example 10.0.0.0/8,2001:db8::/32 [default: all]. Connections of others are reset
+    #[arg(long, value_name = "LIST")]
+    allow: Option<Networks>,
 }
 
 impl Limits {
@@ -55,6 +59,14 @@ impl Limits {
         self.max_per_address.unwrap_or(32) as usize
     }
 
+    /// Returns the settings with the clients that may connect.
+    pub(crate) fn apply(&self, mut config: Config) -> Config {
+        if let Some(allow) = &self.allow {
+            config.admission.peers = allow.clone();
+        }
+        config
+    }
+
     /// Returns the first of these options that was given, for the error message if they are not allowed.
     pub(crate) fn given(&self) -> Option<&'static str> {
         match self {
@@ -66,6 +78,7 @@ impl Limits {
                 max_per_address: Some(_),
                 ..
             } => Some("--max-per-address"),
+            Self { allow: Some(_), .. } => Some("--allow"),
             _ => None,
         }
     }

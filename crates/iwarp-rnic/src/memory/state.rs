@@ -184,4 +184,37 @@ mod tests {
         assert!(state.enter(Stag(9)));
         assert!(!state.leave());
     }
+
+    #[test]
+    fn whoever_waits_is_told_once_however_often_it_asks() {
+        let mut state = State::new(true, Stag(7));
+        assert!(state.is_valid() && state.enter(Stag(7)));
+        // While it is valid nobody waits, and nobody is told.
+        assert!(state.is_unused_or_wanted());
+        assert_eq!(state.check_unused(), Err(MemoryError::InUse));
+        // A changed STag keeps its users.
+        state.set(false, Stag(9));
+        assert!(!state.is_valid());
+        assert_eq!(state.stag(), Stag(9));
+        assert_eq!(state.check_unused(), Err(MemoryError::InUse));
+        assert!(!state.is_unused_or_wanted());
+        assert!(!state.is_unused_or_wanted());
+        assert!(state.leave());
+        assert_eq!(state.check_unused(), Ok(()));
+        // The mark is gone, and nothing else is.
+        assert_eq!(state.stag(), Stag(9));
+        state.finish(Stag(9));
+        assert!(state.enter(Stag(9)) && !state.leave());
+    }
+
+    #[test]
+    fn there_are_never_more_users_than_can_be_counted() {
+        let state = State(AtomicU64::new(word(true, Stag(7)) | USERS));
+        assert!(!state.enter(Stag(7)));
+        assert!(state.is(Stag(7)));
+        assert!(!state.leave());
+        assert!(state.enter(Stag(7)) && !state.enter(Stag(7)));
+        assert_eq!(state.invalidate(Stag(7)), Some(false));
+        assert_eq!(state.stag(), Stag(7));
+    }
 }

@@ -2,6 +2,7 @@
 
 use super::endpoint::{Endpoint, Options, resolve};
 use super::handle::Connection;
+use crate::admission::Admission;
 use crate::cm;
 use crate::error::{Error, Result};
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -15,6 +16,7 @@ pub struct Listen {
     at: Result<Vec<SocketAddr>>,
     options: Options,
     backlog: u32,
+    admission: Option<Admission>,
 }
 
 impl Listen {
@@ -24,6 +26,7 @@ impl Listen {
             at: resolve(at),
             options: Options::default(),
             backlog: 0,
+            admission: None,
         }
     }
 
@@ -45,6 +48,12 @@ impl Listen {
         self
     }
 
+    /// Sets which peers are let in, and how many; default is what the device's settings say ([`Config`](crate::Config)).
+    pub fn admission(mut self, admission: Admission) -> Self {
+        self.admission = Some(admission);
+        self
+    }
+
     /// Begins to listen. Of several addresses of a name the first is taken.
     ///
     /// # Errors
@@ -56,7 +65,12 @@ impl Listen {
             None => self.options.open_local(at.ip())?,
         };
         let ctx = endpoint.pd().context();
-        let listener = cm::Listener::bind_with_backlog(ctx, at, self.backlog)?;
+        let builder = cm::Listener::builder(ctx).backlog(self.backlog);
+        let builder = match self.admission {
+            Some(admission) => builder.admission(admission),
+            None => builder,
+        };
+        let listener = builder.bind(at)?;
         Ok(Listener {
             listener,
             endpoint,

@@ -3,10 +3,14 @@
 //! A sleep and the wake-up from it cost more than a short round trip takes. A thread that expects its completion soon
 //! therefore polls for a window of time before it sleeps. Each queue learns from its own waits. A wait that ends soon counts
 //! for polling, whether the thread polled or slept. A window without result counts against it, the more the more of them follow
-//! each other.
+//! each other. If another thread worked for long on the processor meanwhile, processors are scarce. Then polling takes them from
+//! programs that have something to do, and the scheduler takes them back for milliseconds at a time, while a thread that sleeps is
+//! woken at once: so most waits sleep from then on.
 //!
 //! The counters are hints. They are read and written without order, and a lost update costs a window at most.
 
+use super::in_vain::looked_in_vain;
+use crate::sys::clock::now_ns;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -17,6 +21,8 @@ const TRUST: u32 = 2;
 const SLEEPY: u32 = 4;
 /// The most short waits that a row of windows without result can ask for.
 const DISTRUST_MAX: u32 = 1024;
+/// If so much time passes between two looks, in nanoseconds, the processor was taken from the thread. No look takes that long.
+const TAKEN: u64 = 2_000_000;
 
 /// What the waits of one queue have shown.
 #[derive(Debug, Default)]
@@ -28,6 +34,32 @@ pub(crate) struct BusyPoll {
 }
 
 impl BusyPoll {
+    /// Calls `look` until it returns `true`, for at most `window`, if that is worth it. Returns `true` if it did. `look` gets the
+    /// time.
+    pub(crate) fn poll(&self, window: Duration, mut look: impl FnMut(u64) -> bool) -> bool {
+        if window.is_zero() || !self.is_worth_it() {
+            return false;
+        }
+        let mut now = now_ns();
+        let end = now.saturating_add(u64::try_from(window.as_nanos()).unwrap_or(u64::MAX));
+        loop {
+            if look(now) {
+                self.hit();
+                return true;
+            }
+            looked_in_vain();
+            let before = std::mem::replace(&mut now, now_ns());
+            if now.saturating_sub(before) >= TAKEN {
+                self.processor_was_taken();
+                return look(now);
+            }
+            if now >= end {
+                self.miss();
+                return false;
+            }
+        }
+    }
+
     /// Returns `true` if the thread should poll before it sleeps.
     #[inline]
     pub(crate) fn is_worth_it(&self) -> bool {
@@ -37,7 +69,7 @@ impl BusyPoll {
 
     /// A wait ended while polling.
     #[inline]
-    pub(crate) fn hit(&self) {
+    fn hit(&self) {
         if self.distrust.load(Ordering::Relaxed) != 0 {
             self.distrust.store(0, Ordering::Relaxed);
         }
@@ -48,6 +80,13 @@ impl BusyPoll {
         let distrust = self.distrust.load(Ordering::Relaxed);
         let more = (distrust * 2 + 2).min(DISTRUST_MAX);
         self.distrust.store(more, Ordering::Relaxed);
+        self.short.store(0, Ordering::Relaxed);
+    }
+
+    /// Another thread worked on the processor for long.
+    #[cold]
+    fn processor_was_taken(&self) {
+        self.distrust.store(DISTRUST_MAX, Ordering::Relaxed);
         self.short.store(0, Ordering::Relaxed);
     }
 
@@ -105,5 +144,52 @@ mod tests {
         b.slept(SHORT, WINDOW);
         b.slept(SHORT, WINDOW);
         assert!(b.is_worth_it(), "one hit forgives");
+    }
+
+    #[test]
+    fn a_window_ends_with_a_result() {
+        let b = BusyPoll::default();
+        assert!(!b.poll(WINDOW, |_| panic!("nothing was short yet")));
+        let trust = || {
+            for _ in 0..TRUST + DISTRUST_MAX {
+                b.slept(SHORT, WINDOW);
+            }
+        };
+        trust();
+        assert!(!b.poll(Duration::ZERO, |_| panic!("no window")));
+        assert!(b.poll(WINDOW, |_| true) && b.is_worth_it());
+        let mut last = 0;
+        assert!(!b.poll(WINDOW, |now| {
+            assert!(now >= last);
+            last = now;
+            false
+        }));
+        assert!(!b.is_worth_it());
+    }
+
+    /// When the processor comes back, the result may be there.
+    #[test]
+    fn who_loses_the_processor_sleeps_from_then_on() {
+        for result in [true, false] {
+            let b = BusyPoll::default();
+            for _ in 0..TRUST {
+                b.slept(SHORT, WINDOW);
+            }
+            let mut looks = 0;
+            let found = b.poll(Duration::MAX, |_| {
+                looks += 1;
+                std::thread::sleep(Duration::from_nanos(TAKEN));
+                looks == 2 && result
+            });
+            assert_eq!((found, looks), (result, 2));
+            for _ in 1..DISTRUST_MAX {
+                b.slept(SHORT, WINDOW);
+                assert!(!b.is_worth_it());
+            }
+            for _ in 0..=TRUST {
+                b.slept(SHORT, WINDOW);
+            }
+            assert!(b.is_worth_it());
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Completion channels (`ibv_create_comp_channel(3)`).
 
-use super::cq::{CompletionQueue, CqInner, busy_poll};
+use super::cq::{CompletionQueue, CqInner};
 use super::events::EventQueue;
 use crate::error::Result;
 use crate::progress::busy_poll::BusyPoll;
@@ -88,16 +88,12 @@ impl CompletionChannel {
     pub fn busy_poll(&self, limit: Duration) -> bool {
         let waits = &*self.waits;
         let left_to_us = waits.armed.swap(0, Ordering::Relaxed) > 0;
-        if waits.busy.is_worth_it() {
-            let found = busy_poll(waits.window.min(limit), |now| {
-                waits.each(|cq| cq.drive_at(now));
-                !self.queue.is_empty()
-            });
-            if found {
-                waits.busy.hit();
-                return true;
-            }
-            waits.busy.miss();
+        let found = waits.busy.poll(waits.window.min(limit), |now| {
+            waits.each(|cq| cq.drive_at(now));
+            !self.queue.is_empty()
+        });
+        if found {
+            return true;
         }
         if left_to_us {
             waits.each(CqInner::hand_over);

@@ -208,24 +208,14 @@ impl CompletionQueue {
     /// Does the same, and ends as soon as `done` returns `true`: another thread may have taken the completion that the caller
     /// waits for.
     pub(crate) fn busy_poll_until(&self, limit: Duration, done: impl Fn() -> bool) -> bool {
-        let window = self.inner.window().min(limit);
-        if window.is_zero() || !self.inner.busy.is_worth_it() {
-            return false;
-        }
-        let found = busy_poll(window, |now| {
+        self.inner.busy.poll(self.inner.window().min(limit), |now| {
             self.inner.drive_at(now);
             let found = {
                 let ring = self.inner.ring.lock();
                 !ring.is_empty() || ring.overflowed()
             };
             found || done()
-        });
-        if found {
-            self.inner.busy.hit();
-        } else {
-            self.inner.busy.miss();
-        }
-        found
+        })
     }
 
     /// Notes that a blocking wait slept, and how long it waited.
@@ -336,24 +326,6 @@ impl Owed {
     #[inline]
     pub(super) const fn is_nothing(self) -> bool {
         !(self.notify | self.wake | self.overflow | self.srq_limit)
-    }
-}
-
-/// Calls `look` until it returns `true`, for at most `window`. Returns `true` if it did.
-///
-/// `look` gets the time.
-pub(super) fn busy_poll(window: Duration, mut look: impl FnMut(u64) -> bool) -> bool {
-    let mut now = now_ns();
-    let end = now.saturating_add(u64::try_from(window.as_nanos()).unwrap_or(u64::MAX));
-    loop {
-        if look(now) {
-            return true;
-        }
-        looked_in_vain();
-        now = now_ns();
-        if now >= end {
-            return false;
-        }
     }
 }
 

@@ -6,6 +6,7 @@
 //! Calls that wait block the thread, and have `…_async` twins for tasks of any runtime.
 
 use super::{Context, QueuePair};
+use crate::admission::{Admission, Networks};
 use crate::cm;
 use crate::error::Result;
 use std::net::SocketAddr;
@@ -45,6 +46,22 @@ impl Listener {
         cm::Listener::bind_with_backlog(&ctx.0, address, backlog).map(Self)
     }
 
+    /// Makes a listener with settings of its own.
+    ///
+    /// ```
+    /// # use iwarp::verbs::{Config, Context, Device, cm::Listener};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let ctx = Context::open(&Device::by_address([127, 0, 0, 1].into())?, Config::from_env())?;
+    /// let listener = Listener::builder(&ctx)
+    ///     .peers("127.0.0.0/8,::1".parse()?)
+    ///     .bind(([127, 0, 0, 1], 0).into())?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn builder(ctx: &Context) -> ListenerBuilder {
+        ListenerBuilder(cm::Listener::builder(&ctx.0))
+    }
+
     /// Returns the address it listens on, with the port that was picked.
     pub fn local_addr(&self) -> SocketAddr {
         self.0.local_addr()
@@ -64,6 +81,36 @@ impl Listener {
     /// The operating system's: no descriptors.
     pub async fn accept_async(&self) -> Result<ConnectionRequest> {
         self.0.accept_async().await.map(ConnectionRequest)
+    }
+}
+
+/// A listener that is about to be made. Made by [`Listener::builder`].
+#[derive(Debug, Clone)]
+#[must_use = "it does nothing until `bind` is called"]
+pub struct ListenerBuilder(cm::ListenerBuilder);
+
+impl ListenerBuilder {
+    /// Sets how many requests may wait for an answer; 0 means 128, the default.
+    pub fn backlog(self, requests: u32) -> Self {
+        Self(self.0.backlog(requests))
+    }
+
+    /// Sets which peers are let in; default is what the device's settings say. The connection of another peer is reset.
+    pub fn peers(self, peers: Networks) -> Self {
+        Self(self.0.peers(peers))
+    }
+
+    /// Sets which peers are let in, and how many.
+    pub fn admission(self, admission: Admission) -> Self {
+        Self(self.0.admission(admission))
+    }
+
+    /// Listens on an address; port 0 picks a free port.
+    ///
+    /// # Errors
+    /// As [`Listener::bind`].
+    pub fn bind(self, address: SocketAddr) -> Result<Listener> {
+        self.0.bind(address).map(Listener)
     }
 }
 

@@ -1,6 +1,7 @@
 //! The machine-readable form. Keys are a promise to scripts: add, never rename.
 
 use super::{Report, Row};
+use crate::perf::beside::Beside;
 use iwarp_figures::Spread;
 use serde_json::{Value, json};
 
@@ -16,6 +17,7 @@ impl Report {
                 "results": self.tcp.iter().map(tcp).collect::<Vec<_>>(),
             },
             "results": self.rows.iter().map(|r| self.result(r)).collect::<Vec<_>>(),
+            "beside_a_program": self.beside.iter().map(beside).collect::<Vec<_>>(),
             "rounds": self.rounds,
             "markers": self.markers,
             "cpus": self.others.of,
@@ -38,8 +40,10 @@ impl Report {
             "qps": self.qps,
             "lat_us_p50": median(r.p50),
             "lat_us_p99": median(r.p99),
+            "lat_cpu_us": median(r.lat_cpu),
             "bw_bytes_per_s": median(r.bytes_per_s),
             "msgs_per_s": median(r.msgs_per_s),
+            "bw_cpu_us": median(r.bw_cpu),
             "tcp_lat_us_p50": median(t.and_then(|t| t.p50)),
             "tcp_bw_bytes_per_s": median(t.and_then(|t| t.bytes_per_s)),
             "lat_ratio": median(r.lat_ratio),
@@ -56,10 +60,22 @@ fn tcp(t: &Row) -> Value {
         "poll": t.poll.name(),
         "lat_us_p50": median(t.p50),
         "lat_us_p99": median(t.p99),
+        "lat_cpu_us": median(t.lat_cpu),
         "bw_bytes_per_s": median(t.bytes_per_s),
         "msgs_per_s": median(t.msgs_per_s),
+        "bw_cpu_us": median(t.bw_cpu),
         "lat_us_p50_min_max": min_max(t.p50),
         "bw_bytes_per_s_min_max": min_max(t.bytes_per_s),
+    })
+}
+
+fn beside(b: &Beside) -> Value {
+    json!({
+        "op": b.op.name(),
+        "size_bytes": b.size,
+        "lat_us_p50": median(b.p50),
+        "lat_us_p99": median(b.p99),
+        "left_to_the_program": median(b.left),
     })
 }
 
@@ -85,7 +101,14 @@ mod tests {
     fn keys_are_the_promised_ones() {
         let text = example().json();
         let v: Value = serde_json::from_str(&text).unwrap();
-        for key in ["host", "tcp", "results", "cpus", "cpus_used_by_others"] {
+        for key in [
+            "host",
+            "tcp",
+            "results",
+            "beside_a_program",
+            "cpus",
+            "cpus_used_by_others",
+        ] {
             assert!(v.get(key).is_some(), "{key}");
         }
         for key in [
@@ -107,6 +130,8 @@ mod tests {
                 "qps",
                 "lat_us_p50",
                 "lat_us_p99",
+                "lat_cpu_us",
+                "bw_cpu_us",
                 "bw_bytes_per_s",
                 "msgs_per_s",
                 "tcp_lat_us_p50",

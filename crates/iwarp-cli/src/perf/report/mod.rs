@@ -5,6 +5,7 @@ mod paper;
 mod plot;
 mod table;
 
+use super::beside::Beside;
 use super::host::HostInfo;
 use super::plan::Plan;
 use super::point::{Metric, Op, Point, Poll};
@@ -34,8 +35,12 @@ pub(super) struct Row {
     /// Half round trip, microseconds.
     pub(super) p50: Option<Spread>,
     pub(super) p99: Option<Spread>,
+    /// Processor time of both ends for each half round trip, microseconds.
+    pub(super) lat_cpu: Option<Spread>,
     pub(super) bytes_per_s: Option<Spread>,
     pub(super) msgs_per_s: Option<Spread>,
+    /// Processor time of both ends for each message of a stream, microseconds.
+    pub(super) bw_cpu: Option<Spread>,
     /// iWARP ÷ TCP; `None` for TCP itself.
     pub(super) lat_ratio: Option<Spread>,
     pub(super) bw_ratio: Option<Spread>,
@@ -54,6 +59,7 @@ pub(crate) struct Report {
     rounds: u32,
     planned: u32,
     others: Others,
+    beside: Vec<Beside>,
 }
 
 impl Report {
@@ -85,7 +91,13 @@ impl Report {
             rounds,
             planned: plan.rounds,
             others,
+            beside: Vec::new(),
         }
+    }
+
+    /// Adds what was measured beside a program that computes.
+    pub(crate) fn with_beside(self, beside: Vec<Beside>) -> Self {
+        Self { beside, ..self }
     }
 
     /// Says that other programs disturbed the run, if they did.
@@ -158,8 +170,10 @@ fn row(samples: &[Sample], (op, size, crc, poll): (Op, u64, bool, Poll)) -> Row 
         poll,
         p50: pick(Metric::Latency, p50),
         p99: pick(Metric::Latency, p99),
+        lat_cpu: pick(Metric::Latency, cpu),
         bytes_per_s: pick(Metric::Bandwidth, bytes),
         msgs_per_s: pick(Metric::Bandwidth, msgs),
+        bw_cpu: pick(Metric::Bandwidth, cpu),
         lat_ratio: rdma(ratio(Metric::Latency, p50)),
         bw_ratio: rdma(ratio(Metric::Bandwidth, bytes)),
     }
@@ -179,6 +193,11 @@ fn p99(v: &Value) -> Option<f64> {
     } else {
         None
     }
+}
+
+fn cpu(v: &Value) -> Option<f64> {
+    let (Value::Latency { cpu, .. } | Value::Bandwidth { cpu, .. }) = v;
+    Some(*cpu)
 }
 
 fn bytes(v: &Value) -> Option<f64> {
@@ -233,11 +252,13 @@ pub(super) mod tests {
                             value: Value::Latency {
                                 p50: lat,
                                 p99: lat * 2.0,
+                                cpu: lat * 1.5,
                             },
                         });
                         let value = Value::Bandwidth {
                             bytes_per_s: bw,
                             msgs_per_s: bw / size as f64,
+                            cpu: size as f64 / bw * 1e6,
                         };
                         samples.push(Sample {
                             round,
@@ -265,7 +286,14 @@ pub(super) mod tests {
             iwarp: "0.1.0".to_owned(),
         };
         let others = Others { used: 0.1, of: 2 };
-        Report::new(&plan, &samples, host, None, others)
+        let beside = [Op::Tcp, Op::TcpPolls, Op::Send].map(|op| Beside {
+            op,
+            size: 4,
+            p50: Spread::of(vec![9.0]),
+            p99: Spread::of(vec![12.0]),
+            left: Spread::of(vec![0.61]),
+        });
+        Report::new(&plan, &samples, host, None, others).with_beside(beside.into())
     }
 
     #[test]

@@ -9,7 +9,7 @@ use iwarp_figures::plot::{Band, Curve, Figure, Mark, Panel, Style, Unit};
 /// A colour per operation that colour-blind readers can tell apart (Okabe–Ito), and a mark for those who see none.
 fn style(op: Op, crc: bool) -> Style {
     let (colour, mark) = match op {
-        Op::Tcp => ((0, 0, 0), Mark::Circle),
+        Op::Tcp | Op::TcpPolls => ((0, 0, 0), Mark::Circle),
         Op::Send => ((0x00, 0x72, 0xb2), Mark::Square),
         Op::Write => ((0xd5, 0x5e, 0x00), Mark::Triangle),
         Op::Read => ((0x00, 0x9e, 0x73), Mark::Diamond),
@@ -25,6 +25,7 @@ fn style(op: Op, crc: bool) -> Style {
 fn name(op: Op, crc: bool) -> String {
     match (op, crc) {
         (Op::Tcp, _) => "TCP".to_owned(),
+        (Op::TcpPolls, _) => "TCP, polls".to_owned(),
         (op, true) => format!("{}, CRC", op.name()),
         (op, false) => format!("{}, no CRC", op.name()),
     }

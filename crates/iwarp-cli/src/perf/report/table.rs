@@ -6,15 +6,17 @@ use crate::units::{digits3, message_rate, rate, size};
 use iwarp_figures::Spread;
 use std::fmt::Write as _;
 
-const HEAD: [&str; 9] = [
+const HEAD: [&str; 11] = [
     "op",
     "size",
     "CRC",
     "lat p50",
     "p99 µs",
+    "CPU µs",
     "÷ TCP",
     "bandwidth",
     "messages",
+    "CPU µs",
     "÷ TCP",
 ];
 
@@ -41,7 +43,7 @@ impl Report {
         let markers = if self.markers { ", markers" } else { "" };
         let _ = writeln!(
             out,
-            "half round trips; {} connection(s), {} outstanding{markers}; medians of {} rounds, ratios [min–max]",
+            "half round trips; {} connection(s), {} outstanding{markers}; medians of {} rounds, ratios [min–max]; CPU: both ends",
             self.qps, self.depth, self.rounds
         );
         if self.rounds < self.planned {
@@ -73,16 +75,40 @@ impl Report {
             }
             let _ = write!(out, "\n{title}\n{}", align(&cells, 2));
         }
+        out += &self.beside();
         if let Some(paper) = self.paper() {
             let _ = write!(out, "\n{paper}");
         }
         out
     }
+
+    /// What blocking calls and a program that computes cost each other.
+    fn beside(&self) -> String {
+        if self.beside.is_empty() {
+            return String::new();
+        }
+        let head = ["op", "size", "lat p50", "p99 µs", "left to the program"];
+        let mut cells = vec![head.map(str::to_owned)];
+        let us = |s: Option<Spread>| s.map(|s| digits3(s.median)).unwrap_or_default();
+        cells.extend(self.beside.iter().map(|b| {
+            let left = b.left.map(|s| format!("{:.0} %", s.median * 100.0));
+            [
+                b.op.name().to_owned(),
+                size(b.size),
+                us(b.p50),
+                us(b.p99),
+                left.unwrap_or_default(),
+            ]
+        }));
+        format!(
+            "\nBlocking (event), beside a program that computes on every processor of this run\n{}",
+            align(&cells, 2)
+        )
+    }
 }
 
-fn line(r: &Row) -> [String; 9] {
-    let tcp = r.lat_ratio.is_none() && r.bw_ratio.is_none();
-    let crc = if tcp {
+fn line(r: &Row) -> [String; 11] {
+    let crc = if r.op.is_tcp() {
         ""
     } else if r.crc {
         "on"
@@ -96,9 +122,11 @@ fn line(r: &Row) -> [String; 9] {
         crc.to_owned(),
         show(r.p50, digits3),
         show(r.p99, digits3),
+        show(r.lat_cpu, digits3),
         ratio(r.lat_ratio),
         show(r.bytes_per_s, rate),
         show(r.msgs_per_s, message_rate),
+        show(r.bw_cpu, digits3),
         ratio(r.bw_ratio),
     ]
 }
@@ -149,6 +177,8 @@ mod tests {
             "tcp",
             "write",
             "64 KiB",
+            "tcp, polls",
+            "61 %",
             "1.20 [1.20–1.20]",
             "GB/s",
             "medians of 3 rounds",

@@ -42,6 +42,16 @@ impl Host for PagesHost {
     }
 }
 
+#[test]
+fn a_host_without_shared_receive_queues_has_none() {
+    let mut host = PagesHost::default();
+    for number in [0, 1, u32::MAX] {
+        assert_eq!(host.select_shared_receive(number), None);
+    }
+    assert_eq!(host.with_shared_receive(|srq| srq.len()), None);
+    assert!(host.receiver_ready());
+}
+
 struct End {
     qp: QueuePair,
     host: PagesHost,

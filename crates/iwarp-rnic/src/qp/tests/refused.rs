@@ -1,10 +1,10 @@
 //! What is refused, with the right Terminate: RFC 5040 §4.8 and §7.2, RFC 5041 §7, RFC 5044 §8, RFC 7306 §8.2.
 
 use super::harness::*;
-use crate::WcStatus;
 use crate::qp::*;
+use crate::{Access, SendOp, WcStatus};
 use iwarp_proto::ddp::Header;
-use iwarp_proto::rdmap::{Opcode, TerminateCode as Code};
+use iwarp_proto::rdmap::{Opcode, ReadRequest, TerminateCode as Code};
 use std::vec;
 use std::vec::Vec;
 
@@ -316,5 +316,43 @@ fn a_ulpdu_without_a_header_is_refused_whatever_follows_it() {
                 assert!(rig.qp.fault().is_some());
             }
         }
+    }
+}
+
+/// The segments of an answer follow each other, and end with what was asked for.
+#[test]
+fn an_answer_out_of_place_is_refused() {
+    let read = SendOp::Read {
+        remote_addr: 0,
+        rkey: 7,
+    };
+    // How many octets have come in order, and the offset, the length and the L bit of what follows.
+    for (first, to, len, last) in [
+        (0, 4, 4, false),
+        (0, 4, 8, true),
+        (0, u64::MAX, 8, true),
+        (4, 0, 4, true),
+        (4, 8, 4, true),
+        (4, 4, 4, false),
+        (4, 4, 5, true),
+        (0, 0, 4, true),
+    ] {
+        let mut rig = Rig::new();
+        let mr = rig.mr(8, Access::LOCAL_WRITE);
+        let before = rig.read(&mr);
+        rig.post(1, read, &[mr.sge()]);
+        let request = rig.sent();
+        let sink = ReadRequest::parse(&request[0].1).unwrap().sink_stag.0;
+        let answer = |to, len, last| tagged(Opcode::READ_RESPONSE, sink, to, last, &vec![9; len]);
+        if first > 0 {
+            assert_eq!(rig.rx_ulpdu(&answer(0, first, false)), RxStatus::Ok);
+        }
+        refused(
+            &mut rig,
+            &answer(to, len, last),
+            Code::DDP_TAGGED_BASE_BOUNDS,
+        );
+        assert_eq!(rig.read(&mr)[first..], before[first..], "{to} {len}");
+        assert_eq!(brief(&rig.host.sends), [(1, WcStatus::BadResponse)]);
     }
 }

@@ -399,3 +399,20 @@ fn a_window_stays_while_a_read_lands_in_it() {
     assert_eq!(a.table.deallocate_window(mw), Ok(()));
     assert!(a.table.deregister(Stag(mr.stag)).is_ok());
 }
+
+/// What has no octets is not checked, and nobody waits for its end.
+#[test]
+fn an_access_of_no_octets_has_no_user() {
+    let mut rig = Rig::new();
+    let mr = rig.mr(8, ALL);
+    let (stag, who) = (Stag(mr.stag), rig.qp.accessor());
+    let mut user = Users::new([Stag(0)]);
+    for at in [mr.at, 0] {
+        let span = user.check(&rig.table, (stag, at, 0), ALL, who);
+        assert!(span.unwrap().unwrap().is_empty());
+        assert!(user.is_empty());
+    }
+    assert!(rig.table.deregister(stag).is_ok());
+    let span = user.check(&rig.table, (stag, mr.at, 0), ALL, who);
+    assert!(span.unwrap().unwrap().is_empty());
+}

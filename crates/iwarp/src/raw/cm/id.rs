@@ -3,12 +3,13 @@
 use super::super::context::Context;
 use super::super::qp::{CmSink, Handover, QueuePair};
 use super::active::Active;
-use super::passive::{Listening, Requested};
+use super::passive::{Count, Listening, Requested};
 use super::resolve::Resolving;
 use super::sidr::{Asked, Asking, Datagrams, Serving};
 use super::stand_in::StandIn;
 use super::{CmEvent, CmEventChannel, CmEventKind};
 use super::{startup, timewait, xrc};
+use crate::admission::Admission;
 use crate::config::Config;
 use crate::device::Device;
 use crate::engine::Engine;
@@ -96,8 +97,24 @@ pub(super) struct IdState {
     pub(super) ended_early: Option<i32>,
     /// Device contexts are shared between identifiers unless the program brings its own.
     pub(super) own_context: bool,
+    /// What a listener lets in, if that is not its device's setting.
+    pub(super) admission: Option<Admission>,
+    /// For a connection that a listener counts.
+    pub(super) seat: Option<Count>,
     /// `None` for connections.
     pub(super) datagrams: Option<Datagrams>,
+}
+
+impl IdState {
+    /// What a listener lets in.
+    pub(super) fn admission(&self) -> Admission {
+        let own = self.admission.as_ref();
+        let device = self.ctx.as_ref().map(|ctx| &ctx.config().admission);
+        // The contexts of connections to a listener without one are opened with the settings of the environment.
+        own.or(device)
+            .cloned()
+            .unwrap_or_else(|| Config::from_env().admission)
+    }
 }
 
 pub(crate) struct CmIdInner {
@@ -161,6 +178,8 @@ impl CmId {
             leaving: false,
             ended_early: None,
             own_context: ctx.is_some(),
+            admission: None,
+            seat: None,
             datagrams,
         };
         Self {
@@ -181,10 +200,12 @@ impl CmId {
         ctx: Context,
         own: bool,
         requested: Requested,
+        seat: Count,
     ) -> Self {
         let id = Self::create(channel, Some(&ctx));
         {
             let mut s = id.inner.state.lock();
+            s.seat = Some(seat);
             s.own_context = own;
             s.local = Some(requested.starting.ends.local);
             s.peer = Some(requested.starting.ends.peer);
@@ -402,9 +423,14 @@ impl CmId {
         };
         let own = s.ctx.clone().filter(|_| s.own_context);
         s.local = Some(bound.local_addr()?);
-        let listening = Listening::start(self, bound, backlog, own)?;
+        let listening = Listening::start(self, bound, backlog, own, s.admission())?;
         s.phase = Phase::Listening(listening);
         Ok(())
+    }
+
+    /// Sets what it lets in when it listens, instead of what its device's settings say.
+    pub fn set_admission(&self, admission: Admission) {
+        self.inner.state.lock().admission = Some(admission);
     }
 
     /// Accepts a peer's request (`rdma_accept(3)`). The event Established follows: at once, or in the peer-to-peer
@@ -446,7 +472,9 @@ impl CmId {
             }
         };
         let gone = |e: String| {
-            self.inner.state.lock().phase = Phase::Disconnected;
+            let mut s = self.inner.state.lock();
+            s.phase = Phase::Disconnected;
+            s.seat = None;
             Err(Error::ConnectionLost(e))
         };
         let Requested { starting, .. } = *requested;
@@ -496,7 +524,10 @@ impl CmId {
         let requested = {
             let mut s = self.inner.state.lock();
             match std::mem::replace(&mut s.phase, Phase::Disconnected) {
-                Phase::Requested(requested) => requested,
+                Phase::Requested(requested) => {
+                    s.seat = None;
+                    requested
+                }
                 Phase::Answered(_) => return Ok(()),
                 other => {
                     s.phase = other;
@@ -544,6 +575,7 @@ impl CmId {
             let mut s = self.inner.state.lock();
             s.bound = None;
             s.qp = None;
+            s.seat = None;
             let datagrams = s.datagrams.as_mut().map(std::mem::take);
             let phase = std::mem::replace(&mut s.phase, Phase::Destroyed);
             (phase, datagrams, s.stand_in.take())
@@ -629,7 +661,10 @@ impl CmId {
             let ended = s.ended_early.take();
             match (&s.phase, ended) {
                 (Phase::Connecting(_) | Phase::Accepting, None) => s.phase = Phase::Connected(true),
-                (Phase::Connecting(_) | Phase::Accepting, Some(_)) => s.phase = Phase::Disconnected,
+                (Phase::Connecting(_) | Phase::Accepting, Some(_)) => {
+                    s.phase = Phase::Disconnected;
+                    s.seat = None;
+                }
                 (Phase::Destroyed, _) => return false,
                 // The peer's first message came earlier.
                 _ => return true,

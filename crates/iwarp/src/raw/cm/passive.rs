@@ -6,6 +6,7 @@ use super::id::{CmId, CmIdInner, ConnectionParameters, Phase, engine, shared_con
 use super::refused::RefusedList;
 use super::startup::{Read, Starting, local_params, record};
 use super::{CmEvent, CmEventKind, xrc};
+use crate::admission::{Admission, counted};
 use crate::device::Device;
 use crate::engine::{Engine, Source};
 use crate::error::Result;
@@ -24,11 +25,12 @@ use std::time::Duration;
 
 /// Requests that may wait for an answer if the program asks for no number.
 const BACKLOG_DEFAULT: u32 = 128;
-/// Connections in start-up per listener, so that a peer that opens many and sends nothing gets no further. Fewer if the
-/// process may have few descriptors: see [`starting_max`].
+/// The setting that [`Admission::half_open`] has for [`refused_max`], whatever the program's is.
 const STARTING_MAX: usize = 1024;
-/// This many may be in start-up, however few descriptors there are.
+/// This many may be in start-up, however few descriptors there are, unless the settings ask for fewer.
 const STARTING_MIN: usize = 16;
+/// The private data that tell a peer why its request was rejected without asking the program.
+const NO_SEAT: &[u8] = b"the listener has as many connections as it may have";
 /// How long a listener pauses when descriptors run out.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -50,6 +52,10 @@ struct Hall {
     ctx: Option<Context>,
     /// Where it listens, if that is one address.
     local: Option<SocketAddr>,
+    /// Which peers it lets in, and how many.
+    admission: Admission,
+    /// Connections and requests that are not over.
+    seats: Arc<AtomicU32>,
     /// Connections in start-up, the oldest first.
     starting: Mutex<VecDeque<Weak<Greeting>>>,
     /// Requests not answered.
@@ -64,6 +70,7 @@ impl Listening {
         bound: Bound,
         backlog: u32,
         ctx: Option<Context>,
+        admission: Admission,
     ) -> Result<Arc<Self>> {
         let backlog = if backlog == 0 {
             BACKLOG_DEFAULT
@@ -84,6 +91,8 @@ impl Listening {
                 engine: Arc::clone(&engine),
                 ctx,
                 local: (!local.ip().is_unspecified()).then(|| canonical(local)),
+                admission,
+                seats: Arc::default(),
                 starting: Mutex::default(),
                 waiting: Arc::new(AtomicU32::new(0)),
                 refused: Arc::default(),
@@ -115,6 +124,11 @@ impl Listening {
 
 impl Hall {
     fn welcome(self: &Arc<Self>, stream: TcpStream, peer: SocketAddr) {
+        if !self.admission.peers.contains(peer.ip()) {
+            tracing::debug!(%peer, "a peer that is not let in");
+            stream.abort();
+            return;
+        }
         // The peer's address as `accept` returned it: a socket forgets its peer when that resets the connection.
         let local = self.local.map_or_else(|| stream.local_addr(), Ok);
         let found = local.map_err(crate::Error::from).and_then(|local| {
@@ -169,6 +183,7 @@ impl Hall {
             hall: Arc::clone(self),
             ctx,
             token,
+            address: counted(starting.ends.peer.ip()),
             starting: Mutex::new(None),
         });
         let mut slot = greeting.starting.lock();
@@ -183,16 +198,7 @@ impl Hall {
         }
         *slot = Some(starting);
         drop(slot);
-        let too_many = {
-            let mut all = self.starting.lock();
-            all.retain(|g| g.strong_count() > 0);
-            all.push_back(Arc::downgrade(&greeting));
-            all.len() > STARTING_MIN && all.len() > starting_max()
-        };
-        // An honest peer sends its request at once, so the oldest connection is the most suspicious one.
-        if too_many {
-            self.give_up_oldest("too many connections in start-up");
-        }
+        self.seat(&greeting);
         //= rfc5044 section 7.1.2
         //# Implementations SHOULD put a timeout on waiting for the MPA Request Frame
         //# when started in Responder mode, to detect incorrect "Responder/Responder"
@@ -202,6 +208,38 @@ impl Hall {
         //# for the entire set of startup frames; this prevents certain
         //# denial-of-service attacks.
         self.engine.after(timeout, token, 0);
+    }
+
+    /// Adds a connection to those in start-up. If there are too many, of its address or in all, the oldest of them is given up: an honest peer sends
+    /// its request at once, so that one is the most suspicious.
+    fn seat(&self, greeting: &Arc<Greeting>) {
+        let (mut of_address, mut in_all) = (0, 0);
+        let mut oldest = None;
+        {
+            let mut all = self.starting.lock();
+            all.retain(|weak| {
+                let Some(other) = weak.upgrade() else {
+                    return false;
+                };
+                in_all += 1;
+                if other.address == greeting.address {
+                    of_address += 1;
+                    oldest.get_or_insert(other);
+                }
+                true
+            });
+            all.push_back(Arc::downgrade(greeting));
+        }
+        if let Some(oldest) = oldest
+            && of_address >= self.admission.half_open_per_address
+        {
+            self.starting
+                .lock()
+                .retain(|weak| !std::ptr::eq(weak.as_ptr(), &*oldest));
+            oldest.be_given_up("too many connections of its address in start-up");
+        } else if in_all >= starting_max(self.admission.half_open as usize) {
+            self.give_up_oldest("too many connections in start-up");
+        }
     }
 
     /// Gives up the connection that has been in start-up for longest, unless its request has come and nobody has read it yet. Returns `false` if
@@ -216,8 +254,7 @@ impl Hall {
                 break oldest;
             }
         };
-        Arc::clone(&oldest).ready(true, false, false);
-        oldest.give_up(why);
+        oldest.be_given_up(why);
         true
     }
 
@@ -260,18 +297,22 @@ impl Hall {
         if !matches!(s.phase, Phase::Listening(_)) {
             return;
         }
-        let waiting = Arc::clone(&self.waiting);
-        waiting.fetch_add(1, Ordering::Relaxed);
         let requested = Requested {
             starting,
             pending,
             peer_end,
-            _waiting: Waiting(waiting),
+            _waiting: Count::new(&self.waiting),
             refused: Arc::clone(&self.refused),
             timeout: ctx.config().handshake_timeout,
         };
+        if self.seats.load(Ordering::Relaxed) >= self.admission.connections {
+            drop(s);
+            tracing::debug!("a request is rejected: the listener has too many connections");
+            return requested.reject(NO_SEAT);
+        }
         let channel = listener.channel();
-        let id = CmId::of_request(&channel, ctx, self.ctx.is_some(), requested);
+        let seat = Count::new(&self.seats);
+        let id = CmId::of_request(&channel, ctx, self.ctx.is_some(), requested, seat);
         let channel = listener.put(CmEvent {
             listener: Some(listener.clone()),
             private_data,
@@ -286,17 +327,15 @@ impl Hall {
 }
 
 /// Connections in start-up have a quarter of the process's descriptors at most: those that are accepted need more than one.
-fn starting_max() -> usize {
+fn starting_max(most: usize) -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    let quarter = limit.map_or(STARTING_MAX, |n| {
-        usize::try_from(n / 4).unwrap_or(STARTING_MAX)
-    });
-    quarter.clamp(STARTING_MIN, STARTING_MAX)
+    let quarter = limit.map_or(most, |n| usize::try_from(n / 4).unwrap_or(most));
+    quarter.max(STARTING_MIN).min(most)
 }
 
 /// Rejected connections of one listener have half of that.
 fn refused_max() -> usize {
-    starting_max() / 2
+    starting_max(STARTING_MAX) / 2
 }
 
 impl Source for Listening {
@@ -344,12 +383,20 @@ struct Greeting {
     hall: Arc<Hall>,
     ctx: Context,
     token: u64,
+    /// As peers are counted.
+    address: IpAddr,
     starting: Mutex<Option<Starting>>,
 }
 
 impl Greeting {
     fn end(&self, starting: &Starting) {
         self.hall.engine.remove(&starting.stream, self.token);
+    }
+
+    /// Gives up the connection, unless its request has come and nobody has read it yet.
+    fn be_given_up(self: Arc<Self>, why: &str) {
+        Arc::clone(&self).ready(true, false, false);
+        self.give_up(why);
     }
 
     fn give_up(&self, why: &str) {
@@ -403,11 +450,18 @@ impl Source for Greeting {
     }
 }
 
-/// Counts a request that waits for an answer.
+/// Counts one while it lives: a request that waits for an answer, or a connection.
 #[derive(Debug)]
-struct Waiting(Arc<AtomicU32>);
+pub(super) struct Count(Arc<AtomicU32>);
 
-impl Drop for Waiting {
+impl Count {
+    fn new(of: &Arc<AtomicU32>) -> Self {
+        of.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(of))
+    }
+}
+
+impl Drop for Count {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -419,7 +473,7 @@ pub(super) struct Requested {
     pub(super) pending: PendingRequest,
     /// Which end of an extended reliable connection the peer is.
     pub(super) peer_end: Option<XrcEnd>,
-    _waiting: Waiting,
+    _waiting: Count,
     refused: Arc<RefusedList>,
     /// How long the initiator may take to close a connection that is rejected.
     timeout: Duration,

@@ -43,6 +43,7 @@ fn greet(
         hall: Arc::clone(hall),
         ctx: ctx.clone(),
         token: hall.engine.token(),
+        address: counted(address.ip()),
         starting: Mutex::new(Some(Starting {
             flow: None,
             stream: TcpStream::from_socket(accepted.into()).unwrap(),
@@ -172,4 +173,126 @@ fn a_request_names_its_peer_even_if_that_has_gone() {
     let event = channel.next(Some(Duration::from_secs(10))).unwrap();
     assert_eq!(event.kind, CmEventKind::ConnectRequest);
     assert_eq!(event.id.addresses().1, Some(address));
+}
+
+/// A listener on 127.0.0.1 with this admission.
+fn listening(admission: Admission) -> (CmId, crate::raw::cm::CmEventChannel, Arc<Hall>) {
+    let channel = create_event_channel().unwrap();
+    let id = CmId::create(&channel, Some(&testing::context()));
+    id.set_admission(admission);
+    id.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    id.listen(8).unwrap();
+    let hall = hall_of(&id);
+    (id, channel, hall)
+}
+
+/// Waits for the end of a connection. If the peer was sending when it was reset, it has learnt of that there already, and reads the end.
+fn is_over(peer: &mut std::net::TcpStream) -> bool {
+    !matches!(peer.read(&mut [0]), Ok(1..))
+}
+
+/// Asks from a source address of the loopback network.
+fn ask_from(source: [u8; 4], listener: &CmId) -> std::net::TcpStream {
+    use socket2::{Domain, Socket, Type};
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from((source, 0)).into()).unwrap();
+    let at = listener.addresses().0.unwrap();
+    socket.connect(&at.into()).unwrap();
+    let mut stream = std::net::TcpStream::from(socket);
+    let _ = stream.write_all(REQUEST);
+    stream
+}
+
+/// RFC 5042 section 5.1.1: of two peers that ask for the same, only the one of a network that was named reaches the program.
+#[test]
+fn only_peers_of_the_networks_that_were_named_are_let_in() {
+    let admission = Admission {
+        peers: "127.0.0.64/26".parse().unwrap(),
+        ..Admission::default()
+    };
+    let (id, channel, _) = listening(admission);
+    for outside in [[127, 0, 0, 63], [127, 0, 0, 128], [127, 0, 0, 1]] {
+        assert!(is_over(&mut ask_from(outside, &id)), "{outside:?}");
+    }
+    let inside = ask_from([127, 0, 0, 100], &id);
+    let event = channel.next(Some(Duration::from_secs(10))).unwrap();
+    assert_eq!(event.id.addresses().1, Some(inside.local_addr().unwrap()));
+    assert!(channel.try_next().is_none(), "the others never got here");
+}
+
+/// RFC 5042 section 6.4.1: one address that opens many connections and says nothing loses its own oldest ones, and no other address does.
+#[test]
+fn an_address_with_too_many_silent_connections_loses_its_own() {
+    let admission = Admission {
+        half_open: 6,
+        half_open_per_address: 3,
+        ..Admission::default()
+    };
+    let (id, _channel, hall) = listening(admission);
+    let silent = |source| {
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None);
+        let socket = socket.unwrap();
+        socket.bind(&SocketAddr::from((source, 0)).into()).unwrap();
+        socket.connect(&id.addresses().0.unwrap().into()).unwrap();
+        // The next one comes only when this one has been seen, so that it is known which is the oldest.
+        let seen = || {
+            let all = hall.starting.lock();
+            let own = std::net::TcpStream::from(socket.try_clone().unwrap()).local_addr();
+            let own = own.unwrap();
+            all.iter().filter_map(Weak::upgrade).any(|g| {
+                let slot = g.starting.lock();
+                slot.as_ref().is_some_and(|s| s.ends.peer == own)
+            })
+        };
+        while !seen() {
+            std::thread::yield_now();
+        }
+        std::net::TcpStream::from(socket)
+    };
+    let mut other = silent([127, 0, 0, 2]);
+    let mut crowd: Vec<_> = (0..10).map(|_| silent([127, 0, 0, 3])).collect();
+    for (at, peer) in crowd.iter_mut().enumerate() {
+        peer.set_nonblocking(at >= 7).unwrap();
+        let end = peer.read(&mut [0]).unwrap_err().kind();
+        let want = match at {
+            0..7 => std::io::ErrorKind::ConnectionReset,
+            _ => std::io::ErrorKind::WouldBlock,
+        };
+        assert_eq!(end, want, "number {at}");
+    }
+    other.set_nonblocking(true).unwrap();
+    let end = other.read(&mut [0]).unwrap_err().kind();
+    assert_eq!(end, std::io::ErrorKind::WouldBlock, "it is still there");
+    // In all, the oldest leaves.
+    let _more: Vec<_> = [4, 5, 6].map(|n| silent([127, 0, 0, n])).into();
+    other.set_nonblocking(false).unwrap();
+    assert!(is_over(&mut other), "the oldest of all");
+}
+
+/// The limit of connections counts requests and connections until they are over, and the reason comes with the rejection.
+#[test]
+fn a_listener_with_too_many_connections_rejects_further_ones() {
+    let admission = Admission {
+        connections: 2,
+        ..Admission::default()
+    };
+    let (id, channel, hall) = listening(admission);
+    let limit = Some(Duration::from_secs(10));
+    let _first = ask_from([127, 0, 0, 1], &id);
+    let first = channel.next(limit).unwrap().id;
+    let _second = ask_from([127, 0, 0, 1], &id);
+    let second = channel.next(limit).unwrap().id;
+    let mut third = ask_from([127, 0, 0, 1], &id);
+    let mut reply = [0; 20];
+    third.read_exact(&mut reply).unwrap();
+    assert_eq!(&reply[..17], b"MPA ID Rep Frame\x60", "CRC, rejected");
+    let mut reason = vec![0; usize::from(reply[19])];
+    third.read_exact(&mut reason).unwrap();
+    assert_eq!(reason, NO_SEAT);
+    first.reject(&[]).unwrap();
+    let _fourth = ask_from([127, 0, 0, 1], &id);
+    let fourth = channel.next(limit).unwrap().id;
+    second.destroy();
+    fourth.destroy();
+    assert_eq!(hall.seats.load(Ordering::Relaxed), 0);
 }

@@ -18,6 +18,7 @@ impl CmSink for CmIdInner {
                 }
                 Phase::Connected(told) if over => {
                     s.phase = Phase::Disconnected;
+                    s.seat = None;
                     (false, Some(told))
                 }
                 Phase::Connected(false) if events.contains(Events::ESTABLISHED) => {
@@ -57,6 +58,7 @@ impl CmSink for CmIdInner {
                 return;
             }
             s.phase = Phase::Disconnected;
+            s.seat = None;
         }
         self.push_own(CmEventKind::Unreachable, libc::ETIMEDOUT);
     }

@@ -166,6 +166,7 @@ impl CmId {
         }
         let (only_v6, sharing) = (s.only_v6, s.sharing);
         let own = s.ctx.clone().filter(|_| s.own_context);
+        let peers = s.admission().peers;
         let local = s.local.unwrap_or_else(|| (Ipv4Addr::UNSPECIFIED, 0).into());
         let datagrams = s.for_datagrams()?;
         // Of several that share a port, the first one to listen claims it: the others can then neither bind a new socket nor listen.
@@ -175,7 +176,7 @@ impl CmId {
         let socket = datagrams.socket.clone().ok_or(Error::NoDevice)?;
         socket.claim()?;
         s.local = Some(socket.local_addr()?);
-        let serving = Serving::start(self, socket, backlog, own)?;
+        let serving = Serving::start(self, socket, backlog, own, peers)?;
         s.phase = Phase::Serving(serving);
         Ok(())
     }

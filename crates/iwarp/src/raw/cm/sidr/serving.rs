@@ -3,6 +3,7 @@
 use super::super::id::{CmId, CmIdInner, Phase, engine, shared_context};
 use super::super::{CmEvent, CmEventKind};
 use super::desk::{Advice, Desk, Key};
+use crate::admission::Networks;
 use crate::crc::crc32c_append;
 use crate::device::Device;
 use crate::engine::{Engine, Source};
@@ -37,6 +38,8 @@ struct Hall {
     socket: Arc<ServiceSocket>,
     /// The device that the listener is confined to, if the program chose it.
     ctx: Option<Context>,
+    /// Who gets an answer.
+    peers: Networks,
     desk: Mutex<Desk>,
 }
 
@@ -46,6 +49,7 @@ impl Serving {
         socket: Arc<ServiceSocket>,
         backlog: u32,
         ctx: Option<Context>,
+        peers: Networks,
     ) -> Result<Arc<Self>> {
         let engine = engine()?;
         let token = engine.token();
@@ -57,6 +61,7 @@ impl Serving {
                 engine: Arc::clone(&engine),
                 socket,
                 ctx,
+                peers,
                 desk: Mutex::new(Desk::new(waiting_max)),
             }),
         });
@@ -92,6 +97,9 @@ impl Hall {
         let (MESSAGE_LEN, Some(to)) = (came.len, came.to) else {
             return;
         };
+        if !self.peers.contains(came.peer.ip()) {
+            return;
+        }
         let request = match Message::open(crc32c_append, octets) {
             Ok(request) if request.kind == Kind::Request => request,
             _ => return,

@@ -1,0 +1,604 @@
+//! The attacks: what each sends, and what the RFCs say about the answer.
+
+use anyhow::{Result, bail};
+
+use super::acts::{self, NOTHING, Target, UNKNOWN, write};
+use super::peer::{Grant, Peer, Seen};
+use super::wire::{self, Op, at};
+
+/// What an attack needs of the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Needs {
+    /// A TCP port.
+    Port,
+    /// A listener of MPA.
+    Mpa,
+    /// A program that grants memory.
+    Grant,
+    /// A program that reads the memory which a message of 16 octets names (rping).
+    Reader,
+    /// A listener that wants markers.
+    Markers,
+}
+
+/// The answer that there has to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Expect {
+    /// A Terminate with this layer, type and code, and the end of the stream.
+    Terminate(u16),
+    /// The end of the stream, with or without a Terminate.
+    Over,
+    /// No Terminate: the RFC allows none there.
+    Ended,
+    /// The peer leaves before there could be an answer.
+    Held,
+    /// The server's program decides.
+    Any,
+}
+
+impl Expect {
+    pub(super) fn holds(self, seen: Seen) -> bool {
+        match self {
+            Self::Terminate(code) => seen == Seen::Terminate(code),
+            Self::Over => matches!(seen, Seen::Terminate(_) | Seen::Ended),
+            Self::Ended => seen == Seen::Ended,
+            Self::Held => seen == Seen::Held,
+            Self::Any => true,
+        }
+    }
+
+    pub(super) fn name(self) -> String {
+        match self {
+            Self::Terminate(code) => format!("Terminate {code:04x}"),
+            Self::Over => "end".into(),
+            Self::Ended => "end, no Terminate".into(),
+            Self::Held => "-".into(),
+            Self::Any => "any".into(),
+        }
+    }
+}
+
+type Run = fn(&Target) -> Result<Seen>;
+/// Makes the segment of a violation.
+type Make = fn(&mut Peer, &Grant) -> Vec<u8>;
+
+enum How {
+    /// One segment on a connection with requests on their way.
+    Segment(Make),
+    /// Anything else.
+    Run(Run),
+}
+
+pub(super) struct Attack {
+    pub(super) name: &'static str,
+    pub(super) needs: Needs,
+    pub(super) expect: Expect,
+    how: How,
+}
+
+impl Attack {
+    pub(super) fn run(&self, target: &Target) -> Result<Seen> {
+        match self.how {
+            How::Run(run) => run(target),
+            How::Segment(make) => {
+                let mut peer = Peer::set_up(target.address)?;
+                peer.busy()?;
+                let grant = match peer.grant {
+                    Some(grant) => grant,
+                    None if self.needs == Needs::Grant => bail!("the server grants nothing"),
+                    None => NOTHING,
+                };
+                let segment = make(&mut peer, &grant);
+                peer.send(&segment)?;
+                peer.answer()
+            }
+        }
+    }
+}
+
+/// Codes of Terminates by layer and type (RFC 5040 section 4.8).
+const fn protection(code: u16) -> Expect {
+    Expect::Terminate(0x0100 | code)
+}
+const fn operation(code: u16) -> Expect {
+    Expect::Terminate(0x0200 | code)
+}
+const fn tagged(code: u16) -> Expect {
+    Expect::Terminate(0x1100 | code)
+}
+const fn untagged(code: u16) -> Expect {
+    Expect::Terminate(0x1200 | code)
+}
+const fn mpa(code: u16) -> Expect {
+    Expect::Terminate(0x2000 | code)
+}
+
+const fn segment(name: &'static str, needs: Needs, expect: Expect, make: Make) -> Attack {
+    Attack {
+        name,
+        needs,
+        expect,
+        how: How::Segment(make),
+    }
+}
+
+const fn other(name: &'static str, needs: Needs, expect: Expect, run: Run) -> Attack {
+    Attack {
+        name,
+        needs,
+        expect,
+        how: How::Run(run),
+    }
+}
+
+fn read(p: &mut Peer, stag: u32, offset: u64, len: u32) -> Vec<u8> {
+    let msn = p.next(Op::Read);
+    wire::untagged(Op::Read, 0, msn, &wire::read_request(stag, offset, len))
+}
+
+fn atomic(p: &mut Peer, stag: u32, offset: u64) -> Vec<u8> {
+    let msn = p.next(Op::Atomic);
+    wire::untagged(Op::Atomic, 0, msn, &wire::fetch_add(stag, offset))
+}
+
+fn send(p: &mut Peer, body: &[u8]) -> Vec<u8> {
+    let msn = p.next(Op::Send);
+    wire::untagged(Op::Send, 0, msn, body)
+}
+
+fn invalidate(p: &mut Peer, stag: u32) -> Vec<u8> {
+    let msn = p.next(Op::SendInvalidate);
+    wire::untagged(Op::SendInvalidate, stag, msn, &[7; 8])
+}
+
+/// A Send with one octet of its header changed.
+fn changed(p: &mut Peer, offset: usize, octet: u8) -> Vec<u8> {
+    let mut out = send(p, &[7; 8]);
+    out[offset] = octet;
+    out
+}
+
+/// An offset from which eight octets would wrap.
+const WRAPS: u64 = u64::MAX - 3;
+
+pub(super) const ATTACKS: &[Attack] = &[
+    // The set-up (RFC 5044 section 7.1).
+    other(
+        "set-up: another protocol",
+        Needs::Port,
+        Expect::Ended,
+        |t| acts::first_octets(t, b"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n"),
+    ),
+    other(
+        "set-up: a reply instead of a request",
+        Needs::Port,
+        Expect::Ended,
+        |t| acts::first_octets(t, &wire::frame(wire::REPLY, wire::CRC, 1, 0)),
+    ),
+    other("set-up: revision 255", Needs::Mpa, Expect::Ended, |t| {
+        acts::first_octets(t, &wire::frame(wire::REQUEST, wire::CRC, 255, 0))
+    }),
+    other(
+        "set-up: 65535 octets of private data",
+        Needs::Mpa,
+        Expect::Ended,
+        |t| acts::first_octets(t, &wire::frame(wire::REQUEST, wire::CRC, 1, u16::MAX)),
+    ),
+    other(
+        "set-up: revision 2 without its data",
+        Needs::Mpa,
+        Expect::Ended,
+        |t| {
+            acts::first_octets(
+                t,
+                &wire::frame(wire::REQUEST, wire::CRC | wire::ENHANCED, 2, 0),
+            )
+        },
+    ),
+    other("set-up: closed at once", Needs::Port, Expect::Ended, |t| {
+        acts::half_closed(t, 0)
+    }),
+    other(
+        "set-up: closed inside the request",
+        Needs::Mpa,
+        Expect::Ended,
+        |t| acts::half_closed(t, 11),
+    ),
+    other(
+        "set-up: reset at every octet",
+        Needs::Port,
+        Expect::Held,
+        acts::resets_in_set_up,
+    ),
+    other(
+        "set-up: reset before and after the reply",
+        Needs::Port,
+        Expect::Held,
+        acts::resets_after_request,
+    ),
+    other("set-up: silence", Needs::Port, Expect::Held, acts::silence),
+    other(
+        "set-up: one octet at a time",
+        Needs::Port,
+        Expect::Held,
+        acts::slow_loris,
+    ),
+    other(
+        "set-up: half-open in a crowd",
+        Needs::Port,
+        Expect::Held,
+        acts::half_open,
+    ),
+    // Frames (RFC 5044 sections 4 and 8).
+    other("MPA: a wrong CRC", Needs::Mpa, mpa(2), acts::wrong_crc),
+    segment("MPA: half a header", Needs::Mpa, mpa(3), |_, _| {
+        vec![0x41, 0x43, 0, 0]
+    }),
+    segment("MPA: an empty ULPDU", Needs::Mpa, mpa(3), |_, _| Vec::new()),
+    other(
+        "MPA: a wrong marker",
+        Needs::Markers,
+        mpa(3),
+        acts::wrong_marker,
+    ),
+    other(
+        "MPA: no markers where they were agreed",
+        Needs::Markers,
+        Expect::Over,
+        acts::no_markers,
+    ),
+    other(
+        "MPA: closed inside an FPDU",
+        Needs::Mpa,
+        Expect::Over,
+        acts::closed_inside,
+    ),
+    other(
+        "MPA: reset at every octet of an FPDU",
+        Needs::Mpa,
+        Expect::Held,
+        acts::resets_inside,
+    ),
+    other(
+        "MPA: an FPDU octet by octet",
+        Needs::Mpa,
+        tagged(0),
+        acts::slow_fpdu,
+    ),
+    other(
+        "MPA: half-close after the set-up",
+        Needs::Mpa,
+        Expect::Ended,
+        |t| {
+            let mut peer = Peer::set_up(t.address)?;
+            peer.half_close()?;
+            peer.answer()
+        },
+    ),
+    // Segments (RFC 5041 section 7.2).
+    segment("DDP: no such version", Needs::Mpa, untagged(6), |p, _| {
+        changed(p, at::DDP_CONTROL, 0x42)
+    }),
+    segment(
+        "DDP: no such version, with a tag",
+        Needs::Mpa,
+        tagged(4),
+        |_, g| {
+            let mut out = write(g.all, g.address);
+            out[at::DDP_CONTROL] = 0xc3;
+            out
+        },
+    ),
+    segment("DDP: no such queue", Needs::Mpa, untagged(1), |p, _| {
+        changed(p, at::QN, 4)
+    }),
+    segment(
+        "DDP: a message number that is skipped",
+        Needs::Mpa,
+        untagged(3),
+        |p, _| {
+            p.next(Op::Send);
+            send(p, &[7; 8])
+        },
+    ),
+    segment(
+        "DDP: a message number that is repeated",
+        Needs::Mpa,
+        untagged(3),
+        |p, _| changed(p, at::MSN, 0),
+    ),
+    segment(
+        "DDP: an offset in a first segment",
+        Needs::Mpa,
+        untagged(4),
+        |p, _| changed(p, at::MO, 8),
+    ),
+    segment(
+        "DDP: a message that is too long",
+        Needs::Mpa,
+        untagged(5),
+        |p, _| send(p, &[7; 8192]),
+    ),
+    other(
+        "DDP: a message without an end",
+        Needs::Mpa,
+        untagged(5),
+        acts::endless_message,
+    ),
+    segment("DDP: no such STag", Needs::Mpa, tagged(0), |_, _| {
+        write(UNKNOWN, 0)
+    }),
+    segment(
+        "DDP: a Write behind the end",
+        Needs::Grant,
+        tagged(1),
+        |_, g| write(g.all, g.address + u64::from(g.len) - 4),
+    ),
+    segment(
+        "DDP: a Write before the start",
+        Needs::Grant,
+        tagged(1),
+        |_, g| write(g.all, g.address - 4),
+    ),
+    segment(
+        "DDP: a Write whose offset wraps",
+        Needs::Grant,
+        tagged(3),
+        |_, g| write(g.all, WRAPS),
+    ),
+    segment(
+        "DDP: a Write without the right",
+        Needs::Grant,
+        protection(2),
+        |_, g| write(g.local, g.address + u64::from(g.len) + 4096),
+    ),
+    segment(
+        "DDP: a Write into another domain",
+        Needs::Grant,
+        tagged(2),
+        |_, g| write(g.foreign, g.address + u64::from(g.len) + 8192),
+    ),
+    other(
+        "DDP: STags guessed at random",
+        Needs::Mpa,
+        tagged(0),
+        acts::guesses,
+    ),
+    // Messages (RFC 5040 sections 4.8 and 7, RFC 7306 section 8).
+    segment(
+        "RDMAP: no such version",
+        Needs::Mpa,
+        operation(5),
+        |p, _| changed(p, at::RDMAP_CONTROL, 0x83),
+    ),
+    segment(
+        "RDMAP: no such operation",
+        Needs::Mpa,
+        operation(6),
+        |p, _| changed(p, at::RDMAP_CONTROL, 0x4c),
+    ),
+    segment(
+        "RDMAP: a Write without a tag",
+        Needs::Mpa,
+        operation(6),
+        |p, _| changed(p, at::RDMAP_CONTROL, 0x40),
+    ),
+    segment(
+        "RDMAP: another operation's queue",
+        Needs::Mpa,
+        operation(6),
+        |p, g| {
+            let queued = if g.all == 0 { 1 } else { 9 };
+            let mut out = changed(p, at::QN, 1);
+            out[at::MSN] = queued;
+            out
+        },
+    ),
+    segment(
+        "RDMAP: a Read of no such STag",
+        Needs::Mpa,
+        protection(0),
+        |p, _| read(p, UNKNOWN, 0, 8),
+    ),
+    segment(
+        "RDMAP: a Read behind the end",
+        Needs::Grant,
+        protection(1),
+        |p, g| read(p, g.all, g.address + u64::from(g.len) - 4, 8),
+    ),
+    segment(
+        "RDMAP: a Read of 4 GiB",
+        Needs::Grant,
+        protection(1),
+        |p, g| read(p, g.all, g.address, u32::MAX),
+    ),
+    segment(
+        "RDMAP: a Read whose offset wraps",
+        Needs::Grant,
+        protection(4),
+        |p, g| read(p, g.all, WRAPS, 8),
+    ),
+    segment(
+        "RDMAP: a Read without the right",
+        Needs::Grant,
+        protection(2),
+        |p, g| read(p, g.local, g.address + u64::from(g.len) + 4096, 8),
+    ),
+    segment(
+        "RDMAP: a Read from another domain",
+        Needs::Grant,
+        protection(3),
+        |p, g| read(p, g.foreign, g.address + u64::from(g.len) + 8192, 8),
+    ),
+    segment(
+        "RDMAP: a short Read Request",
+        Needs::Mpa,
+        operation(0xff),
+        |p, g| {
+            let mut out = read(p, g.all, g.address, 8);
+            out.truncate(18 + 20);
+            out
+        },
+    ),
+    segment(
+        "RDMAP: a Read Response that nobody asked for",
+        Needs::Mpa,
+        operation(6),
+        |_, g| wire::tagged(Op::ReadResponse, g.all, g.address, &[7; 8]),
+    ),
+    segment(
+        "RDMAP: an Atomic Response that nobody asked for",
+        Needs::Mpa,
+        operation(6),
+        |p, _| {
+            let msn = p.next(Op::AtomicResponse);
+            wire::untagged(Op::AtomicResponse, 0, msn, &[7; 12])
+        },
+    ),
+    segment(
+        "RDMAP: an atomic at no such STag",
+        Needs::Mpa,
+        protection(0),
+        |p, _| atomic(p, UNKNOWN, 0),
+    ),
+    segment(
+        "RDMAP: an atomic without the right",
+        Needs::Grant,
+        protection(2),
+        |p, g| atomic(p, g.local, g.address + u64::from(g.len) + 4096),
+    ),
+    segment(
+        "RDMAP: an atomic in another domain",
+        Needs::Grant,
+        protection(3),
+        |p, g| atomic(p, g.foreign, g.address + u64::from(g.len) + 8192),
+    ),
+    segment("RDMAP: no such atomic", Needs::Mpa, operation(6), |p, g| {
+        let mut out = atomic(p, g.all, g.address);
+        out[at::ATOMIC_OP] = 1;
+        out
+    }),
+    segment(
+        "RDMAP: an invalidation of no such STag",
+        Needs::Mpa,
+        protection(9),
+        |p, _| invalidate(p, UNKNOWN),
+    ),
+    segment(
+        "RDMAP: an invalidation of a region",
+        Needs::Grant,
+        protection(9),
+        |p, g| invalidate(p, g.all),
+    ),
+    segment(
+        "RDMAP: an invalidation in another domain",
+        Needs::Grant,
+        protection(9),
+        |p, g| invalidate(p, g.foreign),
+    ),
+    other(
+        "RDMAP: more Reads than were agreed",
+        Needs::Grant,
+        untagged(2),
+        acts::too_many_reads,
+    ),
+    other(
+        "RDMAP: a storm of Terminates",
+        Needs::Mpa,
+        Expect::Ended,
+        acts::terminates,
+    ),
+    other(
+        "RDMAP: a Write after a Terminate",
+        Needs::Grant,
+        Expect::Ended,
+        acts::write_after_terminate,
+    ),
+    other(
+        "RDMAP: a Read Response that is too long",
+        Needs::Reader,
+        tagged(1),
+        |t| {
+            acts::respond(t, |stag, offset, len| {
+                wire::tagged(Op::ReadResponse, stag, offset, &vec![7; len + 8])
+            })
+        },
+    ),
+    other(
+        "RDMAP: a Read Response to another STag",
+        Needs::Reader,
+        tagged(0),
+        |t| {
+            acts::respond(t, |_, offset, len| {
+                wire::tagged(Op::ReadResponse, UNKNOWN, offset, &vec![7; len])
+            })
+        },
+    ),
+    other(
+        "RDMAP: a Read Response to another place",
+        Needs::Reader,
+        tagged(1),
+        |t| {
+            acts::respond(t, |stag, offset, len| {
+                wire::tagged(Op::ReadResponse, stag, offset + 8, &vec![7; len])
+            })
+        },
+    ),
+    other(
+        "RDMAP: a Write to the sink of a Read",
+        Needs::Reader,
+        tagged(0),
+        |t| {
+            acts::respond(t, |stag, offset, len| {
+                wire::tagged(Op::Write, stag, offset, &vec![7; len])
+            })
+        },
+    ),
+    other(
+        "RDMAP: no Read Response",
+        Needs::Reader,
+        Expect::Held,
+        acts::no_response,
+    ),
+    // Work (RFC 5042 section 6.4).
+    other(
+        "work: tiny FPDUs by the hundred thousand",
+        Needs::Mpa,
+        tagged(0),
+        acts::tiny_fpdus,
+    ),
+    other(
+        "work: a window of zero",
+        Needs::Grant,
+        Expect::Held,
+        acts::zero_window,
+    ),
+    other(
+        "work: Sends without a pause",
+        Needs::Mpa,
+        Expect::Any,
+        acts::many_sends,
+    ),
+    other(
+        "work: connections without a pause",
+        Needs::Mpa,
+        Expect::Held,
+        acts::many_connections,
+    ),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique() {
+        for (at, attack) in ATTACKS.iter().enumerate() {
+            assert!(
+                ATTACKS[..at].iter().all(|other| other.name != attack.name),
+                "{} twice",
+                attack.name
+            );
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! `cargo xtask interop hostile`: a peer that breaks the rules, against servers that serve a good client at the same time.
+//!
+//! Each attack of [`list`] runs against each server of [`server`] that has what it needs, while a good client does its work there. The suite
+//! fails if the server's answer is not the one that the RFCs name, the good client gets wrong data or none, the server ends, changes memory that
+//! it has not granted, or keeps memory, descriptors or threads. Latencies are reported, never judged: the machine may have other work.
+//!
+//! The kernel module has a suite of the same kind in an emulated machine: `cargo xtask interop kernel` (`violating`, `hostile`).
+
+mod acts;
+mod list;
+mod peer;
+mod run;
+mod server;
+mod wire;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use clap::Args;
+
+use list::{ATTACKS, Attack, Needs};
+use run::Row;
+use server::{Kind, Place};
+use xtask::context::Context;
+use xtask::install;
+use xtask::outcome::Outcome;
+use xtask::process::Log;
+
+/// Arguments of `cargo xtask interop hostile`.
+#[derive(Args)]
+pub(crate) struct HostileArgs {
+    /// Run only attacks, or all attacks on servers, whose names contain one of these
+    #[arg(long, value_name = "TEXT", num_args = 1..)]
+    only: Vec<String>,
+    /// Attack each server in each way for longer, and with more connections, messages and guesses
+    #[arg(long)]
+    long: bool,
+    /// Attack each server in each way once, while the good client runs on and on; without rping
+    #[arg(long, conflicts_with = "long")]
+    quick: bool,
+    /// List the attacks
+    #[arg(long)]
+    list: bool,
+    /// Use this installation (of `cargo xtask install`) instead of building one
+    #[arg(long, value_name = "DIR")]
+    prefix: Option<PathBuf>,
+}
+
+impl HostileArgs {
+    /// Returns the attacks on a server that were asked for. Markers are tried where they matter, unless all has to be long.
+    fn chosen(&self, kind: Kind) -> Vec<&'static Attack> {
+        let wanted = |attack: &&Attack| {
+            let names = [attack.name, kind.name()];
+            let by_name = |text: &String| names.iter().any(|name| name.contains(text.as_str()));
+            let of_markers = kind != Kind::Marking || attack.needs == Needs::Markers;
+            kind.has(attack.needs)
+                && (of_markers || self.long)
+                && (self.only.is_empty() || self.only.iter().any(by_name))
+        };
+        // rping forgets requests that come at the same moment, which the good client's would do again and again.
+        let possible = !self.quick || kind != Kind::Rping;
+        ATTACKS
+            .iter()
+            .filter(|attack| possible && wanted(attack))
+            .collect()
+    }
+
+    const fn form(&self) -> run::Form {
+        match (self.quick, self.long) {
+            (true, _) => run::Form::Quick,
+            (_, true) => run::Form::Long,
+            _ => run::Form::Each,
+        }
+    }
+}
+
+/// The limit for the whole run. It only ends one that hangs.
+const LIMIT: Duration = Duration::from_secs(3600);
+/// Runs the attacks that the arguments choose.
+///
+/// # Errors
+/// When our programs cannot be built, nothing matches `--only`, or the suite fails.
+pub(crate) fn command(args: &HostileArgs) -> Result<Outcome> {
+    if args.list {
+        ATTACKS
+            .iter()
+            .for_each(|attack| println!("{}", attack.name));
+        return Ok(Outcome::Passed);
+    }
+    let context = Context::new(false, true)?;
+    let mut log = Log::create(&context.log_dir().join("interop-hostile.log"), LIMIT)?;
+    let home = super::apps::tempdir()?;
+    let prefix = match &args.prefix {
+        Some(prefix) => std::path::absolute(prefix)?,
+        None => {
+            let prefix = home.path.join("prefix");
+            install::install(&context, &prefix)?;
+            prefix
+        }
+    };
+    let granting = home.path.join("granting");
+    let source = context.root.join("conformance/src/attack/granting.c");
+    let compiled = server::compile(&source, &granting);
+    let place = Place {
+        iwarp: prefix.join("bin/iwarp"),
+        granting: compiled.is_ok().then_some(granting),
+        dir: home.path.clone(),
+    };
+    let mut rows = Vec::new();
+    let mut skipped = Vec::new();
+    for kind in Kind::ALL {
+        match missing(kind, &compiled) {
+            Some(why) => skipped.push(format!("skipped: {}: {why}", kind.name())),
+            None => run::against(
+                &place,
+                kind,
+                &args.chosen(kind),
+                args.form(),
+                &mut rows,
+                &mut log,
+            )?,
+        }
+    }
+    if rows.is_empty() && skipped.is_empty() {
+        bail!("no such attack or server; --list shows the attacks");
+    }
+    skipped.iter().for_each(|line| log.say(line));
+    table(&rows, &mut log);
+    let failed = rows.iter().filter(|row| row.failure.is_some()).count();
+    if failed > 0 {
+        bail!("{failed} of {} failed", rows.len());
+    }
+    if rows.is_empty() {
+        return Ok(Outcome::Skipped(
+            "none of the servers can be built here".into(),
+        ));
+    }
+    Ok(Outcome::Passed)
+}
+
+/// Returns what a server lacks on this machine.
+fn missing(kind: Kind, compiled: &Result<(), String>) -> Option<String> {
+    match kind {
+        Kind::Granting | Kind::Marking => compiled.as_ref().err().cloned(),
+        Kind::Rping if !xtask::packages::have("rdmacm-utils") => {
+            Some("not installed: rdmacm-utils".into())
+        }
+        _ => None,
+    }
+}
+
+fn table(rows: &[Row], log: &mut Log) {
+    log.say(format!(
+        "\n{:18} {:46} {:17} {:24} {:>5} {:>9} {:>6} {:>8}",
+        "server", "attack", "expected", "seen", "runs", "good p99", "ratio", "RSS KiB"
+    ));
+    for row in rows {
+        let p99 = row
+            .good
+            .map_or("-".into(), |good| format!("{:.0} µs", good.p99));
+        let ratio = row.ratio.map_or("-".into(), |ratio| format!("{ratio:.1}"));
+        log.say(format!(
+            "{:18} {:46} {:17} {:24} {:>5} {p99:>9} {ratio:>6} {:>8}",
+            row.server, row.attack, row.expected, row.seen, row.runs, row.resident_kib
+        ));
+        if let Some(failure) = &row.failure {
+            log.say(format!("FAILED: {failure}"));
+        }
+    }
+    let measured = rows.iter().filter_map(|row| row.ratio);
+    let within = measured.clone().filter(|ratio| *ratio <= 3.0).count();
+    log.say(format!(
+        "\nthe good client's p99 was within 3 times its undisturbed one in {within} of {} rows with figures",
+        measured.count()
+    ));
+}

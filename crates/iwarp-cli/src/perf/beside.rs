@@ -1,0 +1,181 @@
+//! What blocking calls and a program that computes cost each other.
+//!
+//! A blocking call of the library polls for a while before it sleeps ([`Config::busy_poll`](iwarp::Config::busy_poll)). On an idle
+//! machine that only shortens the wait. On a busy one it takes time from other programs, and the scheduler takes the processor
+//! away from who polls. So the same ping-pong is measured beside threads that compute, one on each processor that the run uses:
+//! for plain TCP that sleeps, for plain TCP that polls as long, and for Sends.
+
+use super::pin;
+use super::plan::{Limit, Plan};
+use super::point::{Metric, Op, Point, Poll};
+use super::run::{Runner, Value};
+use crate::error::Result;
+use iwarp_figures::Spread;
+use rustix::time::{ClockId, clock_gettime};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long each measurement lasts: many turns of the scheduler.
+const SLOT: Duration = Duration::from_millis(150);
+
+/// One operation beside a program that computes.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Beside {
+    /// The operation.
+    pub(crate) op: Op,
+    /// Message size in octets.
+    pub(crate) size: u64,
+    /// Half round trip, microseconds.
+    pub(crate) p50: Option<Spread>,
+    /// The same, 99th percentile.
+    pub(crate) p99: Option<Spread>,
+    /// Share of the processors that the program had, 0 to 1.
+    pub(crate) left: Option<Spread>,
+}
+
+/// Measures all operations in turns, `rounds` times, beside a thread on each of `cpus`.
+///
+/// # Errors
+/// The first failure of either end.
+pub(crate) fn measure(
+    runner: &mut Runner,
+    plan: &Plan,
+    cpus: &[usize],
+    rounds: u32,
+) -> Result<Vec<Beside>> {
+    let points = points(plan);
+    let mut all: Vec<_> = points.iter().map(|_| <[Vec<f64>; 3]>::default()).collect();
+    for _ in 0..rounds {
+        for (point, [p50s, p99s, lefts]) in points.iter().zip(&mut all) {
+            let (value, left) =
+                beside_computing(cpus, || runner.measure(plan, point, Limit::Each(SLOT)))?;
+            if let Value::Latency { p50, p99, .. } = value {
+                p50s.push(p50);
+                p99s.push(p99);
+                lefts.push(left);
+            }
+        }
+    }
+    let rows = points.iter().zip(all).map(|(point, figures)| {
+        let [p50, p99, left] = figures.map(Spread::of);
+        Beside {
+            op: point.op,
+            size: point.size,
+            p50,
+            p99,
+            left,
+        }
+    });
+    Ok(rows.collect())
+}
+
+/// The ping-pongs of the smallest message that the plan has: plain TCP that sleeps, the same that polls, and an RDMA operation. None
+/// if the plan has no blocking calls of RDMA.
+fn points(plan: &Plan) -> Vec<Point> {
+    let blocking = |p: &&Point| (p.poll, p.metric) == (Poll::Event, Metric::Latency);
+    let rdma = plan
+        .groups
+        .iter()
+        .flat_map(|group| &group.points)
+        .filter(blocking)
+        .filter(|p| !p.op.is_tcp())
+        .min_by_key(|p| (p.size, p.op, !p.crc));
+    let Some(&rdma) = rdma else {
+        return Vec::new();
+    };
+    let tcp = |op| Point {
+        op,
+        crc: false,
+        ..rdma
+    };
+    vec![tcp(Op::Tcp), tcp(Op::TcpPolls), rdma]
+}
+
+/// Runs `f` beside a thread on each of `cpus` that computes all the time. Returns its result, and the share of the processors that
+/// these threads had.
+fn beside_computing<T>(cpus: &[usize], f: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = cpus
+            .iter()
+            .map(|&cpu| {
+                let stop = &stop;
+                scope.spawn(move || {
+                    pin::pin_to(cpu);
+                    compute(stop)
+                })
+            })
+            .collect();
+        let result = f();
+        stop.store(true, Ordering::Relaxed);
+        let shares = threads.into_iter().map(|t| t.join().unwrap_or_default());
+        let left = shares.sum::<f64>() / cpus.len().max(1) as f64;
+        Ok((result?, left))
+    })
+}
+
+/// Computes until `stop`. Returns which share of the time it had the processor.
+fn compute(stop: &AtomicBool) -> f64 {
+    let used = || clock_gettime(ClockId::ThreadCPUTime);
+    let (begin, before) = (Instant::now(), used());
+    let mut x = 1_u64;
+    while !stop.load(Ordering::Relaxed) {
+        for _ in 0..10_000 {
+            x = std::hint::black_box(x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
+        }
+    }
+    let after = used();
+    let used =
+        (after.tv_sec - before.tv_sec) as f64 + (after.tv_nsec - before.tv_nsec) as f64 / 1e9;
+    used / begin.elapsed().as_secs_f64().max(1e-9)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::perf::PerfArgs;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        perf: PerfArgs,
+    }
+
+    fn points_of(args: &str) -> Vec<Point> {
+        let cli = Cli::parse_from(std::iter::once("perf").chain(args.split_whitespace()));
+        points(&Plan::new(&cli.perf.measure).unwrap())
+    }
+
+    #[test]
+    fn blocking_calls_of_the_smallest_message_are_measured() {
+        let ops = |args: &str| -> Vec<_> {
+            let points = points_of(args);
+            points.iter().map(|p| (p.op, p.size, p.crc)).collect()
+        };
+        let expected = [
+            (Op::Tcp, 4, false),
+            (Op::TcpPolls, 4, false),
+            (Op::Send, 4, true),
+        ];
+        assert_eq!(ops(""), expected);
+        assert_eq!(
+            ops("--op read --size 64K,1K --crc off")[2],
+            (Op::Read, 1024, false)
+        );
+        assert_eq!(ops("--poll spin"), []);
+        assert_eq!(ops("--op tcp"), []);
+        assert!(points_of("").iter().all(|p| p.poll == Poll::Event));
+    }
+
+    #[test]
+    fn threads_that_compute_get_what_is_left() {
+        let (seven, left) = beside_computing(&[0], || {
+            std::thread::sleep(Duration::from_millis(20));
+            Ok(7)
+        })
+        .unwrap();
+        assert_eq!(seven, 7);
+        assert!(left > 0.0 && left <= 1.1, "{left}");
+    }
+}

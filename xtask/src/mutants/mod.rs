@@ -1,0 +1,328 @@
+//! `cargo xtask mutants`: cargo-mutants changes the code in small ways, and the tests should notice each change.
+//!
+//! A change that no test notices (a survivor) is either a test that is missing, or it changes nothing that anybody could see. Those
+//! are in the list of equivalents ([`equivalents::LIST`]), each with its reason. Any other survivor is a failure.
+
+mod equivalents;
+mod parts;
+mod tool;
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+
+use xtask::context::Context;
+use xtask::files;
+use xtask::outcome::Outcome;
+use xtask::process::Log;
+
+use equivalents::{Equivalents, LIST, Names};
+use parts::{PARTS, Part};
+use tool::Tool;
+
+/// Arguments of `cargo xtask mutants`.
+#[derive(Args)]
+pub(crate) struct MutantsArgs {
+    /// Parts of the tree: proto, rnic, runtime, cp [default: all]
+    #[arg(long, value_name = "PART", num_args = 1..)]
+    part: Vec<String>,
+    /// Change only files that match these globs, as cargo-mutants reads them
+    #[arg(long, value_name = "GLOB", num_args = 1..)]
+    files: Vec<String>,
+    /// About this many mutants of each part instead of all
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    sample: Option<u64>,
+    /// Which sample: successive seeds have no mutant in common until all have been run
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    seed: u64,
+    /// Show what would be run
+    #[arg(long)]
+    list: bool,
+}
+
+/// What came out of mutants.
+#[derive(Default)]
+struct Figures {
+    caught: usize,
+    timeouts: usize,
+    unviable: usize,
+    equivalent: usize,
+    missed: Vec<String>,
+    /// In the list of equivalents, but a test killed them.
+    no_equivalents: Vec<String>,
+}
+
+/// Time limit of the command. A whole run takes hours.
+const LIMIT: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// One test that fails is enough. Test programs of a stable toolchain know the option that stops there, but take it only like this.
+const FAIL_FAST: &str =
+    "--cargo-arg=--config=target.'cfg(unix)'.runner=['env', 'RUSTC_BOOTSTRAP=1']";
+
+/// What the step of `cargo xtask test` runs: a few mutants of files that take seconds to compile and test and seldom change, so that a
+/// change elsewhere does not make the step run others.
+const STEP: (&str, &[&str], u64) = (
+    "proto",
+    &[
+        "crates/iwarp-proto/src/ddp/stag.rs",
+        "crates/iwarp-proto/src/rdmap/opcode.rs",
+        "crates/iwarp-proto/src/wire.rs",
+    ],
+    3,
+);
+
+/// Runs `cargo xtask mutants`. Returns `false` if there is a survivor, or if the list of equivalents is wrong.
+///
+/// # Errors
+/// When cargo-mutants cannot run, or tests fail without a mutant.
+pub(crate) fn command(args: &MutantsArgs) -> Result<bool> {
+    let context = Context::new(false, true)?;
+    let mut log = Log::create(&context.log_dir().join("mutants.log"), LIMIT)?;
+    match run(&context, &mut log, args)? {
+        Some(good) => Ok(good),
+        None => {
+            println!("skipped: there is no cargo-mutants, and it could not be installed");
+            Ok(true)
+        }
+    }
+}
+
+/// The step `mutants`: a sample, the same on every machine.
+pub(crate) fn step(context: &Context, log: &mut Log) -> Result<Outcome> {
+    let (part, files, sample) = STEP;
+    let args = MutantsArgs {
+        part: vec![part.to_owned()],
+        files: files.iter().map(|&glob| glob.to_owned()).collect(),
+        sample: Some(sample),
+        seed: 0,
+        list: false,
+    };
+    match run(context, log, &args)? {
+        Some(true) => Ok(Outcome::Passed),
+        Some(false) => bail!("a mutant survived, or {LIST} is wrong"),
+        None => Ok(Outcome::Skipped("cargo-mutants is not installed".into())),
+    }
+}
+
+fn run(context: &Context, log: &mut Log, args: &MutantsArgs) -> Result<Option<bool>> {
+    let parts = choose(&args.part)?;
+    let Some(tool) = Tool::new(context, log)? else {
+        return Ok(None);
+    };
+    let list = Equivalents::parse(&files::read(&context.root, LIST)?)?;
+    let mut good = up_to_date(&tool, log, &list)?;
+    let mut ran = 0;
+    for part in parts {
+        let chosen: Vec<&str> = match args.files.is_empty() {
+            true => part.files.to_vec(),
+            false => args.files.iter().map(String::as_str).collect(),
+        };
+        let all = listed(log, &mut select(&tool, part, &chosen))?;
+        if all.is_empty() {
+            continue;
+        }
+        let shard = shard(all.len() as u64, args.sample, args.seed);
+        let mut command = select(&tool, part, &chosen);
+        command.args(["--sharding=round-robin", &format!("--shard={shard}")]);
+        if args.list {
+            for name in listed(log, &mut command)? {
+                println!("{name}");
+            }
+            continue;
+        }
+        let figures = measure(&tool, log, part, command, &list)?;
+        figures.show(log, part.name, all.len());
+        ran += figures.ran();
+        good &= figures.missed.is_empty() && figures.no_equivalents.is_empty();
+    }
+    if ran == 0 && !args.list {
+        bail!("there is no mutant in these files");
+    }
+    Ok(Some(good))
+}
+
+fn choose(names: &[String]) -> Result<Vec<&'static Part>> {
+    if let Some(name) = names.iter().find(|n| !PARTS.iter().any(|p| p.name == **n)) {
+        let known: Vec<_> = PARTS.iter().map(|part| part.name).collect();
+        bail!(
+            "no part is called {name:?}; there are: {}",
+            known.join(", ")
+        );
+    }
+    let wanted = |part: &&Part| names.is_empty() || names.iter().any(|name| name == part.name);
+    Ok(PARTS.iter().filter(wanted).collect())
+}
+
+/// Returns the shard `k/n` of cargo-mutants that is a sample of about `sample` of `total` mutants.
+fn shard(total: u64, sample: Option<u64>, seed: u64) -> String {
+    let count = sample.map_or(1, |sample| (total / sample.max(1)).max(1));
+    format!("{}/{count}", seed % count)
+}
+
+/// Returns the command that makes mutants of these files of a part.
+fn select(tool: &Tool, part: &Part, globs: &[&str]) -> Command {
+    let mut command = tool.command();
+    command.args(["--package", part.package]);
+    for glob in globs {
+        command.args(["--file", glob]);
+    }
+    command
+}
+
+fn listed(log: &mut Log, command: &mut Command) -> Result<Vec<String>> {
+    let text = log.run_and_read(command.args(["--list", "--colors=never", "--level=error"]))?;
+    // Cargo may say on standard error that it waits for a lock.
+    let names = text.lines().filter(|line| line.contains(".rs:"));
+    Ok(names.map(str::to_owned).collect())
+}
+
+/// Checks that each entry of the list is still a mutant.
+fn up_to_date(tool: &Tool, log: &mut Log, list: &Equivalents) -> Result<bool> {
+    let mut all = Vec::new();
+    for part in PARTS {
+        all.extend(listed(log, &mut select(tool, part, part.files))?);
+    }
+    let names = Names::new(&all);
+    let outdated: Vec<_> = list.outdated(&names).collect();
+    for entry in &outdated {
+        log.say(format!("{LIST}: there is no such mutant: {entry}"));
+    }
+    Ok(outdated.is_empty())
+}
+
+/// Runs mutants and compares the survivors with the list.
+fn measure(
+    tool: &Tool,
+    log: &mut Log,
+    part: &Part,
+    mut command: Command,
+    list: &Equivalents,
+) -> Result<Figures> {
+    // Names are made of all mutants of the part, whichever of them run.
+    let names = Names::new(&listed(log, &mut select(tool, part, part.files))?);
+    let out = tool.home.join(format!("out-{}", part.name));
+    let _ = fs::remove_dir_all(&out);
+    fs::create_dir_all(&out)?;
+    command.arg("--output").arg(&out).arg("--colors=never");
+    command.args(["--test-package", part.package]);
+    for word in part.programs {
+        command.arg(format!("--cargo-arg={word}"));
+    }
+    command.args([FAIL_FAST, "--", "--", "-Zunstable-options", "--fail-fast"]);
+    command.args(part.skip.iter().map(|name| format!("--skip={name}")));
+    // Its exit code is that of survivors too; without results something else is wrong.
+    let result = log.run(&mut command);
+    let results = out.join("mutants.out");
+    let read = |name: &str| names_in(&results.join(name));
+    let (caught, missed) = (read("caught.txt"), read("missed.txt"));
+    let mut figures = Figures {
+        caught: caught.len(),
+        timeouts: read("timeout.txt").len(),
+        unviable: read("unviable.txt").len(),
+        ..Figures::default()
+    };
+    for name in caught
+        .iter()
+        .filter(|name| list.contain(names.lasting(name)))
+    {
+        figures.no_equivalents.push(names.lasting(name).to_owned());
+    }
+    for name in &missed {
+        match list.contain(names.lasting(name)) {
+            true => figures.equivalent += 1,
+            false => figures
+                .missed
+                .push(format!("{name}\n    {}", names.lasting(name))),
+        }
+    }
+    if figures.ran() == 0 {
+        result.context("no mutant ran: do the tests pass?")?;
+    }
+    Ok(figures)
+}
+
+fn names_in(file: &Path) -> Vec<String> {
+    let text = fs::read_to_string(file).unwrap_or_default();
+    text.lines().map(str::to_owned).collect()
+}
+
+impl Figures {
+    /// Mutants that ran or did not compile.
+    fn ran(&self) -> usize {
+        self.caught + self.timeouts + self.unviable + self.equivalent + self.missed.len()
+    }
+
+    /// Killed mutants per mille of those that compiled and are no equivalents.
+    fn killed(&self) -> Option<usize> {
+        let killed = self.caught + self.timeouts;
+        (1000 * killed).checked_div(killed + self.missed.len())
+    }
+
+    fn show(&self, log: &mut Log, part: &str, all: usize) {
+        for name in &self.missed {
+            log.say(format!("survived: {name}"));
+        }
+        for name in &self.no_equivalents {
+            log.say(format!("{LIST}: a test kills it: {name}"));
+        }
+        let killed = self.killed().unwrap_or(1000);
+        log.say(format!(
+            "{part}: {} of {all} mutants: {} caught, {} missed, {} unviable, {} timeouts, {} equivalent; {}.{} % killed",
+            self.ran(),
+            self.caught,
+            self.missed.len(),
+            self.unviable,
+            self.timeouts,
+            self.equivalent,
+            killed / 10,
+            killed % 10,
+        ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn successive_samples_are_different_shards() {
+        assert_eq!(shard(100, None, 7), "0/1");
+        assert_eq!(shard(100, Some(10), 0), "0/10");
+        assert_eq!(shard(100, Some(10), 13), "3/10");
+        assert_eq!(shard(3, Some(10), 1), "0/1");
+        assert_eq!(shard(0, Some(10), 1), "0/1");
+    }
+
+    #[test]
+    fn equivalents_and_what_does_not_compile_do_not_count() {
+        let mut figures = Figures {
+            caught: 95,
+            timeouts: 2,
+            unviable: 50,
+            equivalent: 20,
+            ..Figures::default()
+        };
+        assert_eq!(figures.killed(), Some(1000));
+        figures.missed = vec![String::new(); 3];
+        assert_eq!(figures.killed(), Some(970));
+        assert_eq!(figures.ran(), 170);
+    }
+
+    #[test]
+    fn the_list_can_be_read() {
+        let root = Context::new(false, false).unwrap().root;
+        let text = files::read(&root, LIST).unwrap();
+        Equivalents::parse(&text).unwrap();
+    }
+
+    #[test]
+    fn parts_are_chosen_by_name() {
+        assert_eq!(choose(&[]).unwrap().len(), PARTS.len());
+        assert_eq!(choose(&["cp".into()]).unwrap()[0].package, "iwarp-cli");
+        assert!(choose(&["kernel".into()]).is_err());
+    }
+}

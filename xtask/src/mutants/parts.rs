@@ -1,0 +1,65 @@
+//! The parts of the tree in which mutants are made, and the tests that judge each.
+//!
+//! A mutant should cost seconds, so the tests are the fast ones of the crate itself. The simulator, which kills many of them as well, takes
+//! longer than all of these.
+
+/// A part of the tree.
+pub(crate) struct Part {
+    /// The name for `--part`.
+    pub(crate) name: &'static str,
+    /// The package whose files are changed.
+    pub(crate) package: &'static str,
+    /// Globs of the files that are changed.
+    pub(crate) files: &'static [&'static str],
+    /// Arguments of cargo that choose the test programs. Others are not even compiled.
+    pub(crate) programs: &'static [&'static str],
+    /// Tests that are left out, by parts of their names.
+    pub(crate) skip: &'static [&'static str],
+}
+
+/// All parts, the quick ones first.
+pub(crate) const PARTS: &[Part] = &[
+    Part {
+        name: "proto",
+        package: "iwarp-proto",
+        files: &["crates/iwarp-proto/src/**/*.rs"],
+        programs: &["--lib", "--tests"],
+        skip: &[],
+    },
+    Part {
+        name: "rnic",
+        package: "iwarp-rnic",
+        files: &["crates/iwarp-rnic/src/**/*.rs"],
+        programs: &["--lib"],
+        // A test of races that takes longer than all others.
+        skip: &["stress_tests::no_access_sees"],
+    },
+    Part {
+        name: "runtime",
+        package: "iwarp",
+        files: &[
+            "crates/iwarp/src/cm.rs",
+            "crates/iwarp/src/connection/**/*.rs",
+            "crates/iwarp/src/device/*.rs",
+            "crates/iwarp/src/memory.rs",
+            "crates/iwarp/src/portmap.rs",
+            "crates/iwarp/src/progress/*.rs",
+            "crates/iwarp/src/raw/**/*.rs",
+        ],
+        programs: &[
+            "--lib",
+            "--test=connection",
+            "--test=portmap",
+            "--test=raw",
+            "--test=verbs",
+        ],
+        skip: &[],
+    },
+    Part {
+        name: "cp",
+        package: "iwarp-cli",
+        files: &["crates/iwarp-cli/src/cp/*.rs"],
+        programs: &["--bin=iwarp", "--test=cp"],
+        skip: &[],
+    },
+];

@@ -1,0 +1,116 @@
+//! cargo-mutants itself, and the copy of the tree that it changes.
+//!
+//! The copy is below the target folder and stays there, so that what was compiled is used again, and nobody's working tree is
+//! changed under his hands.
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+
+use xtask::context::{Context, find_program};
+use xtask::files;
+use xtask::process::{Log, cargo};
+
+/// The version of cargo-mutants that is installed where there is none.
+const VERSION: &str = "27.1.0";
+
+/// cargo-mutants, ready to run.
+pub(crate) struct Tool {
+    /// The copy of the tree.
+    tree: PathBuf,
+    /// The folder for what is compiled and for results.
+    pub(crate) home: PathBuf,
+    /// Where the program is, if it is not in `PATH`.
+    bin: PathBuf,
+}
+
+impl Tool {
+    /// Finds cargo-mutants, or installs it into the target folder if `context` allows that. `None` if there is none.
+    ///
+    /// # Errors
+    /// When the tree cannot be copied.
+    pub(crate) fn new(context: &Context, log: &mut Log) -> Result<Option<Self>> {
+        let root = context
+            .target
+            .join(format!("tools/cargo-mutants-{VERSION}"));
+        let bin = root.join("bin");
+        if find_program("cargo-mutants").is_none() && !bin.join("cargo-mutants").is_file() {
+            if !context.install {
+                return Ok(None);
+            }
+            // Unoptimised: it only reads sources and starts cargo, and compiling it takes a third of the time.
+            let mut install = cargo(&context.root);
+            install
+                .args(["install", "cargo-mutants", "--locked", "--debug"])
+                .args(["--version", VERSION, "--root"])
+                .arg(&root);
+            if let Err(error) = log.run(&mut install) {
+                log.say(format!("could not install cargo-mutants: {error:#}"));
+                return Ok(None);
+            }
+        }
+        let home = context.target.join("xtask-mutants");
+        let tree = home.join("tree");
+        copy_tree(&context.root, &tree)?;
+        Ok(Some(Self { tree, home, bin }))
+    }
+
+    /// Returns the command `cargo mutants`, which works on the copy. Append its arguments.
+    pub(crate) fn command(&self) -> Command {
+        let mut command = cargo(&self.tree);
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let dirs = std::iter::once(self.bin.clone()).chain(std::env::split_paths(&path));
+        if let Ok(path) = std::env::join_paths(dirs) {
+            command.env("PATH", path);
+        }
+        command
+            .env("CARGO_TARGET_DIR", self.home.join("build"))
+            // Each mutant is a small change.
+            .env("CARGO_INCREMENTAL", "1")
+            // A case that fails is not to be kept, and few are enough for a change that matters.
+            .env("PROPTEST_CASES", "16")
+            .env("PROPTEST_FAILURE_PERSISTENCE", "off")
+            .args(["mutants", "--in-place", "--dir"])
+            .arg(&self.tree);
+        command
+    }
+}
+
+/// Makes `tree` equal to the files of the working tree at `root`, those that are not committed included. Files that are equal are not
+/// touched.
+fn copy_tree(root: &Path, tree: &Path) -> Result<()> {
+    let listing = files::listed(root)?;
+    let files: HashSet<&Path> = listing.iter().map(Path::new).collect();
+    for file in &files {
+        let (from, to) = (root.join(file), tree.join(file));
+        let wanted = fs::read(&from).with_context(|| format!("reading {}", from.display()))?;
+        if fs::read(&to).is_ok_and(|there| there == wanted) {
+            continue;
+        }
+        if let Some(dir) = to.parent() {
+            fs::create_dir_all(dir)?;
+        }
+        // Copies the mode too: tests start scripts. The time is that of the copy, so cargo compiles what changed.
+        fs::copy(&from, &to).with_context(|| format!("writing {}", to.display()))?;
+    }
+    remove_others(tree, tree, &files)
+}
+
+/// Removes what is not in `files` from `dir`, which is in `tree`.
+fn remove_others(tree: &Path, dir: &Path, files: &HashSet<&Path>) -> Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            remove_others(tree, &path, files)?;
+        } else if !path
+            .strip_prefix(tree)
+            .is_ok_and(|name| files.contains(name))
+        {
+            fs::remove_file(&path)?;
+        }
+    }
+    Ok(())
+}
