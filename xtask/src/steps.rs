@@ -10,11 +10,7 @@ use xtask::outcome::Outcome;
 use xtask::packages;
 use xtask::process::{Log, cargo, program};
 
-<<<<<<< HEAD
-use crate::{compliance, deb, fuzz, licences, miri, no_std, package, targets, tidy};
-=======
-use crate::{compliance, deb, licences, miri, mutants, no_std, package, targets, tidy};
->>>>>>> main
+use crate::{compliance, deb, fuzz, licences, miri, mutants, no_std, package, targets, tidy};
 
 /// A step of `cargo xtask test`.
 pub(crate) struct Step {
