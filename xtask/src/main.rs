@@ -67,6 +67,9 @@ enum Command {
     /// Build the Linux kernel module, or run the engine in a kernel in an emulated machine
     #[command(disable_help_flag = true)]
     Kernel(Passed),
+    /// Keep 64 connections busy for long, while processes and network are disturbed
+    #[command(disable_help_flag = true)]
+    Soak(Passed),
 }
 
 /// Arguments that are passed to another program of the project unchanged, `--help` included.
@@ -102,6 +105,7 @@ fn main() -> ExitCode {
         Command::Deb(args) => deb::command(&args),
         Command::Interop(args) => args.run(steps::CONFORMANCE, &[]),
         Command::Kernel(args) => args.run(steps::CONFORMANCE, &["kernel"]),
+        Command::Soak(args) => args.run(steps::CONFORMANCE, &["soak"]),
         Command::Bench(args) => args.run(steps::BENCH, &["bench"]),
         Command::Instructions(args) => args.run(steps::BENCH, &["instructions"]),
     };
