@@ -211,9 +211,6 @@ static void disconnected(struct pair *p)
 	while (reap())
 		;
 	p->disconnected = 1;
-	if (p->state == LIVE && p->farewell && p->heard_farewell && !idle(p))
-		wrong("connection %d: closed in order with %d requests and %lu messages open", p->index, p->in_flight,
-		      p->sent - p->acknowledged);
 	lose(p, "disconnected");
 }
 
