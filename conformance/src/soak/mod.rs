@@ -138,8 +138,8 @@ impl Soak {
             self.rest_for(quiet)?;
             self.growth.measure(&self.ends)?;
             self.report.begin(kind);
-            kind.happen(&self.place, &mut self.ends, random)?;
-            self.recover(kind.ends_connections())?;
+            let may_end = kind.happen(&self.place, &mut self.ends, random)?;
+            self.recover(may_end)?;
             self.report.end(kind, &mut self.ends);
         }
         self.rest_for(quiet)?;

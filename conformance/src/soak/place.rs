@@ -12,7 +12,7 @@ use super::end::Side;
 const SERVER: (&str, &str) = ("10.77.1.1", "7471");
 const CLIENT: &str = "10.77.1.2";
 /// Seconds after which a silent peer is given up. Cut cables are shorter or much longer.
-const PEER_TIMEOUT: &str = "3";
+const PEER_TIMEOUT: &str = "4";
 
 /// The C program that both ends run.
 const PROGRAM: &str = "soak-worker";
