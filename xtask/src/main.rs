@@ -41,6 +41,8 @@ enum Command {
         #[arg(long)]
         bless: bool,
     },
+    /// Write docs/unsafe.md from the table of files that may contain `unsafe`
+    UnsafeDoc,
     /// Measure everything, interleaved, against plain TCP and other software
     #[command(disable_help_flag = true)]
     Bench(Passed),
@@ -98,6 +100,8 @@ fn main() -> ExitCode {
         Command::Compliance { bless } => {
             Context::new(false, false).and_then(|context| compliance::command(&context, bless))
         }
+        Command::UnsafeDoc => Context::new(false, false)
+            .and_then(|context| tidy::unsafe_doc::write(&context).map(|()| true)),
         Command::Install { prefix } => Context::new(false, false)
             .and_then(|context| install::install(&context, &prefix).map(|()| true)),
         Command::Bundle { output } => Context::new(false, false)

@@ -5,6 +5,7 @@ mod markdown;
 mod messages;
 mod options;
 mod rules;
+pub(crate) mod unsafe_doc;
 
 use anyhow::{Result, anyhow, bail};
 
@@ -66,6 +67,7 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
     let readme = files::read(root, "README.md")?;
     findings.extend(variables.compare(&files::read(root, options::FILE)?));
     findings.extend(sources.compare(&files::read(root, messages::FILE)?));
+    findings.extend(unsafe_doc::check(context, &table)?);
     findings.extend(markdown::readme(&readme, &files::read(root, "Cargo.toml")?));
 
     let mut errors = 0;
