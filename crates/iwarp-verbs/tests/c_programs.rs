@@ -187,3 +187,8 @@ fn a_process_forks_runs_programs_becomes_a_daemon_cancels_threads_and_ends() {
 fn a_plug_in_loads_and_unloads_the_library() {
     passes("plugin");
 }
+
+#[test]
+fn no_memory_is_an_error_and_not_the_end() {
+    passes("no_memory");
+}
