@@ -16,10 +16,10 @@ pub(super) struct Sample {
 }
 
 /// Measurements of a process that do not count, because queues and pools still take their size.
-const WARM_UP: usize = 2;
+const WARM_UP: usize = 4;
 /// Memory that later measurements may have more than the first ones that count, in KiB: pools that many connections at a time have filled, and
 /// pieces that the allocator keeps.
-const SLACK_KIB: u64 = 8 << 10;
+const SLACK_KIB: u64 = 16 << 10;
 /// Descriptors that may be more for a moment: connections that end in the background.
 const SLACK_DESCRIPTORS: u64 = 8;
 
@@ -59,7 +59,7 @@ impl Growth {
 
 /// Says what has grown. The last measurements are compared with the first that count, three of each.
 fn grown(samples: &[Sample]) -> Option<String> {
-    let samples = samples.get(WARM_UP..).filter(|rest| rest.len() >= 6)?;
+    let samples = samples.get(WARM_UP..).filter(|rest| rest.len() >= 8)?;
     let (first, last) = (&samples[..3], &samples[samples.len() - 3..]);
     let compare = |of: fn(&Sample) -> u64| {
         // The largest of the first and the smallest of the last: a peak is no growth.
@@ -112,13 +112,18 @@ mod tests {
         let mut peak = flat.clone();
         peak[18].rss = 90_000;
         assert_eq!(grown(&peak), None);
-        let leak: Vec<Sample> = (0..20).map(|i| at(50_000 + i * 1000, 80, 3)).collect();
+        let leak: Vec<Sample> = (0..40).map(|i| at(50_000 + i * 1000, 80, 3)).collect();
         assert!(grown(&leak).is_some_and(|more| more.contains("KiB")));
         let open: Vec<Sample> = (0..20).map(|i| at(50_000, 80 + i, 3)).collect();
         assert!(grown(&open).is_some_and(|more| more.contains("descriptors")));
         let threads: Vec<Sample> = (0..20).map(|i| at(50_000, 80, 3 + i / 10)).collect();
         assert!(grown(&threads).is_some_and(|more| more.contains("threads")));
+        // Pools fill while connections come and go, and then no more.
+        let mut filling: Vec<Sample> = (0..30).map(|_| at(68_000, 80, 3)).collect();
+        filling[..4].fill(at(46_000, 77, 3));
+        filling[4..8].fill(at(57_000, 77, 3));
+        assert_eq!(grown(&filling), None);
         // A process that did not live long says nothing.
-        assert_eq!(grown(&leak[..7]), None);
+        assert_eq!(grown(&leak[..11]), None);
     }
 }
