@@ -3,7 +3,7 @@
 //! [`apps`] runs the distribution's RDMA programs on our libraries, with both ends on this machine. [`siw`] connects our
 //! libraries with the Linux kernel's software iWARP (siw), which runs in an emulated machine. [`attack`] is a peer that breaks the rules. [`kernel`] (`cargo xtask kernel`)
 //! builds our kernel module, runs programs on it in such a machine ([`device`]), and the engine alone ([`engine`]), on a kernel
-//! of choice ([`boot`]).
+//! of choice ([`boot`]). [`soak`] (`cargo xtask soak`) keeps two processes on our libraries busy while all around them fails.
 
 mod apps;
 mod attack;
@@ -23,6 +23,7 @@ mod matrix;
 mod programs;
 mod rows;
 mod siw;
+mod soak;
 mod storage;
 mod suite;
 
@@ -50,6 +51,8 @@ enum Peer {
     Hostile(attack::HostileArgs),
     /// Our own kernel module
     Kernel(kernel::KernelArgs),
+    /// Both ends ours, busy for long, while processes and network are disturbed
+    Soak(soak::SoakArgs),
 }
 
 fn main() -> ExitCode {
@@ -58,6 +61,7 @@ fn main() -> ExitCode {
         Peer::Apps(args) => apps::command(&args),
         Peer::Hostile(args) => attack::command(&args),
         Peer::Kernel(args) => kernel::command(&args),
+        Peer::Soak(args) => soak::command(&args),
     };
     result.map_or_else(
         |error| {

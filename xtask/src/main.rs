@@ -43,6 +43,8 @@ enum Command {
         #[arg(long)]
         bless: bool,
     },
+    /// Write docs/unsafe.md from the table of files that may contain `unsafe`
+    UnsafeDoc,
     /// Measure everything, interleaved, against plain TCP and other software
     #[command(disable_help_flag = true)]
     Bench(Passed),
@@ -73,6 +75,9 @@ enum Command {
     /// Build the Linux kernel module, or run the engine in a kernel in an emulated machine
     #[command(disable_help_flag = true)]
     Kernel(Passed),
+    /// Keep 64 connections busy for long, while processes and network are disturbed
+    #[command(disable_help_flag = true)]
+    Soak(Passed),
 }
 
 /// Arguments that are passed to another program of the project unchanged, `--help` included.
@@ -101,6 +106,8 @@ fn main() -> ExitCode {
         Command::Compliance { bless } => {
             Context::new(false, false).and_then(|context| compliance::command(&context, bless))
         }
+        Command::UnsafeDoc => Context::new(false, false)
+            .and_then(|context| tidy::unsafe_doc::write(&context).map(|()| true)),
         Command::Install { prefix } => Context::new(false, false)
             .and_then(|context| install::install(&context, &prefix).map(|()| true)),
         Command::Bundle { output } => Context::new(false, false)
@@ -110,6 +117,7 @@ fn main() -> ExitCode {
         Command::Mutants(args) => mutants::command(&args),
         Command::Interop(args) => args.run(steps::CONFORMANCE, &[]),
         Command::Kernel(args) => args.run(steps::CONFORMANCE, &["kernel"]),
+        Command::Soak(args) => args.run(steps::CONFORMANCE, &["soak"]),
         Command::Bench(args) => args.run(steps::BENCH, &["bench"]),
         Command::Instructions(args) => args.run(steps::BENCH, &["instructions"]),
     };

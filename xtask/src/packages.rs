@@ -210,7 +210,7 @@ const PACKAGES: &[Package] = &[
     Package {
         name: "iproute2",
         proof: Proof::Program("ip"),
-        needed_by: &["apps"],
+        needed_by: &["apps", "soak"],
         why: "makes the networks that programs are tested in",
     },
     Package {

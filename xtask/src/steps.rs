@@ -143,6 +143,13 @@ pub(crate) const STEPS: &[Step] = &[
         limit: minutes(15),
         run: module,
     },
+    // After `apps`, which has compiled the same libraries.
+    Step {
+        name: "soak",
+        about: "64 busy connections survive killed processes, lost links and missing descriptors",
+        limit: minutes(10),
+        run: soak,
+    },
     // After `apps`, which has compiled the same programs in release mode.
     Step {
         name: "deb",
@@ -300,6 +307,10 @@ fn hostile(context: &Context, log: &mut Log) -> Result<Outcome> {
 fn module(context: &Context, log: &mut Log) -> Result<Outcome> {
     let words = ["kernel", "test", "--step", "--with", "itself", "--few"];
     log.run_program(program(&context.root, CONFORMANCE).args(words))
+}
+
+fn soak(context: &Context, log: &mut Log) -> Result<Outcome> {
+    log.run_program(program(&context.root, CONFORMANCE).args(["soak", "--step"]))
 }
 
 fn instructions(context: &Context, log: &mut Log) -> Result<Outcome> {

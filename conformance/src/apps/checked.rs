@@ -78,9 +78,13 @@ fn words(owned: &[String]) -> Vec<&str> {
 }
 
 /// Environment variables, and the command that a program is appended to.
-type Setting<'a> = (&'a [(&'a str, &'a str)], &'a [&'a str]);
+pub(super) type Setting<'a> = (&'a [(&'a str, &'a str)], &'a [&'a str]);
 
-fn start(stage: &Stage, (variables, checker): Setting<'_>, words: &[&str]) -> Result<Program> {
+pub(super) fn start(
+    stage: &Stage,
+    (variables, checker): Setting<'_>,
+    words: &[&str],
+) -> Result<Program> {
     let all: Vec<&str> = checker.iter().chain(words).copied().collect();
     stage.start_with(&[], None, variables, &all)
 }
@@ -249,7 +253,7 @@ fn build() -> Result<PathBuf> {
     Ok(target.join(host).join("debug/libiwarp_verbs.so"))
 }
 
-fn host() -> Result<String> {
+pub(super) fn host() -> Result<String> {
     let answer = Command::new("rustc").arg("-vV").output()?;
     String::from_utf8_lossy(&answer.stdout)
         .lines()

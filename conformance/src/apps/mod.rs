@@ -60,6 +60,7 @@ mod rdmacm;
 mod rsockets;
 mod stage;
 mod table;
+mod threads;
 mod ucp;
 mod ucx;
 
@@ -131,6 +132,7 @@ fn all() -> Vec<Case> {
         pyverbs::cases(),
         crates::cases(),
         checked::cases(),
+        threads::cases(),
     ]
     .into_iter()
     .flatten()

@@ -10,6 +10,7 @@
 )]
 #![allow(missing_docs, reason = "rsocket(7)")]
 
+use crate::cancel::Uncancelled;
 use crate::errno::{Errno, Result};
 use crate::poll::{Sets, poll, select};
 use crate::table::{self, Entry};
@@ -26,6 +27,7 @@ use std::time::Duration;
 const IOV_MAX: usize = 1024;
 
 fn guarded<T>(failed: T, f: impl FnOnce() -> Result<T>) -> T {
+    let _uncancelled = Uncancelled::new();
     match catch_unwind(AssertUnwindSafe(f)).unwrap_or(Err(Errno::IO)) {
         Ok(value) => value,
         Err(errno) => {

@@ -27,6 +27,8 @@
 mod address;
 pub mod c_api;
 mod calls;
+#[doc(hidden)]
+pub mod cancel;
 mod datagram;
 mod errno;
 mod fork;

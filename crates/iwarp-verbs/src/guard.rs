@@ -1,8 +1,9 @@
-//! The border to C: no panic crosses it, and every failure becomes the errno that the manual pages name.
+//! The border to C: no panic crosses it, no thread is cancelled behind it, and every failure becomes the errno that the manual pages name.
 //!
 //! The C functions are of four kinds: those that return 0 or a positive errno ([`code`]), those that return -1 and set
 //! `errno` ([`minus_one`]), those that return NULL and set `errno` ([`pointer`]), and the rest ([`value`]).
 
+use iwarp_rsocket::cancel::Uncancelled;
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -36,6 +37,7 @@ pub(crate) fn set_errno(errno: Errno) {
 }
 
 fn caught<T>(f: impl FnOnce() -> Res<T>) -> Res<T> {
+    let _uncancelled = Uncancelled::new();
     catch_unwind(AssertUnwindSafe(f)).unwrap_or(Err(Errno(libc::EIO)))
 }
 
@@ -69,6 +71,7 @@ pub(crate) fn pointer<T>(f: impl FnOnce() -> Res<*mut T>) -> *mut T {
 
 /// Returns a value, or `fallback` if the function panics.
 pub(crate) fn value<T>(fallback: T, f: impl FnOnce() -> T) -> T {
+    let _uncancelled = Uncancelled::new();
     catch_unwind(AssertUnwindSafe(f)).unwrap_or(fallback)
 }
 

@@ -42,9 +42,15 @@ mod qp;
 mod qp_create;
 mod qp_ex;
 mod query;
+mod reserve;
 mod rsocket;
 mod srq;
 mod srq_ops;
 mod ud;
 mod wait;
 mod xrc;
+
+/// Small allocations do not fail, because Rust would end the program.
+#[cfg(not(test))]
+#[global_allocator]
+static ALLOCATOR: reserve::Allocator = reserve::Allocator;

@@ -1,7 +1,7 @@
 //! Our own C programs on the library, compiled with Debian's headers: every kind of misuse, addresses, an exchange that uses every
 //! operation, events for solicited completions, queue pairs that are connected by number, connections without queue pairs, unreliable
 //! connections, extended reliable connections, datagrams with and without the connection manager, and what later headers than Debian's
-//! declare.
+//! declare; how a process lives and ends; the library as a plug-in.
 
 mod common;
 
@@ -32,6 +32,8 @@ fn compile(name: &str, folder: &common::Folder) -> PathBuf {
     let status = Command::new("cc")
         .args(["-Wall", "-Wextra", "-Werror", "-pthread", "-g", "-o"])
         .arg(&exe)
+        // One program loads the library itself.
+        .arg("-Wl,--as-needed")
         .arg(&source)
         .arg("-L")
         .arg(&folder.0)
@@ -174,4 +176,19 @@ fn injected_faults_are_seen_as_the_verbs_say() {
 #[test]
 fn injected_faults_are_seen_as_the_connection_manager_says() {
     passes("faults_cm");
+}
+
+#[test]
+fn a_process_forks_runs_programs_becomes_a_daemon_cancels_threads_and_ends() {
+    passes("life");
+}
+
+#[test]
+fn a_plug_in_loads_and_unloads_the_library() {
+    passes("plugin");
+}
+
+#[test]
+fn no_memory_is_an_error_and_not_the_end() {
+    passes("no_memory");
 }

@@ -6,6 +6,7 @@ mod markdown;
 mod messages;
 mod options;
 mod rules;
+pub(crate) mod unsafe_doc;
 
 use anyhow::{Result, anyhow, bail};
 
@@ -70,6 +71,7 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
     findings.extend(variables.compare(&files::read(root, options::FILE)?));
     findings.extend(shown.compare(&files::read(root, attacks::FILE)?));
     findings.extend(sources.compare(&files::read(root, messages::FILE)?));
+    findings.extend(unsafe_doc::check(context, &table)?);
     findings.extend(markdown::readme(&readme, &files::read(root, "Cargo.toml")?));
 
     let mut errors = 0;

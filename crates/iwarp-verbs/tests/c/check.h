@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int checks, failures;
+/* Several threads count. */
+static _Atomic int checks, failures;
 
 /* Checks that a condition is true. */
 #define CHECK(condition) check_((condition) != 0, __FILE__, __LINE__, #condition)

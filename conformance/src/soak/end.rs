@@ -1,0 +1,257 @@
+//! One end: a process that may be stopped, killed and started again, and what it says.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Child, Stdio};
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::place::Place;
+
+/// Connections that the client keeps open.
+const PAIRS: u64 = 64;
+
+/// Which end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    Server,
+    Client,
+}
+
+impl Side {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Server => "server",
+            Self::Client => "client",
+        }
+    }
+}
+
+/// A running end.
+struct Running {
+    child: Child,
+    lines: Receiver<String>,
+    /// Its last counters.
+    counters: BTreeMap<String, u64>,
+}
+
+/// An end, with what its processes have done so far.
+pub(super) struct End {
+    side: Side,
+    seed: u64,
+    starts: u64,
+    running: Option<Running>,
+    /// Counters of processes that are gone.
+    past: BTreeMap<String, u64>,
+    /// What was lost since [`forgive`](Self::forgive), with reasons.
+    lost: Vec<String>,
+    /// Why connections were lost or attempts failed, and how often, since [`reasons`](Self::reasons) was called.
+    reasons: BTreeMap<String, u64>,
+    last: String,
+}
+
+impl End {
+    pub(super) fn new(side: Side, seed: u64) -> Self {
+        Self {
+            side,
+            seed: seed.wrapping_mul(2) + u64::from(side == Side::Client),
+            starts: 0,
+            running: None,
+            past: BTreeMap::new(),
+            lost: Vec::new(),
+            reasons: BTreeMap::new(),
+            last: String::new(),
+        }
+    }
+
+    /// Starts a process for this end.
+    pub(super) fn start(&mut self, place: &Place) -> Result<()> {
+        self.starts += 1;
+        let seed = self.seed.wrapping_add(self.starts << 32);
+        let mut child = place
+            .command(self.side, seed)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let out = child.stdout.take().context("a pipe")?;
+        let (tell, lines) = channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(out).lines().map_while(Result::ok) {
+                if tell.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        self.running = Some(Running {
+            child,
+            lines,
+            counters: BTreeMap::new(),
+        });
+        Ok(())
+    }
+
+    pub(super) fn pid(&self) -> Result<Pid> {
+        let id = self.running.as_ref().map(|running| running.child.id());
+        id.and_then(|id| Pid::from_raw(id as i32))
+            .context("the process does not run")
+    }
+
+    /// Which of its processes runs, from 1.
+    pub(super) const fn incarnation(&self) -> u64 {
+        self.starts
+    }
+
+    pub(super) const fn side(&self) -> Side {
+        self.side
+    }
+
+    pub(super) fn signal(&self, signal: Signal) -> Result<()> {
+        Ok(kill_process(self.pid()?, signal)?)
+    }
+
+    /// Kills the process and starts another one.
+    pub(super) fn replace(&mut self, place: &Place) -> Result<()> {
+        self.listen()?;
+        let mut old = self.running.take().context("the process does not run")?;
+        old.child.kill()?;
+        old.child.wait()?;
+        for (name, count) in old.counters {
+            *self.past.entry(name).or_default() += count;
+        }
+        self.start(place)
+    }
+
+    /// Gives the process a command.
+    pub(super) fn say(&mut self, command: &str) {
+        let input = self
+            .running
+            .as_mut()
+            .and_then(|running| running.child.stdin.as_mut());
+        if let Some(input) = input {
+            // That it is gone is noticed by `listen`.
+            let _ = writeln!(input, "{command}");
+        }
+    }
+
+    /// Reads what the process has said.
+    ///
+    /// # Errors
+    /// When it says that a promise was broken, or has ended.
+    pub(super) fn listen(&mut self) -> Result<()> {
+        loop {
+            let Some(running) = &mut self.running else {
+                return Ok(());
+            };
+            match running.lines.try_recv() {
+                Ok(line) => self.heard(line)?,
+                Err(TryRecvError::Empty) => return Ok(()),
+                Err(TryRecvError::Disconnected) if self.last == "end" => return Ok(()),
+                Err(TryRecvError::Disconnected) => {
+                    let status = running.child.wait()?;
+                    bail!("the {} has ended: {status}", self.side.name());
+                }
+            }
+        }
+    }
+
+    fn heard(&mut self, line: String) -> Result<()> {
+        if let Some(stat) = line.strip_prefix("stat ") {
+            let counters = stat.split(' ').filter_map(|pair| {
+                let (name, value) = pair.split_once('=')?;
+                Some((name.to_owned(), value.parse().ok()?))
+            });
+            if let Some(running) = &mut self.running {
+                running.counters = counters.collect();
+            }
+        } else if line.starts_with("WRONG ") {
+            bail!("{}: {line}", self.side.name());
+        } else if let Some(why) = ["lost", "failed"].iter().find_map(|kind| {
+            let rest = line.strip_prefix(kind)?;
+            Some(format!("{kind}: {}", rest.split_once("why=")?.1))
+        }) {
+            if line.starts_with("lost") {
+                self.lost.push(line.clone());
+            }
+            *self.reasons.entry(why).or_default() += 1;
+        }
+        self.last = line;
+        Ok(())
+    }
+
+    /// # Errors
+    /// When a connection was lost since the last [`forgive`](Self::forgive).
+    pub(super) fn lost_nothing(&self) -> Result<()> {
+        if self.lost.is_empty() {
+            return Ok(());
+        }
+        bail!(
+            "the {} lost {} connections that nothing had disturbed: {}",
+            self.side.name(),
+            self.lost.len(),
+            self.lost.join("; ")
+        )
+    }
+
+    /// Forgets what was lost: it was expected.
+    pub(super) fn forgive(&mut self) {
+        self.lost.clear();
+    }
+
+    /// Takes the reasons of losses and failed attempts.
+    pub(super) fn reasons(&mut self) -> BTreeMap<String, u64> {
+        std::mem::take(&mut self.reasons)
+    }
+
+    /// Returns `true` if all connections are there, and nothing else is.
+    pub(super) fn is_whole(&self) -> bool {
+        let Some(running) = &self.running else {
+            return false;
+        };
+        let is = |name: &str, count| running.counters.get(name) == Some(&count);
+        is("live", PAIRS) && is("draining", 0) && is("others", 0)
+    }
+
+    pub(super) fn last_line(&self) -> &str {
+        &self.last
+    }
+
+    /// A counter, summed over all processes of this end.
+    pub(super) fn total(&self, name: &str) -> u64 {
+        let now = self.running.iter().filter_map(|r| r.counters.get(name));
+        now.chain(self.past.get(name)).sum()
+    }
+
+    /// Waits until the process ends by itself.
+    ///
+    /// # Errors
+    /// When it does not, or says that something is wrong.
+    pub(super) fn ends_well(&mut self, patience: Duration) -> Result<()> {
+        let end = Instant::now() + patience;
+        while self.last != "end" {
+            self.listen()?;
+            self.lost_nothing()?;
+            if Instant::now() > end {
+                bail!("the {} does not end: {}", self.side.name(), self.last);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let running = self.running.as_mut().context("the process does not run")?;
+        let status = running.child.wait()?;
+        if !status.success() {
+            bail!("the {} ended with {status}", self.side.name());
+        }
+        Ok(())
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        if let Some(running) = &mut self.running {
+            let _ = running.child.kill();
+            let _ = running.child.wait();
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Memory, descriptors and threads of the ends, in quiet times. They may not grow while a process lives.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result, bail};
+
+use super::end::{End, Side};
+
+/// What a process has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Sample {
+    /// Resident memory, in KiB.
+    pub(super) rss: u64,
+    pub(super) descriptors: u64,
+    pub(super) threads: u64,
+}
+
+/// Measurements of a process that do not count, because queues and pools still take their size.
+const WARM_UP: usize = 4;
+/// Memory that later measurements may have more than the first ones that count, in KiB: pools that many connections at a time have filled, and
+/// pieces that the allocator keeps.
+const SLACK_KIB: u64 = 16 << 10;
+/// Descriptors that may be more for a moment: connections that end in the background.
+const SLACK_DESCRIPTORS: u64 = 8;
+
+/// All measurements, by end and its process.
+#[derive(Default)]
+pub(super) struct Growth(BTreeMap<(&'static str, u64), Vec<Sample>>);
+
+impl Growth {
+    /// Measures both ends.
+    pub(super) fn measure(&mut self, ends: &[End; 2]) -> Result<()> {
+        for end in ends {
+            let key = (end.side().name(), end.incarnation());
+            self.0.entry(key).or_default().push(sample(end)?);
+        }
+        Ok(())
+    }
+
+    /// # Errors
+    /// When a process has grown.
+    pub(super) fn verdict(&self) -> Result<()> {
+        for ((side, number), samples) in &self.0 {
+            let Some(more) = grown(samples) else { continue };
+            bail!("the {side}'s process {number} has grown: {more}");
+        }
+        Ok(())
+    }
+
+    /// The measurements of the process of this end that was measured most often.
+    pub(super) fn longest(&self, side: Side) -> &[Sample] {
+        let of_side = self.0.iter().filter(|((name, _), _)| *name == side.name());
+        of_side
+            .map(|(_, samples)| samples.as_slice())
+            .max_by_key(|samples| samples.len())
+            .unwrap_or_default()
+    }
+}
+
+/// Says what has grown. The last measurements are compared with the first that count, three of each.
+fn grown(samples: &[Sample]) -> Option<String> {
+    let samples = samples.get(WARM_UP..).filter(|rest| rest.len() >= 8)?;
+    let (first, last) = (&samples[..3], &samples[samples.len() - 3..]);
+    let compare = |of: fn(&Sample) -> u64| {
+        // The largest of the first and the smallest of the last: a peak is no growth.
+        (
+            first.iter().map(of).max().unwrap_or(0),
+            last.iter().map(of).min().unwrap_or(0),
+        )
+    };
+    let (was, is) = compare(|sample| sample.rss);
+    if is > was + SLACK_KIB {
+        return Some(format!("{was} to {is} KiB of memory"));
+    }
+    let (was, is) = compare(|sample| sample.descriptors);
+    if is > was + SLACK_DESCRIPTORS {
+        return Some(format!("{was} to {is} descriptors"));
+    }
+    let (was, is) = compare(|sample| sample.threads);
+    (is > was).then(|| format!("{was} to {is} threads"))
+}
+
+fn sample(end: &End) -> Result<Sample> {
+    let dir = format!("/proc/{}", end.pid()?.as_raw_nonzero());
+    let status = std::fs::read_to_string(format!("{dir}/status"))?;
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        let word = line.and_then(|line| line.split_whitespace().next());
+        word.and_then(|word| word.parse::<u64>().ok())
+            .with_context(|| format!("no {name} in /proc"))
+    };
+    Ok(Sample {
+        rss: field("VmRSS:")?,
+        threads: field("Threads:")?,
+        descriptors: std::fs::read_dir(format!("{dir}/fd"))?.count() as u64,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn growth_is_seen_and_peaks_are_not() {
+        let at = |rss, descriptors, threads| Sample {
+            rss,
+            descriptors,
+            threads,
+        };
+        let flat: Vec<Sample> = (0..20).map(|i| at(50_000 + i % 3, 80, 3)).collect();
+        assert_eq!(grown(&flat), None);
+        let mut peak = flat.clone();
+        peak[18].rss = 90_000;
+        assert_eq!(grown(&peak), None);
+        let leak: Vec<Sample> = (0..40).map(|i| at(50_000 + i * 1000, 80, 3)).collect();
+        assert!(grown(&leak).is_some_and(|more| more.contains("KiB")));
+        let open: Vec<Sample> = (0..20).map(|i| at(50_000, 80 + i, 3)).collect();
+        assert!(grown(&open).is_some_and(|more| more.contains("descriptors")));
+        let threads: Vec<Sample> = (0..20).map(|i| at(50_000, 80, 3 + i / 10)).collect();
+        assert!(grown(&threads).is_some_and(|more| more.contains("threads")));
+        // Pools fill while connections come and go, and then no more.
+        let mut filling: Vec<Sample> = (0..30).map(|_| at(68_000, 80, 3)).collect();
+        filling[..4].fill(at(46_000, 77, 3));
+        filling[4..8].fill(at(57_000, 77, 3));
+        assert_eq!(grown(&filling), None);
+        // A process that did not live long says nothing.
+        assert_eq!(grown(&leak[..11]), None);
+    }
+}

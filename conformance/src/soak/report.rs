@@ -1,0 +1,124 @@
+//! What a soak has seen.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use super::disturb::Kind;
+use super::end::{End, Side};
+use super::growth::{Growth, Sample};
+
+/// Counters of both ends, with what they mean.
+const OPERATIONS: [(&str, &str); 13] = [
+    ("send", "Sends, with acknowledgements"),
+    ("write", "Writes, read back"),
+    ("read_back", "Reads of what was written"),
+    ("write_imm", "Writes with immediate data"),
+    ("read", "Reads"),
+    ("fetch_add", "fetch-and-add"),
+    ("compare_swap", "compare-and-swap"),
+    ("bind", "memory windows bound"),
+    ("write_window", "Writes through a window"),
+    ("send_inv", "Sends that invalidate a window"),
+    ("local_inv", "local invalidations"),
+    ("messages", "messages received and verified"),
+    ("announced", "immediate data received and verified"),
+];
+const CONNECTIONS: [(&str, &str); 6] = [
+    ("made", "connections made"),
+    ("closed", "closed in order"),
+    ("lost", "lost"),
+    ("failed", "attempts that failed"),
+    ("flushed", "requests and receives flushed"),
+    ("other_errors", "other error completions"),
+];
+
+/// What is kept of each kind of disturbance.
+#[derive(Default)]
+struct Row {
+    count: u32,
+    longest: Duration,
+    reasons: BTreeMap<String, u64>,
+}
+
+pub(super) struct Report {
+    seed: u64,
+    start: Instant,
+    begun: Instant,
+    rows: BTreeMap<Kind, Row>,
+}
+
+impl Report {
+    pub(super) fn new(seed: u64) -> Self {
+        let now = Instant::now();
+        Self {
+            seed,
+            start: now,
+            begun: now,
+            rows: BTreeMap::new(),
+        }
+    }
+
+    /// A disturbance begins.
+    pub(super) fn begin(&mut self, kind: Kind) {
+        self.begun = Instant::now();
+        self.rows.entry(kind).or_default().count += 1;
+    }
+
+    /// All connections are there again.
+    pub(super) fn end(&mut self, kind: Kind, ends: &mut [End; 2]) {
+        let row = self.rows.entry(kind).or_default();
+        row.longest = row.longest.max(self.begun.elapsed());
+        for (reason, count) in ends.iter_mut().flat_map(End::reasons) {
+            *row.reasons.entry(reason).or_default() += count;
+        }
+    }
+
+    /// Prints everything.
+    pub(super) fn print(&self, ends: &[End; 2], growth: &Growth) {
+        println!("seed {}, {} s", self.seed, self.start.elapsed().as_secs());
+        for (table, rows) in [
+            ("operations", &OPERATIONS[..]),
+            ("connections", &CONNECTIONS),
+        ] {
+            println!("\n{table:<40} {:>12} {:>12}", "server", "client");
+            for (name, meaning) in rows {
+                let [server, client] = ends.each_ref().map(|end| end.total(name));
+                println!("  {meaning:<38} {server:>12} {client:>12}");
+            }
+        }
+        println!("\ndisturbances: count, longest until all connections were back, losses");
+        for (kind, row) in &self.rows {
+            let may = if kind.ends_connections() {
+                "may end connections"
+            } else {
+                "may not end any"
+            };
+            println!(
+                "  {:<28} {:>4} {:>7.1} s  {may}",
+                kind.name(),
+                row.count,
+                row.longest.as_secs_f64()
+            );
+            for (reason, count) in &row.reasons {
+                println!("      {count:>6} {reason}");
+            }
+        }
+        for side in [Side::Server, Side::Client] {
+            println!("\n{}'s longest process, quiet times:", side.name());
+            curve(growth.longest(side));
+        }
+    }
+}
+
+/// Prints at most ten of the measurements.
+fn curve(samples: &[Sample]) {
+    let step = samples.len().div_ceil(10).max(1);
+    let chosen: Vec<&Sample> = samples.iter().step_by(step).chain(samples.last()).collect();
+    let line = |name: &str, of: fn(&Sample) -> u64| {
+        let values: Vec<String> = chosen.iter().map(|s| of(s).to_string()).collect();
+        println!("  {name:<12} {}", values.join(" "));
+    };
+    line("RSS, KiB", |sample| sample.rss);
+    line("descriptors", |sample| sample.descriptors);
+    line("threads", |sample| sample.threads);
+}

@@ -1,0 +1,358 @@
+/* How a process lives: forks before and after it uses the library, runs another program while it is connected, becomes a daemon, cancels
+ * threads that wait or work in the library, and ends with live connections in several ways. */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "life.h"
+
+/* How a child ends. */
+enum end { RETURN, EXIT_HANDLER, OTHER_THREAD, AT_ONCE, KILLED };
+
+static const char *self;
+/* How many descriptors were open at the start: those that whoever started the program has left open, too. */
+static char at_start[16];
+
+static void *serve(void *p)
+{
+	struct peer *peer = p;
+
+	take_connection(peer);
+	exchange_words(peer, "pong", "ping");
+	rdma_ack_cm_event(next_event(peer, RDMA_CM_EVENT_DISCONNECTED));
+	end_connection(peer);
+	return NULL;
+}
+
+/* A whole connection inside this process. */
+static void use_it(void)
+{
+	static struct peer server, client;
+	pthread_t thread;
+	int port;
+
+	memset(&server, 0, sizeof(server));
+	memset(&client, 0, sizeof(client));
+	port = serve_on(&server);
+	NEED(pthread_create(&thread, NULL, serve, &server) == 0);
+	reach(&client, port);
+	exchange_words(&client, "ping", "pong");
+	CODE(0, rdma_disconnect(client.id));
+	rdma_ack_cm_event(next_event(&client, RDMA_CM_EVENT_DISCONNECTED));
+	end_connection(&client);
+	NEED(pthread_join(thread, NULL) == 0);
+}
+
+/* Runs `body` in a child, which must say that no check of its own failed. */
+static void in_child(void (*body)(void))
+{
+	pid_t child = fork();
+	int status = 0;
+
+	NEED(child >= 0);
+	if (child == 0) {
+		checks = failures = 0;
+		alarm(50);
+		body();
+		_exit(failures != 0);
+	}
+	NEED(waitpid(child, &status, 0) == child);
+	CODE(0, status);
+}
+
+/* A daemon: the parent ends, the grandchild has a session of its own and no terminal, and says by a pipe how it went. */
+static void as_daemon(void)
+{
+	int ends[2], status = 0;
+	char word = 0;
+	pid_t child;
+
+	NEED(pipe(ends) == 0);
+	child = fork();
+	NEED(child >= 0);
+	if (child == 0) {
+		setsid();
+		if (fork())
+			_exit(0);
+		alarm(50);
+		checks = failures = 0;
+		for (int fd = 0; fd < 3; fd++)
+			dup2(open("/dev/null", O_RDWR), fd);
+		NEED(chdir("/") == 0);
+		use_it();
+		word = failures ? 'n' : 'y';
+		NEED(write(ends[1], &word, 1) == 1);
+		_exit(0);
+	}
+	close(ends[1]);
+	NEED(waitpid(child, &status, 0) == child);
+	CODE(1, (int)read(ends[0], &word, 1));
+	CHECK(word == 'y');
+	close(ends[0]);
+}
+
+static int open_descriptors(void)
+{
+	DIR *dir = opendir("/proc/self/fd");
+	int n = -1; /* that of the folder itself */
+
+	NEED(dir);
+	for (struct dirent *entry; (entry = readdir(dir));)
+		n += entry->d_name[0] != '.';
+	closedir(dir);
+	return n;
+}
+
+/* A program that is run by a child with a live connection inherits nothing of it, and the connection goes on. */
+static void run_another_program(void)
+{
+	static struct peer server, client;
+	pthread_t thread;
+	int port = serve_on(&server), status = 0, ends[2];
+	pid_t child;
+
+	NEED(pthread_create(&thread, NULL, serve, &server) == 0);
+	reach(&client, port);
+	NEED(pipe(ends) == 0);
+	child = fork();
+	NEED(child >= 0);
+	if (child == 0) {
+		for (int fd = 0; fd < 3; fd++)
+			dup2(fd == 0 ? ends[0] : fd, fd);
+		close(ends[0]);
+		close(ends[1]);
+		execl(self, self, "count", at_start, NULL);
+		_exit(127);
+	}
+	close(ends[0]);
+	exchange_words(&client, "ping", "pong");
+	CODE(0, rdma_disconnect(client.id));
+	/* Nothing that the other program has keeps the connection open: it runs until the pipe is closed. */
+	rdma_ack_cm_event(next_event(&client, RDMA_CM_EVENT_DISCONNECTED));
+	NEED(pthread_join(thread, NULL) == 0);
+	end_connection(&client);
+	close(ends[1]);
+	NEED(waitpid(child, &status, 0) == child);
+	CODE(0, status);
+}
+
+/* The program that is run: waits for the end of its input. It has the descriptors that its parent had at the start, and no other. */
+static int count_descriptors(int wanted)
+{
+	char octet;
+
+	while (read(0, &octet, 1) > 0)
+		;
+	return open_descriptors() == wanted ? 0 : 1;
+}
+
+static void live_connection_then_end(void);
+static enum end way;
+static int to_port;
+
+static void leave_by_handler(void)
+{
+	/* The library still works in an exit handler of the program. */
+	use_it();
+}
+
+static void *leave(void *unused)
+{
+	(void)unused;
+	exit(0);
+}
+
+static void live_connection_then_end(void)
+{
+	static struct peer client;
+	pthread_t thread;
+
+	if (way == EXIT_HANDLER)
+		atexit(leave_by_handler);
+	reach(&client, to_port);
+	exchange_words(&client, "ping", "pong");
+	switch (way) {
+	case OTHER_THREAD:
+		NEED(pthread_create(&thread, NULL, leave, NULL) == 0);
+		/* Busy in the library while the process ends. */
+		for (;;) {
+			struct ibv_wc wc;
+			ibv_poll_cq(client.cq, 1, &wc);
+		}
+	case AT_ONCE:
+		_exit(0);
+	case KILLED:
+		raise(SIGKILL);
+		break;
+	default:
+		exit(0);
+	}
+}
+
+/* A child that ends in each way with a live connection. Its peer hears of it, and the child ends as it should. */
+static void end_with_connections(void)
+{
+	static const enum end ways[] = { RETURN, EXIT_HANDLER, OTHER_THREAD, AT_ONCE, KILLED };
+
+	for (size_t i = 0; i < sizeof(ways) / sizeof(*ways); i++) {
+		static struct peer server;
+		int status = 0;
+		pid_t child;
+
+		memset(&server, 0, sizeof(server));
+		to_port = serve_on(&server);
+		way = ways[i];
+		child = fork();
+		NEED(child >= 0);
+		if (child == 0) {
+			checks = failures = 0;
+			alarm(50);
+			live_connection_then_end();
+		}
+		take_connection(&server);
+		exchange_words(&server, "pong", "ping");
+		rdma_ack_cm_event(next_event(&server, RDMA_CM_EVENT_DISCONNECTED));
+		NEED(waitpid(child, &status, 0) == child);
+		CODE(way == KILLED ? SIGKILL : 0, status);
+		end_connection(&server);
+	}
+}
+
+static struct peer idle;
+
+static void *serve_twice(void *p)
+{
+	struct peer *peer = p;
+
+	take_connection(peer);
+	exchange_words(peer, "pong", "ping");
+	/* The second answer comes when the client has asked, and not while its threads are cancelled. */
+	CODE(1, (int)next_completion(peer).wr_id);
+	send_word(peer, "pong");
+	CODE(2, (int)next_completion(peer).wr_id);
+	rdma_ack_cm_event(next_event(peer, RDMA_CM_EVENT_DISCONNECTED));
+	end_connection(peer);
+	return NULL;
+}
+
+/* Takes the event that a connection is up, which both ends' device has. Then no event is left. */
+static void no_asynchronous_event(void)
+{
+	struct ibv_context *verbs = idle.id->verbs;
+	struct ibv_async_event event;
+
+	NEED(fcntl(verbs->async_fd, F_SETFL, O_NONBLOCK) == 0);
+	while (ibv_get_async_event(verbs, &event) == 0)
+		ibv_ack_async_event(&event);
+	NEED(fcntl(verbs->async_fd, F_SETFL, 0) == 0);
+}
+
+static void *wait_for_completion(void *unused)
+{
+	struct ibv_cq *cq;
+	void *own;
+
+	(void)unused;
+	ibv_get_cq_event(idle.completions, &cq, &own);
+	return NULL;
+}
+
+static void *wait_for_connection_event(void *unused)
+{
+	struct rdma_cm_event *event;
+
+	(void)unused;
+	rdma_get_cm_event(idle.channel, &event);
+	return NULL;
+}
+
+static void *wait_for_asynchronous_event(void *unused)
+{
+	struct ibv_async_event event;
+
+	(void)unused;
+	ibv_get_async_event(idle.id->verbs, &event);
+	return NULL;
+}
+
+/* Works in the library without pause. The request to cancel comes at any moment, and is obeyed outside of the library only. */
+static void *poll_and_make_objects(void *unused)
+{
+	struct ibv_context *verbs = idle.id->verbs;
+	struct ibv_wc wc;
+
+	(void)unused;
+	for (;;) {
+		struct ibv_comp_channel *channel;
+		struct ibv_cq *cq;
+		struct ibv_device **list;
+		struct ibv_mr *mr;
+
+		for (int i = 0; i < 20; i++)
+			NEED(ibv_poll_cq(idle.cq, 1, &wc) == 0);
+		channel = ibv_create_comp_channel(verbs);
+		cq = ibv_create_cq(verbs, 10, NULL, channel, 0);
+		mr = ibv_reg_mr(idle.pd, idle.buffer, 100, IBV_ACCESS_LOCAL_WRITE);
+		list = ibv_get_device_list(NULL);
+		NEED(channel && cq && mr && list);
+		ibv_free_device_list(list);
+		NEED(ibv_dereg_mr(mr) == 0 && ibv_destroy_cq(cq) == 0 && ibv_destroy_comp_channel(channel) == 0);
+		pthread_testcancel();
+	}
+	return NULL;
+}
+
+static void cancel_threads(void)
+{
+	void *(*const bodies[])(void *) = { wait_for_completion, wait_for_connection_event, wait_for_asynchronous_event, poll_and_make_objects };
+	static struct peer server;
+	pthread_t thread, other;
+	void *result;
+	int port = serve_on(&server), before = 0;
+
+	NEED(pthread_create(&other, NULL, serve_twice, &server) == 0);
+	reach(&idle, port);
+	exchange_words(&idle, "ping", "pong");
+	no_asynchronous_event();
+	for (int round = 0; round < 40; round++) {
+		if (round == 8)
+			before = open_descriptors();
+		NEED(pthread_create(&thread, NULL, bodies[round % 4], NULL) == 0);
+		usleep((useconds_t)(round * 997 % 8000));
+		NEED(pthread_cancel(thread) == 0);
+		NEED(pthread_join(thread, &result) == 0);
+		CHECK(result == PTHREAD_CANCELED);
+	}
+	CHECK(open_descriptors() <= before);
+	/* No lock is held, and no event is lost. */
+	exchange_words(&idle, "ping", "pong");
+	CODE(0, rdma_disconnect(idle.id));
+	rdma_ack_cm_event(next_event(&idle, RDMA_CM_EVENT_DISCONNECTED));
+	NEED(pthread_join(other, NULL) == 0);
+	end_connection(&idle);
+}
+
+int main(int argc, char **argv)
+{
+	static char path[4096];
+
+	if (argc > 2 && strcmp(argv[1], "count") == 0)
+		return count_descriptors(atoi(argv[2]));
+	NEED(readlink("/proc/self/exe", path, sizeof(path) - 1) > 0);
+	self = path;
+	snprintf(at_start, sizeof(at_start), "%d", open_descriptors());
+	in_child(use_it);
+	as_daemon();
+	use_it();
+	in_child(use_it);
+	as_daemon();
+	run_another_program();
+	end_with_connections();
+	cancel_threads();
+	use_it();
+	return result();
+}

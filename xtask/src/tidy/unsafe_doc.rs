@@ -1,0 +1,134 @@
+//! `docs/unsafe.md`: where `unsafe` is, and why it is sound there. It is generated from the table that the other check uses
+//! (`cargo xtask unsafe-doc`), so the two agree.
+
+use std::fmt::Write as _;
+
+use anyhow::Result;
+use xtask::context::Context;
+use xtask::files;
+
+use super::code::code_only;
+use super::{Finding, Severity, UNSAFE_MODULES};
+
+/// The document.
+const FILE: &str = "docs/unsafe.md";
+
+const HEAD: &str = "\
+# Where `unsafe` is
+
+`unsafe` stands in these files only. Each of its uses has a `SAFETY:` comment; this is the invariant that those rely on. The table is
+generated from `xtask/unsafe-modules.txt` by `cargo xtask unsafe-doc`; `cargo xtask test --only tidy` fails on `unsafe` anywhere else, on a row
+that is not needed, and if this file is not what the table says. `iwarp-proto` forbids `unsafe`.
+
+What watches it: Miri (step `miri`), valgrind, AddressSanitizer and ThreadSanitizer (`cargo xtask interop apps --all --only Sanitizer valgrind`), KASAN for the
+kernel module.
+
+| Where | Why it is sound |
+| --- | --- |
+";
+
+/// A row of the table.
+struct Row<'a> {
+    path: &'a str,
+    why: &'a str,
+    /// It has a file with `unsafe`.
+    needed: bool,
+}
+
+/// Compares the document with the table, and the table with the sources.
+pub(super) fn check(context: &Context, table: &str) -> Result<Vec<Finding>> {
+    let rows = rows(context, table)?;
+    let error = |place: &str, text: &str| Finding {
+        severity: Severity::Error,
+        place: place.to_owned(),
+        text: text.to_owned(),
+    };
+    let mut findings: Vec<Finding> = rows
+        .iter()
+        .filter(|row| !row.needed)
+        .map(|row| error(UNSAFE_MODULES, &format!("{} has no `unsafe`", row.path)))
+        .collect();
+    let there = files::read(&context.root, FILE).unwrap_or_default();
+    if there != text(&rows) {
+        findings.push(error(
+            FILE,
+            "is not what the table says: cargo xtask unsafe-doc",
+        ));
+    }
+    Ok(findings)
+}
+
+/// Writes the document.
+///
+/// # Errors
+/// When the table cannot be read or the document cannot be written.
+pub(crate) fn write(context: &Context) -> Result<()> {
+    let table = files::read(&context.root, UNSAFE_MODULES)?;
+    let text = text(&rows(context, &table)?);
+    Ok(std::fs::write(context.root.join(FILE), text)?)
+}
+
+/// Reads the table, and finds out which rows are needed.
+fn rows<'a>(context: &Context, table: &'a str) -> Result<Vec<Row<'a>>> {
+    let mut rows = parse(table);
+    for file in files::listed(&context.root)? {
+        if !file.ends_with(".rs") {
+            continue;
+        }
+        let Some(row) = rows.iter_mut().find(|row| covers(row.path, &file)) else {
+            continue;
+        };
+        let source = files::read(&context.root, &file)?;
+        let word = |line: &str| {
+            line.split(|c: char| !c.is_alphanumeric() && c != '_')
+                .any(|word| word == "unsafe")
+        };
+        row.needed |= code_only(&source).lines().any(word);
+    }
+    Ok(rows)
+}
+
+fn covers(path: &str, file: &str) -> bool {
+    file == path || (path.ends_with('/') && file.starts_with(path))
+}
+
+/// The rows in the order of their paths, so that those of a crate are together.
+fn parse(table: &str) -> Vec<Row<'_>> {
+    let mut rows: Vec<Row<'_>> = table
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(|line| line.split_once(char::is_whitespace))
+        .map(|(path, why)| Row {
+            path,
+            why: why.trim(),
+            needed: false,
+        })
+        .collect();
+    rows.sort_by_key(|row| row.path);
+    rows
+}
+
+fn text(rows: &[Row<'_>]) -> String {
+    let mut out = HEAD.to_owned();
+    for row in rows {
+        // Writing into a string cannot fail.
+        let _ = writeln!(out, "| `{}` | {} |", row.path, row.why);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_are_sorted_and_written() {
+        let table = "# comment\nb/  second reason\n\na/x.rs first | reason\n";
+        let rows = parse(table);
+        let paths: Vec<_> = rows.iter().map(|row| row.path).collect();
+        assert_eq!(paths, ["a/x.rs", "b/"]);
+        assert!(text(&rows).ends_with("| `a/x.rs` | first | reason |\n| `b/` | second reason |\n"));
+        assert!(covers("b/", "b/c.rs") && !covers("b/", "bc.rs") && covers("a/x.rs", "a/x.rs"));
+    }
+}
