@@ -1,12 +1,12 @@
 //! A coverage-guided fuzzer in the process itself, for the stable toolchain.
 //!
-//! A program with fuzz targets calls [`main`] with the list of them. Built by `cargo xtask fuzz`, its code under test is instrumented, and
+//! A program with fuzz targets calls `main` with the list of them. Built by `cargo xtask fuzz`, its code under test is instrumented, and
 //! inputs that reach something new are kept and changed further. Built without, it replays the seeds and the corpus, and changes them
 //! blindly.
 //!
-//! * [`coverage`] has the counters; [`mutate`] changes inputs; [`search`] does both in turn;
-//! * [`state`] has the corpus and the failures on disk; [`trace`] shows the running input to another process;
-//! * [`command`] has the command line, [`worker`] the process that runs one target, [`minimise`](mod@minimise) makes failing inputs small.
+//! * `coverage` has the counters; `mutate` changes inputs; `search` does both in turn;
+//! * `state` has the corpus and the failures on disk; `trace` shows the running input to another process;
+//! * `command` has the command line, `worker` the process that runs one target, `minimise` makes failing inputs small.
 
 mod command;
 mod coverage;
