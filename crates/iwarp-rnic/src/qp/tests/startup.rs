@@ -164,6 +164,31 @@ fn a_later_empty_send_is_no_rtr() {
     }
 }
 
+/// The RTR is a Send of one empty segment, without a request for an event. Whatever else comes first takes a receive.
+#[test]
+fn a_first_message_that_is_no_empty_send_is_no_rtr() {
+    let expected = StreamConfig {
+        rtr_send_expected: true,
+        ..RESPONDER
+    };
+    let first = |opcode, segments: &[(u32, bool, &[u8])]| {
+        let mut rig = Rig::with(QpConfig::default(), expected);
+        let mr = rig.mr(8, ALL);
+        rig.recv(1, &[mr.sge()]);
+        for &(offset, last, payload) in segments {
+            let segment = untagged(opcode, 0, 1, offset, last, payload);
+            assert_eq!(rig.rx_ulpdu(&segment), RxStatus::Ok);
+        }
+        brief(&rig.host.recvs)
+    };
+    let taken = [(1, WcStatus::Success)];
+    assert_eq!(first(Opcode::SEND, &[(0, true, &[])]), []);
+    assert_eq!(first(Opcode::SEND, &[(0, true, &[5])]), taken);
+    assert_eq!(first(Opcode::SEND_SE, &[(0, true, &[])]), taken);
+    let two: [(u32, bool, &[u8]); 2] = [(0, false, &[]), (0, true, &[5])];
+    assert_eq!(first(Opcode::SEND, &two), taken);
+}
+
 #[test]
 fn reads_without_grant_are_for_the_rtr_only() {
     //= rfc5040 section 5.2.1
