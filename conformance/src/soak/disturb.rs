@@ -75,6 +75,14 @@ impl Kind {
         )
     }
 
+    /// Nothing gets from one end to the other meanwhile, and neither is told.
+    pub(super) const fn is_cut(self) -> bool {
+        matches!(
+            self,
+            Self::ShortCut | Self::AddressAway | Self::LongCut | Self::AddressGone
+        )
+    }
+
     /// Lets it happen. Returns `true` if connections may be lost.
     ///
     /// # Errors
@@ -87,8 +95,7 @@ impl Kind {
     ) -> Result<bool> {
         let begin = Instant::now();
         self.go(place, ends, random)?;
-        let is_cut = matches!(self, Self::ShortCut | Self::AddressAway);
-        let long = is_cut && begin.elapsed() > NOT_SHORT;
+        let long = self.is_cut() && begin.elapsed() > NOT_SHORT;
         Ok(self.ends_connections() || long)
     }
 

@@ -50,6 +50,8 @@ const RECOVERY: Duration = Duration::from_secs(120);
 const QUIET: Duration = Duration::from_millis(1500);
 /// The same in the short form.
 const SHORT_QUIET: Duration = Duration::from_millis(500);
+/// So long after a cut connections may still end: one and a half of the peers' time-out.
+const SILENCE: Duration = Duration::from_secs(6);
 
 /// Runs the command.
 ///
@@ -139,6 +141,9 @@ impl Soak {
             self.growth.measure(&self.ends)?;
             self.report.begin(kind);
             let may_end = kind.happen(&self.place, &mut self.ends, random)?;
+            if may_end && kind.is_cut() {
+                self.let_silence_end()?;
+            }
             self.recover(may_end)?;
             self.report.end(kind, &mut self.ends);
         }
@@ -172,6 +177,19 @@ impl Soak {
         }
         for end in &mut self.ends {
             end.forgive();
+        }
+        Ok(())
+    }
+
+    /// Waits until the ends have judged all connections that were silent. When a cut is over, TCP repeats what was lost only seconds later, and
+    /// until then the time runs after which a silent peer is taken for gone.
+    fn let_silence_end(&mut self) -> Result<()> {
+        let end = Instant::now() + SILENCE;
+        while Instant::now() < end {
+            for one in &mut self.ends {
+                one.listen()?;
+            }
+            std::thread::sleep(Duration::from_millis(20));
         }
         Ok(())
     }
