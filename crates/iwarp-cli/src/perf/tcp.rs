@@ -306,11 +306,10 @@ fn recv_all(s: &TcpStream, buf: &mut [u8], wait: Wait) -> Result<()> {
 
 fn recv_some(s: &TcpStream, buf: &mut [u8], wait: Wait, guard: &mut SpinGuard) -> Result<usize> {
     let end = match wait {
-        Wait::Sleep => None,
         Wait::Window(window) => Some(Instant::now() + window),
-        Wait::Spin => Some(Instant::now() + 2 * STALL),
+        Wait::Sleep | Wait::Spin => None,
     };
-    let mut polls = end.is_some();
+    let mut polls = wait != Wait::Sleep;
     loop {
         let flags = match polls {
             true => RecvFlags::DONTWAIT,
@@ -328,7 +327,7 @@ fn recv_some(s: &TcpStream, buf: &mut [u8], wait: Wait, guard: &mut SpinGuard) -
             }
             Err(Errno::AGAIN) if polls => {
                 guard.turn_of_its_own()?;
-                polls = wait == Wait::Spin || end.is_some_and(|end| Instant::now() < end);
+                polls = end.is_none_or(|end| Instant::now() < end);
             }
             Err(Errno::INTR) => {}
             Err(e) => return Err(broken(e.into())),
