@@ -152,83 +152,40 @@ const FILE: usize = 256 * 1024;
 /// Copies of one run of it.
 const COPIES: usize = 4;
 
+/// Returns the program and its arguments.
+fn command_line(place: &Place, kind: Kind, port: &str) -> Result<Vec<String>> {
+    let line = match kind {
+        Kind::Ping => format!("ping serve -a 127.0.0.1 -p {port}"),
+        Kind::Perf => format!("perf serve --bind 127.0.0.1:{port}"),
+        Kind::Cp => format!("cp serve --port {port}"),
+        Kind::Rping => format!("run -- rping -s -P -a 127.0.0.1 -p {port}"),
+        Kind::Granting => "run --".to_owned(),
+        Kind::Marking => "run --markers on --".to_owned(),
+    };
+    let mut words = vec![place.iwarp.display().to_string()];
+    words.extend(line.split(' ').map(String::from));
+    // Paths may contain spaces.
+    match kind {
+        Kind::Cp => {
+            let served = place.dir.join("served");
+            std::fs::create_dir_all(&served)?;
+            std::fs::write(served.join("file"), content())?;
+            words.push(served.display().to_string());
+        }
+        Kind::Granting | Kind::Marking => {
+            let path = place.granting.as_ref().context("needs a C compiler")?;
+            words.push(path.display().to_string());
+            words.extend(["serve", "127.0.0.1", port].map(String::from));
+        }
+        Kind::Ping | Kind::Perf | Kind::Rping => {}
+    }
+    Ok(words)
+}
+
 impl<'a> Server<'a> {
     pub(super) fn start(place: &'a Place, kind: Kind) -> Result<Self> {
-        let iwarp = place.iwarp.display().to_string();
-        let granting = || -> Result<String> {
-            let path = place.granting.as_ref().context("needs a C compiler")?;
-            Ok(path.display().to_string())
-        };
         let port = free_port()?.to_string();
-        let words: Vec<String> = match kind {
-            Kind::Ping => vec![
-                iwarp,
-                "ping".into(),
-                "serve".into(),
-                "-a".into(),
-                "127.0.0.1".into(),
-                "-p".into(),
-                port.clone(),
-            ],
-            Kind::Perf => vec![
-                iwarp,
-                "perf".into(),
-                "serve".into(),
-                "--bind".into(),
-                format!("127.0.0.1:{port}"),
-            ],
-            Kind::Cp => {
-                let served = place.dir.join("served");
-                std::fs::create_dir_all(&served)?;
-                std::fs::write(served.join("file"), content())?;
-                vec![
-                    iwarp,
-                    "cp".into(),
-                    "serve".into(),
-                    served.display().to_string(),
-                    "--port".into(),
-                    port.clone(),
-                ]
-            }
-            Kind::Rping => [
-                &iwarp,
-                "run",
-                "--",
-                "rping",
-                "-s",
-                "-P",
-                "-a",
-                "127.0.0.1",
-                "-p",
-                &port,
-            ]
-            .map(String::from)
-            .into(),
-            Kind::Granting => [
-                &iwarp,
-                "run",
-                "--",
-                &granting()?,
-                "serve",
-                "127.0.0.1",
-                &port,
-            ]
-            .map(String::from)
-            .into(),
-            Kind::Marking => [
-                &iwarp,
-                "run",
-                "--markers",
-                "on",
-                "--",
-                &granting()?,
-                "serve",
-                "127.0.0.1",
-                &port,
-            ]
-            .map(String::from)
-            .into(),
-        };
+        let words = command_line(place, kind, &port)?;
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let output = place
             .dir
