@@ -24,13 +24,57 @@ const DISTRUST_MAX: u32 = 1024;
 /// If so much time passes between two looks, in nanoseconds, the processor was taken from the thread. No look takes that long.
 const TAKEN: u64 = 2_000_000;
 
-/// What the waits of one queue have shown.
+/// What waits have shown: how many short ones there were, and how many more it takes after windows in vain.
 #[derive(Debug, Default)]
-pub(crate) struct BusyPoll {
+pub(super) struct Record {
     /// Short waits in a row.
     short: AtomicU32,
     /// How many short waits a window takes, beyond [`TRUST`].
     distrust: AtomicU32,
+}
+
+impl Record {
+    /// Returns `true` if the next wait should begin with a window.
+    #[inline]
+    pub(super) fn is_good(&self) -> bool {
+        let need = TRUST + self.distrust.load(Ordering::Relaxed);
+        self.short.load(Ordering::Relaxed) >= need
+    }
+
+    /// A wait ended in its window.
+    #[inline]
+    pub(super) fn hit(&self) {
+        if self.distrust.load(Ordering::Relaxed) != 0 {
+            self.distrust.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// A window ended without result.
+    pub(super) fn miss(&self) {
+        let distrust = self.distrust.load(Ordering::Relaxed);
+        self.distrust_next((distrust * 2 + 2).min(DISTRUST_MAX));
+    }
+
+    /// The next window takes so many short waits.
+    fn distrust_next(&self, waits: u32) {
+        self.distrust.store(waits, Ordering::Relaxed);
+        self.short.store(0, Ordering::Relaxed);
+    }
+
+    /// A wait without a window was short, or was not.
+    pub(super) fn note(&self, short: bool) {
+        let row = match short {
+            true => self.short.load(Ordering::Relaxed).saturating_add(1),
+            false => 0,
+        };
+        self.short.store(row, Ordering::Relaxed);
+    }
+}
+
+/// What the waits of one queue have shown.
+#[derive(Debug, Default)]
+pub(crate) struct BusyPoll {
+    record: Record,
 }
 
 impl BusyPoll {
@@ -44,7 +88,7 @@ impl BusyPoll {
         let end = now.saturating_add(u64::try_from(window.as_nanos()).unwrap_or(u64::MAX));
         loop {
             if look(now) {
-                self.hit();
+                self.record.hit();
                 return true;
             }
             looked_in_vain();
@@ -63,41 +107,23 @@ impl BusyPoll {
     /// Returns `true` if the thread should poll before it sleeps.
     #[inline]
     pub(crate) fn is_worth_it(&self) -> bool {
-        let need = TRUST + self.distrust.load(Ordering::Relaxed);
-        self.short.load(Ordering::Relaxed) >= need
-    }
-
-    /// A wait ended while polling.
-    #[inline]
-    fn hit(&self) {
-        if self.distrust.load(Ordering::Relaxed) != 0 {
-            self.distrust.store(0, Ordering::Relaxed);
-        }
+        self.record.is_good()
     }
 
     /// A window ended without result.
     pub(crate) fn miss(&self) {
-        let distrust = self.distrust.load(Ordering::Relaxed);
-        let more = (distrust * 2 + 2).min(DISTRUST_MAX);
-        self.distrust.store(more, Ordering::Relaxed);
-        self.short.store(0, Ordering::Relaxed);
+        self.record.miss();
     }
 
     /// Another thread worked on the processor for long.
     #[cold]
     fn processor_was_taken(&self) {
-        self.distrust.store(DISTRUST_MAX, Ordering::Relaxed);
-        self.short.store(0, Ordering::Relaxed);
+        self.record.distrust_next(DISTRUST_MAX);
     }
 
     /// A wait ended in sleep after `waited`, measured from its beginning.
     pub(crate) fn slept(&self, waited: Duration, window: Duration) {
-        if waited <= window * SLEEPY {
-            let short = self.short.load(Ordering::Relaxed);
-            self.short.store(short.saturating_add(1), Ordering::Relaxed);
-        } else {
-            self.short.store(0, Ordering::Relaxed);
-        }
+        self.record.note(waited <= window * SLEEPY);
     }
 }
 
@@ -116,7 +142,7 @@ mod tests {
             b.slept(SHORT, WINDOW);
         }
         assert!(b.is_worth_it());
-        b.hit();
+        b.record.hit();
         assert!(b.is_worth_it(), "a hit keeps it");
         b.slept(WINDOW * 5, WINDOW);
         assert!(!b.is_worth_it(), "a long wait ends it");
@@ -139,7 +165,7 @@ mod tests {
         while !b.is_worth_it() {
             b.slept(SHORT, WINDOW);
         }
-        b.hit();
+        b.record.hit();
         b.slept(WINDOW * 5, WINDOW);
         b.slept(SHORT, WINDOW);
         b.slept(SHORT, WINDOW);

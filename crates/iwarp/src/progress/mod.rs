@@ -4,6 +4,7 @@
 //! variant that the model must catch. Run the models with
 //! `RUSTFLAGS="--cfg loom" cargo test -p iwarp --lib --release loom_`.
 
+pub(crate) mod answers;
 pub(crate) mod baton;
 pub(crate) mod busy_poll;
 pub(crate) mod in_vain;

@@ -89,7 +89,9 @@ impl CompletionChannel {
         let waits = &*self.waits;
         let left_to_us = waits.armed.swap(0, Ordering::Relaxed) > 0;
         let found = waits.busy.poll(waits.window.min(limit), |now| {
-            waits.each(|cq| cq.drive_at(now));
+            waits.each(|cq| {
+                cq.drive_at(now);
+            });
             !self.queue.is_empty()
         });
         if found {

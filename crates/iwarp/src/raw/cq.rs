@@ -7,6 +7,7 @@ use super::qp::QpInner;
 use super::ud::Members;
 use crate::engine;
 use crate::error::Result;
+use crate::progress::answers::Answers;
 use crate::progress::busy_poll::BusyPoll;
 use crate::progress::in_vain::looked_in_vain;
 use crate::progress::lease::Lease;
@@ -14,7 +15,7 @@ use crate::progress::wakers::{Registration, Wakers};
 use crate::sys::clock::now_ns;
 use crate::sys::thread::kept_from_processor;
 use iwarp_rnic::cq::{CompletionQueue as Ring, Pushed};
-use iwarp_rnic::{Cqe, Work};
+use iwarp_rnic::{Cqe, WcOpcode, WcStatus, Work};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -92,6 +93,8 @@ pub(crate) struct CqInner {
     wakers: Wakers,
     /// Whether polling before a sleep has found completions in time so far.
     pub(super) busy: BusyPoll,
+    /// Whether the peers' data come right after the program has taken completions.
+    answers: Answers,
 }
 
 /// A completion queue.
@@ -127,6 +130,7 @@ impl CompletionQueue {
             has_deferred: AtomicBool::new(false),
             wakers: Wakers::default(),
             busy: BusyPoll::default(),
+            answers: Answers::default(),
         };
         let inner = Arc::new(inner);
         ctx.cqs.fetch_add(1, Ordering::Relaxed);
@@ -152,6 +156,7 @@ impl CompletionQueue {
                 if self.inner.is_time_to_renew(n as u32) {
                     self.inner.lease().stay(now_ns(), n, kept_from_processor);
                 }
+                self.inner.took(&out[..n]);
                 return Ok(n);
             }
         }
@@ -161,7 +166,9 @@ impl CompletionQueue {
         self.inner.send_deferred();
         self.inner.progress();
         if self.inner.ready.load(Ordering::Acquire) {
-            return self.take(out);
+            let n = self.take(out)?;
+            self.inner.took(&out[..n]);
+            return Ok(n);
         }
         looked_in_vain();
         Ok(0)
@@ -327,6 +334,14 @@ impl Owed {
     pub(super) const fn is_nothing(self) -> bool {
         !(self.notify | self.wake | self.overflow | self.srq_limit)
     }
+}
+
+/// What driving the sockets of a queue has come to.
+struct Driven {
+    /// Octets have come for one of few queue pairs.
+    received: bool,
+    /// The whole process was served, and something was ready.
+    others_were_ready: bool,
 }
 
 impl Drop for CqInner {
@@ -563,18 +578,52 @@ impl CqInner {
         }
         let serve_all =
             polls.wrapping_sub(self.serve_all_at.load(Ordering::Relaxed)) < u32::MAX / 2;
-        let served = self.drive(serve_all);
+        let driven = self.drive(serve_all);
         if serve_all {
-            self.note_served(polls, served);
+            self.note_served(polls, driven.others_were_ready);
         }
     }
 
-    /// Drives the sockets for a caller that polls again and again, and knows the time.
-    pub(super) fn drive_at(&self, now: u64) {
+    /// Drives the sockets for a caller that polls again and again, and knows the time. Returns `true` if octets have come.
+    pub(super) fn drive_at(&self, now: u64) -> bool {
         if !self.many.load(Ordering::Relaxed) {
             self.lease.drive(now, 0, kept_from_processor);
         }
-        self.drive(false);
+        self.drive(false).received
+    }
+
+    /// A poll has found these completions. If the peer's answer will soon be there, it stays until then.
+    #[inline]
+    fn took(&self, completions: &[Cqe]) {
+        self.answers.took(self.polls());
+        if self.answers.come_soon() && !self.ready.load(Ordering::Relaxed) {
+            self.await_answer(completions);
+        }
+    }
+
+    /// Drives the sockets until data have come. A completion that tells the program of more than the end of its own request is not
+    /// kept from it.
+    #[cold]
+    fn await_answer(&self, completions: &[Cqe]) {
+        let own = |cqe: &Cqe| {
+            cqe.status == WcStatus::Success
+                && matches!(cqe.opcode, WcOpcode::Send | WcOpcode::Write)
+        };
+        if self.many.load(Ordering::Relaxed) || !completions.iter().all(own) {
+            return;
+        }
+        self.send_deferred();
+        let window = u64::try_from(self.window().as_nanos()).unwrap_or(u64::MAX);
+        self.answers.wait(window, |now| {
+            self.drive_at(now) || self.ready.load(Ordering::Relaxed)
+        });
+    }
+
+    /// The progress thread has found data of a queue pair whose completions go to this queue.
+    pub(super) fn answer_came(&self) {
+        if !self.many.load(Ordering::Relaxed) {
+            self.answers.came(self.polls());
+        }
     }
 
     /// Sets when a poll next serves the whole process. If the last one found something, the next poll does it again, because more
@@ -590,9 +639,8 @@ impl CqInner {
             .store(polls.wrapping_add(after), Ordering::Relaxed);
     }
 
-    /// Reads and writes the sockets of this queue's queue pairs. `serve_all` asks to serve the whole process. Returns `true` if that
-    /// was done and something was ready.
-    fn drive(&self, mut serve_all: bool) -> bool {
+    /// Reads and writes the sockets of this queue's queue pairs. `serve_all` asks to serve the whole process, too.
+    fn drive(&self, mut serve_all: bool) -> Driven {
         let mut few: [Option<Arc<QpInner>>; POLL_DIRECTLY] = Default::default();
         {
             let qps = self.qps.read();
@@ -607,9 +655,12 @@ impl CqInner {
         serve_all |= self.datagrams.drive();
         let mut others = false;
         let mut moved = 0;
+        let mut received = false;
         for qp in few.iter().flatten() {
+            let before = qp.moved.received();
             // This also writes, if data wait to be written.
             qp.drive_rx();
+            received |= qp.moved.received() != before;
             others |= qp.is_driven_elsewhere();
             moved += qp.moved.take();
         }
@@ -621,7 +672,10 @@ impl CqInner {
             // The thread that drives them may need this very processor, and this thread cannot help meanwhile.
             std::thread::yield_now();
         }
-        serve_all && engine::poll_all(self.many.load(Ordering::Relaxed))
+        Driven {
+            received,
+            others_were_ready: serve_all && engine::poll_all(self.many.load(Ordering::Relaxed)),
+        }
     }
 
     /// Gives the sockets to the progress thread, because the caller is going to wait.

@@ -16,11 +16,28 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Debug, Default)]
 pub(super) struct Moved {
     octets: AtomicU64,
+    /// Those that were read.
+    received: AtomicU64,
     /// The count when a poll last looked. A hint.
     seen: AtomicU64,
 }
 
 impl Moved {
+    /// So many octets were read. The caller has locked the queue pair's state.
+    #[inline]
+    pub(super) fn add_received(&self, octets: usize) {
+        let before = self.received.load(Ordering::Relaxed);
+        let now = before.wrapping_add(octets as u64);
+        self.received.store(now, Ordering::Relaxed);
+        self.add(octets);
+    }
+
+    /// Returns how many octets were read.
+    #[inline]
+    pub(super) fn received(&self) -> u64 {
+        self.received.load(Ordering::Relaxed)
+    }
+
     /// So many octets were read or written. The caller has locked the queue pair's state.
     #[inline]
     pub(super) fn add(&self, octets: usize) {
@@ -107,7 +124,11 @@ impl Source for QpInner {
     fn ready(self: Arc<Self>, readable: bool, writable: bool, broken: bool) -> bool {
         let mut served = false;
         if readable {
+            let before = self.moved.received();
             served |= self.drive_rx();
+            if self.moved.received() != before {
+                self.send_cq.inner.answer_came();
+            }
         }
         if writable {
             served |= self.drive_tx();
