@@ -14,6 +14,8 @@ use std::sync::Arc;
 
 /// How long the progress thread may leave alone what other threads drive at this moment (`CONTENDED` of the engine).
 const CONTENDED: u64 = 50_000;
+/// How long a lease lasts after the last poll, at most (`LONGEST` of the lease).
+const LONGEST: u64 = 2_000_000;
 /// How long it takes to look at clocks.
 const SLACK: u64 = 5_000;
 /// The kinds of a timer that are asked for here.
@@ -50,7 +52,13 @@ impl Watched {
         for socket in &*self.sockets.lock() {
             socket.check();
             if socket.has_more() {
-                let until = socket.lease(now).unwrap_or(now + CONTENDED);
+                let lease = socket.lease(now);
+                let longest = world::last_poll() + LONGEST;
+                assert!(
+                    lease.is_none_or(|end| end <= longest),
+                    "a lease lasts too long"
+                );
+                let until = lease.unwrap_or(now + CONTENDED);
                 assert!(
                     then <= until + SLACK,
                     "a message waits for {} ns, which nobody speaks for",
@@ -111,20 +119,24 @@ impl Clock {
 }
 
 /// A program until it has taken all that comes to its queue.
-fn program(queue: &Queue, alarm: &dyn Fn(u64)) {
+fn program(queue: &Arc<Queue>, alarm: &dyn Fn(u64)) {
     while !queue.is_over() {
-        match world::random(8) {
+        match world::random(10) {
             0..3 => queue.wait(),
             3 => {
                 let end = world::now() + 20_000 + world::random(4_000_000);
                 world::sleep_until(Some(end), || false);
             }
             4 => alarm(10_000 + world::random(3_000_000)),
+            5 => {
+                // From now on polls may ask the set instead of each socket.
+                Socket::connect(queue, 1);
+            }
             // A burst of polls, for long enough to earn a lease, or only a few.
             kind => {
                 let pause = 5_000 + world::random(40_000);
                 let polls = match kind {
-                    5 => world::random(6),
+                    6 => world::random(6),
                     _ => 30 + world::random(60),
                 };
                 for _ in 0..polls {

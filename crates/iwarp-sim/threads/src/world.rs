@@ -57,6 +57,8 @@ struct World {
     handed_over: HashSet<usize>,
     /// Nobody has polled any queue since a thread gave back its leases.
     all_handed_over: bool,
+    /// When a poll last ended.
+    polled: u64,
     /// When each thread last looked at the clock.
     looks: HashMap<ThreadId, u64>,
     /// Threads that sleep, each with the end of its sleep.
@@ -124,7 +126,13 @@ pub(crate) fn note_poll(queue: usize) {
     with(|w| {
         w.handed_over.remove(&queue);
         w.all_handed_over = false;
+        w.polled = w.now;
     });
+}
+
+/// Returns when a poll of any queue last ended.
+pub(crate) fn last_poll() -> u64 {
+    with(|w| w.polled)
 }
 
 /// A thread has given back its leases.
