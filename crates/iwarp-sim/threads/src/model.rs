@@ -8,8 +8,10 @@ use crate::engine::{Engine, Source};
 use crate::queue::{Queue, Socket};
 use crate::schedule::Order;
 use crate::sync::parking::Mutex;
+use crate::sys::poller::AsFd as _;
 use crate::world::{self, Plant};
 use shuttle::{Config, FailurePersistence, Runner, thread};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// How long the progress thread may leave alone what other threads drive at this moment (`CONTENDED` of the engine).
@@ -43,22 +45,33 @@ struct Watched {
     sockets: Mutex<Vec<Arc<Socket>>>,
     queues: Mutex<Vec<Arc<Queue>>>,
     alarms: Mutex<Vec<u64>>,
+    /// Since when a message waits at a socket that no lease speaks for.
+    alone: Mutex<HashMap<usize, u64>>,
 }
 
 impl Watched {
     /// Nobody can go on before the time `then`. Checks that everybody may sleep so long.
     fn check(&self, then: u64) {
         let now = world::now();
+        let mut alone = self.alone.lock();
         for socket in &*self.sockets.lock() {
             socket.check();
-            if socket.has_more() {
+            if !socket.has_more() {
+                alone.remove(&socket.number());
+            } else {
                 let lease = socket.lease(now);
                 let longest = world::last_poll() + LONGEST;
                 assert!(
                     lease.is_none_or(|end| end <= longest),
                     "a lease lasts too long"
                 );
-                let until = lease.unwrap_or(now + CONTENDED);
+                if lease.is_some() {
+                    alone.remove(&socket.number());
+                }
+                let until = lease.unwrap_or_else(|| {
+                    let since = alone.entry(socket.number()).or_insert(now);
+                    *since + CONTENDED
+                });
                 assert!(
                     then <= until + SLACK,
                     "a message waits for {} ns, which nobody speaks for",
@@ -118,38 +131,46 @@ impl Clock {
     }
 }
 
+/// Works for some time at most, without a look at anything else.
+fn work(most: u64) {
+    let end = world::now() + 20_000 + world::random(most);
+    world::sleep_until(Some(end), || false);
+}
+
+/// Polls for long enough to earn a lease, or only a few times, and posts meanwhile.
+fn burst(queue: &Arc<Queue>) {
+    let pause = 5_000 + world::random(40_000);
+    let polls = match world::random(64) {
+        0..16 => world::random(6),
+        // The longest lease takes 32 ms.
+        16 => 1000,
+        _ => 30 + world::random(60),
+    };
+    for _ in 0..polls {
+        if queue.is_over() {
+            return;
+        }
+        if world::random(2) == 0 {
+            queue.post();
+        }
+        queue.poll();
+        world::spend(pause);
+    }
+    if world::random(6) == 0 {
+        // From now on polls may ask the set instead of each socket.
+        Socket::connect(queue, 1);
+        work(500_000);
+    }
+}
+
 /// A program until it has taken all that comes to its queue.
 fn program(queue: &Arc<Queue>, alarm: &dyn Fn(u64)) {
     while !queue.is_over() {
-        match world::random(10) {
+        match world::random(8) {
             0..3 => queue.wait(),
-            3 => {
-                let end = world::now() + 20_000 + world::random(4_000_000);
-                world::sleep_until(Some(end), || false);
-            }
+            3 => work(4_000_000),
             4 => alarm(10_000 + world::random(3_000_000)),
-            5 => {
-                // From now on polls may ask the set instead of each socket.
-                Socket::connect(queue, 1);
-            }
-            // A burst of polls, for long enough to earn a lease, or only a few.
-            kind => {
-                let pause = 5_000 + world::random(40_000);
-                let polls = match kind {
-                    6 => world::random(6),
-                    _ => 30 + world::random(60),
-                };
-                for _ in 0..polls {
-                    if world::random(4) == 0 {
-                        queue.post();
-                    }
-                    queue.poll();
-                    if queue.is_over() {
-                        return;
-                    }
-                    world::spend(pause);
-                }
-            }
+            _ => burst(queue),
         }
     }
 }

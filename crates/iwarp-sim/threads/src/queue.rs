@@ -258,6 +258,8 @@ impl Socket {
             if requests > 0 {
                 world::call();
                 world::spend(requests as u64 * READ);
+                // The answer to the system call is looked at before the baton is let go.
+                world::call();
             }
         });
     }
