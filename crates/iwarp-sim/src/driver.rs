@@ -5,7 +5,8 @@
 use iwarp_rnic::cq::{CompletionQueue, Pushed};
 use iwarp_rnic::memory::{HostRange, MemoryTable};
 use iwarp_rnic::qp::{
-    Direction, Env, Events, Host, RxBuffer, RxInterest, RxPlan, RxStatus, State, StreamWish, TxFill,
+    Direction, Env, Events, Host, RxBuffer, RxInterest, RxPlan, RxStatus, State, StreamWish,
+    TxFill, TxPlan,
 };
 use iwarp_rnic::receive_queue::TakenRecv;
 use iwarp_rnic::{Cqe, Time, Work};
@@ -91,7 +92,7 @@ pub struct Call<'a> {
 }
 
 impl Call<'_> {
-    fn fill(&mut self, plan: &mut iwarp_rnic::qp::TxPlan) -> TxFill {
+    fn fill(&mut self, plan: &mut TxPlan) -> TxFill {
         self.ep.qp.tx_fill(
             plan,
             &mut Env {
@@ -269,72 +270,12 @@ impl World {
             Some(plan) => plan,
             None => self.pool.plan(),
         };
-        loop {
-            if self.eps[e].gone || self.failure.is_some() {
-                break;
-            }
-            if plan.is_done() {
-                if !self.eps[e].qp.wants_tx() {
-                    break;
-                }
-                // While the plan is being filled, do not schedule another transmission for this endpoint.
-                let was_due = std::mem::replace(&mut self.eps[e].tx_due, true);
-                let fill = self.call(e, |c| {
-                    let fill = c.fill(&mut plan);
-                    if fill == TxFill::Memory {
-                        c.ep.qp.tx_memory(c.table, &mut c.host);
-                    }
-                    fill
-                });
-                self.eps[e].tx_due = was_due;
-                self.reach.fill(fill);
-                match fill {
-                    TxFill::Idle => {
-                        if self.eps[e].qp.wants_tx() {
-                            self.fail(|| {
-                                format!("endpoint {e} wants to send, but has nothing to send")
-                            });
-                        }
-                        break;
-                    }
-                    TxFill::Memory | TxFill::More => continue,
-                    TxFill::Ready => {}
-                }
-            }
-            let most = match self.eps[e].rng.below(4) {
-                0 => self.eps[e].rng.range(1, 64) as usize,
-                1 => self.eps[e].rng.range(1, 3000) as usize,
-                _ => 65536,
+        while !self.eps[e].gone && self.failure.is_none() {
+            let goes_on = match plan.is_done() {
+                true => self.fill(e, &mut plan),
+                false => self.write(e, &mut plan),
             };
-            let mut octets = std::mem::take(&mut self.pool.octets);
-            octets.resize(most, 0);
-            let ep = &self.eps[e];
-            let who = ep.qp.accessor();
-            let copied = plan.copy_to(&self.nodes[ep.node].table, who, &mut octets);
-            let Ok(n) = copied else {
-                self.pool.octets = octets;
-                self.log(|| format!("ep {e}: memory of a request was deregistered"));
-                self.call(e, |c| c.ep.qp.abort(&mut c.host));
-                break;
-            };
-            let mut arrivals = Vec::new();
-            let written = self.pipes[e].write(self.now, &octets[..n], |at| arrivals.push(at));
-            self.pool.octets = octets;
-            for at in arrivals {
-                self.at(at, Event::Readable(e ^ 1));
-            }
-            if self.planted.happens(Plant::StrayWrite) {
-                let arena = &self.nodes[self.eps[e].node].arena;
-                // Offset 7 belongs to no region.
-                arena.write(7, &[!arena.copy(7, 1)[0]]);
-            }
-            let was_due = std::mem::replace(&mut self.eps[e].tx_due, true);
-            self.call(e, |c| {
-                c.ep.qp.tx_written(&mut plan, written, &mut c.host);
-            });
-            self.eps[e].tx_due = was_due;
-            if written < n {
-                self.eps[e].tx_blocked = true;
+            if !goes_on {
                 break;
             }
         }
@@ -345,6 +286,64 @@ impl World {
             self.eps[e].plan = Some(plan);
         }
         self.serve(e);
+    }
+
+    /// Fills a plan that is done. Returns `false` if there is nothing to send.
+    fn fill(&mut self, e: usize, plan: &mut TxPlan) -> bool {
+        if !self.eps[e].qp.wants_tx() {
+            return false;
+        }
+        // While the plan is being filled, do not schedule another transmission for this endpoint.
+        let was_due = std::mem::replace(&mut self.eps[e].tx_due, true);
+        let fill = self.call(e, |c| {
+            let fill = c.fill(plan);
+            if fill == TxFill::Memory {
+                c.ep.qp.tx_memory(c.table, &mut c.host);
+            }
+            fill
+        });
+        self.eps[e].tx_due = was_due;
+        self.reach.fill(fill);
+        if fill == TxFill::Idle && self.eps[e].qp.wants_tx() {
+            self.fail(|| format!("endpoint {e} wants to send, but has nothing to send"));
+        }
+        fill != TxFill::Idle
+    }
+
+    /// Writes a piece of a plan. Returns `false` if the connection takes no more, or has ended.
+    fn write(&mut self, e: usize, plan: &mut TxPlan) -> bool {
+        let most = match self.eps[e].rng.below(4) {
+            0 => self.eps[e].rng.range(1, 64) as usize,
+            1 => self.eps[e].rng.range(1, 3000) as usize,
+            _ => 65536,
+        };
+        let mut octets = std::mem::take(&mut self.pool.octets);
+        octets.resize(most, 0);
+        let ep = &self.eps[e];
+        let who = ep.qp.accessor();
+        let copied = plan.copy_to(&self.nodes[ep.node].table, who, &mut octets);
+        let Ok(n) = copied else {
+            self.pool.octets = octets;
+            self.log(|| format!("ep {e}: memory of a request was deregistered"));
+            self.call(e, |c| c.ep.qp.abort(&mut c.host));
+            return false;
+        };
+        let mut arrivals = Vec::new();
+        let written = self.pipes[e].write(self.now, &octets[..n], |at| arrivals.push(at));
+        self.pool.octets = octets;
+        for at in arrivals {
+            self.at(at, Event::Readable(e ^ 1));
+        }
+        if self.planted.happens(Plant::StrayWrite) {
+            let arena = &self.nodes[self.eps[e].node].arena;
+            // Offset 7 belongs to no region.
+            arena.write(7, &[!arena.copy(7, 1)[0]]);
+        }
+        let was_due = std::mem::replace(&mut self.eps[e].tx_due, true);
+        self.call(e, |c| c.ep.qp.tx_written(plan, written, &mut c.host));
+        self.eps[e].tx_due = was_due;
+        self.eps[e].tx_blocked |= written < n;
+        written == n
     }
 
     /// Reads octets that have arrived, until the queue pair wants no more.

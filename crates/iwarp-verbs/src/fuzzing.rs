@@ -18,6 +18,8 @@ const ARENA: usize = 32 << 10;
 const REGISTERED: (usize, usize) = (8 << 10, 16 << 10);
 /// All rights but those of on-demand memory.
 const ALL_RIGHTS: c_int = 0x1f;
+/// The key of datagrams.
+const QKEY: u32 = 7;
 /// The most commands of one input.
 const COMMANDS_MAX: usize = 64;
 /// The most requests of one list.
@@ -91,6 +93,8 @@ struct World<'a> {
     srq: *mut ibv_srq,
     qp: *mut ibv_qp,
     mw: *mut ibv_mw,
+    /// Where datagrams go: the device itself.
+    ah: *mut ibv_ah,
     /// Numbers of requests that were posted and have not completed.
     posted: HashSet<u64>,
     next: u64,
@@ -156,6 +160,7 @@ impl<'a> World<'a> {
             srq,
             qp,
             mw: null_mut(),
+            ah: null_mut(),
             posted: HashSet::new(),
             next: 0,
         };
@@ -177,7 +182,7 @@ impl<'a> World<'a> {
             qp::ibv_modify_qp(self.qp, attr, (mask | QP_STATE) as c_int)
         };
         let is_ud = (*self.qp).qp_type == QPT_UD;
-        (attr.port_num, attr.qkey) = (1, 7);
+        (attr.port_num, attr.qkey) = (1, QKEY);
         attr.qp_access_flags = ALL_RIGHTS as c_uint;
         let init = QP_PKEY_INDEX | QP_PORT | if is_ud { QP_QKEY } else { QP_ACCESS_FLAGS };
         modify(&mut attr, QPS_INIT, init);
@@ -187,6 +192,9 @@ impl<'a> World<'a> {
         attr.max_rd_atomic = 4;
         attr.ah_attr = ah(&mut Input(&[]));
         (attr.timeout, attr.retry_cnt, attr.rnr_retry) = (14, 7, 0);
+        if is_ud {
+            self.ah = pd::ibv_create_ah(shared().pd, &mut attr.ah_attr);
+        }
         let reliable = (*self.qp).qp_type == QPT_RC;
         let rtr = QP_AV | QP_PATH_MTU | QP_DEST_QPN | QP_RQ_PSN;
         let rtr = match (is_ud, reliable) {
@@ -246,65 +254,90 @@ impl<'a> World<'a> {
         self.next
     }
 
+    /// A request for the send queue, which refers to the elements.
+    unsafe fn send_request(&mut self) -> (ibv_send_wr, Vec<ibv_sge>) {
+        let flags = c_uint::from(self.input.u8());
+        let mut sges = self.sges(flags & SEND_INLINE != 0);
+        let mut wr: ibv_send_wr = zeroed();
+        wr.wr_id = self.number();
+        wr.sg_list = sges.as_mut_ptr();
+        wr.num_sge = sges.len() as c_int;
+        if flags & SEND_INLINE == 0 && self.input.u8() == 255 {
+            // A count that fits no list. The list is not read then.
+            wr.num_sge = [-1, c_int::MIN, 1000, c_int::MAX][sges.len() % 4];
+        }
+        wr.opcode = self.input.u32(16);
+        wr.send_flags = flags;
+        wr.imm_data = self.input.u32(u32::MAX);
+        match (*self.qp).qp_type {
+            QPT_UD => self.datagram_target(&mut wr),
+            _ => self.target(&mut wr),
+        }
+        if wr.opcode == 8 {
+            // A window is part of what the manual page asks for.
+            if self.mw.is_null() {
+                wr.opcode = 2;
+            } else {
+                wr.bind_mw.mw = self.mw;
+                wr.bind_mw.rkey = self.input.u32(u32::MAX);
+                wr.bind_mw.bind_info = self.bind_info();
+            }
+        }
+        (wr, sges)
+    }
+
+    /// The memory of the peer, which is this process.
+    unsafe fn target(&mut self, wr: &mut ibv_send_wr) {
+        let at = u64::from(u16::from_le_bytes(self.input.octets())) % ARENA as u64;
+        let mut remote = (self.arena.as_ptr() as u64 + at, (*self.mr).rkey);
+        match self.input.u8() {
+            0 => remote.0 = self.input.u64(),
+            1 => remote.1 = self.input.u32(u32::MAX),
+            2 if !self.mw.is_null() => remote.1 = (*self.mw).rkey,
+            _ => {}
+        }
+        if matches!(wr.opcode, 5 | 6 | 15) && !at.is_multiple_of(8) {
+            remote.0 &= !7;
+        }
+        wr.wr.atomic = atomic_target {
+            remote_addr: remote.0,
+            compare_add: self.input.u64(),
+            swap: self.input.u64(),
+            rkey: remote.1,
+        };
+        if !matches!(wr.opcode, 5 | 6) {
+            wr.wr.rdma = rdma_target {
+                remote_addr: remote.0,
+                rkey: remote.1,
+            };
+        }
+    }
+
+    /// The queue pair itself, mostly. Nothing is sent to other devices.
+    unsafe fn datagram_target(&mut self, wr: &mut ibv_send_wr) {
+        wr.wr.ud = zeroed();
+        wr.wr.ud.ah = self.ah;
+        wr.wr.ud.remote_qpn = match self.input.u8() {
+            0 => self.input.u32(u32::MAX),
+            _ => (*self.qp).qp_num,
+        };
+        wr.wr.ud.remote_qkey = match self.input.u8() {
+            0 => self.input.u32(u32::MAX),
+            _ => QKEY,
+        };
+    }
+
     unsafe fn post_send(&mut self) {
         let count = usize::from(self.input.u8()) % LIST_MAX + 1;
         let mut lists = Vec::new();
         let mut wrs = Vec::new();
         for _ in 0..count {
-            let flags = c_uint::from(self.input.u8());
-            let mut sges = self.sges(flags & SEND_INLINE != 0);
-            let mut wr: ibv_send_wr = zeroed();
-            wr.wr_id = self.number();
-            wr.sg_list = sges.as_mut_ptr();
-            wr.num_sge = sges.len() as c_int;
-            if flags & SEND_INLINE == 0 && self.input.u8() == 255 {
-                // A count that fits no list. The list is not read then.
-                wr.num_sge = [-1, c_int::MIN, 1000, c_int::MAX][sges.len() % 4];
-            }
-            wr.opcode = self.input.u32(16);
-            wr.send_flags = flags;
-            wr.imm_data = self.input.u32(u32::MAX);
-            let at = u64::from(u16::from_le_bytes(self.input.octets())) % ARENA as u64;
-            let mut remote = (self.arena.as_ptr() as u64 + at, (*self.mr).rkey);
-            match self.input.u8() {
-                0 => remote.0 = self.input.u64(),
-                1 => remote.1 = self.input.u32(u32::MAX),
-                2 if !self.mw.is_null() => remote.1 = (*self.mw).rkey,
-                _ => {}
-            }
-            if matches!(wr.opcode, 5 | 6 | 15) && !at.is_multiple_of(8) {
-                remote.0 &= !7;
-            }
-            wr.wr.atomic = atomic_target {
-                remote_addr: remote.0,
-                compare_add: self.input.u64(),
-                swap: self.input.u64(),
-                rkey: remote.1,
-            };
-            if (*self.qp).qp_type == QPT_UD {
-                wr.wr.ud = zeroed();
-                wr.wr.ud.ah = null_mut();
-            } else if !matches!(wr.opcode, 5 | 6) {
-                wr.wr.rdma = rdma_target {
-                    remote_addr: remote.0,
-                    rkey: remote.1,
-                };
-            }
-            if wr.opcode == 8 {
-                // A window is part of what the manual page asks for.
-                if self.mw.is_null() {
-                    wr.opcode = 2;
-                } else {
-                    wr.bind_mw.mw = self.mw;
-                    wr.bind_mw.rkey = self.input.u32(u32::MAX);
-                    wr.bind_mw.bind_info = self.bind_info();
-                }
-            }
+            let (wr, sges) = self.send_request();
             lists.push(sges);
             wrs.push(wr);
         }
         // A request for a datagram needs an address handle.
-        if (*self.qp).qp_type == QPT_UD {
+        if (*self.qp).qp_type == QPT_UD && self.ah.is_null() {
             return;
         }
         for i in 1..wrs.len() {
@@ -313,13 +346,7 @@ impl<'a> World<'a> {
         let mut bad = null_mut();
         let result = post::post_send(self.qp, wrs.as_mut_ptr(), &mut bad);
         let ids: Vec<u64> = wrs.iter().map(|wr| wr.wr_id).collect();
-        self.note(
-            &ids,
-            result,
-            bad.is_null()
-                .then_some(ids.len())
-                .or_else(|| wrs.iter().position(|wr| std::ptr::eq(wr, bad))),
-        );
+        self.note(&ids, result, position(&wrs, bad));
     }
 
     unsafe fn post_recv(&mut self) {
@@ -345,13 +372,7 @@ impl<'a> World<'a> {
             false => post::post_srq_recv(self.srq, wrs.as_mut_ptr(), &mut bad),
         };
         let ids: Vec<u64> = wrs.iter().map(|wr| wr.wr_id).collect();
-        self.note(
-            &ids,
-            result,
-            bad.is_null()
-                .then_some(ids.len())
-                .or_else(|| wrs.iter().position(|wr| std::ptr::eq(wr, bad))),
-        );
+        self.note(&ids, result, position(&wrs, bad));
     }
 
     /// Notes the requests that were posted: all, or those before the one that was refused.
@@ -547,6 +568,9 @@ impl<'a> World<'a> {
             self.poll();
             assert_eq!(qp::ibv_destroy_qp(self.qp), 0);
         }
+        if !self.ah.is_null() {
+            assert_eq!(pd::ibv_destroy_ah(self.ah), 0);
+        }
         if !self.mw.is_null() {
             assert_eq!(mw::dealloc_mw(self.mw), 0);
         }
@@ -561,6 +585,14 @@ impl<'a> World<'a> {
             outside.copied().all(|octet| octet == 0x5a),
             "memory that was not registered has changed"
         );
+    }
+}
+
+/// Returns how many requests of a list were posted: all, or those before `bad`. `None` if that is none of the list.
+fn position<T>(list: &[T], bad: *const T) -> Option<usize> {
+    match bad.is_null() {
+        true => Some(list.len()),
+        false => list.iter().position(|wr| std::ptr::eq(wr, bad)),
     }
 }
 

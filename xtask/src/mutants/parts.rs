@@ -41,6 +41,7 @@ pub(crate) const PARTS: &[Part] = &[
             "crates/iwarp/src/cm.rs",
             "crates/iwarp/src/connection/**/*.rs",
             "crates/iwarp/src/device/*.rs",
+            "crates/iwarp/src/engine/pollers.rs",
             "crates/iwarp/src/memory.rs",
             "crates/iwarp/src/portmap.rs",
             "crates/iwarp/src/progress/*.rs",

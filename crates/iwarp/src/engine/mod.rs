@@ -10,26 +10,27 @@
 //! [`CONNECTIONS_EACH`], the next connection starts another one, up to [`Config::progress_threads`](crate::Config::progress_threads).
 //! So the target of many peers uses more than one processor, and a process with few connections has one thread.
 
+mod pollers;
 mod progress_thread;
 mod sources;
 mod timers;
 
+pub(crate) use pollers::Pollers;
 pub(crate) use sources::Source;
 
 use crate::progress::lease::Lease;
 use crate::progress::parker::Parker;
+use crate::progress::sync::parking::Mutex;
+use crate::progress::sync::{AtomicUsize, Ordering, thread_local};
 use crate::sys::clock::now_ns;
 use crate::sys::eventfd::EventFd;
-use crate::sys::poller::{Events, Interest, Poller};
+use crate::sys::poller::{AsFd, Events, Interest, Poller};
 use crate::sys::thread::kept_from_processor;
 use crate::sys::{fork, limits, prefetch};
-use parking_lot::Mutex;
 use sources::Sources;
 use std::cell::Cell;
 use std::io;
-use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use timers::Timers;
 
@@ -41,12 +42,25 @@ const WAKE_TOKEN: u64 = 0;
 /// Connections that an engine has before another one is started.
 const CONNECTIONS_EACH: usize = 16;
 
-/// The engines of this process, in the order in which they were started.
+#[cfg(not(shuttle))]
 static ENGINES: Mutex<Vec<Arc<Engine>>> = Mutex::new(Vec::new());
+#[cfg(not(shuttle))]
 static EVERYTHING: Lease = Lease::new();
 
+// Those of a model are new in each execution.
+#[cfg(shuttle)]
+shuttle::lazy_static! {
+    static ref ENGINES: Mutex<Vec<Arc<Engine>>> = Mutex::new(Vec::new());
+    static ref EVERYTHING: Lease = Lease::new();
+}
+
+/// The engines of this process, in the order in which they were started.
+fn engines() -> &'static Mutex<Vec<Arc<Engine>>> {
+    &ENGINES
+}
+
 /// The lease of threads that drive everything by [`poll_all`].
-pub(crate) const fn everything() -> &'static Lease {
+pub(crate) fn everything() -> &'static Lease {
     &EVERYTHING
 }
 
@@ -81,7 +95,7 @@ pub(crate) fn poll_all(many: bool) -> bool {
 /// The engines of this process. No lock is held in between.
 fn all() -> impl Iterator<Item = Arc<Engine>> {
     (0..).map_while(|at| {
-        let engines = ENGINES.lock();
+        let engines = engines().lock();
         engines.get(at).filter(|e| !e.is_foreign()).cloned()
     })
 }
@@ -106,7 +120,7 @@ thread_local! {
 impl Engine {
     /// The first engine of this process. Starts it if there is none yet.
     pub(crate) fn current() -> io::Result<Arc<Self>> {
-        let mut engines = ENGINES.lock();
+        let mut engines = engines().lock();
         if let Some(engine) = engines.first() {
             if !engine.is_foreign() {
                 return Ok(Arc::clone(engine));
@@ -128,7 +142,7 @@ impl Engine {
     /// The engine for another connection: the one that has the fewest, or a new one, if each has its share and there may be more.
     pub(crate) fn for_connection(most: usize) -> io::Result<Arc<Self>> {
         let first = Self::current()?;
-        let mut engines = ENGINES.lock();
+        let mut engines = engines().lock();
         let idlest = engines.iter().min_by_key(|engine| engine.connections());
         let idlest = idlest.cloned().unwrap_or(first);
         if idlest.connections() < CONNECTIONS_EACH || engines.len() >= most {

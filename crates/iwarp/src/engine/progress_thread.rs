@@ -7,6 +7,7 @@
 
 use super::sources::{Resting, Source};
 use super::{BATCH, Engine, WAKE_TOKEN, everything};
+use crate::progress::sync::yield_now;
 use crate::sys::clock::now_ns;
 use crate::sys::poller::{Events, Interest, Readiness, wait_fd};
 use rustix::thread::set_current_timer_slack;
@@ -52,7 +53,7 @@ impl Engine {
             source.is_some_and(|source| source.was_driven(now))
         };
         if events.iter().take(LOOKS).any(lately) {
-            std::thread::yield_now();
+            yield_now();
         }
     }
 

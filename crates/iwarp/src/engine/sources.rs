@@ -1,10 +1,10 @@
 //! What the engine serves: things with a file descriptor or a timer, known by their tokens.
 
-use parking_lot::RwLock;
+use crate::progress::sync::parking::RwLock;
+use crate::progress::sync::{AtomicU64, Ordering};
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Something with a file descriptor or a timer.
 pub(crate) trait Source: Send + Sync {

@@ -1,6 +1,6 @@
 //! The timers of an engine.
 
-use parking_lot::Mutex;
+use crate::progress::sync::parking::Mutex;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 

@@ -10,8 +10,8 @@
 //! The counters are hints. They are read and written without order, and a lost update costs a window at most.
 
 use super::in_vain::looked_in_vain;
+use super::sync::{AtomicU32, Ordering};
 use crate::sys::clock::now_ns;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// Short waits in a row before the first window.

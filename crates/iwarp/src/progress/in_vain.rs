@@ -5,6 +5,7 @@
 //! milliseconds later. If it always yields, each look costs twice as much while nobody needs the processor. How long a yield takes
 //! tells which of the two it is: so each thread sets its own pace by its last yields.
 
+use super::sync::{thread_local, yield_now};
 use crate::sys::clock::now_ns;
 use std::cell::Cell;
 
@@ -72,7 +73,7 @@ pub fn looked_in_vain() {
 #[cold]
 fn offer() -> u64 {
     let begin = now_ns();
-    std::thread::yield_now();
+    yield_now();
     now_ns().saturating_sub(begin)
 }
 

@@ -11,5 +11,5 @@ pub(crate) mod in_vain;
 pub(crate) mod lease;
 pub(crate) mod parker;
 pub(crate) mod slots;
-mod sync;
+pub(crate) mod sync;
 pub(crate) mod wakers;

@@ -4,9 +4,9 @@
 //! lock held, and the list is unlocked, too. If a waker panics, the calling thread goes on and wakes the others.
 //! Cloning and dropping a waker may also run code of the program. Both happen outside the lock.
 
-use parking_lot::Mutex;
+use super::sync::parking::Mutex;
+use super::sync::{AtomicBool, Ordering};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 
 /// The tasks and threads that wait for one queue.

@@ -5,48 +5,29 @@ use super::context::ContextInner;
 use super::events::AsyncEventKind;
 use super::qp::QpInner;
 use super::ud::Members;
-use crate::engine;
+use crate::engine::Pollers;
 use crate::error::Result;
 use crate::progress::answers::Answers;
 use crate::progress::busy_poll::BusyPoll;
 use crate::progress::in_vain::looked_in_vain;
-use crate::progress::lease::Lease;
 use crate::progress::wakers::{Registration, Wakers};
 use crate::sys::clock::now_ns;
-use crate::sys::thread::kept_from_processor;
 use iwarp_rnic::cq::{CompletionQueue as Ring, Pushed};
 use iwarp_rnic::{Cqe, WcOpcode, WcStatus, Work};
 use parking_lot::{Mutex, MutexGuard, RwLock};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
 /// Queue pairs whose sockets an empty poll reads one by one. If a queue has more of them, the poll asks `epoll`.
 const POLL_DIRECTLY: usize = 4;
-/// Most empty polls and taken completions between two renewals of the lease. Each needs a clock reading, which costs a tenth of a poll.
-const RENEW_EVERY: u32 = 8;
-/// Nanoseconds between two renewals, at least and at most: programs that look at many other things between two polls of a queue renew
-/// its lease more often.
-const RENEW_WITHIN: std::ops::Range<u64> = 10_000..30_000;
 /// Octets that take longer to move than a poll in vain.
 const BULK: u64 = 4096;
 /// About as long takes one of many octets, in nanoseconds: it is read or written, and perhaps summed.
 const OCTET_NS: u64 = 1;
-/// Most empty polls before a poll also serves the sockets and timers of the rest of the process.
-const SERVE_ALL_EVERY: u32 = 64;
-
 /// Completions of the ring that are looked at in one go when those of a queue pair are dropped.
 const PURGE_STEP: u32 = 4096;
-
-/// Adds one to `counter` and returns the value before. The count is a hint: there is no locked instruction, so one of two
-/// additions at the same time may be lost.
-#[inline]
-fn count(counter: &AtomicU32) -> u32 {
-    let before = counter.load(Ordering::Relaxed);
-    counter.store(before.wrapping_add(1), Ordering::Relaxed);
-    before
-}
 
 /// The reason why a queue gives no completions any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,23 +49,11 @@ pub(crate) struct CqInner {
     qps: RwLock<Vec<Weak<QpInner>>>,
     /// The datagram queue pairs among them.
     pub(super) datagrams: Members,
-    /// `true` if it has more queue pairs of a kind than are read one by one. Polls then serve the whole process.
-    many: AtomicBool,
-    /// By which its pollers drive the queue pairs, if there are not [`many`](Self::many).
-    lease: Lease,
-    /// Empty polls and taken completions since the lease was renewed. A hint.
-    unnoted: AtomicU32,
-    /// How many of them there are from one renewal to the next. A hint.
-    renew_every: AtomicU32,
-    /// The number of the empty poll that next serves the whole process, and its distance from the one before. Both are hints: a
-    /// lost update costs one look.
-    serve_all_at: AtomicU32,
-    serve_all_after: AtomicU32,
+    /// By which its pollers drive the queue pairs.
+    pub(super) pollers: Pollers,
     /// A value for the program's own use.
     user: AtomicU64,
     timestamps: AtomicBool,
-    /// Polls without result. From it a posting thread learns whether the program waits between posts.
-    empty_polls: AtomicU32,
     /// Queue pairs that have put off sending until the next poll without result. Each stands here at most once, because that poll
     /// may never come: the program may look at another queue only.
     deferred: Mutex<Vec<Weak<QpInner>>>,
@@ -117,15 +86,9 @@ impl CompletionQueue {
             channel: channel.cloned(),
             qps: RwLock::default(),
             datagrams: Members::default(),
-            many: AtomicBool::new(false),
-            lease: Lease::new(),
-            unnoted: AtomicU32::new(0),
-            renew_every: AtomicU32::new(RENEW_EVERY),
-            serve_all_at: AtomicU32::new(SERVE_ALL_EVERY),
-            serve_all_after: AtomicU32::new(SERVE_ALL_EVERY),
+            pollers: Pollers::default(),
             user: AtomicU64::new(0),
             timestamps: AtomicBool::new(false),
-            empty_polls: AtomicU32::new(0),
             deferred: Mutex::default(),
             has_deferred: AtomicBool::new(false),
             wakers: Wakers::default(),
@@ -152,10 +115,7 @@ impl CompletionQueue {
         if self.inner.ready.load(Ordering::Acquire) {
             let n = self.take(out)?;
             if n > 0 {
-                // Without this the progress thread finds the next completions first, and this thread never drives.
-                if self.inner.is_time_to_renew(n as u32) {
-                    self.inner.lease().stay(now_ns(), n, kept_from_processor);
-                }
+                self.inner.pollers.took(n);
                 self.inner.took(&out[..n]);
                 return Ok(n);
             }
@@ -164,7 +124,9 @@ impl CompletionQueue {
             return Ok(0);
         }
         self.inner.send_deferred();
-        self.inner.progress();
+        self.inner
+            .pollers
+            .look(|all| self.inner.drive(all).others_were_ready);
         if self.inner.ready.load(Ordering::Acquire) {
             let n = self.take(out)?;
             self.inner.took(&out[..n]);
@@ -405,12 +367,6 @@ impl CqInner {
         owed.overflow
     }
 
-    /// Returns the number of polls without result.
-    #[inline]
-    pub(super) fn polls(&self) -> u32 {
-        self.empty_polls.load(Ordering::Relaxed)
-    }
-
     /// Sends for the queue pairs that have put off sending.
     #[inline]
     fn send_deferred(&self) {
@@ -468,11 +424,7 @@ impl CqInner {
     /// Queue pairs have come or gone.
     pub(super) fn count_members(&self) {
         let many = self.qps.read().len() > POLL_DIRECTLY || self.datagrams.are_many();
-        if many && !self.many.swap(many, Ordering::Relaxed) && self.lease.give_back() {
-            // From now on polls do not drive the queue pairs one by one, so they must be in the set.
-            engine::wake_up();
-        }
-        self.many.store(many, Ordering::Relaxed);
+        self.pollers.set_many(many);
     }
 
     /// Forgets a queue pair that is gone, and drops its completions.
@@ -526,76 +478,16 @@ impl CqInner {
         self.hand_over();
     }
 
-    /// The lease by which the pollers of this queue drive.
-    #[inline]
-    fn lease(&self) -> &Lease {
-        match self.many.load(Ordering::Relaxed) {
-            true => engine::everything(),
-            false => &self.lease,
-        }
-    }
-
-    /// Returns until when pollers of this queue drive the sockets of its queue pairs one by one; `None` if they do not, at `now`.
-    pub(super) fn driven_until(&self, now: u64) -> Option<u64> {
-        self.lease.end(now)
-    }
-
-    /// Returns `true` if its pollers have driven the sockets lately, and do not any more at `now`.
-    pub(super) fn was_driven(&self, now: u64) -> bool {
-        self.lease.has_ended_lately(now) || engine::everything().has_ended_lately(now)
-    }
-
-    /// Counts empty polls or taken completions. Returns `true` if the lease has to be renewed.
-    #[inline]
-    fn is_time_to_renew(&self, count: u32) -> bool {
-        let unnoted = self.unnoted.load(Ordering::Relaxed).saturating_add(count);
-        let is_time = unnoted >= self.renew_every.load(Ordering::Relaxed);
-        let rest = if is_time { 0 } else { unnoted };
-        self.unnoted.store(rest, Ordering::Relaxed);
-        is_time
-    }
-
-    /// Sets how often the lease is renewed, by how long it took from one renewal to the next.
-    #[inline]
-    fn set_pace(&self, time: u64) {
-        let every = self.renew_every.load(Ordering::Relaxed);
-        let next = match time {
-            time if time < RENEW_WITHIN.start => (every * 2).min(RENEW_EVERY),
-            time if time >= RENEW_WITHIN.end => (every / 2).max(1),
-            _ => every,
-        };
-        if next != every {
-            self.renew_every.store(next, Ordering::Relaxed);
-        }
-    }
-
-    /// Drives the sockets in an empty poll.
-    fn progress(&self) {
-        let polls = count(&self.empty_polls);
-        if self.is_time_to_renew(1) && !self.many.load(Ordering::Relaxed) {
-            let time = self.lease.drive(now_ns(), 0, kept_from_processor);
-            self.set_pace(time);
-        }
-        let serve_all =
-            polls.wrapping_sub(self.serve_all_at.load(Ordering::Relaxed)) < u32::MAX / 2;
-        let driven = self.drive(serve_all);
-        if serve_all {
-            self.note_served(polls, driven.others_were_ready);
-        }
-    }
-
     /// Drives the sockets for a caller that polls again and again, and knows the time. Returns `true` if octets have come.
     pub(super) fn drive_at(&self, now: u64) -> bool {
-        if !self.many.load(Ordering::Relaxed) {
-            self.lease.drive(now, 0, kept_from_processor);
-        }
+        self.pollers.renew(now);
         self.drive(false).received
     }
 
     /// A poll has found these completions. If the peer's answer will soon be there, it stays until then.
     #[inline]
     fn took(&self, completions: &[Cqe]) {
-        self.answers.took(self.polls());
+        self.answers.took(self.pollers.empty_polls());
         if self.answers.come_soon() && !self.ready.load(Ordering::Relaxed) {
             self.await_answer(completions);
         }
@@ -609,7 +501,7 @@ impl CqInner {
             cqe.status == WcStatus::Success
                 && matches!(cqe.opcode, WcOpcode::Send | WcOpcode::Write)
         };
-        if self.many.load(Ordering::Relaxed) || !completions.iter().all(own) {
+        if self.pollers.are_for_many() || !completions.iter().all(own) {
             return;
         }
         self.send_deferred();
@@ -621,22 +513,9 @@ impl CqInner {
 
     /// The progress thread has found data of a queue pair whose completions go to this queue.
     pub(super) fn answer_came(&self) {
-        if !self.many.load(Ordering::Relaxed) {
-            self.answers.came(self.polls());
+        if !self.pollers.are_for_many() {
+            self.answers.came(self.pollers.empty_polls());
         }
-    }
-
-    /// Sets when a poll next serves the whole process. If the last one found something, the next poll does it again, because more
-    /// is likely to follow: the program may poll one queue while its peer writes through another queue pair. If it found nothing,
-    /// the distance doubles.
-    fn note_served(&self, polls: u32, served: bool) {
-        let after = match served {
-            true => 1,
-            false => (self.serve_all_after.load(Ordering::Relaxed) * 2).min(SERVE_ALL_EVERY),
-        };
-        self.serve_all_after.store(after, Ordering::Relaxed);
-        self.serve_all_at
-            .store(polls.wrapping_add(after), Ordering::Relaxed);
     }
 
     /// Reads and writes the sockets of this queue's queue pairs. `serve_all` asks to serve the whole process, too.
@@ -665,8 +544,7 @@ impl CqInner {
             moved += qp.moved.take();
         }
         if moved >= BULK {
-            let busy = moved * OCTET_NS;
-            self.lease().drive(now_ns(), busy, kept_from_processor);
+            self.pollers.was_busy(moved * OCTET_NS);
         }
         if others {
             // The thread that drives them may need this very processor, and this thread cannot help meanwhile.
@@ -674,17 +552,14 @@ impl CqInner {
         }
         Driven {
             received,
-            others_were_ready: serve_all && engine::poll_all(self.many.load(Ordering::Relaxed)),
+            others_were_ready: serve_all && self.pollers.serve_all(),
         }
     }
 
     /// Gives the sockets to the progress thread, because the caller is going to wait.
     pub(super) fn hand_over(&self) {
         self.send_deferred();
-        // Polls of a queue with few queue pairs also renew the lease of everything now and then.
-        if self.lease.give_back() | engine::everything().give_back() {
-            engine::wake_up();
-        }
+        self.pollers.hand_over();
     }
 }
 

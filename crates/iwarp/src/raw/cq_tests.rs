@@ -3,9 +3,10 @@
 use super::super::qp::QueuePair;
 use super::super::testing;
 use super::*;
-use crate::engine::Source;
+use crate::engine::{self, Source};
 use iwarp_rnic::qp::State;
 use iwarp_rnic::{RecvWr, WcStatus};
+use std::sync::atomic::AtomicU32;
 use std::task::Wake;
 
 /// A program that only sends may poll only one of its two queues, for days.
@@ -61,26 +62,6 @@ fn poll_until_driven(cq: &CompletionQueue, qp: &QueuePair) {
         assert!(now_ns() < end, "it is never driven");
         assert_eq!(cq.poll(&mut [Cqe::default()]), Ok(0));
     }
-}
-
-/// A program may look at many other things between two polls of one queue, as UCX does. It drives nevertheless.
-#[test]
-fn slow_polls_renew_the_lease_more_often() {
-    let ctx = testing::context();
-    let cq = ctx.create_cq(4, None).unwrap();
-    let every = || cq.inner.renew_every.load(Ordering::Relaxed);
-    assert_eq!(every(), RENEW_EVERY);
-    for _ in 0..4 {
-        cq.inner.set_pace(RENEW_WITHIN.end);
-    }
-    assert_eq!(every(), 1);
-    assert!(cq.inner.is_time_to_renew(1), "with each poll");
-    cq.inner.set_pace(RENEW_WITHIN.start);
-    assert_eq!(every(), 1);
-    for _ in 0..4 {
-        cq.inner.set_pace(RENEW_WITHIN.start - 1);
-    }
-    assert_eq!(every(), RENEW_EVERY);
 }
 
 /// The polls of a queue with many queue pairs drive the whole process, and not each of them: none of them may rest.

@@ -653,8 +653,9 @@ impl QpInner {
         let polls = self
             .send_cq
             .inner
-            .polls()
-            .wrapping_add(self.recv_cq.inner.polls());
+            .pollers
+            .empty_polls()
+            .wrapping_add(self.recv_cq.inner.pollers.empty_polls());
         let verdict = match MORE {
             true => g.conn.cork.post_more(polls, bytes, room),
             false => g.conn.cork.post(polls, wrs.len(), bytes, room),

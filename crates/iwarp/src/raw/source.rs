@@ -62,7 +62,7 @@ impl Moved {
 /// Returns until when the pollers of these completion queues drive the sockets of a queue pair; `None` if they do not, at `now`.
 pub(super) fn driven_until(cqs: [&CompletionQueue; 2], now: u64) -> Option<u64> {
     cqs.into_iter()
-        .filter_map(|cq| cq.inner.driven_until(now))
+        .filter_map(|cq| cq.inner.pollers.driven_until(now))
         .max()
 }
 
@@ -88,7 +88,7 @@ impl Source for QpInner {
 
     fn was_driven(&self, now: u64) -> bool {
         let cqs = [&self.send_cq, &self.recv_cq];
-        cqs.into_iter().any(|cq| cq.inner.was_driven(now))
+        cqs.into_iter().any(|cq| cq.inner.pollers.was_driven(now))
     }
 
     fn rest(&self) -> bool {

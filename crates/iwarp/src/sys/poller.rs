@@ -8,7 +8,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno;
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+pub(crate) use std::os::fd::AsFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 /// Shorter sleeps end to the microsecond. `epoll_wait(2)` counts in milliseconds and would make them twice as long or longer.

@@ -180,8 +180,6 @@ impl Pair {
             u32::from(c) << 8 | u32::from(b),
             self.ends[side].program.sink(),
         );
-        let old: [u8; 8] = std::array::from_fn(|i| self.ends[side ^ 1].program.model[word + i]);
-        let old = u64::from_ne_bytes(old);
         let (remote_addr, rkey) = (target as u64, peer.exposed);
         let source = Source {
             from,
@@ -234,37 +232,47 @@ impl Pair {
                 data.clone(),
             ),
             _ => {
-                let (remote_addr, rkey) = (word as u64, peer.words);
                 let value = u64::from_ne_bytes(std::array::from_fn(|i| pattern(len + i)));
-                let (op, new) = match kind {
-                    10 => {
-                        let add = SendOp::FetchAdd {
-                            remote_addr,
-                            rkey,
-                            add: value,
-                            mask: 0,
-                        };
-                        (add, old.wrapping_add(value))
-                    }
-                    _ => {
-                        let compare = if bit(c, 7) { old } else { value };
-                        let swap = SendOp::CmpSwap {
-                            remote_addr,
-                            rkey,
-                            compare,
-                            swap: value,
-                            compare_mask: u64::MAX,
-                            swap_mask: u64::MAX,
-                        };
-                        (swap, if compare == old { value } else { old })
-                    }
-                };
-                let mut plan = Plan::reads(op, sink, keys.sinks, old.to_ne_bytes().to_vec());
-                plan.change = Some((word, new.to_ne_bytes().to_vec()));
-                plan
+                let is_equal = bit(c, 7);
+                self.atomic(side, kind == 10, (word, value, is_equal))
             }
         };
         let _ = self.carry_out(side, plan, flags, &data);
+    }
+
+    /// What must come of a Fetch and Add, or of a Compare and Swap of the word's own value or of another one.
+    fn atomic(&self, side: usize, adds: bool, (word, value, is_equal): (usize, u64, bool)) -> Plan {
+        let (end, peer) = (&self.ends[side], &self.ends[side ^ 1]);
+        let old: [u8; 8] = std::array::from_fn(|i| peer.program.model[word + i]);
+        let old = u64::from_ne_bytes(old);
+        let (remote_addr, rkey) = (word as u64, peer.keys.words);
+        let compare = if is_equal { old } else { value };
+        let (op, new) = match adds {
+            true => (
+                SendOp::FetchAdd {
+                    remote_addr,
+                    rkey,
+                    add: value,
+                    mask: 0,
+                },
+                old.wrapping_add(value),
+            ),
+            false => (
+                SendOp::CmpSwap {
+                    remote_addr,
+                    rkey,
+                    compare,
+                    swap: value,
+                    compare_mask: u64::MAX,
+                    swap_mask: u64::MAX,
+                },
+                if compare == old { value } else { old },
+            ),
+        };
+        let answer = old.to_ne_bytes().to_vec();
+        let mut plan = Plan::reads(op, end.program.sink(), end.keys.sinks, answer);
+        plan.change = Some((word, new.to_ne_bytes().to_vec()));
+        plan
     }
 
     /// Posts a request, and notes what must come of it. Returns `true` if it was posted.

@@ -1,0 +1,26 @@
+//! The operating system as the engine sees it, made of the [`world`](crate::world): each module stands for the one of that name in the runtime.
+
+pub(crate) mod clock;
+pub(crate) mod eventfd;
+pub(crate) mod poller;
+#[path = "../../../../iwarp/src/sys/prefetch.rs"]
+pub(crate) mod prefetch;
+pub(crate) mod thread;
+
+/// No process forks here.
+pub(crate) mod fork {
+    pub(crate) const fn generation() -> u32 {
+        0
+    }
+}
+
+/// Descriptors are numbers of the world.
+pub(crate) mod limits {
+    pub(crate) struct OpenFiles {
+        pub(crate) now: u64,
+    }
+
+    pub(crate) const fn raise_open_files() -> OpenFiles {
+        OpenFiles { now: u64::MAX }
+    }
+}

@@ -1,0 +1,117 @@
+//! Sets of descriptors. Each function is a system call.
+
+use crate::world::{self, Set};
+use std::io;
+use std::time::Duration;
+
+/// Something with a descriptor of the world.
+pub(crate) trait AsFd {
+    fn number(&self) -> usize;
+}
+
+impl<T: AsFd> AsFd for &T {
+    fn number(&self) -> usize {
+        (**self).number()
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Interest {
+    pub(crate) readable: bool,
+}
+
+impl Interest {
+    pub(crate) const READ: Self = Self { readable: true };
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Readiness {
+    pub(crate) token: u64,
+    pub(crate) readable: bool,
+    pub(crate) writable: bool,
+    pub(crate) broken: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Events {
+    room: usize,
+    list: Vec<Readiness>,
+}
+
+impl Events {
+    pub(crate) const fn with_capacity(room: usize) -> Self {
+        let list = Vec::new();
+        Self { room, list }
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Readiness> + '_ {
+        self.list.iter().copied()
+    }
+
+    fn fill(&mut self, tokens: impl Iterator<Item = u64>) -> usize {
+        let events = tokens.take(self.room).map(|token| Readiness {
+            token,
+            readable: true,
+            writable: false,
+            broken: false,
+        });
+        self.list.clear();
+        self.list.extend(events);
+        self.list.len()
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Poller(Set);
+
+#[allow(clippy::unnecessary_wraps, reason = "the real ones can fail")]
+impl Poller {
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self(Set::new()))
+    }
+
+    /// What has arrived before is reported.
+    pub(crate) fn add(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
+        world::call();
+        match self.0.add(fd.number(), token, interest.readable) {
+            true => Ok(()),
+            false => Err(io::ErrorKind::AlreadyExists.into()),
+        }
+    }
+
+    pub(crate) fn modify(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
+        self.remove(&fd)?;
+        self.add(fd, token, interest)
+    }
+
+    pub(crate) fn remove(&self, fd: impl AsFd) -> io::Result<()> {
+        world::call();
+        match self.0.remove(fd.number()) {
+            true => Ok(()),
+            false => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+
+    pub(crate) fn wait(&self, events: &mut Events, time: Option<Duration>) -> io::Result<usize> {
+        world::sleep_until(end_of(time), || !self.0.ready().is_empty());
+        Ok(events.fill(self.0.ready().into_iter()))
+    }
+
+    pub(crate) fn wait_zero(&self, events: &mut Events) -> io::Result<usize> {
+        world::call();
+        Ok(events.fill(self.0.ready().into_iter()))
+    }
+}
+
+/// Returns `false` if the time is over.
+#[allow(clippy::unnecessary_wraps, reason = "the real one can fail")]
+pub(crate) fn wait_fd(fd: impl AsFd, _: Interest, time: Option<Duration>) -> io::Result<bool> {
+    let fd = fd.number();
+    Ok(world::sleep_until(end_of(time), || world::waiting(fd) > 0))
+}
+
+/// A sleep begins when its thread has last looked at the clock. A thread that loses its processor between the look and the sleep would sleep
+/// longer by that, on any system, which is nothing to find.
+fn end_of(time: Option<Duration>) -> Option<u64> {
+    time.map(|time| world::last_look().saturating_add(time.as_nanos() as u64))
+}

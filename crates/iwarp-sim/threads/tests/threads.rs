@@ -1,0 +1,39 @@
+//! Runs seeds. `IWARP_THREADS_SEEDS` says how many, `IWARP_THREADS_SEED` runs one alone.
+
+use iwarp_sim_threads::{Plant, run};
+
+/// Seeds of a run that nobody has asked for more of.
+const FEW: u64 = 200;
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+#[test]
+fn no_order_of_threads_loses_or_delays_a_message() {
+    if let Some(seed) = number("IWARP_THREADS_SEED") {
+        run(seed, None);
+        return;
+    }
+    let seeds = number("IWARP_THREADS_SEEDS").unwrap_or(FEW);
+    (0..seeds).for_each(|seed| run(seed, None));
+}
+
+/// Each bug that is planted is noticed within a few seeds.
+#[test]
+fn planted_bugs_are_noticed() {
+    for plant in [
+        Plant::LosesSignals,
+        Plant::IgnoresTime,
+        Plant::ForgetsArrivals,
+        Plant::KeepsLease,
+        Plant::LooksFirst,
+        Plant::NeverResumes,
+        Plant::LeavesNoNote,
+    ] {
+        let noticed = (0..10 * FEW)
+            .find(|seed| std::panic::catch_unwind(|| run(*seed, Some(plant))).is_err());
+        let seed = noticed.unwrap_or_else(|| panic!("{plant:?} is not noticed"));
+        println!("{plant:?} is noticed with seed {seed}");
+    }
+}

@@ -1,0 +1,216 @@
+//! The threads that poll one completion queue: which sockets they drive, by which lease, and when they give it back.
+//!
+//! A queue with few queue pairs has a lease of its own, by which its pollers drive these sockets one by one. If it has many, they drive the
+//! whole set by [`everything`]. A thread that is about to wait gives back both.
+
+use super::{everything, poll_all, wake_up};
+use crate::progress::lease::Lease;
+use crate::progress::sync::{AtomicBool, AtomicU32, Ordering};
+use crate::sys::clock::now_ns;
+use crate::sys::thread::kept_from_processor;
+
+/// Most empty polls and taken completions between two renewals of the lease. Each needs a clock reading, which costs a tenth of a poll.
+const RENEW_EVERY: u32 = 8;
+/// Nanoseconds between two renewals, at least and at most: programs that look at many other things between two polls of a queue renew
+/// its lease more often.
+const RENEW_WITHIN: std::ops::Range<u64> = 10_000..30_000;
+/// Most empty polls before a poll also serves the sockets and timers of the rest of the process.
+const SERVE_ALL_EVERY: u32 = 64;
+
+/// Adds one to `counter` and returns the value before. The count is a hint: there is no locked instruction, so one of two
+/// additions at the same time may be lost.
+#[inline]
+fn count(counter: &AtomicU32) -> u32 {
+    let before = counter.load(Ordering::Relaxed);
+    counter.store(before.wrapping_add(1), Ordering::Relaxed);
+    before
+}
+
+/// What the pollers of one queue know. Any thread may use it at any time.
+#[derive(Debug)]
+pub(crate) struct Pollers {
+    /// `true` if the queue has more queue pairs of a kind than are read one by one. Polls then serve the whole process.
+    many: AtomicBool,
+    /// By which they drive the queue pairs, if there are not [`many`](Self::many).
+    lease: Lease,
+    /// Empty polls and taken completions since the lease was renewed. A hint.
+    unnoted: AtomicU32,
+    /// How many of them there are from one renewal to the next. A hint.
+    renew_every: AtomicU32,
+    /// The number of the empty poll that next serves the whole process, and its distance from the one before. Both are hints: a
+    /// lost update costs one look.
+    serve_all_at: AtomicU32,
+    serve_all_after: AtomicU32,
+    /// Polls without result. From it a posting thread learns whether the program waits between posts.
+    empty_polls: AtomicU32,
+}
+
+impl Default for Pollers {
+    fn default() -> Self {
+        Self {
+            many: AtomicBool::new(false),
+            lease: Lease::new(),
+            unnoted: AtomicU32::new(0),
+            renew_every: AtomicU32::new(RENEW_EVERY),
+            serve_all_at: AtomicU32::new(SERVE_ALL_EVERY),
+            serve_all_after: AtomicU32::new(SERVE_ALL_EVERY),
+            empty_polls: AtomicU32::new(0),
+        }
+    }
+}
+
+impl Pollers {
+    /// Returns the number of polls without result.
+    #[inline]
+    pub(crate) fn empty_polls(&self) -> u32 {
+        self.empty_polls.load(Ordering::Relaxed)
+    }
+
+    /// Returns `true` if the queue has too many queue pairs to read their sockets one by one.
+    #[inline]
+    pub(crate) fn are_for_many(&self) -> bool {
+        self.many.load(Ordering::Relaxed)
+    }
+
+    /// The queue has too many queue pairs to read their sockets one by one, or has no longer.
+    pub(crate) fn set_many(&self, many: bool) {
+        if many && !self.many.swap(many, Ordering::Relaxed) && self.lease.give_back() {
+            // From now on polls do not drive the queue pairs one by one, so they must be in the set.
+            wake_up();
+        }
+        self.many.store(many, Ordering::Relaxed);
+    }
+
+    /// The lease by which they drive.
+    #[inline]
+    fn lease(&self) -> &Lease {
+        match self.many.load(Ordering::Relaxed) {
+            true => everything(),
+            false => &self.lease,
+        }
+    }
+
+    /// Returns until when they drive the sockets of the queue's queue pairs one by one; `None` if they do not, at `now`.
+    pub(crate) fn driven_until(&self, now: u64) -> Option<u64> {
+        self.lease.end(now)
+    }
+
+    /// Returns `true` if they have driven the sockets lately, and do not any more at `now`.
+    pub(crate) fn was_driven(&self, now: u64) -> bool {
+        self.lease.has_ended_lately(now) || everything().has_ended_lately(now)
+    }
+
+    /// Counts empty polls or taken completions. Returns `true` if the lease has to be renewed.
+    #[inline]
+    fn is_time_to_renew(&self, count: u32) -> bool {
+        let unnoted = self.unnoted.load(Ordering::Relaxed).saturating_add(count);
+        let is_time = unnoted >= self.renew_every.load(Ordering::Relaxed);
+        let rest = if is_time { 0 } else { unnoted };
+        self.unnoted.store(rest, Ordering::Relaxed);
+        is_time
+    }
+
+    /// Sets how often the lease is renewed, by how long it took from one renewal to the next.
+    #[inline]
+    fn set_pace(&self, time: u64) {
+        let every = self.renew_every.load(Ordering::Relaxed);
+        let next = match time {
+            time if time < RENEW_WITHIN.start => (every * 2).min(RENEW_EVERY),
+            time if time >= RENEW_WITHIN.end => (every / 2).max(1),
+            _ => every,
+        };
+        if next != every {
+            self.renew_every.store(next, Ordering::Relaxed);
+        }
+    }
+
+    /// The calling thread has taken so many completions. Without this the progress thread finds the next ones first, and this thread
+    /// never drives.
+    #[inline]
+    pub(crate) fn took(&self, taken: usize) {
+        if self.is_time_to_renew(taken as u32) {
+            self.lease().stay(now_ns(), taken, kept_from_processor);
+        }
+    }
+
+    /// An empty poll. `drive` serves the sockets of the queue's queue pairs, and all of the process by [`serve_all`](Self::serve_all) if it
+    /// is told `true`. It returns `true` if it did the latter, and something was ready.
+    #[inline]
+    pub(crate) fn look(&self, drive: impl FnOnce(bool) -> bool) {
+        let polls = count(&self.empty_polls);
+        if self.is_time_to_renew(1) && !self.many.load(Ordering::Relaxed) {
+            let time = self.lease.drive(now_ns(), 0, kept_from_processor);
+            self.set_pace(time);
+        }
+        let serve_all =
+            polls.wrapping_sub(self.serve_all_at.load(Ordering::Relaxed)) < u32::MAX / 2;
+        let served = drive(serve_all);
+        if serve_all {
+            self.note_served(polls, served);
+        }
+    }
+
+    /// A thread that polls again and again, and knows the time, is about to drive.
+    #[inline]
+    pub(crate) fn renew(&self, now: u64) {
+        if !self.many.load(Ordering::Relaxed) {
+            self.lease.drive(now, 0, kept_from_processor);
+        }
+    }
+
+    /// A thread has driven for so long, in nanoseconds, that its next poll comes later than after others.
+    #[inline]
+    pub(crate) fn was_busy(&self, busy: u64) {
+        self.lease().drive(now_ns(), busy, kept_from_processor);
+    }
+
+    /// Serves the whole process. Returns `true` if something was ready.
+    pub(crate) fn serve_all(&self) -> bool {
+        poll_all(self.many.load(Ordering::Relaxed))
+    }
+
+    /// Sets when a poll next serves the whole process. If the last one found something, the next poll does it again, because more
+    /// is likely to follow: the program may poll one queue while its peer writes through another queue pair. If it found nothing,
+    /// the distance doubles.
+    fn note_served(&self, polls: u32, served: bool) {
+        let after = match served {
+            true => 1,
+            false => (self.serve_all_after.load(Ordering::Relaxed) * 2).min(SERVE_ALL_EVERY),
+        };
+        self.serve_all_after.store(after, Ordering::Relaxed);
+        self.serve_all_at
+            .store(polls.wrapping_add(after), Ordering::Relaxed);
+    }
+
+    /// Gives the sockets to the progress thread, because the caller is going to wait.
+    pub(crate) fn hand_over(&self) {
+        // Polls of a queue with few queue pairs also renew the lease of everything now and then.
+        if self.lease.give_back() | everything().give_back() {
+            wake_up();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A program may look at many other things between two polls of one queue, as UCX does. It drives nevertheless.
+    #[test]
+    fn slow_polls_renew_the_lease_more_often() {
+        let pollers = Pollers::default();
+        let every = || pollers.renew_every.load(Ordering::Relaxed);
+        assert_eq!(every(), RENEW_EVERY);
+        for _ in 0..4 {
+            pollers.set_pace(RENEW_WITHIN.end);
+        }
+        assert_eq!(every(), 1);
+        assert!(pollers.is_time_to_renew(1), "with each poll");
+        pollers.set_pace(RENEW_WITHIN.start);
+        assert_eq!(every(), 1);
+        for _ in 0..4 {
+            pollers.set_pace(RENEW_WITHIN.start - 1);
+        }
+        assert_eq!(every(), RENEW_EVERY);
+    }
+}
