@@ -24,6 +24,7 @@ pub(super) const NOTHING: Grant = Grant {
     all: 0,
     local: 0,
     foreign: 0,
+    window: 0,
 };
 /// An STag that nobody has: the part of the table that it names is never made.
 pub(super) const UNKNOWN: u32 = 0xf234_5678;
@@ -202,7 +203,6 @@ pub(super) fn too_many_reads(t: &Target) -> Result<Seen> {
     let Some(grant) = peer.grant else {
         bail!("the server grants nothing");
     };
-    rustix::net::sockopt::set_socket_recv_buffer_size(&peer.stream, 4096)?;
     for _ in 0..1000 {
         let request = wire::read_request(grant.all, grant.address, grant.len);
         peer.request(Op::Read, &request)?;
@@ -286,7 +286,7 @@ pub(super) fn zero_window(t: &Target) -> Result<Seen> {
     let Some(grant) = peer.grant else {
         bail!("the server grants nothing");
     };
-    rustix::net::sockopt::set_socket_recv_buffer_size(&peer.stream, 4096)?;
+    peer.narrow()?;
     for _ in 0..16 {
         let request = wire::read_request(grant.all, grant.address, grant.len);
         peer.request(Op::Read, &request)?;

@@ -3,8 +3,10 @@
  * granting serve ADDR PORT
  * granting measure ADDR PORT ROUNDS
  *
- * Each client gets memory of its own: a region with all rights, one with none, and one of another protection domain. Their keys come with the
- * acceptance (big-endian: address, length, three keys). At the end of a connection the server looks at what no client may change: the octets around
+ * Each client gets memory of its own: a region with all rights, one with none, one of another protection domain, and a window of type 2 that lends
+ * the right to read the second and third page of the first. Their keys come with the acceptance (big-endian: address, length, four keys). The window
+ * is bound when the connection is established; then the last word but one of the region is not zero any more. The message "Leave"
+ * makes the server leave at once: it destroys the queue pair, whatever is in flight. At the end of a connection the server looks at what no client may change: the octets around
  * the region, the region without rights, the foreign one, and the last word of its own region, which only attacks after a Terminate write to. If
  * any has changed, it exits with status 3.
  *
@@ -30,11 +32,12 @@
 #define MESSAGE 64
 #define READS 16
 #define PATIENCE_MS 20000
-#define RIGHTS (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC)
+#define BINDING RECEIVES /* The number of the request that binds the window. */
+#define RIGHTS (IBV_ACCESS_MW_BIND | IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC)
 
 struct grant {
 	uint64_t address;
-	uint32_t length, all, local, foreign;
+	uint32_t length, all, local, foreign, window;
 } __attribute__((packed));
 
 static void must(int failed, const char *what)
@@ -54,6 +57,9 @@ struct client {
 	struct ibv_cq *cq;
 	struct ibv_pd *pd, *foreign_pd;
 	struct ibv_mr *all, *local, *foreign, *inbox;
+	struct ibv_mw *window;
+	int leaves;
+	uint32_t window_key;
 	unsigned char *memory; /* Guard, region, guard, region without rights, foreign region. */
 	unsigned char received[RECEIVES][MESSAGE];
 };
@@ -81,8 +87,10 @@ static int prepare(struct client *client)
 	client->local = ibv_reg_mr(client->pd, client->memory + 2 * GUARD + REGION, GUARD, IBV_ACCESS_LOCAL_WRITE);
 	client->foreign = ibv_reg_mr(client->foreign_pd, client->memory + 3 * GUARD + REGION, GUARD, RIGHTS);
 	client->inbox = ibv_reg_mr(client->pd, client->received, sizeof client->received, IBV_ACCESS_LOCAL_WRITE);
-	if (!client->cq || !client->all || !client->local || !client->foreign || !client->inbox)
+	client->window = ibv_alloc_mw(client->pd, IBV_MW_TYPE_2);
+	if (!client->cq || !client->all || !client->local || !client->foreign || !client->inbox || !client->window)
 		return -1;
+	client->window_key = ibv_inc_rkey(client->window->rkey);
 	attr.send_cq = attr.recv_cq = client->cq;
 	if (rdma_create_qp(client->id, client->pd, &attr) || ibv_req_notify_cq(client->cq, 0))
 		return -1;
@@ -100,6 +108,7 @@ static int accept_it(struct client *client)
 		.all = htobe32(client->all->rkey),
 		.local = htobe32(client->local->rkey),
 		.foreign = htobe32(client->foreign->rkey),
+		.window = htobe32(client->window_key),
 	};
 	struct rdma_conn_param param = {
 		.private_data = &grant,
@@ -111,15 +120,36 @@ static int accept_it(struct client *client)
 	return rdma_accept(client->id, &param);
 }
 
-/* Takes completions, and posts their receives again. Returns -1 at the first that failed. */
+static int bind_window(struct client *client)
+{
+	struct ibv_send_wr wr = { .wr_id = BINDING, .opcode = IBV_WR_BIND_MW, .send_flags = IBV_SEND_SIGNALED }, *bad;
+
+	wr.bind_mw.mw = client->window;
+	wr.bind_mw.rkey = client->window_key;
+	wr.bind_mw.bind_info.mr = client->all;
+	wr.bind_mw.bind_info.addr = (uintptr_t)client->all->addr + GUARD;
+	wr.bind_mw.bind_info.length = 2 * GUARD;
+	wr.bind_mw.bind_info.mw_access_flags = IBV_ACCESS_REMOTE_READ;
+	return ibv_post_send(client->id->qp, &wr, &bad);
+}
+
+/* Takes completions, and posts their receives again. Returns -1 at the first that failed, and at an order to leave. */
 static int take(struct client *client)
 {
 	struct ibv_wc wc;
 	int n;
 
-	while ((n = ibv_poll_cq(client->cq, 1, &wc)) > 0)
-		if (wc.status != IBV_WC_SUCCESS || post_receive(client, wc.wr_id))
+	while ((n = ibv_poll_cq(client->cq, 1, &wc)) > 0) {
+		if (wc.status != IBV_WC_SUCCESS)
 			return -1;
+		if (wc.wr_id == BINDING) {
+			client->memory[GUARD + REGION - 9] = 1;
+			continue;
+		}
+		client->leaves = wc.byte_len == 5 && !memcmp(client->received[wc.wr_id], "Leave", 5);
+		if (client->leaves || post_receive(client, wc.wr_id))
+			return -1;
+	}
 	return n;
 }
 
@@ -139,13 +169,15 @@ static void serve_it(struct client *client)
 			ibv_ack_cq_events(cq, 1);
 			if (ibv_req_notify_cq(client->cq, 0) || take(client))
 				fds[1].fd = -1;
+			over = client->leaves;
 		}
 		if (fds[0].revents && !rdma_get_cm_event(client->channel, &event)) {
-			over = event->event != RDMA_CM_EVENT_ESTABLISHED;
+			over |= event->event != RDMA_CM_EVENT_ESTABLISHED || bind_window(client);
 			rdma_ack_cm_event(event);
 		}
 	}
-	rdma_disconnect(client->id);
+	if (!client->leaves)
+		rdma_disconnect(client->id);
 }
 
 static void check(const struct client *client)
@@ -172,6 +204,8 @@ static void *serve_one(void *argument)
 		serve_it(client);
 	if (client->id->qp)
 		rdma_destroy_qp(client->id);
+	if (client->window)
+		must(ibv_dealloc_mw(client->window), "the end of a window");
 	for (struct ibv_mr **mr = &client->all; mr <= &client->inbox; mr++)
 		if (*mr)
 			must(ibv_dereg_mr(*mr), "the end of a region");

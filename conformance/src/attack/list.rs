@@ -5,6 +5,7 @@ use anyhow::{Result, bail};
 use super::acts::{self, NOTHING, Target, UNKNOWN, write};
 use super::peer::{Grant, Peer, Seen};
 use super::wire::{self, Op, at};
+use super::{mixed, starting};
 
 /// What an attack needs of the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,7 +14,13 @@ pub(super) enum Needs {
     Port,
     /// A listener of MPA.
     Mpa,
-    /// A program that grants memory.
+    /// A listener of MPA that takes any number of connections, whatever becomes of them.
+    Listener,
+    /// A listener of MPA whose receives are short.
+    Short,
+    /// A program that grants memory with all rights.
+    Region,
+    /// The verbs server in C, which grants and denies several kinds of memory.
     Grant,
     /// A program that reads the memory which a message of 16 octets names (rping).
     Reader,
@@ -58,9 +65,9 @@ impl Expect {
     }
 }
 
-type Run = fn(&Target) -> Result<Seen>;
+pub(super) type Run = fn(&Target) -> Result<Seen>;
 /// Makes the segment of a violation.
-type Make = fn(&mut Peer, &Grant) -> Vec<u8>;
+pub(super) type Make = fn(&mut Peer, &Grant) -> Vec<u8>;
 
 enum How {
     /// One segment on a connection with requests on their way.
@@ -85,7 +92,9 @@ impl Attack {
                 peer.busy()?;
                 let grant = match peer.grant {
                     Some(grant) => grant,
-                    None if self.needs == Needs::Grant => bail!("the server grants nothing"),
+                    None if matches!(self.needs, Needs::Grant | Needs::Region) => {
+                        bail!("the server grants nothing")
+                    }
                     None => NOTHING,
                 };
                 let segment = make(&mut peer, &grant);
@@ -97,23 +106,28 @@ impl Attack {
 }
 
 /// Codes of Terminates by layer and type (RFC 5040 section 4.8).
-const fn protection(code: u16) -> Expect {
+pub(super) const fn protection(code: u16) -> Expect {
     Expect::Terminate(0x0100 | code)
 }
-const fn operation(code: u16) -> Expect {
+pub(super) const fn operation(code: u16) -> Expect {
     Expect::Terminate(0x0200 | code)
 }
-const fn tagged(code: u16) -> Expect {
+pub(super) const fn tagged(code: u16) -> Expect {
     Expect::Terminate(0x1100 | code)
 }
-const fn untagged(code: u16) -> Expect {
+pub(super) const fn untagged(code: u16) -> Expect {
     Expect::Terminate(0x1200 | code)
 }
-const fn mpa(code: u16) -> Expect {
+pub(super) const fn mpa(code: u16) -> Expect {
     Expect::Terminate(0x2000 | code)
 }
 
-const fn segment(name: &'static str, needs: Needs, expect: Expect, make: Make) -> Attack {
+pub(super) const fn segment(
+    name: &'static str,
+    needs: Needs,
+    expect: Expect,
+    make: Make,
+) -> Attack {
     Attack {
         name,
         needs,
@@ -122,7 +136,7 @@ const fn segment(name: &'static str, needs: Needs, expect: Expect, make: Make) -
     }
 }
 
-const fn other(name: &'static str, needs: Needs, expect: Expect, run: Run) -> Attack {
+pub(super) const fn other(name: &'static str, needs: Needs, expect: Expect, run: Run) -> Attack {
     Attack {
         name,
         needs,
@@ -131,22 +145,22 @@ const fn other(name: &'static str, needs: Needs, expect: Expect, run: Run) -> At
     }
 }
 
-fn read(p: &mut Peer, stag: u32, offset: u64, len: u32) -> Vec<u8> {
+pub(super) fn read(p: &mut Peer, stag: u32, offset: u64, len: u32) -> Vec<u8> {
     let msn = p.next(Op::Read);
     wire::untagged(Op::Read, 0, msn, &wire::read_request(stag, offset, len))
 }
 
-fn atomic(p: &mut Peer, stag: u32, offset: u64) -> Vec<u8> {
+pub(super) fn atomic(p: &mut Peer, stag: u32, offset: u64) -> Vec<u8> {
     let msn = p.next(Op::Atomic);
     wire::untagged(Op::Atomic, 0, msn, &wire::fetch_add(stag, offset))
 }
 
-fn send(p: &mut Peer, body: &[u8]) -> Vec<u8> {
+pub(super) fn send(p: &mut Peer, body: &[u8]) -> Vec<u8> {
     let msn = p.next(Op::Send);
     wire::untagged(Op::Send, 0, msn, body)
 }
 
-fn invalidate(p: &mut Peer, stag: u32) -> Vec<u8> {
+pub(super) fn invalidate(p: &mut Peer, stag: u32) -> Vec<u8> {
     let msn = p.next(Op::SendInvalidate);
     wire::untagged(Op::SendInvalidate, stag, msn, &[7; 8])
 }
@@ -161,7 +175,15 @@ fn changed(p: &mut Peer, offset: usize, octet: u8) -> Vec<u8> {
 /// An offset from which eight octets would wrap.
 const WRAPS: u64 = u64::MAX - 3;
 
-pub(super) const ATTACKS: &[Attack] = &[
+/// All attacks.
+pub(super) fn all() -> impl Iterator<Item = &'static Attack> {
+    [starting::ATTACKS, ATTACKS, mixed::ATTACKS]
+        .into_iter()
+        .flatten()
+}
+
+/// The attacks by a single message, and the oldest of others.
+const ATTACKS: &[Attack] = &[
     // The set-up (RFC 5044 section 7.1).
     other(
         "set-up: another protocol",
@@ -175,18 +197,21 @@ pub(super) const ATTACKS: &[Attack] = &[
         Expect::Ended,
         |t| acts::first_octets(t, &wire::frame(wire::REPLY, wire::CRC, 1, 0)),
     ),
-    other("set-up: revision 255", Needs::Mpa, Expect::Ended, |t| {
-        acts::first_octets(t, &wire::frame(wire::REQUEST, wire::CRC, 255, 0))
-    }),
+    other(
+        "set-up: revision 255",
+        Needs::Listener,
+        Expect::Ended,
+        |t| acts::first_octets(t, &wire::frame(wire::REQUEST, wire::CRC, 255, 0)),
+    ),
     other(
         "set-up: 65535 octets of private data",
-        Needs::Mpa,
+        Needs::Listener,
         Expect::Ended,
         |t| acts::first_octets(t, &wire::frame(wire::REQUEST, wire::CRC, 1, u16::MAX)),
     ),
     other(
         "set-up: revision 2 without its data",
-        Needs::Mpa,
+        Needs::Listener,
         Expect::Ended,
         |t| {
             acts::first_octets(
@@ -200,7 +225,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     }),
     other(
         "set-up: closed inside the request",
-        Needs::Mpa,
+        Needs::Listener,
         Expect::Ended,
         |t| acts::half_closed(t, 11),
     ),
@@ -255,7 +280,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     ),
     other(
         "MPA: reset at every octet of an FPDU",
-        Needs::Mpa,
+        Needs::Listener,
         Expect::Held,
         acts::resets_inside,
     ),
@@ -315,13 +340,13 @@ pub(super) const ATTACKS: &[Attack] = &[
     ),
     segment(
         "DDP: a message that is too long",
-        Needs::Mpa,
+        Needs::Short,
         untagged(5),
         |p, _| send(p, &[7; 8192]),
     ),
     other(
         "DDP: a message without an end",
-        Needs::Mpa,
+        Needs::Short,
         untagged(5),
         acts::endless_message,
     ),
@@ -330,19 +355,19 @@ pub(super) const ATTACKS: &[Attack] = &[
     }),
     segment(
         "DDP: a Write behind the end",
-        Needs::Grant,
+        Needs::Region,
         tagged(1),
         |_, g| write(g.all, g.address + u64::from(g.len) - 4),
     ),
     segment(
         "DDP: a Write before the start",
-        Needs::Grant,
+        Needs::Region,
         tagged(1),
         |_, g| write(g.all, g.address - 4),
     ),
     segment(
         "DDP: a Write whose offset wraps",
-        Needs::Grant,
+        Needs::Region,
         tagged(3),
         |_, g| write(g.all, WRAPS),
     ),
@@ -360,7 +385,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     ),
     other(
         "DDP: STags guessed at random",
-        Needs::Mpa,
+        Needs::Listener,
         tagged(0),
         acts::guesses,
     ),
@@ -402,19 +427,19 @@ pub(super) const ATTACKS: &[Attack] = &[
     ),
     segment(
         "RDMAP: a Read behind the end",
-        Needs::Grant,
+        Needs::Region,
         protection(1),
         |p, g| read(p, g.all, g.address + u64::from(g.len) - 4, 8),
     ),
     segment(
         "RDMAP: a Read of 4 GiB",
-        Needs::Grant,
+        Needs::Region,
         protection(1),
         |p, g| read(p, g.all, g.address, u32::MAX),
     ),
     segment(
         "RDMAP: a Read whose offset wraps",
-        Needs::Grant,
+        Needs::Region,
         protection(4),
         |p, g| read(p, g.all, WRAPS, 8),
     ),
@@ -486,7 +511,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     ),
     segment(
         "RDMAP: an invalidation of a region",
-        Needs::Grant,
+        Needs::Region,
         protection(9),
         |p, g| invalidate(p, g.all),
     ),
@@ -498,7 +523,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     ),
     other(
         "RDMAP: more Reads than were agreed",
-        Needs::Grant,
+        Needs::Region,
         untagged(2),
         acts::too_many_reads,
     ),
@@ -569,7 +594,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     ),
     other(
         "work: a window of zero",
-        Needs::Grant,
+        Needs::Region,
         Expect::Held,
         acts::zero_window,
     ),
@@ -581,7 +606,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     ),
     other(
         "work: connections without a pause",
-        Needs::Mpa,
+        Needs::Listener,
         Expect::Held,
         acts::many_connections,
     ),
@@ -593,12 +618,9 @@ mod tests {
 
     #[test]
     fn names_are_unique() {
-        for (at, attack) in ATTACKS.iter().enumerate() {
-            assert!(
-                ATTACKS[..at].iter().all(|other| other.name != attack.name),
-                "{} twice",
-                attack.name
-            );
+        let mut seen = std::collections::HashSet::new();
+        for attack in all() {
+            assert!(seen.insert(attack.name), "{} twice", attack.name);
         }
     }
 }

@@ -11,7 +11,7 @@ use rustix::net::sockopt;
 use super::wire::{self, Op};
 
 /// How long the peer waits for the server's answer. The server closes such connections within 2 s.
-const PATIENCE: Duration = Duration::from_secs(8);
+pub(super) const PATIENCE: Duration = Duration::from_secs(8);
 /// Octets of the largest FPDU without markers.
 const FPDU_MAX: usize = 2 + 65535 + 3 + 4;
 
@@ -39,35 +39,52 @@ impl fmt::Display for Seen {
     }
 }
 
-/// What the C server's program grants: a region with all rights, one with none for peers, and one of another protection domain.
-#[derive(Debug, Clone, Copy)]
+/// What a server grants. The C server: a region with all rights, one with none for peers, one of another protection domain, and a window
+/// of type 2 that lends its peers the right to read a part of the first. `iwarp perf`: a region with all rights.
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Grant {
     pub(super) address: u64,
     pub(super) len: u32,
     pub(super) all: u32,
     pub(super) local: u32,
     pub(super) foreign: u32,
+    pub(super) window: u32,
 }
 
 impl Grant {
-    /// Octets of the private data that describe it.
-    const LEN: usize = 24;
+    /// Octets of the C server's private data.
+    const LEN: usize = 28;
+    /// Octets of those of `iwarp perf`, whose length has 64 bits.
+    const PERF_LEN: usize = 20;
 
     fn parse(data: &[u8]) -> Option<Self> {
-        let data: &[u8; Self::LEN] = data.get(..Self::LEN)?.try_into().ok()?;
         let word = |at: usize| {
             let octets = data.iter().skip(at).take(4);
             octets.fold(0, |n, octet| n << 8 | u32::from(*octet))
         };
-        Some(Self {
-            address: u64::from(word(0)) << 32 | u64::from(word(4)),
-            len: word(8),
-            all: word(12),
-            local: word(16),
-            foreign: word(20),
-        })
+        let address = u64::from(word(0)) << 32 | u64::from(word(4));
+        match data.len() {
+            Self::LEN => Some(Self {
+                address,
+                len: word(8),
+                all: word(12),
+                local: word(16),
+                foreign: word(20),
+                window: word(24),
+            }),
+            Self::PERF_LEN => Some(Self {
+                address,
+                len: word(12),
+                all: word(16),
+                ..Self::default()
+            }),
+            _ => None,
+        }
     }
 }
+
+/// The private data of every request: `iwarp perf` takes them for the peer's memory, which it uses only if it is told to measure.
+const MEMORY: [u8; Grant::PERF_LEN] = [0; Grant::PERF_LEN];
 
 /// Connects, and nothing else.
 pub(super) fn connect(to: SocketAddr) -> Result<TcpStream> {
@@ -136,8 +153,14 @@ impl Peer {
     }
 
     fn try_set_up(to: SocketAddr) -> Result<Option<Self>> {
-        let mut stream = connect(to)?;
-        stream.write_all(&wire::frame(wire::REQUEST, wire::CRC, 1, 0))?;
+        let mut request = wire::frame(wire::REQUEST, wire::CRC, 1, MEMORY.len() as u16);
+        request.extend(MEMORY);
+        Self::ask(connect(to)?, &request)
+    }
+
+    /// Sends a request of the caller's, and reads the reply. Returns `None` if the server refuses it.
+    pub(super) fn ask(mut stream: TcpStream, request: &[u8]) -> Result<Option<Self>> {
+        stream.write_all(request)?;
         let mut head = [0; wire::FRAME];
         match stream.read_exact(&mut head) {
             Ok(()) => {}
@@ -156,9 +179,12 @@ impl Peer {
         if head[16] & wire::CRC == 0 {
             bail!("the server wants no CRC");
         }
+        // An enhanced reply has the depths first (RFC 6581 section 9).
+        let enhanced = head[17] == 2 && head[16] & wire::ENHANCED != 0;
+        let own = if enhanced { 4 } else { 0 };
         Ok(Some(Self {
             stream,
-            grant: Grant::parse(&data),
+            grant: data.get(own..).and_then(Grant::parse),
             markers: head[16] & wire::MARKERS != 0,
             msn: [1; 4],
             sent: 0,
@@ -198,15 +224,26 @@ impl Peer {
         }
     }
 
+    /// Sends an FPDU without markers whose padding has this octet.
+    pub(super) fn send_padded(&mut self, ulpdu: &[u8], octet: u8) -> Result<()> {
+        let mut fpdu = wire::fpdu(ulpdu);
+        let body = fpdu.len() - 4;
+        fpdu[2 + ulpdu.len()..body].fill(octet);
+        let sum = wire::crc32c(&fpdu[..body]);
+        fpdu[body..].copy_from_slice(&sum.to_le_bytes());
+        self.put(&fpdu)
+    }
+
     /// Sends an FPDU with markers, whose pointers are wrong by `error` except that of the first one (RFC 5044 section 4.3).
     pub(super) fn send_marked(&mut self, fpdu: &[u8], error: u16) -> Result<()> {
         let body = fpdu.len() - 4;
         let mut out: Vec<u8> = Vec::new();
-        // The CRC covers the markers, so they come first.
+        // The CRC covers the markers, so they come first. A marker before the FPDU belongs to it, but pointers count from its length field.
+        let before = if self.sent.is_multiple_of(512) { 4 } else { 0 };
         let mut rest = fpdu.iter().take(body);
         loop {
             if (self.sent + out.len()).is_multiple_of(512) {
-                let pointer = out.len() as u16;
+                let pointer = (out.len() as u16).saturating_sub(before);
                 let wrong = if pointer == 0 { 0 } else { error };
                 out.extend([0, 0]);
                 out.extend((pointer + wrong).to_be_bytes());
@@ -261,6 +298,11 @@ impl Peer {
                 return self.end_behind(code);
             }
         }
+    }
+
+    /// Makes the buffer small, so that the server's socket is soon full. What is under way is dropped, and comes again after a time-out.
+    pub(super) fn narrow(&self) -> Result<()> {
+        Ok(sockopt::set_socket_recv_buffer_size(&self.stream, 4096)?)
     }
 
     /// Reads an FPDU, or how the stream has ended.

@@ -12,6 +12,7 @@ pub(super) enum Op {
     Send = 3,
     SendInvalidate = 4,
     Terminate = 7,
+    Immediate = 8,
     Atomic = 10,
     AtomicResponse = 11,
 }

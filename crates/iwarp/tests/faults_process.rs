@@ -287,6 +287,51 @@ fn descriptors_run_out_and_come_back() {
     });
 }
 
+/// RFC 5042 section 6.4.1: no listener counts a connection that its queue pair has left. One whose peer takes nothing is kept for long, unless its
+/// descriptor is needed.
+#[test]
+fn a_connection_that_was_left_makes_room_for_another() {
+    alone("a_connection_that_was_left_makes_room_for_another", || {
+        let few = Rlimit {
+            current: Some(128),
+            maximum: Some(128),
+        };
+        setrlimit(Resource::Nofile, few).unwrap();
+        let mut slow = config();
+        slow.linger = LIMIT * 10;
+        slow.handshake_timeout = LIMIT * 10;
+        let server = Server::new(V4, &slow);
+        let (wire, end) = initiator(&server, &Hello::enhanced(true, false));
+        let mem = end.mem(16 << 20);
+        end.post(
+            1,
+            SendOp::Write {
+                rkey: 1,
+                remote_addr: 0,
+            },
+            &[mem.sge(16 << 20)],
+        );
+        until("TCP takes no more", || {
+            let before = end.qp.counters().tx_bytes;
+            std::thread::sleep(Duration::from_millis(50));
+            before > 0 && before == end.qp.counters().tx_bytes
+        });
+        let connected = open_files();
+        drop(end);
+        let waiting = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        let mut all = Vec::new();
+        while let Ok(one) = waiting.try_clone() {
+            all.push(one);
+        }
+        assert!(connected + all.len() >= 128 - 4, "the stream is still open");
+        waiting.connect(&server.address.into()).unwrap();
+        let mut next = Wire::new(waiting.into());
+        next.write(&Hello::enhanced(true, false).octets(FrameKind::Request));
+        server.request().id.destroy();
+        drop((all, wire));
+    });
+}
+
 #[test]
 fn a_flood_of_silent_connections_keeps_nobody_out() {
     alone("a_flood_of_silent_connections_keeps_nobody_out", || {

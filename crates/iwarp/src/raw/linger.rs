@@ -8,18 +8,23 @@
 //! stream is read and thrown away until the peer closes too. The descriptor is kept while the peer's TCP acknowledges what was
 //! sent, and then for a bounded time, which is longer if the peer does not answer at all: what it has sent meanwhile comes when it can be
 //! reached again, and would meet a closed socket. Closing takes nothing else back: the kernel goes on alone.
+//!
+//! No listener counts these descriptors, and a peer that drops what is sent to it looks like one that is out of reach. So if they are many, those
+//! that do not answer get no more time than others, and the oldest makes room where a descriptor is needed.
 
 use super::qp::{Link, QpInner, Reach};
 use crate::engine::{Engine, Source};
 use crate::sys::clock::now_ns;
 use crate::sys::exit;
+use crate::sys::limits;
 use crate::sys::poller::Interest;
 use iwarp_rnic::Time;
 use iwarp_rnic::qp::QueuePair as Machine;
 use parking_lot::Mutex;
+use std::collections::VecDeque;
 use std::io::ErrorKind;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Once};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Once, Weak};
 use std::time::{Duration, Instant};
 
 /// How old a connection has to be for its end, unless the responder has spoken.
@@ -73,6 +78,14 @@ impl Linger {
         self.engine.remove(&self.link.stream, self.token);
     }
 
+    /// Ends it at once. A stream that is cut needs a reset.
+    fn give_up(&self) {
+        if self.cut {
+            self.link.stream.abort();
+        }
+        self.remove();
+    }
+
     /// Looks how far the peer's TCP has come, and ends it if it is done or makes no progress.
     fn look(&self) {
         let unacknowledged = self.link.stream.unacknowledged_bytes().unwrap_or(0);
@@ -88,6 +101,7 @@ impl Linger {
         let reach = self.link.reach(quiet);
         let limit = match reach {
             Reach::Answers => self.patience,
+            _ if are_a_crowd() => self.patience,
             Reach::Silent => self.outage,
             Reach::Unknown(time_to_tell) => self.patience.max(time_to_tell),
         };
@@ -132,6 +146,7 @@ fn next_pause(pause: Duration, cut: bool, patience: Duration) -> Duration {
 impl Drop for Linger {
     fn drop(&mut self) {
         self.waits_no_more();
+        COUNT.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -146,6 +161,40 @@ const CUT_PAUSE_MAX: Duration = Duration::from_millis(64);
 
 /// Streams whose end waits. A process does not end before they have ended.
 static PUT_OFF: AtomicU32 = AtomicU32::new(0);
+
+/// Those that are not over.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// The oldest first. Some may be over.
+static LEFT: Mutex<VecDeque<Weak<Linger>>> = Mutex::new(VecDeque::new());
+
+fn remember(linger: &Arc<Linger>) {
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let mut all = LEFT.lock();
+    // They end in any order. Looking only when half of them are over costs each little.
+    if all.len() > 2 * count + 16 {
+        all.retain(|one| one.strong_count() > 0);
+    }
+    all.push_back(Arc::downgrade(linger));
+}
+
+/// Returns `true` if they have more than a quarter of the process's descriptors.
+fn are_a_crowd() -> bool {
+    COUNT.load(Ordering::Relaxed) > limits::descriptors() / 4
+}
+
+/// Gives up the connection that was left first, because its descriptor is needed. Returns `false` if there is none.
+pub(in crate::raw) fn give_up_oldest() -> bool {
+    // The lock is dropped before the connection, which takes others.
+    let oldest = {
+        let mut all = LEFT.lock();
+        std::iter::from_fn(|| all.pop_front()).find_map(|one| one.upgrade())
+    };
+    if let Some(oldest) = &oldest {
+        tracing::debug!("a connection that was left is given up: its descriptor is needed");
+        oldest.give_up();
+    }
+    oldest.is_some()
+}
 
 /// Octets that the peer's TCP has acknowledged since the queue pair was created; the end of the stream counts as one.
 pub(super) fn acknowledged(machine: &Machine, link: &Link) -> u64 {
@@ -204,6 +253,7 @@ pub(super) fn leave(qp: &Arc<QpInner>, link: &Arc<Link>, farewell: Farewell) {
         ONCE.call_once(|| exit::at_exit(end_of_process));
         PUT_OFF.fetch_add(1, Ordering::Relaxed);
     }
+    remember(&left);
     if engine
         .add(&link.stream, token, Interest::READ, left)
         .is_err()

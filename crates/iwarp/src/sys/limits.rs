@@ -34,6 +34,12 @@ pub(crate) fn raise_open_files() -> OpenFiles {
     OpenFiles { before, now }
 }
 
+/// Returns how many file descriptors the process may have now; `usize::MAX` if there is no limit.
+pub(crate) fn descriptors() -> usize {
+    let limit = getrlimit(Resource::Nofile).current;
+    limit.map_or(usize::MAX, |n| usize::try_from(n).unwrap_or(usize::MAX))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,6 +2,7 @@
 //! (RFC 5044 section 7.1.2, RFC 6581 section 9).
 
 use super::super::context::Context;
+use super::super::linger;
 use super::id::{CmId, CmIdInner, ConnectionParameters, Phase, engine, shared_context};
 use super::refused::RefusedList;
 use super::startup::{Read, Starting, local_params, record};
@@ -11,6 +12,7 @@ use crate::device::Device;
 use crate::engine::{Engine, Source};
 use crate::error::Result;
 use crate::sys::connect::{Bound, Ends, Listener, NetError, canonical};
+use crate::sys::limits;
 use crate::sys::poller::Interest;
 use crate::sys::stream::TcpStream;
 use iwarp_proto::mpa::negotiate::{PendingRequest, Responder};
@@ -328,8 +330,7 @@ impl Hall {
 
 /// Connections in start-up have a quarter of the process's descriptors at most: those that are accepted need more than one.
 fn starting_max(most: usize) -> usize {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    let quarter = limit.map_or(most, |n| usize::try_from(n / 4).unwrap_or(most));
+    let quarter = limits::descriptors() / 4;
     quarter.max(STARTING_MIN).min(most)
 }
 
@@ -348,8 +349,9 @@ impl Source for Listening {
             match self.listener.accept() {
                 Ok(Some((stream, peer))) => self.hall.welcome(stream, peer),
                 Ok(None) => return true,
-                // Connections that are rejected or send nothing must not keep others out.
+                // Connections that are rejected or over or send nothing must not keep others out.
                 Err(NetError::TooManyFiles { .. }) if self.hall.refused.close_oldest() => {}
+                Err(NetError::TooManyFiles { .. }) if linger::give_up_oldest() => {}
                 Err(NetError::TooManyFiles { .. })
                     if self.hall.give_up_oldest("its descriptor is needed") => {}
                 Err(e @ NetError::TooManyFiles { .. }) => {

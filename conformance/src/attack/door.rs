@@ -1,0 +1,66 @@
+//! The way to the RDMA port of `iwarp perf serve`, which opens one for each client that asks for a link. It takes the one connection that the client
+//! has asked for.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::{Value, json};
+
+use super::peer::{self, PATIENCE};
+
+/// A link that the server has opened, until this is dropped.
+pub(super) struct Door {
+    pub(super) address: SocketAddr,
+    _control: BufReader<TcpStream>,
+}
+
+impl Door {
+    /// Asks for a link, again and again while the server measures with somebody else.
+    ///
+    /// # Errors
+    /// When the server answers something else.
+    pub(super) fn open(server: SocketAddr) -> Result<Self> {
+        let start = Instant::now();
+        loop {
+            if let Some(door) = Self::try_open(server)? {
+                return Ok(door);
+            }
+            if start.elapsed() > PATIENCE {
+                bail!("the server measures with somebody else all the time");
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    }
+
+    fn try_open(server: SocketAddr) -> Result<Option<Self>> {
+        let mut control = BufReader::new(peer::connect(server)?);
+        let hello = json!({"type": "hello", "protocol": 2, "version": "hostile"});
+        let link = json!({
+            "wire": "rdma", "crc": true, "markers": false, "poll": "event", "qps": 1, "depth": 16, "max_size": 64,
+        });
+        for request in [hello, json!({"type": "open", "id": 0, "link": link})] {
+            writeln!(control.get_mut(), "{request}")?;
+            let mut line = String::new();
+            // A client that is turned away may see a reset instead of the answer.
+            if !matches!(control.read_line(&mut line), Ok(1..)) {
+                return Ok(None);
+            }
+            let reply: Value = serde_json::from_str(&line).context("the answer of perf")?;
+            match reply["type"].as_str() {
+                Some("busy") => return Ok(None),
+                Some("hello") => {}
+                Some("listening") => {
+                    let port = reply["port"].as_u64().context("no port")?;
+                    return Ok(Some(Self {
+                        address: (server.ip(), u16::try_from(port)?).into(),
+                        _control: control,
+                    }));
+                }
+                _ => bail!("the answer of perf: {line}"),
+            }
+        }
+        bail!("perf does not listen")
+    }
+}

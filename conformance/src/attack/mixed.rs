@@ -1,0 +1,627 @@
+//! Attacks by combinations: several messages, several connections, and what is in flight when something else happens.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::acts::{self, Target, UNKNOWN, write};
+use super::list::{
+    Attack, Expect, Needs, atomic, invalidate, operation, other, protection, read, segment, send,
+    tagged, untagged,
+};
+use super::peer::{self, Grant, Peer, Seen};
+use super::wire::{self, Op, at};
+
+/// Where the C server says that its window is bound: the last word but one of the region.
+const BOUND: u32 = 16;
+/// Offset of the window in the region, and its length.
+const WINDOW: u64 = 4096;
+const WINDOW_LEN: u32 = 8192;
+
+/// How long a server may keep a connection that it has left and whose peer takes nothing.
+const LEAVING: Duration = Duration::from_secs(15);
+
+/// A connection to a server that grants memory.
+fn granted(t: &Target) -> Result<(Peer, Grant)> {
+    let peer = Peer::set_up(t.address)?;
+    let grant = peer.grant.context("the server grants nothing")?;
+    Ok((peer, grant))
+}
+
+/// The same when the window is bound, which Reads of a word show.
+fn lent(t: &Target) -> Result<(Peer, Grant)> {
+    let (mut peer, grant) = granted(t)?;
+    let word = grant.address + u64::from(grant.len - BOUND);
+    for _ in 0..1000 {
+        let request = wire::read_request(grant.all, word, 8);
+        peer.request(Op::Read, &request)?;
+        match peer.receive()? {
+            Ok(ulpdu) if ulpdu.len() == 22 && ulpdu[14..] != [0; 8] => return Ok((peer, grant)),
+            Ok(_) => std::thread::sleep(Duration::from_millis(1)),
+            Err(end) => bail!("instead of a word: {end}"),
+        }
+    }
+    bail!("the window is not bound")
+}
+
+/// Asks so many times for memory, and reads nothing from now on. The window is as it was: a socket whose buffer is made smaller drops what comes
+/// instead of closing its window, and looks out of reach.
+fn fill(peer: &mut Peer, reads: u32, (stag, offset, len): (u32, u64, u32)) -> Result<()> {
+    for _ in 0..reads {
+        peer.request(Op::Read, &wire::read_request(stag, offset, len))?;
+    }
+    // The server's socket is full when this is over.
+    std::thread::sleep(Duration::from_millis(20));
+    Ok(())
+}
+
+/// Waits until the server has closed its end of a connection whose octets nobody reads. Nothing comes that tells it: the kernel goes on with what is
+/// not sent yet, by a socket without an inode.
+fn let_go(peer: &Peer) -> Result<Seen> {
+    let (server, own) = (peer.stream.peer_addr()?, peer.stream.local_addr()?);
+    let ends = [server, own].map(|end| format!(":{:04X}", end.port()));
+    let start = Instant::now();
+    while start.elapsed() < LEAVING {
+        let table = std::fs::read_to_string("/proc/net/tcp")?;
+        let held = table.lines().any(|line| {
+            let fields: Vec<_> = line.split_whitespace().collect();
+            let of_server = fields.get(1..3).is_some_and(|found| {
+                let mut both = found.iter().zip(&ends);
+                both.all(|(found, end)| found.ends_with(end.as_str()))
+            });
+            of_server && fields.get(9) != Some(&"0")
+        });
+        if !held {
+            return Ok(Seen::Ended);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(Seen::Held)
+}
+
+/// A segment that is not the last of its message.
+fn open_ended(mut segment: Vec<u8>) -> Vec<u8> {
+    segment[at::DDP_CONTROL] &= !0x40;
+    segment
+}
+
+fn at_offset(mut segment: Vec<u8>, offset: u32) -> Vec<u8> {
+    segment[at::MO - 3..=at::MO].copy_from_slice(&offset.to_be_bytes());
+    segment
+}
+
+fn numbered(mut segment: Vec<u8>, msn: u32) -> Vec<u8> {
+    segment[at::MSN - 3..=at::MSN].copy_from_slice(&msn.to_be_bytes());
+    segment
+}
+
+/// Sends segments on a busy connection.
+fn sequence(t: &Target, make: fn(&mut Peer, &Grant) -> Vec<Vec<u8>>) -> Result<Seen> {
+    let mut peer = Peer::set_up(t.address)?;
+    peer.busy()?;
+    let grant = peer.grant.unwrap_or(acts::NOTHING);
+    for segment in make(&mut peer, &grant) {
+        peer.send(&segment)?;
+    }
+    peer.answer()
+}
+
+/// Each of these numbers on a connection of its own.
+fn queues(t: &Target) -> Result<Seen> {
+    let mut seen = Seen::Held;
+    for queue in [4_u32, 5, 7, 255, 256, 0x8000_0000, 0x8000_0001, u32::MAX] {
+        let mut peer = Peer::set_up(t.address)?;
+        peer.busy()?;
+        let mut out = send(&mut peer, &[7; 8]);
+        out[at::QN - 3..=at::QN].copy_from_slice(&queue.to_be_bytes());
+        peer.send(&out)?;
+        seen = peer.answer()?;
+        if seen != Seen::Terminate(0x1201) {
+            break;
+        }
+    }
+    Ok(seen)
+}
+
+/// Uses what another connection, which lives, was granted.
+fn stolen(t: &Target, make: fn(&mut Peer, &Grant) -> Vec<u8>) -> Result<Seen> {
+    let (_owner, grant) = lent(t)?;
+    let mut thief = Peer::set_up(t.address)?;
+    thief.busy()?;
+    let segment = make(&mut thief, &grant);
+    thief.send(&segment)?;
+    thief.answer()
+}
+
+/// Uses the window.
+fn windowed(t: &Target, make: fn(&mut Peer, &Grant) -> Vec<Vec<u8>>) -> Result<Seen> {
+    let (mut peer, grant) = lent(t)?;
+    for segment in make(&mut peer, &grant) {
+        peer.send(&segment)?;
+    }
+    peer.answer()
+}
+
+/// Ends a window that the server has to read from for this peer, which takes nothing before. The server looks at rights when it answers.
+fn invalidated_in_use(t: &Target) -> Result<Seen> {
+    let (mut peer, grant) = lent(t)?;
+    fill(&mut peer, 12, (grant.all, grant.address, grant.len))?;
+    for _ in 0..4 {
+        let request = wire::read_request(grant.window, grant.address + WINDOW, WINDOW_LEN);
+        peer.request(Op::Read, &request)?;
+    }
+    let segment = invalidate(&mut peer, grant.window);
+    peer.send(&segment)?;
+    std::thread::sleep(Duration::from_millis(20));
+    peer.answer()
+}
+
+/// Something happens while the server's socket is full and stays so. The server must let go of the connection nevertheless.
+fn full(t: &Target, then: fn(&mut Peer) -> Result<()>) -> Result<Seen> {
+    let (mut peer, grant) = granted(t)?;
+    fill(&mut peer, 16, (grant.all, grant.address, grant.len))?;
+    then(&mut peer)?;
+    let_go(&peer)
+}
+
+/// Many peers that ask for as much as they may, and take nothing.
+fn greedy_crowd(t: &Target) -> Result<Seen> {
+    let mut all = Vec::new();
+    for _ in 0..50 * t.scale.min(4) {
+        let (mut peer, grant) = granted(t)?;
+        peer.narrow()?;
+        for _ in 0..16 {
+            let request = wire::read_request(grant.all, grant.address, grant.len);
+            peer.request(Op::Read, &request)?;
+        }
+        all.push(peer);
+    }
+    std::thread::sleep(acts::pause(t));
+    for peer in all {
+        peer::reset(peer.stream)?;
+    }
+    Ok(Seen::Held)
+}
+
+/// Takes its answers in small pieces.
+fn slow_reader(t: &Target) -> Result<Seen> {
+    use std::io::Read as _;
+    let (mut peer, grant) = granted(t)?;
+    fill(&mut peer, 16, (grant.all, grant.address, grant.len))?;
+    for _ in 0..100 * t.scale {
+        peer.stream.read_exact(&mut [0; 100])?;
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    peer::reset(peer.stream)?;
+    Ok(Seen::Held)
+}
+
+/// Leaves at different moments while Reads, Writes and atomics are on their way.
+fn resets_in_flight(t: &Target) -> Result<Seen> {
+    for pause_us in [0, 20, 50, 100, 200, 500, 1000] {
+        let mut peer = Peer::set_up(t.address)?;
+        peer.busy()?;
+        std::thread::sleep(Duration::from_micros(pause_us));
+        peer::reset(peer.stream)?;
+    }
+    Ok(Seen::Held)
+}
+
+/// Reads and atomics in turn, more than were agreed, and no answer is taken.
+fn reads_and_atomics(t: &Target) -> Result<Seen> {
+    let (mut peer, grant) = granted(t)?;
+    for _ in 0..1000 {
+        let request = wire::read_request(grant.all, grant.address, grant.len);
+        peer.request(Op::Read, &request)?;
+        peer.request(Op::Atomic, &wire::fetch_add(grant.all, grant.address))?;
+    }
+    peer.answer()
+}
+
+/// One Write that never ends, over the same memory again and again. A message must be shorter than 4 GiB (RFC 5040 section 4.3), which only the
+/// long form reaches.
+fn endless_write(t: &Target) -> Result<Seen> {
+    let (mut peer, grant) = granted(t)?;
+    let segment = open_ended(wire::tagged(
+        Op::Write,
+        grant.all,
+        grant.address,
+        &[7; 32768],
+    ));
+    let many = wire::fpdu(&segment).repeat(32);
+    let rounds = if t.scale == 1 { 16 } else { 4096 };
+    for _ in 0..rounds {
+        peer.put(&many)?;
+    }
+    let wrong = match t.scale {
+        1 => write(UNKNOWN, 0),
+        _ => wire::tagged(Op::Write, grant.all, grant.address, &[7; 8]),
+    };
+    peer.send(&wrong)?;
+    match peer.answer()? {
+        // The long form has gone beyond 4 GiB.
+        Seen::Terminate(0x1101) if t.scale > 1 => Ok(Seen::Terminate(0x1100)),
+        other => Ok(other),
+    }
+}
+
+/// A Terminate in answer to a Terminate, several times, and other messages behind it.
+fn terminate_for_terminate(t: &Target) -> Result<Seen> {
+    let mut peer = Peer::set_up(t.address)?;
+    peer.busy()?;
+    peer.send(&write(UNKNOWN, 0))?;
+    let code = loop {
+        match peer.receive()? {
+            Ok(ulpdu) if ulpdu.len() >= 20 && ulpdu[1] & 0xf == Op::Terminate as u8 => {
+                break u16::from_be_bytes([ulpdu[18], ulpdu[19]]);
+            }
+            Ok(_) => {}
+            Err(end) => return Ok(end),
+        }
+    };
+    for _ in 0..3 {
+        peer.send(&wire::untagged(Op::Terminate, 0, 1, &[0x11, 0, 0, 0]))?;
+        peer.send(&write(UNKNOWN, 0))?;
+    }
+    peer.half_close()?;
+    match peer.answer()? {
+        Seen::Ended => Ok(Seen::Terminate(code)),
+        _ => Ok(Seen::Garbage),
+    }
+}
+
+/// An octet of urgent data between two FPDUs: TCP takes it out of the stream.
+fn urgent(t: &Target) -> Result<Seen> {
+    let mut peer = Peer::set_up(t.address)?;
+    peer.busy()?;
+    rustix::net::send(&peer.stream, &[0x55], rustix::net::SendFlags::OOB)?;
+    peer.send(&write(UNKNOWN, 0))?;
+    peer.answer()
+}
+
+/// The padding of an FPDU is not zero: the RFC forbids that to senders, and has receivers check nothing but the CRC.
+fn padding(t: &Target) -> Result<Seen> {
+    let mut peer = Peer::set_up(t.address)?;
+    peer.busy()?;
+    let ulpdu = wire::tagged(Op::Write, 0, 0, &[]);
+    peer.send_padded(&ulpdu, 0xff)?;
+    peer.send(&write(UNKNOWN, 0))?;
+    peer.answer()
+}
+
+/// Immediate data with the number of octets that is given (RFC 7306 section 6).
+fn immediate(p: &mut Peer, octets: usize) -> Vec<u8> {
+    let msn = p.next(Op::Immediate);
+    wire::untagged(Op::Immediate, 0, msn, &vec![0; octets])
+}
+
+fn aligned_end(grant: &Grant) -> u64 {
+    grant.address + u64::from(grant.len)
+}
+
+pub(super) const ATTACKS: &[Attack] = &[
+    // Fields at their limits.
+    other(
+        "DDP: queues of all sizes",
+        Needs::Listener,
+        untagged(1),
+        queues,
+    ),
+    segment(
+        "DDP: the last message number",
+        Needs::Mpa,
+        untagged(3),
+        |p, _| numbered(send(p, &[7; 8]), u32::MAX),
+    ),
+    segment(
+        "DDP: the last message number, of a Read",
+        Needs::Mpa,
+        untagged(3),
+        |p, g| numbered(read(p, g.all, g.address, 0), u32::MAX),
+    ),
+    other(
+        "DDP: an offset near 4 GiB in a second segment",
+        Needs::Mpa,
+        untagged(4),
+        |t| {
+            sequence(t, |p, _| {
+                let first = open_ended(send(p, &[7; 8]));
+                vec![first.clone(), at_offset(first, u32::MAX - 7)]
+            })
+        },
+    ),
+    other(
+        "DDP: two messages of a queue, interleaved",
+        Needs::Mpa,
+        untagged(3),
+        |t| {
+            sequence(t, |p, _| {
+                let (first, second) = (open_ended(send(p, &[7; 8])), open_ended(send(p, &[8; 8])));
+                vec![first.clone(), second, at_offset(first, 8)]
+            })
+        },
+    ),
+    other(
+        "DDP: immediate data inside of a Send",
+        Needs::Mpa,
+        Expect::Over,
+        |t| {
+            sequence(t, |p, _| {
+                vec![open_ended(send(p, &[7; 8])), numbered(immediate(p, 8), 1)]
+            })
+        },
+    ),
+    other(
+        "DDP: empty segments of one message, without an end",
+        Needs::Mpa,
+        tagged(0),
+        |t| {
+            sequence(t, |p, _| {
+                let mut all = vec![open_ended(send(p, &[])); 20_000];
+                all.push(write(UNKNOWN, 0));
+                all
+            })
+        },
+    ),
+    segment(
+        "RDMAP: a Read Request in two segments",
+        Needs::Mpa,
+        operation(0xff),
+        |p, g| open_ended(read(p, g.all, g.address, 8)),
+    ),
+    segment(
+        "RDMAP: a Read Request that is too long",
+        Needs::Mpa,
+        operation(0xff),
+        |p, g| {
+            let mut out = read(p, g.all, g.address, 8);
+            out.push(0);
+            out
+        },
+    ),
+    segment(
+        "RDMAP: a short atomic",
+        Needs::Mpa,
+        operation(0xff),
+        |p, g| {
+            let mut out = atomic(p, g.all, g.address);
+            out.truncate(18 + 51);
+            out
+        },
+    ),
+    segment(
+        "RDMAP: an atomic of nothing",
+        Needs::Mpa,
+        operation(0xff),
+        |p, g| {
+            let mut out = atomic(p, g.all, g.address);
+            out.truncate(18);
+            out
+        },
+    ),
+    segment(
+        "RDMAP: an atomic that is not aligned",
+        Needs::Region,
+        operation(7),
+        |p, g| atomic(p, g.all, g.address + 4),
+    ),
+    segment(
+        "RDMAP: an atomic behind the end",
+        Needs::Region,
+        protection(1),
+        |p, g| atomic(p, g.all, aligned_end(g)),
+    ),
+    segment(
+        "RDMAP: an atomic whose offset wraps",
+        Needs::Region,
+        Expect::Over,
+        |p, g| atomic(p, g.all, u64::MAX - 3),
+    ),
+    segment(
+        "RDMAP: immediate data of seven octets",
+        Needs::Mpa,
+        operation(0xff),
+        |p, _| immediate(p, 7),
+    ),
+    segment(
+        "RDMAP: immediate data of nothing",
+        Needs::Mpa,
+        operation(0xff),
+        |p, _| immediate(p, 0),
+    ),
+    segment(
+        "RDMAP: immediate data of a kilobyte",
+        Needs::Mpa,
+        operation(0xff),
+        |p, _| immediate(p, 1024),
+    ),
+    other(
+        "RDMAP: a Terminate of nothing",
+        Needs::Mpa,
+        Expect::Ended,
+        |t| sequence(t, |_, _| vec![wire::untagged(Op::Terminate, 0, 1, &[])]),
+    ),
+    other(
+        "RDMAP: a Terminate of 60 KiB",
+        Needs::Mpa,
+        Expect::Ended,
+        |t| {
+            sequence(t, |_, _| {
+                vec![wire::untagged(Op::Terminate, 0, 1, &[0xff; 60_000])]
+            })
+        },
+    ),
+    other(
+        "RDMAP: a Terminate for a Terminate",
+        Needs::Mpa,
+        tagged(0),
+        terminate_for_terminate,
+    ),
+    // Without payload nothing is accessed, so nothing is refused (RFC 5040 section 5.2.1, RFC 5041 section 7.1).
+    other(
+        "RDMAP: a Read of nothing from no such STag",
+        Needs::Mpa,
+        tagged(0),
+        |t| {
+            sequence(t, |p, _| {
+                vec![read(p, UNKNOWN, u64::MAX, 0), write(UNKNOWN, 0)]
+            })
+        },
+    ),
+    // The sink is the peer's own affair.
+    other(
+        "RDMAP: a Read whose sink wraps",
+        Needs::Region,
+        tagged(0),
+        |t| {
+            sequence(t, |p, g| {
+                let mut request = read(p, g.all, g.address, 4096);
+                request[18..22].fill(0xff);
+                request[22..30].fill(0xff);
+                vec![request, write(UNKNOWN, 0)]
+            })
+        },
+    ),
+    other("MPA: the longest FPDU", Needs::Region, tagged(0), |t| {
+        sequence(t, |_, g| {
+            vec![
+                wire::tagged(Op::Write, g.all, g.address, &[0; 65535 - 14]),
+                write(UNKNOWN, 0),
+            ]
+        })
+    }),
+    other(
+        "MPA: padding that is not zero",
+        Needs::Mpa,
+        tagged(0),
+        padding,
+    ),
+    other("MPA: urgent data", Needs::Mpa, tagged(0), urgent),
+    // What others were granted.
+    other(
+        "DDP: a Write by another connection's STag",
+        Needs::Grant,
+        tagged(2),
+        |t| stolen(t, |_, g| write(g.all, g.address)),
+    ),
+    other(
+        "RDMAP: a Read by another connection's STag",
+        Needs::Grant,
+        protection(3),
+        |t| stolen(t, |p, g| read(p, g.all, g.address, 8)),
+    ),
+    other(
+        "RDMAP: an atomic by another connection's STag",
+        Needs::Grant,
+        protection(3),
+        |t| stolen(t, |p, g| atomic(p, g.all, g.address)),
+    ),
+    other(
+        "RDMAP: a Read by another connection's window",
+        Needs::Grant,
+        protection(3),
+        |t| stolen(t, |p, g| read(p, g.window, g.address + WINDOW, 8)),
+    ),
+    other(
+        "RDMAP: an invalidation of another connection's window",
+        Needs::Grant,
+        protection(9),
+        |t| stolen(t, |p, g| invalidate(p, g.window)),
+    ),
+    // Windows.
+    other(
+        "DDP: a Write into a window for Reads",
+        Needs::Grant,
+        protection(2),
+        |t| windowed(t, |_, g| vec![write(g.window, g.address + WINDOW)]),
+    ),
+    other(
+        "RDMAP: a Read behind the end of a window",
+        Needs::Grant,
+        protection(1),
+        |t| {
+            windowed(t, |p, g| {
+                let offset = g.address + WINDOW + u64::from(WINDOW_LEN) - 4;
+                vec![read(p, g.window, offset, 8)]
+            })
+        },
+    ),
+    other(
+        "RDMAP: a Read by a window that was invalidated",
+        Needs::Grant,
+        protection(0),
+        |t| {
+            windowed(t, |p, g| {
+                vec![
+                    invalidate(p, g.window),
+                    read(p, g.window, g.address + WINDOW, 8),
+                ]
+            })
+        },
+    ),
+    other(
+        "RDMAP: two invalidations of a window",
+        Needs::Grant,
+        protection(9),
+        |t| {
+            windowed(t, |p, g| {
+                vec![invalidate(p, g.window), invalidate(p, g.window)]
+            })
+        },
+    ),
+    other(
+        "RDMAP: an invalidation of a window that is being read",
+        Needs::Grant,
+        protection(0),
+        invalidated_in_use,
+    ),
+    // What is in flight.
+    other(
+        "RDMAP: more Reads and atomics than were agreed",
+        Needs::Region,
+        untagged(2),
+        reads_and_atomics,
+    ),
+    other(
+        "RDMAP: reset with all in flight",
+        Needs::Listener,
+        Expect::Held,
+        resets_in_flight,
+    ),
+    other(
+        "work: a Write without an end",
+        Needs::Region,
+        tagged(0),
+        endless_write,
+    ),
+    other(
+        "work: a window of zero, and a wrong Write",
+        Needs::Grant,
+        Expect::Ended,
+        |t| full(t, |p| p.send(&write(UNKNOWN, 0))),
+    ),
+    other(
+        "work: a window of zero, and half-close",
+        Needs::Grant,
+        Expect::Ended,
+        |t| full(t, |p| p.half_close()),
+    ),
+    other(
+        "work: a window of zero, and the server leaves",
+        Needs::Grant,
+        Expect::Ended,
+        |t| full(t, |p| p.request(Op::Send, b"Leave")),
+    ),
+    other(
+        "work: a crowd that asks for much and takes nothing",
+        Needs::Grant,
+        Expect::Held,
+        greedy_crowd,
+    ),
+    other(
+        "work: answers that are taken slowly",
+        Needs::Region,
+        Expect::Held,
+        slow_reader,
+    ),
+];
