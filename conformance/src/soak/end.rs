@@ -218,6 +218,15 @@ impl End {
         &self.last
     }
 
+    /// A counter of the process that runs, as it has said last.
+    pub(super) fn counter(&self, name: &str) -> u64 {
+        let running = self.running.as_ref();
+        running
+            .and_then(|r| r.counters.get(name))
+            .copied()
+            .unwrap_or(0)
+    }
+
     /// A counter, summed over all processes of this end.
     pub(super) fn total(&self, name: &str) -> u64 {
         let now = self.running.iter().filter_map(|r| r.counters.get(name));

@@ -11,6 +11,8 @@ use super::end::{End, Side};
 pub(super) struct Sample {
     /// Resident memory, in KiB.
     pub(super) rss: u64,
+    /// Octets that it has allocated, as it says itself, without blocks of 64 KiB and more.
+    pub(super) heap: u64,
     pub(super) descriptors: u64,
     pub(super) threads: u64,
 }
@@ -20,8 +22,10 @@ const WARM_UP: usize = 4;
 /// Memory that later measurements may have more than the first ones that count, in KiB: pools that many connections at a time have filled, and
 /// pieces that the allocator keeps.
 const SLACK_KIB: u64 = 16 << 10;
-/// Descriptors that may be more for a moment: connections that end in the background.
-const SLACK_DESCRIPTORS: u64 = 8;
+/// Octets that may be allocated more: lists that many connections at a time have made longer.
+const SLACK_HEAP: u64 = 128 << 10;
+/// Descriptors that may be more: connections that end in the background in each of the quiet moments.
+const SLACK_DESCRIPTORS: u64 = 4;
 
 /// All measurements, by end and its process.
 #[derive(Default)]
@@ -57,22 +61,31 @@ impl Growth {
     }
 }
 
-/// Says what has grown. The last measurements are compared with the first that count, three of each.
+/// Says what has grown. The last measurements are compared with the first that count.
 fn grown(samples: &[Sample]) -> Option<String> {
     let samples = samples.get(WARM_UP..).filter(|rest| rest.len() >= 8)?;
-    let (first, last) = (&samples[..3], &samples[samples.len() - 3..]);
+    let ends = |n: usize| (&samples[..n], &samples[samples.len() - n..]);
+    let largest = |from: &[Sample], of: fn(&Sample) -> u64| from.iter().map(of).max().unwrap_or(0);
+    let smallest = |from: &[Sample], of: fn(&Sample) -> u64| from.iter().map(of).min().unwrap_or(0);
+    // The largest of the first three and the smallest of the last three: a peak is no growth.
     let compare = |of: fn(&Sample) -> u64| {
-        // The largest of the first and the smallest of the last: a peak is no growth.
-        (
-            first.iter().map(of).max().unwrap_or(0),
-            last.iter().map(of).min().unwrap_or(0),
-        )
+        let (first, last) = ends(3);
+        (largest(first, of), smallest(last, of))
+    };
+    // What goes up and down by itself is small now and then: the smallest of the first and the last third, so that little growth is seen.
+    let minima = |of: fn(&Sample) -> u64| {
+        let (first, last) = ends((samples.len() / 3).max(3));
+        (smallest(first, of), smallest(last, of))
     };
     let (was, is) = compare(|sample| sample.rss);
     if is > was + SLACK_KIB {
         return Some(format!("{was} to {is} KiB of memory"));
     }
-    let (was, is) = compare(|sample| sample.descriptors);
+    let (was, is) = minima(|sample| sample.heap);
+    if is > was + SLACK_HEAP {
+        return Some(format!("{was} to {is} octets allocated"));
+    }
+    let (was, is) = minima(|sample| sample.descriptors);
     if is > was + SLACK_DESCRIPTORS {
         return Some(format!("{was} to {is} descriptors"));
     }
@@ -91,6 +104,7 @@ fn sample(end: &End) -> Result<Sample> {
     };
     Ok(Sample {
         rss: field("VmRSS:")?,
+        heap: end.counter("heap"),
         threads: field("Threads:")?,
         descriptors: std::fs::read_dir(format!("{dir}/fd"))?.count() as u64,
     })
@@ -104,6 +118,7 @@ mod tests {
     fn growth_is_seen_and_peaks_are_not() {
         let at = |rss, descriptors, threads| Sample {
             rss,
+            heap: 1 << 20,
             descriptors,
             threads,
         };
@@ -116,6 +131,17 @@ mod tests {
         assert!(grown(&leak).is_some_and(|more| more.contains("KiB")));
         let open: Vec<Sample> = (0..20).map(|i| at(50_000, 80 + i, 3)).collect();
         assert!(grown(&open).is_some_and(|more| more.contains("descriptors")));
+        // 1 descriptor of 100 connections, and 64 octets of each, when 20 come and go between two measurements.
+        let slow: Vec<Sample> = (0..40).map(|i| at(50_000, 80 + i / 5, 3)).collect();
+        assert!(grown(&slow).is_some_and(|more| more.contains("descriptors")));
+        let mut octets = vec![at(50_000, 80, 3); 400];
+        for (i, sample) in octets.iter_mut().enumerate() {
+            // Octets under way in most of the quiet moments.
+            sample.heap += (i * 20 * 64 + i % 3 * 100_000) as u64;
+        }
+        assert!(grown(&octets).is_some_and(|more| more.contains("octets allocated")));
+        octets.truncate(40);
+        assert_eq!(grown(&octets), None, "too little to be told from noise");
         let threads: Vec<Sample> = (0..20).map(|i| at(50_000, 80, 3 + i / 10)).collect();
         assert!(grown(&threads).is_some_and(|more| more.contains("threads")));
         // Pools fill while connections come and go, and then no more.

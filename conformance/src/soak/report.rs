@@ -119,6 +119,7 @@ fn curve(samples: &[Sample]) {
         println!("  {name:<12} {}", values.join(" "));
     };
     line("RSS, KiB", |sample| sample.rss);
+    line("allocated, KiB", |sample| sample.heap >> 10);
     line("descriptors", |sample| sample.descriptors);
     line("threads", |sample| sample.threads);
 }

@@ -1,7 +1,7 @@
 //! Our own C programs on the library, compiled with Debian's headers: every kind of misuse, addresses, an exchange that uses every
 //! operation, events for solicited completions, queue pairs that are connected by number, connections without queue pairs, unreliable
 //! connections, extended reliable connections, datagrams with and without the connection manager, and what later headers than Debian's
-//! declare; how a process lives and ends; the library as a plug-in.
+//! declare; how a process lives and ends; memory whose page faults do not end; the library as a plug-in.
 
 mod common;
 
@@ -186,6 +186,11 @@ fn a_process_forks_runs_programs_becomes_a_daemon_cancels_threads_and_ends() {
 #[test]
 fn a_plug_in_loads_and_unloads_the_library() {
     passes("plugin");
+}
+
+#[test]
+fn a_page_fault_that_never_ends_stops_one_connection_only() {
+    passes("stuck");
 }
 
 #[test]

@@ -14,6 +14,7 @@ mod pollers;
 mod progress_thread;
 mod sources;
 mod timers;
+mod watch;
 
 pub(crate) use pollers::Pollers;
 pub(crate) use sources::Source;
@@ -27,12 +28,13 @@ use crate::sys::eventfd::EventFd;
 use crate::sys::poller::{AsFd, Events, Interest, Poller};
 use crate::sys::thread::kept_from_processor;
 use crate::sys::{fork, limits, prefetch};
-use sources::Sources;
+use sources::{Resting, Sources};
 use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use timers::Timers;
+use watch::{Turns, Watch};
 
 /// Events taken from the kernel at a time. Their answers are sent before the next are taken, and writing to a socket is cheaper
 /// while the processor's cache still has it from reading: with 128, echoes took a tenth longer.
@@ -110,7 +112,12 @@ pub(crate) struct Engine {
     /// Tells whether the progress thread has to be woken.
     parker: Parker,
     sources: Sources,
+    /// Sources that application threads drive.
+    resting: Resting,
     timers: Timers,
+    /// Who serves, for the watch.
+    turns: Turns,
+    watch: Arc<Watch>,
 }
 
 thread_local! {
@@ -131,7 +138,7 @@ impl Engine {
         }
         let open_files = limits::raise_open_files();
         tracing::debug!(limit = open_files.now, "engine starts");
-        let engine = Self::start()?;
+        let engine = Self::start(Arc::default())?;
         engines.push(Arc::clone(&engine));
         // Not under the lock: it works on files, and a child that is forked meanwhile would inherit the lock as held.
         drop(engines);
@@ -144,11 +151,11 @@ impl Engine {
         let first = Self::current()?;
         let mut engines = engines().lock();
         let idlest = engines.iter().min_by_key(|engine| engine.connections());
-        let idlest = idlest.cloned().unwrap_or(first);
+        let idlest = idlest.cloned().unwrap_or_else(|| Arc::clone(&first));
         if idlest.connections() < CONNECTIONS_EACH || engines.len() >= most {
             return Ok(idlest);
         }
-        match Self::start() {
+        match Self::start(Arc::clone(&first.watch)) {
             Ok(engine) => {
                 tracing::debug!(engines = engines.len() + 1, "another engine starts");
                 engines.push(Arc::clone(&engine));
@@ -162,11 +169,9 @@ impl Engine {
         }
     }
 
-    fn start() -> io::Result<Arc<Self>> {
-        let engine = Arc::new(Self::new(fork::generation())?);
-        let worker = Arc::clone(&engine);
-        // All signals stay with the application's threads.
-        crate::sys::thread::spawn_without_signals("iwarp-progress", move || worker.run())?;
+    fn start(watch: Arc<Watch>) -> io::Result<Arc<Self>> {
+        let engine = Arc::new(Self::new(fork::generation(), watch)?);
+        engine.start_progress(0)?;
         Ok(engine)
     }
 
@@ -177,13 +182,14 @@ impl Engine {
     /// A connection of a queue pair comes, until [`leaves`](Self::leaves).
     pub(crate) fn joins(&self) {
         self.connections.fetch_add(1, Ordering::Relaxed);
+        self.watch.start();
     }
 
     pub(crate) fn leaves(&self) {
         self.connections.fetch_sub(1, Ordering::Relaxed);
     }
 
-    fn new(generation: u32) -> io::Result<Self> {
+    fn new(generation: u32, watch: Arc<Watch>) -> io::Result<Self> {
         let poller = Poller::new()?;
         let wake = EventFd::new()?;
         poller.add(&wake, WAKE_TOKEN, Interest::READ)?;
@@ -194,7 +200,10 @@ impl Engine {
             wake,
             parker: Parker::new(),
             sources: Sources::new(WAKE_TOKEN),
+            resting: Resting::default(),
             timers: Timers::default(),
+            turns: Turns::default(),
+            watch,
         })
     }
 

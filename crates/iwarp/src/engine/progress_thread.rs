@@ -5,7 +5,7 @@
 //! application threads drive the whole set, the progress thread does not look at the set at all. Whoever gives a lease back before
 //! its end, or sets an earlier timer, wakes it.
 
-use super::sources::{Resting, Source};
+use super::sources::Source;
 use super::{BATCH, Engine, WAKE_TOKEN, everything};
 use crate::progress::sync::yield_now;
 use crate::sys::clock::now_ns;
@@ -20,28 +20,41 @@ use std::time::Duration;
 const CONTENDED: u64 = 50_000;
 /// Of so many ready sources it asks whether they were driven lately.
 const LOOKS: usize = 2;
+/// After so many times in a row it leaves them alone for twice as long, and so on up to [`CONTENDED_MOST`]: a thread that never comes back
+/// keeps its socket ready for ever.
+const OFTEN: u32 = 64;
+const CONTENDED_MOST: u64 = 1_600_000;
 /// How long it waits if the kernel refuses to let it wait for events.
 const REFUSED: Duration = Duration::from_millis(4);
 
 impl Engine {
-    pub(super) fn run(&self) {
+    /// The work of the thread that has this place. Returns when the watch has given the place to another thread.
+    pub(super) fn run(&self, place: u64) {
         // By default the kernel may let a sleep last 50 µs longer, which is as long as a short lease.
         let _ = set_current_timer_slack(NonZeroU64::new(1));
         let mut events = Events::with_capacity(BATCH);
-        let mut resting = Resting::default();
-        let mut contended = false;
+        let mut place = self.turns.enter(place);
+        let mut contended = 0u32;
         loop {
-            if let Err(error) = self.sleep(&mut events, &resting, contended) {
+            if let Err(error) = self.sleep(&mut events, contended) {
                 // Only a programming error leads here; without progress nothing would ever complete.
                 tracing::error!(%error, "epoll_wait failed");
                 std::thread::sleep(REFUSED);
                 continue;
             }
+            self.turns.begin(&mut place);
+            self.watch.wake();
             self.let_drivers_go_first(&events);
             let now = now_ns();
-            resting.wake(now);
-            contended = self.serve(&events, &mut resting, now);
+            self.resting.wake(now);
+            contended = match self.serve(&events, now) {
+                true => contended.saturating_add(1),
+                false => 0,
+            };
             self.fire_timers();
+            if !self.turns.end(&mut place) {
+                return;
+            }
         }
     }
 
@@ -59,28 +72,29 @@ impl Engine {
 
     /// Serves what is ready and what no application thread drives. Returns `true` if there was something, but other threads are
     /// driving all of it at this moment.
-    fn serve(&self, events: &Events, resting: &mut Resting, now: u64) -> bool {
+    fn serve(&self, events: &Events, now: u64) -> bool {
         if events.iter().any(|event| event.token == WAKE_TOKEN) {
             self.wake.drain();
         }
         let left = everything().end(now).is_some();
         let served = self.dispatch(events, |token, source| {
-            let source = resting.admit(token, source, now).err()?;
+            let source = self.resting.admit(token, source, now).err()?;
             (!left).then_some(source)
         });
         !served && events.iter().any(|event| event.token != WAKE_TOKEN)
     }
 
-    /// Waits until there may be something to do. After `contended` work it does not look at the set for a moment.
-    fn sleep(&self, events: &mut Events, resting: &Resting, contended: bool) -> io::Result<()> {
+    /// Waits until there may be something to do. If all work was `contended`, so many times in a row, it does not look at the set for a
+    /// moment.
+    fn sleep(&self, events: &mut Events, contended: u32) -> io::Result<()> {
         // From here on, whoever changes what is looked at below wakes this thread.
         let announced = self.parker.announce();
         let now = now_ns();
         let aside = match everything().end(now) {
-            None if contended => Some(now + CONTENDED),
+            None if contended > 0 => Some(now + pause(contended)),
             end => end,
         };
-        let ends = [self.first_timer(), resting.first_end(now), aside];
+        let ends = [self.first_timer(), self.resting.first_end(now), aside];
         let end = ends.into_iter().flatten().min();
         let time = end.map(|end| Duration::from_nanos(end.saturating_sub(now)));
         if aside.is_none() {
@@ -106,4 +120,10 @@ impl Engine {
             }
         }
     }
+}
+
+/// How long to leave alone what was contended so many times in a row.
+fn pause(contended: u32) -> u64 {
+    let doublings = (contended / OFTEN).min(16);
+    (CONTENDED << doublings).min(CONTENDED_MOST)
 }

@@ -1,6 +1,6 @@
 //! What the engine serves: things with a file descriptor or a timer, known by their tokens.
 
-use crate::progress::sync::parking::RwLock;
+use crate::progress::sync::parking::{Mutex, RwLock};
 use crate::progress::sync::{AtomicU64, Ordering};
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -104,14 +104,15 @@ impl Sources {
     }
 }
 
-/// Sources whose descriptors are paused while application threads drive them.
+/// Sources whose descriptors are paused while application threads drive them. Its lock is not held while a source is called that may
+/// wait for its own lock, because a thread that is stuck in a source must leave the others to the thread that takes its place.
 #[derive(Default)]
-pub(super) struct Resting(ByToken);
+pub(super) struct Resting(Mutex<ByToken>);
 
 impl Resting {
     /// Lets a source rest, if application threads drive it at `now`. Gives it back if not.
     pub(super) fn admit(
-        &mut self,
+        &self,
         token: u64,
         source: Arc<dyn Source>,
         now: u64,
@@ -119,25 +120,30 @@ impl Resting {
         if source.driven_until(now).is_none() || !source.rest() {
             return Err(source);
         }
-        self.0.insert(token, source);
+        self.0.lock().insert(token, source);
         Ok(())
     }
 
     /// Returns when the first of their leases ends, which may be now. `None` if no source rests.
     pub(super) fn first_end(&self, now: u64) -> Option<u64> {
-        let ends = self.0.values();
+        let resting = self.0.lock();
+        let ends = resting.values();
         ends.map(|source| source.driven_until(now).unwrap_or(now))
             .min()
     }
 
     /// Watches those again that application threads no longer drive.
-    pub(super) fn wake(&mut self, now: u64) {
-        self.0.retain(|_, source| {
-            let stays = source.driven_until(now).is_some();
-            if !stays {
-                source.resume();
-            }
-            stays
-        });
+    pub(super) fn wake(&self, now: u64) {
+        while let Some(source) = self.take_left(now) {
+            source.resume();
+        }
+    }
+
+    /// Takes out one that application threads no longer drive.
+    fn take_left(&self, now: u64) -> Option<Arc<dyn Source>> {
+        let mut resting = self.0.lock();
+        let mut all = resting.iter();
+        let (&token, _) = all.find(|(_, source)| source.driven_until(now).is_none())?;
+        resting.remove(&token)
     }
 }

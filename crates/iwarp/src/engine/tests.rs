@@ -61,7 +61,7 @@ impl Source for Driven {
     fn timer(self: Arc<Self>, _: u32) {}
 }
 
-fn wait_for(what: &str, done: impl Fn() -> bool) {
+pub(super) fn wait_for(what: &str, done: impl Fn() -> bool) {
     let begin = Instant::now();
     while !done() {
         assert!(begin.elapsed() < LONG, "{what}");

@@ -8,6 +8,7 @@ use super::peer::Peers;
 use super::qp::{QpAttributes, QpInner, QueuePair};
 use super::srq::SharedReceiveQueue;
 use super::stats;
+use super::table_lock::TableLock;
 use super::ud;
 use super::waiting::Waiting;
 use super::xrc;
@@ -37,7 +38,7 @@ const INHERITED_PATIENCE: Duration = Duration::from_secs(1);
 pub(crate) struct ContextInner {
     pub(crate) device: Device,
     pub(crate) config: Config,
-    pub(crate) memory: RwLock<MemoryTable>,
+    pub(crate) memory: TableLock,
     pub(crate) async_events: EventQueue<AsyncEvent>,
     pub(crate) recorder: Option<Recorder>,
     qps: RwLock<HashMap<u32, Weak<QpInner>>>,
@@ -81,7 +82,7 @@ impl Context {
             faults,
             device: device.clone(),
             config,
-            memory: RwLock::new(MemoryTable::new()),
+            memory: TableLock::new(MemoryTable::new()),
             async_events: EventQueue::new()?,
             recorder,
             qps: RwLock::default(),

@@ -30,6 +30,7 @@ mod silence;
 mod source;
 mod srq;
 mod stats;
+mod table_lock;
 mod tags;
 #[cfg(test)]
 pub(crate) mod testing;

@@ -330,7 +330,12 @@ impl Peers {
 
     fn accept(&self, id: &CmId, qp: &QueuePair, peer: Address) {
         id.set_queue_pair(Some(qp));
-        match id.accept(&ConnectionParameters::default()) {
+        let accepted = match id.requester_is_gone() {
+            // The peer's queue pair was reset since it asked. It asks again, and could not if this one were connected.
+            true => Err(Error::Closed),
+            false => id.accept(&ConnectionParameters::default()),
+        };
+        match accepted {
             Ok(()) => self.state.lock().up.push(id.clone()),
             Err(error) => {
                 tracing::debug!(qp = qp.num(), %error, "cannot accept the peer");
@@ -539,6 +544,7 @@ fn join(ctx: &Context, qp: &QueuePair, ip: IpAddr) -> Result<()> {
         // A record of it would have each packet twice, in the same direction.
         flow: None,
         cm: None,
+        life: None,
     })
 }
 

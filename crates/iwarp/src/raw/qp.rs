@@ -125,6 +125,8 @@ pub(crate) struct Handover {
     pub(crate) config: StreamConfig,
     pub(crate) flow: Option<Flow>,
     pub(crate) cm: Option<Weak<dyn CmSink>>,
+    /// The life of the queue pair ([`QueuePair::life`]) for which a stream was set up that took time; `None`: whichever it is in.
+    pub(crate) life: Option<u64>,
 }
 
 /// The part of the connection manager that is told about the connection of a queue pair.
@@ -188,6 +190,8 @@ pub(super) struct Guarded {
     pub(super) retry: Retry,
     /// Requests wait for a peer that has not come.
     pub(super) absent: Absent,
+    /// How often it was reset: what was begun before must not concern it any more.
+    life: u64,
 }
 
 impl Guarded {
@@ -323,6 +327,7 @@ impl QueuePair {
                     held_ns: 0,
                     retry: Retry::default(),
                     absent: Absent::default(),
+                    life: 0,
                 }),
                 tx: Baton::new(),
                 rx: Baton::new(),
@@ -430,6 +435,7 @@ impl QueuePair {
             self.inner.settle(&mut g, &mut after);
             if to == State::Reset {
                 self.inner.late.forget();
+                g.life += 1;
             }
             if matches!(to, State::Reset | State::Error) {
                 g.absent = Absent::default();
@@ -447,6 +453,11 @@ impl QueuePair {
         }
         self.inner.drive_tx();
         result.map_err(|_| Error::InvalidState("the verbs do not allow this change of state"))
+    }
+
+    /// Returns a number that changes when the queue pair is reset.
+    pub(crate) fn life(&self) -> u64 {
+        self.inner.state.lock().life
     }
 
     /// Queues send work requests, in order, and starts to transmit them from this thread (`ibv_post_send(3)`). Never blocks.
@@ -744,11 +755,12 @@ impl QpInner {
         let mut after = After::default();
         {
             let mut g = self.state.lock();
-            if self.is_destroyed() || g.link.is_some() {
+            let is_late = handover.life.is_some_and(|life| life != g.life);
+            if self.is_destroyed() || g.link.is_some() || is_late {
                 drop(g);
                 engine.remove(&link.stream, token);
                 return Err(Error::InvalidState(
-                    "the queue pair is destroyed or has a connection already",
+                    "the queue pair is destroyed, was reset, or has a connection already",
                 ));
             }
             if self.ctx.config.placed && !is_unreliable(&g.machine) {
@@ -827,9 +839,19 @@ impl QpInner {
         self.ctx.config.mss.map_or(mss, |limit| limit.min(mss))
     }
 
-    /// The connection was agreed on but cannot be used: all requests are flushed.
-    pub(crate) fn fail_connection(self: &Arc<Self>) {
-        self.with_machine(|machine, host| machine.abort(host));
+    /// The connection was agreed on but cannot be used: all requests are flushed. Does nothing if the queue pair was reset since `life`, which
+    /// has ended the connection.
+    pub(crate) fn fail_connection(self: &Arc<Self>, life: u64) {
+        let mut after = After::default();
+        {
+            let mut g = self.state.lock();
+            if g.life != life {
+                return;
+            }
+            g.machine.abort(&mut DriveHost::new(self, &mut after));
+            self.settle(&mut g, &mut after);
+        }
+        after.run(self);
     }
 
     /// Reads the socket, unless another thread does; that thread then goes round again.

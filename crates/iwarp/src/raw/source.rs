@@ -194,4 +194,26 @@ mod tests {
         assert_eq!(qp.state(), State::Rts);
         qp.destroy();
     }
+
+    /// A queue pair is reset while an attempt to connect it comes to its end: neither its failure nor its stream concern the next life.
+    #[test]
+    fn what_was_begun_before_a_reset_does_not_concern_the_queue_pair_after_it() {
+        let ctx = testing::context();
+        let cq = ctx.create_cq(4, None).unwrap();
+        let qp = testing::queue_pair(&ctx, &cq, &cq);
+        qp.modify(State::Init).unwrap();
+        let before = qp.life();
+        let _peer = testing::connected_for(&qp, Some(before)).expect("it is its life");
+        qp.modify(State::Reset).unwrap();
+        qp.inner.fail_connection(before);
+        assert_eq!(qp.state(), State::Reset);
+        qp.modify(State::Init).unwrap();
+        assert!(testing::connected_for(&qp, Some(before)).is_err());
+        qp.inner.fail_connection(before);
+        assert_eq!(qp.state(), State::Init);
+        assert!(qp.addresses().is_none());
+        qp.inner.fail_connection(qp.life());
+        assert_eq!(qp.state(), State::Error);
+        qp.destroy();
+    }
 }

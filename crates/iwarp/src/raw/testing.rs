@@ -45,6 +45,14 @@ pub(super) fn queue_pair(
 
 /// Connects it, as the initiator, in full operation without CRCs. Returns the peer.
 pub(super) fn connected(qp: &QueuePair) -> std::net::TcpStream {
+    connected_for(qp, None).unwrap()
+}
+
+/// The same with a stream that was set up for this life of the queue pair.
+pub(super) fn connected_for(
+    qp: &QueuePair,
+    life: Option<u64>,
+) -> crate::Result<std::net::TcpStream> {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let ours = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     ours.set_nonblocking(true).unwrap();
@@ -71,7 +79,8 @@ pub(super) fn connected(qp: &QueuePair) -> std::net::TcpStream {
         config,
         flow: None,
         cm: None,
+        life,
     };
-    qp.inner.attach(handover).unwrap();
-    listener.accept().unwrap().0
+    qp.inner.attach(handover)?;
+    Ok(listener.accept().unwrap().0)
 }

@@ -46,7 +46,11 @@ impl QpInner {
 
     /// Returns `true` if something is still due at some time. If not, the timer is forgotten.
     pub(super) fn awaits_time(&self) -> bool {
-        let mut g = self.state.lock();
+        // The thread that has the state may be stuck in the program's memory. This is asked outside of a turn of the progress thread, which
+        // would then be stuck where nobody notices.
+        let Some(mut g) = self.state.try_lock() else {
+            return true;
+        };
         let awaits = g.link.is_some() && g.machine.poll_at().is_some();
         if !awaits {
             g.conn.timer = None;

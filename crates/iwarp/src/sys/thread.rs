@@ -5,15 +5,16 @@ use crate::sys::clock::now_ns;
 use std::cell::Cell;
 use std::io;
 use std::mem::MaybeUninit;
+use std::thread::JoinHandle;
 
-/// Starts a detached thread that receives no signals.
+/// Starts a thread that receives no signals. Returns its handle.
 ///
 /// # Errors
 /// The kernel's error if no thread can be made.
 pub(crate) fn spawn_without_signals(
     name: &str,
     run: impl FnOnce() + Send + 'static,
-) -> io::Result<()> {
+) -> io::Result<JoinHandle<()>> {
     let mut all = MaybeUninit::<libc::sigset_t>::uninit();
     let mut before = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: both sets are valid to write; `sigfillset` initialises the first before it is read, and
@@ -27,7 +28,19 @@ pub(crate) fn spawn_without_signals(
         // SAFETY: initialised by the successful call above.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
     }
-    spawned.map(drop)
+    spawned
+}
+
+/// Returns the kernel's number of the calling thread.
+pub(crate) fn own_number() -> u32 {
+    rustix::thread::gettid().as_raw_nonzero().get() as u32
+}
+
+/// Returns `true` if this thread of the process has a processor or waits for one; `false` if it sleeps, or if that cannot be found out.
+pub(crate) fn is_runnable(number: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/self/task/{number}/stat"));
+    // The state is behind the name, which is in parentheses and may have any character.
+    stat.is_ok_and(|stat| stat.rsplit(") ").next().is_some_and(|s| s.starts_with('R')))
 }
 
 thread_local! {

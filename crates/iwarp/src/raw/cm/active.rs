@@ -64,6 +64,8 @@ pub(super) struct Active {
     id: Weak<CmIdInner>,
     ctx: Context,
     qp: QueuePair,
+    /// The life of the queue pair when the attempt began.
+    life: u64,
     peer: SocketAddr,
     local: Option<SocketAddr>,
     engine: Arc<Engine>,
@@ -130,6 +132,7 @@ impl Active {
         Ok(Arc::new(Self {
             id: Arc::downgrade(&id.inner),
             ctx: ctx.clone(),
+            life: qp.life(),
             qp,
             peer,
             local,
@@ -464,6 +467,7 @@ impl Active {
             config: stream_config(agreed, true, &self.ctx),
             flow: starting.flow,
             cm: Some(Arc::downgrade(&id.inner) as Weak<dyn CmSink>),
+            life: Some(self.life),
         };
         // The first message would tell the peer that the connection is up.
         if agreed.peer_to_peer && id.has_stand_in() {
@@ -485,8 +489,8 @@ impl Active {
             return End::failed(CmEventKind::ConnectError, e.errno());
         }
         if !id.established(private_data, peer_ird, peer_ord) {
-            // It was destroyed meanwhile.
-            self.qp.inner.fail_connection();
+            // It was destroyed meanwhile, perhaps because the queue pair was reset.
+            self.qp.inner.fail_connection(self.life);
         }
         End::Established
     }

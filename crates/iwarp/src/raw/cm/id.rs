@@ -283,6 +283,14 @@ impl CmId {
         (s.local, s.peer)
     }
 
+    /// Returns `true` if the peer that asks for this connection has closed it already.
+    pub(crate) fn requester_is_gone(&self) -> bool {
+        match &self.inner.state.lock().phase {
+            Phase::Requested(requested) => requested.starting.stream.peer_closed(),
+            _ => false,
+        }
+    }
+
     /// Returns `true` if it is for datagrams.
     pub fn is_for_datagrams(&self) -> bool {
         self.inner.state.lock().datagrams.is_some()
@@ -493,6 +501,7 @@ impl CmId {
             config,
             flow: starting.flow,
             cm: Some(cm),
+            life: None,
         };
         //= rfc5044 section 7.1.2
         //# If the MPA Request Frame is properly formatted and the Private Data is

@@ -1,0 +1,160 @@
+/* Registered memory whose page faults do not end, because the program that is to serve them (userfaultfd(2)) does not. The connection whose
+ * peer accesses it waits; all others of the process go on, and the process can still register memory when the fault has ended. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "life.h"
+
+#ifndef UFFD_USER_MODE_ONLY
+#define UFFD_USER_MODE_ONLY 1
+#endif
+
+enum { PAGES = 1 << 16, ROUNDS = 20 };
+
+/* What the client has to know. */
+struct told {
+	int port;
+	uint32_t rkey;
+	uint64_t addr;
+};
+
+static int faults = -1;
+
+static void tell(int to, struct told told)
+{
+	NEED(write(to, &told, sizeof(told)) == sizeof(told));
+}
+
+static struct told hear(int from)
+{
+	struct told told;
+
+	NEED(read(from, &told, sizeof(told)) == sizeof(told));
+	return told;
+}
+
+static void wait_for_fault(void)
+{
+	struct pollfd set = { faults, POLLIN, 0 };
+	struct uffd_msg message;
+
+	NEED(poll(&set, 1, 30000) == 1);
+	NEED(read(faults, &message, sizeof(message)) == sizeof(message) && message.event == UFFD_EVENT_PAGEFAULT);
+}
+
+static void end_fault(void *pages)
+{
+	struct uffdio_zeropage range = { .range = { (uintptr_t)pages, PAGES } };
+
+	NEED(ioctl(faults, UFFDIO_ZEROPAGE, &range) == 0);
+}
+
+static void *pages_that_nobody_serves(void)
+{
+	void *pages = mmap(NULL, PAGES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct uffdio_register range = { .range = { (uintptr_t)pages, PAGES }, .mode = UFFDIO_REGISTER_MODE_MISSING };
+
+	NEED(pages != MAP_FAILED && ioctl(faults, UFFDIO_REGISTER, &range) == 0);
+	return pages;
+}
+
+static void *registers(void *p)
+{
+	struct peer *peer = p;
+	struct ibv_mr *mr = ibv_reg_mr(peer->pd, peer->buffer, sizeof(peer->buffer), IBV_ACCESS_LOCAL_WRITE);
+
+	NEED(mr && ibv_dereg_mr(mr) == 0);
+	return NULL;
+}
+
+/* One peer's Write never ends. */
+static void serve(int tells, int is_told)
+{
+	static struct peer stuck, good;
+	struct told told = { .port = serve_on(&stuck) };
+	pthread_t thread;
+	struct ibv_mr *mr;
+	void *pages;
+	char octet;
+
+	tell(tells, told);
+	take_connection(&stuck);
+	/* Registering looks at the pages, so they become inaccessible afterwards. */
+	pages = pages_that_nobody_serves();
+	end_fault(pages);
+	mr = ibv_reg_mr(stuck.pd, pages, PAGES, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+	NEED(mr && madvise(pages, PAGES, MADV_DONTNEED) == 0);
+	told = (struct told){ serve_on(&good), mr->rkey, (uintptr_t)pages };
+	tell(tells, told);
+	take_connection(&good);
+	wait_for_fault();
+	/* A thread that wants to change the memory table must not keep the others out. */
+	NEED(pthread_create(&thread, NULL, registers, &stuck) == 0);
+	told.port = 0;
+	tell(tells, told);
+	for (int i = 0; i < ROUNDS; i++)
+		exchange_words(&good, "pong", "ping");
+	NEED(read(is_told, &octet, 1) == 1);
+	end_fault(pages);
+	NEED(pthread_join(thread, NULL) == 0);
+	/* The Write is placed, and the connection works: the Send behind it comes. */
+	CODE(1, (int)next_completion(&stuck).wr_id);
+	CHECK(strcmp(pages, "written") == 0);
+	_exit(failures != 0);
+}
+
+int main(void)
+{
+	static struct peer stuck, good;
+	struct ibv_send_wr wr = { .wr_id = 2, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct uffdio_api api = { .api = UFFD_API };
+	int up[2], down[2], status = 0;
+	struct ibv_sge sge;
+	struct told told;
+	pid_t child;
+
+	faults = (int)syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
+	if (faults < 0) {
+		fprintf(stderr, "skipped: userfaultfd: %s\n", strerror(errno));
+		return result();
+	}
+	NEED(pipe(up) == 0 && pipe(down) == 0);
+	child = fork();
+	NEED(child >= 0);
+	if (child == 0) {
+		alarm(50);
+		/* Of this process's own memory. */
+		close(faults);
+		faults = (int)syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
+		NEED(faults >= 0 && ioctl(faults, UFFDIO_API, &api) == 0);
+		serve(up[1], down[0]);
+	}
+	alarm(50);
+	reach(&stuck, hear(up[0]).port);
+	told = hear(up[0]);
+	reach(&good, told.port);
+	snprintf(stuck.buffer + 2048, 64, "written");
+	sge = (struct ibv_sge){ (uintptr_t)stuck.buffer + 2048, 64, stuck.mr->lkey };
+	wr.sg_list = &sge;
+	wr.wr.rdma.remote_addr = told.addr;
+	wr.wr.rdma.rkey = told.rkey;
+	NEED(ibv_post_send(stuck.id->qp, &wr, &bad) == 0);
+	hear(up[0]);
+	for (int i = 0; i < ROUNDS; i++)
+		exchange_words(&good, "ping", "pong");
+	CODE(2, (int)next_completion(&stuck).wr_id);
+	send_word(&stuck, "behind");
+	NEED(write(down[1], "e", 1) == 1);
+	NEED(waitpid(child, &status, 0) == child);
+	CODE(0, status);
+	return result();
+}
