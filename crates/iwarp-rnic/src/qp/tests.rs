@@ -11,6 +11,7 @@ mod farewell;
 mod harness;
 mod input;
 mod memory;
+mod nearly;
 mod numbered;
 mod on_demand;
 mod pages;

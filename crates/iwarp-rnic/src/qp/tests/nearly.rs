@@ -1,0 +1,89 @@
+//! Mistakes that look nearly right: what other checks would let pass, or refuse for another reason.
+
+use super::harness::*;
+use super::refused::refused;
+use crate::qp::*;
+use crate::{Access, SendOp, WcStatus};
+use iwarp_proto::ddp::Stag;
+use iwarp_proto::rdmap::{AtomicOp, AtomicRequest, Opcode, TerminateCode as Code};
+use std::vec;
+
+/// Each segment fits the receive, and all together do not.
+#[test]
+fn the_segments_of_a_message_fit_together_or_are_too_long() {
+    for (second, fits) in [(40, true), (41, false), (99, false), (100, false)] {
+        let mut rig = Rig::new();
+        let mr = rig.mr(100, Access::LOCAL_WRITE);
+        let before = rig.read(&mr);
+        rig.recv(1, &[mr.part(0, 50), mr.part(50, 50)]);
+        let first = untagged(Opcode::SEND, 0, 1, 0, false, &[7; 60]);
+        assert_eq!(rig.rx_ulpdu(&first), RxStatus::Ok);
+        let last = untagged(Opcode::SEND, 0, 1, 60, true, &vec![8; second]);
+        if fits {
+            assert_eq!(rig.rx_ulpdu(&last), RxStatus::Ok);
+            assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::Success)]);
+            assert_eq!(rig.host.recvs[0].byte_len, 100);
+        } else {
+            refused(&mut rig, &last, Code::DDP_UNTAGGED_TOO_LONG);
+            assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::LocalLength)]);
+            assert_eq!(rig.read(&mr)[60..], before[60..]);
+        }
+    }
+}
+
+/// An atomic has no sink, so nothing is compared with the STag of an answer to a Read.
+#[test]
+fn an_atomic_is_not_answered_by_the_answer_to_a_read() {
+    for stag in [0, 1, 0x5100_0001] {
+        for octets in [0, 8] {
+            let mut rig = Rig::new();
+            let mr = rig.mr(8, Access::LOCAL_WRITE);
+            let add = SendOp::FetchAdd {
+                remote_addr: 0x1000,
+                rkey: 7,
+                add: 1,
+                mask: 0,
+            };
+            rig.post(1, add, &[mr.sge()]);
+            assert_eq!(rig.sent().len(), 1);
+            let answer = tagged(Opcode::READ_RESPONSE, stag, 0, true, &vec![9; octets]);
+            refused(&mut rig, &answer, Code::RDMAP_UNEXPECTED_OPCODE);
+            assert_eq!(brief(&rig.host.sends), [(1, WcStatus::BadResponse)]);
+            assert_eq!(rig.read(&mr), [0, 1, 2, 3, 4, 5, 6, 7]);
+        }
+    }
+}
+
+/// An atomic for which there is no place is refused before it is carried out.
+#[test]
+fn an_atomic_beyond_the_ird_changes_nothing() {
+    for ird in [0, 1, 3] {
+        let mut rig = Rig::with(QpConfig::default(), StreamConfig { ird, ..STREAM });
+        let mr = rig.mr(8, ALL);
+        let request = |msn| {
+            let mut body = vec![0; AtomicRequest::LEN];
+            AtomicRequest {
+                op: AtomicOp::FETCH_ADD,
+                request_id: msn,
+                stag: Stag(mr.stag),
+                to: mr.at,
+                add_swap: 1,
+                add_swap_mask: 0,
+                compare: 0,
+                compare_mask: 0,
+            }
+            .emit(&mut body);
+            untagged(Opcode::ATOMIC_REQUEST, 1, msn, 0, true, &body)
+        };
+        let word = |rig: &Rig| u64::from_ne_bytes(rig.read(&mr).try_into().unwrap());
+        let before = word(&rig);
+        // Nothing is sent, so all of them wait for their answers.
+        for n in 1..=u32::from(ird) {
+            assert_eq!(rig.rx_ulpdu(&request(n)), RxStatus::Ok);
+            assert_eq!(word(&rig), before + u64::from(n));
+        }
+        let beyond = request(u32::from(ird) + 1);
+        refused(&mut rig, &beyond, Code::DDP_UNTAGGED_NO_BUFFER);
+        assert_eq!(word(&rig), before + u64::from(ird));
+    }
+}
