@@ -68,6 +68,7 @@ pub(crate) const PARTS: &[Part] = &[
             "--test=stat",
             "--test=tags",
             "--test=tokio",
+            "--test=values",
             "--test=waiting",
             "--test=xrc",
         ],

@@ -3,9 +3,9 @@
 use super::harness::*;
 use super::refused::refused;
 use crate::qp::*;
-use crate::{Access, SendOp, WcStatus};
+use crate::{Access, PostError, SendFlags, SendOp, WcStatus};
 use iwarp_proto::ddp::Stag;
-use iwarp_proto::rdmap::{AtomicOp, AtomicRequest, Opcode, TerminateCode as Code};
+use iwarp_proto::rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Opcode, TerminateCode as Code};
 use std::vec;
 
 /// Each segment fits the receive, and all together do not.
@@ -85,5 +85,49 @@ fn an_atomic_beyond_the_ird_changes_nothing() {
         let beyond = request(u32::from(ird) + 1);
         refused(&mut rig, &beyond, Code::DDP_UNTAGGED_NO_BUFFER);
         assert_eq!(word(&rig), before + u64::from(ird));
+    }
+}
+
+/// Eight octets come back, however long the element is.
+#[test]
+fn an_atomic_brings_eight_octets() {
+    let add = SendOp::FetchAdd {
+        remote_addr: 0x1000,
+        rkey: 7,
+        add: 1,
+        mask: 0,
+    };
+    let swap = SendOp::CmpSwap {
+        remote_addr: 0x1000,
+        rkey: 7,
+        compare: 1,
+        swap: 2,
+        compare_mask: u64::MAX,
+        swap_mask: u64::MAX,
+    };
+    for op in [add, swap] {
+        for len in [8, 9, 64] {
+            let mut rig = Rig::new();
+            let mr = rig.mr(64, Access::LOCAL_WRITE);
+            rig.post(1, op, &[mr.part(0, len)]);
+            let sent = rig.sent();
+            let request = AtomicRequest::parse(&sent[0].1).unwrap();
+            let mut body = vec![0; AtomicResponse::LEN];
+            AtomicResponse {
+                request_id: request.request_id,
+                original: u64::from_ne_bytes([9; 8]),
+            }
+            .emit(&mut body);
+            let answer = untagged(Opcode::ATOMIC_RESPONSE, 3, 1, 0, true, &body);
+            assert_eq!(rig.rx_ulpdu(&answer), RxStatus::Ok);
+            assert_eq!(brief(&rig.host.sends), [(1, WcStatus::Success)]);
+            assert_eq!(rig.host.sends[0].byte_len, 8);
+            assert_eq!(rig.read(&mr)[..10], [9, 9, 9, 9, 9, 9, 9, 9, 8, 9]);
+        }
+        let mut rig = Rig::new();
+        let mr = rig.mr(64, Access::LOCAL_WRITE);
+        let flags = SendFlags::SIGNALED;
+        let short = rig.try_post(1, op, flags, &[mr.part(0, 7)]);
+        assert_eq!(short, Err(PostError::InvalidRequest));
     }
 }
