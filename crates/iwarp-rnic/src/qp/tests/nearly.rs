@@ -3,9 +3,11 @@
 use super::harness::*;
 use super::refused::refused;
 use crate::qp::*;
-use crate::{Access, PostError, SendFlags, SendOp, WcStatus};
+use crate::{Access, PostError, SendFlags, SendOp, SendWr, WcStatus};
 use iwarp_proto::ddp::Stag;
-use iwarp_proto::rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Opcode, TerminateCode as Code};
+use iwarp_proto::rdmap::{
+    AtomicOp, AtomicRequest, AtomicResponse, Opcode, ReadRequest, TerminateCode as Code,
+};
 use std::vec;
 
 /// Each segment fits the receive, and all together do not.
@@ -130,4 +132,94 @@ fn an_atomic_brings_eight_octets() {
         let short = rig.try_post(1, op, flags, &[mr.part(0, 7)]);
         assert_eq!(short, Err(PostError::InvalidRequest));
     }
+}
+
+/// A message that is done needs no probe, although an answer before it holds up its completion.
+#[test]
+fn what_is_done_behind_a_read_is_not_asked_for() {
+    let mut rig = Rig::new();
+    let mr = rig.mr(8, ALL);
+    let read = SendOp::Read {
+        remote_addr: 0,
+        rkey: 7,
+    };
+    rig.post(1, read, &[mr.sge()]);
+    rig.post(2, SendOp::Send, &[mr.sge()]);
+    let request = ReadRequest::parse(&rig.sent()[0].1).unwrap();
+    assert!(brief(&rig.host.sends).is_empty());
+    rig.qp.complete_when_placed();
+    assert!(!rig.qp.wants_tx());
+    assert_eq!(rig.fill(), TxFill::Idle);
+    let answer = tagged(Opcode::READ_RESPONSE, request.sink_stag.0, 0, true, &[1; 8]);
+    assert_eq!(rig.rx_ulpdu(&answer), RxStatus::Ok);
+    assert_eq!(
+        brief(&rig.host.sends),
+        [(1, WcStatus::Success), (2, WcStatus::Success)]
+    );
+}
+
+/// The driver asks whether the stream would end inside an FPDU, and whether the size of segments matters.
+#[test]
+fn a_plan_is_unwritten_until_its_last_octet() {
+    let mut rig = Rig::new();
+    let mr = rig.mr(4000, ALL);
+    assert!(!rig.qp.has_unwritten() && !rig.qp.is_segmenting());
+    rig.post(1, SendOp::Send, &[mr.part(0, 1400)]);
+    assert!(!rig.qp.has_unwritten() && !rig.qp.is_segmenting());
+    assert_eq!(rig.fill(), TxFill::Ready);
+    assert!(rig.qp.has_unwritten());
+    let len = rig.plan.remaining();
+    rig.write_some(1);
+    assert!(rig.qp.has_unwritten());
+    rig.write_some(len - 2);
+    assert!(rig.qp.has_unwritten());
+    rig.write_some(1);
+    assert!(!rig.qp.has_unwritten());
+    assert_eq!(brief(&rig.host.sends), [(1, WcStatus::Success)]);
+    rig.post(2, SendOp::Send, &[mr.sge()]);
+    assert!(rig.qp.is_segmenting());
+    rig.sent();
+    assert!(!rig.qp.is_segmenting());
+    for (msn, size, long) in [(1, 1400, false), (2, 1500, true)] {
+        let body = read_request(9, size, mr.stag, mr.at);
+        let request = untagged(Opcode::READ_REQUEST, 1, msn, 0, true, &body);
+        assert_eq!(rig.rx_ulpdu(&request), RxStatus::Ok);
+        assert_eq!(rig.qp.is_segmenting(), long, "{size}");
+        rig.sent();
+    }
+}
+
+/// A stream that breaks is a fault of its own, and is told of once.
+#[test]
+fn a_broken_stream_is_told_of_once() {
+    let mut rig = Rig::new();
+    rig.qp.stream_failed(&mut rig.host);
+    assert_eq!(rig.qp.take_events(), Events::FATAL | Events::DISCONNECTED);
+    assert_eq!(rig.qp.fault().map(|f| f.blame), Some(Blame::Transport));
+    rig.qp.stream_failed(&mut rig.host);
+    assert_eq!(rig.qp.take_events(), Events::empty());
+}
+
+/// A queue pair in error flushes as many requests as there are, so a list may be longer than its queue.
+#[test]
+fn a_list_for_a_queue_pair_in_error_has_no_limit() {
+    let config = QpConfig {
+        max_send_wr: 4,
+        ..QpConfig::default()
+    };
+    let mut rig = Rig::with(config, STREAM);
+    let wrs = [SendWr::new(1, SendOp::Send, &[]); 5];
+    let full = Err((4, PostError::QueueFull));
+    assert_eq!(rig.qp.check_sends(wrs.iter()), full);
+    assert_eq!(rig.qp.check_sends(wrs[..4].iter()), Ok(()));
+    rig.post(1, SendOp::Send, &[]);
+    let full = Err((3, PostError::QueueFull));
+    assert_eq!(rig.qp.check_sends(wrs[..4].iter()), full);
+    rig.qp.modify(State::Error, &mut rig.host).unwrap();
+    assert_eq!(rig.qp.check_sends(wrs.iter()), Ok(()));
+    for wr in &wrs {
+        rig.qp.post_send(wr, &mut rig.host).unwrap();
+    }
+    assert!(rig.host.sends.iter().all(|c| c.status == WcStatus::Flushed));
+    assert_eq!(rig.host.sends.len(), 6);
 }
