@@ -179,7 +179,12 @@ fn answers_that_do_not_fit_fail_the_request() {
     //# At the Data Sink, the DDP MUST provide the STag field when the ULP Message
     //# is delivered.
     type Make = fn(u32) -> Vec<u8>;
-    let cases: [(Make, Code); 6] = [
+    let cases: [(Make, Code); 7] = [
+        (
+            // Some peers answer a Read of no octets like this.
+            |_| tagged(Opcode::READ_RESPONSE, 0, 0, true, &[0; 8]),
+            Code::DDP_TAGGED_INVALID_STAG,
+        ),
         (
             |s| tagged(Opcode::READ_RESPONSE, s ^ 1, 0, true, &[0; 8]),
             Code::DDP_TAGGED_INVALID_STAG,

@@ -84,6 +84,19 @@ fn times_limit_the_whole_process() {
     assert!(plan.draw(0, PROCESS, 0, "a") != plan.draw(0, PROCESS, 0, "b"));
 }
 
+/// The port comes up when its time is over, and once.
+#[test]
+fn a_port_that_is_not_down_does_not_come_up() {
+    let plan = plan("seed=116;crc");
+    assert!(!plan.is_port_down() && !plan.end_port_down());
+    plan.port_down(u64::MAX);
+    assert!(plan.is_port_down() && !plan.end_port_down());
+    assert!(plan.is_port_down());
+    plan.port_down(0);
+    assert!(!plan.is_port_down());
+    assert!(plan.end_port_down() && !plan.end_port_down());
+}
+
 /// A queue pair with faults that is connected to a TCP socket, and the socket.
 fn connected(text: &str) -> (crate::raw::QueuePair, std::net::TcpStream) {
     let config = Config {
