@@ -179,9 +179,43 @@ fn a_new_stream_begins_without_notes() {
         let held = u64::from(u32::from_be_bytes(*b"held")) << 32 | 3;
         let note = tagged(Opcode::WRITE, 0, held, true, &[]);
         assert_eq!(a.rx_ulpdu(&note), RxStatus::Ok);
-        let done = [(1, WcStatus::Success), (2, WcStatus::Success)];
+        let done = [1, 2].map(|wr_id| (wr_id, WcStatus::Success));
         assert_eq!(brief(&a.host.sends), done);
         again(&mut a);
+    }
+    // Each peer says farewell.
+    for _ in 0..2 {
+        for wr_id in 1..4 {
+            a.post(wr_id, SendOp::Send, &[mr.sge()]);
+        }
+        a.sent();
+        let arrived = u64::from(u32::from_be_bytes(*b"done")) << 32 | 3;
+        let note = tagged(Opcode::WRITE, 0, arrived, true, &[]);
+        assert_eq!(a.rx_ulpdu(&note), RxStatus::Ok);
+        let done = [1, 2, 3].map(|wr_id| (wr_id, WcStatus::Success));
+        assert_eq!(brief(&a.host.sends), done);
+        again(&mut a);
+    }
+}
+
+/// The peer counts an RTR message that is a Send, and no request is it.
+#[test]
+fn a_farewell_counts_the_rtr_message() {
+    for (arrived, completes) in [(0, false), (1, false), (2, true), (3, false)] {
+        let mut rig = Rig::fresh(QpConfig::default());
+        numbered(&mut rig);
+        rig.start(StreamConfig {
+            rtr: Some(Rtr::Send),
+            ..STREAM
+        });
+        rig.post(1, SendOp::Send, &[]);
+        let opcodes: std::vec::Vec<_> = rig.sent().iter().map(|(h, _)| h.opcode()).collect();
+        assert_eq!(opcodes[..2], [Opcode::SEND, Opcode::SEND]);
+        let to = u64::from(u32::from_be_bytes(*b"done")) << 32 | arrived;
+        let note = tagged(Opcode::WRITE, 0, to, true, &[]);
+        assert_eq!(rig.rx_ulpdu(&note), RxStatus::Ok);
+        let done = [(1, WcStatus::Success)];
+        assert_eq!(brief(&rig.host.sends), done[..usize::from(completes)]);
     }
 }
 

@@ -81,10 +81,14 @@ const UNDER_WAY: [Prepare; 12] = [
         assert!(!rig.host.sends.is_empty());
     },
     |rig, mr| {
-        // The peer has refused a Write, and it is not known yet which.
+        // The peer has refused a Write, and it is not known yet which. It is none of these, but one of the next life would fit.
         rig.qp.complete_when_placed();
+        let other = SendOp::Write {
+            remote_addr: 0x9000,
+            rkey: 7,
+        };
         for wr_id in 0..200 {
-            rig.post(wr_id, WRITE, &[mr.part(0, 8)]);
+            rig.post(wr_id, other, &[mr.part(0, 8)]);
         }
         rig.sent();
         let refused = Header::Tagged(TaggedHeader {
@@ -95,7 +99,7 @@ const UNDER_WAY: [Prepare; 12] = [
         });
         let terminate = Terminate {
             code: TerminateCode::DDP_TAGGED_BASE_BOUNDS,
-            ddp_segment_len: Some(9),
+            ddp_segment_len: None,
             ddp_header: Some(refused),
             read_request: None,
         };
