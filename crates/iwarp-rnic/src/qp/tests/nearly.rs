@@ -200,6 +200,17 @@ fn a_broken_stream_is_told_of_once() {
     assert_eq!(rig.qp.take_events(), Events::empty());
 }
 
+/// The end of the peer's direction is told of once, however often a driver finds it.
+#[test]
+fn an_orderly_end_is_told_of_once() {
+    let mut rig = Rig::new();
+    rig.eof();
+    assert_eq!(rig.qp.take_events(), Events::DISCONNECTED);
+    rig.eof();
+    assert_eq!(rig.qp.take_events(), Events::empty());
+    assert!(rig.qp.fault().is_none());
+}
+
 /// A queue pair in error flushes as many requests as there are, so a list may be longer than its queue.
 #[test]
 fn a_list_for_a_queue_pair_in_error_has_no_limit() {
