@@ -326,6 +326,47 @@ mod tests {
         assert_eq!((out[0].wr_id, out[1].wr_id), (1, 3));
     }
 
+    /// A program that has asked for an event may change the size, and others may destroy queue pairs, before it waits.
+    #[test]
+    fn a_queue_stays_armed_whatever_else_happens_to_it() {
+        for solicited_only in [false, true] {
+            let mut cq = CompletionQueue::new(4).unwrap();
+            let _ = cq.push(cqe(1));
+            cq.arm(solicited_only);
+            assert_eq!(cq.resize(8), Ok(()));
+            assert_eq!(cq.purge(7, u32::MAX), Work::Done);
+            assert_eq!(cq.pop().map(|c| c.wr_id), Some(1));
+            assert_eq!(cq.pop(), None);
+            let plain = cq.push(cqe(2));
+            assert_eq!(plain == Pushed::Notify, !solicited_only);
+            let flags = WcFlags::SOLICITED;
+            let solicited = cq.push(Cqe { flags, ..cqe(3) });
+            assert_eq!(solicited == Pushed::Notify, solicited_only);
+            // It is not armed any more.
+            assert_eq!(cq.push(Cqe { flags, ..cqe(4) }), Pushed::Quiet);
+        }
+    }
+
+    /// The places of completions that were dropped do not count, also before the purge has ended.
+    #[test]
+    fn a_queue_shrinks_to_what_waits_in_the_middle_of_a_purge() {
+        let mut cq = CompletionQueue::new(6).unwrap();
+        for i in 0..6 {
+            let _ = cq.push(Cqe {
+                qp_num: u32::from(i >= 3),
+                ..cqe(i)
+            });
+        }
+        assert_eq!(cq.purge(1, 3), Work::More);
+        assert_eq!(cq.len(), 3);
+        assert_eq!(cq.resize(2), Err(CqSizeError::Invalid));
+        assert_eq!(cq.resize(3), Ok(()));
+        assert_eq!((cq.capacity(), cq.len()), (3, 3));
+        assert_eq!(cq.purge(1, u32::MAX), Work::Done);
+        let left: Vec<u64> = core::iter::from_fn(|| cq.pop()).map(|c| c.wr_id).collect();
+        assert_eq!(left, [0, 1, 2]);
+    }
+
     #[test]
     fn a_capacity_has_limits() {
         let mut cq = CompletionQueue::new(2).unwrap();

@@ -76,6 +76,27 @@ fn messages_in_tasks() {
     });
 }
 
+/// A look that does not wait reads what has come itself, and takes one message at a time.
+#[test]
+fn a_look_brings_what_is_there() {
+    let (a, b) = pair();
+    assert!(b.recv().now().unwrap().is_none());
+    for n in 0..20_u8 {
+        a.send(&[n]).wait_for(LIMIT).unwrap();
+    }
+    let begin = std::time::Instant::now();
+    for n in 0..20_u8 {
+        let message = loop {
+            if let Some(message) = b.recv().now().unwrap() {
+                break message;
+            }
+            assert!(begin.elapsed() < LIMIT, "message {n} does not come");
+        };
+        assert_eq!(*message, [n]);
+    }
+    assert!(b.recv().now().unwrap().is_none());
+}
+
 /// Short ones travel in the request, longer ones by the staging, and regions as they are.
 #[test]
 fn payloads_of_each_kind() {

@@ -63,6 +63,8 @@ impl Side {
 
     fn with(cqe: u32) -> Self {
         let ctx = Context::open(&device(), Config::default()).unwrap();
+        // So that no number of a protection domain is another one's by chance.
+        let _ = [(); 3].map(|()| ctx.allocate_pd());
         let domain = ctx.open_xrc_domain(None, true, false).unwrap();
         let queues = [(); 2].map(|()| Queue::new(&ctx, &domain, cqe));
         Self {

@@ -7,6 +7,7 @@ mod equivalents;
 mod parts;
 mod tool;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -199,55 +200,121 @@ fn measure(
     tool: &Tool,
     log: &mut Log,
     part: &Part,
-    mut command: Command,
+    command: Command,
     list: &Equivalents,
 ) -> Result<Figures> {
     // Names are made of all mutants of the part, whichever of them run.
     let names = Names::new(&listed(log, &mut select(tool, part, part.files))?);
+    let mut results = judge(tool, log, part, command, part.programs)?;
+    let open = |results: &Results| -> Vec<String> {
+        let missed = results.missed.iter();
+        let unlisted = missed.filter(|name| !list.contain(names.lasting(name)));
+        unlisted.cloned().collect()
+    };
+    let survivors = open(&results);
+    if !survivors.is_empty() && !part.more.is_empty() {
+        // By file, because version 27 takes mutants of struct fields whatever the expressions say.
+        let file = |name: &String| name.split(':').next().unwrap_or_default().to_owned();
+        let files: BTreeSet<String> = survivors.iter().map(file).collect();
+        let files: Vec<&str> = files.iter().map(String::as_str).collect();
+        let mut command = select(tool, part, &files);
+        for name in &survivors {
+            command.args(["--re", &exactly(name)]);
+        }
+        let mut again = judge(tool, log, part, command, part.more)?;
+        again.caught.retain(|name| survivors.contains(name));
+        again.timeouts.retain(|name| survivors.contains(name));
+        results.missed.retain(|name| !again.kills(name));
+        results.caught.append(&mut again.caught);
+        results.timeouts.append(&mut again.timeouts);
+    }
+    let caught = results.caught.iter().map(|name| names.lasting(name));
+    let no_equivalents = caught.filter(|name| list.contain(name)).map(str::to_owned);
+    let survivors = open(&results);
+    Ok(Figures {
+        caught: results.caught.len(),
+        timeouts: results.timeouts.len(),
+        unviable: results.unviable.len(),
+        equivalent: results.missed.len() - survivors.len(),
+        no_equivalents: no_equivalents.collect(),
+        missed: survivors
+            .iter()
+            .map(|name| format!("{name}\n    {}", names.lasting(name)))
+            .collect(),
+    })
+}
+
+/// Names of mutants, by what came of them.
+struct Results {
+    caught: Vec<String>,
+    missed: Vec<String>,
+    timeouts: Vec<String>,
+    unviable: Vec<String>,
+}
+
+impl Results {
+    fn read(dir: &Path) -> Self {
+        let of = |name: &str| {
+            let text = fs::read_to_string(dir.join(name)).unwrap_or_default();
+            text.lines().map(str::to_owned).collect()
+        };
+        Self {
+            caught: of("caught.txt"),
+            missed: of("missed.txt"),
+            timeouts: of("timeout.txt"),
+            unviable: of("unviable.txt"),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        let all = [&self.caught, &self.missed, &self.timeouts, &self.unviable];
+        all.iter().all(|names| names.is_empty())
+    }
+
+    fn kills(&self, name: &String) -> bool {
+        self.caught.contains(name) || self.timeouts.contains(name)
+    }
+}
+
+/// Runs the mutants of a command with the tests of some programs.
+fn judge(
+    tool: &Tool,
+    log: &mut Log,
+    part: &Part,
+    mut command: Command,
+    programs: &[&str],
+) -> Result<Results> {
     let out = tool.home.join(format!("out-{}", part.name));
     let _ = fs::remove_dir_all(&out);
     fs::create_dir_all(&out)?;
     command.arg("--output").arg(&out).arg("--colors=never");
     command.args(["--test-package", part.package]);
-    for word in part.programs {
+    for word in programs {
         command.arg(format!("--cargo-arg={word}"));
     }
     command.args([FAIL_FAST, "--", "--", "-Zunstable-options", "--fail-fast"]);
     command.args(part.skip.iter().map(|name| format!("--skip={name}")));
     // Its exit code is that of survivors too; without results something else is wrong.
     let result = log.run(&mut command);
-    let results = out.join("mutants.out");
-    let read = |name: &str| names_in(&results.join(name));
-    let (caught, missed) = (read("caught.txt"), read("missed.txt"));
-    let mut figures = Figures {
-        caught: caught.len(),
-        timeouts: read("timeout.txt").len(),
-        unviable: read("unviable.txt").len(),
-        ..Figures::default()
-    };
-    for name in caught
-        .iter()
-        .filter(|name| list.contain(names.lasting(name)))
-    {
-        figures.no_equivalents.push(names.lasting(name).to_owned());
-    }
-    for name in &missed {
-        match list.contain(names.lasting(name)) {
-            true => figures.equivalent += 1,
-            false => figures
-                .missed
-                .push(format!("{name}\n    {}", names.lasting(name))),
-        }
-    }
-    if figures.ran() == 0 {
+    let results = Results::read(&out.join("mutants.out"));
+    if results.is_empty() {
         result.context("no mutant ran: do the tests pass?")?;
     }
-    Ok(figures)
+    Ok(results)
 }
 
-fn names_in(file: &Path) -> Vec<String> {
-    let text = fs::read_to_string(file).unwrap_or_default();
-    text.lines().map(str::to_owned).collect()
+/// Returns a regular expression that matches this text alone.
+fn exactly(text: &str) -> String {
+    let mut pattern = String::from("^");
+    for c in text.chars() {
+        // Not all punctuation: a backslash gives some of it a meaning.
+        if r".+*?()|[]{}^$\".contains(c) {
+            pattern.push('\\');
+        }
+        pattern.push(c);
+    }
+    pattern.push('$');
+    pattern
 }
 
 impl Figures {
@@ -295,6 +362,15 @@ mod tests {
         assert_eq!(shard(100, Some(10), 13), "3/10");
         assert_eq!(shard(3, Some(10), 1), "0/1");
         assert_eq!(shard(0, Some(10), 1), "0/1");
+    }
+
+    #[test]
+    fn a_mutant_is_chosen_by_its_whole_name() {
+        let name = "a/b.rs:3:5: replace + with - in f<'t>::g";
+        assert_eq!(
+            exactly(name),
+            r"^a/b\.rs:3:5: replace \+ with - in f<'t>::g$"
+        );
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The parts of the tree in which mutants are made, and the tests that judge each.
 //!
-//! A mutant should cost seconds, so the tests are the fast ones of the crate itself. The simulator, which kills many of them as well, takes
-//! longer than all of these.
+//! A mutant should cost seconds, so the tests are the fast ones of the crate itself. Those that survive these meet more tests, which would take
+//! too long for each. The simulator, which kills many of them as well, takes longer than all of these.
 
 /// A part of the tree.
 pub(crate) struct Part {
@@ -13,6 +13,8 @@ pub(crate) struct Part {
     pub(crate) files: &'static [&'static str],
     /// Arguments of cargo that choose the test programs. Others are not even compiled.
     pub(crate) programs: &'static [&'static str],
+    /// The same for the mutants that survive those.
+    pub(crate) more: &'static [&'static str],
     /// Tests that are left out, by parts of their names.
     pub(crate) skip: &'static [&'static str],
 }
@@ -24,6 +26,7 @@ pub(crate) const PARTS: &[Part] = &[
         package: "iwarp-proto",
         files: &["crates/iwarp-proto/src/**/*.rs"],
         programs: &["--lib", "--tests"],
+        more: &[],
         skip: &[],
     },
     Part {
@@ -31,6 +34,7 @@ pub(crate) const PARTS: &[Part] = &[
         package: "iwarp-rnic",
         files: &["crates/iwarp-rnic/src/**/*.rs"],
         programs: &["--lib"],
+        more: &[],
         // A test of races that takes longer than all others.
         skip: &["stress_tests::no_access_sees"],
     },
@@ -54,6 +58,21 @@ pub(crate) const PARTS: &[Part] = &[
             "--test=raw",
             "--test=verbs",
         ],
+        more: &[
+            "--test=channel",
+            "--test=connection_awaits",
+            "--test=connection_misuse",
+            "--test=datagrams",
+            "--test=driving",
+            "--test=faults_*",
+            "--test=numbered",
+            "--test=stat",
+            "--test=tags",
+            "--test=tokio",
+            "--test=values",
+            "--test=waiting",
+            "--test=xrc",
+        ],
         skip: &[],
     },
     Part {
@@ -61,6 +80,7 @@ pub(crate) const PARTS: &[Part] = &[
         package: "iwarp-cli",
         files: &["crates/iwarp-cli/src/cp/*.rs"],
         programs: &["--bin=iwarp", "--test=cp"],
+        more: &["--test=cp_serve", "--test=crowds"],
         skip: &[],
     },
 ];

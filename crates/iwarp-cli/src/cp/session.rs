@@ -528,3 +528,29 @@ fn cause(link: &mut impl Link, mine: Error) -> Error {
 fn peer_says(text: &str) -> Error {
     Error::failed(format!("the peer says: {text}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A peer that frees a slot twice, or one that was never used, could have its data overwritten before it has read them.
+    #[test]
+    fn only_a_slot_in_use_is_freed_and_once() {
+        let grant = Grant {
+            stag: 1,
+            base: 0,
+            slot_size: 1,
+            slots: 2,
+        };
+        let mut window = Window::new(&grant);
+        assert!(window.give_back(0).is_err());
+        assert_eq!(
+            [window.take(), window.take(), window.take()],
+            [Some(0), Some(1), None]
+        );
+        assert!(window.give_back(2).is_err());
+        window.give_back(1).unwrap();
+        assert!(window.give_back(1).is_err());
+        assert_eq!((window.take(), window.take()), (Some(1), None));
+    }
+}

@@ -401,3 +401,52 @@ const fn messages_begun(op: &SendOp, stage: Stage, off: u32) -> u32 {
         _ => 0,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Messages on queue 0 of each kind of request, and how many of them have begun at each of its places.
+    #[test]
+    fn messages_are_counted_from_their_first_octet() {
+        let write = SendOp::Write {
+            remote_addr: 0,
+            rkey: 0,
+        };
+        let write_imm = SendOp::WriteImm {
+            remote_addr: 0,
+            rkey: 0,
+            imm: 0,
+        };
+        use Stage::{Body, ImmediateFirst, ImmediateLast};
+        let cases = [
+            (SendOp::Send, 1, [(Body, 0, 0), (Body, 1, 1), (Body, 9, 1)]),
+            (
+                SendOp::SendInv(1),
+                1,
+                [(Body, 0, 0), (Body, 1, 1), (Body, 9, 1)],
+            ),
+            (
+                SendOp::SendImm(1),
+                2,
+                [(ImmediateFirst, 0, 0), (Body, 0, 1), (Body, 1, 2)],
+            ),
+            (write, 0, [(Body, 0, 0), (Body, 1, 0), (Body, 9, 0)]),
+            (
+                write_imm,
+                1,
+                [(Body, 0, 0), (Body, 1, 0), (ImmediateLast, 9, 0)],
+            ),
+        ];
+        for (op, all, places) in cases {
+            assert_eq!(messages(&op), all);
+            for (stage, off, begun) in places {
+                assert_eq!(
+                    messages_begun(&op, stage, off),
+                    begun,
+                    "{op:?} {stage:?} {off}"
+                );
+            }
+        }
+    }
+}

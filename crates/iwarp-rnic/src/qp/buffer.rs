@@ -262,4 +262,23 @@ mod tests {
         }
         assert!(moved > 3 && taken > 500_000, "{moved} {taken}");
     }
+
+    /// What is kept is whole, wherever the octets before it lie.
+    #[test]
+    fn a_cut_fpdu_is_kept_as_a_whole() {
+        for left in [0, 1, 3, 900] {
+            for free in [0, 1, 5, 99, 100, 101] {
+                let mut buffer = RxBuffer::with(NONE).unwrap();
+                let (end, before) = (buffer.staging - free, buffer.staging - free - left);
+                buffer.filled(end);
+                buffer.data[before..end].fill(7);
+                buffer.consume(before);
+                assert_eq!(buffer.len(), left);
+                assert_eq!(buffer.keep(&[8; 100]), 100, "{left} {free}");
+                let mut want = std::vec![7; left];
+                want.resize(left + 100, 8);
+                assert_eq!(buffer.octets(), want);
+            }
+        }
+    }
 }

@@ -144,6 +144,11 @@ fn more_than_the_buffer_ends_it() {
     assert_eq!(request(&mut list, 1, 1, u32::MAX), Arrival::TooLong(2));
     assert_eq!(list.next_read(1, &mut room()), None);
     assert!(list.is_synchronized());
+    // Both places are free again, and no more than those.
+    for wr_id in 3..5 {
+        list.add(&buffer(wr_id, 1, u64::MAX, &[sge(8)])).unwrap();
+    }
+    assert_eq!(list.add(&buffer(5, 1, 0, &[])), Err(TagError::Full));
 }
 
 #[test]

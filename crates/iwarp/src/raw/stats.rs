@@ -103,3 +103,37 @@ fn print() {
         ));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::device::Device;
+    use crate::raw::Context;
+
+    /// Devices of one address are told apart by their names.
+    #[test]
+    fn each_closed_device_has_its_own_sum() {
+        let loopback = Device::by_address([127, 0, 0, 1].into()).unwrap();
+        let names = ["of the test, first", "of the test, second"];
+        let devices = names.map(|name| {
+            let mut device = loopback.clone();
+            name.clone_into(&mut device.name);
+            Context::open(&device, Config::default()).unwrap()
+        });
+        for _ in 0..2 {
+            for (ctx, n) in devices.iter().zip([1, 10]) {
+                let mut counters = Counters::default();
+                counters.rx_messages = n;
+                closed(&ctx.inner, &counters);
+            }
+        }
+        let sums = names.map(|name| {
+            let all = closed_devices();
+            let ours = all.iter().filter(|closed| closed.name == name);
+            let sums: Vec<_> = ours.map(|c| c.counters.rx_messages).collect();
+            sums
+        });
+        assert_eq!(sums, [[2], [20]]);
+    }
+}

@@ -257,8 +257,29 @@ impl Rig {
         let who = self.qp.accessor();
         let n = self.plan.copy_to(&self.table, who, &mut out).unwrap();
         out.truncate(n);
+        self.compare_runs(&out);
         self.qp.tx_written(&mut self.plan, n, &mut self.host);
         out
+    }
+
+    /// The runs for a socket have the octets that are copied otherwise, and no more than are to be written together.
+    fn compare_runs(&mut self, copied: &[u8]) {
+        // Where octets are written one by one, a look at all runs each time would take too long.
+        let most = if copied.len() < 256 { 3 } else { usize::MAX };
+        let (who, together) = (self.qp.accessor(), self.plan.together());
+        let (mut runs, mut total, mut rest) = (0, 0, copied);
+        let visit = |run: Run<'_>| {
+            (runs, total) = (runs + 1, total + run.fragment.len());
+            let (now, later) = rest.split_at(rest.len().min(run.fragment.len()));
+            // SAFETY: the octets are readable until the plan changes.
+            let octets = unsafe { core::slice::from_raw_parts(run.fragment.as_ptr(), now.len()) };
+            assert_eq!(octets, now);
+            rest = later;
+        };
+        self.plan.runs(&self.table, who, most, visit).unwrap();
+        self.plan.release(&self.table);
+        assert!(runs <= most && total <= together);
+        assert!(runs == most || total == together, "{total} of {together}");
     }
 
     /// Everything that it sends now, as octets.

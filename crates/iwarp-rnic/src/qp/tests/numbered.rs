@@ -124,13 +124,126 @@ fn a_sender_that_gives_up_says_so_once_before_its_first_request() {
 
 #[test]
 fn a_sender_that_does_not_try_again_is_refused_at_once() {
+    // However long the receiver would have others wait.
+    for timer in [Duration::ZERO, MS, Duration::MAX] {
+        let (mut a, mut b, mr) = ends();
+        a.qp.set_rnr_retry(0);
+        b.qp.set_min_rnr_timer(timer);
+        a.post(1, SendOp::Send, &[mr.part(0, 8)]);
+        let sent = a.octets_out();
+        assert_eq!(b.rx(&sent), RxStatus::Failed);
+        shuttle(&mut a, &mut b, 1000);
+        assert_eq!(brief(&a.host.sends), [(1, WcStatus::ReceiverNotReady)]);
+    }
+}
+
+/// What both ends were told holds for one connection: the next may be to another peer.
+#[test]
+fn a_new_stream_begins_without_notes() {
+    let again = |rig: &mut Rig| {
+        rig.qp.modify(State::Reset, &mut rig.host).unwrap();
+        rig.qp.stream_gone(&mut rig.host);
+        rig.host = TestHost::default();
+        rig.offered.clear();
+        rig.start(STREAM);
+    };
+    // The sender tells again how often it tries.
     let (mut a, mut b, mr) = ends();
     a.qp.set_rnr_retry(0);
+    for _ in 0..2 {
+        a.post(1, SendOp::Send, &[mr.part(0, 8)]);
+        let opcodes = a.sent();
+        assert_eq!(opcodes[0].0.opcode(), Opcode::WRITE, "the note");
+        assert_eq!(opcodes[1].0.opcode(), Opcode::SEND);
+        again(&mut a);
+    }
+    // The receiver takes a sender that has told nothing for one that tries for ever.
     a.post(1, SendOp::Send, &[mr.part(0, 8)]);
-    let sent = a.octets_out();
-    assert_eq!(b.rx(&sent), RxStatus::Failed);
-    shuttle(&mut a, &mut b, 1000);
-    assert_eq!(brief(&a.host.sends), [(1, WcStatus::ReceiverNotReady)]);
+    let octets = a.octets_out();
+    assert_eq!(b.rx(&octets), RxStatus::Failed);
+    again(&mut b);
+    assert_eq!(b.rx_ulpdu(&send(1, &[1])), RxStatus::Held);
+    // That Send is told of on its own stream alone.
+    again(&mut b);
+    assert!(!b.qp.wants_tx() && b.sent().is_empty());
+
+    // The numbers of messages begin anew, and so do those that are told of.
+    let (mut a, ..) = ends();
+    let mr = a.mr(8, Access::LOCAL_WRITE);
+    for _ in 0..2 {
+        for wr_id in 1..4 {
+            a.post(wr_id, SendOp::Send, &[mr.sge()]);
+        }
+        a.sent();
+        assert!(brief(&a.host.sends).is_empty());
+        let held = u64::from(u32::from_be_bytes(*b"held")) << 32 | 3;
+        let note = tagged(Opcode::WRITE, 0, held, true, &[]);
+        assert_eq!(a.rx_ulpdu(&note), RxStatus::Ok);
+        let done = [1, 2].map(|wr_id| (wr_id, WcStatus::Success));
+        assert_eq!(brief(&a.host.sends), done);
+        again(&mut a);
+    }
+    // Each peer says farewell.
+    for _ in 0..2 {
+        for wr_id in 1..4 {
+            a.post(wr_id, SendOp::Send, &[mr.sge()]);
+        }
+        a.sent();
+        let arrived = u64::from(u32::from_be_bytes(*b"done")) << 32 | 3;
+        let note = tagged(Opcode::WRITE, 0, arrived, true, &[]);
+        assert_eq!(a.rx_ulpdu(&note), RxStatus::Ok);
+        let done = [1, 2, 3].map(|wr_id| (wr_id, WcStatus::Success));
+        assert_eq!(brief(&a.host.sends), done);
+        again(&mut a);
+    }
+}
+
+/// The peer counts an RTR message that is a Send, and no request is it.
+#[test]
+fn a_farewell_counts_the_rtr_message() {
+    for (arrived, completes) in [(0, false), (1, false), (2, true), (3, false)] {
+        let mut rig = Rig::fresh(QpConfig::default());
+        numbered(&mut rig);
+        rig.start(StreamConfig {
+            rtr: Some(Rtr::Send),
+            ..STREAM
+        });
+        rig.post(1, SendOp::Send, &[]);
+        let opcodes: std::vec::Vec<_> = rig.sent().iter().map(|(h, _)| h.opcode()).collect();
+        assert_eq!(opcodes[..2], [Opcode::SEND, Opcode::SEND]);
+        let to = u64::from(u32::from_be_bytes(*b"done")) << 32 | arrived;
+        let note = tagged(Opcode::WRITE, 0, to, true, &[]);
+        assert_eq!(rig.rx_ulpdu(&note), RxStatus::Ok);
+        let done = [(1, WcStatus::Success)];
+        assert_eq!(brief(&rig.host.sends), done[..usize::from(completes)]);
+    }
+}
+
+/// A peer that is absent after the stream has failed is not the reason.
+#[test]
+fn an_absent_peer_is_not_blamed_for_an_earlier_error() {
+    let config = QpConfig {
+        max_send_wr: 100,
+        budget: Budget {
+            completions: 3,
+            ..Budget::DEFAULT
+        },
+        ..QpConfig::default()
+    };
+    let mut rig = Rig::fresh(config);
+    numbered(&mut rig);
+    rig.start(STREAM);
+    for wr_id in 0..20 {
+        rig.post(wr_id, SendOp::Send, &[]);
+    }
+    assert_eq!(rig.rx_ulpdu(&send(7, &[])), RxStatus::Failed);
+    assert!(rig.qp.completions_due());
+    rig.qp.blame_absent_peer();
+    while rig.qp.completions_due() {
+        let _ = rig.qp.complete_due(&mut rig.host);
+    }
+    assert_eq!(rig.host.sends.len(), 20);
+    assert!(rig.host.sends.iter().all(|c| c.status == WcStatus::Flushed));
 }
 
 #[test]

@@ -63,14 +63,15 @@ fn the_read_that_was_meant_fails_and_the_rest_is_flushed() {
         (Code::MPA_CRC, WcStatus::Fatal),
     ];
     for (code, status) in cases {
-        for by_sink in [true, false] {
+        // Some peers name the right sink beside a wrong number.
+        for (by_sink, msn) in [(true, 2), (true, 1), (true, 3), (true, 9), (false, 2)] {
             let (mut rig, requests) = busy();
             let header = Header::Untagged(UntaggedHeader {
                 last: true,
                 opcode: Opcode::READ_REQUEST,
                 invalidate_stag: Stag(0),
                 qn: 1,
-                msn: 2,
+                msn,
                 mo: 0,
             });
             let t = Terminate {
@@ -122,6 +123,30 @@ fn the_layout_of_siw_is_understood() {
     assert_eq!(rig.host.sends[0].status, WcStatus::RemoteAccess);
 }
 
+/// A probe is no request of the program, so none is blamed for it.
+#[test]
+fn a_terminate_about_a_probe_blames_nobody() {
+    for by_sink in [true, false] {
+        let mut rig = Rig::fresh(QpConfig::default());
+        rig.qp.complete_when_placed();
+        rig.start(STREAM);
+        let mr = rig.mr(8, Access::LOCAL_WRITE);
+        rig.post(1, SendOp::Send, &[mr.sge()]);
+        let sent = rig.sent();
+        let probe = ReadRequest::parse(&sent[1].1).unwrap();
+        let t = Terminate {
+            code: Code::DDP_UNTAGGED_NO_BUFFER,
+            ddp_segment_len: Some(46),
+            ddp_header: Some(sent[1].0),
+            read_request: by_sink.then_some(probe),
+        };
+        tell(&mut rig, &terminate_octets(&t));
+        rig.assert_ended(Blame::PeerTerminated, t.code);
+        assert_eq!(brief(&rig.host.sends), [(1, WcStatus::Flushed)]);
+        assert_eq!(rig.host.sends[0].vendor_err, 0);
+    }
+}
+
 #[test]
 fn a_terminate_about_nothing_flushes_everything() {
     //= rfc5040 section 5.4
@@ -154,7 +179,12 @@ fn answers_that_do_not_fit_fail_the_request() {
     //# At the Data Sink, the DDP MUST provide the STag field when the ULP Message
     //# is delivered.
     type Make = fn(u32) -> Vec<u8>;
-    let cases: [(Make, Code); 6] = [
+    let cases: [(Make, Code); 7] = [
+        (
+            // Some peers answer a Read of no octets like this.
+            |_| tagged(Opcode::READ_RESPONSE, 0, 0, true, &[0; 8]),
+            Code::DDP_TAGGED_INVALID_STAG,
+        ),
         (
             |s| tagged(Opcode::READ_RESPONSE, s ^ 1, 0, true, &[0; 8]),
             Code::DDP_TAGGED_INVALID_STAG,

@@ -95,6 +95,15 @@ fn an_invalidation_waits_for_a_read_to_the_memory() {
     assert_eq!(brief(&a.host.sends), [(1, WcStatus::Success)]);
     assert!(!a.qp.waits_for_memory());
     assert_eq!(register(&a, stag, at, 64), Ok(()));
+    // The next one ends its own STag.
+    let (other, _) = fast(&mut a, 64);
+    invalidate(&mut a, 3, other);
+    a.sent();
+    let done = [1, 2, 3].map(|wr_id| (wr_id, WcStatus::Success));
+    let signaled = brief(&a.host.sends);
+    assert_eq!(signaled, done);
+    assert!(!a.table.info(other).unwrap().valid);
+    assert!(a.table.info(stag).unwrap().valid);
 }
 
 #[test]

@@ -1,0 +1,236 @@
+//! Mistakes that look nearly right: what other checks would let pass, or refuse for another reason.
+
+use super::harness::*;
+use super::refused::refused;
+use crate::qp::*;
+use crate::{Access, PostError, SendFlags, SendOp, SendWr, WcStatus};
+use iwarp_proto::ddp::Stag;
+use iwarp_proto::rdmap::{
+    AtomicOp, AtomicRequest, AtomicResponse, Opcode, ReadRequest, TerminateCode as Code,
+};
+use std::vec;
+
+/// Each segment fits the receive, and all together do not.
+#[test]
+fn the_segments_of_a_message_fit_together_or_are_too_long() {
+    for (second, fits) in [(40, true), (41, false), (99, false), (100, false)] {
+        let mut rig = Rig::new();
+        let mr = rig.mr(100, Access::LOCAL_WRITE);
+        let before = rig.read(&mr);
+        rig.recv(1, &[mr.part(0, 50), mr.part(50, 50)]);
+        let first = untagged(Opcode::SEND, 0, 1, 0, false, &[7; 60]);
+        assert_eq!(rig.rx_ulpdu(&first), RxStatus::Ok);
+        let last = untagged(Opcode::SEND, 0, 1, 60, true, &vec![8; second]);
+        if fits {
+            assert_eq!(rig.rx_ulpdu(&last), RxStatus::Ok);
+            assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::Success)]);
+            assert_eq!(rig.host.recvs[0].byte_len, 100);
+        } else {
+            refused(&mut rig, &last, Code::DDP_UNTAGGED_TOO_LONG);
+            assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::LocalLength)]);
+            assert_eq!(rig.read(&mr)[60..], before[60..]);
+        }
+    }
+}
+
+/// An atomic has no sink, so nothing is compared with the STag of an answer to a Read.
+#[test]
+fn an_atomic_is_not_answered_by_the_answer_to_a_read() {
+    for stag in [0, 1, 0x5100_0001] {
+        for octets in [0, 8] {
+            let mut rig = Rig::new();
+            let mr = rig.mr(8, Access::LOCAL_WRITE);
+            let add = SendOp::FetchAdd {
+                remote_addr: 0x1000,
+                rkey: 7,
+                add: 1,
+                mask: 0,
+            };
+            rig.post(1, add, &[mr.sge()]);
+            assert_eq!(rig.sent().len(), 1);
+            let answer = tagged(Opcode::READ_RESPONSE, stag, 0, true, &vec![9; octets]);
+            refused(&mut rig, &answer, Code::RDMAP_UNEXPECTED_OPCODE);
+            assert_eq!(brief(&rig.host.sends), [(1, WcStatus::BadResponse)]);
+            assert_eq!(rig.read(&mr), [0, 1, 2, 3, 4, 5, 6, 7]);
+        }
+    }
+}
+
+/// An atomic for which there is no place is refused before it is carried out.
+#[test]
+fn an_atomic_beyond_the_ird_changes_nothing() {
+    for ird in [0, 1, 3] {
+        let mut rig = Rig::with(QpConfig::default(), StreamConfig { ird, ..STREAM });
+        let mr = rig.mr(8, ALL);
+        let request = |msn| {
+            let mut body = vec![0; AtomicRequest::LEN];
+            AtomicRequest {
+                op: AtomicOp::FETCH_ADD,
+                request_id: msn,
+                stag: Stag(mr.stag),
+                to: mr.at,
+                add_swap: 1,
+                add_swap_mask: 0,
+                compare: 0,
+                compare_mask: 0,
+            }
+            .emit(&mut body);
+            untagged(Opcode::ATOMIC_REQUEST, 1, msn, 0, true, &body)
+        };
+        let word = |rig: &Rig| u64::from_ne_bytes(rig.read(&mr).try_into().unwrap());
+        let before = word(&rig);
+        // Nothing is sent, so all of them wait for their answers.
+        for n in 1..=u32::from(ird) {
+            assert_eq!(rig.rx_ulpdu(&request(n)), RxStatus::Ok);
+            assert_eq!(word(&rig), before + u64::from(n));
+        }
+        let beyond = request(u32::from(ird) + 1);
+        refused(&mut rig, &beyond, Code::DDP_UNTAGGED_NO_BUFFER);
+        assert_eq!(word(&rig), before + u64::from(ird));
+    }
+}
+
+/// Eight octets come back, however long the element is.
+#[test]
+fn an_atomic_brings_eight_octets() {
+    let add = SendOp::FetchAdd {
+        remote_addr: 0x1000,
+        rkey: 7,
+        add: 1,
+        mask: 0,
+    };
+    let swap = SendOp::CmpSwap {
+        remote_addr: 0x1000,
+        rkey: 7,
+        compare: 1,
+        swap: 2,
+        compare_mask: u64::MAX,
+        swap_mask: u64::MAX,
+    };
+    for op in [add, swap] {
+        for len in [8, 9, 64] {
+            let mut rig = Rig::new();
+            let mr = rig.mr(64, Access::LOCAL_WRITE);
+            rig.post(1, op, &[mr.part(0, len)]);
+            let sent = rig.sent();
+            let request = AtomicRequest::parse(&sent[0].1).unwrap();
+            let mut body = vec![0; AtomicResponse::LEN];
+            AtomicResponse {
+                request_id: request.request_id,
+                original: u64::from_ne_bytes([9; 8]),
+            }
+            .emit(&mut body);
+            let answer = untagged(Opcode::ATOMIC_RESPONSE, 3, 1, 0, true, &body);
+            assert_eq!(rig.rx_ulpdu(&answer), RxStatus::Ok);
+            assert_eq!(brief(&rig.host.sends), [(1, WcStatus::Success)]);
+            assert_eq!(rig.host.sends[0].byte_len, 8);
+            assert_eq!(rig.read(&mr)[..10], [9, 9, 9, 9, 9, 9, 9, 9, 8, 9]);
+        }
+        let mut rig = Rig::new();
+        let mr = rig.mr(64, Access::LOCAL_WRITE);
+        let flags = SendFlags::SIGNALED;
+        let short = rig.try_post(1, op, flags, &[mr.part(0, 7)]);
+        assert_eq!(short, Err(PostError::InvalidRequest));
+    }
+}
+
+/// A message that is done needs no probe, although an answer before it holds up its completion.
+#[test]
+fn what_is_done_behind_a_read_is_not_asked_for() {
+    let mut rig = Rig::new();
+    let mr = rig.mr(8, ALL);
+    let read = SendOp::Read {
+        remote_addr: 0,
+        rkey: 7,
+    };
+    rig.post(1, read, &[mr.sge()]);
+    rig.post(2, SendOp::Send, &[mr.sge()]);
+    let request = ReadRequest::parse(&rig.sent()[0].1).unwrap();
+    assert!(brief(&rig.host.sends).is_empty());
+    rig.qp.complete_when_placed();
+    assert!(!rig.qp.wants_tx());
+    assert_eq!(rig.fill(), TxFill::Idle);
+    let answer = tagged(Opcode::READ_RESPONSE, request.sink_stag.0, 0, true, &[1; 8]);
+    assert_eq!(rig.rx_ulpdu(&answer), RxStatus::Ok);
+    assert_eq!(
+        brief(&rig.host.sends),
+        [(1, WcStatus::Success), (2, WcStatus::Success)]
+    );
+}
+
+/// The driver asks whether the stream would end inside an FPDU, and whether the size of segments matters.
+#[test]
+fn a_plan_is_unwritten_until_its_last_octet() {
+    let mut rig = Rig::new();
+    let mr = rig.mr(4000, ALL);
+    assert!(!rig.qp.has_unwritten() && !rig.qp.is_segmenting());
+    rig.post(1, SendOp::Send, &[mr.part(0, 1400)]);
+    assert!(!rig.qp.has_unwritten() && !rig.qp.is_segmenting());
+    assert_eq!(rig.fill(), TxFill::Ready);
+    assert!(rig.qp.has_unwritten());
+    let len = rig.plan.remaining();
+    rig.write_some(1);
+    assert!(rig.qp.has_unwritten());
+    rig.write_some(len - 2);
+    assert!(rig.qp.has_unwritten());
+    rig.write_some(1);
+    assert!(!rig.qp.has_unwritten());
+    assert_eq!(brief(&rig.host.sends), [(1, WcStatus::Success)]);
+    rig.post(2, SendOp::Send, &[mr.sge()]);
+    assert!(rig.qp.is_segmenting());
+    rig.sent();
+    assert!(!rig.qp.is_segmenting());
+    for (msn, size, long) in [(1, 1400, false), (2, 1500, true)] {
+        let body = read_request(9, size, mr.stag, mr.at);
+        let request = untagged(Opcode::READ_REQUEST, 1, msn, 0, true, &body);
+        assert_eq!(rig.rx_ulpdu(&request), RxStatus::Ok);
+        assert_eq!(rig.qp.is_segmenting(), long, "{size}");
+        rig.sent();
+    }
+}
+
+/// A stream that breaks is a fault of its own, and is told of once.
+#[test]
+fn a_broken_stream_is_told_of_once() {
+    let mut rig = Rig::new();
+    rig.qp.stream_failed(&mut rig.host);
+    assert_eq!(rig.qp.take_events(), Events::FATAL | Events::DISCONNECTED);
+    assert_eq!(rig.qp.fault().map(|f| f.blame), Some(Blame::Transport));
+    rig.qp.stream_failed(&mut rig.host);
+    assert_eq!(rig.qp.take_events(), Events::empty());
+}
+
+/// The end of the peer's direction is told of once, however often a driver finds it.
+#[test]
+fn an_orderly_end_is_told_of_once() {
+    let mut rig = Rig::new();
+    rig.eof();
+    assert_eq!(rig.qp.take_events(), Events::DISCONNECTED);
+    rig.eof();
+    assert_eq!(rig.qp.take_events(), Events::empty());
+    assert!(rig.qp.fault().is_none());
+}
+
+/// A queue pair in error flushes as many requests as there are, so a list may be longer than its queue.
+#[test]
+fn a_list_for_a_queue_pair_in_error_has_no_limit() {
+    let config = QpConfig {
+        max_send_wr: 4,
+        ..QpConfig::default()
+    };
+    let mut rig = Rig::with(config, STREAM);
+    let wrs = [SendWr::new(1, SendOp::Send, &[]); 5];
+    let full = Err((4, PostError::QueueFull));
+    assert_eq!(rig.qp.check_sends(wrs.iter()), full);
+    assert_eq!(rig.qp.check_sends(wrs[..4].iter()), Ok(()));
+    rig.post(1, SendOp::Send, &[]);
+    let full = Err((3, PostError::QueueFull));
+    assert_eq!(rig.qp.check_sends(wrs[..4].iter()), full);
+    rig.qp.modify(State::Error, &mut rig.host).unwrap();
+    assert_eq!(rig.qp.check_sends(wrs.iter()), Ok(()));
+    for wr in &wrs {
+        rig.qp.post_send(wr, &mut rig.host).unwrap();
+    }
+    assert!(rig.host.sends.iter().all(|c| c.status == WcStatus::Flushed));
+    assert_eq!(rig.host.sends.len(), 6);
+}

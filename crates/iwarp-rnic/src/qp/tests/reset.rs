@@ -1,0 +1,198 @@
+//! A queue pair that is reset forgets everything, whatever was under way: its next life is that of a new one.
+
+use super::harness::*;
+use crate::qp::*;
+use crate::{Access, SendOp, WcStatus};
+use iwarp_proto::ddp::{Header, Stag, TaggedHeader};
+use iwarp_proto::rdmap::{Immediate, Opcode, ReadRequest, Terminate, TerminateCode};
+use std::vec;
+use std::vec::Vec;
+
+type Prepare = fn(&mut Rig, &Mr);
+
+const WRITE: SendOp = SendOp::Write {
+    remote_addr: 0x1000,
+    rkey: 7,
+};
+
+/// What may be under way, on a queue pair with a stream.
+const UNDER_WAY: [Prepare; 12] = [
+    |_, _| {},
+    |rig, mr| {
+        // A Read of the peer that is not answered.
+        let body = read_request(9, 8, mr.stag, mr.at);
+        let ulpdu = untagged(Opcode::READ_REQUEST, 1, 1, 0, true, &body);
+        assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Ok);
+    },
+    |rig, mr| {
+        // One that is answered in part.
+        let body = read_request(9, mr.len, mr.stag, mr.at);
+        let ulpdu = untagged(Opcode::READ_REQUEST, 1, 1, 0, true, &body);
+        assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Ok);
+        assert_eq!(rig.fill(), TxFill::Ready);
+    },
+    |rig, mr| {
+        rig.recv(1, &[mr.sge()]);
+        rig.recv(2, &[]);
+        let first = untagged(Opcode::SEND, 0, 1, 0, false, &[7; 60]);
+        assert_eq!(rig.rx_ulpdu(&first), RxStatus::Ok);
+    },
+    |rig, _| assert_eq!(rig.rx_ulpdu(&send(1, &[])), RxStatus::Held),
+    |rig, mr| {
+        let ulpdu = tagged(Opcode::WRITE, mr.stag, mr.at, false, &[1; 9]);
+        assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Ok);
+    },
+    |rig, _| {
+        let mut body = vec![0; Immediate::LEN];
+        Immediate::before_send(5).emit(&mut body);
+        let ulpdu = untagged(Opcode::IMMEDIATE, 0, 1, 0, true, &body);
+        assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Ok);
+    },
+    |rig, mr| {
+        // A message that is in a plan in part, and one behind it.
+        rig.post(1, WRITE, &[mr.sge()]);
+        rig.post(2, SendOp::Send, &[]);
+        assert_eq!(rig.fill(), TxFill::Ready);
+    },
+    |rig, mr| {
+        let read = SendOp::Read {
+            remote_addr: 0x1000,
+            rkey: 7,
+        };
+        rig.post(1, read, &[mr.part(0, 8)]);
+        rig.post(2, SendOp::Send, &[]);
+        assert_eq!(rig.sent().len(), 2);
+    },
+    |rig, mr| {
+        // One answer completes more requests than one call tells of.
+        rig.qp.complete_when_placed();
+        for wr_id in 0..200 {
+            rig.post(wr_id, WRITE, &[mr.part(0, 8)]);
+        }
+        // The first probe is about a burst of them, the second about all others.
+        for _ in 0..2 {
+            let sent = rig.sent();
+            let probe = sent.iter().find_map(|(_, body)| ReadRequest::parse(body));
+            let sink = probe.unwrap().sink_stag.0;
+            let answer = tagged(Opcode::READ_RESPONSE, sink, 0, true, &[]);
+            assert_eq!(rig.rx_ulpdu(&answer), RxStatus::Ok);
+        }
+        assert!(rig.qp.completions_due());
+        assert!(!rig.host.sends.is_empty());
+    },
+    |rig, mr| {
+        // The peer has refused a Write, and it is not known yet which. It is none of these, but one of the next life would fit.
+        rig.qp.complete_when_placed();
+        let other = SendOp::Write {
+            remote_addr: 0x9000,
+            rkey: 7,
+        };
+        for wr_id in 0..200 {
+            rig.post(wr_id, other, &[mr.part(0, 8)]);
+        }
+        rig.sent();
+        let refused = Header::Tagged(TaggedHeader {
+            last: true,
+            opcode: Opcode::WRITE,
+            stag: Stag(7),
+            to: 0x1000,
+        });
+        let terminate = Terminate {
+            code: TerminateCode::DDP_TAGGED_BASE_BOUNDS,
+            ddp_segment_len: None,
+            ddp_header: Some(refused),
+            read_request: None,
+        };
+        let mut body = vec![0; Terminate::MAX_LEN];
+        let n = terminate.emit(&mut body);
+        let ulpdu = untagged(Opcode::TERMINATE, 2, 1, 0, true, &body[..n]);
+        assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Failed);
+        assert!(brief(&rig.host.sends).is_empty() && rig.qp.completions_due());
+    },
+    |rig, _| {
+        // It has failed, and told the peer.
+        assert_eq!(rig.rx_ulpdu(&send(7, &[])), RxStatus::Failed);
+        rig.terminate();
+    },
+];
+
+/// A queue pair on which something was under way when it was reset, and a large region.
+fn reset(prepare: Prepare) -> (Rig, Mr) {
+    let config = QpConfig {
+        max_send_wr: 200,
+        budget: Budget {
+            completions: 10,
+            ..Budget::DEFAULT
+        },
+        ..QpConfig::default()
+    };
+    let mut rig = Rig::with(config, STREAM);
+    let mr = rig.mr(1 << 20, Access::all() - Access::ZERO_BASED);
+    prepare(&mut rig, &mr);
+    rig.qp.modify(State::Reset, &mut rig.host).unwrap();
+    rig.qp.stream_gone(&mut rig.host);
+    // The driver drops what it has of the stream.
+    rig.plan = TxPlan::new().unwrap();
+    rig.buffer = RxBuffer::new().unwrap();
+    rig.offered.clear();
+    rig.host = TestHost::default();
+    assert_eq!(rig.qp.sends_outstanding(), 0);
+    assert_eq!(rig.qp.receives_posted(), 0);
+    assert_eq!((rig.qp.state(), rig.qp.fault()), (State::Reset, None));
+    assert_eq!(rig.qp.take_events(), Events::empty());
+    assert_eq!(rig.qp.poll_at(), None);
+    assert!(!rig.qp.completions_due() && !rig.qp.waits_for_memory());
+    (rig, mr)
+}
+
+#[test]
+fn nothing_of_an_earlier_life_completes() {
+    for (i, prepare) in UNDER_WAY.into_iter().enumerate() {
+        let (mut rig, _) = reset(prepare);
+        rig.qp.modify(State::Error, &mut rig.host).unwrap();
+        assert!(!rig.qp.completions_due(), "{i}");
+        assert!(brief(&rig.host.sends).is_empty(), "{i}");
+        assert!(brief(&rig.host.recvs).is_empty(), "{i}");
+    }
+}
+
+#[test]
+fn the_next_life_is_that_of_a_new_queue_pair() {
+    for (i, prepare) in UNDER_WAY.into_iter().enumerate() {
+        let (mut rig, mr) = reset(prepare);
+        rig.start(STREAM);
+        assert!(!rig.qp.wants_tx() && rig.sent().is_empty(), "{i}");
+        rig.recv(5, &[mr.part(0, 8)]);
+        assert_eq!(rig.rx_ulpdu(&send(1, &[3; 8])), RxStatus::Ok, "{i}");
+        assert_eq!(brief(&rig.host.recvs), [(5, WcStatus::Success)], "{i}");
+        let (flags, len) = (rig.host.recvs[0].flags, rig.host.recvs[0].byte_len);
+        assert_eq!((flags.is_empty(), len), (true, 8), "{i}");
+        // A message that was cut is not ended by this end.
+        assert!(rig.qp.fault().is_none());
+        let asks = rig.sent();
+        assert!(asks.is_empty(), "{i}");
+        rig.post(6, SendOp::Send, &[]);
+        rig.post(7, WRITE, &[mr.part(0, 8)]);
+        assert!(rig.host.sends.is_empty(), "{i}: nothing is sent");
+        let opcodes: Vec<_> = rig.sent().iter().map(|(h, _)| h.opcode()).collect();
+        assert_eq!(opcodes[..2], [Opcode::SEND, Opcode::WRITE], "{i}");
+        // Where the peer is asked, it has not answered yet.
+        let probed = opcodes.len() == 3;
+        let done = [(6, WcStatus::Success), (7, WcStatus::Success)];
+        let want = if probed { &[][..] } else { &done };
+        assert_eq!(brief(&rig.host.sends), want, "{i}");
+        rig.eof();
+        let end = rig.qp.fault();
+        assert!(end.is_none(), "{i}: no message was cut: {end:?}");
+        while rig.qp.completions_due() {
+            let _ = rig.qp.complete_due(&mut rig.host);
+        }
+        let expected = if probed {
+            WcStatus::Flushed
+        } else {
+            WcStatus::Success
+        };
+        let expected = [(6, expected), (7, expected)];
+        assert_eq!(brief(&rig.host.sends), expected, "{i}");
+    }
+}

@@ -1,0 +1,201 @@
+//! Whose a window is, and that its region is free again when the window has ended, however that comes.
+
+use super::harness::*;
+use crate::memory::{AccessError, Accessor, MemoryError, WindowType};
+use crate::{Access, Bind, FastRegister, SendOp};
+use iwarp_proto::ddp::Stag;
+
+fn window(rig: &mut Rig, ty: WindowType) -> Stag {
+    let random = rig.random();
+    rig.table.allocate_window(ty, PD, random).unwrap()
+}
+
+/// A bind to all of a region.
+fn bind(mw: Stag, mr: &Mr) -> Bind {
+    Bind {
+        mw_stag: mw,
+        new_stag: mw,
+        mr_stag: Stag(mr.stag),
+        addr: mr.at,
+        len: u64::from(mr.len),
+        access: Access::REMOTE_WRITE | Access::REMOTE_READ,
+    }
+}
+
+#[test]
+fn a_region_is_free_when_its_last_window_has_ended() {
+    type End = fn(&mut Rig, Stag, &Mr);
+    let ends: [(WindowType, End); 6] = [
+        (WindowType::Type2, |rig, mw, _| {
+            rig.post(9, SendOp::LocalInvalidate { stag: mw }, &[]);
+            assert!(rig.sent().is_empty());
+        }),
+        (WindowType::Type2, |rig, mw, _| {
+            rig.recv(1, &[]);
+            let _ = rig.rx_ulpdu(&send_inv(mw.0, &[]));
+            assert_eq!(rig.host.recvs.len(), 1);
+        }),
+        (WindowType::Type2, |rig, mw, _| {
+            rig.table.deallocate_window(mw).unwrap();
+        }),
+        (WindowType::Type1, |rig, mw, _| {
+            rig.table.deallocate_window(mw).unwrap();
+        }),
+        (WindowType::Type1, |rig, mw, mr| {
+            let nothing = Bind {
+                len: 0,
+                ..bind(mw, mr)
+            };
+            let who = rig.qp.accessor();
+            rig.table.bind(&nothing, who).unwrap();
+        }),
+        (WindowType::Type1, |rig, mw, _| {
+            let (other, who) = (rig.mr(8, ALL), rig.qp.accessor());
+            rig.table.bind(&bind(mw, &other), who).unwrap();
+            let busy = rig.table.deregister(Stag(other.stag));
+            assert_eq!(busy.unwrap_err(), MemoryError::Busy);
+        }),
+    ];
+    for (ty, end) in ends {
+        let mut rig = Rig::new();
+        let (mr, who) = (rig.mr(64, ALL), rig.qp.accessor());
+        let (first, second) = (window(&mut rig, ty), window(&mut rig, ty));
+        for mw in [first, second] {
+            rig.table.bind(&bind(mw, &mr), who).unwrap();
+        }
+        for mw in [second, first] {
+            let busy = rig.table.deregister(Stag(mr.stag));
+            assert_eq!(busy.unwrap_err(), MemoryError::Busy);
+            end(&mut rig, mw, &mr);
+            let access = rig.table.permits((mw, mr.at, 1), Access::REMOTE_READ, who);
+            // It may have been bound to other memory.
+            let lost = [AccessError::InvalidStag, AccessError::BaseOrBounds];
+            assert!(lost.contains(&access.unwrap_err()));
+            if mw == second && ty == WindowType::Type2 {
+                // A message of the peer's is the first of its stream.
+                rig.qp
+                    .modify(crate::qp::State::Reset, &mut rig.host)
+                    .unwrap();
+                rig.qp.stream_gone(&mut rig.host);
+                rig.host = TestHost::default();
+                rig.start(STREAM);
+            }
+        }
+        assert!(rig.table.deregister(Stag(mr.stag)).is_ok(), "{ty:?}");
+    }
+}
+
+/// Of several mistakes in one access the first in this order is told, because the code of a Terminate follows from it.
+#[test]
+fn the_reasons_to_refuse_have_an_order() {
+    let mut rig = Rig::new();
+    let (mr, who) = (rig.mr(64, Access::REMOTE_READ), rig.qp.accessor());
+    let foreign = Accessor {
+        pd: who.pd + 1,
+        ..who
+    };
+    let (read, write) = (Access::REMOTE_READ, Access::REMOTE_WRITE);
+    let cases = [
+        (mr.stag ^ 1, foreign, write, 65, AccessError::InvalidStag),
+        (mr.stag, foreign, write, 65, AccessError::NotAssociated),
+        (mr.stag, foreign, read, 65, AccessError::NotAssociated),
+        (mr.stag, who, write, 65, AccessError::AccessDenied),
+        (mr.stag, who, read | write, 64, AccessError::AccessDenied),
+        (mr.stag, who, read, 65, AccessError::BaseOrBounds),
+    ];
+    for (stag, who, right, len, error) in cases {
+        let access = rig.table.permits((Stag(stag), mr.at, len), right, who);
+        assert_eq!(access, Err(error));
+        let access = rig.table.check(Stag(stag), mr.at, len, right, who);
+        assert_eq!(access.err(), Some(error));
+    }
+}
+
+#[test]
+fn what_cannot_be_registered() {
+    let mut rig = Rig::new();
+    let register = |rig: &mut Rig, iova, access| {
+        let (range, random) = (rig.range(64), rig.random());
+        rig.table.register(range, iova, PD, access, random)
+    };
+    let outside = Err(MemoryError::OutOfRange);
+    assert_eq!(register(&mut rig, u64::MAX - 62, ALL), outside);
+    assert!(register(&mut rig, u64::MAX - 64, ALL).is_ok());
+    let zero_based = ALL | Access::ZERO_BASED;
+    assert!(register(&mut rig, u64::MAX, zero_based).is_ok());
+    for right in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC] {
+        assert_eq!(register(&mut rig, 0, right), Err(MemoryError::BadAccess));
+        let (range, random) = (rig.range(64), rig.random());
+        let stag = rig.table.allocate_fast(range, PD, random).unwrap();
+        let mut fast = FastRegister {
+            new_stag: stag,
+            offset: 0,
+            len: 64,
+            iova: 0,
+            access: right,
+            pages: None,
+        };
+        let refused = rig.table.fast_register(&fast, PD);
+        assert_eq!(refused, Err(MemoryError::BadAccess));
+        fast.access |= Access::LOCAL_WRITE;
+        for iova in [u64::MAX - 62, u64::MAX] {
+            fast.iova = iova;
+            let refused = rig.table.fast_register(&fast, PD);
+            assert_eq!(refused, Err(MemoryError::OutOfRange));
+        }
+        fast.iova = u64::MAX - 64;
+        for (offset, len) in [(1, 64), (64, 1), (u64::MAX, 2), (0, 65)] {
+            (fast.offset, fast.len) = (offset, len);
+            let refused = rig.table.fast_register(&fast, PD);
+            assert_eq!(refused, Err(MemoryError::OutOfRange));
+        }
+        (fast.offset, fast.len) = (4, 60);
+        assert_eq!(rig.table.fast_register(&fast, PD), Ok(()));
+    }
+}
+
+#[test]
+fn a_window_of_type_1_serves_its_domain_and_one_of_type_2_its_queue_pair() {
+    let mut rig = Rig::new();
+    let (mr, who) = (rig.mr(64, ALL), rig.qp.accessor());
+    let other = Accessor {
+        qp: who.qp + 1,
+        ..who
+    };
+    let foreign = Accessor {
+        pd: who.pd + 1,
+        ..who
+    };
+    for ty in [WindowType::Type1, WindowType::Type2] {
+        let mw = window(&mut rig, ty);
+        rig.table.bind(&bind(mw, &mr), who).unwrap();
+        for right in [Access::REMOTE_READ, Access::REMOTE_WRITE] {
+            let access = |who| rig.table.permits((mw, mr.at, 64), right, who);
+            assert_eq!(access(who), Ok(()));
+            let refused = Err(AccessError::NotAssociated);
+            assert_eq!(access(foreign), refused);
+            let alone = ty == WindowType::Type2;
+            assert_eq!(access(other), if alone { refused } else { Ok(()) });
+            // Nobody looks at a key of which nothing is asked.
+            let nothing = rig.table.permits((mw, mr.at, 0), right, foreign);
+            assert_eq!(nothing, Ok(()));
+        }
+        let atomic = rig
+            .table
+            .permits((mw, mr.at, 8), Access::REMOTE_ATOMIC, who);
+        assert_eq!(atomic, Err(AccessError::AccessDenied));
+        for (at, len) in [
+            (mr.at, 65),
+            (mr.at + 63, 2),
+            (mr.at - 1, 1),
+            (mr.at + 64, 1),
+        ] {
+            let outside = rig.table.permits((mw, at, len), Access::REMOTE_READ, who);
+            assert_eq!(outside, Err(AccessError::BaseOrBounds), "{at} {len}");
+        }
+        let wraps = rig
+            .table
+            .permits((mw, u64::MAX, 2), Access::REMOTE_READ, who);
+        assert_eq!(wraps, Err(AccessError::ToWrap));
+    }
+}
