@@ -16,8 +16,17 @@ use super::in_vain::looked_in_vain;
 use crate::sys::clock::now_ns;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// No poll stays longer, in nanoseconds.
+/// No poll stays longer while nothing comes, in nanoseconds.
 const LONGEST: u64 = 50_000;
+
+/// What a look at the sockets has found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Seen {
+    Nothing,
+    /// Octets were moved, but no answer is complete.
+    Part,
+    Answer,
+}
 
 /// What the polls of one queue have shown.
 #[derive(Debug, Default)]
@@ -50,21 +59,21 @@ impl Answers {
         self.record.is_good()
     }
 
-    /// Calls `look` with the time until it returns `true`, for at most `window` nanoseconds.
+    /// Calls `look` with the time until it finds the answer, or nothing for `window` nanoseconds.
     #[cold]
-    pub(crate) fn wait(&self, window: u64, mut look: impl FnMut(u64) -> bool) {
-        let begin = now_ns();
-        let mut now = begin;
-        // The look comes last: the thread may have lost its processor, and the answer may have come meanwhile.
-        while !look(now) {
-            if now - begin >= window.min(LONGEST) {
-                self.record.miss();
-                return;
+    pub(crate) fn wait(&self, window: u64, mut look: impl FnMut(u64) -> Seen) {
+        let mut last = now_ns();
+        let mut now = last;
+        loop {
+            // The look comes first: the thread may have lost its processor, and the answer may have come meanwhile.
+            match look(now) {
+                Seen::Answer => return self.record.hit(),
+                Seen::Part => last = now,
+                Seen::Nothing if now - last >= window.min(LONGEST) => return self.record.miss(),
+                Seen::Nothing => looked_in_vain(),
             }
-            looked_in_vain();
             now = now_ns();
         }
-        self.record.hit();
     }
 }
 
@@ -108,7 +117,10 @@ mod tests {
         let mut looks = 0;
         a.wait(u64::MAX, |_| {
             looks += 1;
-            looks == 3
+            match looks {
+                3 => Seen::Answer,
+                _ => Seen::Nothing,
+            }
         });
         assert_eq!(looks, 3);
         assert!(a.come_soon());
@@ -122,7 +134,7 @@ mod tests {
             round(&a, vain);
             if a.come_soon() {
                 waits += 1;
-                a.wait(0, |_| false);
+                a.wait(0, |_| Seen::Nothing);
             }
         }
         assert!((5..40).contains(&waits), "{waits}");
@@ -137,9 +149,25 @@ mod tests {
         a.wait(LONGEST * 100, |now| {
             first = if first == 0 { now } else { first };
             last = now;
-            false
+            Seen::Nothing
         });
         assert!(first >= begin && last >= first + LONGEST);
         assert!(!a.come_soon());
+    }
+
+    /// A long message keeps a thread that waits for it.
+    #[test]
+    fn the_window_begins_anew_while_octets_come() {
+        let a = learned();
+        let mut looks = 0;
+        a.wait(0, |_| {
+            looks += 1;
+            match looks {
+                1..10 => Seen::Part,
+                _ => Seen::Answer,
+            }
+        });
+        assert_eq!(looks, 10);
+        assert!(a.come_soon());
     }
 }

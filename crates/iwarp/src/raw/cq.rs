@@ -7,7 +7,7 @@ use super::qp::QpInner;
 use super::ud::Members;
 use crate::engine::Pollers;
 use crate::error::Result;
-use crate::progress::answers::Answers;
+use crate::progress::answers::{Answers, Seen};
 use crate::progress::busy_poll::BusyPoll;
 use crate::progress::in_vain::looked_in_vain;
 use crate::progress::wakers::{Registration, Wakers};
@@ -300,8 +300,8 @@ impl Owed {
 
 /// What driving the sockets of a queue has come to.
 struct Driven {
-    /// Octets have come for one of few queue pairs.
-    received: bool,
+    /// What has come for few queue pairs: an answer to the last request of one of them, or anything else.
+    seen: Seen,
     /// The whole process was served, and something was ready.
     others_were_ready: bool,
 }
@@ -478,10 +478,11 @@ impl CqInner {
         self.hand_over();
     }
 
-    /// Drives the sockets for a caller that polls again and again, and knows the time. Returns `true` if octets have come.
-    pub(super) fn drive_at(&self, now: u64) -> bool {
+    /// Drives the sockets for a caller that polls again and again, and knows the time. Returns what has come
+    /// since the program's last request.
+    pub(super) fn drive_at(&self, now: u64) -> Seen {
         self.pollers.renew(now);
-        self.drive(false).received
+        self.drive(false).seen
     }
 
     /// A poll has found these completions. If the peer's answer will soon be there, it stays until then.
@@ -507,7 +508,11 @@ impl CqInner {
         self.send_deferred();
         let window = u64::try_from(self.window().as_nanos()).unwrap_or(u64::MAX);
         self.answers.wait(window, |now| {
-            self.drive_at(now) || self.ready.load(Ordering::Relaxed)
+            let seen = self.drive_at(now);
+            match self.ready.load(Ordering::Relaxed) {
+                true => Seen::Answer,
+                false => seen,
+            }
         });
     }
 
@@ -534,12 +539,11 @@ impl CqInner {
         serve_all |= self.datagrams.drive();
         let mut others = false;
         let mut moved = 0;
-        let mut received = false;
+        let mut answered = false;
         for qp in few.iter().flatten() {
-            let before = qp.moved.received();
             // This also writes, if data wait to be written.
             qp.drive_rx();
-            received |= qp.moved.received() != before;
+            answered |= qp.answered.is_answered();
             others |= qp.is_driven_elsewhere();
             moved += qp.moved.take();
         }
@@ -551,7 +555,11 @@ impl CqInner {
             std::thread::yield_now();
         }
         Driven {
-            received,
+            seen: match (answered, moved) {
+                (true, _) => Seen::Answer,
+                (false, 0) => Seen::Nothing,
+                (false, _) => Seen::Part,
+            },
             others_were_ready: serve_all && self.pollers.serve_all(),
         }
     }

@@ -16,7 +16,7 @@ use super::inject::QpFaults;
 use super::late::Late;
 use super::link_state::LinkState;
 use super::retry::Retry;
-use super::source::Moved;
+use super::source::{Answered, Moved};
 use super::srq::SharedReceiveQueue;
 use super::xrc::Target;
 use crate::capture::Flow;
@@ -226,6 +226,7 @@ pub(crate) struct QpInner {
     /// Changed with `state` locked.
     pub(super) destroyed: AtomicBool,
     pub(super) moved: Moved,
+    pub(super) answered: Answered,
     /// It waits with sending, and its completion queues know that: that of the send queue, that of receives.
     pub(super) deferred: [AtomicBool; 2],
     pub(super) origin: Origin,
@@ -334,6 +335,7 @@ impl QueuePair {
                 late: Late::default(),
                 destroyed: AtomicBool::new(false),
                 moved: Moved::default(),
+                answered: Answered::default(),
                 deferred: [const { AtomicBool::new(false) }; 2],
                 origin: Origin::here(),
                 faults: ctx.faults.as_ref().map(|plan| QpFaults::new(plan, num)),
@@ -658,6 +660,7 @@ impl QpInner {
                 wr.sges.iter().map(|s| u64::from(s.len)).sum::<u64>() + 24
             };
         }
+        self.answered.asked();
         // Reads that wait for their answers were sent long ago.
         let room = g.machine.sends_waiting() < g.machine.config().max_send_wr / 2;
         // A program may look at one of its queues only.

@@ -9,6 +9,7 @@ use super::qp::{
 use super::silence;
 use crate::engine::Source;
 use crate::sys::prefetch;
+use iwarp_rnic::counters::Counters;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,28 +17,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Debug, Default)]
 pub(super) struct Moved {
     octets: AtomicU64,
-    /// Those that were read.
-    received: AtomicU64,
     /// The count when a poll last looked. A hint.
     seen: AtomicU64,
 }
 
 impl Moved {
-    /// So many octets were read. The caller has locked the queue pair's state.
-    #[inline]
-    pub(super) fn add_received(&self, octets: usize) {
-        let before = self.received.load(Ordering::Relaxed);
-        let now = before.wrapping_add(octets as u64);
-        self.received.store(now, Ordering::Relaxed);
-        self.add(octets);
-    }
-
-    /// Returns how many octets were read.
-    #[inline]
-    pub(super) fn received(&self) -> u64 {
-        self.received.load(Ordering::Relaxed)
-    }
-
     /// So many octets were read or written. The caller has locked the queue pair's state.
     #[inline]
     pub(super) fn add(&self, octets: usize) {
@@ -56,6 +40,45 @@ impl Moved {
         }
         self.seen.store(octets, Ordering::Relaxed);
         octets.wrapping_sub(before)
+    }
+}
+
+/// Tells whether the peer's data have come since the program last asked for something. The counts are hints.
+#[derive(Debug, Default)]
+pub(super) struct Answered {
+    /// Messages of the peer that have come in full, and octets that had been placed when the last of them ended.
+    messages: AtomicU64,
+    octets: AtomicU64,
+    /// The same when the program last posted a request.
+    when_asked: AtomicU64,
+}
+
+impl Answered {
+    /// The queue pair has counted this. The caller has locked its state. A message of which only a part is there is no answer yet.
+    #[inline]
+    pub(super) fn note(&self, counters: &Counters) {
+        if counters.rx_messages != self.messages.load(Ordering::Relaxed) {
+            self.messages.store(counters.rx_messages, Ordering::Relaxed);
+            self.octets.store(counters.rx_payload, Ordering::Relaxed);
+        }
+    }
+
+    /// The program has posted a request.
+    #[inline]
+    pub(super) fn asked(&self) {
+        self.when_asked.store(self.octets(), Ordering::Relaxed);
+    }
+
+    /// Returns how many octets had been placed when the last message ended.
+    #[inline]
+    pub(super) fn octets(&self) -> u64 {
+        self.octets.load(Ordering::Relaxed)
+    }
+
+    /// Returns `true` if some have come since the last request.
+    #[inline]
+    pub(super) fn is_answered(&self) -> bool {
+        self.octets() != self.when_asked.load(Ordering::Relaxed)
     }
 }
 
@@ -124,9 +147,9 @@ impl Source for QpInner {
     fn ready(self: Arc<Self>, readable: bool, writable: bool, broken: bool) -> bool {
         let mut served = false;
         if readable {
-            let before = self.moved.received();
+            let before = self.answered.octets();
             served |= self.drive_rx();
-            if self.moved.received() != before {
+            if self.answered.octets() != before {
                 self.send_cq.inner.answer_came();
             }
         }

@@ -291,7 +291,7 @@ fn take_in(
         Ok(n) => {
             turn.more = n == plan.room() && turn.left > n;
             turn.left = turn.left.saturating_sub(n);
-            qp.moved.add_received(n);
+            qp.moved.add(n);
             let status = filled(qp, g, &mut buffer, &mut plan, n, after);
             turn.unfinished = status == RxStatus::More;
         }
@@ -322,6 +322,7 @@ fn filled(
     };
     after.unused |= memory.take_unused();
     drop(memory);
+    qp.answered.note(g.machine.counters());
     if status == RxStatus::Held {
         held(qp, g, after);
     }
