@@ -206,6 +206,18 @@ mod tests {
         text.parse().unwrap()
     }
 
+    /// An address of IPv4 is one peer, and a /64 of IPv6 is one.
+    #[test]
+    fn peers_are_counted_by_what_one_host_has() {
+        let same = |a: &str, b: &str| counted(ip(a)) == counted(ip(b));
+        assert!(same("2001:db8::1", "2001:db8::ffff:0:0:1"));
+        assert!(same("2001:db8::1", "2001:db8:0:0:8000::"));
+        assert!(!same("2001:db8::1", "2001:db8:0:1::1"));
+        assert!(!same("192.0.2.1", "192.0.2.2"));
+        assert!(same("192.0.2.1", "::ffff:192.0.2.1"));
+        assert!(!same("::ffff:192.0.2.1", "::ffff:192.0.2.2"));
+    }
+
     #[test]
     fn a_network_has_its_addresses_and_no_others() {
         let list = networks("10.0.0.0/8, 192.0.2.64/26,2001:db8:1::/48,198.51.100.7");

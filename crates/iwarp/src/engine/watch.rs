@@ -13,7 +13,7 @@ use crate::sys::thread::{is_runnable, own_number};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::thread::{JoinHandle, Thread};
+use std::thread::Thread;
 use std::time::Duration;
 
 /// The watch looks this often while there are things to serve. A turn that it sees twice, and whose thread is not running, is stuck.
@@ -117,20 +117,24 @@ impl Watch {
     }
 
     /// Starts the thread that watches, unless there is one. Without it everything works but what this file is for.
+    #[cfg(not(shuttle))]
     pub(super) fn start(self: &Arc<Self>) {
-        // Under the scheduler of a model no thread is ever stuck.
-        if cfg!(shuttle) || self.thread.get().is_some() {
+        if self.thread.get().is_some() {
             return;
         }
         let watch = Arc::clone(self);
         match crate::sys::thread::spawn_without_signals("iwarp-watch", move || watch.run()) {
             Ok(handle) => {
                 // Of two that are started at the same moment, the second is not known here, and is never woken.
-                let _ = self.thread.set(JoinHandle::thread(&handle).clone());
+                let _ = self.thread.set(handle.thread().clone());
             }
             Err(error) => tracing::warn!(%error, "progress threads are not watched"),
         }
     }
+
+    /// Under the scheduler of a model no thread is ever stuck.
+    #[cfg(shuttle)]
+    pub(super) fn start(&self) {}
 
     fn run(&self) {
         let mut seen: Vec<Option<u64>> = Vec::new();
@@ -141,7 +145,7 @@ impl Watch {
                 if at == seen.len() {
                     seen.push(None);
                 }
-                let before = std::mem::replace(&mut seen[at], Some(turn));
+                let before = seen[at].replace(turn);
                 // A thread that has ended turns since the last look will begin others. If the watch slept now, each would wake it.
                 active |= lasts || before != Some(turn);
                 if lasts && before == Some(turn) {

@@ -190,6 +190,29 @@ mod tests {
     use iwarp_rnic::{SendFlags, SendOp, SendWr};
     use std::time::{Duration, Instant};
 
+    /// The end of a message is an answer if anything was placed since the last request. A request of the peer brings nothing, and a part of a
+    /// message is no answer yet.
+    #[test]
+    fn an_answer_is_a_whole_message_with_octets_since_the_request() {
+        let answered = Answered::default();
+        let mut counters = Counters::default();
+        assert!(!answered.is_answered());
+        counters.rx_payload += 100;
+        answered.note(&counters);
+        assert!(!answered.is_answered(), "a part");
+        counters.rx_messages += 1;
+        answered.note(&counters);
+        assert!(answered.is_answered() && answered.octets() == 100);
+        answered.asked();
+        counters.rx_messages += 1;
+        answered.note(&counters);
+        assert!(!answered.is_answered(), "nothing was placed");
+        counters.rx_messages += 1;
+        counters.rx_payload += 1;
+        answered.note(&counters);
+        assert!(answered.is_answered());
+    }
+
     /// The end of a stream is reported late, when the queue pair was reset and its next stream holds a Send already.
     #[test]
     fn a_late_report_of_a_hang_up_does_not_end_the_next_stream() {
