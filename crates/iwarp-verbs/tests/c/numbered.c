@@ -299,32 +299,6 @@ static void itself(const struct way *w)
 }
 
 /* Two queue pairs of this process; the first one that is ready to receive is that with the smaller or with the larger number. */
-/* The end that connects is ready first, is reset, and becomes ready again. What it had asked for before concerns nobody any more, whether or
- * not the other end has become ready meanwhile. */
-static void reset_while_connecting(void)
-{
-	for (int i = 0; i < 12; i++) {
-		struct end a = make(), b = make();
-		struct end *first = a.qp->qp_num < b.qp->qp_num ? &a : &b, *second = first == &a ? &b : &a;
-
-		CODE(0, to_rtr(first, second->qp->qp_num, &usual));
-		/* From before its request is there to after the answer to it. */
-		if (i % 2)
-			CODE(0, to_rtr(second, first->qp->qp_num, &usual));
-		usleep((useconds_t)(i / 2 * i / 2 * 1000));
-		reset(first);
-		if (i % 2)
-			reset(second);
-		join(second, first->qp->qp_num, &usual);
-		CHECK(state(first) == IBV_QPS_INIT);
-		join(first, second->qp->qp_num, &usual);
-		all_operations(first, second);
-		CHECK(state(first) == IBV_QPS_RTS && state(second) == IBV_QPS_RTS);
-		unmake(&a);
-		unmake(&b);
-	}
-}
-
 static void each_other(const struct way *w)
 {
 	for (int order = 0; order < 2; order++) {
@@ -528,7 +502,6 @@ int main(void)
 	itself(&usual);
 	itself(&by_lid);
 	each_other(&usual);
-	reset_while_connecting();
 	each_other(&by_lid);
 	each_other(&by_none);
 	invalid();
