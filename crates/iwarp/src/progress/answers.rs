@@ -13,8 +13,8 @@
 
 use super::busy_poll::Record;
 use super::in_vain::looked_in_vain;
+use super::sync::{AtomicBool, AtomicU32, Ordering};
 use crate::sys::clock::now_ns;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// No poll stays longer while nothing comes, in nanoseconds.
 const LONGEST: u64 = 50_000;

@@ -745,7 +745,6 @@ impl QpInner {
             debug_assert!(asks.is_ok(), "{asks:?}");
         }
         let mss = handover.stream.mss().unwrap_or(handover.config.emss);
-        let emss = self.emss(mss);
         let link = Arc::new(Link {
             stream: handover.stream,
             ends: handover.ends,
@@ -766,24 +765,10 @@ impl QpInner {
                     "the queue pair is destroyed, was reset, or has a connection already",
                 ));
             }
-            if self.ctx.config.placed && !is_unreliable(&g.machine) {
-                g.machine.complete_when_placed();
-            }
-            let stream = StreamConfig {
-                emss,
-                ..handover.config
-            };
-            if let Some(target) = &self.xrc {
-                g.machine.set_default_pd(target.default_pd());
-            }
-            let started = g.machine.start(stream, Time::from_nanos(now_ns()));
-            if started.is_err() {
+            if let Err(error) = self.start_stream(&mut g.machine, handover.config, mss) {
                 drop(g);
                 engine.remove(&link.stream, token);
-                return Err(Error::InvalidState("the queue pair is in the error state"));
-            }
-            if self.ctx.config.align.applies(mss) {
-                g.machine.align(mss);
+                return Err(error);
             }
             if let Some(flow) = &link.flow {
                 flow.framed(handover.config.markers_tx, handover.config.markers_rx);
@@ -820,6 +805,24 @@ impl QpInner {
         after.run(self);
         // The engine will report what has come already.
         self.drive_tx();
+        Ok(())
+    }
+
+    /// Starts the state machine on a stream whose segments have `mss` octets.
+    fn start_stream(&self, machine: &mut Machine, config: StreamConfig, mss: u32) -> Result<()> {
+        if self.ctx.config.placed && !is_unreliable(machine) {
+            machine.complete_when_placed();
+        }
+        if let Some(target) = &self.xrc {
+            machine.set_default_pd(target.default_pd());
+        }
+        let emss = self.emss(mss);
+        machine
+            .start(StreamConfig { emss, ..config }, Time::from_nanos(now_ns()))
+            .map_err(|_| Error::InvalidState("the queue pair is in the error state"))?;
+        if self.ctx.config.align.applies(mss) {
+            machine.align(mss);
+        }
         Ok(())
     }
 
