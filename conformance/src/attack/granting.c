@@ -26,7 +26,7 @@
 
 #include <rdma/rdma_cma.h>
 
-#define REGION 65536
+#define REGION 524288
 #define GUARD 4096
 #define RECEIVES 16
 #define MESSAGE 64

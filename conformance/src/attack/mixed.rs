@@ -50,7 +50,7 @@ fn fill(peer: &mut Peer, reads: u32, (stag, offset, len): (u32, u64, u32)) -> Re
     for _ in 0..reads {
         peer.request(Op::Read, &wire::read_request(stag, offset, len))?;
     }
-    // The server's socket is full when this is over.
+    // The server's socket is full when this is over: it takes at most 4 MiB (tcp_wmem), and eight Reads of a region are that much.
     std::thread::sleep(Duration::from_millis(20));
     Ok(())
 }
