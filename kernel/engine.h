@@ -273,6 +273,7 @@ int rk_mpa_reject(struct rk_mpa *mpa, const void *private_data, size_t len, cons
 
 /* Any context. */
 int rk_qp_state(const struct rk_qp *qp);
+bool rk_qp_is_ending(const struct rk_qp *qp);	/* The stream is being ended, by either side or by an error, and is not gone. */
 /* Adds to the totals: octets sent and received, FPDUs, messages, octets of payload, and so on, as struct Counters has them. */
 void rk_qp_counters(const struct rk_qp *qp, u64 totals[RK_COUNTERS]);
 int rk_qp_modify(struct rk_qp *qp, int state);	/* as ib_modify_qp() */

@@ -81,7 +81,7 @@ impl TestArgs {
 /// Everything together; it only ends a hang.
 const LIMIT: Duration = Duration::from_secs(3600);
 /// Seconds for one case in the guest, which is emulated.
-const CASE_LIMIT: u64 = 180;
+const CASE_LIMIT: u64 = 400;
 /// Entries that a hostile process gets rid of at least.
 const ENTRIES_PER_SECOND: u64 = 2000;
 /// What the module says of memory that is left when it goes.

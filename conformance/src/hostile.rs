@@ -35,6 +35,13 @@ pub(crate) const CASES: &[Case] = &[
         rmmod iwarp_rnic",
     ),
     (
+        "the hostile suite: attacks on a server while it serves a good client",
+        "insmod $MODULE; links
+        iwarp-conformance hostile --quick --device 10.0.2.15 --granting /usr/bin/granting
+        rdma resource | grep 'iwarp0: pd 0 cq 0 qp 0 cm_id 0 mr 0 ctx 0'
+        rmmod iwarp_rnic",
+    ),
+    (
         "no memory for the engine, at any of its allocations",
         "insmod $MODULE; links
         failing 10.0.2.15 7100 /sys/module/iwarp_rnic/parameters/fail_allocation

@@ -5,10 +5,11 @@
  * A connection is half open until its request is complete. A listener goes when the last of these has left it.
  */
 #include <linux/slab.h>
+#include <net/inet_connection_sock.h>
 
 #include "cm.h"
 
-/* Connections whose request has not come yet, for one listener. More of them wait in TCP's backlog until one of these leaves. */
+/* Connections whose request has not come yet, for one listener. If there is one more, the oldest makes room for it. */
 #define MAX_HALF_OPEN 128
 
 struct listener {
@@ -107,14 +108,33 @@ static void add_half_open(struct listener *listener, struct socket *socket)
 		rnic_connection_free(connection);
 }
 
+/* The time of the connection that has waited longest is over, so those that say nothing keep nobody out. Its turn makes room. */
+static void push_out_oldest(struct listener *listener)
+{
+	struct rnic_connection *oldest;
+
+	mutex_lock(&listener->lock);
+	if (!list_empty(&listener->half_open)) {
+		oldest = list_last_entry(&listener->half_open, struct rnic_connection, entry);
+		oldest->deadline = jiffies;
+		queue_work(rnic_order, &oldest->work);
+	}
+	mutex_unlock(&listener->lock);
+}
+
 /* Takes one connection, and the next one in another turn: so those who have sent their request leave before many more are half open. */
 static void accept_turn(struct work_struct *work)
 {
 	struct listener *listener = container_of(work, struct listener, work);
 	struct socket *socket;
 
-	/* Both change in turns of the same queue. */
-	if (listener->count >= MAX_HALF_OPEN || kernel_accept(listener->socket, &socket, O_NONBLOCK))
+	/* The count changes in turns of the same queue. */
+	if (listener->count >= MAX_HALF_OPEN) {
+		if (!reqsk_queue_empty(&inet_csk(listener->socket->sk)->icsk_accept_queue))
+			push_out_oldest(listener);
+		return;
+	}
+	if (kernel_accept(listener->socket, &socket, O_NONBLOCK))
 		return;
 	/* Inherited from the listener. */
 	write_lock_bh(&socket->sk->sk_callback_lock);

@@ -190,7 +190,10 @@ struct rnic_qp {
 	bool closed_by_peer;
 	/* The connection is not wanted any more, whatever the peer does: the queue pair was reset, or is destroyed. Guarded by `lock`. */
 	bool given_up;
-	/* This end sends nothing more, and waits for the peer to close, too, until `leaves_at` (jiffies). */
+	/* The stream is being ended. What has to be sent before has time until `leaves_at` (jiffies), and more if the peer's TCP goes on from here. */
+	bool ending;
+	u32 acknowledged;
+	/* This end sends nothing more, and waits for the peer to close, too, until `leaves_at`. */
 	bool shut;
 	unsigned long leaves_at;
 	/* Receives were flushed after the queue pair went to the error state. */

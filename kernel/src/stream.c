@@ -97,8 +97,11 @@ static bool receive(struct rnic_qp *qp, struct sock *sk)
 	if (!ready)
 		return true;
 	/* What the engine could not take is offered again, also while it waits. */
-	if (interest != RK_RX_NONE)
+	if (interest != RK_RX_NONE) {
+		/* To MPA an urgent octet is one like others. The stack would not hand it out, nor what is behind it. */
+		WRITE_ONCE(tcp_sk(sk)->urg_data, 0);
 		tcp_read_sock(sk, &descriptor, take_packet);
+	}
 	spin_lock_bh(&qp->lock);
 	look_for_end(qp, sk);
 	rnic_area_give(qp);
@@ -161,6 +164,7 @@ void rnic_stream_attach(struct rnic_qp *qp, struct socket *socket, struct iw_cm_
 	qp->socket = socket;
 	qp->closed_by_peer = false;
 	qp->shut = false;
+	qp->ending = false;
 	qp->flushed = false;
 	/* Sent from softirq, too. */
 	sk->sk_allocation = GFP_ATOMIC;
@@ -226,6 +230,24 @@ static bool has_waited(const struct rnic_qp *qp)
 	return qp->shut && (qp->closed_by_peer || time_after_eq(jiffies, qp->leaves_at));
 }
 
+/*
+ * Whether the peer takes nothing of what has to come before the end, such as a Terminate. Its time begins anew when it acknowledges something.
+ * Called with the lock.
+ */
+static bool takes_nothing(struct rnic_qp *qp)
+{
+	u32 acknowledged = READ_ONCE(tcp_sk(qp->sk)->snd_una);
+
+	if (!rk_qp_is_ending(qp->engine))
+		return false;
+	if (!qp->shut && (!qp->ending || qp->acknowledged != acknowledged)) {
+		qp->acknowledged = acknowledged;
+		qp->leaves_at = jiffies + LINGER;
+	}
+	WRITE_ONCE(qp->ending, true);
+	return !qp->shut && time_after_eq(jiffies, qp->leaves_at);
+}
+
 /* Does to the stream what the engine wishes. The caller has the mutex. */
 static void end_stream(struct rnic_qp *qp)
 {
@@ -233,7 +255,7 @@ static void end_stream(struct rnic_qp *qp)
 
 	spin_lock_bh(&qp->lock);
 	wish = rk_qp_wish(qp->engine);
-	if (is_dead(qp, qp->sk))
+	if (is_dead(qp, qp->sk) || takes_nothing(qp))
 		wish = RK_WISH_ABORT;
 	spin_unlock_bh(&qp->lock);
 	if (wish == RK_WISH_SHUTDOWN) {
@@ -391,7 +413,7 @@ static void raise(struct rnic_qp *qp, u32 events)
  */
 bool rnic_settle(struct rnic_qp *qp)
 {
-	bool more, act, waits, due;
+	bool more, act, ends, waits, due;
 	u32 events = 0;
 	u64 at;
 
@@ -404,6 +426,7 @@ bool rnic_settle(struct rnic_qp *qp)
 		waits = rk_rx_interest(qp->engine) == RK_RX_WAIT;
 		at = rk_poll_at(qp->engine);
 		due = rk_wants_tx(qp->engine) || qp->sends_left;
+		ends = rk_qp_is_ending(qp->engine) && !READ_ONCE(qp->ending);
 		spin_unlock_bh(&qp->lock);
 	} while (more);
 	if (!rnic_cq_notify(to_cq(qp->base.send_cq)) | !rnic_cq_notify(to_cq(qp->base.recv_cq))) {
@@ -420,9 +443,9 @@ bool rnic_settle(struct rnic_qp *qp)
 		rnic_srq_notify(to_srq(qp->base.srq));
 	if (!READ_ONCE(qp->sk))
 		return false;
-	if (act)
+	if (act || ends)
 		rnic_stream_kick(qp);
-	if (qp->shut)
+	if (qp->shut || READ_ONCE(qp->ending))
 		timer_reduce(&qp->timer, qp->leaves_at);
 	set_timer(qp, at, waits);
 	return due;

@@ -15,6 +15,8 @@ pub(super) struct Target {
     pub(super) address: SocketAddr,
     /// How often things are repeated: 1 in the short form.
     pub(super) scale: u32,
+    /// How long the server may keep a connection that it has left and whose peer takes nothing.
+    pub(super) leaving: Duration,
 }
 
 /// Stands for the grant of a server that grants nothing.
@@ -25,6 +27,7 @@ pub(super) const NOTHING: Grant = Grant {
     local: 0,
     foreign: 0,
     window: 0,
+    plain: false,
 };
 /// An STag that nobody has: the part of the table that it names is never made.
 pub(super) const UNKNOWN: u32 = 0xf234_5678;
@@ -32,6 +35,29 @@ pub(super) const UNKNOWN: u32 = 0xf234_5678;
 /// A Write of eight octets.
 pub(super) fn write(stag: u32, offset: u64) -> Vec<u8> {
     wire::tagged(Op::Write, stag, offset, &[7; 8])
+}
+
+/// Sends the same again and again in one piece, so that the server finds all of it before it has answered the first.
+pub(super) fn many_at_once(
+    peer: &mut Peer,
+    times: u32,
+    make: impl Fn(&mut Peer) -> Vec<Vec<u8>>,
+) -> Result<()> {
+    let segments: Vec<_> = (0..times).flat_map(|_| make(peer)).collect();
+    if peer.markers {
+        return segments.iter().try_for_each(|segment| peer.send(segment));
+    }
+    let all: Vec<_> = segments
+        .iter()
+        .flat_map(|segment| wire::fpdu(segment))
+        .collect();
+    peer.put(&all)
+}
+
+/// A request to read little. The answers to as many as are agreed fit into a socket, with the Terminate for one too many behind them, which is
+/// lost if the server's program destroys its queue pair while the socket is full.
+pub(super) fn little(grant: &Grant) -> Vec<u8> {
+    wire::read_request(grant.all, grant.address, grant.len.min(64))
 }
 
 pub(super) fn first_octets(t: &Target, octets: &[u8]) -> Result<Seen> {
@@ -203,10 +229,9 @@ pub(super) fn too_many_reads(t: &Target) -> Result<Seen> {
     let Some(grant) = peer.grant else {
         bail!("the server grants nothing");
     };
-    for _ in 0..1000 {
-        let request = wire::read_request(grant.all, grant.address, grant.len);
-        peer.request(Op::Read, &request)?;
-    }
+    many_at_once(&mut peer, 1000, |peer| {
+        vec![peer.message(Op::Read, &little(&grant))]
+    })?;
     peer.answer()
 }
 

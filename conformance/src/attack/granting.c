@@ -1,7 +1,7 @@
 /* A verbs server that grants memory to everybody, and its good client. `cargo xtask interop hostile` attacks the one while it watches the other.
  *
- * granting serve ADDR PORT
- * granting measure ADDR PORT ROUNDS
+ * granting serve ADDR PORT [plain]
+ * granting measure ADDR PORT ROUNDS [plain]
  *
  * Each client gets memory of its own: a region with all rights, one with none, one of another protection domain, and a window of type 2 that lends
  * the right to read the second and third page of the first. Their keys come with the acceptance (big-endian: address, length, four keys). The window
@@ -12,6 +12,8 @@
  *
  * A round of the client is a Write, a Read of what was written, which is compared, a FetchAdd, whose result must be the number of the round, and a
  * Send. At the end it prints the median and the 99th percentile of a round, in microseconds.
+ *
+ * Plain are devices for which rdma-core has neither windows nor atomics: there is no window, and no FetchAdd in a round.
  */
 #include <arpa/inet.h>
 #include <endian.h>
@@ -33,12 +35,14 @@
 #define READS 16
 #define PATIENCE_MS 20000
 #define BINDING RECEIVES /* The number of the request that binds the window. */
-#define RIGHTS (IBV_ACCESS_MW_BIND | IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC)
+#define RIGHTS (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC)
 
 struct grant {
 	uint64_t address;
 	uint32_t length, all, local, foreign, window;
 } __attribute__((packed));
+
+static int plain;
 
 static void must(int failed, const char *what)
 {
@@ -83,14 +87,16 @@ static int prepare(struct client *client)
 	if (!client->memory || !client->completions || !client->pd || !client->foreign_pd)
 		return -1;
 	client->cq = ibv_create_cq(client->id->verbs, RECEIVES + 8, NULL, client->completions, 0);
-	client->all = ibv_reg_mr(client->pd, client->memory + GUARD, REGION, RIGHTS);
+	client->all = ibv_reg_mr(client->pd, client->memory + GUARD, REGION, plain ? RIGHTS : RIGHTS | IBV_ACCESS_MW_BIND);
 	client->local = ibv_reg_mr(client->pd, client->memory + 2 * GUARD + REGION, GUARD, IBV_ACCESS_LOCAL_WRITE);
 	client->foreign = ibv_reg_mr(client->foreign_pd, client->memory + 3 * GUARD + REGION, GUARD, RIGHTS);
 	client->inbox = ibv_reg_mr(client->pd, client->received, sizeof client->received, IBV_ACCESS_LOCAL_WRITE);
-	client->window = ibv_alloc_mw(client->pd, IBV_MW_TYPE_2);
-	if (!client->cq || !client->all || !client->local || !client->foreign || !client->inbox || !client->window)
+	if (!client->cq || !client->all || !client->local || !client->foreign || !client->inbox)
 		return -1;
-	client->window_key = ibv_inc_rkey(client->window->rkey);
+	if (!plain && !(client->window = ibv_alloc_mw(client->pd, IBV_MW_TYPE_2)))
+		return -1;
+	if (client->window)
+		client->window_key = ibv_inc_rkey(client->window->rkey);
 	attr.send_cq = attr.recv_cq = client->cq;
 	if (rdma_create_qp(client->id, client->pd, &attr) || ibv_req_notify_cq(client->cq, 0))
 		return -1;
@@ -172,7 +178,7 @@ static void serve_it(struct client *client)
 			over = client->leaves;
 		}
 		if (fds[0].revents && !rdma_get_cm_event(client->channel, &event)) {
-			over |= event->event != RDMA_CM_EVENT_ESTABLISHED || bind_window(client);
+			over |= event->event != RDMA_CM_EVENT_ESTABLISHED || (client->window && bind_window(client));
 			rdma_ack_cm_event(event);
 		}
 	}
@@ -324,11 +330,13 @@ static void one_round(struct rdma_cm_id *id, struct ibv_cq *cq, const struct gra
 	source.length = BLOCK;
 	for (int i = 0; i < 3; i++)
 		wrs[i].next = &wrs[i + 1];
+	if (plain)
+		wrs[1].next = &wrs[3];
 	struct ibv_sge message = { base, MESSAGE, key };
 	wrs[3].sg_list = &message;
 	must(ibv_post_send(id->qp, wrs, &bad), "posting");
-	complete(cq, 4);
-	if (memcmp(memory, memory + BLOCK / 8, BLOCK) || memory[2 * BLOCK / 8] != n) {
+	complete(cq, plain ? 3 : 4);
+	if (memcmp(memory, memory + BLOCK / 8, BLOCK) || (!plain && memory[2 * BLOCK / 8] != n)) {
 		fprintf(stderr, "round %d has brought wrong data\n", (int)n);
 		exit(4);
 	}
@@ -379,12 +387,17 @@ static void measure(struct sockaddr_in *address, int rounds)
 int main(int argc, char **argv)
 {
 	struct sockaddr_in address = { .sin_family = AF_INET };
-	int measures = argc == 5 && !strcmp(argv[1], "measure"), rounds = measures ? atoi(argv[4]) : 0;
+	int measures, rounds;
+
+	plain = argc > 4 && !strcmp(argv[argc - 1], "plain");
+	argc -= plain;
+	measures = argc == 5 && !strcmp(argv[1], "measure");
+	rounds = measures ? atoi(argv[4]) : 0;
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	if ((!measures && (argc != 4 || strcmp(argv[1], "serve"))) || inet_pton(AF_INET, argv[2], &address.sin_addr) != 1 ||
 	    (measures && rounds < 1)) {
-		fprintf(stderr, "usage: granting serve ADDR PORT | granting measure ADDR PORT ROUNDS\n");
+		fprintf(stderr, "usage: granting serve ADDR PORT [plain] | granting measure ADDR PORT ROUNDS [plain]\n");
 		return 2;
 	}
 	address.sin_port = htons((unsigned short)atoi(argv[3]));

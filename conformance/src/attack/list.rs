@@ -20,8 +20,12 @@ pub(super) enum Needs {
     Short,
     /// A program that grants memory with all rights.
     Region,
+    /// The same on a device that has atomics.
+    Atomic,
     /// The verbs server in C, which grants and denies several kinds of memory.
     Grant,
+    /// The same, which also lends memory by a window.
+    Window,
     /// A program that reads the memory which a message of 16 octets names (rping).
     Reader,
     /// A listener that wants markers.
@@ -33,6 +37,8 @@ pub(super) enum Needs {
 pub(super) enum Expect {
     /// A Terminate with this layer, type and code, and the end of the stream.
     Terminate(u16),
+    /// The same with one of two codes.
+    Either(u16, u16),
     /// The end of the stream, with or without a Terminate.
     Over,
     /// No Terminate: the RFC allows none there.
@@ -47,6 +53,9 @@ impl Expect {
     pub(super) fn holds(self, seen: Seen) -> bool {
         match self {
             Self::Terminate(code) => seen == Seen::Terminate(code),
+            Self::Either(one, other) => {
+                seen == Seen::Terminate(one) || seen == Seen::Terminate(other)
+            }
             Self::Over => matches!(seen, Seen::Terminate(_) | Seen::Ended),
             Self::Ended => seen == Seen::Ended,
             Self::Held => seen == Seen::Held,
@@ -57,6 +66,7 @@ impl Expect {
     pub(super) fn name(self) -> String {
         match self {
             Self::Terminate(code) => format!("Terminate {code:04x}"),
+            Self::Either(one, other) => format!("{one:04x} or {other:04x}"),
             Self::Over => "end".into(),
             Self::Ended => "end, no Terminate".into(),
             Self::Held => "-".into(),

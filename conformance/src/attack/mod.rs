@@ -4,7 +4,8 @@
 //! fails if the server's answer is not the one that the RFCs name, the good client gets wrong data or none, the server ends, changes memory that
 //! it has not granted, or keeps memory, descriptors or threads. Latencies are reported, never judged: the machine may have other work.
 //!
-//! The kernel module has a suite of the same kind in an emulated machine: `cargo xtask interop kernel` (`violating`, `hostile`).
+//! With `--device` the server in C is attacked on a device of this machine instead: so the kernel module is, in an emulated machine
+//! (`cargo xtask kernel test --only "hostile suite"`).
 
 mod acts;
 mod door;
@@ -16,10 +17,11 @@ mod server;
 mod starting;
 mod wire;
 
-use std::path::PathBuf;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use clap::Args;
 
 use list::{Attack, Needs};
@@ -48,6 +50,12 @@ pub(crate) struct HostileArgs {
     /// Use this installation (of `cargo xtask install`) instead of building one
     #[arg(long, value_name = "DIR")]
     prefix: Option<PathBuf>,
+    /// Attack the server in C on an RDMA device of this machine (a card, or the kernel's siw or module) that has this address, and no other server
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "prefix")]
+    device: Option<Ipv4Addr>,
+    /// With a device: use this program instead of compiling granting.c
+    #[arg(long, value_name = "FILE", requires = "device")]
+    granting: Option<PathBuf>,
 }
 
 impl HostileArgs {
@@ -83,6 +91,7 @@ impl HostileArgs {
 
 /// The limit for the whole run. It only ends one that hangs.
 const LIMIT: Duration = Duration::from_secs(3600);
+
 /// Runs the attacks that the arguments choose.
 ///
 /// # Errors
@@ -92,53 +101,96 @@ pub(crate) fn command(args: &HostileArgs) -> Result<Outcome> {
         list::all().for_each(|attack| println!("{}", attack.name));
         return Ok(Outcome::Passed);
     }
+    let home = super::apps::tempdir()?;
+    match args.device {
+        Some(address) => on_device(args, address, &home.path),
+        None => on_software(args, &home.path),
+    }
+}
+
+/// Attacks the servers on the software RNIC.
+fn on_software(args: &HostileArgs, home: &Path) -> Result<Outcome> {
     let context = Context::new(false, true)?;
     let mut log = Log::create(&context.log_dir().join("interop-hostile.log"), LIMIT)?;
-    let home = super::apps::tempdir()?;
     let prefix = match &args.prefix {
         Some(prefix) => std::path::absolute(prefix)?,
         None => {
-            let prefix = home.path.join("prefix");
+            let prefix = home.join("prefix");
             install::install(&context, &prefix)?;
             prefix
         }
     };
-    let granting = home.path.join("granting");
-    let source = context.root.join("conformance/src/attack/granting.c");
-    let compiled = server::compile(&source, &granting);
+    let granting = home.join("granting");
+    let compiled = server::compile(&context.root.join(SOURCE), &granting);
     let place = Place {
+        address: Ipv4Addr::LOCALHOST,
         iwarp: prefix.join("bin/iwarp"),
         granting: compiled.is_ok().then_some(granting),
-        dir: home.path.clone(),
+        dir: home.to_owned(),
     };
     let mut rows = Vec::new();
     let mut skipped = Vec::new();
     for kind in Kind::ALL {
         match missing(kind, &compiled) {
             Some(why) => skipped.push(format!("skipped: {}: {why}", kind.name())),
-            None => run::against(
-                &place,
-                kind,
-                &args.chosen(kind),
-                args.form(),
-                &mut rows,
-                &mut log,
-            )?,
+            None => {
+                let chosen = args.chosen(kind);
+                run::against(&place, kind, &chosen, args.form(), &mut rows, &mut log)?;
+            }
         }
     }
     if rows.is_empty() && skipped.is_empty() {
-        bail!("no such attack or server; --list shows the attacks");
+        bail!("{NOTHING_CHOSEN}");
     }
     skipped.iter().for_each(|line| log.say(line));
-    table(&rows, &mut log);
-    let failed = rows.iter().filter(|row| row.failure.is_some()).count();
-    if failed > 0 {
-        bail!("{failed} of {} failed", rows.len());
-    }
     if rows.is_empty() {
         return Ok(Outcome::Skipped(
             "none of the servers can be built here".into(),
         ));
+    }
+    judged(&rows, &mut log)
+}
+
+/// Attacks the server in C on a device of this machine. Neither our programs nor the project's tree need to be here.
+fn on_device(args: &HostileArgs, address: Ipv4Addr, home: &Path) -> Result<Outcome> {
+    let mut log = Log::create(&home.join("hostile.log"), LIMIT)?;
+    let granting = match &args.granting {
+        Some(program) => std::path::absolute(program)?,
+        None => {
+            let program = home.join("granting");
+            let source = Context::new(false, false)?.root.join(SOURCE);
+            server::compile(&source, &program).map_err(|why| anyhow!(why))?;
+            program
+        }
+    };
+    let place = Place {
+        address,
+        iwarp: PathBuf::new(),
+        granting: Some(granting),
+        dir: home.to_owned(),
+    };
+    let mut rows = Vec::new();
+    let (kind, form) = (Kind::Device, args.form());
+    run::against(&place, kind, &args.chosen(kind), form, &mut rows, &mut log)?;
+    if rows.is_empty() {
+        bail!("{NOTHING_CHOSEN}");
+    }
+    judged(&rows, &mut log)
+}
+
+const NOTHING_CHOSEN: &str = "no such attack or server; --list shows the attacks";
+/// The server in C.
+const SOURCE: &str = "conformance/src/attack/granting.c";
+
+/// Shows the table.
+///
+/// # Errors
+/// When a row has failed.
+fn judged(rows: &[Row], log: &mut Log) -> Result<Outcome> {
+    table(rows, log);
+    let failed = rows.iter().filter(|row| row.failure.is_some()).count();
+    if failed > 0 {
+        bail!("{failed} of {} failed", rows.len());
     }
     Ok(Outcome::Passed)
 }

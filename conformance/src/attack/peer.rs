@@ -49,6 +49,8 @@ pub(super) struct Grant {
     pub(super) local: u32,
     pub(super) foreign: u32,
     pub(super) window: u32,
+    /// The server's device has neither windows nor atomics.
+    pub(super) plain: bool,
 }
 
 impl Grant {
@@ -71,6 +73,7 @@ impl Grant {
                 local: word(16),
                 foreign: word(20),
                 window: word(24),
+                plain: word(24) == 0,
             }),
             Self::PERF_LEN => Some(Self {
                 address,
@@ -256,8 +259,8 @@ impl Peer {
         self.put(&out)
     }
 
-    /// Puts legal requests on their way, so that the attack finds the server at work: Writes, Reads and atomics where the server grants memory; else
-    /// an empty Write, because a server may not send a Terminate before it has got an FPDU (RFC 5044 section 7.1.2).
+    /// Puts legal requests on their way, so that the attack finds the server at work: Writes, Reads and, unless the server is plain, atomics where it
+    /// grants memory; else an empty Write, because a server may not send a Terminate before it has got an FPDU (RFC 5044 section 7.1.2).
     pub(super) fn busy(&mut self) -> Result<()> {
         let Some(grant) = self.grant else {
             return self.send(&wire::tagged(Op::Write, 0, 0, &[]));
@@ -272,15 +275,23 @@ impl Peer {
             ))?;
             let read = wire::read_request(grant.all, grant.address, 8192);
             self.request(Op::Read, &read)?;
-            self.request(Op::Atomic, &wire::fetch_add(grant.all, grant.address))?;
+            if !grant.plain {
+                self.request(Op::Atomic, &wire::fetch_add(grant.all, grant.address))?;
+            }
         }
         Ok(())
     }
 
     /// Sends a message without a tag.
     pub(super) fn request(&mut self, op: Op, body: &[u8]) -> Result<()> {
+        let segment = self.message(op, body);
+        self.send(&segment)
+    }
+
+    /// Makes a message without a tag, which is sent next.
+    pub(super) fn message(&mut self, op: Op, body: &[u8]) -> Vec<u8> {
         let msn = self.next(op);
-        self.send(&wire::untagged(op, 0, msn, body))
+        wire::untagged(op, 0, msn, body)
     }
 
     /// Reads what the server sends until a Terminate, and the end of the stream behind it. Each FPDU must have a right CRC.

@@ -168,7 +168,11 @@ impl Trial {
             _ => None,
         };
         let address = door.as_ref().map_or(server.address, |door| door.address);
-        attack.run(&Target { address, scale })
+        attack.run(&Target {
+            address,
+            scale,
+            leaving: server.kind.leaving(),
+        })
     }
 
     /// Takes what the good client's thread has brought.

@@ -25,9 +25,12 @@ pub(super) enum Kind {
     Granting,
     /// The same on a device that wants markers.
     Marking,
+    /// The same on an RDMA device that is not ours to choose, without what rdma-core lacks for some: windows and atomics.
+    Device,
 }
 
 impl Kind {
+    /// Those of the software RNIC.
     pub(super) const ALL: [Self; 7] = [
         Self::Granting,
         Self::Marking,
@@ -47,6 +50,7 @@ impl Kind {
             Self::Rping => "rping",
             Self::Granting => "C server",
             Self::Marking => "C server, markers",
+            Self::Device => "C server, device",
         }
     }
 
@@ -56,16 +60,33 @@ impl Kind {
             Needs::Port => !matches!(self, Self::Measured),
             Needs::Mpa => !matches!(self, Self::Perf),
             Needs::Listener | Needs::Short => !matches!(self, Self::Perf | Self::Measured),
-            Needs::Region => matches!(self, Self::Granting | Self::Marking | Self::Measured),
-            Needs::Grant => matches!(self, Self::Granting | Self::Marking),
+            Needs::Region => self.is_granting() || matches!(self, Self::Measured),
+            Needs::Atomic => self.has(Needs::Region) && !matches!(self, Self::Device),
+            Needs::Grant => self.is_granting(),
+            Needs::Window => matches!(self, Self::Granting | Self::Marking),
             Needs::Reader => matches!(self, Self::Ping | Self::Rping),
             Needs::Markers => matches!(self, Self::Marking),
         }
+    }
+
+    /// How long the server may keep a connection that it has left and whose peer takes nothing. A device has a limit of its own: the kernel
+    /// module's is a minute.
+    pub(super) const fn leaving(self) -> Duration {
+        match self {
+            Self::Device => Duration::from_secs(75),
+            _ => Duration::from_secs(15),
+        }
+    }
+
+    const fn is_granting(self) -> bool {
+        matches!(self, Self::Granting | Self::Marking | Self::Device)
     }
 }
 
 /// Where the programs are, and where files may be made.
 pub(super) struct Place {
+    /// Where servers listen.
+    pub(super) address: Ipv4Addr,
     pub(super) iwarp: PathBuf,
     pub(super) granting: Option<PathBuf>,
     pub(super) dir: PathBuf,
@@ -167,6 +188,7 @@ fn command_line(place: &Place, kind: Kind, port: &str) -> Result<Vec<String>> {
         Kind::Rping => format!("run -- rping -s -P -a 127.0.0.1 -p {port}"),
         Kind::Granting => "run --".to_owned(),
         Kind::Marking => "run --markers on --".to_owned(),
+        Kind::Device => return granting(place, &["serve", port, "plain"]),
     };
     let mut words = vec![place.iwarp.display().to_string()];
     words.extend(line.split(' ').map(String::from));
@@ -178,14 +200,19 @@ fn command_line(place: &Place, kind: Kind, port: &str) -> Result<Vec<String>> {
             std::fs::write(served.join("file"), content())?;
             words.push(served.display().to_string());
         }
-        Kind::Granting | Kind::Marking => {
-            let path = place.granting.as_ref().context("needs a C compiler")?;
-            words.push(path.display().to_string());
-            words.extend(["serve", "127.0.0.1", port].map(String::from));
-        }
-        Kind::Ping | Kind::Perf | Kind::Measured | Kind::Rping => {}
+        Kind::Granting | Kind::Marking => words.extend(granting(place, &["serve", port])?),
+        Kind::Ping | Kind::Perf | Kind::Measured | Kind::Rping | Kind::Device => {}
     }
     Ok(words)
+}
+
+/// Returns the words that start the program in C, which takes the address behind what it is to do.
+fn granting(place: &Place, words: &[&str]) -> Result<Vec<String>> {
+    let path = place.granting.as_ref().context("needs a C compiler")?;
+    let mut all = vec![path.display().to_string()];
+    all.extend(words.iter().map(|word| (*word).to_owned()));
+    all.insert(2, place.address.to_string());
+    Ok(all)
 }
 
 impl<'a> Server<'a> {
@@ -208,7 +235,7 @@ impl<'a> Server<'a> {
             kind,
             child,
             output,
-            address: (Ipv4Addr::LOCALHOST, port.parse()?).into(),
+            address: (place.address, port.parse()?).into(),
         };
         let start = Instant::now();
         while !server.listens()? {
@@ -307,23 +334,22 @@ impl<'a> Server<'a> {
                 ping_figures(&said)
             }
             Kind::Granting | Kind::Marking => {
-                let path = self.place.granting.as_ref().context("needs a C compiler")?;
-                let said = self.place.run(&[
-                    &iwarp,
-                    "run",
-                    "--",
-                    &path.display().to_string(),
-                    "measure",
-                    "127.0.0.1",
-                    &port,
-                    ROUNDS,
-                ])?;
-                granting_figures(&said)
+                let mut words = [&iwarp, "run", "--"].map(String::from).to_vec();
+                words.extend(granting(self.place, &["measure", &port, ROUNDS])?);
+                self.grants(&words)
+            }
+            Kind::Device => {
+                self.grants(&granting(self.place, &["measure", &port, ROUNDS, "plain"])?)
             }
             Kind::Cp => self.copies(&iwarp, &port),
             Kind::Perf => self.performs(&iwarp, &port),
             Kind::Measured => self.performs_in_turn(&iwarp, &port),
         }
+    }
+
+    fn grants(&self, words: &[String]) -> Result<Figures> {
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        granting_figures(&self.place.run(&words)?)
     }
 
     fn performs(&self, iwarp: &str, port: &str) -> Result<Figures> {

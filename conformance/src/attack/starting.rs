@@ -77,10 +77,9 @@ fn absurd_depths(t: &Target) -> Result<Seen> {
     let peer = Peer::ask(peer::connect(t.address)?, &request)?;
     let mut peer = peer.context("the server refuses large depths")?;
     let grant = peer.grant.unwrap_or(acts::NOTHING);
-    for _ in 0..u32::from(DEPTH) + 100 {
-        let read = wire::read_request(grant.all, grant.address, grant.len);
-        peer.request(Op::Read, &read)?;
-    }
+    acts::many_at_once(&mut peer, u32::from(DEPTH) + 100, |peer| {
+        vec![peer.message(Op::Read, &acts::little(&grant))]
+    })?;
     peer.answer()
 }
 

@@ -37,6 +37,7 @@ const PROGRAM_PACKAGES: &[&str] = &[
     "rpcbind",
     "netbase",
     "mount",
+    "util-linux",
     "ksmbd-tools",
     "cifs-utils",
 ];

@@ -86,6 +86,7 @@ const PROGRAMS: &[&str] = &[
     "iscsid",
     "iscsiadm",
     "mkfs.ext4",
+    "setpriv",
 ];
 
 /// What a guest has besides for storage.
@@ -307,6 +308,7 @@ pub(crate) fn device(
     ] {
         stage.compile(program, &files, cache, &["-lrdmacm", "-libverbs"])?;
     }
+    stage.hostile_peer(&context.root, cache)?;
     stage.scripts(&files, extra.scripts)?;
     stage.user_space(&[PROGRAMS, extra.programs].concat())?;
     for settings in extra.settings {
@@ -510,6 +512,22 @@ impl Stage<'_> {
         self.executable(&binary, &format!("usr/bin/{program}"))
     }
 
+    /// Adds this program, without what is for debuggers, and the server that it attacks.
+    fn hostile_peer(&mut self, root: &Path, cache: &Path) -> Result<()> {
+        let small = cache.join("iwarp-conformance");
+        let own = std::env::current_exe()?;
+        self.log
+            .run(Command::new("strip").arg("-o").arg(&small).arg(own))?;
+        self.executable(&small, "usr/bin/iwarp-conformance")?;
+        let flags = ["-lrdmacm", "-libverbs", "-lpthread"];
+        self.compile(
+            "granting",
+            &root.join("conformance/src/attack"),
+            cache,
+            &flags,
+        )
+    }
+
     /// Copies Debian's programs and the libraries that they need.
     fn user_space(&mut self, programs: &[&str]) -> Result<()> {
         let dirs = ["usr/bin", "usr/sbin", "bin", "sbin"];
@@ -526,7 +544,12 @@ impl Stage<'_> {
             self.executable(&found, &to)?;
             queue.push_back(found);
         }
-        queue.push_back(self.root.join("usr/bin/peer"));
+        for own in ["peer", "iwarp-conformance"] {
+            let own = self.root.join("usr/bin").join(own);
+            if own.exists() {
+                queue.push_back(own);
+            }
+        }
         for settings in ["etc/iscsi/iscsid.conf", "etc/mke2fs.conf"] {
             self.copy(&self.programs.join(settings), settings)?;
         }

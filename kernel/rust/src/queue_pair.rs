@@ -317,6 +317,13 @@ pub extern "C" fn rk_qp_close(qp: &mut Qp) {
     qp.machine.close(&mut qp.owner);
 }
 
+/// Returns `true` if the stream is being ended and is not gone.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_qp_is_ending(qp: &Qp) -> bool {
+    qp.machine.is_ending()
+}
+
 /// Returns what should be done with the stream, as `enum rk_wish`.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
