@@ -6,7 +6,7 @@
 
 use super::option;
 use super::poller::{Interest, wait_fd};
-use super::stream::TcpStream;
+use super::stream::{TcpStream, set_keep_alive};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use std::fmt;
 use std::io;
@@ -320,18 +320,25 @@ impl Bound {
         address_of(&self.socket)
     }
 
-    /// Listens, see [`Listener::bind`].
+    /// Listens, see [`Listener::bind`]. Accepted streams begin with this setting of [`TcpStream::keep_alive`].
     ///
     /// # Errors
     /// `AddrInUse` if another socket listens there.
-    pub(crate) fn listen(self, backlog: u32) -> Result<Listener, NetError> {
-        // Accepted sockets inherit both.
+    pub(crate) fn listen(
+        self,
+        backlog: u32,
+        keep_alive: Option<Duration>,
+    ) -> Result<Listener, NetError> {
+        // Accepted sockets inherit all of it.
         self.release()?;
         self.socket.set_tcp_nodelay(true)?;
+        // A kernel that refuses this is asked again for each stream.
+        let keep_alive = keep_alive.filter(|_| set_keep_alive(&self.socket, keep_alive).is_ok());
         self.socket
             .listen(i32::try_from(backlog).unwrap_or(i32::MAX))?;
         Ok(Listener {
             socket: self.socket,
+            keep_alive,
         })
     }
 
@@ -355,6 +362,7 @@ impl Bound {
 #[derive(Debug)]
 pub(crate) struct Listener {
     socket: Socket,
+    keep_alive: Option<Duration>,
 }
 
 impl Listener {
@@ -371,7 +379,7 @@ impl Listener {
         backlog: u32,
         only_v6: Option<bool>,
     ) -> Result<Self, NetError> {
-        Bound::bind(address, only_v6, Sharing::Exclusive)?.listen(backlog)
+        Bound::bind(address, only_v6, Sharing::Exclusive)?.listen(backlog, None)
     }
 
     /// Takes the next connection, if one waits.
@@ -411,7 +419,7 @@ impl Listener {
             let Some(peer) = peer.as_socket().map(canonical) else {
                 continue;
             };
-            return Ok(Some((TcpStream::accepted(socket), peer)));
+            return Ok(Some((TcpStream::accepted(socket, self.keep_alive), peer)));
         }
     }
 
