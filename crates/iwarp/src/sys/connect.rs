@@ -133,6 +133,7 @@ pub(crate) fn connect(peer: SocketAddr, local: Option<SocketAddr>) -> Result<Con
         }
         socket.bind(&SockAddr::from(local))?;
     }
+    acknowledge_with_first_octets(&socket);
     start_connect(socket, peer)
 }
 
@@ -184,6 +185,13 @@ fn choose_port_late(socket: &Socket) {
         libc::IP_BIND_ADDRESS_NO_PORT,
         1i32,
     );
+}
+
+/// Lets the last segment of TCP's handshake carry the first octets, because the initiator sends its MPA request at once. That is one
+/// segment fewer, and the responder finds the request when it accepts. If no octets follow, the kernel sends the segment after 200 ms.
+/// Without this option, or if the kernel refuses it, that segment is sent alone and at once. It affects no later segment.
+fn acknowledge_with_first_octets(socket: &Socket) {
+    let _ = option::set(socket, libc::IPPROTO_TCP, libc::TCP_QUICKACK, 0i32);
 }
 
 impl Connecting {
@@ -354,6 +362,7 @@ impl Bound {
             (_, peer) => peer,
         };
         self.release()?;
+        acknowledge_with_first_octets(&self.socket);
         start_connect(self.socket, peer)
     }
 }

@@ -360,3 +360,24 @@ fn accepted_streams_have_the_keep_alive_of_their_listener() {
         assert_eq!(keep_alive_of(&accepted), None);
     }
 }
+
+/// The last segment of TCP's handshake waits for the first octets, so that whoever accepts finds them. It does not wait for ever.
+#[test]
+fn the_handshake_ends_with_the_first_octets() {
+    let listener = Listener::bind(address("127.0.0.1:0"), 4, None).expect("listener");
+    let target = listener.local_addr().expect("address");
+    // A thread that is stopped for 200 ms after it has connected finds the segment sent.
+    let merged = (0..20).any(|_| {
+        let stream = finish(connect(target, None).expect("connect")).expect("established");
+        let waited = listener.accept().expect("accept").is_none();
+        if waited {
+            assert_eq!(stream.send(b"request").expect("send"), 7);
+            let (accepted, _) = accept(&listener);
+            assert_eq!(accepted.recv(&mut [0; 16]).expect("octets"), 7);
+        }
+        waited
+    });
+    assert!(merged);
+    let _silent = finish(connect(target, None).expect("connect")).expect("established");
+    accept(&listener);
+}
