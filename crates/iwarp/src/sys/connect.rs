@@ -6,6 +6,7 @@
 
 use super::option;
 use super::poller::{Interest, wait_fd};
+use super::sockopt::tcp_info;
 use super::stream::{TcpStream, set_keep_alive};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use std::fmt;
@@ -389,6 +390,11 @@ impl Listener {
         only_v6: Option<bool>,
     ) -> Result<Self, NetError> {
         Bound::bind(address, only_v6, Sharing::Exclusive)?.listen(backlog, None)
+    }
+
+    /// Returns how many connections wait to be accepted, at least one: to ask costs less than an `accept` that finds none.
+    pub(crate) fn waiting(&self) -> u32 {
+        tcp_info(&self.socket).map_or(1, |info| info.unacknowledged_segments.max(1))
     }
 
     /// Takes the next connection, if one waits.

@@ -381,3 +381,24 @@ fn the_handshake_ends_with_the_first_octets() {
     let _silent = finish(connect(target, None).expect("connect")).expect("established");
     accept(&listener);
 }
+
+#[test]
+fn a_listener_tells_how_many_wait() {
+    let listener = Listener::bind(address("127.0.0.1:0"), 8, None).expect("listener");
+    let target = listener.local_addr().expect("address");
+    let connected = || {
+        let stream = finish(connect(target, None).expect("connect")).expect("established");
+        stream.send(b"request").expect("send");
+        stream
+    };
+    // None waits, but to accept once is never wrong.
+    assert_eq!(listener.waiting(), 1);
+    let _streams = [connected(), connected(), connected()];
+    let start = std::time::Instant::now();
+    while listener.waiting() < 3 && start.elapsed() < Duration::from_secs(10) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(listener.waiting(), 3);
+    accept(&listener);
+    assert_eq!(listener.waiting(), 2);
+}

@@ -346,7 +346,8 @@ fn refused_max() -> usize {
 
 impl Source for Listening {
     fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
-        loop {
+        // Those that come meanwhile are reported again.
+        for _ in 0..self.listener.waiting() {
             if self.hall.waiting.load(Ordering::Relaxed) >= self.backlog.max(BACKLOG_DEFAULT) {
                 self.pause();
                 return true;
@@ -373,6 +374,7 @@ impl Source for Listening {
                 }
             }
         }
+        true
     }
 
     fn timer(self: Arc<Self>, _: u32) {
