@@ -16,6 +16,7 @@ use super::inject::QpFaults;
 use super::late::Late;
 use super::link_state::LinkState;
 use super::retry::Retry;
+use super::silence::{self, Silence};
 use super::source::{Answered, Moved};
 use super::srq::SharedReceiveQueue;
 use super::xrc::Target;
@@ -740,10 +741,6 @@ impl QpInner {
     pub(crate) fn attach(self: &Arc<Self>, handover: Handover) -> Result<()> {
         let (engine, watched) = self.place(&handover)?;
         let token = watched.unwrap_or_else(|| engine.token());
-        if let Some(limit) = self.ctx.config.peer_timeout {
-            let asks = handover.stream.keep_alive(limit);
-            debug_assert!(asks.is_ok(), "{asks:?}");
-        }
         let mss = handover.stream.mss().unwrap_or(handover.config.emss);
         let link = Arc::new(Link {
             stream: handover.stream,
@@ -779,6 +776,7 @@ impl QpInner {
             }
             g.link = Some(Arc::clone(&link));
             g.conn = LinkState::new(handover.cm);
+            g.conn.silence = Silence::of(&link.stream, self.ctx.config.peer_timeout);
             g.absent = Absent::default();
             // Under the lock, so that nobody changes the interest before it exists.
             let source = Arc::clone(self) as Arc<dyn Source>;
@@ -800,6 +798,7 @@ impl QpInner {
                 return Err(e.into());
             }
             // Not earlier: a timer without a source is dropped.
+            silence::begin(self, &mut g);
             self.follow_time(&mut g, &mut after);
         }
         after.run(self);

@@ -6,13 +6,18 @@
 //! same without a timer of ours, but it also ends connections whose peer answers and does not read for a while, such as a
 //! stopped process.
 //!
+//! Keep-alive takes four system calls, which a program that connects to thousands of peers would notice. An accepted stream has it
+//! from its listener. Any other stream gets it at the first look: the kernel asks nothing before half of the time is over.
+//!
 //! [`TcpStream::keep_alive`]: crate::sys::stream::TcpStream::keep_alive
 //! [`Config::peer_timeout`]: crate::Config::peer_timeout
 
 use super::after::After;
 use super::drive;
 use super::qp::{Guarded, QpInner, TIMER_SILENCE};
+use crate::sys::stream::TcpStream;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Looks within the time that a peer may be silent.
 const LOOKS: u32 = 4;
@@ -22,20 +27,49 @@ const LOOKS: u32 = 4;
 pub(super) struct Silence {
     /// A timer for the next look is set.
     watched: bool,
+    /// The next look has to turn keep-alive on.
+    keep_alive_due: bool,
     /// Looks in a row that have found no answer.
     unanswered: u32,
+}
+
+impl Silence {
+    /// That of a new stream, whose peer may be silent for `limit`.
+    pub(super) fn of(stream: &TcpStream, limit: Option<Duration>) -> Self {
+        let inherited = stream.inherited_keep_alive();
+        // The listener may belong to a device with another setting, which must not act until the first look.
+        if inherited.is_some() && inherited != limit {
+            keep_alive(stream, limit);
+        }
+        Self {
+            keep_alive_due: limit.is_some() && inherited.is_none(),
+            ..Self::default()
+        }
+    }
+}
+
+fn keep_alive(stream: &TcpStream, limit: Option<Duration>) {
+    let set = stream.keep_alive(limit);
+    debug_assert!(set.is_ok(), "{set:?}");
+}
+
+/// The stream is watched by the engine: sets a timer for the first look if that has something to do.
+pub(super) fn begin(qp: &QpInner, g: &mut Guarded) {
+    if g.conn.silence.keep_alive_due {
+        watch(qp, g);
+    }
 }
 
 /// Something was sent: a later look checks whether it is answered.
 #[inline]
 pub(super) fn watch(qp: &QpInner, g: &mut Guarded) {
     if !g.conn.silence.watched {
-        begin(qp, g);
+        set_timer(qp, g);
     }
 }
 
 #[cold]
-fn begin(qp: &QpInner, g: &mut Guarded) {
+fn set_timer(qp: &QpInner, g: &mut Guarded) {
     if let (Some(limit), Some(link)) = (qp.ctx.config.peer_timeout, &g.link) {
         g.conn.silence.watched = true;
         link.engine
@@ -47,17 +81,20 @@ fn begin(qp: &QpInner, g: &mut Guarded) {
 pub(super) fn timer(qp: &Arc<QpInner>) {
     let mut after = After::default();
     let mut g = qp.state.lock();
-    let unanswered = std::mem::take(&mut g.conn.silence).unanswered;
+    let before = std::mem::take(&mut g.conn.silence);
     let (Some(limit), Some(link)) = (qp.ctx.config.peer_timeout, g.link.clone()) else {
         return;
     };
+    if before.keep_alive_due {
+        keep_alive(&link.stream, Some(limit));
+    }
     // If no octets are on their way, no answer is due, and the next ones start anew. A peer that has left is not waited for.
     if g.conn.left.rx || !link.stream.unacknowledged_bytes().is_ok_and(|n| n > 0) {
         return;
     }
     let silent = link.stream.unanswered().unwrap_or_default();
     g.conn.silence.unanswered = match silent {
-        Some(time) if time >= limit / LOOKS => unanswered + 1,
+        Some(time) if time >= limit / LOOKS => before.unanswered + 1,
         _ => 0,
     };
     // The first look may come right after the octets.
@@ -71,3 +108,7 @@ pub(super) fn timer(qp: &Arc<QpInner>) {
     drop(g);
     after.run(qp);
 }
+
+#[cfg(test)]
+#[path = "silence_tests.rs"]
+mod tests;

@@ -325,3 +325,80 @@ fn running_out_of_descriptors_has_its_own_error() {
     // The connection was not lost.
     accept(&listener);
 }
+
+/// What `getsockopt` says about keep-alive: seconds before the first question and between two, and the number of questions.
+fn keep_alive_of(stream: &TcpStream) -> Option<(u64, u64, u32)> {
+    let socket = stream.socket();
+    socket.keepalive().expect("SO_KEEPALIVE").then(|| {
+        let idle = socket.tcp_keepalive_time().expect("TCP_KEEPIDLE");
+        let between = socket.tcp_keepalive_interval().expect("TCP_KEEPINTVL");
+        let asks = socket.tcp_keepalive_retries().expect("TCP_KEEPCNT");
+        (idle.as_secs(), between.as_secs(), asks)
+    })
+}
+
+#[test]
+fn accepted_streams_have_the_keep_alive_of_their_listener() {
+    let minute = Some(Duration::from_secs(60));
+    for (limit, set) in [(minute, Some((30, 8, 4))), (None, None)] {
+        let bound =
+            Bound::bind(address("127.0.0.1:0"), None, Sharing::Exclusive).expect("an address");
+        let listener = bound.listen(4, limit).expect("listener");
+        let target = listener.local_addr().expect("address");
+        let stream = finish(connect(target, None).expect("connect")).expect("established");
+        let (accepted, _) = accept(&listener);
+        assert_eq!(accepted.inherited_keep_alive(), limit);
+        assert_eq!(keep_alive_of(&accepted), set);
+        assert_eq!(stream.inherited_keep_alive(), None);
+        assert_eq!(keep_alive_of(&stream), None);
+        // The listener's setting can be replaced.
+        accepted
+            .keep_alive(Some(Duration::from_secs(4)))
+            .expect("options");
+        assert_eq!(keep_alive_of(&accepted), Some((2, 1, 2)));
+        accepted.keep_alive(None).expect("options");
+        assert_eq!(keep_alive_of(&accepted), None);
+    }
+}
+
+/// The last segment of TCP's handshake waits for the first octets, so that whoever accepts finds them. It does not wait for ever.
+#[test]
+fn the_handshake_ends_with_the_first_octets() {
+    let listener = Listener::bind(address("127.0.0.1:0"), 4, None).expect("listener");
+    let target = listener.local_addr().expect("address");
+    // A thread that is stopped for 200 ms after it has connected finds the segment sent.
+    let merged = (0..20).any(|_| {
+        let stream = finish(connect(target, None).expect("connect")).expect("established");
+        let waited = listener.accept().expect("accept").is_none();
+        if waited {
+            assert_eq!(stream.send(b"request").expect("send"), 7);
+            let (accepted, _) = accept(&listener);
+            assert_eq!(accepted.recv(&mut [0; 16]).expect("octets"), 7);
+        }
+        waited
+    });
+    assert!(merged);
+    let _silent = finish(connect(target, None).expect("connect")).expect("established");
+    accept(&listener);
+}
+
+#[test]
+fn a_listener_tells_how_many_wait() {
+    let listener = Listener::bind(address("127.0.0.1:0"), 8, None).expect("listener");
+    let target = listener.local_addr().expect("address");
+    let connected = || {
+        let stream = finish(connect(target, None).expect("connect")).expect("established");
+        stream.send(b"request").expect("send");
+        stream
+    };
+    // None waits, but to accept once is never wrong.
+    assert_eq!(listener.waiting(), 1);
+    let _streams = [connected(), connected(), connected()];
+    let start = std::time::Instant::now();
+    while listener.waiting() < 3 && start.elapsed() < Duration::from_secs(10) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(listener.waiting(), 3);
+    accept(&listener);
+    assert_eq!(listener.waiting(), 2);
+}

@@ -33,7 +33,7 @@ pub(crate) struct TcpInfo {
     pub(crate) last_ack_received_ms: u32,
     /// Octets of a segment that it sends.
     pub(crate) segment_octets: u32,
-    /// Segments sent and not acknowledged.
+    /// Segments sent and not acknowledged. Of a listening socket: connections that wait to be accepted.
     pub(crate) unacknowledged_segments: u32,
     /// Segments that TCP counts as lost.
     pub(crate) lost_segments: u32,

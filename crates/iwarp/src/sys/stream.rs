@@ -21,6 +21,8 @@ pub(crate) const MAX_SLICES: usize = 1024;
 #[derive(Debug)]
 pub(crate) struct TcpStream {
     socket: Socket,
+    /// The limit of [`keep_alive`](Self::keep_alive) that its listener had.
+    inherited: Option<Duration>,
 }
 
 impl TcpStream {
@@ -31,12 +33,16 @@ impl TcpStream {
     pub(crate) fn from_socket(socket: Socket) -> io::Result<Self> {
         // An FPDU should leave when it is complete; the engine does its own coalescing.
         socket.set_tcp_nodelay(true)?;
-        Ok(Self { socket })
+        Ok(Self {
+            socket,
+            inherited: None,
+        })
     }
 
-    /// Takes over what [`Listener`](super::connect::Listener) has accepted, non-blocking. It has the listener's options.
-    pub(super) const fn accepted(socket: Socket) -> Self {
-        Self { socket }
+    /// Takes over what [`Listener`](super::connect::Listener) has accepted, non-blocking. It has the listener's options, of which
+    /// one is the limit of [`keep_alive`](Self::keep_alive).
+    pub(super) const fn accepted(socket: Socket, inherited: Option<Duration>) -> Self {
+        Self { socket, inherited }
     }
 
     /// Sends from a list of ranges; returns how many octets TCP took, which may be fewer than offered.
@@ -208,22 +214,18 @@ impl TcpStream {
         self.queue_ioctl(libc::TIOCOUTQ)
     }
 
-    /// Has the kernel ask a peer whether it is still there: first after half of `limit` without a segment from it, then at most
-    /// three times more. If `limit` passes without an answer, the stream fails with `TimedOut`. The kernel counts in seconds,
-    /// and takes from 2 to 32,767 of them. While octets wait for their acknowledgement it does not ask; see [`unanswered`](Self::unanswered).
+    /// Has the kernel ask a silent peer whether it is still there; `None`: it does not ask. See [`set_keep_alive`].
     ///
     /// # Errors
     /// The kernel's error.
-    pub(crate) fn keep_alive(&self, limit: Duration) -> io::Result<()> {
-        const ASKS: u64 = 4;
-        let seconds = limit.as_secs().clamp(2, 32_767);
-        let idle = seconds / 2;
-        let asks = (seconds - idle).min(ASKS);
-        let options = TcpKeepalive::new()
-            .with_time(Duration::from_secs(idle))
-            .with_interval(Duration::from_secs((seconds - idle).div_ceil(asks)))
-            .with_retries(asks as u32);
-        self.socket.set_tcp_keepalive(&options)
+    pub(crate) fn keep_alive(&self, limit: Option<Duration>) -> io::Result<()> {
+        set_keep_alive(&self.socket, limit)
+    }
+
+    /// Returns the limit that an accepted stream has had from the start, because its listener has it. [`keep_alive`](Self::keep_alive)
+    /// does not change what is returned.
+    pub(crate) const fn inherited_keep_alive(&self) -> Option<Duration> {
+        self.inherited
     }
 
     /// If TCP has sent something again, or has asked for room in the peer's window, and waits for the answer: the time since the
@@ -273,6 +275,28 @@ impl TcpStream {
         }
         Ok(u64::try_from(count).unwrap_or(0))
     }
+}
+
+/// Has the kernel ask a peer whether it is still there: first after half of `limit` without a segment from it, then at most
+/// three times more. If `limit` passes without an answer, the stream fails with `TimedOut`. The kernel counts in seconds,
+/// and takes from 2 to 32,767 of them. While octets wait for their acknowledgement it does not ask; see
+/// [`TcpStream::unanswered`]. The streams that a listening socket accepts inherit its setting.
+///
+/// # Errors
+/// The kernel's error.
+pub(super) fn set_keep_alive(socket: &Socket, limit: Option<Duration>) -> io::Result<()> {
+    const ASKS: u64 = 4;
+    let Some(limit) = limit else {
+        return socket.set_keepalive(false);
+    };
+    let seconds = limit.as_secs().clamp(2, 32_767);
+    let idle = seconds / 2;
+    let asks = (seconds - idle).min(ASKS);
+    let options = TcpKeepalive::new()
+        .with_time(Duration::from_secs(idle))
+        .with_interval(Duration::from_secs((seconds - idle).div_ceil(asks)))
+        .with_retries(asks as u32);
+    socket.set_tcp_keepalive(&options)
 }
 
 /// The system calls that move data, without the C library's functions of the same names. Those are cancellation points: a

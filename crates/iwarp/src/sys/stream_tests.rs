@@ -185,7 +185,8 @@ fn keep_alive_asks_within_the_limit() {
         (60, 30, 8, 4),
         (u64::MAX, 16_383, 4096, 4),
     ] {
-        a.keep_alive(Duration::from_secs(limit)).expect("options");
+        a.keep_alive(Some(Duration::from_secs(limit)))
+            .expect("options");
         let socket = a.socket();
         assert!(socket.keepalive().expect("SO_KEEPALIVE"));
         let set = (

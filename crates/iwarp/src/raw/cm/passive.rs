@@ -8,6 +8,7 @@ use super::refused::RefusedList;
 use super::startup::{Read, Starting, local_params, record};
 use super::{CmEvent, CmEventKind, xrc};
 use crate::admission::{Admission, counted};
+use crate::config::Config;
 use crate::device::Device;
 use crate::engine::{Engine, Source};
 use crate::error::Result;
@@ -80,7 +81,11 @@ impl Listening {
             backlog
         };
         let local = bound.local_addr()?;
-        let listener = bound.listen(backlog.max(BACKLOG_DEFAULT))?;
+        let peer_timeout = match &ctx {
+            Some(ctx) => ctx.config().peer_timeout,
+            None => Config::from_env().peer_timeout,
+        };
+        let listener = bound.listen(backlog.max(BACKLOG_DEFAULT), peer_timeout)?;
         let engine = engine()?;
         let token = engine.token();
         let this = Arc::new(Self {
@@ -341,7 +346,8 @@ fn refused_max() -> usize {
 
 impl Source for Listening {
     fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
-        loop {
+        // Those that come meanwhile are reported again.
+        for _ in 0..self.listener.waiting() {
             if self.hall.waiting.load(Ordering::Relaxed) >= self.backlog.max(BACKLOG_DEFAULT) {
                 self.pause();
                 return true;
@@ -368,6 +374,7 @@ impl Source for Listening {
                 }
             }
         }
+        true
     }
 
     fn timer(self: Arc<Self>, _: u32) {
