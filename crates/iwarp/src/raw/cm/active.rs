@@ -64,7 +64,7 @@ pub(super) struct Active {
     id: Weak<CmIdInner>,
     ctx: Context,
     qp: QueuePair,
-    /// The life of the queue pair when the attempt began.
+    /// The life of the queue pair that the attempt is for.
     life: u64,
     peer: SocketAddr,
     local: Option<SocketAddr>,
@@ -119,7 +119,7 @@ impl Active {
     pub(super) fn new(
         id: &CmId,
         ctx: &Context,
-        qp: QueuePair,
+        (qp, life): (QueuePair, Option<u64>),
         peer: SocketAddr,
         local: Option<SocketAddr>,
         p: &ConnectionParameters,
@@ -132,7 +132,7 @@ impl Active {
         Ok(Arc::new(Self {
             id: Arc::downgrade(&id.inner),
             ctx: ctx.clone(),
-            life: qp.life(),
+            life: life.unwrap_or_else(|| qp.life()),
             qp,
             peer,
             local,

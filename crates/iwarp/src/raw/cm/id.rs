@@ -8,6 +8,7 @@ use super::resolve::Resolving;
 use super::sidr::{Asked, Asking, Datagrams, Serving};
 use super::stand_in::StandIn;
 use super::timewait;
+use super::unheard::Unheard;
 use super::{CmEvent, CmEventChannel, CmEventKind};
 use crate::admission::Admission;
 use crate::config::Config;
@@ -57,6 +58,8 @@ pub(super) enum Phase {
     Serving(Arc<Serving>),
     /// For datagrams: a peer's request waits for an answer.
     Asked(Box<Asked>),
+    /// Accepted, and the queue pair waits for the peer's first message before it takes the stream.
+    Unheard(Arc<Unheard>),
     /// Accepted or connected; `bool`: the event "established" has been given. For datagrams: the question was answered.
     Connected(bool),
     Disconnected,
@@ -71,6 +74,9 @@ impl Phase {
             Self::Connecting(active) => active.cancel(),
             Self::Listening(listening) => listening.stop(),
             Self::Requested(requested) => requested.reject(&[]),
+            Self::Unheard(unheard) => {
+                unheard.cancel();
+            }
             Self::Asking(asking) => asking.cancel(),
             Self::Serving(serving) => serving.stop(),
             // Dropping a request for datagrams rejects it.
@@ -83,6 +89,8 @@ pub(super) struct IdState {
     pub(super) phase: Phase,
     pub(super) ctx: Option<Context>,
     pub(super) qp: Option<QueuePair>,
+    /// The life of `qp` ([`QueuePair::life`]) that the connection is for; `None`: the one in which it is connected.
+    pub(super) life: Option<u64>,
     /// Owns `qp` if that is not the program's.
     pub(super) stand_in: Option<StandIn>,
     pub(super) bound: Option<Bound>,
@@ -168,6 +176,7 @@ impl CmId {
             phase: Phase::Idle,
             ctx: ctx.cloned(),
             qp: None,
+            life: None,
             stand_in: None,
             bound: None,
             local: None,
@@ -302,8 +311,14 @@ impl CmId {
 
     /// Sets the queue pair that the connection will use; it replaces an earlier one. The program makes the queue pair.
     pub fn set_queue_pair(&self, qp: Option<&QueuePair>) {
+        self.set_queue_pair_of(qp, None);
+    }
+
+    /// The same for a queue pair that may have been reset since `life`. If it has been, it does not take the connection.
+    pub(crate) fn set_queue_pair_of(&self, qp: Option<&QueuePair>, life: Option<u64>) {
         let mut s = self.inner.state.lock();
         s.qp = qp.cloned();
+        s.life = life;
         let before = s.stand_in.take();
         drop(s);
         drop(before);
@@ -401,6 +416,7 @@ impl CmId {
             let local = s.local.filter(|_| {
                 s.own_context || bound.is_some() || s.local.is_some_and(|l| l.port() != 0)
             });
+            let qp = (qp, s.life);
             let active = Active::new(self, &ctx, qp, peer, local, parameters)?;
             s.phase = Phase::Connecting(Arc::clone(&active));
             (active, bound)
