@@ -615,3 +615,7 @@ impl Source for Active {
         self.finish(End::failed(CmEventKind::Unreachable, libc::ETIMEDOUT));
     }
 }
+
+#[cfg(test)]
+#[path = "active_tests.rs"]
+mod tests;
