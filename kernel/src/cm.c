@@ -316,7 +316,7 @@ static bool is_taken(const struct iw_cm_id *id, int result)
 	return port >= low && port <= high;
 }
 
-/* Connects once more, from another port, if the peer may only have disliked the revision. */
+/* Connects again, from another port, if the peer has closed instead of answering: it may only have disliked the revision. */
 static int try_again(struct rnic_connection *connection)
 {
 	int result = rk_mpa_retry(connection->mpa);

@@ -55,13 +55,13 @@ fn plain_when_nothing_enhanced_is_wanted() {
         ird_ord_negotiate: false,
         ..BASE
     };
-    let i = Initiator::new(params, b"").unwrap();
+    let mut i = Initiator::new(params, b"").unwrap();
     //= rfc5044 section 7.1.1
     //= type=test
     //# For this version of
     //# the specification, senders MUST set this field to one.
     assert_eq!(i.request_octets(), b"MPA ID Req Frame\x40\x01\x00\x00");
-    assert!(i.retry_with_revision_1().is_none());
+    assert!(!i.ask_again());
 }
 
 #[test]

@@ -50,7 +50,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 /// Returns the time after which a blocking call gives up a set-up. The limits of the device end it earlier; this one only guards
-/// against a mistake in them. It is twice as long as an attempt, because one with MPA revision 1 may follow one with revision 2.
+/// against a mistake in them. It is three times as long as an attempt, because one with MPA revision 1 may follow two with revision 2.
 fn set_up_limit(config: &Config) -> Duration {
     const MARGIN: Duration = Duration::from_secs(30);
     let attempt = [
@@ -59,7 +59,7 @@ fn set_up_limit(config: &Config) -> Duration {
         config.handshake_timeout,
     ];
     let attempt = attempt.into_iter().fold(MARGIN, Duration::saturating_add);
-    attempt.saturating_mul(2)
+    attempt.saturating_mul(3)
 }
 
 /// The private data that tell a peer that its request cannot be answered for lack of descriptors.

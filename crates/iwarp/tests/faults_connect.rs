@@ -361,17 +361,15 @@ fn responders_of_revision_1() {
         for reset in [true, false] {
             let end = End::new(V4, &config());
             end.connect(address, b"again");
-            let (mut wire, first) = incoming(&socket);
-            assert_eq!(first.revision, 2);
-            if reset {
-                wire.reset();
-            } else {
-                wire.fin();
-                assert!(wire.ends());
+            // The first end of the stream may have had another reason.
+            for _ in 0..2 {
+                let (wire, enhanced) = incoming(&socket);
+                assert_eq!(enhanced.revision, 2);
+                give_up(wire, reset);
             }
-            let (mut wire, second) = incoming(&socket);
-            assert_eq!((second.revision, second.prefix), (1, None));
-            assert_eq!(second.private_data, b"again");
+            let (mut wire, plain) = incoming(&socket);
+            assert_eq!((plain.revision, plain.prefix), (1, None));
+            assert_eq!(plain.private_data, b"again");
             wire.write(&Hello::plain().octets(FrameKind::Reply));
             end.expect(CmEventKind::Established);
             let mem = end.mem(64);
@@ -380,15 +378,53 @@ fn responders_of_revision_1() {
             assert_eq!(wire.expect(Opcode::SEND), 11u64.to_ne_bytes());
             end.expect_status(1, WcStatus::Success);
         }
-        // If the second attempt, with revision 1, fails as well, there is no third.
+        // If the attempt with revision 1 fails as well, there is no other.
         let end = End::new(V4, &config());
         end.connect(address, b"");
-        drop(incoming(&socket));
-        let (_, second) = incoming(&socket);
-        assert_eq!(second.revision, 1);
+        for revision in [2, 2, 1] {
+            assert_eq!(incoming(&socket).1.revision, revision);
+        }
         end.expect_failure(CmEventKind::Rejected, libc::ECONNRESET);
         socket.set_nonblocking(true).unwrap();
-        assert!(socket.accept().is_err(), "there was a third attempt");
+        assert!(socket.accept().is_err(), "there was a fourth attempt");
+    });
+}
+
+/// The peer ends the stream instead of replying.
+fn give_up(mut wire: Wire, reset: bool) {
+    if reset {
+        wire.reset();
+    } else {
+        wire.fin();
+        assert!(wire.ends());
+    }
+}
+
+/// The process of a peer that knows revision 2 is killed, or its queue pair is reset, before it has replied. The next connection has the depths
+/// that both ends can serve.
+#[test]
+fn a_set_up_that_was_killed_is_tried_again_with_revision_2() {
+    others_are_served(|| {
+        let (socket, address) = listener(V4);
+        for reset in [true, false] {
+            let end = End::new(V4, &config());
+            end.connect(address, b"again");
+            let (wire, first) = incoming(&socket);
+            give_up(wire, reset);
+            let (mut wire, second) = incoming(&socket);
+            assert_eq!(
+                second.octets(FrameKind::Request),
+                first.octets(FrameKind::Request)
+            );
+            assert!(second.prefix.is_some());
+            let mut reply = Hello::enhanced(true, false);
+            let depths = reply.prefix.as_mut().unwrap();
+            (depths.ird, depths.ord) = (3, 2);
+            wire.write(&reply.octets(FrameKind::Reply));
+            let event = end.expect(CmEventKind::Established);
+            assert_eq!(event.initiator_depth, Some(3));
+            assert_eq!(event.responder_resources, Some(2));
+        }
     });
 }
 

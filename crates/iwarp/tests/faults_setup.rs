@@ -2,11 +2,14 @@
 //! initiators of every revision and mode (RFC 5044 section 7.1, RFC 6581 sections 9 and 10).
 
 mod common;
+#[path = "common/loopback.rs"]
+mod loopback;
 
 use common::wire::{Hello, Wire, initiator};
 use common::*;
 use iwarp::raw::cm::{CmEventKind, CmId, create_event_channel};
-use iwarp::{Access, Error, SendOp, WcStatus};
+use iwarp::raw::{CompletionQueue, Context, QueuePair};
+use iwarp::{Access, Error, RecvWr, SendOp, State, WcStatus};
 use iwarp_proto::ddp::Stag;
 use iwarp_proto::mpa::startup::{Flags, FrameKind};
 use iwarp_proto::rdmap::{Opcode, ReadRequest};
@@ -399,5 +402,91 @@ fn addresses_that_are_not_ours() {
         assert!(matches!(id.disconnect(), Err(Error::InvalidState(_))));
         id.destroy();
         assert!(channel.is_empty());
+    });
+}
+
+/// The number of a peer that connects to queue pairs by theirs: smaller than any of a listener.
+const NUMBERED: u32 = 2;
+
+/// A queue pair that is ready for a peer with this number at the same address.
+fn numbered(ctx: &Context, pd: u32, cq: &CompletionQueue) -> QueuePair {
+    let attributes = loopback::attributes(pd, cq, 1);
+    let qp = ctx.create_addressable_qp(&attributes).unwrap();
+    qp.modify(State::Init).unwrap();
+    qp.connect_peer(loopback::gid(), NUMBERED).unwrap();
+    qp.modify(State::Rts).unwrap();
+    qp
+}
+
+/// The peer asks for a connection to this queue pair, and gets the reply.
+fn ask(qp: &QueuePair) -> Wire {
+    let mut hello = Hello::enhanced(true, false);
+    hello.private_data = b"iwarp-qp".to_vec();
+    for number in [NUMBERED, qp.num()] {
+        hello.private_data.extend(number.to_be_bytes());
+    }
+    let mut wire = Wire::connect(SocketAddr::new(V4, qp.num() as u16));
+    wire.write(&hello.octets(FrameKind::Request));
+    assert_eq!(wire.read_hello(FrameKind::Reply).revision, 2);
+    wire
+}
+
+/// The peer's queue pair is reset after it has asked, and asks again. That it has given up the first stream may be known before its second request
+/// comes, or only by that.
+#[test]
+fn a_queue_pair_connected_by_number_does_not_take_a_stream_that_its_peer_has_given_up() {
+    others_are_served(|| {
+        let ctx = context(V4, &config());
+        let (pd, cq) = (ctx.allocate_pd(), ctx.create_cq(16, None).unwrap());
+        let ends: [fn(Wire) -> Option<Wire>; 3] = [
+            |wire| {
+                wire.reset();
+                None
+            },
+            |mut wire| {
+                wire.fin();
+                assert!(wire.ends());
+                None
+            },
+            Some,
+        ];
+        for end in ends {
+            let qp = numbered(&ctx, pd, &cq);
+            let mem = Mem::new(&ctx, pd, 8);
+            let sges = [mem.sge(8)];
+            let receive = RecvWr {
+                wr_id: 1,
+                sges: &sges,
+            };
+            qp.post_recv(&[receive]).unwrap();
+            let first = end(ask(&qp));
+            let mut second = ask(&qp);
+            if let Some(mut first) = first {
+                first.ends_with_reset();
+            }
+            second.rtr_write();
+            second.untagged(Opcode::SEND, &7u64.to_ne_bytes());
+            let cqe = poll(&cq);
+            assert_eq!((cqe.wr_id, cqe.status), (1, WcStatus::Success));
+            assert_eq!(mem.word(0), 7);
+            qp.destroy();
+            ctx.deregister(mem.stag).unwrap();
+        }
+    });
+}
+
+/// A peer that has asked and sends nothing else does not keep the queue pair from the peer that comes later.
+#[test]
+fn a_queue_pair_connected_by_number_waits_for_the_first_message_for_a_limited_time() {
+    others_are_served(|| {
+        let ctx = context(V4, &config());
+        let (pd, cq) = (ctx.allocate_pd(), ctx.create_cq(16, None).unwrap());
+        let qp = numbered(&ctx, pd, &cq);
+        ask(&qp).ends_with_reset();
+        assert_eq!((qp.state(), qp.addresses()), (State::Rts, None));
+        let mut second = ask(&qp);
+        second.rtr_write();
+        until("connected", || qp.addresses().is_some());
+        qp.destroy();
     });
 }

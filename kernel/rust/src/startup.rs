@@ -146,18 +146,16 @@ pub extern "C" fn rk_mpa_request(mpa: &Mpa, frame: &mut *const u8) -> usize {
     request.len()
 }
 
-/// If the peer has closed instead of answering: makes the request once more, for MPA revision 1 and the next connection. Returns 0, or
-/// `ECONNRESET` if that was tried already, or some of an answer has come.
+/// If the peer has closed instead of answering: makes the request of the next connection ([`Initiator::ask_again`]). Returns 0, or
+/// `ECONNRESET` if there is nothing left to try, or some of an answer has come.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_mpa_retry(mpa: &mut Mpa) -> c_int {
-    let initiator = mpa.initiator.as_ref().filter(|_| mpa.reader.is_empty());
-    match initiator.and_then(Initiator::retry_with_revision_1) {
-        Some(again) => {
-            mpa.initiator = Some(again);
-            0
-        }
-        None => ECONNRESET,
+    let unanswered = mpa.reader.is_empty();
+    let initiator = mpa.initiator.as_mut().filter(|_| unanswered);
+    match initiator.is_some_and(Initiator::ask_again) {
+        true => 0,
+        false => ECONNRESET,
     }
 }
 

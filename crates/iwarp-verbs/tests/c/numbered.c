@@ -298,6 +298,56 @@ static void itself(const struct way *w)
 	unmake(&e);
 }
 
+/* The end that connects becomes ready, both are reset after `delay`, and become ready again. What was begun before concerns nobody any more,
+ * whether or not the other end had become ready (`both`), and whichever is reset first. */
+static void reset_at(useconds_t delay, int both, int accepting_first, void (*use)(struct end *, struct end *))
+{
+	struct end a = make(), b = make();
+	struct end *first = a.qp->qp_num < b.qp->qp_num ? &a : &b, *second = first == &a ? &b : &a;
+
+	CODE(0, to_rtr(first, second->qp->qp_num, &usual));
+	if (both)
+		CODE(0, to_rtr(second, first->qp->qp_num, &usual));
+	/* Even a sleep of no time gives up the processor. */
+	if (delay)
+		usleep(delay);
+	if (both && accepting_first)
+		reset(second);
+	reset(first);
+	if (both && !accepting_first)
+		reset(second);
+	join(second, first->qp->qp_num, &usual);
+	CHECK(state(first) == IBV_QPS_INIT);
+	join(first, second->qp->qp_num, &usual);
+	use(first, second);
+	use(second, first);
+	CHECK(state(first) == IBV_QPS_RTS && state(second) == IBV_QPS_RTS);
+	unmake(&a);
+	unmake(&b);
+}
+
+static void one_write(struct end *a, struct end *b)
+{
+	(void)b;
+	post(a, 1, IBV_WR_RDMA_WRITE, 0, HALF, 8);
+	completes(a, 1, IBV_WC_SUCCESS);
+}
+
+/* From before the request of the end that connects is there to after the answer to it. */
+static void reset_while_connecting(void)
+{
+	static const useconds_t delays[] = { 0, 20, 50, 100, 200, 500, 1000, 5000, 20000 };
+
+	for (unsigned i = 0; i < sizeof(delays) / sizeof(*delays); i++) {
+		reset_at(delays[i], 0, 0, all_operations);
+		reset_at(delays[i], 1, 0, all_operations);
+		reset_at(delays[i], 1, 1, all_operations);
+	}
+	/* The thread that connects may lose its processor at any step, but seldom does. */
+	for (int i = 0; i < 400; i++)
+		reset_at(i / 2 % 10 * 8 + 1, 1, i % 2, one_write);
+}
+
 /* Two queue pairs of this process; the first one that is ready to receive is that with the smaller or with the larger number. */
 static void each_other(const struct way *w)
 {
@@ -502,6 +552,7 @@ int main(void)
 	itself(&usual);
 	itself(&by_lid);
 	each_other(&usual);
+	reset_while_connecting();
 	each_other(&by_lid);
 	each_other(&by_none);
 	invalid();

@@ -1,9 +1,10 @@
 //! Connection management as in rdma_cm (`rdma_cm(7)`): identifiers, events, and MPA start-up below them.
 //!
 //! An identifier is bound, resolved, connected, or listens. The results arrive as events on its channel.
-//! `id` holds the identifiers, `resolve` the look-up of addresses, `active` and `passive` the two sides of MPA start-up (RFC 5044 section 7.1, RFC 6581), `xrc` what they
+//! `id` holds the identifiers, `resolve` the look-up of addresses, `active` and `passive` the two sides of MPA start-up (RFC 5044 section 7.1, RFC 6581), `accept` the end of the second, `unheard` the same for queue pairs that are connected by number, `xrc` what they
 //! say of extended reliable connections, `sink` the events of queue pairs, `stand_in` connections without the program's queue pair, `sidr` identifiers for datagrams.
 
+mod accept;
 mod active;
 mod id;
 mod overtaken;
@@ -15,6 +16,7 @@ mod sink;
 mod stand_in;
 mod startup;
 mod timewait;
+mod unheard;
 mod xrc;
 
 pub use id::{CmId, ConnectionParameters};

@@ -45,7 +45,7 @@ impl QueuePair {
             return Err(Error::InvalidArgument("the peer's GID is that of no host"));
         }
         let peers = self.inner.ctx.peers()?;
-        {
+        let life = {
             let mut g = self.inner.state.lock();
             if g.link.is_some() {
                 return Ok(());
@@ -64,8 +64,9 @@ impl QueuePair {
             }
             g.machine.hide_connection();
             g.machine.set_own_peer(own_peer);
-        }
-        peers.connect(self, own, gid, num)
+            g.life()
+        };
+        peers.connect((self, life), own, gid, num)
     }
 
     /// Returns `true` if a peer with this GID and number is this queue pair, under any GID of its device.

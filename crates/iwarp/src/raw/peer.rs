@@ -81,32 +81,45 @@ impl Port {
 }
 
 /// A queue pair between RTR and its connection.
-enum Waiting {
+struct Waiting {
+    qp: Weak<QpInner>,
+    /// The life of the queue pair that it becomes connected in. What was begun in another one does not concern it.
+    life: u64,
+    peer: Address,
+    role: Role,
+    /// Our request, or the peer's that was accepted, until the connection is up.
+    id: Option<CmId>,
+}
+
+enum Role {
     /// The peer connects.
-    ForPeer { qp: Weak<QpInner>, peer: Address },
-    /// We connect; `id` is the attempt in progress.
-    Connecting {
-        qp: Weak<QpInner>,
+    Accepts,
+    /// We connect.
+    Connects {
         /// The address that the peer knows us by.
         own: IpAddr,
-        peer: Address,
-        id: Option<CmId>,
         since: u64,
     },
 }
 
 impl Waiting {
-    fn for_peer(qp: &QueuePair, peer: Address) -> Self {
-        let qp = Arc::downgrade(&qp.inner);
-        Self::ForPeer { qp, peer }
-    }
-
     fn queue_pair(&self) -> Option<QueuePair> {
-        let (Self::ForPeer { qp, .. } | Self::Connecting { qp, .. }) = self;
         Some(QueuePair {
-            inner: qp.upgrade()?,
+            inner: self.qp.upgrade()?,
         })
     }
+
+    fn has(&self, id: &CmId) -> bool {
+        self.id.as_ref().is_some_and(|i| i.is_same(id))
+    }
+}
+
+/// A request that has come to nothing.
+enum Lost {
+    /// The peer's.
+    Peers,
+    /// Ours. The queue pair has tried since then.
+    Ours { since: u64 },
 }
 
 #[derive(Default)]
@@ -257,21 +270,15 @@ impl Peers {
 
     /// Handles a queue pair that does not want its peer any more.
     pub(super) fn abandon(&self, num: u32) {
-        let gone = {
+        let mut gone = Vec::new();
+        {
             let mut state = self.state.lock();
-            let early = state.early.remove(&num).map(|e| e.0);
-            let attempt = match state.waiting.remove(&num) {
-                Some(Waiting::Connecting { id, .. }) => id,
-                _ => None,
-            };
-            let up = state
-                .up
-                .iter()
-                .position(|id| id.queue_pair().is_none_or(|qp| qp.num() == num));
-            let up = up.map(|i| state.up.swap_remove(i));
-            [early, attempt, up]
-        };
-        for id in gone.into_iter().flatten() {
+            gone.extend(state.early.remove(&num).map(|e| e.0));
+            gone.extend(state.waiting.remove(&num).and_then(|w| w.id));
+            let is_of = |id: &mut CmId| id.queue_pair().is_none_or(|qp| qp.num() == num);
+            gone.extend(state.up.extract_if(.., is_of));
+        }
+        for id in gone {
             id.destroy();
         }
     }
@@ -281,10 +288,10 @@ impl Peers {
         self.engine.after(left, self.token, LOOK | num);
     }
 
-    /// Handles a queue pair that has become RTR with this peer, which knows it by the GID `own`.
+    /// Handles a queue pair that has become RTR, in this life of it, with this peer, which knows it by the GID `own`.
     pub(super) fn connect(
         self: &Arc<Self>,
-        qp: &QueuePair,
+        (qp, life): (&QueuePair, u64),
         own: [u8; 16],
         gid: [u8; 16],
         num: u32,
@@ -300,90 +307,129 @@ impl Peers {
         if qp.is_known_as(gid, num) {
             return join(&ctx, qp, ip);
         }
-        if own < peer {
-            let entry = Waiting::Connecting {
-                qp: Arc::downgrade(&qp.inner),
+        let connects = own < peer;
+        let role = match connects {
+            true => Role::Connects {
                 own: ip,
-                peer,
-                id: None,
                 since: now_ns(),
-            };
-            self.state.lock().waiting.insert(own.num, entry);
-            self.try_connect(own.num);
-            return Ok(());
-        }
-        let early = {
-            let mut state = self.state.lock();
-            match state.early.remove(&own.num) {
-                Some((id, from, _)) if from == peer => Some(id),
-                _ => {
-                    state.waiting.insert(own.num, Waiting::for_peer(qp, peer));
-                    None
-                }
-            }
+            },
+            false => Role::Accepts,
         };
-        if let Some(id) = early {
-            self.accept(&id, qp, peer);
+        let entry = Waiting {
+            qp: Arc::downgrade(&qp.inner),
+            life,
+            peer,
+            role,
+            id: None,
+        };
+        if self.wait(own.num, entry) {
+            match connects {
+                true => self.try_connect(own.num),
+                false => self.accept_next(own.num),
+            }
         }
         Ok(())
     }
 
-    fn accept(&self, id: &CmId, qp: &QueuePair, peer: Address) {
-        id.set_queue_pair(Some(qp));
-        let accepted = match id.requester_is_gone() {
-            // The peer's queue pair was reset since it asked. It asks again, and could not if this one were connected.
-            true => Err(Error::Closed),
-            false => id.accept(&ConnectionParameters::default()),
-        };
-        match accepted {
-            Ok(()) => self.state.lock().up.push(id.clone()),
-            Err(error) => {
-                tracing::debug!(qp = qp.num(), %error, "cannot accept the peer");
-                id.destroy();
-                // It may come again.
-                if matches!(qp.state(), QpState::Rtr | QpState::Rts) && qp.addresses().is_none() {
-                    let entry = Waiting::for_peer(qp, peer);
-                    self.state.lock().waiting.insert(qp.num(), entry);
-                }
+    /// A queue pair waits for its connection from now on. Returns `false` if it did already.
+    fn wait(&self, num: u32, entry: Waiting) -> bool {
+        let mut gone = Vec::new();
+        {
+            let mut state = self.state.lock();
+            if let Some(before) = state.waiting.get(&num)
+                && (before.life, before.peer) == (entry.life, entry.peer)
+            {
+                return false;
             }
+            if state.early.get(&num).is_some_and(|e| e.1 != entry.peer) {
+                gone.extend(state.early.remove(&num).map(|e| e.0));
+            }
+            let before = state.waiting.insert(num, entry);
+            gone.extend(before.and_then(|before| before.id));
+        }
+        for id in gone {
+            id.destroy();
+        }
+        true
+    }
+
+    /// Accepts the early request of a queue pair's peer, if there is one and no other was accepted. If the peer has given it up, the queue pair
+    /// goes on waiting.
+    fn accept_next(&self, num: u32) {
+        while let Some((id, qp, life)) = self.take_early(num) {
+            id.set_queue_pair_of(Some(&qp), Some(life));
+            let accepted = match id.requester_is_gone() {
+                // The peer's queue pair was reset since it asked. It asks again, and could not if this one were connected.
+                true => Err(Error::Closed),
+                false => id.accept_when_heard(&ConnectionParameters::default()),
+            };
+            let Err(error) = accepted else { return };
+            tracing::debug!(qp = num, %error, "cannot accept the peer");
+            self.lose(num, &id);
+            id.destroy();
         }
     }
 
+    /// Takes the early request that is to be accepted now, with the queue pair and the life of it that takes it.
+    fn take_early(&self, num: u32) -> Option<(CmId, QueuePair, u64)> {
+        let mut state = self.state.lock();
+        let State { waiting, early, .. } = &mut *state;
+        let entry = waiting.get_mut(&num)?;
+        let is_free = matches!(entry.role, Role::Accepts) && entry.id.is_none();
+        if !is_free || early.get(&num)?.1 != entry.peer {
+            return None;
+        }
+        let qp = entry.queue_pair()?;
+        let (id, ..) = early.remove(&num)?;
+        entry.id = Some(id.clone());
+        Some((id, qp, entry.life))
+    }
+
+    /// The request of a queue pair that waits has come to nothing. Returns since when a queue pair that connects has tried; `None` if
+    /// the request is not that of its present attempt.
+    fn lose(&self, num: u32, id: &CmId) -> Option<Lost> {
+        let mut state = self.state.lock();
+        let entry = state.waiting.get_mut(&num).filter(|w| w.has(id))?;
+        entry.id = None;
+        Some(match entry.role {
+            Role::Accepts => Lost::Peers,
+            Role::Connects { since, .. } => Lost::Ours { since },
+        })
+    }
+
     fn try_connect(self: &Arc<Self>, num: u32) {
-        let (qp, own, peer, since) = match self.state.lock().waiting.get(&num) {
-            Some(
-                waiting @ Waiting::Connecting {
-                    own,
-                    peer,
-                    id: None,
-                    since,
-                    ..
-                },
-            ) => (waiting.queue_pair(), *own, *peer, *since),
-            _ => return,
+        let Some(ctx) = self.context() else { return };
+        let id = CmId::create(&self.channel, Some(&ctx));
+        let Some((qp, own, peer)) = self.begin_attempt(num, &id) else {
+            return;
         };
-        let Some(qp) = qp else { return };
         if matches!(qp.state(), QpState::Reset | QpState::Error) {
             // It has failed by itself, and does not want its peer any more.
             self.abandon(num);
             return;
         }
-        match self.attempt(&qp, own, peer) {
-            Ok(attempt) => {
-                let mut state = self.state.lock();
-                if let Some(Waiting::Connecting { id, .. }) = state.waiting.get_mut(&num) {
-                    *id = Some(attempt);
-                } else {
-                    drop(state);
-                    attempt.destroy();
-                }
-            }
-            Err(error) => {
-                // There may be no route now, or no descriptor.
-                tracing::debug!(qp = num, %error, "cannot connect to the peer");
+        if let Err(error) = attempt(&ctx, &id, &qp, own, peer) {
+            // There may be no route now, or no descriptor.
+            tracing::debug!(qp = num, %error, "cannot connect to the peer");
+            let lost = self.lose(num, &id);
+            id.destroy();
+            if let Some(Lost::Ours { since }) = lost {
                 self.try_again(num, since);
             }
         }
+    }
+
+    /// Notes the attempt before its events can come. Returns what it is for; `None` if none is to be made now.
+    fn begin_attempt(&self, num: u32, id: &CmId) -> Option<(QueuePair, IpAddr, Address)> {
+        let mut state = self.state.lock();
+        let entry = state.waiting.get_mut(&num).filter(|w| w.id.is_none())?;
+        let Role::Connects { own, .. } = entry.role else {
+            return None;
+        };
+        let qp = entry.queue_pair()?;
+        id.set_queue_pair_of(Some(&qp), Some(entry.life));
+        entry.id = Some(id.clone());
+        Some((qp, own, entry.peer))
     }
 
     /// Tries again after a pause.
@@ -391,28 +437,6 @@ impl Peers {
         let waited = Duration::from_nanos(now_ns().saturating_sub(since));
         let pause = (waited / 8).clamp(PAUSES[0], PAUSES[1]);
         self.engine.after(pause, self.token, num);
-    }
-
-    fn attempt(&self, qp: &QueuePair, own: IpAddr, peer: Address) -> Result<CmId> {
-        let ctx = self.context().ok_or(Error::NoDevice)?;
-        let id = CmId::create(&self.channel, Some(&ctx));
-        let own = ctx.device().socket_addr(own, 0);
-        let mut address = SocketAddr::new(Ipv6Addr::from(peer.gid).to_canonical(), peer.num as u16);
-        // A GID has no scope: a link-local peer is on the network of the address that it knows.
-        if let (SocketAddr::V6(to), SocketAddr::V6(own)) = (&mut address, own) {
-            to.set_scope_id(own.scope_id());
-        }
-        id.resolve_addr(Some(own), address)?;
-        id.resolve_route()?;
-        id.set_queue_pair(Some(qp));
-        let mut data = MAGIC.to_vec();
-        data.extend_from_slice(&qp.num().to_be_bytes());
-        data.extend_from_slice(&peer.num.to_be_bytes());
-        id.connect(&ConnectionParameters {
-            private_data: data,
-            ..ConnectionParameters::default()
-        })?;
-        Ok(id)
     }
 
     fn event(self: &Arc<Self>, event: CmEvent) {
@@ -438,63 +462,67 @@ impl Peers {
         let exists = self
             .context()
             .is_some_and(|ctx| ctx.queue_pair(to).is_some());
-        let qp = {
-            let mut state = self.state.lock();
-            match state.waiting.get(&to) {
-                Some(waiting @ Waiting::ForPeer { peer, .. }) if *peer == from => {
-                    let qp = waiting.queue_pair();
-                    state.waiting.remove(&to);
-                    qp
-                }
-                None if exists && state.early.len() < EARLY_MAX => {
-                    let old = state.early.insert(to, (event.id.clone(), from, now_ns()));
-                    drop(state);
-                    if let Some((id, ..)) = old {
-                        id.destroy();
-                    }
-                    self.engine.after(PATIENCE, self.token, 0);
-                    return;
-                }
-                _ => None,
-            }
+        let gone = match exists {
+            true => self.keep(&event.id, from, to),
+            false => vec![event.id],
         };
-        match qp {
-            Some(qp) => self.accept(&event.id, &qp, from),
-            None => event.id.destroy(),
+        for id in gone {
+            id.destroy();
         }
+        self.accept_next(to);
+        if self.state.lock().early.contains_key(&to) {
+            self.engine.after(PATIENCE, self.token, 0);
+        }
+    }
+
+    /// Keeps a request for a queue pair until it is accepted. Returns the identifiers that are of no use any more; they are destroyed without
+    /// locks.
+    fn keep(&self, id: &CmId, from: Address, to: u32) -> Vec<CmId> {
+        let mut state = self.state.lock();
+        let State { waiting, early, .. } = &mut *state;
+        let mut gone = Vec::new();
+        match waiting.get_mut(&to) {
+            Some(entry) if entry.peer != from || !matches!(entry.role, Role::Accepts) => {
+                return vec![id.clone()];
+            }
+            // A peer asks again only if it has given up the stream of its earlier request, although that may be heard of later.
+            Some(entry) if !id.requester_is_gone() => {
+                gone.extend(entry.id.take_if(|before| before.is_unheard()));
+            }
+            None if early.len() >= EARLY_MAX => return vec![id.clone()],
+            _ => {}
+        }
+        let before = early.insert(to, (id.clone(), from, now_ns()));
+        gone.extend(before.map(|before| before.0));
+        gone
+    }
+
+    /// Returns the number of the queue pair that waits with this request.
+    fn waits_with(&self, id: &CmId) -> Option<u32> {
+        let state = self.state.lock();
+        let found = state.waiting.iter().find(|(_, w)| w.has(id));
+        found.map(|(num, _)| *num)
     }
 
     fn established(&self, id: &CmId) {
         let mut state = self.state.lock();
-        let num = state.waiting.iter().find_map(|(num, w)| match w {
-            Waiting::Connecting { id: Some(i), .. } if i.is_same(id) => Some(*num),
-            _ => None,
-        });
-        if let Some(num) = num {
+        let num = state.waiting.iter().find(|(_, w)| w.has(id));
+        if let Some(num) = num.map(|(num, _)| *num) {
             state.waiting.remove(&num);
             state.up.push(id.clone());
         }
     }
 
-    /// Handles a failed attempt: the peer may not be RTR yet, or may not listen yet.
+    /// Handles a connection that has come to nothing: the peer may not be RTR yet, may not listen yet, or was reset since it asked.
     fn failed(self: &Arc<Self>, event: &CmEvent) {
-        let entry = {
-            let mut state = self.state.lock();
-            state.up.retain(|id| !id.is_same(&event.id));
-            state.waiting.iter_mut().find_map(|(num, w)| match w {
-                Waiting::Connecting { id, since, .. }
-                    if id.as_ref().is_some_and(|i| i.is_same(&event.id)) =>
-                {
-                    *id = None;
-                    Some((*num, *since))
-                }
-                _ => None,
-            })
-        };
+        let num = self.waits_with(&event.id);
+        let lost = num.and_then(|num| Some((num, self.lose(num, &event.id)?)));
         event.id.destroy();
-        if let Some((num, since)) = entry {
-            tracing::debug!(qp = num, status = event.status, "no connection to the peer");
-            self.try_again(num, since);
+        let Some((num, lost)) = lost else { return };
+        tracing::debug!(qp = num, status = event.status, "no connection to the peer");
+        match lost {
+            Lost::Ours { since } => self.try_again(num, since),
+            Lost::Peers => self.accept_next(num),
         }
     }
 
@@ -519,6 +547,25 @@ impl Peers {
             id.destroy();
         }
     }
+}
+
+/// Asks the peer of a queue pair, which knows it by the address `own`, for a connection.
+fn attempt(ctx: &Context, id: &CmId, qp: &QueuePair, own: IpAddr, peer: Address) -> Result<()> {
+    let own = ctx.device().socket_addr(own, 0);
+    let mut address = SocketAddr::new(Ipv6Addr::from(peer.gid).to_canonical(), peer.num as u16);
+    // A GID has no scope: a link-local peer is on the network of the address that it knows.
+    if let (SocketAddr::V6(to), SocketAddr::V6(own)) = (&mut address, own) {
+        to.set_scope_id(own.scope_id());
+    }
+    id.resolve_addr(Some(own), address)?;
+    id.resolve_route()?;
+    let mut data = MAGIC.to_vec();
+    data.extend_from_slice(&qp.num().to_be_bytes());
+    data.extend_from_slice(&peer.num.to_be_bytes());
+    id.connect(&ConnectionParameters {
+        private_data: data,
+        ..ConnectionParameters::default()
+    })
 }
 
 /// Connects a queue pair to itself, at this address of the device.

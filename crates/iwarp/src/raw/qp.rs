@@ -196,6 +196,11 @@ pub(super) struct Guarded {
 }
 
 impl Guarded {
+    /// Returns a number that changes when the queue pair is reset.
+    pub(super) fn life(&self) -> u64 {
+        self.life
+    }
+
     /// Returns `true` if this is still the connection.
     pub(super) fn is_linked(&self, link: &Arc<Link>) -> bool {
         self.link.as_ref().is_some_and(|l| Arc::ptr_eq(l, link))
@@ -460,7 +465,7 @@ impl QueuePair {
 
     /// Returns a number that changes when the queue pair is reset.
     pub(crate) fn life(&self) -> u64 {
-        self.inner.state.lock().life
+        self.inner.state.lock().life()
     }
 
     /// Queues send work requests, in order, and starts to transmit them from this thread (`ibv_post_send(3)`). Never blocks.

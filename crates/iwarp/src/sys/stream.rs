@@ -10,6 +10,7 @@ use super::sockopt::tcp_info;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use socket2::{SockRef, Socket, TcpKeepalive};
 use std::io;
+use std::mem::MaybeUninit;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::Duration;
@@ -130,6 +131,19 @@ impl TcpStream {
     pub(crate) fn recv(&self, bytes: &mut [u8]) -> io::Result<usize> {
         // SAFETY: the range is borrowed exclusively for the length of the call.
         unsafe { self.recv_vectored_raw(&[RawSlice::of_mut(bytes)]) }
+    }
+
+    /// Returns `true` if octets have come, `false` if none have yet. Takes nothing.
+    ///
+    /// # Errors
+    /// `UnexpectedEof`: the peer has closed its direction, and there is nothing before that. Else the kernel's.
+    pub(crate) fn has_octets(&self) -> io::Result<bool> {
+        match self.socket().peek(&mut [MaybeUninit::uninit()]) {
+            Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(_) => Ok(true),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(e) => Err(e),
+        }
     }
 
     /// The size of the largest segment that TCP sends now, options already deducted: the EMSS of RFC 5044. It may change with

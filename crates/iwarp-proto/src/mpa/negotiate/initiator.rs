@@ -26,6 +26,8 @@ pub enum Outcome {
 pub struct Initiator {
     params: LocalParams,
     enhanced: bool,
+    /// The enhanced request was sent a second time.
+    asked_twice: bool,
     request: [u8; MAX_FRAME_LEN],
     request_len: usize,
 }
@@ -49,6 +51,7 @@ impl Initiator {
         let mut this = Self {
             params,
             enhanced,
+            asked_twice: false,
             request: [0; MAX_FRAME_LEN],
             request_len: 0,
         };
@@ -146,26 +149,41 @@ impl Initiator {
         }
     }
 
-    /// If the peer closed or reset the connection instead of replying: returns what to reconnect with, once. A responder
-    /// without RFC 6581 closes on an enhanced request. Returns `None` if there is nothing left to try.
+    /// The peer closed or reset the connection instead of replying: prepares the request for the next connection, and returns `false` if
+    /// there is nothing left to try.
     ///
-    /// The private data are the same. The ULP then decides about IRD, ORD and the connection model.
-    pub fn retry_with_revision_1(&self) -> Option<Self> {
+    /// A responder without RFC 6581 closes on each enhanced request. But one connection may also end for another reason: the peer's process
+    /// was killed, its queue pair was reset, or something between the two reset TCP. A connection of revision 1 to a peer that knows
+    /// revision 2 would have depths that were not negotiated. So the same request is sent once more, and only if that connection ends in the
+    /// same way, a request of revision 1 with the same private data follows. The ULP then decides about IRD, ORD and the connection model.
+    pub fn ask_again(&mut self) -> bool {
+        if !self.enhanced {
+            return false;
+        }
+        if !self.asked_twice {
+            self.asked_twice = true;
+            return true;
+        }
         //= rfc6581 section 10
         //# In this case, the
         //# initiator MAY attempt to establish an RDMA connection using the
         //# unenhanced MPA protocol as defined in [RFC5044] if this protocol
         //# is compatible with the application, and let the ULP deal with ORD
         //# and IRD and peer-to-peer negotiations.
-        if !self.enhanced {
-            return None;
-        }
-        let request = RequestFrame::parse(self.request_octets()).ok()??;
         let params = LocalParams {
             revision: 1,
             ..self.params
         };
-        Self::new(params, request.ulp_private_data()).ok()
+        let Ok(Some(request)) = RequestFrame::parse(self.request_octets()) else {
+            return false;
+        };
+        match Self::new(params, request.ulp_private_data()) {
+            Ok(plain) => {
+                *self = plain;
+                true
+            }
+            Err(_) => false,
+        }
     }
 
     /// Checks the reply. After an error, send the Terminate of [`StartupError::terminate`], if any, and close.

@@ -64,7 +64,7 @@ pub(super) struct Active {
     id: Weak<CmIdInner>,
     ctx: Context,
     qp: QueuePair,
-    /// The life of the queue pair when the attempt began.
+    /// The life of the queue pair that the attempt is for.
     life: u64,
     peer: SocketAddr,
     local: Option<SocketAddr>,
@@ -119,7 +119,7 @@ impl Active {
     pub(super) fn new(
         id: &CmId,
         ctx: &Context,
-        qp: QueuePair,
+        (qp, life): (QueuePair, Option<u64>),
         peer: SocketAddr,
         local: Option<SocketAddr>,
         p: &ConnectionParameters,
@@ -132,7 +132,7 @@ impl Active {
         Ok(Arc::new(Self {
             id: Arc::downgrade(&id.inner),
             ctx: ctx.clone(),
-            life: qp.life(),
+            life: life.unwrap_or_else(|| qp.life()),
             qp,
             peer,
             local,
@@ -429,17 +429,22 @@ impl Active {
             Read::Closed | Read::Broken(_) if !starting.reader.is_empty() => {
                 Next::End(End::failed(CmEventKind::ConnectError, libc::ECONNRESET))
             }
+            // A route that is gone, or somebody on this host, has ended it: that says nothing about the peer.
+            Read::Broken(e)
+                if !matches!(e.raw_os_error(), Some(libc::ECONNRESET | libc::EPIPE)) =>
+            {
+                Next::End(End::of_io(&e))
+            }
             Read::Closed | Read::Broken(_) => self.retry_or_end(s),
         }
     }
 
-    /// The peer closed instead of replying. Peers of revision 1 do so on revision 2: try once more with 1.
+    /// The peer closed instead of replying, as peers of revision 1 do on revision 2: asks again on another connection.
     fn retry_or_end(self: &Arc<Self>, s: &mut State) -> Next {
-        let Some(again) = s.initiator.retry_with_revision_1() else {
+        if !s.initiator.ask_again() {
             return Next::End(End::failed(CmEventKind::Rejected, libc::ECONNRESET));
-        };
-        s.initiator = again;
-        tracing::debug!(peer = %self.peer, "the peer closed; trying MPA revision 1");
+        }
+        tracing::debug!(peer = %self.peer, "the peer closed instead of replying; asking again");
         let local = self.local.map(|l| SocketAddr::new(l.ip(), 0));
         match connect(s.target, local)
             .map_err(Error::from)
@@ -610,3 +615,7 @@ impl Source for Active {
         self.finish(End::failed(CmEventKind::Unreachable, libc::ETIMEDOUT));
     }
 }
+
+#[cfg(test)]
+#[path = "active_tests.rs"]
+mod tests;

@@ -1,14 +1,15 @@
 //! Identifiers: what a program holds for a connection or a listener (`rdma_create_id(3)`).
 
 use super::super::context::Context;
-use super::super::qp::{CmSink, Handover, QueuePair};
+use super::super::qp::{Handover, QueuePair};
 use super::active::Active;
 use super::passive::{Count, Listening, Requested};
 use super::resolve::Resolving;
 use super::sidr::{Asked, Asking, Datagrams, Serving};
 use super::stand_in::StandIn;
+use super::timewait;
+use super::unheard::Unheard;
 use super::{CmEvent, CmEventChannel, CmEventKind};
-use super::{startup, timewait, xrc};
 use crate::admission::Admission;
 use crate::config::Config;
 use crate::device::Device;
@@ -16,7 +17,6 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::sys::connect::{Bound, Sharing};
 use crate::sys::fork::Origin;
-use iwarp_proto::mpa::startup::MAX_FRAME_LEN;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -58,6 +58,8 @@ pub(super) enum Phase {
     Serving(Arc<Serving>),
     /// For datagrams: a peer's request waits for an answer.
     Asked(Box<Asked>),
+    /// Accepted, and the queue pair waits for the peer's first message before it takes the stream.
+    Unheard(Arc<Unheard>),
     /// Accepted or connected; `bool`: the event "established" has been given. For datagrams: the question was answered.
     Connected(bool),
     Disconnected,
@@ -72,6 +74,9 @@ impl Phase {
             Self::Connecting(active) => active.cancel(),
             Self::Listening(listening) => listening.stop(),
             Self::Requested(requested) => requested.reject(&[]),
+            Self::Unheard(unheard) => {
+                unheard.cancel();
+            }
             Self::Asking(asking) => asking.cancel(),
             Self::Serving(serving) => serving.stop(),
             // Dropping a request for datagrams rejects it.
@@ -84,6 +89,8 @@ pub(super) struct IdState {
     pub(super) phase: Phase,
     pub(super) ctx: Option<Context>,
     pub(super) qp: Option<QueuePair>,
+    /// The life of `qp` ([`QueuePair::life`]) that the connection is for; `None`: the one in which it is connected.
+    pub(super) life: Option<u64>,
     /// Owns `qp` if that is not the program's.
     pub(super) stand_in: Option<StandIn>,
     pub(super) bound: Option<Bound>,
@@ -169,6 +176,7 @@ impl CmId {
             phase: Phase::Idle,
             ctx: ctx.cloned(),
             qp: None,
+            life: None,
             stand_in: None,
             bound: None,
             local: None,
@@ -303,8 +311,14 @@ impl CmId {
 
     /// Sets the queue pair that the connection will use; it replaces an earlier one. The program makes the queue pair.
     pub fn set_queue_pair(&self, qp: Option<&QueuePair>) {
+        self.set_queue_pair_of(qp, None);
+    }
+
+    /// The same for a queue pair that may have been reset since `life`. If it has been, it does not take the connection.
+    pub(crate) fn set_queue_pair_of(&self, qp: Option<&QueuePair>, life: Option<u64>) {
         let mut s = self.inner.state.lock();
         s.qp = qp.cloned();
+        s.life = life;
         let before = s.stand_in.take();
         drop(s);
         drop(before);
@@ -402,6 +416,7 @@ impl CmId {
             let local = s.local.filter(|_| {
                 s.own_context || bound.is_some() || s.local.is_some_and(|l| l.port() != 0)
             });
+            let qp = (qp, s.life);
             let active = Active::new(self, &ctx, qp, peer, local, parameters)?;
             s.phase = Phase::Connecting(Arc::clone(&active));
             (active, bound)
@@ -439,84 +454,6 @@ impl CmId {
     /// Sets what it lets in when it listens, instead of what its device's settings say.
     pub fn set_admission(&self, admission: Admission) {
         self.inner.state.lock().admission = Some(admission);
-    }
-
-    /// Accepts a peer's request (`rdma_accept(3)`). The event Established follows: at once, or in the peer-to-peer
-    /// model when the peer's first message has come.
-    ///
-    /// # Errors
-    /// [`Error::InvalidState`]: no request, no queue pair; the request stays. [`Error::ConnectionLost`]: the peer has gone.
-    pub fn accept(&self, parameters: &ConnectionParameters) -> Result<()> {
-        if self.is_for_datagrams() {
-            return self.accept_with_own(parameters);
-        }
-        let (requested, qp, ctx) = {
-            let mut s = self.inner.state.lock();
-            let qp =
-                s.qp.clone()
-                    .ok_or(Error::InvalidState("create a queue pair first"))?;
-            let ctx = s.ctx.clone().ok_or(Error::NoDevice)?;
-            if let Phase::Requested(requested) = &s.phase {
-                xrc::check(qp.xrc_end(), requested.peer_end)?;
-            }
-            match std::mem::replace(&mut s.phase, Phase::Connected(false)) {
-                Phase::Requested(requested) => (requested, qp, ctx),
-                other => {
-                    s.phase = other;
-                    return Err(Error::InvalidState("there is no request to accept"));
-                }
-            }
-        };
-        let params = startup::local_params(&ctx, parameters, Some(&qp.config()));
-        let mut frame = [0u8; MAX_FRAME_LEN];
-        let private_data = xrc::wrap(qp.xrc_end(), &parameters.private_data);
-        let (n, agreed) = match requested.pending.accept(&params, &private_data, &mut frame) {
-            Ok(accepted) => accepted,
-            Err(_) => {
-                self.inner.state.lock().phase = Phase::Requested(requested);
-                return Err(Error::InvalidArgument(
-                    "private data: at most 512 octets, 508 with revision 2",
-                ));
-            }
-        };
-        let gone = |e: String| {
-            let mut s = self.inner.state.lock();
-            s.phase = Phase::Disconnected;
-            s.seat = None;
-            Err(Error::ConnectionLost(e))
-        };
-        let Requested { starting, .. } = *requested;
-        if let Err(e) = starting.write(&frame[..n]) {
-            return gone(e.to_string());
-        }
-        if !agreed.peer_to_peer {
-            self.inner.state.lock().phase = Phase::Accepting;
-        }
-        let config = startup::stream_config(&agreed, false, &ctx);
-        let cm: Weak<dyn CmSink> = Arc::downgrade(&self.inner) as Weak<dyn CmSink>;
-        let handover = Handover {
-            stream: starting.stream,
-            ends: starting.ends,
-            watched: None,
-            config,
-            flow: starting.flow,
-            cm: Some(cm),
-            life: None,
-        };
-        //= rfc5044 section 7.1.2
-        //# If the MPA Request Frame is properly formatted and the Private Data is
-        //# acceptable, the implementation SHOULD return an MPA Reply Frame with the
-        //# Rejected Connection bit set to '0'; the MPA Reply Frame MAY include
-        //# ULP-supplied Private Data; and the Responder SHOULD prepare to interpret any
-        //# data received as FPDUs and pass any received ULPDUs to DDP.
-        if let Err(e) = qp.inner.attach(handover) {
-            return gone(e.to_string());
-        }
-        // In the client-server model the program may not wait for the peer: the peer waits for it.
-        if !agreed.peer_to_peer {
-            self.established(Vec::new(), None, None);
-        }
-        Ok(())
     }
 
     /// Refuses a peer's request (`rdma_reject(3)`), with up to 508 octets that say why. The connection stays open in the background until
