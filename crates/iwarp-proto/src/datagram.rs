@@ -283,6 +283,14 @@ mod tests {
             };
             assert_eq!(seal(&header, HEADER_LEN), Err(Unsendable));
         }
+        // The largest number of either is one.
+        let last = Header {
+            destination: QP_MAX,
+            source: QP_MAX,
+            ..EXAMPLE
+        };
+        let datagram = sealed(&last, &[]);
+        assert_eq!(Header::open(append, &datagram), Ok((last, &[][..])));
     }
 
     fn headers() -> impl Strategy<Value = Header> {
