@@ -42,6 +42,7 @@ fn files_of_all_sizes_go_there_and_back() {
                 .map(|b| format!("{b:02x}"))
                 .collect();
             assert!(out.starts_with(&format!("{size} octets in ")), "{out}");
+            assert!(!out.contains("were there already"), "{out}");
             assert!(
                 out.contains(&format!("SHA-256 {sums}, equal at both ends")),
                 "{out}"

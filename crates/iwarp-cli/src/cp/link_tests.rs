@@ -321,3 +321,17 @@ fn a_client_is_idle_after_the_work_for_it() {
         "{idle:?}"
     );
 }
+
+/// A sender looks for messages between its data, and goes on if there are none.
+#[test]
+fn messages_are_taken_without_waiting() {
+    let (mut client, mut server) = pair();
+    assert_eq!(server.try_recv().unwrap(), None);
+    client.send(&Message::Done).unwrap();
+    let end = Instant::now() + LONG;
+    let mut came = None;
+    while came.is_none() && Instant::now() < end {
+        came = server.try_recv().unwrap();
+    }
+    assert_eq!(came, Some(Message::Done));
+}
