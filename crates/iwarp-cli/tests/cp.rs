@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Running, Scratch, fail, finish, noise, serve, start, str, succeed, text};
+use sha2::{Digest as _, Sha256};
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -36,13 +37,35 @@ fn files_of_all_sizes_go_there_and_back() {
             let there = format!("{host}:deep/f");
             let up = ["cp", "-p", &port, "--crc", crc, str(&source), &there];
             let out = succeed(&up);
-            assert!(out.contains("equal at both ends"), "{out}");
+            let sums: String = Sha256::digest(&data)
+                .iter()
+                .map(|b| format!("{b:02x}"))
+                .collect();
+            assert!(out.starts_with(&format!("{size} octets in ")), "{out}");
+            assert!(!out.contains("were there already"), "{out}");
+            assert!(
+                out.contains(&format!("SHA-256 {sums}, equal at both ends")),
+                "{out}"
+            );
             assert!(fs::read(dir.join("deep/f")).unwrap() == data);
             let back = t.path("back");
             let _ = fs::remove_file(&back);
-            succeed(&["cp", "-p", &port, "--crc", crc, "-q", &there, str(&back)]);
+            let out = succeed(&["cp", "-p", &port, "--crc", crc, "-q", &there, str(&back)]);
+            assert_eq!(out, "");
             assert!(fs::read(back).unwrap() == data);
         }
+        // A folder gets the file under its own name.
+        let into = t.sub("into");
+        succeed(&[
+            "cp",
+            "-p",
+            &port,
+            "-q",
+            &format!("{host}:deep/f"),
+            str(&into),
+        ]);
+        assert_eq!(fs::metadata(into.join("f")).unwrap().len(), 5_000_001);
+        fs::remove_dir_all(into).unwrap();
     }
 }
 
@@ -89,7 +112,13 @@ fn an_interrupted_copy_continues() {
         );
         std::thread::sleep(Duration::from_millis(20));
     };
-    assert!(out.contains("were there already"), "{out}");
+    let number = |before: &str| -> u64 {
+        let text = out.split(before).next().unwrap();
+        text.rsplit([' ', ',']).next().unwrap().parse().unwrap()
+    };
+    let (moved, resumed) = (number(" octets in "), number(" octets were there already"));
+    assert_eq!(moved + resumed, len, "{out}");
+    assert!(resumed >= 4 << 20, "{out}");
     let there = fs::read(dir.join("big")).unwrap();
     assert_eq!(there.len() as u64, len);
     assert!(there[..1 << 20] == data && there[1 << 20..].iter().all(|b| *b == 0));
@@ -157,6 +186,7 @@ fn the_server_gives_a_reason_for_each_refusal_and_stays() {
             err.contains("the peer says") && err.contains(reason),
             "{err}"
         );
+        assert!(!err.contains("what has arrived"), "{err}");
         assert!(!target.exists());
     }
     let source = t.path("secret");

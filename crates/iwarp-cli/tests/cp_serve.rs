@@ -115,7 +115,12 @@ fn directories_and_links_are_not_replaced() {
         let err = fail(&["cp", "-p", &port, "-q", str(&source), &to], 1);
         assert!(err.contains("no regular file"), "{err}");
     }
-    // The client checks its own target before it connects.
+    // The client checks its own file before it connects, and does not wait for a writer of a FIFO.
+    let fifo = t.path("fifo");
+    let made = std::process::Command::new("mkfifo").arg(&fifo).status();
+    assert!(made.unwrap().success());
+    let err = fail(&["cp", "-p", "1", str(&fifo), "127.0.0.1:x"], 1);
+    assert!(err.contains("no regular file"), "{err}");
     let err = fail(&["cp", "-p", "1", "127.0.0.1:x", str(&dir.join("link"))], 1);
     assert!(err.contains("no regular file"), "{err}");
     assert_eq!(fs::read(t.path("outside")).unwrap(), b"outside");
@@ -141,28 +146,25 @@ fn other_hosts_need_a_secret_or_anonymous() {
             "{err}"
         );
     }
-    let mut command = iwarp(&[
-        "cp",
-        "serve",
-        str(&dir),
-        "-p",
-        "0",
-        "--bind",
-        "0.0.0.0",
-        "--anonymous",
-    ]);
-    command.stderr(Stdio::piped());
-    let (mut server, at) = serve_as(command);
     fs::write(dir.join("f"), "x").unwrap();
-    let port = at.port().to_string();
-    succeed(&["cp", "-p", &port, "-q", "127.0.0.1:f", str(&t.path("back"))]);
-    let stderr = server.0.stderr.take().unwrap();
-    drop(server);
-    let said = std::io::read_to_string(stderr).unwrap();
-    assert!(
-        said.contains("warning") && said.contains("can read the files"),
-        "{said}"
-    );
+    for (more, everybody) in [
+        (&[][..], "can read the files"),
+        (&["--writable"], "can read and write the files"),
+    ] {
+        let open = ["cp", "serve", str(&dir), "-p", "0", "--bind", "0.0.0.0"];
+        let mut command = iwarp(&[&open[..], &["--anonymous"], more].concat());
+        command.stderr(Stdio::piped());
+        let (mut server, at) = serve_as(command);
+        let port = at.port().to_string();
+        succeed(&["cp", "-p", &port, "-q", "127.0.0.1:f", str(&t.path("back"))]);
+        let stderr = server.0.stderr.take().unwrap();
+        drop(server);
+        let said = std::io::read_to_string(stderr).unwrap();
+        assert!(
+            said.contains("warning") && said.contains(everybody),
+            "{said}"
+        );
+    }
 }
 
 fn secret(t: &Scratch, name: &str, content: &str, mode: u32) -> PathBuf {
@@ -247,6 +249,16 @@ fn both_ends_need_the_same_secret() {
     );
 }
 
+/// Starts a server. Returns what it says after its first line, and its port.
+fn talkative(args: &[&str]) -> (Running, impl std::io::BufRead + use<>, String) {
+    let mut server = start(args);
+    let mut out = std::io::BufReader::new(server.0.stdout.take().unwrap());
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut out, &mut line).unwrap();
+    let port = line.trim().rsplit(':').next().unwrap().to_owned();
+    (server, out, port)
+}
+
 /// File names reach terminals and logs, so control characters and characters that change the direction of text are escaped.
 #[test]
 fn control_characters_in_names_are_escaped() {
@@ -254,16 +266,19 @@ fn control_characters_in_names_are_escaped() {
     let dir = t.sub("served");
     let name = "gpj.\u{202e}exe";
     fs::write(dir.join(name), "x").unwrap();
-    let mut server = start(&["cp", "serve", str(&dir), "-p", "0"]);
-    let mut out = std::io::BufReader::new(server.0.stdout.take().unwrap());
+    let back = t.path("back");
+    let get = |port: &str| {
+        succeed(&["cp", "-p", port, &format!("127.0.0.1:{name}"), str(&back)]);
+    };
+    let (mut quiet, mut out, port) = talkative(&["cp", "serve", str(&dir), "-p", "0", "-q"]);
+    get(&port);
+    quiet.0.kill().unwrap();
+    assert_eq!(std::io::read_to_string(&mut out).unwrap(), "");
+    let (_server, mut out, port) = talkative(&["cp", "serve", str(&dir), "-p", "0"]);
+    get(&port);
     let mut line = String::new();
     std::io::BufRead::read_line(&mut out, &mut line).unwrap();
-    let port = line.trim().rsplit(':').next().unwrap().to_owned();
-    let back = t.path("back");
-    succeed(&["cp", "-p", &port, &format!("127.0.0.1:{name}"), str(&back)]);
-    line.clear();
-    std::io::BufRead::read_line(&mut out, &mut line).unwrap();
-    assert!(line.contains("gpj.\\u{202e}exe"), "{line}");
+    assert!(line.ends_with(" 'gpj.\\u{202e}exe' 1 octets\n"), "{line}");
     // Both in messages of the peer and in our own messages about local files.
     for (from, to) in [
         (format!("127.0.0.1:{name}.no"), str(&back).to_owned()),
@@ -304,7 +319,8 @@ fn an_interrupted_copy_says_how_to_continue() {
     assert_eq!(out.status.code(), Some(130));
     let said = text(&out.stderr);
     assert!(said.contains("the same command continues there"), "{said}");
-    // The message is the same after a lost connection. The server unlocks the partial file a moment after the first client is gone.
+    // It is the same after a lost connection, but a command that begins again does not continue. The server unlocks the partial file a moment after the first client is gone.
+    let args = [&["cp", "--no-resume"], &args[1..]].concat();
     let have = fs::metadata(&part).unwrap().len();
     let end = std::time::Instant::now() + Duration::from_secs(60);
     let client = loop {
@@ -330,5 +346,6 @@ fn an_interrupted_copy_says_how_to_continue() {
     let out = finish(client, &args);
     assert_eq!(out.status.code(), Some(1));
     let said = text(&out.stderr);
-    assert!(said.contains("the same command continues there"), "{said}");
+    let hint = "the same command without --no-resume continues there";
+    assert!(said.contains(hint), "{said}");
 }

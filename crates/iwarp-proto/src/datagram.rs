@@ -283,6 +283,18 @@ mod tests {
             };
             assert_eq!(seal(&header, HEADER_LEN), Err(Unsendable));
         }
+        // The longest payload arrives, too.
+        let longest = sealed(&EXAMPLE, &[7; PAYLOAD_MAX]);
+        let (header, payload) = Header::open(append, &longest).unwrap();
+        assert_eq!((header, payload), (EXAMPLE, &[7; PAYLOAD_MAX][..]));
+        // The largest number of either is one.
+        let last = Header {
+            destination: QP_MAX,
+            source: QP_MAX,
+            ..EXAMPLE
+        };
+        let datagram = sealed(&last, &[]);
+        assert_eq!(Header::open(append, &datagram), Ok((last, &[][..])));
     }
 
     fn headers() -> impl Strategy<Value = Header> {

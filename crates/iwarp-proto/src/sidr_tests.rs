@@ -48,6 +48,8 @@ fn the_octets_are_those_of_the_document() {
     let octets = message(refused, b"").seal(append).unwrap();
     assert_eq!(octets[4..8], [1, 3, 2, 0]);
     assert_eq!(octets[24..32], [0; 8]);
+    let codes = [Refusal::UNSUPPORTED, Refusal::REJECTED].map(Refusal::code);
+    assert_eq!(codes, [1, 2], "those of InfiniBand's SIDR reply");
     for (kind, number) in [(Kind::Request, 1), (Kind::Challenge, 2)] {
         let octets = message(kind, b"").seal(append).unwrap();
         assert_eq!(octets[4..8], [1, number, 0, 0]);
@@ -100,6 +102,11 @@ fn what_the_framing_cannot_carry_is_not_sealed() {
         qkey: 0,
     });
     assert!(!seals(wide, 0));
+    let last = Kind::Reply(Answer::QueuePair {
+        num: QP_MAX,
+        qkey: 0,
+    });
+    assert!(seals(last, 0));
 }
 
 const PATIENCE: Patience = Patience {

@@ -240,6 +240,24 @@ fn ird_and_ord_in_pairs() {
     }
 }
 
+/// Depths have 14 bits on the wire, and the largest number means something else.
+#[test]
+fn no_depth_is_larger_than_the_wire_can_carry() {
+    let boundless = LocalParams {
+        ird: u16::MAX,
+        ord: u16::MAX,
+        max_ird: u16::MAX,
+        max_ord: u16::MAX,
+        ..BASE
+    };
+    let request = Initiator::new(boundless, b"").unwrap();
+    let prefix = EnhancedPrefix::parse(&request.request_octets()[20..]).unwrap();
+    assert_eq!((prefix.ird, prefix.ord), (0x3ffe, 0x3ffe));
+    let (ours, theirs) = connect(boundless, boundless);
+    assert_eq!((ours.ird, ours.ord), (0x3ffe, 0x3ffe));
+    assert_eq!((theirs.ird, theirs.ord), (0x3ffe, 0x3ffe));
+}
+
 #[test]
 fn the_responder_answers_like_siw() {
     // Request IRD/ORD, responder's ird/ord, reply IRD/ORD, as observed.

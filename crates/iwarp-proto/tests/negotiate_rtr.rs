@@ -63,3 +63,13 @@ fn an_rtr_read_is_asked_for_only_by_those_who_can_read() {
         assert_eq!(prefix.ord, asked, "ORD {ord} of {max_ord}");
     }
 }
+
+#[test]
+fn a_set_of_one_message_has_that_one() {
+    let all = [Rtr::Send, Rtr::Write, Rtr::Read];
+    for rtr in all {
+        let set = RtrSet::only(rtr);
+        assert_eq!(all.map(|r| set.contains(r)), all.map(|r| r == rtr));
+        assert_eq!(set.preferred(), Some(rtr));
+    }
+}

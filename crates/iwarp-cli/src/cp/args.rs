@@ -339,9 +339,13 @@ mod tests {
             &[":a", "b"],
             &["h:", "b"],
             &["h:d/", "b"],
+            &["..", "h:"],
+            &["..", "h:d/"],
             &["a", "h:b", "--bind", "::1"],
             &["a", "h:b", "--writable"],
+            &["a", "h:b", "--overwrite"],
             &["a", "h:b", "--anonymous"],
+            &["a", "h:b", "--memory", "1M"],
             &["a", "h:b", "--max-clients", "3"],
             &["h:a", "-"],
             &["-", "h:b"],
@@ -349,6 +353,61 @@ mod tests {
             assert!(matches!(call(bad), Err(Error::Usage(_))), "{bad:?}");
         }
         assert_eq!(call(&["./-", "h:c"]).unwrap(), put("./-", "h", "c"));
+    }
+
+    #[test]
+    fn slashes_and_brackets_tell_files_from_hosts() {
+        let host = |text| remote(text).unwrap().map(|(host, _)| host);
+        assert_eq!(host("h:a:b").as_deref(), Some("h"));
+        assert_eq!(remote("h:a:b").unwrap().unwrap().1, "a:b");
+        assert_eq!(host("[fe80::1%eth0]:x").as_deref(), Some("fe80::1%eth0"));
+        for local in ["d/a:b", "/a:b", "[::1]x", "[a", "a"] {
+            assert_eq!(host(local), None, "{local}");
+        }
+        assert!(remote("[]:x").is_err());
+    }
+
+    /// The usage error names the option that does not belong there.
+    #[test]
+    fn options_of_serve_belong_to_serve() {
+        for option in [
+            &["--bind", "::1"][..],
+            &["--writable"],
+            &["--overwrite"],
+            &["--anonymous"],
+            &["--memory", "1M"],
+            &["--max-clients", "3"],
+            &["--max-per-address", "3"],
+        ] {
+            let e = call(&[&["a", "h:b"], option].concat()).unwrap_err();
+            let named = format!("{} belongs to 'iwarp cp serve'", option[0]);
+            assert!(e.to_string().contains(&named), "{e}");
+            call(&[&["serve", "/srv"], option].concat()).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_a_server_has_without_options() {
+        let args = |more: &[&str]| {
+            Wrap::try_parse_from([&["cp", "serve", "/srv"], more].concat())
+                .unwrap()
+                .a
+        };
+        let plain = args(&[]);
+        assert_eq!(plain.serve.addresses(), service::LOOPBACK);
+        assert_eq!(plain.serve.memory(), 256 << 20);
+        assert_eq!(args(&["--memory", "3M"]).serve.memory(), 3 << 20);
+        assert_eq!(plain.port.unwrap_or(DEFAULT_PORT), 7176);
+        // The user is warned only if others can come.
+        for (more, warned) in [
+            (&[][..], false),
+            (&["--anonymous"], false),
+            (&["--anonymous", "--bind", "127.0.0.2"], false),
+            (&["--anonymous", "--bind", "192.0.2.7"], true),
+            (&["--bind", "192.0.2.7"], false),
+        ] {
+            assert_eq!(args(more).is_anonymous(), warned, "{more:?}");
+        }
     }
 
     fn terms(args: &[&str]) -> Result<Terms> {

@@ -72,8 +72,7 @@ impl Secret {
                 stat.st_mode & 0o777
             )));
         }
-        let me = rustix::process::geteuid().as_raw();
-        if stat.st_uid != me && stat.st_uid != 0 {
+        if !is_trusted(stat.st_uid, rustix::process::geteuid().as_raw()) {
             return Err(refuse("belongs to another user, who can change it".into()));
         }
         let mut octets = Vec::new();
@@ -119,6 +118,11 @@ impl Secret {
             .verify_slice(proof)
             .map_err(|_| Error::failed("the other end has not the same secret"))
     }
+}
+
+/// Returns `true` if nobody but this user and root can change a file of this owner.
+const fn is_trusted(owner: u32, me: u32) -> bool {
+    owner == me || owner == 0
 }
 
 fn nonce() -> Result<Nonce> {
@@ -244,14 +248,27 @@ mod tests {
             file(&t, &[&long[..], b"\r\n"].concat(), 0o440).unwrap().0,
             long
         );
-        assert_eq!(file(&t, &[b'x'; 4096], 0o600).unwrap().0.len(), 4096);
+        // The line break does not count, however long the secret is.
+        for end in [&b""[..], b"\n", b"\r\n"] {
+            let content = [&[b'x'; 4096][..], end].concat();
+            assert_eq!(file(&t, &content, 0o600).unwrap().0, [b'x'; 4096]);
+        }
+        assert_eq!(
+            file(&t, &[&long[..], b"\r"].concat(), 0o600)
+                .unwrap()
+                .0
+                .len(),
+            17
+        );
         for (content, mode, why) in [
             (&b""[..], 0o600, "octets"),
             (b"\n", 0o600, "octets"),
             (&long[1..], 0o600, "octets"),
             (&[b'x'; 4097], 0o600, "octets"),
-            (&long, 0o644, "chmod"),
+            (&[b'x'; 9000], 0o600, "octets"),
             (&long, 0o604, "chmod"),
+            (&long, 0o602, "chmod"),
+            (&long, 0o601, "chmod"),
             (&long, 0o620, "chmod"),
         ] {
             let e = file(&t, content, mode).unwrap_err().to_string();
@@ -264,7 +281,47 @@ mod tests {
                 .contains("regular")
         );
         assert!(Secret::read(&t.path("nothing")).is_err());
+        // A FIFO without a writer must not make the program hang.
+        let (fifo, mode) = (t.path("fifo"), Mode::RUSR | Mode::WUSR);
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, mode, 0).unwrap();
+        let e = Secret::read(&fifo).unwrap_err().to_string();
+        assert!(e.contains("regular"), "{e}");
         assert_eq!(format!("{:?}", Secret(vec![1])), "Secret");
+    }
+
+    #[test]
+    fn another_user_cannot_give_the_secret() {
+        for (owner, me, trusted) in [
+            (0, 0, true),
+            (0, 1000, true),
+            (1000, 1000, true),
+            (1000, 1001, false),
+            (1000, 0, false),
+        ] {
+            assert_eq!(is_trusted(owner, me), trusted, "{owner} {me}");
+        }
+        // Only root can make such a file.
+        let t = TempDir::new();
+        std::fs::write(t.path("secret"), [b'x'; 16]).unwrap();
+        let private = std::fs::Permissions::from_mode(0o600);
+        std::fs::set_permissions(t.path("secret"), private).unwrap();
+        if std::os::unix::fs::chown(t.path("secret"), Some(54_321), None).is_ok() {
+            let e = Secret::read(&t.path("secret")).unwrap_err().to_string();
+            assert!(e.contains("another user"), "{e}");
+        }
+    }
+
+    /// Both ends have to compute the same, and may be of different builds. The value is Python's, of `hmac` and `hashlib`.
+    #[test]
+    fn the_proof_has_a_known_value() {
+        let secret = Secret(b"correct horse battery staple".to_vec());
+        let (client, server) = ([1; 32], [2; 32]);
+        let proof = secret.prove(Role::Server, &client, &server).unwrap();
+        let hex: String = proof.iter().map(|b| format!("{b:02x}")).collect();
+        assert_eq!(
+            hex,
+            "d816e0d3efd44695b3b457f817d6e3447a7d782391cd8c4b1b1fe974b513bfee"
+        );
     }
 
     #[test]

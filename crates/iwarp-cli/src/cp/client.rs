@@ -115,7 +115,7 @@ fn copy(
                     bar.reset_eta();
                 }
                 bar.set_position(done);
-                begun.store(0 < done && done < all, Ordering::Release);
+                begun.store(is_a_part(done, all), Ordering::Release);
             })
         });
         let outcome = outcome.map_err(|e| match answered {
@@ -136,6 +136,11 @@ fn copy(
         summary(done, took);
     }
     Ok(())
+}
+
+/// Returns `true` if so many octets of a file leave a part that can be continued.
+const fn is_a_part(done: u64, all: u64) -> bool {
+    0 < done && done < all
 }
 
 fn lock(current: &Mutex<Option<Context>>) -> MutexGuard<'_, Option<Context>> {
@@ -195,4 +200,16 @@ fn summary(done: Summary, took: f64) {
         "{moved} octets in {took:.3} s, {}{resumed}\nSHA-256 {hash}, equal at both ends",
         units::rate(moved as f64 / took.max(1e-9))
     ));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_and_everything_are_no_part() {
+        let parts =
+            [(0, 0), (0, 9), (1, 9), (8, 9), (9, 9)].map(|(done, all)| is_a_part(done, all));
+        assert_eq!(parts, [false, false, true, true, false]);
+    }
 }

@@ -109,13 +109,16 @@ impl Place {
     pub(crate) fn rename_new(&self, from: &str) -> rustix::io::Result<()> {
         let (dir, to) = (&self.dir, self.name.as_str());
         match rustix::fs::renameat_with(dir, from, dir, to, RenameFlags::NOREPLACE) {
-            // File systems that cannot do this can usually link, which replaces nothing either.
-            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
-                rustix::fs::linkat(dir, from, dir, to, AtFlags::empty())?;
-                rustix::fs::unlinkat(dir, from, AtFlags::empty())
-            }
+            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => self.link_new(from),
             done => done,
         }
+    }
+
+    /// Does the same in two steps. File systems that cannot do it in one can usually link, which replaces nothing either.
+    fn link_new(&self, from: &str) -> rustix::io::Result<()> {
+        let (dir, to) = (&self.dir, self.name.as_str());
+        rustix::fs::linkat(dir, from, dir, to, AtFlags::empty())?;
+        rustix::fs::unlinkat(dir, from, AtFlags::empty())
     }
 
     /// Refuses names that are taken by something that is no regular file: renaming over them would lose it or fail late.
@@ -200,6 +203,57 @@ mod tests {
         let fifo = t.path("root/fifo");
         rustix::fs::mknodat(CWD, fifo, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
         t
+    }
+
+    #[test]
+    fn names_and_paths_of_the_greatest_length_are_taken() {
+        let t = tree();
+        let root = Root::open(&t.path("root")).unwrap();
+        let longest = "x".repeat(MAX_COMPONENT);
+        assert_eq!(root.place(&longest).unwrap().name, longest);
+        // A name of that length leaves room for that of the partial file.
+        let partial = t.path("root").join(format!(".{longest}{PART_SUFFIX}"));
+        std::fs::write(partial, "").unwrap();
+        // Components of 199 octets and their slashes, and a last one of 24: 1024 in all.
+        let path = format!(
+            "{}{}",
+            format!("{}/", "x".repeat(199)).repeat(5),
+            "y".repeat(24)
+        );
+        assert_eq!(path.len(), MAX_PATH);
+        check(&path).unwrap();
+        assert!(check(&format!("{path}y")).is_err());
+    }
+
+    #[test]
+    fn a_new_name_replaces_nothing() {
+        let t = TempDir::new();
+        let place = Place::local(&t.path("a")).unwrap();
+        type Rename = fn(&Place, &str) -> rustix::io::Result<()>;
+        for rename in [Place::rename_new as Rename, Place::link_new] {
+            std::fs::write(t.path("part"), "new").unwrap();
+            rename(&place, "part").unwrap();
+            assert_eq!(std::fs::read(t.path("a")).unwrap(), b"new");
+            assert!(!t.path("part").exists());
+            std::fs::write(t.path("part"), "other").unwrap();
+            assert_eq!(rename(&place, "part"), Err(Errno::EXIST));
+            assert_eq!(std::fs::read(t.path("a")).unwrap(), b"new");
+            assert_eq!(std::fs::read(t.path("part")).unwrap(), b"other");
+            std::fs::remove_file(t.path("a")).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_local_name_without_a_folder_is_one_of_this_folder() {
+        // Tests run in the folder of their package.
+        let here = Place::local(Path::new("Cargo.toml")).unwrap();
+        assert_eq!(here.name, "Cargo.toml");
+        assert!(here.check_target().unwrap());
+        let t = tree();
+        let there = Place::local(&t.path("root/sub/file")).unwrap();
+        assert!(there.check_target().unwrap());
+        assert!(Place::local(&t.path("root/nothing/file")).is_err());
+        assert!(matches!(Place::local(Path::new("/")), Err(Error::Usage(_))));
     }
 
     #[test]

@@ -33,6 +33,7 @@ const RECVS: usize = 2 * SLOTS as usize + 32;
 const SENDS: usize = 64;
 /// How long the peer may stay silent. A peer that hashes a large file sends `Working` every few seconds.
 const SILENCE: Duration = Duration::from_secs(30);
+const _: () = assert!(2 * session::STILL_THERE.as_secs() <= SILENCE.as_secs());
 /// How long the peer may refuse to take data.
 const STALL: Duration = Duration::from_secs(30);
 

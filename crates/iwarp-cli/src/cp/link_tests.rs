@@ -110,7 +110,9 @@ fn data_of_the_peer_do_not_keep_a_closing_connection_open() {
             client
         });
         server.sends = usize::MAX;
+        let begin = Instant::now();
         server.close();
+        assert!(begin.elapsed() >= CLOSE, "it has that time");
         closed.store(true, Ordering::Release);
     });
     assert!(!hung.load(Ordering::Acquire), "only the peer ended it");
@@ -178,4 +180,158 @@ fn patience_lasts_while_octets_move() {
     }
     assert!(!patience.look(19, now + SILENCE / 2).unwrap());
     assert!(patience.look(19, now + SILENCE).is_err());
+}
+
+/// Whatever the session asks for, no octet beyond a slot is touched, and data land where they belong.
+#[test]
+fn slots_have_bounds() {
+    let (mut client, mut server) = pair();
+    let mut see = |_: &[u8]| Ok(());
+    assert!(server.read_slot(0, 1, &mut see).is_err(), "none is granted");
+    let grant = server.grant().unwrap();
+    assert_eq!((grant.slots, grant.slot_size), (SLOTS, SLOT_SIZE));
+    assert_eq!(server.grant().unwrap(), grant, "the same ones");
+    for (slot, len) in [(SLOTS, 1), (u16::MAX, 1), (0, SLOT_SIZE + 1)] {
+        assert!(server.read_slot(slot, len, &mut see).is_err());
+        let mut fill = |_: &mut [u8]| Ok(());
+        assert!(client.write_slot(&grant, slot, len, &mut fill).is_err());
+    }
+    // There are more slots than buffers of the sender.
+    let len = |slot| if slot == SLOTS - 1 { SLOT_SIZE } else { 1000 };
+    for slot in 0..SLOTS {
+        let mut fill = |buf: &mut [u8]| {
+            buf.fill(slot as u8 + 1);
+            Ok(())
+        };
+        client
+            .write_slot(&grant, slot, len(slot), &mut fill)
+            .unwrap();
+    }
+    client.send(&Message::Done).unwrap();
+    // The last ones are still in the sender's buffers, each in its own.
+    let stage = client.stage.as_ref().unwrap();
+    for (n, slot) in (SLOTS - STAGES as u16..SLOTS).enumerate() {
+        let at = n * stage.part as usize;
+        let kept = stage.mr.to_vec(at..at + 1000).unwrap();
+        assert!(kept.iter().all(|b| *b == slot as u8 + 1), "slot {slot}");
+    }
+    let before = server.moved();
+    client.send(&Message::Done).unwrap();
+    assert_eq!(server.recv().unwrap(), Some(Message::Done));
+    assert_eq!(server.recv().unwrap(), Some(Message::Done));
+    assert!(server.moved() > before, "octets move");
+    for slot in 0..SLOTS {
+        let mut right = false;
+        let mut see = |data: &[u8]| {
+            right = data.len() == len(slot) as usize && data.iter().all(|b| *b == slot as u8 + 1);
+            Ok(())
+        };
+        server.read_slot(slot, len(slot), &mut see).unwrap();
+        assert!(right, "slot {slot}");
+    }
+    // A sender writes no more at once than the slot has, nor than its own buffer.
+    for (slot_size, most) in [(100, 100), (SLOT_SIZE, SLOT_SIZE), (16 << 20, SLOT_SIZE)] {
+        let to = Grant { slot_size, ..grant };
+        assert_eq!(client.chunk(&to).unwrap(), most);
+        let mut fill = |_: &mut [u8]| Ok(());
+        assert!(client.write_slot(&to, 0, most + 1, &mut fill).is_err());
+    }
+}
+
+/// A buffer is filled again only when its request is complete.
+#[test]
+fn buffers_are_not_used_twice() {
+    let (mut client, mut server) = pair();
+    let grant = server.grant().unwrap();
+    client.deadline = Some(Instant::now());
+    let late = |outcome: Result<()>| outcome.is_err_and(|e| e.to_string().contains("too long"));
+    let mut fill = |_: &mut [u8]| Ok(());
+    client.writes = STAGES - 1;
+    client.write_slot(&grant, 0, 1, &mut fill).unwrap();
+    client.writes = STAGES;
+    assert!(late(client.write_slot(&grant, 0, 1, &mut fill)));
+    let (mut client, _server) = pair();
+    client.deadline = Some(Instant::now());
+    client.sends = SENDS;
+    assert!(late(client.send(&Message::Done)));
+    client.sends = SENDS - 1;
+    client.send(&Message::Done).unwrap();
+    // As many as there are buffers go through one after the other, and each is its own.
+    let (mut client, mut server) = pair();
+    for slot in 0..3 * SENDS as u16 {
+        client.send(&Message::Free { slot }).unwrap();
+        assert_eq!(server.recv().unwrap(), Some(Message::Free { slot }));
+    }
+}
+
+/// If memory is short the rooms are smaller, and only if even the smallest has no place the client is refused.
+#[test]
+fn little_memory_gives_small_rooms() {
+    let (ctx, _listener) = service::listen(&LOOPBACK, 0, &Config::default()).unwrap();
+    let half = |left: u64| {
+        let messages = (RECVS + SENDS) * MAX_MESSAGE + part::CHUNK;
+        Half::new(&ctx, &Budget::new(messages as u64 + left)).unwrap()
+    };
+    // A room that could be smaller may take an eighth of what is left. One part more is the buffer.
+    let slot = u64::from(SLOT_SIZE);
+    for (left, slots) in [
+        (8 * 17 * slot, Some(16)),
+        (8 * 17 * slot - 1, Some(8)),
+        (8 * 3 * slot, Some(2)),
+        (8 * 3 * slot - 1, Some(1)),
+        (2 * slot, Some(1)),
+        (2 * slot - 1, None),
+    ] {
+        let (half, _qp) = half(left);
+        let room = half.ring().ok();
+        assert_eq!(room.as_ref().map(|(_, slots)| *slots), slots, "{left}");
+        if let Some((room, slots)) = room {
+            assert_eq!(room.mr.len(), usize::from(slots) * SLOT_SIZE as usize);
+        }
+    }
+    let parts = STAGES as u64 + 1;
+    let least = u64::from(MIN_CHUNK);
+    for (left, chunk) in [
+        (8 * parts * slot, Some(SLOT_SIZE)),
+        (8 * parts * slot - 1, Some(SLOT_SIZE / 2)),
+        (8 * parts * 2 * least - 1, Some(MIN_CHUNK)),
+        (parts * least, Some(MIN_CHUNK)),
+        (parts * least - 1, None),
+    ] {
+        let (half, _qp) = half(left);
+        let room = half.stages().ok();
+        assert_eq!(room.as_ref().map(|room| room.part), chunk, "{left}");
+    }
+}
+
+/// A client is idle from the end of the server's work on, and not before.
+#[test]
+fn a_client_is_idle_after_the_work_for_it() {
+    let (_client, mut server) = pair();
+    server.welcomed();
+    server.peer_waits(true);
+    std::thread::sleep(Duration::from_millis(30));
+    assert_eq!(server.guest.as_ref().unwrap().idle(), Duration::ZERO);
+    let begin = Instant::now();
+    server.peer_waits(false);
+    std::thread::sleep(Duration::from_millis(10));
+    let idle = server.guest.as_ref().unwrap().idle();
+    assert!(
+        idle >= Duration::from_millis(8) && idle <= begin.elapsed() + Duration::from_millis(1),
+        "{idle:?}"
+    );
+}
+
+/// A sender looks for messages between its data, and goes on if there are none.
+#[test]
+fn messages_are_taken_without_waiting() {
+    let (mut client, mut server) = pair();
+    assert_eq!(server.try_recv().unwrap(), None);
+    client.send(&Message::Done).unwrap();
+    let end = Instant::now() + LONG;
+    let mut came = None;
+    while came.is_none() && Instant::now() < end {
+        came = server.try_recv().unwrap();
+    }
+    assert_eq!(came, Some(Message::Done));
 }

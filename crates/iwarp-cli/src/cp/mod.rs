@@ -14,6 +14,8 @@ mod protocol;
 mod server;
 mod session;
 #[cfg(test)]
+mod session_steps_tests;
+#[cfg(test)]
 mod session_tests;
 
 pub(crate) use args::CpArgs;
@@ -44,4 +46,35 @@ fn config(args: &CpArgs) -> Config {
         config.capture_bytes = Some(args.capture_bytes);
     }
     config
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Wrap {
+        #[command(flatten)]
+        a: CpArgs,
+    }
+
+    fn of(more: &[&str]) -> Config {
+        config(&Wrap::parse_from([&["cp", "a", "h:b"], more].concat()).a)
+    }
+
+    #[test]
+    fn arguments_change_the_settings() {
+        let usual = crate::rdma::config();
+        let plain = of(&[]);
+        assert!(plain.crc);
+        assert_eq!(plain.markers, usual.markers);
+        assert_eq!(plain.capture, usual.capture);
+        assert!(!of(&["--crc", "off"]).crc);
+        assert!(of(&["--markers"]).markers);
+        let recorded = of(&["--capture", "x.pcapng", "--capture-bytes", "4M"]);
+        assert_eq!(recorded.capture, Some("x.pcapng".into()));
+        assert_eq!(recorded.capture_bytes, Some(4 << 20));
+        assert_eq!(of(&["--capture", "x"]).capture_bytes, Some(16 << 20));
+    }
 }

@@ -137,6 +137,16 @@ impl Part {
     /// If the hash is not the expected one, or if the rename fails. After a wrong hash the partial file is removed, because it cannot
     /// be continued.
     pub(crate) fn commit(self, expected: &Hash, mode: u32) -> Result<()> {
+        self.commit_with(expected, mode, File::sync_all)
+    }
+
+    /// Does the same as [`commit`](Self::commit), and writes the data to the disk with `sync`.
+    fn commit_with(
+        self,
+        expected: &Hash,
+        mode: u32,
+        sync: impl FnOnce(&File) -> std::io::Result<()>,
+    ) -> Result<()> {
         if self.hash() != *expected {
             self.remove();
             return Err(Error::failed(format!(
@@ -145,9 +155,7 @@ impl Part {
             )));
         }
         rustix::fs::fchmod(&self.file, permissions(mode, *UMASK)).context("permissions")?;
-        self.file
-            .sync_all()
-            .context(format_args!("cannot write '{}'", self.place.name))?;
+        sync(&self.file).context(format_args!("cannot write '{}'", self.place.name))?;
         let (from, to) = (self.name.as_str(), self.place.name.as_str());
         match self.existing {
             Existing::Replace => {
@@ -475,6 +483,84 @@ pub(crate) mod tests {
         assert!(!t.path(".a.iwarp-part").exists());
     }
 
+    /// After a crash of the host a file that has its name is complete.
+    #[test]
+    fn data_are_on_the_disk_before_the_file_has_its_name() {
+        for existing in [Existing::Replace, Existing::Keep] {
+            for fails in [false, true] {
+                let t = TempDir::new();
+                let target = t.path("a");
+                let place = Place::local(&target).unwrap();
+                let mut p = Part::open(place, true, 99, existing, &GO_ON).unwrap();
+                p.append(b"data").unwrap();
+                let mut synced = false;
+                let outcome = p.commit_with(&sha(b"data"), 0o600, |file| {
+                    synced = true;
+                    assert_eq!(file.metadata()?.len(), 4);
+                    assert!(!target.exists(), "it has its name already");
+                    match fails {
+                        true => Err(Errno::IO.into()),
+                        false => Ok(()),
+                    }
+                });
+                assert!(synced);
+                assert_eq!(outcome.is_err(), fails);
+                assert_eq!(target.exists(), !fails);
+                if let Err(e) = outcome {
+                    assert!(e.to_string().contains("cannot write 'a'"), "{e}");
+                }
+            }
+        }
+    }
+
+    /// A disk that is full is noticed when it happens, and what was written before stays.
+    #[test]
+    fn data_that_cannot_be_written_are_an_error() {
+        let t = TempDir::new();
+        let mut p = part(&t.path("a"), true).unwrap();
+        p.append(b"kept").unwrap();
+        // A descriptor that cannot write stands for the disk.
+        p.file = File::open(t.path(".a.iwarp-part")).unwrap();
+        let e = p.append(b"lost").unwrap_err().to_string();
+        assert!(e.contains("cannot write 'a'"), "{e}");
+        assert_eq!((p.len(), p.hash()), (4, sha(b"kept")));
+    }
+
+    /// Until the file has its permissions nobody else reads it, nor a program that is started meanwhile.
+    #[test]
+    fn a_partial_file_is_private() {
+        let t = TempDir::new();
+        let p = part(&t.path("a"), true).unwrap();
+        let flags = rustix::io::fcntl_getfd(&p.file).unwrap();
+        assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
+        let mode = p.file.metadata().unwrap().permissions();
+        assert_eq!(
+            std::os::unix::fs::PermissionsExt::mode(&mode) & 0o777,
+            0o600
+        );
+    }
+
+    /// Others who may write to the directory cannot lead the data to another file, or make the copy hang.
+    #[test]
+    fn only_a_regular_file_is_a_partial_file() {
+        use rustix::fs::FileType;
+        let t = TempDir::new();
+        let name = t.path(".a.iwarp-part");
+        std::fs::write(t.path("other"), "other").unwrap();
+        std::os::unix::fs::symlink(t.path("other"), &name).unwrap();
+        assert!(part(&t.path("a"), false).is_err());
+        assert_eq!(std::fs::read(t.path("other")).unwrap(), b"other");
+        // Nor is a file made where the link leads to.
+        std::fs::remove_file(t.path("other")).unwrap();
+        assert!(part(&t.path("a"), false).is_err());
+        assert!(!t.path("other").exists());
+        std::fs::remove_file(&name).unwrap();
+        let mode = Mode::RUSR | Mode::WUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, &name, FileType::Fifo, mode, 0).unwrap();
+        let e = part(&t.path("a"), false).unwrap_err().to_string();
+        assert!(e.contains("no regular file"), "{e}");
+    }
+
     #[test]
     fn the_umask_bounds_what_a_peer_wishes() {
         for (mode, umask, result) in [
@@ -489,6 +575,8 @@ pub(crate) mod tests {
         assert_eq!(umask_in("Name:\tx\nUmask:\t0027\nState:\tR\n"), Some(0o027));
         assert_eq!(umask_in("Name:\tUmask: 7\n"), None);
         assert_eq!(umask_in(""), None);
+        // Where it is not known, nobody but the owner writes.
+        assert_eq!(permissions(0o777, USUAL_UMASK).as_raw_mode(), 0o755);
     }
 
     #[test]
@@ -529,6 +617,12 @@ pub(crate) mod tests {
         std::fs::write(t.path("s"), "hello world").unwrap();
         let mut s = Source::new(File::open(t.path("s")).unwrap()).unwrap();
         assert_eq!(s.resume(6, &sha(b"hellO "), &GO_ON).unwrap(), 0);
+        // It reads from the beginning then.
+        let mut all = [0; 11];
+        s.fill(&mut all).unwrap();
+        assert_eq!((&all, s.hash()), (b"hello world", sha(b"hello world")));
+        assert_eq!(s.resume(11, &sha(b"hello world"), &GO_ON).unwrap(), 11);
+        assert_eq!(s.hash(), sha(b"hello world"));
         assert_eq!(s.resume(99, &sha(b""), &GO_ON).unwrap(), 0);
         assert_eq!(s.resume(6, &sha(b"hello "), &GO_ON).unwrap(), 6);
         let mut rest = [0; 5];
@@ -540,6 +634,42 @@ pub(crate) mod tests {
                 .to_string()
                 .contains("shorter")
         );
+    }
+
+    /// Hashing goes on where it is, in pieces, and ends at the end of the file.
+    #[test]
+    fn prefixes_of_any_length_are_hashed() {
+        let t = TempDir::new();
+        let data: Vec<u8> = (0..2 * CHUNK + 5).map(|i| (i * i / 3) as u8).collect();
+        std::fs::write(t.path("s"), &data).unwrap();
+        for (from, len) in [
+            (0, 0),
+            (0, 1),
+            (0, CHUNK - 1),
+            (0, CHUNK),
+            (0, CHUNK + 1),
+            (7, 2 * CHUNK - 2),
+            (3, 3 * CHUNK),
+        ] {
+            let mut file = File::open(t.path("s")).unwrap();
+            file.seek(SeekFrom::Start(from as u64)).unwrap();
+            let mut hash = Sha256::new();
+            let done = hash_prefix(&mut file, len as u64, &mut hash, &GO_ON).unwrap();
+            let there = &data[from..data.len().min(from + len)];
+            assert_eq!(done, there.len() as u64);
+            assert_eq!(Hash::from(hash.finalize()), sha(there), "{len} from {from}");
+        }
+    }
+
+    /// The peer learns the permission bits and nothing else of the mode.
+    #[test]
+    fn a_source_tells_its_permissions() {
+        let t = TempDir::new();
+        std::fs::write(t.path("s"), "x").unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o4751);
+        std::fs::set_permissions(t.path("s"), mode).unwrap();
+        let s = Source::new(File::open(t.path("s")).unwrap()).unwrap();
+        assert_eq!((s.mode, s.size()), (0o751, 1));
     }
 
     /// The hash of a client that has gone is of no use to anybody.

@@ -453,15 +453,104 @@ mod tests {
             assert!(octets.len() <= MAX_MESSAGE);
             assert_eq!(Message::decode(&octets).unwrap(), m);
         }
-        // The layout must not change, so check one message octet by octet.
+    }
+
+    /// Both ends may be of different builds, so the layout must not change.
+    #[test]
+    fn the_octets_are_those_of_version_2() {
+        let hash: Hash = [7; 32];
+        let have = Have { len: 1, hash };
+        let grant = Grant {
+            stag: 0x0a0b_0c0d,
+            base: 2,
+            slot_size: 3,
+            slots: 4,
+        };
+        let path = "p".to_owned();
+        let (seven, ring) = (
+            [7; 32],
+            &b"\x0a\x0b\x0c\x0d\0\0\0\0\0\0\0\x02\0\0\0\x03\0\x04"[..],
+        );
+        let hello = Message::Hello {
+            version: 2,
+            secret: true,
+            nonce: seven,
+        };
+        let put = Message::Put {
+            size: 1,
+            mode: 0o644,
+            resume: true,
+            path: path.clone(),
+        };
+        let start = Message::Start {
+            offset: 1,
+            size: 2,
+            mode: 3,
+        };
         let filled = Message::Filled {
             slot: 3,
             offset: 0x0102_0304_0506_0708,
             len: 9,
+        };
+        let one = &b"\0\0\0\0\0\0\0\x01"[..];
+        for (message, parts) in [
+            (hello, &[&b"\x01\0IWCP\0\x02\x01"[..], &seven][..]),
+            (put, &[b"\x02\0", one, b"\0\0\x01\xa4\x01\0\x01p"]),
+            (
+                Message::Ready { have, grant },
+                &[b"\x03\0", one, &seven, ring],
+            ),
+            (
+                Message::Get { have, grant, path },
+                &[b"\x04\0", one, &seven, ring, b"\0\x01p"],
+            ),
+            (start, &[b"\x05\0", one, b"\0\0\0\0\0\0\0\x02\0\0\0\x03"]),
+            (
+                filled,
+                &[b"\x06\0\0\x03\x01\x02\x03\x04\x05\x06\x07\x08\0\0\0\x09"],
+            ),
+            (Message::Free { slot: 0x0102 }, &[b"\x07\0\x01\x02"]),
+            (Message::Finish { hash }, &[b"\x08\0", &seven]),
+            (Message::Done, &[b"\x09\0"]),
+            (Message::Error { text: "no".into() }, &[b"\x0a\0\0\x02no"]),
+            (Message::Proof { proof: seven }, &[b"\x0b\0", &seven]),
+            (Message::Working, &[b"\x0c\0"]),
+        ] {
+            let octets = parts.concat();
+            assert_eq!(message.encode().unwrap(), octets, "{message:?}");
+            assert_eq!(Message::decode(&octets).unwrap(), message);
         }
-        .encode()
-        .unwrap();
-        assert_eq!(filled, [6, 0, 0, 3, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 0, 9]);
+    }
+
+    #[test]
+    fn grants_are_bounded() {
+        let taken = |grant: Grant| {
+            let have = Have {
+                len: 0,
+                hash: [0; 32],
+            };
+            Message::decode(&Message::Ready { have, grant }.encode().unwrap()).is_ok()
+        };
+        let grant = |slot_size, slots| Grant {
+            stag: 1,
+            base: 0,
+            slot_size,
+            slots,
+        };
+        assert!(taken(grant(1, 1)) && taken(grant(MAX_SLOT_SIZE, MAX_SLOTS)));
+        assert!(!taken(grant(0, 1)) && !taken(grant(MAX_SLOT_SIZE + 1, 1)));
+        assert!(!taken(grant(1, 0)) && !taken(grant(1, MAX_SLOTS + 1)));
+        // The end of the last slot is a number, too.
+        let high = |base| Grant {
+            base,
+            ..grant(10, 3)
+        };
+        assert!(taken(high(u64::MAX - 30)) && !taken(high(u64::MAX - 29)));
+        let slot = high(100);
+        assert_eq!(
+            [0, 1, 2, 3].map(|n| slot.slot_at(n)),
+            [Some(100), Some(110), Some(120), None]
+        );
     }
 
     #[test]
@@ -525,6 +614,17 @@ mod tests {
             .encode()
             .is_err()
         );
+        // The same path, written by somebody who does not know the limit.
+        let long = [
+            &b"\x02\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x04\x01"[..],
+            &[b'x'; MAX_PATH + 1],
+        ]
+        .concat();
+        assert!(Message::decode(&long).is_err());
+        let hello = &samples()[0].encode().unwrap();
+        let padded = |len| [&hello[..], &vec![0; len - hello.len()]].concat();
+        assert!(Message::decode(&padded(MAX_MESSAGE)).is_ok());
+        assert!(Message::decode(&padded(MAX_MESSAGE + 1)).is_err());
         let rude = Message::Error {
             text: "\u{1b}[2Jgpj.\u{202e}exe\n".into(),
         };

@@ -13,7 +13,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 /// How often the peer is told that this end is still working; well below the silence that either end accepts.
-const STILL_THERE: Duration = Duration::from_secs(5);
+pub(super) const STILL_THERE: Duration = Duration::from_secs(5);
 
 /// The functions of the connection that a copy uses.
 pub(crate) trait Link {
@@ -300,6 +300,15 @@ pub(super) fn at_work<T: Send>(
     link: &mut impl Link,
     work: impl FnOnce(&AtomicBool) -> Result<T> + Send,
 ) -> Result<T> {
+    at_work_telling(link, STILL_THERE, work)
+}
+
+/// Does the same as [`at_work`], and tells the peer once in each `pause`.
+pub(super) fn at_work_telling<T: Send>(
+    link: &mut impl Link,
+    pause: Duration,
+    work: impl FnOnce(&AtomicBool) -> Result<T> + Send,
+) -> Result<T> {
     link.peer_waits(true);
     let gone = AtomicBool::new(false);
     let outcome = std::thread::scope(|scope| {
@@ -314,7 +323,7 @@ pub(super) fn at_work<T: Send>(
             })
             .context("cannot start a thread")?;
         let mut told = Ok(());
-        while told.is_ok() && finished.recv_timeout(STILL_THERE) == Err(RecvTimeoutError::Timeout) {
+        while told.is_ok() && finished.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
             told = link.send(&Message::Working);
         }
         gone.store(told.is_err(), Ordering::Relaxed);
@@ -552,5 +561,11 @@ mod tests {
         window.give_back(1).unwrap();
         assert!(window.give_back(1).is_err());
         assert_eq!((window.take(), window.take()), (Some(1), None));
+        // A peer that works frees nothing, and one that has done all does not say so now.
+        freed(&mut window, &Message::Working).unwrap();
+        assert_eq!(window.take(), None);
+        assert!(freed(&mut window, &Message::Done).is_err());
+        freed(&mut window, &Message::Free { slot: 0 }).unwrap();
+        assert_eq!(window.take(), Some(0));
     }
 }

@@ -261,3 +261,7 @@ fn print_body(f: &mut fmt::Formatter<'_>, opcode: Opcode, body: &[u8]) -> fmt::R
         _ => Ok(()),
     }
 }
+
+#[cfg(test)]
+#[path = "pretty_tests.rs"]
+mod tests;
