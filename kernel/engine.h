@@ -211,10 +211,25 @@ struct rk_mpa_peer {
 	u16 ord;
 };
 
+/* What a completion is of. The engine's build fails if these are not its numbers (WcOpcode). */
+enum rk_opcode {
+	RK_OP_SEND,
+	RK_OP_WRITE,
+	RK_OP_READ,
+	RK_OP_COMPARE_SWAP,
+	RK_OP_FETCH_ADD,
+	RK_OP_BIND,
+	RK_OP_LOCAL_INVALIDATE,
+	RK_OP_FAST_REGISTER,
+	RK_OP_ATOMIC_WRITE,
+	RK_OP_RECEIVE,
+	RK_OP_RECEIVE_WRITE_IMM,
+};
+
 struct rk_completion {
 	u64 wr_id;
 	u32 status;		/* 0: success */
-	u32 opcode;
+	u32 opcode;		/* enum rk_opcode */
 	u32 byte_len;
 	u32 imm_or_stag;
 	u32 flags;

@@ -40,18 +40,19 @@ static const struct words statuses[] = {
 	{ SIW_WC_GENERAL_ERR, IB_WC_GENERAL_ERR },
 };
 
-/* Operations as the engine numbers them (WcOpcode). */
+/* Operations. No client has binds and atomic writes. */
 static const struct words opcodes[] = {
-	{ SIW_OP_SEND, IB_WC_SEND },
-	{ SIW_OP_WRITE, IB_WC_RDMA_WRITE },
-	{ SIW_OP_READ, IB_WC_RDMA_READ },
-	{ SIW_OP_COMP_AND_SWAP, IB_WC_COMP_SWAP },
-	{ SIW_OP_FETCH_AND_ADD, IB_WC_FETCH_ADD },
-	{ SIW_OP_SEND, IB_WC_SEND },		/* a bind */
-	{ SIW_OP_INVAL_STAG, IB_WC_LOCAL_INV },
-	{ SIW_OP_REG_MR, IB_WC_REG_MR },
-	{ SIW_OP_RECEIVE, IB_WC_RECV },
-	{ SIW_OP_RECEIVE, IB_WC_RECV_RDMA_WITH_IMM },
+	[RK_OP_SEND] = { SIW_OP_SEND, IB_WC_SEND },
+	[RK_OP_WRITE] = { SIW_OP_WRITE, IB_WC_RDMA_WRITE },
+	[RK_OP_READ] = { SIW_OP_READ, IB_WC_RDMA_READ },
+	[RK_OP_COMPARE_SWAP] = { SIW_OP_COMP_AND_SWAP, IB_WC_COMP_SWAP },
+	[RK_OP_FETCH_ADD] = { SIW_OP_FETCH_AND_ADD, IB_WC_FETCH_ADD },
+	[RK_OP_BIND] = { SIW_OP_SEND, IB_WC_SEND },
+	[RK_OP_LOCAL_INVALIDATE] = { SIW_OP_INVAL_STAG, IB_WC_LOCAL_INV },
+	[RK_OP_FAST_REGISTER] = { SIW_OP_REG_MR, IB_WC_REG_MR },
+	[RK_OP_ATOMIC_WRITE] = { SIW_OP_WRITE, IB_WC_RDMA_WRITE },
+	[RK_OP_RECEIVE] = { SIW_OP_RECEIVE, IB_WC_RECV },
+	[RK_OP_RECEIVE_WRITE_IMM] = { SIW_OP_RECEIVE, IB_WC_RECV_RDMA_WITH_IMM },
 };
 
 /* A flag of an entry for a client in the kernel: it has immediate data. siw's interface does not carry them to programs. */

@@ -215,8 +215,9 @@ int expect(struct end *end, u64 wr_id, enum ib_wc_opcode opcode)
 	struct ib_wc wc;
 
 	EXPECT(!next(end, &wc));
-	if (wc.status)
-		pr_err("%s\n", ib_wc_status_msg(wc.status));
+	if (wc.status != IB_WC_SUCCESS || wc.wr_id != wr_id || wc.opcode != opcode)
+		pr_err("request %llu instead of %llu, opcode %d instead of %d: %s\n", wc.wr_id, wr_id, wc.opcode, opcode,
+		       ib_wc_status_msg(wc.status));
 	EXPECT(wc.status == IB_WC_SUCCESS && wc.wr_id == wr_id && wc.opcode == opcode);
 	EXPECT(wc.qp == end->id->qp);
 	return 0;

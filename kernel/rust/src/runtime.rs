@@ -108,6 +108,30 @@ pub(crate) unsafe fn remove<T>(at: *mut T) {
     }
 }
 
+// `enum rk_opcode` of engine.h: the order of the engine's operations is that of C's table, which has no others.
+const _: () = {
+    use iwarp_rnic::WcOpcode as Op;
+    let mut order: &[Op] = &[
+        Op::Send,
+        Op::Write,
+        Op::Read,
+        Op::CmpSwap,
+        Op::FetchAdd,
+        Op::Bind,
+        Op::LocalInvalidate,
+        Op::FastRegister,
+        Op::AtomicWrite,
+        Op::Recv,
+        Op::RecvWriteImm,
+    ];
+    let mut number = 0;
+    while let [first, rest @ ..] = order {
+        assert!(*first as usize == number);
+        number += 1;
+        order = rest;
+    }
+};
+
 /// A work completion: `struct rk_completion`.
 #[repr(C)]
 struct Completion {
