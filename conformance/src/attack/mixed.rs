@@ -1,5 +1,6 @@
 //! Attacks by combinations: several messages, several connections, and what is in flight when something else happens.
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
@@ -57,9 +58,8 @@ fn fill(peer: &mut Peer, reads: u32, (stag, offset, len): (u32, u64, u32)) -> Re
 
 /// Waits until the server has closed its end of a connection whose octets nobody reads. Nothing comes that tells it: the kernel goes on with what is
 /// not sent yet, by a socket without an inode. A socket of a server in the kernel never has one.
-fn let_go(t: &Target, peer: &Peer) -> Result<Seen> {
-    let (server, own) = (peer.stream.peer_addr()?, peer.stream.local_addr()?);
-    let ends = [server, own].map(|end| format!(":{:04X}", end.port()));
+fn let_go(t: &Target, own: SocketAddr) -> Result<Seen> {
+    let ends = [t.address, own].map(|end| format!(":{:04X}", end.port()));
     let start = Instant::now();
     while start.elapsed() < t.leaving {
         let table = std::fs::read_to_string("/proc/net/tcp")?;
@@ -165,8 +165,10 @@ fn invalidated_in_use(t: &Target) -> Result<Seen> {
 fn full(t: &Target, then: fn(&mut Peer) -> Result<()>) -> Result<Seen> {
     let (mut peer, grant) = granted(t)?;
     fill(&mut peer, 16, (grant.all, grant.address, grant.len))?;
+    // Afterwards the socket may know no addresses any more.
+    let own = peer.stream.local_addr()?;
     then(&mut peer)?;
-    let_go(t, &peer)
+    let_go(t, own)
 }
 
 /// Many peers that ask for as much as they may, and take nothing.
