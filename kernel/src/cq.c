@@ -40,7 +40,7 @@ static const struct words statuses[] = {
 	{ SIW_WC_GENERAL_ERR, IB_WC_GENERAL_ERR },
 };
 
-/* Operations. No client has binds and atomic writes. */
+/* Operations. No client can ask for a bind or an atomic write. */
 static const struct words opcodes[] = {
 	[RK_OP_SEND] = { SIW_OP_SEND, IB_WC_SEND },
 	[RK_OP_WRITE] = { SIW_OP_WRITE, IB_WC_RDMA_WRITE },
