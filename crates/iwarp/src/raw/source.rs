@@ -26,20 +26,20 @@ impl Moved {
     #[inline]
     pub(super) fn add(&self, octets: usize) {
         let before = self.octets.load(Ordering::Relaxed);
-        let now = before.wrapping_add(octets as u64);
-        self.octets.store(now, Ordering::Relaxed);
+        self.octets.store(before + octets as u64, Ordering::Relaxed);
     }
 
-    /// Returns how many there were since the last call.
+    /// Returns how many there were since the last call, by any thread.
     #[inline]
     pub(super) fn take(&self) -> u64 {
         let octets = self.octets.load(Ordering::Relaxed);
         let before = self.seen.load(Ordering::Relaxed);
-        if octets == before {
+        // Another poll may have seen more between the two lines: then there is nothing left for this one.
+        if octets <= before {
             return 0;
         }
         self.seen.store(octets, Ordering::Relaxed);
-        octets.wrapping_sub(before)
+        octets - before
     }
 }
 
@@ -189,6 +189,18 @@ mod tests {
     use iwarp_rnic::qp::{RxInterest, State};
     use iwarp_rnic::{SendFlags, SendOp, SendWr};
     use std::time::{Duration, Instant};
+
+    /// Two threads that poll one queue may look at the count at the same time, and the slower one finds that more has been seen.
+    #[test]
+    fn what_another_poll_has_seen_is_not_seen_again() {
+        let moved = Moved::default();
+        moved.add(100);
+        assert_eq!((moved.take(), moved.take()), (100, 0));
+        moved.seen.store(250, Ordering::Relaxed);
+        assert_eq!(moved.take(), 0);
+        moved.add(160);
+        assert_eq!(moved.take(), 10);
+    }
 
     /// The end of a message is an answer if anything was placed since the last request. A request of the peer brings nothing, and a part of a
     /// message is no answer yet.

@@ -4,8 +4,10 @@
 use super::harness::*;
 use crate::qp::*;
 use crate::{Access, Cqe, RecvWr, Sge};
+use iwarp_proto::mpa::framing::MPA_LEN_FIELD;
 use iwarp_proto::rdmap::{Immediate, Opcode};
 use proptest::prelude::*;
+use std::vec;
 use std::vec::Vec;
 
 const STREAMS: [StreamConfig; 2] = [
@@ -24,6 +26,13 @@ struct Segment {
     to: u64,
     last: bool,
     mangle: Option<(usize, u8)>,
+}
+
+impl Segment {
+    /// Returns `true` if the length field is mangled.
+    fn has_other_length(&self) -> bool {
+        self.mangle.is_some_and(|(at, _)| at < MPA_LEN_FIELD)
+    }
 }
 
 fn segments() -> impl Strategy<Value = Vec<Segment>> {
@@ -101,6 +110,10 @@ proptest! {
                     fpdu[at] ^= with;
                 }
                 fpdus.push(fpdu);
+            }
+            if segments.iter().any(Segment::has_other_length) {
+                // It may swallow all that follows. Of an FPDU that never ends it is not defined how much is looked at.
+                fpdus.push(vec![0; usize::from(u16::MAX) + 64]);
             }
             let octets = fpdus.concat();
             let pieces: Vec<&[u8]> = match one_by_one {
