@@ -179,9 +179,59 @@ static void windows(size_t n)
 	done("windows");
 }
 
+/* Returns what half a round trip of one octet takes with the neighbour, all pairs at the same time, in us: the mean of `rounds` here. */
+static double half_round_trip(int rounds)
+{
+	char octet = 0;
+	int peer = rank ^ 1;
+	double begin = MPI_Wtime();
+
+	if (peer >= ranks)
+		return 0;
+	for (int i = 0; i < rounds; i++) {
+		if (rank < peer)
+			MPI_Send(&octet, 1, MPI_CHAR, peer, 4, MPI_COMM_WORLD);
+		MPI_Recv(&octet, 1, MPI_CHAR, peer, 4, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+		if (rank > peer)
+			MPI_Send(&octet, 1, MPI_CHAR, peer, 4, MPI_COMM_WORLD);
+	}
+	return (MPI_Wtime() - begin) * 5e5 / rounds;
+}
+
+/* The same for a sum over all ranks. */
+static double sum_of_all(int rounds)
+{
+	uint32_t mine = (uint32_t)rank, sum;
+	double begin = MPI_Wtime();
+
+	for (int i = 0; i < rounds; i++)
+		MPI_Allreduce(&mine, &sum, 1, MPI_UINT32_T, MPI_SUM, MPI_COMM_WORLD);
+	return (MPI_Wtime() - begin) * 1e6 / rounds;
+}
+
+/* Prints what these take, as means of all ranks. */
+static void times(int rounds)
+{
+	double (*const parts[])(int) = { half_round_trip, sum_of_all };
+	double mean[2];
+
+	for (int i = 0; i < 2; i++) {
+		double mine;
+
+		parts[i](rounds / 10);
+		MPI_Barrier(MPI_COMM_WORLD);
+		mine = parts[i](rounds);
+		MPI_Reduce(&mine, &mean[i], 1, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);
+	}
+	if (rank == 0)
+		printf("%d ranks: half a round trip %.1f us, allreduce %.1f us\n", ranks, mean[0] / ranks, mean[1] / ranks);
+}
+
+/* Arguments: words of the longest message, and, if times are wanted, of how many rounds. */
 int main(int argc, char **argv)
 {
 	size_t longest = argc > 1 ? strtoul(argv[1], NULL, 10) : 1 << 18;
+	int rounds = argc > 2 ? atoi(argv[2]) : 0;
 
 	MPI_Init(&argc, &argv);
 	MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -191,6 +241,8 @@ int main(int argc, char **argv)
 	alltoall(1 << 14);
 	neighbours(longest);
 	windows(1 << 16);
+	if (rounds > 0)
+		times(rounds);
 	MPI_Finalize();
 	return 0;
 }

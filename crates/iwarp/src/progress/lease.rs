@@ -71,10 +71,10 @@ impl Lease {
 
     /// The calling thread drives the sockets now, and will be back soon. It has done so for about `busy` already.
     ///
-    /// `kept` tells for how long it was kept from its processor. It is only called after a pause. Returns the time since the last
+    /// `kept` tells for how long it was kept from its processor since a moment. It is only called after a pause. Returns the time since the last
     /// renewal.
     #[inline]
-    pub(crate) fn drive(&self, now: u64, busy: u64, kept: impl FnOnce() -> u64) -> u64 {
+    pub(crate) fn drive(&self, now: u64, busy: u64, kept: impl FnOnce(u64) -> u64) -> u64 {
         self.driven.store(now, Ordering::Relaxed);
         self.renew(now, busy, 0, kept)
     }
@@ -82,7 +82,7 @@ impl Lease {
     /// The calling thread has taken so many completions, and will be back when it has answered them. A thread that never drives
     /// keeps no lease by that.
     #[inline]
-    pub(crate) fn stay(&self, now: u64, taken: usize, kept: impl FnOnce() -> u64) {
+    pub(crate) fn stay(&self, now: u64, taken: usize, kept: impl FnOnce(u64) -> u64) {
         if now.saturating_sub(self.driven.load(Ordering::Relaxed)) < LONGEST {
             self.renew(now, 0, ANSWER * (taken as u64).min(ANSWERS), kept);
         }
@@ -90,12 +90,13 @@ impl Lease {
 
     /// Renews it after `busy`. The next renewal may come so much later by `answer`.
     #[inline]
-    fn renew(&self, now: u64, busy: u64, answer: u64, kept: impl FnOnce() -> u64) -> u64 {
-        let time = now.saturating_sub(self.renewed.load(Ordering::Relaxed));
+    fn renew(&self, now: u64, busy: u64, answer: u64, kept: impl FnOnce(u64) -> u64) -> u64 {
+        let renewed = self.renewed.load(Ordering::Relaxed);
+        let time = now.saturating_sub(renewed);
         let mut gap = time;
         let dense = self.patience.load(Ordering::Relaxed) + busy;
         if gap > dense {
-            gap = gap.saturating_sub(kept());
+            gap = gap.saturating_sub(kept(renewed));
         }
         let credit = self.credit.load(Ordering::Relaxed);
         let credit = match gap <= dense {

@@ -10,10 +10,10 @@ const MS: u64 = 1_000_000;
 fn poll(lease: &Lease, begin: u64, gap: u64, time: u64) -> u64 {
     let mut now = begin;
     while now + gap <= begin + time {
-        lease.drive(now, 0, || 0);
+        lease.drive(now, 0, |_| 0);
         now += gap;
     }
-    lease.drive(now, 0, || 0);
+    lease.drive(now, 0, |_| 0);
     now
 }
 
@@ -35,16 +35,16 @@ fn a_lease_lasts_a_sixteenth_of_the_time_of_dense_polls() {
 fn pauses_cost_what_they_last() {
     let lease = Lease::new();
     let last = poll(&lease, MS, 10_000, 200 * MS);
-    lease.drive(last + 4 * MS, 0, || 0);
+    lease.drive(last + 4 * MS, 0, |_| 0);
     let end = last + 4 * MS + LONGEST;
     assert_eq!(lease.end(last + 4 * MS), Some(end));
-    lease.drive(last + 7 * MS, 0, || 0);
+    lease.drive(last + 7 * MS, 0, |_| 0);
     assert_eq!(
         lease.end(last + 7 * MS),
         Some(last + 8 * MS),
         "a millisecond is left"
     );
-    lease.drive(last + 9 * MS, 0, || 0);
+    lease.drive(last + 9 * MS, 0, |_| 0);
     assert_eq!(lease.end(last + 9 * MS), None);
 }
 
@@ -54,13 +54,13 @@ fn waiting_for_the_processor_is_no_pause() {
     for (kept, remains) in [(49 * MS, true), (30 * MS, false)] {
         let lease = Lease::new();
         let last = poll(&lease, MS, 10_000, 200 * MS);
-        lease.drive(last + 50 * MS, 0, || kept);
+        lease.drive(last + 50 * MS, 0, |_| kept);
         assert_eq!(lease.end(last + 50 * MS).is_some(), remains);
     }
     // Threads that take turns on one processor poll as densely as it allows.
     let lease = Lease::new();
     for turn in 1..1000 {
-        lease.drive(turn * 150_000, 0, || 90_000);
+        lease.drive(turn * 150_000, 0, |_| 90_000);
     }
     assert!(lease.end(999 * 150_000).is_some());
 }
@@ -76,7 +76,7 @@ fn bursts_and_pauses_give_no_lease() {
         now += 450_000;
     }
     for _ in 0..1000 {
-        lease.drive(now, 0, || 0);
+        lease.drive(now, 0, |_| 0);
         assert_eq!(lease.end(now), None);
         now += DENSE + 1;
     }
@@ -90,7 +90,7 @@ fn who_gives_it_back_begins_anew() {
     assert!(lease.give_back(), "the progress thread may sleep for it");
     assert!(!lease.give_back());
     assert_eq!(lease.end(last), None);
-    lease.drive(last + 10, 0, || 0);
+    lease.drive(last + 10, 0, |_| 0);
     assert_eq!(lease.end(last + 10), None);
     assert!(!lease.give_back(), "too short for anybody to sleep for it");
 }
@@ -104,7 +104,7 @@ fn completions_alone_keep_no_lease() {
         let mut now = last;
         while now < until {
             now += 10_000;
-            lease.stay(now, 1, || 0);
+            lease.stay(now, 1, |_| 0);
         }
         now
     };
@@ -121,8 +121,8 @@ fn completions_take_their_time() {
         let lease = Lease::new();
         let mut now = MS;
         for _ in 0..100 {
-            lease.drive(now, 0, || 0);
-            lease.stay(now + 1_000, taken, || 0);
+            lease.drive(now, 0, |_| 0);
+            lease.stay(now + 1_000, taken, |_| 0);
             now += 600_000;
         }
         assert_eq!(lease.end(now - 599_000).is_some(), dense, "{taken}");
@@ -137,7 +137,7 @@ fn long_turns_are_dense() {
         let mut now = MS;
         for _ in 0..100 {
             now += 350_000;
-            lease.drive(now, busy, || 0);
+            lease.drive(now, busy, |_| 0);
         }
         assert_eq!(lease.end(now).is_some(), dense, "{busy}");
     }

@@ -1,7 +1,7 @@
 //! Threads of the engine. Invariant: they run with every signal blocked, so that the program's handlers
 //! only ever run on its own threads; the mask of the calling thread is as before afterwards.
 
-use crate::sys::clock::now_ns;
+use crate::sys::clock::{now_ns, processor_time};
 use std::cell::Cell;
 use std::io;
 use std::mem::MaybeUninit;
@@ -43,37 +43,82 @@ pub(crate) fn is_runnable(number: u32) -> bool {
     stat.is_ok_and(|stat| stat.rsplit(") ").next().is_some_and(|s| s.starts_with('R')))
 }
 
-thread_local! {
-    /// The time of the last call of [`kept_from_processor`], the processor time at that moment, and how often the thread had slept.
-    static BEFORE: Cell<(u64, u64, libc::c_long)> = const { Cell::new((0, 0, 0)) };
+/// What a thread knows of its past.
+#[derive(Debug, Clone, Copy, Default)]
+struct Look {
+    /// When it looked; 0 if never.
+    at: u64,
+    /// For how long it had had no processor until then, from some moment on.
+    idle: u64,
+    /// How often it had slept.
+    sleeps: libc::c_long,
 }
 
-/// Returns for how long the calling thread was kept from a processor since the last call, in nanoseconds. 0 if it has slept
-/// meanwhile, or if this is the first call: then it is not known how much of the time it was ready to run.
+/// Looks that are remembered. A thread that polls several queues is asked about the same pause once for each of them.
+const LOOKS: usize = 4;
+/// Less time without a processor is not worth remembering, in nanoseconds.
+const LITTLE: u64 = 5_000;
+
+/// The last looks of a thread, the newest first.
+#[derive(Debug, Clone, Copy, Default)]
+struct Past([Look; LOOKS]);
+
+impl Past {
+    /// Returns for how long the thread was kept from a processor between the last look that is not younger than `since` and `now`. If all
+    /// are younger, the oldest counts. 0 if it has slept meanwhile, or has never looked.
+    fn kept_since(&self, since: u64, now: Look) -> u64 {
+        let known = self.0.iter().take_while(|look| look.at != 0);
+        let before = known.clone().find(|look| look.at <= since);
+        match before.or(known.last()) {
+            Some(before) if before.sleeps == now.sleeps => now.idle.saturating_sub(before.idle),
+            _ => 0,
+        }
+    }
+
+    fn remember(&mut self, now: Look) {
+        let [newest, ..] = self.0;
+        let idle = now.idle.saturating_sub(newest.idle);
+        if newest.at == 0 || newest.sleeps != now.sleeps || idle >= LITTLE {
+            self.0.rotate_right(1);
+            self.0[0] = now;
+        }
+    }
+}
+
+thread_local! {
+    static PAST: Cell<Past> = const { Cell::new(Past([Look { at: 0, idle: 0, sleeps: 0 }; LOOKS])) };
+}
+
+/// Returns for how long the calling thread was kept from a processor since the moment `since`, in nanoseconds; possibly with what
+/// came shortly before. 0 if it has slept meanwhile, or if this is the first call: then it is not known how much of the time it was ready to run.
 #[cold]
-pub(crate) fn kept_from_processor() -> u64 {
+pub(crate) fn kept_from_processor(since: u64) -> u64 {
+    let Some(sleeps) = sleeps() else {
+        return 0;
+    };
+    let at = now_ns();
+    let idle = at.saturating_sub(processor_time());
+    let now = Look { at, idle, sleeps };
+    // A thread that is ending has no place to note it.
+    let kept = PAST.try_with(|cell| {
+        let mut past = cell.get();
+        let kept = past.kept_since(since, now);
+        past.remember(now);
+        cell.set(past);
+        kept
+    });
+    kept.unwrap_or(0)
+}
+
+/// Returns how often the calling thread has slept.
+fn sleeps() -> Option<libc::c_long> {
     let mut usage = MaybeUninit::<libc::rusage>::uninit();
     // SAFETY: valid to write; the kernel fills it in if the call succeeds.
     if unsafe { libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()) } != 0 {
-        return 0;
+        return None;
     }
     // SAFETY: initialised by the successful call above.
-    let usage = unsafe { usage.assume_init() };
-    let used = nanoseconds(usage.ru_utime) + nanoseconds(usage.ru_stime);
-    let (now, sleeps) = (now_ns(), usage.ru_nvcsw);
-    // A thread that is ending has no place to note it.
-    let before = BEFORE.try_with(|before| before.replace((now, used, sleeps)));
-    match before {
-        Ok((then, used_before, sleeps_before)) if then != 0 && sleeps_before == sleeps => {
-            (now - then).saturating_sub(used.saturating_sub(used_before))
-        }
-        _ => 0,
-    }
-}
-
-fn nanoseconds(time: libc::timeval) -> u64 {
-    let (seconds, micros) = (time.tv_sec.unsigned_abs(), time.tv_usec.unsigned_abs());
-    seconds * 1_000_000_000 + micros * 1_000
+    Some(unsafe { usage.assume_init() }.ru_nvcsw)
 }
 
 #[cfg(test)]
@@ -84,18 +129,52 @@ mod tests {
     #[test]
     fn a_thread_that_works_or_sleeps_is_not_kept() {
         std::thread::spawn(|| {
-            assert_eq!(kept_from_processor(), 0, "the first call");
+            assert_eq!(kept_from_processor(now_ns()), 0, "the first call");
+            let begin = now_ns();
             std::thread::sleep(Duration::from_millis(20));
-            assert_eq!(kept_from_processor(), 0, "it has slept");
+            assert_eq!(kept_from_processor(begin), 0, "it has slept");
             // Other threads may have the processor for a part of this time, so the figure is at most what this one did not use.
             let begin = now_ns();
             let mut sum = 0u64;
             while now_ns() - begin < 20_000_000 {
                 sum = std::hint::black_box(sum.wrapping_add(1));
             }
-            assert!(kept_from_processor() <= now_ns() - begin);
+            assert!(kept_from_processor(begin) <= now_ns() - begin);
         })
         .join()
         .expect("thread");
+    }
+
+    /// Each queue that a thread polls asks by itself about a pause that was the same for all.
+    #[test]
+    fn a_pause_counts_for_all_who_ask() {
+        let look = |at, idle| Look {
+            at,
+            idle,
+            sleeps: 7,
+        };
+        let mut past = Past::default();
+        assert_eq!(past.kept_since(1, look(100_000, 30_000)), 0, "unknown");
+        past.remember(look(100_000, 30_000));
+        for pause in 1..20 {
+            let (at, idle) = (100_000 + pause * 200_000, 30_000 + pause * 90_000);
+            for queue in 0..6 {
+                let now = look(at + queue * 1_000, idle + queue * 10);
+                let renewed = at - 170_000 + queue * 1_000;
+                let kept = past.kept_since(renewed, now);
+                assert!((90_000..91_000).contains(&kept), "{pause} {queue} {kept}");
+                past.remember(now);
+            }
+        }
+        let now = look(4_000_000, 1_800_000);
+        assert!(
+            past.kept_since(10, now) >= 90_000,
+            "further back than is remembered"
+        );
+        assert_eq!(
+            past.kept_since(3_950_000, Look { sleeps: 8, ..now }),
+            0,
+            "it has slept"
+        );
     }
 }

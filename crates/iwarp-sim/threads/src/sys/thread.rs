@@ -14,7 +14,7 @@ pub(crate) fn spawn_without_signals(
 }
 
 /// The kernel keeps threads from their processor now and then, for any time.
-pub(crate) fn kept_from_processor() -> u64 {
+pub(crate) fn kept_from_processor(_since: u64) -> u64 {
     match world::random(4) {
         0 => world::random(3_000_000),
         _ => 0,
