@@ -6,6 +6,7 @@
 //! framing.
 
 mod cpu;
+mod crowd;
 mod host;
 mod idle;
 mod peer;
@@ -61,6 +62,8 @@ enum Command {
     Passive(idle::PassiveArgs),
     /// How soon a process serves FetchAdds, by what its program does meanwhile
     Served(served::ServedArgs),
+    /// RDMA Writes of many peers to a process that waits, by the number of its progress threads
+    Crowd(crowd::CrowdArgs),
     /// Facts about this machine
     Host,
 }
@@ -131,6 +134,8 @@ fn main() -> Result<()> {
         Command::Passive(a) => idle::passive(a)?,
         Command::Served(a) if is_peer => served::peer(a)?,
         Command::Served(a) => served::measure(a)?,
+        Command::Crowd(a) if is_peer => crowd::peer(a)?,
+        Command::Crowd(a) => crowd::measure(a)?,
         Command::Host => host::facts(),
     };
     println!("{result}");

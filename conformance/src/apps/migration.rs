@@ -209,6 +209,34 @@ fn word(octets: &[u8], at: usize) -> u32 {
         .map_or(0, u32::from_le_bytes)
 }
 
+/// Says which pages differ, and by which words first: an old word tells that a page was not sent again, another one that it was spoiled.
+fn differences(source: &[u8], destination: &[u8]) -> Option<String> {
+    const PAGE: usize = 4096;
+    const NAMED: usize = 8;
+    let pages = source.len() / PAGE;
+    let differs = |page: &usize| {
+        let octets = page * PAGE..(page + 1) * PAGE;
+        source.get(octets.clone()) != destination.get(octets)
+    };
+    let different: Vec<usize> = (0..pages).filter(differs).collect();
+    let describe = |page: &usize| {
+        let mut words = (page * PAGE..(page + 1) * PAGE).step_by(4);
+        let at = words.find(|&at| word(source, at) != word(destination, at));
+        let at = at.unwrap_or(page * PAGE);
+        let (left, came) = (word(source, at), word(destination, at));
+        format!("{at:#x} holds {came:#x} instead of {left:#x}")
+    };
+    let named: Vec<String> = different.iter().take(NAMED).map(describe).collect();
+    let count = word(source, COUNTER);
+    (!different.is_empty()).then(|| {
+        format!(
+            "{} of {pages} pages differ, at a count of {count:#x}: {}",
+            different.len(),
+            named.join(", ")
+        )
+    })
+}
+
 fn migrate(stage: &Stage, pin: bool) -> Result<Verdict> {
     let filling = noise(3, FILLED.1);
     std::fs::write(stage.dir().join("bios.bin"), bios())?;
@@ -247,9 +275,9 @@ fn migrate(stage: &Stage, pin: bool) -> Result<Verdict> {
     if to.memory(FILLED)? != filling {
         bail!("filled memory did not arrive");
     }
-    let low = to.memory(LOW)?;
-    if low != from.memory(LOW)? {
-        bail!("memory that changed during the migration did not arrive");
+    let (low, left) = (to.memory(LOW)?, from.memory(LOW)?);
+    if let Some(differences) = differences(&left, &low) {
+        bail!("memory that changed during the migration did not arrive: {differences}");
     }
     let count = word(&low, COUNTER);
     for page in 0..PAGES.1 {
@@ -292,6 +320,20 @@ mod tests {
         let mut monitor = Counter(Vec::new());
         send(&mut monitor, &json!({ "execute": "quit" })).unwrap();
         assert_eq!(monitor.0, [b"{\"execute\":\"quit\"}\n".to_vec()]);
+    }
+
+    #[test]
+    fn differences_are_named() {
+        let source = vec![7u8; LOW.1];
+        assert_eq!(differences(&source, &source), None);
+        let mut destination = source.clone();
+        destination[0x2_0002] = 8;
+        let said = differences(&source, &destination).unwrap();
+        assert!(said.contains("1 of 160 pages"), "{said}");
+        assert!(
+            said.contains("0x20000 holds 0x7080707 instead of 0x7070707"),
+            "{said}"
+        );
     }
 
     #[test]

@@ -1,0 +1,197 @@
+//! Measures how many RDMA Writes a process serves whose program waits: the target of many peers, by the number of its progress threads.
+//!
+//! Writes to the same place are the same octets each time, so the peers are plain TCP streams that repeat a piece of FPDUs framed
+//! beforehand (RFC 5044 section 4, RFC 5041 section 4.2). They cost the sending process little, and the rate is that of the target.
+
+use crate::peer::{self, Peer};
+use crate::rdma::{ALL, STALL};
+use crate::{Time, cpu, tcp};
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use crc_fast::{CrcAlgorithm, checksum};
+use iwarp::cm::{Connection, ConnectionParameters, Listener};
+use iwarp::{Config, Context, Device, ProtectionDomain, RemoteMemory};
+use iwarp_proto::ddp::{Stag, TaggedHeader};
+use iwarp_proto::mpa::framing::pad_len;
+use iwarp_proto::rdmap::Opcode;
+use rustix::buffer::spare_capacity;
+use rustix::event::{Timespec, epoll};
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::net::{SendFlags, send};
+use serde_json::{Value, json};
+use std::io::Read as _;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+/// Octets of a tagged header.
+const TAGGED: usize = 14;
+/// A request of MPA revision 1 with CRCs and without private data (RFC 5044 section 7.1.1).
+const REQUEST: &[u8; 20] = b"MPA ID Req Frame\x40\x01\x00\x00";
+/// A piece has about so many octets.
+const PIECE: usize = 64 * 1024;
+/// Octets of the target's memory.
+const TARGET: usize = 64 * 1024;
+
+#[derive(Debug, Args)]
+pub(crate) struct CrowdArgs {
+    /// Peers
+    #[arg(long, default_value_t = 64)]
+    n: usize,
+    /// Octets of each Write
+    #[arg(long, default_value_t = 64)]
+    size: usize,
+    /// Progress threads of the target
+    #[arg(long, default_value_t = 1)]
+    threads: u16,
+    #[command(flatten)]
+    time: Time,
+}
+
+/// The stream of a peer.
+struct Writer {
+    stream: TcpStream,
+    piece: Vec<u8>,
+    /// Octets of the piece that are sent.
+    sent: usize,
+}
+
+impl Writer {
+    fn connect(to: SocketAddr, size: usize) -> Result<Self> {
+        let mut stream = TcpStream::connect(to)?;
+        tcp::send_all(&stream, REQUEST, false)?;
+        let mut head = [0; 20];
+        stream.read_exact(&mut head)?;
+        if !head.starts_with(b"MPA ID Rep Frame") || head[16] & 0x20 != 0 {
+            bail!("the target does not accept");
+        }
+        let mut private = vec![0; usize::from(u16::from_be_bytes([head[18], head[19]]))];
+        stream.read_exact(&mut private)?;
+        let remote = RemoteMemory::from_bytes(&private).context("the target names no memory")?;
+        stream.set_nonblocking(true)?;
+        Ok(Self {
+            stream,
+            piece: piece(&remote, size),
+            sent: 0,
+        })
+    }
+
+    /// Sends what the socket takes.
+    fn write(&mut self) -> Result<()> {
+        loop {
+            match send(&self.stream, &self.piece[self.sent..], SendFlags::NOSIGNAL) {
+                Ok(n) => self.sent = (self.sent + n) % self.piece.len(),
+                Err(Errno::AGAIN) => return Ok(()),
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(e).context("the target has ended the connection"),
+            }
+        }
+    }
+}
+
+/// Whole FPDUs with a Write of `size` octets each.
+fn piece(remote: &RemoteMemory, size: usize) -> Vec<u8> {
+    let mut fpdu = ((TAGGED + size) as u16).to_be_bytes().to_vec();
+    let mut head = [0; TAGGED];
+    TaggedHeader {
+        last: true,
+        opcode: Opcode::WRITE,
+        stag: Stag(remote.rkey),
+        to: remote.addr,
+    }
+    .emit(&mut head);
+    fpdu.extend_from_slice(&head);
+    fpdu.resize(2 + TAGGED + size + pad_len(TAGGED + size), 0x5a);
+    let crc = checksum(CrcAlgorithm::Crc32Iscsi, &fpdu) as u32;
+    fpdu.extend_from_slice(&crc.to_le_bytes());
+    fpdu.repeat(PIECE.div_ceil(fpdu.len()))
+}
+
+/// The peers of the target.
+pub(crate) fn measure(a: &CrowdArgs) -> Result<Value> {
+    if a.n == 0 || a.size == 0 || a.size > TARGET - 1024 {
+        bail!("at least one peer, 1 to {} octets", TARGET - 1024);
+    }
+    let mut target = Peer::start()?;
+    let to = target.address()?;
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    let mut writers = Vec::with_capacity(a.n);
+    for at in 0..a.n as u64 {
+        let writer = Writer::connect(to, a.size)?;
+        let data = epoll::EventData::new_u64(at);
+        epoll::add(&epoll, &writer.stream, data, epoll::EventFlags::OUT)?;
+        writers.push(writer);
+    }
+    let time = Duration::from_millis(a.time.ms);
+    crowd(&epoll, &mut writers, time / 5)?;
+    let (before, cpu0) = (ask(&mut target)?, cpu::process_us());
+    let begin = Instant::now();
+    crowd(&epoll, &mut writers, time)?;
+    let (after, elapsed) = (ask(&mut target)?, begin.elapsed());
+    let more = |name| peer::number(&after, name) - peer::number(&before, name);
+    let us = elapsed.as_secs_f64() * 1e6;
+    Ok(json!({
+        "writes_per_s": more("writes") / elapsed.as_secs_f64(),
+        "target_processors": more("cpu_us") / us,
+        "peers_processors": (cpu::process_us() - cpu0) / us,
+    }))
+}
+
+/// Asks the target how far it is.
+fn ask(target: &mut Peer) -> Result<Value> {
+    target.say("count")?;
+    target.report()
+}
+
+/// All peers write for so long.
+fn crowd(epoll: &OwnedFd, writers: &mut [Writer], time: Duration) -> Result<()> {
+    let mut events = Vec::with_capacity(writers.len());
+    let patience = Timespec {
+        tv_sec: 0,
+        tv_nsec: 10_000_000,
+    };
+    let begin = Instant::now();
+    while begin.elapsed() < time {
+        events.clear();
+        match epoll::wait(epoll, spare_capacity(&mut events), Some(&patience)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(e) => return Err(e).context("epoll"),
+        }
+        for event in &events {
+            let at = { event.data }.u64() as usize;
+            writers.get_mut(at).context("an event of nobody")?.write()?;
+        }
+    }
+    Ok(())
+}
+
+/// The target. Its program does nothing but wait.
+pub(crate) fn peer(a: &CrowdArgs) -> Result<Value> {
+    let mut config = Config::from_env();
+    config.progress_threads = a.threads;
+    let ctx = Context::open(&Device::by_address(Ipv4Addr::LOCALHOST.into())?, config)?;
+    let pd = ProtectionDomain::new(&ctx);
+    let cq = ctx.create_cq(64, None)?;
+    let memory = pd.allocate(TARGET, ALL)?;
+    let listener = Listener::bind(&ctx, (Ipv4Addr::LOCALHOST, 0).into())?;
+    peer::tell(listener.local_addr())?;
+    let parameters = ConnectionParameters {
+        private_data: memory.remote().to_bytes().to_vec(),
+        ..ConnectionParameters::default()
+    };
+    let accept = |_| -> Result<Connection> {
+        let qp = pd.queue_pair().depth(4, 4).build(&cq, &cq)?;
+        Ok(listener.accept(Some(STALL))?.accept(qp, &parameters)?)
+    };
+    let connections = (0..a.n).map(accept).collect::<Result<Vec<_>>>()?;
+    while peer::hear()? == "count" {
+        let writes: u64 = connections.iter().map(|c| c.counters().rx_fpdus).sum();
+        peer::tell(json!({ "writes": writes, "cpu_us": cpu::process_us() }))?;
+    }
+    let mut first = vec![0; a.size];
+    memory.read_at(0, &mut first)?;
+    if first.iter().any(|octet| *octet != 0x5a) {
+        bail!("what was written is not there");
+    }
+    Ok(json!({}))
+}
