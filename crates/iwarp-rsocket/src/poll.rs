@@ -35,7 +35,6 @@ pub(crate) fn poll_unchanged(
     timeout: Option<Duration>,
     watch: Option<&Watch<'_>>,
 ) -> Result<usize> {
-    let changed = || watch.is_some_and(|w| (w.changed)());
     let sockets: Vec<_> = fds
         .iter()
         .map(|f| table::find_stream(f.fd).filter(|s| !s.is_foreign()))
@@ -43,10 +42,25 @@ pub(crate) fn poll_unchanged(
     if watch.is_none() && sockets.iter().all(Option::is_none) {
         return sys_poll(fds, timeout);
     }
-    // An ordinary descriptor keeps its position, and so does a datagram socket, which is one; the position of a stream stays empty. The last one is for waking up.
-    let mut set: Vec<pollfd> = fds
-        .iter()
-        .zip(&sockets)
+    let start = Instant::now();
+    let mut call = Call {
+        set: set(fds, &sockets),
+        fds,
+        sockets,
+        deadline: timeout.and_then(|t| start.checked_add(t)),
+        watch,
+    };
+    match call.spin(start, Settings::get().polling_time)? {
+        Some(n) => Ok(n),
+        None => call.sleep(),
+    }
+}
+
+/// What the kernel is asked about. An ordinary descriptor keeps its position, and so does a datagram socket, which is one; the position of a
+/// stream stays empty. The last one is for waking up.
+fn set(fds: &[pollfd], sockets: &[Option<Arc<Socket>>]) -> Vec<pollfd> {
+    fds.iter()
+        .zip(sockets)
         .map(|(f, s)| pollfd {
             fd: if s.is_some() { -1 } else { f.fd },
             events: f.events,
@@ -57,94 +71,116 @@ pub(crate) fn poll_unchanged(
             events: libc::POLLIN,
             revents: 0,
         }])
-        .collect();
-    let ordinary = set.iter().any(|f| f.fd >= 0);
-    let start = Instant::now();
-    let deadline = timeout.and_then(|t| start.checked_add(t));
-    let spin = Settings::get().polling_time;
-    loop {
-        let mut n = look(fds, &sockets, true, false);
-        if ordinary {
-            sys_poll(&mut set, Some(Duration::ZERO))?;
-            n += collect(fds, &sockets, &set);
-        }
-        if n > 0 {
-            return Ok(n);
-        }
-        let now = Instant::now();
-        if changed() {
-            return Ok(0);
-        }
-        looked_in_vain();
-        if deadline.is_some_and(|d| now >= d) {
-            return Ok(0);
-        }
-        if now.duration_since(start) >= spin {
-            break;
-        }
+        .collect()
+}
+
+/// A call of `poll` with rsockets.
+struct Call<'a> {
+    fds: &'a mut [pollfd],
+    /// The streams among them.
+    sockets: Vec<Option<Arc<Socket>>>,
+    set: Vec<pollfd>,
+    deadline: Option<Instant>,
+    watch: Option<&'a Watch<'a>>,
+}
+
+impl Call<'_> {
+    fn changed(&self) -> bool {
+        self.watch.is_some_and(|w| (w.changed)())
     }
-    let waiter = Waiter::of_thread()?;
-    let _entered: Vec<Entered> = sockets
-        .iter()
-        .flatten()
-        .map(|s| s.waiters())
-        .chain(watch.map(|w| w.waiters))
-        .map(|waiters| waiters.enter(&waiter))
-        .collect();
-    if let Some(last) = set.last_mut() {
-        last.fd = waiter.raw_fd();
-    }
-    loop {
-        if changed() {
-            return Ok(0);
-        }
-        let n = look(fds, &sockets, false, true);
-        let now = Instant::now();
-        let left = deadline.map(|d| d.saturating_duration_since(now));
-        // If something is ready already, ordinary descriptors are looked at, but not waited for.
-        let sleep = match (n, waiter.take_signal()) {
-            (0, false) => {
-                let longest = Settings::get().wake_up_interval;
-                left.map_or(longest, |l| l.min(longest))
+
+    /// Looks again and again for a short time, and drives the rsockets meanwhile. `None`: it is time to sleep.
+    fn spin(&mut self, start: Instant, window: Duration) -> Result<Option<usize>> {
+        let ordinary = self.set.iter().any(|f| f.fd >= 0);
+        loop {
+            let mut n = self.look(true, false);
+            if ordinary {
+                sys_poll(&mut self.set, Some(Duration::ZERO))?;
+                n += self.collect();
             }
-            _ => Duration::ZERO,
-        };
-        sys_poll(&mut set, Some(sleep))?;
-        if set.last().is_some_and(|f| f.revents != 0) {
-            waiter.drain();
-        }
-        let n = n + collect(fds, &sockets, &set);
-        if n > 0 {
-            return Ok(n);
-        }
-        if left.is_some_and(|l| l.is_zero()) {
-            return Ok(0);
+            if n > 0 {
+                return Ok(Some(n));
+            }
+            let now = Instant::now();
+            if self.changed() {
+                return Ok(Some(0));
+            }
+            looked_in_vain();
+            if self.deadline.is_some_and(|d| now >= d) {
+                return Ok(Some(0));
+            }
+            if now.duration_since(start) >= window {
+                return Ok(None);
+            }
         }
     }
-}
 
-/// Finds the events of the rsockets.
-fn look(fds: &mut [pollfd], sockets: &[Option<Arc<Socket>>], drive: bool, arm: bool) -> usize {
-    let mut n = 0;
-    for (fd, socket) in fds.iter_mut().zip(sockets) {
-        if let Some(socket) = socket {
-            fd.revents = socket.poll_events(fd.events, drive, arm);
-            n += usize::from(fd.revents != 0);
+    /// Sleeps until there is something, or until the deadline.
+    fn sleep(&mut self) -> Result<usize> {
+        let waiter = Waiter::of_thread()?;
+        let _entered: Vec<Entered> = self
+            .sockets
+            .iter()
+            .flatten()
+            .map(|s| s.waiters())
+            .chain(self.watch.map(|w| w.waiters))
+            .map(|waiters| waiters.enter(&waiter))
+            .collect();
+        if let Some(last) = self.set.last_mut() {
+            last.fd = waiter.raw_fd();
+        }
+        loop {
+            if self.changed() {
+                return Ok(0);
+            }
+            let n = self.look(false, true);
+            let now = Instant::now();
+            let left = self.deadline.map(|d| d.saturating_duration_since(now));
+            // If something is ready already, ordinary descriptors are looked at, but not waited for.
+            let sleep = match (n, waiter.take_signal()) {
+                (0, false) => {
+                    let longest = Settings::get().wake_up_interval;
+                    left.map_or(longest, |l| l.min(longest))
+                }
+                _ => Duration::ZERO,
+            };
+            sys_poll(&mut self.set, Some(sleep))?;
+            if self.set.last().is_some_and(|f| f.revents != 0) {
+                waiter.drain();
+            }
+            let n = n + self.collect();
+            if n > 0 {
+                return Ok(n);
+            }
+            if left.is_some_and(|l| l.is_zero()) {
+                return Ok(0);
+            }
         }
     }
-    n
-}
 
-/// Finds the events of the others.
-fn collect(fds: &mut [pollfd], sockets: &[Option<Arc<Socket>>], set: &[pollfd]) -> usize {
-    let mut n = 0;
-    for ((fd, socket), got) in fds.iter_mut().zip(sockets).zip(set) {
-        if socket.is_none() {
-            fd.revents = got.revents;
-            n += usize::from(got.revents != 0);
+    /// Finds the events of the rsockets.
+    fn look(&mut self, drive: bool, arm: bool) -> usize {
+        let mut n = 0;
+        for (fd, socket) in self.fds.iter_mut().zip(&self.sockets) {
+            if let Some(socket) = socket {
+                fd.revents = socket.poll_events(fd.events, drive, arm);
+                n += usize::from(fd.revents != 0);
+            }
         }
+        n
     }
-    n
+
+    /// Finds the events of the others.
+    fn collect(&mut self) -> usize {
+        let mut n = 0;
+        for ((fd, socket), got) in self.fds.iter_mut().zip(&self.sockets).zip(&self.set) {
+            if socket.is_none() {
+                fd.revents = got.revents;
+                n += usize::from(got.revents != 0);
+            }
+        }
+        n
+    }
 }
 
 /// The three sets of `select`; null for none.
