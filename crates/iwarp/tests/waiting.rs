@@ -4,7 +4,9 @@
 
 mod common;
 
-use common::{End, LIMIT, Server, V4, Watchdog, config, context, pair, parameters, queue_pair};
+use common::{
+    End, LIMIT, Server, V4, Watchdog, config, context, pair, parameters, queue_pair, until,
+};
 use iwarp::raw::cm::{CmEvent, CmEventChannel, CmEventKind, create_event_channel};
 use iwarp::raw::{
     AsyncEvent, AsyncEventKind, CompletionQueue, Context, EventQueue, QueuePair, SharedReceiveQueue,
@@ -71,6 +73,45 @@ fn with_limit() -> (End, End, SharedReceiveQueue) {
 
 fn empty_recv(wr_id: u64) -> RecvWr<'static> {
     RecvWr { wr_id, sges: &[] }
+}
+
+/// A Send that waits gets the receive that was queued, although the list that it was in is not accepted as a whole.
+#[test]
+fn a_list_that_is_accepted_in_part_ends_a_wait() {
+    let _watchdog = Watchdog::new();
+    let (a, b) = pair(V4, &config());
+    a.post(1, SendOp::Send, &[]);
+    until("the Send waits", || {
+        b.cq.poll(&mut [Cqe::default()]).unwrap();
+        b.qp.counters().receiver_not_ready > 0
+    });
+    let sges = [iwarp::Sge::default(); 5];
+    let too_many = RecvWr {
+        wr_id: 3,
+        sges: &sges,
+    };
+    let (queued, _) = b.qp.post_recv(&[empty_recv(2), too_many]).unwrap_err();
+    assert_eq!(queued, 1);
+    b.expect_status(2, WcStatus::Success);
+}
+
+/// An event about a queue pair that is destroyed would name what is not there any more.
+#[test]
+fn events_of_a_queue_pair_go_with_it() {
+    let (_a, b) = pair(V4, &config());
+    let about_b = || {
+        let events = std::iter::from_fn(|| b.ctx.try_async_event());
+        let of_b = |kind| matches!(kind, AsyncEventKind::SqDrained(qp) if qp.is_same(&b.qp));
+        events.filter(|event| of_b(event.kind.clone())).count()
+    };
+    for destroyed in [false, true] {
+        b.qp.modify(iwarp::State::Rts).unwrap();
+        b.qp.modify(iwarp::State::Sqd).unwrap();
+        if destroyed {
+            b.qp.destroy();
+        }
+        assert_eq!(about_b(), usize::from(!destroyed));
+    }
 }
 
 /// No thread polls the target, so the progress thread writes its completions and events and calls the wakers. A waker that
