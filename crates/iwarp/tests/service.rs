@@ -463,6 +463,9 @@ fn groups_are_joined_and_left() {
     for bad in ["127.0.0.1:0", "[ff05::1]:0", "0.0.0.0:0"] {
         assert!(id.join_multicast(bad.parse().unwrap(), false, 1).is_err());
     }
+    let listener = Listener::new(V4, 0).id;
+    let joined = listener.join_multicast(group, false, 1);
+    assert!(joined.is_err(), "it listens");
     let qp = queue_pair(&context(V4, &Config::default()));
     let gid = Ipv4Addr::new(239, 255, 77, 9).to_ipv6_mapped().octets();
     let is_attached = || {
