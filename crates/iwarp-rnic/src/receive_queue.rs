@@ -404,6 +404,22 @@ mod tests {
         assert_eq!(taken.wr_id, 6);
     }
 
+    /// The event of the limit comes once. A datagram that is dropped must not use it up.
+    #[test]
+    fn a_datagram_that_takes_nothing_reaches_no_limit() {
+        let mut srq = SharedReceiveQueue::new(2, 1).unwrap();
+        let mut taken = TakenRecv::new(1).unwrap();
+        srq.set_limit(2).unwrap();
+        assert_eq!(srq.take_if_fits(&mut taken, 0), (Taken::None, false));
+        let wr = RecvWr {
+            wr_id: 5,
+            sges: &[],
+        };
+        srq.post(&wr).unwrap();
+        assert_eq!(srq.take_if_fits(&mut taken, 1), (Taken::TooSmall, false));
+        assert_eq!(srq.take_if_fits(&mut taken, 0), (Taken::Yes, true));
+    }
+
     #[test]
     fn limit_event_fires_once() {
         let mut srq = SharedReceiveQueue::new(4, 1).unwrap();

@@ -332,13 +332,20 @@ fn what_strangers_send_changes_nothing() {
         &keep,
     );
     assert_eq!(b.next().wr_id, 1);
+    // After a reset another queue pair may have the number of this sender, and count as it likes.
+    for to in [State::Reset, State::Init, State::Rtr, State::Rts] {
+        b.qp.modify(to).unwrap();
+    }
+    b.receive(2, 1000);
+    send(good, &keep);
+    assert_eq!(b.next().wr_id, 2);
 }
 
 #[test]
 fn a_bad_send_stops_sends_alone() {
     let (a, b) = (End::new("127.0.0.1"), End::new("127.0.0.1"));
     (0..3).for_each(|slot| b.receive(slot, 100));
-    a.receive(0, 100);
+    (0..3).for_each(|slot| a.receive(slot, 100));
     let pieces: [&[u8]; 1] = [b"in front"];
     let front = request(&b, &pieces);
     let bad_key = [Sge {
@@ -371,6 +378,8 @@ fn a_bad_send_stops_sends_alone() {
         assert_eq!(a.qp.state(), State::Sqe);
         a.qp.post_send(&[behind]).unwrap();
         assert_eq!(a.next().status, WcStatus::Flushed);
+        b.send_to(&a, b"meanwhile");
+        assert_eq!(a.next().status, WcStatus::Success, "receives go on");
         a.qp.modify(State::Rts).unwrap();
     }
     // Receives were not touched.
@@ -435,12 +444,35 @@ fn queue_pairs_share_receives_and_the_limit_is_told() {
     assert_eq!((b.next().wr_id, srq.len()), (1, 1));
     let event = ctx.async_event(Some(PATIENCE)).unwrap();
     assert!(matches!(event.kind, AsyncEventKind::SrqLimitReached(of) if of.is_same(&srq)));
-    a.qp.modify(State::Error).unwrap();
-    let event = ctx.async_event(Some(PATIENCE)).unwrap().kind;
-    assert!(
-        matches!(&event, AsyncEventKind::Datagram(qp, UdEvent::LastWqeReached) if qp.is_same(&a.qp)),
-        "{event:?}"
-    );
+    // Each of them says once that it takes no more receives, however often it is told to end.
+    for qp in [&a.qp, &b.qp] {
+        qp.modify(State::Error).unwrap();
+        qp.modify(State::Error).unwrap();
+        let event = ctx.async_event(Some(PATIENCE)).unwrap().kind;
+        assert!(
+            matches!(&event, AsyncEventKind::Datagram(of, UdEvent::LastWqeReached) if of.is_same(qp)),
+            "{event:?}"
+        );
+    }
+    assert!(ctx.try_async_event().is_none());
+}
+
+#[test]
+fn a_whole_list_is_taken_if_it_fits() {
+    let (a, b) = (End::new("127.0.0.1"), End::new("127.0.0.1"));
+    // Nothing is sent, so the queue stays full.
+    a.qp.modify(State::Sqd).unwrap();
+    let all = [request(&b, &[]); 65];
+    let refused = |list: &[UdSendWr<'_>]| {
+        let (n, error) = a.qp.post_send_all(list).unwrap_err();
+        assert!(matches!(error, iwarp::Error::Post(PostError::QueueFull)));
+        n
+    };
+    assert_eq!(refused(&all), 64);
+    a.qp.post_send_all(&all[..63]).unwrap();
+    assert_eq!(refused(&all[..2]), 1);
+    a.qp.post_send_all(&all[..1]).unwrap();
+    assert_eq!(refused(&all[..1]), 0);
 }
 
 /// The addresses of the loopback interface belong to one device, and so to each of its queue pairs.
@@ -473,6 +505,34 @@ fn a_queue_pair_is_reached_at_each_address_of_its_device() {
         came[v6] += 1;
     }
     assert_eq!(came, [4, 4]);
+}
+
+/// A socket of the loopback interface sends nothing to other networks. The request is done all the same, and those behind it go on.
+#[test]
+fn a_datagram_that_cannot_be_sent_is_lost_alone() {
+    let (a, b) = (End::new("127.0.0.1"), End::new("127.0.0.1"));
+    b.receive(0, 100);
+    b.receive(1, 100);
+    let pieces: [&[u8]; 1] = [b"good"];
+    let good = UdSendWr {
+        flags: SendFlags::INLINE | SendFlags::SIGNALED,
+        ..request(&b, &pieces)
+    };
+    let bad = UdSendWr {
+        to: UdAddress::new(a.gid, gid("192.0.2.1"), 0, 0).unwrap(),
+        ..good
+    };
+    let before = a.qp.sequence();
+    a.qp.post_send(&[good, bad, good]).unwrap();
+    for _ in 0..3 {
+        assert_eq!(a.next().status, WcStatus::Success);
+    }
+    for _ in 0..2 {
+        assert_eq!(b.next().byte_len as usize, GRH + 4);
+    }
+    assert_eq!(a.qp.drops().unsent, 1);
+    // Each has a number of its own, or one would be taken for a copy of another.
+    assert_eq!(a.qp.sequence().wrapping_sub(before), 3);
 }
 
 #[test]
@@ -561,7 +621,10 @@ fn groups_have_limits() {
 fn states_are_those_of_the_verbs() {
     let ctx = context("127.0.0.1");
     let (pd, cq) = (ctx.allocate_pd(), ctx.create_cq(16, None).unwrap());
-    let qp = ctx.create_ud_qp(&attributes(pd, &cq)).unwrap();
+    let recv_cq = ctx.create_cq(16, None).unwrap();
+    let mut attributes = attributes(pd, &cq);
+    attributes.recv_cq = recv_cq.clone();
+    let qp = ctx.create_ud_qp(&attributes).unwrap();
     let peer = End::on(&ctx, None);
     let pieces: [&[u8]; 1] = [b"hello"];
     let wr = request(&peer, &pieces);
@@ -590,16 +653,17 @@ fn states_are_those_of_the_verbs() {
     qp.post_send(&[wr]).unwrap();
     qp.modify(State::Error).unwrap();
     let mut cqes = [Cqe::default(); 4];
-    assert_eq!(cq.poll(&mut cqes).unwrap(), 2);
-    let flushed = cqes.map(|c| (c.wr_id, c.status));
-    assert_eq!(
-        flushed[..2],
-        [(100, WcStatus::Flushed), (5, WcStatus::Flushed)]
-    );
+    for (cq, wr_id) in [(&cq, 100), (&recv_cq, 5)] {
+        assert_eq!(cq.poll(&mut cqes).unwrap(), 1);
+        assert_eq!((cqes[0].wr_id, cqes[0].status), (wr_id, WcStatus::Flushed));
+    }
     qp.post_send(&[wr]).unwrap();
     qp.post_recv(&[recv]).unwrap();
+    assert_eq!((cq.len(), recv_cq.len()), (1, 1), "flushed at once");
     qp.modify(State::Reset).unwrap();
-    assert_eq!(cq.poll(&mut cqes).unwrap(), 0, "RESET drops completions");
+    for cq in [&cq, &recv_cq] {
+        assert_eq!(cq.poll(&mut cqes).unwrap(), 0, "RESET drops completions");
+    }
     let num = qp.num();
     qp.destroy();
     qp.destroy();

@@ -213,6 +213,13 @@ fn an_idle_numbered_queue_pair_does_not_notice_that_its_peer_is_gone() {
     }];
     b.qp.post_recv(&receive).unwrap();
     b.qp.post_recv(&receive).unwrap();
+    // Only a request makes it notice, however short its patience is.
+    let impatient = Retry {
+        timeout: 1,
+        retry_cnt: 0,
+        ..Retry::default()
+    };
+    b.qp.set_retry(impatient).unwrap();
     a.connect(&b);
     b.connect(&a);
     let wr = SendWr::inline(4, &[b"the last word"]).signaled();
@@ -317,6 +324,45 @@ fn a_request_waits_for_an_absent_peer_as_long_as_it_should() {
     assert_eq!(poll(&b.cq).status, WcStatus::Success);
     a.destroy();
     b.destroy();
+}
+
+/// A request that waits for ever begins anew when its queue pair gets a limit.
+#[test]
+fn a_new_limit_holds_for_requests_that_wait() {
+    let [a, b] = numbered_pair();
+    let for_ever = Retry {
+        timeout: 0,
+        ..Retry::default()
+    };
+    a.qp.set_retry(for_ever).unwrap();
+    a.connect(&b);
+    let wr = SendWr::inline(1, &[b"nobody hears"]).signaled();
+    a.qp.post_send(&[wr]).unwrap();
+    a.qp.set_retry(Retry::default()).unwrap();
+    let failed = poll(&a.cq);
+    assert_eq!(failed.status, WcStatus::TransportRetryExceeded);
+    a.destroy();
+    b.destroy();
+}
+
+/// A number contains the port of a listener. There are 256 for each, and the numbers of queue pairs that are gone are given again.
+#[test]
+fn numbers_of_one_port_are_given_again() {
+    let ctx = Context::open(&device(), Config::default()).unwrap();
+    let (pd, cq) = (ctx.allocate_pd(), ctx.create_cq(1, None).unwrap());
+    let make = || ctx.create_addressable_qp(&attributes(pd, &cq, 1)).unwrap();
+    let first = make();
+    let port = first.num() & 0xffff;
+    for _ in 0..300 {
+        let qp = make();
+        assert_eq!(qp.num() & 0xffff, port);
+        qp.destroy();
+    }
+    // A listener without queue pairs is closed.
+    let at = std::net::SocketAddr::from(([127, 0, 0, 1], port as u16));
+    assert!(std::net::TcpListener::bind(at).is_err());
+    first.destroy();
+    std::net::TcpListener::bind(at).expect("its port is free");
 }
 
 /// A queue pair that waits for its peer, and is dropped by its program, keeps neither its device nor its number.

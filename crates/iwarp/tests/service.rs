@@ -302,6 +302,27 @@ fn a_listener_keeps_nothing_for_strangers_and_answers_copies_alike() {
     listener.expect_nothing(&a);
 }
 
+/// Networks that a listener is restricted to hold for requests of datagrams, too: others hear nothing of it.
+#[test]
+fn strangers_from_other_networks_get_no_answer() {
+    let mut config = Config::default();
+    config.admission.peers = "127.0.0.2".parse().unwrap();
+    let (ctx, channel) = (context(V4, &config), create_event_channel().unwrap());
+    let id = CmId::create_for_datagrams(&channel, Some(&ctx));
+    id.bind(SocketAddr::new(V4, 0)).unwrap();
+    id.listen(0).unwrap();
+    let port = id.addresses().0.unwrap().port();
+    let stranger = Stranger::new(port);
+    stranger.ask(1, 0);
+    // What came first has been read when the second one has its answer.
+    let friend = UdpSocket::bind("127.0.0.2:0").unwrap();
+    friend.set_read_timeout(Some(LIMIT)).unwrap();
+    Stranger(friend, stranger.1).challenge(2);
+    stranger.0.set_nonblocking(true).unwrap();
+    let nothing = stranger.0.recv(&mut [0; MESSAGE_LEN]).unwrap_err();
+    assert_eq!(nothing.kind(), ErrorKind::WouldBlock);
+}
+
 #[test]
 fn a_flood_of_requests_is_bounded_and_passes() {
     let listener = Listener::new(V4, 1);
@@ -442,6 +463,9 @@ fn groups_are_joined_and_left() {
     for bad in ["127.0.0.1:0", "[ff05::1]:0", "0.0.0.0:0"] {
         assert!(id.join_multicast(bad.parse().unwrap(), false, 1).is_err());
     }
+    let listener = Listener::new(V4, 0).id;
+    let joined = listener.join_multicast(group, false, 1);
+    assert!(joined.is_err(), "it listens");
     let qp = queue_pair(&context(V4, &Config::default()));
     let gid = Ipv4Addr::new(239, 255, 77, 9).to_ipv6_mapped().octets();
     let is_attached = || {

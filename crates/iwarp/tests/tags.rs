@@ -163,6 +163,43 @@ fn requests_complete_in_the_queues_own_completion_queue() {
     }
 }
 
+/// An error is told also if no completion was asked for, and an armed queue raises its event.
+#[test]
+fn completions_of_requests_raise_events() {
+    let ctx = Context::open(&device(), Config::default()).unwrap();
+    let (pd, channel) = (ctx.allocate_pd(), ctx.create_channel().unwrap());
+    let cq = ctx.create_cq(8, Some(&channel)).unwrap();
+    let srq = ctx.create_tag_srq(&cq, pd, 4, 1, 1).unwrap();
+    let post = |operation, signaled| {
+        cq.arm(false);
+        let request = TagRequest {
+            wr_id: 9,
+            operation,
+            signaled,
+            handled: None,
+        };
+        let handle = srq.post_tag(&request).unwrap();
+        let event = channel.try_event().is_some();
+        let n = cq.poll(&mut [Cqe::default(); 2]).unwrap();
+        assert_eq!(n, usize::from(event), "{operation:?}");
+        (handle, event)
+    };
+    let buffer = TaggedBuffer {
+        wr_id: 1,
+        tag: 7,
+        mask: u64::MAX,
+        sges: &[],
+    };
+    let (handle, event) = post(TagOperation::Add(buffer), false);
+    assert!(!event);
+    let handle = handle.unwrap();
+    assert_eq!(post(TagOperation::Remove(handle), true), (None, true));
+    // It is gone.
+    assert_eq!(post(TagOperation::Remove(handle), false), (None, true));
+    assert_eq!(post(TagOperation::Synchronize, false), (None, false));
+    assert_eq!(post(TagOperation::Synchronize, true), (None, true));
+}
+
 /// More senders than receives: each message needs one for a moment, and gives it back to whoever waits.
 #[test]
 fn senders_share_one_receive() {

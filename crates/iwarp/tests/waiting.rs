@@ -73,6 +73,35 @@ fn empty_recv(wr_id: u64) -> RecvWr<'static> {
     RecvWr { wr_id, sges: &[] }
 }
 
+/// An event about a queue pair that is destroyed would name what is not there any more.
+#[test]
+fn events_of_a_queue_pair_go_with_it() {
+    let (_a, b) = pair(V4, &config());
+    let about_b = || {
+        let events = std::iter::from_fn(|| b.ctx.try_async_event());
+        let of_b = |kind| matches!(kind, AsyncEventKind::SqDrained(qp) if qp.is_same(&b.qp));
+        events.filter(|event| of_b(event.kind.clone())).count()
+    };
+    for destroyed in [false, true] {
+        b.qp.modify(iwarp::State::Rts).unwrap();
+        b.qp.modify(iwarp::State::Sqd).unwrap();
+        if destroyed {
+            b.qp.destroy();
+        }
+        assert_eq!(about_b(), usize::from(!destroyed));
+    }
+    // Nothing is left to be done for one without a connection.
+    let srq = b.ctx.create_srq(b.pd, 1, 1).unwrap();
+    for destroyed in [false, true] {
+        let qp = queue_pair(&b.ctx, b.pd, &b.cq, Some(&srq), 1);
+        qp.modify(iwarp::State::Error).unwrap();
+        if destroyed {
+            qp.destroy();
+        }
+        assert_eq!(b.ctx.try_async_event().is_some(), !destroyed);
+    }
+}
+
 /// No thread polls the target, so the progress thread writes its completions and events and calls the wakers. A waker that
 /// panics must not end that thread, nor keep the other wakers from being called.
 #[test]

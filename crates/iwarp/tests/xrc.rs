@@ -54,6 +54,7 @@ struct Side {
     ctx: Context,
     domain: XrcDomain,
     queues: [Queue; 2],
+    _other: Queue,
 }
 
 impl Side {
@@ -65,12 +66,16 @@ impl Side {
         let ctx = Context::open(&device(), Config::default()).unwrap();
         // So that no number of a protection domain is another one's by chance.
         let _ = [(); 3].map(|()| ctx.allocate_pd());
+        // Numbers of queues rise, so the one with the lowest belongs to another domain.
+        let other = ctx.open_xrc_domain(None, true, false).unwrap();
+        let other = Queue::new(&ctx, &other, 1);
         let domain = ctx.open_xrc_domain(None, true, false).unwrap();
         let queues = [(); 2].map(|()| Queue::new(&ctx, &domain, cqe));
         Self {
             ctx,
             domain,
             queues,
+            _other: other,
         }
     }
 
@@ -245,7 +250,15 @@ fn a_send_waits_for_a_receive_of_its_queue() {
     while target.counters().receiver_not_ready == 0 {
         std::thread::yield_now();
     }
-    b.queues[0].post(8);
+    // Of a list that is not accepted as a whole, the Send gets what was queued.
+    let sges = [b.queues[0].mem.sge(64); 3];
+    let list = [(8, 1), (9, 3)].map(|(wr_id, elements)| RecvWr {
+        wr_id,
+        sges: &sges[..elements],
+    });
+    let (queued, error) = b.queues[0].srq.post(&list).unwrap_err();
+    let too_many = matches!(error, Error::Post(PostError::TooManySges));
+    assert!(queued == 1 && too_many, "{queued} {error}");
     assert_eq!(ok(&poll(&b.queues[0].cq)).0, 8);
     ok(&poll(&a.cq));
     assert!(b.queues[1].cq.is_empty());
@@ -428,6 +441,7 @@ fn a_domain_is_that_of_its_file() {
     assert!(open(&again, false, false).unwrap().is_same(&first));
     assert!(!open(&files[1], true, false).unwrap().is_same(&first));
     assert_eq!(errno(open(&again, true, true)), libc::EINVAL);
+    assert_eq!(errno(open(&again, false, true)), libc::EINVAL);
     assert_eq!(errno(ctx.open_xrc_domain(None, false, false)), libc::EINVAL);
     let anonymous = [(); 2].map(|()| ctx.open_xrc_domain(None, true, false).unwrap());
     assert!(!anonymous[0].is_same(&anonymous[1]));

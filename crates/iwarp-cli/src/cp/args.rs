@@ -398,6 +398,7 @@ mod tests {
         assert_eq!(plain.serve.memory(), 256 << 20);
         assert_eq!(args(&["--memory", "3M"]).serve.memory(), 3 << 20);
         assert_eq!(plain.port.unwrap_or(DEFAULT_PORT), 7176);
+        assert_eq!([plain.verbose(), args(&["-vv"]).verbose()], [0, 2]);
         // The user is warned only if others can come.
         for (more, warned) in [
             (&[][..], false),

@@ -108,13 +108,7 @@ fn copy(
         let outcome = session::begin(&mut link, secret.as_ref()).and_then(|()| {
             work(&mut link, &mut |done, all| {
                 answered = true;
-                if bar.length() != Some(all) {
-                    bar.set_length(all);
-                    // Octets that the receiver had already do not count for the rate.
-                    bar.set_position(done);
-                    bar.reset_eta();
-                }
-                bar.set_position(done);
+                show(&bar, done, all);
                 begun.store(is_a_part(done, all), Ordering::Release);
             })
         });
@@ -133,7 +127,7 @@ fn copy(
         false => e,
     })?;
     if !args.quiet {
-        summary(done, took);
+        out::line(format_args!("{}", summary(done, took)));
     }
     Ok(())
 }
@@ -188,7 +182,18 @@ fn bar(quiet: bool) -> ProgressBar {
     bar
 }
 
-fn summary(done: Summary, took: f64) {
+/// Shows how far a copy is.
+fn show(bar: &ProgressBar, done: u64, all: u64) {
+    if bar.length() != Some(all) {
+        bar.set_length(all);
+        // Octets that the receiver had already do not count for the rate.
+        bar.set_position(done);
+        bar.reset_eta();
+    }
+    bar.set_position(done);
+}
+
+fn summary(done: Summary, took: f64) -> String {
     let moved = done.size - done.resumed;
     let hash: String = done.hash.iter().map(|b| format!("{b:02x}")).collect();
     let resumed = if done.resumed > 0 {
@@ -196,15 +201,55 @@ fn summary(done: Summary, took: f64) {
     } else {
         String::new()
     };
-    out::line(format_args!(
+    format!(
         "{moved} octets in {took:.3} s, {}{resumed}\nSHA-256 {hash}, equal at both ends",
         units::rate(moved as f64 / took.max(1e-9))
-    ));
+    )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_summary_counts_what_was_moved() {
+        let of = |resumed| {
+            let (size, hash) = (5000, [0xab; 32]);
+            let done = Summary {
+                size,
+                resumed,
+                hash,
+            };
+            summary(done, 2.0)
+        };
+        let hash = "ab".repeat(32);
+        let whole = of(0);
+        assert_eq!(
+            whole,
+            format!(
+                "5000 octets in 2.000 s, {}\nSHA-256 {hash}, equal at both ends",
+                units::rate(2500.0)
+            )
+        );
+        let rest = of(3000);
+        let first = rest.lines().next().unwrap();
+        assert_eq!(
+            first,
+            format!(
+                "2000 octets in 2.000 s, {}, 3000 octets were there already",
+                units::rate(1000.0)
+            )
+        );
+    }
+
+    #[test]
+    fn the_bar_follows_the_copy() {
+        let bar = bar(false);
+        for (done, all) in [(300, 1000), (1000, 1000), (0, 7)] {
+            show(&bar, done, all);
+            assert_eq!((bar.position(), bar.length()), (done, Some(all)));
+        }
+    }
 
     #[test]
     fn nothing_and_everything_are_no_part() {

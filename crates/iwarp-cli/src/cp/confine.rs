@@ -252,7 +252,12 @@ mod tests {
         let t = tree();
         let there = Place::local(&t.path("root/sub/file")).unwrap();
         assert!(there.check_target().unwrap());
-        assert!(Place::local(&t.path("root/nothing/file")).is_err());
+        for no_folder in ["root/nothing/file", "root/sub/file/x"] {
+            assert!(Place::local(&t.path(no_folder)).is_err(), "{no_folder}");
+        }
+        // No program that is started meanwhile gets the folder.
+        let flags = rustix::io::fcntl_getfd(&there.dir).unwrap();
+        assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
         assert!(matches!(Place::local(Path::new("/")), Err(Error::Usage(_))));
     }
 

@@ -321,10 +321,15 @@ impl RdmaLink {
         rdma::before_the_first_answer(e, &self.connection)
     }
 
+    /// Returns `true` if TCP has taken all messages and data.
+    const fn has_sent_all(&self) -> bool {
+        self.sends == 0 && self.writes == 0
+    }
+
     /// Ends in order: waits until all messages are sent, then closes the connection and waits for the peer to close.
     pub(super) fn close(mut self) {
         self.deadline = Some(Instant::now() + CLOSE);
-        let _ = self.until(CLOSE, |l| l.sends == 0 && l.writes == 0);
+        let _ = self.until(CLOSE, Self::has_sent_all);
         if self.connection.disconnect().is_ok() {
             // The result does not matter: if the peer does not close in time, no data are lost.
             let _ = self

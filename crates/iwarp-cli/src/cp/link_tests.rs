@@ -335,3 +335,62 @@ fn messages_are_taken_without_waiting() {
     }
     assert_eq!(came, Some(Message::Done));
 }
+
+/// What a server's `--memory` has to have for each client, before the slots.
+#[test]
+fn a_client_costs_half_a_mebibyte_before_its_slots() {
+    let (ctx, _listener) = service::listen(&LOOPBACK, 0, &Config::default()).unwrap();
+    let made = |octets| Half::new(&ctx, &Budget::new(octets)).is_ok();
+    assert!(made(512 << 10));
+    assert!(!made((512 << 10) - 1));
+}
+
+/// An end does not close while TCP has not taken everything.
+#[test]
+fn what_was_posted_is_not_sent_until_it_completes() {
+    let (mut client, mut server) = pair();
+    assert!(client.has_sent_all());
+    client.send(&Message::Done).unwrap();
+    assert!(!client.has_sent_all(), "a message");
+    client.until(LONG, RdmaLink::has_sent_all).unwrap();
+    let grant = server.grant().unwrap();
+    client.write_slot(&grant, 0, 1, &mut |_| Ok(())).unwrap();
+    assert!(!client.has_sent_all(), "data");
+    client.until(LONG, RdmaLink::has_sent_all).unwrap();
+}
+
+/// Octets of either direction show that the peer is not silent, and that a guest is not idle. Looking for them alone does not.
+#[test]
+fn octets_in_both_directions_are_progress() {
+    let (mut client, mut server) = pair();
+    server.welcomed();
+    server.guest.as_ref().unwrap().served();
+    let idle = |server: &RdmaLink| server.guest.as_ref().unwrap().idle();
+    std::thread::sleep(Duration::from_millis(30));
+    let before = idle(&server);
+    assert_eq!(server.try_recv().unwrap(), None);
+    assert!(idle(&server) >= before, "nothing has come");
+    let (mut moved, begin) = (server.moved(), Instant::now());
+    client.send(&Message::Done).unwrap();
+    assert_eq!(server.recv().unwrap(), Some(Message::Done));
+    assert!(idle(&server) <= begin.elapsed() + Duration::from_millis(1));
+    assert!(server.moved() > moved, "received");
+    moved = server.moved();
+    server.send(&Message::Done).unwrap();
+    server.until(LONG, RdmaLink::has_sent_all).unwrap();
+    assert!(server.moved() > moved, "sent");
+}
+
+/// A connection that breaks is not taken for one that its peer has closed.
+#[test]
+fn a_reset_is_no_orderly_end() {
+    let (client, mut server) = pair();
+    client.connection.abort();
+    assert!(server.recv().is_err());
+    let (client, mut server) = pair();
+    std::thread::scope(|scope| {
+        scope.spawn(|| client.close());
+        assert_eq!(server.recv().unwrap(), None);
+        drop(server);
+    });
+}

@@ -11,7 +11,7 @@ use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
 use std::fs::File;
-use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
+use std::io::{Read, Seek as _, SeekFrom, Write as _};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -242,7 +242,6 @@ pub(crate) struct Source {
     file: File,
     hash: Sha256,
     size: u64,
-    at: u64,
     /// Permission bits.
     pub(crate) mode: u32,
 }
@@ -259,7 +258,6 @@ impl Source {
             file,
             hash: Sha256::new(),
             size,
-            at: 0,
             mode: stat.st_mode & 0o777,
         })
     }
@@ -276,17 +274,16 @@ impl Source {
     /// If the file cannot be read, or if `stop` became `true`.
     pub(crate) fn resume(&mut self, len: u64, hash: &Hash, stop: &AtomicBool) -> Result<u64> {
         self.file.seek(SeekFrom::Start(0)).context("file")?;
-        (self.hash, self.at) = (Sha256::new(), 0);
+        self.hash = Sha256::new();
         if len > 0 && len <= self.size {
             let read = hash_prefix(&mut self.file, len, &mut self.hash, stop)?;
             if read == len && Hash::from(self.hash.clone().finalize()) == *hash {
-                self.at = len;
-            } else {
-                self.hash = Sha256::new();
-                self.file.seek(SeekFrom::Start(0)).context("file")?;
+                return Ok(len);
             }
+            self.hash = Sha256::new();
+            self.file.seek(SeekFrom::Start(0)).context("file")?;
         }
-        Ok(self.at)
+        Ok(0)
     }
 
     /// Fills `buf`.
@@ -301,7 +298,6 @@ impl Source {
             _ => Error::failed(format!("cannot read the file: {e}")),
         })?;
         self.hash.update(&*buf);
-        self.at += buf.len() as u64;
         Ok(())
     }
 
@@ -315,7 +311,12 @@ impl Source {
 ///
 /// # Errors
 /// If the file cannot be read, or if `stop` becomes `true`. That is checked before each [`CHUNK`].
-fn hash_prefix(file: &mut File, len: u64, hash: &mut Sha256, stop: &AtomicBool) -> Result<u64> {
+fn hash_prefix(
+    file: &mut impl Read,
+    len: u64,
+    hash: &mut Sha256,
+    stop: &AtomicBool,
+) -> Result<u64> {
     let mut buf = zeros(CHUNK)?;
     let mut done = 0;
     while done < len {
@@ -659,6 +660,30 @@ pub(crate) mod tests {
             assert_eq!(done, there.len() as u64);
             assert_eq!(Hash::from(hash.finalize()), sha(there), "{len} from {from}");
         }
+    }
+
+    /// A signal may interrupt a read, which then has to be made again. Any other error ends the copy.
+    #[test]
+    fn reading_goes_on_after_an_interruption() {
+        use std::io::{Error, ErrorKind};
+        struct File(Vec<std::io::Result<&'static [u8]>>);
+        impl Read for File {
+            fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
+                let now = self.0.remove(0)?;
+                buf[..now.len()].copy_from_slice(now);
+                Ok(now.len())
+            }
+        }
+        let prefix = |reads| {
+            let mut hash = Sha256::new();
+            let done = hash_prefix(&mut File(reads), 4, &mut hash, &GO_ON)?;
+            Ok::<_, crate::error::Error>((done, Hash::from(hash.finalize())))
+        };
+        let error = |kind| Err(Error::from(kind));
+        let interrupted = vec![Ok(&b"ab"[..]), error(ErrorKind::Interrupted), Ok(b"cd")];
+        assert_eq!(prefix(interrupted).unwrap(), (4, sha(b"abcd")));
+        let broken = prefix(vec![Ok(b"ab"), error(ErrorKind::Other)]).unwrap_err();
+        assert!(broken.to_string().contains("cannot read the file"));
     }
 
     /// The peer learns the permission bits and nothing else of the mode.

@@ -325,6 +325,23 @@ fn a_broken_connection_is_explained_by_what_came_before() {
     assert!(e.contains("disk full"), "{e}");
 }
 
+/// The reason of a peer stands behind whatever it had sent before, and a peer that goes on sending does not keep the other end from its own.
+#[test]
+fn the_reason_is_looked_for_behind_all_that_can_be_in_flight() {
+    let in_flight = 2 * 256 + 3;
+    for (others, found) in [(in_flight, true), (in_flight + 1, false)] {
+        let (mut a, mut b) = pair();
+        b.send(&Message::Done).unwrap();
+        for slot in 0..others {
+            b.send(&Message::Free { slot }).unwrap();
+        }
+        let text = "disk full".to_owned();
+        b.send(&Message::Error { text }).unwrap();
+        let e = begin(&mut a, None).unwrap_err().to_string();
+        assert_eq!(e.contains("disk full"), found, "{others}: {e}");
+    }
+}
+
 /// Plays a script against the server and gives how it ended.
 fn lie(t: &TempDir, script: Vec<Message>) -> String {
     let (_, served) = with_server(

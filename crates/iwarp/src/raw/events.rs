@@ -212,3 +212,44 @@ pub struct AsyncEvent {
     /// The kind, and the object that it is about.
     pub kind: AsyncEventKind,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_readable(queue: &EventQueue<u32>) -> bool {
+        wait_fd(&queue.fd, Interest::READ, Some(Duration::ZERO)).unwrap()
+    }
+
+    /// A program that watches the descriptor would sleep beside an event, or look for one in vain again and again.
+    #[test]
+    fn the_descriptor_is_readable_while_events_wait() {
+        let queue = EventQueue::new().unwrap();
+        assert!(!is_readable(&queue));
+        (1..=3).for_each(|event| queue.push(event));
+        assert_eq!(queue.try_next(), Some(1));
+        assert!(is_readable(&queue));
+        queue.retain(|event| *event != 2);
+        assert!(is_readable(&queue), "one is left");
+        queue.retain(|_| false);
+        assert!(!is_readable(&queue), "nothing is left");
+        queue.push(4);
+        assert_eq!((is_readable(&queue), queue.try_next()), (true, Some(4)));
+        assert!(!is_readable(&queue));
+    }
+
+    /// Programs read the descriptor themselves before they ask for the event.
+    #[test]
+    fn what_the_program_reads_is_signalled_again() {
+        let queue = EventQueue::new().unwrap();
+        (1..=3).for_each(|event| queue.push(event));
+        for event in 1..=3 {
+            assert!(is_readable(&queue), "{event}");
+            assert!(queue.fd.drain());
+            assert_eq!(queue.try_next_after_read(), Some(event));
+        }
+        assert!(!is_readable(&queue));
+        assert_eq!(queue.try_next_after_read(), None);
+        assert!(!is_readable(&queue));
+    }
+}

@@ -107,8 +107,11 @@ mod tests {
     #[test]
     fn a_reset_drops_what_is_kept() {
         let ctx = testing::context();
-        let cq = ctx.create_cq(4, None).unwrap();
-        let qp = testing::queue_pair(&ctx, &cq, &cq);
+        let (send, cq) = (
+            ctx.create_cq(4, None).unwrap(),
+            ctx.create_cq(4, None).unwrap(),
+        );
+        let qp = testing::queue_pair(&ctx, &send, &cq);
         let mut out = [Cqe::default(); 2];
         for sending in [false, true] {
             qp.modify(State::Init).unwrap();

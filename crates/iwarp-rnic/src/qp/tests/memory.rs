@@ -113,7 +113,13 @@ fn binds_that_are_refused() {
     let foreign = rig.mr_in(PD + 1, 64, ALL);
     let mw = window(&mut rig, WindowType::Type2);
     let who = rig.qp.accessor();
-    let cases: [(Bind, MemoryError); 7] = [
+    // The key of an earlier life of the region.
+    let old_key = Bind {
+        mr_stag: Stag(good.stag ^ 1),
+        ..bind(mw, mw, &good, 0, 8)
+    };
+    let cases: [(Bind, MemoryError); 8] = [
+        (old_key, MemoryError::NoSuchStag),
         (bind(mw, mw ^ 0x100, &good, 0, 8), MemoryError::NoSuchStag),
         (bind(mw ^ 0x100, mw, &good, 0, 8), MemoryError::NoSuchStag),
         (
