@@ -9,7 +9,7 @@ mod crowd;
 mod raw;
 
 use common::{
-    LIMIT, Running, Scratch, fail, iwarp, noise, run, serve, serve_as, str, succeed, text,
+    LIMIT, Nobody, Running, Scratch, fail, iwarp, noise, run, serve, serve_as, str, succeed, text,
 };
 use crowd::{Connect, Crowd, has_ended};
 use raw::{Heard, Raw, resident};
@@ -370,10 +370,8 @@ fn silent_connections_do_not_use_up_the_descriptors() {
 /// A listener that has no descriptors left says so, instead of sounding as if nobody listened.
 #[test]
 fn descriptors_that_are_used_up_are_named() {
-    let port = {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.local_addr().unwrap().port().to_string()
-    };
+    let nobody = Nobody::new();
+    let port = nobody.port().to_string();
     // The client's own. What it needs before it connects is less than what it needs to connect.
     let mut seen = false;
     for limit in 4..16 {

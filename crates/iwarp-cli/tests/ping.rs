@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Scratch, fail, finish, iwarp, run, serve, start, succeed, text};
+use common::{Nobody, Scratch, fail, finish, iwarp, run, serve, start, succeed, text};
 use iwarp::Access;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -275,13 +275,8 @@ fn wrong_usage_is_exit_code_2() {
 
 #[test]
 fn an_unreachable_server_is_named_with_the_reason() {
-    // A port that was free a moment ago.
-    let port = TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
-    let port = port.to_string();
+    let nobody = Nobody::new();
+    let port = nobody.port().to_string();
     for ip in ["127.0.0.1", "::1"] {
         let err = fail(&["ping", ip, "-p", &port, "-C", "1"], 1);
         assert!(

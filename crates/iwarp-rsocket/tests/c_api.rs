@@ -1,6 +1,9 @@
 //! The C functions of rsockets, called with the pointers and lengths that a C program passes: one session from `rsocket` to
 //! `rclose`, with the errors of wrong calls.
 
+mod common;
+
+use common::alone;
 use iwarp_rsocket::c_api::*;
 use std::ptr::{null, null_mut};
 
@@ -156,6 +159,7 @@ fn options(c: i32) {
 
 #[test]
 fn a_session() {
+    let _alone = alone();
     let session = connected();
     messages(&session);
     options(session.client);
@@ -193,6 +197,7 @@ fn a_session() {
 /// Sends and receives with headers, whose fields the kernel fills.
 #[test]
 fn a_datagram_session() {
+    let _alone = alone();
     // SAFETY: as in `listening`.
     unsafe {
         let [a, b] = [(); 2].map(|()| rsocket(libc::AF_INET, libc::SOCK_DGRAM, 0));

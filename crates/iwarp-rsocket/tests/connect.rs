@@ -6,7 +6,7 @@ use common::{Rs, limit, listener, pair};
 use iwarp_rsocket as rs;
 use iwarp_rsocket::Errno;
 use std::io::Write;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
@@ -74,10 +74,10 @@ fn a_full_backlog_refuses() {
 
 #[test]
 fn a_refused_socket_can_connect_again() {
-    let free = TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap();
+    // A connection begins at this port, so nobody can listen there meanwhile, and no other connection begins there.
+    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+    let held = TcpStream::connect(other.local_addr().unwrap()).unwrap();
+    let free = held.local_addr().unwrap();
     let c = Rs::new();
     assert_eq!(rs::connect(c.0, free), Err(Errno::CONNREFUSED));
     c.nonblocking();
@@ -136,7 +136,7 @@ fn a_listener_survives_clients_that_are_no_rsockets() {
         b"x",
         b"",
     ] {
-        let mut tcp = std::net::TcpStream::connect(address).unwrap();
+        let mut tcp = TcpStream::connect(address).unwrap();
         tcp.write_all(junk).unwrap();
     }
     // A peer that speaks MPA, but sends other private data than an rsocket.

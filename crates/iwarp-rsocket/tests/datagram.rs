@@ -2,11 +2,10 @@
 
 mod common;
 
-use common::{Rs, pair, pattern};
+use common::{Rs, alone, pair, pattern};
 use iwarp_rsocket as rs;
 use iwarp_rsocket::Errno;
 use std::net::{SocketAddr, UdpSocket};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 const DOMAINS: [(i32, &str); 2] = [(libc::AF_INET, "127.0.0.1:0"), (libc::AF_INET6, "[::1]:0")];
@@ -32,14 +31,6 @@ fn connected(domain: i32, at: &str) -> (Rs, Rs) {
     rs::connect(a.0, b_at).unwrap();
     rs::connect(b.0, a_at).unwrap();
     (a, b)
-}
-
-/// Tests of one process share their descriptors: what one of them closes, another one may get at once under the same number. So they
-/// run one after the other.
-fn alone() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    // A test that has failed leaves nothing behind that concerns the next one.
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[test]

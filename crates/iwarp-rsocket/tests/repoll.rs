@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Rs, limit, pair};
+use common::{Rs, alone, limit, pair};
 use iwarp_rsocket as rs;
 use iwarp_rsocket::c_api::{repoll_create, repoll_ctl, repoll_wait};
 use libc::{EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, epoll_event};
@@ -64,6 +64,7 @@ impl Set {
 
 #[test]
 fn events_of_rsockets_and_pipes() {
+    let _alone = alone();
     let limit = limit(20);
     let (c, s) = pair();
     let (reader, mut writer) = std::io::pipe().unwrap();
@@ -94,6 +95,7 @@ fn events_of_rsockets_and_pipes() {
 
 #[test]
 fn a_wait_sees_what_another_thread_changes() {
+    let _alone = alone();
     let limit = limit(20);
     let (c, s) = pair();
     let set = Set::new();
@@ -122,6 +124,7 @@ fn a_wait_sees_what_another_thread_changes() {
 
 #[test]
 fn once_means_until_it_is_set_again() {
+    let _alone = alone();
     let (c, s) = pair();
     let set = Set::new();
     let once = IN | libc::EPOLLONESHOT as u32;
@@ -135,6 +138,7 @@ fn once_means_until_it_is_set_again() {
 
 #[test]
 fn closed_descriptors_leave_the_set() {
+    let _alone = alone();
     let (c, s) = pair();
     let (reader, writer) = std::io::pipe().unwrap();
     let set = Set::new();
@@ -156,6 +160,7 @@ fn closed_descriptors_leave_the_set() {
 
 #[test]
 fn a_datagram_socket_is_in_a_set_until_it_is_closed() {
+    let _alone = alone();
     let datagram = || Rs(rs::socket(libc::AF_INET, libc::SOCK_DGRAM, 0).unwrap());
     let set = Set::new();
     let receiver = datagram();
@@ -182,6 +187,7 @@ fn a_datagram_socket_is_in_a_set_until_it_is_closed() {
 
 #[test]
 fn wrong_calls() {
+    let _alone = alone();
     let (c, _s) = pair();
     let (set, other) = (Set::new(), Set::new());
     // SAFETY: no pointers, or NULL, which is refused.
@@ -202,5 +208,7 @@ fn wrong_calls() {
     assert_eq!(set.control(EPOLL_CTL_ADD, c.0, IN, 0), libc::EEXIST);
     assert_eq!(set.control(9, c.0, IN, 0), libc::EINVAL);
     assert_eq!(set.wait(0, 0), Err(libc::EINVAL));
-    assert_eq!(Set(c.0).control(EPOLL_CTL_ADD, 0, IN, 0), libc::EBADF);
+    // It is no set, and is closed by its owner only.
+    let no_set = std::mem::ManuallyDrop::new(Set(c.0));
+    assert_eq!(no_set.control(EPOLL_CTL_ADD, 0, IN, 0), libc::EBADF);
 }

@@ -434,8 +434,8 @@ fn disconnecting_from_a_peer_that_does_not_read_is_bounded() {
         let wire = responder(&end, &Hello::enhanced(true, false));
         let mem = end.mem(1 << 20);
         stall(&end, &mem);
-        end.id.disconnect().unwrap();
         let start = Instant::now();
+        end.id.disconnect().unwrap();
         end.expect_disconnected();
         assert!(start.elapsed() >= LINGER / 2);
         let mut flushed = 0;
@@ -481,10 +481,12 @@ fn a_peer_that_never_closes_is_given_up() {
     others_are_served(|| {
         let server = Server::new(V4, &config());
         let (mut wire, end) = initiator(&server, &Hello::enhanced(true, false));
+        let start = Instant::now();
         end.id.disconnect().unwrap();
         assert_eq!(end.expect_disconnected().status, 0);
         assert!(wire.ends());
-        assert!(end.qp.addresses().is_some());
+        // Until then the peer may close.
+        assert!(end.qp.addresses().is_some() || start.elapsed() >= LINGER);
         until("the connection is given up", || {
             end.qp.addresses().is_none()
         });

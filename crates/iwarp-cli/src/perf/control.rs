@@ -388,12 +388,11 @@ mod tests {
                 .contains("no complete message")
         );
         assert!(answer_with(b"").to_string().contains("closed"));
-        let port = TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap();
+        // A connection begins at this port, so nobody can listen there meanwhile.
+        let other = TcpListener::bind("127.0.0.1:0").unwrap();
+        let held = TcpStream::connect(other.local_addr().unwrap()).unwrap();
         assert!(
-            Control::connect(port)
+            Control::connect(held.local_addr().unwrap())
                 .unwrap_err()
                 .to_string()
                 .contains("cannot connect")

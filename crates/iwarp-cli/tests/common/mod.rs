@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses some of them")]
 
 use std::io::{BufRead as _, BufReader, Read as _};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -101,6 +101,27 @@ impl Drop for Running {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
+    }
+}
+
+/// A TCP port of the loopback address at which nobody listens: a connection begins there, so nobody else gets the port meanwhile.
+pub(crate) struct Nobody {
+    begins: TcpStream,
+    _ends: TcpListener,
+}
+
+impl Nobody {
+    pub(crate) fn new() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let to = listener.local_addr().expect("its address");
+        Self {
+            begins: TcpStream::connect(to).expect("a connection"),
+            _ends: listener,
+        }
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.begins.local_addr().expect("its address").port()
     }
 }
 

@@ -106,14 +106,14 @@ impl Engine {
     }
 
     /// Returns when the first timer with a purpose expires.
-    fn first_timer(&self) -> Option<u64> {
+    pub(super) fn first_timer(&self) -> Option<u64> {
         self.timers.first(|(_, token, kind)| {
             let source = self.sources.get(*token);
             source.is_some_and(|source| source.awaits(*kind))
         })
     }
 
-    fn fire_timers(&self) {
+    pub(super) fn fire_timers(&self) {
         while let Some((_, token, kind)) = self.timers.take_due(now_ns()) {
             if let Some(source) = self.sources.get(token) {
                 Source::timer(source, kind);

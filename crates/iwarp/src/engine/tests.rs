@@ -17,8 +17,9 @@ struct Driven {
 }
 
 impl Driven {
+    /// Watches one on an engine of its own: the threads of other tests that poll serve all that is ready on the process's engines.
     fn watch() -> Arc<Self> {
-        let engine = Engine::current().expect("engine");
+        let engine = Engine::start(Arc::default()).expect("engine");
         let source = Arc::new(Self {
             token: engine.token(),
             engine: Arc::clone(&engine),
@@ -108,7 +109,7 @@ fn the_whole_set_is_left_to_who_drives_it() {
         other.driven.store(false, Ordering::Relaxed);
         other.fd.signal();
         if all.give_back() {
-            wake_up();
+            other.engine.wake_up();
         }
         wait_for("nobody serves it", || {
             other.served.load(Ordering::Relaxed) == 1
@@ -140,16 +141,26 @@ impl Source for Forgetful {
 
 #[test]
 fn a_timer_that_means_nothing_is_forgotten() {
-    let engine = Engine::current().expect("engine");
+    // Without a thread: that of the process looks when it gets a processor, which may be after both times.
+    let engine = Engine::new(fork::generation(), Arc::default()).expect("engine");
     let token = engine.token();
     let source = Arc::new(Forgetful {
         told: Mutex::default(),
     });
     engine.add_timed(token, Arc::clone(&source) as Arc<dyn Source>);
-    // Far enough away that the progress thread looks at it before.
-    engine.after(Duration::from_millis(300), token, 1);
-    engine.after(Duration::from_millis(600), token, 2);
-    wait_for("no timer", || !source.told.lock().is_empty());
+    let begin = now_ns();
+    engine.at(begin, token, 1);
+    engine.at(begin + 1, token, 2);
+    assert_eq!(
+        engine.first_timer(),
+        Some(begin + 1),
+        "what a sleep ends by"
+    );
+    wait_for("time stands still", || now_ns() > begin);
+    engine.fire_timers();
     assert_eq!(*source.told.lock(), [2]);
+    assert_eq!(engine.first_timer(), None);
+    engine.at(begin, token, 3);
     engine.forget(token);
+    assert_eq!(engine.first_timer(), None, "its source is gone");
 }

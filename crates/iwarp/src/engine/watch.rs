@@ -73,7 +73,6 @@ impl Turns {
         let place = (word >> COUNT_BITS).wrapping_add(1) & (u64::MAX >> COUNT_BITS);
         // Before the number changes: the thread that has lost its place counts itself off.
         self.stuck.fetch_add(1, Ordering::Relaxed);
-        self.thread.store(0, Ordering::Relaxed);
         let new = place << COUNT_BITS;
         let given = self
             .word
@@ -82,6 +81,8 @@ impl Turns {
             self.stuck.fetch_sub(1, Ordering::Relaxed);
             return None;
         }
+        // Only now: a thread that has kept its place stays known, or the watch would not look at it again.
+        self.thread.store(0, Ordering::Relaxed);
         Some(place)
     }
 

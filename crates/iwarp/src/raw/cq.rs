@@ -39,6 +39,8 @@ pub enum CqError {
 pub(crate) struct CqInner {
     ctx: Arc<ContextInner>,
     pub(super) ring: Mutex<Ring>,
+    /// Held by a thread that counts the queue pairs, and tells the pollers whether they are many.
+    counting: Mutex<()>,
     /// Held by a thread that drops the completions of a queue pair, until all are dropped.
     purging: Mutex<()>,
     /// `true` if the ring may hold completions or has overflowed. Cleared only with the ring locked, so a poll that reads `false`
@@ -81,6 +83,7 @@ impl CompletionQueue {
         let inner = CqInner {
             ctx: Arc::clone(ctx),
             ring: Mutex::new(Ring::new(capacity)?),
+            counting: Mutex::default(),
             purging: Mutex::default(),
             ready: AtomicBool::new(false),
             channel: channel.cloned(),
@@ -423,6 +426,9 @@ impl CqInner {
 
     /// Queue pairs have come or gone.
     pub(super) fn count_members(&self) {
+        // One thread after the other. Otherwise a count from before could be told last. The pollers would then drive many queue pairs
+        // neither one by one nor all together, and each of them would rest as long as they poll.
+        let _turn = self.counting.lock();
         let many = self.qps.read().len() > POLL_DIRECTLY || self.datagrams.are_many();
         self.pollers.set_many(many);
     }

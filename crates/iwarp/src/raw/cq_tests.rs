@@ -88,6 +88,35 @@ fn queue_pairs_of_a_large_queue_are_not_driven_one_by_one() {
     }
 }
 
+/// Threads that create and destroy queue pairs at the same time count them one after the other: what is told last is what was counted last.
+#[test]
+fn queue_pairs_are_counted_by_one_thread_at_a_time() {
+    let ctx = testing::context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let (told, tells) = std::sync::mpsc::channel();
+    let qps = std::thread::scope(|scope| {
+        // As if another thread had counted, and had not yet told the pollers.
+        let counting = cq.inner.counting.lock();
+        let creates = scope.spawn(|| {
+            let create = |_| testing::queue_pair(&ctx, &cq, &cq);
+            let qps: Vec<_> = (0..=POLL_DIRECTLY).map(create).collect();
+            told.send(()).unwrap();
+            qps
+        });
+        while cq.inner.qps.read().is_empty() {
+            std::thread::yield_now();
+        }
+        let early = tells.recv_timeout(Duration::from_millis(100));
+        assert!(early.is_err(), "they were counted meanwhile");
+        cq.inner.pollers.set_many(false);
+        drop(counting);
+        creates.join().unwrap()
+    });
+    assert!(cq.inner.pollers.are_for_many());
+    qps.iter().for_each(QueuePair::destroy);
+    assert!(!cq.inner.pollers.are_for_many());
+}
+
 /// The thread that writes a completion marks the queue as not empty, writes, and looks for wakers. A task on another processor may
 /// register meanwhile and miss both. Registering therefore makes the next poll take the lock.
 #[test]
