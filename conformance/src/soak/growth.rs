@@ -46,7 +46,8 @@ impl Growth {
     pub(super) fn verdict(&self) -> Result<()> {
         for ((side, number), samples) in &self.0 {
             let Some(more) = grown(samples) else { continue };
-            bail!("the {side}'s process {number} has grown: {more}");
+            let heap: Vec<_> = samples.iter().map(|s| s.heap >> 10).collect();
+            bail!("the {side}'s process {number} has grown: {more}; allocated, KiB: {heap:?}");
         }
         Ok(())
     }

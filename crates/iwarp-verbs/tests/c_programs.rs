@@ -1,7 +1,7 @@
 //! Our own C programs on the library, compiled with Debian's headers: every kind of misuse, addresses, an exchange that uses every
 //! operation, events for solicited completions, queue pairs that are connected by number, connections without queue pairs, unreliable
 //! connections, extended reliable connections, datagrams with and without the connection manager, and what later headers than Debian's
-//! declare; how a process lives and ends; memory whose page faults do not end; the library as a plug-in.
+//! declare; how a process lives and ends, and its surroundings; memory whose page faults do not end; the library as a plug-in.
 
 mod common;
 
@@ -181,6 +181,11 @@ fn injected_faults_are_seen_as_the_connection_manager_says() {
 #[test]
 fn a_process_forks_runs_programs_becomes_a_daemon_cancels_threads_and_ends() {
     passes("life");
+}
+
+#[test]
+fn small_stacks_sandboxes_and_another_network_namespace_are_survived() {
+    passes("surroundings");
 }
 
 #[test]

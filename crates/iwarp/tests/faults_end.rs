@@ -3,34 +3,44 @@
 
 mod common;
 
-use common::wire::{Hello, Wire, responder, segment, write_header};
+use common::wire::{Hello, Wire, responder, responder_at, segment, write_header};
 use common::*;
 use iwarp::raw::QueuePair;
 use iwarp::raw::cm::{CmEventKind, CmId};
 use iwarp::{SendOp, State, WcStatus};
 use iwarp_proto::ddp::{Header, TaggedHeader};
-use iwarp_proto::rdmap::{Opcode, ReadRequest};
+use iwarp_proto::rdmap::{Opcode, ReadRequest, Terminate, TerminateCode};
 use std::io::{ErrorKind, Read as _};
+use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 /// Returns an end that has sent as much as the sockets take, and its peer, which has not read anything. The last FPDU is cut:
 /// only a part of it was written.
 fn stalled(linger: Duration) -> (End, Wire, Mem) {
+    stalled_at(&TcpListener::bind((V4, 0)).unwrap(), linger)
+}
+
+/// As [`stalled`], with a peer that this listener accepts.
+fn stalled_at(listener: &TcpListener, linger: Duration) -> (End, Wire, Mem) {
     let mut c = config();
     c.linger = linger;
     let end = End::new(V4, &c);
-    let wire = responder(&end, &Hello::enhanced(true, false));
+    let wire = responder_at(listener, &end, &Hello::enhanced(true, false));
     let mem = end.mem(1 << 20);
     for wr_id in 0..50 {
         end.post(wr_id, SendOp::Send, &[mem.sge(1 << 20)]);
     }
     let sent = |end: &End| end.qp.counters().tx_bytes;
-    // The sockets are full when 50 ms pass without progress.
-    let mut before = 0;
+    // The sockets are full when 150 ms pass without progress. The change of state changes nothing, but this thread tries to send then: on a
+    // busy machine the progress thread may not have had a processor for so long.
+    let (mut before, mut looks) = (0, 0);
     until("the sockets are full", || {
         std::thread::sleep(Duration::from_millis(50));
+        end.qp.modify(State::Rts).unwrap();
         let now = sent(&end);
-        now > 0 && now == std::mem::replace(&mut before, now)
+        let same = now > 0 && now == std::mem::replace(&mut before, now);
+        looks = if same { looks + 1 } else { 0 };
+        looks == 3
     });
     assert!(
         before < 50 << 20,
@@ -78,6 +88,79 @@ fn the_end_inside_an_fpdu_is_a_reset_behind_what_was_sent() {
             let (came, _) = read_all(&mut wire);
             assert!(came < 50 << 20);
         }
+    });
+}
+
+/// As [`stalled_at`], and the peer has broken a rule. The Terminate waits for room in the socket.
+fn stalled_with_terminate(listener: &TcpListener, linger: Duration) -> (End, Wire, Mem) {
+    // The kernel may find room after all, if rarely.
+    for _ in 0..5 {
+        let (end, mut wire, mem) = stalled_at(listener, linger);
+        wire.write_op(0x1234_5678, 0, b"12345678");
+        until("the error is noticed", || end.qp.state() == State::Error);
+        // As above, this only tries to send.
+        end.qp.modify(State::Error).unwrap();
+        if end.qp.counters().terminates_sent == 0 {
+            return (end, wire, mem);
+        }
+    }
+    panic!("the sockets take the Terminate each time");
+}
+
+/// Without it the peer would not learn what was wrong. Programs destroy a queue pair and free its memory as soon as they see an error.
+#[test]
+fn a_terminate_that_waits_for_room_outlives_its_queue_pair() {
+    others_are_served(|| {
+        let reset: fn(&QueuePair) = |qp| qp.modify(State::Reset).unwrap();
+        for end_it in [QueuePair::destroy, reset] {
+            let listener = TcpListener::bind((V4, 0)).unwrap();
+            let (end, mut wire, mem) = stalled_with_terminate(&listener, LIMIT);
+            end_it(&end.qp);
+            end.ctx.deregister(mem.stag).unwrap();
+            drop((end, mem));
+            let terminate = loop {
+                let (header, payload) = wire.recv();
+                match header.opcode() {
+                    Opcode::SEND => {}
+                    Opcode::TERMINATE => break Terminate::parse(&payload).unwrap().0,
+                    other => panic!("{other:?}"),
+                }
+            };
+            assert_eq!(terminate.code, TerminateCode::DDP_TAGGED_INVALID_STAG);
+            assert!(wire.ends(), "a reset behind the Terminate");
+        }
+    });
+}
+
+#[test]
+fn a_terminate_that_waits_for_room_does_not_wait_for_ever() {
+    others_are_served(|| {
+        // The peer reads nothing. As above, Linux leaves some window probes unanswered.
+        let listener = TcpListener::bind((V4, 0)).unwrap();
+        let (end, wire, _mem) = stalled_with_terminate(&listener, LINGER * 5);
+        drop(end);
+        until("the connection is reset", || {
+            let error = wire.socket.take_error().unwrap();
+            error.is_some_and(|e| e.kind() == ErrorKind::ConnectionReset)
+        });
+
+        // It reads little by little. Its buffer is small, so that its TCP acknowledges something each time.
+        let listener = TcpListener::bind((V4, 0)).unwrap();
+        socket2::SockRef::from(&listener)
+            .set_recv_buffer_size(32 << 10)
+            .unwrap();
+        let (end, mut wire, _mem) = stalled_with_terminate(&listener, LINGER / 2);
+        drop(end);
+        let mut octets = vec![0; 3200];
+        let end = loop {
+            std::thread::sleep(Duration::from_millis(20));
+            match wire.socket.read(&mut octets) {
+                Ok(1..) => {}
+                end => break end,
+            }
+        };
+        let error = end.expect_err("it has got everything, and a FIN");
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     });
 }
 

@@ -8,7 +8,7 @@ mod common;
 use common::net::{FAR, NEAR, Net, inside, ip};
 use common::wire::{Hello, Wire};
 use common::*;
-use iwarp::raw::cm::CmEventKind;
+use iwarp::raw::cm::{CmEventKind, CmId};
 use iwarp::{Blame, Config, Cqe, SendOp, State, WcStatus};
 use iwarp_proto::mpa::startup::FrameKind;
 use iwarp_proto::rdmap::Opcode;
@@ -192,6 +192,54 @@ fn completed_sends_arrive_though_a_later_one_is_cut() {
             assert!(rest.len() < 18 << 20);
         }
     });
+}
+
+/// TCP keeps a connection whose address is gone, and goes on when it is there again.
+#[test]
+fn an_address_that_goes_away_takes_its_connections_along_only_meanwhile() {
+    inside(
+        "an_address_that_goes_away_takes_its_connections_along_only_meanwhile",
+        |net| {
+            let (near, far) = pair(net, &patient());
+            let (from, to) = (near.mem(8), far.mem(8));
+            let mut other = Healthy::new(V4);
+            for round in 1..3 {
+                ip(&format!("addr del {NEAR}/24 dev near"));
+                // Attempts to connect from there fail at once, and others notice nothing.
+                let (source, server) = ((NEAR, 0).into(), (FAR, 9).into());
+                let stranger = CmId::create(&near.channel, None);
+                let refused = stranger.resolve_addr(Some(source), server).unwrap_err();
+                assert_eq!(refused.errno(), libc::EADDRNOTAVAIL);
+                stranger.destroy();
+                let id = CmId::create(&near.channel, Some(&near.ctx));
+                let qp = queue_pair(&near.ctx, near.pd, &near.cq, None, 16);
+                id.resolve_addr(Some(source), server).unwrap();
+                near.expect(CmEventKind::AddrResolved);
+                id.resolve_route().unwrap();
+                near.expect(CmEventKind::RouteResolved);
+                id.set_queue_pair(Some(&qp));
+                id.connect(&parameters(b"")).unwrap();
+                near.expect_failure(CmEventKind::ConnectError, libc::EADDRNOTAVAIL);
+                qp.destroy();
+                id.destroy();
+                from.set(0, round);
+                far.post_recv(round, &[to.sge(8)]);
+                near.post(round, SendOp::Send, &[from.sge(8)]);
+                other.check();
+                std::thread::sleep(BRIEF);
+                other.check();
+                assert_eq!([near.qp.state(), far.qp.state()], [State::Rts; 2]);
+                assert_eq!(to.word(0), round - 1, "it came without an address");
+                ip(&format!("addr add {NEAR}/24 dev near"));
+                near.expect_status(round, WcStatus::Success);
+                far.expect_status(round, WcStatus::Success);
+                assert_eq!(to.word(0), round);
+            }
+            near.id.disconnect().unwrap();
+            near.expect_disconnected();
+            far.expect_disconnected();
+        },
+    );
 }
 
 #[test]

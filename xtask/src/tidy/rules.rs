@@ -18,6 +18,23 @@ const UNFINISHED_WORDS: &[&str] = &[
 ];
 const UNFINISHED_MACROS: &[&str] = &[concat!("todo", "!"), concat!("unimplemented", "!")];
 
+/// Names of the clock that an administrator or the network may set. What is timed by it goes wrong when that happens.
+const WALL_CLOCK: &[&str] = &["SystemTime", "UNIX_EPOCH", "CLOCK_REALTIME", "Realtime"];
+/// The libraries, in which nothing may depend on that clock.
+const UNCLOCKED: &[&str] = &[
+    "crates/iwarp-proto/src/",
+    "crates/iwarp-rnic/src/",
+    "crates/iwarp/src/",
+    "crates/iwarp-verbs/src/",
+    "crates/iwarp-rsocket/src/",
+    "crates/iwarp-rspreload/src/",
+];
+/// The files of these that only show its time: in captured packets, and in completions of programs that ask for it.
+const SHOW_TIME: &[&str] = &[
+    "crates/iwarp/src/capture/output.rs",
+    "crates/iwarp-verbs/src/cq.rs",
+];
+
 /// Beginnings of paths that exist on one person's machine only. Examples use `/home/`, which is allowed.
 const MACHINE_PATHS: &[&str] = &[concat!("/ro", "ot/"), concat!("/Us", "ers/")];
 
@@ -88,6 +105,12 @@ pub(crate) fn rust(file: &str, text: &str, modules: &UnsafeModules) -> Vec<Findi
                 add(at + 1, format!("{name} is not an implementation"));
             }
         }
+        if reads_wall_clock(file, line) {
+            add(
+                at + 1,
+                "the wall clock may jump: use the monotonic one".into(),
+            );
+        }
         if !has_word(line, "unsafe") {
             continue;
         }
@@ -106,6 +129,13 @@ pub(crate) fn rust(file: &str, text: &str, modules: &UnsafeModules) -> Vec<Findi
     }
     findings.extend(length(file, raw.len()));
     findings
+}
+
+/// Returns `true` if a line of a library's code names the wall clock and must not.
+fn reads_wall_clock(file: &str, line: &str) -> bool {
+    UNCLOCKED.iter().any(|folder| file.starts_with(folder))
+        && !SHOW_TIME.contains(&file)
+        && WALL_CLOCK.iter().any(|name| has_word(line, name))
 }
 
 fn length(file: &str, lines: usize) -> Option<Finding> {
@@ -214,6 +244,26 @@ mod tests {
             );
             assert_eq!(check(&format!("//! Head.\n// says {name}\n")).len(), 0);
         }
+    }
+
+    #[test]
+    fn libraries_do_not_look_at_the_wall_clock() {
+        let modules = UnsafeModules::parse("").unwrap();
+        let findings = |file: &str, code: &str| {
+            let text = format!("//! Head.\n{code}\n");
+            rust(file, &text, &modules).len()
+        };
+        for code in [
+            "use std::time::SystemTime;",
+            "now(libc::CLOCK_REALTIME)",
+            "ClockId::Realtime",
+        ] {
+            assert_eq!(findings("crates/iwarp/src/raw/timer.rs", code), 1);
+            assert_eq!(findings(SHOW_TIME[0], code), 0);
+            assert_eq!(findings("crates/iwarp-cli/src/text.rs", code), 0);
+        }
+        let monotonic = "now(libc::CLOCK_MONOTONIC); // not CLOCK_REALTIME";
+        assert_eq!(findings("crates/iwarp/src/raw/timer.rs", monotonic), 0);
     }
 
     #[test]

@@ -56,6 +56,11 @@ impl QueuePair {
         self.rq.len()
     }
 
+    /// Returns `true` if a Terminate is to be sent that is in no plan yet.
+    pub const fn owes_terminate(&self) -> bool {
+        self.life.has_terminate()
+    }
+
     /// Returns `true` if the stream is being ended, by either side or by an error, and is not gone.
     pub const fn is_ending(&self) -> bool {
         self.life.is_ending()

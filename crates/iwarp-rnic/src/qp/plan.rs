@@ -218,6 +218,12 @@ impl TxPlan {
         self.bytes == 0
     }
 
+    /// Returns `true` if it has a Terminate that is not written to its end.
+    pub fn has_terminate(&self) -> bool {
+        let left = self.milestones.as_slice().get(self.next_milestone..);
+        left.is_some_and(|left| left.iter().any(|(_, what)| *what == Milestone::Terminate))
+    }
+
     /// Empties it for the next use.
     pub fn clear(&mut self) {
         debug_assert!(self.users.is_empty(), "a write has not been released");
@@ -357,14 +363,38 @@ impl TxPlan {
         &'t mut self,
         memory: &'t MemoryTable<M>,
         who: Accessor,
-        mut most: usize,
+        most: usize,
+        visit: impl FnMut(Run<'t>),
+    ) -> Result<(), AccessError> {
+        let together = self.together();
+        self.visit(memory, who, (together, most), visit)
+    }
+
+    /// As [`runs`](Self::runs), for all unwritten octets, in any number of runs.
+    pub fn all_runs<'t, M: Memory>(
+        &'t mut self,
+        memory: &'t MemoryTable<M>,
+        who: Accessor,
+        visit: impl FnMut(Run<'t>),
+    ) -> Result<(), AccessError> {
+        let remaining = self.remaining();
+        self.visit(memory, who, (remaining, usize::MAX), visit)
+    }
+
+    /// Visits the runs of so many unwritten octets, and at most so many runs.
+    #[inline]
+    fn visit<'t, M: Memory>(
+        &'t mut self,
+        memory: &'t MemoryTable<M>,
+        who: Accessor,
+        (mut left, mut most): (usize, usize),
         mut visit: impl FnMut(Run<'t>),
     ) -> Result<(), AccessError> {
         self.release(memory);
         if most == 0 {
             return Ok(());
         }
-        let (mut left, written) = (self.together(), self.written);
+        let written = self.written;
         let Self {
             scratch,
             pieces,

@@ -5,6 +5,7 @@ use super::events::AsyncEventKind;
 use super::inject::Way;
 use super::linger::{self, Farewell};
 use super::qp::{Guarded, QpInner, Reach, TIMER_LINGER};
+use super::rest::Rest;
 use crate::sys::poller::Interest;
 use iwarp_rnic::qp::{Events, RxInterest, StreamWish};
 use parking_lot::MutexGuard;
@@ -63,7 +64,11 @@ impl QpInner {
             }
             StreamWish::Leave { cut, not_before } => {
                 let not_before = not_before.filter(|_| !cut);
-                after.farewell = Some(Farewell { cut, not_before });
+                after.farewell = Some(Farewell {
+                    cut,
+                    not_before,
+                    rest: Rest::default(),
+                });
                 self.end_link(g, after, cut);
             }
             StreamWish::Abort => {
@@ -186,11 +191,16 @@ impl QpInner {
         let link = {
             let mut g = self.state.lock();
             let g = &mut *g;
+            let rest = Rest::take(self, g, &mut after);
             g.conn.stalled = None;
             // A plan that is not written to its end may be in the hands of the thread that was waited for in vain.
             g.machine.leave(&mut DriveHost::new(self, &mut after));
             let farewell = match g.machine.stream_wish() {
-                StreamWish::Leave { cut, not_before } => Farewell { cut, not_before },
+                StreamWish::Leave { cut, not_before } => Farewell {
+                    cut,
+                    not_before,
+                    rest,
+                },
                 _ => Farewell::default(),
             };
             g.machine.stream_gone(&mut DriveHost::new(self, &mut after));
@@ -204,6 +214,9 @@ impl QpInner {
         let counters = self.counters();
         self.ctx.leave_qp(self.num, &counters);
         self.forget_events();
+        if after.unused {
+            self.ctx.memory_unused();
+        }
         if let Some((link, farewell)) = link {
             linger::leave(self, &link, farewell);
         }

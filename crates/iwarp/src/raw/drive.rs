@@ -5,7 +5,7 @@ mod rx;
 mod tx;
 
 pub(super) use rx::rx;
-pub(super) use tx::tx;
+pub(super) use tx::{take_rest, tx};
 
 use super::after::{After, DriveHost};
 use super::inject::Way;

@@ -9,10 +9,14 @@
 //! sent, and then for a bounded time, which is longer if the peer does not answer at all: what it has sent meanwhile comes when it can be
 //! reached again, and would meet a closed socket. Closing takes nothing else back: the kernel goes on alone.
 //!
+//! Where a Terminate waits for room in the socket, the octets up to its end are kept and sent first ([`Rest`]). They are given up, and the stream is
+//! reset, if the peer's TCP takes nothing for a while, and in any case after some time, because they are memory.
+//!
 //! No listener counts these descriptors, and a peer that drops what is sent to it looks like one that is out of reach. So if they are many, those
 //! that do not answer get no more time than others, and the oldest makes room where a descriptor is needed.
 
 use super::qp::{Link, QpInner, Reach};
+use super::rest::Rest;
 use crate::engine::{Engine, Source};
 use crate::sys::clock::now_ns;
 use crate::sys::exit;
@@ -34,12 +38,14 @@ use std::time::{Duration, Instant};
 pub(super) const MATURITY: Duration = Duration::from_millis(50);
 
 /// How a queue pair leaves its stream.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Default)]
 pub(super) struct Farewell {
     /// The last FPDU was written in part: the peer has to see a reset.
     pub(super) cut: bool,
     /// The end must not be sent earlier.
     pub(super) not_before: Option<Time>,
+    /// What is to be sent before the end; nothing if `cut`.
+    pub(super) rest: Rest,
 }
 
 struct Linger {
@@ -52,6 +58,11 @@ struct Linger {
     /// How long it may if it does not answer, not shorter than that.
     outage: Duration,
     progress: Mutex<Progress>,
+    rest: Mutex<Rest>,
+    /// When it ends whatever the peer's TCP has acknowledged, if there is a rest by then.
+    rest_until: Option<Instant>,
+    /// The end must not be sent yet.
+    early: AtomicBool,
     /// Its end waits.
     waits: AtomicBool,
 }
@@ -78,17 +89,59 @@ impl Linger {
         self.engine.remove(&self.link.stream, self.token);
     }
 
+    /// Returns `true` if the last FPDU that the socket has taken is cut.
+    fn is_cut(&self) -> bool {
+        self.cut || !self.rest.lock().is_empty()
+    }
+
     /// Ends it at once. A stream that is cut needs a reset.
     fn give_up(&self) {
-        if self.cut {
+        if self.is_cut() {
             self.link.stream.abort();
         }
         self.remove();
     }
 
+    /// Sends the rest, and the end behind it. Returns `false` if the connection is broken.
+    fn send_rest(&self) -> bool {
+        let sent = {
+            let mut rest = self.rest.lock();
+            // Reported once more after the end.
+            let was_empty = rest.is_empty();
+            let sent = rest.send(&self.link);
+            if was_empty || (sent.is_ok() && !rest.is_empty()) {
+                return true;
+            }
+            sent
+        };
+        if sent.is_err() {
+            self.remove();
+            return false;
+        }
+        let _ = self
+            .engine
+            .modify(&self.link.stream, self.token, Interest::READ);
+        if !self.early.load(Ordering::SeqCst) {
+            self.shut_down();
+        }
+        true
+    }
+
+    /// Sends the end.
+    fn shut_down(&self) {
+        let _ = self.link.stream.shutdown_write();
+        self.waits_no_more();
+    }
+
     /// Looks how far the peer's TCP has come, and ends it if it is done or makes no progress.
     fn look(&self) {
-        let unacknowledged = self.link.stream.unacknowledged_bytes().unwrap_or(0);
+        let rest = self.rest.lock().len();
+        if rest != 0 && self.rest_until.is_some_and(|until| until <= Instant::now()) {
+            tracing::debug!(rest, "the peer takes too long: its Terminate is dropped");
+            return self.give_up();
+        }
+        let in_socket = self.link.stream.unacknowledged_bytes().unwrap_or(0);
+        let unacknowledged = in_socket + rest as u64;
         if self.cut && unacknowledged == 0 {
             self.link.stream.abort();
             return self.remove();
@@ -114,7 +167,7 @@ impl Linger {
             return;
         }
         drop(progress);
-        if self.cut && reach == Reach::Answers {
+        if self.is_cut() && reach == Reach::Answers {
             // It does not read. One that cannot be reached may be later: the kernel sends what it has then, and the end
             // behind it, which MPA finds in the middle of an FPDU.
             self.link.stream.abort();
@@ -153,6 +206,8 @@ impl Drop for Linger {
 const TIMER_LOOK: u32 = 0;
 const TIMER_SHUTDOWN: u32 = 1;
 
+/// How long the rest is kept at most: so many times as long as the peer's TCP may take nothing.
+const REST_PATIENCES: u32 = 12;
 /// How long the peer may take to close its direction after a queue pair was destroyed.
 const PATIENCE_MAX: Duration = Duration::from_secs(2);
 /// Between looks whether the peer's TCP has everything. Nothing tells that, and a reset is due then.
@@ -203,66 +258,83 @@ pub(super) fn acknowledged(machine: &Machine, link: &Link) -> u64 {
 }
 
 /// Gives a stream up, and ends it in the background.
-pub(super) fn leave(qp: &Arc<QpInner>, link: &Arc<Link>, farewell: Farewell) {
-    let Farewell { cut, not_before } = farewell;
+pub(super) fn leave(qp: &Arc<QpInner>, link: &Arc<Link>, mut farewell: Farewell) {
     link.engine.remove(&link.stream, link.token);
     if link.engine.is_foreign() {
         // In a child of the process whose connection this is, closing the descriptor is the only thing that does not affect the parent.
         return;
     }
-    let wait = not_before
+    if farewell.rest.send(link).is_err() {
+        return;
+    }
+    let Farewell {
+        cut,
+        not_before,
+        rest,
+    } = farewell;
+    let early = not_before
         .map(|at| at.since(Time::from_nanos(now_ns())))
-        .filter(|wait| !cut && !wait.is_zero());
-    if !cut && wait.is_none() {
+        .filter(|early| !cut && !early.is_zero());
+    if !cut && early.is_none() && rest.is_empty() {
         let _ = link.stream.shutdown_write();
         if drained(link) {
             return;
         }
     }
-    let unacknowledged = link.stream.unacknowledged_bytes().unwrap_or(0);
-    if cut && unacknowledged == 0 {
+    if cut && link.stream.unacknowledged_bytes().unwrap_or(0) == 0 {
         return link.stream.abort();
     }
+    stay(qp, link, cut, early, rest);
+}
+
+/// Keeps the descriptor of a stream whose end must not be sent for a time of `early`.
+fn stay(qp: &QpInner, link: &Arc<Link>, cut: bool, early: Option<Duration>, rest: Rest) {
     let engine = Arc::clone(&link.engine);
     let token = engine.token();
     let linger = qp.ctx.config.linger;
-    let patience = if cut {
+    let patience = if cut || !rest.is_empty() {
         linger
     } else {
         linger.min(PATIENCE_MAX)
     };
+    let begin = early.unwrap_or_default();
+    let start = Instant::now() + begin;
     let pause = first_pause(cut, patience);
-    let outage = qp.ctx.config.peer_timeout.unwrap_or_default().max(patience);
-    let begin = wait.unwrap_or_default();
+    let interest = match rest.is_empty() {
+        true => Interest::READ,
+        false => Interest::BOTH,
+    };
+    let in_socket = link.stream.unacknowledged_bytes().unwrap_or(0);
+    let waits = early.is_some() || !rest.is_empty();
     let left = Arc::new(Linger {
         link: Arc::clone(link),
         token,
         engine: Arc::clone(&engine),
         cut,
         patience,
-        outage,
+        outage: qp.ctx.config.peer_timeout.unwrap_or_default().max(patience),
         progress: Mutex::new(Progress {
-            unacknowledged,
-            since: Instant::now() + begin,
+            unacknowledged: in_socket + rest.len() as u64,
+            since: start,
             pause,
         }),
-        waits: AtomicBool::new(wait.is_some()),
+        rest: Mutex::new(rest),
+        rest_until: start.checked_add(patience.saturating_mul(REST_PATIENCES)),
+        early: AtomicBool::new(early.is_some()),
+        waits: AtomicBool::new(waits),
     });
-    if wait.is_some() {
+    if waits {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| exit::at_exit(end_of_process));
         PUT_OFF.fetch_add(1, Ordering::Relaxed);
     }
     remember(&left);
-    if engine
-        .add(&link.stream, token, Interest::READ, left)
-        .is_err()
-    {
+    if engine.add(&link.stream, token, interest, left).is_err() {
         // No thread would look after it: the kernel does the rest.
         return;
     }
-    if wait.is_some() {
-        engine.after(begin, token, TIMER_SHUTDOWN);
+    if let Some(early) = early {
+        engine.after(early, token, TIMER_SHUTDOWN);
     }
     engine.after(begin + pause, token, TIMER_LOOK);
 }
@@ -292,23 +364,33 @@ fn drained(link: &Link) -> bool {
 }
 
 impl Source for Linger {
-    fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
-        if drained(&self.link) {
-            if self.cut {
-                // The peer has ended its direction and reads no more.
-                self.link.stream.abort();
+    fn ready(self: Arc<Self>, readable: bool, writable: bool, broken: bool) -> bool {
+        if writable && !self.send_rest() {
+            return true;
+        }
+        if readable && drained(&self.link) {
+            if !broken && !self.rest.lock().is_empty() {
+                // The peer has closed its direction only, and may read on. That it has would be reported all the time.
+                let _ = self
+                    .engine
+                    .modify(&self.link.stream, self.token, Interest::WRITE);
+                return true;
             }
-            self.remove();
+            // If the stream is cut, the peer reads no more.
+            self.give_up();
         }
         true
     }
 
     fn timer(self: Arc<Self>, kind: u32) {
-        if kind == TIMER_SHUTDOWN {
-            let _ = self.link.stream.shutdown_write();
-            self.waits_no_more();
-        } else {
-            self.look();
+        if kind != TIMER_SHUTDOWN {
+            return self.look();
+        }
+        // Before the look at the rest: the thread that sends the last of it looks at this afterwards.
+        self.early.store(false, Ordering::SeqCst);
+        let is_sent = self.rest.lock().is_empty();
+        if is_sent {
+            self.shut_down();
         }
     }
 }

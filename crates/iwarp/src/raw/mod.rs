@@ -25,6 +25,7 @@ mod peer;
 mod pool;
 mod qp;
 pub(crate) mod report;
+mod rest;
 mod retry;
 mod silence;
 mod source;

@@ -15,6 +15,7 @@ use super::drive;
 use super::inject::QpFaults;
 use super::late::Late;
 use super::link_state::LinkState;
+use super::rest::Rest;
 use super::retry::Retry;
 use super::silence::{self, Silence};
 use super::source::{Answered, Moved};
@@ -437,10 +438,15 @@ impl QueuePair {
         let mut after = After::default();
         let result = {
             let mut g = self.inner.state.lock();
+            // ERR leaves it to the queue pair.
+            let rest = (to == State::Reset).then(|| Rest::take(&self.inner, &mut g, &mut after));
             let result = g
                 .machine
                 .modify(to, &mut DriveHost::new(&self.inner, &mut after));
             self.inner.settle(&mut g, &mut after);
+            if let Some(farewell) = &mut after.farewell {
+                farewell.rest = rest.unwrap_or_default();
+            }
             if to == State::Reset {
                 self.inner.late.forget();
                 g.life += 1;

@@ -43,7 +43,6 @@ impl Interest {
         writable: true,
     };
     /// Both.
-    #[cfg(test)]
     pub(crate) const BOTH: Self = Self {
         readable: true,
         writable: true,

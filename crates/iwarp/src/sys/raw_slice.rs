@@ -103,6 +103,35 @@ impl RawSlice {
         }
     }
 
+    /// Appends the range to `out`. Returns `false`, and appends nothing, if it is not mapped, or if the kernel does not copy for this process.
+    ///
+    /// # Safety
+    /// The caller has the right to have the range read for the length of the call. It may change meanwhile.
+    pub(crate) unsafe fn append_if_mapped(&self, out: &mut Vec<u8>) -> bool {
+        let before = out.len();
+        out.resize(before + self.len, 0);
+        let to = Self::of_mut(&mut out[before..]);
+        let mut done = 0;
+        while done < self.len {
+            let (local, remote) = (to.after(done), self.after(done));
+            // SAFETY: both have the layout of `iovec`. The kernel writes to `out` only, which is borrowed, and looks itself whether the
+            // range, which the caller lets it read, is mapped.
+            let copied = unsafe {
+                let local = (&raw const local).cast::<libc::iovec>();
+                let remote = (&raw const remote).cast::<libc::iovec>();
+                libc::process_vm_readv(libc::getpid(), local, 1, remote, 1, 0)
+            };
+            match usize::try_from(copied) {
+                Ok(copied @ 1..) => done += copied,
+                _ => {
+                    out.truncate(before);
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
     /// Appends at most `limit` octets of the range to `out`, and returns how many.
     ///
     /// # Safety
@@ -148,5 +177,18 @@ mod tests {
             assert_eq!(RawSlice::new(0, 0).append_to(&mut out, 9), 0);
         }
         assert_eq!(out, b">octoctets");
+    }
+
+    #[test]
+    fn appends_what_is_mapped() {
+        let source = *b"octets";
+        let mut out = vec![b'>'];
+        // SAFETY: `source` lives on. The kernel does not read at address 1.
+        unsafe {
+            assert!(RawSlice::of(&source).append_if_mapped(&mut out));
+            assert!(!RawSlice::new(1, 3).append_if_mapped(&mut out));
+            assert!(RawSlice::new(1, 0).append_if_mapped(&mut out));
+        }
+        assert_eq!(out, b">octets");
     }
 }

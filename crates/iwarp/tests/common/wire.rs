@@ -13,7 +13,7 @@ use iwarp_proto::mpa::startup::{
 };
 use iwarp_proto::rdmap::{AtomicOp, AtomicRequest, Opcode, ReadRequest, Terminate, TerminateCode};
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 /// The content of an MPA request or reply frame.
@@ -393,7 +393,12 @@ pub fn initiator(server: &Server, hello: &Hello) -> (Wire, End) {
 
 /// Connects `end` to a hand-written responder, which answers with `hello` and reads the RTR message.
 pub fn responder(end: &End, hello: &Hello) -> Wire {
-    let listener = std::net::TcpListener::bind(SocketAddr::new(super::V4, 0)).unwrap();
+    let listener = TcpListener::bind(SocketAddr::new(super::V4, 0)).unwrap();
+    responder_at(&listener, end, hello)
+}
+
+/// As [`responder`], with a listener whose options the connection has.
+pub fn responder_at(listener: &TcpListener, end: &End, hello: &Hello) -> Wire {
     end.connect(listener.local_addr().unwrap(), b"");
     let mut wire = Wire::new(listener.accept().unwrap().0);
     wire.read_hello(FrameKind::Request);

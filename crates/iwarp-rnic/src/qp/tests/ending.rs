@@ -7,6 +7,7 @@ use iwarp_proto::ddp::Stag;
 use iwarp_proto::rdmap::{Immediate, Opcode, ReadRequest, TerminateCode as Code};
 use std::format;
 use std::string::String;
+use std::vec::Vec;
 
 const READ: SendOp = SendOp::Read {
     remote_addr: 0,
@@ -544,4 +545,44 @@ fn a_reset_forgets_the_message_in_progress() {
         rig.qp.modify(to, &mut rig.host).unwrap();
     }
     assert_eq!(rig.qp.take_events(), Events::SQ_DRAINED);
+}
+
+/// A driver whose queue pair goes away sends these octets itself. They are those that would have been sent in any case.
+#[test]
+fn the_rest_of_a_stream_with_its_terminate() {
+    let mut rig = Rig::new();
+    let src = rig.mr(100_000, ALL);
+    rig.post(1, SendOp::Send, &[src.sge()]);
+    assert_eq!(rig.fill(), TxFill::Ready);
+    let begin = rig.write_some(5000);
+    assert!(rig.qp.has_unwritten() && !rig.plan.has_terminate());
+    assert!(!rig.qp.owes_terminate());
+    let wrong = tagged(Opcode::WRITE, 0x1234_5678, 0, true, b"octets");
+    let _ = rig.rx_ulpdu(&wrong);
+    assert!(rig.qp.owes_terminate() && !rig.plan.has_terminate());
+    let mut rest = Vec::new();
+    for terminate in [false, true] {
+        if terminate {
+            assert_eq!(rig.fill(), TxFill::Ready);
+        }
+        assert_eq!(rig.plan.has_terminate(), terminate);
+        assert!(!terminate || !rig.qp.owes_terminate());
+        let remaining = rig.plan.remaining();
+        let octets = rig.all_unwritten();
+        assert_eq!(octets.len(), remaining);
+        rest.extend(octets);
+        rig.qp.tx_written(&mut rig.plan, remaining, &mut rig.host);
+    }
+    assert!(!rig.plan.has_terminate() && !rig.qp.has_unwritten());
+    assert_eq!(rig.qp.counters().terminates_sent, 1);
+    assert_eq!(rig.qp.stream_wish(), StreamWish::ShutdownWrite);
+    let mut other = Rig::new();
+    let src = other.mr(100_000, ALL);
+    other.post(1, SendOp::Send, &[src.sge()]);
+    assert_eq!(other.fill(), TxFill::Ready);
+    let mut whole = other.write_some(5000);
+    assert_eq!(whole, begin);
+    let _ = other.rx_ulpdu(&wrong);
+    whole.extend(other.octets_out());
+    assert_eq!(whole[begin.len()..], rest);
 }

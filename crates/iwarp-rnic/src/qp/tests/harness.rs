@@ -282,6 +282,20 @@ impl Rig {
         assert!(runs == most || total == together, "{total} of {together}");
     }
 
+    /// The octets of all runs of the plan, which are not written by that.
+    pub(super) fn all_unwritten(&mut self) -> Vec<u8> {
+        let (who, mut all) = (self.qp.accessor(), Vec::new());
+        let visit = |run: Run<'_>| {
+            // SAFETY: the octets are readable until the plan changes.
+            let octets =
+                unsafe { core::slice::from_raw_parts(run.fragment.as_ptr(), run.fragment.len()) };
+            all.extend_from_slice(octets);
+        };
+        self.plan.all_runs(&self.table, who, visit).unwrap();
+        self.plan.release(&self.table);
+        all
+    }
+
     /// Everything that it sends now, as octets.
     pub(super) fn octets_out(&mut self) -> Vec<u8> {
         let mut all = Vec::new();

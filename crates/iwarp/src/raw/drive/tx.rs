@@ -14,7 +14,7 @@ use super::broken;
 use crate::crc::crc32c;
 use crate::sys::raw_slice::RawSlice;
 use iwarp_rnic::memory::MemoryTable;
-use iwarp_rnic::qp::{Env, TxFill, TxPlan};
+use iwarp_rnic::qp::{Env, RunKind, TxFill, TxPlan};
 use parking_lot::{MutexGuard, RwLockReadGuard};
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
@@ -134,6 +134,63 @@ fn fill(
     };
     pool::give_tx(plan);
     filled
+}
+
+/// Takes what is left to send when the queue pair ends in error: the rest of a plan that the socket took in part, and the Terminate behind it. For the
+/// state machine all of it is written. Returns `None` if it cannot be copied; then the stream is cut where it is.
+pub(in super::super) fn take_rest(
+    qp: &Arc<QpInner>,
+    g: &mut Guarded,
+    after: &mut After,
+) -> Option<Vec<u8>> {
+    let link = g.link.clone()?;
+    let memory = qp.ctx.memory.read();
+    let mut rest = Vec::new();
+    if let Some(plan) = g.conn.stalled.take() {
+        take_plan(qp, g, plan, &memory, &mut rest, after)?;
+    }
+    if g.machine.owes_terminate()
+        && let Filled::Ready(plan) = fill(qp, g, &link, &memory, after)
+    {
+        take_plan(qp, g, plan, &memory, &mut rest, after)?;
+    }
+    after.unused |= memory.take_unused();
+    Some(rest)
+}
+
+/// Appends the unwritten octets of a plan to `rest`.
+fn take_plan(
+    qp: &Arc<QpInner>,
+    g: &mut Guarded,
+    mut plan: Box<TxPlan>,
+    memory: &MemoryTable,
+    rest: &mut Vec<u8>,
+    after: &mut After,
+) -> Option<()> {
+    let remaining = plan.remaining();
+    rest.try_reserve_exact(remaining).ok()?;
+    let mut mapped = true;
+    let resolved = plan.all_runs(memory, g.machine.accessor(), |run| {
+        let octets = RawSlice::of_fragment(&run.fragment);
+        mapped &= match run.kind {
+            RunKind::Scratch => {
+                // SAFETY: the scratch is a part of `plan`, which is ours.
+                unsafe { octets.append_to(rest, octets.len()) };
+                true
+            }
+            // A program that unmaps registered memory breaks its promise, but while its octets are sent that does not end the process.
+            // SAFETY: the module's invariant; `memory` is locked.
+            RunKind::Memory => unsafe { octets.append_if_mapped(rest) },
+        };
+    });
+    plan.release(memory);
+    let taken = resolved.is_ok() && mapped;
+    if taken {
+        let mut host = DriveHost::new(qp, after);
+        g.machine.tx_written(&mut plan, remaining, &mut host);
+    }
+    pool::give_tx(plan);
+    taken.then_some(())
 }
 
 /// Hands a plan to the socket, and accounts for what it took. Returns `false` if nothing more can be written now. `begins`: nothing of the

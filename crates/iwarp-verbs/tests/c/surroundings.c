@@ -1,0 +1,263 @@
+/* A process in surroundings that are not the usual ones, or that change: threads with small stacks, a sandbox that refuses system calls, a thread
+ * that moves to another network namespace, and an address that goes away while connections use it. */
+#define _GNU_SOURCE
+#include <limits.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <net/if.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stddef.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "life.h"
+
+enum { SMALL_STACK = 64 * 1024 };
+
+static void *serve(void *p)
+{
+	struct peer *peer = p;
+
+	take_connection(peer);
+	for (int i = 0; i < 20; i++)
+		exchange_words(peer, "pong", "ping");
+	rdma_ack_cm_event(next_event(peer, RDMA_CM_EVENT_DISCONNECTED));
+	end_connection(peer);
+	return NULL;
+}
+
+static void *ask(void *p)
+{
+	struct peer *peer = p;
+
+	for (int i = 0; i < 20; i++)
+		exchange_words(peer, "ping", "pong");
+	CODE(0, rdma_disconnect(peer->id));
+	rdma_ack_cm_event(next_event(peer, RDMA_CM_EVENT_DISCONNECTED));
+	end_connection(peer);
+	return NULL;
+}
+
+static int port;
+
+static void *reach_and_ask(void *p)
+{
+	reach(p, port);
+	return ask(p);
+}
+
+/* A connection between two threads with stacks of this size. The threads also load and start all of the library. */
+static void connect_on_stacks(size_t size)
+{
+	static struct peer server, client;
+	pthread_t threads[2];
+	pthread_attr_t attr;
+
+	memset(&server, 0, sizeof(server));
+	memset(&client, 0, sizeof(client));
+	port = serve_on(&server);
+	NEED(pthread_attr_init(&attr) == 0 && pthread_attr_setstacksize(&attr, size) == 0);
+	NEED(pthread_create(&threads[0], &attr, serve, &server) == 0);
+	NEED(pthread_create(&threads[1], &attr, reach_and_ask, &client) == 0);
+	for (int i = 0; i < 2; i++)
+		NEED(pthread_join(threads[i], NULL) == 0);
+	pthread_attr_destroy(&attr);
+}
+
+/* Runs `body` in a child, and counts its checks. */
+static void in_child(void (*body)(void))
+{
+	int status = 0, counts[2] = { 0 }, pipes[2];
+	pid_t child;
+
+	NEED(pipe(pipes) == 0);
+	fflush(stdout);
+	child = fork();
+	NEED(child >= 0);
+	if (child == 0) {
+		checks = failures = 0;
+		body();
+		counts[0] = checks;
+		counts[1] = failures;
+		NEED(write(pipes[1], counts, sizeof(counts)) == sizeof(counts));
+		exit(0);
+	}
+	close(pipes[1]);
+	CHECK(read(pipes[0], counts, sizeof(counts)) == sizeof(counts));
+	close(pipes[0]);
+	NEED(waitpid(child, &status, 0) == child);
+	CODE(0, status);
+	checks += counts[0];
+	failures += counts[1];
+}
+
+static void small_stacks(void)
+{
+	connect_on_stacks(SMALL_STACK);
+	connect_on_stacks(SMALL_STACK);
+}
+
+/* System calls that sandboxes refuse, and that the library or its parts may try. */
+static const int refused[] = {
+	SYS_io_uring_setup, SYS_io_uring_enter, SYS_io_uring_register, SYS_sched_yield, SYS_sched_getaffinity, SYS_sched_setaffinity,
+	SYS_sched_getscheduler, SYS_sched_setscheduler, SYS_sched_getparam, SYS_sched_setparam, SYS_sched_setattr, SYS_sched_getattr,
+	SYS_userfaultfd, SYS_pidfd_open, SYS_pidfd_send_signal, SYS_process_vm_readv, SYS_process_vm_writev, SYS_membarrier,
+	SYS_get_mempolicy, SYS_mbind, SYS_perf_event_open, SYS_bpf, SYS_getcpu, SYS_epoll_pwait2, SYS_memfd_create, SYS_ptrace,
+	SYS_kcmp, SYS_setpriority, SYS_mlock, SYS_mlock2, SYS_timerfd_create, SYS_getrusage,
+};
+
+enum { REFUSED = sizeof(refused) / sizeof(refused[0]) };
+
+/* From now on these calls fail with `error` in this thread, and in those that it starts. */
+static void enter_sandbox(int error)
+{
+	struct sock_filter filter[REFUSED + 3];
+	struct sock_fprog program = { .len = REFUSED + 3, .filter = filter };
+
+	filter[0] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
+	for (int i = 0; i < REFUSED; i++)
+		filter[1 + i] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)refused[i], (unsigned char)(REFUSED - i), 0);
+	filter[REFUSED + 1] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+	filter[REFUSED + 2] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (unsigned)error);
+	NEED(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+	NEED(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+	MINUS_ONE(error, (int)syscall(SYS_sched_yield));
+	MINUS_ONE(error, (int)syscall(SYS_getrusage, 0, NULL));
+}
+
+static void sandbox_eperm(void)
+{
+	enter_sandbox(EPERM);
+	connect_on_stacks(1 << 20);
+}
+
+static void sandbox_enosys(void)
+{
+	enter_sandbox(ENOSYS);
+	connect_on_stacks(1 << 20);
+}
+
+/* Gives an interface of this thread's network namespace an address, or only brings it up. Without an address, and with `up` zero, an alias goes. */
+static void set_interface(const char *name, const char *address, int up)
+{
+	struct ifreq request = { 0 };
+	int fd = socket(AF_INET, SOCK_DGRAM, 0);
+
+	NEED(fd >= 0);
+	strcpy(request.ifr_name, name);
+	if (address) {
+		struct sockaddr_in at = { .sin_family = AF_INET };
+
+		NEED(inet_pton(AF_INET, address, &at.sin_addr) == 1);
+		memcpy(&request.ifr_addr, &at, sizeof(at));
+		NEED(ioctl(fd, SIOCSIFADDR, &request) == 0);
+	}
+	memset(&request.ifr_ifru, 0, sizeof(request.ifr_ifru));
+	request.ifr_flags = up ? IFF_UP | IFF_RUNNING : 0;
+	NEED(ioctl(fd, SIOCSIFFLAGS, &request) == 0);
+	close(fd);
+}
+
+/* Moves to a network namespace of its own, where it may change addresses. Returns 0 where that is not allowed. */
+static int own_network(void)
+{
+	uid_t uid = getuid();
+	char map[40];
+	int fd;
+
+	if (unshare(uid ? CLONE_NEWUSER | CLONE_NEWNET : CLONE_NEWNET) != 0) {
+		fprintf(stderr, "skipped: no network namespace: %s\n", strerror(errno));
+		return 0;
+	}
+	if (uid) {
+		fd = open("/proc/self/uid_map", O_WRONLY);
+		snprintf(map, sizeof(map), "0 %u 1\n", (unsigned)uid);
+		NEED(fd >= 0 && write(fd, map, strlen(map)) == (ssize_t)strlen(map));
+		close(fd);
+	}
+	set_interface("lo", NULL, 1);
+	return 1;
+}
+
+static void *serve_three(void *p)
+{
+	struct peer *peer = p, second = { 0 };
+
+	take_connection(peer);
+	for (int i = 0; i < 3; i++)
+		exchange_words(peer, "pong", "ping");
+	/* The listener is still in the namespace of its socket. */
+	second.channel = peer->channel;
+	take_connection(&second);
+	exchange_words(&second, "pong", "ping");
+	rdma_ack_cm_event(next_event(peer, RDMA_CM_EVENT_DISCONNECTED));
+	rdma_ack_cm_event(next_event(peer, RDMA_CM_EVENT_DISCONNECTED));
+	second.channel = rdma_create_event_channel();
+	end_connection(&second);
+	end_connection(peer);
+	return NULL;
+}
+
+/* Connections go on when a thread that uses them moves to another network namespace. There it reaches nobody, and after its return everybody. */
+static void move_to_another_network(void)
+{
+	static struct peer server, client, later;
+	struct sockaddr_in at = { .sin_family = AF_INET };
+	struct rdma_cm_id *lost;
+	pthread_t thread;
+	int first;
+
+	if (!own_network())
+		return;
+	port = serve_on(&server);
+	NEED(pthread_create(&thread, NULL, serve_three, &server) == 0);
+	reach(&client, port);
+	exchange_words(&client, "ping", "pong");
+	first = open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC);
+	NEED(first >= 0 && unshare(CLONE_NEWNET) == 0);
+	exchange_words(&client, "ping", "pong");
+
+	/* Nothing is up here. The attempt ends, by a call that fails or by an event. */
+	at.sin_port = htons((uint16_t)port);
+	at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	NEED(rdma_create_id(client.channel, &lost, NULL, RDMA_PS_TCP) == 0);
+	if (rdma_resolve_addr(lost, NULL, (struct sockaddr *)&at, 2000) == 0) {
+		struct rdma_cm_event *event;
+
+		NEED(rdma_get_cm_event(client.channel, &event) == 0);
+		CHECK(event->event == RDMA_CM_EVENT_ADDR_ERROR && event->status != 0);
+		rdma_ack_cm_event(event);
+	} else {
+		CHECK(errno == ENODEV || errno == ENETUNREACH || errno == EADDRNOTAVAIL || errno == EHOSTUNREACH);
+	}
+	CODE(0, rdma_destroy_id(lost));
+	exchange_words(&client, "ping", "pong");
+
+	NEED(setns(first, CLONE_NEWNET) == 0);
+	close(first);
+	reach(&later, port);
+	exchange_words(&later, "ping", "pong");
+	CODE(0, rdma_disconnect(later.id));
+	CODE(0, rdma_disconnect(client.id));
+	rdma_ack_cm_event(next_event(&later, RDMA_CM_EVENT_DISCONNECTED));
+	rdma_ack_cm_event(next_event(&client, RDMA_CM_EVENT_DISCONNECTED));
+	end_connection(&later);
+	end_connection(&client);
+	NEED(pthread_join(thread, NULL) == 0);
+}
+
+int main(void)
+{
+	in_child(small_stacks);
+	in_child(sandbox_eperm);
+	in_child(sandbox_enosys);
+	in_child(move_to_another_network);
+	small_stacks();
+	return result();
+}
