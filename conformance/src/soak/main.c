@@ -163,6 +163,7 @@ int main(int argc, char **argv)
 		busy += connection_events();
 		asynchronous_events();
 		busy += reap();
+		judge();
 		commands();
 		for (int i = 0; i < PLACES; i++)
 			if (pairs[i].state == LIVE)

@@ -435,7 +435,8 @@ static void failed(struct pair *p, const struct ibv_wc *wc)
 	default:
 		wrong("connection %d: a %s fails: %s", p->index, what[wc->wr_id >> 56], ibv_wc_status_str(wc->status));
 	}
-	lose(p, ibv_wc_status_str(wc->status));
+	if (!p->failure)
+		p->failure = ibv_wc_status_str(wc->status);
 }
 
 static void take_completion(const struct ibv_wc *wc)
@@ -480,4 +481,22 @@ int reap(void)
 		all += n;
 	}
 	return all;
+}
+
+void judge(void)
+{
+	int some = 0;
+
+	for (int i = 0; i < PLACES; i++)
+		some |= pairs[i].state >= CONNECTING && pairs[i].failure;
+	/* The requests of a failed connection complete in another queue than its receives, so some successes may not have been read yet. */
+	while (some && reap())
+		;
+	for (int i = 0; some && i < PLACES; i++) {
+		const char *why = pairs[i].failure;
+
+		pairs[i].failure = NULL;
+		if (why && pairs[i].state >= CONNECTING)
+			lose(&pairs[i], why);
+	}
 }

@@ -74,6 +74,7 @@ struct pair {
 	uint32_t window_key; /* of the window that the peer may write to */
 	int window_open;
 	uint32_t offer; /* a window of the peer's that we have not used yet */
+	const char *failure; /* a completion says so, and the connection is not lost yet */
 	uint64_t since; /* milliseconds, when it came into this state */
 };
 
@@ -106,6 +107,7 @@ int idle(const struct pair *p); /* nothing posted, and all messages acknowledged
 void say_farewell(struct pair *p);
 void post_shared(int place);
 int reap(void); /* takes completions; returns how many */
+void judge(void); /* loses the connections whose completions have said that they failed */
 
 /* connections.c */
 int open_common(struct ibv_context *verbs);

@@ -11,17 +11,27 @@ use iwarp_rnic::qp::{Events, RxInterest, StreamWish};
 use parking_lot::MutexGuard;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
-/// How often a thread that ends a connection yields to the thread that reads or writes for it.
-const TURNS: u32 = 10_000;
+/// How often a thread that ends a connection yields to the thread that reads or writes for it, before it sleeps between two looks.
+const TURNS: u32 = 1000;
+/// How long it sleeps.
+const NAP: Duration = Duration::from_micros(200);
+/// It waits no longer: the other thread may be stuck in a page fault on the program's memory.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Drives a direction of a socket, which returns `false` while another thread does. Reading and writing never block, so this waits only for the
-/// other thread's turn on a processor.
+/// other thread's turn on a processor, which comes late on a busy machine.
 fn in_turn(drive: impl Fn() -> bool) {
     let mut turns = 0;
-    while !drive() && turns < TURNS {
-        turns += 1;
-        std::thread::yield_now();
+    let begin = Instant::now();
+    while !drive() && begin.elapsed() < PATIENCE {
+        if turns < TURNS {
+            turns += 1;
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep(NAP);
+        }
     }
 }
 
@@ -295,5 +305,27 @@ impl Drop for QpInner {
             let counters = *self.state.get_mut().machine.counters();
             self.ctx.leave_qp(self.num, &counters);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    /// Where no other thread wants this processor, yields end at once, however long the other one waits for its own.
+    #[test]
+    fn a_thread_that_has_no_processor_is_waited_for() {
+        let (begin, driven) = (Instant::now(), Cell::new(false));
+        in_turn(|| {
+            driven.set(begin.elapsed() > Duration::from_millis(300));
+            driven.get()
+        });
+        assert!(driven.get());
+    }
+
+    #[test]
+    fn a_thread_that_never_comes_back_is_not_waited_for() {
+        in_turn(|| false);
     }
 }
