@@ -302,7 +302,7 @@ mod models {
     #[test]
     fn loom_lease_pause_costs_credit() {
         growth_model(|lease, now| {
-            lease.drive(now, 0, || 0);
+            lease.drive(now, 0, |_| 0);
         });
     }
 
