@@ -76,16 +76,14 @@ impl Writer {
         })
     }
 
-    /// Sends what the socket takes.
+    /// Sends the rest of a piece, as much as the socket takes. Then it is the next peer's turn.
     fn write(&mut self) -> Result<()> {
-        loop {
-            match send(&self.stream, &self.piece[self.sent..], SendFlags::NOSIGNAL) {
-                Ok(n) => self.sent = (self.sent + n) % self.piece.len(),
-                Err(Errno::AGAIN) => return Ok(()),
-                Err(Errno::INTR) => {}
-                Err(e) => return Err(e).context("the target has ended the connection"),
-            }
+        match send(&self.stream, &self.piece[self.sent..], SendFlags::NOSIGNAL) {
+            Ok(n) => self.sent = (self.sent + n) % self.piece.len(),
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(e) => return Err(e).context("the target has ended the connection"),
         }
+        Ok(())
     }
 }
 
@@ -128,6 +126,10 @@ pub(crate) fn measure(a: &CrowdArgs) -> Result<Value> {
     let begin = Instant::now();
     crowd(&epoll, &mut writers, time)?;
     let (after, elapsed) = (ask(&mut target)?, begin.elapsed());
+    target.say("end")?;
+    if target.report()?.get("written") != Some(&json!(true)) {
+        bail!("what was written is not there");
+    }
     let more = |name| peer::number(&after, name) - peer::number(&before, name);
     let us = elapsed.as_secs_f64() * 1e6;
     Ok(json!({
@@ -190,8 +192,7 @@ pub(crate) fn peer(a: &CrowdArgs) -> Result<Value> {
     }
     let mut first = vec![0; a.size];
     memory.read_at(0, &mut first)?;
-    if first.iter().any(|octet| *octet != 0x5a) {
-        bail!("what was written is not there");
-    }
+    let written = first.iter().all(|octet| *octet == 0x5a);
+    peer::tell(json!({ "written": written }))?;
     Ok(json!({}))
 }

@@ -107,7 +107,8 @@ pub struct Config {
     /// closes, too (`IWARP_LINGER_MS`; default 5000 ms). If the peer does not answer at all, [`peer_timeout`](Self::peer_timeout)
     /// holds instead if it is longer, unless more than a quarter of the process's descriptors are of connections that their queue
     /// pairs have left. If a listener lacks a descriptor, the oldest of these is closed at once. Afterwards the descriptor is
-    /// closed, and the kernel delivers the rest alone. Only a peer that answers, and does not read the rest of an FPDU, is reset.
+    /// closed, and the kernel delivers the rest alone. Only a peer that answers, and does not read the rest of an FPDU, is reset, and one
+    /// that takes more than about 12 times this time to make room for a Terminate.
     pub linger: Duration,
     /// How long a peer may be silent (`IWARP_PEER_TIMEOUT_S`; default 60 s; whole seconds, at most 32,767). If it answers neither
     /// keep-alive probes nor what was sent for about this time, the connection ends as if it had broken: after one and a half

@@ -1,5 +1,5 @@
-/* A process in surroundings that are not the usual ones, or that change: threads with small stacks, a sandbox that refuses system calls, a thread
- * that moves to another network namespace, and an address that goes away while connections use it. */
+/* A process in surroundings that are not the usual ones, or that change: threads with small stacks, a sandbox that refuses system calls, and a
+ * thread that moves to another network namespace. */
 #define _GNU_SOURCE
 #include <limits.h>
 #include <linux/audit.h>
@@ -143,28 +143,17 @@ static void sandbox_enosys(void)
 	connect_on_stacks(1 << 20);
 }
 
-/* Gives an interface of this thread's network namespace an address, or only brings it up. Without an address, and with `up` zero, an alias goes. */
-static void set_interface(const char *name, const char *address, int up)
+/* Brings the loopback interface of this thread's network namespace up. */
+static void bring_up_loopback(void)
 {
-	struct ifreq request = { 0 };
+	struct ifreq request = { .ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING };
 	int fd = socket(AF_INET, SOCK_DGRAM, 0);
 
-	NEED(fd >= 0);
-	strcpy(request.ifr_name, name);
-	if (address) {
-		struct sockaddr_in at = { .sin_family = AF_INET };
-
-		NEED(inet_pton(AF_INET, address, &at.sin_addr) == 1);
-		memcpy(&request.ifr_addr, &at, sizeof(at));
-		NEED(ioctl(fd, SIOCSIFADDR, &request) == 0);
-	}
-	memset(&request.ifr_ifru, 0, sizeof(request.ifr_ifru));
-	request.ifr_flags = up ? IFF_UP | IFF_RUNNING : 0;
-	NEED(ioctl(fd, SIOCSIFFLAGS, &request) == 0);
+	NEED(fd >= 0 && ioctl(fd, SIOCSIFFLAGS, &request) == 0);
 	close(fd);
 }
 
-/* Moves to a network namespace of its own, where it may change addresses. Returns 0 where that is not allowed. */
+/* Moves to a network namespace of its own. Returns 0 where that is not allowed. */
 static int own_network(void)
 {
 	uid_t uid = getuid();
@@ -181,7 +170,7 @@ static int own_network(void)
 		NEED(fd >= 0 && write(fd, map, strlen(map)) == (ssize_t)strlen(map));
 		close(fd);
 	}
-	set_interface("lo", NULL, 1);
+	bring_up_loopback();
 	return 1;
 }
 

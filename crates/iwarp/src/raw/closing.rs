@@ -7,7 +7,7 @@ use super::linger::{self, Farewell};
 use super::qp::{Guarded, QpInner, Reach, TIMER_LINGER};
 use super::rest::Rest;
 use crate::sys::poller::Interest;
-use iwarp_rnic::qp::{Events, RxInterest, StreamWish};
+use iwarp_rnic::qp::{Events, RxInterest, State, StreamWish};
 use parking_lot::MutexGuard;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,8 +17,9 @@ use std::time::{Duration, Instant};
 const TURNS: u32 = 1000;
 /// How long it sleeps.
 const NAP: Duration = Duration::from_micros(200);
-/// It waits no longer: the other thread may be stuck in a page fault on the program's memory.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// It waits no longer: the other thread may be stuck in a page fault on the program's memory, or may be this one, which has called a waker of the
+/// program.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Drives a direction of a socket, which returns `false` while another thread does. Reading and writing never block, so this waits only for the
 /// other thread's turn on a processor, which comes late on a busy machine.
@@ -239,7 +240,7 @@ impl QpInner {
     /// Prepares a queue pair whose peer is known by number for the end of its connection, which a change of state or its destruction is
     /// about to bring: it takes what has arrived, which may be the answers to its requests, and tells the peer which messages have
     /// arrived. Does nothing to other queue pairs. If `then_silent`, no request starts afterwards.
-    pub(super) fn take_leave(self: &Arc<Self>, then_silent: bool) {
+    fn take_leave(self: &Arc<Self>, then_silent: bool) {
         let ends_by_number = {
             let g = self.state.lock();
             let ours = g.link.as_ref().is_some_and(|l| !l.engine.is_foreign());
@@ -250,6 +251,29 @@ impl QpInner {
         }
         in_turn(|| self.drive_rx());
         if self.state.lock().machine.say_farewell(then_silent) {
+            in_turn(|| self.drive_tx());
+        }
+    }
+
+    /// The state is about to be changed by the program. Says what has to be said before the connection ends by that.
+    pub(super) fn prepare_for(self: &Arc<Self>, to: State) {
+        if matches!(to, State::Reset | State::Error) {
+            self.take_leave(true);
+        }
+        if to == State::Reset {
+            self.send_terminate();
+        }
+    }
+
+    /// Sends a Terminate that waits, as far as the socket takes it, and waits for the thread that is sending it: what that has in its hands
+    /// cannot be taken over ([`Rest`]).
+    fn send_terminate(self: &Arc<Self>) {
+        let is_due = {
+            let g = self.state.lock();
+            let ours = g.link.as_ref().is_some_and(|l| !l.engine.is_foreign());
+            ours && g.machine.is_ending()
+        };
+        if is_due {
             in_turn(|| self.drive_tx());
         }
     }
@@ -326,6 +350,8 @@ mod tests {
 
     #[test]
     fn a_thread_that_never_comes_back_is_not_waited_for() {
+        let begin = Instant::now();
         in_turn(|| false);
+        assert!(begin.elapsed() >= PATIENCE);
     }
 }

@@ -106,10 +106,14 @@ impl Linger {
     fn send_rest(&self) -> bool {
         let sent = {
             let mut rest = self.rest.lock();
-            // Reported once more after the end.
+            // Reported once more after the end, which another thread may have sent.
             let was_empty = rest.is_empty();
             let sent = rest.send(&self.link);
-            if was_empty || (sent.is_ok() && !rest.is_empty()) {
+            if sent.is_ok() && !rest.is_empty() {
+                return true;
+            }
+            if was_empty {
+                self.watch_for_end();
                 return true;
             }
             sent
@@ -118,13 +122,18 @@ impl Linger {
             self.remove();
             return false;
         }
-        let _ = self
-            .engine
-            .modify(&self.link.stream, self.token, Interest::READ);
+        self.watch_for_end();
         if !self.early.load(Ordering::SeqCst) {
             self.shut_down();
         }
         true
+    }
+
+    /// There is nothing to send any more. Called with the rest locked or gone, so that no other thread asks for room after this.
+    fn watch_for_end(&self) {
+        let _ = self
+            .engine
+            .modify(&self.link.stream, self.token, Interest::READ);
     }
 
     /// Sends the end.
@@ -329,8 +338,12 @@ fn stay(qp: &QpInner, link: &Arc<Link>, cut: bool, early: Option<Duration>, rest
         PUT_OFF.fetch_add(1, Ordering::Relaxed);
     }
     remember(&left);
-    if engine.add(&link.stream, token, interest, left).is_err() {
-        // No thread would look after it: the kernel does the rest.
+    let source = Arc::clone(&left) as Arc<dyn Source>;
+    if engine.add(&link.stream, token, interest, source).is_err() {
+        // No thread would look after it. The kernel does what is left to do, but must not end the stream in the middle of an FPDU.
+        if left.is_cut() {
+            link.stream.abort();
+        }
         return;
     }
     if let Some(early) = early {
@@ -369,13 +382,15 @@ impl Source for Linger {
             return true;
         }
         if readable && drained(&self.link) {
-            if !broken && !self.rest.lock().is_empty() {
+            let rest = self.rest.lock();
+            if !broken && !rest.is_empty() {
                 // The peer has closed its direction only, and may read on. That it has would be reported all the time.
                 let _ = self
                     .engine
                     .modify(&self.link.stream, self.token, Interest::WRITE);
                 return true;
             }
+            drop(rest);
             // If the stream is cut, the peer reads no more.
             self.give_up();
         }

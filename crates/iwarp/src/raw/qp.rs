@@ -432,9 +432,7 @@ impl QueuePair {
     /// # Errors
     /// [`Error::InvalidState`] if the verbs do not allow the change.
     pub fn modify(&self, to: State) -> Result<()> {
-        if matches!(to, State::Reset | State::Error) {
-            self.inner.take_leave(true);
-        }
+        self.inner.prepare_for(to);
         let mut after = After::default();
         let result = {
             let mut g = self.inner.state.lock();

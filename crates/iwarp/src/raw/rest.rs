@@ -53,7 +53,13 @@ impl Rest {
             tracing::debug!(qp = qp.num, "too many Terminates wait: this one is dropped");
             return Self::default();
         }
-        Self::of(drive::take_rest(qp, g, after).unwrap_or_default())
+        let octets = drive::take_rest(qp, g, after).unwrap_or_default();
+        let flow = g.link.as_ref().and_then(|link| link.flow.as_ref());
+        if let Some(flow) = flow.filter(|_| !octets.is_empty()) {
+            // Recorded now, because the flow ends with the queue pair.
+            flow.sent(&[IoSlice::new(&octets)]);
+        }
+        Self::of(octets)
     }
 
     fn of(octets: Vec<u8>) -> Self {
@@ -78,16 +84,13 @@ impl Rest {
         while !self.is_empty() {
             let octets = &self.octets[self.sent..];
             match link.stream.send(octets) {
-                Ok(n) => {
-                    if let Some(flow) = &link.flow {
-                        flow.sent(&[IoSlice::new(&octets[..n])]);
-                    }
-                    self.sent += n;
-                }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Ok(n) => self.sent += n,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err(error),
             }
         }
+        // Others may keep as much now.
+        *self = Self::default();
         Ok(())
     }
 }

@@ -2,24 +2,16 @@
 //!
 //! No `unsafe`. `CLOCK_MONOTONIC` is read through the vDSO, about 20 ns a call.
 
-use rustix::time::{ClockId, Timespec, clock_gettime};
+use rustix::time::{ClockId, clock_gettime};
 
 /// Nanoseconds since an arbitrary fixed point (usually boot). Never goes back; good for 584 years.
 #[inline]
 pub(crate) fn now_ns() -> u64 {
-    nanoseconds(clock_gettime(ClockId::Monotonic))
-}
-
-/// Nanoseconds for which the calling thread has had a processor. A system call.
-pub(crate) fn processor_time() -> u64 {
-    nanoseconds(clock_gettime(ClockId::ThreadCPUTime))
-}
-
-/// Both fields of these clocks are non-negative, so the casts keep the value.
-fn nanoseconds(time: Timespec) -> u64 {
-    (time.tv_sec as u64)
+    let now = clock_gettime(ClockId::Monotonic);
+    // Both fields are non-negative for this clock, so the casts keep the value.
+    (now.tv_sec as u64)
         .wrapping_mul(1_000_000_000)
-        .wrapping_add(time.tv_nsec as u64)
+        .wrapping_add(now.tv_nsec as u64)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //!
 //! The memory that RDMA moves is registered memory: the application, a peer or the RNIC may write it at any time, so it may never
 //! be seen as `&[u8]`. Invariant: nothing here reads or writes through the address except the `unsafe` functions, whose callers
-//! guarantee that the range is mapped. The layout equals `libc::iovec` (checked at compile time), so a list of slices goes to the kernel as it is.
+//! guarantee that the range is mapped; only one of them asks the kernel. The layout equals `libc::iovec` (checked at compile time), so a list of slices goes to the kernel as it is.
 
 use iwarp_rnic::memory::Fragment;
 use std::mem::{align_of, offset_of, size_of};

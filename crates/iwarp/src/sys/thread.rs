@@ -1,7 +1,7 @@
 //! Threads of the engine. Invariant: they run with every signal blocked, so that the program's handlers
 //! only ever run on its own threads; the mask of the calling thread is as before afterwards.
 
-use crate::sys::clock::{now_ns, processor_time};
+use crate::sys::clock::now_ns;
 use std::cell::Cell;
 use std::io;
 use std::mem::MaybeUninit;
@@ -93,11 +93,11 @@ thread_local! {
 /// came shortly before. 0 if it has slept meanwhile, or if this is the first call: then it is not known how much of the time it was ready to run.
 #[cold]
 pub(crate) fn kept_from_processor(since: u64) -> u64 {
-    let Some(sleeps) = sleeps() else {
+    let at = now_ns();
+    let (Some(sleeps), Some(used)) = (sleeps(), processor_time()) else {
         return 0;
     };
-    let at = now_ns();
-    let idle = at.saturating_sub(processor_time());
+    let idle = at.saturating_sub(used);
     let now = Look { at, idle, sleeps };
     // A thread that is ending has no place to note it.
     let kept = PAST.try_with(|cell| {
@@ -108,6 +108,18 @@ pub(crate) fn kept_from_processor(since: u64) -> u64 {
         kept
     });
     kept.unwrap_or(0)
+}
+
+/// Returns for how many nanoseconds the calling thread has had a processor. A sandbox may refuse to tell.
+fn processor_time() -> Option<u64> {
+    let mut time = MaybeUninit::<libc::timespec>::uninit();
+    // SAFETY: valid to write; the kernel fills it in if the call succeeds.
+    if unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, time.as_mut_ptr()) } != 0 {
+        return None;
+    }
+    // SAFETY: initialised by the successful call above.
+    let time = unsafe { time.assume_init() };
+    Some(time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs())
 }
 
 /// Returns how often the calling thread has slept.

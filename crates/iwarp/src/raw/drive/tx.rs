@@ -154,7 +154,6 @@ pub(in super::super) fn take_rest(
     {
         take_plan(qp, g, plan, &memory, &mut rest, after)?;
     }
-    after.unused |= memory.take_unused();
     Some(rest)
 }
 
@@ -184,6 +183,7 @@ fn take_plan(
         };
     });
     plan.release(memory);
+    after.unused |= memory.take_unused();
     let taken = resolved.is_ok() && mapped;
     if taken {
         let mut host = DriveHost::new(qp, after);
