@@ -424,7 +424,13 @@ fn lying_clients_achieve_nothing() {
         let error = lie(&t, script.clone());
         assert!(error.contains(why), "{script:?} → {error}");
     }
-    // If a reader could free slots that are not in use, the server would overwrite data that it has not read.
+}
+
+/// If a reader could free slots that are not in use, the server would overwrite data that it has not read.
+#[test]
+fn readers_free_only_slots_that_are_in_use() {
+    let t = TempDir::new();
+    std::fs::create_dir_all(t.path("root")).unwrap();
     std::fs::write(t.path("root/g"), data(9000)).unwrap();
     let grant = Grant {
         stag: 1,
@@ -444,7 +450,7 @@ fn lying_clients_achieve_nothing() {
     let error = lie(
         &t,
         vec![
-            first,
+            hello(VERSION),
             get,
             Message::Free { slot: 0 },
             Message::Free { slot: 0 },
@@ -595,7 +601,14 @@ fn nobody_gets_anywhere_without_the_secret() {
         }
         let _ = std::fs::remove_file(t.path("back"));
     }
-    // A client that goes on as if nothing had been asked gets neither a grant nor a file.
+}
+
+/// A client that goes on as if nothing had been asked gets neither a grant nor a file.
+#[test]
+fn who_does_not_prove_that_it_has_the_secret_gets_nothing() {
+    let t = TempDir::new();
+    std::fs::create_dir_all(t.path("root")).unwrap();
+    std::fs::write(t.path("root/f"), data(3000)).unwrap();
     for first in [
         Message::Working,
         Message::Proof { proof: [0; 32] },
@@ -622,7 +635,7 @@ fn nobody_gets_anywhere_without_the_secret() {
         for claims in [true, false] {
             let terms = Terms {
                 writing: Some(Existing::Replace),
-                secret: Some(secret(&t, &good)),
+                secret: Some(secret(&t, b"gggggggggggggggg")),
             };
             let hello = Message::Hello {
                 version: VERSION,
