@@ -4,6 +4,7 @@ mod common;
 
 use common::{End, LIMIT, Mem, V4, Watchdog, alone, config, pair, until};
 use iwarp::{SendOp, WcStatus};
+use rustix::process::{Resource, getrlimit};
 use std::time::Instant;
 
 /// Connections with both ends here: twice as many belong to the process.
@@ -119,6 +120,27 @@ fn one_thread_serves_any_number() {
             connection.client.expect_status(5, WcStatus::Success);
             assert_eq!(connection.theirs.word(1), 5);
         }
+    });
+}
+
+/// Returns for how many descriptors the kernel has room in this process's table.
+fn room_for_descriptors() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let size = status.lines().find_map(|l| l.strip_prefix("FDSize:"));
+    size.unwrap().trim().parse().unwrap()
+}
+
+/// Otherwise each thread that opens a socket when the table is full waits for the kernel for milliseconds.
+#[test]
+fn the_first_connection_makes_room_for_descriptors() {
+    alone("the_first_connection_makes_room_for_descriptors", || {
+        let _watchdog = Watchdog::new();
+        let before = room_for_descriptors();
+        assert!(before < 1024, "{before}");
+        let _connection = Connection::new(1);
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let enough = limit.min(16 << 10);
+        until("room", || room_for_descriptors() >= enough);
     });
 }
 

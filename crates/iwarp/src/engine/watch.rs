@@ -124,7 +124,14 @@ impl Watch {
             return;
         }
         let watch = Arc::clone(self);
-        match crate::sys::thread::spawn_without_signals("iwarp-watch", move || watch.run()) {
+        let run = move || {
+            // There is a first connection, and many may follow. This thread has the time to wait for the kernel.
+            if let Some(engine) = super::all().next() {
+                crate::sys::limits::make_room(&engine.wake);
+            }
+            watch.run();
+        };
+        match crate::sys::thread::spawn_without_signals("iwarp-watch", run) {
             Ok(handle) => {
                 // Of two that are started at the same moment, the second is not known here, and is never woken.
                 let _ = self.thread.set(handle.thread().clone());

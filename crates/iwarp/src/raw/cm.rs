@@ -2,7 +2,7 @@
 //!
 //! An identifier is bound, resolved, connected, or listens. The results arrive as events on its channel.
 //! `id` holds the identifiers, `resolve` the look-up of addresses, `active` and `passive` the two sides of MPA start-up (RFC 5044 section 7.1, RFC 6581), `accept` the end of the second, `unheard` the same for queue pairs that are connected by number, `xrc` what they
-//! say of extended reliable connections, `sink` the events of queue pairs, `stand_in` connections without the program's queue pair, `sidr` identifiers for datagrams.
+//! say of extended reliable connections, `sink` the events of queue pairs, `reminders` what is sent to a responder that stays silent and when, `stand_in` connections without the program's queue pair, `sidr` identifiers for datagrams.
 
 mod accept;
 mod active;
@@ -10,6 +10,7 @@ mod id;
 mod overtaken;
 mod passive;
 mod refused;
+mod reminders;
 mod resolve;
 mod sidr;
 mod sink;

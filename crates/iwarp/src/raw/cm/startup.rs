@@ -3,6 +3,7 @@
 use super::super::context::Context;
 use super::super::linger::MATURITY;
 use super::id::ConnectionParameters;
+use super::reminders;
 use crate::capture::Flow;
 use crate::crc::crc32c_append;
 use crate::sys::connect::Ends;
@@ -149,7 +150,10 @@ pub(super) fn local_params(
 /// Returns what a queue pair has to know of the agreement.
 pub(super) fn stream_config(agreed: &Agreed, initiator: bool, ctx: &Context) -> StreamConfig {
     let times = StreamTimes {
-        reminders: StreamTimes::REMINDERS,
+        reminders: match initiator {
+            true => reminders::next(),
+            false => [None; 3],
+        },
         maturity: MATURITY,
         // In the client-server model the initiator need not send anything.
         speak_first: ctx.config().speak_first.filter(|_| !agreed.peer_to_peer),

@@ -1,0 +1,100 @@
+//! When the next connection of this process reminds a responder that stays silent ([`StreamTimes::reminders`]).
+//!
+//! A reminder costs both ends a sixth of what a set-up costs. A process that makes very many connections at once would send the first
+//! reminders of the earlier ones in the middle of that, so in such a burst there is no early reminder. A siw that has overlooked a
+//! message is then reminded after a second.
+
+use crate::sys::clock::now_ns;
+use iwarp_rnic::qp::StreamTimes;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// More recent connections than this are a burst.
+const BURST: u64 = 256;
+/// After each period half of the recent connections count as long ago. In nanoseconds.
+const PERIOD: u64 = 50_000_000;
+/// The bits of [`RECENT`] that count connections; those above are the period in which the last one was made.
+const COUNT_BITS: u32 = 20;
+const COUNT_MAX: u64 = (1 << COUNT_BITS) - 1;
+
+/// The recent connections that this process has made. One number and no lock, which a forked child could inherit as held.
+static RECENT: AtomicU64 = AtomicU64::new(0);
+
+/// Returns the times of reminders for a connection that is made now, and counts it.
+pub(super) fn next() -> [Option<Duration>; 3] {
+    let now = now_ns();
+    let add = |recent| Some(one_more(recent, now));
+    let before = RECENT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+    times(one_more(before.unwrap_or_else(|recent| recent), now))
+}
+
+fn one_more(recent: u64, now: u64) -> u64 {
+    let period = now / PERIOD;
+    let passed = period.saturating_sub(recent >> COUNT_BITS);
+    let passed = u32::try_from(passed).unwrap_or(u32::MAX);
+    let count = (recent & COUNT_MAX).checked_shr(passed).unwrap_or(0);
+    period << COUNT_BITS | (count + 1).min(COUNT_MAX)
+}
+
+fn times(recent: u64) -> [Option<Duration>; 3] {
+    let [early, late, later] = StreamTimes::REMINDERS;
+    match recent & COUNT_MAX > BURST {
+        true => [late, later, None],
+        false => [early, late, later],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Makes a connection each so many nanoseconds for a second from `begin` on. Returns how many of them have an early reminder, and how
+    /// many have not.
+    fn made(recent: &mut u64, begin: u64, pause: u64) -> (usize, usize) {
+        let early = (begin..begin + 1_000_000_000)
+            .step_by(pause as usize)
+            .filter(|&now| {
+                *recent = one_more(*recent, now);
+                times(*recent) == StreamTimes::REMINDERS
+            });
+        let early = early.count();
+        (early, 1_000_000_000_usize.div_ceil(pause as usize) - early)
+    }
+
+    #[test]
+    fn only_a_burst_has_no_early_reminders() {
+        let mut recent = 0;
+        let now = 77_777_777_777_777;
+        assert_eq!(made(&mut recent, now, 1_000_000), (1000, 0));
+        let (early, late) = made(&mut recent, now + 2_000_000_000, 50_000);
+        assert!((200..=300).contains(&early), "{early} and {late}");
+        let (early, late) = made(&mut recent, now + 3_000_000_000, 1_000_000);
+        assert!(
+            late < 400 && early > 600,
+            "after a burst: {early} and {late}"
+        );
+    }
+
+    #[test]
+    fn counting_has_an_end_and_forgets() {
+        let now = 5_000_000 * PERIOD;
+        let mut recent = 0;
+        for _ in 0..COUNT_MAX + 10 {
+            recent = one_more(recent, now);
+        }
+        assert_eq!(recent & COUNT_MAX, COUNT_MAX);
+        assert_eq!(
+            times(one_more(recent, now + 100 * PERIOD)),
+            StreamTimes::REMINDERS
+        );
+        // Two threads may have read the clock in another order.
+        assert!(one_more(recent, now - 1) & COUNT_MAX > BURST);
+    }
+
+    #[test]
+    fn a_burst_still_has_reminders() {
+        let [_, late, later] = StreamTimes::REMINDERS;
+        assert_eq!(times(COUNT_MAX), [late, later, None]);
+        assert!(late.is_some() && later.is_some());
+    }
+}
