@@ -167,7 +167,8 @@ fn sleeps() -> u64 {
 /// pause, as they do beside other programs.
 #[test]
 fn polls_of_one_queue_serve_all_others() {
-    const REQUESTS: u64 = 2_000;
+    // So few that a thread can make them within one turn at the processor.
+    const REQUESTS: u64 = 400;
     alone("polls_of_one_queue_serve_all_others", || {
         let _watchdog = Watchdog::new();
         let connection = Connection::new(1);
