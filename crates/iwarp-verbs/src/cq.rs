@@ -12,6 +12,7 @@ use parking_lot::{Mutex, RawMutex};
 use std::cell::Cell;
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
 pub(crate) struct Channel {
@@ -84,6 +85,15 @@ pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(c: *mut ibv_comp_channe
     })
 }
 
+/// Counts the queues of a channel where programs can read their number. What the library goes by is `users`.
+///
+/// # Safety
+/// The channel lives.
+unsafe fn count(channel: &ChannelObject, by: c_int) {
+    // Other threads may make queues of the same channel.
+    AtomicI32::from_ptr(&raw mut (*channel.c()).refcnt).fetch_add(by, Ordering::Relaxed);
+}
+
 /// The parameters of a new queue.
 #[derive(Default)]
 struct Wanted {
@@ -122,7 +132,7 @@ unsafe fn create(c: *mut ibv_context, wanted: &Wanted) -> Res<*mut ibv_cq_ex> {
     }
     if let Some(channel) = raw_channel {
         channel.users.add();
-        (*channel.c()).refcnt += 1;
+        count(channel, 1);
     }
     if let Some(domain) = domain {
         domain.users.add();
@@ -241,8 +251,9 @@ pub(crate) unsafe extern "C" fn ibv_destroy_cq(c: *mut ibv_cq) -> c_int {
         cq.asynchronous.wait();
         object::retire(Kind::Cq, c.cast::<ibv_cq_ex>())?;
         if let Ok(channel) = find_channel((*c).channel) {
+            // The channel may be destroyed as soon as it has no users.
+            count(channel, -1);
             channel.users.remove();
-            (*channel.c()).refcnt -= 1;
         }
         if let Ok(pd) = pd::find(cq.parent_domain as *mut ibv_pd) {
             pd.users.remove();

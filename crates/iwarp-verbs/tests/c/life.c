@@ -336,6 +336,40 @@ static void cancel_threads(void)
 	end_connection(&idle);
 }
 
+static void *make_queues(void *channel)
+{
+	for (int i = 0; i < 2000; i++) {
+		struct ibv_cq *cq = ibv_create_cq(((struct ibv_comp_channel *)channel)->context, 1, NULL, channel, 0);
+
+		NEED(cq && ibv_destroy_cq(cq) == 0);
+	}
+	return NULL;
+}
+
+/* The number of a channel's queues, which programs may read, is right when several threads have made queues. */
+static void share_a_channel(void)
+{
+	struct ibv_device **list = ibv_get_device_list(NULL);
+	struct ibv_context *verbs;
+	struct ibv_comp_channel *channel;
+	struct ibv_cq *cq;
+	pthread_t threads[4];
+
+	NEED(list && list[0] && (verbs = ibv_open_device(list[0])) && (channel = ibv_create_comp_channel(verbs)));
+	ibv_free_device_list(list);
+	NEED(cq = ibv_create_cq(verbs, 1, NULL, channel, 0));
+	for (int i = 0; i < 4; i++)
+		NEED(pthread_create(&threads[i], NULL, make_queues, channel) == 0);
+	for (int i = 0; i < 4; i++)
+		NEED(pthread_join(threads[i], NULL) == 0);
+	CHECK(channel->refcnt == 1);
+	CODE(EBUSY, ibv_destroy_comp_channel(channel));
+	CODE(0, ibv_destroy_cq(cq));
+	CHECK(channel->refcnt == 0);
+	CODE(0, ibv_destroy_comp_channel(channel));
+	CODE(0, ibv_close_device(verbs));
+}
+
 int main(int argc, char **argv)
 {
 	static char path[4096];
@@ -353,6 +387,7 @@ int main(int argc, char **argv)
 	run_another_program();
 	end_with_connections();
 	cancel_threads();
+	share_a_channel();
 	use_it();
 	return result();
 }
