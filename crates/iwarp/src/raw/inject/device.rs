@@ -80,7 +80,15 @@ impl Plan {
 
     /// Returns `true` if the port's time is over, and it is up now.
     pub(super) fn end_port_down(&self) -> bool {
-        if self.is_port_down() || self.port_down_until.swap(0, Ordering::Relaxed) == 0 {
+        let until = self.port_down_until.load(Ordering::Relaxed);
+        if until == 0 || now_ns() < until {
+            return false;
+        }
+        // If the port goes down again at this moment, it stays down until then.
+        let ended =
+            self.port_down_until
+                .compare_exchange(until, 0, Ordering::Relaxed, Ordering::Relaxed);
+        if ended.is_err() {
             return false;
         }
         self.raise_everywhere(Event::PortActive);
