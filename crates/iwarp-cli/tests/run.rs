@@ -4,7 +4,8 @@ mod common;
 
 use common::{Scratch, iwarp, text};
 use std::os::unix::process::ExitStatusExt as _;
-use std::process::Output;
+use std::path::Path;
+use std::process::{Command, Output};
 
 /// Runs `iwarp run -- PROGRAM…` with an empty library, which no program of these tests loads.
 fn run(command: &[&str]) -> Output {
@@ -38,6 +39,78 @@ fn a_program_that_cannot_be_started_has_an_exit_code_of_its_own() {
             error.starts_with(&format!("iwarp: cannot run {program}: ")),
             "{error}"
         );
+    }
+}
+
+/// The program finds the settings of the options in its environment, wherever it goes, and what the user has set for its libraries behind ours.
+#[test]
+fn a_program_finds_the_options_and_the_users_settings() {
+    let scratch = Scratch::new();
+    let dir = scratch.sub("here");
+    for name in ["libiwarp_verbs.so", "librspreload.so"] {
+        std::fs::write(dir.join(name), b"").unwrap();
+    }
+    let show = r#"cd /; printf '%s\n' "$IWARP_CAPTURE" "$LD_PRELOAD" "$LD_LIBRARY_PATH" "$IWARP_CRC" "$IWARP_AS""#;
+    let options = [
+        "--capture",
+        "a trace.pcapng",
+        "--crc",
+        "off",
+        "--as",
+        "rnic",
+    ];
+    let command = [
+        &["run", "--rsockets"],
+        &options[..],
+        &["--", "sh", "-c", show],
+    ];
+    let out = iwarp(&command.concat())
+        .env("IWARP_LIBRARY", dir.join("libiwarp_verbs.so"))
+        // The loader passes over what is not there.
+        .env("LD_PRELOAD", "/nonexistent/mine.so")
+        .env("LD_LIBRARY_PATH", "/nonexistent")
+        .current_dir(&dir)
+        .output()
+        .unwrap();
+    let told = text(&out.stdout);
+    let [capture, preload, libraries, crc, face] = told.lines().collect::<Vec<_>>()[..] else {
+        panic!("{told} {}", text(&out.stderr));
+    };
+    let here = dir.canonicalize().unwrap();
+    assert_eq!(Path::new(capture), here.join("a trace.pcapng"));
+    let preload: Vec<&str> = preload.split(':').collect();
+    assert!(preload[0].ends_with("librspreload.so"), "{preload:?}");
+    assert_eq!(preload.last(), Some(&"/nonexistent/mine.so"));
+    assert!(libraries.ends_with(":/nonexistent"), "{libraries}");
+    assert_eq!((crc, face), ("off", "rnic"));
+}
+
+/// A shell that evaluates the output of `iwarp env` sets each variable to its value, whatever is in it.
+#[test]
+fn the_output_of_env_is_for_a_shell() {
+    let scratch = Scratch::new();
+    let library = scratch.path("libiwarp_verbs.so");
+    std::fs::write(&library, b"").unwrap();
+    let file = "/tmp/it's \"$HOME\" `x` \\ and\nmore";
+    let out = iwarp(&["env", "--capture", file])
+        .env("IWARP_LIBRARY", &library)
+        .output()
+        .unwrap();
+    let script = format!("{}\nprintf %s \"$IWARP_CAPTURE\"", text(&out.stdout));
+    let told = Command::new("sh").args(["-c", &script]).output().unwrap();
+    assert_eq!(text(&told.stdout), file, "{script}");
+}
+
+/// The list of devices for programs is of the face that programs see.
+#[test]
+fn devices_are_listed_with_the_indices_of_their_face() {
+    for (face, indices) in [("rnic", "[0]"), ("roce", "[0,1]")] {
+        let mut command = iwarp(&["devices", "--json"]);
+        let out = command.env("IWARP_AS", face).output().unwrap();
+        let mut json = text(&out.stdout);
+        json.retain(|c| !c.is_whitespace());
+        let wanted = format!(r#"{{"address":"127.0.0.1","gid_indices":{indices}}}"#);
+        assert!(json.contains(&wanted), "{face}: {json}");
     }
 }
 
@@ -112,13 +185,13 @@ fn a_command_without_its_libraries_says_how_to_get_them() {
     let command = bin.join("iwarp");
     // `cp` makes the copy. If this process wrote it, a child that another test starts at that moment could inherit the open
     // descriptor, and running the file would fail with ETXTBSY.
-    let copied = std::process::Command::new("cp")
+    let copied = Command::new("cp")
         .args([env!("CARGO_BIN_EXE_iwarp").as_ref(), command.as_os_str()])
         .status()
         .unwrap();
     assert!(copied.success());
     let run = || {
-        std::process::Command::new(&command)
+        Command::new(&command)
             .args(["run", "--", "true"])
             .env_remove("IWARP_LIBRARY")
             .env_remove("RUST_LOG")

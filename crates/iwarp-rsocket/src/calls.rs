@@ -201,15 +201,18 @@ fn recv_stream(socket: &Socket, out: &mut [&mut [u8]], flags: c_int) -> Result<u
             if place.is_empty() {
                 return Some(Ok(()));
             }
-            match stream.receive(place, peek) {
+            // The end of the stream behind these octets, or an error there, is for the next call. A call that took the error and
+            // returned octets would make a broken connection look like one that has ended in order.
+            let seen = if peek { done } else { 0 };
+            let more = stream.available() as usize > seen;
+            if done > 0 && !more && (peek || !all || stream.is_at_end()) {
+                return Some(Ok(()));
+            }
+            match stream.receive(place, peek.then_some(done)) {
                 Ok(0) => return Some(Ok(())),
                 Ok(n) => done += n,
-                Err(Errno::AGAIN) if done > 0 && !all => return Some(Ok(())),
                 Err(Errno::AGAIN) => return None,
                 Err(e) => return Some(Err(e)),
-            }
-            if peek {
-                return Some(Ok(()));
             }
         }
     });

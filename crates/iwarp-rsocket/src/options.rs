@@ -329,6 +329,23 @@ fn tcp_info(s: &State) -> Vec<u8> {
 mod tests {
     use super::*;
 
+    /// Whichever of both options is set first, and at each later change, the messages begin anew with the time that holds then.
+    #[test]
+    fn keep_alive_follows_both_options() {
+        let mut o = Options::new(false, false);
+        let mut set = |name, value: c_int| set_keep_alive(&mut o, name, &value.to_ne_bytes());
+        let every = |seconds| Ok(Some(Some(Duration::from_secs(seconds))));
+        let (on, idle) = (libc::SO_KEEPALIVE, libc::TCP_KEEPIDLE);
+        assert_eq!(set(idle, 7), Ok(None));
+        assert_eq!(set(on, 1), every(7));
+        assert_eq!(set(on, 1), Ok(None));
+        assert_eq!(set(idle, 9), every(9));
+        assert_eq!(set(on, 0), Ok(Some(None)));
+        assert_eq!(set(idle, 3), Ok(None));
+        assert_eq!(set(on, 5), every(3));
+        assert_eq!(set(idle, 0), Err(Errno::INVAL));
+    }
+
     #[test]
     fn times() {
         let full = put_time(Some(Duration::from_micros(2_000_005)));

@@ -320,6 +320,52 @@ fn poll_takes_rsockets_and_other_descriptors() {
     assert_eq!(closed[1].revents, libc::POLLNVAL);
 }
 
+/// How many descriptors have events is right after a sleep, too. Each entry counts, and one socket may have several.
+#[test]
+fn poll_counts_each_entry_after_a_sleep() {
+    let (c, s) = pair();
+    let entry = libc::pollfd {
+        fd: s.0,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    let mut fds = [entry; 3];
+    std::thread::scope(|scope| {
+        let polls = scope.spawn(|| rs::poll(&mut fds, Some(Duration::from_secs(60))));
+        std::thread::sleep(Duration::from_millis(50));
+        c.send_all(b"x");
+        assert_eq!(polls.join().unwrap(), Ok(3));
+    });
+    assert!(fds.iter().all(|f| f.revents == libc::POLLIN), "{fds:?}");
+}
+
+/// The end of a pipe is an event to read for `select`, and a number that is no descriptor is an error.
+#[test]
+fn select_knows_ends_and_numbers_that_are_not_open() {
+    let (_c, s) = pair();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(writer);
+    let limit = Some(Duration::from_secs(20));
+    let select = |number: i32| {
+        // SAFETY: all zeros are a valid set, the set outlives the call, and the descriptors are below `FD_SETSIZE`.
+        unsafe {
+            let mut read: libc::fd_set = std::mem::zeroed();
+            libc::FD_SET(s.0, &raw mut read);
+            libc::FD_SET(number, &raw mut read);
+            let sets = rs::Sets {
+                read: &raw mut read,
+                write: std::ptr::null_mut(),
+                except: std::ptr::null_mut(),
+            };
+            let got = rs::select(s.0.max(number) + 1, sets, limit);
+            (got, libc::FD_ISSET(number, &raw const read))
+        }
+    };
+    assert_eq!(select(reader.as_raw_fd()), (Ok(1), true));
+    // No test of this file has so many descriptors.
+    assert_eq!(select(1020).0, Err(Errno::BADF));
+}
+
 #[test]
 fn select_takes_rsockets_and_other_descriptors() {
     let (c, s) = pair();

@@ -104,6 +104,23 @@ fn several_mappings_and_their_removal() {
     drop((c, s));
 }
 
+/// The peer does not hear of the end of a mapping. What it still writes there is refused, and nothing changes in the buffer.
+#[test]
+fn nothing_is_written_after_the_end_of_a_mapping() {
+    let (c, s) = mappable();
+    let mut buffer = Buffer::new(100);
+    buffer.map(&s, Some(0)).unwrap();
+    s.send_all(b".");
+    assert_eq!(c.recv_n(1), b".");
+    buffer.unmap(&s).unwrap();
+    assert_eq!(rs::iowrite(c.0, &[9; 100], 0, 0), Ok(100));
+    // The connection may have ended already.
+    let _ = rs::send(c.0, b"!", 0);
+    let got = rs::recv(s.0, &mut [0; 1], 0);
+    assert!(!matches!(got, Ok(1)), "{got:?}");
+    assert_eq!(buffer.read(), [0; 100]);
+}
+
 #[test]
 fn mapping_fails_without_slots_or_connection() {
     let (_c, s) = pair();

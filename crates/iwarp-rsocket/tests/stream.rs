@@ -255,6 +255,60 @@ fn a_linger_time_of_zero_resets() {
     );
 }
 
+/// What came before a reset is received, by calls with room for more, and then the reset is reported: it must not look like an end in order.
+#[test]
+fn a_reset_behind_octets_is_no_end_of_the_stream() {
+    for (flags, room) in [
+        (0, 10),
+        (libc::MSG_WAITALL, 10),
+        (libc::MSG_PEEK, 10),
+        (0, 5),
+    ] {
+        let (c, s) = pair();
+        c.send_all(b"hello");
+        assert_ne!(s.poll(libc::POLLIN, 20_000) & libc::POLLIN, 0);
+        let on: Vec<u8> = [1i32.to_ne_bytes(), 0i32.to_ne_bytes()].concat();
+        rs::set_option(c.0, libc::SOL_SOCKET, libc::SO_LINGER, &on).unwrap();
+        drop(c);
+        assert_ne!(s.poll(libc::POLLRDHUP, 20_000) & libc::POLLRDHUP, 0);
+        let mut out = vec![0; room];
+        assert_eq!(rs::recv(s.0, &mut out, flags), Ok(5), "{flags:#x}");
+        assert_eq!(&out[..5], b"hello");
+        if flags == libc::MSG_PEEK {
+            assert_eq!(rs::recv(s.0, &mut out, 0), Ok(5));
+        }
+        assert_eq!(
+            rs::recv(s.0, &mut out, 0),
+            Err(Errno::CONNRESET),
+            "{flags:#x}"
+        );
+        assert_eq!(rs::recv(s.0, &mut out, 0), Ok(0), "{flags:#x}");
+    }
+}
+
+/// Octets that are only looked at fill all buffers of the call, also where the receive buffer begins anew, and stay.
+#[test]
+fn a_look_at_octets_fills_all_buffers() {
+    let (c, s) = pair_with(|r| r.set(libc::SOL_SOCKET, libc::SO_RCVBUF, 2048));
+    let mut at = 0;
+    for round in 0..9 {
+        let data = pattern(at, 1000);
+        c.send_all(&data);
+        for flags in [libc::MSG_PEEK | libc::MSG_WAITALL, libc::MSG_WAITALL] {
+            let (mut a, mut b, mut d) = (vec![0; 7], vec![0; 500], vec![0; 493]);
+            let places: &mut [&mut [u8]] = &mut [&mut a, &mut [], &mut b, &mut d];
+            assert_eq!(rs::recv_vectored(s.0, places, flags), Ok(1000), "{round}");
+            assert_eq!([a, b, d].concat(), data, "round {round}, flags {flags:#x}");
+        }
+        at += 1000;
+    }
+    c.send_all(b"few");
+    assert_ne!(s.poll(libc::POLLIN, 20_000) & libc::POLLIN, 0);
+    let (mut a, mut b) = ([0; 2], [0; 2]);
+    let n = rs::recv_vectored(s.0, &mut [&mut a, &mut b], libc::MSG_PEEK);
+    assert_eq!((n, a, b), (Ok(3), *b"fe", *b"w\0"));
+}
+
 #[test]
 fn shutdown_wakes_waiting_threads() {
     let limit = limit(10);
@@ -315,6 +369,28 @@ fn options() {
     ] {
         r.set(level, name, value);
         assert_eq!(r.get(level, name), want, "{level} {name}");
+    }
+    let linger: Vec<u8> = [1i32.to_ne_bytes(), 5i32.to_ne_bytes()].concat();
+    let times = [(libc::SO_RCVTIMEO, 3i64), (libc::SO_SNDTIMEO, 4)]
+        .map(|(name, seconds)| (name, [seconds.to_ne_bytes(), 7i64.to_ne_bytes()].concat()));
+    let rest = (libc::SO_LINGER, linger);
+    let all = || times.iter().chain([&rest]);
+    // All are set before the first one is asked for.
+    for (name, value) in all() {
+        rs::set_option(r.0, libc::SOL_SOCKET, *name, value).unwrap();
+    }
+    for (name, value) in all() {
+        let told = rs::get_option(r.0, libc::SOL_SOCKET, *name).unwrap();
+        assert_eq!(told, *value, "{name}");
+    }
+    for (command, set, get) in [
+        (libc::F_SETFD, libc::FD_CLOEXEC, libc::F_GETFD),
+        (libc::F_SETFL, libc::O_NONBLOCK, libc::F_GETFL),
+    ] {
+        for flag in [set, 0, set, 0] {
+            rs::control(r.0, command, flag).unwrap();
+            assert_eq!(rs::control(r.0, get, 0).unwrap() & set, flag);
+        }
     }
     assert_eq!(r.get(libc::SOL_SOCKET, libc::SO_TYPE), libc::SOCK_STREAM);
     assert_eq!(r.get(libc::SOL_SOCKET, libc::SO_ACCEPTCONN), 0);

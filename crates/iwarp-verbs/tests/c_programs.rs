@@ -1,7 +1,8 @@
 //! Our own C programs on the library, compiled with Debian's headers: every kind of misuse, addresses, an exchange that uses every
 //! operation, events for solicited completions, queue pairs that are connected by number, connections without queue pairs, unreliable
 //! connections, extended reliable connections, datagrams with and without the connection manager, and what later headers than Debian's
-//! declare; how a process lives and ends, and its surroundings; memory whose page faults do not end; the library as a plug-in.
+//! declare; what calls tell about objects and completions, what reaches the other end, and what waits for acknowledgements; how a
+//! process lives and ends, and its surroundings; memory whose page faults do not end; the library as a plug-in.
 
 mod common;
 
@@ -151,6 +152,30 @@ fn queue_pairs_connected_by_number_keep_the_promises_of_the_verbs() {
 #[test]
 fn datagrams_go_both_ways_and_to_groups() {
     passes("datagrams");
+}
+
+#[test]
+fn datagrams_tell_of_their_way() {
+    for face in ["rnic", "roce"] {
+        passes_as("routes", face);
+    }
+}
+
+#[test]
+fn objects_and_completions_are_what_calls_say_of_them() {
+    passes("told");
+}
+
+#[test]
+fn both_ends_of_a_connection_learn_what_the_other_asks() {
+    for face in ["rnic", "roce"] {
+        passes_as("endpoints", face);
+    }
+}
+
+#[test]
+fn what_ends_an_object_waits_until_its_events_are_acknowledged() {
+    passes("waits");
 }
 
 #[test]

@@ -215,8 +215,13 @@ mod tests {
                 accepting: "127.0.0.1:555".parse().unwrap(),
                 ..request
             };
-            // One of another question, one of another peer, and noise do not matter.
+            // One of another question, one of another peer, one that names no port, and noise do not matter.
+            let nowhere = Message {
+                accepting: "127.0.0.1:0".parse().unwrap(),
+                ..accept
+            };
             vec![
+                nowhere,
                 Message {
                     handle: 1,
                     ..accept

@@ -1,6 +1,9 @@
 //! Channels and streams: messages in order and whole, flow control, the end, and peers that break the rules.
 
-use iwarp::{Channel, Connection, Error, Options, Stream};
+use iwarp::{Access, Channel, Connection, Error, Options, Stream};
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -161,6 +164,20 @@ fn peers_that_break_the_rules_end_the_channel() {
         assert!(matches!(broken, Err(Error::Handshake(_))), "{octets:?}");
         assert!(b.send("x").wait_for(LIMIT).is_err());
     }
+    // Data behind the end that it has announced itself.
+    let (a, b) = pair_with(&Options::new());
+    a.send(&good).wait().unwrap();
+    let b = Channel::open(b).wait_for(LIMIT).unwrap();
+    a.send(&[4, 0, 0, 0, 0, 0, 0, 0]).wait().unwrap();
+    a.send(&[2, 0, 0, 0, 0, 0, 0, 0]).wait().unwrap();
+    let error = loop {
+        match b.send("x").wait_for(LIMIT) {
+            // The mistake may not have come yet. There are credits for four.
+            Ok(()) => {}
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, Error::Handshake(_)), "{error}");
     // More data than the window of two allows.
     let (a, b) = pair_with(&Options::new().receives(6));
     a.send(&good).wait().unwrap();
@@ -177,6 +194,74 @@ fn peers_that_break_the_rules_end_the_channel() {
         assert!(kept.len() < 3, "the third one was one too many");
     };
     assert!(matches!(error, Error::Handshake(_)), "{error}");
+}
+
+/// Polls it once, without anybody who is woken.
+fn look<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
+    Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// A message that is dropped before it is posted gives its credit back, however often that happens.
+#[test]
+fn a_message_that_is_given_up_costs_no_credit() {
+    let (a, b) = channels(&Options::new().receives(8).send_depth(4));
+    for _ in 0..20 {
+        // Its place of the send queue is taken until its result is, and the others are for control messages.
+        let mut first = a.send("first");
+        let _ = look(&mut first);
+        let mut second = a.send("given up");
+        let _ = look(&mut second);
+        drop(second);
+        drop(first);
+        a.send("mark").wait_for(LIMIT).unwrap();
+        while *b.recv().wait_for(LIMIT).unwrap().unwrap() != *b"mark" {}
+    }
+}
+
+/// Credits that find no room in the send queue are given back as soon as there is some.
+#[test]
+fn credits_without_room_are_given_later() {
+    let options = Options::new().receives(8).send_depth(4);
+    let (a, b) = channels(&options);
+    let there = a
+        .connection()
+        .share::<u64>(1, Access::REMOTE_WRITE)
+        .unwrap();
+    let token = there.remote();
+    for round in 0..6_u64 {
+        let value = [round];
+        let taken: Vec<_> = (0..4)
+            .map(|_| b.connection().write(&value, &token).started())
+            .collect();
+        for n in 0..4 {
+            a.send(&message(n, n)).wait_for(LIMIT).unwrap();
+        }
+        for n in 0..4 {
+            // Dropping a message owes a credit.
+            assert_eq!(*b.recv().wait_for(LIMIT).unwrap().unwrap(), message(n, n));
+        }
+        for one in taken {
+            one.wait_for(LIMIT).unwrap();
+        }
+        // A look at the channel, with room again. There is no message.
+        assert!(look(&mut b.recv().into_future()).is_pending());
+    }
+}
+
+/// All who wait for a message learn of the end.
+#[test]
+fn the_end_wakes_all_who_receive() {
+    let (a, b) = channels(&Options::new());
+    std::thread::scope(|scope| {
+        let waiting: Vec<_> = (0..4)
+            .map(|_| scope.spawn(|| b.recv().wait_for(LIMIT)))
+            .collect();
+        std::thread::sleep(Duration::from_millis(50));
+        a.finish().wait_for(LIMIT).unwrap();
+        for one in waiting {
+            assert!(one.join().unwrap().unwrap().is_none());
+        }
+    });
 }
 
 #[test]

@@ -319,6 +319,45 @@ fn batches() {
     reader.join().unwrap();
 }
 
+/// A batch keeps each of its regions until it has ended, and an error names the octets of its own batch only.
+#[test]
+fn a_batch_keeps_its_regions_and_counts_its_own_octets() {
+    let (a, b) = pair();
+    let rights = Access::REMOTE_WRITE | Access::REMOTE_READ;
+    let there = b.share::<u64>(8, rights).unwrap();
+    let token = there.remote();
+    let mut batch = a.batch();
+    for i in 0..8 {
+        let source = a.allocate::<u64>(1).unwrap();
+        source.set(0, i as u64 + 1).unwrap();
+        batch.write(&source, &token.at(i).unwrap()).unwrap();
+    }
+    batch.submit().wait().unwrap();
+    batch.write(&[0, 0], &token.slice(..2).unwrap()).unwrap();
+    batch.clear();
+    drop(there);
+    let back = a.allocate::<u64>(1).unwrap();
+    batch.read_into(&back, &token.at(0).unwrap()).unwrap();
+    let failed = batch.submit().wait();
+    let Err(Error::Operation(e)) = failed else {
+        panic!("{failed:?}");
+    };
+    assert_eq!((e.request(), e.octets()), (RequestKind::Batch, 8));
+}
+
+/// Nobody listens: the system refuses, and no program has rejected anything.
+#[test]
+fn a_port_where_nobody_listens_is_no_rejection() {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let to = free.local_addr().unwrap();
+    drop(free);
+    let refused = Options::new().connect(to).wait();
+    let Err(Error::Io(e)) = &refused else {
+        panic!("{refused:?}");
+    };
+    assert_eq!(e.kind(), std::io::ErrorKind::ConnectionRefused);
+}
+
 #[test]
 fn options_out_of_range_are_refused() {
     for options in [

@@ -10,9 +10,9 @@ use iwarp::{Channel, Connection, Error, Options, Stream};
 use std::future::{Future, IntoFuture};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Polls up to which everything is given up at least once.
 const DEEP: usize = 6;
@@ -26,6 +26,93 @@ fn channels(options: &Options) -> (Channel, Channel) {
             other.join().unwrap(),
         )
     })
+}
+
+/// Notes that it was called.
+struct Flag(AtomicBool);
+
+impl Wake for Flag {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Two wait for one thing. The one that is woken for it is dropped before it looks, and then the other one has to be woken.
+fn passes_on<F: Future + Unpin>(what: &str, make: impl Fn() -> F, cause: impl FnOnce()) {
+    let mut waiting = [(); 2].map(|()| (make(), Arc::new(Flag(AtomicBool::new(false)))));
+    let poll = |(future, flag): &mut (F, Arc<Flag>)| {
+        Pin::new(future).poll(&mut Context::from_waker(&Waker::from(Arc::clone(flag))))
+    };
+    for one in &mut waiting {
+        assert!(poll(one).is_pending(), "{what}");
+    }
+    cause();
+    let is_woken = |one: &(F, Arc<Flag>)| one.1.0.load(Ordering::SeqCst);
+    let end = Instant::now() + LIMIT;
+    while !waiting.iter().any(is_woken) {
+        assert!(Instant::now() < end, "{what}: nobody was woken");
+        std::thread::yield_now();
+    }
+    let [first, second] = waiting;
+    let (woken, mut other) = if is_woken(&first) {
+        (first, second)
+    } else {
+        (second, first)
+    };
+    drop(woken);
+    loop {
+        while !is_woken(&other) {
+            assert!(Instant::now() < end, "{what}: the other one was not woken");
+            std::thread::yield_now();
+        }
+        other.1.0.store(false, Ordering::SeqCst);
+        if poll(&mut other).is_ready() {
+            return;
+        }
+    }
+}
+
+#[test]
+fn who_is_dropped_after_its_wake_up_passes_it_on() {
+    let (a, b) = pair();
+    passes_on(
+        "a message",
+        || b.recv().into_future(),
+        || a.send("x").wait().unwrap(),
+    );
+    let (a, b) = pair_with(&Options::new().send_depth(1));
+    let region = b.share::<u64>(1, iwarp::Access::REMOTE_WRITE).unwrap();
+    let token = region.remote();
+    let first = a.write(&[1], &token).started();
+    passes_on("room", || a.write(&[2], &token), || first.wait().unwrap());
+    let (a, b) = channels(&Options::new());
+    passes_on(
+        "a message of a channel",
+        || b.recv().into_future(),
+        || a.send("x").wait().unwrap(),
+    );
+    // Another call takes the message out of the connection's inbox, and wakes one of those who wait at the channel.
+    let (a, b) = channels(&Options::new());
+    let region = b.connection().share::<u64>(1, iwarp::Access::REMOTE_READ);
+    let token = region.as_ref().unwrap().remote();
+    passes_on(
+        "a message that another call has taken",
+        || b.recv().into_future(),
+        || {
+            a.send("x").wait().unwrap();
+            // When a Read is answered, what was sent before it has arrived.
+            a.connection().read(&token).wait().unwrap();
+            b.send("y").wait().unwrap();
+        },
+    );
+    let (a, b) = channels(&Options::new().receives(6));
+    // Both of the window are on their way, and one is received and dropped.
+    (0..2).for_each(|_| a.send("x").wait().unwrap());
+    passes_on(
+        "credit",
+        || a.send("y").into_future(),
+        || drop(b.recv().wait().unwrap()),
+    );
 }
 
 /// A set-up that is given up leaves the listener as it was, and the other end hears of it.
@@ -102,7 +189,7 @@ fn every_request_is_given_up_at_every_await() {
                 assert!(matches!(message.immediate(), Some(7 | 8)));
             }
             a.get(&word).wait_for(LIMIT).unwrap();
-            let begin = std::time::Instant::now();
+            let begin = Instant::now();
             while region.get_mut().is_none() {
                 assert!(begin.elapsed() < LIMIT, "{polls} polls, depth {depth}");
                 std::thread::yield_now();

@@ -5,6 +5,7 @@ use iwarp::verbs::{
     Access, AsyncEvent, CompletionQueue, Config, Context, Cqe, Device, Error, PostError,
     ProtectionDomain, QpInitAttr, RecvWr, SendOp, SendWr, State, WcOpcode, WcStatus,
 };
+use std::net::IpAddr;
 use std::time::Duration;
 
 const LIMIT: Option<Duration> = Some(Duration::from_secs(60));
@@ -90,6 +91,99 @@ fn a_post_that_fails_says_how_far_it_came() {
     drop(a);
     b.wait_disconnected(LIMIT).unwrap();
     assert!(b.fault().is_none() && b.counters() != Default::default());
+}
+
+/// What a connector asks for reaches the listener: the Reads in both directions, and the address that it comes from. A listener hears only the
+/// peers that it is for, and a request that is dropped is refused.
+#[test]
+fn a_request_says_what_was_asked_for() {
+    let ctx = open();
+    let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(16, None).unwrap());
+    let attr = QpInitAttr::new(&cq, &cq).rd_atomic(3, 5);
+    let listener = Listener::bind(&ctx, ([127, 0, 0, 1], 0).into()).unwrap();
+    let to = listener.local_addr();
+    let connector = Connector::new(&ctx).source(([127, 0, 0, 2], 0).into());
+    std::thread::scope(|scope| {
+        let refused = scope.spawn(|| connector.connect(to, pd.create_qp(&attr).unwrap()));
+        let request = listener.accept(LIMIT).unwrap();
+        assert_eq!(
+            request.peer_addr().unwrap().ip(),
+            IpAddr::from([127, 0, 0, 2])
+        );
+        // The peer may have five Reads under way, and serves three.
+        assert_eq!(request.peer_reads(), (Some(5), Some(3)));
+        drop(request);
+        assert!(refused.join().unwrap().is_err());
+    });
+    let strangers = Listener::builder(&ctx).peers("192.0.2.0/24".parse().unwrap());
+    let strangers = strangers.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let refused = connector.connect(strangers.local_addr(), pd.create_qp(&attr).unwrap());
+    assert!(refused.is_err(), "{refused:?}");
+    let none = strangers.accept(Some(Duration::from_millis(50)));
+    assert!(matches!(none, Err(Error::TimedOut(_))), "{none:?}");
+}
+
+#[test]
+fn all_requests_of_a_queue_pair_may_be_signaled() {
+    let ctx = open();
+    let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(16, None).unwrap());
+    let attr = QpInitAttr::new(&cq, &cq);
+    let (a, _b) = connect(&pd, &attr.clone().sq_sig_all(true), &attr);
+    let nothing = SendWr::new(
+        7,
+        SendOp::Write {
+            remote_addr: 0,
+            rkey: 0,
+        },
+        &[],
+    );
+    a.post_send(&[nothing]).unwrap();
+    assert_eq!((next(&cq).wr_id, a.query_qp()), (7, State::Rts));
+}
+
+/// Each kind of event arrives as what it is, and names its object.
+#[test]
+fn events_of_each_kind_arrive() {
+    let kinds = [
+        ("QP_FATAL", "QpFatal"),
+        ("QP_REQ_ERR", "QpRequestError"),
+        ("QP_ACCESS_ERR", "QpAccessError"),
+        ("COMM_EST", "CommunicationEstablished"),
+        ("SQ_DRAINED", "SqDrained"),
+        ("QP_LAST_WQE_REACHED", "LastWqeReached"),
+        ("PORT_ACTIVE", "Port(Active)"),
+        ("PORT_ERR", "Port(Error)"),
+        ("LID_CHANGE", "Port(LidChange)"),
+        ("GID_CHANGE", "Port(GidChange)"),
+    ];
+    for (name, told) in kinds {
+        let device = Device::by_address([127, 0, 0, 1].into()).unwrap();
+        let mut config = Config::from_env();
+        config.fault = Some(
+            format!("event={name},op=write,nth=1;log=/dev/null")
+                .parse()
+                .unwrap(),
+        );
+        let ctx = Context::open(&device, config).unwrap();
+        let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(16, None).unwrap());
+        let attr = QpInitAttr::new(&cq, &cq);
+        let (a, _b) = connect(&pd, &attr, &attr);
+        let nothing = SendWr::new(
+            7,
+            SendOp::Write {
+                remote_addr: 0,
+                rkey: 0,
+            },
+            &[],
+        );
+        a.post_send(&[nothing.signaled()]).unwrap();
+        let wanted = match told.starts_with("Port") {
+            true => told.to_owned(),
+            false => format!("{told}({})", a.qp_num()),
+        };
+        // Others may come before it, such as that the connection is there.
+        while format!("{:?}", ctx.get_async_event(LIMIT).unwrap()) != wanted {}
+    }
 }
 
 #[test]

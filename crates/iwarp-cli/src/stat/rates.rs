@@ -76,6 +76,8 @@ mod tests {
     fn told(age_ns: u64, sent: u64) -> Told {
         let mut qp = QueuePair::default();
         qp.counters.insert("tx_bytes".to_owned(), sent);
+        // Seven times as much comes back.
+        qp.counters.insert("rx_bytes".to_owned(), 7 * sent);
         Told {
             document: Document {
                 process: Process {
@@ -90,7 +92,9 @@ mod tests {
     }
 
     fn sent(before: &Since, now: &Told) -> Option<f64> {
-        Some(before.of(now, &now.document.queue_pairs[0])?.sent_octets)
+        let rates = before.of(now, &now.document.queue_pairs[0])?;
+        assert_eq!(rates.received_octets, 7.0 * rates.sent_octets);
+        Some(rates.sent_octets)
     }
 
     #[test]

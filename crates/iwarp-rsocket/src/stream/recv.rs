@@ -34,23 +34,28 @@ impl Stream {
         self.unread
     }
 
-    /// Copies octets out. `Ok(0)` with room in `out` is the end of the stream.
+    /// Copies octets out and frees their room. With `peek` it leaves them, and begins so many octets behind the next one.
+    /// `Ok(0)` with room in `out` is the end of the stream.
     ///
     /// # Errors
     /// EAGAIN: there is nothing yet; or, once, why the connection broke.
-    pub(crate) fn receive(&mut self, out: &mut [u8], peek: bool) -> Result<usize> {
-        if self.unread == 0 {
+    pub(crate) fn receive(&mut self, out: &mut [u8], peek: Option<usize>) -> Result<usize> {
+        let skip = peek.unwrap_or(0);
+        let there = (self.unread as usize).saturating_sub(skip);
+        if there == 0 {
             if !self.is_at_end() {
                 return Err(Errno::AGAIN);
             }
             return self.take_error().map_or(Ok(0), Err);
         }
-        let n = out.len().min(self.unread as usize);
-        let first = n.min((self.sizes.receive_buffer - self.read_at) as usize);
+        let n = out.len().min(there);
+        let size = self.sizes.receive_buffer as usize;
+        let at = (self.read_at as usize + skip) % size;
+        let first = n.min(size - at);
         let (head, tail) = out[..n].split_at_mut(first);
-        self.rbuf.read_at(self.read_at as usize, head)?;
+        self.rbuf.read_at(at, head)?;
         self.rbuf.read_at(0, tail)?;
-        if !peek {
+        if peek.is_none() {
             self.consume(n as u32);
         }
         Ok(n)

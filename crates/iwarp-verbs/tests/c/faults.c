@@ -167,6 +167,8 @@ static int port_state(const struct end *e)
 	struct ibv_port_attr a;
 
 	NEED(ibv_query_port(e->context, 1, &a) == 0);
+	/* LinkUp and Disabled, as the InfiniBand specification numbers them. */
+	CODE(a.state == IBV_PORT_ACTIVE ? 5 : 3, a.phys_state);
 	return a.state;
 }
 

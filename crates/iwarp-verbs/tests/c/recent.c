@@ -322,6 +322,21 @@ static void look_ups(void)
 	CHECK(found->ai_family == AF_INET6 && found->ai_src_addr && !found->ai_dst_addr);
 	rdma_freeaddrinfo(found);
 
+	/* The source of the hints comes back, which the call has copied. */
+	struct sockaddr_in source = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+
+	memset(&hints, 0, sizeof(hints));
+	hints.ai_flags = RAI_NUMERICHOST;
+	hints.ai_src_addr = (struct sockaddr *)&source;
+	hints.ai_src_len = sizeof(source);
+	CODE(0, resolve_addrinfo(id, "127.0.0.1", "7471", &hints));
+	memset(&source, 0xff, sizeof(source));
+	CODE(16, next_event(id, &status));
+	CODE(0, query_addrinfo(id, &found));
+	CHECK(found->ai_src_len == sizeof(source) && found->ai_src_addr && found->ai_dst_addr);
+	CHECK(((struct sockaddr_in *)found->ai_src_addr)->sin_addr.s_addr == htonl(INADDR_LOOPBACK));
+	rdma_freeaddrinfo(found);
+
 	memset(&hints, 0, sizeof(hints));
 	hints.ai_flags = RAI_NUMERICHOST;
 	CODE(0, resolve_addrinfo(id, "no.number", "7471", &hints));

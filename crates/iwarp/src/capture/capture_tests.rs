@@ -125,6 +125,29 @@ fn sequence_numbers_add_up() {
     assert_eq!(payload[1], b"xyz");
 }
 
+/// A connection that was reset ends with a reset in the recording, and one that was closed with both ends' FIN. Nothing follows, whatever comes.
+#[test]
+fn the_end_is_recorded_as_it_was() {
+    for (reset, wanted) in [
+        (true, &[RST | ACK][..]),
+        (false, &[FIN | ACK, FIN | ACK, ACK]),
+    ] {
+        let file = Scratch::new();
+        let recorder = Recorder::create(&file.0).expect("create");
+        let flow = recorder.flow(address("127.0.0.1:1"), address("127.0.0.1:2"));
+        flow.opened(true);
+        flow.received(&[b"last"]);
+        flow.closed(reset);
+        flow.received(&[b"late"]);
+        flow.closed(!reset);
+        drop((flow, recorder));
+        let packets = file.packets();
+        let flags: Vec<u8> = packets.iter().map(|p| tcp(p).0).collect();
+        let start = [SYN, SYN | ACK, ACK, PSH | ACK];
+        assert_eq!(flags, [&start[..], wanted].concat(), "{reset}");
+    }
+}
+
 #[test]
 fn limits_stop_between_packets() {
     for limits in [

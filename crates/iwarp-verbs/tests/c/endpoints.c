@@ -1,0 +1,184 @@
+/* What reaches the other end of a connection, and what the synchronous calls make and tell: private data, depths, domains, sizes, refusals. */
+#include "check.h"
+#include <arpa/inet.h>
+#include <infiniband/verbs.h>
+#include <pthread.h>
+#include <rdma/rdma_cma.h>
+#include <rdma/rdma_verbs.h>
+#include <sys/socket.h>
+
+enum { LONG = 200 };
+
+static char port[8];
+static unsigned char data[LONG];
+
+static struct ibv_qp_init_attr attributes(void)
+{
+	struct ibv_qp_init_attr attr = { .cap = { .max_send_wr = 3, .max_recv_wr = 3, .max_send_sge = 1, .max_recv_sge = 1,
+		.max_inline_data = 1 }, .qp_type = IBV_QPT_RC };
+
+	return attr;
+}
+
+/* Makes a passive end point. */
+static struct rdma_cm_id *listener(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
+{
+	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_TCP, .ai_flags = RAI_PASSIVE | RAI_NUMERICHOST }, *here;
+	struct rdma_cm_id *id;
+
+	NEED(rdma_getaddrinfo("127.0.0.1", "0", &hints, &here) == 0);
+	NEED(rdma_create_ep(&id, here, pd, attr) == 0 && rdma_listen(id, 4) == 0);
+	snprintf(port, sizeof(port), "%d", ntohs(rdma_get_src_port(id)));
+	rdma_freeaddrinfo(here);
+	return id;
+}
+
+/* Makes an active end point. `with` is private data that the address information carries. */
+static struct rdma_cm_id *caller(const void *with, size_t length)
+{
+	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_TCP, .ai_flags = RAI_NUMERICHOST }, *there;
+	struct ibv_qp_init_attr attr = attributes();
+	struct rdma_cm_id *id;
+
+	NEED(rdma_getaddrinfo("127.0.0.1", port, &hints, &there) == 0);
+	if (with) {
+		NEED((there->ai_connect = malloc(length)));
+		memcpy(there->ai_connect, with, length);
+		there->ai_connect_len = length;
+	}
+	NEED(rdma_create_ep(&id, there, NULL, &attr) == 0);
+	/* The program is told what it has got, which is never less. */
+	CHECK(attr.cap.max_inline_data > 1 && attr.cap.max_send_wr >= 3 && attr.cap.max_recv_wr >= 3);
+	CHECK(attr.send_cq == id->send_cq && attr.recv_cq == id->recv_cq && id->qp->send_cq == id->send_cq);
+	rdma_freeaddrinfo(there);
+	return id;
+}
+
+/* The arguments of a caller's thread, and what comes of it. */
+struct call {
+	const void *with;
+	size_t length;
+	struct rdma_conn_param *param;
+	int result, error;
+};
+
+static void *connect_to(void *of)
+{
+	struct call *call = of;
+	struct rdma_cm_id *id = caller(call->with, call->length);
+
+	errno = 0;
+	call->result = rdma_connect(id, call->param);
+	call->error = errno;
+	if (call->result == 0) {
+		CODE(RDMA_CM_EVENT_ESTABLISHED, (int)id->event->event);
+		CHECK(id->event->param.conn.private_data_len >= LONG);
+		CHECK(!memcmp(id->event->param.conn.private_data, data, LONG));
+		CODE(0, rdma_disconnect(id));
+	}
+	rdma_destroy_ep(id);
+	return NULL;
+}
+
+static pthread_t start(struct call *call)
+{
+	pthread_t thread;
+
+	NEED(pthread_create(&thread, NULL, connect_to, call) == 0);
+	return thread;
+}
+
+/* Both ends learn the other's private data, however long, and what the other asks of them. The queue pair is of the program's own domain. */
+static void parameters(struct ibv_pd *pd)
+{
+	struct rdma_conn_param ask = { .responder_resources = 3, .initiator_depth = 5 }, answer = { .private_data = data,
+		.private_data_len = LONG, .responder_resources = 5, .initiator_depth = 3 };
+	struct ibv_qp_init_attr attr = attributes();
+	struct rdma_cm_id *listening = listener(pd, &attr), *id;
+	struct call call = { data, LONG, &ask, -1, 0 };
+	struct rdma_conn_param *told;
+	pthread_t thread = start(&call);
+
+	NEED(rdma_get_request(listening, &id) == 0 && id->event);
+	told = &id->event->param.conn;
+	CHECK(told->private_data_len >= LONG);
+	CHECK(!memcmp(told->private_data, data, LONG));
+	CODE(5, told->responder_resources);
+	CODE(3, told->initiator_depth);
+	CHECK(id->qp && id->qp->pd == pd && id->pd == pd);
+	CODE(EBUSY, ibv_dealloc_pd(pd));
+	CODE(0, rdma_accept(id, &answer));
+	NEED(pthread_join(thread, NULL) == 0);
+	CODE(0, call.result);
+	rdma_destroy_ep(id);
+	rdma_destroy_ep(listening);
+}
+
+/* A refusal is ECONNREFUSED to the one that waits for it. */
+static void refusal(void)
+{
+	struct rdma_cm_id *listening = listener(NULL, NULL), *id;
+	struct call call = { NULL, 0, NULL, 0, 0 };
+	pthread_t thread = start(&call);
+
+	NEED(rdma_get_request(listening, &id) == 0);
+	CODE(0, rdma_reject(id, "no", 2));
+	rdma_destroy_ep(id);
+	NEED(pthread_join(thread, NULL) == 0);
+	CODE(-1, call.result);
+	CODE(ECONNREFUSED, call.error);
+	rdma_destroy_ep(listening);
+}
+
+/* If no queue pair can be made for a request, the peer is not kept waiting, and nothing stays. */
+static void no_queue_pair(void)
+{
+	struct ibv_qp_init_attr attr = attributes();
+	struct rdma_cm_id *listening, *id;
+	struct call call = { NULL, 0, NULL, 0, 0 };
+	pthread_t thread;
+
+	attr.cap.max_send_wr = 1 << 30;
+	listening = listener(NULL, &attr);
+	thread = start(&call);
+	MINUS_ONE(EINVAL, rdma_get_request(listening, &id));
+	NEED(pthread_join(thread, NULL) == 0);
+	CODE(-1, call.result);
+	rdma_destroy_ep(listening);
+}
+
+/* A completion queue that is made for the receives of a shared queue has room for all of them. */
+static void queues_that_are_made(void)
+{
+	struct rdma_cm_id *listening = listener(NULL, NULL), *id;
+	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_TCP, .ai_flags = RAI_NUMERICHOST }, *there;
+	struct ibv_srq_init_attr srq = { .attr = { .max_wr = 500, .max_sge = 1 } };
+	struct ibv_qp_init_attr attr = attributes();
+
+	NEED(rdma_getaddrinfo("127.0.0.1", port, &hints, &there) == 0);
+	NEED(rdma_create_ep(&id, there, NULL, NULL) == 0);
+	rdma_freeaddrinfo(there);
+	CODE(0, rdma_create_srq(id, NULL, &srq));
+	CODE(0, rdma_create_qp(id, NULL, &attr));
+	CHECK(id->recv_cq->cqe >= 500 && id->send_cq->cqe >= 3 && id->qp->srq == id->srq);
+	rdma_destroy_ep(id);
+	rdma_destroy_ep(listening);
+}
+
+int main(void)
+{
+	struct ibv_context **devices = rdma_get_devices(NULL), *loopback;
+	struct ibv_pd *pd;
+	int i;
+
+	for (i = 0; i < LONG; i++)
+		data[i] = (unsigned char)(i + 1);
+	NEED(devices && (loopback = devices[0]) && (pd = ibv_alloc_pd(loopback)));
+	parameters(pd);
+	refusal();
+	no_queue_pair();
+	queues_that_are_made();
+	CODE(0, ibv_dealloc_pd(pd));
+	rdma_free_devices(devices);
+	return result();
+}

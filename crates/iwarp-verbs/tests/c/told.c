@@ -1,0 +1,454 @@
+/* What calls tell the program about its objects and its requests: sizes, attributes, users, the opcodes and flags of completions, their time. */
+#include "check.h"
+
+#include <infiniband/verbs.h>
+#include <stdint.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { SIZE = 4096, DEPTH = 64, MANY = 40, PIECE = 16 };
+
+static struct ibv_context *context;
+static struct ibv_pd *pd;
+static union ibv_gid gid;
+
+/* One end of a connection. Its completion queue is an extended one with all fields that it may have. */
+struct end {
+	struct ibv_comp_channel *channel;
+	struct ibv_cq_ex *cq;
+	struct ibv_qp *qp;
+	struct ibv_mr *mr;
+	struct ibv_mw *mw;
+	char memory[SIZE];
+};
+
+static struct end left, right;
+
+static const enum ibv_access_flags ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+	IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND;
+
+static void make(struct end *e)
+{
+	struct ibv_cq_init_attr_ex cq = { .cqe = 4 * DEPTH, .cq_context = e,
+		.wc_flags = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK };
+	struct ibv_qp_init_attr_ex attr = { .qp_type = IBV_QPT_RC, .qp_context = e, .pd = pd,
+		.cap = { .max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 2, .max_recv_sge = 1, .max_inline_data = 64 },
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+		.send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM };
+	struct ibv_qp_attr init = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = ALL };
+
+	e->channel = ibv_create_comp_channel(context);
+	NEED(e->channel);
+	cq.channel = e->channel;
+	e->cq = ibv_create_cq_ex(context, &cq);
+	NEED(e->cq);
+	attr.send_cq = attr.recv_cq = ibv_cq_ex_to_cq(e->cq);
+	e->qp = ibv_create_qp_ex(context, &attr);
+	e->mr = ibv_reg_mr(pd, e->memory, SIZE, ALL);
+	e->mw = ibv_alloc_mw(pd, IBV_MW_TYPE_2);
+	NEED(e->qp && e->mr && e->mw);
+	NEED(ibv_modify_qp(e->qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
+}
+
+static void unmake(struct end *e)
+{
+	CODE(0, ibv_destroy_qp(e->qp));
+	CODE(0, ibv_destroy_cq(ibv_cq_ex_to_cq(e->cq)));
+	CODE(0, ibv_destroy_comp_channel(e->channel));
+	CODE(0, ibv_dealloc_mw(e->mw));
+	CODE(0, ibv_dereg_mr(e->mr));
+}
+
+static void join(struct end *e, const struct end *peer)
+{
+	struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTR, .dest_qp_num = peer->qp->qp_num,
+		.ah_attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = gid } } };
+
+	NEED(ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_DEST_QPN) == 0);
+	a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS };
+	NEED(ibv_modify_qp(e->qp, &a, IBV_QP_STATE) == 0);
+}
+
+static void connect_both(void)
+{
+	make(&left);
+	make(&right);
+	join(&left, &right);
+	join(&right, &left);
+}
+
+/* Waits for the next completion, which stays the current one until `over`. */
+static void next(struct end *e, uint64_t wr_id, enum ibv_wc_status status)
+{
+	struct ibv_poll_cq_attr attr = { 0 };
+	int got;
+
+	while ((got = ibv_start_poll(e->cq, &attr)) == ENOENT)
+		;
+	NEED(got == 0);
+	CHECK(e->cq->wr_id == wr_id);
+	CODE(status, e->cq->status);
+}
+
+static void over(struct end *e)
+{
+	ibv_end_poll(e->cq);
+}
+
+static void receive(struct end *e, uint64_t wr_id)
+{
+	struct ibv_sge sge = { (uintptr_t)e->memory, SIZE, e->mr->lkey };
+	struct ibv_recv_wr wr = { .wr_id = wr_id, .sg_list = &sge, .num_sge = 1 }, *bad;
+
+	NEED(ibv_post_recv(e->qp, &wr, &bad) == 0);
+}
+
+static void send(struct end *e, struct ibv_send_wr wr)
+{
+	struct ibv_send_wr *bad;
+
+	wr.send_flags |= IBV_SEND_SIGNALED;
+	CODE(0, ibv_post_send(e->qp, &wr, &bad));
+}
+
+/* Each operation has its opcode, and what arrives with a message has its flag. */
+static void opcodes_and_flags(void)
+{
+	struct ibv_sge sge = { (uintptr_t)left.memory, 8, left.mr->lkey };
+	uint32_t there = right.mr->rkey, key;
+	uint64_t at = (uintptr_t)right.memory;
+	struct {
+		struct ibv_send_wr wr;
+		enum ibv_wc_opcode local;
+		int opcode, flags;
+	} all[] = {
+		{ { .opcode = IBV_WR_SEND }, IBV_WC_SEND, IBV_WC_RECV, 0 },
+		{ { .opcode = IBV_WR_SEND_WITH_IMM, .imm_data = htobe32(0x01020304) }, IBV_WC_SEND, IBV_WC_RECV, IBV_WC_WITH_IMM },
+		{ { .opcode = IBV_WR_RDMA_WRITE_WITH_IMM, .imm_data = htobe32(0x01020304), .wr.rdma = { at, there } },
+			IBV_WC_RDMA_WRITE, IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_WITH_IMM },
+		{ { .opcode = IBV_WR_SEND_WITH_INV }, IBV_WC_SEND, IBV_WC_RECV, IBV_WC_WITH_INV },
+		{ { .opcode = IBV_WR_RDMA_WRITE, .wr.rdma = { at, there } }, IBV_WC_RDMA_WRITE, -1, 0 },
+		{ { .opcode = IBV_WR_RDMA_READ, .wr.rdma = { at, there } }, IBV_WC_RDMA_READ, -1, 0 },
+		{ { .opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .wr.atomic = { at, 1, 0, there } }, IBV_WC_FETCH_ADD, -1, 0 },
+		{ { .opcode = IBV_WR_ATOMIC_CMP_AND_SWP, .wr.atomic = { at, 1, 2, there } }, IBV_WC_COMP_SWAP, -1, 0 },
+	};
+	struct ibv_send_wr bind = { .wr_id = 90, .opcode = IBV_WR_BIND_MW };
+	unsigned i;
+
+	key = ibv_inc_rkey(right.mw->rkey);
+	bind.bind_mw.mw = right.mw;
+	bind.bind_mw.rkey = key;
+	bind.bind_mw.bind_info = (struct ibv_mw_bind_info){ right.mr, at, 64, IBV_ACCESS_REMOTE_READ };
+	for (i = 0; i < sizeof(all) / sizeof(*all); i++) {
+		struct ibv_send_wr wr = all[i].wr;
+
+		if (wr.opcode == IBV_WR_SEND_WITH_INV) {
+			send(&right, bind);
+			next(&right, 90, IBV_WC_SUCCESS);
+			CODE(IBV_WC_BIND_MW, ibv_wc_read_opcode(right.cq));
+			over(&right);
+			wr.invalidate_rkey = key;
+		}
+		wr.wr_id = i;
+		wr.sg_list = &sge;
+		wr.num_sge = 1;
+		if (all[i].opcode >= 0)
+			receive(&right, 50 + i);
+		send(&left, wr);
+		next(&left, i, IBV_WC_SUCCESS);
+		CODE(all[i].local, ibv_wc_read_opcode(left.cq));
+		CODE((int)left.qp->qp_num, (int)ibv_wc_read_qp_num(left.cq));
+		over(&left);
+		if (all[i].opcode < 0)
+			continue;
+		next(&right, 50 + i, IBV_WC_SUCCESS);
+		CODE(all[i].opcode, ibv_wc_read_opcode(right.cq));
+		CODE(all[i].flags, ibv_wc_read_wc_flags(right.cq));
+		CODE(8, (int)ibv_wc_read_byte_len(right.cq));
+		if (all[i].flags & IBV_WC_WITH_IMM)
+			CHECK(ibv_wc_read_imm_data(right.cq) == htobe32(0x01020304));
+		if (all[i].flags & IBV_WC_WITH_INV)
+			CHECK(ibv_wc_read_invalidated_rkey(right.cq) == key);
+		over(&right);
+	}
+	right.mw->rkey = key;
+	/* The same key once more, and ended by its owner. */
+	send(&right, bind);
+	next(&right, 90, IBV_WC_SUCCESS);
+	over(&right);
+	send(&right, (struct ibv_send_wr){ .wr_id = 91, .opcode = IBV_WR_LOCAL_INV, .invalidate_rkey = key });
+	next(&right, 91, IBV_WC_SUCCESS);
+	CODE(IBV_WC_LOCAL_INV, ibv_wc_read_opcode(right.cq));
+	over(&right);
+}
+
+/* A batch of more requests than the library converts on its stack, each with octets of its own. */
+static void a_long_batch_of_inline_data(void)
+{
+	struct ibv_qp_ex *qp = ibv_qp_to_qp_ex(left.qp);
+	char text[MANY * PIECE];
+	int i;
+
+	for (i = 0; i < MANY * PIECE; i++)
+		text[i] = (char)(i + i / PIECE);
+	memset(right.memory, 0, sizeof(right.memory));
+	NEED(qp);
+	ibv_wr_start(qp);
+	for (i = 0; i < MANY; i++) {
+		qp->wr_id = 100;
+		qp->wr_flags = i == MANY - 1 ? IBV_SEND_SIGNALED : 0;
+		ibv_wr_rdma_write(qp, right.mr->rkey, (uintptr_t)right.memory + PIECE * i);
+		ibv_wr_set_inline_data(qp, text + PIECE * i, PIECE);
+	}
+	CODE(0, ibv_wr_complete(qp));
+	/* By number: it is complete when the peer has it. */
+	next(&left, 100, IBV_WC_SUCCESS);
+	over(&left);
+	CHECK(memcmp(right.memory, text, sizeof(text)) == 0);
+}
+
+/* A solicited request of the batch interface wakes a program that waits for such ones only, and another one does not. */
+static void solicited_batches(void)
+{
+	struct ibv_cq *cq = ibv_cq_ex_to_cq(right.cq), *got = NULL;
+	struct ibv_qp_ex *qp = ibv_qp_to_qp_ex(left.qp);
+	void *own = NULL;
+	int i;
+
+	NEED(ibv_req_notify_cq(cq, 1) == 0);
+	for (i = 0; i < 2; i++) {
+		receive(&right, 60 + i);
+		ibv_wr_start(qp);
+		qp->wr_id = 61;
+		qp->wr_flags = IBV_SEND_SIGNALED | (i ? IBV_SEND_SOLICITED : 0);
+		ibv_wr_send_imm(qp, htobe32(7));
+		ibv_wr_set_inline_data(qp, left.memory, 4);
+		CODE(0, ibv_wr_complete(qp));
+		next(&left, 61, IBV_WC_SUCCESS);
+		over(&left);
+	}
+	/* If the flag is lost, this waits for ever. */
+	NEED(ibv_get_cq_event(right.channel, &got, &own) == 0);
+	CHECK(got == cq && own == &right);
+	ibv_ack_cq_events(got, 1);
+	for (i = 0; i < 2; i++) {
+		next(&right, 60 + i, IBV_WC_SUCCESS);
+		over(&right);
+	}
+}
+
+/* A completion has the time at which it was written, whenever it is read. */
+static void times(void)
+{
+	struct timespec pause = { .tv_nsec = 40 * 1000 * 1000 };
+	uint64_t least = UINT64_MAX;
+	int i;
+
+	send(&left, (struct ibv_send_wr){ .wr_id = 70, .opcode = IBV_WR_RDMA_WRITE,
+		.wr.rdma = { (uintptr_t)right.memory, right.mr->rkey } });
+	next(&left, 70, IBV_WC_SUCCESS);
+	CHECK(ibv_wc_read_completion_ts(left.cq) != 0);
+	/* Two clocks are read, and the thread may be interrupted between them: so the smallest difference of many counts. */
+	for (i = 0; i < 200 && least >= 20 * 1000 * 1000; i++) {
+		uint64_t first = ibv_wc_read_completion_wallclock_ns(left.cq), second;
+
+		nanosleep(&pause, NULL);
+		second = ibv_wc_read_completion_wallclock_ns(left.cq);
+		first = second > first ? second - first : first - second;
+		least = first < least ? first : least;
+	}
+	CHECK(least < 20 * 1000 * 1000);
+	over(&left);
+}
+
+/* Rights that a queue pair has not are refused to the peer, although the region has them. */
+static void rights_of_a_queue_pair(void)
+{
+	struct ibv_qp_attr a = { .qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ };
+	struct ibv_sge sge = { (uintptr_t)left.memory, 8, left.mr->lkey };
+	struct ibv_send_wr wr = { .wr_id = 80, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_READ,
+		.wr.rdma = { (uintptr_t)right.memory, right.mr->rkey } };
+
+	CODE(0, ibv_modify_qp(right.qp, &a, IBV_QP_ACCESS_FLAGS));
+	send(&left, wr);
+	next(&left, 80, IBV_WC_SUCCESS);
+	over(&left);
+	wr.opcode = IBV_WR_RDMA_WRITE;
+	send(&left, wr);
+	next(&left, 80, IBV_WC_REM_ACCESS_ERR);
+	over(&left);
+}
+
+/* What a queue pair was made with is what a query tells, and a change that is refused changes nothing of it. */
+static void attributes(void)
+{
+	struct ibv_cq *cq = ibv_create_cq(context, 16, NULL, NULL, 0);
+	struct ibv_qp_init_attr attr = { .qp_context = &left, .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .sq_sig_all = 1,
+		.cap = { .max_send_wr = 5, .max_recv_wr = 6, .max_send_sge = 2, .max_recv_sge = 3, .max_inline_data = 64 } }, told = { 0 };
+	struct ibv_qp_attr before, after, bad = { .qp_state = IBV_QPS_SQD, .timeout = 3, .retry_cnt = 2, .rnr_retry = 1,
+		.rq_psn = 77, .dest_qp_num = 88, .qp_access_flags = ALL };
+	struct ibv_qp *qp;
+
+	NEED(cq);
+	qp = ibv_create_qp(pd, &attr);
+	NEED(qp);
+	memset(&before, 0, sizeof(before));
+	memset(&after, 0, sizeof(after));
+	CODE(0, ibv_query_qp(qp, &before, ~0, &told));
+	CHECK(told.qp_context == &left && told.send_cq == cq && told.recv_cq == cq && !told.srq);
+	CHECK(told.qp_type == IBV_QPT_RC && told.sq_sig_all == 1);
+	CHECK(memcmp(&told.cap, &attr.cap, sizeof(attr.cap)) == 0 && memcmp(&before.cap, &attr.cap, sizeof(attr.cap)) == 0);
+	CHECK(attr.cap.max_send_wr >= 5 && attr.cap.max_recv_wr >= 6 && attr.cap.max_send_sge >= 2 && attr.cap.max_recv_sge >= 3);
+	CODE(EINVAL, ibv_modify_qp(qp, &bad, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_RQ_PSN |
+		IBV_QP_DEST_QPN | IBV_QP_ACCESS_FLAGS));
+	CODE(0, ibv_query_qp(qp, &after, ~0, &told));
+	CHECK(memcmp(&before, &after, sizeof(before)) == 0);
+	CODE(0, ibv_destroy_qp(qp));
+	CODE(0, ibv_destroy_cq(cq));
+}
+
+static void sizes(void)
+{
+	struct ibv_srq_init_attr attr = { .attr = { .max_wr = 20 } };
+	struct ibv_srq_attr told = { 0 }, more = { .max_wr = 50, .srq_limit = 4 };
+	struct ibv_cq *cq = ibv_create_cq(context, 20, NULL, NULL, 0);
+	struct ibv_srq *srq;
+	int before;
+
+	NEED(cq);
+	before = cq->cqe;
+	CHECK(before >= 20);
+	CODE(0, ibv_resize_cq(cq, before + 100));
+	CHECK(cq->cqe >= before + 100);
+	CODE(0, ibv_destroy_cq(cq));
+	/* No elements are asked for, and it has one at least. */
+	srq = ibv_create_srq(pd, &attr);
+	NEED(srq);
+	CODE(0, ibv_query_srq(srq, &told));
+	CHECK(attr.attr.max_wr >= 20 && attr.attr.max_sge >= 1);
+	CHECK(told.max_wr == attr.attr.max_wr && told.max_sge == attr.attr.max_sge && told.srq_limit == 0);
+	CODE(0, ibv_modify_srq(srq, &more, IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT));
+	CODE(0, ibv_query_srq(srq, &told));
+	CHECK(told.max_wr >= 50 && told.srq_limit == 4);
+	CODE(0, ibv_destroy_srq(srq));
+}
+
+/* A channel counts the queues that use it, and a parent domain cannot go while a queue uses it. */
+static void users(void)
+{
+	struct ibv_parent_domain_init_attr parent = { .pd = pd };
+	struct ibv_pd *domain = ibv_alloc_parent_domain(context, &parent);
+	struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
+	struct ibv_cq_init_attr_ex attr = { .cqe = 8, .channel = channel, .comp_mask = IBV_CQ_INIT_ATTR_MASK_PD,
+		.parent_domain = domain };
+	struct ibv_cq_ex *extended;
+	struct ibv_cq *plain;
+
+	NEED(domain && channel);
+	CODE(0, channel->refcnt);
+	extended = ibv_create_cq_ex(context, &attr);
+	plain = ibv_create_cq(context, 8, NULL, channel, 0);
+	NEED(extended && plain);
+	CODE(2, channel->refcnt);
+	CODE(EBUSY, ibv_dealloc_pd(domain));
+	CODE(EBUSY, ibv_destroy_comp_channel(channel));
+	CODE(0, ibv_destroy_cq(ibv_cq_ex_to_cq(extended)));
+	CODE(1, channel->refcnt);
+	CODE(EBUSY, ibv_destroy_comp_channel(channel));
+	CODE(0, ibv_destroy_cq(plain));
+	CODE(0, channel->refcnt);
+	CODE(0, ibv_destroy_comp_channel(channel));
+	CODE(0, ibv_dealloc_pd(domain));
+}
+
+static struct ibv_cq *tag_cq;
+
+/* Posts requests to a list of tagged buffers, which complete at once. Returns the flags of the last one's completion. */
+static int tag_request(struct ibv_srq *srq, struct ibv_ops_wr wr, enum ibv_wc_opcode opcode)
+{
+	struct ibv_ops_wr *bad = NULL;
+	struct ibv_wc wc;
+
+	wr.flags |= IBV_OPS_SIGNALED;
+	CODE(0, ibv_post_srq_ops(srq, &wr, &bad));
+	NEED(ibv_poll_cq(tag_cq, 1, &wc) == 1);
+	CODE(IBV_WC_SUCCESS, wc.status);
+	CODE(opcode, wc.opcode);
+	CHECK(wc.wr_id == wr.wr_id);
+	return wc.wc_flags;
+}
+
+/* Requests to a list of tagged buffers: which one is refused, and what the program has told of messages that matched nothing. */
+static void tags(void)
+{
+	struct ibv_srq_init_attr_ex attr = { .attr = { .max_wr = 8, .max_sge = 1 }, .srq_type = IBV_SRQT_TM, .pd = pd,
+		.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_CQ | IBV_SRQ_INIT_ATTR_TM,
+		.tm_cap = { .max_num_tags = 4, .max_ops = 4 } };
+	struct ibv_sge sge = { (uintptr_t)left.memory, 64, left.mr->lkey };
+	struct ibv_ops_wr sync = { .wr_id = 5, .opcode = IBV_WR_TAG_SYNC, .flags = IBV_OPS_TM_SYNC, .tm = { .unexpected_cnt = 3 } };
+	struct ibv_ops_wr add = { .wr_id = 6, .opcode = IBV_WR_TAG_ADD,
+		.tm = { .add = { .recv_wr_id = 7, .sg_list = &sge, .num_sge = 1, .tag = 1, .mask = ~0ull } } };
+	struct ibv_ops_wr unknown = { .opcode = 9 }, list = add, *bad = NULL;
+	struct ibv_srq *srq;
+
+	tag_cq = ibv_create_cq(context, 16, NULL, NULL, 0);
+	NEED(tag_cq);
+	attr.cq = tag_cq;
+	srq = ibv_create_srq_ex(context, &attr);
+	NEED(srq);
+	list.next = &unknown;
+	CODE(EOPNOTSUPP, ibv_post_srq_ops(srq, &list, &bad));
+	CHECK(bad == &unknown);
+	/* Three messages are said to be handled, and none has come: buffers wait until the program knows better. */
+	tag_request(srq, sync, IBV_WC_TM_SYNC);
+	CHECK(tag_request(srq, add, IBV_WC_TM_ADD) & IBV_WC_TM_SYNC_REQ);
+	sync.tm.unexpected_cnt = 0;
+	tag_request(srq, sync, IBV_WC_TM_SYNC);
+	CHECK(!(tag_request(srq, add, IBV_WC_TM_ADD) & IBV_WC_TM_SYNC_REQ));
+	CODE(EBUSY, ibv_destroy_cq(tag_cq));
+	CODE(0, ibv_destroy_srq(srq));
+	CODE(0, ibv_destroy_cq(tag_cq));
+}
+
+/* A device can be imported as long as one of its contexts is open. */
+static void imports(void)
+{
+	int i;
+
+	for (i = 0; i < 3; i++) {
+		int fd = dup(context->cmd_fd);
+		struct ibv_context *imported = ibv_import_device(fd);
+
+		NEED(fd >= 0 && imported);
+		CHECK(imported->device == context->device);
+		CODE(0, ibv_close_device(imported));
+	}
+}
+
+int main(void)
+{
+	struct ibv_device **list = ibv_get_device_list(NULL);
+
+	NEED(list && list[0]);
+	context = ibv_open_device(list[0]);
+	NEED(context);
+	ibv_free_device_list(list);
+	pd = ibv_alloc_pd(context);
+	NEED(pd && ibv_query_gid(context, 1, 0, &gid) == 0);
+	sizes();
+	users();
+	imports();
+	attributes();
+	connect_both();
+	tags();
+	opcodes_and_flags();
+	a_long_batch_of_inline_data();
+	solicited_batches();
+	times();
+	rights_of_a_queue_pair();
+	unmake(&left);
+	unmake(&right);
+	CODE(0, ibv_dealloc_pd(pd));
+	CODE(0, ibv_close_device(context));
+	return result();
+}
