@@ -42,7 +42,7 @@ impl Listen {
         self
     }
 
-    /// Sets how many peers may wait for an answer; default 128.
+    /// Sets how many peers may wait for an answer; default and least are 128. Further ones wait in the kernel, unaccepted.
     pub fn backlog(mut self, peers: u32) -> Self {
         self.backlog = peers;
         self

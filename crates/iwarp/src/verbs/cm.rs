@@ -90,7 +90,7 @@ impl Listener {
 pub struct ListenerBuilder(cm::ListenerBuilder);
 
 impl ListenerBuilder {
-    /// Sets how many requests may wait for an answer; 0 means 128, the default.
+    /// Sets how many requests may wait for an answer; default and least are 128. Further ones wait in the kernel, unaccepted.
     pub fn backlog(self, requests: u32) -> Self {
         Self(self.0.backlog(requests))
     }

@@ -427,8 +427,8 @@ impl CmId {
             .inspect_err(|_| self.inner.state.lock().phase = Phase::Failed)
     }
 
-    /// Listens (`rdma_listen(3)`) with room for `backlog` requests that are not answered yet. Requests arrive as
-    /// [`CmEventKind::ConnectRequest`].
+    /// Listens (`rdma_listen(3)`) with room for `backlog` requests that are not answered yet, 128 at least. Further ones wait in the kernel,
+    /// unaccepted. Requests arrive as [`CmEventKind::ConnectRequest`].
     ///
     /// # Errors
     /// [`Error::InvalidState`]: not bound. The operating system's: port in use.

@@ -26,8 +26,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Requests that may wait for an answer if the program asks for no number.
-const BACKLOG_DEFAULT: u32 = 128;
+/// Requests that may wait for an answer if the program asks for fewer, or for no number: programs ask for one and mean that they do not mind.
+const BACKLOG_LEAST: u32 = 128;
 /// The setting that [`Admission::half_open`] has for [`refused_max`], whatever the program's is.
 const STARTING_MAX: usize = 1024;
 /// This many may be in start-up, however few descriptors there are, unless the settings ask for fewer.
@@ -75,17 +75,13 @@ impl Listening {
         ctx: Option<Context>,
         admission: Admission,
     ) -> Result<Arc<Self>> {
-        let backlog = if backlog == 0 {
-            BACKLOG_DEFAULT
-        } else {
-            backlog
-        };
+        let backlog = backlog.max(BACKLOG_LEAST);
         let local = bound.local_addr()?;
         let peer_timeout = match &ctx {
             Some(ctx) => ctx.config().peer_timeout,
             None => Config::from_env().peer_timeout,
         };
-        let listener = bound.listen(backlog.max(BACKLOG_DEFAULT), peer_timeout)?;
+        let listener = bound.listen(backlog, peer_timeout)?;
         let engine = engine()?;
         let token = engine.token();
         let this = Arc::new(Self {
@@ -348,7 +344,7 @@ impl Source for Listening {
     fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
         // Those that come meanwhile are reported again.
         for _ in 0..self.listener.waiting() {
-            if self.hall.waiting.load(Ordering::Relaxed) >= self.backlog.max(BACKLOG_DEFAULT) {
+            if self.hall.waiting.load(Ordering::Relaxed) >= self.backlog {
                 self.pause();
                 return true;
             }
