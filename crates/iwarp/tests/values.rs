@@ -430,3 +430,87 @@ fn a_connection() {
     batch.submit().wait().unwrap();
     assert!(b.recv().now().unwrap().is_none(), "nothing was sent");
 }
+
+/// Logs and panics name objects by what they print.
+#[test]
+fn what_objects_print() {
+    let ctx = context();
+    let (pd, cq) = (ctx.allocate_pd(), ctx.create_cq(9, None).unwrap());
+    let name = &device().name;
+    assert_eq!(
+        format!("{ctx:?}"),
+        format!("Context {{ device: {name:?}, .. }}")
+    );
+    assert_eq!(
+        format!("{cq:?}"),
+        "CompletionQueue { capacity: 9, waiting: 0, .. }"
+    );
+    let qp = ctx.create_qp(&attributes(pd, &cq, 1)).unwrap();
+    assert_eq!(
+        format!("{qp:?}"),
+        format!("QueuePair {{ num: {}, .. }}", qp.num())
+    );
+    let datagrams = ctx.create_ud_qp(&ud_attributes(pd, &cq)).unwrap();
+    assert_eq!(
+        format!("{datagrams:?}"),
+        format!("UdQueuePair {{ num: {}, .. }}", datagrams.num())
+    );
+    let srq = ctx.create_srq(pd, 6, 2).unwrap();
+    assert_eq!(format!("{srq:?}"), "SharedReceiveQueue { capacity: 6, .. }");
+    let domain = ctx.open_xrc_domain(None, true, false).unwrap();
+    assert_eq!(format!("{domain:?}"), "XrcDomain { .. }");
+    let channel = iwarp::raw::cm::create_event_channel().unwrap();
+    let ids = [0; 2].map(|_| iwarp::raw::cm::CmId::create(&channel, Some(&ctx)));
+    let [first, second] = ids.each_ref().map(|id| format!("{id:?}"));
+    assert!(
+        first.starts_with("CmId { serial: ") && first != second,
+        "{first}"
+    );
+    datagrams.destroy();
+    qp.destroy();
+}
+
+/// What fails says which operation it was, although no data came.
+#[test]
+fn what_is_flushed_keeps_its_kind() {
+    use iwarp_rnic::{SendFlags, SendOp, SendWr, WcOpcode, WcStatus};
+    let ctx = context();
+    let (pd, cq) = (ctx.allocate_pd(), ctx.create_cq(9, None).unwrap());
+    let receives = [RecvWr {
+        wr_id: 3,
+        sges: &[],
+    }];
+    let read = SendOp::Read {
+        remote_addr: 0,
+        rkey: 7,
+    };
+    let qp = ctx.create_qp(&attributes(pd, &cq, 1)).unwrap();
+    qp.modify(State::Init).unwrap();
+    qp.post_recv(&receives).unwrap();
+    qp.modify(State::Error).unwrap();
+    let wr = SendWr {
+        wr_id: 4,
+        op: read,
+        flags: SendFlags::SIGNALED,
+        sges: &[],
+        inline: &[],
+    };
+    qp.post_send(&[wr]).unwrap();
+    let datagrams = ctx.create_ud_qp(&ud_attributes(pd, &cq)).unwrap();
+    datagrams.modify(State::Init).unwrap();
+    datagrams.post_recv(&receives).unwrap();
+    datagrams.modify(State::Error).unwrap();
+    let mut out = [Default::default(); 4];
+    let n = cq.poll(&mut out).unwrap();
+    let told: Vec<_> = out[..n]
+        .iter()
+        .map(|c| (c.wr_id, c.status, c.opcode, c.qp_num))
+        .collect();
+    let flushed = WcStatus::Flushed;
+    let expected = [
+        (3, flushed, WcOpcode::Recv, qp.num()),
+        (4, flushed, WcOpcode::Read, qp.num()),
+        (3, flushed, WcOpcode::Recv, datagrams.num()),
+    ];
+    assert_eq!(told, expected);
+}
