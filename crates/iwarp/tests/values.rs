@@ -228,6 +228,18 @@ fn domains_of_extended_reliable_connections() {
         (initiator.config().max_ird, initiator.config().max_ord),
         (0, 3)
     );
+    // It receives nothing, whatever is asked for.
+    let (recv_cq, srq) = (ctx.create_cq(4, None), ctx.create_srq(pd, 4, 1));
+    let (recv_cq, srq) = (recv_cq.unwrap(), Some(srq.unwrap()));
+    let with_receives = QpAttributes {
+        recv_cq: recv_cq.clone(),
+        srq,
+        ..one
+    };
+    let initiator = ctx.create_xrc_initiator(&with_receives, false).unwrap();
+    let c = initiator.config();
+    assert_eq!((c.max_recv_wr, c.shared_receive), (0, false));
+    assert_eq!(recv_cq.queue_pairs(), 0);
 }
 
 #[test]
@@ -513,4 +525,26 @@ fn what_is_flushed_keeps_its_kind() {
         (3, flushed, WcOpcode::Recv, datagrams.num()),
     ];
     assert_eq!(told, expected);
+}
+
+/// An identifier that is bound to any address takes, when it resolves its peer's, the one from which that is reached, and keeps its port.
+#[test]
+fn an_identifier_of_any_address() {
+    let channel = iwarp::raw::cm::create_event_channel().unwrap();
+    let limit = Some(std::time::Duration::from_secs(20));
+    for any in ["0.0.0.0:0", "[::]:0"] {
+        let id = iwarp::raw::cm::CmId::create(&channel, None);
+        id.bind(any.parse().unwrap()).unwrap();
+        let bound = id.addresses().0.unwrap();
+        assert!(bound.ip().is_unspecified() && bound.port() != 0);
+        let peer = "127.0.0.1:9".parse().unwrap();
+        id.resolve_addr(None, peer).unwrap();
+        let event = channel.next(limit).unwrap();
+        assert_eq!(event.kind, iwarp::raw::cm::CmEventKind::AddrResolved);
+        let (local, to) = id.addresses();
+        let local = local.unwrap();
+        assert!(local.ip().to_canonical().is_loopback(), "{local}");
+        assert_eq!((local.port(), to), (bound.port(), Some(peer)));
+        id.destroy();
+    }
 }
