@@ -71,15 +71,19 @@ impl From<AllocError> for CqSizeError {
 impl CompletionQueue {
     /// Makes a queue for `capacity` completions, 1 to [`MAX_CQE`].
     pub fn new(capacity: u32) -> Result<Self, CqSizeError> {
-        if capacity == 0 || capacity > MAX_CQE {
-            return Err(CqSizeError::Invalid);
-        }
         Ok(Self {
-            ring: Ring::new(capacity)?,
+            ring: Self::ring(capacity)?,
             armed: Armed::No,
             overflowed: false,
             purge: None,
         })
+    }
+
+    fn ring(capacity: u32) -> Result<Ring<Cqe>, CqSizeError> {
+        match capacity {
+            1..=MAX_CQE => Ok(Ring::new(capacity)?),
+            _ => Err(CqSizeError::Invalid),
+        }
     }
 
     /// Returns how many completions it can hold.
@@ -204,10 +208,10 @@ impl CompletionQueue {
 
     /// Changes the capacity and keeps the completions that wait. A purge that is not finished begins again.
     pub fn resize(&mut self, capacity: u32) -> Result<(), CqSizeError> {
-        if capacity == 0 || capacity > MAX_CQE || capacity < self.len() {
+        if capacity < self.len() {
             return Err(CqSizeError::Invalid);
         }
-        let mut ring = Ring::new(capacity)?;
+        let mut ring = Self::ring(capacity)?;
         while let Some(cqe) = self.pop() {
             // It fits: the length was compared above.
             let _ = ring.push(cqe);

@@ -385,10 +385,10 @@ mod tests {
 
     #[test]
     fn a_request_that_is_too_small_stays() {
-        let mut srq = SharedReceiveQueue::new(2, 1).unwrap();
+        let mut srq = SharedReceiveQueue::new(3, 1).unwrap();
         let mut taken = TakenRecv::new(1).unwrap();
         assert_eq!(srq.take_if_fits(&mut taken, 0), (Taken::None, false));
-        for wr_id in [5, 6] {
+        for wr_id in [4, 5, 6] {
             let sges = [Sge {
                 addr: 0,
                 len: 10,
@@ -398,6 +398,9 @@ mod tests {
         }
         srq.set_limit(2).unwrap();
         assert_eq!(srq.take_if_fits(&mut taken, 11), (Taken::TooSmall, false));
+        // The event comes when fewer wait than the limit.
+        assert_eq!(srq.take_if_fits(&mut taken, 10), (Taken::Yes, false));
+        assert_eq!((taken.wr_id, taken.len), (4, 10));
         assert_eq!(srq.take_if_fits(&mut taken, 10), (Taken::Yes, true));
         assert_eq!((taken.wr_id, taken.len), (5, 10));
         assert_eq!(srq.take_if_fits(&mut taken, 0), (Taken::Yes, false));

@@ -210,4 +210,19 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn an_empty_ring_stays_empty() {
+        let mut ring = Ring::<u8>::new(2).unwrap();
+        ring.skip();
+        ring.skip_many(1);
+        assert!(ring.is_empty() && ring.pop().is_none());
+        for value in [1, 2] {
+            assert!(ring.push(value).is_ok());
+        }
+        ring.skip_many(1);
+        assert_eq!((ring.front(), ring.len()), (Some(&2), 1));
+        ring.skip_many(2);
+        assert!(ring.is_empty());
+    }
 }

@@ -228,6 +228,18 @@ fn domains_of_extended_reliable_connections() {
         (initiator.config().max_ird, initiator.config().max_ord),
         (0, 3)
     );
+    // It receives nothing, whatever is asked for.
+    let (recv_cq, srq) = (ctx.create_cq(4, None), ctx.create_srq(pd, 4, 1));
+    let (recv_cq, srq) = (recv_cq.unwrap(), Some(srq.unwrap()));
+    let with_receives = QpAttributes {
+        recv_cq: recv_cq.clone(),
+        srq,
+        ..one
+    };
+    let initiator = ctx.create_xrc_initiator(&with_receives, false).unwrap();
+    let c = initiator.config();
+    assert_eq!((c.max_recv_wr, c.shared_receive), (0, false));
+    assert_eq!(recv_cq.queue_pairs(), 0);
 }
 
 #[test]
@@ -429,4 +441,110 @@ fn a_connection() {
     assert!(batch.is_empty());
     batch.submit().wait().unwrap();
     assert!(b.recv().now().unwrap().is_none(), "nothing was sent");
+}
+
+/// Logs and panics name objects by what they print.
+#[test]
+fn what_objects_print() {
+    let ctx = context();
+    let (pd, cq) = (ctx.allocate_pd(), ctx.create_cq(9, None).unwrap());
+    let name = &device().name;
+    assert_eq!(
+        format!("{ctx:?}"),
+        format!("Context {{ device: {name:?}, .. }}")
+    );
+    assert_eq!(
+        format!("{cq:?}"),
+        "CompletionQueue { capacity: 9, waiting: 0, .. }"
+    );
+    let qp = ctx.create_qp(&attributes(pd, &cq, 1)).unwrap();
+    assert_eq!(
+        format!("{qp:?}"),
+        format!("QueuePair {{ num: {}, .. }}", qp.num())
+    );
+    let datagrams = ctx.create_ud_qp(&ud_attributes(pd, &cq)).unwrap();
+    assert_eq!(
+        format!("{datagrams:?}"),
+        format!("UdQueuePair {{ num: {}, .. }}", datagrams.num())
+    );
+    let srq = ctx.create_srq(pd, 6, 2).unwrap();
+    assert_eq!(format!("{srq:?}"), "SharedReceiveQueue { capacity: 6, .. }");
+    let domain = ctx.open_xrc_domain(None, true, false).unwrap();
+    assert_eq!(format!("{domain:?}"), "XrcDomain { .. }");
+    let channel = iwarp::raw::cm::create_event_channel().unwrap();
+    let ids = [0; 2].map(|_| iwarp::raw::cm::CmId::create(&channel, Some(&ctx)));
+    let [first, second] = ids.each_ref().map(|id| format!("{id:?}"));
+    assert!(
+        first.starts_with("CmId { serial: ") && first != second,
+        "{first}"
+    );
+    datagrams.destroy();
+    qp.destroy();
+}
+
+/// What fails says which operation it was, although no data came.
+#[test]
+fn what_is_flushed_keeps_its_kind() {
+    use iwarp_rnic::{SendFlags, SendOp, SendWr, WcOpcode, WcStatus};
+    let ctx = context();
+    let (pd, cq) = (ctx.allocate_pd(), ctx.create_cq(9, None).unwrap());
+    let receives = [RecvWr {
+        wr_id: 3,
+        sges: &[],
+    }];
+    let read = SendOp::Read {
+        remote_addr: 0,
+        rkey: 7,
+    };
+    let qp = ctx.create_qp(&attributes(pd, &cq, 1)).unwrap();
+    qp.modify(State::Init).unwrap();
+    qp.post_recv(&receives).unwrap();
+    qp.modify(State::Error).unwrap();
+    let wr = SendWr {
+        wr_id: 4,
+        op: read,
+        flags: SendFlags::SIGNALED,
+        sges: &[],
+        inline: &[],
+    };
+    qp.post_send(&[wr]).unwrap();
+    let datagrams = ctx.create_ud_qp(&ud_attributes(pd, &cq)).unwrap();
+    datagrams.modify(State::Init).unwrap();
+    datagrams.post_recv(&receives).unwrap();
+    datagrams.modify(State::Error).unwrap();
+    let mut out = [Default::default(); 4];
+    let n = cq.poll(&mut out).unwrap();
+    let told: Vec<_> = out[..n]
+        .iter()
+        .map(|c| (c.wr_id, c.status, c.opcode, c.qp_num))
+        .collect();
+    let flushed = WcStatus::Flushed;
+    let expected = [
+        (3, flushed, WcOpcode::Recv, qp.num()),
+        (4, flushed, WcOpcode::Read, qp.num()),
+        (3, flushed, WcOpcode::Recv, datagrams.num()),
+    ];
+    assert_eq!(told, expected);
+}
+
+/// An identifier that is bound to any address takes, when it resolves its peer's, the one from which that is reached, and keeps its port.
+#[test]
+fn an_identifier_of_any_address() {
+    let channel = iwarp::raw::cm::create_event_channel().unwrap();
+    let limit = Some(std::time::Duration::from_secs(20));
+    for any in ["0.0.0.0:0", "[::]:0"] {
+        let id = iwarp::raw::cm::CmId::create(&channel, None);
+        id.bind(any.parse().unwrap()).unwrap();
+        let bound = id.addresses().0.unwrap();
+        assert!(bound.ip().is_unspecified() && bound.port() != 0);
+        let peer = "127.0.0.1:9".parse().unwrap();
+        id.resolve_addr(None, peer).unwrap();
+        let event = channel.next(limit).unwrap();
+        assert_eq!(event.kind, iwarp::raw::cm::CmEventKind::AddrResolved);
+        let (local, to) = id.addresses();
+        let local = local.unwrap();
+        assert!(local.ip().to_canonical().is_loopback(), "{local}");
+        assert_eq!((local.port(), to), (bound.port(), Some(peer)));
+        id.destroy();
+    }
 }

@@ -147,8 +147,9 @@ impl Half {
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let mut slots = SLOTS;
         loop {
-            match Room::new(self, usize::from(slots), SLOT_SIZE, access, slots == 1) {
-                Err(_) if slots > 1 => slots /= 2,
+            let least = slots == 1;
+            match Room::new(self, usize::from(slots), SLOT_SIZE, access, least) {
+                Err(_) if !least => slots /= 2,
                 room => return Ok((room?, slots)),
             }
         }

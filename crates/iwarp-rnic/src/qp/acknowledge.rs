@@ -20,7 +20,7 @@ use super::tx::{Job, Stage};
 use super::{Direction, Host, QueuePair, RxBuffer};
 use crate::memory::Memory;
 use crate::{Cqe, SendOp, WcStatus};
-use iwarp_proto::ddp::{Header, Stag, TAGGED_HEADER_LEN, TaggedHeader};
+use iwarp_proto::ddp::{Header, TAGGED_HEADER_LEN, TaggedHeader};
 use iwarp_proto::rdmap::{Opcode, Terminate, TerminateCode};
 
 /// Messages that may be sent before a probe follows, even if there are more to send.
@@ -144,17 +144,16 @@ impl QueuePair {
     pub(super) fn emit_probe(&mut self, plan: &mut TxPlan, w: &Wire<'_, impl Memory>) {
         let sink_stag = self.next_sink();
         let msn = self.emit_empty_read(sink_stag, plan, w);
-        self.probed(sink_stag, msn);
+        self.probed(msn);
     }
 
-    /// The probe with this message sequence number was put into the plan.
-    fn probed(&mut self, sink_stag: Stag, msn: u32) {
+    /// The probe with this message sequence number was put into the plan. It asks for no octets, so nothing is compared with its sink.
+    fn probed(&mut self, msn: u32) {
         let Some(seq) = self.sq.last_started() else {
             return;
         };
         let probe = Awaited {
             seq,
-            sink_stag,
             msn,
             probe: true,
             ..Awaited::default()

@@ -279,3 +279,40 @@ impl QueuePair {
         whole.saturating_sub(here.len())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use iwarp_proto::ddp::TaggedHeader;
+    use std::vec::Vec;
+
+    /// Each FPDU is for one of the three loops. A Write of no octets is for the last, because it may be a note, and so is one whose
+    /// header is cut.
+    #[test]
+    fn each_segment_is_for_one_loop() {
+        let tagged = |opcode| {
+            let mut octets = [0u8; 64];
+            let header = Header::Tagged(TaggedHeader {
+                opcode,
+                ..TaggedHeader::default()
+            });
+            header.emit(&mut octets);
+            octets
+        };
+        let (write, answer) = (tagged(Opcode::WRITE), tagged(Opcode::READ_RESPONSE));
+        let kinds = |ulpdu: &[u8]| [is_write(ulpdu), is_send(ulpdu), is_other(ulpdu)];
+        for len in TAGGED_HEADER_LEN + 1..write.len() {
+            assert_eq!(kinds(&write[..len]), [true, false, false], "{len}");
+        }
+        for len in 0..=TAGGED_HEADER_LEN {
+            assert_eq!(kinds(&write[..len]), [false, false, true], "{len}");
+        }
+        assert_eq!(kinds(&answer), [false, false, true]);
+        for opcode in Opcode::SENDS {
+            let mut send: Vec<u8> = tagged(opcode).into();
+            // Not tagged.
+            send[0] &= 0x7f;
+            assert_eq!(kinds(&send), [false, true, false], "{opcode:?}");
+        }
+    }
+}

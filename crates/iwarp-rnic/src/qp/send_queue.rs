@@ -1,6 +1,8 @@
 //! The send queue: what is posted, which request may start next, completion in order, flush.
 
 mod own;
+#[cfg(test)]
+mod tests;
 
 use super::QpConfig;
 use super::tagged::OWN_REQUESTS;

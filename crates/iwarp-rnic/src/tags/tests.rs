@@ -66,6 +66,29 @@ fn the_oldest_buffer_with_the_tag_is_taken() {
 }
 
 #[test]
+fn a_buffer_has_as_many_elements_as_there_is_room_for() {
+    let mut list = TagList::new(2).unwrap();
+    let sges = [sge(8); MAX_TAG_SGE as usize + 1];
+    let too_many = list.add(&buffer(1, 5, u64::MAX, &sges));
+    assert_eq!(too_many, Err(TagError::Invalid));
+    // Each has elements of its own.
+    let most = [0x2000, 0x3000].map(|addr| {
+        let mut most = sges[..MAX_TAG_SGE as usize].to_vec();
+        most.iter_mut().for_each(|sge| sge.addr = addr);
+        most
+    });
+    for (wr_id, most) in (2..).zip(&most) {
+        assert!(list.add(&buffer(wr_id, 5, u64::MAX, most)).is_ok());
+    }
+    for (wr_id, most) in (2..).zip(&most) {
+        let mut taken = room();
+        let len = 8 * MAX_TAG_SGE;
+        assert_eq!(eager(&mut list, 5, len, &mut taken), Arrival::Eager);
+        assert_eq!((taken.wr_id, taken.sges()), (wr_id, &most[..]));
+    }
+}
+
+#[test]
 fn what_has_no_tag_takes_no_buffer_and_is_not_counted() {
     let mut list = TagList::new(1).unwrap();
     list.add(&buffer(1, 0, 0, &[sge(64)])).unwrap();

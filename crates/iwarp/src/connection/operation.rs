@@ -753,7 +753,7 @@ impl<Y: Yield> Drop for Operation<'_, Y> {
     fn drop(&mut self) {
         match self.stage {
             Stage::Posted(id) => self.abandon(id),
-            Stage::New if self.ticket.is_some() => self.router().leave_room(self.ticket),
+            Stage::New => self.router().leave_room(self.ticket),
             _ => {}
         }
     }

@@ -213,4 +213,83 @@ mod tests {
         }
         assert_eq!(every(), RENEW_EVERY);
     }
+
+    #[test]
+    fn polls_and_completions_count_alike_to_the_next_renewal() {
+        let pollers = Pollers::default();
+        for _ in 0..3 {
+            assert!(!pollers.is_time_to_renew(RENEW_EVERY - 1));
+            assert!(pollers.is_time_to_renew(1));
+        }
+        assert!(pollers.is_time_to_renew(RENEW_EVERY + 5));
+        assert!(!pollers.is_time_to_renew(1));
+    }
+
+    /// A thread that drives and takes completions keeps its lease by that: it ends later than before.
+    #[test]
+    fn taken_completions_renew_the_lease() {
+        let pollers = Pollers::default();
+        let limit = now_ns() + 20_000_000_000;
+        loop {
+            assert!(now_ns() < limit, "completions never renew it");
+            pollers.renew(now_ns());
+            let Some(end) = pollers.driven_until(now_ns()) else {
+                continue;
+            };
+            // On a busy machine the lease may be over by now. Then it is tried again.
+            pollers.took(RENEW_EVERY as usize);
+            if pollers
+                .driven_until(now_ns())
+                .is_some_and(|later| later > end)
+            {
+                break;
+            }
+        }
+        pollers.hand_over();
+        assert_eq!(pollers.driven_until(now_ns()), None);
+    }
+
+    /// Which of the next polls serve the whole process; `found` says whether something is ready then.
+    fn serves(pollers: &Pollers, polls: u32, found: bool) -> Vec<u32> {
+        let serves = |_: &u32| {
+            let mut all = false;
+            pollers.look(|serve_all| {
+                all = serve_all;
+                serve_all && found
+            });
+            all
+        };
+        (0..polls).filter(serves).collect()
+    }
+
+    #[test]
+    fn polls_serve_the_whole_process_now_and_then() {
+        let pollers = Pollers::default();
+        assert!(serves(&pollers, SERVE_ALL_EVERY, false).is_empty());
+        // As long as there is something, each poll does. Then the distance doubles.
+        assert_eq!(serves(&pollers, 3, true), [0, 1, 2]);
+        assert_eq!(serves(&pollers, 33, false), [0, 2, 6, 14, 30]);
+        assert_eq!(serves(&pollers, 400, false), [29, 93, 157, 221, 285, 349]);
+        assert_eq!(pollers.empty_polls(), SERVE_ALL_EVERY + 436);
+    }
+
+    #[test]
+    fn pollers_of_many_queue_pairs_hold_no_lease_of_their_own() {
+        let pollers = Pollers::default();
+        let limit = now_ns() + 20_000_000_000;
+        while pollers.driven_until(now_ns()).is_none() {
+            assert!(now_ns() < limit, "it is never driven");
+            pollers.renew(now_ns());
+        }
+        assert!(!pollers.are_for_many());
+        pollers.set_many(true);
+        assert!(pollers.are_for_many());
+        assert_eq!(pollers.driven_until(now_ns()), None);
+        for _ in 0..1000 {
+            pollers.renew(now_ns());
+            assert_eq!(pollers.driven_until(now_ns()), None);
+        }
+        pollers.set_many(false);
+        assert!(!pollers.are_for_many());
+    }
 }

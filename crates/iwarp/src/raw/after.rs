@@ -270,3 +270,136 @@ impl Host for DriveHost<'_> {
         self.qp.xrc.as_ref()?.select(number)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::raw::testing;
+    use parking_lot::Mutex;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    /// What is forgotten here is done by nobody: each reason alone is one.
+    #[test]
+    fn there_is_something_to_do_for_each_reason() {
+        assert!(After::default().is_quiet());
+        let reasons: [fn(&mut After); 9] = [
+            |after| after.events = Events::ESTABLISHED,
+            |after| after.closed_by_us = true,
+            |after| after.waits = true,
+            |after| after.unused = true,
+            |after| after.xrc = true,
+            |after| after.returned = true,
+            |after| after.act = true,
+            |after| after.send.srq_limit = true,
+            |after| after.recv.srq_limit = true,
+        ];
+        for (i, give) in reasons.into_iter().enumerate() {
+            let mut after = After::default();
+            give(&mut after);
+            assert!(!after.is_quiet(), "reason {i}");
+        }
+    }
+
+    /// What the connection manager is told.
+    #[derive(Default)]
+    struct Told(Mutex<Vec<(Events, Option<Fault>)>>, AtomicU32);
+
+    impl CmSink for Told {
+        fn qp_event(&self, events: Events, fault: Option<Fault>) {
+            self.0.lock().push((events, fault));
+        }
+
+        fn first_message_overdue(&self) {
+            self.1.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn the_connection_manager_is_told_everything() {
+        let ctx = testing::context();
+        let cq = ctx.create_cq(2, None).unwrap();
+        let qp = testing::queue_pair(&ctx, &cq, &cq);
+        let (end, begin) = (Events::DISCONNECTED, Events::ESTABLISHED);
+        // What has happened, whether the program has disconnected, whether the first message has come, and what is told.
+        let cases = [
+            (Events::empty(), true, false, end),
+            (Events::FATAL, true, false, Events::FATAL | end),
+            (Events::FATAL, false, false, Events::FATAL),
+            (end, false, false, end),
+            (end, false, true, end | begin),
+            (Events::FATAL, false, true, Events::FATAL | begin),
+            (Events::empty(), true, true, end | begin),
+            (Events::SQ_DRAINED, false, true, Events::SQ_DRAINED),
+            (begin, false, false, begin),
+        ];
+        for (events, closed_by_us, established, told) in cases {
+            let sink = Arc::new(Told::default());
+            let cm: Weak<dyn CmSink> = Arc::downgrade(&(Arc::clone(&sink) as Arc<dyn CmSink>));
+            let after = After {
+                events,
+                closed_by_us,
+                established,
+                cm: Some(cm),
+                ..After::default()
+            };
+            after.run(&qp.inner);
+            assert_eq!(*sink.0.lock(), [(told, None)]);
+            assert_eq!(sink.1.load(Ordering::Relaxed), 0);
+        }
+        let sink = Arc::new(Told::default());
+        let cm: Weak<dyn CmSink> = Arc::downgrade(&(Arc::clone(&sink) as Arc<dyn CmSink>));
+        let after = After {
+            events: Events::FIRST_FPDU_OVERDUE,
+            cm: Some(cm),
+            ..After::default()
+        };
+        after.run(&qp.inner);
+        assert_eq!(sink.1.load(Ordering::Relaxed), 1);
+        qp.destroy();
+    }
+
+    #[test]
+    fn each_event_is_an_asynchronous_one() {
+        let ctx = testing::context();
+        let cq = ctx.create_cq(2, None).unwrap();
+        let qp = testing::queue_pair(&ctx, &cq, &cq);
+        let raised = |events| {
+            let after = After {
+                events,
+                ..After::default()
+            };
+            after.run(&qp.inner);
+            let raised = std::iter::from_fn(|| ctx.try_async_event());
+            let kinds = raised.map(|event| match event.kind {
+                AsyncEventKind::CommunicationEstablished(of) => ("established", of),
+                AsyncEventKind::QpAccessError(of) => ("access", of),
+                AsyncEventKind::QpRequestError(of) => ("request", of),
+                AsyncEventKind::QpFatal(of) => ("fatal", of),
+                AsyncEventKind::SqDrained(of) => ("drained", of),
+                AsyncEventKind::LastWqeReached(of) => ("last", of),
+                other => panic!("{other:?}"),
+            });
+            let names = kinds.map(|(name, of)| {
+                assert!(of.is_same(&qp));
+                name
+            });
+            names.collect::<Vec<_>>()
+        };
+        for (event, name) in [
+            (Events::ESTABLISHED, "established"),
+            (Events::ACCESS_ERROR, "access"),
+            (Events::REQUEST_ERROR, "request"),
+            (Events::FATAL, "fatal"),
+            (Events::SQ_DRAINED, "drained"),
+            (Events::LAST_WQE, "last"),
+        ] {
+            assert_eq!(raised(event), [name]);
+        }
+        assert_eq!(raised(Events::DISCONNECTED), [""; 0]);
+        let both = raised(Events::FATAL | Events::LAST_WQE);
+        assert_eq!(both, ["fatal", "last"]);
+        qp.destroy();
+        // What is left of one that is destroyed is told to nobody.
+        assert_eq!(raised(Events::FATAL), [""; 0]);
+    }
+}

@@ -9,6 +9,22 @@ use iwarp_rnic::{RecvWr, WcStatus};
 use std::sync::atomic::AtomicU32;
 use std::task::Wake;
 
+#[test]
+fn each_event_alone_is_owed() {
+    assert!(Owed::default().is_nothing());
+    let owed: [fn(&mut Owed); 4] = [
+        |owed| owed.notify = true,
+        |owed| owed.wake = true,
+        |owed| owed.overflow = true,
+        |owed| owed.srq_limit = true,
+    ];
+    for owe in owed {
+        let mut owed = Owed::default();
+        owe(&mut owed);
+        assert!(!owed.is_nothing(), "{owed:?}");
+    }
+}
+
 /// A program that only sends may poll only one of its two queues, for days.
 #[test]
 fn a_queue_that_nobody_polls_keeps_no_more_than_its_queue_pairs() {

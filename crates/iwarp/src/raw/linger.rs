@@ -36,6 +36,11 @@ use std::time::{Duration, Instant};
 /// siw as responder that waits for the RTR message takes the kernel down with it (`BUG` in `iwcm.c`) if the end of the stream
 /// comes before it has looked at that message, which it may overlook for a while. An emulated one has needed 30 ms.
 pub(super) const MATURITY: Duration = Duration::from_millis(50);
+/// How often, and after how long each time, the end of the process looks whether what was put off is done.
+const EXIT_STEPS: u32 = 25;
+const EXIT_STEP: Duration = Duration::from_millis(2);
+
+const _: () = assert!(EXIT_STEP.as_millis() * EXIT_STEPS as u128 == MATURITY.as_millis());
 
 /// How a queue pair leaves its stream.
 #[derive(Debug, Default)]
@@ -352,14 +357,13 @@ fn stay(qp: &QpInner, link: &Arc<Link>, cut: bool, early: Option<Duration>, rest
     engine.after(begin + pause, token, TIMER_LOOK);
 }
 
-/// The engine's thread still runs while the exit handlers do.
+/// The engine's thread still runs while the exit handlers do. Nothing is put off for longer than [`MATURITY`].
 fn end_of_process() {
-    let step = Duration::from_millis(2);
-    for _ in 0..(MATURITY.as_millis() / step.as_millis()) {
+    for _ in 0..EXIT_STEPS {
         if PUT_OFF.load(Ordering::Relaxed) == 0 {
             break;
         }
-        std::thread::sleep(step);
+        std::thread::sleep(EXIT_STEP);
     }
 }
 

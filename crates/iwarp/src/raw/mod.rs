@@ -30,6 +30,8 @@ mod retry;
 mod silence;
 mod source;
 mod srq;
+#[cfg(test)]
+mod start_tests;
 mod stats;
 mod table_lock;
 mod tags;

@@ -116,6 +116,32 @@ fn segments_begin_with_fpdus() {
     }
 }
 
+/// Payload that stays where it is makes several runs of an FPDU. A write that ends before the last of them has no run behind its end
+/// (`compare_runs` of the harness).
+#[test]
+fn a_write_that_ends_early_has_no_empty_run() {
+    let stream = StreamConfig {
+        emss: 9000,
+        ..STREAM
+    };
+    let mut rig = Rig::with(QpConfig::default(), stream);
+    rig.qp.align(9000);
+    let mr = rig.mr(6000, Access::LOCAL_WRITE);
+    for wr_id in 0..3 {
+        rig.post(wr_id, WRITE, &[mr.sge()]);
+    }
+    assert_eq!(rig.fill(), TxFill::Ready);
+    // Two of them do not fit into one segment.
+    let mut calls = 0;
+    while !rig.plan.is_done() {
+        let together = rig.plan.together();
+        assert!(together > 6000 && together < 9000);
+        assert_eq!(rig.write_some(together).len(), together);
+        calls += 1;
+    }
+    assert_eq!((calls, rig.host.sends.len()), (3, 3));
+}
+
 #[test]
 fn segments_that_hold_no_whole_fpdu_are_cut_short() {
     // 1462 is no multiple of four: FPDUs have at most 1460 octets.

@@ -2,9 +2,10 @@
 //! (`acknowledge`, RFC 5040 §4.8).
 
 use super::harness::*;
+use crate::qp::fault::status_of;
 use crate::qp::*;
 use crate::{SendFlags, SendOp, WcStatus};
-use iwarp_proto::ddp::{Header, Stag, UntaggedHeader};
+use iwarp_proto::ddp::{Header, Stag, TaggedHeader, UntaggedHeader};
 use iwarp_proto::rdmap::{Opcode, Terminate, TerminateCode};
 use proptest::prelude::*;
 use std::collections::VecDeque;
@@ -370,7 +371,7 @@ proptest! {
     }
 }
 
-/// The peer refuses the last of these requests, by the number of its message.
+/// The peer refuses one of the requests, by the number of its message.
 fn refused_by_number(rig: &mut Rig, opcode: Opcode, msn: u32) {
     let header = Header::Untagged(UntaggedHeader {
         last: true,
@@ -381,6 +382,10 @@ fn refused_by_number(rig: &mut Rig, opcode: Opcode, msn: u32) {
         mo: 0,
     });
     let terminate = Terminate::about(TerminateCode::DDP_UNTAGGED_NO_BUFFER, 18, header, None);
+    refuses(rig, &terminate);
+}
+
+fn refuses(rig: &mut Rig, terminate: &Terminate) {
     let mut octets = vec![0; Terminate::MAX_LEN];
     let n = terminate.emit(&mut octets);
     let ulpdu = untagged(Opcode::TERMINATE, 2, 1, 0, true, &octets[..n]);
@@ -423,4 +428,126 @@ fn immediate_data_of_a_write_have_a_number() {
     let [first, blamed, last] = [0, 1, 2].map(|i| rig.host.sends[i].status);
     assert_eq!((first, last), (WcStatus::Success, WcStatus::Flushed));
     assert!(!matches!(blamed, WcStatus::Success | WcStatus::Flushed));
+}
+
+/// The queues count by themselves: the first Send has the number of the first Read.
+#[test]
+fn a_send_is_not_taken_for_the_read_of_the_same_number() {
+    let mut rig = waiting(STREAM);
+    let mr = rig.mr(8, ALL);
+    let read = SendOp::Read {
+        remote_addr: 0,
+        rkey: 7,
+    };
+    rig.post(1, read, &[mr.sge()]);
+    rig.post(2, SendOp::Send, &[]);
+    rig.post(3, SendOp::Send, &[]);
+    rig.sent();
+    refused_by_number(&mut rig, Opcode::SEND, 1);
+    use WcStatus::{Flushed, RemoteInvalidRequest};
+    assert_eq!(
+        brief(&rig.host.sends),
+        [(1, Flushed), (2, RemoteInvalidRequest), (3, Flushed)]
+    );
+}
+
+/// A Send and a Write that wait, and what a Terminate says that is about neither of them.
+#[test]
+fn what_a_terminate_does_not_name_is_not_blamed() {
+    let about = |header| Terminate::about(TerminateCode::DDP_TAGGED_BASE_BOUNDS, 22, header, None);
+    let tagged = |opcode, stag, to| {
+        about(Header::Tagged(TaggedHeader {
+            last: true,
+            opcode,
+            stag: Stag(stag),
+            to,
+        }))
+    };
+    let cases = [
+        (tagged(Opcode::WRITE, 7, 0x1000), Some(2)),
+        (tagged(Opcode::READ_RESPONSE, 7, 0x1000), None),
+        (tagged(Opcode::WRITE, 8, 0x1000), None),
+        (tagged(Opcode::WRITE, 7, 0x1008), None),
+        (tagged(Opcode::WRITE, 7, 0xfff), None),
+        // Without a header: the peer could not go on for a reason of its own, at the oldest that is not done; or with the stream.
+        (
+            Terminate::new(TerminateCode::RDMAP_LOCAL_CATASTROPHIC),
+            Some(1),
+        ),
+        (Terminate::new(TerminateCode::MPA_CRC), None),
+    ];
+    for (terminate, blamed) in cases {
+        let mut rig = waiting(STREAM);
+        let mr = rig.mr(8, ALL);
+        let write = SendOp::Write {
+            remote_addr: 0x1000,
+            rkey: 7,
+        };
+        rig.post(1, SendOp::Send, &[]);
+        rig.post(2, write, &[mr.sge()]);
+        rig.sent();
+        refuses(&mut rig, &terminate);
+        let ends = |id| match blamed {
+            Some(seq) if seq == id => status_of(terminate.code),
+            // The peer takes them in order.
+            Some(seq) if seq > id => WcStatus::Success,
+            _ => WcStatus::Flushed,
+        };
+        let expected = [1, 2].map(|id| (id, ends(id)));
+        assert_eq!(brief(&rig.host.sends), expected, "{terminate:?}");
+    }
+}
+
+/// Two Writes that both cover the offset are told apart by where the refused segment ends, if the peer says how long it was.
+#[test]
+fn the_end_of_a_refused_segment_tells_writes_apart() {
+    // From `to` on, 16 octets each, then a longer one. Segments: offset, octets, whether it is the last, and who may have sent it.
+    let writes = [(1, 0x1000, 16), (2, 0x1008, 16), (3, 0x1000, 32)];
+    let cases = [
+        (0x1000, Some(16), true, 1),
+        (0x1008, Some(16), true, 2),
+        (0x1008, Some(8), true, 1),
+        (0x1000, Some(32), true, 3),
+        (0x1000, Some(8), false, 1),
+        (0x1000, Some(16), false, 3),
+        (0x1018, Some(8), true, 3),
+        (0x1010, Some(8), true, 2),
+        (0x1010, None, true, 2),
+        (0x100f, None, true, 1),
+    ];
+    for (to, octets, last, blamed) in cases {
+        let mut rig = waiting(STREAM);
+        let mr = rig.mr(32, ALL);
+        for (id, remote_addr, len) in writes {
+            let write = SendOp::Write {
+                remote_addr,
+                rkey: 7,
+            };
+            rig.post(id, write, &[mr.part(0, len)]);
+        }
+        rig.sent();
+        let header = Header::Tagged(TaggedHeader {
+            last,
+            opcode: Opcode::WRITE,
+            stag: Stag(7),
+            to,
+        });
+        let terminate = Terminate {
+            code: TerminateCode::DDP_TAGGED_BASE_BOUNDS,
+            ddp_segment_len: octets.map(|octets| octets + 14),
+            ddp_header: Some(header),
+            read_request: None,
+        };
+        refuses(&mut rig, &terminate);
+        let failed = rig
+            .host
+            .sends
+            .iter()
+            .find(|c| c.status == WcStatus::RemoteAccess);
+        assert_eq!(
+            failed.map(|c| c.wr_id),
+            Some(blamed),
+            "{to:x} {octets:?} {last}"
+        );
+    }
 }

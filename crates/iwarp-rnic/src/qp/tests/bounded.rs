@@ -40,6 +40,44 @@ fn complete_all(rig: &mut Rig, most: usize) {
     }
 }
 
+/// A plan has room for so many messages that end in it, and for so many places where a segment begins. What is beyond goes into the
+/// next one, and everything completes.
+#[test]
+fn a_plan_of_few_messages_loses_none() {
+    for (messages, cuts, aligned) in [(1, 64, None), (3, 64, None), (64, 1, Some(1460))] {
+        let mut rig = Rig::with(sized(16, 64), STREAM);
+        let mr = rig.mr(4096, ALL);
+        rig.plan = TxPlan::with(TxSizes {
+            messages,
+            cuts,
+            ..TxSizes::DEFAULT
+        })
+        .unwrap();
+        if let Some(segment) = aligned {
+            rig.qp.align(segment);
+        }
+        // Of two that follow each other, the second does not fit into the first one's segment.
+        for id in 0..8 {
+            rig.post(id, SendOp::Send, &[mr.part(0, 1000)]);
+        }
+        let (mut plans, mut octets) = (0, 0);
+        while rig.qp.wants_tx() {
+            assert_eq!(rig.fill(), TxFill::Ready);
+            let before = rig.host.sends.len();
+            while !rig.plan.is_done() {
+                octets += rig.write_some(60_000).len();
+            }
+            let done = rig.host.sends.len() - before;
+            assert!(done > 0 && done <= messages);
+            plans += 1;
+        }
+        assert_eq!(octets, 8 * 1024);
+        let all: Vec<_> = (0..8).map(|id| (id, WcStatus::Success)).collect();
+        assert_eq!(brief(&rig.host.sends), all);
+        assert!(plans > 2 && (aligned.is_some() || plans == 8_usize.div_ceil(messages)));
+    }
+}
+
 /// A fault of the peer's with full queues once wrote 131,072 completions in one call.
 #[test]
 fn a_fault_flushes_in_bounded_steps() {

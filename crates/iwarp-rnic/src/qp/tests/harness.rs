@@ -269,6 +269,7 @@ impl Rig {
         let (who, together) = (self.qp.accessor(), self.plan.together());
         let (mut runs, mut total, mut rest) = (0, 0, copied);
         let visit = |run: Run<'_>| {
+            assert!(!run.fragment.is_empty(), "a socket has nothing to do there");
             (runs, total) = (runs + 1, total + run.fragment.len());
             let (now, later) = rest.split_at(rest.len().min(run.fragment.len()));
             // SAFETY: the octets are readable until the plan changes.

@@ -210,14 +210,17 @@ fn large_write() -> (Rig, Mr, Vec<u8>) {
 #[test]
 fn the_end_of_a_write_becomes_visible_last_when_it_is_read_to_its_place() {
     let (mut rig, mr, fpdu) = large_write();
+    assert!(!rig.qp.rx_is_direct());
     // All but one octet of what follows the payload.
     let most = fpdu.len() - 1;
     assert!(read_as_planned(&mut rig, &fpdu[..most], 3000, 4) > 10_000);
+    assert!(rig.qp.rx_is_direct());
     let memory = rig.read(&mr);
     let (now, later) = memory.split_at(20_000 - crate::limits::WRITE_TAIL as usize);
     assert!(now.iter().all(|octet| *octet == 0xaa));
     assert!(!later.contains(&0xaa), "{later:?}");
     read_as_planned(&mut rig, &fpdu[most..], 1, 4);
+    assert!(!rig.qp.rx_is_direct());
     assert_eq!(rig.read(&mr), [0xaa; 20_000]);
 }
 

@@ -7,6 +7,7 @@ use iwarp_proto::ddp::{Header, Stag, UntaggedHeader};
 use iwarp_proto::rdmap::{
     AtomicRequest, AtomicResponse, Opcode, ReadRequest, Terminate, TerminateCode as Code,
 };
+use std::string::ToString;
 use std::vec;
 use std::vec::Vec;
 
@@ -42,6 +43,7 @@ fn terminate_octets(t: &Terminate) -> Vec<u8> {
 fn tell(rig: &mut Rig, octets: &[u8]) {
     let ulpdu = untagged(Opcode::TERMINATE, 2, 1, 0, true, octets);
     assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Failed);
+    assert!(rig.qp.take_events().contains(Events::FATAL));
     // A Terminate is not answered by another.
     assert!(rig.sent().is_empty());
     assert_eq!(rig.qp.stream_wish(), StreamWish::ShutdownWrite);
@@ -121,6 +123,127 @@ fn the_layout_of_siw_is_understood() {
     tell(&mut rig, &octets);
     rig.assert_ended(Blame::PeerTerminated, Code::RDMAP_INVALID_STAG);
     assert_eq!(rig.host.sends[0].status, WcStatus::RemoteAccess);
+}
+
+/// A Terminate about a request on queue 1, by its number, and with the request itself.
+fn about(code: Code, qn: u32, msn: u32, request: Option<ReadRequest>) -> Terminate {
+    let header = Header::Untagged(UntaggedHeader {
+        last: true,
+        opcode: match qn {
+            0 => Opcode::SEND,
+            _ => Opcode::READ_REQUEST,
+        },
+        invalidate_stag: Stag(0),
+        qn,
+        msn,
+        mo: 0,
+    });
+    Terminate {
+        code,
+        ddp_segment_len: Some(46),
+        ddp_header: Some(header),
+        read_request: request,
+    }
+}
+
+/// The queues count by themselves: the first Send has the number of the first Read.
+#[test]
+fn a_terminate_about_a_send_blames_no_read_of_the_same_number() {
+    for msn in 1..=3 {
+        let (mut rig, _) = busy();
+        let t = about(Code::DDP_UNTAGGED_NO_BUFFER, 0, msn, None);
+        tell(&mut rig, &terminate_octets(&t));
+        rig.assert_ended(Blame::PeerTerminated, t.code);
+        assert_eq!(
+            brief(&rig.host.sends),
+            [1, 2, 3, 4].map(|id| (id, WcStatus::Flushed))
+        );
+    }
+}
+
+/// An atomic has no sink, so what looks like one in a Terminate does not name it.
+#[test]
+fn an_atomic_is_found_by_its_number() {
+    for sink in [None, Some(0), Some(7)] {
+        let mut rig = Rig::new();
+        let mr = rig.mr(64, Access::LOCAL_WRITE);
+        let add = SendOp::FetchAdd {
+            remote_addr: 0x1000,
+            rkey: 7,
+            add: 1,
+            mask: 0,
+        };
+        rig.post(1, read_of(&mr), &[mr.part(0, 8)]);
+        for id in 2..=4 {
+            rig.post(id, add, &[mr.part(8, 8)]);
+        }
+        rig.sent();
+        let request = sink.map(|sink| ReadRequest {
+            sink_stag: Stag(sink),
+            sink_to: 0,
+            size: 8,
+            source_stag: Stag(7),
+            source_to: 0x1000,
+        });
+        let t = about(Code::RDMAP_ACCESS, 1, 3, request);
+        tell(&mut rig, &terminate_octets(&t));
+        use WcStatus::{Flushed, RemoteAccess};
+        assert_eq!(
+            brief(&rig.host.sends),
+            [(1, Flushed), (2, Flushed), (3, RemoteAccess), (4, Flushed)]
+        );
+    }
+}
+
+/// Of two Read Requests that wait, the first is answered in part when its region goes away. The Terminate has what was left of it.
+#[test]
+fn a_region_that_goes_away_before_the_answer_is_told_as_an_access() {
+    let mut rig = Rig::new();
+    let [gone, other] = [0; 2].map(|_| rig.mr(64, ALL));
+    for (msn, mr) in [(1, &gone), (2, &other)] {
+        let body = read_request(9, 64, mr.stag, mr.at);
+        let ulpdu = untagged(Opcode::READ_REQUEST, 1, msn, 0, true, &body);
+        assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Ok);
+    }
+    assert_eq!(rig.qp.take_events(), Events::empty());
+    rig.table.deregister(Stag(gone.stag)).unwrap();
+    let t = rig.terminate();
+    assert_eq!(t.code, Code::RDMAP_INVALID_STAG);
+    assert_eq!(t.ddp_segment_len, Some(46));
+    let Some(Header::Untagged(h)) = t.ddp_header else {
+        panic!("{:?}", t.ddp_header);
+    };
+    assert_eq!((h.qn, h.msn, h.opcode), (1, 1, Opcode::READ_REQUEST));
+    let request = t.read_request.unwrap();
+    assert_eq!((request.source_stag, request.size), (Stag(gone.stag), 64));
+    let told = rig.qp.take_events();
+    assert!(told.contains(Events::ACCESS_ERROR | Events::FATAL));
+    rig.assert_ended(Blame::Peer, Code::RDMAP_INVALID_STAG);
+}
+
+#[test]
+fn a_fault_says_who_is_to_blame() {
+    let faults = [
+        (Blame::Peer, "the peer broke the protocol, terminated ("),
+        (Blame::PeerTerminated, "terminated by the peer ("),
+        (Blame::Local, "a local work request failed ("),
+        (Blame::Transport, "connection lost ("),
+    ];
+    for (blame, text) in faults {
+        let mut fault = Fault {
+            blame,
+            code: Code::RDMAP_ACCESS,
+        };
+        let said = fault.to_string();
+        assert!(said.starts_with(text), "{said}");
+        assert!(said.contains(Code::RDMAP_ACCESS.description().unwrap()));
+        fault.code.code = 0x77;
+        let said = fault.to_string();
+        assert!(
+            said.starts_with(text) && said.ends_with("code 119)"),
+            "{said}"
+        );
+    }
 }
 
 /// A probe is no request of the program, so none is blamed for it.
@@ -237,6 +360,7 @@ fn a_sink_that_went_away_fails_the_read_and_not_a_receive() {
     let answer = tagged(Opcode::READ_RESPONSE, request.sink_stag.0, 0, true, &[5; 8]);
     assert_eq!(rig.rx_ulpdu(&answer), RxStatus::Failed);
     rig.assert_ended(Blame::Local, Code::RDMAP_LOCAL_CATASTROPHIC);
+    assert!(rig.qp.take_events().contains(Events::FATAL));
     assert_eq!(brief(&rig.host.sends), [(1, WcStatus::LocalProtection)]);
     assert_eq!(brief(&rig.host.recvs), [(2, WcStatus::Flushed)]);
     assert_eq!(rig.read(&sink), [0, 1, 2, 3, 4, 5, 6, 7]);

@@ -409,6 +409,71 @@ fn a_window_stays_while_a_read_lands_in_it() {
     assert!(a.table.deregister(Stag(mr.stag)).is_ok());
 }
 
+#[test]
+fn a_bind_waits_until_a_read_to_its_ended_window_is_over() {
+    let mut a = Rig::with(Default::default(), PLAIN);
+    let mr = a.mr(65536, ALL);
+    let random = a.random();
+    let mw = a.table.allocate_window(WindowType::Type2, PD, random);
+    let mw = mw.unwrap();
+    let bind = Bind {
+        mw_stag: mw,
+        new_stag: mw,
+        mr_stag: Stag(mr.stag),
+        addr: mr.at,
+        len: 65536,
+        access: Access::REMOTE_WRITE,
+    };
+    let who = a.qp.accessor();
+    a.table.bind(&bind, who).unwrap();
+    let mut plan = reads_directly(&mut a, mw, mr.at);
+    assert_eq!(a.table.invalidate(mw, who, false), Ok(false));
+    a.post(1, SendOp::Bind(bind), &[]);
+    a.post(2, SendOp::Send, &[]);
+    assert_eq!(a.fill(), TxFill::Memory);
+    a.qp.tx_memory(&mut a.table, &mut a.host);
+    // The bind is not refused, and the Send behind it waits, too.
+    assert!(a.qp.waits_for_memory() && !a.qp.wants_tx());
+    assert_eq!(brief(&a.host.sends), []);
+    assert!(!a.table.info(mw).unwrap().valid);
+    plan.release(&a.table);
+    assert!(a.table.take_unused());
+    a.qp.retry_memory();
+    assert_eq!(a.sent().len(), 1);
+    let done = [1, 2].map(|wr_id| (wr_id, WcStatus::Success));
+    assert_eq!(brief(&a.host.sends), done);
+    assert!(a.table.info(mw).unwrap().valid);
+}
+
+#[test]
+fn a_registration_waits_until_a_read_to_the_ended_region_is_over() {
+    let mut a = Rig::with(Default::default(), PLAIN);
+    let (stag, at) = fast(&mut a, 65536);
+    let mut plan = reads_directly(&mut a, stag, at);
+    let who = a.qp.accessor();
+    assert_eq!(a.table.invalidate(stag, who, false), Ok(false));
+    let wr = FastRegister {
+        new_stag: stag,
+        offset: 0,
+        len: 64,
+        iova: at,
+        access: Access::LOCAL_WRITE,
+        pages: None,
+    };
+    a.post(1, SendOp::FastRegister(wr), &[]);
+    a.post(2, SendOp::Send, &[]);
+    assert_eq!(a.fill(), TxFill::Idle);
+    assert!(a.qp.waits_for_memory() && !a.qp.wants_tx());
+    assert_eq!(brief(&a.host.sends), []);
+    plan.release(&a.table);
+    assert!(a.table.take_unused());
+    a.qp.retry_memory();
+    assert_eq!(a.sent().len(), 1);
+    let done = [1, 2].map(|wr_id| (wr_id, WcStatus::Success));
+    assert_eq!(brief(&a.host.sends), done);
+    assert!(a.table.info(stag).unwrap().valid);
+}
+
 /// What has no octets is not checked, and nobody waits for its end.
 #[test]
 fn an_access_of_no_octets_has_no_user() {

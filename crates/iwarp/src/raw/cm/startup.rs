@@ -172,3 +172,29 @@ pub(super) fn record(ctx: &Context, ends: &Ends, active: bool) -> Option<Flow> {
     flow.opened(active);
     Some(flow)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::raw::testing;
+
+    #[test]
+    fn a_connection_is_recorded_if_its_device_records() {
+        let ends = Ends {
+            local: "127.0.0.1:1".parse().unwrap(),
+            peer: "127.0.0.1:2".parse().unwrap(),
+        };
+        let file = std::env::temp_dir().join(format!("iwarp-record-{}", std::process::id()));
+        let recording = testing::context_with(Config {
+            capture: Some(file.clone()),
+            ..Config::default()
+        });
+        for active in [true, false] {
+            assert!(record(&recording, &ends, active).is_some());
+            assert!(record(&testing::context(), &ends, active).is_none());
+        }
+        drop(recording);
+        std::fs::remove_file(file).unwrap();
+    }
+}

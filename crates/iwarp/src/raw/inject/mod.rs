@@ -48,4 +48,6 @@ impl Way {
 }
 
 #[cfg(test)]
+mod effects_tests;
+#[cfg(test)]
 mod tests;

@@ -164,7 +164,68 @@ fn shorten(runs: &mut Vec<RawSlice>, mut most: usize) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::plan::Plan;
     use super::*;
+
+    fn spoiling(text: &str, way: Way) -> Box<QpFaults> {
+        let faults = QpFaults::new(&Plan::of(&text.parse().unwrap()).unwrap(), 1);
+        faults.state.lock().spoil[way.index()] = true;
+        faults
+    }
+
+    /// The place of the only bit in which two FPDUs differ.
+    fn flipped(before: &[u8], after: &[u8]) -> usize {
+        let differ: Vec<_> = (0..before.len())
+            .filter(|i| before[*i] != after[*i])
+            .collect();
+        let [at] = differ[..] else {
+            panic!("{differ:?}");
+        };
+        assert!((before[at] ^ after[at]).is_power_of_two());
+        at
+    }
+
+    #[test]
+    fn one_bit_of_a_copy_is_flipped_once() {
+        let mut places = std::collections::HashSet::new();
+        for seed in 240..270 {
+            let faults = spoiling(&format!("seed={seed};crc"), Way::Out);
+            let octets: Vec<u8> = (0..40).collect();
+            let all = [RawSlice::of(&octets[..10]), RawSlice::of(&octets[10..])];
+            // Too short for a header: the next write is met.
+            let mut runs = vec![RawSlice::of(&octets[..SPOILT.end - 1])];
+            // SAFETY: the octets are there.
+            assert!(unsafe { faults.spoil_copy(&mut runs) }.is_none());
+            let mut runs = all.to_vec();
+            // SAFETY: as above.
+            let copy = unsafe { faults.spoil_copy(&mut runs) }.unwrap();
+            assert_eq!(runs, [RawSlice::of(&copy)]);
+            places.insert(flipped(&octets, &copy));
+            let mut runs = all.to_vec();
+            // SAFETY: as above.
+            assert!(unsafe { faults.spoil_copy(&mut runs) }.is_none());
+            assert_eq!(runs, all);
+        }
+        // Whatever is in the length is left alone, and all of the header is met in the end.
+        assert!(places.iter().all(|at| SPOILT.contains(at)));
+        assert!(places.len() > SPOILT.len() / 2, "{places:?}");
+    }
+
+    #[test]
+    fn one_bit_of_what_was_received_is_flipped_once() {
+        let faults = spoiling("seed=270;crc,dir=in", Way::In);
+        let before: Vec<u8> = (0..40).collect();
+        let mut after = before.clone();
+        let runs = [RawSlice::of_mut(&mut after)];
+        // SAFETY: the octets are there, and nobody else uses them.
+        let spoil = |n| unsafe { faults.spoil_received(&runs, n) };
+        spoil(SPOILT.end - 1);
+        assert!(faults.state.lock().spoil[Way::In.index()]);
+        spoil(SPOILT.end);
+        assert!(!faults.state.lock().spoil[Way::In.index()]);
+        spoil(40);
+        assert!(SPOILT.contains(&flipped(&before, &after)));
+    }
 
     #[test]
     fn a_list_is_shortened_to_the_octet() {

@@ -221,3 +221,13 @@ const fn mix(x: u64) -> u64 {
     let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     x ^ (x >> 31)
 }
+
+#[cfg(test)]
+mod tests {
+    /// The first number of SplitMix64 with the seed 0, and the second, as its authors' program prints them.
+    #[test]
+    fn mixing_is_a_step_of_splitmix64() {
+        assert_eq!(super::mix(0), 0xe220_a839_7b1d_cdaf);
+        assert_eq!(super::mix(0x9E37_79B9_7F4A_7C15), 0x6e78_9e6a_a1b9_65f4);
+    }
+}

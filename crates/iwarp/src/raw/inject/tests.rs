@@ -222,3 +222,56 @@ fn a_time_comes_by_itself() {
     }
     panic!("no connection was there within a minute");
 }
+
+/// What the peer reads has the wrong key, and the rest of the request is the program's.
+#[test]
+fn a_wrong_key_is_what_is_sent() {
+    let key_of = |text: &str| {
+        let (qp, mut peer) = connected(text);
+        let write = SendWr {
+            op: SendOp::Write {
+                remote_addr: 0x1122_3344_5566_7788,
+                rkey: 0x0a0b_0c0d,
+            },
+            ..SEND
+        };
+        qp.post_send(&[write]).unwrap();
+        let mut octets = [0; 16];
+        peer.read_exact(&mut octets).unwrap();
+        // Behind the length, DDP's and RDMAP's octet: the STag and the tagged offset.
+        assert_eq!(octets[8..16], 0x1122_3344_5566_7788_u64.to_be_bytes());
+        qp.destroy();
+        u32::from_be_bytes([octets[4], octets[5], octets[6], octets[7]])
+    };
+    assert_eq!(key_of("seed=130;remote-access,nth=2"), 0x0a0b_0c0d);
+    let wrong = key_of("seed=131;remote-access,nth=1");
+    assert_ne!(wrong >> 8, 0x000a_0b0c);
+}
+
+/// A reset, a close and a rate act before the request is sent that has brought them about.
+#[test]
+fn what_a_request_brings_about_comes_before_it() {
+    for (text, reset) in [
+        ("seed=132;reset,nth=1", true),
+        ("seed=133;close,nth=1", false),
+    ] {
+        let (qp, mut peer) = connected(text);
+        let _ = qp.post_send(&[SEND]);
+        let end = peer.read_to_end(&mut Vec::new());
+        match reset {
+            true => assert!(end.is_err_and(|e| e.kind() == ErrorKind::ConnectionReset)),
+            false => assert!(end.is_ok()),
+        }
+        qp.destroy();
+    }
+    let (qp, mut peer) = connected("seed=134;slow=1M,nth=1,dir=in");
+    qp.post_send(&[SEND]).unwrap();
+    assert!(peer.read(&mut [0; 64]).unwrap() > 0);
+    let rate = qp
+        .inner
+        .faults
+        .as_ref()
+        .map(|faults| faults.state.lock().rate);
+    assert_eq!(rate, Some([None, Some(1 << 20)]));
+    qp.destroy();
+}
