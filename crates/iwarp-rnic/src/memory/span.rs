@@ -295,8 +295,12 @@ impl<'t, M: Memory> Span<'t, M> {
             return;
         };
         self.write(head);
-        let (_, end) = self.split_at(head.len() as u32);
-        // SAFETY: it has at least the octet behind `head`; an octet is always aligned.
+        let end = Self {
+            place: M::after(self.place, head.len() as u32),
+            len: 1,
+            ..*self
+        };
+        // SAFETY: the last octet of the span; an octet is always aligned.
         unsafe { AtomicU8::from_ptr(end.fragment().at) }.store(*last, Ordering::Release);
     }
 
