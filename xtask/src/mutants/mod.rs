@@ -22,7 +22,7 @@ use xtask::outcome::Outcome;
 use xtask::process::Log;
 
 use equivalents::{Equivalents, LIST, Names};
-use parts::{More, PARTS, Part};
+use parts::{PARTS, Part};
 use tool::Tool;
 
 /// Arguments of `cargo xtask mutants`.
@@ -205,18 +205,28 @@ fn measure(
 ) -> Result<Figures> {
     // Names are made of all mutants of the part, whichever of them run.
     let names = Names::new(&listed(log, &mut select(tool, part, part.files))?);
-    let mut results = judge(tool, log, part, command, (part.package, part.programs))?;
+    let mut results = judge(tool, log, part, command, part.programs)?;
     let open = |results: &Results| -> Vec<String> {
         let missed = results.missed.iter();
         let unlisted = missed.filter(|name| !list.contain(names.lasting(name)));
         unlisted.cloned().collect()
     };
-    for more in part.more {
-        let survivors = open(&results);
-        if survivors.is_empty() {
-            break;
+    let survivors = open(&results);
+    if !survivors.is_empty() && !part.more.is_empty() {
+        // By file, because version 27 takes mutants of struct fields whatever the expressions say.
+        let file = |name: &String| name.split(':').next().unwrap_or_default().to_owned();
+        let files: BTreeSet<String> = survivors.iter().map(file).collect();
+        let files: Vec<&str> = files.iter().map(String::as_str).collect();
+        let mut command = select(tool, part, &files);
+        for name in &survivors {
+            command.args(["--re", &exactly(name)]);
         }
-        meet_more(tool, log, part, more, &survivors, &mut results)?;
+        let mut again = judge(tool, log, part, command, part.more)?;
+        again.caught.retain(|name| survivors.contains(name));
+        again.timeouts.retain(|name| survivors.contains(name));
+        results.missed.retain(|name| !again.kills(name));
+        results.caught.append(&mut again.caught);
+        results.timeouts.append(&mut again.timeouts);
     }
     let caught = results.caught.iter().map(|name| names.lasting(name));
     let no_equivalents = caught.filter(|name| list.contain(name)).map(str::to_owned);
@@ -232,32 +242,6 @@ fn measure(
             .map(|name| format!("{name}\n    {}", names.lasting(name)))
             .collect(),
     })
-}
-
-/// Runs survivors again, with more tests, and moves those that these kill.
-fn meet_more(
-    tool: &Tool,
-    log: &mut Log,
-    part: &Part,
-    more: &More,
-    survivors: &[String],
-    results: &mut Results,
-) -> Result<()> {
-    // By file, because version 27 takes mutants of struct fields whatever the expressions say.
-    let file = |name: &String| name.split(':').next().unwrap_or_default().to_owned();
-    let files: BTreeSet<String> = survivors.iter().map(file).collect();
-    let files: Vec<&str> = files.iter().map(String::as_str).collect();
-    let mut command = select(tool, part, &files);
-    for name in survivors {
-        command.args(["--re", &exactly(name)]);
-    }
-    let mut again = judge(tool, log, part, command, (more.package, more.programs))?;
-    again.caught.retain(|name| survivors.contains(name));
-    again.timeouts.retain(|name| survivors.contains(name));
-    results.missed.retain(|name| !again.kills(name));
-    results.caught.append(&mut again.caught);
-    results.timeouts.append(&mut again.timeouts);
-    Ok(())
 }
 
 /// Names of mutants, by what came of them.
@@ -292,19 +276,19 @@ impl Results {
     }
 }
 
-/// Runs the mutants of a command with the tests of some programs of a package.
+/// Runs the mutants of a command with the tests of some programs.
 fn judge(
     tool: &Tool,
     log: &mut Log,
     part: &Part,
     mut command: Command,
-    (package, programs): (&str, &[&str]),
+    programs: &[&str],
 ) -> Result<Results> {
     let out = tool.home.join(format!("out-{}", part.name));
     let _ = fs::remove_dir_all(&out);
     fs::create_dir_all(&out)?;
     command.arg("--output").arg(&out).arg("--colors=never");
-    command.args(["--test-package", package]);
+    command.args(["--test-package", part.package]);
     for word in programs {
         command.arg(format!("--cargo-arg={word}"));
     }

@@ -1,7 +1,7 @@
 //! The parts of the tree in which mutants are made, and the tests that judge each.
 //!
 //! A mutant should cost seconds, so the tests are the fast ones of the crate itself. Those that survive these meet more tests, which would take
-//! too long for each, at last those of crates that are built on it. The simulator, which kills many of them as well, takes longer than all of these.
+//! too long for each. The simulator, which kills many of them as well, takes longer than all of these.
 
 /// A part of the tree.
 pub(crate) struct Part {
@@ -13,18 +13,10 @@ pub(crate) struct Part {
     pub(crate) files: &'static [&'static str],
     /// Arguments of cargo that choose the test programs. Others are not even compiled.
     pub(crate) programs: &'static [&'static str],
-    /// The tests that those meet which have survived until then, one after the other.
-    pub(crate) more: &'static [More],
+    /// The same for the mutants that survive those.
+    pub(crate) more: &'static [&'static str],
     /// Tests that are left out, by parts of their names.
     pub(crate) skip: &'static [&'static str],
-}
-
-/// Further tests.
-pub(crate) struct More {
-    /// The package of the tests.
-    pub(crate) package: &'static str,
-    /// Arguments of cargo that choose the test programs.
-    pub(crate) programs: &'static [&'static str],
 }
 
 /// All parts, the quick ones first.
@@ -67,33 +59,19 @@ pub(crate) const PARTS: &[Part] = &[
             "--test=verbs",
         ],
         more: &[
-            More {
-                package: "iwarp",
-                programs: &[
-                    "--test=channel",
-                    "--test=connection_awaits",
-                    "--test=connection_misuse",
-                    "--test=datagrams",
-                    "--test=driving",
-                    "--test=engines",
-                    "--test=faults_*",
-                    "--test=lossy",
-                    "--test=numbered",
-                    "--test=outage",
-                    "--test=resolve",
-                    "--test=siw_replay",
-                    "--test=stat",
-                    "--test=tags",
-                    "--test=tokio",
-                    "--test=values",
-                    "--test=waiting",
-                    "--test=xrc",
-                ],
-            },
-            More {
-                package: "iwarp-verbs",
-                programs: &["--test=c_programs"],
-            },
+            "--test=channel",
+            "--test=connection_awaits",
+            "--test=connection_misuse",
+            "--test=datagrams",
+            "--test=driving",
+            "--test=faults_*",
+            "--test=numbered",
+            "--test=stat",
+            "--test=tags",
+            "--test=tokio",
+            "--test=values",
+            "--test=waiting",
+            "--test=xrc",
         ],
         skip: &[],
     },
@@ -102,10 +80,7 @@ pub(crate) const PARTS: &[Part] = &[
         package: "iwarp-cli",
         files: &["crates/iwarp-cli/src/cp/*.rs"],
         programs: &["--bin=iwarp", "--test=cp"],
-        more: &[More {
-            package: "iwarp-cli",
-            programs: &["--test=cp_serve", "--test=crowds"],
-        }],
+        more: &["--test=cp_serve", "--test=crowds"],
         skip: &[],
     },
 ];
