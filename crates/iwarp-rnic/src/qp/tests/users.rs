@@ -383,12 +383,11 @@ fn memory_of_a_plan_is_not_exchanged_while_the_plan_is_written() {
     assert!(changed.is_ok());
 }
 
-#[test]
-fn a_window_stays_while_a_read_lands_in_it() {
-    let mut a = Rig::with(Default::default(), PLAIN);
+/// A region of 64 KiB, and how a window is bound to all of it.
+fn bound_window(a: &mut Rig, kind: WindowType) -> (Mr, Bind) {
     let mr = a.mr(65536, ALL);
     let random = a.random();
-    let mw = a.table.allocate_window(WindowType::Type1, PD, random);
+    let mw = a.table.allocate_window(kind, PD, random);
     let mw = mw.unwrap();
     let bind = Bind {
         mw_stag: mw,
@@ -398,8 +397,15 @@ fn a_window_stays_while_a_read_lands_in_it() {
         len: 65536,
         access: Access::REMOTE_WRITE,
     };
-    let who = a.qp.accessor();
-    a.table.bind(&bind, who).unwrap();
+    a.table.bind(&bind, a.qp.accessor()).unwrap();
+    (mr, bind)
+}
+
+#[test]
+fn a_window_stays_while_a_read_lands_in_it() {
+    let mut a = Rig::with(Default::default(), PLAIN);
+    let (mr, bind) = bound_window(&mut a, WindowType::Type1);
+    let (mw, who) = (bind.mw_stag, a.qp.accessor());
     let mut plan = reads_directly(&mut a, mw, mr.at);
     let gone = a.table.deallocate_window(mw);
     assert_eq!(gone, Err(MemoryError::InUse));
@@ -412,20 +418,8 @@ fn a_window_stays_while_a_read_lands_in_it() {
 #[test]
 fn a_bind_waits_until_a_read_to_its_ended_window_is_over() {
     let mut a = Rig::with(Default::default(), PLAIN);
-    let mr = a.mr(65536, ALL);
-    let random = a.random();
-    let mw = a.table.allocate_window(WindowType::Type2, PD, random);
-    let mw = mw.unwrap();
-    let bind = Bind {
-        mw_stag: mw,
-        new_stag: mw,
-        mr_stag: Stag(mr.stag),
-        addr: mr.at,
-        len: 65536,
-        access: Access::REMOTE_WRITE,
-    };
-    let who = a.qp.accessor();
-    a.table.bind(&bind, who).unwrap();
+    let (mr, bind) = bound_window(&mut a, WindowType::Type2);
+    let (mw, who) = (bind.mw_stag, a.qp.accessor());
     let mut plan = reads_directly(&mut a, mw, mr.at);
     assert_eq!(a.table.invalidate(mw, who, false), Ok(false));
     a.post(1, SendOp::Bind(bind), &[]);
