@@ -122,9 +122,8 @@ impl<M> Wire<'_, M> {
                 .wrapping_add(len as usize / 64)
                 .wrapping_add(64),
             true => whole,
-            // Parts of it may be copied to be summed.
-            false if self.crc.is_some() => FRAMING + SUM_PART,
-            false => FRAMING,
+            // Parts of it may be copied to be summed. The room for that is asked for without CRC, too.
+            false => FRAMING + SUM_PART,
         }
     }
 }

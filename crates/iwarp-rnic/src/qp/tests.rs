@@ -15,6 +15,7 @@ mod nearly;
 mod numbered;
 mod on_demand;
 mod pages;
+mod plans;
 mod receiving;
 mod refused;
 mod refused_access;

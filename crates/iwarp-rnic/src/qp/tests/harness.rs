@@ -4,7 +4,9 @@
 use crate::memory::{HostRange, MemoryTable};
 use crate::qp::*;
 use crate::receive_queue::{SharedReceiveQueue, TakenRecv};
-use crate::{Access, Cqe, PostError, RecvWr, SendFlags, SendOp, SendWr, Sge, Time, WcStatus};
+use crate::{
+    Access, Cqe, PostError, RecvWr, SendFlags, SendOp, SendWr, Sge, Time, WcOpcode, WcStatus,
+};
 use iwarp_proto::crc32c::{self, Crc32cFn};
 use iwarp_proto::ddp::{Header, Stag, TaggedHeader, UntaggedHeader};
 use iwarp_proto::mpa::framing::{FpduOptions, MarkerClock, decode_fpdu, encode_fpdu};
@@ -54,6 +56,11 @@ impl Host for TestHost {
     type Memory = HostRange;
 
     fn complete(&mut self, direction: Direction, cqe: Cqe) {
+        assert_ne!(cqe.qp_num, 0, "it does not say whose it is: {cqe:?}");
+        // Programs look at the operation also where the manual gives it no meaning: it tells sends from receives.
+        use WcOpcode::{Recv, RecvWriteImm, TagNone, TagRecv};
+        let of_receives = matches!(cqe.opcode, Recv | RecvWriteImm | TagRecv | TagNone);
+        assert_eq!(of_receives, direction == Direction::Recv, "{cqe:?}");
         match direction {
             Direction::Send => self.sends.push(cqe),
             Direction::Recv => self.recvs.push(cqe),
@@ -326,6 +333,24 @@ impl Rig {
     /// Everything that it sends now, as segments.
     pub(super) fn sent(&mut self) -> Vec<(Header, Vec<u8>)> {
         let octets = self.octets_out();
+        self.segments(&octets)
+    }
+
+    /// Writes the plan that it has. Returns the segments of it.
+    pub(super) fn sent_of_the_plan(&mut self) -> Vec<(Header, Vec<u8>)> {
+        let octets = self.write_some(self.plan.remaining());
+        assert!(self.plan.is_done());
+        self.segments(&octets)
+    }
+
+    /// The segments of the plan, which are not written by that.
+    pub(super) fn segments_of_the_plan(&mut self) -> Vec<(Header, Vec<u8>)> {
+        let octets = self.all_unwritten();
+        self.segments(&octets)
+    }
+
+    /// Takes whole segments from the octets that it has sent.
+    fn segments(&mut self, octets: &[u8]) -> Vec<(Header, Vec<u8>)> {
         self.out.extend(octets);
         let mut segments = Vec::new();
         let mut ulpdu = vec![0; 65536];
