@@ -223,3 +223,28 @@ fn numbers_go_on_after_a_reset() {
     // And the end is not that of before.
     assert_eq!(flush(&mut q, 9), [(9, WcStatus::Flushed)]);
 }
+
+/// One call completes its request and a limited number of those that waited for it.
+#[test]
+fn a_request_completes_a_limited_number_of_those_behind_it() {
+    let posted = RETIRE_MOST + 6;
+    let mut q = SendQueue::new(&QpConfig {
+        max_send_wr: posted,
+        ..QpConfig::default()
+    })
+    .unwrap();
+    for wr_id in 0..u64::from(posted) {
+        let wr = SendWr::new(wr_id, SendOp::Send, &[]).signaled();
+        q.push(&wr, 0).unwrap();
+        q.advance();
+    }
+    for seq in 1..posted {
+        assert_eq!(complete(&mut q, seq), []);
+    }
+    let first = u64::from(RETIRE_MOST) + 1;
+    assert_eq!(complete(&mut q, 0), done(0..first));
+    assert!(q.is_front_done());
+    let told = completed(|emit| q.retire_done(RETIRE_MOST, emit));
+    assert_eq!(told, done(first..u64::from(posted)));
+    assert!(!q.is_front_done() && q.nothing_outstanding());
+}

@@ -65,14 +65,14 @@ fn it_is_a_write_of_one_segment_that_waits_for_the_answer_to_a_read() {
     assert_eq!(rig.rx_ulpdu(&answer), RxStatus::Ok);
     let told: Vec<_> = rig.host.sends[1..]
         .iter()
-        .map(|c| (c.wr_id, c.status, c.opcode))
+        .map(|c| (c.wr_id, c.status, c.opcode, c.byte_len))
         .collect();
     let opcode = WcOpcode::AtomicWrite;
     assert_eq!(
         told,
         [
-            (2, WcStatus::Success, opcode),
-            (3, WcStatus::Success, opcode)
+            (2, WcStatus::Success, opcode, 8),
+            (3, WcStatus::Success, opcode, 8)
         ]
     );
 }

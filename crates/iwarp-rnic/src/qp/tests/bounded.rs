@@ -247,6 +247,23 @@ fn the_queue_is_drained_when_all_is_written() {
     assert!(rig.qp.take_events().contains(Events::SQ_DRAINED));
 }
 
+/// Nor before the plan is written, whatever is in it: the program may stop the peer as soon as it is told.
+#[test]
+fn the_queue_is_not_drained_before_an_answer_to_the_peer_is_written() {
+    let mut rig = Rig::new();
+    let mr = rig.mr(64, ALL);
+    let request = read_request(9, 64, mr.stag, mr.at);
+    let request = untagged(Opcode::READ_REQUEST, 1, 1, 0, true, &request);
+    assert_eq!(rig.rx_ulpdu(&request), RxStatus::Ok);
+    assert_eq!(rig.fill(), TxFill::Ready);
+    rig.qp.modify(State::Sqd, &mut rig.host).unwrap();
+    assert_eq!(rig.qp.take_events(), Events::empty());
+    rig.write_some(10);
+    assert_eq!(rig.qp.take_events(), Events::empty());
+    rig.write_some(1000);
+    assert_eq!(rig.qp.take_events(), Events::SQ_DRAINED);
+}
+
 /// What happens to a queue pair that completes when placed, of which the property below is about.
 #[derive(Debug, Clone, Copy)]
 enum Step {

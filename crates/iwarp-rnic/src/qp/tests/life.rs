@@ -410,3 +410,35 @@ fn what_a_state_means() {
         assert!((state == State::Reset && life.has_stream()) <= (life.wish() != StreamWish::Keep));
     }
 }
+
+/// A program that makes the changes of state itself says so before it drains the queue.
+#[test]
+fn whether_the_program_may_change_the_state_itself() {
+    for life in everything() {
+        let allowed = match life {
+            Life::Apart {
+                state: Idle::Init | Idle::Ready { .. },
+                ..
+            }
+            | Life::Up { .. } => life.state() != State::Sqd,
+            Life::Apart { .. } | Life::Ending { .. } => false,
+        };
+        assert_eq!({ life }.await_stream(), allowed, "{life:?}");
+    }
+}
+
+/// The program is told once that its queue is drained, and not before the plan is written.
+#[test]
+fn when_the_program_is_told_that_its_queue_is_drained() {
+    for life in everything() {
+        let told = match life {
+            Life::Up { ready, .. }
+            | Life::Apart {
+                state: Idle::Ready { ready, .. },
+                ..
+            } => ready == Ready::Drain { told: false } && !(life.is_up() && life.has_unwritten()),
+            _ => false,
+        };
+        assert_eq!({ life }.idle(), told, "{life:?}");
+    }
+}

@@ -413,3 +413,50 @@ fn a_queue_pair_that_holds_its_own_send_completes_what_came_before() {
     assert_eq!(brief(&rig.host.sends)[1..], [(2, WcStatus::Success)]);
     assert_eq!(brief(&rig.host.recvs), [(20, WcStatus::Success)]);
 }
+
+/// Seven is for ever, and so is whatever is above. The receiver takes it for granted, and is not told.
+#[test]
+fn a_sender_that_tries_for_ever_says_nothing() {
+    for (count, told) in [
+        (0, true),
+        (1, true),
+        (6, true),
+        (7, false),
+        (8, false),
+        (255, false),
+    ] {
+        let (mut a, _, mr) = ends();
+        a.qp.set_rnr_retry(count);
+        a.post(1, SendOp::Send, &[mr.part(0, 8)]);
+        let (first, _) = a.sent()[0];
+        assert_eq!(first.opcode() == Opcode::WRITE, told, "{count}");
+        let Header::Tagged(note) = first else {
+            continue;
+        };
+        let tries = u64::from(u32::from_be_bytes(*b"rnr#")) << 32 | u64::from(count);
+        assert_eq!(note.to, tries);
+    }
+}
+
+/// A peer that repeats itself must not make the queue pair look through its requests each time.
+#[test]
+fn a_held_message_is_looked_for_once() {
+    let (mut a, _, mr) = ends();
+    let held = |msn: u64| {
+        let to = u64::from(u32::from_be_bytes(*b"held")) << 32 | msn;
+        tagged(Opcode::WRITE, 0, to, true, &[])
+    };
+    // The peer tells of a message that is not sent yet, so there is nothing to be found.
+    assert_eq!(a.rx_ulpdu(&held(3)), RxStatus::Ok);
+    for wr_id in 1..5 {
+        a.post(wr_id, SendOp::Send, &[mr.part(0, 8)]);
+    }
+    let _ = a.sent();
+    for msn in [3, 3, 2, 1, 0] {
+        assert_eq!(a.rx_ulpdu(&held(msn)), RxStatus::Ok);
+        assert_eq!(brief(&a.host.sends), [], "{msn}");
+    }
+    assert_eq!(a.rx_ulpdu(&held(4)), RxStatus::Ok);
+    let done = [1, 2, 3].map(|wr_id| (wr_id, WcStatus::Success));
+    assert_eq!(brief(&a.host.sends), done);
+}

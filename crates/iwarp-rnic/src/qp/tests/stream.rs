@@ -1,6 +1,7 @@
 //! Streams in any pieces: splits, markers, direct placement, partial writes.
 
 use super::harness::*;
+use crate::limits::{RX_DIRECT_TAIL, RX_READ_MAX};
 use crate::qp::*;
 use crate::{Access, SendOp, WcStatus};
 use iwarp_proto::crc32c;
@@ -102,6 +103,7 @@ pub(super) fn read_as_planned(rig: &mut Rig, mut octets: &[u8], piece: usize, ru
         rig.qp
             .rx_plan(&mut rig.buffer, &rig.table, &mut plan, visit);
         assert!(list.len() <= runs);
+        assert!(list.iter().all(|run| !run.fragment.is_empty()));
         let n = plan.room().min(piece).min(octets.len());
         assert!(n > 0, "no room");
         let (now, later) = octets.split_at(n);
@@ -154,6 +156,70 @@ fn large_payload_is_read_to_its_place() {
                 assert!(direct > 100_000, "{direct} octets of 400000");
             }
         }
+    }
+}
+
+/// Where the next octets are to be read to: how many octets of memory, and how many in all.
+fn planned(rig: &mut Rig, runs: usize) -> (usize, usize) {
+    let mut plan = RxPlan::new(runs);
+    let mut octets = 0;
+    rig.qp
+        .rx_plan(&mut rig.buffer, &rig.table, &mut plan, |run| {
+            octets += run.fragment.len();
+        });
+    plan.release(&rig.table);
+    assert_eq!(plan.room(), octets);
+    (plan.direct(), plan.room())
+}
+
+/// Staging comes behind all of the memory. If there are too few runs for that, it is not named: the octets behind the last run belong to
+/// memory, too.
+#[test]
+fn staging_is_read_to_behind_memory() {
+    let stream = StreamConfig {
+        crc: false,
+        ..STREAM
+    };
+    let mut rig = Rig::with(QpConfig::default(), stream);
+    let mr = rig.mr(20_000, ALL);
+    rig.recv(1, &[mr.part(0, 10_000), mr.part(10_000, 10_000)]);
+    assert_eq!(planned(&mut rig, 4), (0, RX_READ_MAX));
+    let fpdu = rig.fpdu(&send(1, &[0xaa; 20_000]));
+    // The length field, the header, and 80 octets.
+    read_as_planned(&mut rig, &fpdu[..100], 100, 4);
+    for (runs, expected) in [
+        (1, (0, RX_DIRECT_TAIL)),
+        (2, (9_920, 9_920)),
+        (3, (19_920, 19_920 + RX_DIRECT_TAIL)),
+        (4, (19_920, 19_920 + RX_DIRECT_TAIL)),
+    ] {
+        assert_eq!(planned(&mut rig, runs), expected, "{runs} runs");
+    }
+    // Nothing of the payload is missing.
+    read_as_planned(&mut rig, &fpdu[100..20_020], 50_000, 4);
+    assert_eq!(planned(&mut rig, 4), (0, RX_DIRECT_TAIL));
+    assert!(brief(&rig.host.recvs).is_empty());
+    read_as_planned(&mut rig, &fpdu[20_020..], 50_000, 4);
+    assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::Success)]);
+    assert_eq!(rig.read(&mr), [0xaa; 20_000]);
+}
+
+/// Behind a large FPDU little is read to staging, so that the payload of the next one goes to its place. A few small ones end that.
+#[test]
+fn reads_are_long_again_when_no_more_large_fpdus_come() {
+    let (mut rig, _, large) = large_write();
+    for _ in 0..2 {
+        assert_eq!(planned(&mut rig, 4), (0, RX_READ_MAX));
+        read_as_planned(&mut rig, &large, 3000, 4);
+        let small = rig.fpdu(&tagged(Opcode::WRITE, 1, 0, true, &[]));
+        let mut behind = 0;
+        while planned(&mut rig, 4) == (0, RX_DIRECT_TAIL) {
+            read_as_planned(&mut rig, &small, 3000, 4);
+            behind += 1;
+            assert!(behind < 10);
+        }
+        // The first may be the end of the same message.
+        assert!(behind > 1);
     }
 }
 

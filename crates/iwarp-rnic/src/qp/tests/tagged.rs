@@ -6,7 +6,7 @@ use crate::receive_queue::{SharedReceiveQueue, TakenRecv};
 use crate::tags::TaggedBuffer;
 use crate::{Access, RecvWr, SendFlags, SendOp, WcFlags, WcOpcode, WcStatus};
 use iwarp_proto::ddp::Header;
-use iwarp_proto::rdmap::Opcode;
+use iwarp_proto::rdmap::{Opcode, ReadRequest};
 use iwarp_proto::tag_matching::{Operation, Tmh};
 use std::vec;
 use std::vec::Vec;
@@ -330,6 +330,115 @@ fn a_reset_frees_the_buffers_of_rendezvous() {
     let tags = srq(&mut rig).tags().unwrap();
     assert_eq!(tags.end_read(handle), None);
     assert_eq!(tags.next_read(1, &mut TakenRecv::default()), None);
+}
+
+/// So many Reads are under way at once, also after a reset in the middle of as many.
+#[test]
+fn a_reset_frees_the_places_of_reads() {
+    let mut rig = receiver(4);
+    let (pool, target) = (rig.mr(64, ALL), rig.mr(64, ALL));
+    receive(&mut rig, 90, &pool);
+    for life in 0..3 {
+        let stream = StreamConfig {
+            initiator: false,
+            ord: 16,
+            ..STREAM
+        };
+        rig.qp.modify(State::Reset, &mut rig.host).unwrap();
+        rig.qp.stream_gone(&mut rig.host);
+        rig.start(stream);
+        for msn in 1..11 {
+            post_tag(&mut rig, u64::from(msn), 7, &[target.sge()]);
+            let ulpdu = send(msn, &request(7, 0x1000, 1, 8));
+            assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Ok);
+        }
+        assert_eq!(rig.sent().len(), 8, "life {life}");
+    }
+    // The receive that was kept because its queue was full is dropped with everything else.
+    let mut rig = receiver(1);
+    let (pool, target) = (rig.mr(64, ALL), rig.mr(64, ALL));
+    receive(&mut rig, 90, &pool);
+    post_tag(&mut rig, 1, 7, &[target.sge()]);
+    let octets = message(Operation::Eager, 7, &[5; 8]);
+    let first = untagged(Opcode::SEND, 0, 1, 0, false, &octets[..4]);
+    assert_eq!(rig.rx_ulpdu(&first), RxStatus::Ok);
+    receive(&mut rig, 91, &pool);
+    let rest = untagged(Opcode::SEND, 0, 1, 4, true, &octets[4..]);
+    assert_eq!(rig.rx_ulpdu(&rest), RxStatus::Ok);
+    rig.qp.modify(State::Reset, &mut rig.host).unwrap();
+    rig.qp.stream_gone(&mut rig.host);
+    rig.start(STREAM);
+    assert_eq!(rig.rx_ulpdu(&send(1, b"none")), RxStatus::Ok);
+    assert_eq!(rig.host.recvs.last().unwrap().wr_id, 91);
+}
+
+/// The program asks the sender for the payload itself.
+#[test]
+fn without_reads_a_rendezvous_is_for_the_program() {
+    for ord in [0, 1] {
+        let mut rig = receiver(4);
+        rig.qp.modify(State::Reset, &mut rig.host).unwrap();
+        rig.qp.stream_gone(&mut rig.host);
+        rig.start(StreamConfig { ord, ..STREAM });
+        let (pool, target) = (rig.mr(64, ALL), rig.mr(64, ALL));
+        receive(&mut rig, 90, &pool);
+        post_tag(&mut rig, 1, 7, &[target.sge()]);
+        let octets = request(7, 0x1000, 1, 8);
+        assert_eq!(rig.rx_ulpdu(&send(1, &octets)), RxStatus::Ok);
+        let expected = match ord {
+            0 => (90, octets.len() as u32, WcFlags::empty()),
+            _ => (1, 8, MATCH),
+        };
+        let told = told(&rig);
+        assert_eq!(told.len(), 1);
+        let (wr_id, status, opcode, len, flags) = told[0];
+        assert_eq!((status, opcode), (WcStatus::Success, WcOpcode::TagRecv));
+        assert_eq!((wr_id, len, flags), expected);
+        assert_eq!(rig.sent().len(), usize::from(ord));
+    }
+}
+
+/// All that is under way has a place for the message that tells the sender, also while the writes of such messages are not reported.
+#[test]
+fn every_sender_of_a_rendezvous_is_told() {
+    const MANY: u32 = 20;
+    let mut rig = receiver(40);
+    rig.qp.modify(State::Reset, &mut rig.host).unwrap();
+    rig.qp.stream_gone(&mut rig.host);
+    rig.start(StreamConfig { ord: 16, ..STREAM });
+    let (pool, target) = (rig.mr(64, ALL), rig.mr(64, ALL));
+    receive(&mut rig, 90, &pool);
+    let begin = |rig: &mut Rig, msn: u32| {
+        post_tag(rig, u64::from(msn), 7, &[target.sge()]);
+        let ulpdu = send(msn, &request(7, 0x1000, 1, 8));
+        assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Ok);
+    };
+    let answer = |rig: &mut Rig, sink: u32| {
+        let answer = tagged(Opcode::READ_RESPONSE, sink, 0, true, &[1; 8]);
+        assert_eq!(rig.rx_ulpdu(&answer), RxStatus::Ok);
+    };
+    begin(&mut rig, 1);
+    let (_, asks) = &rig.sent()[0];
+    answer(&mut rig, ReadRequest::parse(asks).unwrap().sink_stag.0);
+    // One message waits to be sent. As many Reads as may be follow it in one plan.
+    for msn in 2..=MANY {
+        begin(&mut rig, msn);
+    }
+    let mut finished = 0;
+    while rig.qp.wants_tx() {
+        assert_eq!(rig.fill(), TxFill::Ready);
+        for (header, body) in rig.segments_of_the_plan() {
+            match ReadRequest::parse(&body) {
+                Some(asks) if header.opcode() == Opcode::READ_REQUEST => {
+                    answer(&mut rig, asks.sink_stag.0);
+                }
+                _ => finished += 1,
+            }
+        }
+        rig.write_some(1 << 20);
+    }
+    assert_eq!(finished, MANY as usize);
+    assert_eq!(told(&rig).len(), 2 * MANY as usize);
 }
 
 #[test]

@@ -27,11 +27,15 @@ fn target_config() -> QpConfig {
 
 /// A target whose domain has the queues 10 and 11, the second of another protection domain.
 fn target() -> Rig {
+    target_with(target_config())
+}
+
+fn target_with(config: QpConfig) -> Rig {
     let other = StreamConfig {
         initiator: false,
         ..STREAM
     };
-    let mut rig = Rig::fresh(target_config());
+    let mut rig = Rig::fresh(config);
     rig.qp.set_xrc(XrcEnd::Target);
     rig.start(other);
     for (number, pd) in [(10, PD), (11, PD + 1)] {
@@ -284,6 +288,55 @@ fn a_note_in_the_middle_of_a_message_is_refused() {
     assert_eq!(b.rx_ulpdu(&begin), RxStatus::Ok);
     refused(&mut b, &note(11), Code::RDMAP_UNEXPECTED_OPCODE);
     assert_eq!(brief(&b.host.recvs), [(7, WcStatus::Flushed)]);
+}
+
+/// Also where nothing of the message has come but its first segment without payload, or where the message has no receive and is lost.
+#[test]
+fn a_note_in_a_message_that_has_just_begun_or_is_lost_is_refused() {
+    for drops in [false, true] {
+        let receiver_not_ready = match drops {
+            true => ReceiverNotReady::Drop,
+            false => ReceiverNotReady::default(),
+        };
+        let mut b = target_with(QpConfig {
+            receiver_not_ready,
+            ..target_config()
+        });
+        let here = b.mr_in(PD, 64, ALL);
+        let _ = b.rx_ulpdu(&note(10));
+        let payload = match drops {
+            true => &b"half"[..],
+            false => {
+                post_srq(&mut b, 10, 7, &here);
+                &[]
+            }
+        };
+        let begin = untagged(Opcode::SEND, 0, 1, 0, false, payload);
+        assert_eq!(b.rx_ulpdu(&begin), RxStatus::Ok);
+        refused(&mut b, &note(11), Code::RDMAP_UNEXPECTED_OPCODE);
+    }
+}
+
+/// A Send that names no queue must not land in the one that the request before has named.
+#[test]
+fn a_send_that_names_no_queue_is_refused() {
+    let (mut a, mut b) = ends();
+    let mr = a.mr(64, Access::LOCAL_WRITE);
+    let here = b.mr_in(PD, 64, ALL);
+    for wr_id in 7..10 {
+        post_srq(&mut b, 10, wr_id, &here);
+    }
+    post(&mut a, 1, SendOp::Send, 10, &mr);
+    // A Write takes no receive, so the queue stays named.
+    post(&mut a, 2, write_to(&here), 0, &mr);
+    post(&mut a, 3, SendOp::Send, 10, &mr);
+    post(&mut a, 4, SendOp::Send, 0, &mr);
+    shuttle(&mut a, &mut b, 1000);
+    assert_eq!(
+        brief(&b.host.recvs),
+        [(7, WcStatus::Success), (8, WcStatus::Success)]
+    );
+    b.assert_ended(Blame::Peer, Code::DDP_UNTAGGED_INVALID_QN);
 }
 
 #[test]
