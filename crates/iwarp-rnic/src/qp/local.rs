@@ -52,8 +52,8 @@ impl QueuePair {
             return;
         };
         let result = table.bind(&bind, self.accessor());
-        if result == Err(MemoryError::InUse) && !table.is_unused(bind.mw_stag) {
-            self.tx.local.waits = true;
+        if result == Err(MemoryError::InUse) {
+            self.tx.local.waits = !table.is_unused(bind.mw_stag);
             return;
         }
         self.start_next();

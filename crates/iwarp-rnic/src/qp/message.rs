@@ -416,9 +416,6 @@ impl QueuePair {
         let msn = self.emit_control(opcode, 1, len, plan, w, |out| request.emit(out));
         let _ = self.sq.awaited.push(Awaited {
             seq,
-            sink_stag: Stag(0),
-            len: 8,
-            received: 0,
             msn,
             atomic: true,
             ..Awaited::default()

@@ -154,11 +154,11 @@ impl QueuePair {
         awaited.wrapping_add(u32::from(self.rx.rtr_response_due))
     }
 
-    /// Returns `true` if a probe is due and may be sent.
+    /// Returns `true` if a probe is due and may be sent. That is so in SQD, too, and never in RTR, where nothing was sent that it could be
+    /// about.
     #[inline]
     fn wants_probe(&self) -> bool {
         self.acknowledge.is_due()
-            && self.life.may_probe()
             // A probe takes one of the peer's places for Reads. Peers serve zero-length Reads even if they granted none.
             && self.outstanding() < u32::from(self.sq.ord()).max(1)
     }

@@ -116,7 +116,10 @@ impl QueuePair {
     /// Sets how often a Send is tried again that finds no receive (`rnr_retry` of `ibv_modify_qp(3)`): 7, and whatever is above, is for
     /// ever. It holds for requests that start later.
     pub const fn set_rnr_retry(&mut self, count: u8) {
-        self.acknowledge.rnr.ours = if count > FOR_EVER { FOR_EVER } else { count };
+        self.acknowledge.rnr.ours = match count {
+            0..FOR_EVER => count,
+            _ => FOR_EVER,
+        };
     }
 
     /// Sets how long the peer has to wait before it tries a Send again that has found no receive (`min_rnr_timer` of

@@ -64,7 +64,7 @@ pub(super) struct Awaited {
     pub(super) seq: u32,
     /// The sink STag of a Read. It serves this Read alone.
     pub(super) sink_stag: Stag,
-    /// Octets asked for.
+    /// Octets asked for by a Read.
     pub(super) len: u32,
     /// Octets that have come.
     pub(super) received: u32,

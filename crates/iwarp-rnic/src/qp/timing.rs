@@ -43,7 +43,8 @@ impl QueuePair {
 
     /// Nothing has come from the responder. If we have sent something, and nothing is on its way, it gets a zero-length Write.
     fn remind(&mut self) {
-        if self.tx.spoke && self.tx.job.is_none() && !self.tx.rtr_pending() {
+        if self.tx.spoke && self.tx.job.is_none() {
+            // Behind the first FPDU only an earlier reminder can wait to be sent, and this one is the same.
             self.tx.send_rtr(Rtr::Write);
         }
     }

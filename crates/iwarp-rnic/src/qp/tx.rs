@@ -122,10 +122,6 @@ impl Tx {
         self.rtr = Some(rtr);
     }
 
-    pub(super) const fn rtr_pending(&self) -> bool {
-        self.rtr.is_some()
-    }
-
     /// Returns the message sequence number of a Send that begins, and zero for an RDMA Write.
     #[inline]
     pub(super) fn begin_payload(&mut self, slot: &Slot) -> u32 {

@@ -99,18 +99,6 @@ impl Life {
         )
     }
 
-    /// Returns `true` if the peer may be asked whether requests are placed: in RTS or SQD with a stream.
-    #[inline]
-    pub(in crate::qp) const fn may_probe(&self) -> bool {
-        matches!(
-            self,
-            Self::Up {
-                ready: Ready::Send | Ready::Drain { .. },
-                ..
-            }
-        )
-    }
-
     /// Returns `true` if a plan is to be written, or a Terminate.
     #[inline]
     pub(in crate::qp) const fn has_octets_due(&self) -> bool {
