@@ -57,7 +57,8 @@ impl<M: Memory> MemoryTable<M> {
     /// Carries out a bind for a queue pair.
     ///
     /// A type 2 window has to be invalid, and afterwards serves this queue pair only. A type 1 window can be bound again at
-    /// any time; a length of zero unbinds it.
+    /// any time; a length of zero unbinds it. Fails with `InUse` while somebody uses the memory of an earlier bind. That bind has
+    /// ended then, so no access begins any more.
     pub fn bind(&mut self, wr: &Bind, who: Accessor) -> Result<(), MemoryError> {
         let window = self.entry(wr.mw_stag).ok_or(MemoryError::NoSuchStag)?;
         let Kind::Window { ty, .. } = window.kind else {
@@ -73,16 +74,18 @@ impl<M: Memory> MemoryTable<M> {
         if ty == WindowType::Type2 && window.state.is_valid() {
             return Err(MemoryError::StillValid);
         }
+        let target = match wr.len == 0 && ty == WindowType::Type1 {
+            true => None,
+            false => Some(self.bind_target(wr, who)?),
+        };
+        self.retire(window);
         window.state.check_unused()?;
-        if wr.len == 0 && ty == WindowType::Type1 {
-            self.retire(window);
+        let Some((parent, offset)) = target else {
             if let Some(e) = self.entry_mut(wr.mw_stag) {
                 e.state.set(false, wr.new_stag);
             }
             return Ok(());
-        }
-        let (parent, offset) = self.bind_target(wr, who)?;
-        self.retire(window);
+        };
         if let Some(region) = self.entry(parent) {
             region.windows.fetch_add(1, Ordering::AcqRel);
         }

@@ -415,13 +415,21 @@ fn a_window_stays_while_a_read_lands_in_it() {
     assert!(a.table.deregister(Stag(mr.stag)).is_ok());
 }
 
+/// A window of type 1 is ended by the bind itself.
 #[test]
-fn a_bind_waits_until_a_read_to_its_ended_window_is_over() {
+fn a_bind_waits_until_a_read_to_the_window_is_over() {
+    bind_waits_for_a_read(WindowType::Type1);
+    bind_waits_for_a_read(WindowType::Type2);
+}
+
+fn bind_waits_for_a_read(kind: WindowType) {
     let mut a = Rig::with(Default::default(), PLAIN);
-    let (mr, bind) = bound_window(&mut a, WindowType::Type2);
+    let (mr, bind) = bound_window(&mut a, kind);
     let (mw, who) = (bind.mw_stag, a.qp.accessor());
     let mut plan = reads_directly(&mut a, mw, mr.at);
-    assert_eq!(a.table.invalidate(mw, who, false), Ok(false));
+    if kind == WindowType::Type2 {
+        assert_eq!(a.table.invalidate(mw, who, false), Ok(false));
+    }
     a.post(1, SendOp::Bind(bind), &[]);
     a.post(2, SendOp::Send, &[]);
     assert_eq!(a.fill(), TxFill::Memory);
@@ -437,6 +445,9 @@ fn a_bind_waits_until_a_read_to_its_ended_window_is_over() {
     let done = [1, 2].map(|wr_id| (wr_id, WcStatus::Success));
     assert_eq!(brief(&a.host.sends), done);
     assert!(a.table.info(mw).unwrap().valid);
+    // The region is held by the second bind alone.
+    assert_eq!(a.table.deallocate_window(mw), Ok(()));
+    assert!(a.table.deregister(Stag(mr.stag)).is_ok());
 }
 
 #[test]
