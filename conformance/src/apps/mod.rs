@@ -218,7 +218,8 @@ fn execute(context: &Context, args: &AppsArgs, log: &mut Log) -> Result<Option<V
         1
     } else {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        args.jobs.unwrap_or(cores.clamp(1, 4)).max(1)
+        // One more than processors, because many programs sleep between messages.
+        args.jobs.unwrap_or(cores.clamp(1, 4) + 1).max(1)
     };
     let logs = context.log_dir().join("apps");
     std::fs::create_dir_all(&logs)?;
@@ -246,6 +247,14 @@ struct Setting<'a> {
     isolation: Isolation,
 }
 
+/// Returns the numbers of the runs of all cases in the order in which they start. Spinning cases come last: each of them waits for the cases
+/// beside it to end, and nothing starts meanwhile.
+fn order(cases: &[Case], repeat: usize) -> Vec<usize> {
+    let mut runs: Vec<usize> = (0..cases.len().saturating_mul(repeat)).collect();
+    runs.sort_by_key(|run| cases.get(run / repeat).is_some_and(Case::is_spinning));
+    runs
+}
+
 /// Runs the cases on `jobs` threads. The rows are in the order of the cases.
 fn run(
     setting: &Setting<'_>,
@@ -254,6 +263,7 @@ fn run(
     jobs: usize,
     log: &mut Log,
 ) -> Vec<Row> {
+    let runs = order(cases, repeat);
     let next = AtomicUsize::new(0);
     let done: Mutex<Vec<(usize, Row)>> = Mutex::new(Vec::new());
     let log = Mutex::new(log);
@@ -262,7 +272,9 @@ fn run(
         for _ in 0..jobs {
             scope.spawn(|| {
                 loop {
-                    let at = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(&at) = runs.get(next.fetch_add(1, Ordering::Relaxed)) else {
+                        return;
+                    };
                     let Some(case) = cases.get(at / repeat) else {
                         return;
                     };
