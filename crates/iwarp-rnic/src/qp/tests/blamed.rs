@@ -448,6 +448,33 @@ fn a_number_that_was_not_sent_blames_nobody() {
     }
 }
 
+/// A Read that waits for its answer bounds what is done before it, and says nothing of what stands in front of a refused Send.
+#[test]
+fn a_read_behind_a_refused_send_changes_nothing() {
+    let mut rig = waiting(STREAM);
+    let mr = rig.mr(8, ALL);
+    let read = SendOp::Read {
+        remote_addr: 0,
+        rkey: 7,
+    };
+    for id in 1..=3 {
+        rig.post(id, SendOp::Send, &[]);
+    }
+    rig.post(4, read, &[mr.sge()]);
+    rig.sent();
+    refused_by_number(&mut rig, Opcode::SEND, 2);
+    use WcStatus::{Flushed, RemoteInvalidRequest, Success};
+    assert_eq!(
+        brief(&rig.host.sends),
+        [
+            (1, Success),
+            (2, RemoteInvalidRequest),
+            (3, Flushed),
+            (4, Flushed)
+        ]
+    );
+}
+
 /// The immediate data of a Write count as a message, also while a longer message behind them is being sent.
 #[test]
 fn messages_before_one_that_is_sent_in_part_count_as_ever() {
