@@ -272,13 +272,16 @@ mod tests {
         let mut cq = CompletionQueue::new(2).unwrap();
         assert_eq!(cq.push(cqe(1)), Pushed::Quiet);
         assert_eq!(cq.push(cqe(2)), Pushed::Quiet);
+        assert!(!cq.overflowed());
         assert_eq!(cq.push(cqe(3)), Pushed::Overflow { first: true });
+        assert!(cq.overflowed());
         assert_eq!(cq.push(cqe(4)), Pushed::Overflow { first: false });
         assert_eq!(cq.pop().map(|c| c.wr_id), Some(1));
         // The queue stays unusable, even when it has room again.
         assert_eq!(cq.push(cqe(5)), Pushed::Overflow { first: false });
         assert_eq!(cq.pop().map(|c| c.wr_id), Some(2));
         assert_eq!(cq.pop(), None);
+        assert!(cq.overflowed());
     }
 
     #[test]
@@ -384,10 +387,10 @@ mod tests {
         }
         assert_eq!(cq.capacity(), 2);
         assert_eq!(cq.resize(1), Ok(()));
-        assert_eq!((cq.capacity(), cq.len()), (1, 0));
+        assert_eq!((cq.capacity(), cq.len(), cq.is_empty()), (1, 0, true));
         let _ = cq.push(cqe(1));
         assert_eq!(cq.resize(1), Ok(()));
-        assert_eq!(cq.len(), 1);
+        assert_eq!((cq.len(), cq.is_empty()), (1, false));
     }
 
     #[test]

@@ -77,11 +77,12 @@ mod tests {
     #[test]
     fn it_takes_what_it_has_room_for() {
         let mut list = List::new(2).unwrap();
-        assert_eq!((list.room(), list.get(0)), (2, None));
+        assert_eq!((list.len(), list.room(), list.get(0)), (0, 2, None));
         list.push(7);
         assert_eq!((list.len(), list.as_slice()), (1, &[7][..]));
         list.push(8);
-        assert_eq!((list.room(), list.as_slice()), (0, &[7, 8][..]));
+        assert_eq!((list.len(), list.room()), (2, 0));
+        assert_eq!(list.as_slice(), &[7, 8]);
         assert_eq!((list.get(1), list.get(2)), (Some(&8), None));
         list.clear();
         assert_eq!((list.room(), list.get(0)), (2, None));

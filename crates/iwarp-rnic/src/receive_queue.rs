@@ -470,6 +470,7 @@ mod tests {
             }),
             Err(PostError::TooManySges)
         );
+        assert!(!q.is_full());
         q.post(&RecvWr {
             wr_id: 0,
             sges: &[],
@@ -482,6 +483,7 @@ mod tests {
             }),
             Err(PostError::QueueFull)
         );
+        assert!(q.is_full());
     }
 
     #[test]

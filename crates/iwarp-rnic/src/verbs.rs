@@ -540,3 +540,6 @@ impl core::fmt::Display for PostError {
 }
 
 impl core::error::Error for PostError {}
+
+#[cfg(test)]
+mod tests;

@@ -91,6 +91,8 @@ mod tests {
         // SAFETY: `mem` outlives the range and is only reached through it until the end.
         let range = unsafe { HostRange::new(mem.as_mut_ptr() as u64, 32) }.unwrap();
         assert!((range.len(), range.is_empty()) == (32, false));
+        assert!(HostRange::default().is_empty());
+        assert!(Fragment::of(&[]).is_empty() && !Fragment::of(&[1]).is_empty());
         assert!(Span::new(&range, 0, 33).is_none());
         assert!(Span::new(&range, u64::MAX, 2).is_none());
         assert!(Span::new(&range, 32, 0).is_some());

@@ -236,9 +236,8 @@ unsafe impl Memory for Pages {
 pub(crate) mod tests {
     use super::super::{MemoryTable, Span};
     use super::*;
-    use crate::Access;
-    use crate::memory::Accessor;
-    use crate::memory::Crc32c;
+    use crate::memory::{Accessor, Crc32c, HostRange, MemoryError, Pager};
+    use crate::{Access, FastRegister};
     use iwarp_proto::crc32c;
     use proptest::prelude::*;
     use std::vec;
@@ -453,12 +452,66 @@ pub(crate) mod tests {
         );
         let mut table = MemoryTable::new();
         // SAFETY: as above.
-        let all = unsafe { crate::memory::HostRange::new(0, u64::MAX) }.unwrap();
+        let all = unsafe { HostRange::new(0, u64::MAX) }.unwrap();
         let stag = table.register(all, 0, 1, Access::empty(), 0x4567_8901);
         let span = table.check(stag.unwrap(), addr, 16, Access::empty(), who);
         back = [0; 16];
         span.unwrap().span().read(&mut back);
         assert_eq!(back, octets);
+    }
+
+    #[test]
+    fn memory_of_every_kind_says_whether_it_is_empty() {
+        fn is_empty(memory: impl Memory) -> bool {
+            memory.is_empty()
+        }
+        for len in [0, 1, 65] {
+            let scattered = Scattered::new(0, len, 1);
+            assert_eq!(is_empty(scattered.pages()), len == 0);
+            // SAFETY: never accessed.
+            let range = unsafe { HostRange::new(8, len as u64) }.unwrap();
+            assert_eq!(is_empty(range), len == 0);
+        }
+    }
+
+    /// A fast registration names pages only where there is a list for them.
+    #[test]
+    fn memory_without_a_list_of_its_own_takes_no_pages() {
+        fn refuses<M: Memory>(memory: M, pages: ListedPages) {
+            let mut table = MemoryTable::new();
+            let new_stag = table.allocate_fast(memory, 1, 0x4567_8901).unwrap();
+            let mut wr = FastRegister {
+                new_stag,
+                offset: 0,
+                len: 64,
+                iova: 0,
+                access: Access::empty(),
+                pages: Some(pages),
+            };
+            let refused = table.fast_register(&wr, 1);
+            assert_eq!(refused, Err(MemoryError::OutOfRange));
+            assert!(!table.info(new_stag).unwrap().valid);
+            wr.pages = None;
+            assert_eq!(table.fast_register(&wr, 1), Ok(()));
+        }
+        let scattered = Scattered::new(0, 64, 1);
+        let (_, pages, _) = scattered.list();
+        refuses(scattered.pages(), pages);
+        // SAFETY: never accessed.
+        refuses(unsafe { HostRange::new(0x1000, 64) }.unwrap(), pages);
+    }
+
+    /// A pager is asked by address, and each page has one of its own.
+    #[test]
+    fn pages_are_not_registered_on_demand() {
+        // SAFETY: they access nothing.
+        static NOTHING: Pager = unsafe { Pager::new(|_, _| false, |_, _| false, |_, _, _| None) };
+        let scattered = Scattered::new(0, 64, 1);
+        let mut table = MemoryTable::new();
+        let memory = (scattered.pages(), &NOTHING);
+        let refused = table.register_on_demand(memory, 0, 1, Access::empty(), 7);
+        assert_eq!(refused, Err(MemoryError::OutOfRange));
+        assert!(table.is_empty() && !table.has_on_demand());
     }
 
     #[test]

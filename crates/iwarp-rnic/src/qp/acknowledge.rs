@@ -143,18 +143,17 @@ impl QueuePair {
     #[inline(never)]
     pub(super) fn emit_probe(&mut self, plan: &mut TxPlan, w: &Wire<'_, impl Memory>) {
         let sink_stag = self.next_sink();
-        let msn = self.emit_empty_read(sink_stag, plan, w);
-        self.probed(msn);
+        self.emit_empty_read(sink_stag, plan, w);
+        self.probed();
     }
 
-    /// The probe with this message sequence number was put into the plan. It asks for no octets, so nothing is compared with its sink.
-    fn probed(&mut self, msn: u32) {
+    /// The probe was put into the plan. It asks for no octets, so nothing is compared with its sink, and no request is looked for by its number.
+    fn probed(&mut self) {
         let Some(seq) = self.sq.last_started() else {
             return;
         };
         let probe = Awaited {
             seq,
-            msn,
             probe: true,
             ..Awaited::default()
         };

@@ -231,8 +231,9 @@ mod tests {
         assert!(buffer.staging >= MAX_FPDU + buffer.read_max);
         assert_eq!(buffer.room(usize::MAX).len(), RX_DIRECT_TAIL);
         assert_eq!(buffer.unmarked().len(), 65_535);
-        let usual = RxBuffer::new().unwrap();
-        assert_eq!(usual.staging, RX_STAGING);
+        let mut usual = RxBuffer::new().unwrap();
+        assert_eq!(usual.staging, 256 * 1024);
+        assert_eq!(usual.room(usize::MAX).len(), 128 * 1024);
     }
 
     #[test]
@@ -261,6 +262,26 @@ mod tests {
             }
         }
         assert!(moved > 3 && taken > 500_000, "{moved} {taken}");
+    }
+
+    /// Octets are moved only if what comes next does not fit behind them.
+    #[test]
+    fn octets_that_leave_enough_space_behind_them_stay_where_they_are() {
+        type Next = fn(&mut RxBuffer) -> usize;
+        let reads: Next = |buffer| buffer.room(usize::MAX).len();
+        let keeps: Next = |buffer| buffer.keep(&[8; RX_DIRECT_TAIL]);
+        let few = RX_DIRECT_TAIL - 1;
+        let cases = [(few + 2, false), (few + 1, false), (few, true), (0, true)];
+        for next in [reads, keeps] {
+            for (free, moves) in cases {
+                let mut buffer = RxBuffer::with(NONE).unwrap();
+                let end = buffer.staging - free;
+                buffer.filled(end);
+                buffer.consume(end - 10);
+                assert_eq!(next(&mut buffer), RX_DIRECT_TAIL);
+                assert_eq!(buffer.start == 0, moves, "{free}");
+            }
+        }
     }
 
     /// What is kept is whole, wherever the octets before it lie.

@@ -396,6 +396,23 @@ mod tests {
         result
     }
 
+    /// Two fields of 16 bits in the lowest 32: no carry leaves a field, also not out of its top bit.
+    #[test]
+    fn fields_are_added_by_themselves() {
+        let cases = [
+            (0x00ff_00ff, 0x0001_0001, 0x0100_0100),
+            (0xffff_ffff, 0x0001_0001, 0),
+            (0x7fff_7fff, 0x0001_8001, 0x8000_0000),
+            (0x8000_8000, 0x8000_0000, 0x0000_8000),
+            (0x8000_0001, 0x0000_0001, 0x8000_0002),
+            (0x1234_ffff, 0x0000_ffff, 0x1234_fffe),
+        ];
+        for (a, b, sum) in cases {
+            assert_eq!(masked_add(a, b, 0x8000_8000), sum, "{a:x} {b:x}");
+        }
+        assert_eq!(masked_add(u64::MAX, 1, 0), 0);
+    }
+
     proptest! {
         #[test]
         fn masked_add_is_the_rfcs(a: u64, b: u64, m: u64) {

@@ -424,7 +424,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Emits a zero-length Read Request, and returns its message sequence number.
+    /// Emits a zero-length Read Request.
     #[cold]
     #[inline(never)]
     pub(super) fn emit_empty_read(
@@ -432,7 +432,7 @@ impl QueuePair {
         sink_stag: Stag,
         plan: &mut TxPlan,
         w: &Wire<'_, impl Memory>,
-    ) -> u32 {
+    ) {
         let request = ReadRequest {
             sink_stag,
             sink_to: 0,
@@ -440,7 +440,7 @@ impl QueuePair {
             source_stag: STAG_OF_NOTHING,
             source_to: 0,
         };
-        self.emit_read(&request, plan, w)
+        self.emit_read(&request, plan, w);
     }
 
     #[cold]

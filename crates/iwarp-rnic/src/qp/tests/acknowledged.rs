@@ -218,6 +218,43 @@ fn ends() -> [fn(&mut Rig); 3] {
     ]
 }
 
+/// The end of a stream is hidden from a program that knows of no connection, and from no other.
+#[test]
+fn the_end_of_a_stream_is_hidden_between_messages_of_a_peer_with_a_number() {
+    let hidden = |prepare: fn(&mut Rig)| {
+        let mut rig = Rig::new();
+        let mr = rig.mr(64, ALL);
+        rig.recv(1, &[mr.sge()]);
+        prepare(&mut rig);
+        rig.qp.peer_left(&rig.buffer)
+    };
+    assert!(!hidden(|_| ()));
+    assert!(hidden(|rig| rig.qp.hide_connection()));
+    assert!(hidden(|rig| {
+        rig.qp.hide_connection();
+        assert_eq!(rig.rx_ulpdu(&send(1, &[1])), RxStatus::Ok);
+    }));
+    // A part of an FPDU, and of a message.
+    assert!(!hidden(|rig| {
+        rig.qp.hide_connection();
+        assert_eq!(rig.rx(&[0]), RxStatus::Ok);
+    }));
+    assert!(!hidden(|rig| {
+        rig.qp.hide_connection();
+        let part = untagged(Opcode::SEND, 0, 1, 0, false, &[1]);
+        assert_eq!(rig.rx_ulpdu(&part), RxStatus::Ok);
+    }));
+    // The program has begun to end it, or it has failed.
+    assert!(!hidden(|rig| {
+        rig.qp.hide_connection();
+        rig.qp.close(&mut rig.host);
+    }));
+    assert!(!hidden(|rig| {
+        rig.qp.hide_connection();
+        rig.qp.stream_failed(&mut rig.host);
+    }));
+}
+
 #[test]
 fn the_end_of_the_stream_answers_nothing() {
     for end in ends() {

@@ -4,7 +4,7 @@
 use super::harness::*;
 use crate::qp::fault::status_of;
 use crate::qp::*;
-use crate::{SendFlags, SendOp, WcStatus};
+use crate::{Cqe, SendFlags, SendOp, WcStatus};
 use iwarp_proto::ddp::{Header, Stag, TaggedHeader, UntaggedHeader};
 use iwarp_proto::rdmap::{Opcode, Terminate, TerminateCode};
 use proptest::prelude::*;
@@ -428,6 +428,103 @@ fn immediate_data_of_a_write_have_a_number() {
     let [first, blamed, last] = [0, 1, 2].map(|i| rig.host.sends[i].status);
     assert_eq!((first, last), (WcStatus::Success, WcStatus::Flushed));
     assert!(!matches!(blamed, WcStatus::Success | WcStatus::Flushed));
+}
+
+/// A number that no Send has had is nobody's, also not that of the newest.
+#[test]
+fn a_number_that_was_not_sent_blames_nobody() {
+    for (msn, blamed) in [(1, Some(1)), (2, Some(2)), (0, None), (3, None), (4, None)] {
+        let mut rig = waiting(STREAM);
+        rig.post(1, SendOp::Send, &[]);
+        rig.post(2, SendOp::Send, &[]);
+        rig.sent();
+        refused_by_number(&mut rig, Opcode::SEND, msn);
+        let failed = |c: &&Cqe| c.status == WcStatus::RemoteInvalidRequest;
+        let failed = rig.host.sends.iter().find(failed);
+        assert_eq!(failed.map(|c| c.wr_id), blamed, "{msn}");
+        let done = |c: &&Cqe| c.status == WcStatus::Success;
+        let done = rig.host.sends.iter().filter(done).count();
+        assert_eq!(done, usize::from(blamed == Some(2)), "{msn}");
+    }
+}
+
+/// A Read that waits for its answer bounds what is done before it, and says nothing of what stands in front of a refused Send.
+#[test]
+fn a_read_behind_a_refused_send_changes_nothing() {
+    let mut rig = waiting(STREAM);
+    let mr = rig.mr(8, ALL);
+    let read = SendOp::Read {
+        remote_addr: 0,
+        rkey: 7,
+    };
+    for id in 1..=3 {
+        rig.post(id, SendOp::Send, &[]);
+    }
+    rig.post(4, read, &[mr.sge()]);
+    rig.sent();
+    refused_by_number(&mut rig, Opcode::SEND, 2);
+    use WcStatus::{Flushed, RemoteInvalidRequest, Success};
+    assert_eq!(
+        brief(&rig.host.sends),
+        [
+            (1, Success),
+            (2, RemoteInvalidRequest),
+            (3, Flushed),
+            (4, Flushed)
+        ]
+    );
+}
+
+/// The immediate data of a Write count as a message, also while a longer message behind them is being sent.
+#[test]
+fn messages_before_one_that_is_sent_in_part_count_as_ever() {
+    let op = SendOp::WriteImm {
+        remote_addr: 0,
+        rkey: 7,
+        imm: 1,
+    };
+    for (msn, blamed) in [(1, 1), (2, 2), (3, 3)] {
+        let mut rig = waiting(STREAM);
+        let mr = rig.mr(1 << 20, ALL);
+        rig.post(1, SendOp::Send, &[]);
+        rig.post(2, op, &[]);
+        rig.post(3, SendOp::Send, &[mr.sge()]);
+        assert_eq!(rig.fill(), TxFill::Ready);
+        rig.write_some(1 << 20);
+        refused_by_number(&mut rig, Opcode::SEND, msn);
+        use WcStatus::{Flushed, RemoteInvalidRequest, Success};
+        let expected = [1, 2, 3].map(|id| {
+            let status = match id.cmp(&blamed) {
+                core::cmp::Ordering::Less => Success,
+                core::cmp::Ordering::Equal => RemoteInvalidRequest,
+                core::cmp::Ordering::Greater => Flushed,
+            };
+            (id, status)
+        });
+        assert_eq!(brief(&rig.host.sends), expected, "{msn}");
+    }
+}
+
+/// A peer that could not go on for a reason of its own means a Send or Write: Reads wait for their answers.
+#[test]
+fn a_terminate_without_a_header_blames_no_read() {
+    let mut rig = waiting(STREAM);
+    let mr = rig.mr(8, ALL);
+    let read = SendOp::Read {
+        remote_addr: 0,
+        rkey: 7,
+    };
+    rig.post(1, read, &[mr.sge()]);
+    rig.post(2, SendOp::Send, &[]);
+    rig.post(3, SendOp::Send, &[]);
+    rig.sent();
+    let terminate = Terminate::new(TerminateCode::RDMAP_LOCAL_CATASTROPHIC);
+    refuses(&mut rig, &terminate);
+    use WcStatus::{Flushed, RemoteOperation};
+    assert_eq!(
+        brief(&rig.host.sends),
+        [(1, Flushed), (2, RemoteOperation), (3, Flushed)]
+    );
 }
 
 /// The queues count by themselves: the first Send has the number of the first Read.

@@ -1,6 +1,7 @@
 //! The farewell of a queue pair that is connected by number: which requests of the peer it completes, and when it is said.
 
 use super::harness::*;
+use crate::qp::tx::{Job, Stage};
 use crate::qp::*;
 use crate::{Access, SendOp, WcStatus};
 use iwarp_proto::ddp::{Header, TaggedHeader};
@@ -153,6 +154,42 @@ fn a_request_of_which_a_part_has_arrived_is_not_done() {
     assert_eq!(b.rx(&octets), RxStatus::Ok);
     assert!(leave(&mut b, &mut a));
     assert_eq!(done(&a), [1]);
+}
+
+/// A Send or Write with immediate data is two messages. If only the first has been sent, it counts, and the request is not done.
+#[test]
+fn a_request_of_which_one_message_was_sent_is_not_done() {
+    type Make = fn(&Mr) -> SendOp;
+    let cases: [(Make, Opcode, Stage); 2] = [
+        (|_| SendOp::SendImm(7), Opcode::IMMEDIATE, Stage::Body),
+        (write_imm, Opcode::WRITE, Stage::ImmediateLast),
+    ];
+    for (make, first, next) in cases {
+        // How many messages have arrived, and the requests that are done by that.
+        let dones: [&[u64]; 3] = [&[], &[1], &[1]];
+        for (arrived, expected) in (0..).zip(dones) {
+            let (mut a, _, mr, target) = ends();
+            // One FPDU in each plan.
+            a.plan = TxPlan::with(TxSizes {
+                bytes: 1,
+                ..TxSizes::DEFAULT
+            })
+            .unwrap();
+            a.post(1, SendOp::Send, &[mr.part(0, 8)]);
+            a.post(2, make(&target), &[mr.part(0, 8)]);
+            for opcode in [Opcode::SEND, first] {
+                assert_eq!(a.fill(), TxFill::Ready);
+                let octets = a.write_some(1000);
+                let header = Header::parse(&octets[2..]).unwrap();
+                assert_eq!(header.opcode(), opcode);
+            }
+            assert!(
+                matches!(a.qp.tx.job, Some(Job::Request { seq: 1, stage, .. }) if stage == next)
+            );
+            assert_eq!(a.rx_ulpdu(&farewell(arrived)), RxStatus::Ok);
+            assert_eq!(done(&a), *expected, "{arrived} of {first:?}");
+        }
+    }
 }
 
 #[test]

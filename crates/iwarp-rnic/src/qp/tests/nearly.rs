@@ -90,6 +90,53 @@ fn an_atomic_beyond_the_ird_changes_nothing() {
     }
 }
 
+/// A word is swapped if it has the right value in some bits, and then in some bits only.
+#[test]
+fn a_swap_compares_some_bits_and_changes_some() {
+    const WORD: u64 = 0x0123_4567_89ab_cdef;
+    const ALL_BITS: u64 = u64::MAX;
+    let new = 0x1111_2222_3333_4444;
+    // What is compared, in which bits, in which bits it is swapped, and what the word becomes.
+    let cases = [
+        (WORD, ALL_BITS, ALL_BITS, new),
+        (WORD ^ 1, ALL_BITS, ALL_BITS, WORD),
+        (WORD ^ 1 << 63, ALL_BITS, ALL_BITS, WORD),
+        (WORD ^ 1, !1, ALL_BITS, new),
+        (WORD ^ 2, !1, ALL_BITS, WORD),
+        (!WORD, 0, ALL_BITS, new),
+        (WORD, ALL_BITS, 0, WORD),
+        (WORD, ALL_BITS, 0xff00, 0x0123_4567_89ab_44ef),
+        (WORD ^ 1, ALL_BITS, 0xff00, WORD),
+        (0xef, 0xff, 0xffff << 48, 0x1111_4567_89ab_cdef),
+        (0xee, 0xff, 0xffff << 48, WORD),
+    ];
+    for (compare, compare_mask, add_swap_mask, becomes) in cases {
+        let mut rig = Rig::new();
+        let mr = rig.mr(8, ALL);
+        for (at, octet) in (0..).zip(WORD.to_ne_bytes()) {
+            rig.write(&mr, at, octet);
+        }
+        let mut body = vec![0; AtomicRequest::LEN];
+        AtomicRequest {
+            op: AtomicOp::CMP_SWAP,
+            request_id: 5,
+            stag: Stag(mr.stag),
+            to: mr.at,
+            add_swap: new,
+            add_swap_mask,
+            compare,
+            compare_mask,
+        }
+        .emit(&mut body);
+        let request = untagged(Opcode::ATOMIC_REQUEST, 1, 1, 0, true, &body);
+        assert_eq!(rig.rx_ulpdu(&request), RxStatus::Ok);
+        let case = (compare, compare_mask, add_swap_mask);
+        assert_eq!(rig.read(&mr), becomes.to_ne_bytes(), "{case:x?}");
+        let response = AtomicResponse::parse(&rig.sent()[0].1).unwrap();
+        assert_eq!((response.request_id, response.original), (5, WORD));
+    }
+}
+
 /// Eight octets come back, however long the element is.
 #[test]
 fn an_atomic_brings_eight_octets() {

@@ -6,7 +6,7 @@ use super::harness::*;
 use crate::memory::{AccessError, Accessor, HostRange, MemoryError, Pager, WindowType};
 use crate::{Access, Bind, SendOp, Sge, WcStatus};
 use iwarp_proto::ddp::Stag;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::vec;
 use std::vec::Vec;
@@ -71,11 +71,15 @@ fn content(from: u64, len: usize) -> Vec<u8> {
 }
 
 fn region(rig: &mut Rig, access: Access) -> Stag {
+    region_with(rig, &PAGER, access)
+}
+
+fn region_with(rig: &mut Rig, pager: &'static Pager, access: Access) -> Stag {
     // SAFETY: it is only accessed by the pager.
     let range = unsafe { HostRange::new(START, LEN) }.unwrap();
     let random = rig.random();
     rig.table
-        .register_on_demand((range, &PAGER), START, PD, access, random)
+        .register_on_demand((range, pager), START, PD, access, random)
         .unwrap()
 }
 
@@ -198,6 +202,54 @@ fn windows_on_it_are_used_like_it() {
     assert_eq!(write(128), Err(AccessError::NotMapped));
     assert_eq!(write(63), Err(AccessError::BaseOrBounds));
     assert_eq!(write(185), Err(AccessError::BaseOrBounds));
+}
+
+/// Only regions that are on demand count as such, from their registration to their end.
+#[test]
+fn a_table_knows_whether_it_has_regions_on_demand() {
+    let mut rig = Rig::new();
+    let ordinary = [0; 2].map(|_| Stag(rig.mr(64, ALL).stag));
+    let end = |rig: &mut Rig, stag| rig.table.deregister(stag).unwrap();
+    assert!(!rig.table.has_on_demand());
+    end(&mut rig, ordinary[0]);
+    assert!(!rig.table.has_on_demand());
+    let on_demand = [0; 2].map(|_| region(&mut rig, ALL));
+    let is = |rig: &Rig, stag| rig.table.info(stag).unwrap().on_demand;
+    assert!(!is(&rig, ordinary[1]));
+    assert!(is(&rig, on_demand[0]) && is(&rig, on_demand[1]));
+    for stag in [on_demand[0], ordinary[1]] {
+        end(&mut rig, stag);
+        assert!(rig.table.has_on_demand());
+    }
+    end(&mut rig, on_demand[1]);
+    assert!(!rig.table.has_on_demand());
+}
+
+/// Another processor changes the word twice between the look at it and the exchange. Nothing of that is lost.
+#[test]
+fn a_word_that_others_change_meanwhile_is_changed_all_the_same() {
+    std::thread_local! {
+        static CHANGES: Cell<u32> = const { Cell::new(2) };
+    }
+    fn exchange_late(at: u64, old: u64, new: u64) -> Option<u64> {
+        let left = CHANGES.get();
+        if left > 0 {
+            CHANGES.set(left - 1);
+            let found = exchange(at, old, old + 100)?;
+            assert_eq!(found, old);
+        }
+        exchange(at, old, new)
+    }
+    // SAFETY: they touch the table only.
+    static LATE: Pager = unsafe { Pager::new(read, write, exchange_late) };
+    let mut rig = Rig::new();
+    let stag = region_with(&mut rig, &LATE, ALL);
+    map(START, 8);
+    let who = rig.qp.accessor();
+    let begins = u64::from_ne_bytes([0, 1, 2, 3, 4, 5, 6, 7]);
+    let old = rig.table.update_word((stag, START), who, |word| word + 1);
+    assert_eq!((old, CHANGES.get()), (Ok(Some(begins + 200)), 0));
+    assert_eq!(content(START, 8), (begins + 201).to_ne_bytes());
 }
 
 #[test]

@@ -73,6 +73,29 @@ fn only_its_own_protection_domain_invalidates_a_region() {
     }
 }
 
+/// An ordinary region ends only while nobody borrows the table, so an access to it needs no user. All others do.
+#[test]
+fn only_accesses_to_ordinary_regions_need_no_user() {
+    let mut rig = Rig::new();
+    let (mr, who) = (rig.mr(64, ALL), rig.qp.accessor());
+    let registered = fast(&mut rig, 0, 64, ALL);
+    let mw = window(&mut rig, &mr, mr.at, 64);
+    let need = Access::REMOTE_READ;
+    let ordinary = |stag, at, len| {
+        let span = rig.table.check_ordinary((Stag(stag), at, len), need, who);
+        span.map(|span| span.len())
+    };
+    assert_eq!(ordinary(mr.stag, mr.at, 64), Some(64));
+    assert_eq!(ordinary(mr.stag, mr.at + 63, 1), Some(1));
+    assert_eq!(ordinary(mr.stag, mr.at, 65), None);
+    assert_eq!(ordinary(registered.stag, BASE, 64), None);
+    assert_eq!(ordinary(mw, mr.at, 64), None);
+    // All of these are allowed.
+    for (stag, at) in [(registered.stag, BASE), (mw, mr.at)] {
+        assert_eq!(rig.table.permits((Stag(stag), at, 64), need, who), Ok(()));
+    }
+}
+
 #[test]
 fn a_peer_ends_no_region_that_it_has_no_rights_to() {
     for (access, allowed) in [

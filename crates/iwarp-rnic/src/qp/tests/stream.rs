@@ -290,6 +290,34 @@ fn the_end_of_a_write_becomes_visible_last_when_it_is_read_to_its_place() {
     assert_eq!(rig.read(&mr), [0xaa; 20_000]);
 }
 
+/// A read to memory costs a look at the table, so it has to be worth it.
+#[test]
+fn a_payload_is_read_to_its_place_if_much_of_it_is_missing() {
+    for (missing, direct) in [(8193, true), (8192, true), (8191, false)] {
+        let (mut rig, mr, fpdu) = large_write();
+        // The length field, the header, and payload.
+        let here = 2 + 14 + 20_000 - missing;
+        assert_eq!(rig.rx(&fpdu[..here]), RxStatus::Ok);
+        assert_eq!(rig.qp.rx_is_direct(), direct, "{missing}");
+        assert_eq!(rig.rx(&fpdu[here..]), RxStatus::Ok);
+        assert!(!rig.qp.rx_is_direct());
+        assert_eq!(rig.read(&mr), [0xaa; 20_000]);
+    }
+}
+
+/// Programs wait for the last octet of a Write. What is not its last segment is read to memory to its end.
+#[test]
+fn only_the_end_of_a_write_is_kept_back() {
+    for (last, directly) in [(true, 19_992), (false, 20_000)] {
+        let (mut rig, mr, _) = large_write();
+        let ulpdu = tagged(Opcode::WRITE, mr.stag, mr.at, last, &[0xaa; 20_000]);
+        let fpdu = rig.fpdu(&ulpdu);
+        assert_eq!(rig.rx(&fpdu[..16]), RxStatus::Ok);
+        assert_eq!(read_as_planned(&mut rig, &fpdu[16..], 30_000, 4), directly);
+        assert_eq!(rig.read(&mr), [0xaa; 20_000]);
+    }
+}
+
 #[test]
 fn a_region_that_goes_away_is_noticed_wherever_its_fpdu_is_cut() {
     // In the middle, and where nothing but the tail of the Write is missing: header, 19,992 octets, and a few of the rest.

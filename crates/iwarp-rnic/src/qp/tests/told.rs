@@ -5,7 +5,7 @@ use crate::qp::*;
 use crate::{Access, SendOp, WcStatus};
 use iwarp_proto::ddp::{Header, Stag, UntaggedHeader};
 use iwarp_proto::rdmap::{
-    AtomicRequest, AtomicResponse, Opcode, ReadRequest, Terminate, TerminateCode as Code,
+    AtomicOp, AtomicRequest, AtomicResponse, Opcode, ReadRequest, Terminate, TerminateCode as Code,
 };
 use std::string::ToString;
 use std::vec;
@@ -291,6 +291,87 @@ fn a_terminate_about_nothing_flushes_everything() {
     }
 }
 
+/// What follows a Terminate in the same octets is dropped, whether or not something has come before it.
+#[test]
+fn nothing_behind_a_terminate_is_processed() {
+    for before in [0, 1] {
+        let mut rig = Rig::new();
+        let mr = rig.mr(8, ALL);
+        let untouched = rig.read(&mr);
+        rig.recv(1, &[]);
+        rig.recv(2, &[]);
+        let mut add = vec![0; AtomicRequest::LEN];
+        AtomicRequest {
+            op: AtomicOp::FETCH_ADD,
+            request_id: 1,
+            stag: Stag(mr.stag),
+            to: mr.at,
+            add_swap: 1,
+            add_swap_mask: 0,
+            compare: 0,
+            compare_mask: 0,
+        }
+        .emit(&mut add);
+        let terminate = terminate_octets(&Terminate::new(Code::RDMAP_ACCESS));
+        let ulpdus = [
+            send(1, &[]),
+            untagged(Opcode::TERMINATE, 2, 1, 0, true, &terminate),
+            untagged(Opcode::ATOMIC_REQUEST, 1, 1, 0, true, &add),
+            tagged(Opcode::WRITE, mr.stag, mr.at, true, &[9; 8]),
+            send(2, &[]),
+        ];
+        let ulpdus = ulpdus.iter().skip(1 - before);
+        let octets: Vec<_> = ulpdus.map(|ulpdu| rig.fpdu(ulpdu)).collect();
+        assert_eq!(rig.rx(&octets.concat()), RxStatus::Failed);
+        rig.assert_ended(Blame::PeerTerminated, Code::RDMAP_ACCESS);
+        assert_eq!(rig.read(&mr), untouched);
+        let done = rig
+            .host
+            .recvs
+            .iter()
+            .take_while(|c| c.status == WcStatus::Success);
+        assert_eq!((done.count(), rig.host.recvs.len()), (before, 2));
+    }
+}
+
+/// A host that injects faults lets this end give up, or has it treat the peer as one that broke a rule. The program sees of it what it would
+/// see of a real fault, and the peer gets the Terminate.
+#[test]
+fn injected_faults_end_the_stream_like_real_ones() {
+    type Inject = fn(&mut Rig);
+    let cases: [(Inject, Blame, Code, Events); 3] = [
+        (
+            |rig| rig.qp.give_up(&mut rig.host),
+            Blame::Local,
+            Code::RDMAP_LOCAL_CATASTROPHIC,
+            Events::empty(),
+        ),
+        (
+            |rig| rig.qp.accuse_peer(true, &mut rig.host),
+            Blame::Peer,
+            Code::RDMAP_ACCESS,
+            Events::ACCESS_ERROR | Events::FATAL,
+        ),
+        (
+            |rig| rig.qp.accuse_peer(false, &mut rig.host),
+            Blame::Peer,
+            Code::RDMAP_UNEXPECTED_OPCODE,
+            Events::REQUEST_ERROR | Events::FATAL,
+        ),
+    ];
+    for (inject, blame, code, events) in cases {
+        let (mut rig, _) = busy();
+        inject(&mut rig);
+        rig.assert_ended(blame, code);
+        assert_eq!(rig.qp.take_events(), events, "{code:?}");
+        let flushed = |id| (id, WcStatus::Flushed);
+        assert_eq!(brief(&rig.host.sends), [1, 2, 3, 4].map(flushed));
+        assert_eq!(brief(&rig.host.recvs), [flushed(9)]);
+        assert_eq!(rig.terminate(), Terminate::new(code));
+        assert_eq!(rig.qp.stream_wish(), StreamWish::ShutdownWrite);
+    }
+}
+
 #[test]
 fn answers_that_do_not_fit_fail_the_request() {
     //= rfc5041 section 4.2
@@ -360,7 +441,8 @@ fn a_sink_that_went_away_fails_the_read_and_not_a_receive() {
     let answer = tagged(Opcode::READ_RESPONSE, request.sink_stag.0, 0, true, &[5; 8]);
     assert_eq!(rig.rx_ulpdu(&answer), RxStatus::Failed);
     rig.assert_ended(Blame::Local, Code::RDMAP_LOCAL_CATASTROPHIC);
-    assert!(rig.qp.take_events().contains(Events::FATAL));
+    // The peer has done nothing wrong.
+    assert_eq!(rig.qp.take_events(), Events::FATAL);
     assert_eq!(brief(&rig.host.sends), [(1, WcStatus::LocalProtection)]);
     assert_eq!(brief(&rig.host.recvs), [(2, WcStatus::Flushed)]);
     assert_eq!(rig.read(&sink), [0, 1, 2, 3, 4, 5, 6, 7]);

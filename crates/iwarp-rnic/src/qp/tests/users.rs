@@ -190,6 +190,33 @@ fn a_send_with_invalidate_completes_when_nobody_uses_the_memory() {
     assert_eq!(a.qp.rx_interest(), RxInterest::Read);
 }
 
+/// What comes behind a message that waits, in the same octets, waits with it. The first FPDU of a stream is taken alone, so there is one before.
+#[test]
+fn what_follows_an_invalidation_that_waits_is_not_processed() {
+    let mut a = Rig::with(Default::default(), PLAIN);
+    let (stag, at) = fast(&mut a, 64);
+    let who = a.qp.accessor();
+    let mut user = Users::new([Stag(0)]);
+    let used = user.check(&a.table, (stag, at, 8), Access::REMOTE_WRITE, who);
+    assert!(used.is_ok());
+    let target = a.mr(8, ALL);
+    for wr_id in 5..8 {
+        a.recv(wr_id, &[]);
+    }
+    let write = tagged(Opcode::WRITE, target.stag, target.at, true, &[9; 8]);
+    let ulpdus = [send(1, &[]), send_inv(2, stag), send(3, &[]), write];
+    let octets = ulpdus.map(|ulpdu| a.fpdu(&ulpdu)).concat();
+    assert_eq!(a.rx(&octets), RxStatus::Waits);
+    assert_eq!(brief(&a.host.recvs), [(5, WcStatus::Success)]);
+    assert_eq!(a.read(&target), [0, 1, 2, 3, 4, 5, 6, 7]);
+    user.release(&a.table);
+    a.qp.retry_memory();
+    assert_eq!(a.again(), RxStatus::Ok);
+    let all = [5, 6, 7].map(|wr_id| (wr_id, WcStatus::Success));
+    assert_eq!(brief(&a.host.recvs), all);
+    assert_eq!(a.read(&target), [9; 8]);
+}
+
 /// Posts a Read with Invalidate of `len` octets into a fast-registration region, and transmits the request. Returns the STag and the answer.
 fn asks_with_invalidate(rig: &mut Rig, wr_id: u64, len: u32) -> (Stag, Vec<u8>) {
     let (stag, at) = fast(rig, len);
@@ -491,6 +518,10 @@ fn an_access_of_no_octets_has_no_user() {
         assert!(span.unwrap().unwrap().is_empty());
         assert!(user.is_empty());
     }
+    assert!(user.check(&rig.table, (stag, mr.at, 8), ALL, who).is_ok());
+    assert!(!user.is_empty());
+    user.release(&rig.table);
+    assert!(user.is_empty());
     assert!(rig.table.deregister(stag).is_ok());
     let span = user.check(&rig.table, (stag, mr.at, 0), ALL, who);
     assert!(span.unwrap().unwrap().is_empty());

@@ -85,6 +85,31 @@ fn a_region_is_free_when_its_last_window_has_ended() {
     }
 }
 
+/// What was taken away is not there any more, and leaves its place to another.
+#[test]
+fn the_table_counts_what_is_in_it() {
+    let mut rig = Rig::new();
+    assert!(rig.table.is_empty());
+    let (mr, who) = (rig.mr(64, ALL), rig.qp.accessor());
+    let windows = [WindowType::Type1, WindowType::Type2].map(|ty| window(&mut rig, ty));
+    assert_eq!((rig.table.len(), rig.table.is_empty()), (3, false));
+    rig.table.bind(&bind(windows[0], &mr), who).unwrap();
+    for (mw, left) in windows.into_iter().zip([2, 1]) {
+        assert!(rig.table.info(mw).is_some());
+        assert_eq!(rig.table.deallocate_window(mw), Ok(()));
+        assert_eq!((rig.table.info(mw), rig.table.len()), (None, left));
+        let again = rig.table.deallocate_window(mw);
+        assert_eq!(again, Err(MemoryError::NoSuchStag));
+        let gone = rig.table.bind(&bind(mw, &mr), who);
+        assert_eq!(gone, Err(MemoryError::NoSuchStag));
+    }
+    // A region is none.
+    let region = rig.table.deallocate_window(Stag(mr.stag));
+    assert_eq!(region, Err(MemoryError::NoSuchStag));
+    assert!(rig.table.deregister(Stag(mr.stag)).is_ok());
+    assert!(rig.table.is_empty());
+}
+
 /// Of several mistakes in one access the first in this order is told, because the code of a Terminate follows from it.
 #[test]
 fn the_reasons_to_refuse_have_an_order() {

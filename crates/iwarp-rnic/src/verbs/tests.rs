@@ -1,0 +1,142 @@
+//! What requests, completions and errors say of themselves.
+
+use super::*;
+use crate::AllocError;
+use crate::memory::MemoryError;
+use std::string::{String, ToString};
+use std::vec::Vec;
+
+/// The kinds of requests: what has payload of its own, what takes a receive at the peer, what the peer answers, and what sends nothing.
+#[test]
+fn each_operation_is_of_its_kinds() {
+    let (remote_addr, rkey, stag) = (0, 0, Stag(1));
+    let bind = Bind {
+        mw_stag: stag,
+        new_stag: stag,
+        mr_stag: stag,
+        addr: 0,
+        len: 0,
+        access: Access::empty(),
+    };
+    let register = FastRegister {
+        new_stag: stag,
+        offset: 0,
+        len: 0,
+        iova: 0,
+        access: Access::empty(),
+        pages: None,
+    };
+    let add = SendOp::FetchAdd {
+        remote_addr,
+        rkey,
+        add: 1,
+        mask: 0,
+    };
+    let swap = SendOp::CmpSwap {
+        remote_addr,
+        rkey,
+        compare: 0,
+        swap: 0,
+        compare_mask: 0,
+        swap_mask: 0,
+    };
+    let write_imm = SendOp::WriteImm {
+        remote_addr,
+        rkey,
+        imm: 0,
+    };
+    let (yes, no) = (true, false);
+    let cases = [
+        (SendOp::Send, [yes, yes, no, no, no]),
+        (SendOp::SendImm(0), [yes, yes, no, no, no]),
+        (SendOp::SendInv(0), [yes, yes, no, no, no]),
+        (SendOp::Write { remote_addr, rkey }, [yes, no, no, no, no]),
+        (write_imm, [yes, yes, no, no, no]),
+        (
+            SendOp::AtomicWrite { remote_addr, rkey },
+            [yes, no, no, yes, no],
+        ),
+        (SendOp::Read { remote_addr, rkey }, [no, no, yes, yes, no]),
+        (
+            SendOp::ReadInv { remote_addr, rkey },
+            [no, no, yes, yes, no],
+        ),
+        (add, [no, no, yes, yes, no]),
+        (swap, [no, no, yes, yes, no]),
+        (SendOp::LocalInvalidate { stag }, [no, no, no, no, yes]),
+        (SendOp::Bind(bind), [no, no, no, no, yes]),
+        (SendOp::FastRegister(register), [no, no, no, no, yes]),
+    ];
+    for (op, kinds) in cases {
+        let is = [
+            op.has_payload(),
+            op.takes_receive(),
+            op.has_response(),
+            op.needs_answer(),
+            op.is_local(),
+        ];
+        assert_eq!(is, kinds, "{op:?}");
+    }
+}
+
+/// The sender of a datagram, and the tag of a message, are there only if the flags say so.
+#[test]
+fn what_a_completion_has_depends_on_its_flags() {
+    let cases = [
+        (WcFlags::empty(), 0, None),
+        (WcFlags::WITH_IMM | WcFlags::TAG_DATA, 0, None),
+        (WcFlags::GRH, 77, None),
+        (WcFlags::TAG_MATCH, 0, Some((0x1234_5678_9abc, 77))),
+    ];
+    for (flags, src_qp, tag) in cases {
+        let cqe = Cqe {
+            flags,
+            vendor_err: 77,
+            timestamp_ns: 0x1234_5678_9abc,
+            ..Cqe::default()
+        };
+        assert_eq!((cqe.src_qp(), cqe.tag()), (src_qp, tag), "{flags:?}");
+    }
+}
+
+/// Each error is told in its own words, which name what the program can change.
+#[test]
+fn each_error_says_what_is_wrong() {
+    let said = [
+        (AllocError.to_string(), "out of memory"),
+        (PostError::QueueFull.to_string(), "poll completions"),
+        (PostError::TooManySges.to_string(), "elements"),
+        (PostError::InlineTooLong.to_string(), "inline data"),
+        (PostError::MessageTooLong.to_string(), "2^31 octets"),
+        (PostError::InvalidRequest.to_string(), "parameters"),
+        (PostError::InvalidState.to_string(), "state"),
+        (
+            PostError::UsesSharedReceiveQueue.to_string(),
+            "shared receive queue",
+        ),
+        (MemoryError::TableFull.to_string(), "deregister some"),
+        (MemoryError::OutOfMemory.to_string(), "region table"),
+        (MemoryError::BadAccess.to_string(), "local write"),
+        (MemoryError::NoSuchStag.to_string(), "no such key"),
+        (
+            MemoryError::WrongProtectionDomain.to_string(),
+            "protection domain",
+        ),
+        (MemoryError::NotBindable.to_string(), "windows"),
+        (MemoryError::OutOfRange.to_string(), "not inside"),
+        (MemoryError::Busy.to_string(), "unbind"),
+        (MemoryError::InUse.to_string(), "try again"),
+        (MemoryError::StillValid.to_string(), "invalidate it"),
+        (
+            MemoryError::NotInvalidatable.to_string(),
+            "cannot be invalidated",
+        ),
+    ];
+    for (text, what) in &said {
+        assert!(text.contains(what), "{text}");
+    }
+    let mut texts: Vec<&String> = said.iter().map(|(text, _)| text).collect();
+    texts.sort();
+    texts.dedup();
+    assert_eq!(texts.len(), said.len());
+}
