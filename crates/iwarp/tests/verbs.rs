@@ -106,6 +106,7 @@ fn a_request_says_what_was_asked_for() {
     std::thread::scope(|scope| {
         let refused = scope.spawn(|| connector.connect(to, pd.create_qp(&attr).unwrap()));
         let request = listener.accept(LIMIT).unwrap();
+        assert_eq!(request.local_addr(), Some(to));
         assert_eq!(
             request.peer_addr().unwrap().ip(),
             IpAddr::from([127, 0, 0, 2])

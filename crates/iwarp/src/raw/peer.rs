@@ -637,3 +637,7 @@ impl std::fmt::Debug for Peers {
         f.debug_struct("Peers").finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+#[path = "peer_tests.rs"]
+mod tests;
