@@ -610,3 +610,73 @@ fn an_identifier_connects_from_the_port_that_it_is_bound_to() {
     let request = expect(&channel, CmEventKind::ConnectRequest);
     assert_eq!(request.id.addresses().1, Some(own));
 }
+
+#[test]
+fn an_identifier_takes_its_events_to_another_channel() {
+    let [old, new] = [(); 2].map(|()| create_event_channel().unwrap());
+    let [moving, staying] = [(); 2].map(|()| CmId::create(&old, None));
+    for value in 1..3 {
+        moving.write_event(CmEventKind::User(value), 0).unwrap();
+        staying.write_event(CmEventKind::User(10), 0).unwrap();
+    }
+    // To where it is already.
+    moving.migrate(&old);
+    moving.migrate(&new);
+    moving.write_event(CmEventKind::User(3), 0).unwrap();
+    for value in 1..4 {
+        let event = expect(&new, CmEventKind::User(value));
+        assert!(event.id.is_same(&moving));
+    }
+    for _ in 0..2 {
+        let event = expect(&old, CmEventKind::User(10));
+        assert!(event.id.is_same(&staying));
+    }
+    assert!(old.try_next().is_none() && new.try_next().is_none());
+}
+
+#[test]
+fn source_and_destination_are_of_one_address_family() {
+    let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
+    let ctx = Context::open(&device, Config::default()).unwrap();
+    let channel = create_event_channel().unwrap();
+    // Bound to, named as the source, resolved; and the address that it has then, if that is possible.
+    for (bound, source, peer, wanted) in [
+        (None, None, "127.0.0.1:9", Some("127.0.0.1")),
+        (None, Some("0.0.0.0:0"), "127.0.0.1:9", Some("127.0.0.1")),
+        (None, Some("127.0.0.2:0"), "127.0.0.1:9", Some("127.0.0.2")),
+        (None, Some("[::1]:0"), "127.0.0.1:9", None),
+        (None, Some("127.0.0.1:0"), "[::1]:9", None),
+        (Some("127.0.0.2:0"), None, "127.0.0.1:9", Some("127.0.0.2")),
+        (
+            Some("127.0.0.2:0"),
+            Some("127.0.0.3:0"),
+            "127.0.0.1:9",
+            Some("127.0.0.2"),
+        ),
+        (Some("0.0.0.0:0"), None, "127.0.0.1:9", Some("127.0.0.1")),
+        (Some("0.0.0.0:0"), None, "[::1]:9", None),
+        (Some("[::]:0"), None, "127.0.0.1:9", Some("127.0.0.1")),
+        (Some("[::]:0"), None, "[::1]:9", Some("::1")),
+        (Some("[::1]:0"), None, "127.0.0.1:9", None),
+    ] {
+        let case = format!("{bound:?} {source:?} {peer}");
+        let id = CmId::create(&channel, Some(&ctx));
+        if let Some(bound) = bound {
+            id.bind(bound.parse().unwrap()).unwrap();
+        }
+        let source = source.map(|source| source.parse().unwrap());
+        let resolved = id.resolve_addr(source, peer.parse().unwrap());
+        let Some(wanted) = wanted else {
+            assert!(
+                matches!(resolved, Err(iwarp::Error::InvalidArgument(_))),
+                "{case}"
+            );
+            continue;
+        };
+        resolved.unwrap();
+        expect(&channel, CmEventKind::AddrResolved);
+        let (local, to) = id.addresses();
+        assert_eq!(local.unwrap().ip().to_string(), wanted, "{case}");
+        assert_eq!(to, Some(peer.parse().unwrap()), "{case}");
+    }
+}

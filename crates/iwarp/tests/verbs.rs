@@ -88,6 +88,8 @@ fn a_post_that_fails_says_how_far_it_came() {
         sges: &two,
     };
     assert_eq!(b.post_recv(&[receive]).unwrap_err().accepted(), 0);
+    let early = b.wait_disconnected(Some(Duration::ZERO));
+    assert!(matches!(early, Err(Error::TimedOut(_))), "{early:?}");
     drop(a);
     b.wait_disconnected(LIMIT).unwrap();
     assert!(b.fault().is_none() && b.counters() != Default::default());

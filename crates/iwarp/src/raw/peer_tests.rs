@@ -1,6 +1,6 @@
 //! The ports of a device's queue pairs, and requests that come before their queue pair is ready.
 
-use super::super::testing::{context, device_at};
+use super::super::testing::{context, device_at, queue_pair};
 use super::*;
 
 fn peers() -> (Context, Arc<Peers>) {
@@ -83,4 +83,78 @@ fn an_early_request_is_refused_after_a_while() {
     let left: Vec<_> = peers.state.lock().early.keys().copied().collect();
     assert_eq!(left, [NUM + 1]);
     peers.abandon(NUM + 1);
+}
+
+#[test]
+fn a_port_that_is_taken_is_tried_elsewhere_for_a_while() {
+    let error = |errno| Error::Io(std::io::Error::from_raw_os_error(errno));
+    for (result, attempts, wanted) in [
+        (libc::EADDRINUSE, PORT_ATTEMPTS, libc::EADDRINUSE),
+        (libc::EMFILE, 1, libc::EMFILE),
+    ] {
+        let mut made = 0;
+        let failed = until_free(|| {
+            made += 1;
+            Err::<(), _>(error(result))
+        });
+        assert_eq!((made, failed.unwrap_err().errno()), (attempts, wanted));
+    }
+    let mut made = 0;
+    let third = until_free(|| {
+        made += 1;
+        if made == 3 {
+            Ok("free")
+        } else {
+            Err(error(libc::EADDRINUSE))
+        }
+    });
+    assert_eq!((made, third.unwrap()), (3, "free"));
+}
+
+#[test]
+fn early_requests_are_kept_up_to_a_number() {
+    let (_ctx, peers) = peers();
+    let id = CmId::create(&create_event_channel().unwrap(), None);
+    for num in 0..EARLY_MAX as u32 {
+        assert!(peers.keep(&id, FRIEND, num).is_empty(), "{num}");
+    }
+    let gone = peers.keep(&id, FRIEND, EARLY_MAX as u32);
+    assert!(gone.len() == 1 && gone[0].is_same(&id));
+    assert_eq!(peers.state.lock().early.len(), EARLY_MAX);
+    peers.state.lock().early.clear();
+}
+
+/// The first attempt of a queue pair may come before the peer's host listens.
+#[test]
+fn a_timer_lets_a_queue_pair_try_again() {
+    let (ctx, peers) = peers();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let qp = queue_pair(&ctx, &cq, &cq);
+    qp.modify(QpState::Init).unwrap();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let own = IpAddr::from([127, 0, 0, 1]);
+    let peer = Address {
+        gid: gid_of(own),
+        num: 5 << 16 | u32::from(listener.local_addr().unwrap().port()),
+    };
+    let entry = Waiting {
+        qp: Arc::downgrade(&qp.inner),
+        life: qp.life(),
+        peer,
+        role: Role::Connects {
+            own,
+            since: now_ns(),
+        },
+        id: None,
+    };
+    assert!(peers.wait(qp.num(), entry));
+    Arc::clone(&peers).timer(qp.num());
+    listener.set_nonblocking(true).unwrap();
+    let start = std::time::Instant::now();
+    while listener.accept().is_err() {
+        assert!(start.elapsed() < Duration::from_secs(20), "no attempt");
+        std::thread::yield_now();
+    }
+    peers.abandon(qp.num());
+    qp.destroy();
 }

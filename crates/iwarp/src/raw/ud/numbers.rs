@@ -115,7 +115,9 @@ mod tests {
             Some(6 << 16 | 8),
             "another port"
         );
+        assert!(numbers.contains(6 << 16 | 7) && !numbers.contains(5 << 16 | 7));
         numbers.remove(6 << 16 | 7);
+        assert!(!numbers.contains(6 << 16 | 7));
         assert_eq!(
             numbers.take(7, 9, high(6)),
             Some(6 << 16 | 7),

@@ -320,12 +320,9 @@ mod tests {
     use crate::raw::testing::datagram_queue_pair;
     use std::time::Instant;
 
-    /// A queue pair whose datagrams wait, as if the buffer of the socket had been full when they were posted. With that socket.
-    fn waiting(count: usize) -> (UdQueuePair, Arc<Local>) {
-        let qp = datagram_queue_pair();
-        let local = Arc::clone(&qp.inner.locals.all()[0]);
-        let own = local.ip;
-        let gid = crate::device::gid_of(own);
+    /// Posts signaled datagrams to itself from this address.
+    fn post(qp: &UdQueuePair, local: &Local, count: usize) {
+        let gid = crate::device::gid_of(local.ip);
         let wr = UdSendWr {
             wr_id: 1,
             immediate: None,
@@ -336,8 +333,15 @@ mod tests {
             sges: &[],
             inline: &[b"wait"],
         };
-        qp.modify(State::Sqd).unwrap();
         qp.post_send(&vec![wr; count]).unwrap();
+    }
+
+    /// A queue pair whose datagrams wait, as if the buffer of the socket had been full when they were posted. With that socket.
+    fn waiting(count: usize) -> (UdQueuePair, Arc<Local>) {
+        let qp = datagram_queue_pair();
+        let local = Arc::clone(&qp.inner.locals.all()[0]);
+        qp.modify(State::Sqd).unwrap();
+        post(&qp, &local, count);
         qp.inner.state.lock().state = State::Rts;
         (qp, local)
     }
@@ -413,5 +417,26 @@ mod tests {
             assert_eq!(due.events, [UdEvent::SqDrained]);
         }
         assert_eq!(qp.counters().tx_messages, 2);
+    }
+
+    /// The requests of a batch were dropped while the socket took it, and others have come.
+    #[test]
+    fn a_batch_from_before_a_reset_completes_nothing() {
+        let (qp, local) = waiting(2);
+        let epoch = qp.inner.state.lock().epoch;
+        for to in [
+            State::Reset,
+            State::Init,
+            State::Rtr,
+            State::Rts,
+            State::Sqd,
+        ] {
+            qp.modify(to).unwrap();
+        }
+        post(&qp, &local, 1);
+        let mut due = Due::default();
+        assert!(qp.inner.account(epoch, Ok(2), &local, &mut due));
+        assert_eq!(qp.inner.state.lock().sends.len(), 1);
+        assert_eq!(qp.counters().tx_messages, 0);
     }
 }
