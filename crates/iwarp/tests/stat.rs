@@ -503,7 +503,7 @@ fn another_user_is_not_answered() {
 }
 
 /// Environment variable that is set for the copy of this program whose totals are looked at.
-const COUNTED: &str = "IWARP_TEST_TOTALS";
+const COUNTED: &str = "PRINTS_TOTALS_AT_ITS_END";
 
 /// Writes and reads on a connection, whose two ends are on devices of one name, and prints what both have counted together.
 fn count() {
