@@ -493,6 +493,8 @@ impl Deref for Connection {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::ProtectionDomain;
+    use crate::raw::testing;
 
     /// A blocking `connect` gave up after 60 s, however long the program at the other end was allowed to take.
     #[test]
@@ -514,6 +516,56 @@ mod tests {
                 },
             ];
             assert!(patient.iter().all(longer), "{limit:?}");
+        }
+    }
+
+    /// What ends a set-up, with what the program is told of it.
+    #[test]
+    fn each_end_of_a_set_up_has_its_error() {
+        use CmEventKind::{ConnectError, Disconnected, Established, Rejected, Unreachable};
+        let ctx = testing::context();
+        let (pd, cq) = (ProtectionDomain::new(&ctx), ctx.create_cq(4, None).unwrap());
+        let settled = |kind, status, replied| {
+            let channel = create_event_channel().unwrap();
+            let id = CmId::create(&channel, Some(&ctx));
+            let event = CmEvent {
+                kind,
+                status,
+                id: id.clone(),
+                listener: None,
+                private_data: b"because".to_vec(),
+                replied,
+                responder_resources: None,
+                initiator_depth: None,
+                xrc: None,
+                datagrams: None,
+                service_status: 0,
+            };
+            let qp = pd.queue_pair().build(&cq, &cq).unwrap();
+            Connection::settle(&id, &channel, qp, event)
+        };
+        let connection = settled(Established, 0, false).unwrap();
+        assert_eq!(connection.private_data(), b"because");
+        for (kind, status, replied, wanted) in [
+            (Rejected, libc::ECONNREFUSED, true, "because"),
+            (Rejected, libc::ECONNREFUSED, false, "os 111"),
+            (Unreachable, libc::ETIMEDOUT, false, "time"),
+            (Unreachable, libc::EHOSTUNREACH, false, "os 113"),
+            (ConnectError, libc::EPROTO, false, "handshake"),
+            (ConnectError, libc::ENOSPC, false, "unsupported"),
+            (ConnectError, libc::ETIMEDOUT, false, "os 110"),
+            (Disconnected, 0, false, "lost"),
+        ] {
+            let told = match settled(kind, status, replied).unwrap_err() {
+                Error::Rejected(data) => String::from_utf8(data).unwrap(),
+                Error::TimedOut(_) => "time".into(),
+                Error::Handshake(_) => "handshake".into(),
+                Error::Unsupported(_) => "unsupported".into(),
+                Error::ConnectionLost(_) => "lost".into(),
+                Error::Io(e) => format!("os {}", e.raw_os_error().unwrap()),
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(told, wanted, "{kind:?} {status}");
         }
     }
 }

@@ -88,11 +88,11 @@ impl Lookup {
         loop {
             let n = match self.socket.recv(&mut octets) {
                 Ok(n) => n,
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Found::Wait,
                 // There is no daemon, so nothing is mapped.
                 Err(e) if e.raw_os_error() == Some(Errno::CONNREFUSED.raw_os_error()) => {
                     return unmapped;
                 }
+                // Nothing has come yet, or the error says nothing about the daemon.
                 Err(_) => return Found::Wait,
             };
             let Some(message) = Message::parse(octets.get(..n).unwrap_or_default()) else {

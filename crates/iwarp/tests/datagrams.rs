@@ -475,6 +475,35 @@ fn a_whole_list_is_taken_if_it_fits() {
     assert_eq!(refused(&all[..1]), 0);
 }
 
+/// The queue takes as many as it has room for. When they are sent there is room for more of them.
+#[test]
+fn a_list_that_is_longer_than_the_queue_is_sent_in_turns() {
+    let (a, b) = (End::new("127.0.0.1"), End::new("127.0.0.1"));
+    a.qp.post_send(&[request(&b, &[]); 130]).unwrap();
+    assert_eq!(a.qp.counters().tx_messages, 130);
+    // In SQD nothing is sent, so a full queue stays full.
+    a.qp.modify(State::Sqd).unwrap();
+    let (n, error) = a.qp.post_send(&[request(&b, &[]); 65]).unwrap_err();
+    assert!(matches!(error, iwarp::Error::Post(PostError::QueueFull)));
+    assert_eq!(n, 64);
+}
+
+#[test]
+fn a_queue_pair_that_is_not_ready_to_receive_drops_what_comes() {
+    let (a, b) = (End::new("127.0.0.1"), End::new("127.0.0.1"));
+    for to in [State::Reset, State::Init] {
+        b.qp.modify(to).unwrap();
+    }
+    b.receive(0, 100);
+    for came in 1..4 {
+        a.send_to(&b, b"too early");
+        b.poll_until(|b| b.qp.drops().state == came);
+    }
+    b.qp.modify(State::Rtr).unwrap();
+    a.send_to(&b, b"in time");
+    assert_eq!(b.next().byte_len as usize, GRH + 7);
+}
+
 /// The addresses of the loopback interface belong to one device, and so to each of its queue pairs.
 #[test]
 fn a_queue_pair_is_reached_at_each_address_of_its_device() {

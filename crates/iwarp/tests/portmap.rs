@@ -97,6 +97,20 @@ fn a_listener_that_is_not_mapped_is_reached_at_its_own_port() {
 }
 
 #[test]
+fn a_mapper_that_is_silent_is_asked_again() {
+    let (socket, port) = mapper();
+    let server = Server::new(V4, &config());
+    let end = asking(port);
+    end.connect(server.address, b"");
+    let (first, _) = receive(&socket, REQUEST, 64);
+    let (mut octets, from) = receive(&socket, REQUEST, 64);
+    assert_eq!(octets, first);
+    octets[0] = REJECT;
+    socket.send_to(&octets[..48], from).unwrap();
+    works(&end, &server.accept());
+}
+
+#[test]
 fn without_a_mapper_the_listener_is_reached_at_its_own_port() {
     let (socket, port) = mapper();
     drop(socket);

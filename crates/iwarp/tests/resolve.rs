@@ -119,3 +119,41 @@ fn an_identifier_may_resolve_again_or_go_away() {
         assert!(channel.is_empty(), "an event of a destroyed identifier");
     });
 }
+
+/// `IWARP_BIND` leaves addresses out. Programs bind to the loopback nevertheless, to find out what there is.
+#[test]
+fn an_address_without_a_device_is_bound_to_on_the_loopback_alone() {
+    const NAME: &str = "an_address_without_a_device_is_bound_to_on_the_loopback_alone";
+    let channel = create_event_channel().unwrap();
+    let both = || {
+        let ids = [
+            CmId::create(&channel, None),
+            CmId::create_for_datagrams(&channel, None),
+        ];
+        ids.into_iter()
+    };
+    alone_with(NAME, &[("IWARP_BIND", "lo")], || {
+        inside(NAME, |_| {
+            for id in both() {
+                // The port is given back each time.
+                for _ in 0..2 {
+                    let bound = id.bind(SocketAddr::new(NEAR, 0));
+                    assert!(matches!(bound, Err(iwarp::Error::NoDevice)), "{bound:?}");
+                }
+                id.bind(SocketAddr::new(V4, 0)).unwrap();
+                assert!(id.context().is_some());
+            }
+        });
+    });
+}
+
+#[test]
+fn a_host_without_devices_has_a_loopback_to_bind_to() {
+    let name = "a_host_without_devices_has_a_loopback_to_bind_to";
+    alone_with(name, &[("IWARP_BIND", "192.0.2.77")], || {
+        let (id, _) = identifier();
+        id.bind(SocketAddr::new(V4, 0)).unwrap();
+        assert!(id.context().is_none());
+        assert_ne!(id.addresses().0.unwrap().port(), 0);
+    });
+}

@@ -446,7 +446,8 @@ fn a_requester_asks_from_the_port_that_it_is_bound_to() {
         expect(&channel, CmEventKind::Unreachable);
     }
     id.connect(&data(b"")).unwrap();
-    listener.request();
+    // Nobody answers it meanwhile.
+    let _request = listener.request();
     // An attempt that is given up gives no event.
     id.destroy();
     assert!(channel.try_next().is_none());
@@ -495,6 +496,23 @@ fn groups_are_joined_and_left() {
     id.join_multicast(group, true, 13).unwrap();
     expect(&channel, CmEventKind::MulticastJoin(13));
     assert!(!is_attached());
+    // Another group is another membership, and stays, as do its event and others of the identifier.
+    let other: SocketAddr = ([239, 255, 77, 10], 0).into();
+    id.join_multicast(other, false, 21).unwrap();
+    id.join_multicast(group, false, 22).unwrap();
+    id.write_event(CmEventKind::User(22), 0).unwrap();
+    let neighbour = CmId::create_for_datagrams(&channel, None);
+    neighbour.bind((V4, 0).into()).unwrap();
+    neighbour.join_multicast(group, true, 22).unwrap();
+    assert!(is_attached());
+    assert_eq!(id.leave_multicast(group).unwrap(), 22);
+    assert!(!is_attached(), "it only sends there now");
+    let other_gid = Ipv4Addr::new(239, 255, 77, 10).to_ipv6_mapped().octets();
+    qp.detach_group(other_gid).unwrap();
+    expect(&channel, CmEventKind::MulticastJoin(21));
+    expect(&channel, CmEventKind::User(22));
+    let event = expect(&channel, CmEventKind::MulticastJoin(22));
+    assert!(event.id.is_same(&neighbour));
     // What a queue pair cannot do is an event.
     qp.destroy();
     id.join_multicast(group, false, 14).unwrap();

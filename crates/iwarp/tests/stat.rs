@@ -501,3 +501,62 @@ fn another_user_is_not_answered() {
         assert_eq!(found(), 1, "root is answered");
     });
 }
+
+/// Environment variable that is set for the copy of this program whose totals are looked at.
+const COUNTED: &str = "PRINTS_TOTALS_AT_ITS_END";
+
+/// Writes and reads on a connection, whose two ends are on devices of one name, and prints what both have counted together.
+fn count() {
+    let mut config = config();
+    config.stats = true;
+    let (client, server) = pair(V4, &config);
+    let (mine, theirs) = (client.mem(1 << 16), server.mem(1 << 16));
+    let (remote_addr, rkey) = (theirs.addr(), theirs.stag);
+    client.post(1, SendOp::Write { remote_addr, rkey }, &[mine.sge(40_000)]);
+    client.expect_status(1, WcStatus::Success);
+    client.post(2, SendOp::Read { remote_addr, rkey }, &[mine.sge(8)]);
+    client.expect_status(2, WcStatus::Success);
+    let sum = || {
+        let mut sum = client.qp.counters();
+        sum.add(&server.qp.counters());
+        sum
+    };
+    // The thread that sends an answer may count it after we have received it.
+    until("all that was sent is counted", || {
+        let sum = sum();
+        sum.tx_bytes == sum.rx_bytes && sum.tx_fpdus == sum.rx_fpdus
+    });
+    let device = client.ctx.device().name.clone();
+    // One of the ends is closed before the process ends.
+    let c = sum();
+    drop(server);
+    println!(
+        "\n{COUNTED}: {device}: sent {} octets in {} FPDUs ({} messages), received {} octets in {} FPDUs ({} messages, ",
+        c.tx_bytes, c.tx_fpdus, c.tx_messages, c.rx_bytes, c.rx_fpdus, c.rx_messages,
+    );
+}
+
+#[test]
+fn a_process_that_is_told_to_prints_its_totals_when_it_ends() {
+    if std::env::var_os(COUNTED).is_some() {
+        return count();
+    }
+    let out = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["a_process_that_is_told_to_prints_its_totals_when_it_ends"])
+        .args(["--exact", "--nocapture"])
+        .env(COUNTED, "1")
+        .output()
+        .unwrap();
+    let [out, err] = [out.stdout, out.stderr].map(|octets| String::from_utf8(octets).unwrap());
+    let mark = format!("{COUNTED}: ");
+    let wanted = out.lines().find_map(|line| line.strip_prefix(&mark));
+    let wanted = wanted.unwrap_or_else(|| panic!("{out}{err}"));
+    let told = err
+        .lines()
+        .filter(|line| line.starts_with("iwarp: process "));
+    let told: Vec<_> = told.collect();
+    assert!(
+        told.len() == 1 && told[0].contains(wanted),
+        "{err} {wanted}"
+    );
+}

@@ -88,6 +88,8 @@ fn a_post_that_fails_says_how_far_it_came() {
         sges: &two,
     };
     assert_eq!(b.post_recv(&[receive]).unwrap_err().accepted(), 0);
+    let early = b.wait_disconnected(Some(Duration::ZERO));
+    assert!(matches!(early, Err(Error::TimedOut(_))), "{early:?}");
     drop(a);
     b.wait_disconnected(LIMIT).unwrap();
     assert!(b.fault().is_none() && b.counters() != Default::default());
@@ -106,6 +108,7 @@ fn a_request_says_what_was_asked_for() {
     std::thread::scope(|scope| {
         let refused = scope.spawn(|| connector.connect(to, pd.create_qp(&attr).unwrap()));
         let request = listener.accept(LIMIT).unwrap();
+        assert_eq!(request.local_addr(), Some(to));
         assert_eq!(
             request.peer_addr().unwrap().ip(),
             IpAddr::from([127, 0, 0, 2])

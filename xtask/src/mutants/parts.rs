@@ -70,6 +70,7 @@ pub(crate) const PARTS: &[Part] = &[
             "--test=numbered",
             "--test=outage",
             "--test=resolve",
+            "--test=service",
             "--test=siw_replay",
             "--test=stat",
             "--test=tags",

@@ -9,8 +9,10 @@ use std::sync::Arc;
 /// Something with a file descriptor or a timer.
 pub(crate) trait Source: Send + Sync {
     /// The descriptor is ready. `broken`: it has an error, or is closed in both directions, which reading or writing will tell.
-    /// Returns `false` if another thread is driving it and will look again.
-    fn ready(self: Arc<Self>, readable: bool, writable: bool, broken: bool) -> bool;
+    /// Returns `false` if another thread is driving it and will look again. What has only timers is never asked.
+    fn ready(self: Arc<Self>, _readable: bool, _writable: bool, _broken: bool) -> bool {
+        true
+    }
     /// It is served after a few others. The processor may prefetch its own state meanwhile.
     fn approach(&self) {}
     /// It is served next. The processor may prefetch what its state refers to meanwhile.

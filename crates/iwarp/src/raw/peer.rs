@@ -207,15 +207,7 @@ impl Peers {
     /// Listens on a port that is free on all addresses of the device that have GIDs.
     fn open_port(&self, ctx: &Context) -> Result<Port> {
         let device = ctx.device().current()?.ok_or(Error::NoDevice)?;
-        let mut attempt = self.listen_on_all(ctx, &device);
-        for _ in 1..PORT_ATTEMPTS {
-            match attempt {
-                Err(ref e) if e.errno() == libc::EADDRINUSE => {}
-                _ => break,
-            }
-            attempt = self.listen_on_all(ctx, &device);
-        }
-        attempt
+        until_free(|| self.listen_on_all(ctx, &device))
     }
 
     fn listen_on_all(&self, ctx: &Context, device: &Device) -> Result<Port> {
@@ -549,6 +541,19 @@ impl Peers {
     }
 }
 
+/// Attempts something until it does not fail because a port is taken. Each attempt gets another port.
+fn until_free<T>(mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
+    let mut result = attempt();
+    for _ in 1..PORT_ATTEMPTS {
+        match result {
+            Err(ref e) if e.errno() == libc::EADDRINUSE => {}
+            _ => break,
+        }
+        result = attempt();
+    }
+    result
+}
+
 /// Asks the peer of a queue pair, which knows it by the address `own`, for a connection.
 fn attempt(ctx: &Context, id: &CmId, qp: &QueuePair, own: IpAddr, peer: Address) -> Result<()> {
     let own = ctx.device().socket_addr(own, 0);
@@ -632,8 +637,6 @@ impl Source for Peers {
     }
 }
 
-impl std::fmt::Debug for Peers {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Peers").finish_non_exhaustive()
-    }
-}
+#[cfg(test)]
+#[path = "peer_tests.rs"]
+mod tests;

@@ -1,12 +1,12 @@
 //! What unit tests of these objects begin with.
 
 use super::qp::Handover;
-use super::{CompletionQueue, Context, QpAttributes, QueuePair};
+use super::{CompletionQueue, Context, QpAttributes, QueuePair, UdAttributes, UdQueuePair};
 use crate::config::Config;
-use crate::device::Device;
+use crate::device::{Device, DeviceAddress};
 use crate::sys::connect::Ends;
 use crate::sys::stream::TcpStream;
-use iwarp_rnic::qp::{StreamConfig, StreamTimes};
+use iwarp_rnic::qp::{State, StreamConfig, StreamTimes};
 
 /// On the loopback interface.
 pub(crate) fn context() -> Context {
@@ -19,13 +19,25 @@ pub(super) fn context_with(config: Config) -> Context {
     Context::open(&device, config).unwrap()
 }
 
-/// With room for one request in either direction, in a protection domain of its own.
-pub(super) fn queue_pair(
+/// The loopback device, as if it had these addresses.
+pub(super) fn device_at(addresses: &[&str]) -> Device {
+    let mut device = Device::by_address([127, 0, 0, 1].into()).unwrap();
+    let address = |(place, text): (u32, &&str)| DeviceAddress {
+        ip: text.parse().unwrap(),
+        scope_id: 0,
+        place: Some(place),
+    };
+    device.addresses = (0..).zip(addresses).map(address).collect();
+    device
+}
+
+/// Room for one request in either direction, and a protection domain of its own.
+pub(super) fn attributes(
     ctx: &Context,
     send: &CompletionQueue,
     recv: &CompletionQueue,
-) -> QueuePair {
-    let attributes = QpAttributes {
+) -> QpAttributes {
+    QpAttributes {
         pd: ctx.allocate_pd(),
         send_cq: send.clone(),
         recv_cq: recv.clone(),
@@ -39,8 +51,39 @@ pub(super) fn queue_pair(
         signal_all: false,
         max_ird: 0,
         max_ord: 0,
+    }
+}
+
+/// With these attributes.
+pub(super) fn queue_pair(
+    ctx: &Context,
+    send: &CompletionQueue,
+    recv: &CompletionQueue,
+) -> QueuePair {
+    ctx.create_qp(&attributes(ctx, send, recv)).unwrap()
+}
+
+/// For datagrams, on the loopback interface and ready to send, with room for four requests of up to four inline octets.
+pub(super) fn datagram_queue_pair() -> UdQueuePair {
+    let ctx = context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let attributes = UdAttributes {
+        pd: ctx.allocate_pd(),
+        send_cq: cq.clone(),
+        recv_cq: cq,
+        srq: None,
+        max_send_wr: 4,
+        max_recv_wr: 1,
+        max_send_sge: 1,
+        max_recv_sge: 1,
+        max_inline: 4,
+        signal_all: false,
     };
-    ctx.create_qp(&attributes).unwrap()
+    let qp = ctx.create_ud_qp(&attributes).unwrap();
+    for to in [State::Init, State::Rtr, State::Rts] {
+        qp.modify(to).unwrap();
+    }
+    qp
 }
 
 /// Connects it, as the initiator, in full operation without CRCs. Returns the peer.

@@ -59,3 +59,7 @@ impl QpInner {
         self.drive_rx();
     }
 }
+
+#[cfg(test)]
+#[path = "waiting_tests.rs"]
+mod tests;

@@ -27,6 +27,13 @@ const TIMER_REPLY: u32 = TIMERS_END + 1;
 const TIMER_AGAIN: u32 = TIMERS_END + 2;
 const TIMER_MAPPER: u32 = TIMERS_END + 3;
 const TIMER_ACKNOWLEDGED: u32 = TIMERS_END + 4;
+const _: () = assert!(
+    TIMERS_END <= TIMER_CONNECT
+        && TIMER_CONNECT < TIMER_REPLY
+        && TIMER_REPLY < TIMER_AGAIN
+        && TIMER_AGAIN < TIMER_MAPPER
+        && TIMER_MAPPER < TIMER_ACKNOWLEDGED
+);
 /// Pauses before a connect that TCP refused is tried again. Some programs tell their peer a port and listen on it only
 /// afterwards. Where a network resolves addresses, that takes longer than listening does; here it does not.
 const REFUSED_PAUSES: [Duration; 4] = [

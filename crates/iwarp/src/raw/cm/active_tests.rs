@@ -4,7 +4,7 @@ use super::super::super::testing;
 use super::super::create_event_channel;
 use super::super::id::Phase;
 use super::*;
-use iwarp_rnic::qp::State as QpState;
+use iwarp_rnic::qp::{Blame, Events, Fault, State as QpState};
 use std::time::Instant;
 
 /// The attempt of an identifier, which has sent its request.
@@ -60,4 +60,59 @@ fn a_local_error_of_the_socket_ends_the_attempt() {
     assert!(listener.accept().is_err(), "it asks again");
     id.destroy();
     qp.destroy();
+}
+
+/// What a queue pair and the set-up say of a connection that is accepted, in this order, and the events that the program gets.
+#[test]
+fn a_connection_that_ends_before_its_event_is_established_and_over() {
+    let lost = Fault {
+        blame: Blame::Transport,
+        code: TerminateCode::MPA_CONNECTION_LOST,
+    };
+    let over = |status| {
+        vec![
+            (CmEventKind::Established, 0),
+            (CmEventKind::Disconnected, status),
+        ]
+    };
+    for (events, fault, wanted) in [
+        (Events::DISCONNECTED, None, over(0)),
+        (Events::FATAL, None, over(0)),
+        (Events::DISCONNECTED, Some(lost), over(libc::ECONNRESET)),
+        (Events::ESTABLISHED, None, over(0)[..1].to_vec()),
+    ] {
+        let channel = create_event_channel().unwrap();
+        let id = CmId::create(&channel, None);
+        id.inner.state.lock().phase = Phase::Accepting;
+        id.inner.qp_event(events, fault);
+        assert!(channel.is_empty(), "{events:?}: too early");
+        assert!(id.established(b"data".to_vec(), Some(3), Some(4)));
+        // Without the event that comes a second after the end.
+        let told = || -> Vec<_> {
+            let events = std::iter::from_fn(|| channel.try_next());
+            events
+                .filter(|event| event.kind != CmEventKind::TimewaitExit)
+                .collect()
+        };
+        let all = told();
+        let reads = (all[0].responder_resources, all[0].initiator_depth);
+        assert_eq!(
+            (&all[0].private_data[..], reads),
+            (&b"data"[..], (Some(4), Some(3)))
+        );
+        let all: Vec<_> = all.iter().map(|event| (event.kind, event.status)).collect();
+        assert_eq!(all, wanted, "{events:?}");
+        assert!(id.established(Vec::new(), None, None));
+        assert!(told().is_empty(), "{events:?}: told twice");
+    }
+}
+
+#[test]
+fn a_destroyed_identifier_is_not_established() {
+    let channel = create_event_channel().unwrap();
+    let id = CmId::create(&channel, None);
+    id.inner.state.lock().phase = Phase::Accepting;
+    id.destroy();
+    assert!(!id.established(Vec::new(), None, None));
+    assert!(channel.is_empty());
 }

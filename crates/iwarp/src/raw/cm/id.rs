@@ -602,7 +602,7 @@ impl CmId {
         peer_ird: Option<u16>,
         peer_ord: Option<u16>,
     ) -> bool {
-        let ended = {
+        let (ended, channel) = {
             let mut s = self.inner.state.lock();
             let ended = s.ended_early.take();
             match (&s.phase, ended) {
@@ -621,15 +621,16 @@ impl CmId {
                 let named = s.peer.filter(|named| !named.ip().is_unspecified());
                 s.peer = named.or(Some(peer));
             }
-            ended
+            // Under the lock: another thread may learn of the end meanwhile, and its event has to come behind this one.
+            let channel = self.put(CmEvent {
+                private_data,
+                responder_resources: peer_ord,
+                initiator_depth: peer_ird,
+                ..self.event(CmEventKind::Established, 0)
+            });
+            (ended, channel)
         };
-        let event = self.event(CmEventKind::Established, 0);
-        self.push(CmEvent {
-            private_data,
-            responder_resources: peer_ord,
-            initiator_depth: peer_ird,
-            ..event
-        });
+        channel.wake();
         if let Some(status) = ended {
             self.emit(CmEventKind::Disconnected, status);
             timewait::begin(Arc::downgrade(&self.inner));

@@ -45,10 +45,6 @@ pub(super) fn begin(id: Weak<CmIdInner>, status: i32) -> bool {
 }
 
 impl Source for Overtaken {
-    fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
-        true
-    }
-
     fn timer(self: Arc<Self>, _: u32) {
         let id = self.id.upgrade();
         if let Some(id) = &id
@@ -61,6 +57,51 @@ impl Source for Overtaken {
         self.engine.forget(self.token);
         if let (Some(id), Some(status)) = (id, self.status.lock().take()) {
             id.disconnected(status);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::id::{CmId, Phase};
+    use super::super::{CmEventKind, create_event_channel};
+    use super::*;
+    use crate::raw::testing::context;
+
+    /// A connection without a queue pair of the program's: nobody knows whether it has taken all completions.
+    #[test]
+    fn the_end_is_told_when_all_is_taken_or_after_a_while() {
+        let ctx = context();
+        let (hour, now) = (Duration::from_secs(3600), Instant::now());
+        for (is_leaving, deadline, is_told) in [
+            (false, now + hour, false),
+            (true, now + hour, true),
+            (false, now, true),
+        ] {
+            let channel = create_event_channel().unwrap();
+            let id = CmId::create(&channel, Some(&ctx));
+            id.use_stand_in(1).unwrap();
+            assert!(id.inner.has_unseen_success());
+            {
+                let mut s = id.inner.state.lock();
+                s.phase = Phase::Disconnected;
+                s.leaving = is_leaving;
+            }
+            assert_eq!(id.inner.has_unseen_success(), !is_leaving);
+            let engine = Engine::current().unwrap();
+            let overtaken = Arc::new(Overtaken {
+                id: Arc::downgrade(&id.inner),
+                token: engine.token(),
+                engine,
+                deadline,
+                status: Mutex::new(Some(libc::ECONNRESET)),
+            });
+            overtaken.timer(0);
+            let event = channel.try_next();
+            let told = event.map(|event| (event.kind, event.status));
+            let wanted = (CmEventKind::Disconnected, libc::ECONNRESET);
+            assert_eq!(told, is_told.then_some(wanted));
+            id.destroy();
         }
     }
 }

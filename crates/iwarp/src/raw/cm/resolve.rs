@@ -168,10 +168,6 @@ impl Resolving {
 }
 
 impl Source for Resolving {
-    fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
-        true
-    }
-
     fn timer(self: Arc<Self>, _: u32) {
         if !self.hop.is_open() {
             return self.finish(CmEventKind::AddrResolved, 0);

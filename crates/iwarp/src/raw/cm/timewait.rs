@@ -34,10 +34,6 @@ pub(super) fn begin(id: Weak<CmIdInner>) {
 }
 
 impl Source for Timewait {
-    fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
-        true
-    }
-
     fn timer(self: Arc<Self>, _: u32) {
         self.engine.forget(self.token);
         if let Some(id) = self.id.upgrade() {

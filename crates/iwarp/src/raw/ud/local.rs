@@ -121,34 +121,11 @@ impl UdInner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::raw::testing::context;
-    use crate::raw::{UdAddress, UdAttributes, UdQueuePair, UdSendWr};
+    use crate::raw::testing::{datagram_queue_pair as queue_pair, device_at};
+    use crate::raw::{UdAddress, UdQueuePair, UdSendWr};
     use iwarp_rnic::SendFlags;
-    use iwarp_rnic::qp::State;
     use std::net::Ipv6Addr;
     use std::time::{Duration, Instant};
-
-    fn queue_pair() -> UdQueuePair {
-        let ctx = context();
-        let cq = ctx.create_cq(4, None).unwrap();
-        let qp = ctx.create_ud_qp(&UdAttributes {
-            pd: ctx.allocate_pd(),
-            send_cq: cq.clone(),
-            recv_cq: cq,
-            srq: None,
-            max_send_wr: 4,
-            max_recv_wr: 1,
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            max_inline: 4,
-            signal_all: false,
-        });
-        let qp = qp.unwrap();
-        for to in [State::Init, State::Rtr, State::Rts] {
-            qp.modify(to).unwrap();
-        }
-        qp
-    }
 
     /// As if the device had not had the address when the queue pair was made.
     fn forget(qp: &UdQueuePair, ip: IpAddr) {
@@ -184,6 +161,36 @@ mod tests {
         let start = Instant::now();
         while !came() {
             assert!(start.elapsed() < Duration::from_secs(10), "{:?}", b.drops());
+        }
+    }
+
+    #[test]
+    fn all_sockets_of_a_queue_pair_have_one_port() {
+        let engine = Engine::current().unwrap();
+        let bound = |addresses: &[&str]| bind_all(&device_at(addresses), &engine);
+        let (list, port) = bound(&["127.0.0.1", "127.0.0.2"]).unwrap().unwrap();
+        assert_eq!(list.len(), 2);
+        for local in &list {
+            let at = local.socket.local_addr().unwrap();
+            assert_eq!(at, (local.ip, port).into());
+        }
+        // An address that has just gone is left out.
+        for addresses in [["192.0.2.1", "127.0.0.1"], ["127.0.0.1", "192.0.2.1"]] {
+            let (list, _) = bound(&addresses).unwrap().unwrap();
+            assert_eq!(list.len(), 1, "{addresses:?}");
+            assert_eq!(list[0].ip, IpAddr::from([127, 0, 0, 1]));
+        }
+        for none in [&[][..], &["192.0.2.1"]] {
+            assert!(matches!(bound(none), Err(Error::NoDevice)), "{none:?}");
+        }
+        // Nobody else may have the port, at any of them.
+        assert!(bound(&["127.0.0.1", "127.0.0.1"]).unwrap().is_none());
+        // Other errors are the caller's: a link-local address without a scope cannot be bound to.
+        for addresses in [&["fe80::1"][..], &["127.0.0.1", "fe80::1"]] {
+            let Err(error) = bound(addresses) else {
+                panic!("{addresses:?}")
+            };
+            assert_eq!(error.errno(), libc::EINVAL, "{addresses:?}");
         }
     }
 }

@@ -93,3 +93,41 @@ pub(in crate::raw) fn add_counters(
     }
     sum
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_is_new_and_contains_the_port() {
+        let numbers = Numbers::default();
+        let high = |wanted: u32| move |num: u32| num >> 16 != wanted;
+        // Those that connections use are passed over, and so are those of other datagram queue pairs.
+        for n in 1..=3 {
+            assert_eq!(
+                numbers.take(7, 5, |num| num >> 16 <= 5),
+                Some((5 + n) << 16 | 7)
+            );
+        }
+        assert_eq!(numbers.take(7, 0, high(6)), None, "it is taken");
+        assert_eq!(
+            numbers.take(8, 0, high(6)),
+            Some(6 << 16 | 8),
+            "another port"
+        );
+        assert!(numbers.contains(6 << 16 | 7) && !numbers.contains(5 << 16 | 7));
+        numbers.remove(6 << 16 | 7);
+        assert!(!numbers.contains(6 << 16 | 7));
+        assert_eq!(
+            numbers.take(7, 9, high(6)),
+            Some(6 << 16 | 7),
+            "after all others"
+        );
+        // Numbers with a meaning of their own.
+        assert_eq!(numbers.take(0, 0, high(0)), None);
+        assert_eq!(numbers.take(1, 0, high(0)), None);
+        assert_eq!(numbers.take(2, 0, high(0)), Some(2));
+        assert_eq!(numbers.take(0xffff, 0, high(0xff)), None);
+        assert_eq!(numbers.take(0xfffe, 0, high(0xff)), Some(0xff_fffe));
+    }
+}

@@ -240,6 +240,20 @@ mod tests {
     }
 
     #[test]
+    fn a_queue_that_was_cleared_is_as_new() {
+        let mut queue = SendQueue::new(3, 1, 4).unwrap();
+        for round in 0..3 {
+            assert_eq!((queue.len(), queue.room()), (0, 3));
+            queue.push(&inline(7, &[&[round]]), 9).unwrap();
+            queue.push(&inline(8, &[&[round]]), 9).unwrap();
+            assert_eq!((queue.len(), queue.room()), (2, 1));
+            assert_eq!(queue.pop().unwrap().wr_id, 7);
+            queue.clear();
+            assert!(queue.pop().is_none() && queue.get(0).is_none());
+        }
+    }
+
+    #[test]
     fn what_the_queue_was_not_made_for_is_refused() {
         let queue = SendQueue::new(1, 1, 4).unwrap();
         let long = inline(0, &[&[0; 3], &[0; 2]]);

@@ -29,6 +29,9 @@ struct Window {
     used: u64,
 }
 
+// A bit for each number: programs may have very many senders.
+const _: () = assert!(size_of::<Window>() <= WINDOW / 8 + 2 * size_of::<u64>());
+
 /// Where a number is, seen from the newest one.
 enum Place {
     /// So much newer.

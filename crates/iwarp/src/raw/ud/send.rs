@@ -312,3 +312,131 @@ impl UdInner {
 fn is_among(locals: &[Arc<Local>], wr: &UdSendWr<'_>) -> bool {
     locals.iter().any(|local| local.ip == wr.to.source)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::raw::UdQueuePair;
+    use crate::raw::testing::datagram_queue_pair;
+    use std::time::Instant;
+
+    /// Posts signaled datagrams to itself from this address.
+    fn post(qp: &UdQueuePair, local: &Local, count: usize) {
+        let gid = crate::device::gid_of(local.ip);
+        let wr = UdSendWr {
+            wr_id: 1,
+            immediate: None,
+            flags: SendFlags::INLINE | SendFlags::SIGNALED,
+            to: UdAddress::new(gid, gid, 0, 0).unwrap(),
+            remote_qp: qp.num(),
+            remote_qkey: 0,
+            sges: &[],
+            inline: &[b"wait"],
+        };
+        qp.post_send(&vec![wr; count]).unwrap();
+    }
+
+    /// A queue pair whose datagrams wait, as if the buffer of the socket had been full when they were posted. With that socket.
+    fn waiting(count: usize) -> (UdQueuePair, Arc<Local>) {
+        let qp = datagram_queue_pair();
+        let local = Arc::clone(&qp.inner.locals.all()[0]);
+        qp.modify(State::Sqd).unwrap();
+        post(&qp, &local, count);
+        qp.inner.state.lock().state = State::Rts;
+        (qp, local)
+    }
+
+    fn full() -> std::io::Result<usize> {
+        Err(ErrorKind::WouldBlock.into())
+    }
+
+    /// Waits until all `count` datagrams are sent.
+    fn are_sent(qp: &UdQueuePair, count: u64) {
+        let start = Instant::now();
+        while qp.counters().tx_messages != count {
+            assert!(start.elapsed() < Duration::from_secs(20), "they wait");
+            std::thread::yield_now();
+        }
+        assert!(!qp.inner.is_blocked());
+        assert_eq!(qp.drops().unsent, 0);
+    }
+
+    #[test]
+    fn what_found_the_buffer_full_is_sent_when_there_is_room() {
+        let (qp, local) = waiting(2);
+        let mut due = Due::default();
+        // The lock keeps the engine, which finds room at once, from going on.
+        let mut g = qp.inner.state.lock();
+        assert!(!qp.inner.wait_for_room(&mut g, &local, &mut due));
+        let watched = g.watches_room.as_ref().map(|local| local.token);
+        assert_eq!(watched, Some(local.token));
+        assert!(g.blocked_since.is_some());
+        drop(g);
+        are_sent(&qp, 2);
+        assert!(qp.inner.state.lock().watches_room.is_none());
+    }
+
+    /// Nothing says that there is room, so the time after which they are given up has to come.
+    #[test]
+    fn what_found_the_buffer_full_is_tried_again_after_a_while() {
+        let (qp, local) = waiting(2);
+        qp.inner.engine.remove(&local.socket, local.token);
+        let epoch = qp.inner.state.lock().epoch;
+        let mut due = Due::default();
+        assert!(!qp.inner.account(epoch, full(), &local, &mut due));
+        assert!(qp.inner.is_blocked());
+        are_sent(&qp, 2);
+    }
+
+    #[test]
+    fn what_waits_for_too_long_is_dropped_and_done() {
+        let (qp, local) = waiting(3);
+        let (epoch, sequence) = {
+            let mut g = qp.inner.state.lock();
+            g.blocked_since = Some(now_ns() - PATIENCE.as_nanos() as u64);
+            (g.epoch, g.sequence)
+        };
+        let mut due = Due::default();
+        assert!(qp.inner.account(epoch, full(), &local, &mut due));
+        assert_eq!((qp.drops().unsent, qp.counters().tx_messages), (3, 0));
+        assert_eq!(qp.sequence(), sequence.wrapping_add(3));
+        assert!(!qp.inner.is_blocked());
+        qp.inner.settle(due);
+        assert_eq!(qp.inner.send_cq.len(), 3, "completions");
+    }
+
+    /// The program has moved it to SQD while a batch was being sent.
+    #[test]
+    fn a_send_queue_is_drained_when_the_socket_has_taken_its_batch() {
+        let (qp, local) = waiting(2);
+        qp.inner.state.lock().state = State::Sqd;
+        let epoch = qp.inner.state.lock().epoch;
+        let mut due = Due::default();
+        for _ in 0..2 {
+            assert!(qp.inner.account(epoch, Ok(1), &local, &mut due));
+            assert_eq!(due.events, [UdEvent::SqDrained]);
+        }
+        assert_eq!(qp.counters().tx_messages, 2);
+    }
+
+    /// The requests of a batch were dropped while the socket took it, and others have come.
+    #[test]
+    fn a_batch_from_before_a_reset_completes_nothing() {
+        let (qp, local) = waiting(2);
+        let epoch = qp.inner.state.lock().epoch;
+        for to in [
+            State::Reset,
+            State::Init,
+            State::Rtr,
+            State::Rts,
+            State::Sqd,
+        ] {
+            qp.modify(to).unwrap();
+        }
+        post(&qp, &local, 1);
+        let mut due = Due::default();
+        assert!(qp.inner.account(epoch, Ok(2), &local, &mut due));
+        assert_eq!(qp.inner.state.lock().sends.len(), 1);
+        assert_eq!(qp.counters().tx_messages, 0);
+    }
+}

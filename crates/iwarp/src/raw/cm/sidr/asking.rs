@@ -279,3 +279,59 @@ impl Source for Asking {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::raw::cm::create_event_channel;
+    use crate::sys::connect::Sharing;
+    use std::net::UdpSocket;
+
+    /// A question to a socket that does not answer, before it is asked.
+    fn asking(peer: &UdpSocket) -> (CmId, Arc<Asking>) {
+        let ctx = crate::raw::testing::context();
+        let id = CmId::create_for_datagrams(&create_event_channel().unwrap(), Some(&ctx));
+        let own = ServiceSocket::bind(([127, 0, 0, 1], 0).into(), None, Sharing::Exclusive);
+        let own = Arc::new(own.unwrap());
+        let asking = Asking::new(&id, &ctx, own, peer.local_addr().unwrap(), b"").unwrap();
+        (id, asking)
+    }
+
+    /// A peer that is asked while it is not bound yet is asked again by a timer of its own, as long as the question is open.
+    #[test]
+    fn a_question_is_sent_again_after_a_refusal() {
+        let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let (_id, asking) = asking(&peer);
+        peer.set_nonblocking(true).unwrap();
+        let came = || peer.recv(&mut [0; MESSAGE_LEN]).is_ok();
+        assert!(!came());
+        Arc::clone(&asking).timer(TIMER_AGAIN);
+        assert!(came());
+        asking.cancel();
+        Arc::clone(&asking).timer(TIMER_AGAIN);
+        Arc::clone(&asking).timer(TIMER_DUE);
+        assert!(!came());
+    }
+
+    #[test]
+    fn errors_of_the_socket_end_the_question_or_not() {
+        let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let (_id, asking) = asking(&peer);
+        let mut s = asking.state.lock();
+        let mut end = |errno| match asking.failed(&mut s, &io::Error::from_raw_os_error(errno)) {
+            None => None,
+            Some(End::Unreachable(errno, refusal)) => Some((errno, refusal)),
+            Some(End::Answered(..)) => panic!("nobody has answered"),
+        };
+        for unreachable in [libc::ENETUNREACH, libc::EHOSTUNREACH] {
+            assert_eq!(end(unreachable), Some((unreachable, None)));
+        }
+        assert_eq!(end(libc::ENOBUFS), None);
+        // Refusals are borne for a while.
+        let refused = libc::ECONNREFUSED;
+        for _ in REFUSED_PAUSES {
+            assert_eq!(end(refused), None);
+        }
+        assert_eq!(end(refused), Some((refused, Some(Refusal::UNSUPPORTED))));
+    }
+}

@@ -1,0 +1,143 @@
+//! Who waits for memory, and until when.
+//!
+//! Invariant of the `unsafe`: a test keeps the memory that it registers until its end, and does not look at it.
+
+use super::super::testing::{attributes, connected, context, queue_pair};
+use super::super::{Context, QpAttributes, QueuePair, pool};
+use super::*;
+use iwarp_proto::ddp::{Header, Stag, TaggedHeader};
+use iwarp_proto::rdmap::Opcode;
+use iwarp_rnic::qp::{RxBuffer, RxPlan};
+use iwarp_rnic::{Access, Cqe, FastRegister, SendOp, SendWr, Sge, WcStatus};
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+#[test]
+fn a_queue_pair_is_in_the_list_once_and_not_when_it_is_gone() {
+    let ctx = context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let [a, b, c] = [(); 3].map(|()| queue_pair(&ctx, &cq, &cq));
+    let waiting = Waiting::default();
+    assert!(waiting.enter(&a.inner) && waiting.enter(&b.inner));
+    assert!(!waiting.enter(&a.inner) && !waiting.enter(&b.inner));
+    assert_eq!(waiting.0.lock().len(), 2);
+    a.destroy();
+    drop(a);
+    assert!(waiting.enter(&c.inner) && !waiting.enter(&b.inner));
+    assert_eq!(waiting.0.lock().len(), 2);
+}
+
+/// A valid fast-registration region of these octets.
+fn region(ctx: &Context, octets: &[u8], pd: u32) -> Sge {
+    let (addr, len) = (octets.as_ptr() as u64, octets.len());
+    // SAFETY: the memory lives until the end of the test, which does not look at it.
+    let stag = unsafe { ctx.allocate_fast(addr, len as u64, pd) }.unwrap();
+    let wr = FastRegister {
+        new_stag: Stag(stag),
+        offset: 0,
+        len: len as u64,
+        iova: addr,
+        access: Access::LOCAL_WRITE | Access::REMOTE_WRITE,
+        pages: None,
+    };
+    ctx.fast_register(&wr, pd).unwrap();
+    Sge {
+        addr,
+        len: len as u32,
+        lkey: stag,
+    }
+}
+
+/// In a protection domain, connected to a peer.
+fn connection(ctx: &Context, pd: u32) -> (QueuePair, std::net::TcpStream) {
+    let cq = ctx.create_cq(4, None).unwrap();
+    let attributes = QpAttributes {
+        pd,
+        ..attributes(ctx, &cq, &cq)
+    };
+    let qp = ctx.create_qp(&attributes).unwrap();
+    let peer = connected(&qp);
+    (qp, peer)
+}
+
+/// The peer sends the begin of an RDMA Write to a region. Returns the plan of a read of the rest, which is not over.
+fn reads_directly(qp: &QueuePair, peer: &mut std::net::TcpStream, sge: Sge) -> RxPlan {
+    let header = Header::Tagged(TaggedHeader {
+        last: true,
+        opcode: Opcode::WRITE,
+        stag: Stag(sge.lkey),
+        to: sge.addr,
+    });
+    let mut octets = vec![0; 2 + header.len() + 100];
+    let ulpdu = header.len() as u16 + sge.len as u16;
+    octets[..2].copy_from_slice(&ulpdu.to_be_bytes());
+    header.emit(&mut octets[2..]);
+    peer.write_all(&octets).unwrap();
+    let start = Instant::now();
+    loop {
+        let g = qp.inner.state.lock();
+        if g.machine.rx_is_direct() {
+            let (mut buffer, mut plan) = (RxBuffer::new().unwrap(), pool::rx_plan());
+            let memory = qp.inner.ctx.memory.read();
+            g.machine.rx_plan(&mut buffer, &memory, &mut plan, |_| ());
+            return plan;
+        }
+        drop(g);
+        assert!(start.elapsed() < LIMIT, "the header is not read");
+        std::thread::yield_now();
+    }
+}
+
+/// A thread reads from a socket into a region, and another queue pair invalidates the region.
+#[test]
+fn an_invalidation_is_done_when_nobody_uses_the_memory_any_more() {
+    let ctx = context();
+    let pd = ctx.allocate_pd();
+    let octets = vec![7u8; 40_000];
+    let sge = region(&ctx, &octets, pd);
+    let (reader, mut peer) = connection(&ctx, pd);
+    let mut plan = reads_directly(&reader, &mut peer, sge);
+    let (invalidator, _other) = connection(&ctx, pd);
+    let stag = Stag(sge.lkey);
+    let wr = SendWr::new(2, SendOp::LocalInvalidate { stag }, &[]).signaled();
+    invalidator.post_send(&[wr]).unwrap();
+    assert!(!ctx.region(sge.lkey).unwrap().valid, "ended at once");
+    let cq = &invalidator.inner.send_cq;
+    let mut cqes = [Cqe::default(); 2];
+    assert_eq!(cq.poll(&mut cqes).unwrap(), 0);
+    {
+        let memory = ctx.inner.memory.read();
+        plan.release(&memory);
+        assert!(memory.take_unused());
+    }
+    ctx.inner.memory_unused();
+    assert_eq!(cq.poll(&mut cqes).unwrap(), 1);
+    assert_eq!((cqes[0].wr_id, cqes[0].status), (2, WcStatus::Success));
+    assert!(ctx.inner.waiting.0.lock().is_empty());
+    reader.destroy();
+    invalidator.destroy();
+}
+
+/// The use ends after the queue pair has seen it, and before the queue pair is in the list.
+#[test]
+fn a_queue_pair_that_enters_the_list_tries_once_more() {
+    let ctx = context();
+    let pd = ctx.allocate_pd();
+    let octets = vec![7u8; 40_000];
+    let sge = region(&ctx, &octets, pd);
+    let (reader, mut peer) = connection(&ctx, pd);
+    let mut plan = reads_directly(&reader, &mut peer, sge);
+    let (invalidator, _other) = connection(&ctx, pd);
+    let stag = Stag(sge.lkey);
+    let wr = SendWr::new(2, SendOp::LocalInvalidate { stag }, &[]).signaled();
+    invalidator.post_send(&[wr]).unwrap();
+    ctx.inner.waiting.0.lock().clear();
+    plan.release(&ctx.inner.memory.read());
+    ctx.inner.wait_for_memory(&invalidator.inner);
+    let mut cqes = [Cqe::default(); 2];
+    assert_eq!(invalidator.inner.send_cq.poll(&mut cqes).unwrap(), 1);
+    reader.destroy();
+    invalidator.destroy();
+}
