@@ -326,23 +326,33 @@ fn a_request_waits_for_an_absent_peer_as_long_as_it_should() {
     b.destroy();
 }
 
-/// A request that waits for ever begins anew when its queue pair gets a limit.
+/// A request that waits begins anew when its queue pair gets another limit, be it shorter or longer.
 #[test]
 fn a_new_limit_holds_for_requests_that_wait() {
-    let [a, b] = numbered_pair();
-    let for_ever = Retry {
-        timeout: 0,
+    let retry = |timeout| Retry {
+        timeout,
         ..Retry::default()
     };
-    a.qp.set_retry(for_ever).unwrap();
-    a.connect(&b);
-    let wr = SendWr::inline(1, &[b"nobody hears"]).signaled();
-    a.qp.post_send(&[wr]).unwrap();
-    a.qp.set_retry(Retry::default()).unwrap();
+    // The limit of `patient` was the shorter one, and would be over first: half a minute, after what the others have.
+    let [patient, a, b] = [(); 3].map(|()| Numbered::new(&device()));
+    for (from, first, then) in [
+        (&patient, Retry::default(), retry(20)),
+        (&a, retry(0), Retry::default()),
+    ] {
+        from.qp.set_retry(first).unwrap();
+        assert_eq!(from.qp.retry(), first);
+        from.connect(&b);
+        let wr = SendWr::inline(1, &[b"nobody hears"]).signaled();
+        from.qp.post_send(&[wr]).unwrap();
+        from.qp.set_retry(then).unwrap();
+        assert_eq!(from.qp.retry(), then);
+    }
     let failed = poll(&a.cq);
     assert_eq!(failed.status, WcStatus::TransportRetryExceeded);
-    a.destroy();
-    b.destroy();
+    assert_eq!(patient.cq.poll(&mut [Cqe::default()]), Ok(0));
+    for one in [patient, a, b] {
+        one.destroy();
+    }
 }
 
 /// A number contains the port of a listener. There are 256 for each, and the numbers of queue pairs that are gone are given again.
