@@ -6,8 +6,8 @@ mod words;
 
 use iwarp::raw::cm::{CmEvent, CmEventKind, CmId, ConnectionParameters, create_event_channel};
 use iwarp::raw::{CompletionQueue, Context, QpAttributes, QueuePair};
-use iwarp::{Config, Device, State};
-use iwarp_rnic::{Cqe, RecvWr, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus};
+use iwarp::{Access, Config, Device, Error, State};
+use iwarp_rnic::{Cqe, PostError, RecvWr, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use words::{Mem, poll};
@@ -22,8 +22,8 @@ struct End {
     id: CmId,
 }
 
-fn qp(ctx: &Context, pd: u32, cq: &CompletionQueue) -> QueuePair {
-    ctx.create_qp(&QpAttributes {
+fn attributes(pd: u32, cq: &CompletionQueue) -> QpAttributes {
+    QpAttributes {
         pd,
         send_cq: cq.clone(),
         recv_cq: cq.clone(),
@@ -37,8 +37,11 @@ fn qp(ctx: &Context, pd: u32, cq: &CompletionQueue) -> QueuePair {
         signal_all: false,
         max_ird: 16,
         max_ord: 16,
-    })
-    .unwrap()
+    }
+}
+
+fn qp(ctx: &Context, pd: u32, cq: &CompletionQueue) -> QueuePair {
+    ctx.create_qp(&attributes(pd, cq)).unwrap()
 }
 
 fn expect(channel: &iwarp::raw::EventQueue<CmEvent>, kind: CmEventKind) -> CmEvent {
@@ -394,4 +397,163 @@ fn a_send_completes_before_the_message_that_answers_it() {
         }
     }
     server.join().unwrap();
+}
+
+/// What the peer may do is limited by the queue pair, whatever the memory allows.
+#[test]
+fn a_queue_pair_limits_what_its_peer_may_do() {
+    let (c, s) = pair(&Config::default());
+    let (cm, sm) = (Mem::new(&c.ctx, c.pd, 64), Mem::new(&s.ctx, s.pd, 64));
+    let (remote_addr, rkey) = (sm.addr(), sm.stag);
+    let write = SendOp::Write { remote_addr, rkey };
+    let read = SendOp::Read { remote_addr, rkey };
+    s.qp.set_remote_access(Access::REMOTE_READ | Access::REMOTE_WRITE);
+    cm.fill(7);
+    for op in [write, read] {
+        send(&c, op, &[cm.sge(8)]);
+        assert_eq!(poll(&c.cq).status, WcStatus::Success);
+    }
+    s.qp.set_remote_access(Access::REMOTE_READ);
+    send(&c, read, &[cm.sge(8)]);
+    assert_eq!(poll(&c.cq).status, WcStatus::Success);
+    cm.fill(8);
+    // The Write may complete when TCP has taken it. What follows it does not.
+    send(&c, write, &[cm.sge(8)]);
+    send(&c, read, &[cm.sge(8)]);
+    poll(&c.cq);
+    assert_ne!(poll(&c.cq).status, WcStatus::Success);
+    assert_eq!(sm.word(0), 7);
+}
+
+#[test]
+fn completions_have_the_time_if_that_is_asked_for() {
+    let (c, s) = pair(&Config::default());
+    let (cm, sm) = (Mem::new(&c.ctx, c.pd, 64), Mem::new(&s.ctx, s.pd, 64));
+    let write = SendOp::Write {
+        remote_addr: sm.addr(),
+        rkey: sm.stag,
+    };
+    let stamp = || {
+        send(&c, write, &[cm.sge(8)]);
+        poll(&c.cq).timestamp_ns
+    };
+    assert_eq!([stamp(), stamp()], [0, 0]);
+    c.cq.enable_timestamps();
+    let [first, second] = [stamp(), stamp()];
+    assert!(0 < first && first <= second, "{first} {second}");
+    // Its answer tells that all Writes are placed, so the memory may go.
+    let read = SendOp::Read {
+        remote_addr: sm.addr(),
+        rkey: sm.stag,
+    };
+    send(&c, read, &[cm.sge(8)]);
+    assert_eq!(poll(&c.cq).status, WcStatus::Success);
+}
+
+/// A list may be longer than the queue: what waits is sent to make room. Each request of it is carried out once.
+#[test]
+fn a_list_may_be_longer_than_the_queue() {
+    const LEN: usize = 300;
+    let (c, s) = pair(&Config::default());
+    let sm = Mem::new(&s.ctx, s.pd, 8 * LEN);
+    let values: Vec<[u8; 8]> = (1..=LEN as u64).map(u64::to_ne_bytes).collect();
+    let inline: Vec<[&[u8]; 1]> = values.iter().map(|value| [value.as_slice()]).collect();
+    let write = |i: usize| {
+        let op = SendOp::Write {
+            remote_addr: sm.addr() + 8 * i as u64,
+            rkey: sm.stag,
+        };
+        SendWr {
+            wr_id: i as u64,
+            op,
+            flags: match i + 1 == LEN {
+                true => SendFlags::INLINE | SendFlags::SIGNALED,
+                false => SendFlags::INLINE,
+            },
+            sges: &[],
+            inline: &inline[i],
+        }
+    };
+    let list: Vec<SendWr<'_>> = (0..LEN).map(write).collect();
+    let mut at_once = 0;
+    for round in 1..=20 {
+        let mut rest = list.as_slice();
+        // The thread that sends for this queue pair at the moment may be another one. Then there is room a moment later.
+        while let Err((accepted, error)) = c.qp.post_send(rest) {
+            assert!(matches!(error, Error::Post(PostError::QueueFull)));
+            rest = &rest[accepted..];
+        }
+        at_once += u32::from(rest.len() == LEN);
+        let done = poll(&c.cq);
+        assert_eq!(
+            (done.wr_id, done.status),
+            (LEN as u64 - 1, WcStatus::Success)
+        );
+        assert_eq!(c.qp.counters().tx_messages, round * LEN as u64);
+    }
+    assert!(at_once > 0, "no list was accepted as a whole");
+    send(
+        &c,
+        SendOp::Read {
+            remote_addr: sm.addr(),
+            rkey: sm.stag,
+        },
+        &[],
+    );
+    assert_eq!(poll(&c.cq).status, WcStatus::Success);
+    for (i, value) in values.iter().enumerate() {
+        assert_eq!(sm.word(i).to_ne_bytes(), *value);
+    }
+}
+
+/// Events of a queue that is going away are dropped, and no others.
+#[test]
+fn events_of_one_queue_are_forgotten() {
+    let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
+    let ctx = Context::open(&device, Config::default()).unwrap();
+    let (pd, channel) = (ctx.allocate_pd(), ctx.create_channel().unwrap());
+    let cqs = [(); 2].map(|()| ctx.create_cq(4, Some(&channel)).unwrap());
+    let qps = cqs.each_ref().map(|cq| qp(&ctx, pd, cq));
+    for (qp, cq) in qps.iter().zip(&cqs) {
+        cq.arm(false);
+        qp.modify(State::Init).unwrap();
+        qp.post_recv(&[RecvWr {
+            wr_id: 1,
+            sges: &[],
+        }])
+        .unwrap();
+        qp.modify(State::Error).unwrap();
+    }
+    cqs[0].forget_events();
+    assert!(channel.try_event().is_some_and(|cq| cq.is_same(&cqs[1])));
+    assert!(channel.try_event().is_none());
+    qps.iter().for_each(QueuePair::destroy);
+}
+
+/// More receives than are flushed in one go.
+#[test]
+fn all_receives_are_flushed_in_order() {
+    const LEN: u32 = 5000;
+    let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
+    let ctx = Context::open(&device, Config::default()).unwrap();
+    let cq = ctx.create_cq(LEN, None).unwrap();
+    let attributes = QpAttributes {
+        max_recv_wr: LEN,
+        ..attributes(ctx.allocate_pd(), &cq)
+    };
+    let qp = ctx.create_qp(&attributes).unwrap();
+    qp.modify(State::Init).unwrap();
+    let receives = (0..LEN).map(|n| RecvWr {
+        wr_id: n.into(),
+        sges: &[],
+    });
+    qp.post_recv(&receives.collect::<Vec<_>>()).unwrap();
+    qp.modify(State::Error).unwrap();
+    assert_eq!(cq.len(), LEN as usize);
+    let mut out = vec![Cqe::default(); LEN as usize];
+    assert_eq!(cq.poll(&mut out), Ok(LEN as usize));
+    for (n, cqe) in (0..).zip(&out) {
+        assert_eq!((cqe.wr_id, cqe.status), (n, WcStatus::Flushed));
+    }
+    qp.destroy();
 }
