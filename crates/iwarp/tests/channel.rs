@@ -112,6 +112,7 @@ fn regions_are_sent_as_they_are() {
 /// The shorter one of the two sizes limits what is copied, and the peer's alone what a region may have.
 #[test]
 fn each_end_has_a_message_size_of_its_own() {
+    use std::io::{Read, Write};
     let listener = Options::new().message_size(208).listen("127.0.0.1:0");
     let listener = listener.bind().unwrap();
     let connect = Options::new().message_size(64);
@@ -141,6 +142,15 @@ fn each_end_has_a_message_size_of_its_own() {
         let message = from.recv().wait_for(LIMIT).unwrap().unwrap();
         assert_eq!(AsRef::<[u8]>::as_ref(&message), octets);
     }
+    // A stream cuts what is written to fit both.
+    let data = message(5, 1000);
+    let mut streams = [Stream::from(a), Stream::from(b)];
+    for (from, to) in [(0, 1), (1, 0)] {
+        streams[from].write_all(&data).unwrap();
+        let mut back = vec![0; data.len()];
+        streams[to].read_exact(&mut back).unwrap();
+        assert_eq!(back, data);
+    }
 }
 
 /// What a peer without a channel of its own receives from one that goes: nothing before the hello, and one end.
@@ -152,14 +162,26 @@ fn a_channel_says_once_that_it_has_finished() {
 
     let hello = [1, 1, 0, 0, 0, 0, 0, 4, 0, 0, 0, 100];
     let finish = [4, 0, 0, 0, 0, 0, 0, 0];
-    for finishes in [false, true] {
+    let end: [fn(Channel); 3] = [
+        drop,
+        |channel| channel.finish().wait_for(LIMIT).unwrap(),
+        |channel| {
+            let mut stream = Stream::from(channel);
+            let runtime = tokio::runtime::Builder::new_current_thread().build();
+            runtime.unwrap().block_on(async {
+                tokio::io::AsyncWriteExt::shutdown(&mut stream)
+                    .await
+                    .unwrap();
+                tokio::io::AsyncWriteExt::shutdown(&mut stream)
+                    .await
+                    .unwrap();
+            });
+        },
+    ];
+    for end in end {
         let (a, b) = pair_with(&Options::new());
         a.send(&hello).wait().unwrap();
-        let b = Channel::open(b).wait_for(LIMIT).unwrap();
-        if finishes {
-            b.finish().wait_for(LIMIT).unwrap();
-        }
-        drop(b);
+        end(Channel::open(b).wait_for(LIMIT).unwrap());
         let answer = a.recv().wait_for(LIMIT).unwrap();
         assert_eq!(answer[..2], hello[..2]);
         assert_eq!(*a.recv().wait_for(LIMIT).unwrap(), finish);
@@ -366,6 +388,7 @@ fn a_stream_in_threads() {
 fn a_finished_stream_reads_on() {
     use std::io::{Read, Write};
     let (mut a, mut b) = streams();
+    assert_eq!(b.read(&mut []).unwrap(), 0);
     a.write_all(b"all of it").unwrap();
     a.finish().unwrap();
     let mut text = String::new();
@@ -386,6 +409,9 @@ fn a_stream_in_tasks() {
     let runtime = { runtime }.worker_threads(2).enable_time().build().unwrap();
     runtime.block_on(async {
         let (a, mut b) = streams();
+        // Nothing is there to read, and nothing is asked for.
+        let nothing = tokio::time::timeout(LIMIT, b.read(&mut []));
+        assert_eq!(nothing.await.unwrap().unwrap(), 0);
         let (mut from, mut to) = tokio::io::split(a);
         let data = message(2, 1_000_000);
         let copy = data.clone();

@@ -6,7 +6,7 @@ mod loopback;
 #[path = "common/words.rs"]
 mod words;
 
-use iwarp::raw::{CompletionQueue, Context, QueuePair, Retry};
+use iwarp::raw::{CompletionQueue, Context, QpAttributes, QueuePair, Retry};
 use iwarp::{Config, Device, Error, State};
 use iwarp_rnic::{Cqe, RecvWr, SendFlags, SendOp, SendWr, WcStatus};
 use loopback::{attributes, device, gid};
@@ -481,4 +481,48 @@ fn a_message_that_has_arrived_completes_although_its_receiver_leaves_at_once() {
         a.destroy();
         b.destroy();
     }
+}
+
+/// A message for which an unreliable queue pair has no receive is lost, and what follows is taken.
+#[test]
+fn an_unreliable_queue_pair_drops_what_finds_no_receive() {
+    let [a, b] = [(); 2].map(|()| {
+        let ctx = Context::open(&device(), Config::default()).unwrap();
+        let (pd, cq) = (ctx.allocate_pd(), ctx.create_cq(64, None).unwrap());
+        let attributes = QpAttributes {
+            unreliable: true,
+            ..attributes(pd, &cq, 1)
+        };
+        let qp = ctx.create_addressable_qp(&attributes).unwrap();
+        qp.modify(State::Init).unwrap();
+        let mem = Mem::new(&ctx, pd, 4096);
+        Numbered { ctx, cq, qp, mem }
+    });
+    a.connect(&b);
+    b.connect(&a);
+    let send = |wr_id, text: &str| {
+        let inline = [text.as_bytes()];
+        let wr = SendWr::inline(wr_id, &inline).signaled();
+        a.qp.post_send(&[wr]).unwrap();
+        assert_eq!(poll(&a.cq).status, WcStatus::Success);
+    };
+    send(1, "lost");
+    // The Write follows it, and is there: the message has found no receive.
+    assert_eq!(a.write(&b, 77).status, WcStatus::Success);
+    let begin = Instant::now();
+    while b.mem.word(0) != 77 {
+        assert!(begin.elapsed() < Duration::from_secs(20), "it waits");
+        assert_eq!(b.cq.poll(&mut [Cqe::default()]), Ok(0));
+    }
+    b.qp.post_recv(&[RecvWr {
+        wr_id: 2,
+        sges: &[b.mem.sge(64)],
+    }])
+    .unwrap();
+    send(3, "arrives!");
+    let received = poll(&b.cq);
+    assert_eq!((received.wr_id, received.byte_len), (2, 8));
+    assert_eq!(b.mem.word(0).to_ne_bytes(), *b"arrives!");
+    a.destroy();
+    b.destroy();
 }
