@@ -274,3 +274,30 @@ fn a_channel_expects_a_wait_of_each_queue() {
     channel.slept(Duration::MAX);
     assert!(!channel.expects_wait(), "the last one was long");
 }
+
+/// A success counts as seen when it has been polled. What was flushed is none.
+#[test]
+fn a_success_is_unseen_until_it_is_polled() {
+    let ctx = testing::context();
+    let [send, recv] = [0; 2].map(|_| ctx.create_cq(4, None).unwrap());
+    for [of_send, of_recv] in [[&send, &send], [&send, &recv]] {
+        let [qp, other] = [0; 2].map(|_| testing::queue_pair(&ctx, of_send, of_recv));
+        for (cq, status, unseen) in [
+            (of_send, WcStatus::Success, true),
+            (of_recv, WcStatus::Success, true),
+            (of_recv, WcStatus::Flushed, false),
+        ] {
+            assert!(!qp.has_unseen_success());
+            let _ = cq.inner.ring.lock().push(Cqe {
+                qp_num: qp.num(),
+                status,
+                ..completion(1)
+            });
+            assert_eq!(qp.has_unseen_success(), unseen, "{status:?}");
+            assert!(!other.has_unseen_success());
+            assert_eq!(cq.take_ready(&mut [Cqe::default()]), Ok(1));
+        }
+        qp.destroy();
+        other.destroy();
+    }
+}

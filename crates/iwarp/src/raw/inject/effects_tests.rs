@@ -351,6 +351,12 @@ fn octets_are_counted_to_the_mark() {
         assert!(!faults.is_due());
         assert_eq!(limited(&faults, way), [100, 1000]);
     }
+    // What may not act yet does not act when the mark is passed.
+    for (time, acts) in [("0s", true), ("1000s", false)] {
+        let faults = faults(&format!("seed=228;reset,bytes=250,time={time}"), true);
+        faults.passed_octets(Way::Out, 251);
+        assert_eq!(faults.is_due(), acts, "{time}");
+    }
     // The next connection counts anew. Of two marks the nearer one limits.
     let text = "seed=217;close,bytes=50,times=2;reset,bytes=30,times=1;delay=1s,every=1,op=read";
     let faults = faults(text, true);

@@ -2,6 +2,7 @@
 
 use super::plan::{PROCESS, Plan};
 use crate::config::Config;
+use crate::engine::Source;
 use crate::raw::events::AsyncEventKind;
 use crate::raw::testing;
 use iwarp_rnic::{RecvWr, SendFlags, SendOp, SendWr, WcStatus};
@@ -143,6 +144,8 @@ fn a_stalled_socket_is_not_watched() {
     let nothing = peer.read(&mut [0; 64]).unwrap_err();
     assert_eq!(nothing.kind(), ErrorKind::WouldBlock);
     assert!(!interest().readable && !interest().writable);
+    // A thread that drives it would not read: the engine keeps it.
+    assert!(!Source::rest(&*qp.inner));
     // The peer's reset is noticed all the same, so that a hang-up is not reported for ever.
     socket2::SockRef::from(&peer)
         .set_linger(Some(Duration::ZERO))
@@ -164,6 +167,7 @@ fn what_a_delay_held_back_is_sent_when_its_time_is_over() {
     soon("the socket is watched", || {
         qp.inner.state.lock().conn.interest.readable
     });
+    assert!(Source::rest(&*qp.inner));
     qp.destroy();
 }
 
