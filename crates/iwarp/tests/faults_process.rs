@@ -506,8 +506,8 @@ fn no_descriptors_are_left_behind() {
 #[test]
 fn a_process_ends_after_what_it_has_put_off() {
     const NAME: &str = "a_process_ends_after_what_it_has_put_off";
-    const PEER: &str = "IWARP_TEST_PEER";
-    const CAPTURE: &str = "IWARP_TEST_CAPTURE";
+    const PEER: &str = "TEST_PEER";
+    const CAPTURE: &str = "TEST_CAPTURE";
     if let Ok(peer) = std::env::var(PEER) {
         let mut config = config();
         config.capture = std::env::var_os(CAPTURE).map(Into::into);
