@@ -1,5 +1,6 @@
 //! Channels and streams: messages in order and whole, flow control, the end, and peers that break the rules.
 
+use iwarp::connection::Refusal;
 use iwarp::{Access, Channel, Connection, Error, Options, Stream};
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
@@ -106,6 +107,86 @@ fn regions_are_sent_as_they_are() {
         *b.recv().wait_for(LIMIT).unwrap().unwrap(),
         message(4, 5000)
     );
+}
+
+/// The shorter one of the two sizes limits what is copied, and the peer's alone what a region may have.
+#[test]
+fn each_end_has_a_message_size_of_its_own() {
+    use std::io::{Read, Write};
+    let listener = Options::new().message_size(208).listen("127.0.0.1:0");
+    let listener = listener.bind().unwrap();
+    let connect = Options::new().message_size(64);
+    let connect = connect.connect(listener.local_addr());
+    let (a, b) = std::thread::scope(|scope| {
+        let open = || Channel::open(listener.accept().wait().unwrap()).wait_for(LIMIT);
+        let accepted = scope.spawn(open);
+        let connected = Channel::open(connect.wait().unwrap()).wait_for(LIMIT);
+        (connected.unwrap(), accepted.join().unwrap().unwrap())
+    });
+    assert_eq!((a.max_len(), b.max_len()), (200, 56));
+    let refused = |sent: iwarp::Result<()>| match sent {
+        Err(Error::Refused(why)) => why,
+        other => panic!("{other:?}"),
+    };
+    let copied = refused(a.send(&[1; 57]).wait());
+    let (octets, most) = (57, 56);
+    assert_eq!(copied, Refusal::TooLongToCopy { octets, most });
+    let (octets, room) = (57, 56);
+    let long = refused(b.send(&[1; 57]).wait());
+    assert_eq!(long, Refusal::TooLong { octets, room });
+    let region = a.connection().allocate::<u8>(200).unwrap();
+    a.send(&[1; 56]).wait_for(LIMIT).unwrap();
+    a.send(&region).wait_for(LIMIT).unwrap();
+    b.send(&[2; 56]).wait_for(LIMIT).unwrap();
+    for (from, octets) in [(&b, vec![1; 56]), (&b, vec![0; 200]), (&a, vec![2; 56])] {
+        let message = from.recv().wait_for(LIMIT).unwrap().unwrap();
+        assert_eq!(AsRef::<[u8]>::as_ref(&message), octets);
+    }
+    // A stream cuts what is written to fit both.
+    let data = message(5, 1000);
+    let mut streams = [Stream::from(a), Stream::from(b)];
+    for (from, to) in [(0, 1), (1, 0)] {
+        streams[from].write_all(&data).unwrap();
+        let mut back = vec![0; data.len()];
+        streams[to].read_exact(&mut back).unwrap();
+        assert_eq!(back, data);
+    }
+}
+
+/// What a peer without a channel of its own receives from one that goes: nothing before the hello, and one end.
+#[test]
+fn a_channel_says_once_that_it_has_finished() {
+    let (a, b) = pair_with(&Options::new());
+    drop(Channel::open(b));
+    assert!(matches!(a.recv().wait_for(LIMIT), Err(Error::Closed)));
+
+    let hello = [1, 1, 0, 0, 0, 0, 0, 4, 0, 0, 0, 100];
+    let finish = [4, 0, 0, 0, 0, 0, 0, 0];
+    let end: [fn(Channel); 3] = [
+        drop,
+        |channel| channel.finish().wait_for(LIMIT).unwrap(),
+        |channel| {
+            let mut stream = Stream::from(channel);
+            let runtime = tokio::runtime::Builder::new_current_thread().build();
+            runtime.unwrap().block_on(async {
+                tokio::io::AsyncWriteExt::shutdown(&mut stream)
+                    .await
+                    .unwrap();
+                tokio::io::AsyncWriteExt::shutdown(&mut stream)
+                    .await
+                    .unwrap();
+            });
+        },
+    ];
+    for end in end {
+        let (a, b) = pair_with(&Options::new());
+        a.send(&hello).wait().unwrap();
+        end(Channel::open(b).wait_for(LIMIT).unwrap());
+        let answer = a.recv().wait_for(LIMIT).unwrap();
+        assert_eq!(answer[..2], hello[..2]);
+        assert_eq!(*a.recv().wait_for(LIMIT).unwrap(), finish);
+        assert!(matches!(a.recv().wait_for(LIMIT), Err(Error::Closed)));
+    }
 }
 
 /// Only what was finished is a whole: a peer that just leaves is an error.
@@ -302,6 +383,25 @@ fn a_stream_in_threads() {
     });
 }
 
+/// A stream that has finished reads on, and writes nothing any more.
+#[test]
+fn a_finished_stream_reads_on() {
+    use std::io::{Read, Write};
+    let (mut a, mut b) = streams();
+    assert_eq!(b.read(&mut []).unwrap(), 0);
+    a.write_all(b"all of it").unwrap();
+    a.finish().unwrap();
+    let mut text = String::new();
+    b.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "all of it");
+    assert!(a.write_all(b"more").is_err());
+    b.write_all(b"thanks").unwrap();
+    drop(b);
+    text.clear();
+    a.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "thanks");
+}
+
 #[test]
 fn a_stream_in_tasks() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -309,6 +409,9 @@ fn a_stream_in_tasks() {
     let runtime = { runtime }.worker_threads(2).enable_time().build().unwrap();
     runtime.block_on(async {
         let (a, mut b) = streams();
+        // Nothing is there to read, and nothing is asked for.
+        let nothing = tokio::time::timeout(LIMIT, b.read(&mut []));
+        assert_eq!(nothing.await.unwrap().unwrap(), 0);
         let (mut from, mut to) = tokio::io::split(a);
         let data = message(2, 1_000_000);
         let copy = data.clone();

@@ -117,6 +117,7 @@ fn payloads_of_each_kind() {
     assert_eq!(*next(), [5, 6]);
     assert!(next().is_empty());
     let last = next();
+    assert_eq!(AsRef::<[u8]>::as_ref(&last), b"x");
     assert_eq!((&*last, last.immediate()), (&b"x"[..], Some(0xdead_beef)));
     assert!(b.recv().now().unwrap().is_none());
     let refused = a.send(&vec![0; 10_001]).wait();
@@ -249,8 +250,13 @@ fn a_window_ends_with_its_guard() {
     drop((window, part));
     let mut region = region;
     assert_eq!(region.get_mut().unwrap()[4..8], [1, 2, 3, 4]);
+    for rights in [Access::empty(), Access::LOCAL_WRITE, Access::all()] {
+        let refused = b.bind(&region, rights).wait();
+        assert!(matches!(refused, Err(Error::InvalidArgument(_))));
+    }
     assert!(a.get(&token).wait_for(LIMIT).is_err());
-    assert!(b.bind(&region, Access::LOCAL_WRITE).wait().is_err());
+    // With the request that has failed the connection has ended for whoever looks next.
+    assert!(a.recv().now().is_err() && a.send("late").wait().is_err());
 }
 
 #[test]
@@ -317,6 +323,52 @@ fn batches() {
     });
     run(batch.submit().into_future()).unwrap();
     reader.join().unwrap();
+}
+
+/// The program's own octets in a batch are copied into its requests.
+#[test]
+fn a_batch_copies_what_fits_into_a_request() {
+    let (a, b) = pair_with(&Options::new().max_inline(16));
+    let mut batch = a.batch();
+    batch.send(&[1; 16]).unwrap();
+    let refused = batch.send(&[2; 17]);
+    let (octets, most) = (17, 16);
+    let why = Refusal::TooLongToCopy { octets, most };
+    assert!(matches!(refused, Err(Error::Refused(refused)) if refused == why));
+    let region = a.allocate::<u8>(17).unwrap();
+    batch.send(&region).unwrap();
+    batch.submit().wait_for(LIMIT).unwrap();
+    assert_eq!(*b.recv().wait_for(LIMIT).unwrap(), [1; 16]);
+    assert_eq!(*b.recv().wait_for(LIMIT).unwrap(), [0; 17]);
+}
+
+/// The depths limit how many Reads are on their way, and not how many there are.
+#[test]
+fn reads_of_each_depth() {
+    for (inbound, outbound) in [(1, 1), (4096, 4096)] {
+        let options = Options::new().message_size(100).reads(inbound, outbound);
+        let (a, b) = pair_with(&options);
+        assert_eq!(a.message_size(), 100);
+        let table = b.share::<u64>(50, Access::REMOTE_READ).unwrap();
+        (0..50).for_each(|i| table.set(i, i as u64).unwrap());
+        let token = table.remote();
+        let reads: Vec<_> = (0..50)
+            .map(|i| a.get(&token.at(i).unwrap()).started())
+            .collect();
+        for (i, read) in (0..).zip(reads) {
+            assert_eq!(read.wait().unwrap(), i);
+        }
+    }
+    let none = Options::new().reads(0, 0);
+    let (a, b) = pair_with(&none);
+    let table = b.share::<u64>(1, Access::REMOTE_READ).unwrap();
+    let refused = a.get(&table.remote()).wait_for(LIMIT);
+    assert!(
+        matches!(refused, Err(Error::Refused(Refusal::Post(_)))),
+        "{refused:?}"
+    );
+    a.send("still here").wait_for(LIMIT).unwrap();
+    assert_eq!(*b.recv().wait_for(LIMIT).unwrap(), *b"still here");
 }
 
 /// A batch keeps each of its regions until it has ended, and an error names the octets of its own batch only.

@@ -470,3 +470,28 @@ async fn streams_are_given_up_at_every_await() {
     sender.await.unwrap();
     assert!(got.len() == 20_000 && got.iter().enumerate().all(|(n, o)| *o == (n % 251) as u8));
 }
+
+/// A message that comes is for those who wait for one. Whoever asks later does not take it from them.
+#[test]
+fn a_message_is_for_those_who_wait() {
+    let (a, b) = pair();
+    let flag = Arc::new(Flag(AtomicBool::new(false)));
+    let waker = Waker::from(Arc::clone(&flag));
+    let mut waiting = [(); 2].map(|()| a.recv().into_future());
+    for one in &mut waiting {
+        let polled = Pin::new(one).poll(&mut Context::from_waker(&waker));
+        assert!(polled.is_pending());
+    }
+    b.send("one").wait_for(LIMIT).unwrap();
+    let end = Instant::now() + LIMIT;
+    while !flag.0.load(Ordering::SeqCst) {
+        assert!(Instant::now() < end, "nobody was woken");
+        std::thread::yield_now();
+    }
+    assert!(a.recv().now().unwrap().is_none());
+    let [first, _second] = &mut waiting;
+    match Pin::new(first).poll(&mut Context::from_waker(&waker)) {
+        Poll::Ready(message) => assert_eq!(*message.unwrap(), *b"one"),
+        Poll::Pending => panic!("the message was given to another"),
+    }
+}

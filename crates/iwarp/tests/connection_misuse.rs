@@ -2,7 +2,7 @@
 //! many threads and tasks at once.
 
 use iwarp::connection::Refusal;
-use iwarp::{Error, Options};
+use iwarp::{Config, Connection, Error, Options, WcStatus};
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
@@ -356,4 +356,77 @@ fn many_tasks_some_of_which_give_up() {
         }
     });
     assert_eq!(target.load(0).unwrap(), 32 * 50);
+}
+
+/// Connections whose ends are met by injected faults.
+fn faulty(options: Options, fault: &str) -> (Connection, Connection) {
+    let mut config = Config::default();
+    config.fault = Some(fault.parse().unwrap());
+    pair_with(&options.config(config))
+}
+
+/// A request that is refused when it is posted gives its place back: there is room for all that follow.
+#[test]
+fn refused_requests_cost_no_place() {
+    let (a, b) = faulty(Options::new().send_depth(2), "seed=1;post,every=2,op=send");
+    for n in 0..12_u8 {
+        let sent = a.send(&[n]).wait_for(LIMIT);
+        match n % 2 {
+            0 => sent.unwrap(),
+            _ => assert!(matches!(sent, Err(Error::Refused(Refusal::Post(_))))),
+        }
+    }
+    for n in (0..12).step_by(2) {
+        assert_eq!(*b.recv().wait_for(LIMIT).unwrap(), [n]);
+    }
+}
+
+/// A batch whose first request is refused has posted nothing, and may be submitted again. One that was posted in part has failed, and
+/// the requests that were posted keep their memory.
+#[test]
+fn a_batch_is_refused_as_a_whole_or_fails() {
+    for (seed, refused) in (2..).zip([1, 4, 16, 17, 20]) {
+        let fault = format!("seed={seed};post,nth={refused},op=send");
+        let (a, b) = faulty(Options::new(), &fault);
+        let mut region = a.allocate::<u8>(1).unwrap();
+        let mut batch = a.batch();
+        for _ in 0..20 {
+            batch.send(&region).unwrap();
+        }
+        let failed = batch.submit().wait_for(LIMIT);
+        if refused == 1 {
+            assert!(matches!(failed, Err(Error::Refused(Refusal::Post(_)))));
+            assert_eq!(batch.len(), 20);
+            batch.submit().wait_for(LIMIT).unwrap();
+            for _ in 0..20 {
+                assert_eq!(*b.recv().wait_for(LIMIT).unwrap(), [0]);
+            }
+            assert!(region.get_mut().is_some());
+        } else {
+            assert!(matches!(failed, Err(Error::Closed)), "{refused}");
+            batch.clear();
+            assert!(region.get_mut().is_none(), "{refused}");
+            for _ in 1..refused {
+                assert_eq!(*b.recv().wait_for(LIMIT).unwrap(), [0]);
+            }
+        }
+    }
+}
+
+/// Completions that are lost end the connection for all who use it, and for those who come later.
+#[test]
+fn lost_completions_end_the_connection() {
+    let (a, _b) = faulty(Options::new(), "seed=7;cq-overflow,nth=3,op=send");
+    std::thread::scope(|scope| {
+        let receives = scope.spawn(|| a.recv().wait_for(LIMIT));
+        for _ in 0..2 {
+            a.send("arrives").wait_for(LIMIT).unwrap();
+        }
+        let lost = a.send("lost").wait_for(LIMIT);
+        assert!(matches!(lost, Err(Error::Operation(e)) if e.status() == WcStatus::Fatal));
+        assert!(receives.join().unwrap().is_err());
+    });
+    assert!(a.send("late").wait_for(LIMIT).is_err());
+    let end = a.closed().wait_for(LIMIT);
+    assert!(!matches!(end, Err(Error::TimedOut(_))), "{end:?}");
 }

@@ -26,6 +26,11 @@ fn stalled_at(listener: &TcpListener, linger: Duration) -> (End, Wire, Mem) {
     c.linger = linger;
     let end = End::new(V4, &c);
     let wire = responder_at(listener, &end, &Hello::enhanced(true, false));
+    stall(end, wire)
+}
+
+/// Sends as much as the sockets take.
+fn stall(end: End, wire: Wire) -> (End, Wire, Mem) {
     let mem = end.mem(1 << 20);
     for wr_id in 0..50 {
         end.post(wr_id, SendOp::Send, &[mem.sge(1 << 20)]);
@@ -88,6 +93,31 @@ fn the_end_inside_an_fpdu_is_a_reset_behind_what_was_sent() {
             let (came, _) = read_all(&mut wire);
             assert!(came < 50 << 20);
         }
+    });
+}
+
+/// A program that was promised a snapshot changes its memory while octets of it wait for room in the socket: they arrive as they were when
+/// their CRC was computed.
+#[test]
+fn memory_may_change_while_it_is_sent() {
+    others_are_served(|| {
+        let end = End::new(V4, &config());
+        let wire = responder(&end, &Hello::enhanced(true, false));
+        end.qp.set_snapshot(true);
+        let (end, mut wire, mem) = stall(end, wire);
+        let waits = end.qp.counters().tx_bytes;
+        (0..(1 << 20) / 8).for_each(|i| mem.set(i, u64::MAX));
+        let (mut came, mut values) = (0, Vec::new());
+        // What the sockets had, the plan that waited, and some more.
+        while came < waits + (2 << 20) {
+            // Its CRC is checked.
+            let payload = wire.expect(Opcode::SEND);
+            came += payload.len() as u64;
+            values.extend(payload);
+            values.dedup();
+        }
+        assert_eq!(values, [0, 0xff]);
+        end.qp.destroy();
     });
 }
 

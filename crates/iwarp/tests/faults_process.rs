@@ -501,3 +501,47 @@ fn no_descriptors_are_left_behind() {
         }
     });
 }
+
+/// What is put off is done before the process ends: the end of a connection does not follow its RTR message at once, and a capture is whole.
+#[test]
+fn a_process_ends_after_what_it_has_put_off() {
+    const NAME: &str = "a_process_ends_after_what_it_has_put_off";
+    const PEER: &str = "TEST_PEER";
+    const CAPTURE: &str = "TEST_CAPTURE";
+    if let Ok(peer) = std::env::var(PEER) {
+        let mut config = config();
+        config.capture = std::env::var_os(CAPTURE).map(Into::into);
+        let end = End::new(V4, &config);
+        end.connect(peer.parse().unwrap(), b"");
+        end.expect(CmEventKind::Established);
+        return;
+    }
+    let _guard = Watchdog::new();
+    let listener = std::net::TcpListener::bind((V4, 0)).unwrap();
+    let peer = listener.local_addr().unwrap().to_string();
+    let file = format!("iwarp-end-of-process-{}", std::process::id());
+    let file = std::env::temp_dir().join(file);
+    let variables = [(PEER, peer.as_str()), (CAPTURE, file.to_str().unwrap())];
+    let ends_later = || {
+        let mut wire = Wire::new(listener.accept().unwrap().0);
+        wire.read_hello(FrameKind::Request);
+        wire.write(&Hello::enhanced(true, false).octets(FrameKind::Reply));
+        wire.expect(Opcode::WRITE);
+        let apart = wire.stays_open(Duration::from_millis(20));
+        assert!(wire.ends());
+        apart
+    };
+    // On a busy machine this thread may look too late, so one success is enough.
+    let apart = (0..20).any(|_| {
+        std::thread::scope(|scope| {
+            let ends_later = scope.spawn(ends_later);
+            alone_with(NAME, &variables, || unreachable!("only for children"));
+            ends_later.join().unwrap()
+        })
+    });
+    assert!(apart);
+    let recorded = std::fs::read(&file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    let request = b"MPA ID Req Frame";
+    assert!(recorded.windows(request.len()).any(|part| part == request));
+}

@@ -6,7 +6,7 @@ mod loopback;
 #[path = "common/words.rs"]
 mod words;
 
-use iwarp::raw::{CompletionQueue, Context, QueuePair, Retry};
+use iwarp::raw::{CompletionQueue, Context, QpAttributes, QueuePair, Retry};
 use iwarp::{Config, Device, Error, State};
 use iwarp_rnic::{Cqe, RecvWr, SendFlags, SendOp, SendWr, WcStatus};
 use loopback::{attributes, device, gid};
@@ -326,23 +326,33 @@ fn a_request_waits_for_an_absent_peer_as_long_as_it_should() {
     b.destroy();
 }
 
-/// A request that waits for ever begins anew when its queue pair gets a limit.
+/// A request that waits begins anew when its queue pair gets another limit, be it shorter or longer.
 #[test]
 fn a_new_limit_holds_for_requests_that_wait() {
-    let [a, b] = numbered_pair();
-    let for_ever = Retry {
-        timeout: 0,
+    let retry = |timeout| Retry {
+        timeout,
         ..Retry::default()
     };
-    a.qp.set_retry(for_ever).unwrap();
-    a.connect(&b);
-    let wr = SendWr::inline(1, &[b"nobody hears"]).signaled();
-    a.qp.post_send(&[wr]).unwrap();
-    a.qp.set_retry(Retry::default()).unwrap();
+    // The limit of `patient` was the shorter one, and would be over first: half a minute, after what the others have.
+    let [patient, a, b] = [(); 3].map(|()| Numbered::new(&device()));
+    for (from, first, then) in [
+        (&patient, Retry::default(), retry(20)),
+        (&a, retry(0), Retry::default()),
+    ] {
+        from.qp.set_retry(first).unwrap();
+        assert_eq!(from.qp.retry(), first);
+        from.connect(&b);
+        let wr = SendWr::inline(1, &[b"nobody hears"]).signaled();
+        from.qp.post_send(&[wr]).unwrap();
+        from.qp.set_retry(then).unwrap();
+        assert_eq!(from.qp.retry(), then);
+    }
     let failed = poll(&a.cq);
     assert_eq!(failed.status, WcStatus::TransportRetryExceeded);
-    a.destroy();
-    b.destroy();
+    assert_eq!(patient.cq.poll(&mut [Cqe::default()]), Ok(0));
+    for one in [patient, a, b] {
+        one.destroy();
+    }
 }
 
 /// A number contains the port of a listener. There are 256 for each, and the numbers of queue pairs that are gone are given again.
@@ -471,4 +481,48 @@ fn a_message_that_has_arrived_completes_although_its_receiver_leaves_at_once() {
         a.destroy();
         b.destroy();
     }
+}
+
+/// A message for which an unreliable queue pair has no receive is lost, and what follows is taken.
+#[test]
+fn an_unreliable_queue_pair_drops_what_finds_no_receive() {
+    let [a, b] = [(); 2].map(|()| {
+        let ctx = Context::open(&device(), Config::default()).unwrap();
+        let (pd, cq) = (ctx.allocate_pd(), ctx.create_cq(64, None).unwrap());
+        let attributes = QpAttributes {
+            unreliable: true,
+            ..attributes(pd, &cq, 1)
+        };
+        let qp = ctx.create_addressable_qp(&attributes).unwrap();
+        qp.modify(State::Init).unwrap();
+        let mem = Mem::new(&ctx, pd, 4096);
+        Numbered { ctx, cq, qp, mem }
+    });
+    a.connect(&b);
+    b.connect(&a);
+    let send = |wr_id, text: &str| {
+        let inline = [text.as_bytes()];
+        let wr = SendWr::inline(wr_id, &inline).signaled();
+        a.qp.post_send(&[wr]).unwrap();
+        assert_eq!(poll(&a.cq).status, WcStatus::Success);
+    };
+    send(1, "lost");
+    // The Write follows it, and is there: the message has found no receive.
+    assert_eq!(a.write(&b, 77).status, WcStatus::Success);
+    let begin = Instant::now();
+    while b.mem.word(0) != 77 {
+        assert!(begin.elapsed() < Duration::from_secs(20), "it waits");
+        assert_eq!(b.cq.poll(&mut [Cqe::default()]), Ok(0));
+    }
+    b.qp.post_recv(&[RecvWr {
+        wr_id: 2,
+        sges: &[b.mem.sge(64)],
+    }])
+    .unwrap();
+    send(3, "arrives!");
+    let received = poll(&b.cq);
+    assert_eq!((received.wr_id, received.byte_len), (2, 8));
+    assert_eq!(b.mem.word(0).to_ne_bytes(), *b"arrives!");
+    a.destroy();
+    b.destroy();
 }

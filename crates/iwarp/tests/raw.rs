@@ -1,13 +1,15 @@
 //! The objects of `iwarp::raw`, end to end over loopback in one process: all operations with each framing option, and connection
 //! management.
 
+#[path = "raw/identifiers.rs"]
+mod identifiers;
 #[path = "common/words.rs"]
 mod words;
 
 use iwarp::raw::cm::{CmEvent, CmEventKind, CmId, ConnectionParameters, create_event_channel};
 use iwarp::raw::{CompletionQueue, Context, QpAttributes, QueuePair};
-use iwarp::{Config, Device, State};
-use iwarp_rnic::{Cqe, RecvWr, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus};
+use iwarp::{Access, Config, Device, Error, State};
+use iwarp_rnic::{Cqe, PostError, RecvWr, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use words::{Mem, poll};
@@ -22,8 +24,8 @@ struct End {
     id: CmId,
 }
 
-fn qp(ctx: &Context, pd: u32, cq: &CompletionQueue) -> QueuePair {
-    ctx.create_qp(&QpAttributes {
+fn attributes(pd: u32, cq: &CompletionQueue) -> QpAttributes {
+    QpAttributes {
         pd,
         send_cq: cq.clone(),
         recv_cq: cq.clone(),
@@ -37,8 +39,11 @@ fn qp(ctx: &Context, pd: u32, cq: &CompletionQueue) -> QueuePair {
         signal_all: false,
         max_ird: 16,
         max_ord: 16,
-    })
-    .unwrap()
+    }
+}
+
+fn qp(ctx: &Context, pd: u32, cq: &CompletionQueue) -> QueuePair {
+    ctx.create_qp(&attributes(pd, cq)).unwrap()
 }
 
 fn expect(channel: &iwarp::raw::EventQueue<CmEvent>, kind: CmEventKind) -> CmEvent {
@@ -396,287 +401,161 @@ fn a_send_completes_before_the_message_that_answers_it() {
     server.join().unwrap();
 }
 
-/// An identifier whose route to `peer` is resolved.
-fn routed(
-    channel: &iwarp::raw::cm::CmEventChannel,
-    ctx: Option<&Context>,
-    peer: SocketAddr,
-) -> CmId {
-    let id = CmId::create(channel, ctx);
-    id.resolve_addr(None, peer).unwrap();
-    expect(channel, CmEventKind::AddrResolved);
-    id.resolve_route().unwrap();
-    expect(channel, CmEventKind::RouteResolved);
-    id
-}
-
-fn on_loopback(port: u16) -> SocketAddr {
-    ([127, 0, 0, 1], port).into()
-}
-
-/// The program has no queue pair for it (`CmId::use_stand_in`).
+/// What the peer may do is limited by the queue pair, whatever the memory allows.
 #[test]
-fn a_connection_without_a_queue_pair_of_the_program_has_private_data_and_an_end() {
-    let (at_listener, at_client) = (
-        create_event_channel().unwrap(),
-        create_event_channel().unwrap(),
+fn a_queue_pair_limits_what_its_peer_may_do() {
+    let (c, s) = pair(&Config::default());
+    let (cm, sm) = (Mem::new(&c.ctx, c.pd, 64), Mem::new(&s.ctx, s.pd, 64));
+    let (remote_addr, rkey) = (sm.addr(), sm.stag);
+    let write = SendOp::Write { remote_addr, rkey };
+    let read = SendOp::Read { remote_addr, rkey };
+    s.qp.set_remote_access(Access::REMOTE_READ | Access::REMOTE_WRITE);
+    cm.fill(7);
+    for op in [write, read] {
+        send(&c, op, &[cm.sge(8)]);
+        assert_eq!(poll(&c.cq).status, WcStatus::Success);
+    }
+    s.qp.set_remote_access(Access::REMOTE_READ);
+    send(&c, read, &[cm.sge(8)]);
+    assert_eq!(poll(&c.cq).status, WcStatus::Success);
+    cm.fill(8);
+    // The Write may complete when TCP has taken it. What follows it does not.
+    send(&c, write, &[cm.sge(8)]);
+    send(&c, read, &[cm.sge(8)]);
+    poll(&c.cq);
+    assert_ne!(poll(&c.cq).status, WcStatus::Success);
+    assert_eq!(sm.word(0), 7);
+}
+
+#[test]
+fn completions_have_the_time_if_that_is_asked_for() {
+    let (c, s) = pair(&Config::default());
+    let (cm, sm) = (Mem::new(&c.ctx, c.pd, 64), Mem::new(&s.ctx, s.pd, 64));
+    let write = SendOp::Write {
+        remote_addr: sm.addr(),
+        rkey: sm.stag,
+    };
+    let stamp = || {
+        send(&c, write, &[cm.sge(8)]);
+        poll(&c.cq).timestamp_ns
+    };
+    assert_eq!([stamp(), stamp()], [0, 0]);
+    c.cq.enable_timestamps();
+    let [first, second] = [stamp(), stamp()];
+    assert!(0 < first && first <= second, "{first} {second}");
+    // Its answer tells that all Writes are placed, so the memory may go.
+    let read = SendOp::Read {
+        remote_addr: sm.addr(),
+        rkey: sm.stag,
+    };
+    send(&c, read, &[cm.sge(8)]);
+    assert_eq!(poll(&c.cq).status, WcStatus::Success);
+}
+
+/// A list may be longer than the queue: what waits is sent to make room. Each request of it is carried out once.
+#[test]
+fn a_list_may_be_longer_than_the_queue() {
+    const LEN: usize = 300;
+    let (c, s) = pair(&Config::default());
+    let sm = Mem::new(&s.ctx, s.pd, 8 * LEN);
+    let values: Vec<[u8; 8]> = (1..=LEN as u64).map(u64::to_ne_bytes).collect();
+    let inline: Vec<[&[u8]; 1]> = values.iter().map(|value| [value.as_slice()]).collect();
+    let write = |i: usize| {
+        let op = SendOp::Write {
+            remote_addr: sm.addr() + 8 * i as u64,
+            rkey: sm.stag,
+        };
+        SendWr {
+            wr_id: i as u64,
+            op,
+            flags: match i + 1 == LEN {
+                true => SendFlags::INLINE | SendFlags::SIGNALED,
+                false => SendFlags::INLINE,
+            },
+            sges: &[],
+            inline: &inline[i],
+        }
+    };
+    let list: Vec<SendWr<'_>> = (0..LEN).map(write).collect();
+    let mut at_once = 0;
+    for round in 1..=20 {
+        let mut rest = list.as_slice();
+        // The thread that sends for this queue pair at the moment may be another one. Then there is room a moment later.
+        while let Err((accepted, error)) = c.qp.post_send(rest) {
+            assert!(matches!(error, Error::Post(PostError::QueueFull)));
+            rest = &rest[accepted..];
+        }
+        at_once += u32::from(rest.len() == LEN);
+        let done = poll(&c.cq);
+        assert_eq!(
+            (done.wr_id, done.status),
+            (LEN as u64 - 1, WcStatus::Success)
+        );
+        assert_eq!(c.qp.counters().tx_messages, round * LEN as u64);
+    }
+    assert!(at_once > 0, "no list was accepted as a whole");
+    send(
+        &c,
+        SendOp::Read {
+            remote_addr: sm.addr(),
+            rkey: sm.stag,
+        },
+        &[],
     );
-    let listener = CmId::create(&at_listener, None);
-    listener.bind(on_loopback(0)).unwrap();
-    listener.listen(4).unwrap();
-    let address = listener.addresses().0.unwrap();
-    let early = CmId::create(&at_client, None);
-    assert!(matches!(early.use_stand_in(4), Err(iwarp::Error::NoDevice)));
-    let ask = || {
-        let id = routed(&at_client, None, address);
-        id.use_stand_in(4).unwrap();
-        let parameters = ConnectionParameters {
-            private_data: b"question".to_vec(),
-            ..Default::default()
-        };
-        id.connect(&parameters).unwrap();
-        let request = expect(&at_listener, CmEventKind::ConnectRequest);
-        assert_eq!(request.private_data, b"question");
-        let reads = (request.responder_resources, request.initiator_depth);
-        assert_eq!(reads, (Some(4), Some(4)));
-        request.id.use_stand_in(3).unwrap();
-        let parameters = ConnectionParameters {
-            private_data: b"answer".to_vec(),
-            responder_resources: Some(2),
-            initiator_depth: Some(1),
-        };
-        request.id.accept(&parameters).unwrap();
-        let event = expect(&at_client, CmEventKind::Established);
-        assert_eq!(event.private_data, b"answer");
-        let reads = (event.responder_resources, event.initiator_depth);
-        // The listener's program serves fewer, but can serve as many as were asked for, up to the depth.
-        assert_eq!(reads, (Some(1), Some(3)));
-        // The connecting program has not taken the answer yet.
-        assert!(at_listener.try_next().is_none());
-        (id, request.id)
-    };
-    let (client, server) = ask();
-    client.establish().unwrap();
-    let event = expect(&at_listener, CmEventKind::Established);
-    assert!(event.id.is_same(&server));
-    client.establish().unwrap();
-    assert_eq!(client.addresses(), (server.addresses().1, Some(address)));
-    server.disconnect().unwrap();
-    for channel in [&at_client, &at_listener] {
-        let event = expect(channel, CmEventKind::Disconnected);
-        assert_eq!(event.status, 0);
-        event.id.destroy();
+    assert_eq!(poll(&c.cq).status, WcStatus::Success);
+    for (i, value) in values.iter().enumerate() {
+        assert_eq!(sm.word(i).to_ne_bytes(), *value);
     }
-    // An answer that the program does not take.
-    let (client, _server) = ask();
-    client.disconnect().unwrap();
-    assert_eq!(expect(&at_client, CmEventKind::Disconnected).status, 0);
-    let event = expect(&at_listener, CmEventKind::ConnectError);
-    assert_eq!(event.status, libc::ECONNRESET);
-    client.destroy();
-    let (client, _server) = ask();
-    client.reject(b"not wanted").unwrap();
-    expect(&at_listener, CmEventKind::ConnectError);
-    assert!(client.disconnect().is_ok() && at_client.try_next().is_none());
 }
 
+/// Events of a queue that is going away are dropped, and no others.
 #[test]
-fn a_stand_in_goes_with_its_identifier_or_when_another_one_comes() {
-    let channel = create_event_channel().unwrap();
-    let id = routed(&channel, None, on_loopback(9));
-    let ctx = id.context().unwrap();
-    let is_there = |qp: &QueuePair| ctx.queue_pair(qp.num()).is_some();
-    id.use_stand_in(1).unwrap();
-    let first = id.queue_pair().unwrap();
-    assert!(is_there(&first));
-    id.use_stand_in(1).unwrap();
-    let second = id.queue_pair().unwrap();
-    assert!(!is_there(&first) && is_there(&second));
-    id.set_queue_pair(None);
-    assert!(!is_there(&second) && id.queue_pair().is_none());
-    id.use_stand_in(1).unwrap();
-    let third = id.queue_pair().unwrap();
-    id.destroy();
-    assert!(!is_there(&third));
-}
-
-#[test]
-fn identifiers_have_numbers_of_their_own_and_values_of_the_program() {
-    let channel = create_event_channel().unwrap();
-    let ids = [(); 3].map(|()| CmId::create(&channel, None));
-    for (id, value) in ids.iter().zip(5..) {
-        assert_eq!(id.user_data(), 0);
-        id.set_user_data(value);
-    }
-    let values = [0, 1, 2].map(|at: usize| ids[at].user_data());
-    assert_eq!(values, [5, 6, 7]);
-    let mut numbers = [0, 1, 2].map(|at: usize| ids[at].serial());
-    assert_eq!(numbers[0], ids[0].clone().serial());
-    numbers.sort_unstable();
-    assert!(numbers[0] < numbers[1] && numbers[1] < numbers[2]);
-}
-
-#[test]
-fn a_program_gives_events_of_its_own_and_no_others() {
-    let channel = create_event_channel().unwrap();
-    let id = CmId::create(&channel, None);
-    let own = [
-        CmEventKind::User(5),
-        CmEventKind::AddrinfoResolved,
-        CmEventKind::AddrinfoError,
-    ];
-    for (kind, status) in own.into_iter().zip(-1..) {
-        id.write_event(kind, status).unwrap();
-        let event = expect(&channel, kind);
-        assert_eq!(event.status, status);
-        assert!(event.id.is_same(&id));
-    }
-    let refused = |kind| {
-        let error = id.write_event(kind, 0).unwrap_err();
-        assert!(matches!(error, iwarp::Error::InvalidArgument(_)));
-        assert!(channel.try_next().is_none());
-    };
-    refused(CmEventKind::Established);
-    refused(CmEventKind::AddrError);
-    id.destroy();
-    refused(CmEventKind::User(5));
-}
-
-/// Listens at all IPv6 addresses. Returns `true` if somebody else can listen at its port for IPv4.
-fn leaves_ipv4(only_v6: bool) -> bool {
-    let id = CmId::create(&create_event_channel().unwrap(), None);
-    id.set_only_v6(only_v6);
-    id.bind("[::]:0".parse().unwrap()).unwrap();
-    id.listen(0).unwrap();
-    let port = id.addresses().0.unwrap().port();
-    let free = std::net::TcpListener::bind(on_loopback(port)).is_ok();
-    id.destroy();
-    free
-}
-
-#[test]
-fn a_listener_for_ipv6_alone_leaves_its_port_to_ipv4() {
-    // The port may be another program's, for IPv4.
-    assert!((0..20).any(|_| leaves_ipv4(true)));
-    assert!((0..20).all(|_| !leaves_ipv4(false)));
-}
-
-#[test]
-fn identifiers_that_allow_it_share_an_address_and_one_listens() {
-    let channel = create_event_channel().unwrap();
-    let id = |reuse: bool| {
-        let id = CmId::create(&channel, None);
-        id.set_reuse_address(!reuse);
-        id.set_reuse_address(reuse);
-        id
-    };
-    let in_use = |result: iwarp::Result<()>| result.unwrap_err().errno() == libc::EADDRINUSE;
-    let (first, second) = (id(true), id(true));
-    first.bind(on_loopback(0)).unwrap();
-    second.bind(first.addresses().0.unwrap()).unwrap();
-    second.listen(0).unwrap();
-    assert!(in_use(first.listen(0)));
-    let alone = id(false);
-    alone.bind(on_loopback(0)).unwrap();
-    assert!(in_use(id(true).bind(alone.addresses().0.unwrap())));
-}
-
-/// Also when it tries again.
-#[test]
-fn an_identifier_connects_from_the_port_that_it_is_bound_to() {
-    let channel = create_event_channel().unwrap();
-    let silent = CmId::create(&channel, None);
-    silent.bind(on_loopback(0)).unwrap();
-    let listener = CmId::create(&channel, None);
-    listener.bind(on_loopback(0)).unwrap();
-    listener.listen(1).unwrap();
-    let own_channel = create_event_channel().unwrap();
-    let id = CmId::create(&own_channel, None);
-    id.bind(on_loopback(0)).unwrap();
-    let own = id.addresses().0.unwrap();
-    let connect = |to: &CmId| {
-        id.resolve_addr(None, to.addresses().0.unwrap()).unwrap();
-        expect(&own_channel, CmEventKind::AddrResolved);
-        id.resolve_route().unwrap();
-        expect(&own_channel, CmEventKind::RouteResolved);
-        id.use_stand_in(1).unwrap();
-        id.connect(&ConnectionParameters::default()).unwrap();
-    };
-    // Bound, but nobody listens.
-    connect(&silent);
-    let event = expect(&own_channel, CmEventKind::Rejected);
-    assert_eq!(event.status, libc::ECONNREFUSED);
-    connect(&listener);
-    let request = expect(&channel, CmEventKind::ConnectRequest);
-    assert_eq!(request.id.addresses().1, Some(own));
-}
-
-#[test]
-fn an_identifier_takes_its_events_to_another_channel() {
-    let [old, new] = [(); 2].map(|()| create_event_channel().unwrap());
-    let [moving, staying] = [(); 2].map(|()| CmId::create(&old, None));
-    for value in 1..3 {
-        moving.write_event(CmEventKind::User(value), 0).unwrap();
-        staying.write_event(CmEventKind::User(10), 0).unwrap();
-    }
-    // To where it is already.
-    moving.migrate(&old);
-    moving.migrate(&new);
-    moving.write_event(CmEventKind::User(3), 0).unwrap();
-    for value in 1..4 {
-        let event = expect(&new, CmEventKind::User(value));
-        assert!(event.id.is_same(&moving));
-    }
-    for _ in 0..2 {
-        let event = expect(&old, CmEventKind::User(10));
-        assert!(event.id.is_same(&staying));
-    }
-    assert!(old.try_next().is_none() && new.try_next().is_none());
-}
-
-#[test]
-fn source_and_destination_are_of_one_address_family() {
+fn events_of_one_queue_are_forgotten() {
     let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
     let ctx = Context::open(&device, Config::default()).unwrap();
-    let channel = create_event_channel().unwrap();
-    // Bound to, named as the source, resolved; and the address that it has then, if that is possible.
-    for (bound, source, peer, wanted) in [
-        (None, None, "127.0.0.1:9", Some("127.0.0.1")),
-        (None, Some("0.0.0.0:0"), "127.0.0.1:9", Some("127.0.0.1")),
-        (None, Some("127.0.0.2:0"), "127.0.0.1:9", Some("127.0.0.2")),
-        (None, Some("[::1]:0"), "127.0.0.1:9", None),
-        (None, Some("127.0.0.1:0"), "[::1]:9", None),
-        (Some("127.0.0.2:0"), None, "127.0.0.1:9", Some("127.0.0.2")),
-        (
-            Some("127.0.0.2:0"),
-            Some("127.0.0.3:0"),
-            "127.0.0.1:9",
-            Some("127.0.0.2"),
-        ),
-        (Some("0.0.0.0:0"), None, "127.0.0.1:9", Some("127.0.0.1")),
-        (Some("0.0.0.0:0"), None, "[::1]:9", None),
-        (Some("[::]:0"), None, "127.0.0.1:9", Some("127.0.0.1")),
-        (Some("[::]:0"), None, "[::1]:9", Some("::1")),
-        (Some("[::1]:0"), None, "127.0.0.1:9", None),
-    ] {
-        let case = format!("{bound:?} {source:?} {peer}");
-        let id = CmId::create(&channel, Some(&ctx));
-        if let Some(bound) = bound {
-            id.bind(bound.parse().unwrap()).unwrap();
-        }
-        let source = source.map(|source| source.parse().unwrap());
-        let resolved = id.resolve_addr(source, peer.parse().unwrap());
-        let Some(wanted) = wanted else {
-            assert!(
-                matches!(resolved, Err(iwarp::Error::InvalidArgument(_))),
-                "{case}"
-            );
-            continue;
-        };
-        resolved.unwrap();
-        expect(&channel, CmEventKind::AddrResolved);
-        let (local, to) = id.addresses();
-        assert_eq!(local.unwrap().ip().to_string(), wanted, "{case}");
-        assert_eq!(to, Some(peer.parse().unwrap()), "{case}");
+    let (pd, channel) = (ctx.allocate_pd(), ctx.create_channel().unwrap());
+    let cqs = [(); 2].map(|()| ctx.create_cq(4, Some(&channel)).unwrap());
+    let qps = cqs.each_ref().map(|cq| qp(&ctx, pd, cq));
+    for (qp, cq) in qps.iter().zip(&cqs) {
+        cq.arm(false);
+        qp.modify(State::Init).unwrap();
+        qp.post_recv(&[RecvWr {
+            wr_id: 1,
+            sges: &[],
+        }])
+        .unwrap();
+        qp.modify(State::Error).unwrap();
     }
+    cqs[0].forget_events();
+    assert!(channel.try_event().is_some_and(|cq| cq.is_same(&cqs[1])));
+    assert!(channel.try_event().is_none());
+    qps.iter().for_each(QueuePair::destroy);
+}
+
+/// More receives than are flushed in one go.
+#[test]
+fn all_receives_are_flushed_in_order() {
+    const LEN: u32 = 5000;
+    let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
+    let ctx = Context::open(&device, Config::default()).unwrap();
+    let cq = ctx.create_cq(LEN, None).unwrap();
+    let attributes = QpAttributes {
+        max_recv_wr: LEN,
+        ..attributes(ctx.allocate_pd(), &cq)
+    };
+    let qp = ctx.create_qp(&attributes).unwrap();
+    qp.modify(State::Init).unwrap();
+    let receives = (0..LEN).map(|n| RecvWr {
+        wr_id: n.into(),
+        sges: &[],
+    });
+    qp.post_recv(&receives.collect::<Vec<_>>()).unwrap();
+    qp.modify(State::Error).unwrap();
+    assert_eq!(cq.len(), LEN as usize);
+    let mut out = vec![Cqe::default(); LEN as usize];
+    assert_eq!(cq.poll(&mut out), Ok(LEN as usize));
+    for (n, cqe) in (0..).zip(&out) {
+        assert_eq!((cqe.wr_id, cqe.status), (n, WcStatus::Flushed));
+    }
+    qp.destroy();
 }

@@ -171,6 +171,29 @@ fn sends_go_to_the_queues_that_they_name() {
     }
 }
 
+/// A list that is posted as a whole is accepted or not: nothing of one that does not fit is sent.
+#[test]
+fn a_whole_list_is_sent_or_refused() {
+    let (a, b, target) = by_number(true);
+    let queue = &b.queues[0];
+    let sges = [a.mem.sge(8)];
+    let send = |wr_id| XrcSendWr {
+        wr: SendWr::new(wr_id, SendOp::Send, &sges).signaled(),
+        srq: queue.num(),
+    };
+    let too_many: Vec<_> = (1000..2000).map(send).collect();
+    assert!(a.qp.post_send_all_xrc(&too_many).is_err());
+    (0..4).for_each(|n| queue.post(n));
+    let list: Vec<_> = (0..4).map(send).collect();
+    a.qp.post_send_all_xrc(&list).unwrap();
+    for n in 0..4 {
+        assert_eq!(ok(&poll(&queue.cq)), (n, WcOpcode::Recv));
+        assert_eq!(ok(&poll(&a.cq)), (n, WcOpcode::Send));
+    }
+    target.destroy();
+    a.qp.destroy();
+}
+
 #[test]
 fn all_operations_reach_memory_of_the_named_queue() {
     let (a, b, target) = by_number(true);

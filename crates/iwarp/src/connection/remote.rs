@@ -285,7 +285,11 @@ mod tests {
         let json = serde_json::to_string(&region).unwrap();
         let back: RemoteRegion<u64> = serde_json::from_str(&json).unwrap();
         assert_eq!(back, region);
-        assert!(serde_json::from_str::<RemoteRegion<u64>>("[1,2]").is_err());
+        for wrong in ["[1,2]", "7"] {
+            let error = serde_json::from_str::<RemoteRegion<u64>>(wrong).unwrap_err();
+            let text = error.to_string();
+            assert!(text.contains("the 28 octets of a remote region"), "{text}");
+        }
     }
 
     #[test]

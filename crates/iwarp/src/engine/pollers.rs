@@ -201,17 +201,36 @@ mod tests {
         let pollers = Pollers::default();
         let every = || pollers.renew_every.load(Ordering::Relaxed);
         assert_eq!(every(), RENEW_EVERY);
-        for _ in 0..4 {
+        for next in [4, 2, 1, 1] {
             pollers.set_pace(RENEW_WITHIN.end);
+            assert_eq!(every(), next);
         }
-        assert_eq!(every(), 1);
         assert!(pollers.is_time_to_renew(1), "with each poll");
         pollers.set_pace(RENEW_WITHIN.start);
         assert_eq!(every(), 1);
-        for _ in 0..4 {
+        for next in [2, 4, 8, 8] {
             pollers.set_pace(RENEW_WITHIN.start - 1);
+            assert_eq!(every(), next);
         }
-        assert_eq!(every(), RENEW_EVERY);
+    }
+
+    /// Long turns at the sockets are no pauses: whoever has nothing else to do between them keeps its lease.
+    #[test]
+    fn long_turns_renew_the_lease() {
+        let pollers = Pollers::default();
+        let limit = now_ns() + 20_000_000_000;
+        while pollers.driven_until(now_ns()).is_none() {
+            assert!(now_ns() < limit, "it is never driven");
+            // Too long for dense polls.
+            std::thread::sleep(std::time::Duration::from_micros(100));
+            pollers.was_busy(1_000_000_000);
+        }
+        let end = pollers.driven_until(0).unwrap();
+        // Nobody has given it back: its thread may only be waiting for a processor.
+        assert!(!pollers.lease.has_ended_lately(end - 1));
+        assert!(pollers.was_driven(end));
+        pollers.hand_over();
+        assert!(!pollers.lease.has_ended_lately(end));
     }
 
     #[test]

@@ -43,7 +43,7 @@ mod room {
 const NONE: u32 = room::MASK as u32;
 
 /// The largest number of slots and of places.
-pub(crate) const MOST: u32 = NONE - 1;
+const MOST: u32 = NONE;
 
 /// What `room` says.
 #[derive(Debug, Clone, Copy)]

@@ -57,7 +57,12 @@ mod plain {
         assert_eq!(Tried::new(0).take(1, 0, true), Err(NoSlot::Full));
         // Miri takes its time.
         if !cfg!(miri) {
-            assert_eq!(Tried::new(u32::MAX).count(), MOST);
+            let slots = Tried::new(u32::MAX);
+            assert_eq!(slots.count(), MOST);
+            // So many fit into the number that has the free list and the free places.
+            let all = slots.take(MOST, 0, true).unwrap();
+            assert_eq!(slots.take(1, 0, true), Err(NoSlot::Full));
+            assert!(!slots.withdraw(all) && slots.has_room());
         }
     }
 

@@ -659,3 +659,7 @@ fn flush_recorders() {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "context_tests.rs"]
+mod tests;

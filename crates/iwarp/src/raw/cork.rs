@@ -170,6 +170,37 @@ mod tests {
         assert_ne!(cork.post_more(3, 64, true), Verdict::Join, "nothing waits");
     }
 
+    /// As long as a burst goes on, the clock is read less and less often, but not seldom.
+    #[test]
+    fn trust_grows_with_the_burst() {
+        let limit = now_ns() + 20_000_000_000;
+        for (trust, next) in [
+            (0, 1),
+            (1, 3),
+            (3, 7),
+            (7, MOST_UNREAD),
+            (MOST_UNREAD, MOST_UNREAD),
+        ] {
+            loop {
+                assert!(now_ns() < limit, "posts never follow each other closely");
+                let mut cork = Cork {
+                    polls: 3,
+                    posts: 9,
+                    last_ns: now_ns(),
+                    unread: MOST_UNREAD,
+                    trust,
+                    put_off: true,
+                    ..Cork::default()
+                };
+                // The thread may lose its processor just here. Then it is tried again.
+                if cork.post_more(3, 64, true) == Verdict::Join {
+                    assert_eq!((cork.trust, cork.unread), (next, 0));
+                    break;
+                }
+            }
+        }
+    }
+
     #[test]
     fn a_burst_is_put_off_until_there_is_enough() {
         let mut cork = Cork {

@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicU32;
 use std::task::Wake;
 
 #[test]
-fn each_event_alone_is_owed() {
+fn each_event_is_owed_alone_and_with_others() {
     assert!(Owed::default().is_nothing());
     let owed: [fn(&mut Owed); 4] = [
         |owed| owed.notify = true,
@@ -18,10 +18,13 @@ fn each_event_alone_is_owed() {
         |owed| owed.overflow = true,
         |owed| owed.srq_limit = true,
     ];
-    for owe in owed {
-        let mut owed = Owed::default();
-        owe(&mut owed);
-        assert!(!owed.is_nothing(), "{owed:?}");
+    for one in owed {
+        for other in owed {
+            let mut owed = Owed::default();
+            one(&mut owed);
+            other(&mut owed);
+            assert!(!owed.is_nothing(), "{owed:?}");
+        }
     }
 }
 
@@ -32,13 +35,18 @@ fn a_queue_that_nobody_polls_keeps_no_more_than_its_queue_pairs() {
     let [polled, other] = [0; 2].map(|_| ctx.create_cq(4, None).unwrap());
     let qps = [0; 2].map(|_| testing::queue_pair(&ctx, &polled, &other));
     let waiting = |cq: &CompletionQueue| cq.inner.deferred.lock().len();
-    for _ in 0..10 {
+    for round in 0..10 {
         for qp in &qps {
             qp.inner.put_off();
         }
         assert_eq!(waiting(&polled), 2);
-        assert_eq!(polled.poll(&mut [Cqe::default()]), Ok(0));
+        match round % 2 {
+            0 => assert_eq!(polled.poll(&mut [Cqe::default()]), Ok(0)),
+            _ => polled.send_put_off(),
+        }
         assert_eq!(waiting(&polled), 0);
+        // The list keeps its memory for the next ones.
+        assert!(polled.inner.deferred.lock().capacity() >= 2);
     }
     assert_eq!(waiting(&other), 2);
     for (gone, qp) in qps.iter().enumerate() {
@@ -233,5 +241,63 @@ fn destroying_a_queue_pair_drops_its_completions() {
             (stays.num(), WcStatus::Flushed)
         );
         stays.destroy();
+    }
+}
+
+/// A channel knows the queues that report to it as long as they exist. It expects one wait of each that is armed, if its last waits were
+/// short: a program that arms more often does not wait here.
+#[test]
+fn a_channel_expects_a_wait_of_each_queue() {
+    let ctx = testing::context();
+    let channel = ctx.create_channel().unwrap();
+    let short = |waits| (0..waits).for_each(|_| channel.slept(Duration::ZERO));
+    // A thread begins to wait, and does not poll for any time.
+    let waits = || assert!(!channel.busy_poll(Duration::ZERO));
+    let [_first, gone] = [0; 2].map(|_| ctx.create_cq(4, Some(&channel)).unwrap());
+    drop(gone);
+    let _others = [0; 2].map(|_| ctx.create_cq(4, Some(&channel)).unwrap());
+    assert!(!channel.expects_wait(), "no wait was short");
+    short(2);
+    for _ in 0..4 {
+        let expected = [0; 3].map(|_| channel.expects_wait());
+        assert_eq!(expected, [true; 3], "armed once each");
+        waits();
+    }
+    let expected = [0; 4].map(|_| channel.expects_wait());
+    assert_eq!(expected, [true, true, true, false]);
+    waits();
+    short(3);
+    assert!(!channel.expects_wait(), "it takes more short waits now");
+    short(1);
+    assert!(channel.expects_wait());
+    waits();
+    channel.slept(Duration::MAX);
+    assert!(!channel.expects_wait(), "the last one was long");
+}
+
+/// A success counts as seen when it has been polled. What was flushed is none.
+#[test]
+fn a_success_is_unseen_until_it_is_polled() {
+    let ctx = testing::context();
+    let [send, recv] = [0; 2].map(|_| ctx.create_cq(4, None).unwrap());
+    for [of_send, of_recv] in [[&send, &send], [&send, &recv]] {
+        let [qp, other] = [0; 2].map(|_| testing::queue_pair(&ctx, of_send, of_recv));
+        for (cq, status, unseen) in [
+            (of_send, WcStatus::Success, true),
+            (of_recv, WcStatus::Success, true),
+            (of_recv, WcStatus::Flushed, false),
+        ] {
+            assert!(!qp.has_unseen_success());
+            let _ = cq.inner.ring.lock().push(Cqe {
+                qp_num: qp.num(),
+                status,
+                ..completion(1)
+            });
+            assert_eq!(qp.has_unseen_success(), unseen, "{status:?}");
+            assert!(!other.has_unseen_success());
+            assert_eq!(cq.take_ready(&mut [Cqe::default()]), Ok(1));
+        }
+        qp.destroy();
+        other.destroy();
     }
 }

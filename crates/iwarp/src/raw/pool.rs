@@ -98,3 +98,19 @@ pub(super) fn give_runs(runs: Vec<RawSlice>) {
 pub(super) const fn rx_plan() -> RxPlan {
     RxPlan::new(RX_RUNS)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever was left in a list, the next plan begins with an empty one that has room for all of its runs.
+    #[test]
+    fn lists_are_empty_and_have_room() {
+        for _ in 0..2 {
+            let mut runs = take_runs();
+            assert!(runs.is_empty() && runs.capacity() >= TX_RUNS);
+            runs.push(RawSlice::of(b"left"));
+            give_runs(runs);
+        }
+    }
+}

@@ -245,3 +245,55 @@ pub(crate) fn devices(walk: &MemoryWalk) -> Vec<DeviceReport> {
     }
     all.into_values().collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::raw::{QpAttributes, testing};
+    use iwarp_rnic::{Cqe, RecvWr};
+
+    /// What waits in the queues of a queue pair is counted, and receives only where they are its own.
+    #[test]
+    fn what_waits_is_counted() {
+        let ctx = testing::context();
+        let [send, recv] = [0; 2].map(|_| ctx.create_cq(4, None).unwrap());
+        let own = testing::queue_pair(&ctx, &send, &recv);
+        let pd = ctx.allocate_pd();
+        let srq = ctx.create_srq(pd, 4, 1).unwrap();
+        let shared = ctx.create_qp(&QpAttributes {
+            pd,
+            send_cq: send.clone(),
+            recv_cq: recv.clone(),
+            srq: Some(srq.clone()),
+            unreliable: false,
+            max_send_wr: 1,
+            max_recv_wr: 0,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: 0,
+            signal_all: false,
+            max_ird: 0,
+            max_ord: 0,
+        });
+        let shared = shared.unwrap();
+        let receive = [RecvWr {
+            wr_id: 1,
+            sges: &[],
+        }];
+        srq.post(&receive).unwrap();
+        own.modify(State::Init).unwrap();
+        own.post_recv(&receive).unwrap();
+        let reports = || [&own, &shared].map(|qp| look(&ctx.inner, qp.num()).unwrap());
+        assert_eq!(reports().map(|qp| qp.receives_posted), [Some(1), None]);
+        own.modify(State::Error).unwrap();
+        let [own_now, shared_now] = reports();
+        assert_eq!(own_now.receives_posted, Some(0));
+        for report in [&own_now, &shared_now] {
+            assert_eq!((report.send_completions, report.recv_completions), (0, 1));
+        }
+        assert_eq!(recv.poll(&mut [Cqe::default()]), Ok(1));
+        assert_eq!(reports().map(|qp| qp.recv_completions), [0, 0]);
+        own.destroy();
+        shared.destroy();
+    }
+}

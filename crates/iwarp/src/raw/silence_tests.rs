@@ -6,6 +6,7 @@ use super::super::cm::{
 use super::super::context::Context;
 use super::super::qp::QueuePair;
 use super::super::testing;
+use super::Silence;
 use crate::config::Config;
 use std::time::{Duration, Instant};
 
@@ -84,6 +85,11 @@ fn both_ends_have_keep_alive() {
     let _ids = connect(&initiator, &b, &responder);
     assert_eq!(keep_alive(&responder), Some((30, 8, 4)));
     assert_eq!(changed(&initiator, None), Some((1, 1, 1)));
+    // Everything is acknowledged, so nobody looks any more until something is sent.
+    assert_eq!(
+        initiator.inner.state.lock().conn.silence,
+        Silence::default()
+    );
 }
 
 /// The queue pair may be of another device than its listener, and the settings of the queue pair's hold.

@@ -83,3 +83,37 @@ impl QpInner {
         self.drive_tx();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, ReceiverNotReady};
+    use crate::raw::testing;
+    use std::io::{Read as _, Write as _};
+    use std::time::Duration;
+
+    /// Something that is due earlier than what the timer was set for is not late.
+    #[test]
+    fn a_timer_is_set_anew_for_what_is_due_earlier() {
+        let ctx = testing::context_with(Config {
+            receiver_not_ready: ReceiverNotReady::Hold(Duration::from_millis(20)),
+            ..Config::default()
+        });
+        let cq = ctx.create_cq(2, None).unwrap();
+        let qp = testing::queue_pair(&ctx, &cq, &cq);
+        let mut peer = testing::connected(&qp);
+        let later = Time::from_nanos(now_ns() + 3_600_000_000_000);
+        qp.inner.state.lock().conn.timer = Some(later);
+        // A Send without octets, for which there is no receive, without CRC.
+        let mut octets = [0; 24];
+        (octets[1], octets[2], octets[3], octets[15]) = (18, 0x41, 0x43, 1);
+        peer.write_all(&octets).unwrap();
+        peer.set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
+        let mut terminate = [0; 4];
+        peer.read_exact(&mut terminate).unwrap();
+        // The last segment of a Terminate, untagged.
+        assert_eq!(terminate[2..], [0x41, 0x47]);
+        qp.destroy();
+    }
+}

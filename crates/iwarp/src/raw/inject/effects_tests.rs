@@ -351,6 +351,12 @@ fn octets_are_counted_to_the_mark() {
         assert!(!faults.is_due());
         assert_eq!(limited(&faults, way), [100, 1000]);
     }
+    // What may not act yet does not act when the mark is passed.
+    for (time, acts) in [("0s", true), ("1000s", false)] {
+        let faults = faults(&format!("seed=228;reset,bytes=250,time={time}"), true);
+        faults.passed_octets(Way::Out, 251);
+        assert_eq!(faults.is_due(), acts, "{time}");
+    }
     // The next connection counts anew. Of two marks the nearer one limits.
     let text = "seed=217;close,bytes=50,times=2;reset,bytes=30,times=1;delay=1s,every=1,op=read";
     let faults = faults(text, true);
@@ -577,6 +583,8 @@ fn the_log_says_what_has_happened_to_whom() {
     let faults = QpFaults::new(&plan, 0x77);
     faults.connected(peer(), true);
     assert!(!faults.refuses_send(&READ) && faults.refuses_send(&READ));
+    let pause = std::time::Duration::from_millis(1100);
+    std::thread::sleep(pause);
     faults.passed_octets(Way::Out, 120);
     assert!(!faults.receiver_ready());
     let log = std::fs::read_to_string(&path).unwrap();
@@ -584,12 +592,23 @@ fn the_log_says_what_has_happened_to_whom() {
     let lines: Vec<&str> = log.lines().collect();
     let begin = format!("iwarp fault: pid={} t=", std::process::id());
     let seed = format!("seed={}", plan.seed);
-    for line in &lines {
+    let times = lines.iter().map(|line| {
         assert!(line.starts_with(&begin) && line.contains(&seed), "{line}");
         let time = line[begin.len()..].split(' ').next().unwrap();
         let (s, us) = time.split_once('.').unwrap();
-        assert!(s.parse::<u64>().unwrap() < 600 && us.len() == 6, "{line}");
-    }
+        let (s, us) = (
+            s.parse::<u64>().unwrap(),
+            us.parse::<u64>().ok().filter(|_| us.len() == 6),
+        );
+        assert!(s < 600, "{line}");
+        s * 1_000_000 + us.expect("six digits")
+    });
+    let times: Vec<u64> = times.collect();
+    assert!(times.is_sorted(), "{log}");
+    assert!(
+        u128::from(times[2] - times[1]) >= pause.as_micros(),
+        "{log}"
+    );
     assert_eq!(lines.len(), 4);
     assert!(
         lines[0].ends_with(&format!("spec=\"{seed};{text}\"")),

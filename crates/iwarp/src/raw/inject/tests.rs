@@ -2,8 +2,10 @@
 
 use super::plan::{PROCESS, Plan};
 use crate::config::Config;
+use crate::engine::Source;
+use crate::raw::events::AsyncEventKind;
 use crate::raw::testing;
-use iwarp_rnic::{SendFlags, SendOp, SendWr, WcStatus};
+use iwarp_rnic::{RecvWr, SendFlags, SendOp, SendWr, WcStatus};
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -142,6 +144,8 @@ fn a_stalled_socket_is_not_watched() {
     let nothing = peer.read(&mut [0; 64]).unwrap_err();
     assert_eq!(nothing.kind(), ErrorKind::WouldBlock);
     assert!(!interest().readable && !interest().writable);
+    // A thread that drives it would not read: the engine keeps it.
+    assert!(!Source::rest(&*qp.inner));
     // The peer's reset is noticed all the same, so that a hang-up is not reported for ever.
     socket2::SockRef::from(&peer)
         .set_linger(Some(Duration::ZERO))
@@ -163,6 +167,7 @@ fn what_a_delay_held_back_is_sent_when_its_time_is_over() {
     soon("the socket is watched", || {
         qp.inner.state.lock().conn.interest.readable
     });
+    assert!(Source::rest(&*qp.inner));
     qp.destroy();
 }
 
@@ -273,5 +278,62 @@ fn what_a_request_brings_about_comes_before_it() {
         .as_ref()
         .map(|faults| faults.state.lock().rate);
     assert_eq!(rate, Some([None, Some(1 << 20)]));
+    qp.destroy();
+}
+
+/// What a device is met by at a time needs no queue pair, and happens once.
+#[test]
+fn the_time_of_a_device_comes_by_itself() {
+    use crate::raw::events::PortEvent::{Active, Error, LidChange};
+    for (fault, told) in [
+        ("seed=140;port-down=20ms,time=1ms", &[Error, Active][..]),
+        ("seed=141;port-down,time=1ms", &[Error]),
+        ("seed=142;event=LID_CHANGE,time=1ms", &[LidChange]),
+    ] {
+        let ctx = testing::context_with(Config {
+            fault: Some(fault.parse().unwrap()),
+            ..Config::default()
+        });
+        for told in told {
+            let event = ctx.async_event(Some(Duration::from_secs(20))).unwrap();
+            match event.kind {
+                AsyncEventKind::Port(event) => assert_eq!(event, *told, "{fault}"),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(ctx.is_port_up(), told.last() != Some(&Error), "{fault}");
+        assert!(ctx.try_async_event().is_none(), "{fault}");
+    }
+}
+
+/// The message that finds no receive waits, though there is one, and is taken when the time is over. Nobody polls meanwhile.
+#[test]
+fn a_message_waits_as_long_as_the_receiver_is_not_ready() {
+    // DDP's and RDMAP's octets, and no CRC: the messages have none, and two numbers.
+    let send = |number| {
+        let mut octets = [0; 24];
+        (octets[1], octets[2], octets[3], octets[15]) = (18, 0x41, 0x43, number);
+        octets
+    };
+    let config = Config {
+        fault: Some("seed=143;rnr=30ms,nth=2".parse().unwrap()),
+        receiver_not_ready: crate::ReceiverNotReady::Hold(Duration::from_secs(60)),
+        ..Config::default()
+    };
+    let ctx = testing::context_with(config);
+    let cq = ctx.create_cq(8, None).unwrap();
+    let qp = testing::queue_pair(&ctx, &cq, &cq);
+    let mut peer = testing::connected(&qp);
+    for number in 1..=3 {
+        let wr_id = u64::from(number);
+        qp.post_recv(&[RecvWr { wr_id, sges: &[] }]).unwrap();
+        let begin = Instant::now();
+        peer.write_all(&send(number)).unwrap();
+        soon("it arrives", || !cq.is_empty());
+        assert!(number != 2 || begin.elapsed() >= Duration::from_millis(30));
+        let mut out = [iwarp_rnic::Cqe::default(); 2];
+        assert_eq!(cq.take_ready(&mut out), Ok(1));
+        assert_eq!((out[0].wr_id, out[0].status), (wr_id, WcStatus::Success));
+    }
     qp.destroy();
 }
