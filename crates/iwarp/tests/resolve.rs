@@ -109,12 +109,17 @@ fn an_identifier_may_resolve_again_or_go_away() {
         );
         id.destroy();
 
-        let before = sockets();
+        // One of the last attempt may still be open: the thread that has told its end lets it go afterwards.
+        let before = open_sockets();
         let (id, channel) = identifier();
         id.resolve_addr_within(None, dead, SHORT).unwrap();
-        assert!(sockets() > before);
+        let own: Vec<_> = open_sockets().difference(&before).cloned().collect();
+        assert!(!own.is_empty());
         id.destroy();
-        until("its sockets are closed", || sockets() == before);
+        until("its sockets are closed", || {
+            let open = open_sockets();
+            !own.iter().any(|socket| open.contains(socket))
+        });
         std::thread::sleep(SHORT * 2);
         assert!(channel.is_empty(), "an event of a destroyed identifier");
     });

@@ -19,7 +19,9 @@ use iwarp::{
     Access, Config, Cqe, Device, ReceiverNotReady, RecvWr, SendFlags, SendOp, SendWr, Sge, State,
     WcOpcode, WcStatus,
 };
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
@@ -57,11 +59,16 @@ pub fn until(what: &str, mut look: impl FnMut() -> bool) {
 
 /// Returns the number of sockets that this process has open.
 pub fn sockets() -> usize {
+    open_sockets().len()
+}
+
+/// Returns the sockets that this process has open. Each has a name that no later one gets.
+pub fn open_sockets() -> BTreeSet<PathBuf> {
     std::fs::read_dir("/proc/self/fd")
         .unwrap()
         .filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok())
         .filter(|to| to.to_string_lossy().starts_with("socket:"))
-        .count()
+        .collect()
 }
 
 /// Registered memory that both ends may access at any time.
