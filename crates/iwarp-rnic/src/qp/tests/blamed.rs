@@ -505,9 +505,8 @@ fn messages_before_one_that_is_sent_in_part_count_as_ever() {
     }
 }
 
-/// A peer that could not go on for a reason of its own means a Send or Write: Reads wait for their answers.
-#[test]
-fn a_terminate_without_a_header_blames_no_read() {
+/// A queue pair that has sent a Read and then two Sends, requests 1 to 3.
+fn read_and_two_sends() -> Rig {
     let mut rig = waiting(STREAM);
     let mr = rig.mr(8, ALL);
     let read = SendOp::Read {
@@ -518,6 +517,13 @@ fn a_terminate_without_a_header_blames_no_read() {
     rig.post(2, SendOp::Send, &[]);
     rig.post(3, SendOp::Send, &[]);
     rig.sent();
+    rig
+}
+
+/// A peer that could not go on for a reason of its own means a Send or Write: Reads wait for their answers.
+#[test]
+fn a_terminate_without_a_header_blames_no_read() {
+    let mut rig = read_and_two_sends();
     let terminate = Terminate::new(TerminateCode::RDMAP_LOCAL_CATASTROPHIC);
     refuses(&mut rig, &terminate);
     use WcStatus::{Flushed, RemoteOperation};
@@ -530,16 +536,7 @@ fn a_terminate_without_a_header_blames_no_read() {
 /// The queues count by themselves: the first Send has the number of the first Read.
 #[test]
 fn a_send_is_not_taken_for_the_read_of_the_same_number() {
-    let mut rig = waiting(STREAM);
-    let mr = rig.mr(8, ALL);
-    let read = SendOp::Read {
-        remote_addr: 0,
-        rkey: 7,
-    };
-    rig.post(1, read, &[mr.sge()]);
-    rig.post(2, SendOp::Send, &[]);
-    rig.post(3, SendOp::Send, &[]);
-    rig.sent();
+    let mut rig = read_and_two_sends();
     refused_by_number(&mut rig, Opcode::SEND, 1);
     use WcStatus::{Flushed, RemoteInvalidRequest};
     assert_eq!(
