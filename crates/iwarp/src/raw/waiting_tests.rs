@@ -90,19 +90,29 @@ fn reads_directly(qp: &QueuePair, peer: &mut std::net::TcpStream, sge: Sge) -> R
     }
 }
 
+/// A queue pair reads from its socket into these octets, and a second one has posted request 2, which invalidates their region. Returns
+/// both with their peers, the plan of the read, and the region.
+fn invalidated_while_read(
+    ctx: &Context,
+    octets: &[u8],
+) -> ([(QueuePair, std::net::TcpStream); 2], RxPlan, Sge) {
+    let pd = ctx.allocate_pd();
+    let sge = region(ctx, octets, pd);
+    let [mut reader, invalidator] = [(); 2].map(|()| connection(ctx, pd));
+    let plan = reads_directly(&reader.0, &mut reader.1, sge);
+    let stag = Stag(sge.lkey);
+    let wr = SendWr::new(2, SendOp::LocalInvalidate { stag }, &[]).signaled();
+    invalidator.0.post_send(&[wr]).unwrap();
+    ([reader, invalidator], plan, sge)
+}
+
 /// A thread reads from a socket into a region, and another queue pair invalidates the region.
 #[test]
 fn an_invalidation_is_done_when_nobody_uses_the_memory_any_more() {
     let ctx = context();
-    let pd = ctx.allocate_pd();
     let octets = vec![7u8; 40_000];
-    let sge = region(&ctx, &octets, pd);
-    let (reader, mut peer) = connection(&ctx, pd);
-    let mut plan = reads_directly(&reader, &mut peer, sge);
-    let (invalidator, _other) = connection(&ctx, pd);
-    let stag = Stag(sge.lkey);
-    let wr = SendWr::new(2, SendOp::LocalInvalidate { stag }, &[]).signaled();
-    invalidator.post_send(&[wr]).unwrap();
+    let (ends, mut plan, sge) = invalidated_while_read(&ctx, &octets);
+    let [(reader, _), (invalidator, _)] = &ends;
     assert!(!ctx.region(sge.lkey).unwrap().valid, "ended at once");
     let cq = &invalidator.inner.send_cq;
     let mut cqes = [Cqe::default(); 2];
@@ -124,15 +134,9 @@ fn an_invalidation_is_done_when_nobody_uses_the_memory_any_more() {
 #[test]
 fn a_queue_pair_that_enters_the_list_tries_once_more() {
     let ctx = context();
-    let pd = ctx.allocate_pd();
     let octets = vec![7u8; 40_000];
-    let sge = region(&ctx, &octets, pd);
-    let (reader, mut peer) = connection(&ctx, pd);
-    let mut plan = reads_directly(&reader, &mut peer, sge);
-    let (invalidator, _other) = connection(&ctx, pd);
-    let stag = Stag(sge.lkey);
-    let wr = SendWr::new(2, SendOp::LocalInvalidate { stag }, &[]).signaled();
-    invalidator.post_send(&[wr]).unwrap();
+    let (ends, mut plan, _) = invalidated_while_read(&ctx, &octets);
+    let [(reader, _), (invalidator, _)] = &ends;
     ctx.inner.waiting.0.lock().clear();
     plan.release(&ctx.inner.memory.read());
     ctx.inner.wait_for_memory(&invalidator.inner);
