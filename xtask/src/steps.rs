@@ -120,12 +120,6 @@ pub(crate) const STEPS: &[Step] = &[
         run: package::run,
     },
     Step {
-        name: "tshark",
-        about: "Wireshark decodes what we send",
-        limit: minutes(10),
-        run: tshark,
-    },
-    Step {
         name: "apps",
         about: "programs of the distribution on our libraries",
         limit: minutes(30),
@@ -279,23 +273,6 @@ fn loom(context: &Context, log: &mut Log) -> Result<Outcome> {
 }
 
 /// The integration test that hands our packets to Wireshark.
-const TSHARK_TEST: &str = "crates/iwarp-cli/tests/tshark.rs";
-
-fn tshark(context: &Context, log: &mut Log) -> Result<Outcome> {
-    if !packages::have("tshark") {
-        return Ok(Outcome::Skipped("tshark is not installed".into()));
-    }
-    if !context.has(TSHARK_TEST) {
-        return Ok(Outcome::Skipped(format!("there is no {TSHARK_TEST} yet")));
-    }
-    let mut command = cargo(&context.root);
-    // With `--workspace` cargo enables the same features as in `unit`, so nothing is built twice.
-    command.args(["test", "--workspace", "--test", "tshark"]);
-    require_tools(&mut command);
-    let text = log.run_and_read(&mut command)?;
-    at_least_one_test(log, &text)
-}
-
 fn apps(context: &Context, log: &mut Log) -> Result<Outcome> {
     log.run_program(program(&context.root, CONFORMANCE).args(["apps", "--step"]))
 }
