@@ -1,6 +1,11 @@
 //! Datagram queue pairs of `iwarp::raw`, end to end over loopback in one process: what is delivered, what is dropped, and what strangers
 //! can do.
 
+#[path = "datagrams/counts.rs"]
+mod counts;
+#[path = "datagrams/groups.rs"]
+mod groups;
+
 use iwarp::raw::{
     AsyncEventKind, CompletionQueue, Context, SharedReceiveQueue, UdAddress, UdAttributes, UdEvent,
     UdQueuePair, UdSendWr,
@@ -481,6 +486,11 @@ fn a_list_that_is_longer_than_the_queue_is_sent_in_turns() {
     let (a, b) = (End::new("127.0.0.1"), End::new("127.0.0.1"));
     a.qp.post_send(&[request(&b, &[]); 130]).unwrap();
     assert_eq!(a.qp.counters().tx_messages, 130);
+    // The number of one that is refused counts from the first of the list.
+    let mut list = [request(&b, &[]); 70];
+    list[66].to = UdAddress::new(gid("192.0.2.1"), b.gid, 0, 0).unwrap();
+    assert_eq!(a.qp.post_send(&list).unwrap_err().0, 66);
+    assert_eq!(a.qp.counters().tx_messages, 196);
     // In SQD nothing is sent, so a full queue stays full.
     a.qp.modify(State::Sqd).unwrap();
     let (n, error) = a.qp.post_send(&[request(&b, &[]); 65]).unwrap_err();

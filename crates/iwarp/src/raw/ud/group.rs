@@ -130,3 +130,26 @@ impl UdInner {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::raw::testing::datagram_queue_pair;
+    use std::net::Ipv6Addr;
+
+    #[test]
+    fn groups_are_of_a_family_of_the_device() {
+        let qp = datagram_queue_pair();
+        qp.inner.forget_address(Ipv6Addr::LOCALHOST.into());
+        for ip in ["ff0e::77", "::1", "127.0.0.1"] {
+            let refused = qp.inner.attach_group(ip.parse().unwrap());
+            assert!(
+                matches!(refused, Err(Error::InvalidArgument(_))),
+                "{ip}: {refused:?}"
+            );
+        }
+        qp.inner
+            .attach_group("239.255.76.1".parse().unwrap())
+            .unwrap();
+    }
+}
