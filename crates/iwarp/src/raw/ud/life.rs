@@ -54,26 +54,26 @@ impl UdInner {
     /// Completes all requests as flushed: the send queue, then the receive queue.
     pub(super) fn flush(&self, g: &mut MutexGuard<'_, Guarded>, due: &mut Due) {
         self.flush_sends(g, due);
-        let mut written = 0;
-        while let Some(wr_id) = g.rq.flush_one() {
-            self.complete_receive(g, failed(wr_id, WcStatus::Flushed, WcOpcode::Recv), due);
-            written += 1;
-            if written % FLUSH_STEP == 0 {
-                MutexGuard::bump(g);
+        loop {
+            for _ in 0..FLUSH_STEP {
+                let Some(wr_id) = g.rq.flush_one() else {
+                    return;
+                };
+                self.complete_receive(g, failed(wr_id, WcStatus::Flushed, WcOpcode::Recv), due);
             }
+            MutexGuard::bump(g);
         }
     }
 
     pub(super) fn flush_sends(&self, g: &mut MutexGuard<'_, Guarded>, due: &mut Due) {
         g.epoch += 1;
         g.blocked_since = None;
-        let mut written = 0;
-        while let Some(wr) = g.sends.pop() {
-            self.complete_send(g, wr.wr_id, WcStatus::Flushed, due);
-            written += 1;
-            if written % FLUSH_STEP == 0 {
-                MutexGuard::bump(g);
+        loop {
+            for _ in 0..FLUSH_STEP {
+                let Some(wr) = g.sends.pop() else { return };
+                self.complete_send(g, wr.wr_id, WcStatus::Flushed, due);
             }
+            MutexGuard::bump(g);
         }
     }
 

@@ -124,7 +124,7 @@ impl UdInner {
         let local = source.and_then(|ip| self.locals.at(ip));
         while g.state == State::Rts && batch.len() < BATCH {
             let at = batch.len();
-            if at > 0 && g.sends.get(at).map(|wr| wr.to.source) != source {
+            if g.sends.get(at).map(|wr| wr.to.source) != source {
                 break;
             }
             match self.make(&g, at, batch) {
