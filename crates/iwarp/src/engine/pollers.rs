@@ -185,10 +185,15 @@ impl Pollers {
     /// Gives the sockets to the progress thread, because the caller is going to wait.
     pub(crate) fn hand_over(&self) {
         // Polls of a queue with few queue pairs also renew the lease of everything now and then.
-        if self.lease.give_back() | everything().give_back() {
+        if give_back([&self.lease, everything()]) {
             wake_up();
         }
     }
+}
+
+/// Gives back both leases. Returns `true` if the progress thread may be asleep for one of them.
+fn give_back(leases: [&Lease; 2]) -> bool {
+    leases.map(Lease::give_back).contains(&true)
 }
 
 #[cfg(test)]
@@ -211,6 +216,10 @@ mod tests {
         for next in [2, 4, 8, 8] {
             pollers.set_pace(RENEW_WITHIN.start - 1);
             assert_eq!(every(), next);
+        }
+        for time in [RENEW_WITHIN.start, RENEW_WITHIN.end - 1] {
+            pollers.set_pace(time);
+            assert_eq!(every(), 8, "the pace is right");
         }
     }
 
@@ -310,5 +319,79 @@ mod tests {
         }
         pollers.set_many(false);
         assert!(!pollers.are_for_many());
+    }
+
+    /// Polls as densely as a program that does nothing else, for a while that ends at the returned time.
+    fn hold(lease: &Lease) -> u64 {
+        let mut now = 0;
+        for _ in 0..1000 {
+            now += 10_000;
+            lease.drive(now, 0, |_| 0);
+        }
+        now
+    }
+
+    #[test]
+    fn the_progress_thread_is_woken_if_any_lease_was_held() {
+        for held in [[false, false], [true, false], [false, true], [true, true]] {
+            let leases = [Lease::new(), Lease::new()];
+            for (lease, held) in leases.iter().zip(held) {
+                if held {
+                    hold(lease);
+                }
+            }
+            assert_eq!(
+                give_back(leases.each_ref()),
+                held.contains(&true),
+                "{held:?}"
+            );
+            assert!(!give_back(leases.each_ref()), "both were given back");
+        }
+    }
+
+    #[test]
+    fn a_queue_of_few_queue_pairs_keeps_its_lease() {
+        let pollers = Pollers::default();
+        let now = hold(&pollers.lease);
+        let end = pollers.driven_until(now);
+        assert!(end.is_some());
+        pollers.set_many(false);
+        assert_eq!(pollers.driven_until(now), end);
+        pollers.set_many(true);
+        assert_eq!(pollers.driven_until(now), None);
+    }
+
+    #[test]
+    fn who_drove_long_ago_is_not_waited_for() {
+        let pollers = Pollers::default();
+        hold(&pollers.lease);
+        assert!(!pollers.was_driven(u64::MAX));
+    }
+
+    /// Of two polls at the same time one may be lost, and with it the one that was to serve the whole process: a later one does it.
+    #[test]
+    fn a_turn_that_was_missed_is_made_up_for() {
+        for (polls, turn, first) in [(5, 5, 0), (5, 3, 0), (2, u32::MAX, 0), (u32::MAX, 1, 2)] {
+            let pollers = Pollers::default();
+            pollers.empty_polls.store(polls, Ordering::Relaxed);
+            pollers.serve_all_at.store(turn, Ordering::Relaxed);
+            assert_eq!(serves(&pollers, 10, false), [first], "{polls} {turn}");
+        }
+    }
+
+    /// Polls in vain drive the queue pairs of a queue one by one if they are few.
+    #[test]
+    fn polls_in_vain_hold_the_lease_of_few() {
+        let few = Pollers::default();
+        let many = Pollers::default();
+        many.set_many(true);
+        let limit = now_ns() + 20_000_000_000;
+        while few.driven_until(now_ns()).is_none() {
+            assert!(now_ns() < limit, "it is never driven");
+            for pollers in [&few, &many] {
+                pollers.look(|_| false);
+            }
+            assert_eq!(many.driven_until(0), None);
+        }
     }
 }

@@ -183,6 +183,17 @@ mod tests {
         };
         trust();
         assert!(!b.poll(Duration::ZERO, |_| panic!("no window")));
+        // The window lasts until there is a result, unless the processor is taken from this thread meanwhile.
+        let third = || {
+            trust();
+            let mut looks = 0;
+            b.poll(Duration::MAX, |_| {
+                looks += 1;
+                looks == 3
+            })
+        };
+        assert!((0..100).any(|_| third()));
+        trust();
         assert!(b.poll(WINDOW, |_| true) && b.is_worth_it());
         let mut last = 0;
         assert!(!b.poll(WINDOW, |now| {
@@ -216,6 +227,36 @@ mod tests {
                 b.slept(SHORT, WINDOW);
             }
             assert!(b.is_worth_it());
+        }
+    }
+
+    /// The first window takes two short waits. Each one in vain doubles what the next one takes, up to a limit.
+    #[test]
+    fn each_window_in_vain_makes_the_next_one_dearer() {
+        let b = BusyPoll::default();
+        for waits in [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1026, 1026] {
+            for wait in 0..waits {
+                assert!(!b.is_worth_it(), "{wait} of {waits}");
+                b.slept(SHORT, WINDOW);
+            }
+            assert!(b.is_worth_it(), "{waits}");
+            b.miss();
+        }
+    }
+
+    /// Most of the time of a wait in sleep may be that of the wake-ups: it is short up to four windows.
+    #[test]
+    fn a_sleep_of_some_windows_is_short() {
+        for (waited, short) in [
+            (WINDOW, true),
+            (WINDOW * 4, true),
+            (WINDOW * 4 + Duration::from_nanos(1), false),
+        ] {
+            let b = BusyPoll::default();
+            for _ in 0..TRUST {
+                b.slept(waited, WINDOW);
+            }
+            assert_eq!(b.is_worth_it(), short, "{waited:?}");
         }
     }
 }

@@ -117,4 +117,12 @@ mod tests {
         yields(&mut pace, BESIDE_WORK, 600);
         assert_eq!(pace.every, ALONE);
     }
+
+    /// A yield enters the kernel, which takes its time.
+    #[test]
+    fn a_yield_is_timed() {
+        let begin = now_ns();
+        let longest = (0..100).map(|_| offer()).max().unwrap();
+        assert!((2..=now_ns() - begin).contains(&longest), "{longest}");
+    }
 }

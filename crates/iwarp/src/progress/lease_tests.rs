@@ -154,3 +154,35 @@ fn a_lease_that_ended_is_remembered_for_a_while() {
     lease.give_back();
     assert!(!lease.has_ended_lately(last + 2 * LONGEST));
 }
+
+/// A renewal follows closely up to the time of dense polls, and a turn that was busy may take so much longer.
+#[test]
+fn only_after_a_pause_it_matters_who_had_the_processor() {
+    for busy in [0, 1_000] {
+        let lease = Lease::new();
+        let mut now = MS;
+        lease.drive(now, busy, |_| 0);
+        for _ in 0..100 {
+            now += DENSE + busy;
+            lease.drive(now, busy, |_| panic!("that is no pause"));
+        }
+        assert!(lease.end(now).is_some(), "they are dense");
+        let mut asked = None;
+        lease.drive(now + DENSE + busy + 1, busy, |since| {
+            asked = Some(since);
+            0
+        });
+        assert_eq!(asked, Some(now));
+    }
+}
+
+/// Who has not driven for as long as a lease lasts at most is no driver any more.
+#[test]
+fn completions_renew_the_lease_of_who_has_driven_lately() {
+    for (after, renewed) in [(LONGEST - 1, true), (LONGEST, false)] {
+        let lease = Lease::new();
+        let last = poll(&lease, MS, 10_000, 100 * MS);
+        lease.stay(last + after, 1, |_| 0);
+        assert_eq!(lease.end(last + LONGEST).is_some(), renewed, "{after}");
+    }
+}

@@ -49,6 +49,18 @@ mod plain {
         assert!(start.elapsed() < LONG);
     }
 
+    /// A thread that unwinds does not sleep.
+    #[test]
+    fn a_panic_ends_the_announcement() {
+        let parker = Parker::new();
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _announced = parker.announce();
+            panic!("as this test wants it");
+        }));
+        assert!(panicked.is_err());
+        assert!(!parker.unpark_with(|| panic!("nobody sleeps")));
+    }
+
     #[test]
     fn never_sleeps_through_work() {
         const ITEMS: u64 = 20_000;

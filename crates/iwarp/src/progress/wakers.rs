@@ -247,4 +247,34 @@ mod tests {
         drop(wait);
         assert_eq!(count(&wakers), 1, "it was woken, and has no place any more");
     }
+
+    #[test]
+    fn each_wait_leaves_its_own_place() {
+        let wakers = Wakers::default();
+        let tasks = [(); 3].map(|()| Arc::new(Counts::default()));
+        let mut waits = [(); 3].map(|()| wakers.registration());
+        for (wait, task) in waits.iter_mut().zip(&tasks) {
+            wait.renew(&Waker::from(Arc::clone(task)));
+        }
+        let [first, second, third] = waits;
+        drop(second);
+        assert_eq!(count(&wakers), 2);
+        wakers.wake_all();
+        let woken = tasks.each_ref().map(|t| t.0.load(Ordering::Relaxed));
+        assert_eq!(woken, [1, 0, 1]);
+        drop((first, third));
+        assert_eq!(count(&wakers), 0);
+    }
+
+    /// A task that waits again and again costs no allocation each time.
+    #[test]
+    fn the_list_keeps_its_memory_for_the_next_one() {
+        let wakers = Wakers::default();
+        let task = Waker::from(Arc::new(Counts::default()));
+        wakers.register(&task);
+        let room = wakers.list.lock().entries.capacity();
+        wakers.wake_all();
+        assert_eq!(count(&wakers), 0);
+        assert_eq!(wakers.list.lock().entries.capacity(), room);
+    }
 }

@@ -1,12 +1,17 @@
 //! What unit tests of these objects begin with.
 
 use super::qp::Handover;
-use super::{CompletionQueue, Context, QpAttributes, QueuePair, UdAttributes, UdQueuePair};
+use super::{
+    CompletionQueue, Context, QpAttributes, QueuePair, UdAddress, UdAttributes, UdQueuePair,
+    UdSendWr,
+};
 use crate::config::Config;
-use crate::device::{Device, DeviceAddress};
+use crate::device::{Device, DeviceAddress, gid_of};
 use crate::sys::connect::Ends;
 use crate::sys::stream::TcpStream;
+use iwarp_rnic::SendFlags;
 use iwarp_rnic::qp::{State, StreamConfig, StreamTimes};
+use std::net::IpAddr;
 
 /// On the loopback interface.
 pub(crate) fn context() -> Context {
@@ -65,7 +70,11 @@ pub(super) fn queue_pair(
 
 /// For datagrams, on the loopback interface and ready to send, with room for four requests of up to four inline octets.
 pub(super) fn datagram_queue_pair() -> UdQueuePair {
-    let ctx = context();
+    datagram_queue_pair_of(&context())
+}
+
+/// The same on a device that is open already.
+pub(super) fn datagram_queue_pair_of(ctx: &Context) -> UdQueuePair {
     let cq = ctx.create_cq(4, None).unwrap();
     let attributes = UdAttributes {
         pd: ctx.allocate_pd(),
@@ -84,6 +93,21 @@ pub(super) fn datagram_queue_pair() -> UdQueuePair {
         qp.modify(to).unwrap();
     }
     qp
+}
+
+/// Posts datagrams of four octets to itself, from and to this address.
+pub(super) fn post_to_itself(qp: &UdQueuePair, ip: IpAddr, flags: SendFlags, count: usize) {
+    let wr = UdSendWr {
+        wr_id: 1,
+        immediate: None,
+        flags: flags | SendFlags::INLINE,
+        to: UdAddress::new(gid_of(ip), gid_of(ip), 0, 0).unwrap(),
+        remote_qp: qp.num(),
+        remote_qkey: 0,
+        sges: &[],
+        inline: &[b"self"],
+    };
+    qp.post_send(&vec![wr; count]).unwrap();
 }
 
 /// Connects it, as the initiator, in full operation without CRCs. Returns the peer.

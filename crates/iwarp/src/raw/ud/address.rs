@@ -135,6 +135,8 @@ mod tests {
         assert_eq!(ip("::ffff:239.1.2.3"), "239.1.2.3");
         assert_eq!(ip("ff0e::ffff:239.1.2.3"), "239.1.2.3");
         assert_eq!(ip("ff12:401b:ffff::f01:203"), "239.1.2.3");
+        assert_eq!(ip("ff12:401b:ffff::f501:203"), "229.1.2.3");
+        assert_eq!(ip("ff12:401b:ffff::1:203"), "224.1.2.3");
         assert_eq!(ip("ff0e::ffff:10.1.2.3"), "ff0e::ffff:a01:203", "no group");
         assert_eq!(ip("ff05::77"), "ff05::77");
     }
@@ -167,12 +169,30 @@ mod tests {
         assert_eq!(grh[22..24], total);
         assert_eq!((grh[28], grh[29]), (64, 17));
         assert_eq!(grh[32..], [192, 0, 2, 1, 192, 0, 2, 2]);
-        assert_eq!(internet_checksum(&grh[20..]), 0, "its sum is right");
+        assert_eq!(grh[30..32], [0xf6, 0x01], "its sum is right");
+        assert_eq!(internet_checksum(&grh[20..]), 0, "as a router sees it");
         let v6 = |last| IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last));
         let flags = write_grh(&mut grh, v6(1), v6(2), route, 0);
         assert_eq!(flags, WcFlags::GRH);
         assert_eq!(grh[..8], [0x64, 0x80, 0, 0, 0, 40, 17, 64]);
         assert_eq!(grh[8..24], gid_of(v6(1)));
         assert_eq!(grh[24..], gid_of(v6(2)));
+    }
+
+    /// The sum of 16-bit words to which each carry is added, inverted.
+    #[test]
+    fn the_checksum_is_that_of_rfc_1071() {
+        let rows: [(&[u8], u16); 5] = [
+            (&[0, 0], 0xffff),
+            (&[0x12, 0x34], 0xedcb),
+            // The example of section 3.
+            (&[0, 1, 0xf2, 3, 0xf4, 0xf5, 0xf6, 0xf7], 0x220d),
+            // The carry of a carry.
+            (&[0xff, 0xff, 0xff, 0xff, 0, 1], 0xfffe),
+            (&[0xff, 0xff, 0, 1], 0xfffe),
+        ];
+        for (octets, sum) in rows {
+            assert_eq!(internet_checksum(octets), sum, "{octets:x?}");
+        }
     }
 }

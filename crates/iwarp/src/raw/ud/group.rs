@@ -130,3 +130,45 @@ impl UdInner {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::raw::testing::datagram_queue_pair;
+    use std::net::Ipv6Addr;
+
+    /// A handle may be kept for long after the queue pair is destroyed; its groups are left at once.
+    #[test]
+    fn one_that_is_destroyed_leaves_its_groups() {
+        let qp = datagram_queue_pair();
+        let groups = || {
+            let mut list = Vec::new();
+            qp.inner.groups.read(|group| list.push(group.ip()));
+            list
+        };
+        let ips = [2, 3].map(|last| IpAddr::from([239, 255, 76, last]));
+        for ip in ips {
+            qp.inner.attach_group(ip).unwrap();
+        }
+        assert_eq!(groups(), ips);
+        qp.destroy();
+        assert!(groups().is_empty());
+        assert!(qp.inner.attach_group(ips[0]).is_err());
+    }
+
+    #[test]
+    fn groups_are_of_a_family_of_the_device() {
+        let qp = datagram_queue_pair();
+        qp.inner.forget_address(Ipv6Addr::LOCALHOST.into());
+        for ip in ["ff0e::77", "::1", "127.0.0.1"] {
+            let refused = qp.inner.attach_group(ip.parse().unwrap());
+            assert!(
+                matches!(refused, Err(Error::InvalidArgument(_))),
+                "{ip}: {refused:?}"
+            );
+        }
+        qp.inner
+            .attach_group("239.255.76.1".parse().unwrap())
+            .unwrap();
+    }
+}

@@ -54,26 +54,26 @@ impl UdInner {
     /// Completes all requests as flushed: the send queue, then the receive queue.
     pub(super) fn flush(&self, g: &mut MutexGuard<'_, Guarded>, due: &mut Due) {
         self.flush_sends(g, due);
-        let mut written = 0;
-        while let Some(wr_id) = g.rq.flush_one() {
-            self.complete_receive(g, failed(wr_id, WcStatus::Flushed, WcOpcode::Recv), due);
-            written += 1;
-            if written % FLUSH_STEP == 0 {
-                MutexGuard::bump(g);
+        loop {
+            for _ in 0..FLUSH_STEP {
+                let Some(wr_id) = g.rq.flush_one() else {
+                    return;
+                };
+                self.complete_receive(g, failed(wr_id, WcStatus::Flushed, WcOpcode::Recv), due);
             }
+            MutexGuard::bump(g);
         }
     }
 
     pub(super) fn flush_sends(&self, g: &mut MutexGuard<'_, Guarded>, due: &mut Due) {
         g.epoch += 1;
         g.blocked_since = None;
-        let mut written = 0;
-        while let Some(wr) = g.sends.pop() {
-            self.complete_send(g, wr.wr_id, WcStatus::Flushed, due);
-            written += 1;
-            if written % FLUSH_STEP == 0 {
-                MutexGuard::bump(g);
+        loop {
+            for _ in 0..FLUSH_STEP {
+                let Some(wr) = g.sends.pop() else { return };
+                self.complete_send(g, wr.wr_id, WcStatus::Flushed, due);
             }
+            MutexGuard::bump(g);
         }
     }
 
@@ -197,5 +197,74 @@ pub(super) fn failed(wr_id: u64, status: WcStatus, opcode: WcOpcode) -> Cqe {
         status,
         opcode,
         ..Cqe::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::raw::Context;
+    use crate::raw::testing::{context, datagram_queue_pair, datagram_queue_pair_of};
+
+    /// What has happened to datagram queue pairs of this device.
+    fn events(ctx: &Context) -> Vec<(u32, UdEvent)> {
+        std::iter::from_fn(|| ctx.try_async_event())
+            .filter_map(|event| match event.kind {
+                AsyncEventKind::Datagram(qp, what) => Some((qp.num(), what)),
+                _ => None,
+            })
+            .collect()
+    }
+
+    #[test]
+    fn it_fails_once() {
+        let qp = datagram_queue_pair();
+        qp.inner.fail();
+        qp.inner.fail();
+        assert_eq!(qp.state(), State::Error);
+        assert_eq!(events(&qp.context()), [(qp.num(), UdEvent::Fatal)]);
+        let qp = datagram_queue_pair();
+        qp.destroy();
+        qp.inner.fail();
+        assert_eq!(qp.state(), State::Reset, "it is destroyed");
+        assert!(events(&qp.context()).is_empty());
+    }
+
+    #[test]
+    fn a_send_queue_is_drained_once() {
+        let qp = datagram_queue_pair();
+        let drained = [(qp.num(), UdEvent::SqDrained)];
+        for _ in 0..2 {
+            qp.modify(State::Sqd).unwrap();
+            assert_eq!(events(&qp.context()), drained);
+            qp.modify(State::Sqd).unwrap();
+            assert!(events(&qp.context()).is_empty(), "it was drained before");
+            qp.modify(State::Rts).unwrap();
+            assert!(events(&qp.context()).is_empty(), "it sends");
+        }
+        // The thread that sends a batch tells it when the socket has taken that.
+        qp.inner.state.lock().in_flight = 2;
+        qp.modify(State::Sqd).unwrap();
+        assert!(events(&qp.context()).is_empty());
+    }
+
+    #[test]
+    fn its_own_events_end_with_it() {
+        let ctx = context();
+        let (gone, left) = (datagram_queue_pair_of(&ctx), datagram_queue_pair_of(&ctx));
+        for qp in [&gone, &left] {
+            qp.modify(State::Sqd).unwrap();
+        }
+        ctx.inner
+            .raise(AsyncEventKind::CqError(gone.inner.send_cq.clone()));
+        gone.destroy();
+        let first = ctx.try_async_event().unwrap().kind;
+        assert!(
+            matches!(&first, AsyncEventKind::Datagram(of, UdEvent::SqDrained) if of.is_same(&left)),
+            "{first:?}"
+        );
+        let second = ctx.try_async_event().unwrap().kind;
+        assert!(matches!(second, AsyncEventKind::CqError(_)), "{second:?}");
+        assert!(ctx.try_async_event().is_none());
     }
 }

@@ -122,24 +122,33 @@ impl UdInner {
 mod tests {
     use super::*;
     use crate::raw::testing::{datagram_queue_pair as queue_pair, device_at};
-    use crate::raw::{UdAddress, UdQueuePair, UdSendWr};
+    use crate::raw::{UdAddress, UdSendWr};
     use iwarp_rnic::SendFlags;
     use std::net::Ipv6Addr;
     use std::time::{Duration, Instant};
 
-    /// As if the device had not had the address when the queue pair was made.
-    fn forget(qp: &UdQueuePair, ip: IpAddr) {
-        let local = qp.inner.locals.at(ip).unwrap();
-        qp.inner.engine.remove(&local.socket, local.token);
-        let mut list = qp.inner.locals.0.write();
-        *list = list.iter().filter(|l| l.ip != ip).cloned().collect();
+    impl UdInner {
+        /// As if the device had not had the address when the queue pair was made.
+        pub(in crate::raw::ud) fn forget_address(&self, ip: IpAddr) {
+            let local = self.locals.at(ip).unwrap();
+            self.engine.remove(&local.socket, local.token);
+            let mut list = self.locals.0.write();
+            *list = list.iter().filter(|l| l.ip != ip).cloned().collect();
+        }
+
+        /// Keeps the engine from reading its sockets.
+        pub(in crate::raw::ud) fn pause(&self) {
+            for local in self.locals.all().iter() {
+                self.engine.pause(&local.socket);
+            }
+        }
     }
 
     #[test]
     fn an_address_that_came_later_is_used_when_a_handle_names_it() {
         let (a, b) = (queue_pair(), queue_pair());
         let own = Ipv6Addr::LOCALHOST;
-        forget(&a, own.into());
+        a.inner.forget_address(own.into());
         let wr = UdSendWr {
             wr_id: 1,
             immediate: None,
@@ -191,6 +200,25 @@ mod tests {
                 panic!("{addresses:?}")
             };
             assert_eq!(error.errno(), libc::EINVAL, "{addresses:?}");
+        }
+    }
+
+    /// The buffers are as large as those of any socket for which as much is asked as the kernel allows, up to a mebioctet.
+    #[test]
+    fn its_sockets_buffer_as_much_as_the_system_allows() {
+        let plain = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let plain = socket2::SockRef::from(&plain);
+        plain.set_recv_buffer_size(1 << 20).unwrap();
+        plain.set_send_buffer_size(1 << 20).unwrap();
+        let sizes = |socket: socket2::SockRef<'_>| {
+            [
+                socket.recv_buffer_size().unwrap(),
+                socket.send_buffer_size().unwrap(),
+            ]
+        };
+        let most = sizes(plain);
+        for local in queue_pair().inner.locals.all().iter() {
+            assert_eq!(sizes(socket2::SockRef::from(&local.socket)), most);
         }
     }
 }

@@ -256,6 +256,9 @@ mod tests {
     #[test]
     fn what_the_queue_was_not_made_for_is_refused() {
         let queue = SendQueue::new(1, 1, 4).unwrap();
+        assert_eq!(queue.check(&inline(0, &[&[0; 3], &[0; 1]])), Ok(()));
+        let longer = inline(0, &[&[0; 3], &[0; 3]]);
+        assert_eq!(queue.check(&longer), Err(PostError::InlineTooLong));
         let long = inline(0, &[&[0; 3], &[0; 2]]);
         assert_eq!(queue.check(&long), Err(PostError::InlineTooLong));
         let several = UdSendWr {

@@ -192,3 +192,38 @@ fn flags_of(header: &Header) -> WcFlags {
     flags.set(WcFlags::SOLICITED, header.solicited);
     flags
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::raw::testing::{datagram_queue_pair, post_to_itself};
+    use iwarp_rnic::SendFlags;
+    use std::time::{Duration, Instant};
+
+    /// More may wait than a system call takes.
+    #[test]
+    fn one_turn_takes_all_that_waits() {
+        let qp = datagram_queue_pair();
+        // Nobody else reads it.
+        qp.inner.pause();
+        let ip = qp.inner.locals.all()[0].ip;
+        let start = Instant::now();
+        let taken = || qp.drops().no_receive;
+        for count in [1, BATCH, BATCH + 1, 3 * BATCH] {
+            loop {
+                let before = taken();
+                post_to_itself(&qp, ip, SendFlags::empty(), count);
+                qp.inner.drive_rx();
+                if taken() - before == count as u64 {
+                    break;
+                }
+                // On a busy machine the kernel may deliver some of them later. Then it is tried again.
+                while taken() - before < count as u64 {
+                    assert!(start.elapsed() < Duration::from_secs(20), "{count}");
+                    qp.inner.drive_rx();
+                }
+                assert!(start.elapsed() < Duration::from_secs(20), "{count}");
+            }
+        }
+    }
+}

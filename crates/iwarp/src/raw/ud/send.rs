@@ -124,7 +124,7 @@ impl UdInner {
         let local = source.and_then(|ip| self.locals.at(ip));
         while g.state == State::Rts && batch.len() < BATCH {
             let at = batch.len();
-            if at > 0 && g.sends.get(at).map(|wr| wr.to.source) != source {
+            if g.sends.get(at).map(|wr| wr.to.source) != source {
                 break;
             }
             match self.make(&g, at, batch) {
@@ -317,23 +317,12 @@ fn is_among(locals: &[Arc<Local>], wr: &UdSendWr<'_>) -> bool {
 mod tests {
     use super::*;
     use crate::raw::UdQueuePair;
-    use crate::raw::testing::datagram_queue_pair;
+    use crate::raw::testing::{datagram_queue_pair, post_to_itself};
     use std::time::Instant;
 
     /// Posts signaled datagrams to itself from this address.
     fn post(qp: &UdQueuePair, local: &Local, count: usize) {
-        let gid = crate::device::gid_of(local.ip);
-        let wr = UdSendWr {
-            wr_id: 1,
-            immediate: None,
-            flags: SendFlags::INLINE | SendFlags::SIGNALED,
-            to: UdAddress::new(gid, gid, 0, 0).unwrap(),
-            remote_qp: qp.num(),
-            remote_qkey: 0,
-            sges: &[],
-            inline: &[b"wait"],
-        };
-        qp.post_send(&vec![wr; count]).unwrap();
+        post_to_itself(qp, local.ip, SendFlags::SIGNALED, count);
     }
 
     /// A queue pair whose datagrams wait, as if the buffer of the socket had been full when they were posted. With that socket.
@@ -438,5 +427,41 @@ mod tests {
         assert!(qp.inner.account(epoch, Ok(2), &local, &mut due));
         assert_eq!(qp.inner.state.lock().sends.len(), 1);
         assert_eq!(qp.counters().tx_messages, 0);
+    }
+
+    /// They were flushed while the socket took them: nothing waits for room any more.
+    #[test]
+    fn a_batch_from_before_an_error_waits_for_nothing() {
+        let (qp, local) = waiting(2);
+        let epoch = qp.inner.state.lock().epoch;
+        qp.modify(State::Error).unwrap();
+        let mut due = Due::default();
+        assert!(qp.inner.account(epoch, full(), &local, &mut due));
+        assert!(!qp.inner.is_blocked());
+        assert!(qp.inner.state.lock().watches_room.is_none());
+        assert_eq!(qp.drops().unsent, 0);
+    }
+
+    /// Requests that leave by the same socket go in one system call, those behind them by another socket do not.
+    #[test]
+    fn neighbours_from_one_address_make_a_batch() {
+        let (qp, _) = waiting(0);
+        let locals = qp.inner.locals.all();
+        qp.modify(State::Sqd).unwrap();
+        for at in [0, 0, 1, 0] {
+            post(&qp, &locals[at], 1);
+        }
+        qp.inner.state.lock().state = State::Rts;
+        let mut due = Due::default();
+        for (at, count) in [(0, 2), (1, 1), (0, 1)] {
+            let (epoch, local, len) = with_room(|batch| {
+                let (epoch, local) = qp.inner.fill(batch, &mut due);
+                (epoch, local.unwrap(), batch.len())
+            });
+            assert_eq!((local.ip, len), (locals[at].ip, count));
+            assert_eq!(qp.inner.state.lock().in_flight, count);
+            assert!(qp.inner.account(epoch, Ok(count), &local, &mut due));
+        }
+        assert_eq!(qp.counters().tx_messages, 4);
     }
 }

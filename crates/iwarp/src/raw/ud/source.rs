@@ -98,3 +98,111 @@ impl Source for Watch {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::raw::UdQueuePair;
+    use crate::raw::testing::datagram_queue_pair;
+    use crate::sys::clock::now_ns;
+    use std::time::{Duration, Instant};
+
+    /// Returns `true` if the engine watches all of its sockets, and `false` if it watches none.
+    fn is_watched(qp: &UdQueuePair) -> bool {
+        let engine = &qp.inner.engine;
+        let locals = qp.inner.locals.all();
+        let watched = locals.iter().filter(|local| {
+            // A descriptor that is not in the set cannot be changed there.
+            engine
+                .modify(&local.socket, local.token, Interest::READ)
+                .is_ok()
+        });
+        match watched.count() {
+            0 => false,
+            count => {
+                assert_eq!(count, locals.len());
+                true
+            }
+        }
+    }
+
+    #[test]
+    fn it_rests_until_it_is_resumed() {
+        let qp = datagram_queue_pair();
+        let watch = Watch::own(&qp.inner);
+        watch.resume();
+        assert!(is_watched(&qp), "it did not rest");
+        for _ in 0..2 {
+            for _ in 0..2 {
+                assert!(watch.rest());
+                assert!(!is_watched(&qp));
+            }
+            watch.resume();
+            assert!(is_watched(&qp));
+        }
+    }
+
+    #[test]
+    fn what_waits_for_room_does_not_rest() {
+        let qp = datagram_queue_pair();
+        let watch = Watch::own(&qp.inner);
+        let local = Arc::clone(&qp.inner.locals.all()[0]);
+        qp.inner.state.lock().watches_room = Some(local);
+        assert!(!watch.rest());
+        assert!(is_watched(&qp));
+    }
+
+    #[test]
+    fn one_that_is_destroyed_is_not_watched_again() {
+        for rests in [false, true] {
+            let qp = datagram_queue_pair();
+            let watch = Watch::own(&qp.inner);
+            assert!(!rests || watch.rest());
+            qp.destroy();
+            assert!(!watch.rest());
+            watch.resume();
+            assert!(!is_watched(&qp), "{rests}");
+        }
+    }
+
+    #[test]
+    fn it_says_whether_it_served_anything() {
+        let qp = datagram_queue_pair();
+        for (readable, writable) in [(false, false), (true, false), (false, true), (true, true)] {
+            let watch = Watch::own(&qp.inner);
+            let served = watch.ready(readable, writable, false);
+            assert_eq!(served, readable || writable, "{readable} {writable}");
+        }
+    }
+
+    #[test]
+    fn pollers_of_its_completion_queues_drive_its_own_sockets() {
+        let qp = datagram_queue_pair();
+        let pollers = &qp.inner.send_cq.inner.pollers;
+        let own = Watch::own(&qp.inner);
+        let start = Instant::now();
+        let end = loop {
+            assert_eq!(own.driven_until(u64::MAX), None);
+            let now = now_ns();
+            pollers.renew(now);
+            if let Some(end) = pollers.driven_until(now) {
+                break end;
+            }
+            assert!(start.elapsed() < Duration::from_secs(20), "no lease");
+        };
+        assert_eq!(own.driven_until(end - 1), Some(end));
+        assert_eq!(own.driven_until(end), None);
+        let group = Watch::group(&qp.inner);
+        assert_eq!(group.driven_until(end - 1), None, "polls read it seldom");
+    }
+
+    #[test]
+    fn one_that_is_gone_does_nothing() {
+        let watch = Arc::new(Watch::new(Weak::new(), true));
+        assert!(!watch.rest());
+        assert_eq!(watch.driven_until(0), None);
+        watch.resume();
+        Arc::clone(&watch).timer(TIMER_BLOCKED);
+        assert!(!watch.ready(true, true, true));
+    }
+}
