@@ -20,6 +20,7 @@ fn a_port_is_the_same_at_all_addresses() {
     }
     assert_eq!(port.listeners.len(), 2);
     port.close();
+    assert!(port.listeners.iter().all(|(_, id)| is_destroyed(id)));
     let error = |addresses: &[&str]| opened(addresses).err().unwrap();
     assert!(matches!(error(&[]), Error::NoDevice));
     let twice = error(&["127.0.0.1", "127.0.0.1"]);
@@ -156,5 +157,174 @@ fn a_timer_lets_a_queue_pair_try_again() {
         std::thread::yield_now();
     }
     peers.abandon(qp.num());
+    qp.destroy();
+}
+
+fn identifier() -> CmId {
+    CmId::create(&create_event_channel().unwrap(), None)
+}
+
+/// An entry that waits for `FRIEND` in this role.
+fn waiting(qp: &QueuePair, connects: bool, id: Option<CmId>) -> Waiting {
+    let role = match connects {
+        true => Role::Connects {
+            own: IpAddr::from([127, 0, 0, 1]),
+            since: 5,
+        },
+        false => Role::Accepts,
+    };
+    Waiting {
+        qp: Arc::downgrade(&qp.inner),
+        life: 9,
+        peer: FRIEND,
+        role,
+        id,
+    }
+}
+
+/// An early request is taken if its queue pair waits for the peer's request and has accepted no other, and only that of the peer.
+#[test]
+fn the_early_request_of_the_peer_is_taken_once() {
+    let (ctx, peers) = peers();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let qp = queue_pair(&ctx, &cq, &cq);
+    let num = qp.num();
+    let stranger = Address { num: 8, ..FRIEND };
+    for (connects, busy, from, taken) in [
+        (false, false, FRIEND, true),
+        (false, false, stranger, false),
+        (false, true, FRIEND, false),
+        (true, false, FRIEND, false),
+        (true, true, FRIEND, false),
+    ] {
+        let id = early(&peers, num, Duration::ZERO);
+        peers.state.lock().early.get_mut(&num).unwrap().1 = from;
+        let entry = waiting(&qp, connects, busy.then(identifier));
+        peers.state.lock().waiting.insert(num, entry);
+        let got = peers.take_early(num);
+        let what = (connects, busy, from);
+        assert_eq!(got.is_some(), taken, "{what:?}");
+        if let Some((got, of, life)) = got {
+            assert!(got.is_same(&id) && of.is_same(&qp) && life == 9);
+            assert_eq!(peers.waits_with(&id), Some(num));
+        }
+        assert_eq!(peers.state.lock().early.contains_key(&num), !taken);
+        assert!(taken || peers.waits_with(&id).is_none());
+        peers.abandon(num);
+    }
+    // Nobody waits.
+    early(&peers, num, Duration::ZERO);
+    assert!(peers.take_early(num).is_none());
+    peers.abandon(num);
+    qp.destroy();
+}
+
+fn event(kind: CmEventKind, id: &CmId) -> CmEvent {
+    CmEvent {
+        kind,
+        status: 0,
+        id: id.clone(),
+        listener: None,
+        private_data: Vec::new(),
+        replied: false,
+        responder_resources: None,
+        initiator_depth: None,
+        xrc: None,
+        datagrams: None,
+        service_status: 0,
+    }
+}
+
+/// An identifier waits with its queue pair until its connection is up, and is destroyed when that has ended. Others are left alone.
+#[test]
+fn an_identifier_is_kept_as_long_as_its_connection() {
+    let (ctx, peers) = peers();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let ids = [0; 2].map(|_| identifier());
+    let qps = ids.each_ref().map(|id| {
+        let qp = queue_pair(&ctx, &cq, &cq);
+        let entry = waiting(&qp, false, Some(id.clone()));
+        peers.state.lock().waiting.insert(qp.num(), entry);
+        qp
+    });
+    let up = || {
+        let state = peers.state.lock();
+        let is_up = |id: &CmId| state.up.iter().any(|up| up.is_same(id));
+        ids.each_ref().map(is_up)
+    };
+    peers.event(event(CmEventKind::AddrResolved, &ids[0]));
+    assert_eq!(up(), [false, false]);
+    for (id, now) in ids.iter().zip([[true, false], [true, true]]) {
+        peers.event(event(CmEventKind::Established, id));
+        assert_eq!(up(), now);
+        assert_eq!(peers.waits_with(id), None);
+    }
+    peers.event(event(CmEventKind::Disconnected, &ids[0]));
+    assert_eq!(up(), [false, true]);
+    assert_eq!(ids.each_ref().map(is_destroyed), [true, false]);
+    peers.event(event(CmEventKind::Disconnected, &ids[1]));
+    assert_eq!(up(), [false, false]);
+    assert_eq!(ids.each_ref().map(is_destroyed), [true, true]);
+    qps.iter().for_each(QueuePair::destroy);
+}
+
+/// A request that has come to nothing is lost for the queue pair that waits with it, and for no other.
+#[test]
+fn a_lost_request_is_that_of_the_present_attempt() {
+    let (ctx, peers) = peers();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let qp = queue_pair(&ctx, &cq, &cq);
+    let num = qp.num();
+    for connects in [false, true] {
+        let (id, former) = (identifier(), identifier());
+        let entry = waiting(&qp, connects, Some(id.clone()));
+        peers.state.lock().waiting.insert(num, entry);
+        assert!(peers.lose(num, &former).is_none());
+        assert!(peers.lose(num + 1, &id).is_none());
+        assert_eq!(peers.waits_with(&id), Some(num));
+        match peers.lose(num, &id) {
+            Some(Lost::Ours { since: 5 }) => assert!(connects),
+            Some(Lost::Peers) => assert!(!connects),
+            _ => panic!("it is that of the present attempt"),
+        }
+        assert_eq!(peers.waits_with(&id), None);
+        assert!(peers.lose(num, &id).is_none());
+        peers.abandon(num);
+    }
+    qp.destroy();
+}
+
+/// A request of the peer is kept unless its queue pair waits for another one, or connects itself. It replaces the one before.
+#[test]
+fn a_request_is_kept_for_the_queue_pair_that_waits_for_it() {
+    let (ctx, peers) = peers();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let qp = queue_pair(&ctx, &cq, &cq);
+    let num = qp.num();
+    let stranger = Address { num: 8, ..FRIEND };
+    for (connects, from, kept) in [
+        (false, FRIEND, true),
+        (false, stranger, false),
+        (true, FRIEND, false),
+        (true, stranger, false),
+    ] {
+        // What was accepted before is no stream whose peer has said nothing.
+        let accepted = identifier();
+        let entry = waiting(&qp, connects, Some(accepted.clone()));
+        peers.state.lock().waiting.insert(num, entry);
+        let [first, second] = [0; 2].map(|_| identifier());
+        let gone = peers.keep(&first, from, num);
+        assert!(kept == gone.is_empty() && gone.iter().all(|id| id.is_same(&first)));
+        let gone = peers.keep(&second, from, num);
+        let refused = if kept { &first } else { &second };
+        assert!(gone.len() == 1 && gone[0].is_same(refused));
+        let state = peers.state.lock();
+        let early = state.early.get(&num).map(|early| (&early.0, early.1));
+        assert_eq!(early.is_some(), kept);
+        assert!(early.is_none_or(|(id, peer)| id.is_same(&second) && peer == from));
+        assert!(state.waiting[&num].has(&accepted));
+        drop(state);
+        peers.abandon(num);
+    }
     qp.destroy();
 }
