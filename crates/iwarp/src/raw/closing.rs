@@ -355,3 +355,7 @@ mod tests {
         assert!(begin.elapsed() >= PATIENCE);
     }
 }
+
+#[cfg(test)]
+#[path = "closing_tests.rs"]
+mod closing_tests;

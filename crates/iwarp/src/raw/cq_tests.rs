@@ -494,3 +494,58 @@ fn dropped_queue_pairs_do_not_fill_a_queue() {
     lives.destroy();
     assert_eq!(cq.queue_pairs(), 0);
 }
+
+/// A task that asks to be woken marks the queue, although there is nothing in it. The poll after that drives as any other.
+#[test]
+fn a_poll_drives_also_if_the_queue_was_only_marked() {
+    let ctx = testing::context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let qp = testing::queue_pair(&ctx, &cq, &cq);
+    cq.wake_at_next(Waker::noop());
+    qp.inner.put_off();
+    assert_eq!(cq.poll(&mut [Cqe::default()]), Ok(0));
+    assert!(cq.inner.deferred.lock().is_empty(), "not sent");
+    qp.destroy();
+}
+
+/// A completion that is lost is told as one for which there is no room: to tasks that wait, and once to the program.
+#[test]
+fn a_lost_completion_wakes_tasks() {
+    let ctx = testing::context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let lose = || {
+        let mut owed = Owed::default();
+        cq.inner.lose(&mut cq.inner.ring.lock(), &mut owed);
+        (owed.wake, owed.overflow)
+    };
+    assert_eq!(lose(), (false, true));
+    assert_eq!(cq.poll(&mut [Cqe::default()]), Err(CqError::Overflow));
+    cq.wake_at_next(Waker::noop());
+    assert_eq!(lose(), (true, false));
+}
+
+/// A program whose waits are short arms very often. It drives meanwhile, so the progress thread need not be woken each time.
+#[test]
+fn arming_for_a_wait_that_is_expected_keeps_the_queue_pairs() {
+    let ctx = testing::context();
+    let channel = ctx.create_channel().unwrap();
+    let cq = ctx.create_cq(4, Some(&channel)).unwrap();
+    let qp = testing::queue_pair(&ctx, &cq, &cq);
+    for expected in [false, true] {
+        let now = loop {
+            poll_until_driven(&cq, &qp);
+            let now = now_ns();
+            if qp.inner.driven_until(now).is_some() {
+                break now;
+            }
+        };
+        if expected {
+            (0..10).for_each(|_| channel.slept(Duration::ZERO));
+        }
+        qp.inner.put_off();
+        cq.arm(false);
+        assert_eq!(qp.inner.driven_until(now).is_some(), expected);
+        assert!(cq.inner.deferred.lock().is_empty(), "not sent");
+    }
+    qp.destroy();
+}
