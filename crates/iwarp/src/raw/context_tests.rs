@@ -143,3 +143,20 @@ fn completion_queues_are_counted_while_they_exist() {
     drop(other);
     assert_eq!(ctx.inner.completion_queues(), 2);
 }
+
+/// Whatever kind of queue pair has it.
+#[test]
+fn a_number_that_is_in_use_is_not_given_again() {
+    let datagrams = testing::datagram_queue_pair();
+    let ctx = datagrams.context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let qp = testing::queue_pair(&ctx, &cq, &cq);
+    for taken in [datagrams.num(), qp.num()] {
+        ctx.inner.next_qp.store(taken, Ordering::Relaxed);
+        let next = testing::queue_pair(&ctx, &cq, &cq);
+        assert_ne!(next.num(), taken);
+        next.destroy();
+    }
+    qp.destroy();
+    datagrams.destroy();
+}

@@ -3,7 +3,7 @@
 use super::super::testing::{connected, context_with, queue_pair, until};
 use super::*;
 use crate::config::Config;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 
 /// For tests that look at, or change, what counts for the whole process.
@@ -128,6 +128,13 @@ fn a_stream_is_left_when_the_peer_ends_it() {
     let left = stream.leave(false, None, 0).expect("the peer is open");
     assert!(!left.waits.load(Ordering::Relaxed) && !left.is_cut());
     assert_eq!(left.patience, PATIENCE_MAX);
+    // What it still says is thrown away.
+    stream.peer.write_all(&[0; 100]).unwrap();
+    until("it does not come", || {
+        Arc::clone(&left).ready(true, false, false);
+        !stream.link.stream.has_octets().unwrap()
+    });
+    assert!(stream.is_watched(&left));
     drop(left);
     stream.read_to_end(0, false);
     assert!(stream.left().is_some());
@@ -151,6 +158,8 @@ fn a_cut_stream_is_reset_when_the_peer_has_everything() {
     let left = stream.leave(true, Some(LONG), 0).expect("octets wait");
     assert!(left.is_cut() && !left.waits.load(Ordering::Relaxed));
     assert_eq!(left.patience, LONG);
+    let waits = stream.link.stream.unacknowledged_bytes().unwrap();
+    assert!(left.progress.lock().unacknowledged >= waits);
     left.look();
     assert!(stream.is_watched(&left));
     stream.read_to_end(0, true);

@@ -6,7 +6,7 @@ use super::super::testing::{
 };
 use super::*;
 use iwarp_rnic::SendFlags;
-use std::io::Write;
+use std::io::{Read, Write};
 
 #[test]
 fn only_its_own_connection_is_the_connection() {
@@ -232,6 +232,65 @@ fn a_held_send_is_taken_by_the_thread_that_posts_its_receive() {
         assert_eq!(qp.inner.state.lock().conn.held_since, 0);
         assert_eq!(cq.take_ready(&mut [iwarp_rnic::Cqe::default(); 2]), Ok(1));
         assert_eq!(qp.inner.state.lock().held_ns == 0, early);
+        qp.destroy();
+    }
+}
+
+/// A queue pair with room for so many Sends, all of which wait to be sent.
+fn with_waiting_sends(ctx: &Context, sends: usize) -> (QueuePair, std::net::TcpStream) {
+    let cq = ctx.create_cq(8, None).unwrap();
+    let qp = ctx
+        .create_qp(&QpAttributes {
+            max_send_wr: sends as u32,
+            ..attributes(ctx, &cq, &cq)
+        })
+        .unwrap();
+    let peer = connected(&qp);
+    peer.set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
+    let mut after = After::default();
+    let (posted, _) = qp
+        .inner
+        .post::<false, false, _>(&vec![SEND; sends], &mut after);
+    posted.unwrap();
+    after.run(&qp.inner);
+    (qp, peer)
+}
+
+/// A queue that is full of requests that wait is no reason to refuse more: they are sent now.
+#[test]
+fn posting_to_a_full_queue_sends_what_waits() {
+    let ctx = context();
+    for whole in [false, true] {
+        let (qp, mut peer) = with_waiting_sends(&ctx, 2);
+        let wrs = [SEND; 2];
+        if whole {
+            qp.post_send_all(&wrs).unwrap();
+        } else {
+            // The first refused request sends what waits, and the program tries again.
+            let refused = qp.post_send(&wrs).unwrap_err();
+            assert_eq!(refused.0, 0);
+            qp.post_send(&wrs).unwrap();
+        }
+        peer.read_exact(&mut vec![0; 4 * send_fpdu(&[]).len()])
+            .unwrap();
+        // One that can never fit is refused.
+        assert!(qp.post_send_all(&[SEND; 3]).is_err());
+        qp.destroy();
+    }
+}
+
+/// Whichever way the program ends it.
+#[test]
+fn what_waits_is_sent_before_the_end() {
+    let ctx = context();
+    let ends: [fn(&QueuePair); 2] = [QueuePair::destroy, QueuePair::disconnect];
+    for end in ends {
+        let (qp, mut peer) = with_waiting_sends(&ctx, 2);
+        end(&qp);
+        let mut said = Vec::new();
+        peer.read_to_end(&mut said).unwrap();
+        assert_eq!(said.len(), 2 * send_fpdu(&[]).len());
         qp.destroy();
     }
 }

@@ -163,12 +163,17 @@ pub(super) fn break_off(link: &Link, peer: std::net::TcpStream) {
 
 /// An FPDU without CRC with a Send of this payload, which is a multiple of four octets, the first one of its stream.
 pub(super) fn send_fpdu(payload: &[u8]) -> Vec<u8> {
+    send_fpdu_of(1, payload)
+}
+
+/// The same with this number in its stream.
+pub(super) fn send_fpdu_of(msn: u32, payload: &[u8]) -> Vec<u8> {
     let header = Header::Untagged(UntaggedHeader {
         last: true,
         opcode: Opcode::SEND,
         invalidate_stag: Stag(0),
         qn: 0,
-        msn: 1,
+        msn,
         mo: 0,
     });
     let len = header.len() + payload.len();

@@ -1,9 +1,13 @@
 //! When a look at the socket is the first of its turn, and what the end of a stream is to a queue pair.
 
+use super::super::super::QpAttributes;
 use super::super::super::testing::{
-    break_off, connected, context, queue_pair, until, unwatched_link,
+    attributes, break_off, connected, context, queue_pair, send_fpdu_of, until, unwatched_link,
 };
 use super::*;
+use iwarp_rnic::RecvWr;
+use iwarp_rnic::limits::RX_READ_MAX;
+use std::io::Write;
 
 #[test]
 fn a_look_is_the_first_if_nothing_has_happened() {
@@ -54,4 +58,41 @@ fn the_peer_of_a_queue_pair_by_number_leaves_unseen() {
             qp.destroy();
         }
     }
+}
+
+/// All that has come is taken in one turn, also if a read has no room for it: nobody may look again.
+#[test]
+fn a_turn_takes_all_that_has_come() {
+    let ctx = context();
+    let messages = 8000;
+    let cq = ctx.create_cq(messages, None).unwrap();
+    let qp = ctx
+        .create_qp(&QpAttributes {
+            max_recv_wr: messages,
+            ..attributes(&ctx, &cq, &cq)
+        })
+        .unwrap();
+    let mut peer = connected(&qp);
+    let link = unwatched_link(&qp);
+    let buffer = 1 << 20;
+    link.stream.socket().set_recv_buffer_size(buffer).unwrap();
+    let sges = &[];
+    let wrs: Vec<_> = (0..messages)
+        .map(|at| RecvWr {
+            wr_id: at.into(),
+            sges,
+        })
+        .collect();
+    qp.post_recv(&wrs).unwrap();
+    let octets: Vec<u8> = (1..=messages)
+        .flat_map(|msn| send_fpdu_of(msn, &[]))
+        .collect();
+    assert!(octets.len() > RX_READ_MAX && octets.len() < RX_BUDGET);
+    peer.write_all(&octets).unwrap();
+    until("it does not arrive", || {
+        rustix::io::ioctl_fionread(&link.stream).unwrap() == octets.len() as u64
+    });
+    assert!(qp.inner.drive_rx());
+    assert_eq!(qp.counters().rx_messages, u64::from(messages));
+    qp.destroy();
 }
