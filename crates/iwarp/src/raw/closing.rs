@@ -74,7 +74,6 @@ impl QpInner {
                 }
             }
             StreamWish::Leave { cut, not_before } => {
-                let not_before = not_before.filter(|_| !cut);
                 after.farewell = Some(Farewell {
                     cut,
                     not_before,

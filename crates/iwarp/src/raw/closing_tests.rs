@@ -1,9 +1,10 @@
 //! What the end of a connection waits for, says, and leaves behind.
 
 use super::super::context::Context;
-use super::super::qp::{CmSink, QueuePair};
+use super::super::qp::{CmSink, QpAttributes, QueuePair};
 use super::super::testing::{
-    break_off, connected, context, context_with, queue_pair, send_fpdu, until, unwatched_link,
+    attributes, break_off, connected, connected_as_responder, context, context_with, queue_pair,
+    send_fpdu, until, unwatched_link,
 };
 use super::*;
 use crate::config::Config;
@@ -64,6 +65,52 @@ fn the_end_of_a_connection_is_not_told_before_its_begin() {
             qp.destroy();
         }
     }
+}
+
+/// The begin of a responder's connection is its peer's first message, and it is told with the end once more.
+#[test]
+fn the_first_message_begins_the_connection_of_a_responder() {
+    let ctx = context();
+    let cq = ctx.create_cq(8, None).unwrap();
+    let qp = queue_pair(&ctx, &cq, &cq);
+    let wr = RecvWr {
+        wr_id: 1,
+        sges: &[],
+    };
+    let mut peer = connected_as_responder(&qp);
+    qp.post_recv(&[wr]).unwrap();
+    let is_established = || qp.inner.state.lock().conn.established;
+    assert!(!is_established());
+    peer.write_all(&send_fpdu(&[])).unwrap();
+    until("it does not begin", is_established);
+    qp.destroy();
+}
+
+/// Completions are written a few at a time, and what was to be told before is told afterwards.
+#[test]
+fn the_end_is_told_after_many_completions() {
+    let ctx = context();
+    let receives = 8000;
+    let cq = ctx.create_cq(receives, None).unwrap();
+    let qp = ctx
+        .create_qp(&QpAttributes {
+            max_recv_wr: receives,
+            ..attributes(&ctx, &cq, &cq)
+        })
+        .unwrap();
+    let _peer = connected(&qp);
+    let wr = RecvWr {
+        wr_id: 1,
+        sges: &[],
+    };
+    qp.post_recv(&vec![wr; receives as usize]).unwrap();
+    let sink = Arc::new(Told::default());
+    let cm: Weak<dyn CmSink> = Arc::downgrade(&(Arc::clone(&sink) as Arc<dyn CmSink>));
+    qp.inner.state.lock().conn.cm = Some(cm);
+    qp.modify(State::Error).unwrap();
+    assert_eq!(cq.len(), receives as usize);
+    assert!(sink.0.lock().contains(Events::DISCONNECTED));
+    qp.destroy();
 }
 
 /// A queue pair that is connected by number and leaves takes what has arrived, because its peer counts on that. Others flush their receives.

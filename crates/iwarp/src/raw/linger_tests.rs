@@ -305,3 +305,12 @@ fn those_that_are_over_are_forgotten() {
     assert!(LEFT.lock().len() < 100);
     assert!(known(&left) && known(&last));
 }
+
+/// A peer that has ended its direction waits for nothing more: the descriptor is given up although the end was put off.
+#[test]
+fn an_end_that_waits_is_given_up_with_the_peers() {
+    let stream = Stream::new(LONG);
+    let left = stream.leave(false, Some(LONG), 0).expect("it waits");
+    stream.peer.shutdown(Shutdown::Write).unwrap();
+    until("it stays", || !stream.is_watched(&left));
+}

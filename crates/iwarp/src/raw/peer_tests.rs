@@ -429,3 +429,20 @@ fn a_queue_pair_that_ends_abandons_its_peer() {
         qp.destroy();
     }
 }
+
+#[test]
+fn attempts_become_rare() {
+    for (waited, pause) in [
+        (0, 50),
+        (399, 50),
+        (400, 50),
+        (800, 100),
+        (1600, 200),
+        (2000, 250),
+        (2001, 250),
+        (3_600_000, 250),
+    ] {
+        let after = pause_after(Duration::from_millis(waited));
+        assert_eq!(after, Duration::from_millis(pause), "{waited}");
+    }
+}

@@ -109,6 +109,19 @@ pub(super) fn connected_for(
     qp: &QueuePair,
     life: Option<u64>,
 ) -> crate::Result<std::net::TcpStream> {
+    attached(qp, life, true)
+}
+
+/// Connects it as the responder.
+pub(super) fn connected_as_responder(qp: &QueuePair) -> std::net::TcpStream {
+    attached(qp, None, false).unwrap()
+}
+
+fn attached(
+    qp: &QueuePair,
+    life: Option<u64>,
+    initiator: bool,
+) -> crate::Result<std::net::TcpStream> {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let ours = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     ours.set_nonblocking(true).unwrap();
@@ -117,7 +130,7 @@ pub(super) fn connected_for(
         peer: ours.peer_addr().unwrap(),
     };
     let config = StreamConfig {
-        initiator: true,
+        initiator,
         crc: false,
         markers_tx: false,
         markers_rx: false,
