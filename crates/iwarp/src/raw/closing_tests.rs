@@ -203,7 +203,8 @@ fn what_comes_after_the_end_is_thrown_away() {
 #[test]
 fn a_connection_ends_as_the_program_has_said() {
     let ctx = context();
-    let ends: [(fn(&QueuePair), bool); 5] = [
+    type End = fn(&QueuePair);
+    let ends: [(End, bool); 5] = [
         (QueuePair::disconnect, false),
         (QueuePair::destroy, false),
         (|qp| qp.modify(State::Error).unwrap(), false),
