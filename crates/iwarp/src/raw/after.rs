@@ -275,6 +275,7 @@ impl Host for DriveHost<'_> {
 mod tests {
     use super::*;
     use crate::raw::testing;
+    use iwarp_rnic::qp::State;
     use parking_lot::Mutex;
     use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -401,5 +402,99 @@ mod tests {
         qp.destroy();
         // What is left of one that is destroyed is told to nobody.
         assert_eq!(raised(Events::FATAL), [""; 0]);
+    }
+
+    /// Completions of both kinds come in any order, and each is written to its queue.
+    #[test]
+    fn completions_go_to_the_queue_of_their_direction() {
+        let ctx = testing::context();
+        let cqs = [0; 2].map(|_| ctx.create_cq(400, None).unwrap());
+        let qp = testing::queue_pair(&ctx, &cqs[0], &cqs[1]);
+        let mut after = After::default();
+        let mut host = DriveHost::new(&qp.inner, &mut after);
+        for wr_id in 0..300 {
+            let direction = match wr_id % 3 {
+                0 => Direction::Recv,
+                _ => Direction::Send,
+            };
+            let cqe = Cqe {
+                wr_id,
+                ..Cqe::default()
+            };
+            host.complete(direction, cqe);
+        }
+        drop(host);
+        let mut out = [Cqe::default(); 400];
+        for (cq, sends) in cqs.iter().zip([true, false]) {
+            let n = cq.take_ready(&mut out).unwrap();
+            let ids = out[..n].iter().map(|cqe| cqe.wr_id);
+            assert!(ids.eq((0..300).filter(|id| (id % 3 != 0) == sends)));
+        }
+        qp.destroy();
+        // Of one that is destroyed nothing is written.
+        DriveHost::new(&qp.inner, &mut after).complete(Direction::Send, Cqe::default());
+        assert!(cqs[0].is_empty());
+    }
+
+    /// An injected fault acts if it says that there is no receive.
+    #[test]
+    fn a_receiver_that_is_made_to_be_not_ready_acts() {
+        let ctx = testing::context_with(crate::Config {
+            fault: Some("seed=255;log=/dev/null;rnr=1s,nth=2".parse().unwrap()),
+            ..crate::Config::default()
+        });
+        let cq = ctx.create_cq(2, None).unwrap();
+        let qp = testing::queue_pair(&ctx, &cq, &cq);
+        for is_ready in [true, false] {
+            let mut after = After::default();
+            let ready = DriveHost::new(&qp.inner, &mut after).receiver_ready();
+            assert_eq!((ready, after.act), (is_ready, !is_ready));
+        }
+        qp.destroy();
+    }
+
+    /// A receive that is given back to a shared queue may be one that another queue pair waits for.
+    #[test]
+    fn who_waits_for_a_receive_that_is_given_back_is_driven() {
+        let ctx = testing::context();
+        let cq = ctx.create_cq(2, None).unwrap();
+        let srq = ctx.create_srq(1, 4, 1).unwrap();
+        let attributes = crate::raw::QpAttributes {
+            srq: Some(srq.clone()),
+            ..testing::attributes(&ctx, &cq, &cq)
+        };
+        let qps = [0; 2].map(|_| ctx.create_qp(&attributes).unwrap());
+        let give_back = || {
+            let mut after = After::default();
+            let wr = iwarp_rnic::RecvWr {
+                wr_id: 1,
+                sges: &[],
+            };
+            let given = DriveHost::new(&qps[0].inner, &mut after)
+                .with_shared_receive(|queue| queue.post(&wr).is_ok());
+            assert_eq!(given, Some(true));
+            after.returned
+        };
+        assert!(srq.inner.wait(&qps[1].inner));
+        assert!(give_back());
+        srq.inner.drive_waiting();
+        assert!(!give_back(), "nobody waits");
+        qps.iter().for_each(QueuePair::destroy);
+    }
+
+    /// The queue pairs of a queue that has lost completions end, and no others.
+    #[test]
+    fn an_overflow_ends_the_queue_pairs_of_its_queue() {
+        let ctx = testing::context();
+        let cqs = [0; 2].map(|_| ctx.create_cq(2, None).unwrap());
+        let qps = cqs.each_ref().map(|cq| testing::queue_pair(&ctx, cq, cq));
+        let _peers = qps.each_ref().map(testing::connected);
+        let states = || qps.each_ref().map(QueuePair::state);
+        overflowed(&cqs);
+        assert_eq!(states(), [State::Rts; 2]);
+        let _ = cqs[1].inner.ring.lock().overflow();
+        overflowed(&cqs);
+        assert_eq!(states(), [State::Rts, State::Error]);
+        qps.iter().for_each(QueuePair::destroy);
     }
 }

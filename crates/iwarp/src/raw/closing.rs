@@ -74,7 +74,6 @@ impl QpInner {
                 }
             }
             StreamWish::Leave { cut, not_before } => {
-                let not_before = not_before.filter(|_| !cut);
                 after.farewell = Some(Farewell {
                     cut,
                     not_before,
@@ -355,3 +354,7 @@ mod tests {
         assert!(begin.elapsed() >= PATIENCE);
     }
 }
+
+#[cfg(test)]
+#[path = "closing_tests.rs"]
+mod closing_tests;

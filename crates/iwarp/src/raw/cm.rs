@@ -23,6 +23,8 @@ mod xrc;
 pub use id::{CmId, ConnectionParameters};
 pub use iwarp_proto::sidr::DEFAULT_QKEY;
 pub use sidr::DatagramEnd;
+#[cfg(test)]
+pub(super) use unheard::tests::{accepted, requested};
 
 use super::context::Context;
 use super::events::EventQueue;

@@ -78,3 +78,85 @@ fn devices_share_the_capture_of_a_file() {
     // Without a capture there is nothing to do.
     testing::context().flush_capture().unwrap();
 }
+
+/// Who is told that nobody accesses memory any more has waited for those who do.
+#[test]
+fn accesses_to_memory_are_waited_for() {
+    let ctx = testing::context();
+    let access = ctx.inner.memory.read();
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            ctx.wait_for_accesses();
+            tell.send(()).unwrap();
+        });
+        let early = told.recv_timeout(Duration::from_millis(50));
+        assert!(early.is_err(), "it has not waited");
+        drop(access);
+        told.recv().unwrap();
+    });
+}
+
+/// Threads of the parent may have held locks at the time of the fork, and nobody in the child unlocks them.
+#[test]
+fn a_child_of_the_process_does_not_wait_for_locks() {
+    let ctx = testing::context();
+    let peers = ctx.inner.peers().unwrap();
+    assert!(ctx.inner.is_ours() && peers.is_ours());
+    let cq = ctx.create_cq(4, None).unwrap();
+    let qp = testing::queue_pair(&ctx, &cq, &cq);
+    let num = qp.num();
+    assert!(ctx.inner.totals().is_some() && ctx.inner.qp_if_free(num).is_some());
+    let _locked = (ctx.inner.past.lock(), ctx.inner.qps.write());
+    let is_right = fork::tests::in_child(|| {
+        !ctx.inner.is_ours()
+            && !peers.is_ours()
+            && ctx.inner.totals().is_none()
+            && ctx.inner.qp_numbers().is_none()
+            && ctx.inner.qp_if_free(num).is_none()
+    });
+    assert!(is_right);
+}
+
+/// The number of a datagram queue pair is free when it is gone.
+#[test]
+fn the_number_of_a_datagram_queue_pair_is_free_when_it_is_gone() {
+    let qp = testing::datagram_queue_pair();
+    let ctx = qp.context();
+    assert!(ctx.inner.datagrams.contains(qp.num()));
+    qp.destroy();
+    assert!(!ctx.inner.datagrams.contains(qp.num()));
+}
+
+#[test]
+fn completion_queues_are_counted_while_they_exist() {
+    let ctx = testing::context();
+    let mut cqs = Vec::new();
+    for exist in 1..4 {
+        cqs.push(ctx.create_cq(4, None).unwrap());
+        assert_eq!(ctx.inner.completion_queues(), exist);
+    }
+    let handle = cqs.pop();
+    let other = handle.clone();
+    drop(handle);
+    assert_eq!(ctx.inner.completion_queues(), 3);
+    drop(other);
+    assert_eq!(ctx.inner.completion_queues(), 2);
+}
+
+/// Whatever kind of queue pair has it.
+#[test]
+fn a_number_that_is_in_use_is_not_given_again() {
+    let datagrams = testing::datagram_queue_pair();
+    let ctx = datagrams.context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let qp = testing::queue_pair(&ctx, &cq, &cq);
+    for taken in [datagrams.num(), qp.num()] {
+        ctx.inner.next_qp.store(taken, Ordering::Relaxed);
+        let next = testing::queue_pair(&ctx, &cq, &cq);
+        assert_ne!(next.num(), taken);
+        next.destroy();
+    }
+    qp.destroy();
+    datagrams.destroy();
+}

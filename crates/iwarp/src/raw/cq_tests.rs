@@ -1,9 +1,12 @@
 //! Tests of completion queues: the effects of polling, arming and waiting, and which tasks are woken.
 
+use super::super::context::Context;
 use super::super::qp::QueuePair;
 use super::super::testing;
 use super::*;
+use crate::config::Config;
 use crate::engine::{self, Source};
+use iwarp_rnic::counters::Counters;
 use iwarp_rnic::qp::State;
 use iwarp_rnic::{RecvWr, WcStatus};
 use std::sync::atomic::AtomicU32;
@@ -51,7 +54,10 @@ fn a_queue_that_nobody_polls_keeps_no_more_than_its_queue_pairs() {
     assert_eq!(waiting(&other), 2);
     for (gone, qp) in qps.iter().enumerate() {
         qp.destroy();
-        assert_eq!(waiting(&other), 1 - gone);
+        // The others stay on the list.
+        let deferred = other.inner.deferred.lock();
+        let nums = deferred.iter().filter_map(Weak::upgrade).map(|qp| qp.num);
+        assert!(nums.eq(qps[gone + 1..].iter().map(QueuePair::num)));
     }
 }
 
@@ -300,4 +306,246 @@ fn a_success_is_unseen_until_it_is_polled() {
         qp.destroy();
         other.destroy();
     }
+}
+
+/// A queue whose waits may poll for as long before they sleep.
+fn queue_with_window(window: Duration) -> CompletionQueue {
+    let ctx = testing::context_with(Config {
+        busy_poll: window,
+        ..Config::default()
+    });
+    ctx.create_cq(4, None).unwrap()
+}
+
+/// Polling before a sleep is a window long, and begins when two waits in a row have taken four windows at most.
+#[test]
+fn a_wait_polls_first_if_the_last_ones_were_short() {
+    let window = Duration::from_millis(1);
+    let (short, long) = (window * 4, window * 4 + Duration::from_nanos(1));
+    for (waits, polls) in [
+        (&[][..], false),
+        (&[short], false),
+        (&[short, short], true),
+        (&[short, long], false),
+        (&[long, short], false),
+    ] {
+        let cq = queue_with_window(window);
+        waits.iter().for_each(|waited| cq.slept(*waited));
+        assert!(!complete(&cq, 1));
+        assert_eq!(cq.busy_poll(Duration::MAX), polls, "{waits:?}");
+        assert!(!cq.busy_poll(Duration::ZERO), "no time to poll");
+    }
+}
+
+/// A wait that polls ends with a completion, with the loss of one, or when somebody else has taken what it waits for.
+#[test]
+fn a_wait_that_polls_ends_for_each_reason() {
+    let cq = queue_with_window(Duration::from_millis(1));
+    let short = |waits| (0..waits).for_each(|_| cq.slept(Duration::ZERO));
+    short(2);
+    assert!(cq.busy_poll_until(Duration::MAX, || true), "it is done");
+    assert!(!complete(&cq, 1));
+    assert!(cq.busy_poll(Duration::MAX), "a completion waits");
+    let mut out = [Cqe::default(); 8];
+    assert_eq!(cq.take_ready(&mut out), Ok(1));
+    assert!(!cq.busy_poll(Duration::MAX), "nothing has come");
+    // However many short waits that in vain has made it take.
+    short(2000);
+    while !complete(&cq, 2) {}
+    assert_eq!(cq.take_ready(&mut out), Ok(cq.capacity() as usize));
+    assert!(cq.busy_poll(Duration::MAX), "one was lost");
+}
+
+/// A look at the sockets finds an answer if any of the queue pairs has got one, and otherwise octets that were moved.
+#[test]
+fn a_look_tells_what_has_come() {
+    let ctx = testing::context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let qps = [0; 2].map(|_| testing::queue_pair(&ctx, &cq, &cq));
+    let seen = || cq.inner.drive(false).seen;
+    assert_eq!(seen(), Seen::Nothing);
+    for qp in &qps {
+        qp.inner.moved.add(1);
+        assert_eq!([seen(), seen()], [Seen::Part, Seen::Nothing]);
+        let mut counters = Counters::default();
+        (counters.rx_messages, counters.rx_payload) = (1, 4);
+        qp.inner.answered.note(&counters);
+        qp.inner.moved.add(1);
+        assert_eq!([seen(), seen()], [Seen::Answer; 2]);
+        qp.inner.answered.asked();
+        assert_eq!(seen(), Seen::Nothing);
+    }
+    qps.iter().for_each(QueuePair::destroy);
+}
+
+/// Long turns at the sockets keep the lease of the thread that polls, although its polls are rare.
+#[test]
+fn a_thread_that_moves_much_drives() {
+    let ctx = testing::context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let qp = testing::queue_pair(&ctx, &cq, &cq);
+    let end = now_ns() + 20_000_000_000;
+    while qp.inner.driven_until(now_ns()).is_none() {
+        assert!(now_ns() < end, "it never drives");
+        // About a second's, each millisecond.
+        qp.inner.moved.add(1 << 30);
+        cq.inner.drive(false);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    qp.destroy();
+}
+
+/// The program takes completions and polls no more, and then the progress thread finds data: twice, which is a habit.
+fn expects_answers(cq: &CompletionQueue) -> bool {
+    for _ in 0..2 {
+        cq.inner.took(&[]);
+        cq.inner.answer_came();
+    }
+    cq.inner.answers.come_soon()
+}
+
+fn success_of(opcode: WcOpcode) -> Cqe {
+    Cqe {
+        opcode,
+        status: WcStatus::Success,
+        ..Cqe::default()
+    }
+}
+
+/// A poll that has found the ends of the program's own requests stays for the answer, if that has come soon so far. What tells the program of
+/// more is not kept from it. A wait in vain is no longer expected.
+#[test]
+fn the_ends_of_own_requests_are_followed_by_a_wait_for_the_answer() {
+    let (send, write) = (success_of(WcOpcode::Send), success_of(WcOpcode::Write));
+    let read = success_of(WcOpcode::Read);
+    let recv = success_of(WcOpcode::Recv);
+    let flushed = Cqe {
+        status: WcStatus::Flushed,
+        ..send
+    };
+    for (completions, waits) in [
+        (&[send][..], true),
+        (&[write], true),
+        (&[write, send], true),
+        (&[read], false),
+        (&[recv], false),
+        (&[flushed], false),
+        (&[send, recv], false),
+        (&[recv, send], false),
+    ] {
+        for many in [false, true] {
+            // Without a window a wait ends with its first look.
+            let cq = queue_with_window(Duration::ZERO);
+            assert!(expects_answers(&cq));
+            cq.inner.pollers.set_many(many);
+            cq.inner.took(completions);
+            let waited = !cq.inner.answers.come_soon();
+            assert_eq!(waited, waits && !many, "{completions:?} {many}");
+        }
+    }
+}
+
+#[test]
+fn a_wait_for_the_answer_sends_what_waits_and_ends_with_the_answer() {
+    let cq = queue_with_window(Duration::ZERO);
+    let ctx = Context {
+        inner: Arc::clone(&cq.inner.ctx),
+    };
+    let qp = testing::queue_pair(&ctx, &cq, &cq);
+    assert!(expects_answers(&cq));
+    let send = success_of(WcOpcode::Send);
+    // What has come: a completion, and the peer's data.
+    cq.inner.ready.store(true, Ordering::Relaxed);
+    cq.inner.await_answer(&[send]);
+    assert!(cq.inner.answers.come_soon());
+    cq.inner.ready.store(false, Ordering::Relaxed);
+    let mut counters = Counters::default();
+    (counters.rx_messages, counters.rx_payload) = (1, 4);
+    qp.inner.answered.note(&counters);
+    qp.inner.put_off();
+    cq.inner.await_answer(&[send]);
+    assert!(cq.inner.answers.come_soon());
+    assert!(cq.inner.deferred.lock().is_empty(), "not sent");
+    qp.destroy();
+}
+
+/// Pollers of many queue pairs drive all of the process, and need no progress thread.
+#[test]
+fn pollers_of_many_queue_pairs_expect_no_answer() {
+    let cq = queue_with_window(Duration::ZERO);
+    cq.inner.pollers.set_many(true);
+    assert!(!expects_answers(&cq) && !expects_answers(&cq));
+    cq.inner.pollers.set_many(false);
+    assert!(expects_answers(&cq));
+}
+
+/// A program may drop its queue pairs without destroying them. Their places in the list are used again.
+#[test]
+fn dropped_queue_pairs_do_not_fill_a_queue() {
+    let ctx = testing::context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let lives = testing::queue_pair(&ctx, &cq, &cq);
+    for _ in 0..100 {
+        drop(testing::queue_pair(&ctx, &cq, &cq));
+        assert_eq!(cq.queue_pairs(), 1);
+    }
+    assert!(cq.inner.qps.read().len() < 10);
+    assert_eq!(ctx.inner.qp_numbers(), Some(vec![lives.num()]));
+    lives.destroy();
+    assert_eq!(cq.queue_pairs(), 0);
+}
+
+/// A task that asks to be woken marks the queue, although there is nothing in it. The poll after that drives as any other.
+#[test]
+fn a_poll_drives_also_if_the_queue_was_only_marked() {
+    let ctx = testing::context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let qp = testing::queue_pair(&ctx, &cq, &cq);
+    cq.wake_at_next(Waker::noop());
+    qp.inner.put_off();
+    assert_eq!(cq.poll(&mut [Cqe::default()]), Ok(0));
+    assert!(cq.inner.deferred.lock().is_empty(), "not sent");
+    qp.destroy();
+}
+
+/// A completion that is lost is told as one for which there is no room: to tasks that wait, and once to the program.
+#[test]
+fn a_lost_completion_wakes_tasks() {
+    let ctx = testing::context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let lose = || {
+        let mut owed = Owed::default();
+        cq.inner.lose(&mut cq.inner.ring.lock(), &mut owed);
+        (owed.wake, owed.overflow)
+    };
+    assert_eq!(lose(), (false, true));
+    assert_eq!(cq.poll(&mut [Cqe::default()]), Err(CqError::Overflow));
+    cq.wake_at_next(Waker::noop());
+    assert_eq!(lose(), (true, false));
+}
+
+/// A program whose waits are short arms very often. It drives meanwhile, so the progress thread need not be woken each time.
+#[test]
+fn arming_for_a_wait_that_is_expected_keeps_the_queue_pairs() {
+    let ctx = testing::context();
+    let channel = ctx.create_channel().unwrap();
+    let cq = ctx.create_cq(4, Some(&channel)).unwrap();
+    let qp = testing::queue_pair(&ctx, &cq, &cq);
+    for expected in [false, true] {
+        let now = loop {
+            poll_until_driven(&cq, &qp);
+            let now = now_ns();
+            if qp.inner.driven_until(now).is_some() {
+                break now;
+            }
+        };
+        if expected {
+            (0..10).for_each(|_| channel.slept(Duration::ZERO));
+        }
+        qp.inner.put_off();
+        cq.arm(false);
+        assert_eq!(qp.inner.driven_until(now).is_some(), expected);
+        assert!(cq.inner.deferred.lock().is_empty(), "not sent");
+    }
+    qp.destroy();
 }

@@ -415,25 +415,5 @@ impl Source for Linger {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn looks_become_rare_also_without_patience() {
-        for cut in [false, true] {
-            for patience in [Duration::ZERO, Duration::from_millis(1), PATIENCE_MAX] {
-                let mut pause = first_pause(cut, patience);
-                assert!(pause >= CUT_PAUSE_MIN, "{cut} {patience:?}");
-                for _ in 0..10 {
-                    pause = next_pause(pause, cut, patience);
-                }
-                let longest = if cut {
-                    CUT_PAUSE_MAX
-                } else {
-                    patience.max(CUT_PAUSE_MAX)
-                };
-                assert_eq!(pause, longest, "{cut} {patience:?}");
-            }
-        }
-    }
-}
+#[path = "linger_tests.rs"]
+mod tests;

@@ -427,8 +427,7 @@ impl Peers {
     /// Tries again after a pause.
     fn try_again(&self, num: u32, since: u64) {
         let waited = Duration::from_nanos(now_ns().saturating_sub(since));
-        let pause = (waited / 8).clamp(PAUSES[0], PAUSES[1]);
-        self.engine.after(pause, self.token, num);
+        self.engine.after(pause_after(waited), self.token, num);
     }
 
     fn event(self: &Arc<Self>, event: CmEvent) {
@@ -539,6 +538,11 @@ impl Peers {
             id.destroy();
         }
     }
+}
+
+/// Returns the pause of a queue pair that has tried for so long.
+fn pause_after(waited: Duration) -> Duration {
+    (waited / 8).clamp(PAUSES[0], PAUSES[1])
 }
 
 /// Attempts something until it does not fail because a port is taken. Each attempt gets another port.

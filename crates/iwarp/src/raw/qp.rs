@@ -894,3 +894,7 @@ impl std::fmt::Debug for QueuePair {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+#[path = "qp_tests.rs"]
+mod tests;

@@ -62,7 +62,7 @@ impl Rest {
         Self::of(octets)
     }
 
-    fn of(octets: Vec<u8>) -> Self {
+    pub(super) fn of(octets: Vec<u8>) -> Self {
         KEPT.fetch_add(octets.len(), Ordering::Relaxed);
         Self { octets, sent: 0 }
     }

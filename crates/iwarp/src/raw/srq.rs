@@ -269,3 +269,7 @@ impl std::fmt::Debug for SharedReceiveQueue {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+#[path = "srq_tests.rs"]
+mod tests;

@@ -1,6 +1,6 @@
 //! What unit tests of these objects begin with.
 
-use super::qp::Handover;
+use super::qp::{Handover, Link};
 use super::{
     CompletionQueue, Context, QpAttributes, QueuePair, UdAddress, UdAttributes, UdQueuePair,
     UdSendWr,
@@ -9,9 +9,22 @@ use crate::config::Config;
 use crate::device::{Device, DeviceAddress, gid_of};
 use crate::sys::connect::Ends;
 use crate::sys::stream::TcpStream;
+use iwarp_proto::ddp::{Header, Stag, UntaggedHeader};
+use iwarp_proto::rdmap::Opcode;
 use iwarp_rnic::SendFlags;
 use iwarp_rnic::qp::{State, StreamConfig, StreamTimes};
 use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Waits until it is so.
+pub(super) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !is_so() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
 
 /// On the loopback interface.
 pub(crate) fn context() -> Context {
@@ -120,6 +133,19 @@ pub(super) fn connected_for(
     qp: &QueuePair,
     life: Option<u64>,
 ) -> crate::Result<std::net::TcpStream> {
+    attached(qp, life, true)
+}
+
+/// Connects it as the responder.
+pub(super) fn connected_as_responder(qp: &QueuePair) -> std::net::TcpStream {
+    attached(qp, None, false).unwrap()
+}
+
+fn attached(
+    qp: &QueuePair,
+    life: Option<u64>,
+    initiator: bool,
+) -> crate::Result<std::net::TcpStream> {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let ours = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     ours.set_nonblocking(true).unwrap();
@@ -128,7 +154,7 @@ pub(super) fn connected_for(
         peer: ours.peer_addr().unwrap(),
     };
     let config = StreamConfig {
-        initiator: true,
+        initiator,
         crc: false,
         markers_tx: false,
         markers_rx: false,
@@ -150,4 +176,49 @@ pub(super) fn connected_for(
     };
     qp.inner.attach(handover)?;
     Ok(listener.accept().unwrap().0)
+}
+
+/// The connection of a queue pair.
+pub(super) fn link(qp: &QueuePair) -> Arc<Link> {
+    qp.inner.state.lock().link.clone().expect("a connection")
+}
+
+/// The same, which the progress thread does not look at from now on.
+pub(super) fn unwatched_link(qp: &QueuePair) -> Arc<Link> {
+    let link = link(qp);
+    link.engine.pause(&link.stream);
+    link
+}
+
+/// The peer of an unwatched connection breaks it off, and has sent nothing.
+pub(super) fn break_off(link: &Link, peer: std::net::TcpStream) {
+    let end = socket2::SockRef::from(&peer);
+    end.set_linger(Some(Duration::ZERO)).unwrap();
+    drop(peer);
+    until("it is not reset", || link.stream.is_hung_up());
+}
+
+/// An FPDU without CRC with a Send of this payload, which is a multiple of four octets, the first one of its stream.
+pub(super) fn send_fpdu(payload: &[u8]) -> Vec<u8> {
+    send_fpdu_of(1, payload)
+}
+
+/// The same with this number in its stream.
+pub(super) fn send_fpdu_of(msn: u32, payload: &[u8]) -> Vec<u8> {
+    let header = Header::Untagged(UntaggedHeader {
+        last: true,
+        opcode: Opcode::SEND,
+        invalidate_stag: Stag(0),
+        qn: 0,
+        msn,
+        mo: 0,
+    });
+    let len = header.len() + payload.len();
+    let mut octets = vec![0; 2 + header.len()];
+    octets[..2].copy_from_slice(&(len as u16).to_be_bytes());
+    header.emit(&mut octets[2..]);
+    octets.extend_from_slice(payload);
+    assert_eq!(octets.len() % 4, 0, "no padding");
+    octets.extend_from_slice(&[0; 4]);
+    octets
 }

@@ -2,7 +2,7 @@
 //!
 //! Invariant of the `unsafe`: a test keeps the memory that it registers until its end, and does not look at it.
 
-use super::super::testing::{attributes, connected, context, queue_pair};
+use super::super::testing::{attributes, connected, context, queue_pair, until};
 use super::super::{Context, QpAttributes, QueuePair, pool};
 use super::*;
 use iwarp_proto::ddp::{Header, Stag, TaggedHeader};
@@ -144,4 +144,47 @@ fn a_queue_pair_that_enters_the_list_tries_once_more() {
     assert_eq!(invalidator.inner.send_cq.poll(&mut cqes).unwrap(), 1);
     reader.destroy();
     invalidator.destroy();
+}
+
+/// How octets go through a socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Sent,
+    Received,
+    /// Into memory of the program.
+    Placed,
+}
+
+/// The use of memory ends while some thread is at a socket. That thread tells those who wait, whichever way the octets go.
+#[test]
+fn a_thread_at_a_socket_tells_that_memory_is_unused() {
+    let ctx = context();
+    for way in [Way::Sent, Way::Received, Way::Placed] {
+        let octets = [(); 2].map(|()| vec![7u8; 40_000]);
+        let (ends, mut plan, _) = invalidated_while_read(&ctx, &octets[0]);
+        let [(reader, _), (invalidator, _)] = &ends;
+        let cq = &invalidator.inner.send_cq;
+        let pd = ctx.allocate_pd();
+        let (other, mut peer) = connection(&ctx, pd);
+        if way == Way::Placed {
+            let mut placed = reads_directly(&other, &mut peer, region(&ctx, &octets[1], pd));
+            placed.release(&ctx.inner.memory.read());
+        }
+        plan.release(&ctx.inner.memory.read());
+        let mut cqes = [Cqe::default(); 2];
+        assert_eq!(cq.take_ready(&mut cqes).unwrap(), 0);
+        match way {
+            Way::Sent => {
+                let wr = SendWr::new(3, SendOp::Send, &[]).signaled();
+                other.post_send(&[wr]).unwrap();
+            }
+            Way::Received | Way::Placed => peer.write_all(&[0]).unwrap(),
+        }
+        let told = || cq.take_ready(&mut cqes).unwrap() == 1;
+        until(&format!("nobody tells: {way:?}"), told);
+        assert_eq!((cqes[0].wr_id, cqes[0].status), (2, WcStatus::Success));
+        for qp in [reader, invalidator, &other] {
+            qp.destroy();
+        }
+    }
 }

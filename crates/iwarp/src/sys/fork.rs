@@ -97,8 +97,36 @@ impl Origin {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    /// Returns what `check` says in a child of this process, or `false` if it takes too long. It must not allocate anything, nor wait for a lock
+    /// that another thread of this process may hold.
+    pub(crate) fn in_child(check: impl FnOnce() -> bool) -> bool {
+        // SAFETY: the child does what the caller has promised, and leaves by `_exit`.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0, "fork: {}", io::Error::last_os_error());
+        if child == 0 {
+            let good = check();
+            // SAFETY: `_exit` is async-signal-safe.
+            unsafe { libc::_exit(if good { 7 } else { 1 }) };
+        }
+        let mut status = 0;
+        let waited = try_for(Duration::from_secs(20), || {
+            // SAFETY: `status` is a valid place for an int; the child is ours.
+            let waited = unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) };
+            (waited != 0).then_some(waited)
+        });
+        if waited.is_none() {
+            // SAFETY: the child is ours, and has not been waited for.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+            // SAFETY: as above.
+            unsafe { libc::waitpid(child, &raw mut status, 0) };
+            return false;
+        }
+        assert_eq!(waited, Some(child));
+        libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 7
+    }
 
     #[test]
     fn what_is_tried_is_tried_again_but_not_for_ever() {
@@ -116,20 +144,7 @@ mod tests {
     fn a_child_sees_another_generation_and_the_parent_does_not() {
         let before = generation();
         install().expect("handler");
-        // SAFETY: the child only loads an atomic and leaves by `_exit`; it allocates nothing and takes no lock.
-        let child = unsafe { libc::fork() };
-        assert!(child >= 0, "fork: {}", io::Error::last_os_error());
-        if child == 0 {
-            let good = generation() == before.wrapping_add(1);
-            // SAFETY: `_exit` is async-signal-safe.
-            unsafe { libc::_exit(if good { 7 } else { 1 }) };
-        }
-        let mut status = 0;
-        // SAFETY: `status` is a valid place for an int; the child is ours.
-        let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
-        assert_eq!(waited, child);
-        assert!(libc::WIFEXITED(status), "status {status:#x}");
-        assert_eq!(libc::WEXITSTATUS(status), 7);
+        assert!(in_child(|| generation() == before.wrapping_add(1)));
         assert_eq!(generation(), before);
     }
 }

@@ -176,7 +176,7 @@ impl Source for Unheard {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::super::super::testing;
     use super::super::{CmEvent, create_event_channel};
     use super::*;
@@ -185,8 +185,8 @@ mod tests {
     use std::io::{Read, Write};
     use std::time::Instant;
 
-    /// A connection that was accepted for a life of the queue pair, and the socket of its initiator, which has the reply.
-    fn accepted(qp: &QueuePair, life: u64) -> (CmId, std::net::TcpStream) {
+    /// A connection that an initiator has asked for, and its socket.
+    pub(crate) fn requested(qp: &QueuePair) -> (CmId, std::net::TcpStream) {
         let channel = create_event_channel().unwrap();
         let listener = CmId::create(&channel, Some(&qp.context()));
         listener.bind("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -199,11 +199,17 @@ mod tests {
         let request = Initiator::new(params, b"").unwrap();
         peer.write_all(request.request_octets()).unwrap();
         let id = next(&channel).id;
+        listener.destroy();
+        (id, peer)
+    }
+
+    /// One that was accepted for a life of the queue pair, and the socket of its initiator, which has the reply.
+    pub(crate) fn accepted(qp: &QueuePair, life: u64) -> (CmId, std::net::TcpStream) {
+        let (id, mut peer) = requested(qp);
         id.set_queue_pair_of(Some(qp), Some(life));
         id.accept_when_heard(&ConnectionParameters::default())
             .unwrap();
         peer.read_exact(&mut [0; 24]).unwrap();
-        listener.destroy();
         (id, peer)
     }
 

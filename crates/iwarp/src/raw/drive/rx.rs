@@ -468,3 +468,7 @@ fn discard<'a>(
     }
     g
 }
+
+#[cfg(test)]
+#[path = "rx_tests.rs"]
+mod tests;

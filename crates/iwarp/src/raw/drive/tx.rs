@@ -333,3 +333,7 @@ fn follow_mss(qp: &QpInner, g: &mut Guarded, link: &Link) {
         None => g.machine.set_emss(qp.emss(mss)),
     }
 }
+
+#[cfg(test)]
+#[path = "tx_tests.rs"]
+mod tests;
