@@ -127,3 +127,10 @@ pub(super) fn connected_for(
     qp.inner.attach(handover)?;
     Ok(listener.accept().unwrap().0)
 }
+
+/// An FPDU without CRC: a peer's first Send, without octets.
+pub(super) const EMPTY_SEND: [u8; 24] = {
+    let mut octets = [0; 24];
+    (octets[1], octets[2], octets[3], octets[15]) = (18, 0x41, 0x43, 1);
+    octets
+};
