@@ -84,6 +84,7 @@ fn both_ends_have_keep_alive() {
     let (initiator, responder) = (queue_pair(&a), queue_pair(&b));
     let _ids = connect(&initiator, &b, &responder);
     assert_eq!(keep_alive(&responder), Some((30, 8, 4)));
+    assert!(!responder.inner.state.lock().conn.silence.keep_alive_due);
     assert_eq!(changed(&initiator, None), Some((4, 1, 4)));
     // Everything is acknowledged, so nobody looks any more until something is sent.
     assert_eq!(

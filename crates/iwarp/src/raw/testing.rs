@@ -86,6 +86,13 @@ pub(super) fn datagram_queue_pair() -> UdQueuePair {
     qp
 }
 
+/// An FPDU without CRC: a peer's first Send, without octets.
+pub(super) const EMPTY_SEND: [u8; 24] = {
+    let mut octets = [0; 24];
+    (octets[1], octets[2], octets[3], octets[15]) = (18, 0x41, 0x43, 1);
+    octets
+};
+
 /// Connects it, as the initiator, in full operation without CRCs. Returns the peer.
 pub(super) fn connected(qp: &QueuePair) -> std::net::TcpStream {
     connected_for(qp, None).unwrap()
@@ -127,10 +134,3 @@ pub(super) fn connected_for(
     qp.inner.attach(handover)?;
     Ok(listener.accept().unwrap().0)
 }
-
-/// An FPDU without CRC: a peer's first Send, without octets.
-pub(super) const EMPTY_SEND: [u8; 24] = {
-    let mut octets = [0; 24];
-    (octets[1], octets[2], octets[3], octets[15]) = (18, 0x41, 0x43, 1);
-    octets
-};

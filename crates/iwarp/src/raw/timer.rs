@@ -161,6 +161,9 @@ mod tests {
             assert!(qp.inner.awaits_time(), "whoever has it may be stuck");
             assert!(g.conn.timer.is_some());
         }
+        // An earlier one expires, whose place it has taken.
+        qp.inner.time_has_come();
+        assert!(qp.inner.state.lock().conn.timer.is_some());
         assert!(!qp.inner.awaits_time());
         assert_eq!(qp.inner.state.lock().conn.timer, None);
         qp.destroy();
