@@ -379,7 +379,8 @@ mod tests {
         });
         let mut told: Vec<_> = told.collect();
         let mut made = qps.each_ref().map(QueuePair::num);
-        (told.sort_unstable(), made.sort_unstable());
+        told.sort_unstable();
+        made.sort_unstable();
         assert_eq!(told, made);
         for qp in qps {
             qp.destroy();
