@@ -326,6 +326,10 @@ mod tests {
             std::thread::yield_now();
         }
         assert!(look().held_total_ns > 0);
+        // Its time is over, and is part of the sum already.
+        qp.inner.state.lock().end_hold();
+        let sum = look().held_total_ns;
+        assert_eq!((look().held_ns, look().held_total_ns), (None, sum));
         qp.destroy();
     }
 
