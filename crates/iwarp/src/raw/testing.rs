@@ -86,17 +86,17 @@ pub(super) fn datagram_queue_pair() -> UdQueuePair {
     qp
 }
 
+/// Connects it, as the initiator, in full operation without CRCs. Returns the peer.
+pub(super) fn connected(qp: &QueuePair) -> std::net::TcpStream {
+    connected_for(qp, None).unwrap()
+}
+
 /// An FPDU without CRC: a peer's first Send, without octets.
 pub(super) const EMPTY_SEND: [u8; 24] = {
     let mut octets = [0; 24];
     (octets[1], octets[2], octets[3], octets[15]) = (18, 0x41, 0x43, 1);
     octets
 };
-
-/// Connects it, as the initiator, in full operation without CRCs. Returns the peer.
-pub(super) fn connected(qp: &QueuePair) -> std::net::TcpStream {
-    connected_for(qp, None).unwrap()
-}
 
 /// The same with a stream that was set up for this life of the queue pair.
 pub(super) fn connected_for(
