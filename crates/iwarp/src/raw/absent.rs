@@ -70,9 +70,102 @@ impl QpInner {
         g.retry = retry;
         g.machine.set_rnr_retry(retry.rnr_retry);
         g.machine.set_min_rnr_timer(retry.rnr_timer());
-        if g.link.is_none() && g.absent.since != 0 {
+        if g.link.is_none() {
             g.absent = Absent::default();
             begin(self, &mut g);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::QueuePair;
+    use super::super::testing;
+    use super::*;
+    use iwarp_rnic::qp::State;
+    use iwarp_rnic::{SendOp, SendWr};
+
+    /// In RTS without a connection. `numbered`: it is connected by number; `asks`: a request is posted.
+    fn lonely(numbered: bool, asks: bool) -> QueuePair {
+        let ctx = testing::context();
+        let cq = ctx.create_cq(4, None).unwrap();
+        let qp = testing::queue_pair(&ctx, &cq, &cq);
+        qp.modify(State::Init).unwrap();
+        qp.inner.state.lock().machine.await_stream().unwrap();
+        qp.modify(State::Rts).unwrap();
+        let mut after = After::default();
+        let mut g = qp.inner.state.lock();
+        if numbered {
+            g.machine.hide_connection();
+        }
+        if asks {
+            let mut host = DriveHost::new(&qp.inner, &mut after);
+            let wr = SendWr::new(1, SendOp::Send, &[]);
+            g.machine.post_send(&wr, &mut host).unwrap();
+        }
+        drop(g);
+        qp
+    }
+
+    /// Until a request is posted nothing fails, and a connection that the program has made itself has no such time.
+    #[test]
+    fn a_time_begins_with_the_first_request_to_a_number() {
+        for numbered in [false, true] {
+            for asks in [false, true] {
+                let qp = lonely(numbered, asks);
+                let mut g = qp.inner.state.lock();
+                begin(&qp.inner, &mut g);
+                let begun = g.absent.since != 0;
+                assert_eq!(begun, numbered && asks, "{numbered} {asks}");
+                g.absent.since = 7;
+                begin(&qp.inner, &mut g);
+                assert_eq!(g.absent.since, 7, "that of the first counts");
+                drop(g);
+                qp.destroy();
+            }
+        }
+    }
+
+    /// Timers are not cancelled, so each may come too early, or too late.
+    #[test]
+    fn a_request_fails_when_its_time_is_over() {
+        let qp = lonely(true, true);
+        let since = |since| qp.inner.state.lock().absent.since = since;
+        let now = now_ns();
+        for (begun, text) in [(0, "no request waits"), (now, "there is time")] {
+            since(begun);
+            timer(&qp.inner);
+            assert_eq!(qp.state(), State::Rts, "{text}");
+            assert_eq!(qp.inner.state.lock().absent.since, begun, "{text}");
+        }
+        let retry = Retry {
+            timeout: 0,
+            ..Retry::default()
+        };
+        since(1);
+        qp.set_retry(retry).unwrap();
+        timer(&qp.inner);
+        assert_eq!(qp.state(), State::Rts, "it waits for ever");
+        qp.set_retry(Retry::default()).unwrap();
+        let again = qp.inner.state.lock().absent.since;
+        assert!(again >= now, "a new setting begins anew");
+        since(1);
+        timer(&qp.inner);
+        assert_eq!(qp.state(), State::Error);
+        assert_eq!(qp.inner.state.lock().absent.since, 0);
+        qp.destroy();
+    }
+
+    /// The peer has come, and the timer was set before.
+    #[test]
+    fn a_peer_that_has_come_is_not_absent() {
+        let ctx = testing::context();
+        let cq = ctx.create_cq(4, None).unwrap();
+        let qp = testing::queue_pair(&ctx, &cq, &cq);
+        let _peer = testing::connected(&qp);
+        qp.inner.state.lock().absent.since = 1;
+        timer(&qp.inner);
+        assert_eq!(qp.state(), State::Rts);
+        qp.destroy();
     }
 }

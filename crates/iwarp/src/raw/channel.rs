@@ -135,3 +135,133 @@ impl AsFd for CompletionChannel {
         self.queue.as_fd()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing;
+    use super::*;
+    use crate::engine::Source as _;
+    use crate::sys::clock::now_ns;
+    use iwarp_rnic::Cqe;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    /// As if threads had waited for events, and these had come soon.
+    fn trusted(channel: &CompletionChannel) {
+        assert!(!channel.waits.busy.is_worth_it());
+        for _ in 0..2 {
+            channel.slept(Duration::ZERO);
+        }
+        assert!(channel.waits.busy.is_worth_it());
+    }
+
+    /// Threads that wait drive the queues that exist, and the list does not grow by those that are gone.
+    #[test]
+    fn a_channel_knows_the_queues_that_exist() {
+        let ctx = testing::context();
+        let channel = ctx.create_channel().unwrap();
+        let create = || ctx.create_cq(4, Some(&channel)).unwrap();
+        let known = || {
+            let mut known = Vec::new();
+            channel
+                .waits
+                .each(|cq| known.push(std::ptr::from_ref(cq) as usize));
+            known
+        };
+        let address = |cq: &CompletionQueue| Arc::as_ptr(&cq.inner) as usize;
+        let (first, second) = (create(), create());
+        assert_eq!(known(), [&first, &second].map(address));
+        drop(first);
+        assert_eq!(known(), [address(&second)]);
+        let third = create();
+        assert_eq!(known(), [&second, &third].map(address));
+        assert_eq!(channel.waits.cqs.read().len(), 2);
+    }
+
+    /// A program arms each of its queues once before it waits. One that arms more often without a wait watches the descriptor.
+    #[test]
+    fn as_many_queues_as_there_are_may_be_armed_before_a_wait() {
+        let ctx = testing::context();
+        let channel = ctx.create_channel().unwrap();
+        let _cqs = [0; 2].map(|_| ctx.create_cq(4, Some(&channel)).unwrap());
+        assert!(!channel.expects_wait(), "no wait was short yet");
+        trusted(&channel);
+        for _ in 0..3 {
+            assert_eq!([0; 2].map(|_| channel.expects_wait()), [true; 2]);
+            // The wait.
+            channel.busy_poll(Duration::ZERO);
+        }
+        assert_eq!([0; 3].map(|_| channel.expects_wait()), [true, true, false]);
+        assert!(!channel.waits.busy.is_worth_it(), "nobody waits");
+    }
+
+    /// Whether the thread polls or not, it is told what has come.
+    #[test]
+    fn a_window_ends_with_an_event() {
+        let ctx = testing::context();
+        let channel = CompletionChannel::create(Duration::from_micros(50)).unwrap();
+        let cq = ctx.create_cq(4, Some(&channel)).unwrap();
+        for polls in [false, true] {
+            if polls {
+                trusted(&channel);
+            }
+            assert!(!channel.busy_poll(LONG));
+            channel.queue.push(cq.clone());
+            assert!(channel.busy_poll(LONG));
+            assert!(channel.event(None).unwrap().is_same(&cq));
+        }
+    }
+
+    /// Waits that end in sleep decide whether the next ones poll. Here each of them counts as short.
+    #[test]
+    fn a_wait_that_slept_counts() {
+        let ctx = testing::context();
+        let channel = CompletionChannel::create(Duration::from_secs(1000)).unwrap();
+        let cq = ctx.create_cq(4, Some(&channel)).unwrap();
+        for _ in 0..1000 {
+            std::thread::scope(|scope| {
+                // If it is there at the first look, nobody waits.
+                scope.spawn(|| channel.queue.push(cq.clone()));
+                assert!(channel.event(Some(LONG)).unwrap().is_same(&cq));
+            });
+            if channel.waits.busy.is_worth_it() {
+                return;
+            }
+        }
+        panic!("no wait has counted");
+    }
+
+    /// Queues that were armed before a wait are driven by the waiting thread, which gives them to the progress thread before it sleeps.
+    #[test]
+    fn a_wait_hands_over_what_was_armed_for_it() {
+        let ctx = testing::context();
+        let channel = ctx.create_channel().unwrap();
+        let cq = ctx.create_cq(4, Some(&channel)).unwrap();
+        let qp = testing::queue_pair(&ctx, &cq, &cq);
+        trusted(&channel);
+        let start = Instant::now();
+        let driven = || qp.inner.driven_until(now_ns()).is_some();
+        for armed in [false, true] {
+            loop {
+                assert!(start.elapsed() < LONG, "{armed}");
+                while !driven() {
+                    assert_eq!(cq.poll(&mut [Cqe::default()]), Ok(0));
+                    assert!(start.elapsed() < LONG, "it is never driven");
+                }
+                if armed {
+                    cq.arm(false);
+                }
+                // On a busy machine the lease may be over by now. Then it is tried again.
+                let before = driven();
+                assert!(!channel.busy_poll(Duration::ZERO));
+                if armed {
+                    assert!(!driven(), "not handed over");
+                }
+                if before && driven() != armed {
+                    break;
+                }
+            }
+        }
+        qp.destroy();
+    }
+}

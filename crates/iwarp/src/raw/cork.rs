@@ -87,7 +87,7 @@ impl Cork {
         self.trust = match verdict {
             Verdict::Send | Verdict::PutOff => self.trust,
             Verdict::Join => (2 * self.trust + 1).min(MOST_UNREAD),
-            Verdict::SendInBurst if room && self.bytes < ENOUGH_BYTES => 0,
+            Verdict::SendInBurst if room => 0,
             Verdict::SendInBurst => self.trust,
         };
         verdict

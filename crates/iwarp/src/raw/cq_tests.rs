@@ -31,6 +31,20 @@ fn each_event_is_owed_alone_and_with_others() {
     }
 }
 
+/// A poll stays for answers that come soon. A look of the progress thread that finds nothing is none.
+#[test]
+fn a_look_that_finds_nothing_is_no_answer() {
+    let ctx = testing::context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let qp = testing::queue_pair(&ctx, &cq, &cq);
+    for _ in 0..5 {
+        cq.inner.answers.took(cq.inner.pollers.empty_polls());
+        Arc::clone(&qp.inner).ready(true, false, false);
+    }
+    assert!(!cq.inner.answers.come_soon());
+    qp.destroy();
+}
+
 /// A program that only sends may poll only one of its two queues, for days.
 #[test]
 fn a_queue_that_nobody_polls_keeps_no_more_than_its_queue_pairs() {

@@ -216,6 +216,9 @@ pub struct AsyncEvent {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::task::Wake;
 
     fn is_readable(queue: &EventQueue<u32>) -> bool {
         wait_fd(&queue.fd, Interest::READ, Some(Duration::ZERO)).unwrap()
@@ -251,5 +254,36 @@ mod tests {
         assert!(!is_readable(&queue));
         assert_eq!(queue.try_next_after_read(), None);
         assert!(!is_readable(&queue));
+    }
+
+    struct Counts(AtomicU32);
+
+    impl Wake for Counts {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// A task is woken by the next event, and has to ask again for the one after it.
+    #[test]
+    fn a_waker_is_called_at_the_next_event() {
+        let queue = EventQueue::new().unwrap();
+        let counts = Arc::new(Counts(AtomicU32::new(0)));
+        let woken = || counts.0.load(Ordering::Relaxed);
+        let waker = Waker::from(Arc::clone(&counts));
+        queue.wake_at_next(&waker);
+        queue.put(1);
+        assert_eq!((woken(), queue.len(), queue.is_empty()), (0, 1, false));
+        queue.wake();
+        assert_eq!(woken(), 1);
+        queue.push(2);
+        assert_eq!((woken(), queue.len()), (1, 2));
+        queue.wake_at_next(&waker);
+        queue.push(3);
+        assert_eq!(woken(), 2);
+        queue.retain(|_| false);
+        assert_eq!((queue.len(), queue.is_empty()), (0, true));
+        let limit = Some(Duration::from_millis(1));
+        assert!(matches!(queue.next(limit), Err(Error::TimedOut(_))));
     }
 }

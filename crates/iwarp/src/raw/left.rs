@@ -61,3 +61,63 @@ pub(super) fn timer(qp: &Arc<QpInner>) {
     drop(g);
     after.run(qp);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::qp::QueuePair;
+    use super::super::retry::Retry;
+    use super::super::testing;
+    use super::*;
+    use iwarp_rnic::qp::State;
+    use iwarp_rnic::{SendOp, SendWr};
+
+    /// A queue pair with this peer, which waits for hours for an answer.
+    fn connection() -> (QueuePair, std::net::TcpStream) {
+        let ctx = testing::context();
+        let cq = ctx.create_cq(4, None).unwrap();
+        let qp = testing::queue_pair(&ctx, &cq, &cq);
+        let peer = testing::connected(&qp);
+        let retry = Retry {
+            timeout: 31,
+            ..Retry::default()
+        };
+        qp.set_retry(retry).unwrap();
+        (qp, peer)
+    }
+
+    /// As long as the peer is there, or nothing is asked of it, no time runs.
+    #[test]
+    fn the_time_of_a_request_runs_when_the_peer_has_left() {
+        for has_left in [false, true] {
+            for asks in [false, true] {
+                let (qp, _peer) = connection();
+                let mut after = After::default();
+                let mut g = qp.inner.state.lock();
+                g.conn.left.rx = has_left;
+                if asks {
+                    let mut host = DriveHost::new(&qp.inner, &mut after);
+                    let wr = SendWr::new(1, SendOp::Send, &[]);
+                    g.machine.post_send(&wr, &mut host).unwrap();
+                }
+                for _ in 0..2 {
+                    send(&mut g);
+                    assert_eq!(g.conn.left.timer, has_left && asks, "{has_left} {asks}");
+                }
+                drop(g);
+                qp.destroy();
+            }
+        }
+    }
+
+    /// Timers are not cancelled: one may belong to an earlier connection.
+    #[test]
+    fn a_queue_pair_fails_when_its_time_has_run_out() {
+        for (runs, state) in [(false, State::Rts), (true, State::Error)] {
+            let (qp, _peer) = connection();
+            qp.inner.state.lock().conn.left.timer = runs;
+            timer(&qp.inner);
+            assert_eq!(qp.state(), state);
+            qp.destroy();
+        }
+    }
+}

@@ -75,3 +75,30 @@ impl Default for LinkState {
         Self::new(None)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A new connection does not begin with times and flags of the last. That its first message has come is still to be told.
+    #[test]
+    fn what_is_still_to_be_told_stays() {
+        for established in [false, true] {
+            let mut state = LinkState {
+                resting: true,
+                held_since: 5,
+                timer: Some(Time::ZERO),
+                eof: true,
+                established,
+                ending: Some(3),
+                mss_age: 2,
+                ..LinkState::default()
+            };
+            state.end();
+            assert_eq!(state.established, established);
+            assert_eq!((state.resting, state.eof), (false, false));
+            assert_eq!((state.held_since, state.mss_age), (0, 0));
+            assert_eq!((state.timer, state.ending), (None, None));
+        }
+    }
+}

@@ -97,3 +97,53 @@ impl QueuePair {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Context, testing};
+    use super::*;
+    use crate::config::Config;
+    use iwarp_rnic::qp::State;
+
+    fn gid(ip: &str) -> [u8; 16] {
+        gid_of(ip.parse().unwrap())
+    }
+
+    #[test]
+    fn a_gid_of_no_host_is_refused() {
+        let ctx = testing::context();
+        let cq = ctx.create_cq(4, None).unwrap();
+        let qp = ctx
+            .create_addressable_qp(&testing::attributes(&ctx, &cq, &cq))
+            .unwrap();
+        qp.modify(State::Init).unwrap();
+        for ip in ["0.0.0.0", "::", "224.0.0.1", "ff02::1"] {
+            let refused = qp.connect_peer_from(gid("127.0.0.1"), gid(ip), 5);
+            assert!(
+                matches!(refused, Err(Error::InvalidArgument(_))),
+                "{ip}: {refused:?}"
+            );
+            assert_eq!(qp.state(), State::Init, "{ip}");
+        }
+        qp.destroy();
+    }
+
+    /// A queue pair may be its own peer, by whichever GID of its device it is named.
+    #[test]
+    fn a_queue_pair_knows_itself() {
+        let device = testing::device_at(&["127.0.0.1", "127.0.0.2"]);
+        let ctx = Context::open(&device, Config::default()).unwrap();
+        let cq = ctx.create_cq(4, None).unwrap();
+        let qp = testing::queue_pair(&ctx, &cq, &cq);
+        for (ip, num, own) in [
+            ("127.0.0.1", qp.num(), true),
+            ("127.0.0.2", qp.num(), true),
+            ("127.0.0.3", qp.num(), false),
+            ("127.0.0.1", qp.num() ^ 1, false),
+            ("127.0.0.3", qp.num() ^ 1, false),
+        ] {
+            assert_eq!(qp.is_known_as(gid(ip), num), own, "{ip} {num}");
+        }
+        qp.destroy();
+    }
+}

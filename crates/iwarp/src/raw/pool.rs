@@ -113,4 +113,32 @@ mod tests {
             give_runs(runs);
         }
     }
+
+    /// The next plan is made of what the thread has given back, and not of new memory.
+    #[test]
+    fn a_thread_keeps_what_it_has_given_back() {
+        let plan = take_tx().unwrap();
+        let at = &raw const *plan;
+        give_tx(plan);
+        let again = take_tx().unwrap();
+        assert!(std::ptr::eq(at, &raw const *again));
+        give_tx(again);
+        assert!(TX.take().is_some());
+
+        let buffer = take_rx().unwrap();
+        let at = &raw const *buffer;
+        give_rx(buffer);
+        let again = take_rx().unwrap();
+        assert!(std::ptr::eq(at, &raw const *again));
+        give_rx(again);
+        assert!(RX.take().is_some());
+
+        let runs = take_runs();
+        let at = runs.as_ptr();
+        give_runs(runs);
+        let again = take_runs();
+        assert_eq!(again.as_ptr(), at);
+        give_runs(again);
+        assert!(RUNS.take().capacity() >= TX_RUNS);
+    }
 }

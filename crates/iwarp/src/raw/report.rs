@@ -249,8 +249,13 @@ pub(crate) fn devices(walk: &MemoryWalk) -> Vec<DeviceReport> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::raw::{QpAttributes, testing};
+    use crate::config::{Config, ReceiverNotReady};
+    use crate::device::Device;
+    use crate::raw::{Context, QpAttributes, QueuePair, testing};
+    use iwarp_rnic::memory::WindowType;
     use iwarp_rnic::{Cqe, RecvWr};
+    use std::io::Write as _;
+    use std::time::Instant;
 
     /// What waits in the queues of a queue pair is counted, and receives only where they are its own.
     #[test]
@@ -295,5 +300,94 @@ mod tests {
         assert_eq!(reports().map(|qp| qp.recv_completions), [0, 0]);
         own.destroy();
         shared.destroy();
+    }
+
+    /// A time that an ended wait has left behind is no Send that waits.
+    #[test]
+    fn a_send_is_held_on_a_connection_that_waits_for_a_receive() {
+        let ctx = testing::context_with(Config {
+            receiver_not_ready: ReceiverNotReady::Hold(Duration::from_secs(3600)),
+            ..Config::default()
+        });
+        let cq = ctx.create_cq(4, None).unwrap();
+        let qp = testing::queue_pair(&ctx, &cq, &cq);
+        let look = || look(&ctx.inner, qp.num()).unwrap();
+        qp.inner.state.lock().conn.held_since = 1;
+        assert_eq!((look().held_ns, look().held_total_ns), (None, 0));
+        let mut peer = testing::connected(&qp);
+        assert_eq!(look().held_ns, None);
+        qp.inner.state.lock().conn.held_since = 1;
+        assert_eq!((look().held_ns, look().held_total_ns), (None, 0));
+        qp.inner.state.lock().conn.held_since = 0;
+        peer.write_all(&testing::EMPTY_SEND).unwrap();
+        let start = Instant::now();
+        while look().held_ns.is_none() {
+            assert!(start.elapsed() < Duration::from_secs(20), "it is not held");
+            std::thread::yield_now();
+        }
+        assert!(look().held_total_ns > 0);
+        // Its time is over, and is part of the sum already.
+        qp.inner.state.lock().end_hold();
+        let sum = look().held_total_ns;
+        assert_eq!((look().held_ns, look().held_total_ns), (None, sum));
+        qp.destroy();
+    }
+
+    #[test]
+    fn states_have_the_names_of_the_verbs() {
+        for (state, name) in [
+            (State::Reset, "RESET"),
+            (State::Init, "INIT"),
+            (State::Rtr, "RTR"),
+            (State::Rts, "RTS"),
+            (State::Sqd, "SQD"),
+            (State::Sqe, "SQE"),
+            (State::Error, "ERR"),
+        ] {
+            assert_eq!(name_of(state), name);
+        }
+    }
+
+    /// A device is one line of the report, with all that its users have made, and each queue pair is found once.
+    #[test]
+    fn a_device_that_is_open_twice_is_reported_once() {
+        const NAME: &str = "of the test of reports";
+        let device = Device {
+            name: NAME.to_owned(),
+            ..Device::by_address([127, 0, 0, 1].into()).unwrap()
+        };
+        let [one, two] = [(); 2].map(|()| Context::open(&device, Config::default()).unwrap());
+        let cqs = [&one, &two, &two].map(|ctx| ctx.create_cq(4, None).unwrap());
+        let qps = [(&one, 0), (&one, 0), (&two, 1), (&two, 2)]
+            .map(|(ctx, cq)| testing::queue_pair(ctx, &cqs[cq], &cqs[cq]));
+        for ctx in [&one, &one, &one, &two, &two] {
+            ctx.allocate_window(WindowType::Type1, 1).unwrap();
+        }
+        let mut walk = MemoryWalk::new();
+        while walk.step() {}
+        let devices = devices(&walk);
+        let mut ours = devices.iter().filter(|device| device.name == NAME);
+        let report = ours.next().expect("it is open");
+        assert!(ours.next().is_none());
+        let made = (report.queue_pairs, report.completion_queues);
+        assert_eq!((report.opened, made), (2, (4, 3)));
+        assert_eq!((report.registrations, report.registered_octets), (5, 0));
+        assert_eq!(report.address, IpAddr::from([127, 0, 0, 1]));
+        let mut shelves: Vec<_> = shelves()
+            .into_iter()
+            .filter(|shelf| shelf.device() == NAME)
+            .collect();
+        assert_eq!(shelves.len(), 2);
+        let told = shelves.iter_mut().flat_map(|shelf| {
+            std::iter::from_fn(|| shelf.next()).map(|qp| qp.expect("nobody has it").number)
+        });
+        let mut told: Vec<_> = told.collect();
+        let mut made = qps.each_ref().map(QueuePair::num);
+        told.sort_unstable();
+        made.sort_unstable();
+        assert_eq!(told, made);
+        for qp in qps {
+            qp.destroy();
+        }
     }
 }

@@ -55,7 +55,7 @@ impl Rest {
         }
         let octets = drive::take_rest(qp, g, after).unwrap_or_default();
         let flow = g.link.as_ref().and_then(|link| link.flow.as_ref());
-        if let Some(flow) = flow.filter(|_| !octets.is_empty()) {
+        if let Some(flow) = flow {
             // Recorded now, because the flow ends with the queue pair.
             flow.sent(&[IoSlice::new(&octets)]);
         }
@@ -103,10 +103,22 @@ impl Drop for Rest {
 
 #[cfg(test)]
 mod tests {
+    use super::super::after::DriveHost;
+    use super::super::{QueuePair, pool, testing};
     use super::*;
+    use crate::crc::crc32c;
+    use iwarp_rnic::qp::{Env, TxFill, TxPlan};
+    use iwarp_rnic::{SendOp, SendWr};
+    use parking_lot::Mutex;
+    use std::io::{Read as _, Write as _};
+    use std::time::{Duration, Instant};
+
+    /// What is kept counts for the whole process, so that these tests take turns.
+    static TURN: Mutex<()> = Mutex::new(());
 
     #[test]
     fn what_is_kept_is_limited_and_given_back() {
+        let _turn = TURN.lock();
         let first = Rest::of(vec![0; KEPT_MAX / 2]);
         assert!(!is_full());
         let second = Rest::of(vec![0; KEPT_MAX / 2]);
@@ -114,5 +126,106 @@ mod tests {
         drop(first);
         assert!(!is_full());
         drop(second);
+    }
+
+    /// A peer may take its time. What it does not take now is sent later, and a connection that is broken takes nothing.
+    #[test]
+    fn what_the_socket_does_not_take_is_sent_later() {
+        let _turn = TURN.lock();
+        let ctx = testing::context();
+        let cq = ctx.create_cq(4, None).unwrap();
+        let qp = testing::queue_pair(&ctx, &cq, &cq);
+        let mut peer = testing::connected(&qp);
+        let link = qp.inner.state.lock().link.clone().unwrap();
+        // More than the sockets keep while nobody reads.
+        link.stream.socket().set_send_buffer_size(64 << 10).unwrap();
+        let octets: Vec<u8> = (0..6_000_000_u32).map(|n| (n / 1000) as u8).collect();
+        let mut rest = Rest::of(octets.clone());
+        rest.send(&link).unwrap();
+        let left = rest.len();
+        assert!(left > 0 && left < octets.len(), "{left}");
+        let mut got = vec![0; octets.len()];
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| peer.read_exact(&mut got).unwrap());
+            let start = Instant::now();
+            while !rest.is_empty() {
+                assert!(start.elapsed() < Duration::from_secs(30), "{}", rest.len());
+                rest.send(&link).unwrap();
+                std::thread::yield_now();
+            }
+            reader.join().expect("all has come");
+        });
+        assert!(got == octets);
+        assert_eq!(rest.octets.capacity(), 0, "it is given back");
+        drop(peer);
+        let start = Instant::now();
+        while Rest::of(vec![0; 100]).send(&link).is_ok() {
+            assert!(start.elapsed() < Duration::from_secs(20), "nobody takes it");
+            std::thread::yield_now();
+        }
+        qp.destroy();
+    }
+
+    /// A thread that is in its system call has the plan, and nobody else knows how much of it the socket has taken.
+    #[test]
+    fn what_another_thread_writes_is_not_taken() {
+        let _turn = TURN.lock();
+        for writes in [false, true] {
+            let ctx = testing::context();
+            let cq = ctx.create_cq(4, None).unwrap();
+            let qp = testing::queue_pair(&ctx, &cq, &cq);
+            let mut peer = testing::connected(&qp);
+            let mut after = After::default();
+            let start = Instant::now();
+            let wait = || {
+                assert!(start.elapsed() < Duration::from_secs(20));
+                std::thread::yield_now();
+            };
+            let turn = loop {
+                match qp.inner.tx.try_take() {
+                    Some(turn) => break turn,
+                    None => wait(),
+                }
+            };
+            let plan = writes.then(|| begin_to_write(&qp, &mut after));
+            // No message has this operation.
+            let mut octets = testing::EMPTY_SEND;
+            octets[3] = 0x4f;
+            peer.write_all(&octets).unwrap();
+            while !qp.inner.state.lock().machine.owes_terminate() {
+                wait();
+            }
+            let mut g = qp.inner.state.lock();
+            assert_eq!(g.machine.has_unwritten(), writes);
+            let rest = Rest::take(&qp.inner, &mut g, &mut after);
+            assert_eq!(rest.is_empty(), writes);
+            if !writes {
+                // The last segment of a Terminate, untagged.
+                assert_eq!(rest.octets[2..4], [0x41, 0x47]);
+            }
+            assert_eq!(g.machine.owes_terminate(), writes);
+            drop(g);
+            drop((plan, turn));
+            after.run(&qp.inner);
+            qp.destroy();
+        }
+    }
+
+    /// Makes a plan of a Send, as a thread that is about to write.
+    fn begin_to_write(qp: &QueuePair, after: &mut After) -> Box<TxPlan> {
+        let mut plan = pool::take_tx().unwrap();
+        let mut g = qp.inner.state.lock();
+        let memory = qp.inner.ctx.memory.read();
+        let host = &mut DriveHost::new(&qp.inner, after);
+        let wr = SendWr::new(1, SendOp::Send, &[]);
+        g.machine.post_send(&wr, host).unwrap();
+        let mut env = Env {
+            memory: &memory,
+            crc32c: crc32c(),
+            host,
+        };
+        let filled = g.machine.tx_fill(&mut plan, &mut env);
+        assert!(matches!(filled, TxFill::Ready));
+        plan
     }
 }

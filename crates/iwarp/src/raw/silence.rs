@@ -46,6 +46,14 @@ impl Silence {
             ..Self::default()
         }
     }
+
+    /// Returns how many looks in a row have found no answer after one more. The peer has been `silent` for so long, if it owes one.
+    fn unanswered_after(&self, silent: Option<Duration>, limit: Duration) -> u32 {
+        match silent {
+            Some(time) if time >= limit / LOOKS => self.unanswered + 1,
+            _ => 0,
+        }
+    }
 }
 
 fn keep_alive(stream: &TcpStream, limit: Option<Duration>) {
@@ -93,10 +101,7 @@ pub(super) fn timer(qp: &Arc<QpInner>) {
         return;
     }
     let silent = link.stream.unanswered().unwrap_or_default();
-    g.conn.silence.unanswered = match silent {
-        Some(time) if time >= limit / LOOKS => before.unanswered + 1,
-        _ => 0,
-    };
+    g.conn.silence.unanswered = before.unanswered_after(silent, limit);
     // The first look may come right after the octets.
     if g.conn.silence.unanswered <= LOOKS {
         watch(qp, &mut g);

@@ -40,7 +40,7 @@ fn keep_alive(qp: &QueuePair) -> Option<(u64, u64, u32)> {
 /// Waits for keep-alive that differs from `before`.
 fn changed(qp: &QueuePair, before: Option<(u64, u64, u32)>) -> Option<(u64, u64, u32)> {
     let start = Instant::now();
-    while keep_alive(qp) == before && start.elapsed() < Duration::from_secs(10) {
+    while keep_alive(qp) == before && start.elapsed() < Duration::from_secs(20) {
         std::thread::sleep(Duration::from_millis(5));
     }
     keep_alive(qp)
@@ -80,11 +80,12 @@ fn connect(initiator: &QueuePair, listens: &Context, responder: &QueuePair) -> [
 /// The responder's end has it from its listener, the initiator's gets it at the first look, a quarter of the limit later.
 #[test]
 fn both_ends_have_keep_alive() {
-    let (a, b) = (device(Some(2)), device(Some(60)));
+    let (a, b) = (device(Some(8)), device(Some(60)));
     let (initiator, responder) = (queue_pair(&a), queue_pair(&b));
     let _ids = connect(&initiator, &b, &responder);
     assert_eq!(keep_alive(&responder), Some((30, 8, 4)));
-    assert_eq!(changed(&initiator, None), Some((1, 1, 1)));
+    assert!(!responder.inner.state.lock().conn.silence.keep_alive_due);
+    assert_eq!(changed(&initiator, None), Some((4, 1, 4)));
     // Everything is acknowledged, so nobody looks any more until something is sent.
     assert_eq!(
         initiator.inner.state.lock().conn.silence,
@@ -108,4 +109,25 @@ fn a_queue_pair_does_not_keep_the_setting_of_another_device() {
     let (initiator, responder) = (queue_pair(&a), queue_pair(&b));
     let _ids = connect(&initiator, &a, &responder);
     assert_eq!(changed(&responder, None), Some((1, 1, 1)));
+}
+
+/// A peer counts as silent after a quarter of the limit, and any answer begins the count anew.
+#[test]
+fn looks_that_find_no_answer_are_counted() {
+    let limit = Duration::from_secs(8);
+    for (silent, before, after) in [
+        (None, 0, 0),
+        (None, 3, 0),
+        (Some(Duration::ZERO), 3, 0),
+        (Some(Duration::from_millis(1999)), 3, 0),
+        (Some(Duration::from_secs(2)), 0, 1),
+        (Some(Duration::from_secs(2)), 3, 4),
+        (Some(Duration::from_secs(7)), 4, 5),
+    ] {
+        let silence = Silence {
+            unanswered: before,
+            ..Silence::default()
+        };
+        assert_eq!(silence.unanswered_after(silent, limit), after, "{silent:?}");
+    }
 }

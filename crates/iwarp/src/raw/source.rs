@@ -274,4 +274,100 @@ mod tests {
         assert_eq!(qp.state(), State::Error);
         qp.destroy();
     }
+
+    /// Those of one thread that serves it are told from those of another, which the caller leaves the work to.
+    #[test]
+    fn who_serves_a_queue_pair_is_told_so() {
+        let ctx = testing::context();
+        let cq = ctx.create_cq(4, None).unwrap();
+        let qp = testing::queue_pair(&ctx, &cq, &cq);
+        let ready = |readable, writable| Arc::clone(&qp.inner).ready(readable, writable, false);
+        let sides = [(true, false), (false, true), (true, true), (false, false)];
+        let served = || sides.map(|(readable, writable)| ready(readable, writable));
+        assert_eq!(served(), [true, true, true, false]);
+        let reads = qp.inner.rx.try_take();
+        assert_eq!(served(), [false, true, true, false]);
+        drop(reads);
+        let writes = qp.inner.tx.try_take();
+        assert_eq!(served(), [true, false, true, false]);
+        drop(writes);
+        qp.destroy();
+    }
+
+    /// A socket that the program's threads read is not watched, and one that they cannot read is.
+    #[test]
+    fn a_queue_pair_rests_while_its_socket_is_read() {
+        let ctx = testing::context();
+        let cq = ctx.create_cq(4, None).unwrap();
+        let qp = testing::queue_pair(&ctx, &cq, &cq);
+        let resting = || qp.inner.state.lock().conn.resting;
+        assert!(!qp.inner.rest() && !resting(), "no connection");
+        qp.inner.resume();
+        let _peer = testing::connected(&qp);
+        for _ in 0..2 {
+            assert!(qp.inner.rest() && resting());
+            assert!(qp.inner.rest() && resting(), "it rests already");
+            qp.inner.resume();
+            assert!(!resting());
+        }
+        qp.inner.state.lock().conn.interest.readable = false;
+        assert!(!qp.inner.rest() && !resting());
+        qp.destroy();
+    }
+
+    /// The pollers of either queue drive it, and those who drive longest count.
+    #[test]
+    fn the_pollers_of_both_queues_drive_a_queue_pair() {
+        let ctx = testing::context();
+        let [send, recv] = [(); 2].map(|()| ctx.create_cq(4, None).unwrap());
+        let qp = testing::queue_pair(&ctx, &send, &recv);
+        let start = Instant::now();
+        assert_eq!(qp.inner.driven_until(0), None);
+        let mut last = None;
+        for cq in [&recv, &send] {
+            let end = loop {
+                assert_eq!(cq.poll(&mut [iwarp_rnic::Cqe::default()]), Ok(0));
+                if let Some(end) = cq.inner.pollers.driven_until(0) {
+                    break end;
+                }
+                assert!(start.elapsed() < Duration::from_secs(20), "never driven");
+            };
+            assert!(last < Some(end));
+            last = Some(end);
+            assert_eq!(qp.inner.driven_until(0), last);
+            assert_eq!(driven_until([&recv, &send], 0), last);
+            assert!(qp.inner.was_driven(end));
+        }
+        qp.destroy();
+    }
+
+    /// Timers that nobody awaits are no work that a stuck thread leaves undone.
+    #[test]
+    fn timers_of_a_connection_are_awaited() {
+        let ctx = testing::context();
+        let cq = ctx.create_cq(4, None).unwrap();
+        let qp = testing::queue_pair(&ctx, &cq, &cq);
+        for kind in [TIMER_FLUSH, TIMER_LEFT, TIMER_LINGER, TIMER_SILENCE] {
+            assert!(qp.inner.awaits(kind), "{kind}");
+        }
+        // Nothing is due.
+        for kind in [TIMER_MACHINE, TIMERS_END, TIMERS_END + 1, u32::MAX] {
+            assert!(!qp.inner.awaits(kind), "{kind}");
+        }
+        let _peer = testing::connected(&qp);
+        {
+            let mut g = qp.inner.state.lock();
+            g.conn.cork.timer = true;
+            g.conn.timer = Some(iwarp_rnic::Time::ZERO);
+        }
+        let timers = || {
+            let g = qp.inner.state.lock();
+            (g.conn.cork.timer, g.conn.timer.is_some())
+        };
+        Arc::clone(&qp.inner).timer(TIMER_FLUSH);
+        assert_eq!(timers(), (false, true));
+        Arc::clone(&qp.inner).timer(TIMER_MACHINE);
+        assert_eq!(timers(), (false, false));
+        qp.destroy();
+    }
 }

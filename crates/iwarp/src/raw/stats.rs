@@ -136,4 +136,45 @@ mod tests {
         });
         assert_eq!(sums, [[2], [20]]);
     }
+
+    #[test]
+    fn devices_that_are_closed_are_not_kept_in_the_list() {
+        let open = || crate::raw::testing::context().inner;
+        let first = open();
+        let listed = |device: &Weak<ContextInner>| OPENED.lock().iter().any(|d| d.ptr_eq(device));
+        let weak = Arc::downgrade(&first);
+        let second = open();
+        assert!(listed(&weak));
+        assert!(opened().iter().any(|device| Arc::ptr_eq(device, &first)));
+        drop(first);
+        let third = open();
+        assert!(!listed(&weak));
+        assert!(listed(&Arc::downgrade(&second)) && listed(&Arc::downgrade(&third)));
+    }
+
+    #[test]
+    fn closed_devices_of_one_name_are_told_apart_by_their_addresses() {
+        const NAME: &str = "of the test of sums";
+        let addresses = ["127.0.0.1", "127.0.0.2"];
+        for _ in 0..2 {
+            for (n, address) in (1..).zip(addresses) {
+                let mut device = crate::raw::testing::device_at(&[address]);
+                NAME.clone_into(&mut device.name);
+                let ctx = Context::open(&device, Config::default()).unwrap();
+                let mut counters = Counters::default();
+                counters.rx_messages = n;
+                closed(&ctx.inner, &counters);
+            }
+        }
+        let sums = addresses.map(|address| {
+            let address: IpAddr = address.parse().unwrap();
+            let all = closed_devices();
+            let ours = all
+                .iter()
+                .filter(|c| c.name == NAME && c.address == address);
+            let sums: Vec<_> = ours.map(|c| c.counters.rx_messages).collect();
+            sums
+        });
+        assert_eq!(sums, [[2], [4]]);
+    }
 }

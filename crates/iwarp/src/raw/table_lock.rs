@@ -103,4 +103,19 @@ mod tests {
             wait.recv().expect("the change is made");
         });
     }
+
+    /// A child of a fork tries for a while, because a thread that holds the lock may not exist there.
+    #[test]
+    fn a_lock_that_is_tried_is_had_when_nobody_is_in_the_way() {
+        let lock = TableLock::new(MemoryTable::new());
+        let reads = lock.try_read();
+        assert!(reads.is_some() && lock.try_read().is_some());
+        assert!(lock.try_write().is_none());
+        drop(reads);
+        let writes = lock.try_write();
+        assert!(writes.is_some());
+        assert!(lock.try_read().is_none() && lock.try_write().is_none());
+        drop(writes);
+        assert!(lock.try_read().is_some());
+    }
 }

@@ -144,3 +144,21 @@ fn carry_out(
     };
     Ok((handle, cqe))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing;
+
+    #[test]
+    fn a_list_is_not_empty_and_not_too_long() {
+        let ctx = testing::context();
+        let cq = ctx.create_cq(4, None).unwrap();
+        for (tags, fits) in [(0, false), (1, true), (1024, true), (1025, false)] {
+            match ctx.create_tag_srq(&cq, 1, 4, 1, tags) {
+                Ok(queue) => assert!(fits && queue.tag_cq().is_some_and(|own| own.is_same(&cq))),
+                // The program learns which of the sizes is wrong.
+                Err(error) => assert!(!fits && error.to_string().contains("1 to 1024"), "{error}"),
+            }
+        }
+    }
+}

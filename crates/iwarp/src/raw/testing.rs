@@ -128,6 +128,13 @@ pub(super) fn connected(qp: &QueuePair) -> std::net::TcpStream {
     connected_for(qp, None).unwrap()
 }
 
+/// An FPDU without CRC: a peer's first Send, without octets.
+pub(super) const EMPTY_SEND: [u8; 24] = {
+    let mut octets = [0; 24];
+    (octets[1], octets[2], octets[3], octets[15]) = (18, 0x41, 0x43, 1);
+    octets
+};
+
 /// The same with a stream that was set up for this life of the queue pair.
 pub(super) fn connected_for(
     qp: &QueuePair,

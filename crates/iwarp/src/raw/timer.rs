@@ -88,9 +88,11 @@ impl QpInner {
 mod tests {
     use super::*;
     use crate::config::{Config, ReceiverNotReady};
-    use crate::raw::testing;
+    use crate::raw::{QueuePair, testing};
+    use iwarp_rnic::RecvWr;
+    use iwarp_rnic::qp::State;
     use std::io::{Read as _, Write as _};
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     /// Something that is due earlier than what the timer was set for is not late.
     #[test]
@@ -104,16 +106,80 @@ mod tests {
         let mut peer = testing::connected(&qp);
         let later = Time::from_nanos(now_ns() + 3_600_000_000_000);
         qp.inner.state.lock().conn.timer = Some(later);
-        // A Send without octets, for which there is no receive, without CRC.
-        let mut octets = [0; 24];
-        (octets[1], octets[2], octets[3], octets[15]) = (18, 0x41, 0x43, 1);
-        peer.write_all(&octets).unwrap();
+        // There is no receive for it.
+        peer.write_all(&testing::EMPTY_SEND).unwrap();
         peer.set_read_timeout(Some(Duration::from_secs(20)))
             .unwrap();
         let mut terminate = [0; 4];
         peer.read_exact(&mut terminate).unwrap();
         // The last segment of a Terminate, untagged.
         assert_eq!(terminate[2..], [0x41, 0x47]);
+        qp.destroy();
+    }
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    /// A queue pair that may hold a Send for an hour, and its peer, whose Send is held.
+    fn holds() -> (QueuePair, std::net::TcpStream) {
+        let ctx = testing::context_with(Config {
+            receiver_not_ready: ReceiverNotReady::Hold(Duration::from_secs(3600)),
+            ..Config::default()
+        });
+        let cq = ctx.create_cq(2, None).unwrap();
+        let qp = testing::queue_pair(&ctx, &cq, &cq);
+        let mut peer = testing::connected(&qp);
+        peer.write_all(&testing::EMPTY_SEND).unwrap();
+        until(&qp, |g| {
+            g.machine.rx_interest() == RxInterest::Held && g.conn.timer.is_some()
+        });
+        (qp, peer)
+    }
+
+    fn until(qp: &QueuePair, is_so: impl Fn(&Guarded) -> bool) {
+        let start = Instant::now();
+        while !is_so(&qp.inner.state.lock()) {
+            assert!(start.elapsed() < LIMIT);
+            std::thread::yield_now();
+        }
+    }
+
+    /// A timer whose purpose is gone is forgotten, so that nobody takes it for work that a stuck thread leaves undone.
+    #[test]
+    fn a_timer_is_awaited_while_something_is_due() {
+        let (qp, _peer) = holds();
+        assert!(qp.inner.awaits_time());
+        assert!(qp.inner.state.lock().conn.timer.is_some());
+        let receive = RecvWr {
+            wr_id: 1,
+            sges: &[],
+        };
+        qp.post_recv(&[receive]).unwrap();
+        until(&qp, |g| g.machine.poll_at().is_none());
+        {
+            let mut g = qp.inner.state.lock();
+            g.conn.timer = Some(Time::from_nanos(1 << 62));
+            assert!(qp.inner.awaits_time(), "whoever has it may be stuck");
+            assert!(g.conn.timer.is_some());
+        }
+        // An earlier one expires, whose place it has taken.
+        qp.inner.time_has_come();
+        assert!(qp.inner.state.lock().conn.timer.is_some());
+        assert!(!qp.inner.awaits_time());
+        assert_eq!(qp.inner.state.lock().conn.timer, None);
+        qp.destroy();
+        assert!(!qp.inner.awaits_time(), "there is no connection");
+    }
+
+    /// A sender that has closed waits for no receive, so its Send is held for a moment only.
+    #[test]
+    fn a_held_send_waits_as_long_as_its_sender_does() {
+        let (qp, peer) = holds();
+        let look = qp.inner.state.lock().machine.poll_at();
+        // The first look has found that the sender is there.
+        until(&qp, |g| g.machine.poll_at() > look);
+        assert_eq!(qp.state(), State::Rts);
+        drop(peer);
+        until(&qp, |g| g.machine.state() == State::Error);
         qp.destroy();
     }
 }

@@ -467,3 +467,7 @@ impl std::fmt::Debug for XrcDomain {
         f.debug_struct("XrcDomain").finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+#[path = "xrc_tests.rs"]
+mod tests;
