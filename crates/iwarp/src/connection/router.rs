@@ -515,3 +515,7 @@ impl Run<'_> {
         self.router.end_with(state, &mut self.due.wakers);
     }
 }
+
+#[cfg(test)]
+#[path = "router_tests.rs"]
+mod tests;

@@ -165,3 +165,7 @@ macro_rules! waits {
 }
 
 pub(super) use waits;
+
+#[cfg(test)]
+#[path = "wait_tests.rs"]
+mod tests;
