@@ -566,6 +566,7 @@ fn each_wait(test: &dyn Fn(&str, Polls<'_>)) {
     // Three of the four places are not for data.
     let place = c.connection().get(&token).started();
     test("room of a channel", polls(c.send("x")));
+    test("room of a stream", writes(&c));
     drop(place);
     // The window is two messages.
     (0..2).for_each(|_| c.send("x").wait_for(LIMIT).unwrap());
@@ -617,4 +618,28 @@ fn a_forked_child_leaves_the_lists_alone() {
             "{what}"
         );
     });
+}
+
+/// A stream that has credit waits for room in the send queue, and whoever waits for it is woken when there is some.
+#[test]
+fn a_stream_waits_for_room() {
+    use std::io::Read;
+    use tokio::io::AsyncWriteExt;
+    // One place of the send queue is for data, and there is credit for all.
+    let (a, b) = channels(&Options::new().send_depth(4).receives(64));
+    let (mut from, mut to) = (Stream::from(a), Stream::from(b));
+    let runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = { runtime }.enable_time().build().unwrap();
+    runtime.block_on(async {
+        let writes = async {
+            for n in 0..50 {
+                from.write_all(&[n]).await.unwrap();
+            }
+        };
+        let bounded = tokio::time::timeout(LIMIT, writes).await;
+        bounded.expect("a wake-up was lost");
+    });
+    let mut back = [0; 50];
+    to.read_exact(&mut back).unwrap();
+    assert!((0..50).eq(back));
 }

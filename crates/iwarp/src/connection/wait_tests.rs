@@ -125,8 +125,8 @@ impl Wait for Script<'_> {
         assert!(self.registered < 10, "it registers for ever");
     }
 
-    fn step(&self) -> u8 {
-        u8::from(self.looks >= self.posted_at)
+    fn has_begun(&self) -> bool {
+        self.looks >= self.posted_at
     }
 
     fn router(&self) -> &Router {
