@@ -117,6 +117,7 @@ fn payloads_of_each_kind() {
     assert_eq!(*next(), [5, 6]);
     assert!(next().is_empty());
     let last = next();
+    assert!(!last.is_of_write());
     assert_eq!(AsRef::<[u8]>::as_ref(&last), b"x");
     assert_eq!((&*last, last.immediate()), (&b"x"[..], Some(0xdead_beef)));
     assert!(b.recv().now().unwrap().is_none());

@@ -61,6 +61,32 @@ fn a_look_routes_all_that_is_there() {
     until("nothing more", &[&b], || !router.has_message());
 }
 
+/// A request or receive that has failed is the end, before the connection manager says so. One that has succeeded is not.
+#[test]
+fn a_failure_is_the_end() {
+    for (wr_id, status, ends) in [
+        (0, WcStatus::Success, false),
+        (0, WcStatus::RemoteAccess, true),
+        (receive_id(0), WcStatus::Flushed, true),
+    ] {
+        let (a, _b) = pair();
+        let router = &a.inner.router;
+        let mut due = Due::default();
+        let mut run = Run {
+            router,
+            state: None,
+            due: &mut due,
+        };
+        run.take(&Cqe {
+            wr_id,
+            status,
+            ..Cqe::default()
+        });
+        drop(run);
+        assert_eq!(router.has_ended(), ends, "{status:?}");
+    }
+}
+
 #[test]
 fn a_list_with_somebody_in_it_is_waited_in() {
     let lists: [fn(&mut State) -> &mut super::super::waiters::Waiters; 3] =
