@@ -117,6 +117,7 @@ fn payloads_of_each_kind() {
     assert_eq!(*next(), [5, 6]);
     assert!(next().is_empty());
     let last = next();
+    assert!(!last.is_of_write());
     assert_eq!(AsRef::<[u8]>::as_ref(&last), b"x");
     assert_eq!((&*last, last.immediate()), (&b"x"[..], Some(0xdead_beef)));
     assert!(b.recv().now().unwrap().is_none());
@@ -216,6 +217,7 @@ fn a_refused_request_ends_the_connection_and_says_why() {
     assert_eq!(error.request(), RequestKind::Write);
     assert_eq!(error.peer_addr(), a.peer_addr());
     assert!(error.fault().is_some());
+    assert_eq!(a.fault(), error.fault());
     let text = Error::Operation(error).to_string();
     assert!(text.contains("RDMA Write of 64 octets"), "{text}");
     assert!(a.closed().wait_for(LIMIT).is_err());
@@ -238,6 +240,12 @@ fn a_window_ends_with_its_guard() {
     a.send_with_invalidate("done", &token).wait().unwrap();
     let message = b.recv().wait_for(LIMIT).unwrap();
     assert!(window.is_invalidated_by(&message) && *message == *b"done");
+    let another = b.bind(&part, Access::REMOTE_READ).wait().unwrap();
+    assert!(!another.is_invalidated_by(&message));
+    a.send("nothing").wait().unwrap();
+    let plain = b.recv().wait_for(LIMIT).unwrap();
+    assert!(!window.is_invalidated_by(&plain));
+    drop((another, plain));
     assert_eq!(part.to_vec().unwrap(), [1, 2, 3, 4]);
     drop((message, window));
     // By a request, in order.
@@ -275,6 +283,14 @@ fn a_region_is_given_out_only_if_nobody_uses_it() {
     sent.wait().unwrap();
     assert!(region.get_mut().is_some());
     assert_eq!(*b.recv().wait_for(LIMIT).unwrap(), *b"in place");
+    // So it has where the operation is dropped, and nobody looks for its end.
+    let (c, d) = pair();
+    let mut region = c.allocate::<u8>(8).unwrap();
+    drop(c.send(&region).started());
+    assert!(region.get_mut().is_none());
+    c.send("behind it").wait().unwrap();
+    assert!(region.get_mut().is_some());
+    drop(d);
 }
 
 #[test]
@@ -337,7 +353,21 @@ fn a_batch_copies_what_fits_into_a_request() {
     assert!(matches!(refused, Err(Error::Refused(refused)) if refused == why));
     let region = a.allocate::<u8>(17).unwrap();
     batch.send(&region).unwrap();
+    // What a Read brings may fill its region, and be less.
+    let there = b.share::<u8>(18, Access::REMOTE_READ).unwrap().remote();
+    let refused = batch.read_into(&region, &there);
+    let (octets, room) = (18, 17);
+    let why = Refusal::TooLong { octets, room };
+    assert!(matches!(refused, Err(Error::Refused(refused)) if refused == why));
+    let there = b.share::<u8>(17, Access::REMOTE_READ).unwrap();
+    there.write_at(0, &[3; 17]).unwrap();
+    let (whole, less) = (a.allocate(17).unwrap(), a.allocate(17).unwrap());
+    batch.read_into(&whole, &there.remote()).unwrap();
+    let part = there.remote().slice(..16).unwrap();
+    batch.read_into(&less, &part).unwrap();
     batch.submit().wait_for(LIMIT).unwrap();
+    assert_eq!(whole.to_vec().unwrap(), [3; 17]);
+    assert_eq!(less.to_vec().unwrap()[15..], [3, 0]);
     assert_eq!(*b.recv().wait_for(LIMIT).unwrap(), [1; 16]);
     assert_eq!(*b.recv().wait_for(LIMIT).unwrap(), [0; 17]);
 }

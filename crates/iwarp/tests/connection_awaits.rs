@@ -395,6 +395,9 @@ fn a_forked_child_is_refused_everywhere() {
     let window = a.bind(&region, ALL).wait_for(LIMIT).unwrap();
     let (c, d) = channels(&Options::new());
     let started = a.fetch_add(&word, 1).started();
+    // Its answer is there, and nobody has taken it.
+    let answered = a.get(&word).started();
+    a.get(&word).wait_for(LIMIT).unwrap();
     let mut waiting = Box::pin(d.recv());
     assert!(poll_and_drop(waiting.as_mut(), 3).is_none());
     // SAFETY: the child calls functions that take no lock of the parent, and leaves by `_exit`.
@@ -407,10 +410,11 @@ fn a_forked_child_is_refused_everywhere() {
             forked(a.get(&word).wait().map(drop)),
             forked(a.read_into(&region, &word).wait()),
             forked(started.wait().map(drop)),
+            forked(answered.wait().map(drop)),
             forked(c.send("x").wait()),
             forked(d.recv().wait().map(drop)),
         ];
-        let good = good == [true; 6];
+        let good = good == [true; 7];
         drop((waiting, window, region));
         drop((a, b));
         // SAFETY: it ends the process at once.
@@ -424,6 +428,7 @@ fn a_forked_child_is_refused_everywhere() {
         "{status}"
     );
     assert_eq!(started.wait_for(LIMIT).unwrap(), 0);
+    assert_eq!(answered.wait_for(LIMIT).unwrap(), 1);
     drop(waiting);
     c.send("the parent goes on").wait_for(LIMIT).unwrap();
     assert_eq!(
@@ -494,4 +499,147 @@ fn a_message_is_for_those_who_wait() {
         Poll::Ready(message) => assert_eq!(*message.unwrap(), *b"one"),
         Poll::Pending => panic!("the message was given to another"),
     }
+}
+
+/// Counts its calls, and tells by its handles who keeps a waker.
+struct Counts(AtomicU64);
+
+impl Wake for Counts {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Polls something, and returns `true` if it is not done. What it polls is dropped with it.
+type Polls<'a> = Box<dyn FnMut(&Waker) -> bool + 'a>;
+
+fn polls<'a, F: Future + Unpin + 'a>(mut future: F) -> Polls<'a> {
+    Box::new(move |waker| {
+        let mut context = Context::from_waker(waker);
+        Pin::new(&mut future).poll(&mut context).is_pending()
+    })
+}
+
+fn reads<'a>(channel: &Channel) -> Polls<'a> {
+    let (mut half, _) = Stream::from(channel.clone()).into_split();
+    Box::new(move |waker| {
+        let (mut context, mut out) = (Context::from_waker(waker), [0]);
+        let mut out = tokio::io::ReadBuf::new(&mut out);
+        let half = Pin::new(&mut half);
+        tokio::io::AsyncRead::poll_read(half, &mut context, &mut out).is_pending()
+    })
+}
+
+fn writes<'a>(channel: &Channel) -> Polls<'a> {
+    let (_, mut half) = Stream::from(channel.clone()).into_split();
+    Box::new(move |waker| {
+        let mut context = Context::from_waker(waker);
+        let half = Pin::new(&mut half);
+        tokio::io::AsyncWrite::poll_write(half, &mut context, b"x").is_pending()
+    })
+}
+
+/// Gives each thing that a program can wait for, where it does not come, to `test`.
+fn each_wait(test: &dyn Fn(&str, Polls<'_>)) {
+    let (a, b) = pair_with(&Options::new().send_depth(1));
+    let there = b.share::<u64>(1, ALL).unwrap();
+    let token = there.remote();
+    test("a message", polls(a.recv()));
+    test("the end", polls(a.closed()));
+    let (_opens_none, other) = pair();
+    test("a hello", polls(Channel::open(other.clone())));
+    // It has the only place until its result is taken.
+    let place = a.get(&token).started();
+    test("room", polls(a.write(&[1], &token)));
+    let mut batch = a.batch();
+    batch.write(&[1], &token).unwrap();
+    test("room for a batch", polls(batch.submit()));
+    drop((batch, place));
+
+    let (c, d) = channels(&Options::new().receives(6).send_depth(4));
+    let there = d.connection().share::<u64>(1, ALL).unwrap();
+    let token = there.remote();
+    // A request behind it has completed, so the hello has, too, and nobody is woken for its place.
+    c.connection().get(&token).wait_for(LIMIT).unwrap();
+    test("a message of a channel", polls(c.recv()));
+    test("octets of a stream", reads(&c));
+    // Three of the four places are not for data.
+    let place = c.connection().get(&token).started();
+    test("room of a channel", polls(c.send("x")));
+    test("room of a stream", writes(&c));
+    drop(place);
+    // The window is two messages.
+    (0..2).for_each(|_| c.send("x").wait_for(LIMIT).unwrap());
+    test("credit of a channel", polls(c.send("x")));
+    test("credit of a stream", writes(&c));
+}
+
+/// Whoever polls again and again is in each list once, and in none afterwards: a waker that stays would be called in the place of another
+/// one that waits.
+#[test]
+fn who_gives_up_leaves_no_waker_behind() {
+    each_wait(&|what, mut polls| {
+        let counts = Arc::new(Counts(AtomicU64::new(0)));
+        let waker = Waker::from(Arc::clone(&counts));
+        for _ in 0..10 {
+            assert!(polls(&waker), "{what}");
+        }
+        // At the connection and at the channel, besides those of this test.
+        assert!((3..=4).contains(&Arc::strong_count(&counts)), "{what}");
+        drop((polls, waker));
+        assert_eq!(Arc::strong_count(&counts), 1, "{what}");
+    });
+}
+
+/// What a forked child drops stays in the lists as it was: a thread that the child does not have may be changing them.
+#[test]
+fn a_forked_child_leaves_the_lists_alone() {
+    each_wait(&|what, mut polls| {
+        let counts = Arc::new(Counts(AtomicU64::new(0)));
+        let waker = Waker::from(Arc::clone(&counts));
+        for _ in 0..3 {
+            assert!(polls(&waker), "{what}");
+        }
+        // SAFETY: the child drops what takes no lock of the parent, and leaves by `_exit`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let before = Arc::strong_count(&counts);
+            drop(polls);
+            let good = Arc::strong_count(&counts) == before;
+            // SAFETY: it ends the process at once.
+            unsafe { libc::_exit(i32::from(!good)) };
+        }
+        let mut status = 0;
+        // SAFETY: a valid place for the status of a child of ours.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(
+            (libc::WIFEXITED(status), libc::WEXITSTATUS(status)),
+            (true, 0),
+            "{what}"
+        );
+    });
+}
+
+/// A stream that has credit waits for room in the send queue, and whoever waits for it is woken when there is some.
+#[test]
+fn a_stream_waits_for_room() {
+    use std::io::Read;
+    use tokio::io::AsyncWriteExt;
+    // One place of the send queue is for data, and there is credit for all.
+    let (a, b) = channels(&Options::new().send_depth(4).receives(64));
+    let (mut from, mut to) = (Stream::from(a), Stream::from(b));
+    let runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = { runtime }.enable_time().build().unwrap();
+    runtime.block_on(async {
+        let writes = async {
+            for n in 0..50 {
+                from.write_all(&[n]).await.unwrap();
+            }
+        };
+        let bounded = tokio::time::timeout(LIMIT, writes).await;
+        bounded.expect("a wake-up was lost");
+    });
+    let mut back = [0; 50];
+    to.read_exact(&mut back).unwrap();
+    assert!((0..50).eq(back));
 }

@@ -316,8 +316,8 @@ impl Wait for Submit<'_, '_> {
         }
     }
 
-    fn step(&self) -> u8 {
-        u8::from(matches!(self.stage, Stage::Posted(_)))
+    fn has_begun(&self) -> bool {
+        matches!(self.stage, Stage::Posted(_))
     }
 
     fn router(&self) -> &Router {

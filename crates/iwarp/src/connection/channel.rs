@@ -168,15 +168,12 @@ impl Shared {
                 Inbox::Empty => (None, Some(false)),
                 Inbox::Ended => (None, Some(true)),
             };
-            let mut wakers = [state.next_writer(), state.next_reader()];
-            let mut all = Vec::new();
-            if done == Some(true) || state.broken.is_some() {
-                state.wake_all(&mut all);
-            }
+            let wakers = [state.next_writer(), state.next_reader()];
             drop(state);
-            // Its receive is posted again, and wakers are called, when nothing is locked.
+            // Its receive is posted again, and wakers are called, when nothing is locked. At the end, also that of a broken channel, the
+            // router wakes all the others: they are in its lists, too.
             drop(other);
-            call_all(wakers.iter_mut().filter_map(Option::take).chain(all));
+            call_all(wakers.into_iter().flatten());
             if let Some(ended) = done {
                 break ended;
             }

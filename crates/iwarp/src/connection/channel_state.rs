@@ -55,15 +55,6 @@ pub(super) struct State {
 }
 
 impl State {
-    /// Takes everybody off the lists that has something to look at.
-    pub(super) fn wake_all(&mut self, wakers: &mut Vec<Waker>) {
-        for list in [&mut self.writers, &mut self.readers] {
-            while let Some(waker) = list.next() {
-                wakers.push(waker);
-            }
-        }
-    }
-
     /// Takes the next writer off its list, if there is a credit.
     pub(super) fn next_writer(&mut self) -> Option<Waker> {
         match self.credits > 0 {

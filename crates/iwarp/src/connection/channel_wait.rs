@@ -232,8 +232,12 @@ impl Wait for Sending<'_> {
         }
     }
 
+    fn has_begun(&self) -> bool {
+        self.operation.has_begun()
+    }
+
     fn step(&self) -> u8 {
-        u8::from(self.has_credit) + self.operation.step()
+        u8::from(self.has_credit) + u8::from(self.has_begun())
     }
 
     fn router(&self) -> &Router {

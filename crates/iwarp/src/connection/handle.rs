@@ -520,3 +520,7 @@ impl Drop for Closed<'_> {
         self.connection.inner.router.leave_mourners(self.ticket);
     }
 }
+
+#[cfg(test)]
+#[path = "handle_tests.rs"]
+mod tests;

@@ -246,3 +246,27 @@ impl Incoming {
         self.request.reject(reason.as_ref())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What every peer would meet is told, and what one peer has done wrong is not.
+    #[test]
+    fn an_accept_fails_by_what_is_wrong_here() {
+        let lost = |why: &str| Error::ConnectionLost(why.into());
+        for (error, is_told) in [
+            (Error::InvalidArgument("an option"), true),
+            (Error::OutOfMemory, true),
+            (lost("the peer is gone"), false),
+            (Error::Closed, false),
+            (Error::TimedOut("the peer said nothing"), false),
+        ] {
+            let what = error.to_string();
+            match unless_peers_fault(Err(error)) {
+                Err(told) => assert!(is_told && told.to_string() == what),
+                Ok(accepted) => assert!(!is_told && accepted.is_none(), "{what}"),
+            }
+        }
+    }
+}

@@ -94,3 +94,8 @@ pub fn connect(to: impl ToSocketAddrs) -> Connect {
 pub fn listen(at: impl ToSocketAddrs) -> Listen {
     Listen::new(None, at)
 }
+
+#[cfg(test)]
+mod channel_tests;
+#[cfg(test)]
+mod testing;

@@ -306,7 +306,6 @@ impl<'a> Request<'a> {
                 wr.inline = &inline;
                 wr = wr.with_flags(SendFlags::INLINE);
             }
-            Local::Window(_) => {}
             _ => return self.post_from_staging(inner, id, op),
         }
         inner.qp().post_more(&wr)
@@ -730,8 +729,8 @@ impl<Y: Yield> Wait for Operation<'_, Y> {
         }
     }
 
-    fn step(&self) -> u8 {
-        u8::from(self.posted)
+    fn has_begun(&self) -> bool {
+        self.posted
     }
 
     #[inline]

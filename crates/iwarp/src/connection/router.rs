@@ -435,7 +435,6 @@ impl Router {
         let mut run = Run {
             router: self,
             state: None,
-            settled: false,
             due: &mut desk.due,
         };
         run.take(&first[0]);
@@ -480,7 +479,6 @@ struct Run<'a> {
     router: &'a Router,
     /// Locked from the first message on.
     state: Option<MutexGuard<'a, State>>,
-    settled: bool,
     due: &'a mut Due,
 }
 
@@ -505,13 +503,13 @@ impl Run<'_> {
     /// A request or receive has failed, and so the connection ends.
     #[cold]
     fn fail(&mut self) {
-        if !self.settled {
-            // A thread may still copy into memory of a request that was flushed meanwhile. Nobody waits for `state` while it
-            // accesses memory.
-            self.router.ctx.wait_for_accesses();
-            self.settled = true;
-        }
+        // A thread may still copy into memory of a request that was flushed meanwhile. Nobody waits for `state` while it accesses memory.
+        self.router.ctx.wait_for_accesses();
         let state = self.state.get_or_insert_with(|| self.router.state.lock());
         self.router.end_with(state, &mut self.due.wakers);
     }
 }
+
+#[cfg(test)]
+#[path = "router_tests.rs"]
+mod tests;

@@ -381,3 +381,7 @@ mod asynchronous {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "stream_tests.rs"]
+mod tests;

@@ -19,9 +19,14 @@ pub(super) trait Wait {
     /// Registers a waker for the moment when it is worth to look again.
     fn register(&mut self, waker: &Waker);
 
+    /// Returns `true` if a request of its own was posted.
+    fn has_begun(&self) -> bool {
+        false
+    }
+
     /// Returns how far it is. A waker that was registered at one step does not serve for the next.
     fn step(&self) -> u8 {
-        0
+        u8::from(self.has_begun())
     }
 
     /// Returns who routes its completion.
@@ -32,10 +37,10 @@ pub(super) trait Wait {
 #[inline]
 pub(super) fn poll<W: Wait>(what: &mut W, waker: &Waker) -> Poll<Result<W::Output>> {
     what.router().check_process()?;
-    let step = what.step();
+    let begun = what.has_begun();
     match what.look() {
         Poll::Ready(done) => Poll::Ready(done),
-        Poll::Pending => poll_later(what, what.step() != step, waker),
+        Poll::Pending => poll_later(what, what.has_begun() && !begun, waker),
     }
 }
 
@@ -165,3 +170,7 @@ macro_rules! waits {
 }
 
 pub(super) use waits;
+
+#[cfg(test)]
+#[path = "wait_tests.rs"]
+mod tests;

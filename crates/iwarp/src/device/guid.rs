@@ -70,4 +70,19 @@ mod tests {
         assert_eq!(on("tun1", None, false), others[4]);
         assert_eq!(others[1] >> 56, 2, "locally administered");
     }
+
+    /// The example of the algorithm's authors, with our mark in the place of its first octet.
+    #[test]
+    fn a_number_made_of_names_is_their_hash() {
+        for parts in [&[&b"foobar"[..]][..], &[b"foo", b"bar"]] {
+            assert_eq!(local(parts), 0x0294_4171_f739_67e8);
+        }
+    }
+
+    #[test]
+    fn hosts_are_told_apart_by_number_and_name() {
+        let name = fs::read("/proc/sys/kernel/hostname").unwrap();
+        let number = fs::read("/etc/machine-id").unwrap_or_default();
+        assert_eq!(host(), [number, name].concat());
+    }
 }

@@ -1,0 +1,248 @@
+//! Tests of the rules of channels, and of how credits are counted.
+
+use super::channel_state::{HELLO, MOST_CREDITS, State, header, kind};
+use super::operation::HEADER;
+use super::testing::{LIMIT, channels, done, pair, until};
+use super::wait::Wait;
+use super::{Channel, Connection, Message, Options};
+use iwarp_rnic::Access;
+use std::task::Waker;
+
+/// Makes messages of these octets.
+struct Post(Connection, Connection);
+
+impl Post {
+    fn new() -> Self {
+        let (a, b) = pair();
+        Self(a, b)
+    }
+
+    fn message(&self, octets: &[u8]) -> Message {
+        self.0.send(octets).wait().unwrap();
+        self.1.recv().wait_for(LIMIT).unwrap()
+    }
+}
+
+fn hello(version: u8, window: u32, size: u32) -> Vec<u8> {
+    let mut octets = header(kind::HELLO, version, window).to_vec();
+    octets.extend(size.to_be_bytes());
+    octets
+}
+
+#[test]
+fn a_header_has_these_octets() {
+    assert_eq!((HEADER, HELLO), (8, 12));
+    assert_eq!(header(3, 2, 0x0405_0607), [3, 2, 0, 0, 4, 5, 6, 7]);
+}
+
+#[test]
+fn a_hello_says_what_the_peer_takes() {
+    let post = Post::new();
+    // Credits, and the octets of a message less the header; none if it is refused.
+    let rows = [
+        (hello(1, 1, 9), Some((1, 1))),
+        (hello(1, 60, 4096), Some((60, 4088))),
+        (hello(1, 65_536, u32::MAX), Some((65_536, 0xffff_fff7))),
+        (hello(1, 65_537, 4096), None),
+        (hello(1, 0, 4096), None),
+        (hello(1, 60, 8), None),
+        (hello(1, 60, 0), None),
+        (hello(0, 60, 4096), None),
+        (hello(2, 60, 4096), None),
+        (hello(1, 60, 4096)[..11].to_vec(), None),
+    ];
+    assert_eq!(MOST_CREDITS, 65_536);
+    for (octets, expected) in rows {
+        let mut state = State::default();
+        assert!(state.take(post.message(&octets)).is_some(), "{octets:?}");
+        let (credits, most) = expected.unwrap_or_default();
+        assert_eq!(
+            (state.window, state.credits, state.most),
+            (credits, credits, most),
+            "{octets:?}"
+        );
+        assert_eq!(state.broken.is_none(), expected.is_some(), "{octets:?}");
+    }
+}
+
+/// What a message of the peer does to credits, to what the peer may send, to the inbox, and to the end of the peer's messages.
+#[test]
+fn each_message_has_its_rule() {
+    type Stand = (u32, u32, usize, bool);
+    let [data, finish] = [kind::DATA, kind::FINISH].map(|kind| header(kind, 0, 0));
+    let credit = |number| header(kind::CREDIT, 0, number);
+    let greeting = header(kind::HELLO, 1, 4);
+    let rows: [(Stand, [u8; HEADER], Option<Stand>); 17] = [
+        ((4, 2, 0, false), data, Some((4, 1, 1, false))),
+        ((0, 1, 0, false), data, Some((0, 0, 1, false))),
+        ((4, 0, 0, false), data, None),
+        ((4, 2, 0, true), data, None),
+        ((1, 2, 0, false), credit(3), Some((4, 2, 0, false))),
+        ((1, 2, 0, false), credit(2), Some((3, 2, 0, false))),
+        ((1, 2, 0, false), credit(4), None),
+        ((0, 2, 0, false), credit(4), Some((4, 2, 0, false))),
+        ((0, 2, 0, false), credit(5), None),
+        ((4, 2, 0, false), credit(0), Some((4, 2, 0, false))),
+        ((4, 2, 0, false), credit(1), None),
+        // It still takes messages when it has finished.
+        ((1, 2, 0, true), credit(3), Some((4, 2, 0, true))),
+        ((4, 2, 0, false), finish, Some((4, 2, 0, true))),
+        ((4, 2, 0, true), finish, Some((4, 2, 0, true))),
+        ((4, 2, 0, false), greeting, None),
+        ((4, 2, 0, false), header(0, 0, 0), None),
+        ((4, 2, 0, false), header(5, 0, 0), None),
+    ];
+    let post = Post::new();
+    for ((credits, allowed, _, peer_finished), octets, expected) in rows {
+        let mut state = State {
+            allowed,
+            ..State::default()
+        };
+        let what = format!("{credits} credits, {allowed} allowed, {octets:?}");
+        assert!(state.take(post.message(&hello(1, 4, 100))).is_some());
+        (state.credits, state.peer_finished) = (credits, peer_finished);
+        let kept = state.take(post.message(&octets)).is_none();
+        let stand = (
+            state.credits,
+            state.allowed,
+            state.inbox.len(),
+            state.peer_finished,
+        );
+        assert_eq!(state.broken.is_none(), expected.is_some(), "{what}");
+        assert_eq!(
+            stand,
+            expected.unwrap_or((credits, allowed, 0, peer_finished)),
+            "{what}"
+        );
+        assert_eq!(kept, stand.2 == 1, "{what}");
+    }
+    // Before the hello there is nothing but a hello.
+    for octets in [data, finish, credit(0), credit(1)] {
+        let mut state = State {
+            allowed: 4,
+            ..State::default()
+        };
+        assert!(state.take(post.message(&octets)).is_some());
+        assert!(state.broken.is_some() && !state.peer_finished, "{octets:?}");
+    }
+}
+
+#[test]
+fn who_waits_is_woken_for_something() {
+    let post = Post::new();
+    for (credits, messages, peer_finished) in [
+        (0, 0, false),
+        (1, 0, false),
+        (0, 1, false),
+        (0, 0, true),
+        (2, 1, true),
+    ] {
+        let mut state = State::default();
+        for list in [&mut state.writers, &mut state.readers] {
+            list.wait(&mut None, Waker::noop().clone());
+        }
+        (state.credits, state.peer_finished) = (credits, peer_finished);
+        for _ in 0..messages {
+            state.inbox.push_back(post.message(b"x"));
+        }
+        let woken = (state.next_writer().is_some(), state.next_reader().is_some());
+        let expected = (credits > 0, messages > 0 || peer_finished);
+        assert_eq!(woken, expected, "{credits} {messages} {peer_finished}");
+    }
+}
+
+/// A message that comes is for those who wait for one at the channel. Whoever asks later does not take it from them.
+#[test]
+fn a_message_of_a_channel_is_for_those_who_wait() {
+    let (a, b) = channels(&Options::new());
+    let ends = [a.connection(), b.connection()];
+    let mut waiting = [(); 4].map(|()| b.recv());
+    for one in &mut waiting {
+        one.register(Waker::noop());
+    }
+    done(&mut a.send("x"), &ends);
+    until("a message", &ends, || b.connection().recv().is_likely());
+    assert!(b.recv().look().is_pending());
+    let [first, ..] = &mut waiting;
+    assert_eq!(*done(first, &[]).unwrap(), *b"x");
+}
+
+fn credits(channel: &Channel) -> u32 {
+    channel.shared.state.lock().credits
+}
+
+#[test]
+fn a_message_takes_a_credit_when_it_is_posted() {
+    let (a, b) = channels(&Options::new().send_depth(4).receives(8));
+    let one = a.connection();
+    let there = b.connection().share::<u64>(1, Access::REMOTE_READ).unwrap();
+    assert_eq!(credits(&a), 4);
+    let long = vec![0; a.max_len() + 1];
+    assert!(a.send(&long).look().is_ready());
+    assert_eq!(credits(&a), 4, "it is refused");
+    done(&mut a.send("x"), &[one]);
+    assert_eq!(credits(&a), 3);
+    // Three of four places are not for data.
+    let place = one.get(&there.remote()).started();
+    let mut waits = a.send("x");
+    assert!(waits.look().is_pending());
+    assert_eq!(credits(&a), 2);
+    drop(waits);
+    assert_eq!(credits(&a), 3, "it was not posted");
+    drop(place);
+    assert!(!a.is_finished());
+    done(&mut a.finish(), &[one]);
+    assert!(a.is_finished());
+    assert!(a.send("x").look().is_ready());
+    assert_eq!(credits(&a), 3, "it has finished");
+}
+
+/// Credits are given back by halves of the window, and kept while there is no room for them in the send queue.
+#[test]
+fn credits_are_given_back_by_halves() {
+    let (a, b) = channels(&Options::new().send_depth(4).receives(8));
+    let (one, other) = (a.connection(), b.connection());
+    let there = one.share::<u64>(1, Access::REMOTE_READ).unwrap();
+    let token = there.remote();
+    let stand = || {
+        let state = b.shared.state.lock();
+        (state.owed, state.allowed)
+    };
+    let send = |count| {
+        for _ in 0..count {
+            done(&mut a.send("x"), &[one, other]);
+        }
+        let message = |_| done(&mut b.recv(), &[one, other]).unwrap();
+        (0..count).map(message).collect::<Vec<_>>()
+    };
+    let mut kept = send(4);
+    assert_eq!(stand(), (0, 0));
+    kept.pop();
+    assert_eq!(stand(), (1, 0), "less than half");
+    kept.pop();
+    assert_eq!(stand(), (0, 2), "half of it is given back");
+    kept.extend(send(2));
+    // All places are taken until the results are.
+    done(&mut other.get(&token), &[other]);
+    let places: Vec<_> = (0..4).map(|_| other.get(&token).started()).collect();
+    assert!(places.iter().all(|one| one.is_posted()));
+    for owed in 1..=4 {
+        kept.pop();
+        assert_eq!(stand(), (owed, 0), "there is no room");
+    }
+    for mut place in places {
+        done(&mut place, &[other]);
+    }
+    assert!(b.recv().look().is_pending());
+    assert_eq!(stand(), (0, 4));
+    until("the credits", &[one], || {
+        assert!(a.recv().look().is_pending());
+        credits(&a) == 4
+    });
+    // A peer that has finished needs none.
+    let last = send(2);
+    done(&mut a.finish(), &[one]);
+    until("the end", &[other], || b.recv().look().is_ready());
+    drop(last);
+    assert_eq!(stand(), (2, 2));
+}

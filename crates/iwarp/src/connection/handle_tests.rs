@@ -1,0 +1,130 @@
+//! Tests of what requests copy, and where to.
+
+use crate::connection::testing::{LIMIT, channels, done, pair, pair_with};
+use crate::connection::{Connection, Options};
+use crate::error::Error;
+use iwarp_rnic::Access;
+
+fn has_staging(connection: &Connection) -> bool {
+    connection.inner.staging.get().is_some()
+}
+
+/// Answers that are on their way at the same time do not get in each other's way.
+#[test]
+fn each_answer_has_a_place_of_its_own() {
+    let (a, b) = pair_with(&Options::new().message_size(64));
+    let there = b.share::<u64>(40, Access::REMOTE_READ).unwrap();
+    (0..40).for_each(|n| there.set(n, 1000 + n as u64).unwrap());
+    let token = there.remote();
+    let gets: Vec<_> = (0..8)
+        .map(|n| a.get(&token.at(n).unwrap()).started())
+        .collect();
+    let reads: Vec<_> = (1..5)
+        .map(|n| a.read(&token.slice(n * 8..n * 8 + 8).unwrap()).started())
+        .collect();
+    // When the last one is answered, all are.
+    for (n, read) in reads.into_iter().enumerate().rev() {
+        let first = 1008 + 8 * n as u64;
+        let expected: Vec<_> = (first..first + 8).collect();
+        assert_eq!(read.wait_for(LIMIT).unwrap(), expected);
+    }
+    for (n, get) in gets.into_iter().enumerate().rev() {
+        assert_eq!(get.wait_for(LIMIT).unwrap(), 1000 + n as u64);
+    }
+}
+
+/// What fits into a request is not copied into memory, and that memory is not even allocated.
+#[test]
+fn short_octets_travel_in_the_request() {
+    let (a, b) = pair_with(&Options::new().max_inline(16));
+    let there = b.share::<u8>(32, Access::REMOTE_WRITE).unwrap();
+    let region = a.allocate::<u8>(32).unwrap();
+    done(&mut a.send(&[1; 16]), &[&a]);
+    done(&mut a.send(&[]), &[&a]);
+    done(&mut a.write(&[2; 16], &there.remote()), &[&a]);
+    done(&mut a.send(&region), &[&a]);
+    let window = done(&mut a.bind(&region, Access::REMOTE_READ), &[&a]);
+    done(&mut a.invalidate(window), &[&a]);
+    assert!(!has_staging(&a));
+    done(&mut a.send(&[3; 17]), &[&a]);
+    assert!(has_staging(&a));
+
+    let (c, d) = channels(&Options::new().max_inline(16).receives(6));
+    let ends = [c.connection(), d.connection()];
+    done(&mut c.send(&[1; 8]), &ends);
+    done(&mut c.send(&[2; 8]), &ends);
+    // Both are given back.
+    for _ in 0..2 {
+        drop(done(&mut d.recv(), &ends));
+    }
+    done(&mut d.finish(), &ends);
+    assert!(!ends.map(has_staging).contains(&true));
+    done(&mut c.send(&[3; 9]), &ends);
+    assert_eq!(ends.map(has_staging), [true, false]);
+}
+
+/// Octets arrive as they are, at each length at which they travel in another way, with and without the header of a channel.
+#[test]
+fn octets_of_each_length_arrive() {
+    for inline in [0, 16, 64] {
+        let options = Options::new().max_inline(inline).message_size(100);
+        let (a, b) = pair_with(&options);
+        let (c, d) = channels(&options);
+        let region = |of: &Connection, octets: &[u8]| {
+            // Others lie around them.
+            let whole = of.allocate::<u8>(300).unwrap();
+            whole.write_at(0, &[0xff; 300]).unwrap();
+            whole.write_at(50, octets).unwrap();
+            whole.slice(50..50 + octets.len()).unwrap()
+        };
+        for len in [0, 1, 7, 8, 9, 15, 16, 17, 55, 56, 57, 63, 64, 65, 92, 100] {
+            let octets: Vec<u8> = (1..=len).collect();
+            let what = format!("{len} octets, {inline} inline");
+            // The slots of the staging are used in turn.
+            let first = a.send(&octets).started();
+            let second = a.send(region(&a, &octets)).started();
+            let third = a.send(&octets).started();
+            for sent in [first, second, third] {
+                sent.wait_for(LIMIT).unwrap();
+                assert_eq!(*b.recv().wait_for(LIMIT).unwrap(), *octets, "{what}");
+            }
+            if len > 92 {
+                continue;
+            }
+            let part = region(c.connection(), &octets);
+            for sent in [c.send(&octets), c.send(&part), c.send(&octets)] {
+                sent.wait_for(LIMIT).unwrap();
+                let message = d.recv().wait_for(LIMIT).unwrap().unwrap();
+                assert_eq!(*message, *octets, "{what}, on a channel");
+            }
+        }
+        c.finish().wait_for(LIMIT).unwrap();
+        assert!(d.recv().wait_for(LIMIT).unwrap().is_none());
+    }
+}
+
+/// Whether a request is on its way, was so at any time, or never will be.
+#[test]
+fn a_request_knows_its_stage() {
+    let (a, b) = pair();
+    let there = b.share::<u64>(1, Access::REMOTE_READ).unwrap();
+    let token = there.remote();
+    let stage = |get: &crate::connection::Operation<'_, _>| {
+        (get.is_posted(), get.was_posted(), get.is_refused())
+    };
+    let get = a.get(&token);
+    assert_eq!(stage(&get), (false, false, false));
+    let mut get = get.started();
+    assert_eq!(stage(&get), (true, true, false));
+    get = get.started();
+    assert_eq!(stage(&get), (true, true, false), "it is posted once");
+    assert_eq!(done(&mut get, &[&a]), 0);
+    assert_eq!(stage(&get), (false, true, false));
+    let nothing = token.slice(..0).unwrap();
+    let refused = a.get(&nothing).started();
+    assert_eq!(stage(&refused), (false, false, true));
+    a.close().unwrap();
+    let late = a.get(&token).started();
+    assert_eq!(stage(&late), (false, false, true));
+    assert!(matches!(late.wait(), Err(Error::Closed)));
+}

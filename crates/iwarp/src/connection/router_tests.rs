@@ -1,0 +1,103 @@
+//! Tests of what a router does that its users do not see: hints, and what it uses again.
+
+use super::*;
+use crate::connection::testing::{LIMIT, done, pair, until};
+use std::time::Instant;
+
+/// Returns whether the next of the requests lets others go first.
+#[test]
+fn others_go_first_until_that_was_in_vain() {
+    let (a, _b) = pair();
+    let router = &a.inner.router;
+    let asked: Vec<_> = (0..8)
+        .map(|_| {
+            let asked = router.lets_others_post();
+            router.drive();
+            asked
+        })
+        .collect();
+    assert_eq!(asked, [true, true, true, true, false, false, false, false]);
+}
+
+#[test]
+fn a_queue_is_watched_until_its_next_completion() {
+    let (a, b) = pair();
+    let router = &b.inner.router;
+    assert!(!router.is_watched());
+    router.watch();
+    assert!(router.is_watched());
+    done(&mut a.send("x"), &[&a]);
+    // Another thread writes it, and routes it, because it was asked to. Nobody waits for more.
+    let end = Instant::now() + LIMIT;
+    while !router.has_message() {
+        assert!(Instant::now() < end, "nobody routes the message");
+        std::thread::yield_now();
+    }
+    assert!(!router.is_watched());
+}
+
+/// One look routes all that is there, however much it is, and what it needs for that is used again.
+#[test]
+fn a_look_routes_all_that_is_there() {
+    let (a, b) = pair();
+    let router = &b.inner.router;
+    for count in [1, TAKE, TAKE + 1, 2 * TAKE - 1] {
+        for _ in 0..count {
+            done(&mut a.send("x"), &[&a]);
+        }
+        let end = Instant::now() + LIMIT;
+        while router.cq.len() < count {
+            assert!(Instant::now() < end, "{count} messages do not come");
+            std::thread::yield_now();
+        }
+        assert!(!router.has_message());
+        router.route(false);
+        assert_eq!(router.state.lock().inbox.len(), count);
+        assert_eq!(router.desks.lock().len(), 1);
+        for _ in 0..count {
+            drop(done(&mut b.recv(), &[]));
+        }
+    }
+    until("nothing more", &[&b], || !router.has_message());
+}
+
+/// A request or receive that has failed is the end, before the connection manager says so. One that has succeeded is not.
+#[test]
+fn a_failure_is_the_end() {
+    for (wr_id, status, ends) in [
+        (0, WcStatus::Success, false),
+        (0, WcStatus::RemoteAccess, true),
+        (receive_id(0), WcStatus::Flushed, true),
+    ] {
+        let (a, _b) = pair();
+        let router = &a.inner.router;
+        let mut due = Due::default();
+        let mut run = Run {
+            router,
+            state: None,
+            due: &mut due,
+        };
+        run.take(&Cqe {
+            wr_id,
+            status,
+            ..Cqe::default()
+        });
+        drop(run);
+        assert_eq!(router.has_ended(), ends, "{status:?}");
+    }
+}
+
+#[test]
+fn a_list_with_somebody_in_it_is_waited_in() {
+    let lists: [fn(&mut State) -> &mut super::super::waiters::Waiters; 3] =
+        [|s| &mut s.room, |s| &mut s.readers, |s| &mut s.mourners];
+    for list in lists {
+        let mut state = State::new(1);
+        assert!(!state.somebody_waits());
+        let mut ticket = None;
+        list(&mut state).wait(&mut ticket, Waker::noop().clone());
+        assert!(state.somebody_waits());
+        list(&mut state).leave(ticket);
+        assert!(!state.somebody_waits());
+    }
+}

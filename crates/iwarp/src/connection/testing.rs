@@ -1,0 +1,80 @@
+//! What unit tests of connections begin with.
+
+use super::{Channel, Connection, Options};
+use crate::connection::wait::Wait;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Poll, Wake, Waker};
+use std::time::{Duration, Instant};
+
+/// What takes this long does not happen.
+pub(super) const LIMIT: Duration = Duration::from_secs(60);
+
+/// Connects two ends within this process: the one that connects, and the one that accepts.
+pub(super) fn pair_with(options: &Options) -> (Connection, Connection) {
+    let listener = options.clone().listen("127.0.0.1:0").bind().unwrap();
+    let to = listener.local_addr();
+    std::thread::scope(|scope| {
+        let accepted = scope.spawn(|| listener.accept().wait().unwrap());
+        let connected = options.clone().connect(to).wait().unwrap();
+        (connected, accepted.join().unwrap())
+    })
+}
+
+/// The same with default options.
+pub(super) fn pair() -> (Connection, Connection) {
+    pair_with(&Options::new())
+}
+
+/// Looks until something is so. This thread routes the completions of `ends` meanwhile; nobody sleeps, so no other thread routes any.
+pub(super) fn until(what: &str, ends: &[&Connection], mut look: impl FnMut() -> bool) {
+    let end = Instant::now() + LIMIT;
+    while !look() {
+        assert!(Instant::now() < end, "{what} does not happen");
+        ends.iter().for_each(|end| end.inner.router.drive());
+    }
+}
+
+/// Looks until something is done.
+pub(super) fn done<W: Wait>(what: &mut W, ends: &[&Connection]) -> W::Output {
+    let mut result = None;
+    until("what is waited for", ends, || {
+        if let Poll::Ready(done) = what.look() {
+            result = Some(done.unwrap());
+        }
+        result.is_some()
+    });
+    result.unwrap()
+}
+
+/// Opens a channel between two ends.
+pub(super) fn channels(options: &Options) -> (Channel, Channel) {
+    let (a, b) = pair_with(options);
+    let ends = [&a, &b];
+    let (mut first, mut second) = (Channel::open(a.clone()), Channel::open(b.clone()));
+    // The end that has connected speaks first.
+    assert!(first.look().is_pending());
+    let second = done(&mut second, &ends);
+    (done(&mut first, &ends), second)
+}
+
+/// Counts its calls.
+#[derive(Default)]
+pub(super) struct Calls(AtomicUsize);
+
+impl Calls {
+    pub(super) fn new() -> (Arc<Self>, Waker) {
+        let calls = Arc::new(Self::default());
+        (Arc::clone(&calls), Waker::from(calls))
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+impl Wake for Calls {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}

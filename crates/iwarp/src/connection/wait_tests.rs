@@ -1,0 +1,161 @@
+//! Tests of waits: how far each of them says it is, and when its waker is registered.
+
+use super::*;
+use crate::connection::testing::{Calls, channels, done, pair, pair_with, until};
+use crate::connection::{Channel, Options};
+use iwarp_rnic::Access;
+
+/// Returns whether it is worth to look, and how far it is.
+fn stands(what: &impl Wait) -> (bool, u8) {
+    (what.is_likely(), what.step())
+}
+
+#[test]
+fn a_request_says_how_far_it_is() {
+    let (a, b) = pair();
+    let there = b.share::<u64>(1, Access::REMOTE_READ).unwrap();
+    let token = there.remote();
+    let mut get = a.get(&token);
+    assert_eq!(stands(&get), (false, 0));
+    assert!(get.look().is_pending());
+    assert_eq!(stands(&get), (false, 1), "nobody routes its completion");
+    until("the answer", &[&a], || get.is_likely());
+    assert_eq!(stands(&get), (true, 1));
+    assert_eq!(done(&mut get, &[]), 0);
+    assert!(!get.is_likely());
+
+    let mut batch = a.batch();
+    batch.send("x").unwrap();
+    let mut submit = batch.submit();
+    assert_eq!(stands(&submit), (false, 0));
+    assert!(submit.look().is_pending());
+    assert_eq!(stands(&submit), (false, 1));
+    until("the batch", &[&a], || submit.is_likely());
+    assert_eq!(stands(&submit), (true, 1));
+    done(&mut submit, &[]);
+    assert!(!submit.is_likely());
+    assert!(matches!(
+        submit.look(),
+        Poll::Ready(Err(Error::InvalidState(_)))
+    ));
+}
+
+/// These have no steps.
+#[test]
+fn who_waits_for_the_peer_says_whether_something_came() {
+    let (a, b) = pair();
+    let (recv, closed) = (b.recv(), b.closed());
+    let (mut first, second) = (Channel::open(a.clone()), Channel::open(b.clone()));
+    assert_eq!([stands(&recv), stands(&closed)], [(false, 0); 2]);
+    assert_eq!(stands(&second), (false, 0));
+    // The first end greets.
+    assert!(first.look().is_pending());
+    until("a message", &[&b], || recv.is_likely());
+    assert_eq!([stands(&recv), stands(&second)], [(true, 0); 2]);
+    a.close().unwrap();
+    until("the end", &[&b], || closed.is_likely());
+    assert_eq!(stands(&closed), (true, 0));
+    drop((recv, first, second));
+    // The end is something to look at, too.
+    until("the greeting", &[&b], || b.recv().look().is_ready());
+    assert!(b.recv().is_likely());
+}
+
+#[test]
+fn a_message_of_a_channel_says_how_far_it_is() {
+    let (a, b) = channels(&Options::new().send_depth(4).receives(6));
+    let (one, other) = (a.connection(), b.connection());
+    let there = other.share::<u64>(1, Access::REMOTE_READ).unwrap();
+    let token = there.remote();
+    let recv = b.recv();
+    assert_eq!(stands(&recv), (false, 0));
+    let mut first = a.send("first");
+    assert_eq!(stands(&first), (false, 0));
+    assert!(first.look().is_pending());
+    assert_eq!(stands(&first), (false, 2), "it has credit and is posted");
+    until("its end", &[one], || first.is_likely());
+    assert_eq!(stands(&first), (true, 2));
+    done(&mut first, &[]);
+    until("a message", &[other], || recv.is_likely());
+    assert_eq!(stands(&recv), (true, 0));
+
+    // Three of four places are not for data, so this one has credit and no room. A message that gives credit is nothing to it.
+    let mut place = one.get(&token).started();
+    let mut second = a.send("second");
+    assert!(second.look().is_pending());
+    assert_eq!(stands(&second), (false, 1));
+    done(&mut b.send("x"), &[other]);
+    until("a message", &[one], || a.recv().is_likely());
+    assert_eq!(stands(&second), (false, 1));
+    done(&mut place, &[one]);
+    drop(place);
+    done(&mut second, &[one]);
+
+    // There was credit for two. Without it a message is worth a look.
+    let mut third = a.send("third");
+    assert!(third.look().is_pending());
+    assert_eq!(stands(&third), (false, 0));
+    done(&mut b.send("y"), &[other]);
+    until("a message", &[one], || a.recv().is_likely());
+    assert_eq!(stands(&third), (true, 0));
+}
+
+/// Something that is posted after so many looks, never done, and counts.
+struct Script<'a> {
+    router: &'a Router,
+    posted_at: usize,
+    looks: usize,
+    registered: usize,
+}
+
+impl Wait for Script<'_> {
+    type Output = ();
+
+    fn look(&mut self) -> Poll<Result<()>> {
+        self.looks += 1;
+        Poll::Pending
+    }
+
+    fn is_likely(&self) -> bool {
+        false
+    }
+
+    fn register(&mut self, _waker: &Waker) {
+        self.registered += 1;
+        assert!(self.registered < 10, "it registers for ever");
+    }
+
+    fn has_begun(&self) -> bool {
+        self.looks >= self.posted_at
+    }
+
+    fn router(&self) -> &Router {
+        self.router
+    }
+}
+
+/// What is posted by the first look lets others go first. What is posted by a later one is waited for at once, with a waker for that step.
+#[test]
+fn a_waker_is_registered_for_the_step_that_is_reached() {
+    // When it is posted, how often its waker is called and registered at the first poll, and the same after the second one.
+    for (posted_at, first, second) in [
+        (0, (0, 1), (0, 2)),
+        (1, (1, 0), (1, 1)),
+        (3, (0, 2), (0, 3)),
+        (9, (0, 1), (0, 2)),
+    ] {
+        let (a, _b) = pair_with(&Options::new());
+        let mut script = Script {
+            router: &a.inner.router,
+            posted_at,
+            looks: 0,
+            registered: 0,
+        };
+        let (calls, waker) = Calls::new();
+        for expected in [first, second] {
+            assert!(poll(&mut script, &waker).is_pending());
+            let told = (calls.count(), script.registered);
+            assert_eq!(told, expected, "posted at look {posted_at}");
+        }
+    }
+}
