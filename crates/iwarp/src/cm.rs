@@ -495,6 +495,11 @@ mod tests {
     use super::*;
     use crate::memory::ProtectionDomain;
     use crate::raw::testing;
+    use std::io::{Read, Write};
+    use std::net::{IpAddr, TcpListener, TcpStream};
+    use std::pin::{Pin, pin};
+    use std::task::{self, Poll};
+    use std::time::Instant;
 
     /// A blocking `connect` gave up after 60 s, however long the program at the other end was allowed to take.
     #[test]
@@ -516,6 +521,112 @@ mod tests {
                 },
             ];
             assert!(patient.iter().all(longer), "{limit:?}");
+        }
+    }
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    /// A request of revision 1 without private data (RFC 5044 section 7.1.1).
+    const REQUEST: &[u8; 20] = b"MPA ID Req Frame\x40\x01\x00\x00";
+
+    fn soon(what: &str, is: impl Fn() -> bool) {
+        let end = Instant::now() + LIMIT;
+        while !is() {
+            assert!(Instant::now() < end, "{what}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn queue_pair(ctx: &Context) -> QueuePair {
+        let (pd, cq) = (ProtectionDomain::new(ctx), ctx.create_cq(4, None).unwrap());
+        pd.queue_pair().build(&cq, &cq).unwrap()
+    }
+
+    /// Looks once at what a future has.
+    fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
+        future.poll(&mut task::Context::from_waker(Waker::noop()))
+    }
+
+    /// A connection that is established, and its identifier.
+    fn connected(ctx: &Context) -> (Connection, CmId) {
+        let channel = create_event_channel().unwrap();
+        let id = CmId::create(&channel, Some(ctx));
+        id.write_event(CmEventKind::User(0), 0).unwrap();
+        let event = CmEvent {
+            kind: CmEventKind::Established,
+            ..channel.try_next().unwrap()
+        };
+        let connection = Connection::settle(&id, &channel, queue_pair(ctx), event);
+        (connection.unwrap(), id)
+    }
+
+    /// The news of the end waits for the program, in whichever way it asks.
+    #[test]
+    fn an_end_has_its_error_however_it_is_asked_for() {
+        let (connection, id) = connected(&testing::context());
+        for (status, wanted) in [(0, None), (libc::ECONNRESET, Some(libc::ECONNRESET))] {
+            let ways: [&dyn Fn() -> Result<()>; 3] = [
+                &|| connection.wait_disconnected(Some(LIMIT)),
+                &|| match poll_once(pin!(connection.disconnected())) {
+                    Poll::Ready(end) => end,
+                    Poll::Pending => panic!("the news is there"),
+                },
+                &|| connection.try_ended().unwrap(),
+            ];
+            for ended in ways {
+                id.write_event(CmEventKind::User(0), status).unwrap();
+                let end = ended().map_err(|e| e.errno());
+                assert_eq!(end.err(), wanted);
+                assert!(connection.try_ended().is_none());
+            }
+        }
+    }
+
+    /// The identifier goes with the connection, and the news that nobody has taken with it.
+    #[test]
+    fn a_connection_that_is_dropped_takes_its_identifier_along() {
+        let (connection, id) = connected(&testing::context());
+        id.write_event(CmEventKind::User(0), 0).unwrap();
+        drop(connection);
+        assert!(id.channel().is_empty());
+        let late = id.write_event(CmEventKind::User(0), 0);
+        assert!(matches!(late, Err(Error::InvalidArgument(_))));
+    }
+
+    #[test]
+    fn a_listener_that_is_dropped_refuses_what_waits_for_it() {
+        let listener = Listener::bind(&testing::context(), ([127, 0, 0, 1], 0).into()).unwrap();
+        let at = listener.local_addr();
+        let mut peer = TcpStream::connect(at).unwrap();
+        peer.set_read_timeout(Some(LIMIT)).unwrap();
+        peer.write_all(REQUEST).unwrap();
+        soon("a request waits", || !listener.channel.is_empty());
+        drop(listener);
+        let mut reply = [0; 20];
+        peer.read_exact(&mut reply).unwrap();
+        assert_eq!(&reply[..17], b"MPA ID Rep Frame\x60", "CRC, rejected");
+        soon("it does not listen", || TcpStream::connect(at).is_err());
+    }
+
+    /// Connections start at the device's address unless the program names another one. An attempt that nobody waits for any more ends.
+    #[test]
+    fn an_attempt_starts_at_the_right_address_and_ends_with_its_future() {
+        let device = testing::device_at(&["127.0.0.5"]);
+        let ctx = Context::open(&device, Config::default()).unwrap();
+        let connector = Connector::new(&ctx);
+        let named = connector.clone().source(([127, 0, 0, 6], 0).into());
+        for (connector, from) in [(connector, [127, 0, 0, 5]), (named, [127, 0, 0, 6])] {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let at = listener.local_addr().unwrap();
+            let (mut peer, source) = {
+                let mut attempt = pin!(connector.connect_async(at, queue_pair(&ctx)));
+                assert!(poll_once(attempt.as_mut()).is_pending());
+                listener.accept().unwrap()
+            };
+            assert_eq!(source.ip(), IpAddr::from(from));
+            peer.set_read_timeout(Some(LIMIT)).unwrap();
+            let end = peer.read_to_end(&mut Vec::new());
+            assert!(!end.is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock));
         }
     }
 
