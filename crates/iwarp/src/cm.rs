@@ -68,7 +68,8 @@ const NO_DESCRIPTORS: &[u8] = b"the listener has no file descriptors left";
 /// A listener: waits for connections to an address of a device.
 #[derive(Debug)]
 pub struct Listener {
-    id: CmId,
+    /// Listens as long as this is there.
+    _id: OwnedId,
     channel: CmEventChannel,
     local: SocketAddr,
 }
@@ -121,12 +122,6 @@ impl Listener {
     }
 }
 
-impl Drop for Listener {
-    fn drop(&mut self) {
-        self.id.destroy();
-    }
-}
-
 /// A listener that is about to be made. Made by [`Listener::builder`].
 #[derive(Debug, Clone)]
 #[must_use = "it does nothing until `bind` is called"]
@@ -161,23 +156,26 @@ impl ListenerBuilder {
     /// As [`Listener::bind`].
     pub fn bind(self, address: SocketAddr) -> Result<Listener> {
         let channel = create_event_channel()?;
-        let id = CmId::create(&channel, Some(&self.ctx));
-        id.set_admission(self.admission);
-        id.bind(address)?;
-        id.listen(self.backlog)?;
-        let local = id.addresses().0.unwrap_or(address);
-        Ok(Listener { id, channel, local })
+        let id = OwnedId(CmId::create(&channel, Some(&self.ctx)));
+        id.0.set_admission(self.admission);
+        id.0.bind(address)?;
+        id.0.listen(self.backlog)?;
+        let local = id.0.addresses().0.unwrap_or(address);
+        Ok(Listener {
+            _id: id,
+            channel,
+            local,
+        })
     }
 }
 
 /// A connection request of a peer. Dropping it refuses the connection.
 #[derive(Debug)]
 pub struct ConnectionRequest {
-    id: CmId,
+    id: OwnedId,
     channel: CmEventChannel,
     private_data: Vec<u8>,
     peer_reads: (Option<u16>, Option<u16>),
-    answered: bool,
 }
 
 impl ConnectionRequest {
@@ -188,11 +186,10 @@ impl ConnectionRequest {
         })?;
         event.id.migrate(&channel);
         Ok(Self {
-            id: event.id,
+            id: OwnedId(event.id),
             channel,
             private_data: event.private_data,
             peer_reads: (event.responder_resources, event.initiator_depth),
-            answered: false,
         })
     }
 
@@ -203,12 +200,12 @@ impl ConnectionRequest {
 
     /// Returns the peer's address.
     pub fn peer_addr(&self) -> Option<SocketAddr> {
-        self.id.addresses().1
+        self.id.0.addresses().1
     }
 
     /// Returns the local address that the peer connected to.
     pub fn local_addr(&self) -> Option<SocketAddr> {
-        self.id.addresses().0
+        self.id.0.addresses().0
     }
 
     /// Returns how many RDMA Reads and atomics the peer wants to have outstanding, and how many it can serve; `None` if it
@@ -221,17 +218,13 @@ impl ConnectionRequest {
     ///
     /// # Errors
     /// [`Error::ConnectionLost`]: the peer is gone; [`Error::InvalidArgument`]: the private data are too long.
-    pub fn accept(
-        mut self,
-        qp: QueuePair,
-        parameters: &ConnectionParameters,
-    ) -> Result<Connection> {
+    pub fn accept(self, qp: QueuePair, parameters: &ConnectionParameters) -> Result<Connection> {
         self.start(&qp, parameters)?;
-        let ctx = self.id.context();
+        let ctx = self.id.0.context();
         let event = self
             .channel
             .next(ctx.map(|ctx| set_up_limit(ctx.config())))?;
-        Connection::settle(&self.id, &self.channel, qp, event)
+        Connection::settle(self.id, self.channel, qp, event)
     }
 
     /// Accepts the connection in an async task; see [`accept`](Self::accept).
@@ -239,37 +232,26 @@ impl ConnectionRequest {
     /// # Errors
     /// As [`accept`](Self::accept).
     pub async fn accept_async(
-        mut self,
+        self,
         qp: QueuePair,
         parameters: &ConnectionParameters,
     ) -> Result<Connection> {
         self.start(&qp, parameters)?;
         let event = self.channel.recv().await;
-        Connection::settle(&self.id, &self.channel, qp, event)
+        Connection::settle(self.id, self.channel, qp, event)
     }
 
-    fn start(&mut self, qp: &QueuePair, parameters: &ConnectionParameters) -> Result<()> {
-        self.id.set_queue_pair(Some(qp));
-        self.id.accept(parameters)?;
-        self.answered = true;
-        Ok(())
+    fn start(&self, qp: &QueuePair, parameters: &ConnectionParameters) -> Result<()> {
+        self.id.0.set_queue_pair(Some(qp));
+        self.id.0.accept(parameters)
     }
 
     /// Refuses the connection. The peer gets `private_data`, for example the reason.
     ///
     /// # Errors
     /// [`Error::InvalidState`]: the peer is gone.
-    pub fn reject(mut self, private_data: &[u8]) -> Result<()> {
-        self.answered = true;
-        self.id.reject(private_data)
-    }
-}
-
-impl Drop for ConnectionRequest {
-    fn drop(&mut self) {
-        if !self.answered {
-            self.id.destroy();
-        }
+    pub fn reject(self, private_data: &[u8]) -> Result<()> {
+        self.id.0.reject(private_data)
     }
 }
 
@@ -323,7 +305,7 @@ impl Connector {
         loop {
             let event = channel.next(Some(set_up_limit(self.ctx.config())))?;
             if !is_preliminary(event.kind) {
-                return Connection::settle(&id, &channel, qp, event);
+                return Connection::settle(id, channel, qp, event);
             }
         }
     }
@@ -334,24 +316,22 @@ impl Connector {
     /// As [`connect`](Self::connect).
     pub async fn connect_async(&self, peer: SocketAddr, qp: QueuePair) -> Result<Connection> {
         let (id, channel) = self.start(peer, &qp)?;
-        let guard = Abandon(&id);
         loop {
             let event = channel.recv().await;
             if !is_preliminary(event.kind) {
-                std::mem::forget(guard);
-                return Connection::settle(&id, &channel, qp, event);
+                return Connection::settle(id, channel, qp, event);
             }
         }
     }
 
-    fn start(&self, peer: SocketAddr, qp: &QueuePair) -> Result<(CmId, CmEventChannel)> {
+    fn start(&self, peer: SocketAddr, qp: &QueuePair) -> Result<(OwnedId, CmEventChannel)> {
         let channel = create_event_channel()?;
-        let id = CmId::create(&channel, Some(&self.ctx));
+        let id = OwnedId(CmId::create(&channel, Some(&self.ctx)));
         let source = self.source.or_else(|| self.default_source(peer));
-        id.resolve_addr(source, peer)?;
-        id.resolve_route()?;
-        id.set_queue_pair(Some(qp));
-        id.connect(&self.parameters)?;
+        id.0.resolve_addr(source, peer)?;
+        id.0.resolve_route()?;
+        id.0.set_queue_pair(Some(qp));
+        id.0.connect(&self.parameters)?;
         Ok((id, channel))
     }
 
@@ -359,15 +339,6 @@ impl Connector {
     fn default_source(&self, peer: SocketAddr) -> Option<SocketAddr> {
         let device = self.ctx.device();
         device.source_for(peer).map(|ip| device.socket_addr(ip, 0))
-    }
-}
-
-/// Ends an attempt to connect whose future was dropped.
-struct Abandon<'a>(&'a CmId);
-
-impl Drop for Abandon<'_> {
-    fn drop(&mut self) {
-        self.0.destroy();
     }
 }
 
@@ -385,6 +356,7 @@ pub struct Connection {
     private_data: Vec<u8>,
 }
 
+/// An identifier that is destroyed when it is dropped: a listener stops, a request is refused, an attempt ends, and news that nobody has taken go.
 #[derive(Debug)]
 struct OwnedId(CmId);
 
@@ -395,14 +367,13 @@ impl Drop for OwnedId {
 }
 
 impl Connection {
-    fn settle(id: &CmId, channel: &CmEventChannel, qp: QueuePair, event: CmEvent) -> Result<Self> {
-        let id = OwnedId(id.clone());
+    fn settle(id: OwnedId, channel: CmEventChannel, qp: QueuePair, event: CmEvent) -> Result<Self> {
         let os = || Error::Io(io::Error::from_raw_os_error(event.status));
         match event.kind {
             CmEventKind::Established => Ok(Self {
                 id,
                 qp,
-                channel: channel.clone(),
+                channel,
                 private_data: event.private_data,
             }),
             CmEventKind::Rejected if event.replied => Err(Error::Rejected(event.private_data)),
@@ -556,7 +527,7 @@ mod tests {
             kind: CmEventKind::Established,
             ..channel.try_next().unwrap()
         };
-        let connection = Connection::settle(&id, &channel, queue_pair(ctx), event);
+        let connection = Connection::settle(OwnedId(id.clone()), channel, queue_pair(ctx), event);
         (connection.unwrap(), id)
     }
 
@@ -653,7 +624,7 @@ mod tests {
                 service_status: 0,
             };
             let qp = pd.queue_pair().build(&cq, &cq).unwrap();
-            Connection::settle(&id, &channel, qp, event)
+            Connection::settle(OwnedId(id), channel, qp, event)
         };
         let connection = settled(Established, 0, false).unwrap();
         assert_eq!(connection.private_data(), b"because");

@@ -345,6 +345,8 @@ fn connections_that_come_to_nothing_make_room_for_another() {
         let mut slow = config();
         slow.handshake_timeout = LIMIT * 10;
         let request = Hello::enhanced(true, false).octets(FrameKind::Request);
+        // Nothing of the first round is closed during the second, which counts descriptors.
+        let mut kept = Vec::new();
         for is_rejected in [true, false] {
             let server = Server::new(V4, &slow);
             let before = open_files();
@@ -364,8 +366,12 @@ fn connections_that_come_to_nothing_make_room_for_another() {
             let mut next = Wire::new(waiting.into());
             next.write(&request);
             server.request().id.destroy();
-            assert!(old.ends(), "rejected: {is_rejected}");
+            match is_rejected {
+                true => assert!(old.ends()),
+                false => old.ends_with_reset(),
+            }
             drop(all);
+            kept.push((server, next));
         }
     });
 }

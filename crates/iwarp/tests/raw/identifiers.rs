@@ -333,3 +333,31 @@ fn source_and_destination_are_of_one_address_family() {
         assert_eq!(to, Some(peer.parse().unwrap()), "{case}");
     }
 }
+
+/// The address that the program has named as the source is the one that the peer sees, whichever context the identifier uses.
+#[test]
+fn a_connection_comes_from_the_address_that_was_named() {
+    let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
+    let ctx = Context::open(&device, Config::default()).unwrap();
+    let at_listener = create_event_channel().unwrap();
+    let listener = CmId::create(&at_listener, None);
+    listener.bind(on_loopback(0)).unwrap();
+    listener.listen(4).unwrap();
+    for own in [None, Some(&ctx)] {
+        let channel = create_event_channel().unwrap();
+        let id = CmId::create(&channel, own);
+        let source = "127.0.0.2:0".parse().unwrap();
+        id.resolve_addr(Some(source), listener.addresses().0.unwrap())
+            .unwrap();
+        expect(&channel, CmEventKind::AddrResolved);
+        id.resolve_route().unwrap();
+        expect(&channel, CmEventKind::RouteResolved);
+        id.use_stand_in(1).unwrap();
+        id.connect(&ConnectionParameters::default()).unwrap();
+        let request = expect(&at_listener, CmEventKind::ConnectRequest).id;
+        let from = request.addresses().1.unwrap();
+        assert_eq!(from.ip(), source.ip(), "own context: {}", own.is_some());
+        request.destroy();
+        id.destroy();
+    }
+}

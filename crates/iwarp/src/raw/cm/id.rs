@@ -411,13 +411,11 @@ impl CmId {
             let peer = s
                 .peer
                 .ok_or(Error::InvalidState("resolve the address first"))?;
-            // A bound socket connects from its port; else the kernel picks one.
+            // A bound socket connects from its port; else the kernel picks one. The address is the one that was resolved in any case: the
+            // program may have named it, and the device was chosen by it.
             let bound = s.bound.take();
-            let local = s.local.filter(|_| {
-                s.own_context || bound.is_some() || s.local.is_some_and(|l| l.port() != 0)
-            });
             let qp = (qp, s.life);
-            let active = Active::new(self, &ctx, qp, peer, local, parameters)?;
+            let active = Active::new(self, &ctx, qp, peer, s.local, parameters)?;
             s.phase = Phase::Connecting(Arc::clone(&active));
             (active, bound)
         };

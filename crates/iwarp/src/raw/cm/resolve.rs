@@ -153,9 +153,9 @@ impl Resolving {
         };
         // Kept until the event is there, so that `destroy` either prevents it or finds it.
         let mut s = id.inner.state.lock();
-        match &s.phase {
-            Phase::Resolving(other) if std::ptr::eq(Arc::as_ptr(other), self) => {}
-            _ => return,
+        // No other attempt begins before this one has ended.
+        if !matches!(s.phase, Phase::Resolving(_)) {
+            return;
         }
         s.phase = match kind {
             CmEventKind::AddrResolved => Phase::Resolved,

@@ -294,6 +294,33 @@ fn a_time_meets_the_connected_queue_pairs_that_the_rule_concerns() {
     }
 }
 
+/// The requests wait for their connection, and what they bring about waits with them.
+#[test]
+fn what_waiting_requests_bring_about_waits_for_the_connection() {
+    for (text, reset) in [
+        ("seed=158;reset,nth=1", true),
+        ("seed=159;close,nth=1", false),
+    ] {
+        let (_ctx, [qp, ..]) = three_queue_pairs(text);
+        let faults = qp.inner.faults.as_ref().unwrap();
+        faults.posted(&SendOp::Send);
+        faults.act(&qp.inner);
+        assert!(faults.is_due(), "{text}");
+        let mut peer = testing::connected(&qp);
+        peer.set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
+        faults.act(&qp.inner);
+        assert!(!faults.is_due(), "{text}");
+        let end = peer.read(&mut [0; 64]).map_err(|e| e.kind());
+        let wanted = match reset {
+            true => Err(ErrorKind::ConnectionReset),
+            false => Ok(0),
+        };
+        assert_eq!(end, wanted, "{text}");
+        qp.destroy();
+    }
+}
+
 /// Of one device with faults.
 fn three_queue_pairs(text: &str) -> (crate::raw::Context, [QueuePair; 3]) {
     let ctx = testing::context_with(Config {

@@ -7,7 +7,7 @@ use crate::crc::crc32c_append;
 use crate::engine::{Engine, Source};
 use crate::error::Result;
 use crate::raw::cm::CmEvent;
-use crate::raw::context::{Context, random_u32};
+use crate::raw::context::{Context, random_u64};
 use crate::sys::clock::now_ns;
 use crate::sys::connect::canonical;
 use crate::sys::poller::Interest;
@@ -72,8 +72,7 @@ impl Asking {
             silence_ns: ns(config.connect_timeout),
             answer_ns: ns(config.answer_timeout),
         };
-        let number = u64::from(random_u32()?) << 32 | u64::from(random_u32()?);
-        let requester = Requester::new(number, patience, now_ns());
+        let requester = Requester::new(random_u64()?, patience, now_ns());
         // Whether the private data fit is found out before anything is sent.
         requester.request(crc32c_append, private_data)?;
         socket.connect(peer)?;
@@ -246,9 +245,9 @@ impl CmId {
         };
         // Kept until the event is there, so that `destroy` either prevents it or finds it.
         let mut s = self.inner.state.lock();
-        match &s.phase {
-            Phase::Asking(other) if std::ptr::eq(Arc::as_ptr(other), asking) => {}
-            _ => return,
+        // No other attempt begins before this one has ended.
+        if !matches!(s.phase, Phase::Asking(_)) {
+            return;
         }
         // The engine has another handle to the attempt, so this one is not the last.
         s.phase = phase;
