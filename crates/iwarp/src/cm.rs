@@ -68,7 +68,8 @@ const NO_DESCRIPTORS: &[u8] = b"the listener has no file descriptors left";
 /// A listener: waits for connections to an address of a device.
 #[derive(Debug)]
 pub struct Listener {
-    id: CmId,
+    /// Listens as long as this is there.
+    _id: OwnedId,
     channel: CmEventChannel,
     local: SocketAddr,
 }
@@ -121,12 +122,6 @@ impl Listener {
     }
 }
 
-impl Drop for Listener {
-    fn drop(&mut self) {
-        self.id.destroy();
-    }
-}
-
 /// A listener that is about to be made. Made by [`Listener::builder`].
 #[derive(Debug, Clone)]
 #[must_use = "it does nothing until `bind` is called"]
@@ -161,23 +156,26 @@ impl ListenerBuilder {
     /// As [`Listener::bind`].
     pub fn bind(self, address: SocketAddr) -> Result<Listener> {
         let channel = create_event_channel()?;
-        let id = CmId::create(&channel, Some(&self.ctx));
-        id.set_admission(self.admission);
-        id.bind(address)?;
-        id.listen(self.backlog)?;
-        let local = id.addresses().0.unwrap_or(address);
-        Ok(Listener { id, channel, local })
+        let id = OwnedId(CmId::create(&channel, Some(&self.ctx)));
+        id.0.set_admission(self.admission);
+        id.0.bind(address)?;
+        id.0.listen(self.backlog)?;
+        let local = id.0.addresses().0.unwrap_or(address);
+        Ok(Listener {
+            _id: id,
+            channel,
+            local,
+        })
     }
 }
 
 /// A connection request of a peer. Dropping it refuses the connection.
 #[derive(Debug)]
 pub struct ConnectionRequest {
-    id: CmId,
+    id: OwnedId,
     channel: CmEventChannel,
     private_data: Vec<u8>,
     peer_reads: (Option<u16>, Option<u16>),
-    answered: bool,
 }
 
 impl ConnectionRequest {
@@ -188,11 +186,10 @@ impl ConnectionRequest {
         })?;
         event.id.migrate(&channel);
         Ok(Self {
-            id: event.id,
+            id: OwnedId(event.id),
             channel,
             private_data: event.private_data,
             peer_reads: (event.responder_resources, event.initiator_depth),
-            answered: false,
         })
     }
 
@@ -203,12 +200,12 @@ impl ConnectionRequest {
 
     /// Returns the peer's address.
     pub fn peer_addr(&self) -> Option<SocketAddr> {
-        self.id.addresses().1
+        self.id.0.addresses().1
     }
 
     /// Returns the local address that the peer connected to.
     pub fn local_addr(&self) -> Option<SocketAddr> {
-        self.id.addresses().0
+        self.id.0.addresses().0
     }
 
     /// Returns how many RDMA Reads and atomics the peer wants to have outstanding, and how many it can serve; `None` if it
@@ -221,17 +218,13 @@ impl ConnectionRequest {
     ///
     /// # Errors
     /// [`Error::ConnectionLost`]: the peer is gone; [`Error::InvalidArgument`]: the private data are too long.
-    pub fn accept(
-        mut self,
-        qp: QueuePair,
-        parameters: &ConnectionParameters,
-    ) -> Result<Connection> {
+    pub fn accept(self, qp: QueuePair, parameters: &ConnectionParameters) -> Result<Connection> {
         self.start(&qp, parameters)?;
-        let ctx = self.id.context();
+        let ctx = self.id.0.context();
         let event = self
             .channel
             .next(ctx.map(|ctx| set_up_limit(ctx.config())))?;
-        Connection::settle(&self.id, &self.channel, qp, event)
+        Connection::settle(self.id, self.channel, qp, event)
     }
 
     /// Accepts the connection in an async task; see [`accept`](Self::accept).
@@ -239,37 +232,26 @@ impl ConnectionRequest {
     /// # Errors
     /// As [`accept`](Self::accept).
     pub async fn accept_async(
-        mut self,
+        self,
         qp: QueuePair,
         parameters: &ConnectionParameters,
     ) -> Result<Connection> {
         self.start(&qp, parameters)?;
         let event = self.channel.recv().await;
-        Connection::settle(&self.id, &self.channel, qp, event)
+        Connection::settle(self.id, self.channel, qp, event)
     }
 
-    fn start(&mut self, qp: &QueuePair, parameters: &ConnectionParameters) -> Result<()> {
-        self.id.set_queue_pair(Some(qp));
-        self.id.accept(parameters)?;
-        self.answered = true;
-        Ok(())
+    fn start(&self, qp: &QueuePair, parameters: &ConnectionParameters) -> Result<()> {
+        self.id.0.set_queue_pair(Some(qp));
+        self.id.0.accept(parameters)
     }
 
     /// Refuses the connection. The peer gets `private_data`, for example the reason.
     ///
     /// # Errors
     /// [`Error::InvalidState`]: the peer is gone.
-    pub fn reject(mut self, private_data: &[u8]) -> Result<()> {
-        self.answered = true;
-        self.id.reject(private_data)
-    }
-}
-
-impl Drop for ConnectionRequest {
-    fn drop(&mut self) {
-        if !self.answered {
-            self.id.destroy();
-        }
+    pub fn reject(self, private_data: &[u8]) -> Result<()> {
+        self.id.0.reject(private_data)
     }
 }
 
@@ -323,7 +305,7 @@ impl Connector {
         loop {
             let event = channel.next(Some(set_up_limit(self.ctx.config())))?;
             if !is_preliminary(event.kind) {
-                return Connection::settle(&id, &channel, qp, event);
+                return Connection::settle(id, channel, qp, event);
             }
         }
     }
@@ -334,24 +316,22 @@ impl Connector {
     /// As [`connect`](Self::connect).
     pub async fn connect_async(&self, peer: SocketAddr, qp: QueuePair) -> Result<Connection> {
         let (id, channel) = self.start(peer, &qp)?;
-        let guard = Abandon(&id);
         loop {
             let event = channel.recv().await;
             if !is_preliminary(event.kind) {
-                std::mem::forget(guard);
-                return Connection::settle(&id, &channel, qp, event);
+                return Connection::settle(id, channel, qp, event);
             }
         }
     }
 
-    fn start(&self, peer: SocketAddr, qp: &QueuePair) -> Result<(CmId, CmEventChannel)> {
+    fn start(&self, peer: SocketAddr, qp: &QueuePair) -> Result<(OwnedId, CmEventChannel)> {
         let channel = create_event_channel()?;
-        let id = CmId::create(&channel, Some(&self.ctx));
+        let id = OwnedId(CmId::create(&channel, Some(&self.ctx)));
         let source = self.source.or_else(|| self.default_source(peer));
-        id.resolve_addr(source, peer)?;
-        id.resolve_route()?;
-        id.set_queue_pair(Some(qp));
-        id.connect(&self.parameters)?;
+        id.0.resolve_addr(source, peer)?;
+        id.0.resolve_route()?;
+        id.0.set_queue_pair(Some(qp));
+        id.0.connect(&self.parameters)?;
         Ok((id, channel))
     }
 
@@ -359,15 +339,6 @@ impl Connector {
     fn default_source(&self, peer: SocketAddr) -> Option<SocketAddr> {
         let device = self.ctx.device();
         device.source_for(peer).map(|ip| device.socket_addr(ip, 0))
-    }
-}
-
-/// Ends an attempt to connect whose future was dropped.
-struct Abandon<'a>(&'a CmId);
-
-impl Drop for Abandon<'_> {
-    fn drop(&mut self) {
-        self.0.destroy();
     }
 }
 
@@ -385,6 +356,7 @@ pub struct Connection {
     private_data: Vec<u8>,
 }
 
+/// An identifier that is destroyed when it is dropped: a listener stops, a request is refused, an attempt ends, and news that nobody has taken go.
 #[derive(Debug)]
 struct OwnedId(CmId);
 
@@ -395,14 +367,13 @@ impl Drop for OwnedId {
 }
 
 impl Connection {
-    fn settle(id: &CmId, channel: &CmEventChannel, qp: QueuePair, event: CmEvent) -> Result<Self> {
-        let id = OwnedId(id.clone());
+    fn settle(id: OwnedId, channel: CmEventChannel, qp: QueuePair, event: CmEvent) -> Result<Self> {
         let os = || Error::Io(io::Error::from_raw_os_error(event.status));
         match event.kind {
             CmEventKind::Established => Ok(Self {
                 id,
                 qp,
-                channel: channel.clone(),
+                channel,
                 private_data: event.private_data,
             }),
             CmEventKind::Rejected if event.replied => Err(Error::Rejected(event.private_data)),
@@ -495,6 +466,11 @@ mod tests {
     use super::*;
     use crate::memory::ProtectionDomain;
     use crate::raw::testing;
+    use std::io::{Read, Write};
+    use std::net::{IpAddr, TcpListener, TcpStream};
+    use std::pin::{Pin, pin};
+    use std::task::{self, Poll};
+    use std::time::Instant;
 
     /// A blocking `connect` gave up after 60 s, however long the program at the other end was allowed to take.
     #[test]
@@ -516,6 +492,112 @@ mod tests {
                 },
             ];
             assert!(patient.iter().all(longer), "{limit:?}");
+        }
+    }
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    /// A request of revision 1 without private data (RFC 5044 section 7.1.1).
+    const REQUEST: &[u8; 20] = b"MPA ID Req Frame\x40\x01\x00\x00";
+
+    fn soon(what: &str, is: impl Fn() -> bool) {
+        let end = Instant::now() + LIMIT;
+        while !is() {
+            assert!(Instant::now() < end, "{what}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn queue_pair(ctx: &Context) -> QueuePair {
+        let (pd, cq) = (ProtectionDomain::new(ctx), ctx.create_cq(4, None).unwrap());
+        pd.queue_pair().build(&cq, &cq).unwrap()
+    }
+
+    /// Looks once at what a future has.
+    fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
+        future.poll(&mut task::Context::from_waker(Waker::noop()))
+    }
+
+    /// A connection that is established, and its identifier.
+    fn connected(ctx: &Context) -> (Connection, CmId) {
+        let channel = create_event_channel().unwrap();
+        let id = CmId::create(&channel, Some(ctx));
+        id.write_event(CmEventKind::User(0), 0).unwrap();
+        let event = CmEvent {
+            kind: CmEventKind::Established,
+            ..channel.try_next().unwrap()
+        };
+        let connection = Connection::settle(OwnedId(id.clone()), channel, queue_pair(ctx), event);
+        (connection.unwrap(), id)
+    }
+
+    /// The news of the end waits for the program, in whichever way it asks.
+    #[test]
+    fn an_end_has_its_error_however_it_is_asked_for() {
+        let (connection, id) = connected(&testing::context());
+        for (status, wanted) in [(0, None), (libc::ECONNRESET, Some(libc::ECONNRESET))] {
+            let ways: [&dyn Fn() -> Result<()>; 3] = [
+                &|| connection.wait_disconnected(Some(LIMIT)),
+                &|| match poll_once(pin!(connection.disconnected())) {
+                    Poll::Ready(end) => end,
+                    Poll::Pending => panic!("the news is there"),
+                },
+                &|| connection.try_ended().unwrap(),
+            ];
+            for ended in ways {
+                id.write_event(CmEventKind::User(0), status).unwrap();
+                let end = ended().map_err(|e| e.errno());
+                assert_eq!(end.err(), wanted);
+                assert!(connection.try_ended().is_none());
+            }
+        }
+    }
+
+    /// The identifier goes with the connection, and the news that nobody has taken with it.
+    #[test]
+    fn a_connection_that_is_dropped_takes_its_identifier_along() {
+        let (connection, id) = connected(&testing::context());
+        id.write_event(CmEventKind::User(0), 0).unwrap();
+        drop(connection);
+        assert!(id.channel().is_empty());
+        let late = id.write_event(CmEventKind::User(0), 0);
+        assert!(matches!(late, Err(Error::InvalidArgument(_))));
+    }
+
+    #[test]
+    fn a_listener_that_is_dropped_refuses_what_waits_for_it() {
+        let listener = Listener::bind(&testing::context(), ([127, 0, 0, 1], 0).into()).unwrap();
+        let at = listener.local_addr();
+        let mut peer = TcpStream::connect(at).unwrap();
+        peer.set_read_timeout(Some(LIMIT)).unwrap();
+        peer.write_all(REQUEST).unwrap();
+        soon("a request waits", || !listener.channel.is_empty());
+        drop(listener);
+        let mut reply = [0; 20];
+        peer.read_exact(&mut reply).unwrap();
+        assert_eq!(&reply[..17], b"MPA ID Rep Frame\x60", "CRC, rejected");
+        soon("it does not listen", || TcpStream::connect(at).is_err());
+    }
+
+    /// Connections start at the device's address unless the program names another one. An attempt that nobody waits for any more ends.
+    #[test]
+    fn an_attempt_starts_at_the_right_address_and_ends_with_its_future() {
+        let device = testing::device_at(&["127.0.0.5"]);
+        let ctx = Context::open(&device, Config::default()).unwrap();
+        let connector = Connector::new(&ctx);
+        let named = connector.clone().source(([127, 0, 0, 6], 0).into());
+        for (connector, from) in [(connector, [127, 0, 0, 5]), (named, [127, 0, 0, 6])] {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let at = listener.local_addr().unwrap();
+            let (mut peer, source) = {
+                let mut attempt = pin!(connector.connect_async(at, queue_pair(&ctx)));
+                assert!(poll_once(attempt.as_mut()).is_pending());
+                listener.accept().unwrap()
+            };
+            assert_eq!(source.ip(), IpAddr::from(from));
+            peer.set_read_timeout(Some(LIMIT)).unwrap();
+            let end = peer.read_to_end(&mut Vec::new());
+            assert!(!end.is_err_and(|e| e.kind() == io::ErrorKind::WouldBlock));
         }
     }
 
@@ -542,7 +624,7 @@ mod tests {
                 service_status: 0,
             };
             let qp = pd.queue_pair().build(&cq, &cq).unwrap();
-            Connection::settle(&id, &channel, qp, event)
+            Connection::settle(OwnedId(id), channel, qp, event)
         };
         let connection = settled(Established, 0, false).unwrap();
         assert_eq!(connection.private_data(), b"because");

@@ -230,6 +230,11 @@ mod tests {
                     connecting: OURS.parse().unwrap(),
                     ..accept
                 },
+                Message {
+                    kind: Kind::Reject,
+                    handle: 1,
+                    ..request
+                },
                 request,
                 accept,
             ]

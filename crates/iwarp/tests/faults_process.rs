@@ -332,6 +332,50 @@ fn a_connection_that_was_left_makes_room_for_another() {
     });
 }
 
+/// A connection that was rejected, and one whose peer has not asked for anything, is closed where its descriptor is needed.
+#[test]
+fn connections_that_come_to_nothing_make_room_for_another() {
+    let name = "connections_that_come_to_nothing_make_room_for_another";
+    alone(name, || {
+        let few = Rlimit {
+            current: Some(128),
+            maximum: Some(128),
+        };
+        setrlimit(Resource::Nofile, few).unwrap();
+        let mut slow = config();
+        slow.handshake_timeout = LIMIT * 10;
+        let request = Hello::enhanced(true, false).octets(FrameKind::Request);
+        // Nothing of the first round is closed during the second, which counts descriptors.
+        let mut kept = Vec::new();
+        for is_rejected in [true, false] {
+            let server = Server::new(V4, &slow);
+            let before = open_files();
+            let mut old = Wire::connect(server.address);
+            if is_rejected {
+                old.write(&request);
+                server.request().id.reject(b"").unwrap();
+                old.read_hello(FrameKind::Reply);
+            }
+            until("it is accepted", || open_files() == before + 2);
+            let waiting = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+            let mut all = Vec::new();
+            while let Ok(one) = waiting.try_clone() {
+                all.push(one);
+            }
+            waiting.connect(&server.address.into()).unwrap();
+            let mut next = Wire::new(waiting.into());
+            next.write(&request);
+            server.request().id.destroy();
+            match is_rejected {
+                true => assert!(old.ends()),
+                false => old.ends_with_reset(),
+            }
+            drop(all);
+            kept.push((server, next));
+        }
+    });
+}
+
 #[test]
 fn a_flood_of_silent_connections_keeps_nobody_out() {
     alone("a_flood_of_silent_connections_keeps_nobody_out", || {

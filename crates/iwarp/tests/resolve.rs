@@ -112,7 +112,7 @@ fn an_identifier_may_resolve_again_or_go_away() {
         // One of the last attempt may still be open: the thread that has told its end lets it go afterwards.
         let before = open_sockets();
         let (id, channel) = identifier();
-        id.resolve_addr_within(None, dead, SHORT).unwrap();
+        id.resolve_addr_within(None, dead, LIMIT * 10).unwrap();
         let own: Vec<_> = open_sockets().difference(&before).cloned().collect();
         assert!(!own.is_empty());
         id.destroy();

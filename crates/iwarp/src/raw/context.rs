@@ -625,7 +625,15 @@ impl std::fmt::Debug for Context {
 
 /// 32 bits that a peer cannot guess.
 pub(crate) fn random_u32() -> Result<u32> {
-    getrandom::u32().map_err(|e| Error::Io(std::io::Error::other(e.to_string())))
+    getrandom::u32().map_err(no_random)
+}
+
+pub(crate) fn random_u64() -> Result<u64> {
+    getrandom::u64().map_err(no_random)
+}
+
+fn no_random(e: getrandom::Error) -> Error {
+    Error::Io(std::io::Error::other(e.to_string()))
 }
 
 static RECORDERS: Mutex<Vec<(PathBuf, Recorder)>> = Mutex::new(Vec::new());

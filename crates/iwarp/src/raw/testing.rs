@@ -38,7 +38,7 @@ pub(super) fn context_with(config: Config) -> Context {
 }
 
 /// The loopback device, as if it had these addresses.
-pub(super) fn device_at(addresses: &[&str]) -> Device {
+pub(crate) fn device_at(addresses: &[&str]) -> Device {
     let mut device = Device::by_address([127, 0, 0, 1].into()).unwrap();
     let address = |(place, text): (u32, &&str)| DeviceAddress {
         ip: text.parse().unwrap(),

@@ -118,8 +118,58 @@ fn identifiers_have_numbers_of_their_own_and_values_of_the_program() {
     assert_eq!(values, [5, 6, 7]);
     let mut numbers = [0, 1, 2].map(|at: usize| ids[at].serial());
     assert_eq!(numbers[0], ids[0].clone().serial());
+    let text = format!("{:?}", ids[1]);
+    assert!(text.contains(&numbers[1].to_string()), "{text}");
     numbers.sort_unstable();
     assert!(numbers[0] < numbers[1] && numbers[1] < numbers[2]);
+}
+
+/// Of two that share a channel, the end of one leaves the other and its events alone.
+#[test]
+fn an_identifier_takes_only_its_own_events_along() {
+    let channel = create_event_channel().unwrap();
+    let [leaving, staying] = [(); 2].map(|()| CmId::create(&channel, None));
+    for id in [&leaving, &staying] {
+        id.write_event(CmEventKind::User(1), 0).unwrap();
+    }
+    leaving.destroy();
+    let event = expect(&channel, CmEventKind::User(1));
+    assert!(event.id.is_same(&staying) && channel.try_next().is_none());
+    staying.write_event(CmEventKind::User(2), 0).unwrap();
+}
+
+#[test]
+fn an_identifier_is_bound_once() {
+    let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
+    let ctx = Context::open(&device, Config::default()).unwrap();
+    let channel = create_event_channel().unwrap();
+    let refused = |id: &CmId| {
+        let again = id.bind(on_loopback(0)).unwrap_err();
+        assert!(matches!(again, Error::InvalidState(_)), "{again}");
+    };
+    let id = CmId::create(&channel, Some(&ctx));
+    id.bind(on_loopback(0)).unwrap();
+    let bound = id.addresses();
+    refused(&id);
+    assert_eq!(id.addresses(), bound);
+    refused(&routed(&channel, Some(&ctx), on_loopback(9)));
+    id.listen(1).unwrap();
+    refused(&id);
+}
+
+/// An identifier that is dropped without being destroyed does not go on listening.
+#[test]
+fn a_listener_that_is_dropped_gives_its_port_back() {
+    let channel = create_event_channel().unwrap();
+    let id = CmId::create(&channel, None);
+    id.bind(on_loopback(0)).unwrap();
+    id.listen(0).unwrap();
+    let at = id.addresses().0.unwrap();
+    drop(id);
+    let end = Instant::now() + Duration::from_secs(20);
+    while std::net::TcpStream::connect(at).is_ok() {
+        assert!(Instant::now() < end, "it still listens");
+    }
 }
 
 #[test]
@@ -281,5 +331,33 @@ fn source_and_destination_are_of_one_address_family() {
         let (local, to) = id.addresses();
         assert_eq!(local.unwrap().ip().to_string(), wanted, "{case}");
         assert_eq!(to, Some(peer.parse().unwrap()), "{case}");
+    }
+}
+
+/// The address that the program has named as the source is the one that the peer sees, whichever context the identifier uses.
+#[test]
+fn a_connection_comes_from_the_address_that_was_named() {
+    let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
+    let ctx = Context::open(&device, Config::default()).unwrap();
+    let at_listener = create_event_channel().unwrap();
+    let listener = CmId::create(&at_listener, None);
+    listener.bind(on_loopback(0)).unwrap();
+    listener.listen(4).unwrap();
+    for own in [None, Some(&ctx)] {
+        let channel = create_event_channel().unwrap();
+        let id = CmId::create(&channel, own);
+        let source = "127.0.0.2:0".parse().unwrap();
+        id.resolve_addr(Some(source), listener.addresses().0.unwrap())
+            .unwrap();
+        expect(&channel, CmEventKind::AddrResolved);
+        id.resolve_route().unwrap();
+        expect(&channel, CmEventKind::RouteResolved);
+        id.use_stand_in(1).unwrap();
+        id.connect(&ConnectionParameters::default()).unwrap();
+        let request = expect(&at_listener, CmEventKind::ConnectRequest).id;
+        let from = request.addresses().1.unwrap();
+        assert_eq!(from.ip(), source.ip(), "own context: {}", own.is_some());
+        request.destroy();
+        id.destroy();
     }
 }

@@ -1,6 +1,6 @@
 //! The initiator: TCP connect, MPA request, reply (RFC 5044 section 7.1.2, RFC 6581 section 9).
 
-use super::super::context::{Context, random_u32};
+use super::super::context::{Context, random_u64};
 use super::super::qp::{CmSink, Handover, QueuePair, TIMERS_END};
 use super::id::{CmId, CmIdInner, ConnectionParameters, engine};
 use super::startup::{Read, Starting, local_params, record, stream_config};
@@ -202,8 +202,8 @@ impl Active {
             )
             .map_err(Error::from)?,
         };
-        let handle = u64::from(random_u32()?) << 32 | u64::from(random_u32()?);
-        let lookup = match Lookup::start(self.peer, bound.local_addr()?, port, handle) {
+        let local = bound.local_addr()?;
+        let lookup = match Lookup::start(self.peer, local, port, random_u64()?) {
             Ok(lookup) => lookup,
             Err(error) => {
                 tracing::debug!(peer = %self.peer, %error, "the port mapper cannot be asked");
@@ -242,9 +242,7 @@ impl Active {
             }
             Found::At(target) => {
                 self.engine.remove(&lookup, s.token);
-                if target != self.peer {
-                    tracing::debug!(peer = %self.peer, %target, "the peer's port is mapped");
-                }
+                tracing::debug!(peer = %self.peer, %target, "where the peer's listener is");
                 s.target = target;
                 self.connect(s, Some(bound)).unwrap_or_else(|e| {
                     Next::End(End::failed(CmEventKind::ConnectError, e.errno()))

@@ -116,3 +116,64 @@ fn a_destroyed_identifier_is_not_established() {
     assert!(!id.established(Vec::new(), None, None));
     assert!(channel.is_empty());
 }
+
+/// What a queue pair says of a connection that its program has accepted and whose peer has to speak first, and the events that come of it.
+#[test]
+fn an_accepted_connection_is_established_by_its_first_message_alone() {
+    use CmEventKind::{ConnectError, Disconnected, Established};
+    for (events, wanted) in [
+        (Events::ESTABLISHED, &[(Established, 0)][..]),
+        (Events::SQ_DRAINED, &[]),
+        (Events::LAST_WQE, &[]),
+        (
+            Events::ESTABLISHED | Events::DISCONNECTED,
+            &[(Established, 0), (Disconnected, 0)],
+        ),
+        (Events::DISCONNECTED, &[(ConnectError, libc::ECONNRESET)]),
+        (Events::FATAL, &[(ConnectError, libc::ECONNRESET)]),
+    ] {
+        let channel = create_event_channel().unwrap();
+        let id = CmId::create(&channel, None);
+        id.inner.state.lock().phase = Phase::Connected(false);
+        id.inner.qp_event(events, None);
+        // Without the event that comes a second after the end.
+        let told = std::iter::from_fn(|| channel.try_next())
+            .filter(|event| event.kind != CmEventKind::TimewaitExit)
+            .map(|event| (event.kind, event.status));
+        assert_eq!(told.collect::<Vec<_>>(), wanted, "{events:?}");
+        id.destroy();
+    }
+}
+
+/// The socket of the question to a port mapper is reported although nothing has come: the mapper is not asked again before its time.
+#[test]
+fn a_mapper_is_asked_again_only_when_it_is_silent() {
+    let ctx = testing::context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let qp = testing::queue_pair(&ctx, &cq, &cq);
+    let id = CmId::create(&create_event_channel().unwrap(), Some(&ctx));
+    let loopback = |port| SocketAddr::from(([127, 0, 0, 1], port));
+    let owned = (qp.clone(), None);
+    let parameters = ConnectionParameters::default();
+    let active = Active::new(&id, &ctx, owned, loopback(9), None, &parameters).unwrap();
+    let mapper = std::net::UdpSocket::bind(loopback(0)).unwrap();
+    mapper.set_nonblocking(true).unwrap();
+    let port = mapper.local_addr().unwrap().port();
+    let asked = || std::iter::from_fn(|| mapper.recv(&mut [0; 100]).ok()).count();
+    let bound = Bound::bind(loopback(0), None, Sharing::Exclusive).unwrap();
+    let lookup = Lookup::start(loopback(9), bound.local_addr().unwrap(), port, 7).unwrap();
+    assert_eq!(asked(), 1);
+    let mut s = active.state.lock();
+    s.stage = Stage::Mapper(lookup, bound);
+    for (silent, times) in [(false, 0), (true, 1), (false, 0)] {
+        let Stage::Mapper(lookup, bound) = std::mem::replace(&mut s.stage, Stage::Done) else {
+            panic!("it has an answer");
+        };
+        let next = active.mapper(&mut s, lookup, bound, silent);
+        assert!(matches!(next, Next::Wait));
+        assert_eq!(asked(), times, "silent: {silent}");
+    }
+    s.stage = Stage::Done;
+    drop(s);
+    qp.destroy();
+}

@@ -95,6 +95,8 @@ pub(super) struct IdState {
     pub(super) stand_in: Option<StandIn>,
     pub(super) bound: Option<Bound>,
     pub(super) local: Option<SocketAddr>,
+    /// The program has named an address to come from.
+    pub(super) source_named: bool,
     pub(super) peer: Option<SocketAddr>,
     pub(super) only_v6: Option<bool>,
     pub(super) sharing: Sharing,
@@ -180,6 +182,7 @@ impl CmId {
             stand_in: None,
             bound: None,
             local: None,
+            source_named: false,
             peer: None,
             only_v6: None,
             sharing: Sharing::Exclusive,
@@ -411,11 +414,11 @@ impl CmId {
             let peer = s
                 .peer
                 .ok_or(Error::InvalidState("resolve the address first"))?;
-            // A bound socket connects from its port; else the kernel picks one.
+            // A bound socket connects from its port; else the kernel picks one. An address that nobody has chosen need not be bound: it
+            // is the one that the kernel prefers.
             let bound = s.bound.take();
-            let local = s.local.filter(|_| {
-                s.own_context || bound.is_some() || s.local.is_some_and(|l| l.port() != 0)
-            });
+            let chosen = s.own_context || s.source_named || bound.is_some();
+            let local = s.local.filter(|local| chosen || local.port() != 0);
             let qp = (qp, s.life);
             let active = Active::new(self, &ctx, qp, peer, local, parameters)?;
             s.phase = Phase::Connecting(Arc::clone(&active));

@@ -68,6 +68,22 @@ mod tests {
     use super::*;
     use crate::raw::testing::context;
 
+    /// As long as nobody knows whether there are completions, the program has all of the time to take them.
+    #[test]
+    fn the_end_waits_for_what_was_not_taken() {
+        let channel = create_event_channel().unwrap();
+        let id = CmId::create(&channel, Some(&context()));
+        id.use_stand_in(1).unwrap();
+        id.inner.state.lock().phase = Phase::Disconnected;
+        let before = Instant::now();
+        assert!(begin(Arc::downgrade(&id.inner), libc::ECONNRESET));
+        let event = channel.next(Some(Duration::from_secs(20))).unwrap();
+        assert!(before.elapsed() >= WAIT);
+        let told = (event.kind, event.status);
+        assert_eq!(told, (CmEventKind::Disconnected, libc::ECONNRESET));
+        id.destroy();
+    }
+
     /// A connection without a queue pair of the program's: nobody knows whether it has taken all completions.
     #[test]
     fn the_end_is_told_when_all_is_taken_or_after_a_while() {

@@ -175,10 +175,14 @@ fn a_request_names_its_peer_even_if_that_has_gone() {
     assert_eq!(event.id.addresses().1, Some(address));
 }
 
-/// A listener on 127.0.0.1 with this admission.
+/// A listener on 127.0.0.1 with this admission. Peers have all the time that they like.
 fn listening(admission: Admission) -> (CmId, crate::raw::cm::CmEventChannel, Arc<Hall>) {
     let channel = create_event_channel().unwrap();
-    let id = CmId::create(&channel, Some(&testing::context()));
+    let patient = testing::context_with(Config {
+        handshake_timeout: Duration::from_secs(3600),
+        ..Config::default()
+    });
+    let id = CmId::create(&channel, Some(&patient));
     id.set_admission(admission);
     id.bind(([127, 0, 0, 1], 0).into()).unwrap();
     id.listen(8).unwrap();
@@ -188,7 +192,12 @@ fn listening(admission: Admission) -> (CmId, crate::raw::cm::CmEventChannel, Arc
 
 /// Waits for the end of a connection. If the peer was sending when it was reset, it has learnt of that there already, and reads the end.
 fn is_over(peer: &mut std::net::TcpStream) -> bool {
-    !matches!(peer.read(&mut [0]), Ok(1..))
+    peer.set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
+    match peer.read(&mut [0]) {
+        Ok(n) => n == 0,
+        Err(e) => e.kind() != std::io::ErrorKind::WouldBlock,
+    }
 }
 
 /// Asks from a source address of the loopback network.
@@ -295,4 +304,69 @@ fn a_listener_with_too_many_connections_rejects_further_ones() {
     second.destroy();
     fourth.destroy();
     assert_eq!(hall.seats.load(Ordering::Relaxed), 0);
+}
+
+/// A request says where it came to, which a listener at all addresses does not know beforehand.
+#[test]
+fn a_request_names_the_address_that_it_came_to() {
+    for (own, at, to) in [
+        (true, "127.0.0.1:0", "127.0.0.1"),
+        (true, "0.0.0.0:0", "127.0.0.1"),
+        (false, "0.0.0.0:0", "127.0.0.1"),
+        (true, "[::]:0", "127.0.0.1"),
+        (true, "[::ffff:127.0.0.1]:0", "127.0.0.1"),
+        (true, "[::1]:0", "::1"),
+    ] {
+        let channel = create_event_channel().unwrap();
+        let ctx = own.then(testing::context);
+        let id = CmId::create(&channel, ctx.as_ref());
+        id.bind(at.parse().unwrap()).unwrap();
+        id.listen(1).unwrap();
+        let port = id.addresses().0.unwrap().port();
+        let to = SocketAddr::new(to.parse().unwrap(), port);
+        let mut peer = std::net::TcpStream::connect(to).unwrap();
+        peer.write_all(REQUEST).unwrap();
+        let event = channel.next(Some(Duration::from_secs(20))).unwrap();
+        let from = peer.local_addr().unwrap();
+        assert_eq!(event.id.addresses(), (Some(to), Some(from)), "{at}");
+        event.id.reject(&[]).unwrap();
+        id.destroy();
+    }
+}
+
+#[test]
+fn a_request_tells_when_its_peer_has_gone() {
+    let (id, channel, _) = listening(Admission::default());
+    let peer = ask_from([127, 0, 0, 1], &id);
+    let request = channel.next(Some(Duration::from_secs(20))).unwrap().id;
+    assert!(!request.requester_is_gone() && !id.requester_is_gone());
+    drop(peer);
+    let end = std::time::Instant::now() + Duration::from_secs(20);
+    while !request.requester_is_gone() {
+        assert!(std::time::Instant::now() < end, "it does not notice");
+        std::thread::yield_now();
+    }
+    assert!(!id.requester_is_gone());
+}
+
+/// While as many requests as there is room for wait for the program, further connections are left to the kernel.
+#[test]
+fn a_listener_without_room_pauses_until_there_is_some() {
+    let (id, channel, hall) = listening(Admission::default());
+    let listening = match &id.inner.state.lock().phase {
+        Phase::Listening(listening) => Arc::clone(listening),
+        _ => unreachable!("it listens"),
+    };
+    hall.waiting.store(listening.backlog, Ordering::Relaxed);
+    let peer = ask_from([127, 0, 0, 1], &id);
+    let end = std::time::Instant::now() + Duration::from_secs(20);
+    while !*listening.paused.lock() {
+        assert!(std::time::Instant::now() < end, "it does not pause");
+        std::thread::yield_now();
+    }
+    assert!(channel.try_next().is_none());
+    hall.waiting.store(0, Ordering::Relaxed);
+    let event = channel.next(Some(Duration::from_secs(20))).unwrap();
+    assert_eq!(event.id.addresses().1, Some(peer.local_addr().unwrap()));
+    assert!(!*listening.paused.lock());
 }

@@ -106,3 +106,70 @@ impl Source for Refused {
         self.close();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::time::Instant;
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    /// A connection that is kept, for longer than any test takes, and its initiator.
+    fn keep(list: &RefusedList, most: usize) -> std::net::TcpStream {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let peer = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        peer.set_read_timeout(Some(LIMIT)).unwrap();
+        let (accepted, _) = listener.accept().unwrap();
+        accepted.set_nonblocking(true).unwrap();
+        let stream = TcpStream::from_socket(accepted.into()).unwrap();
+        list.keep(&Engine::current().unwrap(), stream, LIMIT * 100, most);
+        peer
+    }
+
+    /// Which of those that the list has are open.
+    fn open(list: &RefusedList) -> Vec<bool> {
+        let all = list.0.lock();
+        all.iter().map(|one| one.strong_count() > 0).collect()
+    }
+
+    fn soon(what: &str, is: impl Fn() -> bool) {
+        let end = Instant::now() + LIMIT;
+        while !is() {
+            assert!(Instant::now() < end, "{what}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn only_connections_that_are_open_count() {
+        let list = RefusedList::default();
+        drop(keep(&list, 1));
+        soon("it is closed with its initiator", || open(&list) == [false]);
+        let mut second = keep(&list, 1);
+        assert_eq!(open(&list), [true], "the other one is forgotten");
+        let _third = keep(&list, 1);
+        assert_eq!(second.read(&mut [0]).unwrap(), 0, "there are too many");
+        assert_eq!(open(&list), [true]);
+        assert!(list.close_oldest() && !list.close_oldest());
+    }
+
+    #[test]
+    fn a_connection_stays_whatever_its_initiator_sends_until_it_closes_or_resets() {
+        let list = RefusedList::default();
+        let mut peer = keep(&list, 9);
+        let refused = || list.0.lock()[0].upgrade();
+        // There is nothing to read.
+        refused().unwrap().ready(true, false, false);
+        assert_eq!(open(&list), [true]);
+        peer.write_all(&[7; 3000]).unwrap();
+        let is_read =
+            || refused().is_some_and(|refused| refused.stream.has_octets().is_ok_and(|has| !has));
+        soon("it is read", is_read);
+        assert_eq!(open(&list), [true]);
+        let socket = socket2::SockRef::from(&peer);
+        socket.set_linger(Some(Duration::ZERO)).unwrap();
+        drop(peer);
+        soon("a reset ends it", || open(&list) == [false]);
+    }
+}

@@ -94,7 +94,10 @@ mod tests {
     #[test]
     fn a_burst_still_has_reminders() {
         let [_, late, later] = StreamTimes::REMINDERS;
-        assert_eq!(times(COUNT_MAX), [late, later, None]);
+        for count in [BURST + 1, COUNT_MAX] {
+            assert_eq!(times(count), [late, later, None]);
+        }
+        assert_eq!(times(BURST), StreamTimes::REMINDERS);
         assert!(late.is_some() && later.is_some());
     }
 }

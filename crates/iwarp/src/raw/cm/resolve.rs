@@ -98,6 +98,7 @@ impl IdState {
             self.take_port(local)?;
         }
         self.local = Some(local);
+        self.source_named |= source.is_some_and(|source| !any(&source));
         self.peer = Some(peer);
         self.phase = Phase::Resolved;
         Ok(local)
@@ -153,9 +154,9 @@ impl Resolving {
         };
         // Kept until the event is there, so that `destroy` either prevents it or finds it.
         let mut s = id.inner.state.lock();
-        match &s.phase {
-            Phase::Resolving(other) if std::ptr::eq(Arc::as_ptr(other), self) => {}
-            _ => return,
+        // No other attempt begins before this one has ended.
+        if !matches!(s.phase, Phase::Resolving(_)) {
+            return;
         }
         s.phase = match kind {
             CmEventKind::AddrResolved => Phase::Resolved,

@@ -3,6 +3,7 @@
 use super::act::until;
 use super::plan::{PROCESS, Plan};
 use super::qp::{Action, QpFaults, op_of, op_of_completion};
+use super::tests::its_time_is_over;
 use super::{Completion, Way};
 use crate::config::Config;
 use crate::fault::{Event, Ops};
@@ -238,6 +239,15 @@ fn a_request_is_refused_or_gets_a_wrong_key() {
     assert_eq!(remote_addr, 16);
     // Another entry of the peer's table, not only another key of it.
     assert_ne!(rkey >> 8, 0);
+    // Whatever the key is.
+    for rkey in [0, 0x5a5a_5a07, !0] {
+        let remote_addr = 16;
+        let changed = wrong.changed(&SendOp::Read { remote_addr, rkey });
+        let Some(SendOp::Read { rkey: other, .. }) = changed else {
+            panic!("it is no Read any more");
+        };
+        assert_ne!(other >> 8, rkey >> 8, "{rkey:#x}");
+    }
     assert!(!wrong.refuses_send(&READ));
     assert!(
         faults("seed=208;remote-access,nth=2", true)
@@ -315,7 +325,7 @@ fn a_message_finds_no_receive() {
     assert!(!starved.receiver_ready());
     assert!(!starved.is_due());
     // Then it is over.
-    starved.state.lock().starved_until = now_ns();
+    starved.state.lock().starved_until = now_ns() - 1;
     assert!(!starved.starves() && starved.receiver_ready());
     let other = faults("seed=215;rnr,every=1,qp=0x78", true);
     assert!(other.receiver_ready() && !other.is_due());
@@ -491,18 +501,19 @@ fn events_of_the_port_reach_all_devices_of_the_process() {
     assert_eq!(port_events(&devices[0]), []);
     // Down, longer down, and up.
     assert!(devices[0].is_port_up());
-    plan.port_down(u64::MAX);
-    plan.port_down(u64::MAX);
-    for ctx in &devices {
-        assert!(!ctx.is_port_up());
-        assert_eq!(port_events(ctx), [PortEvent::Error]);
+    for told in [&[PortEvent::Error][..], &[]] {
+        plan.port_down(u64::MAX);
+        for ctx in &devices {
+            assert!(!ctx.is_port_up());
+            assert_eq!(port_events(ctx), told);
+        }
     }
     assert_eq!(plan.connect(peer()), Some(libc::EHOSTUNREACH));
-    plan.port_down(0);
+    its_time_is_over(&plan);
     assert!(devices[1].is_port_up() && plan.end_port_down());
     assert_eq!(plan.connect(peer()), None);
     for ctx in &devices {
-        assert_eq!(port_events(ctx).last(), Some(&PortEvent::Active));
+        assert_eq!(port_events(ctx), [PortEvent::Active]);
     }
     assert!(other.is_port_up() && port_events(&other).is_empty());
 }
@@ -622,4 +633,32 @@ fn the_log_says_what_has_happened_to_whom() {
     ]) {
         assert!(line.ends_with(&end), "{line}\n{end}");
     }
+}
+
+/// What belongs to no queue pair says what it was about.
+#[test]
+fn the_log_says_what_the_process_was_refused() {
+    let path = std::env::temp_dir().join(format!("iwarp-fault-log-2-{}", std::process::id()));
+    let _ = std::fs::remove_file(&path);
+    let text = format!(
+        "seed=229;unreachable,nth=2;create=cq,nth=1;post,op=recv,nth=1;log={}",
+        path.display()
+    );
+    let ctx = context(&text);
+    let plan = ctx.inner.faults.clone().unwrap();
+    assert!(plan.connect(peer()).is_none() && plan.connect(peer()).is_some());
+    assert!(ctx.create_cq(1, None).is_err());
+    assert!(plan.refuses_shared_receive());
+    let log = std::fs::read_to_string(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let rules = log.lines().skip(1).map(|line| {
+        let at = line.find("rule=").unwrap();
+        &line[at..]
+    });
+    let expected = [
+        "rule=1 unreachable peer=192.0.2.7:7471 n=2",
+        "rule=2 create=cq,errno=ENOMEM n=1",
+        "rule=3 post op=recv n=1",
+    ];
+    assert_eq!(rules.collect::<Vec<_>>(), expected);
 }

@@ -211,6 +211,27 @@ mod tests {
         assert!(places.len() > SPOILT.len() / 2, "{places:?}");
     }
 
+    /// Which bit it is depends on the number of the rule that asks for it, and not on the rules behind that one.
+    #[test]
+    fn the_bit_is_chosen_for_the_rule_that_asks_for_it() {
+        let places = |rules: &str| -> Vec<usize> {
+            let places = (300..316).map(|seed| {
+                let faults = spoiling(&format!("seed={seed};{rules}"), Way::Out);
+                let octets = [0; 40];
+                let mut runs = vec![RawSlice::of(&octets)];
+                // SAFETY: the octets are there.
+                let copy = unsafe { faults.spoil_copy(&mut runs) }.unwrap();
+                flipped(&octets, &copy)
+            });
+            places.collect()
+        };
+        let first = places("crc");
+        assert_eq!(places("crc;reset,nth=9"), first);
+        let second = places("reset,nth=9;crc");
+        assert_eq!(places("close,nth=9;crc"), second);
+        assert_ne!(second, first);
+    }
+
     #[test]
     fn one_bit_of_what_was_received_is_flipped_once() {
         let faults = spoiling("seed=270;crc,dir=in", Way::In);

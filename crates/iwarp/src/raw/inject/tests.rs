@@ -1,13 +1,17 @@
 //! Which opportunities a plan takes, and what they depend on.
 
+use super::Way;
 use super::plan::{PROCESS, Plan};
+use super::qp::QpFaults;
 use crate::config::Config;
 use crate::engine::Source;
 use crate::raw::events::AsyncEventKind;
-use crate::raw::testing;
+use crate::raw::{QueuePair, testing};
+use crate::sys::clock::now_ns;
 use iwarp_rnic::{RecvWr, SendFlags, SendOp, SendWr, WcStatus};
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 fn plan(text: &str) -> Arc<Plan> {
@@ -37,6 +41,8 @@ fn opportunities_are_taken_as_the_rule_says() {
 fn a_time_is_a_condition_of_what_is_counted() {
     assert_eq!(taken(&plan("seed=108;post,time=1000s"), 1, 9), [0u64; 0]);
     assert_eq!(taken(&plan("seed=109;post,nth=2,time=0s"), 1, 9), [2]);
+    // Without another condition the time comes by itself, and no request is an opportunity.
+    assert_eq!(taken(&plan("seed=117;reset,time=0s"), 1, 9), [0u64; 0]);
 }
 
 /// What one queue pair is met by depends neither on other queue pairs nor on other rules.
@@ -94,13 +100,38 @@ fn a_port_that_is_not_down_does_not_come_up() {
     plan.port_down(u64::MAX);
     assert!(plan.is_port_down() && !plan.end_port_down());
     assert!(plan.is_port_down());
-    plan.port_down(0);
+    its_time_is_over(&plan);
     assert!(!plan.is_port_down());
     assert!(plan.end_port_down() && !plan.end_port_down());
 }
 
+/// The time of a port that is down is over, and no timer has seen it yet.
+pub(super) fn its_time_is_over(plan: &Plan) {
+    plan.port_down_until.store(now_ns() - 1, Ordering::Relaxed);
+}
+
+#[test]
+fn queue_pairs_are_numbered_and_devices_that_are_closed_are_forgotten() {
+    let text = "seed=118;crc";
+    let plan = plan(text);
+    let ordinals = [0; 3].map(|number| QpFaults::new(&plan, number).ordinal);
+    assert_eq!(ordinals, [1, 2, 3]);
+    let open = || {
+        testing::context_with(Config {
+            fault: Some(text.parse().unwrap()),
+            ..Config::default()
+        })
+    };
+    let _stays = open();
+    for _ in 0..3 {
+        drop(open());
+    }
+    let _last = open();
+    assert_eq!(plan.contexts.lock().len(), 2);
+}
+
 /// A queue pair with faults that is connected to a TCP socket, and the socket.
-fn connected(text: &str) -> (crate::raw::QueuePair, std::net::TcpStream) {
+fn connected(text: &str) -> (QueuePair, std::net::TcpStream) {
     let config = Config {
         fault: Some(text.parse().unwrap()),
         ..Config::default()
@@ -201,6 +232,10 @@ fn a_refused_request_is_not_tried_again() {
     assert_eq!(qp.counters().completions, 0);
     qp.post_send_all(&[SEND]).unwrap();
     qp.destroy();
+    // Each request of a whole list is one opportunity.
+    let (qp, _peer) = connected("seed=127;post,nth=2");
+    qp.post_send_all(&[SEND]).unwrap();
+    qp.destroy();
 }
 
 /// A timed fault meets the queue pairs that are connected then, without any request.
@@ -226,6 +261,92 @@ fn a_time_comes_by_itself() {
         return;
     }
     panic!("no connection was there within a minute");
+}
+
+/// The time of a rule meets the queue pairs that it concerns, in the order of their creation, as often as it may. One that is not connected is
+/// passed over.
+#[test]
+fn a_time_meets_the_connected_queue_pairs_that_the_rule_concerns() {
+    for (seed, options, met) in [
+        (150, "", [false, true, true]),
+        (151, ",times=1", [false, true, false]),
+        (152, ",qp=1", [false; 3]),
+        (153, ",qp=2", [false, true, false]),
+        (154, ",qp=3,times=1", [false, false, true]),
+        (155, ",peer=192.0.2.7", [false; 3]),
+        (156, ",peer=127.0.0.1", [false, true, true]),
+    ] {
+        let text = format!("seed={seed};delay=1000s,time=1000s,dir=both{options}");
+        let (ctx, [waiting, first, second]) = three_queue_pairs(&text);
+        let _peers = [&first, &second].map(testing::connected);
+        let plan = ctx.inner.faults.clone().unwrap();
+        plan.clock().unwrap().timer(0);
+        let all = [waiting, first, second];
+        let held = all.each_ref().map(|qp| {
+            let faults = qp.inner.faults.as_ref().unwrap();
+            assert!(!faults.is_due(), "{text}");
+            let held = Way::BOTH.map(|way| faults.holds(way));
+            assert_eq!(held[0], held[1], "{text}");
+            held[0]
+        });
+        assert_eq!(held, met, "{text}");
+        all.iter().for_each(QueuePair::destroy);
+    }
+}
+
+/// The requests wait for their connection, and what they bring about waits with them.
+#[test]
+fn what_waiting_requests_bring_about_waits_for_the_connection() {
+    for (text, reset) in [
+        ("seed=158;reset,nth=1", true),
+        ("seed=159;close,nth=1", false),
+    ] {
+        let (_ctx, [qp, ..]) = three_queue_pairs(text);
+        let faults = qp.inner.faults.as_ref().unwrap();
+        faults.posted(&SendOp::Send);
+        faults.act(&qp.inner);
+        assert!(faults.is_due(), "{text}");
+        let mut peer = testing::connected(&qp);
+        peer.set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
+        faults.act(&qp.inner);
+        assert!(!faults.is_due(), "{text}");
+        let end = peer.read(&mut [0; 64]).map_err(|e| e.kind());
+        let wanted = match reset {
+            true => Err(ErrorKind::ConnectionReset),
+            false => Ok(0),
+        };
+        assert_eq!(end, wanted, "{text}");
+        qp.destroy();
+    }
+}
+
+/// Of one device with faults.
+fn three_queue_pairs(text: &str) -> (crate::raw::Context, [QueuePair; 3]) {
+    let ctx = testing::context_with(Config {
+        fault: Some(text.parse().unwrap()),
+        ..Config::default()
+    });
+    let cq = ctx.create_cq(8, None).unwrap();
+    let all = [(); 3].map(|()| testing::queue_pair(&ctx, &cq, &cq));
+    (ctx, all)
+}
+
+/// A device that has failed takes its connections along. Its other events leave them alone.
+#[test]
+fn only_the_end_of_the_device_ends_its_connections() {
+    use crate::fault::Event::{DeviceFatal, LidChange, PortError};
+    let (qp, mut peer) = connected("seed=157;crc");
+    let plan = qp.inner.ctx.faults.clone().unwrap();
+    for event in [PortError, LidChange] {
+        plan.raise_everywhere(event);
+        assert_eq!(qp.state(), crate::State::Rts);
+    }
+    plan.raise_everywhere(DeviceFatal);
+    soon("it has failed", || qp.state() == crate::State::Error);
+    let end = peer.read(&mut [0; 64]);
+    assert!(!matches!(end, Ok(1..)), "the peer is told");
+    qp.destroy();
 }
 
 /// What the peer reads has the wrong key, and the rest of the request is the program's.

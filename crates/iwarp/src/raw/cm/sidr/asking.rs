@@ -7,7 +7,7 @@ use crate::crc::crc32c_append;
 use crate::engine::{Engine, Source};
 use crate::error::Result;
 use crate::raw::cm::CmEvent;
-use crate::raw::context::{Context, random_u32};
+use crate::raw::context::{Context, random_u64};
 use crate::sys::clock::now_ns;
 use crate::sys::connect::canonical;
 use crate::sys::poller::Interest;
@@ -72,8 +72,7 @@ impl Asking {
             silence_ns: ns(config.connect_timeout),
             answer_ns: ns(config.answer_timeout),
         };
-        let number = u64::from(random_u32()?) << 32 | u64::from(random_u32()?);
-        let requester = Requester::new(number, patience, now_ns());
+        let requester = Requester::new(random_u64()?, patience, now_ns());
         // Whether the private data fit is found out before anything is sent.
         requester.request(crc32c_append, private_data)?;
         socket.connect(peer)?;
@@ -246,9 +245,9 @@ impl CmId {
         };
         // Kept until the event is there, so that `destroy` either prevents it or finds it.
         let mut s = self.inner.state.lock();
-        match &s.phase {
-            Phase::Asking(other) if std::ptr::eq(Arc::as_ptr(other), asking) => {}
-            _ => return,
+        // No other attempt begins before this one has ended.
+        if !matches!(s.phase, Phase::Asking(_)) {
+            return;
         }
         // The engine has another handle to the attempt, so this one is not the last.
         s.phase = phase;
@@ -285,6 +284,7 @@ mod tests {
     use super::*;
     use crate::raw::cm::create_event_channel;
     use crate::sys::connect::Sharing;
+    use iwarp_proto::sidr::Kind;
     use std::net::UdpSocket;
 
     /// A question to a socket that does not answer, before it is asked.
@@ -311,6 +311,49 @@ mod tests {
         Arc::clone(&asking).timer(TIMER_AGAIN);
         Arc::clone(&asking).timer(TIMER_DUE);
         assert!(!came());
+    }
+
+    /// Takes the question from the peer's socket, with the address of its sender.
+    fn question(peer: &UdpSocket) -> ([u8; MESSAGE_LEN], SocketAddr) {
+        let mut octets = [0; MESSAGE_LEN];
+        peer.set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
+        let (_, from) = peer.recv_from(&mut octets).unwrap();
+        (octets, from)
+    }
+
+    /// What is a message except for its length is none.
+    #[test]
+    fn only_messages_of_the_right_length_are_heard() {
+        let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let (_id, asking) = asking(&peer);
+        let mut s = asking.state.lock();
+        assert!(asking.send(&mut s).is_none());
+        let (octets, from) = question(&peer);
+        let request = Message::open(crc32c_append, &octets).unwrap();
+        let sealed = |kind| {
+            let message = Message {
+                kind,
+                cookie: 77,
+                private_data: if kind == Kind::Challenge { b"" } else { b"yes" },
+                ..request
+            };
+            message.seal(crc32c_append).unwrap()
+        };
+        let mut hear = |octets: &[u8]| {
+            peer.send_to(octets, from).unwrap();
+            asking.read(&mut s)
+        };
+        assert!(hear(&sealed(Kind::Challenge)).is_none());
+        let (num, qkey) = (5, 6);
+        let answer = sealed(Kind::Reply(Answer::QueuePair { num, qkey }));
+        assert!(hear(&[&answer[..], &[0]].concat()).is_none(), "too long");
+        assert!(hear(&answer[..MESSAGE_LEN - 1]).is_none(), "too short");
+        let end = hear(&answer);
+        let Some(End::Answered(Answer::QueuePair { num: 5, qkey: 6 }, data)) = end else {
+            panic!("it is not heard");
+        };
+        assert_eq!(data, b"yes");
     }
 
     #[test]

@@ -226,3 +226,37 @@ impl Drop for Asked {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::raw::cm::create_event_channel;
+    use crate::raw::testing;
+
+    /// The device may have lost or got an address since it was opened. Queue pairs are reached at those of either time.
+    #[test]
+    fn a_device_serves_the_addresses_that_it_has_and_those_that_it_had() {
+        let opened = testing::device_at(&["192.0.2.7"]);
+        let ctx = Context::open(&opened, Config::default()).unwrap();
+        let id = CmId::create_for_datagrams(&create_event_channel().unwrap(), Some(&ctx));
+        id.bind(([127, 0, 0, 1], 0).into()).unwrap();
+        id.listen(0).unwrap();
+        let hall = match &id.inner.state.lock().phase {
+            Phase::Serving(serving) => Arc::clone(&serving.hall),
+            _ => unreachable!("it listens"),
+        };
+        for (ip, serves) in [
+            ("192.0.2.7", true),
+            ("127.0.0.1", true),
+            ("192.0.2.8", false),
+        ] {
+            let found = hall.context_of(ip.parse().unwrap());
+            match serves {
+                true => assert!(found.is_ok(), "{ip}"),
+                false => assert!(matches!(found, Err(Error::NoDevice)), "{ip}"),
+            }
+        }
+        id.destroy();
+    }
+}
