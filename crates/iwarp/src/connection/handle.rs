@@ -521,6 +521,6 @@ impl Drop for Closed<'_> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))]
 #[path = "handle_tests.rs"]
 mod tests;

@@ -510,6 +510,6 @@ impl Run<'_> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))]
 #[path = "router_tests.rs"]
 mod tests;

@@ -382,6 +382,6 @@ mod asynchronous {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))]
 #[path = "stream_tests.rs"]
 mod tests;

@@ -171,6 +171,6 @@ macro_rules! waits {
 
 pub(super) use waits;
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))]
 #[path = "wait_tests.rs"]
 mod tests;
