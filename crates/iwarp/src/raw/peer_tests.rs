@@ -219,22 +219,6 @@ fn the_early_request_of_the_peer_is_taken_once() {
     qp.destroy();
 }
 
-fn event(kind: CmEventKind, id: &CmId) -> CmEvent {
-    CmEvent {
-        kind,
-        status: 0,
-        id: id.clone(),
-        listener: None,
-        private_data: Vec::new(),
-        replied: false,
-        responder_resources: None,
-        initiator_depth: None,
-        xrc: None,
-        datagrams: None,
-        service_status: 0,
-    }
-}
-
 /// An identifier waits with its queue pair until its connection is up, and is destroyed when that has ended. Others are left alone.
 #[test]
 fn an_identifier_is_kept_as_long_as_its_connection() {
@@ -252,17 +236,17 @@ fn an_identifier_is_kept_as_long_as_its_connection() {
         let is_up = |id: &CmId| state.up.iter().any(|up| up.is_same(id));
         ids.each_ref().map(is_up)
     };
-    peers.event(event(CmEventKind::AddrResolved, &ids[0]));
+    peers.event(ids[0].event(CmEventKind::AddrResolved, 0));
     assert_eq!(up(), [false, false]);
     for (id, now) in ids.iter().zip([[true, false], [true, true]]) {
-        peers.event(event(CmEventKind::Established, id));
+        peers.event(id.event(CmEventKind::Established, 0));
         assert_eq!(up(), now);
         assert_eq!(peers.waits_with(id), None);
     }
-    peers.event(event(CmEventKind::Disconnected, &ids[0]));
+    peers.event(ids[0].event(CmEventKind::Disconnected, 0));
     assert_eq!(up(), [false, true]);
     assert_eq!(ids.each_ref().map(is_destroyed), [true, false]);
-    peers.event(event(CmEventKind::Disconnected, &ids[1]));
+    peers.event(ids[1].event(CmEventKind::Disconnected, 0));
     assert_eq!(up(), [false, false]);
     assert_eq!(ids.each_ref().map(is_destroyed), [true, true]);
     // One that is up is abandoned with its queue pair.

@@ -568,7 +568,7 @@ impl CmId {
         self.push(self.event(kind, status));
     }
 
-    pub(super) fn event(&self, kind: CmEventKind, status: i32) -> CmEvent {
+    pub(in crate::raw) fn event(&self, kind: CmEventKind, status: i32) -> CmEvent {
         CmEvent {
             kind,
             status,
