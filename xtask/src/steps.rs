@@ -267,12 +267,14 @@ fn loom(context: &Context, log: &mut Log) -> Result<Outcome> {
         cargo(&context.root)
             .env("RUSTFLAGS", "--cfg loom")
             .env("CARGO_TARGET_DIR", context.target.join("loom"))
+            // The tests take seconds, and optimising the whole program for them a minute.
+            .env("CARGO_PROFILE_RELEASE_LTO", "off")
+            .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16")
             .args(["test", "--package", "iwarp", "--lib", "--release", "loom_"]),
     )?;
     at_least_one_test(log, &text)
 }
 
-/// The integration test that hands our packets to Wireshark.
 fn apps(context: &Context, log: &mut Log) -> Result<Outcome> {
     log.run_program(program(&context.root, CONFORMANCE).args(["apps", "--step"]))
 }

@@ -116,8 +116,7 @@ impl CmId {
     /// The peer has gone before the connection was there. Returns the error of the call.
     fn gone(&self, why: String) -> Error {
         let mut s = self.inner.state.lock();
-        s.phase = Phase::Disconnected;
-        s.seat = None;
+        s.disconnected();
         Error::ConnectionLost(why)
     }
 }

@@ -177,3 +177,64 @@ fn a_mapper_is_asked_again_only_when_it_is_silent() {
     drop(s);
     qp.destroy();
 }
+
+/// Whoever can see a change finds its event: no later event overtakes it, and `destroy` drops it. Here nobody can give an event, because the
+/// channel's lock is held, so the change has to stay hidden.
+#[test]
+fn a_change_is_not_seen_before_its_event() {
+    type Change = fn(&CmId);
+    let first: Change = |id| id.inner.qp_event(Events::ESTABLISHED, None);
+    let end: Change = |id| id.inner.qp_event(Events::DISCONNECTED, None);
+    let changes: [(&str, fn() -> Phase, Change); 5] = [
+        ("first message", || Phase::Connected(false), first),
+        ("end before it", || Phase::Connected(false), end),
+        (
+            "no first message",
+            || Phase::Connected(false),
+            |id| id.inner.first_message_overdue(),
+        ),
+        (
+            "set-up",
+            || Phase::Accepting,
+            |id| {
+                assert!(id.established(Vec::new(), None, None));
+            },
+        ),
+        (
+            "end of the set-up",
+            || Phase::Accepting,
+            |id| {
+                id.inner.state.lock().ended_early = Some(0);
+                assert!(id.established(Vec::new(), None, None));
+            },
+        ),
+    ];
+    for (name, phase, change) in changes {
+        let channel = create_event_channel().unwrap();
+        let id = CmId::create(&channel, None);
+        id.inner.state.lock().phase = phase();
+        let before = std::mem::discriminant(&phase());
+        let held = id.inner.channel.lock();
+        std::thread::scope(|scope| {
+            let changing = scope.spawn(|| change(&id));
+            let mut hidden = 0;
+            // A thread that holds the lock of the state for so many looks waits for the channel's.
+            while hidden < 20 {
+                match id.inner.state.try_lock() {
+                    Some(s) => {
+                        hidden = 0;
+                        let same = std::mem::discriminant(&s.phase) == before;
+                        let told = matches!(s.phase, Phase::Connected(true));
+                        assert!(same && !told, "{name}: changed without its event");
+                    }
+                    None => hidden += 1,
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            drop(held);
+            changing.join().unwrap();
+        });
+        assert!(!channel.is_empty(), "{name}");
+        id.destroy();
+    }
+}

@@ -7,7 +7,6 @@ use super::passive::{Count, Listening, Requested};
 use super::resolve::Resolving;
 use super::sidr::{Asked, Asking, Datagrams, Serving};
 use super::stand_in::StandIn;
-use super::timewait;
 use super::unheard::Unheard;
 use super::{CmEvent, CmEventChannel, CmEventKind};
 use crate::admission::Admission;
@@ -17,7 +16,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::sys::connect::{Bound, Sharing};
 use crate::sys::fork::Origin;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -127,7 +126,7 @@ impl IdState {
 }
 
 pub(crate) struct CmIdInner {
-    channel: Mutex<CmEventChannel>,
+    pub(super) channel: Mutex<CmEventChannel>,
     pub(super) state: Mutex<IdState>,
     /// For the program's own use.
     user: AtomicU64,
@@ -598,6 +597,14 @@ impl CmId {
         Arc::clone(&channel)
     }
 
+    /// Gives an event of a change that was made under this lock, which is kept until the event is there: the next change's event comes
+    /// behind it, and [`destroy`](Self::destroy) either prevents it or finds it.
+    pub(super) fn give(&self, state: MutexGuard<'_, IdState>, event: CmEvent) {
+        let channel = self.put(event);
+        drop(state);
+        channel.wake();
+    }
+
     /// The connection is up. Returns `false` if the identifier is gone.
     pub(super) fn established(
         &self,
@@ -605,61 +612,57 @@ impl CmId {
         peer_ird: Option<u16>,
         peer_ord: Option<u16>,
     ) -> bool {
-        let (ended, channel) = {
-            let mut s = self.inner.state.lock();
-            let ended = s.ended_early.take();
-            match (&s.phase, ended) {
-                (Phase::Connecting(_) | Phase::Accepting, None) => s.phase = Phase::Connected(true),
-                (Phase::Connecting(_) | Phase::Accepting, Some(_)) => {
-                    s.phase = Phase::Disconnected;
-                    s.seat = None;
-                }
-                (Phase::Destroyed, _) => return false,
-                // The peer's first message came earlier.
-                _ => return true,
-            }
-            if let Some((local, peer)) = s.qp.as_ref().and_then(QueuePair::addresses) {
-                s.local = Some(local);
-                // A port mapper may have named another address than the program.
-                let named = s.peer.filter(|named| !named.ip().is_unspecified());
-                s.peer = named.or(Some(peer));
-            }
-            // Under the lock: another thread may learn of the end meanwhile, and its event has to come behind this one.
-            let channel = self.put(CmEvent {
-                private_data,
-                responder_resources: peer_ord,
-                initiator_depth: peer_ird,
-                ..self.event(CmEventKind::Established, 0)
-            });
-            (ended, channel)
+        let mut s = self.inner.state.lock();
+        let ended = s.ended_early.take();
+        match (&s.phase, ended) {
+            (Phase::Connecting(_) | Phase::Accepting, None) => s.phase = Phase::Connected(true),
+            (Phase::Connecting(_) | Phase::Accepting, Some(_)) => s.disconnected(),
+            (Phase::Destroyed, _) => return false,
+            // The peer's first message came earlier.
+            _ => return true,
+        }
+        if let Some((local, peer)) = s.qp.as_ref().and_then(QueuePair::addresses) {
+            s.local = Some(local);
+            // A port mapper may have named another address than the program.
+            let named = s.peer.filter(|named| !named.ip().is_unspecified());
+            s.peer = named.or(Some(peer));
+        }
+        let event = CmEvent {
+            private_data,
+            responder_resources: peer_ord,
+            initiator_depth: peer_ird,
+            ..self.event(CmEventKind::Established, 0)
         };
-        channel.wake();
+        self.give(s, event);
         if let Some(status) = ended {
-            self.emit(CmEventKind::Disconnected, status);
-            timewait::begin(Arc::downgrade(&self.inner));
+            self.inner.disconnected(status);
         }
         true
     }
 
     /// The attempt to connect has failed. `refusal` is the private data of the peer's MPA reply, if one refused.
     pub(super) fn failed(&self, kind: CmEventKind, status: i32, refusal: Option<Vec<u8>>) {
-        {
-            let mut s = self.inner.state.lock();
-            if !matches!(s.phase, Phase::Connecting(_)) {
-                return;
-            }
-            s.phase = Phase::Failed;
+        let mut s = self.inner.state.lock();
+        if !matches!(s.phase, Phase::Connecting(_)) {
+            return;
         }
-        let event = self.event(kind, status);
-        self.push(CmEvent {
+        s.phase = Phase::Failed;
+        let event = CmEvent {
             replied: refusal.is_some(),
             private_data: refusal.unwrap_or_default(),
-            ..event
-        });
+            ..self.event(kind, status)
+        };
+        self.give(s, event);
     }
 }
 
 impl IdState {
+    /// A connection is over, or what was to become one. Its listener has room for another.
+    pub(super) fn disconnected(&mut self) {
+        self.phase = Phase::Disconnected;
+        self.seat = None;
+    }
+
     /// Returns `true` if it has a port.
     pub(super) fn is_bound(&self) -> bool {
         self.bound.is_some() || self.datagrams.as_ref().is_some_and(Datagrams::is_bound)

@@ -295,7 +295,6 @@ impl Hall {
         let told = |v: Option<u16>| v.filter(|v| *v != NO_NEGOTIATION);
         let (responder_resources, initiator_depth) =
             (told(pending.peer_ord()), told(pending.peer_ird()));
-        // Kept until the event is there, so that `destroy` either prevents it or finds it.
         let s = listener.inner.state.lock();
         if !matches!(s.phase, Phase::Listening(_)) {
             return;
@@ -316,16 +315,15 @@ impl Hall {
         let channel = listener.channel();
         let seat = Count::new(&self.seats);
         let id = CmId::of_request(&channel, ctx, self.ctx.is_some(), requested, seat);
-        let channel = listener.put(CmEvent {
+        let event = CmEvent {
             listener: Some(listener.clone()),
             private_data,
             responder_resources,
             initiator_depth,
             xrc: peer_end,
             ..id.event(CmEventKind::ConnectRequest, 0)
-        });
-        drop(s);
-        channel.wake();
+        };
+        listener.give(s, event);
     }
 }
 

@@ -152,7 +152,6 @@ impl Resolving {
         let Some(id) = self.id.upgrade().map(|inner| CmId { inner }) else {
             return;
         };
-        // Kept until the event is there, so that `destroy` either prevents it or finds it.
         let mut s = id.inner.state.lock();
         // No other attempt begins before this one has ended.
         if !matches!(s.phase, Phase::Resolving(_)) {
@@ -162,9 +161,7 @@ impl Resolving {
             CmEventKind::AddrResolved => Phase::Resolved,
             _ => Phase::Idle,
         };
-        let channel = id.put(id.event(kind, status));
-        drop(s);
-        channel.wake();
+        id.give(s, id.event(kind, status));
     }
 }
 

@@ -1,66 +1,56 @@
 //! What becomes of events of an identifier's queue pair: the connection is established, or has ended.
 
 use super::super::qp::{CmSink, QueuePair};
-use super::id::{CmId, CmIdInner, Phase};
+use super::id::{CmId, CmIdInner, IdState, Phase};
 use super::{CmEventKind, overtaken, timewait};
 use iwarp_rnic::qp::{Blame, Events, Fault};
+use parking_lot::MutexGuard;
 use std::sync::Weak;
 
 impl CmSink for CmIdInner {
     fn qp_event(&self, events: Events, fault: Option<Fault>) {
         let over = events.intersects(Events::DISCONNECTED | Events::FATAL);
-        let (established, ended) = {
-            let mut s = self.state.lock();
-            match s.phase {
-                Phase::Connecting(_) | Phase::Accepting if over => {
-                    s.ended_early.get_or_insert(status_of(fault));
-                    (false, None)
-                }
-                Phase::Connected(told) if over => {
-                    s.phase = Phase::Disconnected;
-                    s.seat = None;
-                    (false, Some(told))
-                }
-                Phase::Connected(false) if events.contains(Events::ESTABLISHED) => {
-                    s.phase = Phase::Connected(true);
-                    if let Some((local, peer)) = s.qp.as_ref().and_then(QueuePair::addresses) {
-                        s.local = Some(local);
-                        s.peer = Some(peer);
-                    }
-                    (true, None)
-                }
-                _ => (false, None),
+        let status = status_of(fault);
+        let mut s = self.state.lock();
+        let ended = match s.phase {
+            Phase::Connecting(_) | Phase::Accepting if over => {
+                s.ended_early.get_or_insert(status);
+                false
             }
-        };
-        let (kind, status) = match ended {
-            None if established => (CmEventKind::Established, 0),
-            None => return,
-            // First message and end came together: the program has to see both.
-            Some(false) if events.contains(Events::ESTABLISHED) => {
-                self.push_own(CmEventKind::Established, 0);
-                (CmEventKind::Disconnected, status_of(fault))
+            Phase::Connected(true) if over => {
+                s.disconnected();
+                drop(s);
+                true
             }
-            Some(false) => (CmEventKind::ConnectError, libc::ECONNRESET),
-            Some(true) => (CmEventKind::Disconnected, status_of(fault)),
+            Phase::Connected(false) if events.contains(Events::ESTABLISHED) => {
+                s.established();
+                // First message and end may come together: the program has to see both.
+                if over {
+                    s.disconnected();
+                }
+                self.tell(s, CmEventKind::Established, 0);
+                over
+            }
+            Phase::Connected(false) if over => {
+                s.disconnected();
+                self.tell(s, CmEventKind::ConnectError, libc::ECONNRESET);
+                false
+            }
+            _ => false,
         };
-        if kind != CmEventKind::Disconnected {
-            self.push_own(kind, status);
-        } else if !(self.has_unseen_success() && overtaken::begin(Weak::clone(&self.this), status))
+        if ended
+            && !(self.has_unseen_success() && overtaken::begin(Weak::clone(&self.this), status))
         {
             self.disconnected(status);
         }
     }
 
     fn first_message_overdue(&self) {
-        {
-            let mut s = self.state.lock();
-            if !matches!(s.phase, Phase::Connected(false)) {
-                return;
-            }
-            s.phase = Phase::Disconnected;
-            s.seat = None;
+        let mut s = self.state.lock();
+        if matches!(s.phase, Phase::Connected(false)) {
+            s.disconnected();
+            self.tell(s, CmEventKind::Unreachable, libc::ETIMEDOUT);
         }
-        self.push_own(CmEventKind::Unreachable, libc::ETIMEDOUT);
     }
 }
 
@@ -87,17 +77,10 @@ impl CmIdInner {
     }
 
     fn put_after_the_end(&self, kind: CmEventKind, status: i32) {
-        let Some(id) = self.this.upgrade().map(|inner| CmId { inner }) else {
-            return;
-        };
-        // Kept until the event is there, so that `destroy` either prevents it or finds it.
         let s = self.state.lock();
-        if !matches!(s.phase, Phase::Disconnected) {
-            return;
+        if matches!(s.phase, Phase::Disconnected) {
+            self.tell(s, kind, status);
         }
-        let channel = id.put(id.event(kind, status));
-        drop(s);
-        channel.wake();
     }
 
     /// Returns `true` if the peer has ended the connection and the program has not taken all completions of its messages. A stand-in's program has
@@ -111,9 +94,21 @@ impl CmIdInner {
         by_peer && (is_stand_in || qp.is_some_and(|qp| qp.has_unseen_success()))
     }
 
-    fn push_own(&self, kind: CmEventKind, status: i32) {
-        if let Some(inner) = self.this.upgrade() {
-            CmId { inner }.emit(kind, status);
+    /// Gives an event by [`CmId::give`].
+    pub(super) fn tell(&self, state: MutexGuard<'_, IdState>, kind: CmEventKind, status: i32) {
+        if let Some(id) = self.this.upgrade().map(|inner| CmId { inner }) {
+            id.give(state, id.event(kind, status));
+        }
+    }
+}
+
+impl IdState {
+    /// The peer's first message has come.
+    fn established(&mut self) {
+        self.phase = Phase::Connected(true);
+        if let Some((local, peer)) = self.qp.as_ref().and_then(QueuePair::addresses) {
+            self.local = Some(local);
+            self.peer = Some(peer);
         }
     }
 }

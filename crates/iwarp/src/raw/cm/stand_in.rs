@@ -107,20 +107,19 @@ impl CmId {
         private_data: Vec<u8>,
         (peer_ird, peer_ord): (Option<u16>, Option<u16>),
     ) {
-        {
-            let mut s = self.inner.state.lock();
-            if !matches!(s.phase, Phase::Connecting(_)) {
-                return;
-            }
-            s.local = Some(handover.ends.local);
-            s.phase = Phase::Answered(Box::new(handover));
+        let mut s = self.inner.state.lock();
+        if !matches!(s.phase, Phase::Connecting(_)) {
+            return;
         }
-        self.push(CmEvent {
+        s.local = Some(handover.ends.local);
+        s.phase = Phase::Answered(Box::new(handover));
+        let event = CmEvent {
             private_data,
             responder_resources: peer_ord,
             initiator_depth: peer_ird,
             ..self.event(CmEventKind::Established, 0)
-        });
+        };
+        self.give(s, event);
     }
 
     /// Closes a connection that waits for [`establish`](Self::establish), and gives the event of its end. Returns `false` if none waits.

@@ -120,9 +120,10 @@ impl Unheard {
     /// The stream is gone: tells the program, unless it has destroyed the identifier.
     fn over(&self, kind: CmEventKind, status: i32) {
         let Some(id) = self.id.upgrade() else { return };
-        let before = id.state.lock().lose();
+        let mut s = id.state.lock();
+        let before = s.lose();
         if before.is_some() {
-            CmId { inner: id }.emit(kind, status);
+            id.tell(s, kind, status);
         }
     }
 }

@@ -243,7 +243,6 @@ impl CmId {
                 (Phase::Failed, event)
             }
         };
-        // Kept until the event is there, so that `destroy` either prevents it or finds it.
         let mut s = self.inner.state.lock();
         // No other attempt begins before this one has ended.
         if !matches!(s.phase, Phase::Asking(_)) {
@@ -251,9 +250,7 @@ impl CmId {
         }
         // The engine has another handle to the attempt, so this one is not the last.
         s.phase = phase;
-        let channel = self.put(event);
-        drop(s);
-        channel.wake();
+        self.give(s, event);
     }
 }
 

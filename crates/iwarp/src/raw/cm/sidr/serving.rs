@@ -166,7 +166,6 @@ impl Hall {
         if let (SocketAddr::V6(local), SocketAddr::V6(peer)) = (&mut local, peer) {
             local.set_scope_id(peer.scope_id());
         }
-        // Kept until the event is there, so that `destroy` either prevents it or finds it.
         let s = listener.inner.state.lock();
         if !matches!(s.phase, Phase::Serving(_)) {
             drop(s);
@@ -175,13 +174,12 @@ impl Hall {
         local.set_port(s.local.map_or(0, |a| a.port()));
         let channel = listener.channel();
         let id = CmId::of_datagram_request(&channel, ctx, self.ctx.is_some(), (local, peer), asked);
-        let channel = listener.put(CmEvent {
+        let event = CmEvent {
             listener: Some(listener.clone()),
             private_data: request.private_data.to_vec(),
             ..id.event(CmEventKind::ConnectRequest, 0)
-        });
-        drop(s);
-        channel.wake();
+        };
+        listener.give(s, event);
     }
 }
 
