@@ -269,10 +269,21 @@ impl QueuePair {
         }
     }
 
+    /// An untagged message is whole.
     pub(super) fn advance_msn(&mut self, qn: u32) {
+        self.expect_next(qn);
+        self.count_message();
+    }
+
+    /// Expects the next message of a queue from now on.
+    pub(super) fn expect_next(&mut self, qn: u32) {
         if let Some(msn) = self.rx.msn.get_mut(qn as usize) {
             *msn = msn.wrapping_add(1);
         }
+    }
+
+    #[inline(always)]
+    pub(super) const fn count_message(&mut self) {
         self.counters.rx_messages = self.counters.rx_messages.wrapping_add(1);
     }
 
@@ -338,6 +349,7 @@ impl QueuePair {
         self.count_payload(payload);
         if self.rx.rtr_response_due {
             self.rx.rtr_response_due = false;
+            self.count_message();
         } else if h.last {
             return self.answered(env);
         } else if let Some(awaited) = self.sq.awaited.front_mut() {
@@ -359,7 +371,7 @@ impl QueuePair {
             self.rx.last_write_len = message_len;
             self.rx.write_len = 0;
             self.rx.writes = self.rx.writes.wrapping_add(1);
-            self.counters.rx_messages = self.counters.rx_messages.wrapping_add(1);
+            self.count_message();
         } else {
             self.rx.write_len = message_len;
         }
@@ -396,7 +408,7 @@ impl QueuePair {
         let Some(awaited) = self.sq.awaited.pop() else {
             return Step::Next;
         };
-        self.counters.rx_messages = self.counters.rx_messages.wrapping_add(1);
+        self.count_message();
         if awaited.invalidates | awaited.own {
             return self.answered_special(&awaited, env);
         }

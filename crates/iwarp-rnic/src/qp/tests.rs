@@ -5,6 +5,7 @@ mod aligning;
 mod atomic_write;
 mod blamed;
 mod bounded;
+mod counted;
 mod cut;
 mod ending;
 mod farewell;
