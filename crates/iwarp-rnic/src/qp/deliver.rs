@@ -96,7 +96,7 @@ impl QueuePair {
             (Refusal::Memory(_), Some(h)) if self.drops() => {
                 let payload = ulpdu.len().saturating_sub(TAGGED_HEADER_LEN) as u32;
                 self.rx.lost_write = Some(self.counters.rx_messages);
-                self.finish_write(h, payload);
+                self.end_write_segment(h, payload);
                 Step::Next
             }
             _ => self.refuse_segment(refusal, ulpdu, host),
@@ -139,7 +139,7 @@ impl QueuePair {
         env: &mut Env<'_, H>,
     ) -> Step {
         match self.rx.dropping {
-            true => self.finish_send(h, payload, env),
+            true => self.end_send_segment(h, payload, env),
             false => Step::Hold,
         }
     }
@@ -362,6 +362,12 @@ impl QueuePair {
     #[inline(always)]
     const fn finish_write(&mut self, h: TaggedHeader, payload: u32) {
         self.count_payload(payload);
+        self.end_write_segment(h, payload);
+    }
+
+    /// A segment of an RDMA Write is over, whether or not its payload was placed.
+    #[inline(always)]
+    const fn end_write_segment(&mut self, h: TaggedHeader, payload: u32) {
         // `admit_write` has seen that it does not wrap.
         let message_len = self.rx.write_len.wrapping_add(payload);
         if h.last {
@@ -386,6 +392,17 @@ impl QueuePair {
         env: &mut Env<'_, H>,
     ) -> Step {
         self.count_payload(payload);
+        self.end_send_segment(h, payload, env)
+    }
+
+    /// A segment of a Send is over, whether or not its payload was placed.
+    #[inline(always)]
+    fn end_send_segment<H: Host>(
+        &mut self,
+        h: UntaggedHeader,
+        payload: u32,
+        env: &mut Env<'_, H>,
+    ) -> Step {
         self.rx.message_off = self.rx.message_off.wrapping_add(payload);
         if !h.last {
             return Step::Next;
