@@ -36,4 +36,5 @@ mod unreliable;
 mod users;
 mod vectors;
 mod windows;
+mod wrapping;
 mod xrc;

@@ -3,8 +3,8 @@
 use super::harness::*;
 use crate::qp::*;
 use crate::{Access, SendOp};
-use iwarp_proto::ddp::Header;
-use iwarp_proto::rdmap::{Opcode, Terminate, TerminateCode};
+use iwarp_proto::ddp::{Header, Stag};
+use iwarp_proto::rdmap::{AtomicRequest, Opcode, Terminate, TerminateCode};
 use std::vec::Vec;
 
 /// Every kind of request, with how many octets its element has.
@@ -125,4 +125,44 @@ fn what_is_not_whole_is_not_counted() {
     let refused = tagged(Opcode::WRITE, read_only.stag, read_only.at, true, &[1]);
     assert_eq!(rig.rx_ulpdu(&refused), RxStatus::Failed);
     assert_eq!(rig.qp.counters().rx_messages, 0);
+}
+
+/// Served is what is answered: no Read or atomic that is refused, whatever for.
+#[test]
+fn requests_that_are_refused_are_not_served() {
+    let size = 8;
+    for (refused, asked_before) in [(0, 0), (1, 2), (2, u32::from(STREAM.ird))] {
+        let mut rig = Rig::new();
+        let mr = rig.mr(64, ALL);
+        let hidden = rig.mr(64, Access::LOCAL_WRITE);
+        let ask = |rig: &mut Rig, n: u32, body: &[u8], opcode| {
+            rig.rx_ulpdu(&untagged(opcode, 1, n + 1, 0, true, body))
+        };
+        for n in 0..asked_before {
+            let body = read_request(9 + n, size, mr.stag, mr.at);
+            assert_eq!(ask(&mut rig, n, &body, Opcode::READ_REQUEST), RxStatus::Ok);
+        }
+        let atomic = AtomicRequest {
+            stag: Stag(hidden.stag),
+            to: hidden.at,
+            ..AtomicRequest::default()
+        };
+        let mut octets = [0; AtomicRequest::LEN];
+        atomic.emit(&mut octets);
+        let (body, opcode) = match refused {
+            // Memory refuses a Read, and an atomic.
+            0 => (
+                read_request(8, size, hidden.stag, hidden.at),
+                Opcode::READ_REQUEST,
+            ),
+            1 => (octets.to_vec(), Opcode::ATOMIC_REQUEST),
+            // It is one too many.
+            _ => (read_request(8, size, mr.stag, mr.at), Opcode::READ_REQUEST),
+        };
+        let status = ask(&mut rig, asked_before, &body, opcode);
+        assert_eq!(status, RxStatus::Failed, "{refused}");
+        let counters = *rig.qp.counters();
+        let served = (counters.rx_requests, counters.rx_messages);
+        assert_eq!(served, (asked_before.into(), asked_before.into()));
+    }
 }
