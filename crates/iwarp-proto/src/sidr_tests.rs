@@ -180,6 +180,37 @@ fn only_the_reply_to_this_request_counts() {
     assert_eq!(requester.hear(&reply), Heard::Answer(answer));
 }
 
+/// Anybody may send messages about other requests, and so may a listener that answers an earlier one late.
+#[test]
+fn messages_about_other_requests_change_nothing() {
+    let refused = Kind::Reply(Answer::Refused(Refusal::REJECTED));
+    for challenged in [false, true] {
+        for kind in [Kind::Request, Kind::Challenge, ACCEPTED, refused] {
+            let new = || {
+                let mut requester = Requester::new(message(ACCEPTED, b"").id, PATIENCE, 0);
+                if challenged {
+                    requester.hear(&message(Kind::Challenge, b""));
+                }
+                requester
+            };
+            let (mut requester, mut other) = (new(), new());
+            let foreign = Message {
+                id: 9,
+                cookie: 77,
+                ..message(kind, b"")
+            };
+            assert_eq!(requester.hear(&foreign), Heard::Nothing);
+            assert_eq!(
+                requester.request(append, b"data"),
+                other.request(append, b"data")
+            );
+            assert_eq!(run(&mut requester, 0), run(&mut other, 0));
+            let reply = message(ACCEPTED, b"");
+            assert_eq!(requester.hear(&reply), other.hear(&reply));
+        }
+    }
+}
+
 #[test]
 fn a_listener_cannot_make_a_requester_send_without_end() {
     let mut requester = Requester::new(1, PATIENCE, 0);

@@ -388,6 +388,46 @@ fn bad_markers_are_found() {
     assert_eq!(Marker { fpdu_ptr: 15 }.octets(), [0, 0, 0, 12]);
 }
 
+/// Whoever refuses an FPDU, or waits for the rest of it, goes on from where the stream was.
+#[test]
+fn an_error_moves_no_clock() {
+    let body = [7; 1200];
+    for start in [0, 4, 300, 508] {
+        let from = MarkerClock::at(start);
+        let mut wire = [0; 1300];
+        let n = encode_fpdu(&body, &MARKERS, &mut from.clone(), &mut wire).unwrap();
+        let unchecked = FpduOptions {
+            crc: None,
+            ..MARKERS
+        };
+        let mut clock = from;
+        let mut out = [0; 1200];
+        let mut errors = 0;
+        // Each octet: those of markers are found even where nobody looks at the CRC.
+        for at in 0..n {
+            let mut wrong = wire;
+            wrong[at] ^= 0x10;
+            for options in [&MARKERS, &unchecked] {
+                if decode_fpdu(&wrong[..n], options, &mut clock, &mut out).is_err() {
+                    assert_eq!(clock, from, "octet {at} from {start}");
+                    errors += 1;
+                }
+                clock = from;
+            }
+        }
+        assert!(errors > n);
+        for room in [0, 600, 1199] {
+            let short = decode_fpdu(&wire[..n], &MARKERS, &mut clock, &mut out[..room]);
+            assert!(short.is_err());
+            let short = encode_fpdu(&body, &MARKERS, &mut clock, &mut [0; 1200][..room]);
+            assert!(short.is_err());
+            assert_eq!(clock, from);
+        }
+        assert!(decode_fpdu(&wire[..n], &MARKERS, &mut clock, &mut out).is_ok());
+        assert_eq!(clock, MarkerClock::at(start + n as u64));
+    }
+}
+
 #[test]
 fn incomplete_input_says_how_much_is_missing() {
     //= rfc5044 section 6

@@ -393,20 +393,29 @@ mod tests {
         assert_eq!((cq.len(), cq.is_empty()), (1, false));
     }
 
+    /// Of three completions, of two queue pairs and with two statuses, in any order.
     #[test]
     fn successes_that_wait_are_found_by_queue_pair() {
-        let mut cq = CompletionQueue::new(4).unwrap();
-        for (qp_num, status) in [(1, WcStatus::Flushed), (2, WcStatus::Success)] {
-            let _ = cq.push(Cqe {
-                qp_num,
-                status,
-                ..cqe(0)
-            });
+        let kinds = [1, 2].map(|qp| [WcStatus::Flushed, WcStatus::Success].map(|s| (qp, s)));
+        let kinds: Vec<_> = kinds.into_iter().flatten().collect();
+        for n in 0..64 {
+            let written = [kinds[n % 4], kinds[n / 4 % 4], kinds[n / 16]];
+            let mut cq = CompletionQueue::new(4).unwrap();
+            for (qp_num, status) in written {
+                let _ = cq.push(Cqe {
+                    qp_num,
+                    status,
+                    ..cqe(0)
+                });
+            }
+            for taken in 0..=3 {
+                for qp_num in [1, 2] {
+                    let waits = written[taken..].contains(&(qp_num, WcStatus::Success));
+                    assert_eq!(cq.has_success_of(qp_num), waits, "{written:?} {taken}");
+                }
+                assert_eq!(cq.pop().is_some(), taken < 3);
+            }
         }
-        assert!(!cq.has_success_of(1));
-        assert!(cq.has_success_of(2));
-        assert_eq!(cq.poll(&mut [Cqe::default(); 2]), 2);
-        assert!(!cq.has_success_of(2));
     }
 
     /// What a program does while a purge is in progress.
@@ -415,6 +424,8 @@ mod tests {
         Purge(u32),
         Take,
         Write(u32),
+        /// To what waits, and so many places more.
+        Resize(u32),
     }
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -422,12 +433,14 @@ mod tests {
             (1u32..4).prop_map(Step::Purge),
             Just(Step::Take),
             (1u32..3).prop_map(Step::Write),
+            (0u32..4).prop_map(Step::Resize),
         ];
         proptest::collection::vec(step, 0..40)
     }
 
     proptest! {
-        /// A purge in steps drops what it should and nothing else, whatever is written and taken between them.
+        /// A purge in steps drops what it should and nothing else, whatever is written and taken between them, and whatever size the
+        /// queue gets.
         #[test]
         fn purge_in_steps(before in proptest::collection::vec(0u32..3, 0..19), turn in 0usize..20, steps in steps()) {
             let mut cq = CompletionQueue::new(20).unwrap();
@@ -461,6 +474,12 @@ mod tests {
                     }
                     Step::Write(_) if cq.ring.is_full() => {}
                     Step::Write(qp) => kept.push_back(write(&mut cq, qp)),
+                    Step::Resize(more) => {
+                        let waiting = cq.len();
+                        let capacity = (waiting + more).max(1);
+                        prop_assert_eq!(cq.resize(capacity), Ok(()));
+                        prop_assert_eq!((cq.capacity(), cq.len()), (capacity, waiting));
+                    }
                 }
             }
             while cq.purge(0, 1) == Work::More {}

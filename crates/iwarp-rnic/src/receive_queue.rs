@@ -355,6 +355,7 @@ impl SharedReceiveQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tags::TaggedBuffer;
 
     #[test]
     fn what_is_next_is_told() {
@@ -507,6 +508,28 @@ mod tests {
             assert_eq!((taken.sges(), taken.first().addr), (sges, addr));
         }
         assert!(!srq.take(&mut taken).0);
+    }
+
+    /// Buffers that are posted with tags have no part in the depth.
+    #[test]
+    fn another_depth_changes_neither_the_limit_nor_the_buffers_with_tags() {
+        let mut srq = SharedReceiveQueue::new(2, 1).unwrap();
+        srq.match_tags(3).unwrap();
+        srq.set_limit(1).unwrap();
+        let buffer = TaggedBuffer {
+            wr_id: 7,
+            tag: 5,
+            mask: u64::MAX,
+            sges: &[],
+        };
+        let handle = srq.tags().unwrap().add(&buffer).unwrap();
+        for depth in [4, 1] {
+            srq.resize(depth).unwrap();
+            assert_eq!((srq.capacity(), srq.limit()), (depth, 1));
+            assert_eq!(srq.tags().map(|tags| tags.capacity()), Some(3));
+        }
+        let tags = srq.tags().unwrap();
+        assert_eq!(tags.remove(handle), Ok(()), "it is still posted");
     }
 
     #[test]

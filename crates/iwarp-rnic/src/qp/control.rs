@@ -62,6 +62,7 @@ impl QueuePair {
         //= rfc5040 section 5.4
         //# On a single RDMAP Stream, the RDMAP layer MUST guarantee placement of a
         //# single Terminate Message.
+        self.count_message();
         // Mistakes in it do not matter: the stream is over, and a Terminate is not answered.
         //= rfc5040 section 5.4
         //# * One Terminate Message MUST consume one Untagged Buffer.
@@ -306,7 +307,8 @@ impl QueuePair {
                 &r.original.to_ne_bytes(),
             )
             .map_err(|_| Refusal::Sink)?;
-        self.advance_msn(h.qn);
+        // The answer is counted where all answers are.
+        self.expect_next(h.qn);
         Ok(self.answered(env))
     }
 

@@ -96,7 +96,7 @@ impl QueuePair {
             (Refusal::Memory(_), Some(h)) if self.drops() => {
                 let payload = ulpdu.len().saturating_sub(TAGGED_HEADER_LEN) as u32;
                 self.rx.lost_write = Some(self.counters.rx_messages);
-                self.finish_write(h, payload);
+                self.end_write_segment(h, payload);
                 Step::Next
             }
             _ => self.refuse_segment(refusal, ulpdu, host),
@@ -139,7 +139,7 @@ impl QueuePair {
         env: &mut Env<'_, H>,
     ) -> Step {
         match self.rx.dropping {
-            true => self.finish_send(h, payload, env),
+            true => self.end_send_segment(h, payload, env),
             false => Step::Hold,
         }
     }
@@ -269,10 +269,21 @@ impl QueuePair {
         }
     }
 
+    /// An untagged message is whole.
     pub(super) fn advance_msn(&mut self, qn: u32) {
+        self.expect_next(qn);
+        self.count_message();
+    }
+
+    /// Expects the next message of a queue from now on.
+    pub(super) fn expect_next(&mut self, qn: u32) {
         if let Some(msn) = self.rx.msn.get_mut(qn as usize) {
             *msn = msn.wrapping_add(1);
         }
+    }
+
+    #[inline(always)]
+    pub(super) const fn count_message(&mut self) {
         self.counters.rx_messages = self.counters.rx_messages.wrapping_add(1);
     }
 
@@ -338,6 +349,7 @@ impl QueuePair {
         self.count_payload(payload);
         if self.rx.rtr_response_due {
             self.rx.rtr_response_due = false;
+            self.count_message();
         } else if h.last {
             return self.answered(env);
         } else if let Some(awaited) = self.sq.awaited.front_mut() {
@@ -350,6 +362,12 @@ impl QueuePair {
     #[inline(always)]
     const fn finish_write(&mut self, h: TaggedHeader, payload: u32) {
         self.count_payload(payload);
+        self.end_write_segment(h, payload);
+    }
+
+    /// A segment of an RDMA Write is over, whether or not its payload was placed.
+    #[inline(always)]
+    const fn end_write_segment(&mut self, h: TaggedHeader, payload: u32) {
         // `admit_write` has seen that it does not wrap.
         let message_len = self.rx.write_len.wrapping_add(payload);
         if h.last {
@@ -359,7 +377,7 @@ impl QueuePair {
             self.rx.last_write_len = message_len;
             self.rx.write_len = 0;
             self.rx.writes = self.rx.writes.wrapping_add(1);
-            self.counters.rx_messages = self.counters.rx_messages.wrapping_add(1);
+            self.count_message();
         } else {
             self.rx.write_len = message_len;
         }
@@ -374,6 +392,17 @@ impl QueuePair {
         env: &mut Env<'_, H>,
     ) -> Step {
         self.count_payload(payload);
+        self.end_send_segment(h, payload, env)
+    }
+
+    /// A segment of a Send is over, whether or not its payload was placed.
+    #[inline(always)]
+    fn end_send_segment<H: Host>(
+        &mut self,
+        h: UntaggedHeader,
+        payload: u32,
+        env: &mut Env<'_, H>,
+    ) -> Step {
         self.rx.message_off = self.rx.message_off.wrapping_add(payload);
         if !h.last {
             return Step::Next;
@@ -396,7 +425,7 @@ impl QueuePair {
         let Some(awaited) = self.sq.awaited.pop() else {
             return Step::Next;
         };
-        self.counters.rx_messages = self.counters.rx_messages.wrapping_add(1);
+        self.count_message();
         if awaited.invalidates | awaited.own {
             return self.answered_special(&awaited, env);
         }

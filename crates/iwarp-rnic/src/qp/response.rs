@@ -123,3 +123,27 @@ impl ResponseQueue {
         self.ring.clear();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Those that come behind the mark do not count, and the number of all answers wraps.
+    #[test]
+    fn a_mark_is_reached_when_what_had_come_is_answered() {
+        for before in [0, u32::MAX - 2, u32::MAX - 1, u32::MAX] {
+            let mut queue = ResponseQueue::new(8).unwrap();
+            queue.served = before;
+            assert!(queue.has_served(queue.mark()), "nothing has come");
+            for _ in 0..3 {
+                assert!(queue.push(Response::default()));
+            }
+            let mark = queue.mark();
+            assert!(queue.push(Response::default()));
+            for answered in 0..=4 {
+                assert_eq!(queue.has_served(mark), answered >= 3, "after {before}");
+                queue.pop();
+            }
+        }
+    }
+}

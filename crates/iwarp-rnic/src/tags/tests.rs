@@ -350,3 +350,24 @@ proptest! {
         }
     }
 }
+
+/// Their number wraps.
+#[test]
+fn rendezvous_are_read_in_their_order_also_the_4294967296th() {
+    for before in [0, u32::MAX - 2, u32::MAX - 1, u32::MAX] {
+        let mut list = TagList::new(4).unwrap();
+        list.rendezvous = before;
+        // They match the buffers from the last one to the first one.
+        for tag in 0..4 {
+            list.add(&buffer(tag, tag, u64::MAX, &[sge(64)])).unwrap();
+        }
+        for tag in [3, 2, 1, 0] {
+            assert_eq!(request(&mut list, 1, tag, 8), Arrival::Rendezvous(tag));
+        }
+        for wr_id in [3, 2, 1, 0] {
+            let mut sink = room();
+            assert!(list.next_read(1, &mut sink).is_some());
+            assert_eq!(sink.wr_id, wr_id, "after {before}");
+        }
+    }
+}

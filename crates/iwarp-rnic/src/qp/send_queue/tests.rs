@@ -6,6 +6,13 @@ use std::vec;
 
 const WAITS: u32 = 8;
 
+impl SendQueue {
+    /// So many requests have come and gone.
+    pub(in crate::qp) const fn begin_at(&mut self, seq: u32) {
+        self.front_seq = seq;
+    }
+}
+
 /// A queue for eight requests, with `posted` of them, the first `started` of which are started. Their numbers and identifiers are 0, 1, 2 ….
 fn queue(posted: u32, started: u32) -> SendQueue {
     let mut queue = SendQueue::new(&QpConfig {

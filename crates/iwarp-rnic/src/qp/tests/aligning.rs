@@ -116,6 +116,63 @@ fn segments_begin_with_fpdus() {
     }
 }
 
+/// A driver whose stream is no socket may write beyond the places where segments end ([`TxPlan::all_runs`]). What is left then is cut as it
+/// would have been.
+#[test]
+fn the_places_where_segments_end_do_not_depend_on_the_writes_before() {
+    let plan = || {
+        let mut rig = Rig::new();
+        rig.qp.align(1460);
+        let mr = rig.mr(2000, Access::LOCAL_WRITE);
+        for (wr_id, len) in (0..).zip([1000, 1000, 500, 1400, 200, 1000]) {
+            rig.post(wr_id, WRITE, &[mr.part(0, len)]);
+        }
+        assert_eq!(rig.fill(), TxFill::Ready);
+        rig
+    };
+    let mut rig = plan();
+    let mut ends = Vec::new();
+    while !rig.plan.is_done() {
+        let n = rig.plan.together();
+        rig.write_some(n);
+        ends.push(ends.last().map_or(n, |end| end + n));
+    }
+    assert!(ends.len() >= 4, "{ends:?}");
+    let all = *ends.last().unwrap();
+    for at in 1..all {
+        let mut rig = plan();
+        rig.write_some(at);
+        let next = ends.iter().find(|end| **end > at).unwrap();
+        assert_eq!(rig.plan.together(), next - at, "after {at} of {all}");
+    }
+}
+
+/// The size of TCP's segments may change while a stream is in operation.
+#[test]
+fn a_changed_segment_size_is_as_good_as_one_from_the_start() {
+    for markers in [false, true] {
+        for emss in [536, 1024, 1460, 9000] {
+            let lens = |changed: bool| {
+                let stream = StreamConfig {
+                    markers_tx: markers,
+                    markers_rx: markers,
+                    emss: if changed { 4000 } else { emss },
+                    ..STREAM
+                };
+                let mut rig = Rig::with(QpConfig::default(), stream);
+                if changed {
+                    rig.qp.set_emss(emss);
+                }
+                let mr = rig.mr(30_000, Access::LOCAL_WRITE);
+                rig.post(1, WRITE, &[mr.sge()]);
+                let sent = rig.sent();
+                sent.iter().map(|(_, p)| p.len()).collect::<Vec<_>>()
+            };
+            assert_eq!(lens(true), lens(false), "{markers} {emss}");
+        }
+    }
+}
+
 /// Payload that stays where it is makes several runs of an FPDU. A write that ends before the last of them has no run behind its end
 /// (`compare_runs` of the harness).
 #[test]

@@ -38,6 +38,12 @@ impl Mr {
             lkey: self.stag,
         }
     }
+
+    fn put(&self, at: u32, octet: u8) {
+        assert!(at < self.len);
+        // SAFETY: leaked memory of this test.
+        unsafe { ((self.at + u64::from(at)) as *mut u8).write_volatile(octet) };
+    }
 }
 
 #[derive(Debug, Default)]
@@ -50,6 +56,10 @@ pub(super) struct TestHost {
     pub(super) domain: Vec<(u32, u32, SharedReceiveQueue)>,
     /// The number of the one that receives are taken from.
     pub(super) selected: Option<u32>,
+    /// As soon as the shared receive queue has one more, a message of another queue pair lands there.
+    pub(super) intruder: Option<Mr>,
+    /// No receive may be taken for now, as if none were posted.
+    pub(super) not_ready: bool,
 }
 
 impl Host for TestHost {
@@ -82,7 +92,19 @@ impl Host for TestHost {
         &mut self,
         f: impl FnOnce(&mut SharedReceiveQueue) -> R,
     ) -> Option<R> {
-        self.srq.as_mut().map(f)
+        let srq = self.srq.as_mut()?;
+        let before = srq.len();
+        let result = f(srq);
+        if srq.len() > before
+            && let Some(mr) = &self.intruder
+        {
+            (0..mr.len).for_each(|at| mr.put(at, 0xee));
+        }
+        Some(result)
+    }
+
+    fn receiver_ready(&mut self) -> bool {
+        !self.not_ready
     }
 
     fn select_shared_receive(&mut self, number: u32) -> Option<u32> {
@@ -203,9 +225,7 @@ impl Rig {
 
     /// The program writes to memory of its own.
     pub(super) fn write(&self, mr: &Mr, at: u32, octet: u8) {
-        assert!(at < mr.len);
-        // SAFETY: leaked memory of this test.
-        unsafe { ((mr.at + u64::from(at)) as *mut u8).write_volatile(octet) };
+        mr.put(at, octet);
     }
 
     /// What memory holds.

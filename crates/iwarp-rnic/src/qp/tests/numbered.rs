@@ -122,6 +122,27 @@ fn a_sender_that_gives_up_says_so_once_before_its_first_request() {
     );
 }
 
+/// What a connection of the connection manager does then, which waits for a shorter time, is not for a peer that has said how often it tries.
+#[test]
+fn a_sender_that_has_closed_has_the_patience_that_it_has_told() {
+    let (mut a, mut b, mr) = ends();
+    a.qp.set_rnr_retry(3);
+    // Longer than any queue pair waits on its own account.
+    let timer = Duration::from_secs(60);
+    b.qp.set_min_rnr_timer(timer);
+    a.post(1, SendOp::Send, &[mr.part(0, 8)]);
+    let octets = a.octets_out();
+    assert_eq!(b.rx(&octets), RxStatus::Held);
+    let start = Time::from_nanos(1);
+    b.qp.on_time(start, &mut b.host);
+    b.qp.sender_closed();
+    assert_eq!(b.qp.poll_at(), Some(start.after(3 * timer)));
+    b.qp.on_time(start.after(2 * timer), &mut b.host);
+    assert_eq!(b.qp.state(), State::Rts);
+    b.qp.on_time(start.after(3 * timer), &mut b.host);
+    b.assert_ended(Blame::Peer, Code::DDP_UNTAGGED_NO_BUFFER);
+}
+
 #[test]
 fn a_sender_that_does_not_try_again_is_refused_at_once() {
     // However long the receiver would have others wait.

@@ -197,6 +197,52 @@ fn a_region_that_is_zero_based_no_longer_begins_at_its_address() {
     assert_eq!(rig.table.info(new).unwrap().iova, 0x7000);
 }
 
+/// A change that is refused is refused as a whole: rights, protection domain, range and STag stay.
+#[test]
+fn a_change_that_is_refused_changes_nothing() {
+    let mut rig = Rig::new();
+    let mr = rig.mr(64, Access::LOCAL_WRITE | Access::MW_BIND);
+    let stag = Stag(mr.stag);
+    let before = rig.table.info(stag);
+    let none: Access = Access::empty();
+    let bad = Access::REMOTE_WRITE;
+    let (out, bad_access) = (MemoryError::OutOfRange, MemoryError::BadAccess);
+    let cases = [
+        (None, bad, bad_access),
+        (Some(0x7000), bad, bad_access),
+        (Some(u64::MAX - 10), none, out),
+        (Some(u64::MAX - 10), Access::REMOTE_READ, out),
+    ];
+    for (iova, access, error) in cases {
+        for pd in [None, Some(PD + 1)] {
+            let memory = iova.map(|iova| (rig.range(64), iova));
+            let refused = rig.table.reregister(stag, memory, pd, Some(access));
+            assert_eq!(refused.err(), Some(error));
+            assert_eq!(rig.table.info(stag), before, "{error:?}");
+        }
+    }
+    // One that is in use, and one that has a window.
+    let who = rig.qp.accessor();
+    let bound = rig.table.allocate_window(WindowType::Type1, PD, 7).unwrap();
+    let bind = Bind {
+        mw_stag: bound,
+        new_stag: bound,
+        mr_stag: stag,
+        addr: mr.at,
+        len: 8,
+        access: none,
+    };
+    rig.table.bind(&bind, who).unwrap();
+    let refused = rig.table.reregister(stag, None, Some(PD + 1), Some(none));
+    assert_eq!(refused.err(), Some(MemoryError::Busy));
+    assert_eq!(rig.table.info(stag), before);
+    rig.table.deallocate_window(bound).unwrap();
+    let changed = rig.table.reregister(stag, None, Some(PD + 1), Some(none));
+    assert_eq!(changed.map(|(stag, _)| stag), Ok(stag));
+    let now = rig.table.info(stag).unwrap();
+    assert_eq!((now.pd, now.access), (PD + 1, none));
+}
+
 /// Read Requests for regions of these lengths, which have come and are not answered. Small and large answers are made by
 /// different code.
 fn asked(rig: &mut Rig, lens: &[u32]) -> Vec<Mr> {

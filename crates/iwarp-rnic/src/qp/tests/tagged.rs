@@ -313,6 +313,78 @@ fn a_receive_that_is_not_needed_is_not_lost() {
     );
 }
 
+/// The sender of a message asks for an event, whatever becomes of the message.
+#[test]
+fn whatever_takes_a_solicited_message_completes_solicited() {
+    let cases = [
+        (vec![1, 2, 3], WcOpcode::TagNone),
+        (message(Operation::Eager, 6, &[5; 8]), WcOpcode::TagRecv),
+        (message(Operation::Eager, 7, &[5; 8]), WcOpcode::TagRecv),
+        (request(7, 0x1000, 7, 8), WcOpcode::TagRecv),
+    ];
+    for (octets, opcode) in cases {
+        for (send, solicited) in [(Opcode::SEND, false), (Opcode::SEND_SE, true)] {
+            let mut rig = receiver(4);
+            let (pool, target) = (rig.mr(64, ALL), rig.mr(64, ALL));
+            receive(&mut rig, 90, &pool);
+            post_tag(&mut rig, 1, 7, &[target.sge()]);
+            let ulpdu = untagged(send, 0, 1, 0, true, &octets);
+            assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Ok);
+            let cqe = rig.host.recvs[0];
+            assert_eq!(cqe.opcode, opcode);
+            assert_eq!(cqe.flags.contains(WcFlags::SOLICITED), solicited);
+        }
+    }
+}
+
+/// Other queue pairs take from the queue, too, and their messages land at once in what it has got back.
+#[test]
+fn a_receive_is_given_back_when_nobody_looks_at_it_any_more() {
+    let mut rig = receiver(4);
+    let (pool, target, source) = (rig.mr(600, ALL), rig.mr(600, ALL), rig.mr(32, ALL));
+    rig.host.intruder = Some(pool);
+    receive(&mut rig, 90, &pool);
+    post_tag(&mut rig, 1, 7, &[target.sge()]);
+    let payload: Vec<u8> = (0..500u32).map(|i| (i * 3) as u8).collect();
+    let eager = message(Operation::Eager, 7, &payload);
+    assert_eq!(rig.rx_ulpdu(&send(1, &eager)), RxStatus::Ok);
+    assert!(rig.read(&pool).iter().all(|octet| *octet == 0xee));
+    assert_eq!(rig.read(&target)[..500], payload);
+    assert_eq!(rig.host.recvs[0].tag(), Some((7, 0xabcd_0123)));
+    // The same for the request of a rendezvous, whose headers are what matters.
+    post_tag(&mut rig, 2, 8, &[target.sge()]);
+    let asks = request(8, source.at, source.stag, 32);
+    assert_eq!(rig.rx_ulpdu(&send(2, &asks)), RxStatus::Ok);
+    assert_eq!(rig.host.recvs[1].tag(), Some((8, 0xabcd_0123)));
+    let sent = rig.sent();
+    let read = ReadRequest::parse(&sent[0].1).unwrap();
+    let of = (read.source_stag.0, read.source_to, read.size);
+    assert_eq!(of, (source.stag, source.at, 32));
+}
+
+/// A message that finds no receive for a while, and then the one that was kept.
+#[test]
+fn a_receive_that_is_kept_stays_until_a_message_takes_it() {
+    let mut rig = receiver(1);
+    let (pool, target) = (rig.mr(64, ALL), rig.mr(64, ALL));
+    receive(&mut rig, 90, &pool);
+    post_tag(&mut rig, 1, 7, &[target.sge()]);
+    let octets = message(Operation::Eager, 7, &[5; 8]);
+    let first = untagged(Opcode::SEND, 0, 1, 0, false, &octets[..4]);
+    assert_eq!(rig.rx_ulpdu(&first), RxStatus::Ok);
+    receive(&mut rig, 91, &pool);
+    let rest = untagged(Opcode::SEND, 0, 1, 4, true, &octets[4..]);
+    assert_eq!(rig.rx_ulpdu(&rest), RxStatus::Ok);
+    rig.host.not_ready = true;
+    assert_eq!(rig.rx_ulpdu(&send(2, b"none")), RxStatus::Held);
+    assert_eq!(rig.again(), RxStatus::Held);
+    rig.host.not_ready = false;
+    assert_eq!(rig.again(), RxStatus::Ok);
+    assert_eq!(rig.rx_ulpdu(&send(3, b"none")), RxStatus::Ok);
+    let taken = [1, 90, 91].map(|wr_id| (wr_id, WcStatus::Success));
+    assert_eq!(brief(&rig.host.recvs), taken);
+}
+
 #[test]
 fn a_reset_frees_the_buffers_of_rendezvous() {
     let mut rig = receiver(4);

@@ -372,6 +372,38 @@ fn injected_faults_end_the_stream_like_real_ones() {
     }
 }
 
+/// Whatever happens afterwards.
+#[test]
+fn the_first_reason_stays() {
+    type End = fn(&mut Rig);
+    let ends: [End; 6] = [
+        |rig| rig.qp.give_up(&mut rig.host),
+        |rig| rig.qp.accuse_peer(true, &mut rig.host),
+        |rig| rig.qp.stream_failed(&mut rig.host),
+        |rig| {
+            let octets = terminate_octets(&Terminate::new(Code::RDMAP_ACCESS));
+            let _ = rig.rx_ulpdu(&untagged(Opcode::TERMINATE, 2, 1, 0, true, &octets));
+        },
+        |rig| {
+            let _ = rig.rx_ulpdu(&send(77, &[]));
+        },
+        |rig| {
+            let _ = rig.rx(&[0, 9]);
+            rig.eof();
+        },
+    ];
+    for first in ends {
+        for second in ends {
+            let (mut rig, _) = busy();
+            first(&mut rig);
+            let reason = rig.qp.fault();
+            assert!(reason.is_some());
+            second(&mut rig);
+            assert_eq!(rig.qp.fault(), reason);
+        }
+    }
+}
+
 #[test]
 fn answers_that_do_not_fit_fail_the_request() {
     //= rfc5041 section 4.2

@@ -151,6 +151,28 @@ fn large_messages_are_lost_without_crc_too() {
     assert_eq!(rig.read(&mr), large);
 }
 
+/// Payload counts where it is placed.
+#[test]
+fn lost_payload_is_not_counted() {
+    let mut rig = rig();
+    let mr = rig.mr(16, ALL);
+    let placed = |rig: &Rig| rig.qp.counters().rx_payload;
+    let write = |to: u64, last: bool| tagged(Opcode::WRITE, mr.stag, mr.at + to, last, &[9; 4]);
+    let begin = untagged(Opcode::SEND, 0, 2, 0, false, b"ab");
+    let end = untagged(Opcode::SEND, 0, 2, 2, true, b"cd");
+    for lost in [send(1, b"lost"), begin, end, write(14, true)] {
+        assert_eq!(rig.rx_ulpdu(&lost), RxStatus::Ok);
+        assert_eq!(placed(&rig), 0);
+    }
+    // One segment of two.
+    assert_eq!(rig.rx_ulpdu(&write(0, false)), RxStatus::Ok);
+    assert_eq!(rig.rx_ulpdu(&write(14, true)), RxStatus::Ok);
+    assert_eq!(placed(&rig), 4);
+    rig.recv(1, &[mr.sge()]);
+    assert_eq!(rig.rx_ulpdu(&send(3, b"here it is")), RxStatus::Ok);
+    assert_eq!(placed(&rig), 14);
+}
+
 #[test]
 fn it_has_no_reads() {
     let mut rig = rig();

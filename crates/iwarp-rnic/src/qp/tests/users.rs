@@ -1,7 +1,7 @@
 //! Who uses memory: invalidations complete when nobody does, and deregistration is refused before.
 
 use super::harness::*;
-use crate::memory::{Crc32c, HostRange, MemoryError, Users, WindowType};
+use crate::memory::{AccessError, Crc32c, HostRange, MemoryError, Users, WindowType};
 use crate::qp::{RxInterest, RxPlan, RxStatus, StreamConfig, TxFill};
 use crate::{
     Access, Bind, FastRegister, PostError, SendFlags, SendOp, SendWr, Sge, WcFlags, WcOpcode,
@@ -525,4 +525,45 @@ fn an_access_of_no_octets_has_no_user() {
     assert!(rig.table.deregister(stag).is_ok());
     let span = user.check(&rig.table, (stag, mr.at, 0), ALL, who);
     assert!(span.unwrap().unwrap().is_empty());
+}
+
+/// A stream that is blocked uses no memory, so a region may be registered anew under a plan, with the same STag. The rest of a message whose
+/// beginning is sent must not come from what the STag means now.
+#[test]
+fn the_rest_of_a_message_is_not_sent_from_another_registration() {
+    const LEN: u32 = 9000;
+    for written in [1, 100, 5000, 8999] {
+        // The new registration has all that is left of the message, and less than all of it.
+        for (begins, len) in [(written, LEN - written), (0, LEN - 1), (1, LEN - 1)] {
+            let mut a = Rig::with(Default::default(), PLAIN);
+            let (stag, at) = fast(&mut a, LEN);
+            let sge = Sge {
+                addr: at,
+                len: LEN,
+                lkey: stag.0,
+            };
+            a.post(1, SendOp::Send, &[sge]);
+            assert_eq!(a.fill(), TxFill::Ready);
+            // The length field and the header go before.
+            a.write_some(20 + written as usize);
+            let who = a.qp.accessor();
+            assert_eq!(a.table.invalidate(stag, who, false), Ok(true));
+            let wr = FastRegister {
+                new_stag: stag,
+                offset: u64::from(begins),
+                len: u64::from(len),
+                iova: at + u64::from(begins),
+                access: Access::LOCAL_WRITE,
+                pages: None,
+            };
+            assert_eq!(a.table.fast_register(&wr, PD), Ok(()));
+            let refused = Err(AccessError::BaseOrBounds);
+            let copied = a.plan.copy_to(&a.table, who, &mut [0; 64]);
+            assert_eq!(copied.map(drop), refused, "{written} {begins}");
+            assert_eq!(a.plan.runs(&a.table, who, 512, |_| ()), refused);
+            assert_eq!(a.plan.all_runs(&a.table, who, |_| ()), refused);
+            // Nobody uses it.
+            assert_eq!(a.table.invalidate(stag, who, false), Ok(true));
+        }
+    }
 }

@@ -224,3 +224,62 @@ fn a_window_of_type_1_serves_its_domain_and_one_of_type_2_its_queue_pair() {
         assert_eq!(wraps, Err(AccessError::ToWrap));
     }
 }
+
+/// Whose it is, where it is, and what may be done there follow from the last bind alone.
+#[test]
+fn a_window_has_nothing_of_an_earlier_bind() {
+    for ty in [WindowType::Type1, WindowType::Type2] {
+        let mut rig = Rig::new();
+        let (before, mr) = (rig.mr(64, ALL), rig.mr(64, ALL));
+        let first = rig.qp.accessor();
+        let second = Accessor {
+            qp: first.qp + 1,
+            ..first
+        };
+        let mw = window(&mut rig, ty);
+        let zero_based = Bind {
+            access: ALL | Access::ZERO_BASED,
+            ..bind(mw, &before)
+        };
+        rig.table.bind(&zero_based, first).unwrap();
+        let used = rig.table.permits((mw, 0, 64), ALL & Access::REMOTE, first);
+        assert_eq!(used, Ok(()));
+        if ty == WindowType::Type2 {
+            assert_eq!(rig.table.invalidate(mw, first, true), Ok(true));
+        }
+        let again = mw.with_key(mw.key().wrapping_add(1));
+        let less = Bind {
+            new_stag: again,
+            addr: mr.at + 8,
+            len: 16,
+            access: Access::REMOTE_READ,
+            ..bind(mw, &mr)
+        };
+        rig.table.bind(&less, second).unwrap();
+        let permits = |stag, at, len, right, who| rig.table.permits((stag, at, len), right, who);
+        let (read, write) = (Access::REMOTE_READ, Access::REMOTE_WRITE);
+        let (begin, outside) = (mr.at + 8, Err(AccessError::BaseOrBounds));
+        assert_eq!(permits(again, begin, 16, read, second), Ok(()));
+        assert_eq!(permits(again, begin, 17, read, second), outside);
+        assert_eq!(permits(again, begin - 1, 1, read, second), outside);
+        assert_eq!(permits(again, 0, 1, read, second), outside);
+        let denied = Err(AccessError::AccessDenied);
+        assert_eq!(permits(again, begin, 1, write, second), denied);
+        let invalid = Err(AccessError::InvalidStag);
+        assert_eq!(permits(mw, begin, 1, read, second), invalid);
+        let not_its = match ty {
+            WindowType::Type1 => Ok(()),
+            WindowType::Type2 => Err(AccessError::NotAssociated),
+        };
+        assert_eq!(permits(again, begin, 1, read, first), not_its);
+        // The region of the first bind is free.
+        assert!(rig.table.deregister(Stag(before.stag)).is_ok());
+        let busy = rig.table.deregister(Stag(mr.stag));
+        assert_eq!(busy.unwrap_err(), MemoryError::Busy);
+        if ty == WindowType::Type2 {
+            let not_its = rig.table.invalidate(again, first, true);
+            assert_eq!(not_its, Err(AccessError::NotAssociated));
+            assert_eq!(rig.table.invalidate(again, second, true), Ok(true));
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! Numbers of 32 bits that wrap: a connection that lasts gets there within hours. What is compared by such a number is compared across its end.
+
+use super::harness::*;
+use crate::qp::*;
+use crate::{Access, SendOp, WcStatus};
+use iwarp_proto::ddp::{Header, Stag, UntaggedHeader};
+use iwarp_proto::rdmap::{Opcode, Terminate, TerminateCode};
+use std::vec;
+use std::vec::Vec;
+
+/// The number of messages, or of requests, before the first one of a test.
+const BEFORE: [u32; 6] = [
+    0,
+    u32::MAX - 4,
+    u32::MAX - 3,
+    u32::MAX - 2,
+    u32::MAX - 1,
+    u32::MAX,
+];
+
+fn by_number(rig: &mut Rig) {
+    rig.qp.complete_when_placed();
+    rig.qp.hide_connection();
+}
+
+fn done(rig: &Rig) -> Vec<u64> {
+    let sends = rig.host.sends.iter();
+    let good = sends.filter(|cqe| cqe.status == WcStatus::Success);
+    good.map(|cqe| cqe.wr_id).collect()
+}
+
+#[test]
+fn a_farewell_counts_across_the_wrap() {
+    for before in BEFORE {
+        for arrived in 1..=4u64 {
+            let (mut a, mut b) = pair(STREAM);
+            by_number(&mut a);
+            by_number(&mut b);
+            // So many Writes were sent, have come, and are complete.
+            a.qp.acknowledge.sent = before;
+            a.qp.acknowledge.asked();
+            b.qp.rx.writes = before;
+            let (mr, target) = (a.mr(8, Access::LOCAL_WRITE), b.mr(8, ALL));
+            let write = SendOp::Write {
+                remote_addr: target.at,
+                rkey: target.stag,
+            };
+            for wr_id in [1, 2] {
+                b.recv(wr_id, &[]);
+                a.post(2 * wr_id - 1, write, &[mr.sge()]);
+                a.post(2 * wr_id, SendOp::Send, &[]);
+            }
+            for (header, payload) in &a.sent()[..arrived as usize] {
+                assert_eq!(b.rx_ulpdu(&with_payload(header, payload)), RxStatus::Ok);
+            }
+            let said = b.qp.say_farewell(false);
+            // Zero says that nothing has come, which needs no farewell.
+            assert_eq!(said, before.wrapping_add(arrived as u32) != 0);
+            b.qp.close(&mut b.host);
+            let octets = b.octets_out();
+            let _ = a.rx(&octets);
+            let expected: Vec<u64> = (1..=arrived).filter(|_| said).collect();
+            assert_eq!(done(&a), expected, "{arrived} after {before}");
+        }
+    }
+}
+
+#[test]
+fn a_held_message_is_known_by_its_number_across_the_wrap() {
+    for before in BEFORE {
+        let (mut a, mut b) = pair(STREAM);
+        by_number(&mut a);
+        by_number(&mut b);
+        let first = before.wrapping_add(1);
+        (a.qp.tx.msn[0], b.qp.rx.msn[0]) = (first, first);
+        // Earlier messages were held, too, the last of them not long ago.
+        let held = u64::from(u32::from_be_bytes(*b"held")) << 32;
+        for msn in [1 << 30, 2 << 30, 3 << 30, u32::MAX - 9] {
+            if before != 0 {
+                let note = tagged(Opcode::WRITE, 1, held | u64::from(msn), true, &[]);
+                assert_eq!(a.rx_ulpdu(&note), RxStatus::Ok);
+            }
+        }
+        for wr_id in 1..=4 {
+            a.post(wr_id, SendOp::Send, &[]);
+        }
+        for wr_id in 1..=4 {
+            // The one before completes, although no probe was answered.
+            shuttle(&mut a, &mut b, 9999);
+            let complete: Vec<u64> = (1..wr_id).collect();
+            assert_eq!(done(&a), complete, "after {before}");
+            b.recv(wr_id, &[]);
+            let status = b.again();
+            assert_eq!(status == RxStatus::Held, wr_id < 4);
+        }
+        shuttle(&mut a, &mut b, 9999);
+        assert_eq!(done(&a), [1, 2, 3, 4]);
+    }
+}
+
+/// Requests 1 to 4 are a Send, a Read and two Sends, of which the peer refuses the last: it has processed what is before, and has not answered
+/// the Read.
+#[test]
+fn requests_are_told_apart_across_the_wrap() {
+    for before in BEFORE {
+        let mut rig = Rig::fresh(QpConfig::default());
+        rig.qp.sq.begin_at(before);
+        rig.start(STREAM);
+        rig.qp.complete_when_placed();
+        let mr = rig.mr(8, ALL);
+        let read = SendOp::Read {
+            remote_addr: 0,
+            rkey: 7,
+        };
+        rig.post(1, SendOp::Send, &[]);
+        rig.post(2, read, &[mr.sge()]);
+        rig.post(3, SendOp::Send, &[]);
+        rig.post(4, SendOp::Send, &[]);
+        let _ = rig.sent();
+        let header = Header::Untagged(UntaggedHeader {
+            last: true,
+            opcode: Opcode::SEND,
+            invalidate_stag: Stag(0),
+            qn: 0,
+            msn: 3,
+            mo: 0,
+        });
+        let code = TerminateCode::DDP_UNTAGGED_INVALID_MO;
+        let mut octets = vec![0; Terminate::MAX_LEN];
+        let n = Terminate::about(code, 18, header, None).emit(&mut octets);
+        let ulpdu = untagged(Opcode::TERMINATE, 2, 1, 0, true, &octets[..n]);
+        assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Failed);
+        let expected = [
+            (1, WcStatus::Success),
+            (2, WcStatus::Flushed),
+            (3, WcStatus::Flushed),
+            (4, WcStatus::RemoteInvalidRequest),
+        ];
+        assert_eq!(brief(&rig.host.sends), expected, "after {before}");
+    }
+}
