@@ -327,6 +327,12 @@ pub(super) const ATTACKS: &[Attack] = &[
         untagged(3),
         |p, g| numbered(read(p, g.all, g.address, 0), u32::MAX),
     ),
+    segment(
+        "DDP: a message number half the range ahead",
+        Needs::Mpa,
+        untagged(3),
+        |p, _| numbered(send(p, &[7; 8]), 1 << 31 | 1),
+    ),
     other(
         "DDP: an offset near 4 GiB in a second segment",
         Needs::Mpa,
@@ -459,6 +465,23 @@ pub(super) const ATTACKS: &[Attack] = &[
             })
         },
     ),
+    // It says that the header of a segment follows, and its length.
+    other(
+        "RDMAP: a Terminate without the headers that it announces",
+        Needs::Mpa,
+        Expect::Ended,
+        |t| {
+            sequence(t, |_, _| {
+                vec![wire::untagged(Op::Terminate, 0, 1, &[0x11, 0, 0xe0, 0])]
+            })
+        },
+    ),
+    segment(
+        "RDMAP: a Terminate with a tag",
+        Needs::Mpa,
+        operation(6),
+        |_, _| wire::tagged(Op::Terminate, 0, 0, &[0x20, 2, 0, 0]),
+    ),
     other(
         "RDMAP: a Terminate for a Terminate",
         Needs::Mpa,
@@ -486,6 +509,20 @@ pub(super) const ATTACKS: &[Attack] = &[
                 let mut request = read(p, g.all, g.address, 4096);
                 request[18..22].fill(0xff);
                 request[22..30].fill(0xff);
+                vec![request, write(UNKNOWN, 0)]
+            })
+        },
+    ),
+    // Its answer is placed at the peer, not here.
+    other(
+        "RDMAP: a Read whose sink overlaps its source",
+        Needs::Region,
+        tagged(0),
+        |t| {
+            sequence(t, |p, g| {
+                let mut request = read(p, g.all, g.address, 4096);
+                request[18..22].copy_from_slice(&g.all.to_be_bytes());
+                request[22..30].copy_from_slice(&(g.address + 8).to_be_bytes());
                 vec![request, write(UNKNOWN, 0)]
             })
         },

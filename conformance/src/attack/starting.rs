@@ -1,8 +1,11 @@
 //! Attacks by the start-up frames (RFC 5044 section 7.1, RFC 6581 section 9), and by what comes first on a stream.
 
 use std::io::Write as _;
+use std::net::{Ipv4Addr, SocketAddrV4};
 
 use anyhow::{Context as _, Result};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_with};
+use rustix::process::{Resource, getrlimit, setrlimit};
 
 use super::acts::{self, Target, UNKNOWN, write};
 use super::list::{Attack, Expect, Needs, mpa, other, tagged, untagged};
@@ -110,6 +113,30 @@ fn many_requests(t: &Target) -> Result<Seen> {
     }
     std::thread::sleep(acts::pause(t));
     drop(streams);
+    Ok(Seen::Held)
+}
+
+/// Silent connections, each of which comes from an address of its own where the server is on loopback. So a limit for each address keeps none of
+/// them out, and there are more than a listener has places for.
+fn half_open_from_everywhere(t: &Target) -> Result<Seen> {
+    let before = getrlimit(Resource::Nofile);
+    let mut all = before;
+    all.current = all.maximum;
+    setrlimit(Resource::Nofile, all)?;
+    let mut streams = Vec::new();
+    for n in 0..1200_u32 {
+        let own = Ipv4Addr::from_bits(Ipv4Addr::new(127, 1, 0, 1).to_bits() + n);
+        let flags = SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::INET, SocketType::STREAM, flags, None)?;
+        if t.address.ip().is_loopback() {
+            bind(&socket, &SocketAddrV4::new(own, 0))?;
+        }
+        connect(&socket, &t.address)?;
+        streams.push(socket);
+    }
+    std::thread::sleep(acts::pause(t));
+    drop(streams);
+    setrlimit(Resource::Nofile, before)?;
     Ok(Seen::Held)
 }
 
@@ -274,6 +301,12 @@ pub(super) const ATTACKS: &[Attack] = &[
         Needs::Listener,
         Expect::Held,
         many_requests,
+    ),
+    other(
+        "set-up: half-open from more addresses than there are places",
+        Needs::Port,
+        Expect::Held,
+        half_open_from_everywhere,
     ),
     other(
         "set-up: requests from many threads, which leave at once",

@@ -11,16 +11,16 @@ use crate::error::{Context as _, Error, Result};
 use rustix::net::{SendFlags, send};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use std::io::{self, BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
+use std::io::{self, BufRead as _, BufReader, ErrorKind, Write as _};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream, ToSocketAddrs as _};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Version of the protocol. It changes with every incompatible change of the messages or of the measurements.
 pub(crate) const PROTOCOL: u32 = 2;
 /// Port of `iwarp perf serve` without `--port`.
 pub(crate) const DEFAULT_PORT: u16 = 7175;
 /// Longest line, in octets.
-const MAX_LINE: u64 = 64 * 1024;
+const MAX_LINE: usize = 64 * 1024;
 /// How long an answer may take on top of the measurement itself.
 pub(crate) const ANSWER: Duration = Duration::from_secs(STALL.as_secs() + 5);
 /// How long a server waits for a client's hello.
@@ -232,21 +232,13 @@ impl Control {
     /// # Errors
     /// On time-out, on a broken connection, and on a line that is not a message.
     pub(crate) fn hear<T: DeserializeOwned>(&mut self, timeout: Duration) -> Result<Option<T>> {
-        self.lines
-            .get_ref()
-            .set_read_timeout(Some(timeout))
-            .context("control connection")?;
-        let mut line = Vec::new();
-        let n = (&mut self.lines)
-            .take(MAX_LINE)
-            .read_until(b'\n', &mut line)
-            .map_err(|e| match e.kind() {
-                ErrorKind::WouldBlock | ErrorKind::TimedOut => {
-                    Error::failed(format!("no answer within {} seconds", timeout.as_secs()))
-                }
-                _ => self.broken(&e),
-            })?;
-        if n == 0 {
+        let line = self.read_line(timeout).map_err(|e| match e.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+                Error::failed(format!("no answer within {} seconds", timeout.as_secs()))
+            }
+            _ => self.broken(&e),
+        })?;
+        if line.is_empty() {
             return Ok(None);
         }
         if line.last() != Some(&b'\n') {
@@ -257,6 +249,33 @@ impl Control {
         serde_json::from_slice(&line)
             .map(Some)
             .map_err(|e| Error::failed(format!("what came is not the iwarp perf protocol ({e})")))
+    }
+
+    /// Reads up to and with the next line feed. The line ends without one if the other end has closed, or at [`MAX_LINE`].
+    fn read_line(&mut self, timeout: Duration) -> io::Result<Vec<u8>> {
+        let end = Instant::now() + timeout;
+        let mut line = Vec::new();
+        while line.last() != Some(&b'\n') && line.len() < MAX_LINE {
+            // Each octet gets the time that is left. With a time of its own, a peer that sends octet by octet could go on for days.
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(ErrorKind::TimedOut.into());
+            }
+            self.lines.get_ref().set_read_timeout(Some(left))?;
+            let came = match self.lines.fill_buf() {
+                Err(e) if e.kind() == ErrorKind::Interrupted => continue,
+                came => came?,
+            };
+            if came.is_empty() {
+                break;
+            }
+            let whole = came.iter().position(|octet| *octet == b'\n');
+            let taken = whole.map_or(came.len(), |at| at + 1);
+            let taken = taken.min(MAX_LINE - line.len());
+            line.extend_from_slice(&came[..taken]);
+            self.lines.consume(taken);
+        }
+        Ok(line)
     }
 
     /// Waits for the server's answer. An `error` of the server becomes an error of this function.
@@ -346,6 +365,24 @@ mod tests {
         }
         assert!(resolve("[::1]9", 7175).is_err());
         assert!(resolve("", 7175).is_err() || resolve(":", 7175).is_err());
+    }
+
+    #[test]
+    fn a_line_that_comes_octet_by_octet_gains_no_time() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut slow = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut control = Control::new(listener.accept().unwrap().0).unwrap();
+        let sender = std::thread::spawn(move || {
+            while slow.write_all(b"x").is_ok() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let e = control
+            .hear::<Request>(Duration::from_millis(100))
+            .unwrap_err();
+        assert!(e.to_string().contains("no answer within"), "{e}");
+        drop(control);
+        sender.join().unwrap();
     }
 
     fn answer_with(text: &'static [u8]) -> Error {

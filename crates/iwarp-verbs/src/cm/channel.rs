@@ -3,9 +3,11 @@
 use super::datagram;
 use super::id::{self, IdObject};
 use crate::abi::cma::*;
+use crate::abi::verbs::ibv_qp_attr;
+use crate::abi::verbs::value::{QP_STATE, QPS_ERR};
 use crate::guard::{EINVAL, Errno, Res, minus_one, pointer, value};
 use crate::object::{self, Kind, Object, Unacknowledged};
-use crate::{query, wait};
+use crate::{qp, query, wait};
 use iwarp::raw::cm::{CmEvent, CmEventChannel, CmEventKind, create_event_channel};
 use parking_lot::Mutex;
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -205,6 +207,9 @@ unsafe fn deliver(event: CmEvent) -> Option<*mut rdma_cm_event> {
     let object: &IdObject = object::trusted(counted);
     let (param, group) = parameters(object::trusted(id), &event);
     object.events.delivered();
+    if event.kind == CmEventKind::Rejected {
+        end_queue_pair(id);
+    }
     let response = event.kind == CmEventKind::Established && object.endpoint.lock().external_qp;
     let c = rdma_cm_event {
         id,
@@ -223,6 +228,19 @@ unsafe fn deliver(event: CmEvent) -> Option<*mut rdma_cm_event> {
         _private_data: event.private_data,
     };
     Some(object::create(Kind::CmEvent, c, own))
+}
+
+/// Moves the queue pair of a rejected identifier to the error state, as librdmacm does when it reports the event. A program may wait until the
+/// receives that it posted before it connected are flushed, and these would never complete.
+unsafe fn end_queue_pair(id: *mut rdma_cm_id) {
+    if (*id).qp.is_null() {
+        return;
+    }
+    // SAFETY: integers, for which zero is a value.
+    let mut attr: ibv_qp_attr = std::mem::zeroed();
+    attr.qp_state = QPS_ERR;
+    // A queue pair that the program has destroyed meanwhile has nothing to flush.
+    let _ = qp::ibv_modify_qp((*id).qp, &raw mut attr, QP_STATE as c_int);
 }
 
 /// Makes the parameters of an event, which point into its private data, and counts the event for the group that it is about.

@@ -62,11 +62,28 @@ struct call {
 	int result, error;
 };
 
+/* The queue pair of a rejected caller is in the error state: the receive that it posted before is flushed. */
+static void flushed(struct rdma_cm_id *id)
+{
+	struct ibv_qp_init_attr init;
+	struct ibv_qp_attr attr;
+	struct ibv_wc wc;
+
+	CODE(0, ibv_query_qp(id->qp, &attr, IBV_QP_STATE, &init));
+	NEED(attr.qp_state == IBV_QPS_ERR);
+	CODE(1, rdma_get_recv_comp(id, &wc));
+	CODE(IBV_WC_WR_FLUSH_ERR, (int)wc.status);
+}
+
 static void *connect_to(void *of)
 {
 	struct call *call = of;
 	struct rdma_cm_id *id = caller(call->with, call->length);
+	static char inbox[8];
+	struct ibv_mr *mr = rdma_reg_msgs(id, inbox, sizeof(inbox));
 
+	NEED(mr);
+	CODE(0, rdma_post_recv(id, NULL, inbox, sizeof(inbox), mr));
 	errno = 0;
 	call->result = rdma_connect(id, call->param);
 	call->error = errno;
@@ -75,7 +92,10 @@ static void *connect_to(void *of)
 		CHECK(id->event->param.conn.private_data_len >= LONG);
 		CHECK(!memcmp(id->event->param.conn.private_data, data, LONG));
 		CODE(0, rdma_disconnect(id));
+	} else {
+		flushed(id);
 	}
+	CODE(0, rdma_dereg_mr(mr));
 	rdma_destroy_ep(id);
 	return NULL;
 }

@@ -28,6 +28,10 @@ use std::time::Duration;
 
 /// Requests that may wait for an answer if the program asks for fewer, or for no number: programs ask for one and mean that they do not mind.
 const BACKLOG_LEAST: u32 = 128;
+/// Connections that the kernel keeps until they are accepted, unless the program asks for more. It is as many as may be in start-up. If the queue
+/// is full, the kernel drops what comes, and a peer connects a second later or more: a crowd that comes while other threads have the processor
+/// must not do that to a good client.
+const ARRIVING_LEAST: u32 = STARTING_MAX as u32;
 /// The setting that [`Admission::half_open`] has for [`refused_max`], whatever the program's is.
 const STARTING_MAX: usize = 1024;
 /// This many may be in start-up, however few descriptors there are, unless the settings ask for fewer.
@@ -81,7 +85,7 @@ impl Listening {
             Some(ctx) => ctx.config().peer_timeout,
             None => Config::from_env().peer_timeout,
         };
-        let listener = bound.listen(backlog, peer_timeout)?;
+        let listener = bound.listen(backlog.max(ARRIVING_LEAST), peer_timeout)?;
         let engine = engine()?;
         let token = engine.token();
         let this = Arc::new(Self {

@@ -137,6 +137,26 @@ fn a_connection_whose_request_has_come_is_not_given_up() {
     assert_eq!(reset.kind(), std::io::ErrorKind::ConnectionReset);
 }
 
+/// Peers that come while nothing is accepted wait in the kernel. If it had no room, it would drop what they send, and they would try again only
+/// after a second.
+#[test]
+fn a_crowd_that_comes_at_once_is_connected_at_once() {
+    let ctx = testing::context();
+    let channel = create_event_channel().unwrap();
+    let id = CmId::create(&channel, Some(&ctx));
+    id.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    id.listen(1).unwrap();
+    // As many requests wait for the program's answer as may: no connection is accepted.
+    hall_of(&id).waiting.store(BACKLOG_LEAST, Ordering::Relaxed);
+    let most = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap();
+    let crowd = most.trim().parse().map_or(256, |most: u32| most.min(256));
+    let address = id.addresses().0.unwrap();
+    let patience = Duration::from_secs(10);
+    let connect = |_| std::net::TcpStream::connect_timeout(&address, patience);
+    let all: Result<Vec<_>, _> = (0..crowd).map(connect).collect();
+    assert_eq!(all.unwrap().len(), crowd as usize);
+}
+
 /// A peer that asks and resets at once: its request is an event like any other, and says who it was.
 #[test]
 fn a_request_names_its_peer_even_if_that_has_gone() {
