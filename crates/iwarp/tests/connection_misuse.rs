@@ -2,6 +2,7 @@
 //! many threads and tasks at once.
 
 use iwarp::connection::Refusal;
+use iwarp::verbs::PostError;
 use iwarp::{Config, Connection, Error, Options, WcStatus};
 use std::future::Future;
 use std::pin::pin;
@@ -410,6 +411,28 @@ fn a_batch_is_refused_as_a_whole_or_fails() {
                 assert_eq!(*b.recv().wait_for(LIMIT).unwrap(), [0]);
             }
         }
+    }
+}
+
+/// What is longer than a message can be is found when it is added, and the batch and the connection go on.
+#[test]
+fn a_batch_refuses_what_no_message_can_carry() {
+    let (a, b) = pair_with(&Options::new().send_depth(2));
+    let huge = a.allocate::<u8>((1 << 31) + 1).unwrap();
+    let mut batch = a.batch();
+    batch.send("first").unwrap();
+    let too_long = batch.send(&huge);
+    assert!(matches!(
+        too_long,
+        Err(Error::Refused(Refusal::Post(PostError::MessageTooLong)))
+    ));
+    batch.send("second").unwrap();
+    batch.submit().wait_for(LIMIT).unwrap();
+    // As it is refused beside batches.
+    let refused = a.send(&huge).wait_for(LIMIT);
+    assert!(matches!(refused, Err(Error::Refused(Refusal::Post(_)))));
+    for text in ["first", "second"] {
+        assert_eq!(*b.recv().wait_for(LIMIT).unwrap(), *text.as_bytes());
     }
 }
 

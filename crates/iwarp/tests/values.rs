@@ -548,3 +548,34 @@ fn an_identifier_of_any_address() {
         id.destroy();
     }
 }
+
+/// A range is checked for the rights that the region has afterwards: those that are named, or else those that it has.
+#[test]
+fn a_changed_region_is_checked_for_its_new_rights() {
+    // Mapped, and not writable.
+    static CONSTANT: [u8; 64] = [7; 64];
+    let variable = Box::new([0u8; 64]);
+    let constant = (CONSTANT.as_ptr() as u64, 64, 0);
+    let variable = (variable.as_ptr() as u64, 64, 0);
+    let (read, write) = (Access::empty(), Access::LOCAL_WRITE);
+    let ctx = Context::open(&device(), Config::default()).unwrap();
+    for (before, memory, named, good) in [
+        (read, constant, None, true),
+        (read, constant, Some(read), true),
+        (read, constant, Some(write), false),
+        (read, variable, Some(write), true),
+        (write, constant, None, false),
+        (write, constant, Some(read), true),
+        (write, constant, Some(write), false),
+        (write, variable, None, true),
+    ] {
+        // SAFETY: both ranges stay mapped, and nothing accesses them.
+        let stag = unsafe { ctx.register(variable.0, 64, 0, 1, before) }.unwrap();
+        // SAFETY: as above.
+        let changed = unsafe { ctx.reregister(stag, Some(memory), None, named) };
+        match changed {
+            Ok(stag) => assert!(good && ctx.deregister(stag).is_ok()),
+            Err(error) => assert!(!good && matches!(error, Error::BadAddress), "{error}"),
+        }
+    }
+}

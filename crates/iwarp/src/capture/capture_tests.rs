@@ -125,6 +125,53 @@ fn sequence_numbers_add_up() {
     assert_eq!(payload[1], b"xyz");
 }
 
+/// A stream with markers may end in the middle of an FPDU. What there is of it is recorded, of either direction, before the end.
+#[test]
+fn the_rest_of_each_direction_is_recorded() {
+    for (sent, received) in [(0, 0), (5, 0), (0, 5), (5, 3)] {
+        let file = Scratch::new();
+        let recorder = Recorder::create(&file.0).expect("create");
+        let flow = recorder.flow(address("192.0.2.1:1"), address("192.0.2.2:2"));
+        flow.opened(true);
+        flow.framed(true, true);
+        flow.sent(&[IoSlice::new(&[7; 5][..sent])]);
+        flow.received(&[&[9; 5][..received]]);
+        flow.closed(true);
+        drop((flow, recorder));
+        let mut payload = [Vec::new(), Vec::new()];
+        for packet in file.packets() {
+            let from = usize::from(packet[12..16] != [192, 0, 2, 1]);
+            payload[from].extend_from_slice(tcp(&packet).3);
+        }
+        assert_eq!(payload, [vec![7; sent], vec![9; received]]);
+    }
+}
+
+/// The other side acknowledges after so many octets, and again after as many more. What it sends itself acknowledges, too.
+#[test]
+fn octets_are_acknowledged_now_and_then() {
+    let piece = vec![1; (ACK_EVERY / 4) as usize - 100];
+    for (answers, acknowledgements) in [(false, 4), (true, 0)] {
+        let file = Scratch::new();
+        let recorder = Recorder::create(&file.0).expect("create");
+        let flow = recorder.flow(address("192.0.2.1:1"), address("192.0.2.2:2"));
+        flow.opened(true);
+        for _ in 0..20 {
+            flow.sent(&[IoSlice::new(&piece)]);
+            if answers {
+                flow.received(&[b"yes"]);
+            }
+        }
+        drop((flow, recorder));
+        let packets = file.packets();
+        let alone = packets[3..].iter().filter(|packet| {
+            let (flags, .., payload) = tcp(packet);
+            flags == ACK && payload.is_empty()
+        });
+        assert_eq!(alone.count(), acknowledgements, "{answers}");
+    }
+}
+
 /// A connection that was reset ends with a reset in the recording, and one that was closed with both ends' FIN. Nothing follows, whatever comes.
 #[test]
 fn the_end_is_recorded_as_it_was() {

@@ -7,6 +7,7 @@ use super::remote::RemoteRegion;
 use super::router::{Entry, Held, Priority, Router, SlotId};
 use super::wait::{Wait, waits};
 use super::waiters::Ticket;
+use crate::device::LIMITS;
 use crate::error::{Error, Result};
 use crate::failure::{Refusal, RequestKind};
 use crate::memory::MemoryRegion;
@@ -94,6 +95,10 @@ impl<'a> Batch<'a> {
             }
             Carried::Region(region) => {
                 inner.check_own(&region).map_err(|error| *error)?;
+                // Found here, because the requests before it would be on their way when it is found later.
+                if octets > u64::from(LIMITS.max_message) {
+                    return Err(Error::Refused(Refusal::Post(PostError::MessageTooLong)));
+                }
                 let sge = region.sge()?;
                 self.hold(region.memory);
                 Local::Region(sge)

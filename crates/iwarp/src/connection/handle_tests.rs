@@ -1,9 +1,12 @@
 //! Tests of what requests copy, and where to.
 
-use crate::connection::testing::{LIMIT, channels, done, pair, pair_with};
+use crate::connection::testing::{LIMIT, channels, done, pair, pair_with, until};
+use crate::connection::wait::Wait;
 use crate::connection::{Connection, Options};
 use crate::error::Error;
 use iwarp_rnic::Access;
+use std::sync::{Arc, OnceLock};
+use std::task::{Wake, Waker};
 
 fn has_staging(connection: &Connection) -> bool {
     connection.inner.staging.get().is_some()
@@ -127,4 +130,70 @@ fn a_request_knows_its_stage() {
     let late = a.get(&token).started();
     assert_eq!(stage(&late), (false, false, true));
     assert!(matches!(late.wait(), Err(Error::Closed)));
+}
+
+/// Looks, from inside of its waker, for what it waits for.
+struct Looks {
+    connection: Connection,
+    saw: OnceLock<bool>,
+}
+
+impl Wake for Looks {
+    fn wake(self: Arc<Self>) {
+        let saw = self.connection.closed().look().is_ready();
+        let _ = self.saw.set(saw);
+    }
+}
+
+/// Whoever is woken at the end sees the end. A task that did not would wait again, for something that has happened already.
+#[test]
+fn who_is_woken_at_the_end_sees_it() {
+    for ours in [false, true] {
+        let (a, b) = pair();
+        let looks = Arc::new(Looks {
+            connection: a.clone(),
+            saw: OnceLock::new(),
+        });
+        let mut closed = a.closed();
+        closed.register(&Waker::from(Arc::clone(&looks)));
+        if ours {
+            a.inner.cm.disconnect().unwrap();
+        } else {
+            b.close().unwrap();
+        }
+        until("the end", &[], || looks.saw.get().is_some());
+        assert_eq!(looks.saw.get(), Some(&true), "{ours}");
+        drop(closed);
+    }
+}
+
+/// All requests and all receives may complete before anybody looks.
+#[test]
+fn completions_of_a_full_connection_find_room() {
+    let options = Options::new().send_depth(64).receives(64);
+    let (a, b) = pair_with(&options);
+    let octets: Vec<u8> = (0..64).collect();
+    let sent: Vec<_> = octets
+        .chunks(1)
+        .map(|octet| a.send(octet).started())
+        .collect();
+    let theirs: Vec<_> = octets
+        .chunks(1)
+        .map(|octet| b.send(octet).started())
+        .collect();
+    until("the completions", &[], || {
+        // The last requests are sent when somebody asks for that.
+        for end in [&a, &b] {
+            end.inner.router.cq.send_put_off();
+        }
+        [&a, &b].map(|end| end.inner.router.cq.len()) == [128; 2]
+    });
+    for sent in sent.into_iter().chain(theirs) {
+        sent.wait_for(LIMIT).unwrap();
+    }
+    for end in [&a, &b] {
+        for n in 0..64 {
+            assert_eq!(*end.recv().wait_for(LIMIT).unwrap(), [n]);
+        }
+    }
 }

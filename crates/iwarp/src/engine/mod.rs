@@ -150,8 +150,7 @@ impl Engine {
     pub(crate) fn for_connection(most: usize) -> io::Result<Arc<Self>> {
         let first = Self::current()?;
         let mut engines = engines().lock();
-        let idlest = engines.iter().min_by_key(|engine| engine.connections());
-        let idlest = idlest.cloned().unwrap_or_else(|| Arc::clone(&first));
+        let idlest = Self::idlest(&engines).unwrap_or_else(|| Arc::clone(&first));
         if idlest.connections() < CONNECTIONS_EACH || engines.len() >= most {
             return Ok(idlest);
         }
@@ -167,6 +166,12 @@ impl Engine {
                 Ok(idlest)
             }
         }
+    }
+
+    /// Returns the engine that has the fewest connections.
+    fn idlest(engines: &[Arc<Self>]) -> Option<Arc<Self>> {
+        let idlest = engines.iter().min_by_key(|engine| engine.connections());
+        idlest.cloned()
     }
 
     fn start(watch: Arc<Watch>) -> io::Result<Arc<Self>> {

@@ -164,3 +164,55 @@ fn a_timer_that_means_nothing_is_forgotten() {
     engine.forget(token);
     assert_eq!(engine.first_timer(), None, "its source is gone");
 }
+
+/// The progress thread sleeps until the first timer. It has to be woken for an earlier one, and for no other.
+#[test]
+fn a_timer_is_the_first_one_until_an_earlier_one_is_set() {
+    let timers = Timers::default();
+    let set = |at| timers.set((at, 1, 0));
+    let taken = |now| std::iter::from_fn(|| Some(timers.take_due(now)?.0)).collect::<Vec<_>>();
+    let firsts = [50, 70, 50, 30, 31, 10].map(set);
+    assert_eq!(firsts, [true, false, false, true, false, true]);
+    assert_eq!(taken(9), [0; 0]);
+    assert_eq!(taken(50), [10, 30, 31, 50, 50]);
+    assert_eq!([71, 70, 60].map(set), [false, false, true]);
+    assert_eq!(taken(100), [60, 70, 70, 71]);
+    assert!(set(80), "the only one");
+}
+
+/// What the kernel does not watch is never reported and never removed, so the engine must not keep it.
+#[test]
+fn a_source_that_cannot_be_watched_is_not_kept() {
+    let engine = Engine::new(fork::generation(), Arc::default()).expect("engine");
+    let source = Arc::new(Forgetful {
+        told: Mutex::default(),
+    });
+    // A file is ready at any time.
+    let file = std::fs::File::open("/proc/self/exe").expect("file");
+    let watched = Arc::clone(&source) as Arc<dyn Source>;
+    let error = engine.add(&file, engine.token(), Interest::READ, watched);
+    assert_eq!(error.unwrap_err().raw_os_error(), Some(libc::EPERM));
+    assert_eq!(Arc::strong_count(&source), 1);
+}
+
+/// Connections end in any order, so the engine with room for the next one may be any of them.
+#[test]
+fn the_next_connection_goes_to_the_engine_with_the_fewest() {
+    let engines = [(); 3].map(|()| Arc::new(Engine::new(0, Arc::default()).expect("engine")));
+    for (connections, idlest) in [
+        ([0, 0, 0], 0),
+        ([1, 0, 0], 1),
+        ([16, 3, 2], 2),
+        ([0, 16, 16], 0),
+        ([16, 7, 16], 1),
+        ([5, 4, 4], 1),
+        ([16, 16, 16], 0),
+    ] {
+        for (engine, count) in engines.iter().zip(connections) {
+            engine.connections.store(count, Ordering::Relaxed);
+        }
+        let found = Engine::idlest(&engines).expect("there are some");
+        assert!(Arc::ptr_eq(&found, &engines[idlest]), "{connections:?}");
+    }
+    assert!(Engine::idlest(&[]).is_none());
+}

@@ -124,6 +124,22 @@ mod plain {
         assert_eq!(slots.collect(id), Some((Ok(()), false)));
     }
 
+    /// A future may be polled by one task and then by another, which waits for it from then on.
+    #[test]
+    fn the_task_that_waited_last_is_woken() {
+        let slots = Tried::new(1);
+        let id = take(&slots).unwrap();
+        let tasks = [(); 3].map(|()| StdArc::new(Woken::default()));
+        for task in &tasks {
+            slots.wait(id, &Waker::from(StdArc::clone(task)));
+        }
+        slots.finish(id, Ok(())).unwrap().waker.unwrap().wake();
+        assert_eq!(tasks.each_ref().map(|task| task.0.load(SeqCst)), [0, 0, 1]);
+        // Nothing is left of any of them.
+        assert_eq!(tasks.each_ref().map(StdArc::strong_count), [1; 3]);
+        assert!(!slots.somebody_waits());
+    }
+
     /// Threads take and give back, and no slot has two owners.
     #[test]
     fn one_owner_each_under_load() {

@@ -277,4 +277,24 @@ mod tests {
         assert_eq!(count(&wakers), 0);
         assert_eq!(wakers.list.lock().entries.capacity(), room);
     }
+    /// A task may have a place that stays and one of a wait, with the same waker. The wait may be given up, and takes its own place only.
+    #[test]
+    fn a_place_that_stays_is_not_that_of_a_wait() {
+        for waits_first in [false, true] {
+            let wakers = Wakers::default();
+            let task = Arc::new(Counts::default());
+            let waker = Waker::from(Arc::clone(&task));
+            let mut wait = wakers.registration();
+            if waits_first {
+                wait.renew(&waker);
+            }
+            wakers.register(&waker);
+            wait.renew(&waker);
+            assert_eq!(count(&wakers), 2);
+            drop(wait);
+            assert_eq!(count(&wakers), 1);
+            wakers.wake_all();
+            assert_eq!(task.0.load(Ordering::Relaxed), 1);
+        }
+    }
 }

@@ -497,4 +497,22 @@ mod tests {
         assert_eq!(states(), [State::Rts, State::Error]);
         qps.iter().for_each(QueuePair::destroy);
     }
+    /// Both queues of a queue pair may overflow together, and others report to one of them only.
+    #[test]
+    fn the_queue_pairs_of_each_queue_that_has_overflowed_fail() {
+        let ctx = testing::context();
+        for dead in [[false, false], [true, false], [false, true], [true, true]] {
+            let cqs = [0; 2].map(|_| ctx.create_cq(4, None).unwrap());
+            let qps = cqs.each_ref().map(|cq| testing::queue_pair(&ctx, cq, cq));
+            let _peers = qps.each_ref().map(testing::connected);
+            for (cq, _) in cqs.iter().zip(dead).filter(|(_, dead)| *dead) {
+                let mut owed = Owed::default();
+                cq.inner.lose(&mut cq.inner.ring.lock(), &mut owed);
+            }
+            overflowed(&cqs);
+            let failed = qps.each_ref().map(|qp| qp.state() == State::Error);
+            assert_eq!(failed, dead);
+            qps.iter().for_each(QueuePair::destroy);
+        }
+    }
 }

@@ -3,11 +3,12 @@
 use super::super::context::Context;
 use super::super::qp::{CmSink, QpAttributes, QueuePair};
 use super::super::testing::{
-    attributes, break_off, connected, connected_as_responder, context, context_with, queue_pair,
-    send_fpdu, until, unwatched_link,
+    attributes, break_off, connected, connected_as_responder, context, context_with, link,
+    queue_pair, send_fpdu, until, unwatched_link,
 };
 use super::*;
 use crate::config::Config;
+use crate::engine::Source;
 use iwarp_rnic::RecvWr;
 use iwarp_rnic::qp::Fault;
 use parking_lot::Mutex;
@@ -241,4 +242,61 @@ fn a_connection_that_ends_may_be_broken_off() {
     qp.inner.drive_rx();
     assert!(qp.inner.state.lock().link.is_none());
     qp.destroy();
+}
+
+/// A peer may take what was queued before the end as slowly as it likes, but from each look to the next it has to take something.
+#[test]
+fn a_connection_that_ends_stays_while_its_peer_takes_something() {
+    let ctx = context_with(Config {
+        linger: Duration::from_secs(3600),
+        ..Config::default()
+    });
+    let (qp, _peer) = connection(&ctx);
+    qp.disconnect();
+    let link = link(&qp);
+    until("the end is not acknowledged", || {
+        link.stream.unacknowledged_bytes().unwrap() == 0
+    });
+    let taken = linger::acknowledged(&qp.inner.state.lock().machine, &link);
+    let ending = || qp.inner.state.lock().conn.ending;
+    // It had taken less at the last look.
+    qp.inner.state.lock().conn.ending = Some(taken.wrapping_sub(1));
+    qp.inner.ending_timer();
+    assert_eq!(ending(), Some(taken));
+    assert!(qp.inner.state.lock().link.is_some());
+    qp.inner.ending_timer();
+    assert!(qp.inner.state.lock().link.is_none());
+    qp.destroy();
+}
+
+/// Pollers do not read behind a Send that waits for its receive, and would not notice the end of the stream: the engine looks for that.
+#[test]
+fn a_stream_that_pollers_do_not_read_is_watched() {
+    let ctx = context();
+    for receive in [false, true] {
+        let (qp, mut peer) = connection(&ctx);
+        let link = link(&qp);
+        let wr = RecvWr {
+            wr_id: 1,
+            sges: &[],
+        };
+        if receive {
+            qp.post_recv(&[wr]).unwrap();
+        }
+        assert!(qp.inner.rest());
+        peer.write_all(&send_fpdu(&[])).unwrap();
+        until("it does not arrive", || link.stream.has_octets().unwrap());
+        assert!(qp.inner.drive_rx());
+        let interest = {
+            let g = qp.inner.state.lock();
+            assert_eq!(g.conn.resting, receive);
+            g.conn.interest
+        };
+        assert_eq!(interest.readable, receive);
+        // In the set, or not.
+        let watched = link.engine.modify(&link.stream, link.token, interest);
+        assert_eq!(watched.is_ok(), !receive);
+        assert_eq!(qp.inner.rest(), receive);
+        qp.destroy();
+    }
 }

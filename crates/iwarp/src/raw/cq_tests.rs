@@ -264,6 +264,32 @@ fn destroying_a_queue_pair_drops_its_completions() {
     }
 }
 
+/// However many completions wait: those of the queue pair that starts anew go, and those of others stay in their order.
+#[test]
+fn all_completions_of_a_queue_pair_are_dropped() {
+    let ctx = testing::context();
+    let count = 3 * PURGE_STEP;
+    let cq = ctx.create_cq(count, None).unwrap();
+    let [gone, stays] = [0; 2].map(|_| testing::queue_pair(&ctx, &cq, &cq));
+    let mut owed = Owed::default();
+    for n in 0..count {
+        let of = if n % 3 == 0 { &stays } else { &gone };
+        let cqe = Cqe {
+            qp_num: of.num(),
+            ..completion(n.into())
+        };
+        cq.inner.push(&mut cq.inner.ring.lock(), cqe, &mut owed);
+    }
+    gone.modify(State::Reset).unwrap();
+    let mut out = vec![Cqe::default(); count as usize];
+    let left = cq.take_ready(&mut out).unwrap();
+    let numbers: Vec<_> = out[..left].iter().map(|cqe| cqe.wr_id).collect();
+    assert!(numbers.into_iter().eq((0..count.into()).step_by(3)));
+    for qp in [gone, stays] {
+        qp.destroy();
+    }
+}
+
 /// A channel knows the queues that report to it as long as they exist. It expects one wait of each that is armed, if its last waits were
 /// short: a program that arms more often does not wait here.
 #[test]

@@ -132,4 +132,29 @@ mod tests {
         }
         qp.destroy();
     }
+    /// Receives that are kept are reported in the order of their messages.
+    #[test]
+    fn what_is_kept_keeps_its_order() {
+        let ctx = testing::context();
+        let cqs = [0; 2].map(|_| ctx.create_cq(8, None).unwrap());
+        let qp = testing::queue_pair(&ctx, &cqs[0], &cqs[1]);
+        for round in 0..2 {
+            qp.inner.late.begin();
+            let mut after = After::default();
+            let numbers = [3, 1, 4, 1, 5].map(|n| 10 * round + n);
+            for wr_id in numbers {
+                let cqe = Cqe {
+                    wr_id,
+                    ..Cqe::default()
+                };
+                DriveHost::new(&qp.inner, &mut after).complete(Direction::Recv, cqe);
+            }
+            assert!(cqs[1].is_empty(), "the call has not returned");
+            deliver(&qp.inner, &mut after);
+            let mut out = [Cqe::default(); 8];
+            assert_eq!(cqs[1].take_ready(&mut out), Ok(numbers.len()));
+            assert!(out.iter().map(|cqe| cqe.wr_id).take(5).eq(numbers));
+        }
+        qp.destroy();
+    }
 }

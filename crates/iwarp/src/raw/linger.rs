@@ -251,13 +251,15 @@ fn are_a_crowd() -> bool {
     COUNT.load(Ordering::Relaxed) > limits::descriptors() / 4
 }
 
+/// Takes the connection that was left first off the list, and all before it, which are over.
+fn take_oldest(all: &mut VecDeque<Weak<Linger>>) -> Option<Arc<Linger>> {
+    std::iter::from_fn(|| all.pop_front()).find_map(|one| one.upgrade())
+}
+
 /// Gives up the connection that was left first, because its descriptor is needed. Returns `false` if there is none.
 pub(in crate::raw) fn give_up_oldest() -> bool {
     // The lock is dropped before the connection, which takes others.
-    let oldest = {
-        let mut all = LEFT.lock();
-        std::iter::from_fn(|| all.pop_front()).find_map(|one| one.upgrade())
-    };
+    let oldest = take_oldest(&mut LEFT.lock());
     if let Some(oldest) = &oldest {
         tracing::debug!("a connection that was left is given up: its descriptor is needed");
         oldest.give_up();

@@ -314,3 +314,24 @@ fn an_end_that_waits_is_given_up_with_the_peers() {
     stream.peer.shutdown(Shutdown::Write).unwrap();
     until("it stays", || !stream.is_watched(&left));
 }
+
+/// Where a descriptor is needed, the connections that are over have none to give.
+#[test]
+fn the_oldest_is_one_that_is_not_over() {
+    let stream = Stream::new(LONG);
+    let left = stream.leave(false, None, 0).expect("the peer is open");
+    let one = || {
+        COUNT.fetch_add(1, Ordering::Relaxed);
+        another(&left)
+    };
+    let lives = [one(), one()];
+    let over = [one(), one(), one()].map(|one| Arc::downgrade(&one));
+    let [first, second] = lives.each_ref().map(Arc::downgrade);
+    let [a, b, c] = over;
+    let mut all = VecDeque::from([a, b, first, c, second]);
+    for expected in &lives {
+        let oldest = take_oldest(&mut all).expect("one is left");
+        assert!(Arc::ptr_eq(&oldest, expected));
+    }
+    assert!(take_oldest(&mut all).is_none());
+}

@@ -1,7 +1,7 @@
 //! What a queue pair knows of its connection and its counters, and which posts are sent at once.
 
 use super::super::testing::{
-    attributes, connected, connected_for, context, link, queue_pair, send_fpdu, until,
+    attributes, connected, connected_for, context, link, queue_pair, send_fpdu, unattached, until,
     unwatched_link,
 };
 use super::*;
@@ -291,6 +291,42 @@ fn what_waits_is_sent_before_the_end() {
         let mut said = Vec::new();
         peer.read_to_end(&mut said).unwrap();
         assert_eq!(said.len(), 2 * send_fpdu(&[]).len());
+        qp.destroy();
+    }
+}
+
+/// The connection manager has watched the stream until now. If the queue pair does not take it, nobody watches it any more: what stays in the
+/// engine is never dropped.
+#[test]
+fn a_stream_that_is_not_taken_is_not_watched() {
+    let ctx = context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let refusals: [fn(&QueuePair); 3] = [
+        QueuePair::destroy,
+        // It was reset since the stream was asked for.
+        |qp| qp.modify(State::Reset).unwrap(),
+        |qp| qp.modify(State::Error).unwrap(),
+    ];
+    for (at, refuse) in refusals.into_iter().enumerate() {
+        // Its own handover has all but the token.
+        let qp = queue_pair(&ctx, &cq, &cq);
+        let life = qp.life();
+        refuse(&qp);
+        let watcher = queue_pair(&ctx, &cq, &cq);
+        let engine = Engine::current().unwrap();
+        let token = engine.token();
+        let mut handover = unattached(Some(life), true).0;
+        let source = Arc::clone(&watcher.inner) as Arc<dyn Source>;
+        engine
+            .add(&handover.stream, token, Interest::READ, source)
+            .unwrap();
+        handover.watched = Some(token);
+        let users = Arc::strong_count(&watcher.inner);
+        assert!(qp.inner.attach(handover).is_err(), "{at}");
+        until("the engine keeps its source", || {
+            Arc::strong_count(&watcher.inner) < users
+        });
+        watcher.destroy();
         qp.destroy();
     }
 }

@@ -227,7 +227,11 @@ impl SrqInner {
 
     /// Takes a receive with room for `len` octets; otherwise as [`take`](Self::take).
     pub(super) fn take_if_fits(&self, taken: &mut TakenRecv, len: u64) -> (Taken, bool) {
-        self.state.lock().queue.take_if_fits(taken, len)
+        let mut state = self.state.lock();
+        match state.destroyed {
+            true => (Taken::None, false),
+            false => state.queue.take_if_fits(taken, len),
+        }
     }
 
     /// Fewer receives than the limit wait.

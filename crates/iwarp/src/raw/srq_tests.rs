@@ -51,6 +51,24 @@ fn nobody_waits_for_a_destroyed_queue() {
     qp.destroy();
 }
 
+/// Messages and datagrams that come afterwards find no receive, whatever was posted before.
+#[test]
+fn nothing_is_taken_from_a_destroyed_queue() {
+    let ctx = context();
+    let srq = ctx.create_srq(1, 4, 1).unwrap();
+    srq.post(&[RECV; 4]).unwrap();
+    let mut taken = TakenRecv::new(1).unwrap();
+    let mut take = || {
+        let message = srq.inner.take(&mut taken).0;
+        let (datagram, _) = srq.inner.take_if_fits(&mut taken, 0);
+        (message, datagram)
+    };
+    assert_eq!(take(), (true, Taken::Yes));
+    srq.destroy();
+    assert_eq!(take(), (false, Taken::None));
+    assert_eq!(srq.len(), 2);
+}
+
 /// A program may drop its handles without destroying the queue. Nobody finds it by its number then, and memory is not accessed by its protection
 /// domain any more.
 #[test]

@@ -153,6 +153,13 @@ fn attached(
     life: Option<u64>,
     initiator: bool,
 ) -> crate::Result<std::net::TcpStream> {
+    let (handover, peer) = unattached(life, initiator);
+    qp.inner.attach(handover)?;
+    Ok(peer)
+}
+
+/// A stream for a queue pair, which nobody watches, and its peer.
+pub(super) fn unattached(life: Option<u64>, initiator: bool) -> (Handover, std::net::TcpStream) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let ours = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     ours.set_nonblocking(true).unwrap();
@@ -181,8 +188,7 @@ fn attached(
         cm: None,
         life,
     };
-    qp.inner.attach(handover)?;
-    Ok(listener.accept().unwrap().0)
+    (handover, listener.accept().unwrap().0)
 }
 
 /// The connection of a queue pair.

@@ -243,3 +243,42 @@ impl Source for Asker {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket_with};
+    use std::io::Read;
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixStream};
+
+    /// A process that cannot accept, as when it has no descriptors left, is asked again later.
+    #[test]
+    fn who_cannot_accept_tries_again() {
+        let name = format!("iwarp-serve-{}", std::process::id());
+        let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        bind(&socket, &address).unwrap();
+        let engine = Engine::current().unwrap();
+        // Not watched, so that nobody else tries.
+        let token = engine.token();
+        let desk = Arc::new(Desk {
+            engine: Arc::clone(&engine),
+            token,
+            socket,
+            askers: AtomicUsize::new(0),
+        });
+        engine.add_timed(token, Arc::clone(&desk) as Arc<dyn Source>);
+        assert!(!desk.accept(), "it does not listen");
+        listen(&desk.socket, 8).unwrap();
+        let address = SocketAddr::from_abstract_name(name).unwrap();
+        let mut asks = UnixStream::connect_addr(&address).unwrap();
+        asks.set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
+        let mut answer = String::new();
+        asks.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with('{'), "{answer}");
+        engine.remove(&desk.socket, token);
+    }
+}

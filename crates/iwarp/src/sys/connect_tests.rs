@@ -234,6 +234,25 @@ fn a_bound_socket_has_its_port_for_itself() {
     }
 }
 
+/// What is left of earlier connections gives a socket its port, and keeps nobody else from asking for it: the socket itself has to.
+#[test]
+fn a_socket_bound_beside_old_connections_has_its_port_for_itself() {
+    for second in [Sharing::Exclusive, Sharing::Shared] {
+        let listener = Listener::bind(address("127.0.0.1:0"), 8, None).expect("listener");
+        let at = listener.local_addr().expect("address");
+        let stream = finish(connect(at, None).expect("connect")).expect("up");
+        let accepted = accept(&listener).0;
+        drop(listener);
+        // The accepting end closes first, so the time to wait is its own.
+        drop(accepted);
+        drop(stream);
+        let held = once_free(|| Bound::bind(at, None, Sharing::Exclusive)).expect("beside it");
+        let error = Bound::bind(at, None, second).expect_err("it is taken");
+        assert_eq!(io::Error::from(error).kind(), io::ErrorKind::AddrInUse);
+        held.listen(8, None).expect("its own");
+    }
+}
+
 /// A server that starts anew gets its port back, whether its connections still live or linger in TIME-WAIT.
 #[test]
 fn connections_do_not_keep_a_port() {

@@ -309,6 +309,7 @@ mod tests {
     use crate::sys::eventfd::EventFd;
     use std::io::Write;
     use std::net::{TcpListener, TcpStream};
+    use std::sync::mpsc;
 
     #[test]
     fn tells_which_descriptor_until_it_is_served() {
@@ -430,8 +431,8 @@ mod tests {
         assert!(event.token == 5 && event.broken && event.readable && event.writable);
     }
 
-    #[test]
-    fn a_signal_does_not_shorten_the_wait() {
+    /// Lets a signal that nothing else in this process uses do nothing but interrupt system calls.
+    fn let_signals_interrupt() {
         extern "C" fn nothing(_: libc::c_int) {}
         // SAFETY: an empty handler without SA_RESTART for a signal that nothing else in this process uses.
         unsafe {
@@ -442,6 +443,86 @@ mod tests {
                 0
             );
         }
+    }
+
+    /// Signals the calling thread each 2 ms, by a timer of the kernel's, so that it is late on no machine.
+    struct Alarm(libc::timer_t);
+
+    impl Alarm {
+        fn start() -> Self {
+            let_signals_interrupt();
+            // SAFETY: plain numbers, and places for the kernel's answers that live on.
+            unsafe {
+                let mut event: libc::sigevent = std::mem::zeroed();
+                event.sigev_notify = libc::SIGEV_THREAD_ID;
+                event.sigev_signo = libc::SIGURG;
+                event.sigev_notify_thread_id = libc::gettid();
+                let mut timer = std::ptr::null_mut();
+                let made =
+                    libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer);
+                assert_eq!(made, 0);
+                let alarm = Self(timer);
+                alarm.set(Duration::from_millis(2));
+                alarm
+            }
+        }
+
+        fn set(&self, every: Duration) {
+            let every = libc::timespec {
+                tv_sec: 0,
+                tv_nsec: every.subsec_nanos().into(),
+            };
+            let times = libc::itimerspec {
+                it_interval: every,
+                it_value: every,
+            };
+            // SAFETY: the timer is ours; `times` is only read.
+            let set =
+                unsafe { libc::timer_settime(self.0, 0, &raw const times, std::ptr::null_mut()) };
+            assert_eq!(set, 0);
+        }
+    }
+
+    impl Drop for Alarm {
+        fn drop(&mut self) {
+            // SAFETY: the timer is ours.
+            unsafe { libc::timer_delete(self.0) };
+        }
+    }
+
+    // SAFETY: a timer belongs to the process, and `timer_settime(2)` may be called by any thread.
+    unsafe impl Sync for Alarm {}
+
+    /// A thread that gets signals again and again waits as long as it was told, and not from each signal on anew.
+    #[test]
+    fn signals_do_not_prolong_a_wait() {
+        let poller = Poller::new().expect("epoll");
+        let never = EventFd::new().expect("eventfd");
+        let limit = Some(Duration::from_millis(40));
+        let mut events = Events::with_capacity(1);
+        let mut waits: [&mut dyn FnMut() -> bool; 2] = [
+            &mut || poller.wait(&mut events, limit).expect("wait") > 0,
+            &mut || wait_fd(&never, Interest::READ, limit).expect("wait"),
+        ];
+        for (at, wait) in waits.iter_mut().enumerate() {
+            let alarm = &Alarm::start();
+            let (tell, told) = mpsc::channel();
+            std::thread::scope(|scope| {
+                let ended = scope.spawn(move || {
+                    let told = told.recv_timeout(Duration::from_secs(20));
+                    alarm.set(Duration::ZERO);
+                    told.is_ok()
+                });
+                assert!(!wait());
+                tell.send(()).expect("somebody listens");
+                assert!(ended.join().expect("no panic"), "wait {at} had no end");
+            });
+        }
+    }
+
+    #[test]
+    fn a_signal_does_not_shorten_the_wait() {
+        let_signals_interrupt();
         // SAFETY: names the calling thread, which outlives the scope below.
         let sleeper = unsafe { libc::pthread_self() };
         let poller = Poller::new().expect("epoll");

@@ -238,3 +238,38 @@ fn a_change_is_not_seen_before_its_event() {
         id.destroy();
     }
 }
+
+/// A port mapper has said where the listener is. Whatever is tried again is tried there, and not at the port that the program has named.
+#[test]
+fn what_is_tried_again_goes_to_the_mapped_port() {
+    let ctx = testing::context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let qp = testing::queue_pair(&ctx, &cq, &cq);
+    let id = CmId::create(&create_event_channel().unwrap(), Some(&ctx));
+    let parameters = ConnectionParameters::default();
+    let [named, mapped] = [(); 2].map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+    for listener in [&named, &mapped] {
+        listener.set_nonblocking(true).unwrap();
+    }
+    type Again = fn(&Arc<Active>);
+    let ways: [Again; 2] = [
+        |active| {
+            let next = active.retry_or_end(&mut active.state.lock());
+            assert!(matches!(next, Next::Wait));
+        },
+        |active| {
+            active.state.lock().stage = Stage::Refused;
+            active.again();
+        },
+    ];
+    for way in ways {
+        let at = named.local_addr().unwrap();
+        let active = Active::new(&id, &ctx, (qp.clone(), None), at, None, &parameters).unwrap();
+        active.state.lock().target = mapped.local_addr().unwrap();
+        way(&active);
+        testing::until("nobody comes", || mapped.accept().is_ok());
+        assert!(named.accept().is_err(), "the named port");
+        active.cancel();
+    }
+    qp.destroy();
+}

@@ -390,3 +390,90 @@ fn a_listener_without_room_pauses_until_there_is_some() {
     assert_eq!(event.id.addresses().1, Some(peer.local_addr().unwrap()));
     assert!(!*listening.paused.lock());
 }
+
+/// Requests that wait are counted against the backlog, and connections are not.
+#[test]
+fn connections_take_no_room_of_requests() {
+    let (id, channel, hall) = listening(Admission::default());
+    let many = 2 * BACKLOG_LEAST;
+    hall.seats.fetch_add(many, Ordering::Relaxed);
+    let peers = [(); 3].map(|()| ask_from([127, 0, 0, 1], &id));
+    for _ in &peers {
+        channel.next(Some(Duration::from_secs(20))).unwrap();
+    }
+    hall.seats.fetch_sub(many, Ordering::Relaxed);
+}
+
+/// Whichever way a connection ends, or comes to nothing, it is not counted afterwards.
+#[test]
+fn each_end_of_a_connection_gives_its_seat_back() {
+    use crate::raw::qp::CmSink;
+    use iwarp_rnic::qp::Events;
+    type End = fn(&CmId);
+    let ends: [(Phase, End); 9] = [
+        (Phase::Connected(true), |id| {
+            id.inner.qp_event(Events::DISCONNECTED, None);
+        }),
+        (Phase::Connected(true), |id| {
+            id.inner.qp_event(Events::FATAL, None);
+        }),
+        (Phase::Connected(false), |id| {
+            id.inner.qp_event(Events::FATAL, None);
+        }),
+        (Phase::Connected(false), |id| {
+            let both = Events::ESTABLISHED | Events::DISCONNECTED;
+            id.inner.qp_event(both, None);
+        }),
+        (Phase::Connected(false), |id| {
+            id.inner.first_message_overdue();
+        }),
+        // It ends before it is told of.
+        (Phase::Accepting, |id| {
+            id.inner.qp_event(Events::DISCONNECTED, None);
+            id.established(Vec::new(), None, None);
+        }),
+        (Phase::Connected(true), CmId::destroy),
+        (Phase::Connected(false), CmId::destroy),
+        (Phase::Accepting, CmId::destroy),
+    ];
+    for (at, (phase, end)) in ends.into_iter().enumerate() {
+        let seats = Arc::new(AtomicU32::new(7));
+        let id = CmId::create(&create_event_channel().unwrap(), None);
+        {
+            let mut s = id.inner.state.lock();
+            s.phase = phase;
+            s.seat = Some(Count::new(&seats));
+        }
+        assert_eq!(seats.load(Ordering::Relaxed), 8);
+        end(&id);
+        assert_eq!(seats.load(Ordering::Relaxed), 7, "number {at}");
+        id.destroy();
+    }
+}
+
+/// A listener that moves to another channel takes the requests along that its program has not seen.
+#[test]
+fn requests_move_with_their_listener() {
+    let (id, before, hall) = listening(Admission::default());
+    let (other, ..) = listening(Admission::default());
+    other.migrate(&before);
+    let peers = [&id, &other, &id].map(|to| ask_from([127, 0, 0, 1], to));
+    let end = std::time::Instant::now() + Duration::from_secs(20);
+    while before.len() < 3 {
+        assert!(std::time::Instant::now() < end, "they do not come");
+        std::thread::yield_now();
+    }
+    let after = create_event_channel().unwrap();
+    id.migrate(&after);
+    assert_eq!((before.len(), after.len()), (1, 2));
+    let stays = before.try_next().expect("that of the other");
+    assert_eq!(stays.id.addresses().1, Some(peers[1].local_addr().unwrap()));
+    assert!(
+        stays
+            .listener
+            .is_some_and(|listener| listener.is_same(&other))
+    );
+    drop(after);
+    id.destroy();
+    assert_eq!(hall.waiting.load(Ordering::Relaxed), 0);
+}
