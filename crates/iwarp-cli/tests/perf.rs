@@ -325,3 +325,56 @@ fn errors_are_short_and_exit_codes_right() {
     }
     assert!(text(&run(&["completions", "bash"]).stdout).contains("_iwarp"));
 }
+
+/// Messages that cannot be shared evenly among the connections are all sent: the server counts those of Sends.
+#[test]
+fn messages_are_shared_among_connections_without_a_rest() {
+    for (op, iters) in [
+        ("send", "100"),
+        ("send", "2"),
+        ("read", "7"),
+        ("tcp", "100"),
+    ] {
+        let out = run(&[
+            "perf", "--op", op, "--size", "64", "--iters", iters, "--qps", "3", "--rounds", "1",
+            "--crc", "off", "--poll", "spin", "--json", "-",
+        ]);
+        assert_eq!(out.status.code(), Some(0), "{op}: {}", text(&out.stderr));
+    }
+}
+
+/// Asks for one more link, and returns the server's answer.
+fn open_another(stream: &mut std::net::TcpStream, id: u32, max_size: u64) -> String {
+    let link = format!(
+        r#"{{"wire":"tcp","crc":false,"markers":false,"poll":"event","qps":1,"depth":1,"max_size":{max_size}}}"#
+    );
+    writeln!(stream, r#"{{"type":"open","id":{id},"link":{link}}}"#).unwrap();
+    line(stream)
+}
+
+/// The memory of all links of a client together is bounded: a link keeps its share as long as it is open.
+#[test]
+fn links_keep_their_memory() {
+    let mut child = iwarp(&["perf", "serve", "--bind", "127.0.0.1:0", "--memory", "5M"]);
+    let (_server, addr) = serve_as(child.stdout(Stdio::piped()));
+    let (mut asking, to) = opening(&addr);
+    let connect = |port: std::net::SocketAddr| {
+        let mut data = std::net::TcpStream::connect(port).unwrap();
+        // The number of the connection.
+        data.write_all(&[0; 4]).unwrap();
+        data
+    };
+    let _first = connect(to);
+    assert!(line(&asking).contains("\"opened\""));
+    // Two buffers of 1 MiB each, besides the small ones of the first link.
+    let mut held = Vec::new();
+    for id in 1..=2 {
+        let said = open_another(&mut asking, id, 1 << 20);
+        let port = said.split("\"port\":").nth(1);
+        let port: u16 = port.unwrap().trim_end_matches('}').parse().unwrap();
+        held.push(connect(([127, 0, 0, 1], port).into()));
+        assert!(line(&asking).contains("\"opened\""));
+    }
+    let said = open_another(&mut asking, 3, 1 << 20);
+    assert!(said.contains("no memory"), "{said}");
+}

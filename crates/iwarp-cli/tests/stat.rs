@@ -221,3 +221,26 @@ fn invalid_answers_are_reported_and_escaped() {
     }
     assert!(said.contains("\\u{1b}]0;evil\\u{7}"), "{said}");
 }
+
+/// Rates are those since the answer before, not those since the first one. The directory that is named on the command line counts, whatever
+/// is set for the programs.
+#[test]
+fn rates_are_those_since_the_last_answer() {
+    const SAID: [&str; 4] = [
+        r#"{"format":1,"process":{"age_ns":1000000000},"queue_pairs":[{"number":5,"counters":{"tx_bytes":0}}]}"#,
+        r#"{"format":1,"process":{"age_ns":2000000000},"queue_pairs":[{"number":5,"counters":{"tx_bytes":8000}}]}"#,
+        r#"{"format":1,"process":{"age_ns":4000000000},"queue_pairs":[{"number":5,"counters":{"tx_bytes":9000}}]}"#,
+        "",
+    ];
+    let scratch = Scratch::new();
+    let (pid, dir) = answers(&scratch, &SAID);
+    let mut command = iwarp(&["stat", &pid, "--directory", &dir, "--watch=0.1"]);
+    let out = command.env("IWARP_STAT", scratch.sub("empty")).output();
+    let shown = text(&out.unwrap().stdout);
+    let rows = shown.lines().filter(|l| l.trim_start().starts_with("5 "));
+    let sent: Vec<String> = rows
+        .map(|row| row.split_whitespace().skip(2).take(2).collect())
+        .collect();
+    assert_eq!(sent.len(), 3, "{shown}");
+    assert_eq!(sent[1..], ["8.00kB/s", "500B/s"], "{shown}");
+}

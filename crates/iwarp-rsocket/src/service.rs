@@ -247,3 +247,30 @@ impl Service {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::Options;
+
+    /// A socket has one timer at most, that of its last setting, whatever other sockets have.
+    #[test]
+    fn another_interval_replaces_the_timer() {
+        let hour = Duration::from_secs(3600);
+        let new = || Arc::new(Socket::create(libc::AF_INET, Options::new(false, false)).unwrap());
+        let timers = |of: &Arc<Socket>| {
+            let (this, service) = (Arc::downgrade(of), SERVICE.lock());
+            let own = service.alive.iter().filter(|k| k.socket.ptr_eq(&this));
+            own.map(|k| k.every).collect::<Vec<_>>()
+        };
+        let (socket, other) = (new(), new());
+        keep_alive(&other, Some(hour * 5)).unwrap();
+        for every in [hour, hour * 2, hour] {
+            keep_alive(&socket, Some(every)).unwrap();
+            assert_eq!(timers(&socket), [every]);
+        }
+        keep_alive(&socket, None).unwrap();
+        assert_eq!(timers(&socket), []);
+        assert_eq!(timers(&other), [hour * 5]);
+    }
+}

@@ -569,3 +569,30 @@ impl Drop for Stream {
         self.destroy(false);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::settings::Settings;
+
+    /// What an end says last waits until there is a request for it.
+    #[test]
+    fn a_farewell_waits_for_a_free_request() {
+        for (read, last) in [(true, Message::Disconnect), (false, Message::Shutdown)] {
+            let device = iwarp::Device::by_address([127, 0, 0, 1].into()).unwrap();
+            let ctx = Context::open(&device, iwarp::Config::default()).unwrap();
+            let mut stream = Stream::new(&ctx, Settings::get().sizes).unwrap();
+            let peer = stream.hello();
+            stream.greet(&peer);
+            // All are under way, as to a peer that takes nothing for a while.
+            let all = std::mem::take(&mut stream.sq_free);
+            stream.shut(read, true);
+            stream.settle();
+            assert_eq!(stream.farewell, Some(last));
+            assert!(!stream.is_drained());
+            stream.sq_free = all;
+            stream.settle();
+            assert_eq!(stream.farewell, None);
+        }
+    }
+}

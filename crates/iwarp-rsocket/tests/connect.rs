@@ -407,3 +407,80 @@ fn select_takes_rsockets_and_other_descriptors() {
         assert_eq!(rs::select(-1, sets, timeout), Err(Errno::INVAL));
     }
 }
+
+/// An accepted socket has the options of its listener, but the flags of a new descriptor.
+#[test]
+fn an_accepted_socket_takes_the_options_of_its_listener() {
+    let linger = [1i32.to_ne_bytes(), 7i32.to_ne_bytes()].concat();
+    let time = |seconds: i64| [seconds.to_ne_bytes(), 250_000i64.to_ne_bytes()].concat();
+    let one = 1i32.to_ne_bytes().to_vec();
+    let set = [
+        (libc::SOL_SOCKET, libc::SO_LINGER, linger),
+        (libc::SOL_SOCKET, libc::SO_RCVTIMEO, time(3)),
+        (libc::SOL_SOCKET, libc::SO_SNDTIMEO, time(5)),
+        (libc::SOL_SOCKET, libc::SO_REUSEADDR, one.clone()),
+        (libc::SOL_SOCKET, libc::SO_OOBINLINE, one.clone()),
+        (libc::IPPROTO_TCP, libc::TCP_NODELAY, one),
+        (
+            libc::IPPROTO_IP,
+            libc::IP_TOS,
+            0x48i32.to_ne_bytes().to_vec(),
+        ),
+        (
+            libc::SOL_SOCKET,
+            libc::SO_RCVBUF,
+            20_000i32.to_ne_bytes().to_vec(),
+        ),
+        (
+            libc::SOL_SOCKET,
+            libc::SO_SNDBUF,
+            30_000i32.to_ne_bytes().to_vec(),
+        ),
+        (rs::SOL_RDMA, rs::RDMA_SQSIZE, 40i32.to_ne_bytes().to_vec()),
+        (rs::SOL_RDMA, rs::RDMA_INLINE, 48i32.to_ne_bytes().to_vec()),
+    ];
+    let (l, address) = listener(|l| {
+        for (level, name, value) in &set {
+            rs::set_option(l.0, *level, *name, value).unwrap();
+        }
+        l.nonblocking();
+        rs::control(l.0, libc::F_SETFD, libc::FD_CLOEXEC).unwrap();
+    });
+    let c = Rs::new();
+    rs::connect(c.0, address).unwrap();
+    assert_eq!(l.poll(libc::POLLIN, 10_000), libc::POLLIN);
+    let s = Rs(rs::accept(l.0).unwrap().0);
+    for (level, name, _) in set {
+        let of = |fd| rs::get_option(fd, level, name).unwrap();
+        assert_eq!(of(s.0), of(l.0), "option {name} of level {level}");
+        assert_ne!(
+            of(s.0),
+            of(Rs::new().0),
+            "option {name} of level {level} is not set"
+        );
+    }
+    let flags = rs::control(s.0, libc::F_GETFL, 0).unwrap() & libc::O_NONBLOCK;
+    assert_eq!((flags, rs::control(s.0, libc::F_GETFD, 0)), (0, Ok(0)));
+}
+
+/// The address that a program has bound a socket to is that of each of its attempts to connect.
+#[test]
+fn another_attempt_comes_from_the_bound_address() {
+    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+    let held = TcpStream::connect(other.local_addr().unwrap()).unwrap();
+    let nobody = held.local_addr().unwrap();
+    let (l, address) = listener(|_| {});
+    let c = Rs::new();
+    c.set(libc::SOL_SOCKET, libc::SO_REUSEADDR, 1);
+    rs::bind(c.0, "127.0.0.1:0".parse().unwrap()).unwrap();
+    let bound = rs::local_address(c.0).unwrap();
+    for _ in 0..2 {
+        assert_eq!(rs::connect(c.0, nobody), Err(Errno::CONNREFUSED));
+        assert_eq!(rs::local_address(c.0), Ok(bound));
+    }
+    rs::connect(c.0, address).unwrap();
+    assert_eq!(rs::local_address(c.0), Ok(bound));
+    let (s, peer) = rs::accept(l.0).unwrap();
+    drop(Rs(s));
+    assert_eq!(peer, Some(bound));
+}

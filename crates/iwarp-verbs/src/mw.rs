@@ -1,5 +1,6 @@
 //! Memory windows.
 
+use crate::abi::verbs::value::QPT_UD;
 use crate::abi::verbs::*;
 use crate::device::context;
 use crate::guard::{EINVAL, Res, code, pointer};
@@ -86,7 +87,8 @@ pub(crate) unsafe extern "C" fn bind_mw(
 ) -> c_int {
     code(|| {
         let bind = &*bind;
-        if (*m).r#type != TYPE_1 {
+        // Datagrams have no windows, and what is behind their queue pairs is no connection.
+        if (*m).r#type != TYPE_1 || (*q).qp_type == QPT_UD {
             return Err(EINVAL);
         }
         let old = Stag((*m).rkey);

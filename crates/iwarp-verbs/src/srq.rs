@@ -177,6 +177,10 @@ pub(crate) unsafe extern "C" fn ibv_modify_srq(
         if mask & !(MAX_WR | LIMIT) != 0 {
             return Err(EINVAL);
         }
+        // If one of the attributes is invalid, neither is changed.
+        if mask & (MAX_WR | LIMIT) == MAX_WR | LIMIT && (*attr).srq_limit > (*attr).max_wr {
+            return Err(EINVAL);
+        }
         if mask & MAX_WR != 0 {
             srq.raw.resize((*attr).max_wr)?;
         }

@@ -1,8 +1,9 @@
 //! Our own C programs on the library, compiled with Debian's headers: every kind of misuse, addresses, an exchange that uses every
 //! operation, events for solicited completions, queue pairs that are connected by number, connections without queue pairs, unreliable
 //! connections, extended reliable connections, datagrams with and without the connection manager, and what later headers than Debian's
-//! declare; what calls tell about objects and completions, what reaches the other end, and what waits for acknowledgements; how a
-//! process lives and ends, and its surroundings; memory whose page faults do not end; the library as a plug-in.
+//! declare; what calls tell about objects and completions, what reaches the other end, and what waits for acknowledgements; what is left
+//! of calls that fail and of objects that end; how a process lives and ends, and its surroundings; memory whose page faults do not end;
+//! the library as a plug-in.
 
 mod common;
 
@@ -176,6 +177,16 @@ fn both_ends_of_a_connection_learn_what_the_other_asks() {
 #[test]
 fn what_ends_an_object_waits_until_its_events_are_acknowledged() {
     passes("waits");
+}
+
+#[test]
+fn a_refused_call_changes_nothing_and_the_end_of_an_object_nothing_of_others() {
+    passes("leftovers");
+}
+
+#[test]
+fn identifiers_move_between_channels_and_failures_leave_nothing() {
+    passes("moves");
 }
 
 #[test]

@@ -403,6 +403,42 @@ mod tests {
         e
     }
 
+    /// A server that ends the connection before it has opened a link has had no place, and may be asked again. Afterwards it has failed.
+    #[test]
+    fn a_client_is_turned_away_until_a_link_is_open() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        for begun in [false, true] {
+            let server = std::thread::spawn({
+                let listener = listener.try_clone().unwrap();
+                move || {
+                    let mut served = Control::new(listener.accept().unwrap().0).unwrap();
+                    served.hear::<Request>(HELLO).unwrap();
+                    let (protocol, version) = (PROTOCOL, String::new());
+                    let host = None;
+                    served
+                        .say(&Reply::Hello {
+                            protocol,
+                            version,
+                            host,
+                        })
+                        .unwrap();
+                    let stream = served.lines.into_inner();
+                    // With no time to linger, the end is a reset.
+                    let at_once = Some(Duration::ZERO);
+                    rustix::net::sockopt::set_socket_linger(stream, at_once).unwrap();
+                }
+            });
+            let (mut client, _) = Control::connect(at).unwrap();
+            if begun {
+                client.begun();
+            }
+            server.join().unwrap();
+            let e = client.hear::<Reply>(ANSWER).unwrap_err();
+            assert_eq!(matches!(e, Error::Busy(_)), !begun, "{e}");
+        }
+    }
+
     #[test]
     fn wrong_partners_are_told_apart() {
         let e =

@@ -347,6 +347,28 @@ mod tests {
         assert!(matches!(plan(&["--size", "1G"]), Err(Error::Usage(_))));
     }
 
+    /// TCP and RDMA have as many connections as each other, made for the largest message; what only one of them has, only that one gets.
+    #[test]
+    fn links_are_what_the_options_say() {
+        let p = plan(&[
+            "--qps",
+            "5",
+            "--depth",
+            "9",
+            "--markers",
+            "--size",
+            "4,64K,1K",
+        ])
+        .unwrap();
+        for point in p.groups.iter().flat_map(|g| &g.points) {
+            let (link, tcp) = (p.link(point), point.op.is_tcp());
+            assert_eq!((link.qps, link.max_size), (5, 65536), "{point:?}");
+            assert_eq!(link.depth, if tcp { 1 } else { 9 }, "{point:?}");
+            assert_eq!((link.markers, link.wire == Wire::Rdma), (!tcp, !tcp));
+            assert_eq!(link.crc, point.crc, "{point:?}");
+        }
+    }
+
     #[test]
     fn order_rotates_and_keeps_all() {
         let g = plan(&[]).unwrap().groups[0].clone();

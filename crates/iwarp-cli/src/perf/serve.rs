@@ -353,3 +353,34 @@ fn measure(
         cpu_us: host::cpu_us() - before,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{IpAddr, Ipv4Addr};
+
+    /// The end of a client that has lost its turn is not the end of the turn of the client that measures now.
+    #[test]
+    fn a_turn_ends_with_its_own_client_only() {
+        let gate = Gate::new(8, 8);
+        let guest = || Arc::new(gate.admit(IpAddr::V4(Ipv4Addr::LOCALHOST)).unwrap());
+        let (turns, [first, second, third]) = (Turns::default(), [guest(), guest(), guest()]);
+        let turn = turns.take(&first).unwrap();
+        first.evict();
+        let now = Instant::now();
+        assert!(!turns.try_take(&second, now), "the first one is leaving");
+        assert!(turns.try_take(&second, now + TAKE_OVER));
+        // It says so late, and then it ends.
+        turn.opened();
+        drop(turn);
+        let holder = |guest: &Arc<Guest>| {
+            let holder = turns.holder();
+            holder
+                .as_ref()
+                .is_some_and(|h| Arc::ptr_eq(&h.guest, guest) && !h.opened)
+        };
+        assert!(holder(&second));
+        assert!(!turns.try_take(&third, now + TAKE_OVER));
+        assert!(holder(&second));
+    }
+}

@@ -340,6 +340,25 @@ mod tests {
         assert_eq!(get("IWARP_MARKERS"), None);
     }
 
+    /// Each library that is added comes in front of those that were there, and none is lost.
+    #[test]
+    fn libraries_are_preloaded_together() {
+        let mut vars = vec![("IWARP_CRC", OsString::from("on"))];
+        let files = ["/lib/a.so", "/lib/b.so", "/lib/c.so"].map(PathBuf::from);
+        preload(&mut vars, &files[..0]);
+        assert_eq!(vars.len(), 1);
+        preload(&mut vars, &files[1..]);
+        preload(&mut vars, &files[..1]);
+        let set: Vec<_> = vars.iter().filter(|v| v.0 == "LD_PRELOAD").collect();
+        let [(_, value)] = set[..] else {
+            panic!("{vars:?}");
+        };
+        let value = value.to_str().unwrap();
+        let rest = value.strip_prefix("/lib/a.so:/lib/b.so:/lib/c.so").unwrap();
+        let before = inherited("LD_PRELOAD").map(|v| format!(":{}", v.display()));
+        assert_eq!(rest, before.unwrap_or_default());
+    }
+
     #[test]
     fn values_are_checked_before_the_program_runs() {
         let parse = |option: &str, value: &str| {

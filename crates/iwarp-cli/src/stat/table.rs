@@ -272,6 +272,25 @@ mod tests {
         assert_eq!(harmless("abc", 2), "ab…");
     }
 
+    /// What the queue pairs of a device that are gone have counted, is what the device has counted and its own queue pairs have not.
+    #[test]
+    fn what_is_gone_belongs_to_its_device() {
+        let device = |n: u32, errors: u64| json!({"name": format!("iwarp{n}"), "counters": {"crc_errors": errors}});
+        let qp = |n: u32, number: u32, errors: u64| json!({"device": format!("iwarp{n}"), "number": number, "counters": {"crc_errors": errors}});
+        let text = json!({"format": 1, "devices": [device(0, 20), device(1, 9), device(2, 4)],
+            "queue_pairs": [qp(0, 1, 2), qp(1, 1, 3), qp(0, 2, 5), qp(1, 2, 6)]});
+        let told = Told::read(Some(1), 0, text.to_string().as_bytes()).unwrap();
+        let text = table(&[told], &Since::default());
+        let gone: Vec<_> = text.lines().filter(|l| l.contains("are gone")).collect();
+        assert_eq!(
+            gone,
+            [
+                "  queue pairs of iwarp0 that are gone: CRC errors: 13",
+                "  queue pairs of iwarp2 that are gone: CRC errors: 4"
+            ]
+        );
+    }
+
     #[test]
     fn times_have_the_unit_that_suits_them() {
         for (ns, text) in [

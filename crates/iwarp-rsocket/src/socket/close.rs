@@ -166,3 +166,39 @@ impl Drop for Socket {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::notify::Waiter;
+    use crate::{calls, table};
+
+    /// A thread that waits looks at the socket when it is woken, and sleeps again if nothing has changed. So it is woken after the change.
+    #[test]
+    fn a_shutdown_wakes_when_it_has_changed_the_socket() {
+        for how in [libc::SHUT_RD, libc::SHUT_WR, libc::SHUT_RDWR] {
+            let new = || calls::socket(libc::AF_INET, libc::SOCK_STREAM, 0).unwrap();
+            let (listener, client) = (new(), new());
+            calls::bind(listener, "127.0.0.1:0".parse().unwrap()).unwrap();
+            calls::listen(listener, 1).unwrap();
+            calls::connect(client, calls::local_address(listener).unwrap()).unwrap();
+            let (server, _) = calls::accept(listener).unwrap();
+            let socket = table::find_stream(client).unwrap();
+            let waiter = Waiter::of_thread().unwrap();
+            let entered = socket.waiters().enter(&waiter);
+            std::thread::scope(|scope| {
+                socket.with_state(|_| {
+                    scope.spawn(|| socket.shutdown(how).unwrap());
+                    // Nothing changes while this thread has the lock.
+                    std::thread::sleep(Duration::from_millis(20));
+                    assert!(!waiter.take_signal(), "{how}: too early");
+                });
+            });
+            assert!(waiter.take_signal(), "{how}: nobody is woken");
+            drop(entered);
+            for fd in [client, server, listener] {
+                calls::close(fd).unwrap();
+            }
+        }
+    }
+}

@@ -162,8 +162,8 @@ unsafe fn create_qp_ex(id: *mut rdma_cm_id, a: &mut ibv_qp_init_attr_ex) -> Res<
         a.xrcd = default_xrcd((*id).verbs)?;
         a.comp_mask |= ATTR_XRCD;
     }
-    fill_cqs(id, object, a)?;
-    let q = match made(qp_create::create_qp_ex((*id).verbs, a)) {
+    let new = fill_cqs(id, object, a).and_then(|()| made(qp_create::create_qp_ex((*id).verbs, a)));
+    let q = match new {
         Ok(q) => q,
         Err(e) => {
             destroy_cqs(id, object);
@@ -330,9 +330,10 @@ unsafe fn create_srq_ex(
 pub(crate) unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
     value((), || {
         let Ok(object) = find(id) else { return };
-        object.endpoint.lock().srq = 0;
+        // As long as a queue pair uses it, it stays, and `rdma_destroy_ep` finds it.
         if !(*id).srq.is_null() && srq::ibv_destroy_srq((*id).srq) == 0 {
             (*id).srq = null_mut();
+            object.endpoint.lock().srq = 0;
         }
         destroy_cqs(id, object);
     });
@@ -445,7 +446,7 @@ pub(crate) unsafe extern "C" fn rdma_get_request(
 ) -> c_int {
     minus_one(|| {
         let object = find(listen)?;
-        if !object.synchronous {
+        if !id::is_synchronous(object) {
             return Err(EINVAL);
         }
         id::drop_event(listen)?;

@@ -24,8 +24,6 @@ use std::time::Duration;
 /// Our part of an identifier.
 pub(crate) struct Id {
     pub(crate) raw: CmId,
-    /// Made without a channel: calls wait for their event, which stays in `id->event`.
-    pub(crate) synchronous: bool,
     pub(crate) events: Unacknowledged,
     pub(crate) endpoint: Mutex<Endpoint>,
     pub(crate) lookup: Arc<Lookup>,
@@ -107,7 +105,6 @@ fn new_object(
     };
     let own = Id {
         raw: raw.clone(),
-        synchronous,
         events: Unacknowledged::default(),
         endpoint: Mutex::new(Endpoint {
             channel: if synchronous { channel as usize } else { 0 },
@@ -167,8 +164,8 @@ pub(crate) unsafe fn takes(listener: *mut rdma_cm_id, peer: Option<XrcEnd>) -> b
 
 /// Makes the identifier of a request: on the listener's channel, or on one of its own if the listener is synchronous.
 pub(crate) unsafe fn of_request(listener: *mut rdma_cm_id, raw: &CmId) -> Res<*mut rdma_cm_id> {
-    let l: &IdObject = object::trusted(listener);
-    let channel = if l.synchronous {
+    let synchronous = is_synchronous(object::trusted(listener));
+    let channel = if synchronous {
         let channel = channel::create()?;
         raw.migrate(&channel::find(channel)?.queue);
         channel
@@ -180,7 +177,7 @@ pub(crate) unsafe fn of_request(listener: *mut rdma_cm_id, raw: &CmId) -> Res<*m
         channel,
         (*listener).context,
         (*listener).ps,
-        l.synchronous,
+        synchronous,
     );
     (*id).qp_type = (*listener).qp_type;
     refresh(id);
@@ -274,23 +271,24 @@ pub(crate) unsafe extern "C" fn rdma_migrate_id(
 ) -> c_int {
     minus_one(|| {
         let object = find(id)?;
-        if object.synchronous && !channel.is_null() && !(*id).event.is_null() {
-            let event = std::mem::replace(&mut (*id).event, null_mut());
-            channel::acknowledge(event)?;
+        if is_synchronous(object) {
+            // It is the library's own, and nobody else acknowledges it.
+            drop_event(id)?;
         }
         let own = channel.is_null();
         let to = if own { channel::create()? } else { channel };
-        {
+        // Whether it is synchronous changes together with its queue: the next event may be a request, whose identifier is as its listener is.
+        let old = {
             let _delivery = DELIVERY.lock();
             object.raw.migrate(&channel::find(to)?.queue);
-        }
+            (*id).channel = to;
+            std::mem::replace(
+                &mut object.endpoint.lock().channel,
+                if own { to as usize } else { 0 },
+            )
+        };
         // Events that were delivered belong to the old channel, and are acknowledged first.
         object.events.wait();
-        (*id).channel = to;
-        let old = std::mem::replace(
-            &mut object.endpoint.lock().channel,
-            if own { to as usize } else { 0 },
-        );
         if old != 0 {
             channel::destroy(old as *mut rdma_event_channel);
         }
@@ -329,8 +327,8 @@ pub(crate) unsafe fn drop_event(id: *mut rdma_cm_id) -> Res<()> {
     Ok(())
 }
 
-/// Returns `true` if the channel is the identifier's own, so that nobody else takes its events.
-fn is_synchronous(object: &IdObject) -> bool {
+/// Returns `true` if the channel is the identifier's own: calls wait for their event, which stays in `id->event`, because nobody else takes it.
+pub(super) fn is_synchronous(object: &IdObject) -> bool {
     object.endpoint.lock().channel != 0
 }
 

@@ -214,6 +214,42 @@ static void groups(void)
 	CODE(0, rdma_destroy_id(id));
 }
 
+/* Events of groups that are left are gone, and those of the others come with what they were joined with. */
+static void several_groups(void)
+{
+	struct sockaddr_in at = loopback(0), to[3];
+	struct rdma_cm_event *event;
+	struct rdma_cm_id *id;
+	int context[3], gone, i;
+
+	for (gone = 0; gone < 3; gone++) {
+		CODE(0, rdma_create_id(channel, &id, NULL, RDMA_PS_UDP));
+		for (i = 0; i < 3; i++) {
+			to[i] = group;
+			to[i].sin_addr.s_addr = htonl(0xefff4d20 + i);
+		}
+		CODE(0, rdma_resolve_addr(id, (struct sockaddr *)&at, (struct sockaddr *)&to[0], 2000));
+		CODE(0, rdma_ack_cm_event(next(RDMA_CM_EVENT_ADDR_RESOLVED)));
+		make_qp(id);
+		for (i = 0; i < 3; i++)
+			CODE(0, rdma_join_multicast(id, (struct sockaddr *)&to[i], &context[i]));
+		CODE(0, rdma_leave_multicast(id, (struct sockaddr *)&to[gone]));
+		for (i = 0; i < 3; i++) {
+			if (i == gone)
+				continue;
+			event = next(RDMA_CM_EVENT_MULTICAST_JOIN);
+			CHECK(event->param.ud.private_data == &context[i]);
+			CHECK(!memcmp(event->param.ud.ah_attr.grh.dgid.raw + 12, &to[i].sin_addr, 4));
+			CODE(0, rdma_ack_cm_event(event));
+		}
+		for (i = 0; i < 3; i++)
+			if (i != gone)
+				CODE(0, rdma_leave_multicast(id, (struct sockaddr *)&to[i]));
+		rdma_destroy_qp(id);
+		CODE(0, rdma_destroy_id(id));
+	}
+}
+
 static void *serve(void *arg)
 {
 	struct rdma_cm_id *listener = arg, *id;
@@ -278,6 +314,7 @@ int main(void)
 	CODE(0, rdma_destroy_id(listener));
 	other_spaces();
 	groups();
+	several_groups();
 	synchronous();
 	rdma_destroy_event_channel(channel);
 	return result();

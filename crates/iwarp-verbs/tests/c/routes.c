@@ -93,6 +93,40 @@ static void way(int index)
 	CODE(0, ibv_destroy_qp(qp));
 }
 
+/* A datagram is answered to its sender, from the address that it was sent to; if that is a group, from an own address of its kind. */
+static void answers(int index)
+{
+	union ibv_gid own, peers[2] = { { .raw = { 0x20, 0x01, 0x0d, 0xb8, [15] = 7 } }, { .raw = { [10] = 0xff, 0xff, 198, 51, 100, 7 } } },
+		groups[2] = { { .raw = { 0xff, 0x0e, [15] = 9 } }, { .raw = { [10] = 0xff, 0xff, 239, 255, 77, 22 } } };
+	struct ibv_wc wc = { .wc_flags = IBV_WC_GRH };
+	int is_v4, to_group;
+
+	NEED(ibv_query_gid(context, 1, index, &own) == 0);
+	is_v4 = own.raw[10] == 0xff && own.raw[11] == 0xff;
+	for (to_group = 0; to_group < 2; to_group++) {
+		union ibv_gid *peer = &peers[is_v4], *to = to_group ? &groups[is_v4] : &own;
+		struct ibv_grh header = { .sgid = *peer, .dgid = *to, .version_tclass_flow = htobe32(6u << 28 | CLASS << 20 | 0x54321) };
+		unsigned char *octets = (unsigned char *)&header;
+		struct ibv_ah_attr back;
+		struct ibv_ah *ah;
+
+		if (is_v4) {
+			memset(octets, 0, sizeof(header));
+			octets[20] = 0x45;
+			octets[21] = CLASS;
+			memcpy(octets + 32, peer->raw + 12, 4);
+			memcpy(octets + 36, to->raw + 12, 4);
+		}
+		CODE(0, ibv_init_ah_from_wc(context, 1, &wc, &header, &back));
+		CHECK(!memcmp(&back.grh.dgid, peer, 16));
+		CODE(index, back.grh.sgid_index);
+		CODE(CLASS, back.grh.traffic_class);
+		CODE(is_v4 ? 0 : 0x54321, back.grh.flow_label);
+		NEED((ah = ibv_create_ah_from_wc(pd, &wc, &header, 1)));
+		CODE(0, ibv_destroy_ah(ah));
+	}
+}
+
 /* A queue pair that was made for it does not receive what it sends to a group. It does receive what others send. */
 static void deaf(void)
 {
@@ -141,6 +175,8 @@ int main(int argc, char **argv)
 	/* A RoCE NIC has each address twice, and the second entry is RoCE v2. */
 	way(roce ? 1 : 0);
 	way(roce ? 3 : 1);
+	answers(roce ? 1 : 0);
+	answers(roce ? 3 : 1);
 	deaf();
 	drained();
 	CODE(0, ibv_dereg_mr(mr));

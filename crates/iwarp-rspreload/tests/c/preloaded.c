@@ -1,0 +1,315 @@
+/* A program for sockets that knows nothing of RDMA, run with the preload library. Its argument is a port of the loopback address where an
+ * ordinary TCP server echoes. Each check is about what the manual pages of the C library promise. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/select.h>
+#include <sys/sendfile.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+static int checks, failures;
+
+#define CHECK(condition) check_(condition, __LINE__, #condition)
+
+/* Ends the program if a condition that the other checks depend on is false. */
+#define NEED(condition) \
+	do { \
+		if (!(condition)) { \
+			fprintf(stderr, "%d: %s: %s\n", __LINE__, #condition, strerror(errno)); \
+			exit(2); \
+		} \
+	} while (0)
+
+static void check_(int ok, int line, const char *what)
+{
+	checks++;
+	if (!ok) {
+		failures++;
+		fprintf(stderr, "%d: %s is false (errno %d)\n", line, what, errno);
+	}
+}
+
+/* Tells whether a descriptor stands for an rsocket: only these have options of this level. */
+static int is_rsocket(int fd)
+{
+	int value;
+	socklen_t length = sizeof(value);
+
+	return getsockopt(fd, 0x10000, 0, &value, &length) == 0;
+}
+
+static struct sockaddr_in loopback(int port)
+{
+	return (struct sockaddr_in){ .sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+}
+
+struct pair {
+	int a, b;
+};
+
+static int listener, port;
+
+static void serve(void)
+{
+	struct sockaddr_in at = loopback(0);
+	socklen_t length = sizeof(at);
+
+	NEED((listener = socket(AF_INET, SOCK_STREAM, 0)) >= 0 && bind(listener, (struct sockaddr *)&at, sizeof(at)) == 0);
+	NEED(listen(listener, 8) == 0 && getsockname(listener, (struct sockaddr *)&at, &length) == 0);
+	port = ntohs(at.sin_port);
+}
+
+/* Makes a connection. The flags are those of accept4. */
+static struct pair connected(int flags)
+{
+	struct sockaddr_in at = loopback(port);
+	struct pair p = { .a = socket(AF_INET, SOCK_STREAM, 0) };
+
+	NEED(p.a >= 0 && connect(p.a, (struct sockaddr *)&at, sizeof(at)) == 0);
+	NEED((p.b = accept4(listener, NULL, NULL, flags)) >= 0);
+	CHECK(is_rsocket(p.a) && is_rsocket(p.b));
+	return p;
+}
+
+/* An octet each way. */
+static void exchange(int a, int b)
+{
+	char got = 0;
+
+	CHECK(write(a, "x", 1) == 1 && read(b, &got, 1) == 1 && got == 'x');
+	CHECK(send(b, "y", 1, 0) == 1 && recv(a, &got, 1, 0) == 1 && got == 'y');
+}
+
+/* The connection has ended in order. */
+static int is_over(int fd)
+{
+	char octet;
+
+	return read(fd, &octet, 1) == 0;
+}
+
+/* A copy of a descriptor stands for the same connection, which ends with the last one. */
+static void copies(void)
+{
+	int kind;
+
+	for (kind = 0; kind < 6; kind++) {
+		struct pair p = connected(0), replaced = { -1, -1 };
+		int copy = -1, flags = kind == 3 || kind == 5 ? FD_CLOEXEC : 0;
+
+		switch (kind) {
+		case 0:
+			copy = dup(p.a);
+			break;
+		case 1:
+			copy = dup2(p.a, open("/dev/null", O_RDONLY));
+			break;
+		case 2:
+			replaced = connected(0);
+			copy = dup2(p.a, replaced.a);
+			break;
+		case 3:
+			replaced = connected(0);
+			copy = dup3(p.a, replaced.a, O_CLOEXEC);
+			break;
+		case 4:
+			copy = fcntl(p.a, F_DUPFD, 40);
+			CHECK(copy >= 40);
+			break;
+		case 5:
+			copy = fcntl(p.a, F_DUPFD_CLOEXEC, 40);
+			break;
+		}
+		CHECK(copy >= 0 && is_rsocket(copy) && fcntl(copy, F_GETFD) == flags);
+		/* The one that had the number before is over. */
+		CHECK(replaced.b < 0 || is_over(replaced.b));
+		exchange(copy, p.b);
+		CHECK(close(p.a) == 0 && !is_rsocket(p.a));
+		exchange(copy, p.b);
+		CHECK(dup2(copy, copy) == copy);
+		exchange(copy, p.b);
+		CHECK(close(copy) == 0 && is_over(p.b));
+		CHECK(close(p.b) == 0 && (replaced.b < 0 || close(replaced.b) == 0));
+	}
+}
+
+enum { LENGTH = 3 << 20, FIRST = 1000 };
+
+static unsigned char pattern(size_t at)
+{
+	return (unsigned char)(at * 2654435761u >> 13);
+}
+
+/* Takes what has come, and checks it. */
+static size_t drain(int fd, size_t at)
+{
+	static unsigned char piece[65536];
+	ssize_t n;
+	int wrong = 0, i;
+
+	while ((n = recv(fd, piece, sizeof(piece), MSG_DONTWAIT)) > 0)
+		for (i = 0; i < n; i++)
+			wrong += piece[i] != pattern(at++);
+	CHECK(!wrong);
+	return at;
+}
+
+/* A file is sent in order and whole, however little the socket takes at a time. Either the offset or the position in the file says how far. */
+static void files(void)
+{
+	int by_offset;
+	size_t i;
+
+	for (by_offset = 0; by_offset < 2; by_offset++) {
+		char name[] = "/tmp/iwarp-preloaded-XXXXXX";
+		unsigned char *octets = malloc(LENGTH);
+		struct pair p = connected(0);
+		int file = mkstemp(name);
+		size_t done = FIRST, got = 0;
+		off_t offset = FIRST;
+
+		NEED(octets && file >= 0 && unlink(name) == 0);
+		for (i = 0; i < LENGTH; i++)
+			octets[i] = pattern(i);
+		NEED(write(file, octets, LENGTH) == LENGTH && lseek(file, by_offset ? 0 : FIRST, SEEK_SET) >= 0);
+		/* With these in front, what the peer has room for ends within a piece of the file. */
+		NEED(write(p.a, octets, FIRST) == FIRST);
+		NEED(fcntl(p.a, F_SETFL, O_NONBLOCK) == 0);
+		while (got < LENGTH) {
+			ssize_t n = sendfile(p.a, file, by_offset ? &offset : NULL, LENGTH - done);
+
+			NEED(n >= 0 || errno == EAGAIN);
+			done += n > 0 ? n : 0;
+			CHECK(lseek(file, 0, SEEK_CUR) == (by_offset ? 0 : (off_t)done) && offset == (by_offset ? (off_t)done : FIRST));
+			got = drain(p.b, got);
+			NEED(!failures);
+		}
+		CHECK(done == LENGTH && got == LENGTH);
+		CHECK(close(p.a) == 0 && is_over(p.b) && close(p.b) == 0 && close(file) == 0);
+		free(octets);
+	}
+}
+
+/* Calls select or pselect with all descriptors in all sets. */
+static int selected(int with_mask, const int *fds, int n, fd_set sets[3], int ms)
+{
+	struct timeval tv = { .tv_usec = ms * 1000 };
+	struct timespec ts = { .tv_nsec = ms * 1000000L };
+	int i, k;
+
+	for (k = 0; k < 3; k++) {
+		FD_ZERO(&sets[k]);
+		for (i = 0; i < n; i++)
+			FD_SET(fds[i], &sets[k]);
+	}
+	if (with_mask)
+		return pselect(FD_SETSIZE, &sets[0], NULL, &sets[2], &ts, NULL);
+	return select(FD_SETSIZE, &sets[0], NULL, &sets[2], &tv);
+}
+
+/* What select leaves in its sets is what is ready: nothing, if the time is over. Ordinary descriptors may be among them. */
+static void sets(void)
+{
+	struct pair p = connected(0);
+	int pipes[2], mask, i;
+
+	NEED(pipe(pipes) == 0);
+	for (mask = 0; mask < 2; mask++) {
+		int fds[3] = { p.a, p.b, pipes[0] };
+		fd_set s[3];
+		char octet;
+
+		CHECK(selected(mask, fds, 3, s, 10) == 0);
+		for (i = 0; i < 3; i++)
+			CHECK(!FD_ISSET(fds[i], &s[0]) && !FD_ISSET(fds[i], &s[2]));
+		NEED(write(p.a, "x", 1) == 1);
+		/* The octet may take a moment. */
+		while (selected(mask, fds, 3, s, 500) == 0)
+			;
+		CHECK(!FD_ISSET(p.a, &s[0]) && FD_ISSET(p.b, &s[0]) && !FD_ISSET(pipes[0], &s[0]) && !FD_ISSET(p.b, &s[2]));
+		NEED(read(p.b, &octet, 1) == 1 && write(pipes[1], "x", 1) == 1);
+		CHECK(selected(mask, fds, 3, s, 500) == 1 && FD_ISSET(pipes[0], &s[0]) && !FD_ISSET(p.b, &s[0]));
+		NEED(read(pipes[0], &octet, 1) == 1);
+	}
+	close(pipes[0]);
+	close(pipes[1]);
+	CHECK(close(p.a) == 0 && close(p.b) == 0);
+}
+
+static void polls(void)
+{
+	struct pair p = connected(0);
+	struct pollfd fds[3] = { { p.a, POLLIN, -1 }, { -7, POLLIN, -1 }, { p.b, POLLIN | POLLOUT, -1 } };
+	struct timespec ts = { .tv_nsec = 1000000 };
+	char octet;
+
+	CHECK(poll(fds, 3, 10) == 1 && fds[0].revents == 0 && fds[1].revents == 0 && fds[2].revents == POLLOUT);
+	CHECK(fds[0].fd == p.a && fds[1].fd == -7 && fds[2].fd == p.b);
+	fds[0].revents = fds[1].revents = -1;
+	CHECK(ppoll(fds, 2, &ts, NULL) == 0 && fds[0].revents == 0 && fds[1].revents == 0);
+	NEED(write(p.b, "x", 1) == 1);
+	CHECK(poll(fds, 2, 20000) == 1 && fds[0].revents == POLLIN && read(p.a, &octet, 1) == 1);
+	CHECK(close(p.a) == 0 && close(p.b) == 0);
+}
+
+/* The flags of accept4 are those of the new descriptor, and the listener keeps its own. */
+static void flags(void)
+{
+	struct pair p = connected(SOCK_NONBLOCK | SOCK_CLOEXEC);
+	int on = 1, off = 0, there = -1;
+	char octet;
+
+	CHECK(fcntl(p.b, F_GETFL) & O_NONBLOCK && fcntl(p.b, F_GETFD) == FD_CLOEXEC);
+	CHECK(!(fcntl(listener, F_GETFL) & O_NONBLOCK) && fcntl(listener, F_GETFD) == 0);
+	CHECK(!(fcntl(p.a, F_GETFL) & O_NONBLOCK) && fcntl(p.a, F_GETFD) == 0);
+	CHECK(read(p.b, &octet, 1) == -1 && errno == EAGAIN);
+	CHECK(ioctl(p.b, FIONREAD, &there) == 0 && there == 0);
+	CHECK(ioctl(p.b, FIONBIO, &off) == 0 && !(fcntl(p.b, F_GETFL) & O_NONBLOCK));
+	CHECK(ioctl(p.a, FIONBIO, &on) == 0 && fcntl(p.a, F_GETFL) & O_NONBLOCK && !(fcntl(p.b, F_GETFL) & O_NONBLOCK));
+	NEED(write(p.a, "abc", 3) == 3 && recv(p.b, &octet, 1, MSG_PEEK) == 1);
+	while (ioctl(p.b, FIONREAD, &there) == 0 && there < 3)
+		;
+	CHECK(there == 3);
+	CHECK(accept4(listener, NULL, NULL, 1 << 30) == -1 && errno == EINVAL);
+	CHECK(close(p.a) == 0 && close(p.b) == 0);
+}
+
+/* A peer that speaks no RDMA is reached by TCP, and the descriptor and what was set for it stay. */
+static void fall_back(int echo)
+{
+	struct sockaddr_in at = loopback(echo);
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), on = 1, value = 0;
+	socklen_t length = sizeof(value);
+	char octet = 0;
+
+	NEED(fd >= 0 && is_rsocket(fd) && setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on)) == 0);
+	NEED(connect(fd, (struct sockaddr *)&at, sizeof(at)) == 0);
+	CHECK(!is_rsocket(fd) && fcntl(fd, F_GETFD) == FD_CLOEXEC && !(fcntl(fd, F_GETFL) & O_NONBLOCK));
+	CHECK(getsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &value, &length) == 0 && value);
+	CHECK(write(fd, "z", 1) == 1 && read(fd, &octet, 1) == 1 && octet == 'z');
+	CHECK(close(fd) == 0);
+}
+
+int main(int argc, char **argv)
+{
+	NEED(argc == 2);
+	alarm(50);
+	serve();
+	copies();
+	files();
+	sets();
+	polls();
+	flags();
+	fall_back(atoi(argv[1]));
+	CHECK(close(listener) == 0);
+	printf("%d checks, %d failed\n", checks, failures);
+	return failures != 0;
+}

@@ -1,0 +1,176 @@
+/* Identifiers that change between a channel of the program's and one of their own, and what the calls of end points leave when they fail. */
+#include "check.h"
+#include <arpa/inet.h>
+#include <infiniband/verbs.h>
+#include <rdma/rdma_cma.h>
+#include <rdma/rdma_verbs.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+static struct sockaddr_in loopback(void)
+{
+	struct sockaddr_in a = { .sin_family = AF_INET };
+
+	a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	return a;
+}
+
+static struct rdma_event_channel *channel;
+
+static struct rdma_cm_event *next(enum rdma_cm_event_type type)
+{
+	struct rdma_cm_event *event = NULL;
+
+	NEED(rdma_get_cm_event(channel, &event) == 0);
+	CODE((int)type, (int)event->event);
+	return event;
+}
+
+static struct rdma_cm_id *listener(struct rdma_event_channel *on, struct sockaddr_in *at)
+{
+	struct rdma_cm_id *id;
+
+	*at = loopback();
+	NEED(rdma_create_id(on, &id, NULL, RDMA_PS_TCP) == 0);
+	NEED(rdma_bind_addr(id, (struct sockaddr *)at) == 0 && rdma_listen(id, 4) == 0);
+	at->sin_port = rdma_get_src_port(id);
+	return id;
+}
+
+/* Asks for a connection, and does not wait for the answer. */
+static struct rdma_cm_id *caller(struct sockaddr_in at)
+{
+	struct ibv_qp_init_attr attr = { .cap = { 4, 4, 1, 1, 16 }, .qp_type = IBV_QPT_RC };
+	struct rdma_event_channel *own = rdma_create_event_channel();
+	struct rdma_cm_event *event;
+	struct rdma_cm_id *id;
+
+	NEED(own && rdma_create_id(own, &id, NULL, RDMA_PS_TCP) == 0);
+	NEED(rdma_resolve_addr(id, NULL, (struct sockaddr *)&at, 2000) == 0 && rdma_get_cm_event(own, &event) == 0);
+	CODE(0, rdma_ack_cm_event(event));
+	NEED(rdma_resolve_route(id, 2000) == 0 && rdma_get_cm_event(own, &event) == 0);
+	CODE(0, rdma_ack_cm_event(event));
+	NEED(rdma_create_qp(id, NULL, &attr) == 0 && rdma_connect(id, NULL) == 0);
+	return id;
+}
+
+static void end(struct rdma_cm_id *id)
+{
+	struct rdma_event_channel *own = id->channel;
+
+	rdma_destroy_qp(id);
+	CODE(0, rdma_destroy_id(id));
+	rdma_destroy_event_channel(own);
+}
+
+/* Requests to a listener that has moved to a channel of the program's are on that channel, and so are their later events. */
+static void to_a_channel(void)
+{
+	struct ibv_qp_init_attr attr = { .cap = { 4, 4, 1, 1, 16 }, .qp_type = IBV_QPT_RC };
+	struct sockaddr_in at;
+	struct rdma_cm_id *listening = listener(NULL, &at), *id, *calling, *none;
+	struct rdma_cm_event *event;
+
+	CODE(0, rdma_migrate_id(listening, channel));
+	CHECK(listening->channel == channel);
+	MINUS_ONE(EINVAL, rdma_get_request(listening, &none));
+	calling = caller(at);
+	event = next(RDMA_CM_EVENT_CONNECT_REQUEST);
+	id = event->id;
+	CHECK(id->channel == channel && !id->event);
+	CODE(0, rdma_ack_cm_event(event));
+	CODE(0, rdma_create_qp(id, NULL, &attr));
+	CODE(0, rdma_accept(id, NULL));
+	event = next(RDMA_CM_EVENT_ESTABLISHED);
+	CHECK(event->id == id && !id->event);
+	CODE(0, rdma_ack_cm_event(event));
+	rdma_destroy_qp(id);
+	CODE(0, rdma_destroy_id(id));
+	CODE(0, rdma_destroy_id(listening));
+	end(calling);
+}
+
+/* A listener that has got a channel of its own is synchronous, and so are the identifiers of its requests. */
+static void to_its_own(void)
+{
+	struct ibv_qp_init_attr attr = { .cap = { 4, 4, 1, 1, 16 }, .qp_type = IBV_QPT_RC };
+	struct sockaddr_in at;
+	struct rdma_cm_id *listening = listener(channel, &at), *calling, *id;
+
+	CODE(0, rdma_migrate_id(listening, NULL));
+	CHECK(listening->channel && listening->channel != channel);
+	calling = caller(at);
+	NEED(rdma_get_request(listening, &id) == 0);
+	CHECK(id->channel != channel && id->channel != listening->channel && id->event);
+	CODE(0, rdma_create_qp(id, NULL, &attr));
+	CODE(0, rdma_accept(id, NULL));
+	CHECK(id->event && id->event->event == RDMA_CM_EVENT_ESTABLISHED);
+	rdma_destroy_ep(id);
+	CODE(0, rdma_destroy_id(listening));
+	end(calling);
+}
+
+/* The event that a synchronous call has left in the identifier is the library's, wherever the identifier goes. */
+static void with_an_event(void)
+{
+	struct sockaddr_in at = loopback();
+	struct rdma_cm_id *id;
+	int i;
+
+	for (i = 0; i < 4; i++) {
+		NEED(rdma_create_id(i & 1 ? channel : NULL, &id, NULL, RDMA_PS_TCP) == 0);
+		if (i & 1)
+			CODE(0, rdma_migrate_id(id, NULL));
+		CODE(0, rdma_resolve_addr(id, NULL, (struct sockaddr *)&at, 2000));
+		CHECK(id->event && id->event->event == RDMA_CM_EVENT_ADDR_RESOLVED);
+		CODE(0, rdma_migrate_id(id, i & 2 ? channel : NULL));
+		CHECK(!id->event && (id->channel == channel) == (i >> 1));
+		CODE(0, rdma_resolve_route(id, 2000));
+		if (i & 2)
+			CODE(0, rdma_ack_cm_event(next(RDMA_CM_EVENT_ROUTE_RESOLVED)));
+		else
+			CHECK(id->event && id->event->event == RDMA_CM_EVENT_ROUTE_RESOLVED);
+		CODE(0, rdma_destroy_id(id));
+	}
+}
+
+/* Completion queues that were made for a queue pair go with it if it cannot be made. A shared receive queue that could not be destroyed
+ * is destroyed at the end. */
+static void of_a_failure(void)
+{
+	struct ibv_qp_init_attr attr = { .cap = { 4, 4, 1, 1, 16 }, .qp_type = IBV_QPT_RC };
+	struct ibv_srq_init_attr srq = { .attr = { .max_wr = 4, .max_sge = 1 } };
+	struct sockaddr_in at = loopback();
+	struct rdma_cm_id *id;
+	struct ibv_pd *pd;
+	int i;
+
+	for (i = 0; i < 2; i++) {
+		struct ibv_qp_init_attr bad = attr, good = attr;
+
+		*(i ? &bad.cap.max_recv_wr : &bad.cap.max_send_wr) = 1 << 30;
+		NEED(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) == 0);
+		NEED(rdma_resolve_addr(id, NULL, (struct sockaddr *)&at, 2000) == 0 && (pd = ibv_alloc_pd(id->verbs)));
+		MINUS_ONE(EINVAL, rdma_create_qp(id, pd, &bad));
+		CHECK(!id->qp && !id->send_cq && !id->recv_cq && !id->send_cq_channel && !id->recv_cq_channel);
+		CODE(0, rdma_create_srq(id, pd, &srq));
+		CODE(0, rdma_create_qp(id, pd, &good));
+		rdma_destroy_srq(id);
+		CHECK(id->srq && id->qp->srq == id->srq);
+		CODE(EBUSY, ibv_dealloc_pd(pd));
+		rdma_destroy_ep(id);
+		CODE(0, ibv_dealloc_pd(pd));
+	}
+}
+
+int main(void)
+{
+	alarm(50);
+	NEED((channel = rdma_create_event_channel()));
+	to_a_channel();
+	to_its_own();
+	with_an_event();
+	of_a_failure();
+	rdma_destroy_event_channel(channel);
+	return result();
+}
