@@ -182,10 +182,11 @@ fn a_mapper_is_asked_again_only_when_it_is_silent() {
 /// channel's lock is held, so the change has to stay hidden.
 #[test]
 fn a_change_is_not_seen_before_its_event() {
+    type Before = fn() -> Phase;
     type Change = fn(&CmId);
     let first: Change = |id| id.inner.qp_event(Events::ESTABLISHED, None);
     let end: Change = |id| id.inner.qp_event(Events::DISCONNECTED, None);
-    let changes: [(&str, fn() -> Phase, Change); 5] = [
+    let changes: [(&str, Before, Change); 5] = [
         ("first message", || Phase::Connected(false), first),
         ("end before it", || Phase::Connected(false), end),
         (
