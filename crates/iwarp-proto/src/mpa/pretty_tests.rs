@@ -111,6 +111,15 @@ fn frames_tell_what_they_ask_for() {
     assert!(lines[1].starts_with("      25 FPDU 21: "), "{lines:?}");
     assert!(lines[2].starts_with("      53 FPDU 21: "), "{lines:?}");
     assert_eq!(lines.len(), 3);
+    // Markers are counted from the end of the frame.
+    let all = [&reply[..], &fpdus(&[&send, &send], MARKERS)].concat();
+    let lines: Vec<String> = printed(&all, MARKERS).lines().map(String::from).collect();
+    let first = "      25 FPDU 21 markers 1 CRC good: ";
+    assert!(lines[1].starts_with(first), "{lines:?}");
+    assert!(
+        lines[2].starts_with("      57 FPDU 21 CRC good: "),
+        "{lines:?}"
+    );
     assert_eq!(printed(&[], PLAIN), "");
 }
 

@@ -302,4 +302,22 @@ mod tests {
             }
         }
     }
+
+    /// The same for one that takes up most of the staging, and begins near its front.
+    #[test]
+    fn the_longest_fpdu_is_kept_as_a_whole_wherever_it_begins() {
+        for before in [1, 700, 30_000, 60_000] {
+            let mut buffer = RxBuffer::with(NONE).unwrap();
+            let left = buffer.staging - before;
+            let left = left.min(MAX_FPDU - 100);
+            buffer.filled(before + left);
+            buffer.data[before..before + left].fill(7);
+            buffer.consume(before);
+            let missing = std::vec![8; MAX_FPDU - left];
+            assert_eq!(buffer.keep(&missing), missing.len(), "{before}");
+            assert_eq!(buffer.len(), MAX_FPDU);
+            assert!(buffer.octets().starts_with(&std::vec![7; left]));
+            assert!(buffer.octets().ends_with(&missing));
+        }
+    }
 }

@@ -146,4 +146,23 @@ mod tests {
             }
         }
     }
+
+    /// Those that are dropped need no answer any more, and what comes later has marks of its own.
+    #[test]
+    fn a_mark_is_reached_when_what_had_come_is_dropped() {
+        for before in [0, u32::MAX - 1] {
+            let mut queue = ResponseQueue::new(8).unwrap();
+            queue.served = before;
+            for _ in 0..3 {
+                assert!(queue.push(Response::default()));
+            }
+            queue.pop();
+            let mark = queue.mark();
+            assert!(!queue.has_served(mark));
+            queue.clear();
+            assert!(queue.is_empty() && queue.has_served(mark), "{before}");
+            assert!(queue.push(Response::default()));
+            assert!(queue.has_served(mark) && !queue.has_served(queue.mark()));
+        }
+    }
 }

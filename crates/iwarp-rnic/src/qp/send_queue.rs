@@ -10,7 +10,7 @@ use crate::boxed::zeros;
 use crate::limits::MAX_MESSAGE;
 use crate::storage::{Ring, filled};
 use crate::tags::MAX_TAG_SGE;
-use crate::{AllocError, Cqe, PostError, SendFlags, SendOp, SendWr, Sge, WcStatus};
+use crate::{AllocError, Cqe, PostError, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus};
 use alloc::vec::Vec;
 use iwarp_proto::ddp::Stag;
 use iwarp_proto::tag_matching::Tmh;
@@ -53,6 +53,16 @@ impl Default for Slot {
             done: false,
             srq: 0,
             kind: Kind::Ordinary,
+        }
+    }
+}
+
+impl Slot {
+    /// Returns the operation that its completion names: the one that was posted.
+    fn wc_opcode(&self) -> WcOpcode {
+        match self.kind {
+            Kind::AtomicWrite => WcOpcode::AtomicWrite,
+            Kind::Ordinary | Kind::Internal => self.op.wc_opcode(),
         }
     }
 }
@@ -553,7 +563,7 @@ impl SendQueue {
                 wr_id: slot.wr_id,
                 status,
                 vendor_err: failed.map_or(0, |failed| failed.vendor_err),
-                opcode: slot.op.wc_opcode(),
+                opcode: slot.wc_opcode(),
                 ..Cqe::default()
             });
         }

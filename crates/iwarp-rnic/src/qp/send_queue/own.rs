@@ -2,7 +2,7 @@
 //! besides the program's and complete nothing for it.
 
 use super::{Kind, SendQueue, Slot};
-use crate::{Cqe, PostError, SendFlags, SendOp, SendWr, WcOpcode, WcStatus};
+use crate::{Cqe, PostError, SendFlags, SendOp, SendWr, WcStatus};
 
 impl SendQueue {
     /// If this request is an atomic write, returns `true`, and lets it go on as an RDMA Write.
@@ -40,7 +40,7 @@ impl SendQueue {
         } else if self.signal_all || slot.flags.contains(SendFlags::SIGNALED) {
             emit(Cqe {
                 wr_id: slot.wr_id,
-                opcode: WcOpcode::AtomicWrite,
+                opcode: slot.wc_opcode(),
                 byte_len: slot.len,
                 ..Cqe::default()
             });

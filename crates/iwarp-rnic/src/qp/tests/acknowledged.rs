@@ -476,3 +476,39 @@ fn a_queue_pair_refuses_what_its_own_rights_do_not_allow() {
     let sent = rig.sent();
     assert!(matches!(sent[0].0, Header::Tagged(h) if h.opcode == Opcode::READ_RESPONSE));
 }
+
+/// Asking for the mode once more changes nothing: no answer is asked for twice.
+#[test]
+fn the_mode_may_be_asked_for_again_at_any_time() {
+    let mut rig = waiting(QpConfig::default(), STREAM);
+    let mr = rig.mr(64, Access::LOCAL_WRITE);
+    rig.post(1, write_to(0x1000, 7), &[mr.part(0, 8)]);
+    rig.qp.complete_when_placed();
+    let (opcodes, probes) = sends(&mut rig);
+    assert_eq!(opcodes, [Opcode::WRITE, Opcode::READ_REQUEST]);
+    rig.qp.complete_when_placed();
+    assert_eq!(sends(&mut rig).0, []);
+    answer(&mut rig, &probes[0]);
+    assert_eq!(brief(&rig.host.sends), [(1, WcStatus::Success)]);
+    assert_eq!(sends(&mut rig).0, []);
+    rig.qp.complete_when_placed();
+    assert_eq!(sends(&mut rig).0, []);
+}
+
+/// A message that makes the responder ready belongs to no request, so nobody waits for word of it.
+#[test]
+fn nobody_asks_about_the_first_message_of_a_stream() {
+    for (rtr, opcode) in [
+        (Rtr::Send, Opcode::SEND),
+        (Rtr::Write, Opcode::WRITE),
+        (Rtr::Read, Opcode::READ_REQUEST),
+    ] {
+        let stream = StreamConfig {
+            rtr: Some(rtr),
+            ..STREAM
+        };
+        let mut rig = waiting(QpConfig::default(), stream);
+        let sent: Vec<_> = rig.sent().iter().map(|(h, _)| h.opcode()).collect();
+        assert_eq!(sent, [opcode], "{rtr:?}");
+    }
+}

@@ -4,6 +4,7 @@ use super::harness::*;
 use crate::qp::*;
 use crate::{Access, SendOp};
 use iwarp_proto::rdmap::Opcode;
+use std::boxed::Box;
 use std::vec::Vec;
 
 /// Cuts octets into segments as TCP does: whenever one is full, and behind the end of a record (`MSG_EOR`).
@@ -71,6 +72,15 @@ fn write_aligned(rig: &mut Rig, segments: &mut Segments, most: usize) -> usize {
     calls
 }
 
+/// A plan with payload of up to this many octets beside its header.
+fn plan_that_copies(copy_max: u32) -> Box<TxPlan> {
+    let sizes = TxSizes {
+        copy_max,
+        ..TxSizes::DEFAULT
+    };
+    TxPlan::with(sizes).unwrap()
+}
+
 #[test]
 fn segments_begin_with_fpdus() {
     //= rfc5044 section 5.1
@@ -84,8 +94,12 @@ fn segments_begin_with_fpdus() {
         max_send_wr: 128,
         ..QpConfig::default()
     };
-    for most in [usize::MAX, 2920, 1460, 999, 1] {
+    let copied = TxSizes::DEFAULT.copy_max;
+    // Also where payload stays where it is, so that an FPDU has several pieces.
+    let kinds = [usize::MAX, 2920, 1460, 999, 1].map(|most| (most, copied));
+    for (most, copy_max) in kinds.into_iter().chain([(usize::MAX, 0), (999, 0)]) {
         let mut rig = Rig::with(config, STREAM);
+        rig.plan = plan_that_copies(copy_max);
         rig.qp.align(1460);
         let mr = rig.mr(600_000, Access::LOCAL_WRITE);
         let mut segments = Segments::default();
@@ -120,8 +134,15 @@ fn segments_begin_with_fpdus() {
 /// would have been.
 #[test]
 fn the_places_where_segments_end_do_not_depend_on_the_writes_before() {
+    for copy_max in [TxSizes::DEFAULT.copy_max, 0] {
+        places_do_not_depend_on_writes(copy_max);
+    }
+}
+
+fn places_do_not_depend_on_writes(copy_max: u32) {
     let plan = || {
         let mut rig = Rig::new();
+        rig.plan = plan_that_copies(copy_max);
         rig.qp.align(1460);
         let mr = rig.mr(2000, Access::LOCAL_WRITE);
         for (wr_id, len) in (0..).zip([1000, 1000, 500, 1400, 200, 1000]) {

@@ -131,3 +131,31 @@ fn other_lengths_and_places_are_no_atomic_writes() {
     let posted = rig.try_post(1, to(0x1000, 7), SendFlags::SIGNALED, &[mr.part(0, 8)]);
     assert_eq!(posted, refused);
 }
+
+/// Whatever has become of it, its completion names what was posted, and so do those of other requests.
+#[test]
+fn a_request_that_fails_is_still_what_it_was() {
+    let (remote_addr, rkey) = (0x1000, 7);
+    let write = SendOp::Write { remote_addr, rkey };
+    let ops = [
+        (to(remote_addr, rkey), WcOpcode::AtomicWrite),
+        (write, WcOpcode::Write),
+        (SendOp::Send, WcOpcode::Send),
+        (SendOp::Read { remote_addr, rkey }, WcOpcode::Read),
+    ];
+    for (op, opcode) in ops {
+        for was_sent in [false, true] {
+            let mut rig = Rig::new();
+            rig.qp.complete_when_placed();
+            let mr = rig.mr(64, Access::LOCAL_WRITE);
+            rig.post(1, op, &[mr.part(0, 8)]);
+            if was_sent {
+                assert!(!rig.sent().is_empty());
+            }
+            rig.qp.modify(State::Error, &mut rig.host).unwrap();
+            let cqe = rig.host.sends[0];
+            let told = (cqe.wr_id, cqe.status, cqe.opcode);
+            assert_eq!(told, (1, WcStatus::Flushed, opcode), "{op:?} {was_sent}");
+        }
+    }
+}

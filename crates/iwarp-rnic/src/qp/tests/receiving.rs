@@ -319,6 +319,32 @@ fn a_held_send_of_a_shared_queue() {
     assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::Success)]);
 }
 
+/// How many elements its receives may have is a matter of the shared queue alone.
+#[test]
+fn a_receive_of_a_shared_queue_has_all_its_elements() {
+    const ELEMENTS: u32 = 9;
+    for own in [0, 1, ELEMENTS] {
+        let config = QpConfig {
+            shared_receive: true,
+            max_recv_sge: own,
+            ..QpConfig::default()
+        };
+        let mut rig = Rig::with(config, STREAM);
+        let mr = rig.mr(2 * ELEMENTS, Access::LOCAL_WRITE);
+        let sges: std::vec::Vec<_> = (0..ELEMENTS).map(|i| mr.part(2 * i, 2)).collect();
+        let mut srq = SharedReceiveQueue::new(4, ELEMENTS).unwrap();
+        let wr = RecvWr {
+            wr_id: 1,
+            sges: &sges,
+        };
+        srq.post(&wr).unwrap();
+        rig.host.srq = Some(srq);
+        assert_eq!(rig.rx_ulpdu(&send(1, &[9; 18])), RxStatus::Ok, "{own}");
+        assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::Success)], "{own}");
+        assert_eq!(rig.read(&mr), [9; 18], "{own}");
+    }
+}
+
 #[test]
 fn writes_between_the_segments_of_a_send() {
     //= rfc5041 section 4.1

@@ -484,3 +484,75 @@ fn a_peer_that_names_a_null_region_is_refused() {
     rig.assert_ended(Blame::Peer, Code::RDMAP_ACCESS);
     assert_eq!(ranges.each_ref().map(|mr| rig.read(mr)), before);
 }
+
+/// What is told of a region or window before it is registered or bound does not depend on what had its place in the table before.
+#[test]
+fn a_place_in_the_table_has_nothing_of_its_earlier_owner() {
+    type Make = fn(&mut Rig) -> Stag;
+    const RANDOM: u32 = 0x0001_2345;
+    let earlier: [Make; 4] = [
+        |rig| {
+            let range = rig.range(64);
+            let at = range.addr();
+            rig.table.register(range, at, PD, ALL, RANDOM).unwrap()
+        },
+        |rig| {
+            let (zeros, sink) = (rig.range(64), rig.range(64));
+            rig.table.register_null(zeros, sink, PD, RANDOM).unwrap()
+        },
+        |rig| {
+            let range = rig.range(64);
+            let stag = rig.table.allocate_fast(range, PD, RANDOM).unwrap();
+            let wr = FastRegister {
+                new_stag: stag,
+                offset: 8,
+                len: 32,
+                iova: BASE,
+                access: ALL,
+                pages: None,
+            };
+            rig.table.fast_register(&wr, PD).unwrap();
+            stag
+        },
+        |rig| {
+            let mr = rig.mr(64, ALL);
+            let ty = WindowType::Type1;
+            let mw = rig.table.allocate_window(ty, PD, RANDOM).unwrap();
+            let bind = Bind {
+                mw_stag: mw,
+                new_stag: mw,
+                mr_stag: Stag(mr.stag),
+                addr: mr.at,
+                len: 64,
+                access: Access::REMOTE_READ,
+            };
+            rig.table.bind(&bind, rig.qp.accessor()).unwrap();
+            mw
+        },
+    ];
+    let later: [Make; 2] = [
+        |rig| {
+            let range = rig.range(64);
+            rig.table.allocate_fast(range, PD, RANDOM).unwrap()
+        },
+        |rig| {
+            let ty = WindowType::Type2;
+            rig.table.allocate_window(ty, PD, RANDOM).unwrap()
+        },
+    ];
+    for (i, make) in earlier.into_iter().enumerate() {
+        for next in later {
+            let mut rig = Rig::new();
+            let old = make(&mut rig);
+            if rig.table.deallocate_window(old).is_err() {
+                rig.table.deregister(old).unwrap();
+            }
+            let new = next(&mut rig);
+            assert_eq!(new.index(), old.index());
+            let told = rig.table.info(new).unwrap();
+            let nothing = (Access::empty(), 0, 0, false);
+            let told = (told.access, told.iova, told.len, told.valid);
+            assert_eq!(told, nothing, "{i}");
+        }
+    }
+}

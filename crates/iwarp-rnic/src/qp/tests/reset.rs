@@ -196,3 +196,25 @@ fn the_next_life_is_that_of_a_new_queue_pair() {
         assert_eq!(brief(&rig.host.sends), expected, "{i}");
     }
 }
+
+/// Many requests of the next life end together. None of them is blamed for what happened before.
+#[test]
+fn requests_of_the_next_life_are_flushed_as_they_are() {
+    for (i, prepare) in UNDER_WAY.into_iter().enumerate() {
+        let (mut rig, mr) = reset(prepare);
+        rig.start(STREAM);
+        for wr_id in 0..50 {
+            rig.post(wr_id, WRITE, &[mr.part(0, 8)]);
+        }
+        // They wait for the peer's word, if this queue pair does that, or to be written.
+        if rig.qp.acknowledge.on {
+            assert!(!rig.sent().is_empty());
+        }
+        rig.qp.modify(State::Error, &mut rig.host).unwrap();
+        while rig.qp.completions_due() {
+            let _ = rig.qp.complete_due(&mut rig.host);
+        }
+        let expected: Vec<_> = (0..50).map(|wr_id| (wr_id, WcStatus::Flushed)).collect();
+        assert_eq!(brief(&rig.host.sends), expected, "{i}");
+    }
+}

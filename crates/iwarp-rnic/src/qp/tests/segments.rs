@@ -4,7 +4,7 @@
 use super::harness::*;
 use super::refused::refused;
 use crate::qp::*;
-use crate::{SendFlags, SendOp, WcFlags, WcStatus};
+use crate::{SendFlags, SendOp, Sge, WcFlags, WcStatus};
 use iwarp_proto::ddp::{Header, Stag, UntaggedHeader};
 use iwarp_proto::rdmap::{AtomicOp, AtomicRequest, Opcode, ReadRequest, Terminate, TerminateCode};
 use std::vec;
@@ -576,5 +576,32 @@ fn an_empty_write_without_a_key_has_an_stag() {
             panic!("a Write is tagged");
         };
         assert_eq!(h.stag, Stag(want), "key {rkey}, {len} octets");
+    }
+}
+
+/// A message that is not sent because of its memory takes up no place in the stream: the markers of what is sent instead are where they would
+/// have been.
+#[test]
+fn a_message_that_fails_moves_no_marker() {
+    let stream = StreamConfig {
+        markers_tx: true,
+        markers_rx: true,
+        ..STREAM
+    };
+    for before in [0, 100, 400, 460] {
+        for len in [1, 100, 300, 450, 512, 1000] {
+            let mut rig = Rig::with(QpConfig::default(), stream);
+            let mr = rig.mr(1000, ALL);
+            rig.post(1, SendOp::Send, &[mr.part(0, before)]);
+            assert_eq!(rig.sent().len(), 1);
+            let wrong = Sge {
+                lkey: mr.stag ^ 1,
+                ..mr.part(0, len)
+            };
+            rig.post(2, SendOp::Send, &[wrong]);
+            rig.terminate();
+            let done = [(1, WcStatus::Success), (2, WcStatus::LocalProtection)];
+            assert_eq!(brief(&rig.host.sends), done, "{before} {len}");
+        }
     }
 }

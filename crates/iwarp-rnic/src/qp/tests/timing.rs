@@ -87,6 +87,19 @@ fn reminders_repeat_nothing_that_was_not_said() {
     rig.qp.on_time(at(1250), &mut rig.host);
     let opcodes: std::vec::Vec<Opcode> = rig.sent().iter().map(|(h, _)| h.opcode()).collect();
     assert_eq!(opcodes.iter().filter(|o| **o == Opcode::WRITE).count(), 1);
+    // So does the rest of a message.
+    let mut rig = timed(true, None, TIMES);
+    rig.plan = TxPlan::with(TxSizes {
+        bytes: 1,
+        ..TxSizes::DEFAULT
+    })
+    .unwrap();
+    let mr = rig.mr(5000, ALL);
+    rig.post(1, SendOp::Send, &[mr.sge()]);
+    assert_eq!(rig.fill(), TxFill::Ready);
+    rig.on_time(at(40));
+    let opcodes: std::vec::Vec<Opcode> = rig.sent().iter().map(|(h, _)| h.opcode()).collect();
+    assert!(opcodes.len() > 1 && opcodes.iter().all(|o| *o == Opcode::SEND));
     // A responder never does, and an end that has begun needs none.
     assert_eq!(timed(false, None, TIMES).qp.poll_at(), None);
     let mut rig = timed(true, None, TIMES);
