@@ -168,6 +168,31 @@ fn requests_complete_in_the_queues_own_completion_queue() {
     }
 }
 
+/// Each request may say how many messages the program knows of, and its completion says whether that is right.
+#[test]
+fn each_request_tells_what_the_program_knows() {
+    let receiver = Receiver::new(1);
+    let (first, _) = receiver.add(1, 5);
+    let buffer = TaggedBuffer {
+        wr_id: 2,
+        tag: 6,
+        mask: u64::MAX,
+        sges: &[],
+    };
+    // A buffer can be removed once, and what the program knows does not depend on that.
+    for operation in [
+        TagOperation::Synchronize,
+        TagOperation::Add(buffer),
+        TagOperation::Remove(first),
+        TagOperation::Remove(first),
+    ] {
+        for (handled, flags) in [(1, WcFlags::TAG_SYNC), (0, WcFlags::empty())] {
+            let (_, cqe) = receiver.ask(operation, Some(handled));
+            assert_eq!(cqe.flags, flags, "{operation:?} with {handled}");
+        }
+    }
+}
+
 /// An error is told also if no completion was asked for, and an armed queue raises its event.
 #[test]
 fn completions_of_requests_raise_events() {

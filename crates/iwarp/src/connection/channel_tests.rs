@@ -2,7 +2,7 @@
 
 use super::channel_state::{HELLO, MOST_CREDITS, State, header, kind};
 use super::operation::HEADER;
-use super::testing::{LIMIT, channels, done, pair, until};
+use super::testing::{Calls, LIMIT, channels, done, pair, until};
 use super::wait::Wait;
 use super::{Channel, Connection, Message, Options};
 use iwarp_rnic::Access;
@@ -195,6 +195,30 @@ fn a_message_takes_a_credit_when_it_is_posted() {
     assert!(a.is_finished());
     assert!(a.send("x").look().is_ready());
     assert_eq!(credits(&a), 3, "it has finished");
+}
+
+/// A credit that somebody gives up is for the next one who waits, and that one learns of it.
+#[test]
+fn a_credit_that_is_not_used_goes_to_who_waits() {
+    let (a, b) = channels(&Options::new().send_depth(4).receives(6));
+    let one = a.connection();
+    let there = b.connection().share::<u64>(1, Access::REMOTE_READ).unwrap();
+    done(&mut a.send("x"), &[one]);
+    // Three of four places are not for data.
+    let place = one.get(&there.remote()).started();
+    let mut first = a.send("x");
+    assert!(first.look().is_pending());
+    assert_eq!(credits(&a), 0, "it has the last one");
+    let (calls, waker) = Calls::new();
+    let mut second = a.send("y");
+    assert!(second.look().is_pending());
+    second.register(&waker);
+    assert_eq!(calls.count(), 0);
+    drop(first);
+    assert_eq!((credits(&a), calls.count()), (1, 1));
+    drop(place);
+    done(&mut second, &[one]);
+    assert_eq!(credits(&a), 0);
 }
 
 /// Credits are given back by halves of the window, and kept while there is no room for them in the send queue.

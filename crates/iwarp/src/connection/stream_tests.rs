@@ -5,6 +5,30 @@ use crate::connection::Options;
 use crate::connection::testing::{channels, done, until};
 use iwarp_rnic::Access;
 
+/// A half that is dropped while its task waits has no place before others any more.
+#[test]
+fn a_half_that_is_dropped_leaves_the_lists() {
+    let (a, _b) = channels(&Options::new().send_depth(4).receives(6));
+    let stands = || {
+        let state = a.shared.state.lock();
+        (state.readers.is_empty(), state.writers.is_empty())
+    };
+    let (mut read, mut write) = Stream::from(a.clone()).into_split();
+    until("all credit is used", &[a.connection()], || {
+        write.poll_write(b"x", Waker::noop()).is_pending() && credits_of(&a) == 0
+    });
+    assert!(read.poll_fill(Waker::noop()).is_pending());
+    assert_eq!(stands(), (false, false));
+    drop(write);
+    assert_eq!(stands(), (false, true));
+    drop(read);
+    assert_eq!(stands(), (true, true));
+}
+
+fn credits_of(channel: &Channel) -> u32 {
+    channel.shared.state.lock().credits
+}
+
 /// It is done when it is posted. Before that it says the same as a message of the channel.
 #[test]
 fn a_piece_of_a_stream_says_how_far_it_is() {

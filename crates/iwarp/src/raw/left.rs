@@ -109,6 +109,25 @@ mod tests {
         }
     }
 
+    /// What was posted before the peer left has no other time than what is posted afterwards.
+    #[test]
+    fn the_time_of_a_request_runs_from_when_the_peer_leaves() {
+        for asks in [false, true] {
+            let (qp, _peer) = connection();
+            let mut after = After::default();
+            let mut g = qp.inner.state.lock();
+            if asks {
+                let mut host = DriveHost::new(&qp.inner, &mut after);
+                let wr = SendWr::new(1, SendOp::Send, &[]);
+                g.machine.post_send(&wr, &mut host).unwrap();
+            }
+            leave(&qp.inner, &mut g);
+            assert_eq!((g.conn.left.rx, g.conn.left.timer), (true, asks));
+            drop(g);
+            qp.destroy();
+        }
+    }
+
     /// Timers are not cancelled: one may belong to an earlier connection.
     #[test]
     fn a_queue_pair_fails_when_its_time_has_run_out() {

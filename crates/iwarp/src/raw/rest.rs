@@ -128,6 +128,21 @@ mod tests {
         drop(second);
     }
 
+    /// It counts until it is sent or given up, however much of it the socket has taken by then.
+    #[test]
+    fn what_is_sent_leaves_room_for_others() {
+        let _turn = TURN.lock();
+        let octets = KEPT_MAX / 8;
+        for sent in [0, octets / 2, octets] {
+            for _ in 0..32 {
+                let mut rest = Rest::of(vec![0; octets]);
+                rest.sent = sent;
+                drop(rest);
+            }
+            assert!(!is_full(), "after {sent} of {octets}");
+        }
+    }
+
     /// A peer may take its time. What it does not take now is sent later, and a connection that is broken takes nothing.
     #[test]
     fn what_the_socket_does_not_take_is_sent_later() {

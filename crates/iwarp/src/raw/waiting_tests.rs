@@ -5,10 +5,10 @@
 use super::super::testing::{attributes, connected, context, queue_pair, until};
 use super::super::{Context, QpAttributes, QueuePair, pool};
 use super::*;
-use iwarp_proto::ddp::{Header, Stag, TaggedHeader};
+use iwarp_proto::ddp::{Header, Stag, TaggedHeader, UntaggedHeader};
 use iwarp_proto::rdmap::Opcode;
 use iwarp_rnic::qp::{RxBuffer, RxPlan};
-use iwarp_rnic::{Access, Cqe, FastRegister, SendOp, SendWr, Sge, WcStatus};
+use iwarp_rnic::{Access, Cqe, FastRegister, RecvWr, SendOp, SendWr, Sge, WcStatus};
 use std::io::Write;
 use std::time::{Duration, Instant};
 
@@ -186,5 +186,46 @@ fn a_thread_at_a_socket_tells_that_memory_is_unused() {
         for qp in [reader, invalidator, &other] {
             qp.destroy();
         }
+    }
+}
+
+/// A message of a peer may invalidate a region, too. It arrives as soon as the use of the region ends, without another look at the socket.
+#[test]
+fn a_message_that_invalidates_memory_arrives_when_nobody_uses_it_any_more() {
+    let ctx = context();
+    let octets = vec![7u8; 40_000];
+    let pd = ctx.allocate_pd();
+    let sge = region(&ctx, &octets, pd);
+    let [mut reader, mut other] = [(); 2].map(|()| connection(&ctx, pd));
+    let mut plan = reads_directly(&reader.0, &mut reader.1, sge);
+    let wr = RecvWr {
+        wr_id: 3,
+        sges: &[],
+    };
+    other.0.post_recv(&[wr]).unwrap();
+    let header = Header::Untagged(UntaggedHeader {
+        last: true,
+        opcode: Opcode::SEND_INV,
+        invalidate_stag: Stag(sge.lkey),
+        qn: 0,
+        msn: 1,
+        mo: 0,
+    });
+    // No CRC is checked.
+    let mut fpdu = vec![0; 2 + header.len() + 4];
+    fpdu[..2].copy_from_slice(&(header.len() as u16).to_be_bytes());
+    header.emit(&mut fpdu[2..]);
+    other.1.write_all(&fpdu).unwrap();
+    let waits = || other.0.inner.state.lock().machine.waits_for_memory();
+    until("it does not wait", waits);
+    let cq = &other.0.inner.recv_cq;
+    let mut cqes = [Cqe::default(); 2];
+    assert_eq!(cq.take_ready(&mut cqes).unwrap(), 0);
+    plan.release(&ctx.inner.memory.read());
+    ctx.inner.memory_unused();
+    assert_eq!(cq.take_ready(&mut cqes).unwrap(), 1);
+    assert_eq!((cqes[0].wr_id, cqes[0].status), (3, WcStatus::Success));
+    for (qp, _) in [&reader, &other] {
+        qp.destroy();
     }
 }

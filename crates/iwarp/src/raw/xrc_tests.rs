@@ -1,5 +1,6 @@
 //! XRC domains and targets: numbers, what is found by them, and which completion queues drive a target.
 
+use super::super::AsyncEventKind;
 use super::super::testing::{attributes, context};
 use super::*;
 use iwarp_rnic::qp::State;
@@ -134,4 +135,46 @@ fn an_initiator_has_no_use_for_attributes_of_receives() {
         );
         qp.destroy();
     }
+}
+
+/// A target that has used several queues at once owes something to each of them.
+#[test]
+fn what_is_owed_to_several_queues_is_given_to_each() {
+    let ctx = context();
+    let domain = domain(&ctx);
+    let qp = ctx.create_xrc_target(&domain, TARGET).unwrap();
+    let target = qp.inner.xrc.as_ref().unwrap();
+    let cqs = [(); 3].map(|()| ctx.create_cq(1, None).unwrap());
+    let pd = ctx.allocate_pd();
+    let queues = cqs.each_ref().map(|cq| {
+        let queue = ctx.create_xrc_srq(&domain, cq, pd, 4, 1);
+        queue.unwrap()
+    });
+    let mut after = After::default();
+    for queue in &queues {
+        target.select(queue.num().unwrap()).unwrap();
+        // More than there is room for.
+        for _ in 0..2 {
+            target.complete(Cqe::default(), &mut after);
+        }
+        let mut delivered = target.delivered.lock();
+        delivered.limits.push(Arc::clone(&queue.inner));
+    }
+    let overflowed = target.settle(&qp.inner);
+    for cq in &cqs {
+        let times = overflowed.iter().filter(|other| other.is_same(cq)).count();
+        assert_eq!((times, cq.queue_pairs()), (1, 1));
+    }
+    let mut told = Vec::new();
+    while let Some(event) = ctx.try_async_event() {
+        if let AsyncEventKind::SrqLimitReached(srq) = event.kind {
+            told.push(srq);
+        }
+    }
+    assert_eq!(told.len(), queues.len());
+    for queue in &queues {
+        assert!(told.iter().any(|srq| srq.is_same(queue)));
+    }
+    target.leave(&qp.inner);
+    qp.destroy();
 }

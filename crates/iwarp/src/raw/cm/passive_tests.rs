@@ -451,6 +451,32 @@ fn each_end_of_a_connection_gives_its_seat_back() {
     }
 }
 
+/// The peer of a request goes before the program accepts: that is no connection, and takes no seat of one.
+#[test]
+fn a_request_whose_peer_has_gone_becomes_no_connection() {
+    use iwarp_rnic::qp::State;
+    let (listener, channel, hall) = listening(Admission::default());
+    let peer = ask_from([127, 0, 0, 1], &listener);
+    let id = channel.next(Some(Duration::from_secs(20))).unwrap().id;
+    let ctx = id.context().unwrap();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let qp = testing::queue_pair(&ctx, &cq, &cq);
+    qp.modify(State::Init).unwrap();
+    id.set_queue_pair(Some(&qp));
+    let socket = socket2::SockRef::from(&peer);
+    socket.set_linger(Some(Duration::ZERO)).unwrap();
+    drop(peer);
+    testing::until("it is not reset", || id.requester_is_gone());
+    let refused = id.accept(&ConnectionParameters::default()).unwrap_err();
+    assert!(matches!(refused, crate::Error::ConnectionLost(_)));
+    assert!(matches!(id.inner.state.lock().phase, Phase::Disconnected));
+    assert_eq!(hall.seats.load(Ordering::Relaxed), 0);
+    assert_eq!((qp.state(), qp.addresses()), (State::Init, None));
+    id.destroy();
+    listener.destroy();
+    qp.destroy();
+}
+
 /// A listener that moves to another channel takes the requests along that its program has not seen.
 #[test]
 fn requests_move_with_their_listener() {

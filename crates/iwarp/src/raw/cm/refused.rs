@@ -117,13 +117,17 @@ mod tests {
 
     /// A connection that is kept, for longer than any test takes, and its initiator.
     fn keep(list: &RefusedList, most: usize) -> std::net::TcpStream {
+        keep_for(list, LIMIT * 100, most)
+    }
+
+    fn keep_for(list: &RefusedList, time: Duration, most: usize) -> std::net::TcpStream {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let peer = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         peer.set_read_timeout(Some(LIMIT)).unwrap();
         let (accepted, _) = listener.accept().unwrap();
         accepted.set_nonblocking(true).unwrap();
         let stream = TcpStream::from_socket(accepted.into()).unwrap();
-        list.keep(&Engine::current().unwrap(), stream, LIMIT * 100, most);
+        list.keep(&Engine::current().unwrap(), stream, time, most);
         peer
     }
 
@@ -152,6 +156,19 @@ mod tests {
         assert_eq!(second.read(&mut [0]).unwrap(), 0, "there are too many");
         assert_eq!(open(&list), [true]);
         assert!(list.close_oldest() && !list.close_oldest());
+    }
+
+    /// Each has its time, also one that another had to make room for.
+    #[test]
+    fn a_connection_is_closed_when_its_time_is_over() {
+        for others in 0..3 {
+            let list = RefusedList::default();
+            let kept: Vec<_> = (0..others).map(|_| keep(&list, 1)).collect();
+            let mut last = keep_for(&list, Duration::from_millis(1), 1);
+            assert_eq!(last.read(&mut [0]).unwrap(), 0, "beside {others}");
+            soon("it is forgotten", || open(&list) == [false]);
+            drop(kept);
+        }
     }
 
     #[test]

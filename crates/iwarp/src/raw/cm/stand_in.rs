@@ -140,3 +140,80 @@ impl CmId {
         true
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::testing;
+    use super::super::{CmEventChannel, create_event_channel};
+    use super::*;
+    use std::io::ErrorKind;
+    use std::net::TcpStream;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::task::{Wake, Waker};
+
+    /// An identifier whose peer has answered, and that peer.
+    fn answered() -> (CmId, CmEventChannel, TcpStream) {
+        let channel = create_event_channel().unwrap();
+        let id = CmId::create(&channel, Some(&testing::context()));
+        id.use_stand_in(1).unwrap();
+        let (handover, peer) = testing::unattached(None, true);
+        id.inner.state.lock().phase = Phase::Answered(Box::new(handover));
+        (id, channel, peer)
+    }
+
+    /// A connection that the queue pair does not take is over, and not one that waits to be ended.
+    #[test]
+    fn an_answer_is_taken_by_a_queue_pair_that_is_there() {
+        for is_there in [true, false] {
+            let (id, _channel, mut peer) = answered();
+            if !is_there {
+                id.queue_pair().unwrap().destroy();
+            }
+            let taken = id.establish();
+            let is_up = matches!(id.inner.state.lock().phase, Phase::Connected(true));
+            assert_eq!((taken.is_ok(), is_up), (is_there, is_there));
+            if let Err(error) = taken {
+                assert!(matches!(error, Error::ConnectionLost(_)), "{error}");
+                let is_over = matches!(id.inner.state.lock().phase, Phase::Disconnected);
+                assert!(is_over);
+                assert!(!matches!(std::io::Read::read(&mut peer, &mut [0]), Ok(1..)));
+            }
+            id.destroy();
+        }
+    }
+
+    /// Notes whether the peer has seen the end when the program is told of it.
+    struct Told {
+        peer: TcpStream,
+        early: AtomicBool,
+    }
+
+    impl Wake for Told {
+        fn wake(self: Arc<Self>) {
+            let seen = self.peer.peek(&mut [0]);
+            let is_open = matches!(seen, Err(error) if error.kind() == ErrorKind::WouldBlock);
+            self.early.store(is_open, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn a_program_that_does_not_take_an_answer_knows_of_the_end_before_the_peer() {
+        let (id, channel, peer) = answered();
+        peer.set_nonblocking(true).unwrap();
+        let told = Arc::new(Told {
+            peer,
+            early: AtomicBool::new(false),
+        });
+        channel.wake_at_next(&Waker::from(Arc::clone(&told)));
+        assert!(id.give_up_answer() && !id.give_up_answer());
+        assert!(told.early.load(Ordering::SeqCst));
+        let event = channel.try_next().unwrap();
+        assert_eq!((event.kind, event.status), (CmEventKind::Disconnected, 0));
+        testing::until(
+            "the peer is not told",
+            || !matches!(told.peer.peek(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock),
+        );
+        id.destroy();
+    }
+}

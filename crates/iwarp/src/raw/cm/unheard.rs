@@ -285,4 +285,50 @@ pub(crate) mod tests {
         assert_eq!((qp.state(), qp.addresses()), (State::Init, None));
         qp.destroy();
     }
+
+    fn unheard_of(id: &CmId) -> Arc<Unheard> {
+        match &id.inner.state.lock().phase {
+            Phase::Unheard(unheard) => Arc::clone(unheard),
+            _ => unreachable!("nothing has come"),
+        }
+    }
+
+    /// A process that was stopped finds the first message and the expired timer at the same moment.
+    #[test]
+    fn a_first_message_that_has_come_counts_although_its_time_is_over() {
+        let qp = queue_pair();
+        let (id, mut peer) = accepted(&qp, qp.life());
+        let unheard = unheard_of(&id);
+        {
+            let slot = unheard.handover.lock();
+            let stream = &slot.as_ref().unwrap().stream;
+            unheard.engine.pause(stream);
+            peer.write_all(&[0]).unwrap();
+            testing::until("it comes", || matches!(stream.has_octets(), Ok(true)));
+        }
+        unheard.timer(TIMER_OVERDUE);
+        assert!(qp.addresses().is_some() && !id.is_unheard());
+        assert!(id.channel().is_empty());
+        qp.destroy();
+    }
+
+    /// Whichever way a connection comes to nothing before it is heard of, its listener has room for another.
+    #[test]
+    fn a_connection_that_is_not_heard_of_gives_its_seat_back() {
+        type End = fn(&CmId, std::net::TcpStream);
+        let ends: [End; 3] = [
+            |_, peer| drop(peer),
+            |id, _| unheard_of(id).timer(TIMER_OVERDUE),
+            |id, _| id.destroy(),
+        ];
+        let qp = queue_pair();
+        for (at, end) in ends.into_iter().enumerate() {
+            let (id, peer) = accepted(&qp, qp.life());
+            assert!(id.inner.state.lock().seat.is_some());
+            end(&id, peer);
+            let is_back = || id.inner.state.lock().seat.is_none();
+            testing::until(&format!("its seat: {at}"), is_back);
+        }
+        qp.destroy();
+    }
 }

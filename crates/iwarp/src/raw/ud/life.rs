@@ -203,8 +203,8 @@ pub(super) fn failed(wr_id: u64, status: WcStatus, opcode: WcOpcode) -> Cqe {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::raw::Context;
     use crate::raw::testing::{context, datagram_queue_pair, datagram_queue_pair_of};
+    use crate::raw::{Context, UdAttributes};
 
     /// What has happened to datagram queue pairs of this device.
     fn events(ctx: &Context) -> Vec<(u32, UdEvent)> {
@@ -266,5 +266,40 @@ mod tests {
         let second = ctx.try_async_event().unwrap().kind;
         assert!(matches!(second, AsyncEventKind::CqError(_)), "{second:?}");
         assert!(ctx.try_async_event().is_none());
+    }
+
+    /// Completions that the program has not polled are dropped, wherever the receives came from.
+    #[test]
+    fn its_completions_end_with_it() {
+        for shared in [false, true] {
+            let ctx = context();
+            let pd = ctx.allocate_pd();
+            let [send, recv] = [(); 2].map(|()| ctx.create_cq(4, None).unwrap());
+            let attributes = UdAttributes {
+                pd,
+                send_cq: send.clone(),
+                recv_cq: recv.clone(),
+                srq: shared.then(|| ctx.create_srq(pd, 4, 1).unwrap()),
+                max_send_wr: 1,
+                max_recv_wr: 1,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline: 0,
+                signal_all: false,
+            };
+            let qp = ctx.create_ud_qp(&attributes).unwrap();
+            let mut due = Due::default();
+            {
+                let mut g = qp.inner.state.lock();
+                let received = failed(2, WcStatus::Success, WcOpcode::Recv);
+                qp.inner
+                    .complete_send(&mut g, 1, WcStatus::Success, &mut due);
+                qp.inner.complete_receive(&mut g, received, &mut due);
+            }
+            qp.inner.settle(due);
+            assert_eq!((send.len(), recv.len()), (1, 1));
+            qp.destroy();
+            assert_eq!((send.len(), recv.len()), (0, 0), "{shared}");
+        }
     }
 }

@@ -257,4 +257,58 @@ mod tests {
         }
         id.destroy();
     }
+
+    /// A peer whose program here fails to answer, or answers nothing, is told so: it does not ask for ever.
+    #[test]
+    fn a_request_that_nobody_answers_is_refused() {
+        const CAME_TO: [u8; 4] = [127, 0, 0, 1];
+        let too_long = [0; MESSAGE_LEN];
+        let attempts: [Option<(u32, &[u8])>; 3] =
+            [None, Some((1, &too_long)), Some((u32::MAX, &[]))];
+        let ctx = testing::context();
+        let id = CmId::create_for_datagrams(&create_event_channel().unwrap(), Some(&ctx));
+        id.bind((CAME_TO, 0).into()).unwrap();
+        id.listen(0).unwrap();
+        let hall = match &id.inner.state.lock().phase {
+            Phase::Serving(serving) => Arc::clone(&serving.hall),
+            _ => unreachable!("it listens"),
+        };
+        let peer = SocketAddr::from((CAME_TO, 9));
+        for (number, attempt) in (1..).zip(attempts) {
+            let take = |cookie| {
+                let request = Message {
+                    kind: Kind::Request,
+                    id: number,
+                    cookie,
+                    private_data: &[],
+                };
+                hall.desk.lock().take(peer, &request, now_ns())
+            };
+            let Advice::Challenge(cookie) = take(0) else {
+                panic!("it has no cookie yet");
+            };
+            assert_eq!(take(cookie), Advice::New);
+            let mut asked = Asked {
+                hall: Arc::clone(&hall),
+                key: (peer, number),
+                cookie,
+                to: CAME_TO.into(),
+                is_answered: false,
+                origin: Origin::here(),
+            };
+            if let Some((num, private_data)) = attempt {
+                let answer = Answer::QueuePair { num, qkey: 0 };
+                assert!(asked.answer(answer, private_data).is_err());
+            }
+            assert_eq!(take(cookie), Advice::Ignore, "it still waits");
+            drop(asked);
+            let Advice::Again(reply) = take(cookie) else {
+                panic!("it is not answered: {number}");
+            };
+            let reply = Message::open(crc32c_append, &*reply).unwrap();
+            let refused = Kind::Reply(Answer::Refused(Refusal::REJECTED));
+            assert_eq!((reply.kind, reply.id), (refused, number));
+        }
+        id.destroy();
+    }
 }
