@@ -583,6 +583,21 @@ impl CmId {
         }
     }
 
+    /// Makes the event of a connection that the peer has accepted. What it can issue is what this end may be asked for, and the other way round.
+    pub(super) fn accepted(
+        &self,
+        private_data: Vec<u8>,
+        peer_ird: Option<u16>,
+        peer_ord: Option<u16>,
+    ) -> CmEvent {
+        CmEvent {
+            private_data,
+            responder_resources: peer_ord,
+            initiator_depth: peer_ird,
+            ..self.event(CmEventKind::Established, 0)
+        }
+    }
+
     /// Gives an event. Call it with no lock held; else [`put`](Self::put).
     pub(super) fn push(&self, event: CmEvent) {
         self.put(event).wake();
@@ -627,13 +642,7 @@ impl CmId {
             let named = s.peer.filter(|named| !named.ip().is_unspecified());
             s.peer = named.or(Some(peer));
         }
-        let event = CmEvent {
-            private_data,
-            responder_resources: peer_ord,
-            initiator_depth: peer_ird,
-            ..self.event(CmEventKind::Established, 0)
-        };
-        self.give(s, event);
+        self.give(s, self.accepted(private_data, peer_ird, peer_ord));
         if let Some(status) = ended {
             self.inner.disconnected(status);
         }

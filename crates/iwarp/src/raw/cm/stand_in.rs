@@ -13,7 +13,6 @@
 use super::super::context::Context;
 use super::super::qp::{Handover, QpAttributes, QueuePair};
 use super::id::{CmId, Phase};
-use super::{CmEvent, CmEventKind};
 use crate::error::{Error, Result};
 
 /// A queue pair that is destroyed with its identifier.
@@ -113,13 +112,7 @@ impl CmId {
         }
         s.local = Some(handover.ends.local);
         s.phase = Phase::Answered(Box::new(handover));
-        let event = CmEvent {
-            private_data,
-            responder_resources: peer_ord,
-            initiator_depth: peer_ird,
-            ..self.event(CmEventKind::Established, 0)
-        };
-        self.give(s, event);
+        self.give(s, self.accepted(private_data, peer_ird, peer_ord));
     }
 
     /// Closes a connection that waits for [`establish`](Self::establish), and gives the event of its end. Returns `false` if none waits.
@@ -144,7 +137,7 @@ impl CmId {
 #[cfg(test)]
 mod tests {
     use super::super::super::testing;
-    use super::super::{CmEventChannel, create_event_channel};
+    use super::super::{CmEventChannel, CmEventKind, create_event_channel};
     use super::*;
     use std::io::ErrorKind;
     use std::net::TcpStream;
