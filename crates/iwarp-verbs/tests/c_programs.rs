@@ -8,10 +8,7 @@
 mod common;
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
-
-const LIMIT: Duration = Duration::from_secs(60);
+use std::process::Command;
 
 /// Returns `true` if Debian's headers are installed. Panics if they are missing and `IWARP_REQUIRE_RDMA_TOOLS` is set.
 fn headers_installed() -> bool {
@@ -59,31 +56,12 @@ fn passes_as(name: &str, face: &str) -> Option<String> {
     }
     let folder = common::Folder::new(&format!("{name}-{face}"));
     let exe = compile(name, &folder);
-    let mut child = Command::new(exe)
+    let mut program = Command::new(exe);
+    program
         .arg(face)
         .env("IWARP_AS", face)
-        .env("LD_LIBRARY_PATH", &folder.0)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let end = Instant::now() + LIMIT;
-    while child.try_wait().unwrap().is_none() {
-        if Instant::now() > end {
-            child.kill().unwrap();
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    let out = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&out.stdout);
-    let complaints = String::from_utf8_lossy(&out.stderr);
-    assert!(
-        out.status.success() && said.ends_with(" checks, 0 failed\n"),
-        "{}\n{said}{complaints}",
-        out.status
-    );
-    Some(complaints.into_owned())
+        .env("LD_LIBRARY_PATH", &folder.0);
+    Some(common::passes(&mut program))
 }
 
 /// The programs do in each face what a program for the other one would do, several times. It gets one hint.
