@@ -372,7 +372,7 @@ proptest! {
 }
 
 /// The peer refuses one of the requests, by the number of its message.
-fn refused_by_number(rig: &mut Rig, opcode: Opcode, msn: u32) {
+pub(super) fn refused_by_number(rig: &mut Rig, opcode: Opcode, msn: u32) {
     let header = Header::Untagged(UntaggedHeader {
         last: true,
         opcode,

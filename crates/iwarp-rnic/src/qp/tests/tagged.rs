@@ -283,6 +283,16 @@ fn a_message_that_does_not_fit_ends_the_stream() {
     }
 }
 
+/// A whole message to the tag 7, during which the queue gets another receive, so that there is no room for the message's own to go back.
+fn message_that_fills_the_queue(rig: &mut Rig, msn: u32, wr_id: u64, pool: &Mr) {
+    let octets = message(Operation::Eager, 7, &[5; 8]);
+    let first = untagged(Opcode::SEND, 0, msn, 0, false, &octets[..4]);
+    assert_eq!(rig.rx_ulpdu(&first), RxStatus::Ok);
+    receive(rig, wr_id, pool);
+    let rest = untagged(Opcode::SEND, 0, msn, 4, true, &octets[4..]);
+    assert_eq!(rig.rx_ulpdu(&rest), RxStatus::Ok);
+}
+
 #[test]
 fn a_receive_that_is_not_needed_is_not_lost() {
     let mut rig = receiver(1);
@@ -290,22 +300,12 @@ fn a_receive_that_is_not_needed_is_not_lost() {
     receive(&mut rig, 90, &pool);
     post_tag(&mut rig, 1, 7, &[target.sge()]);
     post_tag(&mut rig, 2, 7, &[target.sge()]);
-    let octets = message(Operation::Eager, 7, &[5; 8]);
-    let first = untagged(Opcode::SEND, 0, 1, 0, false, &octets[..4]);
-    assert_eq!(rig.rx_ulpdu(&first), RxStatus::Ok);
-    // The queue is full again before the message is whole.
-    receive(&mut rig, 91, &pool);
-    let rest = untagged(Opcode::SEND, 0, 1, 4, true, &octets[4..]);
-    assert_eq!(rig.rx_ulpdu(&rest), RxStatus::Ok);
+    message_that_fills_the_queue(&mut rig, 1, 91, &pool);
     assert_eq!(srq(&mut rig).len(), 1);
     // The next message takes the one that was kept.
     assert_eq!(rig.rx_ulpdu(&send(2, b"none")), RxStatus::Ok);
     assert_eq!(brief(&rig.host.recvs)[1..], [(90, WcStatus::Success)]);
-    let again = untagged(Opcode::SEND, 0, 3, 0, false, &octets[..4]);
-    assert_eq!(rig.rx_ulpdu(&again), RxStatus::Ok);
-    receive(&mut rig, 92, &pool);
-    let rest = untagged(Opcode::SEND, 0, 3, 4, true, &octets[4..]);
-    assert_eq!(rig.rx_ulpdu(&rest), RxStatus::Ok);
+    message_that_fills_the_queue(&mut rig, 3, 92, &pool);
     rig.qp.modify(State::Error, &mut rig.host).unwrap();
     assert_eq!(
         brief(&rig.host.recvs)[2..],
@@ -369,12 +369,7 @@ fn a_receive_that_is_kept_stays_until_a_message_takes_it() {
     let (pool, target) = (rig.mr(64, ALL), rig.mr(64, ALL));
     receive(&mut rig, 90, &pool);
     post_tag(&mut rig, 1, 7, &[target.sge()]);
-    let octets = message(Operation::Eager, 7, &[5; 8]);
-    let first = untagged(Opcode::SEND, 0, 1, 0, false, &octets[..4]);
-    assert_eq!(rig.rx_ulpdu(&first), RxStatus::Ok);
-    receive(&mut rig, 91, &pool);
-    let rest = untagged(Opcode::SEND, 0, 1, 4, true, &octets[4..]);
-    assert_eq!(rig.rx_ulpdu(&rest), RxStatus::Ok);
+    message_that_fills_the_queue(&mut rig, 1, 91, &pool);
     rig.host.not_ready = true;
     assert_eq!(rig.rx_ulpdu(&send(2, b"none")), RxStatus::Held);
     assert_eq!(rig.again(), RxStatus::Held);

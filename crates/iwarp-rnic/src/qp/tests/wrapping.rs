@@ -1,11 +1,10 @@
 //! Numbers of 32 bits that wrap: a connection that lasts gets there within hours. What is compared by such a number is compared across its end.
 
+use super::blamed::refused_by_number;
 use super::harness::*;
 use crate::qp::*;
 use crate::{Access, SendOp, WcStatus};
-use iwarp_proto::ddp::{Header, Stag, UntaggedHeader};
-use iwarp_proto::rdmap::{Opcode, Terminate, TerminateCode};
-use std::vec;
+use iwarp_proto::rdmap::Opcode;
 use std::vec::Vec;
 
 /// The number of messages, or of requests, before the first one of a test.
@@ -117,19 +116,7 @@ fn requests_are_told_apart_across_the_wrap() {
         rig.post(3, SendOp::Send, &[]);
         rig.post(4, SendOp::Send, &[]);
         let _ = rig.sent();
-        let header = Header::Untagged(UntaggedHeader {
-            last: true,
-            opcode: Opcode::SEND,
-            invalidate_stag: Stag(0),
-            qn: 0,
-            msn: 3,
-            mo: 0,
-        });
-        let code = TerminateCode::DDP_UNTAGGED_INVALID_MO;
-        let mut octets = vec![0; Terminate::MAX_LEN];
-        let n = Terminate::about(code, 18, header, None).emit(&mut octets);
-        let ulpdu = untagged(Opcode::TERMINATE, 2, 1, 0, true, &octets[..n]);
-        assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Failed);
+        refused_by_number(&mut rig, Opcode::SEND, 3);
         let expected = [
             (1, WcStatus::Success),
             (2, WcStatus::Flushed),
