@@ -123,6 +123,13 @@ fn half_open_from_everywhere(t: &Target) -> Result<Seen> {
     let mut all = before;
     all.current = all.maximum;
     setrlimit(Resource::Nofile, all)?;
+    let held = hold_from_everywhere(t);
+    setrlimit(Resource::Nofile, before)?;
+    held.map(|()| Seen::Held)
+}
+
+/// Opens the connections, and closes them after a while.
+fn hold_from_everywhere(t: &Target) -> Result<()> {
     let mut streams = Vec::new();
     for n in 0..1200_u32 {
         let own = Ipv4Addr::from_bits(Ipv4Addr::new(127, 1, 0, 1).to_bits() + n);
@@ -135,9 +142,7 @@ fn half_open_from_everywhere(t: &Target) -> Result<Seen> {
         streams.push(socket);
     }
     std::thread::sleep(acts::pause(t));
-    drop(streams);
-    setrlimit(Resource::Nofile, before)?;
-    Ok(Seen::Held)
+    Ok(())
 }
 
 /// Connections that come and go from several threads at once.
