@@ -364,11 +364,11 @@ fn tshark(file: &Path, arguments: &[&str]) -> Option<String> {
     }
 }
 
-#[test]
-fn tshark_decodes_it_without_complaint() {
-    const MESSAGES: u64 = 40;
-    let scratch = Scratch::new();
-    let recorder = Recorder::create(&scratch.0).expect("file");
+/// Messages of each connection that [`two_connections`] records, in two FPDUs each.
+const MESSAGES: u64 = 40;
+
+/// Records an active and a passive connection from beginning to end.
+fn two_connections(recorder: &Recorder) {
     for (local, peer, active) in [
         ("10.0.0.1:40001", "10.0.0.2:7174", true),
         ("[fd00::1]:7471", "[fd00::2]:40002", false),
@@ -412,6 +412,13 @@ fn tshark_decodes_it_without_complaint() {
         }
         flow.closed(!active);
     }
+}
+
+#[test]
+fn tshark_decodes_it_without_complaint() {
+    let scratch = Scratch::new();
+    let recorder = Recorder::create(&scratch.0).expect("file");
+    two_connections(&recorder);
     recorder.flush().expect("flush");
 
     let Some(expert) = tshark(&scratch.0, &["-q", "-z", "expert"]) else {

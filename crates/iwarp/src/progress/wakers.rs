@@ -277,6 +277,7 @@ mod tests {
         assert_eq!(count(&wakers), 0);
         assert_eq!(wakers.list.lock().entries.capacity(), room);
     }
+
     /// A task may have a place that stays and one of a wait, with the same waker. The wait may be given up, and takes its own place only.
     #[test]
     fn a_place_that_stays_is_not_that_of_a_wait() {

@@ -497,6 +497,7 @@ mod tests {
         assert_eq!(states(), [State::Rts, State::Error]);
         qps.iter().for_each(QueuePair::destroy);
     }
+
     /// Both queues of a queue pair may overflow together, and others report to one of them only.
     #[test]
     fn the_queue_pairs_of_each_queue_that_has_overflowed_fail() {

@@ -132,6 +132,7 @@ mod tests {
         }
         qp.destroy();
     }
+
     /// Receives that are kept are reported in the order of their messages.
     #[test]
     fn what_is_kept_keeps_its_order() {
