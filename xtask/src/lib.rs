@@ -2,7 +2,7 @@
 //!
 //! `context` finds the tree, `process` runs commands with a log and a time limit, `packages` lists the distribution's packages
 //! that steps need, `debian` unpacks packages without installing them, `kernel` builds and checks the engine for a Linux
-//! kernel, and `outcome` is the result of a check.
+//! kernel, `watch` ends test programs that hang, and `outcome` is the result of a check.
 
 pub mod context;
 pub mod debian;
@@ -13,3 +13,4 @@ pub mod layout;
 pub mod outcome;
 pub mod packages;
 pub mod process;
+pub mod watch;

@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -131,7 +131,8 @@ impl Log {
                 return Ok(status);
             }
             if Instant::now() >= self.deadline {
-                kill_tree(&mut child);
+                kill_tree(child.id());
+                let _ = child.wait();
                 bail!("`{shown}` did not end within the time limit of this step and was killed");
             }
             thread::sleep(POLL_INTERVAL);
@@ -239,32 +240,58 @@ fn show(command: &Command) -> String {
     words.join(" ")
 }
 
-/// Kills a child and all its descendants. All of them were started, directly or indirectly, by this program.
-fn kill_tree(child: &mut Child) {
-    let mut doomed = vec![child.id()];
-    let mut next = 0;
-    while let Some(&parent) = doomed.get(next) {
-        doomed.extend(children_of(parent));
-        next += 1;
-    }
-    for id in doomed {
+/// Kills a child of this program and all its descendants. The caller still has to wait for the child.
+pub(crate) fn kill_tree(child: u32) {
+    for id in tree(child) {
         if let Some(pid) = i32::try_from(id).ok().and_then(Pid::from_raw) {
             // An error means that the process has ended already.
             let _ = kill_process(pid, Signal::KILL);
         }
     }
-    let _ = child.wait();
+}
+
+/// Returns a line for each process of the tree below `root`, and one for each thread of `root`, with
+/// the name of the kernel function in which the thread waits.
+pub(crate) fn describe_tree(root: u32) -> Vec<String> {
+    let read = |path: String| std::fs::read(path).unwrap_or_default();
+    let text = |octets: Vec<u8>| String::from_utf8_lossy(&octets).trim_end().to_owned();
+    let mut lines = Vec::new();
+    for id in tree(root) {
+        let words = read(format!("/proc/{id}/cmdline"));
+        let words = text(words).replace('\0', " ");
+        lines.push(format!("  process {id}: {}", words.trim_end()));
+    }
+    for task in numbers_in(&format!("/proc/{root}/task")) {
+        let of_task = |file| text(read(format!("/proc/{root}/task/{task}/{file}")));
+        let (name, place) = (of_task("comm"), of_task("wchan"));
+        lines.push(format!("  thread {task} {name}: {place}"));
+    }
+    lines
+}
+
+/// Returns a process and its descendants, each behind its parent.
+fn tree(root: u32) -> Vec<u32> {
+    let mut all = vec![root];
+    let mut next = 0;
+    while let Some(&parent) = all.get(next) {
+        all.extend(children_of(parent));
+        next += 1;
+    }
+    all
+}
+
+/// Returns the names in a folder that are numbers.
+fn numbers_in(folder: &str) -> Vec<u32> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .collect()
 }
 
 fn children_of(parent: u32) -> Vec<u32> {
-    let Ok(entries) = std::fs::read_dir("/proc") else {
-        return Vec::new();
-    };
-    entries
-        .flatten()
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .filter(|&id| parent_of(id) == Some(parent))
-        .collect()
+    let mut all = numbers_in("/proc");
+    all.retain(|&id| parent_of(id) == Some(parent));
+    all
 }
 
 fn parent_of(id: u32) -> Option<u32> {

@@ -332,12 +332,13 @@ fn at_least_one_test(log: &mut Log, text: &str) -> Result<Outcome> {
 /// Lines of the output of failing tests that are shown. The log has all of it.
 const FAILURE_LINES: usize = 300;
 
-/// Returns the lines of cargo test's output that name a test program or its result.
+/// Returns the lines of cargo test's output that name a test program, its result, or a test that hung.
 fn interesting_lines(text: &str) -> impl Iterator<Item = &str> {
     text.lines().map(str::trim).filter(|line| {
         line.starts_with("test result:")
             || line.starts_with("Running ")
             || line.starts_with("Doc-tests ")
+            || line.starts_with("hung: ")
     })
 }
 
@@ -396,6 +397,8 @@ test result: FAILED. 2 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out
         assert_eq!(lines.len(), 4);
         assert!(lines[0].starts_with("Running"));
         assert!(lines[3].contains("2 passed; 1 failed"));
+        let hung = "hung: test a of x-1 runs for 300 s";
+        assert_eq!(interesting_lines(hung).collect::<Vec<_>>(), [hung]);
     }
 
     #[test]

@@ -94,6 +94,10 @@ impl Cli {
 }
 
 #[cfg(test)]
+#[path = "options_tests.rs"]
+mod options_tests;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use clap::CommandFactory as _;

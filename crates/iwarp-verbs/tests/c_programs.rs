@@ -64,6 +64,21 @@ fn passes_as(name: &str, face: &str) -> Option<String> {
     Some(common::passes(&mut program))
 }
 
+/// The shell writes more than a pipe holds, and its child keeps both pipes open.
+#[test]
+fn hung_program_is_killed_and_named() {
+    let script = "sleep 1000 & head -c 100000 /dev/zero | tr '\\0' x; wait";
+    let hung = std::panic::catch_unwind(|| {
+        let limit = std::time::Duration::from_millis(300);
+        common::passes_within(limit, Command::new("sh").args(["-c", script]))
+    });
+    let said = hung.unwrap_err().downcast::<String>().unwrap();
+    assert!(
+        said.starts_with("sh did not end within 300ms\nxxx"),
+        "{said}"
+    );
+}
+
 /// The programs do in each face what a program for the other one would do, several times. It gets one hint.
 #[test]
 fn devices_look_like_iwarp_nics_or_like_roce_nics() {

@@ -4,6 +4,8 @@
 mod common;
 #[path = "common/loopback.rs"]
 mod loopback;
+#[path = "faults_setup/places.rs"]
+mod places;
 
 use common::wire::{Hello, Wire, initiator};
 use common::*;

@@ -56,18 +56,18 @@ pub(crate) struct CpArgs {
     /// TCP port [default: 7176]
     #[arg(short, long)]
     pub(crate) port: Option<u16>,
-    /// MPA CRC
-    #[arg(long, value_name = "on|off", default_value = "on")]
-    pub(crate) crc: Crc,
+    /// MPA CRC [default: on, or what IWARP_CRC says]
+    #[arg(long, value_name = "on|off")]
+    pub(crate) crc: Option<Crc>,
     /// Use MPA markers
     #[arg(long)]
     pub(crate) markers: bool,
     /// Record the connection in a pcapng file (needs no privileges)
     #[arg(long, value_name = "FILE.pcapng")]
     pub(crate) capture: Option<PathBuf>,
-    /// Stop recording at this size, for example 4M
-    #[arg(long, value_name = "SIZE", default_value = "16M", requires = "capture", value_parser = units::parse_size)]
-    pub(crate) capture_bytes: u64,
+    /// Stop recording at this size, for example 4M [default: 16M, or what IWARP_CAPTURE_BYTES says]
+    #[arg(long, value_name = "SIZE", requires = "capture", value_parser = units::parse_size)]
+    pub(crate) capture_bytes: Option<u64>,
     /// Start from the beginning even if an interrupted copy left a part of the file
     #[arg(long)]
     pub(crate) no_resume: bool,
@@ -219,11 +219,15 @@ impl CpArgs {
     /// A usage error if it is none of them.
     pub(crate) fn call(&self) -> Result<Call> {
         if self.from == "serve" {
+            if self.no_resume {
+                return Err(Error::usage("--no-resume belongs to the end that copies"));
+            }
             return Ok(Call::Serve {
                 dir: self.to.clone().into(),
             });
         }
-        if let Some(option) = self.serve.given() {
+        let port_zero = (self.port == Some(0)).then_some("--port 0");
+        if let Some(option) = self.serve.given().or(port_zero) {
             return Err(Error::usage(format!(
                 "{option} belongs to 'iwarp cp serve'"
             )));

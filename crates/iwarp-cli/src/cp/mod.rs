@@ -24,6 +24,9 @@ use crate::error::Result;
 use args::{Call, DEFAULT_PORT};
 use iwarp::Config;
 
+/// The size of a recording that `--capture` asks for, if nothing else says it.
+const DEFAULT_CAPTURE_BYTES: u64 = 16 << 20;
+
 /// Runs `iwarp cp`.
 pub(crate) fn run(args: &CpArgs) -> Result<()> {
     let call = args.call()?;
@@ -38,12 +41,20 @@ pub(crate) fn run(args: &CpArgs) -> Result<()> {
 
 /// The environment's settings, changed by the arguments.
 fn config(args: &CpArgs) -> Config {
-    let mut config = crate::rdma::config();
-    config.crc = args.crc == args::Crc::On;
+    let config = crate::rdma::config();
+    change(config, args)
+}
+
+/// Returns the settings changed by the arguments. An option that is not given changes nothing.
+fn change(mut config: Config, args: &CpArgs) -> Config {
+    if let Some(crc) = args.crc {
+        config.crc = crc == args::Crc::On;
+    }
     config.markers |= args.markers;
     if let Some(path) = &args.capture {
         config.capture = Some(path.clone());
-        config.capture_bytes = Some(args.capture_bytes);
+        let bytes = args.capture_bytes.or(config.capture_bytes);
+        config.capture_bytes = Some(bytes.unwrap_or(DEFAULT_CAPTURE_BYTES));
     }
     config
 }
@@ -59,22 +70,52 @@ mod tests {
         a: CpArgs,
     }
 
-    fn of(more: &[&str]) -> Config {
-        config(&Wrap::parse_from([&["cp", "a", "h:b"], more].concat()).a)
+    fn of(base: &Config, more: &[&str]) -> Config {
+        let args = Wrap::parse_from([&["cp", "a", "h:b"], more].concat()).a;
+        change(base.clone(), &args)
     }
 
+    /// Each option alone and with the environment's settings, which hold where no option is given.
     #[test]
-    fn arguments_change_the_settings() {
-        let usual = crate::rdma::config();
-        let plain = of(&[]);
-        assert!(plain.crc);
-        assert_eq!(plain.markers, usual.markers);
-        assert_eq!(plain.capture, usual.capture);
-        assert!(!of(&["--crc", "off"]).crc);
-        assert!(of(&["--markers"]).markers);
-        let recorded = of(&["--capture", "x.pcapng", "--capture-bytes", "4M"]);
-        assert_eq!(recorded.capture, Some("x.pcapng".into()));
-        assert_eq!(recorded.capture_bytes, Some(4 << 20));
-        assert_eq!(of(&["--capture", "x"]).capture_bytes, Some(16 << 20));
+    fn options_win_over_environment() {
+        let usual = Config::default();
+        let mut set = Config::default();
+        (set.crc, set.markers) = (false, true);
+        set.capture = Some("env".into());
+        set.capture_bytes = Some(7);
+        type Change = fn(&mut Config);
+        let rows: [(&[&str], Change, Change); 7] = [
+            (&[], |_| (), |_| ()),
+            (&["--crc", "on"], |_| (), |c| c.crc = true),
+            (&["--crc", "off"], |c| c.crc = false, |_| ()),
+            (&["--markers"], |c| c.markers = true, |_| ()),
+            (
+                &["--capture", "x"],
+                |c| record(c, 16 << 20),
+                |c| record(c, 7),
+            ),
+            (
+                &["--capture", "x", "--capture-bytes", "4M"],
+                |c| record(c, 4 << 20),
+                |c| record(c, 4 << 20),
+            ),
+            (
+                &["--crc", "on", "--markers", "--no-resume", "-q"],
+                |c| c.markers = true,
+                |c| c.crc = true,
+            ),
+        ];
+        for (options, alone, with_environment) in rows {
+            for (base, change) in [(&usual, alone), (&set, with_environment)] {
+                let mut want = base.clone();
+                change(&mut want);
+                assert_eq!(of(base, options), want, "{options:?}");
+            }
+        }
+    }
+
+    fn record(config: &mut Config, bytes: u64) {
+        config.capture = Some("x".into());
+        config.capture_bytes = Some(bytes);
     }
 }

@@ -1,5 +1,7 @@
 //! Arguments of `iwarp perf`.
 
+#[cfg(test)]
+use super::plan::Plan;
 use super::point::{MAX_DEPTH, MAX_QPS, Op, Poll};
 use crate::service::Limits;
 use crate::units;
@@ -151,6 +153,19 @@ impl OnOff {
 }
 
 impl PerfArgs {
+    /// Checks what is to be measured.
+    ///
+    /// # Errors
+    /// Those of [`Plan::new`].
+    #[cfg(test)]
+    pub(crate) fn check(&self) -> crate::error::Result<()> {
+        match &self.command {
+            None => Plan::new(&self.measure).map(drop),
+            Some(PerfCommand::Connect(c)) => Plan::new(&c.measure).map(drop),
+            Some(PerfCommand::Serve(_)) => Ok(()),
+        }
+    }
+
     /// How talkative the log shall be.
     pub(crate) fn verbose(&self) -> u8 {
         match &self.command {

@@ -8,6 +8,7 @@ use super::host::HostInfo;
 use super::point::{Link, Metric, Point, Role, Session, check_link, check_point, memory_of};
 use super::{host, local, pin, transport};
 use crate::error::{Context as _, Error, Result};
+use crate::out;
 use crate::service::{self, Budget, Gate, Guest, Share};
 use iwarp::Config;
 use iwarp_figures::Latencies;
@@ -44,10 +45,10 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
         local::end_with_parent()?;
         local::announce(at)?;
     } else {
-        println!(
+        out::line(format_args!(
             "iwarp perf: listening on {at}; measure with: iwarp perf connect HOST:{}",
             at.port()
-        );
+        ));
     }
 
     let gate = service::gate(&args.limits);

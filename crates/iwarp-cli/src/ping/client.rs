@@ -63,11 +63,8 @@ fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Pings until the count is reached, or until interrupted.
 pub(super) fn run(args: &PingArgs) -> Result<()> {
-    if args.port == 0 {
-        return Err(Error::usage("--port 0 belongs to 'iwarp ping serve'"));
-    }
     let addresses = rdma::resolve(&args.target, args.port)?;
-    let times = Arc::new(Mutex::new(Times::new(args.size)));
+    let times = Arc::new(Mutex::new(Times::new(args.size())));
     let current = Arc::new(Mutex::new(None));
     let outcome = patience::ask(|| {
         let (ctx, peer, mut link) =
@@ -119,11 +116,11 @@ fn show_when_interrupted(
 }
 
 fn pings(args: &PingArgs, peer: SocketAddr, link: &mut Link, times: &Mutex<Times>) -> Result<()> {
-    let size = args.size as usize;
+    let size = args.size() as usize;
     let source = &link.allocate(size, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
     let sink = &link.allocate(size, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
     let interval = args.interval();
-    for number in 0..args.count.unwrap_or(u64::MAX) {
+    for number in 0.. {
         let sent = data(number, size);
         source.write_at(0, &sent).context("memory")?;
         let start = Instant::now();
@@ -148,12 +145,13 @@ fn pings(args: &PingArgs, peer: SocketAddr, link: &mut Link, times: &Mutex<Times
         if !interval.is_zero() {
             out::line(format_args!(
                 "{} octets from {peer}: seq={number} time={:.0} us",
-                args.size,
+                args.size(),
                 took.as_secs_f64() * 1e6
             ));
-            if Some(number + 1) != args.count {
-                std::thread::sleep(interval.saturating_sub(start.elapsed()));
-            }
+        }
+        match args.pause(number, start.elapsed()) {
+            Some(pause) => std::thread::sleep(pause),
+            None => break,
         }
     }
     Ok(())

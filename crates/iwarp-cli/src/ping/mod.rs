@@ -16,6 +16,8 @@ pub(crate) const DEFAULT_PORT: u16 = 7174;
 pub(crate) const MIN_SIZE: u32 = 16;
 /// Largest message. `rping` itself stops one octet below.
 pub(crate) const MAX_SIZE: u32 = 64 * 1024;
+/// Octets of a ping if `--size` is not given.
+const DEFAULT_SIZE: u32 = 64;
 /// Longest pause between two pings, in seconds. A server gives up a client that is silent for longer.
 const MAX_INTERVAL: f64 = 10.0;
 
@@ -45,10 +47,10 @@ pub(crate) struct PingArgs {
     /// Seconds from one ping to the next, 0 to 10. If not 0, each ping prints a line [default: 1; with -C: 0]
     #[arg(short, long, value_name = "SECONDS", value_parser = parse_interval)]
     pub(crate) interval: Option<Duration>,
-    /// Octets per ping
-    #[arg(short = 'S', long, value_name = "OCTETS", default_value_t = 64,
+    /// Octets per ping [default: 64]
+    #[arg(short = 'S', long, value_name = "OCTETS",
         value_parser = clap::value_parser!(u32).range(i64::from(MIN_SIZE)..=i64::from(MAX_SIZE)))]
-    pub(crate) size: u32,
+    size: Option<u32>,
     /// Print the data of each ping
     #[arg(short, long)]
     pub(crate) verbose: bool,
@@ -68,12 +70,58 @@ impl PingArgs {
         if self.debug { 2 } else { 0 }
     }
 
-    /// From one ping to the next.
+    /// Returns the time from one ping to the next.
     pub(crate) fn interval(&self) -> Duration {
         self.interval.unwrap_or(match self.count {
             Some(_) => Duration::ZERO,
             None => Duration::from_secs(1),
         })
+    }
+
+    /// Returns how many octets a ping has.
+    pub(crate) fn size(&self) -> u32 {
+        self.size.unwrap_or(DEFAULT_SIZE)
+    }
+
+    /// Returns the pause behind a ping that began `elapsed` ago, or `None` if it was the last one.
+    /// The first ping has `number` 0.
+    pub(crate) fn pause(&self, number: u64, elapsed: Duration) -> Option<Duration> {
+        let next = number.checked_add(1)?;
+        match self.count {
+            Some(count) if next >= count => None,
+            _ => Some(self.interval().saturating_sub(elapsed)),
+        }
+    }
+
+    /// Checks that each option belongs to the end that it was given to.
+    ///
+    /// # Errors
+    /// A usage error that names the first option that does not.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.is_server() {
+            let asking = [
+                (self.interval.is_some(), "--interval"),
+                (self.size.is_some(), "--size"),
+                (self.validate, "--validate"),
+            ];
+            return match asking.iter().find(|(given, _)| *given) {
+                Some((_, option)) => Err(Error::usage(format!(
+                    "{option} belongs to the end that asks"
+                ))),
+                None => Ok(()),
+            };
+        }
+        let serving = match (self.bind, self.port) {
+            (Some(_), _) => Some("--bind"),
+            (_, 0) => Some("--port 0"),
+            _ => self.limits.given(),
+        };
+        match serving {
+            Some(option) => Err(Error::usage(format!(
+                "{option} belongs to 'iwarp ping serve'"
+            ))),
+            None => Ok(()),
+        }
     }
 
     /// Whether this is the answering side.
@@ -91,17 +139,7 @@ fn parse_interval(text: &str) -> std::result::Result<Duration, String> {
 
 /// Runs either side.
 pub(crate) fn run(args: &PingArgs) -> Result<()> {
-    if args.bind.is_some() && !args.is_server() {
-        return Err(Error::usage("--bind belongs to 'iwarp ping serve'"));
-    }
-    if args.interval.is_some() && args.is_server() {
-        return Err(Error::usage("--interval belongs to the end that asks"));
-    }
-    if let Some(option) = args.limits.given().filter(|_| !args.is_server()) {
-        return Err(Error::usage(format!(
-            "{option} belongs to 'iwarp ping serve'"
-        )));
-    }
+    args.check()?;
     tracing::debug!(?args, "ping");
     if args.is_server() {
         server::run(args)

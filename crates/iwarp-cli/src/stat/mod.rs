@@ -13,6 +13,7 @@ use document::Told;
 use iwarp::stat::{Answer, Question};
 use rates::Since;
 use serde_json::{Value, json};
+use std::ffi::OsString;
 use std::io::{ErrorKind, IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -75,11 +76,7 @@ fn interval(text: &str) -> std::result::Result<Duration, String> {
 
 /// Asks the processes and shows their answers.
 pub(crate) fn run(args: &StatArgs) -> Result<()> {
-    let mut question = Question::default();
-    question.pid = args.pid;
-    // In a shell where IWARP_STAT is set for the programs, it is set for this command, too. So look there.
-    let set = std::env::var_os("IWARP_STAT").map(PathBuf::from);
-    question.directory = args.directory.clone().or(set.filter(|p| p.is_absolute()));
+    let question = question(args, std::env::var_os("IWARP_STAT"));
     let mut before = Since::default();
     let mut seen = false;
     let mut again = 0;
@@ -108,6 +105,15 @@ pub(crate) fn run(args: &StatArgs) -> Result<()> {
         before = Since::remember(&told);
         std::thread::sleep(pause);
     }
+}
+
+/// Returns whom to ask. In a shell where `IWARP_STAT` is set for the programs, it is `set` for this command, too.
+fn question(args: &StatArgs, set: Option<OsString>) -> Question {
+    let mut question = Question::default();
+    question.pid = args.pid;
+    let set = set.map(PathBuf::from).filter(|path| path.is_absolute());
+    question.directory = args.directory.clone().or(set);
+    question
 }
 
 /// A process that has not answered, and the reason.
@@ -224,6 +230,43 @@ fn print(args: &StatArgs, text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Wrap {
+        #[command(flatten)]
+        args: StatArgs,
+    }
+
+    /// Options × the value of `IWARP_STAT`.
+    #[test]
+    fn directory_option_wins_over_environment() {
+        for (options, set, directory, pid) in [
+            (&[][..], None, None, None),
+            (&[], Some("on"), None, None),
+            (&[], Some("off"), None, None),
+            (&[], Some("relative/folder"), None, None),
+            (&[], Some("/env"), Some("/env"), None),
+            (&["7"], Some("/env"), Some("/env"), Some(7)),
+            (&["--directory", "/arg"], None, Some("/arg"), None),
+            (&["--directory", "/arg"], Some("/env"), Some("/arg"), None),
+            (
+                &["--directory", "arg", "7"],
+                Some("off"),
+                Some("arg"),
+                Some(7),
+            ),
+        ] {
+            let wrap = Wrap::parse_from([&["stat"], options].concat());
+            let asked = question(&wrap.args, set.map(Into::into));
+            let seen = (asked.directory, asked.pid);
+            assert_eq!(
+                seen,
+                (directory.map(Into::into), pid),
+                "{options:?} {set:?}"
+            );
+        }
+    }
 
     #[test]
     fn an_interval_is_neither_too_short_nor_nonsense() {

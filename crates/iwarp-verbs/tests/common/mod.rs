@@ -1,9 +1,13 @@
 //! A folder with links to the built library under both of its names, `libibverbs.so.1` and `librdmacm.so.1`, and runs of C programs on it.
 #![allow(dead_code, reason = "each test binary uses only some of these items")]
 
+use rustix::process::{Pid, Signal, kill_process_group};
+use std::io::Read;
 use std::os::unix::fs::symlink;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// The longest time that a C program may take.
@@ -62,26 +66,49 @@ pub(crate) fn installed(program: &str) -> bool {
 
 /// Runs a C program. Its last line must say that no check failed. Returns what it has written to standard error.
 pub(crate) fn passes(program: &mut Command) -> String {
+    passes_within(LIMIT, program)
+}
+
+/// As [`passes`], with another time limit. The program and all processes that it has started are
+/// killed at the limit, or when the program has ended.
+pub(crate) fn passes_within(limit: Duration, program: &mut Command) -> String {
     let mut child = program
+        .process_group(0)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let end = Instant::now() + LIMIT;
-    while child.try_wait().unwrap().is_none() {
-        if Instant::now() > end {
-            child.kill().unwrap();
-        }
+    let group = Pid::from_child(&child);
+    // The output may be more than a pipe holds, so it is read meanwhile.
+    let said = read(child.stdout.take().unwrap());
+    let complaints = read(child.stderr.take().unwrap());
+    let end = Instant::now() + limit;
+    let mut status = child.try_wait().unwrap();
+    while status.is_none() && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(10));
+        status = child.try_wait().unwrap();
     }
-    let out = child.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&out.stdout);
-    let complaints = String::from_utf8_lossy(&out.stderr);
+    // An error means that there is no process left.
+    let _ = kill_process_group(group, Signal::KILL);
+    child.wait().unwrap();
+    let (said, complaints) = (said.join().unwrap(), complaints.join().unwrap());
+    let name = program.get_program().to_string_lossy();
+    let Some(status) = status else {
+        panic!("{name} did not end within {limit:?}\n{said}{complaints}");
+    };
     assert!(
-        out.status.success() && said.ends_with(" checks, 0 failed\n"),
-        "{}\n{said}{complaints}",
-        out.status
+        status.success() && said.ends_with(" checks, 0 failed\n"),
+        "{name}: {status}\n{said}{complaints}"
     );
-    complaints.into_owned()
+    complaints
+}
+
+/// Reads everything from a pipe, in a thread.
+fn read(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut octets = Vec::new();
+        let _ = pipe.read_to_end(&mut octets);
+        String::from_utf8_lossy(&octets).into_owned()
+    })
 }
