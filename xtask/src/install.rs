@@ -26,6 +26,8 @@ pub struct Built {
     pub preload: Option<PathBuf>,
     /// The preload library `libiwarp_paths.so`.
     pub paths: PathBuf,
+    /// The audit library `libiwarp_audit.so`.
+    pub audit: PathBuf,
 }
 
 /// Builds everything in release mode.
@@ -40,12 +42,17 @@ pub fn build(context: &Context) -> Result<Built> {
     }
     run(&mut command)?;
     let dir = context.target.join("release");
+    // The command carries this library, because Cargo cannot build it (crates/iwarp-audit/build.rs).
+    let audit = dir.join(iwarp_audit::FILE_NAME);
+    fs::write(&audit, iwarp_audit::LIBRARY)
+        .with_context(|| format!("writing {}", audit.display()))?;
     let preload = ["librspreload.so", "libiwarp_rspreload.so"].map(|n| dir.join(n));
     Ok(Built {
         command: dir.join("iwarp"),
         verbs: dir.join("libiwarp_verbs.so"),
         preload: preload.into_iter().find(|p| p.exists()),
         paths: dir.join("libiwarp_paths.so"),
+        audit,
     })
 }
 

@@ -76,6 +76,7 @@ pub fn files(context: &Context, built: &Built) -> Result<Vec<File>> {
     let preload = built.preload.iter();
     files.extend(preload.map(|from| File::copy(from, "lib/iwarp/librspreload.so")));
     files.push(File::copy(&built.paths, "lib/iwarp/libiwarp_paths.so"));
+    files.push(File::copy(&built.audit, "lib/iwarp/libiwarp_audit.so"));
 
     let documents = context.target.join("documents");
     let _ = fs::remove_dir_all(&documents);

@@ -6,31 +6,25 @@
 
 mod common;
 
-use common::{Scratch, str, text};
+use common::{Scratch, compile, str, text};
 use std::path::Path;
 use std::process::{Command, Output};
 
 /// The program is linked with both libraries and prints a text from each. Both texts must come from the bundle.
 const PROGRAM: &str = "const char *one(void); const char *two(void); int puts(const char *);
     int main(void) { puts(one()); puts(two()); return 0; }";
+/// The program loads the library that its argument names.
+const LOADS: &str = "#include <dlfcn.h>
+    int puts(const char *);
+    int main(int count, char **names) {
+        void *library = dlopen(names[count - 1], RTLD_NOW);
+        puts(library ? ((const char *(*)(void))dlsym(library, \"one\"))() : dlerror());
+        return 0;
+    }";
 const FIRST: &str = "const char *one(void) { return \"first of the bundle\"; }
     const char *two(void) { return \"second of the bundle\"; }";
 const OTHERS: &str = "const char *one(void) { return \"not of the bundle\"; }
     const char *two(void) { return \"not of the bundle\"; }";
-
-/// Compiles C source into the file `to`.
-fn compile(to: &Path, source: &str, args: &[&str]) {
-    let file = to.with_extension("c");
-    std::fs::write(&file, source).unwrap();
-    let status = Command::new("cc")
-        .arg("-o")
-        .arg(to)
-        .arg(&file)
-        .args(args)
-        .status()
-        .expect("a C compiler, which linking Rust needs as well");
-    assert!(status.success());
-}
 
 /// Makes a scratch folder with a bundle in `bin`, an empty folder `tmp`, and in `system` a program that is linked with both libraries.
 fn prepared() -> Scratch {
@@ -55,9 +49,10 @@ fn prepared() -> Scratch {
             "-Wl,--no-as-needed",
             str(&system.join(ibverbs)),
             str(&system.join(rdmacm)),
-            &format!("-Wl,-rpath,{},--enable-new-dtags", system.display()),
+            &format!("-Wl,-rpath,{},--disable-new-dtags", system.display()),
         ],
     );
+    compile(&system.join("loads"), LOADS, &["-ldl"]);
     let first = scratch.path("first.so");
     shared(&first, FIRST, ibverbs, &[]);
     let second = scratch.path("second.so");
@@ -143,6 +138,18 @@ fn a_system_without_a_writable_folder_keeps_the_libraries_in_memory() {
         "{READ_ONLY_PROGRAM}{NOEXEC_TMP}mount -o remount,ro tmp\niwarp run -- system/program"
     );
     says(&script, BOTH);
+}
+
+/// The audit library is in memory, too, and knows the library's file there.
+#[test]
+fn libraries_in_memory_have_all_names() {
+    let script = format!(
+        "{READ_ONLY_PROGRAM}{NOEXEC_TMP}mount -o remount,ro tmp
+        for name in libibverbs.so librdmacm-ab12cd.so.1 $D/system/libibverbs.so.1; do
+            iwarp run -- system/loads $name; iwarp run -- env -u LD_PRELOAD system/loads $name
+        done"
+    );
+    says(&script, &"first of the bundle\n".repeat(6));
 }
 
 /// Python and the launchers of MPI close all inherited descriptors, including those of the libraries in memory. Their children

@@ -15,6 +15,7 @@ const WANTED: &[&str] = &[
     "/usr/lib/iwarp/libibverbs.so.1",
     "/usr/lib/iwarp/librspreload.so",
     "/usr/lib/iwarp/libiwarp_paths.so",
+    "/usr/lib/iwarp/libiwarp_audit.so",
     "/usr/lib/systemd/system/iwarp-cp.service",
     "/etc/default/iwarp-cp",
     "/usr/share/bash-completion/completions/iwarp",

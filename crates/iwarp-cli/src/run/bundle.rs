@@ -7,7 +7,8 @@
 //! it. The additional library has the name `librdmacm.so.1`, contains nothing, and depends on the first.
 
 use super::library::{
-    Beside, Libraries, NAMES, PATHS_BUILT, PRELOAD_BUILT, Verbs, check_trusted, private_dir,
+    AUDIT, Beside, Libraries, NAMES, PATHS_BUILT, PRELOAD_BUILT, Verbs, check_trusted, fresh,
+    private_dir, put,
 };
 use crate::error::{Context as _, Error, Result};
 use rustix::fs::{MemfdFlags, SealFlags, StatVfsMountFlags};
@@ -132,10 +133,8 @@ impl Bundle {
             put(octets, &file)?;
             Ok(file)
         })?;
-        Ok(Libraries {
-            verbs: Verbs::Folder(dir.to_owned()),
-            beside,
-        })
+        put(iwarp_audit::LIBRARY, &dir.join(AUDIT))?;
+        Ok(Libraries::in_folder(dir.to_owned(), beside))
     }
 
     /// Keeps the libraries in memory, for this process, the program that it becomes, and their children.
@@ -150,9 +149,11 @@ impl Bundle {
             keep(NAMES[0], &self.verbs)?,
             keep(NAMES[1], &self.second_name)?,
         ];
+        let audit = keep(AUDIT, iwarp_audit::LIBRARY)?;
         let beside = self.beside(keep)?;
         Ok(Libraries {
             verbs: Verbs::Memory { files, _held: held },
+            audit: Some(audit),
             beside,
         })
     }
@@ -188,25 +189,6 @@ fn lengths(file: &mut fs::File, len: u64) -> Option<[u64; PARTS]> {
         .iter()
         .try_fold(0u64, |sum, &len| sum.checked_add(len))?;
     (magic == MAGIC && sum < rest && lengths[0] > 0 && lengths[1] > 0).then_some(lengths)
-}
-
-/// Writes a file, unless it has these contents already.
-fn put(octets: &[u8], to: &Path) -> io::Result<()> {
-    if fs::read(to).is_ok_and(|there| there == octets) {
-        return Ok(());
-    }
-    // Write to a new name and rename: another process may be doing the same, or have the older file open.
-    let fresh = fresh(to);
-    let written = fs::write(&fresh, octets).and_then(|()| fs::rename(&fresh, to));
-    if written.is_err() {
-        let _ = fs::remove_file(&fresh);
-    }
-    written
-}
-
-/// Returns a name beside `path` that no other process uses.
-fn fresh(path: &Path) -> PathBuf {
-    path.with_extension(format!("new-{}", std::process::id()))
 }
 
 /// Puts octets into a file in memory. The loader can load it by the returned path as long as this process has the descriptor.
@@ -273,7 +255,8 @@ mod tests {
             let Beside { rsockets, paths } = libs.beside;
             assert_eq!(fs::read(rsockets.unwrap()).unwrap(), PARTS[2]);
             assert_eq!(fs::read(paths.unwrap()).unwrap(), PARTS[3]);
-            assert_eq!(fs::read_dir(&folder).unwrap().count(), 4);
+            assert_eq!(fs::read(libs.audit.unwrap()).unwrap(), iwarp_audit::LIBRARY);
+            assert_eq!(fs::read_dir(&folder).unwrap().count(), 5);
         }
         // A new version of the same length in the same place.
         fs::write(&exe, bytes([b"library", b"NAME", b"", b""])).unwrap();

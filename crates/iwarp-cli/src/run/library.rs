@@ -16,6 +16,7 @@ pub(super) const NAMES: [&str; 2] = ["libibverbs.so.1", "librdmacm.so.1"];
 const BUILT: &str = "libiwarp_verbs.so";
 pub(super) const PRELOAD_BUILT: &str = "librspreload.so";
 pub(super) const PATHS_BUILT: &str = "libiwarp_paths.so";
+pub(super) const AUDIT: &str = iwarp_audit::FILE_NAME;
 /// The variable that names a library file in another place.
 const VARIABLE: &str = "IWARP_LIBRARY";
 
@@ -24,6 +25,8 @@ const VARIABLE: &str = "IWARP_LIBRARY";
 pub(super) struct Libraries {
     /// The library with both names.
     pub(super) verbs: Verbs,
+    /// The audit library, which sends all requests for either name to `verbs`.
+    pub(super) audit: Option<PathBuf>,
     /// The libraries that may be preloaded.
     pub(super) beside: Beside,
 }
@@ -64,9 +67,15 @@ pub(super) enum Verbs {
 }
 
 impl Libraries {
-    fn in_folder(dir: PathBuf, beside: Beside) -> Self {
+    /// Returns the libraries of a folder. The audit library is used if the folder has it.
+    pub(super) fn in_folder(dir: PathBuf, beside: Beside) -> Self {
+        let audit = Some(dir.join(AUDIT)).filter(|file| file.exists());
         let verbs = Verbs::Folder(dir);
-        Self { verbs, beside }
+        Self {
+            verbs,
+            audit,
+            beside,
+        }
     }
 }
 
@@ -112,7 +121,7 @@ fn named(file: &Path) -> String {
     format!("{VARIABLE}={}", file.display())
 }
 
-/// Makes a folder with links to a library file under its two names.
+/// Makes a folder with links to a library file under its two names, and with the audit library.
 fn linked(file: &Path, libraries: Beside) -> Result<Libraries> {
     let file = file
         .canonicalize()
@@ -123,7 +132,9 @@ fn linked(file: &Path, libraries: Beside) -> Result<Libraries> {
         [&|| Ok(beside.clone()), &|| private_dir(&file)];
     for folder in folders {
         let made = folder().and_then(|dir| {
-            link_names(&dir, &file).context(dir.display())?;
+            link_names(&dir, &file)
+                .and_then(|()| put(iwarp_audit::LIBRARY, &dir.join(AUDIT)))
+                .context(dir.display())?;
             Ok(dir)
         });
         match made {
@@ -157,6 +168,25 @@ fn link_names(dir: &Path, file: &Path) -> std::io::Result<()> {
         fs::rename(&fresh, &link)?;
     }
     Ok(())
+}
+
+/// Writes a file, unless it has these contents already.
+pub(super) fn put(octets: &[u8], to: &Path) -> std::io::Result<()> {
+    if fs::read(to).is_ok_and(|there| there == octets) {
+        return Ok(());
+    }
+    // Write to a new name and rename: another process may be doing the same, or have the older file open.
+    let fresh = fresh(to);
+    let written = fs::write(&fresh, octets).and_then(|()| fs::rename(&fresh, to));
+    if written.is_err() {
+        let _ = fs::remove_file(&fresh);
+    }
+    written
+}
+
+/// Returns a name beside `path` that no other process uses.
+pub(super) fn fresh(path: &Path) -> PathBuf {
+    path.with_extension(format!("new-{}", std::process::id()))
 }
 
 /// Checks that only this user and root can have put files into a folder.

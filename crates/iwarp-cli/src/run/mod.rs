@@ -1,7 +1,8 @@
 //! `iwarp run` and `iwarp env`: any verbs program on the software RNIC.
 //!
 //! The program and its children find our library under the names `libibverbs.so.1` and `librdmacm.so.1` before the
-//! system's, by `LD_LIBRARY_PATH`. The library reads all other settings from `IWARP_*` variables.
+//! system's, by `LD_LIBRARY_PATH`. An audit library (`LD_AUDIT`) redirects programs that find their libraries otherwise.
+//! The library reads all other settings from `IWARP_*` variables.
 //! `iwarp run` becomes the program, so that signals, exit code and terminal are the program's own.
 
 mod bundle;
@@ -17,6 +18,7 @@ use clap::{Args, ValueEnum};
 use fault::Asked;
 use iwarp::{Config, Device, Face, Networks};
 use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -103,6 +105,7 @@ impl Settings {
             )),
             library::Verbs::Memory { files, .. } => preloaded.extend(files),
         }
+        audit(&mut vars, libs);
         if self.rsockets {
             preloaded.push(libs.beside.rsockets.as_ref().ok_or_else(|| {
                 Error::failed(
@@ -177,6 +180,54 @@ fn preload<'a>(
     vars.push(("LD_PRELOAD", joined(files, rest)));
 }
 
+/// Adds the audit library to those of the loader, in place of one that an outer `iwarp run` has set.
+fn audit(vars: &mut Vec<(&'static str, OsString)>, libs: &library::Libraries) {
+    const LIST: &str = "LD_AUDIT";
+    // The loader takes a colon in a path for the end of the path.
+    let own = libs
+        .audit
+        .as_ref()
+        .filter(|file| !file.as_os_str().as_encoded_bytes().contains(&b':'));
+    let inherited_list = inherited(LIST);
+    let others = inherited_list.as_ref().map(|list| {
+        let entries = list.as_encoded_bytes().split(|octet| *octet == b':');
+        let others = entries
+            .map(OsStr::from_bytes)
+            .filter(|entry| !is_audit(Path::new(entry)));
+        others.collect::<Vec<_>>().join(OsStr::new(":"))
+    });
+    let others = others.filter(|others| !others.is_empty());
+    if own.is_some() || inherited_list.is_some() {
+        vars.push((LIST, joined(own, others)));
+    }
+    // In memory the target has no folder by which the audit library could find it.
+    let target = match &libs.verbs {
+        library::Verbs::Memory {
+            files: [first, _], ..
+        } => Some(first.as_os_str().to_owned()),
+        library::Verbs::Folder(_) => {
+            inherited(iwarp_audit::TARGET_VARIABLE).map(|_| OsString::new())
+        }
+    };
+    vars.extend(target.map(|target| (iwarp_audit::TARGET_VARIABLE, target)));
+    // When a program ends, valgrind has glibc free what the loader allocated for the audit library.
+    // glibc took that from an allocator of its own, so valgrind would report invalid frees.
+    const VALGRIND: &str = "VALGRIND_OPTS";
+    let quiet = "--run-libc-freeres=no";
+    let set = inherited(VALGRIND).unwrap_or_default();
+    if own.is_some() && !set.as_encoded_bytes().starts_with(quiet.as_bytes()) {
+        let options = [OsStr::new(quiet), &set].join(OsStr::new(" "));
+        vars.push((VALGRIND, options));
+    }
+}
+
+/// Returns `true` for an entry of `LD_AUDIT` that an `iwarp run` has put there: our library in a
+/// folder, or in memory.
+fn is_audit(entry: &Path) -> bool {
+    entry.ends_with(iwarp_audit::FILE_NAME)
+        || (entry.starts_with("/proc") && entry.parent().is_some_and(|dir| dir.ends_with("fd")))
+}
+
 /// Returns a path list with `first` in front.
 fn joined<'a>(first: impl IntoIterator<Item = &'a PathBuf>, rest: Option<OsString>) -> OsString {
     let paths = first.into_iter().map(|path| path.as_os_str().to_owned());
@@ -194,7 +245,7 @@ fn joined<'a>(first: impl IntoIterator<Item = &'a PathBuf>, rest: Option<OsStrin
   iwarp run --fault 'seed=7;status=REM_ACCESS_ERR,op=write,nth=100' -- ib_write_bw -R -d iwarp0 HOST
   iwarp run --as roce -- ucx_perftest -d iwarp1:1 -x rc_verbs -t am_lat
 
-Programs that are setuid ignore LD_LIBRARY_PATH, so they use the system's libraries.")]
+Static and setuid programs cannot load the libraries.")]
 pub(crate) struct RunArgs {
     #[command(flatten)]
     settings: Settings,
@@ -324,6 +375,7 @@ mod tests {
         assert_eq!(run.args.command, ["prog", "-v", "--crc", "on"]);
         let libs = library::Libraries {
             verbs: library::Verbs::Folder("/lib/iwarp".into()),
+            audit: Some("/lib/iwarp/libiwarp_audit.so".into()),
             beside: library::Beside::default(),
         };
         let vars = run.args.settings.variables(&libs).unwrap();
@@ -333,6 +385,7 @@ mod tests {
                 .map(|v| v.1.to_str().unwrap())
         };
         assert!(get("LD_LIBRARY_PATH").unwrap().starts_with("/lib/iwarp"));
+        assert_eq!(get("LD_AUDIT"), Some("/lib/iwarp/libiwarp_audit.so"));
         assert_eq!(get("IWARP_CRC"), Some("off"));
         assert_eq!(get("IWARP_AS"), Some("roce"));
         assert_eq!(get("IWARP_STATS"), Some("1"));
@@ -383,6 +436,7 @@ mod tests {
         };
         let libs = library::Libraries {
             verbs: library::Verbs::Folder("/lib/iwarp".into()),
+            audit: Some("/lib/iwarp/libiwarp_audit.so".into()),
             beside: library::Beside::default(),
         };
         let run = with(&["seed=1;reset,nth=2", "crc;log=a.log"]).ok().unwrap();
@@ -407,6 +461,7 @@ mod tests {
         let run = Run::parse_from(["iwarp", "--rsockets", "--", "prog"]);
         let libs = library::Libraries {
             verbs: library::Verbs::Folder("/lib/iwarp".into()),
+            audit: Some("/lib/iwarp/libiwarp_audit.so".into()),
             beside: library::Beside::default(),
         };
         assert!(run.args.settings.variables(&libs).is_err());

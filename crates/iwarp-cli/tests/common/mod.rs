@@ -179,6 +179,30 @@ impl Drop for Scratch {
     }
 }
 
+/// Compiles C source into the file `to`.
+pub(crate) fn compile(to: &Path, source: &str, args: &[&str]) {
+    let file = to.with_extension("c");
+    std::fs::write(&file, source).expect("scratch file");
+    let status = Command::new("cc")
+        .arg("-o")
+        .arg(to)
+        .arg(&file)
+        .args(args)
+        .status()
+        .expect("a C compiler, which linking Rust needs as well");
+    assert!(status.success(), "{source}");
+}
+
+/// Returns `true` if a program is installed, and otherwise says that the test is skipped.
+pub(crate) fn installed(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).any(|dir| dir.join(program).is_file());
+    if !found {
+        println!("skipped: {program} is not installed");
+    }
+    found
+}
+
 pub(crate) fn str(path: &Path) -> &str {
     path.to_str().expect("scratch paths are UTF-8")
 }
