@@ -343,6 +343,35 @@ impl TxPlan {
         }
     }
 
+    /// Returns `true` if a message begins at the first octet that is not written.
+    pub(super) fn is_between_messages(&self) -> bool {
+        let before = self.next_milestone.checked_sub(1);
+        let ended = before.and_then(|i| self.milestones.get(i));
+        self.written == 0 || ended.is_some_and(|(at, _)| *at == self.written)
+    }
+
+    /// Returns the index of the message that the first unwritten octets of registered memory belong to, and what happens at its
+    /// end. `None`: that is the message whose end is not in the plan, or no such octets are left.
+    pub(super) fn next_from_memory(&self) -> Option<(usize, Milestone)> {
+        let mut end = 0usize;
+        let in_memory = self.pieces.as_slice().iter().any(|piece| {
+            end = end.saturating_add(piece.len() as usize);
+            matches!(piece, Piece::Memory { .. }) && end > self.written
+        });
+        let all = self.milestones.as_slice().iter().enumerate();
+        let mut behind = all.skip_while(|(_, (at, _))| *at < end);
+        match in_memory {
+            true => behind.next().map(|(i, (_, what))| (i, *what)),
+            false => None,
+        }
+    }
+
+    /// Returns how many answers to the peer end at or behind the message with this index.
+    pub(super) fn answers_from(&self, index: usize) -> u32 {
+        let all = self.milestones.as_slice().iter().skip(index);
+        all.filter(|(_, what)| *what == Milestone::Response).count() as u32
+    }
+
     /// Takes the next event that has happened by now.
     #[inline]
     pub(super) fn next_event(&mut self) -> Option<Milestone> {
@@ -457,7 +486,9 @@ impl TxPlan {
                         let (stag, to, len) = range;
                         let source = memory.check(stag, to, len, need, who)?;
                         let source = source.span().split_at(from).1;
-                        source.read(rest);
+                        if !source.read(rest) {
+                            return Err(AccessError::NotMapped);
+                        }
                         rest.len().min(source.len() as usize)
                     }
                 };
