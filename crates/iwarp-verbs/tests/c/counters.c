@@ -15,6 +15,9 @@ struct attach {
 	uint32_t comp_mask, op_mask;
 };
 
+/* IBV_WR_ATOMIC_WRITE. */
+#define ATOMIC_WRITE ((enum ibv_wr_opcode)15)
+
 enum { WRS, BYTES };
 enum { SEND = 1, RECV = 2, READ = 4, REMOTE_READ = 8, WRITE = 16, REMOTE_WRITE = 32, ALL = 63, KINDS = 6 };
 
@@ -183,6 +186,7 @@ static void operations(enum ibv_qp_type type)
 		{ IBV_WR_SEND_WITH_IMM, SEND, RECV },
 		{ IBV_WR_RDMA_READ, READ, REMOTE_READ },
 		{ IBV_WR_ATOMIC_FETCH_AND_ADD, 0, 0 },
+		{ ATOMIC_WRITE, WRITE, REMOTE_WRITE },
 	};
 	void *wrs[2][KINDS], *bytes[2][KINDS];
 	uint64_t requests[2][KINDS] = { 0 };
@@ -203,9 +207,10 @@ static void operations(enum ibv_qp_type type)
 		to_init(p.qp[1]);
 		connect_pair(&p);
 		for (unsigned i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
-			uint32_t len = table[i].op == IBV_WR_ATOMIC_FETCH_AND_ADD ? 8 : length;
+			int is_atomic = table[i].op == IBV_WR_ATOMIC_FETCH_AND_ADD || table[i].op == ATOMIC_WRITE;
+			uint32_t len = is_atomic ? 8 : length;
 
-			if (type == IBV_QPT_UC && (table[i].op == IBV_WR_RDMA_READ || table[i].op == IBV_WR_ATOMIC_FETCH_AND_ADD))
+			if (type == IBV_QPT_UC && (table[i].op == IBV_WR_RDMA_READ || is_atomic))
 				continue;
 			if (table[i].remote & RECV)
 				receive(&p, len);
@@ -226,6 +231,44 @@ static void operations(enum ibv_qp_type type)
 				CODE(0, destroy(made[end][kind]));
 			}
 	}
+}
+
+/* A receive of the first queue pair that is flushed. */
+static void receive_flushed(struct pair *p)
+{
+	struct ibv_recv_wr wr = { 0 }, *bad;
+
+	CODE(0, ibv_post_recv(p->qp[0], &wr, &bad));
+	CODE(IBV_WC_WR_FLUSH_ERR, completion(p->cq[0]).status);
+}
+
+/* Creates another first queue pair, to be destroyed with the second. */
+static void create_again(struct pair *p)
+{
+	struct ibv_qp_init_attr init = { .send_cq = p->cq[0], .recv_cq = p->cq[0], .cap = { 1, 1, 1, 1, 0 }, .qp_type = IBV_QPT_RC };
+
+	NEED((p->qp[0] = ibv_create_qp(pd, &init)));
+}
+
+/* A second counter of a queue pair has nothing of what was counted for the first. */
+static void post_failed_read(struct pair *p, void *cntr)
+{
+	struct ibv_qp_attr error = { .qp_state = IBV_QPS_ERR }, reset = { .qp_state = IBV_QPS_RESET };
+	void *other = counter(WRS);
+
+	to_init(p->qp[0]);
+	CODE(0, ibv_modify_qp(p->qp[0], &error, IBV_QP_STATE));
+	post_to(p, IBV_WR_RDMA_READ, 0, 0, 8, 0);
+	CODE(IBV_WC_WR_FLUSH_ERR, completion(p->cq[0]).status);
+	CHECK(count(cntr) == 0 && errors(cntr) == 1);
+	receive_flushed(p);
+	CODE(0, ibv_modify_qp(p->qp[0], &reset, IBV_QP_STATE));
+	CODE(0, attach_ops(p->qp[0], other, RECV));
+	CHECK(count(other) == 0 && errors(other) == 0);
+	CODE(0, ibv_destroy_qp(p->qp[0]));
+	CHECK(errors(other) == 0 && errors(cntr) == 1);
+	CODE(0, destroy(other));
+	create_again(p);
 }
 
 /* Several queue pairs add to one counter, the program sets it meanwhile, and flushed requests are errors. */
@@ -271,7 +314,16 @@ static void shared(void)
 	post_to(&p, IBV_WR_SEND, 0, 0, 8, IBV_SEND_SIGNALED);
 	CODE(IBV_WC_WR_FLUSH_ERR, completion(p.cq[0]).status);
 	CHECK(errors(c) == 1 && count(c) == 111);
+	/* A counter that is attached to a used queue pair begins with zero. */
+	struct ibv_qp_attr reset = { .qp_state = IBV_QPS_RESET };
+	void *late = counter(WRS);
+
+	CODE(0, ibv_modify_qp(p.qp[0], &reset, IBV_QP_STATE));
+	CODE(EBUSY, attach_ops(p.qp[0], late, SEND));
+	CODE(0, attach_ops(p.qp[0], late, READ));
+	post_failed_read(&p, late);
 	destroy_pair(&p);
+	CODE(0, destroy(late));
 	CODE(0, destroy(c));
 }
 
