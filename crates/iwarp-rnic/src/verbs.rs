@@ -29,6 +29,11 @@ impl Access {
     pub(crate) const REMOTE: Self = Self::REMOTE_WRITE
         .union(Self::REMOTE_READ)
         .union(Self::REMOTE_ATOMIC);
+
+    /// What changes memory.
+    pub(crate) const WRITING: Self = Self::LOCAL_WRITE
+        .union(Self::REMOTE_WRITE)
+        .union(Self::REMOTE_ATOMIC);
 }
 
 bitflags! {
@@ -164,6 +169,18 @@ pub enum SendOp {
         /// The peer's STag.
         rkey: u32,
     },
+    /// Complete when everything that was posted before is visible in the peer's memory
+    /// (`ibv_wr_flush`). It has no elements.
+    ///
+    /// iWARP has no such operation. On the wire it is an RDMA Read of zero octets, whose response follows
+    /// the placement of all earlier Writes and Sends (RFC 5040 section 5.5). The target does not validate
+    /// the STag of such a Read.
+    Flush {
+        /// Tagged offset at the peer.
+        remote_addr: u64,
+        /// The peer's STag.
+        rkey: u32,
+    },
 }
 
 /// A send queue has a slot for each request, so they are kept small.
@@ -191,11 +208,15 @@ impl SendOp {
         )
     }
 
-    /// Returns `true` if the peer answers it (RDMA Read and atomics).
+    /// Returns `true` if the peer answers it (RDMA Read, flush and atomics).
     pub const fn has_response(&self) -> bool {
         matches!(
             self,
-            Self::Read { .. } | Self::ReadInv { .. } | Self::FetchAdd { .. } | Self::CmpSwap { .. }
+            Self::Read { .. }
+                | Self::ReadInv { .. }
+                | Self::FetchAdd { .. }
+                | Self::CmpSwap { .. }
+                | Self::Flush { .. }
         )
     }
 
@@ -219,6 +240,7 @@ impl SendOp {
             Self::Write { .. } | Self::WriteImm { .. } => WcOpcode::Write,
             Self::AtomicWrite { .. } => WcOpcode::AtomicWrite,
             Self::Read { .. } | Self::ReadInv { .. } => WcOpcode::Read,
+            Self::Flush { .. } => WcOpcode::Flush,
             Self::FetchAdd { .. } => WcOpcode::FetchAdd,
             Self::CmpSwap { .. } => WcOpcode::CmpSwap,
             Self::LocalInvalidate { .. } => WcOpcode::LocalInvalidate,
@@ -436,6 +458,8 @@ pub enum WcOpcode {
     TagRecv,
     /// A receive that took a message without a tag, on a queue that matches tags.
     TagNone,
+    /// A flush of the peer's memory.
+    Flush,
 }
 
 bitflags! {

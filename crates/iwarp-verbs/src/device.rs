@@ -412,13 +412,14 @@ pub(crate) unsafe extern "C" fn ibv_close_device(c: *mut ibv_context) -> c_int {
 }
 
 /// Marks an object as belonging to a context, for [`ibv_close_device`].
-pub(crate) const KINDS_WITH_CONTEXT: [Kind; 12] = [
+pub(crate) const KINDS_WITH_CONTEXT: [Kind; 13] = [
     Kind::Pd,
     Kind::Td,
     Kind::Mr,
     Kind::Buf,
     Kind::Mw,
     Kind::Dm,
+    Kind::CompCntr,
     Kind::Channel,
     Kind::Cq,
     Kind::Srq,

@@ -6,7 +6,8 @@
 
 use crate::cm;
 use crate::{
-    cq, device, events, kern, misc, mr, mr_ex, pd, private, qp, qp_create, query, rsocket, srq, ud,
+    comp_cntr, cq, device, dmabuf, events, kern, misc, mr, mr_ex, pd, private, qp, qp_create,
+    query, rsocket, srq, ud,
 };
 
 #[cfg(target_arch = "x86_64")]
@@ -113,7 +114,7 @@ export! {
     pd::ibv_unimport_pd => "ibv_unimport_pd" "@@" "IBVERBS_1.10";
     query::_ibv_query_gid_ex => "_ibv_query_gid_ex" "@@" "IBVERBS_1.11";
     query::_ibv_query_gid_table => "_ibv_query_gid_table" "@@" "IBVERBS_1.11";
-    misc::ibv_reg_dmabuf_mr => "ibv_reg_dmabuf_mr" "@@" "IBVERBS_1.12";
+    dmabuf::ibv_reg_dmabuf_mr => "ibv_reg_dmabuf_mr" "@@" "IBVERBS_1.12";
     mr::ibv_import_dm => "ibv_import_dm" "@@" "IBVERBS_1.13";
     misc::ibv_is_fork_initialized => "ibv_is_fork_initialized" "@@" "IBVERBS_1.13";
     mr::ibv_unimport_dm => "ibv_unimport_dm" "@@" "IBVERBS_1.13";
@@ -128,17 +129,16 @@ export! {
     mr_ex::ibv_free_buf => "ibv_free_buf" "@@" "IBVERBS_1.17";
     mr_ex::ibv_reg_buf_mr => "ibv_reg_buf_mr" "@@" "IBVERBS_1.17";
     mr_ex::ibv_export_buf_dmabuf_fd => "ibv_export_buf_dmabuf_fd" "@@" "IBVERBS_1.18";
-    // Counters of completions, which rdma-core has for devices that count by themselves.
-    device::unsupported_code => "_ibv_query_comp_cntr_caps" "@@" "IBVERBS_1.18";
-    device::unsupported_pointer => "ibv_create_comp_cntr" "@@" "IBVERBS_1.18";
-    device::unsupported_code => "ibv_destroy_comp_cntr" "@@" "IBVERBS_1.18";
-    device::unsupported_code => "ibv_inc_comp_cntr" "@@" "IBVERBS_1.18";
-    device::unsupported_code => "ibv_inc_err_comp_cntr" "@@" "IBVERBS_1.18";
-    device::unsupported_code => "ibv_qp_attach_comp_cntr" "@@" "IBVERBS_1.18";
-    device::unsupported_code => "ibv_read_comp_cntr" "@@" "IBVERBS_1.18";
-    device::unsupported_code => "ibv_read_err_comp_cntr" "@@" "IBVERBS_1.18";
-    device::unsupported_code => "ibv_set_comp_cntr" "@@" "IBVERBS_1.18";
-    device::unsupported_code => "ibv_set_err_comp_cntr" "@@" "IBVERBS_1.18";
+    comp_cntr::_ibv_query_comp_cntr_caps => "_ibv_query_comp_cntr_caps" "@@" "IBVERBS_1.18";
+    comp_cntr::ibv_create_comp_cntr => "ibv_create_comp_cntr" "@@" "IBVERBS_1.18";
+    comp_cntr::ibv_destroy_comp_cntr => "ibv_destroy_comp_cntr" "@@" "IBVERBS_1.18";
+    comp_cntr::ibv_inc_comp_cntr => "ibv_inc_comp_cntr" "@@" "IBVERBS_1.18";
+    comp_cntr::ibv_inc_err_comp_cntr => "ibv_inc_err_comp_cntr" "@@" "IBVERBS_1.18";
+    comp_cntr::ibv_qp_attach_comp_cntr => "ibv_qp_attach_comp_cntr" "@@" "IBVERBS_1.18";
+    comp_cntr::ibv_read_comp_cntr => "ibv_read_comp_cntr" "@@" "IBVERBS_1.18";
+    comp_cntr::ibv_read_err_comp_cntr => "ibv_read_err_comp_cntr" "@@" "IBVERBS_1.18";
+    comp_cntr::ibv_set_comp_cntr => "ibv_set_comp_cntr" "@@" "IBVERBS_1.18";
+    comp_cntr::ibv_set_err_comp_cntr => "ibv_set_err_comp_cntr" "@@" "IBVERBS_1.18";
     rsocket::raccept => "raccept" "@@" "RDMACM_1.0";
     rsocket::rbind => "rbind" "@@" "RDMACM_1.0";
     rsocket::rclose => "rclose" "@@" "RDMACM_1.0";

@@ -1,13 +1,21 @@
 //! The symbols of `IBVERBS_PRIVATE_NN`, which rdma-core's own libraries and providers import from libibverbs.
 //!
-//! rdma-core renames the version whenever one of them changes: it is 34 up to release 56, 57 in releases 57 and 58, 59 up to 63, then
-//! 64 and 65. A program that was built with one release may be linked with providers' libraries of that release (UCX with libmlx5),
+//! rdma-core renames the version whenever one of them changes: it is 25 up to release 32, 33 in release 33, 34 up to release 56, 57 in
+//! releases 57 and 58, 59 up to 63, then 64 and 65. A program that was built with one release may be linked with providers' libraries of that release (UCX with libmlx5),
 //! so all of these versions are there. Nothing behind most of the names is ever called: see [`crate::private`].
 
 use crate::{misc, private, query};
 
 /// Exports each function under the first version that has it, and under all later ones.
 macro_rules! since {
+    (25: $($f:path => $name:literal;)*) => {
+        export! { $($f => $name "@" "IBVERBS_PRIVATE_25";)* }
+        since! { 33: $($f => $name;)* }
+    };
+    (33: $($f:path => $name:literal;)*) => {
+        export! { $($f => $name "@" "IBVERBS_PRIVATE_33";)* }
+        since! { 34: $($f => $name;)* }
+    };
     (34: $($f:path => $name:literal;)*) => {
         export! { $(
             $f => $name "@@" "IBVERBS_PRIVATE_34";
@@ -50,6 +58,8 @@ macro_rules! object {
 }
 
 object! {
+    "@" "25";
+    "@" "33";
     "@@" "34";
     "@" "57";
     "@" "59";
@@ -57,7 +67,17 @@ object! {
     "@" "65";
 }
 
+// What later releases do not have.
 export! {
+    private::command => "ibv_cmd_query_device" "@" "IBVERBS_PRIVATE_25";
+    private::command => "ibv_cmd_query_device" "@@" "IBVERBS_PRIVATE_33";
+    private::command => "ibv_cmd_query_device_ex" "@@" "IBVERBS_PRIVATE_25";
+    private::minus_one => "ibv_get_fw_ver" "@@" "IBVERBS_PRIVATE_25";
+}
+
+export! {
+    private::verbs_register_driver => "verbs_register_driver_25" "@@" "IBVERBS_PRIVATE_25";
+    private::verbs_register_driver => "verbs_register_driver_33" "@@" "IBVERBS_PRIVATE_33";
     private::verbs_register_driver => "verbs_register_driver_34" "@@" "IBVERBS_PRIVATE_34";
     private::verbs_register_driver => "verbs_register_driver_57" "@@" "IBVERBS_PRIVATE_57";
     private::verbs_register_driver => "verbs_register_driver_59" "@@" "IBVERBS_PRIVATE_59";
@@ -65,9 +85,8 @@ export! {
     private::verbs_register_driver => "verbs_register_driver_65" "@@" "IBVERBS_PRIVATE_65";
 }
 
-since! { 34:
+since! { 25:
     private::zero => "__ioctl_final_num_attrs";
-    private::verbs_log => "__verbs_log";
     private::pointer => "_verbs_init_and_alloc_context";
     private::command => "execute_ioctl";
     private::command => "ibv_cmd_advise_mr";
@@ -80,7 +99,6 @@ since! { 34:
     private::command => "ibv_cmd_create_counters";
     private::command => "ibv_cmd_create_cq";
     private::command => "ibv_cmd_create_cq_ex";
-    private::command => "ibv_cmd_create_cq_ex2";
     private::command => "ibv_cmd_create_flow";
     private::command => "ibv_cmd_create_flow_action_esp";
     private::command => "ibv_cmd_create_qp";
@@ -118,25 +136,33 @@ since! { 34:
     private::command => "ibv_cmd_post_send";
     private::command => "ibv_cmd_post_srq_recv";
     private::command => "ibv_cmd_query_context";
-    private::command => "ibv_cmd_query_device_any";
     private::command => "ibv_cmd_query_mr";
     private::command => "ibv_cmd_query_port";
     private::command => "ibv_cmd_query_qp";
     private::command => "ibv_cmd_query_srq";
     private::command => "ibv_cmd_read_counters";
     private::command => "ibv_cmd_reg_dm_mr";
-    private::command => "ibv_cmd_reg_dmabuf_mr";
     private::command => "ibv_cmd_reg_mr";
     private::command => "ibv_cmd_req_notify_cq";
     private::command => "ibv_cmd_rereg_mr";
     private::command => "ibv_cmd_resize_cq";
     query::ibv_query_gid_type => "ibv_query_gid_type";
-    private::read_ibdev_sysfs_file => "ibv_read_ibdev_sysfs_file";
-    misc::ibv_wr_opcode_str => "ibv_wr_opcode_str";
+    private::minus_one => "ibv_read_ibdev_sysfs_file";
     private::nothing => "verbs_init_cq";
     private::pointer => "verbs_open_device";
     private::nothing => "verbs_set_ops";
     private::nothing => "verbs_uninit_context";
+}
+
+since! { 33:
+    private::command => "ibv_cmd_query_device_any";
+}
+
+since! { 34:
+    private::verbs_log => "__verbs_log";
+    private::command => "ibv_cmd_create_cq_ex2";
+    private::command => "ibv_cmd_reg_dmabuf_mr";
+    misc::ibv_wr_opcode_str => "ibv_wr_opcode_str";
 }
 
 since! { 59:

@@ -18,8 +18,10 @@
 
 mod abi;
 mod cm;
+mod comp_cntr;
 mod cq;
 mod device;
+mod dmabuf;
 mod events;
 mod face;
 // The versions have a meaning in the C library only.

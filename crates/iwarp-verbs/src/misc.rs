@@ -1,7 +1,7 @@
 //! Small functions: names, rates, fork, files of sysfs, and copies from the kernel's structures.
 
 use crate::abi::verbs::*;
-use crate::guard::{UNSUPPORTED, code, pointer};
+use crate::guard::{UNSUPPORTED, code};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 fn name(names: &[&'static CStr], at: c_uint, unknown: &'static CStr) -> *const c_char {
@@ -204,18 +204,6 @@ pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
         }
         Ok(n as c_int)
     })
-}
-
-/// Memory behind another device's buffer cannot be reached through a program's addresses.
-pub(crate) unsafe extern "C" fn ibv_reg_dmabuf_mr(
-    _: *mut ibv_pd,
-    _offset: u64,
-    _len: usize,
-    _iova: u64,
-    _fd: c_int,
-    _access: c_int,
-) -> *mut ibv_mr {
-    pointer(|| Err(UNSUPPORTED))
 }
 
 /// With TCP the kernel resolves addresses of the link layer.

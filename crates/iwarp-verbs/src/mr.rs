@@ -4,7 +4,7 @@ use crate::abi::verbs::*;
 use crate::device::{ContextObject, checked_context, context};
 use crate::guard::{EBUSY, EINVAL, ENOMEM, Errno, Res, UNSUPPORTED, code, pointer};
 use crate::object::{self, Kind, Object, Users};
-use crate::{huge, pd, query};
+use crate::{dmabuf, huge, pd, query};
 use iwarp::raw::{Prefetch, prefetch};
 use iwarp_rnic::Access;
 use iwarp_rnic::memory::Stag;
@@ -17,6 +17,8 @@ use std::sync::Arc;
 const RIGHTS: c_uint = 0x3f;
 const ON_DEMAND: c_uint = 0x40;
 const HUGETLB: c_uint = 0x80;
+/// A peer may flush the region, which needs no right here. Persistence (0x200) cannot be promised.
+const FLUSH_GLOBAL: c_uint = 0x100;
 /// Hints that a device may ignore (`IBV_ACCESS_OPTIONAL_RANGE`); relaxed ordering is one.
 const OPTIONAL: c_uint = 0x3ff0_0000;
 
@@ -29,12 +31,23 @@ pub(crate) struct Handle {
     length: usize,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Mr {
     /// The region of the device memory that it is in.
     dm: Option<Arc<DeviceMemory>>,
     imported: bool,
     dm_object: usize,
+    /// The mapping of the DMA-buf that it is in.
+    dmabuf: Option<dmabuf::Mapping>,
+}
+
+impl Mr {
+    pub(crate) fn of_dmabuf(mapping: dmabuf::Mapping) -> Self {
+        Self {
+            dmabuf: Some(mapping),
+            ..Self::default()
+        }
+    }
 }
 
 type MrObject = Object<ibv_mr, Mr>;
@@ -44,10 +57,16 @@ unsafe fn find<'a>(mr: *mut ibv_mr) -> Res<&'a MrObject> {
 }
 
 pub(crate) fn rights(access: c_uint) -> Res<Access> {
-    if access & !(RIGHTS | ON_DEMAND | HUGETLB | OPTIONAL) != 0 {
+    if access & !(RIGHTS | ON_DEMAND | HUGETLB | FLUSH_GLOBAL | OPTIONAL) != 0 {
         return Err(EINVAL);
     }
     Ok(Access::from_bits_truncate(access & RIGHTS))
+}
+
+pub(crate) fn page_size() -> usize {
+    // SAFETY: only returns a number.
+    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(size).unwrap_or(4096)
 }
 
 /// Checks what `IBV_ACCESS_HUGETLB` promises of an on-demand region: all its pages are huge. A region of all addresses cannot promise
@@ -70,6 +89,21 @@ pub(crate) unsafe fn register(
     iova: u64,
     access: c_uint,
 ) -> Res<*mut ibv_mr> {
+    register_owned(p, (addr, addr), len, iova, access, Mr::default())
+}
+
+/// Registers memory and creates an object with our part `own`, which shows the address `shown`.
+///
+/// # Safety
+/// As [`register`].
+pub(crate) unsafe fn register_owned(
+    p: *mut ibv_pd,
+    (addr, shown): (u64, u64),
+    len: usize,
+    iova: u64,
+    access: c_uint,
+    own: Mr,
+) -> Res<*mut ibv_mr> {
     let pd = pd::find(p)?;
     let on_demand = access & ON_DEMAND != 0;
     if on_demand && access & HUGETLB != 0 {
@@ -91,17 +125,7 @@ pub(crate) unsafe fn register(
         length: len,
     };
     ctx.handles.mrs.lock().insert(Stag(stag).index(), handle);
-    Ok(create(
-        p,
-        stag,
-        addr as *mut c_void,
-        len,
-        Mr {
-            dm: None,
-            imported: false,
-            dm_object: 0,
-        },
-    ))
+    Ok(create(p, stag, shown as *mut c_void, len, own))
 }
 
 unsafe fn create(
@@ -174,20 +198,14 @@ pub(crate) unsafe extern "C" fn ibv_dereg_mr(m: *mut ibv_mr) -> c_int {
     })
 }
 
-/// `ibv_alloc_null_mr(3)`: a region that swallows what is written and reads as zeros. It has no key for the peer.
+/// `ibv_alloc_null_mr(3)`: a region that discards writes and reads as zeros. The manual promises only the
+/// lkey, but programs (perftest) give that key to the peer, and drivers accept it. So both keys are set.
 pub(crate) unsafe extern "C" fn alloc_null_mr(p: *mut ibv_pd) -> *mut ibv_mr {
     pointer(|| {
         let pd = pd::find(p)?;
         let stag = context((*p).context).raw.register_null(pd.number)?;
         pd.users.add();
-        let own = Mr {
-            dm: None,
-            imported: false,
-            dm_object: 0,
-        };
-        let mr = create(p, stag, null_mut(), usize::MAX, own);
-        (*mr).rkey = 0;
-        Ok(mr)
+        Ok(create(p, stag, null_mut(), usize::MAX, Mr::default()))
     })
 }
 
@@ -210,6 +228,7 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
         if flags & !(CHANGE_TRANSLATION | CHANGE_PD | CHANGE_ACCESS) != 0
             || flags == 0
             || mr.dm.is_some()
+            || mr.dmabuf.is_some()
         {
             return Err(EINVAL);
         }
@@ -282,9 +301,8 @@ pub(crate) unsafe extern "C" fn ibv_import_mr(p: *mut ibv_pd, handle: u32) -> *m
             null_mut(),
             known.length,
             Mr {
-                dm: None,
                 imported: true,
-                dm_object: 0,
+                ..Mr::default()
             },
         ))
     })
@@ -550,8 +568,8 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
         ctx.handles.mrs.lock().insert(Stag(stag).index(), handle);
         let own = Mr {
             dm: Some(Arc::clone(&dm.memory)),
-            imported: false,
             dm_object: d as usize,
+            ..Mr::default()
         };
         Ok(create(p, stag, null_mut(), len, own))
     })

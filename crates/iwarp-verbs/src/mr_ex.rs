@@ -1,9 +1,11 @@
 //! `ibv_reg_mr_ex(3)`, which registers by a structure of attributes, and buffers from `ibv_alloc_buf(3)`.
 //!
 //! Both came with rdma-core 59 to 65. A buffer is ordinary memory here: it begins with a page, and no DMA-buf is behind it.
+//! Regions of the program's own DMA-bufs are in [`crate::dmabuf`].
 
 use crate::abi::recent::*;
 use crate::abi::verbs::*;
+use crate::dmabuf;
 use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, minus_one, pointer, value};
 use crate::mr::{self, DeviceMemory};
 use crate::object::{self, Kind, Object};
@@ -30,7 +32,7 @@ unsafe fn find<'a>(buf: *mut ibv_buf) -> Res<&'a BufObject> {
     object::find(Kind::Buf, buf)
 }
 
-/// Registers as the attributes say. Nothing here is behind PCIe or a file descriptor, so DMA handles and DMA-bufs are refused.
+/// Registers as the attributes say. Nothing here is behind PCIe, so DMA handles are refused.
 pub(crate) unsafe extern "C" fn ibv_reg_mr_ex(
     p: *mut ibv_pd,
     attr: *mut ibv_mr_init_attr,
@@ -48,8 +50,15 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_ex(
         if (mask & ADDR != 0) == (mask & FD != 0) || mask & (FD | FD_OFFSET) == FD_OFFSET {
             return Err(EINVAL);
         }
-        if mask & (FD | DMAH) != 0 {
+        if mask & FD != 0 && mask & (FD_OFFSET | IOVA) != FD_OFFSET | IOVA {
+            return Err(EINVAL);
+        }
+        if mask & DMAH != 0 {
             return Err(UNSUPPORTED);
+        }
+        if mask & FD != 0 {
+            let buffer = (attr.fd, attr.fd_offset);
+            return dmabuf::register(p, buffer, attr.length, attr.iova, attr.access as c_uint);
         }
         let addr = attr.addr as u64;
         let iova = if mask & IOVA != 0 { attr.iova } else { addr };
@@ -72,12 +81,6 @@ unsafe fn inside(p: *mut ibv_pd, attr: &ibv_mr_init_attr) -> Res<()> {
     Ok(())
 }
 
-fn page_size() -> usize {
-    // SAFETY: only returns a number.
-    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    usize::try_from(size).unwrap_or(4096)
-}
-
 /// Allocates a buffer of zeros. The domain stays in use until the buffer is freed.
 pub(crate) unsafe extern "C" fn ibv_alloc_buf(
     p: *mut ibv_pd,
@@ -89,7 +92,7 @@ pub(crate) unsafe extern "C" fn ibv_alloc_buf(
         if size == 0 || to.is_null() {
             return Err(EINVAL);
         }
-        let memory = DeviceMemory::new(size, page_size())?;
+        let memory = DeviceMemory::new(size, mr::page_size())?;
         let (start, _) = memory.range();
         pd.users.add();
         *to = object::create(Kind::Buf, ibv_buf::new((*p).context), Buf { memory, pd: p });

@@ -22,6 +22,7 @@ pub(crate) enum Kind {
     Buf,
     Mw,
     Dm,
+    CompCntr,
     Ah,
     Channel,
     Cq,

@@ -400,6 +400,7 @@ pub(crate) const fn wc_opcode(opcode: WcOpcode) -> c_uint {
         WcOpcode::Bind => 5,
         // No work request of this interface registers memory.
         WcOpcode::LocalInvalidate | WcOpcode::FastRegister => 6,
+        WcOpcode::Flush => 8,
         WcOpcode::AtomicWrite => 9,
         WcOpcode::Recv => 128,
         WcOpcode::RecvWriteImm => 129,

@@ -26,8 +26,8 @@ pub(crate) unsafe extern "C" fn zero() -> c_int {
     0
 }
 
-/// Returns octets of a file below a device's directory in sysfs, or -1.
-pub(crate) unsafe extern "C" fn read_ibdev_sysfs_file() -> c_int {
+/// Reads from a provider's device in sysfs, of which there is none.
+pub(crate) unsafe extern "C" fn minus_one() -> c_int {
     set_errno(UNSUPPORTED);
     -1
 }

@@ -6,7 +6,7 @@ use crate::device::{ContextObject, context};
 use crate::guard::{EINVAL, Res, UNSUPPORTED, code};
 use crate::object::{self, Kind, Object, Unacknowledged, Users};
 use crate::qp_ex::Builder;
-use crate::{events, face, qp_create, query, ud, xrc};
+use crate::{comp_cntr, events, face, qp_create, query, ud, xrc};
 use iwarp::Face;
 use iwarp::raw::{QueuePair, Retry};
 use iwarp_rnic::Access;
@@ -62,6 +62,7 @@ pub(crate) unsafe extern "C" fn ibv_destroy_qp(q: *mut ibv_qp) -> c_int {
             return ud::destroy(q, qp);
         }
         let qp = find(q)?;
+        comp_cntr::detach(q);
         if !xrc::has_other_handles(q, qp) {
             qp.raw.destroy();
             events::forget(&context((*q).context).raw, qp.raw.clone());
@@ -190,7 +191,7 @@ fn remember(to: &mut ibv_qp_attr, from: &ibv_qp_attr, mask: c_uint) -> Res<()> {
 }
 
 /// Returns the state as the program sees it. A new queue pair of an RNIC takes receives as if it were INIT, and is called RESET.
-unsafe fn state_seen(q: *mut ibv_qp, qp: &QpObject) -> State {
+pub(crate) unsafe fn state_seen(q: *mut ibv_qp, qp: &QpObject) -> State {
     match qp.raw.state() {
         State::Init if (*q).state == QPS_RESET => State::Reset,
         state => state,

@@ -13,8 +13,13 @@ use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
 
-/// `enum ibv_qp_create_send_ops_flags` without segmentation offload (10) and flush (11).
-const OPS: u64 = 0x3ff | 1 << 12;
+/// `enum ibv_qp_create_send_ops_flags` without segmentation offload (10).
+const OPS: u64 = 0x3ff | 1 << 11 | 1 << 12;
+/// `enum ibv_placement_type`: a flush makes data visible to all readers, or persistent.
+const FLUSH_GLOBAL: u8 = 1;
+const FLUSH_PERSISTENT: u8 = 2;
+/// The last value of `enum ibv_selectivity_level`: a range, or the whole region.
+const LEVEL_MAX: u8 = 1;
 /// Octets of an atomic write. Every queue pair that sends takes so many as inline data.
 const ATOMIC_WRITE_LEN: usize = 8;
 const _: () = assert!(ATOMIC_WRITE_LEN <= crate::qp_create::INLINE_MIN as usize);
@@ -203,8 +208,23 @@ unsafe extern "C" fn wr_atomic_write(
     wr_set_inline_data(q, octets.cast_mut(), ATOMIC_WRITE_LEN);
 }
 
-unsafe extern "C" fn wr_flush(q: *mut ibv_qp_ex, _: u32, _: u64, _: usize, _: u8, _: u8) {
-    begin(q, Err(UNSUPPORTED));
+/// A flush makes all earlier requests visible, whatever range it names. The peer's memory cannot be made
+/// persistent: nothing on the wire asks for that.
+unsafe extern "C" fn wr_flush(
+    q: *mut ibv_qp_ex,
+    rkey: u32,
+    remote_addr: u64,
+    _: usize,
+    placement: u8,
+    level: u8,
+) {
+    let op = match placement {
+        _ if level > LEVEL_MAX => Err(EINVAL),
+        FLUSH_GLOBAL => Ok(SendOp::Flush { remote_addr, rkey }),
+        p if p & FLUSH_PERSISTENT != 0 && p <= FLUSH_GLOBAL | FLUSH_PERSISTENT => Err(UNSUPPORTED),
+        _ => Err(EINVAL),
+    };
+    begin(q, op);
 }
 
 unsafe extern "C" fn wr_set_ud_addr(q: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u32, qkey: u32) {

@@ -17,6 +17,7 @@ pub(crate) const MAX_DM: u64 = 1 << 20;
 /// GID types as `ibv_query_gid_type` returns them, and as in `struct ibv_gid_entry`.
 const GID_TYPE_SYSFS_IB_ROCE_V1: c_uint = 0;
 const GID_TYPE_SYSFS_ROCE_V2: c_uint = 1;
+const GID_TYPE_IB: u32 = 0;
 const GID_TYPE_ROCE_V1: u32 = 1;
 const GID_TYPE_ROCE_V2: u32 = 2;
 /// The vendor: "iW" and a zero, so that no program takes it for a vendor with an interface of its own.
@@ -24,7 +25,9 @@ const VENDOR_ID: u32 = 0x69_57_00;
 
 /// Window types 1 and 2B, events on notification, resizing of shared receive queues, GUIDs, extended reliable connections.
 const CAPS: c_uint = 1 << 11 | 1 << 13 | 1 << 17 | 1 << 20 | 1 << 21 | 1 << 24;
-/// `IB_UVERBS_DEVICE_ATOMIC_WRITE`, which only the extended capabilities have room for.
+/// `IB_UVERBS_DEVICE_FLUSH_GLOBAL` and `IB_UVERBS_DEVICE_ATOMIC_WRITE`, which only the extended
+/// capabilities have room for.
+const CAP_FLUSH_GLOBAL: u64 = 1 << 38;
 const CAP_ATOMIC_WRITE: u64 = 1 << 40;
 
 /// Tag matching (`struct ibv_tm_caps`): octets of a request for a rendezvous, which has nothing but the two headers that the receiver needs and as
@@ -115,7 +118,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         a.xrc_odp_caps = ODP_RC as u32;
         a.completion_timestamp_mask = u64::MAX;
         a.hca_core_clock = 1_000_000;
-        a.device_cap_flags_ex = u64::from(CAPS) | CAP_ATOMIC_WRITE;
+        a.device_cap_flags_ex = u64::from(CAPS) | CAP_FLUSH_GLOBAL | CAP_ATOMIC_WRITE;
         a.tm_caps = TM_CAPS;
         a.max_dm_size = MAX_DM;
         a.phys_port_cnt_ex = 1;
@@ -285,10 +288,17 @@ fn entry(c: &crate::device::ContextObject, from: &GidEntry) -> ibv_gid_entry {
         gid_type: match from.kind {
             GidKind::RoceV1 => GID_TYPE_ROCE_V1,
             GidKind::RoceV2 => GID_TYPE_ROCE_V2,
+            _ => GID_TYPE_IB,
         },
         // SAFETY: a C string.
         ndev_ifindex: unsafe { libc::if_nametoindex(name.as_ptr()) },
     }
+}
+
+/// Writes an entry of `size` bytes, which is larger than ours if the program's header is newer.
+unsafe fn write_entry(to: *mut ibv_gid_entry, from: ibv_gid_entry, size: usize) {
+    std::ptr::write_bytes(to.cast::<u8>(), 0, size);
+    to.write_unaligned(from);
 }
 
 pub(crate) unsafe extern "C" fn _ibv_query_gid_ex(
@@ -304,14 +314,15 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_ex(
             return Err(EINVAL);
         }
         let c = checked_context(c)?;
-        *to = match gid(c, port_num, index)? {
-            Some(found) => entry(c, &found),
-            None => return Err(Errno(libc::ENODATA)),
+        let Some(found) = gid(c, port_num, index)? else {
+            return Err(Errno(libc::ENODATA));
         };
+        write_entry(to, entry(c, &found), size);
         Ok(())
     })
 }
 
+/// As the kernel does, it refuses to return a part of the table.
 pub(crate) unsafe extern "C" fn _ibv_query_gid_table(
     c: *mut ibv_context,
     to: *mut ibv_gid_entry,
@@ -324,12 +335,14 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_table(
             return Err(EINVAL);
         }
         let c = checked_context(c)?;
-        let mut written = 0;
-        for found in gids(c)?.iter().take(max) {
-            *to.add(written) = entry(c, found);
-            written += 1;
+        let table = gids(c)?;
+        if table.len() > max {
+            return Err(EINVAL);
         }
-        Ok(written as isize)
+        for (i, found) in table.iter().enumerate() {
+            write_entry(to.byte_add(i * size), entry(c, found), size);
+        }
+        Ok(table.len() as isize)
     });
     result.unwrap_or_else(|e: Errno| -(e.0 as isize))
 }
@@ -344,8 +357,8 @@ pub(crate) unsafe extern "C" fn ibv_query_gid_type(
         let found = gid(checked_context(c)?, u32::from(port_num), index)?;
         *to = match found.map(|entry| entry.kind) {
             Some(GidKind::RoceV2) => GID_TYPE_SYSFS_ROCE_V2,
-            // Empty entries, too, as with rdma-core.
-            Some(GidKind::RoceV1) | None => GID_TYPE_SYSFS_IB_ROCE_V1,
+            // Empty entries have this type, too, as with rdma-core.
+            _ => GID_TYPE_SYSFS_IB_ROCE_V1,
         };
         Ok(0)
     })

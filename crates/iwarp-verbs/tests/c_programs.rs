@@ -229,5 +229,32 @@ fn a_page_fault_that_never_ends_stops_one_connection_only() {
 
 #[test]
 fn no_memory_is_an_error_and_not_the_end() {
-    passes("no_memory");
+    passes_on_both("no_memory");
+}
+
+/// Runs a program with both faces.
+fn passes_on_both(name: &str) {
+    for face in ["rnic", "roce"] {
+        passes_as(name, face);
+    }
+}
+
+#[test]
+fn peer_uses_null_region() {
+    passes_on_both("null_region");
+}
+
+#[test]
+fn flush_waits_for_placement() {
+    passes_on_both("flush");
+}
+
+#[test]
+fn completion_counters_count() {
+    passes_on_both("counters");
+}
+
+#[test]
+fn dmabuf_is_mapped() {
+    passes_on_both("dmabuf");
 }

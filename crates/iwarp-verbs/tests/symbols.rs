@@ -57,7 +57,7 @@ fn exports_are_those_of_rdma_core() {
         return;
     }
     let (got, want) = (exported(&common::library()), wanted());
-    assert_eq!(want.len(), 202 + 398);
+    assert_eq!(want.len(), 202 + 539);
     let missing: Vec<_> = want.difference(&got).collect();
     let extra: Vec<_> = got.difference(&want).collect();
     assert!(
@@ -154,4 +154,55 @@ fn gnu_ld_takes_our_version_script_beside_that_of_rustc() {
     // Versions of rustc differ in how they pass the option.
     link(&["-Wl,--version-script=list"]);
     link(&["-Wl,--version-script", "-Wl,list"]);
+}
+
+/// Returns the rows between the marks of the table of calls: names, and what is said for each face.
+fn table_of_calls(text: &str) -> Vec<(Vec<&str>, [&str; 2])> {
+    let (_, rest) = text.split_once("<!-- begin: exported -->").unwrap();
+    let (table, _) = rest.split_once("<!-- end: exported -->").unwrap();
+    let rows = table.lines().filter_map(|line| {
+        let cells = line.strip_prefix("| ")?.strip_suffix(" |")?;
+        let cells: Vec<&str> = cells.split(" | ").collect();
+        let [names, iwarp, roce] = cells[..] else {
+            panic!("not three cells: {line}");
+        };
+        let names = names.split(", ").filter_map(|name| {
+            name.strip_prefix('`')
+                .and_then(|name| name.strip_suffix('`'))
+        });
+        Some((names.collect(), [iwarp, roce]))
+    });
+    rows.filter(|(names, _): &(Vec<&str>, _)| !names.is_empty())
+        .collect()
+}
+
+#[test]
+fn calls_table_lists_every_symbol() {
+    let mut listed = BTreeSet::new();
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/verbs-calls.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    for (names, faces) in table_of_calls(&text) {
+        for name in names {
+            assert!(listed.insert(name), "{name} is listed twice");
+        }
+        for says in faces {
+            let reason = says.strip_prefix("differs on purpose, because ");
+            assert!(
+                says == "as the kernel's driver" || reason.is_some_and(|why| why.len() > 20),
+                "{says:?}"
+            );
+        }
+    }
+    // Programs call some functions by an inline function without the underscore.
+    let exported: BTreeSet<&str> = include_str!("symbols.txt")
+        .lines()
+        .filter_map(|line| line.split('@').next())
+        .map(|name| name.trim_start_matches('_'))
+        .collect();
+    let missing: Vec<_> = exported.difference(&listed).collect();
+    let extra: Vec<_> = listed.difference(&exported).collect();
+    assert!(
+        missing.is_empty() && extra.is_empty(),
+        "missing {missing:?}, extra {extra:?}"
+    );
 }

@@ -278,7 +278,10 @@ pub struct GidEntry {
 
 /// The type of a GID. It says how a RoCE NIC packs what it sends for it; here all connections are iWARP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum GidKind {
+    /// InfiniBand, which is what the kernel reports for iWARP NICs, too.
+    Ib,
     /// RoCE v1: Ethernet frames.
     RoceV1,
     /// RoCE v2: UDP.
@@ -286,11 +289,10 @@ pub enum GidKind {
 }
 
 impl Face {
-    /// The types under which each address is in the GID table, one after the other. Programs look for RoCE v2 where they look for
-    /// addresses, so an RNIC's GIDs have this type.
+    /// Returns the types under which each address is in the GID table, one after the other.
     const fn gid_kinds(self) -> &'static [GidKind] {
         match self {
-            Self::Rnic => &[GidKind::RoceV2],
+            Self::Rnic => &[GidKind::Ib],
             Self::Roce => &[GidKind::RoceV1, GidKind::RoceV2],
         }
     }
@@ -500,7 +502,8 @@ mod tests {
         };
         let [v4, v6] = [0, 1].map(|i: usize| device.addresses[i].gid());
         let (v1, v2) = (GidKind::RoceV1, GidKind::RoceV2);
-        assert_eq!(table(&device, Face::Rnic), [(0, v2, v4), (1, v2, v6)]);
+        let ib = GidKind::Ib;
+        assert_eq!(table(&device, Face::Rnic), [(0, ib, v4), (1, ib, v6)]);
         let twice = [(0, v1, v4), (1, v2, v4), (2, v1, v6), (3, v2, v6)];
         assert_eq!(table(&device, Face::Roce), twice);
         device.addresses[0].place = None;

@@ -211,7 +211,44 @@ fn files(device: &Device, face: Face) -> Vec<(String, String)> {
     .map(|(name, text)| (name.to_owned(), text.to_owned()))
     .into();
     files.extend(gid_files(device, face));
+    if face == Face::Roce {
+        files.extend(hw_counters());
+    }
     files
+}
+
+/// Names of counters that rxe and mlx5 have in `hw_counters` and that are always zero here: TCP repairs
+/// losses, duplicates and disorder before RDMA could see them, and there are no congestion notification
+/// packets, adaptive retransmissions or checksums of RoCE.
+///
+/// The files cannot change while the program runs: no process writes them after the start. Counters of
+/// traffic would therefore be wrong, and are left out. `iwarp stat` has them.
+const ALWAYS_ZERO: [&str; 16] = [
+    "duplicate_request",
+    "implied_nak_seq_err",
+    "np_cnp_sent",
+    "np_ecn_marked_roce_packets",
+    "out_of_seq_request",
+    "out_of_sequence",
+    "packet_seq_err",
+    "rcvd_seq_err",
+    "roce_adp_retrans",
+    "roce_adp_retrans_to",
+    "roce_slow_restart",
+    "roce_slow_restart_cnps",
+    "roce_slow_restart_trans",
+    "rp_cnp_handled",
+    "rp_cnp_ignored",
+    "rx_icrc_encapsulated",
+];
+
+/// Returns the files of the port's `hw_counters`.
+fn hw_counters() -> impl Iterator<Item = (String, String)> {
+    // How long the kernel keeps values before it asks the device again, in milliseconds.
+    let lifespan = ("lifespan", "10");
+    let zeros = ALWAYS_ZERO.map(|name| (name, "0"));
+    let all = zeros.into_iter().chain([lifespan]);
+    all.map(|(name, value)| (format!("ports/1/hw_counters/{name}"), value.to_owned()))
 }
 
 /// Returns the files of the GID table. Empty entries are zeros; only the others have attributes.
@@ -224,8 +261,9 @@ fn gid_files(device: &Device, face: Face) -> Vec<(String, String)> {
         files.push((format!("ports/1/gids/{index}"), in_groups(gid.segments())));
         let Some(entry) = entry else { continue };
         let kind = match entry.kind {
-            GidKind::RoceV1 => "IB/RoCE v1",
             GidKind::RoceV2 => "RoCE v2",
+            // The kernel has one name for the other types.
+            _ => "IB/RoCE v1",
         };
         for (name, text) in [("types", kind), ("ndevs", &device.interface)] {
             files.push((format!("ports/1/gid_attrs/{name}/{index}"), text.to_owned()));
@@ -254,6 +292,8 @@ mod tests {
             "0000:0000:0000:0000:0000:0000:0000:0000\n"
         );
         assert!(!at.join("ports/1/gid_attrs/types/31").exists());
+        assert_eq!(read("ports/1/gid_attrs/types/0"), "IB/RoCE v1\n");
+        assert!(!at.join("ports/1/hw_counters").exists());
         assert_eq!(read("node_guid").len(), 20);
         assert_eq!(
             read("ports/1/gid_attrs/ndevs/0"),
@@ -267,6 +307,12 @@ mod tests {
         assert_eq!(read("ports/1/gids/0"), read("ports/1/gids/1"));
         assert_eq!(read("ports/1/gid_attrs/types/0"), "IB/RoCE v1\n");
         assert_eq!(read("ports/1/gid_attrs/types/1"), "RoCE v2\n");
+        assert_eq!(read("ports/1/hw_counters/out_of_sequence"), "0\n");
+        assert_eq!(read("ports/1/hw_counters/lifespan"), "10\n");
+        // A counter of traffic that stays zero would be a lie.
+        for name in ["sent_pkts", "rx_write_requests", "out_of_buffer"] {
+            assert!(!at.join("ports/1/hw_counters").join(name).exists());
+        }
         fs::remove_dir_all(&dir).unwrap();
     }
 }

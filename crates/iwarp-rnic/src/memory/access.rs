@@ -261,7 +261,7 @@ impl<M: Memory> MemoryTable<M> {
         let hold = Hold { table: self, stag };
         let memory = match &entry.kind {
             Kind::Region { .. } | Kind::OnDemand { .. } | Kind::Fast(_) => entry.backing(),
-            Kind::Null { sink, .. } if need.contains(Access::LOCAL_WRITE) => Some((sink, None)),
+            Kind::Null { sink, .. } if need.intersects(Access::WRITING) => Some((sink, None)),
             Kind::Null { zeros, .. } => Some((zeros, None)),
             // A window gives rights to the peer. The elements of local requests name regions.
             Kind::Window { .. } if !need.intersects(Access::REMOTE) => {

@@ -126,17 +126,23 @@ impl<M> Entry<M> {
         };
     }
 
+    /// Returns `true` for a null region.
+    pub(super) const fn is_null(&self) -> bool {
+        matches!(self.kind, Kind::Null { .. })
+    }
+
     /// Returns `true` if its pages may be missing.
     pub(super) const fn is_on_demand(&self) -> bool {
         matches!(self.kind, Kind::OnDemand { .. })
     }
 
-    /// Makes it a null region, valid with this STag. Every tagged offset is inside, and the peer has no rights.
+    /// Makes it a null region, valid with this STag. It contains every tagged offset, and the peer has
+    /// all rights: there is nothing that it could see or change.
     pub(super) fn be_null(&mut self, stag: Stag, pd: u32, (zeros, sink): (M, M)) {
         self.kind = Kind::Null { zeros, sink };
         self.pd = pd;
         self.set_reach(Reach {
-            access: Access::LOCAL_WRITE,
+            access: Access::WRITING.union(Access::REMOTE_READ),
             base: 0,
             len: u64::MAX,
             offset: 0,

@@ -9,6 +9,7 @@
 #![allow(unsafe_code)]
 
 use super::access::{Accessor, Miss};
+use super::entry::Entry;
 use super::span::{Memory, Span};
 use super::table::MemoryTable;
 use super::{AccessError, MemoryError};
@@ -220,6 +221,10 @@ impl<M: Memory> MemoryTable<M> {
             Ok(span) => Reached::Here(span).update(f),
             Err(Miss::Counted) => {
                 let (reached, _hold) = self.check_counted(stag, to, 8, need, who)?;
+                // The sink of a null region holds what others wrote, which nobody may read.
+                if self.entry(stag).is_some_and(Entry::is_null) {
+                    return Ok(to.is_multiple_of(8).then_some(0));
+                }
                 reached.update(f)
             }
             Err(Miss::Refused(e)) => Err(e),

@@ -144,9 +144,10 @@ impl<M: Memory> MemoryTable<M> {
         })
     }
 
-    /// Makes a null region: what local requests write there is lost, and what they read is zero. Each access begins anew at the first octet
-    /// of `sink` or of `zeros`, whatever tagged offset it names; nothing is ever written to `zeros`. An access that is longer than its
-    /// memory is refused. The peer may not access it.
+    /// Creates a null region: data that is written there is discarded, and reads return zeros. This holds
+    /// for local requests and for the peer. Each access begins at the first octet of `sink` or of `zeros`,
+    /// whatever tagged offset it names; nothing is ever written to `zeros`. An access that is longer than
+    /// its memory is refused.
     ///
     /// [`deregister`](Self::deregister) gives `zeros` back.
     pub fn register_null(

@@ -9,6 +9,7 @@ use super::tx::Job;
 use super::{Host, QueuePair};
 use crate::Sge;
 use crate::memory::{AccessError, Memory};
+use crate::tally::Counted;
 use iwarp_proto::ddp::TAGGED_HEADER_LEN;
 use iwarp_proto::rdmap::{AtomicResponse, Opcode, ReadRequest};
 
@@ -72,6 +73,12 @@ impl QueuePair {
     fn answered_peer(&mut self, plan: &mut TxPlan) {
         self.tx.responses_in_row = self.tx.responses_in_row.saturating_add(1);
         plan.add_milestone(Milestone::Response);
+        // Reads of zero octets are the peer's questions whether data were placed.
+        if let Some(Response::Read(request)) = self.responses.front()
+            && request.size > 0
+        {
+            self.sq.tally.add(Counted::RemoteRead, request.size);
+        }
         self.responses.pop();
     }
 

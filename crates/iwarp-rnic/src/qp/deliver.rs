@@ -9,6 +9,7 @@ use super::place::Target;
 use super::rx::{Ended, Step};
 use super::send_queue::Awaited;
 use super::{Direction, Env, Events, Host, QueuePair};
+use crate::tally::Counted;
 use crate::{Cqe, Sge, WcFlags, WcOpcode, WcStatus};
 use iwarp_proto::ddp::{
     Header, HeaderError, Stag, TAGGED_HEADER_LEN, TaggedHeader, UNTAGGED_HEADER_LEN, UntaggedHeader,
@@ -360,9 +361,14 @@ impl QueuePair {
 
     /// All payload of a segment of an RDMA Write is placed.
     #[inline(always)]
-    const fn finish_write(&mut self, h: TaggedHeader, payload: u32) {
+    fn finish_write(&mut self, h: TaggedHeader, payload: u32) {
         self.count_payload(payload);
         self.end_write_segment(h, payload);
+        // Notes to this end are Writes without payload.
+        if h.last && self.rx.last_write_len > 0 {
+            let octets = self.rx.last_write_len;
+            self.sq.tally.add(Counted::RemoteWrite, octets);
+        }
     }
 
     /// A segment of an RDMA Write is over, whether or not its payload was placed.
@@ -634,6 +640,7 @@ impl QueuePair {
     #[inline(always)]
     fn finish_receive<H: Host>(&mut self, cqe: Cqe, host: &mut H) {
         self.rx.receiving = false;
+        self.sq.tally.add(Counted::Recv, cqe.byte_len);
         self.counters.completions = self.counters.completions.wrapping_add(1);
         host.complete(Direction::Recv, cqe);
     }

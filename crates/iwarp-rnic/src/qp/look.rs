@@ -1,8 +1,10 @@
 //! What a queue pair tells about itself.
 
 use super::{Events, Fault, QpConfig, QueuePair, State};
+use crate::AllocError;
 use crate::counters::Counters;
 use crate::memory::Accessor;
+use crate::tally::{Count, Counted};
 
 /// Look.
 impl QueuePair {
@@ -19,6 +21,20 @@ impl QueuePair {
     /// Returns its counters.
     pub const fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// Counts completed operations from now on.
+    ///
+    /// # Errors
+    /// There is no memory for the counts.
+    pub fn enable_tally(&mut self) -> Result<(), AllocError> {
+        self.sq.tally.enable()
+    }
+
+    /// Returns how many operations of a kind have completed since
+    /// [`enable_tally`](Self::enable_tally).
+    pub fn tally(&self, what: Counted) -> Count {
+        self.sq.tally.get(what)
     }
 
     /// Returns why the stream ended, if it ended in error.

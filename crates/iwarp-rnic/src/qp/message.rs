@@ -69,7 +69,9 @@ impl QueuePair {
                     let out = Out::new(&mut self.tx, &mut self.counters, plan, w);
                     out.send_small(seq, slot, self.sq.sge_at(place))
                 }
-                SendOp::Read { remote_addr, rkey } | SendOp::ReadInv { remote_addr, rkey } => {
+                SendOp::Read { remote_addr, rkey }
+                | SendOp::ReadInv { remote_addr, rkey }
+                | SendOp::Flush { remote_addr, rkey } => {
                     self.ask_read(seq, place, (remote_addr, rkey), plan, w)
                 }
                 _ => self.begin(seq, place, plan, w),

@@ -10,6 +10,7 @@ use crate::boxed::zeros;
 use crate::limits::MAX_MESSAGE;
 use crate::storage::{Ring, filled};
 use crate::tags::MAX_TAG_SGE;
+use crate::tally::Tally;
 use crate::{AllocError, Cqe, PostError, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus};
 use alloc::vec::Vec;
 use iwarp_proto::ddp::Stag;
@@ -147,6 +148,8 @@ pub(super) struct SendQueue {
     /// Outbound reads and atomics in flight, oldest first.
     pub(super) awaited: Ring<Awaited>,
     ord: u16,
+    /// What has completed, of the whole queue pair.
+    pub(super) tally: Tally,
 }
 
 impl SendQueue {
@@ -182,6 +185,7 @@ impl SendQueue {
             // One more than the ORD, because a probe needs a place even where no Reads are granted.
             awaited: Ring::new(u32::from(c.max_ord).saturating_add(1))?,
             ord: c.max_ord,
+            tally: Tally::default(),
         })
     }
 
@@ -389,6 +393,7 @@ impl SendQueue {
             }
             // The STag to invalidate is that of the only element.
             SendOp::ReadInv { .. } if wr.sges.len() != 1 => Err(PostError::InvalidRequest),
+            SendOp::Flush { .. } if !wr.sges.is_empty() => Err(PostError::InvalidRequest),
             _ if wr.op.needs_answer() && !self.may_be_answered(&wr.op, len) => {
                 Err(PostError::InvalidRequest)
             }
@@ -506,6 +511,8 @@ impl SendQueue {
         if slot.kind != Kind::Ordinary {
             return self.take_special(emit);
         }
+        self.tally
+            .add_request(&slot.op, WcStatus::Success, slot.len);
         // It is read in place, because slots are large.
         let told = self.signal_all || slot.flags.contains(SendFlags::SIGNALED);
         let cqe = told.then(|| Cqe {
@@ -559,6 +566,7 @@ impl SendQueue {
                 self.flush_own(&slot, status);
                 continue;
             }
+            self.tally.add_request(&slot.op, status, slot.len);
             emit(Cqe {
                 wr_id: slot.wr_id,
                 status,

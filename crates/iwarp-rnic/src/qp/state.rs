@@ -13,6 +13,7 @@
 use super::farewell::Parting;
 use super::life::Life;
 use super::{Direction, Events, Host, QueuePair, StreamConfig, StreamWish};
+use crate::tally::Counted;
 use crate::{Cqe, Time, WcOpcode, WcStatus, Work};
 
 /// State of a queue pair.
@@ -299,6 +300,7 @@ impl QueuePair {
 
     pub(super) fn complete_receive<H: Host>(&mut self, wr_id: u64, status: WcStatus, host: &mut H) {
         self.counters.completions = self.counters.completions.wrapping_add(1);
+        self.sq.tally.add_failed(Counted::Recv);
         let cqe = Cqe {
             wr_id,
             status,

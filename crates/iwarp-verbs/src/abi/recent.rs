@@ -2,7 +2,7 @@
 
 use super::c_structs;
 use super::verbs::ibv_context;
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 
 c_structs! { ALL;
     struct ibv_dmah [8] {
@@ -18,6 +18,24 @@ c_structs! { ALL;
         fd_offset: u64,
         dmah: *mut ibv_dmah,
         buf: *mut ibv_buf,
+    }
+    struct ibv_comp_cntr_caps [16] {
+        max_value: u64,
+        max_counters: u32,
+        supported_qp_attach_ops: u32,
+    }
+    struct ibv_comp_cntr [16] {
+        context: *mut ibv_context,
+        handle: u32,
+    }
+    struct ibv_comp_cntr_init_attr [12] {
+        comp_mask: u32,
+        r#type: c_uint,
+        flags: u32,
+    }
+    struct ibv_qp_attach_comp_cntr_attr [8] {
+        comp_mask: u32,
+        op_mask: u32,
     }
 }
 

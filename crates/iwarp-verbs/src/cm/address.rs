@@ -154,7 +154,10 @@ pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
             rdma_freeaddrinfo(to);
             // The codes of getaddrinfo are passed on, because programs print them with gai_strerror.
             status = code;
-            return Err(Errno(libc::EADDRNOTAVAIL));
+            return Err(match code {
+                libc::EAI_MEMORY => ENOMEM,
+                _ => Errno(libc::EADDRNOTAVAIL),
+            });
         }
         if let Some(hints) = hints
             && let Err(e) = copy_hints(&mut *to, hints, named)

@@ -36,10 +36,6 @@ void *alloc_buf(struct ibv_pd *, size_t, void **) __asm__("ibv_alloc_buf");
 void free_buf(void *) __asm__("ibv_free_buf");
 struct ibv_mr *reg_buf_mr(struct ibv_pd *, void *, void *, size_t, int) __asm__("ibv_reg_buf_mr");
 int export_buf(void *) __asm__("ibv_export_buf_dmabuf_fd");
-int comp_cntr_caps(struct ibv_context *, void *, size_t) __asm__("_ibv_query_comp_cntr_caps");
-void *create_comp_cntr(struct ibv_context *, void *) __asm__("ibv_create_comp_cntr");
-int attach_comp_cntr(struct ibv_qp *, void *, void *) __asm__("ibv_qp_attach_comp_cntr");
-int read_comp_cntr(void *, uint64_t *) __asm__("ibv_read_comp_cntr");
 int resolve_addrinfo(struct rdma_cm_id *, const char *, const char *, const struct rdma_addrinfo *)
 	__asm__("rdma_resolve_addrinfo");
 int query_addrinfo(struct rdma_cm_id *, struct rdma_addrinfo **) __asm__("rdma_query_addrinfo");
@@ -62,8 +58,14 @@ static void registering(void)
 	IS_NULL(EINVAL, reg_mr_ex(pd, &a));
 	a.comp_mask = ADDR | FD_OFFSET;
 	IS_NULL(EINVAL, reg_mr_ex(pd, &a));
+	/* The kernel wants an offset and an address beside a descriptor. */
 	a.comp_mask = FD | FD_OFFSET;
-	IS_NULL(EOPNOTSUPP, reg_mr_ex(pd, &a));
+	IS_NULL(EINVAL, reg_mr_ex(pd, &a));
+	a.comp_mask = FD | IOVA;
+	IS_NULL(EINVAL, reg_mr_ex(pd, &a));
+	a.comp_mask = FD | FD_OFFSET | IOVA;
+	a.fd = -1;
+	IS_NULL(EBADF, reg_mr_ex(pd, &a));
 	a.comp_mask = ADDR | DMAH;
 	IS_NULL(EOPNOTSUPP, reg_mr_ex(pd, &a));
 	a.comp_mask = ADDR | 1 << 6;
@@ -171,46 +173,34 @@ static void port(void)
 /* What only other devices have. */
 static void refused(void)
 {
-	uint64_t value;
 	char caps[64];
 
 	IS_NULL(EOPNOTSUPP, alloc_dmah(ctx, caps));
 	CODE(EOPNOTSUPP, dealloc_dmah(NULL));
 	MINUS_ONE(EOPNOTSUPP, dm_export(NULL));
-	CODE(EOPNOTSUPP, comp_cntr_caps(ctx, caps, 16));
-	IS_NULL(EOPNOTSUPP, create_comp_cntr(ctx, caps));
-	CODE(EOPNOTSUPP, attach_comp_cntr(NULL, NULL, NULL));
-	CODE(EOPNOTSUPP, read_comp_cntr(NULL, &value));
 }
 
-/* Queue pairs have a function more, which lies behind the end of the structure of version 44. */
-static void flush(void)
+/* Providers of every release find the version that they were linked with, and what they register is ignored. */
+static void providers(void)
 {
-	struct ibv_cq *cq = ibv_create_cq(ctx, 4, NULL, NULL, 0);
-	struct ibv_qp_init_attr_ex init = {
-		.send_cq = cq,
-		.recv_cq = cq,
-		.cap = { .max_send_wr = 2, .max_recv_wr = 2, .max_send_sge = 1, .max_recv_sge = 1 },
-		.qp_type = IBV_QPT_RC,
-		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
-		.pd = pd,
-		.send_ops_flags = 1 << 11,
-	};
-	void (*wr_flush)(struct ibv_qp_ex *, uint32_t, uint64_t, size_t, uint8_t, uint8_t);
-	struct ibv_qp_ex *ex;
-	struct ibv_qp *qp;
+	static const char *const versions[] = { "25", "33", "34", "57", "59", "64", "65" };
+	int (*type)(struct ibv_context *, uint8_t, unsigned, int *);
+	void (*add)(const void *);
+	char version[40], name[40];
+	int got;
 
-	NEED(cq);
-	IS_NULL(EOPNOTSUPP, ibv_create_qp_ex(ctx, &init));
-	init.send_ops_flags = IBV_QP_EX_WITH_SEND;
-	NEED((qp = ibv_create_qp_ex(ctx, &init)));
-	ex = ibv_qp_to_qp_ex(qp);
-	memcpy(&wr_flush, (char *)&ex->wr_atomic_write + sizeof(void *), sizeof(wr_flush));
-	ibv_wr_start(ex);
-	wr_flush(ex, 1, 0, 8, 1, 0);
-	CODE(EOPNOTSUPP, ibv_wr_complete(ex));
-	CODE(0, ibv_destroy_qp(qp));
-	CODE(0, ibv_destroy_cq(cq));
+	for (unsigned i = 0; i < sizeof(versions) / sizeof(versions[0]); i++) {
+		snprintf(version, sizeof(version), "IBVERBS_PRIVATE_%s", versions[i]);
+		snprintf(name, sizeof(name), "verbs_register_driver_%s", versions[i]);
+		add = dlvsym(RTLD_DEFAULT, name, version);
+		type = dlvsym(RTLD_DEFAULT, "ibv_query_gid_type", version);
+		NEED(add && type);
+		add(version);
+		got = -1;
+		CODE(0, type(ctx, 1, 0, &got));
+		CODE(0, got);
+		CHECK(dlvsym(RTLD_DEFAULT, "verbs_allow_disassociate_destroy", version));
+	}
 }
 
 /* The name of an operation is a private symbol, although the header declares it. */
@@ -368,7 +358,7 @@ int main(void)
 	buffers();
 	port();
 	refused();
-	flush();
+	providers();
 	names();
 	user_events();
 	look_ups();

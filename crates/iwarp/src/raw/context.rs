@@ -280,8 +280,8 @@ impl Context {
         drop(self.inner.memory.write());
     }
 
-    /// Makes a null region (`ibv_alloc_null_mr(3)`) and returns its lkey: what receives and Reads write there is lost, and what is sent from
-    /// there is zero. Every address is inside. A peer cannot access it.
+    /// Creates a null region (`ibv_alloc_null_mr(3)`) and returns its key. Data that is written there is
+    /// discarded, and reads return zeros, for local requests and for the peer. It contains every address.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`]: there is no address space for it; [`Error::Memory`].

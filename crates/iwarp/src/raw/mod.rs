@@ -35,6 +35,7 @@ mod start_tests;
 mod stats;
 mod table_lock;
 mod tags;
+mod tally;
 #[cfg(test)]
 pub(crate) mod testing;
 mod timer;

@@ -36,8 +36,11 @@ impl SendQueue {
         };
         self.front_seq = self.front_seq.wrapping_add(1);
         if slot.kind == Kind::Internal {
-            self.own_left();
-        } else if self.signal_all || slot.flags.contains(SendFlags::SIGNALED) {
+            return self.own_left();
+        }
+        self.tally
+            .add_request(&slot.op, WcStatus::Success, slot.len);
+        if self.signal_all || slot.flags.contains(SendFlags::SIGNALED) {
             emit(Cqe {
                 wr_id: slot.wr_id,
                 opcode: slot.wc_opcode(),

@@ -321,7 +321,7 @@ fn an_ordinary_region_cannot_be_invalidated_locally() {
     assert!(rig.table.info(Stag(mr.stag)).unwrap().valid);
 }
 
-fn atomic(rig: &mut Rig, msn: u32, request: &AtomicRequest) -> u64 {
+pub(super) fn atomic(rig: &mut Rig, msn: u32, request: &AtomicRequest) -> u64 {
     let mut body = vec![0; AtomicRequest::LEN];
     request.emit(&mut body);
     let ulpdu = untagged(Opcode::ATOMIC_REQUEST, 1, msn, 0, true, &body);

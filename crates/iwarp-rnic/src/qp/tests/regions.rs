@@ -1,12 +1,13 @@
 //! Rules of single regions and windows that no other subject covers: invalidation, rights, offsets, local keys.
 
 use super::harness::*;
+use super::memory::atomic;
 use crate::memory::{AccessError, Accessor, MemoryError, WindowType};
 use crate::qp::*;
 use crate::{Access, Bind, FastRegister, SendOp, WcStatus};
 use iwarp_proto::ddp::{Header, Stag, UntaggedHeader};
 use iwarp_proto::mpa::framing::{MarkerClock, decode_fpdu};
-use iwarp_proto::rdmap::{Opcode, ReadRequest, TerminateCode as Code};
+use iwarp_proto::rdmap::{AtomicOp, AtomicRequest, Opcode, ReadRequest, TerminateCode as Code};
 use std::vec::Vec;
 
 const BASE: u64 = 0x5000;
@@ -439,14 +440,16 @@ fn a_null_region_takes_everything_and_gives_zeros() {
     assert_eq!(too_long, Err(AccessError::BaseOrBounds));
     let elsewhere = access(&rig, 0, 1, Access::LOCAL_WRITE, PD + 1);
     assert_eq!(elsewhere, Err(AccessError::NotAssociated));
-    for need in [
-        Access::REMOTE_READ,
-        Access::REMOTE_WRITE,
-        Access::REMOTE_ATOMIC,
-    ] {
-        let remote = access(&rig, 0, 1, need, PD);
-        assert_eq!(remote, Err(AccessError::AccessDenied));
-    }
+    // The peer writes to the sink, too, and reads the zeros.
+    assert!(access(&rig, 9, 4, Access::REMOTE_WRITE, PD).is_ok());
+    assert_eq!(rig.read(&sink)[..4], [9; 4]);
+    let who = rig.qp.accessor();
+    let mut out = [7; 64];
+    let read = Access::REMOTE_READ;
+    rig.table
+        .read((null, 1 << 50, 64), read, who, &mut out)
+        .unwrap();
+    assert_eq!(out[..], source);
     // Nobody but the program ends it, nothing is bound to it, and it is not changed.
     for remote in [true, false] {
         let ended = rig.table.invalidate(null, rig.qp.accessor(), remote);
@@ -474,15 +477,60 @@ fn a_null_region_takes_everything_and_gives_zeros() {
     assert!(rig.table.info(null).is_none_or(|info| !info.valid));
 }
 
+/// A peer's Write goes to the sink, its Read gets what is in `zeros`, and its atomics get zero and change
+/// nothing: another peer's data must not come out of the region.
 #[test]
-fn a_peer_that_names_a_null_region_is_refused() {
+fn peer_uses_null_region() {
     let mut rig = Rig::new();
-    let (null, ranges) = null(&mut rig);
-    let before = ranges.each_ref().map(|mr| rig.read(mr));
+    let (null, [zeros, sink]) = null(&mut rig);
+    let source = rig.read(&zeros);
+    for to in [0, u64::MAX - 8] {
+        let write = tagged(Opcode::WRITE, null.0, to, true, &[1; 8]);
+        assert_eq!(rig.rx_ulpdu(&write), RxStatus::Ok);
+    }
+    let written = rig.read(&sink);
+    assert_eq!(written[..8], [1; 8]);
+    let mut request = AtomicRequest {
+        op: AtomicOp::FETCH_ADD,
+        request_id: 1,
+        stag: null,
+        to: 8,
+        add_swap: 5,
+        add_swap_mask: 0,
+        compare: 0,
+        compare_mask: u64::MAX,
+    };
+    assert_eq!(atomic(&mut rig, 1, &request), 0);
+    request.op = AtomicOp::CMP_SWAP;
+    request.add_swap_mask = u64::MAX;
+    assert_eq!(atomic(&mut rig, 2, &request), 0);
+    let body = read_request(5, 64, null.0, 1 << 40);
+    let read = untagged(Opcode::READ_REQUEST, 1, 3, 0, true, &body);
+    assert_eq!(rig.rx_ulpdu(&read), RxStatus::Ok);
+    assert_eq!(rig.sent().pop().unwrap().1, source);
+    assert_eq!(rig.read(&sink), written);
+    assert_eq!(rig.read(&zeros), source);
+    // An atomic at an unaligned offset is refused, as with any other region.
+    request.to = 12;
+    let mut body = std::vec![0; AtomicRequest::LEN];
+    request.emit(&mut body);
+    let unaligned = untagged(Opcode::ATOMIC_REQUEST, 1, 4, 0, true, &body);
+    assert_eq!(rig.rx_ulpdu(&unaligned), RxStatus::Failed);
+    rig.assert_ended(Blame::Peer, Code::RDMAP_CATASTROPHIC_STREAM);
+}
+
+/// The protection domain counts for null regions, too.
+#[test]
+fn null_region_of_other_domain_is_refused() {
+    let mut rig = Rig::new();
+    let (zeros, sink) = (rig.range(64), rig.range(64));
+    let random = rig.random();
+    let null = rig
+        .table
+        .register_null(zeros, sink, PD + 1, random)
+        .unwrap();
     let write = tagged(Opcode::WRITE, null.0, 0, true, &[1; 8]);
     assert_eq!(rig.rx_ulpdu(&write), RxStatus::Failed);
-    rig.assert_ended(Blame::Peer, Code::RDMAP_ACCESS);
-    assert_eq!(ranges.each_ref().map(|mr| rig.read(mr)), before);
 }
 
 /// What is told of a region or window before it is registered or bound does not depend on what had its place in the table before.

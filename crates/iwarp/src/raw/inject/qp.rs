@@ -156,7 +156,7 @@ impl QpFaults {
 pub(super) const fn op_of(op: &SendOp) -> Ops {
     match op {
         SendOp::Write { .. } | SendOp::WriteImm { .. } | SendOp::AtomicWrite { .. } => Ops::WRITE,
-        SendOp::Read { .. } | SendOp::ReadInv { .. } => Ops::READ,
+        SendOp::Read { .. } | SendOp::ReadInv { .. } | SendOp::Flush { .. } => Ops::READ,
         SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } => Ops::ATOMIC,
         SendOp::LocalInvalidate { .. } | SendOp::Bind(_) | SendOp::FastRegister(_) => Ops::LOCAL,
         _ => Ops::SEND,
@@ -168,7 +168,7 @@ pub(super) const fn op_of_completion(opcode: WcOpcode) -> Ops {
     match opcode {
         WcOpcode::Send => Ops::SEND,
         WcOpcode::Write | WcOpcode::AtomicWrite => Ops::WRITE,
-        WcOpcode::Read => Ops::READ,
+        WcOpcode::Read | WcOpcode::Flush => Ops::READ,
         WcOpcode::CmpSwap | WcOpcode::FetchAdd => Ops::ATOMIC,
         WcOpcode::Bind
         | WcOpcode::LocalInvalidate

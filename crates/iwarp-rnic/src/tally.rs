@@ -1,0 +1,106 @@
+//! Counts of completed operations, for completion counters (`ibv_qp_attach_comp_cntr(3)`).
+//!
+//! A queue pair counts only after [`enable_tally`](crate::qp::QueuePair::enable_tally): until then a
+//! message costs one comparison, and the counts take no memory.
+
+use crate::storage::filled;
+use crate::{AllocError, SendOp, WcStatus};
+use alloc::vec::Vec;
+
+/// What is counted. The values are those of `enum ibv_qp_attach_comp_cntr_op`, as bit numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Counted {
+    /// Sends.
+    Send = 0,
+    /// Receives, also those that take immediate data.
+    Recv = 1,
+    /// RDMA Reads of this end.
+    Read = 2,
+    /// RDMA Reads of the peer, when their answer is handed to the stream.
+    RemoteRead = 3,
+    /// RDMA Writes of this end.
+    Write = 4,
+    /// RDMA Writes of the peer, when they are placed.
+    RemoteWrite = 5,
+}
+
+impl Counted {
+    /// All kinds, in the order of their values.
+    pub const ALL: [Self; 6] = [
+        Self::Send,
+        Self::Recv,
+        Self::Read,
+        Self::RemoteRead,
+        Self::Write,
+        Self::RemoteWrite,
+    ];
+
+    /// Returns the kind of a request, unless it is one that no counter is about.
+    const fn of(op: &SendOp) -> Option<Self> {
+        match op {
+            SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv(_) => Some(Self::Send),
+            SendOp::Write { .. } | SendOp::WriteImm { .. } | SendOp::AtomicWrite { .. } => {
+                Some(Self::Write)
+            }
+            SendOp::Read { .. } | SendOp::ReadInv { .. } => Some(Self::Read),
+            _ => None,
+        }
+    }
+}
+
+/// Completed operations of one kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Count {
+    /// Operations that succeeded.
+    pub succeeded: u64,
+    /// Operations that failed or were flushed.
+    pub failed: u64,
+    /// Octets of those that succeeded.
+    pub octets: u64,
+}
+
+/// The counts of a queue pair.
+#[derive(Debug, Default)]
+pub(crate) struct Tally(Vec<Count>);
+
+impl Tally {
+    pub(crate) fn enable(&mut self) -> Result<(), AllocError> {
+        if self.0.is_empty() {
+            self.0 = filled(Counted::ALL.len())?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn get(&self, what: Counted) -> Count {
+        self.0.get(what as usize).copied().unwrap_or_default()
+    }
+
+    /// Counts an operation that succeeded.
+    #[inline]
+    pub(crate) fn add(&mut self, what: Counted, octets: u32) {
+        if let Some(count) = self.0.get_mut(what as usize) {
+            count.succeeded = count.succeeded.wrapping_add(1);
+            count.octets = count.octets.wrapping_add(u64::from(octets));
+        }
+    }
+
+    /// Counts an operation that failed.
+    pub(crate) fn add_failed(&mut self, what: Counted) {
+        if let Some(count) = self.0.get_mut(what as usize) {
+            count.failed = count.failed.wrapping_add(1);
+        }
+    }
+
+    /// Counts a request of this end.
+    #[inline]
+    pub(crate) fn add_request(&mut self, op: &SendOp, status: WcStatus, octets: u32) {
+        if self.0.is_empty() {
+            return;
+        }
+        match Counted::of(op) {
+            Some(what) if matches!(status, WcStatus::Success) => self.add(what, octets),
+            Some(what) => self.add_failed(what),
+            None => {}
+        }
+    }
+}
