@@ -20,6 +20,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// may keep the pipe open.
 const DRAIN: Duration = Duration::from_secs(2);
 
+/// Octets of the end of the output that are kept. More than that is no name of a test.
+const LONGEST_NAME: usize = 4096;
+
 /// Time limits. They are far above the time that any test needs, and only end what hangs.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
@@ -67,6 +70,9 @@ impl Progress {
             let line: Vec<u8> = self.partial.drain(..=end).collect();
             self.announced = None;
             self.line(String::from_utf8_lossy(&line).trim_end(), now);
+        }
+        if self.partial.len() > LONGEST_NAME {
+            self.partial.clear();
         }
         let text = String::from_utf8_lossy(&self.partial);
         let name = text

@@ -156,6 +156,13 @@ fn datagrams_tell_of_their_way() {
 }
 
 #[test]
+fn attributes_hold_in_second_places() {
+    for face in ["rnic", "roce"] {
+        passes_as("places", face);
+    }
+}
+
+#[test]
 fn objects_and_completions_are_what_calls_say_of_them() {
     passes("told");
 }

@@ -108,14 +108,16 @@ static pthread_t start(struct call *call)
 	return thread;
 }
 
-/* Both ends learn the other's private data, however long, and what the other asks of them. The queue pair is of the program's own domain. */
-static void parameters(struct ibv_pd *pd)
+/* Both ends learn the other's private data, however long, and what the other asks of them. The queue pair is of the program's own domain.
+ * The caller's data come from the address information, or from the call, which wins. */
+static void parameters(struct ibv_pd *pd, const void *hint, size_t length, int own)
 {
-	struct rdma_conn_param ask = { .responder_resources = 3, .initiator_depth = 5 }, answer = { .private_data = data,
+	struct rdma_conn_param ask = { .private_data = own ? data : NULL, .private_data_len = own ? LONG : 0,
+		.responder_resources = 3, .initiator_depth = 5 }, answer = { .private_data = data,
 		.private_data_len = LONG, .responder_resources = 5, .initiator_depth = 3 };
 	struct ibv_qp_init_attr attr = attributes();
 	struct rdma_cm_id *listening = listener(pd, &attr), *id;
-	struct call call = { data, LONG, &ask, -1, 0 };
+	struct call call = { hint, length, &ask, -1, 0 };
 	struct rdma_conn_param *told;
 	pthread_t thread = start(&call);
 
@@ -194,7 +196,9 @@ int main(void)
 	for (i = 0; i < LONG; i++)
 		data[i] = (unsigned char)(i + 1);
 	NEED(devices && (loopback = devices[0]) && (pd = ibv_alloc_pd(loopback)));
-	parameters(pd);
+	parameters(pd, data, LONG, 0);
+	parameters(pd, NULL, 0, 1);
+	parameters(pd, "other", 5, 1);
 	refusal();
 	no_queue_pair();
 	queues_that_are_made();
