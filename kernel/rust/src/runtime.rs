@@ -68,16 +68,16 @@ pub(crate) const CRC32C: Crc32c = unsafe { Crc32c::new(crc32c).with_shared(share
 
 fn crc32c(crc: u32, octets: &[u8]) -> u32 {
     // SAFETY: the slice is readable for the call.
-    unsafe { shared_crc32c(crc, octets.as_ptr(), octets.len()) }
+    unsafe { iwarp_crc32c(crc, octets.as_ptr(), octets.len()) }
 }
 
 /// Continues a CRC over memory that programs may change meanwhile.
 ///
 /// # Safety
 /// `len` octets at `from` are readable until it returns.
-unsafe fn shared_crc32c(crc: u32, from: *const u8, len: usize) -> u32 {
-    // SAFETY: as the caller promises.
-    unsafe { iwarp_crc32c(crc, from, len) }
+unsafe fn shared_crc32c(crc: u32, from: *const u8, len: usize) -> Option<u32> {
+    // SAFETY: as the caller promises. Its pages are pinned.
+    Some(unsafe { iwarp_crc32c(crc, from, len) })
 }
 
 /// Makes a value in memory of its own, so that it needs no room on the stack. Returns null if there is no memory; `make` is dropped then.

@@ -78,6 +78,74 @@ unsafe impl Memory for HostRange {
         // SAFETY: all of it is inside the range, by the caller's promise.
         unsafe { Fragment::new(at, len as usize) }
     }
+
+    // SAFETY: as the provided methods, on the octets in front of those that have gone.
+    #[cfg(test)]
+    unsafe fn copy_out(from: *const u8, to: *mut u8, len: usize) -> bool {
+        let here = gone::before(from, len);
+        // SAFETY: the caller's promise; tests run on one thread.
+        unsafe { to.copy_from_nonoverlapping(from, here) };
+        here == len
+    }
+
+    #[cfg(test)]
+    unsafe fn copy_in(from: *const u8, to: *mut u8, len: usize) -> bool {
+        let here = gone::before(to, len);
+        // SAFETY: as above.
+        unsafe { to.copy_from_nonoverlapping(from, here) };
+        here == len
+    }
+
+    #[cfg(test)]
+    unsafe fn store_octet(at: *mut u8, octet: u8) -> bool {
+        // SAFETY: as above.
+        unsafe { Self::copy_in(&raw const octet, at, 1) }
+    }
+
+    #[cfg(test)]
+    unsafe fn store_word(at: *mut u64, word: u64) -> bool {
+        // SAFETY: as above.
+        unsafe { Self::copy_in((&raw const word).cast(), at.cast(), 8) }
+    }
+
+    #[cfg(test)]
+    unsafe fn exchange(at: *mut u64, old: u64, new: u64) -> Option<u64> {
+        if gone::before(at.cast(), 8) < 8 {
+            return None;
+        }
+        // SAFETY: as above.
+        let found = unsafe { at.read() };
+        if found == old {
+            // SAFETY: as above.
+            unsafe { at.write(new) };
+        }
+        Some(found)
+    }
+}
+
+/// Lets memory go that is registered, as a program does that unmaps it. It stays mapped, and copies of it fail.
+#[cfg(test)]
+pub(crate) mod gone {
+    use core::cell::Cell;
+
+    std::thread_local! {
+        /// First address and end.
+        static GONE: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
+    }
+
+    /// The `len` octets at `at` are gone, and all others are there.
+    pub(crate) fn unmap(at: u64, len: u64) {
+        GONE.set((at, at + len));
+    }
+
+    /// Returns how many of these octets are in front of those that are gone.
+    pub(crate) fn before(at: *const u8, len: usize) -> usize {
+        let ((gone, end), at) = (GONE.get(), at.addr() as u64);
+        match at < end {
+            true => len.min(gone.saturating_sub(at) as usize),
+            false => len,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -97,9 +165,9 @@ mod tests {
         assert!(Span::new(&range, u64::MAX, 2).is_none());
         assert!(Span::new(&range, 32, 0).is_some());
         let span = Span::new(&range, 8, 8).unwrap();
-        span.write_last_octet_last(&[1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        assert!(span.write_last_octet_last(&[1, 2, 3, 4, 5, 6, 7, 8, 9]));
         let mut back = [0; 10];
-        Span::new(&range, 7, 10).unwrap().read(&mut back);
+        assert!(Span::new(&range, 7, 10).unwrap().read(&mut back));
         assert_eq!(back, [0xaa, 1, 2, 3, 4, 5, 6, 7, 8, 0xaa]);
         let (a, b) = span.split_at(3);
         assert_eq!((a.len(), b.len()), (3, 5));

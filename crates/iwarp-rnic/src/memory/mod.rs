@@ -9,7 +9,8 @@
 //!
 //! Other threads, the peer and the kernel change registered memory at any time. So that this is not undefined behaviour,
 //! * no reference to it is ever formed;
-//! * it is read and written by the machine's copy, into which the compiler does not look (`copy`), as a device would;
+//! * it is read and written by the machine's copy, into which the compiler does not look (`copy`), as a device would. Surroundings
+//!   whose programs may unmap it bring copies of their own, which can fail ([`Memory::copy_out`]);
 //! * it is summed by a function of the surroundings that reads it in the same way ([`SharedCrc32cFn`]); where they have none, up to
 //!   [`SUM_PART`](crate::limits::SUM_PART) octets at a time are copied to memory of our own and summed there;
 //! * the last octet of a Write and the words of atomic operations are stored by atomic instructions.
@@ -42,6 +43,8 @@ mod window;
 pub use access::{Accessor, Held};
 pub use entry::RegionInfo;
 pub use host::HostRange;
+#[cfg(test)]
+pub(crate) use host::gone;
 pub use iwarp_proto::ddp::Stag;
 pub use on_demand::{ExchangeFn, Pager, ReadFn, WriteFn};
 pub use pages::{ListedPages, PagePlace, Pages};
@@ -66,7 +69,7 @@ pub enum AccessError {
     ToWrap,
     /// Outside the region.
     BaseOrBounds,
-    /// Inside an on-demand region, but no memory is mapped there, or the mapping does not allow it.
+    /// Inside the region, but the access has failed: no memory is mapped there any more, or the mapping does not allow it.
     NotMapped,
 }
 

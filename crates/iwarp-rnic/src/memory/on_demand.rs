@@ -82,20 +82,14 @@ impl<'t, M: Memory> Reached<'t, M> {
 
     fn read(&self, to: &mut [u8]) -> bool {
         match self {
-            Self::Here(span) => {
-                span.read(to);
-                true
-            }
+            Self::Here(span) => span.read(to),
             Self::OnDemand(pager, span) => span.address().is_some_and(|at| (pager.read)(at, to)),
         }
     }
 
     fn write(&self, from: &[u8]) -> bool {
         match self {
-            Self::Here(span) => {
-                span.write_last_octet_last(from);
-                true
-            }
+            Self::Here(span) => span.write_last_octet_last(from),
             Self::OnDemand(pager, span) => span.address().is_some_and(|at| (pager.write)(at, from)),
         }
     }
@@ -103,7 +97,10 @@ impl<'t, M: Memory> Reached<'t, M> {
     /// As [`MemoryTable::update_word`].
     fn update(&self, f: impl FnMut(u64) -> u64) -> Result<Option<u64>, AccessError> {
         match self {
-            Self::Here(span) => Ok(span.word().map(|word| word.update(f))),
+            Self::Here(span) => match span.word() {
+                Some(word) => word.update(f).map(Some).ok_or(AccessError::NotMapped),
+                None => Ok(None),
+            },
             Self::OnDemand(pager, span) => {
                 let at = span.address().ok_or(AccessError::NotMapped)?;
                 if !at.is_multiple_of(8) {
@@ -116,7 +113,8 @@ impl<'t, M: Memory> Reached<'t, M> {
     }
 }
 
-/// Turns the answer of a pager into a result.
+/// Turns the answer of a copy into a result.
+#[inline(always)]
 const fn all(mapped: bool) -> Result<(), AccessError> {
     match mapped {
         true => Ok(()),
@@ -166,10 +164,7 @@ impl<M: Memory> MemoryTable<M> {
         out: &mut [u8],
     ) -> Result<(), AccessError> {
         match self.check_uncounted((stag, to, len), need, who) {
-            Ok(span) => {
-                span.read(out);
-                Ok(())
-            }
+            Ok(span) => all(span.read(out)),
             Err(Miss::Counted) => {
                 let (reached, _hold) = self.check_counted(stag, to, len, need, who)?;
                 all(reached.read(out))
@@ -191,10 +186,7 @@ impl<M: Memory> MemoryTable<M> {
         from: &[u8],
     ) -> Result<(), AccessError> {
         match self.check_uncounted((stag, to, from.len() as u32), need, who) {
-            Ok(span) => {
-                span.write_last_octet_last(from);
-                Ok(())
-            }
+            Ok(span) => all(span.write_last_octet_last(from)),
             Err(Miss::Counted) => self.write_counted(stag, to, need, who, from),
             Err(Miss::Refused(e)) => Err(e),
         }

@@ -83,7 +83,7 @@ fn no_access_sees_a_mixture_or_outlives_an_invalidation() {
                     // While the access lasts, the memory is not the owner's, who writes to it only then.
                     let mut copy = [1u8; 128];
                     for _ in 0..3 {
-                        held.span().read(&mut copy[..len as usize]);
+                        assert!(held.span().read(&mut copy[..len as usize]));
                         assert!(copy[..len as usize].iter().all(|octet| *octet == 0));
                     }
                     seen.fetch_add(1, Ordering::Relaxed);
@@ -170,6 +170,6 @@ fn eight_aligned_octets_are_seen_whole() {
     place(1, 0x77);
     let mut copy = [0; 32];
     let span = table.check(stag, base, 32, Access::empty(), WHO).unwrap();
-    span.span().read(&mut copy);
+    assert!(span.span().read(&mut copy));
     assert_eq!(copy[1..9], [0x77; 8]);
 }

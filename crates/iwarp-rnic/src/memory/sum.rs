@@ -8,17 +8,19 @@ use iwarp_proto::crc32c::Crc32cFn;
 /// A CRC32C over memory that others may change meanwhile: `len` octets at `from`, in the append convention of [`Crc32cFn`].
 ///
 /// It reads them by instructions into which the compiler does not look, so that no access is a data race to the compiler
-/// (`memory` says more). What it returns is the CRC of octets that were stored there at some time.
+/// (`memory` says more). What it returns is the CRC of octets that were stored there at some time; `None` if some of them could
+/// not be read, which functions for memory that stays mapped never return.
 ///
 /// # Safety
-/// `len` octets at `from` are readable until it returns.
-pub type SharedCrc32cFn = unsafe fn(crc: u32, from: *const u8, len: usize) -> u32;
+/// `len` octets at `from` are readable until it returns, unless the giver of the function has promised less.
+pub type SharedCrc32cFn = unsafe fn(crc: u32, from: *const u8, len: usize) -> Option<u32>;
 
 /// As [`SharedCrc32cFn`], and copies the octets from `from` to `to` as it goes. The CRC is that of the copy.
 ///
 /// # Safety
-/// `len` octets at `from` are readable until it returns, as many at `to` are writable, and the two do not overlap.
-pub type CopyingCrc32cFn = unsafe fn(crc: u32, from: *const u8, to: *mut u8, len: usize) -> u32;
+/// As [`SharedCrc32cFn`]; `len` octets at `to` are writable, and the two do not overlap.
+pub type CopyingCrc32cFn =
+    unsafe fn(crc: u32, from: *const u8, to: *mut u8, len: usize) -> Option<u32>;
 
 /// The functions that compute CRC32C (RFC 5044 section 4.4).
 #[derive(Debug, Clone, Copy)]

@@ -2,8 +2,11 @@
 //! (RFC 5040 sections 4.8 and 7, RFC 5041 section 7, RFC 5044 section 8).
 
 use super::acknowledge::Verdict;
+use super::admit::Refusal;
 use super::life::Life;
+use super::plan::{Milestone, TxPlan};
 use super::rx::Missed;
+use super::tx::Job;
 use super::{Events, Host, QueuePair};
 use crate::WcStatus;
 use crate::limits::CONTROL_MAX;
@@ -365,12 +368,23 @@ impl QueuePair {
         }
     }
 
-    /// A region was deregistered between a Read Request and its answer. `request` is the oldest that is not answered, advanced
-    /// to where it failed.
+    /// The memory of an answer was deregistered, or has gone, between the Read Request and its answer. `request` is the oldest that
+    /// is not answered, advanced to where it failed.
     pub(super) fn fail_response<H: Host>(
         &mut self,
         e: AccessError,
         request: &ReadRequest,
+        host: &mut H,
+    ) {
+        self.fail_answer(e, self.responses.len(), Some(*request), host);
+    }
+
+    /// The same for the Read that has `behind` requests of the peer from it on, which are not answered in full.
+    fn fail_answer<H: Host>(
+        &mut self,
+        e: AccessError,
+        behind: u32,
+        request: Option<ReadRequest>,
         host: &mut H,
     ) {
         let code = rdmap_code(e);
@@ -381,7 +395,7 @@ impl QueuePair {
             opcode: Opcode::READ_REQUEST,
             invalidate_stag: Stag(0),
             qn: 1,
-            msn: next.wrapping_sub(self.responses.len()),
+            msn: next.wrapping_sub(behind),
             mo: 0,
         });
         let len = UNTAGGED_HEADER_LEN + ReadRequest::LEN;
@@ -390,9 +404,53 @@ impl QueuePair {
             code,
         });
         self.events |= Events::ACCESS_ERROR | Events::FATAL;
-        let terminate = Terminate::about(code, len as u16, header, Some(*request));
+        let terminate = Terminate::about(code, len as u16, header, request);
         self.tell_own_requests(&terminate, host);
         self.end_with(&terminate, host);
+    }
+
+    /// Ends the stream because registered memory that `plan` refers to could not be read when it was written. What is left of the
+    /// plan, if anything, is to be written as before.
+    ///
+    /// The request whose memory it is completes with a protection error; a Read of the peer is refused. The peer is told by a
+    /// Terminate if what was written ends with a message. Otherwise the stream is cut inside an FPDU and must be reset.
+    pub fn tx_unreadable<H: Host>(&mut self, plan: &mut TxPlan, host: &mut H) {
+        // The stream has failed already, and the Terminate is behind messages that cannot be sent.
+        if plan.is_between_messages() && plan.keep_terminate() {
+            return;
+        }
+        let owner = plan.next_from_memory();
+        let e = AccessError::NotMapped;
+        if plan.is_between_messages() {
+            self.life.written(false);
+        }
+        match (owner, self.tx.job) {
+            (Some((_, Milestone::Request(seq))), _) | (None, Some(Job::Request { seq, .. })) => {
+                self.fail_request(seq, WcStatus::LocalProtection, host);
+            }
+            (Some((index, _)), _) => {
+                let behind = self.responses.len().wrapping_add(plan.answers_from(index));
+                self.fail_answer(e, behind, None, host);
+            }
+            (None, _) => self.fail_answer(e, self.responses.len(), None, host),
+        }
+        plan.clear();
+        if self.life.has_unwritten() {
+            self.turn(Life::abandon, host);
+        }
+    }
+
+    /// Ends the stream because registered memory that [`rx_plan`](Self::rx_plan) named could not be written by the read. The
+    /// driver drops what is in the staging buffer.
+    pub fn rx_unwritable<H: Host>(&mut self, host: &mut H) {
+        match self.rx.direct {
+            Some(d) => {
+                let refusal = Refusal::Memory(AccessError::NotMapped);
+                self.refuse_known(refusal, Some(d.header), d.ulpdu_len, host);
+            }
+            // The staging belongs to the driver, whose fault it is.
+            None => self.abort(host),
+        }
     }
 
     /// Handles a Terminate of the peer.

@@ -160,6 +160,8 @@ pub struct TxPlan {
     next_cut: usize,
     /// Octets since the last place where a segment ends, if FPDUs are aligned with segments.
     in_segment: Option<usize>,
+    /// Where the Terminate is in the scratch, and its length.
+    terminate: Option<(u32, u32)>,
     /// The memory that the write in progress uses.
     users: Users<Vec<Stag>>,
 }
@@ -188,6 +190,7 @@ impl TxPlan {
             cuts: List::new(sizes.cuts)?,
             next_cut: 0,
             in_segment: None,
+            terminate: None,
             users: Users::new(filled(sizes.pieces)?),
         };
         try_box(move || plan)
@@ -237,6 +240,7 @@ impl TxPlan {
         self.cuts.clear();
         self.next_cut = 0;
         self.in_segment = None;
+        self.terminate = None;
     }
 
     /// Returns `true` if there is room for one more FPDU that needs `scratch` octets of scratch.
@@ -296,6 +300,33 @@ impl TxPlan {
         self.milestones.push((self.bytes, what));
     }
 
+    /// Notes that what was added to the scratch since it had `used` octets is the Terminate.
+    pub(super) fn add_terminate(&mut self, used: usize) {
+        self.terminate = Some((used as u32, self.used.wrapping_sub(used) as u32));
+        self.add_milestone(Milestone::Terminate);
+    }
+
+    /// Octets of the scratch that are in use.
+    pub(super) const fn used(&self) -> usize {
+        self.used
+    }
+
+    /// Drops everything except a Terminate that is not written. Returns `false` if there is none.
+    pub(super) fn keep_terminate(&mut self) -> bool {
+        let Some((at, len)) = self.terminate.filter(|_| self.has_terminate()) else {
+            return false;
+        };
+        self.pieces.clear();
+        self.milestones.clear();
+        self.cuts.clear();
+        (self.next_milestone, self.next_cut, self.written) = (0, 0, 0);
+        self.in_segment = None;
+        self.pieces.push(Piece::Scratch { at, len });
+        self.bytes = len as usize;
+        self.milestones.push((self.bytes, Milestone::Terminate));
+        true
+    }
+
     /// Notes that an FPDU was added at `start`. If it does not fit into the rest of a TCP segment, a new segment has to begin
     /// with it.
     ///
@@ -341,6 +372,35 @@ impl TxPlan {
         {
             self.next_cut = self.next_cut.wrapping_add(1);
         }
+    }
+
+    /// Returns `true` if a message begins at the first octet that is not written.
+    pub(super) fn is_between_messages(&self) -> bool {
+        let before = self.next_milestone.checked_sub(1);
+        let ended = before.and_then(|i| self.milestones.get(i));
+        self.written == 0 || ended.is_some_and(|(at, _)| *at == self.written)
+    }
+
+    /// Returns the index of the message that the first unwritten octets of registered memory belong to, and what happens at its
+    /// end. `None`: that is the message whose end is not in the plan, or no such octets are left.
+    pub(super) fn next_from_memory(&self) -> Option<(usize, Milestone)> {
+        let mut end = 0usize;
+        let in_memory = self.pieces.as_slice().iter().any(|piece| {
+            end = end.saturating_add(piece.len() as usize);
+            matches!(piece, Piece::Memory { .. }) && end > self.written
+        });
+        let all = self.milestones.as_slice().iter().enumerate();
+        let mut behind = all.skip_while(|(_, (at, _))| *at < end);
+        match in_memory {
+            true => behind.next().map(|(i, (_, what))| (i, *what)),
+            false => None,
+        }
+    }
+
+    /// Returns how many answers to the peer end at or behind the message with this index.
+    pub(super) fn answers_from(&self, index: usize) -> u32 {
+        let all = self.milestones.as_slice().iter().skip(index);
+        all.filter(|(_, what)| *what == Milestone::Response).count() as u32
     }
 
     /// Takes the next event that has happened by now.
@@ -457,7 +517,9 @@ impl TxPlan {
                         let (stag, to, len) = range;
                         let source = memory.check(stag, to, len, need, who)?;
                         let source = source.span().split_at(from).1;
-                        source.read(rest);
+                        if !source.read(rest) {
+                            return Err(AccessError::NotMapped);
+                        }
                         rest.len().min(source.len() as usize)
                     }
                 };

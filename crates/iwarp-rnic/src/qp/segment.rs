@@ -293,9 +293,8 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         let (w, need) = (self.wire, Source { sges: &[], remote }.need());
         match w.memory.check_ordinary(range, need, w.who) {
             Some(span) => self.append_span(&header, span),
-            None => return self.small_counted(header, range, need),
+            None => self.small_counted(header, range, need),
         }
-        Ok(())
     }
 
     /// The same for memory whose users are counted. A function of its own, so that the usual way needs no room on the stack for the count.
@@ -317,29 +316,34 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
 
     /// Appends one FPDU without markers whose payload is a copy of all of this, summed together with its header.
     #[inline(always)]
-    fn append_span(mut self, header: &Header, span: Span<'_, M>) {
-        let Ok(()) = self.append_plain::<Infallible>(header, span.len(), |out| {
-            span.read(out);
-            Ok(())
-        });
+    fn append_span(mut self, header: &Header, span: Span<'_, M>) -> Result<(), AccessError> {
+        self.append_plain(header, span.len(), |out| done(span.read(out)))?;
         self.count_payload(span.len());
+        Ok(())
     }
 
     /// The same, summed while it is copied.
     #[inline(never)]
-    fn append_summed(mut self, header: &Header, span: Span<'_, M>, f: CopyingCrc32cFn) {
+    fn append_summed(
+        mut self,
+        header: &Header,
+        span: Span<'_, M>,
+        f: CopyingCrc32cFn,
+    ) -> Result<(), AccessError> {
         let len = span.len();
-        let Ok(()) = self.append_around::<Infallible>(
+        self.append_around(
             header,
             len,
             len as usize,
             |sum| {
-                sum.crc = span.read_summed(f, sum.crc, sum.room);
+                let crc = span.read_summed(f, sum.crc, sum.room);
+                sum.crc = crc.ok_or(AccessError::NotMapped)?;
                 Ok(())
             },
             |plan| plan.add_scratch(len as usize),
-        );
+        )?;
         self.count_payload(len);
+        Ok(())
     }
 
     /// Appends segments of a message, the first one and then as many as the plan takes. The caller has asked for room for the first. `off` is
@@ -443,8 +447,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
             }
             return self.counted_segments(range, remote, off, room, header);
         };
-        self.span_segments(span, (range.0, addr), remote, off, room, header);
-        Ok(())
+        self.span_segments(span, (range.0, addr), remote, off, room, header)
     }
 
     /// The same for memory whose users are counted, as [`small_counted`](Self::small_counted).
@@ -460,8 +463,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
     ) -> Result<(), AccessError> {
         let (w, need) = (self.wire, Source { sges: &[], remote }.need());
         let held = w.memory.check(stag, to, len, need, w.who)?;
-        self.span_segments(held.span(), (stag, to), remote, off, room, header);
-        Ok(())
+        self.span_segments(held.span(), (stag, to), remote, off, room, header)
     }
 
     /// The same for checked memory. It lies at this tagged offset of this STag.
@@ -474,7 +476,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         off: &mut u32,
         room: u32,
         header: impl Fn(u32, bool) -> Header,
-    ) {
+    ) -> Result<(), AccessError> {
         // Later segments are not longer than the first one.
         let longest = cut(span.len(), room).0;
         match self.wire.copies(longest, remote) {
@@ -496,8 +498,8 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         room: u32,
         header: impl Fn(u32, bool) -> Header,
         f: CopyingCrc32cFn,
-    ) {
-        self.copied_segments(span, remote, off, room, header, Some(f));
+    ) -> Result<(), AccessError> {
+        self.copied_segments(span, remote, off, room, header, Some(f))
     }
 
     /// They are summed while they are copied if there is `f`.
@@ -510,19 +512,19 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         room: u32,
         header: impl Fn(u32, bool) -> Header,
         f: Option<CopyingCrc32cFn>,
-    ) {
+    ) -> Result<(), AccessError> {
         let w = self.wire;
         loop {
             let (len, last) = cut(rest.len(), room);
             let (now, later) = rest.split_at(len);
             let out = Out::new(self.tx, self.counters, self.plan, w);
             match f {
-                Some(f) => out.append_summed(&header(*off, last), now, f),
-                None => out.append_span(&header(*off, last), now),
+                Some(f) => out.append_summed(&header(*off, last), now, f)?,
+                None => out.append_span(&header(*off, last), now)?,
             }
             *off = off.wrapping_add(len);
             if last || !self.plan.has_room(w.scratch(room, remote)) {
-                return;
+                return Ok(());
             }
             rest = later;
         }
@@ -538,19 +540,19 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         off: &mut u32,
         room: u32,
         header: impl Fn(u32, bool) -> Header,
-    ) {
+    ) -> Result<(), AccessError> {
         let (w, need) = (self.wire, Source { sges: &[], remote }.need());
         loop {
             let (len, last) = cut(rest.len(), room);
             let (now, later) = rest.split_at(len);
             let header = header(*off, last);
             match w.copies(len, remote) {
-                true => Out::new(self.tx, self.counters, self.plan, w).append_span(&header, now),
-                false => self.refer_to_span(&header, now, (stag, to), need),
+                true => Out::new(self.tx, self.counters, self.plan, w).append_span(&header, now)?,
+                false => self.refer_to_span(&header, now, (stag, to), need)?,
             }
             *off = off.wrapping_add(len);
             if last || !self.plan.has_room(w.scratch(room, remote)) {
-                return;
+                return Ok(());
             }
             rest = later;
             to = to.wrapping_add(u64::from(len));
@@ -590,19 +592,17 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         span: Span<'_, M>,
         (stag, to): (Stag, u64),
         need: Access,
-    ) {
+    ) -> Result<(), AccessError> {
         let len = span.len();
-        let Ok(()) = self.append_around::<Infallible>(
+        self.append_around(
             header,
             len,
             SUM_PART,
-            |sum| {
-                sum.add(span);
-                Ok(())
-            },
+            |sum| sum.add(span),
             |plan| plan.add_memory(stag, to, len, need),
-        );
+        )?;
         self.count_payload(len);
+        Ok(())
     }
 
     /// Appends an FPDU whose payload stays where it is, in these elements.
@@ -618,7 +618,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         let check = |sum: &mut Sum<'_>| {
             for_each_part(source.sges, off, len, |stag, to, len| {
                 let range = (stag, to, len);
-                w.memory.access(range, need, w.who, |span| sum.add(span))
+                w.memory.access(range, need, w.who, |span| sum.add(span))?
             })
         };
         let add = |plan: &mut TxPlan| {
@@ -685,10 +685,21 @@ struct Sum<'r> {
 impl Sum<'_> {
     /// Continues it over the octets of registered memory.
     #[inline]
-    fn add(&mut self, span: Span<'_, impl Memory>) {
+    fn add(&mut self, span: Span<'_, impl Memory>) -> Result<(), AccessError> {
         if let (Some(f), Some(room)) = (self.f, self.room.first_chunk_mut()) {
-            self.crc = span.crc32c(f, self.crc, room);
+            let crc = span.crc32c(f, self.crc, room);
+            self.crc = crc.ok_or(AccessError::NotMapped)?;
         }
+        Ok(())
+    }
+}
+
+/// Turns the answer of a copy into a result.
+#[inline(always)]
+const fn done(copied: bool) -> Result<(), AccessError> {
+    match copied {
+        true => Ok(()),
+        false => Err(AccessError::NotMapped),
     }
 }
 

@@ -9,6 +9,7 @@ mod counted;
 mod cut;
 mod ending;
 mod farewell;
+mod gone;
 mod harness;
 mod input;
 mod look;

@@ -223,6 +223,40 @@ fn reads_are_long_again_when_no_more_large_fpdus_come() {
     }
 }
 
+/// The driver could not read to the memory that the plan named.
+#[test]
+fn unwritable_direct_read_is_refused() {
+    let code = iwarp_proto::rdmap::TerminateCode::DDP_TAGGED_BASE_BOUNDS;
+    let local = iwarp_proto::rdmap::TerminateCode::RDMAP_LOCAL_CATASTROPHIC;
+    for (is_write, code) in [(true, code), (false, local)] {
+        let (mut a, mut b) = pair(StreamConfig {
+            crc: false,
+            emss: 65483,
+            ..STREAM
+        });
+        let (src, dst) = (a.mr(60_000, ALL), b.mr(60_000, ALL));
+        let op = match is_write {
+            true => SendOp::Write {
+                remote_addr: dst.at,
+                rkey: dst.stag,
+            },
+            false => SendOp::Send,
+        };
+        b.recv(5, &[dst.sge()]);
+        a.post(1, op, &[src.sge()]);
+        let octets = a.octets_out();
+        read_as_planned(&mut b, &octets[..10_000], 1000, 4);
+        assert!(b.qp.rx_is_direct());
+        b.qp.rx_unwritable(&mut b.host);
+        assert_eq!(b.terminate().code, code);
+        let status = match is_write {
+            true => WcStatus::Flushed,
+            false => WcStatus::LocalProtection,
+        };
+        assert_eq!(brief(&b.host.recvs), [(5, status)]);
+    }
+}
+
 #[test]
 fn a_region_that_goes_away_during_a_direct_read() {
     //= rfc5041 section 8.3.1

@@ -27,22 +27,24 @@ fn counting(crc: u32, octets: &[u8]) -> u32 {
 
 /// # Safety
 /// As [`SharedCrc32cFn`](crate::memory::SharedCrc32cFn). Nobody changes the octets: one thread runs these tests.
-unsafe fn counting_in_place(crc: u32, from: *const u8, len: usize) -> u32 {
+unsafe fn counting_in_place(crc: u32, from: *const u8, len: usize) -> Option<u32> {
     IN_PLACE.set(IN_PLACE.get() + len as u64);
     // SAFETY: the caller has promised that they are readable.
-    counting(crc, unsafe { core::slice::from_raw_parts(from, len) })
+    Some(counting(crc, unsafe {
+        core::slice::from_raw_parts(from, len)
+    }))
 }
 
 /// # Safety
 /// As [`CopyingCrc32cFn`](crate::memory::CopyingCrc32cFn). Nobody changes the octets: one thread runs these tests.
-unsafe fn counting_and_copying(crc: u32, from: *const u8, to: *mut u8, len: usize) -> u32 {
+unsafe fn counting_and_copying(crc: u32, from: *const u8, to: *mut u8, len: usize) -> Option<u32> {
     COPYING.set(COPYING.get() + len as u64);
     // SAFETY: the caller has promised that they are readable, and that there is room for them.
     let octets = unsafe {
         to.copy_from_nonoverlapping(from, len);
         core::slice::from_raw_parts(to, len)
     };
-    counting(crc, octets)
+    Some(counting(crc, octets))
 }
 
 /// The ways to sum, and whether each sums octets where they lie, and while it copies them.
