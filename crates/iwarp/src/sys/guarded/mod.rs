@@ -165,8 +165,8 @@ pub(crate) fn enable() {
 /// thread: the kernel ends a process whose thread blocks the signal of its own fault.
 ///
 /// It takes three system calls, so it is called now and then: when a device is opened, memory registered, a queue pair created or
-/// connected, before the progress thread works, at each 64th look of a polling thread that finds nothing, and at each 64th read
-/// and write of a queue pair.
+/// connected, before the progress thread works, when a polling thread yields (after 64 looks without a result, or more if another
+/// thread computes), and at each 64th read and write of a queue pair.
 #[cold]
 pub(crate) fn keep() {
     #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
