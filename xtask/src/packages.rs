@@ -40,6 +40,18 @@ const PACKAGES: &[Package] = &[
         why: "an independent decoder for what we put on the wire",
     },
     Package {
+        name: "default-jdk-headless",
+        proof: Proof::Program("javac"),
+        needed_by: &["unit"],
+        why: "a virtual machine that makes exceptions of faults, beside our handler",
+    },
+    Package {
+        name: "golang-go",
+        proof: Proof::Program("go"),
+        needed_by: &["unit"],
+        why: "a runtime that makes panics of faults, beside our handler",
+    },
+    Package {
         name: "ibverbs-utils",
         proof: Proof::Program("ibv_devinfo"),
         needed_by: &["apps"],

@@ -2,7 +2,8 @@
 //! operation, events for solicited completions, queue pairs that are connected by number, connections without queue pairs, unreliable
 //! connections, extended reliable connections, datagrams with and without the connection manager, and what later headers than Debian's
 //! declare; what calls tell about objects and completions, what reaches the other end, and what waits for acknowledgements; what is left
-//! of calls that fail and of objects that end; how a process lives and ends, and its surroundings; memory whose page faults do not end;
+//! of calls that fail and of objects that end; how a process lives and ends, and its surroundings; memory whose page faults do not end,
+//! and memory that goes;
 //! the library as a plug-in.
 
 mod common;
@@ -56,12 +57,19 @@ fn passes_as(name: &str, face: &str) -> Option<String> {
     }
     let folder = common::Folder::new(&format!("{name}-{face}"));
     let exe = compile(name, &folder);
+    Some(runs_as(&exe, &folder, face, &[]))
+}
+
+/// Runs a compiled program with this face of the devices, which is its first argument, and further ones. Its last line must say that no
+/// check failed. Returns what it has written to standard error.
+fn runs_as(exe: &Path, folder: &common::Folder, face: &str, more: &[&str]) -> String {
     let mut program = Command::new(exe);
     program
         .arg(face)
+        .args(more)
         .env("IWARP_AS", face)
         .env("LD_LIBRARY_PATH", &folder.0);
-    Some(common::passes(&mut program))
+    common::passes(&mut program)
 }
 
 /// The shell writes more than a pipe holds, and its child keeps both pipes open.
@@ -232,6 +240,80 @@ fn a_plug_in_loads_and_unloads_the_library() {
 #[test]
 fn a_page_fault_that_never_ends_stops_one_connection_only() {
     passes("stuck");
+}
+
+/// By what handlers for SIGSEGV and SIGBUS the program has, and when it installs them.
+#[test]
+fn gone_memory_fails_the_access_only() {
+    if !headers_installed() {
+        return;
+    }
+    let folder = common::Folder::new("gone");
+    let exe = compile("gone", &folder);
+    for face in ["rnic", "roce"] {
+        for handlers in [
+            "none",
+            "before",
+            "before-info",
+            "before-stack",
+            "before-info-stack-node",
+            "before-info-once",
+            "after",
+            "after-info",
+            "after-stack",
+            "after-info-stack-node",
+            "after-once",
+            "chain",
+            "blocked",
+            "ignored",
+        ] {
+            runs_as(&exe, &folder, face, &[handlers]);
+        }
+    }
+}
+
+/// Without CRC, payload that is sent is read by the kernel alone.
+#[test]
+fn gone_memory_fails_system_calls() {
+    if !headers_installed() {
+        return;
+    }
+    let folder = common::Folder::new("gone-plain");
+    let exe = compile("gone", &folder);
+    for face in ["rnic", "roce"] {
+        for (name, value) in [
+            ("IWARP_CRC", "off"),
+            ("IWARP_SNAPSHOT", "off"),
+            ("IWARP_MARKERS", "on"),
+        ] {
+            let mut program = Command::new(&exe);
+            program
+                .args([face, "none"])
+                .env("IWARP_AS", face)
+                .env(name, value)
+                .env("LD_LIBRARY_PATH", &folder.0);
+            common::passes(&mut program);
+        }
+    }
+}
+
+/// Without the handler the first access to memory that has gone ends the process.
+#[test]
+fn memory_guard_can_be_turned_off() {
+    use std::os::unix::process::ExitStatusExt;
+
+    if !headers_installed() {
+        return;
+    }
+    let folder = common::Folder::new("gone-unguarded");
+    let exe = compile("gone", &folder);
+    let status = Command::new(&exe)
+        .args(["rnic", "none"])
+        .env("IWARP_MEMORY_GUARD", "off")
+        .env("LD_LIBRARY_PATH", &folder.0)
+        .status()
+        .unwrap();
+    assert_eq!(status.signal(), Some(11), "SIGSEGV");
 }
 
 #[test]

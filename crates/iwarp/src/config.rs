@@ -135,6 +135,10 @@ pub struct Config {
     /// Asks the peer's port mapper, at this UDP port, for the TCP port of a listener (`IWARP_PORT_MAPPER=on|off|PORT`;
     /// default off, `on` is 3935). Listeners on hardware may need it.
     pub port_mapper: Option<u16>,
+    /// Turns a fault in registered memory that the program has unmapped, protected or truncated into an error of the request or of
+    /// the peer, by a handler for SIGSEGV and SIGBUS (`IWARP_MEMORY_GUARD=on|off`; default on). The first device that is opened with
+    /// it installs the handler for the whole process. Without it such a fault ends the process.
+    pub memory_guard: bool,
     /// Completes Sends and Writes when the peer has placed them, as on InfiniBand, instead of when TCP has taken them
     /// (`IWARP_PLACED=on|off`; default off). For programs that look at the peer's memory as soon as a Write is complete. It
     /// costs a zero-length RDMA Read for each burst. Queue pairs that are connected by number always do so.
@@ -171,6 +175,7 @@ impl Default for Config {
             port_mapper: None,
             busy_poll: Duration::from_micros(100),
             snapshot: true,
+            memory_guard: true,
             placed: false,
             stats: false,
             face: Face::Rnic,
@@ -219,6 +224,7 @@ impl Config {
         c.crc = vars.switch("IWARP_CRC", c.crc);
         c.markers = vars.switch("IWARP_MARKERS", c.markers);
         c.snapshot = vars.switch("IWARP_SNAPSHOT", c.snapshot);
+        c.memory_guard = vars.switch("IWARP_MEMORY_GUARD", c.memory_guard);
         c.placed = vars.switch("IWARP_PLACED", c.placed);
         c.stats = vars.switch("IWARP_STATS", c.stats);
         c.peer_to_peer = vars.switch("IWARP_PEER_TO_PEER", c.peer_to_peer);

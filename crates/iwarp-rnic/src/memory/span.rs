@@ -5,7 +5,7 @@
 //! A [`Span`] is a checked part of such a sequence. Everything that the RNIC does to memory is a method of it.
 //!
 //! Invariant: a [`Span`] denotes octets that lie inside a [`Memory`]. The creator of the memory has promised that they stay
-//! readable and writable for as long as it is in a [`MemoryTable`](super::MemoryTable). Only the table makes spans, and a span
+//! readable and writable for as long as it is in a [`MemoryTable`](super::MemoryTable), or the memory's accesses can fail. Only the table makes spans, and a span
 //! borrows the table, so no span outlives its registration.
 //!
 //! Other threads, the peer and the kernel change this memory at any time. `memory` says how it is accessed nevertheless.
@@ -22,7 +22,8 @@ use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 ///
 /// # Safety
 /// The fragments have to be inside of what the creator of the value has promised to keep mapped, readable and writable, until
-/// the value has left every table. [`fragment`](Self::fragment) returns at most as many octets as were asked for, and at
+/// the value has left every table. If the creator has not promised that, the five accesses are overridden by functions that find
+/// out whether the octets are mapped, and the functions for CRCs are of that kind, too. [`fragment`](Self::fragment) returns at most as many octets as were asked for, and at
 /// least one if any were. No Rust reference to the octets may exist while the RNIC or a peer can access them.
 pub unsafe trait Memory: core::fmt::Debug {
     /// What a span keeps to find its octets: an address, or a list of pages and a position in it.
@@ -141,7 +142,8 @@ impl<'t> Fragment<'t> {
     /// Names `len` octets at `at`.
     ///
     /// # Safety
-    /// All of them are mapped for `'t`, readable, and writable where the memory is registered with a right that writes.
+    /// All of them are mapped for `'t`, readable, and writable where the memory is registered with a right that writes. Fragments of
+    /// memory that overrides [`Memory::copy_out`] need not be mapped.
     #[inline]
     pub const unsafe fn new(at: *mut u8, len: usize) -> Self {
         Self {

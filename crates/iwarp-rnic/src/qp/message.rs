@@ -483,14 +483,14 @@ impl QueuePair {
         //= rfc5040 section 5.4
         //# That is, the Local Peer's RDMAP layer MUST request that the DDP layer
         //# set the Queue Number field to two.
-        let octets = terminate.octets();
+        let (octets, before) = (terminate.octets(), plan.used());
         self.emit_control(Opcode::TERMINATE, 2, octets.len(), plan, w, |out| {
             if let Some(out) = out.get_mut(..octets.len()) {
                 out.copy_from_slice(octets);
             }
             octets.len()
         });
-        plan.add_milestone(Milestone::Terminate);
+        plan.add_terminate(before);
     }
 }
 

@@ -27,7 +27,7 @@ use crate::sys::clock::now_ns;
 use crate::sys::eventfd::EventFd;
 use crate::sys::poller::{AsFd, Events, Interest, Poller};
 use crate::sys::thread::kept_from_processor;
-use crate::sys::{fork, limits, prefetch};
+use crate::sys::{fork, guarded, limits, prefetch};
 use sources::{Resting, Sources};
 use std::cell::Cell;
 use std::io;
@@ -148,6 +148,7 @@ impl Engine {
 
     /// The engine for another connection: the one that has the fewest, or a new one, if each has its share and there may be more.
     pub(crate) fn for_connection(most: usize) -> io::Result<Arc<Self>> {
+        guarded::keep();
         let first = Self::current()?;
         let mut engines = engines().lock();
         let idlest = Self::idlest(&engines).unwrap_or_else(|| Arc::clone(&first));

@@ -9,6 +9,7 @@ use super::sources::Source;
 use super::{BATCH, Engine, WAKE_TOKEN, everything};
 use crate::progress::sync::yield_now;
 use crate::sys::clock::now_ns;
+use crate::sys::guarded;
 use crate::sys::poller::{Events, Interest, Readiness, wait_fd};
 use rustix::thread::set_current_timer_slack;
 use std::io;
@@ -43,6 +44,7 @@ impl Engine {
                 continue;
             }
             self.turns.begin(&mut place);
+            guarded::keep();
             self.watch.wake();
             self.let_drivers_go_first(&events);
             let now = now_ns();

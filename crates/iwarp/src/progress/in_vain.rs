@@ -7,6 +7,7 @@
 
 use super::sync::{thread_local, yield_now};
 use crate::sys::clock::now_ns;
+use crate::sys::guarded;
 use std::cell::Cell;
 
 /// Looks without result between two yields while no other thread wants the processor.
@@ -72,6 +73,7 @@ pub fn looked_in_vain() {
 /// Yields, and returns how long that took.
 #[cold]
 fn offer() -> u64 {
+    guarded::keep();
     let begin = now_ns();
     yield_now();
     now_ns().saturating_sub(begin)

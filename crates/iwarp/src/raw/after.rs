@@ -5,9 +5,9 @@ use super::events::AsyncEventKind;
 use super::inject::Completion;
 use super::linger::{self, Farewell};
 use super::qp::{CmSink, Link, QpInner, QueuePair};
+use crate::sys::guarded::ProcessRange;
 use iwarp_rnic::Cqe;
 use iwarp_rnic::cq::CompletionQueue as Ring;
-use iwarp_rnic::memory::HostRange;
 use iwarp_rnic::qp::{Direction, Events, Fault, Host};
 use iwarp_rnic::receive_queue::{SharedReceiveQueue as Queue, TakenRecv};
 use parking_lot::MutexGuard;
@@ -190,7 +190,7 @@ impl<'a> DriveHost<'a> {
 }
 
 impl Host for DriveHost<'_> {
-    type Memory = HostRange;
+    type Memory = ProcessRange;
 
     #[inline]
     fn complete(&mut self, direction: Direction, mut cqe: Cqe) {

@@ -16,12 +16,13 @@ use crate::capture::{Recorder, RecorderLimits};
 use crate::config::Config;
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::sys::guarded::{self, MemoryTable, ProcessRange};
 use crate::sys::null::{NULL_LEN, null_memory};
 use crate::sys::on_demand::PAGER;
 use crate::sys::probe::probe_range;
 use crate::sys::{exit, fork, fork::Origin};
 use iwarp_rnic::counters::Counters;
-use iwarp_rnic::memory::{HostRange, MemoryTable, RegionInfo, Stag, WindowType};
+use iwarp_rnic::memory::{RegionInfo, Stag, WindowType};
 use iwarp_rnic::{Access, FastRegister};
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::HashMap;
@@ -78,6 +79,9 @@ impl Context {
             None => None,
         };
         let faults = config.fault.as_ref().map(Plan::of).transpose()?;
+        if config.memory_guard {
+            guarded::enable();
+        }
         let inner = ContextInner {
             faults,
             device: device.clone(),
@@ -205,7 +209,8 @@ impl Context {
 
     /// # Safety
     /// As [`register`](Self::register).
-    unsafe fn checked_range(&self, addr: u64, len: u64, access: Access) -> Result<HostRange> {
+    unsafe fn checked_range(&self, addr: u64, len: u64, access: Access) -> Result<ProcessRange> {
+        guarded::keep();
         if !probe_range(addr, len, access.contains(Access::LOCAL_WRITE)) {
             return Err(Error::BadAddress);
         }
@@ -214,10 +219,10 @@ impl Context {
     }
 
     /// # Safety
-    /// As [`HostRange::new`].
-    unsafe fn range(addr: u64, len: u64) -> Result<HostRange> {
+    /// As [`ProcessRange::new`].
+    unsafe fn range(addr: u64, len: u64) -> Result<ProcessRange> {
         // SAFETY: the caller's promise.
-        unsafe { HostRange::new(addr, len) }.ok_or(Error::InvalidArgument(
+        unsafe { ProcessRange::new(addr, len) }.ok_or(Error::InvalidArgument(
             "the range wraps around the address space",
         ))
     }
@@ -291,7 +296,7 @@ impl Context {
             Error::OutOfMemory
         })?;
         // SAFETY: both ranges stay mapped as long as the process lives. Only the second is written to.
-        let range = |addr| unsafe { HostRange::new(addr, NULL_LEN) }.ok_or(Error::OutOfMemory);
+        let range = |addr| unsafe { ProcessRange::new(addr, NULL_LEN) }.ok_or(Error::OutOfMemory);
         let (zeros, sink) = (range(memory.zeros)?, range(memory.sink)?);
         let random = random_u32()?;
         let stag = self
@@ -382,6 +387,7 @@ impl Context {
     /// # Errors
     /// [`Error::InvalidArgument`], [`Error::OutOfMemory`].
     pub fn create_qp(&self, attributes: &QpAttributes) -> Result<QueuePair> {
+        guarded::keep();
         QueuePair::create(&self.inner, attributes)
     }
 
@@ -392,6 +398,7 @@ impl Context {
     /// # Errors
     /// As [`create_qp`](Self::create_qp); the operating system's: no descriptors or ports left.
     pub fn create_addressable_qp(&self, attributes: &QpAttributes) -> Result<QueuePair> {
+        guarded::keep();
         let peers = self.inner.peers()?;
         QueuePair::create_with(&self.inner, attributes, |taken| peers.number(taken))
     }

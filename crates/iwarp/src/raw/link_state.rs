@@ -4,6 +4,7 @@ use super::cork::Cork;
 use super::left::Left;
 use super::qp::CmSink;
 use super::silence::Silence;
+use crate::sys::guarded::Often;
 use crate::sys::poller::Interest;
 use iwarp_rnic::Time;
 use iwarp_rnic::qp::{RxBuffer, TxPlan};
@@ -36,6 +37,8 @@ pub(super) struct LinkState {
     pub(super) ending: Option<u64>,
     /// Plans of large messages since the size of segments was asked for.
     pub(super) mss_age: u8,
+    /// Reads and plans, of which some look after the handler of faults.
+    pub(super) looks: Often,
     pub(super) silence: Silence,
 }
 
@@ -56,6 +59,7 @@ impl LinkState {
             established: false,
             ending: None,
             mss_age: 0,
+            looks: Often::default(),
             silence: Silence::default(),
         }
     }

@@ -3,6 +3,7 @@
 //! Each driving thread keeps one of each. A queue pair keeps its own only while the stream is blocked in the middle of a plan, or
 //! while a part of an FPDU has come. Idle queue pairs own none.
 
+use crate::sys::guarded;
 use crate::sys::raw_slice::RawSlice;
 use iwarp_rnic::AllocError;
 use iwarp_rnic::qp::{RxBuffer, RxPlan, TxPlan};
@@ -83,6 +84,8 @@ pub(super) fn take_runs() -> Vec<RawSlice> {
     let mut runs = local(&RUNS);
     runs.clear();
     if runs.capacity() == 0 {
+        // The thread's first: it may block the signals of faults.
+        guarded::keep();
         runs.reserve_exact(TX_RUNS);
     }
     runs

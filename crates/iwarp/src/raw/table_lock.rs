@@ -5,7 +5,7 @@
 //! reader that has waited for long goes past such a thread.
 
 use crate::sys::clock::now_ns;
-use iwarp_rnic::memory::MemoryTable;
+use crate::sys::guarded::MemoryTable;
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

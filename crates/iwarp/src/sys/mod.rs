@@ -9,6 +9,7 @@ pub(crate) mod datagram;
 pub(crate) mod eventfd;
 pub(crate) mod exit;
 pub(crate) mod fork;
+pub(crate) mod guarded;
 pub(crate) mod interfaces;
 pub(crate) mod limits;
 pub(crate) mod mapping;

@@ -100,6 +100,40 @@ fn knows_ordinary_memory() {
     );
 }
 
+/// A mapping of three pages whose file has one and a half: the third page is missing, however little of it is asked for.
+#[test]
+fn pages_behind_the_end_of_a_file_are_bad() {
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+    let page = page_size();
+    let file = memfd_create("iwarp-probe", MemfdFlags::CLOEXEC).expect("a file");
+    ftruncate(&file, page as u64 + 10).expect("its length");
+    for flags in [MapFlags::SHARED, MapFlags::PRIVATE] {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let start = unsafe { mmap(std::ptr::null_mut(), 3 * page, protection, flags, &file, 0) };
+        let start = start.expect("mapped");
+        let (base, page) = (start as u64, page as u64);
+        for (name, method) in methods() {
+            for (from, end, good) in [
+                (0, 1, true),
+                (0, 2 * page, true),
+                (page, page + 11, true),
+                (0, 2 * page + 1, false),
+                (2 * page, 2 * page + 1, false),
+                (3 * page - 1, 3 * page, false),
+                (page + 1, 3 * page, false),
+            ] {
+                let found = method(base + from, base + end, true);
+                assert_eq!(found, good, "{name} {flags:?} {from}..{end}");
+            }
+        }
+        // SAFETY: the mapping from above, which nobody uses.
+        unsafe { munmap(start, 3 * page as usize) }.expect("unmapped");
+    }
+}
+
 #[test]
 fn absurd_ranges_are_bad_and_empty_ones_good() {
     assert!(!probe_range(0, 1, false));

@@ -4,6 +4,7 @@
 //! be seen as `&[u8]`. Invariant: nothing here reads or writes through the address except the `unsafe` functions, whose callers
 //! guarantee that the range is mapped; only one of them asks the kernel. The layout equals `libc::iovec` (checked at compile time), so a list of slices goes to the kernel as it is.
 
+use super::guarded;
 use iwarp_rnic::memory::Fragment;
 use std::mem::{align_of, offset_of, size_of};
 
@@ -132,25 +133,22 @@ impl RawSlice {
         true
     }
 
-    /// Appends at most `limit` octets of the range to `out`, and returns how many.
+    /// Appends at most `limit` octets of the range to `out`, and returns how many. Octets of registered memory that has gone are any.
     ///
     /// # Safety
-    /// The range is mapped and readable for the length of the call. Other threads and the kernel may write to it: the copy may
-    /// then be a mix of old and new octets, as it would be on a wire.
+    /// The range is registered memory, or mapped and readable for the length of the call. Other threads and the kernel may write to
+    /// it: the copy may then be a mix of old and new octets, as it would be on a wire.
     pub(crate) unsafe fn append_to(&self, out: &mut Vec<u8>, limit: usize) -> usize {
         let count = self.len.min(limit);
         if count == 0 {
             return 0;
         }
-        out.reserve(count);
         let from: *const u8 = std::ptr::with_exposed_provenance(self.addr);
-        // SAFETY: `count` octets are readable by the caller's promise; `reserve` made room for as many behind `len`, and fresh
-        // spare capacity cannot overlap memory that was mapped for somebody else. All of them are initialised before `set_len`.
-        unsafe {
-            let to = out.as_mut_ptr().add(out.len());
-            std::ptr::copy_nonoverlapping(from, to, count);
-            out.set_len(out.len() + count);
-        }
+        let before = out.len();
+        out.resize(before + count, 0);
+        // SAFETY: `count` octets may be read by the caller's promise, and `resize` made room for as many, which cannot overlap memory
+        // that was mapped for somebody else.
+        unsafe { guarded::copy(from, out[before..].as_mut_ptr(), count) };
         count
     }
 }

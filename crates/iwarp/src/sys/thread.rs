@@ -1,5 +1,6 @@
 //! Threads of the engine. Invariant: they run with every signal blocked, so that the program's handlers
-//! only ever run on its own threads; the mask of the calling thread is as before afterwards.
+//! only ever run on its own threads; the mask of the calling thread is as before afterwards. The signals of a fault are not
+//! blocked: the kernel would end the process instead of calling the handler (`guarded`).
 
 use crate::sys::clock::now_ns;
 use std::cell::Cell;
@@ -21,6 +22,8 @@ pub(crate) fn spawn_without_signals(
     // `pthread_sigmask` initialises the second if it succeeds, which it does for these arguments.
     let masked = unsafe {
         libc::sigfillset(all.as_mut_ptr());
+        libc::sigdelset(all.as_mut_ptr(), libc::SIGSEGV);
+        libc::sigdelset(all.as_mut_ptr(), libc::SIGBUS);
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr())
     };
     let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(run);

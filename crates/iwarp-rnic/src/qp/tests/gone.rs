@@ -5,7 +5,7 @@ use super::harness::*;
 use crate::limits::SUM_COPY_MIN;
 use crate::memory::{Crc32c, gone};
 use crate::qp::*;
-use crate::{SendOp, Sge, WcStatus};
+use crate::{SendOp, WcStatus};
 use iwarp_proto::crc32c;
 use iwarp_proto::ddp::{Header, Stag};
 use iwarp_proto::rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Opcode, TerminateCode as Code};
@@ -92,22 +92,16 @@ fn unreadable_source_fails_request() {
             .flat_map(|crc| [(crc, write), (crc, SendOp::Send)])
         {
             for len in [1, 8, 1000, long] {
-                let mut rig = rig(true, markers, snapshot, emss);
-                let mr = rig.mr(len, ALL);
-                let scattered = [mr.part(0, len / 2), mr.part(len / 2, len - len / 2)];
-                for sges in [&[mr.sge()][..], &scattered] {
-                    let mut rig = self::rig(true, markers, snapshot, emss);
+                for parts in [1, 2] {
+                    let mut rig = rig(true, markers, snapshot, emss);
                     let mr = rig.mr(len, ALL);
-                    let sges: Vec<Sge> = sges
-                        .iter()
-                        .map(|sge| Sge {
-                            addr: sge.addr - sges[0].addr + mr.at,
-                            len: sge.len,
-                            lkey: mr.stag,
-                        })
-                        .collect();
+                    let scattered = [mr.part(0, len / 2), mr.part(len / 2, len - len / 2)];
+                    let sges = match parts {
+                        1 => &[mr.sge()][..],
+                        _ => &scattered,
+                    };
                     gone::unmap(mr.at + u64::from(len) - 1, 1);
-                    rig.post(5, op, &sges);
+                    rig.post(5, op, sges);
                     assert_eq!(fill(&mut rig, crc), TxFill::Ready);
                     gone::unmap(0, 0);
                     assert_eq!(rig.terminate().code, Code::RDMAP_LOCAL_CATASTROPHIC);
@@ -301,6 +295,27 @@ fn unreadable_plan_fails_its_owner() {
         };
         assert_eq!((header.qn, header.msn), (1, msn), "{written}");
     }
+}
+
+/// The end of an answer has gone, which is copied, and so has what is sent from where it lies: the Terminate in the same plan is sent
+/// alone.
+#[test]
+fn unreadable_plan_keeps_terminate() {
+    let mut rig = rig(false, false, false, 32_768);
+    let mr = rig.mr(65_536, ALL);
+    let body = read_request(9, 65_536, mr.stag, mr.at);
+    let request = untagged(Opcode::READ_REQUEST, 1, 1, 0, true, &body);
+    assert_eq!(rig.rx_ulpdu(&request), RxStatus::Ok);
+    gone::unmap(mr.at, 65_536);
+    assert_eq!(rig.fill(), TxFill::Ready);
+    gone::unmap(0, 0);
+    assert!(rig.plan.has_terminate() && rig.plan.len() > 60_000);
+    rig.qp.tx_unreadable(&mut rig.plan, &mut rig.host);
+    let sent = rig.sent();
+    assert_eq!(sent.len(), 1);
+    let terminate = iwarp_proto::rdmap::Terminate::parse(&sent[0].1).unwrap().0;
+    assert_eq!(terminate.code, Code::RDMAP_BASE_BOUNDS);
+    assert_eq!(terminate.read_request.unwrap().sink_stag, Stag(9));
 }
 
 /// Inside an FPDU no Terminate can be sent: the stream is to be reset.

@@ -7,6 +7,11 @@ pub(crate) mod poller;
 pub(crate) mod prefetch;
 pub(crate) mod thread;
 
+/// No memory goes here.
+pub(crate) mod guarded {
+    pub(crate) const fn keep() {}
+}
+
 /// No process forks here.
 pub(crate) mod fork {
     pub(crate) const fn generation() -> u32 {

@@ -11,9 +11,9 @@ use super::super::qp::{Guarded, Link, QpInner};
 use super::broken;
 use crate::crc::crc32c;
 use crate::sys::clock::now_ns;
+use crate::sys::guarded::MemoryTable;
 use crate::sys::raw_slice::RawSlice;
 use iwarp_rnic::Time;
-use iwarp_rnic::memory::MemoryTable;
 use iwarp_rnic::qp::{Env, Events, RxBuffer, RxInterest, RxPlan, RxStatus, State};
 use parking_lot::MutexGuard;
 use std::io::{self, ErrorKind};
@@ -292,6 +292,7 @@ fn take_in(
             turn.more = n == plan.room() && turn.left > n;
             turn.left = turn.left.saturating_sub(n);
             qp.moved.add(n);
+            g.conn.looks.count();
             let status = filled(qp, g, &mut buffer, &mut plan, n, after);
             turn.unfinished = status == RxStatus::More;
         }
@@ -346,7 +347,7 @@ fn failed(
     if left {
         // Nothing that the program sees.
     } else if unmapped {
-        g.machine.abort(&mut DriveHost::new(qp, after));
+        g.machine.rx_unwritable(&mut DriveHost::new(qp, after));
     } else {
         broken(qp, g, after);
     }

@@ -12,8 +12,8 @@ use super::super::qp::{Guarded, Link, QpInner};
 use super::super::silence;
 use super::broken;
 use crate::crc::crc32c;
+use crate::sys::guarded::MemoryTable;
 use crate::sys::raw_slice::RawSlice;
-use iwarp_rnic::memory::MemoryTable;
 use iwarp_rnic::qp::{Env, RunKind, TxFill, TxPlan};
 use parking_lot::{MutexGuard, RwLockReadGuard};
 use std::io::{self, ErrorKind};
@@ -115,6 +115,7 @@ fn fill(
     if wants_mss(g) {
         follow_mss(qp, g, link);
     }
+    g.conn.looks.count();
     let filled = {
         let mut env = Env {
             memory,
@@ -276,7 +277,7 @@ fn faulty_end(qp: &QpInner, result: &io::Result<usize>, after: &mut After) -> bo
 fn written(
     qp: &Arc<QpInner>,
     g: &mut MutexGuard<'_, Guarded>,
-    plan: Box<TxPlan>,
+    mut plan: Box<TxPlan>,
     result: io::Result<usize>,
     after: &mut After,
 ) -> bool {
@@ -292,11 +293,18 @@ fn written(
         Err(error) => error,
     };
     tracing::debug!(qp = qp.num, %error, "send failed");
-    pool::give_tx(plan);
     if error.raw_os_error() == Some(libc::EFAULT) {
-        // Registered memory that the program has unmapped.
-        g.machine.leave(&mut DriveHost::new(qp, after));
-    } else if g.machine.is_connectionless() {
+        // Registered memory that the program has unmapped. There may be a Terminate to send.
+        g.machine
+            .tx_unreadable(&mut plan, &mut DriveHost::new(qp, after));
+        match plan.is_empty() {
+            true => pool::give_tx(plan),
+            false => g.conn.stalled = Some(plan),
+        }
+        return true;
+    }
+    pool::give_tx(plan);
+    if g.machine.is_connectionless() {
         // What the peer sent before it left may still be there.
         g.conn.left.tx = true;
     } else {

@@ -7,6 +7,7 @@ use super::plan::Taken;
 use super::qp::{Progress, QpFaults};
 use crate::fault::{Kind, Point, Rule};
 use crate::sys::clock::now_ns;
+use crate::sys::guarded;
 use crate::sys::raw_slice::RawSlice;
 
 /// The octets of an FPDU among which the one with the flipped bit is: behind the length, so that the end of the FPDU is still found, and within the
@@ -129,7 +130,7 @@ impl QpFaults {
         unsafe {
             first.append_to(&mut head, SPOILT.end);
             self.flip(&state, Way::In, &mut head);
-            std::ptr::copy_nonoverlapping(head.as_ptr(), first.as_ptr().cast::<u8>(), head.len());
+            guarded::copy(head.as_ptr(), first.as_ptr().cast(), head.len());
         }
     }
 

@@ -40,6 +40,7 @@ use crate::error::{Error, Result};
 use crate::progress::baton::Baton;
 use crate::sys::datagram::Batch;
 use crate::sys::fork::Origin;
+use crate::sys::guarded;
 use group::Groups;
 use iwarp_rnic::counters::Counters;
 use iwarp_rnic::memory::Accessor;
@@ -446,7 +447,11 @@ thread_local! {
 fn with_room<R>(f: impl FnOnce(&mut Batch) -> R) -> R {
     // Nothing is kept for a thread that is ending.
     let kept = ROOM.try_with(Cell::take).ok().flatten();
-    let mut room = kept.unwrap_or_else(|| Box::new(Batch::new()));
+    let mut room = kept.unwrap_or_else(|| {
+        // The thread's first: it may block the signals of faults.
+        guarded::keep();
+        Box::new(Batch::new())
+    });
     room.clear();
     let result = f(&mut room);
     let _ = ROOM.try_with(|cell| cell.set(Some(room)));

@@ -2,8 +2,9 @@
 
 use super::address::UdAddress;
 use crate::error::{Error, Result};
+use crate::sys::guarded::MemoryTable;
 use iwarp_proto::datagram::PAYLOAD_MAX;
-use iwarp_rnic::memory::{Accessor, MemoryTable};
+use iwarp_rnic::memory::Accessor;
 use iwarp_rnic::{Access, PostError, SendFlags, Sge, WcStatus};
 use std::collections::VecDeque;
 
