@@ -192,6 +192,9 @@ pub unsafe extern "C" fn rrecvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> 
             // SAFETY: the contract of the C function.
             return unsafe { socket.receive_raw(msg, flags) };
         }
+        if !msg.msg_control.is_null() && msg.msg_controllen > 0 {
+            return Err(Errno::NOTSUP);
+        }
         // SAFETY: the contract of the C function.
         let n = unsafe { recv_pieces(fd, msg.msg_iov, msg.msg_iovlen, flags) }?;
         // A stream has neither addresses nor control data.

@@ -10,16 +10,17 @@ use crate::{fork, repoll};
 use libc::c_int;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::RawFd;
-use std::sync::{Arc, Once};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Creates a socket (`socket(2)`) of type `SOCK_STREAM` or `SOCK_DGRAM`. `SOCK_NONBLOCK` and `SOCK_CLOEXEC` may be added to the
 /// type.
 ///
 /// # Errors
-/// EAFNOSUPPORT: neither IPv4 nor IPv6. EPROTONOSUPPORT: another type, or a protocol that does not fit. EMFILE.
+/// EOPNOTSUPP, as in rdma-core: neither IPv4 nor IPv6, another type, or a protocol that does not fit. EMFILE.
 pub fn socket(domain: c_int, ty: c_int, protocol: c_int) -> Result<RawFd> {
     if domain != libc::AF_INET && domain != libc::AF_INET6 {
-        return Err(Errno(libc::EAFNOSUPPORT));
+        return Err(Errno::NOTSUP);
     }
     let flags = ty & (libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
     match (ty & !flags, protocol) {
@@ -34,18 +35,19 @@ pub fn socket(domain: c_int, ty: c_int, protocol: c_int) -> Result<RawFd> {
             let socket = Datagram::create(domain, flags)?;
             Ok(table::insert(Entry::Datagram(Arc::new(socket))))
         }
-        _ => Err(Errno(libc::EPROTONOSUPPORT)),
+        _ => Err(Errno::NOTSUP),
     }
 }
 
 /// Done once for a process.
 fn prepare() {
-    static ONCE: Once = Once::new();
-    fork::install();
-    ONCE.call_once(|| {
+    static IS_PREPARED: AtomicBool = AtomicBool::new(false);
+    // Without memory for the handlers, forks are not noticed.
+    let _ = fork::notice_forks();
+    if !IS_PREPARED.swap(true, Ordering::AcqRel) {
         // SAFETY: the function lives as long as the program.
         unsafe { libc::atexit(at_exit) };
-    });
+    }
 }
 
 extern "C" fn at_exit() {
@@ -391,7 +393,7 @@ pub fn peer_address(fd: RawFd) -> Result<SocketAddr> {
 /// Sets an option (`setsockopt(2)`, `rsocket(7)`).
 ///
 /// # Errors
-/// EBADF, ENOPROTOOPT, EINVAL.
+/// EBADF, EOPNOTSUPP (an option that rsockets do not have), EINVAL.
 pub fn set_option(fd: RawFd, level: c_int, name: c_int, value: &[u8]) -> Result<()> {
     match table::get(fd)? {
         Entry::Stream(socket) => options::set(&socket, level, name, value),
@@ -402,7 +404,7 @@ pub fn set_option(fd: RawFd, level: c_int, name: c_int, value: &[u8]) -> Result<
 /// Gets an option (`getsockopt(2)`), as the octets that C programs expect.
 ///
 /// # Errors
-/// EBADF, ENOPROTOOPT.
+/// EBADF, EOPNOTSUPP (an option that rsockets do not have).
 pub fn get_option(fd: RawFd, level: c_int, name: c_int) -> Result<Vec<u8>> {
     match table::get(fd)? {
         Entry::Stream(socket) => options::get(&socket, level, name),
@@ -413,7 +415,7 @@ pub fn get_option(fd: RawFd, level: c_int, name: c_int) -> Result<Vec<u8>> {
 /// `F_GETFL`, `F_SETFL`, `F_GETFD`, `F_SETFD` (`fcntl(2)`).
 ///
 /// # Errors
-/// EBADF, EINVAL: another command.
+/// EBADF, EOPNOTSUPP: another command.
 pub fn control(fd: RawFd, command: c_int, argument: c_int) -> Result<c_int> {
     let socket = match table::get(fd)? {
         Entry::Stream(socket) => socket,
@@ -432,7 +434,7 @@ pub fn control(fd: RawFd, command: c_int, argument: c_int) -> Result<c_int> {
                 o.close_on_exec = argument & libc::FD_CLOEXEC != 0;
                 Ok(0)
             }
-            _ => Err(Errno::INVAL),
+            _ => Err(Errno::NOTSUP),
         }
     })
 }

@@ -178,7 +178,7 @@ impl Datagram {
     }
 
     /// # Errors
-    /// Those of setsockopt(2). ENOPROTOOPT: not known.
+    /// Those of setsockopt(2). EOPNOTSUPP: not known.
     pub(crate) fn set_option(&self, level: c_int, name: c_int, value: &[u8]) -> Result<()> {
         if level == SOL_RDMA {
             return options::set_sizes(&mut self.sizes.lock(), name, value);
@@ -192,7 +192,7 @@ impl Datagram {
     }
 
     /// # Errors
-    /// Those of getsockopt(2). ENOPROTOOPT: not known.
+    /// Those of getsockopt(2). EOPNOTSUPP: not known.
     pub(crate) fn get_option(&self, level: c_int, name: c_int) -> Result<Vec<u8>> {
         if level == SOL_RDMA {
             return options::get_sizes(&self.sizes.lock(), name);
@@ -211,7 +211,7 @@ impl Datagram {
     /// `F_GETFL`, `F_SETFL`, `F_GETFD`, `F_SETFD` (`fcntl(2)`).
     ///
     /// # Errors
-    /// EINVAL: another command.
+    /// EOPNOTSUPP: another command.
     pub(crate) fn control(&self, command: c_int, argument: c_int) -> Result<c_int> {
         match command {
             libc::F_GETFL => Ok(fcntl_getfl(&self.udp)?.bits().cast_signed()),
@@ -226,7 +226,7 @@ impl Datagram {
                 fcntl_setfd(&self.udp, flags)?;
                 Ok(0)
             }
-            _ => Err(Errno::INVAL),
+            _ => Err(Errno::NOTSUP),
         }
     }
 }

@@ -128,7 +128,7 @@ fn put_time(time: Option<Duration>) -> Vec<u8> {
 /// Sets an option.
 ///
 /// # Errors
-/// ENOPROTOOPT: not known; EINVAL: too short, out of range, or too late.
+/// EOPNOTSUPP: not known; EINVAL: too short, out of range, or too late.
 pub(crate) fn set(socket: &Arc<Socket>, level: c_int, name: c_int, value: &[u8]) -> Result<()> {
     let alive = socket.with_state(|s| set_locked(s, level, name, value))?;
     match alive {
@@ -192,7 +192,7 @@ fn set_locked(
         | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {}
         (libc::IPPROTO_IP, libc::IP_TOS) => o.tos = int(value)?,
         (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => o.only_v6 = Some(int(value)? != 0),
-        _ => return Err(Errno::NOPROTOOPT),
+        _ => return Err(Errno::NOTSUP),
     }
     Ok(None)
 }
@@ -220,7 +220,7 @@ fn set_keep_alive(o: &mut Options, name: c_int, value: &[u8]) -> Result<Option<O
 /// Sets an option of level `SOL_RDMA`.
 ///
 /// # Errors
-/// ENOPROTOOPT: not known; EINVAL: too short.
+/// EOPNOTSUPP: not known; EINVAL: too short.
 pub(crate) fn set_sizes(sizes: &mut Sizes, name: c_int, value: &[u8]) -> Result<()> {
     let number =
         || -> Result<u16> { Ok(u16::try_from(int(value)?.clamp(0, 0xffff)).unwrap_or(u16::MAX)) };
@@ -231,7 +231,7 @@ pub(crate) fn set_sizes(sizes: &mut Sizes, name: c_int, value: &[u8]) -> Result<
         RDMA_IOMAPSIZE => sizes.mappings = round_mappings(number()?),
         // The route is that of the kernel's routing table.
         RDMA_ROUTE => {}
-        _ => return Err(Errno::NOPROTOOPT),
+        _ => return Err(Errno::NOTSUP),
     }
     Ok(())
 }
@@ -239,7 +239,7 @@ pub(crate) fn set_sizes(sizes: &mut Sizes, name: c_int, value: &[u8]) -> Result<
 /// Gets an option of level `SOL_RDMA`.
 ///
 /// # Errors
-/// ENOPROTOOPT: not known.
+/// EOPNOTSUPP: not known.
 pub(crate) fn get_sizes(sizes: &Sizes, name: c_int) -> Result<Vec<u8>> {
     let number = match name {
         RDMA_SQSIZE => sizes.send_queue,
@@ -247,7 +247,7 @@ pub(crate) fn get_sizes(sizes: &Sizes, name: c_int) -> Result<Vec<u8>> {
         RDMA_INLINE => sizes.inline,
         RDMA_IOMAPSIZE => sizes.mappings,
         RDMA_ROUTE => return Ok(Vec::new()),
-        _ => return Err(Errno::NOPROTOOPT),
+        _ => return Err(Errno::NOTSUP),
     };
     Ok(c_int::from(number).to_ne_bytes().to_vec())
 }
@@ -255,7 +255,7 @@ pub(crate) fn get_sizes(sizes: &Sizes, name: c_int) -> Result<Vec<u8>> {
 /// Gets an option.
 ///
 /// # Errors
-/// ENOPROTOOPT: not known.
+/// EOPNOTSUPP: not known.
 pub(crate) fn get(socket: &Socket, level: c_int, name: c_int) -> Result<Vec<u8>> {
     socket.with_state(|s| {
         socket.pump(s, true);
@@ -306,7 +306,7 @@ fn get_locked(socket: &Socket, s: &mut State, level: c_int, name: c_int) -> Resu
         (libc::IPPROTO_IP, libc::IP_TOS) => o.tos,
         (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => c_int::from(o.only_v6.unwrap_or(false)),
         (SOL_RDMA, _) => return get_sizes(&sizes, name),
-        _ => return Err(Errno::NOPROTOOPT),
+        _ => return Err(Errno::NOTSUP),
     };
     Ok(number.to_ne_bytes().to_vec())
 }

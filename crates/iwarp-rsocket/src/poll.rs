@@ -35,10 +35,7 @@ pub(crate) fn poll_unchanged(
     timeout: Option<Duration>,
     watch: Option<&Watch<'_>>,
 ) -> Result<usize> {
-    let sockets: Vec<_> = fds
-        .iter()
-        .map(|f| table::find_stream(f.fd).filter(|s| !s.is_foreign()))
-        .collect();
+    let sockets: Vec<_> = fds.iter().map(|f| table::find_stream(f.fd)).collect();
     if watch.is_none() && sockets.iter().all(Option::is_none) {
         return sys_poll(fds, timeout);
     }

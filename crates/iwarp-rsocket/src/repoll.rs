@@ -11,8 +11,9 @@ use crate::fork;
 use crate::notify::Waiters;
 use crate::poll::{Watch, poll_unchanged};
 use crate::table;
+use iwarp::raw::ProcessLock;
 use libc::{c_int, epoll_event, pollfd};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -117,27 +118,10 @@ struct PollSet {
 
 type Sets = BTreeMap<RawFd, Arc<PollSet>>;
 
-/// Made by the compiler: where the first user made it, a child that was forked meanwhile would wait for that for ever.
-static SETS: Mutex<Sets> = Mutex::new(BTreeMap::new());
-/// How often a child of a fork tries to get the lock, a millisecond apart.
-const TRIES: u32 = 100;
-
-/// Locks the sets. A thread of the parent may have had the lock when it forked: then the child has no sets.
-fn sets() -> Result<MutexGuard<'static, Sets>> {
-    if fork::generation() == 0 {
-        return Ok(SETS.lock());
-    }
-    for _ in 0..TRIES {
-        if let Some(sets) = SETS.try_lock() {
-            return Ok(sets);
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    Err(Errno::BADF)
-}
+static SETS: ProcessLock<Sets> = ProcessLock::new("rsocket::repoll::SETS", BTreeMap::new());
 
 fn find(number: RawFd) -> Result<Arc<PollSet>> {
-    let set = sets()?.get(&number).cloned().ok_or(Errno::BADF)?;
+    let set = SETS.lock().get(&number).cloned().ok_or(Errno::BADF)?;
     if set.generation != fork::generation() {
         return Err(Errno::NOTSUP);
     }
@@ -147,12 +131,13 @@ fn find(number: RawFd) -> Result<Arc<PollSet>> {
 /// Makes an empty set and returns its number. `flags` may have `EPOLL_CLOEXEC` and, as in rdma-core, `O_NONBLOCK`.
 ///
 /// # Errors
-/// EINVAL: other flags; EMFILE: no descriptors left; EBADF: a child of a fork that has no sets.
+/// EINVAL: other flags; EMFILE: no descriptors left.
 pub(crate) fn create(flags: c_int) -> Result<RawFd> {
     if flags & !(libc::EPOLL_CLOEXEC | libc::O_NONBLOCK) != 0 {
         return Err(Errno::INVAL);
     }
-    fork::install();
+    // Without memory for the handlers, forks are not noticed.
+    let _ = fork::notice_forks();
     let how = match flags & libc::EPOLL_CLOEXEC {
         0 => EventfdFlags::empty(),
         _ => EventfdFlags::CLOEXEC,
@@ -164,7 +149,7 @@ pub(crate) fn create(flags: c_int) -> Result<RawFd> {
         generation: fork::generation(),
     };
     let number = set.number.as_raw_fd();
-    sets()?.insert(number, Arc::new(set));
+    SETS.lock().insert(number, Arc::new(set));
     Ok(number)
 }
 
@@ -182,7 +167,7 @@ pub(crate) fn control(
     if fd < 0 {
         return Err(Errno::BADF);
     }
-    if sets()?.contains_key(&fd) {
+    if SETS.lock().contains_key(&fd) {
         return Err(Errno::INVAL);
     }
     {
@@ -275,7 +260,7 @@ pub(crate) fn wait(
 /// # Errors
 /// EBADF: there is no such set.
 pub(crate) fn close(number: RawFd) -> Result<()> {
-    let set = sets()?.remove(&number).ok_or(Errno::BADF)?;
+    let set = SETS.lock().remove(&number).ok_or(Errno::BADF)?;
     if set.generation != fork::generation() {
         // The parent's: a thread that is not here may hold its lock. Dropping it closes this process's descriptor.
         return Ok(());
@@ -295,25 +280,6 @@ mod tests {
     use super::*;
     use crate::notify::Waiter;
     use std::os::fd::AsFd as _;
-
-    /// A thread of the parent may be changing the sets when the process forks. The child must not wait for it.
-    #[test]
-    fn a_child_of_a_fork_does_not_wait_for_its_parents_threads() {
-        fork::install();
-        let held = SETS.lock();
-        // SAFETY: the child calls one function that takes no lock but this one, and ends without running exit handlers.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            let refused = close(0) == Err(Errno::BADF);
-            // SAFETY: nothing of the child is needed any more.
-            unsafe { libc::_exit(if refused { 7 } else { 1 }) };
-        }
-        let mut status = 0;
-        // SAFETY: a valid place; the child is ours.
-        unsafe { libc::waitpid(child, &raw mut status, 0) };
-        drop(held);
-        assert_eq!(libc::WEXITSTATUS(status), 7, "{status:#x}");
-    }
 
     /// A wait sleeps for up to the interval between looks, so it would see the change in the end, but late.
     #[test]

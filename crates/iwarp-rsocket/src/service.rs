@@ -10,17 +10,18 @@ use crate::errno::Result;
 use crate::fork;
 use crate::socket::Socket;
 use crate::stream::Stream;
+use iwarp::raw::ProcessLock;
 use iwarp::raw::cm::CmId;
-use parking_lot::{Condvar, Mutex};
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Condvar, MutexGuard, PoisonError, Weak};
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
+#[derive(Default)]
 struct Service {
-    /// The process that the thread belongs to.
-    generation: Option<u32>,
+    /// The thread was started.
+    is_running: bool,
     kicked: bool,
     listeners: Vec<Weak<Socket>>,
     alive: Vec<KeepAlive>,
@@ -30,9 +31,17 @@ struct Service {
 /// A connection whose socket is closed and whose peer has not closed.
 struct Ending {
     stream: Box<Stream>,
-    /// Takes the connection's events, which nobody reads.
-    _id: CmId,
+    id: CmId,
     until: Instant,
+}
+
+impl Ending {
+    /// Frees the connection. The identifier and an event that waits in its channel refer to each other, so that dropping the
+    /// identifier alone would leak both, together with the channel's descriptor.
+    fn finish(&mut self) {
+        self.stream.destroy(false);
+        self.id.destroy();
+    }
 }
 
 struct KeepAlive {
@@ -41,13 +50,17 @@ struct KeepAlive {
     due: Instant,
 }
 
-static SERVICE: Mutex<Service> = Mutex::new(Service {
-    generation: None,
-    kicked: false,
-    listeners: Vec::new(),
-    alive: Vec::new(),
-    ending: Vec::new(),
-});
+/// A child begins with none of its parent's entries.
+static SERVICE: ProcessLock<Service> = ProcessLock::own(
+    "rsocket::service::SERVICE",
+    Service {
+        is_running: false,
+        kicked: false,
+        listeners: Vec::new(),
+        alive: Vec::new(),
+        ending: Vec::new(),
+    },
+);
 /// Connections that are being ended, and the process they belong to.
 static ENDING: AtomicUsize = AtomicUsize::new(0);
 static ENDING_IN: AtomicU32 = AtomicU32::new(0);
@@ -95,18 +108,17 @@ pub(crate) fn keep_alive(socket: &Arc<Socket>, every: Option<Duration>) -> Resul
 }
 
 /// Ends a connection when the peer has closed, or after `patience`.
-pub(crate) fn end(mut stream: Box<Stream>, id: CmId, patience: Duration) {
+pub(crate) fn end(stream: Box<Stream>, id: CmId, patience: Duration) {
+    let mut ending = Ending {
+        stream,
+        id,
+        until: Instant::now() + patience,
+    };
     let Ok(mut service) = running() else {
-        stream.destroy(false);
-        id.destroy();
-        return;
+        return ending.finish();
     };
     ENDING.fetch_add(1, Ordering::AcqRel);
-    service.ending.push(Ending {
-        stream,
-        _id: id,
-        until: Instant::now() + patience,
-    });
+    service.ending.push(ending);
     service.kicked = true;
     drop(service);
     CHANGED.notify_all();
@@ -134,30 +146,20 @@ fn is_ended(ending: &mut Ending, waker: &Waker) -> bool {
     ending.stream.process(false);
     let over = ending.stream.is_over() || Instant::now() >= ending.until;
     if over {
-        ending.stream.destroy(false);
+        ending.finish();
         ENDING.fetch_sub(1, Ordering::AcqRel);
     }
     over
 }
 
 /// Returns the service with its thread running.
-fn running() -> Result<parking_lot::MutexGuard<'static, Service>> {
+fn running() -> Result<MutexGuard<'static, Service>> {
     let mut service = SERVICE.lock();
-    if service.generation != Some(fork::generation()) {
-        // The entries of this process's parent are not ours.
-        for old in service.listeners.drain(..) {
-            std::mem::forget(old);
-        }
-        for old in service.alive.drain(..) {
-            std::mem::forget(old);
-        }
-        for old in service.ending.drain(..) {
-            std::mem::forget(old);
-        }
+    if !service.is_running {
         ENDING.store(0, Ordering::Release);
         ENDING_IN.store(fork::generation(), Ordering::Release);
         spawn_without_signals()?;
-        service.generation = Some(fork::generation());
+        service.is_running = true;
     }
     Ok(service)
 }
@@ -185,27 +187,11 @@ fn spawn_without_signals() -> Result<()> {
 fn run() {
     let waker = Waker::from(Arc::new(Kick));
     loop {
-        let work = {
-            let mut service = SERVICE.lock();
-            match service.next_due() {
-                _ if std::mem::take(&mut service.kicked) => {}
-                Some(due) if due <= Instant::now() => {}
-                Some(due) => {
-                    CHANGED.wait_until(&mut service, due);
-                    continue;
-                }
-                None => {
-                    CHANGED.wait(&mut service);
-                    continue;
-                }
-            }
-            service.take_work()
-        };
         let Work {
             listeners,
             alive,
             mut ending,
-        } = work;
+        } = wait_for_work(SERVICE.lock());
         for listener in listeners {
             listener.serve();
         }
@@ -214,6 +200,26 @@ fn run() {
         }
         ending.retain_mut(|e| !is_ended(e, &waker));
         SERVICE.lock().ending.append(&mut ending);
+    }
+}
+
+fn wait_for_work(mut service: MutexGuard<'static, Service>) -> Work {
+    loop {
+        if std::mem::take(&mut service.kicked) {
+            return service.take_work();
+        }
+        let due = service.next_due();
+        let left = due.map(|due| due.saturating_duration_since(Instant::now()));
+        service = match left {
+            Some(Duration::ZERO) => return service.take_work(),
+            Some(left) => CHANGED
+                .wait_timeout(service, left)
+                .map(|(service, _)| service)
+                .unwrap_or_else(|poisoned| poisoned.into_inner().0),
+            None => CHANGED
+                .wait(service)
+                .unwrap_or_else(PoisonError::into_inner),
+        };
     }
 }
 

@@ -2,7 +2,8 @@
 
 use iwarp::LIMITS;
 use std::path::Path;
-use std::sync::OnceLock;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::Duration;
 
 /// Fewest work requests of a queue.
@@ -66,8 +67,15 @@ pub(crate) struct Settings {
 impl Settings {
     /// Returns the settings of this process.
     pub(crate) fn get() -> &'static Self {
-        static SETTINGS: OnceLock<Settings> = OnceLock::new();
-        SETTINGS.get_or_init(|| Self::read(Path::new("/etc/rdma/rsocket")))
+        static SETTINGS: AtomicPtr<Settings> = AtomicPtr::new(null_mut());
+        // SAFETY: null, or settings that are never freed.
+        if let Some(known) = unsafe { SETTINGS.load(Ordering::Acquire).as_ref() } {
+            return known;
+        }
+        // Threads that begin at the same time read the files twice. A lock could be held for ever in a child of a fork.
+        let read = Box::leak(Box::new(Self::read(Path::new("/etc/rdma/rsocket"))));
+        SETTINGS.store(read, Ordering::Release);
+        read
     }
 
     fn read(dir: &Path) -> Self {

@@ -230,6 +230,10 @@ impl Socket {
     pub(crate) fn poll_events(&self, wanted: i16, drive: bool, arm: bool) -> i16 {
         const IN: i16 = libc::POLLIN | libc::POLLRDNORM;
         const OUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
+        if self.is_foreign() {
+            // Nothing will ever happen to it in this process, and threads of the parent may have its lock.
+            return libc::POLLERR | libc::POLLHUP;
+        }
         let mut s = self.state.lock();
         if arm {
             self.arm(&s);

@@ -3,7 +3,7 @@
 use crate::datagram::Datagram;
 use crate::errno::{Errno, Result};
 use crate::socket::Socket;
-use parking_lot::RwLock;
+use iwarp::raw::ProcessLock;
 use std::any::Any;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -32,14 +32,14 @@ impl Entry {
     }
 }
 
-static TABLE: RwLock<Vec<Option<Entry>>> = RwLock::new(Vec::new());
+static TABLE: ProcessLock<Vec<Option<Entry>>> = ProcessLock::new("rsocket::TABLE", Vec::new());
 
 /// Enters a socket and returns its number.
 pub(crate) fn insert(socket: Entry) -> RawFd {
     let number = socket.number();
     let index = usize::try_from(number).unwrap_or_default();
     let old = {
-        let mut table = TABLE.write();
+        let mut table = TABLE.lock();
         if table.len() <= index {
             table.resize_with(index + 1, || None);
         }
@@ -55,7 +55,7 @@ pub(crate) fn insert(socket: Entry) -> RawFd {
 /// Returns the socket with this number, if there is one.
 pub(crate) fn find(number: RawFd) -> Option<Entry> {
     let index = usize::try_from(number).ok()?;
-    TABLE.read().get(index)?.clone()
+    TABLE.lock().get(index)?.clone()
 }
 
 /// Returns the stream socket with this number, if there is one.
@@ -94,7 +94,7 @@ pub(crate) fn get_stream(number: RawFd) -> Result<Arc<Socket>> {
 /// EBADF: there is none.
 pub(crate) fn remove(number: RawFd) -> Result<Entry> {
     let index = usize::try_from(number).map_err(|_| Errno::BADF)?;
-    let mut table = TABLE.write();
+    let mut table = TABLE.lock();
     table
         .get_mut(index)
         .and_then(Option::take)
@@ -103,8 +103,15 @@ pub(crate) fn remove(number: RawFd) -> Result<Entry> {
 
 /// Returns all stream sockets of this process, for its end. Returns none if a thread has ended with the table locked.
 pub(crate) fn all_streams() -> Vec<Arc<Socket>> {
-    let Some(table) = TABLE.try_read_for(std::time::Duration::from_millis(200)) else {
-        return Vec::new();
+    let mut tries = 0..200;
+    let table = loop {
+        if let Some(table) = TABLE.try_lock() {
+            break table;
+        }
+        if tries.next().is_none() {
+            return Vec::new();
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
     };
     table
         .iter()

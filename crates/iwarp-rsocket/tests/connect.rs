@@ -187,19 +187,15 @@ fn a_listener_survives_clients_that_are_no_rsockets() {
 
 #[test]
 fn unsupported_kinds_of_sockets_are_refused() {
-    let kind = |domain, ty, protocol| rs::socket(domain, ty, protocol).unwrap_err().0;
-    assert_eq!(
-        kind(libc::AF_INET, libc::SOCK_DGRAM, libc::IPPROTO_TCP),
-        libc::EPROTONOSUPPORT
-    );
-    assert_eq!(
-        kind(libc::AF_INET, libc::SOCK_STREAM, libc::IPPROTO_UDP),
-        libc::EPROTONOSUPPORT
-    );
-    assert_eq!(
-        kind(libc::AF_UNIX, libc::SOCK_STREAM, 0),
-        libc::EAFNOSUPPORT
-    );
+    for (domain, ty, protocol) in [
+        (libc::AF_INET, libc::SOCK_DGRAM, libc::IPPROTO_TCP),
+        (libc::AF_INET, libc::SOCK_STREAM, libc::IPPROTO_UDP),
+        (libc::AF_INET, libc::SOCK_RAW, 0),
+        (libc::AF_UNIX, libc::SOCK_STREAM, 0),
+    ] {
+        let refused = rs::socket(domain, ty, protocol);
+        assert_eq!(refused, Err(Errno::NOTSUP), "{domain} {ty} {protocol}");
+    }
 }
 
 #[test]
@@ -483,4 +479,75 @@ fn another_attempt_comes_from_the_bound_address() {
     let (s, peer) = rs::accept(l.0).unwrap();
     drop(Rs(s));
     assert_eq!(peer, Some(bound));
+}
+
+/// The time to wait for a connection is that of the listener, whenever it was set.
+#[test]
+fn accept_obeys_receive_timeout() {
+    let time = |ms: i64| [0i64.to_ne_bytes(), (ms * 1000).to_ne_bytes()].concat();
+    let set = |l: &Rs, ms| {
+        rs::set_option(l.0, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &time(ms)).unwrap();
+    };
+    let (l, address) = listener(|l| set(l, 60));
+    for ms in [60, 20, 90] {
+        set(&l, ms);
+        let begin = Instant::now();
+        assert_eq!(rs::accept(l.0).unwrap_err(), Errno::AGAIN);
+        assert!(begin.elapsed() >= Duration::from_millis(ms as u64));
+    }
+    // None: it waits for as long as it takes.
+    set(&l, 0);
+    std::thread::scope(|scope| {
+        let accepted = scope.spawn(|| rs::accept(l.0).map(|(s, _)| Rs(s)));
+        std::thread::sleep(Duration::from_millis(150));
+        assert!(!accepted.is_finished());
+        let client = Rs::new();
+        rs::connect(client.0, address).unwrap();
+        accepted.join().unwrap().unwrap();
+    });
+}
+
+/// The largest set has descriptors up to the last one that fits, and no more are accepted.
+#[test]
+fn select_takes_full_sets() {
+    let (c, s) = pair();
+    c.send_all(b"x");
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    writer.write_all(b"x").unwrap();
+    const LAST: i32 = libc::FD_SETSIZE as i32 - 1;
+    // A fixed number: other tests of this process do not reach it.
+    // SAFETY: the number is unused, because descriptors are given out from below.
+    let last = unsafe { libc::fcntl(reader.as_raw_fd(), libc::F_DUPFD_CLOEXEC, LAST) };
+    assert_eq!(last, LAST, "the last descriptor of a set is in use");
+    let limit = Some(Duration::from_secs(10));
+    for count in [LAST, LAST + 1] {
+        // SAFETY: all zero is an empty set, and the numbers fit.
+        let mut set: libc::fd_set = unsafe { std::mem::zeroed() };
+        // SAFETY: as above.
+        unsafe {
+            libc::FD_SET(s.0, &raw mut set);
+            libc::FD_SET(LAST, &raw mut set);
+        }
+        let sets = rs::Sets {
+            read: &raw mut set,
+            write: std::ptr::null_mut(),
+            except: std::ptr::null_mut(),
+        };
+        // SAFETY: the set is valid.
+        let found = unsafe { rs::select(count, sets, limit) };
+        assert_eq!(found, Ok(if count > LAST { 2 } else { 1 }), "{count}");
+        // SAFETY: the set is valid.
+        let has = |fd| unsafe { libc::FD_ISSET(fd, &raw const set) };
+        assert_eq!((has(s.0), has(LAST)), (true, count > LAST));
+    }
+    let none = rs::Sets {
+        read: std::ptr::null_mut(),
+        write: std::ptr::null_mut(),
+        except: std::ptr::null_mut(),
+    };
+    // SAFETY: there are no sets.
+    let refused = unsafe { rs::select(LAST + 2, none, limit) };
+    assert_eq!(refused, Err(Errno::INVAL));
+    // SAFETY: the descriptor is this test's.
+    unsafe { libc::close(last) };
 }

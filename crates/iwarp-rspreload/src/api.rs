@@ -4,12 +4,12 @@
 //! that of its manual page.
 
 use libc::{
-    c_char, c_int, c_long, c_void, fd_set, iovec, msghdr, nfds_t, off_t, pollfd, sigset_t, size_t,
-    sockaddr, socklen_t, ssize_t, timespec, timeval,
+    c_char, c_int, c_long, c_void, epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, pollfd,
+    sigset_t, size_t, sockaddr, socklen_t, ssize_t, timespec, timeval,
 };
 use std::cell::Cell;
 use std::ffi::CStr;
-use std::sync::OnceLock;
+use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 thread_local! {
@@ -100,18 +100,24 @@ c_library! {
     dup, c"dup", (fd: c_int) -> c_int;
     dup3, c"dup3", (from: c_int, to: c_int, flags: c_int) -> c_int;
     dup2, c"dup2", (from: c_int, to: c_int) -> c_int;
+    epoll_ctl, c"epoll_ctl", (epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
+    epoll_wait, c"epoll_wait", (epfd: c_int, to: *mut epoll_event, max: c_int, timeout: c_int) -> c_int;
+    epoll_pwait, c"epoll_pwait", (epfd: c_int, to: *mut epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
+    epoll_pwait2, c"epoll_pwait2", (epfd: c_int, to: *mut epoll_event, max: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    fstat, c"fstat", (fd: c_int, to: *mut libc::stat) -> c_int;
+    fstat64, c"fstat64", (fd: c_int, to: *mut libc::stat64) -> c_int;
     open, c"open64", (path: *const c_char, flags: c_int, mode: c_int) -> c_int;
 }
 
 macro_rules! rsockets {
-    ($($name:ident, $text:literal, ($($t:ty),*) -> $r:ty;)*) => {
-        /// The functions of librdmacm.
+    ($(#[$doc:meta])* $type:ident; $($name:ident, $text:literal, ($($t:ty),*) -> $r:ty;)*) => {
+        $(#[$doc])*
         #[derive(Clone, Copy)]
-        pub(crate) struct Rdma {
+        pub(crate) struct $type {
             $(pub(crate) $name: unsafe extern "C" fn($($t),*) -> $r,)*
         }
 
-        impl Rdma {
+        impl $type {
             fn load() -> Option<Self> {
                 // SAFETY: the name is valid. The library is never unloaded.
                 let library = unsafe { libc::dlopen(c"librdmacm.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
@@ -135,6 +141,8 @@ macro_rules! rsockets {
 }
 
 rsockets! {
+    /// The functions for sockets.
+    Rdma;
     socket, c"rsocket", (c_int, c_int, c_int) -> c_int;
     bind, c"rbind", (c_int, *const sockaddr, socklen_t) -> c_int;
     listen, c"rlisten", (c_int, c_int) -> c_int;
@@ -158,11 +166,37 @@ rsockets! {
     getsockname, c"rgetsockname", (c_int, *mut sockaddr, *mut socklen_t) -> c_int;
 }
 
+rsockets! {
+    /// The functions for sets, which older libraries do not have.
+    Repoll;
+    create, c"repoll_create", (c_int) -> c_int;
+    ctl, c"repoll_ctl", (c_int, c_int, c_int, *mut epoll_event) -> c_int;
+    wait, c"repoll_wait", (c_int, *mut epoll_event, c_int, c_int) -> c_int;
+}
+
+/// Returns what is loaded, and loads it if that has not been done. Threads that begin at the same time load it twice, which does no
+/// harm. A lock could be held for ever in a child of a fork.
+fn loaded<T>(kept: &AtomicPtr<Option<T>>, load: fn() -> Option<T>) -> Option<&'static T> {
+    // SAFETY: null, or a value that is never freed.
+    if let Some(known) = unsafe { kept.load(Ordering::Acquire).as_ref() } {
+        return known.as_ref();
+    }
+    let new = Box::leak(Box::new(load()));
+    kept.store(new, Ordering::Release);
+    new.as_ref()
+}
+
 /// Returns the functions of librdmacm, or `None` if the loader finds no complete library. Call this only [`inside`], because
 /// loading may create sockets.
 pub(crate) fn rdma() -> Option<&'static Rdma> {
-    static RDMA: OnceLock<Option<Rdma>> = OnceLock::new();
-    RDMA.get_or_init(Rdma::load).as_ref()
+    static RDMA: AtomicPtr<Option<Rdma>> = AtomicPtr::new(null_mut());
+    loaded(&RDMA, Rdma::load)
+}
+
+/// Returns the functions for sets, as [`rdma`] does.
+pub(crate) fn repoll() -> Option<&'static Repoll> {
+    static REPOLL: AtomicPtr<Option<Repoll>> = AtomicPtr::new(null_mut());
+    loaded(&REPOLL, Repoll::load)
 }
 
 /// Calls an rsocket function for a descriptor that stands for an rsocket. Returns `None` for other descriptors.

@@ -2,7 +2,7 @@
 
 use crate::api::{inside, on_rsocket, rdma, real};
 use crate::transfer::readable;
-use crate::{fail, table};
+use crate::{epoll, fail, table};
 use libc::{c_int, c_long, c_void};
 
 /// Makes `fd` stand for no rsocket any more, and closes the rsocket if `fd` was its last descriptor.
@@ -20,6 +20,7 @@ fn release(fd: c_int) -> c_int {
 pub unsafe extern "C" fn close(fd: c_int) -> c_int {
     let ours = table::find(fd).is_some();
     let result = if ours { release(fd) } else { 0 };
+    epoll::closed(fd);
     // SAFETY: the contract of the C function. The descriptor is closed last, so that another thread does not get its number while
     // it still stands for the rsocket.
     let closed = unsafe { real::close(fd) };
@@ -66,6 +67,7 @@ unsafe fn replace(from: c_int, to: c_int, f: impl FnOnce() -> c_int) -> c_int {
     let new = f();
     if new >= 0 {
         release(to);
+        epoll::closed(to);
     }
     copied(from, new)
 }
@@ -88,6 +90,48 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c
     }
     // SAFETY: the contract of the C function. `FD_CLOEXEC` belongs to the descriptor, which is that of `/dev/null`.
     unsafe { real::fcntl(fd, command, argument) }
+}
+
+/// Returns the type of a file with that of a socket.
+const fn socket_mode(mode: libc::mode_t) -> libc::mode_t {
+    mode & !libc::S_IFMT | libc::S_IFSOCK
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fstat(fd: c_int, to: *mut libc::stat) -> c_int {
+    // SAFETY: the contract of the C function.
+    unsafe {
+        let result = real::fstat(fd, to);
+        if result == 0 && table::find(fd).is_some() {
+            (*to).st_mode = socket_mode((*to).st_mode);
+        }
+        result
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fstat64(fd: c_int, to: *mut libc::stat64) -> c_int {
+    // SAFETY: the contract of the C function.
+    unsafe {
+        let result = real::fstat64(fd, to);
+        if result == 0 && table::find(fd).is_some() {
+            (*to).st_mode = socket_mode((*to).st_mode);
+        }
+        result
+    }
+}
+
+/// The function that `fstat` was in the headers of the C library before version 2.33.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __fxstat(_version: c_int, fd: c_int, to: *mut libc::stat) -> c_int {
+    // SAFETY: the contract of the C function. On the machines of this library the structure has one version.
+    unsafe { fstat(fd, to) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __fxstat64(_version: c_int, fd: c_int, to: *mut libc::stat64) -> c_int {
+    // SAFETY: as above.
+    unsafe { fstat64(fd, to) }
 }
 
 #[unsafe(no_mangle)]

@@ -6,9 +6,11 @@
 //!
 //! - Datagram sockets stay the kernel's, because those of rsockets are UDP sockets, too.
 //! - A `connect` that fails because the peer is no rsocket is repeated as ordinary TCP.
-//! - Operations that bypass these functions reach `/dev/null`: stdio streams on sockets, `splice`, `io_uring`. `epoll_ctl`
-//!   fails with EPERM; programs that can use `poll` or `select` instead do so.
-//! - After a fork the child can only close the sockets that it inherits. `RDMAV_FORK_SAFE` has no effect.
+//! - `/etc/rdma/rsocket/preload_config` restricts which sockets become rsockets (`config`).
+//! - Operations that bypass these functions reach `/dev/null`: stdio streams on sockets, `splice`, `io_uring`.
+//! - A set of `epoll` may have rsockets, which are level-triggered there (`epoll`). A set that is polled itself, or is in another set,
+//!   shows its ordinary descriptors only.
+//! - After a fork the child can only close the sockets that it inherits, in sets of `epoll` too. `RDMAV_FORK_SAFE` has no effect.
 //! - `ppoll` and `pselect` change the signal mask in a separate step.
 //! - `RS_SQ_SIZE`, `RS_RQ_SIZE`, `RS_INLINE` set the options of the same names on all sockets.
 #![allow(
@@ -21,7 +23,9 @@
 )]
 
 mod api;
+mod config;
 pub mod descriptors;
+pub mod epoll;
 pub mod setup;
 mod table;
 pub mod transfer;

@@ -1,7 +1,7 @@
 //! Functions that create, connect and accept sockets, and those for options and addresses.
 
 use crate::api::{Rdma, inside, is_inside, on_rsocket, rdma, real};
-use crate::{errno, fail, table};
+use crate::{config, errno, fail, table};
 use libc::{c_int, c_void, sockaddr, socklen_t};
 
 const FLAGS: c_int = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
@@ -49,7 +49,7 @@ pub unsafe extern "C" fn socket(domain: c_int, ty: c_int, protocol: c_int) -> c_
     let stream =
         ty & !FLAGS == libc::SOCK_STREAM && (protocol == 0 || protocol == libc::IPPROTO_TCP);
     let inet = domain == libc::AF_INET || domain == libc::AF_INET6;
-    if stream && inet && !is_inside() {
+    if stream && inet && !is_inside() && config::admits(domain, ty & !FLAGS, protocol) {
         let made = inside(|| {
             let rdma = rdma()?;
             // SAFETY: no pointers.

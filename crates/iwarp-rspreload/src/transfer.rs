@@ -75,9 +75,10 @@ pub unsafe extern "C" fn sendto(
     addr: *const sockaddr,
     addrlen: socklen_t,
 ) -> ssize_t {
+    // The kernel's streams ignore the address, and rsockets refuse one.
     // SAFETY: the contract of the C function.
     on_rsocket(fd, |r, s| unsafe {
-        (r.sendto)(s, buf, len, flags, addr, addrlen)
+        (r.sendto)(s, buf, len, flags, std::ptr::null(), 0)
     })
     // SAFETY: as above.
     .unwrap_or_else(|| unsafe { real::sendto(fd, buf, len, flags, addr, addrlen) })

@@ -93,7 +93,7 @@ pub unsafe extern "C" fn __ppoll_chk(
     unsafe { ppoll(fds, n, timeout, mask) }
 }
 
-fn duration(t: &timespec) -> Duration {
+pub(crate) fn duration(t: &timespec) -> Duration {
     Duration::new(
         u64::try_from(t.tv_sec).unwrap_or(0),
         u32::try_from(t.tv_nsec).unwrap_or(0).min(999_999_999),
@@ -101,7 +101,7 @@ fn duration(t: &timespec) -> Duration {
 }
 
 /// Runs `f` with the signal mask `mask`, or with the current one if `mask` is null. Keeps the `errno` of `f`.
-unsafe fn masked(mask: *const sigset_t, f: impl FnOnce() -> c_int) -> c_int {
+pub(crate) unsafe fn masked(mask: *const sigset_t, f: impl FnOnce() -> c_int) -> c_int {
     if mask.is_null() {
         return f();
     }

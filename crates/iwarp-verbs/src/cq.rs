@@ -5,10 +5,10 @@ use crate::device::{checked_context, context};
 use crate::guard::{EBUSY, EINVAL, Errno, Res, UNSUPPORTED, code, pointer, value};
 use crate::object::{self, Kind, Object, Unacknowledged, Users};
 use crate::{events, pd, post, wait};
-use iwarp::raw::{CompletionChannel, CompletionQueue};
+use iwarp::raw::{CompletionChannel, CompletionQueue, ProcessLock};
 use iwarp_rnic::Cqe;
+use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
-use parking_lot::{Mutex, RawMutex};
 use std::cell::Cell;
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::{AsFd, AsRawFd};
@@ -35,7 +35,7 @@ pub(crate) type CqObject = Object<ibv_cq_ex, Cq>;
 type ChannelObject = Object<ibv_comp_channel, Channel>;
 
 /// Taking an event and counting it is one step, as seen by the thread that destroys the queue.
-static DELIVERY: Mutex<()> = Mutex::new(());
+static DELIVERY: ProcessLock<()> = ProcessLock::new("verbs::cq::DELIVERY", ());
 
 unsafe fn find_channel<'a>(c: *mut ibv_comp_channel) -> Res<&'a ChannelObject> {
     object::find(Kind::Channel, c)

@@ -2,17 +2,18 @@
 
 use crate::abi::verbs::*;
 use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, code, minus_one, pointer, set_errno, value};
+use crate::object::Hasher;
 use crate::object::{self, Kind};
 use crate::{cq, mr, mw, pd, post, qp_create, query, srq, srq_ops, xrc};
-use iwarp::raw::Context;
+use iwarp::raw::{Context, ProcessLock};
 use iwarp::{Config, Device, Face};
 use parking_lot::Mutex;
 use std::cell::UnsafeCell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::{c_char, c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::null_mut;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
 /// `enum ibv_node_type` and `enum ibv_transport_type`.
 const NODE_CA: c_int = 1;
@@ -51,7 +52,8 @@ impl DeviceObject {
 }
 
 /// Devices are never freed: programs keep pointers to them.
-static DEVICES: Mutex<Vec<&'static DeviceObject>> = Mutex::new(Vec::new());
+static DEVICES: ProcessLock<Vec<&'static DeviceObject>> =
+    ProcessLock::new("verbs::device::DEVICES", Vec::new());
 
 /// Returns the object for a device. Each device has one, which programs may compare by address.
 fn device_object(device: Device, face: Face) -> &'static DeviceObject {
@@ -184,7 +186,10 @@ struct Importable {
 }
 
 /// Contexts by the inode of their `cmd_fd`, so that a duplicate of the descriptor finds them.
-static BY_INODE: LazyLock<Mutex<HashMap<(u64, u64), Importable>>> = LazyLock::new(Mutex::default);
+static BY_INODE: ProcessLock<HashMap<(u64, u64), Importable, Hasher>> = ProcessLock::new(
+    "verbs::device::BY_INODE",
+    HashMap::with_hasher(Hasher::new()),
+);
 
 impl ContextObject {
     pub(crate) const fn c(&self) -> *mut ibv_context {
@@ -217,7 +222,8 @@ pub(crate) unsafe fn checked_context<'a>(c: *mut ibv_context) -> Res<&'a Context
     }
 }
 
-static OPEN: LazyLock<Mutex<std::collections::HashSet<usize>>> = LazyLock::new(Mutex::default);
+static OPEN: ProcessLock<HashSet<usize, Hasher>> =
+    ProcessLock::new("verbs::device::OPEN", HashSet::with_hasher(Hasher::new()));
 
 fn is_open(c: *mut ibv_context) -> bool {
     OPEN.lock().contains(&(c as usize))
@@ -342,7 +348,7 @@ pub(crate) unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut
 
 /// The context that programs see for a context of the connection manager.
 pub(crate) fn shared_context(raw: &Context) -> Res<*mut ibv_context> {
-    static SHARED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+    static SHARED: ProcessLock<Vec<usize>> = ProcessLock::new("verbs::device::SHARED", Vec::new());
     let mut shared = SHARED.lock();
     for c in shared.iter() {
         // SAFETY: shared contexts are never closed.

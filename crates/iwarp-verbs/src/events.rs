@@ -5,10 +5,9 @@ use crate::device::context;
 use crate::guard::value;
 use crate::{cq, qp, srq, ud, wait};
 use iwarp::raw::{
-    AsyncEventKind, CompletionQueue, Context, PortEvent, QueuePair, SharedReceiveQueue, UdEvent,
-    UdQueuePair,
+    AsyncEventKind, CompletionQueue, Context, PortEvent, ProcessLock, QueuePair,
+    SharedReceiveQueue, UdEvent, UdQueuePair,
 };
-use parking_lot::Mutex;
 use std::ffi::{c_int, c_uint};
 
 const CQ_ERR: c_uint = 0;
@@ -33,7 +32,7 @@ const GID_CHANGE: c_uint = 18;
 const PORT: c_int = 1;
 
 /// Taking an event and counting it is one step, as seen by the thread that destroys its object.
-static DELIVERY: Mutex<()> = Mutex::new(());
+static DELIVERY: ProcessLock<()> = ProcessLock::new("verbs::events::DELIVERY", ());
 
 /// An object that an event is about.
 pub(crate) trait Subject {

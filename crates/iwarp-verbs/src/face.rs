@@ -12,7 +12,7 @@ use iwarp::raw::{QueuePair, complain_once};
 use iwarp_rnic::PostError;
 use iwarp_rnic::qp::State;
 use std::ffi::c_uint;
-use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A number that no queue pair has. At the change to RTR it says that the connection manager connects the queue pair.
 pub(crate) const MANAGED_QPN: u32 = 0;
@@ -82,17 +82,15 @@ pub(crate) fn type_refused(face: Face, qp_type: c_uint) {
 
 /// The devices were listed.
 pub(crate) fn listed(face: Face) {
-    static ONCE: Once = Once::new();
-    if face == Face::Rnic {
-        ONCE.call_once(|| {
-            let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-            if let Some(user) = infiniband_only(&maps) {
-                complain_once(format!(
-                    "{user} passes over iWARP NICs; {}",
-                    other(Face::Roce)
-                ));
-            }
-        });
+    static IS_CHECKED: AtomicBool = AtomicBool::new(false);
+    if face == Face::Rnic && !IS_CHECKED.swap(true, Ordering::Relaxed) {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+        if let Some(user) = infiniband_only(&maps) {
+            complain_once(format!(
+                "{user} passes over iWARP NICs; {}",
+                other(Face::Roce)
+            ));
+        }
     }
 }
 

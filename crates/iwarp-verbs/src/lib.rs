@@ -27,6 +27,8 @@ mod face;
 // The versions have a meaning in the C library only.
 #[cfg(not(any(test, fuzzing)))]
 mod exports;
+#[cfg(test)]
+mod fork_tests;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod guard;

@@ -6,11 +6,12 @@
 //! drivers of hardware do.
 
 use crate::guard::{EINVAL, Res};
+use iwarp::raw::ProcessLock;
 use parking_lot::{Condvar, Mutex};
 use std::cell::UnsafeCell;
 use std::collections::HashSet;
+use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::ops::Deref;
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Kinds of objects.
@@ -57,7 +58,11 @@ impl<C, T> Object<C, T> {
     }
 }
 
-static LIVING: LazyLock<Mutex<HashSet<(Kind, usize)>>> = LazyLock::new(Mutex::default);
+/// A table of addresses, which a static can begin with.
+pub(crate) type Hasher = BuildHasherDefault<DefaultHasher>;
+
+static LIVING: ProcessLock<HashSet<(Kind, usize), Hasher>> =
+    ProcessLock::new("verbs::object::LIVING", HashSet::with_hasher(Hasher::new()));
 
 /// Puts an object on the heap, where it stays, and registers it.
 pub(crate) fn create<C, T>(kind: Kind, c: C, own: T) -> *mut C {

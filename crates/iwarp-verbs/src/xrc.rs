@@ -11,7 +11,7 @@ use crate::guard::{EBUSY, EINVAL, Errno, Res, UNSUPPORTED, code, pointer};
 use crate::object::{self, Kind, Object, Unacknowledged, Users};
 use crate::qp::{Qp, QpObject};
 use crate::{events, post, qp, qp_create, query, srq};
-use iwarp::raw::{QueuePair, XrcDomain, XrcSendWr, XrcTargetAttributes};
+use iwarp::raw::{ProcessLock, QueuePair, XrcDomain, XrcSendWr, XrcTargetAttributes};
 use iwarp_rnic::SendWr;
 use parking_lot::Mutex;
 use std::ffi::c_int;
@@ -110,7 +110,7 @@ impl Target {
 }
 
 /// Held while a handle is added or removed.
-static HANDLES: Mutex<()> = Mutex::new(());
+static HANDLES: ProcessLock<()> = ProcessLock::new("verbs::xrc::HANDLES", ());
 
 /// Makes what is behind a target.
 pub(crate) fn create_target(ctx: &ContextObject, xrcd: &XrcdObject) -> Res<QueuePair> {

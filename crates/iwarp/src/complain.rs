@@ -1,11 +1,10 @@
 //! Warnings for the person who set the environment. They go to the log. A C program has no log, and gets them on standard error,
 //! as `IWARP_STATS` does it.
 
-use parking_lot::Mutex;
-use std::io::Write as _;
+use crate::sys::process_lock::ProcessLock;
 
 /// The texts that were reported. Settings are read again for each device that is opened.
-static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
+static SAID: ProcessLock<Vec<String>> = ProcessLock::new("complain::SAID", Vec::new());
 /// Most different texts that are kept. Further ones are not reported.
 const MANY: usize = 64;
 
@@ -27,5 +26,6 @@ pub fn once(text: String) {
 
 /// Writes to standard error in one call: other processes write there, too, and the pieces would mingle.
 pub(crate) fn stderr(text: &str) {
-    let _ = std::io::stderr().lock().write_all(text.as_bytes());
+    // Without the lock of the standard library, which a thread of the parent may have in a child of a fork.
+    let _ = rustix::io::write(std::io::stderr(), text.as_bytes());
 }

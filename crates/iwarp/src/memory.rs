@@ -10,7 +10,7 @@ use crate::raw::{Context, SharedReceiveQueue};
 use crate::sys::fork::Origin;
 use crate::sys::mapping::Mapping;
 use iwarp_rnic::memory::MemoryError;
-use iwarp_rnic::{Access, Sge};
+use iwarp_rnic::{Access, PostError, Sge};
 use std::mem::ManuallyDrop;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
@@ -207,11 +207,11 @@ impl MemoryRegion {
     /// Makes a scatter/gather element for a part of it.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: the range is outside the region, or has 4 GiB or more.
+    /// [`Error::InvalidArgument`]: the range is outside the region. [`Error::Post`]: it has 4 GiB or more.
     pub fn sge(&self, range: impl RangeBounds<usize>) -> Result<Sge> {
         let (start, len) = self.resolve(range)?;
-        let len = u32::try_from(len)
-            .map_err(|_| Error::InvalidArgument("an element has less than 4 GiB"))?;
+        // The error that a queue pair gives for a length that fits in an element and is too long for a message.
+        let len = u32::try_from(len).map_err(|_| Error::Post(PostError::MessageTooLong))?;
         Ok(Sge {
             addr: self.inner.base + start as u64,
             len,

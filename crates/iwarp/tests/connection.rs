@@ -287,9 +287,12 @@ fn a_region_is_given_out_only_if_nobody_uses_it() {
     let (c, d) = pair();
     let mut region = c.allocate::<u8>(8).unwrap();
     drop(c.send(&region).started());
-    assert!(region.get_mut().is_none());
-    c.send("behind it").wait().unwrap();
-    assert!(region.get_mut().is_some());
+    // Another thread frees it, although nobody uses the connection any more.
+    let begin = std::time::Instant::now();
+    while region.get_mut().is_none() {
+        assert!(begin.elapsed() < LIMIT, "the region is kept");
+        std::thread::yield_now();
+    }
     drop(d);
 }
 

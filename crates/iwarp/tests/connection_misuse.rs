@@ -430,10 +430,46 @@ fn a_batch_refuses_what_no_message_can_carry() {
     batch.submit().wait_for(LIMIT).unwrap();
     // As it is refused beside batches.
     let refused = a.send(&huge).wait_for(LIMIT);
-    assert!(matches!(refused, Err(Error::Refused(Refusal::Post(_)))));
+    assert!(matches!(
+        refused,
+        Err(Error::Refused(Refusal::Post(PostError::MessageTooLong)))
+    ));
     for text in ["first", "second"] {
         assert_eq!(*b.recv().wait_for(LIMIT).unwrap(), *text.as_bytes());
     }
+}
+
+/// A length that does not even fit in an element gives the same error as one that is only too long for a message, from every call.
+#[test]
+fn every_call_refuses_lengths_alike() {
+    let (a, b) = pair();
+    for octets in [(1_usize << 31) + 1, (1 << 32) + 1] {
+        let huge = a.allocate::<u8>(octets).unwrap();
+        let there = b.share::<u8>(octets, ALL).unwrap().remote();
+        let mut batch = a.batch();
+        let results = [
+            a.send(&huge).wait_for(LIMIT).map(drop),
+            a.send_with_immediate(&huge, 1).wait_for(LIMIT).map(drop),
+            a.write(&huge, &there).wait_for(LIMIT).map(drop),
+            a.write_with_immediate(&huge, &there, 1)
+                .wait_for(LIMIT)
+                .map(drop),
+            a.read_into(&huge, &there).wait_for(LIMIT).map(drop),
+            batch.send(&huge).map(drop),
+            batch.write(&huge, &there).map(drop),
+        ];
+        for (call, result) in results.into_iter().enumerate() {
+            assert!(
+                matches!(
+                    result,
+                    Err(Error::Refused(Refusal::Post(PostError::MessageTooLong)))
+                ),
+                "call {call} of {octets}: {result:?}"
+            );
+        }
+    }
+    assert!(a.send("still here").wait_for(LIMIT).is_ok());
+    assert_eq!(*b.recv().wait_for(LIMIT).unwrap(), *b"still here");
 }
 
 /// Completions that are lost end the connection for all who use it, and for those who come later.

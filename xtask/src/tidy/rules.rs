@@ -35,6 +35,17 @@ const SHOW_TIME: &[&str] = &[
     "crates/iwarp-verbs/src/cq.rs",
 ];
 
+/// The libraries that end in programs which may fork, so that a lock of the whole process could be held for ever in a child.
+const FORKED: &[&str] = &[
+    "crates/iwarp/src/",
+    "crates/iwarp-verbs/src/",
+    "crates/iwarp-rsocket/src/",
+    "crates/iwarp-rspreload/src/",
+    "crates/iwarp-paths/src/",
+];
+/// Types that a thread may be inside of at the time of a fork.
+const LOCKS: &[&str] = &["Mutex", "RwLock", "Once", "OnceLock", "LazyLock"];
+
 /// Beginnings of paths that exist on one person's machine only. Examples use `/home/`, which is allowed.
 const MACHINE_PATHS: &[&str] = &[concat!("/ro", "ot/"), concat!("/Us", "ers/")];
 
@@ -111,6 +122,12 @@ pub(crate) fn rust(file: &str, text: &str, modules: &UnsafeModules) -> Vec<Findi
                 "the wall clock may jump: use the monotonic one".into(),
             );
         }
+        if is_static_lock(file, line) && !is_test(file, &code, at) {
+            add(
+                at + 1,
+                "a child of a fork may find it held: use `ProcessLock`, or no lock".into(),
+            );
+        }
         if !has_word(line, "unsafe") {
             continue;
         }
@@ -129,6 +146,32 @@ pub(crate) fn rust(file: &str, text: &str, modules: &UnsafeModules) -> Vec<Findi
     }
     findings.extend(length(file, raw.len()));
     findings
+}
+
+/// Returns `true` if a line of a library's code makes a static with a lock.
+fn is_static_lock(file: &str, line: &str) -> bool {
+    let code = line.trim_start();
+    let code = code.split_once(") ").map_or(code, |(visible, rest)| {
+        if visible.starts_with("pub(") {
+            rest
+        } else {
+            code
+        }
+    });
+    let is_static = code.trim_start_matches("pub ").starts_with("static ");
+    let declared = code.split_once('=').map_or(code, |(type_of, _)| type_of);
+    FORKED.iter().any(|library| file.starts_with(library))
+        && is_static
+        && LOCKS.iter().any(|lock| has_word(declared, lock))
+}
+
+/// Returns `true` if a line belongs to tests, which stand at the end of a file or in a file of their own, or to the fuzzer.
+fn is_test(file: &str, code: &str, line: usize) -> bool {
+    let of_tests = |ending| file.ends_with(ending);
+    ["tests.rs", "testing.rs", "fuzzing.rs"]
+        .into_iter()
+        .any(of_tests)
+        || code.lines().take(line).any(|line| line == "#[cfg(test)]")
 }
 
 /// Returns `true` if a line of a library's code names the wall clock and must not.
@@ -264,6 +307,34 @@ mod tests {
         }
         let monotonic = "now(libc::CLOCK_MONOTONIC); // not CLOCK_REALTIME";
         assert_eq!(findings("crates/iwarp/src/raw/timer.rs", monotonic), 0);
+    }
+
+    #[test]
+    fn libraries_have_no_static_locks() {
+        let modules = UnsafeModules::parse("").unwrap();
+        let findings = |file: &str, code: &str| {
+            let text = format!("//! Head.\n{code}\n");
+            rust(file, &text, &modules).len()
+        };
+        for code in [
+            "static A: Mutex<u8> = Mutex::new(0);",
+            "pub(crate) static A: parking_lot::RwLock<u8> = RwLock::new(0);",
+            "    static A: Once = Once::new();",
+            "static A: OnceLock<Vec<u8>> =",
+        ] {
+            assert_eq!(findings("crates/iwarp/src/raw/pool.rs", code), 1, "{code}");
+            assert_eq!(findings("crates/iwarp-cli/src/text.rs", code), 0, "{code}");
+            assert_eq!(findings("crates/iwarp/src/raw/pool_tests.rs", code), 0);
+            let tested = format!("#[cfg(test)]\n{code}");
+            assert_eq!(findings("crates/iwarp/src/raw/pool.rs", &tested), 0);
+        }
+        for code in [
+            "static A: ProcessLock<u8> = ProcessLock::new(0);",
+            "fn f(lock: &'static Mutex<u8>) {}",
+            "static A: AtomicU8 = AtomicU8::new(0);",
+        ] {
+            assert_eq!(findings("crates/iwarp/src/raw/pool.rs", code), 0, "{code}");
+        }
     }
 
     #[test]

@@ -52,6 +52,11 @@ impl Socket {
             }
             s.phase = Phase::Idle;
         }
+        // Whatever has failed, the identifier may be used up, and the next attempt needs another one.
+        self.attempt(s, to).inspect_err(|_| s.phase = Phase::Failed)
+    }
+
+    fn attempt(&self, s: &mut State, to: SocketAddr) -> Result<()> {
         s.id.resolve_addr(None, reachable(to))?;
         s.id.resolve_route()?;
         // Both are done at once, and their events tell nothing new.
@@ -67,10 +72,7 @@ impl Socket {
             private_data: hello,
             ..Default::default()
         };
-        s.id.connect(&parameters).map_err(|e| {
-            s.phase = Phase::Failed;
-            e.into()
-        })
+        Ok(s.id.connect(&parameters)?)
     }
 }
 

@@ -9,10 +9,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/select.h>
 #include <sys/sendfile.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static int checks, failures;
@@ -282,6 +284,82 @@ static void flags(void)
 	CHECK(close(p.a) == 0 && close(p.b) == 0);
 }
 
+/* Waits for one event of a set, and tells whether it is this one. */
+static int shows(int set, unsigned events, unsigned long long value)
+{
+	struct epoll_event got[4];
+	int n = epoll_wait(set, got, 4, 2000);
+
+	return n == 1 && got[0].events == events && got[0].data.u64 == value;
+}
+
+/* Rsockets and pipes in one set, which is closed and made again. Values are the program's own, also those that look like another one. */
+static void epolls(void)
+{
+	struct pair p = connected(0);
+	struct epoll_event event = { .events = EPOLLIN, .data.u64 = ~0ULL }, got[4];
+	struct timespec moment = { 0, 1000000 };
+	int pipes[2], set, round;
+
+	NEED(pipe(pipes) == 0);
+	for (round = 0; round < 2; round++) {
+		char octet;
+		int n, i, seen = 0;
+
+		NEED((set = epoll_create1(EPOLL_CLOEXEC)) >= 0);
+		CHECK(epoll_ctl(set, EPOLL_CTL_MOD, p.b, &event) == -1 && errno == ENOENT);
+		CHECK(epoll_ctl(set, EPOLL_CTL_ADD, p.b, &event) == 0);
+		CHECK(epoll_ctl(set, EPOLL_CTL_ADD, p.b, &event) == -1 && errno == EEXIST);
+		CHECK(epoll_wait(set, got, 4, 0) == 0 && epoll_wait(set, got, 4, 5) == 0);
+		CHECK(epoll_pwait(set, got, 4, 5, NULL) == 0);
+		CHECK(epoll_pwait2(set, got, 4, &moment, NULL) == 0);
+		CHECK(epoll_wait(set, got, 0, 0) == -1 && errno == EINVAL);
+		CHECK(write(p.a, "x", 1) == 1 && shows(set, EPOLLIN, ~0ULL));
+		/* The next change of the set keeps its other value. */
+		event.data.u64 = 7;
+		CHECK(epoll_ctl(set, EPOLL_CTL_ADD, pipes[0], &event) == 0 && shows(set, EPOLLIN, ~0ULL));
+		CHECK(write(pipes[1], "y", 1) == 1);
+		for (n = 0; n < 2; n = epoll_wait(set, got, 4, 2000))
+			;
+		for (i = 0; i < n; i++)
+			seen |= got[i].data.u64 == 7 ? 1 : got[i].data.u64 == ~0ULL ? 2 : 4;
+		CHECK(n == 2 && seen == 3);
+		/* With room for one, both come in the end. */
+		for (seen = i = 0; i < 50 && seen != 3; i++)
+			if (epoll_wait(set, got, 1, 100) == 1)
+				seen |= got[0].data.u64 == 7 ? 1 : 2;
+		CHECK(seen == 3);
+		CHECK(read(pipes[0], &octet, 1) == 1 && shows(set, EPOLLIN, ~0ULL));
+		CHECK(read(p.b, &octet, 1) == 1 && epoll_wait(set, got, 4, 0) == 0);
+		event.events = EPOLLOUT | EPOLLONESHOT;
+		event.data.u64 = 9;
+		CHECK(epoll_ctl(set, EPOLL_CTL_MOD, p.b, &event) == 0 && shows(set, EPOLLOUT, 9));
+		CHECK(epoll_wait(set, got, 4, 0) == 0);
+		CHECK(epoll_ctl(set, EPOLL_CTL_DEL, p.b, NULL) == 0);
+		CHECK(epoll_ctl(set, EPOLL_CTL_DEL, p.b, NULL) == -1 && errno == ENOENT);
+		event.events = EPOLLIN;
+		event.data.u64 = ~0ULL;
+		CHECK(close(set) == 0);
+	}
+	CHECK(epoll_ctl(pipes[0], EPOLL_CTL_ADD, p.b, &event) == -1 && errno == EINVAL);
+	CHECK(close(p.a) == 0 && close(p.b) == 0 && close(pipes[0]) == 0 && close(pipes[1]) == 0);
+}
+
+/* A descriptor of an rsocket is one of a socket, and the address of a message on a stream is ignored, as with TCP. */
+static void looks_like_a_socket(void)
+{
+	struct pair p = connected(0);
+	struct sockaddr_in at = loopback(1);
+	struct stat is;
+	char octet = 0;
+
+	CHECK(fstat(p.a, &is) == 0 && S_ISSOCK(is.st_mode));
+	CHECK(fstat(0, &is) == 0 && !S_ISSOCK(is.st_mode));
+	CHECK(sendto(p.a, "x", 1, 0, (struct sockaddr *)&at, sizeof(at)) == 1);
+	CHECK(read(p.b, &octet, 1) == 1 && octet == 'x');
+	CHECK(close(p.a) == 0 && close(p.b) == 0);
+}
+
 /* A peer that speaks no RDMA is reached by TCP, and the descriptor and what was set for it stay. */
 static void fall_back(int echo)
 {
@@ -308,6 +386,8 @@ int main(int argc, char **argv)
 	sets();
 	polls();
 	flags();
+	epolls();
+	looks_like_a_socket();
 	fall_back(atoi(argv[1]));
 	CHECK(close(listener) == 0);
 	printf("%d checks, %d failed\n", checks, failures);

@@ -9,7 +9,7 @@ use crate::guard::{EINVAL, Errno, Res, minus_one, pointer, value};
 use crate::object::{self, Kind, Object, Unacknowledged};
 use crate::{qp, query, wait};
 use iwarp::raw::cm::{CmEvent, CmEventChannel, CmEventKind, create_event_channel};
-use parking_lot::Mutex;
+use iwarp::raw::{ProcessLock, fork_generation};
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::null_mut;
@@ -23,6 +23,8 @@ pub(crate) struct Channel {
     inside: AtomicU32,
     /// The thread that took an event last; 0 if none has.
     reader: AtomicI32,
+    /// The process that created it.
+    generation: u32,
 }
 
 /// How often a channel looks for its reader before it is destroyed, and the time between two looks.
@@ -59,7 +61,8 @@ fn is_alive(thread: i32) -> bool {
 }
 
 /// The queues of channels that were destroyed while a thread was in them. Nothing tells when that thread has left.
-static LEFT_OPEN: Mutex<Vec<CmEventChannel>> = Mutex::new(Vec::new());
+static LEFT_OPEN: ProcessLock<Vec<CmEventChannel>> =
+    ProcessLock::new("verbs::cm::LEFT_OPEN", Vec::new());
 
 pub(crate) type ChannelObject = Object<rdma_event_channel, Channel>;
 
@@ -73,7 +76,7 @@ pub(crate) struct Event {
 }
 
 /// Taking an event and counting it is one step, as seen by the thread that destroys the identifier.
-pub(crate) static DELIVERY: Mutex<()> = Mutex::new(());
+pub(crate) static DELIVERY: ProcessLock<()> = ProcessLock::new("verbs::cm::DELIVERY", ());
 
 /// # Safety
 /// As [`object::find`].
@@ -92,6 +95,7 @@ pub(crate) fn create() -> Res<*mut rdma_event_channel> {
             queue,
             inside: AtomicU32::new(0),
             reader: AtomicI32::new(0),
+            generation: fork_generation(),
         },
     ))
 }
@@ -113,6 +117,10 @@ pub(crate) unsafe fn destroy(channel: *mut rdma_event_channel) {
 /// Counts a thread that asks for events. Returns the descriptor, which stays open until the thread leaves.
 unsafe fn enter(channel: *mut rdma_event_channel) -> Res<c_int> {
     let object = find(channel)?;
+    if object.generation != fork_generation() {
+        // Nobody in a forked child puts events there, and threads of the parent may have the queue's lock.
+        return Err(Errno(libc::EOPNOTSUPP));
+    }
     object.inside.fetch_add(1, Ordering::AcqRel);
     Ok((*channel).fd)
 }
@@ -389,6 +397,7 @@ mod tests {
             queue: create_event_channel().unwrap(),
             inside: AtomicU32::new(0),
             reader: AtomicI32::new(0),
+            generation: fork_generation(),
         };
         assert!(!channel.is_read(), "nobody has read it");
         let read = || channel.reader.store(this_thread(), Ordering::Release);

@@ -10,8 +10,8 @@ use crate::abi::verbs::value::{QPS_INIT, QPT_RC, QPT_UD, QPT_XRC_RECV, QPT_XRC_S
 use crate::abi::verbs::*;
 use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, minus_one, value};
 use crate::{cq, qp, qp_create, srq, xrc};
+use iwarp::raw::ProcessLock;
 use iwarp_rnic::qp::State;
-use parking_lot::Mutex;
 use std::ffi::c_int;
 use std::ptr::null_mut;
 use std::time::Duration;
@@ -106,7 +106,8 @@ unsafe fn pd_of(id: *mut rdma_cm_id, pd: *mut ibv_pd) -> Res<*mut ibv_pd> {
 
 /// The XRC domain for targets, and for their shared receive queues, that programs name none for: there is one for each device.
 unsafe fn default_xrcd(verbs: *mut ibv_context) -> Res<*mut ibv_xrcd> {
-    static DOMAINS: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
+    static DOMAINS: ProcessLock<Vec<(usize, usize)>> =
+        ProcessLock::new("verbs::cm::DOMAINS", Vec::new());
     let mut domains = DOMAINS.lock();
     if let Some((_, xrcd)) = domains.iter().find(|d| d.0 == verbs as usize) {
         return Ok(*xrcd as *mut ibv_xrcd);

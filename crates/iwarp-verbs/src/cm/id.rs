@@ -11,8 +11,8 @@ use crate::device;
 use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, minus_one, value};
 use crate::object::{self, Kind, Object, Unacknowledged};
 use crate::query::PKEY;
-use iwarp::raw::XrcEnd;
 use iwarp::raw::cm::CmId;
+use iwarp::raw::{ProcessLock, XrcEnd};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
@@ -73,7 +73,8 @@ pub(crate) unsafe fn find<'a>(id: *mut rdma_cm_id) -> Res<&'a IdObject> {
 
 /// A protection domain for each device context of the connection manager.
 unsafe fn default_pd(verbs: *mut ibv_context) -> Res<*mut ibv_pd> {
-    static PDS: Mutex<Option<HashMap<usize, usize>>> = Mutex::new(None);
+    static PDS: ProcessLock<Option<HashMap<usize, usize>>> =
+        ProcessLock::new("verbs::cm::PDS", None);
     let mut pds = PDS.lock();
     let pds = pds.get_or_insert_with(HashMap::new);
     if let Some(pd) = pds.get(&(verbs as usize)) {

@@ -264,6 +264,10 @@ impl Router {
         let (freed, crowded) = self.slots.abandon(id.0, held);
         drop(freed);
         self.gave_back(crowded);
+        if self.slots.keeps_memory() {
+            // Otherwise the memory would stay until the connection is used again.
+            self.watch();
+        }
     }
 }
 
@@ -397,7 +401,8 @@ impl Router {
         // Somebody who saw `true` has registered before this, and is seen below.
         fence(Ordering::SeqCst);
         self.route(false);
-        if self.slots.somebody_waits() || self.state.lock().somebody_waits() {
+        let slots_wait = self.slots.somebody_waits() || self.slots.keeps_memory();
+        if slots_wait || self.state.lock().somebody_waits() {
             self.watch();
         }
     }

@@ -2,8 +2,8 @@
 //! and an interface has to have the same one each time.
 
 use crate::sys::interfaces::InterfaceAddress;
+use crate::sys::process_lock::ProcessLock;
 use std::fs;
-use std::sync::OnceLock;
 
 /// Returns the GUID of the device on an address's interface: an EUI-64 of its MAC, or a number of the same kind that is "locally
 /// administered" and made of names.
@@ -13,7 +13,7 @@ pub(super) fn guid(a: &InterfaceAddress) -> u64 {
             u64::from_be_bytes([a0 ^ 2, b, c, 0xff, 0xfe, d, e, f])
         }
         Some(mac) => local(&[&mac, a.name.as_bytes()]),
-        None => local(&[host(), a.name.as_bytes()]),
+        None => local(&[&host(), a.name.as_bytes()]),
     }
 }
 
@@ -27,12 +27,14 @@ fn local(parts: &[&[u8]]) -> u64 {
 }
 
 /// Returns what tells this host from others. Its number alone is not enough, because containers may share it with their host.
-fn host() -> &'static [u8] {
-    static HOST: OnceLock<Vec<u8>> = OnceLock::new();
-    HOST.get_or_init(|| {
+fn host() -> Vec<u8> {
+    static HOST: ProcessLock<Option<Vec<u8>>> = ProcessLock::new("device::guid::HOST", None);
+    let mut host = HOST.lock();
+    let read = || {
         let files = ["/etc/machine-id", "/proc/sys/kernel/hostname"];
         files.map(|f| fs::read(f).unwrap_or_default()).concat()
-    })
+    };
+    host.get_or_insert_with(read).clone()
 }
 
 #[cfg(test)]

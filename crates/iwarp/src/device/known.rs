@@ -5,7 +5,7 @@
 use super::guid::guid;
 use super::{Device, DeviceAddress, MAX_GID_ADDRESSES};
 use crate::sys::interfaces::InterfaceAddress;
-use parking_lot::Mutex;
+use crate::sys::process_lock::ProcessLock;
 use std::collections::HashMap;
 use std::net::IpAddr;
 
@@ -17,7 +17,8 @@ struct Known {
 }
 
 /// The interfaces that have been listed, for each value of `IWARP_BIND`.
-static KNOWN: Mutex<Option<HashMap<String, Vec<Known>>>> = Mutex::new(None);
+static KNOWN: ProcessLock<Option<HashMap<String, Vec<Known>>>> =
+    ProcessLock::new("device::known::KNOWN", None);
 
 /// Makes the devices of these addresses.
 pub(super) fn devices(stem: &str, bind: &str, addresses: &[InterfaceAddress]) -> Vec<Device> {

@@ -21,7 +21,6 @@ pub(crate) use sources::Source;
 
 use crate::progress::lease::Lease;
 use crate::progress::parker::Parker;
-use crate::progress::sync::parking::Mutex;
 use crate::progress::sync::{AtomicUsize, Ordering, thread_local};
 use crate::sys::clock::now_ns;
 use crate::sys::eventfd::EventFd;
@@ -44,20 +43,27 @@ const WAKE_TOKEN: u64 = 0;
 /// Connections that an engine has before another one is started.
 const CONNECTIONS_EACH: usize = 16;
 
+// Engines belong to the process that has started their threads. A child leaks those that it inherits, because dropping what they
+// refer to would touch the parent's sockets.
 #[cfg(not(shuttle))]
-static ENGINES: Mutex<Vec<Arc<Engine>>> = Mutex::new(Vec::new());
+type Engines = crate::sys::process_lock::ProcessLock<Vec<Arc<Engine>>>;
+#[cfg(shuttle)]
+type Engines = crate::progress::sync::parking::Mutex<Vec<Arc<Engine>>>;
+
+#[cfg(not(shuttle))]
+static ENGINES: Engines = Engines::own("engine::ENGINES", Vec::new());
 #[cfg(not(shuttle))]
 static EVERYTHING: Lease = Lease::new();
 
 // Those of a model are new in each execution.
 #[cfg(shuttle)]
 shuttle::lazy_static! {
-    static ref ENGINES: Mutex<Vec<Arc<Engine>>> = Mutex::new(Vec::new());
+    static ref ENGINES: Engines = Engines::new(Vec::new());
     static ref EVERYTHING: Lease = Lease::new();
 }
 
 /// The engines of this process, in the order in which they were started.
-fn engines() -> &'static Mutex<Vec<Arc<Engine>>> {
+fn engines() -> &'static Engines {
     &ENGINES
 }
 
@@ -98,7 +104,7 @@ pub(crate) fn poll_all(many: bool) -> bool {
 fn all() -> impl Iterator<Item = Arc<Engine>> {
     (0..).map_while(|at| {
         let engines = engines().lock();
-        engines.get(at).filter(|e| !e.is_foreign()).cloned()
+        engines.get(at).cloned()
     })
 }
 
@@ -129,18 +135,13 @@ impl Engine {
     pub(crate) fn current() -> io::Result<Arc<Self>> {
         let mut engines = engines().lock();
         if let Some(engine) = engines.first() {
-            if !engine.is_foreign() {
-                return Ok(Arc::clone(engine));
-            }
-            // A child of the process that started them: their threads do not exist here, and their epoll sets are shared
-            // with the parent. Leak them, because dropping what they refer to would touch the parent's sockets.
-            std::mem::forget(std::mem::take(&mut *engines));
+            return Ok(Arc::clone(engine));
         }
         let open_files = limits::raise_open_files();
         tracing::debug!(limit = open_files.now, "engine starts");
         let engine = Self::start(Arc::default())?;
         engines.push(Arc::clone(&engine));
-        // Not under the lock: it works on files, and a child that is forked meanwhile would inherit the lock as held.
+        // Not under the lock: it works on files, and a fork waits for the lock.
         drop(engines);
         crate::stat::start(&engine);
         Ok(engine)

@@ -122,6 +122,8 @@ pub(crate) struct Slots<K, F> {
     room: AtomicU64,
     /// Slots in which somebody waits. It may be off by those that change at this moment.
     waiting: AtomicU32,
+    /// Slots whose operation has left memory behind. It may be off in the same way.
+    keeping: AtomicU32,
 }
 
 impl<K, F> Slots<K, F> {
@@ -143,6 +145,7 @@ impl<K, F> Slots<K, F> {
             slots: (0..count).map(slot).collect(),
             room: AtomicU64::new(Room(0).next(first, count).0),
             waiting: AtomicU32::new(0),
+            keeping: AtomicU32::new(0),
         }
     }
 
@@ -262,7 +265,8 @@ impl<K, F> Slots<K, F> {
         let Some(slot) = self.slot(id) else {
             return (kept, false);
         };
-        if kept.is_some() {
+        let keeps = kept.is_some();
+        if keeps {
             slot.rare().kept = kept;
         }
         let mut stage = slot.stage.load(Ordering::Acquire);
@@ -281,6 +285,9 @@ impl<K, F> Slots<K, F> {
                     return (kept, self.release(id, slot));
                 }
             }
+        }
+        if keeps {
+            self.keeping.fetch_add(1, Ordering::Relaxed);
         }
         if stage == WAITING {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
@@ -329,6 +336,9 @@ impl<K, F> Slots<K, F> {
         rare.failure = None;
         let kept = rare.kept.take();
         drop(rare);
+        if kept.is_some() {
+            self.keeping.fetch_sub(1, Ordering::Relaxed);
+        }
         Finished {
             waker,
             kept,
@@ -339,6 +349,11 @@ impl<K, F> Slots<K, F> {
     /// Returns `true` if somebody waits for the end of a request.
     pub(crate) fn somebody_waits(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) != 0
+    }
+
+    /// Returns `true` if an operation has left memory behind, which is freed when its request ends.
+    pub(crate) fn keeps_memory(&self) -> bool {
+        self.keeping.load(Ordering::Relaxed) != 0
     }
 
     /// Returns `true` if there is a place.

@@ -101,12 +101,15 @@ mod plain {
 
         slots.wait(ids[1], &waker);
         let kept = Some(StdArc::clone(&memory));
+        assert!(!slots.keeps_memory());
         assert_eq!(slots.abandon(ids[1], kept), (None, false));
+        assert!(slots.keeps_memory());
         assert!(!slots.somebody_waits() && StdArc::strong_count(&woken) == 2);
         assert_eq!(StdArc::strong_count(&memory), 2);
         slots.crowd();
         let due = slots.finish(ids[1], Err(3)).unwrap();
         assert!(due.kept.is_some() && due.waker.is_none() && due.crowded);
+        assert!(!slots.keeps_memory());
         drop(due);
         assert_eq!(slots.take(1, 0, true), Err(NoSlot::Crowded));
         assert_eq!(slots.take(1, 0, false), Ok(ids[1]));

@@ -211,7 +211,12 @@ impl QpInner {
                     not_before,
                     rest,
                 },
-                _ => Farewell::default(),
+                // There was no memory for a plan, and the last FPDU may be cut. A FIN would make it look whole.
+                StreamWish::Abort => Farewell {
+                    cut: true,
+                    ..Farewell::default()
+                },
+                StreamWish::Keep | StreamWish::ShutdownWrite => Farewell::default(),
             };
             g.machine.stream_gone(&mut DriveHost::new(self, &mut after));
             g.link.take().map(|link| (link, farewell))

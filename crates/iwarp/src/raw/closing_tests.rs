@@ -1,16 +1,18 @@
 //! What the end of a connection waits for, says, and leaves behind.
 
 use super::super::context::Context;
+use super::super::pool;
 use super::super::qp::{CmSink, QpAttributes, QueuePair};
 use super::super::testing::{
-    attributes, break_off, connected, connected_as_responder, context, context_with, link,
-    queue_pair, send_fpdu, until, unwatched_link,
+    EMPTY_SEND, attributes, break_off, connected, connected_as_responder, context, context_with,
+    link, queue_pair, send_fpdu, until, unwatched_link,
 };
 use super::*;
 use crate::config::Config;
 use crate::engine::Source;
-use iwarp_rnic::RecvWr;
+use crate::memory::ProtectionDomain;
 use iwarp_rnic::qp::Fault;
+use iwarp_rnic::{Access, RecvWr, SendWr};
 use parking_lot::Mutex;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -299,4 +301,32 @@ fn a_stream_that_pollers_do_not_read_is_watched() {
         assert_eq!(qp.inner.rest(), receive);
         qp.destroy();
     }
+}
+
+/// Without memory for the Terminate that it owes, a queue pair does not know what of its last FPDU was written. So the peer sees a reset,
+/// not the end of the stream.
+#[test]
+fn destroy_without_memory_resets() {
+    let ctx = context();
+    let (qp, mut peer) = connection(&ctx);
+    // The progress thread cannot send the Terminate.
+    let mut turn = None;
+    until("another thread sends", || {
+        turn = qp.inner.tx.try_take();
+        turn.is_some()
+    });
+    // No message has this operation.
+    let mut octets = EMPTY_SEND;
+    octets[3] = 0x4f;
+    peer.write_all(&octets).unwrap();
+    until("it is not refused", || {
+        qp.inner.state.lock().machine.owes_terminate()
+    });
+    pool::FAILS.set(true);
+    qp.destroy();
+    pool::FAILS.set(false);
+    drop(turn);
+    let end = peer.read_to_end(&mut Vec::new());
+    let end = end.map_err(|error| error.kind());
+    assert_eq!(end, Err(ErrorKind::ConnectionReset));
 }

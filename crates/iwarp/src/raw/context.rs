@@ -16,11 +16,13 @@ use crate::capture::{Recorder, RecorderLimits};
 use crate::config::Config;
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::sys::exit::AtExit;
 use crate::sys::guarded::{self, MemoryTable, ProcessRange};
 use crate::sys::null::{NULL_LEN, null_memory};
 use crate::sys::on_demand::PAGER;
 use crate::sys::probe::probe_range;
-use crate::sys::{exit, fork, fork::Origin};
+use crate::sys::process_lock::ProcessLock;
+use crate::sys::{fork, fork::Origin};
 use iwarp_rnic::counters::Counters;
 use iwarp_rnic::memory::{RegionInfo, Stag, WindowType};
 use iwarp_rnic::{Access, FastRegister};
@@ -29,7 +31,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Once, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// How long a forked child waits for the memory table of a device that its parent has opened. It may have been copied while it was
@@ -643,11 +645,12 @@ fn no_random(e: getrandom::Error) -> Error {
     Error::Io(std::io::Error::other(e.to_string()))
 }
 
-static RECORDERS: Mutex<Vec<(PathBuf, Recorder)>> = Mutex::new(Vec::new());
+static RECORDERS: ProcessLock<Vec<(PathBuf, Recorder)>> =
+    ProcessLock::new("raw::context::RECORDERS", Vec::new());
 
 /// One recorder for each file, however many devices write to it. `%p` in the name becomes the process number.
 fn shared_recorder(path: &Path, max_bytes: Option<u64>) -> Result<Recorder> {
-    static ONCE: Once = Once::new();
+    static FLUSH: AtExit = AtExit::new(flush_recorders);
     let name = path
         .to_string_lossy()
         .replace("%p", &std::process::id().to_string());
@@ -662,7 +665,7 @@ fn shared_recorder(path: &Path, max_bytes: Option<u64>) -> Result<Recorder> {
     let recorder = Recorder::create_with(&path, limits)?;
     recorders.push((path, recorder.clone()));
     // They are kept for the next device, so their drop does not flush them.
-    ONCE.call_once(|| exit::at_exit(flush_recorders));
+    FLUSH.plan();
     Ok(recorder)
 }
 

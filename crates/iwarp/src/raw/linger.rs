@@ -19,16 +19,17 @@ use super::qp::{Link, QpInner, Reach};
 use super::rest::Rest;
 use crate::engine::{Engine, Source};
 use crate::sys::clock::now_ns;
-use crate::sys::exit;
+use crate::sys::exit::AtExit;
 use crate::sys::limits;
 use crate::sys::poller::Interest;
+use crate::sys::process_lock::ProcessLock;
 use iwarp_rnic::Time;
 use iwarp_rnic::qp::QueuePair as Machine;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::io::ErrorKind;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use std::sync::{Arc, Once, Weak};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// How old a connection has to be for its end, unless the responder has spoken.
@@ -82,12 +83,6 @@ struct Progress {
 }
 
 impl Linger {
-    fn waits_no_more(&self) {
-        if self.waits.swap(false, Ordering::Relaxed) {
-            PUT_OFF.fetch_sub(1, Ordering::Relaxed);
-        }
-    }
-
     /// Closes the descriptor. What TCP has and the peer's TCP has not acknowledged, the kernel goes on sending, with the end
     /// behind it, for a time of its own (`tcp_orphan_retries`).
     fn remove(&self) {
@@ -144,7 +139,7 @@ impl Linger {
     /// Sends the end.
     fn shut_down(&self) {
         let _ = self.link.stream.shutdown_write();
-        self.waits_no_more();
+        self.waits.store(false, Ordering::Relaxed);
     }
 
     /// Looks how far the peer's TCP has come, and ends it if it is done or makes no progress.
@@ -212,7 +207,6 @@ fn next_pause(pause: Duration, cut: bool, patience: Duration) -> Duration {
 
 impl Drop for Linger {
     fn drop(&mut self) {
-        self.waits_no_more();
         COUNT.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -228,13 +222,11 @@ const PATIENCE_MAX: Duration = Duration::from_secs(2);
 const CUT_PAUSE_MIN: Duration = Duration::from_millis(1);
 const CUT_PAUSE_MAX: Duration = Duration::from_millis(64);
 
-/// Streams whose end waits. A process does not end before they have ended.
-static PUT_OFF: AtomicU32 = AtomicU32::new(0);
-
 /// Those that are not over.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// The oldest first. Some may be over.
-static LEFT: Mutex<VecDeque<Weak<Linger>>> = Mutex::new(VecDeque::new());
+/// The oldest first. Some may be over. A child must not end those of its parent.
+static LEFT: ProcessLock<VecDeque<Weak<Linger>>> =
+    ProcessLock::own("raw::linger::LEFT", VecDeque::new());
 
 fn remember(linger: &Arc<Linger>) {
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -340,9 +332,8 @@ fn stay(qp: &QpInner, link: &Arc<Link>, cut: bool, early: Option<Duration>, rest
         waits: AtomicBool::new(waits),
     });
     if waits {
-        static ONCE: Once = Once::new();
-        ONCE.call_once(|| exit::at_exit(end_of_process));
-        PUT_OFF.fetch_add(1, Ordering::Relaxed);
+        static WAIT: AtExit = AtExit::new(end_of_process);
+        WAIT.plan();
     }
     remember(&left);
     let source = Arc::clone(&left) as Arc<dyn Source>;
@@ -362,11 +353,22 @@ fn stay(qp: &QpInner, link: &Arc<Link>, cut: bool, early: Option<Duration>, rest
 /// The engine's thread still runs while the exit handlers do. Nothing is put off for longer than [`MATURITY`].
 fn end_of_process() {
     for _ in 0..EXIT_STEPS {
-        if PUT_OFF.load(Ordering::Relaxed) == 0 {
+        if !any_waits() {
             break;
         }
         std::thread::sleep(EXIT_STEP);
     }
+}
+
+/// Returns `true` if the end of a stream waits.
+fn any_waits() -> bool {
+    // A program may end in a signal handler, on a thread that holds the lock.
+    let all: Vec<_> = match LEFT.try_lock() {
+        Some(all) => all.iter().filter_map(Weak::upgrade).collect(),
+        None => return true,
+    };
+    // The last handle may be one of these, and takes other locks when it is dropped.
+    all.iter().any(|one| one.waits.load(Ordering::Relaxed))
 }
 
 /// Reads and discards. Returns `true` at the end of the stream.

@@ -335,3 +335,33 @@ fn the_oldest_is_one_that_is_not_over() {
     }
     assert!(take_oldest(&mut all).is_none());
 }
+
+/// A peer that takes a little all the time makes progress, and yet the octets before a Terminate are not kept for ever.
+#[test]
+fn slow_reader_has_deadline() {
+    let patience = Duration::from_millis(100);
+    let mut stream = Stream::full(patience);
+    let begin = Instant::now();
+    let left = stream.leave(false, None, 4 << 20).expect("it waits");
+    let until = left.rest_until.expect("a deadline");
+    assert!(until >= begin + patience * REST_PATIENCES);
+    assert!(until <= Instant::now() + patience * REST_PATIENCES);
+    let end = loop {
+        assert!(
+            Instant::now() < until + Duration::from_secs(20),
+            "it is kept"
+        );
+        match stream.peer.read(&mut [0; 4096]) {
+            Ok(0) => panic!("a Terminate that was cut looks whole"),
+            Ok(_) => std::thread::sleep(Duration::from_millis(5)),
+            Err(error) => break error.kind(),
+        }
+    };
+    assert_eq!(end, ErrorKind::ConnectionReset);
+    assert!(Instant::now() >= until, "it is given up too early");
+    // The time does not begin before the end may be sent.
+    let stream = Stream::full(patience);
+    let left = stream.leave(false, Some(LONG), 1000).expect("it waits");
+    let until = left.rest_until.expect("a deadline");
+    assert!(until >= begin + LONG + patience * REST_PATIENCES);
+}

@@ -45,7 +45,9 @@ mod xrc;
 
 pub use crate::complain::once as complain_once;
 pub use crate::progress::in_vain::looked_in_vain;
+pub use crate::sys::fork::{generation as fork_generation, install as notice_forks};
 pub use crate::sys::on_demand::{Prefetch, prefetch};
+pub use crate::sys::process_lock::{self, ProcessLock};
 pub use channel::CompletionChannel;
 pub use context::Context;
 pub use cq::{CompletionQueue, CqError};

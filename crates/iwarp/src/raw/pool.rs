@@ -4,10 +4,10 @@
 //! while a part of an FPDU has come. Idle queue pairs own none.
 
 use crate::sys::guarded;
+use crate::sys::process_lock::ProcessLock;
 use crate::sys::raw_slice::RawSlice;
 use iwarp_rnic::AllocError;
 use iwarp_rnic::qp::{RxBuffer, RxPlan, TxPlan};
-use parking_lot::Mutex;
 use std::cell::Cell;
 use std::thread::LocalKey;
 
@@ -21,14 +21,22 @@ const _: () = assert!(RX_RUNS <= TX_RUNS);
 
 // They come in boxes; moving them in and out of boxes would copy them.
 #[allow(clippy::vec_box)]
-static TX_SPARE: Mutex<Vec<Box<TxPlan>>> = Mutex::new(Vec::new());
+static TX_SPARE: ProcessLock<Vec<Box<TxPlan>>> =
+    ProcessLock::new("raw::pool::TX_SPARE", Vec::new());
 #[allow(clippy::vec_box)]
-static RX_SPARE: Mutex<Vec<Box<RxBuffer>>> = Mutex::new(Vec::new());
+static RX_SPARE: ProcessLock<Vec<Box<RxBuffer>>> =
+    ProcessLock::new("raw::pool::RX_SPARE", Vec::new());
 
 thread_local! {
     static TX: Cell<Option<Box<TxPlan>>> = const { Cell::new(None) };
     static RX: Cell<Option<Box<RxBuffer>>> = const { Cell::new(None) };
     static RUNS: Cell<Vec<RawSlice>> = const { Cell::new(Vec::new()) };
+}
+
+#[cfg(test)]
+thread_local! {
+    /// This thread gets no plan.
+    pub(super) static FAILS: Cell<bool> = const { Cell::new(false) };
 }
 
 /// What this thread keeps. Nothing if the thread is ending: a program may destroy its queue pairs in an exit handler, which
@@ -41,6 +49,10 @@ fn local<T: Default>(key: &'static LocalKey<Cell<T>>) -> T {
 /// An empty transmit plan.
 #[inline]
 pub(super) fn take_tx() -> Result<Box<TxPlan>, AllocError> {
+    #[cfg(test)]
+    if FAILS.get() {
+        return Err(AllocError);
+    }
     match local(&TX).or_else(|| TX_SPARE.lock().pop()) {
         Some(plan) => Ok(plan),
         None => TxPlan::new(),

@@ -2,20 +2,17 @@
 //! standard error when it ends, for programs that cannot ask (`IWARP_STATS=1`).
 
 use super::context::ContextInner;
-use crate::sys::{exit, fork};
+use crate::sys::exit::AtExit;
+use crate::sys::process_lock::ProcessLock;
 use iwarp_rnic::counters::Counters;
-use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Once, Weak};
-use std::time::Duration;
+use std::sync::{Arc, Weak};
 
-/// How long to wait for the list. In a child of a fork another thread of the parent may have had it locked: then it stays so.
-const PATIENCE: Duration = Duration::from_millis(100);
-
-static OPENED: Mutex<Vec<Weak<ContextInner>>> = Mutex::new(Vec::new());
+static OPENED: ProcessLock<Vec<Weak<ContextInner>>> =
+    ProcessLock::new("raw::stats::OPENED", Vec::new());
 /// Totals of devices that were closed, by name, and by whether they are to be printed.
-static CLOSED: Mutex<Vec<Closed>> = Mutex::new(Vec::new());
+static CLOSED: ProcessLock<Vec<Closed>> = ProcessLock::new("raw::stats::CLOSED", Vec::new());
 
 /// What a device has counted until it was closed, each time that it was open.
 #[derive(Clone)]
@@ -28,12 +25,12 @@ pub(super) struct Closed {
 
 /// A device was opened.
 pub(super) fn watch(ctx: &Arc<ContextInner>) {
-    static ONCE: Once = Once::new();
+    static PRINT: AtExit = AtExit::new(print);
     let mut opened = OPENED.lock();
     opened.retain(|c| c.strong_count() > 0);
     opened.push(Arc::downgrade(ctx));
     if ctx.config.stats {
-        ONCE.call_once(|| exit::at_exit(print));
+        PRINT.plan();
     }
 }
 
@@ -57,16 +54,12 @@ pub(super) fn closed(ctx: &ContextInner, counters: &Counters) {
 
 /// The devices that are open now.
 pub(super) fn opened() -> Vec<Arc<ContextInner>> {
-    let opened = fork::try_for(PATIENCE, || OPENED.try_lock());
-    opened.map_or_else(Vec::new, |all| {
-        all.iter().filter_map(Weak::upgrade).collect()
-    })
+    OPENED.lock().iter().filter_map(Weak::upgrade).collect()
 }
 
 /// The totals of those that were closed.
 pub(super) fn closed_devices() -> Vec<Closed> {
-    let closed: Option<MutexGuard<'_, Vec<Closed>>> = fork::try_for(PATIENCE, || CLOSED.try_lock());
-    closed.map_or_else(Vec::new, |all| all.clone())
+    CLOSED.lock().clone()
 }
 
 fn print() {

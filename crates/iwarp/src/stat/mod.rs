@@ -39,22 +39,23 @@ pub use ask::{Answer, Question};
 use crate::complain;
 use crate::engine::Engine;
 use crate::sys::clock::now_ns;
-use crate::sys::{exit, fork, secure};
-use parking_lot::Mutex;
+use crate::sys::exit::AtExit;
+use crate::sys::process_lock::ProcessLock;
+use crate::sys::{fork, secure};
 use std::ffi::OsString;
 use std::os::fd::AsRawFd as _;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Once};
 
 /// The time at which this process began to use the library, in nanoseconds of the monotonic clock.
 static BEGAN: AtomicU64 = AtomicU64::new(0);
 /// The socket's entry, to be removed at the end of the process, and the number of the process that made it.
-static ENTRY: Mutex<Option<(u32, PathBuf)>> = Mutex::new(None);
+static ENTRY: ProcessLock<Option<(u32, PathBuf)>> = ProcessLock::new("stat::ENTRY", None);
 
 /// Begins to answer other processes, unless `IWARP_STAT` is `off`. Called once in each process, with its engine.
 pub(crate) fn start(engine: &Arc<Engine>) {
-    static ONCE: Once = Once::new();
+    static REMOVE: AtExit = AtExit::new(remove_entry);
     BEGAN.store(now_ns(), Ordering::Relaxed);
     let untrusted = secure::environment_is_untrusted();
     let Some(directory) = setting(std::env::var_os("IWARP_STAT"), untrusted) else {
@@ -77,7 +78,7 @@ pub(crate) fn start(engine: &Arc<Engine>) {
     };
     fork::close_in_child(socket.as_raw_fd());
     *ENTRY.lock() = Some((std::process::id(), path));
-    ONCE.call_once(|| exit::at_exit(remove_entry));
+    REMOVE.plan();
     if let Err(error) = serve::Desk::open(engine, socket) {
         fork::close_in_child(-1);
         remove_entry();

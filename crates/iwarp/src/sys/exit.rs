@@ -1,8 +1,9 @@
 //! Work at the normal end of the process. Invariant: the C library calls back a plain function that cannot unwind.
 
-use parking_lot::Mutex;
+use super::process_lock::ProcessLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-static AT_EXIT: Mutex<Vec<fn()>> = Mutex::new(Vec::new());
+static AT_EXIT: ProcessLock<Vec<fn()>> = ProcessLock::new("sys::exit::AT_EXIT", Vec::new());
 
 extern "C" fn run() {
     let all = std::mem::take(&mut *AT_EXIT.lock());
@@ -12,12 +13,31 @@ extern "C" fn run() {
     }
 }
 
-/// Calls `work` at the end of the process, before exit handlers that were set earlier. Each call adds one.
-pub(crate) fn at_exit(work: fn()) {
-    let mut all = AT_EXIT.lock();
-    if all.is_empty() {
-        // SAFETY: a function of this program, which stays loaded; the call has no other condition.
-        unsafe { libc::atexit(run) };
+/// Work that is done at most once at the end of the process. A child of a fork does what its parent had planned.
+#[derive(Debug)]
+pub(crate) struct AtExit {
+    work: fn(),
+    is_planned: AtomicBool,
+}
+
+impl AtExit {
+    pub(crate) const fn new(work: fn()) -> Self {
+        Self {
+            work,
+            is_planned: AtomicBool::new(false),
+        }
     }
-    all.push(work);
+
+    /// Plans the work, before exit handlers that were set earlier.
+    pub(crate) fn plan(&self) {
+        if self.is_planned.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let mut all = AT_EXIT.lock();
+        if all.is_empty() {
+            // SAFETY: a function of this program, which stays loaded; the call has no other condition.
+            unsafe { libc::atexit(run) };
+        }
+        all.push(self.work);
+    }
 }

@@ -1,17 +1,18 @@
 //! Notices `fork`. Threads do not survive a fork, so a child must not wait for an engine thread that it does not have.
 //!
-//! Invariant: the handler given to `pthread_atfork` only changes two atomics and closes a descriptor, which is async-signal-safe,
-//! takes no lock and touches no memory that another thread could have left half-written at the time of the fork.
+//! Invariant: the handlers given to `pthread_atfork` change two atomics and close a descriptor, which is async-signal-safe, and
+//! handle the locks of `process_lock`; they touch no other memory that another thread could have left half-written at the time
+//! of the fork.
 //! (A raw `clone` system call bypasses the C library and is not noticed.)
 
+use super::process_lock;
 use std::io;
 use std::os::fd::RawFd;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 static GENERATION: AtomicU32 = AtomicU32::new(0);
-static INSTALLED: OnceLock<bool> = OnceLock::new();
+static IS_INSTALLED: AtomicBool = AtomicBool::new(false);
 
 /// A descriptor that belongs to this process alone, or -1.
 static OWN: AtomicI32 = AtomicI32::new(-1);
@@ -24,6 +25,15 @@ extern "C" fn in_child() {
         // SAFETY: `close_in_child` was promised that nobody uses this descriptor in a child.
         unsafe { libc::syscall(libc::SYS_close, own) };
     }
+    process_lock::after_fork_in_child();
+}
+
+extern "C" fn before() {
+    process_lock::before_fork();
+}
+
+extern "C" fn in_parent() {
+    process_lock::after_fork();
 }
 
 /// Closes `fd` in each child of this process from now on, at the moment of the fork. There is one such descriptor; -1 ends it.
@@ -48,29 +58,31 @@ pub(crate) fn try_for<T>(patience: Duration, mut attempt: impl FnMut() -> Option
     }
 }
 
-/// Installs the handler if that has not been done. Call it before the first thread is started.
+/// Installs the handlers if that has not been done. Call it before the first thread is started.
 ///
 /// # Errors
-/// The C library had no memory for the handler.
-pub(crate) fn install() -> io::Result<()> {
-    let installed = *INSTALLED.get_or_init(|| {
-        // SAFETY: `in_child` is an `extern "C" fn` that lives as long as the program and obeys the file's invariant.
-        let status = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-        status == 0
-    });
-    if installed {
-        Ok(())
-    } else {
-        Err(io::Error::from_raw_os_error(libc::ENOMEM))
+/// The C library had no memory for the handlers.
+pub fn install() -> io::Result<()> {
+    if IS_INSTALLED.load(Ordering::Acquire) {
+        return Ok(());
     }
+    // Threads that do this at the same time install the handlers twice, which does no harm: generations are only compared. Waiting for
+    // each other could last for ever in a child.
+    // SAFETY: the handlers are functions that live as long as the program and obey the file's invariant.
+    let status = unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
+    if status != 0 {
+        return Err(io::Error::from_raw_os_error(libc::ENOMEM));
+    }
+    IS_INSTALLED.store(true, Ordering::Release);
+    Ok(())
 }
 
 /// Returns how many forks lie between this process and the one that first asked. Equal numbers mean the same process.
 ///
 /// One relaxed load once the handler is installed; it may be asked on every post.
 #[inline]
-pub(crate) fn generation() -> u32 {
-    if INSTALLED.get().is_none() {
+pub fn generation() -> u32 {
+    if !IS_INSTALLED.load(Ordering::Acquire) {
         // Without memory for the handler forks are not noticed.
         let _ = install();
     }

@@ -20,6 +20,7 @@ mod option;
 pub(crate) mod poller;
 pub(crate) mod prefetch;
 pub(crate) mod probe;
+pub mod process_lock;
 pub(crate) mod raw_slice;
 pub(crate) mod secure;
 pub(crate) mod service;

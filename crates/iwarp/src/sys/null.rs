@@ -3,8 +3,8 @@
 //! Invariant: both ranges are mapped once and never unmapped. The zeros cannot be written to, so the kernel keeps one page for all of
 //! them. The other range is the same few megabytes of an anonymous file over and over; only the RNIC writes there, and nobody reads.
 
+use super::process_lock::ProcessLock;
 use crate::device::LIMITS;
-use parking_lot::Mutex;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use std::io;
@@ -31,7 +31,7 @@ pub(crate) struct NullMemory {
 /// # Errors
 /// The process may have no more address space, mappings or descriptors.
 pub(crate) fn null_memory() -> io::Result<NullMemory> {
-    static MAPPED: Mutex<Option<NullMemory>> = Mutex::new(None);
+    static MAPPED: ProcessLock<Option<NullMemory>> = ProcessLock::new("sys::null::MAPPED", None);
     let mut mapped = MAPPED.lock();
     if let Some(memory) = *mapped {
         return Ok(memory);

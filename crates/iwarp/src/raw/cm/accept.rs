@@ -26,6 +26,7 @@ impl CmId {
     /// # Errors
     /// [`Error::InvalidState`]: no request, no queue pair; the request stays. [`Error::ConnectionLost`]: the peer has gone.
     pub fn accept(&self, parameters: &ConnectionParameters) -> Result<()> {
+        self.check_process()?;
         if self.is_for_datagrams() {
             return self.accept_with_own(parameters);
         }

@@ -16,6 +16,7 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::sys::connect::{Bound, Sharing};
 use crate::sys::fork::Origin;
+use crate::sys::process_lock::ProcessLock;
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -142,7 +143,9 @@ pub struct CmId {
 }
 
 static SERIAL: AtomicU64 = AtomicU64::new(1);
-static CONTEXTS: Mutex<Option<HashMap<String, Context>>> = Mutex::new(None);
+/// A child opens contexts of its own: threads of the parent may have the locks of those that it inherits.
+static CONTEXTS: ProcessLock<Option<HashMap<String, Context>>> =
+    ProcessLock::own("raw::cm::CONTEXTS", None);
 
 /// The context that all identifiers without a context of their own share for a device.
 ///
@@ -353,6 +356,7 @@ impl CmId {
     /// [`Error::InvalidState`]; [`Error::NoDevice`] if no device has the address; the operating system's: address in use, not of this
     /// host.
     pub fn bind(&self, address: SocketAddr) -> Result<()> {
+        self.check_process()?;
         let mut s = self.inner.state.lock();
         if s.is_bound() || !matches!(s.phase, Phase::Idle) {
             return Err(Error::InvalidState("the identifier is bound already"));
@@ -380,6 +384,7 @@ impl CmId {
     /// # Errors
     /// [`Error::InvalidState`].
     pub fn resolve_route(&self) -> Result<()> {
+        self.check_process()?;
         {
             let mut s = self.inner.state.lock();
             if !matches!(s.phase, Phase::Resolved) {
@@ -398,6 +403,7 @@ impl CmId {
     /// # Errors
     /// [`Error::InvalidState`]: not resolved, or without a queue pair. [`Error::InvalidArgument`]: private data too long.
     pub fn connect(&self, parameters: &ConnectionParameters) -> Result<()> {
+        self.check_process()?;
         if self.is_for_datagrams() {
             return self.ask(parameters);
         }
@@ -435,6 +441,7 @@ impl CmId {
     /// # Errors
     /// [`Error::InvalidState`]: not bound. The operating system's: port in use.
     pub fn listen(&self, backlog: u32) -> Result<()> {
+        self.check_process()?;
         if self.is_for_datagrams() {
             return self.serve(backlog);
         }
@@ -466,6 +473,7 @@ impl CmId {
     /// # Errors
     /// [`Error::InvalidState`]: no request.
     pub fn reject(&self, private_data: &[u8]) -> Result<()> {
+        self.check_process()?;
         if self.is_for_datagrams() {
             return self.reject_datagrams(private_data);
         }
@@ -492,6 +500,7 @@ impl CmId {
     /// # Errors
     /// [`Error::InvalidState`]: never connected.
     pub fn disconnect(&self) -> Result<()> {
+        self.check_process()?;
         if self.give_up_answer() {
             return Ok(());
         }
@@ -511,6 +520,19 @@ impl CmId {
             qp.disconnect();
         }
         Ok(())
+    }
+
+    /// Refuses in a forked child: threads of the parent may have the locks, and its engine does not exist here.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`].
+    pub(super) fn check_process(&self) -> Result<()> {
+        match self.inner.origin.is_foreign() {
+            true => Err(Error::Unsupported(
+                "the identifier belongs to the parent of this process",
+            )),
+            false => Ok(()),
+        }
     }
 
     /// Destroys it (`rdma_destroy_id(3)`): a listener stops, a request is refused, an attempt ends. Events that wait are dropped.

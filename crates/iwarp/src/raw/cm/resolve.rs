@@ -27,6 +27,7 @@ impl CmId {
     /// [`Error::InvalidState`]; [`Error::InvalidArgument`]: addresses of two families; [`Error::NoDevice`]; the operating system's: no
     /// route, and for a source address not of this host or in use.
     pub fn resolve_addr(&self, source: Option<SocketAddr>, peer: SocketAddr) -> Result<()> {
+        self.check_process()?;
         self.inner.state.lock().prepare(source, peer)?;
         self.emit(CmEventKind::AddrResolved, 0);
         Ok(())
@@ -44,6 +45,7 @@ impl CmId {
         peer: SocketAddr,
         limit: Duration,
     ) -> Result<()> {
+        self.check_process()?;
         let mut s = self.inner.state.lock();
         let local = s.prepare(source, peer)?;
         if let Some(hop) = NextHop::unanswered(local.ip(), canonical(peer)) {

@@ -6,13 +6,15 @@ use super::log::{Log, Place};
 use crate::error::Result;
 use crate::fault::{Kind, Point, Rule, Spec, When};
 use crate::sys::clock::now_ns;
+use crate::sys::process_lock::ProcessLock;
 use parking_lot::Mutex;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 /// The plans of this process and of those that forked it. They are never dropped: a program may close its device and open it again.
-static PLANS: Mutex<Vec<(u32, Arc<Plan>)>> = Mutex::new(Vec::new());
+static PLANS: ProcessLock<Vec<(u32, Arc<Plan>)>> =
+    ProcessLock::new("raw::inject::PLANS", Vec::new());
 
 /// The subject of opportunities that belong to no queue pair.
 pub(super) const PROCESS: u32 = 0;

@@ -1,0 +1,158 @@
+//! The administrator's file `/etc/rdma/rsocket/preload_config`: which sockets of which programs become rsockets.
+//!
+//! A line has four words: the beginning of a program's name, a domain (`INET`, `INET6`), a type (`STREAM`, `DGRAM`) and a protocol
+//! (`TCP`, `UDP`). `*` stands for any. The words may begin with `AF_`, `PF_`, `SOCK_` and `IPPROTO_`, and their case does not matter. `#`
+//! begins a comment. Without the file, or without a line that can be read, every socket that can be an rsocket becomes one.
+
+use libc::c_int;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+const PATH: &str = "/etc/rdma/rsocket/preload_config";
+
+/// A line. `None` stands for any.
+#[derive(Debug, PartialEq, Eq)]
+struct Rule {
+    program: Option<String>,
+    domain: Option<c_int>,
+    ty: Option<c_int>,
+    protocol: Option<c_int>,
+}
+
+/// Returns the value of a word, or `None` if it is none of `names`. `Some(None)` stands for any.
+fn value(word: &str, prefixes: &[&str], names: &[(&str, c_int)]) -> Option<Option<c_int>> {
+    if word == "*" {
+        return Some(None);
+    }
+    let word = word.to_ascii_uppercase();
+    let bare = prefixes.iter().find_map(|prefix| word.strip_prefix(prefix));
+    let bare = bare.unwrap_or(&word);
+    let known = names.iter().find(|(name, _)| *name == bare);
+    known.map(|(_, value)| Some(*value))
+}
+
+impl Rule {
+    fn parse(line: &str) -> Option<Self> {
+        if line.starts_with('#') {
+            return None;
+        }
+        let mut words = line.split_whitespace();
+        let mut next = || words.next();
+        let (program, domain, ty, protocol) = (next()?, next()?, next()?, next()?);
+        // Domains of InfiniBand are known, and no socket of this library has one.
+        let domains = [
+            ("INET", libc::AF_INET),
+            ("INET6", libc::AF_INET6),
+            ("IB", 27),
+        ];
+        let types = [("STREAM", libc::SOCK_STREAM), ("DGRAM", libc::SOCK_DGRAM)];
+        let protocols = [("TCP", libc::IPPROTO_TCP), ("UDP", libc::IPPROTO_UDP)];
+        Some(Self {
+            program: (program != "*").then(|| program.to_ascii_lowercase()),
+            domain: value(domain, &["AF_", "PF_"], &domains)?,
+            ty: value(ty, &["SOCK_"], &types)?,
+            protocol: value(protocol, &["IPPROTO_"], &protocols)?,
+        })
+    }
+
+    fn admits(&self, program: &str, domain: c_int, ty: c_int, protocol: c_int) -> bool {
+        let is = |wanted: Option<c_int>, value| wanted.is_none_or(|wanted| wanted == value);
+        let program = program.to_ascii_lowercase();
+        let named = self.program.as_ref();
+        named.is_none_or(|name| program.starts_with(name.as_str()))
+            && is(self.domain, domain)
+            && is(self.ty, ty)
+            && is(self.protocol, protocol)
+    }
+}
+
+fn rules(text: &str) -> Vec<Rule> {
+    text.lines().filter_map(Rule::parse).collect()
+}
+
+fn admitted(rules: &[Rule], program: &str, domain: c_int, ty: c_int, protocol: c_int) -> bool {
+    let protocol = match (protocol, ty) {
+        (0, libc::SOCK_STREAM) => libc::IPPROTO_TCP,
+        (0, libc::SOCK_DGRAM) => libc::IPPROTO_UDP,
+        (protocol, _) => protocol,
+    };
+    let admits = |rule: &Rule| rule.admits(program, domain, ty, protocol);
+    rules.is_empty() || rules.iter().any(admits)
+}
+
+/// What this process was told.
+struct Config {
+    rules: Vec<Rule>,
+    program: String,
+}
+
+fn config() -> &'static Config {
+    static CONFIG: AtomicPtr<Config> = AtomicPtr::new(null_mut());
+    // SAFETY: null, or a value that is never freed.
+    if let Some(known) = unsafe { CONFIG.load(Ordering::Acquire).as_ref() } {
+        return known;
+    }
+    // Threads that begin at the same time read the file twice. A lock could be held for ever in a child of a fork.
+    let text = std::fs::read_to_string(PATH).unwrap_or_default();
+    let program = std::env::args_os().next().unwrap_or_default();
+    let program = std::path::Path::new(&program).file_name();
+    let program = program.map(|name| name.to_string_lossy().into_owned());
+    let read = Box::leak(Box::new(Config {
+        rules: rules(&text),
+        program: program.unwrap_or_default(),
+    }));
+    CONFIG.store(read, Ordering::Release);
+    read
+}
+
+/// Returns `true` if such a socket of this program is to become an rsocket.
+pub(crate) fn admits(domain: c_int, ty: c_int, protocol: c_int) -> bool {
+    let config = config();
+    admitted(&config.rules, &config.program, domain, ty, protocol)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INET: c_int = libc::AF_INET;
+    const STREAM: c_int = libc::SOCK_STREAM;
+
+    #[test]
+    fn lines_are_read_and_bad_ones_skipped() {
+        let text = "# program domain type protocol\n\
+                    iperf * * *\n* inet6 sock_stream ipproto_tcp trailing\n\
+                    two words\nx INET SEQPACKET *\nx INET * ICMP\nx UNIX * *\n\n";
+        let any = Rule {
+            program: Some("iperf".into()),
+            domain: None,
+            ty: None,
+            protocol: None,
+        };
+        let all = Rule {
+            program: None,
+            domain: Some(libc::AF_INET6),
+            ty: Some(STREAM),
+            protocol: Some(libc::IPPROTO_TCP),
+        };
+        assert_eq!(rules(text), [any, all]);
+    }
+
+    #[test]
+    fn sockets_need_a_rule_if_there_are_any() {
+        let decide = |text: &str, program, domain, ty, protocol| {
+            admitted(&rules(text), program, domain, ty, protocol)
+        };
+        assert!(decide("", "nc", INET, STREAM, 0));
+        assert!(decide("# nothing\n", "nc", INET, STREAM, 0));
+        // The beginning of a name is enough.
+        assert!(decide("IPERF * * *", "iperf3", INET, STREAM, 0));
+        assert!(!decide("iperf3 * * *", "iperf", INET, STREAM, 0));
+        assert!(!decide("iperf * * *", "nc", INET, STREAM, 0));
+        assert!(decide("* INET STREAM TCP", "nc", INET, STREAM, 0));
+        assert!(!decide("* INET6 * *", "nc", INET, STREAM, 0));
+        assert!(!decide("* * DGRAM *", "nc", INET, STREAM, 0));
+        assert!(!decide("* * * UDP", "nc", INET, STREAM, 0));
+        assert!(decide("a * * *\nn * * *", "nc", INET, STREAM, 6));
+    }
+}

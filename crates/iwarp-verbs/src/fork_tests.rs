@@ -1,0 +1,272 @@
+//! Forks of a process that uses the C libraries: a child works, whichever process-wide lock another thread of its parent had at that
+//! moment, and what it inherits fails at once or can be destroyed.
+
+use crate::abi::cma::{rdma_cm_id, rdma_event_channel};
+use crate::abi::verbs::*;
+use crate::cm::{channel, id};
+use crate::{cq, device, mr, pd, qp, qp_create};
+use iwarp::raw::process_lock;
+use iwarp_rsocket as rs;
+use std::mem::zeroed;
+use std::ptr::null_mut;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+const GOOD: i32 = 7;
+/// A child that needs longer hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Runs `check` in a child. Returns its exit code, or `None` if it hangs.
+fn in_child(check: impl FnOnce() -> i32) -> Option<i32> {
+    // SAFETY: the child leaves by `_exit`.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        let code = check();
+        // SAFETY: nothing of the child is needed any more.
+        unsafe { libc::_exit(code) };
+    }
+    let start = Instant::now();
+    let mut status = 0;
+    loop {
+        // SAFETY: a valid place; the child is ours.
+        if unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == child {
+            return Some(libc::WEXITSTATUS(status)).filter(|_| libc::WIFEXITED(status));
+        }
+        if start.elapsed() > PATIENCE {
+            // SAFETY: the child is ours, and has not been waited for.
+            unsafe {
+                libc::kill(child, libc::SIGKILL);
+                libc::waitpid(child, &raw mut status, 0);
+            }
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn loopback() -> libc::sockaddr_in {
+    libc::sockaddr_in {
+        sin_family: libc::AF_INET as _,
+        sin_port: 0,
+        sin_addr: libc::in_addr {
+            s_addr: u32::from_ne_bytes([127, 0, 0, 1]),
+        },
+        sin_zero: [0; 8],
+    }
+}
+
+/// Some objects of a device.
+struct Objects {
+    context: *mut ibv_context,
+    pd: *mut ibv_pd,
+    mr: *mut ibv_mr,
+    cq: *mut ibv_cq,
+    qp: *mut ibv_qp,
+    memory: Box<[u8; 4096]>,
+}
+
+impl Objects {
+    fn new() -> Option<Self> {
+        let mut memory = Box::new([0; 4096]);
+        // SAFETY: each call has what its manual page asks for.
+        unsafe {
+            let mut count = 0;
+            let list = device::ibv_get_device_list(&raw mut count);
+            let context = device::ibv_open_device(*list);
+            device::ibv_free_device_list(list);
+            let pd = pd::ibv_alloc_pd(context);
+            let mr = mr::ibv_reg_mr(pd, memory.as_mut_ptr().cast(), memory.len(), 7);
+            let cq = cq::ibv_create_cq(context, 16, null_mut(), null_mut(), 0);
+            let mut attr: ibv_qp_init_attr = zeroed();
+            (attr.send_cq, attr.recv_cq, attr.qp_type) = (cq, cq, 2);
+            (attr.cap.max_send_wr, attr.cap.max_send_sge) = (4, 1);
+            (attr.cap.max_recv_wr, attr.cap.max_recv_sge) = (4, 1);
+            let qp = qp_create::ibv_create_qp(pd, &raw mut attr);
+            let all = Self {
+                context,
+                pd,
+                mr,
+                cq,
+                qp,
+                memory,
+            };
+            (!all.qp.is_null() && !all.mr.is_null()).then_some(all)
+        }
+    }
+
+    fn destroy(self) -> bool {
+        // SAFETY: as above.
+        let codes = unsafe {
+            [
+                qp::ibv_destroy_qp(self.qp),
+                cq::ibv_destroy_cq(self.cq),
+                mr::ibv_dereg_mr(self.mr),
+                pd::ibv_dealloc_pd(self.pd),
+                device::ibv_close_device(self.context),
+            ]
+        };
+        drop(self.memory);
+        codes == [0; 5]
+    }
+}
+
+/// An identifier that listens, with its channel.
+struct Listener {
+    channel: *mut rdma_event_channel,
+    id: *mut rdma_cm_id,
+}
+
+impl Listener {
+    fn new() -> Option<Self> {
+        // SAFETY: each call has what its manual page asks for.
+        unsafe {
+            let channel = channel::rdma_create_event_channel();
+            let mut id = null_mut();
+            let mut address = loopback();
+            let done = id::rdma_create_id(channel, &raw mut id, null_mut(), 0x106) == 0
+                && id::rdma_bind_addr(id, (&raw mut address).cast()) == 0
+                && id::rdma_listen(id, 1) == 0;
+            done.then_some(Self { channel, id })
+        }
+    }
+
+    fn destroy(self) -> bool {
+        // SAFETY: as above.
+        unsafe {
+            let done = id::rdma_destroy_id(self.id) == 0;
+            channel::rdma_destroy_event_channel(self.channel);
+            done
+        }
+    }
+}
+
+/// Sends an octet from one rsocket to another one of this process, and closes a listener before it has accepted a connection.
+fn rsockets() -> rs::Result<bool> {
+    let new = || rs::socket(libc::AF_INET, libc::SOCK_STREAM, 0);
+    let (listener, client) = (new()?, new()?);
+    rs::bind(listener, "127.0.0.1:0".parse().expect("an address"))?;
+    rs::listen(listener, 2)?;
+    rs::connect(client, rs::local_address(listener)?)?;
+    let (server, _) = rs::accept(listener)?;
+    rs::send(client, b"x", 0)?;
+    let mut got = [0];
+    rs::recv(server, &mut got, 0)?;
+    // A connection that is never accepted is left to the background.
+    let other = new()?;
+    rs::connect(other, rs::local_address(listener)?)?;
+    for socket in [client, server, listener, other] {
+        rs::close(socket)?;
+    }
+    Ok(got == *b"x")
+}
+
+/// Uses a part of everything. Returns [`GOOD`], or which part failed.
+fn use_everything() -> i32 {
+    if !Objects::new().is_some_and(Objects::destroy) {
+        return 1;
+    }
+    if !Listener::new().is_some_and(Listener::destroy) {
+        return 2;
+    }
+    match rsockets() {
+        Ok(true) => GOOD,
+        _ => 3,
+    }
+}
+
+#[test]
+fn child_survives_each_lock() {
+    assert_eq!(use_everything(), GOOD);
+    let names = process_lock::names();
+    for name in [
+        "engine::ENGINES",
+        "device::known::KNOWN",
+        "raw::linger::LEFT",
+        "raw::stats::OPENED",
+        "verbs::object::LIVING",
+        "verbs::device::OPEN",
+        "rsocket::TABLE",
+        "rsocket::service::SERVICE",
+    ] {
+        assert!(names.contains(&name), "{name} is not in {names:?}");
+    }
+    for name in names {
+        let (locked, is_locked) = mpsc::channel();
+        let (done, is_done) = mpsc::channel::<()>();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                process_lock::while_locked(name, || {
+                    locked.send(()).unwrap();
+                    let _ = is_done.recv();
+                })
+            });
+            is_locked.recv().unwrap();
+            let code = in_child(use_everything);
+            drop(done);
+            assert_eq!(code, Some(GOOD), "{name} was held at the fork");
+        });
+    }
+    assert_eq!(use_everything(), GOOD, "the parent");
+}
+
+/// Threads of the parent use everything all the time.
+#[test]
+fn child_works_after_fork_under_load() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    assert_eq!(use_everything(), GOOD);
+                }
+            });
+        }
+        let codes: Vec<_> = (0..20).map(|_| in_child(use_everything)).collect();
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(codes, [Some(GOOD); 20]);
+    });
+}
+
+#[test]
+fn inherited_listener_fails_at_once() {
+    let listener = Listener::new().unwrap();
+    let socket = rs::socket(libc::AF_INET, libc::SOCK_STREAM, 0).unwrap();
+    rs::bind(socket, "127.0.0.1:0".parse().unwrap()).unwrap();
+    rs::listen(socket, 1).unwrap();
+    let code = in_child(|| {
+        let mut event = null_mut();
+        // SAFETY: the objects live.
+        let got = unsafe { channel::rdma_get_cm_event(listener.channel, &raw mut event) };
+        let refused = std::io::Error::last_os_error().raw_os_error() == Some(libc::EOPNOTSUPP);
+        if got != -1 || !refused {
+            return 1;
+        }
+        // SAFETY: as above.
+        if unsafe { id::rdma_listen(listener.id, 1) } != -1 {
+            return 2;
+        }
+        let mut set = [libc::pollfd {
+            fd: socket,
+            events: libc::POLLIN,
+            revents: 0,
+        }];
+        if rs::poll(&mut set, None) != Ok(1) || set[0].revents & libc::POLLERR == 0 {
+            return 3;
+        }
+        if rs::accept(socket) != Err(rs::Errno::NOTSUP) || rs::close(socket).is_err() {
+            return 4;
+        }
+        if listener.destroy() { GOOD } else { 5 }
+    });
+    assert_eq!(code, Some(GOOD));
+    rs::close(socket).unwrap();
+}
+
+#[test]
+fn child_destroys_inherited_objects() {
+    let objects = Objects::new().unwrap();
+    let code = in_child(|| if objects.destroy() { GOOD } else { 1 });
+    assert_eq!(code, Some(GOOD));
+}
