@@ -4,7 +4,7 @@ use crate::abi::verbs::*;
 use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, code, minus_one, pointer, set_errno, value};
 use crate::object::Hasher;
 use crate::object::{self, Kind};
-use crate::{cq, mr, mw, pd, post, qp_create, query, srq, srq_ops, xrc};
+use crate::{cq, mr, mw, pd, post, qp_create, query, srq, srq_ops, unused, xrc};
 use iwarp::raw::{Context, ProcessLock};
 use iwarp::{Config, Device, Face};
 use parking_lot::Mutex;
@@ -114,6 +114,7 @@ pub(crate) fn devices() -> Res<Vec<&'static DeviceObject>> {
 pub(crate) unsafe extern "C" fn ibv_get_device_list(num: *mut c_int) -> *mut *mut ibv_device {
     pointer(|| {
         let devices = devices()?;
+        unused::listed();
         let list = libc::calloc(devices.len() + 1, size_of::<usize>()).cast::<*mut ibv_device>();
         if list.is_null() {
             return Err(Errno(libc::ENOMEM));
@@ -151,6 +152,7 @@ pub(crate) unsafe extern "C" fn ibv_get_device_index(device: *mut ibv_device) ->
 }
 
 pub(crate) unsafe extern "C" fn ibv_get_device_guid(device: *mut ibv_device) -> u64 {
+    unused::guid_read();
     value(0, || device_of(device).map_or(0, |d| d.device.guid.to_be()))
 }
 
@@ -337,6 +339,7 @@ fn make(
 }
 
 pub(crate) unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
+    unused::used();
     pointer(|| {
         let device = device_of(device)?;
         let mut config = Config::from_env();
@@ -371,6 +374,7 @@ pub(crate) fn shared_context(raw: &Context) -> Res<*mut ibv_context> {
 }
 
 pub(crate) unsafe extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context {
+    unused::used();
     pointer(|| {
         let inode = inode_of(cmd_fd)?;
         let (raw, handles) = match BY_INODE.lock().get(&inode) {

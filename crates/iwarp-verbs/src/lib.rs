@@ -51,6 +51,7 @@ mod rsocket;
 mod srq;
 mod srq_ops;
 mod ud;
+mod unused;
 mod wait;
 mod xrc;
 

@@ -6,8 +6,11 @@
 //! `iwarp run` becomes the program, so that signals, exit code and terminal are the program's own.
 
 mod bundle;
+mod check;
 mod cover;
+mod elf;
 mod fault;
+mod inspect;
 mod library;
 mod missing;
 mod sysfs;
@@ -253,6 +256,9 @@ pub(crate) struct RunArgs {
     /// `--as roce` that is done anyway where the machine allows it
     #[arg(long)]
     sysfs: bool,
+    /// Print which libraries the program would load, and from where, instead of running it. Fails if it would not load iwarp's
+    #[arg(long)]
+    check: bool,
     /// The program and its arguments
     #[arg(
         required_unless_present = "fault",
@@ -291,6 +297,20 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     }
     let libs = library::find(false)?;
     let mut vars = args.settings.variables(&libs)?;
+    if args.check {
+        return check::report(&args.command, &libs, &vars);
+    }
+    let found = inspect::Program::find(&args.command);
+    if let Some(obstacle) = found.and_then(|found| found.obstacle()) {
+        let name = Path::new(program).display();
+        let text = format!("{name} cannot load iwarp's libraries: {obstacle}");
+        eprintln!("iwarp: {}", crate::text::printable(&text));
+    }
+    // By this number the library knows the program, which may end without opening a device. Programs
+    // that have the library preloaded say nothing by that.
+    if !args.settings.rsockets && matches!(libs.verbs, library::Verbs::Folder(_)) {
+        vars.push(("IWARP_RUN", std::process::id().to_string().into()));
+    }
     let face = args.settings.face();
     // Programs for RoCE NICs often look there; those for iWARP NICs hardly ever.
     if args.sysfs || face == Face::Roce {

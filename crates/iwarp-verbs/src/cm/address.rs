@@ -4,6 +4,7 @@ use crate::abi::cma::*;
 use crate::abi::verbs::*;
 use crate::device;
 use crate::guard::{EINVAL, ENOMEM, Errno, Res, UNSUPPORTED, minus_one, pointer, value};
+use crate::unused;
 use std::ffi::{c_char, c_int, c_uint};
 use std::ptr::{null, null_mut};
 
@@ -194,6 +195,7 @@ pub(crate) unsafe extern "C" fn rdma_freeaddrinfo(res: *mut rdma_addrinfo) {
 
 /// The contexts that identifiers share, one for each device; they stay open.
 pub(crate) unsafe extern "C" fn rdma_get_devices(num: *mut c_int) -> *mut *mut ibv_context {
+    unused::used();
     pointer(|| {
         let mut contexts = Vec::new();
         for device in device::devices()? {

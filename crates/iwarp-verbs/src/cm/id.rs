@@ -11,6 +11,7 @@ use crate::device;
 use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, minus_one, value};
 use crate::object::{self, Kind, Object, Unacknowledged};
 use crate::query::PKEY;
+use crate::unused;
 use iwarp::raw::cm::CmId;
 use iwarp::raw::{ProcessLock, XrcEnd};
 use parking_lot::Mutex;
@@ -124,6 +125,7 @@ pub(crate) unsafe fn create(
     context: *mut c_void,
     ps: c_uint,
 ) -> Res<*mut rdma_cm_id> {
+    unused::used();
     let synchronous = channel.is_null();
     let channel = if synchronous {
         channel::create()?
