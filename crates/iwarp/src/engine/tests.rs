@@ -1,7 +1,7 @@
 //! Tests of who is left alone, and which timers wake.
 
 use super::*;
-use parking_lot::Mutex;
+use crate::progress::sync::parking::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 
