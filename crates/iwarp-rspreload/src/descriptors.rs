@@ -2,7 +2,7 @@
 
 use crate::api::{inside, on_rsocket, rdma, real};
 use crate::transfer::readable;
-use crate::{epoll, fail, table};
+use crate::{epoll, fail, fork, table};
 use libc::{c_int, c_long, c_void};
 
 /// Makes `fd` stand for no rsocket any more, and closes the rsocket if `fd` was its last descriptor.
@@ -21,6 +21,7 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
     let ours = table::find(fd).is_some();
     let result = if ours { release(fd) } else { 0 };
     epoll::closed(fd);
+    fork::forget(fd);
     // SAFETY: the contract of the C function. The descriptor is closed last, so that another thread does not get its number while
     // it still stands for the rsocket.
     let closed = unsafe { real::close(fd) };
@@ -29,6 +30,9 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
 
 /// Makes the descriptor `to`, a copy of `from`, stand for the same rsocket, if any. Returns `to`.
 fn copied(from: c_int, to: c_int) -> c_int {
+    if to >= 0 {
+        fork::copied(from, to);
+    }
     if to >= 0
         && let Some(socket) = table::find(from)
         && !table::insert(to, socket)

@@ -10,7 +10,8 @@
 //! - Operations that bypass these functions reach `/dev/null`: stdio streams on sockets, `splice`, `io_uring`.
 //! - A set of `epoll` may have rsockets, which are level-triggered there (`epoll`). A set that is polled itself, or is in another set,
 //!   shows its ordinary descriptors only.
-//! - After a fork the child can only close the sockets that it inherits, in sets of `epoll` too. `RDMAV_FORK_SAFE` has no effect.
+//! - After a fork the child can only close the sockets that it inherits, in sets of `epoll` too. With `RDMAV_FORK_SAFE` it can use
+//!   listeners, and connections that have not been used (`fork`).
 //! - `ppoll` and `pselect` change the signal mask in a separate step.
 //! - `RS_SQ_SIZE`, `RS_RQ_SIZE`, `RS_INLINE` set the options of the same names on all sockets.
 #![allow(
@@ -26,6 +27,7 @@ mod api;
 mod config;
 pub mod descriptors;
 pub mod epoll;
+mod fork;
 pub mod setup;
 mod table;
 pub mod transfer;

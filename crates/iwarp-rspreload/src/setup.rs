@@ -1,7 +1,7 @@
 //! Functions that create, connect and accept sockets, and those for options and addresses.
 
 use crate::api::{Rdma, inside, is_inside, on_rsocket, rdma, real};
-use crate::{config, errno, fail, table};
+use crate::{config, errno, fail, fork, table};
 use libc::{c_int, c_void, sockaddr, socklen_t};
 
 const FLAGS: c_int = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
@@ -31,7 +31,7 @@ fn stand_in(rdma: &Rdma, socket: c_int, flags: c_int) -> c_int {
 }
 
 /// Sets the options of an rsocket from `RS_SQ_SIZE`, `RS_RQ_SIZE` and `RS_INLINE`. A value that is invalid or refused is ignored.
-fn tune(rdma: &Rdma, socket: c_int) {
+pub(crate) fn tune(rdma: &Rdma, socket: c_int) {
     for (name, option) in [("RS_SQ_SIZE", 0), ("RS_RQ_SIZE", 1), ("RS_INLINE", 2)] {
         let value = std::env::var(name)
             .ok()
@@ -50,6 +50,14 @@ pub unsafe extern "C" fn socket(domain: c_int, ty: c_int, protocol: c_int) -> c_
         ty & !FLAGS == libc::SOCK_STREAM && (protocol == 0 || protocol == libc::IPPROTO_TCP);
     let inet = domain == libc::AF_INET || domain == libc::AF_INET6;
     if stream && inet && !is_inside() && config::admits(domain, ty & !FLAGS, protocol) {
+        if fork::is_on() {
+            // SAFETY: no pointers.
+            let fd = unsafe { real::socket(domain, ty, protocol) };
+            if fd >= 0 {
+                fork::created(fd);
+            }
+            return fd;
+        }
         let made = inside(|| {
             let rdma = rdma()?;
             // SAFETY: no pointers.
@@ -80,7 +88,13 @@ pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
     // SAFETY: the contract of the C function.
     on_rsocket(fd, |r, s| unsafe { (r.listen)(s, backlog) })
         // SAFETY: as above.
-        .unwrap_or_else(|| unsafe { real::listen(fd, backlog) })
+        .unwrap_or_else(|| unsafe {
+            let result = real::listen(fd, backlog);
+            if result == 0 {
+                fork::listens(fd);
+            }
+            result
+        })
 }
 
 #[unsafe(no_mangle)]
@@ -112,7 +126,11 @@ pub unsafe extern "C" fn accept4(
         stand_in(r, new, flags)
     });
     // SAFETY: the contract of the C function.
-    taken.unwrap_or_else(|| unsafe { real::accept4(fd, addr, len, flags) })
+    taken.unwrap_or_else(|| unsafe {
+        let new = real::accept4(fd, addr, len, flags);
+        fork::accepted(fd, new);
+        new
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -137,7 +155,13 @@ pub unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: socklen_
     match tried {
         Some(Ok(result)) => result,
         // SAFETY: the contract of the C function.
-        None | Some(Err(())) => unsafe { real::connect(fd, addr, len) },
+        None | Some(Err(())) => unsafe {
+            let result = real::connect(fd, addr, len);
+            if result == 0 || errno() == libc::EINPROGRESS {
+                fork::connects(fd);
+            }
+            result
+        },
     }
 }
 
@@ -188,6 +212,33 @@ fn to_tcp(rdma: &Rdma, fd: c_int, socket: c_int) -> bool {
         unsafe { (rdma.close)(socket) };
     }
     true
+}
+
+/// Makes the descriptor of an ordinary socket stand for an rsocket. The rsocket is closed if that fails.
+///
+/// # Safety
+/// Both are open.
+pub(crate) unsafe fn become_rsocket(rdma: &Rdma, fd: c_int, socket: c_int) {
+    // SAFETY: the descriptors are open, and the path is valid. The options have four octets.
+    unsafe {
+        let mut value: c_int = 0;
+        let mut len = 4;
+        let place = (&raw mut value).cast::<c_void>();
+        let (level, option) = (libc::IPPROTO_TCP, libc::TCP_NODELAY);
+        if real::getsockopt(fd, level, option, place, &raw mut len) == 0 {
+            (rdma.setsockopt)(socket, level, option, place, 4);
+        }
+        let keeps = real::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC == 0;
+        let null = real::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC, 0);
+        let flags = if keeps { 0 } else { libc::O_CLOEXEC };
+        let placed = null >= 0 && real::dup3(null, fd, flags) >= 0;
+        if null >= 0 {
+            real::close(null);
+        }
+        if !placed || !table::insert(fd, socket) {
+            (rdma.close)(socket);
+        }
+    }
 }
 
 #[unsafe(no_mangle)]

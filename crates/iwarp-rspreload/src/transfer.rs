@@ -1,8 +1,14 @@
 //! Functions that read and write.
 
-use crate::api::{on_rsocket, real};
-use crate::{errno, fail, table};
+use crate::api::{self, Rdma, real};
+use crate::{errno, fail, fork, table};
 use libc::{c_int, c_void, iovec, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
+
+/// Calls an rsocket function that sends or receives, as [`api::on_rsocket`] does. A connection that waits for its first use is made first.
+fn on_rsocket<R>(fd: c_int, f: impl FnOnce(&'static Rdma, c_int) -> R) -> Option<R> {
+    fork::first_use(fd);
+    api::on_rsocket(fd, f)
+}
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recv(fd: c_int, buf: *mut c_void, len: size_t, flags: c_int) -> ssize_t {
@@ -115,6 +121,7 @@ pub unsafe extern "C" fn sendfile(
     offset: *mut off_t,
     count: size_t,
 ) -> ssize_t {
+    fork::first_use(out);
     if table::find(out).is_none() {
         // SAFETY: the contract of the C function.
         return unsafe { real::sendfile(out, from, offset, count) };

@@ -21,9 +21,8 @@ fn echo(listener: &TcpListener) {
     }
 }
 
-#[test]
-fn a_program_for_sockets_keeps_what_the_c_library_promises() {
-    let folder = common::Folder::new("preloaded");
+/// Compiles the program, and prepares to run it on the preload library.
+fn program(folder: &common::Folder) -> Command {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/preloaded.c");
     let exe = folder.0.join("preloaded");
     let status = Command::new("cc")
@@ -32,14 +31,26 @@ fn a_program_for_sockets_keeps_what_the_c_library_promises() {
         .status()
         .expect("a C compiler must be installed; Rust needs it to link, too");
     assert!(status.success(), "{} does not compile", source.display());
+    let mut program = Command::new(&exe);
+    program
+        .env("LD_PRELOAD", common::library_named("librspreload.so"))
+        .env("LD_LIBRARY_PATH", &folder.0);
+    program
+}
+
+#[test]
+fn a_program_for_sockets_keeps_what_the_c_library_promises() {
+    let folder = common::Folder::new("preloaded");
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = server.local_addr().unwrap().port();
     // It ends with the process.
     std::thread::spawn(move || echo(&server));
-    let mut program = Command::new(&exe);
-    program
-        .arg(port.to_string())
-        .env("LD_PRELOAD", common::library_named("librspreload.so"))
-        .env("LD_LIBRARY_PATH", &folder.0);
-    common::passes(&mut program);
+    common::passes(program(&folder).arg(port.to_string()));
+}
+
+#[test]
+fn forked_workers_use_listener() {
+    let folder = common::Folder::new("preloaded-workers");
+    let mut program = program(&folder);
+    common::passes(program.arg("workers").env("RDMAV_FORK_SAFE", "1"));
 }

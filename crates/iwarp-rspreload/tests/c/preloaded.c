@@ -15,6 +15,7 @@
 #include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static int checks, failures;
@@ -376,10 +377,75 @@ static void fall_back(int echo)
 	CHECK(close(fd) == 0);
 }
 
+/* Sends an octet and gets it back. */
+static int asks(int fd)
+{
+	char octet = 0;
+
+	return write(fd, "q", 1) == 1 && read(fd, &octet, 1) == 1 && octet == 'q' && is_rsocket(fd);
+}
+
+/* Sends an octet back, and waits for the end. */
+static int answers(int fd)
+{
+	char octet = 0;
+
+	return read(fd, &octet, 1) == 1 && write(fd, &octet, 1) == 1 && is_rsocket(fd) && is_over(fd);
+}
+
+static int exits_well(pid_t child)
+{
+	int status = -1;
+
+	return waitpid(child, &status, 0) == child && status == 0;
+}
+
+/* With RDMAV_FORK_SAFE: children use the listener, and what their parent has accepted. */
+static void workers(void)
+{
+	struct sockaddr_in at;
+	int round, fd;
+	pid_t worker, client;
+
+	serve();
+	CHECK(!is_rsocket(listener));
+	at = loopback(port);
+	for (round = 0; round < 3; round++) {
+		worker = fork();
+		if (worker == 0) {
+			fd = accept(listener, NULL, NULL);
+			_exit(!(fd >= 0 && answers(fd) && close(fd) == 0));
+		}
+		fd = socket(AF_INET, SOCK_STREAM, 0);
+		NEED(fd >= 0 && connect(fd, (struct sockaddr *)&at, sizeof(at)) == 0);
+		CHECK(!is_rsocket(fd));
+		CHECK(asks(fd) && close(fd) == 0);
+		CHECK(exits_well(worker));
+
+		client = fork();
+		if (client == 0) {
+			fd = socket(AF_INET, SOCK_STREAM, 0);
+			_exit(!(connect(fd, (struct sockaddr *)&at, sizeof(at)) == 0 && asks(fd) && close(fd) == 0));
+		}
+		NEED((fd = accept(listener, NULL, NULL)) >= 0);
+		worker = fork();
+		if (worker == 0)
+			_exit(!(answers(fd) && close(fd) == 0));
+		CHECK(close(fd) == 0);
+		CHECK(exits_well(client) && exits_well(worker));
+	}
+}
+
 int main(int argc, char **argv)
 {
 	NEED(argc == 2);
 	alarm(50);
+	if (!strcmp(argv[1], "workers")) {
+		workers();
+		CHECK(close(listener) == 0);
+		printf("%d checks, %d failed\n", checks, failures);
+		return failures != 0;
+	}
 	serve();
 	copies();
 	files();

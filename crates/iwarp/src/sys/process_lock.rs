@@ -156,7 +156,7 @@ impl<T: Default + Send> Survives for ProcessLock<T> {
 /// An entry of the list of locks. It is never freed.
 struct Entry {
     lock: &'static dyn Survives,
-    next: *const Entry,
+    next: *const Self,
 }
 
 static FIRST: AtomicPtr<Entry> = AtomicPtr::new(null_mut());
@@ -214,7 +214,8 @@ pub(super) fn before_fork() {
     }
     MINE.set(true);
     let begin = Instant::now();
-    while !all().fold(true, |held, lock| lock.hold() && held) && begin.elapsed() < PATIENCE {
+    // Each is tried, and those that are held stay so after the last attempt.
+    while all().filter(|lock| !lock.hold()).count() > 0 && begin.elapsed() < PATIENCE {
         // A holder may wait for a lock that was taken here.
         all().for_each(Survives::release);
         std::thread::sleep(PAUSE);
