@@ -91,6 +91,20 @@ fn operations_count_at_both_ends() {
     }
 }
 
+/// An atomic write goes on as a Write, and counts once it is placed.
+#[test]
+fn atomic_write_counts_as_write() {
+    let ((mut a, from), (mut b, to)) = counting();
+    let op = SendOp::AtomicWrite {
+        remote_addr: to.at,
+        rkey: to.stag,
+    };
+    a.post_flags(1, op, SendFlags::empty(), &[from.part(0, 8)]);
+    shuttle(&mut a, &mut b, 1000);
+    assert_eq!(a.qp.tally(Counted::Write), count(1, 0, 8));
+    assert_eq!(b.qp.tally(Counted::RemoteWrite), count(1, 0, 8));
+}
+
 /// A Write with immediate data is a Write and takes a receive, whose completion names the Write's length.
 #[test]
 fn write_with_immediate_counts_twice_at_target() {
@@ -121,10 +135,14 @@ fn message_counts_when_it_is_whole() {
     let last = tagged(Opcode::WRITE, mr.stag, mr.at + 24, true, &[2; 16]);
     assert_eq!(rig.rx_ulpdu(&last), RxStatus::Ok);
     assert_eq!(rig.qp.tally(Counted::RemoteWrite), count(1, 0, 40));
+    for part in [&first, &last] {
+        assert_eq!(rig.rx_ulpdu(part), RxStatus::Ok);
+    }
+    assert_eq!(rig.qp.tally(Counted::RemoteWrite), count(2, 0, 80));
     // Writes without payload carry notes.
     let empty = tagged(Opcode::WRITE, 0, 0, true, &[]);
     assert_eq!(rig.rx_ulpdu(&empty), RxStatus::Ok);
-    assert_eq!(rig.qp.tally(Counted::RemoteWrite), count(1, 0, 40));
+    assert_eq!(rig.qp.tally(Counted::RemoteWrite), count(2, 0, 80));
 }
 
 #[test]
