@@ -136,6 +136,8 @@ const LINES: &[(&str, &str)] = &[
     ("run --markers on --mpa-rev 1 --rnr-timeout 0 p", ""),
     ("run --capture x --capture-bytes 1 --allow ::1 p", ""),
     ("run --fault crc --fault reset p", ""),
+    ("run --check --as roce p", ""),
+    ("run --check", "PROGRAM"),
     ("run --capture-bytes 1 p", "--capture"),
     ("run --mpa-rev 3 p", "--mpa-rev"),
     ("run --markers yes p", "--markers"),

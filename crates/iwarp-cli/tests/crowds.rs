@@ -162,6 +162,31 @@ impl Kind {
     }
 }
 
+/// A row: `--allow`, `IWARP_ALLOW`, and whether a client of this host is served.
+#[test]
+fn allow_option_wins_over_environment() {
+    let t = Scratch::new();
+    let (others, us) = (Some("192.0.2.0/24"), Some("127.0.0.0/8,::1"));
+    for kind in kinds(&t) {
+        for (option, variable, served) in [
+            (others, None, false),
+            (us, others, true),
+            (others, us, false),
+            (None, others, false),
+            (None, us, true),
+        ] {
+            let mut args: Vec<_> = kind.serve.iter().map(String::as_str).collect();
+            args.extend(option.iter().flat_map(|list| ["--allow", *list]));
+            let mut command = iwarp(&args);
+            command.envs(variable.map(|list| ("IWARP_ALLOW", list)));
+            let (_server, at) = serve_as(command);
+            let outcome = kind.good(at, &t);
+            let row = (kind.name, option, variable);
+            assert_eq!(outcome.is_ok(), served, "{row:?}: {outcome:?}");
+        }
+    }
+}
+
 /// 64 clients of one address connect and say nothing. Each comes again when it is evicted, and once a second, so that none of them
 /// is idle for the two seconds that a client may be idle after it has worked. A good client of the same address is served.
 #[test]

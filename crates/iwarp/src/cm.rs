@@ -464,6 +464,7 @@ impl Deref for Connection {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::Device;
     use crate::memory::ProtectionDomain;
     use crate::raw::testing;
     use std::io::{Read, Write};
@@ -648,6 +649,74 @@ mod tests {
                 other => panic!("{other:?}"),
             };
             assert_eq!(told, wanted, "{kind:?} {status}");
+        }
+    }
+
+    /// A call of the builder changes its own setting only, in any order. The device's settings hold for the others.
+    #[test]
+    fn listener_settings_combine_in_any_order() {
+        let mut config = Config::default();
+        (config.admission.half_open, config.admission.connections) = (7, 8);
+        let device = config.admission.clone();
+        let ctx = Context::open(&Device::by_address([127, 0, 0, 1].into()).unwrap(), config);
+        let ctx = ctx.unwrap();
+        let few = Admission {
+            connections: 3,
+            ..Admission::default()
+        };
+        let peers: Networks = "192.0.2.0/24".parse().unwrap();
+        let with_peers = |admission: &Admission| Admission {
+            peers: peers.clone(),
+            ..admission.clone()
+        };
+        let builder = || Listener::builder(&ctx);
+        for (made, admission, backlog) in [
+            (builder(), device.clone(), 0),
+            (builder().peers(peers.clone()), with_peers(&device), 0),
+            (builder().admission(few.clone()), few.clone(), 0),
+            (
+                builder()
+                    .admission(few.clone())
+                    .peers(peers.clone())
+                    .backlog(9),
+                with_peers(&few),
+                9,
+            ),
+            (
+                builder()
+                    .backlog(9)
+                    .peers(peers.clone())
+                    .admission(few.clone()),
+                few.clone(),
+                9,
+            ),
+        ] {
+            assert_eq!((made.admission, made.backlog), (admission, backlog));
+        }
+    }
+
+    #[test]
+    fn source_names_address_and_port() {
+        let ctx = testing::context();
+        let (pd, cq) = (ProtectionDomain::new(&ctx), ctx.create_cq(4, None).unwrap());
+        let listener = Listener::bind(&ctx, ([127, 0, 0, 1], 0).into()).unwrap();
+        // No other test uses this address, so its port stays free.
+        let free = TcpListener::bind("127.0.0.77:0")
+            .unwrap()
+            .local_addr()
+            .unwrap();
+        for source in [free, SocketAddr::new(free.ip(), 0)] {
+            let qp = pd.queue_pair().build(&cq, &cq).unwrap();
+            let connector = Connector::new(&ctx).source(source);
+            let from = std::thread::scope(|scope| {
+                scope.spawn(|| connector.connect(listener.local_addr(), qp).map(drop));
+                let request = listener.accept(None).unwrap();
+                let from = request.peer_addr().unwrap();
+                request.reject(b"").unwrap();
+                from
+            });
+            assert_eq!(from.ip(), source.ip());
+            assert!([0, from.port()].contains(&source.port()), "{from} {source}");
         }
     }
 }

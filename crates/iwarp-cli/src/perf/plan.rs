@@ -347,6 +347,37 @@ mod tests {
         assert!(matches!(plan(&["--size", "1G"]), Err(Error::Usage(_))));
     }
 
+    /// `--quick` changes only what no other option says.
+    #[test]
+    fn explicit_options_win_over_quick() {
+        for (options, limit, rounds) in [
+            (&[][..], Limit::Total(DEFAULT_BUDGET), DEFAULT_ROUNDS),
+            (&["--quick"], Limit::Total(QUICK_BUDGET), DEFAULT_ROUNDS),
+            (&["--iters", "9"], Limit::Iters(9), DEFAULT_ROUNDS),
+            (
+                &["--quick", "--iters", "9", "--rounds", "2"],
+                Limit::Iters(9),
+                2,
+            ),
+            (
+                &["--seconds", "2"],
+                Limit::Each(Duration::from_secs(2)),
+                DEFAULT_ROUNDS,
+            ),
+            (
+                &["--rounds", "1", "--seconds", "2", "--quick"],
+                Limit::Each(Duration::from_secs(2)),
+                1,
+            ),
+        ] {
+            let p = plan(options).unwrap();
+            assert_eq!((p.limit, p.rounds), (limit, rounds), "{options:?}");
+        }
+        let p = plan(&["--quick", "--size", "12", "--op", "send"]).unwrap();
+        let mut points = p.groups.iter().flat_map(|g| &g.points);
+        assert!(points.all(|p| p.size == 12));
+    }
+
     /// TCP and RDMA have as many connections as each other, made for the largest message; what only one of them has, only that one gets.
     #[test]
     fn links_are_what_the_options_say() {

@@ -131,16 +131,7 @@ fn pings(args: &PingArgs, peer: SocketAddr, link: &mut Link, times: &Mutex<Times
         lock(times).answered(took);
         if args.validate || args.verbose {
             let back = sink.to_vec(..).context("memory")?;
-            if args.validate && back != sent {
-                let at = back.iter().zip(&sent).position(|(a, b)| a != b);
-                return Err(Error::failed(format!(
-                    "ping {number}: the data differ from octet {} on",
-                    at.unwrap_or(0)
-                )));
-            }
-            if args.verbose {
-                out::line(format_args!("ping data: {}", printable(&back)));
-            }
+            inspect(args, number, &sent, &back)?;
         }
         if !interval.is_zero() {
             out::line(format_args!(
@@ -157,6 +148,21 @@ fn pings(args: &PingArgs, peer: SocketAddr, link: &mut Link, times: &Mutex<Times
     Ok(())
 }
 
+/// Compares and prints the data that came back, as far as the options ask for that.
+fn inspect(args: &PingArgs, number: u64, sent: &[u8], back: &[u8]) -> Result<()> {
+    if args.validate && back != sent {
+        let at = back.iter().zip(sent).position(|(a, b)| a != b);
+        return Err(Error::failed(format!(
+            "ping {number}: the data differ from octet {} on",
+            at.unwrap_or(0)
+        )));
+    }
+    if args.verbose {
+        out::line(format_args!("ping data: {}", printable(back)));
+    }
+    Ok(())
+}
+
 /// Says where a buffer is, and waits until the server has used it.
 fn ask(link: &mut Link, mr: &MemoryRegion) -> Result<()> {
     let remote = mr.remote();
@@ -169,5 +175,36 @@ fn ask(link: &mut Link, mr: &MemoryRegion) -> Result<()> {
     match link.recv()? {
         Some(_) => Ok(()),
         None => Err(Error::failed("the server closed the connection")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Wrap {
+        #[command(flatten)]
+        args: PingArgs,
+    }
+
+    #[test]
+    fn other_data_fail_with_validate_only() {
+        for (options, refused) in [
+            (&[][..], false),
+            (&["-v"], false),
+            (&["-V"], true),
+            (&["-V", "-v"], true),
+            (&["-V", "-i", "0", "-C", "2", "-d"], true),
+        ] {
+            let args = Wrap::parse_from([&["ping", "h"], options].concat()).args;
+            let outcome = inspect(&args, 3, b"abcd", b"abxd");
+            assert_eq!(outcome.is_err(), refused, "{options:?}");
+            if let Err(e) = outcome {
+                assert_eq!(e.to_string(), "ping 3: the data differ from octet 2 on");
+            }
+            assert!(inspect(&args, 3, b"abcd", b"abcd").is_ok());
+        }
     }
 }

@@ -413,6 +413,72 @@ mod tests {
         assert_eq!(get("IWARP_MARKERS"), None);
     }
 
+    /// Each option sets its variable alone, with all others, and for `iwarp env`, which takes the same.
+    #[test]
+    fn options_set_their_variables_together() {
+        let here = std::env::current_dir().unwrap();
+        let trace = here
+            .join("a.pcapng")
+            .into_os_string()
+            .into_string()
+            .unwrap();
+        let rows: [(&[&str], &str, &str); 13] = [
+            (&["--device-name", "siw"], "IWARP_DEVICE_NAME", "siw"),
+            (&["--as", "rnic"], "IWARP_AS", "rnic"),
+            (&["--bind", "lo,::1"], "IWARP_BIND", "lo,::1"),
+            (&["--crc", "on"], "IWARP_CRC", "on"),
+            (&["--markers", "off"], "IWARP_MARKERS", "off"),
+            (&["--mpa-rev", "1"], "IWARP_MPA_REV", "1"),
+            (&["--rnr-timeout", "0"], "IWARP_RNR_TIMEOUT_MS", "0"),
+            (&["--capture", "a.pcapng"], "IWARP_CAPTURE", &trace),
+            (
+                &["--capture", "a.pcapng", "--capture-bytes", "4K"],
+                "IWARP_CAPTURE_BYTES",
+                "4096",
+            ),
+            (&["--placed"], "IWARP_PLACED", "on"),
+            (&["--stats"], "IWARP_STATS", "1"),
+            (&["--allow", "::1"], "IWARP_ALLOW", "::1"),
+            (&["--fault", "reset,nth=2"], "IWARP_FAULT", "reset,nth=2"),
+        ];
+        let libs = library::Libraries {
+            verbs: library::Verbs::Folder("/lib/iwarp".into()),
+            audit: None,
+            beside: library::Beside::default(),
+        };
+        let set = |options: &[&str]| {
+            let line = [&["iwarp"], options, &["--", "prog"]].concat();
+            Run::parse_from(line)
+                .args
+                .settings
+                .variables(&libs)
+                .unwrap()
+        };
+        let base = set(&[]);
+        let mut all = Vec::new();
+        for (options, name, value) in rows {
+            let alone = set(options);
+            assert!(alone.contains(&(name, value.into())), "{alone:?}");
+            let others = 1 + usize::from(name == "IWARP_CAPTURE_BYTES");
+            assert_eq!(alone.len(), base.len() + others, "{alone:?}");
+            all.extend(
+                options
+                    .iter()
+                    .filter(|o| !all.contains(*o))
+                    .copied()
+                    .collect::<Vec<_>>(),
+            );
+        }
+        let together = set(&all);
+        assert_eq!(together.len(), base.len() + rows.len(), "{together:?}");
+        for (_, name, value) in rows {
+            assert!(
+                together.contains(&(name, value.into())),
+                "{name}: {together:?}"
+            );
+        }
+    }
+
     /// Each library that is added comes in front of those that were there, and none is lost.
     #[test]
     fn libraries_are_preloaded_together() {

@@ -2,8 +2,10 @@
 //! The peer is written by hand, so what it sees can only come from the settings of the other end.
 
 use crate::common::wire::{Hello, Wire, initiator, responder};
-use crate::common::{End, Server, V4};
-use iwarp::{Config, ReceiverNotReady, SendOp};
+use crate::common::{End, HANDSHAKE, Server, V4, context, expect};
+use iwarp::raw::QueuePair;
+use iwarp::raw::cm::{CmEventKind, CmId, create_event_channel};
+use iwarp::{Admission, Config, ReceiverNotReady, SendOp};
 use iwarp_proto::mpa::startup::{Flags, FrameKind};
 use iwarp_proto::rdmap::Opcode;
 use std::any::Any;
@@ -11,7 +13,6 @@ use std::io::{ErrorKind, Read as _};
 use std::net::TcpListener;
 use std::time::Duration;
 
-const SOON: Duration = Duration::from_millis(30);
 const NEVER: Duration = Duration::from_secs(3600);
 
 /// A stream on which something happens when a time limit is over, and what keeps it alive.
@@ -65,6 +66,22 @@ fn connected_without_receive(config: &Config) -> Waiting {
     (wire, Box::new(end))
 }
 
+/// A queue pair that is destroyed when it is dropped.
+struct Numbered(QueuePair);
+
+impl Drop for Numbered {
+    fn drop(&mut self) {
+        self.0.destroy();
+    }
+}
+
+fn numbered_without_message(config: &Config) -> Waiting {
+    let ctx = context(V4, config);
+    let cq = ctx.create_cq(16, None).unwrap();
+    let qp = Numbered(crate::numbered(&ctx, ctx.allocate_pd(), &cq));
+    (crate::ask(&qp.0), Box::new((qp, cq, ctx)))
+}
+
 fn unanswered(config: &Config) -> Waiting {
     let end = End::new(V4, config);
     let listener = TcpListener::bind((V4, 0)).unwrap();
@@ -83,33 +100,47 @@ fn time_limits_belong_to_their_device() {
     let answer: Set = |c, limit| c.answer_timeout = limit;
     let hold: Set = |c, limit| c.receiver_not_ready = ReceiverNotReady::Hold(limit);
     let speak: Set = |c, limit| c.speak_first = Some(limit);
-    let rows: [(&str, Set, fn(&Config) -> Waiting); 7] = [
+    let rows: [(&str, Set, fn(&Config) -> Waiting); 8] = [
         ("MPA request", handshake, silent),
         ("close after a rejection", handshake, rejected),
         ("first message", handshake, accepted_without_message),
+        (
+            "first message by number",
+            handshake,
+            numbered_without_message,
+        ),
         ("responder speaks first", speak, accepted_and_speaking),
         ("receive of the responder", hold, accepted_without_receive),
         ("receive of the initiator", hold, connected_without_receive),
         ("MPA reply", answer, unanswered),
     ];
-    for (what, set, begin) in rows {
-        let begin = |limit| {
-            let mut config = Config::default();
-            set(&mut config, limit);
-            begin(&config)
-        };
-        let (mut waits, _alive) = begin(NEVER);
-        let (mut ends, _alive_too) = begin(SOON);
-        let seen = ends.socket.read(&mut [0; 64]);
-        let timed_out = |e: &std::io::Error| e.kind() == ErrorKind::WouldBlock;
-        assert!(
-            !seen.as_ref().is_err_and(timed_out),
-            "{what}: nothing happens"
-        );
-        waits.socket.set_nonblocking(true).unwrap();
-        let seen = waits.socket.read(&mut [0; 64]);
-        assert!(seen.as_ref().is_err_and(timed_out), "{what}: {seen:?}");
-    }
+    // The rows wait at the same time.
+    std::thread::scope(|scope| {
+        for (what, set, begin) in rows {
+            scope.spawn(move || {
+                outlasts(what, |limit| {
+                    let mut config = Config::default();
+                    set(&mut config, limit);
+                    begin(&config)
+                })
+            });
+        }
+    });
+}
+
+/// Something happens on a stream with a short limit, and nothing on an older one with a long limit.
+fn outlasts(what: &str, begin: impl Fn(Duration) -> Waiting) {
+    let (mut waits, _alive) = begin(NEVER);
+    let (mut ends, _alive_too) = begin(HANDSHAKE);
+    let timed_out = |e: &std::io::Error| e.kind() == ErrorKind::WouldBlock;
+    let seen = ends.socket.read(&mut [0; 64]);
+    assert!(
+        !seen.as_ref().is_err_and(timed_out),
+        "{what}: nothing happens"
+    );
+    waits.socket.set_nonblocking(true).unwrap();
+    let seen = waits.socket.read(&mut [0; 64]);
+    assert!(seen.as_ref().is_err_and(timed_out), "{what}: {seen:?}");
 }
 
 /// A row: whether our end asks for CRCs, and whether the peer does.
@@ -177,5 +208,37 @@ fn both_places_ask_whether_a_send_is_placed() {
                 false => assert_eq!(end.poll().wr_id, 1),
             }
         }
+    }
+}
+
+/// A row: the device's peers, the listener's own, and whether this host is let in.
+#[test]
+fn listener_admission_wins_over_device() {
+    let (us, others) = ("127.0.0.0/8", "192.0.2.0/24");
+    for (device, own, let_in) in [
+        (us, None, true),
+        (others, None, false),
+        (us, Some(others), false),
+        (others, Some(us), true),
+    ] {
+        let mut config = Config::default();
+        config.admission.peers = device.parse().unwrap();
+        let channel = create_event_channel().unwrap();
+        let id = CmId::create(&channel, Some(&context(V4, &config)));
+        if let Some(own) = own {
+            let mut admission = Admission::default();
+            admission.peers = own.parse().unwrap();
+            id.set_admission(admission);
+        }
+        id.bind((V4, 0).into()).unwrap();
+        id.listen(4).unwrap();
+        let mut wire = Wire::connect(id.addresses().0.unwrap());
+        if let_in {
+            wire.write(&Hello::plain().octets(FrameKind::Request));
+            expect(&channel, CmEventKind::ConnectRequest).id.destroy();
+        } else {
+            wire.ends_with_reset();
+        }
+        id.destroy();
     }
 }
