@@ -96,11 +96,12 @@ fn unanswered(config: &Config) -> Waiting {
 #[test]
 fn time_limits_belong_to_their_device() {
     type Set = fn(&mut Config, Duration);
+    type Row = (&'static str, Set, fn(&Config) -> Waiting);
     let handshake: Set = |c, limit| c.handshake_timeout = limit;
     let answer: Set = |c, limit| c.answer_timeout = limit;
     let hold: Set = |c, limit| c.receiver_not_ready = ReceiverNotReady::Hold(limit);
     let speak: Set = |c, limit| c.speak_first = Some(limit);
-    let rows: [(&str, Set, fn(&Config) -> Waiting); 8] = [
+    let rows: [Row; 8] = [
         ("MPA request", handshake, silent),
         ("close after a rejection", handshake, rejected),
         ("first message", handshake, accepted_without_message),
