@@ -154,6 +154,12 @@ fn options(c: i32) {
             (rsetsockopt(c, 77, 1, place.cast_const(), 4), errno()),
             (-1, libc::EOPNOTSUPP)
         );
+        // A stream has no control data.
+        let mut control = [0u8; 64];
+        let mut msg: libc::msghdr = std::mem::zeroed();
+        (msg.msg_control, msg.msg_controllen) = (control.as_mut_ptr().cast(), 64);
+        let received = rrecvmsg(c, &raw mut msg, libc::MSG_DONTWAIT);
+        assert_eq!((received, errno()), (-1, libc::EOPNOTSUPP));
     }
 }
 

@@ -160,8 +160,9 @@ fn options_hold_in_every_place() {
                 },
             );
             check(client.0, 0, "after connect");
-            for row in set.iter().filter(|row| row.inherited) {
-                row.check(accepted.0, 0, "accepted");
+            for row in set {
+                // What is not inherited is off, as the second value is.
+                row.check(accepted.0, usize::from(!row.inherited), "accepted");
             }
             for row in set {
                 row.change_connected(client.0, "connected");

@@ -394,6 +394,9 @@ fn options() {
     }
     assert_eq!(r.get(libc::SOL_SOCKET, libc::SO_TYPE), libc::SOCK_STREAM);
     assert_eq!(r.get(libc::SOL_SOCKET, libc::SO_ACCEPTCONN), 0);
+    for command in [libc::F_GETLK, libc::F_DUPFD, 9999] {
+        assert_eq!(rs::control(r.0, command, 0), Err(Errno::NOTSUP));
+    }
     assert_eq!(
         rs::get_option(r.0, libc::SOL_SOCKET, 9999),
         Err(Errno::NOTSUP)

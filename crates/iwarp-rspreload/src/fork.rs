@@ -127,8 +127,8 @@ struct Name {
 impl Name {
     /// Returns the address that `get` writes.
     unsafe fn of(get: impl FnOnce(*mut sockaddr, *mut socklen_t) -> c_int) -> Option<Self> {
-        // SAFETY: all zero is an address of no family.
         let mut name = Self {
+            // SAFETY: all zero is an address of no family.
             address: unsafe { std::mem::zeroed() },
             len: size_of::<sockaddr_storage>() as socklen_t,
         };

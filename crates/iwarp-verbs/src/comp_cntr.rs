@@ -11,7 +11,7 @@ use crate::device::checked_context;
 use crate::guard::{EBUSY, EINVAL, Res, UNSUPPORTED, code, pointer};
 use crate::object::{self, Kind, Object};
 use crate::qp;
-use iwarp::raw::QueuePair;
+use iwarp::raw::{ProcessLock, QueuePair};
 use iwarp_rnic::qp::State;
 use iwarp_rnic::tally::Counted;
 use parking_lot::Mutex;
@@ -114,7 +114,8 @@ impl CompCntr {
 
 /// The counters of a queue pair: its address, a counter's address, and the operations. The lock is
 /// taken before that of a counter.
-static ATTACHED: Mutex<Vec<(usize, usize, u32)>> = Mutex::new(Vec::new());
+static ATTACHED: ProcessLock<Vec<(usize, usize, u32)>> =
+    ProcessLock::new("verbs::comp_cntr::ATTACHED", Vec::new());
 
 unsafe fn find<'a>(cntr: *mut ibv_comp_cntr) -> Res<&'a Object<ibv_comp_cntr, CompCntr>> {
     object::find(Kind::CompCntr, cntr)

@@ -24,7 +24,7 @@
 //! predecessor.
 
 use super::machine;
-use parking_lot::Mutex;
+use crate::sys::process_lock::ProcessLock;
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr::{null, null_mut};
@@ -71,7 +71,7 @@ static PREVIOUS: [[Previous; HANDLERS.len()]; SIGNALS.len()] = [const {
 /// Faults are caught.
 static ENABLED: AtomicBool = AtomicBool::new(false);
 /// Held while a level is installed.
-static INSTALLING: Mutex<()> = Mutex::new(());
+static INSTALLING: ProcessLock<()> = ProcessLock::new("sys::guarded::INSTALLING", ());
 
 impl Previous {
     /// What is compared and kept of the flags. The kernel has the others for our handler as well.
