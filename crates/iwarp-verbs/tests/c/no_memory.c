@@ -3,11 +3,13 @@
  * the names of its rows are arguments to try only some of them. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <malloc.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stddef.h>
+#include <unistd.h>
 
 #include <infiniband/verbs.h>
 #include <rdma/rdma_cma.h>
@@ -52,8 +54,15 @@ void *malloc(size_t size)
 	return denied() ? NULL : counted(__libc_malloc(size));
 }
 
+/* Where the C library registers the destructor of a thread-local variable. It ends the process if it has no memory for that. */
+static char *registers_destructors;
+
 void *calloc(size_t n, size_t size)
 {
+	size_t offset = (char *)__builtin_return_address(0) - registers_destructors;
+
+	if (offset < 0x200)
+		return counted(__libc_calloc(n, size));
 	return denied() ? NULL : counted(__libc_calloc(n, size));
 }
 
@@ -635,7 +644,10 @@ static int sweep(size_t kind)
 
 static int is_wanted(const char *name, char **names)
 {
-	if (!*names || !strcmp(*names, "rnic") || !strcmp(*names, "roce"))
+	/* The tests name the face first. */
+	if (*names && (!strcmp(*names, "rnic") || !strcmp(*names, "roce")))
+		names++;
+	if (!*names)
 		return 1;
 	while (*names)
 		if (!strcmp(*names++, name))
@@ -662,12 +674,21 @@ static void arrange_everything(void)
 	loopback = (struct sockaddr_in){ .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 }
 
+/* Returns how many allocations there are besides `before`. Threads of the library end what was started, so it waits for them. */
+static long remaining(long before)
+{
+	for (int i = 0; i < 200 && living - before >= SWEEPS; i++)
+		usleep(10000);
+	return living - before;
+}
+
 int main(int argc, char **argv)
 {
 	(void)argc;
+	registers_destructors = dlsym(RTLD_DEFAULT, "__cxa_thread_atexit_impl");
 	arrange_everything();
 	for (size_t kind = 0; kind < sizeof(kinds) / sizeof(*kinds); kind++) {
-		long before;
+		long left = SWEEPS;
 		int failed = 0;
 
 		if (!is_wanted(kinds[kind].name, argv + 1))
@@ -675,13 +696,17 @@ int main(int argc, char **argv)
 		/* The first sweep also makes what stays for the next object. */
 		sweep(kind);
 		sweep(kind);
-		before = living;
-		for (int i = 0; i < SWEEPS; i++)
-			failed += sweep(kind);
-		/* A leak is there after each sweep. A table of the library that happens to be enlarged is not. */
-		if (living - before >= SWEEPS)
-			fprintf(stderr, "%s: %ld allocations are left\n", kinds[kind].name, living - before);
-		CHECK(living - before < SWEEPS);
+		/* A leak is there after each sweep, however often they are counted. A thread that starts, or a table that grows, is not. */
+		for (int round = 0; round < 3 && left >= SWEEPS; round++) {
+			long before = living;
+
+			for (int i = 0; i < SWEEPS; i++)
+				failed += sweep(kind);
+			left = remaining(before);
+		}
+		if (left >= SWEEPS)
+			fprintf(stderr, "%s: %ld allocations are left\n", kinds[kind].name, left);
+		CHECK(left < SWEEPS);
 		printf("%s: %d times no memory\n", kinds[kind].name, failed);
 	}
 	return result();
