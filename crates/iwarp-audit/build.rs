@@ -42,7 +42,7 @@ fn compiler(to: &Path) -> Command {
 }
 
 fn main() {
-    for file in ["build.rs", "src/library.rs", "src/redirect.rs"] {
+    for file in ["build.rs", "src"] {
         println!("cargo:rerun-if-changed={file}");
     }
     let to = Path::new(&set_by_cargo("OUT_DIR")).join("libiwarp_audit.so");

@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use rustix::process::Signal;
 
 use super::case::{Case, Verdict, expect, expect_lines};
-use super::stage::Stage;
+use super::stage::{Stage, WIRE};
 
 /// The cases of this file.
 pub(super) fn cases() -> Vec<Case> {
@@ -18,6 +18,9 @@ pub(super) fn cases() -> Vec<Case> {
             .needs(needs)
             .wire(),
         Case::new("ibv_asyncwatch", "`-d iwarp0`", asyncwatch).needs(needs),
+        Case::new("rdma", "`link`, `dev`, `resource`, with `-j`", rdma)
+            .needs(&["iproute2", "rdmacm-utils"])
+            .wire(),
     ]
 }
 
@@ -78,6 +81,39 @@ fn devinfo(stage: &Stage) -> Result<Verdict> {
     }
     expect(&said, "::ffff:127.0.0.1")?;
     Ok(Verdict::passed(format!("{devices} devices, active")))
+}
+
+/// iproute2 asks the kernel for devices by netlink. Beside it, two processes are connected.
+fn rdma(stage: &Stage) -> Result<Verdict> {
+    let said = |words: &[&str]| {
+        let command = [&["rdma"], words].concat();
+        stage.start(&command)?.success()
+    };
+    let link = said(&["-j", "link", "show"])?;
+    for (device, interface) in [("iwarp0", "lo"), ("iwarp1", WIRE)] {
+        expect(&link, &format!("\"ifname\":\"{device}\",\"port\":1,\"state\":\"ACTIVE\""))?;
+        expect(&link, &format!("\"netdev\":\"{interface}\""))?;
+    }
+    expect_lines(&said(&["dev"])?, "node_type rnic fw ", 2)?;
+    let port = stage.port()?.to_string();
+    let listening = ["rping", "-s", "-a", "127.0.0.1", "-p", &port];
+    let _server = stage.start(&listening)?;
+    stage.wait_for_port(port.parse()?)?;
+    let _client = stage.start(&["rping", "-c", "-a", "127.0.0.1", "-p", &port])?;
+    let mut pairs = String::new();
+    while stage.left() > std::time::Duration::from_secs(5) {
+        pairs = said(&["resource", "show", "qp"])?;
+        if expect_lines(&pairs, "state RTS", 2).is_ok() {
+            break;
+        }
+    }
+    expect_lines(&pairs, "link iwarp0/1 lqpn", 2)?;
+    expect_lines(&pairs, "comm rping", 2)?;
+    let identifiers = said(&["resource", "show", "cm_id"])?;
+    expect_lines(&identifiers, "state CONNECT ps TCP", 2)?;
+    expect_lines(&identifiers, &format!("127.0.0.1:{port}"), 2)?;
+    expect(&said(&["resource", "show"])?, "0: iwarp0: pd 2 cq 2 qp 2 cm_id 2 ")?;
+    Ok(Verdict::passed("2 devices, 2 queue pairs"))
 }
 
 /// The program waits for events. There are none, so it must still run when it is interrupted.

@@ -19,6 +19,12 @@ pub const FILE_NAME: &str = "libiwarp_audit.so";
 /// The variable that names the file to load, if it is not `libibverbs.so.1` in the library's folder.
 pub const TARGET_VARIABLE: &str = "IWARP_AUDIT";
 
+/// The variable with the path of the library that is preloaded into iproute2's `rdma`.
+pub const PRELOAD_VARIABLE: &str = "IWARP_NETLINK_PRELOAD";
+
+#[cfg(test)]
+#[expect(dead_code, reason = "the tests of `iwarp` run it")]
+mod preload;
 #[cfg(test)]
 mod redirect;
 

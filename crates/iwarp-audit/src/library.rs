@@ -7,6 +7,7 @@
 // Otherwise the compiler replaces loops by calls of the C library's `memcpy` and `strlen`.
 #![no_builtins]
 
+mod preload;
 mod redirect;
 
 use core::ffi::{c_char, c_int, c_long, c_uint};
@@ -18,12 +19,15 @@ static STATE: State = State::new();
 /// constructors, which is the only way to the environment without the C library.
 unsafe extern "C" fn start(
     _count: c_int,
-    _arguments: *const *const c_char,
+    arguments: *const *const c_char,
     environment: *const *const c_char,
 ) {
     // SAFETY: the loader passes the process's environment, which ends with a null pointer. Nothing
     // else uses the state before the loader calls `la_version`.
-    unsafe { STATE.start(Variables::new(environment)) };
+    unsafe {
+        preload::execute_again(arguments, environment);
+        STATE.start(Variables::new(environment));
+    }
 }
 
 #[used]

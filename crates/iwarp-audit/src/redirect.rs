@@ -63,7 +63,7 @@ impl Variables {
     }
 
     /// Returns the value of a variable, or an empty one if it is not set.
-    fn value(self, name: &[u8]) -> &'static [u8] {
+    pub(crate) fn value(self, name: &[u8]) -> &'static [u8] {
         let mut at = self.0;
         if at.is_null() {
             return &[];
@@ -89,7 +89,7 @@ impl Variables {
 ///
 /// # Safety
 /// `text` is a C string that stays as it is for `'a`.
-unsafe fn octets<'a>(text: *const c_char) -> &'a [u8] {
+pub(crate) unsafe fn octets<'a>(text: *const c_char) -> &'a [u8] {
     let mut len = 0;
     // SAFETY: the caller's promise: no octet in front of this one is zero.
     while unsafe { *text.add(len) } != 0 {
@@ -100,7 +100,7 @@ unsafe fn octets<'a>(text: *const c_char) -> &'a [u8] {
 }
 
 /// Returns what follows `prefix`. The methods of slices would call the C library's `memcmp`.
-fn without<'a>(mut text: &'a [u8], mut prefix: &[u8]) -> Option<&'a [u8]> {
+pub(crate) fn without<'a>(mut text: &'a [u8], mut prefix: &[u8]) -> Option<&'a [u8]> {
     while let [wanted, later @ ..] = prefix {
         let [octet, behind @ ..] = text else {
             return None;
@@ -113,12 +113,12 @@ fn without<'a>(mut text: &'a [u8], mut prefix: &[u8]) -> Option<&'a [u8]> {
     Some(text)
 }
 
-fn is(text: &[u8], other: &[u8]) -> bool {
+pub(crate) fn is(text: &[u8], other: &[u8]) -> bool {
     without(text, other).is_some_and(<[u8]>::is_empty)
 }
 
 /// Splits a path in front of its last component.
-fn split(path: &[u8]) -> (&[u8], &[u8]) {
+pub(crate) fn split(path: &[u8]) -> (&[u8], &[u8]) {
     let mut at = path.len();
     while let Some(before) = at.checked_sub(1) {
         if path.get(before) == Some(&b'/') {

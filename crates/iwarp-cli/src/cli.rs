@@ -1,7 +1,7 @@
 //! The command line as a whole. Each subcommand defines its own arguments in its own module.
 
 use crate::error::Result;
-use crate::{completions, cp, devices, man, perf, ping, run, stat};
+use crate::{completions, cp, devices, man, netlink, perf, ping, run, stat};
 use clap::{Parser, Subcommand};
 
 /// RDMA (iWARP) in user space over plain TCP: no special hardware, no root
@@ -57,6 +57,9 @@ enum Command {
     /// Write the manual pages into a folder
     #[command(hide = true)]
     Man(man::ManArgs),
+    /// Answer netlink requests on standard input
+    #[command(hide = true)]
+    Netlink(netlink::NetlinkArgs),
 }
 
 impl Cli {
@@ -70,6 +73,7 @@ impl Cli {
             Command::Devices(_)
             | Command::Completions(_)
             | Command::Man(_)
+            | Command::Netlink(_)
             | Command::Stat(_)
             | Command::Run(_)
             | Command::Env(_) => 0,
@@ -89,6 +93,7 @@ impl Cli {
             Command::Env(a) => run::env(&a),
             Command::Completions(a) => completions::run(&a),
             Command::Man(a) => man::run(&a),
+            Command::Netlink(a) => netlink::run(&a),
         }
     }
 }

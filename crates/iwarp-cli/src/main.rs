@@ -11,6 +11,7 @@ mod devices;
 mod error;
 mod logging;
 mod man;
+mod netlink;
 mod out;
 mod patience;
 mod perf;

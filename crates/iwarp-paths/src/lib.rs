@@ -2,7 +2,8 @@
 //!
 //! This library has functions of the same names as the C library, those that take a path. Paths below
 //! `/sys/class/infiniband`, `/sys/class/infiniband_verbs` and `/dev/infiniband` are looked for in the folder that the environment
-//! variable `IWARP_PATHS` names; everything else stays as it is. `iwarp run` fills that folder. It
+//! variable `IWARP_PATHS` names; everything else stays as it is. Netlink sockets of the family RDMA are answered by a
+//! process of the command (`netlink.rs`). `iwarp run` fills that folder. It
 //! prefers mounts, which also programs see that are linked statically or call the kernel themselves.
 //!
 //! Invariant of the `unsafe` code: paths are C strings, as the functions' manual pages ask for. The pointer that `dlsym` returns for a
@@ -16,6 +17,10 @@
     missing_docs,
     reason = "the manual pages of the C library describe these functions"
 )]
+
+mod netlink;
+
+pub use netlink::{bind, getsockname, recvfrom, recvmsg, sendmsg, sendto, setsockopt, socket};
 
 use libc::{c_char, c_int, c_uint, c_void, mode_t, size_t, ssize_t};
 use std::ffi::CStr;

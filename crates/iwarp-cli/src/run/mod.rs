@@ -117,6 +117,7 @@ impl Settings {
             })?);
         }
         preload(&mut vars, preloaded);
+        vars.extend(netlink(libs)?);
         let mut set = |name, value: Option<OsString>| vars.extend(value.map(|v| (name, v)));
         let text = |v: Option<String>| v.map(OsString::from);
         set("IWARP_DEVICE_NAME", text(self.device_name.clone()));
@@ -222,6 +223,19 @@ fn audit(vars: &mut Vec<(&'static str, OsString)>, libs: &library::Libraries) {
         let options = [OsStr::new(quiet), &set].join(OsStr::new(" "));
         vars.push((VALGRIND, options));
     }
+}
+
+/// Returns the variables with which iproute2's `rdma` shows our devices: for the audit library, which
+/// has it load a preload library, and for that library, which starts this command.
+fn netlink(libs: &library::Libraries) -> Result<Vec<(&'static str, OsString)>> {
+    let Some(library) = libs.audit.as_ref().and(libs.beside.paths.as_ref()) else {
+        return Ok(Vec::new());
+    };
+    let command = std::env::current_exe().context("looking for this command's own file")?;
+    Ok(vec![
+        (iwarp_audit::PRELOAD_VARIABLE, library.into()),
+        ("IWARP_NETLINK", command.into()),
+    ])
 }
 
 /// Returns `true` for an entry of `LD_AUDIT` that an `iwarp run` has put there: our library in a

@@ -8,67 +8,69 @@ use std::collections::BTreeMap;
 pub(super) const FORMAT: u64 = 1;
 
 /// Counters by name, as `iwarp::Counters::named` has them.
-pub(super) type Counters = BTreeMap<String, u64>;
+pub(crate) type Counters = BTreeMap<String, u64>;
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Document {
-    pub(super) format: u64,
-    pub(super) process: Process,
-    pub(super) queue_pairs: Vec<QueuePair>,
-    pub(super) devices: Vec<Device>,
+pub(crate) struct Document {
+    pub(crate) format: u64,
+    pub(crate) process: Process,
+    pub(crate) queue_pairs: Vec<QueuePair>,
+    pub(crate) devices: Vec<Device>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Process {
+pub(crate) struct Process {
     /// The process number that the process itself tells. The kernel's number is the reliable one.
-    pub(super) pid: u32,
-    pub(super) uid: u32,
-    pub(super) command: String,
-    pub(super) version: String,
-    pub(super) age_ns: u64,
+    pub(crate) pid: u32,
+    pub(crate) uid: u32,
+    pub(crate) command: String,
+    pub(crate) version: String,
+    pub(crate) age_ns: u64,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Device {
-    pub(super) name: String,
-    pub(super) address: String,
-    pub(super) queue_pairs: u64,
-    pub(super) completion_queues: u64,
-    pub(super) registrations: u64,
-    pub(super) registered_octets: u64,
-    pub(super) counters: Counters,
+pub(crate) struct Device {
+    pub(crate) name: String,
+    pub(crate) address: String,
+    pub(crate) opened: u64,
+    pub(crate) queue_pairs: u64,
+    pub(crate) completion_queues: u64,
+    pub(crate) registrations: u64,
+    pub(crate) registered_octets: u64,
+    pub(crate) counters: Counters,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct QueuePair {
-    pub(super) device: String,
-    pub(super) number: u32,
-    pub(super) state: String,
-    pub(super) kind: String,
-    pub(super) sends_outstanding: u64,
-    pub(super) receives_posted: Option<u64>,
-    pub(super) held_ns: Option<u64>,
-    pub(super) held_total_ns: u64,
-    pub(super) counters: Counters,
-    pub(super) end: Option<String>,
-    pub(super) connection: Option<Connection>,
+pub(crate) struct QueuePair {
+    pub(crate) device: String,
+    pub(crate) number: u32,
+    pub(crate) state: String,
+    pub(crate) kind: String,
+    pub(crate) pd: u32,
+    pub(crate) sends_outstanding: u64,
+    pub(crate) receives_posted: Option<u64>,
+    pub(crate) held_ns: Option<u64>,
+    pub(crate) held_total_ns: u64,
+    pub(crate) counters: Counters,
+    pub(crate) end: Option<String>,
+    pub(crate) connection: Option<Connection>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct Connection {
-    pub(super) local: String,
-    pub(super) peer: String,
-    pub(super) age_ns: u64,
-    pub(super) unacknowledged_octets: Option<u64>,
-    pub(super) tcp_retransmits: Option<u64>,
-    pub(super) tcp_unacknowledged_segments: Option<u64>,
-    pub(super) tcp_congestion_window_segments: Option<u64>,
-    pub(super) tcp_rtt_us: Option<u64>,
+pub(crate) struct Connection {
+    pub(crate) local: String,
+    pub(crate) peer: String,
+    pub(crate) age_ns: u64,
+    pub(crate) unacknowledged_octets: Option<u64>,
+    pub(crate) tcp_retransmits: Option<u64>,
+    pub(crate) tcp_unacknowledged_segments: Option<u64>,
+    pub(crate) tcp_congestion_window_segments: Option<u64>,
+    pub(crate) tcp_rtt_us: Option<u64>,
 }
 
 /// Returns a counter, or 0 if the process does not tell it.
@@ -78,14 +80,14 @@ pub(super) fn counter(counters: &Counters, name: &str) -> u64 {
 
 /// The answer of one process.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Told {
+pub(crate) struct Told {
     /// The process number that the kernel tells, or the process's own if it cannot be seen from this pid namespace.
-    pub(super) pid: u32,
+    pub(crate) pid: u32,
     /// The user that the kernel tells.
-    pub(super) uid: u32,
+    pub(crate) uid: u32,
     /// Its document as it came, for `--json`.
-    pub(super) raw: serde_json::Value,
-    pub(super) document: Document,
+    pub(crate) raw: serde_json::Value,
+    pub(crate) document: Document,
 }
 
 impl Told {
@@ -93,7 +95,7 @@ impl Told {
     ///
     /// # Errors
     /// A description of what is wrong with the answer.
-    pub(super) fn read(pid: Option<u32>, uid: u32, text: &[u8]) -> Result<Self, String> {
+    pub(crate) fn read(pid: Option<u32>, uid: u32, text: &[u8]) -> Result<Self, String> {
         let raw: serde_json::Value =
             serde_json::from_slice(text).map_err(|e| format!("its answer is not JSON: {e}"))?;
         let mut document: Document = Document::deserialize(&raw)

@@ -9,7 +9,7 @@ mod table;
 
 use crate::error::{Context as _, Error, Result};
 use clap::Args;
-use document::Told;
+pub(crate) use document::{QueuePair, Told};
 use iwarp::stat::{Answer, Question};
 use rates::Since;
 use serde_json::{Value, json};
@@ -114,6 +114,17 @@ fn question(args: &StatArgs, set: Option<OsString>) -> Question {
     let set = set.map(PathBuf::from).filter(|path| path.is_absolute());
     question.directory = args.directory.clone().or(set);
     question
+}
+
+/// Asks all processes that this user may ask. Those that do not answer are left out.
+///
+/// # Errors
+/// If the folders with their sockets cannot be read.
+pub(crate) fn told_by_all() -> std::io::Result<Vec<Told>> {
+    let mut question = Question::default();
+    let set = std::env::var_os("IWARP_STAT").map(PathBuf::from);
+    question.directory = set.filter(|path| path.is_absolute());
+    Ok(sorted(question.ask()?).0)
 }
 
 /// A process that has not answered, and the reason.

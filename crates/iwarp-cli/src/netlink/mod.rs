@@ -1,0 +1,46 @@
+//! `iwarp netlink`: answers netlink requests about RDMA devices, for iproute2's `rdma`.
+//!
+//! The kernel's interface is `RDMA_NL_NLDEV` (`rdma/rdma_netlink.h`). `libiwarp_paths.so` starts this
+//! command in place of a netlink socket; standard input is a Unix socket with one netlink datagram in
+//! each message. The process ends when the program closes its end. Requests come from a program of
+//! the same user, but are checked like any input.
+//!
+//! [`message`] has the format, and [`answer`] the contents.
+
+mod answer;
+mod message;
+
+use crate::error::{Context as _, Result};
+use clap::Args;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use std::os::fd::AsFd as _;
+
+/// The longest datagram. Requests have less than a hundred octets, and answers are cut to
+/// [`message::DATAGRAM_MAX`].
+const REQUEST_MAX: usize = 8192;
+
+/// Arguments of `iwarp netlink`.
+#[derive(Debug, Args)]
+pub(crate) struct NetlinkArgs {}
+
+/// Serves standard input until the other end is closed.
+pub(crate) fn run(_: &NetlinkArgs) -> Result<()> {
+    let stdin = std::io::stdin();
+    let socket = stdin.as_fd();
+    let mut room = vec![0; REQUEST_MAX];
+    loop {
+        let (_, got) = recv(socket, &mut room[..], RecvFlags::TRUNC).context("standard input")?;
+        if got == 0 {
+            return Ok(());
+        }
+        let request = room.get(..got).unwrap_or(&room);
+        for datagram in answer::datagrams(request) {
+            match send(socket, &datagram, SendFlags::NOSIGNAL) {
+                Ok(_) => {}
+                // The program has ended without reading the rest.
+                Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => return Ok(()),
+                Err(error) => return Err(error).context("standard input"),
+            }
+        }
+    }
+}
