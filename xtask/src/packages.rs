@@ -214,6 +214,30 @@ const PACKAGES: &[Package] = &[
         why: "migrates guests over RDMA",
     },
     Package {
+        name: "ceph-mon",
+        proof: Proof::Program("ceph-mon"),
+        needed_by: &["apps"],
+        why: "the monitor of a Ceph cluster over RDMA",
+    },
+    Package {
+        name: "ceph-mgr",
+        proof: Proof::Program("ceph-mgr"),
+        needed_by: &["apps"],
+        why: "the manager of a Ceph cluster over RDMA",
+    },
+    Package {
+        name: "ceph-osd",
+        proof: Proof::Program("ceph-osd"),
+        needed_by: &["apps"],
+        why: "stores the objects of a Ceph cluster over RDMA",
+    },
+    Package {
+        name: "ceph-common",
+        proof: Proof::Program("rados"),
+        needed_by: &["apps"],
+        why: "the clients of a Ceph cluster over RDMA",
+    },
+    Package {
         name: "valgrind",
         proof: Proof::Program("valgrind"),
         needed_by: &["instructions", "apps"],

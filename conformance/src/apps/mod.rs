@@ -35,6 +35,7 @@
 
 mod by_number;
 mod case;
+mod ceph;
 mod checked;
 mod crates;
 mod crates_examples;
@@ -128,6 +129,7 @@ fn all() -> Vec<Case> {
         gloo::cases(),
         iser::cases(),
         migration::cases(),
+        ceph::cases(),
         faults::cases(),
         pyverbs::cases(),
         crates::cases(),
