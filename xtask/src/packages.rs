@@ -118,6 +118,12 @@ const PACKAGES: &[Package] = &[
         why: "rdma-core's own tests",
     },
     Package {
+        name: "python3-pip",
+        proof: Proof::File("/usr/lib/python3/dist-packages/pip"),
+        needed_by: &["apps"],
+        why: "gets published packages for RDMA from PyPI",
+    },
+    Package {
         name: "libgloo-dev",
         proof: Proof::File("/usr/include/gloo/algorithm.h"),
         needed_by: &["apps"],

@@ -64,6 +64,7 @@ mod table;
 mod threads;
 mod ucp;
 mod ucx;
+mod wheels;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -132,6 +133,7 @@ fn all() -> Vec<Case> {
         ceph::cases(),
         faults::cases(),
         pyverbs::cases(),
+        wheels::cases(),
         crates::cases(),
         checked::cases(),
         threads::cases(),

@@ -4,9 +4,9 @@
 //! verbs (`verbs;ofi_rxm`) by name. It reaches UCX by `--mca pml ucx`, and Debian's MPICH knows no other network. Its `btl openib` needs
 //! the connection manager for Ethernet, with which Debian does not build it.
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 
-use super::case::{Case, Verdict, expect};
+use super::case::{Case, Verdict, expect, octets_sent};
 use super::stage::{Stage, WIRE_V4, WIRE_V6};
 
 const OPEN_MPI: &[&str] = &["openmpi-bin", "libopenmpi-dev"];
@@ -151,12 +151,4 @@ fn exchange(stage: &Stage, way: Way, ranks: usize, longest: usize) -> Result<Ver
     }
     let total: u64 = sent.iter().sum();
     Ok(Verdict::passed(format!("{} MiB sent", total >> 20)))
-}
-
-/// Returns the number of octets sent, from a line that `--stats` printed.
-fn octets_sent(line: &str) -> Option<u64> {
-    let (_, rest) = line.split_once("iwarp: process ")?;
-    let (_, rest) = rest.split_once(" sent ")?;
-    let number = rest.split(' ').next().context("a number").ok()?;
-    number.parse().ok()
 }
