@@ -112,6 +112,36 @@ const PACKAGES: &[Package] = &[
         why: "a TCP program to run with the preload library",
     },
     Package {
+        name: "redis-server",
+        proof: Proof::Program("redis-server"),
+        needed_by: &["apps"],
+        why: "a server for TCP to run with the preload library",
+    },
+    Package {
+        name: "redis-tools",
+        proof: Proof::Program("redis-cli"),
+        needed_by: &["apps"],
+        why: "clients for TCP to run with the preload library",
+    },
+    Package {
+        name: "nginx-light",
+        proof: Proof::Program("nginx"),
+        needed_by: &["apps"],
+        why: "a server for TCP to run with the preload library",
+    },
+    Package {
+        name: "curl",
+        proof: Proof::Program("curl"),
+        needed_by: &["apps"],
+        why: "a client for TCP to run with the preload library",
+    },
+    Package {
+        name: "sockperf",
+        proof: Proof::Program("sockperf"),
+        needed_by: &["apps"],
+        why: "both ends of TCP connections to run with the preload library",
+    },
+    Package {
         name: "python3-pyverbs",
         proof: Proof::File("/usr/lib/python3/dist-packages/pyverbs/__init__.py"),
         needed_by: &["apps"],

@@ -59,6 +59,7 @@ mod pyverbs_skips;
 mod qperf;
 mod rdmacm;
 mod rsockets;
+mod rsockets_servers;
 mod stage;
 mod table;
 mod threads;
@@ -123,6 +124,7 @@ fn all() -> Vec<Case> {
         dapl::cases(),
         fio::cases(),
         rsockets::cases(),
+        rsockets_servers::cases(),
         fabric::cases(),
         ucx::cases(),
         ucp::cases(),
