@@ -84,6 +84,20 @@ const INFINISTORE: Wheel = Wheel {
     reports: &["read: correct"],
 };
 
+const DLSLIME: Wheel = Wheel {
+    requirements: &["dlslime==0.1.23"],
+    script: (
+        "dlslime_transfer.py",
+        include_str!("wheels/dlslime_transfer.py"),
+    ),
+    roles: ["target", "initiator"],
+    arguments: &["iwarp0"],
+    variables: &[],
+    run: ROCE,
+    // The other process checks what is written and sent.
+    reports: &["read: correct"],
+};
+
 /// The cases of this file.
 pub(super) fn cases() -> Vec<Case> {
     let transfer = "transfer engine 0.3.13.post1: Reads and Writes in batches";
@@ -106,6 +120,11 @@ pub(super) fn cases() -> Vec<Case> {
                 run: RNIC,
                 ..MOONCAKE
             },
+        ),
+        case(
+            "dlslime",
+            "0.1.23, `--as roce`: Read, Write, Write with immediate data, Send",
+            DLSLIME,
         ),
         case(
             "infinistore",
