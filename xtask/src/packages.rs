@@ -112,10 +112,46 @@ const PACKAGES: &[Package] = &[
         why: "a TCP program to run with the preload library",
     },
     Package {
+        name: "redis-server",
+        proof: Proof::Program("redis-server"),
+        needed_by: &["apps"],
+        why: "a server for TCP to run with the preload library",
+    },
+    Package {
+        name: "redis-tools",
+        proof: Proof::Program("redis-cli"),
+        needed_by: &["apps"],
+        why: "clients for TCP to run with the preload library",
+    },
+    Package {
+        name: "nginx-light",
+        proof: Proof::Program("nginx"),
+        needed_by: &["apps"],
+        why: "a server for TCP to run with the preload library",
+    },
+    Package {
+        name: "curl",
+        proof: Proof::Program("curl"),
+        needed_by: &["apps"],
+        why: "a client for TCP to run with the preload library",
+    },
+    Package {
+        name: "sockperf",
+        proof: Proof::Program("sockperf"),
+        needed_by: &["apps"],
+        why: "both ends of TCP connections to run with the preload library",
+    },
+    Package {
         name: "python3-pyverbs",
         proof: Proof::File("/usr/lib/python3/dist-packages/pyverbs/__init__.py"),
         needed_by: &["apps"],
         why: "rdma-core's own tests",
+    },
+    Package {
+        name: "python3-pip",
+        proof: Proof::File("/usr/lib/python3/dist-packages/pip"),
+        needed_by: &["apps"],
+        why: "gets published packages for RDMA from PyPI",
     },
     Package {
         name: "libgloo-dev",
@@ -212,6 +248,30 @@ const PACKAGES: &[Package] = &[
         proof: Proof::Program("qemu-system-x86_64"),
         needed_by: &["apps"],
         why: "migrates guests over RDMA",
+    },
+    Package {
+        name: "ceph-mon",
+        proof: Proof::Program("ceph-mon"),
+        needed_by: &["apps"],
+        why: "the monitor of a Ceph cluster over RDMA",
+    },
+    Package {
+        name: "ceph-mgr",
+        proof: Proof::Program("ceph-mgr"),
+        needed_by: &["apps"],
+        why: "the manager of a Ceph cluster over RDMA",
+    },
+    Package {
+        name: "ceph-osd",
+        proof: Proof::Program("ceph-osd"),
+        needed_by: &["apps"],
+        why: "stores the objects of a Ceph cluster over RDMA",
+    },
+    Package {
+        name: "ceph-common",
+        proof: Proof::Program("rados"),
+        needed_by: &["apps"],
+        why: "the clients of a Ceph cluster over RDMA",
     },
     Package {
         name: "valgrind",

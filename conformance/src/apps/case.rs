@@ -175,3 +175,11 @@ pub(super) fn noise(seed: u64, len: usize) -> Vec<u8> {
     out.truncate(len);
     out
 }
+
+/// Returns the number of octets sent, from a line that `--stats` printed.
+pub(super) fn octets_sent(line: &str) -> Option<u64> {
+    let (_, rest) = line.split_once("iwarp: process ")?;
+    let (_, rest) = rest.split_once(" sent ")?;
+    let number = rest.split(' ').next()?;
+    number.parse().ok()
+}

@@ -35,6 +35,7 @@
 
 mod by_number;
 mod case;
+mod ceph;
 mod checked;
 mod crates;
 mod crates_examples;
@@ -58,11 +59,13 @@ mod pyverbs_skips;
 mod qperf;
 mod rdmacm;
 mod rsockets;
+mod rsockets_servers;
 mod stage;
 mod table;
 mod threads;
 mod ucp;
 mod ucx;
+mod wheels;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -121,6 +124,7 @@ fn all() -> Vec<Case> {
         dapl::cases(),
         fio::cases(),
         rsockets::cases(),
+        rsockets_servers::cases(),
         fabric::cases(),
         ucx::cases(),
         ucp::cases(),
@@ -128,8 +132,10 @@ fn all() -> Vec<Case> {
         gloo::cases(),
         iser::cases(),
         migration::cases(),
+        ceph::cases(),
         faults::cases(),
         pyverbs::cases(),
+        wheels::cases(),
         crates::cases(),
         checked::cases(),
         threads::cases(),

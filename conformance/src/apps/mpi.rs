@@ -4,9 +4,9 @@
 //! verbs (`verbs;ofi_rxm`) by name. It reaches UCX by `--mca pml ucx`, and Debian's MPICH knows no other network. Its `btl openib` needs
 //! the connection manager for Ethernet, with which Debian does not build it.
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 
-use super::case::{Case, Verdict, expect};
+use super::case::{Case, Verdict, expect, octets_sent};
 use super::stage::{Stage, WIRE_V4, WIRE_V6};
 
 const OPEN_MPI: &[&str] = &["openmpi-bin", "libopenmpi-dev"];
@@ -14,6 +14,9 @@ const MPICH: &[&str] = &["mpich", "libmpich-dev"];
 const SOURCE: &str = include_str!("exchange.c");
 /// The parts that `exchange.c` reports. It reports a part when all ranks have checked it.
 const PARTS: [&str; 5] = ["ring", "allreduce", "alltoall", "neighbours", "windows"];
+const SHMEM_SOURCE: &str = include_str!("shmem.c");
+/// The parts that `shmem.c` reports when all processes have checked them.
+const SHMEM_PARTS: [&str; 3] = ["put", "get", "atomics"];
 /// Without shared memory, which ranks on one machine would use for everything.
 const OVER_UCX: &[(&str, &str)] = &[("UCX_TLS", "rc,self"), ("UCX_NET_DEVICES", "iwarp1:1")];
 const OVER_UD: &[(&str, &str)] = &[("UCX_TLS", "ud,self"), ("UCX_NET_DEVICES", "iwarp1:1")];
@@ -109,9 +112,24 @@ pub(super) fn cases() -> Vec<Case> {
             MPICH_OVER_UCX,
         ),
     ];
+    let shmem = ["rc", "ud"].map(|transport| {
+        let what = match transport {
+            "rc" => "OpenSHMEM, `--as roce`, `UCX_TLS=rc`, 4 processes: put, get, atomics",
+            _ => "`--as roce`, `UCX_TLS=ud`, the same",
+        };
+        Case::new("oshrun", what, move |stage| shmem(stage, transport))
+            .needs(OPEN_MPI)
+            .long()
+            .limit(180)
+    });
     let open_mpi = open_mpi.map(|case| case.needs(OPEN_MPI));
     let mpich = mpich.map(|case| case.needs(MPICH));
-    open_mpi.into_iter().chain(mpich).map(Case::wire).collect()
+    open_mpi
+        .into_iter()
+        .chain(mpich)
+        .chain(shmem)
+        .map(Case::wire)
+        .collect()
 }
 
 fn case(program: &'static str, what: &str, way: Way) -> Case {
@@ -153,10 +171,30 @@ fn exchange(stage: &Stage, way: Way, ranks: usize, longest: usize) -> Result<Ver
     Ok(Verdict::passed(format!("{} MiB sent", total >> 20)))
 }
 
-/// Returns the number of octets sent, from a line that `--stats` printed.
-fn octets_sent(line: &str) -> Option<u64> {
-    let (_, rest) = line.split_once("iwarp: process ")?;
-    let (_, rest) = rest.split_once(" sent ")?;
-    let number = rest.split(' ').next().context("a number").ok()?;
-    number.parse().ok()
+/// Runs `shmem.c` with Open MPI's OpenSHMEM over UCX.
+fn shmem(stage: &Stage, transport: &str) -> Result<Verdict> {
+    std::fs::write(stage.dir().join("shmem.c"), SHMEM_SOURCE)?;
+    stage
+        .start_plain(&["oshcc", "-O2", "-o", "shmem", "shmem.c"])?
+        .success()?;
+    let dir = stage.dir().display().to_string();
+    let transports = format!("{transport},self");
+    let variables = [
+        ("TMPDIR", dir.as_str()),
+        ("UCX_TLS", &transports),
+        ("UCX_NET_DEVICES", "iwarp1:1"),
+    ];
+    #[rustfmt::skip]
+    let words = [
+        "oshrun", "-np", "4", "--oversubscribe", "--mca", "plm", "isolated", "--mca", "spml", "ucx",
+        "--mca", "scoll", "basic", "./shmem", "65536",
+    ];
+    // These transports leave no other way between the processes than our devices.
+    let said = stage
+        .start_with(&["--as", "roce"], None, &variables, &words)?
+        .success()?;
+    for part in SHMEM_PARTS {
+        expect(&said, &format!("{part}: correct on 4 processes"))?;
+    }
+    Ok(Verdict::passed("4 processes"))
 }
