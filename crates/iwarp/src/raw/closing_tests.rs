@@ -10,9 +10,8 @@ use super::super::testing::{
 use super::*;
 use crate::config::Config;
 use crate::engine::Source;
-use crate::memory::ProtectionDomain;
+use iwarp_rnic::RecvWr;
 use iwarp_rnic::qp::Fault;
-use iwarp_rnic::{Access, RecvWr, SendWr};
 use parking_lot::Mutex;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;

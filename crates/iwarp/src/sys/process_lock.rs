@@ -23,7 +23,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 /// How long a fork waits for the locks.
-const PATIENCE: Duration = Duration::from_millis(200);
+const PATIENCE: Duration = Duration::from_millis(500);
 /// How long a fork waits for another thread's fork, which may have to copy the tables of many pages.
 const TURN_PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_micros(50);
@@ -338,6 +338,8 @@ mod tests {
                 scope.spawn(|| {
                     while !stop.load(Ordering::Relaxed) {
                         *LOCK.lock() += 1;
+                        // A lock that is never free for a moment cannot be taken for a fork.
+                        std::thread::yield_now();
                     }
                 });
             }
