@@ -14,9 +14,13 @@ use iwarp_rnic::qp::State;
 use parking_lot::Mutex;
 use std::ffi::{c_int, c_uint};
 use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(crate) struct Qp {
     pub(crate) raw: QueuePair,
+    /// The program has called `rdma_disconnect`, which moves the queue pair to ERR. Here it still
+    /// sends what is queued.
+    pub(crate) disconnected: AtomicBool,
     pub(crate) asynchronous: Unacknowledged,
     /// What `ibv_query_qp` reports besides the state.
     pub(crate) attributes: Mutex<ibv_qp_attr>,
@@ -36,6 +40,36 @@ impl Qp {
     /// The value that `ibv_query_qp` reports as time-out.
     pub(crate) fn set_timeout(&self, timeout: u8) {
         self.attributes.lock().timeout = timeout;
+    }
+
+    /// The attributes that a connection of the connection manager has. Those about retries and the
+    /// peer are InfiniBand's.
+    pub(crate) fn show_connection(&self, from: &ibv_qp_attr, is_infiniband: bool) {
+        let mut to = self.attributes.lock();
+        to.path_mtu = from.path_mtu;
+        to.max_rd_atomic = from.max_rd_atomic;
+        to.max_dest_rd_atomic = from.max_dest_rd_atomic;
+        if is_infiniband {
+            to.timeout = from.timeout;
+            to.retry_cnt = from.retry_cnt;
+            to.rnr_retry = from.rnr_retry;
+            to.dest_qp_num = from.dest_qp_num;
+            to.ah_attr = from.ah_attr;
+        }
+    }
+
+    /// The program has disconnected, and the queue pair counts as in ERR.
+    pub(crate) fn show_disconnected(&self) {
+        self.disconnected.store(true, Ordering::Release);
+    }
+
+    /// Returns the state that programs see.
+    fn state(&self) -> State {
+        match self.raw.state() {
+            State::Reset => State::Reset,
+            _ if self.disconnected.load(Ordering::Acquire) => State::Error,
+            state => state,
+        }
     }
 }
 
@@ -242,6 +276,9 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
                 qp.raw.modify(to)?;
             }
             (*q).state = attr.qp_state;
+            if to == State::Reset {
+                qp.disconnected.store(false, Ordering::Release);
+            }
         }
         qp.raw.set_retry(retry)?;
         if mask & QP_ACCESS_FLAGS != 0 {
@@ -264,7 +301,7 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
             return ud::query(q, qp, attr, init);
         }
         let qp = find(q)?;
-        let state = state_of(qp.raw.state());
+        let state = state_of(qp.state());
         let mut a = *qp.attributes.lock();
         a.qp_state = state;
         a.cur_qp_state = state;

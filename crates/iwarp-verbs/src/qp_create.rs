@@ -21,6 +21,7 @@ use iwarp_rnic::qp::State;
 use parking_lot::Mutex;
 use std::ffi::{c_uint, c_void};
 use std::ptr::null_mut;
+use std::sync::atomic::AtomicBool;
 
 const ATTR_PD: u32 = 1;
 const ATTR_XRCD: u32 = 1 << 1;
@@ -270,6 +271,7 @@ unsafe fn create(wanted: &Wanted, cap: &mut ibv_qp_cap) -> Res<*mut ibv_qp> {
     let c = public(wanted, raw.num());
     each_used(&c.qp_base, target.as_ref(), Users::add);
     let own = Qp {
+        disconnected: AtomicBool::new(false),
         raw: raw.clone(),
         asynchronous: Unacknowledged::default(),
         attributes: first_attributes(*cap, 3),

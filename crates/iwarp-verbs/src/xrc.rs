@@ -18,6 +18,7 @@ use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 pub(crate) struct Xrcd {
     pub(crate) raw: XrcDomain,
@@ -193,6 +194,7 @@ unsafe fn open(c: *mut ibv_context, attr: &ibv_qp_open_attr) -> Res<*mut ibv_qp>
     };
     qp_create::each_used(&public.qp_base, Some(&target), Users::add);
     let own = Qp {
+        disconnected: AtomicBool::new(false),
         raw,
         asynchronous: Unacknowledged::default(),
         attributes: Mutex::new(*other.attributes.lock()),

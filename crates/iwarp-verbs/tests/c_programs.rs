@@ -152,6 +152,20 @@ fn queue_pairs_connected_by_number_keep_the_promises_of_the_verbs() {
 }
 
 #[test]
+fn peer_by_number_dies() {
+    for face in ["rnic", "roce"] {
+        passes_as("dies", face);
+    }
+}
+
+#[test]
+fn connections_of_each_face() {
+    for face in ["rnic", "roce"] {
+        passes_as("connections", face);
+    }
+}
+
+#[test]
 fn datagrams_go_both_ways_and_to_groups() {
     passes("datagrams");
 }

@@ -623,6 +623,8 @@ mod tests {
                 xrc: None,
                 datagrams: None,
                 service_status: 0,
+                infiniband: None,
+                _untaken: None,
             };
             let qp = pd.queue_pair().build(&cq, &cq).unwrap();
             Connection::settle(OwnedId(id), channel, qp, event)

@@ -137,6 +137,7 @@ impl Script {
             private_data: frame.ulp_private_data().to_vec(),
             responder_resources: prefix.map(|p| p.ird),
             initiator_depth: prefix.map(|p| p.ord),
+            ..ConnectionParameters::default()
         }
     }
 }

@@ -344,7 +344,18 @@ fn the_longest_duration_may_be_a_time_limit() {
             let send = iwarp::SendWr::inline(1, &[b"x"]).signaled();
             connection.post_send(&[send]).map_err(|e| e.1).unwrap();
             assert_eq!(cq.wait(&mut [Cqe::default()], LONGEST).unwrap(), 1);
-            connection.wait_disconnected(LONGEST).unwrap();
+            // Memory that the peer has not granted: its program gets an asynchronous event.
+            let op = SendOp::Write {
+                remote_addr: 0,
+                rkey: 0,
+            };
+            let write = iwarp::SendWr {
+                op,
+                ..iwarp::SendWr::inline(2, &[b"x"])
+            };
+            connection.post_send(&[write]).map_err(|e| e.1).unwrap();
+            let ended = connection.wait_disconnected(LONGEST);
+            assert!(matches!(ended, Err(Error::ConnectionLost(_))), "{ended:?}");
         });
         let request = listener.accept(LONGEST).unwrap();
         let channel = ctx.create_channel().unwrap();
@@ -363,10 +374,7 @@ fn the_longest_duration_may_be_a_time_limit() {
         assert!(channel.event(LONGEST).unwrap().is_same(&cq));
         assert_eq!(cq.wait(&mut [Cqe::default()], LONGEST).unwrap(), 1);
         let event = ctx.async_event(LONGEST).unwrap();
-        assert!(matches!(
-            event.kind,
-            AsyncEventKind::CommunicationEstablished(_)
-        ));
+        assert!(matches!(event.kind, AsyncEventKind::QpAccessError(_)));
         connection.disconnect().unwrap();
     });
     // The same for the events of an identifier that is not connected.

@@ -17,7 +17,7 @@ use super::segment::Wire;
 use super::send_queue::Awaited;
 use super::send_queue::Slot;
 use super::tx::{Job, Stage};
-use super::{Direction, Host, QueuePair, RxBuffer};
+use super::{Direction, Host, QueuePair};
 use crate::memory::Memory;
 use crate::{Cqe, SendOp, WcStatus};
 use iwarp_proto::ddp::{Header, TAGGED_HEADER_LEN, TaggedHeader};
@@ -49,6 +49,8 @@ pub(super) struct Acknowledge {
     pub(super) parting: Parting,
     /// The peer has said farewell.
     pub(super) peer_left: bool,
+    /// The end of the present stream does not change the queue pair.
+    end_hidden: bool,
 }
 
 impl Acknowledge {
@@ -66,6 +68,7 @@ impl Acknowledge {
         self.asked = 0;
         self.parting = Parting::No;
         self.peer_left = false;
+        self.end_hidden = false;
         self.rnr.start();
     }
 
@@ -129,13 +132,21 @@ impl QueuePair {
         self.acknowledge.connectionless = true;
     }
 
-    /// Returns `true` if the program must not see that the stream has ended: the queue pair was connected by number, and no
-    /// message was cut off. The caller then keeps the queue pair as it is, and lets it fail when a request has waited for long
-    /// enough. Nobody knows whether requests that wait now were placed.
-    pub fn peer_left(&self, buffer: &RxBuffer) -> bool {
-        self.acknowledge.connectionless
+    /// Hides the end of the present stream from the queue pair, as InfiniBand does on connections
+    /// of the connection manager: the program is notified by an event, and decides itself when its
+    /// queue pair ends ([`hides_end`](Self::hides_end)).
+    pub const fn hide_end(&mut self) {
+        self.acknowledge.end_hidden = true;
+    }
+
+    /// Returns `true` if the end of the stream must not change the queue pair: it was connected by number, or
+    /// [`hide_end`](Self::hide_end) was called, and the program has not begun to end the connection. The caller keeps the queue
+    /// pair as it is, and lets it fail when a request has waited for long enough. Nobody knows whether requests that wait now were
+    /// placed. If the stream ends inside a message, the receive that the message has begun to fill stays in use until the queue pair
+    /// ends, and completes as flushed then.
+    pub const fn hides_end(&self) -> bool {
+        (self.acknowledge.connectionless || self.acknowledge.end_hidden)
             && self.life.is_up_for_good()
-            && self.is_between_messages(buffer)
     }
 
     /// Writes a probe into the plan: a zero-length Read.

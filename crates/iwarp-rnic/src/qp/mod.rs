@@ -375,6 +375,9 @@ bitflags! {
         const DISCONNECTED = 1 << 6;
         /// As responder: the initiator's first FPDU has not come in time, and the stream is reset.
         const FIRST_FPDU_OVERDUE = 1 << 7;
+        /// A message of the peer's program has come in RTR, for the first time on this stream
+        /// (`IBV_EVENT_COMM_EST`).
+        const MESSAGE_IN_RTR = 1 << 8;
     }
 }
 

@@ -32,6 +32,8 @@ const RETRIES: u32 = u32::from_be_bytes(*b"rnr#");
 const HELD: u32 = u32::from_be_bytes(*b"held");
 const QUEUE: u32 = u32::from_be_bytes(*b"xsrq");
 const DONE: u32 = u32::from_be_bytes(*b"done");
+/// How often the driver looks whether the sender of a Send that waits for ever has closed.
+const CLOSED_LOOK: Duration = Duration::from_millis(200);
 /// `rnr_retry` of a sender that tries for ever.
 pub(super) const FOR_EVER: u8 = 7;
 
@@ -50,6 +52,8 @@ pub(super) struct Rnr {
     holds: Option<u32>,
     /// The last of our messages that the peer has told of.
     held: u32,
+    /// A Send of a connection that is not by number waits for its receive for ever.
+    hold_for_ever: bool,
 }
 
 /// A note to the peer.
@@ -97,6 +101,7 @@ impl Default for Rnr {
             timer: Duration::ZERO,
             holds: None,
             held: 0,
+            hold_for_ever: false,
         }
     }
 }
@@ -108,6 +113,7 @@ impl Rnr {
         self.peers = FOR_EVER;
         self.holds = None;
         self.held = 0;
+        self.hold_for_ever = false;
     }
 }
 
@@ -120,6 +126,15 @@ impl QueuePair {
             0..FOR_EVER => count,
             _ => FOR_EVER,
         };
+    }
+
+    /// Lets a Send of the present stream wait for its receive for ever, whatever
+    /// [`QpConfig::receiver_not_ready`] says: `rnr_retry` 7 of a connection that is not by number.
+    /// Unreliable connections drop such Sends nevertheless.
+    ///
+    /// [`QpConfig::receiver_not_ready`]: super::QpConfig::receiver_not_ready
+    pub const fn hold_for_ever(&mut self) {
+        self.acknowledge.rnr.hold_for_ever = true;
     }
 
     /// Sets how long the peer has to wait before it tries a Send again that has found no receive (`min_rnr_timer` of
@@ -153,7 +168,14 @@ impl QueuePair {
     /// What happens to a Send for which no receive is posted.
     pub(super) fn receiver_not_ready(&self) -> ReceiverNotReady {
         if !self.is_connectionless() || self.drops() {
-            return self.config.receiver_not_ready;
+            return match self.config.receiver_not_ready {
+                ReceiverNotReady::Drop => ReceiverNotReady::Drop,
+                _ if self.acknowledge.rnr.hold_for_ever => ReceiverNotReady::Hold {
+                    limit: Duration::MAX,
+                    after_close: CLOSED_LOOK,
+                },
+                configured => configured,
+            };
         }
         let Rnr { peers, timer, .. } = self.acknowledge.rnr;
         match peers {

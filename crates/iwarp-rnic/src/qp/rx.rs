@@ -101,6 +101,8 @@ pub(super) struct Rx {
     pub(super) writes: u32,
     pub(super) rtr_response_due: bool,
     pub(super) rtr_send_expected: bool,
+    /// [`Events::MESSAGE_IN_RTR`] was raised.
+    message_in_rtr: bool,
 }
 
 impl Rx {
@@ -126,6 +128,7 @@ impl Rx {
             writes: 0,
             rtr_response_due: false,
             rtr_send_expected: false,
+            message_in_rtr: false,
         }
     }
 
@@ -239,7 +242,9 @@ impl QueuePair {
             self.counters.rx_direct = self.counters.rx_direct.wrapping_add(direct as u64);
         }
         let until = self.rx_until();
-        self.process_kept(buffer, until, env)
+        let status = self.process_kept(buffer, until, env);
+        self.note_message_in_rtr();
+        status
     }
 
     /// Processes octets that the caller has in memory. Returns how many of them it is done with; offer the others again.
@@ -280,7 +285,17 @@ impl QueuePair {
         };
         let taken = octets.len().wrapping_sub(rest.len());
         self.counters.rx_bytes = self.counters.rx_bytes.wrapping_add(taken as u64);
+        self.note_message_in_rtr();
         (taken, status)
+    }
+
+    /// Raises the event of a message that has come before the program's change to RTS.
+    #[inline]
+    fn note_message_in_rtr(&mut self) {
+        if self.life.is_rtr() && !self.rx.message_in_rtr && self.messages_arrived() != 0 {
+            self.rx.message_in_rtr = true;
+            self.events |= Events::MESSAGE_IN_RTR;
+        }
     }
 
     /// The number of FPDUs that ends this call.

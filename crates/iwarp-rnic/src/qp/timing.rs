@@ -36,9 +36,12 @@ impl QueuePair {
     /// Tells that the sender of a held Send has closed its direction of the stream. The driver looks for that when a time of
     /// [`poll_at`](Self::poll_at) has come and [`rx_interest`](Self::rx_interest) is `Held`, and calls this before `on_time`. A
     /// sender that has closed waits for no receive, and the program that should post one may be waiting for the end of the
-    /// connection. Without a held Send this does nothing.
+    /// connection. If [`hide_end`](Self::hide_end) was called, the driver notifies that program
+    /// instead, and the Send waits for its receive without a limit. Without a held Send this does
+    /// nothing.
     pub fn sender_closed(&mut self) {
-        self.life.sender_closed();
+        self.life
+            .sender_closed(self.hides_end() && !self.is_connectionless());
     }
 
     /// Nothing has come from the responder. If we have sent something, and nothing is on its way, it gets a zero-length Write.

@@ -1,7 +1,7 @@
 //! Event channels and events.
 
-use super::datagram;
 use super::id::{self, IdObject};
+use super::{datagram, roce};
 use crate::abi::cma::*;
 use crate::abi::verbs::ibv_qp_attr;
 use crate::abi::verbs::value::{QP_STATE, QPS_ERR};
@@ -213,12 +213,19 @@ unsafe fn deliver(event: CmEvent) -> Option<*mut rdma_cm_event> {
     };
     let counted = if listener.is_null() { id } else { listener };
     let object: &IdObject = object::trusted(counted);
-    let (param, group) = parameters(object::trusted(id), &event);
+    let subject: &IdObject = object::trusted(id);
+    if event.infiniband.is_some() {
+        subject.endpoint.lock().peer = event.infiniband;
+    }
+    let (param, group) = parameters(subject, &event);
     object.events.delivered();
     if event.kind == CmEventKind::Rejected {
         end_queue_pair(id);
     }
     let response = event.kind == CmEventKind::Established && object.endpoint.lock().external_qp;
+    if event.kind == CmEventKind::Established {
+        id::show_connection(id, subject);
+    }
     let c = rdma_cm_event {
         id,
         listen_id: listener,
@@ -227,7 +234,7 @@ unsafe fn deliver(event: CmEvent) -> Option<*mut rdma_cm_event> {
         } else {
             number(event.kind)
         },
-        status: datagram::status_of(&event),
+        status: status_of(subject, &event),
         param,
     };
     let own = Event {
@@ -236,6 +243,23 @@ unsafe fn deliver(event: CmEvent) -> Option<*mut rdma_cm_event> {
         _private_data: event.private_data,
     };
     Some(object::create(Kind::CmEvent, c, own))
+}
+
+/// Reasons of a reject message of InfiniBand's connection manager: the initiator has given up,
+/// nobody serves the port, and the program has rejected.
+const GIVEN_UP: c_int = 4;
+const INVALID_SERVICE_ID: c_int = 8;
+const CONSUMER_DEFINED: c_int = 28;
+
+/// Returns the status of an event as C programs see it.
+fn status_of(id: &IdObject, event: &CmEvent) -> c_int {
+    let is_roce = || id.raw.context().is_some_and(|ctx| roce::is_face_of(&ctx));
+    match (event.kind, event.replied) {
+        (CmEventKind::Rejected, true) if is_roce() => CONSUMER_DEFINED,
+        (CmEventKind::Rejected, false) if event.status == libc::ECONNABORTED => GIVEN_UP,
+        (CmEventKind::Rejected, false) if is_roce() => INVALID_SERVICE_ID,
+        _ => datagram::status_of(event),
+    }
 }
 
 /// Moves the queue pair of a rejected identifier to the error state, as librdmacm does when it reports the event. A program may wait until the
@@ -270,6 +294,7 @@ fn parameters(id: &IdObject, event: &CmEvent) -> (event_param, Option<Arc<Unackn
 
 fn connection(event: &CmEvent) -> rdma_conn_param {
     let private_data = &event.private_data;
+    let peer = event.infiniband.unwrap_or_default();
     rdma_conn_param {
         private_data: if private_data.is_empty() {
             null_mut()
@@ -279,11 +304,15 @@ fn connection(event: &CmEvent) -> rdma_conn_param {
         private_data_len: u8::try_from(private_data.len()).unwrap_or(u8::MAX),
         responder_resources: depth(event.responder_resources),
         initiator_depth: depth(event.initiator_depth),
-        flow_control: 0,
-        retry_count: 0,
-        rnr_retry_count: 0,
-        srq: 0,
-        qp_num: 0,
+        flow_control: u8::from(peer.flow_control),
+        // A reply does not carry it: it is the request's.
+        retry_count: match event.kind {
+            CmEventKind::ConnectRequest => peer.retry_count,
+            _ => 0,
+        },
+        rnr_retry_count: peer.rnr_retry_count,
+        srq: u8::from(peer.srq),
+        qp_num: peer.qp_num,
     }
 }
 
@@ -311,6 +340,9 @@ pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
     channel: *mut rdma_event_channel,
     to: *mut *mut rdma_cm_event,
 ) -> c_int {
+    if to.is_null() {
+        return minus_one(|| Err(EINVAL));
+    }
     let fd = match value(Err(EINVAL), || enter(channel)) {
         Ok(fd) => fd,
         Err(e) => return minus_one(|| Err(e)),

@@ -1,14 +1,15 @@
 //! Connections: connect, accept, reject, disconnect, and their relatives.
 
+use super::endpoint::ACCESS_ALL;
 use super::id::{self, IdObject, complete, drop_event, find};
 use super::{datagram, roce};
 use crate::abi::cma::*;
 use crate::abi::verbs::value as v;
 use crate::abi::verbs::*;
 use crate::device;
-use crate::guard::{EINVAL, Res, minus_one};
+use crate::guard::{EINVAL, Errno, Res, minus_one};
 use crate::query::RD_ATOMIC;
-use iwarp::raw::cm::ConnectionParameters;
+use iwarp::raw::cm::{CmProgress, ConnectionParameters, InfinibandParameters};
 use std::ffi::{c_int, c_uint, c_void};
 
 /// `RDMA_MAX_RESP_RES` and `RDMA_MAX_INIT_DEPTH`: as many as the device can.
@@ -22,10 +23,19 @@ fn depth(value: u8) -> Res<Option<u16>> {
     }
 }
 
+/// The counts of a program that passes no parameters.
+const COUNT_MAX: u8 = 7;
+
 /// Returns the program's connection parameters; NULL stands for as much as possible.
-unsafe fn parameters(object: &IdObject, p: *const rdma_conn_param) -> Res<ConnectionParameters> {
+unsafe fn parameters(
+    id: *mut rdma_cm_id,
+    object: &IdObject,
+    p: *const rdma_conn_param,
+) -> Res<ConnectionParameters> {
+    let infiniband = infiniband(id, object, p.as_ref());
     let mut to = ConnectionParameters {
         private_data: object.endpoint.lock().connect_data.clone(),
+        infiniband,
         ..Default::default()
     };
     if let Some(p) = p.as_ref() {
@@ -40,6 +50,38 @@ unsafe fn parameters(object: &IdObject, p: *const rdma_conn_param) -> Res<Connec
         }
     }
     Ok(to)
+}
+
+/// Returns what InfiniBand's connection manager would tell the other end, on a device that looks
+/// like a RoCE NIC.
+unsafe fn infiniband(
+    id: *mut rdma_cm_id,
+    object: &IdObject,
+    p: Option<&rdma_conn_param>,
+) -> Option<InfinibandParameters> {
+    let ctx = object.raw.context()?;
+    if !roce::is_face_of(&ctx) {
+        return None;
+    }
+    let endpoint = object.endpoint.lock();
+    let counts = p.map_or((COUNT_MAX, COUNT_MAX), |p| {
+        (p.retry_count, p.rnr_retry_count)
+    });
+    // The requests of both ends are tried as often as the end says that connects.
+    let retry_count = endpoint.peer.map_or(counts.0, |peer| peer.retry_count);
+    let q = (*id).qp;
+    let (qp_num, srq) = match q.is_null() {
+        false => ((*q).qp_num, !(*q).srq.is_null()),
+        true => p.map_or((0, false), |p| (p.qp_num, p.srq != 0)),
+    };
+    Some(InfinibandParameters {
+        qp_num,
+        retry_count: retry_count.min(COUNT_MAX),
+        rnr_retry_count: counts.1.min(COUNT_MAX),
+        flow_control: p.is_some_and(|p| p.flow_control != 0),
+        srq,
+        ack_timeout: endpoint.ack_timeout,
+    })
 }
 
 /// Gives the connection its queue pair: the identifier's, or the one whose number is in the parameters. On a device that looks like a
@@ -71,7 +113,7 @@ pub(crate) unsafe extern "C" fn rdma_connect(
 ) -> c_int {
     minus_one(|| {
         let object = find(id)?;
-        let parameters = parameters(object, p)?;
+        let parameters = parameters(id, object, p)?;
         // A question about datagrams names no queue pair.
         if !object.raw.is_for_datagrams() {
             choose_qp(id, object, p)?;
@@ -91,11 +133,12 @@ pub(crate) unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, p: *mut rdma_co
             // No event follows.
             return Ok(0);
         }
-        let parameters = parameters(object, p)?;
+        let parameters = parameters(id, object, p)?;
         choose_qp(id, object, p)?;
         drop_event(id)?;
         object.raw.accept(&parameters)?;
         id::refresh(id);
+        id::show_connection(id, object);
         complete(id)
     })
 }
@@ -129,7 +172,12 @@ pub(crate) unsafe extern "C" fn rdma_reject_ece(
 
 pub(crate) unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     minus_one(|| {
-        find(id)?.raw.disconnect()?;
+        let object = find(id)?;
+        object.raw.disconnect()?;
+        if let Ok(qp) = crate::qp::find((*id).qp) {
+            qp.show_disconnected();
+            (*(*id).qp).state = v::QPS_ERR;
+        }
         complete(id)
     })
 }
@@ -148,14 +196,19 @@ pub(crate) unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
 
 const EVENT_COMM_EST: c_uint = 4;
 
-/// Tells the connection manager that data came before its event. It knows that, because the data came through it.
+/// Tells the connection manager that data came before its event. It knows that, because the data
+/// came through it. The errors are the kernel's: InfiniBand's connection manager takes the event
+/// between the acceptance and its confirmation only.
 pub(crate) unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: c_uint) -> c_int {
     minus_one(|| {
-        find(id)?;
-        if event == EVENT_COMM_EST {
-            Ok(0)
-        } else {
-            Err(EINVAL)
+        let raw = &find(id)?.raw;
+        let is_roce = raw.context().is_some_and(|ctx| roce::is_face_of(&ctx));
+        match (raw.progress(), is_roce) {
+            _ if event != EVENT_COMM_EST || raw.is_for_datagrams() => Err(EINVAL),
+            (CmProgress::Idle, _) => Err(EINVAL),
+            (CmProgress::Accepted, _) | (_, false) => Ok(0),
+            (CmProgress::Up, true) => Err(Errno(libc::EISCONN)),
+            (CmProgress::Begun | CmProgress::Over, true) => Err(EINVAL),
         }
     })
 }
@@ -174,13 +227,13 @@ pub(crate) unsafe extern "C" fn rdma_init_qp_attr(
             return Ok(0);
         }
         let bits = match (*attr).qp_state {
-            _ if roce::is_face_of(&ctx) => roce::attributes(&ctx, &object.raw, &mut *attr)?,
+            _ if roce::is_face_of(&ctx) => roce::attributes(&ctx, object, &mut *attr)?,
             v::QPS_INIT => v::QP_STATE | v::QP_ACCESS_FLAGS | v::QP_PKEY_INDEX | v::QP_PORT,
             v::QPS_RTR | v::QPS_RTS => v::QP_STATE | v::QP_ACCESS_FLAGS,
             _ => return Err(EINVAL),
         };
         // Rights are checked by memory region; the queue pair allows all.
-        (*attr).qp_access_flags = 0xf;
+        (*attr).qp_access_flags = ACCESS_ALL;
         (*attr).port_num = 1;
         (*attr).pkey_index = 0;
         *mask = bits as c_int;

@@ -122,6 +122,9 @@ unsafe fn default_xrcd(verbs: *mut ibv_context) -> Res<*mut ibv_xrcd> {
     Ok(xrcd)
 }
 
+/// The rights of a queue pair, which regions limit: local and remote writes, remote reads, atomics.
+pub(super) const ACCESS_ALL: u32 = 0xf;
+
 const ATTR_PD: u32 = 1;
 const ATTR_XRCD: u32 = 2;
 
@@ -202,8 +205,11 @@ unsafe fn adopt(
 /// Brings a connected queue pair to INIT, as `rdma_create_qp(3)` does, and lets the identifier name it. The program may post
 /// receives from now on, whatever the device looks like.
 unsafe fn make_ready(object: &IdObject, q: *mut ibv_qp) -> Res<()> {
-    let raw = &qp::find(q)?.raw;
+    let own = qp::find(q)?;
+    let raw = &own.raw;
     raw.modify(State::Init)?;
+    // As `rdma_init_qp_attr` has it.
+    own.attributes.lock().qp_access_flags = ACCESS_ALL;
     (*q).state = QPS_INIT;
     object.raw.set_queue_pair(Some(raw));
     Ok(())

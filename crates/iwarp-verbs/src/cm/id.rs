@@ -5,15 +5,16 @@ use super::datagram::{self, Joined};
 use super::lookup::Lookup;
 use super::{roce, sockaddr};
 use crate::abi::cma::*;
-use crate::abi::verbs::value::{QPT_RC, QPT_UD, QPT_XRC_RECV};
+use crate::abi::verbs::value::{QPS_RTS, QPT_RC, QPT_UD, QPT_XRC_RECV};
 use crate::abi::verbs::*;
 use crate::device;
 use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, minus_one, value};
 use crate::object::{self, Kind, Object, Unacknowledged};
 use crate::query::PKEY;
 use crate::unused;
-use iwarp::raw::cm::CmId;
+use iwarp::raw::cm::{CmId, InfinibandParameters};
 use iwarp::raw::{ProcessLock, XrcEnd};
+use iwarp_rnic::qp::State;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::ffi::{c_int, c_uint, c_void};
@@ -53,6 +54,8 @@ pub(crate) struct Endpoint {
     pub(crate) qp: usize,
     /// The shared receive queue that `rdma_create_srq` made.
     pub(crate) srq: usize,
+    /// What the other end says of its queue pair, if both devices look like RoCE NICs.
+    pub(crate) peer: Option<InfinibandParameters>,
     /// The path record, on a device that looks like a RoCE NIC.
     path: Option<Box<ibv_sa_path_rec>>,
 }
@@ -197,9 +200,11 @@ pub(crate) unsafe fn refresh(id: *mut rdma_cm_id) {
     if let Some(peer) = peer {
         (*id).route.addr.dst_storage = sockaddr::write(peer).0;
     }
-    // In C an identifier that is bound to a loopback address is on no device, as if bound to the wildcard. libfabric would take
-    // a device that it sees here for the only one to be used.
-    let anywhere = peer.is_none() && local.is_none_or(|a| a.ip().is_loopback());
+    // An identifier that is bound to a loopback address is on no device, as if bound to the
+    // wildcard. libfabric would take a device that it sees here for the only one to be used. A
+    // listener has its device, as in the kernel.
+    let bound_only = peer.is_none() && !object.raw.is_listening();
+    let anywhere = bound_only && local.is_none_or(|a| a.ip().is_loopback());
     if (*id).verbs.is_null()
         && !anywhere
         && let Some(ctx) = object.raw.context()
@@ -386,7 +391,7 @@ pub(crate) unsafe extern "C" fn rdma_resolve_route(
 
 pub(crate) unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
     minus_one(|| {
-        find(id)?.raw.listen(backlog.max(0) as u32)?;
+        find(id)?.raw.listen_strictly(backlog.max(0) as u32)?;
         refresh(id);
         Ok(0)
     })
@@ -399,7 +404,10 @@ const ID_REUSEADDR: c_int = 1;
 const ID_AFONLY: c_int = 2;
 const ID_ACK_TIMEOUT: c_int = 3;
 
-/// TCP has its own time-outs. The value is kept because the queue pair's attributes report it.
+/// The largest code of a time-out, which has five bits.
+const ACK_TIMEOUT_MAX: u8 = 31;
+
+/// Lets the queue pair's attributes report the time-out.
 pub(crate) unsafe fn show_timeout(id: *mut rdma_cm_id, object: &IdObject) {
     if let (Some(timeout), Ok(qp)) = (
         object.endpoint.lock().ack_timeout,
@@ -407,6 +415,37 @@ pub(crate) unsafe fn show_timeout(id: *mut rdma_cm_id, object: &IdObject) {
     ) {
         qp.set_timeout(timeout);
     }
+}
+
+/// Lets the queue pair say what the connection has agreed on: librdmacm moves it to RTR and RTS
+/// when it accepts, and when it reports that the other end has accepted.
+pub(crate) unsafe fn show_connection(id: *mut rdma_cm_id, object: &IdObject) {
+    let (Ok(qp), Some(ctx)) = (crate::qp::find((*id).qp), object.raw.context()) else {
+        return;
+    };
+    let mut attr: ibv_qp_attr = std::mem::zeroed();
+    roce::connection(&ctx, object, &qp.raw, &mut attr);
+    qp.show_connection(&attr, roce::is_face_of(&ctx));
+    // A queue pair that has failed meanwhile, or that the program moves itself, is what it is.
+    if qp.raw.state() == State::Rts {
+        (*(*id).qp).state = QPS_RTS;
+    }
+}
+
+/// Sets an option of an identifier that the kernel takes in some of its states only.
+fn set_port_option(raw: &CmId, name: c_int, on: bool) -> Res<()> {
+    let may = match name {
+        ID_REUSEADDR => raw.may_reuse_address(on),
+        _ => raw.may_choose_family(),
+    };
+    if !may {
+        return Err(EINVAL);
+    }
+    match name {
+        ID_REUSEADDR => raw.set_reuse_address(on),
+        _ => raw.set_only_v6(on),
+    }
+    Ok(())
 }
 
 pub(crate) unsafe extern "C" fn rdma_set_option(
@@ -426,13 +465,18 @@ pub(crate) unsafe extern "C" fn rdma_set_option(
             }
         };
         match (level, name) {
-            (OPTION_ID, ID_AFONLY) => object.raw.set_only_v6(int()? != 0),
-            (OPTION_ID, ID_REUSEADDR) => object.raw.set_reuse_address(int()? != 0),
+            (OPTION_ID, ID_AFONLY | ID_REUSEADDR) => {
+                set_port_option(&object.raw, name, int()? != 0)?;
+            }
             (OPTION_ID, ID_TOS) if len == 1 && !data.is_null() => {
                 object.endpoint.lock().tos = *data.cast::<u8>();
             }
             (OPTION_ID, ID_ACK_TIMEOUT) if len == 1 && !data.is_null() => {
-                object.endpoint.lock().ack_timeout = Some(*data.cast::<u8>());
+                let timeout = *data.cast::<u8>();
+                if timeout > ACK_TIMEOUT_MAX || object.raw.is_for_datagrams() {
+                    return Err(EINVAL);
+                }
+                object.endpoint.lock().ack_timeout = Some(timeout);
                 show_timeout(id, object);
             }
             (OPTION_ID, ID_TOS | ID_ACK_TIMEOUT) => return Err(EINVAL),
@@ -467,7 +511,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_loopback_address_is_on_no_device_until_there_is_a_peer() {
+    fn loopback_address_has_a_device_in_use_only() {
         let address: SocketAddr = "127.0.0.1:0".parse().unwrap();
         let (mut address, _) = sockaddr::write(address);
         let address = (&raw mut address).cast::<libc::sockaddr>();
@@ -479,9 +523,10 @@ mod tests {
                 0
             );
             assert_eq!(rdma_bind_addr(id, address), 0);
-            assert_eq!(rdma_listen(id, 1), 0);
             assert!((*id).verbs.is_null() && (*id).pd.is_null());
             assert_ne!(rdma_get_src_port(id), 0);
+            assert_eq!(rdma_listen(id, 1), 0);
+            assert!(!(*id).verbs.is_null() && !(*id).pd.is_null());
             let mut peer = (*id).route.addr.src_storage;
             assert_eq!(rdma_destroy_id(id), 0);
 

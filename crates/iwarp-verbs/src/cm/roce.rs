@@ -2,14 +2,14 @@
 //! path record, and attributes for programs that move their queue pair themselves. Connections are made in the same way in both
 //! faces, so none of the values but the addresses has an effect.
 
-use super::id::gid_of;
+use super::id::{IdObject, gid_of};
 use crate::abi::verbs::value as v;
 use crate::abi::verbs::*;
 use crate::face;
 use crate::guard::{EINVAL, Res};
 use crate::query::{self, PKEY, RD_ATOMIC};
-use iwarp::raw::Context;
 use iwarp::raw::cm::CmId;
+use iwarp::raw::{Context, QueuePair, Retry};
 use iwarp::{Face, GidKind};
 use std::ffi::c_uint;
 use std::net::SocketAddr;
@@ -45,25 +45,50 @@ pub(super) fn path(ctx: &Context, id: &CmId) -> Option<ibv_sa_path_rec> {
     Some(path)
 }
 
+/// Fills in what a connection has agreed on, as `ibv_query_qp` reports it. Fields that only
+/// InfiniBand has are for its face.
+pub(super) fn connection(ctx: &Context, id: &IdObject, qp: &QueuePair, attr: &mut ibv_qp_attr) {
+    attr.path_mtu = query::mtu_code(ctx.device().mtu);
+    let (outbound, inbound) = id.raw.depths().unwrap_or_default();
+    let octet = |depth: u16| u8::try_from(depth).unwrap_or(u8::MAX);
+    attr.max_rd_atomic = octet(outbound);
+    attr.max_dest_rd_atomic = octet(inbound);
+    let endpoint = id.endpoint.lock();
+    let retry = qp.retry();
+    attr.timeout = endpoint.ack_timeout.unwrap_or(retry.timeout);
+    attr.retry_cnt = retry.retry_cnt;
+    attr.rnr_retry = retry.rnr_retry;
+    if let Some(peer) = endpoint.peer {
+        attr.dest_qp_num = peer.qp_num;
+        attr.rnr_retry = peer.rnr_retry_count;
+    }
+    if let Ok(route) = route(ctx, &id.raw) {
+        attr.ah_attr = route;
+    }
+}
+
 /// Fills in the attributes for the change to `attr.qp_state`. Returns which they are.
-pub(super) fn attributes(ctx: &Context, id: &CmId, attr: &mut ibv_qp_attr) -> Res<c_uint> {
+pub(super) fn attributes(ctx: &Context, id: &IdObject, attr: &mut ibv_qp_attr) -> Res<c_uint> {
+    let (outbound, inbound) = id.raw.depths().unwrap_or((RD_ATOMIC, RD_ATOMIC));
     let bits = match attr.qp_state {
         v::QPS_INIT => face::TO_INIT,
         v::QPS_RTR => {
-            attr.ah_attr = route(ctx, id)?;
+            attr.ah_attr = route(ctx, &id.raw)?;
             attr.path_mtu = query::mtu_code(ctx.device().mtu);
             attr.dest_qp_num = face::MANAGED_QPN;
             attr.rq_psn = 0;
-            attr.max_dest_rd_atomic = RD_ATOMIC as u8;
+            attr.max_dest_rd_atomic = inbound as u8;
             attr.min_rnr_timer = 0;
             face::TO_RTR
         }
         v::QPS_RTS => {
-            attr.timeout = 0;
-            attr.retry_cnt = 7;
-            attr.rnr_retry = 7;
+            let retry = Retry::default();
+            let endpoint = id.endpoint.lock();
+            attr.timeout = endpoint.ack_timeout.unwrap_or(retry.timeout);
+            attr.retry_cnt = endpoint.peer.map_or(retry.retry_cnt, |p| p.retry_count);
+            attr.rnr_retry = endpoint.peer.map_or(retry.rnr_retry, |p| p.rnr_retry_count);
             attr.sq_psn = 0;
-            attr.max_rd_atomic = RD_ATOMIC as u8;
+            attr.max_rd_atomic = outbound as u8;
             face::TO_RTS
         }
         _ => return Err(EINVAL),

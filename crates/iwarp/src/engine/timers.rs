@@ -1,46 +1,42 @@
 //! The timers of an engine.
 
 use crate::progress::sync::parking::Mutex;
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::BTreeSet;
 
 /// A timer: when it expires, in nanoseconds of the monotonic clock, the token of its source, and what the source calls it.
 pub(super) type Timer = (u64, u64, u32);
 
-/// Timers in the order in which they expire. They are not cancelled.
+/// Timers in the order in which they expire. They are not cancelled, so there may be many. A tree
+/// allocates small pieces, which the C libraries serve from their reserve when there is no memory;
+/// a heap would have to be copied to a place twice as large.
 #[derive(Default)]
-pub(super) struct Timers(Mutex<BinaryHeap<Reverse<Timer>>>);
+pub(super) struct Timers(Mutex<BTreeSet<Timer>>);
 
 impl Timers {
     /// Sets one. Returns `true` if it is now the first one.
     pub(super) fn set(&self, timer: Timer) -> bool {
         let mut timers = self.0.lock();
-        let first = timers.peek().is_none_or(|Reverse((at, ..))| timer.0 < *at);
-        timers.push(Reverse(timer));
-        first
+        let is_first = timers.first().is_none_or(|(at, ..)| timer.0 < *at);
+        timers.insert(timer);
+        is_first
     }
 
     /// Takes the first one if it has expired at `now`.
     pub(super) fn take_due(&self, now: u64) -> Option<Timer> {
         let mut timers = self.0.lock();
-        let due = timers.peek().is_some_and(|Reverse((at, ..))| *at <= now);
-        due.then(|| timers.pop())
-            .flatten()
-            .map(|Reverse(timer)| timer)
+        let is_due = timers.first().is_some_and(|(at, ..)| *at <= now);
+        is_due.then(|| timers.pop_first()).flatten()
     }
 
     /// Returns the time of the first one for which `wanted` holds, and drops those before it. `wanted` is called without the
     /// lock, because sources set timers under theirs.
     pub(super) fn first(&self, wanted: impl Fn(&Timer) -> bool) -> Option<u64> {
         loop {
-            let Reverse(first) = *self.0.lock().peek()?;
+            let first = *self.0.lock().first()?;
             if wanted(&first) {
                 return Some(first.0);
             }
-            let mut timers = self.0.lock();
-            if timers.peek() == Some(&Reverse(first)) {
-                timers.pop();
-            }
+            self.0.lock().remove(&first);
         }
     }
 }

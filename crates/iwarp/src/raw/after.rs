@@ -22,7 +22,7 @@ pub(super) struct After {
     pub(super) fault: Option<Fault>,
     pub(super) cm: Option<Weak<dyn CmSink>>,
     pub(super) closed_by_us: bool,
-    /// The initiator's first message has come, now or earlier.
+    /// The initiator's first FPDU has come, now or earlier.
     pub(super) established: bool,
     pub(super) dropped: Option<Arc<Link>>,
     /// The queue pair waits until nobody uses some memory.
@@ -118,7 +118,7 @@ impl After {
             tracing::debug!(qp = qp.num, %fault, "connection failed");
         }
         raise(
-            Events::ESTABLISHED,
+            Events::MESSAGE_IN_RTR,
             AsyncEventKind::CommunicationEstablished,
         );
         raise(Events::ACCESS_ERROR, AsyncEventKind::QpAccessError);
@@ -387,7 +387,7 @@ mod tests {
             names.collect::<Vec<_>>()
         };
         for (event, name) in [
-            (Events::ESTABLISHED, "established"),
+            (Events::MESSAGE_IN_RTR, "established"),
             (Events::ACCESS_ERROR, "access"),
             (Events::REQUEST_ERROR, "request"),
             (Events::FATAL, "fatal"),

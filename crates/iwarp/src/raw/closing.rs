@@ -4,7 +4,7 @@ use super::after::{After, DriveHost};
 use super::events::AsyncEventKind;
 use super::inject::Way;
 use super::linger::{self, Farewell};
-use super::qp::{Guarded, QpInner, Reach, TIMER_LINGER};
+use super::qp::{Guarded, QpInner, QueuePair, Reach, TIMER_LINGER};
 use super::rest::Rest;
 use crate::sys::poller::Interest;
 use iwarp_rnic::qp::{Events, RxInterest, State, StreamWish};
@@ -161,7 +161,10 @@ impl QpInner {
         if want == g.conn.interest {
             return;
         }
-        let changed = if !g.conn.resting {
+        let changed = if std::mem::take(&mut g.conn.left.unwatched) {
+            // The held Send has its receive: what is behind it is read, to the end.
+            link.engine.resume(&link.stream, link.token, want)
+        } else if !g.conn.resting {
             link.engine.modify(&link.stream, link.token, want)
         } else if readable {
             // Kept until it is watched again. A driving thread writes, too.
@@ -323,6 +326,28 @@ impl QpInner {
             | AsyncEventKind::Port(_)
             | AsyncEventKind::Datagram(..) => true,
         });
+    }
+}
+
+impl QueuePair {
+    /// Begins the graceful end of the connection: queued requests that TCP takes are sent, the
+    /// others are flushed.
+    pub fn disconnect(&self) {
+        let mut after = After::default();
+        {
+            let mut g = self.inner.state.lock();
+            let is_gone = g.conn.left.rx || g.conn.left.tx;
+            let mut host = DriveHost::new(&self.inner, &mut after);
+            match is_gone {
+                // Nobody takes what is queued.
+                true => g.machine.leave(&mut host),
+                false => g.machine.close(&mut host),
+            }
+            drop(host);
+            self.inner.settle(&mut g, &mut after);
+        }
+        after.run(&self.inner);
+        self.inner.drive_tx();
     }
 }
 

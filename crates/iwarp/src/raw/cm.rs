@@ -2,11 +2,15 @@
 //!
 //! An identifier is bound, resolved, connected, or listens. The results arrive as events on its channel.
 //! `id` holds the identifiers, `resolve` the look-up of addresses, `active` and `passive` the two sides of MPA start-up (RFC 5044 section 7.1, RFC 6581), `accept` the end of the second, `unheard` the same for queue pairs that are connected by number, `xrc` what they
-//! say of extended reliable connections, `sink` the events of queue pairs, `reminders` what is sent to a responder that stays silent and when, `stand_in` connections without the program's queue pair, `sidr` identifiers for datagrams.
+//! say of extended reliable connections, `infiniband` what they say of queue pairs of devices that
+//! look like RoCE NICs, `sink` the events of queue pairs, `reminders` what is sent to a responder
+//! that stays silent and when, `stand_in` connections without the program's queue pair, `sidr`
+//! identifiers for datagrams.
 
 mod accept;
 mod active;
 mod id;
+mod infiniband;
 mod overtaken;
 mod passive;
 mod refused;
@@ -18,9 +22,11 @@ mod stand_in;
 mod startup;
 mod timewait;
 mod unheard;
+mod withdrawn;
 mod xrc;
 
-pub use id::{CmId, ConnectionParameters};
+pub use id::{CmId, CmProgress, ConnectionParameters};
+pub use infiniband::InfinibandParameters;
 pub use iwarp_proto::sidr::DEFAULT_QKEY;
 pub use sidr::DatagramEnd;
 #[cfg(test)]
@@ -85,10 +91,18 @@ pub struct CmEvent {
     /// For [`CmEventKind::Rejected`]: `true` if the peer's MPA reply refused, `false` if the peer's TCP did, so that
     /// probably nobody listens there.
     pub replied: bool,
-    /// RDMA Reads and atomics that the peer may have outstanding towards us; `None` if it did not say.
+    /// RDMA Reads and atomics that the peer may have outstanding towards us: for a request what it asks for, `None` if it did not say; for
+    /// [`CmEventKind::Established`] what was negotiated.
     pub responder_resources: Option<u16>,
-    /// RDMA Reads and atomics that the peer can serve; `None` if it did not say.
+    /// RDMA Reads and atomics that we may have outstanding towards the peer: for a request what it
+    /// can serve, `None` if it did not say; for [`CmEventKind::Established`] what was negotiated.
     pub initiator_depth: Option<u16>,
+    /// For a connection request, and for [`CmEventKind::Established`] at the end that has asked:
+    /// what the peer says of its queue pair, if its connection behaves as on InfiniBand
+    /// ([`ConnectionParameters::infiniband`]).
+    pub infiniband: Option<InfinibandParameters>,
+    /// Counts the event of a request as long as nobody has taken it.
+    pub(crate) _untaken: Option<Arc<passive::Count>>,
     /// For a connection request: the peer is this end of an extended reliable connection, and the other end has to accept it.
     pub xrc: Option<XrcEnd>,
     /// For an identifier for datagrams, with [`Established`](CmEventKind::Established) and the events of multicast: where to send to.

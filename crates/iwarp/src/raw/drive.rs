@@ -9,6 +9,7 @@ pub(super) use tx::{take_rest, tx};
 
 use super::after::{After, DriveHost};
 use super::inject::Way;
+use super::left;
 use super::qp::{Guarded, QpInner};
 use iwarp_rnic::qp::RxInterest;
 use parking_lot::MutexGuard;
@@ -19,8 +20,20 @@ pub(super) fn broken(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>, after: 
     if g.link.is_none() {
         return;
     }
-    if g.machine.is_connectionless() {
+    if g.machine.hides_end() {
         // The program knows of no stream that could break, only of a peer that does not answer.
+        left::leave(qp, g, after);
+        return;
+    }
+    fail(qp, g, after);
+}
+
+/// The stream fails, and the queue pair with it.
+pub(super) fn fail(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>, after: &mut After) {
+    if g.link.is_none() {
+        return;
+    }
+    if g.machine.is_connectionless() {
         g.machine.blame_absent_peer();
     }
     g.machine.stream_failed(&mut DriveHost::new(qp, after));
@@ -32,9 +45,14 @@ pub(super) fn broken(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>, after: 
 pub(super) fn hung_up(qp: &Arc<QpInner>) {
     let mut after = After::default();
     let mut g = qp.state.lock();
-    let held = g.machine.rx_interest() == RxInterest::Held || !qp.passes(Way::In);
-    if held && g.link.as_ref().is_some_and(|l| l.stream.is_hung_up()) {
-        broken(qp, &mut g, &mut after);
+    let held = g.machine.rx_interest() == RxInterest::Held;
+    let unread = held || !qp.passes(Way::In);
+    if unread && g.link.as_ref().is_some_and(|l| l.stream.is_hung_up()) {
+        if held && g.machine.hides_end() {
+            left::leave_behind_held(&mut g, &mut after);
+        } else {
+            broken(qp, &mut g, &mut after);
+        }
         qp.settle(&mut g, &mut after);
     }
     drop(g);

@@ -1,45 +1,97 @@
-//! What happens when the peer of a queue pair that is connected by number leaves.
+//! The end of a stream that is hidden from its queue pair: the peer is known by number, or the
+//! connection manager's connection is shown as InfiniBand shows it.
 //!
-//! On InfiniBand no event tells that the peer's queue pair is gone: receives stay posted, and a request fails when it is not
+//! On InfiniBand a queue pair does not notice that the peer's queue pair is gone: receives stay
+//! posted, and a request fails when it is not
 //! answered for some time. Programs that connect by number rely on that: the end that is done first exits while the other
-//! still looks for its last completions, where a flushed receive would be an error.
+//! still polls for its last completions, where a flushed receive would be an error. A program that
+//! uses the connection manager gets the event that the connection is over, and takes what has
+//! arrived before it ends its own queue pair.
 
 use super::after::{After, DriveHost};
+use super::cm::InfinibandParameters;
 use super::qp::{Guarded, QpInner, TIMER_LEFT};
 use crate::sys::poller::Interest;
+use iwarp_rnic::qp::Events;
 use std::sync::Arc;
 
-/// Which part of a stream has ended while the program was not told.
+/// The `rnr_retry` that has no limit, and the largest `retry_cnt`: both fields have three bits.
+const FOR_EVER: u8 = 7;
+const RETRIES_MAX: u8 = 7;
+
+/// The parts of a stream that have ended without a change of the queue pair.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Left {
     /// No more octets come.
     pub(super) rx: bool,
     /// No octets can be sent.
     pub(super) tx: bool,
-    /// The time of a request is running.
+    /// The stream has ended behind a held Send, and the engine does not watch it.
+    pub(super) unwatched: bool,
+    /// The timer of a request is running.
     timer: bool,
 }
 
-/// The program is not told that the stream has ended.
-pub(super) fn leave(qp: &Arc<QpInner>, g: &mut Guarded) {
-    let Some(link) = &g.link else { return };
+impl Guarded {
+    /// With parameters, the connection that begins ends as on InfiniBand, and its Sends and
+    /// requests have the times of these parameters.
+    pub(super) fn behave_as(&mut self, infiniband: Option<InfinibandParameters>) {
+        let Some(parameters) = infiniband else { return };
+        self.machine.hide_end();
+        if parameters.rnr_retry_count >= FOR_EVER {
+            self.machine.hold_for_ever();
+        }
+        self.retry.retry_cnt = parameters.retry_count.min(RETRIES_MAX);
+        if let Some(timeout) = parameters.ack_timeout {
+            self.retry.timeout = timeout;
+        }
+    }
+}
+
+/// The stream has ended, and the queue pair stays as it is.
+pub(super) fn leave(qp: &Arc<QpInner>, g: &mut Guarded, after: &mut After) {
     tracing::trace!(qp = qp.num, "the peer has left");
-    // A hang-up is reported whatever events are asked for.
-    link.engine.pause(&link.stream);
-    g.conn.resting = false;
-    g.conn.interest = Interest {
-        readable: false,
-        writable: false,
-    };
+    unwatch(g);
     g.conn.stalled = None;
     g.conn.left.rx = true;
+    notify_manager(g, after);
     send(g);
 }
 
-/// Handles requests that no peer will answer.
+/// The stream has ended behind a Send that waits for its receive. What has arrived is still read
+/// when that is posted.
+pub(super) fn leave_behind_held(g: &mut Guarded, after: &mut After) {
+    unwatch(g);
+    g.conn.left.tx = true;
+    g.conn.left.unwatched = true;
+    notify_manager(g, after);
+    send(g);
+}
+
+/// Takes the socket out of the engine's set: a hang-up would be reported again and again, whatever
+/// events are asked for.
+fn unwatch(g: &mut Guarded) {
+    let Some(link) = &g.link else { return };
+    link.engine.pause(&link.stream);
+    g.conn.resting = false;
+    g.conn.interest = Interest::NONE;
+}
+
+/// Notifies the connection manager of the end, unless the peer is known by number: then the program
+/// knows of no connection.
+pub(super) fn notify_manager(g: &Guarded, after: &mut After) {
+    if !g.machine.is_connectionless() {
+        after.events |= Events::DISCONNECTED;
+        after.cm = g.conn.cm.clone();
+    }
+}
+
+/// Starts the timer of requests that no peer will answer.
 pub(super) fn send(g: &mut Guarded) {
     let Some(link) = &g.link else { return };
-    if !g.conn.left.rx || g.conn.left.timer || g.machine.sends_outstanding() == 0 {
+    let left = g.conn.left;
+    let gone = left.rx || left.unwatched;
+    if !gone || left.timer || g.machine.sends_outstanding() == 0 {
         return;
     }
     if let Some(limit) = g.retry.gone_after() {
@@ -68,8 +120,9 @@ mod tests {
     use super::super::retry::Retry;
     use super::super::testing;
     use super::*;
-    use iwarp_rnic::qp::State;
-    use iwarp_rnic::{SendOp, SendWr};
+    use iwarp_rnic::qp::{RxInterest, State};
+    use iwarp_rnic::{Cqe, RecvWr, SendOp, SendWr, WcStatus};
+    use std::io::Write as _;
 
     /// A queue pair with this peer, which waits for hours for an answer.
     fn connection() -> (QueuePair, std::net::TcpStream) {
@@ -121,7 +174,7 @@ mod tests {
                 let wr = SendWr::new(1, SendOp::Send, &[]);
                 g.machine.post_send(&wr, &mut host).unwrap();
             }
-            leave(&qp.inner, &mut g);
+            leave(&qp.inner, &mut g, &mut after);
             assert_eq!((g.conn.left.rx, g.conn.left.timer), (true, asks));
             drop(g);
             qp.destroy();
@@ -138,5 +191,85 @@ mod tests {
             assert_eq!(qp.state(), state);
             qp.destroy();
         }
+    }
+
+    /// A queue pair whose end is hidden: its peer is known by number, or its connection is shown as
+    /// InfiniBand shows it.
+    fn hidden(by_number: bool) -> (QueuePair, std::net::TcpStream) {
+        let (qp, peer) = connection();
+        let mut g = qp.inner.state.lock();
+        match by_number {
+            true => g.machine.hide_connection(),
+            false => g.machine.hide_end(),
+        }
+        drop(g);
+        (qp, peer)
+    }
+
+    fn receive(qp: &QueuePair, wr_id: u64) {
+        let wr = RecvWr { wr_id, sges: &[] };
+        qp.post_recv(&[wr]).unwrap();
+    }
+
+    fn polled(qp: &QueuePair) -> Vec<(u64, WcStatus)> {
+        let mut cqes = [Cqe::default(); 4];
+        let n = qp.inner.recv_cq.poll(&mut cqes).unwrap();
+        let cqes = cqes[..n].iter();
+        cqes.map(|cqe| (cqe.wr_id, cqe.status)).collect()
+    }
+
+    /// The peer dies in the middle of an FPDU, and of a message.
+    #[test]
+    fn cut_message_changes_nothing() {
+        for by_number in [true, false] {
+            for part in 1..testing::EMPTY_SEND.len() {
+                let (qp, mut peer) = hidden(by_number);
+                receive(&qp, 1);
+                peer.write_all(&testing::EMPTY_SEND[..part]).unwrap();
+                drop(peer);
+                testing::until("the end is not noticed", || {
+                    qp.inner.state.lock().conn.left.rx
+                });
+                assert_eq!(qp.state(), State::Rts);
+                assert_eq!(polled(&qp), []);
+                timer(&qp.inner);
+                assert_eq!(qp.state(), State::Rts, "nothing waits for an answer");
+                qp.disconnect();
+                assert_eq!(qp.state(), State::Error);
+                assert_eq!(polled(&qp), [(1, WcStatus::Flushed)]);
+                qp.destroy();
+            }
+        }
+    }
+
+    /// A stream that is reset behind a held Send is read to its end when the receive is posted.
+    #[test]
+    fn held_send_outlives_a_reset() {
+        let (qp, mut peer) = hidden(false);
+        qp.inner.state.lock().machine.hold_for_ever();
+        let mut octets = testing::EMPTY_SEND.to_vec();
+        octets.extend_from_slice(&testing::send_fpdu_of(2, &[]));
+        peer.write_all(&octets).unwrap();
+        testing::until("the Send is not held", || {
+            qp.inner.state.lock().machine.rx_interest() == RxInterest::Held
+        });
+        testing::break_off(&testing::link(&qp), peer);
+        testing::until("the end is not noticed", || {
+            qp.inner.state.lock().conn.left.unwatched
+        });
+        assert_eq!(qp.state(), State::Rts);
+        receive(&qp, 1);
+        receive(&qp, 2);
+        let mut done = Vec::new();
+        testing::until("the Sends are lost", || {
+            done.extend(polled(&qp));
+            done.len() == 2
+        });
+        assert_eq!(done, [(1, WcStatus::Success), (2, WcStatus::Success)]);
+        testing::until("the end is not noticed again", || {
+            qp.inner.state.lock().conn.left.rx
+        });
+        assert_eq!(qp.state(), State::Rts);
+        qp.destroy();
     }
 }

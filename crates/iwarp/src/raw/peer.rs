@@ -601,6 +601,7 @@ fn join(ctx: &Context, qp: &QueuePair, ip: IpAddr) -> Result<()> {
         flow: None,
         cm: None,
         life: None,
+        infiniband: None,
     })
 }
 

@@ -8,6 +8,7 @@
 
 use super::absent::{self, Absent};
 use super::after::{After, DriveHost};
+use super::cm::InfinibandParameters;
 use super::context::{Context, ContextInner};
 use super::cork::{FLUSH_AFTER, Verdict};
 use super::cq::CompletionQueue;
@@ -129,6 +130,8 @@ pub(crate) struct Handover {
     pub(crate) cm: Option<Weak<dyn CmSink>>,
     /// The life of the queue pair ([`QueuePair::life`]) for which a stream was set up that took time; `None`: whichever it is in.
     pub(crate) life: Option<u64>,
+    /// The connection behaves as on InfiniBand.
+    pub(crate) infiniband: Option<InfinibandParameters>,
 }
 
 /// The part of the connection manager that is told about the connection of a queue pair.
@@ -592,11 +595,6 @@ impl QueuePair {
         result
     }
 
-    /// Begins the graceful end of the connection: queued requests that TCP takes are sent, the others are flushed.
-    pub fn disconnect(&self) {
-        self.inner.with_machine(|machine, host| machine.close(host));
-    }
-
     /// Ends the connection with a reset: octets that the peer's TCP has not acknowledged yet are lost. The reset is a single
     /// packet. If it is lost, the peer learns of the end from the answer to the next octets that it sends.
     pub fn abort(&self) {
@@ -776,6 +774,7 @@ impl QpInner {
                 engine.remove(&link.stream, token);
                 return Err(error);
             }
+            g.behave_as(handover.infiniband);
             if let Some(flow) = &link.flow {
                 flow.framed(handover.config.markers_tx, handover.config.markers_rx);
             }

@@ -180,6 +180,7 @@ pub(super) fn unattached(life: Option<u64>, initiator: bool) -> (Handover, std::
         times: StreamTimes::NONE,
     };
     let handover = Handover {
+        infiniband: None,
         stream: TcpStream::from_socket(ours.into()).unwrap(),
         ends,
         watched: None,

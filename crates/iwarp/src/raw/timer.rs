@@ -4,6 +4,7 @@
 //! Timers are not cancelled. One whose purpose is gone is ignored and wakes no thread.
 
 use super::after::{After, DriveHost};
+use super::left;
 use super::qp::{Guarded, QpInner, TIMER_MACHINE};
 use crate::sys::clock::now_ns;
 use iwarp_rnic::Time;
@@ -73,6 +74,9 @@ impl QpInner {
         g.conn.timer = None;
         // Nothing is read behind a held Send, so the end has to be looked for.
         if g.machine.rx_interest() == RxInterest::Held && link.stream.peer_closed() {
+            if g.machine.hides_end() {
+                left::notify_manager(&g, &mut after);
+            }
             g.machine.sender_closed();
         }
         g.machine

@@ -50,6 +50,7 @@ fn a_connection_without_a_queue_pair_of_the_program_has_private_data_and_an_end(
             private_data: b"answer".to_vec(),
             responder_resources: Some(2),
             initiator_depth: Some(1),
+            ..Default::default()
         };
         request.id.accept(&parameters).unwrap();
         let event = expect(&at_client, CmEventKind::Established);

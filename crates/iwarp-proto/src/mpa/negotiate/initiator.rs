@@ -79,12 +79,22 @@ impl Initiator {
     /// The RTR messages on offer.
     fn offer(&self) -> RtrSet {
         if !self.params.peer_to_peer {
-            RtrSet::NONE
-        } else if self.params.rtr_offer == RtrSet::NONE {
+            return RtrSet::NONE;
+        }
+        let offer = match self.params.rtr_offer {
             // A = 1 without B, C or D would leave the responder to guess.
-            RtrSet::WRITE_READ
-        } else {
-            self.params.rtr_offer
+            RtrSet::NONE => RtrSet::WRITE_READ,
+            offer => offer,
+        };
+        // A ULP that issues no Reads has an ORD of zero, which its peer's ULP is told. A Read as
+        // RTR message would need one.
+        let without_read = RtrSet {
+            read: false,
+            ..offer
+        };
+        match self.params.ord() {
+            0 if without_read != RtrSet::NONE => without_read,
+            _ => offer,
         }
     }
 

@@ -54,15 +54,16 @@ impl Life {
         }
     }
 
-    /// The sender of the Send that is held has closed its direction.
-    pub(in crate::qp) fn sender_closed(&mut self) {
+    /// The sender of the Send that is held has closed its direction. With `wait`, the Send is held
+    /// without a limit from now on.
+    pub(in crate::qp) fn sender_closed(&mut self, wait: bool) {
         if let Some(Hold::Since {
             until,
             until_if_closed,
             look,
         }) = self.hold()
         {
-            *until = *until_if_closed;
+            *until = if wait { Time::NEVER } else { *until_if_closed };
             *look = None;
         }
     }

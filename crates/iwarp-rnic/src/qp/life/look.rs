@@ -99,6 +99,18 @@ impl Life {
         )
     }
 
+    /// Returns `true` in RTR with a stream.
+    #[inline]
+    pub(in crate::qp) const fn is_rtr(&self) -> bool {
+        matches!(
+            self,
+            Self::Up {
+                ready: Ready::Receive,
+                ..
+            }
+        )
+    }
+
     /// Returns `true` if a plan is to be written, or a Terminate.
     #[inline]
     pub(in crate::qp) const fn has_octets_due(&self) -> bool {

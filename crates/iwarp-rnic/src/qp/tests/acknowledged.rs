@@ -212,47 +212,78 @@ fn ends() -> [fn(&mut Rig); 3] {
         |rig| rig.eof(),
         |rig| {
             // The driver hides the end, and later gives up the requests that wait.
-            assert!(rig.qp.peer_left(&rig.buffer));
+            assert!(rig.qp.hides_end());
             rig.qp.stream_failed(&mut rig.host);
         },
     ]
 }
 
-/// The end of a stream is hidden from a program that knows of no connection, and from no other.
+/// The end of a stream is hidden if the queue pair is connected by number or asks for that, inside
+/// a message, too.
 #[test]
-fn the_end_of_a_stream_is_hidden_between_messages_of_a_peer_with_a_number() {
+fn hidden_end_of_stream() {
     let hidden = |prepare: fn(&mut Rig)| {
         let mut rig = Rig::new();
         let mr = rig.mr(64, ALL);
         rig.recv(1, &[mr.sge()]);
         prepare(&mut rig);
-        rig.qp.peer_left(&rig.buffer)
+        rig.qp.hides_end()
     };
     assert!(!hidden(|_| ()));
-    assert!(hidden(|rig| rig.qp.hide_connection()));
-    assert!(hidden(|rig| {
-        rig.qp.hide_connection();
-        assert_eq!(rig.rx_ulpdu(&send(1, &[1])), RxStatus::Ok);
-    }));
-    // A part of an FPDU, and of a message.
-    assert!(!hidden(|rig| {
-        rig.qp.hide_connection();
-        assert_eq!(rig.rx(&[0]), RxStatus::Ok);
-    }));
-    assert!(!hidden(|rig| {
-        rig.qp.hide_connection();
-        let part = untagged(Opcode::SEND, 0, 1, 0, false, &[1]);
-        assert_eq!(rig.rx_ulpdu(&part), RxStatus::Ok);
-    }));
-    // The program has begun to end it, or it has failed.
-    assert!(!hidden(|rig| {
-        rig.qp.hide_connection();
-        rig.qp.close(&mut rig.host);
-    }));
-    assert!(!hidden(|rig| {
-        rig.qp.hide_connection();
-        rig.qp.stream_failed(&mut rig.host);
-    }));
+    for hide in [QueuePair::hide_connection, QueuePair::hide_end] {
+        let hidden = |prepare: fn(&mut Rig)| {
+            let mut rig = Rig::new();
+            let mr = rig.mr(64, ALL);
+            rig.recv(1, &[mr.sge()]);
+            hide(&mut rig.qp);
+            prepare(&mut rig);
+            rig.qp.hides_end()
+        };
+        assert!(hidden(|_| ()));
+        assert!(hidden(|rig| {
+            assert_eq!(rig.rx_ulpdu(&send(1, &[1])), RxStatus::Ok);
+        }));
+        // A part of an FPDU, and of a message.
+        assert!(hidden(|rig| {
+            assert_eq!(rig.rx(&[0]), RxStatus::Ok);
+        }));
+        assert!(hidden(|rig| {
+            let part = untagged(Opcode::SEND, 0, 1, 0, false, &[1]);
+            assert_eq!(rig.rx_ulpdu(&part), RxStatus::Ok);
+        }));
+        // The program has begun to end it, or it has failed.
+        assert!(!hidden(|rig| rig.qp.close(&mut rig.host)));
+        assert!(!hidden(|rig| rig.qp.stream_failed(&mut rig.host)));
+    }
+}
+
+/// The receive that a cut message has begun to fill is flushed once, before the others, when the
+/// requests are given up.
+#[test]
+fn cut_message_keeps_its_receive() {
+    let mut rig = Rig::new();
+    let mr = rig.mr(64, ALL);
+    for id in 1..=3 {
+        rig.recv(id, &[mr.sge()]);
+    }
+    rig.qp.hide_connection();
+    let part = untagged(Opcode::SEND, 0, 1, 0, false, &[7]);
+    assert_eq!(rig.rx_ulpdu(&part), RxStatus::Ok);
+    rig.post(4, SendOp::Send, &[]);
+    assert!(rig.qp.hides_end());
+    assert_eq!(rig.qp.state(), State::Rts);
+    assert!(rig.host.recvs.is_empty());
+    rig.qp.peer_is_absent(&mut rig.host);
+    let flushed = WcStatus::Flushed;
+    assert_eq!(
+        brief(&rig.host.recvs),
+        [(1, flushed), (2, flushed), (3, flushed)]
+    );
+    assert_eq!(
+        brief(&rig.host.sends),
+        [(4, WcStatus::TransportRetryExceeded)]
+    );
+    assert!(!rig.qp.take_events().contains(Events::FATAL));
 }
 
 #[test]

@@ -380,3 +380,35 @@ fn a_queue_pair_in_reset_takes_no_requests() {
     let send = rig.try_post(1, SendOp::Send, SendFlags::empty(), &[]);
     assert_eq!(send, refused);
 }
+
+/// A message that comes before the program's change to RTS raises an event, once for each stream;
+/// the protocol's own messages do not.
+#[test]
+fn message_in_rtr_raises_one_event() {
+    let note = tagged(Opcode::WRITE, 1, 0, true, &[]);
+    for (to, message, raised) in [
+        (State::Rtr, None, false),
+        (State::Rts, Some(send(1, &[1])), false),
+        (State::Rtr, Some(send(1, &[1])), true),
+    ] {
+        let mut rig = Rig::fresh(QpConfig::default());
+        rig.qp.modify(State::Init, &mut rig.host).unwrap();
+        rig.qp.await_stream().unwrap();
+        rig.qp.modify(to, &mut rig.host).ok();
+        rig.start(STREAM);
+        assert_eq!(rig.qp.state(), to);
+        let mr = rig.mr(64, ALL);
+        rig.recv(1, &[mr.sge()]);
+        rig.recv(2, &[mr.sge()]);
+        assert_eq!(rig.rx_ulpdu(&note), RxStatus::Ok);
+        if let Some(message) = message {
+            assert_eq!(rig.rx_ulpdu(&message), RxStatus::Ok);
+        }
+        let events = rig.qp.take_events();
+        assert_eq!(events.contains(Events::MESSAGE_IN_RTR), raised, "{to:?}");
+        if raised {
+            assert_eq!(rig.rx_ulpdu(&send(2, &[1])), RxStatus::Ok);
+            assert!(!rig.qp.take_events().contains(Events::MESSAGE_IN_RTR));
+        }
+    }
+}

@@ -2,7 +2,7 @@
 
 use super::harness::*;
 use crate::qp::*;
-use crate::{SendOp, Time, WcStatus};
+use crate::{Access, SendOp, Time, WcStatus};
 use core::time::Duration;
 use iwarp_proto::ddp::Header;
 use iwarp_proto::rdmap::{Opcode, TerminateCode as Code};
@@ -300,6 +300,55 @@ fn a_held_send_waits_shortly_for_a_sender_that_has_closed() {
     let mut rig = Rig::new();
     rig.qp.sender_closed();
     assert_eq!(rig.qp.poll_at(), None);
+}
+
+/// Where the end is hidden, a held Send outlives its sender: it has arrived, and the program may
+/// still post its receive.
+#[test]
+fn hidden_end_keeps_held_send() {
+    let mut rig = holds();
+    rig.qp.hide_end();
+    rig.on_time(at(1100));
+    rig.qp.sender_closed();
+    assert_eq!(rig.qp.poll_at(), None);
+    rig.on_time(at(1_000_000));
+    assert_eq!(rig.qp.state(), State::Rts);
+    let mr = rig.mr(64, Access::LOCAL_WRITE);
+    rig.recv(1, &[mr.sge()]);
+    assert_eq!(rig.again(), RxStatus::Ok);
+    assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::Success)]);
+}
+
+/// `rnr_retry` 7 has no limit, and applies to one stream only. The driver still looks for the end
+/// of the sender.
+#[test]
+fn hold_for_ever_has_no_limit() {
+    let mut rig = Rig::new();
+    rig.qp.hold_for_ever();
+    assert_eq!(rig.rx_ulpdu(&send(1, b"abcd")), RxStatus::Held);
+    rig.on_time(at(1000));
+    for look in 1..4 {
+        assert_eq!(rig.qp.poll_at(), Some(at(1000 + 200 * look)));
+        rig.on_time(at(1000 + 200 * look));
+    }
+    rig.on_time(at(100_000_000));
+    assert_eq!(rig.qp.rx_interest(), RxInterest::Held);
+
+    for policy in [ReceiverNotReady::Drop, ReceiverNotReady::Terminate] {
+        let mut rig = Rig::with(
+            QpConfig {
+                receiver_not_ready: policy,
+                ..QpConfig::default()
+            },
+            STREAM,
+        );
+        rig.qp.hold_for_ever();
+        let status = rig.rx_ulpdu(&send(1, b"abcd"));
+        match policy {
+            ReceiverNotReady::Drop => assert_eq!(status, RxStatus::Ok),
+            _ => assert_eq!(status, RxStatus::Held),
+        }
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::super::context::Context;
 use super::super::qp::{CmSink, Handover, QueuePair};
-use super::id::{CmId, ConnectionParameters, Phase};
+use super::id::{CmId, ConnectionParameters, Phase, Reply};
 use super::passive::Requested;
 use super::{startup, xrc};
 use crate::error::{Error, Result};
@@ -42,7 +42,7 @@ impl CmId {
         let (requested, qp, ctx, life) = self.requested()?;
         let params = startup::local_params(&ctx, parameters, Some(&qp.config()));
         let mut frame = [0u8; MAX_FRAME_LEN];
-        let private_data = xrc::wrap(qp.xrc_end(), &parameters.private_data);
+        let private_data = startup::private_data(&qp, parameters);
         let (n, agreed) = match requested.pending.accept(&params, &private_data, &mut frame) {
             Ok(accepted) => accepted,
             Err(_) => {
@@ -52,12 +52,21 @@ impl CmId {
                 ));
             }
         };
-        let Requested { starting, .. } = *requested;
+        let Requested {
+            starting, watch, ..
+        } = *requested;
+        if let Some(watch) = watch {
+            watch.end(&starting.stream);
+        }
         if let Err(e) = starting.write(&frame[..n]) {
             return Err(self.gone(e.to_string()));
         }
-        if !agreed.peer_to_peer {
-            self.inner.state.lock().phase = Phase::Accepting;
+        {
+            let mut s = self.inner.state.lock();
+            s.depths = Some(startup::depths(&agreed));
+            if !agreed.peer_to_peer {
+                s.phase = Phase::Accepting;
+            }
         }
         let cm: Weak<dyn CmSink> = Arc::downgrade(&self.inner) as Weak<dyn CmSink>;
         let handover = Handover {
@@ -68,6 +77,7 @@ impl CmId {
             flow: starting.flow,
             cm: Some(cm),
             life,
+            infiniband: parameters.infiniband,
         };
         let replied = Replied {
             handover,
@@ -109,7 +119,7 @@ impl CmId {
         }
         // In the client-server model the program may not wait for the peer: the peer waits for it.
         if !replied.peer_to_peer {
-            self.established(Vec::new(), None, None);
+            self.established(Reply::default());
         }
         Ok(())
     }

@@ -2,8 +2,9 @@
 
 use super::super::context::{Context, random_u64};
 use super::super::qp::{CmSink, Handover, QueuePair, TIMERS_END};
-use super::id::{CmId, CmIdInner, ConnectionParameters, engine};
-use super::startup::{Read, Starting, local_params, record, stream_config};
+use super::id::{CmId, CmIdInner, ConnectionParameters, Reply, engine};
+use super::infiniband::InfinibandParameters;
+use super::startup::{Read, Starting, depths, local_params, private_data, record, stream_config};
 use super::{CmEventKind, xrc};
 use crate::engine::{Engine, Source};
 use crate::error::{Error, Result};
@@ -12,7 +13,7 @@ use crate::sys::connect::{Bound, Connect, Connecting, Ends, Sharing, connect};
 use crate::sys::poller::Interest;
 use crate::sys::stream::TcpStream;
 use iwarp_proto::mpa::negotiate::{Agreed, Initiator, Outcome};
-use iwarp_proto::mpa::startup::{FrameKind, FrameReader, NO_NEGOTIATION, StartupError};
+use iwarp_proto::mpa::startup::{FrameKind, FrameReader, StartupError};
 use iwarp_proto::rdmap::TerminateCode;
 use parking_lot::Mutex;
 use std::io;
@@ -75,6 +76,7 @@ pub(super) struct Active {
     life: u64,
     peer: SocketAddr,
     local: Option<SocketAddr>,
+    infiniband: Option<InfinibandParameters>,
     engine: Arc<Engine>,
     state: Mutex<State>,
 }
@@ -132,7 +134,7 @@ impl Active {
         p: &ConnectionParameters,
     ) -> Result<Arc<Self>> {
         let params = local_params(ctx, p, Some(&qp.config()));
-        let private_data = xrc::wrap(qp.xrc_end(), &p.private_data);
+        let private_data = private_data(&qp, p);
         let initiator = Initiator::new(params, &private_data).map_err(|_| {
             Error::InvalidArgument("private data: at most 512 octets, 508 with revision 2")
         })?;
@@ -143,6 +145,7 @@ impl Active {
             qp,
             peer,
             local,
+            infiniband: p.infiniband,
             engine: engine()?,
             state: Mutex::new(State {
                 stage: Stage::New,
@@ -462,14 +465,18 @@ impl Active {
 
     /// The peer has replied. No locks are held, because the queue pair starts to work at once.
     fn answered(self: &Arc<Self>, starting: Starting, token: u64, agreed: &Agreed) -> End {
-        let private_data = xrc::unwrap(&starting.private_data()).1.to_vec();
+        let received = starting.private_data();
+        let (infiniband, private_data) = InfinibandParameters::split_from(xrc::unwrap(&received).1);
+        let reply = Reply {
+            private_data: private_data.to_vec(),
+            infiniband,
+        };
         let Some(id) = self.id.upgrade() else {
             self.engine.remove(&starting.stream, token);
             return End::failed(CmEventKind::ConnectError, libc::ECANCELED);
         };
         let id = CmId { inner: id };
-        let told = |v: u16| (v != NO_NEGOTIATION).then_some(v);
-        let (peer_ird, peer_ord) = (told(agreed.peer_ird), told(agreed.peer_ord));
+        id.inner.state.lock().depths = Some(depths(agreed));
         let mut handover = Handover {
             stream: starting.stream,
             ends: starting.ends,
@@ -478,12 +485,13 @@ impl Active {
             flow: starting.flow,
             cm: Some(Arc::downgrade(&id.inner) as Weak<dyn CmSink>),
             life: Some(self.life),
+            infiniband: self.infiniband,
         };
         // The first message would tell the peer that the connection is up.
         if agreed.peer_to_peer && id.has_stand_in() {
             self.engine.remove(&handover.stream, token);
             handover.watched = None;
-            id.answered(handover, private_data, (peer_ird, peer_ord));
+            id.answered(handover, reply);
             return End::Established;
         }
         //= rfc5044 section 7.1
@@ -498,7 +506,7 @@ impl Active {
             tracing::debug!(error = %e, "queue pair does not take the connection");
             return End::failed(CmEventKind::ConnectError, e.errno());
         }
-        if !id.established(private_data, peer_ird, peer_ord) {
+        if !id.established(reply) {
             // It was destroyed meanwhile, perhaps because the queue pair was reset.
             self.qp.inner.fail_connection(self.life);
         }

@@ -86,7 +86,11 @@ fn a_connection_that_ends_before_its_event_is_established_and_over() {
         id.inner.state.lock().phase = Phase::Accepting;
         id.inner.qp_event(events, fault);
         assert!(channel.is_empty(), "{events:?}: too early");
-        assert!(id.established(b"data".to_vec(), Some(3), Some(4)));
+        id.inner.state.lock().depths = Some((3, 4));
+        assert!(id.established(Reply {
+            private_data: b"data".to_vec(),
+            infiniband: None,
+        }));
         // Without the event that comes a second after the end.
         let told = || -> Vec<_> {
             let events = std::iter::from_fn(|| channel.try_next());
@@ -102,7 +106,7 @@ fn a_connection_that_ends_before_its_event_is_established_and_over() {
         );
         let all: Vec<_> = all.iter().map(|event| (event.kind, event.status)).collect();
         assert_eq!(all, wanted, "{events:?}");
-        assert!(id.established(Vec::new(), None, None));
+        assert!(id.established(Reply::default()));
         assert!(told().is_empty(), "{events:?}: told twice");
     }
 }
@@ -113,7 +117,7 @@ fn a_destroyed_identifier_is_not_established() {
     let id = CmId::create(&channel, None);
     id.inner.state.lock().phase = Phase::Accepting;
     id.destroy();
-    assert!(!id.established(Vec::new(), None, None));
+    assert!(!id.established(Reply::default()));
     assert!(channel.is_empty());
 }
 
@@ -198,7 +202,7 @@ fn a_change_is_not_seen_before_its_event() {
             "set-up",
             || Phase::Accepting,
             |id| {
-                assert!(id.established(Vec::new(), None, None));
+                assert!(id.established(Reply::default()));
             },
         ),
         (
@@ -206,7 +210,7 @@ fn a_change_is_not_seen_before_its_event() {
             || Phase::Accepting,
             |id| {
                 id.inner.state.lock().ended_early = Some(0);
-                assert!(id.established(Vec::new(), None, None));
+                assert!(id.established(Reply::default()));
             },
         ),
     ];

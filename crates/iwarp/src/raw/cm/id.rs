@@ -3,7 +3,8 @@
 use super::super::context::Context;
 use super::super::qp::{Handover, QueuePair};
 use super::active::Active;
-use super::passive::{Count, Listening, Requested};
+use super::infiniband::InfinibandParameters;
+use super::passive::{Backlog, Count, Listening, Requested};
 use super::resolve::Resolving;
 use super::sidr::{Asked, Asking, Datagrams, Serving};
 use super::stand_in::StandIn;
@@ -32,6 +33,31 @@ pub struct ConnectionParameters {
     pub responder_resources: Option<u16>,
     /// Outbound RDMA Reads and atomics to have outstanding; `None` for as many as the queue pair can.
     pub initiator_depth: Option<u16>,
+    /// Lets this end of the connection behave as on InfiniBand; `None` for iWARP.
+    pub infiniband: Option<InfinibandParameters>,
+}
+
+/// What the peer's reply brings to the program.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Reply {
+    pub(super) private_data: Vec<u8>,
+    pub(super) infiniband: Option<InfinibandParameters>,
+}
+
+/// How far an identifier is with its connection, as far as calls depend on that
+/// ([`CmId::progress`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CmProgress {
+    /// It neither connects nor listens.
+    Idle,
+    /// It connects, listens, or has a request to answer.
+    Begun,
+    /// It has accepted, and the other end has not confirmed that.
+    Accepted,
+    /// The connection is up.
+    Up,
+    /// The connection is over.
+    Over,
 }
 
 pub(super) enum Phase {
@@ -110,6 +136,10 @@ pub(super) struct IdState {
     pub(super) admission: Option<Admission>,
     /// For a connection that a listener counts.
     pub(super) seat: Option<Count>,
+    /// RDMA Reads and atomics that were negotiated: outbound, and inbound.
+    pub(super) depths: Option<(u16, u16)>,
+    /// Its port was chosen when its address was resolved.
+    pub(super) port_chosen: bool,
     /// `None` for connections.
     pub(super) datagrams: Option<Datagrams>,
 }
@@ -193,6 +223,8 @@ impl CmId {
             own_context: ctx.is_some(),
             admission: None,
             seat: None,
+            depths: None,
+            port_chosen: false,
             datagrams,
         };
         Self {
@@ -304,6 +336,40 @@ impl CmId {
         }
     }
 
+    /// Returns how far it is with its connection.
+    pub fn progress(&self) -> CmProgress {
+        match self.inner.state.lock().phase {
+            Phase::Idle
+            | Phase::Resolving(_)
+            | Phase::Resolved
+            | Phase::Routed
+            | Phase::Failed
+            | Phase::Destroyed => CmProgress::Idle,
+            Phase::Connecting(_)
+            | Phase::Answered(_)
+            | Phase::Listening(_)
+            | Phase::Requested(_)
+            | Phase::Asking(_)
+            | Phase::Serving(_)
+            | Phase::Asked(_) => CmProgress::Begun,
+            Phase::Accepting | Phase::Unheard(_) | Phase::Connected(false) => CmProgress::Accepted,
+            Phase::Connected(true) => CmProgress::Up,
+            Phase::Disconnected => CmProgress::Over,
+        }
+    }
+
+    /// Returns `true` if it listens.
+    pub fn is_listening(&self) -> bool {
+        let s = self.inner.state.lock();
+        matches!(s.phase, Phase::Listening(_) | Phase::Serving(_))
+    }
+
+    /// Returns the RDMA Reads and atomics that were negotiated for its connection: outbound, and
+    /// inbound.
+    pub fn depths(&self) -> Option<(u16, u16)> {
+        self.inner.state.lock().depths
+    }
+
     /// Returns `true` if it is for datagrams.
     pub fn is_for_datagrams(&self) -> bool {
         self.inner.state.lock().datagrams.is_some()
@@ -332,6 +398,22 @@ impl CmId {
     /// Returns `true` if both handles mean the same identifier.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    /// Returns `true` if [`set_only_v6`](Self::set_only_v6) has a meaning in its state, as for the
+    /// kernel: it neither connects nor listens.
+    pub fn may_choose_family(&self) -> bool {
+        matches!(self.inner.state.lock().phase, Phase::Idle)
+    }
+
+    /// Returns `true` if [`set_reuse_address`](Self::set_reuse_address) has a meaning in its state,
+    /// as for the kernel: a listener may not begin to share its port, and only an unbound
+    /// identifier may cease to.
+    pub fn may_reuse_address(&self, reuse: bool) -> bool {
+        let s = self.inner.state.lock();
+        let listens = matches!(s.phase, Phase::Listening(_) | Phase::Serving(_));
+        let is_idle = matches!(s.phase, Phase::Idle) && !s.is_bound();
+        is_idle || (reuse && !listens)
     }
 
     /// Sets whether an IPv6 listener refuses IPv4 peers (`RDMA_OPTION_ID_AFONLY`).
@@ -422,6 +504,10 @@ impl CmId {
             // A bound socket connects from its port; else the kernel picks one. An address that nobody has chosen need not be bound: it
             // is the one that the kernel prefers.
             let bound = s.bound.take();
+            if bound.is_none() && std::mem::take(&mut s.port_chosen) {
+                // An earlier attempt has used the port.
+                s.local.iter_mut().for_each(|local| local.set_port(0));
+            }
             let chosen = s.own_context || s.source_named || bound.is_some();
             let local = s.local.filter(|local| chosen || local.port() != 0);
             let qp = (qp, s.life);
@@ -441,9 +527,23 @@ impl CmId {
     /// # Errors
     /// [`Error::InvalidState`]: not bound. The operating system's: port in use.
     pub fn listen(&self, backlog: u32) -> Result<()> {
+        self.listen_as(Backlog::Waits(backlog))
+    }
+
+    /// Listens as [`listen`](Self::listen) does, and obeys `backlog` as the kernel's connection
+    /// manager does: a request is rejected while this many events of others wait to be taken from
+    /// the channel. 0, and more than 1024, stand for 1024.
+    ///
+    /// # Errors
+    /// As [`listen`](Self::listen).
+    pub fn listen_strictly(&self, backlog: u32) -> Result<()> {
+        self.listen_as(Backlog::Rejects(backlog))
+    }
+
+    fn listen_as(&self, backlog: Backlog) -> Result<()> {
         self.check_process()?;
         if self.is_for_datagrams() {
-            return self.serve(backlog);
+            return self.serve(backlog.wanted());
         }
         let mut s = self.inner.state.lock();
         if !matches!(s.phase, Phase::Idle) {
@@ -602,20 +702,19 @@ impl CmId {
             xrc: None,
             datagrams: None,
             service_status: 0,
+            infiniband: None,
+            _untaken: None,
         }
     }
 
-    /// Makes the event of a connection that the peer has accepted. What it can issue is what this end may be asked for, and the other way round.
-    pub(super) fn accepted(
-        &self,
-        private_data: Vec<u8>,
-        peer_ird: Option<u16>,
-        peer_ord: Option<u16>,
-    ) -> CmEvent {
+    /// Makes the event of a connection that is up, with what was negotiated.
+    pub(super) fn established_event(&self, s: &IdState, reply: Reply) -> CmEvent {
+        let (outbound, inbound) = s.depths.unzip();
         CmEvent {
-            private_data,
-            responder_resources: peer_ord,
-            initiator_depth: peer_ird,
+            private_data: reply.private_data,
+            infiniband: reply.infiniband,
+            responder_resources: inbound,
+            initiator_depth: outbound,
             ..self.event(CmEventKind::Established, 0)
         }
     }
@@ -643,12 +742,7 @@ impl CmId {
     }
 
     /// The connection is up. Returns `false` if the identifier is gone.
-    pub(super) fn established(
-        &self,
-        private_data: Vec<u8>,
-        peer_ird: Option<u16>,
-        peer_ord: Option<u16>,
-    ) -> bool {
+    pub(super) fn established(&self, reply: Reply) -> bool {
         let mut s = self.inner.state.lock();
         let ended = s.ended_early.take();
         match (&s.phase, ended) {
@@ -664,7 +758,8 @@ impl CmId {
             let named = s.peer.filter(|named| !named.ip().is_unspecified());
             s.peer = named.or(Some(peer));
         }
-        self.give(s, self.accepted(private_data, peer_ird, peer_ord));
+        let event = self.established_event(&s, reply);
+        self.give(s, event);
         if let Some(status) = ended {
             self.inner.disconnected(status);
         }

@@ -4,11 +4,13 @@
 use super::super::context::Context;
 use super::super::linger;
 use super::id::{CmId, CmIdInner, ConnectionParameters, Phase, engine, shared_context};
+use super::infiniband::InfinibandParameters;
 use super::refused::RefusedList;
 use super::startup::{Read, Starting, local_params, record};
+use super::withdrawn::Watch;
 use super::{CmEvent, CmEventKind, xrc};
 use crate::admission::{Admission, counted};
-use crate::config::Config;
+use crate::config::{Config, Face};
 use crate::device::Device;
 use crate::engine::{Engine, Source};
 use crate::error::Result;
@@ -28,6 +30,9 @@ use std::time::Duration;
 
 /// Requests that may wait for an answer if the program asks for fewer, or for no number: programs ask for one and mean that they do not mind.
 const BACKLOG_LEAST: u32 = 128;
+/// The backlog of a program that names none, and the largest one, in the kernel's connection
+/// manager.
+const BACKLOG_MOST: u32 = 1024;
 /// Connections that the kernel keeps until they are accepted, unless the program asks for more. It is as many as may be in start-up. If the queue
 /// is full, the kernel drops what comes, and a peer connects a second later or more: a crowd that comes while other threads have the processor
 /// must not do that to a good client.
@@ -40,6 +45,41 @@ const STARTING_MIN: usize = 16;
 const NO_SEAT: &[u8] = b"the listener has as many connections as it may have";
 /// How long a listener pauses when descriptors run out.
 const PAUSE: Duration = Duration::from_millis(100);
+
+/// How many requests a program wants to be asked about at a time.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Backlog {
+    /// Further ones wait until the program has answered some.
+    Waits(u32),
+    /// Further ones are rejected until the program has taken some from its channel.
+    Rejects(u32),
+}
+
+impl Backlog {
+    /// The number that the program has named.
+    pub(super) const fn wanted(self) -> u32 {
+        match self {
+            Self::Waits(n) | Self::Rejects(n) => n,
+        }
+    }
+
+    /// Requests that may wait for an answer.
+    fn unanswered(self) -> u32 {
+        match self {
+            Self::Waits(n) => n.max(BACKLOG_LEAST),
+            Self::Rejects(_) => BACKLOG_MOST,
+        }
+    }
+
+    /// Requests that may wait to be taken, if there is a limit.
+    const fn untaken_most(self) -> Option<u32> {
+        match self {
+            Self::Waits(_) => None,
+            Self::Rejects(n) if n == 0 || n > BACKLOG_MOST => Some(BACKLOG_MOST),
+            Self::Rejects(n) => Some(n),
+        }
+    }
+}
 
 /// A listening socket.
 pub(super) struct Listening {
@@ -67,6 +107,9 @@ struct Hall {
     starting: Mutex<VecDeque<Weak<Greeting>>>,
     /// Requests not answered.
     waiting: Arc<AtomicU32>,
+    /// Requests whose event nobody has taken, and how many of them there may be.
+    untaken: Arc<AtomicU32>,
+    untaken_most: Option<u32>,
     /// Requests that were rejected, until their initiators have closed.
     refused: Arc<RefusedList>,
 }
@@ -75,23 +118,23 @@ impl Listening {
     pub(super) fn start(
         id: &CmId,
         bound: Bound,
-        backlog: u32,
+        backlog: Backlog,
         ctx: Option<Context>,
         admission: Admission,
     ) -> Result<Arc<Self>> {
-        let backlog = backlog.max(BACKLOG_LEAST);
+        let unanswered = backlog.unanswered();
         let local = bound.local_addr()?;
         let peer_timeout = match &ctx {
             Some(ctx) => ctx.config().peer_timeout,
             None => Config::from_env().peer_timeout,
         };
-        let listener = bound.listen(backlog.max(ARRIVING_LEAST), peer_timeout)?;
+        let listener = bound.listen(unanswered.max(ARRIVING_LEAST), peer_timeout)?;
         let engine = engine()?;
         let token = engine.token();
         let this = Arc::new(Self {
             listener,
             token,
-            backlog,
+            backlog: unanswered,
             paused: Mutex::new(false),
             hall: Arc::new(Hall {
                 id: Arc::downgrade(&id.inner),
@@ -102,6 +145,8 @@ impl Listening {
                 seats: Arc::default(),
                 starting: Mutex::default(),
                 waiting: Arc::new(AtomicU32::new(0)),
+                untaken: Arc::default(),
+                untaken_most: backlog.untaken_most(),
                 refused: Arc::default(),
             }),
         });
@@ -295,6 +340,7 @@ impl Hall {
             return;
         };
         let (peer_end, private_data) = xrc::unwrap(frame.ulp_private_data());
+        let (infiniband, private_data) = InfinibandParameters::split_from(private_data);
         let private_data = private_data.to_vec();
         let told = |v: Option<u16>| v.filter(|v| *v != NO_NEGOTIATION);
         let (responder_resources, initiator_depth) =
@@ -307,10 +353,18 @@ impl Hall {
             starting,
             pending,
             peer_end,
+            watch: None,
             _waiting: Count::new(&self.waiting),
             refused: Arc::clone(&self.refused),
             timeout: ctx.config().handshake_timeout,
         };
+        if let Some(most) = self.untaken_most
+            && self.untaken.load(Ordering::Relaxed) >= most
+        {
+            drop(s);
+            tracing::debug!("a request is rejected: the program has not taken the earlier ones");
+            return requested.reject(&[]);
+        }
         if self.seats.load(Ordering::Relaxed) >= self.admission.connections {
             drop(s);
             tracing::debug!("a request is rejected: the listener has too many connections");
@@ -318,6 +372,7 @@ impl Hall {
         }
         let channel = listener.channel();
         let seat = Count::new(&self.seats);
+        let is_watched = self.untaken_most.is_some() && ctx.config().face == Face::Roce;
         let id = CmId::of_request(&channel, ctx, self.ctx.is_some(), requested, seat);
         let event = CmEvent {
             listener: Some(listener.clone()),
@@ -325,9 +380,15 @@ impl Hall {
             responder_resources,
             initiator_depth,
             xrc: peer_end,
+            infiniband,
+            _untaken: Some(Arc::new(Count::new(&self.untaken))),
             ..id.event(CmEventKind::ConnectRequest, 0)
         };
         listener.give(s, event);
+        if is_watched {
+            // Behind the event of the request.
+            id.watch_requester(&self.engine);
+        }
     }
 }
 
@@ -459,7 +520,7 @@ impl Source for Greeting {
 
 /// Counts one while it lives: a request that waits for an answer, or a connection.
 #[derive(Debug)]
-pub(super) struct Count(Arc<AtomicU32>);
+pub(crate) struct Count(Arc<AtomicU32>);
 
 impl Count {
     fn new(of: &Arc<AtomicU32>) -> Self {
@@ -480,6 +541,8 @@ pub(super) struct Requested {
     pub(super) pending: PendingRequest,
     /// Which end of an extended reliable connection the peer is.
     pub(super) peer_end: Option<XrcEnd>,
+    /// Notices that the initiator gives up.
+    pub(super) watch: Option<Watch>,
     _waiting: Count,
     refused: Arc<RefusedList>,
     /// How long the initiator may take to close a connection that is rejected.
@@ -488,7 +551,10 @@ pub(super) struct Requested {
 
 impl Requested {
     /// Sends a rejection, and leaves it to the initiator to close the connection.
-    pub(super) fn reject(self, private_data: &[u8]) {
+    pub(super) fn reject(mut self, private_data: &[u8]) {
+        if let Some(watch) = self.watch.take() {
+            watch.end(&self.starting.stream);
+        }
         let mut frame = [0u8; MAX_FRAME_LEN];
         let n = self.pending.reject(private_data, &mut frame);
         let sent = self.starting.write(&frame[..n]);

@@ -430,7 +430,7 @@ fn each_end_of_a_connection_gives_its_seat_back() {
         // It ends before it is told of.
         (Phase::Accepting, |id| {
             id.inner.qp_event(Events::DISCONNECTED, None);
-            id.established(Vec::new(), None, None);
+            id.established(super::super::id::Reply::default());
         }),
         (Phase::Connected(true), CmId::destroy),
         (Phase::Connected(false), CmId::destroy),

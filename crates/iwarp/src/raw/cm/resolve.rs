@@ -35,7 +35,8 @@ impl CmId {
 
     /// Resolves a peer's address as [`resolve_addr`](Self::resolve_addr) does, and waits until the next hop has answered
     /// (`rdma_resolve_addr(3)`). If it has not within `limit`, the event is [`CmEventKind::AddrError`] with `ETIMEDOUT`, and the identifier
-    /// may resolve an address again. Does not block.
+    /// may resolve an address again. The local port is known afterwards, unless all of them are in
+    /// use. Does not block.
     ///
     /// # Errors
     /// As [`resolve_addr`](Self::resolve_addr).
@@ -48,6 +49,7 @@ impl CmId {
         self.check_process()?;
         let mut s = self.inner.state.lock();
         let local = s.prepare(source, peer)?;
+        s.choose_port(local);
         if let Some(hop) = NextHop::unanswered(local.ip(), canonical(peer)) {
             let resolving = Resolving::begin(self, hop, limit);
             s.phase = resolving
@@ -62,6 +64,19 @@ impl CmId {
 }
 
 impl IdState {
+    /// Binds an identifier that connects from any port to one that is free, because programs ask
+    /// which it is. If there is none, the kernel may still find one for the connection.
+    fn choose_port(&mut self, local: SocketAddr) {
+        if self.datagrams.is_none()
+            && !self.is_bound()
+            && local.port() == 0
+            && let Ok(local) = self.take_port(local)
+        {
+            self.local = Some(local);
+            self.port_chosen = true;
+        }
+    }
+
     /// Finds source address and device. Returns the source address.
     fn prepare(&mut self, source: Option<SocketAddr>, peer: SocketAddr) -> Result<SocketAddr> {
         if !matches!(self.phase, Phase::Idle | Phase::Failed) {
@@ -74,6 +89,11 @@ impl IdState {
         // A socket that is bound to `::` connects to IPv4 peers, too.
         let usable = |a: &SocketAddr| of_one_family(a) || (any(a) && a.is_ipv6());
         // The address of an earlier attempt stays if it can.
+        if self.port_chosen && !self.is_bound() {
+            // An earlier attempt has used the port.
+            self.local.iter_mut().for_each(|local| local.set_port(0));
+            self.port_chosen = false;
+        }
         let own = self.local.filter(|a| self.is_bound() || usable(a));
         if !own.as_ref().is_none_or(usable) || !source.as_ref().is_none_or(of_one_family) {
             return Err(Error::InvalidArgument(

@@ -1,7 +1,7 @@
 //! What becomes of events of an identifier's queue pair: the connection is established, or has ended.
 
 use super::super::qp::{CmSink, QueuePair};
-use super::id::{CmId, CmIdInner, IdState, Phase};
+use super::id::{CmId, CmIdInner, IdState, Phase, Reply};
 use super::{CmEventKind, overtaken, timewait};
 use iwarp_rnic::qp::{Blame, Events, Fault};
 use parking_lot::MutexGuard;
@@ -28,7 +28,10 @@ impl CmSink for CmIdInner {
                 if over {
                     s.disconnected();
                 }
-                self.tell(s, CmEventKind::Established, 0);
+                if let Some(id) = self.this.upgrade().map(|inner| CmId { inner }) {
+                    let event = id.established_event(&s, Reply::default());
+                    id.give(s, event);
+                }
                 over
             }
             Phase::Connected(false) if over => {

@@ -12,7 +12,7 @@
 
 use super::super::context::Context;
 use super::super::qp::{Handover, QpAttributes, QueuePair};
-use super::id::{CmId, Phase};
+use super::id::{CmId, Phase, Reply};
 use crate::error::{Error, Result};
 
 /// A queue pair that is destroyed with its identifier.
@@ -70,18 +70,23 @@ impl CmId {
     }
 
     /// Takes a connection without a queue pair of the program's own ([`use_stand_in`](Self::use_stand_in)) that the peer has accepted
-    /// (`rdma_establish(3)`). Only then the peer gets the event Established. For other connections there is nothing to do.
+    /// (`rdma_establish(3)`). Only then the peer gets the event Established. For other connections
+    /// that are up there is nothing to do.
     ///
     /// # Errors
-    /// [`Error::ConnectionLost`]: it cannot be watched.
+    /// [`Error::InvalidState`]: there is no connection. [`Error::ConnectionLost`]: it cannot be watched.
     pub fn establish(&self) -> Result<()> {
         let (handover, qp) = {
             let mut s = self.inner.state.lock();
             match std::mem::replace(&mut s.phase, Phase::Connected(true)) {
                 Phase::Answered(handover) => (handover, s.qp.clone()),
                 other => {
+                    let is_up = matches!(other, Phase::Connected(_) | Phase::Accepting);
                     s.phase = other;
-                    return Ok(());
+                    return match is_up {
+                        true => Ok(()),
+                        false => Err(Error::InvalidState("there is no connection")),
+                    };
                 }
             }
         };
@@ -100,19 +105,15 @@ impl CmId {
 
     /// The peer has accepted. The program is told, and the stream waits for [`establish`](Self::establish). Nothing watches it meanwhile, so
     /// its end is seen afterwards. If the identifier was destroyed, the stream is closed.
-    pub(super) fn answered(
-        &self,
-        handover: Handover,
-        private_data: Vec<u8>,
-        (peer_ird, peer_ord): (Option<u16>, Option<u16>),
-    ) {
+    pub(super) fn answered(&self, handover: Handover, reply: Reply) {
         let mut s = self.inner.state.lock();
         if !matches!(s.phase, Phase::Connecting(_)) {
             return;
         }
         s.local = Some(handover.ends.local);
         s.phase = Phase::Answered(Box::new(handover));
-        self.give(s, self.accepted(private_data, peer_ird, peer_ord));
+        let event = self.established_event(&s, reply);
+        self.give(s, event);
     }
 
     /// Closes a connection that waits for [`establish`](Self::establish), and gives the event of its end. Returns `false` if none waits.

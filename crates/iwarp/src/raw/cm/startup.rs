@@ -2,8 +2,9 @@
 
 use super::super::context::Context;
 use super::super::linger::MATURITY;
+use super::super::qp::QueuePair;
 use super::id::ConnectionParameters;
-use super::reminders;
+use super::{reminders, xrc};
 use crate::capture::Flow;
 use crate::crc::crc32c_append;
 use crate::sys::connect::Ends;
@@ -11,7 +12,9 @@ use crate::sys::stream::TcpStream;
 use iwarp_proto::ddp::{Header, Stag, UntaggedHeader};
 use iwarp_proto::mpa::framing::{FpduOptions, MarkerClock, encode_fpdu};
 use iwarp_proto::mpa::negotiate::{Agreed, LocalParams, RtrSet};
-use iwarp_proto::mpa::startup::{FrameReader, MAX_FRAME_LEN, Progress, StartupError};
+use iwarp_proto::mpa::startup::{
+    FrameReader, MAX_FRAME_LEN, NO_NEGOTIATION, Progress, StartupError,
+};
 use iwarp_proto::rdmap::{Opcode, Terminate, TerminateCode};
 use iwarp_rnic::qp::{QpConfig, StreamConfig, StreamTimes};
 use std::io::{self, ErrorKind};
@@ -145,6 +148,29 @@ pub(super) fn local_params(
         rtr_offer: RtrSet::WRITE_READ,
         ird_ord_negotiate: true,
     }
+}
+
+/// Returns the private data of a request or a reply: the program's, and what the ends tell each
+/// other beyond MPA.
+pub(super) fn private_data(qp: &QueuePair, p: &ConnectionParameters) -> Vec<u8> {
+    let mut data = xrc::wrap(qp.xrc_end(), &p.private_data);
+    if let Some(infiniband) = &p.infiniband {
+        infiniband.append_to(&mut data);
+    }
+    data
+}
+
+/// Returns the RDMA Reads and atomics that each end may have outstanding: outbound, and inbound.
+/// The IRD may be larger than what the peer uses.
+pub(super) fn depths(agreed: &Agreed) -> (u16, u16) {
+    let least = |ours: u16, peers: u16| match peers {
+        NO_NEGOTIATION => ours,
+        peers => ours.min(peers),
+    };
+    (
+        least(agreed.ord, agreed.peer_ird),
+        least(agreed.ird, agreed.peer_ord),
+    )
 }
 
 /// Returns what a queue pair has to know of the agreement.

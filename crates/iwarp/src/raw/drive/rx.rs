@@ -282,7 +282,7 @@ fn take_in(
         // The request that the peer has answered by closing may still be in the system call: it is done, and must not be flushed. The
         // end is still there at the next look.
         Ok(0) if qp.late.is_sending() => {}
-        Ok(0) if peer_left(qp, g, &buffer) => {}
+        Ok(0) if peer_left(qp, g, after) => {}
         Ok(0) => {
             g.conn.eof = true;
             g.machine
@@ -342,7 +342,7 @@ fn failed(
     tracing::debug!(qp = qp.num, %error, "receive failed");
     // Registered memory that the program has unmapped.
     let unmapped = error.raw_os_error() == Some(libc::EFAULT);
-    let left = !unmapped && peer_left(qp, g, buffer);
+    let left = !unmapped && peer_left(qp, g, after);
     buffer.clear();
     if left {
         // Nothing that the program sees.
@@ -373,13 +373,13 @@ fn keep_part(qp: &QpInner, link: &Arc<Link>, buffer: Box<RxBuffer>) {
     }
 }
 
-/// The stream has come to its end. Returns `true` if the program must not see it.
-fn peer_left(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>, buffer: &RxBuffer) -> bool {
-    let left = g.machine.peer_left(buffer);
-    if left {
-        left::leave(qp, g);
+/// The stream has come to its end. Returns `true` if that must not change the queue pair.
+fn peer_left(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>, after: &mut After) -> bool {
+    let hidden = g.machine.hides_end();
+    if hidden {
+        left::leave(qp, g, after);
     }
-    left
+    hidden
 }
 
 /// A Send has met no receive: its time begins.

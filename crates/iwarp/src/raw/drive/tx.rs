@@ -304,7 +304,7 @@ fn written(
         return true;
     }
     pool::give_tx(plan);
-    if g.machine.is_connectionless() {
+    if g.machine.is_connectionless() || g.machine.hides_end() {
         // What the peer sent before it left may still be there.
         g.conn.left.tx = true;
     } else {

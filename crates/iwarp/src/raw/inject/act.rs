@@ -147,7 +147,7 @@ impl QpFaults {
                 let mut after = After::default();
                 {
                     let mut g = qp.state.lock();
-                    drive::broken(qp, &mut g, &mut after);
+                    drive::fail(qp, &mut g, &mut after);
                     qp.settle(&mut g, &mut after);
                 }
                 after.run(qp);

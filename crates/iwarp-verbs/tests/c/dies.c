@@ -1,0 +1,202 @@
+/* A peer that is connected by number and dies: idle, or in the middle of a message. The queue pair stays in RTS until its oldest request has
+ * not been answered for long enough, and no asynchronous event tells of that. */
+#include "check.h"
+
+#include <fcntl.h>
+#include <infiniband/verbs.h>
+#include <signal.h>
+#include <stdint.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { SIZE = 16 << 20, RECEIVES = 3, BEGUN = 4 << 20 };
+
+/* What the two processes tell each other. */
+struct name {
+	union ibv_gid gid;
+	uint32_t num;
+};
+
+struct end {
+	struct ibv_context *context;
+	struct ibv_cq *cq;
+	struct ibv_srq *srq;
+	struct ibv_qp *qp;
+	struct ibv_mr *mr;
+	char *memory;
+};
+
+static void tell(int to, const void *what, size_t len)
+{
+	NEED(write(to, what, len) == (ssize_t)len);
+}
+
+static void hear(int from, void *what, size_t len)
+{
+	NEED(read(from, what, len) == (ssize_t)len);
+}
+
+static void make(struct end *e, int shared)
+{
+	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC, .cap = { 16, 16, 1, 1, 0 } };
+	struct ibv_srq_init_attr srq = { .attr = { .max_wr = 16, .max_sge = 1 } };
+	struct ibv_device **list = ibv_get_device_list(NULL);
+	struct ibv_pd *pd;
+
+	NEED(list && list[0]);
+	NEED(e->context = ibv_open_device(list[0]));
+	ibv_free_device_list(list);
+	NEED(!fcntl(e->context->async_fd, F_SETFL, O_NONBLOCK));
+	NEED(pd = ibv_alloc_pd(e->context));
+	NEED(e->cq = ibv_create_cq(e->context, 64, NULL, NULL, 0));
+	if (shared)
+		NEED(e->srq = ibv_create_srq(pd, &srq));
+	attr.send_cq = attr.recv_cq = e->cq;
+	attr.srq = e->srq;
+	NEED(e->qp = ibv_create_qp(pd, &attr));
+	NEED(e->memory = calloc(1, SIZE));
+	NEED(e->mr = ibv_reg_mr(pd, e->memory, SIZE, IBV_ACCESS_LOCAL_WRITE));
+}
+
+static void join(struct end *e, int from, int to)
+{
+	struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
+	struct name own = { .num = e->qp->qp_num }, peer;
+
+	NEED(!ibv_query_gid(e->context, 1, 0, &own.gid));
+	tell(to, &own, sizeof(own));
+	hear(from, &peer, sizeof(peer));
+	NEED(!ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+	a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer.num,
+		.max_dest_rd_atomic = 1, .min_rnr_timer = 12,
+		.ah_attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = peer.gid, .hop_limit = 1 } } };
+	NEED(!ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+		IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
+	a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 1 };
+	NEED(!ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+		IBV_QP_MAX_QP_RD_ATOMIC));
+}
+
+static void post(struct end *e, uint64_t id, uint32_t len)
+{
+	struct ibv_sge sge = { (uintptr_t)e->memory, len, e->mr->lkey };
+	struct ibv_send_wr wr = { .wr_id = id, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND,
+		.send_flags = IBV_SEND_SIGNALED }, *bad;
+
+	CODE(0, ibv_post_send(e->qp, &wr, &bad));
+}
+
+static void receive(struct end *e, uint64_t id)
+{
+	struct ibv_sge sge = { (uintptr_t)e->memory, SIZE, e->mr->lkey };
+	struct ibv_recv_wr wr = { .wr_id = id, .sg_list = &sge, .num_sge = 1 }, *bad;
+
+	CODE(0, e->srq ? ibv_post_srq_recv(e->srq, &wr, &bad) : ibv_post_recv(e->qp, &wr, &bad));
+}
+
+static int state(struct end *e)
+{
+	struct ibv_qp_init_attr init;
+	struct ibv_qp_attr attr;
+
+	CODE(0, ibv_query_qp(e->qp, &attr, IBV_QP_STATE, &init));
+	return attr.qp_state;
+}
+
+static void completes(struct end *e, uint64_t id, enum ibv_wc_status status)
+{
+	struct ibv_wc wc;
+	int i, n = 0;
+
+	for (i = 0; !n && i < 20000; i++) {
+		n = ibv_poll_cq(e->cq, 1, &wc);
+		if (!n)
+			usleep(1000);
+	}
+	NEED(n == 1);
+	CHECK(wc.wr_id == id);
+	CODE(status, wc.status);
+}
+
+/* The peer of one test: it sends when it is told to, and is killed. */
+static void peer(int from, int to, int sends)
+{
+	struct end e = { 0 };
+	char go;
+
+	/* Its message stops in the middle, however fast the machine is. */
+	setenv("IWARP_FAULT", "seed=1;log=/dev/null;stall,bytes=8M", 1);
+	make(&e, 0);
+	memset(e.memory, 1, SIZE);
+	join(&e, from, to);
+	hear(from, &go, 1);
+	if (sends)
+		post(&e, 1, SIZE);
+	for (;;)
+		pause();
+}
+
+/* Starts the peer, and kills it when `sends` of its message is there. */
+static void a_peer_dies(int sends, int shared, int early)
+{
+	struct ibv_async_event event;
+	struct end e = { 0 };
+	int there[2], here[2];
+	struct ibv_wc wc;
+	pid_t child;
+	int i;
+
+	NEED(!pipe(there) && !pipe(here));
+	NEED((child = fork()) >= 0);
+	if (!child)
+		peer(there[0], here[1], sends);
+	make(&e, shared);
+	join(&e, here[0], there[1]);
+	for (i = 0; i < RECEIVES; i++)
+		receive(&e, 100 + i);
+	tell(there[1], "!", 1);
+	for (i = 0; sends && !*(volatile char *)(e.memory + BEGUN); i++) {
+		NEED(i < 20000);
+		usleep(1000);
+	}
+	if (early)
+		post(&e, 1, 8);
+	NEED(!kill(child, SIGKILL));
+	NEED(waitpid(child, NULL, 0) == child);
+	if (!early) {
+		usleep(300000);
+		CODE(IBV_QPS_RTS, state(&e));
+		CODE(0, ibv_poll_cq(e.cq, 1, &wc));
+		post(&e, 1, 8);
+	}
+	post(&e, 2, 8);
+	/* The receive that the message has begun to fill comes first, because it was taken first. */
+	if (sends)
+		completes(&e, 100, IBV_WC_WR_FLUSH_ERR);
+	completes(&e, 1, IBV_WC_RETRY_EXC_ERR);
+	completes(&e, 2, IBV_WC_WR_FLUSH_ERR);
+	for (i = sends; !shared && i < RECEIVES; i++)
+		completes(&e, 100 + i, IBV_WC_WR_FLUSH_ERR);
+	CODE(IBV_QPS_ERR, state(&e));
+	CODE(0, ibv_poll_cq(e.cq, 1, &wc));
+	while (!ibv_get_async_event(e.context, &event)) {
+		CHECK(event.event_type == IBV_EVENT_QP_LAST_WQE_REACHED || event.event_type == IBV_EVENT_COMM_EST);
+		ibv_ack_async_event(&event);
+	}
+	CODE(0, ibv_destroy_qp(e.qp));
+	for (i = 0; i < 2; i++) {
+		close(there[i]);
+		close(here[i]);
+	}
+}
+
+int main(void)
+{
+	int sends, shared, early;
+
+	for (sends = 0; sends < 2; sends++)
+		for (shared = 0; shared < 2; shared++)
+			for (early = 0; early < 2; early++)
+				a_peer_dies(sends, shared, early);
+	return result();
+}

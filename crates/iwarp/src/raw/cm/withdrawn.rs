@@ -1,0 +1,80 @@
+//! Requests whose initiator gives up before the program has answered. InfiniBand's connection
+//! manager tells the program, by a rejection; that of iWARP does not, and the program learns of it
+//! when it accepts.
+
+use super::CmEventKind;
+use super::id::{CmId, CmIdInner, Phase};
+use crate::engine::{Engine, Source};
+use crate::sys::poller::Interest;
+use std::sync::{Arc, Weak};
+
+/// The watch of a request's stream.
+pub(super) struct Watch {
+    engine: Arc<Engine>,
+    token: u64,
+}
+
+impl Watch {
+    /// Ends it: somebody else takes the stream.
+    pub(super) fn end(self, stream: &crate::sys::stream::TcpStream) {
+        self.engine.remove(stream, self.token);
+    }
+}
+
+struct Requester {
+    id: Weak<CmIdInner>,
+    engine: Arc<Engine>,
+    token: u64,
+}
+
+impl CmId {
+    /// Gives the event [`CmEventKind::Rejected`] with `ECONNABORTED` if the initiator of its
+    /// request gives up.
+    pub(super) fn watch_requester(&self, engine: &Arc<Engine>) {
+        let mut s = self.inner.state.lock();
+        let Phase::Requested(requested) = &mut s.phase else {
+            return;
+        };
+        let token = engine.token();
+        let requester = Arc::new(Requester {
+            id: Arc::downgrade(&self.inner),
+            engine: Arc::clone(engine),
+            token,
+        });
+        let stream = &requested.starting.stream;
+        let watched = engine.add(stream, token, Interest::READ, requester);
+        // Without the watch the program learns of it later, as on iWARP.
+        requested.watch = watched.is_ok().then(|| Watch {
+            engine: Arc::clone(engine),
+            token,
+        });
+    }
+}
+
+impl Source for Requester {
+    fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
+        let Some(id) = self.id.upgrade().map(|inner| CmId { inner }) else {
+            return true;
+        };
+        let mut s = id.inner.state.lock();
+        let Phase::Requested(requested) = &s.phase else {
+            return true;
+        };
+        let stream = &requested.starting.stream;
+        if !stream.peer_closed() {
+            // Octets that no initiator sends before the reply. They are looked at when the program
+            // has answered.
+            let _ = self.engine.modify(stream, self.token, Interest::NONE);
+            return true;
+        }
+        let phase = std::mem::replace(&mut s.phase, Phase::Disconnected);
+        s.seat = None;
+        id.give(s, id.event(CmEventKind::Rejected, libc::ECONNABORTED));
+        if let Phase::Requested(requested) = phase {
+            self.engine.remove(&requested.starting.stream, self.token);
+        }
+        true
+    }
+
+    fn timer(self: Arc<Self>, _: u32) {}
+}
