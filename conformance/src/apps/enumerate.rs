@@ -91,7 +91,10 @@ fn rdma(stage: &Stage) -> Result<Verdict> {
     };
     let link = said(&["-j", "link", "show"])?;
     for (device, interface) in [("iwarp0", "lo"), ("iwarp1", WIRE)] {
-        expect(&link, &format!("\"ifname\":\"{device}\",\"port\":1,\"state\":\"ACTIVE\""))?;
+        expect(
+            &link,
+            &format!("\"ifname\":\"{device}\",\"port\":1,\"state\":\"ACTIVE\""),
+        )?;
         expect(&link, &format!("\"netdev\":\"{interface}\""))?;
     }
     expect_lines(&said(&["dev"])?, "node_type rnic fw ", 2)?;
@@ -112,7 +115,10 @@ fn rdma(stage: &Stage) -> Result<Verdict> {
     let identifiers = said(&["resource", "show", "cm_id"])?;
     expect_lines(&identifiers, "state CONNECT ps TCP", 2)?;
     expect_lines(&identifiers, &format!("127.0.0.1:{port}"), 2)?;
-    expect(&said(&["resource", "show"])?, "0: iwarp0: pd 2 cq 2 qp 2 cm_id 2 ")?;
+    expect(
+        &said(&["resource", "show"])?,
+        "0: iwarp0: pd 2 cq 2 qp 2 cm_id 2 ",
+    )?;
     Ok(Verdict::passed("2 devices, 2 queue pairs"))
 }
 
