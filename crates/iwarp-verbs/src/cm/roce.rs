@@ -8,9 +8,11 @@ use crate::abi::verbs::*;
 use crate::face;
 use crate::guard::{EINVAL, Res};
 use crate::query::{self, PKEY, RD_ATOMIC};
+use crate::transition;
 use iwarp::raw::Context;
 use iwarp::raw::cm::CmId;
 use iwarp::{Face, GidKind};
+use iwarp_rnic::qp::State;
 use std::ffi::c_uint;
 use std::net::SocketAddr;
 
@@ -45,10 +47,15 @@ pub(super) fn path(ctx: &Context, id: &CmId) -> Option<ibv_sa_path_rec> {
     Some(path)
 }
 
-/// Fills in the attributes for the change to `attr.qp_state`. Returns which they are.
-pub(super) fn attributes(ctx: &Context, id: &CmId, attr: &mut ibv_qp_attr) -> Res<c_uint> {
-    let bits = match attr.qp_state {
-        v::QPS_INIT => face::TO_INIT,
+/// Fills in the attributes for the change of a queue pair to `attr.qp_state`. Returns which they are.
+pub(super) fn attributes(
+    ctx: &Context,
+    id: &CmId,
+    qp_type: c_uint,
+    attr: &mut ibv_qp_attr,
+) -> Res<c_uint> {
+    let (from, to) = match attr.qp_state {
+        v::QPS_INIT => (State::Reset, State::Init),
         v::QPS_RTR => {
             attr.ah_attr = route(ctx, id)?;
             attr.path_mtu = query::mtu_code(ctx.device().mtu);
@@ -56,7 +63,7 @@ pub(super) fn attributes(ctx: &Context, id: &CmId, attr: &mut ibv_qp_attr) -> Re
             attr.rq_psn = 0;
             attr.max_dest_rd_atomic = RD_ATOMIC as u8;
             attr.min_rnr_timer = 0;
-            face::TO_RTR
+            (State::Init, State::Rtr)
         }
         v::QPS_RTS => {
             attr.timeout = 0;
@@ -64,11 +71,11 @@ pub(super) fn attributes(ctx: &Context, id: &CmId, attr: &mut ibv_qp_attr) -> Re
             attr.rnr_retry = 7;
             attr.sq_psn = 0;
             attr.max_rd_atomic = RD_ATOMIC as u8;
-            face::TO_RTS
+            (State::Rtr, State::Rts)
         }
         _ => return Err(EINVAL),
     };
-    Ok(v::QP_STATE | bits)
+    Ok(v::QP_STATE | transition::required(qp_type, from, to))
 }
 
 fn route(ctx: &Context, id: &CmId) -> Res<ibv_ah_attr> {
