@@ -1,9 +1,12 @@
-//! The changes of state that `ibv_modify_qp(3)` allows, and the attributes that may and must come with each.
+//! The changes of state that `ibv_modify_qp(3)` allows, and the attributes that may and must come
+//! with each.
 //!
-//! The table is that of the InfiniBand architecture, as Linux applies it for RoCE NICs: per change and type of queue pair, which
-//! attributes are required, and which are optional. All others are refused. Linux has no such table for iWARP NICs: siw ignores
-//! the attributes that it does not use. So on the iWARP face a connection needs none of them, but what InfiniBand forbids is
-//! refused on both faces: a program that passes it has a bug, and siw would ignore what the program wants.
+//! The table is that of the InfiniBand architecture, as Linux applies it for RoCE NICs: per change
+//! and type of queue pair, which attributes are required, and which are optional. All others are
+//! refused. Linux has no such table for iWARP NICs: siw ignores the attributes that it does not
+//! use. So on the iWARP face a connection needs none of them, but what InfiniBand forbids is
+//! refused on both faces: a program that passes it has a bug, and siw would ignore what the program
+//! wants.
 //!
 //! The alternate path is missing in the table. Linux refuses it on Ethernet.
 
@@ -13,7 +16,8 @@ use iwarp::Face;
 use iwarp_rnic::qp::State::{self, Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
 use std::ffi::c_uint;
 
-/// `enum ibv_qp_attr_mask` without the bits of single vendors, and without the rate limit of raw packets.
+/// `enum ibv_qp_attr_mask` without the bits of single vendors, and without the rate limit of raw
+/// packets.
 const STANDARD: c_uint = (1 << 21) - 1;
 
 const QP_PATH_MIG_STATE: c_uint = 1 << 18;
@@ -151,7 +155,8 @@ impl Row {
 /// Returns the attributes of a change, or `None` if it is not allowed.
 fn find(face: Face, qp_type: c_uint, from: State, to: State) -> Option<Attributes> {
     match (from, to) {
-        // A queue pair of siw that was never connected can be moved to ERR; Linux refuses that for InfiniBand.
+        // A queue pair of siw that was never connected can be moved to ERR; Linux refuses that for
+        // InfiniBand.
         (Reset, Error) => (face == Face::Rnic).then_some(NONE),
         (_, Reset | Error) => Some(NONE),
         _ => {
@@ -169,7 +174,8 @@ pub(crate) fn required(qp_type: c_uint, from: State, to: State) -> c_uint {
 /// Checks a call of `ibv_modify_qp`. Without `to`, the state stays as it is.
 ///
 /// # Errors
-/// EINVAL if the change or its attributes are not allowed; EOPNOTSUPP for attributes that no software driver of Linux knows.
+/// EINVAL if the change or its attributes are not allowed; EOPNOTSUPP for attributes that no
+/// software driver of Linux knows.
 pub(crate) fn check(
     face: Face,
     qp_type: c_uint,
@@ -182,7 +188,8 @@ pub(crate) fn check(
     }
     let as_siw = face == Face::Rnic && qp_type == QPT_RC;
     let row = match to {
-        // siw changes rights in any state, although InfiniBand does not know a change from RTR to RTR.
+        // siw changes rights in any state, although InfiniBand does not know a change from RTR to
+        // RTR.
         None if as_siw && from == Rtr => find(face, qp_type, Rts, Rts),
         _ => find(face, qp_type, from, to.unwrap_or(from)),
     };
@@ -191,7 +198,8 @@ pub(crate) fn check(
         row.optional |= row.required | QP_ACCESS_FLAGS;
         row.required = 0;
     }
-    // The program may say which state it takes the queue pair to be in only where that can change without its doing.
+    // The program may say which state it takes the queue pair to be in only where that can change
+    // without its doing.
     if mask & QP_CUR_STATE != 0 && !matches!(from, Rtr | Rts | Sqd | Sqe) {
         return Err(EINVAL);
     }

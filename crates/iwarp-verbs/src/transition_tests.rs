@@ -1,5 +1,5 @@
-//! The table against a second statement of the same rules: the changes and attributes as a list of words, and the faces as a
-//! decision per call.
+//! The table against a second statement of the same rules: the changes and attributes as a list of
+//! words, and the faces as a decision per call.
 
 use super::*;
 
@@ -12,8 +12,8 @@ const TYPES: [(c_uint, &str); 5] = [
     (QPT_XRC_RECV, "tgt"),
 ];
 
-/// Change, types, required attributes, optional attributes: by `enum ibv_qp_attr_mask`, as the Linux kernel's documentation and
-/// `ibv_modify_qp(3)` have them.
+/// Change, types, required attributes, optional attributes: by `enum ibv_qp_attr_mask`, as the
+/// Linux kernel's documentation and `ibv_modify_qp(3)` have them.
 const LIST: &str = "
 init-to-init      ud          ;                                  ; pkey port qkey
 init-to-init      uc,rc,ini,tgt ;                                ; pkey port access
@@ -111,7 +111,8 @@ fn expected(face: Face, kind: &str, from: State, to: Option<State>, mask: c_uint
     cur_fits && mask & !allowed == 0 && (lenient || mask & required == required)
 }
 
-/// Each bit counts alone, so masks that differ from a valid one in up to two bits show all there is.
+/// Each bit counts alone, so masks that differ from a valid one in up to two bits show all there
+/// is.
 #[test]
 fn table_matches_list_for_every_call() {
     let (mut calls, mut allowed) = (0, 0);

@@ -1,15 +1,18 @@
 //! The queue slots that the program has got back by polling.
 //!
-//! As with hardware, a slot of a send or receive queue is taken until the completion of its request has been polled, or that of a
-//! later request of the queue if it is unsignaled. So the program's own depths bound what it can post, and a completion queue
-//! that is large enough for them cannot overflow.
+//! As with hardware, a slot of a send or receive queue is taken until the completion of its request
+//! has been polled, or that of a later request of the queue if it is unsignaled. So the program's
+//! own depths bound what it can post, and a completion queue that is large enough for them cannot
+//! overflow.
 //!
-//! The state machine counts the slots in use. It is locked when the program posts, and polling must not wait for that lock. So a
-//! completion has its position in its queue, and the number of an account of the completion queue. Who polls notes the position
-//! in the account, with the completion queue locked anyway. Who posts looks at the account only when the queue seems full, and
-//! gives the state machine as many slots as the position has grown by.
+//! The state machine counts the slots in use. It is locked when the program posts, and polling must
+//! not wait for that lock. So a completion has its position in its queue, and the number of an
+//! account of the completion queue. Who polls notes the position in the account, with the
+//! completion queue locked anyway. Who posts looks at the account only when the queue seems full,
+//! and gives the state machine as many slots as the position has grown by.
 //!
-//! Slots of shared receive queues are free as soon as a message has taken their receive, as with siw and rxe.
+//! Slots of shared receive queues are free as soon as a message has taken their receive, as with
+//! siw and rxe.
 
 use super::cq::CompletionQueue as Cq;
 use super::qp::Guarded;
@@ -98,7 +101,8 @@ impl Slots {
         receive.map_or(0, |receive| receive.take(&mut seen.receive))
     }
 
-    /// Returns what is seen of a queue pair that was reset: all slots are free, and its completions are dropped.
+    /// Returns what is seen of a queue pair that was reset: all slots are free, and its completions
+    /// are dropped.
     pub(super) fn all_free(&self, send_position: u32) -> SeenSlots {
         SeenSlots {
             send: send_position,
@@ -161,7 +165,8 @@ impl Ring {
         })
     }
 
-    /// Takes up to `out.len()` completions, oldest first, and notes their positions. Returns how many it has taken.
+    /// Takes up to `out.len()` completions, oldest first, and notes their positions. Returns how
+    /// many it has taken.
     #[inline]
     pub(super) fn poll(&mut self, out: &mut [Cqe]) -> usize {
         let n = self.completions.poll(out);
@@ -205,7 +210,8 @@ impl Ring {
         }
     }
 
-    /// Closes the accounts of queue pairs that were dropped without being destroyed, once no completion names them.
+    /// Closes the accounts of queue pairs that were dropped without being destroyed, once no
+    /// completion names them.
     #[cold]
     fn close_abandoned(&mut self) {
         let mut abandoned: Vec<bool> = (self.accounts.iter())

@@ -1,4 +1,5 @@
-//! Slots that are held until the driver reports that their completions were polled ([`QpConfig::hold_slots`]).
+//! Slots that are held until the driver reports that their completions were polled
+//! ([`QpConfig::hold_slots`]).
 
 use super::harness::*;
 use crate::qp::*;
@@ -34,8 +35,8 @@ fn send_all(rig: &mut Rig, flags: &[SendFlags]) -> usize {
     posted
 }
 
-/// Takes the completions of the send queue. Returns how many slots each frees after the one before; `from` is the position before
-/// the first.
+/// Takes the completions of the send queue. Returns how many slots each frees after the one before;
+/// `from` is the position before the first.
 fn freed(rig: &mut Rig, from: &mut u32) -> Vec<u32> {
     let sends = core::mem::take(&mut rig.host.sends);
     let more = |position: u32| position.wrapping_sub(core::mem::replace(from, position));
@@ -76,7 +77,8 @@ fn completion_frees_silent_requests_before_it() {
     assert_eq!(send_all(&mut rig, &[TOLD]), 0);
 }
 
-/// A flush completes the requests that were not sent, and the first of them stands for the silent ones before.
+/// A flush completes the requests that were not sent, and the first of them stands for the silent
+/// ones before.
 #[test]
 fn flushed_requests_hold_their_slots() {
     let mut rig = holding(false);
