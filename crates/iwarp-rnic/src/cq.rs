@@ -178,9 +178,13 @@ impl CompletionQueue {
 
     /// Returns `true` if a successful completion of the queue pair waits. It looks at all that wait.
     pub fn has_success_of(&self, qp_num: u32) -> bool {
-        let all = (0..self.ring.len()).filter_map(|i| self.ring.get(i));
-        all.into_iter()
+        self.waiting()
             .any(|cqe| cqe.qp_num == qp_num && cqe.status == WcStatus::Success)
+    }
+
+    /// Returns the completions that wait, oldest first. In the middle of a purge there are some that are dropped already.
+    pub fn waiting(&self) -> impl Iterator<Item = &Cqe> {
+        (0..self.ring.len()).filter_map(|i| self.ring.get(i))
     }
 
     /// Takes up to `out.len()` completions, oldest first; returns how many.

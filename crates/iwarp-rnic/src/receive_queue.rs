@@ -100,6 +100,10 @@ pub struct ReceiveQueue {
     ring: Ring<Slot>,
     sges: Vec<Sge>,
     max_sge: u32,
+    /// Requests that were posted and whose slots are not [released](Self::release). Counted if `holds`.
+    used: u32,
+    /// The slot of a request that was taken is in use until it is released.
+    holds: bool,
 }
 
 impl ReceiveQueue {
@@ -112,7 +116,30 @@ impl ReceiveQueue {
             ring: Ring::new(depth)?,
             sges,
             max_sge,
+            used: 0,
+            holds: false,
         })
+    }
+
+    /// Sets whether the slot of a request that was taken stays in use until it is [released](Self::release).
+    pub const fn hold_slots(&mut self, hold: bool) {
+        self.holds = hold;
+    }
+
+    /// Frees the slots of `n` requests that were taken.
+    pub const fn release(&mut self, n: u32) {
+        let waiting = self.ring.len();
+        let left = self.used.saturating_sub(n);
+        self.used = if left < waiting { waiting } else { left };
+    }
+
+    /// Returns how many more requests can be posted.
+    pub const fn room(&self) -> u32 {
+        let used = match self.holds {
+            true => self.used,
+            false => self.ring.len(),
+        };
+        self.ring.capacity().saturating_sub(used)
     }
 
     /// Requests it can hold.
@@ -131,8 +158,9 @@ impl ReceiveQueue {
     }
 
     /// Returns `true` if no further request can be posted.
+    #[inline]
     pub(crate) const fn is_full(&self) -> bool {
-        self.ring.is_full()
+        self.room() == 0
     }
 
     /// Appends a request.
@@ -140,6 +168,9 @@ impl ReceiveQueue {
     pub fn post(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
         if wr.sges.len() > self.max_sge as usize {
             return Err(PostError::TooManySges);
+        }
+        if self.is_full() {
+            return Err(PostError::QueueFull);
         }
         let mut len = 0u64;
         for sge in wr.sges {
@@ -151,6 +182,7 @@ impl ReceiveQueue {
             num_sge: wr.sges.len() as u8,
         };
         let slot = self.ring.push(slot).map_err(|_| PostError::QueueFull)?;
+        self.used = self.used.wrapping_add(1);
         let at = self.first_sge(slot);
         for (to, from) in self.sges.iter_mut().skip(at).zip(wr.sges) {
             *to = *from;
@@ -223,6 +255,7 @@ impl ReceiveQueue {
     /// Drops everything (for a queue pair that goes to RESET).
     pub fn clear(&mut self) {
         self.ring.clear();
+        self.used = 0;
     }
 }
 
@@ -299,10 +332,19 @@ impl SharedReceiveQueue {
 
     /// Asks for one event when fewer than `limit` requests wait. Zero disarms.
     pub fn set_limit(&mut self, limit: u32) -> Result<(), SrqError> {
-        if limit > self.queue.capacity() {
+        self.modify(None, Some(limit))
+    }
+
+    /// Changes depth, limit, or both in one step. A refused call changes neither.
+    pub fn modify(&mut self, depth: Option<u32>, limit: Option<u32>) -> Result<(), SrqError> {
+        let new_limit = limit.unwrap_or(self.limit);
+        if new_limit > depth.unwrap_or(self.queue.capacity()) {
             return Err(SrqError::Invalid);
         }
-        self.limit = limit;
+        if let Some(depth) = depth {
+            self.change_depth(depth)?;
+        }
+        self.limit = new_limit;
         Ok(())
     }
 
@@ -334,7 +376,11 @@ impl SharedReceiveQueue {
 
     /// Changes the depth and keeps the waiting requests.
     pub fn resize(&mut self, depth: u32) -> Result<(), SrqError> {
-        if depth == 0 || depth > MAX_QP_WR || depth < self.queue.len() || self.limit > depth {
+        self.modify(Some(depth), None)
+    }
+
+    fn change_depth(&mut self, depth: u32) -> Result<(), SrqError> {
+        if depth == 0 || depth > MAX_QP_WR || depth < self.queue.len() {
             return Err(SrqError::Invalid);
         }
         let max_sge = self.queue.max_sge;

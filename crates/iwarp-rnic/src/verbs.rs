@@ -507,6 +507,11 @@ pub struct Cqe {
     /// Time at which it was written, in nanoseconds of the caller's clock; zero if the caller has none. On a queue without a clock a
     /// matched message has its tag here: see [`tag`](Self::tag).
     pub timestamp_ns: u64,
+    /// For a request of a send queue: how many requests of that queue had completed with it. When it has been polled, the slots
+    /// of all of them can be free ([`QpConfig::hold_slots`](crate::qp::QpConfig::hold_slots)). Wraps.
+    pub position: u32,
+    /// Where the owner of the completion queue notes the position; a queue pair leaves it zero.
+    pub account: u32,
 }
 
 impl Cqe {

@@ -253,6 +253,7 @@ impl World {
             match_tags: false,
             receiver_not_ready: policy,
             snapshot: rng.chance(30),
+            hold_slots: false,
             budget: Budget {
                 completions,
                 local_requests: completions,

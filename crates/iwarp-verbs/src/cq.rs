@@ -1,7 +1,7 @@
 //! Completion channels and completion queues, plain and extended.
 
 use crate::abi::verbs::*;
-use crate::device::{checked_context, context};
+use crate::device::{check_same, checked_context, context};
 use crate::guard::{EBUSY, EINVAL, Errno, Res, UNSUPPORTED, code, pointer, value};
 use crate::object::{self, Kind, Object, Unacknowledged, Users};
 use crate::{events, pd, post, wait};
@@ -120,11 +120,18 @@ unsafe fn create(c: *mut ibv_context, wanted: &Wanted) -> Res<*mut ibv_cq_ex> {
     let raw_channel = if channel.is_null() {
         None
     } else {
-        Some(find_channel(channel)?)
+        let found = find_channel(channel)?;
+        check_same(c, (*channel).context)?;
+        Some(found)
     };
     let domain = match wanted.parent_domain {
         0 => None,
-        p => Some(pd::find(p as *mut ibv_pd)?),
+        p => {
+            let p = p as *mut ibv_pd;
+            let domain = pd::find(p)?;
+            check_same(c, (*p).context)?;
+            Some(domain)
+        }
     };
     let raw = ctx.raw.create_cq(wanted.cqe, raw_channel.map(|c| &c.raw))?;
     if wanted.wc_flags & WC_TIMESTAMP != 0 {

@@ -206,6 +206,20 @@ impl ContextObject {
     }
 }
 
+/// Checks that objects of two contexts can work together: the contexts are one, or one of them was imported from the other.
+///
+/// # Errors
+/// EINVAL, as from the kernel, which knows the objects of each opened device by numbers of its own.
+///
+/// # Safety
+/// Both are contexts whose objects live.
+pub(crate) unsafe fn check_same(one: *mut ibv_context, other: *mut ibv_context) -> Res<()> {
+    match one == other || context(one).raw.is_same(&context(other).raw) {
+        true => Ok(()),
+        false => Err(EINVAL),
+    }
+}
+
 /// Our part of a context.
 ///
 /// # Safety

@@ -1,7 +1,7 @@
 //! What differs between the faces ([`Face`]) besides names and tables, and hints to programs that do not get on with the one they see.
 //!
-//! As a RoCE NIC the device belongs to InfiniBand's transport, whose changes of state need more attributes than iWARP's. A program
-//! that leaves one out would fail on hardware, so it fails here, too. iWARP uses none of the values but the peer's address.
+//! As a RoCE NIC the device belongs to InfiniBand's transport, whose changes of state need more attributes than iWARP's: `transition`
+//! has them.
 //!
 //! A program that refuses a kind of NIC mostly does so in silence. The library hints at the other face where it can tell: when a call
 //! fails that would not fail there, or when a library is loaded that is known to look for one kind only.
@@ -16,35 +16,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A number that no queue pair has. At the change to RTR it says that the connection manager connects the queue pair.
 pub(crate) const MANAGED_QPN: u32 = 0;
-
-/// The attributes that come with a change to INIT, RTR and RTS. Unreliable connections have fewer of them: nothing is acknowledged, and
-/// there are no RDMA Reads.
-pub(crate) const TO_INIT: c_uint = QP_PKEY_INDEX | QP_PORT | QP_ACCESS_FLAGS;
-pub(crate) const TO_RTR: c_uint =
-    QP_AV | QP_PATH_MTU | QP_DEST_QPN | QP_RQ_PSN | QP_MAX_DEST_RD_ATOMIC | QP_MIN_RNR_TIMER;
-pub(crate) const TO_RTS: c_uint =
-    QP_TIMEOUT | QP_RETRY_CNT | QP_RNR_RETRY | QP_SQ_PSN | QP_MAX_QP_RD_ATOMIC;
-
-/// What only the receiving end of a reliable connection needs, and only the sending one.
-const RESPONDER: c_uint = QP_MAX_DEST_RD_ATOMIC | QP_MIN_RNR_TIMER;
-const REQUESTER: c_uint = QP_RETRY_CNT | QP_RNR_RETRY | QP_MAX_QP_RD_ATOMIC;
-
-/// Returns the attributes that must come with this change of a connected queue pair: the tables of the InfiniBand specification.
-pub(crate) const fn required(face: Face, qp_type: c_uint, from: State, to: State) -> c_uint {
-    match (face, from, to) {
-        (Face::Roce, State::Reset, State::Init) => TO_INIT,
-        (Face::Roce, State::Init, State::Rtr) => match qp_type {
-            QPT_UC | QPT_XRC_SEND => TO_RTR & !RESPONDER,
-            _ => TO_RTR,
-        },
-        (Face::Roce, State::Rtr, State::Rts) => match qp_type {
-            QPT_UC => QP_SQ_PSN,
-            QPT_XRC_RECV => TO_RTS & !REQUESTER,
-            _ => TO_RTS,
-        },
-        _ => 0,
-    }
-}
 
 /// Returns `true` if a new queue pair accepts receives before the program has brought it to INIT. InfiniBand's verbs forbid that,
 /// and `ibv_post_recv` of RoCE NICs says EINVAL in RESET. iWARP's verbs leave the state to the NIC: it is called IDLE there, and

@@ -50,6 +50,7 @@ mod reserve;
 mod rsocket;
 mod srq;
 mod srq_ops;
+mod transition;
 mod ud;
 mod unused;
 mod wait;

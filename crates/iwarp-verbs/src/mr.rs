@@ -1,7 +1,7 @@
 //! Memory regions, and device memory, which is ordinary memory here.
 
 use crate::abi::verbs::*;
-use crate::device::{ContextObject, checked_context, context};
+use crate::device::{ContextObject, check_same, checked_context, context};
 use crate::guard::{EBUSY, EINVAL, ENOMEM, Errno, Res, UNSUPPORTED, code, pointer};
 use crate::object::{self, Kind, Object, Users};
 use crate::{dmabuf, huge, pd, query};
@@ -105,6 +105,10 @@ pub(crate) unsafe fn register_owned(
     own: Mr,
 ) -> Res<*mut ibv_mr> {
     let pd = pd::find(p)?;
+    // Empty ranges and those beyond the end of the address space, as `ib_umem_get` of the kernel.
+    if len == 0 || addr.checked_add(len as u64).is_none() {
+        return Err(EINVAL);
+    }
     let on_demand = access & ON_DEMAND != 0;
     if on_demand && access & HUGETLB != 0 {
         check_huge(addr, len)?;
@@ -237,7 +241,9 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
             return Err(EINVAL);
         }
         let new_pd = if flags & CHANGE_PD != 0 {
-            Some(pd::find(p)?)
+            let new = pd::find(p)?;
+            check_same((*m).context, (*p).context)?;
+            Some(new)
         } else {
             None
         };

@@ -2,7 +2,7 @@
 
 use crate::abi::verbs::value::QPT_UD;
 use crate::abi::verbs::*;
-use crate::device::context;
+use crate::device::{check_same, context};
 use crate::guard::{EINVAL, Res, code, pointer};
 use crate::object::{self, Kind, Object};
 use crate::{mr, pd, post};
@@ -57,16 +57,35 @@ pub(crate) unsafe extern "C" fn dealloc_mw(m: *mut ibv_mw) -> c_int {
     })
 }
 
-/// Returns the operation that binds `m` as asked.
+/// The rights that a window can give: those of peers, and addresses that begin at zero.
+const RIGHTS: c_uint = 0x2e;
+
+/// Returns the operation that binds `m` as asked, for a queue pair of the context `c`.
+///
+/// # Errors
+/// EINVAL: no such window or region, or of another context; rights of local requests.
 ///
 /// # Safety
-/// `m` and the region in `info` are living objects, or NULL.
-pub(crate) unsafe fn bind_op(m: *mut ibv_mw, rkey: u32, info: &ibv_mw_bind_info) -> Res<SendOp> {
+/// `m` and the region in `info` are living objects, or NULL; `c` is an open context.
+pub(crate) unsafe fn bind_op(
+    c: *mut ibv_context,
+    m: *mut ibv_mw,
+    rkey: u32,
+    info: &ibv_mw_bind_info,
+) -> Res<SendOp> {
     if m.is_null() || (info.mr.is_null() && info.length != 0) {
         return Err(EINVAL);
     }
+    let window = find(m)?;
+    check_same(c, (*m).context)?;
+    if !info.mr.is_null() {
+        check_same(c, (*info.mr).context)?;
+    }
+    if info.mw_access_flags & !RIGHTS != 0 {
+        return Err(EINVAL);
+    }
     Ok(SendOp::Bind(Bind {
-        mw_stag: find(m)?.stag,
+        mw_stag: window.stag,
         new_stag: Stag(rkey),
         mr_stag: Stag(if info.mr.is_null() {
             0
@@ -93,7 +112,7 @@ pub(crate) unsafe extern "C" fn bind_mw(
         }
         let old = Stag((*m).rkey);
         let rkey = old.with_key(old.key().wrapping_add(1)).0;
-        let op = bind_op(m, rkey, &bind.bind_info)?;
+        let op = bind_op((*q).context, m, rkey, &bind.bind_info)?;
         let wr = SendWr {
             wr_id: bind.wr_id,
             op,

@@ -1,7 +1,7 @@
 //! Protection domains, thread domains, parent domains, address handles.
 
 use crate::abi::verbs::*;
-use crate::device::{checked_context, context};
+use crate::device::{check_same, checked_context, context};
 use crate::guard::{EBUSY, EINVAL, Errno, Res, UNSUPPORTED, code, minus_one, pointer};
 use crate::object::{self, Kind, Object, Users};
 use crate::{qp, query};
@@ -145,8 +145,11 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
             return Err(UNSUPPORTED);
         }
         let parent = find(attr.pd)?;
+        check_same(c, (*attr.pd).context)?;
         if !attr.td.is_null() {
-            find_td(attr.td)?.add();
+            let td = find_td(attr.td)?;
+            check_same(c, (*attr.td).context)?;
+            td.add();
         }
         parent.users.add();
         Ok(create(

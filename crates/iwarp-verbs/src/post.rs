@@ -6,7 +6,7 @@ use crate::abi::verbs::value::{
 };
 use crate::abi::verbs::*;
 use crate::cq::Cq;
-use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, code, value};
+use crate::guard::{EINVAL, Errno, Res, code, value};
 use crate::object::{self, Object};
 use crate::qp::QpObject;
 use crate::srq::SrqObject;
@@ -16,6 +16,22 @@ use iwarp_rnic::memory::Stag;
 use iwarp_rnic::{Cqe, RecvWr, SendFlags, SendOp, SendWr, Sge, WcFlags, WcOpcode, WcStatus};
 use std::ffi::{c_int, c_uint};
 use std::mem::MaybeUninit;
+
+/// Most elements of a request of a queue pair.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct MaxSge {
+    pub(crate) send: u32,
+    pub(crate) receive: u32,
+}
+
+impl MaxSge {
+    pub(crate) const fn of(cap: &ibv_qp_cap) -> Self {
+        Self {
+            send: cap.max_send_sge,
+            receive: cap.max_recv_sge,
+        }
+    }
+}
 
 /// Our part of a queue pair.
 ///
@@ -59,7 +75,7 @@ pub(crate) const fn cmp_swap(remote_addr: u64, rkey: u32, compare: u64, swap: u6
 }
 
 #[inline]
-unsafe fn op_of(wr: &ibv_send_wr) -> Res<SendOp> {
+unsafe fn op_of(wr: &ibv_send_wr, qp: &QpObject) -> Res<SendOp> {
     let rdma = wr.wr.rdma;
     let (remote_addr, rkey) = (rdma.remote_addr, rdma.rkey);
     Ok(match wr.opcode {
@@ -85,8 +101,11 @@ unsafe fn op_of(wr: &ibv_send_wr) -> Res<SendOp> {
         WR_LOCAL_INV => SendOp::LocalInvalidate {
             stag: Stag(wr.imm_data),
         },
-        WR_BIND_MW => mw::bind_op(wr.bind_mw.mw, wr.bind_mw.rkey, &wr.bind_mw.bind_info)?,
-        _ => return Err(UNSUPPORTED),
+        WR_BIND_MW => {
+            let (c, bind) = ((*qp.c()).qp_base.context, wr.bind_mw);
+            mw::bind_op(c, bind.mw, bind.rkey, &bind.bind_info)?
+        }
+        _ => return Err(EINVAL),
     })
 }
 
@@ -100,11 +119,14 @@ pub(crate) unsafe fn octets<'a>(sge: &ibv_sge) -> &'a [u8] {
     std::slice::from_raw_parts(sge.addr as *const u8, sge.length as usize)
 }
 
-pub(crate) fn count(n: c_int) -> Res<usize> {
-    usize::try_from(n)
-        .ok()
-        .filter(|n| *n <= MAX_SGE as usize)
-        .ok_or(EINVAL)
+/// Returns how many elements a request has. The list of one with more than `max`, the queue's limit, must not be read.
+#[inline]
+pub(crate) fn count(n: c_int, max: u32) -> Res<usize> {
+    // A negative number is too large as an unsigned one.
+    match n as u32 <= max {
+        true => Ok(n as usize),
+        false => Err(EINVAL),
+    }
 }
 
 /// A list whose elements have been written.
@@ -133,7 +155,7 @@ unsafe fn send_some<const W: usize, const S: usize>(
     let mut stop = None;
     while !at.is_null() && n < W {
         let wr = &*at;
-        let op = match op_of(wr).and_then(|op| Ok((op, count(wr.num_sge)?))) {
+        let op = match op_of(wr, qp).and_then(|op| Ok((op, count(wr.num_sge, qp.max_sge.send)?))) {
             Ok(op) => op,
             Err(e) => {
                 stop = Some(e);
@@ -263,6 +285,7 @@ unsafe fn send_special(
 /// Converts receives and passes them to `post`, a few at a time.
 #[inline]
 unsafe fn recv_all<const W: usize, const S: usize>(
+    max_sge: u32,
     first: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
     post: impl Fn(&[RecvWr<'_>]) -> Result<(), (usize, iwarp::Error)>,
@@ -277,7 +300,7 @@ unsafe fn recv_all<const W: usize, const S: usize>(
         let mut stop = None;
         while !at.is_null() && n < W {
             let wr = &*at;
-            let num = match count(wr.num_sge) {
+            let num = match count(wr.num_sge, max_sge) {
                 Ok(num) if num <= sges.len() => num,
                 Ok(_) => break,
                 Err(e) => {
@@ -324,14 +347,15 @@ unsafe fn recv_all<const W: usize, const S: usize>(
 /// Most programs post one receive with few elements.
 #[inline]
 unsafe fn recv_list(
+    max_sge: u32,
     wr: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
     post: impl Fn(&[RecvWr<'_>]) -> Result<(), (usize, iwarp::Error)>,
 ) -> Res<()> {
     if !wr.is_null() && (*wr).next.is_null() && (0..=2).contains(&(*wr).num_sge) {
-        recv_all::<1, 2>(wr, bad, post)
+        recv_all::<1, 2>(max_sge, wr, bad, post)
     } else {
-        recv_all::<32, { 2 * MAX_SGE as usize }>(wr, bad, post)
+        recv_all::<32, { 2 * MAX_SGE as usize }>(max_sge, wr, bad, post)
     }
 }
 
@@ -343,7 +367,7 @@ pub(crate) unsafe extern "C" fn post_recv(
     code(|| {
         if (*q).qp_type == QPT_UD {
             let qp = ud::trusted(q);
-            return recv_list(wr, bad, |wrs| qp.raw.post_recv(wrs));
+            return recv_list(qp.max_sge.receive, wr, bad, |wrs| qp.raw.post_recv(wrs));
         }
         if [QPT_XRC_SEND, QPT_XRC_RECV].contains(&(*q).qp_type) {
             // Receives are posted to the shared receive queues.
@@ -353,7 +377,7 @@ pub(crate) unsafe extern "C" fn post_recv(
             return Err(EINVAL);
         }
         let qp = qp(q);
-        recv_list(wr, bad, |wrs| qp.raw.post_recv(wrs))
+        recv_list(qp.max_sge.receive, wr, bad, |wrs| qp.raw.post_recv(wrs))
     })
 }
 
@@ -364,7 +388,7 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
 ) -> c_int {
     code(|| {
         let srq: &SrqObject = object::trusted(s);
-        recv_list(wr, bad, |wrs| srq.raw.post(wrs))
+        recv_list(srq.max_sge, wr, bad, |wrs| srq.raw.post(wrs))
     })
 }
 

@@ -5,8 +5,9 @@ use crate::abi::verbs::*;
 use crate::device::{ContextObject, context};
 use crate::guard::{EINVAL, Res, UNSUPPORTED, code};
 use crate::object::{self, Kind, Object, Unacknowledged, Users};
+use crate::post::MaxSge;
 use crate::qp_ex::Builder;
-use crate::{comp_cntr, events, face, qp_create, query, ud, xrc};
+use crate::{comp_cntr, events, face, qp_create, query, transition, ud, xrc};
 use iwarp::Face;
 use iwarp::raw::{QueuePair, Retry};
 use iwarp_rnic::Access;
@@ -25,6 +26,7 @@ pub(crate) struct Qp {
     /// What `ibv_query_qp` reports besides the state.
     pub(crate) attributes: Mutex<ibv_qp_attr>,
     pub(crate) sig_all: bool,
+    pub(crate) max_sge: MaxSge,
     /// The `ibv_wr_*` interface, if it was asked for.
     pub(crate) builder: Option<Builder>,
     /// What the target of an extended reliable connection has besides.
@@ -135,9 +137,6 @@ pub(crate) fn to_state(state: c_uint) -> Res<State> {
     })
 }
 
-/// Every bit of `enum ibv_qp_attr_mask`.
-const KNOWN_MASK: c_uint = ((1 << 21) - 1) | 1 << 25;
-
 /// Returns the GIDs of both ends of a path, ours first: named by GID, or by LID if there is no global route header.
 pub(crate) fn gids_of_path(c: &ContextObject, path: &ibv_ah_attr) -> Res<([u8; 16], [u8; 16])> {
     if path.is_global == 0 {
@@ -185,6 +184,9 @@ fn remember(to: &mut ibv_qp_attr, from: &ibv_qp_attr, mask: c_uint) -> Res<()> {
         to.qp_access_flags = from.qp_access_flags;
     }
     if mask & QP_AV != 0 {
+        if from.ah_attr.port_num != 1 {
+            return Err(EINVAL);
+        }
         to.ah_attr = from.ah_attr;
     }
     if mask & QP_PATH_MTU != 0 {
@@ -226,7 +228,7 @@ fn remember(to: &mut ibv_qp_attr, from: &ibv_qp_attr, mask: c_uint) -> Res<()> {
 
 /// Returns the state as the program sees it. A new queue pair of an RNIC takes receives as if it were INIT, and is called RESET.
 pub(crate) unsafe fn state_seen(q: *mut ibv_qp, qp: &QpObject) -> State {
-    match qp.raw.state() {
+    match qp.state() {
         State::Init if (*q).state == QPS_RESET => State::Reset,
         state => state,
     }
@@ -243,43 +245,16 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
             return ud::modify(q, qp, attr, mask);
         }
         let qp = find(q)?;
-        if attr.is_null() || mask & !KNOWN_MASK != 0 {
-            return Err(EINVAL);
-        }
-        let attr = &*attr;
-        if mask & QP_CUR_STATE != 0 && attr.cur_qp_state != state_of(qp.raw.state()) {
-            return Err(EINVAL);
-        }
+        let attr = as_read(attr.as_ref().ok_or(EINVAL)?);
+        let change = Change::of(q, qp, &attr, mask)?;
         let mut remembered = qp.attributes.lock();
         let mut next = *remembered;
-        remember(&mut next, attr, mask)?;
-        let retry = retry_of(qp.raw.retry(), attr, mask);
+        remember(&mut next, &attr, mask)?;
+        let retry = retry_of(qp.raw.retry(), &attr, mask);
         if !retry.is_valid() {
             return Err(EINVAL);
         }
-        if mask & QP_STATE != 0 {
-            let to = to_state(attr.qp_state)?;
-            // A connected queue pair of an RNIC is ready to send already, whatever steps the program still makes.
-            let has_peer = qp.raw.addresses().is_some();
-            let connected = has_peer && matches!(to, State::Init | State::Rtr);
-            let face = context((*q).context).device.face;
-            let required = face::required(face, (*q).qp_type, state_seen(q, qp), to);
-            if !has_peer && mask & required != required {
-                return Err(EINVAL);
-            }
-            let addressed = QP_AV | QP_DEST_QPN;
-            let managed = face == Face::Roce && attr.dest_qp_num == face::MANAGED_QPN;
-            if to == State::Rtr && mask & addressed == addressed && !connected && !managed {
-                let (own, peer) = gids_of_path(context((*q).context), &attr.ah_attr)?;
-                qp.raw.connect_peer_from(own, peer, attr.dest_qp_num)?;
-            } else if !connected {
-                qp.raw.modify(to)?;
-            }
-            (*q).state = attr.qp_state;
-            if to == State::Reset {
-                qp.disconnected.store(false, Ordering::Release);
-            }
-        }
+        change.make(q, qp, &attr)?;
         qp.raw.set_retry(retry)?;
         if mask & QP_ACCESS_FLAGS != 0 {
             qp.raw
@@ -288,6 +263,80 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
         *remembered = next;
         Ok(())
     })
+}
+
+/// Returns the attributes as hardware reads them: `min_rnr_timer` has five bits, and programs exist that pass more.
+const fn as_read(attr: &ibv_qp_attr) -> ibv_qp_attr {
+    ibv_qp_attr {
+        min_rnr_timer: attr.min_rnr_timer & 31,
+        ..*attr
+    }
+}
+
+/// What a call does to the state.
+enum Change {
+    /// It stays as it is.
+    Nothing,
+    /// The connection manager has moved the queue pair to RTS, and the program still makes the steps that lead there.
+    Overtaken,
+    To(State),
+    /// To RTR, with a peer known by number.
+    Connect,
+}
+
+impl Change {
+    /// Checks state and attributes.
+    unsafe fn of(q: *mut ibv_qp, qp: &QpObject, attr: &ibv_qp_attr, mask: c_uint) -> Res<Self> {
+        let to = match mask & QP_STATE {
+            0 => None,
+            _ => Some(to_state(attr.qp_state)?),
+        };
+        let from = state_seen(q, qp);
+        if mask & QP_CUR_STATE != 0 && attr.cur_qp_state != state_of(from) {
+            return Err(EINVAL);
+        }
+        let face = context((*q).context).device.face;
+        let managed = qp.raw.addresses().is_some() && !qp.raw.is_by_number();
+        // siw ignores these steps at any time.
+        let on_its_way = (*q).state != QPS_RTS || face == Face::Rnic;
+        let step = matches!(to, Some(State::Init | State::Rtr | State::Rts));
+        if managed && from == State::Rts && step && on_its_way {
+            return Ok(Self::Overtaken);
+        }
+        transition::check(face, (*q).qp_type, from, to, mask)?;
+        let addressed = mask & (QP_AV | QP_DEST_QPN);
+        Ok(match to {
+            None => Self::Nothing,
+            Some(State::Rtr) if addressed == QP_AV | QP_DEST_QPN => {
+                match face == Face::Roce && attr.dest_qp_num == face::MANAGED_QPN {
+                    true => Self::To(State::Rtr),
+                    false => Self::Connect,
+                }
+            }
+            // A peer has an address and a number.
+            Some(State::Rtr) if addressed != 0 => return Err(EINVAL),
+            Some(to) => Self::To(to),
+        })
+    }
+
+    unsafe fn make(self, q: *mut ibv_qp, qp: &QpObject, attr: &ibv_qp_attr) -> Res<()> {
+        match self {
+            Self::Nothing => return Ok(()),
+            Self::Overtaken => {}
+            Self::To(state) => {
+                qp.raw.modify(state)?;
+                if state == State::Reset {
+                    qp.disconnected.store(false, Ordering::Release);
+                }
+            }
+            Self::Connect => {
+                let (own, peer) = gids_of_path(context((*q).context), &attr.ah_attr)?;
+                qp.raw.connect_peer_from(own, peer, attr.dest_qp_num)?;
+            }
+        }
+        (*q).state = attr.qp_state;
+        Ok(())
+    }
 }
 
 pub(crate) unsafe extern "C" fn ibv_query_qp(
@@ -301,7 +350,7 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
             return ud::query(q, qp, attr, init);
         }
         let qp = find(q)?;
-        let state = state_of(qp.state());
+        let state = state_of(state_seen(q, qp));
         let mut a = *qp.attributes.lock();
         a.qp_state = state;
         a.cur_qp_state = state;

@@ -6,10 +6,11 @@
 use crate::abi::verbs::value::*;
 use crate::abi::verbs::*;
 use crate::cq::CqObject;
-use crate::device::{ContextObject, checked_context, context};
+use crate::device::{ContextObject, check_same, checked_context, context};
 use crate::guard::{EINVAL, Res, UNSUPPORTED, pointer};
 use crate::object::{self, Kind, Unacknowledged, Users};
 use crate::pd::PdObject;
+use crate::post::MaxSge;
 use crate::qp::Qp;
 use crate::qp_ex::{self, Builder};
 use crate::srq::SrqObject;
@@ -47,10 +48,14 @@ struct Wanted {
     ops: Option<u64>,
 }
 
-/// More than the device can do is an error for every type.
-fn check_sizes(cap: &ibv_qp_cap) -> Res<()> {
-    let wrs = cap.max_send_wr.max(cap.max_recv_wr);
-    let sges = cap.max_send_sge.max(cap.max_recv_sge);
+/// More than the device can do is an error for every type. Sizes of a queue that the queue pair does not have say nothing.
+fn check_sizes(cap: &ibv_qp_cap, has_receive_queue: bool) -> Res<()> {
+    let mut wrs = cap.max_send_wr;
+    let mut sges = cap.max_send_sge;
+    if has_receive_queue {
+        wrs = wrs.max(cap.max_recv_wr);
+        sges = sges.max(cap.max_recv_sge);
+    }
     if wrs > LIMITS.max_qp_wr || sges > LIMITS.max_sge || cap.max_inline_data > LIMITS.max_inline {
         return Err(EINVAL);
     }
@@ -59,6 +64,9 @@ fn check_sizes(cap: &ibv_qp_cap) -> Res<()> {
 
 /// Operations of the `ibv_wr_*` interface that unreliable connections have: Write, Send, with immediate data, and those on local keys.
 const UC_OPS: u64 = 0x38f;
+
+/// `IBV_QPT_RAW_PACKET` and `IBV_QPT_DRIVER`, which the device does not have.
+const KNOWN_TYPES: [c_uint; 2] = [8, 0xff];
 
 /// Unreliable connections are for GID and number only. An identifier of an iWARP NIC has none, as with the kernel's iWARP. On a RoCE NIC
 /// a program may make them with the context of an identifier.
@@ -69,7 +77,9 @@ fn check_type(qp_type: c_uint, ops: Option<u64>, is_managed: bool) -> Res<()> {
         QPT_UD if ops.unwrap_or_default() & !ud::OPS == 0 => Ok(()),
         // It sends nothing.
         QPT_XRC_RECV if ops.unwrap_or_default() == 0 => Ok(()),
-        _ => Err(UNSUPPORTED),
+        QPT_UC | QPT_UD | QPT_XRC_RECV => Err(UNSUPPORTED),
+        _ if KNOWN_TYPES.contains(&qp_type) => Err(UNSUPPORTED),
+        _ => Err(EINVAL),
     }
 }
 
@@ -82,6 +92,11 @@ const NO_CAP: ibv_qp_cap = ibv_qp_cap {
     max_inline_data: 0,
 };
 
+/// Returns `true` if receives are posted to the queue pair itself.
+const fn has_receive_queue(qp_type: c_uint, shared_receive: bool) -> bool {
+    !shared_receive && !matches!(qp_type, QPT_XRC_SEND | QPT_XRC_RECV)
+}
+
 /// Sets the sizes to those that the queue pair has.
 fn adjust(cap: &mut ibv_qp_cap, qp_type: c_uint, shared_receive: bool) {
     cap.max_inline_data = cap.max_inline_data.max(INLINE_MIN);
@@ -89,9 +104,9 @@ fn adjust(cap: &mut ibv_qp_cap, qp_type: c_uint, shared_receive: bool) {
     cap.max_recv_sge = cap.max_recv_sge.max(1);
     match qp_type {
         QPT_XRC_RECV => *cap = NO_CAP,
-        QPT_XRC_SEND => (cap.max_recv_wr, cap.max_recv_sge) = (0, 0),
-        QPT_UD if shared_receive => (cap.max_recv_wr, cap.max_recv_sge) = (0, 0),
-        _ if shared_receive => cap.max_recv_sge = 0,
+        _ if !has_receive_queue(qp_type, shared_receive) => {
+            (cap.max_recv_wr, cap.max_recv_sge) = (0, 0);
+        }
         _ => {}
     }
 }
@@ -109,6 +124,10 @@ impl Parts<'_> {
         let send_cq = cq::find(wanted.send_cq)?;
         // An initiator has no receives. What a program names here has no meaning.
         let receives = wanted.qp_type != QPT_XRC_SEND;
+        let recv_cq = match receives {
+            true => cq::find(wanted.recv_cq)?,
+            false => send_cq,
+        };
         let srq = match wanted.srq.is_null() || !receives {
             true => None,
             false => Some(srq::find(wanted.srq)?),
@@ -121,13 +140,15 @@ impl Parts<'_> {
         if matches_tags && wanted.qp_type != QPT_RC {
             return Err(EINVAL);
         }
+        let srq_context = srq.map(|srq| (*srq.c()).context);
+        let recv_context = receives.then(|| (*wanted.recv_cq).context);
+        for other in [Some((*wanted.send_cq).context), recv_context, srq_context] {
+            check_same(wanted.context, other.unwrap_or(wanted.context))?;
+        }
         Ok(Parts {
             pd: pd::find(wanted.pd)?,
             send_cq,
-            recv_cq: match receives {
-                true => cq::find(wanted.recv_cq)?,
-                false => send_cq,
-            },
+            recv_cq,
             srq,
         })
     }
@@ -140,11 +161,7 @@ impl Parts<'_> {
             srq: self.srq.map(|s| s.raw.clone()),
             unreliable: wanted.qp_type == QPT_UC,
             max_send_wr: cap.max_send_wr,
-            max_recv_wr: if self.srq.is_some() {
-                0
-            } else {
-                cap.max_recv_wr
-            },
+            max_recv_wr: cap.max_recv_wr,
             max_send_sge: cap.max_send_sge,
             max_recv_sge: cap.max_recv_sge.max(1),
             max_inline: cap.max_inline_data,
@@ -248,12 +265,13 @@ pub(crate) unsafe fn each_used(c: &ibv_qp, target: Option<&xrc::Target>, f: impl
 
 unsafe fn create(wanted: &Wanted, cap: &mut ibv_qp_cap) -> Res<*mut ibv_qp> {
     let ctx = context(wanted.context);
-    check_sizes(cap)?;
+    let shared_receive = !wanted.srq.is_null();
+    check_sizes(cap, has_receive_queue(wanted.qp_type, shared_receive))?;
     let is_managed = ctx.is_shared() && ctx.device.face == Face::Rnic;
     check_type(wanted.qp_type, wanted.ops, is_managed)
         .inspect_err(|_| face::type_refused(ctx.device.face, wanted.qp_type))?;
     let builder = wanted.ops.map(Builder::new).transpose()?;
-    adjust(cap, wanted.qp_type, !wanted.srq.is_null());
+    adjust(cap, wanted.qp_type, shared_receive);
     if wanted.qp_type == QPT_UD {
         return create_ud(ctx, wanted, cap, builder);
     }
@@ -276,6 +294,7 @@ unsafe fn create(wanted: &Wanted, cap: &mut ibv_qp_cap) -> Res<*mut ibv_qp> {
         asynchronous: Unacknowledged::default(),
         attributes: first_attributes(*cap, 3),
         sig_all: wanted.sig_all,
+        max_sge: MaxSge::of(cap),
         builder,
         target,
     };
@@ -304,6 +323,7 @@ unsafe fn create_ud(
         attributes: first_attributes(*cap, 0),
         sig_all: wanted.sig_all,
         max_inline: cap.max_inline_data,
+        max_sge: MaxSge::of(cap),
         builder,
     };
     let qp = object::create(Kind::UdQp, c, own);
@@ -367,7 +387,6 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
             return Err(EINVAL);
         }
         let a = &mut *attr;
-        check_sizes(&a.cap)?;
         let known = ATTR_PD | ATTR_XRCD | ATTR_SEND_OPS_FLAGS | ATTR_CREATE_FLAGS;
         if a.comp_mask & !known != 0 {
             return Err(UNSUPPORTED);
@@ -381,6 +400,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
             return Err(UNSUPPORTED);
         }
         let (context, pd, xrcd) = owner(a)?;
+        check_same(c, context)?;
         let wanted = Wanted {
             context,
             pd,

@@ -191,7 +191,7 @@ unsafe extern "C" fn wr_bind_mw(
     rkey: u32,
     info: *const ibv_mw_bind_info,
 ) {
-    begin(q, mw::bind_op(window, rkey, &*info));
+    begin(q, mw::bind_op((*q).qp_base.context, window, rkey, &*info));
 }
 
 unsafe extern "C" fn wr_send_tso(q: *mut ibv_qp_ex, _: *mut c_void, _: u16, _: u16) {

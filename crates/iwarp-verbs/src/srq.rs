@@ -1,7 +1,7 @@
 //! Shared receive queues.
 
 use crate::abi::verbs::*;
-use crate::device::context;
+use crate::device::{check_same, context};
 use crate::guard::{EBUSY, EINVAL, Res, UNSUPPORTED, code, pointer};
 use crate::object::{self, Kind, Object, Unacknowledged, Users};
 use crate::{cq, events, pd, query, xrc};
@@ -11,6 +11,7 @@ use std::ptr::null_mut;
 
 pub(crate) struct Srq {
     pub(crate) raw: SharedReceiveQueue,
+    pub(crate) max_sge: u32,
     /// Addresses of its XRC domain and its completion queue; zero if it has none.
     extended: (usize, usize),
     pub(crate) users: Users,
@@ -26,6 +27,7 @@ pub(crate) unsafe fn find<'a>(srq: *mut ibv_srq) -> Res<&'a SrqObject> {
 }
 
 /// What a queue has besides that completes by itself: the completion queue of its receives, and the XRC domain or the number of tagged buffers.
+#[derive(Clone, Copy)]
 struct Extended {
     xrcd: *mut ibv_xrcd,
     cq: *mut ibv_cq,
@@ -53,6 +55,13 @@ unsafe fn create(
     extended: Option<Extended>,
 ) -> Res<*mut ibv_srq> {
     let pd = pd::find(p)?;
+    if let Some(Extended { xrcd, cq, .. }) = extended {
+        cq::find(cq)?;
+        check_same((*p).context, (*cq).context)?;
+        if !xrcd.is_null() {
+            check_same((*p).context, (*xrcd).context)?;
+        }
+    }
     let ctx = &context((*p).context).raw;
     let (depth, max_sge) = (attr.max_wr, attr.max_sge.max(1));
     let raw = match &extended {
@@ -76,6 +85,7 @@ unsafe fn create(
     srq.cond = libc::PTHREAD_COND_INITIALIZER;
     let own = Srq {
         raw: raw.clone(),
+        max_sge: attr.max_sge,
         extended,
         users: Users::default(),
         asynchronous: Unacknowledged::default(),
@@ -107,7 +117,7 @@ const ATTR_TM: u32 = 16;
 const TYPE_TM: c_uint = 2;
 
 pub(crate) unsafe extern "C" fn create_srq_ex(
-    _: *mut ibv_context,
+    c: *mut ibv_context,
     attr: *mut ibv_srq_init_attr_ex,
 ) -> *mut ibv_srq {
     pointer(|| {
@@ -147,6 +157,8 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
             TYPE_TM => Some(tag_matching(attr)?),
             _ => None,
         };
+        pd::find(attr.pd)?;
+        check_same(c, (*attr.pd).context)?;
         create(attr.pd, attr.srq_context, &mut attr.attr, extended)
     })
 }
@@ -177,17 +189,9 @@ pub(crate) unsafe extern "C" fn ibv_modify_srq(
         if mask & !(MAX_WR | LIMIT) != 0 {
             return Err(EINVAL);
         }
-        // If one of the attributes is invalid, neither is changed.
-        if mask & (MAX_WR | LIMIT) == MAX_WR | LIMIT && (*attr).srq_limit > (*attr).max_wr {
-            return Err(EINVAL);
-        }
-        if mask & MAX_WR != 0 {
-            srq.raw.resize((*attr).max_wr)?;
-        }
-        if mask & LIMIT != 0 {
-            srq.raw.set_limit((*attr).srq_limit)?;
-        }
-        Ok(())
+        let depth = (mask & MAX_WR != 0).then_some((*attr).max_wr);
+        let limit = (mask & LIMIT != 0).then_some((*attr).srq_limit);
+        Ok(srq.raw.modify(depth, limit)?)
     })
 }
 

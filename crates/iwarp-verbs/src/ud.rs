@@ -4,12 +4,14 @@
 
 use crate::abi::verbs::value::*;
 use crate::abi::verbs::*;
+use crate::device::{check_same, context};
 use crate::guard::{EINVAL, Res, code};
 use crate::object::{self, Kind, Object, Unacknowledged, Users};
 use crate::pd::Ah;
+use crate::post::MaxSge;
 use crate::qp::{state_of, to_state};
 use crate::qp_ex::Builder;
-use crate::{events, post, qp_create};
+use crate::{events, post, qp_create, transition};
 use iwarp::raw::{UdQueuePair, UdSendWr};
 use iwarp_rnic::limits::MAX_SGE;
 use iwarp_rnic::qp::State;
@@ -25,6 +27,7 @@ pub(crate) struct UdQp {
     pub(crate) attributes: Mutex<ibv_qp_attr>,
     pub(crate) sig_all: bool,
     pub(crate) max_inline: u32,
+    pub(crate) max_sge: MaxSge,
     /// The `ibv_wr_*` interface, if it was asked for.
     pub(crate) builder: Option<Builder>,
 }
@@ -69,20 +72,6 @@ unsafe fn seen(q: *mut ibv_qp, qp: &UdObject) -> State {
     }
 }
 
-/// Returns what a change of state has to name, and what it may name besides: the tables of the InfiniBand specification for datagrams.
-fn masks(from: State, to: State) -> (c_uint, c_uint) {
-    use State::{Init, Reset, Rtr, Rts, Sqd, Sqe};
-    match (from, to) {
-        (Reset, Init) => (QP_PKEY_INDEX | QP_PORT | QP_QKEY, 0),
-        (Init, Init) => (0, QP_PKEY_INDEX | QP_PORT | QP_QKEY),
-        (Init, Rtr) | (Sqd, Sqd) => (0, QP_PKEY_INDEX | QP_QKEY),
-        (Rtr, Rts) => (QP_SQ_PSN, QP_CUR_STATE | QP_QKEY),
-        (Rts | Sqd | Sqe, Rts) => (0, QP_CUR_STATE | QP_QKEY),
-        (Rts, Sqd) => (0, QP_EN_SQD_ASYNC_NOTIFY),
-        _ => (0, 0),
-    }
-}
-
 pub(crate) unsafe fn modify(
     q: *mut ibv_qp,
     qp: &UdObject,
@@ -104,23 +93,16 @@ pub(crate) unsafe fn modify(
         from = told;
     }
     let to = match mask & QP_STATE {
-        0 => from,
-        _ => to_state(attr.qp_state)?,
+        0 => None,
+        _ => Some(to_state(attr.qp_state)?),
     };
-    let (required, optional) = masks(from, to);
-    if mask & required != required || mask & !(required | optional | QP_STATE) != 0 {
-        return Err(EINVAL);
-    }
-    // The tables have no row from INIT to RTS.
-    if (from, to) == (State::Init, State::Rts) {
-        return Err(EINVAL);
-    }
+    transition::check(context((*q).context).device.face, QPT_UD, from, to, mask)?;
     if mask & QP_PORT != 0 && attr.port_num != 1
         || mask & QP_PKEY_INDEX != 0 && attr.pkey_index != 0
     {
         return Err(EINVAL);
     }
-    if mask & QP_STATE != 0 {
+    if let Some(to) = to {
         qp.raw.modify(to)?;
         (*q).state = attr.qp_state;
     }
@@ -192,10 +174,12 @@ pub(crate) unsafe fn target(qp: &UdObject, ah: *mut ibv_ah, qpn: u32, qkey: u32)
     if ah.is_null() {
         return Err(EINVAL);
     }
+    let c = (*ah).context;
     let ah: &Object<ibv_ah, Ah> = object::trusted(ah);
     if ah.pd != qp.raw.pd() {
         return Err(EINVAL);
     }
+    check_same(c, (*qp.c()).qp_base.context)?;
     let to = ah.address;
     Ok(Target { to, qpn, qkey })
 }
@@ -286,7 +270,7 @@ unsafe fn parts(qp: &UdObject, wr: &ibv_send_wr) -> Res<(Target, Option<u32>, us
     };
     let ud = wr.wr.ud;
     let target = target(qp, ud.ah, ud.remote_qpn, ud.remote_qkey)?;
-    Ok((target, immediate, post::count(wr.num_sge)?))
+    Ok((target, immediate, post::count(wr.num_sge, qp.max_sge.send)?))
 }
 
 /// `ibv_post_send(3)`.

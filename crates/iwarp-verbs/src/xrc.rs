@@ -199,6 +199,7 @@ unsafe fn open(c: *mut ibv_context, attr: &ibv_qp_open_attr) -> Res<*mut ibv_qp>
         asynchronous: Unacknowledged::default(),
         attributes: Mutex::new(*other.attributes.lock()),
         sig_all: false,
+        max_sge: other.max_sge,
         builder: None,
         target: Some(target),
     };

@@ -3,8 +3,8 @@
 //! connections, extended reliable connections, datagrams with and without the connection manager, and what later headers than Debian's
 //! declare; what calls tell about objects and completions, what reaches the other end, and what waits for acknowledgements; what is left
 //! of calls that fail and of objects that end; how a process lives and ends, and its surroundings; memory whose page faults do not end,
-//! and memory that goes;
-//! the library as a plug-in.
+//! and memory that goes; the library as a plug-in; when queue slots are free, which changes of state are refused, and the errors of other
+//! wrong calls.
 
 mod common;
 
@@ -328,6 +328,21 @@ fn memory_guard_can_be_turned_off() {
         .status()
         .unwrap();
     assert_eq!(status.signal(), Some(11), "SIGSEGV");
+}
+
+#[test]
+fn polling_frees_queue_slots() {
+    passes_on_both("slots");
+}
+
+#[test]
+fn invalid_state_changes_are_refused() {
+    passes_on_both("states");
+}
+
+#[test]
+fn limits_and_errors_match_kernel_drivers() {
+    passes_on_both("limits");
 }
 
 #[test]

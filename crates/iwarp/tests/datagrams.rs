@@ -480,22 +480,28 @@ fn a_whole_list_is_taken_if_it_fits() {
     assert_eq!(refused(&all[..1]), 0);
 }
 
-/// The queue takes as many as it has room for. When they are sent there is room for more of them.
+/// The queue takes as many as it has room for, and sends them. Their slots are in use until a completion has been polled.
 #[test]
-fn a_list_that_is_longer_than_the_queue_is_sent_in_turns() {
-    let (a, b) = (End::new("127.0.0.1"), End::new("127.0.0.1"));
-    a.qp.post_send(&[request(&b, &[]); 130]).unwrap();
-    assert_eq!(a.qp.counters().tx_messages, 130);
-    // The number of one that is refused counts from the first of the list.
-    let mut list = [request(&b, &[]); 70];
-    list[66].to = UdAddress::new(gid("192.0.2.1"), b.gid, 0, 0).unwrap();
-    assert_eq!(a.qp.post_send(&list).unwrap_err().0, 66);
-    assert_eq!(a.qp.counters().tx_messages, 196);
-    // In SQD nothing is sent, so a full queue stays full.
-    a.qp.modify(State::Sqd).unwrap();
-    let (n, error) = a.qp.post_send(&[request(&b, &[]); 65]).unwrap_err();
-    assert!(matches!(error, iwarp::Error::Post(PostError::QueueFull)));
-    assert_eq!(n, 64);
+fn longer_lists_fill_the_queue() {
+    for state in [State::Rts, State::Sqd] {
+        let (a, b) = (End::new("127.0.0.1"), End::new("127.0.0.1"));
+        // The number of one that is refused counts from the first of the list.
+        let mut list = [request(&b, &[]); 70];
+        list[6].to = UdAddress::new(gid("192.0.2.1"), b.gid, 0, 0).unwrap();
+        assert_eq!(a.qp.post_send(&list).unwrap_err().0, 6);
+        assert_eq!(a.qp.counters().tx_messages, 6);
+        a.qp.modify(state).unwrap();
+        let refused = |list: &[UdSendWr<'_>]| {
+            let (n, error) = a.qp.post_send(list).unwrap_err();
+            assert!(matches!(error, iwarp::Error::Post(PostError::QueueFull)));
+            n
+        };
+        assert_eq!(refused(&[request(&b, &[]); 70]), 58);
+        assert_eq!(refused(&[request(&b, &[])]), 0);
+        // In SQD nothing is sent.
+        let sent = if state == State::Rts { 64 } else { 6 };
+        assert_eq!(a.qp.counters().tx_messages, sent);
+    }
 }
 
 #[test]

@@ -227,7 +227,8 @@ impl Echo {
         }
     }
 
-    /// Sends `n` messages to a server that answers each of them. The server waits for completions with `wait`.
+    /// Sends `n` messages to a server that answers each of them. The server waits for completions with `wait`. No Send is signaled,
+    /// so each takes a slot of its own.
     fn run(&self, n: u64, wait: impl Fn(&CompletionQueue, &mut [Cqe]) -> usize + Sync) {
         let listener = cm::Listener::bind(&self.ctx, "127.0.0.1:0".parse().unwrap()).unwrap();
         let address = listener.local_addr();
@@ -235,7 +236,8 @@ impl Echo {
             scope.spawn(|| {
                 let cq = self.ctx.create_cq(64, Some(&self.channel)).unwrap();
                 let mr = self.pd.allocate(64, iwarp::Access::LOCAL_WRITE).unwrap();
-                let qp = self.pd.queue_pair().build(&cq, &cq).unwrap();
+                let builder = self.pd.queue_pair().depth(n as u32, 2);
+                let qp = builder.build(&cq, &cq).unwrap();
                 let sges = [mr.sge(..).unwrap()];
                 let recv = RecvWr {
                     wr_id: 1,
@@ -260,7 +262,8 @@ impl Echo {
             });
             let cq = self.ctx.create_cq(64, None).unwrap();
             let mr = self.pd.allocate(64, iwarp::Access::LOCAL_WRITE).unwrap();
-            let qp = self.pd.queue_pair().build(&cq, &cq).unwrap();
+            let builder = self.pd.queue_pair().depth(n as u32, 2);
+            let qp = builder.build(&cq, &cq).unwrap();
             let sges = [mr.sge(..).unwrap()];
             let recv = RecvWr {
                 wr_id: 1,

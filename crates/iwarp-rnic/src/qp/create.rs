@@ -38,9 +38,11 @@ impl Queues {
             true => (0, TakenRecv::new(MAX_SGE)?),
             false => (c.max_recv_wr, TakenRecv::new(c.max_recv_sge)?),
         };
+        let mut rq = ReceiveQueue::new(rq_depth, c.max_recv_sge)?;
+        rq.hold_slots(c.hold_slots);
         Ok(Self {
             sq: send_queue::SendQueue::new(c)?,
-            rq: ReceiveQueue::new(rq_depth, c.max_recv_sge)?,
+            rq,
             receive,
             responses: response::ResponseQueue::new(c.max_ird)?,
             tagged: tagged::Tagged::new(c.match_tags)?,

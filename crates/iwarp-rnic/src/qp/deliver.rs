@@ -633,6 +633,8 @@ impl QueuePair {
             imm_or_stag: 0,
             vendor_err: 0,
             timestamp_ns: 0,
+            position: 0,
+            account: 0,
         }
     }
 

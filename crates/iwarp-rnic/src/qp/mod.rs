@@ -181,6 +181,10 @@ pub struct QpConfig {
     pub receiver_not_ready: ReceiverNotReady,
     /// Payload that is sent with a CRC is copied first. See [`QueuePair::set_snapshot`].
     pub snapshot: bool,
+    /// A slot of a queue stays taken after its request has completed, until the driver reports that the completion was polled
+    /// ([`QueuePair::release_sends`], [`QueuePair::release_receives`]). So a program that does not poll fills its queue, as with
+    /// hardware, and not the completion queue. Otherwise the slot is free when the completion is written.
+    pub hold_slots: bool,
     /// How much one call does.
     pub budget: Budget,
 }
@@ -252,6 +256,7 @@ impl Default for QpConfig {
             match_tags: false,
             receiver_not_ready: ReceiverNotReady::default(),
             snapshot: false,
+            hold_slots: false,
             budget: Budget::default(),
         }
     }

@@ -58,10 +58,41 @@ impl QueuePair {
             self.sq.check(wr).map_err(|e| (i, e))?;
         }
         let room = self.sq.room() as usize;
-        if self.state() != State::Error && number > room {
+        // In ERR each is flushed at once, and makes room for the next, unless its slot is held.
+        let makes_room = self.state() == State::Error && !self.config.hold_slots;
+        if number > room && !makes_room {
             return Err((room, PostError::QueueFull));
         }
         Ok(())
+    }
+
+    /// Returns `true` if the send queue takes `n` more requests.
+    #[inline]
+    pub const fn has_send_room(&self, n: usize) -> bool {
+        self.sq.room() as usize >= n
+    }
+
+    /// Returns `true` if the receive queue takes `n` more requests.
+    #[inline]
+    pub const fn has_receive_room(&self, n: usize) -> bool {
+        self.rq.room() as usize >= n
+    }
+
+    /// Returns how many requests of the send queue have completed or were dropped: the [position](crate::Cqe::position) of a
+    /// completion that would be written now.
+    pub const fn send_position(&self) -> u32 {
+        self.sq.position()
+    }
+
+    /// Frees `n` slots of the send queue, oldest first: as many as the position of the completions that were polled has grown
+    /// by ([`QpConfig::hold_slots`](super::QpConfig::hold_slots)).
+    pub fn release_sends(&mut self, n: u32) {
+        self.sq.release(n);
+    }
+
+    /// Frees `n` slots of the receive queue, one per completion that was polled.
+    pub const fn release_receives(&mut self, n: u32) {
+        self.rq.release(n);
     }
 
     /// Queues a receive (`ibv_post_recv(3)`). In state ERR it completes as flushed at once, or behind those that are still to be
@@ -87,6 +118,7 @@ impl QueuePair {
         host: &mut H,
     ) -> Result<(), PostError> {
         if self.rq.is_full()
+            && !self.config.hold_slots
             && let Some(oldest) = self.rq.flush_one()
         {
             // A flush is not finished: it makes room.

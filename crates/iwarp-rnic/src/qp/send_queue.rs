@@ -131,6 +131,12 @@ pub(super) struct SendQueue {
     signal_all: bool,
     /// How many requests there may be: those of the program, and the `internal` ones that are there.
     limit: u32,
+    /// Requests of our own that have left the queue, in all.
+    own_gone: u32,
+    /// The [position](Self::position) up to which slots of completed requests are free.
+    released: u32,
+    /// All bits if slots are in use until they are [released](Self::release), none otherwise.
+    holds: u32,
     /// Requests of our own in `slots`. They have room besides those of the program.
     internal: u32,
     /// Reads of our own that did not get their answer, and why.
@@ -169,6 +175,9 @@ impl SendQueue {
             max_sge,
             max_inline,
             limit: c.max_send_wr,
+            own_gone: 0,
+            released: 0,
+            holds: if c.hold_slots { u32::MAX } else { 0 },
             flushed: Ring::new(own)?,
             signal_all: c.signal_all,
             internal: 0,
@@ -363,7 +372,7 @@ impl SendQueue {
     /// Checks a request against the sizes of the queue; returns its length.
     #[inline]
     pub(super) fn check(&self, wr: &SendWr<'_>) -> Result<u32, PostError> {
-        if self.slots.len() >= self.limit {
+        if self.room() == 0 {
             return Err(PostError::QueueFull);
         }
         let inline = wr.flags.contains(SendFlags::INLINE);
@@ -519,6 +528,7 @@ impl SendQueue {
             wr_id: slot.wr_id,
             opcode: slot.op.wc_opcode(),
             byte_len: slot.len,
+            position: self.position().wrapping_add(1),
             ..Cqe::default()
         });
         self.slots.skip();
@@ -526,6 +536,23 @@ impl SendQueue {
         if let Some(cqe) = cqe {
             emit(cqe);
         }
+    }
+
+    /// Returns how many of the program's requests have completed or were dropped.
+    #[inline]
+    pub(super) const fn position(&self) -> u32 {
+        self.front_seq.wrapping_sub(self.own_gone)
+    }
+
+    /// Returns the slots that are in use although their requests have completed.
+    #[inline]
+    const fn held(&self) -> u32 {
+        self.position().wrapping_sub(self.released) & self.holds
+    }
+
+    /// Frees the slots of `n` requests that have completed.
+    pub(super) fn release(&mut self, n: u32) {
+        self.released = self.released.wrapping_add(n.min(self.held()));
     }
 
     fn retire(&mut self) -> Option<Slot> {
@@ -572,6 +599,7 @@ impl SendQueue {
                 status,
                 vendor_err: failed.map_or(0, |failed| failed.vendor_err),
                 opcode: slot.wc_opcode(),
+                position: self.position(),
                 ..Cqe::default()
             });
         }
@@ -581,8 +609,13 @@ impl SendQueue {
         n
     }
 
-    /// Drops everything without completions.
-    pub(super) fn clear(&mut self) {
+    /// Drops everything without completions, and frees all slots.
+    pub(super) fn reset(&mut self) {
+        self.clear();
+        self.released = self.position();
+    }
+
+    fn clear(&mut self) {
         self.front_seq = self.front_seq.wrapping_add(self.slots.len());
         self.slots.clear();
         self.limit = self.limit.wrapping_sub(self.internal);
@@ -604,8 +637,10 @@ impl SendQueue {
     }
 
     /// Returns how many more requests of the program it takes.
+    #[inline]
     pub(super) const fn room(&self) -> u32 {
-        self.limit.saturating_sub(self.slots.len())
+        let used = self.slots.len().saturating_add(self.held());
+        self.limit.saturating_sub(used)
     }
 
     /// Returns how many requests have no octet in a plan yet.

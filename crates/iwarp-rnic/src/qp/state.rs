@@ -72,7 +72,7 @@ impl QueuePair {
         }
         self.turn(|life| life.modify(to), host);
         if to == State::Reset {
-            self.sq.clear();
+            self.sq.reset();
             self.rq.clear();
             self.responses.clear();
             self.acknowledge.reset();

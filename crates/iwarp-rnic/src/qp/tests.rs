@@ -12,6 +12,7 @@ mod farewell;
 mod flush;
 mod gone;
 mod harness;
+mod held;
 mod input;
 mod look;
 mod memory;

@@ -227,7 +227,9 @@ pub(crate) unsafe extern "C" fn rdma_init_qp_attr(
             return Ok(0);
         }
         let bits = match (*attr).qp_state {
-            _ if roce::is_face_of(&ctx) => roce::attributes(&ctx, object, &mut *attr)?,
+            _ if roce::is_face_of(&ctx) => {
+                roce::attributes(&ctx, object, (*id).qp_type, &mut *attr)?
+            }
             v::QPS_INIT => v::QP_STATE | v::QP_ACCESS_FLAGS | v::QP_PKEY_INDEX | v::QP_PORT,
             v::QPS_RTR | v::QPS_RTS => v::QP_STATE | v::QP_ACCESS_FLAGS,
             _ => return Err(EINVAL),

@@ -8,9 +8,11 @@ use crate::abi::verbs::*;
 use crate::face;
 use crate::guard::{EINVAL, Res};
 use crate::query::{self, PKEY, RD_ATOMIC};
+use crate::transition;
 use iwarp::raw::cm::CmId;
 use iwarp::raw::{Context, QueuePair, Retry};
 use iwarp::{Face, GidKind};
+use iwarp_rnic::qp::State;
 use std::ffi::c_uint;
 use std::net::SocketAddr;
 
@@ -67,11 +69,16 @@ pub(super) fn connection(ctx: &Context, id: &IdObject, qp: &QueuePair, attr: &mu
     }
 }
 
-/// Fills in the attributes for the change to `attr.qp_state`. Returns which they are.
-pub(super) fn attributes(ctx: &Context, id: &IdObject, attr: &mut ibv_qp_attr) -> Res<c_uint> {
+/// Fills in the attributes for the change of a queue pair to `attr.qp_state`. Returns which they are.
+pub(super) fn attributes(
+    ctx: &Context,
+    id: &IdObject,
+    qp_type: c_uint,
+    attr: &mut ibv_qp_attr,
+) -> Res<c_uint> {
     let (outbound, inbound) = id.raw.depths().unwrap_or((RD_ATOMIC, RD_ATOMIC));
-    let bits = match attr.qp_state {
-        v::QPS_INIT => face::TO_INIT,
+    let (from, to) = match attr.qp_state {
+        v::QPS_INIT => (State::Reset, State::Init),
         v::QPS_RTR => {
             attr.ah_attr = route(ctx, &id.raw)?;
             attr.path_mtu = query::mtu_code(ctx.device().mtu);
@@ -79,7 +86,7 @@ pub(super) fn attributes(ctx: &Context, id: &IdObject, attr: &mut ibv_qp_attr) -
             attr.rq_psn = 0;
             attr.max_dest_rd_atomic = inbound as u8;
             attr.min_rnr_timer = 0;
-            face::TO_RTR
+            (State::Init, State::Rtr)
         }
         v::QPS_RTS => {
             let retry = Retry::default();
@@ -89,11 +96,11 @@ pub(super) fn attributes(ctx: &Context, id: &IdObject, attr: &mut ibv_qp_attr) -
             attr.rnr_retry = endpoint.peer.map_or(retry.rnr_retry, |p| p.rnr_retry_count);
             attr.sq_psn = 0;
             attr.max_rd_atomic = outbound as u8;
-            face::TO_RTS
+            (State::Rtr, State::Rts)
         }
         _ => return Err(EINVAL),
     };
-    Ok(v::QP_STATE | bits)
+    Ok(v::QP_STATE | transition::required(qp_type, from, to))
 }
 
 fn route(ctx: &Context, id: &CmId) -> Res<ibv_ah_attr> {

@@ -52,7 +52,8 @@ static void bad_memory(void)
 	IS_NULL(EFAULT, ibv_reg_mr(pd, high, 4096, LOCAL));
 	IS_NULL(EFAULT, ibv_reg_mr(pd, pages + page, page, LOCAL));
 	IS_NULL(EFAULT, ibv_reg_mr(pd, pages, page + 1, LOCAL));
-	IS_NULL(EFAULT, ibv_reg_mr(pd, pages, SIZE_MAX, LOCAL));
+	IS_NULL(EINVAL, ibv_reg_mr(pd, pages, SIZE_MAX, LOCAL));
+	IS_NULL(EINVAL, ibv_reg_mr(pd, pages, 0, LOCAL));
 	IS_NULL(EFAULT, ibv_reg_mr(pd, pages, SIZE_MAX / 2, LOCAL));
 	/* Memory that is read-only, and memory that cannot be accessed at all. */
 	IS_NULL(EFAULT, ibv_reg_mr(pd, pages + 2 * page, page, LOCAL));
@@ -275,6 +276,7 @@ static void to_rts_alone(struct ibv_qp *qp)
 	attr.ah_attr.is_global = 1;
 	attr.ah_attr.port_num = 1;
 	attr.ah_attr.grh.dgid = gid;
+	NEED(modify(qp, IBV_QP_STATE, (struct ibv_qp_attr){ .qp_state = IBV_QPS_INIT }) == 0);
 	NEED(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_DEST_QPN) == 0);
 	NEED(modify(qp, IBV_QP_STATE, (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS }) == 0);
 }
@@ -290,7 +292,7 @@ static void bad_modification(void)
 	NEED(srq);
 	CODE(EINVAL, ibv_modify_qp(qp, NULL, IBV_QP_STATE));
 	CODE(EINVAL, ibv_modify_qp(NULL, &attr, IBV_QP_STATE));
-	CODE(EINVAL, modify(qp, 1 << 30, (struct ibv_qp_attr){ .qp_state = IBV_QPS_INIT }));
+	CODE(EOPNOTSUPP, modify(qp, 1 << 30, (struct ibv_qp_attr){ .qp_state = IBV_QPS_INIT }));
 	CODE(EINVAL, modify(qp, IBV_QP_STATE, (struct ibv_qp_attr){ .qp_state = 99 }));
 	CODE(EINVAL, modify(qp, IBV_QP_STATE, (struct ibv_qp_attr){ .qp_state = IBV_QPS_SQD }));
 	CODE(EINVAL, modify(qp, IBV_QP_PORT, (struct ibv_qp_attr){ .port_num = 2 }));
@@ -301,8 +303,10 @@ static void bad_modification(void)
 	CODE(EINVAL, modify(qp, IBV_QP_CUR_STATE | IBV_QP_STATE,
 			    (struct ibv_qp_attr){ .cur_qp_state = IBV_QPS_RTS, .qp_state = IBV_QPS_INIT }));
 	/* Entry 3 of the GID table is empty, and no host has the GID of zeroes. */
+	CODE(0, modify(qp, IBV_QP_STATE, (struct ibv_qp_attr){ .qp_state = IBV_QPS_INIT }));
 	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .dest_qp_num = 77 };
 	attr.ah_attr.is_global = 1;
+	attr.ah_attr.port_num = 1;
 	attr.ah_attr.grh.dgid = gid;
 	attr.ah_attr.grh.sgid_index = 3;
 	CODE(EINVAL, ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_DEST_QPN));
@@ -449,9 +453,9 @@ static void bad_sends(void)
 	CODE(EINVAL, ibv_post_send(qp, sends, &bad));
 	chain(mr, 1, 1, 64);
 	sends[0].opcode = IBV_WR_TSO;
-	CODE(EOPNOTSUPP, ibv_post_send(qp, sends, &bad));
+	CODE(EINVAL, ibv_post_send(qp, sends, &bad));
 	sends[0].opcode = 77;
-	CODE(EOPNOTSUPP, ibv_post_send(qp, sends, &bad));
+	CODE(EINVAL, ibv_post_send(qp, sends, &bad));
 	sends[0].opcode = IBV_WR_BIND_MW;
 	CODE(EINVAL, ibv_post_send(qp, sends, &bad));
 	/* The request before the wrong one is posted. */

@@ -5,9 +5,9 @@ use super::events::AsyncEventKind;
 use super::inject::Completion;
 use super::linger::{self, Farewell};
 use super::qp::{CmSink, Link, QpInner, QueuePair};
+use super::slots::Ring;
 use crate::sys::guarded::ProcessRange;
 use iwarp_rnic::Cqe;
-use iwarp_rnic::cq::CompletionQueue as Ring;
 use iwarp_rnic::qp::{Direction, Events, Fault, Host};
 use iwarp_rnic::receive_queue::{SharedReceiveQueue as Queue, TakenRecv};
 use parking_lot::MutexGuard;
@@ -35,8 +35,6 @@ pub(super) struct After {
     pub(super) returned: bool,
     /// An injected fault is due.
     pub(super) act: bool,
-    /// A request was refused by an injected fault, so that trying it again would be wrong.
-    pub(super) refused: bool,
     /// The dropped connection must be ended in the background.
     pub(super) farewell: Option<Farewell>,
 }
@@ -209,6 +207,10 @@ impl Host for DriveHost<'_> {
             self.ring = None;
             self.qp.late.keep(cqe);
             return;
+        }
+        match direction {
+            Direction::Send => self.qp.slots.sent(&mut cqe),
+            Direction::Recv => self.qp.slots.received(&mut cqe),
         }
         let mut lost = false;
         if let Some(faults) = &self.qp.faults {

@@ -4,8 +4,9 @@ use super::after::{After, DriveHost};
 use super::events::AsyncEventKind;
 use super::inject::Way;
 use super::linger::{self, Farewell};
-use super::qp::{Guarded, QpInner, QueuePair, Reach, TIMER_LINGER};
+use super::qp::{Guarded, QpInner, QueuePair, TIMER_LINGER};
 use super::rest::Rest;
+use super::silence::Reach;
 use crate::sys::poller::Interest;
 use iwarp_rnic::qp::{Events, RxInterest, State, StreamWish};
 use parking_lot::MutexGuard;
@@ -226,6 +227,7 @@ impl QpInner {
         };
         self.send_cq.inner.detach(self);
         self.recv_cq.inner.detach(self);
+        self.slots.close(&self.send_cq, &self.recv_cq);
         if let Some(target) = &self.xrc {
             target.leave(self);
         }

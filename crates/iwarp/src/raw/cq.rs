@@ -4,6 +4,7 @@ use super::channel::CompletionChannel;
 use super::context::ContextInner;
 use super::events::AsyncEventKind;
 use super::qp::QpInner;
+use super::slots::{Account, Ring};
 use super::ud::Members;
 use crate::engine::Pollers;
 use crate::error::Result;
@@ -12,7 +13,7 @@ use crate::progress::busy_poll::BusyPoll;
 use crate::progress::in_vain::looked_in_vain;
 use crate::progress::wakers::{Registration, Wakers};
 use crate::sys::clock::now_ns;
-use iwarp_rnic::cq::{CompletionQueue as Ring, Pushed};
+use iwarp_rnic::cq::Pushed;
 use iwarp_rnic::{Cqe, WcOpcode, WcStatus, Work};
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -106,7 +107,7 @@ impl CompletionQueue {
         Ok(Self { inner })
     }
 
-    /// Takes up to `out.len()` completions (`ibv_poll_cq(3)`). Never blocks.
+    /// Takes up to `out.len()` completions (`ibv_poll_cq(3)`), and frees the slots of their queues. Never blocks.
     ///
     /// If there are none, the calling thread reads and writes the sockets of the queue's queue pairs itself: a
     /// program that polls needs no other thread to make progress.
@@ -409,6 +410,16 @@ impl CqInner {
             true => send,
             false => recv,
         }
+    }
+
+    /// Opens an account for a queue whose completions are written here.
+    pub(super) fn open_account(&self) -> Account {
+        self.ring.lock().open()
+    }
+
+    /// Closes the account of a queue pair whose completions were dropped.
+    pub(super) fn close_account(&self, account: &Account) {
+        self.ring.lock().close(account);
     }
 
     pub(super) fn attach(&self, qp: &Arc<QpInner>) {

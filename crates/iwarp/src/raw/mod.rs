@@ -28,6 +28,7 @@ pub(crate) mod report;
 mod rest;
 mod retry;
 mod silence;
+mod slots;
 mod source;
 mod srq;
 #[cfg(test)]

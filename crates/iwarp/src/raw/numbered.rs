@@ -75,6 +75,11 @@ impl QueuePair {
         num == self.num() && self.inner.ctx.device.address(ip).is_some()
     }
 
+    /// Returns `true` if it is connected by GID and number.
+    pub fn is_by_number(&self) -> bool {
+        self.inner.state.lock().machine.is_connectionless()
+    }
+
     /// Returns how long its requests wait for a peer that is known by number.
     pub fn retry(&self) -> Retry {
         self.inner.state.lock().retry

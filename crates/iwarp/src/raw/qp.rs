@@ -19,6 +19,7 @@ use super::link_state::LinkState;
 use super::rest::Rest;
 use super::retry::Retry;
 use super::silence::{self, Silence};
+use super::slots::{SeenSlots, Slots};
 use super::source::{Answered, Moved};
 use super::srq::SharedReceiveQueue;
 use super::xrc::Target;
@@ -159,34 +160,9 @@ impl Drop for Link {
     }
 }
 
-impl Link {
-    /// Looks whether the peer's TCP answers. `quiet` is the time without an acknowledgement of anything new.
-    pub(super) fn reach(&self, quiet: Duration) -> Reach {
-        if matches!(self.stream.unanswered(), Ok(Some(_))) {
-            return Reach::Silent;
-        }
-        let time_to_tell = self.stream.time_to_tell().unwrap_or_default();
-        match time_to_tell.checked_sub(quiet) {
-            Some(left) if !left.is_zero() => Reach::Unknown(time_to_tell),
-            _ => Reach::Answers,
-        }
-    }
-}
-
-/// Whether the peer's TCP can be reached.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Reach {
-    /// It does not answer what was sent again.
-    Silent,
-    /// It answers, or is not asked anything.
-    Answers,
-    /// TCP has not waited long enough to send anything again: a peer that is out of reach looks like one that takes its time. It is
-    /// known after this time without an acknowledgement.
-    Unknown(Duration),
-}
-
 pub(super) struct Guarded {
     pub(super) machine: Machine,
+    pub(super) seen_slots: SeenSlots,
     pub(super) link: Option<Arc<Link>>,
     pub(super) conn: LinkState,
     /// How long Sends have waited that no longer wait, in nanoseconds.
@@ -229,6 +205,7 @@ pub(crate) struct QpInner {
     pub(super) srq: Option<SharedReceiveQueue>,
     /// It is the target of an extended reliable connection.
     pub(super) xrc: Option<Target>,
+    pub(super) slots: Slots,
     pub(super) state: Mutex<Guarded>,
     pub(super) tx: Baton,
     pub(super) rx: Baton,
@@ -305,6 +282,8 @@ impl QueuePair {
                 "tags are matched on reliable connections only",
             ));
         }
+        let recv_cq = tag_cq.unwrap_or(&a.recv_cq);
+        let shared_receive = a.srq.is_some() || target.is_some();
         let inner = ctx.enter_qp(number, |num| {
             let machine = Machine::new(QpConfig {
                 qp_num: num,
@@ -317,10 +296,11 @@ impl QueuePair {
                 max_ird: if a.unreliable { 0 } else { a.max_ird },
                 max_ord: if a.unreliable { 0 } else { a.max_ord },
                 signal_all: a.signal_all,
-                shared_receive: a.srq.is_some() || target.is_some(),
+                shared_receive,
                 match_tags: tag_cq.is_some(),
                 receiver_not_ready: policy,
                 snapshot: false,
+                hold_slots: true,
                 budget: Budget::default(),
             })?;
             Ok(Arc::new(QpInner {
@@ -328,11 +308,13 @@ impl QueuePair {
                 num,
                 user: AtomicU64::new(0),
                 send_cq: a.send_cq.clone(),
-                recv_cq: tag_cq.unwrap_or(&a.recv_cq).clone(),
+                recv_cq: recv_cq.clone(),
                 srq: a.srq.clone(),
                 xrc: target,
+                slots: Slots::new(&a.send_cq, recv_cq, shared_receive),
                 state: Mutex::new(Guarded {
                     machine,
+                    seen_slots: SeenSlots::default(),
                     link: None,
                     conn: LinkState::default(),
                     held_ns: 0,
@@ -465,6 +447,7 @@ impl QueuePair {
             // Completions from before must not be taken for those of the next connection.
             self.inner.send_cq.inner.purge(self.num());
             self.inner.recv_cq.inner.purge(self.num());
+            self.inner.state.lock().forget_slots(&self.inner.slots);
         }
         self.inner.drive_tx();
         result.map_err(|_| Error::InvalidState("the verbs do not allow this change of state"))
@@ -508,27 +491,7 @@ impl QueuePair {
     /// As [`post_send`](Self::post_send), for any kind of request.
     #[inline]
     pub(super) fn post_list<R: Request>(&self, wrs: &[R]) -> Result<(), (usize, Error)> {
-        let mut after = After::default();
-        let mut posted = 0;
-        loop {
-            let (result, verdict) = self
-                .inner
-                .post::<false, false, R>(&wrs[posted..], &mut after);
-            self.inner.act_before_sending(&mut after);
-            self.inner.obey(verdict);
-            match result {
-                Ok(()) => {
-                    after.run(&self.inner);
-                    return Ok(());
-                }
-                // The queue may be full of requests that waited, and those have been sent now.
-                Err((n, PostError::QueueFull)) if n > 0 && !after.refused => posted += n,
-                Err((n, e)) => {
-                    after.run(&self.inner);
-                    return Err((posted + n, e.into()));
-                }
-            }
-        }
+        self.post_now::<false, R>(wrs)
     }
 
     /// As [`post_send`](Self::post_send), but accepts all of the requests or none.
@@ -541,21 +504,18 @@ impl QueuePair {
 
     /// As [`post_send_all`](Self::post_send_all), for any kind of request.
     pub(super) fn post_whole_list<R: Request>(&self, wrs: &[R]) -> Result<(), (usize, Error)> {
+        self.post_now::<true, R>(wrs)
+    }
+
+    /// Queues requests, and sends them, or what waits if the queue is full: the program can poll for its completion then.
+    #[inline]
+    fn post_now<const WHOLE: bool, R: Request>(&self, wrs: &[R]) -> Result<(), (usize, Error)> {
         let mut after = After::default();
-        let mut again = true;
-        loop {
-            let (result, verdict) = self.inner.post::<true, false, R>(wrs, &mut after);
-            self.inner.act_before_sending(&mut after);
-            self.inner.obey(verdict);
-            match result {
-                // The queue may be full of requests that waited, and those have been sent now.
-                Err((_, PostError::QueueFull)) if !after.refused && std::mem::take(&mut again) => {}
-                result => {
-                    after.run(&self.inner);
-                    return result.map_err(|(n, e)| (n, e.into()));
-                }
-            }
-        }
+        let (result, verdict) = self.inner.post::<WHOLE, false, R>(wrs, &mut after);
+        self.inner.act_before_sending(&mut after);
+        self.inner.obey(verdict);
+        after.run(&self.inner);
+        result.map_err(|(n, e)| (n, e.into()))
     }
 
     /// Queues receives, in order (`ibv_post_recv(3)`). Never blocks.
@@ -571,6 +531,7 @@ impl QueuePair {
             if self.inner.is_destroyed() {
                 return Err((0, PostError::InvalidState.into()));
             }
+            g.make_receive_room(&self.inner.slots, wrs.len());
             let mut host = DriveHost::new(&self.inner, &mut after);
             for (i, wr) in wrs.iter().enumerate() {
                 if let Some(faults) = &self.inner.faults
@@ -644,11 +605,11 @@ impl QpInner {
             return (Err((0, PostError::InvalidState)), Verdict::Send);
         }
         let g = &mut *guard;
+        g.make_send_room(&self.slots, wrs.len());
         if WHOLE && let Err(e) = g.machine.check_sends(wrs.iter().map(R::wr)) {
             return (Err(e), g.conn.cork.send());
         }
         if WHOLE && let Some(i) = self.first_refused(wrs) {
-            after.refused = true;
             return (Err((i, PostError::QueueFull)), g.conn.cork.send());
         }
         let mut bytes = 0;

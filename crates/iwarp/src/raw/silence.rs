@@ -14,10 +14,36 @@
 
 use super::after::After;
 use super::drive;
-use super::qp::{Guarded, QpInner, TIMER_SILENCE};
+use super::qp::{Guarded, Link, QpInner, TIMER_SILENCE};
 use crate::sys::stream::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// Whether the peer's TCP can be reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reach {
+    /// It does not answer what was sent again.
+    Silent,
+    /// It answers, or is not asked anything.
+    Answers,
+    /// TCP has not waited long enough to send anything again: a peer that is out of reach looks like one that takes its time. It is
+    /// known after this time without an acknowledgement.
+    Unknown(Duration),
+}
+
+impl Link {
+    /// Looks whether the peer's TCP answers. `quiet` is the time without an acknowledgement of anything new.
+    pub(super) fn reach(&self, quiet: Duration) -> Reach {
+        if matches!(self.stream.unanswered(), Ok(Some(_))) {
+            return Reach::Silent;
+        }
+        let time_to_tell = self.stream.time_to_tell().unwrap_or_default();
+        match time_to_tell.checked_sub(quiet) {
+            Some(left) if !left.is_zero() => Reach::Unknown(time_to_tell),
+            _ => Reach::Answers,
+        }
+    }
+}
 
 /// Looks within the time that a peer may be silent.
 const LOOKS: u32 = 4;

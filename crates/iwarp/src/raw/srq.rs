@@ -171,6 +171,14 @@ impl SharedReceiveQueue {
         Ok(self.inner.state.lock().queue.resize(depth)?)
     }
 
+    /// Changes capacity, limit, or both in one step. A refused call changes neither.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument), [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    pub fn modify(&self, depth: Option<u32>, limit: Option<u32>) -> Result<()> {
+        Ok(self.inner.state.lock().queue.modify(depth, limit)?)
+    }
+
     /// Receives that wait.
     pub fn len(&self) -> usize {
         self.inner.state.lock().queue.len() as usize

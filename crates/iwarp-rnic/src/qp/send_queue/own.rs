@@ -45,6 +45,7 @@ impl SendQueue {
                 wr_id: slot.wr_id,
                 opcode: slot.wc_opcode(),
                 byte_len: slot.len,
+                position: self.position(),
                 ..Cqe::default()
             });
         }
@@ -71,6 +72,7 @@ impl SendQueue {
 
     /// One of them has left the queue.
     pub(super) const fn own_left(&mut self) {
+        self.own_gone = self.own_gone.wrapping_add(1);
         self.internal = self.internal.wrapping_sub(1);
         self.limit = self.limit.wrapping_sub(1);
     }

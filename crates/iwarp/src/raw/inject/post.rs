@@ -97,7 +97,6 @@ impl QpInner {
     ) -> Result<(), PostError> {
         let op = &wr.wr().op;
         if !WHOLE && faults.refuses_send(op) {
-            after.refused = true;
             return Err(PostError::QueueFull);
         }
         let mut host = DriveHost::new(self, after);

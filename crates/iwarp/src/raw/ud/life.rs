@@ -85,20 +85,23 @@ impl UdInner {
         due: &mut Due,
     ) {
         g.counters.completions += 1;
-        let cqe = Cqe {
+        let mut cqe = Cqe {
             qp_num: self.num,
+            position: g.sends.position(),
             ..failed(wr_id, status, WcOpcode::Send)
         };
+        self.slots.sent(&mut cqe);
         let cq = &self.send_cq.inner;
         cq.push(&mut cq.ring.lock(), cqe, &mut due.send);
     }
 
     pub(super) fn complete_receive(&self, g: &mut Guarded, cqe: Cqe, due: &mut Due) {
         g.counters.completions += 1;
-        let cqe = Cqe {
+        let mut cqe = Cqe {
             qp_num: self.num,
             ..cqe
         };
+        self.slots.received(&mut cqe);
         let cq = &self.recv_cq.inner;
         cq.push(&mut cq.ring.lock(), cqe, &mut due.recv);
     }
@@ -158,6 +161,7 @@ impl UdInner {
         }
         self.send_cq.inner.purge(self.num);
         self.recv_cq.inner.purge(self.num);
+        self.slots.close(&self.send_cq, &self.recv_cq);
         self.forget_events();
     }
 

@@ -34,6 +34,7 @@ pub use queue::UdSendWr;
 
 use super::context::{Context, ContextInner, random_u32};
 use super::cq::{CompletionQueue, Owed};
+use super::slots::{SeenSlots, Slots};
 use super::srq::SharedReceiveQueue;
 use crate::engine::Engine;
 use crate::error::{Error, Result};
@@ -121,6 +122,7 @@ pub enum UdEvent {
 struct Guarded {
     state: State,
     qkey: u32,
+    seen_slots: SeenSlots,
     sends: SendQueue,
     /// Datagrams of the send queue that a thread is sending.
     in_flight: usize,
@@ -151,6 +153,7 @@ pub(crate) struct UdInner {
     send_cq: CompletionQueue,
     recv_cq: CompletionQueue,
     srq: Option<SharedReceiveQueue>,
+    slots: Slots,
     /// Index of the device's interface.
     interface: u32,
     locals: Locals,
@@ -288,6 +291,8 @@ impl UdQueuePair {
             // Completions from before must not be taken for those of later requests.
             qp.send_cq.inner.purge(qp.num);
             qp.recv_cq.inner.purge(qp.num);
+            let g = &mut *qp.state.lock();
+            g.seen_slots = qp.slots.all_free(g.sends.position());
         }
         qp.drive_tx();
         Ok(())
@@ -300,17 +305,9 @@ impl UdQueuePair {
     /// # Errors
     /// [`Error::Post`] for the first request that is not accepted, with the number of those before it, which were.
     pub fn post_send(&self, wrs: &[UdSendWr<'_>]) -> Result<(), (usize, Error)> {
-        let mut posted = 0;
-        loop {
-            let result = self.inner.post(&wrs[posted..], false);
-            self.inner.drive_tx();
-            match result {
-                Ok(()) => return Ok(()),
-                // Those in front have been sent now.
-                Err((n, PostError::QueueFull)) if n > 0 => posted += n,
-                Err((n, e)) => return Err((posted + n, e.into())),
-            }
-        }
+        let result = self.inner.post(wrs, false);
+        self.inner.drive_tx();
+        result.map_err(|(n, e)| (n, e.into()))
     }
 
     /// As [`post_send`](Self::post_send), but accepts all of the requests or none.
@@ -338,6 +335,10 @@ impl UdQueuePair {
             }
             if g.state == State::Reset || qp.is_destroyed() {
                 return Err((0, PostError::InvalidState.into()));
+            }
+            if (g.rq.room() as usize) < wrs.len() {
+                let freed = qp.slots.free_receives(&mut g.seen_slots);
+                g.rq.release(freed);
             }
             for (i, wr) in wrs.iter().enumerate() {
                 if let Err(e) = g.rq.post(wr) {
@@ -369,9 +370,12 @@ impl UdInner {
     fn create(ctx: &Arc<ContextInner>, a: &UdAttributes) -> Result<Arc<Self>> {
         ctx.create("qp")?;
         let engine = Engine::current()?;
+        let mut rq = ReceiveQueue::new(a.max_recv_wr, a.max_recv_sge)?;
+        rq.hold_slots(true);
         let guarded = Mutex::new(Guarded {
             state: State::Reset,
             qkey: 0,
+            seen_slots: SeenSlots::default(),
             sends: SendQueue::new(a.max_send_wr, a.max_send_sge, a.max_inline)?,
             in_flight: 0,
             epoch: 0,
@@ -379,7 +383,7 @@ impl UdInner {
             watches_room: None,
             resting: false,
             sequence: random_u32()?,
-            rq: ReceiveQueue::new(a.max_recv_wr, a.max_recv_sge)?,
+            rq,
             // A shared receive queue may have larger requests than this queue pair.
             taken: TakenRecv::new(iwarp_rnic::limits::MAX_SGE)?,
             seen: Seen::default(),
@@ -397,6 +401,7 @@ impl UdInner {
             send_cq: a.send_cq.clone(),
             recv_cq: a.recv_cq.clone(),
             srq: a.srq.clone(),
+            slots: Slots::new(&a.send_cq, &a.recv_cq, a.srq.is_some()),
             interface: device.interface_index(),
             locals: Locals::new(sockets),
             engine: Arc::clone(&engine),

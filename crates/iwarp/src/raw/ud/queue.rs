@@ -47,6 +47,10 @@ pub(super) struct Waiting {
 pub(super) struct SendQueue {
     ring: VecDeque<Waiting>,
     depth: usize,
+    /// Slots of requests that have completed and were not [released](Self::release). They count as used.
+    held: usize,
+    /// Requests that have completed or were dropped, in all.
+    position: u32,
     /// The slot of the oldest request.
     head: usize,
     max_sge: usize,
@@ -72,6 +76,8 @@ impl SendQueue {
         Ok(Self {
             ring,
             depth,
+            held: 0,
+            position: 0,
             head: 0,
             max_sge,
             max_inline,
@@ -85,7 +91,17 @@ impl SendQueue {
     }
 
     pub(super) fn room(&self) -> usize {
-        self.depth - self.ring.len()
+        self.depth - self.ring.len() - self.held
+    }
+
+    /// Frees the slots of `n` requests that have completed.
+    pub(super) const fn release(&mut self, n: u32) {
+        self.held = self.held.saturating_sub(n as usize);
+    }
+
+    /// Returns how many requests have completed or were dropped: the position of a completion that would be written now.
+    pub(super) const fn position(&self) -> u32 {
+        self.position
     }
 
     /// The request that is `at` places behind the oldest.
@@ -181,12 +197,16 @@ impl SendQueue {
     pub(super) fn pop(&mut self) -> Option<Waiting> {
         let wr = self.ring.pop_front()?;
         self.head = self.slot(1);
+        self.held += 1;
+        self.position = self.position.wrapping_add(1);
         Some(wr)
     }
 
     pub(super) fn clear(&mut self) {
+        self.position = self.position.wrapping_add(self.ring.len() as u32);
         self.ring.clear();
         self.head = 0;
+        self.held = 0;
     }
 }
 
@@ -227,6 +247,13 @@ mod tests {
             assert_eq!(queue.push(&inline(3, &[]), 9), Err(PostError::QueueFull));
             // One is taken, and one more comes in its place.
             assert_eq!(queue.pop().unwrap().wr_id, 0);
+            // Its slot is in use until its completion has been polled.
+            assert_eq!(queue.push(&inline(3, &[]), 9), Err(PostError::QueueFull));
+            assert_eq!(
+                (queue.room(), queue.position()),
+                (0, 4 * u32::from(round) + 1)
+            );
+            queue.release(1);
             queue.push(&inline(3, &[&[0xee]]), 9).unwrap();
             for (at, len) in [(0, 2), (1, 3)] {
                 let mut to = vec![0; len];
@@ -237,6 +264,11 @@ mod tests {
             queue.copy_payload(2, &memory, who, &mut last).unwrap();
             assert_eq!(last, [0xee]);
             while queue.pop().is_some() {}
+            assert_eq!(
+                (queue.room(), queue.position()),
+                (0, 4 * u32::from(round) + 4)
+            );
+            queue.release(3);
         }
     }
 

@@ -196,7 +196,7 @@ fn flags_of(header: &Header) -> WcFlags {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::raw::testing::{datagram_queue_pair, post_to_itself};
+    use crate::raw::testing::{datagram_queue_pair, post_to_itself, until};
     use iwarp_rnic::SendFlags;
     use std::time::{Duration, Instant};
 
@@ -212,7 +212,13 @@ mod tests {
         for count in [1, BATCH, BATCH + 1, 3 * BATCH] {
             loop {
                 let before = taken();
-                post_to_itself(&qp, ip, SendFlags::empty(), count);
+                for _ in 0..count {
+                    post_to_itself(&qp, ip, SendFlags::SIGNALED, 1);
+                    let mut sent = [Cqe::default()];
+                    until("it is sent", || {
+                        qp.inner.send_cq.take_ready(&mut sent) == Ok(1)
+                    });
+                }
                 qp.inner.drive_rx();
                 if taken() - before == count as u64 {
                     break;

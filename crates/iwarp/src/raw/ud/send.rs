@@ -76,6 +76,10 @@ impl UdInner {
             Ok(()) if !is_among(locals, wr) => Err(PostError::InvalidRequest),
             checked => checked,
         };
+        if g.sends.room() < wrs.len() {
+            let freed = self.slots.free_sends(&mut g.seen_slots);
+            g.sends.release(freed);
+        }
         if whole {
             for (i, wr) in wrs.iter().enumerate() {
                 check(&g, wr).map_err(|e| (i, e))?;

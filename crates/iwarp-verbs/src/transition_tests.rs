@@ -1,0 +1,163 @@
+//! The table against a second statement of the same rules: the changes and attributes as a list of
+//! words, and the faces as a decision per call.
+
+use super::*;
+
+const STATES: [State; 7] = [Reset, Init, Rtr, Rts, Sqd, Sqe, Error];
+const TYPES: [(c_uint, &str); 5] = [
+    (QPT_UD, "ud"),
+    (QPT_UC, "uc"),
+    (QPT_RC, "rc"),
+    (QPT_XRC_SEND, "ini"),
+    (QPT_XRC_RECV, "tgt"),
+];
+
+/// Change, types, required attributes, optional attributes: by `enum ibv_qp_attr_mask`, as the
+/// Linux kernel's documentation and `ibv_modify_qp(3)` have them.
+const LIST: &str = "
+init-to-init      ud          ;                                  ; pkey port qkey
+init-to-init      uc,rc,ini,tgt ;                                ; pkey port access
+reset-to-init     ud          ; pkey port qkey                   ;
+reset-to-init     uc,rc,ini,tgt ; pkey port access               ;
+init-to-rtr       ud          ;                                  ; pkey qkey
+init-to-rtr       uc,ini      ; av mtu qpn rq_psn                ; access pkey
+init-to-rtr       rc,tgt      ; av mtu qpn rq_psn dest_rd min_rnr ; access pkey
+rtr-to-rts        ud          ; sq_psn                           ; cur qkey
+rtr-to-rts        uc          ; sq_psn                           ; cur access migration
+rtr-to-rts        rc          ; timeout retry rnr sq_psn rd      ; cur access min_rnr migration
+rtr-to-rts        ini         ; timeout retry rnr sq_psn rd      ; cur access migration
+rtr-to-rts        tgt         ; timeout sq_psn                   ; cur access min_rnr migration
+rts-to-rts        ud          ;                                  ; cur qkey
+rts-to-rts        uc,ini      ;                                  ; cur access migration
+rts-to-rts        rc,tgt      ;                                  ; cur access migration min_rnr
+rts-to-sqd        ud,uc,rc,ini,tgt ;                             ; notify
+sqd-to-rts        ud          ;                                  ; cur qkey
+sqd-to-rts        uc,ini      ;                                  ; cur access migration
+sqd-to-rts        rc,tgt      ;                                  ; cur access migration min_rnr
+sqd-to-sqd        ud          ;                                  ; pkey qkey
+sqd-to-sqd        uc          ;                                  ; av access pkey migration
+sqd-to-sqd        rc          ; ; port av timeout retry rnr rd dest_rd access pkey min_rnr migration
+sqd-to-sqd        ini         ; ; port av timeout retry rnr rd access pkey migration
+sqd-to-sqd        tgt         ; ; port av timeout dest_rd access pkey min_rnr migration
+sqe-to-rts        ud          ;                                  ; cur qkey
+sqe-to-rts        uc          ;                                  ; cur access
+sqe-to-rts        rc,ini,tgt  ;                                  ;
+";
+
+fn bits(words: &str) -> c_uint {
+    let bit = |word| match word {
+        "cur" => 1,
+        "notify" => 2,
+        "access" => 3,
+        "pkey" => 4,
+        "port" => 5,
+        "qkey" => 6,
+        "av" => 7,
+        "mtu" => 8,
+        "timeout" => 9,
+        "retry" => 10,
+        "rnr" => 11,
+        "rq_psn" => 12,
+        "rd" => 13,
+        "min_rnr" => 15,
+        "sq_psn" => 16,
+        "dest_rd" => 17,
+        "migration" => 18,
+        "qpn" => 20,
+        other => panic!("no attribute is called {other}"),
+    };
+    words.split_whitespace().map(|word| 1 << bit(word)).sum()
+}
+
+fn name(state: State) -> &'static str {
+    ["reset", "init", "rtr", "rts", "sqd", "sqe", "error"][STATES
+        .iter()
+        .position(|s| *s == state)
+        .expect("all states are listed")]
+}
+
+/// Returns what the list says: required and optional attributes.
+fn listed(kind: &str, from: State, to: State) -> Option<(c_uint, c_uint)> {
+    if matches!(to, Reset | Error) {
+        return (from != Reset || to != Error).then_some((0, 0));
+    }
+    let change = format!("{}-to-{}", name(from), name(to));
+    LIST.trim().lines().find_map(|line| {
+        let (head, attributes) = line.split_once(';')?;
+        let (listed, types) = head.trim().split_once(' ')?;
+        let (required, optional) = attributes.split_once(';')?;
+        let same = listed == change && types.trim().split(',').any(|t| t == kind);
+        same.then(|| (bits(required), bits(optional)))
+    })
+}
+
+/// Returns `true` if a call is allowed, by the list.
+fn expected(face: Face, kind: &str, from: State, to: Option<State>, mask: c_uint) -> bool {
+    let lenient = face == Face::Rnic && kind == "rc";
+    let next = to.unwrap_or(from);
+    let row = match (from, next) {
+        (Reset, Error) if face == Face::Rnic => Some((0, 0)),
+        (Rtr, Rtr) if lenient && to.is_none() => listed(kind, Rts, Rts),
+        _ => listed(kind, from, next),
+    };
+    let Some((required, optional)) = row else {
+        return false;
+    };
+    let mut allowed = 1 | required | optional;
+    if lenient {
+        allowed |= 1 << 3;
+    }
+    let cur_fits = mask & 2 == 0 || [Rtr, Rts, Sqd, Sqe].contains(&from);
+    cur_fits && mask & !allowed == 0 && (lenient || mask & required == required)
+}
+
+/// Each bit counts alone, so masks that differ from a valid one in up to two bits show all there
+/// is.
+#[test]
+fn table_matches_list_for_every_call() {
+    let (mut calls, mut allowed) = (0, 0);
+    for face in [Face::Rnic, Face::Roce] {
+        for (qp_type, kind) in TYPES {
+            for from in STATES {
+                for to in STATES.map(Some).into_iter().chain([None]) {
+                    let state = c_uint::from(to.is_some());
+                    let base = listed(kind, from, to.unwrap_or(from));
+                    let (required, optional) = base.unwrap_or_default();
+                    for whole in [required, required | optional, 0] {
+                        for bit in 0..=25 {
+                            for other in 0..=25 {
+                                let flipped = whole ^ (1 << bit) ^ (1 << other);
+                                let mask = flipped & !1 | state;
+                                let ok = check(face, qp_type, from, to, mask) == Ok(());
+                                let want = expected(face, kind, from, to, mask);
+                                assert_eq!(ok, want, "{face:?} {kind} {from:?} {to:?} {mask:#x}");
+                                calls += 1;
+                                allowed += usize::from(ok);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+    // Neither the list nor the table is empty.
+    assert!(
+        allowed > 10_000 && calls > 10 * allowed,
+        "{allowed} of {calls}"
+    );
+}
+
+#[test]
+fn unknown_attributes_are_unsupported() {
+    for face in [Face::Rnic, Face::Roce] {
+        for bit in 21..32 {
+            let mask = 1 | 1 << bit;
+            assert_eq!(check(face, QPT_RC, Rts, Some(Rts), mask), Err(UNSUPPORTED));
+        }
+    }
+    // The alternate path, sizes and a Q_Key belong to no connection.
+    for bit in [6, 14, 19] {
+        let refused = check(Face::Rnic, QPT_RC, Rts, Some(Rts), 1 | 1 << bit);
+        assert_eq!(refused, Err(EINVAL));
+    }
+}
