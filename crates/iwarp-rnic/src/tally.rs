@@ -76,31 +76,50 @@ impl Tally {
     }
 
     /// Counts an operation that succeeded.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn add(&mut self, what: Counted, octets: u32) {
-        if let Some(count) = self.0.get_mut(what as usize) {
-            count.succeeded = count.succeeded.wrapping_add(1);
-            count.octets = count.octets.wrapping_add(u64::from(octets));
+        if !self.0.is_empty() {
+            self.count(what, WcStatus::Success, octets);
         }
     }
 
     /// Counts an operation that failed.
     pub(crate) fn add_failed(&mut self, what: Counted) {
-        if let Some(count) = self.0.get_mut(what as usize) {
-            count.failed = count.failed.wrapping_add(1);
+        if !self.0.is_empty() {
+            self.count(what, WcStatus::Flushed, 0);
         }
     }
 
     /// Counts a request of this end.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn add_request(&mut self, op: &SendOp, status: WcStatus, octets: u32) {
-        if self.0.is_empty() {
-            return;
+        if !self.0.is_empty() {
+            self.count_request(op, status, octets);
         }
-        match Counted::of(op) {
-            Some(what) if matches!(status, WcStatus::Success) => self.add(what, octets),
-            Some(what) => self.add_failed(what),
-            None => {}
+    }
+
+    // The paths below are out of line: they would cost queue pairs without counters registers.
+
+    #[cold]
+    #[inline(never)]
+    fn count_request(&mut self, op: &SendOp, status: WcStatus, octets: u32) {
+        if let Some(what) = Counted::of(op) {
+            self.count(what, status, octets);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn count(&mut self, what: Counted, status: WcStatus, octets: u32) {
+        let Some(count) = self.0.get_mut(what as usize) else {
+            return;
+        };
+        match status {
+            WcStatus::Success => {
+                count.succeeded = count.succeeded.wrapping_add(1);
+                count.octets = count.octets.wrapping_add(u64::from(octets));
+            }
+            _ => count.failed = count.failed.wrapping_add(1),
         }
     }
 }
