@@ -107,13 +107,19 @@ pub(crate) fn run(args: &StatArgs) -> Result<()> {
     }
 }
 
-/// Returns whom to ask. In a shell where `IWARP_STAT` is set for the programs, it is `set` for this command, too.
+/// Returns whom to ask.
 fn question(args: &StatArgs, set: Option<OsString>) -> Question {
     let mut question = Question::default();
     question.pid = args.pid;
-    let set = set.map(PathBuf::from).filter(|path| path.is_absolute());
-    question.directory = args.directory.clone().or(set);
+    question.directory = directory(args.directory.as_ref(), set);
     question
+}
+
+/// Returns the folder that the user names. In a shell where `IWARP_STAT` is `set` for the programs,
+/// it is set for this command, too.
+fn directory(named: Option<&PathBuf>, set: Option<OsString>) -> Option<PathBuf> {
+    let set = set.map(PathBuf::from).filter(|path| path.is_absolute());
+    named.cloned().or(set)
 }
 
 /// Asks all processes that this user may ask. Those that do not answer are left out.
@@ -122,8 +128,7 @@ fn question(args: &StatArgs, set: Option<OsString>) -> Question {
 /// If the folders with their sockets cannot be read.
 pub(crate) fn told_by_all() -> std::io::Result<Vec<Told>> {
     let mut question = Question::default();
-    let set = std::env::var_os("IWARP_STAT").map(PathBuf::from);
-    question.directory = set.filter(|path| path.is_absolute());
+    question.directory = directory(None, std::env::var_os("IWARP_STAT"));
     Ok(sorted(question.ask()?).0)
 }
 
