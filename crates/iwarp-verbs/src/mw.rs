@@ -57,13 +57,14 @@ pub(crate) unsafe extern "C" fn dealloc_mw(m: *mut ibv_mw) -> c_int {
     })
 }
 
-/// The rights that a window can give: those of peers, and addresses that begin at zero.
-const RIGHTS: c_uint = 0x2e;
+/// The rights that a window can have, as with rxe: those of peers, and addresses that begin at zero. Local write access is
+/// accepted and has no meaning for a window.
+const RIGHTS: c_uint = 0x2f;
 
 /// Returns the operation that binds `m` as asked, for a queue pair of the context `c`.
 ///
 /// # Errors
-/// EINVAL: no such window or region, or of another context; rights of local requests.
+/// EINVAL: no such window or region, or of another context; a right that windows cannot have.
 ///
 /// # Safety
 /// `m` and the region in `info` are living objects, or NULL; `c` is an open context.

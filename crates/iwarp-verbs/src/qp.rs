@@ -245,6 +245,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
             return ud::modify(q, qp, attr, mask);
         }
         let qp = find(q)?;
+        let mask = transition::relevant((*q).qp_type, mask);
         let attr = as_read(attr.as_ref().ok_or(EINVAL)?);
         let change = Change::of(q, qp, &attr, mask)?;
         let mut remembered = qp.attributes.lock();
@@ -350,7 +351,7 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
             return ud::query(q, qp, attr, init);
         }
         let qp = find(q)?;
-        let state = state_of(state_seen(q, qp));
+        let state = state_of(qp.state());
         let mut a = *qp.attributes.lock();
         a.qp_state = state;
         a.cur_qp_state = state;

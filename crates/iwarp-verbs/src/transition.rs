@@ -171,6 +171,16 @@ pub(crate) fn required(qp_type: c_uint, from: State, to: State) -> c_uint {
     find(Face::Roce, qp_type, from, to).map_or(0, |attributes| attributes.required)
 }
 
+/// Returns the mask without the attributes that only the other end of an extended reliable connection
+/// has. Linux ignores them, because programs pass both ends the same mask.
+pub(crate) const fn relevant(qp_type: c_uint, mask: c_uint) -> c_uint {
+    match qp_type {
+        QPT_XRC_SEND => mask & !RESPONDER,
+        QPT_XRC_RECV => mask & !REQUESTER,
+        _ => mask,
+    }
+}
+
 /// Checks a call of `ibv_modify_qp`. Without `to`, the state stays as it is.
 ///
 /// # Errors

@@ -147,6 +147,22 @@ fn table_matches_list_for_every_call() {
     );
 }
 
+/// Programs such as perftest pass both ends of an extended reliable connection the same mask.
+#[test]
+fn xrc_ends_ignore_the_others_attributes() {
+    let to_rtr = QP_STATE | PATH | RESPONDER;
+    let to_rts = QP_STATE | QP_SQ_PSN | QP_TIMEOUT | REQUESTER;
+    for face in [Face::Rnic, Face::Roce] {
+        for qp_type in [QPT_RC, QPT_XRC_SEND, QPT_XRC_RECV] {
+            for (from, to, mask) in [(Init, Rtr, to_rtr), (Rtr, Rts, to_rts)] {
+                let mask = relevant(qp_type, mask);
+                assert_eq!(check(face, qp_type, from, Some(to), mask), Ok(()));
+            }
+        }
+    }
+    assert_eq!(relevant(QPT_UC, to_rtr), to_rtr);
+}
+
 #[test]
 fn unknown_attributes_are_unsupported() {
     for face in [Face::Rnic, Face::Roce] {

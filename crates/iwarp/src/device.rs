@@ -215,7 +215,7 @@ impl Device {
     }
 
     /// Returns the index of its interface; 0 if that is gone.
-    pub(crate) fn interface_index(&self) -> u32 {
+    pub fn interface_index(&self) -> u32 {
         interfaces::index_of(&self.interface).unwrap_or(0)
     }
 

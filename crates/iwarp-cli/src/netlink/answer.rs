@@ -168,9 +168,9 @@ fn about_port(device: &Device) -> Attributes {
         .word(number::PORT_INDEX, PORT)
         .byte(number::PORT_STATE, ACTIVE)
         .byte(number::PORT_PHYS_STATE, LINK_UP);
-    let file = format!("/sys/class/net/{}/ifindex", device.interface);
-    let index = std::fs::read_to_string(file).ok();
-    if let Some(index) = index.and_then(|text| text.trim().parse().ok()) {
+    // The kernel knows the index. In a network namespace, /sys may still show another one's interfaces.
+    let index = device.interface_index();
+    if index != 0 {
         about
             .word(number::NETDEV_INDEX, index)
             .text(number::NETDEV_NAME, &device.interface);

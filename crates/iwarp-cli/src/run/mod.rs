@@ -214,15 +214,38 @@ fn audit(vars: &mut Vec<(&'static str, OsString)>, libs: &library::Libraries) {
         }
     };
     vars.extend(target.map(|target| (iwarp_audit::TARGET_VARIABLE, target)));
+    if own.is_none() {
+        return;
+    }
     // When a program ends, valgrind has glibc free what the loader allocated for the audit library.
     // glibc took that from an allocator of its own, so valgrind would report invalid frees.
-    const VALGRIND: &str = "VALGRIND_OPTS";
-    let quiet = "--run-libc-freeres=no";
-    let set = inherited(VALGRIND).unwrap_or_default();
-    if own.is_some() && !set.as_encoded_bytes().starts_with(quiet.as_bytes()) {
-        let options = [OsStr::new(quiet), &set].join(OsStr::new(" "));
-        vars.push((VALGRIND, options));
+    in_front(vars, "VALGRIND_OPTS", "--run-libc-freeres=no", " ");
+    // With an audit library, glibc lays out the static thread-local storage before it knows the
+    // program's libraries. Those that need it (jemalloc, for example) then have 512 bytes unless
+    // there is a larger reserve. A thread's stack gives the room, and 16 KiB is the smallest stack.
+    in_front(
+        vars,
+        "GLIBC_TUNABLES",
+        "glibc.rtld.optional_static_tls=8192",
+        ":",
+    );
+}
+
+/// Adds a setting to those in a variable. The program's user may replace it, because the last one
+/// of a name applies.
+fn in_front(
+    vars: &mut Vec<(&'static str, OsString)>,
+    name: &'static str,
+    setting: &str,
+    separator: &str,
+) {
+    let set = inherited(name).unwrap_or_default();
+    if set.as_encoded_bytes().starts_with(setting.as_bytes()) {
+        return;
     }
+    let settings = [OsStr::new(setting), &set];
+    let used = settings.into_iter().filter(|text| !text.is_empty());
+    vars.push((name, used.collect::<Vec<_>>().join(OsStr::new(separator))));
 }
 
 /// Returns the variables with which iproute2's `rdma` shows our devices: for the audit library, which
@@ -420,6 +443,8 @@ mod tests {
         };
         assert!(get("LD_LIBRARY_PATH").unwrap().starts_with("/lib/iwarp"));
         assert_eq!(get("LD_AUDIT"), Some("/lib/iwarp/libiwarp_audit.so"));
+        let tunables = get("GLIBC_TUNABLES").unwrap();
+        assert!(tunables.starts_with("glibc.rtld.optional_static_tls="));
         assert_eq!(get("IWARP_CRC"), Some("off"));
         assert_eq!(get("IWARP_AS"), Some("roce"));
         assert_eq!(get("IWARP_STATS"), Some("1"));

@@ -9,9 +9,9 @@ use crate::face;
 use crate::guard::{EINVAL, Res};
 use crate::query::{self, PKEY, RD_ATOMIC};
 use crate::transition;
+use iwarp::Face;
 use iwarp::raw::cm::CmId;
 use iwarp::raw::{Context, QueuePair, Retry};
-use iwarp::{Face, GidKind};
 use iwarp_rnic::qp::State;
 use std::ffi::c_uint;
 use std::net::SocketAddr;
@@ -110,15 +110,15 @@ fn route(ctx: &Context, id: &CmId) -> Res<ibv_ah_attr> {
     Ok(handle_to(gid, index_of(ctx, local)))
 }
 
-/// Returns the index of an address in the GID table of its device, as RoCE v2; `None` if the table does not have it.
+/// Returns the index of an address in the GID table of its device, as RoCE v2 if the device is a RoCE NIC; `None` if the
+/// table does not have it.
 pub(super) fn index_of(ctx: &Context, local: Option<SocketAddr>) -> Option<u32> {
     let own = crate::kern::octets(gid_of(local));
     // The addresses may have changed since the context was opened.
     let device = ctx.device().current().ok()??;
-    let mut table = device.gids(ctx.config().face).into_iter();
-    table
-        .find(|e| e.kind == GidKind::RoceV2 && e.gid == own)
-        .map(|e| e.index)
+    let table = device.gids(ctx.config().face);
+    // RoCE v2 is the last of the types.
+    table.iter().rfind(|e| e.gid == own).map(|e| e.index)
 }
 
 /// Returns the attributes of an address handle for datagrams from this entry of the GID table.

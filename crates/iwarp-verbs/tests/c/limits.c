@@ -263,7 +263,7 @@ static void errors(int roce)
 		{ "ibv_post_send in RESET", EINVAL, on_unready(0) },
 		{ "ibv_post_recv in RESET", roce ? EINVAL : 0, on_unready(1) },
 		/* Windows: the providers of mlx5 and rxe. */
-		{ "ibv_bind_mw with local write", EINVAL, window_with(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ) },
+		{ "ibv_bind_mw with the right to bind", EINVAL, window_with(IBV_ACCESS_MW_BIND | IBV_ACCESS_REMOTE_READ) },
 		{ "ibv_bind_mw with on-demand paging", EINVAL, window_with(IBV_ACCESS_ON_DEMAND) },
 		/* Completion queues: ib_uverbs_create_cq, siw_create_cq. */
 		{ "ibv_create_cq of no entries", EINVAL, error_of(ibv_create_cq(context, 0, NULL, NULL, 0)) },
