@@ -75,25 +75,39 @@ impl Tally {
         self.0.get(what as usize).copied().unwrap_or_default()
     }
 
+    /// Returns `true` if operations are counted.
+    #[inline(always)]
+    pub(crate) const fn is_on(&self) -> bool {
+        !self.0.is_empty()
+    }
+
     /// Counts an operation that succeeded.
     #[inline(always)]
     pub(crate) fn add(&mut self, what: Counted, octets: u32) {
-        if !self.0.is_empty() {
+        if self.is_on() {
             self.count(what, WcStatus::Success, octets);
+        }
+    }
+
+    /// Counts an operation of the peer that succeeded. Those of zero octets are questions whether
+    /// data were placed, and notes to this end.
+    #[inline(always)]
+    pub(crate) fn add_peers(&mut self, what: Counted, octets: u32) {
+        if self.is_on() {
+            self.count_peers(what, octets);
         }
     }
 
     /// Counts an operation that failed.
     pub(crate) fn add_failed(&mut self, what: Counted) {
-        if !self.0.is_empty() {
+        if self.is_on() {
             self.count(what, WcStatus::Flushed, 0);
         }
     }
 
     /// Counts a request of this end.
-    #[inline(always)]
     pub(crate) fn add_request(&mut self, op: &SendOp, status: WcStatus, octets: u32) {
-        if !self.0.is_empty() {
+        if self.is_on() {
             self.count_request(op, status, octets);
         }
     }
@@ -105,6 +119,14 @@ impl Tally {
     fn count_request(&mut self, op: &SendOp, status: WcStatus, octets: u32) {
         if let Some(what) = Counted::of(op) {
             self.count(what, status, octets);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn count_peers(&mut self, what: Counted, octets: u32) {
+        if octets > 0 {
+            self.count(what, WcStatus::Success, octets);
         }
     }
 

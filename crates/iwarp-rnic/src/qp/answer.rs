@@ -73,11 +73,10 @@ impl QueuePair {
     fn answered_peer(&mut self, plan: &mut TxPlan) {
         self.tx.responses_in_row = self.tx.responses_in_row.saturating_add(1);
         plan.add_milestone(Milestone::Response);
-        // Reads of zero octets are the peer's questions whether data were placed.
-        if let Some(Response::Read(request)) = self.responses.front()
-            && request.size > 0
+        if self.sq.tally.is_on()
+            && let Some(Response::Read(request)) = self.responses.front()
         {
-            self.sq.tally.add(Counted::RemoteRead, request.size);
+            self.sq.tally.add_peers(Counted::RemoteRead, request.size);
         }
         self.responses.pop();
     }

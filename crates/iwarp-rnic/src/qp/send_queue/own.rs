@@ -27,7 +27,8 @@ impl SendQueue {
         fits && self.takes_reads()
     }
 
-    /// Completes the front request as `take_front` does, where it is not an ordinary one.
+    /// Completes the front request as `take_front` does, where it is not an ordinary one or is to be
+    /// counted.
     #[cold]
     #[inline(never)]
     pub(super) fn take_special(&mut self, emit: &mut impl FnMut(Cqe)) {
@@ -40,7 +41,7 @@ impl SendQueue {
         }
         self.tally
             .add_request(&slot.op, WcStatus::Success, slot.len);
-        if self.signal_all || slot.flags.contains(SendFlags::SIGNALED) {
+        if slot.flags.contains(SendFlags::SIGNALED) {
             emit(Cqe {
                 wr_id: slot.wr_id,
                 opcode: slot.wc_opcode(),
@@ -73,6 +74,7 @@ impl SendQueue {
     /// One of them has left the queue.
     pub(super) const fn own_left(&mut self) {
         self.own_gone = self.own_gone.wrapping_add(1);
+        self.held_from = self.held_from.wrapping_add(1);
         self.internal = self.internal.wrapping_sub(1);
         self.limit = self.limit.wrapping_sub(1);
     }

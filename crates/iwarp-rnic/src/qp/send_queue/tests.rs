@@ -10,7 +10,7 @@ impl SendQueue {
     /// So many requests have come and gone.
     pub(in crate::qp) const fn begin_at(&mut self, seq: u32) {
         self.front_seq = seq;
-        self.released = seq;
+        self.held_from = seq;
     }
 }
 
