@@ -522,10 +522,7 @@ impl QueuePair {
         if !self.rx.receiving {
             return self.end_without_receive();
         }
-        if h.opcode.invalidates() {
-            return self.deliver_with_invalidate(h, byte_len, payload, env);
-        }
-        if self.receives_apart {
+        if h.opcode != Opcode::SEND || self.receives_apart {
             return self.deliver_apart(h, byte_len, payload, env);
         }
         //= rfc5040 section 5.3
@@ -540,8 +537,7 @@ impl QueuePair {
         Step::Next
     }
 
-    /// Delivers a Send where its tag is looked at, or receives are counted.
-    #[cold]
+    /// Delivers a Send that does more than complete its receive, or whose receive is counted.
     #[inline(never)]
     fn deliver_apart<H: Host>(
         &mut self,
@@ -550,6 +546,9 @@ impl QueuePair {
         payload: u32,
         env: &mut Env<'_, H>,
     ) -> Step {
+        if h.opcode.invalidates() {
+            return self.deliver_with_invalidate(h, byte_len, payload, env);
+        }
         if self.config.match_tags {
             return self.deliver_tagged(h, byte_len, payload, env);
         }
