@@ -118,7 +118,7 @@ struct Failed {
 
 /// Most requests that one answer or one sent message completes at once. Usually it is the one that has been sent or answered; more
 /// of them waited for that one. The rest is due ([`QueuePair::completions_due`]).
-const RETIRE_MOST: u32 = 64;
+pub(super) const RETIRE_MOST: u32 = 64;
 
 /// The send queue, and the queue of requests that the peer has not answered yet.
 #[derive(Debug)]
@@ -452,20 +452,20 @@ impl SendQueue {
         self.started_from(older)
     }
 
-    /// Marks a request as done, and writes the completions that are due by that, in order, up to [`RETIRE_MOST`].
+    /// Marks a request as done. The front one completes at once. Returns `true` if
+    /// [`retire_done`](Self::retire_done) has to complete others now, up to [`RETIRE_MOST`].
     #[inline(always)]
-    pub(super) fn complete(&mut self, seq: u32, mut emit: impl FnMut(Cqe)) {
+    #[must_use]
+    pub(super) fn complete(&mut self, seq: u32, emit: impl FnOnce(Cqe)) -> bool {
         // Nearly always it is the front request.
         if seq == self.front_seq && self.started > 0 {
             // What is acknowledged was done before, and is not completed again.
             debug_assert_eq!(self.acknowledged, 0);
-            self.retire_front(&mut emit);
+            self.retire_front(emit);
         } else {
             self.mark_done(seq);
         }
-        if self.is_front_done() {
-            self.retire_done(RETIRE_MOST, emit);
-        }
+        self.is_front_done()
     }
 
     /// Marks a request as done that is not the front one.
@@ -479,7 +479,7 @@ impl SendQueue {
         }
     }
 
-    /// As [`complete`](Self::complete), for all started requests up to `seq`.
+    /// Marks all started requests up to `seq` as done, and completes up to [`RETIRE_MOST`] in order.
     pub(super) fn complete_through(&mut self, seq: u32, emit: impl FnMut(Cqe)) {
         let last = seq.wrapping_sub(self.front_seq);
         if last < self.started {
@@ -500,9 +500,8 @@ impl SendQueue {
         self.acknowledged > 0 || self.slots.front().is_some_and(|slot| slot.done)
     }
 
-    /// Retires up to `most` requests that are done. Out of line: [`complete`](Self::complete) seldom
-    /// needs it, and would need more registers with it.
-    #[inline(never)]
+    /// Retires up to `most` requests that are done.
+    #[inline]
     pub(super) fn retire_done(&mut self, most: u32, mut emit: impl FnMut(Cqe)) {
         //= rfc5040 section 5.5
         //# RDMA Operations MUST be Completed at the Local Peer in the order that
@@ -518,14 +517,14 @@ impl SendQueue {
 
     /// Completes the front request, which was started.
     #[inline]
-    fn retire_front(&mut self, emit: &mut impl FnMut(Cqe)) {
+    fn retire_front(&mut self, emit: impl FnOnce(Cqe)) {
         self.started = self.started.wrapping_sub(1);
         self.take_front(emit);
     }
 
     /// Takes the front request, which is done, out of the queue.
     #[inline(always)]
-    fn take_front(&mut self, emit: &mut impl FnMut(Cqe)) {
+    fn take_front(&mut self, emit: impl FnOnce(Cqe)) {
         let Some(slot) = self.slots.front() else {
             return;
         };

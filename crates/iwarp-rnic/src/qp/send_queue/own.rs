@@ -31,7 +31,7 @@ impl SendQueue {
     /// counted.
     #[cold]
     #[inline(never)]
-    pub(super) fn take_special(&mut self, emit: &mut impl FnMut(Cqe)) {
+    pub(super) fn take_special(&mut self, emit: impl FnOnce(Cqe)) {
         let Some(slot) = self.slots.pop() else {
             return;
         };
