@@ -292,20 +292,15 @@ impl QueuePair {
     /// Raises the event of a message that has come before the program's change to RTS.
     #[inline]
     fn note_message_in_rtr(&mut self) {
-        if self.rx.watches_rtr {
-            self.look_for_message_in_rtr();
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn look_for_message_in_rtr(&mut self) {
-        let came = self.life.is_rtr() && self.messages_arrived() != 0;
-        if came {
-            self.events |= Events::MESSAGE_IN_RTR;
+        if !self.rx.watches_rtr {
+            return;
         }
         // From RTS no stream gets back to RTR.
-        self.rx.watches_rtr = !came && !self.life.starts_requests();
+        self.rx.watches_rtr = !self.life.starts_requests();
+        if self.life.is_rtr() && self.messages_arrived() != 0 {
+            self.events |= Events::MESSAGE_IN_RTR;
+            self.rx.watches_rtr = false;
+        }
     }
 
     /// The number of FPDUs that ends this call.
