@@ -82,7 +82,6 @@ impl Tally {
     }
 
     /// Counts an operation that succeeded.
-    #[inline(always)]
     pub(crate) fn add(&mut self, what: Counted, octets: u32) {
         if self.is_on() {
             self.count(what, WcStatus::Success, octets);
@@ -91,10 +90,9 @@ impl Tally {
 
     /// Counts an operation of the peer that succeeded. Those of zero octets are questions whether
     /// data were placed, and notes to this end.
-    #[inline(always)]
     pub(crate) fn add_peers(&mut self, what: Counted, octets: u32) {
-        if self.is_on() {
-            self.count_peers(what, octets);
+        if octets > 0 {
+            self.add(what, octets);
         }
     }
 
@@ -119,14 +117,6 @@ impl Tally {
     fn count_request(&mut self, op: &SendOp, status: WcStatus, octets: u32) {
         if let Some(what) = Counted::of(op) {
             self.count(what, status, octets);
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn count_peers(&mut self, what: Counted, octets: u32) {
-        if octets > 0 {
-            self.count(what, WcStatus::Success, octets);
         }
     }
 
