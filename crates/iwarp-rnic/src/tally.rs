@@ -75,39 +75,39 @@ impl Tally {
         self.0.get(what as usize).copied().unwrap_or_default()
     }
 
-    /// Counts an operation that succeeded.
+    /// Returns `true` if operations are counted.
     #[inline(always)]
+    pub(crate) const fn is_on(&self) -> bool {
+        !self.0.is_empty()
+    }
+
+    /// Counts an operation that succeeded.
     pub(crate) fn add(&mut self, what: Counted, octets: u32) {
-        if !self.0.is_empty() {
-            self.count(what, WcStatus::Success, octets);
+        self.count(what, WcStatus::Success, octets);
+    }
+
+    /// Counts an operation of the peer that succeeded. Those of zero octets are questions whether
+    /// data were placed, and notes to this end.
+    pub(crate) fn add_peers(&mut self, what: Counted, octets: u32) {
+        if octets > 0 {
+            self.add(what, octets);
         }
     }
 
     /// Counts an operation that failed.
     pub(crate) fn add_failed(&mut self, what: Counted) {
-        if !self.0.is_empty() {
-            self.count(what, WcStatus::Flushed, 0);
-        }
+        self.count(what, WcStatus::Flushed, 0);
     }
 
     /// Counts a request of this end.
-    #[inline(always)]
     pub(crate) fn add_request(&mut self, op: &SendOp, status: WcStatus, octets: u32) {
-        if !self.0.is_empty() {
-            self.count_request(op, status, octets);
-        }
-    }
-
-    // The paths below are out of line: they would cost queue pairs without counters registers.
-
-    #[cold]
-    #[inline(never)]
-    fn count_request(&mut self, op: &SendOp, status: WcStatus, octets: u32) {
         if let Some(what) = Counted::of(op) {
             self.count(what, status, octets);
         }
     }
 
+    /// Does nothing until counting is enabled. Those on the way of each message ask
+    /// [`is_on`](Self::is_on) and call this out of line, which needs no registers.
     #[cold]
     #[inline(never)]
     fn count(&mut self, what: Counted, status: WcStatus, octets: u32) {

@@ -71,6 +71,7 @@ impl Sge {
 }
 
 /// The operation of a send work request.
+// Operations of a kind stand together, so that the kind is recognized by one comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SendOp {
@@ -123,6 +124,18 @@ pub enum SendOp {
         /// The peer's STag.
         rkey: u32,
     },
+    /// Complete when everything that was posted before is visible in the peer's memory
+    /// (`ibv_wr_flush`). It has no elements.
+    ///
+    /// iWARP has no such operation. On the wire it is an RDMA Read of zero octets, whose response follows
+    /// the placement of all earlier Writes and Sends (RFC 5040 section 5.5). The target does not validate
+    /// the STag of such a Read.
+    Flush {
+        /// Tagged offset at the peer.
+        remote_addr: u64,
+        /// The peer's STag.
+        rkey: u32,
+    },
     /// Add to eight octets at the peer; the old value lands in the local elements, in host order.
     FetchAdd {
         /// Tagged offset at the peer, a multiple of 8.
@@ -149,15 +162,6 @@ pub enum SendOp {
         /// Bits that are swapped.
         swap_mask: u64,
     },
-    /// Make a local region or window unusable for the peer and for local requests until it is bound again.
-    LocalInvalidate {
-        /// STag to invalidate.
-        stag: Stag,
-    },
-    /// Bind a memory window to a part of a region.
-    Bind(Bind),
-    /// Give a fast-registration region its range, rights and key.
-    FastRegister(FastRegister),
     /// RDMA Write of eight octets that the target stores at once (`IBV_WR_ATOMIC_WRITE`). It completes when they are placed: from its start on,
     /// that holds for all requests of the queue pair ([`complete_when_placed`](crate::qp::QueuePair::complete_when_placed)).
     ///
@@ -169,18 +173,15 @@ pub enum SendOp {
         /// The peer's STag.
         rkey: u32,
     },
-    /// Complete when everything that was posted before is visible in the peer's memory
-    /// (`ibv_wr_flush`). It has no elements.
-    ///
-    /// iWARP has no such operation. On the wire it is an RDMA Read of zero octets, whose response follows
-    /// the placement of all earlier Writes and Sends (RFC 5040 section 5.5). The target does not validate
-    /// the STag of such a Read.
-    Flush {
-        /// Tagged offset at the peer.
-        remote_addr: u64,
-        /// The peer's STag.
-        rkey: u32,
+    /// Make a local region or window unusable for the peer and for local requests until it is bound again.
+    LocalInvalidate {
+        /// STag to invalidate.
+        stag: Stag,
     },
+    /// Bind a memory window to a part of a region.
+    Bind(Bind),
+    /// Give a fast-registration region its range, rights and key.
+    FastRegister(FastRegister),
 }
 
 /// A send queue has a slot for each request, so they are kept small.
@@ -504,14 +505,14 @@ pub struct Cqe {
     pub imm_or_stag: u32,
     /// For a remote error: layer, type and code of the peer's Terminate, as `0x00LTCC`. For a datagram: see [`src_qp`](Self::src_qp).
     pub vendor_err: u32,
-    /// Time at which it was written, in nanoseconds of the caller's clock; zero if the caller has none. On a queue without a clock a
-    /// matched message has its tag here: see [`tag`](Self::tag).
-    pub timestamp_ns: u64,
+    /// Where the owner of the completion queue notes the position; a queue pair leaves it zero.
+    pub account: u32,
     /// For a request of a send queue: how many requests of that queue had completed with it. When it has been polled, the slots
     /// of all of them can be free ([`QpConfig::hold_slots`](crate::qp::QpConfig::hold_slots)). Wraps.
     pub position: u32,
-    /// Where the owner of the completion queue notes the position; a queue pair leaves it zero.
-    pub account: u32,
+    /// Time at which it was written, in nanoseconds of the caller's clock; zero if the caller has none. On a queue without a clock a
+    /// matched message has its tag here: see [`tag`](Self::tag).
+    pub timestamp_ns: u64,
 }
 
 impl Cqe {

@@ -161,6 +161,21 @@ impl<M> Entry<M> {
     /// Frees the slot of a region and returns its memory.
     #[inline]
     pub(super) fn clear_region(&mut self) -> Result<M, MemoryError> {
+        match self.kind {
+            Kind::Region { .. } => self.clear_any_region(),
+            _ => self.clear_other_region(),
+        }
+    }
+
+    // Out of line, so that the compiler knows the kind on the usual way.
+    #[cold]
+    #[inline(never)]
+    fn clear_other_region(&mut self) -> Result<M, MemoryError> {
+        self.clear_any_region()
+    }
+
+    #[inline(always)]
+    fn clear_any_region(&mut self) -> Result<M, MemoryError> {
         match core::mem::replace(&mut self.kind, Kind::Free) {
             Kind::Region { memory, .. }
             | Kind::OnDemand { memory, .. }

@@ -73,13 +73,19 @@ impl QueuePair {
     fn answered_peer(&mut self, plan: &mut TxPlan) {
         self.tx.responses_in_row = self.tx.responses_in_row.saturating_add(1);
         plan.add_milestone(Milestone::Response);
-        // Reads of zero octets are the peer's questions whether data were placed.
-        if let Some(Response::Read(request)) = self.responses.front()
-            && request.size > 0
-        {
-            self.sq.tally.add(Counted::RemoteRead, request.size);
+        if self.sq.tally.is_on() {
+            self.tally_answer();
         }
         self.responses.pop();
+    }
+
+    /// Counts the answer to the oldest request of the peer, if it is a Read.
+    #[cold]
+    #[inline(never)]
+    fn tally_answer(&mut self) {
+        if let Some(Response::Read(request)) = self.responses.front() {
+            self.sq.tally.add_peers(Counted::RemoteRead, request.size);
+        }
     }
 
     /// Puts the answer to the oldest Read into the plan from `off` on, as far as there is room.

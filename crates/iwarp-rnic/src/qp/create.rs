@@ -67,6 +67,7 @@ impl QueuePair {
     fn with(config: QpConfig, queues: Queues) -> Self {
         Self {
             config,
+            receives_apart: config.match_tags,
             life: life::Life::NEW,
             sq: queues.sq,
             rq: queues.rq,

@@ -364,11 +364,17 @@ impl QueuePair {
     fn finish_write(&mut self, h: TaggedHeader, payload: u32) {
         self.count_payload(payload);
         self.end_write_segment(h, payload);
-        // Notes to this end are Writes without payload.
-        if h.last && self.rx.last_write_len > 0 {
-            let octets = self.rx.last_write_len;
-            self.sq.tally.add(Counted::RemoteWrite, octets);
+        if h.last && self.sq.tally.is_on() {
+            self.tally_write();
         }
+    }
+
+    /// Counts the RDMA Write that has been placed.
+    #[cold]
+    #[inline(never)]
+    fn tally_write(&mut self) {
+        let octets = self.rx.last_write_len;
+        self.sq.tally.add_peers(Counted::RemoteWrite, octets);
     }
 
     /// A segment of an RDMA Write is over, whether or not its payload was placed.
@@ -516,11 +522,8 @@ impl QueuePair {
         if !self.rx.receiving {
             return self.end_without_receive();
         }
-        if h.opcode.invalidates() {
-            return self.deliver_with_invalidate(h, byte_len, payload, env);
-        }
-        if self.config.match_tags {
-            return self.deliver_tagged(h, byte_len, payload, env);
+        if h.opcode != Opcode::SEND || self.receives_apart {
+            return self.deliver_apart(h, byte_len, payload, env);
         }
         //= rfc5040 section 5.3
         //# At the Remote Peer, the Send Message Type MUST be Delivered to the
@@ -531,6 +534,26 @@ impl QueuePair {
         //# to RDMAP.
         let cqe = self.send_cqe(h, byte_len);
         self.finish_receive(cqe, env.host);
+        Step::Next
+    }
+
+    /// Delivers a Send that does more than complete its receive, or whose receive is counted.
+    #[inline(never)]
+    fn deliver_apart<H: Host>(
+        &mut self,
+        h: UntaggedHeader,
+        byte_len: u32,
+        payload: u32,
+        env: &mut Env<'_, H>,
+    ) -> Step {
+        if h.opcode.invalidates() {
+            return self.deliver_with_invalidate(h, byte_len, payload, env);
+        }
+        if self.config.match_tags {
+            return self.deliver_tagged(h, byte_len, payload, env);
+        }
+        let cqe = self.send_cqe(h, byte_len);
+        self.finish_other(cqe, env.host);
         Step::Next
     }
 
@@ -638,11 +661,11 @@ impl QueuePair {
         }
     }
 
-    /// Completes the receive of a Send. What completes others calls [`finish_other`](Self::finish_other), so that there is one caller.
+    /// Completes the receive of a Send, without counting it. What completes others calls
+    /// [`finish_other`](Self::finish_other), so that there is one caller.
     #[inline(always)]
     fn finish_receive<H: Host>(&mut self, cqe: Cqe, host: &mut H) {
         self.rx.receiving = false;
-        self.sq.tally.add(Counted::Recv, cqe.byte_len);
         self.counters.completions = self.counters.completions.wrapping_add(1);
         host.complete(Direction::Recv, cqe);
     }
@@ -650,6 +673,7 @@ impl QueuePair {
     #[cold]
     #[inline(never)]
     pub(super) fn finish_other<H: Host>(&mut self, cqe: Cqe, host: &mut H) {
+        self.sq.tally.add(Counted::Recv, cqe.byte_len);
         self.finish_receive(cqe, host);
     }
 }

@@ -5,7 +5,7 @@ use super::rx::Step;
 use super::{Env, Host, QueuePair};
 use crate::memory::Crc32c;
 use core::mem;
-use iwarp_proto::ddp::{Header, TAGGED_HEADER_LEN};
+use iwarp_proto::ddp::{Header, TAGGED_HEADER_LEN, UNTAGGED_HEADER_LEN};
 use iwarp_proto::mpa::framing::{
     CRC_LEN, FpduOptions, FramingError, MARKER_LEN, MPA_LEN_FIELD, decode_fpdu, fpdu_len,
     fpdu_len_with_markers,
@@ -59,13 +59,14 @@ fn beginning(octets: &[u8]) -> &[u8] {
 /// Returns `true` if a segment is a Write with payload. Those without are few, and may be notes.
 #[inline(always)]
 fn is_write(ulpdu: &[u8]) -> bool {
-    Header::is_any_of(ulpdu, &[Opcode::WRITE]) && ulpdu.len() > TAGGED_HEADER_LEN
+    // The length comes first: it implies that the control octets are there.
+    ulpdu.len() > TAGGED_HEADER_LEN && Header::is_any_of(ulpdu, &[Opcode::WRITE])
 }
 
-/// Returns `true` if a segment is a Send.
+/// Returns `true` if a segment is a Send. One whose header is cut off is invalid.
 #[inline(always)]
 fn is_send(ulpdu: &[u8]) -> bool {
-    Header::is_any_of(ulpdu, &Opcode::SENDS)
+    ulpdu.len() >= UNTAGGED_HEADER_LEN && Header::is_any_of(ulpdu, &Opcode::SENDS)
 }
 
 /// Returns `true` if a segment is neither. So are those that are not valid.

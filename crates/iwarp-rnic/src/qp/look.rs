@@ -28,7 +28,9 @@ impl QueuePair {
     /// # Errors
     /// There is no memory for the counts.
     pub fn enable_tally(&mut self) -> Result<(), AllocError> {
-        self.sq.tally.enable()
+        self.sq.tally.enable()?;
+        self.receives_apart = true;
+        Ok(())
     }
 
     /// Returns how many operations of a kind have completed since

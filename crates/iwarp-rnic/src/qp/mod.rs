@@ -410,6 +410,8 @@ pub enum StreamWish {
 #[derive(Debug)]
 pub struct QueuePair {
     config: QpConfig,
+    /// Receives complete out of line: their tags are matched, or operations are counted.
+    receives_apart: bool,
     life: life::Life,
     sq: send_queue::SendQueue,
     rq: ReceiveQueue,

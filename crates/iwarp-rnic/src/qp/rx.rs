@@ -101,8 +101,8 @@ pub(super) struct Rx {
     pub(super) writes: u32,
     pub(super) rtr_response_due: bool,
     pub(super) rtr_send_expected: bool,
-    /// [`Events::MESSAGE_IN_RTR`] was raised.
-    message_in_rtr: bool,
+    /// [`Events::MESSAGE_IN_RTR`] may have to be raised.
+    watches_rtr: bool,
 }
 
 impl Rx {
@@ -128,7 +128,7 @@ impl Rx {
             writes: 0,
             rtr_response_due: false,
             rtr_send_expected: false,
-            message_in_rtr: false,
+            watches_rtr: true,
         }
     }
 
@@ -292,9 +292,14 @@ impl QueuePair {
     /// Raises the event of a message that has come before the program's change to RTS.
     #[inline]
     fn note_message_in_rtr(&mut self) {
-        if self.life.is_rtr() && !self.rx.message_in_rtr && self.messages_arrived() != 0 {
-            self.rx.message_in_rtr = true;
+        if !self.rx.watches_rtr {
+            return;
+        }
+        // From RTS no stream gets back to RTR.
+        self.rx.watches_rtr = !self.life.starts_requests();
+        if self.life.is_rtr() && self.messages_arrived() != 0 {
             self.events |= Events::MESSAGE_IN_RTR;
+            self.rx.watches_rtr = false;
         }
     }
 

@@ -585,7 +585,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
     }
 
     /// Appends an FPDU whose payload, all of this, stays where it is.
-    #[inline(never)]
+    #[inline(always)]
     fn refer_to_span(
         &mut self,
         header: &Header,

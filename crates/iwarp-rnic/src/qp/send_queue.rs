@@ -118,7 +118,7 @@ struct Failed {
 
 /// Most requests that one answer or one sent message completes at once. Usually it is the one that has been sent or answered; more
 /// of them waited for that one. The rest is due ([`QueuePair::completions_due`]).
-const RETIRE_MOST: u32 = 64;
+pub(super) const RETIRE_MOST: u32 = 64;
 
 /// The send queue, and the queue of requests that the peer has not answered yet.
 #[derive(Debug)]
@@ -128,13 +128,15 @@ pub(super) struct SendQueue {
     inline: Vec<u8>,
     max_sge: u32,
     max_inline: u32,
-    signal_all: bool,
+    /// Flags of every request: [`SendFlags::SIGNALED`] if all of them are signalled.
+    all_flags: SendFlags,
     /// How many requests there may be: those of the program, and the `internal` ones that are there.
     limit: u32,
     /// Requests of our own that have left the queue, in all.
     own_gone: u32,
-    /// The [position](Self::position) up to which slots of completed requests are free.
-    released: u32,
+    /// Sequence number behind the slots that are free again: `front_seq` less the slots that are
+    /// [held](Self::held).
+    held_from: u32,
     /// All bits if slots are in use until they are [released](Self::release), none otherwise.
     holds: u32,
     /// Requests of our own in `slots`. They have room besides those of the program.
@@ -176,10 +178,13 @@ impl SendQueue {
             max_inline,
             limit: c.max_send_wr,
             own_gone: 0,
-            released: 0,
+            held_from: 0,
             holds: if c.hold_slots { u32::MAX } else { 0 },
             flushed: Ring::new(own)?,
-            signal_all: c.signal_all,
+            all_flags: match c.signal_all {
+                true => SendFlags::SIGNALED,
+                false => SendFlags::empty(),
+            },
             internal: 0,
             front_seq: 0,
             started: 0,
@@ -330,7 +335,7 @@ impl SendQueue {
         let slot = Slot {
             wr_id: wr.wr_id,
             op: wr.op,
-            flags: wr.flags,
+            flags: wr.flags.union(self.all_flags),
             num_sge,
             len,
             done: false,
@@ -447,29 +452,34 @@ impl SendQueue {
         self.started_from(older)
     }
 
-    /// Marks a request as done, and writes the completions that are due by that, in order, up to [`RETIRE_MOST`].
-    #[inline]
-    pub(super) fn complete(&mut self, seq: u32, mut emit: impl FnMut(Cqe)) {
+    /// Marks a request as done. The front one completes at once. Returns `true` if
+    /// [`retire_done`](Self::retire_done) has to complete others now, up to [`RETIRE_MOST`].
+    #[inline(always)]
+    #[must_use]
+    pub(super) fn complete(&mut self, seq: u32, emit: impl FnOnce(Cqe)) -> bool {
         // Nearly always it is the front request.
         if seq == self.front_seq && self.started > 0 {
             // What is acknowledged was done before, and is not completed again.
             debug_assert_eq!(self.acknowledged, 0);
-            self.retire_front(&mut emit);
-            if self.started == 0 {
-                return;
-            }
+            self.retire_front(emit);
         } else {
-            let index = seq.wrapping_sub(self.front_seq);
-            if index < self.started
-                && let Some(slot) = self.slots.get_mut(index)
-            {
-                slot.done = true;
-            }
+            self.mark_done(seq);
         }
-        self.retire_done(RETIRE_MOST, emit);
+        self.is_front_done()
     }
 
-    /// As [`complete`](Self::complete), for all started requests up to `seq`.
+    /// Marks a request as done that is not the front one.
+    #[inline]
+    fn mark_done(&mut self, seq: u32) {
+        let index = seq.wrapping_sub(self.front_seq);
+        if index < self.started
+            && let Some(slot) = self.slots.get_mut(index)
+        {
+            slot.done = true;
+        }
+    }
+
+    /// Marks all started requests up to `seq` as done, and completes up to [`RETIRE_MOST`] in order.
     pub(super) fn complete_through(&mut self, seq: u32, emit: impl FnMut(Cqe)) {
         let last = seq.wrapping_sub(self.front_seq);
         if last < self.started {
@@ -507,35 +517,44 @@ impl SendQueue {
 
     /// Completes the front request, which was started.
     #[inline]
-    fn retire_front(&mut self, emit: &mut impl FnMut(Cqe)) {
+    fn retire_front(&mut self, emit: impl FnOnce(Cqe)) {
         self.started = self.started.wrapping_sub(1);
         self.take_front(emit);
     }
 
-    #[inline]
-    fn take_front(&mut self, emit: &mut impl FnMut(Cqe)) {
+    /// Takes the front request, which is done, out of the queue.
+    #[inline(always)]
+    fn take_front(&mut self, emit: impl FnOnce(Cqe)) {
         let Some(slot) = self.slots.front() else {
             return;
         };
-        if slot.kind != Kind::Ordinary {
-            return self.take_special(emit);
+        if slot.kind != Kind::Ordinary || self.tally.is_on() {
+            // It does not get `emit`, which the compiler can so keep in registers.
+            if let Some(cqe) = self.take_special() {
+                emit(cqe);
+            }
+            return;
         }
-        self.tally
-            .add_request(&slot.op, WcStatus::Success, slot.len);
+        if !slot.flags.contains(SendFlags::SIGNALED) {
+            return self.leave_front();
+        }
         // It is read in place, because slots are large.
-        let told = self.signal_all || slot.flags.contains(SendFlags::SIGNALED);
-        let cqe = told.then(|| Cqe {
-            wr_id: slot.wr_id,
-            opcode: slot.op.wc_opcode(),
-            byte_len: slot.len,
-            position: self.position().wrapping_add(1),
+        let (wr_id, opcode, byte_len) = (slot.wr_id, slot.op.wc_opcode(), slot.len);
+        self.leave_front();
+        emit(Cqe {
+            wr_id,
+            opcode,
+            byte_len,
+            position: self.position(),
             ..Cqe::default()
         });
+    }
+
+    /// Drops the front request, which completes now.
+    #[inline(always)]
+    const fn leave_front(&mut self) {
         self.slots.skip();
         self.front_seq = self.front_seq.wrapping_add(1);
-        if let Some(cqe) = cqe {
-            emit(cqe);
-        }
     }
 
     /// Returns how many of the program's requests have completed or were dropped.
@@ -547,12 +566,12 @@ impl SendQueue {
     /// Returns the slots that are in use although their requests have completed.
     #[inline]
     const fn held(&self) -> u32 {
-        self.position().wrapping_sub(self.released) & self.holds
+        self.front_seq.wrapping_sub(self.held_from) & self.holds
     }
 
     /// Frees the slots of `n` requests that have completed.
     pub(super) fn release(&mut self, n: u32) {
-        self.released = self.released.wrapping_add(n.min(self.held()));
+        self.held_from = self.held_from.wrapping_add(n.min(self.held()));
     }
 
     fn retire(&mut self) -> Option<Slot> {
@@ -612,7 +631,7 @@ impl SendQueue {
     /// Drops everything without completions, and frees all slots.
     pub(super) fn reset(&mut self) {
         self.clear();
-        self.released = self.position();
+        self.held_from = self.front_seq;
     }
 
     fn clear(&mut self) {
@@ -639,7 +658,8 @@ impl SendQueue {
     /// Returns how many more requests of the program it takes.
     #[inline]
     pub(super) const fn room(&self) -> u32 {
-        let used = self.slots.len().saturating_add(self.held());
+        // Neither is more than the queue has slots.
+        let used = self.slots.len().wrapping_add(self.held());
         self.limit.saturating_sub(used)
     }
 

@@ -248,13 +248,7 @@ impl QueuePair {
         if self.state() == State::Error {
             return self.flush(host);
         }
-        let qp_num = self.config.qp_num;
-        let counters = &mut self.counters;
-        self.sq
-            .retire_done(self.config.budget.completions(), |cqe| {
-                counters.completions = counters.completions.wrapping_add(1);
-                host.complete(Direction::Send, Cqe { qp_num, ..cqe });
-            });
+        self.retire_done(self.config.budget.completions(), host);
         self.note_drained();
         match self.sq.is_front_done() {
             true => Work::More,

@@ -8,7 +8,7 @@ use super::next::Next;
 use super::plan::{Milestone, TxPlan};
 use super::response::Response;
 use super::segment::Wire;
-use super::send_queue::Slot;
+use super::send_queue::{RETIRE_MOST, Slot};
 use super::{Direction, Env, Host, QueuePair, Rtr, StreamConfig};
 use crate::memory::Memory;
 use crate::{Cqe, SendOp};
@@ -320,7 +320,22 @@ impl QueuePair {
     pub(super) fn complete_request<H: Host>(&mut self, seq: u32, host: &mut H) {
         let qp_num = self.config.qp_num;
         let counters = &mut self.counters;
-        self.sq.complete(seq, |cqe| {
+        let others_due = self.sq.complete(seq, |cqe| {
+            counters.completions = counters.completions.wrapping_add(1);
+            host.complete(Direction::Send, Cqe { qp_num, ..cqe });
+        });
+        if others_due {
+            self.retire_done(RETIRE_MOST, host);
+        }
+    }
+
+    /// Completes up to `most` requests that are done. Out of line, because few requests have to wait
+    /// for others.
+    #[inline(never)]
+    pub(super) fn retire_done<H: Host>(&mut self, most: u32, host: &mut H) {
+        let qp_num = self.config.qp_num;
+        let counters = &mut self.counters;
+        self.sq.retire_done(most, |cqe| {
             counters.completions = counters.completions.wrapping_add(1);
             host.complete(Direction::Send, Cqe { qp_num, ..cqe });
         });

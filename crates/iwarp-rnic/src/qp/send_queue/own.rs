@@ -27,28 +27,27 @@ impl SendQueue {
         fits && self.takes_reads()
     }
 
-    /// Completes the front request as `take_front` does, where it is not an ordinary one.
+    /// Takes the front request as `take_front` does, where it is not an ordinary one or is to be
+    /// counted. Returns its completion, if it has one.
     #[cold]
     #[inline(never)]
-    pub(super) fn take_special(&mut self, emit: &mut impl FnMut(Cqe)) {
-        let Some(slot) = self.slots.pop() else {
-            return;
-        };
+    pub(super) fn take_special(&mut self) -> Option<Cqe> {
+        let slot = self.slots.pop()?;
         self.front_seq = self.front_seq.wrapping_add(1);
         if slot.kind == Kind::Internal {
-            return self.own_left();
+            self.own_left();
+            return None;
         }
         self.tally
             .add_request(&slot.op, WcStatus::Success, slot.len);
-        if self.signal_all || slot.flags.contains(SendFlags::SIGNALED) {
-            emit(Cqe {
-                wr_id: slot.wr_id,
-                opcode: slot.wc_opcode(),
-                byte_len: slot.len,
-                position: self.position(),
-                ..Cqe::default()
-            });
-        }
+        let signalled = slot.flags.contains(SendFlags::SIGNALED);
+        signalled.then(|| Cqe {
+            wr_id: slot.wr_id,
+            opcode: slot.wc_opcode(),
+            byte_len: slot.len,
+            position: self.position(),
+            ..Cqe::default()
+        })
     }
 
     /// Appends a request of our own.
@@ -73,6 +72,7 @@ impl SendQueue {
     /// One of them has left the queue.
     pub(super) const fn own_left(&mut self) {
         self.own_gone = self.own_gone.wrapping_add(1);
+        self.held_from = self.held_from.wrapping_add(1);
         self.internal = self.internal.wrapping_sub(1);
         self.limit = self.limit.wrapping_sub(1);
     }

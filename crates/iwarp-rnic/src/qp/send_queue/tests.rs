@@ -10,7 +10,7 @@ impl SendQueue {
     /// So many requests have come and gone.
     pub(in crate::qp) const fn begin_at(&mut self, seq: u32) {
         self.front_seq = seq;
-        self.released = seq;
+        self.held_from = seq;
     }
 }
 
@@ -39,7 +39,11 @@ fn completed(call: impl FnOnce(&mut dyn FnMut(Cqe))) -> Vec<(u64, WcStatus)> {
 }
 
 fn complete(queue: &mut SendQueue, seq: u32) -> Vec<(u64, WcStatus)> {
-    completed(|emit| queue.complete(seq, emit))
+    completed(|emit| {
+        if queue.complete(seq, &mut *emit) {
+            queue.retire_done(RETIRE_MOST, emit);
+        }
+    })
 }
 
 fn complete_through(queue: &mut SendQueue, seq: u32) -> Vec<(u64, WcStatus)> {
