@@ -209,7 +209,7 @@ pub(crate) unsafe extern "C" fn ibv_qp_attach_comp_cntr(
         if attr.op_mask & !OPS != 0 {
             return Err(UNSUPPORTED);
         }
-        let early = matches!(qp::state_seen(q, qp), State::Reset | State::Init);
+        let early = matches!(qp::state_seen(qp), State::Reset | State::Init);
         let same_device = (*q).context == (*cntr).context;
         if attr.comp_mask != 0 || attr.op_mask == 0 || !early || !same_device {
             return Err(EINVAL);

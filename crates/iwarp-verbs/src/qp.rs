@@ -22,6 +22,8 @@ pub(crate) struct Qp {
     /// The program has called `rdma_disconnect`, which moves the queue pair to ERR. Here it still
     /// sends what is queued.
     pub(crate) disconnected: AtomicBool,
+    /// Nobody has changed the state yet.
+    pub(crate) is_new: AtomicBool,
     pub(crate) asynchronous: Unacknowledged,
     /// What `ibv_query_qp` reports besides the state.
     pub(crate) attributes: Mutex<ibv_qp_attr>,
@@ -226,10 +228,11 @@ fn remember(to: &mut ibv_qp_attr, from: &ibv_qp_attr, mask: c_uint) -> Res<()> {
     Ok(())
 }
 
-/// Returns the state as the program sees it. A new queue pair of an RNIC takes receives as if it were INIT, and is called RESET.
-pub(crate) unsafe fn state_seen(q: *mut ibv_qp, qp: &QpObject) -> State {
+/// Returns the state from which the program changes it. A new queue pair of an RNIC takes receives
+/// as if it were INIT, and is INIT in answers, as with siw; the program still has to bring it there.
+pub(crate) fn state_seen(qp: &QpObject) -> State {
     match qp.state() {
-        State::Init if (*q).state == QPS_RESET => State::Reset,
+        State::Init if qp.is_new.load(Ordering::Acquire) => State::Reset,
         state => state,
     }
 }
@@ -292,7 +295,7 @@ impl Change {
             0 => None,
             _ => Some(to_state(attr.qp_state)?),
         };
-        let from = state_seen(q, qp);
+        let from = state_seen(qp);
         if mask & QP_CUR_STATE != 0 && attr.cur_qp_state != state_of(from) {
             return Err(EINVAL);
         }
@@ -336,6 +339,7 @@ impl Change {
             }
         }
         (*q).state = attr.qp_state;
+        qp.is_new.store(false, Ordering::Release);
         Ok(())
     }
 }

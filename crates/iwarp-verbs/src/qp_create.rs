@@ -290,6 +290,7 @@ unsafe fn create(wanted: &Wanted, cap: &mut ibv_qp_cap) -> Res<*mut ibv_qp> {
     each_used(&c.qp_base, target.as_ref(), Users::add);
     let own = Qp {
         disconnected: AtomicBool::new(false),
+        is_new: AtomicBool::new(true),
         raw: raw.clone(),
         asynchronous: Unacknowledged::default(),
         attributes: first_attributes(*cap, 3),

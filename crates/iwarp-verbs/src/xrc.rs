@@ -195,6 +195,7 @@ unsafe fn open(c: *mut ibv_context, attr: &ibv_qp_open_attr) -> Res<*mut ibv_qp>
     qp_create::each_used(&public.qp_base, Some(&target), Users::add);
     let own = Qp {
         disconnected: AtomicBool::new(false),
+        is_new: AtomicBool::new(false),
         raw,
         asynchronous: Unacknowledged::default(),
         attributes: Mutex::new(*other.attributes.lock()),

@@ -14,6 +14,7 @@ use iwarp::raw::ProcessLock;
 use iwarp_rnic::qp::State;
 use std::ffi::c_int;
 use std::ptr::null_mut;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 fn last_error() -> Errno {
@@ -211,6 +212,7 @@ unsafe fn make_ready(object: &IdObject, q: *mut ibv_qp) -> Res<()> {
     // As `rdma_init_qp_attr` has it.
     own.attributes.lock().qp_access_flags = ACCESS_ALL;
     (*q).state = QPS_INIT;
+    own.is_new.store(false, Ordering::Release);
     object.raw.set_queue_pair(Some(raw));
     Ok(())
 }

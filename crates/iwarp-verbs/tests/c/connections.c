@@ -109,11 +109,16 @@ static struct rdma_cm_id *resolved(void)
 
 static const struct rdma_conn_param USUAL = { .responder_resources = 4, .initiator_depth = 4, .retry_count = 7, .rnr_retry_count = 7 };
 
-static void ask(struct pair *p, struct rdma_conn_param param)
+static void prepare(struct pair *p)
 {
 	*p = (struct pair){ 0 };
 	p->client.id = resolved();
 	make_qp(&p->client);
+}
+
+static void ask(struct pair *p, struct rdma_conn_param param)
+{
+	prepare(p);
 	CODE(0, rdma_connect(p->client.id, &param));
 }
 
@@ -498,6 +503,7 @@ static void a_backlog(void)
 	enum { BACKLOG = 2, MANY = 5 };
 	struct rdma_cm_id *listens, *requests[BACKLOG];
 	struct sockaddr_in before = address;
+	struct rdma_conn_param usual = USUAL;
 	struct rdma_cm_event *event;
 	struct pair p[MANY], again[BACKLOG];
 	int i, rejected;
@@ -507,8 +513,11 @@ static void a_backlog(void)
 	NEED(!rdma_bind_addr(listens, (struct sockaddr *)&address));
 	NEED(!rdma_listen(listens, BACKLOG));
 	address.sin_port = rdma_get_src_port(listens);
+	/* Requests are rejected while others are made, so the events of resolving come first. */
 	for (i = 0; i < MANY; i++)
-		ask(&p[i], USUAL);
+		prepare(&p[i]);
+	for (i = 0; i < MANY; i++)
+		CODE(0, rdma_connect(p[i].client.id, &usual));
 	for (rejected = 0; rejected < MANY - BACKLOG; rejected++)
 		take(clients, RDMA_CM_EVENT_REJECTED);
 	for (i = 0; i < BACKLOG; i++) {

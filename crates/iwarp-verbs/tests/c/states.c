@@ -97,7 +97,8 @@ static void each_change(void)
 			peer = new_qp();
 			reach(qp, peer, from);
 			before = query(qp);
-			CODE(from, before.qp_state);
+			/* A new queue pair of an iWARP NIC is INIT, as with siw. */
+			CODE(from == IBV_QPS_RESET && !roce ? IBV_QPS_INIT : from, before.qp_state);
 			got = move_to(qp, to, peer->qp_num, mask_of(from, to));
 			if (got != (ok ? 0 : EINVAL))
 				fprintf(stderr, "%s to %s: %d\n", name[from], name[to], got);
