@@ -77,7 +77,8 @@ static void connect_to(struct end *e, const struct end *peer)
 			      IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 				      IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
 	attr.qp_state = IBV_QPS_RTS;
-	attr.timeout = 14;
+	/* 17 s in all: on a loaded machine threads wait for their turn. */
+	attr.timeout = 19;
 	attr.retry_cnt = 7;
 	attr.rnr_retry = 7;
 	attr.max_rd_atomic = 4;
@@ -254,8 +255,7 @@ static void try(enum role role, struct memory *m, uint32_t len, int part)
 		post(&p.a, IBV_WR_RDMA_READ, at, len, m->mr->lkey, own, mr->rkey);
 		here = IBV_WC_LOC_PROT_ERR;
 	}
-	if (next(&p.a) != here)
-		failed_(__FILE__, __LINE__, "the status", "is another one");
+	CODE(here, next(&p.a));
 	if (failures != failed)
 		fprintf(stderr, "role %d, way %d, %u octets, part %d\n", role, m->way, len, part);
 	unmake(&p);
