@@ -242,7 +242,8 @@ static void serve(struct sockaddr_in *address)
 	pthread_attr_init(&detached);
 	pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
 	must(!channel || rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP), "an identifier");
-	must(rdma_bind_addr(listener, (struct sockaddr *)address) || rdma_listen(listener, 64), "listening");
+	/* A crowd may come before this thread has the processor. Requests beyond the backlog are rejected, also those of good clients. */
+	must(rdma_bind_addr(listener, (struct sockaddr *)address) || rdma_listen(listener, 1024), "listening");
 	printf("listening on port %d\n", ntohs(rdma_get_src_port(listener)));
 	while (!rdma_get_cm_event(channel, &event)) {
 		struct rdma_cm_id *id = event->id;
