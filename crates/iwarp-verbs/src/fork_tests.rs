@@ -9,12 +9,20 @@ use iwarp::raw::process_lock;
 use iwarp_rsocket as rs;
 use std::mem::zeroed;
 use std::ptr::null_mut;
-use std::sync::mpsc;
+use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 const GOOD: i32 = 7;
 /// A child that needs longer hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Held by each test that forks. One of them holds the process's locks for long, and a child that is
+/// forked meanwhile has empty tables.
+static FORKING: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    FORKING.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Runs `check` in a child. Returns its exit code, or `None` if it hangs.
 fn in_child(check: impl FnOnce() -> i32) -> Option<i32> {
@@ -177,6 +185,7 @@ fn use_everything() -> i32 {
 
 #[test]
 fn child_survives_each_lock() {
+    let _alone = alone();
     assert_eq!(use_everything(), GOOD);
     let names = process_lock::names();
     for name in [
@@ -213,6 +222,7 @@ fn child_survives_each_lock() {
 /// Threads of the parent use everything all the time.
 #[test]
 fn child_works_after_fork_under_load() {
+    let _alone = alone();
     use std::sync::atomic::{AtomicBool, Ordering};
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -231,6 +241,7 @@ fn child_works_after_fork_under_load() {
 
 #[test]
 fn inherited_listener_fails_at_once() {
+    let _alone = alone();
     let listener = Listener::new().unwrap();
     let socket = rs::socket(libc::AF_INET, libc::SOCK_STREAM, 0).unwrap();
     rs::bind(socket, "127.0.0.1:0".parse().unwrap()).unwrap();
@@ -266,6 +277,7 @@ fn inherited_listener_fails_at_once() {
 
 #[test]
 fn child_destroys_inherited_objects() {
+    let _alone = alone();
     let objects = Objects::new().unwrap();
     let code = in_child(|| if objects.destroy() { GOOD } else { 1 });
     assert_eq!(code, Some(GOOD));
