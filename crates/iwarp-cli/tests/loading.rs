@@ -52,14 +52,14 @@ impl Set {
         let versions = set.0.path("versions");
         std::fs::write(&versions, VERSIONS).unwrap();
         let ours = set.0.sub("ours").join("libiwarp_verbs.so");
-        set.library(&ours, "iwarp", "libibverbs.so.1");
+        set.install(&ours, "iwarp", "libibverbs.so.1");
         for name in ["libibverbs.so.1", "librdmacm.so.1"] {
-            set.library(&set.0.sub("system").join(name), "the system", name);
+            set.install(&set.0.sub("system").join(name), "the system", name);
         }
         set
     }
 
-    fn library(&self, to: &Path, owner: &str, soname: &str) {
+    fn install(&self, to: &Path, owner: &str, soname: &str) {
         let args = [
             "-shared",
             "-fPIC",
@@ -134,7 +134,7 @@ fn renamed_copies_are_replaced() {
     let names = ["libibverbs-ab12cd34.so.1.14.44.0", "librdmacm-0f00.so.1"];
     let libraries = names.map(|name| set.0.sub("wheel.libs").join(name));
     for (library, name) in libraries.iter().zip(names) {
-        set.library(library, "the wheel", name);
+        set.install(library, "the wheel", name);
     }
     let program = set.linked("program", &libraries, &[]);
     set.says(&[str(&program)], BOTH);
@@ -161,7 +161,7 @@ fn dlopen_gets_our_library_by_any_name() {
     }
     // Other names of the kind are not ours.
     let other = set.0.path("system/libibverbs_other.so");
-    set.library(&other, "another", "libibverbs_other.so");
+    set.install(&other, "another", "libibverbs_other.so");
     set.says(&[str(&program), str(&other)], "one of another, once\n");
 }
 
@@ -185,7 +185,7 @@ fn inner_run_replaces_the_outer_library() {
     let set = Set::new();
     let program = set.linked("program", &set.system(), &[]);
     let inner = set.0.sub("inner").join("libiwarp_verbs.so");
-    set.library(&inner, "the inner", "libibverbs.so.1");
+    set.install(&inner, "the inner", "libibverbs.so.1");
     let script = "IWARP_LIBRARY=$1 $2 run -- $0; LD_AUDIT=/none.so:$LD_AUDIT; \
                   IWARP_LIBRARY=$1 $2 run -- sh -c 'echo $LD_AUDIT' 2>/dev/null";
     let command = env!("CARGO_BIN_EXE_iwarp");
