@@ -178,7 +178,7 @@ impl Datagram {
     }
 
     /// # Errors
-    /// Those of setsockopt(2). EOPNOTSUPP: not known.
+    /// As setsockopt(2); EOPNOTSUPP if the option is unknown.
     pub(crate) fn set_option(&self, level: c_int, name: c_int, value: &[u8]) -> Result<()> {
         if level == SOL_RDMA {
             return options::set_sizes(&mut self.sizes.lock(), name, value);
@@ -192,7 +192,7 @@ impl Datagram {
     }
 
     /// # Errors
-    /// Those of getsockopt(2). EOPNOTSUPP: not known.
+    /// As getsockopt(2); EOPNOTSUPP if the option is unknown.
     pub(crate) fn get_option(&self, level: c_int, name: c_int) -> Result<Vec<u8>> {
         if level == SOL_RDMA {
             return options::get_sizes(&self.sizes.lock(), name);

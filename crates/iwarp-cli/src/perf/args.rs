@@ -156,7 +156,7 @@ impl PerfArgs {
     /// Checks what is to be measured.
     ///
     /// # Errors
-    /// Those of [`Plan::new`].
+    /// Fails as [`Plan::new`] does.
     #[cfg(test)]
     pub(crate) fn check(&self) -> crate::error::Result<()> {
         match &self.command {

@@ -271,7 +271,7 @@ fn unreadable_plan(answers: bool, written: usize) -> (Rig, Vec<u8>) {
     (rig, octets)
 }
 
-/// If the socket took whole messages only, the peer is told, and of the right request.
+/// If only whole messages were sent, a Terminate notifies the peer and names the right request.
 #[test]
 fn unreadable_plan_fails_its_owner() {
     let small = 2 + 14 + 10 + 4 + 2;
