@@ -9,7 +9,7 @@ use crate::{Time, cpu, tcp};
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use crc_fast::{CrcAlgorithm, checksum};
-use iwarp::cm::{Connection, ConnectionParameters, Listener};
+use iwarp::owned::cm::{Connection, ConnectionParameters, Listener};
 use iwarp::{Config, Context, Device, ProtectionDomain, RemoteMemory};
 use iwarp_proto::ddp::{Stag, TaggedHeader};
 use iwarp_proto::mpa::framing::pad_len;

@@ -6,7 +6,7 @@ use crate::rdma::{ALL, Link, STALL, posted};
 use crate::{Time, cpu};
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
-use iwarp::cm::{Connection, ConnectionParameters, Connector, Listener};
+use iwarp::owned::cm::{Connection, ConnectionParameters, Connector, Listener};
 use iwarp::{
     CompletionQueue, Context, Cqe, MemoryRegion, ProtectionDomain, RemoteMemory, SendWr, WcStatus,
 };

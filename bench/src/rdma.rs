@@ -9,7 +9,7 @@ use crate::stats::{Flow, Samples};
 use crate::{OnOff, Time, Wait, cpu};
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
-use iwarp::cm::{Connection, ConnectionParameters, Connector, Listener};
+use iwarp::owned::cm::{Connection, ConnectionParameters, Connector, Listener};
 use iwarp::{
     Access, CompletionQueue, Config, Context, Cqe, Device, MemoryRegion, ProtectionDomain, RecvWr,
     RemoteMemory, SendOp, SendWr, Sge, WcFlags, WcOpcode, WcStatus,

@@ -2,7 +2,7 @@
 //! with one message outstanding per connection. Plain TCP uses `epoll`; `iwarp` uses one completion queue per process.
 //!
 //! The connections of `iwarp` are made as a server with thousands of connections would make them: with the identifiers of
-//! `iwarp::raw::cm`, whose events all come through one channel, and with several attempts to connect in progress at a time.
+//! `iwarp::cm`, whose events all come through one channel, and with several attempts to connect in progress at a time.
 
 use crate::peer::{self, Peer};
 use crate::rdma::{ALL, Link, STALL, posted};
@@ -10,9 +10,7 @@ use crate::tcp::{self, recv_some, send_all};
 use crate::{Wait, cpu};
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
-use iwarp::raw::cm::{
-    CmEventChannel, CmEventKind, CmId, ConnectionParameters, create_event_channel,
-};
+use iwarp::cm::{CmEventChannel, CmEventKind, CmId, ConnectionParameters, create_event_channel};
 use iwarp::{
     CompletionQueue, Context, Cqe, MemoryRegion, ProtectionDomain, QueuePair, RecvWr, SendWr,
     WcOpcode, WcStatus,

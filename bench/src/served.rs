@@ -6,7 +6,7 @@ use crate::peer::{self, Peer};
 use crate::rdma::{ALL, Link, STALL, posted};
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
-use iwarp::cm::{Connection, ConnectionParameters, Connector, Listener};
+use iwarp::owned::cm::{Connection, ConnectionParameters, Connector, Listener};
 use iwarp::{CompletionQueue, Context, Cqe, ProtectionDomain, RemoteMemory, SendWr, WcStatus};
 use iwarp_figures::Latencies;
 use serde_json::{Map, Value, json};

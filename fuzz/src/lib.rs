@@ -10,7 +10,7 @@ pub mod targets;
 #[path = "../../crates/iwarp-cli/src/ping/wire.rs"]
 #[allow(dead_code, reason = "targets use a part")]
 mod ping;
-#[path = "../../crates/iwarp/src/portmap/message.rs"]
+#[path = "../../crates/iwarp/src/cm/portmap/message.rs"]
 mod portmap;
 #[path = "../../crates/iwarp-rsocket/src/wire.rs"]
 #[allow(dead_code, reason = "targets use a part")]

@@ -3,7 +3,7 @@
 
 use crate::error::{Context as _, Error, Result};
 use crate::patience;
-use iwarp::cm::{Connection, Connector};
+use iwarp::owned::cm::{Connection, Connector};
 use iwarp::{Blame, Config, Context, Device, QueuePair, WcStatus};
 use rustix::io::Errno;
 use std::net::{SocketAddr, ToSocketAddrs as _};
@@ -33,7 +33,7 @@ pub(crate) fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
 
 /// Returns the error of a client whose connection ended before the server had answered its first request. A server that evicts a client resets the
 /// connection: then it was busy, and may be asked again.
-pub(crate) fn before_the_first_answer(e: Error, qp: &iwarp::raw::QueuePair) -> Error {
+pub(crate) fn before_the_first_answer(e: Error, qp: &iwarp::runtime::QueuePair) -> Error {
     match qp.fault() {
         Some(fault) if fault.blame == Blame::Transport => Error::Busy(format!(
             "{e}: perhaps the server needed the place for another client"
@@ -129,7 +129,7 @@ fn is_text(data: &[u8]) -> bool {
 }
 
 /// What a completion with an error means, with the reason of the connection's end if that is known.
-pub(crate) fn failed_completion(status: WcStatus, qp: &iwarp::raw::QueuePair) -> Error {
+pub(crate) fn failed_completion(status: WcStatus, qp: &iwarp::runtime::QueuePair) -> Error {
     match (qp.fault(), status) {
         (Some(fault), _) => Error::failed(format!("connection lost: {fault}")),
         (None, WcStatus::Flushed) => Error::failed("the peer closed the connection"),

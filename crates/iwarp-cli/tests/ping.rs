@@ -51,7 +51,7 @@ fn pings_have_the_size_that_was_asked_for() {
 /// A client that speaks rping's protocol itself. It can announce buffers that are smaller than they are, or larger than the
 /// server allows.
 struct RawClient {
-    connection: iwarp::cm::Connection,
+    connection: iwarp::owned::cm::Connection,
     cq: iwarp::CompletionQueue,
     buffer: iwarp::MemoryRegion,
     answer: iwarp::MemoryRegion,
@@ -65,7 +65,7 @@ impl RawClient {
         let cq = ctx.create_cq(16, None).unwrap();
         let all = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
         let qp = pd.queue_pair().reads(1, 1).build(&cq, &cq).unwrap();
-        let connector = iwarp::cm::Connector::new(&ctx).reads(1, 1);
+        let connector = iwarp::owned::cm::Connector::new(&ctx).reads(1, 1);
         Self {
             buffer: pd.allocate(128 << 10, all).unwrap(),
             answer: pd.allocate(16, Access::LOCAL_WRITE).unwrap(),

@@ -6,7 +6,7 @@ mod capture;
 mod common;
 
 use common::{Scratch, noise, serve, str, succeed};
-use iwarp::cm::{ConnectionParameters, Connector, Listener};
+use iwarp::owned::cm::{ConnectionParameters, Connector, Listener};
 use iwarp::{
     Access, Bind, CompletionQueue, Config, Context, Cqe, Device, MemoryRegion, ProtectionDomain,
     ReceiverNotReady, RecvWr, RemoteMemory, SendOp, SendWr, Stag, WcStatus, WindowType,
@@ -91,7 +91,7 @@ const WAIT: Option<Duration> = Some(Duration::from_secs(20));
 fn bind(
     ctx: &Context,
     pd: &ProtectionDomain,
-    qp: &iwarp::raw::QueuePair,
+    qp: &iwarp::runtime::QueuePair,
     mr: &MemoryRegion,
 ) -> Stag {
     let mw_stag = ctx.allocate_window(WindowType::Type2, pd.number()).unwrap();
@@ -262,7 +262,7 @@ struct Offence {
     /// The length of the server's receive, if it posts one.
     receive: Option<usize>,
     /// Posts the request. The arguments are the client's queue pair, its own memory, and the server's memory.
-    commit: fn(&iwarp::raw::QueuePair, &MemoryRegion, RemoteMemory),
+    commit: fn(&iwarp::runtime::QueuePair, &MemoryRegion, RemoteMemory),
     /// Layer, type and code of the Terminate that answers it.
     answer: [u8; 3],
 }
@@ -329,19 +329,19 @@ const OFFENCES: &[Offence] = &[
 /// Length of the server's memory and of each message, in octets.
 const FEW: usize = 64;
 
-fn post(qp: &iwarp::raw::QueuePair, wr: SendWr<'_>) {
+fn post(qp: &iwarp::runtime::QueuePair, wr: SendWr<'_>) {
     qp.post_send(&[wr.signaled()]).unwrap();
 }
 
-fn write(qp: &iwarp::raw::QueuePair, memory: &MemoryRegion, addr: u64, rkey: u32) {
+fn write(qp: &iwarp::runtime::QueuePair, memory: &MemoryRegion, addr: u64, rkey: u32) {
     post(qp, SendWr::write(0, addr, rkey, &[memory.sge(..).unwrap()]));
 }
 
-fn read(qp: &iwarp::raw::QueuePair, memory: &MemoryRegion, addr: u64, rkey: u32) {
+fn read(qp: &iwarp::runtime::QueuePair, memory: &MemoryRegion, addr: u64, rkey: u32) {
     post(qp, SendWr::read(0, addr, rkey, &[memory.sge(..).unwrap()]));
 }
 
-fn send(qp: &iwarp::raw::QueuePair, memory: &MemoryRegion) {
+fn send(qp: &iwarp::runtime::QueuePair, memory: &MemoryRegion) {
     post(qp, SendWr::send(0, &[memory.sge(..).unwrap()]));
 }
 

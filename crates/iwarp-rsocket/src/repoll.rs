@@ -11,7 +11,7 @@ use crate::fork;
 use crate::notify::Waiters;
 use crate::poll::{Watch, poll_unchanged};
 use crate::table;
-use iwarp::raw::ProcessLock;
+use iwarp::runtime::ProcessLock;
 use libc::{c_int, epoll_event, pollfd};
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};

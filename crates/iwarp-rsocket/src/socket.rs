@@ -15,7 +15,7 @@ use crate::notify::{CompletionWaker, EventWaker, Waiter, Waiters};
 use crate::options::Options;
 use crate::settings::Settings;
 use crate::stream::Stream;
-use iwarp::raw::cm::{CmEvent, CmEventChannel, CmEventKind, CmId, create_event_channel};
+use iwarp::cm::{CmEvent, CmEventChannel, CmEventKind, CmId, create_event_channel};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -54,7 +54,7 @@ pub(crate) struct State {
 
 /// Call it after calls that found nothing: those that would have to wait on a nonblocking socket, and polls before a sleep. A program
 /// that spins like this yields its processor now and then, because its peer may need it to answer.
-pub(crate) use iwarp::raw::looked_in_vain;
+pub(crate) use iwarp::runtime::looked_in_vain;
 
 pub(crate) struct Socket {
     fd: RawFd,

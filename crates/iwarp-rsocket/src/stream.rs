@@ -19,7 +19,7 @@ use crate::settings::Sizes;
 use crate::wire::{
     DIRECTORY, Hello, MAPPING_LEN, MESSAGE_LEN, Mapping, Message, WINDOW_LEN, Window,
 };
-use iwarp::raw::{CompletionQueue, Context, QpAttributes, QueuePair};
+use iwarp::runtime::{CompletionQueue, Context, QpAttributes, QueuePair};
 use iwarp::{
     Access, Blame, Cqe, MemoryRegion, ProtectionDomain, RecvWr, SendFlags, SendOp, SendWr, Sge,
     State, WcStatus,

@@ -3,7 +3,7 @@
 use crate::datagram::Datagram;
 use crate::errno::{Errno, Result};
 use crate::socket::Socket;
-use iwarp::raw::ProcessLock;
+use iwarp::runtime::ProcessLock;
 use std::any::Any;
 use std::os::fd::RawFd;
 use std::sync::Arc;

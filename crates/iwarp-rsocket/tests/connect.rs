@@ -140,15 +140,15 @@ fn a_listener_survives_clients_that_are_no_rsockets() {
         tcp.write_all(junk).unwrap();
     }
     // A peer that speaks MPA, but sends other private data than an rsocket.
-    let channel = iwarp::raw::cm::create_event_channel().unwrap();
-    let id = iwarp::raw::cm::CmId::create(&channel, None);
+    let channel = iwarp::cm::create_event_channel().unwrap();
+    let id = iwarp::cm::CmId::create(&channel, None);
     id.resolve_addr(None, address).unwrap();
     id.resolve_route().unwrap();
     let ctx = id.context().unwrap();
     let pd = iwarp::ProtectionDomain::new(&ctx);
     let qp = {
         let cq = ctx.create_cq(16, None).unwrap();
-        ctx.create_qp(&iwarp::raw::QpAttributes {
+        ctx.create_qp(&iwarp::runtime::QpAttributes {
             pd: pd.number(),
             send_cq: cq.clone(),
             recv_cq: cq,
@@ -166,12 +166,12 @@ fn a_listener_survives_clients_that_are_no_rsockets() {
         .unwrap()
     };
     id.set_queue_pair(Some(&qp));
-    id.connect(&iwarp::raw::cm::ConnectionParameters {
+    id.connect(&iwarp::cm::ConnectionParameters {
         private_data: b"not an rsocket".to_vec(),
         ..Default::default()
     })
     .unwrap();
-    use iwarp::raw::cm::CmEventKind::{AddrResolved, Rejected, RouteResolved};
+    use iwarp::cm::CmEventKind::{AddrResolved, Rejected, RouteResolved};
     for kind in [AddrResolved, RouteResolved, Rejected] {
         let event = channel.next(Some(Duration::from_secs(10))).unwrap();
         assert_eq!(event.kind, kind);

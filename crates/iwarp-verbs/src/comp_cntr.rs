@@ -11,7 +11,7 @@ use crate::device::checked_context;
 use crate::guard::{EBUSY, EINVAL, Res, UNSUPPORTED, code, pointer};
 use crate::object::{self, Kind, Object};
 use crate::qp;
-use iwarp::raw::{ProcessLock, QueuePair};
+use iwarp::runtime::{ProcessLock, QueuePair};
 use iwarp_rnic::qp::State;
 use iwarp_rnic::tally::Counted;
 use parking_lot::Mutex;

@@ -5,7 +5,7 @@ use crate::device::{check_same, checked_context, context};
 use crate::guard::{EBUSY, EINVAL, Errno, Res, UNSUPPORTED, code, pointer, value};
 use crate::object::{self, Kind, Object, Unacknowledged, Users};
 use crate::{events, pd, post, wait};
-use iwarp::raw::{CompletionChannel, CompletionQueue, ProcessLock};
+use iwarp::runtime::{CompletionChannel, CompletionQueue, ProcessLock};
 use iwarp_rnic::Cqe;
 use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;

@@ -5,7 +5,7 @@ use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, code, minus_one, pointer, se
 use crate::object::Hasher;
 use crate::object::{self, Kind};
 use crate::{cq, mr, mw, pd, post, qp_create, query, srq, srq_ops, unused, xrc};
-use iwarp::raw::{Context, ProcessLock};
+use iwarp::runtime::{Context, ProcessLock};
 use iwarp::{Config, Device, Face};
 use parking_lot::Mutex;
 use std::cell::UnsafeCell;

@@ -4,7 +4,7 @@ use crate::abi::verbs::*;
 use crate::device::context;
 use crate::guard::value;
 use crate::{cq, qp, srq, ud, wait};
-use iwarp::raw::{
+use iwarp::runtime::{
     AsyncEventKind, CompletionQueue, Context, PortEvent, ProcessLock, QueuePair,
     SharedReceiveQueue, UdEvent, UdQueuePair,
 };

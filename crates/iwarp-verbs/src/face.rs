@@ -8,7 +8,7 @@
 
 use crate::abi::verbs::value::*;
 use iwarp::Face;
-use iwarp::raw::{QueuePair, complain_once};
+use iwarp::runtime::{QueuePair, complain_once};
 use iwarp_rnic::PostError;
 use iwarp_rnic::qp::State;
 use std::ffi::c_uint;

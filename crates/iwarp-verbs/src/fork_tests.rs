@@ -5,7 +5,7 @@ use crate::abi::cma::{rdma_cm_id, rdma_event_channel};
 use crate::abi::verbs::*;
 use crate::cm::{channel, id};
 use crate::{cq, device, mr, pd, qp, qp_create};
-use iwarp::raw::process_lock;
+use iwarp::runtime::process_lock;
 use iwarp_rsocket as rs;
 use std::mem::zeroed;
 use std::ptr::null_mut;

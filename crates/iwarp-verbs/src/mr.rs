@@ -5,7 +5,7 @@ use crate::device::{ContextObject, check_same, checked_context, context};
 use crate::guard::{EBUSY, EINVAL, ENOMEM, Errno, Res, UNSUPPORTED, code, pointer};
 use crate::object::{self, Kind, Object, Users};
 use crate::{dmabuf, huge, pd, query};
-use iwarp::raw::{Prefetch, prefetch};
+use iwarp::runtime::{Prefetch, prefetch};
 use iwarp_rnic::Access;
 use iwarp_rnic::memory::Stag;
 use std::alloc::Layout;

@@ -6,7 +6,7 @@
 //! drivers of hardware do.
 
 use crate::guard::{EINVAL, Res};
-use iwarp::raw::ProcessLock;
+use iwarp::runtime::ProcessLock;
 use parking_lot::{Condvar, Mutex};
 use std::cell::UnsafeCell;
 use std::collections::HashSet;

@@ -5,7 +5,7 @@ use crate::device::{check_same, checked_context, context};
 use crate::guard::{EBUSY, EINVAL, Errno, Res, UNSUPPORTED, code, minus_one, pointer};
 use crate::object::{self, Kind, Object, Users};
 use crate::{qp, query};
-use iwarp::raw::UdAddress;
+use iwarp::runtime::UdAddress;
 use std::ffi::c_int;
 
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use crate::post::MaxSge;
 use crate::qp_ex::Builder;
 use crate::{comp_cntr, events, face, qp_create, query, transition, ud, xrc};
 use iwarp::Face;
-use iwarp::raw::{QueuePair, Retry};
+use iwarp::runtime::{QueuePair, Retry};
 use iwarp_rnic::Access;
 use iwarp_rnic::qp::State;
 use parking_lot::Mutex;

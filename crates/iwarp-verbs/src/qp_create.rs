@@ -16,7 +16,7 @@ use crate::qp_ex::{self, Builder};
 use crate::srq::SrqObject;
 use crate::ud::UdQp;
 use crate::{cq, face, pd, query, srq, ud, xrc};
-use iwarp::raw::{QpAttributes, QueuePair, UdAttributes};
+use iwarp::runtime::{QpAttributes, QueuePair, UdAttributes};
 use iwarp::{Face, LIMITS};
 use iwarp_rnic::qp::State;
 use parking_lot::Mutex;

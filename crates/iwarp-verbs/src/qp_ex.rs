@@ -4,7 +4,7 @@ use crate::abi::verbs::value::{QPT_UD, QPT_XRC_SEND};
 use crate::abi::verbs::*;
 use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, code, value};
 use crate::{mw, post, ud};
-use iwarp::raw::{UdSendWr, XrcSendWr};
+use iwarp::runtime::{UdSendWr, XrcSendWr};
 use iwarp_rnic::memory::Stag;
 use iwarp_rnic::{SendFlags, SendOp, SendWr, Sge};
 use parking_lot::RawMutex;

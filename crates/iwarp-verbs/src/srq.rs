@@ -5,7 +5,7 @@ use crate::device::{check_same, context};
 use crate::guard::{EBUSY, EINVAL, Res, UNSUPPORTED, code, pointer};
 use crate::object::{self, Kind, Object, Unacknowledged, Users};
 use crate::{cq, events, pd, query, xrc};
-use iwarp::raw::SharedReceiveQueue;
+use iwarp::runtime::SharedReceiveQueue;
 use std::ffi::{c_int, c_uint};
 use std::ptr::null_mut;
 

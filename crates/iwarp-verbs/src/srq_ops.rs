@@ -4,7 +4,7 @@ use crate::abi::verbs::*;
 use crate::guard::{EINVAL, Res, UNSUPPORTED, code};
 use crate::object;
 use crate::srq::SrqObject;
-use iwarp::raw::{TagOperation, TagRequest};
+use iwarp::runtime::{TagOperation, TagRequest};
 use iwarp_rnic::Sge;
 use iwarp_rnic::tags::{MAX_TAG_SGE, TaggedBuffer};
 use std::ffi::{c_int, c_uint};

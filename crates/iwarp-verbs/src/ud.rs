@@ -12,7 +12,7 @@ use crate::post::MaxSge;
 use crate::qp::{state_of, to_state};
 use crate::qp_ex::Builder;
 use crate::{events, post, qp_create, transition};
-use iwarp::raw::{UdQueuePair, UdSendWr};
+use iwarp::runtime::{UdQueuePair, UdSendWr};
 use iwarp_rnic::limits::MAX_SGE;
 use iwarp_rnic::qp::State;
 use iwarp_rnic::{SendFlags, Sge};
@@ -161,7 +161,7 @@ pub(crate) unsafe extern "C" fn ibv_detach_mcast(
 /// Where a datagram goes.
 #[derive(Clone, Copy)]
 pub(crate) struct Target {
-    pub(crate) to: iwarp::raw::UdAddress,
+    pub(crate) to: iwarp::runtime::UdAddress,
     pub(crate) qpn: u32,
     pub(crate) qkey: u32,
 }

@@ -11,7 +11,7 @@ use crate::guard::{EBUSY, EINVAL, Errno, Res, UNSUPPORTED, code, pointer};
 use crate::object::{self, Kind, Object, Unacknowledged, Users};
 use crate::qp::{Qp, QpObject};
 use crate::{events, post, qp, qp_create, query, srq};
-use iwarp::raw::{ProcessLock, QueuePair, XrcDomain, XrcSendWr, XrcTargetAttributes};
+use iwarp::runtime::{ProcessLock, QueuePair, XrcDomain, XrcSendWr, XrcTargetAttributes};
 use iwarp_rnic::SendWr;
 use parking_lot::Mutex;
 use std::ffi::c_int;

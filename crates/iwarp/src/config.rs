@@ -127,10 +127,10 @@ pub struct Config {
     /// Begins each TCP segment with an FPDU (`IWARP_ALIGN=auto|on|off`; default auto). Hardware needs it, and siw with CRCs.
     pub align: Alignment,
     /// How long a blocking wait polls before it sleeps, if its last waits were short (`IWARP_BUSY_POLL_US`; default 100 µs, at
-    /// most 1000; 0: never). See [`CompletionQueue::wait`](crate::raw::CompletionQueue::wait).
+    /// most 1000; 0: never). See [`CompletionQueue::wait`](crate::objects::cq::CompletionQueue::wait).
     pub busy_poll: Duration,
     /// For programs on the C libraries: copies what is sent before its CRC is computed, because the program may change it
-    /// meanwhile (`IWARP_SNAPSHOT=on|off`; default on). See [`QueuePair::set_snapshot`](crate::raw::QueuePair::set_snapshot).
+    /// meanwhile (`IWARP_SNAPSHOT=on|off`; default on). See [`QueuePair::set_snapshot`](crate::conn::qp::QueuePair::set_snapshot).
     pub snapshot: bool,
     /// Asks the peer's port mapper, at this UDP port, for the TCP port of a listener (`IWARP_PORT_MAPPER=on|off|PORT`;
     /// default off, `on` is 3935). Listeners on hardware may need it.

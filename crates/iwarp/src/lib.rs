@@ -78,12 +78,15 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 mod admission;
+#[cfg(not(loom))]
+mod by_number;
 mod capture;
 #[cfg(not(loom))]
-#[doc(hidden)]
 pub mod cm;
 mod complain;
 mod config;
+#[cfg(not(loom))]
+mod conn;
 #[cfg(not(loom))]
 pub mod connection;
 mod crc;
@@ -98,26 +101,35 @@ mod failure;
     allow(dead_code, unused_imports, reason = "the models inject no faults")
 )]
 pub mod fault;
+#[cfg(not(loom))]
+mod inject;
 mod lid;
 #[cfg(not(loom))]
-mod memory;
+mod objects;
 #[cfg(not(loom))]
-mod owned;
-#[cfg(not(loom))]
-mod portmap;
+#[doc(hidden)]
+pub mod owned;
 #[cfg_attr(loom, allow(dead_code, reason = "the models use a part"))]
 mod progress;
 #[cfg(not(loom))]
 #[doc(hidden)]
-pub mod raw;
+pub mod runtime;
 #[cfg(not(loom))]
 pub mod stat;
 #[cfg_attr(loom, allow(dead_code, reason = "the models use a part"))]
 mod sys;
+#[cfg(not(loom))]
+mod tags;
+#[cfg(all(test, not(loom)))]
+mod testing;
 #[cfg(all(feature = "tokio", not(loom)))]
 pub mod tokio;
 #[cfg(not(loom))]
+mod ud;
+#[cfg(not(loom))]
 pub mod verbs;
+#[cfg(not(loom))]
+mod xrc;
 
 pub use admission::{Admission, Networks, NetworksError};
 /// Plain data: what a [`Region`] has as elements. Numbers and arrays of them are; a structure can be, by the crate's traits.
@@ -146,13 +158,13 @@ pub use iwarp_rnic::{
 };
 #[cfg(not(loom))]
 #[doc(hidden)]
-pub use memory::{MemoryRegion, ProtectionDomain, RemoteMemory};
+pub use owned::memory::{MemoryRegion, ProtectionDomain, RemoteMemory};
 #[cfg(not(loom))]
 #[doc(hidden)]
 pub use owned::{Completions, QueuePair, QueuePairBuilder};
 #[cfg(not(loom))]
 #[doc(hidden)]
-pub use raw::{CompletionChannel, CompletionQueue, Context, SharedReceiveQueue};
+pub use runtime::{CompletionChannel, CompletionQueue, Context, SharedReceiveQueue};
 
 /// The programs of the guide compile and run.
 #[cfg(all(doctest, not(loom)))]

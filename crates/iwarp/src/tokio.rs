@@ -5,8 +5,12 @@
 //! completion channels that many completion queues share.
 
 use crate::error::Result;
+use crate::objects::channel::CompletionChannel;
+use crate::objects::context::Context;
+use crate::objects::cq::CompletionQueue;
+use crate::objects::events::AsyncEvent;
+use crate::objects::events::EventQueue;
 use crate::owned::room_in;
-use crate::raw::{AsyncEvent, CompletionChannel, CompletionQueue, Context, EventQueue};
 use crate::verbs;
 use iwarp_rnic::Cqe;
 use std::os::fd::{AsFd, OwnedFd};

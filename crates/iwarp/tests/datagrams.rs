@@ -1,4 +1,4 @@
-//! Datagram queue pairs of `iwarp::raw`, end to end over loopback in one process: what is delivered, what is dropped, and what strangers
+//! Datagram queue pairs of `iwarp::runtime`, end to end over loopback in one process: what is delivered, what is dropped, and what strangers
 //! can do.
 
 #[path = "datagrams/counts.rs"]
@@ -6,7 +6,7 @@ mod counts;
 #[path = "datagrams/groups.rs"]
 mod groups;
 
-use iwarp::raw::{
+use iwarp::runtime::{
     AsyncEventKind, CompletionQueue, Context, SharedReceiveQueue, UdAddress, UdAttributes, UdEvent,
     UdQueuePair, UdSendWr,
 };

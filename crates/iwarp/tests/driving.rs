@@ -6,10 +6,10 @@ mod common;
 
 use common::wire::{Hello, initiator};
 use common::{End, LIMIT, Mem, Server, V4, Watchdog, config, pair, queue_pair, until};
-use iwarp::raw::CompletionChannel;
-use iwarp::raw::cm::{CmEventKind, CmId, create_event_channel};
-use iwarp::raw::{CompletionQueue, Context};
-use iwarp::{Cqe, ProtectionDomain, RecvWr, SendOp, SendWr, Sge, State, WcStatus, cm};
+use iwarp::cm::{CmEventKind, CmId, create_event_channel};
+use iwarp::runtime::CompletionChannel;
+use iwarp::runtime::{CompletionQueue, Context};
+use iwarp::{Cqe, ProtectionDomain, RecvWr, SendOp, SendWr, Sge, State, WcStatus, owned::cm};
 use std::io::Read;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};

@@ -5,7 +5,7 @@ mod common;
 
 use common::wire::{Hello, Wire, responder};
 use common::*;
-use iwarp::raw::cm::CmEventKind;
+use iwarp::cm::CmEventKind;
 use iwarp::{Error, SendOp, State, WcStatus};
 use iwarp_proto::mpa::startup::{EnhancedPrefix, Flags, FrameKind};
 use iwarp_proto::rdmap::{Opcode, TerminateCode};
@@ -334,7 +334,7 @@ fn failures_of_the_safe_api_name_their_cause() {
             let pd = iwarp::ProtectionDomain::new(&ctx);
             let cq = ctx.create_cq(16, None).unwrap();
             let qp = pd.queue_pair().build(&cq, &cq).unwrap();
-            iwarp::cm::Connector::new(&ctx).connect(address, qp)
+            iwarp::owned::cm::Connector::new(&ctx).connect(address, qp)
         });
         let (mut wire, _) = incoming(&socket);
         wire.write(&reply.octets(FrameKind::Reply));
@@ -346,7 +346,7 @@ fn failures_of_the_safe_api_name_their_cause() {
     let pd = iwarp::ProtectionDomain::new(&ctx);
     let cq = ctx.create_cq(16, None).unwrap();
     let qp = pd.queue_pair().build(&cq, &cq).unwrap();
-    let error = iwarp::cm::Connector::new(&ctx).connect(address, qp);
+    let error = iwarp::owned::cm::Connector::new(&ctx).connect(address, qp);
     assert!(
         matches!(&error, Err(Error::Io(e)) if e.raw_os_error() == Some(libc::ECONNREFUSED)),
         "{error:?}"

@@ -5,8 +5,8 @@ mod common;
 
 use common::wire::{Hello, Wire, initiator, responder};
 use common::*;
-use iwarp::raw::cm::{CmEventKind, CmId};
-use iwarp::raw::{AsyncEventKind, CqError};
+use iwarp::cm::{CmEventKind, CmId};
+use iwarp::runtime::{AsyncEventKind, CqError};
 use iwarp::{Access, Cqe, Error, RecvWr, SendOp, SendWr, State, WcStatus};
 use iwarp_proto::mpa::startup::FrameKind;
 use iwarp_proto::rdmap::Opcode;

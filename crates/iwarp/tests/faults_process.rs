@@ -5,10 +5,10 @@ mod common;
 
 use common::wire::{Hello, Wire, initiator, responder};
 use common::*;
-use iwarp::raw::cm::{CmEventKind, CmId, create_event_channel};
+use iwarp::cm::{CmEventKind, CmId, create_event_channel};
 use iwarp::{
     Access, Context, Cqe, Device, Error, MemoryRegion, ProtectionDomain, QueuePair, SendOp,
-    WcStatus, cm,
+    WcStatus, owned::cm,
 };
 use iwarp_proto::mpa::startup::FrameKind;
 use iwarp_proto::rdmap::{Opcode, TerminateCode};

@@ -9,8 +9,8 @@ mod places;
 
 use common::wire::{Hello, Wire, initiator};
 use common::*;
-use iwarp::raw::cm::{CmEventKind, CmId, create_event_channel};
-use iwarp::raw::{CompletionQueue, Context, QueuePair};
+use iwarp::cm::{CmEventKind, CmId, create_event_channel};
+use iwarp::runtime::{CompletionQueue, Context, QueuePair};
 use iwarp::{Access, Error, RecvWr, SendOp, State, WcStatus};
 use iwarp_proto::ddp::Stag;
 use iwarp_proto::mpa::startup::{Flags, FrameKind};

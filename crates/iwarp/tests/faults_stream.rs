@@ -5,7 +5,7 @@ mod common;
 
 use common::wire::{Hello, Wire, initiator, read, responder, segment, write_header};
 use common::*;
-use iwarp::raw::cm::CmEventKind;
+use iwarp::cm::CmEventKind;
 use iwarp::{Blame, Cqe, ReceiverNotReady, RecvWr, SendOp, State, WcStatus};
 use iwarp_proto::ddp::{Header, Stag, TaggedHeader};
 use iwarp_proto::mpa::startup::Flags;

@@ -5,7 +5,7 @@ mod common;
 
 use common::wire::{Hello, Wire, initiator, read, segment, write_header};
 use common::*;
-use iwarp::raw::cm::CmEventKind;
+use iwarp::cm::CmEventKind;
 use iwarp::{Access, Blame, Config, State, WcStatus};
 use iwarp_proto::ddp::{Header, Stag};
 use iwarp_proto::mpa::startup::{EnhancedPrefix, FrameKind};

@@ -5,7 +5,7 @@ mod common;
 
 use common::wire::{Hello, Wire};
 use common::*;
-use iwarp::raw::cm::CmEventKind;
+use iwarp::cm::CmEventKind;
 use iwarp::{SendOp, WcStatus};
 use iwarp_proto::ddp::{Header, Stag, TaggedHeader};
 use iwarp_proto::mpa::startup::{EnhancedPrefix, FrameKind};

@@ -6,7 +6,7 @@ mod loopback;
 #[path = "common/words.rs"]
 mod words;
 
-use iwarp::raw::{CompletionQueue, Context, QpAttributes, QueuePair, Retry};
+use iwarp::runtime::{CompletionQueue, Context, QpAttributes, QueuePair, Retry};
 use iwarp::{Config, Device, Error, State};
 use iwarp_rnic::{Cqe, RecvWr, SendFlags, SendOp, SendWr, WcStatus};
 use loopback::{attributes, device, gid};

@@ -8,7 +8,7 @@ mod common;
 use common::net::{FAR, NEAR, Net, inside, ip};
 use common::wire::{Hello, Wire};
 use common::*;
-use iwarp::raw::cm::{CmEventKind, CmId};
+use iwarp::cm::{CmEventKind, CmId};
 use iwarp::{Blame, Config, Cqe, SendOp, State, WcStatus};
 use iwarp_proto::mpa::startup::FrameKind;
 use iwarp_proto::rdmap::Opcode;

@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use iwarp::raw::cm::CmEventKind;
+use iwarp::cm::CmEventKind;
 use iwarp::{SendOp, WcStatus};
 use std::net::{SocketAddr, UdpSocket};
 

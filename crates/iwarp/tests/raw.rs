@@ -1,4 +1,4 @@
-//! The objects of `iwarp::raw`, end to end over loopback in one process: all operations with each framing option, and connection
+//! The objects of `iwarp::runtime`, end to end over loopback in one process: all operations with each framing option, and connection
 //! management.
 
 #[path = "raw/identifiers.rs"]
@@ -6,8 +6,8 @@ mod identifiers;
 #[path = "common/words.rs"]
 mod words;
 
-use iwarp::raw::cm::{CmEvent, CmEventKind, CmId, ConnectionParameters, create_event_channel};
-use iwarp::raw::{CompletionQueue, Context, QpAttributes, QueuePair};
+use iwarp::cm::{CmEvent, CmEventKind, CmId, ConnectionParameters, create_event_channel};
+use iwarp::runtime::{CompletionQueue, Context, QpAttributes, QueuePair};
 use iwarp::{Access, Config, Device, Error, State};
 use iwarp_rnic::{Cqe, PostError, RecvWr, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus};
 use std::net::SocketAddr;
@@ -46,7 +46,7 @@ fn qp(ctx: &Context, pd: u32, cq: &CompletionQueue) -> QueuePair {
     ctx.create_qp(&attributes(pd, cq)).unwrap()
 }
 
-fn expect(channel: &iwarp::raw::EventQueue<CmEvent>, kind: CmEventKind) -> CmEvent {
+fn expect(channel: &iwarp::runtime::EventQueue<CmEvent>, kind: CmEventKind) -> CmEvent {
     let event = channel.next(WAIT).unwrap();
     assert_eq!(event.kind, kind, "{event:?}");
     event

@@ -4,8 +4,8 @@ mod common;
 
 use common::net::{FAR, NEAR, inside, ip};
 use common::*;
-use iwarp::raw::cm::CmEventChannel;
-use iwarp::raw::cm::{CmEventKind, CmId, create_event_channel};
+use iwarp::cm::CmEventChannel;
+use iwarp::cm::{CmEventKind, CmId, create_event_channel};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 

@@ -9,7 +9,7 @@ mod common;
 
 use common::wire::{Hello, Wire, initiator};
 use common::{End, Mem, Server, V4, Watchdog, config};
-use iwarp::raw::cm::{CmEventKind, ConnectionParameters};
+use iwarp::cm::{CmEventKind, ConnectionParameters};
 use iwarp::{Config, ReceiverNotReady, SendOp, SendWr, State, WcStatus};
 use iwarp_proto::ddp::{Header, Stag};
 use iwarp_proto::mpa::framing::fpdu_len;

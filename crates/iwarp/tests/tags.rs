@@ -3,7 +3,7 @@
 #[path = "common/words.rs"]
 mod words;
 
-use iwarp::raw::{
+use iwarp::runtime::{
     CompletionQueue, Context, QpAttributes, QueuePair, SharedReceiveQueue, TagOperation,
     TagRequest, TaggedBuffer,
 };

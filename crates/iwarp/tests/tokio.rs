@@ -2,9 +2,9 @@
 //! tasks at once.
 #![cfg(feature = "tokio")]
 
-use iwarp::cm::{Connection, Connector, Listener};
-use iwarp::raw::AsyncEventKind;
-use iwarp::raw::cm::{CmEventKind, CmId, create_event_channel};
+use iwarp::cm::{CmEventKind, CmId, create_event_channel};
+use iwarp::owned::cm::{Connection, Connector, Listener};
+use iwarp::runtime::AsyncEventKind;
 use iwarp::tokio::Watched;
 use iwarp::{
     Access, Config, Context, Cqe, Device, MemoryRegion, ProtectionDomain, RecvWr, SendWr, WcOpcode,
@@ -50,7 +50,7 @@ async fn pair(
     (a, b.unwrap())
 }
 
-fn receive(qp: &iwarp::raw::QueuePair, mr: &MemoryRegion) {
+fn receive(qp: &iwarp::runtime::QueuePair, mr: &MemoryRegion) {
     let sges = &[mr.sge(..).unwrap()];
     qp.post_recv(&[RecvWr { wr_id: 1, sges }]).unwrap();
 }

@@ -4,7 +4,7 @@
 mod loopback;
 
 use iwarp::connection::Refusal;
-use iwarp::raw::{Context, QpAttributes, UdAttributes, XrcTargetAttributes};
+use iwarp::runtime::{Context, QpAttributes, UdAttributes, XrcTargetAttributes};
 use iwarp::{Access, Config, Error, MemoryRegion, Options, ProtectionDomain, RemoteRegion, State};
 use iwarp_proto::ddp::Stag;
 use iwarp_rnic::qp::XrcEnd;
@@ -86,7 +86,7 @@ fn a_completion_queue() {
     assert_eq!(b.poll(&mut out), Ok(0));
 }
 
-fn ud_attributes(pd: u32, cq: &iwarp::raw::CompletionQueue) -> UdAttributes {
+fn ud_attributes(pd: u32, cq: &iwarp::runtime::CompletionQueue) -> UdAttributes {
     UdAttributes {
         pd,
         send_cq: cq.clone(),
@@ -471,8 +471,8 @@ fn what_objects_print() {
     assert_eq!(format!("{srq:?}"), "SharedReceiveQueue { capacity: 6, .. }");
     let domain = ctx.open_xrc_domain(None, true, false).unwrap();
     assert_eq!(format!("{domain:?}"), "XrcDomain { .. }");
-    let channel = iwarp::raw::cm::create_event_channel().unwrap();
-    let ids = [0; 2].map(|_| iwarp::raw::cm::CmId::create(&channel, Some(&ctx)));
+    let channel = iwarp::cm::create_event_channel().unwrap();
+    let ids = [0; 2].map(|_| iwarp::cm::CmId::create(&channel, Some(&ctx)));
     let [first, second] = ids.each_ref().map(|id| format!("{id:?}"));
     assert!(
         first.starts_with("CmId { serial: ") && first != second,
@@ -530,17 +530,17 @@ fn what_is_flushed_keeps_its_kind() {
 /// An identifier that is bound to any address takes, when it resolves its peer's, the one from which that is reached, and keeps its port.
 #[test]
 fn an_identifier_of_any_address() {
-    let channel = iwarp::raw::cm::create_event_channel().unwrap();
+    let channel = iwarp::cm::create_event_channel().unwrap();
     let limit = Some(std::time::Duration::from_secs(20));
     for any in ["0.0.0.0:0", "[::]:0"] {
-        let id = iwarp::raw::cm::CmId::create(&channel, None);
+        let id = iwarp::cm::CmId::create(&channel, None);
         id.bind(any.parse().unwrap()).unwrap();
         let bound = id.addresses().0.unwrap();
         assert!(bound.ip().is_unspecified() && bound.port() != 0);
         let peer = "127.0.0.1:9".parse().unwrap();
         id.resolve_addr(None, peer).unwrap();
         let event = channel.next(limit).unwrap();
-        assert_eq!(event.kind, iwarp::raw::cm::CmEventKind::AddrResolved);
+        assert_eq!(event.kind, iwarp::cm::CmEventKind::AddrResolved);
         let (local, to) = id.addresses();
         let local = local.unwrap();
         assert!(local.ip().to_canonical().is_loopback(), "{local}");

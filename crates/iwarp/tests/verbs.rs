@@ -1,4 +1,4 @@
-//! The safe explicit layer: what it does beyond `raw`, and that its objects work together.
+//! The safe explicit layer: what it does beyond `runtime`, and that its objects work together.
 
 use iwarp::verbs::cm::{Connection, ConnectionParameters, Connector, Listener};
 use iwarp::verbs::{

@@ -5,12 +5,12 @@
 mod common;
 
 use common::{End, LIMIT, Server, V4, Watchdog, config, context, pair, parameters, queue_pair};
-use iwarp::raw::cm::{CmEvent, CmEventChannel, CmEventKind, create_event_channel};
-use iwarp::raw::{
+use iwarp::cm::{CmEvent, CmEventChannel, CmEventKind, create_event_channel};
+use iwarp::runtime::{
     AsyncEvent, AsyncEventKind, CompletionQueue, Context, EventQueue, QueuePair, SharedReceiveQueue,
 };
 use iwarp::tokio::Watched;
-use iwarp::{Cqe, Error, RecvWr, SendOp, WcStatus, cm};
+use iwarp::{Cqe, Error, RecvWr, SendOp, WcStatus, owned::cm};
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
@@ -141,7 +141,7 @@ struct Busy {
     cq: CompletionQueue,
     qp: QueuePair,
     srq: SharedReceiveQueue,
-    ids: Vec<iwarp::raw::cm::CmId>,
+    ids: Vec<iwarp::cm::CmId>,
     channels: Vec<CmEventChannel>,
     /// Each completion and event that the waker has taken.
     done: Sender<Taken>,
@@ -382,7 +382,7 @@ fn the_longest_duration_may_be_a_time_limit() {
     let pd = ctx.allocate_pd();
     let cq = ctx.create_cq(1, None).unwrap();
     let qp = queue_pair(&ctx, pd, &cq, None, 1);
-    let id = iwarp::raw::cm::CmId::create(&events, Some(&ctx));
+    let id = iwarp::cm::CmId::create(&events, Some(&ctx));
     id.resolve_addr(None, address).unwrap();
     assert_eq!(
         events.next(LONGEST).unwrap().kind,

@@ -5,10 +5,10 @@ mod loopback;
 #[path = "common/words.rs"]
 mod words;
 
-use iwarp::raw::cm::{
+use iwarp::cm::{
     CmEvent, CmEventChannel, CmEventKind, CmId, ConnectionParameters, create_event_channel,
 };
-use iwarp::raw::{
+use iwarp::runtime::{
     AsyncEventKind, CompletionQueue, Context, QueuePair, Retry, SharedReceiveQueue, XrcDomain,
     XrcSendWr, XrcTargetAttributes,
 };

@@ -301,12 +301,12 @@ mod tests {
             "now(libc::CLOCK_REALTIME)",
             "ClockId::Realtime",
         ] {
-            assert_eq!(findings("crates/iwarp/src/raw/timer.rs", code), 1);
+            assert_eq!(findings("crates/iwarp/src/conn/timer.rs", code), 1);
             assert_eq!(findings(SHOW_TIME[0], code), 0);
             assert_eq!(findings("crates/iwarp-cli/src/text.rs", code), 0);
         }
         let monotonic = "now(libc::CLOCK_MONOTONIC); // not CLOCK_REALTIME";
-        assert_eq!(findings("crates/iwarp/src/raw/timer.rs", monotonic), 0);
+        assert_eq!(findings("crates/iwarp/src/conn/timer.rs", monotonic), 0);
     }
 
     #[test]
@@ -322,18 +322,18 @@ mod tests {
             "    static A: Once = Once::new();",
             "static A: OnceLock<Vec<u8>> =",
         ] {
-            assert_eq!(findings("crates/iwarp/src/raw/pool.rs", code), 1, "{code}");
+            assert_eq!(findings("crates/iwarp/src/conn/pool.rs", code), 1, "{code}");
             assert_eq!(findings("crates/iwarp-cli/src/text.rs", code), 0, "{code}");
-            assert_eq!(findings("crates/iwarp/src/raw/pool_tests.rs", code), 0);
+            assert_eq!(findings("crates/iwarp/src/conn/pool_tests.rs", code), 0);
             let tested = format!("#[cfg(test)]\n{code}");
-            assert_eq!(findings("crates/iwarp/src/raw/pool.rs", &tested), 0);
+            assert_eq!(findings("crates/iwarp/src/conn/pool.rs", &tested), 0);
         }
         for code in [
             "static A: ProcessLock<u8> = ProcessLock::new(0);",
             "fn f(lock: &'static Mutex<u8>) {}",
             "static A: AtomicU8 = AtomicU8::new(0);",
         ] {
-            assert_eq!(findings("crates/iwarp/src/raw/pool.rs", code), 0, "{code}");
+            assert_eq!(findings("crates/iwarp/src/conn/pool.rs", code), 0, "{code}");
         }
     }
 

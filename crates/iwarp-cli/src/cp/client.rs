@@ -11,7 +11,7 @@ use crate::signals;
 use crate::{out, patience, rdma, units};
 use indicatif::{ProgressBar, ProgressStyle};
 use iwarp::Context;
-use iwarp::cm::Connector;
+use iwarp::owned::cm::Connector;
 use rustix::fs::{Mode, OFlags};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};

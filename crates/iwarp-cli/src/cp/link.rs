@@ -9,7 +9,7 @@ use super::session;
 use crate::error::{Context as _, Error, Result};
 use crate::rdma::{self, failed_completion};
 use crate::service::{self, Budget, Guest, Share, zeros};
-use iwarp::cm::Connection;
+use iwarp::owned::cm::Connection;
 use iwarp::{
     Access, CompletionQueue, Context, Cqe, MemoryRegion, ProtectionDomain, QueuePair, RecvWr,
     SendWr, WcOpcode, WcStatus,
@@ -167,7 +167,7 @@ impl Half {
         }
     }
 
-    fn receive(&self, qp: &iwarp::raw::QueuePair, slot: usize) -> Result<()> {
+    fn receive(&self, qp: &iwarp::runtime::QueuePair, slot: usize) -> Result<()> {
         let at = slot * MAX_MESSAGE;
         let sge = self.messages.sge(at..at + MAX_MESSAGE).context("memory")?;
         let wr = RecvWr {

@@ -9,7 +9,7 @@ use crate::service::{self, Budget, Guest};
 use crate::text::printable;
 use crate::{out, units};
 use iwarp::Context;
-use iwarp::cm::{ConnectionParameters, ConnectionRequest};
+use iwarp::owned::cm::{ConnectionParameters, ConnectionRequest};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;

@@ -4,7 +4,7 @@
 
 use crate::error::{Error, Result};
 use clap::ValueEnum;
-use iwarp::raw::looked_in_vain;
+use iwarp::runtime::looked_in_vain;
 use iwarp_figures::Latencies;
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};

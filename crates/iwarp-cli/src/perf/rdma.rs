@@ -9,7 +9,7 @@ use super::point::{
     Link, Metric, Op, Pending, Point, Poll, Role, STALL, Session, SpinGuard, Transport, stalled,
 };
 use crate::error::{Error, Result};
-use iwarp::cm::{Connection, ConnectionParameters, Connector, Listener};
+use iwarp::owned::cm::{Connection, ConnectionParameters, Connector, Listener};
 use iwarp::{
     Access, CompletionQueue, Context, Cqe, Device, MemoryRegion, ProtectionDomain, RecvWr,
     RemoteMemory, SendOp, SendWr, Sge, WcOpcode, WcStatus,

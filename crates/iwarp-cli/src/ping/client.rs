@@ -5,7 +5,7 @@ use super::link::{Half, Link, out_of_turn};
 use super::wire::{Info, data, printable};
 use crate::error::{Context as _, Error, Result};
 use crate::{out, patience, rdma, signals};
-use iwarp::cm::Connector;
+use iwarp::owned::cm::Connector;
 use iwarp::{Access, Context, MemoryRegion};
 use iwarp_figures::Latencies;
 use std::net::SocketAddr;

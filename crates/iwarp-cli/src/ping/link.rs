@@ -4,7 +4,7 @@ use super::wire::Info;
 use crate::error::{Context as _, Error, Result};
 use crate::rdma::{self, failed_completion};
 use crate::service::{self, Guest};
-use iwarp::cm::Connection;
+use iwarp::owned::cm::Connection;
 use iwarp::{
     Access, CompletionQueue, Context, Cqe, MemoryRegion, ProtectionDomain, QueuePair, RecvWr,
     SendWr, Sge, WcOpcode, WcStatus,
@@ -58,7 +58,7 @@ impl Half {
         }
     }
 
-    fn receive(&self, qp: &iwarp::raw::QueuePair, slot: usize) -> Result<()> {
+    fn receive(&self, qp: &iwarp::runtime::QueuePair, slot: usize) -> Result<()> {
         let at = slot * Info::LEN;
         let sge = self.messages.sge(at..at + Info::LEN).context("memory")?;
         let wr = RecvWr {
@@ -236,7 +236,7 @@ mod tests {
     use super::*;
     use crate::service::LOOPBACK;
     use iwarp::Config;
-    use iwarp::cm::{ConnectionParameters, Connector};
+    use iwarp::owned::cm::{ConnectionParameters, Connector};
     use std::sync::atomic::{AtomicBool, Ordering};
 
     /// A Send that never completes, and a peer that goes on sending messages: closing takes an end nevertheless.

@@ -6,7 +6,7 @@ use super::{MAX_SIZE, PingArgs};
 use crate::error::{Context as _, Error, Result};
 use crate::out;
 use crate::service::{self, Guest};
-use iwarp::cm::{ConnectionParameters, ConnectionRequest};
+use iwarp::owned::cm::{ConnectionParameters, ConnectionRequest};
 use iwarp::{Access, Config, Context};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -9,7 +9,7 @@ pub(crate) use gate::{Gate, Guest, Limits};
 
 use crate::error::{Context as _, Error, Result};
 use crate::rdma::BUSY;
-use iwarp::cm::{Connection, ConnectionParameters, ConnectionRequest, Listener};
+use iwarp::owned::cm::{Connection, ConnectionParameters, ConnectionRequest, Listener};
 use iwarp::{Config, Context, Device, QueuePair};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit, setrlimit};

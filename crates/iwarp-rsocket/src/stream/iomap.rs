@@ -4,7 +4,7 @@ use super::Stream;
 use crate::errno::{Errno, Result};
 use crate::wire::{Mapping, Window};
 use iwarp::Access;
-use iwarp::raw::Context;
+use iwarp::runtime::Context;
 
 /// A buffer of this program.
 struct Own {

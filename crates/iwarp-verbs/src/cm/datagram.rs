@@ -10,7 +10,7 @@ use crate::abi::verbs::*;
 use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, minus_one};
 use crate::object::Unacknowledged;
 use crate::qp;
-use iwarp::raw::cm::{CmEvent, CmEventKind, CmId, DEFAULT_QKEY, DatagramEnd};
+use iwarp::cm::{CmEvent, CmEventKind, CmId, DEFAULT_QKEY, DatagramEnd};
 use std::ffi::{c_int, c_uint, c_void};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -236,12 +236,12 @@ fn is_about_a_group(event: &rdma_cm_event) -> bool {
 }
 
 /// Makes an identifier for the port space of a program.
-pub(super) fn create_raw(queue: &iwarp::raw::cm::CmEventChannel, ps: c_uint) -> Res<CmId> {
+pub(super) fn create_raw(queue: &iwarp::cm::CmEventChannel, ps: c_uint) -> Res<CmId> {
     match ps {
         PS_TCP | PS_IB => Ok(CmId::create(queue, None)),
         PS_UDP => Ok(CmId::create_for_datagrams(queue, None)),
         PS_IPOIB => {
-            iwarp::raw::complain_once(
+            iwarp::runtime::complain_once(
                 "the program asks for datagrams of IP over InfiniBand (RDMA_PS_IPOIB), which need an InfiniBand network; \
                  choose the port space of UDP (RDMA_PS_UDP), for example `udaddy -P udp`, `mckey -p 0x111`"
                     .to_owned(),

@@ -10,7 +10,7 @@ use crate::abi::verbs::value::{QPS_INIT, QPT_RC, QPT_UD, QPT_XRC_RECV, QPT_XRC_S
 use crate::abi::verbs::*;
 use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, minus_one, value};
 use crate::{cq, qp, qp_create, srq, xrc};
-use iwarp::raw::ProcessLock;
+use iwarp::runtime::ProcessLock;
 use iwarp_rnic::qp::State;
 use std::ffi::c_int;
 use std::ptr::null_mut;

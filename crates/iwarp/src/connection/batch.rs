@@ -10,7 +10,7 @@ use super::waiters::Ticket;
 use crate::device::LIMITS;
 use crate::error::{Error, Result};
 use crate::failure::{Refusal, RequestKind};
-use crate::memory::MemoryRegion;
+use crate::owned::memory::MemoryRegion;
 use bytemuck::Pod;
 use iwarp_rnic::{Access, PostError, SendFlags, SendOp, SendWr, Sge, WcStatus};
 use std::ops::Range;

@@ -3,8 +3,8 @@
 use super::endpoint::{Endpoint, Options, resolve};
 use super::handle::Connection;
 use crate::admission::Admission;
-use crate::cm;
 use crate::error::{Error, Result};
+use crate::owned::cm;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 

@@ -14,7 +14,7 @@ use super::waiters::Ticket;
 use super::window::{BoundWindow, Window};
 use crate::error::{Error, Result};
 use crate::failure::{Refusal, RequestKind};
-use crate::memory::MemoryRegion;
+use crate::owned::memory::MemoryRegion;
 use bytemuck::Pod;
 use iwarp_rnic::{Access, PostError, SendFlags, SendOp, SendWr, Sge, WcStatus};
 use std::future::Future;

@@ -6,7 +6,7 @@
 use super::remote::RemoteRegion;
 use crate::error::{Error, Result};
 use crate::failure::Refusal;
-use crate::memory::{MemoryRegion, ProtectionDomain};
+use crate::owned::memory::{MemoryRegion, ProtectionDomain};
 use bytemuck::Pod;
 use iwarp_rnic::{Access, Sge};
 use std::marker::PhantomData;

@@ -5,7 +5,7 @@
 
 use super::waiters::Waiters;
 use super::window::BoundWindow;
-use crate::memory::MemoryRegion;
+use crate::owned::memory::MemoryRegion;
 use iwarp_rnic::{Cqe, WcFlags, WcOpcode};
 use std::collections::VecDeque;
 use std::task::Waker;

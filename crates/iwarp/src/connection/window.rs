@@ -3,8 +3,8 @@
 use super::region::Region;
 use super::remote::RemoteRegion;
 use crate::error::Result;
-use crate::memory::MemoryRegion;
-use crate::raw::Context;
+use crate::objects::context::Context;
+use crate::owned::memory::MemoryRegion;
 use crate::sys::fork::Origin;
 use iwarp_rnic::memory::{Stag, WindowType};
 use iwarp_rnic::{Access, Bind};

@@ -7,13 +7,13 @@
 
 use super::{Context, QueuePair};
 use crate::admission::{Admission, Networks};
-use crate::cm;
 use crate::error::Result;
+use crate::owned::cm;
 use std::net::SocketAddr;
 use std::ops::Deref;
 use std::time::Duration;
 
-pub use crate::raw::cm::ConnectionParameters;
+pub use crate::cm::ConnectionParameters;
 
 /// Waits for connections to an address of a device (`rdma_listen(3)`).
 ///

@@ -4,8 +4,8 @@ use super::{AsyncEvent, CompletionChannel, CompletionQueue, ProtectionDomain};
 use crate::config::Config;
 use crate::device::{Device, LIMITS, Limits};
 use crate::error::Result;
-use crate::memory::ProtectionDomain as Domain;
-use crate::raw;
+use crate::owned::memory::ProtectionDomain as Domain;
+use crate::runtime;
 use iwarp_rnic::counters::Counters;
 use std::time::{Duration, Instant};
 
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 /// # }
 /// ```
 #[derive(Debug, Clone)]
-pub struct Context(pub(crate) raw::Context);
+pub struct Context(pub(crate) runtime::Context);
 
 impl Context {
     /// Opens a device with these settings.
@@ -30,7 +30,7 @@ impl Context {
     /// # Errors
     /// The operating system's: no descriptors left, or the file of a capture cannot be made.
     pub fn open(device: &Device, config: Config) -> Result<Self> {
-        raw::Context::open(device, config).map(Self)
+        runtime::Context::open(device, config).map(Self)
     }
 
     /// Returns the device.

@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::owned;
-use crate::raw;
+use crate::runtime;
 use iwarp_rnic::Cqe;
 use std::future::Future;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -38,7 +38,7 @@ use std::time::Duration;
 /// }
 /// ```
 #[derive(Debug, Clone)]
-pub struct CompletionQueue(pub(crate) raw::CompletionQueue);
+pub struct CompletionQueue(pub(crate) runtime::CompletionQueue);
 
 impl CompletionQueue {
     /// Takes up to `out.len()` completions (`ibv_poll_cq(3)`). Never blocks. If there are none, this thread reads and writes the sockets
@@ -148,7 +148,7 @@ impl Future for Completions<'_> {
 /// }
 /// ```
 #[derive(Debug, Clone)]
-pub struct CompletionChannel(pub(crate) raw::CompletionChannel);
+pub struct CompletionChannel(pub(crate) runtime::CompletionChannel);
 
 impl CompletionChannel {
     /// Waits for an event (`ibv_get_cq_event(3)`), and blocks the thread; `None` waits without limit. Returns the queue that got a completion

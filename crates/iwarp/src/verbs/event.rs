@@ -1,8 +1,8 @@
 //! Asynchronous events.
 
 use super::{CompletionQueue, SharedReceiveQueue};
-use crate::raw::AsyncEventKind;
-use crate::raw::PortEvent;
+use crate::objects::events::AsyncEventKind;
+use crate::objects::events::PortEvent;
 
 /// An asynchronous event of a device (`ibv_get_async_event(3)`). Queue pairs are named by their numbers ([`QueuePair::qp_num`](super::QueuePair::qp_num)).
 #[derive(Debug, Clone)]

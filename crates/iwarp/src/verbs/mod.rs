@@ -68,7 +68,7 @@ mod pd;
 mod qp;
 mod srq;
 
-pub use crate::raw::PortEvent;
+pub use crate::objects::events::PortEvent;
 pub use context::Context;
 pub use cq::{CompletionChannel, CompletionQueue, Completions};
 pub use event::AsyncEvent;
@@ -79,7 +79,7 @@ pub use srq::SharedReceiveQueue;
 pub use crate::config::Config;
 pub use crate::device::{Device, Limits};
 pub use crate::error::{Error, Result};
-pub use crate::memory::{MemoryRegion, RemoteMemory};
+pub use crate::owned::memory::{MemoryRegion, RemoteMemory};
 pub use iwarp_rnic::counters::Counters;
 pub use iwarp_rnic::qp::{Blame, Fault, State};
 pub use iwarp_rnic::{

@@ -3,7 +3,7 @@
 use super::{Context, QpInitAttr, QueuePair, SharedReceiveQueue};
 use crate::connection::BoundWindow;
 use crate::error::{Error, Result};
-use crate::memory::{MemoryRegion, ProtectionDomain as Domain, RemoteMemory};
+use crate::owned::memory::{MemoryRegion, ProtectionDomain as Domain, RemoteMemory};
 use iwarp_rnic::{Access, SendOp};
 use std::ops::RangeBounds;
 

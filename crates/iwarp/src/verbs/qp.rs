@@ -2,9 +2,9 @@
 
 use super::{CompletionQueue, SharedReceiveQueue};
 use crate::error::{Error, Result};
-use crate::memory::ProtectionDomain as Domain;
 use crate::owned;
-use crate::raw;
+use crate::owned::memory::ProtectionDomain as Domain;
+use crate::runtime;
 use iwarp_rnic::counters::Counters;
 use iwarp_rnic::qp::{Fault, State};
 use iwarp_rnic::{Access, RecvWr, SendWr};
@@ -150,7 +150,7 @@ impl From<PostFailed> for Error {
 /// Receives may be posted before it is connected, Sends afterwards.
 #[derive(Debug)]
 pub struct QueuePair {
-    raw: raw::QueuePair,
+    raw: runtime::QueuePair,
     /// `None` if a connection owns it.
     owner: Option<owned::QueuePair>,
 }

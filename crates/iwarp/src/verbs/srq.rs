@@ -2,7 +2,7 @@
 
 use super::PostFailed;
 use crate::error::Result;
-use crate::raw;
+use crate::runtime;
 use iwarp_rnic::RecvWr;
 
 /// A receive queue that several queue pairs draw from (`ibv_create_srq(3)`). A clone is another handle to it.
@@ -23,7 +23,7 @@ use iwarp_rnic::RecvWr;
 /// # }
 /// ```
 #[derive(Debug, Clone)]
-pub struct SharedReceiveQueue(pub(crate) raw::SharedReceiveQueue);
+pub struct SharedReceiveQueue(pub(crate) runtime::SharedReceiveQueue);
 
 impl SharedReceiveQueue {
     /// Queues receives, in order (`ibv_post_srq_recv(3)`). Never blocks.

@@ -1,8 +1,8 @@
-//! The loopback device, its GID, and the attributes of queue pairs on it, for tests of `iwarp::raw`.
+//! The loopback device, its GID, and the attributes of queue pairs on it, for tests of `iwarp::runtime`.
 #![allow(unreachable_pub, reason = "a module of tests")]
 
 use iwarp::Device;
-use iwarp::raw::{CompletionQueue, QpAttributes};
+use iwarp::runtime::{CompletionQueue, QpAttributes};
 use std::net::{IpAddr, Ipv4Addr};
 
 const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);

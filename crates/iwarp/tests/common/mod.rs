@@ -11,10 +11,10 @@ pub mod lossy;
 pub mod net;
 pub mod wire;
 
-use iwarp::raw::cm::{
+use iwarp::cm::{
     CmEvent, CmEventChannel, CmEventKind, CmId, ConnectionParameters, create_event_channel,
 };
-use iwarp::raw::{CompletionQueue, Context, QpAttributes, QueuePair, SharedReceiveQueue};
+use iwarp::runtime::{CompletionQueue, Context, QpAttributes, QueuePair, SharedReceiveQueue};
 use iwarp::{
     Access, Config, Cqe, Device, ReceiverNotReady, RecvWr, SendFlags, SendOp, SendWr, Sge, State,
     WcOpcode, WcStatus,

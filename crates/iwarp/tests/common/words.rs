@@ -1,7 +1,7 @@
-//! Registered memory of 64-bit words and a poll that waits, for tests of `iwarp::raw`.
+//! Registered memory of 64-bit words and a poll that waits, for tests of `iwarp::runtime`.
 #![allow(unreachable_pub, reason = "a module of tests")]
 
-use iwarp::raw::{CompletionQueue, Context};
+use iwarp::runtime::{CompletionQueue, Context};
 use iwarp_rnic::{Access, Cqe, Sge};
 use std::time::{Duration, Instant};
 

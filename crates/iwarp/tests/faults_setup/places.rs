@@ -3,8 +3,8 @@
 
 use crate::common::wire::{Hello, Wire, initiator, responder};
 use crate::common::{End, HANDSHAKE, Server, V4, context, expect};
-use iwarp::raw::QueuePair;
-use iwarp::raw::cm::{CmEventKind, CmId, create_event_channel};
+use iwarp::cm::{CmEventKind, CmId, create_event_channel};
+use iwarp::runtime::QueuePair;
 use iwarp::{Admission, Config, ReceiverNotReady, SendOp};
 use iwarp_proto::mpa::startup::{Flags, FrameKind};
 use iwarp_proto::rdmap::Opcode;

@@ -1,0 +1,277 @@
+//! The end of a stream that is hidden from its queue pair: the peer is known by number, or the
+//! connection manager's connection is shown as InfiniBand shows it.
+//!
+//! On InfiniBand a queue pair does not notice that the peer's queue pair is gone: receives stay
+//! posted, and a request fails when it is not
+//! answered for some time. Programs that connect by number rely on that: the end that is done first exits while the other
+//! still polls for its last completions, where a flushed receive would be an error. A program that
+//! uses the connection manager gets the event that the connection is over, and takes what has
+//! arrived before it ends its own queue pair.
+
+use crate::cm::InfinibandParameters;
+use crate::conn::after::{After, DriveHost};
+use crate::conn::qp::{Guarded, QpInner, TIMER_LEFT};
+use crate::sys::poller::Interest;
+use iwarp_rnic::qp::Events;
+use std::sync::Arc;
+
+/// The `rnr_retry` that has no limit, and the largest `retry_cnt`: both fields have three bits.
+const FOR_EVER: u8 = 7;
+const RETRIES_MAX: u8 = 7;
+
+/// The parts of a stream that have ended without a change of the queue pair.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Left {
+    /// No more octets come.
+    pub(crate) rx: bool,
+    /// No octets can be sent.
+    pub(crate) tx: bool,
+    /// The stream has ended behind a held Send, and the engine does not watch it.
+    pub(crate) unwatched: bool,
+    /// The timer of a request is running.
+    timer: bool,
+}
+
+impl Guarded {
+    /// With parameters, the connection that begins ends as on InfiniBand, and its Sends and
+    /// requests have the times of these parameters.
+    pub(crate) fn behave_as(&mut self, infiniband: Option<InfinibandParameters>) {
+        let Some(parameters) = infiniband else { return };
+        self.machine.hide_end();
+        if parameters.rnr_retry_count >= FOR_EVER {
+            self.machine.hold_for_ever();
+        }
+        self.retry.retry_cnt = parameters.retry_count.min(RETRIES_MAX);
+        if let Some(timeout) = parameters.ack_timeout {
+            self.retry.timeout = timeout;
+        }
+    }
+}
+
+/// The stream has ended, and the queue pair stays as it is.
+pub(crate) fn leave(qp: &Arc<QpInner>, g: &mut Guarded, after: &mut After) {
+    tracing::trace!(qp = qp.num, "the peer has left");
+    unwatch(g);
+    g.conn.stalled = None;
+    g.conn.left.rx = true;
+    notify_manager(g, after);
+    send(g);
+}
+
+/// The stream has ended behind a Send that waits for its receive. What has arrived is still read
+/// when that is posted.
+pub(crate) fn leave_behind_held(g: &mut Guarded, after: &mut After) {
+    unwatch(g);
+    g.conn.left.tx = true;
+    g.conn.left.unwatched = true;
+    notify_manager(g, after);
+    send(g);
+}
+
+/// Takes the socket out of the engine's set: a hang-up would be reported again and again, whatever
+/// events are asked for.
+fn unwatch(g: &mut Guarded) {
+    let Some(link) = &g.link else { return };
+    link.engine.pause(&link.stream);
+    g.conn.resting = false;
+    g.conn.interest = Interest::NONE;
+}
+
+/// Notifies the connection manager of the end, unless the peer is known by number: then the program
+/// knows of no connection.
+pub(crate) fn notify_manager(g: &Guarded, after: &mut After) {
+    if !g.machine.is_connectionless() {
+        after.events |= Events::DISCONNECTED;
+        after.cm = g.conn.cm.clone();
+    }
+}
+
+/// Starts the timer of requests that no peer will answer.
+pub(crate) fn send(g: &mut Guarded) {
+    let Some(link) = &g.link else { return };
+    let left = g.conn.left;
+    let gone = left.rx || left.unwatched;
+    if !gone || left.timer || g.machine.sends_outstanding() == 0 {
+        return;
+    }
+    if let Some(limit) = g.retry.gone_after() {
+        g.conn.left.timer = true;
+        link.engine.after(limit, link.token, TIMER_LEFT);
+    }
+}
+
+/// The time of a request is over.
+pub(crate) fn timer(qp: &Arc<QpInner>) {
+    let mut after = After::default();
+    let mut g = qp.state.lock();
+    if !g.conn.left.timer {
+        return;
+    }
+    g.machine
+        .peer_is_absent(&mut DriveHost::new(qp, &mut after));
+    qp.settle(&mut g, &mut after);
+    drop(g);
+    after.run(qp);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::retry::Retry;
+    use super::*;
+    use crate::conn::qp::QueuePair;
+    use crate::testing;
+    use iwarp_rnic::qp::{RxInterest, State};
+    use iwarp_rnic::{Cqe, RecvWr, SendOp, SendWr, WcStatus};
+    use std::io::Write as _;
+
+    /// A queue pair with this peer, which waits for hours for an answer.
+    fn connection() -> (QueuePair, std::net::TcpStream) {
+        let ctx = testing::context();
+        let cq = ctx.create_cq(4, None).unwrap();
+        let qp = testing::queue_pair(&ctx, &cq, &cq);
+        let peer = testing::connected(&qp);
+        let retry = Retry {
+            timeout: 31,
+            ..Retry::default()
+        };
+        qp.set_retry(retry).unwrap();
+        (qp, peer)
+    }
+
+    /// As long as the peer is there, or nothing is asked of it, no time runs.
+    #[test]
+    fn the_time_of_a_request_runs_when_the_peer_has_left() {
+        for has_left in [false, true] {
+            for asks in [false, true] {
+                let (qp, _peer) = connection();
+                let mut after = After::default();
+                let mut g = qp.inner.state.lock();
+                g.conn.left.rx = has_left;
+                if asks {
+                    let mut host = DriveHost::new(&qp.inner, &mut after);
+                    let wr = SendWr::new(1, SendOp::Send, &[]);
+                    g.machine.post_send(&wr, &mut host).unwrap();
+                }
+                for _ in 0..2 {
+                    send(&mut g);
+                    assert_eq!(g.conn.left.timer, has_left && asks, "{has_left} {asks}");
+                }
+                drop(g);
+                qp.destroy();
+            }
+        }
+    }
+
+    /// What was posted before the peer left has no other time than what is posted afterwards.
+    #[test]
+    fn the_time_of_a_request_runs_from_when_the_peer_leaves() {
+        for asks in [false, true] {
+            let (qp, _peer) = connection();
+            let mut after = After::default();
+            let mut g = qp.inner.state.lock();
+            if asks {
+                let mut host = DriveHost::new(&qp.inner, &mut after);
+                let wr = SendWr::new(1, SendOp::Send, &[]);
+                g.machine.post_send(&wr, &mut host).unwrap();
+            }
+            leave(&qp.inner, &mut g, &mut after);
+            assert_eq!((g.conn.left.rx, g.conn.left.timer), (true, asks));
+            drop(g);
+            qp.destroy();
+        }
+    }
+
+    /// Timers are not cancelled: one may belong to an earlier connection.
+    #[test]
+    fn a_queue_pair_fails_when_its_time_has_run_out() {
+        for (runs, state) in [(false, State::Rts), (true, State::Error)] {
+            let (qp, _peer) = connection();
+            qp.inner.state.lock().conn.left.timer = runs;
+            timer(&qp.inner);
+            assert_eq!(qp.state(), state);
+            qp.destroy();
+        }
+    }
+
+    /// A queue pair whose end is hidden: its peer is known by number, or its connection is shown as
+    /// InfiniBand shows it.
+    fn hidden(by_number: bool) -> (QueuePair, std::net::TcpStream) {
+        let (qp, peer) = connection();
+        let mut g = qp.inner.state.lock();
+        match by_number {
+            true => g.machine.hide_connection(),
+            false => g.machine.hide_end(),
+        }
+        drop(g);
+        (qp, peer)
+    }
+
+    fn receive(qp: &QueuePair, wr_id: u64) {
+        let wr = RecvWr { wr_id, sges: &[] };
+        qp.post_recv(&[wr]).unwrap();
+    }
+
+    fn polled(qp: &QueuePair) -> Vec<(u64, WcStatus)> {
+        let mut cqes = [Cqe::default(); 4];
+        let n = qp.inner.recv_cq.poll(&mut cqes).unwrap();
+        let cqes = cqes[..n].iter();
+        cqes.map(|cqe| (cqe.wr_id, cqe.status)).collect()
+    }
+
+    /// The peer dies in the middle of an FPDU, and of a message.
+    #[test]
+    fn cut_message_changes_nothing() {
+        for by_number in [true, false] {
+            for part in 1..testing::EMPTY_SEND.len() {
+                let (qp, mut peer) = hidden(by_number);
+                receive(&qp, 1);
+                peer.write_all(&testing::EMPTY_SEND[..part]).unwrap();
+                drop(peer);
+                testing::until("the end is not noticed", || {
+                    qp.inner.state.lock().conn.left.rx
+                });
+                assert_eq!(qp.state(), State::Rts);
+                assert_eq!(polled(&qp), []);
+                timer(&qp.inner);
+                assert_eq!(qp.state(), State::Rts, "nothing waits for an answer");
+                qp.disconnect();
+                assert_eq!(qp.state(), State::Error);
+                assert_eq!(polled(&qp), [(1, WcStatus::Flushed)]);
+                qp.destroy();
+            }
+        }
+    }
+
+    /// A stream that is reset behind a held Send is read to its end when the receive is posted.
+    #[test]
+    fn held_send_outlives_a_reset() {
+        let (qp, mut peer) = hidden(false);
+        qp.inner.state.lock().machine.hold_for_ever();
+        let mut octets = testing::EMPTY_SEND.to_vec();
+        octets.extend_from_slice(&testing::send_fpdu_of(2, &[]));
+        peer.write_all(&octets).unwrap();
+        testing::until("the Send is not held", || {
+            qp.inner.state.lock().machine.rx_interest() == RxInterest::Held
+        });
+        testing::break_off(&testing::link(&qp), peer);
+        testing::until("the end is not noticed", || {
+            qp.inner.state.lock().conn.left.unwatched
+        });
+        assert_eq!(qp.state(), State::Rts);
+        // The queue has one slot, which is free when the completion has been polled.
+        for wr_id in [1, 2] {
+            receive(&qp, wr_id);
+            let mut done = Vec::new();
+            testing::until("a Send is lost", || {
+                done = polled(&qp);
+                !done.is_empty()
+            });
+            assert_eq!(done, [(wr_id, WcStatus::Success)]);
+        }
+        testing::until("the end is not noticed again", || {
+            qp.inner.state.lock().conn.left.rx
+        });
+        assert_eq!(qp.state(), State::Rts);
+        qp.destroy();
+    }
+}

@@ -1,0 +1,9 @@
+//! Queue pairs that are connected by GID and queue pair number, as programs for InfiniBand and RoCE do it.
+//!
+//! May use `conn`, `objects` and everything below.
+
+pub(crate) mod absent;
+pub(crate) mod left;
+pub(crate) mod numbered;
+pub(crate) mod peer;
+pub(crate) mod retry;

@@ -1,0 +1,155 @@
+//! Queue pairs that are connected by GID and number, as programs see them. `peer` connects them, `absent` and `left` say when requests
+//! fail, and `retry` how long that takes.
+
+use super::retry::Retry;
+use crate::conn::qp::{QueuePair, is_unreliable};
+use crate::device::gid_of;
+use crate::error::{Error, Result};
+use std::net::{Ipv6Addr, SocketAddr};
+
+/// Queue pairs that are connected by GID and number.
+impl QueuePair {
+    /// Connects it to a peer known by GID and queue pair number, as a change to RTR with an address does. It becomes RTR at once if
+    /// it is INIT, and does not wait for the peer: requests posted in RTS are sent when the connection is there. The peer has to
+    /// do the same, at any time; [`set_retry`](Self::set_retry) says how long a request waits for it. Does nothing if there is a
+    /// connection already.
+    ///
+    /// The peer may be another queue pair of this process, or the queue pair itself: its Sends meet its own receives then.
+    ///
+    /// The peer has to know this end by the GID of the address that [`Device::source_for`](crate::Device::source_for) chooses.
+    /// [`connect_peer_from`](Self::connect_peer_from) chooses another.
+    ///
+    /// Sends and Writes of such a queue pair complete when the peer has placed them, as such programs expect. Those of an unreliable one
+    /// complete when they are sent.
+    ///
+    /// # Errors
+    /// As [`connect_peer_from`](Self::connect_peer_from); also [`Error::InvalidArgument`] if the device has no address of the peer's kind.
+    pub fn connect_peer(&self, gid: [u8; 16], num: u32) -> Result<()> {
+        let peer = Ipv6Addr::from(gid).to_canonical();
+        let device = &self.inner.ctx.device;
+        let own = device.source_for(SocketAddr::new(peer, num as u16));
+        let own = own.ok_or(Error::InvalidArgument(
+            "the device has no address of the peer's kind",
+        ))?;
+        self.connect_peer_from(gid_of(own), gid, num)
+    }
+
+    /// As [`connect_peer`](Self::connect_peer), for a peer that knows this end by the GID `own` of the device.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: the GID is that of no host, or the device does not have the GID `own`, or the peer is itself and of an extended reliable connection; [`Error::InvalidState`]: not INIT,
+    /// RTR or RTS. If the peer is itself, also the operating system's: no descriptors or ports left.
+    pub fn connect_peer_from(&self, own: [u8; 16], gid: [u8; 16], num: u32) -> Result<()> {
+        let ip = Ipv6Addr::from(gid).to_canonical();
+        if ip.is_unspecified() || ip.is_multicast() {
+            return Err(Error::InvalidArgument("the peer's GID is that of no host"));
+        }
+        let peers = self.inner.ctx.peers()?;
+        let life = {
+            let mut g = self.inner.state.lock();
+            if g.link.is_some() {
+                return Ok(());
+            }
+            let own_peer = self.is_known_as(gid, num);
+            if own_peer && g.machine.xrc_end().is_some() {
+                return Err(Error::InvalidArgument(
+                    "an end of an extended reliable connection is not its own peer",
+                ));
+            }
+            g.machine.await_stream().map_err(|_| {
+                Error::InvalidState("a peer is named at the change from INIT to RTR")
+            })?;
+            if !is_unreliable(&g.machine) {
+                g.machine.complete_when_placed();
+            }
+            g.machine.hide_connection();
+            g.machine.set_own_peer(own_peer);
+            g.life()
+        };
+        peers.connect((self, life), own, gid, num)
+    }
+
+    /// Returns `true` if a peer with this GID and number is this queue pair, under any GID of its device.
+    pub(crate) fn is_known_as(&self, gid: [u8; 16], num: u32) -> bool {
+        let ip = Ipv6Addr::from(gid).to_canonical();
+        num == self.num() && self.inner.ctx.device.address(ip).is_some()
+    }
+
+    /// Returns `true` if it is connected by GID and number.
+    pub fn is_by_number(&self) -> bool {
+        self.inner.state.lock().machine.is_connectionless()
+    }
+
+    /// Returns how long its requests wait for a peer that is known by number.
+    pub fn retry(&self) -> Retry {
+        self.inner.state.lock().retry
+    }
+
+    /// Sets how long its requests wait for a peer that is known by number ([`connect_peer`](Self::connect_peer)). A request that is
+    /// never answered completes with [`WcStatus::TransportRetryExceeded`](crate::WcStatus::TransportRetryExceeded), a Send for which
+    /// the peer posts no receive with [`WcStatus::ReceiverNotReady`](crate::WcStatus::ReceiverNotReady), and the queue pair is in
+    /// the error state then. It has no effect on connections of the connection manager.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: a value is out of its range.
+    pub fn set_retry(&self, retry: Retry) -> Result<()> {
+        if !retry.is_valid() {
+            return Err(Error::InvalidArgument(
+                "timeout and min_rnr_timer: at most 31; retry_cnt and rnr_retry: at most 7",
+            ));
+        }
+        self.inner.set_retry(retry);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::objects::context::Context;
+    use crate::testing;
+    use iwarp_rnic::qp::State;
+
+    fn gid(ip: &str) -> [u8; 16] {
+        gid_of(ip.parse().unwrap())
+    }
+
+    #[test]
+    fn a_gid_of_no_host_is_refused() {
+        let ctx = testing::context();
+        let cq = ctx.create_cq(4, None).unwrap();
+        let qp = ctx
+            .create_addressable_qp(&testing::attributes(&ctx, &cq, &cq))
+            .unwrap();
+        qp.modify(State::Init).unwrap();
+        for ip in ["0.0.0.0", "::", "224.0.0.1", "ff02::1"] {
+            let refused = qp.connect_peer_from(gid("127.0.0.1"), gid(ip), 5);
+            assert!(
+                matches!(refused, Err(Error::InvalidArgument(_))),
+                "{ip}: {refused:?}"
+            );
+            assert_eq!(qp.state(), State::Init, "{ip}");
+        }
+        qp.destroy();
+    }
+
+    /// A queue pair may be its own peer, by whichever GID of its device it is named.
+    #[test]
+    fn a_queue_pair_knows_itself() {
+        let device = testing::device_at(&["127.0.0.1", "127.0.0.2"]);
+        let ctx = Context::open(&device, Config::default()).unwrap();
+        let cq = ctx.create_cq(4, None).unwrap();
+        let qp = testing::queue_pair(&ctx, &cq, &cq);
+        for (ip, num, own) in [
+            ("127.0.0.1", qp.num(), true),
+            ("127.0.0.2", qp.num(), true),
+            ("127.0.0.3", qp.num(), false),
+            ("127.0.0.1", qp.num() ^ 1, false),
+            ("127.0.0.3", qp.num() ^ 1, false),
+        ] {
+            assert_eq!(qp.is_known_as(gid(ip), num), own, "{ip} {num}");
+        }
+        qp.destroy();
+    }
+}

@@ -1,0 +1,133 @@
+//! The end of the responder's side of MPA start-up: the program accepts, the reply is sent, and a queue pair takes the stream.
+
+use super::id::{CmId, ConnectionParameters, Phase, Reply};
+use super::passive::Requested;
+use super::{startup, xrc};
+use crate::conn::qp::{CmSink, Handover, QueuePair};
+use crate::error::{Error, Result};
+use crate::objects::context::Context;
+use iwarp_proto::mpa::startup::MAX_FRAME_LEN;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// A connection whose reply is sent.
+pub(super) struct Replied {
+    pub(super) handover: Handover,
+    /// The initiator has to send the first FPDU.
+    pub(super) peer_to_peer: bool,
+    /// The time that it has for that.
+    pub(super) limit: Duration,
+}
+
+impl CmId {
+    /// Accepts a peer's request (`rdma_accept(3)`). The event Established follows: at once, or in the peer-to-peer
+    /// model when the peer's first message has come.
+    ///
+    /// # Errors
+    /// [`Error::InvalidState`]: no request, no queue pair; the request stays. [`Error::ConnectionLost`]: the peer has gone.
+    pub fn accept(&self, parameters: &ConnectionParameters) -> Result<()> {
+        self.check_process()?;
+        if self.is_for_datagrams() {
+            return self.accept_with_own(parameters);
+        }
+        let (replied, qp) = self.send_reply(parameters)?;
+        self.take(replied, &qp)
+    }
+
+    /// Sends the reply. Returns what was agreed on, and the queue pair that is to take the stream.
+    pub(super) fn send_reply(
+        &self,
+        parameters: &ConnectionParameters,
+    ) -> Result<(Replied, QueuePair)> {
+        let (requested, qp, ctx, life) = self.requested()?;
+        let params = startup::local_params(&ctx, parameters, Some(&qp.config()));
+        let mut frame = [0u8; MAX_FRAME_LEN];
+        let private_data = startup::private_data(&qp, parameters);
+        let (n, agreed) = match requested.pending.accept(&params, &private_data, &mut frame) {
+            Ok(accepted) => accepted,
+            Err(_) => {
+                self.inner.state.lock().phase = Phase::Requested(requested);
+                return Err(Error::InvalidArgument(
+                    "private data: at most 512 octets, 508 with revision 2",
+                ));
+            }
+        };
+        let Requested {
+            starting, watch, ..
+        } = *requested;
+        if let Some(watch) = watch {
+            watch.end(&starting.stream);
+        }
+        if let Err(e) = starting.write(&frame[..n]) {
+            return Err(self.gone(e.to_string()));
+        }
+        {
+            let mut s = self.inner.state.lock();
+            s.depths = Some(startup::depths(&agreed));
+            if !agreed.peer_to_peer {
+                s.phase = Phase::Accepting;
+            }
+        }
+        let cm: Weak<dyn CmSink> = Arc::downgrade(&self.inner) as Weak<dyn CmSink>;
+        let handover = Handover {
+            stream: starting.stream,
+            ends: starting.ends,
+            watched: None,
+            config: startup::stream_config(&agreed, false, &ctx),
+            flow: starting.flow,
+            cm: Some(cm),
+            life,
+            infiniband: parameters.infiniband,
+        };
+        let replied = Replied {
+            handover,
+            peer_to_peer: agreed.peer_to_peer,
+            limit: ctx.config().handshake_timeout,
+        };
+        Ok((replied, qp))
+    }
+
+    /// Takes the peer's request. From here on the identifier is as good as connected.
+    fn requested(&self) -> Result<(Box<Requested>, QueuePair, Context, Option<u64>)> {
+        let mut s = self.inner.state.lock();
+        let qp =
+            s.qp.clone()
+                .ok_or(Error::InvalidState("create a queue pair first"))?;
+        let ctx = s.ctx.clone().ok_or(Error::NoDevice)?;
+        if let Phase::Requested(requested) = &s.phase {
+            xrc::check(qp.xrc_end(), requested.peer_end)?;
+        }
+        match std::mem::replace(&mut s.phase, Phase::Connected(false)) {
+            Phase::Requested(requested) => Ok((requested, qp, ctx, s.life)),
+            other => {
+                s.phase = other;
+                Err(Error::InvalidState("there is no request to accept"))
+            }
+        }
+    }
+
+    /// The queue pair takes the stream.
+    pub(super) fn take(&self, replied: Replied, qp: &QueuePair) -> Result<()> {
+        //= rfc5044 section 7.1.2
+        //# If the MPA Request Frame is properly formatted and the Private Data is
+        //# acceptable, the implementation SHOULD return an MPA Reply Frame with the
+        //# Rejected Connection bit set to '0'; the MPA Reply Frame MAY include
+        //# ULP-supplied Private Data; and the Responder SHOULD prepare to interpret any
+        //# data received as FPDUs and pass any received ULPDUs to DDP.
+        if let Err(e) = qp.inner.attach(replied.handover) {
+            return Err(self.gone(e.to_string()));
+        }
+        // In the client-server model the program may not wait for the peer: the peer waits for it.
+        if !replied.peer_to_peer {
+            self.established(Reply::default());
+        }
+        Ok(())
+    }
+
+    /// The peer has gone before the connection was there. Returns the error of the call.
+    fn gone(&self, why: String) -> Error {
+        let mut s = self.inner.state.lock();
+        s.disconnected();
+        Error::ConnectionLost(why)
+    }
+}

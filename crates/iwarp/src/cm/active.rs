@@ -1,0 +1,634 @@
+//! The initiator: TCP connect, MPA request, reply (RFC 5044 section 7.1.2, RFC 6581 section 9).
+
+use super::id::{CmId, CmIdInner, ConnectionParameters, Reply, engine};
+use super::infiniband::InfinibandParameters;
+use super::startup::{Read, Starting, depths, local_params, private_data, record, stream_config};
+use super::{CmEventKind, xrc};
+use crate::cm::portmap::{self, Found, Lookup};
+use crate::conn::qp::{CmSink, Handover, QueuePair, TIMERS_END};
+use crate::engine::{Engine, Source};
+use crate::error::{Error, Result};
+use crate::objects::context::{Context, random_u64};
+use crate::sys::connect::{Bound, Connect, Connecting, Ends, Sharing, connect};
+use crate::sys::poller::Interest;
+use crate::sys::stream::TcpStream;
+use iwarp_proto::mpa::negotiate::{Agreed, Initiator, Outcome};
+use iwarp_proto::mpa::startup::{FrameKind, FrameReader, StartupError};
+use iwarp_proto::rdmap::TerminateCode;
+use parking_lot::Mutex;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsFd;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+// No queue pair has this token: the queue pair takes over the token of the attempt, and its remaining timers.
+const TIMER_CONNECT: u32 = TIMERS_END;
+const TIMER_REPLY: u32 = TIMERS_END + 1;
+const TIMER_AGAIN: u32 = TIMERS_END + 2;
+const TIMER_MAPPER: u32 = TIMERS_END + 3;
+const TIMER_ACKNOWLEDGED: u32 = TIMERS_END + 4;
+const _: () = assert!(
+    TIMERS_END <= TIMER_CONNECT
+        && TIMER_CONNECT < TIMER_REPLY
+        && TIMER_REPLY < TIMER_AGAIN
+        && TIMER_AGAIN < TIMER_MAPPER
+        && TIMER_MAPPER < TIMER_ACKNOWLEDGED
+);
+/// Pauses before a connect that TCP refused is tried again. Some programs tell their peer a port and listen on it only
+/// afterwards. Where a network resolves addresses, that takes longer than listening does; here it does not.
+const REFUSED_PAUSES: [Duration; 4] = [
+    Duration::from_millis(2),
+    Duration::from_millis(8),
+    Duration::from_millis(30),
+    Duration::from_millis(60),
+];
+
+enum Stage {
+    New,
+    /// The peer's port mapper was asked. The connection will come from this socket.
+    Mapper(Lookup, Bound),
+    /// TCP was refused; a timer tries again.
+    Refused,
+    /// TCP is connecting.
+    Tcp(Connecting),
+    /// The request is sent.
+    Reply(Box<Starting>),
+    Done,
+}
+
+struct State {
+    stage: Stage,
+    initiator: Initiator,
+    token: u64,
+    /// The peer's address: the one that the program has named, if no mapper knows another.
+    target: SocketAddr,
+    /// Number of connects that TCP refused.
+    refused: usize,
+}
+
+/// One attempt to connect.
+pub(super) struct Active {
+    id: Weak<CmIdInner>,
+    ctx: Context,
+    qp: QueuePair,
+    /// The life of the queue pair that the attempt is for.
+    life: u64,
+    peer: SocketAddr,
+    local: Option<SocketAddr>,
+    infiniband: Option<InfinibandParameters>,
+    engine: Arc<Engine>,
+    state: Mutex<State>,
+}
+
+/// The end of an attempt.
+enum End {
+    /// The event has been given.
+    Established,
+    Failed {
+        kind: CmEventKind,
+        status: i32,
+        /// The private data of the peer's MPA reply, if that refused.
+        refusal: Option<Vec<u8>>,
+    },
+}
+
+/// The next step.
+enum Next {
+    Wait,
+    End(End),
+    /// The reply is valid. The engine watches the socket under this token.
+    Answer(Box<Starting>, u64, Agreed),
+}
+
+impl End {
+    const fn failed(kind: CmEventKind, status: i32) -> Self {
+        Self::Failed {
+            kind,
+            status,
+            refusal: None,
+        }
+    }
+
+    /// Errors map to events as the kernel's iWARP connection manager does.
+    fn of_io(e: &io::Error) -> Self {
+        match e.raw_os_error() {
+            Some(errno @ (libc::ECONNREFUSED | libc::ECONNRESET)) => {
+                Self::failed(CmEventKind::Rejected, errno)
+            }
+            Some(errno @ (libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH)) => {
+                Self::failed(CmEventKind::Unreachable, errno)
+            }
+            errno => Self::failed(CmEventKind::ConnectError, errno.unwrap_or(libc::EIO)),
+        }
+    }
+}
+
+impl Active {
+    pub(super) fn new(
+        id: &CmId,
+        ctx: &Context,
+        (qp, life): (QueuePair, Option<u64>),
+        peer: SocketAddr,
+        local: Option<SocketAddr>,
+        p: &ConnectionParameters,
+    ) -> Result<Arc<Self>> {
+        let params = local_params(ctx, p, Some(&qp.config()));
+        let private_data = private_data(&qp, p);
+        let initiator = Initiator::new(params, &private_data).map_err(|_| {
+            Error::InvalidArgument("private data: at most 512 octets, 508 with revision 2")
+        })?;
+        Ok(Arc::new(Self {
+            id: Arc::downgrade(&id.inner),
+            ctx: ctx.clone(),
+            life: life.unwrap_or_else(|| qp.life()),
+            qp,
+            peer,
+            local,
+            infiniband: p.infiniband,
+            engine: engine()?,
+            state: Mutex::new(State {
+                stage: Stage::New,
+                initiator,
+                token: 0,
+                target: peer,
+                refused: 0,
+            }),
+        }))
+    }
+
+    /// Starts the TCP connect. Errors of the peer come as events, even if they are known at once.
+    pub(super) fn start(self: &Arc<Self>, bound: Option<Bound>) -> Result<()> {
+        let mut s = self.state.lock();
+        let faults = self.ctx.inner.faults.as_ref();
+        let refused = faults.and_then(|plan| plan.connect(self.peer));
+        let next = match (refused, self.ctx.config().port_mapper) {
+            (Some(errno), _) => Next::End(End::of_io(&io::Error::from_raw_os_error(errno))),
+            (None, Some(port)) => self.ask_mapper(&mut s, bound, port)?,
+            (None, None) => self.connect(&mut s, bound)?,
+        };
+        drop(s);
+        if let Next::End(end) = next {
+            self.finish(end);
+        }
+        Ok(())
+    }
+
+    fn connect(self: &Arc<Self>, s: &mut State, bound: Option<Bound>) -> Result<Next> {
+        let attempt = match bound {
+            Some(bound) => bound.connect(s.target),
+            None => connect(s.target, self.local),
+        };
+        match attempt {
+            Ok(connecting) => self.begin(s, connecting),
+            Err(e) => Ok(self.not_connected(s, &e.into())),
+        }
+    }
+
+    /// Asks the peer's port mapper for its listener. The question names our port, so we need to have one.
+    fn ask_mapper(
+        self: &Arc<Self>,
+        s: &mut State,
+        bound: Option<Bound>,
+        port: u16,
+    ) -> Result<Next> {
+        let any = match self.peer {
+            SocketAddr::V4(_) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
+            SocketAddr::V6(_) => IpAddr::from(Ipv6Addr::UNSPECIFIED),
+        };
+        let bound = match bound {
+            Some(bound) => bound,
+            None => Bound::bind(
+                self.local.unwrap_or(SocketAddr::new(any, 0)),
+                None,
+                Sharing::Exclusive,
+            )
+            .map_err(Error::from)?,
+        };
+        let local = bound.local_addr()?;
+        let lookup = match Lookup::start(self.peer, local, port, random_u64()?) {
+            Ok(lookup) => lookup,
+            Err(error) => {
+                tracing::debug!(peer = %self.peer, %error, "the port mapper cannot be asked");
+                return self.connect(s, Some(bound));
+            }
+        };
+        s.token = self.engine.token();
+        self.engine.add(
+            &lookup,
+            s.token,
+            Interest::READ,
+            Arc::clone(self) as Arc<dyn Source>,
+        )?;
+        self.engine.after(portmap::PAUSE, s.token, TIMER_MAPPER);
+        s.stage = Stage::Mapper(lookup, bound);
+        Ok(Next::Wait)
+    }
+
+    /// Looks for the mapper's answer, or handles its silence.
+    fn mapper(
+        self: &Arc<Self>,
+        s: &mut State,
+        mut lookup: Lookup,
+        bound: Bound,
+        silent: bool,
+    ) -> Next {
+        let mut found = lookup.look();
+        if silent && found == Found::Wait {
+            found = lookup.again();
+            self.engine.after(portmap::PAUSE, s.token, TIMER_MAPPER);
+        }
+        match found {
+            Found::Wait => {
+                s.stage = Stage::Mapper(lookup, bound);
+                Next::Wait
+            }
+            Found::At(target) => {
+                self.engine.remove(&lookup, s.token);
+                tracing::debug!(peer = %self.peer, %target, "where the peer's listener is");
+                s.target = target;
+                self.connect(s, Some(bound)).unwrap_or_else(|e| {
+                    Next::End(End::failed(CmEventKind::ConnectError, e.errno()))
+                })
+            }
+        }
+    }
+
+    /// Handles a connect that failed. A refusal is tried again before it counts.
+    fn not_connected(self: &Arc<Self>, s: &mut State, e: &io::Error) -> Next {
+        let pause = REFUSED_PAUSES.get(s.refused).copied();
+        let (Some(libc::ECONNREFUSED), Some(pause)) = (e.raw_os_error(), pause) else {
+            return Next::End(End::of_io(e));
+        };
+        s.refused += 1;
+        s.stage = Stage::Refused;
+        s.token = self.engine.token();
+        self.engine
+            .add_timed(s.token, Arc::clone(self) as Arc<dyn Source>);
+        self.engine.after(pause, s.token, TIMER_AGAIN);
+        Next::Wait
+    }
+
+    /// The pause after a refusal is over.
+    fn again(self: &Arc<Self>) {
+        let next = {
+            let mut s = self.state.lock();
+            if !matches!(s.stage, Stage::Refused) {
+                return;
+            }
+            self.engine.forget(s.token);
+            s.stage = Stage::Done;
+            match connect(s.target, self.local) {
+                Ok(connecting) => self.begin(&mut s, connecting).unwrap_or_else(|e| {
+                    Next::End(End::failed(CmEventKind::ConnectError, e.errno()))
+                }),
+                Err(e) => self.not_connected(&mut s, &e.into()),
+            }
+        };
+        if let Next::End(end) = next {
+            self.finish(end);
+        }
+    }
+
+    /// TCP connects. On this host it is connected already, and the request is sent at once, so that no other thread has to wake.
+    fn begin(self: &Arc<Self>, s: &mut State, connecting: Connecting) -> Result<Next> {
+        let octets = s.initiator.request_octets();
+        let (connecting, sent) = match connecting.send_now(octets) {
+            Ok(now) => now,
+            Err(e) => return Ok(self.not_connected(s, &e)),
+        };
+        s.token = self.engine.token();
+        match connecting {
+            Connect::Pending(connecting) => {
+                self.watch(s, &connecting, Interest::WRITE)?;
+                let limit = self.ctx.config().connect_timeout;
+                self.engine.after(limit, s.token, TIMER_CONNECT);
+                s.stage = Stage::Tcp(connecting);
+            }
+            Connect::Done(stream, ends) => {
+                let starting = self.starting(stream, ends);
+                if let Err(e) = starting.written(octets, sent) {
+                    return Ok(Next::End(End::of_io(&e)));
+                }
+                self.watch(s, &starting.stream, Interest::READ)?;
+                self.await_reply(s, starting);
+            }
+        }
+        Ok(Next::Wait)
+    }
+
+    fn watch(self: &Arc<Self>, s: &State, fd: impl AsFd, interest: Interest) -> Result<()> {
+        let source = Arc::clone(self) as Arc<dyn Source>;
+        Ok(self.engine.add(fd, s.token, interest, source)?)
+    }
+
+    fn starting(&self, stream: TcpStream, ends: Ends) -> Box<Starting> {
+        Box::new(Starting {
+            flow: record(&self.ctx, &ends, true),
+            stream,
+            ends,
+            reader: FrameReader::new(FrameKind::Reply),
+        })
+    }
+
+    /// The request is sent.
+    fn await_reply(&self, s: &mut State, starting: Box<Starting>) {
+        //= rfc5044 section 7.1.2
+        //# 10. MPA implementations SHOULD implement a reasonable timeout while waiting
+        //# for the entire set of startup frames; this prevents certain
+        //# denial-of-service attacks.
+        // The answer is the program's, and has a long limit. That the request is acknowledged is TCP's, and has the limit of its connect: if the
+        // peer's host has gone since, the program need not wait for the long one.
+        let config = self.ctx.config();
+        self.engine
+            .after(config.answer_timeout, s.token, TIMER_REPLY);
+        if config.connect_timeout < config.answer_timeout {
+            self.engine
+                .after(config.connect_timeout, s.token, TIMER_ACKNOWLEDGED);
+        }
+        s.stage = Stage::Reply(starting);
+    }
+
+    /// Ends the attempt without an event.
+    pub(super) fn cancel(&self) {
+        self.cancel_locked(&mut self.state.lock());
+    }
+
+    fn cancel_locked(&self, s: &mut State) {
+        let token = s.token;
+        match std::mem::replace(&mut s.stage, Stage::Done) {
+            Stage::Tcp(c) => self.engine.remove(&c, token),
+            Stage::Reply(starting) => {
+                self.engine.remove(&starting.stream, token);
+                starting.stream.abort();
+            }
+            Stage::Mapper(lookup, _) => self.engine.remove(&lookup, token),
+            Stage::Refused => self.engine.forget(token),
+            Stage::New | Stage::Done => {}
+        }
+    }
+
+    /// TCP is connected, or has failed.
+    fn connected(self: &Arc<Self>, s: &mut State, connecting: Connecting) -> Next {
+        let token = s.token;
+        let (stream, ends) = match connecting.try_finish() {
+            Ok(Connect::Done(stream, ends)) => (stream, ends),
+            Ok(Connect::Pending(connecting)) => {
+                s.stage = Stage::Tcp(connecting);
+                return Next::Wait;
+            }
+            Err(e) => {
+                self.engine.forget(token);
+                return self.not_connected(s, &e);
+            }
+        };
+        let starting = self.starting(stream, ends);
+        if let Err(e) = starting.write(s.initiator.request_octets()) {
+            self.engine.remove(&starting.stream, token);
+            return Next::End(End::of_io(&e));
+        }
+        let _ = self.engine.modify(&starting.stream, token, Interest::READ);
+        self.await_reply(s, starting);
+        Next::Wait
+    }
+
+    /// Something came while waiting for the reply.
+    fn reply(self: &Arc<Self>, s: &mut State, mut starting: Box<Starting>) -> Next {
+        let token = s.token;
+        let read = starting.read();
+        if let Read::NeedMore = read {
+            s.stage = Stage::Reply(starting);
+            return Next::Wait;
+        }
+        let outcome = match &read {
+            Read::Frame => starting.reader.frame().map(|f| s.initiator.on_reply(&f)),
+            _ => None,
+        };
+        if let Some(Ok(Outcome::Accepted(agreed))) = outcome
+            && xrc::check(self.qp.xrc_end(), xrc::unwrap(&starting.private_data()).0).is_ok()
+        {
+            // The socket stays watched: the queue pair takes the attempt's place.
+            return Next::Answer(starting, token, agreed);
+        }
+        self.engine.remove(&starting.stream, token);
+        match read {
+            Read::Frame => match outcome {
+                // An ordinary queue pair has taken us for one of its kind.
+                Some(Ok(Outcome::Accepted(_))) => {
+                    Next::End(End::failed(CmEventKind::ConnectError, libc::EPROTO))
+                }
+                //= rfc5044 section 7.1.2
+                //= type=exception
+                //= reason=neither rdma_cm(3) nor our interface can hand the TCP connection of a rejected attempt to the program, so the connection manager closes it in place of the program, which the RFC allows
+                //# If the MPA Reply Frame is properly formatted but is the Private Data is not
+                //# acceptable, or if the Rejected Connection bit is set to '1', the
+                //# implementation MUST exit MPA, leaving the TCP connection open.
+                Some(Ok(_)) => Next::End(End::Failed {
+                    kind: CmEventKind::Rejected,
+                    status: libc::ECONNREFUSED,
+                    refusal: Some(starting.private_data()),
+                }),
+                Some(Err(e)) => Next::End(self.refuse(&starting, &e)),
+                None => Next::End(End::failed(CmEventKind::ConnectError, libc::EPROTO)),
+            },
+            Read::NeedMore => Next::Wait,
+            Read::Bad(e) => Next::End(self.refuse(&starting, &e)),
+            // It ended in the middle of its reply, so the revision is not the reason.
+            Read::Closed | Read::Broken(_) if !starting.reader.is_empty() => {
+                Next::End(End::failed(CmEventKind::ConnectError, libc::ECONNRESET))
+            }
+            // A route that is gone, or somebody on this host, has ended it: that says nothing about the peer.
+            Read::Broken(e)
+                if !matches!(e.raw_os_error(), Some(libc::ECONNRESET | libc::EPIPE)) =>
+            {
+                Next::End(End::of_io(&e))
+            }
+            Read::Closed | Read::Broken(_) => self.retry_or_end(s),
+        }
+    }
+
+    /// The peer closed instead of replying, as peers of revision 1 do on revision 2: asks again on another connection.
+    fn retry_or_end(self: &Arc<Self>, s: &mut State) -> Next {
+        if !s.initiator.ask_again() {
+            return Next::End(End::failed(CmEventKind::Rejected, libc::ECONNRESET));
+        }
+        tracing::debug!(peer = %self.peer, "the peer closed instead of replying; asking again");
+        let local = self.local.map(|l| SocketAddr::new(l.ip(), 0));
+        match connect(s.target, local)
+            .map_err(Error::from)
+            .and_then(|c| self.begin(s, c))
+        {
+            Ok(next) => next,
+            Err(e) => Next::End(End::failed(CmEventKind::ConnectError, e.errno())),
+        }
+    }
+
+    /// The peer has replied. No locks are held, because the queue pair starts to work at once.
+    fn answered(self: &Arc<Self>, starting: Starting, token: u64, agreed: &Agreed) -> End {
+        let received = starting.private_data();
+        let (infiniband, private_data) = InfinibandParameters::split_from(xrc::unwrap(&received).1);
+        let reply = Reply {
+            private_data: private_data.to_vec(),
+            infiniband,
+        };
+        let Some(id) = self.id.upgrade() else {
+            self.engine.remove(&starting.stream, token);
+            return End::failed(CmEventKind::ConnectError, libc::ECANCELED);
+        };
+        let id = CmId { inner: id };
+        id.inner.state.lock().depths = Some(depths(agreed));
+        let mut handover = Handover {
+            stream: starting.stream,
+            ends: starting.ends,
+            watched: Some(token),
+            config: stream_config(agreed, true, &self.ctx),
+            flow: starting.flow,
+            cm: Some(Arc::downgrade(&id.inner) as Weak<dyn CmSink>),
+            life: Some(self.life),
+            infiniband: self.infiniband,
+        };
+        // The first message would tell the peer that the connection is up.
+        if agreed.peer_to_peer && id.has_stand_in() {
+            self.engine.remove(&handover.stream, token);
+            handover.watched = None;
+            id.answered(handover, reply);
+            return End::Established;
+        }
+        //= rfc5044 section 7.1
+        //# A DDP endpoint MUST be "bound" to the MPA connection at entry to this phase.
+        //= rfc5044 section 7.1.2
+        //# If the MPA Reply Frame is properly formatted and the Private Data is
+        //# acceptable, and the Reject Connection bit is set to '0', the implementation
+        //# SHOULD enter Full MPA/DDP Operation Phase; interpreting any received data as
+        //# FPDUs and sending DDP ULPDUs as FPDUs.
+        // Before the event, because a program that sees it may post. If the connection ends before the event, the identifier keeps that.
+        if let Err(e) = self.qp.inner.attach(handover) {
+            tracing::debug!(error = %e, "queue pair does not take the connection");
+            return End::failed(CmEventKind::ConnectError, e.errno());
+        }
+        if !id.established(reply) {
+            // It was destroyed meanwhile, perhaps because the queue pair was reset.
+            self.qp.inner.fail_connection(self.life);
+        }
+        End::Established
+    }
+
+    /// The reply cannot be accepted.
+    fn refuse(&self, starting: &Starting, e: &StartupError) -> End {
+        tracing::debug!(peer = %self.peer, error = %e, "MPA reply refused");
+        match e.terminate() {
+            Some(code) => starting.terminate(code, self.ctx.config().crc),
+            //= rfc5044 section 7.1.2
+            //# If the MPA Reply Frame is improperly formatted, the implementation MUST
+            //# close the TCP connection and exit MPA.
+            //= rfc5044 section 8
+            //# In this case, the TCP connection MUST be immediately closed.
+            None => starting.stream.abort(),
+        }
+        let errno = match e.code() {
+            Some(TerminateCode::MPA_INSUFFICIENT_IRD) => libc::ENOSPC,
+            _ => libc::EPROTO,
+        };
+        End::failed(CmEventKind::ConnectError, errno)
+    }
+
+    fn finish(&self, end: End) {
+        let Some(inner) = self.id.upgrade() else {
+            return;
+        };
+        if let End::Failed {
+            kind,
+            status,
+            refusal,
+        } = end
+        {
+            CmId { inner }.failed(kind, status, refusal);
+        }
+    }
+}
+
+impl Source for Active {
+    fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
+        // The lock is kept, so that neither `cancel` nor a timer finds the attempt between two states.
+        let next = {
+            let mut s = self.state.lock();
+            match std::mem::replace(&mut s.stage, Stage::Done) {
+                Stage::Mapper(lookup, bound) => self.mapper(&mut s, lookup, bound, false),
+                Stage::Tcp(connecting) => self.connected(&mut s, connecting),
+                Stage::Reply(starting) => self.reply(&mut s, starting),
+                // A timer's token, not a descriptor's.
+                Stage::Refused => {
+                    s.stage = Stage::Refused;
+                    Next::Wait
+                }
+                Stage::New | Stage::Done => Next::Wait,
+            }
+        };
+        match next {
+            Next::Wait => {}
+            Next::End(end) => self.finish(end),
+            Next::Answer(starting, token, agreed) => {
+                let end = self.answered(*starting, token, &agreed);
+                self.finish(end);
+            }
+        }
+        true
+    }
+
+    fn awaits(&self, kind: u32) -> bool {
+        matches!(
+            (&self.state.lock().stage, kind),
+            (Stage::Tcp(_), TIMER_CONNECT)
+                | (Stage::Reply(_), TIMER_REPLY | TIMER_ACKNOWLEDGED)
+                | (Stage::Refused, TIMER_AGAIN)
+                | (Stage::Mapper(..), TIMER_MAPPER)
+        )
+    }
+
+    fn timer(self: Arc<Self>, kind: u32) {
+        if matches!(kind, TIMER_CONNECT | TIMER_REPLY | TIMER_ACKNOWLEDGED) && self.awaits(kind) {
+            // The process may have been stopped meanwhile: what has come is looked at before the clock is believed.
+            Arc::clone(&self).ready(true, true, false);
+        }
+        if kind == TIMER_AGAIN {
+            self.again();
+            return;
+        }
+        if kind == TIMER_MAPPER {
+            let next = {
+                let mut s = self.state.lock();
+                match std::mem::replace(&mut s.stage, Stage::Done) {
+                    Stage::Mapper(lookup, bound) => self.mapper(&mut s, lookup, bound, true),
+                    other => {
+                        s.stage = other;
+                        Next::Wait
+                    }
+                }
+            };
+            if let Next::End(end) = next {
+                self.finish(end);
+            }
+            return;
+        }
+        {
+            let mut s = self.state.lock();
+            let over = match (&s.stage, kind) {
+                (Stage::Tcp(_), TIMER_CONNECT) | (Stage::Reply(_), TIMER_REPLY) => true,
+                (Stage::Reply(starting), TIMER_ACKNOWLEDGED) => {
+                    let waiting = starting.stream.unacknowledged_bytes();
+                    waiting.is_ok_and(|octets| octets > 0)
+                }
+                _ => false,
+            };
+            if !over {
+                return;
+            }
+            self.cancel_locked(&mut s);
+        }
+        self.finish(End::failed(CmEventKind::Unreachable, libc::ETIMEDOUT));
+    }
+}
+
+#[cfg(test)]
+#[path = "active_tests.rs"]
+mod tests;

@@ -1,0 +1,120 @@
+//! What InfiniBand's connection manager tells the other end about a queue pair, for devices that
+//! look like a RoCE NIC. MPA start-up has no fields for that, so request and reply carry it behind
+//! the program's private data. `docs/wire.md` has the format.
+
+/// What one end of a connection tells the other about its queue pair, and what becomes of the connection at this end. With these
+/// parameters the end of the connection is an event only: the queue pair stays in RTS, its receives stay posted, and a request fails with
+/// [`WcStatus::TransportRetryExceeded`](crate::WcStatus::TransportRetryExceeded) when it was not answered in time.
+/// [`CmId::disconnect`](super::CmId::disconnect) ends the queue pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct InfinibandParameters {
+    /// The queue pair's number.
+    pub qp_num: u32,
+    /// Attempts to send a request again; at most 7.
+    pub retry_count: u8,
+    /// Attempts to send a Send again for which this end has posted no receive; 7 has no limit. A smaller number stands for
+    /// [`Config::receiver_not_ready`](crate::Config::receiver_not_ready).
+    pub rnr_retry_count: u8,
+    /// The end-to-end flow control that the program asks for; the other end's program sees it.
+    pub flow_control: bool,
+    /// The queue pair uses a shared receive queue.
+    pub srq: bool,
+    /// The time of an attempt, 4.096 µs · 2^`ack_timeout`; `None` for the queue pair's own, see
+    /// [`Retry`](crate::by_number::retry::Retry). The other end does not learn it.
+    pub ack_timeout: Option<u8>,
+}
+
+const MAGIC: [u8; 8] = *b"iwarp-ib";
+const FLOW_CONTROL: u8 = 1;
+const SRQ: u8 = 1 << 1;
+/// Number, both counts, flags, and an octet that is zero.
+const FIELDS_LEN: usize = 8;
+const LEN: usize = FIELDS_LEN + MAGIC.len();
+
+impl InfinibandParameters {
+    /// Appends the parameters to private data.
+    pub(super) fn append_to(&self, data: &mut Vec<u8>) {
+        let flags = [(self.flow_control, FLOW_CONTROL), (self.srq, SRQ)];
+        let flags = flags.iter().filter(|f| f.0).map(|f| f.1).sum();
+        data.extend_from_slice(&self.qp_num.to_be_bytes());
+        data.extend_from_slice(&[self.retry_count, self.rnr_retry_count, flags, 0]);
+        data.extend_from_slice(&MAGIC);
+    }
+
+    /// Returns the parameters at the end of private data, and the program's part of them.
+    pub(super) fn split_from(data: &[u8]) -> (Option<Self>, &[u8]) {
+        let Some((program, tail)) = data.split_last_chunk::<LEN>() else {
+            return (None, data);
+        };
+        let Some(&[a, b, c, d, retry_count, rnr_retry_count, flags, 0]) = tail.strip_suffix(&MAGIC)
+        else {
+            return (None, data);
+        };
+        let parameters = Self {
+            qp_num: u32::from_be_bytes([a, b, c, d]),
+            retry_count,
+            rnr_retry_count,
+            flow_control: flags & FLOW_CONTROL != 0,
+            srq: flags & SRQ != 0,
+            ack_timeout: None,
+        };
+        (Some(parameters), program)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_round_trip() {
+        let mut all = Vec::new();
+        for (flow_control, srq) in [(false, false), (true, false), (false, true), (true, true)] {
+            all.push(InfinibandParameters {
+                qp_num: 0x12_3456,
+                retry_count: 7,
+                rnr_retry_count: 3,
+                flow_control,
+                srq,
+                ack_timeout: None,
+            });
+        }
+        for parameters in all {
+            for program in [&b""[..], b"iwarp-ib", b"anything at all"] {
+                let mut data = program.to_vec();
+                parameters.append_to(&mut data);
+                assert_eq!(data.len(), program.len() + 16);
+                let split = InfinibandParameters::split_from(&data);
+                assert_eq!(split, (Some(parameters), program));
+            }
+        }
+    }
+
+    #[test]
+    fn parameters_have_a_fixed_format() {
+        let mut data = vec![b'x'];
+        InfinibandParameters {
+            qp_num: 0x12_3456,
+            retry_count: 5,
+            rnr_retry_count: 6,
+            flow_control: true,
+            srq: true,
+            ack_timeout: Some(20),
+        }
+        .append_to(&mut data);
+        assert_eq!(data, b"x\x00\x12\x34\x56\x05\x06\x03\x00iwarp-ib");
+    }
+
+    /// Private data that only resemble the parameters are the program's.
+    #[test]
+    fn other_private_data_stay_whole() {
+        for data in [
+            &b""[..],
+            b"iwarp-ib",
+            b"1234567iwarp-ib",
+            b"12345671iwarp-ib",
+        ] {
+            assert_eq!(InfinibandParameters::split_from(data), (None, data));
+        }
+    }
+}

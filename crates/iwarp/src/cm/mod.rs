@@ -1,0 +1,133 @@
+//! Connection management as in rdma_cm (`rdma_cm(7)`): identifiers, events, and MPA start-up below them.
+//!
+//! An identifier is bound, resolved, connected, or listens. The results arrive as events on its channel.
+//! `id` holds the identifiers, `resolve` the look-up of addresses, `active` and `passive` the two sides of MPA start-up (RFC 5044 section 7.1, RFC 6581), `accept` the end of the second, `unheard` the same for queue pairs that are connected by number, `xrc` what they
+//! say of extended reliable connections, `infiniband` what they say of queue pairs of devices that
+//! look like RoCE NICs, `sink` the events of queue pairs, `reminders` what is sent to a responder
+//! that stays silent and when, `stand_in` connections without the program's queue pair, `sidr`
+//! identifiers for datagrams.
+
+mod accept;
+mod active;
+mod id;
+mod infiniband;
+mod overtaken;
+mod passive;
+pub(crate) mod portmap;
+mod refused;
+mod reminders;
+mod resolve;
+mod sidr;
+mod sink;
+mod stand_in;
+mod startup;
+mod timewait;
+mod unheard;
+mod withdrawn;
+mod xrc;
+
+pub use id::{CmId, CmProgress, ConnectionParameters};
+pub use infiniband::InfinibandParameters;
+pub use iwarp_proto::sidr::DEFAULT_QKEY;
+pub use sidr::DatagramEnd;
+#[cfg(test)]
+pub(crate) use unheard::tests::{accepted, requested};
+
+use crate::device::Device;
+use crate::error::Result;
+use crate::objects::context::Context;
+use crate::objects::events::EventQueue;
+use iwarp_rnic::qp::XrcEnd;
+use std::sync::Arc;
+
+/// The kind of an event. Names as in `rdma_get_cm_event(3)`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum CmEventKind {
+    /// The address was resolved; the identifier has a device.
+    AddrResolved,
+    /// The address was not resolved; `status` says why.
+    AddrError,
+    /// The route was resolved.
+    RouteResolved,
+    /// A peer asks to connect; the new identifier is `id`, the listener `listener`.
+    ConnectRequest,
+    /// The attempt failed; `status` says why.
+    ConnectError,
+    /// The peer did not answer; or, for datagrams, it did not name a queue pair.
+    Unreachable,
+    /// The peer refused.
+    Rejected,
+    /// The connection is up.
+    Established,
+    /// The connection is over.
+    Disconnected,
+    /// A multicast group was joined; the value is the program's ([`CmId::join_multicast`]).
+    MulticastJoin(u64),
+    /// A multicast group was not joined; `status` says why.
+    MulticastError(u64),
+    /// A second has passed since [`Disconnected`](Self::Disconnected): no more events come. A destroyed identifier does not get it.
+    TimewaitExit,
+    /// The program has given this event itself, with a value of its own ([`CmId::write_event`]).
+    User(u64),
+    /// Names were resolved (`rdma_resolve_addrinfo(3)`).
+    AddrinfoResolved,
+    /// Names were not resolved; `status` says why.
+    AddrinfoError,
+}
+
+/// An event of an identifier.
+#[derive(Debug, Clone)]
+pub struct CmEvent {
+    /// The kind of the event.
+    pub kind: CmEventKind,
+    /// Zero, or the errno that describes a failure.
+    pub status: i32,
+    /// The identifier of the event. For a connection request it is the new one.
+    pub id: CmId,
+    /// For a connection request, the listening identifier.
+    pub listener: Option<CmId>,
+    /// The private data of the peer, without the RFC 6581 prefix.
+    pub private_data: Vec<u8>,
+    /// For [`CmEventKind::Rejected`]: `true` if the peer's MPA reply refused, `false` if the peer's TCP did, so that
+    /// probably nobody listens there.
+    pub replied: bool,
+    /// RDMA Reads and atomics that the peer may have outstanding towards us: for a request what it asks for, `None` if it did not say; for
+    /// [`CmEventKind::Established`] what was negotiated.
+    pub responder_resources: Option<u16>,
+    /// RDMA Reads and atomics that we may have outstanding towards the peer: for a request what it
+    /// can serve, `None` if it did not say; for [`CmEventKind::Established`] what was negotiated.
+    pub initiator_depth: Option<u16>,
+    /// For a connection request, and for [`CmEventKind::Established`] at the end that has asked:
+    /// what the peer says of its queue pair, if its connection behaves as on InfiniBand
+    /// ([`ConnectionParameters::infiniband`]).
+    pub infiniband: Option<InfinibandParameters>,
+    /// Counts the event of a request as long as nobody has taken it.
+    pub(crate) _untaken: Option<Arc<passive::Count>>,
+    /// For a connection request: the peer is this end of an extended reliable connection, and the other end has to accept it.
+    pub xrc: Option<XrcEnd>,
+    /// For an identifier for datagrams, with [`Established`](CmEventKind::Established) and the events of multicast: where to send to.
+    pub datagrams: Option<DatagramEnd>,
+    /// For an identifier for datagrams, with [`Unreachable`](CmEventKind::Unreachable): the status of InfiniBand's SIDR reply that says why, such as 1
+    /// if nothing serves the port and 2 if the program there has rejected the request. Zero if there was no answer.
+    pub service_status: u8,
+}
+
+/// A queue of connection events (`rdma_create_event_channel(3)`) with a pollable descriptor.
+pub type CmEventChannel = Arc<EventQueue<CmEvent>>;
+
+/// The context that all identifiers without a context of their own share for a device.
+///
+/// # Errors
+/// As [`Context::open`].
+pub fn device_context(device: &Device) -> Result<Context> {
+    id::shared_context(device)
+}
+
+/// Makes an event channel.
+///
+/// # Errors
+/// The operating system's error: no descriptors left.
+pub fn create_event_channel() -> Result<CmEventChannel> {
+    Ok(Arc::new(EventQueue::new()?))
+}

@@ -1,0 +1,505 @@
+//! Requests whose peer has gone, and the order of requests.
+
+use super::super::create_event_channel;
+use super::*;
+use crate::testing;
+use std::io::{Read, Write};
+
+/// A request of revision 1 without private data (RFC 5044 section 7.1.1).
+const REQUEST: &[u8; 20] = b"MPA ID Req Frame\x40\x01\x00\x00";
+
+fn hall_of(listener: &CmId) -> Arc<Hall> {
+    match &listener.inner.state.lock().phase {
+        Phase::Listening(l) => Arc::clone(&l.hall),
+        _ => unreachable!("it listens"),
+    }
+}
+
+/// A peer's socket, and what is accepted for it, with the peer's address.
+fn connect(
+    nursery: &std::net::TcpListener,
+) -> (std::net::TcpStream, std::net::TcpStream, SocketAddr) {
+    let peer = std::net::TcpStream::connect(nursery.local_addr().unwrap()).unwrap();
+    let (accepted, address) = nursery.accept().unwrap();
+    accepted.set_nonblocking(true).unwrap();
+    (peer, accepted, address)
+}
+
+/// Waits until a request can be read.
+fn has_come(at: &std::net::TcpStream) {
+    let mut frame = [0; REQUEST.len()];
+    while at.peek(&mut frame).ok() != Some(REQUEST.len()) {}
+}
+
+/// A peer's socket, what is accepted for it, and the connection in start-up, which the poller does not know.
+fn greet(
+    hall: &Arc<Hall>,
+    ctx: &Context,
+    nursery: &std::net::TcpListener,
+) -> (std::net::TcpStream, std::net::TcpStream, Arc<Greeting>) {
+    let (peer, accepted, address) = connect(nursery);
+    let seen = accepted.try_clone().unwrap();
+    let greeting = Arc::new(Greeting {
+        hall: Arc::clone(hall),
+        ctx: ctx.clone(),
+        token: hall.engine.token(),
+        address: counted(address.ip()),
+        starting: Mutex::new(Some(Starting {
+            flow: None,
+            stream: TcpStream::from_socket(accepted.into()).unwrap(),
+            ends: Ends {
+                local: nursery.local_addr().unwrap(),
+                peer: address,
+            },
+            reader: FrameReader::new(FrameKind::Request),
+        })),
+    });
+    hall.starting.lock().push_back(Arc::downgrade(&greeting));
+    (peer, seen, greeting)
+}
+
+/// A process that was stopped finds the request and the expired timer at the same moment.
+#[test]
+fn a_request_that_has_come_counts_although_its_time_is_over() {
+    let ctx = testing::context();
+    let channel = create_event_channel().unwrap();
+    let id = CmId::create(&channel, Some(&ctx));
+    id.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    id.listen(8).unwrap();
+    let hall = hall_of(&id);
+    let nursery = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (mut silent, _, first) = greet(&hall, &ctx, &nursery);
+    let (mut asking, seen, second) = greet(&hall, &ctx, &nursery);
+    asking.write_all(REQUEST).unwrap();
+    has_come(&seen);
+    first.timer(0);
+    second.timer(0);
+    let event = channel.next(Some(Duration::from_secs(10))).unwrap();
+    assert_eq!(event.id.addresses().1, Some(asking.local_addr().unwrap()));
+    let reset = silent.read(&mut [0]).unwrap_err();
+    assert_eq!(reset.kind(), std::io::ErrorKind::ConnectionReset);
+}
+
+/// Two requests have come before either is read, and the second connection is accepted only now. The program gets the first one first.
+#[test]
+fn a_request_does_not_overtake_that_of_an_older_connection() {
+    let ctx = testing::context();
+    let channel = create_event_channel().unwrap();
+    let id = CmId::create(&channel, Some(&ctx));
+    id.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    id.listen(8).unwrap();
+    let hall = hall_of(&id);
+    let nursery = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (mut first, accepted, first_address) = connect(&nursery);
+    let watched = accepted.try_clone().unwrap();
+    let stream = TcpStream::from_socket(accepted.into()).unwrap();
+    hall.welcome(stream, first_address);
+    let greeting = hall.starting.lock()[0].upgrade().unwrap();
+    // The progress thread cannot read the first request before the second connection is accepted.
+    let slot = greeting.starting.lock();
+    first.write_all(REQUEST).unwrap();
+    has_come(&watched);
+    let (mut second, accepted, second_address) = connect(&nursery);
+    second.write_all(REQUEST).unwrap();
+    has_come(&accepted);
+    let stream = TcpStream::from_socket(accepted.into()).unwrap();
+    hall.welcome(stream, second_address);
+    drop(slot);
+    let event = channel.next(Some(Duration::from_secs(10))).unwrap();
+    assert_eq!(event.id.addresses().1, Some(first_address));
+    channel.next(Some(Duration::from_secs(10))).unwrap();
+}
+
+/// The oldest connection is given up where there are too many, but not if its request has come and only nobody has read it.
+#[test]
+fn a_connection_whose_request_has_come_is_not_given_up() {
+    let ctx = testing::context();
+    let channel = create_event_channel().unwrap();
+    let id = CmId::create(&channel, Some(&ctx));
+    id.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    id.listen(8).unwrap();
+    let hall = hall_of(&id);
+    let nursery = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (mut silent, _, _first) = greet(&hall, &ctx, &nursery);
+    let (mut asking, seen, _second) = greet(&hall, &ctx, &nursery);
+    asking.write_all(REQUEST).unwrap();
+    has_come(&seen);
+    assert!(hall.give_up_oldest("there are too many"));
+    assert!(hall.give_up_oldest("there are too many"));
+    assert!(!hall.give_up_oldest("there are too many"));
+    let event = channel.next(Some(Duration::from_secs(10))).unwrap();
+    assert_eq!(
+        event.id.addresses().1,
+        Some(asking.local_addr().unwrap()),
+        "the one that asks"
+    );
+    let reset = silent.read(&mut [0]).unwrap_err();
+    assert_eq!(reset.kind(), std::io::ErrorKind::ConnectionReset);
+}
+
+/// Peers that come while nothing is accepted wait in the kernel. If it had no room, it would drop what they send, and they would try again only
+/// after a second.
+#[test]
+fn a_crowd_that_comes_at_once_is_connected_at_once() {
+    let ctx = testing::context();
+    let channel = create_event_channel().unwrap();
+    let id = CmId::create(&channel, Some(&ctx));
+    id.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    id.listen(1).unwrap();
+    // As many requests wait for the program's answer as may: no connection is accepted.
+    hall_of(&id).waiting.store(BACKLOG_LEAST, Ordering::Relaxed);
+    let most = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap();
+    let crowd = most.trim().parse().map_or(256, |most: u32| most.min(256));
+    let address = id.addresses().0.unwrap();
+    let patience = Duration::from_secs(10);
+    let connect = |_| std::net::TcpStream::connect_timeout(&address, patience);
+    let all: Result<Vec<_>, _> = (0..crowd).map(connect).collect();
+    assert_eq!(all.unwrap().len(), crowd as usize);
+}
+
+/// A peer that asks and resets at once: its request is an event like any other, and says who it was.
+#[test]
+fn a_request_names_its_peer_even_if_that_has_gone() {
+    let ctx = testing::context();
+    let channel = create_event_channel().unwrap();
+    let id = CmId::create(&channel, Some(&ctx));
+    id.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    id.listen(1).unwrap();
+    let hall = hall_of(&id);
+    let nursery = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut peer = std::net::TcpStream::connect(nursery.local_addr().unwrap()).unwrap();
+    let (mut accepted, address) = nursery.accept().unwrap();
+    peer.write_all(REQUEST).unwrap();
+    let mut frame = [0u8; 20];
+    accepted.read_exact(&mut frame).unwrap();
+    let mut reader = FrameReader::new(FrameKind::Request);
+    reader.push(&frame).unwrap();
+    let socket = socket2::SockRef::from(&peer);
+    socket.set_linger(Some(Duration::ZERO)).unwrap();
+    drop(peer);
+    let stream = TcpStream::from_socket(accepted.into()).unwrap();
+    let reset = std::iter::repeat_with(|| stream.peer_addr().is_err());
+    assert!(reset.take(100_000).any(|gone| gone), "a reset arrives");
+    let starting = Starting {
+        stream,
+        ends: Ends {
+            local: nursery.local_addr().unwrap(),
+            peer: address,
+        },
+        flow: None,
+        reader,
+    };
+    hall.deliver(ctx, starting);
+    let event = channel.next(Some(Duration::from_secs(10))).unwrap();
+    assert_eq!(event.kind, CmEventKind::ConnectRequest);
+    assert_eq!(event.id.addresses().1, Some(address));
+}
+
+/// A listener on 127.0.0.1 with this admission. Peers have all the time that they like.
+fn listening(admission: Admission) -> (CmId, crate::cm::CmEventChannel, Arc<Hall>) {
+    let channel = create_event_channel().unwrap();
+    let patient = testing::context_with(Config {
+        handshake_timeout: Duration::from_secs(3600),
+        ..Config::default()
+    });
+    let id = CmId::create(&channel, Some(&patient));
+    id.set_admission(admission);
+    id.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    id.listen(8).unwrap();
+    let hall = hall_of(&id);
+    (id, channel, hall)
+}
+
+/// Waits for the end of a connection. If the peer was sending when it was reset, it has learnt of that there already, and reads the end.
+fn is_over(peer: &mut std::net::TcpStream) -> bool {
+    peer.set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
+    match peer.read(&mut [0]) {
+        Ok(n) => n == 0,
+        Err(e) => e.kind() != std::io::ErrorKind::WouldBlock,
+    }
+}
+
+/// Asks from a source address of the loopback network.
+fn ask_from(source: [u8; 4], listener: &CmId) -> std::net::TcpStream {
+    use socket2::{Domain, Socket, Type};
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::from((source, 0)).into()).unwrap();
+    let at = listener.addresses().0.unwrap();
+    socket.connect(&at.into()).unwrap();
+    let mut stream = std::net::TcpStream::from(socket);
+    let _ = stream.write_all(REQUEST);
+    stream
+}
+
+/// RFC 5042 section 5.1.1: of two peers that ask for the same, only the one of a network that was named reaches the program.
+#[test]
+fn only_peers_of_the_networks_that_were_named_are_let_in() {
+    let admission = Admission {
+        peers: "127.0.0.64/26".parse().unwrap(),
+        ..Admission::default()
+    };
+    let (id, channel, _) = listening(admission);
+    for outside in [[127, 0, 0, 63], [127, 0, 0, 128], [127, 0, 0, 1]] {
+        assert!(is_over(&mut ask_from(outside, &id)), "{outside:?}");
+    }
+    let inside = ask_from([127, 0, 0, 100], &id);
+    let event = channel.next(Some(Duration::from_secs(10))).unwrap();
+    assert_eq!(event.id.addresses().1, Some(inside.local_addr().unwrap()));
+    assert!(channel.try_next().is_none(), "the others never got here");
+}
+
+/// RFC 5042 section 6.4.1: one address that opens many connections and says nothing loses its own oldest ones, and no other address does.
+#[test]
+fn an_address_with_too_many_silent_connections_loses_its_own() {
+    let admission = Admission {
+        half_open: 6,
+        half_open_per_address: 3,
+        ..Admission::default()
+    };
+    let (id, _channel, hall) = listening(admission);
+    let silent = |source| {
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None);
+        let socket = socket.unwrap();
+        socket.bind(&SocketAddr::from((source, 0)).into()).unwrap();
+        socket.connect(&id.addresses().0.unwrap().into()).unwrap();
+        // The next one comes only when this one has been seen, so that it is known which is the oldest.
+        let seen = || {
+            let all = hall.starting.lock();
+            let own = std::net::TcpStream::from(socket.try_clone().unwrap()).local_addr();
+            let own = own.unwrap();
+            all.iter().filter_map(Weak::upgrade).any(|g| {
+                let slot = g.starting.lock();
+                slot.as_ref().is_some_and(|s| s.ends.peer == own)
+            })
+        };
+        while !seen() {
+            std::thread::yield_now();
+        }
+        std::net::TcpStream::from(socket)
+    };
+    let mut other = silent([127, 0, 0, 2]);
+    let mut crowd: Vec<_> = (0..10).map(|_| silent([127, 0, 0, 3])).collect();
+    for (at, peer) in crowd.iter_mut().enumerate() {
+        peer.set_nonblocking(at >= 7).unwrap();
+        let end = peer.read(&mut [0]).unwrap_err().kind();
+        let want = match at {
+            0..7 => std::io::ErrorKind::ConnectionReset,
+            _ => std::io::ErrorKind::WouldBlock,
+        };
+        assert_eq!(end, want, "number {at}");
+    }
+    other.set_nonblocking(true).unwrap();
+    let end = other.read(&mut [0]).unwrap_err().kind();
+    assert_eq!(end, std::io::ErrorKind::WouldBlock, "it is still there");
+    // In all, the oldest leaves.
+    let _more: Vec<_> = [4, 5, 6].map(|n| silent([127, 0, 0, n])).into();
+    other.set_nonblocking(false).unwrap();
+    assert!(is_over(&mut other), "the oldest of all");
+}
+
+/// The limit of connections counts requests and connections until they are over, and the reason comes with the rejection.
+#[test]
+fn a_listener_with_too_many_connections_rejects_further_ones() {
+    let admission = Admission {
+        connections: 2,
+        ..Admission::default()
+    };
+    let (id, channel, hall) = listening(admission);
+    let limit = Some(Duration::from_secs(10));
+    let _first = ask_from([127, 0, 0, 1], &id);
+    let first = channel.next(limit).unwrap().id;
+    let _second = ask_from([127, 0, 0, 1], &id);
+    let second = channel.next(limit).unwrap().id;
+    let mut third = ask_from([127, 0, 0, 1], &id);
+    let mut reply = [0; 20];
+    third.read_exact(&mut reply).unwrap();
+    assert_eq!(&reply[..17], b"MPA ID Rep Frame\x60", "CRC, rejected");
+    let mut reason = vec![0; usize::from(reply[19])];
+    third.read_exact(&mut reason).unwrap();
+    assert_eq!(reason, NO_SEAT);
+    first.reject(&[]).unwrap();
+    let _fourth = ask_from([127, 0, 0, 1], &id);
+    let fourth = channel.next(limit).unwrap().id;
+    second.destroy();
+    fourth.destroy();
+    assert_eq!(hall.seats.load(Ordering::Relaxed), 0);
+}
+
+/// A request says where it came to, which a listener at all addresses does not know beforehand.
+#[test]
+fn a_request_names_the_address_that_it_came_to() {
+    for (own, at, to) in [
+        (true, "127.0.0.1:0", "127.0.0.1"),
+        (true, "0.0.0.0:0", "127.0.0.1"),
+        (false, "0.0.0.0:0", "127.0.0.1"),
+        (true, "[::]:0", "127.0.0.1"),
+        (true, "[::ffff:127.0.0.1]:0", "127.0.0.1"),
+        (true, "[::1]:0", "::1"),
+    ] {
+        let channel = create_event_channel().unwrap();
+        let ctx = own.then(testing::context);
+        let id = CmId::create(&channel, ctx.as_ref());
+        id.bind(at.parse().unwrap()).unwrap();
+        id.listen(1).unwrap();
+        let port = id.addresses().0.unwrap().port();
+        let to = SocketAddr::new(to.parse().unwrap(), port);
+        let mut peer = std::net::TcpStream::connect(to).unwrap();
+        peer.write_all(REQUEST).unwrap();
+        let event = channel.next(Some(Duration::from_secs(20))).unwrap();
+        let from = peer.local_addr().unwrap();
+        assert_eq!(event.id.addresses(), (Some(to), Some(from)), "{at}");
+        event.id.reject(&[]).unwrap();
+        id.destroy();
+    }
+}
+
+#[test]
+fn a_request_tells_when_its_peer_has_gone() {
+    let (id, channel, _) = listening(Admission::default());
+    let peer = ask_from([127, 0, 0, 1], &id);
+    let request = channel.next(Some(Duration::from_secs(20))).unwrap().id;
+    assert!(!request.requester_is_gone() && !id.requester_is_gone());
+    drop(peer);
+    let end = std::time::Instant::now() + Duration::from_secs(20);
+    while !request.requester_is_gone() {
+        assert!(std::time::Instant::now() < end, "it does not notice");
+        std::thread::yield_now();
+    }
+    assert!(!id.requester_is_gone());
+}
+
+/// While as many requests as there is room for wait for the program, further connections are left to the kernel.
+#[test]
+fn a_listener_without_room_pauses_until_there_is_some() {
+    let (id, channel, hall) = listening(Admission::default());
+    let listening = match &id.inner.state.lock().phase {
+        Phase::Listening(listening) => Arc::clone(listening),
+        _ => unreachable!("it listens"),
+    };
+    hall.waiting.store(listening.backlog, Ordering::Relaxed);
+    let peer = ask_from([127, 0, 0, 1], &id);
+    let end = std::time::Instant::now() + Duration::from_secs(20);
+    while !*listening.paused.lock() {
+        assert!(std::time::Instant::now() < end, "it does not pause");
+        std::thread::yield_now();
+    }
+    assert!(channel.try_next().is_none());
+    hall.waiting.store(0, Ordering::Relaxed);
+    let event = channel.next(Some(Duration::from_secs(20))).unwrap();
+    assert_eq!(event.id.addresses().1, Some(peer.local_addr().unwrap()));
+    assert!(!*listening.paused.lock());
+}
+
+/// Requests that wait are counted against the backlog, and connections are not.
+#[test]
+fn connections_take_no_room_of_requests() {
+    let (id, channel, hall) = listening(Admission::default());
+    let many = 2 * BACKLOG_LEAST;
+    hall.seats.fetch_add(many, Ordering::Relaxed);
+    let peers = [(); 3].map(|()| ask_from([127, 0, 0, 1], &id));
+    for _ in &peers {
+        channel.next(Some(Duration::from_secs(20))).unwrap();
+    }
+    hall.seats.fetch_sub(many, Ordering::Relaxed);
+}
+
+/// Whichever way a connection ends, or comes to nothing, it is not counted afterwards.
+#[test]
+fn each_end_of_a_connection_gives_its_seat_back() {
+    use crate::conn::qp::CmSink;
+    use iwarp_rnic::qp::Events;
+    type End = fn(&CmId);
+    let ends: [(Phase, End); 9] = [
+        (Phase::Connected(true), |id| {
+            id.inner.qp_event(Events::DISCONNECTED, None);
+        }),
+        (Phase::Connected(true), |id| {
+            id.inner.qp_event(Events::FATAL, None);
+        }),
+        (Phase::Connected(false), |id| {
+            id.inner.qp_event(Events::FATAL, None);
+        }),
+        (Phase::Connected(false), |id| {
+            let both = Events::ESTABLISHED | Events::DISCONNECTED;
+            id.inner.qp_event(both, None);
+        }),
+        (Phase::Connected(false), |id| {
+            id.inner.first_message_overdue();
+        }),
+        // It ends before it is told of.
+        (Phase::Accepting, |id| {
+            id.inner.qp_event(Events::DISCONNECTED, None);
+            id.established(super::super::id::Reply::default());
+        }),
+        (Phase::Connected(true), CmId::destroy),
+        (Phase::Connected(false), CmId::destroy),
+        (Phase::Accepting, CmId::destroy),
+    ];
+    for (at, (phase, end)) in ends.into_iter().enumerate() {
+        let seats = Arc::new(AtomicU32::new(7));
+        let id = CmId::create(&create_event_channel().unwrap(), None);
+        {
+            let mut s = id.inner.state.lock();
+            s.phase = phase;
+            s.seat = Some(Count::new(&seats));
+        }
+        assert_eq!(seats.load(Ordering::Relaxed), 8);
+        end(&id);
+        assert_eq!(seats.load(Ordering::Relaxed), 7, "number {at}");
+        id.destroy();
+    }
+}
+
+/// The peer of a request goes before the program accepts: that is no connection, and takes no seat of one.
+#[test]
+fn a_request_whose_peer_has_gone_becomes_no_connection() {
+    use iwarp_rnic::qp::State;
+    let (listener, channel, hall) = listening(Admission::default());
+    let peer = ask_from([127, 0, 0, 1], &listener);
+    let id = channel.next(Some(Duration::from_secs(20))).unwrap().id;
+    let ctx = id.context().unwrap();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let qp = testing::queue_pair(&ctx, &cq, &cq);
+    qp.modify(State::Init).unwrap();
+    id.set_queue_pair(Some(&qp));
+    let socket = socket2::SockRef::from(&peer);
+    socket.set_linger(Some(Duration::ZERO)).unwrap();
+    drop(peer);
+    testing::until("it is not reset", || id.requester_is_gone());
+    let refused = id.accept(&ConnectionParameters::default()).unwrap_err();
+    assert!(matches!(refused, crate::Error::ConnectionLost(_)));
+    assert!(matches!(id.inner.state.lock().phase, Phase::Disconnected));
+    assert_eq!(hall.seats.load(Ordering::Relaxed), 0);
+    assert_eq!((qp.state(), qp.addresses()), (State::Init, None));
+    id.destroy();
+    listener.destroy();
+    qp.destroy();
+}
+
+/// A listener that moves to another channel takes the requests along that its program has not seen.
+#[test]
+fn requests_move_with_their_listener() {
+    let (id, before, hall) = listening(Admission::default());
+    let (other, ..) = listening(Admission::default());
+    other.migrate(&before);
+    let peers = [&id, &other, &id].map(|to| ask_from([127, 0, 0, 1], to));
+    let end = std::time::Instant::now() + Duration::from_secs(20);
+    while before.len() < 3 {
+        assert!(std::time::Instant::now() < end, "they do not come");
+        std::thread::yield_now();
+    }
+    let after = create_event_channel().unwrap();
+    id.migrate(&after);
+    assert_eq!((before.len(), after.len()), (1, 2));
+    let stays = before.try_next().expect("that of the other");
+    assert_eq!(stays.id.addresses().1, Some(peers[1].local_addr().unwrap()));
+    assert!(
+        stays
+            .listener
+            .is_some_and(|listener| listener.is_same(&other))
+    );
+    drop(after);
+    id.destroy();
+    assert_eq!(hall.waiting.load(Ordering::Relaxed), 0);
+}

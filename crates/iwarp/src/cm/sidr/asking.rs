@@ -1,0 +1,377 @@
+//! The requester: sends the request until there is an answer, and gives the event.
+
+use super::super::CmEventKind;
+use super::super::id::{CmId, CmIdInner, Phase, engine};
+use super::DatagramEnd;
+use crate::cm::CmEvent;
+use crate::crc::crc32c_append;
+use crate::engine::{Engine, Source};
+use crate::error::Result;
+use crate::objects::context::{Context, random_u64};
+use crate::sys::clock::now_ns;
+use crate::sys::connect::canonical;
+use crate::sys::poller::Interest;
+use crate::sys::service::ServiceSocket;
+use iwarp_proto::sidr::{Answer, Due, Heard, MESSAGE_LEN, Message, Patience, Refusal, Requester};
+use parking_lot::Mutex;
+use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// Pauses before a request is sent again to a port that nobody is bound to. Some programs tell their peer a port and listen on it only
+/// afterwards.
+const REFUSED_PAUSES: [Duration; 4] = [
+    Duration::from_millis(2),
+    Duration::from_millis(8),
+    Duration::from_millis(30),
+    Duration::from_millis(60),
+];
+const TIMER_DUE: u32 = 0;
+const TIMER_AGAIN: u32 = 1;
+/// Messages that are read in a row. Then other sockets get their turn.
+const TURN: usize = 64;
+
+struct State {
+    requester: Requester,
+    /// How often the peer's host has said that nobody is bound to the port.
+    refused: usize,
+    is_over: bool,
+}
+
+/// One attempt.
+pub(in crate::cm) struct Asking {
+    id: Weak<CmIdInner>,
+    engine: Arc<Engine>,
+    token: u64,
+    socket: Arc<ServiceSocket>,
+    /// The listener's address as the socket knows it.
+    peer: SocketAddr,
+    private_data: Vec<u8>,
+    state: Mutex<State>,
+}
+
+/// How an attempt ends.
+enum End {
+    Answered(Answer, Vec<u8>),
+    /// With an errno, and the number that stands for it if that is one of the messages' own.
+    Unreachable(i32, Option<Refusal>),
+}
+
+impl Asking {
+    pub(super) fn new(
+        id: &CmId,
+        ctx: &Context,
+        socket: Arc<ServiceSocket>,
+        peer: SocketAddr,
+        private_data: &[u8],
+    ) -> Result<Arc<Self>> {
+        let config = ctx.config();
+        let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let patience = Patience {
+            silence_ns: ns(config.connect_timeout),
+            answer_ns: ns(config.answer_timeout),
+        };
+        let requester = Requester::new(random_u64()?, patience, now_ns());
+        // Whether the private data fit is found out before anything is sent.
+        requester.request(crc32c_append, private_data)?;
+        socket.connect(peer)?;
+        let peer = socket.peer_addr()?;
+        let engine = engine()?;
+        let token = engine.token();
+        Ok(Arc::new(Self {
+            id: Arc::downgrade(&id.inner),
+            engine,
+            token,
+            socket,
+            peer,
+            private_data: private_data.to_vec(),
+            state: Mutex::new(State {
+                requester,
+                refused: 0,
+                is_over: false,
+            }),
+        }))
+    }
+
+    /// Sends the first request. What the peer does comes as an event.
+    pub(super) fn start(self: &Arc<Self>) -> Result<()> {
+        let source = Arc::clone(self) as Arc<dyn Source>;
+        self.engine
+            .add(&*self.socket, self.token, Interest::READ, source)?;
+        self.step();
+        Ok(())
+    }
+
+    /// Ends the attempt without an event.
+    pub(in crate::cm) fn cancel(&self) {
+        self.state.lock().is_over = true;
+        self.engine.remove(&*self.socket, self.token);
+    }
+
+    /// Does what is due by time.
+    fn step(&self) {
+        let mut s = self.state.lock();
+        if s.is_over {
+            return;
+        }
+        let end = match s.requester.due(now_ns()) {
+            Due::TimedOut => Some(End::Unreachable(libc::ETIMEDOUT, None)),
+            Due::Wait(next) => {
+                self.engine.at(next, self.token, TIMER_DUE);
+                None
+            }
+            Due::Send(next) => {
+                self.engine.at(next, self.token, TIMER_DUE);
+                self.send(&mut s)
+            }
+        };
+        self.settle(s, end);
+    }
+
+    /// Sends the request. Returns the end of the attempt if it cannot be sent at all.
+    fn send(&self, s: &mut State) -> Option<End> {
+        // It could be sealed when the attempt began.
+        let request = s
+            .requester
+            .request(crc32c_append, &self.private_data)
+            .ok()?;
+        match self.socket.send(&request) {
+            Ok(()) => None,
+            Err(e) => self.failed(s, &e),
+        }
+    }
+
+    /// Handles an error of the socket. Most are about one message, which is then as good as lost.
+    fn failed(&self, s: &mut State, e: &io::Error) -> Option<End> {
+        match (e.kind(), e.raw_os_error()) {
+            (ErrorKind::ConnectionRefused, Some(errno)) => {
+                let Some(pause) = REFUSED_PAUSES.get(s.refused) else {
+                    return Some(End::Unreachable(errno, Some(Refusal::UNSUPPORTED)));
+                };
+                s.refused += 1;
+                self.engine.after(*pause, self.token, TIMER_AGAIN);
+                None
+            }
+            (_, Some(errno @ (libc::ENETUNREACH | libc::EHOSTUNREACH))) => {
+                Some(End::Unreachable(errno, None))
+            }
+            _ => {
+                tracing::debug!(peer = %self.peer, error = %e, "a request is not sent");
+                None
+            }
+        }
+    }
+
+    /// Takes what has come. Returns the end of the attempt, if it is over.
+    fn read(&self, s: &mut State) -> Option<End> {
+        let mut octets = [0; MESSAGE_LEN];
+        for _ in 0..TURN {
+            let came = match self.socket.receive(&mut octets) {
+                Ok(Some(came)) => came,
+                Ok(None) => return None,
+                Err(e) => match self.failed(s, &e) {
+                    None => continue,
+                    end => return end,
+                },
+            };
+            // A bound socket may have received from others before it was connected.
+            let is_peer = (came.peer.ip(), came.peer.port()) == (self.peer.ip(), self.peer.port());
+            if came.len != MESSAGE_LEN || !is_peer {
+                continue;
+            }
+            let Ok(message) = Message::open(crc32c_append, &octets) else {
+                continue;
+            };
+            match s.requester.hear(&message) {
+                Heard::Nothing => {}
+                Heard::Challenge => {
+                    if let Some(end) = self.send(s) {
+                        return Some(end);
+                    }
+                }
+                Heard::Answer(answer) => {
+                    return Some(End::Answered(answer, message.private_data.to_vec()));
+                }
+            }
+        }
+        None
+    }
+
+    /// Drops the lock, and gives the event of the end.
+    fn settle(&self, mut s: parking_lot::MutexGuard<'_, State>, end: Option<End>) {
+        let Some(end) = end else { return };
+        s.is_over = true;
+        drop(s);
+        self.engine.remove(&*self.socket, self.token);
+        if let Some(inner) = self.id.upgrade() {
+            CmId { inner }.asked(self, end);
+        }
+    }
+}
+
+impl CmId {
+    /// An attempt has ended.
+    fn asked(&self, asking: &Asking, end: End) {
+        let (phase, event) = match end {
+            End::Answered(Answer::QueuePair { num, qkey }, private_data) => {
+                let event = CmEvent {
+                    private_data,
+                    datagrams: Some(DatagramEnd {
+                        ip: canonical(asking.peer).ip(),
+                        num,
+                        qkey,
+                    }),
+                    ..self.event(CmEventKind::Established, 0)
+                };
+                (Phase::Connected(true), event)
+            }
+            End::Answered(Answer::Refused(refusal), private_data) => {
+                let event = CmEvent {
+                    private_data,
+                    replied: true,
+                    service_status: refusal.code(),
+                    ..self.event(CmEventKind::Unreachable, libc::ECONNREFUSED)
+                };
+                (Phase::Failed, event)
+            }
+            End::Unreachable(errno, refusal) => {
+                let event = CmEvent {
+                    service_status: refusal.map_or(0, Refusal::code),
+                    ..self.event(CmEventKind::Unreachable, errno)
+                };
+                (Phase::Failed, event)
+            }
+        };
+        let mut s = self.inner.state.lock();
+        // No other attempt begins before this one has ended.
+        if !matches!(s.phase, Phase::Asking(_)) {
+            return;
+        }
+        // The engine has another handle to the attempt, so this one is not the last.
+        s.phase = phase;
+        self.give(s, event);
+    }
+}
+
+impl Source for Asking {
+    fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
+        let mut s = self.state.lock();
+        if !s.is_over {
+            let end = self.read(&mut s);
+            self.settle(s, end);
+        }
+        true
+    }
+
+    fn timer(self: Arc<Self>, kind: u32) {
+        if kind == TIMER_DUE {
+            return self.step();
+        }
+        let mut s = self.state.lock();
+        if !s.is_over {
+            let end = self.send(&mut s);
+            self.settle(s, end);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cm::create_event_channel;
+    use crate::sys::connect::Sharing;
+    use iwarp_proto::sidr::Kind;
+    use std::net::UdpSocket;
+
+    /// A question to a socket that does not answer, before it is asked.
+    fn asking(peer: &UdpSocket) -> (CmId, Arc<Asking>) {
+        let ctx = crate::testing::context();
+        let id = CmId::create_for_datagrams(&create_event_channel().unwrap(), Some(&ctx));
+        let own = ServiceSocket::bind(([127, 0, 0, 1], 0).into(), None, Sharing::Exclusive);
+        let own = Arc::new(own.unwrap());
+        let asking = Asking::new(&id, &ctx, own, peer.local_addr().unwrap(), b"").unwrap();
+        (id, asking)
+    }
+
+    /// A peer that is asked while it is not bound yet is asked again by a timer of its own, as long as the question is open.
+    #[test]
+    fn a_question_is_sent_again_after_a_refusal() {
+        let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let (_id, asking) = asking(&peer);
+        peer.set_nonblocking(true).unwrap();
+        let came = || peer.recv(&mut [0; MESSAGE_LEN]).is_ok();
+        assert!(!came());
+        Arc::clone(&asking).timer(TIMER_AGAIN);
+        assert!(came());
+        asking.cancel();
+        Arc::clone(&asking).timer(TIMER_AGAIN);
+        Arc::clone(&asking).timer(TIMER_DUE);
+        assert!(!came());
+    }
+
+    /// Takes the question from the peer's socket, with the address of its sender.
+    fn question(peer: &UdpSocket) -> ([u8; MESSAGE_LEN], SocketAddr) {
+        let mut octets = [0; MESSAGE_LEN];
+        peer.set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
+        let (_, from) = peer.recv_from(&mut octets).unwrap();
+        (octets, from)
+    }
+
+    /// What is a message except for its length is none.
+    #[test]
+    fn only_messages_of_the_right_length_are_heard() {
+        let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let (_id, asking) = asking(&peer);
+        let mut s = asking.state.lock();
+        assert!(asking.send(&mut s).is_none());
+        let (octets, from) = question(&peer);
+        let request = Message::open(crc32c_append, &octets).unwrap();
+        let sealed = |kind| {
+            let message = Message {
+                kind,
+                cookie: 77,
+                private_data: if kind == Kind::Challenge { b"" } else { b"yes" },
+                ..request
+            };
+            message.seal(crc32c_append).unwrap()
+        };
+        let mut hear = |octets: &[u8]| {
+            peer.send_to(octets, from).unwrap();
+            asking.read(&mut s)
+        };
+        assert!(hear(&sealed(Kind::Challenge)).is_none());
+        let (num, qkey) = (5, 6);
+        let answer = sealed(Kind::Reply(Answer::QueuePair { num, qkey }));
+        assert!(hear(&[&answer[..], &[0]].concat()).is_none(), "too long");
+        assert!(hear(&answer[..MESSAGE_LEN - 1]).is_none(), "too short");
+        let end = hear(&answer);
+        let Some(End::Answered(Answer::QueuePair { num: 5, qkey: 6 }, data)) = end else {
+            panic!("it is not heard");
+        };
+        assert_eq!(data, b"yes");
+    }
+
+    #[test]
+    fn errors_of_the_socket_end_the_question_or_not() {
+        let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let (_id, asking) = asking(&peer);
+        let mut s = asking.state.lock();
+        let mut end = |errno| match asking.failed(&mut s, &io::Error::from_raw_os_error(errno)) {
+            None => None,
+            Some(End::Unreachable(errno, refusal)) => Some((errno, refusal)),
+            Some(End::Answered(..)) => panic!("nobody has answered"),
+        };
+        for unreachable in [libc::ENETUNREACH, libc::EHOSTUNREACH] {
+            assert_eq!(end(unreachable), Some((unreachable, None)));
+        }
+        assert_eq!(end(libc::ENOBUFS), None);
+        // Refusals are borne for a while.
+        let refused = libc::ECONNREFUSED;
+        for _ in REFUSED_PAUSES {
+            assert_eq!(end(refused), None);
+        }
+        assert_eq!(end(refused), Some((refused, Some(Refusal::UNSUPPORTED))));
+    }
+}

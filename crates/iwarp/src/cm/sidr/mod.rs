@@ -1,0 +1,192 @@
+//! Identifiers for datagrams (`RDMA_PS_UDP`): the connection manager tells a requester which datagram queue pair serves a UDP port, and no
+//! connection comes of it. docs/wire.md describes the messages, `iwarp_proto::sidr` has them.
+//!
+//! An identifier is bound to a UDP port, so datagrams have ports of their own beside connections. `asking` is the requester's side,
+//! `serving` the listener's, `desk` the listener's decisions, `groups` has multicast.
+
+mod asking;
+mod desk;
+mod groups;
+mod serving;
+
+pub(super) use asking::Asking;
+pub(super) use serving::{Asked, Serving};
+
+use super::id::{CmId, ConnectionParameters, IdState, Phase};
+use crate::error::{Error, Result};
+use crate::sys::connect::Sharing;
+use crate::sys::service::ServiceSocket;
+use crate::ud::UdQueuePair;
+use groups::Membership;
+use iwarp_proto::sidr::{Answer, Refusal, Unsendable};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+
+/// Where datagrams of an identifier go: the queue pair that a peer has named, or a multicast group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DatagramEnd {
+    /// The address, which is a GID, too.
+    pub ip: IpAddr,
+    /// The queue pair's number; 0xffffff for a group.
+    pub num: u32,
+    /// The key that datagrams need.
+    pub qkey: u32,
+}
+
+/// What an identifier for datagrams has besides.
+#[derive(Default)]
+pub(super) struct Datagrams {
+    /// It holds the port. A listener and a requester use it, too.
+    socket: Option<Arc<ServiceSocket>>,
+    qp: Option<UdQueuePair>,
+    groups: Vec<Membership>,
+}
+
+impl Datagrams {
+    /// Takes a port for the identifier. Returns the address.
+    pub(super) fn bind(
+        &mut self,
+        address: SocketAddr,
+        only_v6: Option<bool>,
+        sharing: Sharing,
+    ) -> Result<SocketAddr> {
+        let socket = ServiceSocket::bind(address, only_v6, sharing)?;
+        let local = socket.local_addr()?;
+        self.socket = Some(Arc::new(socket));
+        Ok(local)
+    }
+
+    pub(super) fn unbind(&mut self) {
+        self.socket = None;
+    }
+
+    pub(super) fn is_bound(&self) -> bool {
+        self.socket.is_some()
+    }
+}
+
+impl From<Unsendable> for Error {
+    fn from(_: Unsendable) -> Self {
+        Self::InvalidArgument(
+            "private data: at most 180 octets with a request, 136 with an answer; numbers of queue pairs have 24 bits",
+        )
+    }
+}
+
+impl CmId {
+    /// Returns its queue pair for datagrams.
+    pub fn datagram_queue_pair(&self) -> Option<UdQueuePair> {
+        let s = self.inner.state.lock();
+        s.datagrams.as_ref()?.qp.clone()
+    }
+
+    /// Sets the queue pair that it names to peers, and attaches it to the groups that the identifier has joined. It replaces an earlier one,
+    /// which stays attached.
+    ///
+    /// # Errors
+    /// [`Error::InvalidState`]: the identifier is for connections. As [`UdQueuePair::attach_group`]; the queue pair is set nevertheless.
+    pub fn set_datagram_queue_pair(&self, qp: Option<&UdQueuePair>) -> Result<()> {
+        let groups = {
+            let mut s = self.inner.state.lock();
+            let datagrams = s.for_datagrams()?;
+            datagrams.qp = qp.cloned();
+            datagrams.groups.clone()
+        };
+        let Some(qp) = qp else { return Ok(()) };
+        groups.iter().try_for_each(|group| group.attach(qp))
+    }
+
+    /// Answers a peer's request with the number and the key of a queue pair, whether or not that is the identifier's own.
+    ///
+    /// # Errors
+    /// [`Error::InvalidState`]: there is no request. [`Error::InvalidArgument`]: private data too long, or the number has more than 24 bits; the
+    /// request stays.
+    pub fn accept_datagrams(&self, num: u32, qkey: u32, private_data: &[u8]) -> Result<()> {
+        let answer = Answer::QueuePair { num, qkey };
+        self.answer(answer, private_data, Phase::Connected(true))
+    }
+
+    /// [`accept`](Self::accept) of an identifier for datagrams.
+    pub(super) fn accept_with_own(&self, parameters: &ConnectionParameters) -> Result<()> {
+        let qp = self
+            .datagram_queue_pair()
+            .ok_or(Error::InvalidState("create a queue pair first"))?;
+        self.accept_datagrams(qp.num(), qp.qkey(), &parameters.private_data)
+    }
+
+    /// [`reject`](Self::reject) of an identifier for datagrams.
+    pub(super) fn reject_datagrams(&self, private_data: &[u8]) -> Result<()> {
+        let answer = Answer::Refused(Refusal::REJECTED);
+        self.answer(answer, private_data, Phase::Disconnected)
+    }
+
+    fn answer(&self, answer: Answer, private_data: &[u8], then: Phase) -> Result<()> {
+        let mut s = self.inner.state.lock();
+        let Phase::Asked(asked) = &mut s.phase else {
+            return Err(Error::InvalidState("there is no request to answer"));
+        };
+        asked.answer(answer, private_data)?;
+        // Dropped without the lock.
+        let asked = std::mem::replace(&mut s.phase, then);
+        drop(s);
+        drop(asked);
+        Ok(())
+    }
+
+    /// [`connect`](Self::connect) of an identifier for datagrams.
+    pub(super) fn ask(&self, parameters: &ConnectionParameters) -> Result<()> {
+        let asking = {
+            let mut s = self.inner.state.lock();
+            if !matches!(s.phase, Phase::Routed | Phase::Failed) {
+                return Err(Error::InvalidState("resolve address and route first"));
+            }
+            let ctx = s.ctx.clone().ok_or(Error::NoDevice)?;
+            let (Some(local), Some(peer)) = (s.local, s.peer) else {
+                return Err(Error::InvalidState("resolve the address first"));
+            };
+            let socket = match &s.for_datagrams()?.socket {
+                Some(bound) => Arc::clone(bound),
+                None => Arc::new(ServiceSocket::bind(local, None, Sharing::Exclusive)?),
+            };
+            let asking = Asking::new(self, &ctx, socket, peer, &parameters.private_data)?;
+            s.phase = Phase::Asking(Arc::clone(&asking));
+            asking
+        };
+        asking.start().inspect_err(|_| {
+            self.inner.state.lock().phase = Phase::Failed;
+        })
+    }
+
+    /// [`listen`](Self::listen) of an identifier for datagrams.
+    pub(super) fn serve(&self, backlog: u32) -> Result<()> {
+        let mut s = self.inner.state.lock();
+        if !matches!(s.phase, Phase::Idle) {
+            return Err(Error::InvalidState("only a bound identifier can listen"));
+        }
+        let (only_v6, sharing) = (s.only_v6, s.sharing);
+        let own = s.ctx.clone().filter(|_| s.own_context);
+        let peers = s.admission().peers;
+        let local = s.local.unwrap_or_else(|| (Ipv4Addr::UNSPECIFIED, 0).into());
+        let datagrams = s.for_datagrams()?;
+        // Of several that share a port, the first one to listen claims it: the others can then neither bind a new socket nor listen.
+        if sharing == Sharing::Shared || !datagrams.is_bound() {
+            datagrams.bind(local, only_v6, sharing)?;
+        }
+        let socket = datagrams.socket.clone().ok_or(Error::NoDevice)?;
+        socket.claim()?;
+        s.local = Some(socket.local_addr()?);
+        let serving = Serving::start(self, socket, backlog, own, peers)?;
+        s.phase = Phase::Serving(serving);
+        Ok(())
+    }
+}
+
+impl IdState {
+    /// Returns what only an identifier for datagrams has.
+    pub(super) fn for_datagrams(&mut self) -> Result<&mut Datagrams> {
+        self.datagrams.as_mut().ok_or(Error::InvalidState(
+            "the identifier is for connections (RDMA_PS_TCP)",
+        ))
+    }
+}

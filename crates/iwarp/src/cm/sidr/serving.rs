@@ -1,0 +1,314 @@
+//! The listener: reads requests, hands them to the program, and sends its answers.
+
+use super::super::id::{CmId, CmIdInner, Phase, engine, shared_context};
+use super::super::{CmEvent, CmEventKind};
+use super::desk::{Advice, Desk, Key};
+use crate::admission::Networks;
+use crate::crc::crc32c_append;
+use crate::device::Device;
+use crate::engine::{Engine, Source};
+use crate::error::{Error, Result};
+use crate::objects::context::Context;
+use crate::sys::clock::now_ns;
+use crate::sys::fork::Origin;
+use crate::sys::poller::Interest;
+use crate::sys::service::{Arrival, ServiceSocket};
+use iwarp_proto::sidr::{Answer, Kind, MESSAGE_LEN, Message, Refusal};
+use parking_lot::Mutex;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Weak};
+
+/// Requests that may wait for an answer if the program asks for fewer.
+const BACKLOG_MIN: u32 = 128;
+/// Requests that may wait at most. Each is an identifier and an event.
+const BACKLOG_MAX: u32 = 65_536;
+/// Messages that are read in a row. Then other sockets get their turn.
+const TURN: usize = 64;
+
+/// A listener's socket.
+pub(in crate::cm) struct Serving {
+    token: u64,
+    hall: Arc<Hall>,
+}
+
+/// What requests need of their listener to be answered. They keep the socket, and with it the port, because an answer comes from there.
+struct Hall {
+    id: Weak<CmIdInner>,
+    engine: Arc<Engine>,
+    socket: Arc<ServiceSocket>,
+    /// The device that the listener is confined to, if the program chose it.
+    ctx: Option<Context>,
+    /// Who gets an answer.
+    peers: Networks,
+    desk: Mutex<Desk>,
+}
+
+impl Serving {
+    pub(super) fn start(
+        id: &CmId,
+        socket: Arc<ServiceSocket>,
+        backlog: u32,
+        ctx: Option<Context>,
+        peers: Networks,
+    ) -> Result<Arc<Self>> {
+        let engine = engine()?;
+        let token = engine.token();
+        let waiting_max = backlog.clamp(BACKLOG_MIN, BACKLOG_MAX) as usize;
+        let this = Arc::new(Self {
+            token,
+            hall: Arc::new(Hall {
+                id: Arc::downgrade(&id.inner),
+                engine: Arc::clone(&engine),
+                socket,
+                ctx,
+                peers,
+                desk: Mutex::new(Desk::new(waiting_max)),
+            }),
+        });
+        let source = Arc::clone(&this) as Arc<dyn Source>;
+        engine.add(&*this.hall.socket, token, Interest::READ, source)?;
+        Ok(this)
+    }
+
+    pub(in crate::cm) fn stop(&self) {
+        self.hall.engine.remove(&*self.hall.socket, self.token);
+    }
+}
+
+impl Source for Serving {
+    fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
+        let mut octets = [0; MESSAGE_LEN];
+        for _ in 0..TURN {
+            match self.hall.socket.receive(&mut octets) {
+                Ok(None) => break,
+                Ok(Some(came)) => self.hall.arrived(&octets, &came),
+                // About an answer that was sent before: what has come is still there.
+                Err(_) => {}
+            }
+        }
+        true
+    }
+
+    fn timer(self: Arc<Self>, _: u32) {}
+}
+
+impl Hall {
+    fn arrived(self: &Arc<Self>, octets: &[u8; MESSAGE_LEN], came: &Arrival) {
+        let (MESSAGE_LEN, Some(to)) = (came.len, came.to) else {
+            return;
+        };
+        if !self.peers.contains(came.peer.ip()) {
+            return;
+        }
+        let request = match Message::open(crc32c_append, octets) {
+            Ok(request) if request.kind == Kind::Request => request,
+            _ => return,
+        };
+        let advice = self.desk.lock().take(came.peer, &request, now_ns());
+        match advice {
+            Advice::Ignore => {}
+            Advice::Again(reply) => self.send(&reply, to, came.peer),
+            Advice::Challenge(cookie) => {
+                let challenge = Message {
+                    kind: Kind::Challenge,
+                    cookie,
+                    private_data: &[],
+                    ..request
+                };
+                if let Ok(challenge) = challenge.seal(crc32c_append) {
+                    self.send(&challenge, to, came.peer);
+                }
+            }
+            Advice::New => self.deliver(&request, to, came.peer),
+        }
+    }
+
+    /// Sends a message. If it cannot be sent it is lost, and the requester asks again.
+    fn send(&self, octets: &[u8; MESSAGE_LEN], from: IpAddr, to: SocketAddr) {
+        if let Err(error) = self.socket.send_from(octets, from, to) {
+            tracing::debug!(%to, %error, "an answer is not sent");
+        }
+    }
+
+    /// Finds the device that has this address among its GIDs. Datagrams to other addresses of this host would reach no queue pair.
+    fn context_of(&self, ip: IpAddr) -> Result<Context> {
+        let ctx = match &self.ctx {
+            Some(ctx) => ctx.clone(),
+            None => shared_context(&Device::by_address(ip)?)?,
+        };
+        let has_gid = |device: &Device| device.address(ip).is_some_and(|a| a.place.is_some());
+        // The address may be newer than the context.
+        if has_gid(ctx.device()) || ctx.inner.device.current()?.is_some_and(|d| has_gid(&d)) {
+            return Ok(ctx);
+        }
+        Err(Error::NoDevice)
+    }
+
+    /// Tells the program of a new request.
+    fn deliver(self: &Arc<Self>, request: &Message<'_>, to: IpAddr, peer: SocketAddr) {
+        let mut asked = Asked {
+            hall: Arc::clone(self),
+            key: (peer, request.id),
+            cookie: request.cookie,
+            to,
+            is_answered: false,
+            origin: Origin::here(),
+        };
+        let listener = self.id.upgrade().map(|inner| CmId { inner });
+        let (Some(listener), Ok(ctx)) = (listener, self.context_of(to)) else {
+            tracing::debug!(%to, "a request came to an address without a device");
+            let answer = Answer::Refused(Refusal::UNSUPPORTED);
+            // An answer without private data can always be made.
+            let _ = asked.answer(answer, &[]);
+            return;
+        };
+        let mut local = SocketAddr::new(to, 0);
+        if let (SocketAddr::V6(local), SocketAddr::V6(peer)) = (&mut local, peer) {
+            local.set_scope_id(peer.scope_id());
+        }
+        let s = listener.inner.state.lock();
+        if !matches!(s.phase, Phase::Serving(_)) {
+            drop(s);
+            return;
+        }
+        local.set_port(s.local.map_or(0, |a| a.port()));
+        let channel = listener.channel();
+        let id = CmId::of_datagram_request(&channel, ctx, self.ctx.is_some(), (local, peer), asked);
+        let event = CmEvent {
+            listener: Some(listener.clone()),
+            private_data: request.private_data.to_vec(),
+            ..id.event(CmEventKind::ConnectRequest, 0)
+        };
+        listener.give(s, event);
+    }
+}
+
+/// A peer's request. Dropping it rejects it, but not in a forked child.
+pub(in crate::cm) struct Asked {
+    hall: Arc<Hall>,
+    key: Key,
+    cookie: u64,
+    /// The address that the request came to.
+    to: IpAddr,
+    is_answered: bool,
+    origin: Origin,
+}
+
+impl Asked {
+    /// Sends the answer, and keeps it for the case that the request comes again.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: the answer cannot be sent; the request stays.
+    pub(super) fn answer(&mut self, answer: Answer, private_data: &[u8]) -> Result<()> {
+        let (peer, id) = self.key;
+        let reply = Message {
+            kind: Kind::Reply(answer),
+            id,
+            cookie: self.cookie,
+            private_data,
+        };
+        let reply = reply.seal(crc32c_append)?;
+        self.is_answered = true;
+        let now = now_ns();
+        self.hall.desk.lock().answer(self.key, Box::new(reply), now);
+        self.hall.send(&reply, self.to, peer);
+        Ok(())
+    }
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        // In a forked child it is the parent's, who will answer it.
+        if !self.is_answered && !self.origin.is_foreign() {
+            let _ = self.answer(Answer::Refused(Refusal::REJECTED), &[]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cm::create_event_channel;
+    use crate::config::Config;
+    use crate::testing;
+
+    /// The device may have lost or got an address since it was opened. Queue pairs are reached at those of either time.
+    #[test]
+    fn a_device_serves_the_addresses_that_it_has_and_those_that_it_had() {
+        let opened = testing::device_at(&["192.0.2.7"]);
+        let ctx = Context::open(&opened, Config::default()).unwrap();
+        let id = CmId::create_for_datagrams(&create_event_channel().unwrap(), Some(&ctx));
+        id.bind(([127, 0, 0, 1], 0).into()).unwrap();
+        id.listen(0).unwrap();
+        let hall = match &id.inner.state.lock().phase {
+            Phase::Serving(serving) => Arc::clone(&serving.hall),
+            _ => unreachable!("it listens"),
+        };
+        for (ip, serves) in [
+            ("192.0.2.7", true),
+            ("127.0.0.1", true),
+            ("192.0.2.8", false),
+        ] {
+            let found = hall.context_of(ip.parse().unwrap());
+            match serves {
+                true => assert!(found.is_ok(), "{ip}"),
+                false => assert!(matches!(found, Err(Error::NoDevice)), "{ip}"),
+            }
+        }
+        id.destroy();
+    }
+
+    /// A peer whose program here fails to answer, or answers nothing, is told so: it does not ask for ever.
+    #[test]
+    fn a_request_that_nobody_answers_is_refused() {
+        const CAME_TO: [u8; 4] = [127, 0, 0, 1];
+        let too_long = [0; MESSAGE_LEN];
+        let attempts: [Option<(u32, &[u8])>; 3] =
+            [None, Some((1, &too_long)), Some((u32::MAX, &[]))];
+        let ctx = testing::context();
+        let id = CmId::create_for_datagrams(&create_event_channel().unwrap(), Some(&ctx));
+        id.bind((CAME_TO, 0).into()).unwrap();
+        id.listen(0).unwrap();
+        let hall = match &id.inner.state.lock().phase {
+            Phase::Serving(serving) => Arc::clone(&serving.hall),
+            _ => unreachable!("it listens"),
+        };
+        let peer = SocketAddr::from((CAME_TO, 9));
+        for (number, attempt) in (1..).zip(attempts) {
+            let take = |cookie| {
+                let request = Message {
+                    kind: Kind::Request,
+                    id: number,
+                    cookie,
+                    private_data: &[],
+                };
+                hall.desk.lock().take(peer, &request, now_ns())
+            };
+            let Advice::Challenge(cookie) = take(0) else {
+                panic!("it has no cookie yet");
+            };
+            assert_eq!(take(cookie), Advice::New);
+            let mut asked = Asked {
+                hall: Arc::clone(&hall),
+                key: (peer, number),
+                cookie,
+                to: CAME_TO.into(),
+                is_answered: false,
+                origin: Origin::here(),
+            };
+            if let Some((num, private_data)) = attempt {
+                let answer = Answer::QueuePair { num, qkey: 0 };
+                assert!(asked.answer(answer, private_data).is_err());
+            }
+            assert_eq!(take(cookie), Advice::Ignore, "it still waits");
+            drop(asked);
+            let Advice::Again(reply) = take(cookie) else {
+                panic!("it is not answered: {number}");
+            };
+            let reply = Message::open(crc32c_append, &*reply).unwrap();
+            let refused = Kind::Reply(Answer::Refused(Refusal::REJECTED));
+            assert_eq!((reply.kind, reply.id), (refused, number));
+        }
+        id.destroy();
+    }
+}

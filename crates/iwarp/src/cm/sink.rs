@@ -1,0 +1,117 @@
+//! What becomes of events of an identifier's queue pair: the connection is established, or has ended.
+
+use super::id::{CmId, CmIdInner, IdState, Phase, Reply};
+use super::{CmEventKind, overtaken, timewait};
+use crate::conn::qp::{CmSink, QueuePair};
+use iwarp_rnic::qp::{Blame, Events, Fault};
+use parking_lot::MutexGuard;
+use std::sync::Weak;
+
+impl CmSink for CmIdInner {
+    fn qp_event(&self, events: Events, fault: Option<Fault>) {
+        let over = events.intersects(Events::DISCONNECTED | Events::FATAL);
+        let status = status_of(fault);
+        let mut s = self.state.lock();
+        let ended = match s.phase {
+            Phase::Connecting(_) | Phase::Accepting if over => {
+                s.ended_early.get_or_insert(status);
+                false
+            }
+            Phase::Connected(true) if over => {
+                s.disconnected();
+                drop(s);
+                true
+            }
+            Phase::Connected(false) if events.contains(Events::ESTABLISHED) => {
+                s.established();
+                // First message and end may come together: the program has to see both.
+                if over {
+                    s.disconnected();
+                }
+                if let Some(id) = self.this.upgrade().map(|inner| CmId { inner }) {
+                    let event = id.established_event(&s, Reply::default());
+                    id.give(s, event);
+                }
+                over
+            }
+            Phase::Connected(false) if over => {
+                s.disconnected();
+                self.tell(s, CmEventKind::ConnectError, libc::ECONNRESET);
+                false
+            }
+            _ => false,
+        };
+        if ended
+            && !(self.has_unseen_success() && overtaken::begin(Weak::clone(&self.this), status))
+        {
+            self.disconnected(status);
+        }
+    }
+
+    fn first_message_overdue(&self) {
+        let mut s = self.state.lock();
+        if matches!(s.phase, Phase::Connected(false)) {
+            s.disconnected();
+            self.tell(s, CmEventKind::Unreachable, libc::ETIMEDOUT);
+        }
+    }
+}
+
+/// A disconnect has status zero unless the connection broke.
+fn status_of(fault: Option<Fault>) -> i32 {
+    match fault {
+        Some(Fault {
+            blame: Blame::Transport,
+            ..
+        }) => libc::ECONNRESET,
+        _ => 0,
+    }
+}
+
+impl CmIdInner {
+    pub(super) fn timewait_over(&self) {
+        self.put_after_the_end(CmEventKind::TimewaitExit, 0);
+    }
+
+    /// Gives the event of the connection's end.
+    pub(super) fn disconnected(&self, status: i32) {
+        self.put_after_the_end(CmEventKind::Disconnected, status);
+        timewait::begin(Weak::clone(&self.this));
+    }
+
+    fn put_after_the_end(&self, kind: CmEventKind, status: i32) {
+        let s = self.state.lock();
+        if matches!(s.phase, Phase::Disconnected) {
+            self.tell(s, kind, status);
+        }
+    }
+
+    /// Returns `true` if the peer has ended the connection and the program has not taken all completions of its messages. A stand-in's program has
+    /// messages on other queue pairs, which nobody knows here, so it may always have some left.
+    pub(super) fn has_unseen_success(&self) -> bool {
+        let s = self.state.lock();
+        let by_peer = !s.leaving;
+        let is_stand_in = s.stand_in.is_some();
+        let qp = s.qp.clone();
+        drop(s);
+        by_peer && (is_stand_in || qp.is_some_and(|qp| qp.has_unseen_success()))
+    }
+
+    /// Gives an event by [`CmId::give`].
+    pub(super) fn tell(&self, state: MutexGuard<'_, IdState>, kind: CmEventKind, status: i32) {
+        if let Some(id) = self.this.upgrade().map(|inner| CmId { inner }) {
+            id.give(state, id.event(kind, status));
+        }
+    }
+}
+
+impl IdState {
+    /// The peer's first message has come.
+    fn established(&mut self) {
+        self.phase = Phase::Connected(true);
+        if let Some((local, peer)) = self.qp.as_ref().and_then(QueuePair::addresses) {
+            self.local = Some(local);
+            self.peer = Some(peer);
+        }
+    }
+}

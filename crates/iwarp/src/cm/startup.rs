@@ -1,0 +1,226 @@
+//! What both sides of MPA start-up share.
+
+use super::id::ConnectionParameters;
+use super::{reminders, xrc};
+use crate::capture::Flow;
+use crate::conn::linger::MATURITY;
+use crate::conn::qp::QueuePair;
+use crate::crc::crc32c_append;
+use crate::objects::context::Context;
+use crate::sys::connect::Ends;
+use crate::sys::stream::TcpStream;
+use iwarp_proto::ddp::{Header, Stag, UntaggedHeader};
+use iwarp_proto::mpa::framing::{FpduOptions, MarkerClock, encode_fpdu};
+use iwarp_proto::mpa::negotiate::{Agreed, LocalParams, RtrSet};
+use iwarp_proto::mpa::startup::{
+    FrameReader, MAX_FRAME_LEN, NO_NEGOTIATION, Progress, StartupError,
+};
+use iwarp_proto::rdmap::{Opcode, Terminate, TerminateCode};
+use iwarp_rnic::qp::{QpConfig, StreamConfig, StreamTimes};
+use std::io::{self, ErrorKind};
+
+/// A stream in start-up.
+#[derive(Debug)]
+pub(super) struct Starting {
+    pub(super) stream: TcpStream,
+    pub(super) ends: Ends,
+    pub(super) flow: Option<Flow>,
+    pub(super) reader: FrameReader,
+}
+
+/// The result of reading a frame.
+pub(super) enum Read {
+    /// The frame is whole.
+    Frame,
+    /// More has to come.
+    NeedMore,
+    /// The peer closed its direction.
+    Closed,
+    /// It is no MPA frame.
+    Bad(StartupError),
+    /// The stream broke.
+    Broken(io::Error),
+}
+
+impl Starting {
+    /// Reads the frame and not an octet more: the octets behind it belong to full operation.
+    pub(super) fn read(&mut self) -> Read {
+        //= rfc5044 section 7.1
+        //# MPA requires that the Consumer MUST activate MPA, and any TCP enhancements
+        //# for MPA, on a TCP half connection at the same location in the octet stream
+        //# at both the sender and the receiver.
+        let mut buf = [0u8; MAX_FRAME_LEN];
+        loop {
+            let missing = match self.reader.missing() {
+                Ok(0) => return Read::Frame,
+                Ok(n) => n.min(buf.len()),
+                Err(e) => return Read::Bad(e),
+            };
+            match self.stream.recv(&mut buf[..missing]) {
+                Ok(0) => return Read::Closed,
+                Ok(n) => {
+                    if let Some(flow) = &self.flow {
+                        flow.received(&[&buf[..n]]);
+                    }
+                    match self.reader.push(&buf[..n]) {
+                        Ok(Progress::Frame { .. }) => return Read::Frame,
+                        Ok(Progress::NeedMore) => {}
+                        Err(e) => return Read::Bad(e),
+                    }
+                }
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Read::NeedMore,
+                Err(e) => return Read::Broken(e),
+            }
+        }
+    }
+
+    /// Writes a frame in one call, so that it is sent in one segment: some receivers require that.
+    pub(super) fn write(&self, frame: &[u8]) -> io::Result<()> {
+        let n = self.stream.send(frame)?;
+        self.written(frame, n)
+    }
+
+    /// This many octets of a frame have been written.
+    pub(super) fn written(&self, frame: &[u8], n: usize) -> io::Result<()> {
+        if let Some(flow) = &self.flow {
+            flow.sent(&[io::IoSlice::new(&frame[..n])]);
+        }
+        if n == frame.len() {
+            Ok(())
+        } else {
+            // The socket is new and its buffer holds kilobytes.
+            Err(io::Error::new(
+                ErrorKind::WriteZero,
+                "the socket did not take a whole MPA frame",
+            ))
+        }
+    }
+
+    /// Returns the private data of the other end's program; empty before the frame is complete.
+    pub(super) fn private_data(&self) -> Vec<u8> {
+        let frame = self.reader.frame();
+        frame.map_or_else(Vec::new, |frame| frame.ulp_private_data().to_vec())
+    }
+
+    /// Sends a Terminate and closes gracefully.
+    pub(super) fn terminate(&self, code: TerminateCode, crc: bool) {
+        let mut ulpdu = [0u8; 64];
+        let header = Header::Untagged(UntaggedHeader {
+            last: true,
+            opcode: Opcode::TERMINATE,
+            invalidate_stag: Stag(0),
+            qn: 2,
+            msn: 1,
+            mo: 0,
+        });
+        let at = header.emit(&mut ulpdu);
+        let len = at + Terminate::new(code).emit(&mut ulpdu[at..]);
+        let mut fpdu = [0u8; 96];
+        let options = FpduOptions {
+            markers: false,
+            crc: crc.then_some(crc32c_append as _),
+        };
+        if let Ok(n) = encode_fpdu(&ulpdu[..len], &options, &mut MarkerClock::new(), &mut fpdu) {
+            let _ = self.write(&fpdu[..n]);
+        }
+        let _ = self.stream.shutdown_write();
+    }
+}
+
+/// Our side of the negotiation.
+pub(super) fn local_params(
+    ctx: &Context,
+    p: &ConnectionParameters,
+    qp: Option<&QpConfig>,
+) -> LocalParams {
+    let config = ctx.config();
+    let max_ird = qp.map_or(iwarp_rnic::limits::MAX_IRD, |q| q.max_ird);
+    let max_ord = qp.map_or(iwarp_rnic::limits::MAX_ORD, |q| q.max_ord);
+    LocalParams {
+        revision: config.mpa_revision,
+        crc: config.crc,
+        markers_rx: config.markers,
+        ird: p.responder_resources.unwrap_or(max_ird).min(max_ird),
+        ord: p.initiator_depth.unwrap_or(max_ord).min(max_ord),
+        max_ird,
+        max_ord,
+        peer_to_peer: config.peer_to_peer,
+        rtr_offer: RtrSet::WRITE_READ,
+        ird_ord_negotiate: true,
+    }
+}
+
+/// Returns the private data of a request or a reply: the program's, and what the ends tell each
+/// other beyond MPA.
+pub(super) fn private_data(qp: &QueuePair, p: &ConnectionParameters) -> Vec<u8> {
+    let mut data = xrc::wrap(qp.xrc_end(), &p.private_data);
+    if let Some(infiniband) = &p.infiniband {
+        infiniband.append_to(&mut data);
+    }
+    data
+}
+
+/// Returns the RDMA Reads and atomics that each end may have outstanding: outbound, and inbound.
+/// The IRD may be larger than what the peer uses.
+pub(super) fn depths(agreed: &Agreed) -> (u16, u16) {
+    let least = |ours: u16, peers: u16| match peers {
+        NO_NEGOTIATION => ours,
+        peers => ours.min(peers),
+    };
+    (
+        least(agreed.ord, agreed.peer_ird),
+        least(agreed.ird, agreed.peer_ord),
+    )
+}
+
+/// Returns what a queue pair has to know of the agreement.
+pub(super) fn stream_config(agreed: &Agreed, initiator: bool, ctx: &Context) -> StreamConfig {
+    let times = StreamTimes {
+        reminders: match initiator {
+            true => reminders::next(),
+            false => [None; 3],
+        },
+        maturity: MATURITY,
+        // In the client-server model the initiator need not send anything.
+        speak_first: ctx.config().speak_first.filter(|_| !agreed.peer_to_peer),
+        // In the peer-to-peer model the initiator has to send it (RFC 6581 section 9.2).
+        first_fpdu: agreed
+            .peer_to_peer
+            .then_some(ctx.config().handshake_timeout),
+    };
+    StreamConfig::agreed(agreed, initiator, ctx.config().mss.unwrap_or(536), times)
+}
+
+/// Starts to record a new connection if the device records.
+pub(super) fn record(ctx: &Context, ends: &Ends, active: bool) -> Option<Flow> {
+    let recorder = ctx.inner.recorder.as_ref()?;
+    let flow = recorder.flow(ends.local, ends.peer);
+    flow.opened(active);
+    Some(flow)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::testing;
+
+    #[test]
+    fn a_connection_is_recorded_if_its_device_records() {
+        let ends = Ends {
+            local: "127.0.0.1:1".parse().unwrap(),
+            peer: "127.0.0.1:2".parse().unwrap(),
+        };
+        let file = std::env::temp_dir().join(format!("iwarp-record-{}", std::process::id()));
+        let recording = testing::context_with(Config {
+            capture: Some(file.clone()),
+            ..Config::default()
+        });
+        for active in [true, false] {
+            assert!(record(&recording, &ends, active).is_some());
+            assert!(record(&testing::context(), &ends, active).is_none());
+        }
+        drop(recording);
+        std::fs::remove_file(file).unwrap();
+    }
+}

@@ -1,0 +1,475 @@
+//! Reading: the state machine says where the next octets should land, and the socket puts them there.
+//!
+//! Invariant of the `unsafe`: the runs of a plan name octets of staging that this driver owns, or of registered memory. The last
+//! stay valid because the memory table is locked for reading from the moment the runs are made until the system call has returned.
+
+use super::super::after::{After, DriveHost};
+use super::super::pool;
+use super::super::qp::{Guarded, Link, QpInner};
+use super::broken;
+use crate::by_number::left;
+use crate::crc::crc32c;
+use crate::inject::Way;
+use crate::sys::clock::now_ns;
+use crate::sys::guarded::MemoryTable;
+use crate::sys::raw_slice::RawSlice;
+use iwarp_rnic::Time;
+use iwarp_rnic::qp::{Env, Events, RxBuffer, RxInterest, RxPlan, RxStatus, State};
+use parking_lot::MutexGuard;
+use std::io::{self, ErrorKind};
+use std::sync::Arc;
+
+/// Octets read in one turn before other queue pairs get theirs.
+const RX_BUDGET: usize = 1 << 20;
+
+/// Stands for the memory table where no memory is named.
+static EMPTY_TABLE: MemoryTable = MemoryTable::new();
+
+/// Where a thread that reads has got to.
+struct Turn {
+    /// Octets that it may still read.
+    left: usize,
+    /// It has processed something without reading.
+    resumed: bool,
+    /// The last look took as much as there was room for.
+    more: bool,
+    /// The state machine has done its share of what was read, and is not through.
+    unfinished: bool,
+}
+
+impl Turn {
+    /// Nothing has happened yet.
+    const fn is_first(&self) -> bool {
+        self.left == RX_BUDGET && !self.resumed
+    }
+
+    /// Notes how processing without reading has ended.
+    fn resume(&mut self, status: Option<RxStatus>) {
+        self.resumed = true;
+        self.unfinished = status == Some(RxStatus::More);
+    }
+}
+
+/// What the state machine wants next.
+enum Step {
+    Read,
+    /// It has done something: ask again.
+    Again,
+    Discard,
+    Stop,
+}
+
+/// What a look at the socket has come to.
+enum Look<'a> {
+    /// It was the first, there is nothing, and the state has not been locked again. `true` if there is something to write.
+    Vain(bool),
+    /// The connection has ended meanwhile.
+    Ended(MutexGuard<'a, Guarded>),
+    Looked(
+        MutexGuard<'a, Guarded>,
+        Box<RxBuffer>,
+        RxPlan,
+        io::Result<usize>,
+    ),
+}
+
+/// Reads until nothing is there or the budget is spent.
+pub(crate) fn rx(qp: &Arc<QpInner>) {
+    let mut after = After::default();
+    let mut g = qp.state.lock();
+    if g.link.is_none() || g.conn.left.rx {
+        return;
+    }
+    if !qp.passes(Way::In) {
+        // The engine stops looking for octets.
+        qp.settle(&mut g, &mut after);
+        drop(g);
+        after.run(qp);
+        return;
+    }
+    let mut g = match turns(qp, g, &mut after) {
+        Ok(g) => g,
+        Err(wants_tx) => {
+            // A first look without result changes nothing, so it needs no further work, only what its early end needs.
+            if after.unused {
+                qp.ctx.memory_unused();
+            }
+            if wants_tx {
+                qp.drive_tx();
+            }
+            return;
+        }
+    };
+    let mut wants_tx = g.machine.wants_tx();
+    qp.settle(&mut g, &mut after);
+    drop(g);
+    if wants_tx && after.events.contains(Events::FATAL) {
+        // The Terminate is sent before the program hears of the end and destroys the queue pair.
+        qp.drive_tx();
+        wants_tx = false;
+    }
+    after.run(qp);
+    if wants_tx {
+        qp.drive_tx();
+    }
+}
+
+/// Takes turns until nothing is there. If the first was in vain, returns whether there is something to write.
+fn turns<'a>(
+    qp: &'a Arc<QpInner>,
+    mut g: MutexGuard<'a, Guarded>,
+    after: &mut After,
+) -> Result<MutexGuard<'a, Guarded>, bool> {
+    let mut turn = Turn {
+        left: RX_BUDGET,
+        resumed: false,
+        more: false,
+        unfinished: false,
+    };
+    loop {
+        if turn.unfinished {
+            // Whoever waits for the state has it first. Only this thread receives, so nothing comes in between.
+            MutexGuard::bump(&mut g);
+        }
+        let Some(link) = g.link.clone() else { break };
+        match next_step(qp, &mut g, &mut turn, after) {
+            Step::Read => {}
+            Step::Again => continue,
+            Step::Discard => {
+                g = discard(qp, g, after);
+                break;
+            }
+            Step::Stop => break,
+        }
+        let Ok(buffer) = g.conn.partial.take().map_or_else(pool::take_rx, Ok) else {
+            g.machine.abort(&mut DriveHost::new(qp, after));
+            break;
+        };
+        match look(qp, g, &link, buffer, turn.is_first(), after) {
+            Look::Vain(wants_tx) => return Err(wants_tx),
+            Look::Ended(guard) => {
+                g = guard;
+                break;
+            }
+            Look::Looked(guard, buffer, plan, result) => {
+                g = guard;
+                take_in(qp, &mut g, buffer, plan, result, &mut turn, after);
+            }
+        }
+        let held_but_posted = g.machine.rx_interest() == RxInterest::Held;
+        if !turn.more && !held_but_posted && !turn.unfinished {
+            break;
+        }
+    }
+    Ok(g)
+}
+
+/// Does what can be done without reading.
+#[inline]
+fn next_step(
+    qp: &Arc<QpInner>,
+    g: &mut MutexGuard<'_, Guarded>,
+    turn: &mut Turn,
+    after: &mut After,
+) -> Step {
+    match g.machine.rx_interest() {
+        RxInterest::Read if turn.unfinished => {
+            turn.resume(process(qp, g, after));
+            if turn.more || turn.unfinished || g.machine.rx_interest() != RxInterest::Read {
+                return Step::Again;
+            }
+            Step::Stop
+        }
+        RxInterest::Read => Step::Read,
+        RxInterest::Held => {
+            let status = resume(qp, g, after);
+            if status.is_none() {
+                return Step::Stop;
+            }
+            // It has completed something, and the socket has to be watched again.
+            turn.resume(status);
+            Step::Again
+        }
+        RxInterest::Discard => Step::Discard,
+        RxInterest::Waits => {
+            let status = process(qp, g, after);
+            if matches!(status, None | Some(RxStatus::Waits)) {
+                return Step::Stop;
+            }
+            turn.resume(status);
+            Step::Again
+        }
+        RxInterest::None => Step::Stop,
+    }
+}
+
+/// Reads once. `first`: nothing else has happened yet.
+#[inline]
+fn look<'a>(
+    qp: &'a Arc<QpInner>,
+    g: MutexGuard<'a, Guarded>,
+    link: &Arc<Link>,
+    mut buffer: Box<RxBuffer>,
+    first: bool,
+    after: &mut After,
+) -> Look<'a> {
+    // An empty look must be cheap: the table is locked only when the plan names memory of the program.
+    let memory = g.machine.rx_is_direct().then(|| qp.ctx.memory.read());
+    let mut plan = pool::rx_plan();
+    let mut runs = pool::take_runs();
+    g.machine.rx_plan(
+        &mut buffer,
+        memory.as_deref().unwrap_or(&EMPTY_TABLE),
+        &mut plan,
+        |run| runs.push(RawSlice::of_fragment(&run.fragment)),
+    );
+    let waiting_tx = first && g.machine.wants_tx();
+    drop(g);
+    if let Some(faults) = &qp.faults {
+        faults.limit(Way::In, &mut runs);
+    }
+    // SAFETY: the module's invariant; `buffer` is ours and `memory` is locked.
+    let result = unsafe { link.stream.recv_vectored_raw(&runs) };
+    if let (Some(faults), Ok(n @ 1..)) = (&qp.faults, &result) {
+        if buffer.is_empty() {
+            // SAFETY: as above; the plan names the memory that has just been written.
+            unsafe { faults.spoil_received(&runs, *n) };
+        }
+        faults.passed_octets(Way::In, *n);
+        after.act |= faults.is_due();
+    }
+    if let Some(memory) = &memory {
+        plan.release(memory);
+        after.unused |= memory.take_unused();
+    }
+    if let (Some(flow), Ok(n @ 1..)) = (&link.flow, &result) {
+        // SAFETY: as above; the recorder reads what has just been written there.
+        unsafe { flow.received_raw(&runs, *n) };
+    }
+    pool::give_runs(runs);
+    // Done first: the thread that holds the state may be waiting for the memory table.
+    drop(memory);
+    if first && result.as_ref().is_err_and(is_nothing) {
+        keep_part(qp, link, buffer);
+        return Look::Vain(waiting_tx);
+    }
+    let g = qp.state.lock();
+    if !g.is_linked(link) {
+        // Its octets do not belong to the next connection.
+        pool::give_rx(buffer);
+        return Look::Ended(g);
+    }
+    Look::Looked(g, buffer, plan, result)
+}
+
+fn is_nothing(error: &io::Error) -> bool {
+    error.kind() == ErrorKind::WouldBlock
+}
+
+/// Gives the state machine what was read.
+#[inline]
+fn take_in(
+    qp: &Arc<QpInner>,
+    g: &mut MutexGuard<'_, Guarded>,
+    mut buffer: Box<RxBuffer>,
+    mut plan: RxPlan,
+    result: io::Result<usize>,
+    turn: &mut Turn,
+    after: &mut After,
+) {
+    turn.more = false;
+    match result {
+        // The request that the peer has answered by closing may still be in the system call: it is done, and must not be flushed. The
+        // end is still there at the next look.
+        Ok(0) if qp.late.is_sending() => {}
+        Ok(0) if peer_left(qp, g, after) => {}
+        Ok(0) => {
+            g.conn.eof = true;
+            g.machine
+                .rx_eof(&mut buffer, &mut DriveHost::new(qp, after));
+        }
+        Ok(n) => {
+            turn.more = n == plan.room() && turn.left > n;
+            turn.left = turn.left.saturating_sub(n);
+            qp.moved.add(n);
+            g.conn.looks.count();
+            let status = filled(qp, g, &mut buffer, &mut plan, n, after);
+            turn.unfinished = status == RxStatus::More;
+        }
+        Err(error) if is_nothing(&error) => {}
+        Err(error) => failed(qp, g, &mut buffer, &error, after),
+    }
+    put_back(g, buffer);
+}
+
+/// Has the state machine process the `n` octets that have come.
+#[inline]
+fn filled(
+    qp: &Arc<QpInner>,
+    g: &mut MutexGuard<'_, Guarded>,
+    buffer: &mut RxBuffer,
+    plan: &mut RxPlan,
+    n: usize,
+    after: &mut After,
+) -> RxStatus {
+    let memory = qp.ctx.memory.read();
+    let status = {
+        let mut env = Env {
+            memory: &memory,
+            crc32c: crc32c(),
+            host: &mut DriveHost::new(qp, after),
+        };
+        g.machine.rx_filled(buffer, plan, n, &mut env)
+    };
+    after.unused |= memory.take_unused();
+    drop(memory);
+    qp.answered.note(g.machine.counters());
+    if status == RxStatus::Held {
+        held(qp, g, after);
+    }
+    status
+}
+
+/// The socket has an error.
+#[cold]
+fn failed(
+    qp: &Arc<QpInner>,
+    g: &mut MutexGuard<'_, Guarded>,
+    buffer: &mut RxBuffer,
+    error: &io::Error,
+    after: &mut After,
+) {
+    tracing::debug!(qp = qp.num, %error, "receive failed");
+    // Registered memory that the program has unmapped.
+    let unmapped = error.raw_os_error() == Some(libc::EFAULT);
+    let left = !unmapped && peer_left(qp, g, after);
+    buffer.clear();
+    if left {
+        // Nothing that the program sees.
+    } else if unmapped {
+        g.machine.rx_unwritable(&mut DriveHost::new(qp, after));
+    } else {
+        broken(qp, g, after);
+    }
+}
+
+/// A part of an FPDU stays with the queue pair.
+#[inline]
+fn put_back(g: &mut Guarded, buffer: Box<RxBuffer>) {
+    if buffer.is_empty() {
+        pool::give_rx(buffer);
+    } else {
+        g.conn.partial = Some(buffer);
+    }
+}
+
+/// The same without the lock, which is taken only if there is such a part, and the connection's end may have come before that.
+#[inline]
+fn keep_part(qp: &QpInner, link: &Arc<Link>, buffer: Box<RxBuffer>) {
+    let state = (!buffer.is_empty()).then(|| qp.state.lock());
+    match state.filter(|g| g.is_linked(link)) {
+        Some(mut g) => g.conn.partial = Some(buffer),
+        None => pool::give_rx(buffer),
+    }
+}
+
+/// The stream has come to its end. Returns `true` if that must not change the queue pair.
+fn peer_left(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>, after: &mut After) -> bool {
+    let hidden = g.machine.hides_end();
+    if hidden {
+        left::leave(qp, g, after);
+    }
+    hidden
+}
+
+/// A Send has met no receive: its time begins.
+fn held(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>, after: &mut After) {
+    if g.conn.held_since != 0 {
+        return;
+    }
+    let now = now_ns();
+    g.conn.held_since = now;
+    tracing::trace!(qp = qp.num, "receiver not ready");
+    g.machine
+        .on_time(Time::from_nanos(now), &mut DriveHost::new(qp, after));
+}
+
+/// Offers a held Send again. Returns `None` if there is still no receive.
+fn resume(
+    qp: &Arc<QpInner>,
+    g: &mut MutexGuard<'_, Guarded>,
+    after: &mut After,
+) -> Option<RxStatus> {
+    let ready = match &qp.srq {
+        Some(srq) => !srq.inner.wait(qp),
+        None if qp.xrc.is_some() => qp.xrc.as_ref().is_some_and(|target| !target.wait(qp)),
+        None => g.machine.receives_posted() > 0,
+    };
+    let ready = ready && qp.faults.as_ref().is_none_or(|faults| !faults.starves());
+    if !ready || g.conn.partial.is_none() {
+        return None;
+    }
+    g.end_hold();
+    process(qp, g, after)
+}
+
+/// Processes again what has been received. Returns `None` if there is no memory for that.
+fn process(
+    qp: &Arc<QpInner>,
+    g: &mut MutexGuard<'_, Guarded>,
+    after: &mut After,
+) -> Option<RxStatus> {
+    // An STag that the peer has invalidated may be all that is left to do, and then there is no part of an FPDU.
+    let mut buffer = g.conn.partial.take().map_or_else(pool::take_rx, Ok).ok()?;
+    let status = filled(qp, g, &mut buffer, &mut pool::rx_plan(), 0, after);
+    put_back(g, buffer);
+    Some(status)
+}
+
+/// The queue pair is done with this stream: throw away what still comes, until the peer closes.
+fn discard<'a>(
+    qp: &'a Arc<QpInner>,
+    g: MutexGuard<'a, Guarded>,
+    after: &mut After,
+) -> MutexGuard<'a, Guarded> {
+    let Some(link) = g.link.clone() else { return g };
+    debug_assert_eq!(g.machine.state(), State::Error);
+    drop(g);
+    let mut sink = [0u8; 16 * 1024];
+    let mut end = None;
+    for _ in 0..RX_BUDGET / sink.len() {
+        match link.stream.recv(&mut sink) {
+            Ok(0) => {
+                end = Some(true);
+                break;
+            }
+            Ok(_) => {}
+            Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+            Err(_) => {
+                end = Some(false);
+                break;
+            }
+        }
+    }
+    let mut g = qp.state.lock();
+    if !g.is_linked(&link) {
+        return g;
+    }
+    match end {
+        Some(true) => {
+            g.conn.eof = true;
+            if let Ok(mut buffer) = g.conn.partial.take().map_or_else(pool::take_rx, Ok) {
+                g.machine
+                    .rx_eof(&mut buffer, &mut DriveHost::new(qp, after));
+                pool::give_rx(buffer);
+            }
+        }
+        Some(false) => broken(qp, &mut g, after),
+        None => {}
+    }
+    g
+}
+
+#[cfg(test)]
+#[path = "rx_tests.rs"]
+mod tests;

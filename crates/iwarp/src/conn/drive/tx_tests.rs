@@ -1,0 +1,188 @@
+//! What is written in one turn, what the errors of a socket are to a queue pair, and how the size of segments is followed.
+
+use super::super::super::qp::{QpAttributes, QueuePair};
+use super::*;
+use crate::config::Config;
+use crate::objects::context::Context;
+use crate::testing;
+use crate::testing::{
+    attributes, break_off, connected, context, context_with, queue_pair, unwatched_link,
+};
+use iwarp_rnic::qp::State;
+use iwarp_rnic::{SendFlags, SendOp, SendWr, Sge};
+use std::io::Read;
+use std::net::TcpStream;
+use std::time::Duration;
+
+/// Octets of an FPDU with a Send of [`PAYLOAD`].
+const FPDU: usize = 2 + 18 + PAYLOAD.len() + 4;
+const PAYLOAD: [u8; 1000] = [5; 1000];
+
+/// With room for many Sends that have their octets in the request, connected and not watched.
+fn connection(ctx: &Context, sends: u32) -> (QueuePair, TcpStream) {
+    let cq = ctx.create_cq(8, None).unwrap();
+    let qp = ctx
+        .create_qp(&QpAttributes {
+            max_send_wr: sends,
+            max_inline: 1024,
+            ..attributes(ctx, &cq, &cq)
+        })
+        .unwrap();
+    let peer = connected(&qp);
+    peer.set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
+    (qp, peer)
+}
+
+const SEND: SendWr<'static> = SendWr {
+    wr_id: 1,
+    op: SendOp::Send,
+    flags: SendFlags::INLINE,
+    sges: &[],
+    inline: &[&PAYLOAD],
+};
+
+/// More requests than one plan holds are sent by the thread that posts them, and by the progress thread when the peer reads. Faults that are not
+/// due change nothing.
+#[test]
+fn requests_of_several_plans_are_sent_without_a_poll() {
+    for fault in [None, Some("seed=251;log=/dev/null;reset,bytes=1G")] {
+        let ctx = context_with(Config {
+            fault: fault.map(|text| text.parse().unwrap()),
+            ..Config::default()
+        });
+        let sends = 1500;
+        let (qp, mut peer) = connection(&ctx, sends);
+        let reader = std::thread::spawn(move || {
+            let mut octets = vec![0; FPDU * sends as usize];
+            peer.read_exact(&mut octets).map(|()| peer)
+        });
+        qp.post_send(&vec![SEND; sends as usize]).unwrap();
+        let _peer = reader.join().unwrap().expect("all is sent");
+        qp.destroy();
+    }
+}
+
+/// Sending stops at the octet at which a fault is due, and the fault is carried out at once.
+#[test]
+fn a_fault_stops_the_sending_at_its_octet() {
+    for (text, end) in [
+        (
+            "seed=252;log=/dev/null;stall,bytes=100",
+            ErrorKind::WouldBlock,
+        ),
+        (
+            "seed=253;log=/dev/null;reset,bytes=100",
+            ErrorKind::ConnectionReset,
+        ),
+    ] {
+        let ctx = context_with(Config {
+            fault: Some(text.parse().unwrap()),
+            ..Config::default()
+        });
+        let (qp, mut peer) = connection(&ctx, 4);
+        qp.post_send(&[SEND; 2]).unwrap();
+        let mut octets = [0; 3 * FPDU];
+        peer.read_exact(&mut octets[..100]).unwrap();
+        if end == ErrorKind::WouldBlock {
+            // Nothing comes; a slow machine may not notice what comes late.
+            let pause = Duration::from_millis(50);
+            peer.set_read_timeout(Some(pause)).unwrap();
+        }
+        let more = peer.read(&mut octets).map_err(|error| error.kind());
+        assert_eq!(more, Err(end), "{text}");
+        qp.destroy();
+    }
+}
+
+/// Who writes to a broken connection ends it, unless the queue pair is connected by number: what its peer has sent before may still be there.
+#[test]
+fn a_write_to_a_broken_connection_ends_it() {
+    let ctx = context();
+    for by_number in [false, true] {
+        let (qp, peer) = connection(&ctx, 1);
+        let link = unwatched_link(&qp);
+        if by_number {
+            qp.inner.state.lock().machine.hide_connection();
+        }
+        break_off(&link, peer);
+        qp.post_send(&[SEND]).unwrap();
+        let g = qp.inner.state.lock();
+        let up = g.machine.state() == State::Rts && g.link.is_some();
+        assert_eq!((up, g.conn.left.tx), (by_number, by_number));
+        assert!(g.conn.stalled.is_none());
+        drop(g);
+        qp.destroy();
+    }
+}
+
+/// With a message that its segments are smaller than, and nothing sent.
+fn segmenting(qp: &QueuePair, g: &mut Guarded) {
+    let sges = [Sge {
+        addr: 0,
+        len: 4000,
+        lkey: 1,
+    }];
+    let mut after = After::default();
+    let write = SendWr::write(1, 0x1000, 7, &sges);
+    let mut host = DriveHost::new(&qp.inner, &mut after);
+    g.machine.post_send(&write, &mut host).unwrap();
+    drop(host);
+    g.machine.set_emss(1460);
+    assert!(g.machine.is_segmenting());
+}
+
+/// For FPDUs in step with segments the size is asked for with each plan, and otherwise with each sixteenth of a large message.
+#[test]
+fn the_size_of_segments_is_asked_for_as_often_as_it_matters() {
+    let ctx = context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let qp = queue_pair(&ctx, &cq, &cq);
+    let _peer = connected(&qp);
+    let mut g = qp.inner.state.lock();
+    assert!(
+        ![(); 40].iter().any(|()| wants_mss(&mut g)),
+        "small messages"
+    );
+    segmenting(&qp, &mut g);
+    let asked: Vec<_> = (0..40).filter(|_| wants_mss(&mut g)).collect();
+    assert_eq!(asked, [0, 16, 32]);
+    g.machine.align(1460);
+    assert!([(); 40].iter().all(|()| wants_mss(&mut g)));
+    let mut after = After::default();
+    g.machine.abort(&mut DriveHost::new(&qp.inner, &mut after));
+    drop(g);
+    after.run(&qp.inner);
+    qp.destroy();
+}
+
+/// Loopback has large segments, so that the message is sent in one when that is noticed.
+#[test]
+fn the_size_of_segments_is_followed() {
+    for (limit, fits) in [(None, true), (Some(1460), false)] {
+        let ctx = context_with(Config {
+            mss: limit,
+            ..Config::default()
+        });
+        let cq = ctx.create_cq(4, None).unwrap();
+        for aligned in [false, true] {
+            let qp = queue_pair(&ctx, &cq, &cq);
+            let _peer = connected(&qp);
+            let link = testing::link(&qp);
+            let mss = link.stream.mss().unwrap();
+            let mut g = qp.inner.state.lock();
+            segmenting(&qp, &mut g);
+            if aligned {
+                g.machine.align(1460);
+            }
+            follow_mss(&qp.inner, &mut g, &link);
+            assert_eq!(g.machine.is_segmenting(), !fits);
+            assert_eq!(g.machine.alignment(), aligned.then_some(mss));
+            let mut after = After::default();
+            g.machine.abort(&mut DriveHost::new(&qp.inner, &mut after));
+            drop(g);
+            after.run(&qp.inner);
+            qp.destroy();
+        }
+    }
+}

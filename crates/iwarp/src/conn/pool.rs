@@ -1,0 +1,159 @@
+//! Transmit plans and receive staging, shared by all queue pairs of a process.
+//!
+//! Each driving thread keeps one of each. A queue pair keeps its own only while the stream is blocked in the middle of a plan, or
+//! while a part of an FPDU has come. Idle queue pairs own none.
+
+use crate::sys::guarded;
+use crate::sys::process_lock::ProcessLock;
+use crate::sys::raw_slice::RawSlice;
+use iwarp_rnic::AllocError;
+use iwarp_rnic::qp::{RxBuffer, RxPlan, TxPlan};
+use std::cell::Cell;
+use std::thread::LocalKey;
+
+/// Spare ones kept for all threads. More than these are freed.
+const SPARE_MAX: usize = 16;
+/// Runs of a receive plan: direct placement into many elements, and staging.
+const RX_RUNS: usize = 40;
+/// Runs of a transmit plan. One system call takes at most 1024.
+pub(crate) const TX_RUNS: usize = iwarp_rnic::limits::TX_PLAN_PIECES;
+const _: () = assert!(RX_RUNS <= TX_RUNS);
+
+// They come in boxes; moving them in and out of boxes would copy them.
+#[allow(clippy::vec_box)]
+static TX_SPARE: ProcessLock<Vec<Box<TxPlan>>> =
+    ProcessLock::new("raw::pool::TX_SPARE", Vec::new());
+#[allow(clippy::vec_box)]
+static RX_SPARE: ProcessLock<Vec<Box<RxBuffer>>> =
+    ProcessLock::new("raw::pool::RX_SPARE", Vec::new());
+
+thread_local! {
+    static TX: Cell<Option<Box<TxPlan>>> = const { Cell::new(None) };
+    static RX: Cell<Option<Box<RxBuffer>>> = const { Cell::new(None) };
+    static RUNS: Cell<Vec<RawSlice>> = const { Cell::new(Vec::new()) };
+}
+
+#[cfg(test)]
+thread_local! {
+    /// This thread gets no plan.
+    pub(crate) static FAILS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// What this thread keeps. Nothing if the thread is ending: a program may destroy its queue pairs in an exit handler, which
+/// runs after the main thread's values are gone.
+#[inline]
+fn local<T: Default>(key: &'static LocalKey<Cell<T>>) -> T {
+    key.try_with(Cell::take).unwrap_or_default()
+}
+
+/// An empty transmit plan.
+#[inline]
+pub(crate) fn take_tx() -> Result<Box<TxPlan>, AllocError> {
+    #[cfg(test)]
+    if FAILS.get() {
+        return Err(AllocError);
+    }
+    match local(&TX).or_else(|| TX_SPARE.lock().pop()) {
+        Some(plan) => Ok(plan),
+        None => TxPlan::new(),
+    }
+}
+
+#[inline]
+pub(crate) fn give_tx(mut plan: Box<TxPlan>) {
+    plan.clear();
+    if let Ok(Some(other)) = TX.try_with(|cell| cell.replace(Some(plan))) {
+        let mut spare = TX_SPARE.lock();
+        if spare.len() < SPARE_MAX {
+            spare.push(other);
+        }
+    }
+}
+
+/// Empty staging.
+#[inline]
+pub(crate) fn take_rx() -> Result<Box<RxBuffer>, AllocError> {
+    match local(&RX).or_else(|| RX_SPARE.lock().pop()) {
+        Some(buffer) => Ok(buffer),
+        None => RxBuffer::new(),
+    }
+}
+
+#[inline]
+pub(crate) fn give_rx(mut buffer: Box<RxBuffer>) {
+    buffer.clear();
+    if let Ok(Some(other)) = RX.try_with(|cell| cell.replace(Some(buffer))) {
+        let mut spare = RX_SPARE.lock();
+        if spare.len() < SPARE_MAX {
+            spare.push(other);
+        }
+    }
+}
+
+/// An empty list for the runs of a plan.
+#[inline]
+pub(crate) fn take_runs() -> Vec<RawSlice> {
+    let mut runs = local(&RUNS);
+    runs.clear();
+    if runs.capacity() == 0 {
+        // The thread's first: it may block the signals of faults.
+        guarded::keep();
+        runs.reserve_exact(TX_RUNS);
+    }
+    runs
+}
+
+#[inline]
+pub(crate) fn give_runs(runs: Vec<RawSlice>) {
+    let _ = RUNS.try_with(|cell| cell.set(runs));
+}
+
+/// An empty receive plan.
+#[inline]
+pub(crate) const fn rx_plan() -> RxPlan {
+    RxPlan::new(RX_RUNS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever was left in a list, the next plan begins with an empty one that has room for all of its runs.
+    #[test]
+    fn lists_are_empty_and_have_room() {
+        for _ in 0..2 {
+            let mut runs = take_runs();
+            assert!(runs.is_empty() && runs.capacity() >= TX_RUNS);
+            runs.push(RawSlice::of(b"left"));
+            give_runs(runs);
+        }
+    }
+
+    /// The next plan is made of what the thread has given back, and not of new memory.
+    #[test]
+    fn a_thread_keeps_what_it_has_given_back() {
+        let plan = take_tx().unwrap();
+        let at = &raw const *plan;
+        give_tx(plan);
+        let again = take_tx().unwrap();
+        assert!(std::ptr::eq(at, &raw const *again));
+        give_tx(again);
+        assert!(TX.take().is_some());
+
+        let buffer = take_rx().unwrap();
+        let at = &raw const *buffer;
+        give_rx(buffer);
+        let again = take_rx().unwrap();
+        assert!(std::ptr::eq(at, &raw const *again));
+        give_rx(again);
+        assert!(RX.take().is_some());
+
+        let runs = take_runs();
+        let at = runs.as_ptr();
+        give_runs(runs);
+        let again = take_runs();
+        assert_eq!(again.as_ptr(), at);
+        give_runs(again);
+        assert!(RUNS.take().capacity() >= TX_RUNS);
+    }
+}

@@ -1,0 +1,860 @@
+//! Queue pairs: the sans-I/O state machine, its stream, and which thread may use them when.
+//!
+//! Locking. `state` guards the state machine and is never held during a system call that moves data. Each direction of the
+//! stream has a baton: only its holder reads or writes the socket, and it goes round again if another thread left a note. Lock
+//! order: `state`, then the memory table, then shared receive queue, then completion queue. A driver keeps the memory table
+//! locked during a system call, without `state`, and unlocks it before it takes `state` again. Events, wake-ups and callbacks
+//! happen after all locks are dropped.
+
+use super::after::{After, DriveHost};
+use super::cork::{FLUSH_AFTER, Verdict};
+use super::drive;
+use super::late::Late;
+use super::link_state::LinkState;
+use super::rest::Rest;
+use super::silence::{self, Silence};
+use super::slots::{SeenSlots, Slots};
+use super::source::{Answered, Moved};
+use crate::by_number::absent::{self, Absent};
+use crate::by_number::retry::Retry;
+use crate::capture::Flow;
+use crate::cm::InfinibandParameters;
+use crate::config::ReceiverNotReady;
+use crate::engine::{Engine, Source};
+use crate::error::{Error, Result};
+use crate::inject::QpFaults;
+use crate::objects::context::{Context, ContextInner};
+use crate::objects::cq::CompletionQueue;
+use crate::objects::srq::SharedReceiveQueue;
+use crate::progress::baton::Baton;
+use crate::sys::clock::now_ns;
+use crate::sys::connect::Ends;
+use crate::sys::fork::Origin;
+use crate::sys::poller::Interest;
+use crate::sys::stream::TcpStream;
+use crate::xrc::Target;
+use iwarp_rnic::counters::Counters;
+use iwarp_rnic::qp::{
+    Budget, Events, Fault, QpConfig, QueuePair as Machine, ReceiverNotReady as Policy, RxInterest,
+    State, StreamConfig, XrcEnd,
+};
+use iwarp_rnic::{Access, PostError, RecvWr, SendOp, SendWr, Time};
+use parking_lot::Mutex;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+// From `TIMERS_END` on are the timers of the attempt to connect, which do not concern the queue pair.
+/// What the state machine has asked for.
+pub(crate) const TIMER_MACHINE: u32 = 1;
+pub(crate) const TIMER_LINGER: u32 = 2;
+pub(crate) const TIMER_FLUSH: u32 = 3;
+pub(crate) const TIMER_LEFT: u32 = 4;
+pub(crate) const TIMER_SILENCE: u32 = 5;
+pub(crate) const TIMERS_END: u32 = 6;
+/// How long a held Send stays held after its sender has closed. A sender that closes waits for no receive, and the program that
+/// should post one may be waiting for the event that the connection is over.
+const HOLD_CLOSED: Duration = Duration::from_millis(200);
+
+/// The attributes of a new queue pair.
+#[derive(Debug, Clone)]
+pub struct QpAttributes {
+    /// Protection domain number.
+    pub pd: u32,
+    /// Completions of the send queue.
+    pub send_cq: CompletionQueue,
+    /// Completions of receives.
+    pub recv_cq: CompletionQueue,
+    /// Used instead of a receive queue of its own.
+    pub srq: Option<SharedReceiveQueue>,
+    /// An unreliable connection (`IBV_QPT_UC`): Sends, and Writes with immediate data, are lost if the other end has no receive for them, and
+    /// Writes if its memory refuses them. Nothing is acknowledged, and there are no Reads and atomics; `max_ird` and `max_ord` are 0.
+    pub unreliable: bool,
+    /// Send work requests outstanding.
+    pub max_send_wr: u32,
+    /// Receive work requests outstanding.
+    pub max_recv_wr: u32,
+    /// Elements per send work request.
+    pub max_send_sge: u32,
+    /// Elements per receive work request.
+    pub max_recv_sge: u32,
+    /// Octets of inline data.
+    pub max_inline: u32,
+    /// Every send work request writes a completion.
+    pub signal_all: bool,
+    /// Most inbound RDMA Reads and atomics it will ever serve at a time.
+    pub max_ird: u16,
+    /// Most outbound RDMA Reads and atomics it will ever have outstanding.
+    pub max_ord: u16,
+}
+
+/// A send work request, and how it is posted.
+pub(crate) trait Request {
+    /// Returns the request as the verbs have it for every queue pair.
+    fn wr(&self) -> &SendWr<'_>;
+    /// Queues it.
+    fn post(&self, machine: &mut Machine, host: &mut DriveHost<'_>) -> Result<(), PostError>;
+    /// Returns it with another operation.
+    fn with_op(&self, op: SendOp) -> Self;
+}
+
+impl Request for SendWr<'_> {
+    #[inline]
+    fn wr(&self) -> &SendWr<'_> {
+        self
+    }
+
+    #[inline]
+    fn post(&self, machine: &mut Machine, host: &mut DriveHost<'_>) -> Result<(), PostError> {
+        machine.post_send(self, host)
+    }
+
+    fn with_op(&self, op: SendOp) -> Self {
+        Self { op, ..*self }
+    }
+}
+
+/// Returns `true` if nothing is acknowledged.
+pub(crate) fn is_unreliable(machine: &Machine) -> bool {
+    machine.config().receiver_not_ready == Policy::Drop
+}
+
+/// A stream that has finished MPA start-up, for [`QpInner::attach`].
+pub(crate) struct Handover {
+    pub(crate) stream: TcpStream,
+    pub(crate) ends: Ends,
+    /// The token under which the engine watches it already, for reading.
+    pub(crate) watched: Option<u64>,
+    pub(crate) config: StreamConfig,
+    pub(crate) flow: Option<Flow>,
+    pub(crate) cm: Option<Weak<dyn CmSink>>,
+    /// The life of the queue pair ([`QueuePair::life`]) for which a stream was set up that took time; `None`: whichever it is in.
+    pub(crate) life: Option<u64>,
+    /// The connection behaves as on InfiniBand.
+    pub(crate) infiniband: Option<InfinibandParameters>,
+}
+
+/// The part of the connection manager that is told about the connection of a queue pair.
+pub(crate) trait CmSink: Send + Sync {
+    /// Something happened. Called without locks.
+    fn qp_event(&self, events: Events, fault: Option<Fault>);
+    /// The peer's first message did not come in time, and the connection ends. Called without locks.
+    fn first_message_overdue(&self);
+}
+
+/// The connection of a queue pair.
+pub(crate) struct Link {
+    pub(crate) stream: TcpStream,
+    pub(crate) ends: Ends,
+    pub(crate) flow: Option<Flow>,
+    pub(crate) token: u64,
+    pub(crate) engine: Arc<Engine>,
+    /// When full operation began.
+    pub(crate) start: Instant,
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.engine.leaves();
+    }
+}
+
+pub(crate) struct Guarded {
+    pub(crate) machine: Machine,
+    pub(crate) seen_slots: SeenSlots,
+    pub(crate) link: Option<Arc<Link>>,
+    pub(crate) conn: LinkState,
+    /// How long Sends have waited that no longer wait, in nanoseconds.
+    pub(crate) held_ns: u64,
+    /// How long requests wait for a peer that is known by number.
+    pub(crate) retry: Retry,
+    /// Requests wait for a peer that has not come.
+    pub(crate) absent: Absent,
+    /// How often it was reset: what was begun before must not concern it any more.
+    life: u64,
+}
+
+impl Guarded {
+    /// Returns a number that changes when the queue pair is reset.
+    pub(crate) fn life(&self) -> u64 {
+        self.life
+    }
+
+    /// Returns `true` if this is still the connection.
+    pub(crate) fn is_linked(&self, link: &Arc<Link>) -> bool {
+        self.link.as_ref().is_some_and(|l| Arc::ptr_eq(l, link))
+    }
+
+    /// No Send waits for a receive any more.
+    pub(crate) fn end_hold(&mut self) {
+        let since = std::mem::take(&mut self.conn.held_since);
+        if since != 0 {
+            self.held_ns += now_ns().saturating_sub(since);
+        }
+    }
+}
+
+pub(crate) struct QpInner {
+    pub(crate) ctx: Arc<ContextInner>,
+    pub(crate) num: u32,
+    /// For the program's own use.
+    pub(crate) user: AtomicU64,
+    pub(crate) send_cq: CompletionQueue,
+    pub(crate) recv_cq: CompletionQueue,
+    pub(crate) srq: Option<SharedReceiveQueue>,
+    /// It is the target of an extended reliable connection.
+    pub(crate) xrc: Option<Target>,
+    pub(crate) slots: Slots,
+    pub(crate) state: Mutex<Guarded>,
+    pub(crate) tx: Baton,
+    pub(crate) rx: Baton,
+    pub(crate) late: Late,
+    /// Changed with `state` locked.
+    pub(crate) destroyed: AtomicBool,
+    pub(crate) moved: Moved,
+    pub(crate) answered: Answered,
+    /// It waits with sending, and its completion queues know that: that of the send queue, that of receives.
+    pub(crate) deferred: [AtomicBool; 2],
+    pub(crate) origin: Origin,
+    /// The faults that are injected, if the device was opened with any.
+    pub(crate) faults: Option<Box<QpFaults>>,
+}
+
+/// A reliable-connected queue pair.
+#[derive(Clone)]
+pub struct QueuePair {
+    pub(crate) inner: Arc<QpInner>,
+}
+
+impl QueuePair {
+    pub(crate) fn create(ctx: &Arc<ContextInner>, a: &QpAttributes) -> Result<Self> {
+        Self::create_with(ctx, a, |taken| Ok(ctx.any_number(taken)))
+    }
+
+    /// One end of an extended reliable connection: the target, or the initiator.
+    pub(crate) fn create_xrc(
+        ctx: &Arc<ContextInner>,
+        a: &QpAttributes,
+        target: Option<Target>,
+        addressable: bool,
+    ) -> Result<Self> {
+        let end = match target {
+            Some(_) => XrcEnd::Target,
+            None => XrcEnd::Initiator,
+        };
+        let peers = addressable.then(|| ctx.peers()).transpose()?;
+        let number = |taken: &dyn Fn(u32) -> bool| match &peers {
+            Some(peers) => peers.number(taken),
+            None => Ok(ctx.any_number(taken)),
+        };
+        let qp = Self::create_as(ctx, a, target, number)?;
+        qp.inner.state.lock().machine.set_xrc(end);
+        Ok(qp)
+    }
+
+    pub(crate) fn create_with(
+        ctx: &Arc<ContextInner>,
+        a: &QpAttributes,
+        number: impl FnOnce(&dyn Fn(u32) -> bool) -> Result<u32>,
+    ) -> Result<Self> {
+        Self::create_as(ctx, a, None, number)
+    }
+
+    fn create_as(
+        ctx: &Arc<ContextInner>,
+        a: &QpAttributes,
+        target: Option<Target>,
+        number: impl FnOnce(&dyn Fn(u32) -> bool) -> Result<u32>,
+    ) -> Result<Self> {
+        ctx.create("qp")?;
+        let policy = match ctx.config.receiver_not_ready {
+            _ if a.unreliable => Policy::Drop,
+            ReceiverNotReady::Hold(limit) => Policy::Hold {
+                limit,
+                after_close: HOLD_CLOSED,
+            },
+            ReceiverNotReady::Terminate => Policy::Terminate,
+        };
+        let tag_cq = a.srq.as_ref().and_then(SharedReceiveQueue::tag_cq);
+        if a.unreliable && tag_cq.is_some() {
+            return Err(Error::InvalidArgument(
+                "tags are matched on reliable connections only",
+            ));
+        }
+        let recv_cq = tag_cq.unwrap_or(&a.recv_cq);
+        let shared_receive = a.srq.is_some() || target.is_some();
+        let inner = ctx.enter_qp(number, |num| {
+            let machine = Machine::new(QpConfig {
+                qp_num: num,
+                pd: a.pd,
+                max_send_wr: a.max_send_wr,
+                max_recv_wr: a.max_recv_wr,
+                max_send_sge: a.max_send_sge,
+                max_recv_sge: a.max_recv_sge,
+                max_inline: a.max_inline,
+                max_ird: if a.unreliable { 0 } else { a.max_ird },
+                max_ord: if a.unreliable { 0 } else { a.max_ord },
+                signal_all: a.signal_all,
+                shared_receive,
+                match_tags: tag_cq.is_some(),
+                receiver_not_ready: policy,
+                snapshot: false,
+                hold_slots: true,
+                budget: Budget::default(),
+            })?;
+            Ok(Arc::new(QpInner {
+                ctx: Arc::clone(ctx),
+                num,
+                user: AtomicU64::new(0),
+                send_cq: a.send_cq.clone(),
+                recv_cq: recv_cq.clone(),
+                srq: a.srq.clone(),
+                xrc: target,
+                slots: Slots::new(&a.send_cq, recv_cq, shared_receive),
+                state: Mutex::new(Guarded {
+                    machine,
+                    seen_slots: SeenSlots::default(),
+                    link: None,
+                    conn: LinkState::default(),
+                    held_ns: 0,
+                    retry: Retry::default(),
+                    absent: Absent::default(),
+                    life: 0,
+                }),
+                tx: Baton::new(),
+                rx: Baton::new(),
+                late: Late::default(),
+                destroyed: AtomicBool::new(false),
+                moved: Moved::default(),
+                answered: Answered::default(),
+                deferred: [const { AtomicBool::new(false) }; 2],
+                origin: Origin::here(),
+                faults: ctx.faults.as_ref().map(|plan| QpFaults::new(plan, num)),
+            }))
+        })?;
+        inner.send_cq.inner.attach(&inner);
+        if !inner.recv_cq.is_same(&inner.send_cq) {
+            inner.recv_cq.inner.attach(&inner);
+        }
+        Ok(Self { inner })
+    }
+
+    /// Number, unique on the device at any time; 24 bits.
+    pub fn num(&self) -> u32 {
+        self.inner.num
+    }
+
+    /// A value of the program's own.
+    pub fn user_data(&self) -> u64 {
+        self.inner.user.load(Ordering::Acquire)
+    }
+
+    /// Sets [`user_data`](Self::user_data).
+    pub fn set_user_data(&self, value: u64) {
+        self.inner.user.store(value, Ordering::Release);
+    }
+
+    /// Returns the device it is on.
+    pub fn context(&self) -> Context {
+        Context {
+            inner: Arc::clone(&self.inner.ctx),
+        }
+    }
+
+    /// Returns the sizes it was created with.
+    pub fn config(&self) -> QpConfig {
+        *self.inner.state.lock().machine.config()
+    }
+
+    /// Returns its state.
+    pub fn state(&self) -> State {
+        self.inner.state.lock().machine.state()
+    }
+
+    /// Returns why its connection ended, if it ended in error.
+    pub fn fault(&self) -> Option<Fault> {
+        self.inner.state.lock().machine.fault()
+    }
+
+    /// Returns `true` if a successful completion of it has not been polled.
+    pub(crate) fn has_unseen_success(&self) -> bool {
+        let QpInner {
+            num,
+            send_cq,
+            recv_cq,
+            ..
+        } = &*self.inner;
+        [send_cq, recv_cq]
+            .iter()
+            .any(|cq| cq.inner.has_success_of(*num))
+    }
+
+    /// Returns its counters.
+    pub fn counters(&self) -> Counters {
+        self.inner.counters()
+    }
+
+    /// Returns the addresses of its connection, ours first.
+    pub fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
+        let ends = self.inner.state.lock().link.as_ref()?.ends;
+        Some((ends.local, ends.peer))
+    }
+
+    /// Sets what a peer may do to memory through it: the remote rights of `access`, as `qp_access_flags` of `ibv_modify_qp(3)`.
+    pub fn set_remote_access(&self, access: Access) {
+        self.inner.state.lock().machine.set_remote_access(access);
+    }
+
+    /// Allows the program to change octets while they are being sent ([`Machine::set_snapshot`]).
+    pub fn set_snapshot(&self, on: bool) {
+        self.inner.state.lock().machine.set_snapshot(on);
+    }
+
+    /// Changes its state as `ibv_modify_qp(3)` does. ERR and RESET end its connection: data of completed requests are still
+    /// delivered, and then the peer hears of the end. Both happen in the background.
+    ///
+    /// # Errors
+    /// [`Error::InvalidState`] if the verbs do not allow the change.
+    pub fn modify(&self, to: State) -> Result<()> {
+        self.inner.prepare_for(to);
+        let mut after = After::default();
+        let result = {
+            let mut g = self.inner.state.lock();
+            // ERR leaves it to the queue pair.
+            let rest = (to == State::Reset).then(|| Rest::take(&self.inner, &mut g, &mut after));
+            let result = g
+                .machine
+                .modify(to, &mut DriveHost::new(&self.inner, &mut after));
+            self.inner.settle(&mut g, &mut after);
+            if let Some(farewell) = &mut after.farewell {
+                farewell.rest = rest.unwrap_or_default();
+            }
+            if to == State::Reset {
+                self.inner.late.forget();
+                g.life += 1;
+            }
+            if matches!(to, State::Reset | State::Error) {
+                g.absent = Absent::default();
+            }
+            result
+        };
+        after.run(&self.inner);
+        if matches!(to, State::Reset | State::Error) {
+            self.inner.ctx.abandon_peer(self.num());
+        }
+        if to == State::Reset {
+            // Completions from before must not be taken for those of the next connection.
+            self.inner.send_cq.inner.purge(self.num());
+            self.inner.recv_cq.inner.purge(self.num());
+            self.inner.state.lock().forget_slots(&self.inner.slots);
+        }
+        self.inner.drive_tx();
+        result.map_err(|_| Error::InvalidState("the verbs do not allow this change of state"))
+    }
+
+    /// Returns a number that changes when the queue pair is reset.
+    pub(crate) fn life(&self) -> u64 {
+        self.inner.state.lock().life()
+    }
+
+    /// Queues send work requests, in order, and starts to transmit them from this thread (`ibv_post_send(3)`). Never blocks.
+    ///
+    /// # Errors
+    /// [`Error::Post`] for the first request that is not accepted, with the number of those before it, which were.
+    #[inline]
+    pub fn post_send(&self, wrs: &[SendWr<'_>]) -> Result<(), (usize, Error)> {
+        self.post_list(wrs)
+    }
+
+    /// As [`post_send`](Self::post_send) for one request, of a caller that polls before it waits for anything. So the clock need not be
+    /// read each time.
+    ///
+    /// # Errors
+    /// As [`post_send`](Self::post_send).
+    #[inline]
+    pub(crate) fn post_more(&self, wr: &SendWr<'_>) -> Result<()> {
+        let mut after = After::default();
+        let wrs = std::slice::from_ref(wr);
+        let (result, verdict) = self.inner.post::<false, true, _>(wrs, &mut after);
+        self.inner.act_before_sending(&mut after);
+        if verdict != Verdict::Join {
+            self.inner.obey(verdict);
+        }
+        // Passing it on copies it.
+        if !after.is_quiet() {
+            after.run(&self.inner);
+        }
+        result.map_err(|(_, error)| error.into())
+    }
+
+    /// As [`post_send`](Self::post_send), for any kind of request.
+    #[inline]
+    pub(crate) fn post_list<R: Request>(&self, wrs: &[R]) -> Result<(), (usize, Error)> {
+        self.post_now::<false, R>(wrs)
+    }
+
+    /// As [`post_send`](Self::post_send), but accepts all of the requests or none.
+    ///
+    /// # Errors
+    /// As [`post_send`](Self::post_send).
+    pub fn post_send_all(&self, wrs: &[SendWr<'_>]) -> Result<(), (usize, Error)> {
+        self.post_whole_list(wrs)
+    }
+
+    /// As [`post_send_all`](Self::post_send_all), for any kind of request.
+    pub(crate) fn post_whole_list<R: Request>(&self, wrs: &[R]) -> Result<(), (usize, Error)> {
+        self.post_now::<true, R>(wrs)
+    }
+
+    /// Queues requests, and sends them, or what waits if the queue is full: the program can poll for its completion then.
+    #[inline]
+    fn post_now<const WHOLE: bool, R: Request>(&self, wrs: &[R]) -> Result<(), (usize, Error)> {
+        let mut after = After::default();
+        let (result, verdict) = self.inner.post::<WHOLE, false, R>(wrs, &mut after);
+        self.inner.act_before_sending(&mut after);
+        self.inner.obey(verdict);
+        after.run(&self.inner);
+        result.map_err(|(n, e)| (n, e.into()))
+    }
+
+    /// Queues receives, in order (`ibv_post_recv(3)`). Never blocks.
+    ///
+    /// # Errors
+    /// As [`post_send`](Self::post_send).
+    #[inline]
+    pub fn post_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), (usize, Error)> {
+        let mut after = After::default();
+        let mut result = Ok(());
+        let held = {
+            let mut g = self.inner.state.lock();
+            if self.inner.is_destroyed() {
+                return Err((0, PostError::InvalidState.into()));
+            }
+            g.make_receive_room(&self.inner.slots, wrs.len());
+            let mut host = DriveHost::new(&self.inner, &mut after);
+            for (i, wr) in wrs.iter().enumerate() {
+                if let Some(faults) = &self.inner.faults
+                    && faults.refuses_receive()
+                {
+                    result = Err((i, PostError::QueueFull.into()));
+                    break;
+                }
+                if let Err(e) = g.machine.post_recv(wr, &mut host) {
+                    result = Err((i, e.into()));
+                    break;
+                }
+            }
+            drop(host);
+            self.inner.complete_due(&mut g, &mut after);
+            g.machine.rx_interest() == RxInterest::Held
+        };
+        after.run(&self.inner);
+        if held {
+            self.inner.drive_rx();
+        }
+        result
+    }
+
+    /// Ends the connection with a reset: octets that the peer's TCP has not acknowledged yet are lost. The reset is a single
+    /// packet. If it is lost, the peer learns of the end from the answer to the next octets that it sends.
+    pub fn abort(&self) {
+        self.inner.with_machine(|machine, host| machine.abort(host));
+    }
+
+    /// Destroys it (`ibv_destroy_qp(3)`): its completions and asynchronous events are dropped, its connection is closed in
+    /// the background. Other handles to it find it in the error state and can post nothing. In a forked child it does nothing:
+    /// the queue pair is the parent's.
+    pub fn destroy(&self) {
+        self.inner.destroy();
+    }
+
+    /// Returns `true` if both handles mean the same queue pair.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+}
+
+impl QpInner {
+    /// Sends now, or later, or leaves it to the thread or timer that is going to send already.
+    #[inline]
+    fn obey(self: &Arc<Self>, verdict: Verdict) {
+        match verdict {
+            Verdict::Send => {
+                self.drive_tx();
+            }
+            Verdict::SendInBurst => {
+                self.drive_tx();
+                self.state.lock().conn.cork.sent();
+            }
+            Verdict::PutOff => self.put_off(),
+            Verdict::Join => {}
+        }
+    }
+
+    /// Queues requests, all of them or none if `WHOLE`, and returns whether to send now. If the queue is full, it is sent now. With `MORE`
+    /// the caller polls before it waits.
+    #[inline]
+    fn post<const WHOLE: bool, const MORE: bool, R: Request>(
+        self: &Arc<Self>,
+        wrs: &[R],
+        after: &mut After,
+    ) -> (Result<(), (usize, PostError)>, Verdict) {
+        let mut guard = self.state.lock();
+        if self.is_destroyed() {
+            return (Err((0, PostError::InvalidState)), Verdict::Send);
+        }
+        let g = &mut *guard;
+        g.make_send_room(&self.slots, wrs.len());
+        if WHOLE && let Err(e) = g.machine.check_sends(wrs.iter().map(R::wr)) {
+            return (Err(e), g.conn.cork.send());
+        }
+        if WHOLE && let Some(i) = self.first_refused(wrs) {
+            return (Err((i, PostError::QueueFull)), g.conn.cork.send());
+        }
+        let mut bytes = 0;
+        for (i, wr) in wrs.iter().enumerate() {
+            let posted = match &self.faults {
+                None => wr.post(&mut g.machine, &mut DriveHost::new(self, after)),
+                Some(faults) => self.post_faulty::<WHOLE, R>(faults, wr, &mut g.machine, after),
+            };
+            if let Err(e) = posted {
+                return (Err((i, e)), g.conn.cork.send());
+            }
+            // Framing included, in round numbers. Reads and atomics send only a request.
+            let wr = wr.wr();
+            bytes += if wr.op.has_response() {
+                64
+            } else {
+                wr.sges.iter().map(|s| u64::from(s.len)).sum::<u64>() + 24
+            };
+        }
+        self.answered.asked();
+        // Reads that wait for their answers were sent long ago.
+        let room = g.machine.sends_waiting() < g.machine.config().max_send_wr / 2;
+        // A program may look at one of its queues only.
+        let polls = self
+            .send_cq
+            .inner
+            .pollers
+            .empty_polls()
+            .wrapping_add(self.recv_cq.inner.pollers.empty_polls());
+        let verdict = match MORE {
+            true => g.conn.cork.post_more(polls, bytes, room),
+            false => g.conn.cork.post(polls, wrs.len(), bytes, room),
+        };
+        if guard.link.is_none() {
+            absent::begin(self, &mut guard);
+        }
+        self.complete_due(&mut guard, after);
+        (Ok(()), verdict)
+    }
+
+    /// Requests wait: the next poll sends them, or a timer.
+    #[cold]
+    pub(crate) fn put_off(self: &Arc<Self>) {
+        self.send_cq.inner.defer(self);
+        if !self.recv_cq.is_same(&self.send_cq) {
+            self.recv_cq.inner.defer(self);
+        }
+        let link = {
+            let mut g = self.state.lock();
+            // Without a connection nothing is late: the requests are sent when it is there.
+            let Some(link) = g.link.clone() else { return };
+            if std::mem::replace(&mut g.conn.cork.timer, true) {
+                return;
+            }
+            link
+        };
+        link.engine.after(FLUSH_AFTER, link.token, TIMER_FLUSH);
+    }
+
+    /// Sends requests that waited and that no poll has sent.
+    pub(crate) fn flush_timer(self: &Arc<Self>) {
+        self.state.lock().conn.cork.timer = false;
+        self.drive_tx();
+    }
+
+    pub(crate) fn is_destroyed(&self) -> bool {
+        self.destroyed.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn counters(&self) -> Counters {
+        *self.state.lock().machine.counters()
+    }
+
+    /// The same, if no thread has it locked.
+    pub(crate) fn counters_if_free(&self) -> Option<Counters> {
+        Some(*self.state.try_lock()?.machine.counters())
+    }
+
+    /// Changes the state machine, then does what follows from the change.
+    pub(crate) fn with_machine<R>(
+        self: &Arc<Self>,
+        f: impl FnOnce(&mut Machine, &mut DriveHost<'_>) -> R,
+    ) -> R {
+        let mut after = After::default();
+        let result = {
+            let mut g = self.state.lock();
+            let result = f(&mut g.machine, &mut DriveHost::new(self, &mut after));
+            self.settle(&mut g, &mut after);
+            result
+        };
+        after.run(self);
+        self.drive_tx();
+        result
+    }
+
+    /// Hands over a stream that has finished MPA start-up.
+    pub(crate) fn attach(self: &Arc<Self>, handover: Handover) -> Result<()> {
+        let (engine, watched) = self.place(&handover)?;
+        let token = watched.unwrap_or_else(|| engine.token());
+        let mss = handover.stream.mss().unwrap_or(handover.config.emss);
+        let link = Arc::new(Link {
+            stream: handover.stream,
+            ends: handover.ends,
+            flow: handover.flow,
+            token,
+            engine: Arc::clone(&engine),
+            start: Instant::now(),
+        });
+        engine.joins();
+        let mut after = After::default();
+        {
+            let mut g = self.state.lock();
+            let is_late = handover.life.is_some_and(|life| life != g.life);
+            if self.is_destroyed() || g.link.is_some() || is_late {
+                drop(g);
+                engine.remove(&link.stream, token);
+                return Err(Error::InvalidState(
+                    "the queue pair is destroyed, was reset, or has a connection already",
+                ));
+            }
+            if let Err(error) = self.start_stream(&mut g.machine, handover.config, mss) {
+                drop(g);
+                engine.remove(&link.stream, token);
+                return Err(error);
+            }
+            g.behave_as(handover.infiniband);
+            if let Some(flow) = &link.flow {
+                flow.framed(handover.config.markers_tx, handover.config.markers_rx);
+            }
+            if let Some(faults) = &self.faults {
+                faults.connected(link.ends.peer, handover.config.crc);
+                after.act |= faults.is_due();
+            }
+            g.link = Some(Arc::clone(&link));
+            g.conn = LinkState::new(handover.cm);
+            g.conn.silence = Silence::of(&link.stream, self.ctx.config.peer_timeout);
+            g.absent = Absent::default();
+            // Under the lock, so that nobody changes the interest before it exists.
+            let source = Arc::clone(self) as Arc<dyn Source>;
+            let watched = if watched.is_some() {
+                engine.hand_on(token, source);
+                Ok(())
+            } else {
+                engine.add(&link.stream, token, Interest::READ, source)
+            };
+            if let Err(e) = watched {
+                // It cannot be driven: treat it as a stream that broke.
+                g.link = None;
+                g.conn = LinkState::default();
+                g.machine
+                    .stream_failed(&mut DriveHost::new(self, &mut after));
+                self.complete_due(&mut g, &mut after);
+                drop(g);
+                after.run(self);
+                return Err(e.into());
+            }
+            // Not earlier: a timer without a source is dropped.
+            silence::begin(self, &mut g);
+            self.follow_time(&mut g, &mut after);
+        }
+        after.run(self);
+        // The engine will report what has come already.
+        self.drive_tx();
+        Ok(())
+    }
+
+    /// Starts the state machine on a stream whose segments have `mss` octets.
+    fn start_stream(&self, machine: &mut Machine, config: StreamConfig, mss: u32) -> Result<()> {
+        if self.ctx.config.placed && !is_unreliable(machine) {
+            machine.complete_when_placed();
+        }
+        if let Some(target) = &self.xrc {
+            machine.set_default_pd(target.default_pd());
+        }
+        let emss = self.emss(mss);
+        machine
+            .start(StreamConfig { emss, ..config }, Time::from_nanos(now_ns()))
+            .map_err(|_| Error::InvalidState("the queue pair is in the error state"))?;
+        if self.ctx.config.align.applies(mss) {
+            machine.align(mss);
+        }
+        Ok(())
+    }
+
+    /// Chooses the engine for a new connection. Returns it, and the token under which it watches the stream already.
+    fn place(&self, handover: &Handover) -> Result<(Arc<Engine>, Option<u64>)> {
+        let first = Engine::current()?;
+        let engine = Engine::for_connection(self.ctx.config.progress_threads.into())?;
+        let watched = match handover.watched {
+            Some(token) if !Arc::ptr_eq(&engine, &first) => {
+                first.remove(&handover.stream, token);
+                None
+            }
+            watched => watched,
+        };
+        Ok((engine, watched))
+    }
+
+    /// Octets in a segment, for which FPDUs are made.
+    pub(crate) fn emss(&self, mss: u32) -> u32 {
+        self.ctx.config.mss.map_or(mss, |limit| limit.min(mss))
+    }
+
+    /// The connection was agreed on but cannot be used: all requests are flushed. Does nothing if the queue pair was reset since `life`, which
+    /// has ended the connection.
+    pub(crate) fn fail_connection(self: &Arc<Self>, life: u64) {
+        let mut after = After::default();
+        {
+            let mut g = self.state.lock();
+            if g.life != life {
+                return;
+            }
+            g.machine.abort(&mut DriveHost::new(self, &mut after));
+            self.settle(&mut g, &mut after);
+        }
+        after.run(self);
+    }
+
+    /// Reads the socket, unless another thread does; that thread then goes round again.
+    #[inline]
+    pub(crate) fn drive_rx(self: &Arc<Self>) -> bool {
+        self.rx.drive(|| drive::rx(self))
+    }
+
+    /// Writes to the socket in the same way.
+    #[inline]
+    pub(crate) fn drive_tx(self: &Arc<Self>) -> bool {
+        self.tx.drive(|| drive::tx(self))
+    }
+
+    /// Returns `true` if another thread reads or writes the socket at this moment. This is only a hint.
+    #[inline]
+    pub(crate) fn is_driven_elsewhere(&self) -> bool {
+        self.rx.is_held() || self.tx.is_held()
+    }
+}
+
+impl std::fmt::Debug for QueuePair {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("QueuePair")
+            .field("num", &self.inner.num)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+#[path = "qp_tests.rs"]
+mod tests;

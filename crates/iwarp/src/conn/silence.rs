@@ -1,0 +1,145 @@
+//! Peers that vanish: their host is gone, or their reset was lost, and no packet tells that.
+//!
+//! The kernel's keep-alive probes a peer on a silent connection ([`TcpStream::keep_alive`]); it costs this process nothing. It
+//! does not probe while octets wait for their acknowledgement: then TCP sends those again, for a quarter of an hour, and the
+//! queue pair looks four times within [`Config::peer_timeout`] whether anything is answered. `TCP_USER_TIMEOUT` would do the
+//! same without a timer of ours, but it also ends connections whose peer answers and does not read for a while, such as a
+//! stopped process.
+//!
+//! Keep-alive takes four system calls, which a program that connects to thousands of peers would notice. An accepted stream has it
+//! from its listener. Any other stream gets it at the first look: the kernel asks nothing before half of the time is over.
+//!
+//! [`TcpStream::keep_alive`]: crate::sys::stream::TcpStream::keep_alive
+//! [`Config::peer_timeout`]: crate::Config::peer_timeout
+
+use super::after::After;
+use super::drive;
+use super::qp::{Guarded, Link, QpInner, TIMER_SILENCE};
+use crate::sys::stream::TcpStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Whether the peer's TCP can be reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// It does not answer what was sent again.
+    Silent,
+    /// It answers, or is not asked anything.
+    Answers,
+    /// TCP has not waited long enough to send anything again: a peer that is out of reach looks like one that takes its time. It is
+    /// known after this time without an acknowledgement.
+    Unknown(Duration),
+}
+
+impl Link {
+    /// Looks whether the peer's TCP answers. `quiet` is the time without an acknowledgement of anything new.
+    pub(crate) fn reach(&self, quiet: Duration) -> Reach {
+        if matches!(self.stream.unanswered(), Ok(Some(_))) {
+            return Reach::Silent;
+        }
+        let time_to_tell = self.stream.time_to_tell().unwrap_or_default();
+        match time_to_tell.checked_sub(quiet) {
+            Some(left) if !left.is_zero() => Reach::Unknown(time_to_tell),
+            _ => Reach::Answers,
+        }
+    }
+}
+
+/// Looks within the time that a peer may be silent.
+const LOOKS: u32 = 4;
+
+/// What a queue pair has seen of its peer's silence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Silence {
+    /// A timer for the next look is set.
+    watched: bool,
+    /// The next look has to turn keep-alive on.
+    keep_alive_due: bool,
+    /// Looks in a row that have found no answer.
+    unanswered: u32,
+}
+
+impl Silence {
+    /// That of a new stream, whose peer may be silent for `limit`.
+    pub(crate) fn of(stream: &TcpStream, limit: Option<Duration>) -> Self {
+        let inherited = stream.inherited_keep_alive();
+        // The listener may belong to a device with another setting, which must not act until the first look.
+        if inherited.is_some() && inherited != limit {
+            keep_alive(stream, limit);
+        }
+        Self {
+            keep_alive_due: limit.is_some() && inherited.is_none(),
+            ..Self::default()
+        }
+    }
+
+    /// Returns how many looks in a row have found no answer after one more. The peer has been `silent` for so long, if it owes one.
+    fn unanswered_after(&self, silent: Option<Duration>, limit: Duration) -> u32 {
+        match silent {
+            Some(time) if time >= limit / LOOKS => self.unanswered + 1,
+            _ => 0,
+        }
+    }
+}
+
+fn keep_alive(stream: &TcpStream, limit: Option<Duration>) {
+    let set = stream.keep_alive(limit);
+    debug_assert!(set.is_ok(), "{set:?}");
+}
+
+/// The stream is watched by the engine: sets a timer for the first look if that has something to do.
+pub(crate) fn begin(qp: &QpInner, g: &mut Guarded) {
+    if g.conn.silence.keep_alive_due {
+        watch(qp, g);
+    }
+}
+
+/// Something was sent: a later look checks whether it is answered.
+#[inline]
+pub(crate) fn watch(qp: &QpInner, g: &mut Guarded) {
+    if !g.conn.silence.watched {
+        set_timer(qp, g);
+    }
+}
+
+#[cold]
+fn set_timer(qp: &QpInner, g: &mut Guarded) {
+    if let (Some(limit), Some(link)) = (qp.ctx.config.peer_timeout, &g.link) {
+        g.conn.silence.watched = true;
+        link.engine
+            .after_about(limit / LOOKS, link.token, TIMER_SILENCE);
+    }
+}
+
+/// It is time for a look.
+pub(crate) fn timer(qp: &Arc<QpInner>) {
+    let mut after = After::default();
+    let mut g = qp.state.lock();
+    let before = std::mem::take(&mut g.conn.silence);
+    let (Some(limit), Some(link)) = (qp.ctx.config.peer_timeout, g.link.clone()) else {
+        return;
+    };
+    if before.keep_alive_due {
+        keep_alive(&link.stream, Some(limit));
+    }
+    // If no octets are on their way, no answer is due, and the next ones start anew. A peer that has left is not waited for.
+    if g.conn.left.rx || !link.stream.unacknowledged_bytes().is_ok_and(|n| n > 0) {
+        return;
+    }
+    let silent = link.stream.unanswered().unwrap_or_default();
+    g.conn.silence.unanswered = before.unanswered_after(silent, limit);
+    // The first look may come right after the octets.
+    if g.conn.silence.unanswered <= LOOKS {
+        watch(qp, &mut g);
+        return;
+    }
+    tracing::debug!(qp = qp.num, "the peer has vanished");
+    drive::broken(qp, &mut g, &mut after);
+    qp.settle(&mut g, &mut after);
+    drop(g);
+    after.run(qp);
+}
+
+#[cfg(test)]
+#[path = "silence_tests.rs"]
+mod tests;

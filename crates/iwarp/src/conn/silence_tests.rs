@@ -1,0 +1,131 @@
+//! Keep-alive of connections that the connection manager has made, as `getsockopt` shows it.
+
+use super::super::qp::QueuePair;
+use super::Silence;
+use crate::cm::{CmEventChannel, CmEventKind, CmId, ConnectionParameters, create_event_channel};
+use crate::config::Config;
+use crate::objects::context::Context;
+use crate::testing;
+use std::time::{Duration, Instant};
+
+const LONG: Option<Duration> = Some(Duration::from_secs(10));
+
+fn device(peer_timeout: Option<u64>) -> Context {
+    testing::context_with(Config {
+        peer_timeout: peer_timeout.map(Duration::from_secs),
+        ..Config::default()
+    })
+}
+
+fn queue_pair(ctx: &Context) -> QueuePair {
+    let cq = ctx.create_cq(8, None).unwrap();
+    testing::queue_pair(ctx, &cq, &cq)
+}
+
+/// Seconds before the kernel's first question, between two, and the number of questions; `None` if it does not ask.
+fn keep_alive(qp: &QueuePair) -> Option<(u64, u64, u32)> {
+    let link = qp.inner.state.lock().link.clone().expect("a connection");
+    let socket = link.stream.socket();
+    socket.keepalive().unwrap().then(|| {
+        (
+            socket.tcp_keepalive_time().unwrap().as_secs(),
+            socket.tcp_keepalive_interval().unwrap().as_secs(),
+            socket.tcp_keepalive_retries().unwrap(),
+        )
+    })
+}
+
+/// Waits for keep-alive that differs from `before`.
+fn changed(qp: &QueuePair, before: Option<(u64, u64, u32)>) -> Option<(u64, u64, u32)> {
+    let start = Instant::now();
+    while keep_alive(qp) == before && start.elapsed() < Duration::from_secs(20) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    keep_alive(qp)
+}
+
+fn event(channel: &CmEventChannel, kind: CmEventKind) -> CmId {
+    loop {
+        let event = channel.next(LONG).unwrap();
+        if event.kind == kind {
+            return event.id;
+        }
+        let resolved = [CmEventKind::AddrResolved, CmEventKind::RouteResolved];
+        assert!(resolved.contains(&event.kind), "{:?}", event.kind);
+    }
+}
+
+/// Connects a queue pair to another one, which accepts what the listener got.
+fn connect(initiator: &QueuePair, listens: &Context, responder: &QueuePair) -> [CmId; 3] {
+    let channel = create_event_channel().unwrap();
+    let listener = CmId::create(&channel, Some(listens));
+    listener.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    listener.listen(8).unwrap();
+    let to = listener.addresses().0.unwrap();
+    let ours = create_event_channel().unwrap();
+    let id = CmId::create(&ours, Some(&initiator.context()));
+    id.resolve_addr(None, to).unwrap();
+    id.resolve_route().unwrap();
+    id.set_queue_pair(Some(initiator));
+    id.connect(&ConnectionParameters::default()).unwrap();
+    let accepted = event(&channel, CmEventKind::ConnectRequest);
+    accepted.set_queue_pair(Some(responder));
+    accepted.accept(&ConnectionParameters::default()).unwrap();
+    event(&ours, CmEventKind::Established);
+    [listener, id, accepted]
+}
+
+/// The responder's end has it from its listener, the initiator's gets it at the first look, a quarter of the limit later.
+#[test]
+fn both_ends_have_keep_alive() {
+    let (a, b) = (device(Some(8)), device(Some(60)));
+    let (initiator, responder) = (queue_pair(&a), queue_pair(&b));
+    let _ids = connect(&initiator, &b, &responder);
+    assert_eq!(keep_alive(&responder), Some((30, 8, 4)));
+    assert!(!responder.inner.state.lock().conn.silence.keep_alive_due);
+    assert_eq!(changed(&initiator, None), Some((4, 1, 4)));
+    // Everything is acknowledged, so nobody looks any more until something is sent.
+    assert_eq!(
+        initiator.inner.state.lock().conn.silence,
+        Silence::default()
+    );
+}
+
+/// The queue pair may be of another device than its listener, and the settings of the queue pair's hold.
+#[test]
+fn a_queue_pair_does_not_keep_the_setting_of_another_device() {
+    let listens = device(Some(60));
+    for (limit, set) in [(None, None), (Some(8), Some((4, 1, 4)))] {
+        let (a, b) = (device(None), device(limit));
+        let (initiator, responder) = (queue_pair(&a), queue_pair(&b));
+        let _ids = connect(&initiator, &listens, &responder);
+        assert_eq!(keep_alive(&responder), set);
+        assert_eq!(keep_alive(&initiator), None);
+    }
+    // A listener whose device has no limit.
+    let (a, b) = (device(None), device(Some(2)));
+    let (initiator, responder) = (queue_pair(&a), queue_pair(&b));
+    let _ids = connect(&initiator, &a, &responder);
+    assert_eq!(changed(&responder, None), Some((1, 1, 1)));
+}
+
+/// A peer counts as silent after a quarter of the limit, and any answer begins the count anew.
+#[test]
+fn looks_that_find_no_answer_are_counted() {
+    let limit = Duration::from_secs(8);
+    for (silent, before, after) in [
+        (None, 0, 0),
+        (None, 3, 0),
+        (Some(Duration::ZERO), 3, 0),
+        (Some(Duration::from_millis(1999)), 3, 0),
+        (Some(Duration::from_secs(2)), 0, 1),
+        (Some(Duration::from_secs(2)), 3, 4),
+        (Some(Duration::from_secs(7)), 4, 5),
+    ] {
+        let silence = Silence {
+            unanswered: before,
+            ..Silence::default()
+        };
+        assert_eq!(silence.unanswered_after(silent, limit), after, "{silent:?}");
+    }
+}

@@ -1,0 +1,52 @@
+//! What a queue pair takes from its stream when it starts, and what becomes of a request whose operation is changed.
+
+use super::after::{After, DriveHost};
+use super::qp::Request;
+use crate::testing;
+use crate::xrc::XrcSendWr;
+use iwarp_rnic::{SendFlags, SendOp, SendWr, Sge};
+
+/// Loopback has large segments. The agreement knows nothing of them, so they are asked of the socket.
+#[test]
+fn messages_are_cut_by_the_segments_of_the_socket() {
+    let ctx = testing::context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let qp = testing::queue_pair(&ctx, &cq, &cq);
+    let _peer = testing::connected(&qp);
+    let sges = [Sge {
+        addr: 0,
+        len: 4000,
+        lkey: 1,
+    }];
+    let write = SendWr::write(1, 0x1000, 7, &sges);
+    let mut after = After::default();
+    // It is not sent: the lock is held until the queue pair has ended.
+    let mut g = qp.inner.state.lock();
+    let mut host = DriveHost::new(&qp.inner, &mut after);
+    g.machine.post_send(&write, &mut host).unwrap();
+    assert!(!g.machine.is_segmenting());
+    g.machine.set_emss(1460);
+    assert!(g.machine.is_segmenting());
+    g.machine.abort(&mut host);
+    drop(host);
+    drop(g);
+    after.run(&qp.inner);
+    qp.destroy();
+}
+
+#[test]
+fn a_request_with_another_operation_is_the_same_otherwise() {
+    let wr = SendWr {
+        wr_id: 5,
+        op: SendOp::Send,
+        flags: SendFlags::SIGNALED,
+        sges: &[],
+        inline: &[],
+    };
+    let changed = wr.with_op(SendOp::SendInv(9));
+    assert_eq!((changed.wr_id, changed.op), (5, SendOp::SendInv(9)));
+    assert_eq!(changed.flags, SendFlags::SIGNALED);
+    let changed = XrcSendWr { wr, srq: 3 }.with_op(SendOp::SendInv(9));
+    assert_eq!((changed.wr.wr_id, changed.srq), (5, 3));
+    assert_eq!(changed.wr.op, SendOp::SendInv(9));
+}

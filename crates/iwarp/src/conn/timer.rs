@@ -1,0 +1,190 @@
+//! One timer for each connection. It follows what the state machine says is due next: reminders for a silent responder, the time
+//! of a held Send, and the like ([`iwarp_rnic::qp::StreamTimes`]).
+//!
+//! Timers are not cancelled. One whose purpose is gone is ignored and wakes no thread.
+
+use super::after::{After, DriveHost};
+use super::qp::{Guarded, QpInner, TIMER_MACHINE};
+use crate::by_number::left;
+use crate::sys::clock::now_ns;
+use iwarp_rnic::Time;
+use iwarp_rnic::qp::RxInterest;
+use std::sync::Arc;
+
+impl QpInner {
+    /// Does what is due already, and sets a timer for what is due later. Called after each change of the state machine.
+    #[inline]
+    pub(crate) fn follow_time(self: &Arc<Self>, g: &mut Guarded, after: &mut After) {
+        // Nearly always nothing is due at any time, and the clock is not read.
+        if let Some(at) = g.machine.poll_at()
+            && g.conn.timer.is_none_or(|timer| at < timer)
+        {
+            self.follow_to(g, at, after);
+        }
+    }
+
+    #[cold]
+    fn follow_to(self: &Arc<Self>, g: &mut Guarded, at: Time, after: &mut After) {
+        let Some(link) = g.link.clone() else { return };
+        if link.engine.is_foreign() {
+            // No timer ever expires here. In a child of the process whose connection this is, an end need not wait: it sends nothing.
+            if g.machine.is_ending() {
+                g.machine.on_time(at, &mut DriveHost::new(self, after));
+            }
+            return;
+        }
+        let now = Time::from_nanos(now_ns());
+        if at <= now {
+            g.machine.on_time(now, &mut DriveHost::new(self, after));
+        }
+        if let Some(at) = g.machine.poll_at()
+            && g.conn.timer.is_none_or(|timer| at < timer)
+        {
+            g.conn.timer = Some(at);
+            link.engine.at(at.as_nanos(), link.token, TIMER_MACHINE);
+        }
+    }
+
+    /// Returns `true` if something is still due at some time. If not, the timer is forgotten.
+    pub(crate) fn awaits_time(&self) -> bool {
+        // The thread that has the state may be stuck in the program's memory. This is asked outside of a turn of the progress thread, which
+        // would then be stuck where nobody notices.
+        let Some(mut g) = self.state.try_lock() else {
+            return true;
+        };
+        let awaits = g.link.is_some() && g.machine.poll_at().is_some();
+        if !awaits {
+            g.conn.timer = None;
+        }
+        awaits
+    }
+
+    /// The timer has expired.
+    pub(crate) fn time_has_come(self: &Arc<Self>) {
+        // The process may have been stopped meanwhile: what has come is looked at before the clock is believed.
+        self.drive_rx();
+        let mut after = After::default();
+        let mut g = self.state.lock();
+        let now = Time::from_nanos(now_ns());
+        let Some(link) = g.link.clone() else { return };
+        if g.conn.timer.is_none_or(|timer| now < timer) {
+            // An earlier one has replaced it.
+            return;
+        }
+        g.conn.timer = None;
+        // Nothing is read behind a held Send, so the end has to be looked for.
+        if g.machine.rx_interest() == RxInterest::Held && link.stream.peer_closed() {
+            if g.machine.hides_end() {
+                left::notify_manager(&g, &mut after);
+            }
+            g.machine.sender_closed();
+        }
+        g.machine
+            .on_time(now, &mut DriveHost::new(self, &mut after));
+        self.settle(&mut g, &mut after);
+        drop(g);
+        after.run(self);
+        self.drive_tx();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, ReceiverNotReady};
+    use crate::conn::qp::QueuePair;
+    use crate::testing;
+    use iwarp_rnic::RecvWr;
+    use iwarp_rnic::qp::State;
+    use std::io::{Read as _, Write as _};
+    use std::time::{Duration, Instant};
+
+    /// Something that is due earlier than what the timer was set for is not late.
+    #[test]
+    fn a_timer_is_set_anew_for_what_is_due_earlier() {
+        let ctx = testing::context_with(Config {
+            receiver_not_ready: ReceiverNotReady::Hold(Duration::from_millis(20)),
+            ..Config::default()
+        });
+        let cq = ctx.create_cq(2, None).unwrap();
+        let qp = testing::queue_pair(&ctx, &cq, &cq);
+        let mut peer = testing::connected(&qp);
+        let later = Time::from_nanos(now_ns() + 3_600_000_000_000);
+        qp.inner.state.lock().conn.timer = Some(later);
+        // There is no receive for it.
+        peer.write_all(&testing::EMPTY_SEND).unwrap();
+        peer.set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
+        let mut terminate = [0; 4];
+        peer.read_exact(&mut terminate).unwrap();
+        // The last segment of a Terminate, untagged.
+        assert_eq!(terminate[2..], [0x41, 0x47]);
+        qp.destroy();
+    }
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    /// A queue pair that may hold a Send for an hour, and its peer, whose Send is held.
+    fn holds() -> (QueuePair, std::net::TcpStream) {
+        let ctx = testing::context_with(Config {
+            receiver_not_ready: ReceiverNotReady::Hold(Duration::from_secs(3600)),
+            ..Config::default()
+        });
+        let cq = ctx.create_cq(2, None).unwrap();
+        let qp = testing::queue_pair(&ctx, &cq, &cq);
+        let mut peer = testing::connected(&qp);
+        peer.write_all(&testing::EMPTY_SEND).unwrap();
+        until(&qp, |g| {
+            g.machine.rx_interest() == RxInterest::Held && g.conn.timer.is_some()
+        });
+        (qp, peer)
+    }
+
+    fn until(qp: &QueuePair, is_so: impl Fn(&Guarded) -> bool) {
+        let start = Instant::now();
+        while !is_so(&qp.inner.state.lock()) {
+            assert!(start.elapsed() < LIMIT);
+            std::thread::yield_now();
+        }
+    }
+
+    /// A timer whose purpose is gone is forgotten, so that nobody takes it for work that a stuck thread leaves undone.
+    #[test]
+    fn a_timer_is_awaited_while_something_is_due() {
+        let (qp, _peer) = holds();
+        assert!(qp.inner.awaits_time());
+        assert!(qp.inner.state.lock().conn.timer.is_some());
+        let receive = RecvWr {
+            wr_id: 1,
+            sges: &[],
+        };
+        qp.post_recv(&[receive]).unwrap();
+        until(&qp, |g| g.machine.poll_at().is_none());
+        {
+            let mut g = qp.inner.state.lock();
+            g.conn.timer = Some(Time::from_nanos(1 << 62));
+            assert!(qp.inner.awaits_time(), "whoever has it may be stuck");
+            assert!(g.conn.timer.is_some());
+        }
+        // An earlier one expires, whose place it has taken.
+        qp.inner.time_has_come();
+        assert!(qp.inner.state.lock().conn.timer.is_some());
+        assert!(!qp.inner.awaits_time());
+        assert_eq!(qp.inner.state.lock().conn.timer, None);
+        qp.destroy();
+        assert!(!qp.inner.awaits_time(), "there is no connection");
+    }
+
+    /// A sender that has closed waits for no receive, so its Send is held for a moment only.
+    #[test]
+    fn a_held_send_waits_as_long_as_its_sender_does() {
+        let (qp, peer) = holds();
+        let look = qp.inner.state.lock().machine.poll_at();
+        // The first look has found that the sender is there.
+        until(&qp, |g| g.machine.poll_at() > look);
+        assert_eq!(qp.state(), State::Rts);
+        drop(peer);
+        until(&qp, |g| g.machine.state() == State::Error);
+        qp.destroy();
+    }
+}

@@ -1,0 +1,234 @@
+//! Who waits for memory, and until when.
+//!
+//! Invariant of the `unsafe`: a test keeps the memory that it registers until its end, and does not look at it.
+
+use super::*;
+use crate::conn::pool;
+use crate::conn::qp::QpAttributes;
+use crate::conn::qp::QueuePair;
+use crate::objects::context::Context;
+use crate::testing::{attributes, connected, context, queue_pair, until};
+use iwarp_proto::ddp::{Header, Stag, TaggedHeader, UntaggedHeader};
+use iwarp_proto::rdmap::Opcode;
+use iwarp_rnic::qp::{RxBuffer, RxPlan};
+use iwarp_rnic::{Access, Cqe, FastRegister, RecvWr, SendOp, SendWr, Sge, WcStatus};
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+#[test]
+fn a_queue_pair_is_in_the_list_once_and_not_when_it_is_gone() {
+    let ctx = context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let [a, b, c] = [(); 3].map(|()| queue_pair(&ctx, &cq, &cq));
+    let waiting = Waiting::default();
+    assert!(waiting.enter(&a.inner) && waiting.enter(&b.inner));
+    assert!(!waiting.enter(&a.inner) && !waiting.enter(&b.inner));
+    assert_eq!(waiting.0.lock().len(), 2);
+    a.destroy();
+    drop(a);
+    assert!(waiting.enter(&c.inner) && !waiting.enter(&b.inner));
+    assert_eq!(waiting.0.lock().len(), 2);
+}
+
+/// A valid fast-registration region of these octets.
+fn region(ctx: &Context, octets: &[u8], pd: u32) -> Sge {
+    let (addr, len) = (octets.as_ptr() as u64, octets.len());
+    // SAFETY: the memory lives until the end of the test, which does not look at it.
+    let stag = unsafe { ctx.allocate_fast(addr, len as u64, pd) }.unwrap();
+    let wr = FastRegister {
+        new_stag: Stag(stag),
+        offset: 0,
+        len: len as u64,
+        iova: addr,
+        access: Access::LOCAL_WRITE | Access::REMOTE_WRITE,
+        pages: None,
+    };
+    ctx.fast_register(&wr, pd).unwrap();
+    Sge {
+        addr,
+        len: len as u32,
+        lkey: stag,
+    }
+}
+
+/// In a protection domain, connected to a peer.
+fn connection(ctx: &Context, pd: u32) -> (QueuePair, std::net::TcpStream) {
+    let cq = ctx.create_cq(4, None).unwrap();
+    let attributes = QpAttributes {
+        pd,
+        ..attributes(ctx, &cq, &cq)
+    };
+    let qp = ctx.create_qp(&attributes).unwrap();
+    let peer = connected(&qp);
+    (qp, peer)
+}
+
+/// The peer sends the begin of an RDMA Write to a region. Returns the plan of a read of the rest, which is not over.
+fn reads_directly(qp: &QueuePair, peer: &mut std::net::TcpStream, sge: Sge) -> RxPlan {
+    let header = Header::Tagged(TaggedHeader {
+        last: true,
+        opcode: Opcode::WRITE,
+        stag: Stag(sge.lkey),
+        to: sge.addr,
+    });
+    let mut octets = vec![0; 2 + header.len() + 100];
+    let ulpdu = header.len() as u16 + sge.len as u16;
+    octets[..2].copy_from_slice(&ulpdu.to_be_bytes());
+    header.emit(&mut octets[2..]);
+    peer.write_all(&octets).unwrap();
+    let start = Instant::now();
+    loop {
+        let g = qp.inner.state.lock();
+        if g.machine.rx_is_direct() {
+            let (mut buffer, mut plan) = (RxBuffer::new().unwrap(), pool::rx_plan());
+            let memory = qp.inner.ctx.memory.read();
+            g.machine.rx_plan(&mut buffer, &memory, &mut plan, |_| ());
+            return plan;
+        }
+        drop(g);
+        assert!(start.elapsed() < LIMIT, "the header is not read");
+        std::thread::yield_now();
+    }
+}
+
+/// A queue pair reads from its socket into these octets, and a second one has posted request 2, which invalidates their region. Returns
+/// both with their peers, the plan of the read, and the region.
+fn invalidated_while_read(
+    ctx: &Context,
+    octets: &[u8],
+) -> ([(QueuePair, std::net::TcpStream); 2], RxPlan, Sge) {
+    let pd = ctx.allocate_pd();
+    let sge = region(ctx, octets, pd);
+    let [mut reader, invalidator] = [(); 2].map(|()| connection(ctx, pd));
+    let plan = reads_directly(&reader.0, &mut reader.1, sge);
+    let stag = Stag(sge.lkey);
+    let wr = SendWr::new(2, SendOp::LocalInvalidate { stag }, &[]).signaled();
+    invalidator.0.post_send(&[wr]).unwrap();
+    ([reader, invalidator], plan, sge)
+}
+
+/// A thread reads from a socket into a region, and another queue pair invalidates the region.
+#[test]
+fn an_invalidation_is_done_when_nobody_uses_the_memory_any_more() {
+    let ctx = context();
+    let octets = vec![7u8; 40_000];
+    let (ends, mut plan, sge) = invalidated_while_read(&ctx, &octets);
+    let [(reader, _), (invalidator, _)] = &ends;
+    assert!(!ctx.region(sge.lkey).unwrap().valid, "ended at once");
+    let cq = &invalidator.inner.send_cq;
+    let mut cqes = [Cqe::default(); 2];
+    assert_eq!(cq.poll(&mut cqes).unwrap(), 0);
+    {
+        let memory = ctx.inner.memory.read();
+        plan.release(&memory);
+        assert!(memory.take_unused());
+    }
+    ctx.inner.memory_unused();
+    assert_eq!(cq.poll(&mut cqes).unwrap(), 1);
+    assert_eq!((cqes[0].wr_id, cqes[0].status), (2, WcStatus::Success));
+    assert!(ctx.inner.waiting.0.lock().is_empty());
+    reader.destroy();
+    invalidator.destroy();
+}
+
+/// The use ends after the queue pair has seen it, and before the queue pair is in the list.
+#[test]
+fn a_queue_pair_that_enters_the_list_tries_once_more() {
+    let ctx = context();
+    let octets = vec![7u8; 40_000];
+    let (ends, mut plan, _) = invalidated_while_read(&ctx, &octets);
+    let [(reader, _), (invalidator, _)] = &ends;
+    ctx.inner.waiting.0.lock().clear();
+    plan.release(&ctx.inner.memory.read());
+    ctx.inner.wait_for_memory(&invalidator.inner);
+    let mut cqes = [Cqe::default(); 2];
+    assert_eq!(invalidator.inner.send_cq.poll(&mut cqes).unwrap(), 1);
+    reader.destroy();
+    invalidator.destroy();
+}
+
+/// How octets go through a socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Sent,
+    Received,
+    /// Into memory of the program.
+    Placed,
+}
+
+/// The use of memory ends while some thread is at a socket. That thread tells those who wait, whichever way the octets go.
+#[test]
+fn a_thread_at_a_socket_tells_that_memory_is_unused() {
+    let ctx = context();
+    for way in [Way::Sent, Way::Received, Way::Placed] {
+        let octets = [(); 2].map(|()| vec![7u8; 40_000]);
+        let (ends, mut plan, _) = invalidated_while_read(&ctx, &octets[0]);
+        let [(reader, _), (invalidator, _)] = &ends;
+        let cq = &invalidator.inner.send_cq;
+        let pd = ctx.allocate_pd();
+        let (other, mut peer) = connection(&ctx, pd);
+        if way == Way::Placed {
+            let mut placed = reads_directly(&other, &mut peer, region(&ctx, &octets[1], pd));
+            placed.release(&ctx.inner.memory.read());
+        }
+        plan.release(&ctx.inner.memory.read());
+        let mut cqes = [Cqe::default(); 2];
+        assert_eq!(cq.take_ready(&mut cqes).unwrap(), 0);
+        match way {
+            Way::Sent => {
+                let wr = SendWr::new(3, SendOp::Send, &[]).signaled();
+                other.post_send(&[wr]).unwrap();
+            }
+            Way::Received | Way::Placed => peer.write_all(&[0]).unwrap(),
+        }
+        let told = || cq.take_ready(&mut cqes).unwrap() == 1;
+        until(&format!("nobody tells: {way:?}"), told);
+        assert_eq!((cqes[0].wr_id, cqes[0].status), (2, WcStatus::Success));
+        for qp in [reader, invalidator, &other] {
+            qp.destroy();
+        }
+    }
+}
+
+/// A message of a peer may invalidate a region, too. It arrives as soon as the use of the region ends, without another look at the socket.
+#[test]
+fn a_message_that_invalidates_memory_arrives_when_nobody_uses_it_any_more() {
+    let ctx = context();
+    let octets = vec![7u8; 40_000];
+    let pd = ctx.allocate_pd();
+    let sge = region(&ctx, &octets, pd);
+    let [mut reader, mut other] = [(); 2].map(|()| connection(&ctx, pd));
+    let mut plan = reads_directly(&reader.0, &mut reader.1, sge);
+    let wr = RecvWr {
+        wr_id: 3,
+        sges: &[],
+    };
+    other.0.post_recv(&[wr]).unwrap();
+    let header = Header::Untagged(UntaggedHeader {
+        last: true,
+        opcode: Opcode::SEND_INV,
+        invalidate_stag: Stag(sge.lkey),
+        qn: 0,
+        msn: 1,
+        mo: 0,
+    });
+    // No CRC is checked.
+    let mut fpdu = vec![0; 2 + header.len() + 4];
+    fpdu[..2].copy_from_slice(&(header.len() as u16).to_be_bytes());
+    header.emit(&mut fpdu[2..]);
+    other.1.write_all(&fpdu).unwrap();
+    let waits = || other.0.inner.state.lock().machine.waits_for_memory();
+    until("it does not wait", waits);
+    let cq = &other.0.inner.recv_cq;
+    let mut cqes = [Cqe::default(); 2];
+    assert_eq!(cq.take_ready(&mut cqes).unwrap(), 0);
+    plan.release(&ctx.inner.memory.read());
+    ctx.inner.memory_unused();
+    assert_eq!(cq.take_ready(&mut cqes).unwrap(), 1);
+    assert_eq!((cqes[0].wr_id, cqes[0].status), (3, WcStatus::Success));
+    for (qp, _) in [&reader, &other] {
+        qp.destroy();
+    }
+}

@@ -1,0 +1,186 @@
+//! What happens when a rule acts.
+
+use super::Way;
+use super::log::Place;
+use super::plan::Taken;
+use super::qp::{Action, Progress, QpFaults};
+use crate::conn::after::After;
+use crate::conn::drive;
+use crate::conn::qp::{QpInner, QueuePair};
+use crate::fault::{Directions, Event, Kind, Ops};
+use crate::objects::events::AsyncEventKind;
+use crate::sys::clock::now_ns;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The time of [`now_ns`] after so many nanoseconds; `u64::MAX` is for ever.
+pub(super) fn until(time: u64) -> u64 {
+    now_ns().saturating_add(time)
+}
+
+const fn ways(directions: Directions) -> [bool; 2] {
+    [directions.out, directions.into]
+}
+
+impl QpFaults {
+    /// Notes a fault, and what has to be done for it.
+    pub(super) fn plan_action(
+        &self,
+        state: &mut Progress,
+        taken: &Taken,
+        op: Option<Ops>,
+        octets: Option<u64>,
+    ) {
+        let Some(rule) = self.plan.spec.rules.get(taken.rule) else {
+            return;
+        };
+        let ways = ways(rule.directions);
+        let action = match taken.kind {
+            Kind::Reset => Action::Reset,
+            Kind::Close => Action::Close,
+            Kind::Delay(time) | Kind::Stall(time) => {
+                let now = now_ns();
+                let free = |way: Way| ways[way.index()] && state.held_until[way.index()] <= now;
+                // Requests that are posted meanwhile wait with those before them, and not longer.
+                if !Way::BOTH.into_iter().any(free) {
+                    return;
+                }
+                Action::Hold(ways, time)
+            }
+            Kind::Slow(rate) => Action::Slow(ways, rate),
+            Kind::Event(event) => Action::Event(event),
+            Kind::PortDown(time) => Action::PortDown(time),
+            Kind::Crc if state.peer.is_some() && !state.crc => return,
+            Kind::Crc => {
+                for way in Way::BOTH {
+                    state.spoil[way.index()] |= ways[way.index()];
+                }
+                self.log(state, taken, op, octets);
+                return;
+            }
+            _ => return,
+        };
+        self.log(state, taken, op, octets);
+        state.actions.push(action);
+    }
+
+    fn log(&self, state: &Progress, taken: &Taken, op: Option<Ops>, octets: Option<u64>) {
+        let place = Place {
+            octets,
+            ..self.place(state, op)
+        };
+        self.plan.log.note(&self.plan, taken, &place);
+    }
+
+    /// Does what is due. Call it without locks.
+    #[cold]
+    pub(crate) fn act(&self, qp: &Arc<QpInner>) {
+        let actions = std::mem::take(&mut self.state.lock().actions);
+        for action in actions {
+            self.carry_out(qp, action);
+        }
+    }
+
+    fn carry_out(&self, qp: &Arc<QpInner>, action: Action) {
+        match action {
+            Action::Reset | Action::Close if self.state.lock().peer.is_none() => {
+                // The requests wait for their connection, and so does this.
+                self.state.lock().actions.push(action);
+            }
+            Action::Reset => {
+                let link = qp.state.lock().link.clone();
+                if let Some(link) = link.filter(|link| !link.engine.is_foreign()) {
+                    link.stream.abort();
+                    // The end is found by the driver, as if the peer had caused it.
+                    qp.drive_rx();
+                }
+            }
+            Action::Close => qp.with_machine(|machine, host| machine.close(host)),
+            Action::Hold(ways, time) => {
+                let end = until(time);
+                {
+                    let mut state = self.state.lock();
+                    for way in Way::BOTH.into_iter().filter(|way| ways[way.index()]) {
+                        let held = &mut state.held_until[way.index()];
+                        *held = end.max(*held);
+                    }
+                }
+                self.wake_after(time);
+                // The engine does not look for octets that may not be read.
+                qp.with_machine(|_, _| ());
+            }
+            Action::Slow(ways, rate) => {
+                let mut state = self.state.lock();
+                for way in Way::BOTH.into_iter().filter(|way| ways[way.index()]) {
+                    state.rate[way.index()] = Some(rate);
+                }
+            }
+            Action::Fail { terminate: true } => {
+                qp.with_machine(|machine, host| machine.give_up(host))
+            }
+            Action::Fail { terminate: false } => {
+                qp.with_machine(|machine, host| machine.abort(host))
+            }
+            Action::Event(event) => self.raise(qp, event),
+            Action::PortDown(time) => self.plan.port_down(time),
+            Action::Starve(time) => self.wake_after(time),
+        }
+    }
+
+    /// Has the queue pair driven again when something that is held back may pass.
+    pub(super) fn wake_after(&self, time: u64) {
+        if time == u64::MAX {
+            return;
+        }
+        match self.plan.clock() {
+            Ok(clock) => clock.wake(Duration::from_nanos(time), self.ordinal),
+            Err(error) => tracing::error!(%error, "no clock for what is held back"),
+        }
+    }
+
+    fn raise(&self, qp: &Arc<QpInner>, event: Event) {
+        let handle = || QueuePair {
+            inner: Arc::clone(qp),
+        };
+        let kind = match event {
+            Event::QpFatal => {
+                let mut after = After::default();
+                {
+                    let mut g = qp.state.lock();
+                    drive::fail(qp, &mut g, &mut after);
+                    qp.settle(&mut g, &mut after);
+                }
+                after.run(qp);
+                return;
+            }
+            Event::QpRequestError | Event::QpAccessError => {
+                let access = event == Event::QpAccessError;
+                qp.with_machine(|machine, host| machine.accuse_peer(access, host));
+                return;
+            }
+            Event::CommunicationEstablished => AsyncEventKind::CommunicationEstablished(handle()),
+            Event::SqDrained => AsyncEventKind::SqDrained(handle()),
+            Event::LastWqeReached => AsyncEventKind::LastWqeReached(handle()),
+            Event::SrqLimitReached => {
+                if let Some(srq) = &qp.srq {
+                    srq.inner.tell_limit();
+                }
+                return;
+            }
+            other => {
+                self.plan.raise_everywhere(other);
+                return;
+            }
+        };
+        qp.ctx.raise(kind);
+    }
+}
+
+impl QpInner {
+    /// Something that was held back may pass.
+    pub(super) fn go_on(self: &Arc<Self>) {
+        // The engine looks for octets again, and what waits is sent.
+        self.with_machine(|_, _| ());
+        self.drive_rx();
+    }
+}

@@ -1,0 +1,161 @@
+//! Faults that come at a time, and the end of what is held back for a time.
+
+use super::act::until;
+use super::plan::{PROCESS, Plan, Taken};
+use super::qp::QpFaults;
+use crate::conn::qp::QpInner;
+use crate::engine::{Engine, Source};
+use crate::error::Result;
+use crate::fault::Kind;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// Kinds of timers: below, the index of a rule; from here on, a queue pair in the order of creation.
+const QUEUE_PAIRS: u32 = 1 << 31;
+/// The port comes up.
+const PORT_UP: u32 = QUEUE_PAIRS - 1;
+
+/// The timers of a plan.
+pub(super) struct Clock {
+    plan: Weak<Plan>,
+    engine: Arc<Engine>,
+    token: u64,
+}
+
+impl Clock {
+    pub(super) fn start(plan: &Arc<Plan>) -> Result<Arc<Self>> {
+        let engine = Engine::current()?;
+        let token = engine.token();
+        let clock = Arc::new(Self {
+            plan: Arc::downgrade(plan),
+            engine: Arc::clone(&engine),
+            token,
+        });
+        engine.add_timed(token, Arc::clone(&clock) as Arc<dyn Source>);
+        for (i, rule) in plan.spec.rules.iter().enumerate() {
+            if rule.is_timed() {
+                engine.at(plan.earliest(i, PROCESS), token, i as u32);
+            }
+        }
+        Ok(clock)
+    }
+
+    /// Drives a queue pair again after this time.
+    pub(super) fn wake(&self, after: Duration, ordinal: u32) {
+        self.engine.after(after, self.token, QUEUE_PAIRS | ordinal);
+    }
+
+    pub(super) fn wake_port(&self, after: Duration) {
+        self.engine.after(after, self.token, PORT_UP);
+    }
+}
+
+impl Source for Clock {
+    fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
+        false
+    }
+
+    fn timer(self: Arc<Self>, kind: u32) {
+        let Some(plan) = self.plan.upgrade() else {
+            return;
+        };
+        match kind {
+            PORT_UP => plan.port_may_be_up(),
+            QUEUE_PAIRS.. => {
+                let is_it = |faults: &QpFaults| faults.ordinal == kind & !QUEUE_PAIRS;
+                for (qp, _) in plan.queue_pairs_that(is_it) {
+                    qp.go_on();
+                }
+            }
+            rule => plan.time_has_come(rule as usize),
+        }
+    }
+}
+
+impl Plan {
+    /// The queue pairs of all devices that `are` right, in the order of creation.
+    pub(super) fn queue_pairs_that(
+        &self,
+        are: impl Fn(&QpFaults) -> bool,
+    ) -> Vec<(Arc<QpInner>, u32)> {
+        let contexts: Vec<_> = self
+            .contexts
+            .lock()
+            .iter()
+            .filter_map(Weak::upgrade)
+            .collect();
+        let mut all = Vec::new();
+        for ctx in contexts {
+            for num in ctx.qp_numbers().unwrap_or_default() {
+                let qp = ctx.qp_if_free(num);
+                all.extend(qp.and_then(|qp| {
+                    let faults = qp.faults.as_ref().filter(|faults| are(faults))?;
+                    let ordinal = faults.ordinal;
+                    Some((qp, ordinal))
+                }));
+            }
+        }
+        all.sort_by_key(|(_, ordinal)| *ordinal);
+        all
+    }
+
+    /// The time of a rule has come that acts by itself.
+    fn time_has_come(self: &Arc<Self>, index: usize) {
+        let Some(rule) = self.spec.rules.get(index) else {
+            return;
+        };
+        let taken = Taken {
+            rule: index,
+            kind: rule.kind,
+            n: 0,
+        };
+        let of_device = match rule.kind {
+            Kind::PortDown(_) => true,
+            Kind::Event(event) => event.is_of_device(),
+            _ => false,
+        };
+        if of_device {
+            if self.may(index) {
+                self.log.note(self, &taken, &Default::default());
+                match rule.kind {
+                    Kind::PortDown(time) => self.port_down(time),
+                    Kind::Event(event) => self.raise_everywhere(event),
+                    _ => {}
+                }
+            }
+            return;
+        }
+        for (qp, _) in self.queue_pairs_that(|_| true) {
+            let Some(faults) = &qp.faults else { continue };
+            {
+                let mut state = faults.state.lock();
+                let connected = state.peer.is_some();
+                if !connected || !faults.concerns(rule, state.peer, None) || !self.may(index) {
+                    continue;
+                }
+                faults.plan_action(&mut state, &taken, None, None);
+            }
+            faults.act(&qp);
+        }
+    }
+
+    /// The port may be up again.
+    fn port_may_be_up(self: &Arc<Self>) {
+        if self.end_port_down() {
+            for (qp, _) in self.queue_pairs_that(|_| true) {
+                qp.go_on();
+            }
+        }
+    }
+
+    /// Sets until when the port is down. Returns the time.
+    pub(super) fn wake_port_after(self: &Arc<Self>, time: u64) -> u64 {
+        if time != u64::MAX {
+            match self.clock() {
+                Ok(clock) => clock.wake_port(Duration::from_nanos(time)),
+                Err(error) => tracing::error!(%error, "no clock for the port"),
+            }
+        }
+        until(time)
+    }
+}

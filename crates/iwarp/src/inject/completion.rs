@@ -1,0 +1,91 @@
+//! Faults of completions, and of messages that look for a receive.
+
+use super::qp::{Action, QpFaults, op_of_completion};
+use crate::fault::{Kind, Ops, Point};
+use iwarp_rnic::qp::Direction;
+use iwarp_rnic::{Cqe, WcStatus};
+
+/// What becomes of a completion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Completion {
+    /// It is written, as it is now.
+    Written,
+    /// The same, and [`QpFaults::act`] must be called.
+    ThenAct,
+    /// It finds the queue full.
+    Lost,
+}
+
+impl QpFaults {
+    /// A completion is about to be written.
+    pub(crate) fn completed(&self, direction: Direction, cqe: &mut Cqe) -> Completion {
+        if cqe.status != WcStatus::Success {
+            return Completion::Written;
+        }
+        let op = match direction {
+            Direction::Send => op_of_completion(cqe.opcode),
+            Direction::Recv => Ops::RECV,
+        };
+        let mut state = self.state.lock();
+        if state.failing {
+            cqe.status = WcStatus::Flushed;
+            return Completion::Written;
+        }
+        let taken = self.taken(&mut state, Point::Completion, op, |_| true);
+        let place = self.place(&state, Some(op));
+        // The queue pair ends by one fault. There is nothing left for another one.
+        if let Some(taken) = taken.first() {
+            self.plan.log.note(&self.plan, taken, &place);
+            let Kind::Status(status) = taken.kind else {
+                return Completion::Lost;
+            };
+            cqe.status = status;
+            state.failing = true;
+            let terminate = is_ours(status);
+            state.actions.push(Action::Fail { terminate });
+            return Completion::ThenAct;
+        }
+        drop(state);
+        if op == Ops::RECV {
+            self.passed(op);
+        }
+        match self.state.lock().actions.is_empty() {
+            true => Completion::Written,
+            false => Completion::ThenAct,
+        }
+    }
+
+    /// Returns `true` if a message that has come may take a receive.
+    pub(crate) fn receiver_ready(&self) -> bool {
+        if self.starves() {
+            return false;
+        }
+        let mut state = self.state.lock();
+        let taken = self.taken(&mut state, Point::Message, Ops::RECV, |_| true);
+        let mut ready = true;
+        for taken in taken {
+            if let Kind::Rnr(time) = taken.kind {
+                let place = self.place(&state, None);
+                self.plan.log.note(&self.plan, &taken, &place);
+                state.starved_until = super::act::until(time);
+                state.actions.push(Action::Starve(time));
+                ready = false;
+            }
+        }
+        ready
+    }
+}
+
+/// Returns `true` if a status means that this end could not carry the request out: it tells the peer so. With the others the peer, or the
+/// way to it, is to blame.
+const fn is_ours(status: WcStatus) -> bool {
+    !matches!(
+        status,
+        WcStatus::RemoteInvalidRequest
+            | WcStatus::RemoteAccess
+            | WcStatus::RemoteOperation
+            | WcStatus::TransportRetryExceeded
+            | WcStatus::ReceiverNotReady
+            | WcStatus::ResponseTimeout
+    )
+}

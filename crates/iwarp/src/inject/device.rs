@@ -1,0 +1,148 @@
+//! Faults of the device: objects that are not created, its port, and its events.
+
+use super::log::Place;
+use super::plan::Plan;
+use crate::error::{Error, Result};
+use crate::fault::{Event, Kind, Point};
+use crate::objects::context::Context;
+use crate::objects::context::ContextInner;
+use crate::objects::events::{AsyncEventKind, PortEvent};
+use crate::sys::clock::now_ns;
+use std::io;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+
+impl Plan {
+    /// An object with this name is about to be created.
+    ///
+    /// # Errors
+    /// That of the fault, if a rule takes the opportunity.
+    fn create(&self, name: &'static str) -> Result<()> {
+        for (i, rule) in self.rules(Point::Creation) {
+            let Kind::Create(object) = rule.kind else {
+                continue;
+            };
+            if object.name != name {
+                continue;
+            }
+            if let Some(taken) = self.process_wide(i) {
+                self.log.note(self, &taken, &Place::default());
+                return Err(match object.errno {
+                    libc::ENOMEM => Error::OutOfMemory,
+                    errno => Error::Io(io::Error::from_raw_os_error(errno)),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns `true` if a receive for a shared receive queue must be refused.
+    pub(crate) fn refuses_shared_receive(&self) -> bool {
+        let mut refuses = false;
+        for (i, rule) in self.rules(Point::Post) {
+            let select = &rule.select;
+            let anybodys = select.qp.is_none() && select.peer.is_none();
+            let receives = select
+                .ops
+                .is_none_or(|ops| ops.has(crate::fault::Ops::RECV));
+            if rule.kind != Kind::Post || !anybodys || !receives {
+                continue;
+            }
+            if let Some(taken) = self.process_wide(i) {
+                let place = Place {
+                    op: Some("recv"),
+                    ..Place::default()
+                };
+                self.log.note(self, &taken, &place);
+                refuses = true;
+            }
+        }
+        refuses
+    }
+
+    pub(super) fn is_port_down(&self) -> bool {
+        let until = self.port_down_until.load(Ordering::Relaxed);
+        until != 0 && now_ns() < until
+    }
+
+    /// The port goes down for so many nanoseconds.
+    pub(super) fn port_down(self: &Arc<Self>, time: u64) {
+        let until = self.wake_port_after(time);
+        let before = self.port_down_until.swap(until, Ordering::Relaxed);
+        if before == 0 {
+            self.raise_everywhere(Event::PortError);
+        }
+        for (qp, _) in self.queue_pairs_that(|_| true) {
+            // The engine does not look for octets that may not be read.
+            qp.with_machine(|_, _| ());
+        }
+    }
+
+    /// Returns `true` if the port's time is over, and it is up now.
+    pub(super) fn end_port_down(&self) -> bool {
+        let until = self.port_down_until.load(Ordering::Relaxed);
+        if until == 0 || now_ns() < until {
+            return false;
+        }
+        // If the port goes down again at this moment, it stays down until then.
+        let ended =
+            self.port_down_until
+                .compare_exchange(until, 0, Ordering::Relaxed, Ordering::Relaxed);
+        if ended.is_err() {
+            return false;
+        }
+        self.raise_everywhere(Event::PortActive);
+        true
+    }
+
+    /// Raises an event of the port or of the device on all devices.
+    pub(super) fn raise_everywhere(&self, event: Event) {
+        let kind = match event {
+            Event::PortActive => PortEvent::Active,
+            Event::PortError => PortEvent::Error,
+            Event::LidChange => PortEvent::LidChange,
+            Event::PkeyChange => PortEvent::PkeyChange,
+            Event::SmChange => PortEvent::SmChange,
+            Event::ClientReregister => PortEvent::ClientReregister,
+            Event::GidChange => PortEvent::GidChange,
+            Event::DeviceFatal => PortEvent::DeviceFatal,
+            _ => return,
+        };
+        let contexts: Vec<_> = self
+            .contexts
+            .lock()
+            .iter()
+            .filter_map(Weak::upgrade)
+            .collect();
+        for ctx in &contexts {
+            ctx.raise(AsyncEventKind::Port(kind));
+        }
+        if event == Event::DeviceFatal {
+            for (qp, _) in self.queue_pairs_that(|_| true) {
+                qp.with_machine(|machine, host| machine.abort(host));
+            }
+        }
+    }
+}
+
+impl ContextInner {
+    /// An object is about to be created: `pd`, `mr`, `mw`, `cq`, `srq`, `qp` or `channel`.
+    ///
+    /// # Errors
+    /// That of an injected fault.
+    #[inline]
+    pub(crate) fn create(&self, name: &'static str) -> Result<()> {
+        match &self.faults {
+            None => Ok(()),
+            Some(plan) => plan.create(name),
+        }
+    }
+}
+
+impl Context {
+    /// Returns `true` unless an injected fault has taken the port down.
+    pub fn is_port_up(&self) -> bool {
+        let plan = self.inner.faults.as_ref();
+        plan.is_none_or(|plan| !plan.is_port_down())
+    }
+}

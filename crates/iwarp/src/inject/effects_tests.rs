@@ -1,0 +1,665 @@
+//! What each fault does to a queue pair, whom it concerns, and what is held back: without any time that passes.
+
+use super::act::until;
+use super::plan::{PROCESS, Plan};
+use super::qp::{Action, QpFaults, op_of, op_of_completion};
+use super::tests::its_time_is_over;
+use super::{Completion, Way};
+use crate::config::Config;
+use crate::fault::{Event, Ops};
+use crate::objects::context::Context;
+use crate::objects::events::{AsyncEventKind, PortEvent};
+use crate::sys::clock::now_ns;
+use crate::sys::raw_slice::RawSlice;
+use crate::testing;
+use iwarp_proto::ddp::Stag;
+use iwarp_rnic::qp::Direction;
+use iwarp_rnic::{Bind, Cqe, FastRegister, SendOp, WcOpcode, WcStatus};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+const READ: SendOp = SendOp::Read {
+    remote_addr: 16,
+    rkey: 7,
+};
+const WRITE: SendOp = SendOp::Write {
+    remote_addr: 16,
+    rkey: 7,
+};
+
+fn plan(text: &str) -> Arc<Plan> {
+    Plan::of(&text.parse().unwrap()).unwrap()
+}
+
+fn peer() -> SocketAddr {
+    "192.0.2.7:7471".parse().unwrap()
+}
+
+/// The faults of the first queue pair, whose number is 0x77, on a connection.
+fn faults(text: &str, crc: bool) -> Box<QpFaults> {
+    let faults = QpFaults::new(&plan(text), 0x77);
+    faults.connected(peer(), crc);
+    faults
+}
+
+fn actions(faults: &QpFaults) -> Vec<Action> {
+    std::mem::take(&mut faults.state.lock().actions)
+}
+
+/// The kinds of operation, each with the name that a rule has for it.
+fn operations() -> [(SendOp, Ops); 12] {
+    let bind = Bind {
+        mw_stag: Stag(1),
+        new_stag: Stag(1),
+        mr_stag: Stag(2),
+        addr: 0,
+        len: 0,
+        access: Default::default(),
+    };
+    let register = FastRegister {
+        new_stag: Stag(1),
+        offset: 0,
+        len: 0,
+        iova: 0,
+        access: Default::default(),
+        pages: None,
+    };
+    let (remote_addr, rkey) = (16, 7);
+    [
+        (SendOp::Send, Ops::SEND),
+        (SendOp::SendImm(1), Ops::SEND),
+        (SendOp::SendInv(1), Ops::SEND),
+        (WRITE, Ops::WRITE),
+        (
+            SendOp::WriteImm {
+                remote_addr,
+                rkey,
+                imm: 1,
+            },
+            Ops::WRITE,
+        ),
+        (SendOp::AtomicWrite { remote_addr, rkey }, Ops::WRITE),
+        (READ, Ops::READ),
+        (SendOp::ReadInv { remote_addr, rkey }, Ops::READ),
+        (
+            SendOp::FetchAdd {
+                remote_addr,
+                rkey,
+                add: 1,
+                mask: 0,
+            },
+            Ops::ATOMIC,
+        ),
+        (SendOp::LocalInvalidate { stag: Stag(1) }, Ops::LOCAL),
+        (SendOp::Bind(bind), Ops::LOCAL),
+        (SendOp::FastRegister(register), Ops::LOCAL),
+    ]
+}
+
+#[test]
+fn operations_have_the_names_that_rules_use() {
+    for (op, name) in operations() {
+        assert_eq!(op_of(&op), name, "{op:?}");
+    }
+    let completions = [
+        (WcOpcode::Send, Ops::SEND),
+        (WcOpcode::Write, Ops::WRITE),
+        (WcOpcode::AtomicWrite, Ops::WRITE),
+        (WcOpcode::Read, Ops::READ),
+        (WcOpcode::CmpSwap, Ops::ATOMIC),
+        (WcOpcode::FetchAdd, Ops::ATOMIC),
+        (WcOpcode::Bind, Ops::LOCAL),
+        (WcOpcode::LocalInvalidate, Ops::LOCAL),
+        (WcOpcode::FastRegister, Ops::LOCAL),
+        (WcOpcode::TagAdd, Ops::LOCAL),
+        (WcOpcode::Recv, Ops::RECV),
+        (WcOpcode::RecvWriteImm, Ops::RECV),
+        (WcOpcode::TagRecv, Ops::RECV),
+    ];
+    for (opcode, name) in completions {
+        assert_eq!(op_of_completion(opcode), name, "{opcode:?}");
+    }
+}
+
+#[test]
+fn each_fault_of_a_request_asks_for_its_action() {
+    let cases = [
+        ("seed=200;reset", Action::Reset),
+        ("seed=200;close", Action::Close),
+        ("seed=200;delay=5ms", Action::Hold([true, false], 5_000_000)),
+        (
+            "seed=200;delay=5ms,dir=in",
+            Action::Hold([false, true], 5_000_000),
+        ),
+        ("seed=200;stall", Action::Hold([true, true], u64::MAX)),
+        (
+            "seed=200;stall=2s,dir=out",
+            Action::Hold([true, false], 2_000_000_000),
+        ),
+        ("seed=200;slow=6400", Action::Slow([true, true], 6400)),
+        ("seed=200;event=SQ_DRAINED", Action::Event(Event::SqDrained)),
+        ("seed=200;port-down=3ms", Action::PortDown(3_000_000)),
+    ];
+    for (text, action) in cases {
+        let faults = faults(text, true);
+        assert!(!faults.is_due(), "{text}");
+        faults.posted(&SendOp::Send);
+        assert!(faults.is_due(), "{text}");
+        assert_eq!(actions(&faults), [action], "{text}");
+        assert_eq!(faults.state.lock().spoil, [false; 2]);
+    }
+}
+
+#[test]
+fn a_bit_is_to_be_flipped_where_there_are_crcs() {
+    for (text, crc, spoil) in [
+        ("seed=201;crc,nth=1", true, [true, false]),
+        ("seed=201;crc,nth=1,dir=in", true, [false, true]),
+        ("seed=201;crc,nth=1,dir=both", true, [true, true]),
+        ("seed=201;crc,nth=1,dir=both,qp=0x77", false, [false, false]),
+    ] {
+        let faults = faults(text, crc);
+        faults.posted(&SendOp::Send);
+        assert_eq!(faults.state.lock().spoil, spoil, "{text}");
+        assert!(!faults.is_due());
+    }
+    // Posted before there is a connection: what that is like decides.
+    for crc in [true, false] {
+        let faults = QpFaults::new(
+            &plan(&format!(
+                "seed=202;crc,nth=1;log=/dev/{}",
+                ["null", "zero"][usize::from(crc)]
+            )),
+            1,
+        );
+        faults.posted(&SendOp::Send);
+        assert_eq!(faults.state.lock().spoil, [true, false]);
+        faults.connected(peer(), crc);
+        assert_eq!(faults.state.lock().spoil, [crc, false]);
+    }
+}
+
+#[test]
+fn a_rule_concerns_those_it_names() {
+    let acts = |text: &str, op: &SendOp| {
+        let faults = faults(text, true);
+        faults.posted(op);
+        !actions(&faults).is_empty()
+    };
+    // Each plan counts its queue pairs from 1.
+    assert!(acts("seed=203;reset,every=1,qp=1", &READ));
+    assert!(!acts("seed=203;reset,every=1,qp=2", &READ));
+    assert!(acts("seed=203;reset,every=1,qp=0x77", &READ));
+    assert!(!acts("seed=203;reset,every=1,qp=0x78", &READ));
+    assert!(acts("seed=203;reset,every=1,peer=192.0.2.7", &READ));
+    assert!(!acts("seed=203;reset,every=1,peer=192.0.2.8", &READ));
+    assert!(acts("seed=203;reset,every=1,op=write+read", &READ));
+    assert!(!acts("seed=203;reset,every=1,op=write+send", &READ));
+    assert!(!acts("seed=203;reset,every=1,op=read,qp=0x78", &READ));
+    assert!(!acts("seed=203;reset,every=1,op=write,qp=0x77", &READ));
+    assert!(!acts(
+        "seed=203;reset,every=1,op=read,peer=192.0.2.8",
+        &READ
+    ));
+    // Receives are requests for those rules alone that name them.
+    for (text, counts) in [
+        ("seed=204;reset,every=1", false),
+        ("seed=204;reset,every=1,op=recv", true),
+        ("seed=204;reset,every=1,op=send", false),
+    ] {
+        let faults = faults(text, true);
+        faults.passed(Ops::RECV);
+        assert_eq!(faults.is_due(), counts, "{text}");
+    }
+    // Without a connection nobody is the peer.
+    let faults = QpFaults::new(&plan("seed=205;reset,every=1,peer=192.0.2.7"), 1);
+    faults.posted(&READ);
+    assert!(!faults.is_due());
+}
+
+#[test]
+fn a_request_is_refused_or_gets_a_wrong_key() {
+    let refusing = faults("seed=206;post,every=2,op=read+recv", true);
+    let sends = [&READ, &WRITE, &READ, &READ, &READ].map(|op| refusing.refuses_send(op));
+    assert_eq!(sends, [false, false, true, false, true]);
+    assert_eq!([(); 2].map(|()| refusing.refuses_receive()), [false, true]);
+    assert!(refusing.changed(&READ).is_none());
+
+    let wrong = faults("seed=207;remote-access,every=1", true);
+    for (op, name) in operations() {
+        let changed = wrong.changed(&op);
+        let has_key = matches!(name, Ops::WRITE | Ops::READ | Ops::ATOMIC);
+        // An atomic write is not changed.
+        let has_key = has_key && !matches!(op, SendOp::AtomicWrite { .. });
+        assert_eq!(changed.is_some(), has_key, "{op:?}");
+        assert_ne!(changed, Some(op));
+    }
+    let Some(SendOp::Read { remote_addr, rkey }) = wrong.changed(&READ) else {
+        panic!("it is no Read any more");
+    };
+    assert_eq!(remote_addr, 16);
+    // Another entry of the peer's table, not only another key of it.
+    assert_ne!(rkey >> 8, 0);
+    // Whatever the key is.
+    for rkey in [0, 0x5a5a_5a07, !0] {
+        let remote_addr = 16;
+        let changed = wrong.changed(&SendOp::Read { remote_addr, rkey });
+        let Some(SendOp::Read { rkey: other, .. }) = changed else {
+            panic!("it is no Read any more");
+        };
+        assert_ne!(other >> 8, rkey >> 8, "{rkey:#x}");
+    }
+    assert!(!wrong.refuses_send(&READ));
+    assert!(
+        faults("seed=208;remote-access,nth=2", true)
+            .changed(&READ)
+            .is_none()
+    );
+}
+
+#[test]
+fn a_completion_fails_and_those_behind_it_are_flushed() {
+    use Completion::{Lost, ThenAct, Written};
+    use WcStatus::{Flushed, RemoteAccess, RemoteOperation, Success};
+    let cqe = |opcode, status| Cqe {
+        opcode,
+        status,
+        ..Cqe::default()
+    };
+    let complete = |faults: &QpFaults, direction, mut cqe: Cqe| {
+        let outcome = faults.completed(direction, &mut cqe);
+        (outcome, cqe.status)
+    };
+    let send =
+        |faults: &QpFaults, opcode, status| complete(faults, Direction::Send, cqe(opcode, status));
+    let failing = faults("seed=209;status=REM_ACCESS_ERR,op=write,nth=2", true);
+    for (opcode, status, outcome) in [
+        (WcOpcode::Send, Success, (Written, Success)),
+        (WcOpcode::Write, Success, (Written, Success)),
+        // What has failed by itself is no opportunity.
+        (WcOpcode::Write, RemoteOperation, (Written, RemoteOperation)),
+        (WcOpcode::Write, Success, (ThenAct, RemoteAccess)),
+        (WcOpcode::Send, Success, (Written, Flushed)),
+    ] {
+        assert_eq!(send(&failing, opcode, status), outcome);
+    }
+    assert_eq!(actions(&failing), [Action::Fail { terminate: false }]);
+    // Whether the peer is told depends on who is to blame.
+    let told = [
+        ("LOC_LEN_ERR", true),
+        ("LOC_PROT_ERR", true),
+        ("GENERAL_ERR", true),
+        ("REM_INV_REQ_ERR", false),
+        ("REM_OP_ERR", false),
+        ("RETRY_EXC_ERR", false),
+        ("RNR_RETRY_EXC_ERR", false),
+        ("RESP_TIMEOUT_ERR", false),
+    ];
+    for (status, terminate) in told {
+        let faults = faults(&format!("seed=210;status={status}"), true);
+        assert_eq!(send(&faults, WcOpcode::Read, Success).0, ThenAct);
+        assert_eq!(actions(&faults), [Action::Fail { terminate }], "{status}");
+    }
+    let lost = faults("seed=211;cq-overflow", true);
+    assert_eq!(send(&lost, WcOpcode::Read, Success), (Lost, Success));
+    assert_eq!(send(&lost, WcOpcode::Read, Success), (Written, Success));
+
+    // Receives.
+    let received =
+        |faults: &QpFaults| complete(faults, Direction::Recv, cqe(WcOpcode::Recv, Success));
+    let by_receive = faults("seed=212;reset,op=recv,nth=2", true);
+    assert_eq!(received(&by_receive), (Written, Success));
+    assert_eq!(received(&by_receive), (ThenAct, Success));
+    assert_eq!(actions(&by_receive), [Action::Reset]);
+    let other = faults("seed=213;status=GENERAL_ERR,op=send", true);
+    assert_eq!(received(&other), (Written, Success));
+    assert!(!other.is_due());
+}
+
+#[test]
+fn a_message_finds_no_receive() {
+    let starved = faults("seed=214;rnr,nth=2,qp=0x77", true);
+    assert!(starved.receiver_ready() && !starved.starves());
+    assert!(!starved.receiver_ready() && starved.starves());
+    assert_eq!(actions(&starved), [Action::Starve(u64::MAX)]);
+    // As long as it lasts, nothing is counted.
+    assert!(!starved.receiver_ready());
+    assert!(!starved.is_due());
+    // Then it is over.
+    starved.state.lock().starved_until = now_ns() - 1;
+    assert!(!starved.starves() && starved.receiver_ready());
+    let other = faults("seed=215;rnr,every=1,qp=0x78", true);
+    assert!(other.receiver_ready() && !other.is_due());
+}
+
+/// The lengths to which two runs of 100 and 1000 octets are shortened.
+fn limited(faults: &QpFaults, way: Way) -> Vec<usize> {
+    let (a, b) = ([0u8; 100], [0u8; 1000]);
+    let mut runs = vec![RawSlice::of(&a), RawSlice::of(&b)];
+    faults.limit(way, &mut runs);
+    runs.iter().map(RawSlice::len).collect()
+}
+
+#[test]
+fn octets_are_counted_to_the_mark() {
+    for (text, way, other) in [
+        ("seed=216;reset,bytes=250", Way::Out, Way::In),
+        ("seed=216;reset,bytes=250,dir=in", Way::In, Way::Out),
+    ] {
+        let faults = faults(text, true);
+        assert_eq!(limited(&faults, way), [100, 150]);
+        assert_eq!(limited(&faults, other), [100, 1000]);
+        faults.passed_octets(other, 1000);
+        faults.passed_octets(way, 170);
+        assert_eq!(limited(&faults, way), [80]);
+        faults.passed_octets(way, 79);
+        assert_eq!(limited(&faults, way), [1]);
+        assert!(!faults.is_due());
+        faults.passed_octets(way, 1);
+        assert_eq!(actions(&faults), [Action::Reset]);
+        // Once for each connection.
+        faults.passed_octets(way, 1000);
+        assert!(!faults.is_due());
+        assert_eq!(limited(&faults, way), [100, 1000]);
+    }
+    // What may not act yet does not act when the mark is passed.
+    for (time, acts) in [("0s", true), ("1000s", false)] {
+        let faults = faults(&format!("seed=228;reset,bytes=250,time={time}"), true);
+        faults.passed_octets(Way::Out, 251);
+        assert_eq!(faults.is_due(), acts, "{time}");
+    }
+    // The next connection counts anew. Of two marks the nearer one limits.
+    let text = "seed=217;close,bytes=50,times=2;reset,bytes=30,times=1;delay=1s,every=1,op=read";
+    let faults = faults(text, true);
+    for (first, second) in [(Some(Action::Reset), 30), (None, 30)] {
+        assert_eq!(limited(&faults, Way::Out), [30]);
+        faults.passed_octets(Way::Out, second);
+        assert_eq!(actions(&faults), Vec::from_iter(first));
+        assert_eq!(limited(&faults, Way::Out), [20]);
+        faults.passed_octets(Way::Out, 21);
+        assert_eq!(actions(&faults), [Action::Close]);
+        faults.connected(peer(), true);
+    }
+}
+
+#[test]
+fn a_slow_connection_moves_in_steps() {
+    let faults = faults("seed=218;slow=6400,dir=out", true);
+    faults.posted(&SendOp::Send);
+    let [Action::Slow(ways, rate)] = actions(&faults)[..] else {
+        panic!("it is not slow");
+    };
+    assert_eq!((ways, rate), ([true, false], 6400));
+    // As `act` does.
+    faults.state.lock().rate[Way::Out.index()] = Some(rate);
+    assert_eq!(limited(&faults, Way::Out), [100, 28]);
+    assert_eq!(limited(&faults, Way::In), [100, 1000]);
+    let before = until(20_000_000);
+    faults.passed_octets(Way::Out, 128);
+    let held = faults.state.lock().held_until;
+    assert!((before..=until(20_000_000)).contains(&held[0]), "{held:?}");
+    assert_eq!(held[1], 0);
+    faults.passed_octets(Way::In, 128);
+    assert_eq!(faults.state.lock().held_until[1], 0);
+    // A step is not smaller than a header.
+    faults.state.lock().rate[Way::Out.index()] = Some(100);
+    assert_eq!(limited(&faults, Way::Out), [64]);
+}
+
+#[test]
+fn what_is_held_is_held_in_its_direction() {
+    let faults = faults("seed=219;stall,nth=9", true);
+    for (held, expected) in [
+        ([0, 0], [false, false]),
+        ([u64::MAX, 0], [true, false]),
+        ([0, u64::MAX], [false, true]),
+        ([1, 1], [false, false]),
+    ] {
+        faults.state.lock().held_until = held;
+        assert_eq!(Way::BOTH.map(|way| faults.holds(way)), expected);
+    }
+    // A further delay of what is held already would make it wait longer than each.
+    let held = |until| {
+        let faults = self::faults("seed=220;delay=1s,every=1,dir=both", true);
+        faults.state.lock().held_until = until;
+        faults.posted(&SendOp::Send);
+        !faults.is_due()
+    };
+    let later = u64::MAX;
+    assert!(held([later; 2]));
+    assert!(!held([later, 0]) && !held([0, later]) && !held([0; 2]));
+}
+
+/// A new connection counts its octets anew; what was asked for before it came, and what holds for a while, stays.
+#[test]
+fn what_a_new_connection_begins_with() {
+    let faults = QpFaults::new(&plan("seed=221;reset,nth=1;close,nth=3"), 0x77);
+    faults.posted(&READ);
+    {
+        let mut state = faults.state.lock();
+        state.octets = [5, 6];
+        state.held_until = [7, 8];
+        state.rate = [Some(9), None];
+        state.starved_until = u64::MAX;
+        state.failing = true;
+    }
+    faults.connected(peer(), true);
+    {
+        let state = faults.state.lock();
+        assert_eq!(
+            (state.counts.as_slice(), state.peer),
+            (&[1, 1][..], Some(peer()))
+        );
+        assert_eq!((state.octets, state.held_until), ([0; 2], [7, 8]));
+        assert_eq!((state.rate, state.starved_until), ([Some(9), None], 0));
+        assert!(state.crc && !state.failing);
+        assert_eq!(state.reached, [false; 2]);
+    }
+    assert_eq!(actions(&faults), [Action::Reset]);
+    faults.posted(&READ);
+    faults.posted(&READ);
+    assert_eq!(actions(&faults), [Action::Close]);
+}
+
+fn context(text: &str) -> Context {
+    testing::context_with(Config {
+        fault: Some(text.parse().unwrap()),
+        ..Config::default()
+    })
+}
+
+fn port_events(ctx: &Context) -> Vec<PortEvent> {
+    let events = std::iter::from_fn(|| ctx.try_async_event());
+    let ports = events.map(|event| match event.kind {
+        AsyncEventKind::Port(event) => event,
+        other => panic!("{other:?}"),
+    });
+    ports.collect()
+}
+
+#[test]
+fn events_of_the_port_reach_all_devices_of_the_process() {
+    let devices = [0; 2].map(|_| context("seed=222;crc"));
+    let other = context("seed=223;crc");
+    let plan = plan("seed=222;crc");
+    let pairs = [
+        (Event::PortActive, PortEvent::Active),
+        (Event::PortError, PortEvent::Error),
+        (Event::LidChange, PortEvent::LidChange),
+        (Event::PkeyChange, PortEvent::PkeyChange),
+        (Event::SmChange, PortEvent::SmChange),
+        (Event::ClientReregister, PortEvent::ClientReregister),
+        (Event::GidChange, PortEvent::GidChange),
+        (Event::DeviceFatal, PortEvent::DeviceFatal),
+    ];
+    for (event, told) in pairs {
+        plan.raise_everywhere(event);
+        for ctx in &devices {
+            assert_eq!(port_events(ctx), [told]);
+        }
+    }
+    plan.raise_everywhere(Event::SqDrained);
+    assert_eq!(port_events(&devices[0]), []);
+    // Down, longer down, and up.
+    assert!(devices[0].is_port_up());
+    for told in [&[PortEvent::Error][..], &[]] {
+        plan.port_down(u64::MAX);
+        for ctx in &devices {
+            assert!(!ctx.is_port_up());
+            assert_eq!(port_events(ctx), told);
+        }
+    }
+    assert_eq!(plan.connect(peer()), Some(libc::EHOSTUNREACH));
+    its_time_is_over(&plan);
+    assert!(devices[1].is_port_up() && plan.end_port_down());
+    assert_eq!(plan.connect(peer()), None);
+    for ctx in &devices {
+        assert_eq!(port_events(ctx), [PortEvent::Active]);
+    }
+    assert!(other.is_port_up() && port_events(&other).is_empty());
+}
+
+#[test]
+fn requests_to_connect_and_objects_fail_as_the_rules_say() {
+    let plan = plan("seed=224;refuse,nth=2,peer=192.0.2.0/24;unreachable,nth=2,peer=192.0.2.7");
+    let other = "198.51.100.1:1".parse().unwrap();
+    let asked = [peer(), other, peer(), peer()].map(|peer| plan.connect(peer));
+    // The first rule answers, and then the second does not count.
+    let expected = [
+        None,
+        None,
+        Some(libc::ECONNREFUSED),
+        Some(libc::EHOSTUNREACH),
+    ];
+    assert_eq!(asked, expected);
+    let ctx = context("seed=225;create=cq,nth=2;create=srq,nth=1,errno=EMFILE");
+    assert!(ctx.create_cq(1, None).is_ok());
+    assert!(matches!(
+        ctx.create_cq(1, None),
+        Err(crate::Error::OutOfMemory)
+    ));
+    assert!(ctx.create_cq(1, None).is_ok());
+    let pd = ctx.allocate_pd();
+    let refused = ctx.create_srq(pd, 4, 1).unwrap_err();
+    assert_eq!(refused.errno(), libc::EMFILE);
+    assert!(ctx.create_srq(pd, 4, 1).is_ok());
+}
+
+#[test]
+fn receives_for_a_shared_queue_are_refused_by_rules_for_everybody() {
+    for (rule, refuses) in [
+        ("post,every=1", true),
+        ("post,every=1,op=recv", true),
+        ("post,every=1,op=send+recv", true),
+        ("post,every=1,op=send", false),
+        ("post,every=1,qp=1", false),
+        ("post,every=1,peer=192.0.2.7", false),
+        ("remote-access,every=1", false),
+        ("post,nth=2", false),
+    ] {
+        let plan = plan(&format!("seed=226;{rule}"));
+        assert_eq!(plan.refuses_shared_receive(), refuses, "{rule}");
+    }
+}
+
+/// A seed means the same in each version, or nobody could replay what an older one has found.
+#[test]
+fn seeds_keep_their_meaning() {
+    let plan = plan("seed=227;reset,bytes=1..1000000;delay=1ms,time=1s..1000s,p=0.5");
+    assert_eq!(plan.threshold(0, 1), Some(THRESHOLD));
+    assert_eq!(plan.threshold(1, 1), None);
+    let begin = plan.earliest(0, PROCESS);
+    assert_eq!(plan.earliest(1, 1) - begin, AFTER);
+    assert_eq!(plan.draw(1, 2, 3, "p"), DRAWN);
+    let others = [
+        plan.draw(0, 2, 3, "p"),
+        plan.draw(1, 1, 3, "p"),
+        plan.draw(1, 2, 4, "p"),
+        plan.draw(1, 2, 3, "q"),
+    ];
+    assert!(!others.contains(&DRAWN));
+}
+
+/// Computed by another program.
+const THRESHOLD: u64 = 514_554;
+const AFTER: u64 = 419_043_446_496;
+const DRAWN: u64 = 0xd3a8_9f83_e995_ab25;
+
+/// Each fault is a line with what is known of its opportunity, behind the specification with the seed that was chosen.
+#[test]
+fn the_log_says_what_has_happened_to_whom() {
+    let path = std::env::temp_dir().join(format!("iwarp-fault-log-{}", std::process::id()));
+    let _ = std::fs::remove_file(&path);
+    let text = format!("post,nth=2;reset,bytes=100;rnr=2ms;log={}", path.display());
+    let plan = plan(&text);
+    let faults = QpFaults::new(&plan, 0x77);
+    faults.connected(peer(), true);
+    assert!(!faults.refuses_send(&READ) && faults.refuses_send(&READ));
+    let pause = std::time::Duration::from_millis(1100);
+    std::thread::sleep(pause);
+    faults.passed_octets(Way::Out, 120);
+    assert!(!faults.receiver_ready());
+    let log = std::fs::read_to_string(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let lines: Vec<&str> = log.lines().collect();
+    let begin = format!("iwarp fault: pid={} t=", std::process::id());
+    let seed = format!("seed={}", plan.seed);
+    let times = lines.iter().map(|line| {
+        assert!(line.starts_with(&begin) && line.contains(&seed), "{line}");
+        let time = line[begin.len()..].split(' ').next().unwrap();
+        let (s, us) = time.split_once('.').unwrap();
+        let (s, us) = (
+            s.parse::<u64>().unwrap(),
+            us.parse::<u64>().ok().filter(|_| us.len() == 6),
+        );
+        assert!(s < 600, "{line}");
+        s * 1_000_000 + us.expect("six digits")
+    });
+    let times: Vec<u64> = times.collect();
+    assert!(times.is_sorted(), "{log}");
+    assert!(
+        u128::from(times[2] - times[1]) >= pause.as_micros(),
+        "{log}"
+    );
+    assert_eq!(lines.len(), 4);
+    assert!(
+        lines[0].ends_with(&format!("spec=\"{seed};{text}\"")),
+        "{log}"
+    );
+    let whom = "qp=1 num=0x000077 peer=192.0.2.7:7471";
+    for (line, end) in lines[1..].iter().zip([
+        format!("rule=1 post {whom} op=read n=2"),
+        format!("rule=2 reset {whom} bytes=120"),
+        format!("rule=3 rnr=2000us {whom} n=1"),
+    ]) {
+        assert!(line.ends_with(&end), "{line}\n{end}");
+    }
+}
+
+/// What belongs to no queue pair says what it was about.
+#[test]
+fn the_log_says_what_the_process_was_refused() {
+    let path = std::env::temp_dir().join(format!("iwarp-fault-log-2-{}", std::process::id()));
+    let _ = std::fs::remove_file(&path);
+    let text = format!(
+        "seed=229;unreachable,nth=2;create=cq,nth=1;post,op=recv,nth=1;log={}",
+        path.display()
+    );
+    let ctx = context(&text);
+    let plan = ctx.inner.faults.clone().unwrap();
+    assert!(plan.connect(peer()).is_none() && plan.connect(peer()).is_some());
+    assert!(ctx.create_cq(1, None).is_err());
+    assert!(plan.refuses_shared_receive());
+    let log = std::fs::read_to_string(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let rules = log.lines().skip(1).map(|line| {
+        let at = line.find("rule=").unwrap();
+        &line[at..]
+    });
+    let expected = [
+        "rule=1 unreachable peer=192.0.2.7:7471 n=2",
+        "rule=2 create=cq,errno=ENOMEM n=1",
+        "rule=3 post op=recv n=1",
+    ];
+    assert_eq!(rules.collect::<Vec<_>>(), expected);
+}

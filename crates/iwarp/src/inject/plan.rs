@@ -1,0 +1,235 @@
+//! The faults of a process: which opportunities are taken, how often, and what the seed decides.
+
+use super::clock::Clock;
+use super::log::{Log, Place};
+use crate::error::Result;
+use crate::fault::{Kind, Point, Rule, Spec, When};
+use crate::objects::context::{ContextInner, random_u32};
+use crate::sys::clock::now_ns;
+use crate::sys::process_lock::ProcessLock;
+use parking_lot::Mutex;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+/// The plans of this process and of those that forked it. They are never dropped: a program may close its device and open it again.
+static PLANS: ProcessLock<Vec<(u32, Arc<Plan>)>> =
+    ProcessLock::new("raw::inject::PLANS", Vec::new());
+
+/// The subject of opportunities that belong to no queue pair.
+pub(super) const PROCESS: u32 = 0;
+
+/// See the module.
+pub(crate) struct Plan {
+    pub(super) spec: Spec,
+    pub(super) seed: u64,
+    /// When the first device was opened.
+    start: u64,
+    pub(super) log: Log,
+    /// For each rule, how often it has acted.
+    fired: Box<[AtomicU64]>,
+    /// For each rule, its opportunities that belong to no queue pair.
+    counts: Mutex<Vec<u64>>,
+    /// Queue pairs that were created.
+    queue_pairs: AtomicU32,
+    pub(super) contexts: Mutex<Vec<Weak<ContextInner>>>,
+    /// Until when the port is down, in nanoseconds of [`now_ns`].
+    pub(super) port_down_until: AtomicU64,
+    clock: Mutex<Option<Arc<Clock>>>,
+}
+
+/// An opportunity that a rule has taken.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Taken {
+    /// The rule's index.
+    pub(super) rule: usize,
+    pub(super) kind: Kind,
+    /// The number of the opportunity; 0 if it is none that is counted.
+    pub(super) n: u64,
+}
+
+impl Plan {
+    /// Returns the plan for a specification: that of the process if there is one.
+    pub(crate) fn of(spec: &Spec) -> Result<Arc<Self>> {
+        let pid = std::process::id();
+        let mut plans = PLANS.lock();
+        let known = plans
+            .iter()
+            .find(|(of, plan)| *of == pid && plan.spec == *spec);
+        if let Some((_, plan)) = known {
+            return Ok(Arc::clone(plan));
+        }
+        let seed = match spec.seed {
+            Some(seed) => seed,
+            None => u64::from(random_u32()?),
+        };
+        let plan = Arc::new(Self {
+            seed,
+            start: now_ns(),
+            log: Log::open(spec.log.as_deref())?,
+            fired: spec.rules.iter().map(|_| AtomicU64::new(0)).collect(),
+            counts: Mutex::new(vec![0; spec.rules.len()]),
+            queue_pairs: AtomicU32::new(0),
+            contexts: Mutex::default(),
+            port_down_until: AtomicU64::new(0),
+            clock: Mutex::default(),
+            spec: spec.clone(),
+        });
+        plan.log.begin(&plan);
+        plans.push((pid, Arc::clone(&plan)));
+        Ok(plan)
+    }
+
+    /// A device was opened with it.
+    pub(crate) fn enter(self: &Arc<Self>, ctx: &Arc<ContextInner>) -> Result<()> {
+        {
+            let mut contexts = self.contexts.lock();
+            contexts.retain(|ctx| ctx.strong_count() > 0);
+            contexts.push(Arc::downgrade(ctx));
+        }
+        let timed = |rule: &Rule| rule.is_timed();
+        if self.spec.rules.iter().any(timed) {
+            self.clock()?;
+        }
+        Ok(())
+    }
+
+    /// What calls at a time. It is started with the first call.
+    pub(super) fn clock(self: &Arc<Self>) -> Result<Arc<Clock>> {
+        let mut clock = self.clock.lock();
+        if let Some(clock) = &*clock {
+            return Ok(Arc::clone(clock));
+        }
+        let started = Clock::start(self)?;
+        *clock = Some(Arc::clone(&started));
+        Ok(started)
+    }
+
+    /// Numbers a new queue pair, from 1.
+    pub(super) fn next_queue_pair(&self) -> u32 {
+        self.queue_pairs.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Returns the time since the first device was opened, in nanoseconds.
+    pub(super) fn age(&self) -> u64 {
+        now_ns().saturating_sub(self.start)
+    }
+
+    /// Returns the time of [`now_ns`] at which a rule may begin to act.
+    pub(super) fn earliest(&self, rule: usize, subject: u32) -> u64 {
+        let span = self.spec.rules.get(rule).and_then(|rule| rule.not_before);
+        let after = span.map_or(0, |span| span.choose(self.draw(rule, subject, 0, "time")));
+        self.start.saturating_add(after)
+    }
+
+    /// A random number that depends on the seed, the rule, the subject, the opportunity and the purpose.
+    pub(super) fn draw(&self, rule: usize, subject: u32, n: u64, purpose: &str) -> u64 {
+        let mut x = mix(self.seed ^ 0x6661_756c_7421);
+        for part in [rule as u64, u64::from(subject), n] {
+            x = mix(x ^ part);
+        }
+        purpose
+            .bytes()
+            .fold(x, |x, octet| mix(x ^ u64::from(octet)))
+    }
+
+    /// The number of octets after which a rule acts on a connection.
+    pub(super) fn threshold(&self, rule: usize, subject: u32) -> Option<u64> {
+        match self.spec.rules.get(rule)?.when {
+            When::Bytes(span) => Some(span.choose(self.draw(rule, subject, 0, "bytes"))),
+            _ => None,
+        }
+    }
+
+    /// Counts an opportunity of a rule, and returns it if the rule takes it. `count` is the subject's own.
+    pub(super) fn opportunity(&self, rule: usize, subject: u32, count: &mut u64) -> Option<Taken> {
+        let it = self.spec.rules.get(rule)?;
+        if it.is_timed() || matches!(it.when, When::Bytes(_)) {
+            return None;
+        }
+        if it.not_before.is_some() && now_ns() < self.earliest(rule, subject) {
+            return None;
+        }
+        *count += 1;
+        let n = *count;
+        let takes = match it.when {
+            When::Any => true,
+            When::Nth(span) => n == span.choose(self.draw(rule, subject, 0, "nth")),
+            When::Every(every) => n.is_multiple_of(every),
+            When::Chance(chance) => chance.takes(self.draw(rule, subject, n, "p")),
+            When::Bytes(_) => false,
+        };
+        (takes && self.may(rule)).then_some(Taken {
+            rule,
+            kind: it.kind,
+            n,
+        })
+    }
+
+    /// Takes one of the times that a rule may act. Returns `false` if there is none left.
+    pub(super) fn may(&self, rule: usize) -> bool {
+        let (Some(it), Some(fired)) = (self.spec.rules.get(rule), self.fired.get(rule)) else {
+            return false;
+        };
+        let most = it.times.unwrap_or(u64::MAX);
+        let next = |n: u64| (n < most).then(|| n + 1);
+        fired
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next)
+            .is_ok()
+    }
+
+    /// The rules that wait at a point, each with its index.
+    pub(super) fn rules(&self, point: Point) -> impl Iterator<Item = (usize, &Rule)> {
+        let rules = self.spec.rules.iter().enumerate();
+        rules.filter(move |(_, rule)| rule.kind.point() == point)
+    }
+
+    /// An opportunity of the process as a whole.
+    pub(super) fn process_wide(&self, rule: usize) -> Option<Taken> {
+        let mut counts = self.counts.lock();
+        self.opportunity(rule, PROCESS, counts.get_mut(rule)?)
+    }
+
+    /// The program asks to connect to a peer. Returns the error if that must fail.
+    pub(crate) fn connect(&self, peer: SocketAddr) -> Option<i32> {
+        if self.is_port_down() {
+            return Some(libc::EHOSTUNREACH);
+        }
+        for (i, rule) in self.rules(Point::Connect) {
+            let concerns = rule.select.peer.is_none_or(|filter| filter.takes(peer));
+            if !concerns {
+                continue;
+            }
+            if let Some(taken) = self.process_wide(i) {
+                let place = Place {
+                    peer: Some(peer),
+                    ..Place::default()
+                };
+                self.log.note(self, &taken, &place);
+                return Some(match taken.kind {
+                    Kind::Refuse => libc::ECONNREFUSED,
+                    _ => libc::EHOSTUNREACH,
+                });
+            }
+        }
+        None
+    }
+}
+
+/// A step of SplitMix64: each bit of the result depends on all bits of `x`.
+const fn mix(x: u64) -> u64 {
+    let x = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    x ^ (x >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    /// The first number of SplitMix64 with the seed 0, and the second, as its authors' program prints them.
+    #[test]
+    fn mixing_is_a_step_of_splitmix64() {
+        assert_eq!(super::mix(0), 0xe220_a839_7b1d_cdaf);
+        assert_eq!(super::mix(0x9E37_79B9_7F4A_7C15), 0x6e78_9e6a_a1b9_65f4);
+    }
+}

@@ -1,0 +1,183 @@
+//! What a queue pair counts of its opportunities, and what is held back on its connection.
+
+use super::Way;
+use super::log::Place;
+use super::plan::{Plan, Taken};
+use crate::fault::{Event, Ops, Point, Rule};
+use crate::sys::clock::now_ns;
+use iwarp_rnic::{SendOp, WcOpcode};
+use parking_lot::Mutex;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+/// The faults of one queue pair.
+pub(crate) struct QpFaults {
+    pub(super) plan: Arc<Plan>,
+    /// In the order of creation, from 1.
+    pub(super) ordinal: u32,
+    pub(super) number: u32,
+    pub(super) state: Mutex<Progress>,
+}
+
+/// How far it has got.
+#[derive(Default)]
+pub(super) struct Progress {
+    /// For each rule, its opportunities on this queue pair.
+    pub(super) counts: Vec<u64>,
+    /// For each rule that counts octets, whether it has acted on this connection.
+    pub(super) reached: Vec<bool>,
+    pub(super) peer: Option<SocketAddr>,
+    /// The connection has CRCs.
+    pub(super) crc: bool,
+    /// Octets that have passed in each direction.
+    pub(super) octets: [u64; 2],
+    /// Until when nothing passes in each direction.
+    pub(super) held_until: [u64; 2],
+    /// Octets per second in each direction.
+    pub(super) rate: [Option<u64>; 2],
+    /// In each direction a bit is to be flipped.
+    pub(super) spoil: [bool; 2],
+    /// Until when messages find no receive.
+    pub(super) starved_until: u64,
+    /// A completion has failed: those behind it are flushed.
+    pub(super) failing: bool,
+    /// What is to be done without locks.
+    pub(super) actions: Vec<Action>,
+}
+
+/// Something to be done without locks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Action {
+    Reset,
+    Close,
+    /// In these directions for so many nanoseconds.
+    Hold([bool; 2], u64),
+    Slow([bool; 2], u64),
+    /// The completion of a request has failed: the stream ends, with a Terminate or with a reset.
+    Fail {
+        terminate: bool,
+    },
+    Event(Event),
+    PortDown(u64),
+    /// The receiver is not ready for so long.
+    Starve(u64),
+}
+
+impl QpFaults {
+    pub(crate) fn new(plan: &Arc<Plan>, number: u32) -> Box<Self> {
+        let rules = plan.spec.rules.len();
+        Box::new(Self {
+            ordinal: plan.next_queue_pair(),
+            plan: Arc::clone(plan),
+            number,
+            state: Mutex::new(Progress {
+                counts: vec![0; rules],
+                reached: vec![false; rules],
+                ..Progress::default()
+            }),
+        })
+    }
+
+    /// It has a new connection. What was asked for by requests that waited for it is due now.
+    pub(crate) fn connected(&self, peer: SocketAddr, crc: bool) {
+        let mut state = self.state.lock();
+        let fresh = Progress {
+            counts: std::mem::take(&mut state.counts),
+            reached: vec![false; state.reached.len()],
+            peer: Some(peer),
+            crc,
+            held_until: state.held_until,
+            rate: state.rate,
+            // Without CRCs the flipped bit would spoil memory instead of the connection.
+            spoil: state.spoil.map(|spoil| spoil && crc),
+            actions: std::mem::take(&mut state.actions),
+            ..Progress::default()
+        };
+        *state = fresh;
+    }
+
+    /// Returns `true` if a rule concerns this queue pair, and an operation if there is one.
+    pub(super) fn concerns(&self, rule: &Rule, peer: Option<SocketAddr>, op: Option<Ops>) -> bool {
+        let select = &rule.select;
+        let by_qp = select
+            .qp
+            .is_none_or(|filter| filter.is(self.ordinal, self.number));
+        let by_peer = select
+            .peer
+            .is_none_or(|filter| peer.is_some_and(|peer| filter.takes(peer)));
+        let by_op = select.ops.is_none_or(|ops| op.is_none_or(|op| ops.has(op)));
+        by_qp && by_peer && by_op
+    }
+
+    /// Counts an opportunity of each rule at a point that concerns it, and returns those that are taken.
+    pub(super) fn taken(
+        &self,
+        state: &mut Progress,
+        point: Point,
+        op: Ops,
+        allowed: impl Fn(&Rule) -> bool,
+    ) -> Vec<Taken> {
+        let mut all = Vec::new();
+        for (i, rule) in self.plan.rules(point) {
+            if !allowed(rule) || !self.concerns(rule, state.peer, Some(op)) {
+                continue;
+            }
+            let Some(count) = state.counts.get_mut(i) else {
+                continue;
+            };
+            all.extend(self.plan.opportunity(i, self.ordinal, count));
+        }
+        all
+    }
+
+    pub(super) fn place(&self, state: &Progress, op: Option<Ops>) -> Place {
+        Place {
+            qp: Some((self.ordinal, self.number)),
+            peer: state.peer,
+            op: op.map(Ops::name),
+            octets: None,
+        }
+    }
+
+    /// Returns `true` if nothing may pass in this direction now.
+    pub(crate) fn holds(&self, way: Way) -> bool {
+        let until = self.state.lock().held_until[way.index()];
+        self.plan.is_port_down() || until != 0 && now_ns() < until
+    }
+
+    /// Returns `true` if messages find no receive now.
+    pub(crate) fn starves(&self) -> bool {
+        let until = self.state.lock().starved_until;
+        until != 0 && now_ns() < until
+    }
+}
+
+/// The kind of a send work request.
+pub(super) const fn op_of(op: &SendOp) -> Ops {
+    match op {
+        SendOp::Write { .. } | SendOp::WriteImm { .. } | SendOp::AtomicWrite { .. } => Ops::WRITE,
+        SendOp::Read { .. } | SendOp::ReadInv { .. } | SendOp::Flush { .. } => Ops::READ,
+        SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } => Ops::ATOMIC,
+        SendOp::LocalInvalidate { .. } | SendOp::Bind(_) | SendOp::FastRegister(_) => Ops::LOCAL,
+        _ => Ops::SEND,
+    }
+}
+
+/// The kind of the request that a completion is about.
+pub(super) const fn op_of_completion(opcode: WcOpcode) -> Ops {
+    match opcode {
+        WcOpcode::Send => Ops::SEND,
+        WcOpcode::Write | WcOpcode::AtomicWrite => Ops::WRITE,
+        WcOpcode::Read | WcOpcode::Flush => Ops::READ,
+        WcOpcode::CmpSwap | WcOpcode::FetchAdd => Ops::ATOMIC,
+        WcOpcode::Bind
+        | WcOpcode::LocalInvalidate
+        | WcOpcode::FastRegister
+        | WcOpcode::TagAdd
+        | WcOpcode::TagRemove
+        | WcOpcode::TagSync => Ops::LOCAL,
+        WcOpcode::Recv | WcOpcode::RecvWriteImm | WcOpcode::TagRecv | WcOpcode::TagNone => {
+            Ops::RECV
+        }
+    }
+}

@@ -1,0 +1,461 @@
+//! Which opportunities a plan takes, and what they depend on.
+
+use super::Way;
+use super::plan::{PROCESS, Plan};
+use super::qp::QpFaults;
+use crate::config::Config;
+use crate::conn::qp::QueuePair;
+use crate::engine::Source;
+use crate::objects::events::AsyncEventKind;
+use crate::sys::clock::now_ns;
+use crate::testing;
+use iwarp_rnic::{RecvWr, SendFlags, SendOp, SendWr, WcStatus};
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+fn plan(text: &str) -> Arc<Plan> {
+    Plan::of(&text.parse().unwrap()).unwrap()
+}
+
+/// The opportunities of a queue pair that the first rule takes, of `of`.
+fn taken(plan: &Plan, subject: u32, of: u64) -> Vec<u64> {
+    let mut count = 0;
+    let all = (0..of).filter_map(|_| plan.opportunity(0, subject, &mut count));
+    all.map(|taken| taken.n).collect()
+}
+
+#[test]
+fn opportunities_are_taken_as_the_rule_says() {
+    assert_eq!(taken(&plan("seed=100;reset"), 1, 5), [1]);
+    assert_eq!(taken(&plan("seed=101;reset,nth=3"), 1, 5), [3]);
+    assert_eq!(taken(&plan("seed=102;reset,every=2"), 1, 5), [2, 4]);
+    assert_eq!(taken(&plan("seed=103;reset,every=2,times=1"), 1, 5), [2]);
+    assert_eq!(taken(&plan("seed=104;reset,p=1"), 1, 3), [1, 2, 3]);
+    assert_eq!(taken(&plan("seed=105;reset,p=0"), 1, 300), [0u64; 0]);
+    assert_eq!(taken(&plan("seed=106;reset,bytes=1K"), 1, 9), [0u64; 0]);
+    assert_eq!(taken(&plan("seed=107;reset,time=1s"), 1, 9), [0u64; 0]);
+}
+
+#[test]
+fn a_time_is_a_condition_of_what_is_counted() {
+    assert_eq!(taken(&plan("seed=108;post,time=1000s"), 1, 9), [0u64; 0]);
+    assert_eq!(taken(&plan("seed=109;post,nth=2,time=0s"), 1, 9), [2]);
+    // Without another condition the time comes by itself, and no request is an opportunity.
+    assert_eq!(taken(&plan("seed=117;reset,time=0s"), 1, 9), [0u64; 0]);
+}
+
+/// What one queue pair is met by depends neither on other queue pairs nor on other rules.
+#[test]
+fn the_seed_decides_and_nothing_else() {
+    let alone = plan("seed=110;reset,p=10%");
+    let both = plan("seed=110;reset,p=10%;crc,p=50%");
+    let first = taken(&alone, 1, 1000);
+    assert!((50..200).contains(&first.len()), "{}", first.len());
+    let mut counts = [0u64; 2];
+    let mut met = [Vec::new(), Vec::new()];
+    for _ in 0..1000 {
+        for (i, subject) in [2u32, 1].into_iter().enumerate() {
+            let found = both.opportunity(0, subject, &mut counts[i]);
+            met[i].extend(found.map(|taken| taken.n));
+        }
+    }
+    assert_eq!(met[1], first, "the same queue pair, among others");
+    assert_ne!(met[0], first, "another queue pair");
+    assert_ne!(taken(&plan("seed=111;reset,p=10%"), 1, 1000), first);
+}
+
+#[test]
+fn a_range_is_chosen_for_each_queue_pair() {
+    let plan = plan("seed=112;reset,bytes=1..1G,times=100");
+    let chosen: Vec<_> = (1..=8).map(|qp| plan.threshold(0, qp).unwrap()).collect();
+    let again: Vec<_> = (1..=8).map(|qp| plan.threshold(0, qp).unwrap()).collect();
+    assert_eq!(chosen, again);
+    let mut different = chosen;
+    different.sort_unstable();
+    different.dedup();
+    assert_eq!(different.len(), 8);
+}
+
+#[test]
+fn devices_with_the_same_specification_share_a_plan() {
+    assert!(Arc::ptr_eq(&plan("seed=113;crc"), &plan("seed=113;crc")));
+    assert!(!Arc::ptr_eq(&plan("seed=113;crc"), &plan("seed=114;crc")));
+}
+
+#[test]
+fn times_limit_the_whole_process() {
+    let plan = plan("seed=115;reset,nth=1,times=2");
+    let acted = (1..=5).filter(|qp| !taken(&plan, *qp, 1).is_empty());
+    assert_eq!(acted.count(), 2);
+    assert!(!plan.may(0));
+    assert!(plan.draw(0, PROCESS, 0, "a") != plan.draw(0, PROCESS, 0, "b"));
+}
+
+/// The port comes up when its time is over, and once.
+#[test]
+fn a_port_that_is_not_down_does_not_come_up() {
+    let plan = plan("seed=116;crc");
+    assert!(!plan.is_port_down() && !plan.end_port_down());
+    plan.port_down(u64::MAX);
+    assert!(plan.is_port_down() && !plan.end_port_down());
+    assert!(plan.is_port_down());
+    its_time_is_over(&plan);
+    assert!(!plan.is_port_down());
+    assert!(plan.end_port_down() && !plan.end_port_down());
+}
+
+/// The time of a port that is down is over, and no timer has seen it yet.
+pub(super) fn its_time_is_over(plan: &Plan) {
+    plan.port_down_until.store(now_ns() - 1, Ordering::Relaxed);
+}
+
+#[test]
+fn queue_pairs_are_numbered_and_devices_that_are_closed_are_forgotten() {
+    let text = "seed=118;crc";
+    let plan = plan(text);
+    let ordinals = [0; 3].map(|number| QpFaults::new(&plan, number).ordinal);
+    assert_eq!(ordinals, [1, 2, 3]);
+    let open = || {
+        testing::context_with(Config {
+            fault: Some(text.parse().unwrap()),
+            ..Config::default()
+        })
+    };
+    let _stays = open();
+    for _ in 0..3 {
+        drop(open());
+    }
+    let _last = open();
+    assert_eq!(plan.contexts.lock().len(), 2);
+}
+
+/// A queue pair with faults that is connected to a TCP socket, and the socket.
+fn connected(text: &str) -> (QueuePair, std::net::TcpStream) {
+    let config = Config {
+        fault: Some(text.parse().unwrap()),
+        ..Config::default()
+    };
+    let ctx = testing::context_with(config);
+    let cq = ctx.create_cq(8, None).unwrap();
+    let qp = testing::queue_pair(&ctx, &cq, &cq);
+    let peer = testing::connected(&qp);
+    peer.set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
+    (qp, peer)
+}
+
+const SEND: SendWr<'static> = SendWr {
+    wr_id: 1,
+    op: SendOp::Send,
+    flags: SendFlags::SIGNALED,
+    sges: &[],
+    inline: &[],
+};
+
+fn soon(what: &str, is: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !is() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// While nothing may pass, the engine does not look for octets, which would be there all the time. Afterwards it does, and what waits is sent.
+#[test]
+fn a_stalled_socket_is_not_watched() {
+    let (qp, mut peer) = connected("seed=120;stall");
+    qp.post_send(&[SEND]).unwrap();
+    peer.write_all(&[0; 64]).unwrap();
+    let interest = || qp.inner.state.lock().conn.interest;
+    assert!(!interest().readable && !interest().writable);
+    qp.inner.drive_rx();
+    qp.inner.drive_tx();
+    peer.set_nonblocking(true).unwrap();
+    let nothing = peer.read(&mut [0; 64]).unwrap_err();
+    assert_eq!(nothing.kind(), ErrorKind::WouldBlock);
+    assert!(!interest().readable && !interest().writable);
+    // A thread that drives it would not read: the engine keeps it.
+    assert!(!Source::rest(&*qp.inner));
+    // The peer's reset is noticed all the same, so that a hang-up is not reported for ever.
+    socket2::SockRef::from(&peer)
+        .set_linger(Some(Duration::ZERO))
+        .unwrap();
+    drop(peer);
+    soon("the reset is noticed", || {
+        qp.inner.state.lock().link.is_none()
+    });
+    qp.destroy();
+}
+
+#[test]
+fn what_a_delay_held_back_is_sent_when_its_time_is_over() {
+    let (qp, mut peer) = connected("seed=121;delay=30ms,nth=1");
+    let begin = Instant::now();
+    qp.post_send(&[SEND]).unwrap();
+    let n = peer.read(&mut [0; 64]).unwrap();
+    assert!(n > 0 && begin.elapsed() >= Duration::from_millis(30));
+    soon("the socket is watched", || {
+        qp.inner.state.lock().conn.interest.readable
+    });
+    assert!(Source::rest(&*qp.inner));
+    qp.destroy();
+}
+
+/// The connection has no CRCs, so nobody would notice a flipped bit.
+#[test]
+fn a_bit_is_flipped_only_where_that_is_noticed() {
+    let (qp, mut peer) = connected("seed=122;crc,every=1");
+    qp.post_send(&[SEND]).unwrap();
+    let mut with = [0; 64];
+    let n = peer.read(&mut with).unwrap();
+    let (other, mut peer) = connected("seed=123;crc,nth=100");
+    other.post_send(&[SEND]).unwrap();
+    let mut without = [0; 64];
+    assert_eq!(peer.read(&mut without).unwrap(), n);
+    assert_eq!(with, without);
+    qp.destroy();
+    other.destroy();
+}
+
+/// A list of requests is accepted as far as the fault, and one that is posted as a whole not at all.
+#[test]
+fn a_refused_request_is_not_tried_again() {
+    let (qp, _peer) = connected("seed=124;post,nth=2");
+    let sends = [SEND, SEND];
+    let (accepted, error) = qp.post_send(&sends).unwrap_err();
+    assert_eq!((accepted, error.errno()), (1, libc::ENOMEM));
+    qp.destroy();
+    let (qp, _peer) = connected("seed=125;post,nth=1");
+    let (_, error) = qp.post_send_all(&[SEND]).unwrap_err();
+    assert_eq!(error.errno(), libc::ENOMEM);
+    assert_eq!(qp.counters().completions, 0);
+    qp.post_send_all(&[SEND]).unwrap();
+    qp.destroy();
+    // Each request of a whole list is one opportunity.
+    let (qp, _peer) = connected("seed=127;post,nth=2");
+    qp.post_send_all(&[SEND]).unwrap();
+    qp.destroy();
+}
+
+/// A timed fault meets the queue pairs that are connected then, without any request.
+#[test]
+fn a_time_comes_by_itself() {
+    // On a busy machine the time may come before the connection does. Then a later one is tried.
+    for (seed, millis) in (126..).zip([20, 400, 8000, 60_000]) {
+        let (qp, mut peer) = connected(&format!("seed={seed};reset,time={millis}ms"));
+        let age = qp.inner.faults.as_ref().map(|faults| faults.plan.age());
+        if age.is_none_or(|age| age >= millis * 1_000_000) {
+            qp.destroy();
+            continue;
+        }
+        let end = peer.read(&mut [0; 64]);
+        assert!(end.is_err_and(|e| e.kind() == ErrorKind::ConnectionReset));
+        soon("the program is told", || qp.state() == crate::State::Error);
+        qp.post_send(&[SEND]).unwrap();
+        let mut out = [iwarp_rnic::Cqe::default(); 1];
+        soon("it is flushed", || qp.inner.send_cq.len() == 1);
+        assert_eq!(qp.inner.send_cq.poll(&mut out), Ok(1));
+        assert_eq!(out[0].status, WcStatus::Flushed);
+        qp.destroy();
+        return;
+    }
+    panic!("no connection was there within a minute");
+}
+
+/// The time of a rule meets the queue pairs that it concerns, in the order of their creation, as often as it may. One that is not connected is
+/// passed over.
+#[test]
+fn a_time_meets_the_connected_queue_pairs_that_the_rule_concerns() {
+    for (seed, options, met) in [
+        (150, "", [false, true, true]),
+        (151, ",times=1", [false, true, false]),
+        (152, ",qp=1", [false; 3]),
+        (153, ",qp=2", [false, true, false]),
+        (154, ",qp=3,times=1", [false, false, true]),
+        (155, ",peer=192.0.2.7", [false; 3]),
+        (156, ",peer=127.0.0.1", [false, true, true]),
+    ] {
+        let text = format!("seed={seed};delay=1000s,time=1000s,dir=both{options}");
+        let (ctx, [waiting, first, second]) = three_queue_pairs(&text);
+        let _peers = [&first, &second].map(testing::connected);
+        let plan = ctx.inner.faults.clone().unwrap();
+        plan.clock().unwrap().timer(0);
+        let all = [waiting, first, second];
+        let held = all.each_ref().map(|qp| {
+            let faults = qp.inner.faults.as_ref().unwrap();
+            assert!(!faults.is_due(), "{text}");
+            let held = Way::BOTH.map(|way| faults.holds(way));
+            assert_eq!(held[0], held[1], "{text}");
+            held[0]
+        });
+        assert_eq!(held, met, "{text}");
+        all.iter().for_each(QueuePair::destroy);
+    }
+}
+
+/// The requests wait for their connection, and what they bring about waits with them.
+#[test]
+fn what_waiting_requests_bring_about_waits_for_the_connection() {
+    for (text, reset) in [
+        ("seed=158;reset,nth=1", true),
+        ("seed=159;close,nth=1", false),
+    ] {
+        let (_ctx, [qp, ..]) = three_queue_pairs(text);
+        let faults = qp.inner.faults.as_ref().unwrap();
+        faults.posted(&SendOp::Send);
+        faults.act(&qp.inner);
+        assert!(faults.is_due(), "{text}");
+        let mut peer = testing::connected(&qp);
+        peer.set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
+        faults.act(&qp.inner);
+        assert!(!faults.is_due(), "{text}");
+        let end = peer.read(&mut [0; 64]).map_err(|e| e.kind());
+        let wanted = match reset {
+            true => Err(ErrorKind::ConnectionReset),
+            false => Ok(0),
+        };
+        assert_eq!(end, wanted, "{text}");
+        qp.destroy();
+    }
+}
+
+/// Of one device with faults.
+fn three_queue_pairs(text: &str) -> (crate::objects::context::Context, [QueuePair; 3]) {
+    let ctx = testing::context_with(Config {
+        fault: Some(text.parse().unwrap()),
+        ..Config::default()
+    });
+    let cq = ctx.create_cq(8, None).unwrap();
+    let all = [(); 3].map(|()| testing::queue_pair(&ctx, &cq, &cq));
+    (ctx, all)
+}
+
+/// A device that has failed takes its connections along. Its other events leave them alone.
+#[test]
+fn only_the_end_of_the_device_ends_its_connections() {
+    use crate::fault::Event::{DeviceFatal, LidChange, PortError};
+    let (qp, mut peer) = connected("seed=157;crc");
+    let plan = qp.inner.ctx.faults.clone().unwrap();
+    for event in [PortError, LidChange] {
+        plan.raise_everywhere(event);
+        assert_eq!(qp.state(), crate::State::Rts);
+    }
+    plan.raise_everywhere(DeviceFatal);
+    soon("it has failed", || qp.state() == crate::State::Error);
+    let end = peer.read(&mut [0; 64]);
+    assert!(!matches!(end, Ok(1..)), "the peer is told");
+    qp.destroy();
+}
+
+/// What the peer reads has the wrong key, and the rest of the request is the program's.
+#[test]
+fn a_wrong_key_is_what_is_sent() {
+    let key_of = |text: &str| {
+        let (qp, mut peer) = connected(text);
+        let write = SendWr {
+            op: SendOp::Write {
+                remote_addr: 0x1122_3344_5566_7788,
+                rkey: 0x0a0b_0c0d,
+            },
+            ..SEND
+        };
+        qp.post_send(&[write]).unwrap();
+        let mut octets = [0; 16];
+        peer.read_exact(&mut octets).unwrap();
+        // Behind the length, DDP's and RDMAP's octet: the STag and the tagged offset.
+        assert_eq!(octets[8..16], 0x1122_3344_5566_7788_u64.to_be_bytes());
+        qp.destroy();
+        u32::from_be_bytes([octets[4], octets[5], octets[6], octets[7]])
+    };
+    assert_eq!(key_of("seed=130;remote-access,nth=2"), 0x0a0b_0c0d);
+    let wrong = key_of("seed=131;remote-access,nth=1");
+    assert_ne!(wrong >> 8, 0x000a_0b0c);
+}
+
+/// A reset, a close and a rate act before the request is sent that has brought them about.
+#[test]
+fn what_a_request_brings_about_comes_before_it() {
+    for (text, reset) in [
+        ("seed=132;reset,nth=1", true),
+        ("seed=133;close,nth=1", false),
+    ] {
+        let (qp, mut peer) = connected(text);
+        let _ = qp.post_send(&[SEND]);
+        let end = peer.read_to_end(&mut Vec::new());
+        match reset {
+            true => assert!(end.is_err_and(|e| e.kind() == ErrorKind::ConnectionReset)),
+            false => assert!(end.is_ok()),
+        }
+        qp.destroy();
+    }
+    let (qp, mut peer) = connected("seed=134;slow=1M,nth=1,dir=in");
+    qp.post_send(&[SEND]).unwrap();
+    assert!(peer.read(&mut [0; 64]).unwrap() > 0);
+    let rate = qp
+        .inner
+        .faults
+        .as_ref()
+        .map(|faults| faults.state.lock().rate);
+    assert_eq!(rate, Some([None, Some(1 << 20)]));
+    qp.destroy();
+}
+
+/// What a device is met by at a time needs no queue pair, and happens once.
+#[test]
+fn the_time_of_a_device_comes_by_itself() {
+    use crate::objects::events::PortEvent::{Active, Error, LidChange};
+    for (fault, told) in [
+        ("seed=140;port-down=20ms,time=1ms", &[Error, Active][..]),
+        ("seed=141;port-down,time=1ms", &[Error]),
+        ("seed=142;event=LID_CHANGE,time=1ms", &[LidChange]),
+    ] {
+        let ctx = testing::context_with(Config {
+            fault: Some(fault.parse().unwrap()),
+            ..Config::default()
+        });
+        for told in told {
+            let event = ctx.async_event(Some(Duration::from_secs(20))).unwrap();
+            match event.kind {
+                AsyncEventKind::Port(event) => assert_eq!(event, *told, "{fault}"),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(ctx.is_port_up(), told.last() != Some(&Error), "{fault}");
+        assert!(ctx.try_async_event().is_none(), "{fault}");
+    }
+}
+
+/// The message that finds no receive waits, though there is one, and is taken when the time is over. Nobody polls meanwhile.
+#[test]
+fn a_message_waits_as_long_as_the_receiver_is_not_ready() {
+    // DDP's and RDMAP's octets, and no CRC: the messages have none, and two numbers.
+    let send = |number| {
+        let mut octets = [0; 24];
+        (octets[1], octets[2], octets[3], octets[15]) = (18, 0x41, 0x43, number);
+        octets
+    };
+    let config = Config {
+        fault: Some("seed=143;rnr=30ms,nth=2".parse().unwrap()),
+        receiver_not_ready: crate::ReceiverNotReady::Hold(Duration::from_secs(60)),
+        ..Config::default()
+    };
+    let ctx = testing::context_with(config);
+    let cq = ctx.create_cq(8, None).unwrap();
+    let qp = testing::queue_pair(&ctx, &cq, &cq);
+    let mut peer = testing::connected(&qp);
+    for number in 1..=3 {
+        let wr_id = u64::from(number);
+        qp.post_recv(&[RecvWr { wr_id, sges: &[] }]).unwrap();
+        let begin = Instant::now();
+        peer.write_all(&send(number)).unwrap();
+        soon("it arrives", || !cq.is_empty());
+        assert!(number != 2 || begin.elapsed() >= Duration::from_millis(30));
+        let mut out = [iwarp_rnic::Cqe::default(); 2];
+        assert_eq!(cq.take_ready(&mut out), Ok(1));
+        assert_eq!((out[0].wr_id, out[0].status), (wr_id, WcStatus::Success));
+    }
+    qp.destroy();
+}

@@ -1,0 +1,683 @@
+//! An opened device: its memory table, its numbers, its asynchronous events.
+
+use super::channel::CompletionChannel;
+use super::cq::CompletionQueue;
+use super::events::{AsyncEvent, AsyncEventKind, EventQueue};
+use super::srq::SharedReceiveQueue;
+use super::stats;
+use super::table_lock::TableLock;
+use crate::by_number::peer::Peers;
+use crate::capture::{Recorder, RecorderLimits};
+use crate::config::Config;
+use crate::conn::qp::{QpAttributes, QpInner, QueuePair};
+use crate::conn::waiting::Waiting;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::inject::Plan;
+use crate::sys::exit::AtExit;
+use crate::sys::guarded::{self, MemoryTable, ProcessRange};
+use crate::sys::null::{NULL_LEN, null_memory};
+use crate::sys::on_demand::PAGER;
+use crate::sys::probe::probe_range;
+use crate::sys::process_lock::ProcessLock;
+use crate::sys::{fork, fork::Origin};
+use crate::ud;
+use crate::xrc;
+use iwarp_rnic::counters::Counters;
+use iwarp_rnic::memory::{RegionInfo, Stag, WindowType};
+use iwarp_rnic::{Access, FastRegister};
+use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// How long a forked child waits for the memory table of a device that its parent has opened. It may have been copied while it was
+/// locked, by a thread that does not exist in the child.
+const INHERITED_PATIENCE: Duration = Duration::from_secs(1);
+
+pub(crate) struct ContextInner {
+    pub(crate) device: Device,
+    pub(crate) config: Config,
+    pub(crate) memory: TableLock,
+    pub(crate) async_events: EventQueue<AsyncEvent>,
+    pub(crate) recorder: Option<Recorder>,
+    qps: RwLock<HashMap<u32, Weak<QpInner>>>,
+    /// Completion queues that exist.
+    pub(crate) cqs: AtomicU32,
+    next_qp: AtomicU32,
+    next_pd: AtomicU32,
+    /// Queue pairs that are connected by number; made with the first of them.
+    peers: Mutex<Option<Arc<Peers>>>,
+    /// Datagram queue pairs.
+    pub(crate) datagrams: ud::Numbers,
+    pub(crate) waiting: Waiting,
+    /// XRC domains and their shared receive queues.
+    pub(crate) xrc: xrc::Domains,
+    /// The faults that are injected, if it was opened with any.
+    pub(crate) faults: Option<Arc<Plan>>,
+    /// Totals of queue pairs that are gone.
+    past: Mutex<Counters>,
+    /// The process that opened it.
+    origin: Origin,
+}
+
+/// An opened device (`ibv_open_device(3)`).
+#[derive(Clone)]
+pub struct Context {
+    pub(crate) inner: Arc<ContextInner>,
+}
+
+impl Context {
+    /// Opens a device.
+    ///
+    /// # Errors
+    /// The operating system's error: no descriptors left, or the capture file cannot be made.
+    pub fn open(device: &Device, config: Config) -> Result<Self> {
+        let recorder = match &config.capture {
+            Some(path) => Some(shared_recorder(path, config.capture_bytes)?),
+            None => None,
+        };
+        let faults = config.fault.as_ref().map(Plan::of).transpose()?;
+        if config.memory_guard {
+            guarded::enable();
+        }
+        let inner = ContextInner {
+            faults,
+            device: device.clone(),
+            config,
+            memory: TableLock::new(MemoryTable::new()),
+            async_events: EventQueue::new()?,
+            recorder,
+            qps: RwLock::default(),
+            cqs: AtomicU32::new(0),
+            // Queue pair numbers have 24 bits; a random start keeps stale ones from meeting new ones.
+            next_qp: AtomicU32::new(random_u32()? & 0x00ff_ffff),
+            next_pd: AtomicU32::new(1),
+            peers: Mutex::new(None),
+            datagrams: ud::Numbers::default(),
+            waiting: Waiting::default(),
+            xrc: xrc::Domains::default(),
+            past: Mutex::default(),
+            origin: Origin::here(),
+        };
+        let inner = Arc::new(inner);
+        if let Some(plan) = &inner.faults {
+            plan.enter(&inner)?;
+        }
+        stats::watch(&inner);
+        Ok(Self { inner })
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device {
+        &self.inner.device
+    }
+
+    /// The settings it was opened with.
+    pub fn config(&self) -> &Config {
+        &self.inner.config
+    }
+
+    /// Returns `true` if both handles mean the same opened device.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    /// Returns a number for a new protection domain.
+    pub fn allocate_pd(&self) -> u32 {
+        self.inner.next_pd.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Allocates a protection domain (`ibv_alloc_pd(3)`) and returns its number.
+    ///
+    /// # Errors
+    /// That of an injected fault ([`fault`](crate::fault)).
+    pub fn try_allocate_pd(&self) -> Result<u32> {
+        self.inner.create("pd")?;
+        Ok(self.allocate_pd())
+    }
+
+    /// Registers `len` octets at `addr` and returns the STag, which is both lkey and rkey (`ibv_reg_mr(3)`).
+    ///
+    /// Tagged offsets start at `iova`. The range is checked to be mapped, and writable if a right writes.
+    ///
+    /// # Errors
+    /// [`Error::BadAddress`], [`Error::Memory`], [`Error::InvalidArgument`] if the range wraps.
+    ///
+    /// # Safety
+    /// Until [`deregister`](Self::deregister) has returned, the range must stay mapped, and no reference to it may
+    /// exist while the RNIC or a peer can access it.
+    pub unsafe fn register(
+        &self,
+        addr: u64,
+        len: u64,
+        iova: u64,
+        pd: u32,
+        access: Access,
+    ) -> Result<u32> {
+        // SAFETY: the caller's promise.
+        let range = unsafe { self.checked_range(addr, len, access) }?;
+        self.inner.create("mr")?;
+        let random = random_u32()?;
+        let mut table = self.table_with_room()?;
+        Ok(table.register(range, iova, pd, access, random)?.0)
+    }
+
+    /// Registers `len` octets at `addr` whose pages may come and go (`IBV_ACCESS_ON_DEMAND`), and returns the STag. Address 0 with a length of 2^64 - 1
+    /// is the whole address space.
+    ///
+    /// The range need not be mapped. An access to a page that is missing fails as one outside of the region does, at both ends. All payload of the device's queue
+    /// pairs is copied while there is such a region, and each access to it takes a system call.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register), but never [`Error::BadAddress`].
+    ///
+    /// # Safety
+    /// Until [`deregister`](Self::deregister) has returned, no reference to memory of the range may exist while the RNIC or a peer
+    /// can access it.
+    pub unsafe fn register_on_demand(
+        &self,
+        addr: u64,
+        len: u64,
+        iova: u64,
+        pd: u32,
+        access: Access,
+    ) -> Result<u32> {
+        // SAFETY: the caller's promise. That the memory is mapped is not needed: the pager finds out.
+        let range = unsafe { Self::range(addr, len) }?;
+        self.inner.create("mr")?;
+        let random = random_u32()?;
+        let mut table = self.table_with_room()?;
+        let stag = table.register_on_demand((range, &PAGER), iova, pd, access, random)?;
+        Ok(stag.0)
+    }
+
+    /// Locks the memory table for one more entry. Slots that it lacks are allocated without the lock, because all connections of the
+    /// device wait for that.
+    fn table_with_room(&self) -> Result<RwLockWriteGuard<'_, MemoryTable>> {
+        let lacks = self.inner.memory.read().lacks_room();
+        let Some(size) = lacks else {
+            return Ok(self.inner.memory.write());
+        };
+        let room = size.make()?;
+        let late = self.inner.memory.write().attach(room);
+        // Freed without the lock, too.
+        drop(late);
+        Ok(self.inner.memory.write())
+    }
+
+    /// # Safety
+    /// As [`register`](Self::register).
+    unsafe fn checked_range(&self, addr: u64, len: u64, access: Access) -> Result<ProcessRange> {
+        guarded::keep();
+        if !probe_range(addr, len, access.contains(Access::LOCAL_WRITE)) {
+            return Err(Error::BadAddress);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { Self::range(addr, len) }
+    }
+
+    /// # Safety
+    /// As [`ProcessRange::new`].
+    unsafe fn range(addr: u64, len: u64) -> Result<ProcessRange> {
+        // SAFETY: the caller's promise.
+        unsafe { ProcessRange::new(addr, len) }.ok_or(Error::InvalidArgument(
+            "the range wraps around the address space",
+        ))
+    }
+
+    /// Changes a region (`ibv_rereg_mr(3)`); each `None` stays as it is. An on-demand region stays one. Returns the new STag.
+    ///
+    /// # Errors
+    /// As [`register`](Self::register); [`Error::Busy`] via `Memory` while windows are bound.
+    ///
+    /// # Safety
+    /// As [`register`](Self::register), for the new range `(addr, len, iova)`.
+    pub unsafe fn reregister(
+        &self,
+        stag: u32,
+        memory: Option<(u64, u64, u64)>,
+        pd: Option<u32>,
+        access: Option<Access>,
+    ) -> Result<u32> {
+        let memory = match memory {
+            Some((addr, len, iova)) => {
+                let region = self.region(stag);
+                let rights = access.or(region.map(|r| r.access)).unwrap_or_default();
+                let range = if region.is_some_and(|r| r.on_demand) {
+                    // SAFETY: the caller's promise.
+                    unsafe { Self::range(addr, len) }
+                } else {
+                    // SAFETY: the caller's promise.
+                    unsafe { self.checked_range(addr, len, rights) }
+                };
+                Some((range?, iova))
+            }
+            None => None,
+        };
+        let mut table = self.inner.memory.write();
+        let (stag, _) = table.reregister(Stag(stag), memory, pd, access)?;
+        Ok(stag.0)
+    }
+
+    /// Ends a registration. When this returns, nothing accesses the memory any more.
+    ///
+    /// # Errors
+    /// [`Error::Memory`]: no such region, or windows are bound to it. [`Error::Busy`] after a second in a forked child, if the
+    /// parent was using the device's memory at the time of the fork.
+    pub fn deregister(&self, stag: u32) -> Result<()> {
+        // Waits for accesses in progress, which hold the table for reading.
+        let mut table = match self.inner.origin.is_foreign() {
+            false => self.inner.memory.write(),
+            true => {
+                let table = fork::try_for(INHERITED_PATIENCE, || self.inner.memory.try_write());
+                table.ok_or(Error::Busy)?
+            }
+        };
+        table.deregister(Stag(stag))?;
+        Ok(())
+    }
+
+    /// Returns when no access to registered memory is in progress that had begun before the call.
+    pub(crate) fn wait_for_accesses(&self) {
+        // Accesses hold the table for reading.
+        drop(self.inner.memory.write());
+    }
+
+    /// Creates a null region (`ibv_alloc_null_mr(3)`) and returns its key. Data that is written there is
+    /// discarded, and reads return zeros, for local requests and for the peer. It contains every address.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`]: there is no address space for it; [`Error::Memory`].
+    pub fn register_null(&self, pd: u32) -> Result<u32> {
+        let memory = null_memory().map_err(|error| {
+            tracing::warn!(%error, "no memory for a null region");
+            Error::OutOfMemory
+        })?;
+        // SAFETY: both ranges stay mapped as long as the process lives. Only the second is written to.
+        let range = |addr| unsafe { ProcessRange::new(addr, NULL_LEN) }.ok_or(Error::OutOfMemory);
+        let (zeros, sink) = (range(memory.zeros)?, range(memory.sink)?);
+        let random = random_u32()?;
+        let stag = self
+            .table_with_room()?
+            .register_null(zeros, sink, pd, random)?;
+        Ok(stag.0)
+    }
+
+    /// Reserves memory for fast registration by work request ([`FastRegister`]).
+    ///
+    /// # Errors
+    /// As [`register`](Self::register).
+    ///
+    /// # Safety
+    /// As [`register`](Self::register).
+    pub unsafe fn allocate_fast(&self, addr: u64, len: u64, pd: u32) -> Result<u32> {
+        // SAFETY: the caller's promise.
+        let range = unsafe { self.checked_range(addr, len, Access::LOCAL_WRITE) }?;
+        let random = random_u32()?;
+        let stag = self.table_with_room()?.allocate_fast(range, pd, random)?;
+        Ok(stag.0)
+    }
+
+    /// Carries out a fast registration at once, without a work request.
+    ///
+    /// # Errors
+    /// [`Error::Memory`].
+    pub fn fast_register(&self, wr: &FastRegister, pd: u32) -> Result<()> {
+        Ok(self.inner.memory.read().fast_register(wr, pd)?)
+    }
+
+    /// Looks up a region or window.
+    pub fn region(&self, stag: u32) -> Option<RegionInfo> {
+        self.inner.memory.read().info(Stag(stag))
+    }
+
+    /// Allocates a memory window (`ibv_alloc_mw(3)`); returns its STag.
+    ///
+    /// # Errors
+    /// [`Error::Memory`].
+    pub fn allocate_window(&self, ty: WindowType, pd: u32) -> Result<Stag> {
+        self.inner.create("mw")?;
+        let random = random_u32()?;
+        Ok(self.table_with_room()?.allocate_window(ty, pd, random)?)
+    }
+
+    /// Deallocates a window, bound or not.
+    ///
+    /// # Errors
+    /// [`Error::Memory`].
+    pub fn deallocate_window(&self, stag: Stag) -> Result<()> {
+        Ok(self.inner.memory.write().deallocate_window(stag)?)
+    }
+
+    /// A completion channel.
+    ///
+    /// # Errors
+    /// The operating system's error: no descriptors left.
+    pub fn create_channel(&self) -> Result<CompletionChannel> {
+        self.inner.create("channel")?;
+        CompletionChannel::create(self.inner.config.busy_poll)
+    }
+
+    /// A completion queue for at least `capacity` completions (`ibv_create_cq(3)`).
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`], [`Error::OutOfMemory`].
+    pub fn create_cq(
+        &self,
+        capacity: u32,
+        channel: Option<&CompletionChannel>,
+    ) -> Result<CompletionQueue> {
+        self.inner.create("cq")?;
+        CompletionQueue::create(&self.inner, capacity, channel)
+    }
+
+    /// A shared receive queue (`ibv_create_srq(3)`).
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`], [`Error::OutOfMemory`].
+    pub fn create_srq(&self, pd: u32, depth: u32, max_sge: u32) -> Result<SharedReceiveQueue> {
+        self.inner.create("srq")?;
+        SharedReceiveQueue::create(&self.inner, pd, depth, max_sge)
+    }
+
+    /// A queue pair (`ibv_create_qp(3)`).
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`], [`Error::OutOfMemory`].
+    pub fn create_qp(&self, attributes: &QpAttributes) -> Result<QueuePair> {
+        guarded::keep();
+        QueuePair::create(&self.inner, attributes)
+    }
+
+    /// Creates a queue pair that can be connected by its number ([`QueuePair::connect_peer`]), for programs that exchange GIDs
+    /// and numbers themselves. While there are such queue pairs, the device listens on a free TCP port of its address, which their
+    /// numbers contain.
+    ///
+    /// # Errors
+    /// As [`create_qp`](Self::create_qp); the operating system's: no descriptors or ports left.
+    pub fn create_addressable_qp(&self, attributes: &QpAttributes) -> Result<QueuePair> {
+        guarded::keep();
+        let peers = self.inner.peers()?;
+        QueuePair::create_with(&self.inner, attributes, |taken| peers.number(taken))
+    }
+
+    /// Creates a queue pair that can be connected by its number if the device can listen for its peers, and one that cannot otherwise.
+    ///
+    /// # Errors
+    /// As [`create_qp`](Self::create_qp).
+    pub fn create_reachable_qp(&self, attributes: &QpAttributes) -> Result<QueuePair> {
+        let peers = self.inner.peers().ok();
+        QueuePair::create_with(&self.inner, attributes, |taken| {
+            let number = peers.and_then(|peers| peers.number(taken).ok());
+            Ok(number.unwrap_or_else(|| self.inner.any_number(taken)))
+        })
+    }
+
+    /// The queue pair with this number.
+    pub fn queue_pair(&self, qp_num: u32) -> Option<QueuePair> {
+        let inner = self.inner.qps.read().get(&qp_num)?.upgrade()?;
+        Some(QueuePair { inner })
+    }
+
+    /// Writes what the capture of [`Config::capture`] has recorded so far to its file. Without a capture it does nothing.
+    ///
+    /// # Errors
+    /// The file cannot be written; the recording has then stopped.
+    pub fn flush_capture(&self) -> Result<()> {
+        match &self.inner.recorder {
+            Some(recorder) => Ok(recorder.flush()?),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes an asynchronous event.
+    pub fn try_async_event(&self) -> Option<AsyncEvent> {
+        self.inner.async_events.try_next()
+    }
+
+    /// Waits for an asynchronous event; `None` waits without limit.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`].
+    pub fn async_event(&self, timeout: Option<Duration>) -> Result<AsyncEvent> {
+        self.inner.async_events.next(timeout)
+    }
+
+    /// The queue behind [`async_event`](Self::async_event).
+    pub fn async_events(&self) -> &EventQueue<AsyncEvent> {
+        &self.inner.async_events
+    }
+
+    /// Readable while asynchronous events wait.
+    pub fn async_fd(&self) -> BorrowedFd<'_> {
+        self.inner.async_events.as_fd()
+    }
+
+    /// Totals over all queue pairs since the device was opened.
+    pub fn counters(&self) -> Counters {
+        self.inner.totals().unwrap_or_default()
+    }
+}
+
+impl ContextInner {
+    /// Finds a free queue pair number and makes the queue pair with it.
+    pub(crate) fn enter_qp(
+        &self,
+        number: impl FnOnce(&dyn Fn(u32) -> bool) -> Result<u32>,
+        make: impl FnOnce(u32) -> Result<Arc<QpInner>>,
+    ) -> Result<Arc<QpInner>> {
+        let mut qps = self.qps.write();
+        let num = number(&|num| qps.contains_key(&num) || self.datagrams.contains(num))?;
+        let qp = make(num)?;
+        qps.insert(num, Arc::downgrade(&qp));
+        Ok(qp)
+    }
+
+    /// Takes a number that contains `port` for a datagram queue pair.
+    pub(crate) fn take_ud_number(&self, port: u16, random: u32) -> Option<u32> {
+        let qps = self.qps.read();
+        self.datagrams
+            .take(port, random, |num| qps.contains_key(&num))
+    }
+
+    /// A datagram queue pair is gone.
+    pub(crate) fn leave_ud(&self, num: u32, counters: &Counters) {
+        let mut past = self.past.lock();
+        self.datagrams.remove(num);
+        past.add(counters);
+    }
+
+    /// The next number that is not `taken`.
+    pub(crate) fn any_number(&self, taken: &dyn Fn(u32) -> bool) -> u32 {
+        loop {
+            let num = self.next_qp.fetch_add(1, Ordering::Relaxed) & 0x00ff_ffff;
+            // 0 and 1 belong to management on other transports.
+            if num > 1 && !taken(num) {
+                return num;
+            }
+        }
+    }
+
+    pub(crate) fn leave_qp(&self, num: u32, counters: &Counters) {
+        {
+            // Both at once: a thread that adds everything up must neither miss it nor count it twice.
+            let mut past = self.past.lock();
+            self.qps.write().remove(&num);
+            past.add(counters);
+        }
+        let peers = self.peers.lock().clone();
+        if let Some(peers) = peers {
+            peers.forget(num);
+        }
+    }
+
+    /// A queue pair does not want the peer any more that it was to be connected to.
+    pub(crate) fn abandon_peer(&self, num: u32) {
+        let peers = self.peers.lock().clone();
+        if let Some(peers) = peers.filter(|peers| peers.is_ours()) {
+            peers.abandon(num);
+        }
+    }
+
+    /// Adds `past` and the counters of the queue pairs that exist.
+    fn sum(
+        past: MutexGuard<'_, Counters>,
+        qps: RwLockReadGuard<'_, HashMap<u32, Weak<QpInner>>>,
+        counters: impl Fn(&QpInner) -> Option<Counters>,
+    ) -> Counters {
+        let mut sum = *past;
+        let members: Vec<_> = qps.values().filter_map(Weak::upgrade).collect();
+        drop(qps);
+        for counters in members.iter().filter_map(|qp| counters(qp)) {
+            sum.add(&counters);
+        }
+        // Before the members: the last handle to one of them may be there, and its end takes this lock.
+        drop(past);
+        sum
+    }
+
+    /// Returns `true` if it was opened by this process, and not by one that forked it.
+    pub(crate) fn is_ours(&self) -> bool {
+        !self.origin.is_foreign()
+    }
+
+    /// Totals over all queue pairs since it was opened. In a child of the process that opened it without those whose locks are
+    /// held; `None` if the lists are locked there.
+    pub(crate) fn totals(&self) -> Option<Counters> {
+        if self.is_ours() {
+            let past = self.past.lock();
+            let datagrams = self.datagrams.all(true)?;
+            let sum = Self::sum(past, self.qps.read(), |qp| Some(qp.counters()));
+            return Some(ud::add_counters(sum, &datagrams, true));
+        }
+        let past = self.past.try_lock()?;
+        let datagrams = self.datagrams.all(false)?;
+        let qps = self.qps.try_read()?;
+        let sum = Self::sum(past, qps, QpInner::counters_if_free);
+        Some(ud::add_counters(sum, &datagrams, false))
+    }
+
+    /// The numbers of its queue pairs, in no order. `None` in a child of the process that opened it, if the list is locked.
+    pub(crate) fn qp_numbers(&self) -> Option<Vec<u32>> {
+        let qps = if self.is_ours() {
+            self.qps.read()
+        } else {
+            self.qps.try_read()?
+        };
+        Some(qps.keys().copied().collect())
+    }
+
+    /// The queue pair with this number, likewise.
+    pub(crate) fn qp_if_free(&self, num: u32) -> Option<Arc<QpInner>> {
+        let qps = if self.is_ours() {
+            self.qps.read()
+        } else {
+            self.qps.try_read()?
+        };
+        qps.get(&num)?.upgrade()
+    }
+
+    /// Completion queues that exist.
+    pub(crate) fn completion_queues(&self) -> u32 {
+        self.cqs.load(Ordering::Relaxed)
+    }
+
+    /// The part that connects queue pairs by number, in this process.
+    pub(crate) fn peers(self: &Arc<Self>) -> Result<Arc<Peers>> {
+        let mut peers = self.peers.lock();
+        match &*peers {
+            Some(p) if p.is_ours() => Ok(Arc::clone(p)),
+            _ => {
+                let new = Peers::start(self)?;
+                *peers = Some(Arc::clone(&new));
+                Ok(new)
+            }
+        }
+    }
+
+    pub(crate) fn raise(&self, kind: AsyncEventKind) {
+        self.async_events.push(AsyncEvent { kind });
+    }
+}
+
+impl Drop for ContextInner {
+    fn drop(&mut self) {
+        if let Some(peers) = self.peers.get_mut().take()
+            && peers.is_ours()
+        {
+            peers.stop();
+        }
+        if !self.origin.is_foreign() {
+            let past = *self.past.get_mut();
+            stats::closed(self, &past);
+        }
+    }
+}
+
+impl std::fmt::Debug for ContextInner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Context")
+            .field("device", &self.device.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for Context {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.inner.fmt(f)
+    }
+}
+
+/// 32 bits that a peer cannot guess.
+pub(crate) fn random_u32() -> Result<u32> {
+    getrandom::u32().map_err(no_random)
+}
+
+pub(crate) fn random_u64() -> Result<u64> {
+    getrandom::u64().map_err(no_random)
+}
+
+fn no_random(e: getrandom::Error) -> Error {
+    Error::Io(std::io::Error::other(e.to_string()))
+}
+
+static RECORDERS: ProcessLock<Vec<(PathBuf, Recorder)>> =
+    ProcessLock::new("raw::context::RECORDERS", Vec::new());
+
+/// One recorder for each file, however many devices write to it. `%p` in the name becomes the process number.
+fn shared_recorder(path: &Path, max_bytes: Option<u64>) -> Result<Recorder> {
+    static FLUSH: AtExit = AtExit::new(flush_recorders);
+    let name = path
+        .to_string_lossy()
+        .replace("%p", &std::process::id().to_string());
+    let path = PathBuf::from(name);
+    let mut recorders = RECORDERS.lock();
+    if let Some((_, recorder)) = recorders.iter().find(|(p, _)| *p == path) {
+        return Ok(recorder.clone());
+    }
+    let limits = max_bytes.map_or_else(RecorderLimits::default, |n| {
+        RecorderLimits::default().max_bytes(n)
+    });
+    let recorder = Recorder::create_with(&path, limits)?;
+    recorders.push((path, recorder.clone()));
+    // They are kept for the next device, so their drop does not flush them.
+    FLUSH.plan();
+    Ok(recorder)
+}
+
+fn flush_recorders() {
+    // A program may end in a signal handler, on a thread that holds a lock.
+    if let Some(recorders) = RECORDERS.try_lock() {
+        for (_, recorder) in recorders.iter() {
+            recorder.flush_at_exit();
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "context_tests.rs"]
+mod tests;

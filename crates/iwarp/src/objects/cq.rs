@@ -1,0 +1,609 @@
+//! Completion queues: polling drives the sockets, arming hands them to the progress thread.
+
+use super::channel::CompletionChannel;
+use super::context::ContextInner;
+use super::events::AsyncEventKind;
+use crate::conn::qp::QpInner;
+use crate::conn::slots::{Account, Ring};
+use crate::engine::Pollers;
+use crate::error::Result;
+use crate::progress::answers::{Answers, Seen};
+use crate::progress::busy_poll::BusyPoll;
+use crate::progress::in_vain::looked_in_vain;
+use crate::progress::wakers::{Registration, Wakers};
+use crate::sys::clock::now_ns;
+use crate::ud::Members;
+use iwarp_rnic::cq::Pushed;
+use iwarp_rnic::{Cqe, WcOpcode, WcStatus, Work};
+use parking_lot::{Mutex, MutexGuard, RwLock};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::task::Waker;
+use std::time::Duration;
+
+/// Queue pairs whose sockets an empty poll reads one by one. If a queue has more of them, the poll asks `epoll`.
+const POLL_DIRECTLY: usize = 4;
+/// Octets that take longer to move than a poll in vain.
+const BULK: u64 = 4096;
+/// About as long takes one of many octets, in nanoseconds: it is read or written, and perhaps summed.
+const OCTET_NS: u64 = 1;
+/// Completions of the ring that are looked at in one go when those of a queue pair are dropped.
+const PURGE_STEP: u32 = 4096;
+
+/// The reason why a queue gives no completions any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CqError {
+    /// The queue was full, and completions were lost.
+    Overflow,
+}
+
+pub(crate) struct CqInner {
+    ctx: Arc<ContextInner>,
+    pub(crate) ring: Mutex<Ring>,
+    /// Held by a thread that counts the queue pairs, and tells the pollers whether they are many.
+    counting: Mutex<()>,
+    /// Held by a thread that drops the completions of a queue pair, until all are dropped.
+    purging: Mutex<()>,
+    /// `true` if the ring may hold completions or has overflowed. Cleared only with the ring locked, so a poll that reads `false`
+    /// need not take the lock.
+    ready: AtomicBool,
+    channel: Option<CompletionChannel>,
+    /// Queue pairs whose completions go to this queue. Polling drives their sockets.
+    qps: RwLock<Vec<Weak<QpInner>>>,
+    /// The datagram queue pairs among them.
+    pub(crate) datagrams: Members,
+    /// By which its pollers drive the queue pairs.
+    pub(crate) pollers: Pollers,
+    /// A value for the program's own use.
+    user: AtomicU64,
+    timestamps: AtomicBool,
+    /// Queue pairs that have put off sending until the next poll without result. Each stands here at most once, because that poll
+    /// may never come: the program may look at another queue only.
+    deferred: Mutex<Vec<Weak<QpInner>>>,
+    has_deferred: AtomicBool,
+    /// Tasks that wait for a completion.
+    wakers: Wakers,
+    /// Whether polling before a sleep has found completions in time so far.
+    pub(crate) busy: BusyPoll,
+    /// Whether the peers' data come right after the program has taken completions.
+    answers: Answers,
+}
+
+/// A completion queue.
+#[derive(Clone)]
+pub struct CompletionQueue {
+    pub(crate) inner: Arc<CqInner>,
+}
+
+impl CompletionQueue {
+    pub(crate) fn create(
+        ctx: &Arc<ContextInner>,
+        capacity: u32,
+        channel: Option<&CompletionChannel>,
+    ) -> Result<Self> {
+        let inner = CqInner {
+            ctx: Arc::clone(ctx),
+            ring: Mutex::new(Ring::new(capacity)?),
+            counting: Mutex::default(),
+            purging: Mutex::default(),
+            ready: AtomicBool::new(false),
+            channel: channel.cloned(),
+            qps: RwLock::default(),
+            datagrams: Members::default(),
+            pollers: Pollers::default(),
+            user: AtomicU64::new(0),
+            timestamps: AtomicBool::new(false),
+            deferred: Mutex::default(),
+            has_deferred: AtomicBool::new(false),
+            wakers: Wakers::default(),
+            busy: BusyPoll::default(),
+            answers: Answers::default(),
+        };
+        let inner = Arc::new(inner);
+        ctx.cqs.fetch_add(1, Ordering::Relaxed);
+        if let Some(channel) = channel {
+            channel.attach(&inner);
+        }
+        Ok(Self { inner })
+    }
+
+    /// Takes up to `out.len()` completions (`ibv_poll_cq(3)`), and frees the slots of their queues. Never blocks.
+    ///
+    /// If there are none, the calling thread reads and writes the sockets of the queue's queue pairs itself: a
+    /// program that polls needs no other thread to make progress.
+    ///
+    /// # Errors
+    /// [`CqError::Overflow`] once the completions from before the overflow are taken.
+    #[inline]
+    pub fn poll(&self, out: &mut [Cqe]) -> Result<usize, CqError> {
+        if self.inner.ready.load(Ordering::Acquire) {
+            let n = self.take(out)?;
+            if n > 0 {
+                self.inner.pollers.took(n);
+                self.inner.took(&out[..n]);
+                return Ok(n);
+            }
+        }
+        if out.is_empty() {
+            return Ok(0);
+        }
+        self.inner.send_deferred();
+        self.inner
+            .pollers
+            .look(|all| self.inner.drive(all).others_were_ready);
+        if self.inner.ready.load(Ordering::Acquire) {
+            let n = self.take(out)?;
+            self.inner.took(&out[..n]);
+            return Ok(n);
+        }
+        looked_in_vain();
+        Ok(0)
+    }
+
+    /// Takes completions that are in the queue already, without reading a socket. For callers that are about to wait.
+    ///
+    /// # Errors
+    /// As [`poll`](Self::poll).
+    pub fn take_ready(&self, out: &mut [Cqe]) -> Result<usize, CqError> {
+        self.take(out)
+    }
+
+    #[inline]
+    fn take(&self, out: &mut [Cqe]) -> Result<usize, CqError> {
+        let mut ring = self.inner.ring.lock();
+        let n = ring.poll(out);
+        if ring.is_empty() && !ring.overflowed() {
+            self.inner.ready.store(false, Ordering::Relaxed);
+        }
+        match n {
+            0 if ring.overflowed() && !out.is_empty() => Err(CqError::Overflow),
+            n => Ok(n),
+        }
+    }
+
+    /// Asks for one event on the channel at the next completion (`ibv_req_notify_cq(3)`). With `solicited_only` only a
+    /// solicited or failed completion raises it. Completions that wait already raise no event, so poll once more afterwards.
+    pub fn arm(&self, solicited_only: bool) {
+        self.inner.ring.lock().arm(solicited_only);
+        match &self.inner.channel {
+            // A thread is going to wait on the channel, and drives the sockets before it sleeps.
+            Some(channel) if channel.expects_wait() => self.inner.send_deferred(),
+            _ => self.inner.hand_over(),
+        }
+    }
+
+    /// Polls for at most `limit` if a completion is likely to come soon. Returns `true` if there is one, or if the queue has
+    /// overflowed. Blocking waits call this before they sleep.
+    pub(crate) fn busy_poll(&self, limit: Duration) -> bool {
+        self.busy_poll_until(limit, || false)
+    }
+
+    /// Does the same, and ends as soon as `done` returns `true`: another thread may have taken the completion that the caller
+    /// waits for.
+    pub(crate) fn busy_poll_until(&self, limit: Duration, done: impl Fn() -> bool) -> bool {
+        self.inner.busy.poll(self.inner.window().min(limit), |now| {
+            self.inner.drive_at(now);
+            let found = {
+                let ring = self.inner.ring.lock();
+                !ring.is_empty() || ring.overflowed()
+            };
+            found || done()
+        })
+    }
+
+    /// Notes that a blocking wait slept, and how long it waited.
+    pub(crate) fn slept(&self, waited: Duration) {
+        self.inner.busy.slept(waited, self.inner.window());
+    }
+
+    /// Returns the program's own value for this queue, 0 if none was set.
+    pub fn user_data(&self) -> u64 {
+        self.inner.user.load(Ordering::Acquire)
+    }
+
+    /// Sets [`user_data`](Self::user_data).
+    pub fn set_user_data(&self, value: u64) {
+        self.inner.user.store(value, Ordering::Release);
+    }
+
+    /// Returns how many completions the queue can hold.
+    pub fn capacity(&self) -> u32 {
+        self.inner.ring.lock().capacity()
+    }
+
+    /// Returns how many completions wait in the queue.
+    pub fn len(&self) -> usize {
+        self.inner.ring.lock().len() as usize
+    }
+
+    /// Returns `true` if no completion waits in the queue.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Changes the capacity and keeps the waiting completions (`ibv_resize_cq(3)`).
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument), [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    pub fn resize(&self, capacity: u32) -> Result<()> {
+        Ok(self.inner.ring.lock().resize(capacity)?)
+    }
+
+    /// Stamps completions from now on with the monotonic clock, in nanoseconds. This costs one clock reading for each completion.
+    pub fn enable_timestamps(&self) {
+        self.inner.timestamps.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns the channel that gets the queue's events, if there is one.
+    pub fn channel(&self) -> Option<&CompletionChannel> {
+        self.inner.channel.as_ref()
+    }
+
+    /// Returns `true` if both handles mean the same queue.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    /// Returns how many queue pairs send their completions to this queue.
+    pub fn queue_pairs(&self) -> usize {
+        let connected = self.inner.qps.read();
+        let connected = connected.iter().filter(|q| q.strong_count() > 0).count();
+        connected + self.inner.datagrams.len()
+    }
+
+    /// Wakes a task at the next completion. Poll once more after this, then wait.
+    ///
+    /// The waker is called once, by the thread that writes the completion, with no lock held; it may poll this queue. It stays
+    /// registered until then.
+    pub fn wake_at_next(&self, waker: &Waker) {
+        self.inner.wakers.register(waker);
+        self.inner.expect_wake();
+    }
+
+    /// Returns a place for a wait that may be given up. Dropping it takes the waker off the list.
+    pub(crate) fn waits(&self) -> Registration<'_> {
+        self.inner.wakers.registration()
+    }
+
+    /// Does the same as [`wake_at_next`](Self::wake_at_next), until `wait` is dropped.
+    pub(crate) fn wake_wait(&self, wait: &mut Registration<'_>, waker: &Waker) {
+        wait.renew(waker);
+        self.inner.expect_wake();
+    }
+
+    /// Sends what queue pairs have put off until the next poll without result.
+    #[inline]
+    pub(crate) fn send_put_off(&self) {
+        self.inner.send_deferred();
+    }
+
+    /// Drops the channel events that were raised for this queue and not taken.
+    pub fn forget_events(&self) {
+        if let Some(channel) = &self.inner.channel {
+            channel.queue.retain(|cq| !cq.is_same(self));
+        }
+    }
+}
+
+/// Events and wake-ups of a queue that are due. They wait until no lock is held, because they may run the program's code.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Owed {
+    notify: bool,
+    wake: bool,
+    overflow: bool,
+    /// The limit of the shared receive queue was reached.
+    pub(crate) srq_limit: bool,
+}
+
+impl Owed {
+    #[inline]
+    pub(crate) const fn is_nothing(self) -> bool {
+        !(self.notify | self.wake | self.overflow | self.srq_limit)
+    }
+}
+
+/// What driving the sockets of a queue has come to.
+struct Driven {
+    /// What has come for few queue pairs: an answer to the last request of one of them, or anything else.
+    seen: Seen,
+    /// The whole process was served, and something was ready.
+    others_were_ready: bool,
+}
+
+impl Drop for CqInner {
+    fn drop(&mut self) {
+        self.ctx.cqs.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl CqInner {
+    /// Returns how long blocking waits may poll before they sleep.
+    pub(crate) fn window(&self) -> Duration {
+        self.ctx.config.busy_poll
+    }
+
+    /// Writes a completion into the ring, which the caller has locked, and notes in `owed` which events are then due. The caller
+    /// passes `owed` to [`settle`](Self::settle) after it has dropped its locks.
+    #[inline]
+    pub(crate) fn push(&self, ring: &mut Ring, mut cqe: Cqe, owed: &mut Owed) {
+        if self.timestamps.load(Ordering::Relaxed) {
+            cqe.timestamp_ns = now_ns();
+        }
+        self.ready.store(true, Ordering::Release);
+        match ring.push(cqe) {
+            Pushed::Quiet => {}
+            Pushed::Notify => owed.notify = true,
+            Pushed::Overflow { first } => owed.overflow |= first,
+        }
+        // A lost completion wakes waiting tasks, too: their next poll returns the overflow.
+        owed.wake |= self.wakers.any();
+    }
+
+    /// Loses a completion, as [`push`](Self::push) does when the ring is full.
+    #[cold]
+    pub(crate) fn lose(&self, ring: &mut Ring, owed: &mut Owed) {
+        self.ready.store(true, Ordering::Release);
+        if let Pushed::Overflow { first } = ring.overflow() {
+            owed.overflow |= first;
+        }
+        owed.wake |= self.wakers.any();
+    }
+
+    /// Raises the events that are due and wakes the waiting tasks. Call it without locks. Returns `true` if the queue overflowed
+    /// just now.
+    #[inline]
+    pub(crate) fn settle(self: &Arc<Self>, owed: Owed) -> bool {
+        if owed.notify
+            && let Some(channel) = &self.channel
+        {
+            channel.queue.push(CompletionQueue {
+                inner: Arc::clone(self),
+            });
+        }
+        if owed.wake {
+            self.wakers.wake_all();
+        }
+        if owed.overflow {
+            self.ctx.raise(AsyncEventKind::CqError(CompletionQueue {
+                inner: Arc::clone(self),
+            }));
+        }
+        owed.overflow
+    }
+
+    /// Sends for the queue pairs that have put off sending.
+    #[inline]
+    fn send_deferred(&self) {
+        if self.has_deferred.load(Ordering::Acquire) {
+            self.send_deferred_now();
+        }
+    }
+
+    #[cold]
+    fn send_deferred_now(&self) {
+        self.has_deferred.store(false, Ordering::Release);
+        let mut list = std::mem::take(&mut *self.deferred.lock());
+        for qp in list.drain(..).filter_map(|qp| qp.upgrade()) {
+            // Clear the mark first: a request posted after that is sent now, or puts the queue pair on the list again.
+            self.defers(&qp).swap(false, Ordering::AcqRel);
+            qp.drive_tx();
+        }
+        // The list keeps its memory, so that the next entry allocates nothing.
+        let mut deferred = self.deferred.lock();
+        if deferred.capacity() == 0 {
+            *deferred = list;
+        }
+    }
+
+    /// Puts off the sending of a queue pair until the next poll without result.
+    pub(crate) fn defer(&self, qp: &Arc<QpInner>) {
+        if !self.defers(qp).swap(true, Ordering::AcqRel) {
+            self.deferred.lock().push(Arc::downgrade(qp));
+            self.has_deferred.store(true, Ordering::Release);
+        }
+    }
+
+    /// Returns the mark that a queue pair is on this queue's list of deferred ones.
+    fn defers<'a>(&self, qp: &'a QpInner) -> &'a AtomicBool {
+        let [send, recv] = &qp.deferred;
+        match std::ptr::eq(&*qp.send_cq.inner, self) {
+            true => send,
+            false => recv,
+        }
+    }
+
+    /// Opens an account for a queue whose completions are written here.
+    pub(crate) fn open_account(&self) -> Account {
+        self.ring.lock().open()
+    }
+
+    /// Closes the account of a queue pair whose completions were dropped.
+    pub(crate) fn close_account(&self, account: &Account) {
+        self.ring.lock().close(account);
+    }
+
+    pub(crate) fn attach(&self, qp: &Arc<QpInner>) {
+        let mut qps = self.qps.write();
+        // Remove dead entries only when the list is full: there may be thousands, and each look would cost.
+        if qps.len() == qps.capacity() {
+            qps.retain(|q| q.strong_count() > 0);
+            let live = qps.len();
+            qps.reserve(live + 1);
+        }
+        qps.push(Arc::downgrade(qp));
+        drop(qps);
+        self.count_members();
+    }
+
+    /// Queue pairs have come or gone.
+    pub(crate) fn count_members(&self) {
+        // One thread after the other. Otherwise a count from before could be told last. The pollers would then drive many queue pairs
+        // neither one by one nor all together, and each of them would rest as long as they poll.
+        let _turn = self.counting.lock();
+        let many = self.qps.read().len() > POLL_DIRECTLY || self.datagrams.are_many();
+        self.pollers.set_many(many);
+    }
+
+    /// Forgets a queue pair that is gone, and drops its completions.
+    pub(crate) fn detach(&self, qp: &Arc<QpInner>) {
+        self.leave(qp);
+        self.purge(qp.num);
+    }
+
+    /// Forgets a queue pair.
+    pub(crate) fn leave(&self, qp: &Arc<QpInner>) {
+        let gone = Arc::downgrade(qp);
+        let mut qps = self.qps.write();
+        if let Some(at) = qps.iter().rposition(|q| q.ptr_eq(&gone)) {
+            qps.swap_remove(at);
+        }
+        drop(qps);
+        self.count_members();
+        self.deferred.lock().retain(|q| !q.ptr_eq(&gone));
+    }
+
+    /// Drops the waiting completions of the queue pair `qp_num`. Other threads may have the ring in between.
+    pub(crate) fn purge(&self, qp_num: u32) {
+        let _turn = self.purging.lock();
+        let mut work = Work::More;
+        while work == Work::More {
+            let mut ring = self.ring.lock();
+            work = ring.purge(qp_num, PURGE_STEP);
+            MutexGuard::unlock_fair(ring);
+        }
+    }
+
+    /// Returns `true` if a successful completion of the queue pair `qp_num` waits.
+    pub(crate) fn has_success_of(&self, qp_num: u32) -> bool {
+        self.ring.lock().has_success_of(qp_num)
+    }
+
+    /// Returns `true` if the queue has overflowed, so that completions were lost.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.ring.lock().overflowed()
+    }
+
+    /// Returns all queue pairs whose completions go to this queue.
+    pub(crate) fn members(&self) -> Vec<Arc<QpInner>> {
+        self.qps.read().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Prepares for a task that has registered a waker and is about to wait.
+    fn expect_wake(&self) {
+        // The next poll must take the ring's lock. Without the lock it could miss a completion whose thread missed the waker.
+        self.ready.store(true, Ordering::Release);
+        self.hand_over();
+    }
+
+    /// Drives the sockets for a caller that polls again and again, and knows the time. Returns what has come
+    /// since the program's last request.
+    pub(crate) fn drive_at(&self, now: u64) -> Seen {
+        self.pollers.renew(now);
+        self.drive(false).seen
+    }
+
+    /// A poll has found these completions. If the peer's answer will soon be there, it stays until then.
+    #[inline]
+    fn took(&self, completions: &[Cqe]) {
+        self.answers.took(self.pollers.empty_polls());
+        if self.answers.come_soon() && !self.ready.load(Ordering::Relaxed) {
+            self.await_answer(completions);
+        }
+    }
+
+    /// Drives the sockets until data have come. A completion that tells the program of more than the end of its own request is not
+    /// kept from it.
+    #[cold]
+    fn await_answer(&self, completions: &[Cqe]) {
+        let own = |cqe: &Cqe| {
+            cqe.status == WcStatus::Success
+                && matches!(cqe.opcode, WcOpcode::Send | WcOpcode::Write)
+        };
+        if self.pollers.are_for_many() || !completions.iter().all(own) {
+            return;
+        }
+        self.send_deferred();
+        let window = u64::try_from(self.window().as_nanos()).unwrap_or(u64::MAX);
+        self.answers.wait(window, |now| {
+            let seen = self.drive_at(now);
+            match self.ready.load(Ordering::Relaxed) {
+                true => Seen::Answer,
+                false => seen,
+            }
+        });
+    }
+
+    /// The progress thread has found data of a queue pair whose completions go to this queue.
+    pub(crate) fn answer_came(&self) {
+        if !self.pollers.are_for_many() {
+            self.answers.came(self.pollers.empty_polls());
+        }
+    }
+
+    /// Reads and writes the sockets of this queue's queue pairs. `serve_all` asks to serve the whole process, too.
+    fn drive(&self, mut serve_all: bool) -> Driven {
+        let mut few: [Option<Arc<QpInner>>; POLL_DIRECTLY] = Default::default();
+        {
+            let qps = self.qps.read();
+            if qps.len() <= POLL_DIRECTLY {
+                for (slot, qp) in few.iter_mut().zip(qps.iter()) {
+                    *slot = qp.upgrade();
+                }
+            } else {
+                serve_all = true;
+            }
+        }
+        serve_all |= self.datagrams.drive();
+        let mut others = false;
+        let mut moved = 0;
+        let mut answered = false;
+        for qp in few.iter().flatten() {
+            // This also writes, if data wait to be written.
+            qp.drive_rx();
+            answered |= qp.answered.is_answered();
+            others |= qp.is_driven_elsewhere();
+            moved += qp.moved.take();
+        }
+        if moved >= BULK {
+            self.pollers.was_busy(moved * OCTET_NS);
+        }
+        if others {
+            // The thread that drives them may need this very processor, and this thread cannot help meanwhile.
+            std::thread::yield_now();
+        }
+        Driven {
+            seen: match (answered, moved) {
+                (true, _) => Seen::Answer,
+                (false, 0) => Seen::Nothing,
+                (false, _) => Seen::Part,
+            },
+            others_were_ready: serve_all && self.pollers.serve_all(),
+        }
+    }
+
+    /// Gives the sockets to the progress thread, because the caller is going to wait.
+    pub(crate) fn hand_over(&self) {
+        self.send_deferred();
+        self.pollers.hand_over();
+    }
+}
+
+impl std::fmt::Debug for CqInner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let ring = self.ring.lock();
+        f.debug_struct("CompletionQueue")
+            .field("capacity", &ring.capacity())
+            .field("waiting", &ring.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for CompletionQueue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.inner.fmt(f)
+    }
+}
+
+#[cfg(test)]
+#[path = "cq_tests.rs"]
+mod tests;

@@ -1,0 +1,591 @@
+//! Tests of completion queues: the effects of polling, arming and waiting, and which tasks are woken.
+
+use super::super::context::Context;
+use super::*;
+use crate::config::Config;
+use crate::conn::qp::QueuePair;
+use crate::engine::{self, Source};
+use crate::testing;
+use iwarp_rnic::counters::Counters;
+use iwarp_rnic::qp::State;
+use iwarp_rnic::{RecvWr, WcStatus};
+use std::sync::atomic::AtomicU32;
+use std::task::Wake;
+
+#[test]
+fn each_event_is_owed_alone_and_with_others() {
+    assert!(Owed::default().is_nothing());
+    let owed: [fn(&mut Owed); 4] = [
+        |owed| owed.notify = true,
+        |owed| owed.wake = true,
+        |owed| owed.overflow = true,
+        |owed| owed.srq_limit = true,
+    ];
+    for one in owed {
+        for other in owed {
+            let mut owed = Owed::default();
+            one(&mut owed);
+            other(&mut owed);
+            assert!(!owed.is_nothing(), "{owed:?}");
+        }
+    }
+}
+
+/// A poll stays for answers that come soon. A look of the progress thread that finds nothing is none.
+#[test]
+fn a_look_that_finds_nothing_is_no_answer() {
+    let ctx = testing::context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let qp = testing::queue_pair(&ctx, &cq, &cq);
+    for _ in 0..5 {
+        cq.inner.answers.took(cq.inner.pollers.empty_polls());
+        Arc::clone(&qp.inner).ready(true, false, false);
+    }
+    assert!(!cq.inner.answers.come_soon());
+    qp.destroy();
+}
+
+/// A program that only sends may poll only one of its two queues, for days.
+#[test]
+fn a_queue_that_nobody_polls_keeps_no_more_than_its_queue_pairs() {
+    let ctx = testing::context();
+    let [polled, other] = [0; 2].map(|_| ctx.create_cq(4, None).unwrap());
+    let qps = [0; 2].map(|_| testing::queue_pair(&ctx, &polled, &other));
+    let waiting = |cq: &CompletionQueue| cq.inner.deferred.lock().len();
+    for round in 0..10 {
+        for qp in &qps {
+            qp.inner.put_off();
+        }
+        assert_eq!(waiting(&polled), 2);
+        match round % 2 {
+            0 => assert_eq!(polled.poll(&mut [Cqe::default()]), Ok(0)),
+            _ => polled.send_put_off(),
+        }
+        assert_eq!(waiting(&polled), 0);
+        // The list keeps its memory for the next ones.
+        assert!(polled.inner.deferred.lock().capacity() >= 2);
+    }
+    assert_eq!(waiting(&other), 2);
+    for (gone, qp) in qps.iter().enumerate() {
+        qp.destroy();
+        // The others stay on the list.
+        let deferred = other.inner.deferred.lock();
+        let nums = deferred.iter().filter_map(Weak::upgrade).map(|qp| qp.num);
+        assert!(nums.eq(qps[gone + 1..].iter().map(QueuePair::num)));
+    }
+}
+
+/// A program that polls drives its queue pairs, and the progress thread leaves them alone. A program that arms is about to wait:
+/// deferred requests are sent, and the queue pairs no longer count as driven.
+#[test]
+fn arming_hands_the_queue_pairs_over() {
+    let ctx = testing::context();
+    let channel = ctx.create_channel().unwrap();
+    for channel in [None, Some(&channel)] {
+        let cq = ctx.create_cq(4, channel).unwrap();
+        let qp = testing::queue_pair(&ctx, &cq, &cq);
+        for solicited_only in [false, true] {
+            poll_until_driven(&cq, &qp);
+            qp.inner.put_off();
+            assert_eq!(cq.inner.deferred.lock().len(), 1);
+            cq.arm(solicited_only);
+            assert_eq!(qp.inner.driven_until(now_ns()), None);
+            assert_eq!(cq.inner.deferred.lock().len(), 0, "not sent");
+            // The poll that follows is the last one before the wait.
+            assert_eq!(cq.poll(&mut [Cqe::default()]), Ok(0));
+            assert_eq!(qp.inner.driven_until(now_ns()), None);
+        }
+        qp.destroy();
+    }
+}
+
+/// Polls until the progress thread would leave the queue pair alone.
+fn poll_until_driven(cq: &CompletionQueue, qp: &QueuePair) {
+    let end = now_ns() + 20_000_000_000;
+    while qp.inner.driven_until(now_ns()).is_none() {
+        assert!(now_ns() < end, "it is never driven");
+        assert_eq!(cq.poll(&mut [Cqe::default()]), Ok(0));
+    }
+}
+
+/// The polls of a queue with many queue pairs drive the whole process, and not each of them: none of them may rest.
+#[test]
+fn queue_pairs_of_a_large_queue_are_not_driven_one_by_one() {
+    let ctx = testing::context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let few: Vec<_> = (0..POLL_DIRECTLY)
+        .map(|_| testing::queue_pair(&ctx, &cq, &cq))
+        .collect();
+    poll_until_driven(&cq, &few[0]);
+    let one_more = testing::queue_pair(&ctx, &cq, &cq);
+    assert_eq!(few[0].inner.driven_until(now_ns()), None);
+    let end = now_ns() + 20_000_000_000;
+    while engine::everything().end(now_ns()).is_none() {
+        assert!(now_ns() < end, "nobody drives");
+        assert_eq!(cq.poll(&mut [Cqe::default()]), Ok(0));
+    }
+    assert_eq!(few[0].inner.driven_until(now_ns()), None);
+    one_more.destroy();
+    poll_until_driven(&cq, &few[0]);
+    for qp in few {
+        qp.destroy();
+    }
+}
+
+/// Threads that create and destroy queue pairs at the same time count them one after the other: what is told last is what was counted last.
+#[test]
+fn queue_pairs_are_counted_by_one_thread_at_a_time() {
+    let ctx = testing::context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let (told, tells) = std::sync::mpsc::channel();
+    let qps = std::thread::scope(|scope| {
+        // As if another thread had counted, and had not yet told the pollers.
+        let counting = cq.inner.counting.lock();
+        let creates = scope.spawn(|| {
+            let create = |_| testing::queue_pair(&ctx, &cq, &cq);
+            let qps: Vec<_> = (0..=POLL_DIRECTLY).map(create).collect();
+            told.send(()).unwrap();
+            qps
+        });
+        while cq.inner.qps.read().is_empty() {
+            std::thread::yield_now();
+        }
+        let early = tells.recv_timeout(Duration::from_millis(100));
+        assert!(early.is_err(), "they were counted meanwhile");
+        cq.inner.pollers.set_many(false);
+        drop(counting);
+        creates.join().unwrap()
+    });
+    assert!(cq.inner.pollers.are_for_many());
+    qps.iter().for_each(QueuePair::destroy);
+    assert!(!cq.inner.pollers.are_for_many());
+}
+
+/// The thread that writes a completion marks the queue as not empty, writes, and looks for wakers. A task on another processor may
+/// register meanwhile and miss both. Registering therefore makes the next poll take the lock.
+#[test]
+fn the_poll_after_asking_to_be_woken_misses_no_completion() {
+    let ctx = testing::context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    // The view of that task: the completion is in the ring, but the mark is not yet visible.
+    let _ = cq.inner.ring.lock().push(completion(7));
+    let mut out = [Cqe::default(); 2];
+    assert_eq!(
+        cq.poll(&mut out),
+        Ok(0),
+        "the state that this test is about"
+    );
+    cq.wake_at_next(Waker::noop());
+    assert_eq!(cq.poll(&mut out), Ok(1));
+    assert_eq!(out[0].wr_id, 7);
+    // Check the same for a wait that may be given up.
+    let _ = cq.inner.ring.lock().push(completion(8));
+    let mut wait = cq.waits();
+    cq.wake_wait(&mut wait, Waker::noop());
+    assert_eq!(cq.poll(&mut out), Ok(1));
+    assert_eq!(out[0].wr_id, 8);
+}
+
+fn completion(wr_id: u64) -> Cqe {
+    Cqe {
+        wr_id,
+        ..Cqe::default()
+    }
+}
+
+/// Writes a completion as a driver does.
+fn complete(cq: &CompletionQueue, wr_id: u64) -> bool {
+    let mut owed = Owed::default();
+    let mut ring = cq.inner.ring.lock();
+    cq.inner.push(&mut ring, completion(wr_id), &mut owed);
+    drop(ring);
+    cq.inner.settle(owed)
+}
+
+#[derive(Default)]
+struct Counts(AtomicU32);
+
+impl Wake for Counts {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A task that waits while the queue is full must be woken when the queue overflows.
+#[test]
+fn an_overflow_wakes_tasks() {
+    let ctx = testing::context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let (task, capacity) = (Arc::new(Counts::default()), u64::from(cq.capacity()));
+    let waker = Waker::from(Arc::clone(&task));
+    for wr_id in 0..capacity {
+        assert!(!complete(&cq, wr_id));
+    }
+    for overflows in 1..3 {
+        cq.wake_at_next(&waker);
+        assert_eq!(complete(&cq, 99), overflows == 1, "it is told of once");
+        assert_eq!(task.0.load(Ordering::Relaxed), overflows);
+    }
+    let mut out = vec![Cqe::default(); 2 * capacity as usize];
+    assert_eq!(cq.poll(&mut out), Ok(capacity as usize));
+    assert_eq!(cq.poll(&mut out), Err(CqError::Overflow));
+    assert!(matches!(
+        ctx.try_async_event().map(|e| e.kind),
+        Some(AsyncEventKind::CqError(dead)) if dead.is_same(&cq)
+    ));
+}
+
+/// `ibv_destroy_qp(3)` drops completions. Afterwards the queue pair's number may be used again, so a completion that remained
+/// could be taken for one of another queue pair.
+#[test]
+fn destroying_a_queue_pair_drops_its_completions() {
+    let ctx = testing::context();
+    let [send, recv] = [0; 2].map(|_| ctx.create_cq(4, None).unwrap());
+    for cqs in [[&send, &send], [&recv, &recv], [&send, &recv]] {
+        let [gone, stays] = [0; 2].map(|_| testing::queue_pair(&ctx, cqs[0], cqs[1]));
+        for qp in [&gone, &stays] {
+            qp.modify(State::Init).unwrap();
+            let wr = RecvWr {
+                wr_id: u64::from(qp.num()),
+                sges: &[],
+            };
+            qp.post_recv(&[wr]).unwrap();
+            qp.modify(State::Error).unwrap();
+        }
+        assert_eq!(cqs[1].len(), 2);
+        gone.destroy();
+        let mut out = [Cqe::default(); 4];
+        assert_eq!(cqs[1].poll(&mut out), Ok(1));
+        assert_eq!(
+            (out[0].qp_num, out[0].status),
+            (stays.num(), WcStatus::Flushed)
+        );
+        stays.destroy();
+    }
+}
+
+/// However many completions wait: those of the queue pair that starts anew go, and those of others stay in their order.
+#[test]
+fn all_completions_of_a_queue_pair_are_dropped() {
+    let ctx = testing::context();
+    let count = 3 * PURGE_STEP;
+    let cq = ctx.create_cq(count, None).unwrap();
+    let [gone, stays] = [0; 2].map(|_| testing::queue_pair(&ctx, &cq, &cq));
+    let mut owed = Owed::default();
+    for n in 0..count {
+        let of = if n % 3 == 0 { &stays } else { &gone };
+        let cqe = Cqe {
+            qp_num: of.num(),
+            ..completion(n.into())
+        };
+        cq.inner.push(&mut cq.inner.ring.lock(), cqe, &mut owed);
+    }
+    gone.modify(State::Reset).unwrap();
+    let mut out = vec![Cqe::default(); count as usize];
+    let left = cq.take_ready(&mut out).unwrap();
+    let numbers: Vec<_> = out[..left].iter().map(|cqe| cqe.wr_id).collect();
+    assert!(numbers.into_iter().eq((0..count.into()).step_by(3)));
+    for qp in [gone, stays] {
+        qp.destroy();
+    }
+}
+
+/// A channel knows the queues that report to it as long as they exist. It expects one wait of each that is armed, if its last waits were
+/// short: a program that arms more often does not wait here.
+#[test]
+fn a_channel_expects_a_wait_of_each_queue() {
+    let ctx = testing::context();
+    let channel = ctx.create_channel().unwrap();
+    let short = |waits| (0..waits).for_each(|_| channel.slept(Duration::ZERO));
+    // A thread begins to wait, and does not poll for any time.
+    let waits = || assert!(!channel.busy_poll(Duration::ZERO));
+    let [_first, gone] = [0; 2].map(|_| ctx.create_cq(4, Some(&channel)).unwrap());
+    drop(gone);
+    let _others = [0; 2].map(|_| ctx.create_cq(4, Some(&channel)).unwrap());
+    assert!(!channel.expects_wait(), "no wait was short");
+    short(2);
+    for _ in 0..4 {
+        let expected = [0; 3].map(|_| channel.expects_wait());
+        assert_eq!(expected, [true; 3], "armed once each");
+        waits();
+    }
+    let expected = [0; 4].map(|_| channel.expects_wait());
+    assert_eq!(expected, [true, true, true, false]);
+    waits();
+    short(3);
+    assert!(!channel.expects_wait(), "it takes more short waits now");
+    short(1);
+    assert!(channel.expects_wait());
+    waits();
+    channel.slept(Duration::MAX);
+    assert!(!channel.expects_wait(), "the last one was long");
+}
+
+/// A success counts as seen when it has been polled. What was flushed is none.
+#[test]
+fn a_success_is_unseen_until_it_is_polled() {
+    let ctx = testing::context();
+    let [send, recv] = [0; 2].map(|_| ctx.create_cq(4, None).unwrap());
+    for [of_send, of_recv] in [[&send, &send], [&send, &recv]] {
+        let [qp, other] = [0; 2].map(|_| testing::queue_pair(&ctx, of_send, of_recv));
+        for (cq, status, unseen) in [
+            (of_send, WcStatus::Success, true),
+            (of_recv, WcStatus::Success, true),
+            (of_recv, WcStatus::Flushed, false),
+        ] {
+            assert!(!qp.has_unseen_success());
+            let _ = cq.inner.ring.lock().push(Cqe {
+                qp_num: qp.num(),
+                status,
+                ..completion(1)
+            });
+            assert_eq!(qp.has_unseen_success(), unseen, "{status:?}");
+            assert!(!other.has_unseen_success());
+            assert_eq!(cq.take_ready(&mut [Cqe::default()]), Ok(1));
+        }
+        qp.destroy();
+        other.destroy();
+    }
+}
+
+/// A queue whose waits may poll for as long before they sleep.
+fn queue_with_window(window: Duration) -> CompletionQueue {
+    let ctx = testing::context_with(Config {
+        busy_poll: window,
+        ..Config::default()
+    });
+    ctx.create_cq(4, None).unwrap()
+}
+
+/// Polling before a sleep is a window long, and begins when two waits in a row have taken four windows at most.
+#[test]
+fn a_wait_polls_first_if_the_last_ones_were_short() {
+    let window = Duration::from_millis(1);
+    let (short, long) = (window * 4, window * 4 + Duration::from_nanos(1));
+    for (waits, polls) in [
+        (&[][..], false),
+        (&[short], false),
+        (&[short, short], true),
+        (&[short, long], false),
+        (&[long, short], false),
+    ] {
+        let cq = queue_with_window(window);
+        waits.iter().for_each(|waited| cq.slept(*waited));
+        assert!(!complete(&cq, 1));
+        assert_eq!(cq.busy_poll(Duration::MAX), polls, "{waits:?}");
+        assert!(!cq.busy_poll(Duration::ZERO), "no time to poll");
+    }
+}
+
+/// A wait that polls ends with a completion, with the loss of one, or when somebody else has taken what it waits for.
+#[test]
+fn a_wait_that_polls_ends_for_each_reason() {
+    let cq = queue_with_window(Duration::from_millis(1));
+    let short = |waits| (0..waits).for_each(|_| cq.slept(Duration::ZERO));
+    short(2);
+    assert!(cq.busy_poll_until(Duration::MAX, || true), "it is done");
+    assert!(!complete(&cq, 1));
+    assert!(cq.busy_poll(Duration::MAX), "a completion waits");
+    let mut out = [Cqe::default(); 8];
+    assert_eq!(cq.take_ready(&mut out), Ok(1));
+    assert!(!cq.busy_poll(Duration::MAX), "nothing has come");
+    // However many short waits that in vain has made it take.
+    short(2000);
+    while !complete(&cq, 2) {}
+    assert_eq!(cq.take_ready(&mut out), Ok(cq.capacity() as usize));
+    assert!(cq.busy_poll(Duration::MAX), "one was lost");
+}
+
+/// A look at the sockets finds an answer if any of the queue pairs has got one, and otherwise octets that were moved.
+#[test]
+fn a_look_tells_what_has_come() {
+    let ctx = testing::context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let qps = [0; 2].map(|_| testing::queue_pair(&ctx, &cq, &cq));
+    let seen = || cq.inner.drive(false).seen;
+    assert_eq!(seen(), Seen::Nothing);
+    for qp in &qps {
+        qp.inner.moved.add(1);
+        assert_eq!([seen(), seen()], [Seen::Part, Seen::Nothing]);
+        let mut counters = Counters::default();
+        (counters.rx_messages, counters.rx_payload) = (1, 4);
+        qp.inner.answered.note(&counters);
+        qp.inner.moved.add(1);
+        assert_eq!([seen(), seen()], [Seen::Answer; 2]);
+        qp.inner.answered.asked();
+        assert_eq!(seen(), Seen::Nothing);
+    }
+    qps.iter().for_each(QueuePair::destroy);
+}
+
+/// Long turns at the sockets keep the lease of the thread that polls, although its polls are rare.
+#[test]
+fn a_thread_that_moves_much_drives() {
+    let ctx = testing::context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let qp = testing::queue_pair(&ctx, &cq, &cq);
+    let end = now_ns() + 20_000_000_000;
+    while qp.inner.driven_until(now_ns()).is_none() {
+        assert!(now_ns() < end, "it never drives");
+        // About a second's, each millisecond.
+        qp.inner.moved.add(1 << 30);
+        cq.inner.drive(false);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    qp.destroy();
+}
+
+/// The program takes completions and polls no more, and then the progress thread finds data: twice, which is a habit.
+fn expects_answers(cq: &CompletionQueue) -> bool {
+    for _ in 0..2 {
+        cq.inner.took(&[]);
+        cq.inner.answer_came();
+    }
+    cq.inner.answers.come_soon()
+}
+
+fn success_of(opcode: WcOpcode) -> Cqe {
+    Cqe {
+        opcode,
+        status: WcStatus::Success,
+        ..Cqe::default()
+    }
+}
+
+/// A poll that has found the ends of the program's own requests stays for the answer, if that has come soon so far. What tells the program of
+/// more is not kept from it. A wait in vain is no longer expected.
+#[test]
+fn the_ends_of_own_requests_are_followed_by_a_wait_for_the_answer() {
+    let (send, write) = (success_of(WcOpcode::Send), success_of(WcOpcode::Write));
+    let read = success_of(WcOpcode::Read);
+    let recv = success_of(WcOpcode::Recv);
+    let flushed = Cqe {
+        status: WcStatus::Flushed,
+        ..send
+    };
+    for (completions, waits) in [
+        (&[send][..], true),
+        (&[write], true),
+        (&[write, send], true),
+        (&[read], false),
+        (&[recv], false),
+        (&[flushed], false),
+        (&[send, recv], false),
+        (&[recv, send], false),
+    ] {
+        for many in [false, true] {
+            // Without a window a wait ends with its first look.
+            let cq = queue_with_window(Duration::ZERO);
+            assert!(expects_answers(&cq));
+            cq.inner.pollers.set_many(many);
+            cq.inner.took(completions);
+            let waited = !cq.inner.answers.come_soon();
+            assert_eq!(waited, waits && !many, "{completions:?} {many}");
+        }
+    }
+}
+
+#[test]
+fn a_wait_for_the_answer_sends_what_waits_and_ends_with_the_answer() {
+    let cq = queue_with_window(Duration::ZERO);
+    let ctx = Context {
+        inner: Arc::clone(&cq.inner.ctx),
+    };
+    let qp = testing::queue_pair(&ctx, &cq, &cq);
+    assert!(expects_answers(&cq));
+    let send = success_of(WcOpcode::Send);
+    // What has come: a completion, and the peer's data.
+    cq.inner.ready.store(true, Ordering::Relaxed);
+    cq.inner.await_answer(&[send]);
+    assert!(cq.inner.answers.come_soon());
+    cq.inner.ready.store(false, Ordering::Relaxed);
+    let mut counters = Counters::default();
+    (counters.rx_messages, counters.rx_payload) = (1, 4);
+    qp.inner.answered.note(&counters);
+    qp.inner.put_off();
+    cq.inner.await_answer(&[send]);
+    assert!(cq.inner.answers.come_soon());
+    assert!(cq.inner.deferred.lock().is_empty(), "not sent");
+    qp.destroy();
+}
+
+/// Pollers of many queue pairs drive all of the process, and need no progress thread.
+#[test]
+fn pollers_of_many_queue_pairs_expect_no_answer() {
+    let cq = queue_with_window(Duration::ZERO);
+    cq.inner.pollers.set_many(true);
+    assert!(!expects_answers(&cq) && !expects_answers(&cq));
+    cq.inner.pollers.set_many(false);
+    assert!(expects_answers(&cq));
+}
+
+/// A program may drop its queue pairs without destroying them. Their places in the list are used again.
+#[test]
+fn dropped_queue_pairs_do_not_fill_a_queue() {
+    let ctx = testing::context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let lives = testing::queue_pair(&ctx, &cq, &cq);
+    for _ in 0..100 {
+        drop(testing::queue_pair(&ctx, &cq, &cq));
+        assert_eq!(cq.queue_pairs(), 1);
+    }
+    assert!(cq.inner.qps.read().len() < 10);
+    assert_eq!(ctx.inner.qp_numbers(), Some(vec![lives.num()]));
+    lives.destroy();
+    assert_eq!(cq.queue_pairs(), 0);
+}
+
+/// A task that asks to be woken marks the queue, although there is nothing in it. The poll after that drives as any other.
+#[test]
+fn a_poll_drives_also_if_the_queue_was_only_marked() {
+    let ctx = testing::context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let qp = testing::queue_pair(&ctx, &cq, &cq);
+    cq.wake_at_next(Waker::noop());
+    qp.inner.put_off();
+    assert_eq!(cq.poll(&mut [Cqe::default()]), Ok(0));
+    assert!(cq.inner.deferred.lock().is_empty(), "not sent");
+    qp.destroy();
+}
+
+/// A completion that is lost is told as one for which there is no room: to tasks that wait, and once to the program.
+#[test]
+fn a_lost_completion_wakes_tasks() {
+    let ctx = testing::context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let lose = || {
+        let mut owed = Owed::default();
+        cq.inner.lose(&mut cq.inner.ring.lock(), &mut owed);
+        (owed.wake, owed.overflow)
+    };
+    assert_eq!(lose(), (false, true));
+    assert_eq!(cq.poll(&mut [Cqe::default()]), Err(CqError::Overflow));
+    cq.wake_at_next(Waker::noop());
+    assert_eq!(lose(), (true, false));
+}
+
+/// A program whose waits are short arms very often. It drives meanwhile, so the progress thread need not be woken each time.
+#[test]
+fn arming_for_a_wait_that_is_expected_keeps_the_queue_pairs() {
+    let ctx = testing::context();
+    let channel = ctx.create_channel().unwrap();
+    let cq = ctx.create_cq(4, Some(&channel)).unwrap();
+    let qp = testing::queue_pair(&ctx, &cq, &cq);
+    for expected in [false, true] {
+        let now = loop {
+            poll_until_driven(&cq, &qp);
+            let now = now_ns();
+            if qp.inner.driven_until(now).is_some() {
+                break now;
+            }
+        };
+        if expected {
+            (0..10).for_each(|_| channel.slept(Duration::ZERO));
+        }
+        qp.inner.put_off();
+        cq.arm(false);
+        assert_eq!(qp.inner.driven_until(now).is_some(), expected);
+        assert!(cq.inner.deferred.lock().is_empty(), "not sent");
+    }
+    qp.destroy();
+}

@@ -1,0 +1,295 @@
+//! Queues of events with a pollable descriptor, and the asynchronous events of a device.
+
+use crate::conn::qp::QueuePair;
+use crate::error::{Error, Result};
+use crate::objects::cq::CompletionQueue;
+use crate::objects::srq::SharedReceiveQueue;
+use crate::progress::wakers::Wakers;
+use crate::sys::eventfd::EventFd;
+use crate::sys::poller::{Interest, wait_fd};
+use crate::ud::UdEvent;
+use crate::ud::UdQueuePair;
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::task::{Poll, Waker};
+use std::time::{Duration, Instant};
+
+/// Events in the order in which they happened. Its descriptor is readable while any wait (level-triggered);
+/// it may be duplicated and watched by `poll`, `epoll` or an async runtime.
+#[derive(Debug)]
+pub struct EventQueue<T> {
+    queue: Mutex<Waiting<T>>,
+    fd: EventFd,
+    /// Tasks that wait for an event.
+    wakers: Wakers,
+}
+
+#[derive(Debug)]
+struct Waiting<T> {
+    events: VecDeque<T>,
+    /// The descriptor was signalled since it was last drained here. A look at an empty queue then costs no system call.
+    signalled: bool,
+}
+
+impl<T> Waiting<T> {
+    fn signal(&mut self, fd: &EventFd) {
+        fd.signal();
+        self.signalled = true;
+    }
+
+    /// Makes the descriptor unreadable if nothing waits.
+    fn drain(&mut self, fd: &EventFd) {
+        if self.events.is_empty() && std::mem::take(&mut self.signalled) {
+            fd.drain();
+        }
+    }
+}
+
+impl<T> EventQueue<T> {
+    pub(crate) fn new() -> Result<Self> {
+        Ok(Self {
+            queue: Mutex::new(Waiting {
+                events: VecDeque::new(),
+                signalled: false,
+            }),
+            fd: EventFd::new()?,
+            wakers: Wakers::default(),
+        })
+    }
+
+    /// Adds an event and wakes waiting threads and tasks. Call it with no lock held; otherwise use [`put`](Self::put), and
+    /// [`wake`](Self::wake) later.
+    pub(crate) fn push(&self, event: T) {
+        self.put(event);
+        self.wake();
+    }
+
+    /// Adds an event. Threads that watch the descriptor see it; tasks are told by [`wake`](Self::wake).
+    pub(crate) fn put(&self, event: T) {
+        let mut queue = self.queue.lock();
+        queue.events.push_back(event);
+        // Under the lock, so that the descriptor is never readable without an event for long.
+        if queue.events.len() == 1 {
+            queue.signal(&self.fd);
+        }
+    }
+
+    /// Wakes the tasks that wait. Wakers are code of the program: call it with no lock held.
+    pub(crate) fn wake(&self) {
+        if self.wakers.any() {
+            self.wakers.wake_all();
+        }
+    }
+
+    /// Wakes a task at the next event. Look once more after this, then wait. The waker is called once, with no lock held.
+    pub fn wake_at_next(&self, waker: &Waker) {
+        self.wakers.register(waker);
+    }
+
+    /// Waits for an event in a task of any async runtime. Dropping the future loses no event and leaves nothing behind.
+    pub async fn recv(&self) -> T {
+        let mut wait = self.wakers.registration();
+        std::future::poll_fn(|cx| {
+            if let Some(event) = self.try_next() {
+                return Poll::Ready(event);
+            }
+            wait.renew(cx.waker());
+            // An event may have come between the look and the setting of the waker.
+            self.try_next().map_or(Poll::Pending, Poll::Ready)
+        })
+        .await
+    }
+
+    /// Takes the oldest event; `None` if there is none. Never blocks.
+    pub fn try_next(&self) -> Option<T> {
+        let mut queue = self.queue.lock();
+        let event = queue.events.pop_front();
+        queue.drain(&self.fd);
+        event
+    }
+
+    /// Takes the oldest event after the program itself has read the descriptor, which made it unreadable for everybody.
+    pub fn try_next_after_read(&self) -> Option<T> {
+        let mut queue = self.queue.lock();
+        let event = queue.events.pop_front();
+        if !queue.events.is_empty() {
+            queue.signal(&self.fd);
+        }
+        event
+    }
+
+    /// Waits for an event; `None` waits without limit.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`]; the operating system's error if it cannot wait.
+    pub fn next(&self, timeout: Option<Duration>) -> Result<T> {
+        // A time beyond the range of the clock means without limit.
+        let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
+        loop {
+            if let Some(event) = self.try_next() {
+                return Ok(event);
+            }
+            let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                return Err(Error::TimedOut("no event came"));
+            }
+            wait_fd(&self.fd, Interest::READ, left)?;
+        }
+    }
+
+    /// Drops the events that `keep` refuses.
+    pub fn retain(&self, keep: impl FnMut(&T) -> bool) {
+        let mut queue = self.queue.lock();
+        queue.events.retain(keep);
+        queue.drain(&self.fd);
+    }
+
+    /// Returns how many events wait.
+    pub fn len(&self) -> usize {
+        self.queue.lock().events.len()
+    }
+
+    /// Returns `true` if no event waits.
+    pub fn is_empty(&self) -> bool {
+        self.queue.lock().events.is_empty()
+    }
+}
+
+impl<T> AsFd for EventQueue<T> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// The kind of an asynchronous event (`ibv_get_async_event(3)`).
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum AsyncEventKind {
+    /// A completion queue overflowed.
+    CqError(CompletionQueue),
+    /// A queue pair failed.
+    QpFatal(QueuePair),
+    /// A peer broke the protocol.
+    QpRequestError(QueuePair),
+    /// A peer's access to memory was refused.
+    QpAccessError(QueuePair),
+    /// A responder has received the initiator's first message.
+    CommunicationEstablished(QueuePair),
+    /// The send queue is drained in state SQD.
+    SqDrained(QueuePair),
+    /// A queue pair in error has given back its last receive to the shared receive queue.
+    LastWqeReached(QueuePair),
+    /// Fewer receives than the limit wait in a shared receive queue.
+    SrqLimitReached(SharedReceiveQueue),
+    /// Something happened to a datagram queue pair.
+    Datagram(UdQueuePair, UdEvent),
+    /// Something happened to the port, or to the device. Only an injected fault causes it ([`fault`](crate::fault)).
+    Port(PortEvent),
+}
+
+/// What happened to a port, or to its device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PortEvent {
+    /// It is up again.
+    Active,
+    /// It is down.
+    Error,
+    /// Its LID has changed.
+    LidChange,
+    /// Its table of partition keys has changed.
+    PkeyChange,
+    /// Its subnet manager has changed.
+    SmChange,
+    /// The subnet manager has asked for all registrations again.
+    ClientReregister,
+    /// Its GID table has changed.
+    GidChange,
+    /// The device cannot go on.
+    DeviceFatal,
+}
+
+/// An asynchronous event of a device.
+#[derive(Debug, Clone)]
+pub struct AsyncEvent {
+    /// The kind, and the object that it is about.
+    pub kind: AsyncEventKind,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::task::Wake;
+
+    fn is_readable(queue: &EventQueue<u32>) -> bool {
+        wait_fd(&queue.fd, Interest::READ, Some(Duration::ZERO)).unwrap()
+    }
+
+    /// A program that watches the descriptor would sleep beside an event, or look for one in vain again and again.
+    #[test]
+    fn the_descriptor_is_readable_while_events_wait() {
+        let queue = EventQueue::new().unwrap();
+        assert!(!is_readable(&queue));
+        (1..=3).for_each(|event| queue.push(event));
+        assert_eq!(queue.try_next(), Some(1));
+        assert!(is_readable(&queue));
+        queue.retain(|event| *event != 2);
+        assert!(is_readable(&queue), "one is left");
+        queue.retain(|_| false);
+        assert!(!is_readable(&queue), "nothing is left");
+        queue.push(4);
+        assert_eq!((is_readable(&queue), queue.try_next()), (true, Some(4)));
+        assert!(!is_readable(&queue));
+    }
+
+    /// Programs read the descriptor themselves before they ask for the event.
+    #[test]
+    fn what_the_program_reads_is_signalled_again() {
+        let queue = EventQueue::new().unwrap();
+        for round in 0..3 {
+            (1..=3).for_each(|event| queue.push(event));
+            for event in 1..=3 {
+                assert!(is_readable(&queue), "{event} of round {round}");
+                assert!(queue.fd.drain());
+                assert_eq!(queue.try_next_after_read(), Some(event));
+            }
+            assert!(!is_readable(&queue));
+            assert_eq!(queue.try_next_after_read(), None);
+            assert!(!is_readable(&queue));
+        }
+    }
+
+    struct Counts(AtomicU32);
+
+    impl Wake for Counts {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// A task is woken by the next event, and has to ask again for the one after it.
+    #[test]
+    fn a_waker_is_called_at_the_next_event() {
+        let queue = EventQueue::new().unwrap();
+        let counts = Arc::new(Counts(AtomicU32::new(0)));
+        let woken = || counts.0.load(Ordering::Relaxed);
+        let waker = Waker::from(Arc::clone(&counts));
+        queue.wake_at_next(&waker);
+        queue.put(1);
+        assert_eq!((woken(), queue.len(), queue.is_empty()), (0, 1, false));
+        queue.wake();
+        assert_eq!(woken(), 1);
+        queue.push(2);
+        assert_eq!((woken(), queue.len()), (1, 2));
+        queue.wake_at_next(&waker);
+        queue.push(3);
+        assert_eq!(woken(), 2);
+        queue.retain(|_| false);
+        assert_eq!((queue.len(), queue.is_empty()), (0, true));
+        let limit = Some(Duration::from_millis(1));
+        assert!(matches!(queue.next(limit), Err(Error::TimedOut(_))));
+    }
+}

@@ -1,0 +1,396 @@
+//! The state of queue pairs and devices, for processes that ask while this one runs ([`crate::stat`]).
+//!
+//! Everything is read from what the objects keep for their own work, one object at a time, under its lock for as long as
+//! copying takes. A child of a fork has copies of its parent's objects, where a lock that was held at the moment of the fork stays
+//! held forever. So objects from before the fork are only looked at if their locks are free.
+
+use super::context::ContextInner;
+use super::stats;
+use crate::conn::qp::{Guarded, QpInner};
+use crate::sys::clock::now_ns;
+use crate::sys::guarded::MemoryTable;
+use crate::sys::sockopt::{TcpInfo, tcp_info};
+use iwarp_rnic::counters::Counters;
+use iwarp_rnic::qp::{Fault, RxInterest, State};
+use parking_lot::RwLockReadGuard;
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// A queue pair at the moment of asking.
+pub(crate) struct QpReport {
+    pub(crate) number: u32,
+    pub(crate) state: &'static str,
+    /// Connected by number and GID instead of by the connection manager.
+    pub(crate) numbered: bool,
+    pub(crate) pd: u32,
+    /// Send work requests posted and not complete.
+    pub(crate) sends_outstanding: u32,
+    /// Receives posted; `None` with a shared receive queue.
+    pub(crate) receives_posted: Option<u32>,
+    /// Completions that wait in the queues it reports to, which others may share.
+    pub(crate) send_completions: usize,
+    pub(crate) recv_completions: usize,
+    /// How long a Send has been waiting for a receive, if one is.
+    pub(crate) held_ns: Option<u64>,
+    /// The sum of all these times.
+    pub(crate) held_total_ns: u64,
+    pub(crate) counters: Counters,
+    /// Why its last connection ended, if it ended in error.
+    pub(crate) fault: Option<Fault>,
+    pub(crate) link: Option<LinkReport>,
+}
+
+/// Its connection.
+pub(crate) struct LinkReport {
+    pub(crate) local: SocketAddr,
+    pub(crate) peer: SocketAddr,
+    pub(crate) age: Duration,
+    /// Octets that TCP has taken and the peer has not acknowledged.
+    pub(crate) unacknowledged_octets: Option<u64>,
+    /// `None` if the kernel does not report it.
+    pub(crate) tcp: Option<TcpInfo>,
+}
+
+/// A device of the process, however often it is opened.
+pub(crate) struct DeviceReport {
+    pub(crate) name: String,
+    pub(crate) address: IpAddr,
+    /// How often it is open.
+    pub(crate) opened: u32,
+    pub(crate) queue_pairs: usize,
+    pub(crate) completion_queues: u32,
+    /// Regions and windows.
+    pub(crate) registrations: usize,
+    pub(crate) registered_octets: u64,
+    /// Of all queue pairs since the process began, also of those that are gone.
+    pub(crate) counters: Counters,
+}
+
+/// The queue pairs of one opened device, to be looked at one after the other.
+pub(crate) struct Shelf {
+    ctx: Weak<ContextInner>,
+    device: String,
+    numbers: Vec<u32>,
+}
+
+/// The queue pairs that there are now.
+pub(crate) fn shelves() -> Vec<Shelf> {
+    let shelf = |ctx: &Arc<ContextInner>| Shelf {
+        ctx: Arc::downgrade(ctx),
+        device: ctx.device.name.clone(),
+        numbers: ctx.qp_numbers().unwrap_or_default(),
+    };
+    stats::opened().iter().map(shelf).collect()
+}
+
+impl Shelf {
+    pub(crate) fn device(&self) -> &str {
+        &self.device
+    }
+
+    /// The next queue pair: `None` after the last, `Some(None)` for one that is gone or cannot be looked at.
+    pub(crate) fn next(&mut self) -> Option<Option<QpReport>> {
+        let number = self.numbers.pop()?;
+        Some(self.ctx.upgrade().and_then(|ctx| look(&ctx, number)))
+    }
+}
+
+fn look(ctx: &ContextInner, number: u32) -> Option<QpReport> {
+    let qp = ctx.qp_if_free(number)?;
+    let (mut report, link) = {
+        let g = if ctx.is_ours() {
+            qp.state.lock()
+        } else {
+            qp.state.try_lock()?
+        };
+        // In a child, the connection of its parent.
+        if g.link.as_ref().is_some_and(|l| l.engine.is_foreign()) {
+            return None;
+        }
+        (report(&qp, &g), g.link.clone())
+    };
+    // Without the lock: these are system calls.
+    report.link = link.map(|link| LinkReport {
+        local: link.ends.local,
+        peer: link.ends.peer,
+        age: link.start.elapsed(),
+        unacknowledged_octets: link.stream.unacknowledged_bytes().ok(),
+        tcp: tcp_info(&link.stream).ok(),
+    });
+    if ctx.is_ours() {
+        report.send_completions = qp.send_cq.len();
+        report.recv_completions = qp.recv_cq.len();
+    }
+    Some(report)
+}
+
+fn report(qp: &QpInner, g: &Guarded) -> QpReport {
+    let machine = &g.machine;
+    // A Send that is held when a connection ends is not held any more.
+    let held =
+        g.conn.held_since != 0 && g.link.is_some() && machine.rx_interest() == RxInterest::Held;
+    let held_ns = held.then(|| now_ns().saturating_sub(g.conn.held_since));
+    QpReport {
+        number: qp.num,
+        state: name_of(machine.state()),
+        numbered: machine.is_connectionless(),
+        pd: machine.config().pd,
+        sends_outstanding: machine.sends_outstanding(),
+        receives_posted: (qp.srq.is_none() && qp.xrc.is_none()).then(|| machine.receives_posted()),
+        send_completions: 0,
+        recv_completions: 0,
+        held_ns,
+        held_total_ns: g.held_ns.saturating_add(held_ns.unwrap_or(0)),
+        counters: *machine.counters(),
+        fault: machine.fault(),
+        link: None,
+    }
+}
+
+/// As the verbs call it.
+const fn name_of(state: State) -> &'static str {
+    match state {
+        State::Reset => "RESET",
+        State::Init => "INIT",
+        State::Rtr => "RTR",
+        State::Rts => "RTS",
+        State::Sqd => "SQD",
+        State::Sqe => "SQE",
+        State::Error => "ERR",
+    }
+}
+
+/// Slots of a memory table that are looked at in one go: a few dozen microseconds.
+const SLOTS: usize = 4096;
+
+/// Adds up how much memory is registered, a part of a table at a time.
+pub(crate) struct MemoryWalk {
+    rest: Vec<Weak<ContextInner>>,
+    /// Where to go on in the last of them.
+    slot: usize,
+    octets: BTreeMap<String, u64>,
+}
+
+impl MemoryWalk {
+    pub(crate) fn new() -> Self {
+        Self {
+            rest: stats::opened().iter().map(Arc::downgrade).collect(),
+            slot: 0,
+            octets: BTreeMap::new(),
+        }
+    }
+
+    /// Looks at the next part. Returns `false` if there is no more.
+    pub(crate) fn step(&mut self) -> bool {
+        let Some(ctx) = self.rest.last() else {
+            return false;
+        };
+        let part = ctx.upgrade().and_then(|ctx| {
+            let octets = memory(&ctx)?.octets_in(self.slot..self.slot + SLOTS)?;
+            Some((ctx, octets))
+        });
+        match part {
+            Some((ctx, octets)) => {
+                let sum = self.octets.entry(ctx.device.name.clone()).or_default();
+                *sum = sum.saturating_add(octets);
+                self.slot += SLOTS;
+            }
+            None => {
+                self.rest.pop();
+                self.slot = 0;
+            }
+        }
+        true
+    }
+}
+
+/// The memory table of a device, locked.
+fn memory(ctx: &ContextInner) -> Option<RwLockReadGuard<'_, MemoryTable>> {
+    if ctx.is_ours() {
+        Some(ctx.memory.read())
+    } else {
+        ctx.memory.try_read()
+    }
+}
+
+/// The devices that this process has open or had open, by name. `walk` has come to its end.
+pub(crate) fn devices(walk: &MemoryWalk) -> Vec<DeviceReport> {
+    let mut all: BTreeMap<String, DeviceReport> = BTreeMap::new();
+    let mut add = |name: &str, address, counters: &Counters, open: Option<&ContextInner>| {
+        let d = all.entry(name.to_owned()).or_insert_with(|| DeviceReport {
+            name: name.to_owned(),
+            address,
+            opened: 0,
+            queue_pairs: 0,
+            completion_queues: 0,
+            registrations: 0,
+            registered_octets: walk.octets.get(name).copied().unwrap_or(0),
+            counters: Counters::default(),
+        });
+        d.counters.add(counters);
+        let Some(ctx) = open else { return };
+        d.opened += 1;
+        d.queue_pairs += ctx.qp_numbers().map_or(0, |numbers| numbers.len());
+        d.completion_queues += ctx.completion_queues();
+        d.registrations += memory(ctx).map_or(0, |memory| memory.len());
+    };
+    for closed in stats::closed_devices() {
+        add(&closed.name, closed.address, &closed.counters, None);
+    }
+    for ctx in stats::opened() {
+        let counters = ctx.totals().unwrap_or_default();
+        add(&ctx.device.name, ctx.device.ip(), &counters, Some(&ctx));
+    }
+    all.into_values().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, ReceiverNotReady};
+    use crate::conn::qp::QpAttributes;
+    use crate::conn::qp::QueuePair;
+    use crate::device::Device;
+    use crate::objects::context::Context;
+    use crate::testing;
+    use iwarp_rnic::memory::WindowType;
+    use iwarp_rnic::{Cqe, RecvWr};
+    use std::io::Write as _;
+    use std::time::Instant;
+
+    /// What waits in the queues of a queue pair is counted, and receives only where they are its own.
+    #[test]
+    fn what_waits_is_counted() {
+        let ctx = testing::context();
+        let [send, recv] = [0; 2].map(|_| ctx.create_cq(4, None).unwrap());
+        let own = testing::queue_pair(&ctx, &send, &recv);
+        let pd = ctx.allocate_pd();
+        let srq = ctx.create_srq(pd, 4, 1).unwrap();
+        let shared = ctx.create_qp(&QpAttributes {
+            pd,
+            send_cq: send.clone(),
+            recv_cq: recv.clone(),
+            srq: Some(srq.clone()),
+            unreliable: false,
+            max_send_wr: 1,
+            max_recv_wr: 0,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: 0,
+            signal_all: false,
+            max_ird: 0,
+            max_ord: 0,
+        });
+        let shared = shared.unwrap();
+        let receive = [RecvWr {
+            wr_id: 1,
+            sges: &[],
+        }];
+        srq.post(&receive).unwrap();
+        own.modify(State::Init).unwrap();
+        own.post_recv(&receive).unwrap();
+        let reports = || [&own, &shared].map(|qp| look(&ctx.inner, qp.num()).unwrap());
+        assert_eq!(reports().map(|qp| qp.receives_posted), [Some(1), None]);
+        own.modify(State::Error).unwrap();
+        let [own_now, shared_now] = reports();
+        assert_eq!(own_now.receives_posted, Some(0));
+        for report in [&own_now, &shared_now] {
+            assert_eq!((report.send_completions, report.recv_completions), (0, 1));
+        }
+        assert_eq!(recv.poll(&mut [Cqe::default()]), Ok(1));
+        assert_eq!(reports().map(|qp| qp.recv_completions), [0, 0]);
+        own.destroy();
+        shared.destroy();
+    }
+
+    /// A time that an ended wait has left behind is no Send that waits.
+    #[test]
+    fn a_send_is_held_on_a_connection_that_waits_for_a_receive() {
+        let ctx = testing::context_with(Config {
+            receiver_not_ready: ReceiverNotReady::Hold(Duration::from_secs(3600)),
+            ..Config::default()
+        });
+        let cq = ctx.create_cq(4, None).unwrap();
+        let qp = testing::queue_pair(&ctx, &cq, &cq);
+        let look = || look(&ctx.inner, qp.num()).unwrap();
+        qp.inner.state.lock().conn.held_since = 1;
+        assert_eq!((look().held_ns, look().held_total_ns), (None, 0));
+        let mut peer = testing::connected(&qp);
+        assert_eq!(look().held_ns, None);
+        qp.inner.state.lock().conn.held_since = 1;
+        assert_eq!((look().held_ns, look().held_total_ns), (None, 0));
+        qp.inner.state.lock().conn.held_since = 0;
+        peer.write_all(&testing::EMPTY_SEND).unwrap();
+        let start = Instant::now();
+        while look().held_ns.is_none() {
+            assert!(start.elapsed() < Duration::from_secs(20), "it is not held");
+            std::thread::yield_now();
+        }
+        assert!(look().held_total_ns > 0);
+        // Its time is over, and is part of the sum already.
+        qp.inner.state.lock().end_hold();
+        let sum = look().held_total_ns;
+        assert_eq!((look().held_ns, look().held_total_ns), (None, sum));
+        qp.destroy();
+    }
+
+    #[test]
+    fn states_have_the_names_of_the_verbs() {
+        for (state, name) in [
+            (State::Reset, "RESET"),
+            (State::Init, "INIT"),
+            (State::Rtr, "RTR"),
+            (State::Rts, "RTS"),
+            (State::Sqd, "SQD"),
+            (State::Sqe, "SQE"),
+            (State::Error, "ERR"),
+        ] {
+            assert_eq!(name_of(state), name);
+        }
+    }
+
+    /// A device is one line of the report, with all that its users have made, and each queue pair is found once.
+    #[test]
+    fn a_device_that_is_open_twice_is_reported_once() {
+        const NAME: &str = "of the test of reports";
+        let device = Device {
+            name: NAME.to_owned(),
+            ..Device::by_address([127, 0, 0, 1].into()).unwrap()
+        };
+        let [one, two] = [(); 2].map(|()| Context::open(&device, Config::default()).unwrap());
+        let cqs = [&one, &two, &two].map(|ctx| ctx.create_cq(4, None).unwrap());
+        let qps = [(&one, 0), (&one, 0), (&two, 1), (&two, 2)]
+            .map(|(ctx, cq)| testing::queue_pair(ctx, &cqs[cq], &cqs[cq]));
+        for ctx in [&one, &one, &one, &two, &two] {
+            ctx.allocate_window(WindowType::Type1, 1).unwrap();
+        }
+        let mut walk = MemoryWalk::new();
+        while walk.step() {}
+        let devices = devices(&walk);
+        let mut ours = devices.iter().filter(|device| device.name == NAME);
+        let report = ours.next().expect("it is open");
+        assert!(ours.next().is_none());
+        let made = (report.queue_pairs, report.completion_queues);
+        assert_eq!((report.opened, made), (2, (4, 3)));
+        assert_eq!((report.registrations, report.registered_octets), (5, 0));
+        assert_eq!(report.address, IpAddr::from([127, 0, 0, 1]));
+        let mut shelves: Vec<_> = shelves()
+            .into_iter()
+            .filter(|shelf| shelf.device() == NAME)
+            .collect();
+        assert_eq!(shelves.len(), 2);
+        let told = shelves.iter_mut().flat_map(|shelf| {
+            std::iter::from_fn(|| shelf.next()).map(|qp| qp.expect("nobody has it").number)
+        });
+        let mut told: Vec<_> = told.collect();
+        let mut made = qps.each_ref().map(QueuePair::num);
+        told.sort_unstable();
+        made.sort_unstable();
+        assert_eq!(told, made);
+        for qp in qps {
+            qp.destroy();
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Who waits for receives of a shared queue, and what is left of one that is dropped.
+
+use super::*;
+use crate::testing::{context, queue_pair};
+
+const RECV: RecvWr<'static> = RecvWr {
+    wr_id: 1,
+    sges: &[],
+};
+
+/// There is something to do if somebody waits and there is a receive, and for nothing less.
+#[test]
+fn a_queue_pair_goes_on_when_it_waits_and_there_is_a_receive() {
+    let ctx = context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let qp = queue_pair(&ctx, &cq, &cq);
+    for waits in [false, true] {
+        for posted in [false, true] {
+            let srq = ctx.create_srq(1, 4, 1).unwrap();
+            if waits {
+                assert!(srq.inner.wait(&qp.inner));
+                assert!(srq.inner.wait(&qp.inner), "again");
+                assert_eq!(srq.inner.state.lock().waiting.len(), 1);
+            }
+            if posted {
+                srq.inner.state.lock().queue.post(&RECV).unwrap();
+            }
+            assert_eq!(srq.inner.has_waiting(), waits && posted);
+            // It need not wait for a receive that is there.
+            assert_eq!(srq.inner.wait(&qp.inner), !posted);
+            srq.post(&[RECV]).unwrap();
+            assert_eq!(srq.len(), 1 + usize::from(posted));
+            assert!(srq.inner.state.lock().waiting.is_empty());
+        }
+    }
+    qp.destroy();
+}
+
+/// A queue that is destroyed has nothing, and nobody waits for it.
+#[test]
+fn nobody_waits_for_a_destroyed_queue() {
+    let ctx = context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let qp = queue_pair(&ctx, &cq, &cq);
+    let srq = ctx.create_srq(1, 4, 1).unwrap();
+    assert!(srq.inner.wait(&qp.inner));
+    srq.destroy();
+    assert!(srq.inner.state.lock().waiting.is_empty());
+    assert!(!srq.inner.wait(&qp.inner));
+    assert!(srq.inner.with_queue(|_| Some(())).is_none());
+    qp.destroy();
+}
+
+/// Messages and datagrams that come afterwards find no receive, whatever was posted before.
+#[test]
+fn nothing_is_taken_from_a_destroyed_queue() {
+    let ctx = context();
+    let srq = ctx.create_srq(1, 4, 1).unwrap();
+    srq.post(&[RECV; 4]).unwrap();
+    let mut taken = TakenRecv::new(1).unwrap();
+    let mut take = || {
+        let message = srq.inner.take(&mut taken).0;
+        let (datagram, _) = srq.inner.take_if_fits(&mut taken, 0);
+        (message, datagram)
+    };
+    assert_eq!(take(), (true, Taken::Yes));
+    srq.destroy();
+    assert_eq!(take(), (false, Taken::None));
+    assert_eq!(srq.len(), 2);
+}
+
+/// A program may drop its handles without destroying the queue. Nobody finds it by its number then, and memory is not accessed by its protection
+/// domain any more.
+#[test]
+fn a_dropped_queue_of_a_domain_is_not_found() {
+    let ctx = context();
+    let cq = ctx.create_cq(4, None).unwrap();
+    let domain = ctx.open_xrc_domain(None, true, false).unwrap();
+    let create = |pd| ctx.create_xrc_srq(&domain, &cq, pd, 4, 1).unwrap();
+    let [first, second] = [7, 8].map(create);
+    assert!(first.num().is_some() && first.num() != second.num());
+    let target = ctx.create_xrc_target(
+        &domain,
+        crate::xrc::XrcTargetAttributes {
+            max_ird: 0,
+            addressable: false,
+        },
+    );
+    let target = target.unwrap();
+    let target_of = |qp: &crate::conn::qp::QueuePair, num| {
+        let target = qp.inner.xrc.as_ref().expect("a target");
+        (target.select(num), target.default_pd())
+    };
+    let num = second.num().unwrap();
+    let lowest = if first.num() < second.num() { 7 } else { 8 };
+    assert_eq!(target_of(&target, num), (Some(8), lowest));
+    // The target has selected it.
+    assert_eq!(target_of(&target, 0), (None, lowest));
+    drop(second);
+    assert_eq!(target_of(&target, num), (None, 7));
+    first.destroy();
+    assert_eq!(target_of(&target, num), (None, 0));
+    target.destroy();
+}

@@ -1,0 +1,242 @@
+//! What unit tests of these objects begin with.
+
+use crate::config::Config;
+use crate::conn::qp::QpAttributes;
+use crate::conn::qp::QueuePair;
+use crate::conn::qp::{Handover, Link};
+use crate::device::{Device, DeviceAddress, gid_of};
+use crate::objects::context::Context;
+use crate::objects::cq::CompletionQueue;
+use crate::sys::connect::Ends;
+use crate::sys::stream::TcpStream;
+use crate::ud::UdAddress;
+use crate::ud::UdAttributes;
+use crate::ud::UdQueuePair;
+use crate::ud::UdSendWr;
+use iwarp_proto::ddp::{Header, Stag, UntaggedHeader};
+use iwarp_proto::rdmap::Opcode;
+use iwarp_rnic::SendFlags;
+use iwarp_rnic::qp::{State, StreamConfig, StreamTimes};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Waits until it is so.
+pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !is_so() {
+        assert!(Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// On the loopback interface.
+pub(crate) fn context() -> Context {
+    context_with(Config::default())
+}
+
+/// The same with other settings.
+pub(crate) fn context_with(config: Config) -> Context {
+    let device = Device::by_address([127, 0, 0, 1].into()).unwrap();
+    Context::open(&device, config).unwrap()
+}
+
+/// The loopback device, as if it had these addresses.
+pub(crate) fn device_at(addresses: &[&str]) -> Device {
+    let mut device = Device::by_address([127, 0, 0, 1].into()).unwrap();
+    let address = |(place, text): (u32, &&str)| DeviceAddress {
+        ip: text.parse().unwrap(),
+        scope_id: 0,
+        place: Some(place),
+    };
+    device.addresses = (0..).zip(addresses).map(address).collect();
+    device
+}
+
+/// Room for one request in either direction, and a protection domain of its own.
+pub(crate) fn attributes(
+    ctx: &Context,
+    send: &CompletionQueue,
+    recv: &CompletionQueue,
+) -> QpAttributes {
+    QpAttributes {
+        pd: ctx.allocate_pd(),
+        send_cq: send.clone(),
+        recv_cq: recv.clone(),
+        srq: None,
+        unreliable: false,
+        max_send_wr: 1,
+        max_recv_wr: 1,
+        max_send_sge: 1,
+        max_recv_sge: 1,
+        max_inline: 0,
+        signal_all: false,
+        max_ird: 0,
+        max_ord: 0,
+    }
+}
+
+/// With these attributes.
+pub(crate) fn queue_pair(
+    ctx: &Context,
+    send: &CompletionQueue,
+    recv: &CompletionQueue,
+) -> QueuePair {
+    ctx.create_qp(&attributes(ctx, send, recv)).unwrap()
+}
+
+/// For datagrams, on the loopback interface and ready to send, with room for four requests of up to four inline octets.
+pub(crate) fn datagram_queue_pair() -> UdQueuePair {
+    datagram_queue_pair_of(&context())
+}
+
+/// The same on a device that is open already.
+pub(crate) fn datagram_queue_pair_of(ctx: &Context) -> UdQueuePair {
+    let cq = ctx.create_cq(4, None).unwrap();
+    let attributes = UdAttributes {
+        pd: ctx.allocate_pd(),
+        send_cq: cq.clone(),
+        recv_cq: cq,
+        srq: None,
+        max_send_wr: 4,
+        max_recv_wr: 1,
+        max_send_sge: 1,
+        max_recv_sge: 1,
+        max_inline: 4,
+        signal_all: false,
+    };
+    let qp = ctx.create_ud_qp(&attributes).unwrap();
+    for to in [State::Init, State::Rtr, State::Rts] {
+        qp.modify(to).unwrap();
+    }
+    qp
+}
+
+/// Posts datagrams of four octets to itself, from and to this address.
+pub(crate) fn post_to_itself(qp: &UdQueuePair, ip: IpAddr, flags: SendFlags, count: usize) {
+    let wr = UdSendWr {
+        wr_id: 1,
+        immediate: None,
+        flags: flags | SendFlags::INLINE,
+        to: UdAddress::new(gid_of(ip), gid_of(ip), 0, 0).unwrap(),
+        remote_qp: qp.num(),
+        remote_qkey: 0,
+        sges: &[],
+        inline: &[b"self"],
+    };
+    qp.post_send(&vec![wr; count]).unwrap();
+}
+
+/// Connects it, as the initiator, in full operation without CRCs. Returns the peer.
+pub(crate) fn connected(qp: &QueuePair) -> std::net::TcpStream {
+    connected_for(qp, None).unwrap()
+}
+
+/// An FPDU without CRC: a peer's first Send, without octets.
+pub(crate) const EMPTY_SEND: [u8; 24] = {
+    let mut octets = [0; 24];
+    (octets[1], octets[2], octets[3], octets[15]) = (18, 0x41, 0x43, 1);
+    octets
+};
+
+/// The same with a stream that was set up for this life of the queue pair.
+pub(crate) fn connected_for(
+    qp: &QueuePair,
+    life: Option<u64>,
+) -> crate::Result<std::net::TcpStream> {
+    attached(qp, life, true)
+}
+
+/// Connects it as the responder.
+pub(crate) fn connected_as_responder(qp: &QueuePair) -> std::net::TcpStream {
+    attached(qp, None, false).unwrap()
+}
+
+fn attached(
+    qp: &QueuePair,
+    life: Option<u64>,
+    initiator: bool,
+) -> crate::Result<std::net::TcpStream> {
+    let (handover, peer) = unattached(life, initiator);
+    qp.inner.attach(handover)?;
+    Ok(peer)
+}
+
+/// A stream for a queue pair, which nobody watches, and its peer.
+pub(crate) fn unattached(life: Option<u64>, initiator: bool) -> (Handover, std::net::TcpStream) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let ours = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    ours.set_nonblocking(true).unwrap();
+    let ends = Ends {
+        local: ours.local_addr().unwrap(),
+        peer: ours.peer_addr().unwrap(),
+    };
+    let config = StreamConfig {
+        initiator,
+        crc: false,
+        markers_tx: false,
+        markers_rx: false,
+        ird: 0,
+        ord: 0,
+        rtr: None,
+        rtr_send_expected: false,
+        emss: 1460,
+        times: StreamTimes::NONE,
+    };
+    let handover = Handover {
+        infiniband: None,
+        stream: TcpStream::from_socket(ours.into()).unwrap(),
+        ends,
+        watched: None,
+        config,
+        flow: None,
+        cm: None,
+        life,
+    };
+    (handover, listener.accept().unwrap().0)
+}
+
+/// The connection of a queue pair.
+pub(crate) fn link(qp: &QueuePair) -> Arc<Link> {
+    qp.inner.state.lock().link.clone().expect("a connection")
+}
+
+/// The same, which the progress thread does not look at from now on.
+pub(crate) fn unwatched_link(qp: &QueuePair) -> Arc<Link> {
+    let link = link(qp);
+    link.engine.pause(&link.stream);
+    link
+}
+
+/// The peer of an unwatched connection breaks it off, and has sent nothing.
+pub(crate) fn break_off(link: &Link, peer: std::net::TcpStream) {
+    let end = socket2::SockRef::from(&peer);
+    end.set_linger(Some(Duration::ZERO)).unwrap();
+    drop(peer);
+    until("it is not reset", || link.stream.is_hung_up());
+}
+
+/// An FPDU without CRC with a Send of this payload, which is a multiple of four octets, the first one of its stream.
+pub(crate) fn send_fpdu(payload: &[u8]) -> Vec<u8> {
+    send_fpdu_of(1, payload)
+}
+
+/// The same with this number in its stream.
+pub(crate) fn send_fpdu_of(msn: u32, payload: &[u8]) -> Vec<u8> {
+    let header = Header::Untagged(UntaggedHeader {
+        last: true,
+        opcode: Opcode::SEND,
+        invalidate_stag: Stag(0),
+        qn: 0,
+        msn,
+        mo: 0,
+    });
+    let len = header.len() + payload.len();
+    let mut octets = vec![0; 2 + header.len()];
+    octets[..2].copy_from_slice(&(len as u16).to_be_bytes());
+    header.emit(&mut octets[2..]);
+    octets.extend_from_slice(payload);
+    assert_eq!(octets.len() % 4, 0, "no padding");
+    octets.extend_from_slice(&[0; 4]);
+    octets
+}

@@ -1,0 +1,310 @@
+//! States of a datagram queue pair, what completes when they change, and its end.
+
+use super::{Due, Guarded, UdEvent, UdInner, UdQueuePair};
+use crate::conn::after;
+use crate::objects::events::AsyncEventKind;
+use iwarp_rnic::qp::State;
+use iwarp_rnic::{Cqe, WcOpcode, WcStatus};
+use parking_lot::MutexGuard;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Completions that a flush writes before other threads may have the queue pair.
+const FLUSH_STEP: usize = 1024;
+
+impl UdInner {
+    /// Does what a change to the state `to` does.
+    pub(super) fn enter(&self, g: &mut MutexGuard<'_, Guarded>, to: State, due: &mut Due) {
+        let before = std::mem::replace(&mut g.state, to);
+        match to {
+            State::Reset => {
+                g.sends.clear();
+                g.rq.clear();
+                g.seen.clear();
+                g.epoch += 1;
+                g.blocked_since = None;
+            }
+            State::Error => {
+                if before != State::Error && self.srq.is_some() {
+                    due.events.push(UdEvent::LastWqeReached);
+                }
+                self.flush(g, due);
+            }
+            State::Sqd if before != State::Sqd && g.in_flight == 0 => {
+                due.events.push(UdEvent::SqDrained);
+            }
+            _ => {}
+        }
+    }
+
+    /// A local error ended the request in front: the send queue is in error, and receives go on.
+    pub(super) fn fail_send(
+        &self,
+        g: &mut MutexGuard<'_, Guarded>,
+        status: WcStatus,
+        due: &mut Due,
+    ) {
+        if let Some(wr) = g.sends.pop() {
+            self.complete_send(g, wr.wr_id, status, due);
+        }
+        g.state = State::Sqe;
+        self.flush_sends(g, due);
+    }
+
+    /// Completes all requests as flushed: the send queue, then the receive queue.
+    pub(super) fn flush(&self, g: &mut MutexGuard<'_, Guarded>, due: &mut Due) {
+        self.flush_sends(g, due);
+        loop {
+            for _ in 0..FLUSH_STEP {
+                let Some(wr_id) = g.rq.flush_one() else {
+                    return;
+                };
+                self.complete_receive(g, failed(wr_id, WcStatus::Flushed, WcOpcode::Recv), due);
+            }
+            MutexGuard::bump(g);
+        }
+    }
+
+    pub(super) fn flush_sends(&self, g: &mut MutexGuard<'_, Guarded>, due: &mut Due) {
+        g.epoch += 1;
+        g.blocked_since = None;
+        loop {
+            for _ in 0..FLUSH_STEP {
+                let Some(wr) = g.sends.pop() else { return };
+                self.complete_send(g, wr.wr_id, WcStatus::Flushed, due);
+            }
+            MutexGuard::bump(g);
+        }
+    }
+
+    pub(super) fn complete_send(
+        &self,
+        g: &mut Guarded,
+        wr_id: u64,
+        status: WcStatus,
+        due: &mut Due,
+    ) {
+        g.counters.completions += 1;
+        let mut cqe = Cqe {
+            qp_num: self.num,
+            position: g.sends.position(),
+            ..failed(wr_id, status, WcOpcode::Send)
+        };
+        self.slots.sent(&mut cqe);
+        let cq = &self.send_cq.inner;
+        cq.push(&mut cq.ring.lock(), cqe, &mut due.send);
+    }
+
+    pub(super) fn complete_receive(&self, g: &mut Guarded, cqe: Cqe, due: &mut Due) {
+        g.counters.completions += 1;
+        let mut cqe = Cqe {
+            qp_num: self.num,
+            ..cqe
+        };
+        self.slots.received(&mut cqe);
+        let cq = &self.recv_cq.inner;
+        cq.push(&mut cq.ring.lock(), cqe, &mut due.recv);
+    }
+
+    /// Raises events and wakes waiting threads. Call it without locks.
+    pub(super) fn settle(self: &Arc<Self>, due: Due) {
+        if !due.recv.is_nothing() || !due.send.is_nothing() {
+            let mut overflow = self.send_cq.inner.settle(due.send);
+            overflow |= self.recv_cq.inner.settle(due.recv);
+            if let (true, Some(srq)) = (due.recv.srq_limit, &self.srq) {
+                srq.inner.tell_limit();
+            }
+            if overflow {
+                after::overflowed([&self.send_cq, &self.recv_cq]);
+            }
+        }
+        for event in due.events {
+            let handle = UdQueuePair {
+                inner: Arc::clone(self),
+            };
+            self.ctx.raise(AsyncEventKind::Datagram(handle, event));
+        }
+        if self.is_destroyed() {
+            self.forget_events();
+        }
+    }
+
+    /// A completion queue of it has overflowed: it cannot report reliably any more.
+    pub(crate) fn fail(self: &Arc<Self>) {
+        let mut due = Due::default();
+        {
+            let mut g = self.state.lock();
+            if g.state == State::Error || self.is_destroyed() {
+                return;
+            }
+            due.events.push(UdEvent::Fatal);
+            self.enter(&mut g, State::Error, &mut due);
+        }
+        self.settle(due);
+    }
+
+    pub(super) fn destroy(self: &Arc<Self>) {
+        if self.origin.is_foreign() {
+            return;
+        }
+        {
+            let mut g = self.state.lock();
+            if self.destroyed.swap(true, Ordering::AcqRel) {
+                return;
+            }
+            self.enter(&mut g, State::Reset, &mut Due::default());
+        }
+        self.leave();
+        for cq in [&self.send_cq, &self.recv_cq] {
+            cq.inner.datagrams.detach(self);
+            cq.inner.count_members();
+        }
+        self.send_cq.inner.purge(self.num);
+        self.recv_cq.inner.purge(self.num);
+        self.slots.close(&self.send_cq, &self.recv_cq);
+        self.forget_events();
+    }
+
+    /// Gives its number and its sockets back.
+    fn leave(&self) {
+        self.groups.leave_all(&self.engine);
+        for local in self.locals.all().iter() {
+            self.engine.remove(&local.socket, local.token);
+        }
+        self.engine.forget(self.timer);
+        let counters = self.state.lock().counters;
+        self.ctx.leave_ud(self.num, &counters);
+    }
+
+    /// Drops asynchronous events about it that no thread has taken: they would keep it, and through it the device, forever.
+    fn forget_events(self: &Arc<Self>) {
+        self.ctx.async_events.retain(|event| match &event.kind {
+            AsyncEventKind::Datagram(qp, _) => !Arc::ptr_eq(&qp.inner, self),
+            _ => true,
+        });
+    }
+}
+
+impl Drop for UdInner {
+    fn drop(&mut self) {
+        // Dropped without `destroy`.
+        if !self.is_destroyed() && !self.origin.is_foreign() {
+            self.leave();
+        }
+    }
+}
+
+/// A completion without data.
+pub(super) fn failed(wr_id: u64, status: WcStatus, opcode: WcOpcode) -> Cqe {
+    Cqe {
+        wr_id,
+        status,
+        opcode,
+        ..Cqe::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::objects::context::Context;
+    use crate::testing::{context, datagram_queue_pair, datagram_queue_pair_of};
+    use crate::ud::UdAttributes;
+
+    /// What has happened to datagram queue pairs of this device.
+    fn events(ctx: &Context) -> Vec<(u32, UdEvent)> {
+        std::iter::from_fn(|| ctx.try_async_event())
+            .filter_map(|event| match event.kind {
+                AsyncEventKind::Datagram(qp, what) => Some((qp.num(), what)),
+                _ => None,
+            })
+            .collect()
+    }
+
+    #[test]
+    fn it_fails_once() {
+        let qp = datagram_queue_pair();
+        qp.inner.fail();
+        qp.inner.fail();
+        assert_eq!(qp.state(), State::Error);
+        assert_eq!(events(&qp.context()), [(qp.num(), UdEvent::Fatal)]);
+        let qp = datagram_queue_pair();
+        qp.destroy();
+        qp.inner.fail();
+        assert_eq!(qp.state(), State::Reset, "it is destroyed");
+        assert!(events(&qp.context()).is_empty());
+    }
+
+    #[test]
+    fn a_send_queue_is_drained_once() {
+        let qp = datagram_queue_pair();
+        let drained = [(qp.num(), UdEvent::SqDrained)];
+        for _ in 0..2 {
+            qp.modify(State::Sqd).unwrap();
+            assert_eq!(events(&qp.context()), drained);
+            qp.modify(State::Sqd).unwrap();
+            assert!(events(&qp.context()).is_empty(), "it was drained before");
+            qp.modify(State::Rts).unwrap();
+            assert!(events(&qp.context()).is_empty(), "it sends");
+        }
+        // The thread that sends a batch tells it when the socket has taken that.
+        qp.inner.state.lock().in_flight = 2;
+        qp.modify(State::Sqd).unwrap();
+        assert!(events(&qp.context()).is_empty());
+    }
+
+    #[test]
+    fn its_own_events_end_with_it() {
+        let ctx = context();
+        let (gone, left) = (datagram_queue_pair_of(&ctx), datagram_queue_pair_of(&ctx));
+        for qp in [&gone, &left] {
+            qp.modify(State::Sqd).unwrap();
+        }
+        ctx.inner
+            .raise(AsyncEventKind::CqError(gone.inner.send_cq.clone()));
+        gone.destroy();
+        let first = ctx.try_async_event().unwrap().kind;
+        assert!(
+            matches!(&first, AsyncEventKind::Datagram(of, UdEvent::SqDrained) if of.is_same(&left)),
+            "{first:?}"
+        );
+        let second = ctx.try_async_event().unwrap().kind;
+        assert!(matches!(second, AsyncEventKind::CqError(_)), "{second:?}");
+        assert!(ctx.try_async_event().is_none());
+    }
+
+    /// Completions that the program has not polled are dropped, wherever the receives came from.
+    #[test]
+    fn its_completions_end_with_it() {
+        for shared in [false, true] {
+            let ctx = context();
+            let pd = ctx.allocate_pd();
+            let [send, recv] = [(); 2].map(|()| ctx.create_cq(4, None).unwrap());
+            let attributes = UdAttributes {
+                pd,
+                send_cq: send.clone(),
+                recv_cq: recv.clone(),
+                srq: shared.then(|| ctx.create_srq(pd, 4, 1).unwrap()),
+                max_send_wr: 1,
+                max_recv_wr: 1,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline: 0,
+                signal_all: false,
+            };
+            let qp = ctx.create_ud_qp(&attributes).unwrap();
+            let mut due = Due::default();
+            {
+                let mut g = qp.inner.state.lock();
+                let received = failed(2, WcStatus::Success, WcOpcode::Recv);
+                qp.inner
+                    .complete_send(&mut g, 1, WcStatus::Success, &mut due);
+                qp.inner.complete_receive(&mut g, received, &mut due);
+            }
+            qp.inner.settle(due);
+            assert_eq!((send.len(), recv.len()), (1, 1));
+            qp.destroy();
+            assert_eq!((send.len(), recv.len()), (0, 0), "{shared}");
+        }
+    }
+}

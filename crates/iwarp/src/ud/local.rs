@@ -1,0 +1,225 @@
+//! The addresses at which a queue pair is reached: a socket for each, all with the port that the queue pair's number contains.
+//!
+//! A datagram leaves by the socket of the address that its handle names. No socket has an address of another interface, so nothing that
+//! was sent to one is received.
+
+use super::source::Watch;
+use super::{SOCKET_BUFFER, UdInner};
+use crate::device::Device;
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::sys::datagram::{Bind, DatagramSocket};
+use crate::sys::poller::Interest;
+use parking_lot::RwLock;
+use std::io::{self, ErrorKind};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+/// One of the addresses.
+pub(super) struct Local {
+    pub(super) ip: IpAddr,
+    pub(super) socket: DatagramSocket,
+    pub(super) token: u64,
+}
+
+impl Local {
+    fn bind(device: &Device, ip: IpAddr, port: u16, engine: &Engine) -> io::Result<Self> {
+        let at = Bind::Address(device.socket_addr(ip, port));
+        let socket = DatagramSocket::bind(at, device.interface_index(), SOCKET_BUFFER)?;
+        let token = engine.token();
+        Ok(Self { ip, socket, token })
+    }
+}
+
+/// Makes a socket at each address of the device that has a GID, with one port that the system chooses. `None` if the port is taken at one
+/// of them; another attempt gets another port.
+pub(super) fn bind_all(device: &Device, engine: &Engine) -> Result<Option<(Vec<Local>, u16)>> {
+    let (mut list, mut port) = (Vec::new(), 0);
+    for address in device.addresses.iter().filter(|a| a.place.is_some()) {
+        match Local::bind(device, address.ip, port, engine) {
+            Ok(local) => {
+                port = local.socket.local_addr()?.port();
+                list.push(local);
+            }
+            Err(e) if e.kind() == ErrorKind::AddrInUse && port != 0 => return Ok(None),
+            // It has just gone.
+            Err(e) if e.kind() == ErrorKind::AddrNotAvailable => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    match list.is_empty() {
+        true => Err(Error::NoDevice),
+        false => Ok(Some((list, port))),
+    }
+}
+
+/// The addresses of a queue pair. They become more, but not fewer: an address that the device has lost may come back.
+pub(super) struct Locals(RwLock<Arc<[Arc<Local>]>>);
+
+impl Locals {
+    pub(super) fn new(list: Vec<Local>) -> Self {
+        Self(RwLock::new(list.into_iter().map(Arc::new).collect()))
+    }
+
+    pub(super) fn all(&self) -> Arc<[Arc<Local>]> {
+        Arc::clone(&self.0.read())
+    }
+
+    pub(super) fn at(&self, ip: IpAddr) -> Option<Arc<Local>> {
+        self.0.read().iter().find(|local| local.ip == ip).cloned()
+    }
+
+    fn push(&self, local: Local) {
+        let mut list = self.0.write();
+        *list = list.iter().cloned().chain([Arc::new(local)]).collect();
+    }
+}
+
+impl UdInner {
+    /// Has the engine watch all of its sockets.
+    pub(super) fn watch(self: &Arc<Self>) -> io::Result<()> {
+        for local in self.locals.all().iter() {
+            let source = Watch::own(self);
+            let engine = &self.engine;
+            engine.add(&local.socket, local.token, Interest::READ, source)?;
+        }
+        Ok(())
+    }
+
+    /// Makes it reachable at one more address, which the device has got since the queue pair was made. Does nothing if it is already.
+    pub(super) fn reach_at(self: &Arc<Self>, ip: IpAddr) -> Result<()> {
+        if self.locals.at(ip).is_some() {
+            return Ok(());
+        }
+        if self.origin.is_foreign() {
+            return Err(Error::InvalidState("the queue pair is the parent's"));
+        }
+        let device = self.ctx.device.current()?.ok_or(Error::NoDevice)?;
+        if device.address(ip).is_none() {
+            return Err(Error::InvalidArgument("the GID is none of this device"));
+        }
+        let g = self.state.lock();
+        if self.is_destroyed() {
+            return Err(Error::InvalidState("the queue pair is destroyed"));
+        }
+        if self.locals.at(ip).is_some() {
+            // Another thread was quicker.
+            return Ok(());
+        }
+        let local = Local::bind(&device, ip, self.num as u16, &self.engine)?;
+        let source = Watch::own(self);
+        self.engine
+            .add(&local.socket, local.token, Interest::READ, source)?;
+        if g.resting {
+            self.engine.pause(&local.socket);
+        }
+        self.locals.push(local);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{datagram_queue_pair as queue_pair, device_at};
+    use crate::ud::UdAddress;
+    use crate::ud::UdSendWr;
+    use iwarp_rnic::SendFlags;
+    use std::net::Ipv6Addr;
+    use std::time::{Duration, Instant};
+
+    impl UdInner {
+        /// As if the device had not had the address when the queue pair was made.
+        pub(in crate::ud) fn forget_address(&self, ip: IpAddr) {
+            let local = self.locals.at(ip).unwrap();
+            self.engine.remove(&local.socket, local.token);
+            let mut list = self.locals.0.write();
+            *list = list.iter().filter(|l| l.ip != ip).cloned().collect();
+        }
+
+        /// Keeps the engine from reading its sockets.
+        pub(in crate::ud) fn pause(&self) {
+            for local in self.locals.all().iter() {
+                self.engine.pause(&local.socket);
+            }
+        }
+    }
+
+    #[test]
+    fn an_address_that_came_later_is_used_when_a_handle_names_it() {
+        let (a, b) = (queue_pair(), queue_pair());
+        let own = Ipv6Addr::LOCALHOST;
+        a.inner.forget_address(own.into());
+        let wr = UdSendWr {
+            wr_id: 1,
+            immediate: None,
+            flags: SendFlags::INLINE,
+            to: UdAddress::new(own.octets(), own.octets(), 0, 0).unwrap(),
+            remote_qp: b.num(),
+            remote_qkey: 0,
+            sges: &[],
+            inline: &[b"late"],
+        };
+        a.post_send(&[wr]).unwrap();
+        let local = a.inner.locals.at(own.into()).unwrap();
+        assert_eq!(local.socket.local_addr().unwrap().port(), a.num() as u16);
+        // It came from the port that the sender's number names: only a receive was missing.
+        let came = || {
+            b.inner.drive_rx();
+            b.drops().no_receive == 1
+        };
+        let start = Instant::now();
+        while !came() {
+            assert!(start.elapsed() < Duration::from_secs(10), "{:?}", b.drops());
+        }
+    }
+
+    #[test]
+    fn all_sockets_of_a_queue_pair_have_one_port() {
+        let engine = Engine::current().unwrap();
+        let bound = |addresses: &[&str]| bind_all(&device_at(addresses), &engine);
+        let (list, port) = bound(&["127.0.0.1", "127.0.0.2"]).unwrap().unwrap();
+        assert_eq!(list.len(), 2);
+        for local in &list {
+            let at = local.socket.local_addr().unwrap();
+            assert_eq!(at, (local.ip, port).into());
+        }
+        // An address that has just gone is left out.
+        for addresses in [["192.0.2.1", "127.0.0.1"], ["127.0.0.1", "192.0.2.1"]] {
+            let (list, _) = bound(&addresses).unwrap().unwrap();
+            assert_eq!(list.len(), 1, "{addresses:?}");
+            assert_eq!(list[0].ip, IpAddr::from([127, 0, 0, 1]));
+        }
+        for none in [&[][..], &["192.0.2.1"]] {
+            assert!(matches!(bound(none), Err(Error::NoDevice)), "{none:?}");
+        }
+        // Nobody else may have the port, at any of them.
+        assert!(bound(&["127.0.0.1", "127.0.0.1"]).unwrap().is_none());
+        // Other errors are the caller's: a link-local address without a scope cannot be bound to.
+        for addresses in [&["fe80::1"][..], &["127.0.0.1", "fe80::1"]] {
+            let Err(error) = bound(addresses) else {
+                panic!("{addresses:?}")
+            };
+            assert_eq!(error.errno(), libc::EINVAL, "{addresses:?}");
+        }
+    }
+
+    /// The buffers are as large as those of any socket for which as much is asked as the kernel allows, up to a mebioctet.
+    #[test]
+    fn its_sockets_buffer_as_much_as_the_system_allows() {
+        let plain = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let plain = socket2::SockRef::from(&plain);
+        plain.set_recv_buffer_size(1 << 20).unwrap();
+        plain.set_send_buffer_size(1 << 20).unwrap();
+        let sizes = |socket: socket2::SockRef<'_>| {
+            [
+                socket.recv_buffer_size().unwrap(),
+                socket.send_buffer_size().unwrap(),
+            ]
+        };
+        let most = sizes(plain);
+        for local in queue_pair().inner.locals.all().iter() {
+            assert_eq!(sizes(socket2::SockRef::from(&local.socket)), most);
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! Receiving: datagrams are checked, and fill posted receives.
+//!
+//! Run by the holder of the direction's baton. Nothing here answers a datagram or lets it change anything but the receive that it fills, the
+//! counters and what is remembered of its sender. Memory is allocated for a new sender alone (`seen`).
+
+use super::address::{GRH_LEN, write_grh};
+use super::life::failed;
+use super::{Due, Guarded, UdInner, with_room};
+use crate::crc::crc32c_append;
+use crate::sys::datagram::{BATCH, Batch, DatagramSocket};
+use crate::sys::guarded::MemoryTable;
+use iwarp_proto::datagram::{HEADER_LEN, Header, MULTICAST_QP, Malformed};
+use iwarp_rnic::qp::State;
+use iwarp_rnic::receive_queue::Taken;
+use iwarp_rnic::{Access, Cqe, WcFlags, WcOpcode, WcStatus};
+use parking_lot::MutexGuard;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// System calls of one turn. Then other queue pairs get theirs.
+const TURNS: usize = 16;
+
+// The routing header takes the place of the datagram's header.
+const _: () = assert!(Batch::FRONT + HEADER_LEN == GRH_LEN);
+
+impl UdInner {
+    /// Reads the sockets, unless another thread does; that thread then looks again.
+    pub(super) fn drive_rx(self: &Arc<Self>) -> bool {
+        if self.origin.is_foreign() {
+            return false;
+        }
+        self.rx.drive(|| {
+            for local in self.locals.all().iter() {
+                self.read(&local.socket, local.ip, self.num);
+            }
+            self.groups.read(|group| {
+                self.read(group.socket(), group.ip(), MULTICAST_QP);
+            });
+        })
+    }
+
+    /// Takes what waits in a socket, which is for `number` at address `to`.
+    fn read(self: &Arc<Self>, socket: &DatagramSocket, to: IpAddr, number: u32) {
+        let mut due = Due::default();
+        with_room(|batch| {
+            for _ in 0..TURNS {
+                let Ok(came) = socket.receive(batch, BATCH) else {
+                    // About a datagram that was sent before: what has come is still there.
+                    continue;
+                };
+                if came == 0 {
+                    break;
+                }
+                let mut g = self.state.lock();
+                let memory = self.ctx.memory.read();
+                for at in 0..came {
+                    self.arrived(&mut g, &memory, (batch, at), (to, number), &mut due);
+                }
+                drop(memory);
+                drop(g);
+                if came < BATCH {
+                    break;
+                }
+            }
+        });
+        self.settle(due);
+    }
+
+    /// Delivers a datagram, or drops it.
+    fn arrived(
+        &self,
+        g: &mut MutexGuard<'_, Guarded>,
+        memory: &MemoryTable,
+        (batch, at): (&mut Batch, usize),
+        (to, number): (IpAddr, u32),
+        due: &mut Due,
+    ) {
+        let Some((octets, from, route)) = batch.received(at) else {
+            g.drops.foreign += 1;
+            return;
+        };
+        g.counters.rx_bytes += (octets.len() - Batch::FRONT) as u64;
+        let header = match Header::open(crc32c_append, &octets[Batch::FRONT..]) {
+            Ok((header, _)) => header,
+            Err(Malformed::Crc) => {
+                g.drops.crc += 1;
+                g.counters.crc_errors += 1;
+                return;
+            }
+            Err(_) => {
+                g.drops.foreign += 1;
+                return;
+            }
+        };
+        // An answer has to reach the sender by its number.
+        if header.destination != number || header.source as u16 != from.port() {
+            g.drops.foreign += 1;
+            return;
+        }
+        let is_own = || header.source == self.num && self.locals.at(from.ip()).is_some();
+        if number == MULTICAST_QP && self.deaf_to_itself.load(Ordering::Relaxed) && is_own() {
+            g.drops.own += 1;
+            return;
+        }
+        if !matches!(g.state, State::Rtr | State::Rts | State::Sqd | State::Sqe) {
+            g.drops.state += 1;
+            return;
+        }
+        if header.qkey != g.qkey {
+            g.drops.qkey += 1;
+            return;
+        }
+        let from_ip = from.ip();
+        if g.seen.is_copy(from, header.source, header.sequence) {
+            g.drops.copies += 1;
+            return;
+        }
+        if !self.take(g, octets.len(), due) {
+            return;
+        }
+        g.seen.note(from, header.source, header.sequence);
+        let payload = octets.len() - GRH_LEN;
+        let mut flags = flags_of(&header);
+        if let Some(grh) = octets.first_chunk_mut() {
+            flags |= write_grh(grh, from_ip, to, route, payload);
+        }
+        let cqe = Cqe {
+            byte_len: octets.len() as u32,
+            flags,
+            imm_or_stag: header.immediate.unwrap_or(0),
+            vendor_err: header.source,
+            ..failed(g.taken.wr_id, WcStatus::Success, WcOpcode::Recv)
+        };
+        g.counters.rx_messages += 1;
+        g.counters.rx_fpdus += 1;
+        g.counters.rx_payload += payload as u64;
+        if self.place(g, memory, octets) {
+            self.complete_receive(g, cqe, due);
+        } else {
+            // The program's own mistake: its receive names memory that it may not use.
+            let cqe = failed(cqe.wr_id, WcStatus::LocalProtection, WcOpcode::Recv);
+            self.complete_receive(g, cqe, due);
+            self.enter(g, State::Error, due);
+        }
+    }
+
+    /// Takes a receive with room for `len` octets. Returns `false`, and counts the datagram as dropped, if there is none.
+    fn take(&self, g: &mut Guarded, len: usize, due: &mut Due) -> bool {
+        let len = len as u64;
+        let taken = match &self.srq {
+            None => g.rq.take_if_fits(&mut g.taken, len),
+            Some(srq) => {
+                let (taken, limit_reached) = srq.inner.take_if_fits(&mut g.taken, len);
+                due.recv.srq_limit |= limit_reached;
+                taken
+            }
+        };
+        match taken {
+            Taken::Yes => return true,
+            Taken::None => {
+                g.drops.no_receive += 1;
+                g.counters.receiver_not_ready += 1;
+            }
+            // It stays for the next datagram, as on RoCE: a stranger's large datagram must not cost the program a receive.
+            Taken::TooSmall => g.drops.too_long += 1,
+        }
+        false
+    }
+
+    /// Copies a message into the elements of the receive that was taken. Returns `false` if they do not allow it. Then nothing is
+    /// written, unless a page is missing.
+    fn place(&self, g: &Guarded, memory: &MemoryTable, octets: &[u8]) -> bool {
+        let who = self.accessor();
+        let parts = || {
+            let mut rest = octets;
+            g.taken.sges().iter().map(move |sge| {
+                let (now, later) = rest.split_at(rest.len().min(sge.len as usize));
+                rest = later;
+                ((sge.stag(), sge.addr, now.len() as u32), now)
+            })
+        };
+        let need = Access::LOCAL_WRITE;
+        parts().all(|(range, _)| memory.permits(range, need, who).is_ok())
+            && parts().all(|(range, now)| memory.write((range.0, range.1), need, who, now).is_ok())
+    }
+}
+
+fn flags_of(header: &Header) -> WcFlags {
+    let mut flags = WcFlags::empty();
+    flags.set(WcFlags::WITH_IMM, header.immediate.is_some());
+    flags.set(WcFlags::SOLICITED, header.solicited);
+    flags
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{datagram_queue_pair, post_to_itself, until};
+    use iwarp_rnic::SendFlags;
+    use std::time::{Duration, Instant};
+
+    /// More may wait than a system call takes.
+    #[test]
+    fn one_turn_takes_all_that_waits() {
+        let qp = datagram_queue_pair();
+        // Nobody else reads it.
+        qp.inner.pause();
+        let ip = qp.inner.locals.all()[0].ip;
+        let start = Instant::now();
+        let taken = || qp.drops().no_receive;
+        for count in [1, BATCH, BATCH + 1, 3 * BATCH] {
+            loop {
+                let before = taken();
+                for _ in 0..count {
+                    post_to_itself(&qp, ip, SendFlags::SIGNALED, 1);
+                    let mut sent = [Cqe::default()];
+                    until("it is sent", || {
+                        qp.inner.send_cq.take_ready(&mut sent) == Ok(1)
+                    });
+                }
+                qp.inner.drive_rx();
+                if taken() - before == count as u64 {
+                    break;
+                }
+                // On a busy machine the kernel may deliver some of them later. Then it is tried again.
+                while taken() - before < count as u64 {
+                    assert!(start.elapsed() < Duration::from_secs(20), "{count}");
+                    qp.inner.drive_rx();
+                }
+                assert!(start.elapsed() < Duration::from_secs(20), "{count}");
+            }
+        }
+    }
+}

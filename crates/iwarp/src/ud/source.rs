@@ -1,0 +1,208 @@
+//! A datagram queue pair as the engine sees it.
+
+use super::send::TIMER_BLOCKED;
+use super::{Guarded, UdInner};
+use crate::conn::source::driven_until;
+use crate::engine::Source;
+use crate::sys::poller::Interest;
+use std::sync::{Arc, Weak};
+
+/// Stands for a queue pair in the engine's table, so that the engine does not keep one that the program has dropped.
+pub(super) struct Watch {
+    qp: Weak<UdInner>,
+    /// It watches one of the queue pair's own sockets, and not that of a group.
+    own: bool,
+}
+
+impl Watch {
+    const fn new(qp: Weak<UdInner>, own: bool) -> Self {
+        Self { qp, own }
+    }
+
+    /// For the queue pair's own sockets.
+    pub(super) fn own(qp: &Arc<UdInner>) -> Arc<dyn Source> {
+        let qp = Arc::downgrade(qp);
+        Arc::new(Self::new(qp, true))
+    }
+
+    /// For the socket of a group, which the engine always watches.
+    pub(super) fn group(qp: &Arc<UdInner>) -> Arc<dyn Source> {
+        let qp = Arc::downgrade(qp);
+        Arc::new(Self::new(qp, false))
+    }
+}
+
+impl UdInner {
+    /// Has the engine watch the sockets again, if application threads drove them.
+    pub(super) fn wake(&self, g: &mut Guarded) {
+        if !std::mem::take(&mut g.resting) || self.is_destroyed() {
+            return;
+        }
+        for local in self.locals.all().iter() {
+            let engine = &self.engine;
+            let watched = engine.resume(&local.socket, local.token, Interest::READ);
+            if let Err(error) = watched {
+                tracing::error!(qp = self.num, %error, "a socket cannot be watched");
+            }
+        }
+    }
+}
+
+impl Source for Watch {
+    fn ready(self: Arc<Self>, readable: bool, writable: bool, _: bool) -> bool {
+        let Some(qp) = self.qp.upgrade() else {
+            return false;
+        };
+        let mut served = false;
+        if readable {
+            served |= qp.drive_rx();
+        }
+        if writable {
+            qp.room_or_late();
+            served = true;
+        }
+        served
+    }
+
+    fn driven_until(&self, now: u64) -> Option<u64> {
+        let qp = self.qp.upgrade().filter(|_| self.own)?;
+        driven_until([&qp.send_cq, &qp.recv_cq], now)
+    }
+
+    fn rest(&self) -> bool {
+        let Some(qp) = self.qp.upgrade() else {
+            return false;
+        };
+        let mut g = qp.state.lock();
+        if g.watches_room.is_some() || qp.is_destroyed() {
+            return false;
+        }
+        if !g.resting {
+            for local in qp.locals.all().iter() {
+                qp.engine.pause(&local.socket);
+            }
+            g.resting = true;
+        }
+        true
+    }
+
+    fn resume(&self) {
+        let Some(qp) = self.qp.upgrade() else { return };
+        let mut g = qp.state.lock();
+        qp.wake(&mut g);
+    }
+
+    fn timer(self: Arc<Self>, kind: u32) {
+        if let (TIMER_BLOCKED, Some(qp)) = (kind, self.qp.upgrade()) {
+            qp.room_or_late();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::clock::now_ns;
+    use crate::testing::datagram_queue_pair;
+    use crate::ud::UdQueuePair;
+    use std::time::{Duration, Instant};
+
+    /// Returns `true` if the engine watches all of its sockets, and `false` if it watches none.
+    fn is_watched(qp: &UdQueuePair) -> bool {
+        let engine = &qp.inner.engine;
+        let locals = qp.inner.locals.all();
+        let watched = locals.iter().filter(|local| {
+            // A descriptor that is not in the set cannot be changed there.
+            engine
+                .modify(&local.socket, local.token, Interest::READ)
+                .is_ok()
+        });
+        match watched.count() {
+            0 => false,
+            count => {
+                assert_eq!(count, locals.len());
+                true
+            }
+        }
+    }
+
+    #[test]
+    fn it_rests_until_it_is_resumed() {
+        let qp = datagram_queue_pair();
+        let watch = Watch::own(&qp.inner);
+        watch.resume();
+        assert!(is_watched(&qp), "it did not rest");
+        for _ in 0..2 {
+            for _ in 0..2 {
+                assert!(watch.rest());
+                assert!(!is_watched(&qp));
+            }
+            watch.resume();
+            assert!(is_watched(&qp));
+        }
+    }
+
+    #[test]
+    fn what_waits_for_room_does_not_rest() {
+        let qp = datagram_queue_pair();
+        let watch = Watch::own(&qp.inner);
+        let local = Arc::clone(&qp.inner.locals.all()[0]);
+        qp.inner.state.lock().watches_room = Some(local);
+        assert!(!watch.rest());
+        assert!(is_watched(&qp));
+    }
+
+    #[test]
+    fn one_that_is_destroyed_is_not_watched_again() {
+        for rests in [false, true] {
+            let qp = datagram_queue_pair();
+            let watch = Watch::own(&qp.inner);
+            assert!(!rests || watch.rest());
+            qp.destroy();
+            assert!(!watch.rest());
+            watch.resume();
+            assert!(!is_watched(&qp), "{rests}");
+        }
+    }
+
+    #[test]
+    fn it_says_whether_it_served_anything() {
+        let qp = datagram_queue_pair();
+        for (readable, writable) in [(false, false), (true, false), (false, true), (true, true)] {
+            let watch = Watch::own(&qp.inner);
+            let served = watch.ready(readable, writable, false);
+            assert_eq!(served, readable || writable, "{readable} {writable}");
+        }
+    }
+
+    #[test]
+    fn pollers_of_its_completion_queues_drive_its_own_sockets() {
+        let qp = datagram_queue_pair();
+        let pollers = &qp.inner.send_cq.inner.pollers;
+        let own = Watch::own(&qp.inner);
+        let start = Instant::now();
+        let end = loop {
+            assert_eq!(own.driven_until(u64::MAX), None);
+            let now = now_ns();
+            pollers.renew(now);
+            if let Some(end) = pollers.driven_until(now) {
+                break end;
+            }
+            assert!(start.elapsed() < Duration::from_secs(20), "no lease");
+        };
+        assert_eq!(own.driven_until(end - 1), Some(end));
+        assert_eq!(own.driven_until(end), None);
+        let group = Watch::group(&qp.inner);
+        assert_eq!(group.driven_until(end - 1), None, "polls read it seldom");
+    }
+
+    #[test]
+    fn one_that_is_gone_does_nothing() {
+        let watch = Arc::new(Watch::new(Weak::new(), true));
+        assert!(!watch.rest());
+        assert_eq!(watch.driven_until(0), None);
+        watch.resume();
+        Arc::clone(&watch).timer(TIMER_BLOCKED);
+        assert!(!watch.ready(true, true, true));
+    }
+}

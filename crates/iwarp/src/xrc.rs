@@ -1,0 +1,473 @@
+//! XRC domains, and the targets of extended reliable connections (`IBV_QPT_XRC_RECV`), which take receives from any shared receive queue of
+//! their domain.
+//!
+//! A domain belongs to one opened device of one process, because the memory of a process is the process's own. Who opens the same file
+//! again on that device gets the same domain.
+//!
+//! Locks: the register of a device's domains and the queue that a target has selected are looked at with the state of a queue pair locked. Their
+//! locks are taken last, and no other lock inside of them.
+
+use crate::conn::after::{After, DriveHost};
+use crate::conn::qp::{QpAttributes, QpInner, QueuePair, Request};
+use crate::error::{Error, Result};
+use crate::objects::context::{Context, ContextInner, random_u32};
+use crate::objects::cq::{CompletionQueue, CqInner, Owed};
+use crate::objects::srq::{SharedReceiveQueue, SrqInner};
+use iwarp_rnic::qp::{QueuePair as Machine, XrcEnd};
+use iwarp_rnic::receive_queue::TakenRecv;
+use iwarp_rnic::{Cqe, PostError, SendOp, SendWr};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::BorrowedFd;
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Arc, Weak};
+
+/// Numbers of shared receive queues have 24 bits, as those of queue pairs.
+const NUMBER_MASK: u32 = 0x00ff_ffff;
+
+/// The XRC domains of an opened device.
+#[derive(Default)]
+pub(crate) struct Domains(Mutex<Register>);
+
+#[derive(Default)]
+struct Register {
+    /// By device and inode of the file that they were opened with.
+    by_file: HashMap<(u64, u64), Weak<DomainInner>>,
+    /// Queues that exist, by number.
+    queues: HashMap<u32, Entry>,
+    /// The last number that was given; 0 if there was none.
+    last: u32,
+}
+
+/// A shared receive queue. It is upgraded only to be used, because its end takes the register's lock.
+struct Entry {
+    queue: Weak<SrqInner>,
+    /// Address of the domain, which lives as long as the queue.
+    domain: usize,
+    pd: u32,
+}
+
+struct DomainInner {
+    ctx: Arc<ContextInner>,
+    /// Keeps the file, so that its inode has no other meaning while the domain lives.
+    _file: Option<File>,
+    /// A target is made with completion queues like any queue pair, and completes nothing in them: it has none of its own.
+    unused: CompletionQueue,
+}
+
+/// A domain of extended reliable connections (`ibv_open_xrcd(3)`): targets, and the shared receive queues that their peers may name.
+#[derive(Clone)]
+pub struct XrcDomain {
+    inner: Arc<DomainInner>,
+}
+
+/// A send work request of an initiator.
+#[derive(Debug, Clone, Copy)]
+pub struct XrcSendWr<'a> {
+    /// The request.
+    pub wr: SendWr<'a>,
+    /// Number of the shared receive queue at the peer that it is for ([`SharedReceiveQueue::num`]). RDMA Writes, Reads and atomics need none,
+    /// and may have 0 here; then the target accesses memory with the protection domain of the queue that was named last.
+    pub srq: u32,
+}
+
+impl Request for XrcSendWr<'_> {
+    fn wr(&self) -> &SendWr<'_> {
+        &self.wr
+    }
+
+    fn post(&self, machine: &mut Machine, host: &mut DriveHost<'_>) -> Result<(), PostError> {
+        machine.post_send_to(&self.wr, self.srq, host)
+    }
+
+    fn with_op(&self, op: SendOp) -> Self {
+        let wr = SendWr { op, ..self.wr };
+        Self { wr, ..*self }
+    }
+}
+
+/// The sizes of a target.
+#[derive(Debug, Clone, Copy)]
+pub struct XrcTargetAttributes {
+    /// Most inbound RDMA Reads and atomics that it will ever serve at a time.
+    pub max_ird: u16,
+    /// It can be connected by GID and number ([`QueuePair::connect_peer`]).
+    pub addressable: bool,
+}
+
+impl Context {
+    /// Opens an XRC domain (`ibv_open_xrcd(3)`). With a file, it is the domain that was opened with the same file before, if it still exists,
+    /// and otherwise a new one if `create` is `true`. Without a file it is a new one that nobody else gets.
+    ///
+    /// # Errors
+    /// As the kernel: [`Error::InvalidArgument`] if the domain exists and `exclusive` is `true`, or without a file if `create` is not; `EAGAIN` if it does not
+    /// exist and `create` is `false`; the operating system's error if the descriptor is none.
+    pub fn open_xrc_domain(
+        &self,
+        file: Option<BorrowedFd<'_>>,
+        create: bool,
+        exclusive: bool,
+    ) -> Result<XrcDomain> {
+        let Some(file) = file else {
+            if !create {
+                return Err(Error::InvalidArgument(
+                    "a domain without a file has to be created",
+                ));
+            }
+            return DomainInner::new(&self.inner, None);
+        };
+        let file = File::from(file.try_clone_to_owned()?);
+        let metadata = file.metadata()?;
+        let key = (metadata.dev(), metadata.ino());
+        let mut register = self.inner.xrc.0.lock();
+        match register.by_file.get(&key).and_then(Weak::upgrade) {
+            Some(_) if exclusive => Err(Error::InvalidArgument("the domain exists")),
+            Some(inner) => Ok(XrcDomain { inner }),
+            None if !create => Err(std::io::Error::from_raw_os_error(libc::EAGAIN).into()),
+            None => {
+                let domain = DomainInner::new(&self.inner, Some(file))?;
+                register.by_file.retain(|_, d| d.strong_count() > 0);
+                register.by_file.insert(key, Arc::downgrade(&domain.inner));
+                Ok(domain)
+            }
+        }
+    }
+
+    /// Makes a shared receive queue of an XRC domain (`ibv_create_srq_ex(3)` with `IBV_SRQT_XRC`). Its receives complete in `cq`.
+    ///
+    /// # Errors
+    /// As [`create_srq`](Self::create_srq); [`Error::InvalidArgument`] if the domain is another device's.
+    pub fn create_xrc_srq(
+        &self,
+        domain: &XrcDomain,
+        cq: &CompletionQueue,
+        pd: u32,
+        depth: u32,
+        max_sge: u32,
+    ) -> Result<SharedReceiveQueue> {
+        self.check(domain)?;
+        let random = random_u32()?;
+        let mut register = self.inner.xrc.0.lock();
+        let number = register.number(random).ok_or(Error::OutOfMemory)?;
+        let xrc = XrcQueue {
+            number,
+            domain: domain.clone(),
+            cq: cq.clone(),
+        };
+        let srq =
+            SharedReceiveQueue::create_for(&self.inner, pd, (depth, max_sge), Some(xrc), None)?;
+        let entry = Entry {
+            queue: Arc::downgrade(&srq.inner),
+            domain: domain.address(),
+            pd,
+        };
+        register.queues.insert(number, entry);
+        Ok(srq)
+    }
+
+    /// Makes the initiator of an extended reliable connection (`IBV_QPT_XRC_SEND`). Of the attributes those of receives have no meaning.
+    ///
+    /// # Errors
+    /// As [`create_qp`](Self::create_qp) and, if it is `addressable`, [`create_addressable_qp`](Self::create_addressable_qp).
+    pub fn create_xrc_initiator(
+        &self,
+        attributes: &QpAttributes,
+        addressable: bool,
+    ) -> Result<QueuePair> {
+        let attributes = QpAttributes {
+            recv_cq: attributes.send_cq.clone(),
+            srq: None,
+            max_recv_wr: 0,
+            max_ird: 0,
+            ..attributes.clone()
+        };
+        QueuePair::create_xrc(&self.inner, &attributes, None, addressable)
+    }
+
+    /// Makes the target of an extended reliable connection (`IBV_QPT_XRC_RECV`).
+    ///
+    /// # Errors
+    /// As [`create_xrc_initiator`](Self::create_xrc_initiator); [`Error::InvalidArgument`] if the domain is another device's.
+    pub fn create_xrc_target(
+        &self,
+        domain: &XrcDomain,
+        attributes: XrcTargetAttributes,
+    ) -> Result<QueuePair> {
+        self.check(domain)?;
+        let unused = domain.inner.unused.clone();
+        let sizes = QpAttributes {
+            // Until the peer names a queue. No protection domain has this number.
+            pd: 0,
+            send_cq: unused.clone(),
+            recv_cq: unused,
+            srq: None,
+            unreliable: false,
+            max_send_wr: 0,
+            max_recv_wr: 0,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: 0,
+            signal_all: false,
+            max_ird: attributes.max_ird,
+            max_ord: 0,
+        };
+        let target = Target {
+            domain: domain.clone(),
+            selected: Mutex::default(),
+            delivered: Mutex::default(),
+            drivers: Mutex::default(),
+        };
+        QueuePair::create_xrc(&self.inner, &sizes, Some(target), attributes.addressable)
+    }
+
+    fn check(&self, domain: &XrcDomain) -> Result<()> {
+        match Arc::ptr_eq(&domain.inner.ctx, &self.inner) {
+            true => Ok(()),
+            false => Err(Error::InvalidArgument("the domain is another device's")),
+        }
+    }
+}
+
+/// Extended reliable connections.
+impl QueuePair {
+    /// Returns which end of an extended reliable connection it is; `None` if it is an ordinary queue pair.
+    pub fn xrc_end(&self) -> Option<XrcEnd> {
+        self.inner.state.lock().machine.xrc_end()
+    }
+
+    /// Returns the domain of a target.
+    pub fn xrc_domain(&self) -> Option<&XrcDomain> {
+        self.inner.xrc.as_ref().map(|target| &target.domain)
+    }
+
+    /// As [`post_send`](Self::post_send), for requests that name shared receive queues of the peer.
+    ///
+    /// # Errors
+    /// As [`post_send`](Self::post_send).
+    pub fn post_send_xrc(&self, wrs: &[XrcSendWr<'_>]) -> Result<(), (usize, Error)> {
+        self.post_list(wrs)
+    }
+
+    /// As [`post_send_all`](Self::post_send_all), for requests that name shared receive queues of the peer.
+    ///
+    /// # Errors
+    /// As [`post_send`](Self::post_send).
+    pub fn post_send_all_xrc(&self, wrs: &[XrcSendWr<'_>]) -> Result<(), (usize, Error)> {
+        self.post_whole_list(wrs)
+    }
+}
+
+impl Register {
+    /// Returns a number that no queue has.
+    fn number(&mut self, random: u32) -> Option<u32> {
+        if self.last == 0 {
+            // A random start keeps stale numbers from meeting new queues.
+            self.last = random & NUMBER_MASK;
+        }
+        if self.queues.len() >= NUMBER_MASK as usize {
+            return None;
+        }
+        loop {
+            self.last = self.last.wrapping_add(1) & NUMBER_MASK;
+            if self.last != 0 && !self.queues.contains_key(&self.last) {
+                return Some(self.last);
+            }
+        }
+    }
+}
+
+impl DomainInner {
+    // The type's handle is what programs share.
+    #[expect(clippy::new_ret_no_self)]
+    fn new(ctx: &Arc<ContextInner>, file: Option<File>) -> Result<XrcDomain> {
+        let inner = Self {
+            ctx: Arc::clone(ctx),
+            _file: file,
+            unused: CompletionQueue::create(ctx, 1, None)?,
+        };
+        Ok(XrcDomain {
+            inner: Arc::new(inner),
+        })
+    }
+}
+
+impl XrcDomain {
+    /// Returns `true` if both handles mean the same domain.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    fn address(&self) -> usize {
+        Arc::as_ptr(&self.inner) as usize
+    }
+
+    /// Finds one of its shared receive queues.
+    fn queue(&self, number: u32) -> Option<Arc<SrqInner>> {
+        let register = self.inner.ctx.xrc.0.lock();
+        let entry = register.queues.get(&number)?;
+        match entry.domain == self.address() {
+            true => entry.queue.upgrade(),
+            false => None,
+        }
+    }
+
+    /// Returns the protection domain of one of its shared receive queues: of the one with the lowest number.
+    fn default_pd(&self) -> Option<u32> {
+        let register = self.inner.ctx.xrc.0.lock();
+        let ours = register.queues.iter();
+        let ours = ours.filter(|(_, entry)| entry.domain == self.address());
+        ours.min_by_key(|(number, _)| **number)
+            .map(|(_, entry)| entry.pd)
+    }
+}
+
+/// What makes a shared receive queue one of an XRC domain.
+pub(crate) struct XrcQueue {
+    pub(crate) number: u32,
+    domain: XrcDomain,
+    /// Its receives complete here, whichever target takes them.
+    cq: CompletionQueue,
+}
+
+impl XrcQueue {
+    /// The queue is gone: nobody finds it any more.
+    pub(crate) fn leave(&self) {
+        let mut register = self.domain.inner.ctx.xrc.0.lock();
+        register.queues.remove(&self.number);
+    }
+}
+
+/// What makes a queue pair the target of an extended reliable connection.
+pub(crate) struct Target {
+    domain: XrcDomain,
+    /// The queue that its peer has named last, if it exists.
+    selected: Mutex<Option<Arc<SrqInner>>>,
+    /// What is owed to the queues that it has used, after all locks are dropped.
+    delivered: Mutex<Delivered>,
+    /// The completion queues whose polls drive the socket: those that have got completions.
+    drivers: Mutex<Vec<Weak<CqInner>>>,
+}
+
+impl Target {
+    /// Takes receives from the queue with this number from now on. Returns its protection domain.
+    pub(crate) fn select(&self, number: u32) -> Option<u32> {
+        let mut selected = self.selected.lock();
+        *selected = self.domain.queue(number);
+        selected.as_ref().map(|queue| queue.pd)
+    }
+
+    /// Takes a receive.
+    pub(crate) fn take(&self, taken: &mut TakenRecv, after: &mut After) -> bool {
+        let Some(queue) = self.selected.lock().clone() else {
+            return false;
+        };
+        let (got, limit_reached) = queue.take(taken);
+        if limit_reached {
+            self.delivered.lock().limits.push(queue);
+            after.xrc = true;
+        }
+        got
+    }
+
+    /// Enters the queue pair that holds a Send. Returns `false` if the Send can be offered again.
+    pub(crate) fn wait(&self, qp: &Arc<QpInner>) -> bool {
+        let queue = self.selected.lock().clone();
+        queue.is_some_and(|queue| queue.wait(qp))
+    }
+
+    /// Writes the completion of a receive.
+    pub(crate) fn complete(&self, cqe: Cqe, after: &mut After) {
+        let queue = self.selected.lock().clone();
+        // Without a queue nothing was taken, so there is nothing to complete.
+        let Some(cq) = queue.as_ref().and_then(|q| q.xrc.as_ref()).map(|q| &q.cq) else {
+            return;
+        };
+        let mut delivered = self.delivered.lock();
+        cq.inner
+            .push(&mut cq.inner.ring.lock(), cqe, delivered.owed(cq));
+        after.xrc = true;
+    }
+
+    /// Raises the events that are due. Call it without locks. Returns the completion queues that overflowed just now.
+    pub(crate) fn settle(&self, qp: &Arc<QpInner>) -> Vec<CompletionQueue> {
+        // One by one, so that the lists keep their memory.
+        while let Some(queue) = self.next_limit() {
+            queue.tell_limit();
+        }
+        let mut overflowed = Vec::new();
+        while let Some((cq, owed)) = self.next_owed() {
+            self.driven_by(qp, &cq);
+            if cq.inner.settle(owed) {
+                overflowed.push(cq);
+            }
+        }
+        overflowed
+    }
+
+    fn next_limit(&self) -> Option<Arc<SrqInner>> {
+        self.delivered.lock().limits.pop()
+    }
+
+    fn next_owed(&self) -> Option<(CompletionQueue, Owed)> {
+        self.delivered.lock().owed.pop()
+    }
+
+    /// Returns the protection domain of memory that is accessed before the peer has named a queue.
+    pub(crate) fn default_pd(&self) -> u32 {
+        self.domain.default_pd().unwrap_or_default()
+    }
+
+    /// The queue pair is gone: no polls drive it.
+    pub(crate) fn leave(&self, qp: &Arc<QpInner>) {
+        for cq in self.drivers.lock().drain(..) {
+            if let Some(cq) = cq.upgrade() {
+                cq.leave(qp);
+            }
+        }
+        *self.selected.lock() = None;
+    }
+
+    /// Lets polls of this completion queue drive the queue pair.
+    fn driven_by(&self, qp: &Arc<QpInner>, cq: &CompletionQueue) {
+        let weak = Arc::downgrade(&cq.inner);
+        let mut drivers = self.drivers.lock();
+        if qp.is_destroyed() || drivers.iter().any(|d| d.ptr_eq(&weak)) {
+            return;
+        }
+        drivers.retain(|d| d.strong_count() > 0);
+        drivers.push(weak);
+        cq.inner.attach(qp);
+    }
+}
+
+/// What a target owes to the queues that it has used.
+#[derive(Default)]
+struct Delivered {
+    owed: Vec<(CompletionQueue, Owed)>,
+    /// Shared receive queues whose limit was reached.
+    limits: Vec<Arc<SrqInner>>,
+}
+
+impl Delivered {
+    fn owed(&mut self, cq: &CompletionQueue) -> &mut Owed {
+        let at = match self.owed.iter().position(|(other, _)| other.is_same(cq)) {
+            Some(at) => at,
+            None => {
+                self.owed.push((cq.clone(), Owed::default()));
+                self.owed.len() - 1
+            }
+        };
+        &mut self.owed[at].1
+    }
+}
+
+impl std::fmt::Debug for XrcDomain {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("XrcDomain").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+#[path = "xrc_tests.rs"]
+mod tests;

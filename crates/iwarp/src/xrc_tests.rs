@@ -1,0 +1,180 @@
+//! XRC domains and targets: numbers, what is found by them, and which completion queues drive a target.
+
+use super::*;
+use crate::objects::events::AsyncEventKind;
+use crate::testing::{attributes, context};
+use iwarp_rnic::qp::State;
+use std::os::fd::AsFd;
+
+const TARGET: XrcTargetAttributes = XrcTargetAttributes {
+    max_ird: 1,
+    addressable: false,
+};
+
+fn domain(ctx: &Context) -> XrcDomain {
+    ctx.open_xrc_domain(None, true, false).unwrap()
+}
+
+#[test]
+fn numbers_rise_from_a_random_one_and_are_used_once() {
+    let mut register = Register::default();
+    assert_eq!(register.number(0xab12_3456), Some(0x12_3457));
+    assert_eq!(register.number(7), Some(0x12_3458), "random is the first");
+    let taken = |register: &mut Register, number| {
+        let entry = Entry {
+            queue: Weak::new(),
+            domain: 0,
+            pd: 0,
+        };
+        register.queues.insert(number, entry);
+    };
+    taken(&mut register, 0x12_3459);
+    assert_eq!(register.number(7), Some(0x12_345a));
+    // No queue has the number 0.
+    (register.last, _) = (0xff_fffe, taken(&mut register, 1));
+    for next in [0xff_ffff, 2, 3] {
+        assert_eq!(register.number(7), Some(next));
+    }
+}
+
+/// Numbers of queues are those of a device, and a target finds those of its domain.
+#[test]
+fn a_domain_knows_its_queues_until_they_are_destroyed() {
+    let ctx = context();
+    let [ours, other] = [(); 2].map(|()| domain(&ctx));
+    let cq = ctx.create_cq(4, None).unwrap();
+    let target = ctx.create_xrc_target(&ours, TARGET).unwrap();
+    let default_pd = || {
+        let target = target.inner.xrc.as_ref().unwrap();
+        (ours.default_pd(), target.default_pd())
+    };
+    assert_eq!(default_pd(), (None, 0));
+    ctx.inner.xrc.0.lock().last = 100;
+    let [foreign, first, second] = [(&other, 6), (&ours, 7), (&ours, 8)].map(|(domain, pd)| {
+        ctx.create_xrc_srq(domain, &cq, pd, 4, 1)
+            .expect("there is room")
+    });
+    let numbers = [&foreign, &first, &second].map(SharedReceiveQueue::num);
+    assert_eq!(numbers, [Some(101), Some(102), Some(103)]);
+    let found = || [101, 102, 103, 104].map(|number| ours.queue(number).map(|queue| queue.pd));
+    assert_eq!(found(), [None, Some(7), Some(8), None]);
+    assert_eq!(default_pd(), (Some(7), 7));
+    first.destroy();
+    // A handle is left, but the queue is gone.
+    assert_eq!(found(), [None, None, Some(8), None]);
+    assert_eq!(default_pd(), (Some(8), 8));
+    second.destroy();
+    assert_eq!(default_pd(), (None, 0));
+    assert_eq!(ctx.inner.xrc.0.lock().queues.len(), 1);
+    target.destroy();
+}
+
+/// Domains that are gone leave nothing behind, however many files a program opens.
+#[test]
+fn the_register_keeps_the_files_of_domains_that_exist() {
+    let ctx = context();
+    let open = |path| {
+        let file = File::open(path).unwrap();
+        ctx.open_xrc_domain(Some(file.as_fd()), true, false)
+            .unwrap()
+    };
+    let kept = open("/dev/null");
+    drop(open("/dev/zero"));
+    assert_eq!(ctx.inner.xrc.0.lock().by_file.len(), 2);
+    drop(open("/"));
+    assert_eq!(ctx.inner.xrc.0.lock().by_file.len(), 2);
+    assert!(open("/dev/null").is_same(&kept));
+}
+
+/// Polls of the queues in which a target has completed something drive its socket, until it is gone.
+#[test]
+fn completion_queues_drive_a_target_once_and_not_when_it_is_gone() {
+    let ctx = context();
+    let qp = ctx.create_xrc_target(&domain(&ctx), TARGET).unwrap();
+    let target = qp.inner.xrc.as_ref().unwrap();
+    let [a, b, c] = [(); 3].map(|()| ctx.create_cq(4, None).unwrap());
+    let drivers = || target.drivers.lock().len();
+    for cq in [&a, &b, &a, &b] {
+        target.driven_by(&qp.inner, cq);
+    }
+    assert_eq!([drivers(), a.queue_pairs(), b.queue_pairs()], [2, 1, 1]);
+    drop(a);
+    for cq in [&c, &b] {
+        target.driven_by(&qp.inner, cq);
+    }
+    assert_eq!([drivers(), b.queue_pairs(), c.queue_pairs()], [2, 1, 1]);
+    target.leave(&qp.inner);
+    assert_eq!([drivers(), b.queue_pairs(), c.queue_pairs()], [0; 3]);
+    qp.destroy();
+    target.driven_by(&qp.inner, &b);
+    assert_eq!([drivers(), b.queue_pairs()], [0; 2]);
+}
+
+/// An initiator receives nothing and serves nothing, whatever its program asks for.
+#[test]
+fn an_initiator_has_no_use_for_attributes_of_receives() {
+    let ctx = context();
+    let [send, recv] = [(); 2].map(|()| ctx.create_cq(4, None).unwrap());
+    let pd = ctx.allocate_pd();
+    for srq in [None, Some(ctx.create_srq(pd, 4, 1).unwrap())] {
+        let asked = QpAttributes {
+            srq,
+            max_recv_wr: 5,
+            max_ird: 3,
+            max_ord: 2,
+            ..attributes(&ctx, &send, &recv)
+        };
+        let qp = ctx.create_xrc_initiator(&asked, false).unwrap();
+        let config = qp.config();
+        assert_eq!((config.max_recv_wr, config.max_ird), (0, 0));
+        assert_eq!((config.shared_receive, config.max_ord), (false, 2));
+        assert_eq!([send.queue_pairs(), recv.queue_pairs()], [1, 0]);
+        assert_eq!(
+            (qp.xrc_end(), qp.state()),
+            (Some(XrcEnd::Initiator), State::Reset)
+        );
+        qp.destroy();
+    }
+}
+
+/// A target that has used several queues at once owes something to each of them.
+#[test]
+fn what_is_owed_to_several_queues_is_given_to_each() {
+    let ctx = context();
+    let domain = domain(&ctx);
+    let qp = ctx.create_xrc_target(&domain, TARGET).unwrap();
+    let target = qp.inner.xrc.as_ref().unwrap();
+    let cqs = [(); 3].map(|()| ctx.create_cq(1, None).unwrap());
+    let pd = ctx.allocate_pd();
+    let queues = cqs.each_ref().map(|cq| {
+        let queue = ctx.create_xrc_srq(&domain, cq, pd, 4, 1);
+        queue.unwrap()
+    });
+    let mut after = After::default();
+    for queue in &queues {
+        target.select(queue.num().unwrap()).unwrap();
+        // More than there is room for.
+        for _ in 0..2 {
+            target.complete(Cqe::default(), &mut after);
+        }
+        let mut delivered = target.delivered.lock();
+        delivered.limits.push(Arc::clone(&queue.inner));
+    }
+    let overflowed = target.settle(&qp.inner);
+    for cq in &cqs {
+        let times = overflowed.iter().filter(|other| other.is_same(cq)).count();
+        assert_eq!((times, cq.queue_pairs()), (1, 1));
+    }
+    let mut told = Vec::new();
+    while let Some(event) = ctx.try_async_event() {
+        if let AsyncEventKind::SrqLimitReached(srq) = event.kind {
+            told.push(srq);
+        }
+    }
+    assert_eq!(told.len(), queues.len());
+    for queue in &queues {
+        assert!(told.iter().any(|srq| srq.is_same(queue)));
+    }
+    target.leave(&qp.inner);
+    qp.destroy();
+}
