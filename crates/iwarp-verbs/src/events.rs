@@ -62,19 +62,7 @@ impl Subject for SharedReceiveQueue {
 
 impl Subject for QueuePair {
     fn is(&self, kind: &AsyncEventKind) -> bool {
-        use AsyncEventKind::{
-            CommunicationEstablished, LastWqeReached, QpAccessError, QpFatal, QpRequestError,
-            SqDrained,
-        };
-        match kind {
-            QpFatal(qp)
-            | QpRequestError(qp)
-            | QpAccessError(qp)
-            | CommunicationEstablished(qp)
-            | SqDrained(qp)
-            | LastWqeReached(qp) => qp.is_same(self),
-            _ => false,
-        }
+        kind.queue_pair().is_some_and(|qp| self.is_subject(qp))
     }
 
     fn disown(&self) {
@@ -84,7 +72,7 @@ impl Subject for QueuePair {
 
 impl Subject for UdQueuePair {
     fn is(&self, kind: &AsyncEventKind) -> bool {
-        matches!(kind, AsyncEventKind::Datagram(qp, _) if qp.is_same(self))
+        kind.queue_pair().is_some_and(|qp| self.is_subject(qp))
     }
 
     fn disown(&self) {

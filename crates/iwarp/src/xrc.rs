@@ -12,7 +12,8 @@ use crate::conn::qp::{QpAttributes, QpInner, QueuePair, Request};
 use crate::error::{Error, Result};
 use crate::objects::context::{Context, ContextInner, random_u32};
 use crate::objects::cq::{CompletionQueue, CqInner, Owed};
-use crate::objects::srq::{SharedReceiveQueue, SrqInner};
+use crate::objects::registry::Registry;
+use crate::objects::srq::{SharedReceiveQueue, SrqInner, XrcMembership};
 use iwarp_rnic::qp::{QueuePair as Machine, XrcEnd};
 use iwarp_rnic::receive_queue::TakenRecv;
 use iwarp_rnic::{Cqe, PostError, SendOp, SendWr};
@@ -29,6 +30,8 @@ const NUMBER_MASK: u32 = 0x00ff_ffff;
 /// The XRC domains of an opened device.
 #[derive(Default)]
 pub(crate) struct Domains(Mutex<Register>);
+
+impl Registry for Domains {}
 
 #[derive(Default)]
 struct Register {
@@ -120,7 +123,8 @@ impl Context {
         let file = File::from(file.try_clone_to_owned()?);
         let metadata = file.metadata()?;
         let key = (metadata.dev(), metadata.ino());
-        let mut register = self.inner.xrc.0.lock();
+        let domains = self.inner.registry::<Domains>();
+        let mut register = domains.0.lock();
         match register.by_file.get(&key).and_then(Weak::upgrade) {
             Some(_) if exclusive => Err(Error::InvalidArgument("the domain exists")),
             Some(inner) => Ok(XrcDomain { inner }),
@@ -148,18 +152,25 @@ impl Context {
     ) -> Result<SharedReceiveQueue> {
         self.check(domain)?;
         let random = random_u32()?;
-        let mut register = self.inner.xrc.0.lock();
+        let domains = self.inner.registry::<Domains>();
+        let mut register = domains.0.lock();
         let number = register.number(random).ok_or(Error::OutOfMemory)?;
-        let xrc = XrcQueue {
+        let address = domain.address();
+        // The queue keeps its domain: the address of the domain tells whose queue an entry is.
+        let (registered, domain) = (Arc::clone(&domains), domain.clone());
+        let xrc = XrcMembership {
             number,
-            domain: domain.clone(),
             cq: cq.clone(),
+            forget: Box::new(move || {
+                let _kept = &domain;
+                registered.0.lock().queues.remove(&number);
+            }),
         };
         let srq =
             SharedReceiveQueue::create_for(&self.inner, pd, (depth, max_sge), Some(xrc), None)?;
         let entry = Entry {
             queue: Arc::downgrade(&srq.inner),
-            domain: domain.address(),
+            domain: address,
             pd,
         };
         register.queues.insert(number, entry);
@@ -231,6 +242,27 @@ impl Context {
 
 /// Extended reliable connections.
 impl QueuePair {
+    /// One end of an extended reliable connection: the target, or the initiator.
+    pub(crate) fn create_xrc(
+        ctx: &Arc<ContextInner>,
+        a: &QpAttributes,
+        target: Option<Target>,
+        addressable: bool,
+    ) -> Result<Self> {
+        let end = match target {
+            Some(_) => XrcEnd::Target,
+            None => XrcEnd::Initiator,
+        };
+        let peers = addressable.then(|| ctx.peers()).transpose()?;
+        let number = |taken: &dyn Fn(u32) -> bool| match &peers {
+            Some(peers) => peers.number(taken),
+            None => Ok(ctx.any_number(taken)),
+        };
+        let qp = Self::create_as(ctx, a, target, number)?;
+        qp.inner.state.lock().machine.set_xrc(end);
+        Ok(qp)
+    }
+
     /// Returns which end of an extended reliable connection it is; `None` if it is an ordinary queue pair.
     pub fn xrc_end(&self) -> Option<XrcEnd> {
         self.inner.state.lock().machine.xrc_end()
@@ -304,7 +336,8 @@ impl XrcDomain {
 
     /// Finds one of its shared receive queues.
     fn queue(&self, number: u32) -> Option<Arc<SrqInner>> {
-        let register = self.inner.ctx.xrc.0.lock();
+        let domains = self.inner.ctx.registry::<Domains>();
+        let register = domains.0.lock();
         let entry = register.queues.get(&number)?;
         match entry.domain == self.address() {
             true => entry.queue.upgrade(),
@@ -314,27 +347,12 @@ impl XrcDomain {
 
     /// Returns the protection domain of one of its shared receive queues: of the one with the lowest number.
     fn default_pd(&self) -> Option<u32> {
-        let register = self.inner.ctx.xrc.0.lock();
+        let domains = self.inner.ctx.registry::<Domains>();
+        let register = domains.0.lock();
         let ours = register.queues.iter();
         let ours = ours.filter(|(_, entry)| entry.domain == self.address());
         ours.min_by_key(|(number, _)| **number)
             .map(|(_, entry)| entry.pd)
-    }
-}
-
-/// What makes a shared receive queue one of an XRC domain.
-pub(crate) struct XrcQueue {
-    pub(crate) number: u32,
-    domain: XrcDomain,
-    /// Its receives complete here, whichever target takes them.
-    cq: CompletionQueue,
-}
-
-impl XrcQueue {
-    /// The queue is gone: nobody finds it any more.
-    pub(crate) fn leave(&self) {
-        let mut register = self.domain.inner.ctx.xrc.0.lock();
-        register.queues.remove(&self.number);
     }
 }
 

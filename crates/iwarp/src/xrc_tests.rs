@@ -49,7 +49,7 @@ fn a_domain_knows_its_queues_until_they_are_destroyed() {
         (ours.default_pd(), target.default_pd())
     };
     assert_eq!(default_pd(), (None, 0));
-    ctx.inner.xrc.0.lock().last = 100;
+    ctx.inner.registry::<Domains>().0.lock().last = 100;
     let [foreign, first, second] = [(&other, 6), (&ours, 7), (&ours, 8)].map(|(domain, pd)| {
         ctx.create_xrc_srq(domain, &cq, pd, 4, 1)
             .expect("there is room")
@@ -65,7 +65,7 @@ fn a_domain_knows_its_queues_until_they_are_destroyed() {
     assert_eq!(default_pd(), (Some(8), 8));
     second.destroy();
     assert_eq!(default_pd(), (None, 0));
-    assert_eq!(ctx.inner.xrc.0.lock().queues.len(), 1);
+    assert_eq!(ctx.inner.registry::<Domains>().0.lock().queues.len(), 1);
     target.destroy();
 }
 
@@ -80,9 +80,9 @@ fn the_register_keeps_the_files_of_domains_that_exist() {
     };
     let kept = open("/dev/null");
     drop(open("/dev/zero"));
-    assert_eq!(ctx.inner.xrc.0.lock().by_file.len(), 2);
+    assert_eq!(ctx.inner.registry::<Domains>().0.lock().by_file.len(), 2);
     drop(open("/"));
-    assert_eq!(ctx.inner.xrc.0.lock().by_file.len(), 2);
+    assert_eq!(ctx.inner.registry::<Domains>().0.lock().by_file.len(), 2);
     assert!(open("/dev/null").is_same(&kept));
 }
 

@@ -2,10 +2,39 @@
 //! fail, and `retry` how long that takes.
 
 use super::retry::Retry;
+use crate::conn::qp::QpAttributes;
 use crate::conn::qp::{QueuePair, is_unreliable};
 use crate::device::gid_of;
 use crate::error::{Error, Result};
+use crate::objects::context::Context;
+use crate::sys::guarded;
 use std::net::{Ipv6Addr, SocketAddr};
+
+impl Context {
+    /// Creates a queue pair that can be connected by its number ([`QueuePair::connect_peer`]), for programs that exchange GIDs
+    /// and numbers themselves. While there are such queue pairs, the device listens on a free TCP port of its address, which their
+    /// numbers contain.
+    ///
+    /// # Errors
+    /// As [`create_qp`](Self::create_qp); the operating system's: no descriptors or ports left.
+    pub fn create_addressable_qp(&self, attributes: &QpAttributes) -> Result<QueuePair> {
+        guarded::keep();
+        let peers = self.inner.peers()?;
+        QueuePair::create_with(&self.inner, attributes, |taken| peers.number(taken))
+    }
+
+    /// Creates a queue pair that can be connected by its number if the device can listen for its peers, and one that cannot otherwise.
+    ///
+    /// # Errors
+    /// As [`create_qp`](Self::create_qp).
+    pub fn create_reachable_qp(&self, attributes: &QpAttributes) -> Result<QueuePair> {
+        let peers = self.inner.peers().ok();
+        QueuePair::create_with(&self.inner, attributes, |taken| {
+            let number = peers.and_then(|peers| peers.number(taken).ok());
+            Ok(number.unwrap_or_else(|| self.inner.any_number(taken)))
+        })
+    }
+}
 
 /// Queue pairs that are connected by GID and number.
 impl QueuePair {

@@ -22,6 +22,7 @@ use crate::device::{Device, gid_of};
 use crate::engine::{Engine, Source};
 use crate::error::{Error, Result};
 use crate::objects::context::{Context, ContextInner, random_u32};
+use crate::objects::registry::Registry;
 use crate::sys::clock::now_ns;
 use crate::sys::connect::connect_to_itself;
 use crate::sys::poller::Interest;
@@ -130,6 +131,49 @@ struct State {
     early: HashMap<u32, (CmId, Address, u64)>,
     /// Identifiers of connections that are up; dropped at their end.
     up: Vec<CmId>,
+}
+
+/// Connects the queue pairs of a device by number, in this process. It starts with the first of them.
+#[derive(Default)]
+pub(crate) struct Directory(Mutex<Option<Arc<Peers>>>);
+
+impl Registry for Directory {
+    fn destroyed(&self, num: u32) {
+        let peers = self.0.lock().clone();
+        if let Some(peers) = peers {
+            peers.forget(num);
+        }
+    }
+
+    fn gave_up_peer(&self, num: u32) {
+        let peers = self.0.lock().clone();
+        if let Some(peers) = peers.filter(|peers| peers.is_ours()) {
+            peers.abandon(num);
+        }
+    }
+
+    fn closed(&self) {
+        let peers = self.0.lock().take();
+        if let Some(peers) = peers.filter(|peers| peers.is_ours()) {
+            peers.stop();
+        }
+    }
+}
+
+impl ContextInner {
+    /// Returns what connects the device's queue pairs by number, in this process.
+    pub(crate) fn peers(self: &Arc<Self>) -> Result<Arc<Peers>> {
+        let directory = self.registry::<Directory>();
+        let mut peers = directory.0.lock();
+        match &*peers {
+            Some(p) if p.is_ours() => Ok(Arc::clone(p)),
+            _ => {
+                let new = Peers::start(self)?;
+                *peers = Some(Arc::clone(&new));
+                Ok(new)
+            }
+        }
+    }
 }
 
 /// All addressable queue pairs of a device.

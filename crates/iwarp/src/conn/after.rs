@@ -1,11 +1,12 @@
 //! Work that is done after all locks are dropped, and the state machine's way to completion queues meanwhile.
 
 use super::linger::{self, Farewell};
-use super::qp::{CmSink, Link, QpInner, QueuePair};
-use super::slots::Ring;
+use super::qp::{CmSink, Link, QpInner};
 use crate::inject::Completion;
 use crate::objects::cq::{CompletionQueue, CqInner, Owed};
 use crate::objects::events::AsyncEventKind;
+use crate::objects::member::EventQp;
+use crate::objects::slots::Ring;
 use crate::sys::guarded::ProcessRange;
 use iwarp_rnic::Cqe;
 use iwarp_rnic::qp::{Direction, Events, Fault, Host};
@@ -102,10 +103,8 @@ impl After {
                 None => link.engine.remove(&link.stream, link.token),
             }
         }
-        let handle = || QueuePair {
-            inner: Arc::clone(qp),
-        };
-        let raise = |flag: Events, kind: fn(QueuePair) -> AsyncEventKind| {
+        let handle = || EventQp(Arc::clone(qp) as _);
+        let raise = |flag: Events, kind: fn(EventQp) -> AsyncEventKind| {
             if self.events.contains(flag) {
                 qp.ctx.raise(kind(handle()));
             }
@@ -154,7 +153,7 @@ pub(crate) fn overflowed<'a>(queues: impl IntoIterator<Item = &'a CompletionQueu
                 member.fail();
             }
             for member in cq.inner.members() {
-                member.with_machine(|machine, host| machine.abort(host));
+                member.fail();
             }
         }
     }
@@ -276,6 +275,7 @@ impl Host for DriveHost<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::conn::qp::QueuePair;
     use crate::testing;
     use iwarp_rnic::qp::State;
     use parking_lot::Mutex;
@@ -383,7 +383,7 @@ mod tests {
                 other => panic!("{other:?}"),
             });
             let names = kinds.map(|(name, of)| {
-                assert!(of.is_same(&qp));
+                assert!(qp.is_subject(&of));
                 name
             });
             names.collect::<Vec<_>>()

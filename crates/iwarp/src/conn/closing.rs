@@ -6,7 +6,6 @@ use super::qp::{Guarded, QpInner, QueuePair, TIMER_LINGER};
 use super::rest::Rest;
 use super::silence::Reach;
 use crate::inject::Way;
-use crate::objects::events::AsyncEventKind;
 use crate::sys::poller::Interest;
 use iwarp_rnic::qp::{Events, RxInterest, State, StreamWish};
 use parking_lot::MutexGuard;
@@ -316,17 +315,9 @@ impl QpInner {
 
     /// Drops asynchronous events about it that no thread has taken: they would keep it, and through it the device, forever.
     pub(crate) fn forget_events(self: &Arc<Self>) {
-        self.ctx.async_events.retain(|event| match &event.kind {
-            AsyncEventKind::QpFatal(qp)
-            | AsyncEventKind::QpRequestError(qp)
-            | AsyncEventKind::QpAccessError(qp)
-            | AsyncEventKind::CommunicationEstablished(qp)
-            | AsyncEventKind::SqDrained(qp)
-            | AsyncEventKind::LastWqeReached(qp) => !Arc::ptr_eq(&qp.inner, self),
-            AsyncEventKind::CqError(_)
-            | AsyncEventKind::SrqLimitReached(_)
-            | AsyncEventKind::Port(_)
-            | AsyncEventKind::Datagram(..) => true,
+        self.ctx.async_events.retain(|event| {
+            let qp = event.kind.queue_pair();
+            qp.is_none_or(|qp| !qp.is(self))
         });
     }
 }

@@ -9,13 +9,15 @@ pub(crate) mod drive;
 pub(crate) mod late;
 pub(crate) mod linger;
 pub(crate) mod link_state;
+pub(crate) mod member;
+#[cfg(test)]
+mod memory_wait_tests;
 pub(crate) mod pool;
 pub(crate) mod qp;
 pub(crate) mod rest;
 pub(crate) mod silence;
-pub(crate) mod slots;
 pub(crate) mod source;
 #[cfg(test)]
 mod start_tests;
+mod tally;
 pub(crate) mod timer;
-pub(crate) mod waiting;

@@ -13,7 +13,6 @@ use super::late::Late;
 use super::link_state::LinkState;
 use super::rest::Rest;
 use super::silence::{self, Silence};
-use super::slots::{SeenSlots, Slots};
 use super::source::{Answered, Moved};
 use crate::by_number::absent::{self, Absent};
 use crate::by_number::retry::Retry;
@@ -25,6 +24,7 @@ use crate::error::{Error, Result};
 use crate::inject::QpFaults;
 use crate::objects::context::{Context, ContextInner};
 use crate::objects::cq::CompletionQueue;
+use crate::objects::slots::{SeenSlots, Slots};
 use crate::objects::srq::SharedReceiveQueue;
 use crate::progress::baton::Baton;
 use crate::sys::clock::now_ns;
@@ -36,7 +36,7 @@ use crate::xrc::Target;
 use iwarp_rnic::counters::Counters;
 use iwarp_rnic::qp::{
     Budget, Events, Fault, QpConfig, QueuePair as Machine, ReceiverNotReady as Policy, RxInterest,
-    State, StreamConfig, XrcEnd,
+    State, StreamConfig,
 };
 use iwarp_rnic::{Access, PostError, RecvWr, SendOp, SendWr, Time};
 use parking_lot::Mutex;
@@ -232,27 +232,6 @@ impl QueuePair {
         Self::create_with(ctx, a, |taken| Ok(ctx.any_number(taken)))
     }
 
-    /// One end of an extended reliable connection: the target, or the initiator.
-    pub(crate) fn create_xrc(
-        ctx: &Arc<ContextInner>,
-        a: &QpAttributes,
-        target: Option<Target>,
-        addressable: bool,
-    ) -> Result<Self> {
-        let end = match target {
-            Some(_) => XrcEnd::Target,
-            None => XrcEnd::Initiator,
-        };
-        let peers = addressable.then(|| ctx.peers()).transpose()?;
-        let number = |taken: &dyn Fn(u32) -> bool| match &peers {
-            Some(peers) => peers.number(taken),
-            None => Ok(ctx.any_number(taken)),
-        };
-        let qp = Self::create_as(ctx, a, target, number)?;
-        qp.inner.state.lock().machine.set_xrc(end);
-        Ok(qp)
-    }
-
     pub(crate) fn create_with(
         ctx: &Arc<ContextInner>,
         a: &QpAttributes,
@@ -261,7 +240,7 @@ impl QueuePair {
         Self::create_as(ctx, a, None, number)
     }
 
-    fn create_as(
+    pub(crate) fn create_as(
         ctx: &Arc<ContextInner>,
         a: &QpAttributes,
         target: Option<Target>,
@@ -441,7 +420,7 @@ impl QueuePair {
         };
         after.run(&self.inner);
         if matches!(to, State::Reset | State::Error) {
-            self.inner.ctx.abandon_peer(self.num());
+            self.inner.ctx.gave_up_peer(self.num());
         }
         if to == State::Reset {
             // Completions from before must not be taken for those of the next connection.
@@ -681,11 +660,6 @@ impl QpInner {
 
     pub(crate) fn counters(&self) -> Counters {
         *self.state.lock().machine.counters()
-    }
-
-    /// The same, if no thread has it locked.
-    pub(crate) fn counters_if_free(&self) -> Option<Counters> {
-        Some(*self.state.try_lock()?.machine.counters())
     }
 
     /// Changes the state machine, then does what follows from the change.

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::conn::silence::Reach;
+use crate::objects::member::Member;
 use crate::testing::{
     attributes, connected, connected_for, context, link, queue_pair, send_fpdu, unattached, until,
     unwatched_link,
@@ -65,10 +66,10 @@ fn counters_are_given_without_waiting() {
     let qp = queue_pair(&ctx, &cq, &cq);
     let _peer = connected(&qp);
     qp.post_send(&[SEND]).unwrap();
-    let counters = qp.inner.counters_if_free().expect("nobody has it");
+    let counters = Member::counters(&*qp.inner, false).expect("nobody has it");
     assert_eq!(counters.tx_messages, 1);
     let state = qp.inner.state.lock();
-    assert!(qp.inner.counters_if_free().is_none());
+    assert!(Member::counters(&*qp.inner, false).is_none());
     drop(state);
     qp.destroy();
 }

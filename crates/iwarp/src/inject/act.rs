@@ -6,9 +6,10 @@ use super::plan::Taken;
 use super::qp::{Action, Progress, QpFaults};
 use crate::conn::after::After;
 use crate::conn::drive;
-use crate::conn::qp::{QpInner, QueuePair};
+use crate::conn::qp::QpInner;
 use crate::fault::{Directions, Event, Kind, Ops};
 use crate::objects::events::AsyncEventKind;
+use crate::objects::member::EventQp;
 use crate::sys::clock::now_ns;
 use std::sync::Arc;
 use std::time::Duration;
@@ -139,9 +140,7 @@ impl QpFaults {
     }
 
     fn raise(&self, qp: &Arc<QpInner>, event: Event) {
-        let handle = || QueuePair {
-            inner: Arc::clone(qp),
-        };
+        let handle = || EventQp(Arc::clone(qp) as _);
         let kind = match event {
             Event::QpFatal => {
                 let mut after = After::default();

@@ -3,14 +3,15 @@
 use super::channel::CompletionChannel;
 use super::cq::CompletionQueue;
 use super::events::{AsyncEvent, AsyncEventKind, EventQueue};
+use super::member::Member;
+use super::memory_waiters::MemoryWaiters;
+use super::numbers::Numbers;
+use super::registry::Registry;
 use super::srq::SharedReceiveQueue;
 use super::stats;
 use super::table_lock::TableLock;
-use crate::by_number::peer::Peers;
 use crate::capture::{Recorder, RecorderLimits};
 use crate::config::Config;
-use crate::conn::qp::{QpAttributes, QpInner, QueuePair};
-use crate::conn::waiting::Waiting;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::inject::Plan;
@@ -21,8 +22,6 @@ use crate::sys::on_demand::PAGER;
 use crate::sys::probe::probe_range;
 use crate::sys::process_lock::ProcessLock;
 use crate::sys::{fork, fork::Origin};
-use crate::ud;
-use crate::xrc;
 use iwarp_rnic::counters::Counters;
 use iwarp_rnic::memory::{RegionInfo, Stag, WindowType};
 use iwarp_rnic::{Access, FastRegister};
@@ -44,18 +43,16 @@ pub(crate) struct ContextInner {
     pub(crate) memory: TableLock,
     pub(crate) async_events: EventQueue<AsyncEvent>,
     pub(crate) recorder: Option<Recorder>,
-    qps: RwLock<HashMap<u32, Weak<QpInner>>>,
+    qps: RwLock<HashMap<u32, Weak<dyn Member>>>,
     /// Completion queues that exist.
     pub(crate) cqs: AtomicU32,
     next_qp: AtomicU32,
     next_pd: AtomicU32,
-    /// Queue pairs that are connected by number; made with the first of them.
-    peers: Mutex<Option<Arc<Peers>>>,
+    /// What the rooms above keep for the device.
+    pub(super) registries: Mutex<Vec<Arc<dyn Registry>>>,
     /// Datagram queue pairs.
-    pub(crate) datagrams: ud::Numbers,
-    pub(crate) waiting: Waiting,
-    /// XRC domains and their shared receive queues.
-    pub(crate) xrc: xrc::Domains,
+    pub(crate) datagrams: Numbers,
+    pub(crate) waiting: MemoryWaiters,
     /// The faults that are injected, if it was opened with any.
     pub(crate) faults: Option<Arc<Plan>>,
     /// Totals of queue pairs that are gone.
@@ -96,10 +93,9 @@ impl Context {
             // Queue pair numbers have 24 bits; a random start keeps stale ones from meeting new ones.
             next_qp: AtomicU32::new(random_u32()? & 0x00ff_ffff),
             next_pd: AtomicU32::new(1),
-            peers: Mutex::new(None),
-            datagrams: ud::Numbers::default(),
-            waiting: Waiting::default(),
-            xrc: xrc::Domains::default(),
+            registries: Mutex::default(),
+            datagrams: Numbers::default(),
+            waiting: MemoryWaiters::default(),
             past: Mutex::default(),
             origin: Origin::here(),
         };
@@ -384,45 +380,6 @@ impl Context {
         SharedReceiveQueue::create(&self.inner, pd, depth, max_sge)
     }
 
-    /// A queue pair (`ibv_create_qp(3)`).
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`], [`Error::OutOfMemory`].
-    pub fn create_qp(&self, attributes: &QpAttributes) -> Result<QueuePair> {
-        guarded::keep();
-        QueuePair::create(&self.inner, attributes)
-    }
-
-    /// Creates a queue pair that can be connected by its number ([`QueuePair::connect_peer`]), for programs that exchange GIDs
-    /// and numbers themselves. While there are such queue pairs, the device listens on a free TCP port of its address, which their
-    /// numbers contain.
-    ///
-    /// # Errors
-    /// As [`create_qp`](Self::create_qp); the operating system's: no descriptors or ports left.
-    pub fn create_addressable_qp(&self, attributes: &QpAttributes) -> Result<QueuePair> {
-        guarded::keep();
-        let peers = self.inner.peers()?;
-        QueuePair::create_with(&self.inner, attributes, |taken| peers.number(taken))
-    }
-
-    /// Creates a queue pair that can be connected by its number if the device can listen for its peers, and one that cannot otherwise.
-    ///
-    /// # Errors
-    /// As [`create_qp`](Self::create_qp).
-    pub fn create_reachable_qp(&self, attributes: &QpAttributes) -> Result<QueuePair> {
-        let peers = self.inner.peers().ok();
-        QueuePair::create_with(&self.inner, attributes, |taken| {
-            let number = peers.and_then(|peers| peers.number(taken).ok());
-            Ok(number.unwrap_or_else(|| self.inner.any_number(taken)))
-        })
-    }
-
-    /// The queue pair with this number.
-    pub fn queue_pair(&self, qp_num: u32) -> Option<QueuePair> {
-        let inner = self.inner.qps.read().get(&qp_num)?.upgrade()?;
-        Some(QueuePair { inner })
-    }
-
     /// Writes what the capture of [`Config::capture`] has recorded so far to its file. Without a capture it does nothing.
     ///
     /// # Errors
@@ -465,15 +422,15 @@ impl Context {
 
 impl ContextInner {
     /// Finds a free queue pair number and makes the queue pair with it.
-    pub(crate) fn enter_qp(
+    pub(crate) fn enter_qp<M: Member>(
         &self,
         number: impl FnOnce(&dyn Fn(u32) -> bool) -> Result<u32>,
-        make: impl FnOnce(u32) -> Result<Arc<QpInner>>,
-    ) -> Result<Arc<QpInner>> {
+        make: impl FnOnce(u32) -> Result<Arc<M>>,
+    ) -> Result<Arc<M>> {
         let mut qps = self.qps.write();
         let num = number(&|num| qps.contains_key(&num) || self.datagrams.contains(num))?;
         let qp = make(num)?;
-        qps.insert(num, Arc::downgrade(&qp));
+        qps.insert(num, Arc::downgrade(&qp) as _);
         Ok(qp)
     }
 
@@ -509,30 +466,21 @@ impl ContextInner {
             self.qps.write().remove(&num);
             past.add(counters);
         }
-        let peers = self.peers.lock().clone();
-        if let Some(peers) = peers {
-            peers.forget(num);
-        }
+        self.each_registry(|registry| registry.destroyed(num));
     }
 
-    /// A queue pair does not want the peer any more that it was to be connected to.
-    pub(crate) fn abandon_peer(&self, num: u32) {
-        let peers = self.peers.lock().clone();
-        if let Some(peers) = peers.filter(|peers| peers.is_ours()) {
-            peers.abandon(num);
-        }
-    }
-
-    /// Adds `past` and the counters of the queue pairs that exist.
+    /// Adds `past` and the counters of the queue pairs that exist; if not `wait`, of those that are not locked.
     fn sum(
         past: MutexGuard<'_, Counters>,
-        qps: RwLockReadGuard<'_, HashMap<u32, Weak<QpInner>>>,
-        counters: impl Fn(&QpInner) -> Option<Counters>,
+        datagrams: Vec<Arc<dyn Member>>,
+        qps: RwLockReadGuard<'_, HashMap<u32, Weak<dyn Member>>>,
+        wait: bool,
     ) -> Counters {
         let mut sum = *past;
-        let members: Vec<_> = qps.values().filter_map(Weak::upgrade).collect();
+        let connected: Vec<_> = qps.values().filter_map(Weak::upgrade).collect();
         drop(qps);
-        for counters in members.iter().filter_map(|qp| counters(qp)) {
+        let members = connected.iter().chain(&datagrams);
+        for counters in members.filter_map(|qp| qp.counters(wait)) {
             sum.add(&counters);
         }
         // Before the members: the last handle to one of them may be there, and its end takes this lock.
@@ -551,14 +499,12 @@ impl ContextInner {
         if self.is_ours() {
             let past = self.past.lock();
             let datagrams = self.datagrams.all(true)?;
-            let sum = Self::sum(past, self.qps.read(), |qp| Some(qp.counters()));
-            return Some(ud::add_counters(sum, &datagrams, true));
+            return Some(Self::sum(past, datagrams, self.qps.read(), true));
         }
         let past = self.past.try_lock()?;
         let datagrams = self.datagrams.all(false)?;
         let qps = self.qps.try_read()?;
-        let sum = Self::sum(past, qps, QpInner::counters_if_free);
-        Some(ud::add_counters(sum, &datagrams, false))
+        Some(Self::sum(past, datagrams, qps, false))
     }
 
     /// The numbers of its queue pairs, in no order. `None` in a child of the process that opened it, if the list is locked.
@@ -571,8 +517,14 @@ impl ContextInner {
         Some(qps.keys().copied().collect())
     }
 
-    /// The queue pair with this number, likewise.
-    pub(crate) fn qp_if_free(&self, num: u32) -> Option<Arc<QpInner>> {
+    /// Returns the connected queue pair with this number.
+    pub(crate) fn member(&self, num: u32) -> Option<Arc<dyn Member>> {
+        self.qps.read().get(&num)?.upgrade()
+    }
+
+    /// Returns the connected queue pair with this number; in a child of the process that opened the device, `None` if the list is
+    /// locked.
+    pub(crate) fn member_if_free(&self, num: u32) -> Option<Arc<dyn Member>> {
         let qps = if self.is_ours() {
             self.qps.read()
         } else {
@@ -586,19 +538,6 @@ impl ContextInner {
         self.cqs.load(Ordering::Relaxed)
     }
 
-    /// The part that connects queue pairs by number, in this process.
-    pub(crate) fn peers(self: &Arc<Self>) -> Result<Arc<Peers>> {
-        let mut peers = self.peers.lock();
-        match &*peers {
-            Some(p) if p.is_ours() => Ok(Arc::clone(p)),
-            _ => {
-                let new = Peers::start(self)?;
-                *peers = Some(Arc::clone(&new));
-                Ok(new)
-            }
-        }
-    }
-
     pub(crate) fn raise(&self, kind: AsyncEventKind) {
         self.async_events.push(AsyncEvent { kind });
     }
@@ -606,11 +545,7 @@ impl ContextInner {
 
 impl Drop for ContextInner {
     fn drop(&mut self) {
-        if let Some(peers) = self.peers.get_mut().take()
-            && peers.is_ours()
-        {
-            peers.stop();
-        }
+        self.each_registry(|registry| registry.closed());
         if !self.origin.is_foreign() {
             let past = *self.past.get_mut();
             stats::closed(self, &past);

@@ -3,8 +3,9 @@
 use super::channel::CompletionChannel;
 use super::context::ContextInner;
 use super::events::AsyncEventKind;
-use crate::conn::qp::QpInner;
-use crate::conn::slots::{Account, Ring};
+use super::member::{Member, PollOutcome};
+use super::members::{Members, POLL_DIRECTLY};
+use super::slots::{Account, Ring};
 use crate::engine::Pollers;
 use crate::error::Result;
 use crate::progress::answers::{Answers, Seen};
@@ -12,7 +13,6 @@ use crate::progress::busy_poll::BusyPoll;
 use crate::progress::in_vain::looked_in_vain;
 use crate::progress::wakers::{Registration, Wakers};
 use crate::sys::clock::now_ns;
-use crate::ud::Members;
 use iwarp_rnic::cq::Pushed;
 use iwarp_rnic::{Cqe, WcOpcode, WcStatus, Work};
 use parking_lot::{Mutex, MutexGuard, RwLock};
@@ -21,8 +21,6 @@ use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
-/// Queue pairs whose sockets an empty poll reads one by one. If a queue has more of them, the poll asks `epoll`.
-const POLL_DIRECTLY: usize = 4;
 /// Octets that take longer to move than a poll in vain.
 const BULK: u64 = 4096;
 /// About as long takes one of many octets, in nanoseconds: it is read or written, and perhaps summed.
@@ -49,7 +47,7 @@ pub(crate) struct CqInner {
     ready: AtomicBool,
     channel: Option<CompletionChannel>,
     /// Queue pairs whose completions go to this queue. Polling drives their sockets.
-    qps: RwLock<Vec<Weak<QpInner>>>,
+    qps: RwLock<Vec<Weak<dyn Member>>>,
     /// The datagram queue pairs among them.
     pub(crate) datagrams: Members,
     /// By which its pollers drive the queue pairs.
@@ -59,7 +57,7 @@ pub(crate) struct CqInner {
     timestamps: AtomicBool,
     /// Queue pairs that have put off sending until the next poll without result. Each stands here at most once, because that poll
     /// may never come: the program may look at another queue only.
-    deferred: Mutex<Vec<Weak<QpInner>>>,
+    deferred: Mutex<Vec<Weak<dyn Member>>>,
     has_deferred: AtomicBool,
     /// Tasks that wait for a completion.
     wakers: Wakers,
@@ -385,8 +383,10 @@ impl CqInner {
         let mut list = std::mem::take(&mut *self.deferred.lock());
         for qp in list.drain(..).filter_map(|qp| qp.upgrade()) {
             // Clear the mark first: a request posted after that is sent now, or puts the queue pair on the list again.
-            self.defers(&qp).swap(false, Ordering::AcqRel);
-            qp.drive_tx();
+            if let Some(mark) = qp.deferred_mark(self) {
+                mark.swap(false, Ordering::AcqRel);
+            }
+            qp.send_deferred();
         }
         // The list keeps its memory, so that the next entry allocates nothing.
         let mut deferred = self.deferred.lock();
@@ -396,19 +396,11 @@ impl CqInner {
     }
 
     /// Puts off the sending of a queue pair until the next poll without result.
-    pub(crate) fn defer(&self, qp: &Arc<QpInner>) {
-        if !self.defers(qp).swap(true, Ordering::AcqRel) {
-            self.deferred.lock().push(Arc::downgrade(qp));
+    pub(crate) fn defer<M: Member>(&self, qp: &Arc<M>) {
+        let mark = qp.deferred_mark(self);
+        if mark.is_some_and(|mark| !mark.swap(true, Ordering::AcqRel)) {
+            self.deferred.lock().push(Arc::downgrade(qp) as _);
             self.has_deferred.store(true, Ordering::Release);
-        }
-    }
-
-    /// Returns the mark that a queue pair is on this queue's list of deferred ones.
-    fn defers<'a>(&self, qp: &'a QpInner) -> &'a AtomicBool {
-        let [send, recv] = &qp.deferred;
-        match std::ptr::eq(&*qp.send_cq.inner, self) {
-            true => send,
-            false => recv,
         }
     }
 
@@ -422,7 +414,7 @@ impl CqInner {
         self.ring.lock().close(account);
     }
 
-    pub(crate) fn attach(&self, qp: &Arc<QpInner>) {
+    pub(crate) fn attach<M: Member>(&self, qp: &Arc<M>) {
         let mut qps = self.qps.write();
         // Remove dead entries only when the list is full: there may be thousands, and each look would cost.
         if qps.len() == qps.capacity() {
@@ -430,7 +422,7 @@ impl CqInner {
             let live = qps.len();
             qps.reserve(live + 1);
         }
-        qps.push(Arc::downgrade(qp));
+        qps.push(Arc::downgrade(qp) as _);
         drop(qps);
         self.count_members();
     }
@@ -445,14 +437,14 @@ impl CqInner {
     }
 
     /// Forgets a queue pair that is gone, and drops its completions.
-    pub(crate) fn detach(&self, qp: &Arc<QpInner>) {
+    pub(crate) fn detach<M: Member>(&self, qp: &Arc<M>) {
         self.leave(qp);
-        self.purge(qp.num);
+        self.purge(qp.num());
     }
 
     /// Forgets a queue pair.
-    pub(crate) fn leave(&self, qp: &Arc<QpInner>) {
-        let gone = Arc::downgrade(qp);
+    pub(crate) fn leave<M: Member>(&self, qp: &Arc<M>) {
+        let gone: Weak<dyn Member> = Arc::downgrade(qp) as _;
         let mut qps = self.qps.write();
         if let Some(at) = qps.iter().rposition(|q| q.ptr_eq(&gone)) {
             qps.swap_remove(at);
@@ -484,7 +476,7 @@ impl CqInner {
     }
 
     /// Returns all queue pairs whose completions go to this queue.
-    pub(crate) fn members(&self) -> Vec<Arc<QpInner>> {
+    pub(crate) fn members(&self) -> Vec<Arc<dyn Member>> {
         self.qps.read().iter().filter_map(Weak::upgrade).collect()
     }
 
@@ -542,7 +534,7 @@ impl CqInner {
 
     /// Reads and writes the sockets of this queue's queue pairs. `serve_all` asks to serve the whole process, too.
     fn drive(&self, mut serve_all: bool) -> Driven {
-        let mut few: [Option<Arc<QpInner>>; POLL_DIRECTLY] = Default::default();
+        let mut few: [Option<Arc<dyn Member>>; POLL_DIRECTLY] = Default::default();
         {
             let qps = self.qps.read();
             if qps.len() <= POLL_DIRECTLY {
@@ -557,12 +549,11 @@ impl CqInner {
         let mut others = false;
         let mut moved = 0;
         let mut answered = false;
-        for qp in few.iter().flatten() {
-            // This also writes, if data wait to be written.
-            qp.drive_rx();
-            answered |= qp.answered.is_answered();
-            others |= qp.is_driven_elsewhere();
-            moved += qp.moved.take();
+        for qp in few.into_iter().flatten() {
+            let polled: PollOutcome = qp.poll_sockets();
+            answered |= polled.answered;
+            others |= polled.driven_elsewhere;
+            moved += polled.moved;
         }
         if moved >= BULK {
             self.pollers.was_busy(moved * OCTET_NS);

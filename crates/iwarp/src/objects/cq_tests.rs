@@ -70,7 +70,7 @@ fn a_queue_that_nobody_polls_keeps_no_more_than_its_queue_pairs() {
         qp.destroy();
         // The others stay on the list.
         let deferred = other.inner.deferred.lock();
-        let nums = deferred.iter().filter_map(Weak::upgrade).map(|qp| qp.num);
+        let nums = deferred.iter().filter_map(Weak::upgrade).map(|qp| qp.num());
         assert!(nums.eq(qps[gone + 1..].iter().map(QueuePair::num)));
     }
 }

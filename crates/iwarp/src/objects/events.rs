@@ -1,14 +1,12 @@
 //! Queues of events with a pollable descriptor, and the asynchronous events of a device.
 
-use crate::conn::qp::QueuePair;
+use super::member::EventQp;
 use crate::error::{Error, Result};
 use crate::objects::cq::CompletionQueue;
 use crate::objects::srq::SharedReceiveQueue;
 use crate::progress::wakers::Wakers;
 use crate::sys::eventfd::EventFd;
 use crate::sys::poller::{Interest, wait_fd};
-use crate::ud::UdEvent;
-use crate::ud::UdQueuePair;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -156,6 +154,22 @@ impl<T> EventQueue<T> {
     }
 }
 
+impl AsyncEventKind {
+    /// Returns the queue pair that the event is about, if it is about one.
+    pub fn queue_pair(&self) -> Option<&EventQp> {
+        match self {
+            Self::QpFatal(qp)
+            | Self::QpRequestError(qp)
+            | Self::QpAccessError(qp)
+            | Self::CommunicationEstablished(qp)
+            | Self::SqDrained(qp)
+            | Self::LastWqeReached(qp)
+            | Self::Datagram(qp, _) => Some(qp),
+            Self::CqError(_) | Self::SrqLimitReached(_) | Self::Port(_) => None,
+        }
+    }
+}
+
 impl<T> AsFd for EventQueue<T> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
@@ -169,23 +183,34 @@ pub enum AsyncEventKind {
     /// A completion queue overflowed.
     CqError(CompletionQueue),
     /// A queue pair failed.
-    QpFatal(QueuePair),
+    QpFatal(EventQp),
     /// A peer broke the protocol.
-    QpRequestError(QueuePair),
+    QpRequestError(EventQp),
     /// A peer's access to memory was refused.
-    QpAccessError(QueuePair),
+    QpAccessError(EventQp),
     /// A responder has received the initiator's first message.
-    CommunicationEstablished(QueuePair),
+    CommunicationEstablished(EventQp),
     /// The send queue is drained in state SQD.
-    SqDrained(QueuePair),
+    SqDrained(EventQp),
     /// A queue pair in error has given back its last receive to the shared receive queue.
-    LastWqeReached(QueuePair),
+    LastWqeReached(EventQp),
     /// Fewer receives than the limit wait in a shared receive queue.
     SrqLimitReached(SharedReceiveQueue),
     /// Something happened to a datagram queue pair.
-    Datagram(UdQueuePair, UdEvent),
+    Datagram(EventQp, UdEvent),
     /// Something happened to the port, or to the device. Only an injected fault causes it ([`fault`](crate::fault)).
     Port(PortEvent),
+}
+
+/// Something that happened to a datagram queue pair ([`AsyncEventKind::Datagram`](AsyncEventKind::Datagram)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UdEvent {
+    /// It failed, because a completion queue overflowed.
+    Fatal,
+    /// The send queue is drained in state SQD.
+    SqDrained,
+    /// It is in error, and takes no more receives from the shared receive queue.
+    LastWqeReached,
 }
 
 /// What happened to a port, or to its device.

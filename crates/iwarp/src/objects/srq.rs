@@ -3,21 +3,30 @@
 use super::context::ContextInner;
 use super::cq::CompletionQueue;
 use super::events::AsyncEventKind;
-use crate::conn::qp::QpInner;
+use super::member::Member;
 use crate::error::Result;
 use crate::progress::baton::Baton;
-use crate::xrc::XrcQueue;
 use iwarp_rnic::RecvWr;
 use iwarp_rnic::receive_queue::{SharedReceiveQueue as Queue, Taken, TakenRecv};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+/// What makes a shared receive queue one of an XRC domain.
+pub(crate) struct XrcMembership {
+    /// The number by which peers name the queue.
+    pub(crate) number: u32,
+    /// The receives complete here, whichever target takes them.
+    pub(crate) cq: CompletionQueue,
+    /// Takes the queue off the list of its domain.
+    pub(crate) forget: Box<dyn Fn() + Send + Sync>,
+}
+
 pub(crate) struct SrqInner {
     ctx: Arc<ContextInner>,
     pub(crate) pd: u32,
     /// What it is in an XRC domain, if it belongs to one.
-    pub(crate) xrc: Option<XrcQueue>,
+    pub(crate) xrc: Option<XrcMembership>,
     /// Where it completes, if it matches tags.
     pub(crate) tags: Option<CompletionQueue>,
     /// For the program's own use.
@@ -30,7 +39,7 @@ pub(crate) struct SrqInner {
 struct SrqState {
     queue: Queue,
     /// Queue pairs that hold a Send until a receive is posted here.
-    waiting: Vec<Weak<QpInner>>,
+    waiting: Vec<Weak<dyn Member>>,
     /// The program has destroyed it. Queue pairs of an XRC domain may still have it.
     destroyed: bool,
 }
@@ -55,7 +64,7 @@ impl SharedReceiveQueue {
         ctx: &Arc<ContextInner>,
         pd: u32,
         (depth, max_sge): (u32, u32),
-        xrc: Option<XrcQueue>,
+        xrc: Option<XrcMembership>,
         tags: Option<(&CompletionQueue, u32)>,
     ) -> Result<Self> {
         let mut queue = Queue::new(depth, max_sge)?;
@@ -104,10 +113,10 @@ impl SharedReceiveQueue {
             std::mem::take(&mut state.waiting)
         };
         if let Some(xrc) = &self.inner.xrc {
-            xrc.leave();
+            (xrc.forget)();
         }
         for qp in waiting.iter().filter_map(Weak::upgrade) {
-            qp.drive_rx();
+            qp.resume_receiving();
         }
     }
 
@@ -222,7 +231,7 @@ impl SrqInner {
         self.turn.drive(|| {
             let waiting = std::mem::take(&mut self.state.lock().waiting);
             for qp in waiting.iter().filter_map(Weak::upgrade) {
-                qp.drive_rx();
+                qp.resume_receiving();
             }
         });
     }
@@ -252,12 +261,12 @@ impl SrqInner {
     }
 
     /// Enters a queue pair that holds a Send: it is told when a receive is posted. Returns `false` if one is there already.
-    pub(crate) fn wait(&self, qp: &Arc<QpInner>) -> bool {
+    pub(crate) fn wait<M: Member>(&self, qp: &Arc<M>) -> bool {
         let mut state = self.state.lock();
         if state.destroyed || !state.queue.is_empty() {
             return false;
         }
-        let weak = Arc::downgrade(qp);
+        let weak: Weak<dyn Member> = Arc::downgrade(qp) as _;
         if !state.waiting.iter().any(|w| w.ptr_eq(&weak)) {
             state.waiting.push(weak);
         }
@@ -268,7 +277,7 @@ impl SrqInner {
 impl Drop for SrqInner {
     fn drop(&mut self) {
         if let Some(xrc) = &self.xrc {
-            xrc.leave();
+            (xrc.forget)();
         }
     }
 }

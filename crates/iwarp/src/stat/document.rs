@@ -4,7 +4,7 @@
 //! while the process lives. Durations are whole nanoseconds, and their names end in `_ns`.
 
 use super::json::Json;
-use crate::objects::report::{self, DeviceReport, LinkReport, MemoryWalk, QpReport, Shelf};
+use super::report::{self, DeviceReport, LinkReport, MemoryWalk, QpReport, Shelf};
 use iwarp_rnic::counters::Counters;
 use std::io::Read as _;
 

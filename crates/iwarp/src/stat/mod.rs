@@ -32,6 +32,7 @@ mod ask;
 mod document;
 mod json;
 mod place;
+mod report;
 mod serve;
 
 pub use ask::{Answer, Question};

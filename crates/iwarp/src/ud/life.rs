@@ -1,8 +1,11 @@
 //! States of a datagram queue pair, what completes when they change, and its end.
 
-use super::{Due, Guarded, UdEvent, UdInner, UdQueuePair};
+use super::{Due, Guarded, UdInner, UdQueuePair};
 use crate::conn::after;
 use crate::objects::events::AsyncEventKind;
+use crate::objects::events::UdEvent;
+use crate::objects::member::{EventQp, Member, PollOutcome};
+use iwarp_rnic::counters::Counters;
 use iwarp_rnic::qp::State;
 use iwarp_rnic::{Cqe, WcOpcode, WcStatus};
 use parking_lot::MutexGuard;
@@ -119,10 +122,8 @@ impl UdInner {
             }
         }
         for event in due.events {
-            let handle = UdQueuePair {
-                inner: Arc::clone(self),
-            };
-            self.ctx.raise(AsyncEventKind::Datagram(handle, event));
+            let qp = EventQp(Arc::clone(self) as _);
+            self.ctx.raise(AsyncEventKind::Datagram(qp, event));
         }
         if self.is_destroyed() {
             self.forget_events();
@@ -130,7 +131,7 @@ impl UdInner {
     }
 
     /// A completion queue of it has overflowed: it cannot report reliably any more.
-    pub(crate) fn fail(self: &Arc<Self>) {
+    fn enter_error(self: &Arc<Self>) {
         let mut due = Due::default();
         {
             let mut g = self.state.lock();
@@ -178,10 +179,57 @@ impl UdInner {
 
     /// Drops asynchronous events about it that no thread has taken: they would keep it, and through it the device, forever.
     fn forget_events(self: &Arc<Self>) {
-        self.ctx.async_events.retain(|event| match &event.kind {
-            AsyncEventKind::Datagram(qp, _) => !Arc::ptr_eq(&qp.inner, self),
-            _ => true,
+        self.ctx.async_events.retain(|event| {
+            let qp = event.kind.queue_pair();
+            qp.is_none_or(|qp| !qp.is(self))
         });
+    }
+}
+
+impl Member for UdInner {
+    fn num(&self) -> u32 {
+        self.num
+    }
+
+    fn user_data(&self) -> u64 {
+        self.user.load(Ordering::Acquire)
+    }
+
+    fn poll_sockets(self: Arc<Self>) -> PollOutcome {
+        // In a forked child the queue pair is the parent's, and its locks may have been copied while they were held.
+        if !self.origin.is_foreign() {
+            self.drive_rx();
+            if self.is_blocked() {
+                self.drive_tx();
+            }
+        }
+        PollOutcome::default()
+    }
+
+    fn fail(self: Arc<Self>) {
+        self.enter_error();
+    }
+
+    fn counters(&self, wait: bool) -> Option<Counters> {
+        let state = match wait {
+            true => Some(self.state.lock()),
+            false => self.state.try_lock(),
+        };
+        Some(state?.counters)
+    }
+}
+
+impl UdQueuePair {
+    /// Returns `true` if an asynchronous event is about this queue pair.
+    pub fn is_subject(&self, of: &EventQp) -> bool {
+        of.is(&self.inner)
+    }
+
+    /// Returns the queue pair that an asynchronous event is about; `None` if it is not a datagram queue pair.
+    pub fn of_event(qp: &EventQp) -> Option<Self> {
+        Some(Self {
+            inner: qp.downcast()?,
+        })
     }
 }
 
@@ -224,13 +272,13 @@ mod tests {
     #[test]
     fn it_fails_once() {
         let qp = datagram_queue_pair();
-        qp.inner.fail();
-        qp.inner.fail();
+        qp.inner.enter_error();
+        qp.inner.enter_error();
         assert_eq!(qp.state(), State::Error);
         assert_eq!(events(&qp.context()), [(qp.num(), UdEvent::Fatal)]);
         let qp = datagram_queue_pair();
         qp.destroy();
-        qp.inner.fail();
+        qp.inner.enter_error();
         assert_eq!(qp.state(), State::Reset, "it is destroyed");
         assert!(events(&qp.context()).is_empty());
     }
@@ -265,7 +313,7 @@ mod tests {
         gone.destroy();
         let first = ctx.try_async_event().unwrap().kind;
         assert!(
-            matches!(&first, AsyncEventKind::Datagram(of, UdEvent::SqDrained) if of.is_same(&left)),
+            matches!(&first, AsyncEventKind::Datagram(of, UdEvent::SqDrained) if left.is_subject(of)),
             "{first:?}"
         );
         let second = ctx.try_async_event().unwrap().kind;

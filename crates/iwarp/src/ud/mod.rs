@@ -10,16 +10,17 @@
 //!
 //! Locking. `state` guards all of it and is not held during a system call that moves data. Each direction has a baton, as that of a
 //! connection. Lock order: `state`, then the memory table, then shared receive queue, then completion queue. Which threads drive the
-//! sockets is decided as for connections (`source`, `members`).
+//! sockets is decided as for connections (`source`).
 //!
 //! Files: `address` (GIDs, routing header), `numbers`, `local` (sockets), `life` (states, completions, the end), `queue` (send queue), `send`, `receive`, `seen`,
-//! `group` (multicast), `members`, `source`.
+//! `group` (multicast), `source`.
 
 mod address;
 mod group;
 mod life;
 mod local;
-mod members;
+#[cfg(test)]
+mod members_tests;
 mod numbers;
 mod queue;
 mod receive;
@@ -28,15 +29,14 @@ mod send;
 mod source;
 
 pub use address::UdAddress;
-pub(super) use members::Members;
-pub(super) use numbers::{Numbers, add_counters};
 pub use queue::UdSendWr;
 
-use crate::conn::slots::{SeenSlots, Slots};
 use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::objects::context::{Context, ContextInner, random_u32};
 use crate::objects::cq::{CompletionQueue, Owed};
+use crate::objects::events::UdEvent;
+use crate::objects::slots::{SeenSlots, Slots};
 use crate::objects::srq::SharedReceiveQueue;
 use crate::progress::baton::Baton;
 use crate::sys::datagram::Batch;
@@ -106,17 +106,6 @@ pub struct UdDrops {
     pub own: u64,
     /// Not sent, because the system refused them or its buffer was full for too long.
     pub unsent: u64,
-}
-
-/// Something that happened to a datagram queue pair ([`AsyncEventKind::Datagram`](crate::objects::events::AsyncEventKind::Datagram)).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum UdEvent {
-    /// It failed, because a completion queue overflowed.
-    Fatal,
-    /// The send queue is drained in state SQD.
-    SqDrained,
-    /// It is in error, and takes no more receives from the shared receive queue.
-    LastWqeReached,
 }
 
 struct Guarded {

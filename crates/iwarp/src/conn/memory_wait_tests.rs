@@ -2,11 +2,11 @@
 //!
 //! Invariant of the `unsafe`: a test keeps the memory that it registers until its end, and does not look at it.
 
-use super::*;
 use crate::conn::pool;
 use crate::conn::qp::QpAttributes;
 use crate::conn::qp::QueuePair;
 use crate::objects::context::Context;
+use crate::objects::memory_waiters::MemoryWaiters;
 use crate::testing::{attributes, connected, context, queue_pair, until};
 use iwarp_proto::ddp::{Header, Stag, TaggedHeader, UntaggedHeader};
 use iwarp_proto::rdmap::Opcode;
@@ -22,7 +22,7 @@ fn a_queue_pair_is_in_the_list_once_and_not_when_it_is_gone() {
     let ctx = context();
     let cq = ctx.create_cq(4, None).unwrap();
     let [a, b, c] = [(); 3].map(|()| queue_pair(&ctx, &cq, &cq));
-    let waiting = Waiting::default();
+    let waiting = MemoryWaiters::default();
     assert!(waiting.enter(&a.inner) && waiting.enter(&b.inner));
     assert!(!waiting.enter(&a.inner) && !waiting.enter(&b.inner));
     assert_eq!(waiting.0.lock().len(), 2);

@@ -4,23 +4,24 @@
 //! end: a thread that has ended such a use asks the table ([`MemoryTable::take_unused`](iwarp_rnic::memory::MemoryTable::take_unused)), and drives the
 //! queue pairs of this list. A queue pair that enters the list tries once more, because the use may have ended before.
 
-use super::qp::QpInner;
-use crate::objects::context::ContextInner;
+use super::context::ContextInner;
+use super::member::Member;
 use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
 
 /// The queue pairs of a device that wait.
 #[derive(Default)]
-pub(crate) struct Waiting(Mutex<Vec<Weak<QpInner>>>);
+pub(crate) struct MemoryWaiters(pub(crate) Mutex<Vec<Weak<dyn Member>>>);
 
-impl Waiting {
+impl MemoryWaiters {
     /// Enters a queue pair. Returns `false` if it is in the list already.
-    fn enter(&self, qp: &Arc<QpInner>) -> bool {
+    pub(crate) fn enter<M: Member>(&self, qp: &Arc<M>) -> bool {
         let mut list = self.0.lock();
         list.retain(|other| other.strong_count() > 0);
-        let known = list.iter().any(|other| other.as_ptr() == Arc::as_ptr(qp));
+        let weak: Weak<dyn Member> = Arc::downgrade(qp) as _;
+        let known = list.iter().any(|other| other.ptr_eq(&weak));
         if !known {
-            list.push(Arc::downgrade(qp));
+            list.push(weak);
         }
         !known
     }
@@ -29,9 +30,9 @@ impl Waiting {
 impl ContextInner {
     /// A queue pair waits. The caller holds no lock.
     #[cold]
-    pub(crate) fn wait_for_memory(&self, qp: &Arc<QpInner>) {
+    pub(crate) fn wait_for_memory<M: Member>(&self, qp: &Arc<M>) {
         if self.waiting.enter(qp) {
-            qp.retry_memory();
+            Arc::clone(qp).retry_memory();
         }
     }
 
@@ -44,22 +45,3 @@ impl ContextInner {
         }
     }
 }
-
-impl QpInner {
-    /// Tries again what waits for memory.
-    fn retry_memory(self: &Arc<Self>) {
-        {
-            let mut g = self.state.lock();
-            if !g.machine.waits_for_memory() {
-                return;
-            }
-            g.machine.retry_memory();
-        }
-        self.drive_tx();
-        self.drive_rx();
-    }
-}
-
-#[cfg(test)]
-#[path = "waiting_tests.rs"]
-mod tests;

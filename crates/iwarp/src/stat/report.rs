@@ -4,9 +4,9 @@
 //! copying takes. A child of a fork has copies of its parent's objects, where a lock that was held at the moment of the fork stays
 //! held forever. So objects from before the fork are only looked at if their locks are free.
 
-use super::context::ContextInner;
-use super::stats;
 use crate::conn::qp::{Guarded, QpInner};
+use crate::objects::context::ContextInner;
+use crate::objects::stats;
 use crate::sys::clock::now_ns;
 use crate::sys::guarded::MemoryTable;
 use crate::sys::sockopt::{TcpInfo, tcp_info};

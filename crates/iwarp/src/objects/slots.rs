@@ -14,8 +14,7 @@
 //! Slots of shared receive queues are free as soon as a message has taken their receive, as with
 //! siw and rxe.
 
-use super::qp::Guarded;
-use crate::objects::cq::CompletionQueue as Cq;
+use super::cq::CompletionQueue as Cq;
 use iwarp_rnic::Cqe;
 use iwarp_rnic::cq::{CompletionQueue, CqSizeError};
 use std::ops::{Deref, DerefMut};
@@ -116,31 +115,6 @@ impl Slots {
 pub(crate) struct SeenSlots {
     send: u32,
     receive: u32,
-}
-
-impl Guarded {
-    /// Gives the send queue its free slots, if there is no room for `n` requests.
-    #[inline]
-    pub(crate) fn make_send_room(&mut self, slots: &Slots, n: usize) {
-        if !self.machine.has_send_room(n) {
-            let freed = slots.free_sends(&mut self.seen_slots);
-            self.machine.release_sends(freed);
-        }
-    }
-
-    /// Gives the receive queue its free slots, if there is no room for `n` requests.
-    #[inline]
-    pub(crate) fn make_receive_room(&mut self, slots: &Slots, n: usize) {
-        if !self.machine.has_receive_room(n) {
-            let freed = slots.free_receives(&mut self.seen_slots);
-            self.machine.release_receives(freed);
-        }
-    }
-
-    /// The queue pair was reset, and its completions were dropped.
-    pub(crate) fn forget_slots(&mut self, slots: &Slots) {
-        self.seen_slots = slots.all_free(self.machine.send_position());
-    }
 }
 
 /// The completions that wait, and the accounts of the queues that they are from.

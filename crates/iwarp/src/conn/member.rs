@@ -1,0 +1,135 @@
+//! A stream queue pair as the objects see it, and the calls of a device that create and find one.
+
+use super::qp::{Guarded, QpAttributes, QpInner, QueuePair};
+use crate::error::Result;
+use crate::objects::context::{Context, ContextInner};
+use crate::objects::cq::CqInner;
+use crate::objects::member::{EventQp, Member, PollOutcome, downcast};
+use crate::objects::slots::Slots;
+use crate::sys::guarded;
+use iwarp_rnic::counters::Counters;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+impl Member for QpInner {
+    fn num(&self) -> u32 {
+        self.num
+    }
+
+    fn user_data(&self) -> u64 {
+        self.user.load(Ordering::Acquire)
+    }
+
+    fn poll_sockets(self: Arc<Self>) -> PollOutcome {
+        // This also writes, if data wait to be written.
+        self.drive_rx();
+        PollOutcome {
+            answered: self.answered.is_answered(),
+            driven_elsewhere: self.is_driven_elsewhere(),
+            moved: self.moved.take(),
+        }
+    }
+
+    fn fail(self: Arc<Self>) {
+        self.with_machine(|machine, host| machine.abort(host));
+    }
+
+    fn counters(&self, wait: bool) -> Option<Counters> {
+        let state = match wait {
+            true => Some(self.state.lock()),
+            false => self.state.try_lock(),
+        };
+        Some(*state?.machine.counters())
+    }
+
+    fn resume_receiving(self: Arc<Self>) {
+        self.drive_rx();
+    }
+
+    fn send_deferred(self: Arc<Self>) {
+        self.drive_tx();
+    }
+
+    fn deferred_mark(&self, cq: &CqInner) -> Option<&AtomicBool> {
+        let [send, recv] = &self.deferred;
+        Some(match std::ptr::eq(&*self.send_cq.inner, cq) {
+            true => send,
+            false => recv,
+        })
+    }
+
+    fn retry_memory(self: Arc<Self>) {
+        {
+            let mut g = self.state.lock();
+            if !g.machine.waits_for_memory() {
+                return;
+            }
+            g.machine.retry_memory();
+        }
+        self.drive_tx();
+        self.drive_rx();
+    }
+}
+
+impl QueuePair {
+    /// Returns `true` if an asynchronous event is about this queue pair.
+    pub fn is_subject(&self, of: &EventQp) -> bool {
+        of.is(&self.inner)
+    }
+
+    /// Returns the queue pair that an asynchronous event is about; `None` if it is a datagram queue pair.
+    pub fn of_event(qp: &EventQp) -> Option<Self> {
+        Some(Self {
+            inner: qp.downcast()?,
+        })
+    }
+}
+
+impl Context {
+    /// A queue pair (`ibv_create_qp(3)`).
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument), [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    pub fn create_qp(&self, attributes: &QpAttributes) -> Result<QueuePair> {
+        guarded::keep();
+        QueuePair::create(&self.inner, attributes)
+    }
+
+    /// The queue pair with this number.
+    pub fn queue_pair(&self, qp_num: u32) -> Option<QueuePair> {
+        let inner = downcast(self.inner.member(qp_num)?)?;
+        Some(QueuePair { inner })
+    }
+}
+
+impl ContextInner {
+    /// Returns the queue pair with this number; in a child of the process that opened the device, `None` if the list is locked.
+    pub(crate) fn qp_if_free(&self, num: u32) -> Option<Arc<QpInner>> {
+        downcast(self.member_if_free(num)?)
+    }
+}
+
+impl Guarded {
+    /// Gives the send queue its free slots, if there is no room for `n` requests.
+    #[inline]
+    pub(crate) fn make_send_room(&mut self, slots: &Slots, n: usize) {
+        if !self.machine.has_send_room(n) {
+            let freed = slots.free_sends(&mut self.seen_slots);
+            self.machine.release_sends(freed);
+        }
+    }
+
+    /// Gives the receive queue its free slots, if there is no room for `n` requests.
+    #[inline]
+    pub(crate) fn make_receive_room(&mut self, slots: &Slots, n: usize) {
+        if !self.machine.has_receive_room(n) {
+            let freed = slots.free_receives(&mut self.seen_slots);
+            self.machine.release_receives(freed);
+        }
+    }
+
+    /// The queue pair was reset, and its completions were dropped.
+    pub(crate) fn forget_slots(&mut self, slots: &Slots) {
+        self.seen_slots = slots.all_free(self.machine.send_position());
+    }
+}

@@ -1,0 +1,91 @@
+//! What the objects know of a queue pair: a trait, so that they depend on no room above.
+
+use super::cq::CqInner;
+use iwarp_rnic::counters::Counters;
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// What the poll of a queue pair's sockets has found.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct PollOutcome {
+    /// A whole message has come since the program's last request.
+    pub(crate) answered: bool,
+    /// Another thread reads or writes the socket at this moment.
+    pub(crate) driven_elsewhere: bool,
+    /// Octets moved since the last poll.
+    pub(crate) moved: u64,
+}
+
+/// A queue pair, of whichever kind, as a member of a device, of completion queues and of shared receive queues.
+///
+/// The methods that take the handle run without locks and may call back into the object that calls them.
+pub(crate) trait Member: Any + Send + Sync {
+    /// Returns its number.
+    fn num(&self) -> u32;
+
+    /// Returns the program's own value for it.
+    fn user_data(&self) -> u64;
+
+    /// Reads and writes its sockets for a thread that polls one of its completion queues.
+    fn poll_sockets(self: Arc<Self>) -> PollOutcome;
+
+    /// Puts it into the error state: one of its completion queues has lost completions.
+    fn fail(self: Arc<Self>);
+
+    /// Returns its counters; `None` if its state is locked and `wait` is `false`.
+    fn counters(&self, wait: bool) -> Option<Counters>;
+
+    /// Offers a held Send again: its shared receive queue has a receive, or is destroyed.
+    fn resume_receiving(self: Arc<Self>) {}
+
+    /// Sends what it has put off.
+    fn send_deferred(self: Arc<Self>) {}
+
+    /// Returns its mark that it is on the list of deferred queue pairs of `cq`; `None` if it never puts off sending.
+    fn deferred_mark(&self, _cq: &CqInner) -> Option<&AtomicBool> {
+        None
+    }
+
+    /// Tries again what waited for memory to become unused.
+    fn retry_memory(self: Arc<Self>) {}
+}
+
+/// The queue pair that an asynchronous event is about.
+#[derive(Clone)]
+pub struct EventQp(pub(crate) Arc<dyn Member>);
+
+impl EventQp {
+    /// Returns the queue pair's number.
+    pub fn num(&self) -> u32 {
+        self.0.num()
+    }
+
+    /// Returns the program's own value for the queue pair, 0 if none was set.
+    pub fn user_data(&self) -> u64 {
+        self.0.user_data()
+    }
+
+    /// Returns the queue pair, if it is of type `M`.
+    pub(crate) fn downcast<M: Member>(&self) -> Option<Arc<M>> {
+        downcast(Arc::clone(&self.0))
+    }
+
+    /// Returns `true` if the event is about this queue pair.
+    pub(crate) fn is<M: Member>(&self, qp: &Arc<M>) -> bool {
+        std::ptr::addr_eq(Arc::as_ptr(&self.0), Arc::as_ptr(qp))
+    }
+}
+
+impl fmt::Debug for EventQp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("EventQp").field(&self.num()).finish()
+    }
+}
+
+/// Returns the queue pair, if it is of type `M`.
+pub(crate) fn downcast<M: Member>(member: Arc<dyn Member>) -> Option<Arc<M>> {
+    let any: Arc<dyn Any + Send + Sync> = member;
+    any.downcast().ok()
+}

@@ -1,0 +1,72 @@
+//! The datagram queue pairs of a completion queue: who polls it drives their sockets.
+
+use super::member::Member;
+use parking_lot::RwLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+
+/// Queue pairs whose sockets an empty poll reads one by one. If a queue has more of them, the poll asks `epoll`.
+pub(crate) const POLL_DIRECTLY: usize = 4;
+
+#[derive(Default)]
+pub(crate) struct Members {
+    list: RwLock<Vec<Weak<dyn Member>>>,
+    /// A hint, so that completion queues without any take no lock.
+    any: AtomicBool,
+}
+
+impl Members {
+    pub(crate) fn attach<M: Member>(&self, qp: &Arc<M>) {
+        let mut list = self.list.write();
+        list.retain(|member| member.strong_count() > 0);
+        list.push(Arc::downgrade(qp) as _);
+        self.any.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn detach<M: Member>(&self, qp: &Arc<M>) {
+        let gone: Weak<dyn Member> = Arc::downgrade(qp) as _;
+        let mut list = self.list.write();
+        list.retain(|member| !member.ptr_eq(&gone));
+        self.any.store(!list.is_empty(), Ordering::Release);
+    }
+
+    /// Returns all of them.
+    pub(crate) fn all(&self) -> Vec<Arc<dyn Member>> {
+        self.list.read().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Returns how many there are.
+    pub(crate) fn len(&self) -> usize {
+        let list = self.list.read();
+        list.iter().filter(|qp| qp.strong_count() > 0).count()
+    }
+
+    fn few(&self) -> ([Option<Arc<dyn Member>>; POLL_DIRECTLY], bool) {
+        let mut few: [Option<Arc<dyn Member>>; POLL_DIRECTLY] = Default::default();
+        let list = self.list.read();
+        for (slot, qp) in few.iter_mut().zip(list.iter()) {
+            *slot = qp.upgrade();
+        }
+        (few, list.len() > POLL_DIRECTLY)
+    }
+
+    /// Returns `true` if there are more than polls read one by one.
+    pub(crate) fn are_many(&self) -> bool {
+        self.list.read().len() > POLL_DIRECTLY
+    }
+
+    /// Reads and writes their sockets; if there are many, of the first few. Returns `true` if there are others, which are left to
+    /// whoever serves the whole process.
+    #[inline]
+    pub(crate) fn drive(&self) -> bool {
+        self.any.load(Ordering::Acquire) && self.drive_now()
+    }
+
+    fn drive_now(&self) -> bool {
+        let (few, others) = self.few();
+        for qp in few.into_iter().flatten() {
+            qp.poll_sockets();
+        }
+        others
+    }
+}

@@ -1,0 +1,44 @@
+//! What the rooms above keep for each device, without the device knowing their types.
+
+use super::context::ContextInner;
+use std::any::Any;
+use std::sync::Arc;
+
+/// A value that a room above keeps for a device. It is created on first use and lives as long as the device.
+pub(crate) trait Registry: Any + Send + Sync {
+    /// The queue pair `num` was destroyed. Called without locks.
+    fn destroyed(&self, _num: u32) {}
+
+    /// The queue pair `num` was reset or has failed, so it gives up the peer that it waits for. Called without locks.
+    fn gave_up_peer(&self, _num: u32) {}
+
+    /// The device is being closed.
+    fn closed(&self) {}
+}
+
+impl ContextInner {
+    /// Returns the device's registry of type `T`, and creates it if there is none.
+    pub(crate) fn registry<T: Registry + Default>(&self) -> Arc<T> {
+        let mut all = self.registries.lock();
+        let found = all.iter().find_map(|registry| {
+            let any: Arc<dyn Any + Send + Sync> = Arc::clone(registry) as _;
+            any.downcast().ok()
+        });
+        found.unwrap_or_else(|| {
+            let new = Arc::<T>::default();
+            all.push(Arc::clone(&new) as _);
+            new
+        })
+    }
+
+    /// Calls `f` with each registry, without the lock.
+    pub(super) fn each_registry(&self, f: impl FnMut(&Arc<dyn Registry>)) {
+        let all = self.registries.lock().clone();
+        all.iter().for_each(f);
+    }
+
+    /// Notifies the registries that the queue pair `num` has given up its peer.
+    pub(crate) fn gave_up_peer(&self, num: u32) {
+        self.each_registry(|registry| registry.gave_up_peer(num));
+    }
+}

@@ -1,0 +1,73 @@
+//! The datagram queue pairs of a completion queue: who polls it drives them, if they are few.
+
+use crate::objects::members::{Members, POLL_DIRECTLY};
+use crate::testing::{datagram_queue_pair, post_to_itself};
+use iwarp_rnic::SendFlags;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+#[test]
+fn polls_leave_the_rest_of_many_to_others() {
+    let members = Members::default();
+    assert!(!members.drive() && members.all().is_empty());
+    let qps: Vec<_> = (0..7).map(|_| datagram_queue_pair()).collect();
+    let expect = |count: usize| {
+        assert_eq!((members.len(), members.all().len()), (count, count));
+        let many = count > 4;
+        assert_eq!(
+            (members.are_many(), members.drive()),
+            (many, many),
+            "{count}"
+        );
+    };
+    for (before, qp) in qps.iter().enumerate() {
+        members.attach(&qp.inner);
+        expect(before + 1);
+    }
+    for (left, qp) in qps.iter().enumerate().rev() {
+        members.detach(&qp.inner);
+        expect(left);
+    }
+}
+
+#[test]
+fn the_dropped_ones_do_not_count() {
+    let members = Members::default();
+    let gone: Vec<_> = (0..POLL_DIRECTLY).map(|_| datagram_queue_pair()).collect();
+    gone.iter().for_each(|qp| members.attach(&qp.inner));
+    let weak: Vec<_> = gone.iter().map(|qp| Arc::downgrade(&qp.inner)).collect();
+    drop(gone);
+    let start = Instant::now();
+    while weak.iter().any(|qp| qp.strong_count() > 0) {
+        assert!(start.elapsed() < PATIENCE, "somebody keeps one");
+        std::thread::yield_now();
+    }
+    assert!(members.len() == 0 && members.all().is_empty());
+    let qp = datagram_queue_pair();
+    members.attach(&qp.inner);
+    assert_eq!(members.len(), 1);
+    assert!(!members.are_many(), "they have left their places");
+}
+
+/// Whoever polls reads the sockets of those that are left when another one has gone.
+#[test]
+fn who_is_left_is_driven() {
+    let members = Members::default();
+    let (left, gone) = (datagram_queue_pair(), datagram_queue_pair());
+    for qp in [&left, &gone] {
+        members.attach(&qp.inner);
+        // Nobody else reads it.
+        qp.inner.pause();
+        let ip = qp.inner.locals.all()[0].ip;
+        post_to_itself(qp, ip, SendFlags::empty(), 1);
+    }
+    members.detach(&gone.inner);
+    let start = Instant::now();
+    while left.drops().no_receive == 0 {
+        assert!(start.elapsed() < PATIENCE, "nobody reads it");
+        members.drive();
+    }
+    assert_eq!(gone.drops().no_receive, 0);
+}
