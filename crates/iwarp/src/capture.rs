@@ -13,7 +13,10 @@ mod packet;
 mod pcapng;
 
 use crate::complain;
+use crate::objects::hooks::{Observer, Recording};
+use crate::sys::exit::AtExit;
 use crate::sys::fork;
+use crate::sys::process_lock::ProcessLock;
 use crate::sys::raw_slice::RawSlice;
 use framing::Framing;
 use output::Output;
@@ -145,7 +148,7 @@ impl Recorder {
     }
 
     /// Writes everything recorded so far to the file, but does not wait long for other threads.
-    pub(crate) fn flush_at_exit(&self) {
+    fn flush_at_exit(&self) {
         if self.shared.is_child() {
             return;
         }
@@ -191,6 +194,51 @@ impl Recorder {
                 theirs: Direction::starting_at(base.wrapping_add(0x4000_0000)),
             }),
         }
+    }
+}
+
+static RECORDERS: ProcessLock<Vec<(PathBuf, Recorder)>> =
+    ProcessLock::new("capture::RECORDERS", Vec::new());
+
+/// One recorder for each file, however many devices write to it. `%p` in the name becomes the process number.
+pub(crate) fn shared_recorder(path: &Path, max_bytes: Option<u64>) -> io::Result<Recorder> {
+    static FLUSH: AtExit = AtExit::new(flush_recorders);
+    let name = path
+        .to_string_lossy()
+        .replace("%p", &std::process::id().to_string());
+    let path = PathBuf::from(name);
+    let mut recorders = RECORDERS.lock();
+    if let Some((_, recorder)) = recorders.iter().find(|(p, _)| *p == path) {
+        return Ok(recorder.clone());
+    }
+    let limits = max_bytes.map_or_else(RecorderLimits::default, |n| {
+        RecorderLimits::default().max_bytes(n)
+    });
+    let recorder = Recorder::create_with(&path, limits)?;
+    recorders.push((path, recorder.clone()));
+    // They are kept for the next device, so their drop does not flush them.
+    FLUSH.plan();
+    Ok(recorder)
+}
+
+fn flush_recorders() {
+    // A program may end in a signal handler, on a thread that holds a lock.
+    if let Some(recorders) = RECORDERS.try_lock() {
+        for (_, recorder) in recorders.iter() {
+            recorder.flush_at_exit();
+        }
+    }
+}
+
+impl Recording for Recorder {
+    fn connection(&self, local: SocketAddr, peer: SocketAddr, active: bool) -> Box<dyn Observer> {
+        let flow = self.flow(local, peer);
+        flow.opened(active);
+        Box::new(flow)
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        self.shared.flush()
     }
 }
 
@@ -324,16 +372,8 @@ impl FlowState {
     }
 }
 
-impl Flow {
-    /// Records a handshake. `active` is `true` if this end connected.
-    pub(crate) fn opened(&self, active: bool) {
-        if self.is_recording() {
-            self.open(&mut self.state.lock(), active);
-        }
-    }
-
-    /// From here on there are FPDUs. Says whether what we send and what we receive has markers.
-    pub(crate) fn framed(&self, markers_tx: bool, markers_rx: bool) {
+impl Observer for Flow {
+    fn framed(&self, markers_tx: bool, markers_rx: bool) {
         if self.is_recording() && (markers_tx || markers_rx) {
             let mut state = self.state.lock();
             state.ours.framing = Some(Framing::new(markers_tx));
@@ -341,8 +381,7 @@ impl Flow {
         }
     }
 
-    /// Records ordinary bytes that were sent, in one or more segments.
-    pub(crate) fn sent(&self, parts: &[IoSlice<'_>]) {
+    fn sent(&self, parts: &[IoSlice<'_>]) {
         if self.is_recording() {
             let list: Vec<RawSlice> = parts.iter().map(|part| RawSlice::of(part)).collect();
             // SAFETY: the parts are borrowed for the length of the call.
@@ -350,8 +389,7 @@ impl Flow {
         }
     }
 
-    /// Records ordinary bytes that were received.
-    pub(crate) fn received(&self, parts: &[&[u8]]) {
+    fn received(&self, parts: &[&[u8]]) {
         if self.is_recording() {
             let list: Vec<RawSlice> = parts.iter().map(|part| RawSlice::of(part)).collect();
             // SAFETY: the parts are borrowed for the length of the call.
@@ -359,30 +397,21 @@ impl Flow {
         }
     }
 
-    /// Records the first `count` octets of a list, as returned by a send that may have been partial.
-    ///
-    /// # Safety
-    /// The ranges are mapped and readable for the length of the call. They may change meanwhile.
-    pub(crate) unsafe fn sent_raw(&self, list: &[RawSlice], count: usize) {
+    unsafe fn sent_raw(&self, list: &[RawSlice], count: usize) {
         if self.is_recording() {
             // SAFETY: the caller's promise.
             unsafe { self.data(true, list, count) };
         }
     }
 
-    /// Records the first `count` octets of a list, as returned by a receive. Call it before anybody may overwrite them.
-    ///
-    /// # Safety
-    /// The ranges are mapped and readable for the length of the call. They may change meanwhile.
-    pub(crate) unsafe fn received_raw(&self, list: &[RawSlice], count: usize) {
+    unsafe fn received_raw(&self, list: &[RawSlice], count: usize) {
         if self.is_recording() {
             // SAFETY: the caller's promise.
             unsafe { self.data(false, list, count) };
         }
     }
 
-    /// Records the end: a reset, or the closing of both directions. Nothing is recorded afterwards.
-    pub(crate) fn closed(&self, reset: bool) {
+    fn closed(&self, reset: bool) {
         if !self.is_recording() {
             return;
         }
@@ -405,6 +434,15 @@ impl Flow {
         state.stage = Stage::Closed;
         // If the program is killed later, the file has whole connections.
         let _ = self.shared.flush();
+    }
+}
+
+impl Flow {
+    /// Records a handshake. `active` is `true` if this end connected.
+    pub(crate) fn opened(&self, active: bool) {
+        if self.is_recording() {
+            self.open(&mut self.state.lock(), active);
+        }
     }
 
     /// Returns `true` if the other calls record anything.

@@ -107,6 +107,8 @@ mod lid;
 #[cfg(not(loom))]
 mod objects;
 #[cfg(not(loom))]
+mod open;
+#[cfg(not(loom))]
 #[doc(hidden)]
 pub mod owned;
 #[cfg_attr(loom, allow(dead_code, reason = "the models use a part"))]

@@ -160,7 +160,7 @@ impl Active {
     /// Starts the TCP connect. Errors of the peer come as events, even if they are known at once.
     pub(super) fn start(self: &Arc<Self>, bound: Option<Bound>) -> Result<()> {
         let mut s = self.state.lock();
-        let faults = self.ctx.inner.faults.as_ref();
+        let faults = self.ctx.inner.hooks.faults.as_ref();
         let refused = faults.and_then(|plan| plan.connect(self.peer));
         let next = match (refused, self.ctx.config().port_mapper) {
             (Some(errno), _) => Next::End(End::of_io(&io::Error::from_raw_os_error(errno))),

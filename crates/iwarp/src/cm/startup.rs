@@ -2,11 +2,11 @@
 
 use super::id::ConnectionParameters;
 use super::{reminders, xrc};
-use crate::capture::Flow;
 use crate::conn::linger::MATURITY;
 use crate::conn::qp::QueuePair;
 use crate::crc::crc32c_append;
 use crate::objects::context::Context;
+use crate::objects::hooks::Observer;
 use crate::sys::connect::Ends;
 use crate::sys::stream::TcpStream;
 use iwarp_proto::ddp::{Header, Stag, UntaggedHeader};
@@ -24,7 +24,7 @@ use std::io::{self, ErrorKind};
 pub(super) struct Starting {
     pub(super) stream: TcpStream,
     pub(super) ends: Ends,
-    pub(super) flow: Option<Flow>,
+    pub(super) flow: Option<Box<dyn Observer>>,
     pub(super) reader: FrameReader,
 }
 
@@ -192,11 +192,9 @@ pub(super) fn stream_config(agreed: &Agreed, initiator: bool, ctx: &Context) -> 
 }
 
 /// Starts to record a new connection if the device records.
-pub(super) fn record(ctx: &Context, ends: &Ends, active: bool) -> Option<Flow> {
-    let recorder = ctx.inner.recorder.as_ref()?;
-    let flow = recorder.flow(ends.local, ends.peer);
-    flow.opened(active);
-    Some(flow)
+pub(super) fn record(ctx: &Context, ends: &Ends, active: bool) -> Option<Box<dyn Observer>> {
+    let recorder = ctx.inner.hooks.recorder.as_ref()?;
+    Some(recorder.connection(ends.local, ends.peer, active))
 }
 
 #[cfg(test)]

@@ -2,9 +2,9 @@
 
 use super::linger::{self, Farewell};
 use super::qp::{CmSink, Link, QpInner};
-use crate::inject::Completion;
 use crate::objects::cq::{CompletionQueue, CqInner, Owed};
 use crate::objects::events::AsyncEventKind;
+use crate::objects::hooks::Completion;
 use crate::objects::member::EventQp;
 use crate::objects::slots::Ring;
 use crate::sys::guarded::ProcessRange;
@@ -78,7 +78,7 @@ impl After {
             srq.inner.drive_waiting();
         }
         if let (true, Some(faults)) = (self.act, &qp.faults) {
-            faults.act(qp);
+            faults.act(Arc::clone(qp) as _);
         }
         if self.waits {
             qp.ctx.wait_for_memory(qp);

@@ -5,7 +5,7 @@ use super::linger::{self, Farewell};
 use super::qp::{Guarded, QpInner, QueuePair, TIMER_LINGER};
 use super::rest::Rest;
 use super::silence::Reach;
-use crate::inject::Way;
+use crate::objects::hooks::Way;
 use crate::sys::poller::Interest;
 use iwarp_rnic::qp::{Events, RxInterest, State, StreamWish};
 use parking_lot::MutexGuard;

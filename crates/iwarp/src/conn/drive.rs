@@ -10,7 +10,7 @@ pub(crate) use tx::{take_rest, tx};
 use super::after::{After, DriveHost};
 use super::qp::{Guarded, QpInner};
 use crate::by_number::left;
-use crate::inject::Way;
+use crate::objects::hooks::Way;
 use iwarp_rnic::qp::RxInterest;
 use parking_lot::MutexGuard;
 use std::sync::Arc;

@@ -6,6 +6,7 @@ pub(crate) mod after;
 pub(crate) mod closing;
 pub(crate) mod cork;
 pub(crate) mod drive;
+mod faults;
 pub(crate) mod late;
 pub(crate) mod linger;
 pub(crate) mod link_state;

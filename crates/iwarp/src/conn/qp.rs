@@ -16,14 +16,13 @@ use super::silence::{self, Silence};
 use super::source::{Answered, Moved};
 use crate::by_number::absent::{self, Absent};
 use crate::by_number::retry::Retry;
-use crate::capture::Flow;
 use crate::cm::InfinibandParameters;
 use crate::config::ReceiverNotReady;
 use crate::engine::{Engine, Source};
 use crate::error::{Error, Result};
-use crate::inject::QpFaults;
 use crate::objects::context::{Context, ContextInner};
 use crate::objects::cq::CompletionQueue;
+use crate::objects::hooks::{Observer, QpFaults};
 use crate::objects::slots::{SeenSlots, Slots};
 use crate::objects::srq::SharedReceiveQueue;
 use crate::progress::baton::Baton;
@@ -127,7 +126,7 @@ pub(crate) struct Handover {
     /// The token under which the engine watches it already, for reading.
     pub(crate) watched: Option<u64>,
     pub(crate) config: StreamConfig,
-    pub(crate) flow: Option<Flow>,
+    pub(crate) flow: Option<Box<dyn Observer>>,
     pub(crate) cm: Option<Weak<dyn CmSink>>,
     /// The life of the queue pair ([`QueuePair::life`]) for which a stream was set up that took time; `None`: whichever it is in.
     pub(crate) life: Option<u64>,
@@ -147,7 +146,7 @@ pub(crate) trait CmSink: Send + Sync {
 pub(crate) struct Link {
     pub(crate) stream: TcpStream,
     pub(crate) ends: Ends,
-    pub(crate) flow: Option<Flow>,
+    pub(crate) flow: Option<Box<dyn Observer>>,
     pub(crate) token: u64,
     pub(crate) engine: Arc<Engine>,
     /// When full operation began.
@@ -218,7 +217,7 @@ pub(crate) struct QpInner {
     pub(crate) deferred: [AtomicBool; 2],
     pub(crate) origin: Origin,
     /// The faults that are injected, if the device was opened with any.
-    pub(crate) faults: Option<Box<QpFaults>>,
+    pub(crate) faults: Option<Box<dyn QpFaults>>,
 }
 
 /// A reliable-connected queue pair.
@@ -309,7 +308,8 @@ impl QueuePair {
                 answered: Answered::default(),
                 deferred: [const { AtomicBool::new(false) }; 2],
                 origin: Origin::here(),
-                faults: ctx.faults.as_ref().map(|plan| QpFaults::new(plan, num)),
+                faults: (ctx.hooks.faults.as_ref())
+                    .map(|faults| Arc::clone(faults).queue_pair(num)),
             }))
         })?;
         inner.send_cq.inner.attach(&inner);
@@ -595,7 +595,7 @@ impl QpInner {
         for (i, wr) in wrs.iter().enumerate() {
             let posted = match &self.faults {
                 None => wr.post(&mut g.machine, &mut DriveHost::new(self, after)),
-                Some(faults) => self.post_faulty::<WHOLE, R>(faults, wr, &mut g.machine, after),
+                Some(faults) => self.post_faulty::<WHOLE, R>(&**faults, wr, &mut g.machine, after),
             };
             if let Err(e) = posted {
                 return (Err((i, e)), g.conn.cork.send());

@@ -8,7 +8,7 @@
 use super::after::After;
 use super::drive;
 use super::qp::{Guarded, Link, QpInner};
-use crate::inject::Way;
+use crate::objects::hooks::Way;
 use std::io::{self, ErrorKind, IoSlice};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,14 +1,14 @@
 //! What happens when a rule acts.
 
-use super::Way;
 use super::log::Place;
 use super::plan::Taken;
-use super::qp::{Action, Progress, QpFaults};
+use super::qp::{Action, Progress, QpInjector};
 use crate::conn::after::After;
 use crate::conn::drive;
 use crate::conn::qp::QpInner;
 use crate::fault::{Directions, Event, Kind, Ops};
 use crate::objects::events::AsyncEventKind;
+use crate::objects::hooks::Way;
 use crate::objects::member::EventQp;
 use crate::sys::clock::now_ns;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ const fn ways(directions: Directions) -> [bool; 2] {
     [directions.out, directions.into]
 }
 
-impl QpFaults {
+impl QpInjector {
     /// Notes a fault, and what has to be done for it.
     pub(super) fn plan_action(
         &self,
@@ -75,7 +75,7 @@ impl QpFaults {
 
     /// Does what is due. Call it without locks.
     #[cold]
-    pub(crate) fn act(&self, qp: &Arc<QpInner>) {
+    pub(super) fn carry_out_all(&self, qp: &Arc<QpInner>) {
         let actions = std::mem::take(&mut self.state.lock().actions);
         for action in actions {
             self.carry_out(qp, action);

@@ -2,7 +2,7 @@
 
 use super::act::until;
 use super::plan::{PROCESS, Plan, Taken};
-use super::qp::QpFaults;
+use super::qp::QpInjector;
 use crate::conn::qp::QpInner;
 use crate::engine::{Engine, Source};
 use crate::error::Result;
@@ -62,7 +62,7 @@ impl Source for Clock {
         match kind {
             PORT_UP => plan.port_may_be_up(),
             QUEUE_PAIRS.. => {
-                let is_it = |faults: &QpFaults| faults.ordinal == kind & !QUEUE_PAIRS;
+                let is_it = |faults: &QpInjector| faults.ordinal == kind & !QUEUE_PAIRS;
                 for (qp, _) in plan.queue_pairs_that(is_it) {
                     qp.go_on();
                 }
@@ -76,7 +76,7 @@ impl Plan {
     /// The queue pairs of all devices that `are` right, in the order of creation.
     pub(super) fn queue_pairs_that(
         &self,
-        are: impl Fn(&QpFaults) -> bool,
+        are: impl Fn(&QpInjector) -> bool,
     ) -> Vec<(Arc<QpInner>, u32)> {
         let contexts: Vec<_> = self
             .contexts
@@ -89,7 +89,7 @@ impl Plan {
             for num in ctx.qp_numbers().unwrap_or_default() {
                 let qp = ctx.qp_if_free(num);
                 all.extend(qp.and_then(|qp| {
-                    let faults = qp.faults.as_ref().filter(|faults| are(faults))?;
+                    let faults = QpInjector::of(&qp).filter(|faults| are(faults))?;
                     let ordinal = faults.ordinal;
                     Some((qp, ordinal))
                 }));
@@ -126,7 +126,9 @@ impl Plan {
             return;
         }
         for (qp, _) in self.queue_pairs_that(|_| true) {
-            let Some(faults) = &qp.faults else { continue };
+            let Some(faults) = QpInjector::of(&qp) else {
+                continue;
+            };
             {
                 let mut state = faults.state.lock();
                 let connected = state.peer.is_some();
@@ -135,7 +137,7 @@ impl Plan {
                 }
                 faults.plan_action(&mut state, &taken, None, None);
             }
-            faults.act(&qp);
+            faults.carry_out_all(&qp);
         }
     }
 

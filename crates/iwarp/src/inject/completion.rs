@@ -1,24 +1,14 @@
 //! Faults of completions, and of messages that look for a receive.
 
-use super::qp::{Action, QpFaults, op_of_completion};
+use super::qp::{Action, QpInjector, op_of_completion};
 use crate::fault::{Kind, Ops, Point};
+use crate::objects::hooks::{Completion, QpFaults};
 use iwarp_rnic::qp::Direction;
 use iwarp_rnic::{Cqe, WcStatus};
 
-/// What becomes of a completion.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Completion {
-    /// It is written, as it is now.
-    Written,
-    /// The same, and [`QpFaults::act`] must be called.
-    ThenAct,
-    /// It finds the queue full.
-    Lost,
-}
-
-impl QpFaults {
+impl QpInjector {
     /// A completion is about to be written.
-    pub(crate) fn completed(&self, direction: Direction, cqe: &mut Cqe) -> Completion {
+    pub(super) fn change_completion(&self, direction: Direction, cqe: &mut Cqe) -> Completion {
         if cqe.status != WcStatus::Success {
             return Completion::Written;
         }
@@ -56,7 +46,7 @@ impl QpFaults {
     }
 
     /// Returns `true` if a message that has come may take a receive.
-    pub(crate) fn receiver_ready(&self) -> bool {
+    pub(super) fn offer_receive(&self) -> bool {
         if self.starves() {
             return false;
         }

@@ -2,13 +2,14 @@
 
 use super::log::Place;
 use super::plan::Plan;
+use super::qp::QpInjector;
 use crate::error::{Error, Result};
 use crate::fault::{Event, Kind, Point};
-use crate::objects::context::Context;
-use crate::objects::context::ContextInner;
 use crate::objects::events::{AsyncEventKind, PortEvent};
+use crate::objects::hooks::{DeviceFaults, QpFaults};
 use crate::sys::clock::now_ns;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
@@ -17,7 +18,7 @@ impl Plan {
     ///
     /// # Errors
     /// That of the fault, if a rule takes the opportunity.
-    fn create(&self, name: &'static str) -> Result<()> {
+    pub(super) fn refuse_creation(&self, name: &'static str) -> Result<()> {
         for (i, rule) in self.rules(Point::Creation) {
             let Kind::Create(object) = rule.kind else {
                 continue;
@@ -37,7 +38,7 @@ impl Plan {
     }
 
     /// Returns `true` if a receive for a shared receive queue must be refused.
-    pub(crate) fn refuses_shared_receive(&self) -> bool {
+    pub(super) fn take_shared_receive(&self) -> bool {
         let mut refuses = false;
         for (i, rule) in self.rules(Point::Post) {
             let select = &rule.select;
@@ -58,11 +59,6 @@ impl Plan {
             }
         }
         refuses
-    }
-
-    pub(super) fn is_port_down(&self) -> bool {
-        let until = self.port_down_until.load(Ordering::Relaxed);
-        until != 0 && now_ns() < until
     }
 
     /// The port goes down for so many nanoseconds.
@@ -125,24 +121,25 @@ impl Plan {
     }
 }
 
-impl ContextInner {
-    /// An object is about to be created: `pd`, `mr`, `mw`, `cq`, `srq`, `qp` or `channel`.
-    ///
-    /// # Errors
-    /// That of an injected fault.
-    #[inline]
-    pub(crate) fn create(&self, name: &'static str) -> Result<()> {
-        match &self.faults {
-            None => Ok(()),
-            Some(plan) => plan.create(name),
-        }
+impl DeviceFaults for Plan {
+    fn create(&self, name: &'static str) -> Result<()> {
+        self.refuse_creation(name)
     }
-}
 
-impl Context {
-    /// Returns `true` unless an injected fault has taken the port down.
-    pub fn is_port_up(&self) -> bool {
-        let plan = self.inner.faults.as_ref();
-        plan.is_none_or(|plan| !plan.is_port_down())
+    fn refuses_shared_receive(&self) -> bool {
+        self.take_shared_receive()
+    }
+
+    fn is_port_down(&self) -> bool {
+        let until = self.port_down_until.load(Ordering::Relaxed);
+        until != 0 && now_ns() < until
+    }
+
+    fn connect(&self, peer: SocketAddr) -> Option<i32> {
+        self.refuse_connect(peer)
+    }
+
+    fn queue_pair(self: Arc<Self>, num: u32) -> Box<dyn QpFaults> {
+        QpInjector::new(&self, num)
     }
 }

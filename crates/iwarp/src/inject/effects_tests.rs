@@ -2,13 +2,13 @@
 
 use super::act::until;
 use super::plan::{PROCESS, Plan};
-use super::qp::{Action, QpFaults, op_of, op_of_completion};
+use super::qp::{Action, QpInjector, op_of, op_of_completion};
 use super::tests::its_time_is_over;
-use super::{Completion, Way};
 use crate::config::Config;
 use crate::fault::{Event, Ops};
 use crate::objects::context::Context;
 use crate::objects::events::{AsyncEventKind, PortEvent};
+use crate::objects::hooks::{Completion, DeviceFaults, QpFaults, Way};
 use crate::sys::clock::now_ns;
 use crate::sys::raw_slice::RawSlice;
 use crate::testing;
@@ -36,13 +36,13 @@ fn peer() -> SocketAddr {
 }
 
 /// The faults of the first queue pair, whose number is 0x77, on a connection.
-fn faults(text: &str, crc: bool) -> Box<QpFaults> {
-    let faults = QpFaults::new(&plan(text), 0x77);
+fn faults(text: &str, crc: bool) -> Box<QpInjector> {
+    let faults = QpInjector::new(&plan(text), 0x77);
     faults.connected(peer(), crc);
     faults
 }
 
-fn actions(faults: &QpFaults) -> Vec<Action> {
+fn actions(faults: &QpInjector) -> Vec<Action> {
     std::mem::take(&mut faults.state.lock().actions)
 }
 
@@ -165,7 +165,7 @@ fn a_bit_is_to_be_flipped_where_there_are_crcs() {
     }
     // Posted before there is a connection: what that is like decides.
     for crc in [true, false] {
-        let faults = QpFaults::new(
+        let faults = QpInjector::new(
             &plan(&format!(
                 "seed=202;crc,nth=1;log=/dev/{}",
                 ["null", "zero"][usize::from(crc)]
@@ -212,7 +212,7 @@ fn a_rule_concerns_those_it_names() {
         assert_eq!(faults.is_due(), counts, "{text}");
     }
     // Without a connection nobody is the peer.
-    let faults = QpFaults::new(&plan("seed=205;reset,every=1,peer=192.0.2.7"), 1);
+    let faults = QpInjector::new(&plan("seed=205;reset,every=1,peer=192.0.2.7"), 1);
     faults.posted(&READ);
     assert!(!faults.is_due());
 }
@@ -266,12 +266,13 @@ fn a_completion_fails_and_those_behind_it_are_flushed() {
         status,
         ..Cqe::default()
     };
-    let complete = |faults: &QpFaults, direction, mut cqe: Cqe| {
+    let complete = |faults: &QpInjector, direction, mut cqe: Cqe| {
         let outcome = faults.completed(direction, &mut cqe);
         (outcome, cqe.status)
     };
-    let send =
-        |faults: &QpFaults, opcode, status| complete(faults, Direction::Send, cqe(opcode, status));
+    let send = |faults: &QpInjector, opcode, status| {
+        complete(faults, Direction::Send, cqe(opcode, status))
+    };
     let failing = faults("seed=209;status=REM_ACCESS_ERR,op=write,nth=2", true);
     for (opcode, status, outcome) in [
         (WcOpcode::Send, Success, (Written, Success)),
@@ -306,7 +307,7 @@ fn a_completion_fails_and_those_behind_it_are_flushed() {
 
     // Receives.
     let received =
-        |faults: &QpFaults| complete(faults, Direction::Recv, cqe(WcOpcode::Recv, Success));
+        |faults: &QpInjector| complete(faults, Direction::Recv, cqe(WcOpcode::Recv, Success));
     let by_receive = faults("seed=212;reset,op=recv,nth=2", true);
     assert_eq!(received(&by_receive), (Written, Success));
     assert_eq!(received(&by_receive), (ThenAct, Success));
@@ -333,7 +334,7 @@ fn a_message_finds_no_receive() {
 }
 
 /// The lengths to which two runs of 100 and 1000 octets are shortened.
-fn limited(faults: &QpFaults, way: Way) -> Vec<usize> {
+fn limited(faults: &QpInjector, way: Way) -> Vec<usize> {
     let (a, b) = ([0u8; 100], [0u8; 1000]);
     let mut runs = vec![RawSlice::of(&a), RawSlice::of(&b)];
     faults.limit(way, &mut runs);
@@ -433,7 +434,7 @@ fn what_is_held_is_held_in_its_direction() {
 /// A new connection counts its octets anew; what was asked for before it came, and what holds for a while, stays.
 #[test]
 fn what_a_new_connection_begins_with() {
-    let faults = QpFaults::new(&plan("seed=221;reset,nth=1;close,nth=3"), 0x77);
+    let faults = QpInjector::new(&plan("seed=221;reset,nth=1;close,nth=3"), 0x77);
     faults.posted(&READ);
     {
         let mut state = faults.state.lock();
@@ -592,7 +593,7 @@ fn the_log_says_what_has_happened_to_whom() {
     let _ = std::fs::remove_file(&path);
     let text = format!("post,nth=2;reset,bytes=100;rnr=2ms;log={}", path.display());
     let plan = plan(&text);
-    let faults = QpFaults::new(&plan, 0x77);
+    let faults = QpInjector::new(&plan, 0x77);
     faults.connected(peer(), true);
     assert!(!faults.refuses_send(&READ) && faults.refuses_send(&READ));
     let pause = std::time::Duration::from_millis(1100);
@@ -646,7 +647,7 @@ fn the_log_says_what_the_process_was_refused() {
         path.display()
     );
     let ctx = context(&text);
-    let plan = ctx.inner.faults.clone().unwrap();
+    let plan = super::tests::plan_of(&ctx.inner);
     assert!(plan.connect(peer()).is_none() && plan.connect(peer()).is_some());
     assert!(ctx.create_cq(1, None).is_err());
     assert!(plan.refuses_shared_receive());

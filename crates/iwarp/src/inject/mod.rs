@@ -1,7 +1,7 @@
 //! Injects faults: what no device offers to those who test RDMA programs. [`fault::Spec`](crate::fault::Spec) says what is asked for.
 //!
 //! A device that was opened with a specification has a [`Plan`], which all devices of the process with the same one share, and each of its queue
-//! pairs a [`QpFaults`]. Without a specification there is neither, and the data path asks one pointer of the queue pair.
+//! pairs a [`QpInjector`]. Without a specification there is neither, and the data path asks one pointer of the queue pair.
 //!
 //! Injected faults act by the ways of real ones wherever there is such a way: a reset resets the socket, a stalled stream is not read and
 //! not written, a wrong key is sent to the peer, a receiver that is not ready holds the message.
@@ -12,8 +12,8 @@
 //! Files: `plan` (opportunities, counts, the seed), `log`, `qp` (what a queue pair counts and holds back), `post`, `completion` and `octets` (where
 //! the data path asks), `act` (what happens), `clock` (what happens at a time), `device` (objects, the port).
 //!
-//! Locks: [`QpFaults`] and [`Plan`] have locks of their own, taken inside of all others. What needs other locks is put on a list, and
-//! done when none is held ([`QpFaults::act`]).
+//! Locks: [`QpInjector`] and [`Plan`] have locks of their own, taken inside of all others. What needs other locks is put on a list, and
+//! done when none is held ([`QpInjector::act`]).
 
 mod act;
 mod clock;
@@ -25,27 +25,7 @@ mod plan;
 mod post;
 mod qp;
 
-pub(super) use completion::Completion;
-pub(super) use plan::Plan;
-pub(super) use qp::QpFaults;
-
-/// A direction of a stream, as an index.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
-    Out,
-    In,
-}
-
-impl Way {
-    const BOTH: [Self; 2] = [Self::Out, Self::In];
-
-    const fn index(self) -> usize {
-        match self {
-            Self::Out => 0,
-            Self::In => 1,
-        }
-    }
-}
+pub(crate) use plan::Plan;
 
 #[cfg(test)]
 mod effects_tests;

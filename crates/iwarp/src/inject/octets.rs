@@ -2,10 +2,10 @@
 //!
 //! Invariant of the `unsafe`: the callers own the ranges they pass for the length of the call, as for the system call next to it.
 
-use super::Way;
 use super::plan::Taken;
-use super::qp::{Progress, QpFaults};
+use super::qp::{Progress, QpInjector};
 use crate::fault::{Kind, Point, Rule};
+use crate::objects::hooks::Way;
 use crate::sys::clock::now_ns;
 use crate::sys::guarded;
 use crate::sys::raw_slice::RawSlice;
@@ -18,9 +18,9 @@ const SPOILT: std::ops::Range<usize> = 6..14;
 const STEPS_PER_SECOND: u64 = 50;
 const STEP_MIN: u64 = 64;
 
-impl QpFaults {
+impl QpInjector {
     /// Octets are about to be sent, or to be read. Shortens the list to what may pass before a fault is due.
-    pub(crate) fn limit(&self, way: Way, runs: &mut Vec<RawSlice>) {
+    pub(super) fn limit_octets(&self, way: Way, runs: &mut Vec<RawSlice>) {
         let state = self.state.lock();
         let passed = state.octets[way.index()];
         let marks = self.marks(&state, way).map(|(_, at)| at);
@@ -51,7 +51,7 @@ impl QpFaults {
     }
 
     /// Octets have passed.
-    pub(crate) fn passed_octets(&self, way: Way, n: usize) {
+    pub(super) fn count_octets(&self, way: Way, n: usize) {
         let mut state = self.state.lock();
         let passed = state.octets[way.index()].saturating_add(n as u64);
         state.octets[way.index()] = passed;
@@ -85,17 +85,12 @@ impl QpFaults {
         }
     }
 
-    /// Returns `true` if something waits for [`act`](Self::act).
-    pub(crate) fn is_due(&self) -> bool {
-        !self.state.lock().actions.is_empty()
-    }
-
     /// If a bit is to be flipped in what is sent, copies it and flips one. `runs` then refers to the copy, which the caller keeps. The octets
     /// begin with an FPDU.
     ///
     /// # Safety
     /// The ranges are readable for the length of the call.
-    pub(crate) unsafe fn spoil_copy(&self, runs: &mut Vec<RawSlice>) -> Option<Vec<u8>> {
+    pub(super) unsafe fn flip_in_copy(&self, runs: &mut Vec<RawSlice>) -> Option<Vec<u8>> {
         let mut state = self.state.lock();
         let total = runs.iter().map(RawSlice::len).sum::<usize>();
         if !state.spoil[Way::Out.index()] || total < SPOILT.end {
@@ -117,7 +112,7 @@ impl QpFaults {
     ///
     /// # Safety
     /// The ranges are readable and writable for the length of the call.
-    pub(crate) unsafe fn spoil_received(&self, runs: &[RawSlice], n: usize) {
+    pub(super) unsafe fn flip_in_place(&self, runs: &[RawSlice], n: usize) {
         let mut state = self.state.lock();
         let Some(first) = runs.first().filter(|run| run.len().min(n) >= SPOILT.end) else {
             return;
@@ -167,9 +162,10 @@ fn shorten(runs: &mut Vec<RawSlice>, mut most: usize) {
 mod tests {
     use super::super::plan::Plan;
     use super::*;
+    use crate::objects::hooks::QpFaults;
 
-    fn spoiling(text: &str, way: Way) -> Box<QpFaults> {
-        let faults = QpFaults::new(&Plan::of(&text.parse().unwrap()).unwrap(), 1);
+    fn spoiling(text: &str, way: Way) -> Box<QpInjector> {
+        let faults = QpInjector::new(&Plan::of(&text.parse().unwrap()).unwrap(), 1);
         faults.state.lock().spoil[way.index()] = true;
         faults
     }

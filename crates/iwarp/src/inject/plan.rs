@@ -5,6 +5,7 @@ use super::log::{Log, Place};
 use crate::error::Result;
 use crate::fault::{Kind, Point, Rule, Spec, When};
 use crate::objects::context::{ContextInner, random_u32};
+use crate::objects::hooks::DeviceFaults;
 use crate::sys::clock::now_ns;
 use crate::sys::process_lock::ProcessLock;
 use parking_lot::Mutex;
@@ -191,7 +192,7 @@ impl Plan {
     }
 
     /// The program asks to connect to a peer. Returns the error if that must fail.
-    pub(crate) fn connect(&self, peer: SocketAddr) -> Option<i32> {
+    pub(super) fn refuse_connect(&self, peer: SocketAddr) -> Option<i32> {
         if self.is_port_down() {
             return Some(libc::EHOSTUNREACH);
         }

@@ -1,17 +1,25 @@
 //! What a queue pair counts of its opportunities, and what is held back on its connection.
 
-use super::Way;
 use super::log::Place;
 use super::plan::{Plan, Taken};
+use crate::conn::qp::QpInner;
 use crate::fault::{Event, Ops, Point, Rule};
+use crate::objects::hooks::DeviceFaults;
+use crate::objects::hooks::Way;
+use crate::objects::hooks::{Completion, QpFaults};
+use crate::objects::member::{Member, downcast};
 use crate::sys::clock::now_ns;
+use crate::sys::raw_slice::RawSlice;
+use iwarp_rnic::Cqe;
+use iwarp_rnic::qp::Direction;
 use iwarp_rnic::{SendOp, WcOpcode};
 use parking_lot::Mutex;
+use std::any::Any;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// The faults of one queue pair.
-pub(crate) struct QpFaults {
+pub(crate) struct QpInjector {
     pub(super) plan: Arc<Plan>,
     /// In the order of creation, from 1.
     pub(super) ordinal: u32,
@@ -63,8 +71,14 @@ pub(super) enum Action {
     Starve(u64),
 }
 
-impl QpFaults {
-    pub(crate) fn new(plan: &Arc<Plan>, number: u32) -> Box<Self> {
+impl QpInjector {
+    /// Returns the faults of a queue pair, if its device was opened with any.
+    pub(super) fn of(qp: &QpInner) -> Option<&Self> {
+        let faults: &dyn Any = &**qp.faults.as_ref()?;
+        faults.downcast_ref()
+    }
+
+    pub(super) fn new(plan: &Arc<Plan>, number: u32) -> Box<Self> {
         let rules = plan.spec.rules.len();
         Box::new(Self {
             ordinal: plan.next_queue_pair(),
@@ -79,7 +93,7 @@ impl QpFaults {
     }
 
     /// It has a new connection. What was asked for by requests that waited for it is due now.
-    pub(crate) fn connected(&self, peer: SocketAddr, crc: bool) {
+    pub(super) fn begin_connection(&self, peer: SocketAddr, crc: bool) {
         let mut state = self.state.lock();
         let fresh = Progress {
             counts: std::mem::take(&mut state.counts),
@@ -138,17 +152,73 @@ impl QpFaults {
             octets: None,
         }
     }
+}
 
-    /// Returns `true` if nothing may pass in this direction now.
-    pub(crate) fn holds(&self, way: Way) -> bool {
+impl QpFaults for QpInjector {
+    fn connected(&self, peer: SocketAddr, crc: bool) {
+        self.begin_connection(peer, crc);
+    }
+
+    fn refuses_send(&self, op: &SendOp) -> bool {
+        self.refuses(op_of(op))
+    }
+
+    fn refuses_receive(&self) -> bool {
+        self.refuses(Ops::RECV)
+    }
+
+    fn changed(&self, op: &SendOp) -> Option<SendOp> {
+        self.with_wrong_key(op)
+    }
+
+    fn posted(&self, op: &SendOp) {
+        self.passed(op_of(op));
+    }
+
+    fn holds(&self, way: Way) -> bool {
         let until = self.state.lock().held_until[way.index()];
         self.plan.is_port_down() || until != 0 && now_ns() < until
     }
 
-    /// Returns `true` if messages find no receive now.
-    pub(crate) fn starves(&self) -> bool {
+    fn limit(&self, way: Way, runs: &mut Vec<RawSlice>) {
+        self.limit_octets(way, runs);
+    }
+
+    fn passed_octets(&self, way: Way, n: usize) {
+        self.count_octets(way, n);
+    }
+
+    unsafe fn spoil_copy(&self, runs: &mut Vec<RawSlice>) -> Option<Vec<u8>> {
+        // SAFETY: the caller's promise.
+        unsafe { self.flip_in_copy(runs) }
+    }
+
+    unsafe fn spoil_received(&self, runs: &[RawSlice], n: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { self.flip_in_place(runs, n) }
+    }
+
+    fn receiver_ready(&self) -> bool {
+        self.offer_receive()
+    }
+
+    fn starves(&self) -> bool {
         let until = self.state.lock().starved_until;
         until != 0 && now_ns() < until
+    }
+
+    fn completed(&self, direction: Direction, cqe: &mut Cqe) -> Completion {
+        self.change_completion(direction, cqe)
+    }
+
+    fn is_due(&self) -> bool {
+        !self.state.lock().actions.is_empty()
+    }
+
+    fn act(&self, qp: Arc<dyn Member>) {
+        if let Some(qp) = downcast(qp) {
+            self.carry_out_all(&qp);
+        }
     }
 }
 

@@ -1,15 +1,17 @@
 //! Which opportunities a plan takes, and what they depend on.
 
-use super::Way;
 use super::plan::{PROCESS, Plan};
-use super::qp::QpFaults;
+use super::qp::QpInjector;
 use crate::config::Config;
 use crate::conn::qp::QueuePair;
 use crate::engine::Source;
+use crate::objects::context::ContextInner;
 use crate::objects::events::AsyncEventKind;
+use crate::objects::hooks::{DeviceFaults, QpFaults, Way};
 use crate::sys::clock::now_ns;
 use crate::testing;
 use iwarp_rnic::{RecvWr, SendFlags, SendOp, SendWr, WcStatus};
+use std::any::Any;
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,6 +19,12 @@ use std::time::{Duration, Instant};
 
 fn plan(text: &str) -> Arc<Plan> {
     Plan::of(&text.parse().unwrap()).unwrap()
+}
+
+/// Returns the plan of a device that was opened with one.
+pub(super) fn plan_of(ctx: &ContextInner) -> Arc<Plan> {
+    let faults: Arc<dyn Any + Send + Sync> = ctx.hooks.faults.clone().unwrap();
+    faults.downcast().unwrap()
 }
 
 /// The opportunities of a queue pair that the first rule takes, of `of`.
@@ -115,7 +123,7 @@ pub(super) fn its_time_is_over(plan: &Plan) {
 fn queue_pairs_are_numbered_and_devices_that_are_closed_are_forgotten() {
     let text = "seed=118;crc";
     let plan = plan(text);
-    let ordinals = [0; 3].map(|number| QpFaults::new(&plan, number).ordinal);
+    let ordinals = [0; 3].map(|number| QpInjector::new(&plan, number).ordinal);
     assert_eq!(ordinals, [1, 2, 3]);
     let open = || {
         testing::context_with(Config {
@@ -245,7 +253,7 @@ fn a_time_comes_by_itself() {
     // On a busy machine the time may come before the connection does. Then a later one is tried.
     for (seed, millis) in (126..).zip([20, 400, 8000, 60_000]) {
         let (qp, mut peer) = connected(&format!("seed={seed};reset,time={millis}ms"));
-        let age = qp.inner.faults.as_ref().map(|faults| faults.plan.age());
+        let age = QpInjector::of(&qp.inner).map(|faults| faults.plan.age());
         if age.is_none_or(|age| age >= millis * 1_000_000) {
             qp.destroy();
             continue;
@@ -280,11 +288,11 @@ fn a_time_meets_the_connected_queue_pairs_that_the_rule_concerns() {
         let text = format!("seed={seed};delay=1000s,time=1000s,dir=both{options}");
         let (ctx, [waiting, first, second]) = three_queue_pairs(&text);
         let _peers = [&first, &second].map(testing::connected);
-        let plan = ctx.inner.faults.clone().unwrap();
+        let plan = plan_of(&ctx.inner);
         plan.clock().unwrap().timer(0);
         let all = [waiting, first, second];
         let held = all.each_ref().map(|qp| {
-            let faults = qp.inner.faults.as_ref().unwrap();
+            let faults = QpInjector::of(&qp.inner).unwrap();
             assert!(!faults.is_due(), "{text}");
             let held = Way::BOTH.map(|way| faults.holds(way));
             assert_eq!(held[0], held[1], "{text}");
@@ -303,14 +311,14 @@ fn what_waiting_requests_bring_about_waits_for_the_connection() {
         ("seed=159;close,nth=1", false),
     ] {
         let (_ctx, [qp, ..]) = three_queue_pairs(text);
-        let faults = qp.inner.faults.as_ref().unwrap();
+        let faults = QpInjector::of(&qp.inner).unwrap();
         faults.posted(&SendOp::Send);
-        faults.act(&qp.inner);
+        faults.carry_out_all(&qp.inner);
         assert!(faults.is_due(), "{text}");
         let mut peer = testing::connected(&qp);
         peer.set_read_timeout(Some(Duration::from_secs(20)))
             .unwrap();
-        faults.act(&qp.inner);
+        faults.carry_out_all(&qp.inner);
         assert!(!faults.is_due(), "{text}");
         let end = peer.read(&mut [0; 64]).map_err(|e| e.kind());
         let wanted = match reset {
@@ -338,7 +346,7 @@ fn three_queue_pairs(text: &str) -> (crate::objects::context::Context, [QueuePai
 fn only_the_end_of_the_device_ends_its_connections() {
     use crate::fault::Event::{DeviceFatal, LidChange, PortError};
     let (qp, mut peer) = connected("seed=157;crc");
-    let plan = qp.inner.ctx.faults.clone().unwrap();
+    let plan = plan_of(&qp.inner.ctx);
     for event in [PortError, LidChange] {
         plan.raise_everywhere(event);
         assert_eq!(qp.state(), crate::State::Rts);
@@ -394,11 +402,7 @@ fn what_a_request_brings_about_comes_before_it() {
     let (qp, mut peer) = connected("seed=134;slow=1M,nth=1,dir=in");
     qp.post_send(&[SEND]).unwrap();
     assert!(peer.read(&mut [0; 64]).unwrap() > 0);
-    let rate = qp
-        .inner
-        .faults
-        .as_ref()
-        .map(|faults| faults.state.lock().rate);
+    let rate = QpInjector::of(&qp.inner).map(|faults| faults.state.lock().rate);
     assert_eq!(rate, Some([None, Some(1 << 20)]));
     qp.destroy();
 }

@@ -3,6 +3,7 @@
 use super::channel::CompletionChannel;
 use super::cq::CompletionQueue;
 use super::events::{AsyncEvent, AsyncEventKind, EventQueue};
+use super::hooks::Hooks;
 use super::member::Member;
 use super::memory_waiters::MemoryWaiters;
 use super::numbers::Numbers;
@@ -10,17 +11,13 @@ use super::registry::Registry;
 use super::srq::SharedReceiveQueue;
 use super::stats;
 use super::table_lock::TableLock;
-use crate::capture::{Recorder, RecorderLimits};
 use crate::config::Config;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::inject::Plan;
-use crate::sys::exit::AtExit;
 use crate::sys::guarded::{self, MemoryTable, ProcessRange};
 use crate::sys::null::{NULL_LEN, null_memory};
 use crate::sys::on_demand::PAGER;
 use crate::sys::probe::probe_range;
-use crate::sys::process_lock::ProcessLock;
 use crate::sys::{fork, fork::Origin};
 use iwarp_rnic::counters::Counters;
 use iwarp_rnic::memory::{RegionInfo, Stag, WindowType};
@@ -28,7 +25,6 @@ use iwarp_rnic::{Access, FastRegister};
 use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -42,7 +38,6 @@ pub(crate) struct ContextInner {
     pub(crate) config: Config,
     pub(crate) memory: TableLock,
     pub(crate) async_events: EventQueue<AsyncEvent>,
-    pub(crate) recorder: Option<Recorder>,
     qps: RwLock<HashMap<u32, Weak<dyn Member>>>,
     /// Completion queues that exist.
     pub(crate) cqs: AtomicU32,
@@ -53,8 +48,7 @@ pub(crate) struct ContextInner {
     /// Datagram queue pairs.
     pub(crate) datagrams: Numbers,
     pub(crate) waiting: MemoryWaiters,
-    /// The faults that are injected, if it was opened with any.
-    pub(crate) faults: Option<Arc<Plan>>,
+    pub(crate) hooks: Hooks,
     /// Totals of queue pairs that are gone.
     past: Mutex<Counters>,
     /// The process that opened it.
@@ -68,26 +62,17 @@ pub struct Context {
 }
 
 impl Context {
-    /// Opens a device.
-    ///
-    /// # Errors
-    /// The operating system's error: no descriptors left, or the capture file cannot be made.
-    pub fn open(device: &Device, config: Config) -> Result<Self> {
-        let recorder = match &config.capture {
-            Some(path) => Some(shared_recorder(path, config.capture_bytes)?),
-            None => None,
-        };
-        let faults = config.fault.as_ref().map(Plan::of).transpose()?;
+    /// Opens a device with `hooks`.
+    pub(crate) fn open_with(device: &Device, config: Config, hooks: Hooks) -> Result<Self> {
         if config.memory_guard {
             guarded::enable();
         }
-        let inner = ContextInner {
-            faults,
+        let inner = Arc::new(ContextInner {
+            hooks,
             device: device.clone(),
             config,
             memory: TableLock::new(MemoryTable::new()),
             async_events: EventQueue::new()?,
-            recorder,
             qps: RwLock::default(),
             cqs: AtomicU32::new(0),
             // Queue pair numbers have 24 bits; a random start keeps stale ones from meeting new ones.
@@ -98,11 +83,7 @@ impl Context {
             waiting: MemoryWaiters::default(),
             past: Mutex::default(),
             origin: Origin::here(),
-        };
-        let inner = Arc::new(inner);
-        if let Some(plan) = &inner.faults {
-            plan.enter(&inner)?;
-        }
+        });
         stats::watch(&inner);
         Ok(Self { inner })
     }
@@ -385,10 +366,16 @@ impl Context {
     /// # Errors
     /// The file cannot be written; the recording has then stopped.
     pub fn flush_capture(&self) -> Result<()> {
-        match &self.inner.recorder {
+        match &self.inner.hooks.recorder {
             Some(recorder) => Ok(recorder.flush()?),
             None => Ok(()),
         }
+    }
+
+    /// Returns `true` unless an injected fault has taken the port down.
+    pub fn is_port_up(&self) -> bool {
+        let plan = self.inner.hooks.faults.as_ref();
+        plan.is_none_or(|plan| !plan.is_port_down())
     }
 
     /// Takes an asynchronous event.
@@ -421,6 +408,18 @@ impl Context {
 }
 
 impl ContextInner {
+    /// An object is about to be created: `pd`, `mr`, `mw`, `cq`, `srq`, `qp` or `channel`.
+    ///
+    /// # Errors
+    /// That of an injected fault.
+    #[inline]
+    pub(crate) fn create(&self, name: &'static str) -> Result<()> {
+        match &self.hooks.faults {
+            None => Ok(()),
+            Some(plan) => plan.create(name),
+        }
+    }
+
     /// Finds a free queue pair number and makes the queue pair with it.
     pub(crate) fn enter_qp<M: Member>(
         &self,
@@ -578,39 +577,6 @@ pub(crate) fn random_u64() -> Result<u64> {
 
 fn no_random(e: getrandom::Error) -> Error {
     Error::Io(std::io::Error::other(e.to_string()))
-}
-
-static RECORDERS: ProcessLock<Vec<(PathBuf, Recorder)>> =
-    ProcessLock::new("raw::context::RECORDERS", Vec::new());
-
-/// One recorder for each file, however many devices write to it. `%p` in the name becomes the process number.
-fn shared_recorder(path: &Path, max_bytes: Option<u64>) -> Result<Recorder> {
-    static FLUSH: AtExit = AtExit::new(flush_recorders);
-    let name = path
-        .to_string_lossy()
-        .replace("%p", &std::process::id().to_string());
-    let path = PathBuf::from(name);
-    let mut recorders = RECORDERS.lock();
-    if let Some((_, recorder)) = recorders.iter().find(|(p, _)| *p == path) {
-        return Ok(recorder.clone());
-    }
-    let limits = max_bytes.map_or_else(RecorderLimits::default, |n| {
-        RecorderLimits::default().max_bytes(n)
-    });
-    let recorder = Recorder::create_with(&path, limits)?;
-    recorders.push((path, recorder.clone()));
-    // They are kept for the next device, so their drop does not flush them.
-    FLUSH.plan();
-    Ok(recorder)
-}
-
-fn flush_recorders() {
-    // A program may end in a signal handler, on a thread that holds a lock.
-    if let Some(recorders) = RECORDERS.try_lock() {
-        for (_, recorder) in recorders.iter() {
-            recorder.flush_at_exit();
-        }
-    }
 }
 
 #[cfg(test)]

@@ -59,12 +59,12 @@ fn devices_share_the_capture_of_a_file() {
             ..Config::default()
         });
         let ends = ["127.0.0.1:1", "127.0.0.1:2"].map(|end| end.parse().unwrap());
-        let flow = ctx.inner.recorder.as_ref().unwrap().flow(ends[0], ends[1]);
-        flow.opened(true);
+        let recorder = ctx.inner.hooks.recorder.as_ref().unwrap();
+        let flow = recorder.connection(ends[0], ends[1], true);
         flow.sent(&[IoSlice::new(octets.as_bytes())]);
         ctx.flush_capture().unwrap();
     }
-    let has = |path: &Path, octets: &str| {
+    let has = |path: &std::path::Path, octets: &str| {
         let file = std::fs::read(path).unwrap();
         file.windows(octets.len())
             .any(|part| part == octets.as_bytes())

@@ -7,6 +7,7 @@ pub(crate) mod channel;
 pub(crate) mod context;
 pub(crate) mod cq;
 pub(crate) mod events;
+pub(crate) mod hooks;
 pub(crate) mod member;
 pub(crate) mod members;
 pub(crate) mod memory_waiters;

@@ -135,7 +135,7 @@ impl SharedReceiveQueue {
         let somebody_waits = {
             let mut state = self.inner.state.lock();
             for (i, wr) in wrs.iter().enumerate() {
-                if let Some(plan) = &self.inner.ctx.faults
+                if let Some(plan) = &self.inner.ctx.hooks.faults
                     && plan.refuses_shared_receive()
                 {
                     result = Err((i, iwarp_rnic::PostError::QueueFull.into()));

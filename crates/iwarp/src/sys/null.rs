@@ -4,7 +4,6 @@
 //! them. The other range is the same few megabytes of an anonymous file over and over; only the RNIC writes there, and nobody reads.
 
 use super::process_lock::ProcessLock;
-use crate::device::LIMITS;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use std::io;
@@ -12,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::ptr::null_mut;
 
 /// Length of each range in octets: the longest message, which is as much as one access can have.
-pub(crate) const NULL_LEN: u64 = LIMITS.max_message as u64;
+pub(crate) const NULL_LEN: u64 = iwarp_rnic::limits::MAX_MESSAGE as u64;
 /// Octets of the file behind the range that is written to.
 const PART: usize = 4 << 20;
 const LEN: usize = NULL_LEN.next_multiple_of(PART as u64) as usize;

@@ -9,7 +9,7 @@ use super::super::qp::{Guarded, Link, QpInner};
 use super::broken;
 use crate::by_number::left;
 use crate::crc::crc32c;
-use crate::inject::Way;
+use crate::objects::hooks::Way;
 use crate::sys::clock::now_ns;
 use crate::sys::guarded::MemoryTable;
 use crate::sys::raw_slice::RawSlice;

@@ -11,7 +11,7 @@ use super::super::silence;
 use super::broken;
 use crate::by_number::left;
 use crate::crc::crc32c;
-use crate::inject::Way;
+use crate::objects::hooks::Way;
 use crate::sys::guarded::MemoryTable;
 use crate::sys::raw_slice::RawSlice;
 use iwarp_rnic::qp::{Env, RunKind, TxFill, TxPlan};

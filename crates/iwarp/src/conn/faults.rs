@@ -1,0 +1,54 @@
+//! Where the faults of a queue pair are asked on the data path.
+
+use super::after::{After, DriveHost};
+use super::qp::{QpInner, Request};
+use crate::objects::hooks::{QpFaults, Way};
+use iwarp_rnic::PostError;
+use iwarp_rnic::qp::QueuePair as Machine;
+use std::sync::Arc;
+
+impl QpInner {
+    /// Returns the first request of a list that an injected fault refuses.
+    pub(crate) fn first_refused<R: Request>(&self, wrs: &[R]) -> Option<usize> {
+        let faults = self.faults.as_ref()?;
+        wrs.iter().position(|wr| faults.refuses_send(&wr.wr().op))
+    }
+
+    /// Queues a request of a queue pair with faults. Those that are posted as a `WHOLE` have been asked for already.
+    #[cold]
+    pub(crate) fn post_faulty<const WHOLE: bool, R: Request>(
+        self: &Arc<Self>,
+        faults: &dyn QpFaults,
+        wr: &R,
+        machine: &mut Machine,
+        after: &mut After,
+    ) -> Result<(), PostError> {
+        let op = &wr.wr().op;
+        if !WHOLE && faults.refuses_send(op) {
+            return Err(PostError::QueueFull);
+        }
+        let mut host = DriveHost::new(self, after);
+        match faults.changed(op) {
+            Some(op) => wr.with_op(op).post(machine, &mut host)?,
+            None => wr.post(machine, &mut host)?,
+        }
+        drop(host);
+        faults.posted(op);
+        Ok(())
+    }
+
+    /// What a fault does about a request that was posted, it does before the request is sent.
+    #[inline]
+    pub(crate) fn act_before_sending(self: &Arc<Self>, after: &mut After) {
+        if let Some(faults) = &self.faults {
+            after.act = false;
+            faults.act(Arc::clone(self) as _);
+        }
+    }
+
+    /// Returns `true` unless a fault holds back what passes in this direction.
+    #[inline]
+    pub(crate) fn passes(&self, way: Way) -> bool {
+        self.faults.as_ref().is_none_or(|faults| !faults.holds(way))
+    }
+}

@@ -1,0 +1,158 @@
+//! What may watch or disturb a device and its queue pairs. Capture and fault injection implement these traits; the rooms that
+//! call them name neither. Where nothing is armed, a call costs one test of a pointer.
+
+use super::member::Member;
+use crate::error::Result;
+use crate::sys::raw_slice::RawSlice;
+use iwarp_rnic::qp::Direction;
+use iwarp_rnic::{Cqe, SendOp};
+use std::any::Any;
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+/// The hooks of a device, chosen when it is opened.
+#[derive(Default)]
+pub(crate) struct Hooks {
+    pub(crate) recorder: Option<Arc<dyn Recording>>,
+    pub(crate) faults: Option<Arc<dyn DeviceFaults>>,
+}
+
+/// Records the connections of a device.
+pub(crate) trait Recording: Send + Sync {
+    /// Begins to record a connection. `active` is `true` if this end has connected.
+    fn connection(&self, local: SocketAddr, peer: SocketAddr, active: bool) -> Box<dyn Observer>;
+
+    /// Writes what was recorded so far.
+    fn flush(&self) -> io::Result<()>;
+}
+
+/// Observes the octets of one connection until it is dropped.
+pub(crate) trait Observer: fmt::Debug + Send + Sync {
+    /// FPDUs begin. Says whether what we send and what we receive has markers.
+    fn framed(&self, markers_tx: bool, markers_rx: bool);
+
+    /// Ordinary bytes were sent.
+    fn sent(&self, parts: &[IoSlice<'_>]);
+
+    /// Ordinary bytes were received.
+    fn received(&self, parts: &[&[u8]]);
+
+    /// The first `count` octets of a list were sent.
+    ///
+    /// # Safety
+    /// The ranges are mapped and readable for the length of the call. They may change meanwhile.
+    unsafe fn sent_raw(&self, list: &[RawSlice], count: usize);
+
+    /// The first `count` octets of a list were received. Called before anybody may overwrite them.
+    ///
+    /// # Safety
+    /// As [`sent_raw`](Self::sent_raw).
+    unsafe fn received_raw(&self, list: &[RawSlice], count: usize);
+
+    /// The connection has ended: by a reset, or by the closing of both directions.
+    fn closed(&self, reset: bool);
+}
+
+/// Injects faults into a device.
+pub(crate) trait DeviceFaults: Any + Send + Sync {
+    /// Returns the error if the creation of an object of this kind must fail.
+    fn create(&self, name: &'static str) -> Result<()>;
+
+    /// Returns `true` if a receive must not be posted to a shared receive queue.
+    fn refuses_shared_receive(&self) -> bool;
+
+    /// Returns `true` if the port of the device is down.
+    fn is_port_down(&self) -> bool;
+
+    /// Returns the error number if an attempt to connect to `peer` must fail.
+    fn connect(&self, peer: SocketAddr) -> Option<i32>;
+
+    /// Returns the faults of the new queue pair `num`.
+    fn queue_pair(self: Arc<Self>, num: u32) -> Box<dyn QpFaults>;
+}
+
+/// A direction of a stream, as an index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    Out,
+    In,
+}
+
+impl Way {
+    pub(crate) const BOTH: [Self; 2] = [Self::Out, Self::In];
+
+    pub(crate) const fn index(self) -> usize {
+        match self {
+            Self::Out => 0,
+            Self::In => 1,
+        }
+    }
+}
+
+/// What becomes of a completion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Completion {
+    /// It is written.
+    Written,
+    /// It is written, and [`QpFaults::act`] has to be called.
+    ThenAct,
+    /// It is lost, as if the queue had overflowed.
+    Lost,
+}
+
+/// Injects faults into one queue pair. The methods but [`act`](Self::act) may be called with its state locked.
+pub(crate) trait QpFaults: Any + Send + Sync {
+    /// A connection begins.
+    fn connected(&self, peer: SocketAddr, crc: bool);
+
+    /// Returns `true` if a send work request must not be posted.
+    fn refuses_send(&self, op: &SendOp) -> bool;
+
+    /// Returns `true` if a receive must not be posted.
+    fn refuses_receive(&self) -> bool;
+
+    /// Returns the operation to be posted instead of `op`.
+    fn changed(&self, op: &SendOp) -> Option<SendOp>;
+
+    /// A request was posted.
+    fn posted(&self, op: &SendOp);
+
+    /// Returns `true` while octets of this direction must not pass.
+    fn holds(&self, way: Way) -> bool;
+
+    /// Shortens a list of octets to what may pass before a fault is due.
+    fn limit(&self, way: Way, runs: &mut Vec<RawSlice>);
+
+    /// Octets have passed.
+    fn passed_octets(&self, way: Way, n: usize);
+
+    /// If a bit is to be flipped in what is sent, copies it and flips one. `runs` then refers to the copy, which the caller
+    /// keeps. The octets begin with an FPDU.
+    ///
+    /// # Safety
+    /// The ranges are readable for the length of the call.
+    unsafe fn spoil_copy(&self, runs: &mut Vec<RawSlice>) -> Option<Vec<u8>>;
+
+    /// If a bit is to be flipped in what was received, flips one. The `n` octets begin with an FPDU.
+    ///
+    /// # Safety
+    /// The ranges are readable and writable for the length of the call.
+    unsafe fn spoil_received(&self, runs: &[RawSlice], n: usize);
+
+    /// Returns `true` if the receiver of a message is ready as far as the faults are concerned.
+    fn receiver_ready(&self) -> bool;
+
+    /// Returns `true` while the receiver is not ready.
+    fn starves(&self) -> bool;
+
+    /// A completion is about to be written.
+    fn completed(&self, direction: Direction, cqe: &mut Cqe) -> Completion;
+
+    /// Returns `true` if [`act`](Self::act) has something to do.
+    fn is_due(&self) -> bool;
+
+    /// Does what is due. Called without locks.
+    fn act(&self, qp: Arc<dyn Member>);
+}

@@ -1,0 +1,33 @@
+//! Opens devices: puts the objects together with the hooks that the settings ask for.
+
+use crate::capture;
+use crate::config::Config;
+use crate::device::Device;
+use crate::error::Result;
+use crate::inject::Plan;
+use crate::objects::context::Context;
+use crate::objects::hooks::{DeviceFaults, Hooks, Recording};
+use std::sync::Arc;
+
+impl Context {
+    /// Opens a device.
+    ///
+    /// # Errors
+    /// The operating system's error: no descriptors left, or the capture file cannot be made.
+    pub fn open(device: &Device, config: Config) -> Result<Self> {
+        let recorder = match &config.capture {
+            Some(path) => Some(capture::shared_recorder(path, config.capture_bytes)?),
+            None => None,
+        };
+        let plan = config.fault.as_ref().map(Plan::of).transpose()?;
+        let hooks = Hooks {
+            recorder: recorder.map(|recorder| Arc::new(recorder) as Arc<dyn Recording>),
+            faults: plan.clone().map(|plan| plan as Arc<dyn DeviceFaults>),
+        };
+        let ctx = Self::open_with(device, config, hooks)?;
+        if let Some(plan) = plan {
+            plan.enter(&ctx.inner)?;
+        }
+        Ok(ctx)
+    }
+}
