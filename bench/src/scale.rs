@@ -10,7 +10,8 @@ use crate::tcp::{self, recv_some, send_all};
 use crate::{Wait, cpu};
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
-use iwarp::cm::{CmEventChannel, CmEventKind, CmId, ConnectionParameters, create_event_channel};
+use iwarp::cm::{CmEventChannel, CmEventKind, CmId, ConnectionParameters};
+use iwarp::runtime::create_event_channel;
 use iwarp::{
     CompletionQueue, Context, Cqe, MemoryRegion, ProtectionDomain, QueuePair, RecvWr, SendWr,
     WcOpcode, WcStatus,

@@ -140,7 +140,7 @@ fn a_listener_survives_clients_that_are_no_rsockets() {
         tcp.write_all(junk).unwrap();
     }
     // A peer that speaks MPA, but sends other private data than an rsocket.
-    let channel = iwarp::cm::create_event_channel().unwrap();
+    let channel = iwarp::runtime::create_event_channel().unwrap();
     let id = iwarp::cm::CmId::create(&channel, None);
     id.resolve_addr(None, address).unwrap();
     id.resolve_route().unwrap();

@@ -1,13 +1,25 @@
 //! Opens devices: puts the objects together with the hooks that the settings ask for.
 
 use crate::capture;
+use crate::cm::{self, CmEventChannel};
 use crate::config::Config;
 use crate::device::Device;
+use crate::engine;
 use crate::error::Result;
 use crate::inject::Plan;
 use crate::objects::context::Context;
 use crate::objects::hooks::{DeviceFaults, Hooks, Recording};
+use crate::stat;
 use std::sync::Arc;
+
+/// Creates an event channel (`rdma_create_event_channel(3)`).
+///
+/// # Errors
+/// The operating system's error: no descriptors left.
+pub fn create_event_channel() -> Result<CmEventChannel> {
+    engine::at_start(stat::start);
+    cm::create_event_channel()
+}
 
 impl Context {
     /// Opens a device.
@@ -15,6 +27,7 @@ impl Context {
     /// # Errors
     /// The operating system's error: no descriptors left, or the capture file cannot be made.
     pub fn open(device: &Device, config: Config) -> Result<Self> {
+        engine::at_start(stat::start);
         let recorder = match &config.capture {
             Some(path) => Some(capture::shared_recorder(path, config.capture_bytes)?),
             None => None,

@@ -9,6 +9,7 @@
 
 use crate::conn::after::{After, DriveHost};
 use crate::conn::qp::{QpAttributes, QpInner, QueuePair, Request};
+use crate::conn::xrc_target::XrcTarget;
 use crate::error::{Error, Result};
 use crate::objects::context::{Context, ContextInner, random_u32};
 use crate::objects::cq::{CompletionQueue, CqInner, Owed};
@@ -18,6 +19,7 @@ use iwarp_rnic::qp::{QueuePair as Machine, XrcEnd};
 use iwarp_rnic::receive_queue::TakenRecv;
 use iwarp_rnic::{Cqe, PostError, SendOp, SendWr};
 use parking_lot::Mutex;
+use std::any::Any;
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::BorrowedFd;
@@ -258,7 +260,7 @@ impl QueuePair {
             Some(peers) => peers.number(taken),
             None => Ok(ctx.any_number(taken)),
         };
-        let qp = Self::create_as(ctx, a, target, number)?;
+        let qp = Self::create_as(ctx, a, target.map(|target| Box::new(target) as _), number)?;
         qp.inner.state.lock().machine.set_xrc(end);
         Ok(qp)
     }
@@ -270,7 +272,7 @@ impl QueuePair {
 
     /// Returns the domain of a target.
     pub fn xrc_domain(&self) -> Option<&XrcDomain> {
-        self.inner.xrc.as_ref().map(|target| &target.domain)
+        Some(&Target::of(&self.inner)?.domain)
     }
 
     /// As [`post_send`](Self::post_send), for requests that name shared receive queues of the peer.
@@ -367,16 +369,14 @@ pub(crate) struct Target {
     drivers: Mutex<Vec<Weak<CqInner>>>,
 }
 
-impl Target {
-    /// Takes receives from the queue with this number from now on. Returns its protection domain.
-    pub(crate) fn select(&self, number: u32) -> Option<u32> {
+impl XrcTarget for Target {
+    fn select(&self, number: u32) -> Option<u32> {
         let mut selected = self.selected.lock();
         *selected = self.domain.queue(number);
         selected.as_ref().map(|queue| queue.pd)
     }
 
-    /// Takes a receive.
-    pub(crate) fn take(&self, taken: &mut TakenRecv, after: &mut After) -> bool {
+    fn take(&self, taken: &mut TakenRecv, after: &mut After) -> bool {
         let Some(queue) = self.selected.lock().clone() else {
             return false;
         };
@@ -388,14 +388,12 @@ impl Target {
         got
     }
 
-    /// Enters the queue pair that holds a Send. Returns `false` if the Send can be offered again.
-    pub(crate) fn wait(&self, qp: &Arc<QpInner>) -> bool {
+    fn wait(&self, qp: &Arc<QpInner>) -> bool {
         let queue = self.selected.lock().clone();
         queue.is_some_and(|queue| queue.wait(qp))
     }
 
-    /// Writes the completion of a receive.
-    pub(crate) fn complete(&self, cqe: Cqe, after: &mut After) {
+    fn complete(&self, cqe: Cqe, after: &mut After) {
         let queue = self.selected.lock().clone();
         // Without a queue nothing was taken, so there is nothing to complete.
         let Some(cq) = queue.as_ref().and_then(|q| q.xrc.as_ref()).map(|q| &q.cq) else {
@@ -407,8 +405,7 @@ impl Target {
         after.xrc = true;
     }
 
-    /// Raises the events that are due. Call it without locks. Returns the completion queues that overflowed just now.
-    pub(crate) fn settle(&self, qp: &Arc<QpInner>) -> Vec<CompletionQueue> {
+    fn settle(&self, qp: &Arc<QpInner>) -> Vec<CompletionQueue> {
         // One by one, so that the lists keep their memory.
         while let Some(queue) = self.next_limit() {
             queue.tell_limit();
@@ -423,27 +420,33 @@ impl Target {
         overflowed
     }
 
-    fn next_limit(&self) -> Option<Arc<SrqInner>> {
-        self.delivered.lock().limits.pop()
-    }
-
-    fn next_owed(&self) -> Option<(CompletionQueue, Owed)> {
-        self.delivered.lock().owed.pop()
-    }
-
-    /// Returns the protection domain of memory that is accessed before the peer has named a queue.
-    pub(crate) fn default_pd(&self) -> u32 {
+    fn default_pd(&self) -> u32 {
         self.domain.default_pd().unwrap_or_default()
     }
 
-    /// The queue pair is gone: no polls drive it.
-    pub(crate) fn leave(&self, qp: &Arc<QpInner>) {
+    fn leave(&self, qp: &Arc<QpInner>) {
         for cq in self.drivers.lock().drain(..) {
             if let Some(cq) = cq.upgrade() {
                 cq.leave(qp);
             }
         }
         *self.selected.lock() = None;
+    }
+}
+
+impl Target {
+    /// Returns what makes a queue pair a target, if it is one.
+    fn of(qp: &QpInner) -> Option<&Self> {
+        let target: &dyn Any = &**qp.xrc.as_ref()?;
+        target.downcast_ref()
+    }
+
+    fn next_limit(&self) -> Option<Arc<SrqInner>> {
+        self.delivered.lock().limits.pop()
+    }
+
+    fn next_owed(&self) -> Option<(CompletionQueue, Owed)> {
+        self.delivered.lock().owed.pop()
     }
 
     /// Lets polls of this completion queue drive the queue pair.

@@ -45,7 +45,7 @@ fn a_domain_knows_its_queues_until_they_are_destroyed() {
     let cq = ctx.create_cq(4, None).unwrap();
     let target = ctx.create_xrc_target(&ours, TARGET).unwrap();
     let default_pd = || {
-        let target = target.inner.xrc.as_ref().unwrap();
+        let target = Target::of(&target.inner).unwrap();
         (ours.default_pd(), target.default_pd())
     };
     assert_eq!(default_pd(), (None, 0));
@@ -91,7 +91,7 @@ fn the_register_keeps_the_files_of_domains_that_exist() {
 fn completion_queues_drive_a_target_once_and_not_when_it_is_gone() {
     let ctx = context();
     let qp = ctx.create_xrc_target(&domain(&ctx), TARGET).unwrap();
-    let target = qp.inner.xrc.as_ref().unwrap();
+    let target = Target::of(&qp.inner).unwrap();
     let [a, b, c] = [(); 3].map(|()| ctx.create_cq(4, None).unwrap());
     let drivers = || target.drivers.lock().len();
     for cq in [&a, &b, &a, &b] {
@@ -143,7 +143,7 @@ fn what_is_owed_to_several_queues_is_given_to_each() {
     let ctx = context();
     let domain = domain(&ctx);
     let qp = ctx.create_xrc_target(&domain, TARGET).unwrap();
-    let target = qp.inner.xrc.as_ref().unwrap();
+    let target = Target::of(&qp.inner).unwrap();
     let cqs = [(); 3].map(|()| ctx.create_cq(1, None).unwrap());
     let pd = ctx.allocate_pd();
     let queues = cqs.each_ref().map(|cq| {

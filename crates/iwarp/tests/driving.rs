@@ -6,8 +6,9 @@ mod common;
 
 use common::wire::{Hello, initiator};
 use common::{End, LIMIT, Mem, Server, V4, Watchdog, config, pair, queue_pair, until};
-use iwarp::cm::{CmEventKind, CmId, create_event_channel};
+use iwarp::cm::{CmEventKind, CmId};
 use iwarp::runtime::CompletionChannel;
+use iwarp::runtime::create_event_channel;
 use iwarp::runtime::{CompletionQueue, Context};
 use iwarp::{Cqe, ProtectionDomain, RecvWr, SendOp, SendWr, Sge, State, WcStatus, owned::cm};
 use std::io::Read;

@@ -5,7 +5,8 @@ mod common;
 
 use common::wire::{Hello, Wire, initiator, responder};
 use common::*;
-use iwarp::cm::{CmEventKind, CmId, create_event_channel};
+use iwarp::cm::{CmEventKind, CmId};
+use iwarp::runtime::create_event_channel;
 use iwarp::{
     Access, Context, Cqe, Device, Error, MemoryRegion, ProtectionDomain, QueuePair, SendOp,
     WcStatus, owned::cm,

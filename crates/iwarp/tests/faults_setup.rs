@@ -9,8 +9,8 @@ mod places;
 
 use common::wire::{Hello, Wire, initiator};
 use common::*;
-use iwarp::cm::{CmEventKind, CmId, create_event_channel};
-use iwarp::runtime::{CompletionQueue, Context, QueuePair};
+use iwarp::cm::{CmEventKind, CmId};
+use iwarp::runtime::{CompletionQueue, Context, QueuePair, create_event_channel};
 use iwarp::{Access, Error, RecvWr, SendOp, State, WcStatus};
 use iwarp_proto::ddp::Stag;
 use iwarp_proto::mpa::startup::{Flags, FrameKind};

@@ -6,8 +6,8 @@ mod identifiers;
 #[path = "common/words.rs"]
 mod words;
 
-use iwarp::cm::{CmEvent, CmEventKind, CmId, ConnectionParameters, create_event_channel};
-use iwarp::runtime::{CompletionQueue, Context, QpAttributes, QueuePair};
+use iwarp::cm::{CmEvent, CmEventKind, CmId, ConnectionParameters};
+use iwarp::runtime::{CompletionQueue, Context, QpAttributes, QueuePair, create_event_channel};
 use iwarp::{Access, Config, Device, Error, State};
 use iwarp_rnic::{Cqe, PostError, RecvWr, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus};
 use std::net::SocketAddr;

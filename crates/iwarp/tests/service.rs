@@ -6,9 +6,8 @@ mod common;
 use common::{LIMIT, V4, V6, context, expect, until};
 use iwarp::cm::{
     CmEvent, CmEventChannel, CmEventKind, CmId, ConnectionParameters, DEFAULT_QKEY, DatagramEnd,
-    create_event_channel,
 };
-use iwarp::runtime::{Context, UdAttributes, UdQueuePair};
+use iwarp::runtime::{Context, UdAttributes, UdQueuePair, create_event_channel};
 use iwarp::{Config, Device};
 use iwarp_proto::crc32c::append;
 use iwarp_proto::sidr::{Answer, Kind, MESSAGE_LEN, Message, REPLY_DATA_MAX, REQUEST_DATA_MAX};

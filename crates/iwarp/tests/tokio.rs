@@ -2,9 +2,10 @@
 //! tasks at once.
 #![cfg(feature = "tokio")]
 
-use iwarp::cm::{CmEventKind, CmId, create_event_channel};
+use iwarp::cm::{CmEventKind, CmId};
 use iwarp::owned::cm::{Connection, Connector, Listener};
 use iwarp::runtime::AsyncEventKind;
+use iwarp::runtime::create_event_channel;
 use iwarp::tokio::Watched;
 use iwarp::{
     Access, Config, Context, Cqe, Device, MemoryRegion, ProtectionDomain, RecvWr, SendWr, WcOpcode,

@@ -471,7 +471,7 @@ fn what_objects_print() {
     assert_eq!(format!("{srq:?}"), "SharedReceiveQueue { capacity: 6, .. }");
     let domain = ctx.open_xrc_domain(None, true, false).unwrap();
     assert_eq!(format!("{domain:?}"), "XrcDomain { .. }");
-    let channel = iwarp::cm::create_event_channel().unwrap();
+    let channel = iwarp::runtime::create_event_channel().unwrap();
     let ids = [0; 2].map(|_| iwarp::cm::CmId::create(&channel, Some(&ctx)));
     let [first, second] = ids.each_ref().map(|id| format!("{id:?}"));
     assert!(
@@ -530,7 +530,7 @@ fn what_is_flushed_keeps_its_kind() {
 /// An identifier that is bound to any address takes, when it resolves its peer's, the one from which that is reached, and keeps its port.
 #[test]
 fn an_identifier_of_any_address() {
-    let channel = iwarp::cm::create_event_channel().unwrap();
+    let channel = iwarp::runtime::create_event_channel().unwrap();
     let limit = Some(std::time::Duration::from_secs(20));
     for any in ["0.0.0.0:0", "[::]:0"] {
         let id = iwarp::cm::CmId::create(&channel, None);

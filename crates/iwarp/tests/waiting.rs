@@ -5,9 +5,10 @@
 mod common;
 
 use common::{End, LIMIT, Server, V4, Watchdog, config, context, pair, parameters, queue_pair};
-use iwarp::cm::{CmEvent, CmEventChannel, CmEventKind, create_event_channel};
+use iwarp::cm::{CmEvent, CmEventChannel, CmEventKind};
 use iwarp::runtime::{
-    AsyncEvent, AsyncEventKind, CompletionQueue, Context, EventQueue, QueuePair, SharedReceiveQueue,
+    AsyncEvent, AsyncEventKind, CompletionQueue, Context, EventQueue, QueuePair,
+    SharedReceiveQueue, create_event_channel,
 };
 use iwarp::tokio::Watched;
 use iwarp::{Cqe, Error, RecvWr, SendOp, WcStatus, owned::cm};

@@ -5,12 +5,10 @@ mod loopback;
 #[path = "common/words.rs"]
 mod words;
 
-use iwarp::cm::{
-    CmEvent, CmEventChannel, CmEventKind, CmId, ConnectionParameters, create_event_channel,
-};
+use iwarp::cm::{CmEvent, CmEventChannel, CmEventKind, CmId, ConnectionParameters};
 use iwarp::runtime::{
     AsyncEventKind, CompletionQueue, Context, QueuePair, Retry, SharedReceiveQueue, XrcDomain,
-    XrcSendWr, XrcTargetAttributes,
+    XrcSendWr, XrcTargetAttributes, create_event_channel,
 };
 use iwarp::{Config, Error, State};
 use iwarp_rnic::{Cqe, PostError, RecvWr, SendFlags, SendOp, SendWr, WcOpcode, WcStatus};

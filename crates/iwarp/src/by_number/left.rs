@@ -8,8 +8,8 @@
 //! uses the connection manager gets the event that the connection is over, and takes what has
 //! arrived before it ends its own queue pair.
 
-use crate::cm::InfinibandParameters;
 use crate::conn::after::{After, DriveHost};
+use crate::conn::infiniband::InfinibandParameters;
 use crate::conn::qp::{Guarded, QpInner, TIMER_LEFT};
 use crate::sys::poller::Interest;
 use iwarp_rnic::qp::Events;
@@ -116,9 +116,9 @@ pub(crate) fn timer(qp: &Arc<QpInner>) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::retry::Retry;
     use super::*;
     use crate::conn::qp::QueuePair;
+    use crate::conn::retry::Retry;
     use crate::testing;
     use iwarp_rnic::qp::{RxInterest, State};
     use iwarp_rnic::{Cqe, RecvWr, SendOp, SendWr, WcStatus};

@@ -6,4 +6,3 @@ pub(crate) mod absent;
 pub(crate) mod left;
 pub(crate) mod numbered;
 pub(crate) mod peer;
-pub(crate) mod retry;

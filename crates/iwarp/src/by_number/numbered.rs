@@ -1,9 +1,9 @@
 //! Queue pairs that are connected by GID and number, as programs see them. `peer` connects them, `absent` and `left` say when requests
 //! fail, and `retry` how long that takes.
 
-use super::retry::Retry;
 use crate::conn::qp::QpAttributes;
 use crate::conn::qp::{QueuePair, is_unreliable};
+use crate::conn::retry::Retry;
 use crate::device::gid_of;
 use crate::error::{Error, Result};
 use crate::objects::context::Context;

@@ -1,10 +1,10 @@
 //! The initiator: TCP connect, MPA request, reply (RFC 5044 section 7.1.2, RFC 6581 section 9).
 
 use super::id::{CmId, CmIdInner, ConnectionParameters, Reply, engine};
-use super::infiniband::InfinibandParameters;
 use super::startup::{Read, Starting, depths, local_params, private_data, record, stream_config};
 use super::{CmEventKind, xrc};
 use crate::cm::portmap::{self, Found, Lookup};
+use crate::conn::infiniband::InfinibandParameters;
 use crate::conn::qp::{CmSink, Handover, QueuePair, TIMERS_END};
 use crate::engine::{Engine, Source};
 use crate::error::{Error, Result};

@@ -1,7 +1,6 @@
 //! Identifiers: what a program holds for a connection or a listener (`rdma_create_id(3)`).
 
 use super::active::Active;
-use super::infiniband::InfinibandParameters;
 use super::passive::{Backlog, Count, Listening, Requested};
 use super::resolve::Resolving;
 use super::sidr::{Asked, Asking, Datagrams, Serving};
@@ -10,6 +9,7 @@ use super::unheard::Unheard;
 use super::{CmEvent, CmEventChannel, CmEventKind};
 use crate::admission::Admission;
 use crate::config::Config;
+use crate::conn::infiniband::InfinibandParameters;
 use crate::conn::qp::{Handover, QueuePair};
 use crate::device::Device;
 use crate::engine::Engine;

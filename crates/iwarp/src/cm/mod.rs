@@ -2,15 +2,13 @@
 //!
 //! An identifier is bound, resolved, connected, or listens. The results arrive as events on its channel.
 //! `id` holds the identifiers, `resolve` the look-up of addresses, `active` and `passive` the two sides of MPA start-up (RFC 5044 section 7.1, RFC 6581), `accept` the end of the second, `unheard` the same for queue pairs that are connected by number, `xrc` what they
-//! say of extended reliable connections, `infiniband` what they say of queue pairs of devices that
-//! look like RoCE NICs, `sink` the events of queue pairs, `reminders` what is sent to a responder
+//! say of extended reliable connections, `sink` the events of queue pairs, `reminders` what is sent to a responder
 //! that stays silent and when, `stand_in` connections without the program's queue pair, `sidr`
 //! identifiers for datagrams.
 
 mod accept;
 mod active;
 mod id;
-mod infiniband;
 mod overtaken;
 mod passive;
 pub(crate) mod portmap;
@@ -26,8 +24,8 @@ mod unheard;
 mod withdrawn;
 mod xrc;
 
+pub use crate::conn::infiniband::InfinibandParameters;
 pub use id::{CmId, CmProgress, ConnectionParameters};
-pub use infiniband::InfinibandParameters;
 pub use iwarp_proto::sidr::DEFAULT_QKEY;
 pub use sidr::DatagramEnd;
 #[cfg(test)]
@@ -128,6 +126,6 @@ pub fn device_context(device: &Device) -> Result<Context> {
 ///
 /// # Errors
 /// The operating system's error: no descriptors left.
-pub fn create_event_channel() -> Result<CmEventChannel> {
+pub(crate) fn create_event_channel() -> Result<CmEventChannel> {
     Ok(Arc::new(EventQueue::new()?))
 }

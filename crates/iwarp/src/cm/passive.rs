@@ -2,13 +2,13 @@
 //! (RFC 5044 section 7.1.2, RFC 6581 section 9).
 
 use super::id::{CmId, CmIdInner, ConnectionParameters, Phase, engine, shared_context};
-use super::infiniband::InfinibandParameters;
 use super::refused::RefusedList;
 use super::startup::{Read, Starting, local_params, record};
 use super::withdrawn::Watch;
 use super::{CmEvent, CmEventKind, xrc};
 use crate::admission::{Admission, counted};
 use crate::config::{Config, Face};
+use crate::conn::infiniband::InfinibandParameters;
 use crate::conn::linger;
 use crate::device::Device;
 use crate::engine::{Engine, Source};

@@ -9,14 +9,15 @@
 use super::after::{After, DriveHost};
 use super::cork::{FLUSH_AFTER, Verdict};
 use super::drive;
+use super::infiniband::InfinibandParameters;
 use super::late::Late;
 use super::link_state::LinkState;
 use super::rest::Rest;
+use super::retry::Retry;
 use super::silence::{self, Silence};
 use super::source::{Answered, Moved};
+use super::xrc_target::XrcTarget;
 use crate::by_number::absent::{self, Absent};
-use crate::by_number::retry::Retry;
-use crate::cm::InfinibandParameters;
 use crate::config::ReceiverNotReady;
 use crate::engine::{Engine, Source};
 use crate::error::{Error, Result};
@@ -31,7 +32,6 @@ use crate::sys::connect::Ends;
 use crate::sys::fork::Origin;
 use crate::sys::poller::Interest;
 use crate::sys::stream::TcpStream;
-use crate::xrc::Target;
 use iwarp_rnic::counters::Counters;
 use iwarp_rnic::qp::{
     Budget, Events, Fault, QpConfig, QueuePair as Machine, ReceiverNotReady as Policy, RxInterest,
@@ -203,7 +203,7 @@ pub(crate) struct QpInner {
     pub(crate) recv_cq: CompletionQueue,
     pub(crate) srq: Option<SharedReceiveQueue>,
     /// It is the target of an extended reliable connection.
-    pub(crate) xrc: Option<Target>,
+    pub(crate) xrc: Option<Box<dyn XrcTarget>>,
     pub(crate) slots: Slots,
     pub(crate) state: Mutex<Guarded>,
     pub(crate) tx: Baton,
@@ -242,7 +242,7 @@ impl QueuePair {
     pub(crate) fn create_as(
         ctx: &Arc<ContextInner>,
         a: &QpAttributes,
-        target: Option<Target>,
+        target: Option<Box<dyn XrcTarget>>,
         number: impl FnOnce(&dyn Fn(u32) -> bool) -> Result<u32>,
     ) -> Result<Self> {
         ctx.create("qp")?;

@@ -46,7 +46,9 @@ const CONNECTIONS_EACH: usize = 16;
 // Engines belong to the process that has started their threads. A child leaks those that it inherits, because dropping what they
 // refer to would touch the parent's sockets.
 #[cfg(not(shuttle))]
-type Engines = crate::sys::process_lock::ProcessLock<Vec<Arc<Engine>>>;
+use crate::sys::process_lock::ProcessLock;
+#[cfg(not(shuttle))]
+type Engines = ProcessLock<Vec<Arc<Engine>>>;
 #[cfg(shuttle)]
 type Engines = crate::progress::sync::parking::Mutex<Vec<Arc<Engine>>>;
 
@@ -65,6 +67,23 @@ shuttle::lazy_static! {
 /// The engines of this process, in the order in which they were started.
 fn engines() -> &'static Engines {
     &ENGINES
+}
+
+/// What is called with the first engine of each process, once it runs.
+#[cfg(not(shuttle))]
+static STARTED: ProcessLock<Option<fn(&Arc<Engine>)>> = ProcessLock::new("engine::STARTED", None);
+
+/// Has `started` called with the first engine of this process and of its children: at once if it runs already. Only the first
+/// call has an effect.
+#[cfg(not(shuttle))]
+pub(crate) fn at_start(started: fn(&Arc<Engine>)) {
+    if STARTED.lock().replace(started).is_some() {
+        return;
+    }
+    let running = engines().lock().first().cloned();
+    if let Some(engine) = running {
+        started(&engine);
+    }
 }
 
 /// The lease of threads that drive everything by [`poll_all`].
@@ -141,9 +160,15 @@ impl Engine {
         tracing::debug!(limit = open_files.now, "engine starts");
         let engine = Self::start(Arc::default())?;
         engines.push(Arc::clone(&engine));
-        // Not under the lock: it works on files, and a fork waits for the lock.
+        // Not under the lock: the hook works on files, and a fork waits for the lock.
         drop(engines);
-        crate::stat::start(&engine);
+        #[cfg(not(shuttle))]
+        {
+            let started = *STARTED.lock();
+            if let Some(started) = started {
+                started(&engine);
+            }
+        }
         Ok(engine)
     }
 

@@ -38,11 +38,12 @@
 pub use crate::cm::ConnectionParameters;
 
 use crate::admission::{Admission, Networks};
-use crate::cm::{CmEvent, CmEventChannel, CmEventKind, CmId, create_event_channel};
+use crate::cm::{CmEvent, CmEventChannel, CmEventKind, CmId};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::objects::context::Context;
 use crate::owned::QueuePair;
+use crate::runtime::create_event_channel;
 use std::io;
 use std::net::SocketAddr;
 use std::ops::Deref;

@@ -11,10 +11,10 @@ pub mod lossy;
 pub mod net;
 pub mod wire;
 
-use iwarp::cm::{
-    CmEvent, CmEventChannel, CmEventKind, CmId, ConnectionParameters, create_event_channel,
+use iwarp::cm::{CmEvent, CmEventChannel, CmEventKind, CmId, ConnectionParameters};
+use iwarp::runtime::{
+    CompletionQueue, Context, QpAttributes, QueuePair, SharedReceiveQueue, create_event_channel,
 };
-use iwarp::runtime::{CompletionQueue, Context, QpAttributes, QueuePair, SharedReceiveQueue};
 use iwarp::{
     Access, Config, Cqe, Device, ReceiverNotReady, RecvWr, SendFlags, SendOp, SendWr, Sge, State,
     WcOpcode, WcStatus,

@@ -5,7 +5,7 @@
 /// What one end of a connection tells the other about its queue pair, and what becomes of the connection at this end. With these
 /// parameters the end of the connection is an event only: the queue pair stays in RTS, its receives stay posted, and a request fails with
 /// [`WcStatus::TransportRetryExceeded`](crate::WcStatus::TransportRetryExceeded) when it was not answered in time.
-/// [`CmId::disconnect`](super::CmId::disconnect) ends the queue pair.
+/// [`CmId::disconnect`](crate::cm::CmId::disconnect) ends the queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct InfinibandParameters {
     /// The queue pair's number.
@@ -20,7 +20,7 @@ pub struct InfinibandParameters {
     /// The queue pair uses a shared receive queue.
     pub srq: bool,
     /// The time of an attempt, 4.096 µs · 2^`ack_timeout`; `None` for the queue pair's own, see
-    /// [`Retry`](crate::by_number::retry::Retry). The other end does not learn it.
+    /// [`Retry`](super::retry::Retry). The other end does not learn it.
     pub ack_timeout: Option<u8>,
 }
 
@@ -33,7 +33,7 @@ const LEN: usize = FIELDS_LEN + MAGIC.len();
 
 impl InfinibandParameters {
     /// Appends the parameters to private data.
-    pub(super) fn append_to(&self, data: &mut Vec<u8>) {
+    pub(crate) fn append_to(&self, data: &mut Vec<u8>) {
         let flags = [(self.flow_control, FLOW_CONTROL), (self.srq, SRQ)];
         let flags = flags.iter().filter(|f| f.0).map(|f| f.1).sum();
         data.extend_from_slice(&self.qp_num.to_be_bytes());
@@ -42,7 +42,7 @@ impl InfinibandParameters {
     }
 
     /// Returns the parameters at the end of private data, and the program's part of them.
-    pub(super) fn split_from(data: &[u8]) -> (Option<Self>, &[u8]) {
+    pub(crate) fn split_from(data: &[u8]) -> (Option<Self>, &[u8]) {
         let Some((program, tail)) = data.split_last_chunk::<LEN>() else {
             return (None, data);
         };

@@ -1,0 +1,33 @@
+//! What makes a queue pair the target of an extended reliable connection: its receives come from queues that the peer names.
+
+use super::after::After;
+use super::qp::QpInner;
+use crate::objects::cq::CompletionQueue;
+use iwarp_rnic::Cqe;
+use iwarp_rnic::receive_queue::TakenRecv;
+use std::any::Any;
+use std::sync::Arc;
+
+/// The receives of a target. The room `xrc` implements it.
+pub(crate) trait XrcTarget: Any + Send + Sync {
+    /// Takes receives from the queue with this number from now on. Returns its protection domain.
+    fn select(&self, number: u32) -> Option<u32>;
+
+    /// Takes a receive. Returns `false` if there is none.
+    fn take(&self, taken: &mut TakenRecv, after: &mut After) -> bool;
+
+    /// Enters the queue pair that holds a Send. Returns `false` if the Send can be offered again.
+    fn wait(&self, qp: &Arc<QpInner>) -> bool;
+
+    /// Writes the completion of a receive.
+    fn complete(&self, cqe: Cqe, after: &mut After);
+
+    /// Raises the events that are due. Called without locks. Returns the completion queues that overflowed just now.
+    fn settle(&self, qp: &Arc<QpInner>) -> Vec<CompletionQueue>;
+
+    /// Returns the protection domain of memory that is accessed before the peer has named a queue.
+    fn default_pd(&self) -> u32;
+
+    /// Forgets the queue pair, which is destroyed: no polls drive it.
+    fn leave(&self, qp: &Arc<QpInner>);
+}
