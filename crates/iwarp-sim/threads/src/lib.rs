@@ -25,11 +25,3 @@ mod world;
 
 pub use model::run;
 pub use world::Plant;
-
-/// Nobody asks these processes for figures.
-mod stat {
-    use crate::engine::Engine;
-    use std::sync::Arc;
-
-    pub(crate) const fn start(_: &Arc<Engine>) {}
-}
