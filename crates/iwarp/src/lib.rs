@@ -77,6 +77,11 @@
 //! [`Config::from_env`] reads the same `IWARP_*` variables as the C libraries do.
 #![deny(unsafe_op_in_unsafe_fn)]
 
+// The engine is compiled by the simulator of threads, too, with an operating system of its own.
+use iwarp_os as sys;
+#[cfg(not(loom))]
+use iwarp_os::crc;
+
 mod admission;
 #[cfg(not(loom))]
 mod by_number;
@@ -89,7 +94,6 @@ mod config;
 mod conn;
 #[cfg(not(loom))]
 pub mod connection;
-mod crc;
 mod device;
 #[cfg(not(loom))]
 mod engine;
@@ -118,8 +122,6 @@ mod progress;
 pub mod runtime;
 #[cfg(not(loom))]
 pub mod stat;
-#[cfg_attr(loom, allow(dead_code, reason = "the models use a part"))]
-mod sys;
 #[cfg(not(loom))]
 mod tags;
 #[cfg(all(test, not(loom)))]

@@ -108,7 +108,7 @@ fn a_child_of_the_process_does_not_wait_for_locks() {
     let num = qp.num();
     assert!(ctx.inner.totals().is_some() && ctx.inner.qp_if_free(num).is_some());
     let _locked = (ctx.inner.past.lock(), ctx.inner.qps.write());
-    let is_right = fork::tests::in_child(|| {
+    let is_right = fork::check_in_child(|| {
         !ctx.inner.is_ours()
             && !peers.is_ours()
             && ctx.inner.totals().is_none()

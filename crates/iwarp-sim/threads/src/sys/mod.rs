@@ -3,7 +3,7 @@
 pub(crate) mod clock;
 pub(crate) mod eventfd;
 pub(crate) mod poller;
-#[path = "../../../../iwarp/src/sys/prefetch.rs"]
+#[path = "../../../../iwarp-os/src/prefetch.rs"]
 pub(crate) mod prefetch;
 pub(crate) mod thread;
 

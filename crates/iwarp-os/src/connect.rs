@@ -1,0 +1,462 @@
+//! Makes TCP connections: non-blocking connect, listening sockets, accept.
+//!
+//! Invariant: the one `unsafe` call sets an integer socket option on a descriptor that is owned here.
+//! Running out of descriptors is an error kind of its own ([`NetError::TooManyFiles`]): the level-triggered poller would report
+//! the same waiting connection without end, so the thread that accepts must pause instead of trying again at once.
+
+use super::option;
+use super::poller::{Interest, wait_fd};
+use super::sockopt::tcp_info;
+use super::stream::{TcpStream, set_keep_alive};
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+/// Why a socket could not be made or used.
+#[derive(Debug)]
+pub enum NetError {
+    /// No file descriptor left.
+    TooManyFiles {
+        /// `true`: this process's own limit (`EMFILE`); `false`: that of the whole system (`ENFILE`).
+        process_limit: bool,
+    },
+    /// Any other error of the operating system.
+    Io(io::Error),
+}
+
+impl fmt::Display for NetError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooManyFiles {
+                process_limit: true,
+            } => f.write_str("this process has no file descriptor left (see ulimit -n)"),
+            Self::TooManyFiles {
+                process_limit: false,
+            } => f.write_str("the system has no file descriptor left"),
+            Self::Io(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for NetError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::TooManyFiles { .. } => None,
+            Self::Io(error) => Some(error),
+        }
+    }
+}
+
+impl From<io::Error> for NetError {
+    fn from(error: io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::EMFILE) => Self::TooManyFiles {
+                process_limit: true,
+            },
+            Some(libc::ENFILE) => Self::TooManyFiles {
+                process_limit: false,
+            },
+            _ => Self::Io(error),
+        }
+    }
+}
+
+impl From<NetError> for io::Error {
+    fn from(error: NetError) -> Self {
+        match error {
+            NetError::TooManyFiles {
+                process_limit: true,
+            } => Self::from_raw_os_error(libc::EMFILE),
+            NetError::TooManyFiles {
+                process_limit: false,
+            } => Self::from_raw_os_error(libc::ENFILE),
+            NetError::Io(error) => error,
+        }
+    }
+}
+
+/// Returns an IPv4 address in its own form, even if a dual-stack socket shows it mapped into IPv6.
+pub fn canonical(address: SocketAddr) -> SocketAddr {
+    match address.ip().to_canonical() {
+        IpAddr::V4(ip) => SocketAddr::new(IpAddr::V4(ip), address.port()),
+        // Keeps the scope of a link-local address.
+        IpAddr::V6(_) => address,
+    }
+}
+
+fn tcp_socket(address: &SocketAddr) -> io::Result<Socket> {
+    // Close-on-exec from the start: another thread may fork and exec at any time.
+    Socket::new(
+        Domain::for_address(*address),
+        Type::STREAM.nonblocking(),
+        Some(Protocol::TCP),
+    )
+}
+
+/// A connect that may still be in progress. Poll it for writing, then call [`Connecting::try_finish`].
+#[derive(Debug)]
+pub struct Connecting {
+    stream: TcpStream,
+    peer: SocketAddr,
+}
+
+/// The two ends of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ends {
+    /// Our address.
+    pub local: SocketAddr,
+    /// The peer's address.
+    pub peer: SocketAddr,
+}
+
+/// The state of a [`Connecting`].
+#[derive(Debug)]
+pub enum Connect {
+    /// Established.
+    Done(TcpStream, Ends),
+    /// Not yet; poll it for writing again.
+    Pending(Connecting),
+}
+
+/// Starts to connect to `peer`, from `local` if given (port 0: any free port), without waiting.
+///
+/// # Errors
+/// No descriptor; no route; `local` not an address of this host, in use, or of the other family. Some connects fail at once
+/// (`ConnectionRefused` on loopback); most fail later, in [`Connecting::try_finish`].
+pub fn connect(peer: SocketAddr, local: Option<SocketAddr>) -> Result<Connecting, NetError> {
+    // An IPv4 peer in the form of IPv6 gets a socket of its own family.
+    let peer = canonical(peer);
+    let socket = tcp_socket(&peer)?;
+    if let Some(local) = local.map(canonical) {
+        if local.port() == 0 {
+            choose_port_late(&socket);
+        }
+        socket.bind(&SockAddr::from(local))?;
+    }
+    acknowledge_with_first_octets(&socket);
+    start_connect(socket, peer)
+}
+
+/// How long a socket may take to connect to itself. It is connected when `connect` returns, unless this host is very busy.
+const ITSELF_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Connects one socket to itself, on a free port of `address`: what is sent on it is received on it. TCP calls that a simultaneous
+/// open (RFC 9293 section 3.5), with one socket in both roles.
+///
+/// # Errors
+/// No descriptor, no port; `address` not of this host; `TimedOut` if something on this host filters the packets.
+pub fn connect_to_itself(address: SocketAddr) -> Result<(TcpStream, Ends), NetError> {
+    let mut address = canonical(address);
+    address.set_port(0);
+    let socket = tcp_socket(&address)?;
+    // The port is taken now, because the address to connect to has it.
+    socket.bind(&SockAddr::from(address))?;
+    let local = address_of(&socket)?;
+    let connecting = start_connect(socket, local)?;
+    if !wait_fd(&connecting, Interest::WRITE, Some(ITSELF_PATIENCE))? {
+        return Err(io::Error::from_raw_os_error(libc::ETIMEDOUT).into());
+    }
+    if let Some(error) = connecting.stream.take_error()? {
+        return Err(error.into());
+    }
+    let peer = connecting.stream.peer_addr()?;
+    Ok((connecting.stream, Ends { local, peer }))
+}
+
+fn start_connect(socket: Socket, peer: SocketAddr) -> Result<Connecting, NetError> {
+    let stream = TcpStream::from_socket(socket)?;
+    match stream.socket().connect(&SockAddr::from(peer)) {
+        Ok(()) => {}
+        // An interrupted connect goes on in the background like any other.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EINPROGRESS | libc::EINTR)) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let peer = canonical(peer);
+    Ok(Connecting { stream, peer })
+}
+
+/// With a source address but no source port, lets the kernel choose the port at connect time, so that ports are shared
+/// between different destinations. Without it, a busy client runs out of ports early. Failure changes nothing else.
+fn choose_port_late(socket: &Socket) {
+    // The IPv4 level is the right one for both families.
+    let _ = option::set(
+        socket,
+        libc::IPPROTO_IP,
+        libc::IP_BIND_ADDRESS_NO_PORT,
+        1i32,
+    );
+}
+
+/// Lets the last segment of TCP's handshake carry the first octets, because the initiator sends its MPA request at once. That is one
+/// segment fewer, and the responder finds the request when it accepts. If no octets follow, the kernel sends the segment after 200 ms.
+/// Without this option, or if the kernel refuses it, that segment is sent alone and at once. It affects no later segment.
+fn acknowledge_with_first_octets(socket: &Socket) {
+    let _ = option::set(socket, libc::IPPROTO_TCP, libc::TCP_QUICKACK, 0i32);
+}
+
+impl Connecting {
+    /// Checks the attempt. Call it when the descriptor is writable; before that it does no harm.
+    ///
+    /// # Errors
+    /// `ConnectionRefused`, `TimedOut`, `HostUnreachable`, `ConnectionReset` …; the attempt is over.
+    pub fn try_finish(self) -> io::Result<Connect> {
+        if let Some(error) = self.stream.take_error()? {
+            return Err(error);
+        }
+        let peer = match self.stream.peer_addr() {
+            Ok(peer) => peer,
+            Err(error) if error.kind() == io::ErrorKind::NotConnected => {
+                return Ok(Connect::Pending(self));
+            }
+            Err(error) => return Err(error),
+        };
+        let local = self.stream.local_addr()?;
+        self.done(Ends { local, peer })
+    }
+
+    /// Sends the first octets at once if the connection is established already, as on this host. It makes no other check: an error
+    /// shows at the next [`try_finish`](Self::try_finish).
+    ///
+    /// # Errors
+    /// As [`try_finish`](Self::try_finish).
+    pub fn send_now(self, first: &[u8]) -> io::Result<(Connect, usize)> {
+        let local = self.stream.local_addr()?;
+        let peer = if self.peer.ip().is_unspecified() {
+            // The unspecified address means this host, under an address that only the connection knows.
+            match self.stream.peer_addr() {
+                Ok(peer) => peer,
+                Err(_) => return Ok((Connect::Pending(self), 0)),
+            }
+        } else {
+            self.peer
+        };
+        // It must not connect to itself.
+        if local == peer {
+            return self.done(Ends { local, peer }).map(|done| (done, 0));
+        }
+        match self.stream.send(first) {
+            Ok(n) => self.done(Ends { local, peer }).map(|done| (done, n)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                Ok((Connect::Pending(self), 0))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn done(self, ends: Ends) -> io::Result<Connect> {
+        // A connect to a free local port can meet itself (simultaneous open of one socket). Then no program listens there.
+        if ends.local == ends.peer {
+            self.stream.abort();
+            return Err(io::Error::from_raw_os_error(libc::ECONNREFUSED));
+        }
+        Ok(Connect::Done(self.stream, ends))
+    }
+}
+
+impl AsFd for Connecting {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+fn address_of(socket: &Socket) -> io::Result<SocketAddr> {
+    let address = socket.local_addr()?;
+    address
+        .as_socket()
+        .ok_or_else(|| io::Error::from_raw_os_error(libc::EAFNOSUPPORT))
+}
+
+/// Whether other sockets may be bound to the same port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sharing {
+    /// None, until this one listens or connects.
+    Exclusive,
+    /// Those that share it, too.
+    Shared,
+}
+
+/// A socket that has an address and neither listens nor connects yet.
+#[derive(Debug)]
+pub struct Bound {
+    socket: Socket,
+}
+
+impl Bound {
+    /// Binds to `address` (port 0: a free port, which [`local_addr`](Self::local_addr) tells).
+    ///
+    /// What is left of earlier connections does not keep a port, so that a restarted program gets its port back at once. Another
+    /// bound socket does, unless it [shares](Sharing::Shared) the port. Two can still get the same port if they are bound while there
+    /// are such remains: the kernel then asks no further. At most one of them can listen in any case.
+    ///
+    /// # Errors
+    /// As [`Listener::bind`].
+    pub fn bind(
+        address: SocketAddr,
+        only_v6: Option<bool>,
+        sharing: Sharing,
+    ) -> Result<Self, NetError> {
+        let socket = tcp_socket(&address)?;
+        if let (Some(only_v6), true) = (only_v6, address.is_ipv6()) {
+            socket.set_only_v6(only_v6)?;
+        }
+        let address = SockAddr::from(address);
+        let shared = sharing == Sharing::Shared;
+        // Sockets that all have SO_REUSEADDR do not exclude each other until one listens. So a socket that wants its port for itself does
+        // not have it while it is bound, except to get past connections, which have it.
+        socket.set_reuse_address(shared)?;
+        match socket.bind(&address) {
+            Err(error) if !shared && error.kind() == io::ErrorKind::AddrInUse => {
+                socket.set_reuse_address(true)?;
+                socket.bind(&address)?;
+                socket.set_reuse_address(false)?;
+            }
+            bound => bound?,
+        }
+        Ok(Self { socket })
+    }
+
+    /// From now on it excludes listening sockets only, and its connections do not keep the port.
+    fn release(&self) -> io::Result<()> {
+        self.socket.set_reuse_address(true)
+    }
+
+    /// Its address.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        address_of(&self.socket)
+    }
+
+    /// Listens, see [`Listener::bind`]. Accepted streams begin with this setting of [`TcpStream::keep_alive`].
+    ///
+    /// # Errors
+    /// `AddrInUse` if another socket listens there.
+    pub fn listen(self, backlog: u32, keep_alive: Option<Duration>) -> Result<Listener, NetError> {
+        // Accepted sockets inherit all of it.
+        self.release()?;
+        self.socket.set_tcp_nodelay(true)?;
+        // A kernel that refuses this is asked again for each stream.
+        let keep_alive = keep_alive.filter(|_| set_keep_alive(&self.socket, keep_alive).is_ok());
+        self.socket
+            .listen(i32::try_from(backlog).unwrap_or(i32::MAX))?;
+        Ok(Listener {
+            socket: self.socket,
+            keep_alive,
+        })
+    }
+
+    /// Connects from this address, see [`connect`].
+    ///
+    /// # Errors
+    /// As [`connect`].
+    pub fn connect(self, peer: SocketAddr) -> Result<Connecting, NetError> {
+        let peer = match (self.local_addr()?, canonical(peer)) {
+            (SocketAddr::V6(_), SocketAddr::V4(peer)) => {
+                (peer.ip().to_ipv6_mapped(), peer.port()).into()
+            }
+            (_, peer) => peer,
+        };
+        self.release()?;
+        acknowledge_with_first_octets(&self.socket);
+        start_connect(self.socket, peer)
+    }
+}
+
+/// A listening socket. Poll it for reading, then call [`Listener::accept`] until it returns `None`.
+#[derive(Debug)]
+pub struct Listener {
+    socket: Socket,
+    keep_alive: Option<Duration>,
+}
+
+impl Listener {
+    /// Listens on `address` (port 0: any free port) with room for `backlog` connections that wait to be accepted; the kernel
+    /// caps it at `net.core.somaxconn`.
+    ///
+    /// `only_v6`: whether an IPv6 listener refuses IPv4 peers; `None` keeps the system's default.
+    ///
+    /// # Errors
+    /// No descriptor; `AddrInUse`; `AddrNotAvailable`; `PermissionDenied` for low ports.
+    #[cfg(test)]
+    pub fn bind(
+        address: SocketAddr,
+        backlog: u32,
+        only_v6: Option<bool>,
+    ) -> Result<Self, NetError> {
+        Bound::bind(address, only_v6, Sharing::Exclusive)?.listen(backlog, None)
+    }
+
+    /// Returns how many connections wait to be accepted, at least one: to ask costs less than an `accept` that finds none.
+    pub fn waiting(&self) -> u32 {
+        tcp_info(&self.socket).map_or(1, |info| info.unacknowledged_segments.max(1))
+    }
+
+    /// Takes the next connection, if one waits.
+    ///
+    /// Connections that died while they waited are skipped.
+    ///
+    /// # Errors
+    /// [`NetError::TooManyFiles`]: the connection still waits; stop polling the listener for a while. Others: the listener is unusable
+    /// or the system is out of memory.
+    pub fn accept(&self) -> Result<Option<(TcpStream, SocketAddr)>, NetError> {
+        loop {
+            let (socket, peer) = match self
+                .socket
+                .accept4(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC)
+            {
+                Ok(accepted) => accepted,
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EAGAIN) => return Ok(None),
+                    // Linux passes pending errors of the new connection through accept. They do not concern the listener.
+                    Some(
+                        libc::EINTR
+                        | libc::ECONNABORTED
+                        | libc::EPROTO
+                        | libc::ENETDOWN
+                        | libc::ENOPROTOOPT
+                        | libc::EHOSTDOWN
+                        | libc::ENONET
+                        | libc::EHOSTUNREACH
+                        | libc::EOPNOTSUPP
+                        | libc::ENETUNREACH,
+                    ) => continue,
+                    // The kernel takes a descriptor before it looks whether a connection waits.
+                    Some(libc::EMFILE | libc::ENFILE) if !self.has_waiting() => return Ok(None),
+                    _ => return Err(error.into()),
+                },
+            };
+            let Some(peer) = peer.as_socket().map(canonical) else {
+                continue;
+            };
+            return Ok(Some((TcpStream::accepted(socket, self.keep_alive), peer)));
+        }
+    }
+
+    /// Returns `true` if a connection waits to be accepted, or if the kernel cannot tell.
+    fn has_waiting(&self) -> bool {
+        wait_fd(&self.socket, Interest::READ, Some(Duration::ZERO)).unwrap_or(true)
+    }
+
+    /// The address listened on, with the port that was chosen.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    #[cfg(test)]
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        address_of(&self.socket)
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+#[cfg(test)]
+#[path = "connect_tests.rs"]
+mod tests;

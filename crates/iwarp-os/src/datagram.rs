@@ -1,0 +1,484 @@
+//! UDP sockets for unreliable datagrams: several datagrams for each system call, with what a global routing header tells of each.
+//!
+//! Invariant of the `unsafe`: addresses, lists and control data that the kernel reads or writes are arrays of this file's own, which live
+//! until the call has returned, and are described to the kernel with their real sizes. What the kernel has written is read only as far as
+//! it says that it wrote.
+
+use super::option;
+use socket2::{Domain, Protocol, SockAddr, SockAddrStorage, Socket, Type};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+/// Most datagrams of one system call.
+pub const BATCH: usize = 16;
+/// Of `linux/in6.h`: whether a socket receives what others have joined.
+const IPV6_MULTICAST_ALL: i32 = 29;
+/// Words of control data: a header and a number, twice, with room for what a kernel may add.
+const CONTROL_WORDS: usize = 16;
+
+/// How the network carries a datagram.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Route {
+    /// IPv4's type of service, or IPv6's traffic class.
+    pub traffic_class: u8,
+    /// Time to live, or hop limit; 0 for the system's default.
+    pub hop_limit: u8,
+}
+
+/// A bound UDP socket. It never blocks.
+#[derive(Debug)]
+pub struct DatagramSocket {
+    socket: Socket,
+    v6: bool,
+}
+
+/// Where a socket listens.
+#[derive(Debug, Clone, Copy)]
+pub enum Bind {
+    /// At an address of the host; port 0 lets the system choose.
+    Address(SocketAddr),
+    /// At a multicast group and port, which other sockets may share, on the interface with this index.
+    Group(SocketAddr, u32),
+}
+
+impl DatagramSocket {
+    /// Makes a socket whose buffers have about `buffer` octets each, if the system allows so many. Datagrams to groups leave by the
+    /// interface with the index `interface`, and come back to this host.
+    ///
+    /// # Errors
+    /// The operating system's: no descriptors left, the address is not one of the host, the port is taken, too many groups.
+    pub fn bind(to: Bind, interface: u32, buffer: usize) -> io::Result<Self> {
+        let (Bind::Address(address) | Bind::Group(address, _)) = to;
+        let socket = Socket::new(
+            Domain::for_address(address),
+            Type::DGRAM.nonblocking(),
+            Some(Protocol::UDP),
+        )?;
+        let this = Self {
+            socket,
+            v6: address.is_ipv6(),
+        };
+        // A smaller buffer than asked for only means that more is lost.
+        let _ = this.socket.set_recv_buffer_size(buffer);
+        let _ = this.socket.set_send_buffer_size(buffer);
+        if this.v6 {
+            this.socket.set_only_v6(true)?;
+            option::set(
+                &this.socket,
+                libc::IPPROTO_IPV6,
+                libc::IPV6_RECVTCLASS,
+                1i32,
+            )?;
+            option::set(
+                &this.socket,
+                libc::IPPROTO_IPV6,
+                libc::IPV6_RECVHOPLIMIT,
+                1i32,
+            )?;
+            this.socket.set_multicast_if_v6(interface)?;
+        } else {
+            option::set(&this.socket, libc::IPPROTO_IP, libc::IP_RECVTOS, 1i32)?;
+            option::set(&this.socket, libc::IPPROTO_IP, libc::IP_RECVTTL, 1i32)?;
+            // Routers may cut datagrams, too: the path is not asked for its MTU, which would cost the first datagrams.
+            let never = libc::IP_PMTUDISC_DONT;
+            option::set(&this.socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, never)?;
+            // SAFETY: plain numbers.
+            let mut by: libc::ip_mreqn = unsafe { std::mem::zeroed() };
+            by.imr_ifindex = interface as i32;
+            option::set(&this.socket, libc::IPPROTO_IP, libc::IP_MULTICAST_IF, by)?;
+        }
+        match to {
+            Bind::Address(_) => this.socket.bind(&address.into())?,
+            Bind::Group(_, index) => {
+                this.socket.set_reuse_address(true)?;
+                this.join(address.ip(), index)?;
+                this.socket.bind(&address.into())?;
+            }
+        }
+        Ok(this)
+    }
+
+    fn join(&self, group: IpAddr, interface: u32) -> io::Result<()> {
+        match group {
+            IpAddr::V4(group) => {
+                // Otherwise it receives what any socket of the host has joined, on any interface.
+                option::set(&self.socket, libc::IPPROTO_IP, libc::IP_MULTICAST_ALL, 0i32)?;
+                let by = socket2::InterfaceIndexOrAddress::Index(interface);
+                self.socket.join_multicast_v4_n(&group, &by)
+            }
+            IpAddr::V6(group) => {
+                option::set(&self.socket, libc::IPPROTO_IPV6, IPV6_MULTICAST_ALL, 0i32)?;
+                self.socket.join_multicast_v6(&group, interface)
+            }
+        }
+    }
+
+    /// Returns the address at which it listens.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        let address = self.socket.local_addr()?;
+        address
+            .as_socket()
+            .ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    /// Sends the datagrams of `batch`, in order. Returns how many the socket took, at least one.
+    ///
+    /// # Errors
+    /// Why it did not take the first: `WouldBlock` if its buffer is full; all others are about this datagram alone.
+    pub fn send(&self, batch: &mut Batch) -> io::Result<usize> {
+        if batch.len == 0 {
+            return Ok(0);
+        }
+        let mut vectors = [EMPTY; BATCH];
+        let mut headers = batch.headers(&mut vectors);
+        for header in &mut headers[..batch.len] {
+            if header.msg_hdr.msg_controllen == 0 {
+                header.msg_hdr.msg_control = std::ptr::null_mut();
+            }
+        }
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        loop {
+            // SAFETY: the module's invariant.
+            let sent = unsafe {
+                libc::sendmmsg(
+                    self.socket.as_raw_fd(),
+                    headers.as_mut_ptr(),
+                    batch.len as u32,
+                    // C libraries differ in the type.
+                    flags as _,
+                )
+            };
+            match usize::try_from(sent) {
+                Ok(sent) => return Ok(sent),
+                Err(_) => match io::Error::last_os_error() {
+                    e if e.kind() == io::ErrorKind::Interrupted => {}
+                    e => return Err(e),
+                },
+            }
+        }
+    }
+
+    /// Receives up to `most` datagrams, [`BATCH`] at most. Returns how many came; 0 if none wait.
+    ///
+    /// # Errors
+    /// The operating system's. It is about one datagram that was sent or received before, and the next call may succeed.
+    pub fn receive(&self, batch: &mut Batch, most: usize) -> io::Result<usize> {
+        let most = most.clamp(1, BATCH);
+        batch.len = most;
+        batch.lens = [Batch::ROOM; BATCH];
+        batch.control_lens = [CONTROL_WORDS * 8; BATCH];
+        batch.name_lens = [size_of::<SockAddrStorage>() as libc::socklen_t; BATCH];
+        let mut vectors = [EMPTY; BATCH];
+        let mut headers = batch.headers(&mut vectors);
+        batch.len = 0;
+        // SAFETY: the module's invariant.
+        let came = unsafe {
+            libc::recvmmsg(
+                self.socket.as_raw_fd(),
+                headers.as_mut_ptr(),
+                most as u32,
+                libc::MSG_DONTWAIT as _,
+                std::ptr::null_mut(),
+            )
+        };
+        let Ok(came) = usize::try_from(came) else {
+            return match io::Error::last_os_error() {
+                e if e.kind() == io::ErrorKind::WouldBlock => Ok(0),
+                e => Err(e),
+            };
+        };
+        for (i, header) in headers[..came].iter().enumerate() {
+            let m = &header.msg_hdr;
+            batch.whole[i] = m.msg_flags & libc::MSG_TRUNC == 0;
+            batch.lens[i] = (header.msg_len as usize).min(Batch::ROOM);
+            batch.name_lens[i] = m.msg_namelen;
+            // SAFETY: the kernel has written the control data of `m`, which lie in `batch`.
+            batch.routes[i] = unsafe { route_of(m) };
+        }
+        batch.len = came;
+        Ok(came)
+    }
+}
+
+impl AsFd for DatagramSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Reads what the kernel says about a datagram.
+///
+/// # Safety
+/// The kernel has filled in `m` and what it names.
+unsafe fn route_of(m: &libc::msghdr) -> Route {
+    let mut route = Route::default();
+    // SAFETY: `m` names control data that the kernel has written.
+    let mut at = unsafe { libc::CMSG_FIRSTHDR(m) };
+    while !at.is_null() {
+        // SAFETY: it is an entry of the control data. The first octet of its value is there, and the values of these options are an
+        // octet, or an `int` in host order whose value fits an octet.
+        let (entry, octet, number) = unsafe {
+            let data = libc::CMSG_DATA(at);
+            let whole = (*at).cmsg_len as usize >= libc::CMSG_LEN(size_of::<i32>() as u32) as usize;
+            let number = match whole {
+                true => data.cast::<i32>().read_unaligned() as u8,
+                false => 0,
+            };
+            (&*at, *data, number)
+        };
+        match (entry.cmsg_level, entry.cmsg_type) {
+            (libc::IPPROTO_IP, libc::IP_TOS) => route.traffic_class = octet,
+            (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => {
+                route.hop_limit = number;
+            }
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => route.traffic_class = number,
+            _ => {}
+        }
+        // SAFETY: as above.
+        at = unsafe { libc::CMSG_NXTHDR(m, at) };
+    }
+    route
+}
+
+/// Writes control data that route a datagram. Returns how many octets they have.
+fn put_route(control: &mut [u64; CONTROL_WORDS], v6: bool, route: Route) -> usize {
+    let (level, class, hops) = match v6 {
+        true => (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT),
+        false => (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL),
+    };
+    // SAFETY: it only computes.
+    let (space, entry_len) = unsafe {
+        let len = size_of::<i32>() as u32;
+        (libc::CMSG_SPACE(len) as usize, libc::CMSG_LEN(len) as usize)
+    };
+    debug_assert!(space.is_multiple_of(8) && 2 * space <= CONTROL_WORDS * 8);
+    let mut used = 0;
+    for (name, value) in [(class, route.traffic_class), (hops, route.hop_limit)] {
+        // Zero is the system's default of both.
+        if value == 0 {
+            continue;
+        }
+        // SAFETY: two entries fit into the array, and it is aligned for them.
+        unsafe {
+            let at = control.as_mut_ptr().byte_add(used).cast::<libc::cmsghdr>();
+            at.write(std::mem::zeroed());
+            (*at).cmsg_len = entry_len as _;
+            (*at).cmsg_level = level;
+            (*at).cmsg_type = name;
+            let data = libc::CMSG_DATA(at);
+            data.cast::<i32>().write_unaligned(i32::from(value));
+        }
+        used += space;
+    }
+    used
+}
+
+const EMPTY: libc::iovec = libc::iovec {
+    iov_base: std::ptr::null_mut(),
+    iov_len: 0,
+};
+
+/// Room for the datagrams of one system call.
+pub struct Batch {
+    len: usize,
+    octets: Box<[u8]>,
+    lens: [usize; BATCH],
+    names: [SockAddrStorage; BATCH],
+    name_lens: [libc::socklen_t; BATCH],
+    control: Box<[[u64; CONTROL_WORDS]; BATCH]>,
+    control_lens: [usize; BATCH],
+    whole: [bool; BATCH],
+    routes: [Route; BATCH],
+}
+
+impl Batch {
+    /// Octets in front of each datagram, which the kernel does not touch.
+    pub const FRONT: usize = 8;
+    /// Octets of a datagram.
+    const ROOM: usize = iwarp_proto::datagram::DATAGRAM_MAX;
+    const SLOT: usize = Self::FRONT + Self::ROOM;
+
+    /// Makes an empty one.
+    pub fn new() -> Self {
+        Self {
+            len: 0,
+            octets: vec![0; BATCH * Self::SLOT].into_boxed_slice(),
+            lens: [0; BATCH],
+            names: std::array::from_fn(|_| SockAddrStorage::zeroed()),
+            name_lens: [0; BATCH],
+            control: Box::new([[0; CONTROL_WORDS]; BATCH]),
+            control_lens: [0; BATCH],
+            whole: [true; BATCH],
+            routes: [Route::default(); BATCH],
+        }
+    }
+
+    /// Forgets its datagrams.
+    pub fn clear(&mut self) {
+        self.len = 0;
+    }
+
+    /// Returns how many datagrams it holds.
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns the room of a datagram of `len` octets to `to`, which [`commit`](Self::commit) then adds; `None` if the batch is full or
+    /// the datagram too long.
+    pub fn room(&mut self, len: usize) -> Option<&mut [u8]> {
+        if self.len == BATCH || len > Self::ROOM {
+            return None;
+        }
+        self.lens[self.len] = len;
+        let from = self.len * Self::SLOT + Self::FRONT;
+        self.octets.get_mut(from..from + len)
+    }
+
+    /// Adds the datagram that was written into [`room`](Self::room).
+    pub fn commit(&mut self, to: SocketAddr, route: Route) {
+        let at = self.len;
+        let v6 = to.is_ipv6();
+        let to = SockAddr::from(to);
+        self.name_lens[at] = to.len();
+        self.names[at] = to.as_storage();
+        self.control_lens[at] = put_route(&mut self.control[at], v6, route);
+        self.len += 1;
+    }
+
+    /// Returns a datagram with [`FRONT`](Self::FRONT) octets of room before it, where it came from, and how; `None` if it was cut off
+    /// because it is longer than any of ours, or came from no address of IP.
+    pub fn received(&mut self, at: usize) -> Option<(&mut [u8], SocketAddr, Route)> {
+        if at >= self.len || !self.whole[at] {
+            return None;
+        }
+        let name = std::mem::replace(&mut self.names[at], SockAddrStorage::zeroed());
+        // SAFETY: the kernel has written the address, and its length.
+        let from = unsafe { SockAddr::new(name, self.name_lens[at]) }.as_socket()?;
+        let start = at * Self::SLOT;
+        let octets = self
+            .octets
+            .get_mut(start..start + Self::FRONT + self.lens[at])?;
+        Some((octets, from, self.routes[at]))
+    }
+
+    /// Describes its datagrams, or the room for them, to the kernel.
+    fn headers(&mut self, vectors: &mut [libc::iovec; BATCH]) -> [libc::mmsghdr; BATCH] {
+        // SAFETY: plain numbers and null pointers.
+        let mut headers: [libc::mmsghdr; BATCH] = unsafe { std::mem::zeroed() };
+        let base = self.octets.as_mut_ptr();
+        for at in 0..self.len {
+            vectors[at] = libc::iovec {
+                // SAFETY: a slot of the array.
+                iov_base: unsafe { base.add(at * Self::SLOT + Self::FRONT) }.cast(),
+                iov_len: self.lens[at],
+            };
+            let m = &mut headers[at].msg_hdr;
+            m.msg_name = (&raw mut self.names[at]).cast();
+            m.msg_namelen = self.name_lens[at];
+            m.msg_iov = &raw mut vectors[at];
+            m.msg_iovlen = 1;
+            m.msg_control = self.control[at].as_mut_ptr().cast();
+            m.msg_controllen = self.control_lens[at] as _;
+        }
+        headers
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    fn loopback(v6: bool) -> DatagramSocket {
+        let at: SocketAddr = match v6 {
+            false => ([127, 0, 0, 1], 0).into(),
+            true => (std::net::Ipv6Addr::LOCALHOST, 0).into(),
+        };
+        DatagramSocket::bind(Bind::Address(at), 1, 1 << 16).unwrap()
+    }
+
+    /// Receives until as many datagrams as wanted have come.
+    fn receive(socket: &DatagramSocket, batch: &mut Batch, wanted: usize) {
+        let start = Instant::now();
+        while socket.receive(batch, BATCH).unwrap() != wanted {
+            assert!(start.elapsed() < Duration::from_secs(10));
+            batch.clear();
+        }
+    }
+
+    #[test]
+    fn datagrams_keep_their_borders_and_say_how_they_came() {
+        for v6 in [false, true] {
+            let (a, b) = (loopback(v6), loopback(v6));
+            let (from, to) = (a.local_addr().unwrap(), b.local_addr().unwrap());
+            let mut batch = Batch::new();
+            let route = Route {
+                traffic_class: 0x48,
+                hop_limit: 7,
+            };
+            for len in [0usize, 1, 3000] {
+                batch.room(len).unwrap().fill(len as u8);
+                batch.commit(to, route);
+            }
+            assert_eq!(a.send(&mut batch).unwrap(), 3);
+            batch.clear();
+            assert_eq!(batch.received(0), None, "they are forgotten");
+            receive(&b, &mut batch, 3);
+            for (at, len) in [0usize, 1, 3000].into_iter().enumerate() {
+                let (octets, sender, how) = batch.received(at).unwrap();
+                assert_eq!((sender, how), (from, route));
+                assert_eq!(octets.len(), Batch::FRONT + len);
+                assert!(octets[Batch::FRONT..].iter().all(|o| *o == len as u8));
+            }
+            assert_eq!(b.receive(&mut batch, BATCH).unwrap(), 0);
+        }
+    }
+
+    #[test]
+    fn what_is_too_long_is_noticed() {
+        let b = loopback(false);
+        let stranger = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let long = vec![1; Batch::ROOM + 1];
+        let to = b.local_addr().unwrap();
+        stranger.send_to(&long, to).unwrap();
+        stranger.send_to(&long[1..], to).unwrap();
+        let mut batch = Batch::new();
+        receive(&b, &mut batch, 2);
+        assert!(batch.received(0).is_none());
+        assert_eq!(batch.received(1).unwrap().0.len(), Batch::SLOT);
+    }
+
+    #[test]
+    fn a_group_reaches_all_its_sockets_and_no_others() {
+        let group = |last| SocketAddr::from(([239, 255, 77, last], 62_812));
+        let lo = 1;
+        let bind = |last| DatagramSocket::bind(Bind::Group(group(last), lo), lo, 1 << 16).unwrap();
+        let (one, two, other) = (bind(1), bind(1), bind(2));
+        let mut batch = Batch::new();
+        batch.room(5).unwrap().copy_from_slice(b"hello");
+        batch.commit(group(1), Route::default());
+        assert_eq!(loopback(false).send(&mut batch).unwrap(), 1);
+        for socket in [&one, &two] {
+            receive(socket, &mut batch, 1);
+            assert_eq!(batch.received(0).unwrap().0[Batch::FRONT..], *b"hello");
+        }
+        assert_eq!(other.receive(&mut batch, 1).unwrap(), 0);
+    }
+
+    #[test]
+    fn nobody_listens_and_nobody_is_told() {
+        let a = loopback(false);
+        let gone = loopback(false).local_addr().unwrap();
+        let mut batch = Batch::new();
+        for _ in 0..3 {
+            batch.clear();
+            batch.room(1).unwrap();
+            batch.commit(gone, Route::default());
+            assert_eq!(a.send(&mut batch).unwrap(), 1);
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! A pollable flag: the file descriptor behind completion channels and connection-event channels.
+//!
+//! No `unsafe`. The descriptor is readable from the first [`EventFd::signal`] until the next [`EventFd::drain`], however many signals
+//! came in between, so it works with level-triggered `poll`, `select` and `epoll` of any application.
+
+use super::poller::{Interest, wait_fd};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::{Errno, ReadWriteFlags, preadv2, read, write};
+use std::io::{self, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+/// A non-blocking, close-on-exec eventfd.
+#[derive(Debug)]
+pub struct EventFd {
+    fd: OwnedFd,
+}
+
+impl EventFd {
+    /// A descriptor that is not readable yet.
+    ///
+    /// # Errors
+    /// No descriptor or memory left (`EMFILE`, `ENFILE`, `ENOMEM`).
+    pub fn new() -> io::Result<Self> {
+        let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { fd })
+    }
+
+    /// Makes the descriptor readable. A thread that drains afterwards sees everything written before.
+    pub fn signal(&self) {
+        loop {
+            match write(&self.fd, &1u64.to_ne_bytes()) {
+                Err(Errno::INTR) => {}
+                // A full counter is readable already. Nothing else can happen to a descriptor that we own.
+                Ok(_) | Err(_) => return,
+            }
+        }
+    }
+
+    /// Makes the descriptor unreadable. Returns `true` if there was at least one signal.
+    pub fn drain(&self) -> bool {
+        self.take() > 0
+    }
+
+    /// As [`drain`](Self::drain), but returns how many signals there were since the last time.
+    pub fn take(&self) -> u64 {
+        let mut count = [0u8; 8];
+        loop {
+            // Programs may clear O_NONBLOCK on a descriptor that they got; this call must not block even then.
+            let got = preadv2(
+                &self.fd,
+                &mut [IoSliceMut::new(&mut count)],
+                u64::MAX,
+                ReadWriteFlags::NOWAIT,
+            );
+            let got = match got {
+                Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::SPIPE) => {
+                    self.take_if_readable(&mut count)
+                }
+                other => other,
+            };
+            match got {
+                Ok(_) => return u64::from_ne_bytes(count),
+                Err(Errno::INTR) => {}
+                Err(_) => return 0,
+            }
+        }
+    }
+
+    /// For kernels before 5.8, which cannot be told not to wait.
+    fn take_if_readable(&self, count: &mut [u8; 8]) -> Result<usize, Errno> {
+        match wait_fd(self, Interest::READ, Some(Duration::ZERO)) {
+            Ok(true) => read(&self.fd, &mut count[..]),
+            _ => Err(Errno::AGAIN),
+        }
+    }
+}
+
+impl AsFd for EventFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl AsRawFd for EventFd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn readable_from_signal_to_drain() {
+        let event = EventFd::new().expect("eventfd");
+        let readable = |limit| wait_fd(&event, Interest::READ, Some(limit)).expect("poll");
+        assert!(!readable(Duration::ZERO));
+        assert!(!event.drain());
+        event.signal();
+        event.signal();
+        event.signal();
+        assert!(readable(Duration::ZERO));
+        assert!(readable(Duration::ZERO), "level-triggered");
+        assert_eq!(event.take(), 3);
+        assert!(!readable(Duration::ZERO));
+        assert!(!event.drain());
+    }
+
+    #[test]
+    fn a_signal_wakes_a_sleeper() {
+        let event = EventFd::new().expect("eventfd");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(20));
+                event.signal();
+            });
+            assert!(wait_fd(&event, Interest::READ, Some(Duration::from_secs(10))).expect("poll"));
+        });
+        assert!(event.drain());
+    }
+
+    #[test]
+    fn draining_never_waits_even_if_the_program_wants_reads_to() {
+        let event = EventFd::new().expect("eventfd");
+        rustix::io::ioctl_fionbio(&event, false).expect("blocking");
+        assert!(!event.drain());
+        let mut count = [0u8; 8];
+        assert_eq!(event.take_if_readable(&mut count), Err(Errno::AGAIN));
+        event.signal();
+        assert_eq!(event.take_if_readable(&mut count), Ok(8));
+        event.signal();
+        assert!(event.drain());
+        assert!(!event.drain());
+    }
+
+    #[test]
+    fn does_not_survive_exec() {
+        let event = EventFd::new().expect("eventfd");
+        let flags = rustix::io::fcntl_getfd(&event).expect("flags");
+        assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
+    }
+}

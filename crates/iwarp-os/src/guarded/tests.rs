@@ -1,0 +1,202 @@
+//! Accesses to pages that are not there: each fails at whatever octet it meets them, and does all of its work where it does not.
+
+use super::*;
+use crate::mapping::{Mapping, page_size};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mprotect, munmap};
+use std::time::Instant;
+
+type Copy = unsafe extern "C" fn(*mut u8, *const u8, usize) -> u32;
+
+/// All copies that this processor has.
+fn copies() -> Vec<(&'static str, Copy)> {
+    #[allow(unused_mut, reason = "one architecture has a second one")]
+    let mut all: Vec<(&'static str, Copy)> = vec![("copy", machine::copy)];
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx") {
+        all.push(("copy_avx", machine::copy_avx));
+    }
+    all
+}
+
+/// Three pages, the last of which allows no access. The first two have octets 0, 1, 2 ….
+pub fn with_a_hole() -> (Mapping, usize) {
+    enable();
+    let page = page_size();
+    let mapping = Mapping::new(3 * page).expect("memory");
+    for i in 0..2 * page {
+        // SAFETY: inside the mapping, which nobody else knows.
+        unsafe { mapping.as_ptr().add(i).write(i as u8) };
+    }
+    // SAFETY: a whole page of a mapping that nobody reads or writes.
+    unsafe {
+        mprotect(
+            mapping.as_ptr().add(2 * page).cast(),
+            page,
+            MprotectFlags::empty(),
+        )
+    }
+    .expect("protected");
+    (mapping, 2 * page)
+}
+
+/// Lengths that take every way through the copies.
+fn lengths() -> impl Iterator<Item = usize> {
+    (0..=300).chain([511, 512, 513, 1024, 4000])
+}
+
+#[test]
+fn copies_fail_at_every_octet() {
+    let (mapping, hole) = with_a_hole();
+    let mut own = vec![0u8; 8192];
+    for (name, copy) in copies() {
+        for len in lengths() {
+            // So many octets are there.
+            for there in (0..=len).filter(|n| len <= 300 || n % 37 == 0 || *n >= len - 70) {
+                let at = mapping.as_ptr().wrapping_add(hole - there);
+                // SAFETY: the other side is as long as that, and faults are caught.
+                let copied =
+                    unsafe { [copy(own.as_mut_ptr(), at, len), copy(at, own.as_ptr(), len)] };
+                let whole = u32::from(there == len);
+                assert_eq!(copied, [whole; 2], "{name} {there} of {len}");
+            }
+        }
+    }
+}
+
+#[test]
+fn copies_copy_what_is_there() {
+    let source: Vec<u8> = (0..8192u32).map(|i| (i * 7 + i / 256) as u8).collect();
+    for (name, copy) in copies() {
+        for len in lengths() {
+            for (from, to) in [(0, 0), (1, 0), (0, 1), (3, 17), (31, 33), (64, 5)] {
+                let mut own = vec![0x5a; 8192];
+                // SAFETY: both are longer than that.
+                let copied =
+                    unsafe { copy(own.as_mut_ptr().add(to), source.as_ptr().add(from), len) };
+                assert_eq!(copied, 1);
+                assert_eq!(own[to..to + len], source[from..from + len], "{name} {len}");
+                let others = own[..to].iter().chain(&own[to + len..]);
+                assert!(
+                    others.into_iter().all(|octet| *octet == 0x5a),
+                    "{name} {len}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn stores_and_exchanges_fail_or_happen() {
+    let (mapping, hole) = with_a_hole();
+    let at = |offset: usize| mapping.as_ptr().wrapping_add(offset);
+    // SAFETY: faults are caught, and nobody else knows the mapping.
+    unsafe {
+        assert!(ProcessRange::store_octet(at(hole - 1), 9));
+        assert!(!ProcessRange::store_octet(at(hole), 9));
+        assert_eq!(at(hole - 1).read_volatile(), 9);
+        assert!(ProcessRange::store_word(at(hole - 8).cast(), 77));
+        assert!(!ProcessRange::store_word(at(hole).cast(), 77));
+        let word = at(hole - 8).cast::<u64>();
+        assert_eq!(word.read_volatile(), 77);
+        assert_eq!(ProcessRange::exchange(word, 76, 1), Some(77));
+        assert_eq!(word.read_volatile(), 77);
+        assert_eq!(ProcessRange::exchange(word, 77, 1), Some(77));
+        assert_eq!(word.read_volatile(), 1);
+        assert_eq!(ProcessRange::exchange(at(hole).cast(), 77, 1), None);
+    }
+}
+
+/// A page behind the end of a file raises SIGBUS.
+#[test]
+fn truncated_file_fails_copy() {
+    enable();
+    let page = page_size();
+    let file = memfd_create("iwarp-guarded", MemfdFlags::CLOEXEC).expect("a file");
+    ftruncate(&file, 2 * page as u64).expect("its length");
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a fresh mapping at an address of the kernel's choice.
+    let start = unsafe {
+        mmap(
+            std::ptr::null_mut(),
+            2 * page,
+            protection,
+            MapFlags::SHARED,
+            &file,
+            0,
+        )
+    }
+    .expect("mapped")
+    .cast::<u8>();
+    let mut own = vec![0; 2 * page];
+    // SAFETY: both sides have two pages, and faults are caught.
+    unsafe {
+        assert!(copy(start, own.as_mut_ptr(), 2 * page));
+        ftruncate(&file, page as u64).expect("shorter");
+        assert!(copy(start, own.as_mut_ptr(), page));
+        assert!(!copy(start, own.as_mut_ptr(), page + 1));
+        assert!(!copy(own.as_ptr(), start.add(page), 1));
+        munmap(start.cast(), 2 * page).expect("unmapped");
+    }
+}
+
+/// The kernel ends a process whose thread blocks the signal of its own fault.
+#[test]
+fn blocked_signals_are_unblocked() {
+    let (mapping, hole) = with_a_hole();
+    let at = mapping.addr() as usize + hole;
+    let blocks = move || {
+        let mut all = std::mem::MaybeUninit::<libc::sigset_t>::zeroed();
+        // SAFETY: the set is ours.
+        unsafe {
+            libc::sigfillset(all.as_mut_ptr());
+            libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), std::ptr::null_mut());
+        }
+        keep();
+        let mut own = 0u8;
+        // SAFETY: faults are caught.
+        unsafe { copy(std::ptr::with_exposed_provenance(at), &raw mut own, 1) }
+    };
+    assert!(!std::thread::spawn(blocks).join().expect("thread"));
+}
+
+/// Not a check of speed but of the figures in the head of the file.
+#[test]
+#[ignore = "prints a measurement"]
+fn copy_cost() {
+    unsafe extern "C" fn platform(to: *mut u8, from: *const u8, len: usize) -> u32 {
+        // SAFETY: the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, std::hint::black_box(len)) };
+        1
+    }
+    let mut all = copies();
+    all.insert(0, ("memcpy", platform));
+    let (source, mut own) = (vec![1u8; 1 << 20], vec![0u8; 1 << 20]);
+    for len in [
+        1, 8, 20, 64, 100, 128, 256, 512, 1448, 2048, 4096, 16_384, 65_536, 262_144,
+    ] {
+        let rounds = (200_000_000 / (len + 400)).max(200);
+        let mut best = vec![f64::MAX; all.len()];
+        for _ in 0..7 {
+            for ((_, copy), best) in all.iter().zip(&mut best) {
+                let start = Instant::now();
+                for i in 0..rounds {
+                    // SAFETY: both are longer than that.
+                    unsafe {
+                        copy(
+                            own.as_mut_ptr().add(i & 63),
+                            source.as_ptr().add(i & 31),
+                            len,
+                        )
+                    };
+                }
+                *best = best.min(start.elapsed().as_nanos() as f64 / rounds as f64);
+            }
+        }
+        print!("{len:7}");
+        for ((name, _), ns) in all.iter().zip(&best) {
+            print!("  {name} {ns:8.1} ({:.2})", ns / best[0]);
+        }
+        println!();
+    }
+}

@@ -1,0 +1,380 @@
+//! The addresses of this host, from which devices are made.
+//!
+//! Invariant: the list that `getifaddrs` returns is walked once, read only, copied into owned values, and freed exactly once by
+//! the guard [`List`], after the last use of its pointers. Address structures are read unaligned, and only after the
+//! family in their head says which structure they are.
+
+use std::cmp::Ordering;
+use std::collections::HashMap;
+use std::ffi::CStr;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::AsRawFd;
+use std::ptr;
+
+/// One usable address of one network interface that is up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InterfaceAddress {
+    /// Interface name, such as `eth0`.
+    pub name: String,
+    /// Interface index; never 0.
+    pub index: u32,
+    /// The address.
+    pub ip: IpAddr,
+    /// Length of the network prefix in bits.
+    pub prefix_len: u8,
+    /// Largest IP packet in octets; 0 if unknown.
+    pub mtu: u32,
+    /// Ethernet address, if it has one.
+    pub mac: Option<[u8; 6]>,
+    /// An interface with a lower index has the same Ethernet address, as the one below a VLAN has.
+    pub shares_mac: bool,
+    /// The interface is administratively up (always true in this list).
+    pub up: bool,
+    /// It has a carrier.
+    pub running: bool,
+    /// It is a loopback interface.
+    pub loopback: bool,
+}
+
+impl InterfaceAddress {
+    /// The scope that makes a link-local address usable: the interface index; 0 for all other addresses.
+    pub fn scope_id(&self) -> u32 {
+        match self.ip {
+            IpAddr::V6(ip) if ip.is_unicast_link_local() => self.index,
+            _ => 0,
+        }
+    }
+
+    fn order(&self, other: &Self) -> Ordering {
+        (self.index, self.ip, &self.name).cmp(&(other.index, other.ip, &other.name))
+    }
+}
+
+/// All addresses of interfaces that are up, by interface index, then IPv4 before IPv6, then by value.
+///
+/// IPv6 addresses whose duplicate check is running or has failed are left out: they cannot be bound yet.
+///
+/// # Errors
+/// The kernel's error; `EMFILE` if there is no descriptor left to ask with.
+pub fn addresses() -> io::Result<Vec<InterfaceAddress>> {
+    let list = List::get()?;
+    let unusable = unusable_v6();
+    let mut macs: HashMap<String, (i32, [u8; 6])> = HashMap::new();
+    let mut mtus: HashMap<String, u32> = HashMap::new();
+    let mut found = Vec::new();
+    for entry in list.entries() {
+        let name = entry.name();
+        if let Some(mac) = entry.mac() {
+            macs.insert(name.clone(), mac);
+        }
+        let flags = entry.flags();
+        let Some(ip) = entry.ip().filter(|_| flags & libc::IFF_UP as u32 != 0) else {
+            continue;
+        };
+        if let IpAddr::V6(v6) = ip
+            && unusable.contains(&(v6, name.clone()))
+        {
+            continue;
+        }
+        // Old-style IPv4 aliases ("eth0:1") belong to the interface before the colon.
+        let device = name.split(':').next().unwrap_or_default().to_owned();
+        let Some(index) = index_of(&device) else {
+            // The interface vanished since the list was taken.
+            continue;
+        };
+        found.push(InterfaceAddress {
+            index,
+            ip,
+            prefix_len: entry.prefix_len(ip),
+            mtu: 0,
+            mac: None,
+            shares_mac: false,
+            up: true,
+            running: flags & libc::IFF_RUNNING as u32 != 0,
+            loopback: flags & libc::IFF_LOOPBACK as u32 != 0,
+            name: device,
+        });
+    }
+    for address in &mut found {
+        // A MAC of zeros (loopback) means none.
+        if let Some((index, mac)) = macs.get(&address.name).filter(|m| m.1 != [0; 6]) {
+            address.mac = Some(*mac);
+            address.shares_mac = macs.values().any(|(i, m)| m == mac && i < index);
+        }
+        address.mtu = match mtus.get(&address.name) {
+            Some(mtu) => *mtu,
+            None => {
+                let mtu = mtu_of(&address.name)?;
+                mtus.insert(address.name.clone(), mtu);
+                mtu
+            }
+        };
+    }
+    found.sort_by(InterfaceAddress::order);
+    found.dedup_by(|a, b| a.index == b.index && a.ip == b.ip);
+    Ok(found)
+}
+
+/// Owner of what `getifaddrs` returned.
+struct List {
+    first: *mut libc::ifaddrs,
+}
+
+impl List {
+    fn get() -> io::Result<Self> {
+        let mut first = ptr::null_mut();
+        // SAFETY: `first` is a valid place for the pointer.
+        if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self { first })
+    }
+
+    fn entries(&self) -> impl Iterator<Item = Entry<'_>> {
+        let mut next = self.first;
+        std::iter::from_fn(move || {
+            // SAFETY: `next` is null or an entry of the list, which lives as long as `self`.
+            let raw = unsafe { next.as_ref() }?;
+            next = raw.ifa_next;
+            Some(Entry { raw })
+        })
+    }
+}
+
+impl Drop for List {
+    fn drop(&mut self) {
+        // SAFETY: came from `getifaddrs` and is freed only here.
+        unsafe { libc::freeifaddrs(self.first) };
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Entry<'a> {
+    raw: &'a libc::ifaddrs,
+}
+
+impl Entry<'_> {
+    fn name(&self) -> String {
+        if self.raw.ifa_name.is_null() {
+            return String::new();
+        }
+        // SAFETY: a C string that lives as long as the list.
+        unsafe { CStr::from_ptr(self.raw.ifa_name) }
+            .to_string_lossy()
+            .into_owned()
+    }
+
+    fn flags(&self) -> u32 {
+        self.raw.ifa_flags
+    }
+
+    fn ip(&self) -> Option<IpAddr> {
+        // SAFETY: the pointer is null or a socket address of the list.
+        unsafe { read_ip(self.raw.ifa_addr) }
+    }
+
+    fn prefix_len(&self, ip: IpAddr) -> u8 {
+        // SAFETY: as in `ip`.
+        match unsafe { read_ip(self.raw.ifa_netmask) } {
+            Some(IpAddr::V4(mask)) => u32::from(mask).leading_ones() as u8,
+            Some(IpAddr::V6(mask)) => u128::from(mask).leading_ones() as u8,
+            None if ip.is_ipv4() => 32,
+            None => 128,
+        }
+    }
+
+    /// Index and Ethernet address of the interface.
+    fn mac(&self) -> Option<(i32, [u8; 6])> {
+        let address = self.raw.ifa_addr;
+        // SAFETY: the pointer is null or a socket address of the list, which begins with its family.
+        if address.is_null() || i32::from(unsafe { (*address).sa_family }) != libc::AF_PACKET {
+            return None;
+        }
+        // SAFETY: the family says that it is a `sockaddr_ll`.
+        let link = unsafe { address.cast::<libc::sockaddr_ll>().read_unaligned() };
+        if link.sll_halen != 6 {
+            return None;
+        }
+        let [a, b, c, d, e, f, ..] = link.sll_addr;
+        Some((link.sll_ifindex, [a, b, c, d, e, f]))
+    }
+}
+
+/// # Safety
+/// `address` is null or points to a complete socket address of the family that its head names.
+unsafe fn read_ip(address: *const libc::sockaddr) -> Option<IpAddr> {
+    if address.is_null() {
+        return None;
+    }
+    // SAFETY: not null, so it begins with a family.
+    match i32::from(unsafe { (*address).sa_family }) {
+        libc::AF_INET => {
+            // SAFETY: the family says so.
+            let v4 = unsafe { address.cast::<libc::sockaddr_in>().read_unaligned() };
+            Some(IpAddr::V4(Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr))))
+        }
+        libc::AF_INET6 => {
+            // SAFETY: the family says so.
+            let v6 = unsafe { address.cast::<libc::sockaddr_in6>().read_unaligned() };
+            Some(IpAddr::V6(Ipv6Addr::from(v6.sin6_addr.s6_addr)))
+        }
+        _ => None,
+    }
+}
+
+/// Returns the index of an interface; `None` if there is none of this name.
+pub fn index_of(name: &str) -> Option<u32> {
+    let request = std::ffi::CString::new(name).ok()?;
+    // SAFETY: a valid C string.
+    match unsafe { libc::if_nametoindex(request.as_ptr()) } {
+        0 => None,
+        index => Some(index),
+    }
+}
+
+/// The MTU; 0 if the interface has gone.
+fn mtu_of(name: &str) -> io::Result<u32> {
+    let socket = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::DGRAM, None)?;
+    // SAFETY: all zero octets are a valid `ifreq`.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    let room = request.ifr_name.len() - 1;
+    for (to, from) in request.ifr_name.iter_mut().take(room).zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    // SAFETY: the request reads the name and stores an int in the union of the structure given.
+    let status = unsafe {
+        libc::ioctl(
+            socket.as_raw_fd(),
+            libc::SIOCGIFMTU as libc::Ioctl,
+            &raw mut request,
+        )
+    };
+    if status < 0 {
+        return Ok(0);
+    }
+    // SAFETY: the successful call has filled this member.
+    let mtu = unsafe { request.ifr_ifru.ifru_mtu };
+    Ok(u32::try_from(mtu).unwrap_or(0))
+}
+
+/// IPv6 addresses in their duplicate check, or failed in it. `getifaddrs` does not tell.
+fn unusable_v6() -> Vec<(Ipv6Addr, String)> {
+    // Without the file (no IPv6, no /proc) nothing is known to be unusable.
+    std::fs::read_to_string("/proc/net/if_inet6")
+        .map(|text| parse_if_inet6(&text))
+        .unwrap_or_default()
+}
+
+fn parse_if_inet6(text: &str) -> Vec<(Ipv6Addr, String)> {
+    const DAD_FAILED: u32 = 0x08;
+    const TENTATIVE: u32 = 0x40;
+    const OPTIMISTIC: u32 = 0x04;
+    text.lines()
+        .filter_map(|line| {
+            // address, index, prefix length, scope, flags (all hexadecimal), name
+            let mut fields = line.split_whitespace();
+            let address = u128::from_str_radix(fields.next()?, 16).ok()?;
+            let flags = u32::from_str_radix(fields.nth(3)?, 16).ok()?;
+            let name = fields.next()?;
+            let tentative = flags & TENTATIVE != 0 && flags & OPTIMISTIC == 0;
+            (tentative || flags & DAD_FAILED != 0)
+                .then(|| (Ipv6Addr::from(address), name.to_owned()))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{SocketAddr, SocketAddrV6};
+
+    #[test]
+    fn finds_the_loopback() {
+        let all = addresses().expect("interfaces");
+        let lo = all
+            .iter()
+            .find(|address| address.ip == IpAddr::V4(Ipv4Addr::LOCALHOST))
+            .expect("127.0.0.1");
+        assert!(lo.loopback && lo.up);
+        assert_eq!(lo.prefix_len, 8);
+        assert!(lo.index > 0);
+        assert!(lo.mtu >= 1280, "{}", lo.mtu);
+        assert_eq!(lo.mac, None);
+        assert_eq!(lo.scope_id(), 0);
+    }
+
+    #[test]
+    fn the_order_is_stable_and_every_address_can_be_bound() {
+        let all = addresses().expect("interfaces");
+        assert!(
+            all.is_sorted_by(|a, b| (a.index, a.ip) < (b.index, b.ip)),
+            "{all:?}"
+        );
+        assert_eq!(all, addresses().expect("again"));
+        for address in &all {
+            let socket = match address.ip {
+                IpAddr::V4(ip) => SocketAddr::from((ip, 0)),
+                IpAddr::V6(ip) => SocketAddrV6::new(ip, 0, 0, address.scope_id()).into(),
+            };
+            std::net::TcpListener::bind(socket)
+                .unwrap_or_else(|error| panic!("{address:?}: {error}"));
+        }
+    }
+
+    #[test]
+    fn agrees_with_the_kernels_own_files() {
+        for address in addresses().expect("interfaces") {
+            let read = |file: &str| {
+                std::fs::read_to_string(format!("/sys/class/net/{}/{file}", address.name))
+            };
+            let (Ok(mtu), Ok(mac), Ok(index)) = (read("mtu"), read("address"), read("ifindex"))
+            else {
+                println!("skipped: no /sys for {}", address.name);
+                continue;
+            };
+            assert_eq!(mtu.trim().parse(), Ok(address.mtu));
+            assert_eq!(index.trim().parse(), Ok(address.index));
+            if let Some(own) = address.mac {
+                let text: Vec<String> = own.iter().map(|octet| format!("{octet:02x}")).collect();
+                assert_eq!(mac.trim(), text.join(":"));
+            }
+        }
+    }
+
+    #[test]
+    fn reads_the_flags_of_ipv6_addresses() {
+        let text = "\
+00000000000000000000000000000001 01 80 10 80       lo
+fe800000000000000000000000000002 02 40 20 c0     eth0
+fe800000000000000000000000000003 03 40 20 88     eth1
+fe800000000000000000000000000004 04 40 20 44     eth2
+garbage
+";
+        let bad = parse_if_inet6(text);
+        assert_eq!(
+            bad,
+            [
+                ("fe80::2".parse().expect("ip"), "eth0".to_owned()),
+                ("fe80::3".parse().expect("ip"), "eth1".to_owned()),
+            ]
+        );
+    }
+
+    #[test]
+    fn link_local_addresses_carry_their_scope() {
+        let address = InterfaceAddress {
+            name: "eth0".to_owned(),
+            index: 7,
+            ip: "fe80::1".parse().expect("ip"),
+            prefix_len: 64,
+            mtu: 1500,
+            mac: None,
+            shares_mac: false,
+            up: true,
+            running: true,
+            loopback: false,
+        };
+        assert_eq!(address.scope_id(), 7);
+    }
+}

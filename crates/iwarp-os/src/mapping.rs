@@ -1,0 +1,211 @@
+//! Page-aligned anonymous memory: staging buffers, and regions that the library allocates for its users.
+//!
+//! Invariant: a [`Mapping`] owns the pages `[ptr, ptr + mapped)`. No other code knows them until it hands out the address, and
+//! it unmaps them exactly once. It never makes references to the memory; code that does must know that nothing else writes there.
+
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use std::fmt;
+use std::io;
+use std::ptr::{self, NonNull};
+
+/// Size of a page in octets; a power of two.
+#[inline]
+pub fn page_size() -> usize {
+    rustix::param::page_size()
+}
+
+/// Why there is no memory.
+#[derive(Debug)]
+pub enum MappingError {
+    /// Longer than any address range of a process can be.
+    TooLong {
+        /// The length asked for, in octets.
+        len: usize,
+    },
+    /// The kernel refused, usually with `ENOMEM`.
+    Refused {
+        /// The length asked for, in octets.
+        len: usize,
+        /// Its reason.
+        source: io::Error,
+    },
+}
+
+impl fmt::Display for MappingError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooLong { len } => {
+                write!(f, "{len} octets are more than an address range can hold")
+            }
+            Self::Refused { len, source } => write!(f, "no memory for {len} octets: {source}"),
+        }
+    }
+}
+
+impl std::error::Error for MappingError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::TooLong { .. } => None,
+            Self::Refused { source, .. } => Some(source),
+        }
+    }
+}
+
+impl From<MappingError> for io::Error {
+    fn from(error: MappingError) -> Self {
+        let kind = match &error {
+            MappingError::TooLong { .. } => io::ErrorKind::InvalidInput,
+            MappingError::Refused { source, .. } => source.kind(),
+        };
+        Self::new(kind, error)
+    }
+}
+
+/// Zeroed, readable, writable memory that begins on a page. Memory that was never touched takes no space.
+pub struct Mapping {
+    ptr: NonNull<u8>,
+    len: usize,
+    /// `len` rounded up to pages; 0 for an empty one, which owns nothing.
+    mapped: usize,
+}
+
+// SAFETY: a `Mapping` is a pair of numbers that owns pages; it gives no access to them by itself.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; all functions on `&Mapping` only return numbers.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `len` octets of zeros. A length of 0 is allowed and takes no memory.
+    ///
+    /// # Errors
+    /// [`MappingError`].
+    pub fn new(len: usize) -> Result<Self, MappingError> {
+        let page = page_size();
+        if len == 0 {
+            // Aligned like a real address, and never used for access.
+            let ptr =
+                NonNull::new(ptr::without_provenance_mut(page)).unwrap_or(NonNull::dangling());
+            return Ok(Self {
+                ptr,
+                len,
+                mapped: 0,
+            });
+        }
+        let mapped = len
+            .checked_next_multiple_of(page)
+            .filter(|&mapped| isize::try_from(mapped).is_ok())
+            .ok_or(MappingError::TooLong { len })?;
+        let refused = |source: io::Error| MappingError::Refused { len, source };
+        // SAFETY: a fresh private mapping at an address of the kernel's choice replaces nothing.
+        let start = unsafe {
+            mmap_anonymous(
+                ptr::null_mut(),
+                mapped,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )
+        }
+        .map_err(|error| refused(error.into()))?;
+        let ptr =
+            NonNull::new(start.cast()).ok_or_else(|| refused(io::ErrorKind::OutOfMemory.into()))?;
+        Ok(Self { ptr, len, mapped })
+    }
+
+    /// Returns the address of the first octet. Valid for reads and writes of [`len`](Self::len) octets while `self` lives.
+    #[inline]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.ptr.as_ptr()
+    }
+
+    /// Returns the address as a number. From now on the compiler expects accesses through that number.
+    #[inline]
+    pub fn addr(&self) -> u64 {
+        self.ptr.as_ptr().expose_provenance() as u64
+    }
+
+    /// Usable length in octets.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns `true` if the length is 0.
+    #[cfg(test)]
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl fmt::Debug for Mapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mapping")
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        if self.mapped > 0 {
+            // SAFETY: these pages are ours, and whoever had the address must have stopped using it (see `as_ptr`).
+            // It cannot fail for a range that was mapped as a whole.
+            let _ = unsafe { munmap(self.ptr.as_ptr().cast(), self.mapped) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::probe::probe_range;
+
+    #[test]
+    fn is_aligned_zeroed_and_writable_to_the_end() {
+        let page = page_size();
+        for len in [1, page - 1, page, page + 1, 3 << 20] {
+            let mapping = Mapping::new(len).expect("memory");
+            assert_eq!(mapping.len(), len);
+            assert_eq!(mapping.addr() as usize % page, 0);
+            // SAFETY: nobody else knows the memory; both octets are inside.
+            unsafe {
+                assert_eq!(mapping.as_ptr().add(len - 1).read(), 0);
+                mapping.as_ptr().write(1);
+                mapping.as_ptr().add(len - 1).write(2);
+            }
+        }
+    }
+
+    #[test]
+    fn empty_is_fine_and_absurd_is_an_error() {
+        let empty = Mapping::new(0).expect("empty");
+        assert!(empty.is_empty() && (empty.addr() as usize).is_multiple_of(page_size()));
+        assert!(matches!(
+            Mapping::new(usize::MAX),
+            Err(MappingError::TooLong { .. })
+        ));
+        assert!(matches!(
+            Mapping::new(isize::MAX as usize),
+            Err(MappingError::TooLong { .. })
+        ));
+        let huge = 1usize << 62;
+        match Mapping::new(huge) {
+            Err(MappingError::Refused { len, source }) => {
+                assert_eq!(len, huge);
+                assert_eq!(source.kind(), io::ErrorKind::OutOfMemory);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn drop_gives_the_pages_back() {
+        // Large, so that no other thread of the tests gets the same range at once.
+        let len = 1 << 30;
+        let mapping = Mapping::new(len).expect("memory");
+        let addr = mapping.addr();
+        assert!(probe_range(addr, len as u64, true));
+        drop(mapping);
+        assert!(!probe_range(addr, len as u64, true));
+    }
+}

@@ -1,0 +1,293 @@
+//! Whether the next hop towards a peer answers, as the kernel's tables have it (`rtnetlink(7)`).
+//!
+//! A message is a header (length, type, flags, number, port; 16 octets), a body of fixed length, and attributes (length, type, value),
+//! all in the host's byte order and aligned to 4 octets. The kernel answers a request during the call that sends it, so nothing here blocks.
+
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use std::io::{self, Read as _};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+const HEADER_LEN: usize = 16;
+const FLAG_REQUEST: u16 = 1;
+/// The type of an answer that is an error number.
+const ERROR: u16 = 2;
+const ATTRIBUTE_DESTINATION: u16 = 1;
+const ATTRIBUTE_SOURCE: u16 = 2;
+const ATTRIBUTE_INTERFACE: u16 = 4;
+const ATTRIBUTE_GATEWAY: u16 = 5;
+/// A gateway that may be of the other address family.
+const ATTRIBUTE_VIA: u16 = 18;
+/// States in which the kernel has a link address to send to.
+const KNOWN: u16 = libc::NUD_PERMANENT
+    | libc::NUD_NOARP
+    | libc::NUD_REACHABLE
+    | libc::NUD_PROBE
+    | libc::NUD_STALE
+    | libc::NUD_DELAY;
+/// Nobody serves this port (RFC 863 section 2 has it thrown away).
+const DISCARD_PORT: u16 = 9;
+
+/// What the kernel knows of a neighbour.
+enum Neighbour {
+    /// It can be sent to.
+    Known,
+    /// The kernel has asked for its link address, and waits for the answer.
+    Asked,
+    /// The kernel does not know it. It asks when something is sent to it.
+    Unknown,
+}
+
+/// The neighbour that packets for a peer are sent to, which is the peer or a gateway. Its sockets are made at once, so that a thread in
+/// another network namespace can use it.
+#[derive(Debug)]
+pub struct NextHop {
+    netlink: Socket,
+    interface: u32,
+    address: IpAddr,
+    datagrams: Socket,
+    to: SockAddr,
+}
+
+impl NextHop {
+    /// Finds the next hop from a local address to a peer, if the kernel has to ask for its link address, and has it ask. Returns `None` if
+    /// packets can be sent at once, which includes peers on this host and links without link addresses, and if the kernel does not tell.
+    pub fn unanswered(source: IpAddr, peer: SocketAddr) -> Option<Self> {
+        let here = [
+            source,
+            Ipv4Addr::UNSPECIFIED.into(),
+            Ipv6Addr::UNSPECIFIED.into(),
+        ];
+        let own = peer.ip().is_loopback() || here.contains(&peer.ip());
+        if own || source.is_ipv4() != peer.is_ipv4() {
+            return None;
+        }
+        let netlink = netlink().ok()?;
+        let (interface, address) = route(&netlink, source, peer)?;
+        if !resolves_addresses(&netlink, interface)
+            || matches!(
+                look(&netlink, interface, address),
+                None | Some(Neighbour::Known)
+            )
+        {
+            return None;
+        }
+        let mut to = peer;
+        to.set_port(DISCARD_PORT);
+        let hop = Self {
+            netlink,
+            interface,
+            address,
+            datagrams: datagrams(source, to).ok()?,
+            to: to.into(),
+        };
+        hop.is_open().then_some(hop)
+    }
+
+    /// Returns `true` if the neighbour has not answered. The kernel is made to go on asking then. What cannot be found out counts as an
+    /// answer: then TCP has to find it out.
+    pub fn is_open(&self) -> bool {
+        match look(&self.netlink, self.interface, self.address) {
+            None | Some(Neighbour::Known) => false,
+            Some(Neighbour::Asked) => true,
+            // It takes a packet for it: an empty datagram. A packet filter may forbid that, and not forbid TCP.
+            Some(Neighbour::Unknown) => self.datagrams.send_to(&[], &self.to).is_ok(),
+        }
+    }
+}
+
+fn netlink() -> io::Result<Socket> {
+    let routes = Protocol::from(libc::NETLINK_ROUTE);
+    Socket::new(
+        Domain::from(libc::AF_NETLINK),
+        Type::DGRAM.nonblocking(),
+        Some(routes),
+    )
+}
+
+/// Makes a socket for datagrams that no gateway forwards.
+fn datagrams(source: IpAddr, to: SocketAddr) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(to), Type::DGRAM.nonblocking(), None)?;
+    match to {
+        SocketAddr::V4(_) => socket.set_ttl_v4(1)?,
+        SocketAddr::V6(_) => socket.set_unicast_hops_v6(1)?,
+    }
+    let mut from = to;
+    from.set_ip(source);
+    from.set_port(0);
+    socket.bind(&SockAddr::from(from))?;
+    Ok(socket)
+}
+
+/// Looks a neighbour up. Returns `None` if the kernel does not tell, as those before 5.0 do.
+fn look(netlink: &Socket, interface: u32, address: IpAddr) -> Option<Neighbour> {
+    let mut body = vec![family(address), 0, 0, 0];
+    body.extend(interface.to_ne_bytes());
+    body.extend([0; 4]);
+    attribute(&mut body, ATTRIBUTE_DESTINATION, &octets(address));
+    match request(netlink, libc::RTM_GETNEIGH, &body) {
+        Ok(entry) => {
+            let state = entry.get(8..10)?.try_into().ok()?;
+            Some(match u16::from_ne_bytes(state) {
+                state if state & KNOWN != 0 => Neighbour::Known,
+                libc::NUD_INCOMPLETE => Neighbour::Asked,
+                _ => Neighbour::Unknown,
+            })
+        }
+        Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Some(Neighbour::Unknown),
+        Err(_) => None,
+    }
+}
+
+/// Returns the interface and the next hop of the route that the kernel would take, if it leads off this host.
+fn route(netlink: &Socket, source: IpAddr, peer: SocketAddr) -> Option<(u32, IpAddr)> {
+    let bits = if peer.is_ipv4() { 32 } else { 128 };
+    let mut body = vec![family(peer.ip()), bits, bits, 0, 0, 0, 0, 0];
+    body.extend([0; 4]);
+    attribute(&mut body, ATTRIBUTE_DESTINATION, &octets(peer.ip()));
+    attribute(&mut body, ATTRIBUTE_SOURCE, &octets(source));
+    if let SocketAddr::V6(peer) = peer
+        && peer.scope_id() != 0
+    {
+        attribute(
+            &mut body,
+            ATTRIBUTE_INTERFACE,
+            &peer.scope_id().to_ne_bytes(),
+        );
+    }
+    let found = request(netlink, libc::RTM_GETROUTE, &body).ok()?;
+    if found.get(7) != Some(&libc::RTN_UNICAST) {
+        return None;
+    }
+    let (mut interface, mut hop) = (None, peer.ip());
+    for (kind, value) in attributes(found.get(12..)?) {
+        match kind {
+            ATTRIBUTE_INTERFACE => interface = value.try_into().ok().map(u32::from_ne_bytes),
+            ATTRIBUTE_GATEWAY => hop = ip(value)?,
+            ATTRIBUTE_VIA => hop = ip(value.get(2..)?)?,
+            _ => {}
+        }
+    }
+    Some((interface?, hop))
+}
+
+/// Returns `true` if neighbours on the interface have link addresses that have to be asked for.
+fn resolves_addresses(netlink: &Socket, interface: u32) -> bool {
+    let mut body = vec![0; 4];
+    body.extend(interface.to_ne_bytes());
+    body.extend([0; 8]);
+    let Ok(link) = request(netlink, libc::RTM_GETLINK, &body) else {
+        return false;
+    };
+    let flags = link.get(8..12).and_then(|f| f.try_into().ok());
+    let flags = flags.map_or(0, u32::from_ne_bytes);
+    flags & (libc::IFF_LOOPBACK | libc::IFF_NOARP) as u32 == 0
+}
+
+/// Sends a request and returns the body of its answer.
+fn request(netlink: &Socket, kind: u16, body: &[u8]) -> io::Result<Vec<u8>> {
+    let mut message = Vec::with_capacity(HEADER_LEN + body.len());
+    message.extend(((HEADER_LEN + body.len()) as u32).to_ne_bytes());
+    message.extend(kind.to_ne_bytes());
+    message.extend(FLAG_REQUEST.to_ne_bytes());
+    message.extend([0; 8]);
+    message.extend(body);
+    netlink.send(&message)?;
+    // Longer answers are cut; what is used of them stands at the beginning.
+    let mut answer = [0u8; 4096];
+    let len = { netlink }.read(&mut answer)?;
+    let invalid = || io::Error::from(io::ErrorKind::InvalidData);
+    let answer = answer.get(..len).ok_or_else(invalid)?;
+    let (header, body) = answer.split_at_checked(HEADER_LEN).ok_or_else(invalid)?;
+    if header[4..6] != ERROR.to_ne_bytes() {
+        return Ok(body.to_vec());
+    }
+    let number = body.first_chunk().ok_or_else(invalid)?;
+    Err(io::Error::from_raw_os_error(
+        i32::from_ne_bytes(*number).wrapping_neg(),
+    ))
+}
+
+/// Appends an attribute whose value needs no padding.
+fn attribute(to: &mut Vec<u8>, kind: u16, value: &[u8]) {
+    to.extend((value.len() as u16 + 4).to_ne_bytes());
+    to.extend(kind.to_ne_bytes());
+    to.extend(value);
+}
+
+/// Iterates over attributes up to the first that is cut.
+fn attributes(mut octets: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let (len, kind) = (octets.get(..2)?, octets.get(2..4)?);
+        let len = usize::from(u16::from_ne_bytes(len.try_into().ok()?));
+        let kind = u16::from_ne_bytes(kind.try_into().ok()?);
+        let value = octets.get(4..len)?;
+        octets = octets.get(len.next_multiple_of(4)..).unwrap_or_default();
+        Some((kind, value))
+    })
+}
+
+const fn family(ip: IpAddr) -> u8 {
+    match ip {
+        IpAddr::V4(_) => libc::AF_INET as u8,
+        IpAddr::V6(_) => libc::AF_INET6 as u8,
+    }
+}
+
+fn octets(ip: IpAddr) -> Vec<u8> {
+    match ip {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    }
+}
+
+fn ip(octets: &[u8]) -> Option<IpAddr> {
+    if let Ok(v4) = <[u8; 4]>::try_from(octets) {
+        return Some(Ipv4Addr::from(v4).into());
+    }
+    let v6 = <[u8; 16]>::try_from(octets).ok()?;
+    Some(Ipv6Addr::from(v6).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_host_has_no_next_hop() {
+        for (source, peer) in [
+            ("127.0.0.1", "127.0.0.1:9"),
+            ("127.0.0.1", "127.9.9.9:9"),
+            ("::1", "[::1]:9"),
+            ("::1", "127.0.0.1:9"),
+        ] {
+            let hop = NextHop::unanswered(source.parse().unwrap(), peer.parse().unwrap());
+            assert!(hop.is_none(), "{source} {peer}: {hop:?}");
+        }
+    }
+
+    #[test]
+    fn attributes_that_are_cut_end_the_list() {
+        let mut list = Vec::new();
+        attribute(&mut list, 5, &[10, 0, 0, 1]);
+        attribute(&mut list, 4, &7u32.to_ne_bytes());
+        let kinds = |octets: &[u8]| attributes(octets).map(|a| a.0).collect::<Vec<_>>();
+        assert_eq!(kinds(&list), [5, 4]);
+        for cut in 0..list.len() {
+            assert_eq!(kinds(&list[..cut]).len(), cut / 8, "{cut}");
+        }
+        assert_eq!(
+            kinds(&[0; 16]),
+            [] as [u16; 0],
+            "a length below that of the head"
+        );
+    }
+
+    #[test]
+    fn the_kernel_tells_of_routes_and_links() {
+        let netlink = netlink().unwrap();
+        let own: IpAddr = Ipv4Addr::LOCALHOST.into();
+        assert_eq!(route(&netlink, own, (own, 9).into()), None, "it is local");
+        assert!(!resolves_addresses(&netlink, 1), "the loopback interface");
+        assert!(!resolves_addresses(&netlink, u32::MAX >> 1), "no interface");
+    }
+}

@@ -1,0 +1,182 @@
+//! Tests of access to memory that may be missing: by the kernel, and in a child.
+
+use super::*;
+use crate::mapping::{Mapping, page_size};
+use rustix::mm::{MprotectFlags, mprotect, munmap};
+use std::sync::atomic::AtomicUsize;
+
+/// Three pages: the first of them can be written, the second is a hole, the third can only be read. They stay mapped like this.
+fn holes() -> (u64, u64) {
+    let page = page_size();
+    let mapping = Mapping::new(3 * page).expect("memory");
+    let start = mapping.as_ptr();
+    // SAFETY: whole pages of a mapping that nobody else knows. It is never unmapped as a whole, so the hole stays one as far as this
+    // mapping goes; no other test maps at a fixed address.
+    unsafe {
+        mprotect(start.add(page).cast(), page, MprotectFlags::empty()).expect("none");
+        mprotect(start.add(2 * page).cast(), page, MprotectFlags::READ).expect("read-only");
+    }
+    let addr = mapping.addr();
+    std::mem::forget(mapping);
+    (addr, page as u64)
+}
+
+type Copies = (fn(u64, &mut [u8]) -> bool, fn(u64, &[u8]) -> bool);
+
+fn child_read(from: u64, to: &mut [u8]) -> bool {
+    let to = (to.as_mut_ptr().expose_provenance() as u64, to.len());
+    let (to, len) = to;
+    Errand::new(Work::Copy { from, to, len }).run()
+}
+
+fn child_write(to: u64, from: &[u8]) -> bool {
+    let (from, len) = (from.as_ptr().expose_provenance() as u64, from.len());
+    Errand::new(Work::Copy { from, to, len }).run()
+}
+
+const WAYS: [Copies; 2] = [(read, write), (child_read, child_write)];
+
+#[test]
+fn copies_reach_what_is_mapped_and_nothing_else() {
+    for (read, write) in WAYS {
+        let (at, page) = holes();
+        assert!(write(at + 3, b"octets"));
+        let mut back = [0xaa; 8];
+        assert!(read(at + 2, &mut back));
+        assert_eq!(&back, b"\0octets\0");
+        assert!(write(at + page - 6, b"behind"));
+        // Into the hole, from it, across both of its borders, and where nothing is ever mapped.
+        for to in [
+            at + page,
+            at + page - 3,
+            at + 2 * page - 3,
+            0,
+            8,
+            u64::MAX - 64,
+        ] {
+            assert!(!write(to, b"octets"), "{:x}", to.wrapping_sub(at));
+            assert!(!read(to, &mut back), "{:x}", to.wrapping_sub(at));
+        }
+        // What can only be read.
+        assert!(read(at + 2 * page, &mut back));
+        assert_eq!(back, [0; 8]);
+        assert!(!write(at + 2 * page, b"octets"));
+        assert!(read(at + 2 * page, &mut back));
+        assert_eq!(back, [0; 8]);
+    }
+}
+
+#[test]
+fn nothing_is_copied_for_no_octets() {
+    let (at, page) = holes();
+    for (read, _) in WAYS {
+        assert!(read(at + page, &mut []));
+    }
+    assert!(in_parts(0, |_, _| panic!("no call")) == Copied::All);
+}
+
+#[test]
+fn a_kernel_that_refuses_is_told_from_a_missing_page() {
+    let refuse = |errno: i32| {
+        in_parts(1, |_, _| {
+            // SAFETY: this thread's own variable.
+            unsafe { *libc::__errno_location() = errno };
+            -1
+        })
+    };
+    assert_eq!(refuse(libc::EFAULT), Copied::Missing);
+    assert_eq!(refuse(libc::ENOSYS), Copied::NotAllowed);
+    assert_eq!(refuse(libc::EPERM), Copied::NotAllowed);
+    // A copy in several parts.
+    let parts = AtomicUsize::new(0);
+    let copied = in_parts(10, |done, left| {
+        assert_eq!(done as usize + left, 10);
+        parts.fetch_add(1, Ordering::Relaxed);
+        left.min(4) as isize
+    });
+    assert_eq!((copied, parts.into_inner()), (Copied::All, 3));
+}
+
+#[test]
+fn words_are_exchanged_where_they_are_mapped() {
+    let (at, page) = holes();
+    assert!(write(at + 16, &7u64.to_ne_bytes()));
+    assert_eq!(exchange(at + 16, 8, 9), Some(7));
+    assert_eq!(exchange(at + 16, 7, 9), Some(7));
+    assert_eq!(exchange(at + 16, 7, 10), Some(9));
+    for missing in [at + page, at + 2 * page, 0] {
+        assert_eq!(exchange(missing, 0, 1), None);
+    }
+}
+
+#[test]
+fn exchanges_are_atomic_among_threads() {
+    static WORD: AtomicU64 = AtomicU64::new(0);
+    let at = WORD.as_ptr().expose_provenance() as u64;
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..50 {
+                    let mut old = 0;
+                    while let found = exchange(at, old, old + 1).expect("mapped")
+                        && found != old
+                    {
+                        old = found;
+                    }
+                    WORD.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    assert_eq!(WORD.load(Ordering::Relaxed), 400);
+}
+
+/// A page is unmapped and mapped again while it is accessed all the time.
+#[test]
+fn memory_that_comes_and_goes_never_faults() {
+    let (at, page) = holes();
+    let seen = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        let changing = scope.spawn(|| {
+            let start = with_exposed_provenance_mut::<c_void>(at as usize);
+            for _ in 0..2_000 {
+                // SAFETY: the page is this test's own, and stays reserved while it cannot be accessed.
+                unsafe {
+                    mprotect(start, page as usize, MprotectFlags::empty()).expect("away");
+                    mprotect(
+                        start,
+                        page as usize,
+                        MprotectFlags::READ | MprotectFlags::WRITE,
+                    )
+                    .expect("back");
+                }
+            }
+        });
+        let mut octets = [0; 64];
+        while !changing.is_finished() {
+            let there = read(at + page - 100, &mut octets)
+                & write(at + 8, &octets)
+                & exchange(at + 16, 0, 0).is_some();
+            seen.fetch_add(usize::from(there), Ordering::Relaxed);
+        }
+    });
+    assert!(read(at, &mut [0; 8]));
+    // SAFETY: as above; nobody accesses it any more.
+    unsafe { munmap(with_exposed_provenance_mut(at as usize), page as usize).expect("unmapped") };
+}
+
+#[test]
+fn pages_are_brought_in_where_there_are_any() {
+    let (at, page) = holes();
+    assert!(prefetch(at + 5, page - 5, Prefetch::Write).is_ok());
+    assert!(prefetch(at + 2 * page, 1, Prefetch::Read).is_ok());
+    let errno = |result: io::Result<()>| result.expect_err("refused").raw_os_error();
+    for (from, len, how) in [
+        (at + page, 1, Prefetch::Read),
+        (at, page + 1, Prefetch::Read),
+        (at + 2 * page, 1, Prefetch::Write),
+        (u64::MAX - 3, 8, Prefetch::Read),
+    ] {
+        assert_eq!(errno(prefetch(from, len, how)), Some(libc::EFAULT));
+    }
+}

@@ -1,0 +1,540 @@
+//! Readiness: `epoll` for the progress thread, `poll` for one descriptor.
+//!
+//! No `unsafe`. Level-triggered: a driver that stops early (its budget is spent, a receive is missing) gets the event again, so
+//! no wake-up can be lost here. A descriptor leaves the set when it is removed or when its last duplicate is closed. Its owner
+//! adds it, and removes it before closing, because a batch of events that was already fetched may still contain its token.
+
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::io::Errno;
+use std::fmt;
+use std::io;
+pub use std::os::fd::AsFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+/// Shorter sleeps end to the microsecond. `epoll_wait(2)` counts in milliseconds and would make them twice as long or longer.
+const PRECISE_BELOW: Duration = Duration::from_millis(4);
+/// The longest single sleep; longer waits loop. Keeps every time-out inside what the kernel's `int` of milliseconds can hold.
+const LONGEST: Duration = Duration::from_secs(24 * 3600);
+
+/// The events to report. Errors and hang-ups are always reported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Interest {
+    /// Bytes, a connection or the end of the stream can be read.
+    pub readable: bool,
+    /// Bytes can be written, or a connect has ended.
+    pub writable: bool,
+}
+
+impl Interest {
+    /// Errors and hang-ups only.
+    pub const NONE: Self = Self {
+        readable: false,
+        writable: false,
+    };
+    /// Reading only.
+    pub const READ: Self = Self {
+        readable: true,
+        writable: false,
+    };
+    /// Writing only.
+    pub const WRITE: Self = Self {
+        readable: false,
+        writable: true,
+    };
+    /// Both.
+    pub const BOTH: Self = Self {
+        readable: true,
+        writable: true,
+    };
+
+    fn epoll(self) -> epoll::EventFlags {
+        let mut flags = epoll::EventFlags::empty();
+        if self.readable {
+            flags |= epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
+        }
+        if self.writable {
+            flags |= epoll::EventFlags::OUT;
+        }
+        flags
+    }
+
+    fn poll(self) -> PollFlags {
+        let mut flags = PollFlags::empty();
+        if self.readable {
+            flags |= PollFlags::IN;
+        }
+        if self.writable {
+            flags |= PollFlags::OUT;
+        }
+        flags
+    }
+}
+
+/// One event: which descriptor, and what may be tried on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Readiness {
+    /// The token given to [`Poller::add`].
+    pub token: u64,
+    /// A read will not block: data, end of stream or an error.
+    pub readable: bool,
+    /// A write will not block: room or an error.
+    pub writable: bool,
+    /// The stream is over in both directions, or an error is pending.
+    pub broken: bool,
+}
+
+/// A reusable buffer for the events of one [`Poller::wait`]. Allocates when created and never again.
+pub struct Events {
+    list: Vec<epoll::Event>,
+}
+
+impl Events {
+    /// Room for `capacity` events per wait; at least one. What does not fit is reported by the next wait.
+    pub fn with_capacity(capacity: usize) -> Self {
+        Self {
+            list: Vec::with_capacity(capacity.clamp(1, 1 << 16)),
+        }
+    }
+
+    /// The number of events of the last wait.
+    #[cfg(test)]
+    pub fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    /// The events of the last wait.
+    pub fn iter(&self) -> impl Iterator<Item = Readiness> + '_ {
+        self.list.iter().map(|event| {
+            let (flags, data) = (event.flags, event.data);
+            let broken = flags.intersects(epoll::EventFlags::ERR | epoll::EventFlags::HUP);
+            let readable = flags.intersects(epoll::EventFlags::IN | epoll::EventFlags::RDHUP);
+            Readiness {
+                token: data.u64(),
+                readable: readable || broken,
+                writable: flags.contains(epoll::EventFlags::OUT) || broken,
+                broken,
+            }
+        })
+    }
+}
+
+impl fmt::Debug for Events {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+/// A set of descriptors to wait for. Any thread may change the set while another waits.
+#[derive(Debug)]
+pub struct Poller {
+    fd: OwnedFd,
+}
+
+impl Poller {
+    /// An empty set.
+    ///
+    /// # Errors
+    /// No descriptor or memory left (`EMFILE`, `ENFILE`, `ENOMEM`).
+    pub fn new() -> io::Result<Self> {
+        Ok(Self {
+            fd: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+        })
+    }
+
+    /// Adds a descriptor; its events carry `token`.
+    ///
+    /// # Errors
+    /// `EEXIST` if it is in the set; `EPERM` for a descriptor without readiness (a regular file); `ENOSPC`, `ENOMEM`.
+    pub fn add(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
+        epoll::add(
+            &self.fd,
+            fd,
+            epoll::EventData::new_u64(token),
+            interest.epoll(),
+        )?;
+        Ok(())
+    }
+
+    /// Changes token and interest of a descriptor in the set.
+    ///
+    /// # Errors
+    /// `ENOENT` if it is not in the set.
+    pub fn modify(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
+        epoll::modify(
+            &self.fd,
+            fd,
+            epoll::EventData::new_u64(token),
+            interest.epoll(),
+        )?;
+        Ok(())
+    }
+
+    /// Takes a descriptor out of the set. Events already fetched by a waiting thread may still name its token.
+    ///
+    /// # Errors
+    /// `ENOENT` if it is not in the set.
+    pub fn remove(&self, fd: impl AsFd) -> io::Result<()> {
+        epoll::delete(&self.fd, fd)?;
+        Ok(())
+    }
+
+    /// Waits for events, at most for `timeout` (`None`: without limit), and returns how many came. A `timeout` of 4 ms or more is
+    /// rounded up to milliseconds.
+    ///
+    /// A signal does not end the wait early.
+    ///
+    /// # Errors
+    /// None in practice; the kernel's error if the set itself is unusable.
+    pub fn wait(&self, events: &mut Events, timeout: Option<Duration>) -> io::Result<usize> {
+        let deadline = Deadline::after(timeout);
+        loop {
+            match self.step(events, deadline.remaining()) {
+                Ok(0) if deadline.is_over() => return Ok(0),
+                Ok(0) | Err(Errno::INTR) => {}
+                Ok(count) => return Ok(count),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// One sleep.
+    fn step(&self, events: &mut Events, mut time: Duration) -> Result<usize, Errno> {
+        events.list.clear();
+        if !time.is_zero() && time < PRECISE_BELOW {
+            // `epoll_pwait2(2)` would do it in one call, but older kernels do not have it, and sandboxes may kill a process that calls it.
+            let mut set = [PollFd::new(&self.fd, PollFlags::IN)];
+            if poll(&mut set, Some(&timespec(time)))? == 0 {
+                return Ok(0);
+            }
+            time = Duration::ZERO;
+        }
+        let room = rustix::buffer::spare_capacity(&mut events.list);
+        epoll::wait(&self.fd, room, Some(&timespec(time)))
+    }
+
+    /// Fetches what is ready now, without sleeping.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
+    pub fn wait_zero(&self, events: &mut Events) -> io::Result<usize> {
+        match self.step(events, Duration::ZERO) {
+            Ok(count) => Ok(count),
+            Err(Errno::INTR) => Ok(0),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl AsFd for Poller {
+    /// The set is itself a descriptor that is readable when one of its members has an event.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Waits until one descriptor has an event of `interest`, an error or a hang-up. Returns `false` if the time is over.
+///
+/// # Errors
+/// The kernel's error (`ENOMEM`).
+pub fn wait_fd(fd: impl AsFd, interest: Interest, timeout: Option<Duration>) -> io::Result<bool> {
+    let deadline = Deadline::after(timeout);
+    let fd = fd.as_fd();
+    loop {
+        let spec = timespec(deadline.remaining());
+        match poll(
+            &mut [PollFd::from_borrowed_fd(fd, interest.poll())],
+            Some(&spec),
+        ) {
+            Ok(0) if deadline.is_over() => return Ok(false),
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) => return Ok(true),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// When to give up. Interrupted waits go on with what is left of the time.
+#[derive(Clone, Copy)]
+enum Deadline {
+    Never,
+    Now,
+    At(Instant),
+}
+
+impl Deadline {
+    fn after(timeout: Option<Duration>) -> Self {
+        match timeout {
+            None => Self::Never,
+            Some(Duration::ZERO) => Self::Now,
+            // A time-out beyond the range of `Instant` means without limit.
+            Some(timeout) => Instant::now()
+                .checked_add(timeout)
+                .map_or(Self::Never, Self::At),
+        }
+    }
+
+    fn remaining(self) -> Duration {
+        match self {
+            Self::Never => LONGEST,
+            Self::Now => Duration::ZERO,
+            Self::At(at) => at.saturating_duration_since(Instant::now()).min(LONGEST),
+        }
+    }
+
+    fn is_over(self) -> bool {
+        match self {
+            Self::Never => false,
+            Self::Now => true,
+            Self::At(at) => Instant::now() >= at,
+        }
+    }
+}
+
+fn timespec(time: Duration) -> Timespec {
+    let time = time.min(LONGEST);
+    Timespec {
+        tv_sec: time.as_secs() as i64,
+        tv_nsec: time.subsec_nanos().into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::eventfd::EventFd;
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+    use std::sync::mpsc;
+
+    #[test]
+    fn tells_which_descriptor_until_it_is_served() {
+        let poller = Poller::new().expect("epoll");
+        let (first, second) = (EventFd::new().expect("a"), EventFd::new().expect("b"));
+        poller.add(&first, 11, Interest::READ).expect("add");
+        poller.add(&second, u64::MAX, Interest::READ).expect("add");
+        let mut events = Events::with_capacity(8);
+        assert_eq!(poller.wait_zero(&mut events).expect("wait"), 0);
+        assert_eq!(events.len(), 0);
+
+        second.signal();
+        for _ in 0..2 {
+            assert_eq!(poller.wait(&mut events, None).expect("wait"), 1);
+            let event = events.iter().next().expect("event");
+            assert_eq!(event.token, u64::MAX);
+            assert!(event.readable && !event.writable && !event.broken);
+        }
+        assert!(second.drain());
+        first.signal();
+        assert_eq!(poller.wait_zero(&mut events).expect("wait"), 1);
+        assert_eq!(events.iter().next().map(|event| event.token), Some(11));
+
+        poller.modify(&first, 12, Interest::NONE).expect("modify");
+        assert_eq!(poller.wait_zero(&mut events).expect("wait"), 0);
+        poller.modify(&first, 12, Interest::BOTH).expect("modify");
+        assert_eq!(poller.wait_zero(&mut events).expect("wait"), 1);
+        let event = events.iter().next().expect("event");
+        assert!(event.token == 12 && event.readable && event.writable);
+        poller.remove(&first).expect("remove");
+        assert_eq!(poller.wait_zero(&mut events).expect("wait"), 0);
+        assert_eq!(
+            poller.remove(&first).expect_err("gone").raw_os_error(),
+            Some(libc::ENOENT)
+        );
+    }
+
+    #[test]
+    fn a_small_buffer_gets_the_rest_next_time() {
+        let poller = Poller::new().expect("epoll");
+        let all: Vec<EventFd> = (0..5).map(|_| EventFd::new().expect("eventfd")).collect();
+        for (token, event) in all.iter().enumerate() {
+            poller
+                .add(event, token as u64, Interest::READ)
+                .expect("add");
+            event.signal();
+        }
+        let mut events = Events::with_capacity(2);
+        let mut seen = Vec::new();
+        while poller.wait_zero(&mut events).expect("wait") > 0 {
+            assert!(events.len() <= 2);
+            for event in events.iter() {
+                seen.push(event.token);
+                assert!(all[event.token as usize].drain());
+            }
+        }
+        seen.sort_unstable();
+        assert_eq!(seen, [0, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn times_out_not_early() {
+        let poller = Poller::new().expect("epoll");
+        let mut events = Events::with_capacity(1);
+        let start = Instant::now();
+        let limit = Duration::from_micros(5_300);
+        assert_eq!(poller.wait(&mut events, Some(limit)).expect("wait"), 0);
+        assert!(start.elapsed() >= limit, "{:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(5));
+    }
+
+    /// What is put off for 100 µs would otherwise wait for a millisecond.
+    #[test]
+    fn a_short_wait_is_not_made_a_millisecond() {
+        let poller = Poller::new().expect("epoll");
+        let event = EventFd::new().expect("eventfd");
+        poller.add(&event, 3, Interest::READ).expect("add");
+        let mut events = Events::with_capacity(1);
+        let short = Duration::from_micros(100);
+        let begin = Instant::now();
+        // A busy machine may delay some of them, but not all.
+        loop {
+            let start = Instant::now();
+            assert_eq!(poller.wait(&mut events, Some(short)).expect("wait"), 0);
+            let took = start.elapsed();
+            assert!(took >= short, "{took:?}");
+            if took < Duration::from_micros(900) {
+                break;
+            }
+            assert!(begin.elapsed() < Duration::from_secs(20), "{took:?}");
+        }
+        event.signal();
+        assert_eq!(poller.wait(&mut events, Some(short)).expect("wait"), 1);
+        assert_eq!(events.iter().next().map(|event| event.token), Some(3));
+    }
+
+    #[test]
+    fn a_reset_is_reported_without_interest() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("listen");
+        let mut peer = TcpStream::connect(listener.local_addr().expect("addr")).expect("connect");
+        let (stream, _) = listener.accept().expect("accept");
+        let poller = Poller::new().expect("epoll");
+        poller.add(&stream, 5, Interest::NONE).expect("add");
+        let mut events = Events::with_capacity(4);
+        assert_eq!(poller.wait_zero(&mut events).expect("wait"), 0);
+        // Unread data turns the peer's close into a reset.
+        peer.write_all(b"unread").expect("write");
+        socket2::SockRef::from(&peer)
+            .set_linger(Some(Duration::ZERO))
+            .expect("linger");
+        drop(peer);
+        assert_eq!(
+            poller
+                .wait(&mut events, Some(Duration::from_secs(10)))
+                .expect("wait"),
+            1
+        );
+        let event = events.iter().next().expect("event");
+        assert!(event.token == 5 && event.broken && event.readable && event.writable);
+    }
+
+    /// Lets a signal that nothing else in this process uses do nothing but interrupt system calls.
+    fn let_signals_interrupt() {
+        extern "C" fn nothing(_: libc::c_int) {}
+        // SAFETY: an empty handler without SA_RESTART for a signal that nothing else in this process uses.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as usize;
+            assert_eq!(
+                libc::sigaction(libc::SIGURG, &raw const action, std::ptr::null_mut()),
+                0
+            );
+        }
+    }
+
+    /// Signals the calling thread each 2 ms, by a timer of the kernel's, so that it is late on no machine.
+    struct Alarm(libc::timer_t);
+
+    impl Alarm {
+        fn start() -> Self {
+            let_signals_interrupt();
+            // SAFETY: plain numbers, and places for the kernel's answers that live on.
+            unsafe {
+                let mut event: libc::sigevent = std::mem::zeroed();
+                event.sigev_notify = libc::SIGEV_THREAD_ID;
+                event.sigev_signo = libc::SIGURG;
+                event.sigev_notify_thread_id = libc::gettid();
+                let mut timer = std::ptr::null_mut();
+                let made =
+                    libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer);
+                assert_eq!(made, 0);
+                let alarm = Self(timer);
+                alarm.set(Duration::from_millis(2));
+                alarm
+            }
+        }
+
+        fn set(&self, every: Duration) {
+            let every = libc::timespec {
+                tv_sec: 0,
+                tv_nsec: every.subsec_nanos().into(),
+            };
+            let times = libc::itimerspec {
+                it_interval: every,
+                it_value: every,
+            };
+            // SAFETY: the timer is ours; `times` is only read.
+            let set =
+                unsafe { libc::timer_settime(self.0, 0, &raw const times, std::ptr::null_mut()) };
+            assert_eq!(set, 0);
+        }
+    }
+
+    impl Drop for Alarm {
+        fn drop(&mut self) {
+            // SAFETY: the timer is ours.
+            unsafe { libc::timer_delete(self.0) };
+        }
+    }
+
+    // SAFETY: a timer belongs to the process, and `timer_settime(2)` may be called by any thread.
+    unsafe impl Sync for Alarm {}
+
+    /// A thread that gets signals again and again waits as long as it was told, and not from each signal on anew.
+    #[test]
+    fn signals_do_not_prolong_a_wait() {
+        let poller = Poller::new().expect("epoll");
+        let never = EventFd::new().expect("eventfd");
+        let limit = Some(Duration::from_millis(40));
+        let mut events = Events::with_capacity(1);
+        let mut waits: [&mut dyn FnMut() -> bool; 2] = [
+            &mut || poller.wait(&mut events, limit).expect("wait") > 0,
+            &mut || wait_fd(&never, Interest::READ, limit).expect("wait"),
+        ];
+        for (at, wait) in waits.iter_mut().enumerate() {
+            let alarm = &Alarm::start();
+            let (tell, told) = mpsc::channel();
+            std::thread::scope(|scope| {
+                let ended = scope.spawn(move || {
+                    let told = told.recv_timeout(Duration::from_secs(20));
+                    alarm.set(Duration::ZERO);
+                    told.is_ok()
+                });
+                assert!(!wait());
+                tell.send(()).expect("somebody listens");
+                assert!(ended.join().expect("no panic"), "wait {at} had no end");
+            });
+        }
+    }
+
+    #[test]
+    fn a_signal_does_not_shorten_the_wait() {
+        let_signals_interrupt();
+        // SAFETY: names the calling thread, which outlives the scope below.
+        let sleeper = unsafe { libc::pthread_self() };
+        let poller = Poller::new().expect("epoll");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..5 {
+                    std::thread::sleep(Duration::from_millis(4));
+                    // SAFETY: the thread named is alive until the scope ends.
+                    unsafe { libc::pthread_kill(sleeper, libc::SIGURG) };
+                }
+            });
+            let start = Instant::now();
+            let limit = Duration::from_millis(40);
+            let mut events = Events::with_capacity(1);
+            assert_eq!(poller.wait(&mut events, Some(limit)).expect("wait"), 0);
+            assert!(start.elapsed() >= limit);
+        });
+    }
+}

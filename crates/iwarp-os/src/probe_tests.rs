@@ -1,0 +1,214 @@
+//! Tests of the range check: all three methods must agree on memory that is known to be good or bad.
+
+use super::*;
+use crate::mapping::Mapping;
+use rustix::mm::{MprotectFlags, mprotect};
+
+type Method = (&'static str, fn(u64, u64, bool) -> bool);
+
+fn by_query(addr: u64, end: u64, write: bool) -> bool {
+    let maps = open_maps().expect("/proc");
+    walk_query(&maps, addr, end, write).expect("checked by `methods`")
+}
+
+fn by_text(addr: u64, end: u64, write: bool) -> bool {
+    let maps = open_maps().expect("/proc");
+    walk_text(BufReader::new(File::from(maps)), addr, end, write)
+}
+
+/// The methods that this kernel offers; the text form must always be there.
+fn methods() -> Vec<Method> {
+    let mut all: Vec<Method> = vec![("text", by_text)];
+    let here = &raw const all as u64;
+    let maps = open_maps().expect("/proc");
+    match walk_query(&maps, here, here + 1, false) {
+        Ok(_) => all.push(("query", by_query)),
+        Err(Unsupported) => println!("skipped: no PROCMAP_QUERY (before Linux 6.11)"),
+    }
+    if populate(here, here + 1, true) {
+        all.push(("populate", populate));
+    } else {
+        println!("skipped: no MADV_POPULATE_WRITE (before Linux 5.14)");
+    }
+    all
+}
+
+/// Five pages: read-write, read-write, read-only, none, read-write.
+fn patchwork() -> (Mapping, u64) {
+    let page = page_size();
+    let mapping = Mapping::new(5 * page).expect("memory");
+    // SAFETY: whole pages of a mapping that nobody reads or writes.
+    unsafe {
+        let start = mapping.as_ptr();
+        mprotect(start.add(2 * page).cast(), page, MprotectFlags::READ).expect("read-only");
+        mprotect(start.add(3 * page).cast(), page, MprotectFlags::empty()).expect("none");
+    }
+    (mapping, page as u64)
+}
+
+#[test]
+fn all_methods_see_every_border() {
+    let (mapping, page) = patchwork();
+    let base = mapping.addr();
+    // (first octet, end, readable, writable), relative to the patchwork
+    let cases = [
+        (0, 1, true, true),
+        (0, 2 * page, true, true),
+        (page - 1, page + 1, true, true),
+        (0, 2 * page + 1, true, false),
+        (2 * page - 1, 2 * page + 1, true, false),
+        (2 * page, 3 * page, true, false),
+        (0, 3 * page, true, false),
+        (0, 3 * page + 1, false, false),
+        (3 * page, 3 * page + 1, false, false),
+        (3 * page + 5, 5 * page, false, false),
+        (4 * page - 1, 4 * page + 1, false, false),
+        (4 * page, 5 * page, true, true),
+        (0, 5 * page, false, false),
+    ];
+    for (name, method) in methods() {
+        for (start, end, readable, writable) in cases {
+            assert_eq!(
+                method(base + start, base + end, false),
+                readable,
+                "{name} {start}..{end} read"
+            );
+            assert_eq!(
+                method(base + start, base + end, true),
+                writable,
+                "{name} {start}..{end} write"
+            );
+        }
+    }
+    for (start, end, readable, writable) in cases {
+        assert_eq!(probe_range(base + start, end - start, false), readable);
+        assert_eq!(probe_range(base + start, end - start, true), writable);
+    }
+}
+
+#[test]
+fn knows_ordinary_memory() {
+    static CONSTANT: [u8; 100] = [1; 100];
+    let heap = vec![0u8; 10_000];
+    let mut stack = [0u8; 64];
+    assert!(probe_range(heap.as_ptr() as u64, 10_000, true));
+    assert!(probe_range(stack.as_mut_ptr() as u64, 64, true));
+    assert!(probe_range(CONSTANT.as_ptr() as u64, 100, false));
+    assert!(
+        !probe_range(CONSTANT.as_ptr() as u64, 100, true),
+        "read-only data"
+    );
+}
+
+/// A mapping of three pages whose file has one and a half: the third page is missing, however little of it is asked for.
+#[test]
+fn pages_behind_the_end_of_a_file_are_bad() {
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+    let page = page_size();
+    let file = memfd_create("iwarp-probe", MemfdFlags::CLOEXEC).expect("a file");
+    ftruncate(&file, page as u64 + 10).expect("its length");
+    for flags in [MapFlags::SHARED, MapFlags::PRIVATE] {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let start = unsafe { mmap(std::ptr::null_mut(), 3 * page, protection, flags, &file, 0) };
+        let start = start.expect("mapped");
+        let (base, page) = (start as u64, page as u64);
+        for (name, method) in methods() {
+            for (from, end, good) in [
+                (0, 1, true),
+                (0, 2 * page, true),
+                (page, page + 11, true),
+                (0, 2 * page + 1, false),
+                (2 * page, 2 * page + 1, false),
+                (3 * page - 1, 3 * page, false),
+                (page + 1, 3 * page, false),
+            ] {
+                let found = method(base + from, base + end, true);
+                assert_eq!(found, good, "{name} {flags:?} {from}..{end}");
+            }
+        }
+        // SAFETY: the mapping from above, which nobody uses.
+        unsafe { munmap(start, 3 * page as usize) }.expect("unmapped");
+    }
+}
+
+#[test]
+fn absurd_ranges_are_bad_and_empty_ones_good() {
+    assert!(!probe_range(0, 1, false));
+    assert!(!probe_range(8, 8, false));
+    assert!(
+        !probe_range(u64::MAX, 1, false),
+        "ends beyond the last address"
+    );
+    assert!(!probe_range(u64::MAX - 5, 100, false), "wraps around");
+    assert!(!probe_range(u64::MAX - 4096, 10, true), "the kernel's half");
+    let one = 1u8;
+    assert!(!probe_range(&raw const one as u64, u64::MAX >> 1, false));
+    assert!(probe_range(0, 0, true));
+    assert!(probe_range(u64::MAX, 0, true));
+    for (name, method) in methods() {
+        assert!(!method(u64::MAX - 8192, u64::MAX - 4096, true), "{name}");
+        assert!(!method(8, 16, false), "{name}");
+    }
+}
+
+#[test]
+fn changes_nothing_and_brings_no_page_in() {
+    let len = 1usize << 28;
+    let mapping = Mapping::new(len).expect("memory");
+    // SAFETY: inside the mapping, which nobody else knows.
+    unsafe { mapping.as_ptr().write(0x5A) };
+    assert!(probe_range(mapping.addr(), len as u64, true));
+    // SAFETY: as above.
+    assert_eq!(unsafe { mapping.as_ptr().read() }, 0x5A);
+    let mut resident = vec![0u8; len / page_size()];
+    // SAFETY: the mapping exists, and the vector has an octet per page of it.
+    let status = unsafe { libc::mincore(mapping.as_ptr().cast(), len, resident.as_mut_ptr()) };
+    assert_eq!(status, 0);
+    let pages = resident.iter().filter(|&&octet| octet & 1 == 1).count();
+    // One page, or one huge page where the system gives them unasked.
+    assert!(pages <= 512, "{pages} pages are in memory");
+}
+
+#[test]
+fn text_lines_of_any_kind() {
+    let maps: &[u8] = b"1000-3000 rw-p 00000000 00:00 0 \n\
+        3000-4000 r--p 00000000 fd:01 9 /a file\xff with \xfe bytes\n\
+        6000-7000 -w-p 00000000 00:00 0 [odd]\n";
+    let walk = |addr, end, write| walk_text(maps, addr, end, write);
+    assert!(walk(0x1000, 0x3000, true));
+    assert!(walk(0x2fff, 0x4000, false));
+    assert!(!walk(0x2fff, 0x3001, true));
+    assert!(!walk(0x3fff, 0x4001, false));
+    assert!(!walk(0xfff, 0x1001, false));
+    assert!(!walk(0x6000, 0x6001, true), "write-only");
+    assert!(!walk(0x8000, 0x8001, false));
+    assert!(!walk_text(&b"nonsense\n"[..], 0x1000, 0x1001, false));
+    assert!(!walk_text(&b""[..], 0x1000, 0x1001, false));
+}
+
+/// Not a check of speed but of the figures in the head of the file: `cargo test -p iwarp --release probe_cost -- --ignored --nocapture`.
+#[test]
+#[ignore = "prints a measurement"]
+fn probe_cost() {
+    let small = vec![0u8; 4096];
+    let large = Mapping::new(1 << 30).expect("memory");
+    for (name, addr, len) in [
+        ("4 KiB", small.as_ptr() as u64, 4096),
+        ("1 GiB", large.addr(), 1 << 30),
+    ] {
+        for (method, probe) in methods() {
+            if method == "populate" && len > 1 << 20 {
+                continue;
+            }
+            let rounds = 2000u32;
+            let start = std::time::Instant::now();
+            for _ in 0..rounds {
+                assert!(probe(addr, addr + len, true));
+            }
+            println!("{name} by {method}: {:?}", start.elapsed() / rounds);
+        }
+    }
+}

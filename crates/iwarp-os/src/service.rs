@@ -1,0 +1,386 @@
+//! UDP sockets of the connection manager: small messages, each with the local address that it came to, from which it is answered.
+//!
+//! Invariant of the `unsafe`: addresses, octets and control data that the kernel reads or writes are variables of the calling function, and
+//! are described to the kernel with their real sizes. What the kernel has written is read only as far as it says that it wrote.
+
+use super::connect::{Sharing, canonical};
+use super::option;
+use socket2::{Domain, Protocol, SockAddr, SockAddrStorage, Socket, Type};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+/// Words of control data: one entry, with room for what a kernel may add.
+const CONTROL_WORDS: usize = 16;
+
+/// A bound UDP socket. It never blocks.
+#[derive(Debug)]
+pub struct ServiceSocket {
+    socket: Socket,
+    v6: bool,
+}
+
+/// Where a message came from and went to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Arrival {
+    /// Octets of the message. If it was longer than the buffer, this is more than the buffer has.
+    pub len: usize,
+    /// The sender's address.
+    pub peer: SocketAddr,
+    /// The address of this host that it was sent to; `None` if that is a group or a broadcast address.
+    pub to: Option<IpAddr>,
+}
+
+impl ServiceSocket {
+    /// Binds a socket to `address` (port 0: a free port). Without a value `only_v6` is the system's.
+    ///
+    /// # Errors
+    /// The operating system's: no descriptors left, the address is not one of the host, the port is taken. Sockets that
+    /// [share](Sharing::Shared) their port do not exclude each other, until one has [claimed](Self::claim) it.
+    pub fn bind(address: SocketAddr, only_v6: Option<bool>, sharing: Sharing) -> io::Result<Self> {
+        let socket = Socket::new(
+            Domain::for_address(address),
+            Type::DGRAM.nonblocking(),
+            Some(Protocol::UDP),
+        )?;
+        let this = Self {
+            socket,
+            v6: address.is_ipv6(),
+        };
+        if this.v6 {
+            if let Some(only_v6) = only_v6 {
+                this.socket.set_only_v6(only_v6)?;
+            }
+            option::set(
+                &this.socket,
+                libc::IPPROTO_IPV6,
+                libc::IPV6_RECVPKTINFO,
+                1i32,
+            )?;
+        } else {
+            option::set(&this.socket, libc::IPPROTO_IP, libc::IP_PKTINFO, 1i32)?;
+        }
+        this.socket.set_reuse_address(sharing == Sharing::Shared)?;
+        this.socket.bind(&address.into())?;
+        Ok(this)
+    }
+
+    /// Lets no other socket share the port from now on.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn claim(&self) -> io::Result<()> {
+        self.socket.set_reuse_address(false)
+    }
+
+    /// Returns the address that it is bound to.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        let address = self.socket.local_addr()?;
+        address
+            .as_socket()
+            .ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    /// Returns an address as a socket of this family names it.
+    fn named(&self, address: SocketAddr) -> SocketAddr {
+        match canonical(address) {
+            SocketAddr::V4(v4) if self.v6 => (v4.ip().to_ipv6_mapped(), v4.port()).into(),
+            address => address,
+        }
+    }
+
+    /// From now on it receives from `peer` only, and [`send`](Self::send) sends there.
+    ///
+    /// # Errors
+    /// The operating system's: no route.
+    pub fn connect(&self, peer: SocketAddr) -> io::Result<()> {
+        self.socket.connect(&self.named(peer).into())
+    }
+
+    /// Returns the peer that it is connected to.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        let address = self.socket.peer_addr()?.as_socket();
+        let address = address.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
+        Ok(canonical(address))
+    }
+
+    /// Sends a message to the peer that it is connected to.
+    ///
+    /// # Errors
+    /// The operating system's. `ConnectionRefused` is about an earlier message: nothing is bound to the peer's port.
+    pub fn send(&self, octets: &[u8]) -> io::Result<()> {
+        self.socket
+            .send_with_flags(octets, libc::MSG_NOSIGNAL)
+            .map(|_| ())
+    }
+
+    /// Sends a message from an address of this host.
+    ///
+    /// # Errors
+    /// The operating system's. `WouldBlock` if its buffer is full.
+    pub fn send_from(&self, octets: &[u8], from: IpAddr, to: SocketAddr) -> io::Result<()> {
+        let mut control = [0u64; CONTROL_WORDS];
+        let used = put_source(&mut control, self.v6, from);
+        let to = SockAddr::from(self.named(to));
+        let mut vector = libc::iovec {
+            iov_base: octets.as_ptr().cast_mut().cast(),
+            iov_len: octets.len(),
+        };
+        // SAFETY: plain numbers and null pointers.
+        let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+        header.msg_name = to.as_ptr().cast_mut().cast();
+        header.msg_namelen = to.len();
+        header.msg_iov = &raw mut vector;
+        header.msg_iovlen = 1;
+        header.msg_control = control.as_mut_ptr().cast();
+        header.msg_controllen = used as _;
+        // SAFETY: the module's invariant.
+        let sent = unsafe {
+            libc::sendmsg(
+                self.socket.as_raw_fd(),
+                &raw const header,
+                libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+            )
+        };
+        match sent {
+            0.. => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Receives a message. Returns `None` if none waits.
+    ///
+    /// # Errors
+    /// The operating system's. It is about one message that was sent before, and the next call may succeed.
+    pub fn receive(&self, into: &mut [u8]) -> io::Result<Option<Arrival>> {
+        let mut name = SockAddrStorage::zeroed();
+        let mut control = [0u64; CONTROL_WORDS];
+        let mut vector = libc::iovec {
+            iov_base: into.as_mut_ptr().cast(),
+            iov_len: into.len(),
+        };
+        // SAFETY: plain numbers and null pointers.
+        let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+        header.msg_name = (&raw mut name).cast();
+        header.msg_namelen = size_of::<SockAddrStorage>() as libc::socklen_t;
+        header.msg_iov = &raw mut vector;
+        header.msg_iovlen = 1;
+        header.msg_control = control.as_mut_ptr().cast();
+        header.msg_controllen = size_of_val(&control) as _;
+        // SAFETY: the module's invariant.
+        let came = unsafe {
+            libc::recvmsg(
+                self.socket.as_raw_fd(),
+                &raw mut header,
+                libc::MSG_DONTWAIT | libc::MSG_TRUNC,
+            )
+        };
+        let Ok(len) = usize::try_from(came) else {
+            return match io::Error::last_os_error() {
+                e if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
+                e => Err(e),
+            };
+        };
+        // SAFETY: the kernel has written the address and its length, and the control data, which are variables of this function.
+        let (peer, to) = unsafe {
+            (
+                SockAddr::new(name, header.msg_namelen),
+                destination(&header),
+            )
+        };
+        let peer = peer
+            .as_socket()
+            .ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))?;
+        Ok(Some(Arrival {
+            len,
+            peer: canonical(peer),
+            to,
+        }))
+    }
+}
+
+impl AsFd for ServiceSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Returns the local address to which a message was sent; `None` if the kernel does not say, or if it was sent to more than one host.
+///
+/// # Safety
+/// The kernel has filled in `header` and what it names.
+unsafe fn destination(header: &libc::msghdr) -> Option<IpAddr> {
+    // SAFETY: `header` names control data that the kernel has written.
+    let mut at = unsafe { libc::CMSG_FIRSTHDR(header) };
+    while !at.is_null() {
+        // SAFETY: it is an entry of the control data, which is as long as it says.
+        let (entry, data) = unsafe { (&*at, libc::CMSG_DATA(at)) };
+        let holds = |value: usize| {
+            // SAFETY: it only computes.
+            let whole = unsafe { libc::CMSG_LEN(value as u32) };
+            entry.cmsg_len as u64 >= u64::from(whole)
+        };
+        match (entry.cmsg_level, entry.cmsg_type) {
+            (libc::IPPROTO_IP, libc::IP_PKTINFO) if holds(size_of::<libc::in_pktinfo>()) => {
+                // SAFETY: the entry has such a value.
+                let info = unsafe { data.cast::<libc::in_pktinfo>().read_unaligned() };
+                // They differ if the destination is a group or a broadcast address.
+                let is_own = info.ipi_addr.s_addr == info.ipi_spec_dst.s_addr;
+                let ip = u32::from_be(info.ipi_addr.s_addr);
+                return is_own.then(|| IpAddr::V4(ip.into()));
+            }
+            (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) if holds(size_of::<libc::in6_pktinfo>()) => {
+                // SAFETY: the entry has such a value.
+                let info = unsafe { data.cast::<libc::in6_pktinfo>().read_unaligned() };
+                let ip = IpAddr::from(info.ipi6_addr.s6_addr).to_canonical();
+                let many = ip.is_multicast() || ip == IpAddr::from([255, 255, 255, 255]);
+                return (!many).then_some(ip);
+            }
+            _ => {}
+        }
+        // SAFETY: as above.
+        at = unsafe { libc::CMSG_NXTHDR(header, at) };
+    }
+    None
+}
+
+/// Writes control data that let a message leave from an address. Returns how many octets they have.
+fn put_source(control: &mut [u64; CONTROL_WORDS], v6: bool, from: IpAddr) -> usize {
+    // SAFETY: plain numbers.
+    let (mut v4_info, mut v6_info): (libc::in_pktinfo, libc::in6_pktinfo) =
+        unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+    let (level, kind, value, len) = match (v6, from) {
+        (false, IpAddr::V4(ip)) => {
+            v4_info.ipi_spec_dst.s_addr = u32::from(ip).to_be();
+            let value = (&raw const v4_info).cast::<u8>();
+            let len = size_of::<libc::in_pktinfo>();
+            (libc::IPPROTO_IP, libc::IP_PKTINFO, value, len)
+        }
+        (true, _) => {
+            v6_info.ipi6_addr.s6_addr = match from {
+                IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+                IpAddr::V6(ip) => ip.octets(),
+            };
+            let value = (&raw const v6_info).cast::<u8>();
+            let len = size_of::<libc::in6_pktinfo>();
+            (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, value, len)
+        }
+        // A socket of IPv4 has no such messages.
+        (false, IpAddr::V6(_)) => return 0,
+    };
+    // SAFETY: one entry with such a value fits into the array, which is aligned for it.
+    unsafe {
+        let space = libc::CMSG_SPACE(len as u32) as usize;
+        debug_assert!(space <= size_of_val(control));
+        let at = control.as_mut_ptr().cast::<libc::cmsghdr>();
+        at.write(std::mem::zeroed());
+        (*at).cmsg_len = libc::CMSG_LEN(len as u32) as _;
+        (*at).cmsg_level = level;
+        (*at).cmsg_type = kind;
+        std::ptr::copy_nonoverlapping(value, libc::CMSG_DATA(at), len);
+        space
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
+    use std::time::{Duration, Instant};
+
+    fn any_v6() -> SocketAddr {
+        (Ipv6Addr::UNSPECIFIED, 0).into()
+    }
+
+    fn next(socket: &ServiceSocket, into: &mut [u8]) -> Arrival {
+        let start = Instant::now();
+        loop {
+            if let Some(came) = socket.receive(into).unwrap() {
+                return came;
+            }
+            assert!(start.elapsed() < Duration::from_secs(10));
+        }
+    }
+
+    #[test]
+    fn a_message_is_answered_from_the_address_that_it_came_to() {
+        let v4 = IpAddr::from(Ipv4Addr::new(127, 0, 0, 9));
+        let v6 = IpAddr::from(Ipv6Addr::LOCALHOST);
+        let any_v4 = (Ipv4Addr::UNSPECIFIED, 0).into();
+        for (at, only_v6, to) in [
+            (any_v4, None, v4),
+            (any_v6(), Some(false), v4),
+            (any_v6(), Some(false), v6),
+            (any_v6(), Some(true), v6),
+        ] {
+            let socket = ServiceSocket::bind(at, only_v6, Sharing::Exclusive).unwrap();
+            let port = socket.local_addr().unwrap().port();
+            let peer = UdpSocket::bind(if to.is_ipv4() {
+                "127.0.0.1:0"
+            } else {
+                "[::1]:0"
+            });
+            let peer = peer.unwrap();
+            peer.set_read_timeout(Some(Duration::from_secs(10)))
+                .unwrap();
+            peer.send_to(b"question", (to, port)).unwrap();
+            let mut room = [0; 4];
+            let came = next(&socket, &mut room);
+            assert_eq!((came.len, &room), (8, b"ques"), "the whole length is told");
+            assert_eq!(came.peer, peer.local_addr().unwrap());
+            assert_eq!(came.to, Some(to));
+            socket.send_from(b"answer", to, came.peer).unwrap();
+            let mut room = [0; 10];
+            let (len, from) = peer.recv_from(&mut room).unwrap();
+            assert_eq!((&room[..len], from), (&b"answer"[..], (to, port).into()));
+        }
+    }
+
+    #[test]
+    fn a_connected_socket_hears_its_peer_and_that_nobody_is_there() {
+        let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let socket = ServiceSocket::bind(any_v6(), Some(false), Sharing::Exclusive).unwrap();
+        let address = peer.local_addr().unwrap();
+        socket.connect(address).unwrap();
+        socket.send(b"question").unwrap();
+        let mut room = [0; 10];
+        let (_, from) = peer.recv_from(&mut room).unwrap();
+        let port = socket.local_addr().unwrap().port();
+        assert_eq!(from, (Ipv4Addr::LOCALHOST, port).into());
+        peer.send_to(b"answer", from).unwrap();
+        assert_eq!(next(&socket, &mut room).peer, address);
+        drop(peer);
+        let start = Instant::now();
+        // A child that another test forks keeps the peer's socket until it ends, so questions are repeated.
+        let refused = loop {
+            if let Err(e) = socket.send(b"question") {
+                break e.kind();
+            }
+            match socket.receive(&mut room) {
+                Ok(None) => assert!(start.elapsed() < Duration::from_secs(10)),
+                Ok(came) => panic!("{came:?}"),
+                Err(e) => break e.kind(),
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        assert_eq!(refused, io::ErrorKind::ConnectionRefused);
+    }
+
+    #[test]
+    fn a_shared_port_belongs_to_who_claims_it() {
+        let at = |port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        let bind = |port, sharing| ServiceSocket::bind(at(port), None, sharing);
+        let first = bind(0, Sharing::Shared).unwrap();
+        let port = first.local_addr().unwrap().port();
+        assert!(bind(port, Sharing::Exclusive).is_err());
+        let second = bind(port, Sharing::Shared).unwrap();
+        second.claim().unwrap();
+        assert!(bind(port, Sharing::Shared).is_err());
+    }
+}

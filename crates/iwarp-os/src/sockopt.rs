@@ -1,0 +1,166 @@
+//! Socket options that no safe crate reads: the process at the other end of a Unix socket, and TCP's figures for a connection.
+//!
+//! Invariant of the `unsafe`: `getsockopt` writes at most as many octets as it is told that the array has. Both options are plain
+//! numbers, laid out by the kernel's stable interface (`struct ucred` in `socket.h`, `struct tcp_info` in `linux/tcp.h`).
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+/// Octets of `struct tcp_info` up to and including `tcpi_total_retrans`, which every kernel since 2.6 fills in.
+const TCP_INFO_LEN: usize = 104;
+
+/// The process at the other end of a Unix socket, when it connected or began to listen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PeerCredentials {
+    /// Process number in this process's namespace; `None` if it has none there.
+    pub pid: Option<u32>,
+    /// Effective user.
+    pub uid: u32,
+}
+
+/// TCP's figures for a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TcpInfo {
+    /// How often TCP has sent the oldest segment again since the peer last acknowledged something new.
+    pub retransmits_in_a_row: u8,
+    /// Questions for room in the peer's window, or of keep-alive, that wait for an answer.
+    pub unanswered_probes: u8,
+    /// How long TCP waits before it sends a segment again, in microseconds.
+    pub retransmission_timeout_us: u32,
+    /// Milliseconds since data were last sent.
+    pub last_data_sent_ms: u32,
+    /// Milliseconds since the peer's last acknowledgement, of whatever.
+    pub last_ack_received_ms: u32,
+    /// Octets of a segment that it sends.
+    pub segment_octets: u32,
+    /// Segments sent and not acknowledged. Of a listening socket: connections that wait to be accepted.
+    pub unacknowledged_segments: u32,
+    /// Segments that TCP counts as lost.
+    pub lost_segments: u32,
+    /// Smoothed round-trip time in microseconds.
+    pub rtt_us: u32,
+    /// Its mean deviation in microseconds.
+    pub rtt_variation_us: u32,
+    /// Congestion window in segments.
+    pub congestion_window_segments: u32,
+    /// Segments sent again since the connection began.
+    pub retransmits: u32,
+}
+
+/// Reads an option. Fields that an older kernel does not fill in are zero.
+fn read<const N: usize>(fd: BorrowedFd<'_>, level: i32, name: i32) -> io::Result<[u8; N]> {
+    let mut value = [0u8; N];
+    let mut len = N as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` octets to `value`, which has so many, and stores their number in `len`.
+    let status = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            level,
+            name,
+            value.as_mut_ptr().cast(),
+            &raw mut len,
+        )
+    };
+    if status < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(value)
+}
+
+/// Returns the kernel's number at octet `at`.
+fn number(value: &[u8], at: usize) -> u32 {
+    let octets = value.get(at..).and_then(|rest| rest.first_chunk());
+    octets.map_or(0, |octets| u32::from_ne_bytes(*octets))
+}
+
+/// Returns the process at the other end of a Unix stream socket.
+///
+/// # Errors
+/// The kernel's error, if it is no such socket.
+pub fn peer_credentials(fd: impl AsFd) -> io::Result<PeerCredentials> {
+    let value: [u8; 12] = read(fd.as_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED)?;
+    let pid = number(&value, 0);
+    Ok(PeerCredentials {
+        // The kernel says 0 for a process of another pid namespace.
+        pid: (pid != 0).then_some(pid),
+        uid: number(&value, 4),
+    })
+}
+
+/// Returns TCP's figures for a connection.
+///
+/// # Errors
+/// The kernel's error, if it is no TCP socket.
+pub fn tcp_info(fd: impl AsFd) -> io::Result<TcpInfo> {
+    let value: [u8; TCP_INFO_LEN] = read(fd.as_fd(), libc::IPPROTO_TCP, libc::TCP_INFO)?;
+    Ok(TcpInfo {
+        retransmits_in_a_row: value[2],
+        unanswered_probes: value[3],
+        retransmission_timeout_us: number(&value, 8),
+        last_data_sent_ms: number(&value, 44),
+        last_ack_received_ms: number(&value, 56),
+        segment_octets: number(&value, 16),
+        unacknowledged_segments: number(&value, 24),
+        lost_segments: number(&value, 32),
+        rtt_us: number(&value, 68),
+        rtt_variation_us: number(&value, 72),
+        congestion_window_segments: number(&value, 80),
+        retransmits: number(&value, 100),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read as _, Write as _};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn the_other_end_is_this_process() {
+        let (a, _b) = UnixStream::pair().unwrap();
+        let got = peer_credentials(&a).unwrap();
+        assert_eq!(got.pid, Some(std::process::id()));
+        assert_eq!(got.uid, rustix::process::geteuid().as_raw());
+    }
+
+    /// Literal offsets: each field is where the kernel puts it, as far as a fresh connection can show that.
+    #[test]
+    fn the_fields_of_tcp_info_are_those_of_the_kernel() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut server, _) = listener.accept().unwrap();
+        client.write_all(b"x").unwrap();
+        server.read_exact(&mut [0]).unwrap();
+        let info = tcp_info(&client).unwrap();
+        let mss = socket2::SockRef::from(&client).tcp_mss().unwrap();
+        assert_eq!(info.segment_octets, mss);
+        assert!(
+            (1..10_000_000).contains(&info.rtt_us) && info.rtt_variation_us < 10_000_000,
+            "{info:?}"
+        );
+        assert!(
+            (1..1000).contains(&info.congestion_window_segments),
+            "{info:?}"
+        );
+        assert!(info.unacknowledged_segments <= 1, "{info:?}");
+        // Linux waits 200 ms at least, unless a route says otherwise.
+        assert!(
+            (1000..120_000_000).contains(&info.retransmission_timeout_us),
+            "{info:?}"
+        );
+        for (at, field) in [
+            (2, std::mem::offset_of!(libc::tcp_info, tcpi_retransmits)),
+            (3, std::mem::offset_of!(libc::tcp_info, tcpi_probes)),
+            (8, std::mem::offset_of!(libc::tcp_info, tcpi_rto)),
+            (
+                44,
+                std::mem::offset_of!(libc::tcp_info, tcpi_last_data_sent),
+            ),
+            (56, std::mem::offset_of!(libc::tcp_info, tcpi_last_ack_recv)),
+        ] {
+            assert_eq!(at, field);
+        }
+        assert!(tcp_info(UnixStream::pair().unwrap().0).is_err());
+    }
+}

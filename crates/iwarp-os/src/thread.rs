@@ -1,0 +1,195 @@
+//! Threads of the engine. Invariant: they run with every signal blocked, so that the program's handlers
+//! only ever run on its own threads; the mask of the calling thread is as before afterwards. The signals of a fault are not
+//! blocked: the kernel would end the process instead of calling the handler (`guarded`).
+
+use crate::clock::now_ns;
+use std::cell::Cell;
+use std::io;
+use std::mem::MaybeUninit;
+use std::thread::JoinHandle;
+
+/// Starts a thread that receives no signals. Returns its handle.
+///
+/// # Errors
+/// The kernel's error if no thread can be made.
+pub fn spawn_without_signals(
+    name: &str,
+    run: impl FnOnce() + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
+    let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+    let mut before = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: both sets are valid to write; `sigfillset` initialises the first before it is read, and
+    // `pthread_sigmask` initialises the second if it succeeds, which it does for these arguments.
+    let masked = unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::sigdelset(all.as_mut_ptr(), libc::SIGSEGV);
+        libc::sigdelset(all.as_mut_ptr(), libc::SIGBUS);
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr())
+    };
+    let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(run);
+    if masked == 0 {
+        // SAFETY: initialised by the successful call above.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
+    }
+    spawned
+}
+
+/// Returns the kernel's number of the calling thread.
+pub fn own_number() -> u32 {
+    rustix::thread::gettid().as_raw_nonzero().get() as u32
+}
+
+/// Returns `true` if this thread of the process has a processor or waits for one; `false` if it sleeps, or if that cannot be found out.
+pub fn is_runnable(number: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/self/task/{number}/stat"));
+    // The state is behind the name, which is in parentheses and may have any character.
+    stat.is_ok_and(|stat| stat.rsplit(") ").next().is_some_and(|s| s.starts_with('R')))
+}
+
+/// What a thread knows of its past.
+#[derive(Debug, Clone, Copy, Default)]
+struct Look {
+    /// When it looked; 0 if never.
+    at: u64,
+    /// For how long it had had no processor until then, from some moment on.
+    idle: u64,
+    /// How often it had slept.
+    sleeps: libc::c_long,
+}
+
+/// Looks that are remembered. A thread that polls several queues is asked about the same pause once for each of them.
+const LOOKS: usize = 4;
+/// Less time without a processor is not worth remembering, in nanoseconds.
+const LITTLE: u64 = 5_000;
+
+/// The last looks of a thread, the newest first.
+#[derive(Debug, Clone, Copy, Default)]
+struct Past([Look; LOOKS]);
+
+impl Past {
+    /// Returns for how long the thread was kept from a processor between the last look that is not younger than `since` and `now`. If all
+    /// are younger, the oldest counts. 0 if it has slept meanwhile, or has never looked.
+    fn kept_since(&self, since: u64, now: Look) -> u64 {
+        let known = self.0.iter().take_while(|look| look.at != 0);
+        let before = known.clone().find(|look| look.at <= since);
+        match before.or(known.last()) {
+            Some(before) if before.sleeps == now.sleeps => now.idle.saturating_sub(before.idle),
+            _ => 0,
+        }
+    }
+
+    fn remember(&mut self, now: Look) {
+        let [newest, ..] = self.0;
+        let idle = now.idle.saturating_sub(newest.idle);
+        if newest.at == 0 || newest.sleeps != now.sleeps || idle >= LITTLE {
+            self.0.rotate_right(1);
+            self.0[0] = now;
+        }
+    }
+}
+
+thread_local! {
+    static PAST: Cell<Past> = const { Cell::new(Past([Look { at: 0, idle: 0, sleeps: 0 }; LOOKS])) };
+}
+
+/// Returns for how long the calling thread was kept from a processor since the moment `since`, in nanoseconds; possibly with what
+/// came shortly before. 0 if it has slept meanwhile, or if this is the first call: then it is not known how much of the time it was ready to run.
+#[cold]
+pub fn kept_from_processor(since: u64) -> u64 {
+    let at = now_ns();
+    let (Some(sleeps), Some(used)) = (sleeps(), processor_time()) else {
+        return 0;
+    };
+    let idle = at.saturating_sub(used);
+    let now = Look { at, idle, sleeps };
+    // A thread that is ending has no place to note it.
+    let kept = PAST.try_with(|cell| {
+        let mut past = cell.get();
+        let kept = past.kept_since(since, now);
+        past.remember(now);
+        cell.set(past);
+        kept
+    });
+    kept.unwrap_or(0)
+}
+
+/// Returns for how many nanoseconds the calling thread has had a processor. A sandbox may refuse to tell.
+fn processor_time() -> Option<u64> {
+    let mut time = MaybeUninit::<libc::timespec>::uninit();
+    // SAFETY: valid to write; the kernel fills it in if the call succeeds.
+    if unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, time.as_mut_ptr()) } != 0 {
+        return None;
+    }
+    // SAFETY: initialised by the successful call above.
+    let time = unsafe { time.assume_init() };
+    Some(time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs())
+}
+
+/// Returns how often the calling thread has slept.
+fn sleeps() -> Option<libc::c_long> {
+    let mut usage = MaybeUninit::<libc::rusage>::uninit();
+    // SAFETY: valid to write; the kernel fills it in if the call succeeds.
+    if unsafe { libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()) } != 0 {
+        return None;
+    }
+    // SAFETY: initialised by the successful call above.
+    Some(unsafe { usage.assume_init() }.ru_nvcsw)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn a_thread_that_works_or_sleeps_is_not_kept() {
+        std::thread::spawn(|| {
+            assert_eq!(kept_from_processor(now_ns()), 0, "the first call");
+            let begin = now_ns();
+            std::thread::sleep(Duration::from_millis(20));
+            assert_eq!(kept_from_processor(begin), 0, "it has slept");
+            // Other threads may have the processor for a part of this time, so the figure is at most what this one did not use.
+            let begin = now_ns();
+            let mut sum = 0u64;
+            while now_ns() - begin < 20_000_000 {
+                sum = std::hint::black_box(sum.wrapping_add(1));
+            }
+            assert!(kept_from_processor(begin) <= now_ns() - begin);
+        })
+        .join()
+        .expect("thread");
+    }
+
+    /// Each queue that a thread polls asks by itself about a pause that was the same for all.
+    #[test]
+    fn a_pause_counts_for_all_who_ask() {
+        let look = |at, idle| Look {
+            at,
+            idle,
+            sleeps: 7,
+        };
+        let mut past = Past::default();
+        assert_eq!(past.kept_since(1, look(100_000, 30_000)), 0, "unknown");
+        past.remember(look(100_000, 30_000));
+        for pause in 1..20 {
+            let (at, idle) = (100_000 + pause * 200_000, 30_000 + pause * 90_000);
+            for queue in 0..6 {
+                let now = look(at + queue * 1_000, idle + queue * 10);
+                let renewed = at - 170_000 + queue * 1_000;
+                let kept = past.kept_since(renewed, now);
+                assert!((90_000..91_000).contains(&kept), "{pause} {queue} {kept}");
+                past.remember(now);
+            }
+        }
+        let now = look(4_000_000, 1_800_000);
+        assert!(
+            past.kept_since(10, now) >= 90_000,
+            "further back than is remembered"
+        );
+        assert_eq!(
+            past.kept_since(3_950_000, Look { sleeps: 8, ..now }),
+            0,
+            "it has slept"
+        );
+    }
+}
