@@ -291,8 +291,11 @@ impl Bound {
     /// bound socket does, unless it [shares](Sharing::Shared) the port. Two can still get the same port if they are bound while there
     /// are such remains: the kernel then asks no further. At most one of them can listen in any case.
     ///
+    /// `address` has port 0 for any free port. `only_v6` says whether an IPv6 listener refuses IPv4 peers; `None` keeps the
+    /// system's default.
+    ///
     /// # Errors
-    /// As [`Listener::bind`].
+    /// No descriptor; `AddrInUse`; `AddrNotAvailable`; `PermissionDenied` for low ports.
     pub fn bind(
         address: SocketAddr,
         only_v6: Option<bool>,
@@ -331,7 +334,8 @@ impl Bound {
         address_of(&self.socket)
     }
 
-    /// Listens, see [`Listener::bind`]. Accepted streams begin with this setting of [`TcpStream::keep_alive`].
+    /// Listens with room for `backlog` connections that wait to be accepted; the kernel caps it at `net.core.somaxconn`. Accepted
+    /// streams begin with this setting of [`TcpStream::keep_alive`].
     ///
     /// # Errors
     /// `AddrInUse` if another socket listens there.
@@ -374,13 +378,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on `address` (port 0: any free port) with room for `backlog` connections that wait to be accepted; the kernel
-    /// caps it at `net.core.somaxconn`.
-    ///
-    /// `only_v6`: whether an IPv6 listener refuses IPv4 peers; `None` keeps the system's default.
-    ///
-    /// # Errors
-    /// No descriptor; `AddrInUse`; `AddrNotAvailable`; `PermissionDenied` for low ports.
+    /// Binds and listens in one step.
     #[cfg(test)]
     pub fn bind(
         address: SocketAddr,

@@ -1,7 +1,7 @@
 //! The addresses of this host, from which devices are made.
 //!
 //! Invariant: the list that `getifaddrs` returns is walked once, read only, copied into owned values, and freed exactly once by
-//! the guard [`List`], after the last use of its pointers. Address structures are read unaligned, and only after the
+//! the guard `List`, after the last use of its pointers. Address structures are read unaligned, and only after the
 //! family in their head says which structure they are.
 
 use std::cmp::Ordering;

@@ -4,7 +4,7 @@
 //! `EFAULT` where there are none. So nothing depends on what other threads map and unmap meanwhile, and no signal is raised.
 //!
 //! The kernel has no such call for an atomic operation on 64 bits, and some sandboxes forbid those two. What is left is an
-//! [`Errand`]: a child process that shares this process's memory, as `posix_spawn` makes it. The child touches the memory. If a page is
+//! `Errand`: a child process that shares this process's memory, as `posix_spawn` makes it. The child touches the memory. If a page is
 //! missing, the signal is the child's, which ends by it and nothing else does. That takes about 100 µs.
 //!
 //! Invariant: the memory that is accessed is only named by numbers. This process hands them to the kernel, and the child touches nothing but

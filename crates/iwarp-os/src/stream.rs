@@ -228,7 +228,7 @@ impl TcpStream {
         self.queue_ioctl(libc::TIOCOUTQ)
     }
 
-    /// Has the kernel ask a silent peer whether it is still there; `None`: it does not ask. See [`set_keep_alive`].
+    /// Has the kernel ask a silent peer whether it is still there; `None`: it does not ask.
     ///
     /// # Errors
     /// The kernel's error.

@@ -8,7 +8,7 @@
 //! number, which has the thread's *place* as well: the watch gives a place to another thread by changing the number, and the old
 //! holder finds that out when it tries to end its turn. When no progress thread has had anything to do for a while, the watch sleeps.
 //!
-//! It also does once what would hold up other threads: it has the kernel make room for descriptors (`sys/limits.rs`).
+//! It also does once what would hold up other threads: it has the kernel make room for descriptors (`limits.rs` of `iwarp-os`).
 
 use super::Engine;
 use crate::sys::thread::{is_runnable, own_number};
