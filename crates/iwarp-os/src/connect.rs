@@ -4,6 +4,7 @@
 //! Running out of descriptors is an error kind of its own ([`NetError::TooManyFiles`]): the level-triggered poller would report
 //! the same waiting connection without end, so the thread that accepts must pause instead of trying again at once.
 
+use super::address::canonical;
 use super::option;
 use super::poller::{Interest, wait_fd};
 use super::sockopt::tcp_info;
@@ -11,7 +12,7 @@ use super::stream::{TcpStream, set_keep_alive};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
@@ -75,15 +76,6 @@ impl From<NetError> for io::Error {
             } => Self::from_raw_os_error(libc::ENFILE),
             NetError::Io(error) => error,
         }
-    }
-}
-
-/// Returns an IPv4 address in its own form, even if a dual-stack socket shows it mapped into IPv6.
-pub fn canonical(address: SocketAddr) -> SocketAddr {
-    match address.ip().to_canonical() {
-        IpAddr::V4(ip) => SocketAddr::new(IpAddr::V4(ip), address.port()),
-        // Keeps the scope of a link-local address.
-        IpAddr::V6(_) => address,
     }
 }
 

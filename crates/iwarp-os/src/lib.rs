@@ -5,6 +5,7 @@
 //! (registered memory that peers may write).
 #![deny(unsafe_op_in_unsafe_fn)]
 
+pub mod address;
 pub mod clock;
 pub mod connect;
 pub mod crc;
@@ -23,10 +24,11 @@ mod option;
 pub mod poller;
 pub mod prefetch;
 pub mod probe;
-pub mod process_lock;
 pub mod raw_slice;
 pub mod secure;
 pub mod service;
 pub mod sockopt;
 pub mod stream;
 pub mod thread;
+
+pub use fork::process_lock;

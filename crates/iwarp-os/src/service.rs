@@ -3,7 +3,8 @@
 //! Invariant of the `unsafe`: addresses, octets and control data that the kernel reads or writes are variables of the calling function, and
 //! are described to the kernel with their real sizes. What the kernel has written is read only as far as it says that it wrote.
 
-use super::connect::{Sharing, canonical};
+use super::address::canonical;
+use super::connect::Sharing;
 use super::option;
 use socket2::{Domain, Protocol, SockAddr, SockAddrStorage, Socket, Type};
 use std::io;

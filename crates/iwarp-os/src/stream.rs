@@ -4,7 +4,7 @@
 //! list is an error of the kernel's (`EFAULT`), never a crash; what makes the `_raw` functions unsafe is that the kernel reads or
 //! writes memory behind the compiler's back, so the caller must own the right to that memory. RFC 5044 section 4.
 
-use super::connect::canonical;
+use super::address::canonical;
 use super::raw_slice::RawSlice;
 use super::sockopt::tcp_info;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -40,7 +40,7 @@ impl TcpStream {
         })
     }
 
-    /// Takes over what [`Listener`](super::connect::Listener) has accepted, non-blocking. It has the listener's options, of which
+    /// Takes over what a listener has accepted, non-blocking. It has the listener's options, of which
     /// one is the limit of [`keep_alive`](Self::keep_alive).
     pub(super) const fn accepted(socket: Socket, inherited: Option<Duration>) -> Self {
         Self { socket, inherited }

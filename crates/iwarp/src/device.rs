@@ -6,7 +6,7 @@ mod known;
 use crate::complain;
 use crate::config::Face;
 use crate::error::{Error, Result};
-use crate::sys::connect::canonical;
+use crate::sys::address::canonical;
 use crate::sys::interfaces::{self, InterfaceAddress};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 

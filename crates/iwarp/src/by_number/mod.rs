@@ -2,7 +2,6 @@
 //!
 //! May use `conn`, `objects` and everything below.
 
-pub(crate) mod absent;
 pub(crate) mod left;
 pub(crate) mod numbered;
 pub(crate) mod peer;

@@ -1,4 +1,4 @@
-//! Queue pairs that are connected by GID and number, as programs see them. `peer` connects them, `absent` and `left` say when requests
+//! Queue pairs that are connected by GID and number, as programs see them. `peer` connects them, `conn/absent_peer.rs` and `left` say when requests
 //! fail, and `retry` how long that takes.
 
 use crate::conn::qp::QpAttributes;

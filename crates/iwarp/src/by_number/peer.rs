@@ -8,15 +8,15 @@
 //! only those peers that one of its queue pairs has named.
 //!
 //! An early request waits for its queue pair for a bounded time, and an early connector tries again as long as its queue pair waits
-//! (`absent` says when a request has waited for long enough).
+//! (`conn/absent_peer.rs` says when a request has waited for long enough).
 //!
 //! A queue pair that is its own peer gets a TCP socket that is connected to itself. MPA start-up, which needs two ends, is left out:
 //! there is nothing to agree on.
 
-use super::absent;
 use crate::cm::{
     CmEvent, CmEventChannel, CmEventKind, CmId, ConnectionParameters, create_event_channel,
 };
+use crate::conn::absent_peer;
 use crate::conn::qp::{Handover, QpInner, QueuePair};
 use crate::device::{Device, gid_of};
 use crate::engine::{Engine, Source};
@@ -149,6 +149,13 @@ impl Registry for Directory {
         let peers = self.0.lock().clone();
         if let Some(peers) = peers.filter(|peers| peers.is_ours()) {
             peers.abandon(num);
+        }
+    }
+
+    fn requests_wait(&self, num: u32, time: Duration) {
+        let peers = self.0.lock().clone();
+        if let Some(peers) = peers.filter(|peers| peers.is_ours()) {
+            peers.look_for(num, time);
         }
     }
 
@@ -679,7 +686,7 @@ impl Source for Peers {
             look => {
                 let num = look & !LOOK;
                 if let Some(qp) = self.context().and_then(|ctx| ctx.queue_pair(num)) {
-                    absent::timer(&qp.inner);
+                    absent_peer::timer(&qp.inner);
                 }
             }
         }

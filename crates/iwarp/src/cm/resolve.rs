@@ -8,7 +8,7 @@ use super::id::{CmId, CmIdInner, IdState, Phase, engine};
 use crate::device::source_address;
 use crate::engine::{Engine, Source};
 use crate::error::{Error, Result};
-use crate::sys::connect::canonical;
+use crate::sys::address::canonical;
 use crate::sys::neighbour::NextHop;
 use parking_lot::Mutex;
 use std::net::{SocketAddr, UdpSocket};

@@ -2,6 +2,7 @@
 //!
 //! May use `objects` and everything below. The services (`cm`, `by_number`, `xrc`, `tags`) use it.
 
+pub(crate) mod absent_peer;
 pub(crate) mod after;
 pub(crate) mod closing;
 pub(crate) mod cork;

@@ -6,6 +6,7 @@
 //! locked during a system call, without `state`, and unlocks it before it takes `state` again. Events, wake-ups and callbacks
 //! happen after all locks are dropped.
 
+use super::absent_peer::{self, Absent};
 use super::after::{After, DriveHost};
 use super::cork::{FLUSH_AFTER, Verdict};
 use super::drive;
@@ -17,7 +18,6 @@ use super::retry::Retry;
 use super::silence::{self, Silence};
 use super::source::{Answered, Moved};
 use super::xrc_target::XrcTarget;
-use crate::by_number::absent::{self, Absent};
 use crate::config::ReceiverNotReady;
 use crate::engine::{Engine, Source};
 use crate::error::{Error, Result};
@@ -623,7 +623,7 @@ impl QpInner {
             false => g.conn.cork.post(polls, wrs.len(), bytes, room),
         };
         if guard.link.is_none() {
-            absent::begin(self, &mut guard);
+            absent_peer::begin(self, &mut guard);
         }
         self.complete_due(&mut guard, after);
         (Ok(()), verdict)

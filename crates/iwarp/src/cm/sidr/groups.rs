@@ -8,7 +8,7 @@ use super::super::{CmEvent, CmEventKind};
 use super::DatagramEnd;
 use crate::device::gid_of;
 use crate::error::{Error, Result};
-use crate::sys::connect::canonical;
+use crate::sys::address::canonical;
 use crate::ud::UdQueuePair;
 use iwarp_proto::datagram::MULTICAST_QP;
 use iwarp_proto::sidr::DEFAULT_QKEY;

@@ -5,7 +5,8 @@
 //! of the fork.
 //! (A raw `clone` system call bypasses the C library and is not noticed.)
 
-use super::process_lock;
+pub mod process_lock;
+
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};

@@ -3,9 +3,9 @@
 //! On InfiniBand a queue pair does not know whether its peer exists. A request is sent `retry_cnt` times more, and fails if it is
 //! never answered. Until a request is posted nothing fails, however long the peer takes to come.
 
-use crate::conn::after::{After, DriveHost};
-use crate::conn::qp::{Guarded, QpInner};
-use crate::conn::retry::Retry;
+use super::after::{After, DriveHost};
+use super::qp::{Guarded, QpInner};
+use super::retry::Retry;
 use crate::sys::clock::now_ns;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,8 +29,8 @@ pub(crate) fn begin(qp: &QpInner, g: &mut Guarded) {
 }
 
 fn watch(qp: &QpInner, left: Option<Duration>) {
-    if let (Some(left), Ok(peers)) = (left, qp.ctx.peers()) {
-        peers.look_for(qp.num, left);
+    if let Some(left) = left {
+        qp.ctx.requests_wait(qp.num, left);
     }
 }
 
@@ -58,9 +58,7 @@ pub(crate) fn timer(qp: &Arc<QpInner>) {
     qp.settle(&mut g, &mut after);
     drop(g);
     after.run(qp);
-    if let Ok(peers) = qp.ctx.peers() {
-        peers.abandon(qp.num);
-    }
+    qp.ctx.gave_up_peer(qp.num);
 }
 
 impl QpInner {
@@ -79,8 +77,8 @@ impl QpInner {
 
 #[cfg(test)]
 mod tests {
+    use super::qp::QueuePair;
     use super::*;
-    use crate::conn::qp::QueuePair;
     use crate::testing;
     use iwarp_rnic::qp::State;
     use iwarp_rnic::{SendOp, SendWr};

@@ -14,7 +14,7 @@
 //! Invariants: `held` is accessed only by the thread that forks, between its handlers, while it holds the lock, and by the child's only
 //! thread. `mutex` is replaced only by the child's only thread, when its holder does not exist there.
 
-use super::fork;
+use crate::fork;
 use std::cell::{Cell, UnsafeCell};
 use std::fmt;
 use std::ptr::null_mut;
