@@ -77,8 +77,8 @@ impl QpInner {
 
 #[cfg(test)]
 mod tests {
-    use super::qp::QueuePair;
     use super::*;
+    use crate::conn::qp::QueuePair;
     use crate::testing;
     use iwarp_rnic::qp::State;
     use iwarp_rnic::{SendOp, SendWr};

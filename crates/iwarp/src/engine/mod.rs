@@ -76,7 +76,7 @@ static STARTED: ProcessLock<Option<fn(&Arc<Engine>)>> = ProcessLock::new("engine
 /// Has `started` called with the first engine of this process and of its children: at once if it runs already. Only the first
 /// call has an effect.
 #[cfg(not(shuttle))]
-pub(crate) fn at_start(started: fn(&Arc<Engine>)) {
+pub(crate) fn at_start(started: StartHook) {
     if STARTED.lock().replace(started).is_some() {
         return;
     }
