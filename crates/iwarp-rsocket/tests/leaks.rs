@@ -2,6 +2,7 @@
 //!
 //! Everything is one test, because all three belong to the process.
 
+#[path = "it/common/mod.rs"]
 mod common;
 
 use common::{Rs, listener};

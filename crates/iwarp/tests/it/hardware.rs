@@ -1,5 +1,5 @@
 //! One test for each known rule of iWARP hardware: what its drivers require in connection set-up, and what they send themselves.
-//! `docs/interop.md` lists the rules. Two of them are about TCP segments and are tested in `crates/iwarp-cli/tests/alignment.rs`.
+//! `docs/interop.md` lists the rules. Two of them are about TCP segments and are tested in `crates/iwarp-cli/tests/it/alignment.rs`.
 
 mod common;
 
