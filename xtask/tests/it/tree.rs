@@ -110,6 +110,7 @@ fn hung_test_is_killed_and_named() {
     let watched = |filter: &str| {
         let mut command = Command::new(&script);
         command.arg(&program).args([filter, "--test-threads=1"]);
+        command.env("CARGO_PKG_NAME", "some");
         command.env("TEST_LIMIT_S", "1").output().unwrap()
     };
     let out = watched("ends");
@@ -123,7 +124,7 @@ fn hung_test_is_killed_and_named() {
     assert_eq!(out.status.code(), Some(124), "{out:?}");
     let report = String::from_utf8_lossy(&out.stderr);
     assert!(
-        report.starts_with("hung: test hangs of hanging runs for 1 s\n"),
+        report.starts_with("hung: test hangs of some/hanging runs for 1 s\n"),
         "{report}"
     );
     let child = report.lines().find(|line| line.ends_with(": sleep 1000"));

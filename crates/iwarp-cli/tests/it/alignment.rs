@@ -5,9 +5,7 @@
 //! Each test starts this program a second time in new namespaces, where it may create the link. The kernel removes the link
 //! with the namespaces.
 
-mod common;
-
-use common::{LIMIT, Running, Scratch, iwarp, str};
+use crate::common::{LIMIT, Running, Scratch, iwarp, str};
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader, Read as _};
@@ -74,7 +72,7 @@ fn inside(name: &str) -> bool {
     let out = namespaces()
         .args(["sh", "-c", &format!("{LINK}\nexec \"$@\""), "sh"])
         .arg(std::env::current_exe().expect("own path"))
-        .args(["--exact", "--nocapture", name])
+        .args(["--exact", "--nocapture", &format!("alignment::{name}")])
         .env(INSIDE, "1")
         .env(
             "PATH",
@@ -87,6 +85,7 @@ fn inside(name: &str) -> bool {
         String::from_utf8_lossy(&out.stderr),
     );
     assert!(out.status.success(), "{text}{err}");
+    assert!(text.contains("1 passed"), "{text}{err}");
     println!("{text}");
     false
 }

@@ -4,9 +4,7 @@
 //! The libraries are replaced by small ones that the tests compile, so that the program can print which of them it got. Read-only
 //! and `noexec` file systems are mounted in namespaces that the tests make.
 
-mod common;
-
-use common::{Scratch, compile, str, text};
+use crate::common::{Scratch, compile, str, text};
 use std::path::Path;
 use std::process::{Command, Output};
 

@@ -1,8 +1,6 @@
 //! `iwarp cp` between two processes: both directions, resuming, refusals, several clients.
 
-mod common;
-
-use common::{Running, Scratch, fail, finish, noise, serve, start, str, succeed, text};
+use crate::common::{Running, Scratch, fail, finish, noise, serve, start, str, succeed, text};
 use sha2::{Digest as _, Sha256};
 use std::fs;
 use std::path::Path;

@@ -1,8 +1,6 @@
 //! What `iwarp cp serve` allows: which clients may connect, what they may write, and which options are refused at the start.
 
-mod common;
-
-use common::{
+use crate::common::{
     Running, Scratch, fail, finish, iwarp, noise, run, serve, serve_as, start, str, succeed, text,
 };
 use std::fs;

@@ -1,18 +1,12 @@
 //! Servers among clients that do nothing, take nothing, or ask for too much: the others are served, and memory is bounded.
 //!
-//! `cargo test --release -p iwarp-cli --test crowds -- --ignored --nocapture` runs the same on a larger scale and prints figures.
+//! `cargo test --release -p iwarp-cli --test it crowds:: -- --ignored --nocapture` runs the same on a larger scale and prints figures.
 
-mod common;
-#[path = "common/crowd.rs"]
-mod crowd;
-#[path = "common/raw.rs"]
-mod raw;
-
-use common::{
+use crate::common::crowd::{Connect, Crowd, has_ended};
+use crate::common::raw::{Heard, Raw, resident};
+use crate::common::{
     LIMIT, Nobody, Running, Scratch, fail, iwarp, noise, run, serve, serve_as, str, succeed, text,
 };
-use crowd::{Connect, Crowd, has_ended};
-use raw::{Heard, Raw, resident};
 use std::any::Any;
 use std::fs;
 use std::io::Write as _;

@@ -1,8 +1,6 @@
 //! `iwarp run` says why a program cannot load the libraries, and `--check` which ones it would load.
 
-mod common;
-
-use common::{Scratch, compile, installed, iwarp, str, text};
+use crate::common::{Scratch, compile, installed, iwarp, str, text};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -1,8 +1,7 @@
 //! iproute2's `rdma` under `iwarp run`: it shows our devices and what processes do with them.
 
-mod common;
-
-use common::{Scratch, installed, iwarp, serve_as, str, text};
+use crate::common;
+use crate::common::{Scratch, installed, iwarp, serve_as, str, text};
 use serde_json::Value;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};

@@ -5,9 +5,7 @@
 //! symbol versions of the real ones, because the loader treats libraries without versions
 //! differently. Each function says whose it is.
 
-mod common;
-
-use common::{Scratch, compile, installed, iwarp, str, text};
+use crate::common::{Scratch, compile, installed, iwarp, str, text};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 

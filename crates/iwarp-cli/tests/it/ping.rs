@@ -1,8 +1,7 @@
 //! `iwarp ping` between two processes, and its error messages when there is no server or one that does not speak iWARP.
 
-mod common;
-
-use common::{Nobody, Scratch, fail, finish, iwarp, run, serve, start, succeed, text};
+use crate::common;
+use crate::common::{Nobody, Scratch, fail, finish, iwarp, run, serve, start, succeed, text};
 use iwarp::Access;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};

@@ -1,8 +1,7 @@
 //! `iwarp run`: its exit codes, and its error messages when the program or a library is missing.
 
-mod common;
-
-use common::{Scratch, iwarp, text};
+use crate::common;
+use crate::common::{Scratch, iwarp, text};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Command, Output};

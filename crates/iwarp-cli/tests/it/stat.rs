@@ -1,12 +1,11 @@
 //! `iwarp stat` shows a process with traffic in each of its output formats, and reports a process that cannot be asked.
 
-mod common;
-
-use common::{LIMIT, Running, Scratch, fail, iwarp, run, serve, succeed, text};
+use crate::common;
+use crate::common::{LIMIT, Running, Scratch, fail, iwarp, run, serve, succeed, text};
 use serde_json::Value;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixListener;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 /// Starts a ping server and returns it with its port and its process number.
@@ -169,10 +168,12 @@ fn a_pipe_gets_one_table_after_the_other() {
 fn a_process_that_cannot_be_asked_is_an_error() {
     let error = fail(&["stat", "4194304"], 1);
     assert!(error.contains("there is no process 4194304"), "{error}");
-    let own = std::process::id().to_string();
-    let error = fail(&["stat", &own], 1);
+    let other = Command::new("sleep").arg("1000").spawn().unwrap();
+    let other = Running(other);
+    let pid = other.0.id().to_string();
+    let error = fail(&["stat", &pid], 1);
     assert!(
-        error.contains(&format!("process {own} cannot be asked")),
+        error.contains(&format!("process {pid} cannot be asked")),
         "{error}"
     );
     // Without a process number it is no error that there is no process.

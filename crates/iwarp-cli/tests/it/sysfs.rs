@@ -1,8 +1,6 @@
 //! `iwarp run --sysfs`: the program sees the devices below `/sys/class` and `/dev`, and no other process does.
 
-mod common;
-
-use common::{Scratch, iwarp, text};
+use crate::common::{Scratch, iwarp, text};
 use std::path::Path;
 use std::process::Command;
 

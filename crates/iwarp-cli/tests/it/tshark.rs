@@ -1,11 +1,8 @@
 //! Wireshark as the judge of what we send: it must decode our recordings into the same FPDUs as our own decoder, with
 //! no malformed frame and no bad CRC.
 
-#[path = "common/capture.rs"]
-mod capture;
-mod common;
-
-use common::{Scratch, noise, serve, str, succeed};
+use crate::common::capture;
+use crate::common::{Scratch, noise, serve, str, succeed};
 use iwarp::owned::cm::{ConnectionParameters, Connector, Listener};
 use iwarp::{
     Access, Bind, CompletionQueue, Config, Context, Cqe, Device, MemoryRegion, ProtectionDomain,

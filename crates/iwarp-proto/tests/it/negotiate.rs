@@ -1,11 +1,9 @@
 //! MPA negotiation: what both roles offer and settle on. CRC, markers, depths, connection models, RTR.
 
-mod peers;
-
+use crate::peers::*;
 use iwarp_proto::mpa::negotiate::*;
 use iwarp_proto::mpa::startup::*;
 use iwarp_proto::rdmap::TerminateCode;
-use peers::*;
 
 #[test]
 fn defaults_on_the_wire() {

@@ -1,11 +1,9 @@
 //! MPA negotiation with peers of other revisions, in the wrong role, with too much to say, and with those who refuse.
 
-mod peers;
-
+use crate::peers::*;
 use iwarp_proto::mpa::negotiate::*;
 use iwarp_proto::mpa::startup::*;
 use iwarp_proto::rdmap::TerminateCode;
-use peers::*;
 
 /// What a responder makes of every revision, with and without flag S.
 #[test]

@@ -1,10 +1,8 @@
 //! MPA negotiation: which RTR message it is, and what that needs.
 
-mod peers;
-
+use crate::peers::*;
 use iwarp_proto::mpa::negotiate::*;
 use iwarp_proto::mpa::startup::*;
-use peers::*;
 
 #[test]
 fn an_rtr_message_by_read_has_a_place() {

@@ -1,9 +1,7 @@
 //! What the Linux kernel's siw put on the wire: every octet of every capture must parse and come out again the same.
 //! How the captures were made: `tests/data/siw/README.md`.
 
-mod common;
-
-use common::{Connection, connections};
+use crate::common::{Connection, connections};
 use iwarp_proto::crc32c;
 use iwarp_proto::ddp::{Header, Stag};
 use iwarp_proto::mpa::framing::{FpduOptions, MarkerClock, decode_fpdu, encode_fpdu};

@@ -1,9 +1,7 @@
 //! The C functions of rsockets, called with the pointers and lengths that a C program passes: one session from `rsocket` to
 //! `rclose`, with the errors of wrong calls.
 
-mod common;
-
-use common::alone;
+use crate::common::alone;
 use iwarp_rsocket::c_api::*;
 use std::ptr::{null, null_mut};
 
@@ -165,103 +163,105 @@ fn options(c: i32) {
 
 #[test]
 fn a_session() {
-    let _alone = alone();
-    let session = connected();
-    messages(&session);
-    options(session.client);
-    let (l, c, s) = (session.listener, session.client, session.server);
-    let mut got = [0u8; 15];
-    // SAFETY: as in `listening`.
-    unsafe {
-        assert_eq!(
-            (
-                riomap(c, got.as_mut_ptr().cast(), 15, libc::PROT_READ, 0, -1),
-                errno()
-            ),
-            (-1, libc::EINVAL)
-        );
-        assert_eq!(riowrite(c, b"x".as_ptr().cast(), 1, 0, 0), 0);
-        let mut set: libc::fd_set = std::mem::zeroed();
-        libc::FD_SET(c, &raw mut set);
-        let mut t = libc::timeval {
-            tv_sec: 0,
-            tv_usec: 1000,
-        };
-        assert_eq!(
-            rselect(c + 1, &raw mut set, null_mut(), null_mut(), &raw mut t),
-            0
-        );
-        assert_eq!(rshutdown(c, libc::SHUT_WR), 0);
-        assert_eq!(rread(s, got.as_mut_ptr().cast(), 15), 0);
-        for fd in [c, s, l] {
-            assert_eq!(rclose(fd), 0);
-            assert_eq!((rclose(fd), errno()), (-1, libc::EBADF));
+    alone("a_session", || {
+        let session = connected();
+        messages(&session);
+        options(session.client);
+        let (l, c, s) = (session.listener, session.client, session.server);
+        let mut got = [0u8; 15];
+        // SAFETY: as in `listening`.
+        unsafe {
+            assert_eq!(
+                (
+                    riomap(c, got.as_mut_ptr().cast(), 15, libc::PROT_READ, 0, -1),
+                    errno()
+                ),
+                (-1, libc::EINVAL)
+            );
+            assert_eq!(riowrite(c, b"x".as_ptr().cast(), 1, 0, 0), 0);
+            let mut set: libc::fd_set = std::mem::zeroed();
+            libc::FD_SET(c, &raw mut set);
+            let mut t = libc::timeval {
+                tv_sec: 0,
+                tv_usec: 1000,
+            };
+            assert_eq!(
+                rselect(c + 1, &raw mut set, null_mut(), null_mut(), &raw mut t),
+                0
+            );
+            assert_eq!(rshutdown(c, libc::SHUT_WR), 0);
+            assert_eq!(rread(s, got.as_mut_ptr().cast(), 15), 0);
+            for fd in [c, s, l] {
+                assert_eq!(rclose(fd), 0);
+                assert_eq!((rclose(fd), errno()), (-1, libc::EBADF));
+            }
         }
-    }
+    });
 }
 
 /// Sends and receives with headers, whose fields the kernel fills.
 #[test]
 fn a_datagram_session() {
-    let _alone = alone();
-    // SAFETY: as in `listening`.
-    unsafe {
-        let [a, b] = [(); 2].map(|()| rsocket(libc::AF_INET, libc::SOCK_DGRAM, 0));
-        let mut at = address(0);
-        assert_eq!(rbind(b, (&raw const at).cast(), LEN), 0);
-        let mut len = LEN;
-        assert_eq!(rgetsockname(b, (&raw mut at).cast(), &raw mut len), 0);
-        let to = (&raw const at).cast();
-        let x = b"x".as_ptr().cast();
-        // Without an address it is an ordinary send, which needs a connection.
-        assert_eq!(
-            (rsendto(a, x, 1, 0, null(), 0), errno()),
-            (-1, libc::EDESTADDRREQ)
-        );
-        assert_eq!((rsendto(a, x, 1, 0, to, 3), errno()), (-1, libc::EINVAL));
-        assert_eq!(rsendto(a, x, 1, 0, to, LEN), 1);
-        let mut data = *b"header";
-        let mut piece = libc::iovec {
-            iov_base: data.as_mut_ptr().cast(),
-            iov_len: 6,
-        };
-        let mut msg: libc::msghdr = std::mem::zeroed();
-        (msg.msg_iov, msg.msg_iovlen) = (&raw mut piece, 1);
-        (msg.msg_name, msg.msg_namelen) = (to.cast_mut().cast(), LEN);
-        assert_eq!(rsendmsg(a, &raw const msg, 0), 6);
-        // `read` of nothing leaves the datagram, and `recv` of nothing takes it.
-        let mut got = [0u8; 16];
-        assert_eq!(rread(b, null_mut(), 0), 0);
-        assert_eq!(rrecv(b, got.as_mut_ptr().cast(), 16, libc::MSG_PEEK), 1);
-        assert_eq!(rrecv(b, null_mut(), 0, 0), 0);
-        let mut from = address(0);
-        let mut room = libc::iovec {
-            iov_base: got.as_mut_ptr().cast(),
-            iov_len: 4,
-        };
-        msg.msg_iov = &raw mut room;
-        (msg.msg_name, msg.msg_namelen) = ((&raw mut from).cast(), LEN);
-        assert_eq!(rrecvmsg(b, &raw mut msg, 0), 4);
-        assert_eq!((&got[..4], msg.msg_namelen), (&b"head"[..], LEN));
-        assert_eq!(msg.msg_flags & libc::MSG_TRUNC, libc::MSG_TRUNC);
-        assert_eq!(rconnect(b, (&raw const from).cast(), LEN), 0);
-        assert_eq!(rwrite(b, x, 1), 1);
-        let mut len = LEN;
-        let mut again = address(0);
-        let place = (&raw mut again).cast();
-        assert_eq!(
-            rrecvfrom(a, got.as_mut_ptr().cast(), 16, 0, place, &raw mut len),
-            1
-        );
-        assert_eq!((len, again.sin_port), (LEN, at.sin_port));
-        // An address without a family ends the connection.
-        from.sin_family = libc::AF_UNSPEC as libc::sa_family_t;
-        assert_eq!(rconnect(b, (&raw const from).cast(), LEN), 0);
-        assert_eq!((rwrite(b, x, 1), errno()), (-1, libc::EDESTADDRREQ));
-        assert_eq!((rconnect(b, null(), LEN), errno()), (-1, libc::EFAULT));
-        for fd in [a, b] {
-            assert_eq!(rclose(fd), 0);
-            assert_eq!((rwrite(fd, x, 1), errno()), (-1, libc::EBADF));
+    alone("a_datagram_session", || {
+        // SAFETY: as in `listening`.
+        unsafe {
+            let [a, b] = [(); 2].map(|()| rsocket(libc::AF_INET, libc::SOCK_DGRAM, 0));
+            let mut at = address(0);
+            assert_eq!(rbind(b, (&raw const at).cast(), LEN), 0);
+            let mut len = LEN;
+            assert_eq!(rgetsockname(b, (&raw mut at).cast(), &raw mut len), 0);
+            let to = (&raw const at).cast();
+            let x = b"x".as_ptr().cast();
+            // Without an address it is an ordinary send, which needs a connection.
+            assert_eq!(
+                (rsendto(a, x, 1, 0, null(), 0), errno()),
+                (-1, libc::EDESTADDRREQ)
+            );
+            assert_eq!((rsendto(a, x, 1, 0, to, 3), errno()), (-1, libc::EINVAL));
+            assert_eq!(rsendto(a, x, 1, 0, to, LEN), 1);
+            let mut data = *b"header";
+            let mut piece = libc::iovec {
+                iov_base: data.as_mut_ptr().cast(),
+                iov_len: 6,
+            };
+            let mut msg: libc::msghdr = std::mem::zeroed();
+            (msg.msg_iov, msg.msg_iovlen) = (&raw mut piece, 1);
+            (msg.msg_name, msg.msg_namelen) = (to.cast_mut().cast(), LEN);
+            assert_eq!(rsendmsg(a, &raw const msg, 0), 6);
+            // `read` of nothing leaves the datagram, and `recv` of nothing takes it.
+            let mut got = [0u8; 16];
+            assert_eq!(rread(b, null_mut(), 0), 0);
+            assert_eq!(rrecv(b, got.as_mut_ptr().cast(), 16, libc::MSG_PEEK), 1);
+            assert_eq!(rrecv(b, null_mut(), 0, 0), 0);
+            let mut from = address(0);
+            let mut room = libc::iovec {
+                iov_base: got.as_mut_ptr().cast(),
+                iov_len: 4,
+            };
+            msg.msg_iov = &raw mut room;
+            (msg.msg_name, msg.msg_namelen) = ((&raw mut from).cast(), LEN);
+            assert_eq!(rrecvmsg(b, &raw mut msg, 0), 4);
+            assert_eq!((&got[..4], msg.msg_namelen), (&b"head"[..], LEN));
+            assert_eq!(msg.msg_flags & libc::MSG_TRUNC, libc::MSG_TRUNC);
+            assert_eq!(rconnect(b, (&raw const from).cast(), LEN), 0);
+            assert_eq!(rwrite(b, x, 1), 1);
+            let mut len = LEN;
+            let mut again = address(0);
+            let place = (&raw mut again).cast();
+            assert_eq!(
+                rrecvfrom(a, got.as_mut_ptr().cast(), 16, 0, place, &raw mut len),
+                1
+            );
+            assert_eq!((len, again.sin_port), (LEN, at.sin_port));
+            // An address without a family ends the connection.
+            from.sin_family = libc::AF_UNSPEC as libc::sa_family_t;
+            assert_eq!(rconnect(b, (&raw const from).cast(), LEN), 0);
+            assert_eq!((rwrite(b, x, 1), errno()), (-1, libc::EDESTADDRREQ));
+            assert_eq!((rconnect(b, null(), LEN), errno()), (-1, libc::EFAULT));
+            for fd in [a, b] {
+                assert_eq!(rclose(fd), 0);
+                assert_eq!((rwrite(fd, x, 1), errno()), (-1, libc::EBADF));
+            }
         }
-    }
+    });
 }

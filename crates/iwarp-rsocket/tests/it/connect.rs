@@ -1,8 +1,6 @@
 //! Connecting and accepting rsockets and the errors of both, and `poll` and `select` over rsockets and other descriptors.
 
-mod common;
-
-use common::{Rs, limit, listener, pair};
+use crate::common::{Rs, limit, listener, pair};
 use iwarp_rsocket as rs;
 use iwarp_rsocket::Errno;
 use std::io::Write;

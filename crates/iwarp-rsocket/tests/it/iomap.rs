@@ -1,8 +1,6 @@
 //! `riomap` and `riowrite`: buffers into which the peer writes directly.
 
-mod common;
-
-use common::{Rs, pair, pair_with, pattern};
+use crate::common::{Rs, pair, pair_with, pattern};
 use iwarp_rsocket as rs;
 use iwarp_rsocket::Errno;
 

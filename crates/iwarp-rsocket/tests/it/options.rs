@@ -1,9 +1,7 @@
 //! Options of rsockets in each place: on a new socket, on a connected one, on a listener before and after `listen`, on a connection that
 //! it has accepted, and beside all other options.
 
-mod common;
-
-use common::Rs;
+use crate::common::Rs;
 use iwarp_rsocket as rs;
 use iwarp_rsocket::Errno;
 use std::os::fd::RawFd;

@@ -1,9 +1,8 @@
 //! Rsockets between two processes: exits without `close`, killed processes, forks. The other process is a copy of this test
 //! program that runs only the test `the_other_process`, in a role that an environment variable names.
 
-mod common;
-
-use common::{Limit, Rs, limit, listener, octet, pattern};
+use crate::common::alone::path_of;
+use crate::common::{Limit, Rs, limit, listener, octet, pattern};
 use iwarp_rsocket as rs;
 use iwarp_rsocket::Errno;
 use std::process::{Child, Command};
@@ -26,7 +25,7 @@ fn peer(role: &str) -> (Peer, Rs, Limit) {
     let child = Command::new(std::env::current_exe().unwrap())
         .args([
             "--exact",
-            "the_other_process",
+            &path_of("the_other_process"),
             "--nocapture",
             "--test-threads=1",
         ])

@@ -1,8 +1,6 @@
 //! Streams between two rsockets of one process: data in both directions, flow control, ends, time-outs and options.
 
-mod common;
-
-use common::{Rs, limit, listener, octet, pair, pair_with, pattern};
+use crate::common::{Rs, limit, listener, octet, pair, pair_with, pattern};
 use iwarp_rsocket as rs;
 use iwarp_rsocket::Errno;
 use std::time::{Duration, Instant};

@@ -6,8 +6,7 @@
 //! and memory that goes; the library as a plug-in; when queue slots are free, which changes of state are refused, and the errors of other
 //! wrong calls.
 
-mod common;
-
+use crate::common;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

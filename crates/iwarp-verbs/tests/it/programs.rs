@@ -1,7 +1,6 @@
 //! Debian's RDMA programs, unchanged, on the library: their own checks, and what the user of such a program can see and set.
 
-mod common;
-
+use crate::common;
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};

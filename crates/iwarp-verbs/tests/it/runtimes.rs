@@ -1,9 +1,8 @@
 //! Registered memory that goes in programs of other runtimes, which have handlers for SIGSEGV of their own: AddressSanitizer, the Java
 //! virtual machine and Go. The program is `gone`, as `c_programs` runs it.
 
-mod common;
-
-use common::{Folder, installed, library};
+use crate::common;
+use crate::common::{Folder, installed, library};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

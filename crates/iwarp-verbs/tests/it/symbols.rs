@@ -4,8 +4,7 @@
 //! `symbols.txt` has the public ones, as `readelf` prints them. `symbols-private.txt` has each private symbol with the numbers of its
 //! versions (`IBVERBS_PRIVATE_NN`).
 
-mod common;
-
+use crate::common;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,7 +1,6 @@
 //! The line at the end of a program that loaded the libraries and opened no device.
 
-mod common;
-
+use crate::common;
 use std::path::Path;
 use std::process::Command;
 

@@ -1,10 +1,8 @@
 //! Misuse at every place where something waits: futures that are given up after any number of polls, wakers that panic, handles that are
 //! forgotten or cloned, and forked children, for connections, channels and streams.
 
-#[path = "common/calls.rs"]
-mod calls;
-
-use calls::{ALL, LIMIT, pair, pair_with, poll_and_drop};
+use crate::common::alone;
+use crate::common::calls::{ALL, LIMIT, pair, pair_with, poll_and_drop};
 use iwarp::connection::Refusal;
 use iwarp::{Channel, Connection, Error, Options, Stream};
 use std::future::{Future, IntoFuture};
@@ -388,54 +386,56 @@ fn clones_share_everything() {
 /// A forked child is refused whatever it tries, and its drops do nothing.
 #[test]
 fn a_forked_child_is_refused_everywhere() {
-    let (a, b) = pair();
-    let region = a.allocate::<u64>(1).unwrap();
-    let target = b.share::<u64>(1, ALL).unwrap();
-    let word = target.remote();
-    let window = a.bind(&region, ALL).wait_for(LIMIT).unwrap();
-    let (c, d) = channels(&Options::new());
-    let started = a.fetch_add(&word, 1).started();
-    // Its answer is there, and nobody has taken it.
-    let answered = a.get(&word).started();
-    a.get(&word).wait_for(LIMIT).unwrap();
-    let mut waiting = Box::pin(d.recv());
-    assert!(poll_and_drop(waiting.as_mut(), 3).is_none());
-    // SAFETY: the child calls functions that take no lock of the parent, and leaves by `_exit`.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        let forked =
-            |result: Result<(), Error>| matches!(result, Err(Error::Refused(Refusal::Forked)));
-        let good = [
-            forked(a.write(&[1_u64], &word).wait()),
-            forked(a.get(&word).wait().map(drop)),
-            forked(a.read_into(&region, &word).wait()),
-            forked(started.wait().map(drop)),
-            forked(answered.wait().map(drop)),
-            forked(c.send("x").wait()),
-            forked(d.recv().wait().map(drop)),
-        ];
-        let good = good == [true; 7];
-        drop((waiting, window, region));
-        drop((a, b));
-        // SAFETY: it ends the process at once.
-        unsafe { libc::_exit(i32::from(!good)) };
-    }
-    let mut status = 0;
-    // SAFETY: a valid place for the status of a child of ours.
-    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-    assert!(
-        libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
-        "{status}"
-    );
-    assert_eq!(started.wait_for(LIMIT).unwrap(), 0);
-    assert_eq!(answered.wait_for(LIMIT).unwrap(), 1);
-    drop(waiting);
-    c.send("the parent goes on").wait_for(LIMIT).unwrap();
-    assert_eq!(
-        *d.recv().wait_for(LIMIT).unwrap().unwrap(),
-        *b"the parent goes on"
-    );
-    drop(window);
+    alone("a_forked_child_is_refused_everywhere", || {
+        let (a, b) = pair();
+        let region = a.allocate::<u64>(1).unwrap();
+        let target = b.share::<u64>(1, ALL).unwrap();
+        let word = target.remote();
+        let window = a.bind(&region, ALL).wait_for(LIMIT).unwrap();
+        let (c, d) = channels(&Options::new());
+        let started = a.fetch_add(&word, 1).started();
+        // Its answer is there, and nobody has taken it.
+        let answered = a.get(&word).started();
+        a.get(&word).wait_for(LIMIT).unwrap();
+        let mut waiting = Box::pin(d.recv());
+        assert!(poll_and_drop(waiting.as_mut(), 3).is_none());
+        // SAFETY: the child calls functions that take no lock of the parent, and leaves by `_exit`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let forked =
+                |result: Result<(), Error>| matches!(result, Err(Error::Refused(Refusal::Forked)));
+            let good = [
+                forked(a.write(&[1_u64], &word).wait()),
+                forked(a.get(&word).wait().map(drop)),
+                forked(a.read_into(&region, &word).wait()),
+                forked(started.wait().map(drop)),
+                forked(answered.wait().map(drop)),
+                forked(c.send("x").wait()),
+                forked(d.recv().wait().map(drop)),
+            ];
+            let good = good == [true; 7];
+            drop((waiting, window, region));
+            drop((a, b));
+            // SAFETY: it ends the process at once.
+            unsafe { libc::_exit(i32::from(!good)) };
+        }
+        let mut status = 0;
+        // SAFETY: a valid place for the status of a child of ours.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert!(
+            libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
+            "{status}"
+        );
+        assert_eq!(started.wait_for(LIMIT).unwrap(), 0);
+        assert_eq!(answered.wait_for(LIMIT).unwrap(), 1);
+        drop(waiting);
+        c.send("the parent goes on").wait_for(LIMIT).unwrap();
+        assert_eq!(
+            *d.recv().wait_for(LIMIT).unwrap().unwrap(),
+            *b"the parent goes on"
+        );
+        drop(window);
+    });
 }
 
 /// Reads and writes of a stream that are given up lose no octet.
@@ -594,29 +594,31 @@ fn who_gives_up_leaves_no_waker_behind() {
 /// What a forked child drops stays in the lists as it was: a thread that the child does not have may be changing them.
 #[test]
 fn a_forked_child_leaves_the_lists_alone() {
-    each_wait(&|what, mut polls| {
-        let counts = Arc::new(Counts(AtomicU64::new(0)));
-        let waker = Waker::from(Arc::clone(&counts));
-        for _ in 0..3 {
-            assert!(polls(&waker), "{what}");
-        }
-        // SAFETY: the child drops what takes no lock of the parent, and leaves by `_exit`.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            let before = Arc::strong_count(&counts);
-            drop(polls);
-            let good = Arc::strong_count(&counts) == before;
-            // SAFETY: it ends the process at once.
-            unsafe { libc::_exit(i32::from(!good)) };
-        }
-        let mut status = 0;
-        // SAFETY: a valid place for the status of a child of ours.
-        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-        assert_eq!(
-            (libc::WIFEXITED(status), libc::WEXITSTATUS(status)),
-            (true, 0),
-            "{what}"
-        );
+    alone("a_forked_child_leaves_the_lists_alone", || {
+        each_wait(&|what, mut polls| {
+            let counts = Arc::new(Counts(AtomicU64::new(0)));
+            let waker = Waker::from(Arc::clone(&counts));
+            for _ in 0..3 {
+                assert!(polls(&waker), "{what}");
+            }
+            // SAFETY: the child drops what takes no lock of the parent, and leaves by `_exit`.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                let before = Arc::strong_count(&counts);
+                drop(polls);
+                let good = Arc::strong_count(&counts) == before;
+                // SAFETY: it ends the process at once.
+                unsafe { libc::_exit(i32::from(!good)) };
+            }
+            let mut status = 0;
+            // SAFETY: a valid place for the status of a child of ours.
+            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            assert_eq!(
+                (libc::WIFEXITED(status), libc::WEXITSTATUS(status)),
+                (true, 0),
+                "{what}"
+            );
+        });
     });
 }
 

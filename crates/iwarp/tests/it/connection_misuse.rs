@@ -11,10 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-#[path = "common/calls.rs"]
-mod calls;
-
-use calls::{ALL, LIMIT, pair, pair_with, poll_and_drop};
+use crate::common::alone;
+use crate::common::calls::{ALL, LIMIT, pair, pair_with, poll_and_drop};
 
 /// Some places of the queue are lost, and nothing else.
 #[test]
@@ -198,35 +196,37 @@ fn a_panic_in_a_waker() {
 /// A forked child can do nothing with a connection, and does no harm to it.
 #[test]
 fn a_forked_child_leaves_the_connection_alone() {
-    let (a, b) = pair();
-    let region = a.allocate::<u8>(8).unwrap();
-    let posted = a.send(&region).started();
-    // SAFETY: the child calls functions that take no lock of the parent, and leaves by `_exit`.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        let refused =
-            |result: Result<(), Error>| matches!(result, Err(Error::Refused(Refusal::Forked)));
-        let good = refused(a.send("x").wait())
-            && refused(a.recv().wait().map(drop))
-            && refused(a.closed().wait())
-            && refused(a.close())
-            && refused(a.bind(&region, ALL).wait().map(drop));
-        drop((posted, region));
-        drop((a, b));
-        // SAFETY: it ends the process at once.
-        unsafe { libc::_exit(i32::from(!good)) };
-    }
-    let mut status = 0;
-    // SAFETY: a valid place for the status of a child of ours.
-    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-    assert!(
-        libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
-        "{status}"
-    );
-    posted.wait_for(LIMIT).unwrap();
-    assert_eq!(b.recv().wait_for(LIMIT).unwrap().len(), 8);
-    b.send("the parent goes on").wait().unwrap();
-    assert_eq!(*a.recv().wait_for(LIMIT).unwrap(), *b"the parent goes on");
+    alone("a_forked_child_leaves_the_connection_alone", || {
+        let (a, b) = pair();
+        let region = a.allocate::<u8>(8).unwrap();
+        let posted = a.send(&region).started();
+        // SAFETY: the child calls functions that take no lock of the parent, and leaves by `_exit`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let refused =
+                |result: Result<(), Error>| matches!(result, Err(Error::Refused(Refusal::Forked)));
+            let good = refused(a.send("x").wait())
+                && refused(a.recv().wait().map(drop))
+                && refused(a.closed().wait())
+                && refused(a.close())
+                && refused(a.bind(&region, ALL).wait().map(drop));
+            drop((posted, region));
+            drop((a, b));
+            // SAFETY: it ends the process at once.
+            unsafe { libc::_exit(i32::from(!good)) };
+        }
+        let mut status = 0;
+        // SAFETY: a valid place for the status of a child of ours.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert!(
+            libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
+            "{status}"
+        );
+        posted.wait_for(LIMIT).unwrap();
+        assert_eq!(b.recv().wait_for(LIMIT).unwrap().len(), 8);
+        b.send("the parent goes on").wait().unwrap();
+        assert_eq!(*a.recv().wait_for(LIMIT).unwrap(), *b"the parent goes on");
+    });
 }
 
 /// Everybody who waits hears of the end, whatever was on its way.

@@ -1,9 +1,7 @@
 //! Datagram queue pairs of `iwarp::runtime`, end to end over loopback in one process: what is delivered, what is dropped, and what strangers
 //! can do.
 
-#[path = "datagrams/counts.rs"]
 mod counts;
-#[path = "datagrams/groups.rs"]
 mod groups;
 
 use iwarp::runtime::{

@@ -2,10 +2,9 @@
 //! polls, when it stops polling without notice, when it arms its completion queue, and when it waits, in any order.
 //! No test asserts a time. If a wake-up is lost, the test does not end, and the watchdog aborts it.
 
-mod common;
-
-use common::wire::{Hello, initiator};
-use common::{End, LIMIT, Mem, Server, V4, Watchdog, config, pair, queue_pair, until};
+use crate::common;
+use crate::common::wire::{Hello, initiator};
+use crate::common::{End, LIMIT, Mem, Server, V4, Watchdog, config, pair, queue_pair, until};
 use iwarp::cm::{CmEventKind, CmId};
 use iwarp::runtime::CompletionChannel;
 use iwarp::runtime::create_event_channel;

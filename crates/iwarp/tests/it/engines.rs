@@ -1,8 +1,6 @@
 //! A process with many connections has several progress threads (ARCHITECTURE.md, "Which thread drives").
 
-mod common;
-
-use common::{End, LIMIT, Mem, V4, Watchdog, alone, config, pair, until};
+use crate::common::{End, LIMIT, Mem, V4, Watchdog, alone, config, pair, until};
 use iwarp::{SendOp, WcStatus};
 use rustix::process::{Resource, getrlimit};
 use std::path::PathBuf;

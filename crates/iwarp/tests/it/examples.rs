@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Returns the path of an example. `cargo test` builds the examples, but `cargo test --test examples` does not, so this
+/// Returns the path of an example. `cargo test` builds the examples, but `cargo test --test it` does not, so this
 /// function builds one that is missing.
 fn example(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("the path of this test");

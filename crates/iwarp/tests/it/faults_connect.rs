@@ -1,10 +1,8 @@
 //! MPA start-up as initiator with responders that do not listen, stay silent, send invalid octets, refuse, or know only
 //! revision 1 (RFC 5044 section 7.1, RFC 6581 sections 9 and 10).
 
-mod common;
-
-use common::wire::{Hello, Wire, responder};
-use common::*;
+use crate::common::wire::{Hello, Wire, responder};
+use crate::common::*;
 use iwarp::cm::CmEventKind;
 use iwarp::{Error, SendOp, State, WcStatus};
 use iwarp_proto::mpa::startup::{EnhancedPrefix, Flags, FrameKind};

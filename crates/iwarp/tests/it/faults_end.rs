@@ -1,10 +1,8 @@
 //! The end of a stream after its queue pair has let go of it: how the peer sees that end, and that nothing of the stream
 //! remains for the next one.
 
-mod common;
-
-use common::wire::{Hello, Wire, responder, responder_at, segment, write_header};
-use common::*;
+use crate::common::wire::{Hello, Wire, responder, responder_at, segment, write_header};
+use crate::common::*;
 use iwarp::cm::{CmEventKind, CmId};
 use iwarp::runtime::QueuePair;
 use iwarp::{SendOp, State, WcStatus};

@@ -1,10 +1,8 @@
 //! Programs that misuse their own objects: completion queues that overflow, queue pairs destroyed in every state, memory
 //! deregistered under traffic, invalid local keys, and memory windows bound while the receive side is busy.
 
-mod common;
-
-use common::wire::{Hello, Wire, initiator, responder};
-use common::*;
+use crate::common::wire::{Hello, Wire, initiator, responder};
+use crate::common::*;
 use iwarp::cm::{CmEventKind, CmId};
 use iwarp::runtime::{AsyncEventKind, CqError};
 use iwarp::{Access, Cqe, Error, RecvWr, SendOp, SendWr, State, WcStatus};

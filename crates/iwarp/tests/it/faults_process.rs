@@ -1,10 +1,8 @@
 //! Faults that concern a whole process: forks, descriptors that run out, floods of connections, and resources that remain.
 //! Each test runs in a process of its own, because it counts or limits the resources of its process.
 
-mod common;
-
-use common::wire::{Hello, Wire, initiator, responder};
-use common::*;
+use crate::common::wire::{Hello, Wire, initiator, responder};
+use crate::common::*;
 use iwarp::cm::{CmEventKind, CmId};
 use iwarp::runtime::create_event_channel;
 use iwarp::{

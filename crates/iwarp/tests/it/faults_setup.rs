@@ -1,14 +1,11 @@
 //! MPA start-up as responder with initiators that hang, close early, or send something else than an MPA request, and with
 //! initiators of every revision and mode (RFC 5044 section 7.1, RFC 6581 sections 9 and 10).
 
-mod common;
-#[path = "common/loopback.rs"]
-mod loopback;
-#[path = "faults_setup/places.rs"]
 mod places;
 
-use common::wire::{Hello, Wire, initiator};
-use common::*;
+use crate::common::loopback;
+use crate::common::wire::{Hello, Wire, initiator};
+use crate::common::*;
 use iwarp::cm::{CmEventKind, CmId};
 use iwarp::runtime::{CompletionQueue, Context, QueuePair, create_event_channel};
 use iwarp::{Access, Error, RecvWr, SendOp, State, WcStatus};

@@ -1,10 +1,8 @@
 //! Streams that stop, break or arrive octet by octet in the middle of a transfer, and receivers that are not ready
 //! (RFC 5041 section 7.1, RFC 5044 section 7.2).
 
-mod common;
-
-use common::wire::{Hello, Wire, initiator, read, responder, segment, write_header};
-use common::*;
+use crate::common::wire::{Hello, Wire, initiator, read, responder, segment, write_header};
+use crate::common::*;
 use iwarp::cm::CmEventKind;
 use iwarp::{Blame, Cqe, ReceiverNotReady, RecvWr, SendOp, State, WcStatus};
 use iwarp_proto::ddp::{Header, Stag, TaggedHeader};

@@ -1,10 +1,8 @@
 //! Peers that break the rules in full operation (RFC 5040 section 7, RFC 5041 section 7, RFC 5044 section 8). The peer gets the
 //! right Terminate. The program gets a completion, an asynchronous event and a disconnect. Other connections are not affected.
 
-mod common;
-
-use common::wire::{Hello, Wire, initiator, read, segment, write_header};
-use common::*;
+use crate::common::wire::{Hello, Wire, initiator, read, segment, write_header};
+use crate::common::*;
 use iwarp::cm::CmEventKind;
 use iwarp::{Access, Blame, Config, State, WcStatus};
 use iwarp_proto::ddp::{Header, Stag};
@@ -447,51 +445,56 @@ fn resident() -> u64 {
 /// The peer requests as many Reads as a device grants, 4 GiB altogether, and does not read the responses.
 #[test]
 fn a_peer_that_uses_its_full_read_depth_costs_little_memory() {
-    const MOST: u16 = 4096;
-    const EACH: u32 = 1 << 20;
-    others_are_served(|| {
-        let server = Server::new(V4, &config());
-        let mut hello = Hello::client_server();
-        hello.prefix = hello.prefix.map(|prefix| EnhancedPrefix {
-            ord: MOST,
-            ..prefix
-        });
-        let mut wire = Wire::connect(server.address);
-        wire.write(&hello.octets(FrameKind::Request));
-        let end = server.end_with(server.request(), None, MOST, 1024);
-        end.id.accept(&parameters(b"")).unwrap();
-        let reply = wire.read_hello(FrameKind::Reply);
-        assert_eq!(reply.prefix.map(|prefix| prefix.ird), Some(MOST));
-        let mem = end.mem(EACH as usize);
-        let before = resident();
-        for _ in 0..MOST {
-            wire.read_op(read(mem.stag, mem.addr(), EACH));
-        }
-        until("all requests are taken", || {
-            end.qp.counters().rx_requests == u64::from(MOST)
-        });
-        let mut other = Healthy::new(V4);
-        other.check();
-        assert_eq!(end.qp.state(), State::Rts);
-        let more = resident().saturating_sub(before);
-        assert!(more < 64 << 20, "{more} octets");
-        // The socket has taken the first few responses, so a few more requests would be allowed. 64 are too many.
-        let mut octets = Vec::new();
-        for _ in 0..64 {
-            let mut body = [0; ReadRequest::LEN];
-            read(mem.stag, mem.addr(), EACH).emit(&mut body);
-            let header = Header::Untagged(wire.untagged_header(Opcode::READ_REQUEST));
-            octets.extend(wire.fpdu(&segment(&header, &body)));
-        }
-        wire.write(&octets);
-        end.expect(CmEventKind::Established);
-        end.expect_disconnected();
-        assert_eq!(
-            end.qp.fault().map(|fault| fault.code),
-            Some(Code::DDP_UNTAGGED_NO_BUFFER)
-        );
-        other.check();
-        end.qp.destroy();
-        end.ctx.deregister(mem.stag).unwrap();
-    });
+    alone(
+        "a_peer_that_uses_its_full_read_depth_costs_little_memory",
+        || {
+            const MOST: u16 = 4096;
+            const EACH: u32 = 1 << 20;
+            others_are_served(|| {
+                let server = Server::new(V4, &config());
+                let mut hello = Hello::client_server();
+                hello.prefix = hello.prefix.map(|prefix| EnhancedPrefix {
+                    ord: MOST,
+                    ..prefix
+                });
+                let mut wire = Wire::connect(server.address);
+                wire.write(&hello.octets(FrameKind::Request));
+                let end = server.end_with(server.request(), None, MOST, 1024);
+                end.id.accept(&parameters(b"")).unwrap();
+                let reply = wire.read_hello(FrameKind::Reply);
+                assert_eq!(reply.prefix.map(|prefix| prefix.ird), Some(MOST));
+                let mem = end.mem(EACH as usize);
+                let before = resident();
+                for _ in 0..MOST {
+                    wire.read_op(read(mem.stag, mem.addr(), EACH));
+                }
+                until("all requests are taken", || {
+                    end.qp.counters().rx_requests == u64::from(MOST)
+                });
+                let mut other = Healthy::new(V4);
+                other.check();
+                assert_eq!(end.qp.state(), State::Rts);
+                let more = resident().saturating_sub(before);
+                assert!(more < 64 << 20, "{more} octets");
+                // The socket has taken the first few responses, so a few more requests would be allowed. 64 are too many.
+                let mut octets = Vec::new();
+                for _ in 0..64 {
+                    let mut body = [0; ReadRequest::LEN];
+                    read(mem.stag, mem.addr(), EACH).emit(&mut body);
+                    let header = Header::Untagged(wire.untagged_header(Opcode::READ_REQUEST));
+                    octets.extend(wire.fpdu(&segment(&header, &body)));
+                }
+                wire.write(&octets);
+                end.expect(CmEventKind::Established);
+                end.expect_disconnected();
+                assert_eq!(
+                    end.qp.fault().map(|fault| fault.code),
+                    Some(Code::DDP_UNTAGGED_NO_BUFFER)
+                );
+                other.check();
+                end.qp.destroy();
+                end.ctx.deregister(mem.stag).unwrap();
+            });
+        },
+    );
 }

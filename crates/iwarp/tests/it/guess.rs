@@ -1,9 +1,7 @@
 //! What a peer gains that guesses STags (RFC 5042 sections 6.1.1 and 6.3.1): one guess for each connection, in a space of 28 random bits.
 
-mod common;
-
-use common::wire::{Hello, initiator};
-use common::*;
+use crate::common::wire::{Hello, initiator};
+use crate::common::*;
 use iwarp_proto::rdmap::TerminateCode as Code;
 use std::collections::HashSet;
 

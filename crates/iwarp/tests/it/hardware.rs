@@ -1,10 +1,8 @@
 //! One test for each known rule of iWARP hardware: what its drivers require in connection set-up, and what they send themselves.
 //! `docs/interop.md` lists the rules. Two of them are about TCP segments and are tested in `crates/iwarp-cli/tests/it/alignment.rs`.
 
-mod common;
-
-use common::wire::{Hello, Wire};
-use common::*;
+use crate::common::wire::{Hello, Wire};
+use crate::common::*;
 use iwarp::cm::CmEventKind;
 use iwarp::{SendOp, WcStatus};
 use iwarp_proto::ddp::{Header, Stag, TaggedHeader};

@@ -4,11 +4,9 @@
 //! The link is that of `common::lossy`. Without network namespaces the tests are skipped, and say what is missing; with
 //! `IWARP_REQUIRE_NAMESPACES=1` they fail. Where there is no `/dev/net/tun`, as in many containers, they are skipped in any case.
 
-mod common;
-
-use common::lossy::{FAR, Link, NEAR, Shares};
-use common::net::{Net, inside};
-use common::{Mem, context, expect, until};
+use crate::common::lossy::{FAR, Link, NEAR, Shares};
+use crate::common::net::{Net, inside};
+use crate::common::{Mem, context, expect, until};
 use iwarp::cm::{CmEventKind, CmId, ConnectionParameters};
 use iwarp::runtime::{
     CompletionQueue, UdAddress, UdAttributes, UdQueuePair, UdSendWr, create_event_channel,

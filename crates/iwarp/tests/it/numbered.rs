@@ -1,17 +1,12 @@
 //! Queue pairs that are connected by GID and number: to each other in either order, to a peer that comes late or never, and to
 //! themselves.
 
-#[path = "common/loopback.rs"]
-mod loopback;
-#[path = "common/words.rs"]
-mod words;
-
+use crate::common::loopback::{attributes, device, gid};
+use crate::common::words::{Mem, poll};
 use iwarp::runtime::{CompletionQueue, Context, QpAttributes, QueuePair, Retry};
 use iwarp::{Config, Device, Error, State};
 use iwarp_rnic::{Cqe, RecvWr, SendFlags, SendOp, SendWr, WcStatus};
-use loopback::{attributes, device, gid};
 use std::time::{Duration, Instant};
-use words::{Mem, poll};
 
 const WAIT: Option<Duration> = Some(Duration::from_secs(10));
 

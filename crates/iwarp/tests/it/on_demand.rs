@@ -2,9 +2,7 @@
 //! a program survives that memory goes away under traffic.
 #![allow(unsafe_code)]
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use iwarp::{Access, Blame, Config, SendOp, Sge, WcStatus};
 use iwarp_proto::rdmap::TerminateCode as Code;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect};

@@ -3,11 +3,9 @@
 //!
 //! The network is that of `common::net`.
 
-mod common;
-
-use common::net::{FAR, NEAR, Net, inside, ip};
-use common::wire::{Hello, Wire};
-use common::*;
+use crate::common::net::{FAR, NEAR, Net, inside, ip};
+use crate::common::wire::{Hello, Wire};
+use crate::common::*;
 use iwarp::cm::{CmEventKind, CmId};
 use iwarp::{Blame, Config, Cqe, SendOp, State, WcStatus};
 use iwarp_proto::mpa::startup::FrameKind;

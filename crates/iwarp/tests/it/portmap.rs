@@ -1,8 +1,6 @@
 //! Listeners behind a port mapper. The tests play the port mapper daemon themselves and check its messages octet by octet.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use iwarp::cm::CmEventKind;
 use iwarp::{SendOp, WcStatus};
 use std::net::{SocketAddr, UdpSocket};

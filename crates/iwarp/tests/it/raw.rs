@@ -1,18 +1,15 @@
 //! The objects of `iwarp::runtime`, end to end over loopback in one process: all operations with each framing option, and connection
 //! management.
 
-#[path = "raw/identifiers.rs"]
 mod identifiers;
-#[path = "common/words.rs"]
-mod words;
 
+use crate::common::words::{Mem, poll};
 use iwarp::cm::{CmEvent, CmEventKind, CmId, ConnectionParameters};
 use iwarp::runtime::{CompletionQueue, Context, QpAttributes, QueuePair, create_event_channel};
 use iwarp::{Access, Config, Device, Error, State};
 use iwarp_rnic::{Cqe, PostError, RecvWr, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
-use words::{Mem, poll};
 
 const WAIT: Option<Duration> = Some(Duration::from_secs(10));
 

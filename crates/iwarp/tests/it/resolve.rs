@@ -1,9 +1,7 @@
 //! Resolving addresses of peers whose next hop answers, and of those whose does not, as `rdma_resolve_addr(3)` has it.
 
-mod common;
-
-use common::net::{FAR, NEAR, inside, ip};
-use common::*;
+use crate::common::net::{FAR, NEAR, inside, ip};
+use crate::common::*;
 use iwarp::cm::CmEventChannel;
 use iwarp::cm::{CmEventKind, CmId};
 use iwarp::runtime::create_event_channel;

@@ -1,9 +1,8 @@
 //! Identifiers for datagrams, end to end over loopback in one process: how a requester learns of a queue pair, what listeners do with strangers,
 //! and multicast groups. `wire.md` describes the messages that the tests write by hand.
 
-mod common;
-
-use common::{LIMIT, V4, V6, context, expect, until};
+use crate::common;
+use crate::common::{LIMIT, V4, V6, context, expect, until};
 use iwarp::cm::{
     CmEvent, CmEventChannel, CmEventKind, CmId, ConnectionParameters, DEFAULT_QKEY, DatagramEnd,
 };

@@ -5,10 +5,8 @@
 //! changed to those of our memory; everything else is as recorded. Two things may differ: the STags that we choose, and the
 //! layout of Terminate messages (`docs/interop.md`).
 
-mod common;
-
-use common::wire::{Hello, Wire, initiator};
-use common::{End, Mem, Server, V4, Watchdog, config};
+use crate::common::wire::{Hello, Wire, initiator};
+use crate::common::{End, Mem, Server, V4, Watchdog, config};
 use iwarp::cm::{CmEventKind, ConnectionParameters};
 use iwarp::{Config, ReceiverNotReady, SendOp, SendWr, State, WcStatus};
 use iwarp_proto::ddp::{Header, Stag};

@@ -1,9 +1,9 @@
 //! The statistics socket that `iwarp stat` asks: its figures are right, only the right users are answered, and asking does not
 //! keep the program from working. Each test runs in a process of its own, because it counts the resources of its process.
 
-mod common;
-
-use common::*;
+use crate::common;
+use crate::common::alone::path_of;
+use crate::common::*;
 use iwarp::stat::{Answer, Question};
 use iwarp::{SendOp, WcStatus};
 use serde_json::Value;
@@ -542,7 +542,9 @@ fn a_process_that_is_told_to_prints_its_totals_when_it_ends() {
         return count();
     }
     let out = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["a_process_that_is_told_to_prints_its_totals_when_it_ends"])
+        .arg(path_of(
+            "a_process_that_is_told_to_prints_its_totals_when_it_ends",
+        ))
         .args(["--exact", "--nocapture"])
         .env(COUNTED, "1")
         .output()

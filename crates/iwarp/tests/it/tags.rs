@@ -1,8 +1,6 @@
 //! Shared receive queues that match tags, with several senders at a time.
 
-#[path = "common/words.rs"]
-mod words;
-
+use crate::common::words::{Mem, poll};
 use iwarp::runtime::{
     CompletionQueue, Context, QpAttributes, QueuePair, SharedReceiveQueue, TagOperation,
     TagRequest, TaggedBuffer,
@@ -11,7 +9,6 @@ use iwarp::{Config, Device, Error, State};
 use iwarp_proto::tag_matching::{Operation, Tmh};
 use iwarp_rnic::{Cqe, RecvWr, SendWr, WcFlags, WcOpcode, WcStatus};
 use std::time::{Duration, Instant};
-use words::{Mem, poll};
 
 const WAIT: Duration = Duration::from_secs(20);
 

@@ -1,15 +1,13 @@
 //! What objects tell of themselves: every value is that of this object, and of no other that has other values.
 
-#[path = "common/loopback.rs"]
-mod loopback;
-
+use crate::common::loopback;
+use crate::common::loopback::{attributes, device, gid};
 use iwarp::connection::Refusal;
 use iwarp::runtime::{Context, QpAttributes, UdAttributes, XrcTargetAttributes};
 use iwarp::{Access, Config, Error, MemoryRegion, Options, ProtectionDomain, RemoteRegion, State};
 use iwarp_proto::ddp::Stag;
 use iwarp_rnic::qp::XrcEnd;
 use iwarp_rnic::{FastRegister, RecvWr};
-use loopback::{attributes, device, gid};
 use std::fs::File;
 use std::os::fd::AsFd as _;
 

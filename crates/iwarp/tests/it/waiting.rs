@@ -2,9 +2,9 @@
 //! call every function of this crate. No test asserts a time. If a wake-up is lost or a lock is held during a waker, the test
 //! does not end, and the watchdog aborts it.
 
-mod common;
-
-use common::{End, LIMIT, Server, V4, Watchdog, config, context, pair, parameters, queue_pair};
+use crate::common::{
+    End, LIMIT, Server, V4, Watchdog, config, context, pair, parameters, queue_pair,
+};
 use iwarp::cm::{CmEvent, CmEventChannel, CmEventKind};
 use iwarp::runtime::{
     AsyncEvent, AsyncEventKind, CompletionQueue, Context, EventQueue, QueuePair,

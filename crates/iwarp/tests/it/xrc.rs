@@ -1,10 +1,7 @@
 //! Extended reliable connections: by number and by the connection manager, to several shared receive queues, and what is refused.
 
-#[path = "common/loopback.rs"]
-mod loopback;
-#[path = "common/words.rs"]
-mod words;
-
+use crate::common::loopback::{attributes, device, gid};
+use crate::common::words::{Mem, poll};
 use iwarp::cm::{CmEvent, CmEventChannel, CmEventKind, CmId, ConnectionParameters};
 use iwarp::runtime::{
     AsyncEventKind, CompletionQueue, Context, QueuePair, Retry, SharedReceiveQueue, XrcDomain,
@@ -12,11 +9,9 @@ use iwarp::runtime::{
 };
 use iwarp::{Config, Error, State};
 use iwarp_rnic::{Cqe, PostError, RecvWr, SendFlags, SendOp, SendWr, WcOpcode, WcStatus};
-use loopback::{attributes, device, gid};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::time::Duration;
-use words::{Mem, poll};
 
 const LIMIT: Duration = Duration::from_secs(20);
 /// RDMA Reads and atomics outstanding, each way.

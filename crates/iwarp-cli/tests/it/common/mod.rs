@@ -1,6 +1,9 @@
 //! Functions that the tests of the `iwarp` command share: they run the command, start servers on free ports and make scratch
 //! directories. Servers and directories are removed when the test ends.
-#![allow(dead_code, reason = "each test binary uses some of them")]
+
+pub(crate) mod capture;
+pub(crate) mod crowd;
+pub(crate) mod raw;
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -1,5 +1,4 @@
 //! What the negotiation tests share: frames made by hand, and a start-up of our two roles with each other.
-#![allow(dead_code, reason = "each test program uses its part")]
 
 use iwarp_proto::mpa::negotiate::*;
 use iwarp_proto::mpa::startup::*;

@@ -1,19 +1,14 @@
 //! Helpers of these tests: pairs of connected rsockets, a data pattern in which each octet depends on its position, and time limits.
-#![allow(dead_code, reason = "each test binary uses only some of these items")]
+
+#[path = "../../../../iwarp/tests/it/common/alone.rs"]
+pub(crate) mod alone;
+
+pub(crate) use alone::{alone, alone_with};
 
 use iwarp_rsocket as rs;
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-
-/// Tests of one process share their descriptors: what one of them closes, another one may get at once under the same number. So those
-/// that use a number once more after its close run one after the other with all that make descriptors.
-pub(crate) fn alone() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    // A test that has failed leaves nothing behind that concerns the next one.
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// An rsocket that is closed when it is dropped.
 #[derive(Debug)]

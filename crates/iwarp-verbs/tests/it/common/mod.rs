@@ -1,5 +1,4 @@
 //! A folder with links to the built library under both of its names, `libibverbs.so.1` and `librdmacm.so.1`, and runs of C programs on it.
-#![allow(dead_code, reason = "each test binary uses only some of these items")]
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::io::Read;

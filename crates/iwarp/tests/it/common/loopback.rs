@@ -1,5 +1,4 @@
 //! The loopback device, its GID, and the attributes of queue pairs on it, for tests of `iwarp::runtime`.
-#![allow(unreachable_pub, reason = "a module of tests")]
 
 use iwarp::Device;
 use iwarp::runtime::{CompletionQueue, QpAttributes};

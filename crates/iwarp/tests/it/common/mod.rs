@@ -1,28 +1,29 @@
 //! What the tests against misbehaving peers share: registered memory, one end of a connection, a pair of connected ends in
 //! one process, and a check that unrelated connections are still served. The hand-written peer is in `wire`, a network of two
 //! hosts in `net`.
-#![allow(
-    dead_code,
-    unreachable_pub,
-    reason = "each test binary uses only some of these items"
-)]
+#![allow(unreachable_pub, reason = "a module of tests")]
 
+pub mod alone;
+pub mod calls;
+pub mod loopback;
 pub mod lossy;
 pub mod net;
 pub mod wire;
+pub mod words;
+
+pub use alone::{alone, alone_with};
 
 use iwarp::cm::{CmEvent, CmEventChannel, CmEventKind, CmId, ConnectionParameters};
 use iwarp::runtime::{
     CompletionQueue, Context, QpAttributes, QueuePair, SharedReceiveQueue, create_event_channel,
 };
 use iwarp::{
-    Access, Config, Cqe, Device, ReceiverNotReady, RecvWr, SendFlags, SendOp, SendWr, Sge, State,
-    WcOpcode, WcStatus,
+    Access, Config, Cqe, Device, ReceiverNotReady, RecvWr, SendOp, SendWr, Sge, State, WcOpcode,
+    WcStatus,
 };
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -281,7 +282,6 @@ pub struct Server {
     pub id: CmId,
     pub channel: CmEventChannel,
     pub address: SocketAddr,
-    config: Config,
 }
 
 impl Server {
@@ -296,7 +296,6 @@ impl Server {
             id,
             channel,
             address,
-            config: config.clone(),
         }
     }
 
@@ -438,43 +437,6 @@ pub fn others_are_served(test: impl FnOnce()) {
     test();
     other.check();
     Healthy::new(V4).check();
-}
-
-/// Flags of a request that is signaled and solicited.
-pub const SOLICITED: SendFlags = SendFlags::SIGNALED.union(SendFlags::SOLICITED);
-
-const CHILD: &str = "IWARP_TEST_ALONE";
-
-/// Runs `body`, the body of the test `name`, in a fresh process of this test program.
-pub fn alone(name: &str, body: impl FnOnce()) {
-    alone_with(name, &[], body);
-}
-
-/// As `alone`, with these additional environment variables.
-pub fn alone_with(name: &str, variables: &[(&str, &str)], body: impl FnOnce()) {
-    if std::env::var_os(CHILD).is_some() {
-        body();
-        return;
-    }
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args([name, "--exact", "--nocapture", "--test-threads=1"])
-        .env(CHILD, "1")
-        .envs(variables.iter().copied())
-        .stdin(Stdio::null())
-        .spawn()
-        .unwrap();
-    let start = Instant::now();
-    let status = loop {
-        if let Some(status) = child.try_wait().unwrap() {
-            break status;
-        }
-        if start.elapsed() > LIMIT * 3 {
-            child.kill().unwrap();
-            panic!("{name} hangs");
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    };
-    assert!(status.success(), "{name}: {status}");
 }
 
 /// Returns the number of descriptors that this process has open.

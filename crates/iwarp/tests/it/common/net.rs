@@ -3,6 +3,7 @@
 //! namespaces are not allowed, the tests are skipped; with `IWARP_REQUIRE_NAMESPACES=1` they fail.
 
 use super::Watchdog;
+use super::alone::path_of;
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::Command;
 use std::sync::mpsc::{Sender, channel};
@@ -84,6 +85,7 @@ fn namespace() -> Command {
 }
 
 /// Runs `body`, the body of the test `name`, in namespaces of its own.
+#[track_caller]
 pub fn inside(name: &str, body: impl FnOnce(&Net)) {
     if std::env::var_os(INSIDE).is_some() {
         let _guard = Watchdog::new();
@@ -106,7 +108,7 @@ pub fn inside(name: &str, body: impl FnOnce(&Net)) {
     }
     let out = namespace()
         .arg(std::env::current_exe().unwrap())
-        .args(["--exact", "--nocapture", name])
+        .args(["--exact", "--nocapture", &path_of(name)])
         .env(INSIDE, "1")
         .output()
         .unwrap();

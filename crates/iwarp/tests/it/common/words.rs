@@ -1,5 +1,4 @@
 //! Registered memory of 64-bit words and a poll that waits, for tests of `iwarp::runtime`.
-#![allow(unreachable_pub, reason = "a module of tests")]
 
 use iwarp::runtime::{CompletionQueue, Context};
 use iwarp_rnic::{Access, Cqe, Sge};

@@ -79,8 +79,8 @@ impl Drop for Numbered {
 fn numbered_without_message(config: &Config) -> Waiting {
     let ctx = context(V4, config);
     let cq = ctx.create_cq(16, None).unwrap();
-    let qp = Numbered(crate::numbered(&ctx, ctx.allocate_pd(), &cq));
-    (crate::ask(&qp.0), Box::new((qp, cq, ctx)))
+    let qp = Numbered(super::numbered(&ctx, ctx.allocate_pd(), &cq));
+    (super::ask(&qp.0), Box::new((qp, cq, ctx)))
 }
 
 fn unanswered(config: &Config) -> Waiting {
