@@ -152,7 +152,7 @@ pub(crate) fn step(context: &Context, log: &mut Log) -> Result<Outcome> {
     let seconds = if context.quick { "1" } else { "3" };
     let mut command = program(context, PACKAGES[0], &mut |command| log.run(command))?;
     let text = log.run_and_read(command.args(["--seconds", seconds]))?;
-    text.lines().for_each(|line| println!("  {line}"));
+    text.lines().for_each(|line| log.show(line));
     Ok(Outcome::Passed)
 }
 

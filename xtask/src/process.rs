@@ -23,6 +23,8 @@ pub struct Log {
     file: File,
     path: PathBuf,
     deadline: Instant,
+    /// The output for the terminal, if it is held back.
+    held: Option<String>,
 }
 
 impl Log {
@@ -45,7 +47,35 @@ impl Log {
             file,
             path: path.to_owned(),
             deadline: Instant::now() + limit,
+            held: None,
         })
+    }
+
+    /// Holds back what is written to the terminal, for a step that runs beside another one.
+    #[must_use]
+    pub fn held(mut self) -> Self {
+        self.held = Some(String::new());
+        self
+    }
+
+    /// Writes the output that was held back to the terminal.
+    pub fn release(&mut self) {
+        if let Some(text) = self.held.take() {
+            print!("{text}");
+        }
+    }
+
+    /// Writes text to the terminal only.
+    pub fn print(&mut self, text: &str) {
+        match &mut self.held {
+            Some(held) => held.push_str(text),
+            None => print!("{text}"),
+        }
+    }
+
+    /// Writes a line, indented, to the terminal only.
+    pub fn show(&mut self, text: impl AsRef<str>) {
+        self.print(&format!("  {}\n", text.as_ref()));
     }
 
     /// Returns the path of the log.
@@ -63,7 +93,7 @@ impl Log {
 
     /// Writes a line to the log and, indented, to the terminal.
     pub fn say(&mut self, text: impl AsRef<str>) {
-        println!("  {}", text.as_ref());
+        self.show(text.as_ref());
         self.line(text);
     }
 
@@ -125,7 +155,8 @@ impl Log {
         loop {
             let ended = child.try_wait()?;
             if let Some(echo) = &mut echo {
-                echo.copy()?;
+                let lines = echo.lines()?;
+                self.print(&lines);
             }
             if let Some(status) = ended {
                 return Ok(status);
@@ -148,7 +179,7 @@ impl Log {
     }
 }
 
-/// Copies the lines that a command appends to a log to the terminal.
+/// Reads the lines that a command appends to a log.
 ///
 /// It opens the log a second time. Reading through the log's own file description would move the position at which the command writes.
 struct Echo {
@@ -172,13 +203,12 @@ impl Echo {
         Ok(())
     }
 
-    fn copy(&mut self) -> Result<()> {
+    /// Returns the complete lines that were appended since the last call.
+    fn lines(&mut self) -> Result<String> {
         self.file.read_to_end(&mut self.rest)?;
-        if let Some(end) = self.rest.iter().rposition(|&byte| byte == b'\n') {
-            print!("{}", String::from_utf8_lossy(&self.rest[..=end]));
-            self.rest.drain(..=end);
-        }
-        Ok(())
+        let end = self.rest.iter().rposition(|&byte| byte == b'\n');
+        let lines = self.rest.drain(..end.map_or(0, |end| end + 1));
+        Ok(String::from_utf8_lossy(lines.as_slice()).into_owned())
     }
 }
 
@@ -324,6 +354,19 @@ mod tests {
         assert!(text.ends_with("out\nerr\n"), "{text}");
         assert_eq!(log.tail(2), "out\nerr");
         assert!(log.tail(100).starts_with("before\n$ sh -c"));
+        std::fs::remove_file(log.path()).unwrap();
+    }
+
+    #[test]
+    fn held_output_stays_in_order() {
+        let mut log = log("held", Duration::from_secs(20)).held();
+        log.say("before");
+        let result = log.run_program(Command::new("sh").args(["-c", "echo out"]));
+        assert_eq!(result.unwrap(), Outcome::Passed);
+        log.show("after");
+        assert_eq!(log.held.as_deref(), Some("  before\nout\n  after\n"));
+        log.release();
+        assert_eq!(log.held, None);
         std::fs::remove_file(log.path()).unwrap();
     }
 

@@ -1,5 +1,7 @@
-//! `cargo xtask test`: runs the steps in order and prints a summary.
+//! `cargo xtask test`: runs the steps in order, some of them beside the others, and prints a summary.
 
+use std::sync::OnceLock;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -9,7 +11,7 @@ use xtask::context::Context;
 use xtask::outcome::Outcome;
 use xtask::process::Log;
 
-use crate::steps::{STEPS, Step};
+use crate::steps::{Lane, STEPS, Step};
 
 /// How many lines of a failing step's log are shown.
 const TAIL_LINES: usize = 150;
@@ -55,33 +57,98 @@ pub(crate) fn test(args: &TestArgs) -> Result<bool> {
         return Ok(true);
     }
     let steps = choose(&args.only, &args.skip)?;
-    let context = Context::new(args.quick, !args.no_install)?;
-    let mut rows: Vec<(&Step, Status, Duration)> = Vec::new();
-    let mut stopped_by = None;
-    for step in steps {
-        if let Some(name) = stopped_by {
-            rows.push((
-                step,
-                Status::Skipped(format!("not run: {name} failed")),
-                Duration::ZERO,
-            ));
-            continue;
+    let run = Run {
+        context: Context::new(args.quick, !args.no_install)?,
+        keep_going: args.keep_going,
+        hold: steps.iter().any(|step| step.lane == Lane::Main),
+        stopped_by: OnceLock::new(),
+    };
+    let lane = |lane| steps.iter().copied().filter(move |step| step.lane == lane);
+    let mut rows: Vec<Row> = lane(Lane::First).map(|step| run.step(step)).collect();
+    thread::scope(|scope| {
+        let beside = scope.spawn(|| {
+            lower_priority();
+            lane(Lane::Beside)
+                .map(|step| run.step(step))
+                .collect::<Vec<_>>()
+        });
+        rows.extend(lane(Lane::Main).map(|step| run.step(step)));
+        match beside.join() {
+            Ok(more) => rows.extend(more),
+            Err(panic) => std::panic::resume_unwind(panic),
         }
-        println!("==> {}: {}", step.name, step.about);
-        let start = Instant::now();
-        let status = run_step(&context, step);
-        let elapsed = start.elapsed();
-        match &status {
-            Status::Passed => println!("  passed in {}", seconds(elapsed)),
-            Status::Failed => println!("  FAILED after {}", seconds(elapsed)),
-            Status::Skipped(why) => println!("  skipped: {why}"),
-        }
-        if matches!(status, Status::Failed) && !args.keep_going {
-            stopped_by = Some(step.name);
-        }
-        rows.push((step, status, elapsed));
-    }
+    });
+    let place = |step: &Step| STEPS.iter().position(|other| other.name == step.name);
+    rows.sort_by_key(|(step, ..)| place(step));
     Ok(summary(&rows))
+}
+
+/// A step, its result, and the time that it took.
+type Row = (&'static Step, Status, Duration);
+
+/// What the lanes of one run share.
+struct Run {
+    context: Context,
+    keep_going: bool,
+    /// Whether the output of a step in [`Lane::Beside`] is held back until the step ends.
+    hold: bool,
+    /// The step whose failure stops the run.
+    stopped_by: OnceLock<&'static str>,
+}
+
+impl Run {
+    /// Runs a step, unless an earlier failure has stopped the run, and prints its result.
+    fn step(&self, step: &'static Step) -> Row {
+        if let Some(name) = self.stopped_by.get() {
+            let why = format!("not run: {name} failed");
+            return (step, Status::Skipped(why), Duration::ZERO);
+        }
+        let start = Instant::now();
+        let path = self.context.log_dir().join(format!("{}.log", step.name));
+        let status = match Log::create(&path, step.limit) {
+            Ok(log) => self.logged(step, log),
+            Err(error) => {
+                println!("==> {}: {error:#}", step.name);
+                Status::Failed
+            }
+        };
+        if matches!(status, Status::Failed) && !self.keep_going {
+            // If both lanes fail at the same time, the first one counts.
+            let _ = self.stopped_by.set(step.name);
+        }
+        (step, status, start.elapsed())
+    }
+
+    /// Runs a step with this log.
+    fn logged(&self, step: &Step, mut log: Log) -> Status {
+        if self.hold && step.lane == Lane::Beside {
+            log = log.held();
+        }
+        log.print(&format!("==> {}: {}\n", step.name, step.about));
+        let start = Instant::now();
+        let result = (step.run)(&self.context, &mut log);
+        let elapsed = seconds(start.elapsed());
+        if let Err(error) = &result {
+            let (path, tail) = (log.path().display(), log.tail(TAIL_LINES));
+            let text = format!("--- last lines of {path}\n{tail}\n---\n  error: {error:#}\n");
+            log.print(&text);
+            log.line(format!("error: {error:#}"));
+        }
+        let (status, said) = match result {
+            Ok(Outcome::Passed) => (Status::Passed, format!("passed in {elapsed}")),
+            Ok(Outcome::Skipped(why)) => (Status::Skipped(why.clone()), format!("skipped: {why}")),
+            Err(_) => (Status::Failed, format!("FAILED after {elapsed}")),
+        };
+        log.show(said);
+        log.release();
+        status
+    }
+}
+
+/// Gives the commands that this thread starts less of the processors than those of other threads.
+fn lower_priority() {
+    // An error means that they get the same share, which only takes longer.
+    let _ = rustix::process::setpriority_process(None, 10);
 }
 
 fn choose(only: &[String], skip: &[String]) -> Result<Vec<&'static Step>> {
@@ -101,30 +168,8 @@ fn choose(only: &[String], skip: &[String]) -> Result<Vec<&'static Step>> {
         .collect())
 }
 
-fn run_step(context: &Context, step: &Step) -> Status {
-    let path = context.log_dir().join(format!("{}.log", step.name));
-    let result = Log::create(&path, step.limit).and_then(|mut log| {
-        let result = (step.run)(context, &mut log);
-        if let Err(error) = &result {
-            println!("--- last lines of {}", log.path().display());
-            println!("{}", log.tail(TAIL_LINES));
-            println!("---");
-            log.line(format!("error: {error:#}"));
-        }
-        result
-    });
-    match result {
-        Ok(Outcome::Passed) => Status::Passed,
-        Ok(Outcome::Skipped(why)) => Status::Skipped(why),
-        Err(error) => {
-            println!("  error: {error:#}");
-            Status::Failed
-        }
-    }
-}
-
 /// Prints the table of steps and, in a line of its own, how many passed, failed and were skipped. Returns `true` if no step failed.
-fn summary(rows: &[(&Step, Status, Duration)]) -> bool {
+fn summary(rows: &[Row]) -> bool {
     println!("\n==> summary");
     for (step, status, elapsed) in rows {
         let (word, note) = match status {
@@ -178,6 +223,35 @@ mod tests {
     fn an_unknown_step_is_an_error_that_lists_the_known_ones() {
         let error = choose(&["unti".to_owned()], &[]).err().unwrap().to_string();
         assert!(error.contains("unti") && error.contains("unit"), "{error}");
+    }
+
+    #[test]
+    fn failure_stops_later_steps() {
+        const FAILS: Step = Step {
+            name: "test-fails",
+            about: "a step that fails",
+            limit: Duration::from_secs(20),
+            lane: Lane::Beside,
+            run: |_, _| bail!("on purpose"),
+        };
+        const LATER: Step = Step {
+            name: "test-later",
+            lane: Lane::Main,
+            run: |_, _| panic!("not to be run"),
+            ..FAILS
+        };
+        let run = Run {
+            context: Context::new(false, false).unwrap(),
+            keep_going: false,
+            hold: true,
+            stopped_by: OnceLock::new(),
+        };
+        assert!(matches!(run.step(&FAILS).1, Status::Failed));
+        let Status::Skipped(why) = run.step(&LATER).1 else {
+            panic!("it ran");
+        };
+        assert_eq!(why, "not run: test-fails failed");
+        let _ = std::fs::remove_file(run.context.log_dir().join("test-fails.log"));
     }
 
     #[test]

@@ -20,8 +20,23 @@ pub(crate) struct Step {
     pub(crate) about: &'static str,
     /// The time limit. It is far above the time that the step needs, and only ends a step that hangs.
     pub(crate) limit: Duration,
+    /// Which steps may run at the same time.
+    pub(crate) lane: Lane,
     /// Runs the step.
     pub(crate) run: fn(&Context, &mut Log) -> Result<Outcome>,
+}
+
+/// Which steps may run at the same time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lane {
+    /// Runs before all other steps, which need what it brings.
+    First,
+    /// Runs one after the other.
+    Main,
+    /// Runs beside the main lane, one after the other and at a low priority. Such a step builds in a
+    /// target folder of its own, because cargo locks its folder, and how much it checks does not
+    /// depend on the time that it gets.
+    Beside,
 }
 
 const fn minutes(count: u64) -> Duration {
@@ -39,102 +54,119 @@ pub(crate) const STEPS: &[Step] = &[
         name: "packages",
         about: "programs that other steps need",
         limit: minutes(10),
+        lane: Lane::First,
         run: packages::run,
     },
     Step {
         name: "fmt",
         about: "rustfmt would change nothing",
         limit: minutes(5),
+        lane: Lane::Main,
         run: fmt,
     },
     Step {
         name: "tidy",
         about: "rules for the tree that no compiler checks",
         limit: minutes(5),
+        lane: Lane::Main,
         run: tidy::run,
     },
     Step {
         name: "deny",
         about: "licences and sources of all dependencies",
         limit: minutes(5),
+        lane: Lane::Main,
         run: licences::run,
     },
     Step {
         name: "compliance",
         about: "quoted rules are in their RFCs, and none is missing",
         limit: minutes(5),
+        lane: Lane::Main,
         run: compliance::run,
     },
     Step {
         name: "clippy",
         about: "no lint warnings",
         limit: minutes(20),
+        lane: Lane::Main,
         run: clippy,
     },
     Step {
         name: "doc",
         about: "the documentation builds without warnings",
         limit: minutes(20),
+        lane: Lane::Main,
         run: doc,
     },
     Step {
         name: "unit",
         about: "all tests and documentation examples",
         limit: minutes(30),
+        lane: Lane::Main,
         run: unit,
     },
     Step {
         name: "loom",
         about: "model check of the wake-up protocol",
         limit: minutes(30),
+        lane: Lane::Beside,
         run: loom,
     },
     Step {
         name: "miri",
         about: "no undefined behaviour in what needs no system call",
         limit: minutes(60),
+        lane: Lane::Beside,
         run: miri::run,
     },
     Step {
         name: "no-std",
         about: "protocol and engine need no standard library",
         limit: minutes(10),
+        lane: Lane::Main,
         run: no_std::run,
     },
     Step {
         name: "kernel",
         about: "the engine's object is fit for a Linux kernel",
         limit: minutes(20),
+        lane: Lane::Main,
         run: kernel::run,
     },
     Step {
         name: "targets",
         about: "everything compiles for aarch64 and for musl",
         limit: minutes(20),
+        lane: Lane::Beside,
         run: targets::run,
     },
     Step {
         name: "package",
         about: "crates can be packaged for the registry",
         limit: minutes(5),
+        lane: Lane::Main,
         run: package::run,
     },
     Step {
         name: "apps",
         about: "programs of the distribution on our libraries",
         limit: minutes(30),
+        lane: Lane::Main,
         run: apps,
     },
     Step {
         name: "hostile",
         about: "a peer that breaks the rules, against servers that serve a good client",
         limit: minutes(10),
+        lane: Lane::Main,
         run: hostile,
     },
     Step {
         name: "module",
         about: "programs of the distribution on the kernel module, in an emulated machine",
         limit: minutes(15),
+        lane: Lane::Main,
         run: module,
     },
     // After `apps`, which has compiled the same libraries.
@@ -142,6 +174,7 @@ pub(crate) const STEPS: &[Step] = &[
         name: "soak",
         about: "64 busy connections survive killed processes, lost links and missing descriptors",
         limit: minutes(10),
+        lane: Lane::Main,
         run: soak,
     },
     // After `apps`, which has compiled the same programs in release mode.
@@ -149,30 +182,35 @@ pub(crate) const STEPS: &[Step] = &[
         name: "deb",
         about: "the Debian package has what it should and nothing else",
         limit: minutes(20),
+        lane: Lane::Main,
         run: deb::step,
     },
     Step {
         name: "fuzz-smoke",
         about: "a short search, guided by coverage, for inputs that break something",
         limit: minutes(10),
+        lane: Lane::Main,
         run: fuzz::step,
     },
     Step {
         name: "mutants",
         about: "tests notice small changes of the code, by a sample",
         limit: minutes(10),
+        lane: Lane::Beside,
         run: mutants::step,
     },
     Step {
         name: "instructions",
         about: "no fixed work takes more instructions than recorded",
         limit: minutes(15),
+        lane: Lane::Main,
         run: instructions,
     },
     Step {
         name: "sim",
         about: "random verbs programs on a faulty network, and faults at every octet of set-up",
         limit: minutes(30),
+        lane: Lane::Main,
         run: sim,
     },
 ];
@@ -215,11 +253,11 @@ fn unit(context: &Context, log: &mut Log) -> Result<Outcome> {
         Err(_) => log.tail(usize::MAX),
     };
     for line in interesting_lines(&text) {
-        println!("  {line}");
+        log.show(line);
     }
     // The output of a failing test may be far above the end of the log, so it is printed here.
     for line in failures(&text) {
-        println!("  {line}");
+        log.show(line);
     }
     let ran = tests_passed(&result?);
     if ran == 0 {
@@ -306,7 +344,7 @@ fn sim(context: &Context, log: &mut Log) -> Result<Outcome> {
         let package = ["run", "--release", "--package", "iwarp-sim", "--"];
         let text = log.run_and_read(cargo(&context.root).args(package).args(words))?;
         for line in text.lines().filter(|line| is_result_of_sim(line)) {
-            println!("  {line}");
+            log.show(line);
         }
     }
     Ok(Outcome::Passed)

@@ -23,6 +23,8 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
             continue;
         }
         let mut command = cargo(&context.root);
+        // The folder is its own, because the step runs beside others.
+        command.env("CARGO_TARGET_DIR", context.target.join("targets"));
         command.args(["check", "--target", target]);
         // musl links the C library statically by default, and then there can be no shared libraries. Without this flag cargo would skip ours.
         command.env(flags_variable(target), "-Ctarget-feature=-crt-static");

@@ -162,7 +162,11 @@ pub fn run(
     let name = Path::new(command.get_program())
         .file_name()
         .unwrap_or_default();
-    let name = name.to_string_lossy().into_owned();
+    let mut name = name.to_string_lossy().into_owned();
+    // Most packages have a program `it`. cargo sets the variable.
+    if let Ok(package) = std::env::var("CARGO_PKG_NAME") {
+        name = format!("{package}/{name}");
+    }
     let progress = Arc::new(Mutex::new(Progress::default()));
     let start = Instant::now();
     if output.is_some() {

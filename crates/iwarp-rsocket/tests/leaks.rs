@@ -1,7 +1,14 @@
 //! Leak counters: each way to end an rsocket is repeated, and descriptors, heap and mappings have to be what they were before.
 //!
-//! Everything is one test, because all three belong to the process.
+//! Everything is one test, because all three belong to the process. The test is a program of its own
+//! because it replaces the allocator.
 
+#[path = "it/common/mod.rs"]
+#[allow(
+    dead_code,
+    unused_imports,
+    reason = "this program uses only some of these items"
+)]
 mod common;
 
 use common::{Rs, listener};

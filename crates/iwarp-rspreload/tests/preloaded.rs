@@ -1,6 +1,7 @@
 //! A C program for ordinary sockets on the preload library: copies of descriptors, files, waiting, flags, and a peer that speaks only TCP.
 
-#[path = "../../iwarp-verbs/tests/common/mod.rs"]
+#[path = "../../iwarp-verbs/tests/it/common/mod.rs"]
+#[allow(dead_code, reason = "this program uses only some of these items")]
 mod common;
 
 use std::io::{Read as _, Write as _};

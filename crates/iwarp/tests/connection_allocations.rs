@@ -1,4 +1,5 @@
 //! Operations allocate nothing once a connection is in use: the allocations of the thread that makes them are counted.
+//! The test is a program of its own because it replaces the allocator.
 
 use iwarp::{Access, Options};
 use std::alloc::{GlobalAlloc, Layout, System};

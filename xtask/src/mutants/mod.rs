@@ -206,14 +206,14 @@ fn measure(
 ) -> Result<Figures> {
     // Names are made of all mutants of the part, whichever of them run.
     let names = Names::new(&listed(log, &mut select(tool, part, part.files))?);
-    let mut results = judge(tool, log, part, command, part.programs)?;
+    let mut results = judge(tool, log, part, command, part.slow)?;
     let open = |results: &Results| -> Vec<String> {
         let missed = results.missed.iter();
         let unlisted = missed.filter(|name| !list.contain(names.lasting(name)));
         unlisted.cloned().collect()
     };
     let survivors = open(&results);
-    if !survivors.is_empty() && !part.more.is_empty() {
+    if !survivors.is_empty() && !part.slow.is_empty() {
         // By file, because version 27 takes mutants of struct fields whatever the expressions say.
         let file = |name: &String| name.split(':').next().unwrap_or_default().to_owned();
         let files: BTreeSet<String> = survivors.iter().map(file).collect();
@@ -222,7 +222,7 @@ fn measure(
         for name in &survivors {
             command.args(["--re", &exactly(name)]);
         }
-        let mut again = judge(tool, log, part, command, part.more)?;
+        let mut again = judge(tool, log, part, command, &[])?;
         again.caught.retain(|name| survivors.contains(name));
         again.timeouts.retain(|name| survivors.contains(name));
         results.missed.retain(|name| !again.kills(name));
@@ -277,24 +277,26 @@ impl Results {
     }
 }
 
-/// Runs the mutants of a command with the tests of some programs.
+/// Runs the mutants of a command with the tests of a part, without those whose names contain one of
+/// `slow`.
 fn judge(
     tool: &Tool,
     log: &mut Log,
     part: &Part,
     mut command: Command,
-    programs: &[&str],
+    slow: &[&str],
 ) -> Result<Results> {
     let out = tool.home.join(format!("out-{}", part.name));
     let _ = fs::remove_dir_all(&out);
     fs::create_dir_all(&out)?;
     command.arg("--output").arg(&out).arg("--colors=never");
     command.args(["--test-package", part.package]);
-    for word in programs {
+    for word in part.programs {
         command.arg(format!("--cargo-arg={word}"));
     }
     command.args([FAIL_FAST, "--", "--", "-Zunstable-options", "--fail-fast"]);
-    command.args(part.skip.iter().map(|name| format!("--skip={name}")));
+    let skipped = part.skip.iter().chain(slow);
+    command.args(skipped.map(|name| format!("--skip={name}")));
     // Its exit code is that of survivors too; without results something else is wrong.
     let result = log.run(&mut command);
     let results = Results::read(&out.join("mutants.out"));

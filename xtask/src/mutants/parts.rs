@@ -1,7 +1,7 @@
 //! The parts of the tree in which mutants are made, and the tests that judge each.
 //!
-//! A mutant should cost seconds, so the tests are the fast ones of the crate itself. Those that survive these meet more tests, which would take
-//! too long for each. The simulator, which kills many of them as well, takes longer than all of these.
+//! A mutant should cost seconds, so the tests are the fast ones of the crate itself. Those that survive these meet its slow
+//! tests, too, which would take too long for each. The simulator, which kills many of them as well, takes longer than all of these.
 
 /// A part of the tree.
 pub(crate) struct Part {
@@ -13,8 +13,8 @@ pub(crate) struct Part {
     pub(crate) files: &'static [&'static str],
     /// Arguments of cargo that choose the test programs. Others are not even compiled.
     pub(crate) programs: &'static [&'static str],
-    /// The same for the mutants that survive those.
-    pub(crate) more: &'static [&'static str],
+    /// Tests that run only for the mutants that survive all others, by parts of their names.
+    pub(crate) slow: &'static [&'static str],
     /// Tests that are left out, by parts of their names.
     pub(crate) skip: &'static [&'static str],
 }
@@ -26,7 +26,7 @@ pub(crate) const PARTS: &[Part] = &[
         package: "iwarp-proto",
         files: &["crates/iwarp-proto/src/**/*.rs"],
         programs: &["--lib", "--tests"],
-        more: &[],
+        slow: &[],
         skip: &[],
     },
     Part {
@@ -34,7 +34,7 @@ pub(crate) const PARTS: &[Part] = &[
         package: "iwarp-rnic",
         files: &["crates/iwarp-rnic/src/**/*.rs"],
         programs: &["--lib"],
-        more: &[],
+        slow: &[],
         // A test of races that takes longer than all others.
         skip: &["stress_tests::no_access_sees"],
     },
@@ -56,42 +56,52 @@ pub(crate) const PARTS: &[Part] = &[
             "crates/iwarp/src/ud/**/*.rs",
             "crates/iwarp/src/xrc.rs",
         ],
-        programs: &[
-            "--lib",
-            "--test=connection",
-            "--test=portmap",
-            "--test=raw",
-            "--test=verbs",
+        programs: &["--lib", "--test=it"],
+        slow: &[
+            "channel::",
+            "connection_awaits::",
+            "connection_misuse::",
+            "datagrams::",
+            "driving::",
+            "engines::",
+            "faults_",
+            "guess::",
+            "hardware::",
+            "lossy::",
+            "numbered::",
+            "on_demand::",
+            "outage::",
+            "resolve::",
+            "service::",
+            "siw_replay::",
+            "stat::",
+            "tags::",
+            "tokio::",
+            "values::",
+            "waiting::",
+            "xrc::",
         ],
-        more: &[
-            "--test=channel",
-            "--test=connection_awaits",
-            "--test=connection_misuse",
-            "--test=datagrams",
-            "--test=driving",
-            "--test=engines",
-            "--test=faults_*",
-            "--test=lossy",
-            "--test=numbered",
-            "--test=outage",
-            "--test=resolve",
-            "--test=service",
-            "--test=siw_replay",
-            "--test=stat",
-            "--test=tags",
-            "--test=tokio",
-            "--test=values",
-            "--test=waiting",
-            "--test=xrc",
-        ],
-        skip: &[],
+        // They compile programs.
+        skip: &["examples::"],
     },
     Part {
         name: "cp",
         package: "iwarp-cli",
         files: &["crates/iwarp-cli/src/cp/*.rs"],
-        programs: &["--bin=iwarp", "--test=cp"],
-        more: &["--test=cp_serve", "--test=crowds"],
-        skip: &[],
+        programs: &["--bin=iwarp", "--test=it"],
+        slow: &["cp_serve::", "crowds::"],
+        // Tests of other commands.
+        skip: &[
+            "alignment::",
+            "bundle::",
+            "diagnosis::",
+            "iproute2::",
+            "loading::",
+            "perf::",
+            "ping::",
+            "stat::",
+            "sysfs::",
+            "tshark::",
+        ],
     },
 ];

@@ -1,0 +1,349 @@
+//! What `iwarp cp serve` allows: which clients may connect, what they may write, and which options are refused at the start.
+
+use crate::common::{
+    Running, Scratch, fail, finish, iwarp, noise, run, serve, serve_as, start, str, succeed, text,
+};
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+fn server(dir: &Path, args: &[&str]) -> (Running, String) {
+    let (server, at) = serve(&[&["cp", "serve", str(dir), "-p", "0", "-q"], args].concat());
+    assert!(
+        at.ip().is_loopback(),
+        "the server listens beyond this host: {at}"
+    );
+    (server, at.port().to_string())
+}
+
+#[test]
+fn without_options_it_serves_this_host_and_refuses_uploads() {
+    let t = Scratch::new();
+    let dir = t.sub("served");
+    fs::write(dir.join("there"), "old").unwrap();
+    let (_server, port) = server(&dir, &[]);
+    let source = t.path("source");
+    fs::write(&source, "new").unwrap();
+    for name in ["there", "elsewhere"] {
+        let to = format!("127.0.0.1:{name}");
+        let err = fail(&["cp", "-p", &port, "-q", str(&source), &to], 1);
+        assert!(err.contains("--writable"), "{err}");
+    }
+    assert_eq!(fs::read(dir.join("there")).unwrap(), b"old");
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 1);
+    succeed(&[
+        "cp",
+        "-p",
+        &port,
+        "-q",
+        "127.0.0.1:there",
+        str(&t.path("back")),
+    ]);
+    assert_eq!(fs::read(t.path("back")).unwrap(), b"old");
+}
+
+#[test]
+fn writable_does_not_allow_to_replace_files() {
+    let t = Scratch::new();
+    let dir = t.sub("served");
+    fs::write(dir.join("there"), "old").unwrap();
+    let source = t.path("source");
+    fs::write(&source, "new").unwrap();
+    let up = |port: &str, name: &str| {
+        let to = format!("127.0.0.1:{name}");
+        run(&["cp", "-p", port, "-q", str(&source), &to])
+    };
+    let (_one, port) = server(&dir, &["--writable"]);
+    assert!(up(&port, "fresh").status.success());
+    let out = up(&port, "there");
+    assert_eq!(out.status.code(), Some(1));
+    assert!(
+        text(&out.stderr).contains("exists already"),
+        "{}",
+        text(&out.stderr)
+    );
+    assert_eq!(fs::read(dir.join("there")).unwrap(), b"old");
+    assert_eq!(fs::read(dir.join("fresh")).unwrap(), b"new");
+    let (_two, port) = server(&dir, &["--overwrite"]);
+    assert!(up(&port, "there").status.success());
+    assert_eq!(fs::read(dir.join("there")).unwrap(), b"new");
+}
+
+/// The sender asks for the permissions of its file. The receiver removes those that its umask forbids, as any program does.
+#[test]
+fn the_umask_of_the_receiver_holds() {
+    let t = Scratch::new();
+    let dir = t.sub("served");
+    fs::write(dir.join("a"), "data").unwrap();
+    fs::set_permissions(dir.join("a"), fs::Permissions::from_mode(0o777)).unwrap();
+    let (_server, port) = server(&dir, &[]);
+    let back = t.path("back");
+    for (umask, mode) in [("022", 0o755), ("077", 0o700), ("0", 0o777)] {
+        let _ = fs::remove_file(&back);
+        let client = iwarp(&["cp", "-q", "-p", &port, "127.0.0.1:a", str(&back)]);
+        let mut shell = std::process::Command::new("sh");
+        shell
+            .args(["-c", &format!("umask {umask}; exec \"$0\" \"$@\"")])
+            .arg(client.get_program())
+            .args(client.get_args());
+        for (name, _) in client.get_envs() {
+            shell.env_remove(name);
+        }
+        assert!(shell.status().unwrap().success());
+        let got = fs::metadata(&back).unwrap().permissions().mode() & 0o7777;
+        assert_eq!(got, mode, "umask {umask}: {got:o}");
+    }
+}
+
+/// A name that belongs to something other than a regular file cannot be written to, whatever the server allows.
+#[test]
+fn directories_and_links_are_not_replaced() {
+    let t = Scratch::new();
+    let dir = t.sub("served");
+    fs::create_dir(dir.join("directory")).unwrap();
+    fs::write(t.path("outside"), "outside").unwrap();
+    std::os::unix::fs::symlink(t.path("outside"), dir.join("link")).unwrap();
+    let source = t.path("source");
+    fs::write(&source, noise(100_000)).unwrap();
+    let (_server, port) = server(&dir, &["--overwrite"]);
+    for name in ["directory", "link"] {
+        let to = format!("127.0.0.1:{name}");
+        let err = fail(&["cp", "-p", &port, "-q", str(&source), &to], 1);
+        assert!(err.contains("no regular file"), "{err}");
+    }
+    // The client checks its own file before it connects, and does not wait for a writer of a FIFO.
+    let fifo = t.path("fifo");
+    let made = std::process::Command::new("mkfifo").arg(&fifo).status();
+    assert!(made.unwrap().success());
+    let err = fail(&["cp", "-p", "1", str(&fifo), "127.0.0.1:x"], 1);
+    assert!(err.contains("no regular file"), "{err}");
+    let err = fail(&["cp", "-p", "1", "127.0.0.1:x", str(&dir.join("link"))], 1);
+    assert!(err.contains("no regular file"), "{err}");
+    assert_eq!(fs::read(t.path("outside")).unwrap(), b"outside");
+    assert!(dir.join("link").is_symlink() && dir.join("directory").is_dir());
+    assert_eq!(
+        fs::read_dir(&dir).unwrap().count(),
+        2,
+        "nothing is left behind"
+    );
+}
+
+#[test]
+fn other_hosts_need_a_secret_or_anonymous() {
+    let t = Scratch::new();
+    let dir = t.sub("served");
+    for everywhere in ["0.0.0.0", "::"] {
+        let err = fail(
+            &["cp", "serve", str(&dir), "-p", "0", "--bind", everywhere],
+            2,
+        );
+        assert!(
+            err.contains("--secret-file") && err.contains("--anonymous"),
+            "{err}"
+        );
+    }
+    fs::write(dir.join("f"), "x").unwrap();
+    for (more, everybody) in [
+        (&[][..], "can read the files"),
+        (&["--writable"], "can read and write the files"),
+    ] {
+        let open = ["cp", "serve", str(&dir), "-p", "0", "--bind", "0.0.0.0"];
+        let mut command = iwarp(&[&open[..], &["--anonymous"], more].concat());
+        command.stderr(Stdio::piped());
+        let (mut server, at) = serve_as(command);
+        let port = at.port().to_string();
+        succeed(&["cp", "-p", &port, "-q", "127.0.0.1:f", str(&t.path("back"))]);
+        let stderr = server.0.stderr.take().unwrap();
+        drop(server);
+        let said = std::io::read_to_string(stderr).unwrap();
+        assert!(
+            said.contains("warning") && said.contains(everybody),
+            "{said}"
+        );
+    }
+}
+
+fn secret(t: &Scratch, name: &str, content: &str, mode: u32) -> PathBuf {
+    let path = t.path(name);
+    fs::write(&path, content).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+    path
+}
+
+#[test]
+fn both_ends_need_the_same_secret() {
+    let t = Scratch::new();
+    let dir = t.sub("served");
+    fs::write(dir.join("f"), "content").unwrap();
+    let good = secret(&t, "good", "correct horse battery staple\n", 0o600);
+    let bad = secret(&t, "bad", "incorrect horse battery staple\n", 0o600);
+    let open = secret(&t, "open", "correct horse battery staple\n", 0o644);
+    let short = secret(&t, "short", "horse\n", 0o600);
+    let (_server, port) = server(&dir, &["--secret-file", str(&good)]);
+    let back = t.path("back");
+    let get = |file: Option<&Path>| {
+        let mut args = vec!["cp", "-p", &port, "-q", "127.0.0.1:f", str(&back)];
+        if let Some(file) = file {
+            args.extend(["--secret-file", str(file)]);
+        }
+        run(&args)
+    };
+    for (file, why) in [
+        (None, "--secret-file"),
+        (Some(&bad), "not the same secret"),
+        (Some(&open), "chmod 600"),
+        (Some(&short), "5 octets"),
+    ] {
+        let out = get(file.map(PathBuf::as_path));
+        assert_eq!(out.status.code(), Some(1));
+        assert!(text(&out.stderr).contains(why), "{}", text(&out.stderr));
+        assert!(!back.exists());
+    }
+    assert!(get(Some(&good)).status.success());
+    assert_eq!(fs::read(&back).unwrap(), b"content");
+    // A client with a secret refuses a server without one.
+    let (_other, port) = server(&dir, &[]);
+    let err = fail(
+        &[
+            "cp",
+            "-p",
+            &port,
+            "--secret-file",
+            str(&good),
+            "127.0.0.1:f",
+            str(&back),
+        ],
+        1,
+    );
+    assert!(err.contains("the server has no secret"), "{err}");
+    for file in [&open, &short] {
+        fail(
+            &[
+                "cp",
+                "serve",
+                str(&dir),
+                "-p",
+                "0",
+                "--secret-file",
+                str(file),
+            ],
+            1,
+        );
+    }
+    fail(
+        &[
+            "cp",
+            "serve",
+            str(&dir),
+            "-p",
+            "0",
+            "--secret-file",
+            str(&good),
+            "--anonymous",
+        ],
+        2,
+    );
+}
+
+/// Starts a server. Returns what it says after its first line, and its port.
+fn talkative(args: &[&str]) -> (Running, impl std::io::BufRead + use<>, String) {
+    let mut server = start(args);
+    let mut out = std::io::BufReader::new(server.0.stdout.take().unwrap());
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut out, &mut line).unwrap();
+    let port = line.trim().rsplit(':').next().unwrap().to_owned();
+    (server, out, port)
+}
+
+/// File names reach terminals and logs, so control characters and characters that change the direction of text are escaped.
+#[test]
+fn control_characters_in_names_are_escaped() {
+    let t = Scratch::new();
+    let dir = t.sub("served");
+    let name = "gpj.\u{202e}exe";
+    fs::write(dir.join(name), "x").unwrap();
+    let back = t.path("back");
+    let get = |port: &str| {
+        succeed(&["cp", "-p", port, &format!("127.0.0.1:{name}"), str(&back)]);
+    };
+    let (mut quiet, mut out, port) = talkative(&["cp", "serve", str(&dir), "-p", "0", "-q"]);
+    get(&port);
+    quiet.0.kill().unwrap();
+    assert_eq!(std::io::read_to_string(&mut out).unwrap(), "");
+    let (_server, mut out, port) = talkative(&["cp", "serve", str(&dir), "-p", "0"]);
+    get(&port);
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut out, &mut line).unwrap();
+    assert!(line.ends_with(" 'gpj.\\u{202e}exe' 1 octets\n"), "{line}");
+    // Both in messages of the peer and in our own messages about local files.
+    for (from, to) in [
+        (format!("127.0.0.1:{name}.no"), str(&back).to_owned()),
+        (
+            str(&t.path(&format!("{name}.no"))).to_owned(),
+            "127.0.0.1:x".to_owned(),
+        ),
+    ] {
+        let err = fail(&["cp", "-p", &port, &from, &to], 1);
+        assert!(
+            err.contains("gpj.\\u{202e}exe") && !err.contains(name),
+            "{err}"
+        );
+    }
+}
+
+#[test]
+fn an_interrupted_copy_says_how_to_continue() {
+    let t = Scratch::new();
+    let dir = t.sub("served");
+    let (server, port) = server(&dir, &["--writable"]);
+    let source = t.path("big");
+    fs::File::create(&source).unwrap().set_len(1 << 30).unwrap();
+    let part = dir.join(".big.iwarp-part");
+    let arrived = |n: u64| {
+        let end = std::time::Instant::now() + Duration::from_secs(60);
+        while fs::metadata(&part).map_or(0, |m| m.len()) < n {
+            assert!(std::time::Instant::now() < end, "nothing arrives");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    let args = ["cp", "-p", &port, str(&source), "127.0.0.1:big"];
+    let client = start(&args);
+    arrived(1 << 20);
+    let id = rustix::process::Pid::from_child(&client.0);
+    rustix::process::kill_process(id, rustix::process::Signal::INT).unwrap();
+    let out = finish(client, &args);
+    assert_eq!(out.status.code(), Some(130));
+    let said = text(&out.stderr);
+    assert!(said.contains("the same command continues there"), "{said}");
+    // It is the same after a lost connection, but a command that begins again does not continue. The server unlocks the partial file a moment after the first client is gone.
+    let args = [&["cp", "--no-resume"], &args[1..]].concat();
+    let have = fs::metadata(&part).unwrap().len();
+    let end = std::time::Instant::now() + Duration::from_secs(60);
+    let client = loop {
+        let mut client = start(&args);
+        let gone = loop {
+            if fs::metadata(&part).unwrap().len() > have + (1 << 20) {
+                break false;
+            }
+            if client.0.try_wait().unwrap().is_some() {
+                break true;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        if !gone {
+            break client;
+        }
+        assert!(
+            std::time::Instant::now() < end,
+            "the partial file stays locked"
+        );
+    };
+    drop(server);
+    let out = finish(client, &args);
+    assert_eq!(out.status.code(), Some(1));
+    let said = text(&out.stderr);
+    let hint = "the same command without --no-resume continues there";
+    assert!(said.contains(hint), "{said}");
+}

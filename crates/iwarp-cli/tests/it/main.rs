@@ -1,0 +1,18 @@
+//! The integration tests of this crate. They are one program, because each program takes seconds to
+//! link.
+
+mod alignment;
+mod bundle;
+mod common;
+mod cp;
+mod cp_serve;
+mod crowds;
+mod diagnosis;
+mod iproute2;
+mod loading;
+mod perf;
+mod ping;
+mod run;
+mod stat;
+mod sysfs;
+mod tshark;

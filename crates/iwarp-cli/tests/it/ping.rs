@@ -1,0 +1,351 @@
+//! `iwarp ping` between two processes, and its error messages when there is no server or one that does not speak iWARP.
+
+use crate::common;
+use crate::common::{Nobody, Scratch, fail, finish, iwarp, run, serve, start, succeed, text};
+use iwarp::Access;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+#[test]
+fn pings_of_every_size_over_ipv4_and_ipv6() {
+    for ip in ["127.0.0.1", "::1"] {
+        let (_server, at) = serve(&["ping", "serve", "-a", ip, "-p", "0", "-v"]);
+        let port = at.port().to_string();
+        for size in ["16", "17", "64", "1460", "4096", "65535", "65536"] {
+            let out = succeed(&["ping", ip, "-p", &port, "-C", "3", "-S", size, "-V"]);
+            assert!(
+                out.starts_with(&format!("3 pings of {size} octets")),
+                "{out}"
+            );
+        }
+        let out = succeed(&["ping", ip, "-p", &port, "-C", "2", "-v"]);
+        let lines: Vec<_> = out.lines().collect();
+        assert_eq!(
+            lines[1],
+            "ping data: rdma-ping-1: BCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`abcdefghijklmnopqrs"
+        );
+        assert_eq!(lines.len(), 3, "{out}");
+    }
+}
+
+/// A ping has as many octets as `-S` says, also in the output of the server.
+#[test]
+fn pings_have_the_size_that_was_asked_for() {
+    let mut server = start(&["ping", "serve", "-a", "127.0.0.1", "-p", "0", "-v"]);
+    let mut lines = BufReader::new(server.0.stdout.take().unwrap()).lines();
+    let mut line = || lines.next().unwrap().unwrap();
+    let port = line().rsplit(':').next().unwrap().to_owned();
+    // The output has to fit the pipe: nothing reads it while the client runs.
+    for size in [16, 17, 1460, 40_000] {
+        let text = size.to_string();
+        succeed(&["ping", "127.0.0.1", "-p", &port, "-C", "1", "-S", &text]);
+        let shown = line();
+        let data = shown.strip_prefix("server ping data: ").unwrap();
+        // The last octet is the NUL. Backslashes are shown as they are.
+        assert_eq!(data.len(), size - 1, "{shown}");
+    }
+}
+
+/// A client that speaks rping's protocol itself. It can announce buffers that are smaller than they are, or larger than the
+/// server allows.
+struct RawClient {
+    connection: iwarp::owned::cm::Connection,
+    cq: iwarp::CompletionQueue,
+    buffer: iwarp::MemoryRegion,
+    answer: iwarp::MemoryRegion,
+}
+
+impl RawClient {
+    fn new(at: std::net::SocketAddr) -> Self {
+        let device = iwarp::Device::route_to(at).unwrap();
+        let ctx = iwarp::Context::open(&device, iwarp::Config::default()).unwrap();
+        let pd = iwarp::ProtectionDomain::new(&ctx);
+        let cq = ctx.create_cq(16, None).unwrap();
+        let all = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
+        let qp = pd.queue_pair().reads(1, 1).build(&cq, &cq).unwrap();
+        let connector = iwarp::owned::cm::Connector::new(&ctx).reads(1, 1);
+        Self {
+            buffer: pd.allocate(128 << 10, all).unwrap(),
+            answer: pd.allocate(16, Access::LOCAL_WRITE).unwrap(),
+            connection: connector.connect(at, qp).unwrap(),
+            cq,
+        }
+    }
+
+    /// Announces a buffer of `size` octets. Returns `true` if the server answers with "go ahead".
+    fn announce(&self, size: u32) -> bool {
+        let sge = [self.answer.sge(..).unwrap()];
+        let wr = iwarp::RecvWr {
+            wr_id: 1,
+            sges: &sge,
+        };
+        self.connection.post_recv(&[wr]).unwrap();
+        let mut info = self.buffer.remote().addr.to_be_bytes().to_vec();
+        info.extend(self.buffer.remote().rkey.to_be_bytes());
+        info.extend(size.to_be_bytes());
+        let pieces = [&info[..]];
+        let send = iwarp::SendWr::inline(2, &pieces);
+        self.connection.post_send(&[send.signaled()]).unwrap();
+        loop {
+            let mut done = [iwarp::Cqe::default()];
+            self.cq.wait(&mut done, Some(common::LIMIT)).unwrap();
+            if done[0].wr_id == 1 {
+                return done[0].status == iwarp::WcStatus::Success;
+            }
+        }
+    }
+}
+
+/// A client may have one message in flight. The server ends the connection at a second one; if it kept them for later, a client
+/// could use up its memory.
+#[test]
+fn messages_before_the_answer_end_the_connection() {
+    let (_server, at) = serve(&["ping", "serve", "-a", "127.0.0.1", "-p", "0"]);
+    let client = RawClient::new(at);
+    let sge = [client.answer.sge(..).unwrap()];
+    let wr = iwarp::RecvWr {
+        wr_id: 1,
+        sges: &sge,
+    };
+    client.connection.post_recv(&[wr]).unwrap();
+    let mut info = client.buffer.remote().addr.to_be_bytes().to_vec();
+    info.extend(client.buffer.remote().rkey.to_be_bytes());
+    info.extend(64u32.to_be_bytes());
+    let pieces = [&info[..]];
+    // The second Send is posted before the server can have answered the first.
+    let send = || iwarp::SendWr::inline(2, &pieces).signaled();
+    client.connection.post_send(&[send(), send()]).unwrap();
+    loop {
+        let mut done = [iwarp::Cqe::default()];
+        client.cq.wait(&mut done, Some(common::LIMIT)).unwrap();
+        if done[0].wr_id == 1 {
+            assert_ne!(done[0].status, iwarp::WcStatus::Success, "it goes ahead");
+            break;
+        }
+    }
+}
+
+#[test]
+fn no_more_is_read_or_written_than_the_peer_says() {
+    let mut server = start(&["ping", "serve", "-a", "127.0.0.1", "-p", "0"]);
+    let mut line = String::new();
+    let mut out = BufReader::new(server.0.stdout.take().unwrap());
+    out.read_line(&mut line).unwrap();
+    let at = line.split_whitespace().last().unwrap().parse().unwrap();
+    let client = RawClient::new(at);
+    // The source is the largest ping, and the sink holds only 16 octets.
+    client.buffer.write_at(0, &[b'x'; 128 << 10]).unwrap();
+    assert!(client.announce(65536));
+    client.buffer.write_at(0, &[0; 128 << 10]).unwrap();
+    assert!(client.announce(16));
+    let seen = client.buffer.to_vec(..).unwrap();
+    assert_eq!(seen.iter().filter(|b| **b == b'x').count(), 16);
+    assert_eq!(seen[..16], [b'x'; 16]);
+    // A buffer that is too large is refused as the source, and then as the sink.
+    assert!(!client.announce(65537), "more is read than a ping may have");
+    let client = RawClient::new(at);
+    assert!(client.announce(64));
+    assert!(!client.announce(65537), "a sink that no ping can have");
+    // The server logs each refusal a moment after the connection has ended. The thread kills the server after a minute, so that
+    // the reading ends if a refusal is missing.
+    let log = BufReader::new(server.0.stderr.take().unwrap());
+    let (enough, over) = std::sync::mpsc::channel::<()>();
+    let killer = std::thread::spawn(move || {
+        let _ = over.recv_timeout(Duration::from_secs(60));
+        drop(server);
+    });
+    let refusals = log
+        .lines()
+        .map_while(Result::ok)
+        .filter(|line| line.contains("has a buffer of 65537 octets, at most 65536"));
+    assert_eq!(refusals.take(2).count(), 2);
+    drop(enough);
+    killer.join().unwrap();
+}
+
+/// As ping(8) does: a line for each ping, and statistics when it is interrupted.
+#[test]
+fn pings_without_a_count_are_shown_one_by_one() {
+    let (_server, at) = serve(&["ping", "serve", "-a", "127.0.0.1", "-p", "0"]);
+    let port = at.port().to_string();
+    let args = ["ping", "127.0.0.1", "-p", &port];
+    let mut client = start(&args);
+    let mut lines = BufReader::new(client.0.stdout.take().unwrap()).lines();
+    for number in 0..2 {
+        let line = lines.next().unwrap().unwrap();
+        let expected = format!("64 octets from {at}: seq={number} time=");
+        assert!(
+            line.starts_with(&expected) && line.ends_with(" us"),
+            "{line}"
+        );
+    }
+    let id = rustix::process::Pid::from_child(&client.0);
+    rustix::process::kill_process(id, rustix::process::Signal::INT).unwrap();
+    let last = lines.last().unwrap().unwrap();
+    assert!(
+        last.contains(" answered, 0 % lost, round trip min/avg/p50/p99/max "),
+        "{last}"
+    );
+    assert_eq!(finish(client, &args).status.code(), Some(0));
+    // With a count there is no pause unless one is asked for.
+    let out = succeed(&["ping", "127.0.0.1", "-p", &port, "-C", "3", "-i", "0.01"]);
+    assert_eq!(out.lines().count(), 4, "{out}");
+    let out = succeed(&["ping", "127.0.0.1", "-p", &port, "-C", "3"]);
+    assert!(
+        out.starts_with("3 pings of 64 octets, 3 answered, 0 % lost"),
+        "{out}"
+    );
+    assert_eq!(out.lines().count(), 1, "{out}");
+}
+
+/// The server is killed while the client pings. The client counts the ping that got no answer.
+#[test]
+fn lost_pings_are_counted() {
+    let (server, at) = serve(&["ping", "serve", "-a", "127.0.0.1", "-p", "0"]);
+    let port = at.port().to_string();
+    let args = ["ping", "127.0.0.1", "-p", &port, "-i", "0.05"];
+    let mut client = start(&args);
+    let mut lines = BufReader::new(client.0.stdout.take().unwrap()).lines();
+    lines.next().unwrap().unwrap();
+    drop(server);
+    let last = lines.last().unwrap().unwrap();
+    assert!(
+        !last.contains(" 0 % lost") && last.contains("% lost, round trip"),
+        "{last}"
+    );
+    assert_eq!(finish(client, &args).status.code(), Some(1));
+}
+
+#[test]
+fn several_clients_at_once_and_a_server_that_ends_after_its_count() {
+    let (mut server, at) = serve(&["ping", "serve", "-a", "127.0.0.1", "-p", "0", "-C", "80"]);
+    let port = at.port().to_string();
+    let args = ["ping", "127.0.0.1", "-p", &port, "-C", "20", "-V"];
+    let clients: Vec<_> = (0..4).map(|_| start(&args)).collect();
+    for client in clients {
+        let out = finish(client, &args);
+        assert!(out.status.success(), "{}", text(&out.stderr));
+    }
+    let status = server
+        .wait(Duration::from_secs(20))
+        .expect("it has answered enough");
+    assert!(status.success());
+}
+
+#[test]
+fn a_recording_is_complete_when_the_process_ends() {
+    let scratch = Scratch::new();
+    let (_server, at) = serve(&["ping", "serve", "-a", "127.0.0.1", "-p", "0"]);
+    let port = at.port().to_string();
+    let out = iwarp(&["ping", "127.0.0.1", "-p", &port, "-C", "1"])
+        .env("IWARP_CAPTURE", scratch.path("ping-%p.pcapng"))
+        .output()
+        .unwrap();
+    assert!(out.status.success());
+    let files: Vec<_> = std::fs::read_dir(scratch.path("")).unwrap().collect();
+    let [Ok(file)] = &files[..] else {
+        panic!("{files:?}")
+    };
+    // Only the header of the file is written at once. The packets fit into the buffer, which is written when the process ends.
+    let octets = std::fs::read(file.path()).unwrap();
+    let requests = octets.windows(16).filter(|w| w == b"MPA ID Req Frame");
+    assert_eq!(requests.count(), 1, "{} octets", octets.len());
+}
+
+#[test]
+fn wrong_usage_is_exit_code_2() {
+    for args in [
+        &["ping"][..],
+        &["ping", "127.0.0.1", "-S", "15"],
+        &["ping", "127.0.0.1", "-S", "65537"],
+        &["ping", "127.0.0.1", "-C", "0"],
+        &["ping", "127.0.0.1", "-p", "0"],
+        &["ping", "127.0.0.1", "-a", "127.0.0.1"],
+        &["ping", "127.0.0.1", "-p", "65536"],
+        &["ping", "127.0.0.1", "-i", "11"],
+        &["ping", "127.0.0.1", "-i", "-1"],
+        &["ping", "127.0.0.1", "--max-clients", "2"],
+        &["ping", "serve", "-i", "1"],
+    ] {
+        fail(args, 2);
+    }
+}
+
+#[test]
+fn an_unreachable_server_is_named_with_the_reason() {
+    let nobody = Nobody::new();
+    let port = nobody.port().to_string();
+    for ip in ["127.0.0.1", "::1"] {
+        let err = fail(&["ping", ip, "-p", &port, "-C", "1"], 1);
+        assert!(
+            err.contains("nobody listens there") && err.contains(&port),
+            "{err}"
+        );
+    }
+    // The broadcast address cannot be reached by TCP, and no packet is sent to find out.
+    let err = fail(&["ping", "255.255.255.255", "-C", "1"], 1);
+    assert!(
+        err.contains("cannot connect to 255.255.255.255:7174"),
+        "{err}"
+    );
+    let err = fail(&["ping", "no such host", "-C", "1"], 1);
+    assert!(err.contains("'no such host'"), "{err}");
+    let err = fail(&["ping", "serve", "-a", "192.0.2.1", "-p", "0"], 1);
+    assert!(err.contains("cannot listen on 192.0.2.1"), "{err}");
+}
+
+/// Starts a server of another protocol and returns its port. It reads the request first if `reads` is set, answers with `what`,
+/// and closes the connection.
+fn stranger(what: &'static [u8], reads: bool) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            if reads {
+                let _ = stream.read(&mut [0; 512]);
+            }
+            let _ = stream.write_all(what);
+            if !what.is_empty() {
+                // Stays until the client closes, so that the client can read the answer.
+                let _ = stream.set_read_timeout(Some(Duration::from_secs(5)));
+                while matches!(stream.read(&mut [0; 512]), Ok(n) if n > 0) {}
+            }
+        }
+    });
+    port
+}
+
+#[test]
+fn a_peer_that_does_not_speak_mpa_is_reported() {
+    for (what, reads) in [
+        (&b"SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3\r\n"[..], false),
+        (
+            b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n",
+            true,
+        ),
+        (b"", false),
+        (b"", true),
+    ] {
+        let port = stranger(what, reads).to_string();
+        let start = Instant::now();
+        let err = fail(&["ping", "127.0.0.1", "-p", &port, "-C", "1"], 1);
+        assert!(err.contains("does not speak iWARP"), "{err}");
+        assert!(start.elapsed() < Duration::from_secs(30));
+    }
+}
+
+#[test]
+fn a_server_survives_peers_that_do_not_speak_mpa() {
+    let (mut server, at) = serve(&["ping", "serve", "-a", "127.0.0.1", "-p", "0"]);
+    let mut garbage = TcpStream::connect(at).unwrap();
+    garbage.write_all(&[0xff; 4096]).unwrap();
+    // A connection that sends nothing and stays open.
+    let _silent = TcpStream::connect(at).unwrap();
+    drop(TcpStream::connect(at).unwrap());
+    let port = at.port().to_string();
+    let out = run(&["ping", "127.0.0.1", "-p", &port, "-C", "5", "-V"]);
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    assert!(server.0.try_wait().unwrap().is_none());
+}

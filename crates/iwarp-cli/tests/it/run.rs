@@ -1,0 +1,219 @@
+//! `iwarp run`: its exit codes, and its error messages when the program or a library is missing.
+
+use crate::common;
+use crate::common::{Scratch, iwarp, text};
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::Path;
+use std::process::{Command, Output};
+
+/// Runs `iwarp run -- PROGRAM…` with an empty library, which no program of these tests loads.
+fn run(command: &[&str]) -> Output {
+    let scratch = Scratch::new();
+    let library = scratch.path("libiwarp_verbs.so");
+    std::fs::write(&library, b"").unwrap();
+    iwarp(&[&["run", "--"], command].concat())
+        .env("IWARP_LIBRARY", &library)
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn the_command_ends_with_the_programs_exit_code_or_signal() {
+    assert_eq!(run(&["true"]).status.code(), Some(0));
+    assert_eq!(run(&["sh", "-c", "exit 77"]).status.code(), Some(77));
+    assert_eq!(
+        run(&["sh", "-c", "kill -TERM $$"]).status.signal(),
+        Some(15)
+    );
+}
+
+/// The codes are those of a shell, so that a script can tell them from exit codes of the program.
+#[test]
+fn a_program_that_cannot_be_started_has_an_exit_code_of_its_own() {
+    for (program, code) in [("/nonexistent/program", 127), ("/etc/passwd", 126)] {
+        let out = run(&[program, "argument"]);
+        let error = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(code), "{error}");
+        assert!(
+            error.starts_with(&format!("iwarp: cannot run {program}: ")),
+            "{error}"
+        );
+    }
+}
+
+/// The program finds the settings of the options in its environment, wherever it goes, and what the user has set for its libraries behind ours.
+#[test]
+fn a_program_finds_the_options_and_the_users_settings() {
+    let scratch = Scratch::new();
+    let dir = scratch.sub("here");
+    for name in ["libiwarp_verbs.so", "librspreload.so"] {
+        std::fs::write(dir.join(name), b"").unwrap();
+    }
+    let show = r#"cd /; printf '%s\n' "$IWARP_CAPTURE" "$LD_PRELOAD" "$LD_LIBRARY_PATH" "$IWARP_CRC" "$IWARP_AS""#;
+    let options = [
+        "--capture",
+        "a trace.pcapng",
+        "--crc",
+        "off",
+        "--as",
+        "rnic",
+    ];
+    let command = [
+        &["run", "--rsockets"],
+        &options[..],
+        &["--", "sh", "-c", show],
+    ];
+    let out = iwarp(&command.concat())
+        .env("IWARP_LIBRARY", dir.join("libiwarp_verbs.so"))
+        // The loader passes over what is not there.
+        .env("LD_PRELOAD", "/nonexistent/mine.so")
+        .env("LD_LIBRARY_PATH", "/nonexistent")
+        .current_dir(&dir)
+        .output()
+        .unwrap();
+    let told = text(&out.stdout);
+    let [capture, preload, libraries, crc, face] = told.lines().collect::<Vec<_>>()[..] else {
+        panic!("{told} {}", text(&out.stderr));
+    };
+    let here = dir.canonicalize().unwrap();
+    assert_eq!(Path::new(capture), here.join("a trace.pcapng"));
+    let preload: Vec<&str> = preload.split(':').collect();
+    assert!(preload[0].ends_with("librspreload.so"), "{preload:?}");
+    assert_eq!(preload.last(), Some(&"/nonexistent/mine.so"));
+    assert!(libraries.ends_with(":/nonexistent"), "{libraries}");
+    assert_eq!((crc, face), ("off", "rnic"));
+}
+
+/// A shell that evaluates the output of `iwarp env` sets each variable to its value, whatever is in it.
+#[test]
+fn the_output_of_env_is_for_a_shell() {
+    let scratch = Scratch::new();
+    let library = scratch.path("libiwarp_verbs.so");
+    std::fs::write(&library, b"").unwrap();
+    let file = "/tmp/it's \"$HOME\" `x` \\ and\nmore";
+    let out = iwarp(&["env", "--capture", file])
+        .env("IWARP_LIBRARY", &library)
+        .output()
+        .unwrap();
+    let script = format!("{}\nprintf %s \"$IWARP_CAPTURE\"", text(&out.stdout));
+    let told = Command::new("sh").args(["-c", &script]).output().unwrap();
+    assert_eq!(text(&told.stdout), file, "{script}");
+}
+
+/// The list of devices for programs is of the face that programs see.
+#[test]
+fn devices_are_listed_with_the_indices_of_their_face() {
+    for (face, indices) in [("rnic", "[0]"), ("roce", "[0,1]")] {
+        let mut command = iwarp(&["devices", "--json"]);
+        let out = command.env("IWARP_AS", face).output().unwrap();
+        let mut json = text(&out.stdout);
+        json.retain(|c| !c.is_whitespace());
+        let wanted = format!(r#"{{"address":"127.0.0.1","gid_indices":{indices}}}"#);
+        assert!(json.contains(&wanted), "{face}: {json}");
+    }
+}
+
+/// An unknown option is not taken for the name of a program.
+#[test]
+fn a_misspelt_option_is_wrong_usage() {
+    for args in [
+        &["run", "--capure", "x", "--", "true"][..],
+        &["run", "--crc", "off", "-v", "--", "true"],
+    ] {
+        let error = common::fail(args, 2);
+        assert!(error.contains("is no option of `iwarp run`"), "{error}");
+    }
+}
+
+#[test]
+fn a_wrong_library_is_named_with_its_variable() {
+    let scratch = Scratch::new();
+    let missing = scratch.path("missing.so");
+    for path in [missing, scratch.path("")] {
+        let out = iwarp(&["run", "--", "true"])
+            .env("IWARP_LIBRARY", &path)
+            .output()
+            .unwrap();
+        let error = text(&out.stderr);
+        assert_eq!(out.status.code(), Some(1), "{error}");
+        assert!(
+            error.contains("IWARP_LIBRARY=") && error.contains(path.to_str().unwrap()),
+            "{error}"
+        );
+    }
+}
+
+/// `--rsockets` uses the preload library in the folder of the verbs library.
+#[test]
+fn the_preload_library_is_looked_for_beside_the_library() {
+    let scratch = Scratch::new();
+    let env = || {
+        let out = iwarp(&["env", "--rsockets"])
+            .env("IWARP_LIBRARY", scratch.path("libiwarp_verbs.so"))
+            .output()
+            .unwrap();
+        (out.status.success(), text(&out.stdout))
+    };
+    std::fs::write(scratch.path("libiwarp_verbs.so"), b"").unwrap();
+    assert!(!env().0);
+    std::fs::write(scratch.path("librspreload.so"), b"").unwrap();
+    let (success, said) = env();
+    assert!(success && said.contains("/librspreload.so'"), "{said}");
+}
+
+#[test]
+fn a_wrong_filter_of_the_log_is_named() {
+    let out = iwarp(&["devices"])
+        .env("RUST_LOG", "iwarp=loud")
+        .output()
+        .unwrap();
+    let error = text(&out.stderr);
+    assert!(
+        out.status.success() && error.contains("RUST_LOG is ignored"),
+        "{error}"
+    );
+}
+
+/// `cargo install` installs the command without libraries. The error message names a command that installs them, and the same
+/// `iwarp` finds them in the folder that the message promises.
+#[test]
+fn a_command_without_its_libraries_says_how_to_get_them() {
+    let scratch = Scratch::new();
+    let bin = scratch.path("prefix/bin");
+    std::fs::create_dir_all(&bin).unwrap();
+    let command = bin.join("iwarp");
+    // `cp` makes the copy. If this process wrote it, a child that another test starts at that moment could inherit the open
+    // descriptor, and running the file would fail with ETXTBSY.
+    let copied = Command::new("cp")
+        .args([env!("CARGO_BIN_EXE_iwarp").as_ref(), command.as_os_str()])
+        .status()
+        .unwrap();
+    assert!(copied.success());
+    let run = || {
+        Command::new(&command)
+            .args(["run", "--", "true"])
+            .env_remove("IWARP_LIBRARY")
+            .env_remove("RUST_LOG")
+            .output()
+            .unwrap()
+    };
+    let out = run();
+    let error = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(1), "{error}");
+    let prefix = bin.parent().unwrap().canonicalize().unwrap();
+    for part in [
+        format!("cargo xtask install --prefix {}\n", prefix.display()),
+        format!("git clone --branch v{} https://", env!("CARGO_PKG_VERSION")),
+        "IWARP_LIBRARY".to_owned(),
+    ] {
+        assert!(error.contains(&part), "{part:?} is not in: {error}");
+    }
+    // Creates the libraries where `cargo xtask install --prefix` puts them.
+    let lib = prefix.join("lib/iwarp");
+    std::fs::create_dir_all(&lib).unwrap();
+    for name in ["libibverbs.so.1", "librdmacm.so.1"] {
+        std::fs::write(lib.join(name), b"").unwrap();
+    }
+    let out = run();
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+}

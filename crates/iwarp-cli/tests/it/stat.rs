@@ -1,0 +1,247 @@
+//! `iwarp stat` shows a process with traffic in each of its output formats, and reports a process that cannot be asked.
+
+use crate::common;
+use crate::common::{LIMIT, Running, Scratch, fail, iwarp, run, serve, succeed, text};
+use serde_json::Value;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixListener;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+/// Starts a ping server and returns it with its port and its process number.
+fn server() -> (Running, u16, String) {
+    let (running, at) = serve(&["ping", "serve", "-a", "127.0.0.1", "-p", "0"]);
+    let pid = running.0.id().to_string();
+    (running, at.port(), pid)
+}
+
+fn ping(port: u16, count: &str) {
+    succeed(&["ping", "127.0.0.1", "-p", &port.to_string(), "-C", count]);
+}
+
+fn json(pid: &str) -> Value {
+    let all: Value = serde_json::from_str(&succeed(&["stat", pid, "--json"])).unwrap();
+    assert_eq!(all["format"], 1);
+    assert_eq!(all["processes"].as_array().unwrap().len(), 1, "{all}");
+    all["processes"][0].clone()
+}
+
+/// Returns how many octets the devices of a process have received.
+fn received(process: &Value) -> u64 {
+    let devices = process["statistics"]["devices"].as_array().unwrap();
+    let counters = devices.iter().map(|d| d["counters"]["rx_bytes"].as_u64());
+    counters.map(Option::unwrap).sum()
+}
+
+#[test]
+fn the_figures_of_a_server_grow_with_its_work() {
+    let (_running, port, pid) = server();
+    let idle = json(&pid);
+    assert_eq!(idle["pid"].to_string(), pid);
+    let command = idle["statistics"]["process"]["command"].as_str().unwrap();
+    assert!(
+        command.ends_with("ping serve -a 127.0.0.1 -p 0"),
+        "{command}"
+    );
+    ping(port, "5");
+    let first = received(&json(&pid));
+    assert!(first > received(&idle));
+    ping(port, "50");
+    assert!(received(&json(&pid)) > 2 * first);
+}
+
+#[test]
+fn a_connection_is_a_row_of_the_table_and_a_sample() {
+    let (_running, port, pid) = server();
+    // This client pings until it is killed at the end of the test.
+    let mut client = iwarp(&["ping", "127.0.0.1", "-p", &port.to_string()]);
+    let mut client = Running(client.stdout(Stdio::null()).spawn().unwrap());
+    let begin = Instant::now();
+    let table = loop {
+        let table = succeed(&["stat", &pid]);
+        if table.contains(" RTS ") {
+            break table;
+        }
+        assert!(begin.elapsed() < LIMIT && client.0.try_wait().unwrap().is_none());
+    };
+    for line in table.lines() {
+        assert!(line.chars().count() <= 100, "{line}");
+    }
+    assert!(
+        table.starts_with(&format!("process {pid}, user ")),
+        "{table}"
+    );
+    let row = table.lines().find(|l| l.contains(" RTS ")).unwrap();
+    // The last column is TCP's round-trip time. On a busy machine it may take milliseconds.
+    let unit = row.split_whitespace().next_back().unwrap();
+    assert!(
+        row.contains(" 127.0.0.1:") && ["µs", "ms", "s"].contains(&unit),
+        "{row}"
+    );
+
+    let metrics = succeed(&["stat", "--openmetrics", &pid]);
+    assert!(metrics.ends_with("\n# EOF\n"));
+    let sample = format!("iwarp_connection_tcp_rtt_seconds{{pid=\"{pid}\",device=\"");
+    assert!(metrics.lines().any(|l| l.starts_with(&sample)), "{metrics}");
+    // The requests of `iwarp stat` have not ended the connection.
+    assert!(client.0.try_wait().unwrap().is_none());
+}
+
+#[test]
+fn watching_asks_again_and_again_until_the_process_ends() {
+    let (mut running, port, pid) = server();
+    let mut watch = iwarp(&["stat", &pid, "--watch=0.1", "--json"]);
+    let mut watch = Running(watch.stdout(Stdio::piped()).spawn().unwrap());
+    let mut lines = BufReader::new(watch.0.stdout.take().unwrap()).lines();
+    let mut next = || -> Option<Value> {
+        let line = lines.next()?.unwrap();
+        Some(serde_json::from_str(&line).unwrap())
+    };
+    let before = received(&next().unwrap()["processes"][0]);
+    ping(port, "20");
+    while received(&next().unwrap()["processes"][0]) == before {}
+    running.0.kill().unwrap();
+    // The server is now a zombie and keeps its process number. `iwarp stat` must notice that it has ended nevertheless.
+    while next().is_some() {}
+    let status = watch.wait(LIMIT).expect("it ends");
+    assert!(status.success(), "{status}");
+    running.0.wait().unwrap();
+}
+
+/// Answers requests about this process with these texts, one for each, and then closes the socket. Returns the process number and
+/// the directory of the socket.
+fn answers(scratch: &Scratch, answers: &'static [&'static str]) -> (String, String) {
+    let own = std::process::id().to_string();
+    let dir = scratch.sub("answers");
+    let listener = UnixListener::bind(dir.join(format!("iwarp-stat.{own}.{:016x}", 7))).unwrap();
+    std::thread::spawn(move || {
+        let (last, first) = answers.split_last().unwrap();
+        for answer in first {
+            let (mut socket, _) = listener.accept().unwrap();
+            let _ = socket.write_all(answer.as_bytes());
+        }
+        let (mut socket, _) = listener.accept().unwrap();
+        drop(listener);
+        let _ = socket.write_all(last.as_bytes());
+    });
+    (own, common::str(&dir).to_owned())
+}
+
+/// The answer of a process that ends at that moment is cut off or empty. After that its socket is gone.
+#[test]
+fn a_process_may_end_while_it_answers() {
+    const GOOD: &str = r#"{"format":1}"#;
+    let watch = |lines: usize, said: &'static [&'static str]| {
+        let scratch = Scratch::new();
+        let (pid, dir) = answers(&scratch, said);
+        let args = ["stat", &pid, "--directory", &dir, "--watch=0.1", "--json"];
+        assert_eq!(succeed(&args).lines().count(), lines, "{said:?}");
+    };
+    watch(1, &[GOOD, ""]);
+    watch(1, &[GOOD, r#"{"format""#]);
+    // After one answer that is cut off, `iwarp stat` asks again.
+    watch(2, &[GOOD, "", GOOD]);
+    // A process that never gave an answer is an error.
+    let scratch = Scratch::new();
+    let (pid, dir) = answers(&scratch, &[""]);
+    let error = fail(&["stat", &pid, "--directory", &dir, "--watch=0.1"], 1);
+    assert!(error.contains("has not answered"), "{error}");
+}
+
+/// On a terminal the table is redrawn. A file or pipe gets one table after the other.
+#[test]
+fn a_pipe_gets_one_table_after_the_other() {
+    let (_running, port, pid) = server();
+    ping(port, "1");
+    let mut watch = iwarp(&["stat", &pid, "--watch=0.1"]);
+    let mut watch = Running(watch.stdout(Stdio::piped()).spawn().unwrap());
+    let mut lines = BufReader::new(watch.0.stdout.take().unwrap()).lines();
+    for _ in 0..3 {
+        while lines.next().expect("it goes on").unwrap() != "--" {}
+    }
+    // The pipe has no reader any more, so the command ends.
+    drop(lines);
+    assert!(watch.wait(LIMIT).expect("it ends").success());
+}
+
+#[test]
+fn a_process_that_cannot_be_asked_is_an_error() {
+    let error = fail(&["stat", "4194304"], 1);
+    assert!(error.contains("there is no process 4194304"), "{error}");
+    let other = Command::new("sleep").arg("1000").spawn().unwrap();
+    let other = Running(other);
+    let pid = other.0.id().to_string();
+    let error = fail(&["stat", &pid], 1);
+    assert!(
+        error.contains(&format!("process {pid} cannot be asked")),
+        "{error}"
+    );
+    // Without a process number it is no error that there is no process.
+    let scratch = Scratch::new();
+    let dir = scratch.sub("empty");
+    let dir = common::str(&dir);
+    let said = succeed(&["stat", "--directory", dir]);
+    assert_eq!(said, "no process that uses iwarp\n");
+    assert_eq!(
+        succeed(&["stat", "--directory", dir, "--openmetrics"])
+            .lines()
+            .last(),
+        Some("# EOF")
+    );
+}
+
+/// Any program of this user can make such a socket. Its answer may be nonsense, of another version, or contain escape sequences.
+#[test]
+fn invalid_answers_are_reported_and_escaped() {
+    let scratch = Scratch::new();
+    let dir = scratch.sub("strange");
+    for (at, answer) in [
+        "nonsense \u{1b}[2J",
+        r#"{"format":99}"#,
+        r#"{"format":1,"process":{"command":"\u001b]0;evil\u0007"},"queue_pairs":[{"end":"\u001b[2J","state":"\u202e"}]}"#,
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let listener = UnixListener::bind(dir.join(format!("iwarp-stat.1.{at:016x}"))).unwrap();
+        std::thread::spawn(move || {
+            for socket in listener.incoming() {
+                let _ = socket.unwrap().write_all(answer.as_bytes());
+            }
+        });
+    }
+    let out = run(&["stat", "--directory", common::str(&dir)]);
+    let (said, complaints) = (text(&out.stdout), text(&out.stderr));
+    assert!(out.status.success(), "{complaints}");
+    assert!(
+        complaints.contains("is not JSON") && complaints.contains("format 99"),
+        "{complaints}"
+    );
+    for s in [&said, &complaints] {
+        assert!(!s.contains('\u{1b}') && !s.contains('\u{202e}'), "{s:?}");
+    }
+    assert!(said.contains("\\u{1b}]0;evil\\u{7}"), "{said}");
+}
+
+/// Rates are those since the answer before, not those since the first one. The directory that is named on the command line counts, whatever
+/// is set for the programs.
+#[test]
+fn rates_are_those_since_the_last_answer() {
+    const SAID: [&str; 4] = [
+        r#"{"format":1,"process":{"age_ns":1000000000},"queue_pairs":[{"number":5,"counters":{"tx_bytes":0}}]}"#,
+        r#"{"format":1,"process":{"age_ns":2000000000},"queue_pairs":[{"number":5,"counters":{"tx_bytes":8000}}]}"#,
+        r#"{"format":1,"process":{"age_ns":4000000000},"queue_pairs":[{"number":5,"counters":{"tx_bytes":9000}}]}"#,
+        "",
+    ];
+    let scratch = Scratch::new();
+    let (pid, dir) = answers(&scratch, &SAID);
+    let mut command = iwarp(&["stat", &pid, "--directory", &dir, "--watch=0.1"]);
+    let out = command.env("IWARP_STAT", scratch.sub("empty")).output();
+    let shown = text(&out.unwrap().stdout);
+    let rows = shown.lines().filter(|l| l.trim_start().starts_with("5 "));
+    let sent: Vec<String> = rows
+        .map(|row| row.split_whitespace().skip(2).take(2).collect())
+        .collect();
+    assert_eq!(sent.len(), 3, "{shown}");
+    assert_eq!(sent[1..], ["8.00kB/s", "500B/s"], "{shown}");
+}

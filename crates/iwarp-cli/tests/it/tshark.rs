@@ -1,0 +1,484 @@
+//! Wireshark as the judge of what we send: it must decode our recordings into the same FPDUs as our own decoder, with
+//! no malformed frame and no bad CRC.
+
+use crate::common::capture;
+use crate::common::{Scratch, noise, serve, str, succeed};
+use iwarp::owned::cm::{ConnectionParameters, Connector, Listener};
+use iwarp::{
+    Access, Bind, CompletionQueue, Config, Context, Cqe, Device, MemoryRegion, ProtectionDomain,
+    ReceiverNotReady, RecvWr, RemoteMemory, SendOp, SendWr, Stag, WcStatus, WindowType,
+};
+use iwarp_proto::crc32c;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Copies a file of 64 MiB with `iwarp cp`, records the first 4 MiB, and checks the recording.
+fn copy(markers: bool) {
+    let t = Scratch::new();
+    let dir = t.sub("served");
+    let data = noise(64 << 20);
+    let (source, file) = (t.path("source"), t.path("run.pcapng"));
+    fs::write(&source, &data).unwrap();
+    let mut serve_args = vec![
+        "cp",
+        "serve",
+        str(&dir),
+        "--writable",
+        "--bind",
+        "127.0.0.1",
+        "-p",
+        "0",
+        "-q",
+    ];
+    // Wireshark can follow markers only if both directions have them.
+    let more: &[&str] = if markers { &["--markers"] } else { &[] };
+    serve_args.extend(more);
+    let (_server, at) = serve(&serve_args);
+    let port = at.port().to_string();
+    let mut args = vec![
+        "cp",
+        "-p",
+        &port,
+        "--crc",
+        "on",
+        str(&source),
+        "127.0.0.1:copy",
+    ];
+    args.extend(["--capture", str(&file), "--capture-bytes", "4M"]);
+    args.extend(more);
+    let out = succeed(&args);
+    assert!(out.contains("equal at both ends"), "{out}");
+    assert!(fs::read(dir.join("copy")).unwrap() == data);
+    let len = fs::metadata(&file).unwrap().len();
+    assert!((3 << 20..=4 << 20).contains(&len), "{len}");
+    let Some(decoded) = capture::check(&file, markers, true, true) else {
+        return;
+    };
+    assert!(decoded.octets > 3 << 20, "{}", decoded.octets);
+    // Opcode 0 is RDMA Write, opcode 3 is Send.
+    assert!(
+        decoded.opcodes().into_iter().eq([0, 3]),
+        "{:?}",
+        decoded.opcodes()
+    );
+    println!(
+        "{} FPDUs, {} of them not decodable by tshark",
+        decoded.fpdus.values().map(Vec::len).sum::<usize>(),
+        decoded.beyond_tshark
+    );
+}
+
+#[test]
+fn a_copy_with_crc() {
+    copy(false);
+}
+
+#[test]
+fn a_copy_with_crc_and_markers() {
+    copy(true);
+}
+
+const SIZE: usize = 200_000;
+const WAIT: Option<Duration> = Some(Duration::from_secs(20));
+
+/// Binds a memory window to a region and returns its STag. The test needs windows because a peer cannot invalidate a region.
+fn bind(
+    ctx: &Context,
+    pd: &ProtectionDomain,
+    qp: &iwarp::runtime::QueuePair,
+    mr: &MemoryRegion,
+) -> Stag {
+    let mw_stag = ctx.allocate_window(WindowType::Type2, pd.number()).unwrap();
+    let bind = Bind {
+        mw_stag,
+        new_stag: mw_stag.with_key(mw_stag.key() ^ 1),
+        mr_stag: Stag(mr.lkey()),
+        addr: mr.remote().addr,
+        len: 64,
+        access: Access::REMOTE_WRITE,
+    };
+    let wr = SendWr::new(99, SendOp::Bind(bind), &[]);
+    qp.post_send(&[wr.signaled()]).unwrap();
+    bind.new_stag
+}
+
+fn next(cq: &CompletionQueue) -> Cqe {
+    let mut done = [Cqe::default()];
+    cq.wait(&mut done, WAIT).unwrap();
+    done[0]
+}
+
+/// Uses every operation once between two ends in this process, and ends with a Terminate.
+fn every_opcode(ip: &str, markers: bool, crc: bool, file: &Path) {
+    let mut config = Config::default();
+    config.crc = crc;
+    config.markers = markers;
+    config.capture = Some(file.to_path_buf());
+    // With the segment size of loopback most messages would have a single segment.
+    config.mss = Some(9000);
+    let ip = ip.parse().unwrap();
+    let ctx = Context::open(&Device::by_address(ip).unwrap(), config).unwrap();
+    let listener = Listener::bind(&ctx, SocketAddr::new(ip, 0)).unwrap();
+    let address = listener.local_addr();
+    let receives = 8;
+    let server = std::thread::spawn({
+        let ctx = ctx.clone();
+        move || {
+            let pd = ProtectionDomain::new(&ctx);
+            let cq = ctx.create_cq(64, None).unwrap();
+            let access = Access::all() - Access::ZERO_BASED;
+            let memory = pd.allocate(SIZE, access).unwrap();
+            let request = listener.accept(WAIT).unwrap();
+            let qp = pd.queue_pair().build(&cq, &cq).unwrap();
+            let sink = pd.allocate(SIZE, Access::LOCAL_WRITE).unwrap();
+            for wr_id in 0..receives {
+                let sges = &[sink.sge(..).unwrap()];
+                qp.post_recv(&[RecvWr { wr_id, sges }]).unwrap();
+            }
+            let parameters = ConnectionParameters {
+                private_data: memory.remote().to_bytes().to_vec(),
+                ..ConnectionParameters::default()
+            };
+            let connection = request.accept(qp, &parameters).unwrap();
+            // The Send tells the client the STags of the windows. It is posted after the Binds, so the windows are bound when it
+            // arrives.
+            let windows = [(); 2].map(|()| bind(&ctx, &pd, &connection, &memory));
+            let told = windows.map(|window| window.0.to_be_bytes()).concat();
+            connection
+                .post_send(&[SendWr::inline(99, &[&told])])
+                .unwrap();
+            for _ in windows {
+                let done = next(&cq);
+                assert_eq!((done.wr_id, done.status), (99, WcStatus::Success));
+            }
+            for _ in 0..receives {
+                let done = next(&cq);
+                let fault = connection.fault();
+                assert_eq!(done.status, WcStatus::Success, "{done:?}, {fault:?}");
+            }
+            // The client's last request breaks the protection, so the connection ends with an error.
+            let end = connection.wait_disconnected(WAIT).unwrap_err();
+            assert!(matches!(end, iwarp::Error::ConnectionLost(_)), "{end}");
+            for window in windows {
+                ctx.deallocate_window(window).unwrap();
+            }
+            connection.counters()
+        }
+    });
+
+    let pd = ProtectionDomain::new(&ctx);
+    let cq = ctx.create_cq(64, None).unwrap();
+    let qp = pd.queue_pair().build(&cq, &cq).unwrap();
+    let told = pd.allocate(8, Access::LOCAL_WRITE).unwrap();
+    let sges = &[told.sge(..).unwrap()];
+    qp.post_recv(&[RecvWr { wr_id: 0, sges }]).unwrap();
+    let connection = Connector::new(&ctx).connect(address, qp).unwrap();
+    let memory = RemoteMemory::from_bytes(connection.private_data()).unwrap();
+    assert_eq!((next(&cq).status, told.len()), (WcStatus::Success, 8));
+    let told = told.to_vec(..).unwrap();
+    let window = |i: usize| u32::from_be_bytes(told[4 * i..][..4].try_into().unwrap());
+    let local = pd.allocate(SIZE, Access::LOCAL_WRITE).unwrap();
+    local.write_at(0, &noise(SIZE)).unwrap();
+    let (remote_addr, rkey) = (memory.addr, memory.rkey);
+    let (large, small, word) = (
+        [local.sge(..SIZE - 1).unwrap()],
+        [local.sge(3..104).unwrap()],
+        [local.sge(8..16).unwrap()],
+    );
+    let write_imm = SendOp::WriteImm {
+        remote_addr,
+        rkey,
+        imm: 7,
+    };
+    let swap = SendOp::CmpSwap {
+        remote_addr,
+        rkey,
+        compare: 1,
+        swap: 2,
+        compare_mask: u64::MAX,
+        swap_mask: u64::MAX,
+    };
+    let invalidate = |i: usize| SendOp::SendInv(window(i));
+    for wr in [
+        SendWr::write(0, remote_addr, rkey, &large),
+        SendWr::read(0, remote_addr, rkey, &large),
+        SendWr::write(0, remote_addr, rkey, &[]),
+        SendWr::read(0, remote_addr, rkey, &[]),
+        SendWr::send(0, &large),
+        SendWr::send(0, &small).solicited(),
+        SendWr::new(0, invalidate(0), &small),
+        SendWr::new(0, invalidate(1), &small).solicited(),
+        SendWr::new(0, SendOp::SendImm(5), &small),
+        SendWr::new(0, SendOp::SendImm(6), &[]).solicited(),
+        SendWr::new(0, write_imm, &small),
+        SendWr::new(0, write_imm, &large).solicited(),
+        SendWr::fetch_add(0, remote_addr, rkey, 3, &word),
+        SendWr::new(0, swap, &word),
+    ] {
+        connection.post_send(&[wr.signaled()]).unwrap();
+        let done = next(&cq);
+        assert_eq!(done.status, WcStatus::Success, "{:?}", wr.op);
+    }
+    // This Read is outside the region, so the server answers with a Terminate.
+    let outside = SendWr::read(0, remote_addr + SIZE as u64, rkey, &small);
+    connection.post_send(&[outside.signaled()]).unwrap();
+    assert_eq!(next(&cq).status, WcStatus::RemoteAccess);
+    drop(connection);
+    let counters = server.join().unwrap();
+    assert_eq!((counters.terminates_sent, counters.crc_errors), (1, 0));
+    ctx.flush_capture().unwrap();
+}
+
+#[test]
+fn every_opcode_in_every_kind_of_stream() {
+    for ip in ["127.0.0.1", "::1"] {
+        for markers in [false, true] {
+            for crc in [true, false] {
+                let t = Scratch::new();
+                let file = t.path("run.pcapng");
+                every_opcode(ip, markers, crc, &file);
+                println!("{ip} markers {markers} CRC {crc}");
+                let Some(decoded) = capture::check(&file, markers, crc, false) else {
+                    return;
+                };
+                let opcodes = decoded.opcodes();
+                assert!(opcodes.iter().copied().eq(0..=11), "{opcodes:?}");
+            }
+        }
+    }
+}
+
+/// A request with which a client breaks a rule.
+struct Offence {
+    name: &'static str,
+    /// What the client may do with the server's memory.
+    access: Access,
+    /// The length of the server's receive, if it posts one.
+    receive: Option<usize>,
+    /// Posts the request. The arguments are the client's queue pair, its own memory, and the server's memory.
+    commit: fn(&iwarp::runtime::QueuePair, &MemoryRegion, RemoteMemory),
+    /// Layer, type and code of the Terminate that answers it.
+    answer: [u8; 3],
+}
+
+const OFFENCES: &[Offence] = &[
+    Offence {
+        name: "Write with a wrong key",
+        access: Access::REMOTE_WRITE,
+        receive: None,
+        commit: |qp, memory, to| write(qp, memory, to.addr, to.rkey ^ 1),
+        answer: [1, 1, 0],
+    },
+    Offence {
+        name: "Write beyond the end",
+        access: Access::REMOTE_WRITE,
+        receive: None,
+        commit: |qp, memory, to| write(qp, memory, to.addr + 1, to.rkey),
+        answer: [1, 1, 1],
+    },
+    Offence {
+        name: "Write without permission",
+        access: Access::REMOTE_READ,
+        receive: None,
+        commit: |qp, memory, to| write(qp, memory, to.addr, to.rkey),
+        answer: [0, 1, 2],
+    },
+    Offence {
+        name: "Read with a wrong key",
+        access: Access::REMOTE_READ,
+        receive: None,
+        commit: |qp, memory, to| read(qp, memory, to.addr, to.rkey ^ 1),
+        answer: [0, 1, 0],
+    },
+    Offence {
+        name: "Read beyond the end",
+        access: Access::REMOTE_READ,
+        receive: None,
+        commit: |qp, memory, to| read(qp, memory, to.addr + 1, to.rkey),
+        answer: [0, 1, 1],
+    },
+    Offence {
+        name: "Read without permission",
+        access: Access::REMOTE_WRITE,
+        receive: None,
+        commit: |qp, memory, to| read(qp, memory, to.addr, to.rkey),
+        answer: [0, 1, 2],
+    },
+    Offence {
+        name: "Send without a receive",
+        access: Access::REMOTE_WRITE,
+        receive: None,
+        commit: |qp, memory, _| send(qp, memory),
+        answer: [1, 2, 2],
+    },
+    Offence {
+        name: "Send that is too long",
+        access: Access::REMOTE_WRITE,
+        receive: Some(FEW - 1),
+        commit: |qp, memory, _| send(qp, memory),
+        answer: [1, 2, 5],
+    },
+];
+
+/// Length of the server's memory and of each message, in octets.
+const FEW: usize = 64;
+
+fn post(qp: &iwarp::runtime::QueuePair, wr: SendWr<'_>) {
+    qp.post_send(&[wr.signaled()]).unwrap();
+}
+
+fn write(qp: &iwarp::runtime::QueuePair, memory: &MemoryRegion, addr: u64, rkey: u32) {
+    post(qp, SendWr::write(0, addr, rkey, &[memory.sge(..).unwrap()]));
+}
+
+fn read(qp: &iwarp::runtime::QueuePair, memory: &MemoryRegion, addr: u64, rkey: u32) {
+    post(qp, SendWr::read(0, addr, rkey, &[memory.sge(..).unwrap()]));
+}
+
+fn send(qp: &iwarp::runtime::QueuePair, memory: &MemoryRegion) {
+    post(qp, SendWr::send(0, &[memory.sge(..).unwrap()]));
+}
+
+/// Opens a context that records its connections in `file`.
+fn recorded(file: &Path) -> Context {
+    let mut config = Config::default();
+    config.capture = Some(file.to_path_buf());
+    config.receiver_not_ready = ReceiverNotReady::Terminate;
+    let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
+    Context::open(&device, config).unwrap()
+}
+
+/// Returns layer, type and code of the Terminate messages that tshark finds, or `None` if tshark is not installed.
+fn terminates(file: &Path) -> Option<Vec<[u8; 3]>> {
+    let words = ["-Y", "iwarp_rdma.terminate", "-T", "fields"];
+    let fields = [
+        "term_layer",
+        "term_etype_rdma",
+        "term_etype_ddp",
+        "term_etype_llp",
+        "term_errcode_rdma",
+        "term_errcode_ddp_tagged",
+        "term_errcode_ddp_untagged",
+        "term_errcode_llp",
+    ]
+    .map(|field| ["-e".to_owned(), format!("iwarp_rdma.{field}")])
+    .concat();
+    let mut args = words.to_vec();
+    args.extend(fields.iter().map(String::as_str));
+    let text = capture::tshark(file, &args)?;
+    let numbers = |line: &str| -> Vec<u8> {
+        let cells = line.split('\t').filter(|cell| !cell.is_empty());
+        cells
+            .map(|cell| u8::from_str_radix(cell.trim_start_matches("0x"), 16).expect(cell))
+            .collect()
+    };
+    Some(
+        text.lines()
+            .map(|line| {
+                numbers(line)
+                    .try_into()
+                    .expect("a layer, a type and a code")
+            })
+            .collect(),
+    )
+}
+
+#[test]
+fn wireshark_decodes_every_terminate_as_we_mean_it() {
+    let t = Scratch::new();
+    let file = t.path("run.pcapng");
+    let ctx = recorded(&file);
+    for offence in OFFENCES {
+        let listener = Listener::bind(&ctx, SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let address = listener.local_addr();
+        let server = std::thread::spawn({
+            let ctx = ctx.clone();
+            move || {
+                let pd = ProtectionDomain::new(&ctx);
+                let cq = ctx.create_cq(8, None).unwrap();
+                let memory = pd
+                    .allocate(FEW, offence.access | Access::LOCAL_WRITE)
+                    .unwrap();
+                let request = listener.accept(WAIT).unwrap();
+                let qp = pd.queue_pair().build(&cq, &cq).unwrap();
+                if let Some(len) = offence.receive {
+                    let sges = &[memory.sge(..len).unwrap()];
+                    qp.post_recv(&[RecvWr { wr_id: 0, sges }]).unwrap();
+                }
+                let parameters = ConnectionParameters {
+                    private_data: memory.remote().to_bytes().to_vec(),
+                    ..ConnectionParameters::default()
+                };
+                let connection = request.accept(qp, &parameters).unwrap();
+                let _ = connection.wait_disconnected(WAIT);
+                // The connection may be reported as ended a moment before the Terminate is counted.
+                let sent = || connection.counters().terminates_sent;
+                let start = Instant::now();
+                while sent() == 0 && Some(start.elapsed()) < WAIT {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                sent()
+            }
+        });
+        let pd = ProtectionDomain::new(&ctx);
+        let cq = ctx.create_cq(8, None).unwrap();
+        let qp = pd.queue_pair().build(&cq, &cq).unwrap();
+        let connection = Connector::new(&ctx).connect(address, qp).unwrap();
+        let remote = RemoteMemory::from_bytes(connection.private_data()).unwrap();
+        let local = pd.allocate(FEW, Access::LOCAL_WRITE).unwrap();
+        (offence.commit)(&connection, &local, remote);
+        let _ = connection.wait_disconnected(WAIT);
+        drop(connection);
+        assert_eq!(server.join().unwrap(), 1, "{}", offence.name);
+    }
+    ctx.flush_capture().unwrap();
+    let Some(seen) = terminates(&file) else {
+        return;
+    };
+    assert!(seen.into_iter().eq(OFFENCES.iter().map(|o| o.answer)));
+    let text = capture::tshark(&file, &["-V", "-Y", "iwarp_mpa.fpdu"]).expect("ran before");
+    // Three FPDUs for each: the first message of the set-up, the wrong request, and the Terminate.
+    assert_eq!(text.matches("(Good CRC32)").count(), 3 * OFFENCES.len());
+    assert!(!text.contains("Malformed") && !text.contains("Bad CRC32"));
+}
+
+/// A Terminate of the MPA layer: the peer, a plain TCP socket, sends an FPDU with a wrong CRC.
+#[test]
+fn a_terminate_of_mpa_is_decoded() {
+    let t = Scratch::new();
+    let file = t.path("run.pcapng");
+    let ctx = recorded(&file);
+    let listener = Listener::bind(&ctx, SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    let mut peer = TcpStream::connect(listener.local_addr()).unwrap();
+    peer.set_read_timeout(WAIT).unwrap();
+    // Revision 1 with CRCs and without private data.
+    peer.write_all(b"MPA ID Req Frame\x40\x01\0\0").unwrap();
+    let pd = ProtectionDomain::new(&ctx);
+    let cq = ctx.create_cq(8, None).unwrap();
+    let qp = pd.queue_pair().build(&cq, &cq).unwrap();
+    let request = listener.accept(WAIT).unwrap();
+    let connection = request
+        .accept(qp, &ConnectionParameters::default())
+        .unwrap();
+    let mut reply = [0; 20];
+    peer.read_exact(&mut reply).unwrap();
+    // A zero-length Write to STag 1 with its CRC, and then the same Write with a wrong CRC.
+    let header = [0, 14, 0xc1, 0x40, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
+    let crc = crc32c::append(0, &header).to_le_bytes();
+    for crc in [crc, crc.map(|octet| !octet)] {
+        peer.write_all(&[header.as_slice(), &crc].concat()).unwrap();
+    }
+    let mut rest = Vec::new();
+    peer.read_to_end(&mut rest).unwrap();
+    drop(peer);
+    let _ = connection.wait_disconnected(WAIT);
+    assert_eq!(connection.counters().crc_errors, 1);
+    drop(connection);
+    ctx.flush_capture().unwrap();
+    if let Some(seen) = terminates(&file) {
+        assert_eq!(seen, [[2, 0, 2]]);
+    }
+}

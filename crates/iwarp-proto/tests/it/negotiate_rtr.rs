@@ -1,0 +1,73 @@
+//! MPA negotiation: which RTR message it is, and what that needs.
+
+use crate::peers::*;
+use iwarp_proto::mpa::negotiate::*;
+use iwarp_proto::mpa::startup::*;
+
+#[test]
+fn an_rtr_message_by_read_has_a_place() {
+    let reads = LocalParams {
+        rtr_offer: RtrSet::only(Rtr::Read),
+        ord: 0,
+        ..BASE
+    };
+    let none = LocalParams {
+        rtr_offer: RtrSet::only(Rtr::Read),
+        ird: 0,
+        ..BASE
+    };
+    let request = EnhancedPrefix {
+        ird: 4,
+        ord: 0,
+        peer_to_peer: true,
+        rtr_read: true,
+        ..EnhancedPrefix::default()
+    };
+    let request = frame(FrameKind::Request, 2, 0x50, &prefix(request));
+    let pending = Responder::on_request(&parse(&request), &none).unwrap();
+    let mut out = [0; MAX_FRAME_LEN];
+    let (n, agreed) = pending.accept(&none, b"", &mut out).unwrap();
+    assert_eq!((agreed.ird, agreed.rtr), (1, Some(Rtr::Read)));
+    assert_eq!(parse(&out[..n]).prefix().unwrap().unwrap().ird, 1);
+    let (ours, theirs) = connect(reads, none);
+    assert_eq!((ours.rtr, ours.ord, theirs.ird), (Some(Rtr::Read), 1, 1));
+}
+
+#[test]
+fn a_write_is_preferred_to_a_read_and_that_to_a_send() {
+    let set = |send, write, read| RtrSet { send, write, read }.preferred();
+    for send in [false, true] {
+        assert_eq!(set(send, true, true), Some(Rtr::Write));
+        assert_eq!(set(send, true, false), Some(Rtr::Write));
+        assert_eq!(set(send, false, true), Some(Rtr::Read));
+    }
+    assert_eq!(set(true, false, false), Some(Rtr::Send));
+    assert_eq!(set(false, false, false), None);
+}
+
+/// A Read on offer as RTR message asks for a place for one, but never for more than the adapter can do.
+#[test]
+fn an_rtr_read_is_asked_for_only_by_those_who_can_read() {
+    for (ord, max_ord, asked) in [(0, 0, 0), (3, 0, 0), (0, 1, 1), (0, 8, 1), (3, 8, 3)] {
+        let params = LocalParams {
+            rtr_offer: RtrSet::only(Rtr::Read),
+            ord,
+            max_ord,
+            ..BASE
+        };
+        let initiator = Initiator::new(params, b"").unwrap();
+        let request = parse(initiator.request_octets());
+        let prefix = request.prefix().unwrap().unwrap();
+        assert_eq!(prefix.ord, asked, "ORD {ord} of {max_ord}");
+    }
+}
+
+#[test]
+fn a_set_of_one_message_has_that_one() {
+    let all = [Rtr::Send, Rtr::Write, Rtr::Read];
+    for rtr in all {
+        let set = RtrSet::only(rtr);
+        assert_eq!(all.map(|r| set.contains(r)), all.map(|r| r == rtr));
+        assert_eq!(set.preferred(), Some(rtr));
+    }
+}

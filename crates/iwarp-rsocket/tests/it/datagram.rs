@@ -1,0 +1,308 @@
+//! Datagram sockets: addresses, what `recv` and `send` do with whole datagrams, waiting, options, and the calls that they lack.
+
+use crate::common::{Rs, alone, pair, pattern};
+use iwarp_rsocket as rs;
+use iwarp_rsocket::Errno;
+use std::net::{SocketAddr, UdpSocket};
+use std::time::Duration;
+
+const DOMAINS: [(i32, &str); 2] = [(libc::AF_INET, "127.0.0.1:0"), (libc::AF_INET6, "[::1]:0")];
+/// No wait in these tests lasts so long, and a lost wake-up fails a test instead of stopping it for ever.
+const LONG_MS: u64 = 20_000;
+
+fn datagram(domain: i32) -> Rs {
+    Rs(rs::socket(domain, libc::SOCK_DGRAM, 0).unwrap())
+}
+
+/// Returns a socket at a free port of the loopback address, and its address.
+fn bound(domain: i32, at: &str) -> (Rs, SocketAddr) {
+    let r = datagram(domain);
+    rs::bind(r.0, at.parse().unwrap()).unwrap();
+    let address = rs::local_address(r.0).unwrap();
+    assert_ne!(address.port(), 0);
+    (r, address)
+}
+
+/// Returns two sockets that are connected to each other.
+fn connected(domain: i32, at: &str) -> (Rs, Rs) {
+    let ((a, a_at), (b, b_at)) = (bound(domain, at), bound(domain, at));
+    rs::connect(a.0, b_at).unwrap();
+    rs::connect(b.0, a_at).unwrap();
+    (a, b)
+}
+
+#[test]
+fn each_datagram_arrives_whole_with_its_sender() {
+    alone("each_datagram_arrives_whole_with_its_sender", || {
+        for (domain, at) in DOMAINS {
+            let ((a, a_at), (b, b_at)) = (bound(domain, at), bound(domain, at));
+            for len in [0, 1, 2049, 5000, 65_507] {
+                let data = pattern(len, len);
+                assert_eq!(rs::send_to(a.0, &data, 0, b_at), Ok(len));
+                assert_eq!(b.poll(libc::POLLIN, LONG_MS), libc::POLLIN);
+                let mut out = vec![0; 70_000];
+                assert_eq!(rs::recv_from(b.0, &mut out, 0), Ok((len, Some(a_at))));
+                assert!(out[..len] == data, "{len} octets differ");
+            }
+            assert_eq!(rs::peer_address(a.0), Err(Errno::NOTCONN));
+            assert_eq!(rs::send(a.0, b"whereto", 0), Err(Errno(libc::EDESTADDRREQ)));
+            assert_eq!(
+                rs::send_to(a.0, &vec![0; 70_000], 0, b_at),
+                Err(Errno(libc::EMSGSIZE))
+            );
+        }
+    });
+}
+
+#[test]
+fn a_connected_socket_hears_its_peer_only() {
+    alone("a_connected_socket_hears_its_peer_only", || {
+        for (domain, at) in DOMAINS {
+            let (a, b) = connected(domain, at);
+            let (stranger, _) = bound(domain, at);
+            let b_at = rs::local_address(b.0).unwrap();
+            assert_eq!(rs::peer_address(a.0), Ok(b_at));
+            rs::send_to(stranger.0, b"not you", 0, b_at).unwrap();
+            rs::send(a.0, b"you", 0).unwrap();
+            let mut out = [0; 16];
+            assert_eq!(rs::recv(b.0, &mut out, 0), Ok(3));
+            assert_eq!(&out[..3], b"you");
+            assert_eq!(
+                rs::recv(b.0, &mut out, libc::MSG_DONTWAIT),
+                Err(Errno::AGAIN)
+            );
+            // Another address may still be named.
+            let stranger_at = rs::local_address(stranger.0).unwrap();
+            rs::send_to(b.0, b"over there", 0, stranger_at).unwrap();
+            assert_eq!(rs::recv_from(stranger.0, &mut out, 0), Ok((10, Some(b_at))));
+        }
+    });
+}
+
+#[test]
+fn the_other_end_may_be_any_udp_socket() {
+    alone("the_other_end_may_be_any_udp_socket", || {
+        let plain = UdpSocket::bind("127.0.0.1:0").unwrap();
+        plain
+            .set_read_timeout(Some(Duration::from_millis(LONG_MS)))
+            .unwrap();
+        let (r, r_at) = bound(libc::AF_INET, "127.0.0.1:0");
+        rs::connect(r.0, plain.local_addr().unwrap()).unwrap();
+        rs::send_vectored(r.0, &[b"two ", b"pieces"], 0).unwrap();
+        let mut out = [0; 32];
+        assert_eq!(plain.recv_from(&mut out).unwrap(), (10, r_at));
+        assert_eq!(&out[..10], b"two pieces");
+        plain.send_to(b"answer", r_at).unwrap();
+        let (mut front, mut back) = ([0; 2], [0; 20]);
+        assert_eq!(
+            rs::recv_vectored(r.0, &mut [&mut front, &mut back], 0),
+            Ok(6)
+        );
+        assert_eq!((&front, &back[..4]), (b"an", &b"swer"[..]));
+        // A closed port is told to a connected socket.
+        drop(plain);
+        rs::send(r.0, b"anybody?", 0).unwrap();
+        assert_eq!(r.poll(libc::POLLIN, LONG_MS) & libc::POLLERR, libc::POLLERR);
+        assert_eq!(rs::recv(r.0, &mut out, 0), Err(Errno::CONNREFUSED));
+    });
+}
+
+#[test]
+fn peeking_leaves_a_datagram_and_a_short_buffer_loses_its_end() {
+    alone(
+        "peeking_leaves_a_datagram_and_a_short_buffer_loses_its_end",
+        || {
+            let (a, b) = connected(libc::AF_INET, "127.0.0.1:0");
+            for data in [&b"first one"[..], b"second", b"third"] {
+                rs::send(a.0, data, 0).unwrap();
+            }
+            let mut out = [0; 4];
+            assert_eq!(b.poll(libc::POLLIN, LONG_MS), libc::POLLIN);
+            assert_eq!(rs::recv(b.0, &mut out, libc::MSG_PEEK), Ok(4));
+            assert_eq!(
+                rs::recv(b.0, &mut out, libc::MSG_PEEK | libc::MSG_TRUNC),
+                Ok(9)
+            );
+            assert_eq!((rs::recv(b.0, &mut out, 0), &out), (Ok(4), b"firs"));
+            assert_eq!((rs::recv(b.0, &mut out, 0), &out), (Ok(4), b"seco"));
+            // Waiting for all is for streams: a datagram is all there is.
+            let mut out = [0; 40];
+            assert_eq!(rs::recv(b.0, &mut out, libc::MSG_WAITALL), Ok(5));
+            assert_eq!(
+                rs::recv(b.0, &mut out, libc::MSG_DONTWAIT),
+                Err(Errno::AGAIN)
+            );
+        },
+    );
+}
+
+#[test]
+fn waiting_ends_by_flag_time_and_datagram() {
+    alone("waiting_ends_by_flag_time_and_datagram", || {
+        let (a, b) = connected(libc::AF_INET, "127.0.0.1:0");
+        let mut out = [0; 16];
+        let brief = [0i64.to_ne_bytes(), 20_000i64.to_ne_bytes()].concat();
+        rs::set_option(b.0, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &brief).unwrap();
+        assert_eq!(rs::recv(b.0, &mut out, 0), Err(Errno::AGAIN));
+        assert_eq!(
+            rs::control(b.0, libc::F_GETFL, 0).unwrap() & libc::O_NONBLOCK,
+            0
+        );
+        b.nonblocking();
+        assert_ne!(
+            rs::control(b.0, libc::F_GETFL, 0).unwrap() & libc::O_NONBLOCK,
+            0
+        );
+        assert_eq!(rs::recv(b.0, &mut out, 0), Err(Errno::AGAIN));
+        assert_eq!(b.poll(libc::POLLIN, 10), 0);
+        rs::control(b.0, libc::F_SETFL, 0).unwrap();
+        let forever = [0u8; 16];
+        rs::set_option(b.0, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &forever).unwrap();
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                std::thread::sleep(Duration::from_millis(30));
+                rs::send(a.0, b"late", 0).unwrap();
+            });
+            assert_eq!(rs::recv(b.0, &mut out, 0), Ok(4));
+        });
+        // The flags at creation.
+        let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+        let r = Rs(rs::socket(libc::AF_INET, libc::SOCK_DGRAM | flags, libc::IPPROTO_UDP).unwrap());
+        // Without the flag the call below would never return.
+        assert_ne!(
+            rs::control(r.0, libc::F_GETFL, 0).unwrap() & libc::O_NONBLOCK,
+            0
+        );
+        assert_eq!(rs::recv(r.0, &mut out, 0), Err(Errno::AGAIN));
+        assert_eq!(rs::control(r.0, libc::F_GETFD, 0), Ok(libc::FD_CLOEXEC));
+        rs::control(r.0, libc::F_SETFD, 0).unwrap();
+        assert_eq!(rs::control(r.0, libc::F_GETFD, 0), Ok(0));
+        assert_eq!(rs::control(r.0, libc::F_DUPFD, 0), Err(Errno::NOTSUP));
+    });
+}
+
+#[test]
+fn one_poll_waits_for_streams_and_datagrams() {
+    alone("one_poll_waits_for_streams_and_datagrams", || {
+        let (client, server) = pair();
+        let (a, b) = connected(libc::AF_INET, "127.0.0.1:0");
+        let entry = |fd, events| libc::pollfd {
+            fd,
+            events,
+            revents: 0,
+        };
+        let look = |wait_ms| {
+            let mut set = [entry(server.0, libc::POLLIN), entry(b.0, libc::POLLIN)];
+            let n = rs::poll(&mut set, Some(Duration::from_millis(wait_ms))).unwrap();
+            (n, set[0].revents, set[1].revents)
+        };
+        assert_eq!(look(0), (0, 0, 0));
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                std::thread::sleep(Duration::from_millis(30));
+                rs::send(a.0, b"datagram", 0).unwrap();
+            });
+            assert_eq!(look(LONG_MS), (1, 0, libc::POLLIN));
+        });
+        rs::recv(b.0, &mut [0; 8], 0).unwrap();
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                std::thread::sleep(Duration::from_millis(30));
+                client.send_all(b"stream");
+            });
+            assert_eq!(look(LONG_MS), (1, libc::POLLIN, 0));
+        });
+        assert_eq!(a.poll(libc::POLLOUT, LONG_MS), libc::POLLOUT);
+    });
+}
+
+#[test]
+fn options_are_those_of_the_kernel_and_of_rsockets() {
+    alone("options_are_those_of_the_kernel_and_of_rsockets", || {
+        let r = datagram(libc::AF_INET6);
+        assert_eq!(r.get(libc::SOL_SOCKET, libc::SO_TYPE), libc::SOCK_DGRAM);
+        assert_eq!(r.get(libc::SOL_SOCKET, libc::SO_DOMAIN), libc::AF_INET6);
+        r.set(libc::SOL_SOCKET, libc::SO_RCVBUF, 20_000);
+        assert_eq!(r.get(libc::SOL_SOCKET, libc::SO_RCVBUF), 40_000);
+        r.set(libc::SOL_SOCKET, libc::SO_BROADCAST, 1);
+        assert_eq!(r.get(libc::SOL_SOCKET, libc::SO_BROADCAST), 1);
+        r.set(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1);
+        for option in [rs::RDMA_SQSIZE, rs::RDMA_RQSIZE, rs::RDMA_INLINE] {
+            assert_ne!(r.get(rs::SOL_RDMA, option), 128);
+            r.set(rs::SOL_RDMA, option, 128);
+            assert_eq!(r.get(rs::SOL_RDMA, option), 128);
+        }
+        let set = |level, name, value: &[u8]| rs::set_option(r.0, level, name, value);
+        assert_eq!(set(rs::SOL_RDMA, 99, &[0; 4]), Err(Errno::NOTSUP));
+        assert_eq!(
+            set(rs::SOL_RDMA, rs::RDMA_SQSIZE, &[0; 3]),
+            Err(Errno::INVAL)
+        );
+        assert_eq!(
+            set(libc::IPPROTO_TCP, libc::TCP_NODELAY, &[0; 4]),
+            Err(Errno::NOPROTOOPT)
+        );
+        assert_eq!(rs::get_option(r.0, rs::SOL_RDMA, 99), Err(Errno::NOTSUP));
+    });
+}
+
+#[test]
+fn calls_of_streams_are_refused() {
+    alone("calls_of_streams_are_refused", || {
+        let r = datagram(libc::AF_INET);
+        assert_eq!(rs::listen(r.0, 1), Err(Errno::NOTSUP));
+        assert_eq!(rs::accept(r.0), Err(Errno::NOTSUP));
+        assert_eq!(rs::iowrite(r.0, b"data", 0, 0), Err(Errno::NOTSUP));
+        let mut buffer = [0u8; 64];
+        // SAFETY: nothing is mapped.
+        let mapped = unsafe { rs::iomap(r.0, buffer.as_mut_ptr(), 64, true, None) };
+        assert_eq!(mapped, Err(Errno::NOTSUP));
+        assert_eq!(
+            rs::iounmap(r.0, buffer.as_mut_ptr(), 64),
+            Err(Errno::NOTSUP)
+        );
+        assert_eq!(rs::shutdown(r.0, libc::SHUT_WR), Err(Errno::NOTCONN));
+        assert_eq!(rs::shutdown(r.0, 77), Err(Errno::INVAL));
+    });
+}
+
+#[test]
+fn a_closed_number_is_no_socket_and_its_port_is_free() {
+    alone("a_closed_number_is_no_socket_and_its_port_is_free", || {
+        let (r, at) = bound(libc::AF_INET, "127.0.0.1:0");
+        assert!(rs::is_rsocket(r.0));
+        rs::close(r.0).unwrap();
+        assert!(!rs::is_rsocket(r.0));
+        assert_eq!(rs::recv(r.0, &mut [0], 0), Err(Errno::BADF));
+        assert_eq!(rs::close(r.0), Err(Errno::BADF));
+        std::mem::forget(r);
+        let again = datagram(libc::AF_INET);
+        rs::bind(again.0, at).unwrap();
+        let other = datagram(libc::AF_INET);
+        assert_eq!(rs::bind(other.0, at), Err(Errno(libc::EADDRINUSE)));
+    });
+}
+
+#[test]
+fn a_child_process_may_use_its_parents_socket() {
+    alone("a_child_process_may_use_its_parents_socket", || {
+        let (a, b) = connected(libc::AF_INET, "127.0.0.1:0");
+        // SAFETY: the child calls only functions of this crate that take no lock, and ends without running exit handlers.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let sent = rs::send(a.0, b"from the child", 0) == Ok(14);
+            let closed = rs::close(a.0) == Ok(()) && rs::close(a.0) == Err(Errno::BADF);
+            // SAFETY: nothing of the child is needed any more.
+            unsafe { libc::_exit(if sent && closed { 7 } else { 1 }) };
+        }
+        let mut out = [0; 32];
+        assert_eq!(rs::recv(b.0, &mut out, 0), Ok(14));
+        let mut status = 0;
+        // SAFETY: a valid place; the child is ours.
+        unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!(libc::WEXITSTATUS(status), 7, "{status:#x}");
+        // The parent's is still open.
+        rs::send(a.0, b"parent", 0).unwrap();
+        assert_eq!(rs::recv(b.0, &mut out, 0), Ok(6));
+    });
+}

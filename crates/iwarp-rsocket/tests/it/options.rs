@@ -1,0 +1,217 @@
+//! Options of rsockets in each place: on a new socket, on a connected one, on a listener before and after `listen`, on a connection that
+//! it has accepted, and beside all other options.
+
+use crate::common::Rs;
+use iwarp_rsocket as rs;
+use iwarp_rsocket::Errno;
+use std::os::fd::RawFd;
+
+/// What an option does on a connected socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Connected {
+    /// It changes.
+    Changes,
+    /// It is accepted and has no effect: the buffers are there.
+    Stays,
+    /// It is refused.
+    Refused,
+}
+
+/// An option with two values that are not its default, and what is read after each of them was set.
+struct Row {
+    level: i32,
+    name: i32,
+    set: [Vec<u8>; 2],
+    get: [Vec<u8>; 2],
+    connected: Connected,
+    /// An accepted connection has what its listener has.
+    inherited: bool,
+}
+
+fn int(value: i32) -> Vec<u8> {
+    value.to_ne_bytes().to_vec()
+}
+
+fn row(level: i32, name: i32, set: [Vec<u8>; 2]) -> Row {
+    Row {
+        level,
+        name,
+        get: set.clone(),
+        set,
+        connected: Connected::Changes,
+        inherited: true,
+    }
+}
+
+fn flag(level: i32, name: i32) -> Row {
+    // Any number but zero is true.
+    let get = [int(1), int(0)];
+    Row {
+        get,
+        ..row(level, name, [int(5), int(0)])
+    }
+}
+
+/// A size of a queue, which is fixed as soon as there is a connection.
+fn fixed(name: i32, values: [i32; 2]) -> Row {
+    Row {
+        connected: Connected::Refused,
+        ..row(rs::SOL_RDMA, name, values.map(int))
+    }
+}
+
+/// Twice what was set is read, as from the kernel.
+fn buffer(name: i32) -> Row {
+    let values = [20_000, 48_000];
+    Row {
+        get: values.map(|n| int(2 * n)),
+        connected: Connected::Stays,
+        ..row(libc::SOL_SOCKET, name, values.map(int))
+    }
+}
+
+fn rows() -> Vec<Row> {
+    let linger = |on: i32, seconds: i32| [on.to_ne_bytes(), seconds.to_ne_bytes()].concat();
+    let time = |seconds: i64, micros: i64| [seconds.to_ne_bytes(), micros.to_ne_bytes()].concat();
+    let socket = libc::SOL_SOCKET;
+    vec![
+        flag(socket, libc::SO_REUSEADDR),
+        flag(socket, libc::SO_REUSEPORT),
+        flag(socket, libc::SO_OOBINLINE),
+        flag(libc::IPPROTO_TCP, libc::TCP_NODELAY),
+        flag(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
+        Row {
+            inherited: false,
+            ..flag(socket, libc::SO_KEEPALIVE)
+        },
+        row(socket, libc::SO_LINGER, [linger(1, 7), linger(1, 9)]),
+        row(socket, libc::SO_RCVTIMEO, [time(3, 250_000), time(0, 7000)]),
+        row(socket, libc::SO_SNDTIMEO, [time(5, 0), time(0, 0)]),
+        row(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, [int(77), int(1234)]),
+        row(libc::IPPROTO_IP, libc::IP_TOS, [int(0x48), int(0x20)]),
+        buffer(libc::SO_RCVBUF),
+        buffer(libc::SO_SNDBUF),
+        fixed(rs::RDMA_SQSIZE, [40, 50]),
+        fixed(rs::RDMA_RQSIZE, [60, 70]),
+        fixed(rs::RDMA_INLINE, [48, 32]),
+        fixed(rs::RDMA_IOMAPSIZE, [4, 8]),
+    ]
+}
+
+impl Row {
+    fn apply(&self, fd: RawFd, which: usize) -> rs::Result<()> {
+        rs::set_option(fd, self.level, self.name, &self.set[which])
+    }
+
+    fn check(&self, fd: RawFd, which: usize, place: &str) {
+        let got = rs::get_option(fd, self.level, self.name).unwrap();
+        let (level, name) = (self.level, self.name);
+        assert_eq!(got, self.get[which], "{place}: option {name} of {level}");
+    }
+
+    /// Sets the second value on a connected socket that has the first one.
+    fn change_connected(&self, fd: RawFd, place: &str) {
+        let result = self.apply(fd, 1);
+        let refused = self.connected == Connected::Refused;
+        let expected = if refused { Err(Errno::INVAL) } else { Ok(()) };
+        let (level, name) = (self.level, self.name);
+        assert_eq!(result, expected, "{place}: option {name} of {level}");
+        let changed = self.connected == Connected::Changes;
+        self.check(fd, usize::from(changed), place);
+    }
+}
+
+/// Connects a client that has the options already. `before` is called with the listener before `listen`, `after` afterwards.
+fn connection(client: &Rs, before: impl Fn(&Rs), after: impl Fn(&Rs)) -> (Rs, Rs) {
+    let l = Rs::new();
+    before(&l);
+    rs::bind(l.0, "127.0.0.1:0".parse().unwrap()).unwrap();
+    rs::listen(l.0, 4).unwrap();
+    after(&l);
+    rs::connect(client.0, rs::local_address(l.0).unwrap()).unwrap();
+    let accepted = Rs(rs::accept(l.0).unwrap().0);
+    (l, accepted)
+}
+
+/// Each option alone, then all of them together: none changes another one.
+#[test]
+fn options_hold_in_every_place() {
+    let all = rows();
+    let alone = all.iter().map(std::slice::from_ref);
+    for set in alone.chain([&all[..]]) {
+        for listened in [false, true] {
+            let client = Rs::new();
+            let apply = |fd, which| set.iter().for_each(|row| row.apply(fd, which).unwrap());
+            let check = |fd, which, place: &str| {
+                set.iter().for_each(|row| row.check(fd, which, place));
+            };
+            for which in [1, 0] {
+                apply(client.0, which);
+                check(client.0, which, "new");
+            }
+            let (l, accepted) = connection(
+                &client,
+                |l| apply(l.0, usize::from(listened)),
+                |l| {
+                    apply(l.0, 0);
+                    check(l.0, 0, "listener");
+                },
+            );
+            check(client.0, 0, "after connect");
+            for row in set {
+                // What is not inherited is off, as the second value is.
+                row.check(accepted.0, usize::from(!row.inherited), "accepted");
+            }
+            for row in set {
+                row.change_connected(client.0, "connected");
+                if !row.inherited {
+                    row.apply(accepted.0, 0).unwrap();
+                }
+                row.change_connected(accepted.0, "accepted and changed");
+            }
+            check(l.0, 0, "listener, when its connection was changed");
+            client.send_all(b"x");
+            assert_eq!(accepted.recv_n(1), b"x");
+        }
+    }
+}
+
+/// The flags of a descriptor are its own: nothing is inherited, and neither flag changes the other one.
+#[test]
+fn flags_are_not_inherited() {
+    let flags = |fd: RawFd| {
+        let get = |command, flag| rs::control(fd, command, 0).unwrap() & flag != 0;
+        (
+            get(libc::F_GETFL, libc::O_NONBLOCK),
+            get(libc::F_GETFD, libc::FD_CLOEXEC),
+        )
+    };
+    let set = |fd, (nonblocking, close_on_exec): (bool, bool)| {
+        let nonblocking = if nonblocking { libc::O_NONBLOCK } else { 0 };
+        rs::control(fd, libc::F_SETFL, nonblocking).unwrap();
+        rs::control(fd, libc::F_SETFD, i32::from(close_on_exec)).unwrap();
+    };
+    for values in [(false, true), (false, false)] {
+        let client = Rs::new();
+        set(client.0, values);
+        let (l, accepted) = connection(&client, |l| set(l.0, values), |_| {});
+        assert_eq!(flags(client.0), values);
+        assert_eq!(flags(l.0), values);
+        assert_eq!(flags(accepted.0), (false, false));
+        for other in [(true, true), (true, false), (false, true), (false, false)] {
+            set(accepted.0, other);
+            assert_eq!(flags(accepted.0), other);
+        }
+    }
+    let both = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    for (given, expected) in [
+        (0, (false, false)),
+        (libc::SOCK_NONBLOCK, (true, false)),
+        (libc::SOCK_CLOEXEC, (false, true)),
+        (both, (true, true)),
+    ] {
+        let socket = rs::socket(libc::AF_INET, libc::SOCK_STREAM | given, 0).unwrap();
+        assert_eq!(flags(socket), expected);
+        rs::close(socket).unwrap();
+    }
+}

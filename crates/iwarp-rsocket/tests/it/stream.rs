@@ -1,0 +1,460 @@
+//! Streams between two rsockets of one process: data in both directions, flow control, ends, time-outs and options.
+
+use crate::common::{Rs, limit, listener, octet, pair, pair_with, pattern};
+use iwarp_rsocket as rs;
+use iwarp_rsocket::Errno;
+use std::time::{Duration, Instant};
+
+/// Sends `total` octets in each direction at the same time, `chunk` octets in each call, and checks what arrives.
+fn both_ways(c: &Rs, s: &Rs, total: usize, chunk: usize) {
+    std::thread::scope(|scope| {
+        for (me, other) in [(c, s), (s, c)] {
+            scope.spawn(move || {
+                for at in (0..total).step_by(chunk) {
+                    me.send_all(&pattern(at, chunk.min(total - at)));
+                }
+            });
+            scope.spawn(move || {
+                let mut out = vec![0; chunk + 13];
+                let mut at = 0;
+                while at < total {
+                    let n = rs::recv(other.0, &mut out, 0).unwrap();
+                    assert_ne!(n, 0, "end at {at}");
+                    for (i, got) in out[..n].iter().enumerate() {
+                        assert_eq!(*got, octet(at + i), "octet {}", at + i);
+                    }
+                    at += n;
+                }
+                assert_eq!(at, total);
+            });
+        }
+    });
+}
+
+#[test]
+fn a_short_message_and_its_answer() {
+    let (c, s) = pair();
+    c.send_all(b"hello");
+    assert_eq!(s.recv_n(5), b"hello");
+    s.send_all(b"world, of another length than before");
+    assert_eq!(c.recv_n(36), b"world, of another length than before");
+    assert_eq!(rs::peer_address(c.0), rs::local_address(s.0));
+    assert_eq!(rs::peer_address(s.0), rs::local_address(c.0));
+}
+
+#[test]
+fn large_transfers_both_ways() {
+    let (c, s) = pair();
+    both_ways(&c, &s, 64 << 20, 1 << 20);
+}
+
+#[test]
+fn awkward_sizes_and_small_buffers() {
+    let (c, s) = pair_with(|r| {
+        r.set(libc::SOL_SOCKET, libc::SO_SNDBUF, 2048);
+        r.set(libc::SOL_SOCKET, libc::SO_RCVBUF, 3001);
+        r.set(rs::SOL_RDMA, rs::RDMA_SQSIZE, 1);
+        r.set(rs::SOL_RDMA, rs::RDMA_RQSIZE, 1);
+        r.set(rs::SOL_RDMA, rs::RDMA_INLINE, 0);
+    });
+    assert_eq!(c.get(rs::SOL_RDMA, rs::RDMA_SQSIZE), 16);
+    assert_eq!(s.get(libc::SOL_SOCKET, libc::SO_RCVBUF), 6000);
+    both_ways(&c, &s, 4 << 20, 7919);
+}
+
+#[test]
+fn ends_with_different_buffers_and_queues() {
+    let (l, address) = listener(|r| {
+        r.set(libc::SOL_SOCKET, libc::SO_RCVBUF, 1 << 20);
+        r.set(rs::SOL_RDMA, rs::RDMA_RQSIZE, 4000);
+        r.set(rs::SOL_RDMA, rs::RDMA_INLINE, 512);
+    });
+    let c = Rs::new();
+    c.set(libc::SOL_SOCKET, libc::SO_SNDBUF, 1 << 19);
+    c.set(rs::SOL_RDMA, rs::RDMA_RQSIZE, 20);
+    rs::connect(c.0, address).unwrap();
+    let s = Rs(rs::accept(l.0).unwrap().0);
+    assert_eq!(s.get(rs::SOL_RDMA, rs::RDMA_RQSIZE), 4000);
+    both_ways(&c, &s, 8 << 20, 100_003);
+}
+
+#[test]
+fn many_small_messages() {
+    let (c, s) = pair();
+    let n = 50_000usize;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for i in 0..n {
+                c.send_all(&(i as u32).to_be_bytes());
+            }
+        });
+        for i in 0..n {
+            assert_eq!(s.recv_n(4), (i as u32).to_be_bytes());
+        }
+    });
+    // Echo single octets. Both ends must get credits back while they send.
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..3000 {
+                let got = s.recv_n(1);
+                s.send_all(&got);
+            }
+        });
+        for i in 0..3000usize {
+            c.send_all(&[octet(i)]);
+            assert_eq!(c.recv_n(1), [octet(i)]);
+        }
+    });
+}
+
+/// Sends until no octet is accepted for 300 ms, and returns the number of octets that were accepted.
+fn fill(r: &Rs, chunk: usize) -> usize {
+    let mut sent = 0;
+    let mut idle = Instant::now();
+    while idle.elapsed() < Duration::from_millis(300) {
+        match rs::send(r.0, &pattern(sent, chunk), libc::MSG_DONTWAIT) {
+            Ok(n) => {
+                sent += n;
+                idle = Instant::now();
+            }
+            Err(Errno::AGAIN) => std::thread::sleep(Duration::from_millis(1)),
+            Err(e) => panic!("{e}"),
+        }
+    }
+    sent
+}
+
+#[test]
+fn both_ends_run_out_of_credits() {
+    for chunk in [1, 64, 5000, 200_000] {
+        let (c, s) = pair_with(|r| r.set(rs::SOL_RDMA, rs::RDMA_RQSIZE, 32));
+        let (to_s, to_c) = (fill(&c, chunk), fill(&s, chunk));
+        assert!(to_s > 0 && to_c > 0);
+        // The receiver's buffer limits the octets, and its receive queue the messages.
+        assert!(
+            to_s <= (1 << 17) && to_s <= 32 * chunk.min(65536),
+            "{to_s} with {chunk}"
+        );
+        assert_eq!(c.poll(libc::POLLOUT, 0), 0);
+        // A blocking send now waits until the other end reads.
+        std::thread::scope(|scope| {
+            scope.spawn(|| c.send_all(&pattern(to_s, 100_000)));
+            std::thread::sleep(Duration::from_millis(50));
+            assert_eq!(s.recv_n(to_s + 100_000), pattern(0, to_s + 100_000));
+        });
+        assert_eq!(c.recv_n(to_c), pattern(0, to_c));
+        assert_eq!(s.poll(libc::POLLOUT, 5000), libc::POLLOUT);
+        both_ways(&c, &s, 1 << 20, 3333);
+    }
+}
+
+#[test]
+fn nonblocking_and_peek() {
+    let (c, s) = pair();
+    s.nonblocking();
+    assert_eq!(
+        rs::control(s.0, libc::F_GETFL, 0).unwrap() & libc::O_NONBLOCK,
+        libc::O_NONBLOCK
+    );
+    let mut out = [0; 10];
+    assert_eq!(rs::recv(s.0, &mut out, 0), Err(Errno::AGAIN));
+    assert_eq!(
+        rs::recv(c.0, &mut out, libc::MSG_DONTWAIT),
+        Err(Errno::AGAIN)
+    );
+    c.send_all(b"0123456789");
+    assert_eq!(s.poll(libc::POLLIN, 5000), libc::POLLIN);
+    assert_eq!(rs::recv(s.0, &mut out[..4], libc::MSG_PEEK), Ok(4));
+    assert_eq!(&out[..4], b"0123");
+    assert_eq!(rs::recv(s.0, &mut out[..0], 0), Ok(0));
+    assert_eq!(
+        rs::recv(s.0, &mut out, libc::MSG_PEEK | libc::MSG_WAITALL),
+        Ok(10)
+    );
+    assert_eq!(rs::recv(s.0, &mut out[..3], 0), Ok(3));
+    // A nonblocking socket does not wait for the rest: it returns the octets that are there.
+    assert_eq!(rs::recv(s.0, &mut out, libc::MSG_WAITALL), Ok(7));
+    assert_eq!(&out[..7], b"3456789");
+    assert_eq!(rs::recv(s.0, &mut out, libc::MSG_PEEK), Err(Errno::AGAIN));
+    assert_eq!(rs::recv(s.0, &mut out, libc::MSG_OOB), Err(Errno::NOTSUP));
+}
+
+#[test]
+fn vectors() {
+    let (c, s) = pair();
+    let data = pattern(0, 300_000);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (a, b) = data.split_at(5);
+            let (b, d) = b.split_at(100_000);
+            assert_eq!(rs::send_vectored(c.0, &[a, &[], b, d], 0), Ok(300_000));
+        });
+        let (mut a, mut b, mut d) = (vec![0; 99_999], vec![0; 1], vec![0; 200_000]);
+        let places: &mut [&mut [u8]] = &mut [&mut a, &mut [], &mut b, &mut d];
+        assert_eq!(
+            rs::recv_vectored(s.0, places, libc::MSG_WAITALL),
+            Ok(300_000)
+        );
+        assert_eq!([a, b, d].concat(), data);
+    });
+}
+
+#[test]
+fn the_end_of_a_stream() {
+    let (c, s) = pair();
+    c.send_all(&pattern(0, 70_000));
+    rs::shutdown(c.0, libc::SHUT_WR).unwrap();
+    assert_eq!(rs::send(c.0, b"x", 0), Err(Errno::PIPE));
+    assert_eq!(s.recv_n(100_000), pattern(0, 70_000));
+    assert_eq!(s.recv_n(1), b"");
+    assert_eq!(
+        s.poll(libc::POLLIN | libc::POLLRDHUP, 1000),
+        libc::POLLIN | libc::POLLRDHUP
+    );
+    // The other direction still works.
+    std::thread::scope(|scope| {
+        scope.spawn(|| s.send_all(&pattern(0, 1 << 20)));
+        assert_eq!(c.recv_n(1 << 20), pattern(0, 1 << 20));
+    });
+    rs::shutdown(s.0, libc::SHUT_WR).unwrap();
+    assert_eq!(c.recv_n(1), b"");
+    assert_eq!(c.poll(libc::POLLIN, 1000) & libc::POLLHUP, libc::POLLHUP);
+    assert_eq!(rs::shutdown(s.0, 77), Err(Errno::INVAL));
+}
+
+#[test]
+fn close_delivers_what_was_sent() {
+    for len in [1, 1000, 100_000] {
+        let (c, s) = pair();
+        c.send_all(&pattern(0, len));
+        drop(c);
+        assert_eq!(s.recv_n(200_000), pattern(0, len));
+        assert_eq!(rs::send(s.0, b"x", 0), Err(Errno::CONNRESET));
+        assert_eq!(
+            s.get(libc::SOL_SOCKET, libc::SO_ERROR),
+            0,
+            "a close by the peer was reported as an error"
+        );
+    }
+}
+
+#[test]
+fn a_linger_time_of_zero_resets() {
+    let (c, s) = pair();
+    let on: Vec<u8> = [1i32.to_ne_bytes(), 0i32.to_ne_bytes()].concat();
+    rs::set_option(c.0, libc::SOL_SOCKET, libc::SO_LINGER, &on).unwrap();
+    drop(c);
+    let mut out = [0; 1];
+    assert_eq!(rs::recv(s.0, &mut out, 0), Err(Errno::CONNRESET));
+    assert_eq!(
+        rs::recv(s.0, &mut out, 0),
+        Ok(0),
+        "the reset was reported twice"
+    );
+}
+
+/// What came before a reset is received, by calls with room for more, and then the reset is reported: it must not look like an end in order.
+#[test]
+fn a_reset_behind_octets_is_no_end_of_the_stream() {
+    for (flags, room) in [
+        (0, 10),
+        (libc::MSG_WAITALL, 10),
+        (libc::MSG_PEEK, 10),
+        (0, 5),
+    ] {
+        let (c, s) = pair();
+        c.send_all(b"hello");
+        assert_ne!(s.poll(libc::POLLIN, 20_000) & libc::POLLIN, 0);
+        let on: Vec<u8> = [1i32.to_ne_bytes(), 0i32.to_ne_bytes()].concat();
+        rs::set_option(c.0, libc::SOL_SOCKET, libc::SO_LINGER, &on).unwrap();
+        drop(c);
+        assert_ne!(s.poll(libc::POLLRDHUP, 20_000) & libc::POLLRDHUP, 0);
+        let mut out = vec![0; room];
+        assert_eq!(rs::recv(s.0, &mut out, flags), Ok(5), "{flags:#x}");
+        assert_eq!(&out[..5], b"hello");
+        if flags == libc::MSG_PEEK {
+            assert_eq!(rs::recv(s.0, &mut out, 0), Ok(5));
+        }
+        assert_eq!(
+            rs::recv(s.0, &mut out, 0),
+            Err(Errno::CONNRESET),
+            "{flags:#x}"
+        );
+        assert_eq!(rs::recv(s.0, &mut out, 0), Ok(0), "{flags:#x}");
+    }
+}
+
+/// Octets that are only looked at fill all buffers of the call, also where the receive buffer begins anew, and stay.
+#[test]
+fn a_look_at_octets_fills_all_buffers() {
+    let (c, s) = pair_with(|r| r.set(libc::SOL_SOCKET, libc::SO_RCVBUF, 2048));
+    let mut at = 0;
+    for round in 0..9 {
+        let data = pattern(at, 1000);
+        c.send_all(&data);
+        for flags in [libc::MSG_PEEK | libc::MSG_WAITALL, libc::MSG_WAITALL] {
+            let (mut a, mut b, mut d) = (vec![0; 7], vec![0; 500], vec![0; 493]);
+            let places: &mut [&mut [u8]] = &mut [&mut a, &mut [], &mut b, &mut d];
+            assert_eq!(rs::recv_vectored(s.0, places, flags), Ok(1000), "{round}");
+            assert_eq!([a, b, d].concat(), data, "round {round}, flags {flags:#x}");
+        }
+        at += 1000;
+    }
+    c.send_all(b"few");
+    assert_ne!(s.poll(libc::POLLIN, 20_000) & libc::POLLIN, 0);
+    let (mut a, mut b) = ([0; 2], [0; 2]);
+    let n = rs::recv_vectored(s.0, &mut [&mut a, &mut b], libc::MSG_PEEK);
+    assert_eq!((n, a, b), (Ok(3), *b"fe", *b"w\0"));
+}
+
+#[test]
+fn shutdown_wakes_waiting_threads() {
+    let limit = limit(10);
+    let (c, s) = pair();
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| rs::recv(s.0, &mut [0; 1], 0));
+        let polls = scope.spawn(|| s.poll(libc::POLLIN, 8000));
+        std::thread::sleep(Duration::from_millis(50));
+        rs::shutdown(s.0, libc::SHUT_RDWR).unwrap();
+        assert_eq!(waits.join().unwrap(), Ok(0));
+        assert_ne!(polls.join().unwrap() & libc::POLLIN, 0);
+    });
+    assert_eq!(c.recv_n(1), b"");
+    limit.check();
+}
+
+#[test]
+fn timeouts() {
+    let (c, _s) = pair();
+    let half = Duration::from_millis(50);
+    let value = [0i64.to_ne_bytes(), 50_000i64.to_ne_bytes()].concat();
+    rs::set_option(c.0, libc::SOL_SOCKET, libc::SO_RCVTIMEO, &value).unwrap();
+    rs::set_option(c.0, libc::SOL_SOCKET, libc::SO_SNDTIMEO, &value).unwrap();
+    let start = Instant::now();
+    assert_eq!(rs::recv(c.0, &mut [0; 1], 0), Err(Errno::AGAIN));
+    assert!(start.elapsed() >= half && start.elapsed() < Duration::from_secs(5));
+    let big = vec![0; 1 << 20];
+    // Nobody reads, so there is room for a part. On a busy machine the first octets may take longer than the time-out, and then there
+    // is room for more afterwards.
+    let mut sent = rs::send(c.0, &big, 0).unwrap();
+    assert!(sent > 0, "{sent}");
+    let end = loop {
+        assert!(sent < big.len(), "{sent}");
+        match rs::send(c.0, &big, 0) {
+            Ok(n) => sent += n,
+            Err(e) => break e,
+        }
+    };
+    assert_eq!(end, Errno::AGAIN);
+}
+
+#[test]
+fn options() {
+    let r = Rs::new();
+    for (level, name, value, want) in [
+        (libc::SOL_SOCKET, libc::SO_RCVBUF, 100_000, 200_000),
+        (libc::SOL_SOCKET, libc::SO_SNDBUF, 100_000, 200_000),
+        (libc::SOL_SOCKET, libc::SO_REUSEADDR, 1, 1),
+        (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1, 1),
+        (libc::SOL_SOCKET, libc::SO_OOBINLINE, 1, 1),
+        (libc::IPPROTO_TCP, libc::TCP_NODELAY, 1, 1),
+        (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 5, 5),
+        (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1, 1),
+        (rs::SOL_RDMA, rs::RDMA_SQSIZE, 100, 100),
+        (rs::SOL_RDMA, rs::RDMA_RQSIZE, 200, 200),
+        (rs::SOL_RDMA, rs::RDMA_INLINE, 16, 16),
+        (rs::SOL_RDMA, rs::RDMA_IOMAPSIZE, 300, 256),
+    ] {
+        r.set(level, name, value);
+        assert_eq!(r.get(level, name), want, "{level} {name}");
+    }
+    let linger: Vec<u8> = [1i32.to_ne_bytes(), 5i32.to_ne_bytes()].concat();
+    let times = [(libc::SO_RCVTIMEO, 3i64), (libc::SO_SNDTIMEO, 4)]
+        .map(|(name, seconds)| (name, [seconds.to_ne_bytes(), 7i64.to_ne_bytes()].concat()));
+    let rest = (libc::SO_LINGER, linger);
+    let all = || times.iter().chain([&rest]);
+    // All are set before the first one is asked for.
+    for (name, value) in all() {
+        rs::set_option(r.0, libc::SOL_SOCKET, *name, value).unwrap();
+    }
+    for (name, value) in all() {
+        let told = rs::get_option(r.0, libc::SOL_SOCKET, *name).unwrap();
+        assert_eq!(told, *value, "{name}");
+    }
+    for (command, set, get) in [
+        (libc::F_SETFD, libc::FD_CLOEXEC, libc::F_GETFD),
+        (libc::F_SETFL, libc::O_NONBLOCK, libc::F_GETFL),
+    ] {
+        for flag in [set, 0, set, 0] {
+            rs::control(r.0, command, flag).unwrap();
+            assert_eq!(rs::control(r.0, get, 0).unwrap() & set, flag);
+        }
+    }
+    assert_eq!(r.get(libc::SOL_SOCKET, libc::SO_TYPE), libc::SOCK_STREAM);
+    assert_eq!(r.get(libc::SOL_SOCKET, libc::SO_ACCEPTCONN), 0);
+    for command in [libc::F_GETLK, libc::F_DUPFD, 9999] {
+        assert_eq!(rs::control(r.0, command, 0), Err(Errno::NOTSUP));
+    }
+    assert_eq!(
+        rs::get_option(r.0, libc::SOL_SOCKET, 9999),
+        Err(Errno::NOTSUP)
+    );
+    assert_eq!(rs::set_option(r.0, 4711, 1, &[0; 4]), Err(Errno::NOTSUP));
+    assert_eq!(
+        rs::set_option(r.0, libc::IPPROTO_TCP, libc::TCP_NODELAY, &[0; 3]),
+        Err(Errno::INVAL)
+    );
+    let (c, _s) = pair();
+    let size = rs::set_option(c.0, rs::SOL_RDMA, rs::RDMA_SQSIZE, &100i32.to_ne_bytes());
+    assert_eq!(size, Err(Errno::INVAL), "set on a connected socket");
+    let info = rs::get_option(c.0, libc::IPPROTO_TCP, libc::TCP_INFO).unwrap();
+    assert_eq!(info[0], 1, "established");
+}
+
+#[test]
+fn keep_alive_disturbs_nothing() {
+    let (c, s) = pair();
+    c.set(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 1);
+    c.set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
+    assert_eq!(
+        s.poll(libc::POLLIN, 2500),
+        0,
+        "a keep-alive probe was readable"
+    );
+    c.send_all(b"still there");
+    assert_eq!(s.recv_n(11), b"still there");
+    c.set(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 0);
+}
+
+#[test]
+fn threads_share_a_socket() {
+    let (c, s) = pair();
+    const EACH: usize = 2000;
+    std::thread::scope(|scope| {
+        for t in 0..4u8 {
+            let c = &c;
+            scope.spawn(move || (0..EACH).for_each(|_| c.send_all(&[t])));
+        }
+        let readers: Vec<_> = (0..4)
+            .map(|_| {
+                let s = &s;
+                scope.spawn(move || {
+                    let mut seen = [0usize; 4];
+                    for _ in 0..EACH {
+                        let mut one = [0];
+                        assert_eq!(rs::recv(s.0, &mut one, 0), Ok(1));
+                        seen[usize::from(one[0])] += 1;
+                    }
+                    seen
+                })
+            })
+            .collect();
+        let mut sum = [0; 4];
+        for r in readers {
+            for (total, n) in sum.iter_mut().zip(r.join().unwrap()) {
+                *total += n;
+            }
+        }
+        assert_eq!(sum, [EACH; 4]);
+    });
+}

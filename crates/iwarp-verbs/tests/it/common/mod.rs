@@ -1,0 +1,113 @@
+//! A folder with links to the built library under both of its names, `libibverbs.so.1` and `librdmacm.so.1`, and runs of C programs on it.
+
+use rustix::process::{Pid, Signal, kill_process_group};
+use std::io::Read;
+use std::os::unix::fs::symlink;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// The longest time that a C program may take.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Returns the path of the library that cargo built for these tests.
+pub(crate) fn library() -> PathBuf {
+    library_named("libiwarp_verbs.so")
+}
+
+/// Returns the path of a library that cargo built for these tests.
+pub(crate) fn library_named(name: &str) -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let deps = test.parent().unwrap();
+    [deps.join(name), deps.parent().unwrap().join(name)]
+        .into_iter()
+        .find(|p| p.exists())
+        .unwrap_or_else(|| panic!("cargo builds {name} for its integration tests"))
+}
+
+/// A folder for `LD_LIBRARY_PATH`, which is removed when this value is dropped.
+pub(crate) struct Folder(pub(crate) PathBuf);
+
+impl Folder {
+    pub(crate) fn new(test: &str) -> Self {
+        let path =
+            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).unwrap();
+        for name in ["libibverbs.so.1", "librdmacm.so.1"] {
+            symlink(library(), path.join(name)).unwrap();
+        }
+        Self(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Returns `true` if a program is installed. Panics if it is missing and `IWARP_REQUIRE_RDMA_TOOLS` is set.
+pub(crate) fn installed(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).any(|dir| dir.join(program).is_file());
+    assert!(
+        found || std::env::var_os("IWARP_REQUIRE_RDMA_TOOLS").is_none(),
+        "{program} is required"
+    );
+    if !found {
+        eprintln!("skipped: {program} is not installed");
+    }
+    found
+}
+
+/// Runs a C program. Its last line must say that no check failed. Returns what it has written to standard error.
+pub(crate) fn passes(program: &mut Command) -> String {
+    passes_within(LIMIT, program)
+}
+
+/// As [`passes`], with another time limit. The program and all processes that it has started are
+/// killed at the limit, or when the program has ended.
+pub(crate) fn passes_within(limit: Duration, program: &mut Command) -> String {
+    let mut child = program
+        .process_group(0)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let group = Pid::from_child(&child);
+    // The output may be more than a pipe holds, so it is read meanwhile.
+    let said = read(child.stdout.take().unwrap());
+    let complaints = read(child.stderr.take().unwrap());
+    let end = Instant::now() + limit;
+    let mut status = child.try_wait().unwrap();
+    while status.is_none() && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(10));
+        status = child.try_wait().unwrap();
+    }
+    // An error means that there is no process left.
+    let _ = kill_process_group(group, Signal::KILL);
+    child.wait().unwrap();
+    let (said, complaints) = (said.join().unwrap(), complaints.join().unwrap());
+    let name = program.get_program().to_string_lossy();
+    let Some(status) = status else {
+        panic!("{name} did not end within {limit:?}\n{said}{complaints}");
+    };
+    assert!(
+        status.success() && said.ends_with(" checks, 0 failed\n"),
+        "{name}: {status}\n{said}{complaints}"
+    );
+    complaints
+}
+
+/// Reads everything from a pipe, in a thread.
+fn read(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut octets = Vec::new();
+        let _ = pipe.read_to_end(&mut octets);
+        String::from_utf8_lossy(&octets).into_owned()
+    })
+}

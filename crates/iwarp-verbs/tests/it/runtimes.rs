@@ -1,0 +1,150 @@
+//! Registered memory that goes in programs of other runtimes, which have handlers for SIGSEGV of their own: AddressSanitizer, the Java
+//! virtual machine and Go. The program is `gone`, as `c_programs` runs it.
+
+use crate::common;
+use crate::common::{Folder, installed, library};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn source(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests")
+        .join(name)
+}
+
+/// Returns `true` if Debian's headers are installed. Panics if they are missing and `IWARP_REQUIRE_RDMA_TOOLS` is set.
+fn headers_installed() -> bool {
+    let found = Path::new("/usr/include/infiniband/verbs.h").exists();
+    assert!(
+        found || std::env::var_os("IWARP_REQUIRE_RDMA_TOOLS").is_none(),
+        "libibverbs-dev is required"
+    );
+    if !found {
+        eprintln!("skipped: needs libibverbs-dev");
+    }
+    found
+}
+
+#[track_caller]
+fn succeeds(command: &mut Command) {
+    let out = command.output().expect("it can be started");
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(out.status.success(), "{command:?}: {said}");
+}
+
+/// Runs a program on both faces.
+fn passes(folder: &Folder, program: impl Fn(&str) -> Command) {
+    for face in ["rnic", "roce"] {
+        let mut program = program(face);
+        program
+            .env("IWARP_AS", face)
+            .env("LD_LIBRARY_PATH", &folder.0);
+        common::passes(&mut program);
+    }
+}
+
+fn libraries(folder: &Folder) -> [String; 3] {
+    let at = format!("-L{}", folder.0.display());
+    [at, "-l:libibverbs.so.1".into(), "-l:librdmacm.so.1".into()]
+}
+
+#[test]
+fn gone_memory_with_address_sanitizer() {
+    if !headers_installed() {
+        return;
+    }
+    let folder = Folder::new("gone-asan");
+    let exe = folder.0.join("gone");
+    let built = Command::new("cc")
+        .args(["-fsanitize=address", "-pthread", "-g", "-o"])
+        .args([&exe, &source("c/gone.c")])
+        .args(libraries(&folder))
+        .status();
+    if !built.is_ok_and(|status| status.success()) {
+        eprintln!("skipped: the C compiler has no AddressSanitizer");
+        return;
+    }
+    for mode in ["runtime", "before-info", "after-info"] {
+        passes(&folder, |face| {
+            let mut program = Command::new(&exe);
+            program.args([face, mode]);
+            // The program lets its memory go on purpose, and leaks nothing that matters here.
+            program.env("ASAN_OPTIONS", "detect_leaks=0");
+            program
+        });
+    }
+}
+
+/// The folder with `jni.h`, beside the compiler.
+fn jni() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    let compiler = std::env::split_paths(&path).map(|dir| dir.join("javac"));
+    let compiler = compiler.filter_map(|at| at.canonicalize().ok()).next()?;
+    let include = compiler.parent()?.parent()?.join("include");
+    include.join("jni.h").exists().then_some(include)
+}
+
+#[test]
+fn gone_memory_in_java() {
+    if !headers_installed() || !installed("java") || !installed("javac") {
+        return;
+    }
+    let Some(include) = jni() else {
+        eprintln!("skipped: no jni.h");
+        return;
+    };
+    let folder = Folder::new("gone-java");
+    let native = folder.0.join("libgone.so");
+    succeeds(
+        Command::new("cc")
+            .args(["-shared", "-fPIC", "-pthread", "-Dmain=gone_main", "-o"])
+            .args([&native, &source("c/gone.c"), &source("c/gone_jni.c")])
+            .arg(format!("-I{}", include.display()))
+            .arg(format!("-I{}", include.join("linux").display()))
+            .args(libraries(&folder)),
+    );
+    let mut compile = Command::new("javac");
+    succeeds(
+        compile
+            .arg("-d")
+            .args([&folder.0, &source("runtimes/Gone.java")]),
+    );
+    passes(&folder, |face| {
+        let mut program = Command::new("java");
+        program.arg("-cp").args([&folder.0]).arg("Gone");
+        program.arg(&native).arg(face);
+        program
+    });
+}
+
+#[test]
+fn gone_memory_in_go() {
+    if !headers_installed() || !installed("go") {
+        return;
+    }
+    let folder = Folder::new("gone-go");
+    for (from, to) in [
+        ("runtimes/main.go", "main.go"),
+        ("runtimes/gone.c", "gone.c"),
+        ("c/gone.c", "gone.inc"),
+        ("c/check.h", "check.h"),
+    ] {
+        std::fs::copy(source(from), folder.0.join(to)).unwrap();
+    }
+    let cache = library().with_file_name("go-cache");
+    succeeds(
+        Command::new("go")
+            .args(["build", "-o", "gone"])
+            .current_dir(&folder.0)
+            .env("GO111MODULE", "off")
+            .env("GOFLAGS", "")
+            .env("GOCACHE", cache)
+            .env("CGO_ENABLED", "1")
+            .env("CGO_LDFLAGS", libraries(&folder).join(" ")),
+    );
+    passes(&folder, |face| {
+        let mut program = Command::new(folder.0.join("gone"));
+        program.arg(face);
+        program
+    });
+}

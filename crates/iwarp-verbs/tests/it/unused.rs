@@ -1,0 +1,57 @@
+//! The line at the end of a program that loaded the libraries and opened no device.
+
+use crate::common;
+use std::path::Path;
+use std::process::Command;
+
+const LINE: &str = "iwarp: unused loaded the RDMA libraries, but opened no device\n";
+
+/// Returns what the program writes to standard error. `run` is the shell's value of `IWARP_RUN`.
+fn said(folder: &common::Folder, run: &str, arguments: &str) -> String {
+    let script = format!(
+        "export IWARP_RUN={run}; exec {}/unused {arguments}",
+        folder.0.display()
+    );
+    let out = Command::new("sh")
+        .args(["-c", &script])
+        .env("LD_LIBRARY_PATH", &folder.0)
+        .output()
+        .unwrap();
+    assert!(out.status.success(), "{arguments}: {}", out.status);
+    String::from_utf8(out.stderr).unwrap()
+}
+
+#[test]
+fn only_programs_without_device_get_the_line() {
+    if !Path::new("/usr/include/rdma/rdma_cma.h").exists() {
+        eprintln!("skipped: needs libibverbs-dev and librdmacm-dev");
+        return;
+    }
+    let folder = common::Folder::new("unused");
+    let status = Command::new("cc")
+        .args(["-Wall", "-Wextra", "-Werror", "-o"])
+        .arg(folder.0.join("unused"))
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/unused.c"))
+        .arg("-L")
+        .arg(&folder.0)
+        .args(["-l:libibverbs.so.1", "-l:librdmacm.so.1"])
+        .status()
+        .unwrap();
+    assert!(status.success());
+    // `$$` is the number of the program, and 1 that of another process.
+    for (run, arguments, wanted) in [
+        ("$$", "nothing", LINE),
+        ("$$", "list", LINE),
+        ("$$", "list child", ""),
+        ("$$", "guid", ""),
+        ("$$", "open", ""),
+        ("$$", "cm", ""),
+        ("1", "list", LINE),
+        ("1", "nothing", ""),
+        ("1", "open", ""),
+        ("", "list", ""),
+        ("x", "nothing", ""),
+    ] {
+        assert_eq!(said(&folder, run, arguments), wanted, "{run} {arguments}");
+    }
+}

@@ -1,0 +1,194 @@
+//! A process with many connections has several progress threads (ARCHITECTURE.md, "Which thread drives").
+
+use crate::common::{End, LIMIT, Mem, V4, Watchdog, alone, config, pair, until};
+use iwarp::{SendOp, WcStatus};
+use rustix::process::{Resource, getrlimit};
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// Connections with both ends here: twice as many belong to the process.
+const PAIRS: u64 = 40;
+/// Connections that an engine has before another one starts.
+const EACH: usize = 16;
+
+/// Returns the folders of this process's threads that have the name of progress threads. A thread has its maker's name until it gets a
+/// processor for the first time, so the watch may be among them for a moment.
+fn progress_threads() -> Vec<PathBuf> {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let named = |task: &PathBuf| {
+        // Other threads may end meanwhile.
+        let name = std::fs::read_to_string(task.join("comm"));
+        name.is_ok_and(|name| name.trim() == "iwarp-progress")
+    };
+    tasks
+        .map(|task| task.unwrap().path())
+        .filter(named)
+        .collect()
+}
+
+struct Connection {
+    client: End,
+    server: End,
+    mine: Mem,
+    theirs: Mem,
+}
+
+impl Connection {
+    fn new(threads: u16) -> Self {
+        let mut config = config();
+        config.progress_threads = threads;
+        let (client, server) = pair(V4, &config);
+        let (mine, theirs) = (client.mem(64), server.mem(64));
+        Self {
+            client,
+            server,
+            mine,
+            theirs,
+        }
+    }
+
+    /// Writes a value and adds to another one; the target's program does nothing.
+    fn post(&self, value: u64) {
+        self.mine.set(0, value);
+        let (remote_addr, rkey) = (self.theirs.addr(), self.theirs.stag);
+        let write = SendOp::Write { remote_addr, rkey };
+        self.client.post(value, write, &[self.mine.sge(8)]);
+        let add = SendOp::FetchAdd {
+            remote_addr: remote_addr + 8,
+            rkey,
+            add: value,
+            mask: 0,
+        };
+        let result = iwarp::Sge {
+            addr: self.mine.addr() + 16,
+            ..self.mine.sge(8)
+        };
+        self.client.post(value, add, &[result]);
+    }
+}
+
+/// All connections move data at the same time, are served by threads of their own, and end.
+#[test]
+fn many_connections_share_several_threads() {
+    alone("many_connections_share_several_threads", || {
+        let _watchdog = Watchdog::new();
+        let few: Vec<_> = (0..EACH as u64 / 2).map(|_| Connection::new(4)).collect();
+        until("one is enough for so many", || {
+            progress_threads().len() == 1
+        });
+        let mut all = few;
+        all.extend((all.len() as u64..PAIRS).map(|_| Connection::new(4)));
+        // The last of them takes its name when it gets a processor.
+        until("four threads", || progress_threads().len() == 4);
+        let mut sum = 0;
+        for round in 1..=50 {
+            sum += round;
+            for connection in &all {
+                connection.post(round);
+            }
+            for connection in &all {
+                connection.client.expect_status(round, WcStatus::Success);
+                connection.client.expect_status(round, WcStatus::Success);
+                assert_eq!(connection.theirs.word(0), round);
+                assert_eq!(connection.theirs.word(1), sum);
+                assert_eq!(connection.mine.word(2), sum - round);
+            }
+        }
+        // The end of a connection is noticed by whichever thread serves it, and makes room for others.
+        for connection in &all {
+            connection.client.id.disconnect().unwrap();
+        }
+        for connection in &all {
+            connection.server.expect_disconnected();
+        }
+        drop(all);
+        let begin = Instant::now();
+        let again = Connection::new(4);
+        assert!(begin.elapsed() < LIMIT);
+        assert_eq!(progress_threads().len(), 4, "they stay");
+        again.post(7);
+        until("the Write and the FetchAdd", || {
+            again.theirs.word(1) == 7 && again.theirs.word(0) == 7
+        });
+    });
+}
+
+#[test]
+fn one_thread_serves_any_number() {
+    alone("one_thread_serves_any_number", || {
+        let _watchdog = Watchdog::new();
+        let all: Vec<_> = (0..PAIRS).map(|_| Connection::new(1)).collect();
+        until("one is enough", || progress_threads().len() == 1);
+        for connection in &all {
+            connection.post(5);
+        }
+        for connection in &all {
+            connection.client.expect_status(5, WcStatus::Success);
+            connection.client.expect_status(5, WcStatus::Success);
+            assert_eq!(connection.theirs.word(1), 5);
+        }
+    });
+}
+
+/// Returns for how many descriptors the kernel has room in this process's table.
+fn room_for_descriptors() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let size = status.lines().find_map(|l| l.strip_prefix("FDSize:"));
+    size.unwrap().trim().parse().unwrap()
+}
+
+/// Otherwise each thread that opens a socket when the table is full waits for the kernel for milliseconds.
+#[test]
+fn the_first_connection_makes_room_for_descriptors() {
+    alone("the_first_connection_makes_room_for_descriptors", || {
+        let _watchdog = Watchdog::new();
+        let before = room_for_descriptors();
+        assert!(before < 1024, "{before}");
+        let _connection = Connection::new(1);
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let enough = limit.min(16 << 10);
+        until("room", || room_for_descriptors() >= enough);
+    });
+}
+
+/// How often the one progress thread of this process has slept.
+fn sleeps() -> u64 {
+    let mut tasks = Vec::new();
+    until("one progress thread", || {
+        tasks = progress_threads();
+        tasks.len() == 1
+    });
+    let task = &tasks[0];
+    let status = std::fs::read_to_string(task.join("status")).unwrap();
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    line.unwrap().trim().parse().unwrap()
+}
+
+/// A program polls one queue, and its peer uses a queue pair of another one, which nobody polls. The polls serve that, too, so the
+/// progress thread is not woken for each request as well: on one processor the two would take turns. It is woken when the polls
+/// pause, as they do beside other programs.
+#[test]
+fn polls_of_one_queue_serve_all_others() {
+    // So few that a thread can make them within one turn at the processor.
+    const REQUESTS: u64 = 400;
+    alone("polls_of_one_queue_serve_all_others", || {
+        let _watchdog = Watchdog::new();
+        let connection = Connection::new(1);
+        let (mut value, mut sum) = (0, 0);
+        until("polls that are not disturbed", || {
+            let before = sleeps();
+            for _ in 0..REQUESTS {
+                value += 1;
+                sum += value;
+                connection.post(value);
+                for _ in 0..2 {
+                    connection.client.expect_status(value, WcStatus::Success);
+                }
+            }
+            sleeps() - before < REQUESTS / 40
+        });
+        assert_eq!(connection.theirs.word(1), sum);
+    });
+}

@@ -1,0 +1,272 @@
+//! The end of a stream after its queue pair has let go of it: how the peer sees that end, and that nothing of the stream
+//! remains for the next one.
+
+use crate::common::wire::{Hello, Wire, responder, responder_at, segment, write_header};
+use crate::common::*;
+use iwarp::cm::{CmEventKind, CmId};
+use iwarp::runtime::QueuePair;
+use iwarp::{SendOp, State, WcStatus};
+use iwarp_proto::ddp::{Header, TaggedHeader};
+use iwarp_proto::rdmap::{Opcode, ReadRequest, Terminate, TerminateCode};
+use std::io::{ErrorKind, Read as _};
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+/// Returns an end that has sent as much as the sockets take, and its peer, which has not read anything. The last FPDU is cut:
+/// only a part of it was written.
+fn stalled(linger: Duration) -> (End, Wire, Mem) {
+    stalled_at(&TcpListener::bind((V4, 0)).unwrap(), linger)
+}
+
+/// As [`stalled`], with a peer that this listener accepts.
+fn stalled_at(listener: &TcpListener, linger: Duration) -> (End, Wire, Mem) {
+    let mut c = config();
+    c.linger = linger;
+    let end = End::new(V4, &c);
+    let wire = responder_at(listener, &end, &Hello::enhanced(true, false));
+    stall(end, wire)
+}
+
+/// Sends as much as the sockets take.
+fn stall(end: End, wire: Wire) -> (End, Wire, Mem) {
+    let mem = end.mem(1 << 20);
+    for wr_id in 0..50 {
+        end.post(wr_id, SendOp::Send, &[mem.sge(1 << 20)]);
+    }
+    let sent = |end: &End| end.qp.counters().tx_bytes;
+    // The sockets are full when 150 ms pass without progress. The change of state changes nothing, but this thread tries to send then: on a
+    // busy machine the progress thread may not have had a processor for so long.
+    let (mut before, mut looks) = (0, 0);
+    until("the sockets are full", || {
+        std::thread::sleep(Duration::from_millis(50));
+        end.qp.modify(State::Rts).unwrap();
+        let now = sent(&end);
+        let same = now > 0 && now == std::mem::replace(&mut before, now);
+        looks = if same { looks + 1 } else { 0 };
+        looks == 3
+    });
+    assert!(
+        before < 50 << 20,
+        "the sockets took all messages, so no FPDU is cut"
+    );
+    (end, wire, mem)
+}
+
+/// Reads to the end of the stream. Returns the number of octets, and `true` if the stream ended with a reset.
+fn read_all(wire: &mut Wire) -> (u64, bool) {
+    let (mut total, mut octets) = (0, vec![0; 1 << 20]);
+    loop {
+        match wire.socket.read(&mut octets) {
+            Ok(0) => return (total, false),
+            Ok(n) => total += n as u64,
+            Err(e) if e.kind() == ErrorKind::ConnectionReset => return (total, true),
+            Err(e) => panic!("no end after {total} octets: {e}"),
+        }
+    }
+}
+
+/// After a FIN inside an FPDU, the peer could take a message that is cut for a whole one.
+#[test]
+fn the_end_inside_an_fpdu_is_a_reset_behind_what_was_sent() {
+    others_are_served(|| {
+        let error: fn(&QueuePair) = |qp| qp.modify(State::Error).unwrap();
+        for end_it in [QueuePair::destroy, error] {
+            // The linger time is long, so that a reader thread that is scheduled late still reads everything.
+            let (end, mut wire, _mem) = stalled(LIMIT);
+            end_it(&end.qp);
+            let sent = end.qp.counters().tx_bytes;
+            let (came, reset) = read_all(&mut wire);
+            assert!(reset, "a FIN instead of a reset");
+            // `responder` has read the RTR message before, so `came` is a little smaller.
+            assert!(came > 0 && came + 100 >= sent, "{came} of {sent}");
+
+            // A peer that does not read is reset when the linger time is over. That needs an answer of its TCP, because without
+            // any answer it could be an outage. At first Linux leaves some window probes unanswered, hence the longer time.
+            let (end, mut wire, _mem) = stalled(LINGER * 5);
+            end_it(&end.qp);
+            until("the connection is reset", || {
+                let error = wire.socket.take_error().unwrap();
+                error.is_some_and(|e| e.kind() == ErrorKind::ConnectionReset)
+            });
+            let (came, _) = read_all(&mut wire);
+            assert!(came < 50 << 20);
+        }
+    });
+}
+
+/// A program that was promised a snapshot changes its memory while octets of it wait for room in the socket: they arrive as they were when
+/// their CRC was computed.
+#[test]
+fn memory_may_change_while_it_is_sent() {
+    others_are_served(|| {
+        let end = End::new(V4, &config());
+        let wire = responder(&end, &Hello::enhanced(true, false));
+        end.qp.set_snapshot(true);
+        let (end, mut wire, mem) = stall(end, wire);
+        let waits = end.qp.counters().tx_bytes;
+        (0..(1 << 20) / 8).for_each(|i| mem.set(i, u64::MAX));
+        let (mut came, mut values) = (0, Vec::new());
+        // What the sockets had, the plan that waited, and some more.
+        while came < waits + (2 << 20) {
+            // Its CRC is checked.
+            let payload = wire.expect(Opcode::SEND);
+            came += payload.len() as u64;
+            values.extend(payload);
+            values.dedup();
+        }
+        assert_eq!(values, [0, 0xff]);
+        end.qp.destroy();
+    });
+}
+
+/// As [`stalled_at`], and the peer has broken a rule. The Terminate waits for room in the socket.
+fn stalled_with_terminate(listener: &TcpListener, linger: Duration) -> (End, Wire, Mem) {
+    // The kernel may find room after all, if rarely.
+    for _ in 0..5 {
+        let (end, mut wire, mem) = stalled_at(listener, linger);
+        wire.write_op(0x1234_5678, 0, b"12345678");
+        until("the error is noticed", || end.qp.state() == State::Error);
+        // As above, this only tries to send.
+        end.qp.modify(State::Error).unwrap();
+        if end.qp.counters().terminates_sent == 0 {
+            return (end, wire, mem);
+        }
+    }
+    panic!("the sockets take the Terminate each time");
+}
+
+/// Without it the peer would not learn what was wrong. Programs destroy a queue pair and free its memory as soon as they see an error.
+#[test]
+fn a_terminate_that_waits_for_room_outlives_its_queue_pair() {
+    others_are_served(|| {
+        let reset: fn(&QueuePair) = |qp| qp.modify(State::Reset).unwrap();
+        for end_it in [QueuePair::destroy, reset] {
+            let listener = TcpListener::bind((V4, 0)).unwrap();
+            let (end, mut wire, mem) = stalled_with_terminate(&listener, LIMIT);
+            end_it(&end.qp);
+            end.ctx.deregister(mem.stag).unwrap();
+            drop((end, mem));
+            let terminate = loop {
+                let (header, payload) = wire.recv();
+                match header.opcode() {
+                    Opcode::SEND => {}
+                    Opcode::TERMINATE => break Terminate::parse(&payload).unwrap().0,
+                    other => panic!("{other:?}"),
+                }
+            };
+            assert_eq!(terminate.code, TerminateCode::DDP_TAGGED_INVALID_STAG);
+            assert!(wire.ends(), "a reset behind the Terminate");
+        }
+    });
+}
+
+#[test]
+fn a_terminate_that_waits_for_room_does_not_wait_for_ever() {
+    others_are_served(|| {
+        // The peer reads nothing. As above, Linux leaves some window probes unanswered.
+        let listener = TcpListener::bind((V4, 0)).unwrap();
+        let (end, wire, _mem) = stalled_with_terminate(&listener, LINGER * 5);
+        drop(end);
+        until("the connection is reset", || {
+            let error = wire.socket.take_error().unwrap();
+            error.is_some_and(|e| e.kind() == ErrorKind::ConnectionReset)
+        });
+
+        // It reads little by little. Its buffer is small, so that its TCP acknowledges something each time.
+        let listener = TcpListener::bind((V4, 0)).unwrap();
+        socket2::SockRef::from(&listener)
+            .set_recv_buffer_size(32 << 10)
+            .unwrap();
+        let (end, mut wire, _mem) = stalled_with_terminate(&listener, LINGER / 2);
+        drop(end);
+        let mut octets = vec![0; 3200];
+        let end = loop {
+            std::thread::sleep(Duration::from_millis(20));
+            match wire.socket.read(&mut octets) {
+                Ok(1..) => {}
+                end => break end,
+            }
+        };
+        let error = end.expect_err("it has got everything, and a FIN");
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    });
+}
+
+#[test]
+fn a_partly_received_fpdu_is_no_part_of_the_next_stream() {
+    others_are_served(|| {
+        let mut end = End::new(V4, &config());
+        let mut wire = responder(&end, &Hello::enhanced(true, false));
+        let mem = end.mem(64);
+        let write = segment(&write_header(mem.stag, mem.addr(), true), &[1; 32]);
+        let fpdu = wire.fpdu(&write);
+        let before = end.qp.counters().rx_bytes;
+        wire.write(&fpdu[..20]);
+        until("half of it has come", || {
+            end.qp.counters().rx_bytes == before + 20
+        });
+        // Our side ends the stream. If the peer ended it, the part of the FPDU would be discarded anyway.
+        end.qp.modify(State::Reset).unwrap();
+        end.expect(CmEventKind::Disconnected);
+        end.id.destroy();
+        end.id = CmId::create(&end.channel, Some(&end.ctx));
+        let mut wire = responder(&end, &Hello::enhanced(true, false));
+        end.post_recv(1, &[mem.sge(64)]);
+        wire.untagged(Opcode::SEND, b"whole");
+        assert_eq!(end.expect_status(1, WcStatus::Success).byte_len, 5);
+    });
+}
+
+/// With `Config::placed` a request succeeds by the peer's answer alone. Octets that the peer's TCP has taken may lie in a buffer
+/// that nobody reads any more.
+#[test]
+fn the_end_of_a_connection_does_not_tell_that_a_write_is_placed() {
+    others_are_served(|| {
+        let ours: fn(&End, &mut Wire) = |end, _| end.id.disconnect().unwrap();
+        let theirs: fn(&End, &mut Wire) = |_, wire| wire.fin();
+        for end_it in [ours, theirs] {
+            let mut c = config();
+            c.placed = true;
+            let end = End::new(V4, &c);
+            let mut wire = responder(&end, &Hello::enhanced(true, false));
+            let mem = end.mem(64);
+            let write = SendOp::Write {
+                remote_addr: 0x1000,
+                rkey: 7,
+            };
+            end.post(1, write, &[mem.sge(8)]);
+            wire.expect(Opcode::WRITE);
+            let request = ReadRequest::parse(&wire.expect(Opcode::READ_REQUEST)).unwrap();
+            end.post(2, write, &[mem.sge(8)]);
+            wire.expect(Opcode::WRITE);
+            let answer = TaggedHeader {
+                last: true,
+                opcode: Opcode::READ_RESPONSE,
+                stag: request.sink_stag,
+                to: 0,
+            };
+            wire.send(Header::Tagged(answer), &[]);
+            end.expect_status(1, WcStatus::Success);
+            // Nobody answers the question about the second.
+            wire.expect(Opcode::READ_REQUEST);
+            end_it(&end, &mut wire);
+            end.expect_status(2, WcStatus::Flushed);
+        }
+    });
+}
+
+/// libfabric destroys the queue pair when it hears of the end, although it has not yet taken the last message.
+#[test]
+fn the_end_does_not_overtake_the_last_message() {
+    let (client, server) = pair(V4, &config());
+    let (from, to) = (client.mem(8), server.mem(8));
+    server.post_recv(1, &[to.sge(8)]);
+    client.post(2, SendOp::Send, &[from.sge(8)]);
+    client.expect_status(2, WcStatus::Success);
+    let start = Instant::now();
+    client.id.disconnect().unwrap();
+    // It has 30 ms to take it, and does not.
+    server.expect_disconnected();
+    assert!(start.elapsed() >= Duration::from_millis(30));
+    server.expect_status(1, WcStatus::Success);
+}

@@ -1,0 +1,246 @@
+//! Settings in each of their places: the listener, the accepted connection, and the connecting end.
+//! The peer is written by hand, so what it sees can only come from the settings of the other end.
+
+use crate::common::wire::{Hello, Wire, initiator, responder};
+use crate::common::{End, HANDSHAKE, Server, V4, context, expect};
+use iwarp::cm::{CmEventKind, CmId};
+use iwarp::runtime::QueuePair;
+use iwarp::runtime::create_event_channel;
+use iwarp::{Admission, Config, ReceiverNotReady, SendOp};
+use iwarp_proto::mpa::startup::{Flags, FrameKind};
+use iwarp_proto::rdmap::Opcode;
+use std::any::Any;
+use std::io::{ErrorKind, Read as _};
+use std::net::TcpListener;
+use std::time::Duration;
+
+const NEVER: Duration = Duration::from_secs(3600);
+
+/// A stream on which something happens when a time limit is over, and what keeps it alive.
+type Waiting = (Wire, Box<dyn Any>);
+
+fn silent(config: &Config) -> Waiting {
+    let server = Server::new(V4, config);
+    (Wire::connect(server.address), Box::new(server))
+}
+
+/// The request has come, and neither accepted nor rejected.
+fn requested(config: &Config, hello: &Hello) -> (Server, Wire) {
+    let server = Server::new(V4, config);
+    let mut wire = Wire::connect(server.address);
+    wire.write(&hello.octets(FrameKind::Request));
+    (server, wire)
+}
+
+fn rejected(config: &Config) -> Waiting {
+    let (server, mut wire) = requested(config, &Hello::plain());
+    server.request().id.reject(b"no").unwrap();
+    wire.read_hello(FrameKind::Reply);
+    (wire, Box::new(server))
+}
+
+fn accepted_without_message(config: &Config) -> Waiting {
+    let (server, mut wire) = requested(config, &Hello::enhanced(true, false));
+    let end = server.accept();
+    wire.read_hello(FrameKind::Reply);
+    (wire, Box::new((server, end)))
+}
+
+fn accepted_and_speaking(config: &Config) -> Waiting {
+    let server = Server::new(V4, config);
+    let (wire, end) = initiator(&server, &Hello::client_server());
+    end.post(1, SendOp::Send, &[]);
+    (wire, Box::new((server, end)))
+}
+
+fn accepted_without_receive(config: &Config) -> Waiting {
+    let server = Server::new(V4, config);
+    let (mut wire, end) = initiator(&server, &Hello::enhanced(true, false));
+    wire.untagged(Opcode::SEND, b"early");
+    (wire, Box::new((server, end)))
+}
+
+fn connected_without_receive(config: &Config) -> Waiting {
+    let end = End::new(V4, config);
+    let mut wire = responder(&end, &Hello::enhanced(true, false));
+    wire.untagged(Opcode::SEND, b"early");
+    (wire, Box::new(end))
+}
+
+/// A queue pair that is destroyed when it is dropped.
+struct Numbered(QueuePair);
+
+impl Drop for Numbered {
+    fn drop(&mut self) {
+        self.0.destroy();
+    }
+}
+
+fn numbered_without_message(config: &Config) -> Waiting {
+    let ctx = context(V4, config);
+    let cq = ctx.create_cq(16, None).unwrap();
+    let qp = Numbered(super::numbered(&ctx, ctx.allocate_pd(), &cq));
+    (super::ask(&qp.0), Box::new((qp, cq, ctx)))
+}
+
+fn unanswered(config: &Config) -> Waiting {
+    let end = End::new(V4, config);
+    let listener = TcpListener::bind((V4, 0)).unwrap();
+    end.connect(listener.local_addr().unwrap(), b"");
+    let mut wire = Wire::new(listener.accept().unwrap().0);
+    wire.read_hello(FrameKind::Request);
+    (wire, Box::new((listener, end)))
+}
+
+/// Two streams wait for the same thing, the first one for an hour at most. It has to outlast the
+/// second one: with a limit from anywhere but the settings of its own device it would end first.
+#[test]
+fn time_limits_belong_to_their_device() {
+    type Set = fn(&mut Config, Duration);
+    type Row = (&'static str, Set, fn(&Config) -> Waiting);
+    let handshake: Set = |c, limit| c.handshake_timeout = limit;
+    let answer: Set = |c, limit| c.answer_timeout = limit;
+    let hold: Set = |c, limit| c.receiver_not_ready = ReceiverNotReady::Hold(limit);
+    let speak: Set = |c, limit| c.speak_first = Some(limit);
+    let rows: [Row; 8] = [
+        ("MPA request", handshake, silent),
+        ("close after a rejection", handshake, rejected),
+        ("first message", handshake, accepted_without_message),
+        (
+            "first message by number",
+            handshake,
+            numbered_without_message,
+        ),
+        ("responder speaks first", speak, accepted_and_speaking),
+        ("receive of the responder", hold, accepted_without_receive),
+        ("receive of the initiator", hold, connected_without_receive),
+        ("MPA reply", answer, unanswered),
+    ];
+    // The rows wait at the same time.
+    std::thread::scope(|scope| {
+        for (what, set, begin) in rows {
+            scope.spawn(move || {
+                outlasts(what, |limit| {
+                    let mut config = Config::default();
+                    set(&mut config, limit);
+                    begin(&config)
+                })
+            });
+        }
+    });
+}
+
+/// Something happens on a stream with a short limit, and nothing on an older one with a long limit.
+fn outlasts(what: &str, begin: impl Fn(Duration) -> Waiting) {
+    let (mut waits, _alive) = begin(NEVER);
+    let (mut ends, _alive_too) = begin(HANDSHAKE);
+    let timed_out = |e: &std::io::Error| e.kind() == ErrorKind::WouldBlock;
+    let seen = ends.socket.read(&mut [0; 64]);
+    assert!(
+        !seen.as_ref().is_err_and(timed_out),
+        "{what}: nothing happens"
+    );
+    waits.socket.set_nonblocking(true).unwrap();
+    let seen = waits.socket.read(&mut [0; 64]);
+    assert!(seen.as_ref().is_err_and(timed_out), "{what}: {seen:?}");
+}
+
+/// A row: whether our end asks for CRCs, and whether the peer does.
+#[test]
+fn either_end_may_ask_for_crcs() {
+    for (ours, theirs) in [(false, false), (false, true), (true, false), (true, true)] {
+        let mut config = Config::default();
+        config.crc = ours;
+        for mut hello in [Hello::plain(), Hello::enhanced(true, false)] {
+            if !theirs {
+                hello.flags = match hello.prefix {
+                    Some(_) => Flags::ENHANCED,
+                    None => Flags::default(),
+                };
+            }
+            let server = Server::new(V4, &config);
+            let (wire, _end) = initiator(&server, &hello);
+            assert_eq!(wire.crc, ours || theirs, "accepted: {ours} {theirs}");
+        }
+        let end = End::new(V4, &config);
+        let listener = TcpListener::bind((V4, 0)).unwrap();
+        end.connect(listener.local_addr().unwrap(), b"");
+        let mut wire = Wire::new(listener.accept().unwrap().0);
+        let asked = wire.read_hello(FrameKind::Request).flags.has(Flags::CRC);
+        assert_eq!(asked, ours, "connecting");
+    }
+}
+
+/// Both places of a queue pair whose device has these settings: accepted, and connecting.
+fn both_places(config: &Config) -> [(Wire, End); 2] {
+    let hello = Hello::enhanced(true, false);
+    let accepted = initiator(&Server::new(V4, config), &hello);
+    let end = End::new(V4, config);
+    let wire = responder(&end, &hello);
+    [accepted, (wire, end)]
+}
+
+#[test]
+fn both_places_cut_messages_for_the_mss() {
+    for (mss, pieces) in [(None, 1), (Some(1000), 5)] {
+        let mut config = Config::default();
+        config.mss = mss;
+        for (mut wire, end) in both_places(&config) {
+            let mem = end.mem(4096);
+            end.post(1, SendOp::Send, &[mem.sge(4096)]);
+            let mut lengths = Vec::new();
+            while lengths.iter().sum::<usize>() < 4096 {
+                lengths.push(wire.recv().1.len());
+            }
+            assert_eq!(lengths.len(), pieces, "{mss:?}: {lengths:?}");
+        }
+    }
+}
+
+#[test]
+fn both_places_ask_whether_a_send_is_placed() {
+    for placed in [false, true] {
+        let mut config = Config::default();
+        config.placed = placed;
+        for (mut wire, end) in both_places(&config) {
+            end.post(1, SendOp::Send, &[]);
+            wire.expect(Opcode::SEND);
+            match placed {
+                true => drop(wire.expect(Opcode::READ_REQUEST)),
+                false => assert_eq!(end.poll().wr_id, 1),
+            }
+        }
+    }
+}
+
+/// A row: the device's peers, the listener's own, and whether this host is let in.
+#[test]
+fn listener_admission_wins_over_device() {
+    let (us, others) = ("127.0.0.0/8", "192.0.2.0/24");
+    for (device, own, let_in) in [
+        (us, None, true),
+        (others, None, false),
+        (us, Some(others), false),
+        (others, Some(us), true),
+    ] {
+        let mut config = Config::default();
+        config.admission.peers = device.parse().unwrap();
+        let channel = create_event_channel().unwrap();
+        let id = CmId::create(&channel, Some(&context(V4, &config)));
+        if let Some(own) = own {
+            let mut admission = Admission::default();
+            admission.peers = own.parse().unwrap();
+            id.set_admission(admission);
+        }
+        id.bind((V4, 0).into()).unwrap();
+        id.listen(4).unwrap();
+        let mut wire = Wire::connect(id.addresses().0.unwrap());
+        if let_in {
+            wire.write(&Hello::plain().octets(FrameKind::Request));
+            expect(&channel, CmEventKind::ConnectRequest).id.destroy();
+        } else {
+            wire.ends_with_reset();
+        }
+        id.destroy();
+    }
+}

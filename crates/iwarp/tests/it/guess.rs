@@ -1,0 +1,69 @@
+//! What a peer gains that guesses STags (RFC 5042 sections 6.1.1 and 6.3.1): one guess for each connection, in a space of 28 random bits.
+
+use crate::common::wire::{Hello, initiator};
+use crate::common::*;
+use iwarp_proto::rdmap::TerminateCode as Code;
+use std::collections::HashSet;
+
+/// The peer also sends what would be right, behind its wrong guess.
+#[test]
+fn a_wrong_guess_of_an_stag_ends_the_connection_and_is_counted() {
+    let server = Server::new(V4, &config());
+    for wrong in [1, 0x100, 0x8000_0000, u32::MAX] {
+        let (mut wire, end) = initiator(&server, &Hello::enhanced(true, false));
+        let mem = end.mem(64);
+        wire.write_op(mem.stag ^ wrong, mem.addr(), b"12345678");
+        wire.write_op(mem.stag, mem.addr(), b"12345678");
+        wire.expect_terminate(Code::DDP_TAGGED_INVALID_STAG);
+        end.expect_disconnected();
+        assert_eq!(mem.word(0), 0, "nothing is placed after a wrong guess");
+        assert_eq!(end.qp.counters().terminates_sent, 1);
+        let fault = end.qp.fault().expect("the program can ask why");
+        assert_eq!(fault.code, Code::DDP_TAGGED_INVALID_STAG);
+    }
+}
+
+/// All bits but the four that number a part of the table come from the operating system.
+#[test]
+fn stags_are_random_in_all_bits_but_four() {
+    const REGIONS: usize = 2048;
+    let stags = || -> Vec<u32> {
+        let ctx = context(V4, &config());
+        let pd = ctx.allocate_pd();
+        let regions: Vec<_> = (0..REGIONS).map(|_| Mem::new(&ctx, pd, 8)).collect();
+        regions.iter().map(|mem| mem.stag).collect()
+    };
+    let (first, second) = (stags(), stags());
+    let random = (0..u32::BITS).filter(|bit| {
+        let ones = first.iter().filter(|stag| *stag >> bit & 1 == 1).count();
+        (REGIONS * 2 / 5..REGIONS * 3 / 5).contains(&ones)
+    });
+    // The number of the part changes, too, when a table grows.
+    let random = random.count();
+    assert!(random >= 28, "{random} random bits");
+    let known: HashSet<_> = first.iter().collect();
+    assert_eq!(known.len(), REGIONS, "no STag twice");
+    // Of 2^28 values, 2048 and 2048 have 0.016 in common on average.
+    let common = second.iter().filter(|stag| known.contains(stag)).count();
+    assert!(common < 4, "another device has other STags: {common}");
+    let steps =
+        |all: &[u32]| -> HashSet<u32> { all.windows(2).map(|w| w[1].wrapping_sub(w[0])).collect() };
+    assert!(
+        steps(&first).len() > REGIONS - 8,
+        "the next one does not follow"
+    );
+}
+
+/// Queue pairs of two devices do not begin with the same number.
+#[test]
+fn queue_pair_numbers_begin_at_random() {
+    let numbers: HashSet<u32> = (0..8)
+        .map(|_| {
+            let server = Server::new(V4, &config());
+            let (_wire, end) = initiator(&server, &Hello::enhanced(true, false));
+            end.qp.num()
+        })
+        .collect();
+    // Eight numbers of 24 bits: two are equal once in 600,000 runs.
+    assert!(numbers.len() > 6, "{numbers:x?}");
+}

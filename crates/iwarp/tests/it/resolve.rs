@@ -1,0 +1,163 @@
+//! Resolving addresses of peers whose next hop answers, and of those whose does not, as `rdma_resolve_addr(3)` has it.
+
+use crate::common::net::{FAR, NEAR, inside, ip};
+use crate::common::*;
+use iwarp::cm::CmEventChannel;
+use iwarp::cm::{CmEventKind, CmId};
+use iwarp::runtime::create_event_channel;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+/// Shorter than the kernel asks for a neighbour.
+const SHORT: Duration = Duration::from_millis(600);
+
+fn identifier() -> (CmId, CmEventChannel) {
+    let channel = create_event_channel().unwrap();
+    (CmId::create(&channel, None), channel)
+}
+
+/// Resolves an address with a new identifier. Returns the event and its status.
+fn resolve(peer: &str, limit: Duration) -> (CmEventKind, i32) {
+    let (id, channel) = identifier();
+    let start = Instant::now();
+    id.resolve_addr_within(None, format!("{peer}:9").parse().unwrap(), limit)
+        .unwrap();
+    let event = channel.next(Some(LIMIT)).unwrap();
+    assert!(event.id.is_same(&id));
+    if event.kind == CmEventKind::AddrError {
+        assert!(start.elapsed() >= limit, "{peer}: too early");
+    }
+    id.destroy();
+    (event.kind, event.status)
+}
+
+const RESOLVED: (CmEventKind, i32) = (CmEventKind::AddrResolved, 0);
+const DEAD: (CmEventKind, i32) = (CmEventKind::AddrError, libc::ETIMEDOUT);
+
+#[test]
+fn a_dead_neighbour_is_an_error_of_resolving_its_address() {
+    inside(
+        "a_dead_neighbour_is_an_error_of_resolving_its_address",
+        |net| {
+            let far = FAR.to_string();
+            // Twice: the first time the kernel has to ask.
+            assert_eq!(resolve(&far, LIMIT), RESOLVED);
+            assert_eq!(resolve(&far, Duration::ZERO), RESOLVED);
+            assert_eq!(resolve(&NEAR.to_string(), Duration::ZERO), RESOLVED);
+            assert_eq!(resolve("10.9.7.9", SHORT), DEAD);
+            // Longer than the kernel asks: it then asks anew, and in the end somebody is there.
+            assert_eq!(resolve("10.9.7.9", Duration::from_secs(4)), DEAD);
+            let late = std::thread::spawn(|| resolve("10.9.7.8", LIMIT));
+            std::thread::sleep(SHORT);
+            net.at_far(|| ip("addr add 10.9.7.8/24 dev far"));
+            assert_eq!(late.join().unwrap(), RESOLVED);
+        },
+    );
+}
+
+#[test]
+fn a_gateway_answers_for_those_behind_it() {
+    inside("a_gateway_answers_for_those_behind_it", |_| {
+        ip(&format!("route add 10.8.1.0/24 via {FAR}"));
+        ip("route add 10.8.2.0/24 via 10.9.7.9");
+        assert_eq!(resolve("10.8.1.5", LIMIT), RESOLVED);
+        assert_eq!(resolve("10.8.2.5", SHORT), DEAD);
+        // Where there are no link addresses, nothing is asked.
+        ip("link set near arp off");
+        assert_eq!(resolve("10.9.7.10", Duration::ZERO), RESOLVED);
+    });
+}
+
+#[test]
+fn neighbours_with_ipv6() {
+    inside("neighbours_with_ipv6", |net| {
+        ip("addr add fd09::1/64 dev near nodad");
+        net.at_far(|| ip("addr add fd09::2/64 dev far nodad"));
+        assert_eq!(resolve("[fd09::2]", LIMIT), RESOLVED);
+        assert_eq!(resolve("[fd09::9]", SHORT), DEAD);
+    });
+}
+
+#[test]
+fn an_identifier_may_resolve_again_or_go_away() {
+    inside("an_identifier_may_resolve_again_or_go_away", |net| {
+        let dead: SocketAddr = "10.9.7.9:9".parse().unwrap();
+        let (id, channel) = identifier();
+        id.resolve_addr_within(None, dead, SHORT).unwrap();
+        for early in [
+            id.resolve_addr_within(None, dead, SHORT),
+            id.resolve_route(),
+            id.listen(1),
+        ] {
+            assert!(early.is_err(), "before the event");
+        }
+        let event = channel.next(Some(LIMIT)).unwrap();
+        assert_eq!((event.kind, event.status), DEAD);
+        id.resolve_route().unwrap_err();
+        // The next address is another one's.
+        let server = net.at_far(|| Server::new(FAR, &config()));
+        id.resolve_addr_within(None, server.address, LIMIT).unwrap();
+        assert_eq!(
+            channel.next(Some(LIMIT)).unwrap().kind,
+            CmEventKind::AddrResolved
+        );
+        id.resolve_route().unwrap();
+        assert_eq!(
+            channel.next(Some(LIMIT)).unwrap().kind,
+            CmEventKind::RouteResolved
+        );
+        id.destroy();
+
+        // One of the last attempt may still be open: the thread that has told its end lets it go afterwards.
+        let before = open_sockets();
+        let (id, channel) = identifier();
+        id.resolve_addr_within(None, dead, LIMIT * 10).unwrap();
+        let own: Vec<_> = open_sockets().difference(&before).cloned().collect();
+        assert!(!own.is_empty());
+        id.destroy();
+        until("its sockets are closed", || {
+            let open = open_sockets();
+            !own.iter().any(|socket| open.contains(socket))
+        });
+        std::thread::sleep(SHORT * 2);
+        assert!(channel.is_empty(), "an event of a destroyed identifier");
+    });
+}
+
+/// `IWARP_BIND` leaves addresses out. Programs bind to the loopback nevertheless, to find out what there is.
+#[test]
+fn an_address_without_a_device_is_bound_to_on_the_loopback_alone() {
+    const NAME: &str = "an_address_without_a_device_is_bound_to_on_the_loopback_alone";
+    let channel = create_event_channel().unwrap();
+    let both = || {
+        let ids = [
+            CmId::create(&channel, None),
+            CmId::create_for_datagrams(&channel, None),
+        ];
+        ids.into_iter()
+    };
+    alone_with(NAME, &[("IWARP_BIND", "lo")], || {
+        inside(NAME, |_| {
+            for id in both() {
+                // The port is given back each time.
+                for _ in 0..2 {
+                    let bound = id.bind(SocketAddr::new(NEAR, 0));
+                    assert!(matches!(bound, Err(iwarp::Error::NoDevice)), "{bound:?}");
+                }
+                id.bind(SocketAddr::new(V4, 0)).unwrap();
+                assert!(id.context().is_some());
+            }
+        });
+    });
+}
+
+#[test]
+fn a_host_without_devices_has_a_loopback_to_bind_to() {
+    let name = "a_host_without_devices_has_a_loopback_to_bind_to";
+    alone_with(name, &[("IWARP_BIND", "192.0.2.77")], || {
+        let (id, _) = identifier();
+        id.bind(SocketAddr::new(V4, 0)).unwrap();
+        assert!(id.context().is_none());
+        assert_ne!(id.addresses().0.unwrap().port(), 0);
+    });
+}

@@ -1,0 +1,394 @@
+//! Waiting with wakers and futures. A waker is code of the program, and any thread of the engine may call it, so it may panic or
+//! call every function of this crate. No test asserts a time. If a wake-up is lost or a lock is held during a waker, the test
+//! does not end, and the watchdog aborts it.
+
+use crate::common::{
+    End, LIMIT, Server, V4, Watchdog, config, context, pair, parameters, queue_pair,
+};
+use iwarp::cm::{CmEvent, CmEventChannel, CmEventKind};
+use iwarp::runtime::{
+    AsyncEvent, AsyncEventKind, CompletionQueue, Context, EventQueue, QueuePair,
+    SharedReceiveQueue, create_event_channel,
+};
+use iwarp::tokio::Watched;
+use iwarp::{Cqe, Error, RecvWr, SendOp, WcStatus, owned::cm};
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::task::{Context as TaskContext, Wake, Waker};
+use std::time::Duration;
+
+struct Panics;
+
+impl Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        panic!("this panic belongs to the test");
+    }
+}
+
+/// A waker that sends a message when it is called.
+struct Tells(Sender<()>);
+
+impl Wake for Tells {
+    fn wake(self: Arc<Self>) {
+        let _ = self.0.send(());
+    }
+}
+
+fn tells() -> (Waker, Receiver<()>) {
+    let (tell, told) = channel();
+    (Waker::from(Arc::new(Tells(tell))), told)
+}
+
+/// Registers three wakers: one that panics, one that sends to the returned receiver, and another one that panics.
+fn surrounded(register: impl Fn(&Waker)) -> Receiver<()> {
+    let (tells, told) = tells();
+    register(&Waker::from(Arc::new(Panics)));
+    register(&tells);
+    register(&Waker::from(Arc::new(Panics)));
+    told
+}
+
+fn heard(what: &str, told: &Receiver<()>) {
+    told.recv_timeout(LIMIT)
+        .unwrap_or_else(|_| panic!("the waker for {what} was not called"));
+}
+
+/// Returns a connected client and server. The server has a shared receive queue, for tests of its limit event.
+fn with_limit() -> (End, End, SharedReceiveQueue) {
+    let server = Server::new(V4, &config());
+    let client = End::new(V4, &config());
+    client.connect(server.address, b"");
+    let pd = server.ctx.allocate_pd();
+    let srq = server.ctx.create_srq(pd, 16, 1).unwrap();
+    let accepted = server.end_with(server.request(), Some((&srq, pd)), 16, 64);
+    accepted.id.accept(&parameters(b"")).unwrap();
+    client.expect(CmEventKind::Established);
+    accepted.expect(CmEventKind::Established);
+    (client, accepted, srq)
+}
+
+fn empty_recv(wr_id: u64) -> RecvWr<'static> {
+    RecvWr { wr_id, sges: &[] }
+}
+
+/// An event about a queue pair that is destroyed would name what is not there any more.
+#[test]
+fn events_of_a_queue_pair_go_with_it() {
+    let (_a, b) = pair(V4, &config());
+    let about_b = || {
+        let events = std::iter::from_fn(|| b.ctx.try_async_event());
+        let of_b = |kind| matches!(kind, AsyncEventKind::SqDrained(qp) if b.qp.is_subject(&qp));
+        events.filter(|event| of_b(event.kind.clone())).count()
+    };
+    for destroyed in [false, true] {
+        b.qp.modify(iwarp::State::Rts).unwrap();
+        b.qp.modify(iwarp::State::Sqd).unwrap();
+        if destroyed {
+            b.qp.destroy();
+        }
+        assert_eq!(about_b(), usize::from(!destroyed));
+    }
+    // Nothing is left to be done for one without a connection.
+    let srq = b.ctx.create_srq(b.pd, 1, 1).unwrap();
+    for destroyed in [false, true] {
+        let qp = queue_pair(&b.ctx, b.pd, &b.cq, Some(&srq), 1);
+        qp.modify(iwarp::State::Error).unwrap();
+        if destroyed {
+            qp.destroy();
+        }
+        assert_eq!(b.ctx.try_async_event().is_some(), !destroyed);
+    }
+}
+
+/// No thread polls the target, so the progress thread writes its completions and events and calls the wakers. A waker that
+/// panics must not end that thread, nor keep the other wakers from being called.
+#[test]
+fn a_panicking_waker_ends_nothing() {
+    let _watchdog = Watchdog::new();
+    let (client, target, srq) = with_limit();
+    let (mine, theirs) = (client.mem(64), target.mem(64));
+    for round in 1..4u64 {
+        srq.post(&[empty_recv(round)]).unwrap();
+        srq.set_limit(1).unwrap();
+        let completion = surrounded(|w| target.cq.wake_at_next(w));
+        let limit = surrounded(|w| target.ctx.async_events().wake_at_next(w));
+        client.post(round, SendOp::Send, &[]);
+        heard("the completion", &completion);
+        heard("the limit", &limit);
+        client.expect_status(round, WcStatus::Success);
+        target.expect_status(round, WcStatus::Success);
+        // The thread that serves the target must still run.
+        theirs.set(0, round);
+        let read = SendOp::Read {
+            remote_addr: theirs.addr(),
+            rkey: theirs.stag,
+        };
+        client.post(9, read, &[mine.sge(8)]);
+        client.expect_status(9, WcStatus::Success);
+        assert_eq!(mine.word(0), round);
+    }
+    let end = surrounded(|w| target.channel.wake_at_next(w));
+    client.qp.disconnect();
+    heard("the end", &end);
+    target.expect(CmEventKind::Disconnected);
+}
+
+/// A program that does all its work in its wakers, as an executor does that polls tasks in `wake`.
+struct Busy {
+    ctx: Context,
+    cq: CompletionQueue,
+    qp: QueuePair,
+    srq: SharedReceiveQueue,
+    ids: Vec<iwarp::cm::CmId>,
+    channels: Vec<CmEventChannel>,
+    /// Each completion and event that the waker has taken.
+    done: Sender<Taken>,
+}
+
+#[derive(Debug)]
+enum Taken {
+    Completion(Cqe),
+    Device(AsyncEvent),
+    Connection(CmEvent),
+}
+
+impl Wake for Busy {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        let waker = Waker::from(Arc::clone(self));
+        // Each of these calls takes a lock of the engine.
+        let _ = (self.qp.state(), self.qp.addresses(), self.qp.counters());
+        let _ = (self.ctx.region(1), self.ctx.counters(), self.cq.len());
+        let _ = (self.srq.len(), self.srq.attributes());
+        self.srq.post(&[empty_recv(1)]).unwrap();
+        for id in &self.ids {
+            let _ = (id.addresses(), id.channel(), id.queue_pair());
+        }
+        self.cq.arm(false);
+        self.cq.wake_at_next(&waker);
+        let mut out = [Cqe::default()];
+        while self.cq.poll(&mut out).unwrap() > 0 {
+            let _ = self.done.send(Taken::Completion(out[0]));
+        }
+        take(self.ctx.async_events(), &waker, |e| {
+            let _ = self.done.send(Taken::Device(e));
+        });
+        for channel in &self.channels {
+            take(channel, &waker, |e| {
+                let _ = self.done.send(Taken::Connection(e));
+            });
+        }
+    }
+}
+
+/// Registers `waker` and passes all events of `queue` to `taken`.
+fn take<T>(queue: &EventQueue<T>, waker: &Waker, mut taken: impl FnMut(T)) {
+    queue.wake_at_next(waker);
+    while let Some(event) = queue.try_next() {
+        taken(event);
+    }
+}
+
+#[test]
+fn a_waker_may_do_everything_that_a_program_does() {
+    let _watchdog = Watchdog::new();
+    let (client, target, srq) = with_limit();
+    let server = Server::new(V4, &config());
+    let (done, taken) = channel();
+    let busy = Arc::new(Busy {
+        ctx: target.ctx.clone(),
+        cq: target.cq.clone(),
+        qp: target.qp.clone(),
+        srq: srq.clone(),
+        ids: vec![target.id.clone(), server.id.clone()],
+        channels: vec![Arc::clone(&target.channel), Arc::clone(&server.channel)],
+        done,
+    });
+    let next = |what: &str, wanted: &dyn Fn(&Taken) -> bool| loop {
+        let one = taken.recv_timeout(LIMIT);
+        let one = one.unwrap_or_else(|_| panic!("{what} did not come"));
+        if wanted(&one) {
+            return one;
+        }
+    };
+    let of_connection = |kind| move |t: &Taken| matches!(t, Taken::Connection(e) if e.kind == kind);
+    busy.wake_by_ref();
+    for round in 0..3 {
+        srq.set_limit(15).unwrap();
+        client.post(round, SendOp::Send, &[]);
+        client.expect_status(round, WcStatus::Success);
+        // The completion and the limit event may come in either order.
+        let (mut limit, mut completion) = (false, false);
+        while !(limit && completion) {
+            match next("a completion or an event", &|_| true) {
+                Taken::Completion(cqe) => completion = cqe.status == WcStatus::Success,
+                Taken::Device(e) => {
+                    limit |=
+                        matches!(e.kind, AsyncEventKind::SrqLimitReached(of) if of.is_same(&srq));
+                }
+                Taken::Connection(e) => panic!("{e:?}"),
+            }
+        }
+    }
+    let other = End::new(V4, &config());
+    other.connect(server.address, b"");
+    let request = next("a request", &of_connection(CmEventKind::ConnectRequest));
+    let Taken::Connection(request) = request else {
+        unreachable!()
+    };
+    request.id.reject(b"no").unwrap();
+    other.expect(CmEventKind::Rejected);
+    client.qp.disconnect();
+    next("the end", &of_connection(CmEventKind::Disconnected));
+    next(
+        "the end of the time wait",
+        &of_connection(CmEventKind::TimewaitExit),
+    );
+}
+
+#[derive(Default)]
+struct Counts(AtomicU32);
+
+impl Wake for Counts {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn poll_once<F: Future>(future: F, waker: &Waker) -> bool {
+    pin!(future)
+        .poll(&mut TaskContext::from_waker(waker))
+        .is_ready()
+}
+
+/// A task that waits for several things at once drops the futures that are not ready and makes new ones when it is polled again.
+/// The wakers of dropped futures must not stay registered, or each poll would use more memory.
+#[test]
+fn dropped_waits_leave_no_waker_behind() {
+    let end = End::new(V4, &config());
+    let polls: [&dyn Fn(&Waker); 3] = [
+        &|w| assert!(!poll_once(end.channel.recv(), w)),
+        &|w| assert!(!poll_once(end.ctx.async_events().recv(), w)),
+        &|w| {
+            let mut out = [Cqe::default()];
+            assert!(!poll_once(end.cq.completions(&mut out), w));
+        },
+    ];
+    for poll in polls {
+        let task = Arc::new(Counts::default());
+        let waker = Waker::from(Arc::clone(&task));
+        for _ in 0..100 {
+            poll(&waker);
+            let other = Arc::new(Counts::default());
+            poll(&Waker::from(Arc::clone(&other)));
+            assert_eq!(Arc::strong_count(&other), 1);
+        }
+        assert_eq!(Arc::strong_count(&task), 2, "this one and the waker");
+    }
+    // A future that is polled many times registers one waker. After it was woken, it has none registered.
+    let task = Arc::new(Counts::default());
+    let waker = Waker::from(Arc::clone(&task));
+    let mut wait = pin!(end.channel.recv());
+    for _ in 0..100 {
+        let poll = wait.as_mut().poll(&mut TaskContext::from_waker(&waker));
+        assert!(poll.is_pending());
+    }
+    assert_eq!(Arc::strong_count(&task), 3);
+    end.id.resolve_addr(None, (V4, 1).into()).unwrap();
+    assert_eq!(task.0.load(Ordering::Relaxed), 1);
+    assert_eq!(Arc::strong_count(&task), 2);
+}
+
+#[test]
+fn a_wait_without_room_for_a_completion_is_refused() {
+    let _watchdog = Watchdog::new();
+    let (client, target) = pair(V4, &config());
+    target.post_recv(1, &[]);
+    client.post(2, SendOp::Send, &[]);
+    client.expect_status(2, WcStatus::Success);
+    let refused = |r: iwarp::Result<usize>| assert!(matches!(r, Err(Error::InvalidArgument(_))));
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let limit = tokio::time::timeout(LIMIT, target.cq.completions(&mut []));
+        refused(limit.await.expect("the call waits instead of failing"));
+        let channel = Watched::new(target.ctx.create_channel().unwrap()).unwrap();
+        let limit = tokio::time::timeout(LIMIT, channel.completions(&target.cq, &mut []));
+        refused(limit.await.expect("the call waits instead of failing"));
+    });
+    refused(target.cq.wait(&mut [], None));
+    target.expect_status(1, WcStatus::Success);
+}
+
+/// Now plus `Duration::MAX` overflows the clock. Such a time limit must mean "for ever" instead of a panic.
+#[test]
+fn the_longest_duration_may_be_a_time_limit() {
+    const LONGEST: Option<Duration> = Some(Duration::MAX);
+    let _watchdog = Watchdog::new();
+    let ctx = context(V4, &config());
+    let pd = iwarp::ProtectionDomain::new(&ctx);
+    let listener = cm::Listener::bind(&ctx, (V4, 0).into()).unwrap();
+    let address = listener.local_addr();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let cq = ctx.create_cq(16, None).unwrap();
+            let qp = pd.queue_pair().build(&cq, &cq).unwrap();
+            let connection = cm::Connector::new(&ctx).connect(address, qp).unwrap();
+            let send = iwarp::SendWr::inline(1, &[b"x"]).signaled();
+            connection.post_send(&[send]).map_err(|e| e.1).unwrap();
+            assert_eq!(cq.wait(&mut [Cqe::default()], LONGEST).unwrap(), 1);
+            // Memory that the peer has not granted: its program gets an asynchronous event.
+            let op = SendOp::Write {
+                remote_addr: 0,
+                rkey: 0,
+            };
+            let write = iwarp::SendWr {
+                op,
+                ..iwarp::SendWr::inline(2, &[b"x"])
+            };
+            connection.post_send(&[write]).map_err(|e| e.1).unwrap();
+            let ended = connection.wait_disconnected(LONGEST);
+            assert!(matches!(ended, Err(Error::ConnectionLost(_))), "{ended:?}");
+        });
+        let request = listener.accept(LONGEST).unwrap();
+        let channel = ctx.create_channel().unwrap();
+        let cq = ctx.create_cq(16, Some(&channel)).unwrap();
+        let qp = pd.queue_pair().build(&cq, &cq).unwrap();
+        let mr = pd.allocate(64, iwarp::Access::LOCAL_WRITE).unwrap();
+        let sges = [mr.sge(..).unwrap()];
+        qp.post_recv(&[RecvWr {
+            wr_id: 1,
+            sges: &sges,
+        }])
+        .map_err(|e| e.1)
+        .unwrap();
+        cq.arm(false);
+        let connection = request.accept(qp, &Default::default()).unwrap();
+        assert!(channel.event(LONGEST).unwrap().is_same(&cq));
+        assert_eq!(cq.wait(&mut [Cqe::default()], LONGEST).unwrap(), 1);
+        let event = ctx.async_event(LONGEST).unwrap();
+        assert!(matches!(event.kind, AsyncEventKind::QpAccessError(_)));
+        connection.disconnect().unwrap();
+    });
+    // The same for the events of an identifier that is not connected.
+    let events = create_event_channel().unwrap();
+    let pd = ctx.allocate_pd();
+    let cq = ctx.create_cq(1, None).unwrap();
+    let qp = queue_pair(&ctx, pd, &cq, None, 1);
+    let id = iwarp::cm::CmId::create(&events, Some(&ctx));
+    id.resolve_addr(None, address).unwrap();
+    assert_eq!(
+        events.next(LONGEST).unwrap().kind,
+        CmEventKind::AddrResolved
+    );
+    qp.destroy();
+    id.destroy();
+}
