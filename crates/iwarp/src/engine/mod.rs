@@ -69,9 +69,11 @@ fn engines() -> &'static Engines {
     &ENGINES
 }
 
-/// What is called with the first engine of each process, once it runs.
+/// Is called with the first engine of each process, once it runs.
 #[cfg(not(shuttle))]
-static STARTED: ProcessLock<Option<fn(&Arc<Engine>)>> = ProcessLock::new("engine::STARTED", None);
+type StartHook = fn(&Arc<Engine>);
+#[cfg(not(shuttle))]
+static STARTED: ProcessLock<Option<StartHook>> = ProcessLock::new("engine::STARTED", None);
 
 /// Has `started` called with the first engine of this process and of its children: at once if it runs already. Only the first
 /// call has an effect.
