@@ -200,11 +200,12 @@ pub(crate) unsafe fn refresh(id: *mut rdma_cm_id) {
     if let Some(peer) = peer {
         (*id).route.addr.dst_storage = sockaddr::write(peer).0;
     }
-    // An identifier that is bound to a loopback address is on no device, as if bound to the
-    // wildcard. libfabric would take a device that it sees here for the only one to be used. A
-    // listener has its device, as in the kernel.
+    // As in the kernel, an identifier that is bound to a loopback address has that address's
+    // device, which SPDK's target checks before it listens. Synchronous identifiers get it when
+    // they listen or have a peer: libfabric would restrict itself to the device that it sees here.
     let bound_only = peer.is_none() && !object.raw.is_listening();
-    let anywhere = bound_only && local.is_none_or(|a| a.ip().is_loopback());
+    let hidden_loopback = |a: SocketAddr| a.ip().is_loopback() && is_synchronous(object);
+    let anywhere = bound_only && local.is_none_or(hidden_loopback);
     if (*id).verbs.is_null()
         && !anywhere
         && let Some(ctx) = object.raw.context()
@@ -511,9 +512,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loopback_address_has_a_device_in_use_only() {
-        let address: SocketAddr = "127.0.0.1:0".parse().unwrap();
-        let (mut address, _) = sockaddr::write(address);
+    fn synchronous_loopback_id_gets_device_in_use_only() {
+        let mut address = loopback();
         let address = (&raw mut address).cast::<libc::sockaddr>();
         // SAFETY: identifiers of this test, used as a program would.
         unsafe {
@@ -542,5 +542,26 @@ mod tests {
             assert!(!(*id).verbs.is_null() && !(*id).pd.is_null());
             assert_eq!(rdma_destroy_id(id), 0);
         }
+    }
+
+    #[test]
+    fn asynchronous_loopback_id_gets_device_when_bound() {
+        let mut address = loopback();
+        let address = (&raw mut address).cast::<libc::sockaddr>();
+        // SAFETY: a channel and an identifier of this test, used as a program would.
+        unsafe {
+            let channel = channel::rdma_create_event_channel();
+            assert!(!channel.is_null());
+            let mut id = null_mut();
+            assert_eq!(rdma_create_id(channel, &raw mut id, null_mut(), PS_TCP), 0);
+            assert_eq!(rdma_bind_addr(id, address), 0);
+            assert!(!(*id).verbs.is_null());
+            assert_eq!(rdma_destroy_id(id), 0);
+            channel::rdma_destroy_event_channel(channel);
+        }
+    }
+
+    fn loopback() -> libc::sockaddr_storage {
+        sockaddr::write("127.0.0.1:0".parse().unwrap()).0
     }
 }
