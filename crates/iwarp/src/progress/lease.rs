@@ -29,8 +29,9 @@ const SHARE: u64 = 16;
 const MOST: u64 = 8_000_000;
 /// No lease is longer. It limits how long a peer waits once when a program stops polling after a long time.
 const LONGEST: u64 = 2_000_000;
-/// Giving a lease back costs this much credit, which dense polls earn in 128 µs. The progress thread watches the
-/// sockets again after a return, and stops when the next lease begins. Shorter spells of polling are not worth that work.
+/// Giving a lease back costs this much credit, which dense polls earn in 128 µs. The progress
+/// thread watches the sockets again after a return, and stops when the next lease begins. Shorter
+/// spells of polling are not worth that work.
 const RETURN_COST: u64 = 8_000;
 /// A shorter lease is not worth a look at its end: the progress thread serves the sockets as if there were none.
 const WORTH: u64 = 50_000;
@@ -110,11 +111,12 @@ impl Lease {
         time
     }
 
-    /// Gives the lease back, because the calling thread is going to wait. Returns `true` if the progress thread may be asleep for
-    /// it; then wake that thread.
+    /// Gives the lease back, because the calling thread is going to wait. Returns `true` if the
+    /// progress thread may be asleep for it; then wake that thread.
     ///
-    /// The credit stays, because the progress thread serves the sockets from here on. A pause since the last renewal costs what any
-    /// pause costs. `now` and `kept` are only called if somebody has the lease.
+    /// The credit stays, because the progress thread serves the sockets from here on. A pause since
+    /// the last renewal costs what any pause costs. `now` and `kept` are only called if somebody
+    /// has the lease.
     #[inline]
     pub(crate) fn give_back(
         &self,
@@ -176,8 +178,8 @@ impl Lease {
     }
 }
 
-/// Returns the credit after `time` since the last renewal. A longer time than `dense` is a pause, unless the thread was kept from its
-/// processor meanwhile.
+/// Returns the credit after `time` since the last renewal. A longer time than `dense` is a pause,
+/// unless the thread was kept from its processor meanwhile.
 #[inline]
 fn credit_after(credit: u64, time: u64, dense: u64, kept: impl FnOnce() -> u64) -> u64 {
     let gap = match time <= dense {
