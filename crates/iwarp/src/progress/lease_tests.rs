@@ -121,7 +121,8 @@ fn long_spells_before_waits_earn_a_lease() {
     }
 }
 
-/// Otherwise a program that works between its only poll and its wait would leave its peers unserved for ever.
+/// Otherwise a program that works between its only poll and its wait would leave its peers unserved
+/// for ever.
 #[test]
 fn pause_before_the_return_costs_credit() {
     for (kept, remains) in [(0, false), (4 * MS, true)] {
