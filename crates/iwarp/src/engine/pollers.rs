@@ -74,7 +74,7 @@ impl Pollers {
 
     /// The queue has too many queue pairs to read their sockets one by one, or has no longer.
     pub(crate) fn set_many(&self, many: bool) {
-        if many && !self.many.swap(many, Ordering::Relaxed) && self.lease.give_back() {
+        if many && !self.many.swap(many, Ordering::Relaxed) && give_back([&self.lease]) {
             // From now on polls do not drive the queue pairs one by one, so they must be in the set.
             wake_up();
         }
@@ -191,9 +191,11 @@ impl Pollers {
     }
 }
 
-/// Gives back both leases. Returns `true` if the progress thread may be asleep for one of them.
-fn give_back(leases: [&Lease; 2]) -> bool {
-    leases.map(Lease::give_back).contains(&true)
+/// Gives back leases. Returns `true` if the progress thread may be asleep for one of them.
+fn give_back<const N: usize>(leases: [&Lease; N]) -> bool {
+    leases
+        .map(|lease| lease.give_back(now_ns, kept_from_processor))
+        .contains(&true)
 }
 
 #[cfg(test)]

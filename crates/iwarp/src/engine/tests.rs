@@ -109,7 +109,7 @@ fn the_whole_set_is_left_to_who_drives_it() {
         let other = Driven::watch();
         other.driven.store(false, Ordering::Relaxed);
         other.fd.signal();
-        if all.give_back() {
+        if all.give_back(now_ns, kept_from_processor) {
             other.engine.wake_up();
         }
         wait_for("nobody serves it", || {

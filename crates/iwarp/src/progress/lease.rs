@@ -9,7 +9,8 @@
 //! costs credit as long as itself. A lease lasts as long as the credit reaches, at most [`LONGEST`]. So whatever a program does,
 //! requests of its peers are unserved for about a sixteenth of the time that it has spent on polling at most, and a program that
 //! only looks now and then leaves nothing unserved. Time in which a thread would have polled, but was kept from its processor, is
-//! no pause.
+//! no pause. A thread that waits gives the lease back first; the progress thread serves the sockets during the wait, so the wait
+//! is no pause either. The next poll continues with the same credit, less [`RETURN_COST`].
 //!
 //! Times are nanoseconds of the monotonic clock. The lease holds hints about the future, so threads that share one need no lock: if
 //! two renew it at the same time, one of the two counts.
@@ -28,6 +29,10 @@ const SHARE: u64 = 16;
 const MOST: u64 = 8_000_000;
 /// No lease is longer. It limits how long a peer waits once when a program stops polling after a long time.
 const LONGEST: u64 = 2_000_000;
+/// Giving a lease back costs this much credit, which dense polls earn in 128 µs. The progress
+/// thread watches the sockets again after a return, and stops when the next lease begins. Shorter
+/// spells of polling are not worth that work.
+const RETURN_COST: u64 = 8_000;
 /// A shorter lease is not worth a look at its end: the progress thread serves the sockets as if there were none.
 const WORTH: u64 = 50_000;
 /// A thread whose lease has ended within this time may only be waiting for a processor.
@@ -93,15 +98,11 @@ impl Lease {
     fn renew(&self, now: u64, busy: u64, answer: u64, kept: impl FnOnce(u64) -> u64) -> u64 {
         let renewed = self.renewed.load(Ordering::Relaxed);
         let time = now.saturating_sub(renewed);
-        let mut gap = time;
         let dense = self.patience.load(Ordering::Relaxed) + busy;
-        if gap > dense {
-            gap = gap.saturating_sub(kept(renewed));
-        }
         let credit = self.credit.load(Ordering::Relaxed);
-        let credit = match gap <= dense {
-            true => (credit + gap / SHARE).min(MOST),
-            false => credit.saturating_sub(gap),
+        let credit = match renewed {
+            0 => credit.saturating_sub(RETURN_COST),
+            _ => credit_after(credit, time, dense, || kept(renewed)),
         };
         self.credit.store(credit, Ordering::Relaxed);
         self.patience.store(DENSE + answer, Ordering::Relaxed);
@@ -110,16 +111,30 @@ impl Lease {
         time
     }
 
-    /// Gives the lease back, because the calling thread is going to wait. Returns `true` if the progress thread may be asleep for
-    /// it; then wake that thread.
+    /// Gives the lease back, because the calling thread is going to wait. Returns `true` if the
+    /// progress thread may be asleep for it; then wake that thread.
+    ///
+    /// The credit stays, because the progress thread serves the sockets from here on. A pause since
+    /// the last renewal costs what any pause costs. `now` and `kept` are only called if somebody
+    /// has the lease.
     #[inline]
-    pub(crate) fn give_back(&self) -> bool {
-        if self.renewed.load(Ordering::Relaxed) == 0 {
+    pub(crate) fn give_back(
+        &self,
+        now: impl FnOnce() -> u64,
+        kept: impl FnOnce(u64) -> u64,
+    ) -> bool {
+        let renewed = self.renewed.load(Ordering::Relaxed);
+        if renewed == 0 {
             return false;
         }
-        // To the next renewal this looks like a pause that costs everything.
+        let held = self.length() >= WORTH;
+        let time = now().saturating_sub(renewed);
+        let dense = self.patience.load(Ordering::Relaxed);
+        let credit = self.credit.load(Ordering::Relaxed);
+        let credit = credit_after(credit, time, dense, || kept(renewed));
+        self.credit.store(credit, Ordering::Relaxed);
         self.renewed.store(0, Ordering::Relaxed);
-        self.length() >= WORTH
+        held
     }
 
     /// Returns when the lease ends, if it has not ended and is worth being waited for.
@@ -160,6 +175,20 @@ impl Lease {
     pub(super) fn renew_in_wrong_order(&self, now: u64) {
         self.renewed.store(now, Ordering::Release);
         self.credit.store(0, Ordering::Relaxed);
+    }
+}
+
+/// Returns the credit after `time` since the last renewal. A longer time than `dense` is a pause,
+/// unless the thread was kept from its processor meanwhile.
+#[inline]
+fn credit_after(credit: u64, time: u64, dense: u64, kept: impl FnOnce() -> u64) -> u64 {
+    let gap = match time <= dense {
+        true => time,
+        false => time.saturating_sub(kept()),
+    };
+    match gap <= dense {
+        true => (credit + gap / SHARE).min(MOST),
+        false => credit.saturating_sub(gap),
     }
 }
 

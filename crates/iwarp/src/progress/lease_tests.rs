@@ -82,17 +82,60 @@ fn bursts_and_pauses_give_no_lease() {
     }
 }
 
+/// Gives the lease back at `now`, as a thread does that never lacked a processor.
+fn give_back(lease: &Lease, now: u64) -> bool {
+    lease.give_back(|| now, |_| 0)
+}
+
 #[test]
-fn who_gives_it_back_begins_anew() {
+fn returned_lease_keeps_its_credit() {
     let lease = Lease::new();
-    assert!(!lease.give_back());
+    let unused = || panic!("nobody has the lease");
+    assert!(!lease.give_back(unused, |_| unused()));
     let last = poll(&lease, MS, 10_000, 10 * MS);
-    assert!(lease.give_back(), "the progress thread may sleep for it");
-    assert!(!lease.give_back());
+    let credit = lease.end(last).unwrap() - last;
+    assert!(
+        give_back(&lease, last),
+        "the progress thread may sleep for it"
+    );
+    assert!(!lease.give_back(unused, |_| unused()));
     assert_eq!(lease.end(last), None);
-    lease.drive(last + 10, 0, |_| 0);
-    assert_eq!(lease.end(last + 10), None);
-    assert!(!lease.give_back(), "too short for anybody to sleep for it");
+    let again = last + 1_000 * MS;
+    lease.drive(again, 0, |_| panic!("the time without lease is no pause"));
+    assert_eq!(lease.end(again), Some(again + credit - RETURN_COST));
+}
+
+/// Ceph's messenger polls for a millisecond before each wait.
+#[test]
+fn long_spells_before_waits_earn_a_lease() {
+    for (spell, held) in [(MS, true), (100_000, false)] {
+        let lease = Lease::new();
+        let mut now = MS;
+        for _ in 0..200 {
+            let last = poll(&lease, now, 5_000, spell);
+            give_back(&lease, last);
+            now = last + 200_000;
+        }
+        lease.drive(now, 0, |_| 0);
+        assert_eq!(lease.end(now).is_some(), held, "{spell}");
+    }
+}
+
+/// Otherwise a program that works between its only poll and its wait would leave its peers unserved
+/// for ever.
+#[test]
+fn pause_before_the_return_costs_credit() {
+    for (kept, remains) in [(0, false), (4 * MS, true)] {
+        let lease = Lease::new();
+        let mut now = poll(&lease, MS, 10_000, 200 * MS);
+        for _ in 0..2 {
+            now += 4 * MS;
+            assert!(lease.give_back(|| now, |_| kept), "it was held");
+            now += MS;
+            lease.drive(now, 0, |_| 0);
+        }
+        assert_eq!(lease.end(now).is_some(), remains, "{kept}");
+    }
 }
 
 /// Who only takes what others have driven is no driver, however long it does that.
@@ -151,7 +194,7 @@ fn a_lease_that_ended_is_remembered_for_a_while() {
     assert!(lease.has_ended_lately(last + 2 * LONGEST));
     assert!(lease.has_ended_lately(last + LATELY - 1));
     assert!(!lease.has_ended_lately(last + LATELY));
-    lease.give_back();
+    give_back(&lease, last);
     assert!(!lease.has_ended_lately(last + 2 * LONGEST));
 }
 

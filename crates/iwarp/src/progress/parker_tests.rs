@@ -260,7 +260,7 @@ mod models {
     }
 
     fn hand_over(lease: &Lease, shared: &Shared) {
-        if lease.give_back() {
+        if lease.give_back(|| NOW, |_| 0) {
             unpark(shared);
         }
     }
@@ -280,7 +280,7 @@ mod models {
     fn loom_lease_broken_holder_is_caught() {
         fn broken(lease: &Lease, shared: &Shared) {
             unpark(shared);
-            lease.give_back();
+            lease.give_back(|| NOW, |_| 0);
         }
         lease_model(broken, sleep_for);
     }
