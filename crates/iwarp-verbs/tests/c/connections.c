@@ -476,6 +476,28 @@ static void a_request_that_is_withdrawn(int has_qp)
 	unmake(&p.server);
 }
 
+/* An identifier is destroyed although its queue pair is connected: the connection ends, and the queue pair stays. */
+static void an_identifier_ends_before_its_queue_pair(void)
+{
+	struct ibv_qp_init_attr init;
+	struct ibv_qp_attr attr;
+	struct ibv_qp *qp;
+	struct pair p;
+
+	connect_both(&p, USUAL, USUAL);
+	receive(&p.client, 7);
+	qp = p.client.id->qp;
+	CODE(0, rdma_destroy_id(p.client.id));
+	take(servers, RDMA_CM_EVENT_DISCONNECTED);
+	completes(&p.client, 7, IBV_WC_WR_FLUSH_ERR);
+	CODE(0, ibv_query_qp(qp, &attr, IBV_QP_STATE, &init));
+	CODE(IBV_QPS_ERR, attr.qp_state);
+	CODE(0, ibv_destroy_qp(qp));
+	CODE(0, ibv_dereg_mr(p.client.mr));
+	CODE(0, ibv_destroy_cq(p.client.cq));
+	unmake(&p.server);
+}
+
 /* A queue pair that has failed before the other end's answer came. */
 static void a_queue_pair_that_cannot_connect(void)
 {
@@ -790,6 +812,7 @@ int main(int argc, char **argv)
 	refusals();
 	a_request_that_is_withdrawn(0);
 	a_request_that_is_withdrawn(1);
+	an_identifier_ends_before_its_queue_pair();
 	a_queue_pair_that_cannot_connect();
 	a_backlog();
 	ports_and_devices();
