@@ -406,20 +406,25 @@ static void refusals(void)
 	struct rdma_cm_event *event;
 	struct rdma_cm_id *request;
 	struct sockaddr_in nobody = address;
+	char reasons[148];
 	struct pair p;
 	int how;
 
-	for (how = 0; how < 2; how++) {
+	memset(reasons, 'n', sizeof(reasons));
+	for (how = 0; how < 3; how++) {
+		int said = how == 0 ? 2 : how == 1 ? 0 : (int)sizeof(reasons);
+
 		ask(&p, USUAL);
 		event = expect(servers, RDMA_CM_EVENT_CONNECT_REQUEST);
 		request = event->id;
 		CODE(0, rdma_ack_cm_event(event));
-		if (how == 0)
-			CODE(0, rdma_reject(request, "no", 2));
+		if (said)
+			CODE(0, rdma_reject(request, reasons, said));
 		CODE(0, rdma_destroy_id(request));
 		event = expect(clients, RDMA_CM_EVENT_REJECTED);
 		CODE(roce ? 28 : -ECONNREFUSED, event->status);
-		CODE(how == 0 ? 2 : 0, event->param.conn.private_data_len);
+		CODE(said, event->param.conn.private_data_len);
+		CHECK(!said || !memcmp(event->param.conn.private_data, reasons, said));
 		CODE(0, rdma_ack_cm_event(event));
 		CODE(IBV_QPS_ERR, state(&p.client));
 		unmake(&p.client);
