@@ -632,6 +632,31 @@ static void calls_in_the_wrong_state(void)
 	unmake_both(&p);
 }
 
+/* An attempt without a queue pair that is refused has no effect on the next one, which has a queue pair. */
+static void a_refused_attempt_is_forgotten(void)
+{
+	struct rdma_conn_param early = USUAL, usual = USUAL;
+	struct rdma_cm_event *event;
+	struct pair p = { 0 };
+
+	early.qp_num = 0xfffffe;
+	NEED(!rdma_create_id(clients, &p.client.id, NULL, RDMA_PS_TCP));
+	NEED(!rdma_resolve_addr(p.client.id, NULL, (struct sockaddr *)&address, LONG));
+	take(clients, RDMA_CM_EVENT_ADDR_RESOLVED);
+	MINUS_ONE(EINVAL, rdma_connect(p.client.id, &early));
+	NEED(!rdma_resolve_route(p.client.id, LONG));
+	take(clients, RDMA_CM_EVENT_ROUTE_RESOLVED);
+	make_qp(&p.client);
+	CODE(0, rdma_connect(p.client.id, &usual));
+	event = expect(servers, RDMA_CM_EVENT_CONNECT_REQUEST);
+	p.server.id = event->id;
+	CODE(0, rdma_ack_cm_event(event));
+	make_qp(&p.server);
+	CODE(0, rdma_accept(p.server.id, &usual));
+	take(clients, RDMA_CM_EVENT_ESTABLISHED);
+	unmake_both(&p);
+}
+
 static struct rdma_cm_event *unacknowledged;
 
 static void *acknowledge_later(void *arg)
@@ -822,6 +847,7 @@ int main(int argc, char **argv)
 	a_backlog();
 	ports_and_devices();
 	calls_in_the_wrong_state();
+	a_refused_attempt_is_forgotten();
 	a_destroy_waits();
 	options();
 	time_outs();
