@@ -224,13 +224,8 @@ static void take_events(struct rdma_event_channel *channel)
 {
 	struct rdma_cm_event *event;
 
-	while ((event = event_within(channel, 0))) {
-		struct rdma_cm_id *request = event->event == RDMA_CM_EVENT_CONNECT_REQUEST ? event->id : NULL;
-
+	while ((event = event_within(channel, 0)))
 		CODE(0, rdma_ack_cm_event(event));
-		if (request)
-			CODE(0, rdma_destroy_id(request));
-	}
 }
 
 static struct rdma_cm_id *make_id(struct rdma_event_channel *channel)
@@ -320,19 +315,12 @@ static void refused(int arg)
 	drop(id);
 }
 
-enum answer { REJECTS, DROPS, DROPS_WITH_QP, WITHDRAWN, WITHDRAWN_EARLY, ANSWERS };
+enum answer { REJECTS, DROPS, DROPS_WITH_QP, WITHDRAWN, ANSWERS };
 
 static void not_accepted(int how)
 {
 	struct rdma_cm_id *client = asked(&address), *server;
 
-	if (how == WITHDRAWN_EARLY) {
-		/* Whether the request becomes an event depends on how fast the other end is. */
-		drop(client);
-		poll(&(struct pollfd){ .fd = servers->fd, .events = POLLIN }, 1, 20);
-		take_events(servers);
-		return;
-	}
 	server = next(servers, RDMA_CM_EVENT_CONNECT_REQUEST);
 	if (how == DROPS_WITH_QP || how == WITHDRAWN)
 		give_qp(server);
@@ -407,30 +395,32 @@ static void connected(int how)
 	take_events(clients);
 }
 
-/* A listener ends with requests that its program has taken, and others that it has not. Then its channel ends. */
-static void a_listener_ends(int taken)
+enum requests { WAITING, TAKEN, GONE, REQUESTS };
+
+/* A listener ends with requests: they wait as events, or one is taken, or their clients have gone at once. Then its channel ends. */
+static void a_listener_ends(int how)
 {
-	struct rdma_event_channel *usual = servers, *own = rdma_create_event_channel();
+	struct rdma_event_channel *own = rdma_create_event_channel();
 	struct sockaddr_in to = { .sin_family = AF_INET, .sin_addr = address.sin_addr };
 	struct rdma_cm_id *listens, *asking[2], *request = NULL;
 
 	NEED(own);
-	servers = own;
 	listens = make_id(own);
 	NEED(rdma_bind_addr(listens, (struct sockaddr *)&to) == 0 && rdma_listen(listens, 4) == 0);
 	to.sin_port = rdma_get_src_port(listens);
 	for (int i = 0; i < 2; i++)
 		asking[i] = asked(&to);
-	if (taken)
+	for (int i = 0; how == GONE && i < 2; i++)
+		drop(asking[i]);
+	if (how == TAKEN)
 		request = next(own, RDMA_CM_EVENT_CONNECT_REQUEST);
-	else
+	if (how == WAITING)
 		NEED(poll(&(struct pollfd){ .fd = own->fd, .events = POLLIN }, 1, LONG) == 1);
 	CODE(0, rdma_destroy_id(listens));
-	if (taken)
+	if (request)
 		drop(request);
 	rdma_destroy_event_channel(own);
-	servers = usual;
-	for (int i = 0; i < 2; i++)
+	for (int i = 0; how != GONE && i < 2; i++)
 		drop(asking[i]);
 	take_events(clients);
 }
@@ -489,7 +479,7 @@ static const struct {
 	{ "refused", refused, 0, 1 },
 	{ "not accepted", not_accepted, REJECTS, ANSWERS },
 	{ "connection", connected, CLIENT_LEAVES, ENDS },
-	{ "listener", a_listener_ends, 0, 2 },
+	{ "listener", a_listener_ends, WAITING, REQUESTS },
 	{ "channel", a_channel_ends, 0, 1 },
 	{ "group", in_a_group, 0, 2 },
 };
