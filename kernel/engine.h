@@ -117,12 +117,12 @@ enum rk_rx_interest {
 
 /* What rk_take_events() returns. */
 enum rk_event {
-	RK_EVENT_ESTABLISHED = 1,
 	RK_EVENT_SQ_DRAINED = 2,
 	RK_EVENT_FATAL = 4,
 	RK_EVENT_ACCESS = 8,
 	RK_EVENT_REQUEST = 16,
 	RK_EVENT_LAST_WQE = 32,
+	RK_EVENT_MESSAGE_IN_RTR = 256,
 };
 
 /* A Send that finds no receive ends the connection. */

@@ -383,7 +383,7 @@ static const struct {
 	enum rk_event what;
 	enum ib_event_type event;
 } qp_events[] = {
-	{ RK_EVENT_ESTABLISHED, IB_EVENT_COMM_EST },
+	{ RK_EVENT_MESSAGE_IN_RTR, IB_EVENT_COMM_EST },
 	{ RK_EVENT_ACCESS, IB_EVENT_QP_ACCESS_ERR },
 	{ RK_EVENT_REQUEST, IB_EVENT_QP_REQ_ERR },
 	{ RK_EVENT_FATAL, IB_EVENT_QP_FATAL },

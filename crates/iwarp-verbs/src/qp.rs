@@ -3,7 +3,7 @@
 use crate::abi::verbs::value::*;
 use crate::abi::verbs::*;
 use crate::device::{ContextObject, context};
-use crate::guard::{EINVAL, Res, UNSUPPORTED, code};
+use crate::guard::{EBUSY, EINVAL, Res, UNSUPPORTED, code};
 use crate::object::{self, Kind, Object, Unacknowledged, Users};
 use crate::post::MaxSge;
 use crate::qp_ex::Builder;
@@ -96,22 +96,31 @@ pub(crate) unsafe extern "C" fn ibv_qp_to_qp_ex(q: *mut ibv_qp) -> *mut ibv_qp_e
 
 pub(crate) unsafe extern "C" fn ibv_destroy_qp(q: *mut ibv_qp) -> c_int {
     code(|| {
-        if let Ok(qp) = ud::find(q) {
-            return ud::destroy(q, qp);
+        // As in the kernel, the program has to detach it from its multicast groups first.
+        if ud::find(q).is_ok_and(|qp| qp.raw.is_attached()) {
+            return Err(EBUSY);
         }
-        let qp = find(q)?;
-        comp_cntr::detach(q);
-        if !xrc::has_other_handles(q, qp) {
-            qp.raw.destroy();
-            events::forget(&context((*q).context).raw, qp.raw.clone());
-        }
-        // Acknowledging an event finds the object, so it is retired only afterwards.
-        qp.asynchronous.wait();
-        object::retire(Kind::Qp, q.cast::<ibv_qp_ex>())?;
-        qp_create::each_used(&*q, qp.target.as_ref(), Users::remove);
-        object::free::<ibv_qp_ex, Qp>(q.cast());
-        Ok(())
+        destroy(q)
     })
+}
+
+/// Destroys a queue pair. If it is attached to multicast groups, it leaves them.
+pub(crate) unsafe fn destroy(q: *mut ibv_qp) -> Res<()> {
+    if let Ok(qp) = ud::find(q) {
+        return ud::destroy(q, qp);
+    }
+    let qp = find(q)?;
+    comp_cntr::detach(q);
+    if !xrc::has_other_handles(q, qp) {
+        qp.raw.destroy();
+        events::forget(&context((*q).context).raw, qp.raw.clone());
+    }
+    // Acknowledging an event finds the object, so it is retired only afterwards.
+    qp.asynchronous.wait();
+    object::retire(Kind::Qp, q.cast::<ibv_qp_ex>())?;
+    qp_create::each_used(&*q, qp.target.as_ref(), Users::remove);
+    object::free::<ibv_qp_ex, Qp>(q.cast());
+    Ok(())
 }
 
 pub(crate) const fn state_of(state: State) -> c_uint {

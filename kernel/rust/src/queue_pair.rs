@@ -431,12 +431,12 @@ pub unsafe extern "C" fn rk_post_recv(
 
 // `enum rk_event`.
 const _: () = assert!(
-    Events::ESTABLISHED.bits() == 1
-        && Events::SQ_DRAINED.bits() == 2
+    Events::SQ_DRAINED.bits() == 2
         && Events::FATAL.bits() == 4
         && Events::ACCESS_ERROR.bits() == 8
         && Events::REQUEST_ERROR.bits() == 16
         && Events::LAST_WQE.bits() == 32
+        && Events::MESSAGE_IN_RTR.bits() == 256
 );
 
 /// Returns what has happened to the queue pair since the last call.

@@ -60,6 +60,9 @@ impl QueuePair {
             let range = (request.source_stag, request.source_to, len);
             let header = response_header(request, 0, true);
             if let Err(e) = out.small(header, range, true) {
+                if !plan.is_empty() {
+                    return false;
+                }
                 self.lose_response(0, e, host);
                 break;
             }
@@ -109,6 +112,11 @@ impl QueuePair {
         let result = out.response(request, &mut off, room);
         let whole = off == request.size;
         match result {
+            // What is in the plan is written first, so that our own requests in it complete.
+            Err(_) if !plan.is_empty() => {
+                self.tx.job = (off > 0).then_some(Job::Response { off });
+                return Answer::NoRoom;
+            }
             Err(e) => self.lose_response(off, e, host),
             Ok(()) if whole => {
                 self.tx.job = None;

@@ -415,10 +415,6 @@ impl QueuePair {
     /// The request whose memory it is completes with a protection error; a Read of the peer is refused. The peer is told by a
     /// Terminate if what was written ends with a message. Otherwise the stream is cut inside an FPDU and must be reset.
     pub fn tx_unreadable<H: Host>(&mut self, plan: &mut TxPlan, host: &mut H) {
-        // The stream has failed already, and the Terminate is behind messages that cannot be sent.
-        if plan.is_between_messages() && plan.keep_terminate() {
-            return;
-        }
         let owner = plan.next_from_memory();
         let e = AccessError::NotMapped;
         if plan.is_between_messages() {

@@ -88,7 +88,15 @@ impl QueuePair {
                     break;
                 }
                 Begun::Failed(status) => {
-                    self.start_next();
+                    // The requests before it are in the plan, and complete when it is written.
+                    // Then this one is looked at again.
+                    let is_alone = plan.is_empty();
+                    if is_alone || self.tx.job.is_some() {
+                        self.start_next();
+                    }
+                    if !is_alone {
+                        return false;
+                    }
                     self.fail_request(seq, status, host);
                     break;
                 }
@@ -176,6 +184,10 @@ impl QueuePair {
         if stage != Stage::Body {
             self.send_immediate(seq, stage, plan, w);
         } else if let Err(status) = self.send_payload(seq, place, off, plan, w) {
+            if !plan.is_empty() {
+                self.tx.job = self.tx.job.or(Some(job));
+                return false;
+            }
             self.fail_request(seq, status, host);
         }
         true
@@ -188,6 +200,7 @@ impl QueuePair {
     }
 
     /// Puts a Send or RDMA Write into the plan from `off` on, as far as there is room. There is room for one segment.
+    /// If a segment fails behind others of this call, the rest of the message is the next job.
     #[inline(never)]
     fn send_payload(
         &mut self,
@@ -204,7 +217,16 @@ impl QueuePair {
         let mut out = Out::new(&mut self.tx, &mut self.counters, plan, w);
         let mut end = off;
         let result = out.payload(&self.sq, slot, place, &mut end, room);
-        result.map_err(|_| WcStatus::LocalProtection)?;
+        if result.is_err() {
+            let stage = Stage::Body;
+            let rest = Job::Request {
+                seq,
+                off: end,
+                stage,
+            };
+            self.tx.job = (end > off).then_some(rest);
+            return Err(WcStatus::LocalProtection);
+        }
         let stage = match slot.op {
             _ if end != slot.len => Stage::Body,
             SendOp::WriteImm { .. } => {
@@ -483,14 +505,14 @@ impl QueuePair {
         //= rfc5040 section 5.4
         //# That is, the Local Peer's RDMAP layer MUST request that the DDP layer
         //# set the Queue Number field to two.
-        let (octets, before) = (terminate.octets(), plan.used());
+        let octets = terminate.octets();
         self.emit_control(Opcode::TERMINATE, 2, octets.len(), plan, w, |out| {
             if let Some(out) = out.get_mut(..octets.len()) {
                 out.copy_from_slice(octets);
             }
             octets.len()
         });
-        plan.add_terminate(before);
+        plan.add_milestone(Milestone::Terminate);
     }
 }
 
@@ -548,6 +570,7 @@ impl<M: Memory> Out<'_, '_, M> {
         let range = (sge.stag(), sge.addr, slot.len);
         let out = Out::new(self.tx, self.counters, self.plan, self.wire);
         if out.small(header, range, false).is_err() {
+            self.tx.take_back(slot);
             return Begun::Failed(WcStatus::LocalProtection);
         }
         self.plan.add_milestone(Milestone::Request(seq));
@@ -575,6 +598,10 @@ impl<M: Memory> Out<'_, '_, M> {
         }
         let sges = sq.sges_at(place, slot);
         let remote = false;
-        self.segments(Source { sges, remote }, off, slot.len, room, header)
+        let result = self.segments(Source { sges, remote }, off, slot.len, room, header);
+        if result.is_err() && *off == 0 {
+            self.tx.take_back(slot);
+        }
+        result
     }
 }

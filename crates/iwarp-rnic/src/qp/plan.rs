@@ -160,8 +160,6 @@ pub struct TxPlan {
     next_cut: usize,
     /// Octets since the last place where a segment ends, if FPDUs are aligned with segments.
     in_segment: Option<usize>,
-    /// Where the Terminate is in the scratch, and its length.
-    terminate: Option<(u32, u32)>,
     /// The memory that the write in progress uses.
     users: Users<Vec<Stag>>,
 }
@@ -190,7 +188,6 @@ impl TxPlan {
             cuts: List::new(sizes.cuts)?,
             next_cut: 0,
             in_segment: None,
-            terminate: None,
             users: Users::new(filled(sizes.pieces)?),
         };
         try_box(move || plan)
@@ -240,7 +237,6 @@ impl TxPlan {
         self.cuts.clear();
         self.next_cut = 0;
         self.in_segment = None;
-        self.terminate = None;
     }
 
     /// Returns `true` if there is room for one more FPDU that needs `scratch` octets of scratch.
@@ -298,33 +294,6 @@ impl TxPlan {
     #[inline]
     pub(super) fn add_milestone(&mut self, what: Milestone) {
         self.milestones.push((self.bytes, what));
-    }
-
-    /// Notes that what was added to the scratch since it had `used` octets is the Terminate.
-    pub(super) fn add_terminate(&mut self, used: usize) {
-        self.terminate = Some((used as u32, self.used.wrapping_sub(used) as u32));
-        self.add_milestone(Milestone::Terminate);
-    }
-
-    /// Octets of the scratch that are in use.
-    pub(super) const fn used(&self) -> usize {
-        self.used
-    }
-
-    /// Drops everything except a Terminate that is not written. Returns `false` if there is none.
-    pub(super) fn keep_terminate(&mut self) -> bool {
-        let Some((at, len)) = self.terminate.filter(|_| self.has_terminate()) else {
-            return false;
-        };
-        self.pieces.clear();
-        self.milestones.clear();
-        self.cuts.clear();
-        (self.next_milestone, self.next_cut, self.written) = (0, 0, 0);
-        self.in_segment = None;
-        self.pieces.push(Piece::Scratch { at, len });
-        self.bytes = len as usize;
-        self.milestones.push((self.bytes, Milestone::Terminate));
-        true
     }
 
     /// Notes that an FPDU was added at `start`. If it does not fit into the rest of a TCP segment, a new segment has to begin

@@ -16,6 +16,7 @@ use super::{Direction, Env, Host, QueuePair, State};
 use crate::memory::{AccessError, Memory, MemoryTable};
 use crate::receive_queue::TakenRecv;
 use crate::tags::{Arrival, MAX_TAG_SGE, MAX_TAGS, TagDone, TagRead};
+use crate::tally::Counted;
 use crate::{Access, AllocError, Cqe, RecvWr, SendOp, SendWr, WcFlags, WcOpcode, WcStatus};
 use iwarp_proto::ddp::{Header, UNTAGGED_HEADER_LEN, UntaggedHeader};
 use iwarp_proto::tag_matching::{Operation, Rvh, Tmh};
@@ -201,7 +202,13 @@ impl QueuePair {
         );
     }
 
+    /// Completes a buffer. A rendezvous has a completion for its request, too, which is no receive yet.
     fn complete_tagged<H: Host>(&mut self, cqe: Cqe, host: &mut H) {
+        if cqe.status != WcStatus::Success {
+            self.sq.tally.add_failed(Counted::Recv);
+        } else if cqe.flags.contains(WcFlags::TAG_DATA) {
+            self.sq.tally.add(Counted::Recv, cqe.byte_len);
+        }
         self.counters.completions = self.counters.completions.wrapping_add(1);
         host.complete(Direction::Recv, cqe);
     }

@@ -8,6 +8,7 @@ mod bounded;
 mod counted;
 mod cut;
 mod ending;
+mod failing;
 mod farewell;
 mod flush;
 mod gone;

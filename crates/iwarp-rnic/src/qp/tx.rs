@@ -134,6 +134,15 @@ impl Tx {
         }
     }
 
+    /// Gives back the message sequence number of a message that was begun, and of which no segment is in the plan.
+    #[cold]
+    pub(super) fn take_back(&mut self, slot: &Slot) {
+        let is_write = matches!(slot.op, SendOp::Write { .. } | SendOp::WriteImm { .. });
+        if let (false, [msn, ..]) = (is_write, &mut self.msn) {
+            *msn = msn.wrapping_sub(1);
+        }
+    }
+
     #[inline]
     pub(super) fn next_msn(&mut self, qn: u32) -> u32 {
         match self.msn.get_mut(qn as usize) {

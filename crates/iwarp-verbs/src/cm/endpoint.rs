@@ -254,7 +254,8 @@ pub(crate) unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
             let _ = object.raw.set_datagram_queue_pair(None);
         }
         if !(*id).qp.is_null() {
-            qp::ibv_destroy_qp((*id).qp);
+            // The program cannot name it any more, so it is not left in its multicast groups.
+            let _ = qp::destroy((*id).qp);
             (*id).qp = null_mut();
         }
         destroy_cqs(id, object);

@@ -252,6 +252,8 @@ pub(crate) unsafe fn destroy(id: *mut rdma_cm_id) -> Res<()> {
         let event = std::mem::replace(&mut (*id).event, null_mut());
         channel::acknowledge(event)?;
     }
+    // As in the kernel, a connection ends with its identifier. The queue pair stays, for the program to destroy.
+    let _ = object.raw.disconnect();
     {
         let _delivery = DELIVERY.lock();
         object.raw.set_user_data(0);

@@ -406,20 +406,25 @@ static void refusals(void)
 	struct rdma_cm_event *event;
 	struct rdma_cm_id *request;
 	struct sockaddr_in nobody = address;
+	char reasons[148];
 	struct pair p;
 	int how;
 
-	for (how = 0; how < 2; how++) {
+	memset(reasons, 'n', sizeof(reasons));
+	for (how = 0; how < 3; how++) {
+		int said = how == 0 ? 2 : how == 1 ? 0 : (int)sizeof(reasons);
+
 		ask(&p, USUAL);
 		event = expect(servers, RDMA_CM_EVENT_CONNECT_REQUEST);
 		request = event->id;
 		CODE(0, rdma_ack_cm_event(event));
-		if (how == 0)
-			CODE(0, rdma_reject(request, "no", 2));
+		if (said)
+			CODE(0, rdma_reject(request, reasons, said));
 		CODE(0, rdma_destroy_id(request));
 		event = expect(clients, RDMA_CM_EVENT_REJECTED);
 		CODE(roce ? 28 : -ECONNREFUSED, event->status);
-		CODE(how == 0 ? 2 : 0, event->param.conn.private_data_len);
+		CODE(said, event->param.conn.private_data_len);
+		CHECK(!said || !memcmp(event->param.conn.private_data, reasons, said));
 		CODE(0, rdma_ack_cm_event(event));
 		CODE(IBV_QPS_ERR, state(&p.client));
 		unmake(&p.client);
@@ -473,6 +478,28 @@ static void a_request_that_is_withdrawn(int has_qp)
 		make_qp(&p.server);
 	MINUS_ONE(roce ? EINVAL : ECONNRESET, rdma_accept(p.server.id, NULL));
 	CHECK(!event_within(servers, 50));
+	unmake(&p.server);
+}
+
+/* An identifier is destroyed although its queue pair is connected: the connection ends, and the queue pair stays. */
+static void an_identifier_ends_before_its_queue_pair(void)
+{
+	struct ibv_qp_init_attr init;
+	struct ibv_qp_attr attr;
+	struct ibv_qp *qp;
+	struct pair p;
+
+	connect_both(&p, USUAL, USUAL);
+	receive(&p.client, 7);
+	qp = p.client.id->qp;
+	CODE(0, rdma_destroy_id(p.client.id));
+	take(servers, RDMA_CM_EVENT_DISCONNECTED);
+	completes(&p.client, 7, IBV_WC_WR_FLUSH_ERR);
+	CODE(0, ibv_query_qp(qp, &attr, IBV_QP_STATE, &init));
+	CODE(IBV_QPS_ERR, attr.qp_state);
+	CODE(0, ibv_destroy_qp(qp));
+	CODE(0, ibv_dereg_mr(p.client.mr));
+	CODE(0, ibv_destroy_cq(p.client.cq));
 	unmake(&p.server);
 }
 
@@ -602,6 +629,31 @@ static void calls_in_the_wrong_state(void)
 	else
 		CODE(0, rdma_notify(p.server.id, IBV_EVENT_COMM_EST));
 	MINUS_ONE(EINVAL, rdma_establish(p.server.id));
+	unmake_both(&p);
+}
+
+/* An attempt without a queue pair that is refused has no effect on the next one, which has a queue pair. */
+static void a_refused_attempt_is_forgotten(void)
+{
+	struct rdma_conn_param early = USUAL, usual = USUAL;
+	struct rdma_cm_event *event;
+	struct pair p = { 0 };
+
+	early.qp_num = 0xfffffe;
+	NEED(!rdma_create_id(clients, &p.client.id, NULL, RDMA_PS_TCP));
+	NEED(!rdma_resolve_addr(p.client.id, NULL, (struct sockaddr *)&address, LONG));
+	take(clients, RDMA_CM_EVENT_ADDR_RESOLVED);
+	MINUS_ONE(EINVAL, rdma_connect(p.client.id, &early));
+	NEED(!rdma_resolve_route(p.client.id, LONG));
+	take(clients, RDMA_CM_EVENT_ROUTE_RESOLVED);
+	make_qp(&p.client);
+	CODE(0, rdma_connect(p.client.id, &usual));
+	event = expect(servers, RDMA_CM_EVENT_CONNECT_REQUEST);
+	p.server.id = event->id;
+	CODE(0, rdma_ack_cm_event(event));
+	make_qp(&p.server);
+	CODE(0, rdma_accept(p.server.id, &usual));
+	take(clients, RDMA_CM_EVENT_ESTABLISHED);
 	unmake_both(&p);
 }
 
@@ -790,10 +842,12 @@ int main(int argc, char **argv)
 	refusals();
 	a_request_that_is_withdrawn(0);
 	a_request_that_is_withdrawn(1);
+	an_identifier_ends_before_its_queue_pair();
 	a_queue_pair_that_cannot_connect();
 	a_backlog();
 	ports_and_devices();
 	calls_in_the_wrong_state();
+	a_refused_attempt_is_forgotten();
 	a_destroy_waits();
 	options();
 	time_outs();

@@ -268,6 +268,15 @@ int main(void)
 	CODE(0, ibv_wr_complete(qp_ex));
 	wc = next(plain.cq);
 	NEED(wc.wr_id == 2 && wc.byte_len == GRH + 3 && ntohl(wc.imm_data) == 6);
+	CODE(EBUSY, ibv_destroy_qp(plain.qp));
+	/* A refused call changes nothing: it still receives. */
+	receive(plain.qp, 2);
+	ibv_wr_start(qp_ex);
+	ibv_wr_send(qp_ex);
+	ibv_wr_set_ud_addr(qp_ex, all, 0xffffff, QKEY);
+	ibv_wr_set_inline_data(qp_ex, "busy", 4);
+	CODE(0, ibv_wr_complete(qp_ex));
+	CODE(GRH + 4, next(plain.cq).byte_len);
 	CODE(0, ibv_detach_mcast(plain.qp, &group, 0));
 	CODE(EINVAL, ibv_detach_mcast(plain.qp, &group, 0));
 

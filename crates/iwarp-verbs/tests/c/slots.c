@@ -164,6 +164,28 @@ static void receives(void)
 	unmake(&b);
 }
 
+/* A list takes all slots that are free, although there was one before. */
+static void lists_of_receives(void)
+{
+	struct ibv_recv_wr third = { 0 }, second = { .next = &third }, list = { .next = &second }, *bad;
+	struct end a = make(), b = make();
+	int i;
+
+	connect_both(a.qp, b.qp);
+	CODE(DEPTH, fill_receives(b.qp));
+	for (i = 0; i < 5; i++)
+		CODE(0, send_one(a.qp, IBV_WR_SEND, IBV_SEND_SIGNALED));
+	take(b.recv_cq, 2, IBV_WC_SUCCESS);
+	CODE(0, receive_one(b.qp));
+	take(b.recv_cq, 2, IBV_WC_SUCCESS);
+	CODE(0, ibv_post_recv(b.qp, &list, &bad));
+	take(b.recv_cq, 1, IBV_WC_SUCCESS);
+	CODE(ENOMEM, ibv_post_recv(b.qp, &list, &bad));
+	CHECK(bad == &second);
+	unmake(&a);
+	unmake(&b);
+}
+
 /* In ERR requests complete at once, and still take slots until they are polled. */
 static void flushed(void)
 {
@@ -191,7 +213,7 @@ static void reset(void)
 {
 	struct end a = make(), b = make();
 	struct ibv_wc wc;
-	int round;
+	int round, i;
 
 	for (round = 0; round < 4; round++) {
 		connect_both(a.qp, b.qp);
@@ -200,6 +222,13 @@ static void reset(void)
 		take(a.send_cq, round, IBV_WC_SUCCESS);
 		CODE(round, fill_sends(a.qp));
 		take(a.send_cq, round, IBV_WC_SUCCESS);
+		/* What was polled before an earlier RESET frees no receive. */
+		for (i = 0; i < DEPTH; i++)
+			CODE(0, send_one(b.qp, IBV_WR_SEND, IBV_SEND_SIGNALED));
+		take(b.send_cq, DEPTH, IBV_WC_SUCCESS);
+		stays_full(a.qp, fill_receives);
+		take(a.recv_cq, round + 1, IBV_WC_SUCCESS);
+		CODE(round + 1, fill_receives(a.qp));
 		CODE(0, move_to(a.qp, IBV_QPS_RESET, 0, IBV_QP_STATE));
 		CODE(0, move_to(b.qp, IBV_QPS_RESET, 0, IBV_QP_STATE));
 		CODE(0, ibv_poll_cq(a.send_cq, 1, &wc));
@@ -368,6 +397,7 @@ int main(void)
 	sends();
 	unsignaled_sends();
 	receives();
+	lists_of_receives();
 	flushed();
 	reset();
 	shared_queues();

@@ -16,6 +16,9 @@ static struct rdma_event_channel *channel;
 /* How the connection ends. */
 enum ending { CLIENT_DISCONNECTS, SERVER_DISCONNECTS, CLIENT_IS_DESTROYED, SERVER_IS_DESTROYED };
 
+/* Whether the last event says that the other end has a shared receive queue. */
+static int srq_told;
+
 static struct rdma_cm_id *event(enum rdma_cm_event_type want, const char *private)
 {
 	struct rdma_cm_event *event;
@@ -31,6 +34,7 @@ static struct rdma_cm_id *event(enum rdma_cm_event_type want, const char *privat
 		CHECK(event->param.conn.responder_resources == DEPTH && event->param.conn.initiator_depth == DEPTH);
 	}
 	id = event->id;
+	srq_told = event->param.conn.srq;
 	NEED(rdma_ack_cm_event(event) == 0);
 	return id;
 }
@@ -126,13 +130,17 @@ static void connection(struct sockaddr_in *at, enum ending ending)
 		return;
 	}
 	MINUS_ONE(EINVAL, rdma_connect(client, NULL));
+	param.srq = ending % 2;
 	CODE(0, rdma_connect(client, &param));
 	server = event(RDMA_CM_EVENT_CONNECT_REQUEST, asks);
+	CODE(ending % 2, srq_told);
 	b = ending == SERVER_IS_DESTROYED ? NULL : dummy(server);
 	param = parameters(b, answers);
+	param.srq = 1 - ending % 2;
 	MINUS_ONE(EINVAL, rdma_accept(server, NULL));
 	CODE(0, rdma_accept(server, &param));
 	CHECK(event(RDMA_CM_EVENT_CONNECT_RESPONSE, answers) == client);
+	CODE(1 - ending % 2, srq_told);
 	/* The server may use it only when the client has taken it. */
 	CHECK(is_quiet());
 	CODE(0, rdma_establish(client));

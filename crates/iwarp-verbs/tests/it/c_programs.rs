@@ -2,9 +2,9 @@
 //! operation, events for solicited completions, queue pairs that are connected by number, connections without queue pairs, unreliable
 //! connections, extended reliable connections, datagrams with and without the connection manager, and what later headers than Debian's
 //! declare; what calls tell about objects and completions, what reaches the other end, and what waits for acknowledgements; what is left
-//! of calls that fail and of objects that end; how a process lives and ends, and its surroundings; memory whose page faults do not end,
-//! and memory that goes; the library as a plug-in; when queue slots are free, which changes of state are refused, and the errors of other
-//! wrong calls.
+//! of calls that fail and of objects that end, in each way; how a process lives and ends, and its surroundings; memory whose page faults
+//! do not end, and memory that goes; the library as a plug-in; when queue slots are free, which changes of state are refused, and the
+//! errors of other wrong calls.
 
 use crate::common;
 use std::path::{Path, PathBuf};
@@ -154,6 +154,20 @@ fn queue_pairs_connected_by_number_keep_the_promises_of_the_verbs() {
 fn peer_by_number_dies() {
     for face in ["rnic", "roce"] {
         passes_as("dies", face);
+    }
+}
+
+#[test]
+fn killed_peer_ends_connection() {
+    for face in ["rnic", "roce"] {
+        passes_as("killed", face);
+    }
+}
+
+#[test]
+fn ended_objects_leave_nothing() {
+    for face in ["rnic", "roce"] {
+        passes_as("leaks", face);
     }
 }
 

@@ -80,6 +80,11 @@ impl UdQueuePair {
     pub fn detach_group(&self, gid: [u8; 16]) -> Result<()> {
         self.inner.detach_group(ip_of(gid))
     }
+
+    /// Returns `true` if it is attached to a multicast group.
+    pub fn is_attached(&self) -> bool {
+        self.inner.groups.any.load(Ordering::Acquire)
+    }
 }
 
 impl UdInner {

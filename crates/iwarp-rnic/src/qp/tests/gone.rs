@@ -56,6 +56,17 @@ fn fill(rig: &mut Rig, crc32c: Crc32c) -> TxFill {
     rig.qp.tx_fill(&mut rig.plan, &mut env)
 }
 
+/// Fills plans and writes them, until one has the Terminate.
+fn fill_until_failed(rig: &mut Rig, crc: Crc32c) {
+    loop {
+        assert_eq!(fill(rig, crc), TxFill::Ready);
+        if rig.plan.has_terminate() {
+            return;
+        }
+        rig.sent_of_the_plan();
+    }
+}
+
 /// A rig for streams with these properties, that may copy what it sends.
 fn rig(crc: bool, markers: bool, snapshot: bool, emss: u32) -> Rig {
     let config = QpConfig {
@@ -102,7 +113,7 @@ fn unreadable_source_fails_request() {
                     };
                     gone::unmap(mr.at + u64::from(len) - 1, 1);
                     rig.post(5, op, sges);
-                    assert_eq!(fill(&mut rig, crc), TxFill::Ready);
+                    fill_until_failed(&mut rig, crc);
                     gone::unmap(0, 0);
                     assert_eq!(rig.terminate().code, Code::RDMAP_LOCAL_CATASTROPHIC);
                     assert_eq!(brief(&rig.host.sends), [(5, WcStatus::LocalProtection)]);
@@ -126,7 +137,7 @@ fn unreadable_response_is_refused() {
         let request = untagged(Opcode::READ_REQUEST, 1, 1, 0, true, &body);
         assert_eq!(rig.rx_ulpdu(&request), RxStatus::Ok);
         gone::unmap(mr.at + u64::from(len) - 1, 1);
-        assert_eq!(fill(&mut rig, crc), TxFill::Ready);
+        fill_until_failed(&mut rig, crc);
         gone::unmap(0, 0);
         let terminate = rig.terminate();
         assert_eq!(terminate.code, Code::RDMAP_BASE_BOUNDS);
@@ -297,25 +308,35 @@ fn unreadable_plan_fails_its_owner() {
     }
 }
 
-/// The end of an answer has gone, which is copied, and so has what is sent from where it lies: the Terminate in the same plan is sent
-/// alone.
+/// A plan that has only the beginning of a message, whose end has gone, too.
 #[test]
-fn unreadable_plan_keeps_terminate() {
-    let mut rig = rig(false, false, false, 32_768);
-    let mr = rig.mr(65_536, ALL);
-    let body = read_request(9, 65_536, mr.stag, mr.at);
-    let request = untagged(Opcode::READ_REQUEST, 1, 1, 0, true, &body);
-    assert_eq!(rig.rx_ulpdu(&request), RxStatus::Ok);
-    gone::unmap(mr.at, 65_536);
-    assert_eq!(rig.fill(), TxFill::Ready);
-    gone::unmap(0, 0);
-    assert!(rig.plan.has_terminate() && rig.plan.len() > 60_000);
-    rig.qp.tx_unreadable(&mut rig.plan, &mut rig.host);
-    let sent = rig.sent();
-    assert_eq!(sent.len(), 1);
-    let terminate = iwarp_proto::rdmap::Terminate::parse(&sent[0].1).unwrap().0;
-    assert_eq!(terminate.code, Code::RDMAP_BASE_BOUNDS);
-    assert_eq!(terminate.read_request.unwrap().sink_stag, Stag(9));
+fn unreadable_beginning_fails_its_message() {
+    for answers in [false, true] {
+        let mut rig = rig(false, false, false, 32_768);
+        let mr = rig.mr(65_536, ALL);
+        if answers {
+            let body = read_request(9, 65_536, mr.stag, mr.at);
+            let request = untagged(Opcode::READ_REQUEST, 1, 1, 0, true, &body);
+            assert_eq!(rig.rx_ulpdu(&request), RxStatus::Ok);
+        } else {
+            rig.post(1, SendOp::Send, &[mr.sge()]);
+        }
+        gone::unmap(mr.at, 65_536);
+        assert_eq!(rig.fill(), TxFill::Ready);
+        gone::unmap(0, 0);
+        assert!(!rig.plan.has_terminate() && rig.plan.len() > 60_000);
+        rig.qp.tx_unreadable(&mut rig.plan, &mut rig.host);
+        let code = match answers {
+            true => Code::RDMAP_BASE_BOUNDS,
+            false => Code::RDMAP_LOCAL_CATASTROPHIC,
+        };
+        let sent = rig.sent();
+        assert_eq!(sent.len(), 1);
+        let terminate = iwarp_proto::rdmap::Terminate::parse(&sent[0].1).unwrap().0;
+        assert_eq!(terminate.code, code);
+        let failed = (!answers).then_some((1, WcStatus::LocalProtection));
+        assert!(brief(&rig.host.sends).into_iter().eq(failed));
+    }
 }
 
 /// Inside an FPDU no Terminate can be sent: the stream is to be reset.

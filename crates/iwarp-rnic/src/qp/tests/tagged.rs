@@ -4,6 +4,7 @@ use super::harness::*;
 use crate::qp::*;
 use crate::receive_queue::{SharedReceiveQueue, TakenRecv};
 use crate::tags::TaggedBuffer;
+use crate::tally::{Count, Counted};
 use crate::{Access, RecvWr, SendFlags, SendOp, WcFlags, WcOpcode, WcStatus};
 use iwarp_proto::ddp::Header;
 use iwarp_proto::rdmap::{Opcode, ReadRequest};
@@ -192,6 +193,43 @@ fn a_rendezvous_reads_and_tells_the_sender() {
     };
     assert_eq!((header, a.host.recvs[0].byte_len), (want, 16));
     assert_eq!(srq(&mut b).len(), 1);
+}
+
+/// A rendezvous counts with its data, and a buffer that fails as failed.
+#[test]
+fn matched_buffers_count_as_receives() {
+    let count = |rig: &Rig| rig.qp.tally(Counted::Recv);
+    let counts = |succeeded, failed, octets| Count {
+        succeeded,
+        failed,
+        octets,
+    };
+    let (mut a, mut b) = (Rig::new(), receiver(4));
+    b.qp.enable_tally().unwrap();
+    let (source, finish) = (a.mr(1000, ALL), a.mr(64, ALL));
+    a.recv(50, &[finish.sge()]);
+    let (pool, sink) = (b.mr(64, ALL), b.mr(1000, ALL));
+    receive(&mut b, 90, &pool);
+    for wr_id in 0..3 {
+        post_tag(&mut b, wr_id, 7, &[sink.sge()]);
+    }
+    let eager = message(Operation::Eager, 7, &[5; 30]);
+    assert_eq!(b.rx_ulpdu(&send(1, &eager)), RxStatus::Ok);
+    assert_eq!(count(&b), counts(1, 0, 30));
+    let rendezvous = request(7, source.at, source.stag, 900);
+    assert_eq!(b.rx_ulpdu(&send(2, &rendezvous)), RxStatus::Ok);
+    assert_eq!(count(&b), counts(1, 0, 30), "its data have not come");
+    let answer = {
+        let octets = b.octets_out();
+        assert_eq!(a.rx(&octets), RxStatus::Ok);
+        a.octets_out()
+    };
+    assert_eq!(b.rx(&answer), RxStatus::Ok);
+    assert_eq!(count(&b), counts(2, 0, 930));
+    let refused = request(7, source.at, source.stag ^ 1, 900);
+    assert_eq!(b.rx_ulpdu(&send(3, &refused)), RxStatus::Ok);
+    b.qp.modify(State::Error, &mut b.host).unwrap();
+    assert_eq!(count(&b), counts(2, 1, 930));
 }
 
 #[test]
