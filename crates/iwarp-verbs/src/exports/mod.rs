@@ -40,7 +40,7 @@ macro_rules! export {
     )* }
 }
 
-#[path = "exports_private.rs"]
+#[path = "private.rs"]
 mod private_symbols;
 
 export! {
