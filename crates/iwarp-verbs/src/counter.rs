@@ -4,13 +4,15 @@
 //! that it is attached to; a queue pair that is destroyed leaves its counts behind. So nothing is shared
 //! between the threads that complete requests, and a program that only polls a counter sees it advance:
 //! the progress thread drives the sockets that nobody polls.
+//!
+//! This room uses `qp` and the rooms below it. `lifecycle` detaches the counters of a queue pair.
 
 use crate::abi::recent::*;
 use crate::abi::verbs::*;
+use crate::border::guard::{EBUSY, EINVAL, Res, UNSUPPORTED, code, pointer};
+use crate::border::object::{self, Kind, Object};
 use crate::device::checked_context;
-use crate::guard::{EBUSY, EINVAL, Res, UNSUPPORTED, code, pointer};
-use crate::object::{self, Kind, Object};
-use crate::qp;
+use crate::qp::{connected, datagram};
 use iwarp::runtime::{ProcessLock, QueuePair};
 use iwarp_rnic::qp::State;
 use iwarp_rnic::tally::Counted;
@@ -199,17 +201,17 @@ pub(crate) unsafe extern "C" fn ibv_qp_attach_comp_cntr(
     attr: *mut ibv_qp_attach_comp_cntr_attr,
 ) -> c_int {
     code(|| {
-        if crate::ud::find(q).is_ok() {
+        if datagram::find(q).is_ok() {
             return Err(UNSUPPORTED);
         }
-        let qp = qp::find(q)?;
+        let qp = connected::find(q)?;
         let attr = attr.as_ref().ok_or(EINVAL)?;
         let mut attached = ATTACHED.lock();
         let counter = find(cntr)?;
         if attr.op_mask & !OPS != 0 {
             return Err(UNSUPPORTED);
         }
-        let early = matches!(qp::state_seen(qp), State::Reset | State::Init);
+        let early = matches!(connected::state_seen(qp), State::Reset | State::Init);
         let same_device = (*q).context == (*cntr).context;
         if attr.comp_mask != 0 || attr.op_mask == 0 || !early || !same_device {
             return Err(EINVAL);

@@ -17,18 +17,13 @@
 )]
 
 mod abi;
+mod border;
 mod cm;
-#[path = "counter.rs"]
-mod comp_cntr;
-#[path = "cq/queue.rs"]
+mod counter;
 mod cq;
-#[path = "device/context.rs"]
 mod device;
-#[path = "memory/dmabuf.rs"]
-mod dmabuf;
+mod domain;
 mod events;
-#[path = "device/face.rs"]
-mod face;
 // The versions have a meaning in the C library only.
 #[cfg(not(any(test, fuzzing)))]
 mod exports;
@@ -36,55 +31,17 @@ mod exports;
 mod fork_tests;
 #[cfg(fuzzing)]
 pub mod fuzzing;
-#[path = "border/guard.rs"]
-mod guard;
-#[path = "memory/huge.rs"]
-mod huge;
-#[path = "abi/kern.rs"]
-mod kern;
-#[path = "stateless/misc.rs"]
-mod misc;
-#[path = "memory/mr.rs"]
-mod mr;
-#[path = "memory/mr_ex.rs"]
-mod mr_ex;
-#[path = "memory/mw.rs"]
-mod mw;
-#[path = "border/object.rs"]
-mod object;
-#[path = "domain/pd.rs"]
-mod pd;
-#[path = "post/requests.rs"]
+mod lifecycle;
+mod memory;
+mod open;
 mod post;
-#[path = "stateless/providers.rs"]
-mod private;
-#[path = "lifecycle/modify.rs"]
+mod process;
 mod qp;
-#[path = "lifecycle/create.rs"]
-mod qp_create;
-#[path = "post/batch.rs"]
-mod qp_ex;
-#[path = "device/query.rs"]
-mod query;
-#[path = "process/reserve.rs"]
-mod reserve;
 mod rsocket;
-#[path = "srq/queue.rs"]
 mod srq;
-#[path = "srq/tags.rs"]
-mod srq_ops;
-#[path = "qp/transition.rs"]
-mod transition;
-#[path = "lifecycle/datagram.rs"]
-mod ud;
-#[path = "process/unused.rs"]
-mod unused;
-#[path = "border/wait.rs"]
-mod wait;
-#[path = "lifecycle/xrc.rs"]
-mod xrc;
+mod stateless;
 
 /// Small allocations do not fail, because Rust would end the program.
 #[cfg(not(test))]
 #[global_allocator]
-static ALLOCATOR: reserve::Allocator = reserve::Allocator;
+static ALLOCATOR: process::reserve::Allocator = process::reserve::Allocator;

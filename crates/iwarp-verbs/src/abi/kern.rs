@@ -1,7 +1,7 @@
 //! Copies from and to the kernel's structures (`rdma/ib_user_verbs.h`, `rdma/ib_user_sa.h`). Only another librdmacm calls them.
 #![allow(non_camel_case_types, reason = "C names")]
 
-use crate::abi::verbs::*;
+use super::verbs::*;
 use std::ffi::c_int;
 
 #[repr(C)]

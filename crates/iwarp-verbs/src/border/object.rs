@@ -5,7 +5,8 @@
 //! use it, so that destroying an object twice returns EINVAL instead of crashing. Fast functions trust the program, as
 //! drivers of hardware do.
 
-use crate::guard::{EINVAL, Res};
+use super::guard::{EINVAL, Res};
+use crate::abi::verbs::ibv_context;
 use iwarp::runtime::ProcessLock;
 use parking_lot::{Condvar, Mutex};
 use std::cell::UnsafeCell;
@@ -163,11 +164,28 @@ impl Unacknowledged {
     }
 }
 
-/// Returns `true` if objects of this context are alive. Each begins with a pointer to its context.
-pub(crate) fn any_of(context: *mut crate::abi::verbs::ibv_context) -> bool {
+/// The kinds whose public part begins with a pointer to its context.
+const WITH_CONTEXT: [Kind; 13] = [
+    Kind::Pd,
+    Kind::Td,
+    Kind::Mr,
+    Kind::Buf,
+    Kind::Mw,
+    Kind::Dm,
+    Kind::CompCntr,
+    Kind::Channel,
+    Kind::Cq,
+    Kind::Srq,
+    Kind::Qp,
+    Kind::UdQp,
+    Kind::Xrcd,
+];
+
+/// Returns `true` if objects of this context are alive.
+pub(crate) fn any_of(context: *mut ibv_context) -> bool {
     LIVING.lock().iter().any(|(kind, p)| {
-        crate::device::KINDS_WITH_CONTEXT.contains(kind)
+        WITH_CONTEXT.contains(kind)
             // SAFETY: the object lives, and its first word is the pointer to its context, which does not change.
-            && unsafe { *(*p as *const *mut crate::abi::verbs::ibv_context) } == context
+            && unsafe { *(*p as *const *mut ibv_context) } == context
     })
 }

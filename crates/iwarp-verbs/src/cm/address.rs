@@ -2,9 +2,10 @@
 
 use crate::abi::cma::*;
 use crate::abi::verbs::*;
-use crate::device;
-use crate::guard::{EINVAL, ENOMEM, Errno, Res, UNSUPPORTED, minus_one, pointer, value};
-use crate::unused;
+use crate::border::guard::{EINVAL, ENOMEM, Errno, Res, UNSUPPORTED, minus_one, pointer, value};
+use crate::device::list;
+use crate::open;
+use crate::process::unused;
 use std::ffi::{c_char, c_int, c_uint};
 use std::ptr::{null, null_mut};
 
@@ -198,9 +199,9 @@ pub(crate) unsafe extern "C" fn rdma_get_devices(num: *mut c_int) -> *mut *mut i
     unused::used();
     pointer(|| {
         let mut contexts = Vec::new();
-        for device in device::devices()? {
+        for device in list::devices()? {
             let raw = iwarp::cm::device_context(&device.device)?;
-            contexts.push(device::shared_context(&raw)?);
+            contexts.push(open::shared_context(&raw)?);
         }
         let list = libc::calloc(contexts.len() + 1, size_of::<usize>()).cast::<*mut ibv_context>();
         if list.is_null() {

@@ -5,9 +5,11 @@ use super::{datagram, roce};
 use crate::abi::cma::*;
 use crate::abi::verbs::ibv_qp_attr;
 use crate::abi::verbs::value::{QP_STATE, QPS_ERR};
-use crate::guard::{EINVAL, Errno, Res, minus_one, pointer, value};
-use crate::object::{self, Kind, Object, Unacknowledged};
-use crate::{qp, query, wait};
+use crate::border::guard::{EINVAL, Errno, Res, minus_one, pointer, value};
+use crate::border::object::{self, Kind, Object, Unacknowledged};
+use crate::border::wait;
+use crate::device::query;
+use crate::lifecycle::modify;
 use iwarp::cm::{CmEvent, CmEventChannel, CmEventKind};
 use iwarp::runtime::{ProcessLock, create_event_channel, fork_generation};
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -272,7 +274,7 @@ unsafe fn end_queue_pair(id: *mut rdma_cm_id) {
     let mut attr: ibv_qp_attr = std::mem::zeroed();
     attr.qp_state = QPS_ERR;
     // A queue pair that the program has destroyed meanwhile has nothing to flush.
-    let _ = qp::ibv_modify_qp((*id).qp, &raw mut attr, QP_STATE as c_int);
+    let _ = modify::ibv_modify_qp((*id).qp, &raw mut attr, QP_STATE as c_int);
 }
 
 /// Makes the parameters of an event, which point into its private data, and counts the event for the group that it is about.

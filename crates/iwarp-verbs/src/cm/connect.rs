@@ -6,9 +6,10 @@ use super::{datagram, roce};
 use crate::abi::cma::*;
 use crate::abi::verbs::value as v;
 use crate::abi::verbs::*;
+use crate::border::guard::{EINVAL, Errno, Res, minus_one};
 use crate::device;
-use crate::guard::{EINVAL, Errno, Res, minus_one};
-use crate::query::RD_ATOMIC;
+use crate::device::query::RD_ATOMIC;
+use crate::qp::connected;
 use iwarp::cm::{CmProgress, ConnectionParameters, InfinibandParameters};
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -91,7 +92,7 @@ unsafe fn choose_qp(id: *mut rdma_cm_id, object: &IdObject, p: *const rdma_conn_
         id::show_timeout(id, object);
         object
             .raw
-            .set_queue_pair(Some(&crate::qp::find((*id).qp)?.raw));
+            .set_queue_pair(Some(&connected::find((*id).qp)?.raw));
         return Ok(());
     }
     if object.raw.queue_pair().is_some() {
@@ -174,7 +175,7 @@ pub(crate) unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     minus_one(|| {
         let object = find(id)?;
         object.raw.disconnect()?;
-        if let Ok(qp) = crate::qp::find((*id).qp) {
+        if let Ok(qp) = connected::find((*id).qp) {
             qp.show_disconnected();
             (*(*id).qp).state = v::QPS_ERR;
         }

@@ -7,8 +7,9 @@ use super::sockaddr;
 use crate::abi::cma::*;
 use crate::abi::verbs::value as v;
 use crate::abi::verbs::*;
-use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, minus_one};
-use crate::object::Unacknowledged;
+use crate::border::guard::{EINVAL, Errno, Res, UNSUPPORTED, minus_one};
+use crate::border::object::Unacknowledged;
+use crate::lifecycle::modify;
 use crate::qp;
 use iwarp::cm::{CmEvent, CmEventKind, CmId, DEFAULT_QKEY, DatagramEnd};
 use std::ffi::{c_int, c_uint, c_void};
@@ -37,12 +38,12 @@ pub(super) unsafe fn make_ready(object: &IdObject, q: *mut ibv_qp) -> Res<()> {
         (v::QPS_RTS, v::QP_STATE | v::QP_SQ_PSN),
     ] {
         attr.qp_state = state;
-        match qp::ibv_modify_qp(q, &raw mut attr, mask as c_int) {
+        match modify::ibv_modify_qp(q, &raw mut attr, mask as c_int) {
             0 => {}
             errno => return Err(Errno(errno)),
         }
     }
-    let raw = &crate::ud::find(q)?.raw;
+    let raw = &qp::datagram::find(q)?.raw;
     Ok(object.raw.set_datagram_queue_pair(Some(raw))?)
 }
 
@@ -72,7 +73,7 @@ pub(super) unsafe fn accept(id: *mut rdma_cm_id, p: *const rdma_conn_param) -> R
         let num = p.as_ref().map(|p| p.qp_num).ok_or(EINVAL)?;
         raw.accept_datagrams(num, DEFAULT_QKEY, data)?;
     } else {
-        let qp = &crate::ud::find((*id).qp)?.raw;
+        let qp = &qp::datagram::find((*id).qp)?.raw;
         raw.accept_datagrams(qp.num(), qp.qkey(), data)?;
     }
     id::drop_event(id)

@@ -8,8 +8,12 @@ use super::sockaddr;
 use crate::abi::cma::*;
 use crate::abi::verbs::value::{QPS_INIT, QPT_RC, QPT_UD, QPT_XRC_RECV, QPT_XRC_SEND};
 use crate::abi::verbs::*;
-use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, minus_one, value};
-use crate::{cq, qp, qp_create, srq, xrc};
+use crate::border::guard::{EINVAL, Errno, Res, UNSUPPORTED, minus_one, value};
+use crate::cq::{channel as comp_channel, queue as cq};
+use crate::domain::xrcd;
+use crate::lifecycle::{create, destroy};
+use crate::qp::connected;
+use crate::srq::queue as srq;
 use iwarp::runtime::ProcessLock;
 use iwarp_rnic::qp::State;
 use std::ffi::c_int;
@@ -30,12 +34,12 @@ fn made<T>(p: *mut T) -> Res<*mut T> {
 }
 
 unsafe fn make_cq(id: *mut rdma_cm_id, depth: u32) -> Res<(*mut ibv_comp_channel, *mut ibv_cq)> {
-    let channel = made(cq::ibv_create_comp_channel((*id).verbs))?;
+    let channel = made(comp_channel::ibv_create_comp_channel((*id).verbs))?;
     let cq = cq::ibv_create_cq((*id).verbs, depth.max(1) as c_int, id.cast(), channel, 0);
     match made(cq) {
         Ok(cq) => Ok((channel, cq)),
         Err(e) => {
-            cq::ibv_destroy_comp_channel(channel);
+            comp_channel::ibv_destroy_comp_channel(channel);
             Err(e)
         }
     }
@@ -86,7 +90,7 @@ unsafe fn destroy_cqs(id: *mut rdma_cm_id, object: &IdObject) {
         if !(*cq).is_null() && cq::ibv_destroy_cq(*cq) == 0 {
             *cq = null_mut();
             if !(*channel).is_null() {
-                cq::ibv_destroy_comp_channel(*channel);
+                comp_channel::ibv_destroy_comp_channel(*channel);
                 *channel = null_mut();
             }
         }
@@ -118,7 +122,7 @@ unsafe fn default_xrcd(verbs: *mut ibv_context) -> Res<*mut ibv_xrcd> {
         fd: -1,
         oflags: libc::O_CREAT,
     };
-    let xrcd = made(xrc::open_xrcd(verbs, &raw mut attr))?;
+    let xrcd = made(xrcd::open_xrcd(verbs, &raw mut attr))?;
     domains.push((verbs as usize, xrcd as usize));
     Ok(xrcd)
 }
@@ -167,7 +171,7 @@ unsafe fn create_qp_ex(id: *mut rdma_cm_id, a: &mut ibv_qp_init_attr_ex) -> Res<
         a.xrcd = default_xrcd((*id).verbs)?;
         a.comp_mask |= ATTR_XRCD;
     }
-    let new = fill_cqs(id, object, a).and_then(|()| made(qp_create::create_qp_ex((*id).verbs, a)));
+    let new = fill_cqs(id, object, a).and_then(|()| made(create::create_qp_ex((*id).verbs, a)));
     let q = match new {
         Ok(q) => q,
         Err(e) => {
@@ -193,7 +197,7 @@ unsafe fn adopt(
         if object.raw.is_for_datagrams() {
             let _ = object.raw.set_datagram_queue_pair(None);
         }
-        qp::ibv_destroy_qp(q);
+        destroy::ibv_destroy_qp(q);
         destroy_cqs(id, object);
         return Err(e);
     }
@@ -206,7 +210,7 @@ unsafe fn adopt(
 /// Brings a connected queue pair to INIT, as `rdma_create_qp(3)` does, and lets the identifier name it. The program may post
 /// receives from now on, whatever the device looks like.
 unsafe fn make_ready(object: &IdObject, q: *mut ibv_qp) -> Res<()> {
-    let own = qp::find(q)?;
+    let own = connected::find(q)?;
     let raw = &own.raw;
     raw.modify(State::Init)?;
     // As `rdma_init_qp_attr` has it.
@@ -254,7 +258,7 @@ pub(crate) unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
             let _ = object.raw.set_datagram_queue_pair(None);
         }
         if !(*id).qp.is_null() {
-            qp::ibv_destroy_qp((*id).qp);
+            destroy::ibv_destroy_qp((*id).qp);
             (*id).qp = null_mut();
         }
         destroy_cqs(id, object);

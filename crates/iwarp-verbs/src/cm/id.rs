@@ -7,11 +7,13 @@ use super::{roce, sockaddr};
 use crate::abi::cma::*;
 use crate::abi::verbs::value::{QPS_RTS, QPT_RC, QPT_UD, QPT_XRC_RECV};
 use crate::abi::verbs::*;
-use crate::device;
-use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, minus_one, value};
-use crate::object::{self, Kind, Object, Unacknowledged};
-use crate::query::PKEY;
-use crate::unused;
+use crate::border::guard::{EINVAL, Errno, Res, UNSUPPORTED, minus_one, value};
+use crate::border::object::{self, Kind, Object, Unacknowledged};
+use crate::device::query::PKEY;
+use crate::domain::pd;
+use crate::open;
+use crate::process::unused;
+use crate::qp::connected;
 use iwarp::cm::{CmId, InfinibandParameters};
 use iwarp::runtime::{ProcessLock, XrcEnd};
 use iwarp_rnic::qp::State;
@@ -84,7 +86,7 @@ unsafe fn default_pd(verbs: *mut ibv_context) -> Res<*mut ibv_pd> {
     if let Some(pd) = pds.get(&(verbs as usize)) {
         return Ok(*pd as *mut ibv_pd);
     }
-    let pd = crate::pd::ibv_alloc_pd(verbs);
+    let pd = pd::ibv_alloc_pd(verbs);
     if pd.is_null() {
         return Err(Errno(libc::ENOMEM));
     }
@@ -208,7 +210,7 @@ pub(crate) unsafe fn refresh(id: *mut rdma_cm_id) {
     if (*id).verbs.is_null()
         && !anywhere
         && let Some(ctx) = object.raw.context()
-        && let Ok(verbs) = device::shared_context(&ctx)
+        && let Ok(verbs) = open::shared_context(&ctx)
     {
         (*id).verbs = verbs;
         (*id).port_num = 1;
@@ -411,7 +413,7 @@ const ACK_TIMEOUT_MAX: u8 = 31;
 pub(crate) unsafe fn show_timeout(id: *mut rdma_cm_id, object: &IdObject) {
     if let (Some(timeout), Ok(qp)) = (
         object.endpoint.lock().ack_timeout,
-        crate::qp::find((*id).qp),
+        connected::find((*id).qp),
     ) {
         qp.set_timeout(timeout);
     }
@@ -420,7 +422,7 @@ pub(crate) unsafe fn show_timeout(id: *mut rdma_cm_id, object: &IdObject) {
 /// Lets the queue pair say what the connection has agreed on: librdmacm moves it to RTR and RTS
 /// when it accepts, and when it reports that the other end has accepted.
 pub(crate) unsafe fn show_connection(id: *mut rdma_cm_id, object: &IdObject) {
-    let (Ok(qp), Some(ctx)) = (crate::qp::find((*id).qp), object.raw.context()) else {
+    let (Ok(qp), Some(ctx)) = (connected::find((*id).qp), object.raw.context()) else {
         return;
     };
     let mut attr: ibv_qp_attr = std::mem::zeroed();

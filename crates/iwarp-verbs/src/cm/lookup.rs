@@ -7,7 +7,7 @@ use super::address::{self, SUBNET, copy_address, rdma_freeaddrinfo, rdma_getaddr
 use super::channel::USER;
 use super::id::{complete, find};
 use crate::abi::cma::*;
-use crate::guard::{EBUSY, EINVAL, Errno, Res, UNSUPPORTED, minus_one};
+use crate::border::guard::{EBUSY, EINVAL, Errno, Res, UNSUPPORTED, minus_one};
 use iwarp::cm::{CmEventKind, CmId};
 use parking_lot::Mutex;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint};

@@ -1,6 +1,6 @@
 //! Socket addresses between C and Rust.
 
-use crate::guard::{EINVAL, Res};
+use crate::border::guard::{EINVAL, Res};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 /// Reads an address. As with librdmacm, an address of a family that has no devices is `EINVAL`.

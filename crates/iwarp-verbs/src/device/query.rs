@@ -1,12 +1,12 @@
-//! Queries of a device: attributes, port, GIDs, P_Keys, clock.
+//! Queries of a device: attributes, port, P_Keys, clock.
 
+use super::context::{ContextObject, checked_context, context};
+use super::list::fill;
 use crate::abi::verbs::*;
-use crate::device::{checked_context, context, fill};
-use crate::guard::{EINVAL, Errno, Res, code, minus_one, value};
-use iwarp::{GidEntry, GidKind, LIMITS};
+use crate::border::guard::{EINVAL, code, minus_one};
+use iwarp::LIMITS;
 use iwarp_rnic::tags::{MAX_TAG_SGE, MAX_TAGS};
 use std::ffi::{c_int, c_uint, c_void};
-use std::net::Ipv6Addr;
 
 /// RDMA Reads and atomics that a queue pair has room for, in each direction.
 pub(crate) const RD_ATOMIC: u16 = 64;
@@ -14,12 +14,6 @@ pub(crate) const RD_ATOMIC: u16 = 64;
 pub(crate) const PKEY: u16 = 0xffff;
 /// Octets of emulated device memory per allocation.
 pub(crate) const MAX_DM: u64 = 1 << 20;
-/// GID types as `ibv_query_gid_type` returns them, and as in `struct ibv_gid_entry`.
-const GID_TYPE_SYSFS_IB_ROCE_V1: c_uint = 0;
-const GID_TYPE_SYSFS_ROCE_V2: c_uint = 1;
-const GID_TYPE_IB: u32 = 0;
-const GID_TYPE_ROCE_V1: u32 = 1;
-const GID_TYPE_ROCE_V2: u32 = 2;
 /// The vendor: "iW" and a zero, so that no program takes it for a vendor with an interface of its own.
 const VENDOR_ID: u32 = 0x69_57_00;
 
@@ -43,7 +37,7 @@ const ODP_RC: u64 = 0x3f;
 const ODP_UC: u64 = 0x27;
 const ODP_UD: u64 = 0x23;
 
-fn attributes(c: &crate::device::ContextObject) -> ibv_device_attr {
+fn attributes(c: &ContextObject) -> ibv_device_attr {
     let guid = c.device.device.guid.to_be();
     // SAFETY: integers only.
     let mut a: ibv_device_attr = unsafe { std::mem::zeroed() };
@@ -154,7 +148,7 @@ pub(crate) const fn mtu_code(mtu: u32) -> c_uint {
     }
 }
 
-fn port(c: &crate::device::ContextObject) -> ibv_port_attr {
+fn port(c: &ContextObject) -> ibv_port_attr {
     // SAFETY: integers only.
     let mut a: ibv_port_attr = unsafe { std::mem::zeroed() };
     let up = c.raw.is_port_up();
@@ -221,147 +215,6 @@ pub(crate) unsafe extern "C" fn ibv_query_port(
     to: *mut ibv_port_attr,
 ) -> c_int {
     query_port(c, port_num, to, 48)
-}
-
-/// Looks up an entry of a port's GID table, which has the addresses that the device has now. Returns `None` for an empty entry.
-pub(crate) fn gid(
-    c: &crate::device::ContextObject,
-    port_num: u32,
-    index: u32,
-) -> Res<Option<GidEntry>> {
-    if port_num != 1 || index >= c.device.face.gid_table_len() {
-        return Err(EINVAL);
-    }
-    Ok(gids(c)?.into_iter().find(|entry| entry.index == index))
-}
-
-/// Returns the index from which a datagram that was sent to this GID is answered. If it is a group's GID, that is the first address of
-/// its kind. An address that has several indices is answered from the last, which is RoCE v2.
-///
-/// # Errors
-/// EINVAL if the device does not have the address any more.
-pub(crate) fn index_for(c: &crate::device::ContextObject, to: [u8; 16]) -> Res<u8> {
-    let table = gids(c)?;
-    let is_v4 = |gid: [u8; 16]| Ipv6Addr::from(gid).to_canonical().is_ipv4();
-    let own = match Ipv6Addr::from(to).to_canonical().is_multicast() {
-        true => table
-            .iter()
-            .map(|e| e.gid)
-            .find(|gid| is_v4(*gid) == is_v4(to)),
-        false => Some(to),
-    };
-    let entry = table.iter().rfind(|entry| Some(entry.gid) == own);
-    entry.and_then(|e| u8::try_from(e.index).ok()).ok_or(EINVAL)
-}
-
-/// Returns all entries that are not empty.
-fn gids(c: &crate::device::ContextObject) -> Res<Vec<GidEntry>> {
-    match c.device.device.current()? {
-        Some(device) => Ok(device.gids(c.device.face)),
-        // An interface that is down has no addresses.
-        None => Ok(Vec::new()),
-    }
-}
-
-pub(crate) unsafe extern "C" fn ibv_query_gid(
-    c: *mut ibv_context,
-    port_num: u8,
-    index: c_int,
-    to: *mut [u8; 16],
-) -> c_int {
-    minus_one(|| {
-        let index = u32::try_from(index).map_err(|_| EINVAL)?;
-        let entry = gid(checked_context(c)?, u32::from(port_num), index)?;
-        *to = entry.map_or([0; 16], |entry| entry.gid);
-        Ok(0)
-    })
-}
-
-fn entry(c: &crate::device::ContextObject, from: &GidEntry) -> ibv_gid_entry {
-    // SAFETY: any 16 octets are two integers.
-    let gid = unsafe { std::mem::transmute::<[u8; 16], [u64; 2]>(from.gid) };
-    let name = std::ffi::CString::new(c.device.device.interface.as_str()).unwrap_or_default();
-    ibv_gid_entry {
-        gid,
-        gid_index: from.index,
-        port_num: 1,
-        gid_type: match from.kind {
-            GidKind::RoceV1 => GID_TYPE_ROCE_V1,
-            GidKind::RoceV2 => GID_TYPE_ROCE_V2,
-            _ => GID_TYPE_IB,
-        },
-        // SAFETY: a C string.
-        ndev_ifindex: unsafe { libc::if_nametoindex(name.as_ptr()) },
-    }
-}
-
-/// Writes an entry of `size` bytes, which is larger than ours if the program's header is newer.
-unsafe fn write_entry(to: *mut ibv_gid_entry, from: ibv_gid_entry, size: usize) {
-    std::ptr::write_bytes(to.cast::<u8>(), 0, size);
-    to.write_unaligned(from);
-}
-
-pub(crate) unsafe extern "C" fn _ibv_query_gid_ex(
-    c: *mut ibv_context,
-    port_num: u32,
-    index: u32,
-    to: *mut ibv_gid_entry,
-    flags: u32,
-    size: usize,
-) -> c_int {
-    code(|| {
-        if flags != 0 || to.is_null() || size < size_of::<ibv_gid_entry>() {
-            return Err(EINVAL);
-        }
-        let c = checked_context(c)?;
-        let Some(found) = gid(c, port_num, index)? else {
-            return Err(Errno(libc::ENODATA));
-        };
-        write_entry(to, entry(c, &found), size);
-        Ok(())
-    })
-}
-
-/// As the kernel does, it refuses to return a part of the table.
-pub(crate) unsafe extern "C" fn _ibv_query_gid_table(
-    c: *mut ibv_context,
-    to: *mut ibv_gid_entry,
-    max: usize,
-    flags: u32,
-    size: usize,
-) -> isize {
-    let result = value(Err(Errno(libc::EIO)), || {
-        if flags != 0 || to.is_null() || size < size_of::<ibv_gid_entry>() || max == 0 {
-            return Err(EINVAL);
-        }
-        let c = checked_context(c)?;
-        let table = gids(c)?;
-        if table.len() > max {
-            return Err(EINVAL);
-        }
-        for (i, found) in table.iter().enumerate() {
-            write_entry(to.byte_add(i * size), entry(c, found), size);
-        }
-        Ok(table.len() as isize)
-    });
-    result.unwrap_or_else(|e: Errno| -(e.0 as isize))
-}
-
-pub(crate) unsafe extern "C" fn ibv_query_gid_type(
-    c: *mut ibv_context,
-    port_num: u8,
-    index: c_uint,
-    to: *mut c_uint,
-) -> c_int {
-    minus_one(|| {
-        let found = gid(checked_context(c)?, u32::from(port_num), index)?;
-        *to = match found.map(|entry| entry.kind) {
-            Some(GidKind::RoceV2) => GID_TYPE_SYSFS_ROCE_V2,
-            // Empty entries have this type, too, as with rdma-core.
-            _ => GID_TYPE_SYSFS_IB_ROCE_V1,
-        };
-        Ok(0)
-    })
 }
 
 pub(crate) unsafe extern "C" fn ibv_query_pkey(

@@ -2,9 +2,10 @@
 //!
 //! rdma-core renames the version whenever one of them changes: it is 25 up to release 32, 33 in release 33, 34 up to release 56, 57 in
 //! releases 57 and 58, 59 up to 63, then 64 and 65. A program that was built with one release may be linked with providers' libraries of that release (UCX with libmlx5),
-//! so all of these versions are there. Nothing behind most of the names is ever called: see [`crate::private`].
+//! so all of these versions are there. Nothing behind most of the names is ever called: see [`providers`].
 
-use crate::{misc, private, query};
+use crate::device::gid;
+use crate::stateless::{misc, providers};
 
 /// Exports each function under the first version that has it, and under all later ones.
 macro_rules! since {
@@ -69,126 +70,126 @@ object! {
 
 // What later releases do not have.
 export! {
-    private::command => "ibv_cmd_query_device" "@" "IBVERBS_PRIVATE_25";
-    private::command => "ibv_cmd_query_device" "@@" "IBVERBS_PRIVATE_33";
-    private::command => "ibv_cmd_query_device_ex" "@@" "IBVERBS_PRIVATE_25";
-    private::minus_one => "ibv_get_fw_ver" "@@" "IBVERBS_PRIVATE_25";
+    providers::command => "ibv_cmd_query_device" "@" "IBVERBS_PRIVATE_25";
+    providers::command => "ibv_cmd_query_device" "@@" "IBVERBS_PRIVATE_33";
+    providers::command => "ibv_cmd_query_device_ex" "@@" "IBVERBS_PRIVATE_25";
+    providers::minus_one => "ibv_get_fw_ver" "@@" "IBVERBS_PRIVATE_25";
 }
 
 export! {
-    private::verbs_register_driver => "verbs_register_driver_25" "@@" "IBVERBS_PRIVATE_25";
-    private::verbs_register_driver => "verbs_register_driver_33" "@@" "IBVERBS_PRIVATE_33";
-    private::verbs_register_driver => "verbs_register_driver_34" "@@" "IBVERBS_PRIVATE_34";
-    private::verbs_register_driver => "verbs_register_driver_57" "@@" "IBVERBS_PRIVATE_57";
-    private::verbs_register_driver => "verbs_register_driver_59" "@@" "IBVERBS_PRIVATE_59";
-    private::verbs_register_driver => "verbs_register_driver_64" "@@" "IBVERBS_PRIVATE_64";
-    private::verbs_register_driver => "verbs_register_driver_65" "@@" "IBVERBS_PRIVATE_65";
+    providers::verbs_register_driver => "verbs_register_driver_25" "@@" "IBVERBS_PRIVATE_25";
+    providers::verbs_register_driver => "verbs_register_driver_33" "@@" "IBVERBS_PRIVATE_33";
+    providers::verbs_register_driver => "verbs_register_driver_34" "@@" "IBVERBS_PRIVATE_34";
+    providers::verbs_register_driver => "verbs_register_driver_57" "@@" "IBVERBS_PRIVATE_57";
+    providers::verbs_register_driver => "verbs_register_driver_59" "@@" "IBVERBS_PRIVATE_59";
+    providers::verbs_register_driver => "verbs_register_driver_64" "@@" "IBVERBS_PRIVATE_64";
+    providers::verbs_register_driver => "verbs_register_driver_65" "@@" "IBVERBS_PRIVATE_65";
 }
 
 since! { 25:
-    private::zero => "__ioctl_final_num_attrs";
-    private::pointer => "_verbs_init_and_alloc_context";
-    private::command => "execute_ioctl";
-    private::command => "ibv_cmd_advise_mr";
-    private::command => "ibv_cmd_alloc_dm";
-    private::command => "ibv_cmd_alloc_mw";
-    private::command => "ibv_cmd_alloc_pd";
-    private::command => "ibv_cmd_attach_mcast";
-    private::command => "ibv_cmd_close_xrcd";
-    private::command => "ibv_cmd_create_ah";
-    private::command => "ibv_cmd_create_counters";
-    private::command => "ibv_cmd_create_cq";
-    private::command => "ibv_cmd_create_cq_ex";
-    private::command => "ibv_cmd_create_flow";
-    private::command => "ibv_cmd_create_flow_action_esp";
-    private::command => "ibv_cmd_create_qp";
-    private::command => "ibv_cmd_create_qp_ex";
-    private::command => "ibv_cmd_create_qp_ex2";
-    private::command => "ibv_cmd_create_rwq_ind_table";
-    private::command => "ibv_cmd_create_srq";
-    private::command => "ibv_cmd_create_srq_ex";
-    private::command => "ibv_cmd_create_wq";
-    private::command => "ibv_cmd_dealloc_mw";
-    private::command => "ibv_cmd_dealloc_pd";
-    private::command => "ibv_cmd_dereg_mr";
-    private::command => "ibv_cmd_destroy_ah";
-    private::command => "ibv_cmd_destroy_counters";
-    private::command => "ibv_cmd_destroy_cq";
-    private::command => "ibv_cmd_destroy_flow";
-    private::command => "ibv_cmd_destroy_flow_action";
-    private::command => "ibv_cmd_destroy_qp";
-    private::command => "ibv_cmd_destroy_rwq_ind_table";
-    private::command => "ibv_cmd_destroy_srq";
-    private::command => "ibv_cmd_destroy_wq";
-    private::command => "ibv_cmd_detach_mcast";
-    private::command => "ibv_cmd_free_dm";
-    private::command => "ibv_cmd_get_context";
-    private::command => "ibv_cmd_modify_cq";
-    private::command => "ibv_cmd_modify_flow_action_esp";
-    private::command => "ibv_cmd_modify_qp";
-    private::command => "ibv_cmd_modify_qp_ex";
-    private::command => "ibv_cmd_modify_srq";
-    private::command => "ibv_cmd_modify_wq";
-    private::command => "ibv_cmd_open_qp";
-    private::command => "ibv_cmd_open_xrcd";
-    private::command => "ibv_cmd_poll_cq";
-    private::command => "ibv_cmd_post_recv";
-    private::command => "ibv_cmd_post_send";
-    private::command => "ibv_cmd_post_srq_recv";
-    private::command => "ibv_cmd_query_context";
-    private::command => "ibv_cmd_query_mr";
-    private::command => "ibv_cmd_query_port";
-    private::command => "ibv_cmd_query_qp";
-    private::command => "ibv_cmd_query_srq";
-    private::command => "ibv_cmd_read_counters";
-    private::command => "ibv_cmd_reg_dm_mr";
-    private::command => "ibv_cmd_reg_mr";
-    private::command => "ibv_cmd_req_notify_cq";
-    private::command => "ibv_cmd_rereg_mr";
-    private::command => "ibv_cmd_resize_cq";
-    query::ibv_query_gid_type => "ibv_query_gid_type";
-    private::minus_one => "ibv_read_ibdev_sysfs_file";
-    private::nothing => "verbs_init_cq";
-    private::pointer => "verbs_open_device";
-    private::nothing => "verbs_set_ops";
-    private::nothing => "verbs_uninit_context";
+    providers::zero => "__ioctl_final_num_attrs";
+    providers::pointer => "_verbs_init_and_alloc_context";
+    providers::command => "execute_ioctl";
+    providers::command => "ibv_cmd_advise_mr";
+    providers::command => "ibv_cmd_alloc_dm";
+    providers::command => "ibv_cmd_alloc_mw";
+    providers::command => "ibv_cmd_alloc_pd";
+    providers::command => "ibv_cmd_attach_mcast";
+    providers::command => "ibv_cmd_close_xrcd";
+    providers::command => "ibv_cmd_create_ah";
+    providers::command => "ibv_cmd_create_counters";
+    providers::command => "ibv_cmd_create_cq";
+    providers::command => "ibv_cmd_create_cq_ex";
+    providers::command => "ibv_cmd_create_flow";
+    providers::command => "ibv_cmd_create_flow_action_esp";
+    providers::command => "ibv_cmd_create_qp";
+    providers::command => "ibv_cmd_create_qp_ex";
+    providers::command => "ibv_cmd_create_qp_ex2";
+    providers::command => "ibv_cmd_create_rwq_ind_table";
+    providers::command => "ibv_cmd_create_srq";
+    providers::command => "ibv_cmd_create_srq_ex";
+    providers::command => "ibv_cmd_create_wq";
+    providers::command => "ibv_cmd_dealloc_mw";
+    providers::command => "ibv_cmd_dealloc_pd";
+    providers::command => "ibv_cmd_dereg_mr";
+    providers::command => "ibv_cmd_destroy_ah";
+    providers::command => "ibv_cmd_destroy_counters";
+    providers::command => "ibv_cmd_destroy_cq";
+    providers::command => "ibv_cmd_destroy_flow";
+    providers::command => "ibv_cmd_destroy_flow_action";
+    providers::command => "ibv_cmd_destroy_qp";
+    providers::command => "ibv_cmd_destroy_rwq_ind_table";
+    providers::command => "ibv_cmd_destroy_srq";
+    providers::command => "ibv_cmd_destroy_wq";
+    providers::command => "ibv_cmd_detach_mcast";
+    providers::command => "ibv_cmd_free_dm";
+    providers::command => "ibv_cmd_get_context";
+    providers::command => "ibv_cmd_modify_cq";
+    providers::command => "ibv_cmd_modify_flow_action_esp";
+    providers::command => "ibv_cmd_modify_qp";
+    providers::command => "ibv_cmd_modify_qp_ex";
+    providers::command => "ibv_cmd_modify_srq";
+    providers::command => "ibv_cmd_modify_wq";
+    providers::command => "ibv_cmd_open_qp";
+    providers::command => "ibv_cmd_open_xrcd";
+    providers::command => "ibv_cmd_poll_cq";
+    providers::command => "ibv_cmd_post_recv";
+    providers::command => "ibv_cmd_post_send";
+    providers::command => "ibv_cmd_post_srq_recv";
+    providers::command => "ibv_cmd_query_context";
+    providers::command => "ibv_cmd_query_mr";
+    providers::command => "ibv_cmd_query_port";
+    providers::command => "ibv_cmd_query_qp";
+    providers::command => "ibv_cmd_query_srq";
+    providers::command => "ibv_cmd_read_counters";
+    providers::command => "ibv_cmd_reg_dm_mr";
+    providers::command => "ibv_cmd_reg_mr";
+    providers::command => "ibv_cmd_req_notify_cq";
+    providers::command => "ibv_cmd_rereg_mr";
+    providers::command => "ibv_cmd_resize_cq";
+    gid::ibv_query_gid_type => "ibv_query_gid_type";
+    providers::minus_one => "ibv_read_ibdev_sysfs_file";
+    providers::nothing => "verbs_init_cq";
+    providers::pointer => "verbs_open_device";
+    providers::nothing => "verbs_set_ops";
+    providers::nothing => "verbs_uninit_context";
 }
 
 since! { 33:
-    private::command => "ibv_cmd_query_device_any";
+    providers::command => "ibv_cmd_query_device_any";
 }
 
 since! { 34:
-    private::verbs_log => "__verbs_log";
-    private::command => "ibv_cmd_create_cq_ex2";
-    private::command => "ibv_cmd_reg_dmabuf_mr";
+    providers::verbs_log => "__verbs_log";
+    providers::command => "ibv_cmd_create_cq_ex2";
+    providers::command => "ibv_cmd_reg_dmabuf_mr";
     misc::ibv_wr_opcode_str => "ibv_wr_opcode_str";
 }
 
 since! { 59:
-    private::command => "ibv_cmd_alloc_dmah";
-    private::command => "ibv_cmd_export_dmabuf_fd";
-    private::command => "ibv_cmd_free_dmah";
-    private::command => "ibv_cmd_query_port_speed";
-    private::command => "ibv_cmd_reg_mr_ex";
+    providers::command => "ibv_cmd_alloc_dmah";
+    providers::command => "ibv_cmd_export_dmabuf_fd";
+    providers::command => "ibv_cmd_free_dmah";
+    providers::command => "ibv_cmd_query_port_speed";
+    providers::command => "ibv_cmd_reg_mr_ex";
 }
 
 since! { 64:
-    private::pointer => "ibv_dmabuf_heap_alloc";
-    private::pointer => "ibv_dmabuf_heap_cc_shared_init";
-    private::nothing => "ibv_dmabuf_heap_destroy";
-    private::nothing => "ibv_dmabuf_heap_free";
+    providers::pointer => "ibv_dmabuf_heap_alloc";
+    providers::pointer => "ibv_dmabuf_heap_cc_shared_init";
+    providers::nothing => "ibv_dmabuf_heap_destroy";
+    providers::nothing => "ibv_dmabuf_heap_free";
 }
 
 since! { 65:
-    private::command => "ibv_cmd_create_comp_cntr";
-    private::command => "ibv_cmd_destroy_comp_cntr";
-    private::command => "ibv_cmd_inc_comp_cntr";
-    private::command => "ibv_cmd_inc_err_comp_cntr";
-    private::command => "ibv_cmd_qp_attach_comp_cntr";
-    private::command => "ibv_cmd_query_comp_cntr_caps";
-    private::command => "ibv_cmd_read_comp_cntr";
-    private::command => "ibv_cmd_read_err_comp_cntr";
-    private::command => "ibv_cmd_set_comp_cntr";
-    private::command => "ibv_cmd_set_err_comp_cntr";
+    providers::command => "ibv_cmd_create_comp_cntr";
+    providers::command => "ibv_cmd_destroy_comp_cntr";
+    providers::command => "ibv_cmd_inc_comp_cntr";
+    providers::command => "ibv_cmd_inc_err_comp_cntr";
+    providers::command => "ibv_cmd_qp_attach_comp_cntr";
+    providers::command => "ibv_cmd_query_comp_cntr_caps";
+    providers::command => "ibv_cmd_read_comp_cntr";
+    providers::command => "ibv_cmd_read_err_comp_cntr";
+    providers::command => "ibv_cmd_set_comp_cntr";
+    providers::command => "ibv_cmd_set_err_comp_cntr";
 }

@@ -1,21 +1,24 @@
-//! How queue pairs of all types are made: `ibv_create_qp(3)`, `ibv_create_qp_ex(3)`.
+//! How queue pairs of all types are created: `ibv_create_qp(3)`, `ibv_create_qp_ex(3)`.
 //!
-//! What the program wants is checked here, and here the object is made that it sees. `ud` has what is behind a datagram queue pair, `xrc`
-//! what is behind the target of an extended reliable connection.
+//! What the program wants is checked here, and here the object is created that it sees. `xrc`
+//! creates what is behind the target of an extended reliable connection.
 
+use super::used::each_used;
+use super::xrc;
 use crate::abi::verbs::value::*;
 use crate::abi::verbs::*;
-use crate::cq::CqObject;
-use crate::device::{ContextObject, check_same, checked_context, context};
-use crate::guard::{EINVAL, Res, UNSUPPORTED, pointer};
-use crate::object::{self, Kind, Unacknowledged, Users};
-use crate::pd::PdObject;
-use crate::post::MaxSge;
-use crate::qp::Qp;
-use crate::qp_ex::{self, Builder};
-use crate::srq::SrqObject;
-use crate::ud::UdQp;
-use crate::{cq, face, pd, query, srq, ud, xrc};
+use crate::border::guard::{EINVAL, Res, UNSUPPORTED, pointer};
+use crate::border::object::{self, Kind, Unacknowledged, Users};
+use crate::cq::{self, CqObject};
+use crate::device::{ContextObject, check_same, checked_context, context, face, query};
+use crate::domain::pd::{self, PdObject};
+use crate::domain::xrcd;
+use crate::post::batch;
+use crate::qp::batch::Builder;
+use crate::qp::connected::{Qp, Target};
+use crate::qp::datagram::{self, UdQp};
+use crate::qp::limits::{INLINE_MIN, MaxSge};
+use crate::srq::{self, queue::SrqObject};
 use iwarp::runtime::{QpAttributes, QueuePair, UdAttributes};
 use iwarp::{Face, LIMITS};
 use iwarp_rnic::qp::State;
@@ -30,9 +33,6 @@ const ATTR_CREATE_FLAGS: u32 = 1 << 2;
 const ATTR_SEND_OPS_FLAGS: u32 = 1 << 6;
 /// `IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`: a datagram queue pair does not receive what it sends to groups.
 const BLOCK_SELF_MCAST_LB: u32 = 1 << 1;
-
-/// Inline data that every queue pair takes that sends, in octets. Hardware grants some whether asked or not, and programs rely on it.
-pub(crate) const INLINE_MIN: u32 = 32;
 
 /// What the program asks for, besides the sizes.
 struct Wanted {
@@ -74,7 +74,7 @@ fn check_type(qp_type: c_uint, ops: Option<u64>, is_managed: bool) -> Res<()> {
     match qp_type {
         QPT_RC | QPT_XRC_SEND => Ok(()),
         QPT_UC if !is_managed && ops.unwrap_or_default() & !UC_OPS == 0 => Ok(()),
-        QPT_UD if ops.unwrap_or_default() & !ud::OPS == 0 => Ok(()),
+        QPT_UD if ops.unwrap_or_default() & !datagram::OPS == 0 => Ok(()),
         // It sends nothing.
         QPT_XRC_RECV if ops.unwrap_or_default() == 0 => Ok(()),
         QPT_UC | QPT_UD | QPT_XRC_RECV => Err(UNSUPPORTED),
@@ -130,7 +130,7 @@ impl Parts<'_> {
         };
         let srq = match wanted.srq.is_null() || !receives {
             true => None,
-            false => Some(srq::find(wanted.srq)?),
+            false => Some(srq::queue::find(wanted.srq)?),
         };
         // The queues of an XRC domain are for its targets.
         if srq.is_some_and(|srq| srq.raw.num().is_some()) {
@@ -222,45 +222,19 @@ unsafe fn public(wanted: &Wanted, num: u32) -> ibv_qp_ex {
     c.qp_base.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
     c.qp_base.cond = libc::PTHREAD_COND_INITIALIZER;
     if wanted.ops.is_some() {
-        qp_ex::fill(&mut c);
+        batch::fill(&mut c);
     }
     c
 }
 
 /// What `ibv_query_qp` reports of a new queue pair.
-pub(crate) fn first_attributes(cap: ibv_qp_cap, path_mtu: c_uint) -> Mutex<ibv_qp_attr> {
+fn first_attributes(cap: ibv_qp_cap, path_mtu: c_uint) -> Mutex<ibv_qp_attr> {
     // SAFETY: integers only, for which zero is a value.
     let mut attributes: ibv_qp_attr = unsafe { std::mem::zeroed() };
     attributes.cap = cap;
     attributes.path_mtu = path_mtu;
     attributes.port_num = 1;
     Mutex::new(attributes)
-}
-
-/// Calls `f` for the users of each object that a queue pair is made with. They cannot be destroyed as long as the queue pair lives.
-pub(crate) unsafe fn each_used(c: &ibv_qp, target: Option<&xrc::Target>, f: impl Fn(&Users)) {
-    if let Some(target) = target {
-        // It has nothing of its own, whatever the program has named.
-        if let Ok(xrcd) = xrc::find(target.xrcd()) {
-            f(&xrcd.users);
-        }
-        return;
-    }
-    if let Ok(pd) = pd::find(c.pd) {
-        f(&pd.users);
-    }
-    let (recv_cq, srq) = match c.qp_type {
-        QPT_XRC_SEND => (null_mut(), null_mut()),
-        _ => (c.recv_cq, c.srq),
-    };
-    for cq in [c.send_cq, recv_cq] {
-        if let Ok(cq) = cq::find(cq) {
-            f(&cq.users);
-        }
-    }
-    if let Ok(srq) = srq::find(srq) {
-        f(&srq.users);
-    }
 }
 
 unsafe fn create(wanted: &Wanted, cap: &mut ibv_qp_cap) -> Res<*mut ibv_qp> {
@@ -277,9 +251,9 @@ unsafe fn create(wanted: &Wanted, cap: &mut ibv_qp_cap) -> Res<*mut ibv_qp> {
     }
     let (raw, target) = match wanted.qp_type {
         QPT_XRC_RECV => {
-            let xrcd = xrc::find(wanted.xrcd)?;
-            let raw = xrc::create_target(ctx, xrcd)?;
-            (raw, Some(xrc::Target::new(wanted.xrcd)))
+            let domain = xrcd::find(wanted.xrcd)?;
+            let raw = xrc::create_target(ctx, domain)?;
+            (raw, Some(Target::new(wanted.xrcd)))
         }
         _ => (connected(ctx, wanted, cap)?, None),
     };
@@ -368,7 +342,7 @@ unsafe fn owner(a: &ibv_qp_init_attr_ex) -> Res<(*mut ibv_context, *mut ibv_pd, 
         if a.comp_mask & ATTR_XRCD == 0 {
             return Err(EINVAL);
         }
-        xrc::find(a.xrcd)?;
+        xrcd::find(a.xrcd)?;
         return Ok(((*a.xrcd).context, pd, a.xrcd));
     }
     if a.comp_mask & ATTR_PD == 0 || a.comp_mask & ATTR_XRCD != 0 {
@@ -416,7 +390,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         };
         let q = create(&wanted, &mut a.cap)?;
         if deaf_to_itself {
-            ud::find(q)?.raw.set_deaf_to_itself(true);
+            datagram::find(q)?.raw.set_deaf_to_itself(true);
         }
         Ok(q)
     })

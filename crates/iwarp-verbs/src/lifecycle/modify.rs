@@ -1,153 +1,19 @@
-//! Queue pairs: `ibv_modify_qp(3)`, `ibv_query_qp(3)`, and their end. `qp_create` makes them.
+//! Changes of queue pairs: `ibv_modify_qp(3)`.
 
 use crate::abi::verbs::value::*;
 use crate::abi::verbs::*;
-use crate::device::{ContextObject, context};
-use crate::guard::{EINVAL, Res, UNSUPPORTED, code};
-use crate::object::{self, Kind, Object, Unacknowledged, Users};
-use crate::post::MaxSge;
-use crate::qp_ex::Builder;
-use crate::{comp_cntr, events, face, qp_create, query, transition, ud, xrc};
+use crate::border::guard::{EINVAL, Res, code};
+use crate::device::gid::gids_of_path;
+use crate::device::{context, face, query};
+use crate::qp::connected::{self, QpObject, state_seen};
+use crate::qp::state::{state_of, to_state};
+use crate::qp::{datagram, transition};
 use iwarp::Face;
-use iwarp::runtime::{QueuePair, Retry};
+use iwarp::runtime::Retry;
 use iwarp_rnic::Access;
 use iwarp_rnic::qp::State;
-use parking_lot::Mutex;
 use std::ffi::{c_int, c_uint};
-use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, Ordering};
-
-pub(crate) struct Qp {
-    pub(crate) raw: QueuePair,
-    /// The program has called `rdma_disconnect`, which moves the queue pair to ERR. Here it still
-    /// sends what is queued.
-    pub(crate) disconnected: AtomicBool,
-    /// Nobody has changed the state yet.
-    pub(crate) is_new: AtomicBool,
-    pub(crate) asynchronous: Unacknowledged,
-    /// What `ibv_query_qp` reports besides the state.
-    pub(crate) attributes: Mutex<ibv_qp_attr>,
-    pub(crate) sig_all: bool,
-    pub(crate) max_sge: MaxSge,
-    /// The `ibv_wr_*` interface, if it was asked for.
-    pub(crate) builder: Option<Builder>,
-    /// What the target of an extended reliable connection has besides.
-    pub(crate) target: Option<xrc::Target>,
-}
-
-// SAFETY: the attributes hold integers only; everything else is shared already.
-unsafe impl Sync for Qp {}
-
-pub(crate) type QpObject = Object<ibv_qp_ex, Qp>;
-
-impl Qp {
-    /// The value that `ibv_query_qp` reports as time-out.
-    pub(crate) fn set_timeout(&self, timeout: u8) {
-        self.attributes.lock().timeout = timeout;
-    }
-
-    /// The attributes that a connection of the connection manager has. Those about retries and the
-    /// peer are InfiniBand's.
-    pub(crate) fn show_connection(&self, from: &ibv_qp_attr, is_infiniband: bool) {
-        let mut to = self.attributes.lock();
-        to.path_mtu = from.path_mtu;
-        to.max_rd_atomic = from.max_rd_atomic;
-        to.max_dest_rd_atomic = from.max_dest_rd_atomic;
-        if is_infiniband {
-            to.timeout = from.timeout;
-            to.retry_cnt = from.retry_cnt;
-            to.rnr_retry = from.rnr_retry;
-            to.dest_qp_num = from.dest_qp_num;
-            to.ah_attr = from.ah_attr;
-        }
-    }
-
-    /// The program has disconnected, and the queue pair counts as in ERR.
-    pub(crate) fn show_disconnected(&self) {
-        self.disconnected.store(true, Ordering::Release);
-    }
-
-    /// Returns the state that programs see.
-    fn state(&self) -> State {
-        match self.raw.state() {
-            State::Reset => State::Reset,
-            _ if self.disconnected.load(Ordering::Acquire) => State::Error,
-            state => state,
-        }
-    }
-}
-
-/// # Safety
-/// As [`object::find`].
-pub(crate) unsafe fn find<'a>(qp: *mut ibv_qp) -> Res<&'a QpObject> {
-    object::find(Kind::Qp, qp.cast())
-}
-
-pub(crate) unsafe extern "C" fn ibv_qp_to_qp_ex(q: *mut ibv_qp) -> *mut ibv_qp_ex {
-    let extended = match ud::find(q) {
-        Ok(qp) => qp.builder.is_some(),
-        Err(_) => find(q).is_ok_and(|qp| qp.builder.is_some()),
-    };
-    match extended {
-        true => q.cast(),
-        false => null_mut(),
-    }
-}
-
-pub(crate) unsafe extern "C" fn ibv_destroy_qp(q: *mut ibv_qp) -> c_int {
-    code(|| {
-        if let Ok(qp) = ud::find(q) {
-            return ud::destroy(q, qp);
-        }
-        let qp = find(q)?;
-        comp_cntr::detach(q);
-        if !xrc::has_other_handles(q, qp) {
-            qp.raw.destroy();
-            events::forget(&context((*q).context).raw, qp.raw.clone());
-        }
-        // Acknowledging an event finds the object, so it is retired only afterwards.
-        qp.asynchronous.wait();
-        object::retire(Kind::Qp, q.cast::<ibv_qp_ex>())?;
-        qp_create::each_used(&*q, qp.target.as_ref(), Users::remove);
-        object::free::<ibv_qp_ex, Qp>(q.cast());
-        Ok(())
-    })
-}
-
-pub(crate) const fn state_of(state: State) -> c_uint {
-    match state {
-        State::Reset => QPS_RESET,
-        State::Init => QPS_INIT,
-        State::Rtr => QPS_RTR,
-        State::Rts => QPS_RTS,
-        State::Sqd => QPS_SQD,
-        State::Sqe => QPS_SQE,
-        State::Error => QPS_ERR,
-    }
-}
-
-pub(crate) fn to_state(state: c_uint) -> Res<State> {
-    Ok(match state {
-        QPS_RESET => State::Reset,
-        QPS_INIT => State::Init,
-        QPS_RTR => State::Rtr,
-        QPS_RTS => State::Rts,
-        QPS_SQD => State::Sqd,
-        QPS_SQE => State::Sqe,
-        QPS_ERR => State::Error,
-        _ => return Err(EINVAL),
-    })
-}
-
-/// Returns the GIDs of both ends of a path, ours first: named by GID, or by LID if there is no global route header.
-pub(crate) fn gids_of_path(c: &ContextObject, path: &ibv_ah_attr) -> Res<([u8; 16], [u8; 16])> {
-    if path.is_global == 0 {
-        return c.device.device.path_to_lid(path.dlid).ok_or(EINVAL);
-    }
-    // An entry of the table that is empty is no address to send from.
-    let own = query::gid(c, 1, u32::from(path.grh.sgid_index))?.ok_or(EINVAL)?;
-    Ok((own.gid, crate::kern::octets(path.grh.dgid)))
-}
+use std::sync::atomic::Ordering;
 
 /// Copies the attributes about retries that the mask names.
 fn retry_of(mut retry: Retry, from: &ibv_qp_attr, mask: c_uint) -> Retry {
@@ -228,15 +94,6 @@ fn remember(to: &mut ibv_qp_attr, from: &ibv_qp_attr, mask: c_uint) -> Res<()> {
     Ok(())
 }
 
-/// Returns the state from which the program changes it. A new queue pair of an RNIC takes receives
-/// as if it were INIT, and is INIT in answers, as with siw; the program still has to bring it there.
-pub(crate) fn state_seen(qp: &QpObject) -> State {
-    match qp.state() {
-        State::Init if qp.is_new.load(Ordering::Acquire) => State::Reset,
-        state => state,
-    }
-}
-
 pub(crate) unsafe extern "C" fn ibv_modify_qp(
     q: *mut ibv_qp,
     attr: *mut ibv_qp_attr,
@@ -244,10 +101,10 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
 ) -> c_int {
     code(|| {
         let mask = mask as c_uint;
-        if let Ok(qp) = ud::find(q) {
-            return ud::modify(q, qp, attr, mask);
+        if let Ok(qp) = datagram::find(q) {
+            return super::datagram::modify(q, qp, attr, mask);
         }
-        let qp = find(q)?;
+        let qp = connected::find(q)?;
         let mask = transition::relevant((*q).qp_type, mask);
         let attr = as_read(attr.as_ref().ok_or(EINVAL)?);
         let change = Change::of(q, qp, &attr, mask)?;
@@ -342,69 +199,4 @@ impl Change {
         qp.is_new.store(false, Ordering::Release);
         Ok(())
     }
-}
-
-pub(crate) unsafe extern "C" fn ibv_query_qp(
-    q: *mut ibv_qp,
-    attr: *mut ibv_qp_attr,
-    _mask: c_int,
-    init: *mut ibv_qp_init_attr,
-) -> c_int {
-    code(|| {
-        if let Ok(qp) = ud::find(q) {
-            return ud::query(q, qp, attr, init);
-        }
-        let qp = find(q)?;
-        let state = state_of(qp.state());
-        let mut a = *qp.attributes.lock();
-        a.qp_state = state;
-        a.cur_qp_state = state;
-        (*q).state = state;
-        *attr = a;
-        *init = ibv_qp_init_attr {
-            qp_context: (*q).qp_context,
-            send_cq: (*q).send_cq,
-            recv_cq: (*q).recv_cq,
-            srq: (*q).srq,
-            cap: a.cap,
-            qp_type: (*q).qp_type,
-            sq_sig_all: c_int::from(qp.sig_all),
-        };
-        Ok(())
-    })
-}
-
-/// Only of the last octets of a Write is it known that they come last.
-pub(crate) unsafe extern "C" fn ibv_query_qp_data_in_order(
-    _: *mut ibv_qp,
-    _op: c_uint,
-    _flags: u32,
-) -> c_int {
-    0
-}
-
-pub(crate) unsafe extern "C" fn ibv_query_ece(q: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
-    code(|| {
-        ud::find(q).map(|_| ()).or_else(|_| find(q).map(|_| ()))?;
-        *ece = ibv_ece {
-            vendor_id: 0,
-            options: 0,
-            comp_mask: 0,
-        };
-        Ok(())
-    })
-}
-
-pub(crate) unsafe extern "C" fn ibv_set_ece(q: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
-    code(|| {
-        ud::find(q).map(|_| ()).or_else(|_| find(q).map(|_| ()))?;
-        if (*ece).comp_mask != 0 {
-            return Err(EINVAL);
-        }
-        if (*ece).vendor_id != 0 {
-            Err(UNSUPPORTED)
-        } else {
-            Ok(())
-        }
-    })
 }

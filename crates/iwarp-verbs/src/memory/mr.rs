@@ -1,14 +1,17 @@
-//! Memory regions, and device memory, which is ordinary memory here.
+//! Memory regions: `ibv_reg_mr(3)` and its relatives.
 
+use super::device_memory as dm;
+use super::huge;
+use super::mapping::Mapping;
 use crate::abi::verbs::*;
-use crate::device::{ContextObject, check_same, checked_context, context};
-use crate::guard::{EBUSY, EINVAL, ENOMEM, Errno, Res, UNSUPPORTED, code, pointer};
-use crate::object::{self, Kind, Object, Users};
-use crate::{dmabuf, huge, pd, query};
+use crate::border::guard::{EINVAL, Errno, Res, UNSUPPORTED, code, pointer, value};
+use crate::border::object::{self, Kind, Object};
+use crate::device::handles::{DeviceMemory, Region};
+use crate::device::{ContextObject, check_same, context};
+use crate::domain::pd;
 use iwarp::runtime::{Prefetch, prefetch};
 use iwarp_rnic::Access;
 use iwarp_rnic::memory::Stag;
-use std::alloc::Layout;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -22,15 +25,6 @@ const FLUSH_GLOBAL: c_uint = 0x100;
 /// Hints that a device may ignore (`IBV_ACCESS_OPTIONAL_RANGE`); relaxed ordering is one.
 const OPTIONAL: c_uint = 0x3ff0_0000;
 
-/// What an imported region has to know.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Handle {
-    stag: u32,
-    /// Where it lies in this process.
-    addr: u64,
-    length: usize,
-}
-
 #[derive(Debug, Default)]
 pub(crate) struct Mr {
     /// The region of the device memory that it is in.
@@ -38,11 +32,11 @@ pub(crate) struct Mr {
     imported: bool,
     dm_object: usize,
     /// The mapping of the DMA-buf that it is in.
-    dmabuf: Option<dmabuf::Mapping>,
+    dmabuf: Option<Mapping>,
 }
 
 impl Mr {
-    pub(crate) fn of_dmabuf(mapping: dmabuf::Mapping) -> Self {
+    pub(crate) fn of_dmabuf(mapping: Mapping) -> Self {
         Self {
             dmabuf: Some(mapping),
             ..Self::default()
@@ -123,7 +117,7 @@ pub(crate) unsafe fn register_owned(
         false => ctx.raw.register(addr, size, iova, number, access)?,
     };
     pd.users.add();
-    let handle = Handle {
+    let handle = Region {
         stag,
         addr,
         length: len,
@@ -194,7 +188,7 @@ pub(crate) unsafe extern "C" fn ibv_dereg_mr(m: *mut ibv_mr) -> c_int {
         if let Ok(pd) = pd::find((*m).pd) {
             pd.users.remove();
         }
-        if let Ok(dm) = find_dm(mr.dm_object as *mut ibv_dm) {
+        if let Ok(dm) = dm::find(mr.dm_object as *mut ibv_dm) {
             dm.users.remove();
         }
         object::free::<ibv_mr, Mr>(m);
@@ -274,7 +268,7 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
             (*m).pd = p;
         }
         let (addr, length) = ((*m).addr as u64, (*m).length);
-        let handle = Handle { stag, addr, length };
+        let handle = Region { stag, addr, length };
         ctx.handles.mrs.lock().insert((*m).handle, handle);
         Ok(())
     });
@@ -315,7 +309,7 @@ pub(crate) unsafe extern "C" fn ibv_import_mr(p: *mut ibv_pd, handle: u32) -> *m
 }
 
 pub(crate) unsafe extern "C" fn ibv_unimport_mr(m: *mut ibv_mr) {
-    crate::guard::value((), || {
+    value((), || {
         if object::retire(Kind::Mr, m).is_ok() {
             object::free::<ibv_mr, Mr>(m);
         }
@@ -383,169 +377,6 @@ fn bring_in(addr: u64, len: u64, advice: c_uint) -> Res<()> {
     prefetch(addr, len, how).map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::EIO)))
 }
 
-/// Ordinary memory that stands for device memory.
-#[derive(Debug)]
-pub(crate) struct DeviceMemory {
-    start: usize,
-    layout: Layout,
-}
-
-impl DeviceMemory {
-    /// Allocates `len` zeros, of which there must be one at least.
-    pub(crate) fn new(len: usize, align: usize) -> Res<Self> {
-        let layout = Layout::from_size_align(len, align.max(64)).map_err(|_| EINVAL)?;
-        // SAFETY: the layout has a size above zero, as the caller has checked.
-        let start = unsafe { std::alloc::alloc_zeroed(layout) };
-        if start.is_null() {
-            return Err(ENOMEM);
-        }
-        Ok(Self {
-            start: start as usize,
-            layout,
-        })
-    }
-
-    /// Returns its address and its size in octets.
-    pub(crate) const fn range(&self) -> (usize, usize) {
-        (self.start, self.layout.size())
-    }
-}
-
-impl Drop for DeviceMemory {
-    fn drop(&mut self) {
-        // SAFETY: allocated with this layout, and freed once.
-        unsafe { std::alloc::dealloc(self.start as *mut u8, self.layout) };
-    }
-}
-
-#[derive(Debug)]
-pub(crate) struct Dm {
-    memory: Arc<DeviceMemory>,
-    users: Users,
-    imported: bool,
-}
-
-unsafe fn find_dm<'a>(dm: *mut ibv_dm) -> Res<&'a Object<ibv_dm, Dm>> {
-    object::find(Kind::Dm, dm)
-}
-
-unsafe fn create_dm(
-    c: *mut ibv_context,
-    handle: u32,
-    memory: Arc<DeviceMemory>,
-    imported: bool,
-) -> *mut ibv_dm {
-    let dm = ibv_dm {
-        context: c,
-        memcpy_to_dm: Some(memcpy_to_dm),
-        memcpy_from_dm: Some(memcpy_from_dm),
-        // The handle is valid.
-        comp_mask: 1,
-        handle,
-    };
-    let own = Dm {
-        memory,
-        users: Users::default(),
-        imported,
-    };
-    object::create(Kind::Dm, dm, own)
-}
-
-pub(crate) unsafe extern "C" fn alloc_dm(
-    c: *mut ibv_context,
-    attr: *mut ibv_alloc_dm_attr,
-) -> *mut ibv_dm {
-    pointer(|| {
-        let ctx = checked_context(c)?;
-        let attr = &*attr;
-        if attr.comp_mask != 0 || attr.length == 0 || attr.log_align_req > 20 {
-            return Err(EINVAL);
-        }
-        if attr.length as u64 > query::MAX_DM {
-            return Err(ENOMEM);
-        }
-        let memory = Arc::new(DeviceMemory::new(attr.length, 1 << attr.log_align_req)?);
-        let mut dms = ctx.handles.dms.lock();
-        let handle = (1..).find(|h| !dms.contains_key(h)).unwrap_or(0);
-        dms.insert(handle, Arc::clone(&memory));
-        Ok(create_dm(c, handle, memory, false))
-    })
-}
-
-pub(crate) unsafe extern "C" fn free_dm(d: *mut ibv_dm) -> c_int {
-    code(|| {
-        let dm = find_dm(d)?;
-        if dm.users.any() {
-            return Err(EBUSY);
-        }
-        object::retire(Kind::Dm, d)?;
-        if !dm.imported {
-            context((*d).context)
-                .handles
-                .dms
-                .lock()
-                .remove(&(*d).handle);
-        }
-        object::free::<ibv_dm, Dm>(d);
-        Ok(())
-    })
-}
-
-pub(crate) unsafe extern "C" fn ibv_import_dm(c: *mut ibv_context, handle: u32) -> *mut ibv_dm {
-    pointer(|| {
-        let ctx = checked_context(c)?;
-        let memory = ctx.handles.dms.lock().get(&handle).cloned().ok_or(EINVAL)?;
-        Ok(create_dm(c, handle, memory, true))
-    })
-}
-
-pub(crate) unsafe extern "C" fn ibv_unimport_dm(d: *mut ibv_dm) {
-    crate::guard::value((), || {
-        if object::retire(Kind::Dm, d).is_ok() {
-            object::free::<ibv_dm, Dm>(d);
-        }
-    });
-}
-
-/// Returns the address of `len` octets at `offset` of device memory, for the program to copy or register.
-unsafe fn range(d: *mut ibv_dm, offset: u64, len: usize, copied: bool) -> Res<*mut u8> {
-    let memory = &find_dm(d)?.memory;
-    let offset = usize::try_from(offset).map_err(|_| EINVAL)?;
-    // Real device memory is copied word by word, so the same alignment is asked for.
-    if copied && !(offset.is_multiple_of(4) && len.is_multiple_of(4)) {
-        return Err(EINVAL);
-    }
-    let end = offset.checked_add(len).ok_or(EINVAL)?;
-    if end > memory.layout.size() {
-        return Err(EINVAL);
-    }
-    Ok((memory.start + offset) as *mut u8)
-}
-
-unsafe extern "C" fn memcpy_to_dm(
-    d: *mut ibv_dm,
-    offset: u64,
-    from: *const c_void,
-    len: usize,
-) -> c_int {
-    code(|| {
-        std::ptr::copy_nonoverlapping(from.cast::<u8>(), range(d, offset, len, true)?, len);
-        Ok(())
-    })
-}
-
-unsafe extern "C" fn memcpy_from_dm(
-    to: *mut c_void,
-    d: *mut ibv_dm,
-    offset: u64,
-    len: usize,
-) -> c_int {
-    code(|| {
-        std::ptr::copy_nonoverlapping(range(d, offset, len, true)?, to.cast::<u8>(), len);
-        Ok(())
-    })
-}
-
 /// Addresses in device memory start at zero.
 pub(crate) unsafe extern "C" fn reg_dm_mr(
     p: *mut ibv_pd,
@@ -556,8 +387,8 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
 ) -> *mut ibv_mr {
     pointer(|| {
         let pd = pd::find(p)?;
-        let dm = find_dm(d)?;
-        let at = range(d, offset, len, false)? as u64;
+        let dm = dm::find(d)?;
+        let at = dm::range(d, offset, len, false)? as u64;
         let access = rights(access)?;
         if !access.contains(Access::ZERO_BASED) {
             return Err(EINVAL);
@@ -566,7 +397,7 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
         let stag = ctx.raw.register(at, len as u64, 0, pd.number, access)?;
         pd.users.add();
         dm.users.add();
-        let handle = Handle {
+        let handle = Region {
             stag,
             addr: at,
             length: len,

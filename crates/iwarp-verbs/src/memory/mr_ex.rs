@@ -1,15 +1,15 @@
 //! `ibv_reg_mr_ex(3)`, which registers by a structure of attributes, and buffers from `ibv_alloc_buf(3)`.
 //!
 //! Both came with rdma-core 59 to 65. A buffer is ordinary memory here: it begins with a page, and no DMA-buf is behind it.
-//! Regions of the program's own DMA-bufs are in [`crate::dmabuf`].
+//! Regions of the program's own DMA-bufs are in [`super::dmabuf`].
 
+use super::{dmabuf, mr};
 use crate::abi::recent::*;
 use crate::abi::verbs::*;
-use crate::dmabuf;
-use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, minus_one, pointer, value};
-use crate::mr::{self, DeviceMemory};
-use crate::object::{self, Kind, Object};
-use crate::pd;
+use crate::border::guard::{EINVAL, Errno, Res, UNSUPPORTED, minus_one, pointer, value};
+use crate::border::object::{self, Kind, Object};
+use crate::device::handles::DeviceMemory;
+use crate::domain::pd;
 use std::ffi::{c_int, c_uint, c_void};
 
 /// `enum ibv_mr_init_attr_mask`.

@@ -1,13 +1,13 @@
-//! Memory windows.
+//! Memory windows: `ibv_alloc_mw(3)`. `post` binds them.
 
-use crate::abi::verbs::value::QPT_UD;
+use super::mr;
 use crate::abi::verbs::*;
+use crate::border::guard::{EINVAL, Res, code, pointer};
+use crate::border::object::{self, Kind, Object};
 use crate::device::{check_same, context};
-use crate::guard::{EINVAL, Res, code, pointer};
-use crate::object::{self, Kind, Object};
-use crate::{mr, pd, post};
+use crate::domain::pd;
 use iwarp_rnic::memory::{Stag, WindowType};
-use iwarp_rnic::{Bind, SendFlags, SendOp, SendWr};
+use iwarp_rnic::{Bind, SendOp};
 use std::ffi::{c_int, c_uint};
 
 /// The STag that it was allocated with. Binds change only the key.
@@ -20,7 +20,7 @@ unsafe fn find<'a>(mw: *mut ibv_mw) -> Res<&'a Object<ibv_mw, Mw>> {
     object::find(Kind::Mw, mw)
 }
 
-const TYPE_1: c_uint = 1;
+pub(crate) const TYPE_1: c_uint = 1;
 const TYPE_2: c_uint = 2;
 
 pub(crate) unsafe extern "C" fn alloc_mw(p: *mut ibv_pd, ty: c_uint) -> *mut ibv_mw {
@@ -97,32 +97,4 @@ pub(crate) unsafe fn bind_op(
         len: info.length,
         access: mr::rights(info.mw_access_flags)?,
     }))
-}
-
-/// `ibv_bind_mw(3)`, for windows of type 1. The new key is the old one plus one.
-pub(crate) unsafe extern "C" fn bind_mw(
-    q: *mut ibv_qp,
-    m: *mut ibv_mw,
-    bind: *mut ibv_mw_bind,
-) -> c_int {
-    code(|| {
-        let bind = &*bind;
-        // Datagrams have no windows, and what is behind their queue pairs is no connection.
-        if (*m).r#type != TYPE_1 || (*q).qp_type == QPT_UD {
-            return Err(EINVAL);
-        }
-        let old = Stag((*m).rkey);
-        let rkey = old.with_key(old.key().wrapping_add(1)).0;
-        let op = bind_op((*q).context, m, rkey, &bind.bind_info)?;
-        let wr = SendWr {
-            wr_id: bind.wr_id,
-            op,
-            flags: SendFlags::from_bits_truncate(bind.send_flags & 0x7),
-            sges: &[],
-            inline: &[],
-        };
-        post::qp(q).raw.post_send(&[wr]).map_err(|(_, e)| e)?;
-        (*m).rkey = rkey;
-        Ok(())
-    })
 }

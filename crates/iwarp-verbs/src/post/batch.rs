@@ -1,20 +1,20 @@
 //! The `ibv_wr_*` interface (`ibv_wr_post(3)`): requests are built one by one between `ibv_wr_start` and `ibv_wr_complete`.
 
+use super::datagram as post_datagram;
+use super::elements::{cmp_swap, fetch_add};
 use crate::abi::verbs::value::{QPT_UD, QPT_XRC_SEND};
 use crate::abi::verbs::*;
-use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, code, value};
-use crate::{mw, post, ud};
+use crate::border::guard::{EINVAL, Res, UNSUPPORTED, code, value};
+use crate::memory::mw;
+use crate::qp::batch::{Batch, Builder, Built};
+use crate::qp::limits::INLINE_MIN;
+use crate::qp::{connected, datagram};
 use iwarp::runtime::{UdSendWr, XrcSendWr};
 use iwarp_rnic::memory::Stag;
 use iwarp_rnic::{SendFlags, SendOp, SendWr, Sge};
-use parking_lot::RawMutex;
 use parking_lot::lock_api::RawMutex as _;
-use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
-use std::ops::Range;
 
-/// `enum ibv_qp_create_send_ops_flags` without segmentation offload (10).
-const OPS: u64 = 0x3ff | 1 << 11 | 1 << 12;
 /// `enum ibv_placement_type`: a flush makes data visible to all readers, or persistent.
 const FLUSH_GLOBAL: u8 = 1;
 const FLUSH_PERSISTENT: u8 = 2;
@@ -22,47 +22,7 @@ const FLUSH_PERSISTENT: u8 = 2;
 const LEVEL_MAX: u8 = 1;
 /// Octets of an atomic write. Every queue pair that sends takes so many as inline data.
 const ATOMIC_WRITE_LEN: usize = 8;
-const _: () = assert!(ATOMIC_WRITE_LEN <= crate::qp_create::INLINE_MIN as usize);
-
-struct Built {
-    wr_id: u64,
-    op: SendOp,
-    flags: SendFlags,
-    sges: Range<usize>,
-    inline: Range<usize>,
-    is_inline: bool,
-    /// Where a datagram goes.
-    target: Option<ud::Target>,
-    /// The shared receive queue that it is for, on an extended reliable connection.
-    srq: u32,
-}
-
-#[derive(Default)]
-struct Batch {
-    wrs: Vec<Built>,
-    sges: Vec<Sge>,
-    inline: Vec<u8>,
-    error: Option<Errno>,
-}
-
-/// Requests of a queue pair that are being built.
-pub(crate) struct Builder {
-    lock: RawMutex,
-    /// Touched only by the holder of `lock`, which is the thread that called `ibv_wr_start`.
-    batch: UnsafeCell<Batch>,
-}
-
-impl Builder {
-    pub(crate) fn new(ops: u64) -> Res<Self> {
-        if ops & !OPS != 0 {
-            return Err(UNSUPPORTED);
-        }
-        Ok(Self {
-            lock: RawMutex::INIT,
-            batch: UnsafeCell::default(),
-        })
-    }
-}
+const _: () = assert!(ATOMIC_WRITE_LEN <= INLINE_MIN as usize);
 
 pub(crate) fn fill(c: &mut ibv_qp_ex) {
     c.wr_atomic_cmp_swp = Some(wr_atomic_cmp_swp);
@@ -99,8 +59,8 @@ unsafe fn is_xrc(q: *mut ibv_qp_ex) -> bool {
 
 unsafe fn builder<'a>(q: *mut ibv_qp_ex) -> &'a Builder {
     let builder = match is_ud(q) {
-        true => &ud::trusted(q.cast()).builder,
-        false => &post::qp(q.cast()).builder,
+        true => &datagram::trusted(q.cast()).builder,
+        false => &connected::trusted(q.cast()).builder,
     };
     match builder {
         Some(builder) => builder,
@@ -174,11 +134,11 @@ unsafe extern "C" fn wr_atomic_cmp_swp(
     compare: u64,
     swap: u64,
 ) {
-    begin(q, Ok(post::cmp_swap(addr, rkey, compare, swap)));
+    begin(q, Ok(cmp_swap(addr, rkey, compare, swap)));
 }
 
 unsafe extern "C" fn wr_atomic_fetch_add(q: *mut ibv_qp_ex, rkey: u32, addr: u64, add: u64) {
-    begin(q, Ok(post::fetch_add(addr, rkey, add)));
+    begin(q, Ok(fetch_add(addr, rkey, add)));
 }
 
 unsafe extern "C" fn wr_local_inv(q: *mut ibv_qp_ex, stag: u32) {
@@ -233,7 +193,12 @@ unsafe extern "C" fn wr_set_ud_addr(q: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u32
             return Err(EINVAL);
         }
         let wr = batch.wrs.last_mut().ok_or(EINVAL)?;
-        wr.target = Some(ud::target(ud::trusted(q.cast()), ah, qpn, qkey)?);
+        wr.target = Some(post_datagram::destination(
+            datagram::trusted(q.cast()),
+            ah,
+            qpn,
+            qkey,
+        )?);
         Ok(())
     });
 }
@@ -282,8 +247,8 @@ unsafe extern "C" fn wr_set_inline_data_list(
     list: *const ibv_data_buf,
 ) {
     let max = match is_ud(q) {
-        true => ud::trusted(q.cast()).max_inline,
-        false => post::qp(q.cast()).raw.config().max_inline,
+        true => datagram::trusted(q.cast()).max_inline,
+        false => connected::trusted(q.cast()).raw.config().max_inline,
     } as usize;
     with(q, |batch| {
         let wr = batch.wrs.last_mut().ok_or(EINVAL)?;
@@ -351,7 +316,7 @@ unsafe fn submit(q: *mut ibv_qp_ex, batch: &Batch) -> Res<()> {
             to.inline = std::slice::from_ref(piece);
         }
     }
-    let qp = &post::qp(q.cast()).raw;
+    let qp = &connected::trusted(q.cast()).raw;
     let posted = match is_xrc(q) {
         false => qp.post_send_all(list),
         true => {
@@ -395,7 +360,7 @@ unsafe fn submit_ud(q: *mut ibv_qp_ex, batch: &Batch) -> Res<()> {
         }
         list.push(to);
     }
-    ud::post_all(q.cast(), &list)
+    post_datagram::post_all(q.cast(), &list)
 }
 
 /// Requests of a batch that fit on the stack.

@@ -11,7 +11,7 @@
 //! The alternate path is missing in the table. Linux refuses it on Ethernet.
 
 use crate::abi::verbs::value::*;
-use crate::guard::{EINVAL, Res, UNSUPPORTED};
+use crate::border::guard::{EINVAL, Res, UNSUPPORTED};
 use iwarp::Face;
 use iwarp_rnic::qp::State::{self, Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
 use std::ffi::c_uint;

@@ -1,10 +1,12 @@
-//! Shared receive queues.
+//! Shared receive queues: `ibv_create_srq(3)`, `ibv_create_srq_ex(3)` and their relatives.
 
 use crate::abi::verbs::*;
-use crate::device::{check_same, context};
-use crate::guard::{EBUSY, EINVAL, Res, UNSUPPORTED, code, pointer};
-use crate::object::{self, Kind, Object, Unacknowledged, Users};
-use crate::{cq, events, pd, query, xrc};
+use crate::border::guard::{EBUSY, EINVAL, Res, UNSUPPORTED, code, pointer};
+use crate::border::object::{self, Kind, Object, Unacknowledged, Users};
+use crate::cq;
+use crate::device::pending_events::forget;
+use crate::device::{check_same, context, query};
+use crate::domain::{pd, xrcd};
 use iwarp::runtime::SharedReceiveQueue;
 use std::ffi::{c_int, c_uint};
 use std::ptr::null_mut;
@@ -40,7 +42,7 @@ unsafe fn each_used(pd: *mut ibv_pd, extended: (usize, usize), f: impl Fn(&Users
         f(&pd.users);
     }
     let (xrcd, cq) = extended;
-    if let Ok(xrcd) = xrc::find(xrcd as *mut ibv_xrcd) {
+    if let Ok(xrcd) = xrcd::find(xrcd as *mut ibv_xrcd) {
         f(&xrcd.users);
     }
     if let Ok(cq) = cq::find(cq as *mut ibv_cq) {
@@ -70,7 +72,7 @@ unsafe fn create(
             ctx.create_tag_srq(&cq::find(*cq)?.raw, pd.number, depth, max_sge, *max_tags)?
         }
         Some(Extended { xrcd, cq, .. }) => {
-            let (domain, cq) = (&xrc::find(*xrcd)?.raw, &cq::find(*cq)?.raw);
+            let (domain, cq) = (&xrcd::find(*xrcd)?.raw, &cq::find(*cq)?.raw);
             ctx.create_xrc_srq(domain, cq, pd.number, depth, max_sge)?
         }
     };
@@ -147,7 +149,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
         }
         let extended = match ty {
             TYPE_XRC => {
-                xrc::find(attr.xrcd)?;
+                xrcd::find(attr.xrcd)?;
                 Some(Extended {
                     xrcd: attr.xrcd,
                     cq: attr.cq,
@@ -214,12 +216,23 @@ pub(crate) unsafe extern "C" fn ibv_destroy_srq(s: *mut ibv_srq) -> c_int {
             return Err(EBUSY);
         }
         srq.raw.destroy();
-        events::forget(&context((*s).context).raw, srq.raw.clone());
+        forget(&context((*s).context).raw, srq.raw.clone());
         // Acknowledging an event finds the object, so it is retired only afterwards.
         srq.asynchronous.wait();
         object::retire(Kind::Srq, s)?;
         each_used((*s).pd, srq.extended, Users::remove);
         object::free::<ibv_srq, Srq>(s);
+        Ok(())
+    })
+}
+
+pub(crate) unsafe extern "C" fn get_srq_num(s: *mut ibv_srq, num: *mut u32) -> c_int {
+    code(|| {
+        let srq = find(s)?;
+        if num.is_null() {
+            return Err(EINVAL);
+        }
+        *num = srq.raw.num().ok_or(EINVAL)?;
         Ok(())
     })
 }

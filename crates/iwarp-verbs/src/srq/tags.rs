@@ -1,9 +1,9 @@
 //! Requests to the list of tagged buffers of a shared receive queue: `ibv_post_srq_ops(3)`.
 
+use super::queue::SrqObject;
 use crate::abi::verbs::*;
-use crate::guard::{EINVAL, Res, UNSUPPORTED, code};
-use crate::object;
-use crate::srq::SrqObject;
+use crate::border::guard::{EINVAL, Res, UNSUPPORTED, code};
+use crate::border::object;
 use iwarp::runtime::{TagOperation, TagRequest};
 use iwarp_rnic::Sge;
 use iwarp_rnic::tags::{MAX_TAG_SGE, TaggedBuffer};

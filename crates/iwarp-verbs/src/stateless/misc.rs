@@ -1,7 +1,7 @@
 //! Small functions: names, rates, fork, files of sysfs, and copies from the kernel's structures.
 
 use crate::abi::verbs::*;
-use crate::guard::{UNSUPPORTED, code};
+use crate::border::guard::{UNSUPPORTED, code};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 fn name(names: &[&'static CStr], at: c_uint, unknown: &'static CStr) -> *const c_char {
@@ -189,7 +189,7 @@ pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
     buf: *mut c_char,
     size: usize,
 ) -> c_int {
-    crate::guard::minus_one(|| {
+    crate::border::guard::minus_one(|| {
         use std::os::unix::ffi::OsStrExt;
         let part =
             |p| std::path::Path::new(std::ffi::OsStr::from_bytes(CStr::from_ptr(p).to_bytes()));

@@ -1,6 +1,6 @@
 //! Functions that providers' libraries (libmlx5, libefa) import. With these they load, and find no device of theirs.
 
-use crate::guard::{UNSUPPORTED, set_errno};
+use crate::border::guard::{UNSUPPORTED, set_errno};
 use std::ffi::{c_char, c_int, c_void};
 
 /// Registers a provider. Nothing here asks providers for devices.
