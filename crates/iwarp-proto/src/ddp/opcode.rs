@@ -1,6 +1,6 @@
 //! RDMAP opcodes and what follows from each. RFC 5040 §4.1 figure 4, RFC 7306 §4.1 figure 2.
 
-use crate::ddp::QueueNumber;
+use super::QueueNumber;
 use crate::wire::named_values;
 
 named_values! {
