@@ -1,12 +1,7 @@
 //! FPDUs that no RNIC sends: a peer that breaks a rule of DDP or RDMAP when everything else is done. RFC 5040 section 4.8 and RFC 5041
 //! section 7.2 say with which code the receiver must end the stream.
 
-use iwarp_proto::mpa::framing::{FpduOptions, MarkerClock, encode_fpdu};
 use iwarp_proto::rdmap::TerminateCode as Code;
-use iwarp_rnic::SendOp;
-use iwarp_rnic::qp::Rtr;
-
-use crate::world::{Event, World};
 
 /// A rule that is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,7 +52,7 @@ impl Forgery {
     }
 
     /// Returns the ULPDU. `next` is the number that the next Send has.
-    fn ulpdu(self, next: u32) -> Vec<u8> {
+    pub(crate) fn ulpdu(self, next: u32) -> Vec<u8> {
         // Last segment, DDP version 1; RDMAP version 1, Send.
         let (mut ddp, mut rdmap) = (0x41, 0x43);
         let (mut queue, mut number, mut offset) = (0_u32, next, 0_u32);
@@ -80,40 +75,5 @@ impl Forgery {
             octets.extend(field.to_be_bytes());
         }
         octets
-    }
-}
-
-impl World {
-    /// Lets endpoint `e` send a forged FPDU behind everything that it has sent.
-    pub fn forge(&mut self, e: usize, forgery: Forgery) {
-        let ep = &self.eps[e];
-        let numbers = ep.ops.iter().map(|op| match op.op {
-            SendOp::Send | SendOp::SendInv(_) | SendOp::WriteImm { .. } => 1,
-            // Immediate data are a message of their own.
-            SendOp::SendImm(_) => 2,
-            _ => 0,
-        });
-        let rtr = u32::from(ep.stream.rtr == Some(Rtr::Send));
-        let next = 1 + rtr + numbers.sum::<u32>();
-        let options = FpduOptions {
-            markers: ep.stream.markers_tx,
-            crc: ep.stream.crc.then_some(iwarp_proto::crc32c::append as _),
-        };
-        let ulpdu = forgery.ulpdu(next);
-        let mut clock = MarkerClock::at(self.pipes[e].written());
-        let mut octets = [0; 64];
-        let Ok(len) = encode_fpdu(&ulpdu, &options, &mut clock, &mut octets) else {
-            self.fail(|| format!("endpoint {e}: {forgery:?} does not fit an FPDU"));
-            return;
-        };
-        self.log(|| format!("ep {e}: forges {forgery:?}"));
-        let mut arrivals = Vec::new();
-        let written = self.pipes[e].write(self.now, &octets[..len], |at| arrivals.push(at));
-        if written < len {
-            self.fail(|| format!("endpoint {e}: an empty pipe has no room"));
-        }
-        for at in arrivals {
-            self.at(at, Event::Readable(e ^ 1));
-        }
     }
 }

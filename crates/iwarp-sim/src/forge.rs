@@ -1,0 +1,43 @@
+//! Sends a forged FPDU ([`Forgery`]) on a connection.
+
+use iwarp_proto::mpa::framing::{FpduOptions, MarkerClock, encode_fpdu};
+use iwarp_rnic::SendOp;
+use iwarp_rnic::qp::Rtr;
+
+use crate::forgery::Forgery;
+use crate::world::{Event, World};
+
+impl World {
+    /// Lets endpoint `e` send a forged FPDU behind everything that it has sent.
+    pub fn forge(&mut self, e: usize, forgery: Forgery) {
+        let ep = &self.eps[e];
+        let numbers = ep.ops.iter().map(|op| match op.op {
+            SendOp::Send | SendOp::SendInv(_) | SendOp::WriteImm { .. } => 1,
+            // Immediate data are a message of their own.
+            SendOp::SendImm(_) => 2,
+            _ => 0,
+        });
+        let rtr = u32::from(ep.stream.rtr == Some(Rtr::Send));
+        let next = 1 + rtr + numbers.sum::<u32>();
+        let options = FpduOptions {
+            markers: ep.stream.markers_tx,
+            crc: ep.stream.crc.then_some(iwarp_proto::crc32c::append as _),
+        };
+        let ulpdu = forgery.ulpdu(next);
+        let mut clock = MarkerClock::at(self.pipes[e].written());
+        let mut octets = [0; 64];
+        let Ok(len) = encode_fpdu(&ulpdu, &options, &mut clock, &mut octets) else {
+            self.fail(|| format!("endpoint {e}: {forgery:?} does not fit an FPDU"));
+            return;
+        };
+        self.log(|| format!("ep {e}: forges {forgery:?}"));
+        let mut arrivals = Vec::new();
+        let written = self.pipes[e].write(self.now, &octets[..len], |at| arrivals.push(at));
+        if written < len {
+            self.fail(|| format!("endpoint {e}: an empty pipe has no room"));
+        }
+        for at in arrivals {
+            self.at(at, Event::Readable(e ^ 1));
+        }
+    }
+}
