@@ -3,7 +3,7 @@
 
 use crate::abi::cma::{rdma_cm_id, rdma_event_channel};
 use crate::abi::verbs::*;
-use crate::cm::{channel, id};
+use crate::cm::{channel, event, id};
 use crate::cq::queue as cq;
 use crate::device::{context, list};
 use crate::domain::pd;
@@ -254,7 +254,7 @@ fn inherited_listener_fails_at_once() {
     let code = in_child(|| {
         let mut event = null_mut();
         // SAFETY: the objects live.
-        let got = unsafe { channel::rdma_get_cm_event(listener.channel, &raw mut event) };
+        let got = unsafe { event::rdma_get_cm_event(listener.channel, &raw mut event) };
         let refused = std::io::Error::last_os_error().raw_os_error() == Some(libc::EOPNOTSUPP);
         if got != -1 || !refused {
             return 1;

@@ -194,6 +194,28 @@ pub(crate) unsafe extern "C" fn rdma_freeaddrinfo(res: *mut rdma_addrinfo) {
     });
 }
 
+/// A list of `rdma_getaddrinfo`, which is freed with this value.
+pub(crate) struct Addresses(pub(super) *mut rdma_addrinfo);
+
+// SAFETY: the list belongs to this value alone, and is memory from the C library.
+unsafe impl Send for Addresses {}
+
+impl Drop for Addresses {
+    fn drop(&mut self) {
+        // SAFETY: made by `rdma_getaddrinfo` or by [`allocate`], and freed only here.
+        unsafe { rdma_freeaddrinfo(self.0) };
+    }
+}
+
+impl Addresses {
+    /// Gives the list to the program, which frees it.
+    pub(super) const fn into_raw(self) -> *mut rdma_addrinfo {
+        let list = self.0;
+        std::mem::forget(self);
+        list
+    }
+}
+
 /// The contexts that identifiers share, one for each device; they stay open.
 pub(crate) unsafe extern "C" fn rdma_get_devices(num: *mut c_int) -> *mut *mut ibv_context {
     unused::used();

@@ -1,17 +1,16 @@
 //! Queue pairs of identifiers, and the end points of the synchronous interface (`rdma_create_ep(3)`).
 
-use super::channel;
-use super::connect::same_device;
-use super::datagram;
-use super::id::{self, IdObject, QpInit, find};
-use super::sockaddr;
+use super::object::{ACCESS_ALL, IdObject, QpInit, find, is_synchronous};
+use super::{datagram, event, id, identifier, sockaddr};
 use crate::abi::cma::*;
+use crate::abi::verbs::value as v;
 use crate::abi::verbs::value::{QPS_INIT, QPT_RC, QPT_UD, QPT_XRC_RECV, QPT_XRC_SEND};
 use crate::abi::verbs::*;
 use crate::border::guard::{EINVAL, Errno, Res, UNSUPPORTED, minus_one, value};
 use crate::cq::{channel as comp_channel, queue as cq};
+use crate::device::check_same;
 use crate::domain::xrcd;
-use crate::lifecycle::{create, destroy};
+use crate::lifecycle::{create, destroy, modify};
 use crate::qp::connected;
 use crate::srq::queue as srq;
 use iwarp::runtime::ProcessLock;
@@ -103,9 +102,10 @@ unsafe fn pd_of(id: *mut rdma_cm_id, pd: *mut ibv_pd) -> Res<*mut ibv_pd> {
         return Err(EINVAL);
     }
     let pd = if pd.is_null() { (*id).pd } else { pd };
-    if pd.is_null() || !same_device((*id).verbs, (*pd).context) {
+    if pd.is_null() {
         return Err(EINVAL);
     }
+    check_same((*id).verbs, (*pd).context)?;
     Ok(pd)
 }
 
@@ -126,9 +126,6 @@ unsafe fn default_xrcd(verbs: *mut ibv_context) -> Res<*mut ibv_xrcd> {
     domains.push((verbs as usize, xrcd as usize));
     Ok(xrcd)
 }
-
-/// The rights of a queue pair, which regions limit: local and remote writes, remote reads, atomics.
-pub(super) const ACCESS_ALL: u32 = 0xf;
 
 const ATTR_PD: u32 = 1;
 const ATTR_XRCD: u32 = 2;
@@ -190,7 +187,7 @@ unsafe fn adopt(
     pd: *mut ibv_pd,
 ) -> Res<()> {
     let ready = match object.raw.is_for_datagrams() {
-        true => datagram::make_ready(object, q),
+        true => make_datagrams_ready(object, q),
         false => make_ready(object, q),
     };
     if let Err(e) = ready {
@@ -219,6 +216,26 @@ unsafe fn make_ready(object: &IdObject, q: *mut ibv_qp) -> Res<()> {
     own.is_new.store(false, Ordering::Release);
     object.raw.set_queue_pair(Some(raw));
     Ok(())
+}
+
+/// Brings the queue pair of an identifier to RTS, as `rdma_create_qp(3)` does for datagrams, and lets the identifier name it.
+unsafe fn make_datagrams_ready(object: &IdObject, q: *mut ibv_qp) -> Res<()> {
+    let mut attr: ibv_qp_attr = std::mem::zeroed();
+    attr.qp_state = QPS_INIT;
+    let init = v::QP_STATE | datagram::attributes(&mut attr)?;
+    for (state, mask) in [
+        (QPS_INIT, init),
+        (v::QPS_RTR, v::QP_STATE),
+        (v::QPS_RTS, v::QP_STATE | v::QP_SQ_PSN),
+    ] {
+        attr.qp_state = state;
+        match modify::ibv_modify_qp(q, &raw mut attr, mask as c_int) {
+            0 => {}
+            errno => return Err(Errno(errno)),
+        }
+    }
+    let raw = &crate::qp::datagram::find(q)?.raw;
+    Ok(object.raw.set_datagram_queue_pair(Some(raw))?)
 }
 
 /// A queue pair for datagrams belongs to an identifier for datagrams, and no other.
@@ -365,7 +382,7 @@ unsafe fn create_ep(
     let object = find(id)?;
     if res.ai_flags & RAI_PASSIVE != 0 {
         object.raw.bind(sockaddr::read(res.ai_src_addr)?)?;
-        id::refresh(id);
+        identifier::refresh(id);
         if !pd.is_null() {
             (*id).pd = pd;
         }
@@ -418,7 +435,7 @@ pub(crate) unsafe extern "C" fn rdma_create_ep(
             return Err(EINVAL);
         }
         let res = &*res;
-        let id = id::create(null_mut(), null_mut(), res.ai_port_space as u32)?;
+        let id = identifier::create(null_mut(), null_mut(), res.ai_port_space as u32)?;
         if let Err(e) = choose_type(id, res.ai_qp_type as u32) {
             rdma_destroy_ep(id);
             return Err(e);
@@ -459,37 +476,37 @@ pub(crate) unsafe extern "C" fn rdma_get_request(
 ) -> c_int {
     minus_one(|| {
         let object = find(listen)?;
-        if !id::is_synchronous(object) {
+        if !is_synchronous(object) {
             return Err(EINVAL);
         }
         id::drop_event(listen)?;
-        let mut event: *mut rdma_cm_event = null_mut();
-        if channel::rdma_get_cm_event((*listen).channel, &raw mut event) != 0 {
+        let mut got: *mut rdma_cm_event = null_mut();
+        if event::rdma_get_cm_event((*listen).channel, &raw mut got) != 0 {
             return Err(last_error());
         }
         let refuse = |e: Errno| {
-            channel::acknowledge(event)?;
+            event::acknowledge(got)?;
             Err(e)
         };
-        if (*event).status != 0 {
-            return refuse(Errno((*event).status.abs()));
+        if (*got).status != 0 {
+            return refuse(Errno((*got).status.abs()));
         }
-        if (*event).event != EVENT_CONNECT_REQUEST {
+        if (*got).event != EVENT_CONNECT_REQUEST {
             return refuse(EINVAL);
         }
-        let id = (*event).id;
+        let id = (*got).id;
         let init = object.endpoint.lock().qp_init;
         if let Some(QpInit(mut attr)) = init {
             if !(*listen).srq.is_null() && attr.srq.is_null() {
                 attr.srq = (*listen).srq;
             }
             if let Err(e) = create_qp(id, (*listen).pd, &mut attr) {
-                channel::acknowledge(event)?;
+                event::acknowledge(got)?;
                 id::destroy(id)?;
                 return Err(e);
             }
         }
-        (*id).event = event;
+        (*id).event = got;
         *to = id;
         Ok(0)
     })

@@ -2,7 +2,8 @@
 //! path record, and attributes for programs that move their queue pair themselves. Connections are made in the same way in both
 //! faces, so none of the values but the addresses has an effect.
 
-use super::id::{IdObject, gid_of};
+use super::object::IdObject;
+use super::sockaddr::gid_of;
 use crate::abi::verbs::value as v;
 use crate::abi::verbs::*;
 use crate::border::guard::{EINVAL, Res};

@@ -74,6 +74,17 @@ pub(crate) fn write(address: SocketAddr) -> (libc::sockaddr_storage, libc::sockl
     }
 }
 
+/// Returns the GID of an address: the address itself, IPv4 as mapped; zero for none.
+pub(crate) fn gid_of(address: Option<SocketAddr>) -> [u64; 2] {
+    let octets = match address.map(|a| a.ip()) {
+        Some(std::net::IpAddr::V4(ip)) => ip.to_ipv6_mapped().octets(),
+        Some(std::net::IpAddr::V6(ip)) => ip.octets(),
+        None => [0; 16],
+    };
+    // SAFETY: any 16 octets are two integers.
+    unsafe { std::mem::transmute::<[u8; 16], [u64; 2]>(octets) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
