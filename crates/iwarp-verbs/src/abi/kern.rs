@@ -204,3 +204,81 @@ pub(crate) unsafe extern "C" fn ibv_copy_path_rec_to_kern(
         preference: f.preference,
     };
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns a structure whose octets differ from each other.
+    fn numbered<T>() -> T {
+        // SAFETY: the structures of these tests have integers only, so all octets are values.
+        unsafe {
+            let mut value: T = std::mem::zeroed();
+            let octets = (&raw mut value).cast::<u8>();
+            for at in 0..size_of::<T>() {
+                octets.add(at).write(at as u8 + 1);
+            }
+            value
+        }
+    }
+
+    #[test]
+    fn path_record_survives_both_copies() {
+        let mut kernel: ib_user_path_rec = numbered();
+        // Programs have an octet for it.
+        kernel.mtu = 4;
+        // SAFETY: both structures live.
+        let (path, back) = unsafe {
+            let mut path: ibv_sa_path_rec = std::mem::zeroed();
+            let mut back: ib_user_path_rec = std::mem::zeroed();
+            ibv_copy_path_rec_from_kern(&raw mut path, &raw const kernel);
+            ibv_copy_path_rec_to_kern(&raw mut back, &raw const path);
+            (path, back)
+        };
+        assert_eq!((path.mtu, path.sl, path.pkey), (4, kernel.sl, kernel.pkey));
+        assert_eq!(octets(path.sgid), kernel.sgid);
+        assert_eq!(octets(path.dgid), kernel.dgid);
+        // SAFETY: structures of integers without padding.
+        let of = |p: &ib_user_path_rec| unsafe { std::mem::transmute_copy::<_, [u8; 64]>(p) };
+        assert_eq!(of(&back), of(&kernel));
+    }
+
+    #[test]
+    fn attributes_come_from_the_fields_of_their_names() {
+        let kernel: ib_uverbs_qp_attr = numbered();
+        // SAFETY: both structures live.
+        let to = unsafe {
+            let mut to: ibv_qp_attr = std::mem::zeroed();
+            ibv_copy_qp_attr_from_kern(&raw mut to, &raw const kernel);
+            to
+        };
+        let octets = |a: &ibv_qp_attr| {
+            [
+                a.min_rnr_timer,
+                a.port_num,
+                a.timeout,
+                a.retry_cnt,
+                a.rnr_retry,
+                a.max_rd_atomic,
+                a.max_dest_rd_atomic,
+            ]
+        };
+        let k = &kernel;
+        let wanted = [
+            k.min_rnr_timer,
+            k.port_num,
+            k.timeout,
+            k.retry_cnt,
+            k.rnr_retry,
+            k.max_rd_atomic,
+            k.max_dest_rd_atomic,
+        ];
+        assert_eq!(octets(&to), wanted);
+        assert_eq!(
+            (to.qp_state, to.rq_psn, to.sq_psn, to.dest_qp_num),
+            (k.qp_state, k.rq_psn, k.sq_psn, k.dest_qp_num)
+        );
+        assert_eq!(super::octets(to.ah_attr.grh.dgid), k.ah_attr.dgid);
+        assert_eq!(to.alt_ah_attr.grh.hop_limit, k.alt_ah_attr.hop_limit);
+    }
+}
