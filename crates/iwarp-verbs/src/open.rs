@@ -116,3 +116,7 @@ pub(crate) unsafe extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_con
         })
     })
 }
+
+#[cfg(test)]
+#[path = "open_tests.rs"]
+mod tests;
