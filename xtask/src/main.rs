@@ -45,6 +45,8 @@ enum Command {
     },
     /// Write docs/unsafe.md from the table of files that may contain `unsafe`
     UnsafeDoc,
+    /// Print the rooms of all crates and what they name, as xtask/rooms.txt has it
+    Rooms,
     /// Measure everything, interleaved, against plain TCP and other software
     #[command(disable_help_flag = true)]
     Bench(Passed),
@@ -108,6 +110,8 @@ fn main() -> ExitCode {
         }
         Command::UnsafeDoc => Context::new(false, false)
             .and_then(|context| tidy::unsafe_doc::write(&context).map(|()| true)),
+        Command::Rooms => Context::new(false, false)
+            .and_then(|context| tidy::print_rooms(&context).map(|()| true)),
         Command::Install { prefix } => Context::new(false, false)
             .and_then(|context| install::install(&context, &prefix).map(|()| true)),
         Command::Bundle { output } => Context::new(false, false)

@@ -41,6 +41,7 @@ pub mod qp;
 pub mod receive_queue;
 mod storage;
 pub mod tags;
+mod taken_receive;
 pub mod tally;
 mod time;
 mod verbs;

@@ -9,8 +9,8 @@
 //! The program searches messages that matched nothing itself. Until it has told that it knows all of them, buffers that it posts are not
 //! matched: it may still find the message in its own list that this buffer is for, which came earlier than the next one.
 
-use crate::receive_queue::TakenRecv;
 use crate::storage::filled;
+use crate::taken_receive::TakenRecv;
 use crate::{AllocError, Sge};
 use alloc::vec::Vec;
 use iwarp_proto::tag_matching::{Operation, Rvh, Tmh};

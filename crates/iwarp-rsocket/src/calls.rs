@@ -2,8 +2,8 @@
 
 use crate::datagram::Datagram;
 use crate::errno::{Errno, Result};
-use crate::options::{self, Options};
-use crate::socket::{Phase, Socket, State, last_goodbyes};
+use crate::options::Options;
+use crate::socket::{Phase, Socket, State, last_goodbyes, options};
 use crate::stream::Gather;
 use crate::table::{self, Entry};
 use crate::{fork, repoll};

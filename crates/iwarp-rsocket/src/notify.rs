@@ -184,13 +184,15 @@ pub(crate) struct EventWaker {
     pub(crate) waiters: Arc<Waiters>,
     /// A listener. Requests must be answered even if the program does not call `accept`.
     pub(crate) service: AtomicBool,
+    /// Makes the service thread answer them.
+    pub(crate) kick: fn(),
 }
 
 impl Wake for EventWaker {
     fn wake(self: Arc<Self>) {
         self.waiters.notify();
         if self.service.load(Ordering::Acquire) {
-            crate::service::kick();
+            (self.kick)();
         }
     }
 }

@@ -5,10 +5,11 @@
 //! The end of TCP must not follow the farewell message at once: the kernel's siw drops what it has not processed when the
 //! end comes, data and farewell included. So the side that sends the farewell first lets the other side close, for a bounded
 //! time.
+//!
+//! The thread knows sockets as [`Client`]s only, because sockets use this room.
 
 use crate::errno::Result;
 use crate::fork;
-use crate::socket::Socket;
 use crate::stream::Stream;
 use iwarp::cm::CmId;
 use iwarp::runtime::ProcessLock;
@@ -18,12 +19,21 @@ use std::sync::{Arc, Condvar, MutexGuard, PoisonError, Weak};
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
+/// A socket, as the service thread knows it.
+pub(crate) trait Client: Send + Sync {
+    /// Answers requests to connect.
+    fn serve(&self);
+
+    /// Sends a message whose only purpose is to find out whether the peer is still there.
+    fn keep_alive(&self);
+}
+
 #[derive(Default)]
 struct Service {
     /// The thread was started.
     is_running: bool,
     kicked: bool,
-    listeners: Vec<Weak<Socket>>,
+    listeners: Vec<Weak<dyn Client>>,
     alive: Vec<KeepAlive>,
     ending: Vec<Ending>,
 }
@@ -45,7 +55,7 @@ impl Ending {
 }
 
 struct KeepAlive {
-    socket: Weak<Socket>,
+    socket: Weak<dyn Client>,
     every: Duration,
     due: Instant,
 }
@@ -66,6 +76,11 @@ static ENDING: AtomicUsize = AtomicUsize::new(0);
 static ENDING_IN: AtomicU32 = AtomicU32::new(0);
 static CHANGED: Condvar = Condvar::new();
 
+fn weak<C: Client + 'static>(socket: &Arc<C>) -> Weak<dyn Client> {
+    let this: Weak<C> = Arc::downgrade(socket);
+    this
+}
+
 /// Notes that a listener has something to answer.
 pub(crate) fn kick() {
     SERVICE.lock().kicked = true;
@@ -76,10 +91,10 @@ pub(crate) fn kick() {
 ///
 /// # Errors
 /// The thread cannot be started.
-pub(crate) fn watch_listener(socket: &Arc<Socket>) -> Result<()> {
+pub(crate) fn watch_listener<C: Client + 'static>(socket: &Arc<C>) -> Result<()> {
     let mut service = running()?;
     service.listeners.retain(|l| l.strong_count() > 0);
-    service.listeners.push(Arc::downgrade(socket));
+    service.listeners.push(weak(socket));
     // A request may have come before the listener was entered.
     service.kicked = true;
     drop(service);
@@ -91,9 +106,12 @@ pub(crate) fn watch_listener(socket: &Arc<Socket>) -> Result<()> {
 ///
 /// # Errors
 /// The thread cannot be started.
-pub(crate) fn keep_alive(socket: &Arc<Socket>, every: Option<Duration>) -> Result<()> {
+pub(crate) fn keep_alive<C: Client + 'static>(
+    socket: &Arc<C>,
+    every: Option<Duration>,
+) -> Result<()> {
     let mut service = running()?;
-    let this = Arc::downgrade(socket);
+    let this = weak(socket);
     service.alive.retain(|k| !k.socket.ptr_eq(&this));
     if let Some(every) = every {
         service.alive.push(KeepAlive {
@@ -225,8 +243,8 @@ fn wait_for_work(mut service: MutexGuard<'static, Service>) -> Work {
 
 /// The work that is due. It is done without the lock.
 struct Work {
-    listeners: Vec<Arc<Socket>>,
-    alive: Vec<Arc<Socket>>,
+    listeners: Vec<Arc<dyn Client>>,
+    alive: Vec<Arc<dyn Client>>,
     ending: Vec<Ending>,
 }
 
@@ -258,6 +276,7 @@ impl Service {
 mod tests {
     use super::*;
     use crate::options::Options;
+    use crate::socket::Socket;
 
     /// A socket has one timer at most, that of its last setting, whatever other sockets have.
     #[test]
@@ -265,7 +284,7 @@ mod tests {
         let hour = Duration::from_secs(3600);
         let new = || Arc::new(Socket::create(libc::AF_INET, Options::new(false, false)).unwrap());
         let timers = |of: &Arc<Socket>| {
-            let (this, service) = (Arc::downgrade(of), SERVICE.lock());
+            let (this, service) = (weak(of), SERVICE.lock());
             let own = service.alive.iter().filter(|k| k.socket.ptr_eq(&this));
             own.map(|k| k.every).collect::<Vec<_>>()
         };

@@ -6,6 +6,7 @@
 mod accept;
 mod close;
 mod connect;
+pub(crate) mod options;
 
 pub(crate) use close::last_goodbyes;
 
@@ -13,6 +14,7 @@ use crate::errno::{Errno, Result};
 use crate::fork;
 use crate::notify::{CompletionWaker, EventWaker, Waiter, Waiters};
 use crate::options::Options;
+use crate::service;
 use crate::settings::Settings;
 use crate::stream::Stream;
 use iwarp::cm::{CmEvent, CmEventChannel, CmEventKind, CmId};
@@ -89,6 +91,7 @@ impl Socket {
         let event = Arc::new(EventWaker {
             waiters: Arc::clone(&waiters),
             service: AtomicBool::new(false),
+            kick: service::kick,
         });
         Self {
             fd: channel.as_fd().as_raw_fd(),
@@ -323,9 +326,22 @@ impl Socket {
         s.bound = s.id.addresses().0.or(Some(bound));
         Ok(())
     }
+}
 
-    /// Sends a message whose only purpose is to find out whether the peer is still there.
-    pub(crate) fn keep_alive(&self) {
+impl service::Client for Socket {
+    /// Answers requests that have come, and asks to be called again.
+    fn serve(&self) {
+        let mut s = self.state.lock();
+        if !matches!(s.phase, Phase::Listening(_)) {
+            return;
+        }
+        self.arm(&s);
+        self.pump(&mut s, false);
+        drop(s);
+        self.waiters.notify();
+    }
+
+    fn keep_alive(&self) {
         let mut s = self.state.lock();
         self.pump(&mut s, true);
         if let Phase::Connected(stream) = &mut s.phase {

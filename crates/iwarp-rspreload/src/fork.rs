@@ -8,7 +8,7 @@
 //! As in rdma-core, waiting does not begin this: a server that polls before it reads waits for a client which waits for it.
 
 use crate::api::{Rdma, inside, rdma, real};
-use crate::setup::{become_rsocket, tune};
+use crate::stand_in::{become_rsocket, tune};
 use crate::{errno, fail};
 use libc::{c_int, sockaddr, sockaddr_storage, socklen_t};
 use std::sync::atomic::{AtomicU8, Ordering};

@@ -29,6 +29,7 @@ pub mod descriptors;
 pub mod epoll;
 mod fork;
 pub mod setup;
+mod stand_in;
 mod table;
 pub mod transfer;
 pub mod waiting;

@@ -167,7 +167,7 @@ impl World {
         let ep = &mut self.eps[e];
         let events = ep.qp.take_events();
         ep.events |= events;
-        self.reach.state(e, ep);
+        self.reach.state(e, &ep.qp);
         self.reach.events(events);
         if ep.gone {
             return;

@@ -12,7 +12,7 @@ use iwarp_rnic::receive_queue::SharedReceiveQueue;
 use iwarp_rnic::{Access, Time};
 
 use crate::driver::Call;
-use crate::forge::Forgery;
+use crate::forgery::Forgery;
 use crate::memory::ALL_RIGHTS;
 use crate::net::{Flip, Pipe, PipeConfig};
 use crate::plant::{Plant, Planted};

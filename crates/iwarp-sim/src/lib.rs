@@ -7,9 +7,10 @@
 //!
 //! In this crate, the *fate* of a connection is what a run does to it: a reset, a flipped bit, a side that stops reading.
 //!
-//! * [`generate`](mod@generate), [`script`], [`illegal`], [`forge`], [`memory`] make hosts, options and programs from a seed, with the expected
+//! * [`generate`](mod@generate), [`script`], [`illegal`], [`forgery`], [`memory`] make hosts, options and programs from a seed, with the expected
 //!   outcome of each request;
-//! * [`net`] has the byte streams; [`driver`] does what a runtime does for a queue pair; [`app`] runs the programs;
+//! * [`net`] has the byte streams; [`driver`] does what a runtime does for a queue pair; [`app`] runs the programs; [`forge`]
+//!   sends what no RNIC sends;
 //! * [`setup`] sets connections up with a fault at every octet;
 //! * [`reach`] notes what each seed has reached;
 //! * [`check`] and [`verdict`] have the checkers; [`plant`] has bugs that are planted to show that the checkers find them.
@@ -19,6 +20,7 @@ pub mod app;
 pub mod check;
 pub mod driver;
 pub mod forge;
+pub mod forgery;
 pub mod generate;
 pub mod illegal;
 pub mod memory;

@@ -4,10 +4,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use iwarp_proto::rdmap::TerminateCode;
-use iwarp_rnic::qp::{Blame, Events, Fault, RxStatus, State, StreamWish, TxFill};
+use iwarp_rnic::qp::{
+    Blame, Events, Fault, QueuePair, RxStatus, State, StreamConfig, StreamWish, TxFill,
+};
 use iwarp_rnic::{SendFlags, SendOp, WcOpcode, WcStatus};
-
-use crate::world::{Conn, End, Endpoint, Fate};
 
 /// The names of what one run has reached.
 pub type Reached = BTreeSet<String>;
@@ -32,19 +32,19 @@ impl Reach {
     }
 
     /// Notes the state of an endpoint, and how it came there.
-    pub fn state(&mut self, e: usize, ep: &Endpoint) {
+    pub fn state(&mut self, e: usize, qp: &QueuePair) {
         if self.states.len() <= e {
             self.states.resize(e + 1, None);
         }
-        let now = ep.qp.state();
+        let now = qp.state();
         let before = self.states[e].replace(now);
         if before != Some(now) {
             let from = before.map_or(0, |s| s as u64 + 1);
             self.note(1, from << 8 | now as u64, || transition(before, now));
         }
-        let interest = ep.qp.rx_interest();
+        let interest = qp.rx_interest();
         self.note(2, interest as u64, || named("reads", interest));
-        let wish = ep.qp.stream_wish();
+        let wish = qp.stream_wish();
         self.note(3, wish_number(wish), || named("stream", wish));
     }
 
@@ -82,35 +82,34 @@ impl Reach {
         self.note(10, status as u64, || named("status", status));
     }
 
-    /// Notes how a connection has ended, and how it was set up.
-    pub fn ended(&mut self, conn: &Conn, ends: &[Endpoint]) {
-        let (number, name) = fate(conn.fate);
+    /// Notes what a run has done to a connection.
+    pub fn fate(&mut self, (number, name): (u64, &'static str)) {
         self.note(11, number, || format!("fate {name}"));
-        for ep in ends {
-            match ep.qp.fault() {
-                Some(Fault { blame, code }) => {
-                    let number = u64::from(u32::from(code.layer) << 16)
-                        | u64::from(u32::from(code.etype) << 8 | u32::from(code.code));
-                    self.note(12, (blame as u64) << 32 | number, || fault(blame, code));
-                }
-                None => self.note(13, 0, || "fault none".into()),
+    }
+
+    /// Notes how a stream has ended, and how it was set up.
+    pub fn ended(&mut self, failed: Option<Fault>, stream: &StreamConfig) {
+        match failed {
+            Some(Fault { blame, code }) => {
+                let number = u64::from(u32::from(code.layer) << 16)
+                    | u64::from(u32::from(code.etype) << 8 | u32::from(code.code));
+                self.note(12, (blame as u64) << 32 | number, || fault(blame, code));
             }
-            let stream = &ep.stream;
-            let rtr = stream.rtr.map_or(0, |rtr| rtr as u64 + 1);
-            self.note(14, rtr, || match stream.rtr {
-                Some(rtr) => named("RTR", rtr),
-                None => "RTR none".into(),
-            });
-            let framing = (stream.crc, stream.markers_tx, stream.markers_rx);
-            let number =
-                u64::from(framing.0) | u64::from(framing.1) << 1 | u64::from(framing.2) << 2;
-            self.note(15, number, || {
-                format!(
-                    "framing crc {} markers {}/{}",
-                    framing.0, framing.1, framing.2
-                )
-            });
+            None => self.note(13, 0, || "fault none".into()),
         }
+        let rtr = stream.rtr.map_or(0, |rtr| rtr as u64 + 1);
+        self.note(14, rtr, || match stream.rtr {
+            Some(rtr) => named("RTR", rtr),
+            None => "RTR none".into(),
+        });
+        let framing = (stream.crc, stream.markers_tx, stream.markers_rx);
+        let number = u64::from(framing.0) | u64::from(framing.1) << 1 | u64::from(framing.2) << 2;
+        self.note(15, number, || {
+            format!(
+                "framing crc {} markers {}/{}",
+                framing.0, framing.1, framing.2
+            )
+        });
     }
 }
 
@@ -158,26 +157,6 @@ const fn operation(op: &SendOp) -> (u64, &'static str) {
         SendOp::FastRegister(_) => (12, "FastRegister"),
         SendOp::AtomicWrite { .. } => (13, "AtomicWrite"),
         _ => (14, "something else"),
-    }
-}
-
-const fn fate(fate: Fate) -> (u64, &'static str) {
-    match fate {
-        Fate::Clean(End::Close(_)) => (0, "clean, then closed"),
-        Fate::Clean(End::Abort(_)) => (1, "clean, then aborted"),
-        Fate::Clean(End::Reset) => (2, "clean, then reset"),
-        Fate::Clean(End::Forge(..)) => (14, "clean, then a forged FPDU"),
-        Fate::Close(2, _) => (3, "closed by both in the middle"),
-        Fate::Close(..) => (4, "closed in the middle"),
-        Fate::Abort(..) => (5, "aborted"),
-        Fate::ToError(..) => (6, "modified to ERR"),
-        Fate::Reset(_) => (7, "reset"),
-        Fate::Flip(_) => (8, "a bit flipped"),
-        Fate::Stall(..) => (9, "a side stops reading"),
-        Fate::Illegal(_) => (10, "an illegal request"),
-        Fate::TooLong(_) => (11, "a receive too short"),
-        Fate::BadReceive(_) => (12, "a receive without memory"),
-        Fate::Starve(_) => (13, "a receive missing"),
     }
 }
 

@@ -91,7 +91,10 @@ impl World {
             self.check_end();
         }
         for (i, conn) in self.conns.iter().enumerate() {
-            self.reach.ended(conn, &self.eps[2 * i..2 * i + 2]);
+            self.reach.fate(conn.fate.number_and_name());
+            for ep in &self.eps[2 * i..2 * i + 2] {
+                self.reach.ended(ep.qp.fault(), &ep.stream);
+            }
         }
         if self.failure.is_none() {
             self.use_again();

@@ -1,8 +1,11 @@
 //! Runs a few seeds, checks that runs repeat, and that every planted bug is found.
 
+use std::collections::BTreeSet;
+
+use crate::forgery::Forgery;
 use crate::plant::Plant;
 use crate::run::run;
-use crate::world::Pool;
+use crate::world::{End, Fate, Pool};
 
 /// Number of seeds, in at least one of which each planted bug has to be found.
 const PLANT_SEEDS: u64 = 300;
@@ -41,4 +44,61 @@ fn every_planted_bug_is_found() {
         }
         assert!(found > 0, "{name} is not found in {PLANT_SEEDS} seeds");
     }
+}
+
+#[test]
+fn seeds_note_every_kind() {
+    let mut kinds = BTreeSet::new();
+    let mut pool = Pool::default();
+    for seed in 0..60 {
+        let outcome = run(seed, None, pool, false);
+        pool = outcome.pool;
+        let first_words = outcome
+            .reached
+            .iter()
+            .filter_map(|name| name.split(' ').next());
+        kinds.extend(first_words.map(str::to_owned));
+    }
+    let wanted = [
+        "RTR",
+        "completes",
+        "event",
+        "fate",
+        "fault",
+        "fills",
+        "flag",
+        "framing",
+        "posts",
+        "reads",
+        "receives",
+        "state",
+        "status",
+        "stream",
+    ];
+    assert_eq!(kinds, wanted.map(str::to_owned).into());
+}
+
+/// Fates of one number would count as one.
+#[test]
+fn fates_have_different_numbers() {
+    let fates = [
+        Fate::Clean(End::Close(0)),
+        Fate::Clean(End::Abort(0)),
+        Fate::Clean(End::Reset),
+        Fate::Clean(End::Forge(0, Forgery::Queue)),
+        Fate::Close(2, 0),
+        Fate::Close(0, 0),
+        Fate::Abort(0, 0),
+        Fate::ToError(0, 0),
+        Fate::Reset(0),
+        Fate::Flip(0),
+        Fate::Stall(0, 0),
+        Fate::Illegal(0),
+        Fate::TooLong(0),
+        Fate::BadReceive(0),
+        Fate::Starve(0),
+    ];
+    let (numbers, names): (BTreeSet<_>, BTreeSet<_>) =
+        fates.map(Fate::number_and_name).into_iter().unzip();
+    assert_eq!((numbers.len(), names.len()), (fates.len(), fates.len()));
 }

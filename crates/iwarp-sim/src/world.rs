@@ -11,7 +11,7 @@ use iwarp_rnic::qp::{Events, QueuePair, RxBuffer, StreamConfig, TxPlan};
 use iwarp_rnic::receive_queue::SharedReceiveQueue;
 use iwarp_rnic::{SendFlags, SendOp, Sge, Time, WcFlags, WcOpcode, WcStatus};
 
-use crate::forge::Forgery;
+use crate::forgery::Forgery;
 use crate::net::Pipe;
 use crate::plant::Planted;
 use crate::raw::Arena;
@@ -171,6 +171,29 @@ pub enum Fate {
     BadReceive(usize),
     /// This side posts too few receives.
     Starve(usize),
+}
+
+impl Fate {
+    /// Returns the number and the name of a kind of fate, for [`Reach`].
+    pub const fn number_and_name(self) -> (u64, &'static str) {
+        match self {
+            Self::Clean(End::Close(_)) => (0, "clean, then closed"),
+            Self::Clean(End::Abort(_)) => (1, "clean, then aborted"),
+            Self::Clean(End::Reset) => (2, "clean, then reset"),
+            Self::Clean(End::Forge(..)) => (14, "clean, then a forged FPDU"),
+            Self::Close(2, _) => (3, "closed by both in the middle"),
+            Self::Close(..) => (4, "closed in the middle"),
+            Self::Abort(..) => (5, "aborted"),
+            Self::ToError(..) => (6, "modified to ERR"),
+            Self::Reset(_) => (7, "reset"),
+            Self::Flip(_) => (8, "a bit flipped"),
+            Self::Stall(..) => (9, "a side stops reading"),
+            Self::Illegal(_) => (10, "an illegal request"),
+            Self::TooLong(_) => (11, "a receive too short"),
+            Self::BadReceive(_) => (12, "a receive without memory"),
+            Self::Starve(_) => (13, "a receive missing"),
+        }
+    }
 }
 
 /// How a connection ends when its programs are done.

@@ -1,13 +1,17 @@
-//! Asynchronous events: `ibv_get_async_event(3)`, `ibv_ack_async_event(3)`.
+//! Delivery of asynchronous events: `ibv_get_async_event(3)`, `ibv_ack_async_event(3)`.
+//!
+//! An event names an object of any kind, so this room uses the rooms of all that have events: `cq`,
+//! `srq`, `qp`. Objects withdraw their events in `device`.
 
 use crate::abi::verbs::*;
+use crate::border::guard::value;
+use crate::border::object::Unacknowledged;
+use crate::border::wait;
 use crate::device::context;
-use crate::guard::value;
-use crate::{cq, qp, srq, ud, wait};
-use iwarp::runtime::{
-    AsyncEventKind, CompletionQueue, Context, PortEvent, ProcessLock, QueuePair,
-    SharedReceiveQueue, UdEvent, UdQueuePair,
-};
+use crate::device::pending_events::DELIVERY;
+use crate::qp::{connected, datagram};
+use crate::{cq, srq};
+use iwarp::runtime::{AsyncEventKind, PortEvent, UdEvent};
 use std::ffi::{c_int, c_uint};
 
 const CQ_ERR: c_uint = 0;
@@ -30,68 +34,6 @@ const GID_CHANGE: c_uint = 18;
 
 /// The number of the only port of a device.
 const PORT: c_int = 1;
-
-/// Taking an event and counting it is one step, as seen by the thread that destroys its object.
-static DELIVERY: ProcessLock<()> = ProcessLock::new("verbs::events::DELIVERY", ());
-
-/// An object that an event is about.
-pub(crate) trait Subject {
-    fn is(&self, kind: &AsyncEventKind) -> bool;
-    fn disown(&self);
-}
-
-impl Subject for CompletionQueue {
-    fn is(&self, kind: &AsyncEventKind) -> bool {
-        matches!(kind, AsyncEventKind::CqError(cq) if cq.is_same(self))
-    }
-
-    fn disown(&self) {
-        self.set_user_data(0);
-    }
-}
-
-impl Subject for SharedReceiveQueue {
-    fn is(&self, kind: &AsyncEventKind) -> bool {
-        matches!(kind, AsyncEventKind::SrqLimitReached(srq) if srq.is_same(self))
-    }
-
-    fn disown(&self) {
-        self.set_user_data(0);
-    }
-}
-
-impl Subject for QueuePair {
-    fn is(&self, kind: &AsyncEventKind) -> bool {
-        kind.queue_pair().is_some_and(|qp| self.is_subject(qp))
-    }
-
-    fn disown(&self) {
-        self.set_user_data(0);
-    }
-}
-
-impl Subject for UdQueuePair {
-    fn is(&self, kind: &AsyncEventKind) -> bool {
-        kind.queue_pair().is_some_and(|qp| self.is_subject(qp))
-    }
-
-    fn disown(&self) {
-        self.set_user_data(0);
-    }
-}
-
-/// Notes that an object is being destroyed: from now on no event about it is delivered.
-pub(crate) fn forget(ctx: &Context, subject: impl Subject) {
-    let _delivery = DELIVERY.lock();
-    subject.disown();
-    ctx.async_events().retain(|event| !subject.is(&event.kind));
-}
-
-/// From now on the events of a queue pair are those of another object of the program's.
-pub(crate) fn hand_over(qp: &QueuePair, object: u64) {
-    let _delivery = DELIVERY.lock();
-    qp.set_user_data(object);
-}
 
 /// Takes one event, counted as delivered.
 unsafe fn take(c: *mut ibv_context, was_read: bool) -> Option<ibv_async_event> {
@@ -157,17 +99,17 @@ const fn port_event(what: PortEvent) -> ibv_async_event {
 }
 
 /// Returns the counter of deliveries of an event's object.
-unsafe fn counter<'a>(event: &ibv_async_event) -> Option<&'a crate::object::Unacknowledged> {
+unsafe fn counter<'a>(event: &ibv_async_event) -> Option<&'a Unacknowledged> {
     match event.event_type {
         CQ_ERR => cq::find(event.element.cq).ok().map(|cq| &cq.asynchronous),
         QP_FATAL | QP_REQ_ERR | QP_ACCESS_ERR | COMM_EST | SQ_DRAINED | QP_LAST_WQE_REACHED => {
             let qp = event.element.qp;
-            match ud::find(qp) {
+            match datagram::find(qp) {
                 Ok(qp) => Some(&qp.asynchronous),
-                Err(_) => qp::find(qp).ok().map(|qp| &qp.asynchronous),
+                Err(_) => connected::find(qp).ok().map(|qp| &qp.asynchronous),
             }
         }
-        SRQ_ERR | SRQ_LIMIT_REACHED => srq::find(event.element.srq)
+        SRQ_ERR | SRQ_LIMIT_REACHED => srq::queue::find(event.element.srq)
             .ok()
             .map(|srq| &srq.asynchronous),
         _ => None,

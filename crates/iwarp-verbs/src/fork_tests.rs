@@ -3,8 +3,13 @@
 
 use crate::abi::cma::{rdma_cm_id, rdma_event_channel};
 use crate::abi::verbs::*;
-use crate::cm::{channel, id};
-use crate::{cq, device, mr, pd, qp, qp_create};
+use crate::cm::{channel, event, id};
+use crate::cq::queue as cq;
+use crate::device::{context, list};
+use crate::domain::pd;
+use crate::lifecycle::{create, destroy};
+use crate::memory::mr;
+use crate::open;
 use iwarp::runtime::process_lock;
 use iwarp_rsocket as rs;
 use std::mem::zeroed;
@@ -80,9 +85,9 @@ impl Objects {
         // SAFETY: each call has what its manual page asks for.
         unsafe {
             let mut count = 0;
-            let list = device::ibv_get_device_list(&raw mut count);
-            let context = device::ibv_open_device(*list);
-            device::ibv_free_device_list(list);
+            let list = list::ibv_get_device_list(&raw mut count);
+            let context = open::ibv_open_device(*list);
+            list::ibv_free_device_list(list);
             let pd = pd::ibv_alloc_pd(context);
             let mr = mr::ibv_reg_mr(pd, memory.as_mut_ptr().cast(), memory.len(), 7);
             let cq = cq::ibv_create_cq(context, 16, null_mut(), null_mut(), 0);
@@ -90,7 +95,7 @@ impl Objects {
             (attr.send_cq, attr.recv_cq, attr.qp_type) = (cq, cq, 2);
             (attr.cap.max_send_wr, attr.cap.max_send_sge) = (4, 1);
             (attr.cap.max_recv_wr, attr.cap.max_recv_sge) = (4, 1);
-            let qp = qp_create::ibv_create_qp(pd, &raw mut attr);
+            let qp = create::ibv_create_qp(pd, &raw mut attr);
             let all = Self {
                 context,
                 pd,
@@ -107,11 +112,11 @@ impl Objects {
         // SAFETY: as above.
         let codes = unsafe {
             [
-                qp::ibv_destroy_qp(self.qp),
+                destroy::ibv_destroy_qp(self.qp),
                 cq::ibv_destroy_cq(self.cq),
                 mr::ibv_dereg_mr(self.mr),
                 pd::ibv_dealloc_pd(self.pd),
-                device::ibv_close_device(self.context),
+                context::ibv_close_device(self.context),
             ]
         };
         drop(self.memory);
@@ -249,7 +254,7 @@ fn inherited_listener_fails_at_once() {
     let code = in_child(|| {
         let mut event = null_mut();
         // SAFETY: the objects live.
-        let got = unsafe { channel::rdma_get_cm_event(listener.channel, &raw mut event) };
+        let got = unsafe { event::rdma_get_cm_event(listener.channel, &raw mut event) };
         let refused = std::io::Error::last_os_error().raw_os_error() == Some(libc::EOPNOTSUPP);
         if got != -1 || !refused {
             return 1;

@@ -6,7 +6,14 @@
 
 use crate::abi::verbs::value::*;
 use crate::abi::verbs::*;
-use crate::{cq, device, mr, mw, pd, post, qp, qp_create, query, srq};
+use crate::cq::{completion, queue as cq};
+use crate::device::{gid, list, query};
+use crate::domain::{ah, pd};
+use crate::lifecycle::{self, create, destroy, modify};
+use crate::memory::{device_memory, mr, mw};
+use crate::open;
+use crate::post::{receive, send};
+use crate::srq::queue as srq;
 use std::collections::HashSet;
 use std::ffi::{c_int, c_uint};
 use std::mem::zeroed;
@@ -42,13 +49,13 @@ fn shared() -> &'static Shared {
     // SAFETY: each call has what its manual page asks for.
     SHARED.get_or_init(|| unsafe {
         let mut count = 0;
-        let list = device::ibv_get_device_list(&mut count);
+        let list = list::ibv_get_device_list(&mut count);
         assert!(count > 0, "no device");
-        let context = device::ibv_open_device(*list);
+        let context = open::ibv_open_device(*list);
         assert!(!context.is_null(), "the device cannot be opened");
-        device::ibv_free_device_list(list);
+        list::ibv_free_device_list(list);
         let mut gid = [0; 16];
-        assert_eq!(query::ibv_query_gid(context, 1, 0, &mut gid), 0);
+        assert_eq!(gid::ibv_query_gid(context, 1, 0, &mut gid), 0);
         let pd = pd::ibv_alloc_pd(context);
         Shared { context, pd, gid }
     })
@@ -151,7 +158,7 @@ impl<'a> World<'a> {
             _ => input.u32(12),
         };
         init.sq_sig_all = c_int::from(how >> 4 & 1);
-        let qp = qp_create::ibv_create_qp(pd, &mut init);
+        let qp = create::ibv_create_qp(pd, &mut init);
         let mut world = Self {
             input,
             arena,
@@ -179,7 +186,7 @@ impl<'a> World<'a> {
         let mut attr: ibv_qp_attr = zeroed();
         let modify = |attr: &mut ibv_qp_attr, state, mask: c_uint| {
             attr.qp_state = state;
-            qp::ibv_modify_qp(self.qp, attr, (mask | QP_STATE) as c_int)
+            modify::ibv_modify_qp(self.qp, attr, (mask | QP_STATE) as c_int)
         };
         let is_ud = (*self.qp).qp_type == QPT_UD;
         (attr.port_num, attr.qkey) = (1, QKEY);
@@ -193,7 +200,7 @@ impl<'a> World<'a> {
         attr.ah_attr = ah(&mut Input(&[]));
         (attr.timeout, attr.retry_cnt, attr.rnr_retry) = (14, 7, 0);
         if is_ud {
-            self.ah = pd::ibv_create_ah(shared().pd, &mut attr.ah_attr);
+            self.ah = ah::ibv_create_ah(shared().pd, &mut attr.ah_attr);
         }
         let reliable = (*self.qp).qp_type == QPT_RC;
         let rtr = QP_AV | QP_PATH_MTU | QP_DEST_QPN | QP_RQ_PSN;
@@ -344,7 +351,7 @@ impl<'a> World<'a> {
             wrs[i - 1].next = &raw mut wrs[i];
         }
         let mut bad = null_mut();
-        let result = post::post_send(self.qp, wrs.as_mut_ptr(), &mut bad);
+        let result = send::post_send(self.qp, wrs.as_mut_ptr(), &mut bad);
         let ids: Vec<u64> = wrs.iter().map(|wr| wr.wr_id).collect();
         self.note(&ids, result, position(&wrs, bad));
     }
@@ -368,8 +375,8 @@ impl<'a> World<'a> {
         }
         let mut bad = null_mut();
         let result = match self.srq.is_null() {
-            true => post::post_recv(self.qp, wrs.as_mut_ptr(), &mut bad),
-            false => post::post_srq_recv(self.srq, wrs.as_mut_ptr(), &mut bad),
+            true => receive::post_recv(self.qp, wrs.as_mut_ptr(), &mut bad),
+            false => receive::post_srq_recv(self.srq, wrs.as_mut_ptr(), &mut bad),
         };
         let ids: Vec<u64> = wrs.iter().map(|wr| wr.wr_id).collect();
         self.note(&ids, result, position(&wrs, bad));
@@ -390,7 +397,7 @@ impl<'a> World<'a> {
     unsafe fn poll(&mut self) {
         for _ in 0..8 {
             let mut wcs: [ibv_wc; 16] = zeroed();
-            let n = post::poll_cq(self.cq, 16, wcs.as_mut_ptr());
+            let n = completion::poll_cq(self.cq, 16, wcs.as_mut_ptr());
             if n <= 0 {
                 return;
             }
@@ -431,17 +438,20 @@ impl<'a> World<'a> {
         } else {
             mask
         };
-        let _ = qp::ibv_modify_qp(self.qp, &mut attr, mask as c_int);
+        let _ = modify::ibv_modify_qp(self.qp, &mut attr, mask as c_int);
     }
 
     unsafe fn queries(&mut self) {
         let context = shared().context;
         let (mut attr, mut init): (ibv_qp_attr, ibv_qp_init_attr) = (zeroed(), zeroed());
         let mask = self.input.u32(u32::MAX) as c_int;
-        assert_eq!(qp::ibv_query_qp(self.qp, &mut attr, mask, &mut init), 0);
+        assert_eq!(
+            lifecycle::query::ibv_query_qp(self.qp, &mut attr, mask, &mut init),
+            0
+        );
         let mut gid = [0; 16];
         let (port, index) = (self.input.u8(), self.input.u32(300) as c_int);
-        let _ = query::ibv_query_gid(context, port, index, &mut gid);
+        let _ = gid::ibv_query_gid(context, port, index, &mut gid);
         let mut device: ibv_device_attr_ex = zeroed();
         let size = self.input.u32(500) as usize % (size_of::<ibv_device_attr_ex>() + 1);
         let _ = query::query_device_ex(context, null(), &mut device, size);
@@ -477,7 +487,7 @@ impl<'a> World<'a> {
             send_flags: self.input.u32(16),
             bind_info: self.bind_info(),
         };
-        if (*self.qp).qp_type == QPT_RC && mw::bind_mw(self.qp, self.mw, &mut bind) == 0 {
+        if (*self.qp).qp_type == QPT_RC && send::bind_mw(self.qp, self.mw, &mut bind) == 0 {
             self.posted.insert(bind.wr_id);
         }
     }
@@ -525,16 +535,16 @@ impl<'a> World<'a> {
             }
             1 => {
                 let mut attr = ah(&mut self.input);
-                let handle = pd::ibv_create_ah(pd, &mut attr);
+                let handle = ah::ibv_create_ah(pd, &mut attr);
                 if !handle.is_null() {
-                    assert_eq!(pd::ibv_destroy_ah(handle), 0);
+                    assert_eq!(ah::ibv_destroy_ah(handle), 0);
                 }
             }
             2 => {
                 let mut attr: ibv_alloc_dm_attr = zeroed();
                 attr.length = self.input.u32(5000) as usize % (1 << 20);
                 attr.log_align_req = self.input.u32(24);
-                let dm = mr::alloc_dm(context, &mut attr);
+                let dm = device_memory::alloc_dm(context, &mut attr);
                 if !dm.is_null() {
                     let (at, len) = (self.input.u64(), self.input.u32(4000) as usize);
                     let access = self.input.u32(128);
@@ -542,7 +552,7 @@ impl<'a> World<'a> {
                     if !mr.is_null() {
                         assert_eq!(mr::ibv_dereg_mr(mr), 0);
                     }
-                    assert_eq!(mr::free_dm(dm), 0);
+                    assert_eq!(device_memory::free_dm(dm), 0);
                 }
             }
             _ => {
@@ -554,9 +564,9 @@ impl<'a> World<'a> {
                 attr.comp_mask = self.input.u32(128) & !2;
                 attr.create_flags = self.input.u32(8);
                 attr.send_ops_flags = u64::from(self.input.u32(u32::MAX));
-                let qp = qp_create::create_qp_ex(context, &mut attr);
+                let qp = create::create_qp_ex(context, &mut attr);
                 if !qp.is_null() {
-                    assert_eq!(qp::ibv_destroy_qp(qp), 0);
+                    assert_eq!(destroy::ibv_destroy_qp(qp), 0);
                 }
             }
         }
@@ -566,10 +576,10 @@ impl<'a> World<'a> {
     unsafe fn end(mut self) {
         if !self.qp.is_null() {
             self.poll();
-            assert_eq!(qp::ibv_destroy_qp(self.qp), 0);
+            assert_eq!(destroy::ibv_destroy_qp(self.qp), 0);
         }
         if !self.ah.is_null() {
-            assert_eq!(pd::ibv_destroy_ah(self.ah), 0);
+            assert_eq!(ah::ibv_destroy_ah(self.ah), 0);
         }
         if !self.mw.is_null() {
             assert_eq!(mw::dealloc_mw(self.mw), 0);

@@ -17,13 +17,13 @@
 )]
 
 mod abi;
+mod border;
 mod cm;
-mod comp_cntr;
+mod counter;
 mod cq;
 mod device;
-mod dmabuf;
+mod domain;
 mod events;
-mod face;
 // The versions have a meaning in the C library only.
 #[cfg(not(any(test, fuzzing)))]
 mod exports;
@@ -31,32 +31,17 @@ mod exports;
 mod fork_tests;
 #[cfg(fuzzing)]
 pub mod fuzzing;
-mod guard;
-mod huge;
-mod kern;
-mod misc;
-mod mr;
-mod mr_ex;
-mod mw;
-mod object;
-mod pd;
+mod lifecycle;
+mod memory;
+mod open;
 mod post;
-mod private;
+mod process;
 mod qp;
-mod qp_create;
-mod qp_ex;
-mod query;
-mod reserve;
 mod rsocket;
 mod srq;
-mod srq_ops;
-mod transition;
-mod ud;
-mod unused;
-mod wait;
-mod xrc;
+mod stateless;
 
 /// Small allocations do not fail, because Rust would end the program.
 #[cfg(not(test))]
 #[global_allocator]
-static ALLOCATOR: reserve::Allocator = reserve::Allocator;
+static ALLOCATOR: process::reserve::Allocator = process::reserve::Allocator;

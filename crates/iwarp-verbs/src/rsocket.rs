@@ -7,7 +7,7 @@ pub(crate) use iwarp_rsocket::c_api::{
     rwritev,
 };
 
-use crate::unused;
+use crate::process::unused;
 use std::ffi::c_int;
 
 pub(crate) unsafe extern "C" fn rsocket(domain: c_int, ty: c_int, protocol: c_int) -> c_int {

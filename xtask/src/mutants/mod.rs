@@ -71,7 +71,7 @@ const STEP: (&str, &[&str], u64) = (
     "proto",
     &[
         "crates/iwarp-proto/src/ddp/stag.rs",
-        "crates/iwarp-proto/src/rdmap/opcode.rs",
+        "crates/iwarp-proto/src/ddp/opcode.rs",
         "crates/iwarp-proto/src/wire.rs",
     ],
     3,

@@ -5,6 +5,7 @@ mod code;
 mod markdown;
 mod messages;
 mod options;
+mod rooms;
 mod rules;
 pub(crate) mod unsafe_doc;
 
@@ -38,6 +39,21 @@ struct Finding {
     text: String,
 }
 
+/// Prints the rooms of all crates and what they name, in the form of the table.
+///
+/// # Errors
+/// A file cannot be read.
+pub(crate) fn print_rooms(context: &Context) -> Result<()> {
+    let mut crates = rooms::Crates::default();
+    for file in files::listed(&context.root)? {
+        if file.ends_with(".rs") {
+            crates.add(&file, &files::read(&context.root, &file)?);
+        }
+    }
+    print!("{}", crates.print());
+    Ok(())
+}
+
 /// Checks every file that git tracks or would add.
 pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
     let root = &context.root;
@@ -48,6 +64,7 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
     let mut variables = options::Variables::default();
     let mut sources = messages::Sources::default();
     let mut shown = attacks::Shown::default();
+    let mut crates = rooms::Crates::default();
     let mut count = 0;
     for file in files::listed(root)? {
         let foreign = FOREIGN.iter().any(|start| file.starts_with(start));
@@ -62,6 +79,7 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
             variables.add(&file, &text);
             sources.add(&text);
             shown.add(&file, &text);
+            crates.add(&file, &text);
         }
         if file.ends_with(".md") {
             findings.extend(markdown::links(root, &file, &text));
@@ -70,6 +88,9 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
     let readme = files::read(root, "README.md")?;
     findings.extend(variables.compare(&files::read(root, options::FILE)?));
     findings.extend(shown.compare(&files::read(root, attacks::FILE)?));
+    let rooms = rooms::Table::parse(&files::read(root, rooms::FILE)?)
+        .map_err(|error| anyhow!("{}: {error}", rooms::FILE))?;
+    findings.extend(crates.compare(&rooms));
     findings.extend(sources.compare(&files::read(root, messages::FILE)?));
     findings.extend(unsafe_doc::check(context, &table)?);
     findings.extend(markdown::readme(&readme, &files::read(root, "Cargo.toml")?));

@@ -32,7 +32,7 @@ const UNCLOCKED: &[&str] = &[
 /// The files of these that only show its time: in captured packets, and in completions of programs that ask for it.
 const SHOW_TIME: &[&str] = &[
     "crates/iwarp/src/capture/output.rs",
-    "crates/iwarp-verbs/src/cq.rs",
+    "crates/iwarp-verbs/src/cq/extended.rs",
 ];
 
 /// The libraries that end in programs which may fork, so that a lock of the whole process could be held for ever in a child.

@@ -1,8 +1,8 @@
 //! Header values: the headers of a segment, parsed and checked. RFC 5041 §4 and §7.1, RFC 5040 §4.1 figure 4 and §7.2.
 
-use super::view::{DDP_VERSION, RDMAP_VERSION, bit};
-use super::{QueueNumber, Stag, TAGGED_HEADER_LEN, TaggedView, UNTAGGED_HEADER_LEN, UntaggedView};
-use crate::rdmap::Opcode;
+use super::control::{DDP_VERSION, RDMAP_VERSION, bit, control_octets};
+use super::view::{TAGGED_HEADER_LEN, TaggedView, UNTAGGED_HEADER_LEN, UntaggedView};
+use super::{Opcode, QueueNumber, Stag};
 use core::fmt;
 
 /// Returns the header length that the first octet of a ULPDU announces: 14 if its T bit is set, else 18. A stream receiver
@@ -14,17 +14,6 @@ pub const fn header_len(first_octet: u8) -> usize {
     } else {
         UNTAGGED_HEADER_LEN
     }
-}
-
-/// Returns the two control octets of a segment, with reserved bits zero. Receivers compare them before they parse.
-#[inline]
-pub const fn control_octets(tagged: bool, last: bool, opcode: Opcode) -> [u8; 2] {
-    let tagged = if tagged { bit::TAGGED } else { 0 };
-    let last = if last { bit::LAST } else { 0 };
-    [
-        DDP_VERSION | tagged | last,
-        RDMAP_VERSION << bit::RDMAP_VERSION_SHIFT | opcode.0 & bit::OPCODE,
-    ]
 }
 
 /// The bits of the control octets that follow from the opcode: T, both versions, and the opcode itself.

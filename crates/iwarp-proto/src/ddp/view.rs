@@ -3,27 +3,14 @@
 //! A view does not check anything: it shows each version, opcode and reserved bit as it is.
 //! [`Header::parse`](super::Header::parse) checks.
 
-use super::{Stag, control_octets};
-use crate::rdmap::Opcode;
+use super::control::{bit, control_octets};
+use super::{Opcode, Stag};
 use crate::wire::{be32, be64, put};
 
 /// Octets before the payload in the ULPDU of a tagged segment.
 pub const TAGGED_HEADER_LEN: usize = 14;
 /// Octets before the payload in the ULPDU of an untagged segment.
 pub const UNTAGGED_HEADER_LEN: usize = 18;
-
-//= rfc5041 section 4.1
-//# This field MUST be set
-//# to one to indicate the version of the specification described in
-//# this document.
-/// DV: the DDP version of RFC 5041.
-pub const DDP_VERSION: u8 = 1;
-//= rfc5040 section 4.1
-//# For this version of the RDMAP, all RDMA Messages MUST have:
-//= rfc7306 section 4.1
-//# All RDMA Messages defined in this specification MUST have:
-/// RV: the RDMAP version of RFC 5040. (0 would be the RDMA Consortium's older protocol.)
-pub const RDMAP_VERSION: u8 = 1;
 
 /// Where the fields are, in octets from the start of the ULPDU.
 mod field {
@@ -51,15 +38,6 @@ mod field {
     pub(super) const QN: Range<usize> = 6..10;
     pub(super) const MSN: Range<usize> = 10..14;
     pub(super) const MO: Range<usize> = 14..18;
-}
-
-/// Bits of the two control octets.
-pub(super) mod bit {
-    pub(in crate::ddp) const TAGGED: u8 = 0x80;
-    pub(in crate::ddp) const LAST: u8 = 0x40;
-    pub(in crate::ddp) const DDP_VERSION: u8 = 0x03;
-    pub(in crate::ddp) const OPCODE: u8 = 0x0f;
-    pub(in crate::ddp) const RDMAP_VERSION_SHIFT: u32 = 6;
 }
 
 macro_rules! view {

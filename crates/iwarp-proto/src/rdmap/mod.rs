@@ -2,12 +2,11 @@
 
 mod atomic;
 mod immediate;
-mod opcode;
 mod read_request;
 pub mod terminate;
 
+pub use crate::ddp::opcode::Opcode;
 pub use atomic::{AtomicOp, AtomicRequest, AtomicRequestView, AtomicResponse, AtomicResponseView};
 pub use immediate::Immediate;
-pub use opcode::Opcode;
 pub use read_request::{ReadRequest, ReadRequestView};
 pub use terminate::{Terminate, TerminateCode};

@@ -56,18 +56,6 @@ impl Socket {
         })
     }
 
-    /// Answers requests that have come, and asks to be called again. For the service thread.
-    pub(crate) fn serve(&self) {
-        let mut s = self.state.lock();
-        if !matches!(s.phase, Phase::Listening(_)) {
-            return;
-        }
-        self.arm(&s);
-        self.pump(&mut s, false);
-        drop(s);
-        self.waiters.notify();
-    }
-
     /// Answers a peer that asks to connect.
     pub(super) fn answer(&self, s: &mut State, request: CmEvent) {
         let Phase::Listening(listening) = &mut s.phase else {

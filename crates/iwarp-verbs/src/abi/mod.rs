@@ -1,5 +1,8 @@
 //! The C structures, by hand. Names and fields are those of `infiniband/verbs.h` and `rdma/rdma_cma.h` on systems with 64 bits:
-//! of rdma-core 44, with what was added up to version 65. `recent` has the structures that are new as a whole.
+//! of rdma-core 44, with what was added up to version 65. `recent` has the structures that are new as a whole. `kern` has the
+//! kernel's structures, and the functions that copy from and to them.
+//!
+//! This room uses no other.
 //!
 //! Structures that a program passes with their size, or with a mask, may be longer here than in the program. `verbs_context` ends
 //! in front where that of version 44 does: its later fields are called by no inline function, and `sz` says that they are missing.
@@ -8,6 +11,7 @@
 #![allow(non_camel_case_types, non_snake_case, missing_docs, reason = "C names")]
 
 pub(crate) mod cma;
+pub(crate) mod kern;
 pub(crate) mod recent;
 pub(crate) mod verbs;
 

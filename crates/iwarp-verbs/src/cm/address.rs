@@ -2,9 +2,10 @@
 
 use crate::abi::cma::*;
 use crate::abi::verbs::*;
-use crate::device;
-use crate::guard::{EINVAL, ENOMEM, Errno, Res, UNSUPPORTED, minus_one, pointer, value};
-use crate::unused;
+use crate::border::guard::{EINVAL, ENOMEM, Errno, Res, UNSUPPORTED, minus_one, pointer, value};
+use crate::device::list;
+use crate::open;
+use crate::process::unused;
 use std::ffi::{c_char, c_int, c_uint};
 use std::ptr::{null, null_mut};
 
@@ -193,14 +194,36 @@ pub(crate) unsafe extern "C" fn rdma_freeaddrinfo(res: *mut rdma_addrinfo) {
     });
 }
 
+/// A list of `rdma_getaddrinfo`, which is freed with this value.
+pub(crate) struct Addresses(pub(super) *mut rdma_addrinfo);
+
+// SAFETY: the list belongs to this value alone, and is memory from the C library.
+unsafe impl Send for Addresses {}
+
+impl Drop for Addresses {
+    fn drop(&mut self) {
+        // SAFETY: made by `rdma_getaddrinfo` or by [`allocate`], and freed only here.
+        unsafe { rdma_freeaddrinfo(self.0) };
+    }
+}
+
+impl Addresses {
+    /// Gives the list to the program, which frees it.
+    pub(super) const fn into_raw(self) -> *mut rdma_addrinfo {
+        let list = self.0;
+        std::mem::forget(self);
+        list
+    }
+}
+
 /// The contexts that identifiers share, one for each device; they stay open.
 pub(crate) unsafe extern "C" fn rdma_get_devices(num: *mut c_int) -> *mut *mut ibv_context {
     unused::used();
     pointer(|| {
         let mut contexts = Vec::new();
-        for device in device::devices()? {
+        for device in list::devices()? {
             let raw = iwarp::cm::device_context(&device.device)?;
-            contexts.push(device::shared_context(&raw)?);
+            contexts.push(open::shared_context(&raw)?);
         }
         let list = libc::calloc(contexts.len() + 1, size_of::<usize>()).cast::<*mut ibv_context>();
         if list.is_null() {

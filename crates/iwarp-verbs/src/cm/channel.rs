@@ -1,18 +1,13 @@
-//! Event channels and events.
+//! Event channels: the objects, and who reads from them.
 
-use super::id::{self, IdObject};
-use super::{datagram, roce};
 use crate::abi::cma::*;
-use crate::abi::verbs::ibv_qp_attr;
-use crate::abi::verbs::value::{QP_STATE, QPS_ERR};
-use crate::guard::{EINVAL, Errno, Res, minus_one, pointer, value};
-use crate::object::{self, Kind, Object, Unacknowledged};
-use crate::{qp, query, wait};
-use iwarp::cm::{CmEvent, CmEventChannel, CmEventKind};
+use crate::border::guard::{Errno, Res, pointer, value};
+use crate::border::object::{self, Kind, Object};
+use crate::border::wait;
+use iwarp::cm::CmEventChannel;
 use iwarp::runtime::{ProcessLock, create_event_channel, fork_generation};
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{c_int, c_uint};
 use std::os::fd::{AsFd, AsRawFd};
-use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::time::Duration;
@@ -66,15 +61,6 @@ static LEFT_OPEN: ProcessLock<Vec<CmEventChannel>> =
 
 pub(crate) type ChannelObject = Object<rdma_event_channel, Channel>;
 
-/// Our part of an event: who counts it, and the memory of the private data.
-pub(crate) struct Event {
-    /// The object whose acknowledgement it counts for. For a request that is the listener.
-    counted: *mut rdma_cm_id,
-    /// The group that it is about, which counts it, too.
-    group: Option<Arc<Unacknowledged>>,
-    _private_data: Vec<u8>,
-}
-
 /// Taking an event and counting it is one step, as seen by the thread that destroys the identifier.
 pub(crate) static DELIVERY: ProcessLock<()> = ProcessLock::new("verbs::cm::DELIVERY", ());
 
@@ -115,7 +101,7 @@ pub(crate) unsafe fn destroy(channel: *mut rdma_event_channel) {
 }
 
 /// Counts a thread that asks for events. Returns the descriptor, which stays open until the thread leaves.
-unsafe fn enter(channel: *mut rdma_event_channel) -> Res<c_int> {
+pub(super) unsafe fn enter(channel: *mut rdma_event_channel) -> Res<c_int> {
     let object = find(channel)?;
     if object.generation != fork_generation() {
         // Nobody in a forked child puts events there, and threads of the parent may have the queue's lock.
@@ -126,7 +112,7 @@ unsafe fn enter(channel: *mut rdma_event_channel) -> Res<c_int> {
 }
 
 /// Counts a thread that has its event, or an error.
-unsafe fn leave(channel: *mut rdma_event_channel) {
+pub(super) unsafe fn leave(channel: *mut rdma_event_channel) {
     if let Ok(object) = find(channel) {
         object.reader.store(this_thread(), Ordering::Release);
         object.inside.fetch_sub(1, Ordering::AcqRel);
@@ -141,283 +127,10 @@ pub(crate) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_ev
     value((), || destroy(channel));
 }
 
-/// The event if the connection is up, and the program has to move its queue pair to RTS and call `rdma_establish(3)`.
-const CONNECT_RESPONSE: c_uint = 5;
-
 pub(super) const MULTICAST_JOIN: c_uint = 12;
 pub(super) const MULTICAST_ERROR: c_uint = 13;
 /// An event that the program has written itself (`rdma_write_cm_event(3)`).
 pub(super) const USER: c_uint = 18;
-
-const fn number(kind: CmEventKind) -> c_uint {
-    match kind {
-        CmEventKind::AddrResolved => 0,
-        CmEventKind::AddrError => 1,
-        CmEventKind::RouteResolved => 2,
-        CmEventKind::ConnectRequest => 4,
-        CmEventKind::ConnectError => 6,
-        CmEventKind::Unreachable => 7,
-        CmEventKind::Rejected => 8,
-        CmEventKind::Established => 9,
-        CmEventKind::Disconnected => 10,
-        CmEventKind::MulticastJoin(_) => MULTICAST_JOIN,
-        CmEventKind::MulticastError(_) => MULTICAST_ERROR,
-        CmEventKind::TimewaitExit => 15,
-        CmEventKind::AddrinfoResolved => 16,
-        CmEventKind::AddrinfoError => 17,
-        CmEventKind::User(_) => USER,
-        // Kinds that C programs do not know.
-        _ => 3,
-    }
-}
-
-/// Returns the depth that a program is told: no more than a queue pair has room for, because many programs accept with the
-/// values of the event; and all of that if the peer did not say.
-fn depth(value: Option<u16>) -> u8 {
-    let most = query::RD_ATOMIC;
-    u8::try_from(value.unwrap_or(most).min(most)).unwrap_or(u8::MAX)
-}
-
-/// Applies an event to the identifier that programs see. Returns `None` if the identifier is gone.
-unsafe fn deliver(event: CmEvent) -> Option<*mut rdma_cm_event> {
-    let (id, listener) = match &event.listener {
-        None => {
-            let id = event.id.user_data() as *mut rdma_cm_id;
-            if id.is_null() {
-                return None;
-            }
-            id::refresh(id);
-            (id, null_mut())
-        }
-        Some(listener) => {
-            let listener = listener.user_data() as *mut rdma_cm_id;
-            if listener.is_null() {
-                event.id.destroy();
-                return None;
-            }
-            if !id::takes(listener, event.xrc) {
-                tracing::debug!("a request for another type of queue pair is rejected");
-                let _ = event.id.reject(&[]);
-                event.id.destroy();
-                return None;
-            }
-            match id::of_request(listener, &event.id) {
-                Ok(id) => (id, listener),
-                Err(Errno(errno)) => {
-                    tracing::warn!(errno, "a connection request could not be delivered");
-                    event.id.destroy();
-                    return None;
-                }
-            }
-        }
-    };
-    let counted = if listener.is_null() { id } else { listener };
-    let object: &IdObject = object::trusted(counted);
-    let subject: &IdObject = object::trusted(id);
-    if event.infiniband.is_some() {
-        subject.endpoint.lock().peer = event.infiniband;
-    }
-    let (param, group) = parameters(subject, &event);
-    object.events.delivered();
-    if event.kind == CmEventKind::Rejected {
-        end_queue_pair(id);
-    }
-    let response = event.kind == CmEventKind::Established && object.endpoint.lock().external_qp;
-    if event.kind == CmEventKind::Established {
-        id::show_connection(id, subject);
-    }
-    let c = rdma_cm_event {
-        id,
-        listen_id: listener,
-        event: if response {
-            CONNECT_RESPONSE
-        } else {
-            number(event.kind)
-        },
-        status: status_of(subject, &event),
-        param,
-    };
-    let own = Event {
-        counted,
-        group,
-        _private_data: event.private_data,
-    };
-    Some(object::create(Kind::CmEvent, c, own))
-}
-
-/// Reasons of a reject message of InfiniBand's connection manager: the initiator has given up,
-/// nobody serves the port, and the program has rejected.
-const GIVEN_UP: c_int = 4;
-const INVALID_SERVICE_ID: c_int = 8;
-const CONSUMER_DEFINED: c_int = 28;
-
-/// Returns the status of an event as C programs see it.
-fn status_of(id: &IdObject, event: &CmEvent) -> c_int {
-    let is_roce = || id.raw.context().is_some_and(|ctx| roce::is_face_of(&ctx));
-    match (event.kind, event.replied) {
-        (CmEventKind::Rejected, true) if is_roce() => CONSUMER_DEFINED,
-        (CmEventKind::Rejected, false) if event.status == libc::ECONNABORTED => GIVEN_UP,
-        (CmEventKind::Rejected, false) if is_roce() => INVALID_SERVICE_ID,
-        _ => datagram::status_of(event),
-    }
-}
-
-/// Moves the queue pair of a rejected identifier to the error state, as librdmacm does when it reports the event. A program may wait until the
-/// receives that it posted before it connected are flushed, and these would never complete.
-unsafe fn end_queue_pair(id: *mut rdma_cm_id) {
-    if (*id).qp.is_null() {
-        return;
-    }
-    // SAFETY: integers, for which zero is a value.
-    let mut attr: ibv_qp_attr = std::mem::zeroed();
-    attr.qp_state = QPS_ERR;
-    // A queue pair that the program has destroyed meanwhile has nothing to flush.
-    let _ = qp::ibv_modify_qp((*id).qp, &raw mut attr, QP_STATE as c_int);
-}
-
-/// Makes the parameters of an event, which point into its private data, and counts the event for the group that it is about.
-fn parameters(id: &IdObject, event: &CmEvent) -> (event_param, Option<Arc<Unacknowledged>>) {
-    // SAFETY: integers and pointers, for which zero is a value.
-    let mut param: event_param = unsafe { std::mem::zeroed() };
-    let mut group = None;
-    match event.kind {
-        CmEventKind::User(arg) => param.arg = arg,
-        _ if id.raw.is_for_datagrams() => {
-            let mut ud = datagram::parameters(id, event);
-            group = datagram::joined(id, event.kind, &mut ud);
-            param.ud = ud;
-        }
-        _ => param.conn = connection(event),
-    }
-    (param, group)
-}
-
-fn connection(event: &CmEvent) -> rdma_conn_param {
-    let private_data = &event.private_data;
-    let peer = event.infiniband.unwrap_or_default();
-    rdma_conn_param {
-        private_data: if private_data.is_empty() {
-            null_mut()
-        } else {
-            private_data.as_ptr().cast::<c_void>()
-        },
-        private_data_len: u8::try_from(private_data.len()).unwrap_or(u8::MAX),
-        responder_resources: depth(event.responder_resources),
-        initiator_depth: depth(event.initiator_depth),
-        flow_control: u8::from(peer.flow_control),
-        // A reply does not carry it: it is the request's.
-        retry_count: match event.kind {
-            CmEventKind::ConnectRequest => peer.retry_count,
-            _ => 0,
-        },
-        rnr_retry_count: peer.rnr_retry_count,
-        srq: u8::from(peer.srq),
-        qp_num: peer.qp_num,
-    }
-}
-
-/// Takes one event, counted as delivered.
-unsafe fn take(
-    channel: *mut rdma_event_channel,
-    was_read: bool,
-) -> Res<Option<*mut rdma_cm_event>> {
-    let queue = Arc::clone(&find(channel)?.queue);
-    loop {
-        let _delivery = DELIVERY.lock();
-        let event = if was_read {
-            queue.try_next_after_read()
-        } else {
-            queue.try_next()
-        };
-        let Some(event) = event else { return Ok(None) };
-        if let Some(event) = deliver(event) {
-            return Ok(Some(event));
-        }
-    }
-}
-
-pub(crate) unsafe extern "C-unwind" fn rdma_get_cm_event(
-    channel: *mut rdma_event_channel,
-    to: *mut *mut rdma_cm_event,
-) -> c_int {
-    if to.is_null() {
-        return minus_one(|| Err(EINVAL));
-    }
-    let fd = match value(Err(EINVAL), || enter(channel)) {
-        Ok(fd) => fd,
-        Err(e) => return minus_one(|| Err(e)),
-    };
-    let mut was_read = false;
-    let result = loop {
-        match value(Err(EINVAL), || take(channel, was_read)) {
-            Ok(Some(event)) => {
-                *to = event;
-                break 0;
-            }
-            Ok(None) => {}
-            Err(e) => break minus_one(|| Err(e)),
-        }
-        if wait::consume(fd) != 0 {
-            break -1;
-        }
-        was_read = true;
-    };
-    value((), || leave(channel));
-    result
-}
-
-/// Acknowledges an event and frees it.
-///
-/// # Safety
-/// As [`object::find`].
-pub(crate) unsafe fn acknowledge(event: *mut rdma_cm_event) -> Res<()> {
-    let object: &Object<rdma_cm_event, Event> = object::find(Kind::CmEvent, event)?;
-    object::retire(Kind::CmEvent, event)?;
-    let counted = object.counted;
-    let group = object.group.clone();
-    object::free::<rdma_cm_event, Event>(event);
-    if let Some(group) = group {
-        group.acknowledged(1);
-    }
-    // Afterwards, because destroying the identifier may have waited for it.
-    if let Ok(id) = id::find(counted) {
-        id.events.acknowledged(1);
-    }
-    Ok(())
-}
-
-pub(crate) unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
-    minus_one(|| {
-        acknowledge(event)?;
-        Ok(0)
-    })
-}
-
-pub(crate) unsafe extern "C" fn rdma_event_str(event: c_uint) -> *const c_char {
-    let name = match event {
-        0 => c"RDMA_CM_EVENT_ADDR_RESOLVED",
-        1 => c"RDMA_CM_EVENT_ADDR_ERROR",
-        2 => c"RDMA_CM_EVENT_ROUTE_RESOLVED",
-        3 => c"RDMA_CM_EVENT_ROUTE_ERROR",
-        4 => c"RDMA_CM_EVENT_CONNECT_REQUEST",
-        5 => c"RDMA_CM_EVENT_CONNECT_RESPONSE",
-        6 => c"RDMA_CM_EVENT_CONNECT_ERROR",
-        7 => c"RDMA_CM_EVENT_UNREACHABLE",
-        8 => c"RDMA_CM_EVENT_REJECTED",
-        9 => c"RDMA_CM_EVENT_ESTABLISHED",
-        10 => c"RDMA_CM_EVENT_DISCONNECTED",
-        11 => c"RDMA_CM_EVENT_DEVICE_REMOVAL",
-        MULTICAST_JOIN => c"RDMA_CM_EVENT_MULTICAST_JOIN",
-        MULTICAST_ERROR => c"RDMA_CM_EVENT_MULTICAST_ERROR",
-        14 => c"RDMA_CM_EVENT_ADDR_CHANGE",
-        15 => c"RDMA_CM_EVENT_TIMEWAIT_EXIT",
-        16 => c"RDMA_CM_EVENT_ADDRINFO_RESOLVED",
-        17 => c"RDMA_CM_EVENT_ADDRINFO_ERROR",
-        USER => c"RDMA_CM_EVENT_USER",
-        _ => c"UNKNOWN EVENT",
-    };
-    name.as_ptr()
-}
 
 #[cfg(test)]
 mod tests {
@@ -453,21 +166,5 @@ mod tests {
         });
         channel.inside.store(0, Ordering::Release);
         assert!(!channel.is_read(), "it has ended");
-    }
-
-    #[test]
-    fn a_program_may_accept_with_the_depths_that_it_is_told() {
-        for offered in [
-            None,
-            Some(0),
-            Some(1),
-            Some(64),
-            Some(65),
-            Some(255),
-            Some(u16::MAX),
-        ] {
-            assert!(u16::from(depth(offered)) <= query::RD_ATOMIC, "{offered:?}");
-        }
-        assert_eq!((depth(Some(0)), depth(Some(64))), (0, 64));
     }
 }

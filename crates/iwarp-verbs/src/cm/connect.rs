@@ -1,15 +1,15 @@
 //! Connections: connect, accept, reject, disconnect, and their relatives.
 
-use super::endpoint::ACCESS_ALL;
-use super::id::{self, IdObject, complete, drop_event, find};
-use super::{datagram, roce};
+use super::id::{complete, drop_event};
+use super::object::{ACCESS_ALL, IdObject, find};
+use super::{datagram, identifier, roce};
 use crate::abi::cma::*;
 use crate::abi::verbs::value as v;
 use crate::abi::verbs::*;
-use crate::device;
-use crate::guard::{EINVAL, Errno, Res, minus_one};
-use crate::query::RD_ATOMIC;
-use iwarp::cm::{CmProgress, ConnectionParameters, InfinibandParameters};
+use crate::border::guard::{EINVAL, Errno, Res, minus_one};
+use crate::device::query::RD_ATOMIC;
+use crate::qp::connected;
+use iwarp::cm::{CmProgress, ConnectionParameters, DEFAULT_QKEY, InfinibandParameters};
 use std::ffi::{c_int, c_uint, c_void};
 
 /// `RDMA_MAX_RESP_RES` and `RDMA_MAX_INIT_DEPTH`: as many as the device can.
@@ -88,10 +88,10 @@ unsafe fn infiniband(
 /// RoCE NIC the number may be any, because InfiniBand's connection manager only passes it on. UCX hands over the number of a datagram queue pair.
 unsafe fn choose_qp(id: *mut rdma_cm_id, object: &IdObject, p: *const rdma_conn_param) -> Res<()> {
     if !(*id).qp.is_null() {
-        id::show_timeout(id, object);
+        identifier::show_timeout(id, object);
         object
             .raw
-            .set_queue_pair(Some(&crate::qp::find((*id).qp)?.raw));
+            .set_queue_pair(Some(&connected::find((*id).qp)?.raw));
         return Ok(());
     }
     if object.raw.queue_pair().is_some() {
@@ -129,7 +129,7 @@ pub(crate) unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, p: *mut rdma_co
     minus_one(|| {
         let object = find(id)?;
         if object.raw.is_for_datagrams() {
-            datagram::accept(id, p)?;
+            accept_datagrams(id, p)?;
             // No event follows.
             return Ok(0);
         }
@@ -137,10 +137,33 @@ pub(crate) unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, p: *mut rdma_co
         choose_qp(id, object, p)?;
         drop_event(id)?;
         object.raw.accept(&parameters)?;
-        id::refresh(id);
-        id::show_connection(id, object);
+        identifier::refresh(id);
+        identifier::show_connection(id, object);
         complete(id)
     })
+}
+
+/// `rdma_accept(3)`: the peer is told the identifier's queue pair, or the one whose number is in the parameters.
+unsafe fn accept_datagrams(id: *mut rdma_cm_id, p: *const rdma_conn_param) -> Res<()> {
+    let raw = &find(id)?.raw;
+    let data = private_data(p);
+    if (*id).qp.is_null() {
+        let num = p.as_ref().map(|p| p.qp_num).ok_or(EINVAL)?;
+        raw.accept_datagrams(num, DEFAULT_QKEY, data)?;
+    } else {
+        let qp = &crate::qp::datagram::find((*id).qp)?.raw;
+        raw.accept_datagrams(qp.num(), qp.qkey(), data)?;
+    }
+    drop_event(id)
+}
+
+unsafe fn private_data<'a>(p: *const rdma_conn_param) -> &'a [u8] {
+    match p.as_ref() {
+        Some(p) if !p.private_data.is_null() && p.private_data_len > 0 => {
+            std::slice::from_raw_parts(p.private_data.cast(), usize::from(p.private_data_len))
+        }
+        _ => &[],
+    }
 }
 
 unsafe fn reject(id: *mut rdma_cm_id, data: *const c_void, len: u8) -> Res<c_int> {
@@ -174,7 +197,7 @@ pub(crate) unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     minus_one(|| {
         let object = find(id)?;
         object.raw.disconnect()?;
-        if let Ok(qp) = crate::qp::find((*id).qp) {
+        if let Ok(qp) = connected::find((*id).qp) {
             qp.show_disconnected();
             (*(*id).qp).state = v::QPS_ERR;
         }
@@ -270,12 +293,4 @@ pub(crate) unsafe extern "C" fn rdma_set_local_ece(
         // There is no vendor, so there is nothing to agree on.
         Ok(0)
     })
-}
-
-/// Returns `true` if the context belongs to the connection manager.
-pub(crate) unsafe fn same_device(verbs: *mut ibv_context, other: *mut ibv_context) -> bool {
-    verbs == other
-        || device::context(verbs)
-            .raw
-            .is_same(&device::context(other).raw)
 }

@@ -1,15 +1,18 @@
 //! Queue pairs of identifiers, and the end points of the synchronous interface (`rdma_create_ep(3)`).
 
-use super::channel;
-use super::connect::same_device;
-use super::datagram;
-use super::id::{self, IdObject, QpInit, find};
-use super::sockaddr;
+use super::object::{ACCESS_ALL, IdObject, QpInit, find, is_synchronous};
+use super::{datagram, event, id, identifier, sockaddr};
 use crate::abi::cma::*;
+use crate::abi::verbs::value as v;
 use crate::abi::verbs::value::{QPS_INIT, QPT_RC, QPT_UD, QPT_XRC_RECV, QPT_XRC_SEND};
 use crate::abi::verbs::*;
-use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, minus_one, value};
-use crate::{cq, qp, qp_create, srq, xrc};
+use crate::border::guard::{EINVAL, Errno, Res, UNSUPPORTED, minus_one, value};
+use crate::cq::{channel as comp_channel, queue as cq};
+use crate::device::check_same;
+use crate::domain::xrcd;
+use crate::lifecycle::{create, destroy, modify};
+use crate::qp::connected;
+use crate::srq::queue as srq;
 use iwarp::runtime::ProcessLock;
 use iwarp_rnic::qp::State;
 use std::ffi::c_int;
@@ -30,12 +33,12 @@ fn made<T>(p: *mut T) -> Res<*mut T> {
 }
 
 unsafe fn make_cq(id: *mut rdma_cm_id, depth: u32) -> Res<(*mut ibv_comp_channel, *mut ibv_cq)> {
-    let channel = made(cq::ibv_create_comp_channel((*id).verbs))?;
+    let channel = made(comp_channel::ibv_create_comp_channel((*id).verbs))?;
     let cq = cq::ibv_create_cq((*id).verbs, depth.max(1) as c_int, id.cast(), channel, 0);
     match made(cq) {
         Ok(cq) => Ok((channel, cq)),
         Err(e) => {
-            cq::ibv_destroy_comp_channel(channel);
+            comp_channel::ibv_destroy_comp_channel(channel);
             Err(e)
         }
     }
@@ -86,7 +89,7 @@ unsafe fn destroy_cqs(id: *mut rdma_cm_id, object: &IdObject) {
         if !(*cq).is_null() && cq::ibv_destroy_cq(*cq) == 0 {
             *cq = null_mut();
             if !(*channel).is_null() {
-                cq::ibv_destroy_comp_channel(*channel);
+                comp_channel::ibv_destroy_comp_channel(*channel);
                 *channel = null_mut();
             }
         }
@@ -99,9 +102,10 @@ unsafe fn pd_of(id: *mut rdma_cm_id, pd: *mut ibv_pd) -> Res<*mut ibv_pd> {
         return Err(EINVAL);
     }
     let pd = if pd.is_null() { (*id).pd } else { pd };
-    if pd.is_null() || !same_device((*id).verbs, (*pd).context) {
+    if pd.is_null() {
         return Err(EINVAL);
     }
+    check_same((*id).verbs, (*pd).context)?;
     Ok(pd)
 }
 
@@ -118,13 +122,10 @@ unsafe fn default_xrcd(verbs: *mut ibv_context) -> Res<*mut ibv_xrcd> {
         fd: -1,
         oflags: libc::O_CREAT,
     };
-    let xrcd = made(xrc::open_xrcd(verbs, &raw mut attr))?;
+    let xrcd = made(xrcd::open_xrcd(verbs, &raw mut attr))?;
     domains.push((verbs as usize, xrcd as usize));
     Ok(xrcd)
 }
-
-/// The rights of a queue pair, which regions limit: local and remote writes, remote reads, atomics.
-pub(super) const ACCESS_ALL: u32 = 0xf;
 
 const ATTR_PD: u32 = 1;
 const ATTR_XRCD: u32 = 2;
@@ -167,7 +168,7 @@ unsafe fn create_qp_ex(id: *mut rdma_cm_id, a: &mut ibv_qp_init_attr_ex) -> Res<
         a.xrcd = default_xrcd((*id).verbs)?;
         a.comp_mask |= ATTR_XRCD;
     }
-    let new = fill_cqs(id, object, a).and_then(|()| made(qp_create::create_qp_ex((*id).verbs, a)));
+    let new = fill_cqs(id, object, a).and_then(|()| made(create::create_qp_ex((*id).verbs, a)));
     let q = match new {
         Ok(q) => q,
         Err(e) => {
@@ -186,14 +187,14 @@ unsafe fn adopt(
     pd: *mut ibv_pd,
 ) -> Res<()> {
     let ready = match object.raw.is_for_datagrams() {
-        true => datagram::make_ready(object, q),
+        true => make_datagrams_ready(object, q),
         false => make_ready(object, q),
     };
     if let Err(e) = ready {
         if object.raw.is_for_datagrams() {
             let _ = object.raw.set_datagram_queue_pair(None);
         }
-        qp::ibv_destroy_qp(q);
+        destroy::ibv_destroy_qp(q);
         destroy_cqs(id, object);
         return Err(e);
     }
@@ -206,7 +207,7 @@ unsafe fn adopt(
 /// Brings a connected queue pair to INIT, as `rdma_create_qp(3)` does, and lets the identifier name it. The program may post
 /// receives from now on, whatever the device looks like.
 unsafe fn make_ready(object: &IdObject, q: *mut ibv_qp) -> Res<()> {
-    let own = qp::find(q)?;
+    let own = connected::find(q)?;
     let raw = &own.raw;
     raw.modify(State::Init)?;
     // As `rdma_init_qp_attr` has it.
@@ -215,6 +216,26 @@ unsafe fn make_ready(object: &IdObject, q: *mut ibv_qp) -> Res<()> {
     own.is_new.store(false, Ordering::Release);
     object.raw.set_queue_pair(Some(raw));
     Ok(())
+}
+
+/// Brings the queue pair of an identifier to RTS, as `rdma_create_qp(3)` does for datagrams, and lets the identifier name it.
+unsafe fn make_datagrams_ready(object: &IdObject, q: *mut ibv_qp) -> Res<()> {
+    let mut attr: ibv_qp_attr = std::mem::zeroed();
+    attr.qp_state = QPS_INIT;
+    let init = v::QP_STATE | datagram::attributes(&mut attr)?;
+    for (state, mask) in [
+        (QPS_INIT, init),
+        (v::QPS_RTR, v::QP_STATE),
+        (v::QPS_RTS, v::QP_STATE | v::QP_SQ_PSN),
+    ] {
+        attr.qp_state = state;
+        match modify::ibv_modify_qp(q, &raw mut attr, mask as c_int) {
+            0 => {}
+            errno => return Err(Errno(errno)),
+        }
+    }
+    let raw = &crate::qp::datagram::find(q)?.raw;
+    Ok(object.raw.set_datagram_queue_pair(Some(raw))?)
 }
 
 /// A queue pair for datagrams belongs to an identifier for datagrams, and no other.
@@ -255,7 +276,7 @@ pub(crate) unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
         }
         if !(*id).qp.is_null() {
             // The program cannot name it any more, so it is not left in its multicast groups.
-            let _ = qp::destroy((*id).qp);
+            let _ = destroy::destroy((*id).qp);
             (*id).qp = null_mut();
         }
         destroy_cqs(id, object);
@@ -362,7 +383,7 @@ unsafe fn create_ep(
     let object = find(id)?;
     if res.ai_flags & RAI_PASSIVE != 0 {
         object.raw.bind(sockaddr::read(res.ai_src_addr)?)?;
-        id::refresh(id);
+        identifier::refresh(id);
         if !pd.is_null() {
             (*id).pd = pd;
         }
@@ -415,7 +436,7 @@ pub(crate) unsafe extern "C" fn rdma_create_ep(
             return Err(EINVAL);
         }
         let res = &*res;
-        let id = id::create(null_mut(), null_mut(), res.ai_port_space as u32)?;
+        let id = identifier::create(null_mut(), null_mut(), res.ai_port_space as u32)?;
         if let Err(e) = choose_type(id, res.ai_qp_type as u32) {
             rdma_destroy_ep(id);
             return Err(e);
@@ -456,37 +477,37 @@ pub(crate) unsafe extern "C" fn rdma_get_request(
 ) -> c_int {
     minus_one(|| {
         let object = find(listen)?;
-        if !id::is_synchronous(object) {
+        if !is_synchronous(object) {
             return Err(EINVAL);
         }
         id::drop_event(listen)?;
-        let mut event: *mut rdma_cm_event = null_mut();
-        if channel::rdma_get_cm_event((*listen).channel, &raw mut event) != 0 {
+        let mut got: *mut rdma_cm_event = null_mut();
+        if event::rdma_get_cm_event((*listen).channel, &raw mut got) != 0 {
             return Err(last_error());
         }
         let refuse = |e: Errno| {
-            channel::acknowledge(event)?;
+            event::acknowledge(got)?;
             Err(e)
         };
-        if (*event).status != 0 {
-            return refuse(Errno((*event).status.abs()));
+        if (*got).status != 0 {
+            return refuse(Errno((*got).status.abs()));
         }
-        if (*event).event != EVENT_CONNECT_REQUEST {
+        if (*got).event != EVENT_CONNECT_REQUEST {
             return refuse(EINVAL);
         }
-        let id = (*event).id;
+        let id = (*got).id;
         let init = object.endpoint.lock().qp_init;
         if let Some(QpInit(mut attr)) = init {
             if !(*listen).srq.is_null() && attr.srq.is_null() {
                 attr.srq = (*listen).srq;
             }
             if let Err(e) = create_qp(id, (*listen).pd, &mut attr) {
-                channel::acknowledge(event)?;
+                event::acknowledge(got)?;
                 id::destroy(id)?;
                 return Err(e);
             }
         }
-        (*id).event = event;
+        (*id).event = got;
         *to = id;
         Ok(0)
     })

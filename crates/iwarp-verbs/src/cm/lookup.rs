@@ -3,51 +3,16 @@
 //!
 //! A resolver blocks for seconds if no server answers it, so each look-up has a thread.
 
-use super::address::{self, SUBNET, copy_address, rdma_freeaddrinfo, rdma_getaddrinfo};
+use super::address::{self, Addresses, SUBNET, copy_address, rdma_getaddrinfo};
 use super::channel::USER;
-use super::id::{complete, find};
+use super::id::complete;
+use super::object::{Lookup, LookupState, find};
 use crate::abi::cma::*;
-use crate::guard::{EBUSY, EINVAL, Errno, Res, UNSUPPORTED, minus_one};
+use crate::border::guard::{EBUSY, EINVAL, Errno, Res, UNSUPPORTED, minus_one};
 use iwarp::cm::{CmEventKind, CmId};
-use parking_lot::Mutex;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint};
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
-
-/// The look-up of an identifier. The thread that works on it keeps it alive, but not the identifier.
-#[derive(Default)]
-pub(crate) struct Lookup(Mutex<State>);
-
-#[derive(Default)]
-enum State {
-    #[default]
-    None,
-    Running,
-    /// The program has not asked for the result yet.
-    Found(Addresses),
-}
-
-/// A list of `rdma_getaddrinfo`, which is freed with this value.
-struct Addresses(*mut rdma_addrinfo);
-
-// SAFETY: the list belongs to this value alone, and is memory from the C library.
-unsafe impl Send for Addresses {}
-
-impl Drop for Addresses {
-    fn drop(&mut self) {
-        // SAFETY: made by `rdma_getaddrinfo` or `Question::new`, and freed only here.
-        unsafe { rdma_freeaddrinfo(self.0) };
-    }
-}
-
-impl Addresses {
-    /// Gives the list to the program, which frees it.
-    const fn into_raw(self) -> *mut rdma_addrinfo {
-        let list = self.0;
-        std::mem::forget(self);
-        list
-    }
-}
 
 /// A copy of what the program asks for, because its memory need not outlive the call.
 struct Question {
@@ -111,8 +76,8 @@ impl Question {
 /// Looks up, keeps the result, and gives the event.
 fn run(question: &Question, lookup: &Lookup, id: &CmId) {
     let (state, kind, errno) = match question.ask() {
-        Ok(found) => (State::Found(found), CmEventKind::AddrinfoResolved, 0),
-        Err(Errno(errno)) => (State::None, CmEventKind::AddrinfoError, errno),
+        Ok(found) => (LookupState::Found(found), CmEventKind::AddrinfoResolved, 0),
+        Err(Errno(errno)) => (LookupState::None, CmEventKind::AddrinfoError, errno),
     };
     *lookup.0.lock() = state;
     // An identifier that was destroyed meanwhile has no events any more.
@@ -139,15 +104,15 @@ pub(crate) unsafe extern "C" fn rdma_resolve_addrinfo(
         {
             let mut state = lookup.0.lock();
             // A result that the program has not taken counts as one that it still wants.
-            if !matches!(*state, State::None) {
+            if !matches!(*state, LookupState::None) {
                 return Err(EBUSY);
             }
-            *state = State::Running;
+            *state = LookupState::Running;
         }
         let thread = std::thread::Builder::new().name("iwarp-lookup".into());
         let own = Arc::clone(&lookup);
         if let Err(e) = thread.spawn(move || run(&question, &own, &raw)) {
-            *lookup.0.lock() = State::None;
+            *lookup.0.lock() = LookupState::None;
             return Err(e.into());
         }
         complete(id)
@@ -165,7 +130,7 @@ pub(crate) unsafe extern "C" fn rdma_query_addrinfo(
         }
         let mut state = object.lookup.0.lock();
         match std::mem::take(&mut *state) {
-            State::Found(found) => {
+            LookupState::Found(found) => {
                 *to = found.into_raw();
                 Ok(0)
             }

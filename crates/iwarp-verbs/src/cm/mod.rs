@@ -1,15 +1,24 @@
 //! librdmacm: event channels, identifiers, connections (`rdma_cm(7)`).
 //!
-//! `channel` has event channels and events, `id` identifiers and addresses, `connect` the calls that make and end
-//! connections, `endpoint` queue pairs and the synchronous interface, `address` look-ups of names and devices, `lookup` those that an
-//! event ends, `roce` what is different if the device looks like a RoCE NIC, `datagram` identifiers for datagrams.
+//! `object` has the objects of identifiers, `identifier` creates them and keeps their public fields
+//! up to date, `channel` has event channels and `event` their events. `id` has the calls that belong
+//! to an identifier's life and address, `connect` those that make and end connections, `multicast`
+//! those for groups, `endpoint` queue pairs and the synchronous interface, `lookup` look-ups that an
+//! event ends. `address` looks up names and devices, `sockaddr` converts addresses. What differs is
+//! in `roce` for devices that look like a RoCE NIC, and in `datagram` for datagrams.
+//!
+//! This room uses `open`, `lifecycle` and the rooms below them. Only `exports` uses it.
 
 pub(crate) mod address;
 pub(crate) mod channel;
 pub(crate) mod connect;
-pub(crate) mod datagram;
+mod datagram;
 pub(crate) mod endpoint;
+pub(crate) mod event;
 pub(crate) mod id;
+mod identifier;
 pub(crate) mod lookup;
+pub(crate) mod multicast;
+pub(crate) mod object;
 mod roce;
-pub(crate) mod sockaddr;
+mod sockaddr;

@@ -2,13 +2,14 @@
 //! path record, and attributes for programs that move their queue pair themselves. Connections are made in the same way in both
 //! faces, so none of the values but the addresses has an effect.
 
-use super::id::{IdObject, gid_of};
+use super::object::IdObject;
+use super::sockaddr::gid_of;
 use crate::abi::verbs::value as v;
 use crate::abi::verbs::*;
-use crate::face;
-use crate::guard::{EINVAL, Res};
-use crate::query::{self, PKEY, RD_ATOMIC};
-use crate::transition;
+use crate::border::guard::{EINVAL, Res};
+use crate::device::face;
+use crate::device::query::{self, PKEY, RD_ATOMIC};
+use crate::qp::transition;
 use iwarp::Face;
 use iwarp::cm::CmId;
 use iwarp::runtime::{Context, QueuePair, Retry};
@@ -113,7 +114,7 @@ fn route(ctx: &Context, id: &CmId) -> Res<ibv_ah_attr> {
 /// Returns the index of an address in the GID table of its device, as RoCE v2 if the device is a RoCE NIC; `None` if the
 /// table does not have it.
 pub(super) fn index_of(ctx: &Context, local: Option<SocketAddr>) -> Option<u32> {
-    let own = crate::kern::octets(gid_of(local));
+    let own = crate::abi::kern::octets(gid_of(local));
     // The addresses may have changed since the context was opened.
     let device = ctx.device().current().ok()??;
     let table = device.gids(ctx.config().face);

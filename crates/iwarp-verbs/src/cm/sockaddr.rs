@@ -1,6 +1,6 @@
 //! Socket addresses between C and Rust.
 
-use crate::guard::{EINVAL, Res};
+use crate::border::guard::{EINVAL, Res};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 /// Reads an address. As with librdmacm, an address of a family that has no devices is `EINVAL`.
@@ -72,6 +72,17 @@ pub(crate) fn write(address: SocketAddr) -> (libc::sockaddr_storage, libc::sockl
         };
         (to, len as libc::socklen_t)
     }
+}
+
+/// Returns the GID of an address: the address itself, IPv4 as mapped; zero for none.
+pub(crate) fn gid_of(address: Option<SocketAddr>) -> [u64; 2] {
+    let octets = match address.map(|a| a.ip()) {
+        Some(std::net::IpAddr::V4(ip)) => ip.to_ipv6_mapped().octets(),
+        Some(std::net::IpAddr::V6(ip)) => ip.octets(),
+        None => [0; 16],
+    };
+    // SAFETY: any 16 octets are two integers.
+    unsafe { std::mem::transmute::<[u8; 16], [u64; 2]>(octets) }
 }
 
 #[cfg(test)]

@@ -1,0 +1,191 @@
+//! What all C objects share: a public part that programs read, our part behind it, and an entry in the register of living
+//! objects.
+//!
+//! The public structure is the first field, so both parts have one address. Slow functions look the address up before they
+//! use it, so that destroying an object twice returns EINVAL instead of crashing. Fast functions trust the program, as
+//! drivers of hardware do.
+
+use super::guard::{EINVAL, Res};
+use crate::abi::verbs::ibv_context;
+use iwarp::runtime::ProcessLock;
+use parking_lot::{Condvar, Mutex};
+use std::cell::UnsafeCell;
+use std::collections::HashSet;
+use std::hash::{BuildHasherDefault, DefaultHasher};
+use std::ops::Deref;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Kinds of objects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Kind {
+    Pd,
+    Td,
+    Mr,
+    Buf,
+    Mw,
+    Dm,
+    CompCntr,
+    Ah,
+    Channel,
+    Cq,
+    Srq,
+    Xrcd,
+    Qp,
+    UdQp,
+    CmChannel,
+    CmId,
+    CmEvent,
+}
+
+/// A C object of public type `C` with our data `T`.
+#[repr(C)]
+pub(crate) struct Object<C, T> {
+    c: UnsafeCell<C>,
+    own: T,
+}
+
+impl<C, T> Deref for Object<C, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.own
+    }
+}
+
+impl<C, T> Object<C, T> {
+    /// Returns the public part. Programs read and write it at any time, so it is never borrowed.
+    pub(crate) const fn c(&self) -> *mut C {
+        self.c.get()
+    }
+}
+
+/// A table of addresses, which a static can begin with.
+pub(crate) type Hasher = BuildHasherDefault<DefaultHasher>;
+
+static LIVING: ProcessLock<HashSet<(Kind, usize), Hasher>> =
+    ProcessLock::new("verbs::object::LIVING", HashSet::with_hasher(Hasher::new()));
+
+/// Puts an object on the heap, where it stays, and registers it.
+pub(crate) fn create<C, T>(kind: Kind, c: C, own: T) -> *mut C {
+    let object = Box::into_raw(Box::new(Object {
+        c: UnsafeCell::new(c),
+        own,
+    }));
+    LIVING.lock().insert((kind, object as usize));
+    object.cast()
+}
+
+/// Looks up the object behind a pointer of the program.
+///
+/// # Errors
+/// EINVAL if there is no such living object.
+///
+/// # Safety
+/// `kind` belongs to `C` and `T`, and nobody destroys the object meanwhile.
+pub(crate) unsafe fn find<'a, C, T>(kind: Kind, p: *mut C) -> Res<&'a Object<C, T>> {
+    if !LIVING.lock().contains(&(kind, p as usize)) {
+        return Err(EINVAL);
+    }
+    Ok(trusted(p))
+}
+
+/// Returns the object behind a pointer, without looking it up.
+///
+/// # Safety
+/// It is a living object made by [`create`] with these types.
+#[inline]
+pub(crate) unsafe fn trusted<'a, C, T>(p: *mut C) -> &'a Object<C, T> {
+    &*p.cast::<Object<C, T>>()
+}
+
+/// Takes an object out of the register, so that no later call finds it. [`free`] comes next.
+///
+/// # Errors
+/// EINVAL if there is no such living object, for example because it was destroyed before.
+pub(crate) fn retire<C>(kind: Kind, p: *mut C) -> Res<()> {
+    if LIVING.lock().remove(&(kind, p as usize)) {
+        Ok(())
+    } else {
+        Err(EINVAL)
+    }
+}
+
+/// Frees an object.
+///
+/// # Safety
+/// As for [`find`]; it was retired and nobody uses it any more.
+pub(crate) unsafe fn free<C, T>(p: *mut C) {
+    drop(Box::from_raw(p.cast::<Object<C, T>>()));
+}
+
+/// Counts how many other objects use an object. While there are any, destroying it returns EBUSY.
+#[derive(Debug, Default)]
+pub(crate) struct Users(AtomicU32);
+
+impl Users {
+    pub(crate) fn add(&self) {
+        self.0.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn remove(&self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn any(&self) -> bool {
+        self.0.load(Ordering::Acquire) != 0
+    }
+}
+
+/// Counts events that were delivered to the program and not acknowledged. Destroying the object waits for them.
+#[derive(Debug, Default)]
+pub(crate) struct Unacknowledged {
+    count: Mutex<u64>,
+    zero: Condvar,
+}
+
+impl Unacknowledged {
+    pub(crate) fn delivered(&self) {
+        *self.count.lock() += 1;
+    }
+
+    pub(crate) fn acknowledged(&self, n: u64) {
+        let mut count = self.count.lock();
+        *count = count.saturating_sub(n);
+        if *count == 0 {
+            self.zero.notify_all();
+        }
+    }
+
+    pub(crate) fn wait(&self) {
+        let mut count = self.count.lock();
+        while *count != 0 {
+            self.zero.wait(&mut count);
+        }
+    }
+}
+
+/// The kinds whose public part begins with a pointer to its context.
+const WITH_CONTEXT: [Kind; 13] = [
+    Kind::Pd,
+    Kind::Td,
+    Kind::Mr,
+    Kind::Buf,
+    Kind::Mw,
+    Kind::Dm,
+    Kind::CompCntr,
+    Kind::Channel,
+    Kind::Cq,
+    Kind::Srq,
+    Kind::Qp,
+    Kind::UdQp,
+    Kind::Xrcd,
+];
+
+/// Returns `true` if objects of this context are alive.
+pub(crate) fn any_of(context: *mut ibv_context) -> bool {
+    LIVING.lock().iter().any(|(kind, p)| {
+        WITH_CONTEXT.contains(kind)
+            // SAFETY: the object lives, and its first word is the pointer to its context, which does not change.
+            && unsafe { *(*p as *const *mut ibv_context) } == context
+    })
+}

@@ -1,0 +1,13 @@
+//! Completion queues and completion channels.
+//!
+//! `object` has the objects, `queue` and `channel` the functions that create and destroy them and
+//! wait for events, `completion` polls, and `extended` polls field by field. This room uses
+//! `domain` and the rooms below it.
+
+pub(crate) mod channel;
+pub(crate) mod completion;
+mod extended;
+mod object;
+pub(crate) mod queue;
+
+pub(crate) use object::{CqObject, find};

@@ -1,0 +1,69 @@
+//! Asynchronous events that wait for the program. The room `events` delivers them; objects withdraw
+//! theirs here before they are destroyed.
+
+use iwarp::runtime::{
+    AsyncEventKind, CompletionQueue, Context, ProcessLock, QueuePair, SharedReceiveQueue,
+    UdQueuePair,
+};
+
+/// Taking an event and counting it is one step, as seen by the thread that destroys its object.
+pub(crate) static DELIVERY: ProcessLock<()> = ProcessLock::new("verbs::events::DELIVERY", ());
+
+/// An object that an event is about.
+pub(crate) trait Subject {
+    fn is(&self, kind: &AsyncEventKind) -> bool;
+    fn disown(&self);
+}
+
+impl Subject for CompletionQueue {
+    fn is(&self, kind: &AsyncEventKind) -> bool {
+        matches!(kind, AsyncEventKind::CqError(cq) if cq.is_same(self))
+    }
+
+    fn disown(&self) {
+        self.set_user_data(0);
+    }
+}
+
+impl Subject for SharedReceiveQueue {
+    fn is(&self, kind: &AsyncEventKind) -> bool {
+        matches!(kind, AsyncEventKind::SrqLimitReached(srq) if srq.is_same(self))
+    }
+
+    fn disown(&self) {
+        self.set_user_data(0);
+    }
+}
+
+impl Subject for QueuePair {
+    fn is(&self, kind: &AsyncEventKind) -> bool {
+        kind.queue_pair().is_some_and(|qp| self.is_subject(qp))
+    }
+
+    fn disown(&self) {
+        self.set_user_data(0);
+    }
+}
+
+impl Subject for UdQueuePair {
+    fn is(&self, kind: &AsyncEventKind) -> bool {
+        kind.queue_pair().is_some_and(|qp| self.is_subject(qp))
+    }
+
+    fn disown(&self) {
+        self.set_user_data(0);
+    }
+}
+
+/// Notes that an object is being destroyed: from now on no event about it is delivered.
+pub(crate) fn forget(ctx: &Context, subject: impl Subject) {
+    let _delivery = DELIVERY.lock();
+    subject.disown();
+    ctx.async_events().retain(|event| !subject.is(&event.kind));
+}
+
+/// From now on the events of a queue pair are those of another object of the program's.
+pub(crate) fn hand_over(qp: &QueuePair, object: u64) {
+    let _delivery = DELIVERY.lock();
+    qp.set_user_data(object);
+}

@@ -1,0 +1,269 @@
+//! Queries of a device: attributes, port, P_Keys, clock.
+
+use super::context::{ContextObject, checked_context, context};
+use super::list::fill;
+use crate::abi::verbs::*;
+use crate::border::guard::{EINVAL, code, minus_one};
+use iwarp::LIMITS;
+use iwarp_rnic::tags::{MAX_TAG_SGE, MAX_TAGS};
+use std::ffi::{c_int, c_uint, c_void};
+
+/// RDMA Reads and atomics that a queue pair has room for, in each direction.
+pub(crate) const RD_ATOMIC: u16 = 64;
+/// The only entry of the P_Key table: the default partition.
+pub(crate) const PKEY: u16 = 0xffff;
+/// Octets of emulated device memory per allocation.
+pub(crate) const MAX_DM: u64 = 1 << 20;
+/// The vendor: "iW" and a zero, so that no program takes it for a vendor with an interface of its own.
+const VENDOR_ID: u32 = 0x69_57_00;
+
+/// Window types 1 and 2B, events on notification, resizing of shared receive queues, GUIDs, extended reliable connections.
+const CAPS: c_uint = 1 << 11 | 1 << 13 | 1 << 17 | 1 << 20 | 1 << 21 | 1 << 24;
+/// `IB_UVERBS_DEVICE_FLUSH_GLOBAL` and `IB_UVERBS_DEVICE_ATOMIC_WRITE`, which only the extended
+/// capabilities have room for.
+const CAP_FLUSH_GLOBAL: u64 = 1 << 38;
+const CAP_ATOMIC_WRITE: u64 = 1 << 40;
+
+/// Tag matching (`struct ibv_tm_caps`): octets of a request for a rendezvous, which has nothing but the two headers that the receiver needs and as
+/// much again for its program; buffers in a list; on reliable connections; requests to the list, which are carried out at once; elements of a buffer.
+const TM_CAPS: [u32; 5] = [64, MAX_TAGS, 1, MAX_TAG_OPS, MAX_TAG_SGE];
+/// Requests to a list of tags that a program may have outstanding.
+pub(crate) const MAX_TAG_OPS: u32 = 1024;
+
+/// Registration on demand, of ranges and of the whole address space; reliable connections may use such memory for everything, and unreliable ones for what they have:
+/// Sends, receives, Writes, shared receives. Datagrams are Sends, and receives of either kind of queue.
+const ODP_SUPPORT: u64 = 1 | 1 << 1;
+const ODP_RC: u64 = 0x3f;
+const ODP_UC: u64 = 0x27;
+const ODP_UD: u64 = 0x23;
+
+fn attributes(c: &ContextObject) -> ibv_device_attr {
+    let guid = c.device.device.guid.to_be();
+    // SAFETY: integers only.
+    let mut a: ibv_device_attr = unsafe { std::mem::zeroed() };
+    fill(&mut a.fw_ver, env!("CARGO_PKG_VERSION"));
+    a.node_guid = guid;
+    a.sys_image_guid = guid;
+    a.max_mr_size = u64::MAX;
+    a.page_size_cap = 0xffff_f000;
+    a.vendor_id = VENDOR_ID;
+    a.vendor_part_id = 1;
+    a.hw_ver = 1;
+    a.max_qp = 1 << 18;
+    a.max_qp_wr = LIMITS.max_qp_wr as c_int;
+    a.device_cap_flags = CAPS;
+    a.max_sge = LIMITS.max_sge as c_int;
+    a.max_sge_rd = LIMITS.max_sge as c_int;
+    a.max_cq = 1 << 18;
+    a.max_cqe = LIMITS.max_cqe as c_int;
+    a.max_mr = LIMITS.max_mr as c_int;
+    a.max_pd = 1 << 20;
+    a.max_qp_rd_atom = c_int::from(RD_ATOMIC);
+    a.max_res_rd_atom = c_int::from(RD_ATOMIC) << 18;
+    a.max_qp_init_rd_atom = c_int::from(RD_ATOMIC);
+    // Atomic with respect to other queue pairs of this process and to the CPU: ATOMIC_GLOB.
+    a.atomic_cap = 2;
+    a.max_mw = LIMITS.max_mr as c_int;
+    // Memberships are limited by the system, which counts them for each socket.
+    a.max_mcast_grp = 1 << 16;
+    a.max_mcast_qp_attach = 1 << 16;
+    a.max_total_mcast_qp_attach = 1 << 21;
+    a.max_ah = 1 << 16;
+    a.max_srq = 1 << 16;
+    a.max_srq_wr = LIMITS.max_qp_wr as c_int;
+    a.max_srq_sge = LIMITS.max_sge as c_int;
+    a.max_pkeys = 1;
+    a.local_ca_ack_delay = 0;
+    a.phys_port_cnt = 1;
+    a
+}
+
+pub(crate) unsafe extern "C" fn ibv_query_device(
+    c: *mut ibv_context,
+    to: *mut ibv_device_attr,
+) -> c_int {
+    code(|| {
+        if to.is_null() {
+            return Err(EINVAL);
+        }
+        *to = attributes(checked_context(c)?);
+        Ok(())
+    })
+}
+
+/// `ibv_query_device_ex(3)`. `size` is the size that the program's header knows; no more is written.
+pub(crate) unsafe extern "C" fn query_device_ex(
+    c: *mut ibv_context,
+    input: *const c_void,
+    to: *mut ibv_device_attr_ex,
+    size: usize,
+) -> c_int {
+    code(|| {
+        // The input structure has only a mask, of which no bit is defined.
+        if !input.is_null() && *input.cast::<u32>() != 0 {
+            return Err(EINVAL);
+        }
+        if to.is_null() || size < std::mem::offset_of!(ibv_device_attr_ex, comp_mask) + 4 {
+            return Err(EINVAL);
+        }
+        let mut a: ibv_device_attr_ex = std::mem::zeroed();
+        a.orig_attr = attributes(context(c));
+        a.odp_caps = [ODP_SUPPORT, ODP_RC | ODP_UC << 32, ODP_UD];
+        a.xrc_odp_caps = ODP_RC as u32;
+        a.completion_timestamp_mask = u64::MAX;
+        a.hca_core_clock = 1_000_000;
+        a.device_cap_flags_ex = u64::from(CAPS) | CAP_FLUSH_GLOBAL | CAP_ATOMIC_WRITE;
+        a.tm_caps = TM_CAPS;
+        a.max_dm_size = MAX_DM;
+        a.phys_port_cnt_ex = 1;
+        std::ptr::write_bytes(to.cast::<u8>(), 0, size);
+        std::ptr::copy_nonoverlapping(
+            (&raw const a).cast::<u8>(),
+            to.cast::<u8>(),
+            size.min(size_of::<ibv_device_attr_ex>()),
+        );
+        Ok(())
+    })
+}
+
+/// Codes of the port's state, and of its physical one.
+const PORT_DOWN: c_uint = 1;
+const PORT_ACTIVE: c_uint = 4;
+const DISABLED: u8 = 3;
+const LINK_UP: u8 = 5;
+/// Codes of the port's width and speed: one lane of 10 Gb/s. TCP has no speed of its own, and programs expect some number.
+const WIDTH_1X: u8 = 1;
+const SPEED_QDR: u8 = 4;
+/// The speed that the codes mean, in units of 100 Mb/s.
+const PORT_SPEED: u64 = 100;
+
+/// Returns the largest MTU of InfiniBand that fits: the code whose MTU is 256 << (code - 1).
+pub(crate) const fn mtu_code(mtu: u32) -> c_uint {
+    match mtu {
+        4096.. => 5,
+        2048.. => 4,
+        1024.. => 3,
+        512.. => 2,
+        _ => 1,
+    }
+}
+
+fn port(c: &ContextObject) -> ibv_port_attr {
+    // SAFETY: integers only.
+    let mut a: ibv_port_attr = unsafe { std::mem::zeroed() };
+    let up = c.raw.is_port_up();
+    a.state = if up { PORT_ACTIVE } else { PORT_DOWN };
+    a.max_mtu = 5;
+    a.active_mtu = mtu_code(c.raw.device().mtu);
+    a.gid_tbl_len = c.device.face.gid_table_len() as c_int;
+    a.lid = c.device.device.lid(c.device.face);
+    // Connection management, device management, IP based GIDs.
+    a.port_cap_flags = 1 << 16 | 1 << 19 | 1 << 26;
+    a.max_msg_sz = LIMITS.max_message;
+    a.pkey_tbl_len = 1;
+    a.max_vl_num = 1;
+    a.active_width = WIDTH_1X;
+    a.active_speed = SPEED_QDR;
+    a.active_speed_ex = u32::from(SPEED_QDR);
+    a.phys_state = if up { LINK_UP } else { DISABLED };
+    // Ethernet.
+    a.link_layer = 2;
+    a
+}
+
+pub(crate) unsafe extern "C" fn query_port(
+    c: *mut ibv_context,
+    port_num: u8,
+    to: *mut ibv_port_attr,
+    len: usize,
+) -> c_int {
+    code(|| {
+        if port_num != 1 || to.is_null() {
+            return Err(EINVAL);
+        }
+        let a = port(checked_context(c)?);
+        std::ptr::write_bytes(to.cast::<u8>(), 0, len);
+        std::ptr::copy_nonoverlapping(
+            (&raw const a).cast::<u8>(),
+            to.cast::<u8>(),
+            len.min(size_of::<ibv_port_attr>()),
+        );
+        Ok(())
+    })
+}
+
+/// `ibv_query_port_speed(3)`: in units of 100 Mb/s.
+pub(crate) unsafe extern "C" fn ibv_query_port_speed(
+    c: *mut ibv_context,
+    port_num: u32,
+    to: *mut u64,
+) -> c_int {
+    code(|| {
+        checked_context(c)?;
+        if port_num != 1 || to.is_null() {
+            return Err(EINVAL);
+        }
+        *to = PORT_SPEED;
+        Ok(())
+    })
+}
+
+/// The exported function, for programs built before `link_layer` existed: their structure has 48 octets.
+pub(crate) unsafe extern "C" fn ibv_query_port(
+    c: *mut ibv_context,
+    port_num: u8,
+    to: *mut ibv_port_attr,
+) -> c_int {
+    query_port(c, port_num, to, 48)
+}
+
+pub(crate) unsafe extern "C" fn ibv_query_pkey(
+    c: *mut ibv_context,
+    port_num: u8,
+    index: c_int,
+    to: *mut u16,
+) -> c_int {
+    minus_one(|| {
+        checked_context(c)?;
+        if port_num != 1 || index != 0 {
+            return Err(EINVAL);
+        }
+        *to = PKEY.to_be();
+        Ok(0)
+    })
+}
+
+pub(crate) unsafe extern "C" fn ibv_get_pkey_index(
+    c: *mut ibv_context,
+    port_num: u8,
+    pkey: u16,
+) -> c_int {
+    minus_one(|| {
+        checked_context(c)?;
+        if port_num == 1 && u16::from_be(pkey) == PKEY {
+            Ok(0)
+        } else {
+            Err(EINVAL)
+        }
+    })
+}
+
+/// The device's clock is the monotonic one, in nanoseconds.
+pub(crate) unsafe extern "C" fn query_rt_values(
+    c: *mut ibv_context,
+    to: *mut ibv_values_ex,
+) -> c_int {
+    code(|| {
+        checked_context(c)?;
+        let asked = (*to).comp_mask;
+        (*to).comp_mask = 0;
+        if asked & 1 != 0 {
+            let mut now: libc::timespec = std::mem::zeroed();
+            libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now);
+            // As with the kernel's drivers, the value is in the field of the nanoseconds.
+            (*to).raw_clock = [0, now.tv_sec * 1_000_000_000 + now.tv_nsec];
+            (*to).comp_mask = 1;
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,123 @@
+//! Targets of extended reliable connections (`IBV_QPT_XRC_RECV`), and who else has them open
+//! (`ibv_open_qp(3)`).
+
+use super::used::each_used;
+use crate::abi::verbs::value::QPT_XRC_RECV;
+use crate::abi::verbs::*;
+use crate::border::guard::{EINVAL, Res, UNSUPPORTED, pointer};
+use crate::border::object::{self, Kind, Unacknowledged, Users};
+use crate::device::pending_events::hand_over;
+use crate::device::{ContextObject, checked_context, query};
+use crate::domain::xrcd::{self, XrcdObject};
+use crate::qp::connected::{self, Qp, QpObject, Target};
+use crate::qp::state::state_of;
+use iwarp::runtime::{ProcessLock, QueuePair, XrcTargetAttributes};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// Held while a handle is added or removed.
+static HANDLES: ProcessLock<()> = ProcessLock::new("verbs::xrc::HANDLES", ());
+
+/// Makes what is behind a target.
+pub(super) fn create_target(ctx: &ContextObject, xrcd: &XrcdObject) -> Res<QueuePair> {
+    let attributes = |addressable| XrcTargetAttributes {
+        max_ird: query::RD_ATOMIC,
+        addressable,
+    };
+    let make = |addressable| {
+        ctx.raw
+            .create_xrc_target(&xrcd.raw, attributes(addressable))
+    };
+    Ok(match ctx.is_shared() {
+        true => make(false)?,
+        false => make(true).or_else(|_| make(false))?,
+    })
+}
+
+/// Enters a new handle, if it is one to a target.
+pub(super) unsafe fn add_handle(q: *mut ibv_qp) -> Res<()> {
+    if let Some(target) = &connected::find(q)?.target {
+        target.handles.lock().push(q as usize);
+    }
+    Ok(())
+}
+
+/// A handle is being destroyed. Returns `true` if it is one of several to a target, which then lives on, and tells its events to another handle.
+pub(super) unsafe fn has_other_handles(q: *mut ibv_qp, qp: &QpObject) -> bool {
+    let _turn = HANDLES.lock();
+    let Some(target) = &qp.target else {
+        return false;
+    };
+    let mut handles = target.handles.lock();
+    handles.retain(|h| *h != q as usize);
+    match handles.first() {
+        Some(oldest) => {
+            hand_over(&qp.raw, *oldest as u64);
+            true
+        }
+        None => false,
+    }
+}
+
+const OPEN_NUM: u32 = 1;
+const OPEN_XRCD: u32 = 2;
+const OPEN_CONTEXT: u32 = 4;
+const OPEN_TYPE: u32 = 8;
+
+unsafe fn open(c: *mut ibv_context, attr: &ibv_qp_open_attr) -> Res<*mut ibv_qp> {
+    let ctx = checked_context(c)?;
+    let required = OPEN_NUM | OPEN_XRCD | OPEN_TYPE;
+    if attr.comp_mask & !(required | OPEN_CONTEXT) != 0 {
+        return Err(UNSUPPORTED);
+    }
+    if attr.comp_mask & required != required || attr.qp_type != QPT_XRC_RECV {
+        return Err(EINVAL);
+    }
+    let xrcd = xrcd::find(attr.xrcd)?;
+    let _turn = HANDLES.lock();
+    let raw = ctx.raw.queue_pair(attr.qp_num).ok_or(EINVAL)?;
+    if !raw.xrc_domain().is_some_and(|d| d.is_same(&xrcd.raw)) {
+        return Err(EINVAL);
+    }
+    // Of those that the program has, one is the program's view of it.
+    let other = connected::find(raw.user_data() as *mut ibv_qp)?;
+    let handles = Arc::clone(&other.target.as_ref().ok_or(EINVAL)?.handles);
+    let mut public: ibv_qp_ex = std::mem::zeroed();
+    public.qp_base.context = c;
+    if attr.comp_mask & OPEN_CONTEXT != 0 {
+        public.qp_base.qp_context = attr.qp_context;
+    }
+    public.qp_base.handle = raw.num();
+    public.qp_base.qp_num = raw.num();
+    public.qp_base.state = state_of(raw.state());
+    public.qp_base.qp_type = QPT_XRC_RECV;
+    public.qp_base.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
+    public.qp_base.cond = libc::PTHREAD_COND_INITIALIZER;
+    let target = Target {
+        xrcd: attr.xrcd as usize,
+        handles,
+    };
+    each_used(&public.qp_base, Some(&target), Users::add);
+    let own = Qp {
+        disconnected: AtomicBool::new(false),
+        is_new: AtomicBool::new(false),
+        raw,
+        asynchronous: Unacknowledged::default(),
+        attributes: Mutex::new(*other.attributes.lock()),
+        sig_all: false,
+        max_sge: other.max_sge,
+        builder: None,
+        target: Some(target),
+    };
+    let q = object::create(Kind::Qp, public, own).cast();
+    add_handle(q)?;
+    Ok(q)
+}
+
+pub(crate) unsafe extern "C" fn open_qp(
+    c: *mut ibv_context,
+    attr: *mut ibv_qp_open_attr,
+) -> *mut ibv_qp {
+    pointer(|| open(c, attr.as_ref().ok_or(EINVAL)?))
+}

@@ -1,0 +1,122 @@
+//! What contexts share, and what they do not.
+
+use super::*;
+use crate::device::checked_context;
+use crate::device::context::ibv_close_device;
+use crate::device::list::{ibv_free_device_list, ibv_get_device_list};
+use crate::lifecycle::create::ibv_create_qp;
+use crate::lifecycle::destroy::ibv_destroy_qp;
+use crate::lifecycle::modify::ibv_modify_qp;
+use std::mem::zeroed;
+use std::ptr::null_mut;
+
+/// Opens the first device.
+fn opened() -> *mut ibv_context {
+    // SAFETY: each call has what its manual page asks for.
+    unsafe {
+        let list = ibv_get_device_list(null_mut());
+        let context = ibv_open_device(*list);
+        ibv_free_device_list(list);
+        assert!(!context.is_null());
+        context
+    }
+}
+
+#[test]
+fn imported_context_finds_objects_by_number() {
+    // SAFETY: as above; each object is destroyed once.
+    unsafe {
+        let context = opened();
+        let domain = pd::ibv_alloc_pd(context);
+        let imported = ibv_import_device(libc::dup((*context).cmd_fd));
+        assert!(!imported.is_null());
+        assert_eq!(
+            (*imported).async_fd,
+            -1,
+            "events stay with the first context"
+        );
+        let same = pd::ibv_import_pd(imported, (*domain).handle);
+        assert!(!same.is_null());
+        pd::ibv_unimport_pd(same);
+        assert_eq!(ibv_close_device(imported), 0);
+        assert_eq!(pd::ibv_dealloc_pd(domain), 0);
+        assert_eq!(ibv_close_device(context), 0);
+    }
+}
+
+#[test]
+fn shared_context_is_one_for_each_device() {
+    let (one, other) = (opened(), opened());
+    // SAFETY: both contexts are open.
+    unsafe {
+        let shared = shared_context(&context(one).raw).unwrap();
+        assert_eq!(shared_context(&context(one).raw), Ok(shared));
+        assert_ne!(shared_context(&context(other).raw), Ok(shared));
+        assert!(context(shared).is_shared());
+        assert_eq!((ibv_close_device(one), ibv_close_device(other)), (0, 0));
+        assert_eq!(ibv_close_device(shared), 0);
+        assert!(checked_context(shared).is_ok(), "it is never closed");
+    }
+}
+
+#[test]
+fn device_memory_is_not_left() {
+    // SAFETY: as above; copies are from and to arrays that are long enough.
+    unsafe {
+        let context = opened();
+        let mut attr = ibv_alloc_dm_attr {
+            length: 64,
+            log_align_req: 0,
+            comp_mask: 0,
+        };
+        let dm = device_memory::alloc_dm(context, &raw mut attr);
+        let (to_dm, from_dm) = ((*dm).memcpy_to_dm.unwrap(), (*dm).memcpy_from_dm.unwrap());
+        let mut octets = [7u8; 8];
+        assert_eq!(to_dm(dm, 60, octets.as_ptr().cast(), 4), 0);
+        assert_eq!(to_dm(dm, 64, octets.as_ptr().cast(), 4), libc::EINVAL);
+        assert_eq!(to_dm(dm, 60, octets.as_ptr().cast(), 8), libc::EINVAL);
+        assert_eq!(from_dm(octets.as_mut_ptr().cast(), dm, 56, 8), 0);
+        assert_eq!(octets, [0, 0, 0, 0, 7, 7, 7, 7]);
+        assert_eq!(device_memory::free_dm(dm), 0);
+        assert_eq!(ibv_close_device(context), 0);
+    }
+}
+
+/// Returns `true` if a descriptor is readable within a time.
+fn is_readable(fd: c_int, timeout_ms: c_int) -> bool {
+    let mut set = libc::pollfd {
+        fd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one entry, which lives.
+    unsafe { libc::poll(&raw mut set, 1, timeout_ms) == 1 }
+}
+
+/// A program that polls the descriptor would wait for an event that never comes.
+#[test]
+fn destroyed_object_leaves_no_event() {
+    // SAFETY: as above; each object is destroyed once.
+    unsafe {
+        let context = opened();
+        let domain = pd::ibv_alloc_pd(context);
+        let queue = cq::queue::ibv_create_cq(context, 4, null_mut(), null_mut(), 0);
+        let mut of_srq: ibv_srq_init_attr = zeroed();
+        (of_srq.attr.max_wr, of_srq.attr.max_sge) = (4, 1);
+        let shared = srq::queue::ibv_create_srq(domain, &raw mut of_srq);
+        let mut attr: ibv_qp_init_attr = zeroed();
+        (attr.send_cq, attr.recv_cq, attr.srq) = (queue, queue, shared);
+        (attr.qp_type, attr.cap.max_send_wr, attr.cap.max_send_sge) = (value::QPT_RC, 4, 1);
+        let qp = ibv_create_qp(domain, &raw mut attr);
+        let mut to: ibv_qp_attr = zeroed();
+        to.qp_state = value::QPS_ERR;
+        assert_eq!(ibv_modify_qp(qp, &raw mut to, value::QP_STATE as c_int), 0);
+        assert!(is_readable((*context).async_fd, 60_000), "the last request");
+        assert_eq!(ibv_destroy_qp(qp), 0);
+        assert!(!is_readable((*context).async_fd, 0));
+        assert_eq!(srq::queue::ibv_destroy_srq(shared), 0);
+        assert_eq!(cq::queue::ibv_destroy_cq(queue), 0);
+        assert_eq!(pd::ibv_dealloc_pd(domain), 0);
+        assert_eq!(ibv_close_device(context), 0);
+    }
+}

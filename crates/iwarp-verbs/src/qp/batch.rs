@@ -1,0 +1,61 @@
+//! Batches of the `ibv_wr_*` interface (`ibv_wr_post(3)`): the requests of a queue pair between
+//! `ibv_wr_start` and `ibv_wr_complete`. `post` has the functions that build and post them.
+
+use crate::border::guard::{Errno, Res, UNSUPPORTED};
+use iwarp::runtime::UdAddress;
+use iwarp_rnic::{SendFlags, SendOp, Sge};
+use parking_lot::RawMutex;
+use parking_lot::lock_api::RawMutex as _;
+use std::cell::UnsafeCell;
+use std::ops::Range;
+
+/// Where a datagram goes.
+#[derive(Clone, Copy)]
+pub(crate) struct Destination {
+    pub(crate) to: UdAddress,
+    pub(crate) qpn: u32,
+    pub(crate) qkey: u32,
+}
+
+/// `enum ibv_qp_create_send_ops_flags` without segmentation offload (10).
+const OPS: u64 = 0x3ff | 1 << 11 | 1 << 12;
+
+pub(crate) struct Built {
+    pub(crate) wr_id: u64,
+    pub(crate) op: SendOp,
+    pub(crate) flags: SendFlags,
+    pub(crate) sges: Range<usize>,
+    pub(crate) inline: Range<usize>,
+    pub(crate) is_inline: bool,
+    /// Where a datagram goes.
+    pub(crate) target: Option<Destination>,
+    /// The shared receive queue that it is for, on an extended reliable connection.
+    pub(crate) srq: u32,
+}
+
+#[derive(Default)]
+pub(crate) struct Batch {
+    pub(crate) wrs: Vec<Built>,
+    pub(crate) sges: Vec<Sge>,
+    pub(crate) inline: Vec<u8>,
+    pub(crate) error: Option<Errno>,
+}
+
+/// Requests of a queue pair that are being built.
+pub(crate) struct Builder {
+    pub(crate) lock: RawMutex,
+    /// Touched only by the holder of `lock`, which is the thread that called `ibv_wr_start`.
+    pub(crate) batch: UnsafeCell<Batch>,
+}
+
+impl Builder {
+    pub(crate) fn new(ops: u64) -> Res<Self> {
+        if ops & !OPS != 0 {
+            return Err(UNSUPPORTED);
+        }
+        Ok(Self {
+            lock: RawMutex::INIT,
+            batch: UnsafeCell::default(),
+        })
+    }
+}

@@ -1,0 +1,116 @@
+//! Connected queue pairs of all types, and how functions find them.
+
+use super::batch::Builder;
+use super::limits::MaxSge;
+use crate::abi::verbs::*;
+use crate::border::guard::Res;
+use crate::border::object::{self, Kind, Object, Unacknowledged};
+use iwarp::runtime::QueuePair;
+use iwarp_rnic::qp::State;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+pub(crate) struct Qp {
+    pub(crate) raw: QueuePair,
+    /// The program has called `rdma_disconnect`, which moves the queue pair to ERR. Here it still
+    /// sends what is queued.
+    pub(crate) disconnected: AtomicBool,
+    /// Nobody has changed the state yet.
+    pub(crate) is_new: AtomicBool,
+    pub(crate) asynchronous: Unacknowledged,
+    /// What `ibv_query_qp` reports besides the state.
+    pub(crate) attributes: Mutex<ibv_qp_attr>,
+    pub(crate) sig_all: bool,
+    pub(crate) max_sge: MaxSge,
+    /// The `ibv_wr_*` interface, if it was asked for.
+    pub(crate) builder: Option<Builder>,
+    /// What the target of an extended reliable connection has besides.
+    pub(crate) target: Option<Target>,
+}
+
+// SAFETY: the attributes hold integers only; everything else is shared already.
+unsafe impl Sync for Qp {}
+
+pub(crate) type QpObject = Object<ibv_qp_ex, Qp>;
+
+impl Qp {
+    /// The value that `ibv_query_qp` reports as time-out.
+    pub(crate) fn set_timeout(&self, timeout: u8) {
+        self.attributes.lock().timeout = timeout;
+    }
+
+    /// The attributes that a connection of the connection manager has. Those about retries and the
+    /// peer are InfiniBand's.
+    pub(crate) fn show_connection(&self, from: &ibv_qp_attr, is_infiniband: bool) {
+        let mut to = self.attributes.lock();
+        to.path_mtu = from.path_mtu;
+        to.max_rd_atomic = from.max_rd_atomic;
+        to.max_dest_rd_atomic = from.max_dest_rd_atomic;
+        if is_infiniband {
+            to.timeout = from.timeout;
+            to.retry_cnt = from.retry_cnt;
+            to.rnr_retry = from.rnr_retry;
+            to.dest_qp_num = from.dest_qp_num;
+            to.ah_attr = from.ah_attr;
+        }
+    }
+
+    /// The program has disconnected, and the queue pair counts as in ERR.
+    pub(crate) fn show_disconnected(&self) {
+        self.disconnected.store(true, Ordering::Release);
+    }
+
+    /// Returns the state that programs see.
+    pub(crate) fn state(&self) -> State {
+        match self.raw.state() {
+            State::Reset => State::Reset,
+            _ if self.disconnected.load(Ordering::Acquire) => State::Error,
+            state => state,
+        }
+    }
+}
+
+/// # Safety
+/// As [`object::find`].
+pub(crate) unsafe fn find<'a>(qp: *mut ibv_qp) -> Res<&'a QpObject> {
+    object::find(Kind::Qp, qp.cast())
+}
+
+/// Our part of a queue pair.
+///
+/// # Safety
+/// `q` is a living queue pair.
+#[inline]
+pub(crate) unsafe fn trusted<'a>(q: *mut ibv_qp) -> &'a QpObject {
+    object::trusted(q.cast())
+}
+
+/// Returns the state from which the program changes it. A new queue pair of an RNIC takes receives
+/// as if it were INIT, and is INIT in answers, as with siw; the program still has to bring it there.
+pub(crate) fn state_seen(qp: &QpObject) -> State {
+    match qp.state() {
+        State::Init if qp.is_new.load(Ordering::Acquire) => State::Reset,
+        state => state,
+    }
+}
+
+/// What the target of an extended reliable connection has besides other queue pairs.
+pub(crate) struct Target {
+    pub(crate) xrcd: usize,
+    /// All handles to it, the oldest first. It lives as long as there is one.
+    pub(crate) handles: Arc<Mutex<Vec<usize>>>,
+}
+
+impl Target {
+    pub(crate) fn new(xrcd: *mut ibv_xrcd) -> Self {
+        Self {
+            xrcd: xrcd as usize,
+            handles: Arc::default(),
+        }
+    }
+
+    pub(crate) const fn xrcd(&self) -> *mut ibv_xrcd {
+        self.xrcd as *mut ibv_xrcd
+    }
+}

@@ -1,0 +1,22 @@
+//! Sizes of requests.
+
+use crate::abi::verbs::ibv_qp_cap;
+
+/// Inline data that every queue pair takes that sends, in octets. Hardware grants some whether asked or not, and programs rely on it.
+pub(crate) const INLINE_MIN: u32 = 32;
+
+/// Most elements of a request of a queue pair.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct MaxSge {
+    pub(crate) send: u32,
+    pub(crate) receive: u32,
+}
+
+impl MaxSge {
+    pub(crate) const fn of(cap: &ibv_qp_cap) -> Self {
+        Self {
+            send: cap.max_send_sge,
+            receive: cap.max_recv_sge,
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! The changes of state that `ibv_modify_qp(3)` allows, and the attributes that may and must come
+//! with each.
+//!
+//! The table is that of the InfiniBand architecture, as Linux applies it for RoCE NICs: per change
+//! and type of queue pair, which attributes are required, and which are optional. All others are
+//! refused. Linux has no such table for iWARP NICs: siw ignores the attributes that it does not
+//! use. So on the iWARP face a connection needs none of them, but what InfiniBand forbids is
+//! refused on both faces: a program that passes it has a bug, and siw would ignore what the program
+//! wants.
+//!
+//! The alternate path is missing in the table. Linux refuses it on Ethernet.
+
+use crate::abi::verbs::value::*;
+use crate::border::guard::{EINVAL, Res, UNSUPPORTED};
+use iwarp::Face;
+use iwarp_rnic::qp::State::{self, Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
+use std::ffi::c_uint;
+
+/// `enum ibv_qp_attr_mask` without the bits of single vendors, and without the rate limit of raw
+/// packets.
+const STANDARD: c_uint = (1 << 21) - 1;
+
+const QP_PATH_MIG_STATE: c_uint = 1 << 18;
+
+/// Attributes of one change for one type of queue pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Attributes {
+    required: c_uint,
+    optional: c_uint,
+}
+
+/// An allowed change to a state other than RESET and ERR.
+struct Row {
+    from: State,
+    to: State,
+    ud: Attributes,
+    uc: Attributes,
+    rc: Attributes,
+    xrc_send: Attributes,
+    xrc_recv: Attributes,
+}
+
+const fn attributes(required: c_uint, optional: c_uint) -> Attributes {
+    Attributes { required, optional }
+}
+
+const NONE: Attributes = attributes(0, 0);
+const KEYS: c_uint = QP_PKEY_INDEX | QP_QKEY;
+const TO_INIT: c_uint = QP_PKEY_INDEX | QP_PORT | QP_ACCESS_FLAGS;
+const PATH: c_uint = QP_AV | QP_PATH_MTU | QP_DEST_QPN | QP_RQ_PSN;
+/// What only the receiving end of a reliable connection needs, and only the sending one.
+const RESPONDER: c_uint = QP_MAX_DEST_RD_ATOMIC | QP_MIN_RNR_TIMER;
+const REQUESTER: c_uint = QP_RETRY_CNT | QP_RNR_RETRY | QP_MAX_QP_RD_ATOMIC;
+/// What may be changed while a connection is in use.
+const IN_USE: c_uint = QP_CUR_STATE | QP_ACCESS_FLAGS | QP_PATH_MIG_STATE;
+const IN_USE_RESPONDER: c_uint = IN_USE | QP_MIN_RNR_TIMER;
+/// What may be changed while the send queue is drained.
+const DRAINED: c_uint = QP_AV | QP_ACCESS_FLAGS | QP_PKEY_INDEX | QP_PATH_MIG_STATE;
+const DRAINED_RELIABLE: c_uint = DRAINED | QP_PORT | QP_TIMEOUT;
+
+/// A change with the same attributes for all connections.
+const fn row(from: State, to: State, ud: Attributes, connected: Attributes) -> Row {
+    Row {
+        from,
+        to,
+        ud,
+        uc: connected,
+        rc: connected,
+        xrc_send: connected,
+        xrc_recv: connected,
+    }
+}
+
+/// A change to RTS by which the program may change what connections in use allow.
+const fn to_rts(from: State) -> Row {
+    Row {
+        rc: attributes(0, IN_USE_RESPONDER),
+        xrc_recv: attributes(0, IN_USE_RESPONDER),
+        ..row(
+            from,
+            Rts,
+            attributes(0, QP_CUR_STATE | QP_QKEY),
+            attributes(0, IN_USE),
+        )
+    }
+}
+
+const ROWS: [Row; 9] = [
+    row(
+        Reset,
+        Init,
+        attributes(KEYS | QP_PORT, 0),
+        attributes(TO_INIT, 0),
+    ),
+    row(
+        Init,
+        Init,
+        attributes(0, KEYS | QP_PORT),
+        attributes(0, TO_INIT),
+    ),
+    Row {
+        rc: attributes(PATH | RESPONDER, QP_ACCESS_FLAGS | QP_PKEY_INDEX),
+        xrc_recv: attributes(PATH | RESPONDER, QP_ACCESS_FLAGS | QP_PKEY_INDEX),
+        ..row(
+            Init,
+            Rtr,
+            attributes(0, KEYS),
+            attributes(PATH, QP_ACCESS_FLAGS | QP_PKEY_INDEX),
+        )
+    },
+    Row {
+        from: Rtr,
+        to: Rts,
+        ud: attributes(QP_SQ_PSN, QP_CUR_STATE | QP_QKEY),
+        uc: attributes(QP_SQ_PSN, IN_USE),
+        rc: attributes(QP_SQ_PSN | QP_TIMEOUT | REQUESTER, IN_USE_RESPONDER),
+        xrc_send: attributes(QP_SQ_PSN | QP_TIMEOUT | REQUESTER, IN_USE),
+        xrc_recv: attributes(QP_SQ_PSN | QP_TIMEOUT, IN_USE_RESPONDER),
+    },
+    to_rts(Rts),
+    row(
+        Rts,
+        Sqd,
+        attributes(0, QP_EN_SQD_ASYNC_NOTIFY),
+        attributes(0, QP_EN_SQD_ASYNC_NOTIFY),
+    ),
+    to_rts(Sqd),
+    Row {
+        from: Sqd,
+        to: Sqd,
+        ud: attributes(0, KEYS),
+        uc: attributes(0, DRAINED),
+        rc: attributes(0, DRAINED_RELIABLE | REQUESTER | RESPONDER),
+        xrc_send: attributes(0, DRAINED_RELIABLE | REQUESTER),
+        xrc_recv: attributes(0, DRAINED_RELIABLE | RESPONDER),
+    },
+    Row {
+        uc: attributes(0, QP_CUR_STATE | QP_ACCESS_FLAGS),
+        ..row(Sqe, Rts, attributes(0, QP_CUR_STATE | QP_QKEY), NONE)
+    },
+];
+
+impl Row {
+    const fn of(&self, qp_type: c_uint) -> Attributes {
+        match qp_type {
+            QPT_UD => self.ud,
+            QPT_UC => self.uc,
+            QPT_XRC_SEND => self.xrc_send,
+            QPT_XRC_RECV => self.xrc_recv,
+            _ => self.rc,
+        }
+    }
+}
+
+/// Returns the attributes of a change, or `None` if it is not allowed.
+fn find(face: Face, qp_type: c_uint, from: State, to: State) -> Option<Attributes> {
+    match (from, to) {
+        // A queue pair of siw that was never connected can be moved to ERR; Linux refuses that for
+        // InfiniBand.
+        (Reset, Error) => (face == Face::Rnic).then_some(NONE),
+        (_, Reset | Error) => Some(NONE),
+        _ => {
+            let row = ROWS.iter().find(|row| (row.from, row.to) == (from, to))?;
+            Some(row.of(qp_type))
+        }
+    }
+}
+
+/// Returns the attributes that must come with a change of a queue pair of a RoCE NIC.
+pub(crate) fn required(qp_type: c_uint, from: State, to: State) -> c_uint {
+    find(Face::Roce, qp_type, from, to).map_or(0, |attributes| attributes.required)
+}
+
+/// Returns the mask without the attributes that only the other end of an extended reliable connection
+/// has. Linux ignores them, because programs pass both ends the same mask.
+pub(crate) const fn relevant(qp_type: c_uint, mask: c_uint) -> c_uint {
+    match qp_type {
+        QPT_XRC_SEND => mask & !RESPONDER,
+        QPT_XRC_RECV => mask & !REQUESTER,
+        _ => mask,
+    }
+}
+
+/// Checks a call of `ibv_modify_qp`. Without `to`, the state stays as it is.
+///
+/// # Errors
+/// EINVAL if the change or its attributes are not allowed; EOPNOTSUPP for attributes that no
+/// software driver of Linux knows.
+pub(crate) fn check(
+    face: Face,
+    qp_type: c_uint,
+    from: State,
+    to: Option<State>,
+    mask: c_uint,
+) -> Res<()> {
+    if mask & !STANDARD != 0 {
+        return Err(UNSUPPORTED);
+    }
+    let as_siw = face == Face::Rnic && qp_type == QPT_RC;
+    let row = match to {
+        // siw changes rights in any state, although InfiniBand does not know a change from RTR to
+        // RTR.
+        None if as_siw && from == Rtr => find(face, qp_type, Rts, Rts),
+        _ => find(face, qp_type, from, to.unwrap_or(from)),
+    };
+    let mut row = row.ok_or(EINVAL)?;
+    if as_siw {
+        row.optional |= row.required | QP_ACCESS_FLAGS;
+        row.required = 0;
+    }
+    // The program may say which state it takes the queue pair to be in only where that can change
+    // without its doing.
+    if mask & QP_CUR_STATE != 0 && !matches!(from, Rtr | Rts | Sqd | Sqe) {
+        return Err(EINVAL);
+    }
+    let allowed = row.required | row.optional | QP_STATE;
+    match mask & row.required == row.required && mask & !allowed == 0 {
+        true => Ok(()),
+        false => Err(EINVAL),
+    }
+}
+
+#[cfg(test)]
+#[path = "transition_tests.rs"]
+mod tests;
