@@ -15,7 +15,8 @@ mod portmap;
 #[path = "../../crates/iwarp-rsocket/src/wire.rs"]
 #[allow(dead_code, reason = "targets use a part")]
 mod rsocket;
-#[path = "../../crates/iwarp-cli/src/text.rs"]
+#[path = "../../crates/iwarp-cli-common/src/text.rs"]
+#[allow(unreachable_pub, reason = "its own crate exports it")]
 mod text;
 
 use iwarp_fuzz_engine::{Suite, Target};

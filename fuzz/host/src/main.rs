@@ -1,22 +1,12 @@
 //! Fuzz targets that need the runtime, sockets or files, and so are slower than those of `iwarp-fuzz`.
 //!
-//! The modules of the `iwarp` command are compiled into this program, because a command has no library. What is behind the C interface is
-//! in `iwarp-verbs` itself, and only there if `cargo xtask fuzz` builds it.
+//! The modules of the `iwarp` command are compiled into this program, because a command has no library. Those of `iwarp cp`
+//! and of the C interface are in `iwarp-cp` and `iwarp-verbs` themselves, and only there if `cargo xtask fuzz` builds them.
 
 #![allow(dead_code, reason = "targets use a part of the modules")]
 
-#[path = "../../../crates/iwarp-cli/src/error.rs"]
-mod error;
-#[path = "../../../crates/iwarp-cli/src/text.rs"]
-mod text;
-#[path = "../../../crates/iwarp-cli/src/units.rs"]
-mod units;
-
-mod copy;
-mod cp;
 mod measure;
 mod perf;
-mod service;
 mod sockets;
 
 use std::process::ExitCode;
@@ -25,14 +15,16 @@ use iwarp_fuzz_engine::{Suite, Target};
 
 /// All targets.
 const TARGETS: &[Target] = &[
+    #[cfg(fuzzing)]
     Target {
         name: "cp-message",
-        run: copy::message,
+        run: iwarp_cp::fuzzing::message,
         len_max: 512,
     },
+    #[cfg(fuzzing)]
     Target {
         name: "cp-session",
-        run: copy::session,
+        run: iwarp_cp::fuzzing::session,
         len_max: 1024,
     },
     Target {
@@ -63,6 +55,7 @@ fn main() -> ExitCode {
         targets: TARGETS,
         seeds: concat!(env!("CARGO_MANIFEST_DIR"), "/seeds"),
     });
-    copy::end();
+    #[cfg(fuzzing)]
+    iwarp_cp::fuzzing::end();
     code
 }

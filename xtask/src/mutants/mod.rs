@@ -206,7 +206,7 @@ fn measure(
 ) -> Result<Figures> {
     // Names are made of all mutants of the part, whichever of them run.
     let names = Names::new(&listed(log, &mut select(tool, part, part.files))?);
-    let mut results = judge(tool, log, part, command, part.programs)?;
+    let mut results = judge(tool, log, part, command, (part.package, part.programs))?;
     let open = |results: &Results| -> Vec<String> {
         let missed = results.missed.iter();
         let unlisted = missed.filter(|name| !list.contain(names.lasting(name)));
@@ -222,7 +222,7 @@ fn measure(
         for name in &survivors {
             command.args(["--re", &exactly(name)]);
         }
-        let mut again = judge(tool, log, part, command, part.more)?;
+        let mut again = judge(tool, log, part, command, (part.more_package, part.more))?;
         again.caught.retain(|name| survivors.contains(name));
         again.timeouts.retain(|name| survivors.contains(name));
         results.missed.retain(|name| !again.kills(name));
@@ -277,19 +277,19 @@ impl Results {
     }
 }
 
-/// Runs the mutants of a command with the tests of some programs.
+/// Runs the mutants of a command with the tests of some programs of a package.
 fn judge(
     tool: &Tool,
     log: &mut Log,
     part: &Part,
     mut command: Command,
-    programs: &[&str],
+    (package, programs): (&str, &[&str]),
 ) -> Result<Results> {
     let out = tool.home.join(format!("out-{}", part.name));
     let _ = fs::remove_dir_all(&out);
     fs::create_dir_all(&out)?;
     command.arg("--output").arg(&out).arg("--colors=never");
-    command.args(["--test-package", part.package]);
+    command.args(["--test-package", package]);
     for word in programs {
         command.arg(format!("--cargo-arg={word}"));
     }
@@ -399,7 +399,7 @@ mod tests {
     #[test]
     fn parts_are_chosen_by_name() {
         assert_eq!(choose(&[]).unwrap().len(), PARTS.len());
-        assert_eq!(choose(&["cp".into()]).unwrap()[0].package, "iwarp-cli");
+        assert_eq!(choose(&["cp".into()]).unwrap()[0].package, "iwarp-cp");
         assert!(choose(&["kernel".into()]).is_err());
     }
 }

@@ -15,6 +15,8 @@ pub(crate) struct Part {
     pub(crate) programs: &'static [&'static str],
     /// The same for the mutants that survive those.
     pub(crate) more: &'static [&'static str],
+    /// The package whose test programs `more` names.
+    pub(crate) more_package: &'static str,
     /// Tests that are left out, by parts of their names.
     pub(crate) skip: &'static [&'static str],
 }
@@ -27,6 +29,7 @@ pub(crate) const PARTS: &[Part] = &[
         files: &["crates/iwarp-proto/src/**/*.rs"],
         programs: &["--lib", "--tests"],
         more: &[],
+        more_package: "iwarp-proto",
         skip: &[],
     },
     Part {
@@ -35,6 +38,7 @@ pub(crate) const PARTS: &[Part] = &[
         files: &["crates/iwarp-rnic/src/**/*.rs"],
         programs: &["--lib"],
         more: &[],
+        more_package: "iwarp-rnic",
         // A test of races that takes longer than all others.
         skip: &["stress_tests::no_access_sees"],
     },
@@ -84,14 +88,16 @@ pub(crate) const PARTS: &[Part] = &[
             "--test=waiting",
             "--test=xrc",
         ],
+        more_package: "iwarp",
         skip: &[],
     },
     Part {
         name: "cp",
-        package: "iwarp-cli",
-        files: &["crates/iwarp-cli/src/cp/*.rs"],
-        programs: &["--bin=iwarp", "--test=cp"],
-        more: &["--test=cp_serve", "--test=crowds"],
+        package: "iwarp-cp",
+        files: &["crates/iwarp-cp/src/*.rs"],
+        programs: &["--lib"],
+        more: &["--test=cp", "--test=cp_serve", "--test=crowds"],
+        more_package: "iwarp-cli",
         skip: &[],
     },
 ];
