@@ -162,8 +162,8 @@ const PACKAGES: &[Package] = &[
     Package {
         name: "g++",
         proof: Proof::Program("g++"),
-        needed_by: &["apps"],
-        why: "compiles our program for gloo",
+        needed_by: &["apps", "fuzz-smoke"],
+        why: "compiles our program for gloo, and libFuzzer",
     },
     Package {
         name: "cmake",
