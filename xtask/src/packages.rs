@@ -160,6 +160,12 @@ const PACKAGES: &[Package] = &[
         why: "collectives of several processes, as PyTorch uses them",
     },
     Package {
+        name: "debhelper",
+        proof: Proof::Program("dh"),
+        needed_by: &["deb"],
+        why: "makes the Debian package",
+    },
+    Package {
         name: "g++",
         proof: Proof::Program("g++"),
         needed_by: &["apps", "fuzz-smoke"],
