@@ -231,6 +231,81 @@ fn last_lines(text: &str, count: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::process::Command;
+
+    /// Writes a program that ends a search with an input of this kind, if any, and each replay with a code. Returns the result of
+    /// a search with it, and whether an input was kept.
+    fn search_with(name: &str, kind: &str, search: u8, replay: u8) -> (Result<Report>, bool) {
+        let dir = std::env::temp_dir().join(format!("xtask-fuzz-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&dir);
+        fs::create_dir_all(&dir).unwrap();
+        let found = match kind {
+            "" => String::new(),
+            _ => format!("printf bug >\"${{word#*=}}{kind}-1\";"),
+        };
+        let script = format!(
+            "#!/bin/sh\nfor word; do case $word in -artifact_prefix=*) {found} echo boom >&2; exit {search};; esac; done\n\
+             exit {replay}\n"
+        );
+        fs::write(dir.join("script"), script).unwrap();
+        // Another process writes the program: a thread that forks meanwhile could keep it open here.
+        let mut install = Command::new("install");
+        install
+            .arg("-m755")
+            .arg(dir.join("script"))
+            .arg(dir.join("target"));
+        assert!(install.status().unwrap().success());
+        let fuzzer = Fuzzer {
+            programs: dir.clone(),
+            state: dir.join("state"),
+        };
+        let target = Target {
+            name: "target".into(),
+            package: "none",
+            seeds: dir.clone(),
+        };
+        let result = fuzzer.search(&target, Limit::Executions(1), 1);
+        let kept = dir
+            .join(format!("state/target/failures/{kind}-1"))
+            .is_file();
+        fs::remove_dir_all(dir).unwrap();
+        (result, kept)
+    }
+
+    #[test]
+    fn failing_inputs_are_kept_and_named() {
+        let (result, kept) = search_with("crash", "crash", 77, 77);
+        let error = result.unwrap_err().to_string();
+        assert!(
+            kept && error.contains("crash-1 fails; it is 627567"),
+            "{error}"
+        );
+        assert!(error.ends_with("boom"), "{error}");
+        let (result, kept) = search_with("once", "crash", 77, 0);
+        let error = result.unwrap_err().to_string();
+        assert!(
+            kept && error.contains("did not fail when it ran again"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn slow_inputs_must_be_slow_again() {
+        let (result, kept) = search_with("busy", "timeout", 70, 0);
+        assert!(result.is_ok() && !kept, "{result:?}");
+        let (result, kept) = search_with("slow", "timeout", 70, 70);
+        assert!(result.is_err() && kept, "{result:?}");
+    }
+
+    #[test]
+    fn a_search_without_a_report_is_an_error() {
+        let (result, _) = search_with("nothing", "", 0, 0);
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains("nothing was searched"), "{error}");
+        let (result, _) = search_with("early", "", 1, 0);
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains("failed without an input"), "{error}");
+    }
 
     #[test]
     fn reports_are_read_from_the_end_of_the_output() {
