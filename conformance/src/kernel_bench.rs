@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use clap::Args;
+use iwarp_figures::Spread;
 use xtask::context::Context;
 use xtask::outcome::Outcome;
 use xtask::process::Log;
@@ -321,12 +322,6 @@ fn unit(name: &str) -> &'static str {
     }
 }
 
-fn median(values: &[f64]) -> Option<f64> {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied()
-}
-
 /// Prints a table in Markdown. A ratio is the module's figure divided by siw's.
 fn print(rows: &[Program], figures: &Figures, log: &mut Log) {
     let mut text = String::from(
@@ -339,7 +334,8 @@ fn print(rows: &[Program], figures: &Figures, log: &mut Log) {
             let of = |driver| {
                 figures
                     .get(&(row.name.clone(), driver, setting))
-                    .and_then(|values| median(values))
+                    .and_then(|values| Spread::of(values.clone()))
+                    .map(|spread| spread.median)
             };
             let (siw, module) = (of("siw"), of("module"));
             let show =
@@ -388,11 +384,5 @@ mod tests {
         }
         let copied = storage().pop().unwrap();
         assert_eq!(figure(&copied, "", "seconds 3.5\n"), Some(3.5));
-    }
-
-    #[test]
-    fn the_median_is_in_the_middle() {
-        assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
-        assert_eq!(median(&[]), None);
     }
 }

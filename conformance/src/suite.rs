@@ -1,7 +1,7 @@
 //! rdma-core's own tests, from Debian's package python3-pyverbs, in a guest.
 //!
 //! They connect a device to itself. What siw's interface can carry must pass, and each test that is skipped or fails must have a reason
-//! that is listed here. siw's own results are the same.
+//! that is listed in `suite.toml`. siw's own results are the same.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,8 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-use crate::apps::pyverbs::{self, Expected, Reasons};
+use crate::apps::pyverbs;
+use crate::apps::pyverbs_skips::Expected;
 use crate::siw::guest::Guest;
 use crate::siw::image::{Stage, find};
 
@@ -22,72 +23,7 @@ const PYVERBS: &str = "usr/lib/python3/dist-packages/pyverbs";
 pub(crate) const LIMIT: u64 = 300;
 
 /// What siw's interface cannot carry.
-const EXPECTED: Expected = Expected {
-    reasons: Reasons::Beginnings(&[
-        ("Create AH ", DATAGRAMS),
-        ("Create QP type 4 ", DATAGRAMS),
-        ("Create UD QP ", DATAGRAMS),
-        ("Create UC QP ", "needs unreliable connections"),
-        ("Create Raw Packet QP ", RAW_PACKETS),
-        ("Create QP type 8 ", RAW_PACKETS),
-        ("To Create RAW QP ", RAW_PACKETS),
-        ("Create XRCD ", "needs extended reliable connections"),
-        ("Multicast ", "needs multicast"),
-        ("Atomic operations ", "needs atomic operations"),
-        ("Extended CQ ", EXTENDED),
-        ("Create Extended CQ ", EXTENDED),
-        ("Extended QP ", EXTENDED),
-        ("Parent Domain ", EXTENDED),
-        (
-            "Create RC QP with",
-            "asks at random for flags of other devices",
-        ),
-        ("Reg MR with MW access ", WINDOWS),
-        ("Create memory window ", WINDOWS),
-        ("Create custom mr with additional access ", WINDOWS),
-        (
-            "ODP is not supported",
-            "needs regions whose pages may be absent",
-        ),
-        (
-            "There are no huge pages ",
-            "needs huge pages on the machine",
-        ),
-        ("Device memory ", "needs memory on the device"),
-        ("Allocating dmabuf ", "needs a graphics device"),
-        ("cuda-python ", "needs a graphics device"),
-        ("All gid indices populated", "needs a GID that is not there"),
-    ]),
-    impossible: &[
-        ("test_cq_events.CqEventsTestCase.test_cq_events_rc", BY_HAND),
-        ("test_mr.MRTest.test_mr_rereg_access", BY_HAND),
-        ("test_mr.MRTest.test_mr_rereg_access_bad_flow", BY_HAND),
-        ("test_mr.MRTest.test_mr_rereg_addr", BY_HAND),
-        ("test_mr.MRTest.test_mr_rereg_pd", BY_HAND),
-        (
-            "test_relaxed_ordering.RoTestCase.test_ro_rc_traffic",
-            BY_HAND,
-        ),
-        (
-            "test_rdmacm.CMTestCase.test_rdmacm_async_traffic",
-            "asks for InfiniBand's time-out",
-        ),
-        (
-            "test_rdmacm.CMTestCase.test_rdmacm_async_traffic_external_qp",
-            "calls rdma_establish(), which the kernel's rdma_cm refuses for RNICs",
-        ),
-        (
-            "test_rdmacm.CMTestCase.test_rdmacm_async_udp_traffic",
-            DATAGRAMS,
-        ),
-    ],
-};
-const DATAGRAMS: &str = "needs unreliable datagrams";
-const RAW_PACKETS: &str = "needs raw packets";
-const WINDOWS: &str = "needs memory windows";
-const EXTENDED: &str = "needs an object that rdma-core's provider for siw does not make";
-/// A queue pair of an RNIC gets its TCP connection from the connection manager.
-const BY_HAND: &str = "connects queue pairs without librdmacm";
+const EXPECTED: &str = include_str!("suite.toml");
 
 /// Runs them on a device, and returns the note for the table. Some tests read the name of the network device in sysfs, below the device of the
 /// card. A software device is below none, so a folder with that name covers its own for the time.
@@ -104,7 +40,7 @@ pub(crate) fn run(guest: &Guest, device: &str, netdev: &str, limit: u64) -> Resu
         tests = format_args!("/{}", TESTS.1),
     );
     let results = guest.must(&script, limit)?;
-    let note = pyverbs::check(&EXPECTED, &results)?;
+    let note = pyverbs::check(&Expected::parse(EXPECTED)?, &results)?;
     Ok(note.lines().next().unwrap_or_default().to_owned())
 }
 
@@ -165,4 +101,14 @@ fn shared_objects(dir: &Path, files: &mut VecDeque<PathBuf>) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn expectations_can_be_read() {
+        Expected::parse(EXPECTED).unwrap();
+    }
 }

@@ -3,32 +3,19 @@
 //! An installation has the libraries in `lib/iwarp`, where `bin/iwarp run` finds them. A bundle is a single file, for example for
 //! a container: the command with the libraries appended. `iwarp-cli/src/run/bundle.rs` reads it.
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use std::fs;
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use crate::context::Context;
-use crate::layout;
-use crate::process::cargo;
+use crate::layout::{self, Built};
+use crate::process::{cargo, run};
 
 /// The last octets of a bundle, by which `iwarp run` recognises it.
 const MAGIC: &[u8; 8] = b"iwarplib";
-/// The paths of the built files.
-pub struct Built {
-    /// The command `iwarp`.
-    pub command: PathBuf,
-    /// The C library, which is installed as `libibverbs.so.1` and `librdmacm.so.1`.
-    pub verbs: PathBuf,
-    /// The preload library `librspreload.so`.
-    pub preload: Option<PathBuf>,
-    /// The preload library `libiwarp_paths.so`.
-    pub paths: PathBuf,
-    /// The audit library `libiwarp_audit.so`.
-    pub audit: PathBuf,
-}
 
 /// Builds everything in release mode.
 ///
@@ -54,17 +41,6 @@ pub fn build(context: &Context) -> Result<Built> {
         paths: dir.join("libiwarp_paths.so"),
         audit,
     })
-}
-
-pub(crate) fn run(command: &mut Command) -> Result<()> {
-    let program = command.get_program().to_owned();
-    let status = command
-        .status()
-        .with_context(|| format!("starting {}", program.display()))?;
-    if !status.success() {
-        bail!("{} failed: {status}", program.display());
-    }
-    Ok(())
 }
 
 /// Puts command, libraries, manual pages and completions below `prefix`.

@@ -11,7 +11,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail};
 
 use crate::context::Context;
-use crate::install::{Built, run};
+use crate::process::run;
 
 /// Each shell, and the path below the prefix at which it looks for our completions.
 const COMPLETIONS: &[(&str, &str)] = &[
@@ -19,6 +19,20 @@ const COMPLETIONS: &[(&str, &str)] = &[
     ("zsh", "share/zsh/site-functions/_iwarp"),
     ("fish", "share/fish/vendor_completions.d/iwarp.fish"),
 ];
+
+/// The paths of the built files.
+pub struct Built {
+    /// The command `iwarp`.
+    pub command: PathBuf,
+    /// The C library, which is installed as `libibverbs.so.1` and `librdmacm.so.1`.
+    pub verbs: PathBuf,
+    /// The preload library `librspreload.so`.
+    pub preload: Option<PathBuf>,
+    /// The preload library `libiwarp_paths.so`.
+    pub paths: PathBuf,
+    /// The audit library `libiwarp_audit.so`.
+    pub audit: PathBuf,
+}
 
 /// The content of an installed file.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use anyhow::{Result, bail};
 
 use xtask::context::Context;
 use xtask::outcome::Outcome;
-use xtask::process::Log;
+use xtask::process::{Log, tests_passed};
 
 /// Packages and the filters of their tests.
 const RUNS: &[(&str, &[&str])] = &[
@@ -70,7 +70,7 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
             .args(["test", "--lib", "--package", package, "--"])
             .args(*filters);
         let text = log.run_and_read(&mut command)?;
-        ran += crate::steps::tests_passed(&text);
+        ran += tests_passed(&text);
     }
     if ran == 0 {
         bail!("no test ran");

@@ -160,10 +160,16 @@ const PACKAGES: &[Package] = &[
         why: "collectives of several processes, as PyTorch uses them",
     },
     Package {
+        name: "debhelper",
+        proof: Proof::Program("dh"),
+        needed_by: &["deb"],
+        why: "makes the Debian package",
+    },
+    Package {
         name: "g++",
         proof: Proof::Program("g++"),
-        needed_by: &["apps"],
-        why: "compiles our program for gloo",
+        needed_by: &["apps", "fuzz-smoke"],
+        why: "compiles our program for gloo, and libFuzzer",
     },
     Package {
         name: "cmake",

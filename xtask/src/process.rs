@@ -242,6 +242,34 @@ pub fn cargo(root: &Path) -> Command {
     command
 }
 
+/// Runs a command that prints to the terminal.
+///
+/// # Errors
+/// When it cannot be started or fails.
+pub fn run(command: &mut Command) -> Result<()> {
+    let program = command.get_program().to_owned();
+    let status = command
+        .status()
+        .with_context(|| format!("starting {}", program.display()))?;
+    if !status.success() {
+        bail!("{} failed: {status}", program.display());
+    }
+    Ok(())
+}
+
+/// Adds up the passed tests of all `test result:` lines.
+#[must_use]
+pub fn tests_passed(text: &str) -> u64 {
+    text.lines()
+        .filter_map(|line| line.trim().strip_prefix("test result:"))
+        .filter_map(|rest| {
+            let words: Vec<&str> = rest.split_whitespace().collect();
+            let at = words.iter().position(|word| word.starts_with("passed"))?;
+            words.get(at.checked_sub(1)?)?.parse::<u64>().ok()
+        })
+        .sum()
+}
+
 /// Returns the command as a person would type it.
 fn show(command: &Command) -> String {
     let mut words = Vec::new();

@@ -8,7 +8,7 @@ use xtask::context::Context;
 use xtask::kernel;
 use xtask::outcome::Outcome;
 use xtask::packages;
-use xtask::process::{Log, cargo, program};
+use xtask::process::{Log, cargo, program, tests_passed};
 
 use crate::{compliance, deb, fuzz, licences, miri, mutants, no_std, package, targets, tidy};
 
@@ -396,18 +396,6 @@ fn failures(text: &str) -> Vec<&str> {
     }
     out.truncate(FAILURE_LINES);
     out
-}
-
-/// Adds up the passed tests of all `test result:` lines.
-pub(crate) fn tests_passed(text: &str) -> u64 {
-    text.lines()
-        .filter_map(|line| line.trim().strip_prefix("test result:"))
-        .filter_map(|rest| {
-            let words: Vec<&str> = rest.split_whitespace().collect();
-            let at = words.iter().position(|word| word.starts_with("passed"))?;
-            words.get(at.checked_sub(1)?)?.parse::<u64>().ok()
-        })
-        .sum()
 }
 
 #[cfg(test)]

@@ -55,7 +55,7 @@ mod perftest;
 mod pingpong;
 mod program;
 pub(crate) mod pyverbs;
-mod pyverbs_skips;
+pub(crate) mod pyverbs_skips;
 mod qperf;
 mod rdmacm;
 mod rsockets;

@@ -1,7 +1,7 @@
 //! rdma-core's own test suite, from Debian's package python3-pyverbs.
 //!
 //! Every test that an RNIC with reliable connections can pass must pass. Every test that is skipped must be listed with its message
-//! (`pyverbs_skips.rs`); a test that is skipped for another reason is a failure.
+//! (`pyverbs.toml`); a test that is skipped for another reason is a failure.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail};
 
 use super::case::{Case, Verdict};
 use super::huge_pages::HugePages;
-use super::pyverbs_skips::{REASONS, Skip};
+use super::pyverbs_skips::Expected;
 use super::stage::{Stage, WIRE_V4};
 
 /// The folder in which the package puts the tests. The larger ones are compressed.
@@ -22,43 +22,8 @@ const HUGE_PAGES: u64 = 16;
 /// What runs the tests and notes their results.
 pub(crate) const RUNNER: &str = include_str!("pyverbs.py");
 
-/// Which tests need not pass.
-pub(crate) struct Expected {
-    /// Which tests may be skipped.
-    pub(crate) reasons: Reasons,
-    /// Tests that fail instead of skipping themselves, and the reason.
-    pub(crate) impossible: &'static [(&'static str, &'static str)],
-}
-
-/// Which tests may be skipped, and what that means.
-pub(crate) enum Reasons {
-    /// Those whose messages begin like this.
-    Beginnings(&'static [(&'static str, &'static str)]),
-    /// These, with these messages.
-    Exact(&'static [Skip]),
-}
-
-impl Reasons {
-    /// Returns the reason why a test may be skipped with a message.
-    fn find(&self, test: &str, message: &str) -> Option<&'static str> {
-        match self {
-            Self::Beginnings(all) => {
-                let found = all.iter().find(|(begin, _)| message.starts_with(begin));
-                found.map(|(_, reason)| *reason)
-            }
-            Self::Exact(all) => {
-                let same = |skip: &&Skip| skip.message == message && skip.covers(test);
-                all.iter().find(same).map(|skip| skip.reason)
-            }
-        }
-    }
-}
-
-/// With our library.
-const EXPECTED: Expected = Expected {
-    reasons: REASONS,
-    impossible: &[],
-};
+/// What need not pass with our library.
+pub(super) const EXPECTED: &str = include_str!("pyverbs.toml");
 
 /// The cases of this file.
 pub(super) fn cases() -> Vec<Case> {
@@ -117,29 +82,28 @@ pub(super) fn run(stage: &Stage, variables: &[(&str, &str)], words: &[&str]) -> 
 
 /// The results of one file of tests.
 #[derive(Default)]
-struct Counts {
+struct Counts<'a> {
     passed: usize,
-    skipped: BTreeMap<&'static str, usize>,
+    skipped: BTreeMap<&'a str, usize>,
 }
 
 /// How a result is counted.
-enum Meaning {
+enum Meaning<'a> {
     Passed,
     /// A test for the devices of one vendor only.
     Foreign,
-    Skipped(&'static str),
+    Skipped(&'a str),
 }
 
-fn meaning(expected: &Expected, what: &str, name: &str, why: &str) -> Result<Meaning> {
-    let impossible = expected.impossible.iter().find(|(test, _)| *test == name);
-    match (what, impossible) {
-        ("failed", Some((_, reason))) => Ok(Meaning::Skipped(reason)),
+fn meaning<'a>(expected: &'a Expected, what: &str, name: &str, why: &str) -> Result<Meaning<'a>> {
+    match (what, expected.fails(name)) {
+        ("failed", Some(reason)) => Ok(Meaning::Skipped(reason)),
         ("passed", Some(_)) => bail!("{name} passes: it is not impossible any more"),
         ("passed", None) => Ok(Meaning::Passed),
         ("skipped", _) if name.starts_with("test_mlx5") || name.starts_with("test_efa") => {
             Ok(Meaning::Foreign)
         }
-        ("skipped", _) => match expected.reasons.find(name, why) {
+        ("skipped", _) => match expected.skipped(name, why) {
             Some(reason) => Ok(Meaning::Skipped(reason)),
             None => bail!("{name} is skipped for a reason that is not known: {why}"),
         },
@@ -149,7 +113,7 @@ fn meaning(expected: &Expected, what: &str, name: &str, why: &str) -> Result<Mea
 
 /// The verdict on results with our library.
 pub(super) fn verdict(results: &str) -> Result<Verdict> {
-    check(&EXPECTED, results).map(Verdict::passed)
+    check(&Expected::parse(EXPECTED)?, results).map(Verdict::passed)
 }
 
 /// Checks all results. Returns a note that counts them for each file.
@@ -157,7 +121,7 @@ pub(super) fn verdict(results: &str) -> Result<Verdict> {
 /// # Errors
 /// When a test fails or is skipped that should pass.
 pub(crate) fn check(expected: &Expected, results: &str) -> Result<String> {
-    let mut files: BTreeMap<&str, Counts> = BTreeMap::new();
+    let mut files: BTreeMap<&str, Counts<'_>> = BTreeMap::new();
     let (mut passed, mut skipped, mut foreign) = (0, 0, 0);
     let mut failures = Vec::new();
     let mut total = None;
@@ -219,10 +183,10 @@ mod tests {
                     skipped\ttest_mlx5_cq.X.y\twhatever\n\
                     failed\ttest_rdmacm.CMTestCase.test_impossible\tException()\n\
                     end\t4\t\n";
-        let expected = Expected {
-            reasons: REASONS,
-            impossible: &[("test_rdmacm.CMTestCase.test_impossible", "needs more")],
-        };
+        let expected = Expected::parse(&format!(
+            "{EXPECTED}\n[[fail]]\nreason = 'needs more'\ntests = ['test_rdmacm.CMTestCase.test_impossible']\n"
+        ))
+        .unwrap();
         let note = check(&expected, good).unwrap();
         assert!(
             note.starts_with("1 passed, 2 skipped, 1 of other"),

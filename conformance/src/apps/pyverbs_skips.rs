@@ -1,170 +1,114 @@
-//! The tests of rdma-core that are skipped with our library: each by its name, with its exact message, and the reason.
-//!
-//! A message alone would not do: many tests say the same words when something else is broken.
+//! Which of rdma-core's tests need not pass on a device. A data file in TOML lists them with the reasons.
 
-use super::pyverbs::Reasons;
+use anyhow::{Context as _, Result, ensure};
+use serde::Deserialize;
 
-/// Tests that are skipped with one message.
-pub(crate) struct Skip {
-    /// All of the message.
-    pub(crate) message: &'static str,
-    /// What it means.
-    pub(crate) reason: &'static str,
-    /// The tests: a module and the names in it.
-    pub(crate) tests: &'static [(&'static str, &'static [&'static str])],
+/// The tests that need not pass.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Expected {
+    /// The tests that may be skipped.
+    #[serde(default)]
+    skip: Vec<Skip>,
+    /// The tests that fail instead of skipping themselves.
+    #[serde(default)]
+    fail: Vec<Fail>,
+}
+
+/// Tests that may be skipped for one reason.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Skip {
+    reason: String,
+    /// Whole messages.
+    #[serde(default)]
+    messages: Vec<String>,
+    /// Beginnings of messages.
+    #[serde(default)]
+    beginnings: Vec<String>,
+    /// The tests, by module, class and name. Without any, each test with such a message may be skipped.
+    #[serde(default)]
+    tests: Vec<String>,
+}
+
+/// Tests that fail for one reason.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Fail {
+    reason: String,
+    tests: Vec<String>,
 }
 
 impl Skip {
-    /// Returns `true` if it is about this test.
-    pub(crate) fn covers(&self, test: &str) -> bool {
-        self.tests.iter().any(|(module, names)| {
-            let rest = test
-                .strip_prefix(module)
-                .and_then(|rest| rest.strip_prefix('.'));
-            rest.is_some_and(|name| names.contains(&name))
-        })
+    fn covers(&self, test: &str, message: &str) -> bool {
+        let begins = |text: &String| message.starts_with(text.as_str());
+        let said = self.messages.iter().any(|m| m == message) || self.beginnings.iter().any(begins);
+        said && (self.tests.is_empty() || self.tests.iter().any(|name| name == test))
     }
 }
 
-/// All of them.
-pub(super) const REASONS: Reasons = Reasons::Exact(SKIPS);
+impl Expected {
+    /// Reads a data file.
+    ///
+    /// # Errors
+    /// If it has another form, or a row without a reason or without a message.
+    pub(crate) fn parse(text: &str) -> Result<Self> {
+        let all: Self = toml::from_str(text).context("a list of tests that need not pass")?;
+        for row in &all.skip {
+            ensure!(
+                !row.reason.is_empty() && row.messages.len() + row.beginnings.len() > 0,
+                "a row has no reason or no message: {row:?}"
+            );
+        }
+        for row in &all.fail {
+            ensure!(!row.reason.is_empty(), "a row has no reason: {row:?}");
+        }
+        Ok(all)
+    }
 
-const SKIPS: &[Skip] = &[
-    Skip {
-        message: "Create QP type 8 is not supported",
-        reason: RAW_PACKETS,
-        tests: &[
-            ("test_flow.FlowTest", FLOWS),
-            ("test_rss_traffic.RSSTrafficTest", RSS),
-        ],
-    },
-    // An ordinary user is told so before the tests try.
-    Skip {
-        message: "Must be run by root on Ethernet link layer",
-        reason: RAW_PACKETS,
-        tests: &[
-            ("test_flow.FlowTest", FLOWS),
-            ("test_rss_traffic.RSSTrafficTest", RSS),
-        ],
-    },
-    Skip {
-        message: "To Create RAW QP must be done by root on Ethernet link layer",
-        reason: RAW_PACKETS,
-        tests: &[("test_qp.QPTest", RAW_QUEUE_PAIRS)],
-    },
-    Skip {
-        message: "Create Raw Packet QP with attrs is not supported",
-        reason: RAW_PACKETS,
-        tests: &[("test_qp.QPTest", &["test_create_raw_qp_with_attr"])],
-    },
-    Skip {
-        message: "Create Raw Packet QP with extended attrs is not supported",
-        reason: RAW_PACKETS,
-        tests: &[("test_qp.QPTest", &["test_create_raw_qp_ex_with_attr"])],
-    },
-    Skip {
-        message: "Create Raw Packet QP without attrs is not supported",
-        reason: RAW_PACKETS,
-        tests: &[(
-            "test_qp.QPTest",
-            &["test_create_raw_qp_no_attr", "test_query_raw_qp"],
-        )],
-    },
-    Skip {
-        message: "Create Raw Packet QP without extended attrs is not supported",
-        reason: RAW_PACKETS,
-        tests: &[("test_qp.QPTest", &["test_create_raw_qp_ex_no_attr"])],
-    },
-    Skip {
-        message: "There are no huge pages of size 2M allocated",
-        reason: HUGE_PAGES,
-        tests: HUGE,
-    },
-    Skip {
-        message: "Huge pages of size 2M is not supported in this platform",
-        reason: HUGE_PAGES,
-        tests: HUGE,
-    },
-    Skip {
-        message: "Allocating dmabuf is not supported by /dev/dri/renderD128",
-        reason: "needs a graphics device",
-        tests: &[
-            (
-                "test_mr.DmaBufMRTest",
-                &[
-                    "test_dmabuf_dereg_mr",
-                    "test_dmabuf_dereg_mr_twice",
-                    "test_dmabuf_lkey",
-                    "test_dmabuf_read",
-                    "test_dmabuf_reg_mr",
-                    "test_dmabuf_reg_mr_bad_flags",
-                    "test_dmabuf_rkey",
-                    "test_dmabuf_write",
-                ],
-            ),
-            (
-                "test_mr.DmaBufTestCase",
-                &["test_dmabuf_rc_traffic", "test_dmabuf_rdma_traffic"],
-            ),
-        ],
-    },
-    Skip {
-        message: "cuda-python 12.0+ must be installed to run CUDA tests",
-        reason: "needs a graphics device",
-        tests: &[(
-            "test_cuda_dmabuf.DmabufCudaTest",
-            &["test_cuda_dmabuf_rdma_write_traffic"],
-        )],
-    },
-    Skip {
-        message: "Device iwarp0 doesn't have net interface",
-        reason: "needs /sys/class/infiniband, for which user namespaces are missing",
-        tests: &[(
-            "test_rdmacm.CMTestCase",
-            &[
-                "test_rdmacm_async_ex_leave_multicast_traffic",
-                "test_rdmacm_async_ex_multicast_traffic",
-                "test_rdmacm_async_multicast_traffic",
-                "test_rdmacm_async_read",
-                "test_rdmacm_async_reject_traffic",
-                "test_rdmacm_async_traffic",
-                "test_rdmacm_async_traffic_external_qp",
-                "test_rdmacm_async_udp_traffic",
-                "test_rdmacm_async_write",
-                "test_rdmacm_sync_traffic",
-            ],
-        )],
-    },
-];
+    /// Returns the reason why a test may be skipped with a message.
+    pub(super) fn skipped(&self, test: &str, message: &str) -> Option<&str> {
+        let row = self.skip.iter().find(|row| row.covers(test, message))?;
+        Some(&row.reason)
+    }
 
-const RAW_PACKETS: &str = "needs raw packets";
-const FLOWS: &[&str] = &[
-    "test_eth_spec_flow_traffic",
-    "test_ipv4_spec_flow_traffic",
-    "test_ipv6_spec_flow_traffic",
-    "test_tcp_spec_flow_traffic",
-    "test_udp_spec_flow_traffic",
-];
-const RSS: &[&str] = &["test_rss_traffic"];
-const RAW_QUEUE_PAIRS: &[&str] = &[
-    "test_create_raw_qp_ex_no_attr",
-    "test_create_raw_qp_ex_with_attr",
-    "test_create_raw_qp_no_attr",
-    "test_create_raw_qp_with_attr",
-    "test_query_raw_qp",
-];
+    /// Returns the reason why a test fails.
+    pub(super) fn fails(&self, test: &str) -> Option<&str> {
+        let row = self
+            .fail
+            .iter()
+            .find(|row| row.tests.iter().any(|name| name == test))?;
+        Some(&row.reason)
+    }
+}
 
-const HUGE_PAGES: &str = "needs huge pages on the machine";
-const HUGE: &[(&str, &[&str])] = &[
-    (
-        "test_odp.OdpTestCase",
-        &[
-            "test_odp_rc_huge_traffic",
-            "test_odp_rc_huge_user_addr_traffic",
-        ],
-    ),
-    (
-        "test_parent_domain.ParentDomainTrafficTest",
-        &["test_huge_page_traffic"],
-    ),
-];
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_need_a_reason_and_a_message() {
+        let row = |reason, messages| {
+            Expected::parse(&format!(
+                "[[skip]]\nreason = {reason:?}\nmessages = {messages}\n"
+            ))
+        };
+        assert!(row("why", "['said']").is_ok());
+        assert!(row("", "['said']").is_err());
+        assert!(row("why", "[]").is_err());
+        assert!(Expected::parse("[[fail]]\nreason = ''\ntests = ['a']\n").is_err());
+        assert!(Expected::parse("[[other]]\n").is_err());
+    }
+
+    #[test]
+    fn tests_of_our_library_are_named_with_whole_messages() {
+        let all = Expected::parse(super::super::pyverbs::EXPECTED).unwrap();
+        assert!(all.fail.is_empty() && !all.skip.is_empty());
+        for row in &all.skip {
+            assert!(
+                row.beginnings.is_empty() && !row.tests.is_empty(),
+                "{row:?}"
+            );
+        }
+    }
+}

@@ -1,8 +1,8 @@
 //! The command line as a whole. Each subcommand defines its own arguments in its own module.
 
-use crate::error::Result;
-use crate::{completions, cp, devices, man, netlink, perf, ping, run, stat};
-use clap::{Parser, Subcommand};
+use crate::{completions, devices, man, netlink, perf, ping, run, stat};
+use clap::{CommandFactory as _, Parser, Subcommand};
+use iwarp_cli_common::error::Result;
 
 /// RDMA (iWARP) in user space over plain TCP: no special hardware, no root
 #[derive(Debug, Parser)]
@@ -43,7 +43,7 @@ enum Command {
     /// Ping a host by RDMA Read and Write, in the protocol of rdma-core's rping
     Ping(ping::PingArgs),
     /// Copy files by one-sided RDMA
-    Cp(Box<cp::CpArgs>),
+    Cp(Box<iwarp_cp::CpArgs>),
     /// Show the RDMA devices that the library offers on this machine
     Devices(devices::DevicesArgs),
     /// Show what the processes that use the library are doing now
@@ -86,13 +86,13 @@ impl Cli {
         match self.command {
             Command::Perf(a) => perf::run(*a),
             Command::Ping(a) => ping::run(&a),
-            Command::Cp(a) => cp::run(&a),
+            Command::Cp(a) => iwarp_cp::run(&a),
             Command::Devices(a) => devices::run(&a),
             Command::Stat(a) => stat::run(&a),
             Command::Run(a) => run::run(&a),
             Command::Env(a) => run::env(&a),
-            Command::Completions(a) => completions::run(&a),
-            Command::Man(a) => man::run(&a),
+            Command::Completions(a) => completions::run(&a, Self::command()),
+            Command::Man(a) => man::run(&a, Self::command()),
             Command::Netlink(a) => netlink::run(&a),
         }
     }
@@ -105,7 +105,6 @@ mod options_tests;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory as _;
 
     #[test]
     fn definitions_are_consistent() {

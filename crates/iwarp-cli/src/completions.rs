@@ -1,9 +1,8 @@
 //! `iwarp completions SHELL`: prints a completion script.
 
-use crate::cli::Cli;
-use crate::error::{Context as _, Result};
-use clap::{Args, CommandFactory as _};
+use clap::{Args, Command};
 use clap_complete::Shell;
+use iwarp_cli_common::error::{Context as _, Result};
 use std::io::Write as _;
 
 /// Arguments of `iwarp completions`.
@@ -16,11 +15,11 @@ pub(crate) struct CompletionsArgs {
     shell: Shell,
 }
 
-/// Writes the script to stdout.
-pub(crate) fn run(args: &CompletionsArgs) -> Result<()> {
+/// Writes the completion script of `command` to stdout.
+pub(crate) fn run(args: &CompletionsArgs, mut command: Command) -> Result<()> {
     // The script is made in memory first, so that a closed pipe is an error and not a panic.
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "iwarp", &mut script);
+    clap_complete::generate(args.shell, &mut command, "iwarp", &mut script);
     std::io::stdout()
         .write_all(&script)
         .context("cannot write the completion script")

@@ -1,9 +1,9 @@
 //! `iwarp devices`: lists the devices of this machine, with their addresses below them.
 
-use crate::error::{Context as _, Error, Result};
-use crate::out;
 use clap::Args;
 use iwarp::{Config, Device, DeviceAddress, Face, LIMITS};
+use iwarp_cli_common::error::{Context as _, Error, Result};
+use iwarp_cli_common::out;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 

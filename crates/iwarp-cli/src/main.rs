@@ -6,25 +6,17 @@
 
 mod cli;
 mod completions;
-mod cp;
 mod devices;
-mod error;
 mod logging;
 mod man;
 mod netlink;
-mod out;
-mod patience;
 mod perf;
 mod ping;
-mod rdma;
 mod run;
-mod service;
-mod signals;
 mod stat;
-mod text;
-mod units;
 
 use clap::Parser as _;
+use iwarp_cli_common::text;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

@@ -3,11 +3,10 @@
 //! Packages and `cargo xtask install` call it, so it is hidden from people. The pages are made from the same
 //! definitions as `--help`. The sections of a help text that have a heading (`EXAMPLES:`) become sections of the page.
 
-use crate::cli::Cli;
-use crate::error::{Context as _, Result};
-use clap::{Args, CommandFactory as _};
+use clap::{Args, Command};
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
+use iwarp_cli_common::error::{Context as _, Result};
 use std::io::Write as _;
 use std::path::PathBuf;
 
@@ -24,9 +23,9 @@ struct Page {
     text: Vec<u8>,
 }
 
-/// Writes all pages.
-pub(crate) fn run(args: &ManArgs) -> Result<()> {
-    let pages = pages().context("cannot make the manual pages")?;
+/// Writes the pages of `command` and of all its subcommands.
+pub(crate) fn run(args: &ManArgs, command: Command) -> Result<()> {
+    let pages = pages(command).context("cannot make the manual pages")?;
     std::fs::create_dir_all(&args.dir).context(args.dir.display())?;
     for page in pages {
         let path = args.dir.join(page.file);
@@ -36,9 +35,9 @@ pub(crate) fn run(args: &ManArgs) -> Result<()> {
     Ok(())
 }
 
-/// The pages of the command and of all subcommands that are not hidden.
-fn pages() -> std::io::Result<Vec<Page>> {
-    let mut root = Cli::command().disable_help_subcommand(true);
+/// Returns the pages of the command and of all subcommands that are not hidden.
+fn pages(command: Command) -> std::io::Result<Vec<Page>> {
+    let mut root = command.disable_help_subcommand(true);
     root.build();
     let mut all = Vec::new();
     collect(&root, &mut all);
@@ -53,7 +52,7 @@ fn pages() -> std::io::Result<Vec<Page>> {
         .collect()
 }
 
-fn collect(command: &clap::Command, all: &mut Vec<clap::Command>) {
+fn collect(command: &Command, all: &mut Vec<Command>) {
     all.push(command.clone());
     for sub in command.get_subcommands().filter(|s| !s.is_hide_set()) {
         collect(sub, all);
@@ -61,12 +60,12 @@ fn collect(command: &clap::Command, all: &mut Vec<clap::Command>) {
 }
 
 /// `iwarp-perf-serve` for `iwarp perf serve`.
-fn title(command: &clap::Command) -> String {
+fn title(command: &Command) -> String {
     let name = command.get_display_name();
     name.unwrap_or_else(|| command.get_name()).to_owned()
 }
 
-fn page(command: &clap::Command, names: &[String]) -> std::io::Result<Vec<u8>> {
+fn page(command: &Command, names: &[String]) -> std::io::Result<Vec<u8>> {
     let own = title(command);
     let man = Man::new(command.clone())
         .title(own.to_uppercase())
@@ -149,11 +148,13 @@ fn heading(line: &str) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::Cli;
+    use clap::CommandFactory as _;
 
     /// A page that is not made is a subcommand that `man` does not know.
     #[test]
     fn each_subcommand_has_a_page_and_names_the_others() {
-        let pages = pages().unwrap();
+        let pages = pages(Cli::command()).unwrap();
         let files: Vec<&str> = pages.iter().map(|page| page.file.as_str()).collect();
         let mut expected = vec!["iwarp.1".to_owned()];
         let visible = Cli::command();

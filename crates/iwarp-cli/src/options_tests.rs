@@ -2,7 +2,6 @@
 //! another subcommand. A new option needs rows in [`LINES`].
 
 use super::*;
-use clap::CommandFactory as _;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -171,7 +170,7 @@ fn parse(line: &str) -> std::result::Result<Cli, String> {
 fn check(line: &str) -> std::result::Result<(), String> {
     let checked = match parse(line)?.command {
         Command::Ping(a) => a.check(),
-        Command::Cp(a) => a.call().map(drop),
+        Command::Cp(a) => a.check(),
         Command::Perf(a) => a.check(),
         _ => Ok(()),
     };

@@ -15,6 +15,7 @@ use iwarp::verbs::{
     Result, SendWr, WcStatus,
 };
 use iwarp::{Connection, Region, RemoteRegion};
+use iwarp_figures::Spread;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -230,9 +231,9 @@ fn rate(writes: usize, round: impl FnOnce(usize) -> Result<()>) -> Result<f64> {
     Ok(writes as f64 / start.elapsed().as_secs_f64() / 1e6)
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+/// Returns the median of the rounds, of which there is at least one.
+fn median(values: Vec<f64>) -> f64 {
+    Spread::of(values).map_or(f64::NAN, |spread| spread.median)
 }
 
 fn compare(

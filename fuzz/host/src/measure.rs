@@ -15,7 +15,7 @@ use crate::perf::point::{check_link, check_point, memory_of};
 const MEMORY_MAX: u64 = 64 * 2 * (1 << 30);
 
 /// One line, as a request and as a reply.
-pub(crate) fn message(data: &[u8]) {
+pub fn message(data: &[u8]) {
     if let Some(Request::Open { link, .. }) = again::<Request>(data) {
         let checked = check_link(&link);
         if checked.is_ok() {
@@ -45,7 +45,7 @@ fn again<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(data: &[
 }
 
 /// A whole control connection: what a server hears from a client that sends any octets and then closes.
-pub(crate) fn control(data: &[u8]) {
+pub fn control(data: &[u8]) {
     static LISTENER: OnceLock<TcpListener> = OnceLock::new();
     let listener = LISTENER.get_or_init(|| TcpListener::bind("127.0.0.1:0").expect("loopback"));
     let address = listener.local_addr().expect("bound");

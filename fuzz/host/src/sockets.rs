@@ -44,7 +44,7 @@ struct End {
 
 /// The first octet of the input chooses options before the connection. Then each call has an octet that says which and at which end, and three
 /// octets of arguments. Both ends read exactly what the other one has written.
-pub(crate) fn calls(data: &[u8]) {
+pub fn calls(data: &[u8]) {
     let Some((&how, calls)) = data.split_first() else {
         return;
     };

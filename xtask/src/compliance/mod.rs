@@ -2,8 +2,8 @@
 //! code and in tests.
 //!
 //! The form of an annotation is described in [`annotations`]. The idea and the comment marks come from the program `duvet`. It is
-//! not used, because no registry has it as a binary, and compiling its 200 crates takes five minutes of processor time on every
-//! new machine (duvet 0.4.3). If the references were written as `rfcs/rfc5040.txt#section-4.1`, duvet could read our annotations.
+//! not used, because no registry has it as a binary, and compiling its 200 crates takes minutes on every new machine. If the
+//! references were written as `rfcs/rfc5040.txt#section-4.1`, duvet could read our annotations.
 
 mod annotations;
 mod report;

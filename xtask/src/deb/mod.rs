@@ -1,16 +1,15 @@
 //! `cargo xtask deb`: builds one Debian package with everything, and checks it.
 //!
 //! It is one package because its parts need each other in the same version: the command finds the libraries in its
-//! private folder, and the service is one of the command's subcommands. Together they have a few megabytes. The package is built
-//! by `dpkg-deb` alone. `packaging/debian/` has the files that only the package needs.
+//! private folder, and the service is one of the command's subcommands. Together they have a few megabytes. Cargo builds the
+//! files; debhelper and dpkg-buildpackage make the package of them, as `packaging/debian/` says.
 
 mod check;
-mod control;
 mod notices;
+mod source;
 mod trial;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -19,7 +18,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use xtask::context::{Context, find_program};
 use xtask::install;
-use xtask::layout::{self, File, Source};
+use xtask::layout::{self, File};
 use xtask::outcome::Outcome;
 use xtask::process::Log;
 
@@ -33,7 +32,7 @@ const ZSH: (&str, &str) = (
     "share/zsh/vendor-completions/_iwarp",
 );
 /// Programs without which no package can be built.
-const TOOLS: [&str; 5] = ["dpkg-deb", "dpkg-shlibdeps", "dpkg", "strip", "gzip"];
+const TOOLS: [&str; 3] = ["dpkg-buildpackage", "dh", "strip"];
 /// The time limit. Building in release mode takes minutes, and so does fetching and unpacking a Debian root.
 const LIMIT: Duration = Duration::from_secs(3600);
 
@@ -64,7 +63,7 @@ pub(crate) fn command(args: &DebArgs) -> Result<bool> {
     let context = Context::new(false, false)?;
     let mut log = Log::create(&context.log_dir().join("deb.log"), LIMIT)?;
     if let Some(tool) = missing() {
-        bail!("{tool} is not installed (Debian: dpkg-dev, binutils, gzip)");
+        bail!("{tool} is not installed (Debian: debhelper, dpkg-dev)");
     }
     let output = match &args.output {
         Some(dir) => dir.clone(),
@@ -121,51 +120,31 @@ fn build(context: &Context, log: &mut Log, output: &Path) -> Result<PathBuf> {
     let stage = context.target.join("deb/stage");
     let _ = fs::remove_dir_all(&stage);
     layout::put(&files, &stage.join("usr"))?;
-    strip(log, &stage, &files)?;
     layout::put(&own_files(context)?, &stage)?;
-    let facts = control::Facts::find(context, &stage)?;
-    documents(context, &stage, &facts)?;
-    compress(log, &stage)?;
+    documents(context, &stage)?;
 
-    let debian = stage.join("DEBIAN");
-    fs::create_dir_all(&debian)?;
-    fs::write(debian.join("control"), facts.control(&stage)?)?;
-    fs::write(debian.join("md5sums"), control::sums(&stage)?)?;
-    fs::write(debian.join("conffiles"), "/etc/default/iwarp-cp\n")?;
-    for script in SCRIPTS {
-        let from = context.root.join(PACKAGING).join(script);
-        layout::put(&[File::program(from, script)], &debian)?;
-    }
-    permissions(&stage)?;
-
-    fs::create_dir_all(output)?;
-    let package = output.join(facts.file_name());
+    let dir = context.target.join("deb/build");
+    let folder = source::Folder::make(context, &dir)?;
     log.run(
-        Command::new("dpkg-deb")
-            .env("SOURCE_DATE_EPOCH", &facts.epoch)
-            .args(["--root-owner-group", "-Zxz", "--build"])
-            .arg(&stage)
-            .arg(&package),
+        Command::new("dpkg-buildpackage")
+            .current_dir(&folder.path)
+            .env("SOURCE_DATE_EPOCH", &folder.epoch)
+            .env("STAGE", &stage)
+            .env(
+                "MAINTAINER",
+                folder.maintainer.as_deref().unwrap_or_default(),
+            )
+            .args(["--build=binary", "--unsigned-source", "--unsigned-changes"]),
     )?;
+    fs::create_dir_all(output)?;
+    let mut built = fs::read_dir(&dir)?.flatten().map(|entry| entry.path());
+    let built = built.find(|path| path.extension().is_some_and(|end| end == "deb"));
+    let built = built.context("dpkg-buildpackage wrote no package")?;
+    let package = output.join(built.file_name().context("a package without a name")?);
+    fs::copy(&built, &package)?;
     let octets = fs::metadata(&package)?.len();
     log.say(format!("{}, {} KiB", package.display(), octets / 1024));
     Ok(package)
-}
-
-/// Removes the symbols and sections that only debuggers need.
-fn strip(log: &mut Log, stage: &Path, files: &[File]) -> Result<()> {
-    let built = files.iter().filter(|file| {
-        let built = file.to.starts_with("bin") || file.to.starts_with("lib");
-        built && matches!(file.source, Source::Copy(_))
-    });
-    for file in built {
-        log.run(
-            Command::new("strip")
-                .args(["--strip-unneeded", "-R", ".comment", "-R", ".note"])
-                .arg(stage.join("usr").join(&file.to)),
-        )?;
-    }
-    Ok(())
 }
 
 /// Returns the files of the service, and the documents of the repository.
@@ -197,44 +176,10 @@ fn own_files(context: &Context) -> Result<Vec<File>> {
     Ok(files)
 }
 
-/// Writes both changelogs and the licences of foreign crates.
-fn documents(context: &Context, stage: &Path, facts: &control::Facts) -> Result<()> {
+/// Writes the changelog and the licences of foreign crates.
+fn documents(context: &Context, stage: &Path) -> Result<()> {
     let doc = stage.join("usr/share/doc/iwarp");
     fs::copy(context.root.join("CHANGELOG.md"), doc.join("changelog"))?;
-    fs::write(doc.join("changelog.Debian"), facts.changelog())?;
     fs::write(doc.join("third-party-licences"), notices::text(context)?)?;
-    Ok(())
-}
-
-/// Compresses the files that Debian's policy wants compressed. `gzip -n` stores no file name and time, so that building again gives
-/// the same package.
-fn compress(log: &mut Log, stage: &Path) -> Result<()> {
-    let doc = stage.join("usr/share/doc/iwarp");
-    let mut files: Vec<PathBuf> = ["changelog", "changelog.Debian", "third-party-licences"]
-        .iter()
-        .map(|name| doc.join(name))
-        .collect();
-    for page in fs::read_dir(stage.join("usr/share/man/man1"))? {
-        files.push(page?.path());
-    }
-    log.run(Command::new("gzip").arg("-9n").args(files))
-}
-
-/// Makes everything readable for all users and writable for root only, whatever the umask was.
-fn permissions(dir: &Path) -> Result<()> {
-    fs::set_permissions(dir, fs::Permissions::from_mode(0o755))?;
-    for entry in fs::read_dir(dir).with_context(|| format!("reading {}", dir.display()))? {
-        let path = entry?.path();
-        let meta = fs::symlink_metadata(&path)?;
-        if meta.is_dir() {
-            permissions(&path)?;
-        } else if meta.is_file() {
-            let mode = match meta.permissions().mode() & 0o100 {
-                0 => 0o644,
-                _ => 0o755,
-            };
-            fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
-        }
-    }
     Ok(())
 }

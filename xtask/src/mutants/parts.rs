@@ -11,6 +11,8 @@ pub(crate) struct Part {
     pub(crate) package: &'static str,
     /// Globs of the files that are changed.
     pub(crate) files: &'static [&'static str],
+    /// The packages whose tests are run.
+    pub(crate) test_packages: &'static [&'static str],
     /// Arguments of cargo that choose the test programs. Others are not even compiled.
     pub(crate) programs: &'static [&'static str],
     /// Tests that run only for the mutants that survive all others, by parts of their names.
@@ -25,6 +27,7 @@ pub(crate) const PARTS: &[Part] = &[
         name: "proto",
         package: "iwarp-proto",
         files: &["crates/iwarp-proto/src/**/*.rs"],
+        test_packages: &["iwarp-proto"],
         programs: &["--lib", "--tests"],
         slow: &[],
         skip: &[],
@@ -33,6 +36,7 @@ pub(crate) const PARTS: &[Part] = &[
         name: "rnic",
         package: "iwarp-rnic",
         files: &["crates/iwarp-rnic/src/**/*.rs"],
+        test_packages: &["iwarp-rnic"],
         programs: &["--lib"],
         slow: &[],
         // A test of races that takes longer than all others.
@@ -56,6 +60,7 @@ pub(crate) const PARTS: &[Part] = &[
             "crates/iwarp/src/ud/**/*.rs",
             "crates/iwarp/src/xrc.rs",
         ],
+        test_packages: &["iwarp"],
         programs: &["--lib", "--test=it"],
         slow: &[
             "channel::",
@@ -86,9 +91,10 @@ pub(crate) const PARTS: &[Part] = &[
     },
     Part {
         name: "cp",
-        package: "iwarp-cli",
-        files: &["crates/iwarp-cli/src/cp/*.rs"],
-        programs: &["--bin=iwarp", "--test=it"],
+        package: "iwarp-cp",
+        files: &["crates/iwarp-cp/src/*.rs"],
+        test_packages: &["iwarp-cp", "iwarp-cli"],
+        programs: &["--lib", "--test=it"],
         slow: &["cp_serve::", "crowds::"],
         // Tests of other commands.
         skip: &[

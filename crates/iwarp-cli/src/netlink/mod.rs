@@ -10,8 +10,8 @@
 mod answer;
 mod message;
 
-use crate::error::{Context as _, Result};
 use clap::Args;
+use iwarp_cli_common::error::{Context as _, Result};
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use std::os::fd::AsFd as _;
 

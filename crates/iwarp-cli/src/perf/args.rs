@@ -3,9 +3,9 @@
 #[cfg(test)]
 use super::plan::Plan;
 use super::point::{MAX_DEPTH, MAX_QPS, Op, Poll};
-use crate::service::Limits;
-use crate::units;
 use clap::{Args, Subcommand, ValueEnum};
+use iwarp_cli_common::service::Limits;
+use iwarp_cli_common::units;
 use std::path::PathBuf;
 
 /// Arguments of `iwarp perf`.
@@ -158,7 +158,7 @@ impl PerfArgs {
     /// # Errors
     /// Fails as [`Plan::new`] does.
     #[cfg(test)]
-    pub(crate) fn check(&self) -> crate::error::Result<()> {
+    pub(crate) fn check(&self) -> iwarp_cli_common::error::Result<()> {
         match &self.command {
             None => Plan::new(&self.measure).map(drop),
             Some(PerfCommand::Connect(c)) => Plan::new(&c.measure).map(drop),

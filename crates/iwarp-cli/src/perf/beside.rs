@@ -9,7 +9,7 @@ use super::pin;
 use super::plan::{Limit, Plan};
 use super::point::{Metric, Op, Point, Poll};
 use super::run::{Runner, Value};
-use crate::error::Result;
+use iwarp_cli_common::error::Result;
 use iwarp_figures::Spread;
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::atomic::{AtomicBool, Ordering};

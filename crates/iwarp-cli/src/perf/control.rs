@@ -7,7 +7,7 @@
 
 use super::host::HostInfo;
 use super::point::{Link, Point, STALL};
-use crate::error::{Context as _, Error, Result};
+use iwarp_cli_common::error::{Context as _, Error, Result};
 use rustix::net::{SendFlags, send};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

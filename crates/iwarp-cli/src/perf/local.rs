@@ -3,7 +3,7 @@
 //! It must never outlive its parent. Three ropes hold it: the kernel kills it when the parent's thread ends, it ends
 //! itself when its stdin reaches the end (the parent holds the other end of that pipe), and the parent kills it on drop.
 
-use crate::error::{Context as _, Error, Result};
+use iwarp_cli_common::error::{Context as _, Error, Result};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::SocketAddr;

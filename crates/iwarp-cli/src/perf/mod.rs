@@ -16,11 +16,11 @@ mod tcp;
 
 pub(crate) use args::PerfArgs;
 
-use crate::error::{Context as _, Result};
-use crate::patience;
 use args::{ConnectArgs, MeasureArgs, PerfCommand};
 use control::{Control, DEFAULT_PORT};
 use host::HostInfo;
+use iwarp_cli_common::error::{Context as _, Result};
+use iwarp_cli_common::patience;
 use iwarp_figures::load::{self, Watch, Watched};
 use plan::Plan;
 use point::{Transport, Wire};

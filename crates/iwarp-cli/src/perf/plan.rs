@@ -6,8 +6,8 @@
 
 use super::args::MeasureArgs;
 use super::point::{Link, MAX_SIZE, Metric, Op, Point, Poll, Wire};
-use crate::error::{Error, Result};
-use crate::units;
+use iwarp_cli_common::error::{Error, Result};
+use iwarp_cli_common::units;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 

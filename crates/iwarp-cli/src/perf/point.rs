@@ -2,9 +2,9 @@
 //!
 //! TCP implements them in `tcp.rs`, RDMA in `rdma.rs`; everything else of `perf` knows only this file.
 
-use crate::error::{Error, Result};
 use clap::ValueEnum;
 use iwarp::runtime::looked_in_vain;
+use iwarp_cli_common::error::{Error, Result};
 use iwarp_figures::Latencies;
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};

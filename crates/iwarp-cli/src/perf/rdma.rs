@@ -8,12 +8,12 @@
 use super::point::{
     Link, Metric, Op, Pending, Point, Poll, Role, STALL, Session, SpinGuard, Transport, stalled,
 };
-use crate::error::{Error, Result};
 use iwarp::owned::cm::{Connection, ConnectionParameters, Connector, Listener};
 use iwarp::{
     Access, CompletionQueue, Context, Cqe, Device, MemoryRegion, ProtectionDomain, RecvWr,
     RemoteMemory, SendOp, SendWr, Sge, WcOpcode, WcStatus,
 };
+use iwarp_cli_common::error::{Error, Result};
 use iwarp_figures::Latencies;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -56,7 +56,7 @@ struct Base {
 
 impl Base {
     fn new(link: &Link, device: &Device) -> Result<Self> {
-        let mut config = crate::rdma::config();
+        let mut config = iwarp_cli_common::rdma::config();
         config.crc = link.crc;
         config.markers = link.markers;
         let ctx = Context::open(device, config).map_err(failed("opening the device"))?;

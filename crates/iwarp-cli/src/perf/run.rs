@@ -4,8 +4,8 @@ use super::control::{Control, Reply, Request};
 use super::plan::{Governor, Limit, Plan};
 use super::point::{Link, Metric, Point, Role, Session};
 use super::{host, transport};
-use crate::error::{Context as _, Error, Result};
 use indicatif::{ProgressBar, ProgressStyle};
+use iwarp_cli_common::error::{Context as _, Error, Result};
 use iwarp_figures::Latencies;
 use std::collections::HashMap;
 use std::io::IsTerminal as _;
@@ -76,7 +76,7 @@ fn describe(p: &Point) -> String {
     format!(
         "{} {} {metric}, {}{crc}",
         p.op.name(),
-        crate::units::size(p.size),
+        iwarp_cli_common::units::size(p.size),
         p.poll.name()
     )
 }

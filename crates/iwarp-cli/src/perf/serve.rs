@@ -7,10 +7,10 @@ use super::control::{
 use super::host::HostInfo;
 use super::point::{Link, Metric, Point, Role, Session, check_link, check_point, memory_of};
 use super::{host, local, pin, transport};
-use crate::error::{Context as _, Error, Result};
-use crate::out;
-use crate::service::{self, Budget, Gate, Guest, Share};
 use iwarp::Config;
+use iwarp_cli_common::error::{Context as _, Error, Result};
+use iwarp_cli_common::out;
+use iwarp_cli_common::service::{self, Budget, Gate, Guest, Share};
 use iwarp_figures::Latencies;
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -6,7 +6,7 @@
 use super::point::{
     Link, Op, Pending, Point, Poll, Role, STALL, Session, SpinGuard, Transport, stalled,
 };
-use crate::error::{Context as _, Error, Result};
+use iwarp_cli_common::error::{Context as _, Error, Result};
 use iwarp_figures::Latencies;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};

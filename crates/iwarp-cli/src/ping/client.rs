@@ -3,10 +3,10 @@
 use super::PingArgs;
 use super::link::{Half, Link, out_of_turn};
 use super::wire::{Info, data, printable};
-use crate::error::{Context as _, Error, Result};
-use crate::{out, patience, rdma, signals};
 use iwarp::owned::cm::Connector;
 use iwarp::{Access, Context, MemoryRegion};
+use iwarp_cli_common::error::{Context as _, Error, Result};
+use iwarp_cli_common::{out, patience, rdma, signals};
 use iwarp_figures::Latencies;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,14 +1,14 @@
 //! One connection of `ping`: a queue pair, its messages of 16 octets, and bounded waits.
 
 use super::wire::Info;
-use crate::error::{Context as _, Error, Result};
-use crate::rdma::{self, failed_completion};
-use crate::service::{self, Guest};
 use iwarp::owned::cm::Connection;
 use iwarp::{
     Access, CompletionQueue, Context, Cqe, MemoryRegion, ProtectionDomain, QueuePair, RecvWr,
     SendWr, Sge, WcOpcode, WcStatus,
 };
+use iwarp_cli_common::error::{Context as _, Error, Result};
+use iwarp_cli_common::rdma::{self, failed_completion};
+use iwarp_cli_common::service::{self, Guest};
 use std::time::{Duration, Instant};
 
 /// Receives: the peer has one message in flight, and a spare one costs nothing.
@@ -234,9 +234,9 @@ pub(super) fn out_of_turn() -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::service::LOOPBACK;
     use iwarp::Config;
     use iwarp::owned::cm::{ConnectionParameters, Connector};
+    use iwarp_cli_common::service::LOOPBACK;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     /// A Send that never completes, and a peer that goes on sending messages: closing takes an end nevertheless.

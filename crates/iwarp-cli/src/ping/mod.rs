@@ -5,9 +5,9 @@ mod link;
 mod server;
 mod wire;
 
-use crate::error::{Error, Result};
-use crate::service::Limits;
 use clap::Args;
+use iwarp_cli_common::error::{Error, Result};
+use iwarp_cli_common::service::Limits;
 use std::time::Duration;
 
 /// Port that `rping` uses when none is given.

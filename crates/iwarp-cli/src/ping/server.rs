@@ -3,11 +3,11 @@
 use super::link::{Half, Link};
 use super::wire::{Info, printable};
 use super::{MAX_SIZE, PingArgs};
-use crate::error::{Context as _, Error, Result};
-use crate::out;
-use crate::service::{self, Guest};
 use iwarp::owned::cm::{ConnectionParameters, ConnectionRequest};
 use iwarp::{Access, Config, Context};
+use iwarp_cli_common::error::{Context as _, Error, Result};
+use iwarp_cli_common::out;
+use iwarp_cli_common::service::{self, Guest};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -10,7 +10,7 @@ use super::library::{
     AUDIT, Beside, Libraries, NAMES, PATHS_BUILT, PRELOAD_BUILT, Verbs, check_trusted, fresh,
     private_dir, put,
 };
-use crate::error::{Context as _, Error, Result};
+use iwarp_cli_common::error::{Context as _, Error, Result};
 use rustix::fs::{MemfdFlags, SealFlags, StatVfsMountFlags};
 use std::fs;
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};

@@ -5,8 +5,8 @@
 
 use super::inspect::Program;
 use super::library::{Libraries, Verbs};
-use crate::error::{Context as _, Error, Result};
-use crate::out::line;
+use iwarp_cli_common::error::{Context as _, Error, Result};
+use iwarp_cli_common::out::line;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::Command;

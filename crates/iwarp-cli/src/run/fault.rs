@@ -1,7 +1,7 @@
 //! `--fault`: the faults that are injected, checked before the program runs.
 
-use crate::error::{Context as _, Error, Result};
 use iwarp::fault::Spec;
+use iwarp_cli_common::error::{Context as _, Error, Result};
 
 /// The value of one `--fault`.
 #[derive(Debug, Clone)]
@@ -30,7 +30,7 @@ pub(super) fn wants_help(all: &[Asked]) -> bool {
 
 /// Prints the list of faults.
 pub(super) fn print_help() {
-    crate::out::line(format_args!("{}", Spec::help().trim_end()));
+    iwarp_cli_common::out::line(format_args!("{}", Spec::help().trim_end()));
 }
 
 /// Joins all values to one specification. The log file is named absolutely, because the program may change its directory before it opens a device.

@@ -5,7 +5,7 @@
 //! command, and the end of the command's own file ([`bundle`]).
 
 use super::{bundle, missing};
-use crate::error::{Context as _, Error, Result};
+use iwarp_cli_common::error::{Context as _, Error, Result};
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _, symlink};

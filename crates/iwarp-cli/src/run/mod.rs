@@ -15,11 +15,11 @@ mod library;
 mod missing;
 mod sysfs;
 
-use crate::error::{Context as _, Error, Result};
-use crate::units;
 use clap::{Args, ValueEnum};
 use fault::Asked;
 use iwarp::{Config, Device, Face, Networks};
+use iwarp_cli_common::error::{Context as _, Error, Result};
+use iwarp_cli_common::units;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::CommandExt as _;
@@ -341,7 +341,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     if let Some(obstacle) = found.and_then(|found| found.obstacle()) {
         let name = Path::new(program).display();
         let text = format!("{name} cannot load iwarp's libraries: {obstacle}");
-        eprintln!("iwarp: {}", crate::text::printable(&text));
+        eprintln!("iwarp: {}", iwarp_cli_common::text::printable(&text));
     }
     // By this number the library knows the program, which may end without opening a device. Programs
     // that have the library preloaded say nothing by that.
@@ -395,7 +395,7 @@ pub(crate) fn env(args: &EnvArgs) -> Result<()> {
     let libs = library::find(true)?;
     for (name, value) in args.settings.variables(&libs)? {
         let value = value.to_string_lossy().replace('\'', r"'\''");
-        crate::out::line(format_args!("export {name}='{value}'"));
+        iwarp_cli_common::out::line(format_args!("export {name}='{value}'"));
     }
     Ok(())
 }

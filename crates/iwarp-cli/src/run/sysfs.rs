@@ -9,8 +9,8 @@
 
 use super::cover;
 use super::library::{check_trusted, user_dir};
-use crate::error::{Context as _, Error, Result};
 use iwarp::{Device, Face, GidKind};
+use iwarp_cli_common::error::{Context as _, Error, Result};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use std::fs;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};

@@ -7,10 +7,10 @@ mod openmetrics;
 mod rates;
 mod table;
 
-use crate::error::{Context as _, Error, Result};
 use clap::Args;
 pub(crate) use document::{QueuePair, Told};
 use iwarp::stat::{Answer, Question};
+use iwarp_cli_common::error::{Context as _, Error, Result};
 use rates::Since;
 use serde_json::{Value, json};
 use std::ffi::OsString;

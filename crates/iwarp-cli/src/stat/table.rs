@@ -2,8 +2,8 @@
 
 use super::document::{Counters, Device, Document, QueuePair, Told, counter};
 use super::rates::{Rates, Since};
-use crate::text::visible;
-use crate::units::{digits3, rate};
+use iwarp_cli_common::text::visible;
+use iwarp_cli_common::units::{digits3, rate};
 use std::fmt::Write as _;
 
 /// Columns of a terminal.

@@ -6,7 +6,7 @@
 use super::table::align;
 use super::{Report, Row};
 use crate::perf::point::{Op, Poll};
-use crate::units::digits3;
+use iwarp_cli_common::units::digits3;
 
 const SMALL: u64 = 4;
 const LARGE: u64 = 64 << 10;

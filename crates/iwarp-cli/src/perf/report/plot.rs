@@ -1,8 +1,8 @@
 //! Latency and bandwidth curves, iWARP beside TCP.
 
 use super::{Report, Row};
-use crate::error::{Context as _, Result};
 use crate::perf::point::{Op, Poll};
+use iwarp_cli_common::error::{Context as _, Result};
 use iwarp_figures::Spread;
 use iwarp_figures::plot::{Band, Curve, Figure, Mark, Panel, Style, Unit};
 

@@ -2,7 +2,7 @@
 
 use super::{Report, Row};
 use crate::perf::point::Poll;
-use crate::units::{digits3, message_rate, rate, size};
+use iwarp_cli_common::units::{digits3, message_rate, rate, size};
 use iwarp_figures::Spread;
 use std::fmt::Write as _;
 

@@ -1,0 +1,171 @@
+//! What the clients of `ping` and `cp` need from the library: names to addresses, devices, connecting, and failures in
+//! words for the person at the terminal. The serving ends have `service`.
+
+use crate::error::{Context as _, Error, Result};
+use crate::patience;
+use iwarp::owned::cm::{Connection, Connector};
+use iwarp::{Blame, Config, Context, Device, QueuePair, WcStatus};
+use rustix::io::Errno;
+use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::time::Duration;
+
+/// How the private data of a reject begin if the server has no place now, and will have one later.
+pub const BUSY: &str = "busy: ";
+
+/// Turns a host name or an address (IPv6 with or without brackets) into socket addresses.
+///
+/// # Errors
+/// When the name is not known.
+pub fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>> {
+    let bare = host
+        .strip_prefix('[')
+        .and_then(|t| t.strip_suffix(']'))
+        .unwrap_or(host);
+    let found: Vec<_> = (bare, port)
+        .to_socket_addrs()
+        .context(format_args!("'{host}'"))?
+        .collect();
+    if found.is_empty() {
+        return Err(Error::failed(format!("'{host}' has no address")));
+    }
+    Ok(found)
+}
+
+/// Returns the error of a client whose connection ended before the server had answered its first request. A server that evicts a client resets the
+/// connection: then it was busy, and may be asked again.
+pub fn before_the_first_answer(e: Error, qp: &iwarp::runtime::QueuePair) -> Error {
+    match qp.fault() {
+        Some(fault) if fault.blame == Blame::Transport => Error::Busy(format!(
+            "{e}: perhaps the server needed the place for another client"
+        )),
+        _ => e,
+    }
+}
+
+/// The environment's settings, with a shorter limit for answers of servers than programs have: ours answer at once, and a server that is
+/// none of ours is often a mistake.
+pub fn config() -> Config {
+    let mut defaults = Config::default();
+    defaults.answer_timeout = Duration::from_secs(10);
+    defaults.with_env()
+}
+
+/// Tries the addresses of a peer in turn; `attempt` gets the device that reaches it.
+///
+/// # Errors
+/// Those of [`patience::first_that_answers`].
+pub fn first_that_answers<T>(
+    addresses: &[SocketAddr],
+    config: &Config,
+    mut attempt: impl FnMut(&Context, SocketAddr) -> Result<T>,
+) -> Result<T> {
+    patience::first_that_answers(addresses, |peer| {
+        let device = Device::route_to(peer).map_err(|e| cannot_connect(peer, &e));
+        device
+            .and_then(|d| Context::open(&d, config.clone()).map_err(|e| cannot_connect(peer, &e)))
+            .and_then(|ctx| attempt(&ctx, peer))
+    })
+}
+
+/// Connects, with a failure that names the peer and what a person can do about it.
+///
+/// # Errors
+/// Everything that [`Connector::connect`] may say.
+pub fn connect(connector: &Connector, peer: SocketAddr, qp: QueuePair) -> Result<Connection> {
+    connector
+        .connect(peer, qp)
+        .map_err(|e| cannot_connect(peer, &e))
+}
+
+fn cannot_connect(peer: SocketAddr, e: &iwarp::Error) -> Error {
+    use std::io::ErrorKind;
+    let why = match e {
+        iwarp::Error::Io(io) => match io.kind() {
+            ErrorKind::ConnectionRefused => "connection refused: nobody listens there".to_owned(),
+            ErrorKind::ConnectionReset => {
+                "the peer closed during set-up: perhaps it does not speak iWARP".to_owned()
+            }
+            _ => descriptors(io).map_or_else(|| io.to_string(), str::to_owned),
+        },
+        iwarp::Error::NoDevice => {
+            "no device can reach it (`iwarp devices` lists them; is IWARP_BIND set?)".to_owned()
+        }
+        iwarp::Error::Handshake(what) => format!("{what}: perhaps it does not speak iWARP"),
+        iwarp::Error::TimedOut(_) => {
+            "no answer in time: the host is down or filtered, or does not speak iWARP".to_owned()
+        }
+        // Private data are the peer's: printed only if they are plain text.
+        iwarp::Error::Rejected(data) if is_text(data) => {
+            let text = String::from_utf8_lossy(data);
+            if let Some(why) = text.strip_prefix(BUSY) {
+                return Error::Busy(format!("cannot connect to {peer}: refused: {why}"));
+            }
+            format!("refused: {text}")
+        }
+        other => other.to_string(),
+    };
+    Error::failed(format!("cannot connect to {peer}: {why}"))
+}
+
+/// What to do if the error is that there are no descriptors.
+pub fn descriptors(e: &std::io::Error) -> Option<&'static str> {
+    match Errno::from_io_error(e)? {
+        Errno::MFILE => Some(
+            "this process may have no more file descriptors: raise its limit (`ulimit -n`), or end what it does at the same time",
+        ),
+        Errno::NFILE => Some(
+            "the system has no more file descriptors: end programs, or raise the limit (`sysctl fs.file-max`)",
+        ),
+        _ => None,
+    }
+}
+
+fn is_text(data: &[u8]) -> bool {
+    !data.is_empty() && data.iter().all(|b| b.is_ascii_graphic() || *b == b' ')
+}
+
+/// What a completion with an error means, with the reason of the connection's end if that is known.
+pub fn failed_completion(status: WcStatus, qp: &iwarp::runtime::QueuePair) -> Error {
+    match (qp.fault(), status) {
+        (Some(fault), _) => Error::failed(format!("connection lost: {fault}")),
+        (None, WcStatus::Flushed) => Error::failed("the peer closed the connection"),
+        (None, status) => Error::failed(format!("a work request failed: {status:?}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_become_addresses() {
+        let want = |s: &str| vec![s.parse::<SocketAddr>().unwrap()];
+        assert_eq!(resolve("127.0.0.1", 7).unwrap(), want("127.0.0.1:7"));
+        assert_eq!(resolve("[::1]", 7).unwrap(), want("[::1]:7"));
+        assert_eq!(resolve("::1", 7).unwrap(), want("[::1]:7"));
+        assert!(resolve("no such host", 7).is_err());
+    }
+
+    #[test]
+    fn failures_name_the_peer_and_the_cause() {
+        let peer = "127.0.0.1:7174".parse().unwrap();
+        let refused = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
+        for (e, part) in [
+            (iwarp::Error::Io(refused), "nobody listens"),
+            (iwarp::Error::Rejected(b"too busy".to_vec()), "too busy"),
+            (iwarp::Error::Rejected(vec![0, 1]), "2 octets"),
+            (iwarp::Error::TimedOut("x"), "no answer"),
+            (iwarp::Error::Rejected(Vec::new()), "the peer refused"),
+            (std::io::Error::from(Errno::MFILE).into(), "ulimit -n"),
+            (std::io::Error::from(Errno::NFILE).into(), "fs.file-max"),
+        ] {
+            let text = cannot_connect(peer, &e).to_string();
+            assert!(
+                text.contains("127.0.0.1:7174") && text.contains(part),
+                "{text}"
+            );
+        }
+        let busy = iwarp::Error::Rejected(format!("{BUSY}full").into_bytes());
+        assert!(matches!(cannot_connect(peer, &busy), Error::Busy(why) if why.ends_with("full")));
+    }
+}

@@ -1,0 +1,109 @@
+//! Limits the memory of all clients of a server together. Registered memory and buffers are counted before they are allocated.
+//! A client that gets no more memory is refused with that reason. The other clients are not affected.
+
+use crate::error::{Error, Result};
+use crate::units;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A client may take this part of what is left, unless it could not work with so little. The more clients there are, the less
+/// each further one gets, but a few of them cannot take everything.
+const FAIR: u64 = 8;
+
+/// The octets that all clients together may use.
+#[derive(Debug)]
+pub struct Budget {
+    left: AtomicU64,
+}
+
+impl Budget {
+    /// Makes a budget of `octets`.
+    pub fn new(octets: u64) -> Arc<Self> {
+        Arc::new(Self {
+            left: AtomicU64::new(octets),
+        })
+    }
+
+    /// Returns `true` if a client may take `octets` although it could work with less.
+    pub fn is_fair(&self, octets: usize) -> bool {
+        octets as u64 <= self.left.load(Ordering::Acquire) / FAIR
+    }
+
+    /// Takes `octets` from the budget. Dropping the share gives them back.
+    ///
+    /// # Errors
+    /// If fewer are left.
+    pub fn take(self: &Arc<Self>, octets: usize) -> Result<Share> {
+        let octets = octets as u64;
+        self.left
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |left| {
+                left.checked_sub(octets)
+            })
+            .map_err(|left| {
+                Error::failed(format!(
+                    "no memory for this connection: it needs {}, and {} are left for all clients (see --memory); \
+                     try again later",
+                    units::size(octets),
+                    units::size(left)
+                ))
+            })?;
+        Ok(Share {
+            budget: Arc::clone(self),
+            octets,
+        })
+    }
+}
+
+/// Octets taken from a budget.
+#[derive(Debug)]
+pub struct Share {
+    budget: Arc<Budget>,
+    octets: u64,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.budget.left.fetch_add(self.octets, Ordering::AcqRel);
+    }
+}
+
+/// Allocates a buffer of `len` zeros.
+///
+/// # Errors
+/// If there is no memory. The process goes on.
+pub fn zeros(len: usize) -> Result<Vec<u8>> {
+    let mut buffer = Vec::new();
+    buffer.try_reserve_exact(len).map_err(|_| {
+        Error::failed(format!(
+            "no memory for a buffer of {}",
+            units::size(len as u64)
+        ))
+    })?;
+    buffer.resize(len, 0);
+    Ok(buffer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_taken_and_come_back() {
+        let budget = Budget::new(100);
+        assert!(budget.is_fair(12) && !budget.is_fair(13));
+        let share = budget.take(60).unwrap();
+        assert!(
+            budget.is_fair(5) && !budget.is_fair(6),
+            "an eighth of what is left"
+        );
+        let e = budget.take(41).unwrap_err().to_string();
+        assert!(e.contains("40 B are left"), "{e}");
+        let rest = budget.take(40).unwrap();
+        drop(share);
+        assert!(budget.take(61).is_err());
+        assert!(budget.take(60).is_ok());
+        drop(rest);
+        assert!(budget.take(100).is_ok());
+        assert!(zeros(isize::MAX as usize).is_err());
+    }
+}

@@ -1,0 +1,383 @@
+//! Admission: limits how many clients are served at a time, in all and for each address, and decides which client has to leave if
+//! a new one comes and all places are taken.
+//!
+//! A client that sends nothing and takes nothing uses a place, and must not keep others out. What a client has done decides for how
+//! long it may be idle before it is evicted for a new one:
+//!
+//! - A *stranger* has made no valid request yet. It may be idle for [`STRANGER_GRACE`] in each step of its set-up, of the proof of
+//!   its secret, and before its request.
+//! - A *known* client has made a valid request. It may be idle for [`KNOWN_GRACE`].
+//! - A client at work is never evicted.
+//!
+//! Strangers leave first. Known clients leave only while strangers hold less than half of the places. So a crowd of strangers cannot
+//! take the places of all clients that pause, and clients that pause cannot take all places of newcomers. If another address has more
+//! strangers than the new client's address would have, one of those leaves at once, however young it is. If nobody may be evicted,
+//! the new client is refused and may try again: a stranger's grace is so short that a place is free soon.
+
+use clap::Args;
+use iwarp::{Config, Networks};
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A stranger that has been idle for this long may be evicted for a new client. It is longer than a round trip on most networks, so
+/// that a client far away can make its request. The shorter it is, the more clients of a crowd get their turn within a second. A
+/// good client of the same address has no better chance than each of them until its request.
+const STRANGER_GRACE: Duration = Duration::from_millis(100);
+/// A known client that has been idle for this long may be evicted for a new client.
+const KNOWN_GRACE: Duration = Duration::from_secs(2);
+
+/// The value of a place's `last` while the server works for the client. The client then does not count as idle.
+const AT_WORK: u64 = u64::MAX;
+
+/// Limits of a server.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Limits (with `serve`)")]
+pub struct Limits {
+    /// Clients served at a time [default: 64]. If all places are taken, a new client replaces one that has made no request
+    /// for 0.1 s since it came, or one that has been idle for 2 s, or is refused
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    max_clients: Option<u32>,
+    /// Clients of one address served at a time [default: 32]. With IPv6, addresses with the same first 64 bits count as one
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    max_per_address: Option<u32>,
+    /// Serve only clients of these networks and addresses, for example 10.0.0.0/8,2001:db8::/32 [default: all]. Connections of others are reset
+    #[arg(long, value_name = "LIST")]
+    allow: Option<Networks>,
+}
+
+impl Limits {
+    /// Returns how many clients are served at a time.
+    pub fn clients(&self) -> usize {
+        self.max_clients.unwrap_or(64) as usize
+    }
+
+    /// Returns how many clients of one address are served at a time.
+    pub fn per_address(&self) -> usize {
+        self.max_per_address.unwrap_or(32) as usize
+    }
+
+    /// Returns the settings with the clients that may connect.
+    pub fn apply(&self, mut config: Config) -> Config {
+        if let Some(allow) = &self.allow {
+            config.admission.peers = allow.clone();
+        }
+        config
+    }
+
+    /// Returns the first of these options that was given, for the error message if they are not allowed.
+    pub fn given(&self) -> Option<&'static str> {
+        match self {
+            Self {
+                max_clients: Some(_),
+                ..
+            } => Some("--max-clients"),
+            Self {
+                max_per_address: Some(_),
+                ..
+            } => Some("--max-per-address"),
+            Self { allow: Some(_), .. } => Some("--allow"),
+            _ => None,
+        }
+    }
+}
+
+/// Why a client is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Full {
+    /// Clients that may not be evicted now hold all of this many places.
+    All(usize),
+    /// Clients that may not be evicted now hold all of this many places of the client's address.
+    Address(usize),
+}
+
+impl std::fmt::Display for Full {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::All(n) => write!(f, "the server has {n} clients already, try again later"),
+            Self::Address(n) => write!(
+                f,
+                "the server has {n} clients of your address already, try again later"
+            ),
+        }
+    }
+}
+
+/// The places of a server. The accepting thread and the guests share it.
+#[derive(Debug)]
+pub struct Gate {
+    clients: usize,
+    per_address: usize,
+    guests: Mutex<Vec<Arc<Place>>>,
+    clock: Clock,
+}
+
+/// Counts milliseconds since the gate was made.
+#[derive(Debug)]
+enum Clock {
+    Real(Instant),
+    /// The test moves it.
+    #[cfg(test)]
+    Moved(AtomicU64),
+}
+
+impl Clock {
+    fn now_ms(&self) -> u64 {
+        match self {
+            Self::Real(epoch) => epoch.elapsed().as_millis() as u64,
+            #[cfg(test)]
+            Self::Moved(ms) => ms.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// One place that is taken.
+struct Place {
+    /// The address as it is [`counted`].
+    address: IpAddr,
+    /// The time of the client's last progress, in milliseconds since the gate was made, or [`AT_WORK`].
+    last: AtomicU64,
+    /// `true` if the client has made a valid request. Otherwise it is a stranger.
+    known: AtomicBool,
+    evicted: AtomicBool,
+    evict: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+impl std::fmt::Debug for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Place")
+            .field("address", &self.address)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Gate {
+    /// Makes a gate with all places free.
+    pub fn new(clients: usize, per_address: usize) -> Arc<Self> {
+        Arc::new(Self {
+            clients,
+            per_address,
+            guests: Mutex::default(),
+            clock: Clock::Real(Instant::now()),
+        })
+    }
+
+    fn guests(&self) -> MutexGuard<'_, Vec<Arc<Place>>> {
+        // The list is consistent between any two statements, so a panic of another thread while it had the lock does no harm.
+        self.guests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives a new client a place. If none is free, it evicts another client that may be evicted. The server works for the new
+    /// client until [`advance`](Guest::advance).
+    ///
+    /// # Errors
+    /// If no place is free and no client may be evicted.
+    pub fn admit(self: &Arc<Self>, address: IpAddr) -> Result<Guest, Full> {
+        let address = counted(address);
+        let mut guests = self.guests();
+        let here = guests.iter().filter(|g| g.holds(Some(address))).count();
+        let full = if here >= self.per_address {
+            Some((Full::Address(here), Some(address)))
+        } else {
+            let all = guests.iter().filter(|g| g.holds(None)).count();
+            (all >= self.clients).then_some((Full::All(all), None))
+        };
+        let mut victim = None;
+        if let Some((full, whose)) = full {
+            // An evicted client holds no place, but its thread ends a little later. Limit the number of these threads, too.
+            if guests.len() >= 2 * self.clients {
+                return Err(full);
+            }
+            victim = self.victim(&guests, whose, address).cloned();
+            if victim.is_none() {
+                return Err(full);
+            }
+        }
+        let place = Arc::new(Place {
+            address,
+            last: AtomicU64::new(AT_WORK),
+            known: AtomicBool::new(false),
+            evicted: AtomicBool::new(false),
+            evict: Mutex::new(None),
+        });
+        guests.push(Arc::clone(&place));
+        if let Some(victim) = &victim {
+            victim.evicted.store(true, Ordering::Release);
+        }
+        drop(guests);
+        if let Some(victim) = victim {
+            tracing::info!(address = %victim.address, "an idle client is evicted for a new one");
+            victim.run_evict();
+        }
+        Ok(Guest {
+            gate: Arc::clone(self),
+            place,
+        })
+    }
+
+    /// Returns the client that has to leave for a new one from `address`, if there is one. With `whose` it is a client of that
+    /// address.
+    fn victim<'a>(
+        &self,
+        guests: &'a [Arc<Place>],
+        whose: Option<IpAddr>,
+        address: IpAddr,
+    ) -> Option<&'a Arc<Place>> {
+        let now = self.clock.now_ms();
+        let here: Vec<_> = guests.iter().filter(|g| g.holds(whose)).collect();
+        let (strangers, known): (Vec<_>, Vec<_>) = here.into_iter().partition(|g| !g.is_known());
+        let mut crowds = HashMap::<IpAddr, usize>::new();
+        for g in &strangers {
+            *crowds.entry(g.address).or_default() += 1;
+        }
+        let crowd = |address| crowds.get(&address).copied().unwrap_or(0);
+        let with_the_new_one = crowd(address) + 1;
+        let places = whose.map_or(self.clients, |_| self.per_address);
+        let room = strangers.len() < places.div_ceil(2);
+        let stranger = strangers
+            .into_iter()
+            .filter(|g| g.idle(now) >= STRANGER_GRACE || crowd(g.address) > with_the_new_one)
+            .max_by_key(|g| (crowd(g.address), g.idle(now)));
+        stranger.or_else(|| {
+            let idle = known.into_iter().filter(|g| g.idle(now) >= KNOWN_GRACE);
+            idle.filter(|_| room).max_by_key(|g| g.idle(now))
+        })
+    }
+
+    /// Returns `true` while any thread still serves a client.
+    pub fn is_empty(&self) -> bool {
+        self.guests().is_empty()
+    }
+}
+
+/// Returns the address by which clients are counted. Whoever has one IPv6 address usually has all of its /64, so these count as
+/// one.
+fn counted(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(v6) => IpAddr::V6(Ipv6Addr::from_bits(v6.to_bits() & (u128::MAX << 64))),
+        v4 => v4,
+    }
+}
+
+impl Place {
+    fn last(&self) -> u64 {
+        self.last.load(Ordering::Relaxed)
+    }
+
+    /// Returns for how long the client has made no progress at the time `now_ms`.
+    fn idle(&self, now_ms: u64) -> Duration {
+        Duration::from_millis(now_ms.saturating_sub(self.last()))
+    }
+
+    fn is_known(&self) -> bool {
+        self.known.load(Ordering::Relaxed)
+    }
+
+    /// Returns `true` if the place belongs to a client of `address` (of any address for `None`) that is not evicted.
+    fn holds(&self, address: Option<IpAddr>) -> bool {
+        !self.evicted.load(Ordering::Acquire) && address.is_none_or(|a| a == self.address)
+    }
+
+    fn run_evict(&self) {
+        let evict = self
+            .evict
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(evict) = evict {
+            evict();
+        }
+    }
+}
+
+/// A client that has a place. Dropping it frees the place.
+#[derive(Debug)]
+pub struct Guest {
+    gate: Arc<Gate>,
+    place: Arc<Place>,
+}
+
+impl Guest {
+    /// Sets the function that ends the client's connection if the client is evicted. Another thread may call it. If the client is
+    /// evicted already, it is called at once.
+    pub fn on_evict(&self, evict: impl FnOnce() + Send + 'static) {
+        *self
+            .place
+            .evict
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Some(Box::new(evict));
+        if self.is_evicted() {
+            self.place.run_evict();
+        }
+    }
+
+    /// Returns `true` if the client has lost its place to another one.
+    pub fn is_evicted(&self) -> bool {
+        self.place.evicted.load(Ordering::Acquire)
+    }
+
+    /// Notes that the client, if it is a stranger, has the next step to take. Its grace begins again. Call this only as often as the
+    /// protocol has steps before the first request, or a stranger could keep its place for ever.
+    pub fn advance(&self) {
+        self.note(self.now_ms());
+    }
+
+    /// Notes that the client has made a valid request, so that it is no stranger from now on, and has made progress.
+    pub fn served(&self) {
+        self.place.known.store(true, Ordering::Relaxed);
+        self.note(self.now_ms());
+    }
+
+    /// Notes that the client has made progress. A stranger gains no time with that.
+    pub fn touch(&self) {
+        if self.place.is_known() {
+            self.note(self.now_ms());
+        }
+    }
+
+    /// Notes that octets of the client have moved. If the server works for the client, it goes on doing so: unlike
+    /// [`touch`](Self::touch), this does not end [`at_work`](Self::at_work).
+    pub fn moves(&self) {
+        if self.place.last() != AT_WORK {
+            self.touch();
+        }
+    }
+
+    /// Notes that the client has made a valid request, and that the server works for it from now until
+    /// [`touch`](Self::touch). The client is not idle meanwhile.
+    pub fn at_work(&self) {
+        self.place.known.store(true, Ordering::Relaxed);
+        self.note(AT_WORK);
+    }
+
+    fn note(&self, last: u64) {
+        self.place.last.store(last, Ordering::Relaxed);
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.gate.clock.now_ms()
+    }
+
+    /// Takes the place away and ends the client's connection.
+    pub fn evict(&self) {
+        self.place.evicted.store(true, Ordering::Release);
+        self.place.run_evict();
+    }
+
+    /// Returns for how long the client has made no progress.
+    pub fn idle(&self) -> Duration {
+        self.place.idle(self.now_ms())
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.gate.guests().retain(|g| !Arc::ptr_eq(g, &self.place));
+    }
+}
+
+#[cfg(test)]
+#[path = "gate_tests.rs"]
+mod tests;

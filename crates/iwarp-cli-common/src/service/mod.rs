@@ -1,0 +1,288 @@
+//! The parts that `cp serve`, `ping serve` and `perf serve` share. They decide where a server listens, which clients it serves,
+//! and how much memory these may have. A failure of one client never ends the connections of others.
+
+mod budget;
+mod gate;
+
+pub use budget::{Budget, Share, zeros};
+pub use gate::{Full, Gate, Guest, Limits};
+
+use crate::error::{Context as _, Error, Result};
+use crate::rdma::BUSY;
+use iwarp::owned::cm::{Connection, ConnectionParameters, ConnectionRequest, Listener};
+use iwarp::{Config, Context, Device, QueuePair};
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit, setrlimit};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// Most descriptors that one client needs: its socket, the channels of its events, and files.
+const DESCRIPTORS_PER_CLIENT: u64 = 8;
+/// Descriptors for the process itself, and for connections that have not yet sent a request.
+const DESCRIPTORS_OF_SERVER: u64 = 128;
+
+/// Longest reason of a refusal, in octets: less than the private data of any MPA reply may have.
+const MAX_REASON: usize = 240;
+
+/// The addresses that mean all addresses of this host. The IPv6 one also covers IPv4 and comes first; a host without IPv6 has only
+/// the other.
+pub const EVERYWHERE: [IpAddr; 2] = [
+    IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+    IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+];
+/// The addresses that only this host can reach. The second one is for a host without IPv4.
+pub const LOOPBACK: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::LOCALHOST),
+    IpAddr::V6(Ipv6Addr::LOCALHOST),
+];
+
+/// Listens on the first of these addresses that this host has. Port 0 picks a free one. If the port is in use there, none of the
+/// others is tried: clients look for the server at the first one.
+///
+/// # Errors
+/// If an address is in use, or if this host does not have it.
+pub fn listen(candidates: &[IpAddr], port: u16, config: &Config) -> Result<(Context, Listener)> {
+    let mut last = Error::failed("there is no address to listen on");
+    for &ip in candidates {
+        match listen_at(ip, port, config) {
+            Err((at, e)) => {
+                last = Error::failed(format!("cannot listen on {at}: {e}"));
+                if !is_elsewhere(&e) {
+                    break;
+                }
+            }
+            Ok(listens) => return Ok(listens),
+        }
+    }
+    Err(last)
+}
+
+/// Listens on this address. An error comes with the address as it was tried.
+fn listen_at(
+    ip: IpAddr,
+    port: u16,
+    config: &Config,
+) -> std::result::Result<(Context, Listener), (String, iwarp::Error)> {
+    let device = device_for(ip).map_err(|e| (ip.to_string(), e))?;
+    // A link-local address is valid on one interface only, and the device knows on which.
+    let at = device.socket_addr(ip, port);
+    Context::open(&device, config.clone())
+        .and_then(|ctx| {
+            let listener = Listener::bind(&ctx, at)?;
+            Ok((ctx, listener))
+        })
+        .map_err(|e| (at.to_string(), e))
+}
+
+/// Tells whether this host does not have the address, or no addresses of its kind.
+fn is_elsewhere(e: &iwarp::Error) -> bool {
+    let errno = Errno::from_raw_os_error(e.errno());
+    matches!(e, iwarp::Error::NoDevice) || matches!(errno, Errno::ADDRNOTAVAIL | Errno::AFNOSUPPORT)
+}
+
+/// Returns the device for listening on `ip`. For all addresses any device will do: a connection takes its settings from the
+/// device, and its address from TCP.
+fn device_for(ip: IpAddr) -> iwarp::Result<Device> {
+    if !ip.is_unspecified() {
+        return Device::by_address(ip);
+    }
+    Device::list()?
+        .into_iter()
+        .next()
+        .ok_or(iwarp::Error::NoDevice)
+}
+
+/// Makes a gate with no more places than the process has descriptors for. It raises the soft limit of descriptors as far as the
+/// hard limit allows. If that is still too low, it makes fewer places and logs a warning.
+pub fn gate(limits: &Limits) -> Arc<Gate> {
+    let clients = limits.clients();
+    let needed = DESCRIPTORS_OF_SERVER + clients as u64 * DESCRIPTORS_PER_CLIENT;
+    let mut limit = getrlimit(Resource::Nofile);
+    if limit.current.is_some_and(|soft| soft < needed) {
+        limit.current = limit
+            .maximum
+            .map_or(Some(needed), |hard| Some(hard.min(needed)));
+        if let Err(e) = setrlimit(Resource::Nofile, limit) {
+            tracing::debug!("the limit of descriptors stays as it is: {e}");
+        }
+    }
+    let fits = descriptors_for(getrlimit(Resource::Nofile).current);
+    if fits < clients {
+        tracing::warn!(
+            "clients served at a time: {fits} instead of {clients}, for lack of file descriptors \
+             (the process needs a hard limit of {needed}: see `ulimit -Hn`)"
+        );
+    }
+    Gate::new(clients.min(fits), limits.per_address())
+}
+
+/// Returns how many clients `limit` descriptors are enough for. It is at least one, so that a server with few descriptors still
+/// works.
+fn descriptors_for(limit: Option<u64>) -> usize {
+    let left = limit.map_or(u64::MAX, |n| n.saturating_sub(DESCRIPTORS_OF_SERVER));
+    usize::try_from(left / DESCRIPTORS_PER_CLIENT)
+        .unwrap_or(usize::MAX)
+        .max(1)
+}
+
+/// Serves clients until `stop`, each in a thread of its own. The gate decides which client gets a place. A slow or silent peer
+/// does not delay others: queue pairs are made and connections are set up in the client's own thread.
+///
+/// # Errors
+/// None at present: if the listener fails for lack of descriptors, it works again after clients have left.
+pub fn serve_clients(
+    listener: &Listener,
+    gate: &Arc<Gate>,
+    stop: impl Fn() -> bool,
+    client: impl Fn(ConnectionRequest, Guest, SocketAddr) + Send + Sync + 'static,
+) -> Result<()> {
+    let client = Arc::new(client);
+    while !stop() {
+        let request = match listener.accept(Some(Duration::from_millis(200))) {
+            Ok(request) => request,
+            Err(iwarp::Error::TimedOut(_)) => continue,
+            Err(e) => {
+                // No descriptors are left. Some will be free after clients have left.
+                tracing::warn!("accept: {e}");
+                std::thread::sleep(Duration::from_millis(100));
+                continue;
+            }
+        };
+        let from = request.peer_addr().map_or_else(
+            || SocketAddr::from(([0; 4], 0)),
+            |a| SocketAddr::new(a.ip().to_canonical(), a.port()),
+        );
+        let guest = match gate.admit(from.ip()) {
+            Ok(guest) => guest,
+            Err(full) => {
+                // This is not a warning: many clients could fill the log with it.
+                tracing::info!(%from, "refused: {full}");
+                let _ = request.reject(format!("{BUSY}{full}").as_bytes());
+                continue;
+            }
+        };
+        start(&client, request, guest, from);
+    }
+    // Let the clients that are still at work finish.
+    while !gate.is_empty() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// Gives a request to a thread of its own. If no thread can be started, it refuses the request.
+fn start(
+    client: &Arc<impl Fn(ConnectionRequest, Guest, SocketAddr) + Send + Sync + 'static>,
+    request: ConnectionRequest,
+    guest: Guest,
+    from: SocketAddr,
+) {
+    // Both threads can reach the request, so that this one can still answer it if the other cannot be started.
+    let drawer = Arc::new(Mutex::new(Some((request, guest))));
+    let take = |d: &Mutex<Option<_>>| d.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let (theirs, client) = (Arc::clone(&drawer), Arc::clone(client));
+    let spawned = std::thread::Builder::new()
+        .name(format!("client {from}"))
+        .spawn(move || {
+            if let Some((request, guest)) = take(&theirs) {
+                client(request, guest, from);
+            }
+        });
+    if let Err(e) = spawned {
+        tracing::warn!(%from, "no thread for a client: {e}");
+        if let Some((request, _guest)) = take(&drawer) {
+            let _ = request.reject(format!("{BUSY}the server has no thread for you").as_bytes());
+        }
+    }
+}
+
+/// Accepts a request. Call it in the client's own thread. From then on an eviction ends the connection, and the client has the
+/// grace of a stranger for each step.
+///
+/// # Errors
+/// If the peer has gone, does not continue the set-up in time, or has been evicted meanwhile.
+pub fn accept(
+    request: ConnectionRequest,
+    qp: QueuePair,
+    parameters: &ConnectionParameters,
+    guest: &Guest,
+) -> Result<Connection> {
+    if let Err(e) = still_welcome(guest) {
+        // It is not connected, so it can be told to ask again.
+        return Err(refuse(request, e));
+    }
+    let handle = (*qp).clone();
+    guest.on_evict(move || handle.abort());
+    guest.advance();
+    let connection = request.accept(qp, parameters).context("accept")?;
+    still_welcome(guest)?;
+    guest.advance();
+    Ok(connection)
+}
+
+/// Checks that the guest has not been evicted, which would explain why its connection has ended.
+///
+/// # Errors
+/// [`Error::Busy`] if the guest has been evicted.
+pub fn still_welcome(guest: &Guest) -> Result<()> {
+    match guest.is_evicted() {
+        true => Err(Error::Busy(
+            "it was idle, and its place was needed for another client".to_owned(),
+        )),
+        false => Ok(()),
+    }
+}
+
+/// Logs why the server has ended the connection of a client.
+pub fn log_failure(from: SocketAddr, why: &Error) {
+    match why {
+        // This is not a warning: clients that do nothing and come again could fill the log with it.
+        Error::Busy(_) => tracing::info!(%from, "{why}"),
+        _ => tracing::warn!(%from, "{why}"),
+    }
+}
+
+/// Refuses a connection request and tells the peer the reason. Returns `why`.
+pub fn refuse(request: ConnectionRequest, why: Error) -> Error {
+    let mut text = format!("{BUSY}{why}");
+    // Cut between characters, so that the peer gets valid text.
+    let fits = |at: &usize| text.is_char_boundary(*at);
+    let end = (0..=MAX_REASON.min(text.len())).rev().find(fits);
+    text.truncate(end.unwrap_or(0));
+    let _ = request.reject(text.as_bytes());
+    why
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_address_is_taken_only_if_the_first_is_not_of_this_host() {
+        let config = Config::default();
+        // An address of the documents, which no host has (RFC 5737).
+        let foreign = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+        let (_ctx, first) = listen(&[foreign, LOOPBACK[0]], 0, &config).unwrap();
+        let at = first.local_addr();
+        assert_eq!(at.ip(), LOOPBACK[0]);
+        // Its port is taken. The next address is free, and nobody would look for the server there.
+        let free = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
+        let Err(e) = listen(&[LOOPBACK[0], free], at.port(), &config) else {
+            panic!("two servers on one port");
+        };
+        assert!(e.to_string().contains("in use"), "{e}");
+        let e = listen(&[foreign], 0, &config).map(drop).unwrap_err();
+        assert!(e.to_string().contains("192.0.2.1"), "{e}");
+        let e = listen(&[], 0, &config).map(drop).unwrap_err();
+        assert!(e.to_string().contains("no address"), "{e}");
+    }
+
+    #[test]
+    fn descriptors_bound_the_clients() {
+        assert!(descriptors_for(None) > 1 << 24);
+        assert_eq!(descriptors_for(Some(1024)), 112);
+        assert_eq!(descriptors_for(Some(200)), 9);
+        assert_eq!(descriptors_for(Some(20)), 1);
+    }
+}

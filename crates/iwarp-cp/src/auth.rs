@@ -1,0 +1,346 @@
+//! The beginning of a connection: versions, and the proof that both ends know the same secret.
+//!
+//! Each end draws a random number (nonce). The client sends its proof first, and the server answers with its own only if the
+//! client's is right. A stranger who connects therefore gets nothing that helps to guess the secret. A proof is HMAC-SHA-256,
+//! keyed with the secret, over the protocol and its version, the role of the sender, and both nonces. It is therefore worthless
+//! at another time, in the other direction, and in another version. All of it happens before the server opens a file or
+//! registers memory that this client could reach. The rest of the connection is neither encrypted nor authenticated: see
+//! SECURITY.md.
+
+use crate::protocol::{Message, Nonce, Proof, VERSION};
+use crate::transport::{Link, expect, unexpected};
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use iwarp_cli_common::error::{Context as _, Error, Result};
+use rustix::fs::{FileType, Mode, OFlags};
+use sha2::Sha256;
+use std::fs::File;
+use std::io::Read as _;
+use std::path::Path;
+
+/// Shortest secret, in octets. An attacker who has recorded one connection could guess a shorter secret.
+const MIN_SECRET: usize = 16;
+/// Longest secret, in octets.
+const MAX_SECRET: usize = 4096;
+
+/// A secret that both ends have.
+pub(crate) struct Secret(Vec<u8>);
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+/// The error message if the server has a secret and the client has none. The end that notices it first reports it.
+const WANTED: &str = "the server wants a secret: give the same one with --secret-file";
+
+/// The role of the sender. Both names have the same length, so that two different inputs of the MAC never have the same octets.
+#[derive(Debug, Clone, Copy)]
+enum Role {
+    Client,
+    Server,
+}
+
+impl Role {
+    const fn label(self) -> &'static [u8; 6] {
+        match self {
+            Self::Client => b"client",
+            Self::Server => b"server",
+        }
+    }
+}
+
+impl Secret {
+    /// Reads the secret from a file: its octets without the line break at the end.
+    ///
+    /// # Errors
+    /// If the file cannot be read, if other users can read or change it, or if the secret is too short or too long.
+    pub(crate) fn read(path: &Path) -> Result<Self> {
+        let refuse = |why: String| Error::failed(format!("'{}' {why}", path.display()));
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let fd = rustix::fs::open(path, flags, Mode::empty())
+            .context(format_args!("'{}'", path.display()))?;
+        let stat = rustix::fs::fstat(&fd).context(format_args!("'{}'", path.display()))?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(refuse("is no regular file, so it holds no secret".into()));
+        }
+        // A group may read it: service managers pass credentials to a service in that way.
+        if stat.st_mode & 0o027 != 0 {
+            return Err(refuse(format!(
+                "has the permissions {:03o}: others can read it, or a group can change it, so it is no secret; \
+                 do `chmod 600` first",
+                stat.st_mode & 0o777
+            )));
+        }
+        if !is_trusted(stat.st_uid, rustix::process::geteuid().as_raw()) {
+            return Err(refuse("belongs to another user, who can change it".into()));
+        }
+        let mut octets = Vec::new();
+        File::from(fd)
+            .take(MAX_SECRET as u64 + 3)
+            .read_to_end(&mut octets)
+            .context(format_args!("'{}'", path.display()))?;
+        let end = octets.strip_suffix(b"\n").map_or(octets.len(), |line| {
+            line.strip_suffix(b"\r").unwrap_or(line).len()
+        });
+        octets.truncate(end);
+        if !(MIN_SECRET..=MAX_SECRET).contains(&octets.len()) {
+            return Err(refuse(format!(
+                "holds a secret of {} octets: it must have {MIN_SECRET} to {MAX_SECRET}, best from \
+                 `head -c 32 /dev/urandom | base64`",
+                octets.len()
+            )));
+        }
+        Ok(Self(octets))
+    }
+
+    fn mac(&self, role: Role, client: &Nonce, server: &Nonce) -> Result<Hmac<Sha256>> {
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).context("secret")?;
+        mac.update(b"iwarp cp");
+        mac.update(&VERSION.to_be_bytes());
+        mac.update(role.label());
+        mac.update(client);
+        mac.update(server);
+        Ok(mac)
+    }
+
+    fn prove(&self, role: Role, client: &Nonce, server: &Nonce) -> Result<Proof> {
+        Ok(self
+            .mac(role, client, server)?
+            .finalize()
+            .into_bytes()
+            .into())
+    }
+
+    /// Checks the other end's proof, in constant time.
+    fn verify(&self, role: Role, client: &Nonce, server: &Nonce, proof: &Proof) -> Result<()> {
+        self.mac(role, client, server)?
+            .verify_slice(proof)
+            .map_err(|_| Error::failed("the other end has not the same secret"))
+    }
+}
+
+/// Returns `true` if nobody but this user and root can change a file of this owner.
+const fn is_trusted(owner: u32, me: u32) -> bool {
+    owner == me || owner == 0
+}
+
+fn nonce() -> Result<Nonce> {
+    let mut nonce = Nonce::default();
+    getrandom::fill(&mut nonce).context("no random numbers")?;
+    Ok(nonce)
+}
+
+/// Does the client's part.
+///
+/// # Errors
+/// If the versions differ, or if one end wants a proof that the other cannot give.
+pub(crate) fn greet(link: &mut impl Link, secret: Option<&Secret>) -> Result<()> {
+    let mine = nonce()?;
+    link.send(&Message::Hello {
+        version: VERSION,
+        secret: secret.is_some(),
+        nonce: mine,
+    })?;
+    let theirs = match expect(link)? {
+        Message::Hello {
+            version,
+            secret: wanted,
+            nonce,
+        } => {
+            same_version(version)?;
+            match (secret, wanted) {
+                (None, true) => {
+                    return Err(Error::failed(WANTED));
+                }
+                (Some(_), false) => {
+                    return Err(Error::failed(
+                        "the server has no secret, so it cannot prove that it is the one you mean: start it with \
+                         --secret-file, or leave that out here",
+                    ));
+                }
+                _ => nonce,
+            }
+        }
+        other => return Err(unexpected(&other)),
+    };
+    let Some(secret) = secret else { return Ok(()) };
+    link.send(&Message::Proof {
+        proof: secret.prove(Role::Client, &mine, &theirs)?,
+    })?;
+    match expect(link)? {
+        Message::Proof { proof } => secret.verify(Role::Server, &mine, &theirs, &proof),
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// Does the server's part. Returns `false` if the client closed the connection before its first message.
+///
+/// # Errors
+/// As [`greet`].
+pub(crate) fn welcome(link: &mut impl Link, secret: Option<&Secret>) -> Result<bool> {
+    let Some(first) = link.recv()? else {
+        return Ok(false);
+    };
+    let Message::Hello {
+        version,
+        secret: theirs_too,
+        nonce: theirs,
+    } = first
+    else {
+        return Err(unexpected(&first));
+    };
+    let mine = nonce()?;
+    // Answer before the check, so that the client can report both versions, and which end has a secret.
+    link.send(&Message::Hello {
+        version: VERSION,
+        secret: secret.is_some(),
+        nonce: mine,
+    })?;
+    same_version(version)?;
+    let Some(secret) = secret else {
+        return Ok(true);
+    };
+    if !theirs_too {
+        return Err(Error::failed(WANTED));
+    }
+    // `Working` is refused here: a stranger must not gain time with it.
+    match link.recv()? {
+        Some(Message::Proof { proof }) => secret.verify(Role::Client, &theirs, &mine, &proof)?,
+        Some(other) => return Err(unexpected(&other)),
+        None => return Err(Error::failed("the client closed instead of a proof")),
+    }
+    link.send(&Message::Proof {
+        proof: secret.prove(Role::Server, &theirs, &mine)?,
+    })?;
+    Ok(true)
+}
+
+fn same_version(theirs: u16) -> Result<()> {
+    if theirs == VERSION {
+        return Ok(());
+    }
+    Err(Error::failed(format!(
+        "the peer speaks version {theirs} of the iwarp cp protocol, this is version {VERSION}"
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::part::tests::TempDir;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    fn file(t: &TempDir, content: &[u8], mode: u32) -> Result<Secret> {
+        let path = t.path("secret");
+        let _ = std::fs::remove_file(&path);
+        std::fs::write(&path, content).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        Secret::read(&path)
+    }
+
+    #[test]
+    fn secrets_are_long_and_kept() {
+        let t = TempDir::new();
+        let long = [b'x'; 16];
+        assert_eq!(file(&t, &long, 0o600).unwrap().0, long);
+        assert_eq!(
+            file(&t, &[&long[..], b"\r\n"].concat(), 0o440).unwrap().0,
+            long
+        );
+        // The line break does not count, however long the secret is.
+        for end in [&b""[..], b"\n", b"\r\n"] {
+            let content = [&[b'x'; 4096][..], end].concat();
+            assert_eq!(file(&t, &content, 0o600).unwrap().0, [b'x'; 4096]);
+        }
+        assert_eq!(
+            file(&t, &[&long[..], b"\r"].concat(), 0o600)
+                .unwrap()
+                .0
+                .len(),
+            17
+        );
+        for (content, mode, why) in [
+            (&b""[..], 0o600, "octets"),
+            (b"\n", 0o600, "octets"),
+            (&long[1..], 0o600, "octets"),
+            (&[b'x'; 4097], 0o600, "octets"),
+            (&[b'x'; 9000], 0o600, "octets"),
+            (&long, 0o604, "chmod"),
+            (&long, 0o602, "chmod"),
+            (&long, 0o601, "chmod"),
+            (&long, 0o620, "chmod"),
+        ] {
+            let e = file(&t, content, mode).unwrap_err().to_string();
+            assert!(e.contains(why), "{mode:o} {e}");
+        }
+        assert!(
+            Secret::read(&t.path(""))
+                .unwrap_err()
+                .to_string()
+                .contains("regular")
+        );
+        assert!(Secret::read(&t.path("nothing")).is_err());
+        // A FIFO without a writer must not make the program hang.
+        let (fifo, mode) = (t.path("fifo"), Mode::RUSR | Mode::WUSR);
+        rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, mode, 0).unwrap();
+        let e = Secret::read(&fifo).unwrap_err().to_string();
+        assert!(e.contains("regular"), "{e}");
+        assert_eq!(format!("{:?}", Secret(vec![1])), "Secret");
+    }
+
+    #[test]
+    fn another_user_cannot_give_the_secret() {
+        for (owner, me, trusted) in [
+            (0, 0, true),
+            (0, 1000, true),
+            (1000, 1000, true),
+            (1000, 1001, false),
+            (1000, 0, false),
+        ] {
+            assert_eq!(is_trusted(owner, me), trusted, "{owner} {me}");
+        }
+        // Only root can make such a file.
+        let t = TempDir::new();
+        std::fs::write(t.path("secret"), [b'x'; 16]).unwrap();
+        let private = std::fs::Permissions::from_mode(0o600);
+        std::fs::set_permissions(t.path("secret"), private).unwrap();
+        if std::os::unix::fs::chown(t.path("secret"), Some(54_321), None).is_ok() {
+            let e = Secret::read(&t.path("secret")).unwrap_err().to_string();
+            assert!(e.contains("another user"), "{e}");
+        }
+    }
+
+    /// Both ends have to compute the same, and may be of different builds. The value is Python's, of `hmac` and `hashlib`.
+    #[test]
+    fn the_proof_has_a_known_value() {
+        let secret = Secret(b"correct horse battery staple".to_vec());
+        let (client, server) = ([1; 32], [2; 32]);
+        let proof = secret.prove(Role::Server, &client, &server).unwrap();
+        let hex: String = proof.iter().map(|b| format!("{b:02x}")).collect();
+        assert_eq!(
+            hex,
+            "d816e0d3efd44695b3b457f817d6e3447a7d782391cd8c4b1b1fe974b513bfee"
+        );
+    }
+
+    #[test]
+    fn a_proof_is_for_one_role_and_one_conversation() {
+        let secret = Secret(vec![7; 16]);
+        let (a, b) = ([1; 32], [2; 32]);
+        let proof = secret.prove(Role::Client, &a, &b).unwrap();
+        secret.verify(Role::Client, &a, &b, &proof).unwrap();
+        assert!(secret.verify(Role::Server, &a, &b, &proof).is_err());
+        assert!(secret.verify(Role::Client, &b, &a, &proof).is_err());
+        assert!(secret.verify(Role::Client, &a, &[3; 32], &proof).is_err());
+        assert!(
+            Secret(vec![8; 16])
+                .verify(Role::Client, &a, &b, &proof)
+                .is_err()
+        );
+        let mut changed = proof;
+        changed[31] ^= 1;
+        assert!(secret.verify(Role::Client, &a, &b, &changed).is_err());
+        assert_ne!(nonce().unwrap(), nonce().unwrap());
+    }
+}

@@ -1,0 +1,257 @@
+//! `iwarp cp FILE HOST:PATH` and back.
+
+use crate::CpArgs;
+use crate::confine::{Place, regular};
+use crate::link::{Half, RdmaLink};
+use crate::part::Source;
+use crate::session::{self, Summary};
+use indicatif::{ProgressBar, ProgressStyle};
+use iwarp::Context;
+use iwarp::owned::cm::Connector;
+use iwarp_cli_common::error::{Context as _, Error, Result};
+use iwarp_cli_common::service::Budget;
+use iwarp_cli_common::signals;
+use iwarp_cli_common::{out, patience, rdma, units};
+use rustix::fs::{Mode, OFlags};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// Tells the user how to continue if a copy ends early. The data that have arrived are kept.
+const RESUME: &str = "what has arrived is kept: the same command continues there";
+/// As [`RESUME`], if the command said not to continue.
+const RESUME_WITHOUT: &str =
+    "what has arrived is kept: the same command without --no-resume continues there";
+
+/// Uploads.
+///
+/// # Errors
+/// The first failure of either end.
+pub(super) fn put(args: &CpArgs, file: &Path, peer: (&str, u16), path: &str) -> Result<()> {
+    // Before the server is asked: is there anything to send?
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let open = || {
+        let fd = rustix::fs::open(file, flags, Mode::empty())
+            .context(format_args!("'{}'", file.display()))?;
+        Source::new(regular(fd, &file.display().to_string())?)
+    };
+    let mut first = Some(open()?);
+    copy(args, peer, |link, progress| {
+        let source = first.take().map_or_else(open, Ok)?;
+        session::put(link, source, wish(args, path), progress)
+    })
+}
+
+/// Downloads.
+///
+/// # Errors
+/// The first failure of either end.
+pub(super) fn get(args: &CpArgs, peer: (&str, u16), path: &str, file: &Path) -> Result<()> {
+    let target = if file.is_dir() {
+        let name = path.rsplit('/').next().unwrap_or(path);
+        file.join(name)
+    } else {
+        file.to_path_buf()
+    };
+    Place::local(&target)?.check_target()?;
+    copy(args, peer, |link, progress| {
+        let place = Place::local(&target)?;
+        session::get(link, place, wish(args, path), progress)
+    })
+}
+
+fn wish<'a>(args: &CpArgs, path: &'a str) -> session::Wish<'a> {
+    session::Wish {
+        path,
+        resume: !args.no_resume,
+    }
+}
+
+/// Connects and does `work`. A server that had no place, or gave it to another client before it answered the request, is asked
+/// again.
+fn copy(
+    args: &CpArgs,
+    (host, port): (&str, u16),
+    mut work: impl FnMut(&mut RdmaLink, session::Progress<'_>) -> Result<Summary>,
+) -> Result<()> {
+    let secret = args.secret()?;
+    // No other code has this process's memory.
+    let budget = Budget::new(u64::MAX);
+    let addresses = rdma::resolve(host, port)?;
+    let bar = bar(args.quiet);
+    let hint = if args.no_resume {
+        RESUME_WITHOUT
+    } else {
+        RESUME
+    };
+    // Between the first octet and the last, a copy that ends early leaves a part that can be continued.
+    let begun = Arc::new(AtomicBool::new(false));
+    let current = Arc::new(Mutex::new(None));
+    let mut took = 0.0;
+    let outcome = patience::ask(|| {
+        let (ctx, mut link) =
+            rdma::first_that_answers(&addresses, &crate::config(args), |ctx, peer| {
+                let (half, qp) = Half::new(ctx, &budget)?;
+                let link = half.connected(rdma::connect(&Connector::new(ctx), peer, qp)?, None);
+                Ok((ctx.clone(), link))
+            })?;
+        if lock(&current).replace(ctx.clone()).is_none() {
+            say_when_interrupted(&current, &begun, &bar, hint)?;
+        }
+        let start = Instant::now();
+        // `work` tells its progress from the server's answer to the request on.
+        let mut answered = false;
+        let outcome = session::begin(&mut link, secret.as_ref()).and_then(|()| {
+            work(&mut link, &mut |done, all| {
+                answered = true;
+                show(&bar, done, all);
+                begun.store(is_a_part(done, all), Ordering::Release);
+            })
+        });
+        let outcome = outcome.map_err(|e| match answered {
+            true => e,
+            false => link.turned_away(e),
+        });
+        link.close();
+        took = start.elapsed().as_secs_f64();
+        flush(&ctx);
+        outcome
+    });
+    bar.finish_and_clear();
+    let done = outcome.map_err(|e| match begun.load(Ordering::Acquire) {
+        true => Error::failed(format!("{e}; {hint}")),
+        false => e,
+    })?;
+    if !args.quiet {
+        out::line(format_args!("{}", summary(done, took)));
+    }
+    Ok(())
+}
+
+/// Returns `true` if so many octets of a file leave a part that can be continued.
+const fn is_a_part(done: u64, all: u64) -> bool {
+    0 < done && done < all
+}
+
+fn lock(current: &Mutex<Option<Context>>) -> MutexGuard<'_, Option<Context>> {
+    // It is set in one statement.
+    current.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Says how the copy goes on when the user interrupts it, and completes the recording of the current connection.
+fn say_when_interrupted(
+    current: &Arc<Mutex<Option<Context>>>,
+    begun: &Arc<AtomicBool>,
+    bar: &ProgressBar,
+    hint: &'static str,
+) -> Result<()> {
+    let (current, begun, bar) = (Arc::clone(current), Arc::clone(begun), bar.clone());
+    signals::on_interrupt(move |code| {
+        bar.finish_and_clear();
+        match begun.load(Ordering::Acquire) {
+            true => eprintln!("iwarp: interrupted; {hint}"),
+            false => eprintln!("iwarp: interrupted"),
+        }
+        if let Some(ctx) = &*lock(&current) {
+            flush(ctx);
+        }
+        code
+    })
+}
+
+fn flush(ctx: &Context) {
+    if let Err(e) = ctx.flush_capture() {
+        tracing::warn!("the capture file is not complete: {e}");
+    }
+}
+
+/// On a terminal only: indicatif draws nothing elsewhere.
+fn bar(quiet: bool) -> ProgressBar {
+    if quiet {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new(0);
+    let template = "{bar:30} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}";
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style);
+    }
+    bar
+}
+
+/// Shows how far a copy is.
+fn show(bar: &ProgressBar, done: u64, all: u64) {
+    if bar.length() != Some(all) {
+        bar.set_length(all);
+        // Octets that the receiver had already do not count for the rate.
+        bar.set_position(done);
+        bar.reset_eta();
+    }
+    bar.set_position(done);
+}
+
+fn summary(done: Summary, took: f64) -> String {
+    let moved = done.size - done.resumed;
+    let hash: String = done.hash.iter().map(|b| format!("{b:02x}")).collect();
+    let resumed = if done.resumed > 0 {
+        format!(", {} octets were there already", done.resumed)
+    } else {
+        String::new()
+    };
+    format!(
+        "{moved} octets in {took:.3} s, {}{resumed}\nSHA-256 {hash}, equal at both ends",
+        units::rate(moved as f64 / took.max(1e-9))
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_summary_counts_what_was_moved() {
+        let of = |resumed| {
+            let (size, hash) = (5000, [0xab; 32]);
+            let done = Summary {
+                size,
+                resumed,
+                hash,
+            };
+            summary(done, 2.0)
+        };
+        let hash = "ab".repeat(32);
+        let whole = of(0);
+        assert_eq!(
+            whole,
+            format!(
+                "5000 octets in 2.000 s, {}\nSHA-256 {hash}, equal at both ends",
+                units::rate(2500.0)
+            )
+        );
+        let rest = of(3000);
+        let first = rest.lines().next().unwrap();
+        assert_eq!(
+            first,
+            format!(
+                "2000 octets in 2.000 s, {}, 3000 octets were there already",
+                units::rate(1000.0)
+            )
+        );
+    }
+
+    #[test]
+    fn the_bar_follows_the_copy() {
+        let bar = bar(false);
+        for (done, all) in [(300, 1000), (1000, 1000), (0, 7)] {
+            show(&bar, done, all);
+            assert_eq!((bar.position(), bar.length()), (done, Some(all)));
+        }
+    }
+
+    #[test]
+    fn nothing_and_everything_are_no_part() {
+        let parts =
+            [(0, 0), (0, 9), (1, 9), (8, 9), (9, 9)].map(|(done, all)| is_a_part(done, all));
+        assert_eq!(parts, [false, false, true, true, false]);
+    }
+}

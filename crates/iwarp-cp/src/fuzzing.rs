@@ -1,0 +1,222 @@
+//! Fuzz targets for the messages of `iwarp cp` and for a server. `cargo xtask fuzz` builds them, with `--cfg fuzzing`.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use sha2::{Digest as _, Sha256};
+
+use crate::confine::Root;
+use crate::part::{Existing, Hash};
+use crate::protocol::{Grant, MAX_MESSAGE, MAX_SLOT_SIZE, MAX_SLOTS, Message};
+use crate::session::{Terms, serve};
+use crate::transport::Link;
+use iwarp_cli_common::error::{Error, Result};
+
+/// One message. What was read can be written, to the same octets but for a text that was made harmless.
+pub fn message(data: &[u8]) {
+    let Ok(message) = Message::decode(data) else {
+        return;
+    };
+    if let Message::Ready { grant, .. } | Message::Get { grant, .. } = &message {
+        assert!(grant.slots > 0 && grant.slots <= MAX_SLOTS);
+        assert!(grant.slot_size > 0 && grant.slot_size <= MAX_SLOT_SIZE);
+        assert_eq!(grant.slot_at(grant.slots), None);
+    }
+    let written = message.encode().expect("what was read can be written");
+    assert!(written.len() <= MAX_MESSAGE);
+    if !matches!(message, Message::Hello { .. } | Message::Error { .. }) {
+        assert_eq!(written, data);
+    }
+}
+
+/// The slots that the server grants.
+const SLOT: u32 = 64;
+const SLOTS: u16 = 3;
+/// A file that the server has.
+const FILE: (&str, &[u8]) = (
+    "file",
+    b"what the server has to give, a few octets that are not the same",
+);
+
+/// A client that sends any messages, and never reads: the input has them, each behind its length in one octet.
+#[derive(Debug)]
+struct Client<'a> {
+    input: &'a [u8],
+    /// What the server has taken out of its slots for the present file.
+    taken: Vec<u8>,
+}
+
+impl Client<'_> {
+    fn next(&mut self) -> Result<Option<Message>> {
+        let Some((&len, rest)) = self.input.split_first() else {
+            return Ok(None);
+        };
+        let (octets, rest) = rest.split_at(usize::from(len).min(rest.len()));
+        self.input = rest;
+        let message = match Message::decode(octets)? {
+            // No search finds a hash, so one that is zero is made right.
+            Message::Finish { hash } if hash == Hash::default() => Message::Finish {
+                hash: Sha256::digest(&self.taken).into(),
+            },
+            other => other,
+        };
+        if matches!(message, Message::Put { .. }) {
+            self.taken.clear();
+        }
+        Ok(Some(message))
+    }
+}
+
+impl Link for Client<'_> {
+    fn send(&mut self, message: &Message) -> Result<()> {
+        let octets = message.encode()?;
+        assert!(octets.len() <= MAX_MESSAGE);
+        Message::decode(&octets).map(|_| ())
+    }
+
+    fn recv(&mut self) -> Result<Option<Message>> {
+        self.next()
+    }
+
+    fn try_recv(&mut self) -> Result<Option<Message>> {
+        self.next()
+    }
+
+    fn peer_waits(&mut self, _: bool) {}
+
+    fn welcomed(&mut self) {}
+
+    fn grant(&mut self) -> Result<Grant> {
+        Ok(Grant {
+            stag: 1,
+            base: 0,
+            slot_size: SLOT,
+            slots: SLOTS,
+        })
+    }
+
+    fn read_slot(
+        &mut self,
+        slot: u16,
+        len: u32,
+        f: &mut dyn FnMut(&[u8]) -> Result<()>,
+    ) -> Result<()> {
+        assert!(slot < SLOTS && len <= SLOT, "slot {slot}, {len} octets");
+        let data: Vec<u8> = (0..len).map(|i| (i * 7 + u32::from(slot)) as u8).collect();
+        self.taken.extend_from_slice(&data);
+        f(&data)
+    }
+
+    fn chunk(&mut self, to: &Grant) -> Result<u32> {
+        Ok(to.slot_size.min(SLOT))
+    }
+
+    fn write_slot(
+        &mut self,
+        to: &Grant,
+        slot: u16,
+        len: u32,
+        fill: &mut dyn FnMut(&mut [u8]) -> Result<()>,
+    ) -> Result<()> {
+        assert!(len > 0 && len <= to.slot_size && slot < to.slots);
+        if to.slot_at(slot).is_none() {
+            return Err(Error::failed("no such address"));
+        }
+        fill(&mut vec![0; len as usize])
+    }
+}
+
+static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+
+/// Removes the folder of this process, if it has one.
+pub fn end() {
+    if let Some(dir) = FOLDER.get() {
+        let _ = fs::remove_dir_all(dir);
+    }
+}
+
+/// The folder of this process: `served`, and beside it `secret`, which nobody may reach.
+fn folder() -> &'static PathBuf {
+    FOLDER.get_or_init(|| {
+        let dir = std::env::temp_dir().join(format!("iwarp-fuzz-cp-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&dir);
+        fs::create_dir_all(dir.join("served/folder")).expect("a folder");
+        fs::write(dir.join("secret"), b"secret").expect("a file");
+        fs::write(dir.join("served").join(FILE.0), FILE.1).expect("a file");
+        dir
+    })
+}
+
+/// A server and a client that sends any messages. Nothing outside of the served folder changes, and a file that was announced as complete
+/// has what came.
+pub fn session(data: &[u8]) {
+    let Some((&how, input)) = data.split_first() else {
+        return;
+    };
+    let dir = folder();
+    let root = Root::open(&dir.join("served")).expect("the folder is there");
+    let terms = Terms {
+        writing: match how & 3 {
+            0 => None,
+            1 => Some(Existing::Keep),
+            _ => Some(Existing::Replace),
+        },
+        secret: None,
+    };
+    let mut client = Client {
+        input,
+        taken: Vec::new(),
+    };
+    let mut done = Vec::new();
+    let _ = serve(&mut client, &root, &terms, &mut |path, summary| {
+        done.push((path.to_owned(), summary));
+    });
+    // A file may have been replaced by the next one of the same session.
+    if let Some((path, summary)) = done.last() {
+        let file = fs::read(dir.join("served").join(path));
+        assert_eq!(
+            file.map_or(0, |file| file.len() as u64),
+            summary.size,
+            "{path}"
+        );
+    }
+    clean(dir, terms.writing == Some(Existing::Replace));
+}
+
+/// Checks what is beside the served folder, and makes that as it was.
+fn clean(dir: &std::path::Path, replaced: bool) {
+    let secret = fs::read(dir.join("secret")).expect("it is there");
+    assert_eq!(secret, b"secret");
+    assert_eq!(
+        fs::read_dir(dir).expect("a folder").count(),
+        2,
+        "something beside it"
+    );
+    let served = dir.join("served");
+    let mut there = Vec::new();
+    for entry in fs::read_dir(&served).expect("a folder") {
+        there.push(entry.expect("an entry").path());
+    }
+    let file = fs::read(served.join(FILE.0)).expect("it is there");
+    assert!(
+        replaced || file == FILE.1,
+        "a file that was to stay has changed"
+    );
+    if there.len() == 2 && file == FILE.1 && is_empty(&served.join("folder")) {
+        return;
+    }
+    for path in there {
+        let removed = match path.is_dir() {
+            true => fs::remove_dir_all(&path),
+            false => fs::remove_file(&path),
+        };
+        removed.expect("it can be removed");
+    }
+    fs::create_dir(served.join("folder")).expect("a folder");
+    fs::write(served.join(FILE.0), FILE.1).expect("a file");
+}
+
+fn is_empty(dir: &std::path::Path) -> bool {
+    fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_none())
+}

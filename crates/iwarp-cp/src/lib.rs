@@ -1,0 +1,130 @@
+//! The subcommand `iwarp cp`: copies files by one-sided RDMA.
+//!
+//! The command `iwarp` takes [`CpArgs`] into its own arguments and calls [`run`].
+//!
+//! `session` has the steps of a copy in their order, `protocol` the messages, and `part` the files that are not complete yet.
+//! `confine` keeps peers inside the served directory. The RDMA connection is behind the trait `Link` in `transport` and
+//! implemented in `link`; `client` and `server` are the two ends of the command.
+#![forbid(unsafe_code)]
+
+mod args;
+mod auth;
+mod client;
+mod confine;
+#[cfg(fuzzing)]
+pub mod fuzzing;
+mod link;
+mod part;
+mod protocol;
+mod server;
+mod session;
+#[cfg(test)]
+mod session_steps_tests;
+#[cfg(test)]
+mod session_tests;
+mod transport;
+
+pub use args::CpArgs;
+
+use args::{Call, DEFAULT_PORT};
+use iwarp::Config;
+use iwarp_cli_common::error::Result;
+
+/// The size of a recording that `--capture` asks for, if nothing else says it.
+const DEFAULT_CAPTURE_BYTES: u64 = 16 << 20;
+
+/// Runs `iwarp cp`.
+///
+/// # Errors
+/// If the arguments do not fit each other, or the first failure of either end of the copy.
+pub fn run(args: &CpArgs) -> Result<()> {
+    let call = args.call()?;
+    let port = args.port.unwrap_or(DEFAULT_PORT);
+    tracing::debug!(?call, port, "cp");
+    match call {
+        Call::Serve { dir } => server::run(args, &dir, port),
+        Call::Put { file, host, path } => client::put(args, &file, (&host, port), &path),
+        Call::Get { host, path, file } => client::get(args, (&host, port), &path, &file),
+    }
+}
+
+/// The environment's settings, changed by the arguments.
+fn config(args: &CpArgs) -> Config {
+    let config = iwarp_cli_common::rdma::config();
+    change(config, args)
+}
+
+/// Returns the settings changed by the arguments. An option that is not given changes nothing.
+fn change(mut config: Config, args: &CpArgs) -> Config {
+    if let Some(crc) = args.crc {
+        config.crc = crc == args::Crc::On;
+    }
+    config.markers |= args.markers;
+    if let Some(path) = &args.capture {
+        config.capture = Some(path.clone());
+        let bytes = args.capture_bytes.or(config.capture_bytes);
+        config.capture_bytes = Some(bytes.unwrap_or(DEFAULT_CAPTURE_BYTES));
+    }
+    config
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Wrap {
+        #[command(flatten)]
+        a: CpArgs,
+    }
+
+    fn of(base: &Config, more: &[&str]) -> Config {
+        let args = Wrap::parse_from([&["cp", "a", "h:b"], more].concat()).a;
+        change(base.clone(), &args)
+    }
+
+    /// Each option alone and with the environment's settings, which hold where no option is given.
+    #[test]
+    fn options_win_over_environment() {
+        let usual = Config::default();
+        let mut set = Config::default();
+        (set.crc, set.markers) = (false, true);
+        set.capture = Some("env".into());
+        set.capture_bytes = Some(7);
+        type Change = fn(&mut Config);
+        let rows: [(&[&str], Change, Change); 7] = [
+            (&[], |_| (), |_| ()),
+            (&["--crc", "on"], |_| (), |c| c.crc = true),
+            (&["--crc", "off"], |c| c.crc = false, |_| ()),
+            (&["--markers"], |c| c.markers = true, |_| ()),
+            (
+                &["--capture", "x"],
+                |c| record(c, 16 << 20),
+                |c| record(c, 7),
+            ),
+            (
+                &["--capture", "x", "--capture-bytes", "4M"],
+                |c| record(c, 4 << 20),
+                |c| record(c, 4 << 20),
+            ),
+            (
+                &["--crc", "on", "--markers", "--no-resume", "-q"],
+                |c| c.markers = true,
+                |c| c.crc = true,
+            ),
+        ];
+        for (options, alone, with_environment) in rows {
+            for (base, change) in [(&usual, alone), (&set, with_environment)] {
+                let mut want = base.clone();
+                change(&mut want);
+                assert_eq!(of(base, options), want, "{options:?}");
+            }
+        }
+    }
+
+    fn record(config: &mut Config, bytes: u64) {
+        config.capture = Some("x".into());
+        config.capture_bytes = Some(bytes);
+    }
+}

@@ -1,0 +1,714 @@
+//! Files that are being received (`.NAME.iwarp-part`) or sent. A partial file is verified, continued, and renamed when complete.
+//!
+//! Data are written strictly in order, so the length of the partial file says how far a copy came. Before a copy continues, the
+//! receiver hashes the partial file, and the sender compares that hash with the beginning of its own file. The hashes differ if
+//! a crash left a hole, if the partial file belongs to another file of that name, or if the source has changed.
+
+use crate::confine::{PART_SUFFIX, Place, regular};
+use iwarp_cli_common::error::{Context as _, Error, Result};
+use iwarp_cli_common::service::zeros;
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
+use sha2::{Digest as _, Sha256};
+use std::fs::File;
+use std::io::{Read, Seek as _, SeekFrom, Write as _};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Octets that are read at once for hashing.
+pub(crate) const CHUNK: usize = 256 << 10;
+/// How often to open a partial file that vanishes before it is locked. Each time another copy has been completed.
+const LOCK_ATTEMPTS: usize = 100;
+/// The umask if the kernel does not tell it: others may not write.
+const USUAL_UMASK: u32 = 0o022;
+
+/// A SHA-256 value.
+pub(crate) type Hash = [u8; 32];
+
+/// A partial file, locked by this process.
+#[derive(Debug)]
+pub(crate) struct Part {
+    place: Place,
+    name: String,
+    file: File,
+    hash: Sha256,
+    len: u64,
+    existing: Existing,
+}
+
+/// What happens if a file has the name already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Existing {
+    /// The file is replaced in one step.
+    Replace,
+    /// The file stays, and the copy is refused.
+    Keep,
+}
+
+impl Part {
+    /// Opens or creates the partial file of a place and hashes its first octets, at most `limit`. Without `keep`, or if the partial
+    /// file is longer than `limit`, it is emptied. Hashing ends early when `stop` becomes `true`.
+    ///
+    /// # Errors
+    /// If it cannot be created, if another copy to the same name is running, if a file that must stay has the name, or if `stop`
+    /// became `true`.
+    pub(crate) fn open(
+        place: Place,
+        keep: bool,
+        limit: u64,
+        existing: Existing,
+        stop: &AtomicBool,
+    ) -> Result<Self> {
+        Self::open_with(place, keep, limit, existing, stop, &mut || {})
+    }
+
+    /// Does the same as [`open`](Self::open), and calls `opened` between opening and locking.
+    fn open_with(
+        place: Place,
+        keep: bool,
+        limit: u64,
+        existing: Existing,
+        stop: &AtomicBool,
+        opened: &mut dyn FnMut(),
+    ) -> Result<Self> {
+        let there = place.check_target()?;
+        if there && existing == Existing::Keep {
+            return Err(exists(&place.name));
+        }
+        let name = format!(".{}{PART_SUFFIX}", place.name);
+        let mut part = Self {
+            file: lock(&place, &name, opened)?,
+            place,
+            name,
+            hash: Sha256::new(),
+            len: 0,
+            existing,
+        };
+        let there = part.file.metadata().context("partial file")?.len();
+        if keep && there <= limit {
+            part.len = hash_prefix(&mut part.file, there, &mut part.hash, stop)?;
+        } else {
+            part.restart()?;
+        }
+        Ok(part)
+    }
+
+    /// Returns the length of the partial file, in octets.
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Returns the SHA-256 of the partial file.
+    pub(crate) fn hash(&self) -> Hash {
+        self.hash.clone().finalize().into()
+    }
+
+    /// Empties the partial file.
+    ///
+    /// # Errors
+    /// If the file cannot be truncated.
+    pub(crate) fn restart(&mut self) -> Result<()> {
+        self.file
+            .set_len(0)
+            .and_then(|()| self.file.seek(SeekFrom::Start(0)))
+            .context("partial file")?;
+        (self.hash, self.len) = (Sha256::new(), 0);
+        Ok(())
+    }
+
+    /// Appends data.
+    ///
+    /// # Errors
+    /// If the disk is full or broken.
+    pub(crate) fn append(&mut self, data: &[u8]) -> Result<()> {
+        self.file
+            .write_all(data)
+            .context(format_args!("cannot write '{}'", self.place.name))?;
+        self.hash.update(data);
+        self.len += data.len() as u64;
+        Ok(())
+    }
+
+    /// Writes the data to the disk, then gives the complete file its name.
+    ///
+    /// # Errors
+    /// If the hash is not the expected one, or if the rename fails. After a wrong hash the partial file is removed, because it cannot
+    /// be continued.
+    pub(crate) fn commit(self, expected: &Hash, mode: u32) -> Result<()> {
+        self.commit_with(expected, mode, File::sync_all)
+    }
+
+    /// Does the same as [`commit`](Self::commit), and writes the data to the disk with `sync`.
+    fn commit_with(
+        self,
+        expected: &Hash,
+        mode: u32,
+        sync: impl FnOnce(&File) -> std::io::Result<()>,
+    ) -> Result<()> {
+        if self.hash() != *expected {
+            self.remove();
+            return Err(Error::failed(format!(
+                "'{}': SHA-256 differs, the data were damaged on the way",
+                self.place.name
+            )));
+        }
+        rustix::fs::fchmod(&self.file, permissions(mode, *UMASK)).context("permissions")?;
+        sync(&self.file).context(format_args!("cannot write '{}'", self.place.name))?;
+        let (from, to) = (self.name.as_str(), self.place.name.as_str());
+        match self.existing {
+            Existing::Replace => {
+                let dir = &self.place.dir;
+                rustix::fs::renameat(dir, from, dir, to)
+                    .context(format_args!("cannot create '{to}'"))
+            }
+            Existing::Keep => self.place.rename_new(from).map_err(|e| {
+                if e != Errno::EXIST {
+                    return Error::failed(format!("cannot create '{to}': {e}"));
+                }
+                // The name is taken, so no copy can continue the partial file.
+                self.remove();
+                exists(to)
+            }),
+        }
+    }
+
+    fn remove(&self) {
+        let _ = rustix::fs::unlinkat(&self.place.dir, self.name.as_str(), AtFlags::empty());
+    }
+}
+
+/// The umask of this process. It is read from `/proc`, because umask(2) changes it for a moment, in all threads.
+static UMASK: LazyLock<u32> = LazyLock::new(|| {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    umask_in(&status).unwrap_or(USUAL_UMASK)
+});
+
+/// Finds the umask in the text of `/proc/PID/status`.
+fn umask_in(status: &str) -> Option<u32> {
+    let octal = status.lines().find_map(|l| l.strip_prefix("Umask:"))?;
+    u32::from_str_radix(octal.trim(), 8).ok()
+}
+
+/// Returns the permissions of a new file for which the peer wishes `mode`. The peer gets no more than the umask lets any program
+/// have, and no set-uid files. The owner can always read and write it.
+fn permissions(mode: u32, umask: u32) -> Mode {
+    Mode::from_raw_mode(mode & 0o777 & !umask | 0o600)
+}
+
+fn exists(name: &str) -> Error {
+    Error::failed(format!(
+        "'{name}' exists already, and nothing is replaced here (the server was started without --overwrite)"
+    ))
+}
+
+/// Opens or creates a partial file and locks it. Between the two, the copy that had the lock may have given the file its final
+/// name. Then this function has locked a finished file, which it must not touch, so it opens the name again.
+fn lock(place: &Place, name: &str, opened: &mut dyn FnMut()) -> Result<File> {
+    let flags =
+        OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    for _ in 0..LOCK_ATTEMPTS {
+        let fd = rustix::fs::openat(&place.dir, name, flags, Mode::RUSR | Mode::WUSR)
+            .context(format_args!("'{}'", place.name))?;
+        let file = regular(fd, name)?;
+        opened();
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(
+            |e| match e {
+                Errno::WOULDBLOCK => {
+                    Error::failed(format!("'{}' is being written by another copy", place.name))
+                }
+                e => Error::failed(format!("'{}' cannot be locked: {e}", place.name)),
+            },
+        )?;
+        let locked = rustix::fs::fstat(&file).context("partial file")?;
+        match rustix::fs::statat(&place.dir, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(named) if (named.st_dev, named.st_ino) == (locked.st_dev, locked.st_ino) => {
+                return Ok(file);
+            }
+            Ok(_) | Err(Errno::NOENT) => {}
+            Err(e) => return Err(e).context("partial file"),
+        }
+    }
+    Err(Error::failed(format!(
+        "'{}' is being written by many copies at a time",
+        place.name
+    )))
+}
+
+/// A file that is being sent. It is read in order and hashed at the same time.
+#[derive(Debug)]
+pub(crate) struct Source {
+    file: File,
+    hash: Sha256,
+    size: u64,
+    /// Permission bits.
+    pub(crate) mode: u32,
+}
+
+impl Source {
+    /// Takes over an open file.
+    ///
+    /// # Errors
+    /// If it cannot be examined.
+    pub(crate) fn new(file: File) -> Result<Self> {
+        let stat = rustix::fs::fstat(&file).context("file")?;
+        let size = u64::try_from(stat.st_size).context("file size")?;
+        Ok(Self {
+            file,
+            hash: Sha256::new(),
+            size,
+            mode: stat.st_mode & 0o777,
+        })
+    }
+
+    /// Returns the length at the time of opening, in octets.
+    pub(crate) fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Compares the peer's first `len` octets, by their hash, with this file. If they are the same, reading goes on behind them,
+    /// otherwise from the beginning. Returns the offset where reading goes on. Hashing ends early when `stop` becomes `true`.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or if `stop` became `true`.
+    pub(crate) fn resume(&mut self, len: u64, hash: &Hash, stop: &AtomicBool) -> Result<u64> {
+        self.file.seek(SeekFrom::Start(0)).context("file")?;
+        self.hash = Sha256::new();
+        if len > 0 && len <= self.size {
+            let read = hash_prefix(&mut self.file, len, &mut self.hash, stop)?;
+            if read == len && Hash::from(self.hash.clone().finalize()) == *hash {
+                return Ok(len);
+            }
+            self.hash = Sha256::new();
+            self.file.seek(SeekFrom::Start(0)).context("file")?;
+        }
+        Ok(0)
+    }
+
+    /// Fills `buf`.
+    ///
+    /// # Errors
+    /// If the file has become shorter or cannot be read.
+    pub(crate) fn fill(&mut self, buf: &mut [u8]) -> Result<()> {
+        self.file.read_exact(buf).map_err(|e| match e.kind() {
+            std::io::ErrorKind::UnexpectedEof => {
+                Error::failed("the file became shorter while it was copied")
+            }
+            _ => Error::failed(format!("cannot read the file: {e}")),
+        })?;
+        self.hash.update(&*buf);
+        Ok(())
+    }
+
+    /// Returns the SHA-256 of all octets that were read, including those that the peer had already.
+    pub(crate) fn hash(&self) -> Hash {
+        self.hash.clone().finalize().into()
+    }
+}
+
+/// Hashes up to `len` octets from the current position. Returns how many there were.
+///
+/// # Errors
+/// If the file cannot be read, or if `stop` becomes `true`. That is checked before each [`CHUNK`].
+fn hash_prefix(
+    file: &mut impl Read,
+    len: u64,
+    hash: &mut Sha256,
+    stop: &AtomicBool,
+) -> Result<u64> {
+    let mut buf = zeros(CHUNK)?;
+    let mut done = 0;
+    while done < len {
+        if stop.load(Ordering::Relaxed) {
+            return Err(Error::failed("the peer has gone while its file was hashed"));
+        }
+        let want = (len - done).min(CHUNK as u64) as usize;
+        match file.read(&mut buf[..want]) {
+            Ok(0) => break,
+            Ok(n) => {
+                hash.update(&buf[..n]);
+                done += n as u64;
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e).context("cannot read the file"),
+        }
+    }
+    Ok(done)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use std::path::{Path, PathBuf};
+    use std::sync::atomic::AtomicU32;
+
+    /// A directory that goes away with the test.
+    pub(crate) struct TempDir(PathBuf);
+
+    impl TempDir {
+        pub(crate) fn new() -> Self {
+            static NEXT: AtomicU32 = AtomicU32::new(0);
+            let n = NEXT.fetch_add(1, Ordering::Relaxed);
+            let dir =
+                std::env::temp_dir().join(format!("iwarp-cp-test-{}-{n}", std::process::id()));
+            std::fs::create_dir_all(&dir).unwrap();
+            Self(dir)
+        }
+
+        pub(crate) fn path(&self, name: &str) -> PathBuf {
+            self.0.join(name)
+        }
+    }
+
+    impl Drop for TempDir {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    pub(crate) fn sha(data: &[u8]) -> Hash {
+        Sha256::digest(data).into()
+    }
+
+    static GO_ON: AtomicBool = AtomicBool::new(false);
+
+    fn part(path: &Path, keep: bool) -> Result<Part> {
+        Part::open(
+            Place::local(path)?,
+            keep,
+            1 << 40,
+            Existing::Replace,
+            &GO_ON,
+        )
+    }
+
+    /// The second copy opens the partial file, and the first copy completes before the second locks it. A third copy may have
+    /// begun a new partial file by then.
+    #[test]
+    fn a_completed_file_is_not_mistaken_for_a_partial_one() {
+        for (keep, third) in [(true, false), (false, false), (true, true), (false, true)] {
+            let t = TempDir::new();
+            let target = t.path("a");
+            let partial = t.path(".a.iwarp-part");
+            let mut first = part(&target, true).unwrap();
+            first.append(b"complete").unwrap();
+            let mut first = Some(first);
+            let mut second = Part::open_with(
+                Place::local(&target).unwrap(),
+                keep,
+                1 << 40,
+                Existing::Replace,
+                &GO_ON,
+                &mut || {
+                    if let Some(first) = first.take() {
+                        first.commit(&sha(b"complete"), 0o644).unwrap();
+                        if third {
+                            std::fs::write(&partial, "third").unwrap();
+                        }
+                    }
+                },
+            )
+            .unwrap();
+            let there = if keep && third { "third" } else { "" };
+            assert_eq!(second.len(), there.len() as u64, "not the finished file");
+            second.append(b"half").unwrap();
+            assert_eq!(std::fs::read(&target).unwrap(), b"complete");
+            assert_eq!(
+                std::fs::read(&partial).unwrap(),
+                format!("{there}half").as_bytes()
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_there_stays_unless_it_may_be_replaced() {
+        let t = TempDir::new();
+        let target = t.path("a");
+        let open = || {
+            Part::open(
+                Place::local(&target).unwrap(),
+                true,
+                99,
+                Existing::Keep,
+                &GO_ON,
+            )
+        };
+        std::fs::write(&target, "old").unwrap();
+        let e = open().unwrap_err().to_string();
+        assert!(e.contains("exists already"), "{e}");
+        assert!(
+            !t.path(".a.iwarp-part").exists(),
+            "refused before anything is made"
+        );
+        // The name is taken while the copy runs.
+        std::fs::remove_file(&target).unwrap();
+        let mut p = open().unwrap();
+        p.append(b"new").unwrap();
+        std::fs::write(&target, "old").unwrap();
+        let e = p.commit(&sha(b"new"), 0o644).unwrap_err().to_string();
+        assert!(e.contains("exists already"), "{e}");
+        assert_eq!(std::fs::read(&target).unwrap(), b"old");
+        assert!(!t.path(".a.iwarp-part").exists());
+        // Then there is no file of that name.
+        std::fs::remove_file(&target).unwrap();
+        let mut p = open().unwrap();
+        p.append(b"new").unwrap();
+        p.commit(&sha(b"new"), 0o644).unwrap();
+        assert_eq!(std::fs::read(&target).unwrap(), b"new");
+    }
+
+    #[test]
+    fn parts_are_continued_and_committed() {
+        let t = TempDir::new();
+        let target = t.path("a");
+        let mut p = part(&target, true).unwrap();
+        p.append(b"hello ").unwrap();
+        assert!(
+            part(&target, true)
+                .unwrap_err()
+                .to_string()
+                .contains("another copy")
+        );
+        drop(p);
+        assert!(!target.exists());
+        let mut p = part(&target, true).unwrap();
+        assert_eq!((p.len(), p.hash()), (6, sha(b"hello ")));
+        p.append(b"world").unwrap();
+        p.commit(&sha(b"hello world"), 0o6755).unwrap();
+        assert_eq!(std::fs::read(&target).unwrap(), b"hello world");
+        let mode = std::os::unix::fs::PermissionsExt::mode(
+            &std::fs::metadata(&target).unwrap().permissions(),
+        );
+        assert_eq!(mode & 0o7777, 0o755 & !*UMASK);
+        assert!(!t.path(".a.iwarp-part").exists());
+    }
+
+    /// After a crash of the host a file that has its name is complete.
+    #[test]
+    fn data_are_on_the_disk_before_the_file_has_its_name() {
+        for existing in [Existing::Replace, Existing::Keep] {
+            for fails in [false, true] {
+                let t = TempDir::new();
+                let target = t.path("a");
+                let place = Place::local(&target).unwrap();
+                let mut p = Part::open(place, true, 99, existing, &GO_ON).unwrap();
+                p.append(b"data").unwrap();
+                let mut synced = false;
+                let outcome = p.commit_with(&sha(b"data"), 0o600, |file| {
+                    synced = true;
+                    assert_eq!(file.metadata()?.len(), 4);
+                    assert!(!target.exists(), "it has its name already");
+                    match fails {
+                        true => Err(Errno::IO.into()),
+                        false => Ok(()),
+                    }
+                });
+                assert!(synced);
+                assert_eq!(outcome.is_err(), fails);
+                assert_eq!(target.exists(), !fails);
+                if let Err(e) = outcome {
+                    assert!(e.to_string().contains("cannot write 'a'"), "{e}");
+                }
+            }
+        }
+    }
+
+    /// A disk that is full is noticed when it happens, and what was written before stays.
+    #[test]
+    fn data_that_cannot_be_written_are_an_error() {
+        let t = TempDir::new();
+        let mut p = part(&t.path("a"), true).unwrap();
+        p.append(b"kept").unwrap();
+        // A descriptor that cannot write stands for the disk.
+        p.file = File::open(t.path(".a.iwarp-part")).unwrap();
+        let e = p.append(b"lost").unwrap_err().to_string();
+        assert!(e.contains("cannot write 'a'"), "{e}");
+        assert_eq!((p.len(), p.hash()), (4, sha(b"kept")));
+    }
+
+    /// Until the file has its permissions nobody else reads it, nor a program that is started meanwhile.
+    #[test]
+    fn a_partial_file_is_private() {
+        let t = TempDir::new();
+        let p = part(&t.path("a"), true).unwrap();
+        let flags = rustix::io::fcntl_getfd(&p.file).unwrap();
+        assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
+        let mode = p.file.metadata().unwrap().permissions();
+        assert_eq!(
+            std::os::unix::fs::PermissionsExt::mode(&mode) & 0o777,
+            0o600
+        );
+    }
+
+    /// Others who may write to the directory cannot lead the data to another file, or make the copy hang.
+    #[test]
+    fn only_a_regular_file_is_a_partial_file() {
+        use rustix::fs::FileType;
+        let t = TempDir::new();
+        let name = t.path(".a.iwarp-part");
+        std::fs::write(t.path("other"), "other").unwrap();
+        std::os::unix::fs::symlink(t.path("other"), &name).unwrap();
+        assert!(part(&t.path("a"), false).is_err());
+        assert_eq!(std::fs::read(t.path("other")).unwrap(), b"other");
+        // Nor is a file made where the link leads to.
+        std::fs::remove_file(t.path("other")).unwrap();
+        assert!(part(&t.path("a"), false).is_err());
+        assert!(!t.path("other").exists());
+        std::fs::remove_file(&name).unwrap();
+        let mode = Mode::RUSR | Mode::WUSR;
+        rustix::fs::mknodat(rustix::fs::CWD, &name, FileType::Fifo, mode, 0).unwrap();
+        let e = part(&t.path("a"), false).unwrap_err().to_string();
+        assert!(e.contains("no regular file"), "{e}");
+    }
+
+    #[test]
+    fn the_umask_bounds_what_a_peer_wishes() {
+        for (mode, umask, result) in [
+            (0o777, 0o022, 0o755),
+            (0o777, 0o077, 0o700),
+            (0o4777, 0, 0o777),
+            (0o444, 0o027, 0o640),
+            (0, 0o777, 0o600),
+        ] {
+            assert_eq!(permissions(mode, umask).as_raw_mode(), result, "{mode:o}");
+        }
+        assert_eq!(umask_in("Name:\tx\nUmask:\t0027\nState:\tR\n"), Some(0o027));
+        assert_eq!(umask_in("Name:\tUmask: 7\n"), None);
+        assert_eq!(umask_in(""), None);
+        // Where it is not known, nobody but the owner writes.
+        assert_eq!(permissions(0o777, USUAL_UMASK).as_raw_mode(), 0o755);
+    }
+
+    #[test]
+    fn damage_is_noticed_and_leaves_nothing() {
+        let t = TempDir::new();
+        std::fs::write(t.path("a"), "old").unwrap();
+        let mut p = part(&t.path("a"), true).unwrap();
+        p.append(b"hellX").unwrap();
+        assert!(
+            p.commit(&sha(b"hello"), 0o644)
+                .unwrap_err()
+                .to_string()
+                .contains("SHA-256")
+        );
+        assert_eq!(std::fs::read(t.path("a")).unwrap(), b"old");
+        assert!(!t.path(".a.iwarp-part").exists());
+        // Without resume, and if the partial file is longer than the file can be, the copy starts from the beginning.
+        std::fs::write(t.path(".a.iwarp-part"), "12345").unwrap();
+        assert_eq!(
+            Part::open(
+                Place::local(&t.path("a")).unwrap(),
+                true,
+                4,
+                Existing::Replace,
+                &GO_ON
+            )
+            .unwrap()
+            .len(),
+            0
+        );
+        std::fs::write(t.path(".a.iwarp-part"), "12345").unwrap();
+        assert_eq!(part(&t.path("a"), false).unwrap().len(), 0);
+    }
+
+    #[test]
+    fn sources_resume_only_behind_equal_data() {
+        let t = TempDir::new();
+        std::fs::write(t.path("s"), "hello world").unwrap();
+        let mut s = Source::new(File::open(t.path("s")).unwrap()).unwrap();
+        assert_eq!(s.resume(6, &sha(b"hellO "), &GO_ON).unwrap(), 0);
+        // It reads from the beginning then.
+        let mut all = [0; 11];
+        s.fill(&mut all).unwrap();
+        assert_eq!((&all, s.hash()), (b"hello world", sha(b"hello world")));
+        assert_eq!(s.resume(11, &sha(b"hello world"), &GO_ON).unwrap(), 11);
+        assert_eq!(s.hash(), sha(b"hello world"));
+        assert_eq!(s.resume(99, &sha(b""), &GO_ON).unwrap(), 0);
+        assert_eq!(s.resume(6, &sha(b"hello "), &GO_ON).unwrap(), 6);
+        let mut rest = [0; 5];
+        s.fill(&mut rest).unwrap();
+        assert_eq!((&rest, s.hash()), (b"world", sha(b"hello world")));
+        assert!(
+            s.fill(&mut rest)
+                .unwrap_err()
+                .to_string()
+                .contains("shorter")
+        );
+    }
+
+    /// Hashing goes on where it is, in pieces, and ends at the end of the file.
+    #[test]
+    fn prefixes_of_any_length_are_hashed() {
+        let t = TempDir::new();
+        let data: Vec<u8> = (0..2 * CHUNK + 5).map(|i| (i * i / 3) as u8).collect();
+        std::fs::write(t.path("s"), &data).unwrap();
+        for (from, len) in [
+            (0, 0),
+            (0, 1),
+            (0, CHUNK - 1),
+            (0, CHUNK),
+            (0, CHUNK + 1),
+            (7, 2 * CHUNK - 2),
+            (3, 3 * CHUNK),
+        ] {
+            let mut file = File::open(t.path("s")).unwrap();
+            file.seek(SeekFrom::Start(from as u64)).unwrap();
+            let mut hash = Sha256::new();
+            let done = hash_prefix(&mut file, len as u64, &mut hash, &GO_ON).unwrap();
+            let there = &data[from..data.len().min(from + len)];
+            assert_eq!(done, there.len() as u64);
+            assert_eq!(Hash::from(hash.finalize()), sha(there), "{len} from {from}");
+        }
+    }
+
+    /// A signal may interrupt a read, which then has to be made again. Any other error ends the copy.
+    #[test]
+    fn reading_goes_on_after_an_interruption() {
+        use std::io::{Error, ErrorKind};
+        struct File(Vec<std::io::Result<&'static [u8]>>);
+        impl Read for File {
+            fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
+                let now = self.0.remove(0)?;
+                buf[..now.len()].copy_from_slice(now);
+                Ok(now.len())
+            }
+        }
+        let prefix = |reads| {
+            let mut hash = Sha256::new();
+            let done = hash_prefix(&mut File(reads), 4, &mut hash, &GO_ON)?;
+            Ok::<_, iwarp_cli_common::error::Error>((done, Hash::from(hash.finalize())))
+        };
+        let error = |kind| Err(Error::from(kind));
+        let interrupted = vec![Ok(&b"ab"[..]), error(ErrorKind::Interrupted), Ok(b"cd")];
+        assert_eq!(prefix(interrupted).unwrap(), (4, sha(b"abcd")));
+        let broken = prefix(vec![Ok(b"ab"), error(ErrorKind::Other)]).unwrap_err();
+        assert!(broken.to_string().contains("cannot read the file"));
+    }
+
+    /// The peer learns the permission bits and nothing else of the mode.
+    #[test]
+    fn a_source_tells_its_permissions() {
+        let t = TempDir::new();
+        std::fs::write(t.path("s"), "x").unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o4751);
+        std::fs::set_permissions(t.path("s"), mode).unwrap();
+        let s = Source::new(File::open(t.path("s")).unwrap()).unwrap();
+        assert_eq!((s.mode, s.size()), (0o751, 1));
+    }
+
+    /// The hash of a client that has gone is of no use to anybody.
+    #[test]
+    fn hashing_ends_when_it_is_told_to() {
+        let t = TempDir::new();
+        let stop = AtomicBool::new(true);
+        std::fs::write(t.path(".a.iwarp-part"), "12345").unwrap();
+        let place = Place::local(&t.path("a")).unwrap();
+        let e = Part::open(place, true, 99, Existing::Replace, &stop).unwrap_err();
+        assert!(e.to_string().contains("has gone"), "{e}");
+        // What was there stays for the next attempt.
+        let kept = std::fs::read(t.path(".a.iwarp-part")).unwrap();
+        assert_eq!(kept, b"12345");
+        let mut s = Source::new(File::open(t.path(".a.iwarp-part")).unwrap()).unwrap();
+        let e = s.resume(5, &sha(b"12345"), &stop).unwrap_err();
+        assert!(e.to_string().contains("has gone"), "{e}");
+    }
+}

@@ -1,0 +1,237 @@
+//! What each end tells the other, its log and its user, over the transport of `session_tests`.
+
+use crate::confine::{Place, Root};
+use crate::part::tests::{TempDir, sha};
+use crate::part::{Existing, Source};
+use crate::protocol::{Have, Message, VERSION};
+use crate::session::{Terms, at_work_telling, begin, get, put, serve};
+use crate::session_tests::{
+    Memory, data, download, hello, pair, secret, upload, wish, with_server, with_terms,
+};
+use crate::transport::Link as _;
+use iwarp_cli_common::error::Error;
+use std::fs::File;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// An end may say at any time that it is still at work.
+#[test]
+fn an_end_that_works_does_not_disturb_the_copy() {
+    let t = TempDir::new();
+    std::fs::write(t.path("src"), data(10_000)).unwrap();
+    let both = |a: &mut Memory, b: &mut Memory| (a.works, b.works) = (true, true);
+    let (up, served) = with_server(&t, both, |l| upload(l, &t, "f", true));
+    assert_eq!(up.unwrap().hash, sha(&data(10_000)));
+    served.unwrap();
+    let (down, served) = with_server(&t, both, |l| download(l, &t, "f"));
+    assert_eq!(down.unwrap().hash, sha(&data(10_000)));
+    served.unwrap();
+}
+
+#[test]
+fn uploads_tell_their_progress() {
+    let t = TempDir::new();
+    std::fs::create_dir_all(t.path("root")).unwrap();
+    std::fs::write(t.path("src"), data(2500)).unwrap();
+    for (there, steps) in [(0, &[0, 1000, 2000, 2500][..]), (700, &[700, 1700, 2500])] {
+        std::fs::write(t.path("root/.f.iwarp-part"), data(there)).unwrap();
+        let mut seen = vec![];
+        let (up, _) = with_server(
+            &t,
+            |_, _| {},
+            |l| {
+                let source = Source::new(File::open(t.path("src")).unwrap()).unwrap();
+                begin(l, None)?;
+                put(l, source, wish("f", true), &mut |done, all| {
+                    assert_eq!(all, 2500);
+                    seen.push(done);
+                })
+            },
+        );
+        assert_eq!(up.unwrap().resumed, there as u64);
+        assert_eq!(seen, steps);
+    }
+}
+
+/// The server tells its log what moved.
+#[test]
+fn the_server_notes_each_copy() {
+    let t = TempDir::new();
+    std::fs::create_dir_all(t.path("root")).unwrap();
+    std::fs::write(t.path("src"), data(2500)).unwrap();
+    std::fs::write(t.path("root/.f.iwarp-part"), data(700)).unwrap();
+    let root = Root::open(&t.path("root")).unwrap();
+    let terms = Terms {
+        writing: Some(Existing::Replace),
+        secret: None,
+    };
+    let (mut a, mut b) = pair();
+    let mut noted = vec![];
+    std::thread::scope(|s| {
+        let server = s.spawn(|| {
+            serve(&mut b, &root, &terms, &mut |path, done| {
+                noted.push((path.to_owned(), done.size, done.resumed));
+            })
+        });
+        upload(&mut a, &t, "f", true).unwrap();
+        let place = Place::local(&t.path("back")).unwrap();
+        get(&mut a, place, wish("f", true), &mut |_, _| {}).unwrap();
+        drop(a);
+        server.join().unwrap().unwrap();
+    });
+    let f = || "f".to_owned();
+    assert_eq!(noted, [(f(), 2500, 700), (f(), 2500, 0)]);
+}
+
+/// The permissions of the source go with its data, in both directions. Those of the owner do not depend on the umask.
+#[test]
+fn permissions_go_with_the_data() {
+    let mode = |path| {
+        let all = std::fs::metadata(path).unwrap().permissions();
+        std::os::unix::fs::PermissionsExt::mode(&all) & 0o700
+    };
+    for owner in [0o600, 0o700] {
+        let t = TempDir::new();
+        std::fs::write(t.path("src"), "x").unwrap();
+        let wanted = std::os::unix::fs::PermissionsExt::from_mode(owner);
+        std::fs::set_permissions(t.path("src"), wanted).unwrap();
+        let (up, _) = with_server(&t, |_, _| {}, |l| upload(l, &t, "f", true));
+        up.unwrap();
+        assert_eq!(mode(t.path("root/f")), owner);
+        let (down, _) = with_server(&t, |_, _| {}, |l| download(l, &t, "f"));
+        down.unwrap();
+        assert_eq!(mode(t.path("back")), owner);
+    }
+}
+
+/// `--no-resume` means the same in both directions.
+#[test]
+fn a_download_begins_again_if_it_is_told_to() {
+    let t = TempDir::new();
+    std::fs::create_dir_all(t.path("root")).unwrap();
+    std::fs::write(t.path("root/f"), data(5000)).unwrap();
+    for (resume, resumed) in [(false, 0), (true, 2000)] {
+        std::fs::write(t.path(".back.iwarp-part"), data(2000)).unwrap();
+        let place = Place::local(&t.path("back")).unwrap();
+        let (down, _) = with_server(
+            &t,
+            |_, _| {},
+            |l| {
+                begin(l, None)?;
+                get(l, place, wish("f", resume), &mut |_, _| {})
+            },
+        );
+        assert_eq!(down.unwrap().resumed, resumed);
+        assert_eq!(std::fs::read(t.path("back")).unwrap(), data(5000));
+    }
+}
+
+/// An error of the receiver stops the sender now, and not when the slots are full.
+#[test]
+fn an_error_stops_the_sender_at_once() {
+    let t = TempDir::new();
+    std::fs::write(t.path("src"), data(5000)).unwrap();
+    let (mut a, mut b) = pair();
+    let ready = Message::Ready {
+        have: Have {
+            len: 0,
+            hash: sha(b""),
+        },
+        grant: b.grant().unwrap(),
+    };
+    let text = "disk full".to_owned();
+    for m in [hello(VERSION), ready, Message::Error { text }] {
+        b.send(&m).unwrap();
+    }
+    let e = upload(&mut a, &t, "f", true).unwrap_err().to_string();
+    assert!(e.contains("the peer says: disk full"), "{e}");
+    assert_eq!(a.writes, 0);
+}
+
+/// The client has more than the server says there is.
+#[test]
+fn nothing_is_continued_behind_the_end() {
+    let t = TempDir::new();
+    std::fs::write(t.path(".back.iwarp-part"), data(10)).unwrap();
+    let (mut a, mut b) = pair();
+    b.send(&hello(VERSION)).unwrap();
+    b.send(&Message::Start {
+        offset: 10,
+        size: 9,
+        mode: 0,
+    })
+    .unwrap();
+    let e = download(&mut a, &t, "f").unwrap_err().to_string();
+    assert!(e.contains("behind the end"), "{e}");
+    // What is there may still be right.
+    assert_eq!(std::fs::read(t.path(".back.iwarp-part")).unwrap(), data(10));
+}
+
+/// Work for a client that has gone ends early, so that its place becomes free.
+#[test]
+fn nobody_works_for_a_client_that_has_gone() {
+    let (mut a, b) = pair();
+    drop(b);
+    let mut told = false;
+    let outcome = at_work_telling(&mut a, Duration::from_millis(10), |gone| {
+        let end = Instant::now() + Duration::from_secs(60);
+        while !gone.load(Ordering::Relaxed) && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        told = gone.load(Ordering::Relaxed);
+        Ok(())
+    });
+    assert!(outcome.unwrap_err().to_string().contains("broken"));
+    assert!(told, "it worked to the end");
+}
+
+/// As long as work lasts the peer is told, and it is not taken for idle.
+#[test]
+fn the_peer_of_an_end_at_work_is_told() {
+    let (mut a, mut b) = pair();
+    let outcome = at_work_telling(&mut a, Duration::from_millis(5), |gone| {
+        for _ in 0..3 {
+            let told = b.recv()?;
+            assert_eq!(told, Some(Message::Working));
+        }
+        assert!(!gone.load(Ordering::Relaxed));
+        Ok(7)
+    });
+    assert_eq!(outcome.unwrap(), 7);
+    assert_eq!(a.waits, [true, false]);
+    // The result of work that fails is its error, and the waiting is over as well.
+    let outcome = at_work_telling(&mut a, Duration::from_secs(60), |_| {
+        Err::<(), _>(Error::failed("no disk"))
+    });
+    assert!(outcome.unwrap_err().to_string().contains("no disk"));
+    assert_eq!(a.waits, [true, false, true, false]);
+}
+
+/// A server is not broken by a client that connects and leaves.
+#[test]
+fn a_client_may_leave_without_a_word() {
+    let t = TempDir::new();
+    let ((), served) = with_server(&t, |_, _| {}, |_| ());
+    served.unwrap();
+    let terms = Terms {
+        writing: None,
+        secret: Some(secret(&t, &[b'g'; 16])),
+    };
+    let hello = Message::Hello {
+        version: VERSION,
+        secret: true,
+        nonce: [4; 32],
+    };
+    let ((), served) = with_terms(
+        &t,
+        &terms,
+        |_, _| {},
+        |l| {
+            l.send(&hello).unwrap();
+            l.out = None;
+            while let Ok(Some(_)) = l.recv() {}
+        },
+    );
+    let e = served.unwrap_err().to_string();
+    assert!(e.contains("instead of a proof"), "{e}");
+}

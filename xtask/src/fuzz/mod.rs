@@ -1,0 +1,106 @@
+//! `cargo xtask fuzz`: builds the fuzz targets with libFuzzer, runs them, and measures which lines their corpora reach.
+
+mod coverage;
+mod programs;
+mod search;
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use clap::Args;
+
+use xtask::context::{Context, find_program};
+use xtask::outcome::Outcome;
+use xtask::process::{self, Log};
+
+use programs::{GUIDE, PACKAGES, Target, build};
+use search::Limit;
+
+/// What `cargo xtask fuzz` is told.
+#[derive(Debug, Args)]
+pub(crate) struct FuzzArgs {
+    /// Target to run; may be repeated; all without it
+    #[arg(long = "target", value_name = "NAME")]
+    targets: Vec<String>,
+    /// Seconds for each target
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    /// Executions for each target, instead of a time
+    #[arg(long)]
+    executions: Option<u64>,
+    /// Targets that run at a time; 0 means one for each processor
+    #[arg(long, default_value_t = 0)]
+    jobs: usize,
+    /// Start of the pseudo-random sequence
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Run one file with the named target, and nothing else
+    #[arg(long, value_name = "FILE", requires = "targets")]
+    replay: Option<PathBuf>,
+    /// Do not search: report the lines and regions of each file that the seeds and the corpora reach
+    #[arg(long)]
+    coverage: bool,
+    /// Print the names of the targets
+    #[arg(long)]
+    list: bool,
+}
+
+/// Runs the command. Returns `true` if nothing was found.
+pub(crate) fn command(args: &FuzzArgs) -> Result<bool> {
+    let context = Context::new(false, false)?;
+    if args.coverage {
+        return coverage::coverage(&context).map(|()| true);
+    }
+    let mut missing = args.targets.clone();
+    for package in PACKAGES {
+        let mut targets = Target::all(&context.root, package)?;
+        if args.list {
+            targets
+                .iter()
+                .for_each(|target| println!("{}", target.name));
+            continue;
+        }
+        missing.retain(|name| targets.iter().all(|target| target.name != *name));
+        if !args.targets.is_empty() {
+            targets.retain(|target| args.targets.contains(&target.name));
+        }
+        if targets.is_empty() {
+            continue;
+        }
+        let fuzzer = build(&context, package.0, (GUIDE, "build"), &mut process::run)?;
+        if let Some(file) = &args.replay {
+            for target in &targets {
+                process::run(fuzzer.command(target)?.arg(file))?;
+            }
+            continue;
+        }
+        let limit = match args.executions {
+            Some(most) => Limit::Executions(most),
+            None => Limit::Seconds(args.seconds),
+        };
+        let lines = fuzzer.search_all(&targets, args.jobs, limit, args.seed)?;
+        lines.iter().for_each(|line| println!("{line}"));
+    }
+    if let Some(name) = missing.first().filter(|_| !args.list) {
+        bail!("no target is called {name:?}; `cargo xtask fuzz --list` prints their names");
+    }
+    Ok(true)
+}
+
+/// The step of `cargo xtask test`: a short search. It leaves out the package whose dependencies take minutes to build.
+pub(crate) fn step(context: &Context, log: &mut Log) -> Result<Outcome> {
+    if find_program("c++").is_none() {
+        return Ok(Outcome::Skipped(
+            "libFuzzer needs a C++ compiler, and there is none".into(),
+        ));
+    }
+    let seconds = if context.quick { 1 } else { 3 };
+    let fuzzer = build(context, PACKAGES[0].0, (GUIDE, "build"), &mut |command| {
+        log.run(command)
+    })?;
+    let targets = Target::all(&context.root, PACKAGES[0])?;
+    for line in fuzzer.search_all(&targets, 0, Limit::Seconds(seconds), 1)? {
+        log.show(line);
+    }
+    Ok(Outcome::Passed)
+}
