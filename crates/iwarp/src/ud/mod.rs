@@ -444,7 +444,7 @@ fn with_room<R>(f: impl FnOnce(&mut Batch) -> R) -> R {
     let mut room = kept.unwrap_or_else(|| {
         // The thread's first: it may block the signals of faults.
         guarded::keep();
-        Box::new(Batch::new())
+        Box::default()
     });
     room.clear();
     let result = f(&mut room);
