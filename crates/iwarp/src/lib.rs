@@ -85,6 +85,7 @@ use iwarp_os::crc;
 mod admission;
 #[cfg(not(loom))]
 mod by_number;
+#[cfg(not(loom))]
 mod capture;
 #[cfg(not(loom))]
 pub mod cm;
@@ -138,6 +139,7 @@ mod xrc;
 pub use admission::{Admission, Networks, NetworksError};
 /// Plain data: what a [`Region`] has as elements. Numbers and arrays of them are; a structure can be, by the crate's traits.
 pub use bytemuck;
+#[cfg(not(loom))]
 pub use capture::{Recorder, RecorderLimits};
 pub use config::{Alignment, Config, Face, ReceiverNotReady};
 #[cfg(not(loom))]
