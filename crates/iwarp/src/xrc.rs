@@ -7,7 +7,7 @@
 //! Locks: the register of a device's domains and the queue that a target has selected are looked at with the state of a queue pair locked. Their
 //! locks are taken last, and no other lock inside of them.
 
-use crate::conn::after::{After, DriveHost};
+use crate::conn::effects::{After, DriveHost};
 use crate::conn::qp::{QpAttributes, QpInner, QueuePair, Request};
 use crate::conn::xrc_target::XrcTarget;
 use crate::error::{Error, Result};

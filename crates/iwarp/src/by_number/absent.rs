@@ -3,7 +3,7 @@
 //! On InfiniBand a queue pair does not know whether its peer exists. A request is sent `retry_cnt` times more, and fails if it is
 //! never answered. Until a request is posted nothing fails, however long the peer takes to come.
 
-use crate::conn::after::{After, DriveHost};
+use crate::conn::effects::{After, DriveHost};
 use crate::conn::qp::{Guarded, QpInner};
 use crate::conn::retry::Retry;
 use crate::sys::clock::now_ns;

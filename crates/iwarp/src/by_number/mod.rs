@@ -3,6 +3,6 @@
 //! May use `conn`, `objects` and everything below.
 
 pub(crate) mod absent;
-pub(crate) mod left;
 pub(crate) mod numbered;
 pub(crate) mod peer;
+pub(crate) mod peer_gone;

@@ -1,10 +1,10 @@
 //! What has to be done after a change of the state machine, and the end of connections and queue pairs.
 
-use super::after::{After, DriveHost};
+use super::effects::{After, DriveHost};
 use super::linger::{self, Farewell};
+use super::liveness::Reach;
 use super::qp::{Guarded, QpInner, QueuePair, TIMER_LINGER};
-use super::rest::Rest;
-use super::silence::Reach;
+use super::unsent_tail::Rest;
 use crate::objects::hooks::Way;
 use crate::sys::poller::Interest;
 use iwarp_rnic::qp::{Events, RxInterest, State, StreamWish};

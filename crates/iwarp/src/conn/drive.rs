@@ -7,9 +7,9 @@ mod tx;
 pub(crate) use rx::rx;
 pub(crate) use tx::{take_rest, tx};
 
-use super::after::{After, DriveHost};
+use super::effects::{After, DriveHost};
 use super::qp::{Guarded, QpInner};
-use crate::by_number::left;
+use crate::by_number::peer_gone;
 use crate::objects::hooks::Way;
 use iwarp_rnic::qp::RxInterest;
 use parking_lot::MutexGuard;
@@ -22,7 +22,7 @@ pub(crate) fn broken(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>, after: 
     }
     if g.machine.hides_end() {
         // The program knows of no stream that could break, only of a peer that does not answer.
-        left::leave(qp, g, after);
+        peer_gone::leave(qp, g, after);
         return;
     }
     fail(qp, g, after);
@@ -49,7 +49,7 @@ pub(crate) fn hung_up(qp: &Arc<QpInner>) {
     let unread = held || !qp.passes(Way::In);
     if unread && g.link.as_ref().is_some_and(|l| l.stream.is_hung_up()) {
         if held && g.machine.hides_end() {
-            left::leave_behind_held(&mut g, &mut after);
+            peer_gone::leave_behind_held(&mut g, &mut after);
         } else {
             broken(qp, &mut g, &mut after);
         }

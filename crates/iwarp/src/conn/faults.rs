@@ -1,6 +1,6 @@
 //! Where the faults of a queue pair are asked on the data path.
 
-use super::after::{After, DriveHost};
+use super::effects::{After, DriveHost};
 use super::qp::{QpInner, Request};
 use crate::objects::hooks::{QpFaults, Way};
 use iwarp_rnic::PostError;

@@ -15,9 +15,9 @@
 //! No listener counts these descriptors, and a peer that drops what is sent to it looks like one that is out of reach. So if they are many, those
 //! that do not answer get no more time than others, and the oldest makes room where a descriptor is needed.
 
+use super::liveness::Reach;
 use super::qp::{Link, QpInner};
-use super::rest::Rest;
-use super::silence::Reach;
+use super::unsent_tail::Rest;
 use crate::engine::{Engine, Source};
 use crate::sys::clock::now_ns;
 use crate::sys::exit::AtExit;

@@ -6,16 +6,16 @@
 //! locked during a system call, without `state`, and unlocks it before it takes `state` again. Events, wake-ups and callbacks
 //! happen after all locks are dropped.
 
-use super::after::{After, DriveHost};
 use super::cork::{FLUSH_AFTER, Verdict};
 use super::drive;
+use super::effects::{After, DriveHost};
+use super::engine_events::{Answered, Moved};
+use super::held_receives::Late;
 use super::infiniband::InfinibandParameters;
-use super::late::Late;
-use super::link_state::LinkState;
-use super::rest::Rest;
+use super::link::LinkState;
+use super::liveness::{self, Silence};
 use super::retry::Retry;
-use super::silence::{self, Silence};
-use super::source::{Answered, Moved};
+use super::unsent_tail::Rest;
 use super::xrc_target::XrcTarget;
 use crate::by_number::absent::{self, Absent};
 use crate::config::ReceiverNotReady;
@@ -741,7 +741,7 @@ impl QpInner {
                 return Err(e.into());
             }
             // Not earlier: a timer without a source is dropped.
-            silence::begin(self, &mut g);
+            liveness::begin(self, &mut g);
             self.follow_time(&mut g, &mut after);
         }
         after.run(self);

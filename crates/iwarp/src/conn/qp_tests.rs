@@ -1,7 +1,7 @@
 //! What a queue pair knows of its connection and its counters, and which posts are sent at once.
 
 use super::*;
-use crate::conn::silence::Reach;
+use crate::conn::liveness::Reach;
 use crate::objects::member::Member;
 use crate::testing::{
     attributes, connected, connected_for, context, link, queue_pair, send_fpdu, unattached, until,

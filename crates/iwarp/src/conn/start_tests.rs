@@ -1,6 +1,6 @@
 //! What a queue pair takes from its stream when it starts, and what becomes of a request whose operation is changed.
 
-use super::after::{After, DriveHost};
+use super::effects::{After, DriveHost};
 use super::qp::Request;
 use crate::testing;
 use crate::xrc::XrcSendWr;

@@ -1,6 +1,6 @@
 //! What makes a queue pair the target of an extended reliable connection: its receives come from queues that the peer names.
 
-use super::after::After;
+use super::effects::After;
 use super::qp::QpInner;
 use crate::objects::cq::CompletionQueue;
 use iwarp_rnic::Cqe;

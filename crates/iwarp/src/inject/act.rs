@@ -3,8 +3,8 @@
 use super::log::Place;
 use super::plan::Taken;
 use super::qp::{Action, Progress, QpInjector};
-use crate::conn::after::After;
 use crate::conn::drive;
+use crate::conn::effects::After;
 use crate::conn::qp::QpInner;
 use crate::fault::{Directions, Event, Kind, Ops};
 use crate::objects::events::AsyncEventKind;

@@ -3,11 +3,11 @@
 //! Invariant of the `unsafe`: the runs of a plan name octets of staging that this driver owns, or of registered memory. The last
 //! stay valid because the memory table is locked for reading from the moment the runs are made until the system call has returned.
 
-use super::super::after::{After, DriveHost};
+use super::super::effects::{After, DriveHost};
 use super::super::pool;
 use super::super::qp::{Guarded, Link, QpInner};
 use super::broken;
-use crate::by_number::left;
+use crate::by_number::peer_gone;
 use crate::crc::crc32c;
 use crate::objects::hooks::Way;
 use crate::sys::clock::now_ns;
@@ -377,7 +377,7 @@ fn keep_part(qp: &QpInner, link: &Arc<Link>, buffer: Box<RxBuffer>) {
 fn peer_left(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>, after: &mut After) -> bool {
     let hidden = g.machine.hides_end();
     if hidden {
-        left::leave(qp, g, after);
+        peer_gone::leave(qp, g, after);
     }
     hidden
 }

@@ -3,13 +3,13 @@
 //! Invariant of the `unsafe`: the runs of a plan name octets of the plan's scratch or of registered memory. The last stay valid
 //! because the memory table is locked for reading from the moment the runs are made until the system call has returned.
 
-use super::super::after::{After, DriveHost};
-use super::super::late;
+use super::super::effects::{After, DriveHost};
+use super::super::held_receives;
+use super::super::liveness;
 use super::super::pool;
 use super::super::qp::{Guarded, Link, QpInner};
-use super::super::silence;
 use super::broken;
-use crate::by_number::left;
+use crate::by_number::peer_gone;
 use crate::crc::crc32c;
 use crate::objects::hooks::Way;
 use crate::sys::guarded::MemoryTable;
@@ -27,7 +27,7 @@ pub(crate) fn tx(qp: &Arc<QpInner>) {
         return;
     }
     if g.conn.left.rx || g.conn.left.tx {
-        left::send(&mut g);
+        peer_gone::send(&mut g);
         return;
     }
     let _ = g.conn.cork.send();
@@ -35,7 +35,7 @@ pub(crate) fn tx(qp: &Arc<QpInner>) {
         // A fault may hold it back.
         if qp.passes(Way::Out) {
             g = turns(qp, g, &mut after);
-            silence::watch(qp, &mut g);
+            liveness::watch(qp, &mut g);
         }
     }
     qp.settle(&mut g, &mut after);
@@ -246,7 +246,7 @@ fn write<'a>(
         g.machine
             .tx_written(&mut plan, *n, &mut DriveHost::new(qp, after));
     }
-    late::deliver(qp, after);
+    held_receives::deliver(qp, after);
     let stops = qp.faults.is_some() && faulty_end(qp, &result, after);
     // If the connection has ended meanwhile, the rest of its plan must not be sent on the next one.
     if !linked || (result.is_ok() && plan.is_empty()) {

@@ -8,7 +8,7 @@
 //! uses the connection manager gets the event that the connection is over, and takes what has
 //! arrived before it ends its own queue pair.
 
-use crate::conn::after::{After, DriveHost};
+use crate::conn::effects::{After, DriveHost};
 use crate::conn::infiniband::InfinibandParameters;
 use crate::conn::qp::{Guarded, QpInner, TIMER_LEFT};
 use crate::sys::poller::Interest;

@@ -1,9 +1,9 @@
 //! What a queue pair keeps of its connection: a new connection begins with a new [`LinkState`].
 
 use super::cork::Cork;
+use super::liveness::Silence;
 use super::qp::CmSink;
-use super::silence::Silence;
-use crate::by_number::left::Left;
+use crate::by_number::peer_gone::Left;
 use crate::sys::guarded::Often;
 use crate::sys::poller::Interest;
 use iwarp_rnic::Time;

@@ -4,7 +4,7 @@
 //! it. Programs rely on the order of cause and effect (tgt treats a command that arrives before the completion of its login
 //! response as a violation). So receives that complete during the call are reported after the sent requests.
 
-use super::after::{After, DriveHost};
+use super::effects::{After, DriveHost};
 use super::qp::QpInner;
 use iwarp_rnic::Cqe;
 use iwarp_rnic::qp::{Direction, Host as _};

@@ -5,8 +5,8 @@
 //! the socket, and without it the peer does not learn what was wrong. The octets are copied, because the program may free its memory as soon as
 //! the queue pair is destroyed, and `linger` sends them.
 
-use super::after::After;
 use super::drive;
+use super::effects::After;
 use super::qp::{Guarded, Link, QpInner};
 use crate::objects::hooks::Way;
 use std::io::{self, ErrorKind, IoSlice};
@@ -103,7 +103,7 @@ impl Drop for Rest {
 
 #[cfg(test)]
 mod tests {
-    use super::super::after::DriveHost;
+    use super::super::effects::DriveHost;
     use super::*;
     use crate::conn::pool;
     use crate::conn::qp::QueuePair;

@@ -3,9 +3,9 @@
 //!
 //! Timers are not cancelled. One whose purpose is gone is ignored and wakes no thread.
 
-use super::after::{After, DriveHost};
+use super::effects::{After, DriveHost};
 use super::qp::{Guarded, QpInner, TIMER_MACHINE};
-use crate::by_number::left;
+use crate::by_number::peer_gone;
 use crate::sys::clock::now_ns;
 use iwarp_rnic::Time;
 use iwarp_rnic::qp::RxInterest;
@@ -75,7 +75,7 @@ impl QpInner {
         // Nothing is read behind a held Send, so the end has to be looked for.
         if g.machine.rx_interest() == RxInterest::Held && link.stream.peer_closed() {
             if g.machine.hides_end() {
-                left::notify_manager(&g, &mut after);
+                peer_gone::notify_manager(&g, &mut after);
             }
             g.machine.sender_closed();
         }

@@ -12,8 +12,8 @@
 //! [`TcpStream::keep_alive`]: crate::sys::stream::TcpStream::keep_alive
 //! [`Config::peer_timeout`]: crate::Config::peer_timeout
 
-use super::after::After;
 use super::drive;
+use super::effects::After;
 use super::qp::{Guarded, Link, QpInner, TIMER_SILENCE};
 use crate::sys::stream::TcpStream;
 use std::sync::Arc;
@@ -141,5 +141,5 @@ pub(crate) fn timer(qp: &Arc<QpInner>) {
 }
 
 #[cfg(test)]
-#[path = "silence_tests.rs"]
+#[path = "liveness_tests.rs"]
 mod tests;

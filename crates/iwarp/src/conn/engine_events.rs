@@ -1,11 +1,11 @@
 //! A queue pair as the engine sees it: readiness, timers, and pauses while application threads drive it.
 
 use super::drive;
+use super::liveness;
 use super::qp::{
     QpInner, TIMER_FLUSH, TIMER_LEFT, TIMER_LINGER, TIMER_MACHINE, TIMER_SILENCE, TIMERS_END,
 };
-use super::silence;
-use crate::by_number::left;
+use crate::by_number::peer_gone;
 use crate::engine::Source;
 use crate::objects::cq::CompletionQueue;
 use crate::sys::prefetch;
@@ -175,8 +175,8 @@ impl Source for QpInner {
             TIMER_MACHINE => self.time_has_come(),
             TIMER_LINGER => self.ending_timer(),
             TIMER_FLUSH => self.flush_timer(),
-            TIMER_LEFT => left::timer(&self),
-            TIMER_SILENCE => silence::timer(&self),
+            TIMER_LEFT => peer_gone::timer(&self),
+            TIMER_SILENCE => liveness::timer(&self),
             _ => {}
         }
     }
