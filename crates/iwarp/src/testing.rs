@@ -142,9 +142,9 @@ pub(crate) const EMPTY_SEND: [u8; 24] = {
 /// The same with a stream that was set up for this life of the queue pair.
 pub(crate) fn connected_for(
     qp: &QueuePair,
-    life: Option<u64>,
+    epoch: Option<u64>,
 ) -> crate::Result<std::net::TcpStream> {
-    attached(qp, life, true)
+    attached(qp, epoch, true)
 }
 
 /// Connects it as the responder.
@@ -154,16 +154,16 @@ pub(crate) fn connected_as_responder(qp: &QueuePair) -> std::net::TcpStream {
 
 fn attached(
     qp: &QueuePair,
-    life: Option<u64>,
+    epoch: Option<u64>,
     initiator: bool,
 ) -> crate::Result<std::net::TcpStream> {
-    let (handover, peer) = unattached(life, initiator);
+    let (handover, peer) = unattached(epoch, initiator);
     qp.inner.attach(handover)?;
     Ok(peer)
 }
 
 /// A stream for a queue pair, which nobody watches, and its peer.
-pub(crate) fn unattached(life: Option<u64>, initiator: bool) -> (Handover, std::net::TcpStream) {
+pub(crate) fn unattached(epoch: Option<u64>, initiator: bool) -> (Handover, std::net::TcpStream) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let ours = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     ours.set_nonblocking(true).unwrap();
@@ -191,7 +191,7 @@ pub(crate) fn unattached(life: Option<u64>, initiator: bool) -> (Handover, std::
         config,
         flow: None,
         cm: None,
-        life,
+        epoch,
     };
     (handover, listener.accept().unwrap().0)
 }

@@ -8,9 +8,9 @@
 //! uses the connection manager gets the event that the connection is over, and takes what has
 //! arrived before it ends its own queue pair.
 
-use crate::conn::effects::{After, DriveHost};
+use crate::conn::effects::{DriveHost, Effects};
 use crate::conn::infiniband::InfinibandParameters;
-use crate::conn::qp::{Guarded, QpInner, TIMER_LEFT};
+use crate::conn::qp::{QpInner, QpState, TIMER_PEER_GONE};
 use crate::sys::poller::Interest;
 use iwarp_rnic::qp::Events;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub(crate) struct Left {
     timer: bool,
 }
 
-impl Guarded {
+impl QpState {
     /// With parameters, the connection that begins ends as on InfiniBand, and its Sends and
     /// requests have the times of these parameters.
     pub(crate) fn behave_as(&mut self, infiniband: Option<InfinibandParameters>) {
@@ -49,45 +49,45 @@ impl Guarded {
 }
 
 /// The stream has ended, and the queue pair stays as it is.
-pub(crate) fn leave(qp: &Arc<QpInner>, g: &mut Guarded, after: &mut After) {
+pub(crate) fn hide_end(qp: &Arc<QpInner>, g: &mut QpState, effects: &mut Effects) {
     tracing::trace!(qp = qp.num, "the peer has left");
     unwatch(g);
     g.conn.stalled = None;
     g.conn.left.rx = true;
-    notify_manager(g, after);
-    send(g);
+    notify_manager(g, effects);
+    start_request_timer(g);
 }
 
 /// The stream has ended behind a Send that waits for its receive. What has arrived is still read
 /// when that is posted.
-pub(crate) fn leave_behind_held(g: &mut Guarded, after: &mut After) {
+pub(crate) fn hide_end_behind_held(g: &mut QpState, effects: &mut Effects) {
     unwatch(g);
     g.conn.left.tx = true;
     g.conn.left.unwatched = true;
-    notify_manager(g, after);
-    send(g);
+    notify_manager(g, effects);
+    start_request_timer(g);
 }
 
 /// Takes the socket out of the engine's set: a hang-up would be reported again and again, whatever
 /// events are asked for.
-fn unwatch(g: &mut Guarded) {
+fn unwatch(g: &mut QpState) {
     let Some(link) = &g.link else { return };
     link.engine.pause(&link.stream);
-    g.conn.resting = false;
+    g.conn.driven_by_app = false;
     g.conn.interest = Interest::NONE;
 }
 
 /// Notifies the connection manager of the end, unless the peer is known by number: then the program
 /// knows of no connection.
-pub(crate) fn notify_manager(g: &Guarded, after: &mut After) {
+pub(crate) fn notify_manager(g: &QpState, effects: &mut Effects) {
     if !g.machine.is_connectionless() {
-        after.events |= Events::DISCONNECTED;
-        after.cm = g.conn.cm.clone();
+        effects.events |= Events::DISCONNECTED;
+        effects.cm = g.conn.cm.clone();
     }
 }
 
 /// Starts the timer of requests that no peer will answer.
-pub(crate) fn send(g: &mut Guarded) {
+pub(crate) fn start_request_timer(g: &mut QpState) {
     let Some(link) = &g.link else { return };
     let left = g.conn.left;
     let gone = left.rx || left.unwatched;
@@ -96,22 +96,22 @@ pub(crate) fn send(g: &mut Guarded) {
     }
     if let Some(limit) = g.retry.gone_after() {
         g.conn.left.timer = true;
-        link.engine.after(limit, link.token, TIMER_LEFT);
+        link.engine.after(limit, link.token, TIMER_PEER_GONE);
     }
 }
 
 /// The time of a request is over.
-pub(crate) fn timer(qp: &Arc<QpInner>) {
-    let mut after = After::default();
+pub(crate) fn request_timer_expired(qp: &Arc<QpInner>) {
+    let mut effects = Effects::default();
     let mut g = qp.state.lock();
     if !g.conn.left.timer {
         return;
     }
     g.machine
-        .peer_is_absent(&mut DriveHost::new(qp, &mut after));
-    qp.settle(&mut g, &mut after);
+        .peer_is_absent(&mut DriveHost::new(qp, &mut effects));
+    qp.collect_effects(&mut g, &mut effects);
     drop(g);
-    after.run(qp);
+    effects.run(qp);
 }
 
 #[cfg(test)]
@@ -144,16 +144,16 @@ mod tests {
         for has_left in [false, true] {
             for asks in [false, true] {
                 let (qp, _peer) = connection();
-                let mut after = After::default();
+                let mut effects = Effects::default();
                 let mut g = qp.inner.state.lock();
                 g.conn.left.rx = has_left;
                 if asks {
-                    let mut host = DriveHost::new(&qp.inner, &mut after);
+                    let mut host = DriveHost::new(&qp.inner, &mut effects);
                     let wr = SendWr::new(1, SendOp::Send, &[]);
                     g.machine.post_send(&wr, &mut host).unwrap();
                 }
                 for _ in 0..2 {
-                    send(&mut g);
+                    start_request_timer(&mut g);
                     assert_eq!(g.conn.left.timer, has_left && asks, "{has_left} {asks}");
                 }
                 drop(g);
@@ -167,14 +167,14 @@ mod tests {
     fn the_time_of_a_request_runs_from_when_the_peer_leaves() {
         for asks in [false, true] {
             let (qp, _peer) = connection();
-            let mut after = After::default();
+            let mut effects = Effects::default();
             let mut g = qp.inner.state.lock();
             if asks {
-                let mut host = DriveHost::new(&qp.inner, &mut after);
+                let mut host = DriveHost::new(&qp.inner, &mut effects);
                 let wr = SendWr::new(1, SendOp::Send, &[]);
                 g.machine.post_send(&wr, &mut host).unwrap();
             }
-            leave(&qp.inner, &mut g, &mut after);
+            hide_end(&qp.inner, &mut g, &mut effects);
             assert_eq!((g.conn.left.rx, g.conn.left.timer), (true, asks));
             drop(g);
             qp.destroy();
@@ -187,7 +187,7 @@ mod tests {
         for (runs, state) in [(false, State::Rts), (true, State::Error)] {
             let (qp, _peer) = connection();
             qp.inner.state.lock().conn.left.timer = runs;
-            timer(&qp.inner);
+            request_timer_expired(&qp.inner);
             assert_eq!(qp.state(), state);
             qp.destroy();
         }
@@ -232,7 +232,7 @@ mod tests {
                 });
                 assert_eq!(qp.state(), State::Rts);
                 assert_eq!(polled(&qp), []);
-                timer(&qp.inner);
+                request_timer_expired(&qp.inner);
                 assert_eq!(qp.state(), State::Rts, "nothing waits for an answer");
                 qp.disconnect();
                 assert_eq!(qp.state(), State::Error);

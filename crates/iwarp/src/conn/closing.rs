@@ -1,10 +1,10 @@
 //! What has to be done after a change of the state machine, and the end of connections and queue pairs.
 
-use super::effects::{After, DriveHost};
-use super::linger::{self, Farewell};
+use super::effects::{DriveHost, Effects};
+use super::linger::{self, StreamEnd};
 use super::liveness::Reach;
-use super::qp::{Guarded, QpInner, QueuePair, TIMER_LINGER};
-use super::unsent_tail::Rest;
+use super::qp::{QpInner, QpState, QueuePair, TIMER_LINGER};
+use super::unsent_tail::UnsentTail;
 use crate::objects::hooks::Way;
 use crate::sys::poller::Interest;
 use iwarp_rnic::qp::{Events, RxInterest, State, StreamWish};
@@ -37,15 +37,19 @@ fn in_turn(drive: impl Fn() -> bool) {
 }
 
 impl QpInner {
-    /// Does what the state machine asks for after it has changed. The rest is left in `after`.
-    pub(crate) fn settle(self: &Arc<Self>, g: &mut MutexGuard<'_, Guarded>, after: &mut After) {
-        self.follow_time(g, after);
+    /// Does what the state machine asks for after it has changed. The rest is left in `effects`.
+    pub(crate) fn collect_effects(
+        self: &Arc<Self>,
+        g: &mut MutexGuard<'_, QpState>,
+        effects: &mut Effects,
+    ) {
+        self.follow_time(g, effects);
         let events = g.machine.take_events();
         if !events.is_empty() {
             g.conn.established |= events.contains(Events::ESTABLISHED);
-            after.events |= events;
-            after.fault = g.machine.fault();
-            after.cm = g.conn.cm.clone();
+            effects.events |= events;
+            effects.fault = g.machine.fault();
+            effects.cm = g.conn.cm.clone();
         }
         match g.machine.stream_wish() {
             StreamWish::Keep => {}
@@ -64,32 +68,32 @@ impl QpInner {
                         flow.closed(false);
                     }
                 }
-                g.machine.shutdown_done(&mut DriveHost::new(self, after));
-                after.closed_by_us = true;
+                g.machine.shutdown_done(&mut DriveHost::new(self, effects));
+                effects.closed_by_us = true;
                 // This may be reported before the events that another driver has taken.
-                after.fault = g.machine.fault();
-                after.cm = g.conn.cm.clone();
+                effects.fault = g.machine.fault();
+                effects.cm = g.conn.cm.clone();
                 if g.conn.eof {
-                    self.drop_link(g, after);
+                    self.drop_link(g, effects);
                 }
             }
             StreamWish::Leave { cut, not_before } => {
-                after.farewell = Some(Farewell {
+                effects.stream_end = Some(StreamEnd {
                     cut,
                     not_before,
-                    rest: Rest::default(),
+                    tail: UnsentTail::default(),
                 });
-                self.end_link(g, after, cut);
+                self.end_link(g, effects, cut);
             }
             StreamWish::Abort => {
                 if let Some(link) = g.link.as_ref().filter(|l| !l.engine.is_foreign()) {
                     link.stream.abort();
                 }
-                self.end_link(g, after, true);
+                self.end_link(g, effects, true);
             }
         }
         if g.conn.eof && !g.machine.wants_tx() {
-            self.drop_link(g, after);
+            self.drop_link(g, effects);
         }
         // In any case, a peer that neither reads nor closes does not keep the connection forever.
         if let (true, None, Some(link)) = (g.machine.is_ending(), g.conn.ending, &g.link) {
@@ -97,53 +101,62 @@ impl QpInner {
                 .after(self.ctx.config.linger, link.token, TIMER_LINGER);
             g.conn.ending = Some(linger::acknowledged(&g.machine, link));
         }
-        after.established |= g.conn.established;
-        after.waits |= g.machine.waits_for_memory();
+        effects.established |= g.conn.established;
+        effects.waits |= g.machine.waits_for_memory();
         self.update_interest(g);
         // The last step, because other threads may have the queue pair meanwhile.
-        self.complete_due(g, after);
+        self.complete_due(g, effects);
     }
 
     /// Writes the completions that are due, a limited number at a time. In between, other threads may have the queue pair.
     #[inline]
     pub(crate) fn complete_due(
         self: &Arc<Self>,
-        g: &mut MutexGuard<'_, Guarded>,
-        after: &mut After,
+        g: &mut MutexGuard<'_, QpState>,
+        effects: &mut Effects,
     ) {
         while g.machine.completions_due() && !self.is_destroyed() {
             let _ = g
                 .machine
-                .complete_due(&mut DriveHost::new(self, &mut *after));
+                .complete_due(&mut DriveHost::new(self, &mut *effects));
             // The send queue may be drained by that.
-            after.events |= g.machine.take_events();
+            effects.events |= g.machine.take_events();
             MutexGuard::bump(g);
         }
     }
 
     /// The queue pair is done with the stream, and the connection's owner is told.
-    fn end_link(self: &Arc<Self>, g: &mut MutexGuard<'_, Guarded>, after: &mut After, reset: bool) {
+    fn end_link(
+        self: &Arc<Self>,
+        g: &mut MutexGuard<'_, QpState>,
+        effects: &mut Effects,
+        reset: bool,
+    ) {
         let link = g.link.as_ref().filter(|l| !l.engine.is_foreign());
         if let Some(flow) = link.and_then(|link| link.flow.as_ref()) {
             flow.closed(reset);
         }
-        after.events |= Events::DISCONNECTED;
-        after.cm = g.conn.cm.clone();
-        self.drop_link(g, after);
+        effects.events |= Events::DISCONNECTED;
+        effects.cm = g.conn.cm.clone();
+        self.drop_link(g, effects);
     }
 
     /// The stream cannot be used any more.
-    pub(crate) fn drop_link(self: &Arc<Self>, g: &mut MutexGuard<'_, Guarded>, after: &mut After) {
+    pub(crate) fn drop_link(
+        self: &Arc<Self>,
+        g: &mut MutexGuard<'_, QpState>,
+        effects: &mut Effects,
+    ) {
         if let Some(link) = g.link.take() {
             // Outside the lock: removing it drops the engine's handle to this queue pair.
-            after.dropped = Some(link);
+            effects.dropped = Some(link);
         }
         g.end_hold();
         g.conn.end();
-        g.machine.stream_gone(&mut DriveHost::new(self, after));
+        g.machine.stream_gone(&mut DriveHost::new(self, effects));
     }
 
-    pub(crate) fn update_interest(&self, g: &mut MutexGuard<'_, Guarded>) {
+    pub(crate) fn update_interest(&self, g: &mut MutexGuard<'_, QpState>) {
         let g = &mut **g;
         let Some(link) = g.link.as_ref().filter(|_| !g.conn.left.rx) else {
             return;
@@ -164,14 +177,14 @@ impl QpInner {
         let changed = if std::mem::take(&mut g.conn.left.unwatched) {
             // The held Send has its receive: what is behind it is read, to the end.
             link.engine.resume(&link.stream, link.token, want)
-        } else if !g.conn.resting {
+        } else if !g.conn.driven_by_app {
             link.engine.modify(&link.stream, link.token, want)
         } else if readable {
             // Kept until it is watched again. A driving thread writes, too.
             Ok(())
         } else {
             // The driving thread does not read now, and would not notice the end of the stream.
-            g.conn.resting = false;
+            g.conn.driven_by_app = false;
             link.engine.resume(&link.stream, link.token, want)
         };
         if changed.is_ok() {
@@ -183,15 +196,15 @@ impl QpInner {
         if self.origin.is_foreign() {
             return;
         }
-        self.take_leave(false);
-        let mut after = After::default();
+        self.finish_by_number(false);
+        let mut effects = Effects::default();
         let (cm, link) = {
             let mut g = self.state.lock();
             // From here on completions go nowhere: a queue shared with others must not overflow from these.
             if self.destroyed.swap(true, Ordering::AcqRel) {
                 return;
             }
-            g.machine.close(&mut DriveHost::new(self, &mut after));
+            g.machine.close(&mut DriveHost::new(self, &mut effects));
             let ours = g.link.as_ref().is_some_and(|l| !l.engine.is_foreign());
             // Of what happens from here on, only the end is reported.
             (g.conn.cm.take().filter(|_| g.link.is_some()), ours)
@@ -204,25 +217,26 @@ impl QpInner {
         let link = {
             let mut g = self.state.lock();
             let g = &mut *g;
-            let rest = Rest::take(self, g, &mut after);
+            let tail = UnsentTail::take(self, g, &mut effects);
             g.conn.stalled = None;
             // A plan that is not written to its end may be in the hands of the thread that was waited for in vain.
-            g.machine.leave(&mut DriveHost::new(self, &mut after));
-            let farewell = match g.machine.stream_wish() {
-                StreamWish::Leave { cut, not_before } => Farewell {
+            g.machine.leave(&mut DriveHost::new(self, &mut effects));
+            let stream_end = match g.machine.stream_wish() {
+                StreamWish::Leave { cut, not_before } => StreamEnd {
                     cut,
                     not_before,
-                    rest,
+                    tail,
                 },
                 // There was no memory for a plan, and the last FPDU may be cut. A FIN would make it look whole.
-                StreamWish::Abort => Farewell {
+                StreamWish::Abort => StreamEnd {
                     cut: true,
-                    ..Farewell::default()
+                    ..StreamEnd::default()
                 },
-                StreamWish::Keep | StreamWish::ShutdownWrite => Farewell::default(),
+                StreamWish::Keep | StreamWish::ShutdownWrite => StreamEnd::default(),
             };
-            g.machine.stream_gone(&mut DriveHost::new(self, &mut after));
-            g.link.take().map(|link| (link, farewell))
+            g.machine
+                .stream_gone(&mut DriveHost::new(self, &mut effects));
+            g.link.take().map(|link| (link, stream_end))
         };
         self.send_cq.inner.detach(self);
         self.recv_cq.inner.detach(self);
@@ -233,11 +247,11 @@ impl QpInner {
         let counters = self.counters();
         self.ctx.leave_qp(self.num, &counters);
         self.forget_events();
-        if after.unused {
+        if effects.unused {
             self.ctx.memory_unused();
         }
-        if let Some((link, farewell)) = link {
-            linger::leave(self, &link, farewell);
+        if let Some((link, stream_end)) = link {
+            linger::end_in_background(self, &link, stream_end);
         }
         // A program that disconnects and destroys at once waits for this event. It is not given twice.
         if let Some(cm) = cm.and_then(|cm| cm.upgrade()) {
@@ -248,7 +262,7 @@ impl QpInner {
     /// Prepares a queue pair whose peer is known by number for the end of its connection, which a change of state or its destruction is
     /// about to bring: it takes what has arrived, which may be the answers to its requests, and tells the peer which messages have
     /// arrived. Does nothing to other queue pairs. If `then_silent`, no request starts afterwards.
-    fn take_leave(self: &Arc<Self>, then_silent: bool) {
+    fn finish_by_number(self: &Arc<Self>, then_silent: bool) {
         let ends_by_number = {
             let g = self.state.lock();
             let ours = g.link.as_ref().is_some_and(|l| !l.engine.is_foreign());
@@ -266,7 +280,7 @@ impl QpInner {
     /// The state is about to be changed by the program. Says what has to be said before the connection ends by that.
     pub(crate) fn prepare_for(self: &Arc<Self>, to: State) {
         if matches!(to, State::Reset | State::Error) {
-            self.take_leave(true);
+            self.finish_by_number(true);
         }
         if to == State::Reset {
             self.send_terminate();
@@ -274,7 +288,7 @@ impl QpInner {
     }
 
     /// Sends a Terminate that waits, as far as the socket takes it, and waits for the thread that is sending it: what that has in its hands
-    /// cannot be taken over ([`Rest`]).
+    /// cannot be taken over ([`UnsentTail`]).
     fn send_terminate(self: &Arc<Self>) {
         let is_due = {
             let g = self.state.lock();
@@ -287,8 +301,8 @@ impl QpInner {
     }
 
     /// The stream is being ended, and some time has passed.
-    pub(crate) fn ending_timer(self: &Arc<Self>) {
-        let mut after = After::default();
+    pub(crate) fn linger_timer_expired(self: &Arc<Self>) {
+        let mut effects = Effects::default();
         let mut g = self.state.lock();
         let (Some(before), Some(link)) = (g.conn.ending, g.link.clone()) else {
             return;
@@ -304,13 +318,13 @@ impl QpInner {
         tracing::debug!(qp = self.num, "peer did not close in time");
         if g.machine.is_shut_down() && link.reach(self.ctx.config.linger) == Reach::Answers {
             // The peer has everything, or reads nothing. The kernel goes on alone.
-            self.drop_link(&mut g, &mut after);
+            self.drop_link(&mut g, &mut effects);
         } else {
-            g.machine.leave(&mut DriveHost::new(self, &mut after));
+            g.machine.leave(&mut DriveHost::new(self, &mut effects));
         }
-        self.settle(&mut g, &mut after);
+        self.collect_effects(&mut g, &mut effects);
         drop(g);
-        after.run(self);
+        effects.run(self);
     }
 
     /// Drops asynchronous events about it that no thread has taken: they would keep it, and through it the device, forever.
@@ -326,20 +340,20 @@ impl QueuePair {
     /// Begins the graceful end of the connection: queued requests that TCP takes are sent, the
     /// others are flushed.
     pub fn disconnect(&self) {
-        let mut after = After::default();
+        let mut effects = Effects::default();
         {
             let mut g = self.inner.state.lock();
             let is_gone = g.conn.left.rx || g.conn.left.tx;
-            let mut host = DriveHost::new(&self.inner, &mut after);
+            let mut host = DriveHost::new(&self.inner, &mut effects);
             match is_gone {
                 // Nobody takes what is queued.
                 true => g.machine.leave(&mut host),
                 false => g.machine.close(&mut host),
             }
             drop(host);
-            self.inner.settle(&mut g, &mut after);
+            self.inner.collect_effects(&mut g, &mut effects);
         }
-        after.run(&self.inner);
+        effects.run(&self.inner);
         self.inner.drive_tx();
     }
 }

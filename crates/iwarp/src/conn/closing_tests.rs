@@ -262,10 +262,10 @@ fn a_connection_that_ends_stays_while_its_peer_takes_something() {
     let ending = || qp.inner.state.lock().conn.ending;
     // It had taken less at the last look.
     qp.inner.state.lock().conn.ending = Some(taken.wrapping_sub(1));
-    qp.inner.ending_timer();
+    qp.inner.linger_timer_expired();
     assert_eq!(ending(), Some(taken));
     assert!(qp.inner.state.lock().link.is_some());
-    qp.inner.ending_timer();
+    qp.inner.linger_timer_expired();
     assert!(qp.inner.state.lock().link.is_none());
     qp.destroy();
 }
@@ -290,7 +290,7 @@ fn a_stream_that_pollers_do_not_read_is_watched() {
         assert!(qp.inner.drive_rx());
         let interest = {
             let g = qp.inner.state.lock();
-            assert_eq!(g.conn.resting, receive);
+            assert_eq!(g.conn.driven_by_app, receive);
             g.conn.interest
         };
         assert_eq!(interest.readable, receive);

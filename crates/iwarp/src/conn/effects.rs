@@ -1,6 +1,6 @@
 //! Work that is done after all locks are dropped, and the state machine's way to completion queues meanwhile.
 
-use super::linger::{self, Farewell};
+use super::linger::{self, StreamEnd};
 use super::qp::{CmSink, Link, QpInner};
 use crate::objects::cq::{CompletionQueue, CqInner, Owed};
 use crate::objects::events::AsyncEventKind;
@@ -16,7 +16,7 @@ use std::sync::{Arc, Weak};
 
 /// Work that is done after all locks are dropped.
 #[derive(Default)]
-pub(crate) struct After {
+pub(crate) struct Effects {
     pub(crate) send: Owed,
     pub(crate) recv: Owed,
     pub(crate) events: Events,
@@ -37,10 +37,10 @@ pub(crate) struct After {
     /// An injected fault is due.
     pub(crate) act: bool,
     /// The dropped connection must be ended in the background.
-    pub(crate) farewell: Option<Farewell>,
+    pub(crate) stream_end: Option<StreamEnd>,
 }
 
-impl After {
+impl Effects {
     #[inline]
     pub(crate) fn run(self, qp: &Arc<QpInner>) {
         if !self.is_quiet() {
@@ -98,8 +98,8 @@ impl After {
     #[cold]
     fn run_rare(self, qp: &Arc<QpInner>) {
         if let Some(link) = self.dropped {
-            match self.farewell {
-                Some(farewell) => linger::leave(qp, &link, farewell),
+            match self.stream_end {
+                Some(stream_end) => linger::end_in_background(qp, &link, stream_end),
                 None => link.engine.remove(&link.stream, link.token),
             }
         }
@@ -165,7 +165,7 @@ pub(crate) fn overflowed<'a>(queues: impl IntoIterator<Item = &'a CompletionQueu
 /// other lock is taken, so the order of locks is kept.
 pub(crate) struct DriveHost<'a> {
     qp: &'a Arc<QpInner>,
-    after: &'a mut After,
+    effects: &'a mut Effects,
     ring: Option<(&'a CqInner, MutexGuard<'a, Ring>)>,
     /// Completions since it was locked.
     run: u32,
@@ -176,10 +176,10 @@ const RUN_MAX: u32 = 64;
 
 impl<'a> DriveHost<'a> {
     #[inline]
-    pub(crate) fn new(qp: &'a Arc<QpInner>, after: &'a mut After) -> Self {
+    pub(crate) fn new(qp: &'a Arc<QpInner>, effects: &'a mut Effects) -> Self {
         Self {
             qp,
-            after,
+            effects,
             ring: None,
             run: 0,
         }
@@ -199,12 +199,12 @@ impl Host for DriveHost<'_> {
         {
             // It sends nothing that completes, so its receives need not wait for that.
             self.ring = None;
-            target.complete(cqe, self.after);
+            target.complete(cqe, self.effects);
             return;
         }
-        if direction == Direction::Recv && self.qp.late.is_sending() {
+        if direction == Direction::Recv && self.qp.held_receives.is_sending() {
             self.ring = None;
-            self.qp.late.keep(cqe);
+            self.qp.held_receives.keep(cqe);
             return;
         }
         match direction {
@@ -215,13 +215,13 @@ impl Host for DriveHost<'_> {
         if let Some(faults) = &self.qp.faults {
             match faults.completed(direction, &mut cqe) {
                 Completion::Written => {}
-                Completion::ThenAct => self.after.act = true,
+                Completion::ThenAct => self.effects.act = true,
                 Completion::Lost => lost = true,
             }
         }
         let (cq, owed) = match direction {
-            Direction::Send => (&*self.qp.send_cq.inner, &mut self.after.send),
-            Direction::Recv => (&*self.qp.recv_cq.inner, &mut self.after.recv),
+            Direction::Send => (&*self.qp.send_cq.inner, &mut self.effects.send),
+            Direction::Recv => (&*self.qp.recv_cq.inner, &mut self.effects.recv),
         };
         self.run += 1;
         let held = self.ring.as_ref();
@@ -243,7 +243,7 @@ impl Host for DriveHost<'_> {
             return true;
         };
         let ready = faults.receiver_ready();
-        self.after.act |= !ready;
+        self.effects.act |= !ready;
         ready
     }
 
@@ -251,10 +251,10 @@ impl Host for DriveHost<'_> {
         self.ring = None;
         let Some(srq) = &self.qp.srq else {
             let target = self.qp.xrc.as_ref();
-            return target.is_some_and(|target| target.take(taken, self.after));
+            return target.is_some_and(|target| target.take(taken, self.effects));
         };
         let (got, limit_reached) = srq.inner.take(taken);
-        self.after.recv.srq_limit |= limit_reached;
+        self.effects.recv.srq_limit |= limit_reached;
         got
     }
 
@@ -262,7 +262,7 @@ impl Host for DriveHost<'_> {
         self.ring = None;
         let srq = &self.qp.srq.as_ref()?.inner;
         let result = srq.with_queue(|queue| Some(f(queue)));
-        self.after.returned |= srq.has_waiting();
+        self.effects.returned |= srq.has_waiting();
         result
     }
 
@@ -284,22 +284,22 @@ mod tests {
     /// What is forgotten here is done by nobody: each reason alone is one.
     #[test]
     fn there_is_something_to_do_for_each_reason() {
-        assert!(After::default().is_quiet());
-        let reasons: [fn(&mut After); 9] = [
-            |after| after.events = Events::ESTABLISHED,
-            |after| after.closed_by_us = true,
-            |after| after.waits = true,
-            |after| after.unused = true,
-            |after| after.xrc = true,
-            |after| after.returned = true,
-            |after| after.act = true,
-            |after| after.send.srq_limit = true,
-            |after| after.recv.srq_limit = true,
+        assert!(Effects::default().is_quiet());
+        let reasons: [fn(&mut Effects); 9] = [
+            |effects| effects.events = Events::ESTABLISHED,
+            |effects| effects.closed_by_us = true,
+            |effects| effects.waits = true,
+            |effects| effects.unused = true,
+            |effects| effects.xrc = true,
+            |effects| effects.returned = true,
+            |effects| effects.act = true,
+            |effects| effects.send.srq_limit = true,
+            |effects| effects.recv.srq_limit = true,
         ];
         for (i, give) in reasons.into_iter().enumerate() {
-            let mut after = After::default();
-            give(&mut after);
-            assert!(!after.is_quiet(), "reason {i}");
+            let mut effects = Effects::default();
+            give(&mut effects);
+            assert!(!effects.is_quiet(), "reason {i}");
         }
     }
 
@@ -338,25 +338,25 @@ mod tests {
         for (events, closed_by_us, established, told) in cases {
             let sink = Arc::new(Told::default());
             let cm: Weak<dyn CmSink> = Arc::downgrade(&(Arc::clone(&sink) as Arc<dyn CmSink>));
-            let after = After {
+            let effects = Effects {
                 events,
                 closed_by_us,
                 established,
                 cm: Some(cm),
-                ..After::default()
+                ..Effects::default()
             };
-            after.run(&qp.inner);
+            effects.run(&qp.inner);
             assert_eq!(*sink.0.lock(), [(told, None)]);
             assert_eq!(sink.1.load(Ordering::Relaxed), 0);
         }
         let sink = Arc::new(Told::default());
         let cm: Weak<dyn CmSink> = Arc::downgrade(&(Arc::clone(&sink) as Arc<dyn CmSink>));
-        let after = After {
+        let effects = Effects {
             events: Events::FIRST_FPDU_OVERDUE,
             cm: Some(cm),
-            ..After::default()
+            ..Effects::default()
         };
-        after.run(&qp.inner);
+        effects.run(&qp.inner);
         assert_eq!(sink.1.load(Ordering::Relaxed), 1);
         qp.destroy();
     }
@@ -367,11 +367,11 @@ mod tests {
         let cq = ctx.create_cq(2, None).unwrap();
         let qp = testing::queue_pair(&ctx, &cq, &cq);
         let raised = |events| {
-            let after = After {
+            let effects = Effects {
                 events,
-                ..After::default()
+                ..Effects::default()
             };
-            after.run(&qp.inner);
+            effects.run(&qp.inner);
             let raised = std::iter::from_fn(|| ctx.try_async_event());
             let kinds = raised.map(|event| match event.kind {
                 AsyncEventKind::CommunicationEstablished(of) => ("established", of),
@@ -412,8 +412,8 @@ mod tests {
         let ctx = testing::context();
         let cqs = [0; 2].map(|_| ctx.create_cq(400, None).unwrap());
         let qp = testing::queue_pair(&ctx, &cqs[0], &cqs[1]);
-        let mut after = After::default();
-        let mut host = DriveHost::new(&qp.inner, &mut after);
+        let mut effects = Effects::default();
+        let mut host = DriveHost::new(&qp.inner, &mut effects);
         for wr_id in 0..300 {
             let direction = match wr_id % 3 {
                 0 => Direction::Recv,
@@ -434,7 +434,7 @@ mod tests {
         }
         qp.destroy();
         // Of one that is destroyed nothing is written.
-        DriveHost::new(&qp.inner, &mut after).complete(Direction::Send, Cqe::default());
+        DriveHost::new(&qp.inner, &mut effects).complete(Direction::Send, Cqe::default());
         assert!(cqs[0].is_empty());
     }
 
@@ -448,9 +448,9 @@ mod tests {
         let cq = ctx.create_cq(2, None).unwrap();
         let qp = testing::queue_pair(&ctx, &cq, &cq);
         for is_ready in [true, false] {
-            let mut after = After::default();
-            let ready = DriveHost::new(&qp.inner, &mut after).receiver_ready();
-            assert_eq!((ready, after.act), (is_ready, !is_ready));
+            let mut effects = Effects::default();
+            let ready = DriveHost::new(&qp.inner, &mut effects).receiver_ready();
+            assert_eq!((ready, effects.act), (is_ready, !is_ready));
         }
         qp.destroy();
     }
@@ -467,15 +467,15 @@ mod tests {
         };
         let qps = [0; 2].map(|_| ctx.create_qp(&attributes).unwrap());
         let give_back = || {
-            let mut after = After::default();
+            let mut effects = Effects::default();
             let wr = iwarp_rnic::RecvWr {
                 wr_id: 1,
                 sges: &[],
             };
-            let given = DriveHost::new(&qps[0].inner, &mut after)
+            let given = DriveHost::new(&qps[0].inner, &mut effects)
                 .with_shared_receive(|queue| queue.post(&wr).is_ok());
             assert_eq!(given, Some(true));
-            after.returned
+            effects.returned
         };
         assert!(srq.inner.wait(&qps[1].inner));
         assert!(give_back());

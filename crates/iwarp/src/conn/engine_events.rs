@@ -3,7 +3,8 @@
 use super::drive;
 use super::liveness;
 use super::qp::{
-    QpInner, TIMER_FLUSH, TIMER_LEFT, TIMER_LINGER, TIMER_MACHINE, TIMER_SILENCE, TIMERS_END,
+    QpInner, TIMER_LINGER, TIMER_LIVENESS, TIMER_MACHINE, TIMER_PEER_GONE, TIMER_SEND_DELAY,
+    TIMERS_END,
 };
 use crate::by_number::peer_gone;
 use crate::engine::Source;
@@ -15,13 +16,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Counts what a queue pair moves, so that a thread that polls sees how long it was busy with that.
 #[derive(Debug, Default)]
-pub(crate) struct Moved {
+pub(crate) struct BytesTransferred {
     octets: AtomicU64,
     /// The count when a poll last looked. A hint.
     seen: AtomicU64,
 }
 
-impl Moved {
+impl BytesTransferred {
     /// So many octets were read or written. The caller has locked the queue pair's state.
     #[inline]
     pub(crate) fn add(&self, octets: usize) {
@@ -45,7 +46,7 @@ impl Moved {
 
 /// Tells whether the peer's data have come since the program last asked for something. The counts are hints.
 #[derive(Debug, Default)]
-pub(crate) struct Answered {
+pub(crate) struct PeerAnswers {
     /// Messages of the peer that have come in full, and octets that had been placed when the last of them ended.
     messages: AtomicU64,
     octets: AtomicU64,
@@ -53,7 +54,7 @@ pub(crate) struct Answered {
     when_asked: AtomicU64,
 }
 
-impl Answered {
+impl PeerAnswers {
     /// The queue pair has counted this. The caller has locked its state. A message of which only a part is there is no answer yet.
     #[inline]
     pub(crate) fn note(&self, counters: &Counters) {
@@ -122,9 +123,9 @@ impl Source for QpInner {
             // The driving thread does not read now, and would not notice the end of the stream.
             return false;
         }
-        if !g.conn.resting {
+        if !g.conn.driven_by_app {
             link.engine.pause(&link.stream);
-            g.conn.resting = true;
+            g.conn.driven_by_app = true;
         }
         true
     }
@@ -132,7 +133,7 @@ impl Source for QpInner {
     fn resume(&self) {
         let mut g = self.state.lock();
         let g = &mut *g;
-        if let (Some(link), true) = (&g.link, g.conn.resting) {
+        if let (Some(link), true) = (&g.link, g.conn.driven_by_app) {
             // It cannot fail for lack of anything: the descriptor was in the set before.
             if let Err(error) = link
                 .engine
@@ -140,16 +141,16 @@ impl Source for QpInner {
             {
                 tracing::error!(qp = self.num, %error, "the socket cannot be watched");
             }
-            g.conn.resting = false;
+            g.conn.driven_by_app = false;
         }
     }
 
     fn ready(self: Arc<Self>, readable: bool, writable: bool, broken: bool) -> bool {
         let mut served = false;
         if readable {
-            let before = self.answered.octets();
+            let before = self.peer_answers.octets();
             served |= self.drive_rx();
-            if self.answered.octets() != before {
+            if self.peer_answers.octets() != before {
                 self.send_cq.inner.answer_came();
             }
         }
@@ -172,11 +173,11 @@ impl Source for QpInner {
 
     fn timer(self: Arc<Self>, kind: u32) {
         match kind {
-            TIMER_MACHINE => self.time_has_come(),
-            TIMER_LINGER => self.ending_timer(),
-            TIMER_FLUSH => self.flush_timer(),
-            TIMER_LEFT => peer_gone::timer(&self),
-            TIMER_SILENCE => liveness::timer(&self),
+            TIMER_MACHINE => self.machine_timer_expired(),
+            TIMER_LINGER => self.linger_timer_expired(),
+            TIMER_SEND_DELAY => self.send_delay_expired(),
+            TIMER_PEER_GONE => peer_gone::request_timer_expired(&self),
+            TIMER_LIVENESS => liveness::timer(&self),
             _ => {}
         }
     }
@@ -193,7 +194,7 @@ mod tests {
     /// Two threads that poll one queue may look at the count at the same time, and the slower one finds that more has been seen.
     #[test]
     fn what_another_poll_has_seen_is_not_seen_again() {
-        let moved = Moved::default();
+        let moved = BytesTransferred::default();
         moved.add(100);
         assert_eq!((moved.take(), moved.take()), (100, 0));
         moved.seen.store(250, Ordering::Relaxed);
@@ -206,7 +207,7 @@ mod tests {
     /// message is no answer yet.
     #[test]
     fn an_answer_is_a_whole_message_with_octets_since_the_request() {
-        let answered = Answered::default();
+        let answered = PeerAnswers::default();
         let mut counters = Counters::default();
         assert!(!answered.is_answered());
         counters.rx_payload += 100;
@@ -260,7 +261,7 @@ mod tests {
         let cq = ctx.create_cq(4, None).unwrap();
         let qp = testing::queue_pair(&ctx, &cq, &cq);
         qp.modify(State::Init).unwrap();
-        let before = qp.life();
+        let before = qp.epoch();
         let _peer = testing::connected_for(&qp, Some(before)).expect("it is its life");
         qp.modify(State::Reset).unwrap();
         qp.inner.fail_connection(before);
@@ -270,7 +271,7 @@ mod tests {
         qp.inner.fail_connection(before);
         assert_eq!(qp.state(), State::Init);
         assert!(qp.addresses().is_none());
-        qp.inner.fail_connection(qp.life());
+        qp.inner.fail_connection(qp.epoch());
         assert_eq!(qp.state(), State::Error);
         qp.destroy();
     }
@@ -300,7 +301,7 @@ mod tests {
         let ctx = testing::context();
         let cq = ctx.create_cq(4, None).unwrap();
         let qp = testing::queue_pair(&ctx, &cq, &cq);
-        let resting = || qp.inner.state.lock().conn.resting;
+        let resting = || qp.inner.state.lock().conn.driven_by_app;
         assert!(!qp.inner.rest() && !resting(), "no connection");
         qp.inner.resume();
         let _peer = testing::connected(&qp);
@@ -347,7 +348,12 @@ mod tests {
         let ctx = testing::context();
         let cq = ctx.create_cq(4, None).unwrap();
         let qp = testing::queue_pair(&ctx, &cq, &cq);
-        for kind in [TIMER_FLUSH, TIMER_LEFT, TIMER_LINGER, TIMER_SILENCE] {
+        for kind in [
+            TIMER_SEND_DELAY,
+            TIMER_PEER_GONE,
+            TIMER_LINGER,
+            TIMER_LIVENESS,
+        ] {
             assert!(qp.inner.awaits(kind), "{kind}");
         }
         // Nothing is due.
@@ -364,7 +370,7 @@ mod tests {
             let g = qp.inner.state.lock();
             (g.conn.cork.timer, g.conn.timer.is_some())
         };
-        Arc::clone(&qp.inner).timer(TIMER_FLUSH);
+        Arc::clone(&qp.inner).timer(TIMER_SEND_DELAY);
         assert_eq!(timers(), (false, true));
         Arc::clone(&qp.inner).timer(TIMER_MACHINE);
         assert_eq!(timers(), (false, false));

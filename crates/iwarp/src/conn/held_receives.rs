@@ -4,7 +4,7 @@
 //! it. Programs rely on the order of cause and effect (tgt treats a command that arrives before the completion of its login
 //! response as a violation). So receives that complete during the call are reported after the sent requests.
 
-use super::effects::{After, DriveHost};
+use super::effects::{DriveHost, Effects};
 use super::qp::QpInner;
 use iwarp_rnic::Cqe;
 use iwarp_rnic::qp::{Direction, Host as _};
@@ -14,12 +14,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Of one queue pair. Used under the lock of its state only.
 #[derive(Default)]
-pub(crate) struct Late {
+pub(crate) struct HeldReceives {
     sending: AtomicBool,
     receives: Mutex<Vec<Cqe>>,
 }
 
-impl Late {
+impl HeldReceives {
     /// A system call begins.
     pub(crate) fn begin(&self) {
         self.sending.store(true, Ordering::Relaxed);
@@ -44,11 +44,11 @@ impl Late {
 
 /// The call has returned, and what it has sent is complete.
 #[inline]
-pub(crate) fn deliver(qp: &Arc<QpInner>, after: &mut After) {
-    qp.late.sending.store(false, Ordering::Relaxed);
-    let mut receives = qp.late.receives.lock();
+pub(crate) fn deliver(qp: &Arc<QpInner>, effects: &mut Effects) {
+    qp.held_receives.sending.store(false, Ordering::Relaxed);
+    let mut receives = qp.held_receives.receives.lock();
     if !receives.is_empty() {
-        let mut host = DriveHost::new(qp, after);
+        let mut host = DriveHost::new(qp, effects);
         for cqe in receives.drain(..) {
             host.complete(Direction::Recv, cqe);
         }
@@ -76,7 +76,7 @@ mod tests {
         qp.post_recv(&[wr]).unwrap();
         {
             let g = qp.inner.state.lock();
-            qp.inner.late.begin();
+            qp.inner.held_receives.begin();
             drop(g);
         }
         peer.shutdown(std::net::Shutdown::Write).unwrap();
@@ -90,8 +90,8 @@ mod tests {
         qp.inner.drive_rx();
         assert_eq!((qp.state(), cq.poll(&mut out)), (State::Rts, Ok(0)));
         // The system call returns.
-        let mut after = After::default();
-        deliver(&qp.inner, &mut after);
+        let mut effects = Effects::default();
+        deliver(&qp.inner, &mut effects);
         qp.inner.drive_rx();
         while qp.state() != State::Error {
             // Another thread is at it.
@@ -121,13 +121,13 @@ mod tests {
             };
             qp.post_recv(&[wr]).unwrap();
             if sending {
-                qp.inner.late.begin();
+                qp.inner.held_receives.begin();
             }
             qp.modify(State::Error).unwrap();
             qp.modify(State::Reset).unwrap();
             // The system call returns.
-            let mut after = After::default();
-            deliver(&qp.inner, &mut after);
+            let mut effects = Effects::default();
+            deliver(&qp.inner, &mut effects);
             assert_eq!(cq.poll(&mut out), Ok(0), "{:?}", out[0]);
         }
         qp.destroy();
@@ -140,18 +140,18 @@ mod tests {
         let cqs = [0; 2].map(|_| ctx.create_cq(8, None).unwrap());
         let qp = testing::queue_pair(&ctx, &cqs[0], &cqs[1]);
         for round in 0..2 {
-            qp.inner.late.begin();
-            let mut after = After::default();
+            qp.inner.held_receives.begin();
+            let mut effects = Effects::default();
             let numbers = [3, 1, 4, 1, 5].map(|n| 10 * round + n);
             for wr_id in numbers {
                 let cqe = Cqe {
                     wr_id,
                     ..Cqe::default()
                 };
-                DriveHost::new(&qp.inner, &mut after).complete(Direction::Recv, cqe);
+                DriveHost::new(&qp.inner, &mut effects).complete(Direction::Recv, cqe);
             }
             assert!(cqs[1].is_empty(), "the call has not returned");
-            deliver(&qp.inner, &mut after);
+            deliver(&qp.inner, &mut effects);
             let mut out = [Cqe::default(); 8];
             assert_eq!(cqs[1].take_ready(&mut out), Ok(numbers.len()));
             assert!(out.iter().map(|cqe| cqe.wr_id).take(5).eq(numbers));

@@ -9,7 +9,7 @@
 //! sent, and then for a bounded time, which is longer if the peer does not answer at all: what it has sent meanwhile comes when it can be
 //! reached again, and would meet a closed socket. Closing takes nothing else back: the kernel goes on alone.
 //!
-//! Where a Terminate waits for room in the socket, the octets up to its end are kept and sent first ([`Rest`]). They are given up, and the stream is
+//! Where a Terminate waits for room in the socket, the octets up to its end are kept and sent first ([`UnsentTail`]). They are given up, and the stream is
 //! reset, if the peer's TCP takes nothing for a while, and in any case after some time, because they are memory.
 //!
 //! No listener counts these descriptors, and a peer that drops what is sent to it looks like one that is out of reach. So if they are many, those
@@ -17,7 +17,7 @@
 
 use super::liveness::Reach;
 use super::qp::{Link, QpInner};
-use super::unsent_tail::Rest;
+use super::unsent_tail::UnsentTail;
 use crate::engine::{Engine, Source};
 use crate::sys::clock::now_ns;
 use crate::sys::exit::AtExit;
@@ -46,13 +46,13 @@ const _: () = assert!(EXIT_STEP.as_millis() * EXIT_STEPS as u128 == MATURITY.as_
 
 /// How a queue pair leaves its stream.
 #[derive(Debug, Default)]
-pub(crate) struct Farewell {
+pub(crate) struct StreamEnd {
     /// The last FPDU was written in part: the peer has to see a reset.
     pub(crate) cut: bool,
     /// The end must not be sent earlier.
     pub(crate) not_before: Option<Time>,
     /// What is to be sent before the end; nothing if `cut`.
-    pub(crate) rest: Rest,
+    pub(crate) tail: UnsentTail,
 }
 
 struct Linger {
@@ -65,9 +65,9 @@ struct Linger {
     /// How long it may if it does not answer, not shorter than that.
     outage: Duration,
     progress: Mutex<Progress>,
-    rest: Mutex<Rest>,
+    tail: Mutex<UnsentTail>,
     /// When it ends whatever the peer's TCP has acknowledged, if there is a rest by then.
-    rest_until: Option<Instant>,
+    tail_until: Option<Instant>,
     /// The end must not be sent yet.
     early: AtomicBool,
     /// Its end waits.
@@ -92,7 +92,7 @@ impl Linger {
 
     /// Returns `true` if the last FPDU that the socket has taken is cut.
     fn is_cut(&self) -> bool {
-        self.cut || !self.rest.lock().is_empty()
+        self.cut || !self.tail.lock().is_empty()
     }
 
     /// Ends it at once. A stream that is cut needs a reset.
@@ -104,13 +104,13 @@ impl Linger {
     }
 
     /// Sends the rest, and the end behind it. Returns `false` if the connection is broken.
-    fn send_rest(&self) -> bool {
+    fn send_tail(&self) -> bool {
         let sent = {
-            let mut rest = self.rest.lock();
+            let mut tail = self.tail.lock();
             // Reported once more after the end, which another thread may have sent.
-            let was_empty = rest.is_empty();
-            let sent = rest.send(&self.link);
-            if sent.is_ok() && !rest.is_empty() {
+            let was_empty = tail.is_empty();
+            let sent = tail.send(&self.link);
+            if sent.is_ok() && !tail.is_empty() {
                 return true;
             }
             if was_empty {
@@ -145,13 +145,13 @@ impl Linger {
 
     /// Looks how far the peer's TCP has come, and ends it if it is done or makes no progress.
     fn look(&self) {
-        let rest = self.rest.lock().len();
-        if rest != 0 && self.rest_until.is_some_and(|until| until <= Instant::now()) {
-            tracing::debug!(rest, "the peer takes too long: its Terminate is dropped");
+        let tail = self.tail.lock().len();
+        if tail != 0 && self.tail_until.is_some_and(|until| until <= Instant::now()) {
+            tracing::debug!(tail, "the peer takes too long: its Terminate is dropped");
             return self.give_up();
         }
         let in_socket = self.link.stream.unacknowledged_bytes().unwrap_or(0);
-        let unacknowledged = in_socket + rest as u64;
+        let unacknowledged = in_socket + tail as u64;
         if self.cut && unacknowledged == 0 {
             self.link.stream.abort();
             return self.remove();
@@ -216,7 +216,7 @@ const TIMER_LOOK: u32 = 0;
 const TIMER_SHUTDOWN: u32 = 1;
 
 /// How long the rest is kept at most: so many times as long as the peer's TCP may take nothing.
-const REST_PATIENCES: u32 = 12;
+const TAIL_PATIENCES: u32 = 12;
 /// How long the peer may take to close its direction after a queue pair was destroyed.
 const PATIENCE_MAX: Duration = Duration::from_secs(2);
 /// Between looks whether the peer's TCP has everything. Nothing tells that, and a reset is due then.
@@ -226,12 +226,12 @@ const CUT_PAUSE_MAX: Duration = Duration::from_millis(64);
 /// Those that are not over.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// The oldest first. Some may be over. A child must not end those of its parent.
-static LEFT: ProcessLock<VecDeque<Weak<Linger>>> =
+static LINGERING: ProcessLock<VecDeque<Weak<Linger>>> =
     ProcessLock::own("raw::linger::LEFT", VecDeque::new());
 
 fn remember(linger: &Arc<Linger>) {
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    let mut all = LEFT.lock();
+    let mut all = LINGERING.lock();
     // They end in any order. Looking only when half of them are over costs each little.
     if all.len() > 2 * count + 16 {
         all.retain(|one| one.strong_count() > 0);
@@ -252,7 +252,7 @@ fn take_oldest(all: &mut VecDeque<Weak<Linger>>) -> Option<Arc<Linger>> {
 /// Gives up the connection that was left first, because its descriptor is needed. Returns `false` if there is none.
 pub(crate) fn give_up_oldest() -> bool {
     // The lock is dropped before the connection, which takes others.
-    let oldest = take_oldest(&mut LEFT.lock());
+    let oldest = take_oldest(&mut LINGERING.lock());
     if let Some(oldest) = &oldest {
         tracing::debug!("a connection that was left is given up: its descriptor is needed");
         oldest.give_up();
@@ -267,24 +267,24 @@ pub(crate) fn acknowledged(machine: &Machine, link: &Link) -> u64 {
 }
 
 /// Gives a stream up, and ends it in the background.
-pub(crate) fn leave(qp: &Arc<QpInner>, link: &Arc<Link>, mut farewell: Farewell) {
+pub(crate) fn end_in_background(qp: &Arc<QpInner>, link: &Arc<Link>, mut stream_end: StreamEnd) {
     link.engine.remove(&link.stream, link.token);
     if link.engine.is_foreign() {
         // In a child of the process whose connection this is, closing the descriptor is the only thing that does not affect the parent.
         return;
     }
-    if farewell.rest.send(link).is_err() {
+    if stream_end.tail.send(link).is_err() {
         return;
     }
-    let Farewell {
+    let StreamEnd {
         cut,
         not_before,
-        rest,
-    } = farewell;
+        tail,
+    } = stream_end;
     let early = not_before
         .map(|at| at.since(Time::from_nanos(now_ns())))
         .filter(|early| !cut && !early.is_zero());
-    if !cut && early.is_none() && rest.is_empty() {
+    if !cut && early.is_none() && tail.is_empty() {
         let _ = link.stream.shutdown_write();
         if drained(link) {
             return;
@@ -293,15 +293,15 @@ pub(crate) fn leave(qp: &Arc<QpInner>, link: &Arc<Link>, mut farewell: Farewell)
     if cut && link.stream.unacknowledged_bytes().unwrap_or(0) == 0 {
         return link.stream.abort();
     }
-    stay(qp, link, cut, early, rest);
+    stay(qp, link, cut, early, tail);
 }
 
 /// Keeps the descriptor of a stream whose end must not be sent for a time of `early`.
-fn stay(qp: &QpInner, link: &Arc<Link>, cut: bool, early: Option<Duration>, rest: Rest) {
+fn stay(qp: &QpInner, link: &Arc<Link>, cut: bool, early: Option<Duration>, tail: UnsentTail) {
     let engine = Arc::clone(&link.engine);
     let token = engine.token();
     let linger = qp.ctx.config.linger;
-    let patience = if cut || !rest.is_empty() {
+    let patience = if cut || !tail.is_empty() {
         linger
     } else {
         linger.min(PATIENCE_MAX)
@@ -309,12 +309,12 @@ fn stay(qp: &QpInner, link: &Arc<Link>, cut: bool, early: Option<Duration>, rest
     let begin = early.unwrap_or_default();
     let start = Instant::now() + begin;
     let pause = first_pause(cut, patience);
-    let interest = match rest.is_empty() {
+    let interest = match tail.is_empty() {
         true => Interest::READ,
         false => Interest::BOTH,
     };
     let in_socket = link.stream.unacknowledged_bytes().unwrap_or(0);
-    let waits = early.is_some() || !rest.is_empty();
+    let waits = early.is_some() || !tail.is_empty();
     let left = Arc::new(Linger {
         link: Arc::clone(link),
         token,
@@ -323,12 +323,12 @@ fn stay(qp: &QpInner, link: &Arc<Link>, cut: bool, early: Option<Duration>, rest
         patience,
         outage: qp.ctx.config.peer_timeout.unwrap_or_default().max(patience),
         progress: Mutex::new(Progress {
-            unacknowledged: in_socket + rest.len() as u64,
+            unacknowledged: in_socket + tail.len() as u64,
             since: start,
             pause,
         }),
-        rest: Mutex::new(rest),
-        rest_until: start.checked_add(patience.saturating_mul(REST_PATIENCES)),
+        tail: Mutex::new(tail),
+        tail_until: start.checked_add(patience.saturating_mul(TAIL_PATIENCES)),
         early: AtomicBool::new(early.is_some()),
         waits: AtomicBool::new(waits),
     });
@@ -364,7 +364,7 @@ fn end_of_process() {
 /// Returns `true` if the end of a stream waits.
 fn any_waits() -> bool {
     // A program may end in a signal handler, on a thread that holds the lock.
-    let all: Vec<_> = match LEFT.try_lock() {
+    let all: Vec<_> = match LINGERING.try_lock() {
         Some(all) => all.iter().filter_map(Weak::upgrade).collect(),
         None => return true,
     };
@@ -387,19 +387,19 @@ fn drained(link: &Link) -> bool {
 
 impl Source for Linger {
     fn ready(self: Arc<Self>, readable: bool, writable: bool, broken: bool) -> bool {
-        if writable && !self.send_rest() {
+        if writable && !self.send_tail() {
             return true;
         }
         if readable && drained(&self.link) {
-            let rest = self.rest.lock();
-            if !broken && !rest.is_empty() {
+            let tail = self.tail.lock();
+            if !broken && !tail.is_empty() {
                 // The peer has closed its direction only, and may read on. That it has would be reported all the time.
                 let _ = self
                     .engine
                     .modify(&self.link.stream, self.token, Interest::WRITE);
                 return true;
             }
-            drop(rest);
+            drop(tail);
             // If the stream is cut, the peer reads no more.
             self.give_up();
         }
@@ -412,7 +412,7 @@ impl Source for Linger {
         }
         // Before the look at the rest: the thread that sends the last of it looks at this afterwards.
         self.early.store(false, Ordering::SeqCst);
-        let is_sent = self.rest.lock().is_empty();
+        let is_sent = self.tail.lock().is_empty();
         if is_sent {
             self.shut_down();
         }

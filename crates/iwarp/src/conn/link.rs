@@ -1,7 +1,7 @@
 //! What a queue pair keeps of its connection: a new connection begins with a new [`LinkState`].
 
 use super::cork::Cork;
-use super::liveness::Silence;
+use super::liveness::Liveness;
 use super::qp::CmSink;
 use crate::by_number::peer_gone::Left;
 use crate::sys::guarded::Often;
@@ -21,7 +21,7 @@ pub(crate) struct LinkState {
     /// What the engine looks for.
     pub(crate) interest: Interest,
     /// Application threads drive it, and the engine does not watch its socket.
-    pub(crate) resting: bool,
+    pub(crate) driven_by_app: bool,
     pub(crate) cm: Option<Weak<dyn CmSink>>,
     /// When a Send began to wait for a receive, for statistics; zero if none waits.
     pub(crate) held_since: u64,
@@ -39,7 +39,7 @@ pub(crate) struct LinkState {
     pub(crate) mss_age: u8,
     /// Reads and plans, of which some look after the handler of faults.
     pub(crate) looks: Often,
-    pub(crate) silence: Silence,
+    pub(crate) liveness: Liveness,
 }
 
 impl LinkState {
@@ -50,7 +50,7 @@ impl LinkState {
             cork: Cork::default(),
             partial: None,
             interest: Interest::READ,
-            resting: false,
+            driven_by_app: false,
             cm,
             held_since: 0,
             timer: None,
@@ -60,7 +60,7 @@ impl LinkState {
             ending: None,
             mss_age: 0,
             looks: Often::default(),
-            silence: Silence::default(),
+            liveness: Liveness::default(),
         }
     }
 
@@ -89,7 +89,7 @@ mod tests {
     fn what_is_still_to_be_told_stays() {
         for established in [false, true] {
             let mut state = LinkState {
-                resting: true,
+                driven_by_app: true,
                 held_since: 5,
                 timer: Some(Time::ZERO),
                 eof: true,
@@ -100,7 +100,7 @@ mod tests {
             };
             state.end();
             assert_eq!(state.established, established);
-            assert_eq!((state.resting, state.eof), (false, false));
+            assert_eq!((state.driven_by_app, state.eof), (false, false));
             assert_eq!((state.held_since, state.mss_age), (0, 0));
             assert_eq!((state.timer, state.ending), (None, None));
         }

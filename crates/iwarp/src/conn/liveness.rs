@@ -13,8 +13,8 @@
 //! [`Config::peer_timeout`]: crate::Config::peer_timeout
 
 use super::drive;
-use super::effects::After;
-use super::qp::{Guarded, Link, QpInner, TIMER_SILENCE};
+use super::effects::Effects;
+use super::qp::{Link, QpInner, QpState, TIMER_LIVENESS};
 use crate::sys::stream::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,7 +50,7 @@ const LOOKS: u32 = 4;
 
 /// What a queue pair has seen of its peer's silence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Silence {
+pub(crate) struct Liveness {
     /// A timer for the next look is set.
     watched: bool,
     /// The next look has to turn keep-alive on.
@@ -59,7 +59,7 @@ pub(crate) struct Silence {
     unanswered: u32,
 }
 
-impl Silence {
+impl Liveness {
     /// That of a new stream, whose peer may be silent for `limit`.
     pub(crate) fn of(stream: &TcpStream, limit: Option<Duration>) -> Self {
         let inherited = stream.inherited_keep_alive();
@@ -88,34 +88,34 @@ fn keep_alive(stream: &TcpStream, limit: Option<Duration>) {
 }
 
 /// The stream is watched by the engine: sets a timer for the first look if that has something to do.
-pub(crate) fn begin(qp: &QpInner, g: &mut Guarded) {
-    if g.conn.silence.keep_alive_due {
+pub(crate) fn begin(qp: &QpInner, g: &mut QpState) {
+    if g.conn.liveness.keep_alive_due {
         watch(qp, g);
     }
 }
 
 /// Something was sent: a later look checks whether it is answered.
 #[inline]
-pub(crate) fn watch(qp: &QpInner, g: &mut Guarded) {
-    if !g.conn.silence.watched {
+pub(crate) fn watch(qp: &QpInner, g: &mut QpState) {
+    if !g.conn.liveness.watched {
         set_timer(qp, g);
     }
 }
 
 #[cold]
-fn set_timer(qp: &QpInner, g: &mut Guarded) {
+fn set_timer(qp: &QpInner, g: &mut QpState) {
     if let (Some(limit), Some(link)) = (qp.ctx.config.peer_timeout, &g.link) {
-        g.conn.silence.watched = true;
+        g.conn.liveness.watched = true;
         link.engine
-            .after_about(limit / LOOKS, link.token, TIMER_SILENCE);
+            .after_about(limit / LOOKS, link.token, TIMER_LIVENESS);
     }
 }
 
 /// It is time for a look.
 pub(crate) fn timer(qp: &Arc<QpInner>) {
-    let mut after = After::default();
+    let mut effects = Effects::default();
     let mut g = qp.state.lock();
-    let before = std::mem::take(&mut g.conn.silence);
+    let before = std::mem::take(&mut g.conn.liveness);
     let (Some(limit), Some(link)) = (qp.ctx.config.peer_timeout, g.link.clone()) else {
         return;
     };
@@ -127,17 +127,17 @@ pub(crate) fn timer(qp: &Arc<QpInner>) {
         return;
     }
     let silent = link.stream.unanswered().unwrap_or_default();
-    g.conn.silence.unanswered = before.unanswered_after(silent, limit);
+    g.conn.liveness.unanswered = before.unanswered_after(silent, limit);
     // The first look may come right after the octets.
-    if g.conn.silence.unanswered <= LOOKS {
+    if g.conn.liveness.unanswered <= LOOKS {
         watch(qp, &mut g);
         return;
     }
     tracing::debug!(qp = qp.num, "the peer has vanished");
-    drive::broken(qp, &mut g, &mut after);
-    qp.settle(&mut g, &mut after);
+    drive::broken(qp, &mut g, &mut effects);
+    qp.collect_effects(&mut g, &mut effects);
     drop(g);
-    after.run(qp);
+    effects.run(qp);
 }
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 //!
 //! Timers are not cancelled. One whose purpose is gone is ignored and wakes no thread.
 
-use super::effects::{After, DriveHost};
-use super::qp::{Guarded, QpInner, TIMER_MACHINE};
+use super::effects::{DriveHost, Effects};
+use super::qp::{QpInner, QpState, TIMER_MACHINE};
 use crate::by_number::peer_gone;
 use crate::sys::clock::now_ns;
 use iwarp_rnic::Time;
@@ -14,28 +14,28 @@ use std::sync::Arc;
 impl QpInner {
     /// Does what is due already, and sets a timer for what is due later. Called after each change of the state machine.
     #[inline]
-    pub(crate) fn follow_time(self: &Arc<Self>, g: &mut Guarded, after: &mut After) {
+    pub(crate) fn follow_time(self: &Arc<Self>, g: &mut QpState, effects: &mut Effects) {
         // Nearly always nothing is due at any time, and the clock is not read.
         if let Some(at) = g.machine.poll_at()
             && g.conn.timer.is_none_or(|timer| at < timer)
         {
-            self.follow_to(g, at, after);
+            self.follow_to(g, at, effects);
         }
     }
 
     #[cold]
-    fn follow_to(self: &Arc<Self>, g: &mut Guarded, at: Time, after: &mut After) {
+    fn follow_to(self: &Arc<Self>, g: &mut QpState, at: Time, effects: &mut Effects) {
         let Some(link) = g.link.clone() else { return };
         if link.engine.is_foreign() {
             // No timer ever expires here. In a child of the process whose connection this is, an end need not wait: it sends nothing.
             if g.machine.is_ending() {
-                g.machine.on_time(at, &mut DriveHost::new(self, after));
+                g.machine.on_time(at, &mut DriveHost::new(self, effects));
             }
             return;
         }
         let now = Time::from_nanos(now_ns());
         if at <= now {
-            g.machine.on_time(now, &mut DriveHost::new(self, after));
+            g.machine.on_time(now, &mut DriveHost::new(self, effects));
         }
         if let Some(at) = g.machine.poll_at()
             && g.conn.timer.is_none_or(|timer| at < timer)
@@ -60,10 +60,10 @@ impl QpInner {
     }
 
     /// The timer has expired.
-    pub(crate) fn time_has_come(self: &Arc<Self>) {
+    pub(crate) fn machine_timer_expired(self: &Arc<Self>) {
         // The process may have been stopped meanwhile: what has come is looked at before the clock is believed.
         self.drive_rx();
-        let mut after = After::default();
+        let mut effects = Effects::default();
         let mut g = self.state.lock();
         let now = Time::from_nanos(now_ns());
         let Some(link) = g.link.clone() else { return };
@@ -75,15 +75,15 @@ impl QpInner {
         // Nothing is read behind a held Send, so the end has to be looked for.
         if g.machine.rx_interest() == RxInterest::Held && link.stream.peer_closed() {
             if g.machine.hides_end() {
-                peer_gone::notify_manager(&g, &mut after);
+                peer_gone::notify_manager(&g, &mut effects);
             }
             g.machine.sender_closed();
         }
         g.machine
-            .on_time(now, &mut DriveHost::new(self, &mut after));
-        self.settle(&mut g, &mut after);
+            .on_time(now, &mut DriveHost::new(self, &mut effects));
+        self.collect_effects(&mut g, &mut effects);
         drop(g);
-        after.run(self);
+        effects.run(self);
         self.drive_tx();
     }
 }
@@ -140,7 +140,7 @@ mod tests {
         (qp, peer)
     }
 
-    fn until(qp: &QueuePair, is_so: impl Fn(&Guarded) -> bool) {
+    fn until(qp: &QueuePair, is_so: impl Fn(&QpState) -> bool) {
         let start = Instant::now();
         while !is_so(&qp.inner.state.lock()) {
             assert!(start.elapsed() < LIMIT);
@@ -167,7 +167,7 @@ mod tests {
             assert!(g.conn.timer.is_some());
         }
         // An earlier one expires, whose place it has taken.
-        qp.inner.time_has_come();
+        qp.inner.machine_timer_expired();
         assert!(qp.inner.state.lock().conn.timer.is_some());
         assert!(!qp.inner.awaits_time());
         assert_eq!(qp.inner.state.lock().conn.timer, None);

@@ -8,14 +8,14 @@
 
 use super::cork::{FLUSH_AFTER, Verdict};
 use super::drive;
-use super::effects::{After, DriveHost};
-use super::engine_events::{Answered, Moved};
-use super::held_receives::Late;
+use super::effects::{DriveHost, Effects};
+use super::engine_events::{BytesTransferred, PeerAnswers};
+use super::held_receives::HeldReceives;
 use super::infiniband::InfinibandParameters;
 use super::link::LinkState;
-use super::liveness::{self, Silence};
+use super::liveness::{self, Liveness};
 use super::retry::Retry;
-use super::unsent_tail::Rest;
+use super::unsent_tail::UnsentTail;
 use super::xrc_target::XrcTarget;
 use crate::by_number::absent::{self, Absent};
 use crate::config::ReceiverNotReady;
@@ -48,9 +48,9 @@ use std::time::{Duration, Instant};
 /// What the state machine has asked for.
 pub(crate) const TIMER_MACHINE: u32 = 1;
 pub(crate) const TIMER_LINGER: u32 = 2;
-pub(crate) const TIMER_FLUSH: u32 = 3;
-pub(crate) const TIMER_LEFT: u32 = 4;
-pub(crate) const TIMER_SILENCE: u32 = 5;
+pub(crate) const TIMER_SEND_DELAY: u32 = 3;
+pub(crate) const TIMER_PEER_GONE: u32 = 4;
+pub(crate) const TIMER_LIVENESS: u32 = 5;
 pub(crate) const TIMERS_END: u32 = 6;
 /// How long a held Send stays held after its sender has closed. A sender that closes waits for no receive, and the program that
 /// should post one may be waiting for the event that the connection is over.
@@ -128,8 +128,8 @@ pub(crate) struct Handover {
     pub(crate) config: StreamConfig,
     pub(crate) flow: Option<Box<dyn Observer>>,
     pub(crate) cm: Option<Weak<dyn CmSink>>,
-    /// The life of the queue pair ([`QueuePair::life`]) for which a stream was set up that took time; `None`: whichever it is in.
-    pub(crate) life: Option<u64>,
+    /// The life of the queue pair ([`QueuePair::epoch`]) for which a stream was set up that took time; `None`: whichever it is in.
+    pub(crate) epoch: Option<u64>,
     /// The connection behaves as on InfiniBand.
     pub(crate) infiniband: Option<InfinibandParameters>,
 }
@@ -159,7 +159,7 @@ impl Drop for Link {
     }
 }
 
-pub(crate) struct Guarded {
+pub(crate) struct QpState {
     pub(crate) machine: Machine,
     pub(crate) seen_slots: SeenSlots,
     pub(crate) link: Option<Arc<Link>>,
@@ -171,13 +171,13 @@ pub(crate) struct Guarded {
     /// Requests wait for a peer that has not come.
     pub(crate) absent: Absent,
     /// How often it was reset: what was begun before must not concern it any more.
-    life: u64,
+    epoch: u64,
 }
 
-impl Guarded {
+impl QpState {
     /// Returns a number that changes when the queue pair is reset.
-    pub(crate) fn life(&self) -> u64 {
-        self.life
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch
     }
 
     /// Returns `true` if this is still the connection.
@@ -205,14 +205,14 @@ pub(crate) struct QpInner {
     /// It is the target of an extended reliable connection.
     pub(crate) xrc: Option<Box<dyn XrcTarget>>,
     pub(crate) slots: Slots,
-    pub(crate) state: Mutex<Guarded>,
+    pub(crate) state: Mutex<QpState>,
     pub(crate) tx: Baton,
     pub(crate) rx: Baton,
-    pub(crate) late: Late,
+    pub(crate) held_receives: HeldReceives,
     /// Changed with `state` locked.
     pub(crate) destroyed: AtomicBool,
-    pub(crate) moved: Moved,
-    pub(crate) answered: Answered,
+    pub(crate) bytes_transferred: BytesTransferred,
+    pub(crate) peer_answers: PeerAnswers,
     /// It waits with sending, and its completion queues know that: that of the send queue, that of receives.
     pub(crate) deferred: [AtomicBool; 2],
     pub(crate) origin: Origin,
@@ -290,7 +290,7 @@ impl QueuePair {
                 srq: a.srq.clone(),
                 xrc: target,
                 slots: Slots::new(&a.send_cq, recv_cq, shared_receive),
-                state: Mutex::new(Guarded {
+                state: Mutex::new(QpState {
                     machine,
                     seen_slots: SeenSlots::default(),
                     link: None,
@@ -298,14 +298,14 @@ impl QueuePair {
                     held_ns: 0,
                     retry: Retry::default(),
                     absent: Absent::default(),
-                    life: 0,
+                    epoch: 0,
                 }),
                 tx: Baton::new(),
                 rx: Baton::new(),
-                late: Late::default(),
+                held_receives: HeldReceives::default(),
                 destroyed: AtomicBool::new(false),
-                moved: Moved::default(),
-                answered: Answered::default(),
+                bytes_transferred: BytesTransferred::default(),
+                peer_answers: PeerAnswers::default(),
                 deferred: [const { AtomicBool::new(false) }; 2],
                 origin: Origin::here(),
                 faults: (ctx.hooks.faults.as_ref())
@@ -397,28 +397,29 @@ impl QueuePair {
     /// [`Error::InvalidState`] if the verbs do not allow the change.
     pub fn modify(&self, to: State) -> Result<()> {
         self.inner.prepare_for(to);
-        let mut after = After::default();
+        let mut effects = Effects::default();
         let result = {
             let mut g = self.inner.state.lock();
             // ERR leaves it to the queue pair.
-            let rest = (to == State::Reset).then(|| Rest::take(&self.inner, &mut g, &mut after));
+            let tail =
+                (to == State::Reset).then(|| UnsentTail::take(&self.inner, &mut g, &mut effects));
             let result = g
                 .machine
-                .modify(to, &mut DriveHost::new(&self.inner, &mut after));
-            self.inner.settle(&mut g, &mut after);
-            if let Some(farewell) = &mut after.farewell {
-                farewell.rest = rest.unwrap_or_default();
+                .modify(to, &mut DriveHost::new(&self.inner, &mut effects));
+            self.inner.collect_effects(&mut g, &mut effects);
+            if let Some(stream_end) = &mut effects.stream_end {
+                stream_end.tail = tail.unwrap_or_default();
             }
             if to == State::Reset {
-                self.inner.late.forget();
-                g.life += 1;
+                self.inner.held_receives.forget();
+                g.epoch += 1;
             }
             if matches!(to, State::Reset | State::Error) {
                 g.absent = Absent::default();
             }
             result
         };
-        after.run(&self.inner);
+        effects.run(&self.inner);
         if matches!(to, State::Reset | State::Error) {
             self.inner.ctx.gave_up_peer(self.num());
         }
@@ -433,8 +434,8 @@ impl QueuePair {
     }
 
     /// Returns a number that changes when the queue pair is reset.
-    pub(crate) fn life(&self) -> u64 {
-        self.inner.state.lock().life()
+    pub(crate) fn epoch(&self) -> u64 {
+        self.inner.state.lock().epoch()
     }
 
     /// Queues send work requests, in order, and starts to transmit them from this thread (`ibv_post_send(3)`). Never blocks.
@@ -453,16 +454,16 @@ impl QueuePair {
     /// As [`post_send`](Self::post_send).
     #[inline]
     pub(crate) fn post_more(&self, wr: &SendWr<'_>) -> Result<()> {
-        let mut after = After::default();
+        let mut effects = Effects::default();
         let wrs = std::slice::from_ref(wr);
-        let (result, verdict) = self.inner.post::<false, true, _>(wrs, &mut after);
-        self.inner.act_before_sending(&mut after);
+        let (result, verdict) = self.inner.post::<false, true, _>(wrs, &mut effects);
+        self.inner.act_before_sending(&mut effects);
         if verdict != Verdict::Join {
             self.inner.obey(verdict);
         }
         // Passing it on copies it.
-        if !after.is_quiet() {
-            after.run(&self.inner);
+        if !effects.is_quiet() {
+            effects.run(&self.inner);
         }
         result.map_err(|(_, error)| error.into())
     }
@@ -489,11 +490,11 @@ impl QueuePair {
     /// Queues requests, and sends them, or what waits if the queue is full: the program can poll for its completion then.
     #[inline]
     fn post_now<const WHOLE: bool, R: Request>(&self, wrs: &[R]) -> Result<(), (usize, Error)> {
-        let mut after = After::default();
-        let (result, verdict) = self.inner.post::<WHOLE, false, R>(wrs, &mut after);
-        self.inner.act_before_sending(&mut after);
+        let mut effects = Effects::default();
+        let (result, verdict) = self.inner.post::<WHOLE, false, R>(wrs, &mut effects);
+        self.inner.act_before_sending(&mut effects);
         self.inner.obey(verdict);
-        after.run(&self.inner);
+        effects.run(&self.inner);
         result.map_err(|(n, e)| (n, e.into()))
     }
 
@@ -503,7 +504,7 @@ impl QueuePair {
     /// As [`post_send`](Self::post_send).
     #[inline]
     pub fn post_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), (usize, Error)> {
-        let mut after = After::default();
+        let mut effects = Effects::default();
         let mut result = Ok(());
         let held = {
             let mut g = self.inner.state.lock();
@@ -511,7 +512,7 @@ impl QueuePair {
                 return Err((0, PostError::InvalidState.into()));
             }
             g.make_receive_room(&self.inner.slots, wrs.len());
-            let mut host = DriveHost::new(&self.inner, &mut after);
+            let mut host = DriveHost::new(&self.inner, &mut effects);
             for (i, wr) in wrs.iter().enumerate() {
                 if let Some(faults) = &self.inner.faults
                     && faults.refuses_receive()
@@ -525,10 +526,10 @@ impl QueuePair {
                 }
             }
             drop(host);
-            self.inner.complete_due(&mut g, &mut after);
+            self.inner.complete_due(&mut g, &mut effects);
             g.machine.rx_interest() == RxInterest::Held
         };
-        after.run(&self.inner);
+        effects.run(&self.inner);
         if held {
             self.inner.drive_rx();
         }
@@ -577,7 +578,7 @@ impl QpInner {
     fn post<const WHOLE: bool, const MORE: bool, R: Request>(
         self: &Arc<Self>,
         wrs: &[R],
-        after: &mut After,
+        effects: &mut Effects,
     ) -> (Result<(), (usize, PostError)>, Verdict) {
         let mut guard = self.state.lock();
         if self.is_destroyed() {
@@ -594,8 +595,10 @@ impl QpInner {
         let mut bytes = 0;
         for (i, wr) in wrs.iter().enumerate() {
             let posted = match &self.faults {
-                None => wr.post(&mut g.machine, &mut DriveHost::new(self, after)),
-                Some(faults) => self.post_faulty::<WHOLE, R>(&**faults, wr, &mut g.machine, after),
+                None => wr.post(&mut g.machine, &mut DriveHost::new(self, effects)),
+                Some(faults) => {
+                    self.post_faulty::<WHOLE, R>(&**faults, wr, &mut g.machine, effects)
+                }
             };
             if let Err(e) = posted {
                 return (Err((i, e)), g.conn.cork.send());
@@ -608,7 +611,7 @@ impl QpInner {
                 wr.sges.iter().map(|s| u64::from(s.len)).sum::<u64>() + 24
             };
         }
-        self.answered.asked();
+        self.peer_answers.asked();
         // Reads that wait for their answers were sent long ago.
         let room = g.machine.sends_waiting() < g.machine.config().max_send_wr / 2;
         // A program may look at one of its queues only.
@@ -625,7 +628,7 @@ impl QpInner {
         if guard.link.is_none() {
             absent::begin(self, &mut guard);
         }
-        self.complete_due(&mut guard, after);
+        self.complete_due(&mut guard, effects);
         (Ok(()), verdict)
     }
 
@@ -645,11 +648,11 @@ impl QpInner {
             }
             link
         };
-        link.engine.after(FLUSH_AFTER, link.token, TIMER_FLUSH);
+        link.engine.after(FLUSH_AFTER, link.token, TIMER_SEND_DELAY);
     }
 
     /// Sends requests that waited and that no poll has sent.
-    pub(crate) fn flush_timer(self: &Arc<Self>) {
+    pub(crate) fn send_delay_expired(self: &Arc<Self>) {
         self.state.lock().conn.cork.timer = false;
         self.drive_tx();
     }
@@ -667,14 +670,14 @@ impl QpInner {
         self: &Arc<Self>,
         f: impl FnOnce(&mut Machine, &mut DriveHost<'_>) -> R,
     ) -> R {
-        let mut after = After::default();
+        let mut effects = Effects::default();
         let result = {
             let mut g = self.state.lock();
-            let result = f(&mut g.machine, &mut DriveHost::new(self, &mut after));
-            self.settle(&mut g, &mut after);
+            let result = f(&mut g.machine, &mut DriveHost::new(self, &mut effects));
+            self.collect_effects(&mut g, &mut effects);
             result
         };
-        after.run(self);
+        effects.run(self);
         self.drive_tx();
         result
     }
@@ -693,10 +696,10 @@ impl QpInner {
             start: Instant::now(),
         });
         engine.joins();
-        let mut after = After::default();
+        let mut effects = Effects::default();
         {
             let mut g = self.state.lock();
-            let is_late = handover.life.is_some_and(|life| life != g.life);
+            let is_late = handover.epoch.is_some_and(|epoch| epoch != g.epoch);
             if self.is_destroyed() || g.link.is_some() || is_late {
                 drop(g);
                 engine.remove(&link.stream, token);
@@ -715,11 +718,11 @@ impl QpInner {
             }
             if let Some(faults) = &self.faults {
                 faults.connected(link.ends.peer, handover.config.crc);
-                after.act |= faults.is_due();
+                effects.act |= faults.is_due();
             }
             g.link = Some(Arc::clone(&link));
             g.conn = LinkState::new(handover.cm);
-            g.conn.silence = Silence::of(&link.stream, self.ctx.config.peer_timeout);
+            g.conn.liveness = Liveness::of(&link.stream, self.ctx.config.peer_timeout);
             g.absent = Absent::default();
             // Under the lock, so that nobody changes the interest before it exists.
             let source = Arc::clone(self) as Arc<dyn Source>;
@@ -734,17 +737,17 @@ impl QpInner {
                 g.link = None;
                 g.conn = LinkState::default();
                 g.machine
-                    .stream_failed(&mut DriveHost::new(self, &mut after));
-                self.complete_due(&mut g, &mut after);
+                    .stream_failed(&mut DriveHost::new(self, &mut effects));
+                self.complete_due(&mut g, &mut effects);
                 drop(g);
-                after.run(self);
+                effects.run(self);
                 return Err(e.into());
             }
             // Not earlier: a timer without a source is dropped.
             liveness::begin(self, &mut g);
-            self.follow_time(&mut g, &mut after);
+            self.follow_time(&mut g, &mut effects);
         }
-        after.run(self);
+        effects.run(self);
         // The engine will report what has come already.
         self.drive_tx();
         Ok(())
@@ -787,19 +790,19 @@ impl QpInner {
         self.ctx.config.mss.map_or(mss, |limit| limit.min(mss))
     }
 
-    /// The connection was agreed on but cannot be used: all requests are flushed. Does nothing if the queue pair was reset since `life`, which
+    /// The connection was agreed on but cannot be used: all requests are flushed. Does nothing if the queue pair was reset since `epoch`, which
     /// has ended the connection.
-    pub(crate) fn fail_connection(self: &Arc<Self>, life: u64) {
-        let mut after = After::default();
+    pub(crate) fn fail_connection(self: &Arc<Self>, epoch: u64) {
+        let mut effects = Effects::default();
         {
             let mut g = self.state.lock();
-            if g.life != life {
+            if g.epoch != epoch {
                 return;
             }
-            g.machine.abort(&mut DriveHost::new(self, &mut after));
-            self.settle(&mut g, &mut after);
+            g.machine.abort(&mut DriveHost::new(self, &mut effects));
+            self.collect_effects(&mut g, &mut effects);
         }
-        after.run(self);
+        effects.run(self);
     }
 
     /// Reads the socket, unless another thread does; that thread then goes round again.

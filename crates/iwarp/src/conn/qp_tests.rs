@@ -87,16 +87,16 @@ fn posts_are_sent_at_once_when_half_of_the_queue_waits() {
             })
             .unwrap();
         let _peer = connected(&qp);
-        let mut after = After::default();
+        let mut effects = Effects::default();
         // What is to be sent now is not: all that was posted waits.
         let verdicts = [0; 8].map(|_| {
-            let (result, verdict) = qp.inner.post::<false, false, _>(&[SEND], &mut after);
+            let (result, verdict) = qp.inner.post::<false, false, _>(&[SEND], &mut effects);
             result.unwrap();
             verdict
         });
         let waits = |verdict: &Verdict| matches!(verdict, Verdict::PutOff | Verdict::Join);
         assert!(!verdicts[3..].iter().any(waits), "{verdicts:?}");
-        after.run(&qp.inner);
+        effects.run(&qp.inner);
         qp.destroy();
     }
 }
@@ -250,12 +250,12 @@ fn with_waiting_sends(ctx: &Context, sends: usize) -> (QueuePair, std::net::TcpS
     let peer = connected(&qp);
     peer.set_read_timeout(Some(Duration::from_secs(20)))
         .unwrap();
-    let mut after = After::default();
+    let mut effects = Effects::default();
     let (posted, _) = qp
         .inner
-        .post::<false, false, _>(&vec![SEND; sends], &mut after);
+        .post::<false, false, _>(&vec![SEND; sends], &mut effects);
     posted.unwrap();
-    after.run(&qp.inner);
+    effects.run(&qp.inner);
     (qp, peer)
 }
 
@@ -306,12 +306,12 @@ fn a_stream_that_is_not_taken_is_not_watched() {
     for (at, refuse) in refusals.into_iter().enumerate() {
         // Its own handover has all but the token.
         let qp = queue_pair(&ctx, &cq, &cq);
-        let life = qp.life();
+        let epoch = qp.epoch();
         refuse(&qp);
         let watcher = queue_pair(&ctx, &cq, &cq);
         let engine = Engine::current().unwrap();
         let token = engine.token();
-        let mut handover = unattached(Some(life), true).0;
+        let mut handover = unattached(Some(epoch), true).0;
         let source = Arc::clone(&watcher.inner) as Arc<dyn Source>;
         engine
             .add(&handover.stream, token, Interest::READ, source)

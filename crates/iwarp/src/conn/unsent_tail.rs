@@ -6,8 +6,8 @@
 //! the queue pair is destroyed, and `linger` sends them.
 
 use super::drive;
-use super::effects::After;
-use super::qp::{Guarded, Link, QpInner};
+use super::effects::Effects;
+use super::qp::{Link, QpInner, QpState};
 use crate::objects::hooks::Way;
 use std::io::{self, ErrorKind, IoSlice};
 use std::sync::Arc;
@@ -27,15 +27,15 @@ fn is_full() -> bool {
 
 /// Octets that are still to be sent on a connection.
 #[derive(Debug, Default)]
-pub(crate) struct Rest {
+pub(crate) struct UnsentTail {
     octets: Vec<u8>,
     sent: usize,
 }
 
-impl Rest {
+impl UnsentTail {
     /// Takes what the queue pair has left to send, if it has a Terminate to send. The caller makes it leave its connection before it unlocks
     /// the state.
-    pub(crate) fn take(qp: &Arc<QpInner>, g: &mut Guarded, after: &mut After) -> Self {
+    pub(crate) fn take(qp: &Arc<QpInner>, g: &mut QpState, effects: &mut Effects) -> Self {
         let is_foreign = |link: &Arc<Link>| link.engine.is_foreign();
         if g.link.as_ref().is_none_or(is_foreign) {
             return Self::default();
@@ -53,7 +53,7 @@ impl Rest {
             tracing::debug!(qp = qp.num, "too many Terminates wait: this one is dropped");
             return Self::default();
         }
-        let octets = drive::take_rest(qp, g, after).unwrap_or_default();
+        let octets = drive::take_unsent_tail(qp, g, effects).unwrap_or_default();
         let flow = g.link.as_ref().and_then(|link| link.flow.as_ref());
         if let Some(flow) = flow {
             // Recorded now, because the flow ends with the queue pair.
@@ -95,7 +95,7 @@ impl Rest {
     }
 }
 
-impl Drop for Rest {
+impl Drop for UnsentTail {
     fn drop(&mut self) {
         KEPT.fetch_sub(self.octets.len(), Ordering::Relaxed);
     }
@@ -121,9 +121,9 @@ mod tests {
     #[test]
     fn what_is_kept_is_limited_and_given_back() {
         let _turn = TURN.lock();
-        let first = Rest::of(vec![0; KEPT_MAX / 2]);
+        let first = UnsentTail::of(vec![0; KEPT_MAX / 2]);
         assert!(!is_full());
-        let second = Rest::of(vec![0; KEPT_MAX / 2]);
+        let second = UnsentTail::of(vec![0; KEPT_MAX / 2]);
         assert!(is_full());
         drop(first);
         assert!(!is_full());
@@ -137,9 +137,9 @@ mod tests {
         let octets = KEPT_MAX / 8;
         for sent in [0, octets / 2, octets] {
             for _ in 0..32 {
-                let mut rest = Rest::of(vec![0; octets]);
-                rest.sent = sent;
-                drop(rest);
+                let mut tail = UnsentTail::of(vec![0; octets]);
+                tail.sent = sent;
+                drop(tail);
             }
             assert!(!is_full(), "after {sent} of {octets}");
         }
@@ -157,26 +157,26 @@ mod tests {
         // More than the sockets keep while nobody reads.
         link.stream.socket().set_send_buffer_size(64 << 10).unwrap();
         let octets: Vec<u8> = (0..6_000_000_u32).map(|n| (n / 1000) as u8).collect();
-        let mut rest = Rest::of(octets.clone());
-        rest.send(&link).unwrap();
-        let left = rest.len();
+        let mut tail = UnsentTail::of(octets.clone());
+        tail.send(&link).unwrap();
+        let left = tail.len();
         assert!(left > 0 && left < octets.len(), "{left}");
         let mut got = vec![0; octets.len()];
         std::thread::scope(|scope| {
             let reader = scope.spawn(|| peer.read_exact(&mut got).unwrap());
             let start = Instant::now();
-            while !rest.is_empty() {
-                assert!(start.elapsed() < Duration::from_secs(30), "{}", rest.len());
-                rest.send(&link).unwrap();
+            while !tail.is_empty() {
+                assert!(start.elapsed() < Duration::from_secs(30), "{}", tail.len());
+                tail.send(&link).unwrap();
                 std::thread::yield_now();
             }
             reader.join().expect("all has come");
         });
         assert!(got == octets);
-        assert_eq!(rest.octets.capacity(), 0, "it is given back");
+        assert_eq!(tail.octets.capacity(), 0, "it is given back");
         drop(peer);
         let start = Instant::now();
-        while Rest::of(vec![0; 100]).send(&link).is_ok() {
+        while UnsentTail::of(vec![0; 100]).send(&link).is_ok() {
             assert!(start.elapsed() < Duration::from_secs(20), "nobody takes it");
             std::thread::yield_now();
         }
@@ -192,7 +192,7 @@ mod tests {
             let cq = ctx.create_cq(4, None).unwrap();
             let qp = testing::queue_pair(&ctx, &cq, &cq);
             let mut peer = testing::connected(&qp);
-            let mut after = After::default();
+            let mut effects = Effects::default();
             let start = Instant::now();
             let wait = || {
                 assert!(start.elapsed() < Duration::from_secs(20));
@@ -204,7 +204,7 @@ mod tests {
                     None => wait(),
                 }
             };
-            let plan = writes.then(|| begin_to_write(&qp, &mut after));
+            let plan = writes.then(|| begin_to_write(&qp, &mut effects));
             // No message has this operation.
             let mut octets = testing::EMPTY_SEND;
             octets[3] = 0x4f;
@@ -214,26 +214,26 @@ mod tests {
             }
             let mut g = qp.inner.state.lock();
             assert_eq!(g.machine.has_unwritten(), writes);
-            let rest = Rest::take(&qp.inner, &mut g, &mut after);
-            assert_eq!(rest.is_empty(), writes);
+            let tail = UnsentTail::take(&qp.inner, &mut g, &mut effects);
+            assert_eq!(tail.is_empty(), writes);
             if !writes {
                 // The last segment of a Terminate, untagged.
-                assert_eq!(rest.octets[2..4], [0x41, 0x47]);
+                assert_eq!(tail.octets[2..4], [0x41, 0x47]);
             }
             assert_eq!(g.machine.owes_terminate(), writes);
             drop(g);
             drop((plan, turn));
-            after.run(&qp.inner);
+            effects.run(&qp.inner);
             qp.destroy();
         }
     }
 
     /// Makes a plan of a Send, as a thread that is about to write.
-    fn begin_to_write(qp: &QueuePair, after: &mut After) -> Box<TxPlan> {
+    fn begin_to_write(qp: &QueuePair, effects: &mut Effects) -> Box<TxPlan> {
         let mut plan = pool::take_tx().unwrap();
         let mut g = qp.inner.state.lock();
         let memory = qp.inner.ctx.memory.read();
-        let host = &mut DriveHost::new(&qp.inner, after);
+        let host = &mut DriveHost::new(&qp.inner, effects);
         let wr = SendWr::new(1, SendOp::Send, &[]);
         g.machine.post_send(&wr, host).unwrap();
         let mut env = Env {

@@ -4,7 +4,7 @@
 //! copying takes. A child of a fork has copies of its parent's objects, where a lock that was held at the moment of the fork stays
 //! held forever. So objects from before the fork are only looked at if their locks are free.
 
-use crate::conn::qp::{Guarded, QpInner};
+use crate::conn::qp::{QpInner, QpState};
 use crate::objects::context::ContextInner;
 use crate::objects::stats;
 use crate::sys::clock::now_ns;
@@ -126,7 +126,7 @@ fn look(ctx: &ContextInner, number: u32) -> Option<QpReport> {
     Some(report)
 }
 
-fn report(qp: &QpInner, g: &Guarded) -> QpReport {
+fn report(qp: &QpInner, g: &QpState) -> QpReport {
     let machine = &g.machine;
     // A Send that is held when a connection ends is not held any more.
     let held =

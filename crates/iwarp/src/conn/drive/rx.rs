@@ -3,9 +3,9 @@
 //! Invariant of the `unsafe`: the runs of a plan name octets of staging that this driver owns, or of registered memory. The last
 //! stay valid because the memory table is locked for reading from the moment the runs are made until the system call has returned.
 
-use super::super::effects::{After, DriveHost};
+use super::super::effects::{DriveHost, Effects};
 use super::super::pool;
-use super::super::qp::{Guarded, Link, QpInner};
+use super::super::qp::{Link, QpInner, QpState};
 use super::broken;
 use crate::by_number::peer_gone;
 use crate::crc::crc32c;
@@ -64,9 +64,9 @@ enum Look<'a> {
     /// It was the first, there is nothing, and the state has not been locked again. `true` if there is something to write.
     Vain(bool),
     /// The connection has ended meanwhile.
-    Ended(MutexGuard<'a, Guarded>),
+    Ended(MutexGuard<'a, QpState>),
     Looked(
-        MutexGuard<'a, Guarded>,
+        MutexGuard<'a, QpState>,
         Box<RxBuffer>,
         RxPlan,
         io::Result<usize>,
@@ -75,23 +75,23 @@ enum Look<'a> {
 
 /// Reads until nothing is there or the budget is spent.
 pub(crate) fn rx(qp: &Arc<QpInner>) {
-    let mut after = After::default();
+    let mut effects = Effects::default();
     let mut g = qp.state.lock();
     if g.link.is_none() || g.conn.left.rx {
         return;
     }
     if !qp.passes(Way::In) {
         // The engine stops looking for octets.
-        qp.settle(&mut g, &mut after);
+        qp.collect_effects(&mut g, &mut effects);
         drop(g);
-        after.run(qp);
+        effects.run(qp);
         return;
     }
-    let mut g = match turns(qp, g, &mut after) {
+    let mut g = match turns(qp, g, &mut effects) {
         Ok(g) => g,
         Err(wants_tx) => {
             // A first look without result changes nothing, so it needs no further work, only what its early end needs.
-            if after.unused {
+            if effects.unused {
                 qp.ctx.memory_unused();
             }
             if wants_tx {
@@ -101,14 +101,14 @@ pub(crate) fn rx(qp: &Arc<QpInner>) {
         }
     };
     let mut wants_tx = g.machine.wants_tx();
-    qp.settle(&mut g, &mut after);
+    qp.collect_effects(&mut g, &mut effects);
     drop(g);
-    if wants_tx && after.events.contains(Events::FATAL) {
+    if wants_tx && effects.events.contains(Events::FATAL) {
         // The Terminate is sent before the program hears of the end and destroys the queue pair.
         qp.drive_tx();
         wants_tx = false;
     }
-    after.run(qp);
+    effects.run(qp);
     if wants_tx {
         qp.drive_tx();
     }
@@ -117,9 +117,9 @@ pub(crate) fn rx(qp: &Arc<QpInner>) {
 /// Takes turns until nothing is there. If the first was in vain, returns whether there is something to write.
 fn turns<'a>(
     qp: &'a Arc<QpInner>,
-    mut g: MutexGuard<'a, Guarded>,
-    after: &mut After,
-) -> Result<MutexGuard<'a, Guarded>, bool> {
+    mut g: MutexGuard<'a, QpState>,
+    effects: &mut Effects,
+) -> Result<MutexGuard<'a, QpState>, bool> {
     let mut turn = Turn {
         left: RX_BUDGET,
         resumed: false,
@@ -132,20 +132,20 @@ fn turns<'a>(
             MutexGuard::bump(&mut g);
         }
         let Some(link) = g.link.clone() else { break };
-        match next_step(qp, &mut g, &mut turn, after) {
+        match next_step(qp, &mut g, &mut turn, effects) {
             Step::Read => {}
             Step::Again => continue,
             Step::Discard => {
-                g = discard(qp, g, after);
+                g = discard(qp, g, effects);
                 break;
             }
             Step::Stop => break,
         }
         let Ok(buffer) = g.conn.partial.take().map_or_else(pool::take_rx, Ok) else {
-            g.machine.abort(&mut DriveHost::new(qp, after));
+            g.machine.abort(&mut DriveHost::new(qp, effects));
             break;
         };
-        match look(qp, g, &link, buffer, turn.is_first(), after) {
+        match look(qp, g, &link, buffer, turn.is_first(), effects) {
             Look::Vain(wants_tx) => return Err(wants_tx),
             Look::Ended(guard) => {
                 g = guard;
@@ -153,7 +153,7 @@ fn turns<'a>(
             }
             Look::Looked(guard, buffer, plan, result) => {
                 g = guard;
-                take_in(qp, &mut g, buffer, plan, result, &mut turn, after);
+                take_in(qp, &mut g, buffer, plan, result, &mut turn, effects);
             }
         }
         let held_but_posted = g.machine.rx_interest() == RxInterest::Held;
@@ -168,13 +168,13 @@ fn turns<'a>(
 #[inline]
 fn next_step(
     qp: &Arc<QpInner>,
-    g: &mut MutexGuard<'_, Guarded>,
+    g: &mut MutexGuard<'_, QpState>,
     turn: &mut Turn,
-    after: &mut After,
+    effects: &mut Effects,
 ) -> Step {
     match g.machine.rx_interest() {
         RxInterest::Read if turn.unfinished => {
-            turn.resume(process(qp, g, after));
+            turn.resume(process(qp, g, effects));
             if turn.more || turn.unfinished || g.machine.rx_interest() != RxInterest::Read {
                 return Step::Again;
             }
@@ -182,7 +182,7 @@ fn next_step(
         }
         RxInterest::Read => Step::Read,
         RxInterest::Held => {
-            let status = resume(qp, g, after);
+            let status = resume(qp, g, effects);
             if status.is_none() {
                 return Step::Stop;
             }
@@ -192,7 +192,7 @@ fn next_step(
         }
         RxInterest::Discard => Step::Discard,
         RxInterest::Waits => {
-            let status = process(qp, g, after);
+            let status = process(qp, g, effects);
             if matches!(status, None | Some(RxStatus::Waits)) {
                 return Step::Stop;
             }
@@ -207,11 +207,11 @@ fn next_step(
 #[inline]
 fn look<'a>(
     qp: &'a Arc<QpInner>,
-    g: MutexGuard<'a, Guarded>,
+    g: MutexGuard<'a, QpState>,
     link: &Arc<Link>,
     mut buffer: Box<RxBuffer>,
     first: bool,
-    after: &mut After,
+    effects: &mut Effects,
 ) -> Look<'a> {
     // An empty look must be cheap: the table is locked only when the plan names memory of the program.
     let memory = g.machine.rx_is_direct().then(|| qp.ctx.memory.read());
@@ -236,11 +236,11 @@ fn look<'a>(
             unsafe { faults.spoil_received(&runs, *n) };
         }
         faults.passed_octets(Way::In, *n);
-        after.act |= faults.is_due();
+        effects.act |= faults.is_due();
     }
     if let Some(memory) = &memory {
         plan.release(memory);
-        after.unused |= memory.take_unused();
+        effects.unused |= memory.take_unused();
     }
     if let (Some(flow), Ok(n @ 1..)) = (&link.flow, &result) {
         // SAFETY: as above; the recorder reads what has just been written there.
@@ -270,34 +270,34 @@ fn is_nothing(error: &io::Error) -> bool {
 #[inline]
 fn take_in(
     qp: &Arc<QpInner>,
-    g: &mut MutexGuard<'_, Guarded>,
+    g: &mut MutexGuard<'_, QpState>,
     mut buffer: Box<RxBuffer>,
     mut plan: RxPlan,
     result: io::Result<usize>,
     turn: &mut Turn,
-    after: &mut After,
+    effects: &mut Effects,
 ) {
     turn.more = false;
     match result {
         // The request that the peer has answered by closing may still be in the system call: it is done, and must not be flushed. The
         // end is still there at the next look.
-        Ok(0) if qp.late.is_sending() => {}
-        Ok(0) if peer_left(qp, g, after) => {}
+        Ok(0) if qp.held_receives.is_sending() => {}
+        Ok(0) if hide_end(qp, g, effects) => {}
         Ok(0) => {
             g.conn.eof = true;
             g.machine
-                .rx_eof(&mut buffer, &mut DriveHost::new(qp, after));
+                .rx_eof(&mut buffer, &mut DriveHost::new(qp, effects));
         }
         Ok(n) => {
             turn.more = n == plan.room() && turn.left > n;
             turn.left = turn.left.saturating_sub(n);
-            qp.moved.add(n);
+            qp.bytes_transferred.add(n);
             g.conn.looks.count();
-            let status = filled(qp, g, &mut buffer, &mut plan, n, after);
+            let status = filled(qp, g, &mut buffer, &mut plan, n, effects);
             turn.unfinished = status == RxStatus::More;
         }
         Err(error) if is_nothing(&error) => {}
-        Err(error) => failed(qp, g, &mut buffer, &error, after),
+        Err(error) => failed(qp, g, &mut buffer, &error, effects),
     }
     put_back(g, buffer);
 }
@@ -306,26 +306,26 @@ fn take_in(
 #[inline]
 fn filled(
     qp: &Arc<QpInner>,
-    g: &mut MutexGuard<'_, Guarded>,
+    g: &mut MutexGuard<'_, QpState>,
     buffer: &mut RxBuffer,
     plan: &mut RxPlan,
     n: usize,
-    after: &mut After,
+    effects: &mut Effects,
 ) -> RxStatus {
     let memory = qp.ctx.memory.read();
     let status = {
         let mut env = Env {
             memory: &memory,
             crc32c: crc32c(),
-            host: &mut DriveHost::new(qp, after),
+            host: &mut DriveHost::new(qp, effects),
         };
         g.machine.rx_filled(buffer, plan, n, &mut env)
     };
-    after.unused |= memory.take_unused();
+    effects.unused |= memory.take_unused();
     drop(memory);
-    qp.answered.note(g.machine.counters());
+    qp.peer_answers.note(g.machine.counters());
     if status == RxStatus::Held {
-        held(qp, g, after);
+        held(qp, g, effects);
     }
     status
 }
@@ -334,28 +334,28 @@ fn filled(
 #[cold]
 fn failed(
     qp: &Arc<QpInner>,
-    g: &mut MutexGuard<'_, Guarded>,
+    g: &mut MutexGuard<'_, QpState>,
     buffer: &mut RxBuffer,
     error: &io::Error,
-    after: &mut After,
+    effects: &mut Effects,
 ) {
     tracing::debug!(qp = qp.num, %error, "receive failed");
     // Registered memory that the program has unmapped.
     let unmapped = error.raw_os_error() == Some(libc::EFAULT);
-    let left = !unmapped && peer_left(qp, g, after);
+    let left = !unmapped && hide_end(qp, g, effects);
     buffer.clear();
     if left {
         // Nothing that the program sees.
     } else if unmapped {
-        g.machine.rx_unwritable(&mut DriveHost::new(qp, after));
+        g.machine.rx_unwritable(&mut DriveHost::new(qp, effects));
     } else {
-        broken(qp, g, after);
+        broken(qp, g, effects);
     }
 }
 
 /// A part of an FPDU stays with the queue pair.
 #[inline]
-fn put_back(g: &mut Guarded, buffer: Box<RxBuffer>) {
+fn put_back(g: &mut QpState, buffer: Box<RxBuffer>) {
     if buffer.is_empty() {
         pool::give_rx(buffer);
     } else {
@@ -374,16 +374,16 @@ fn keep_part(qp: &QpInner, link: &Arc<Link>, buffer: Box<RxBuffer>) {
 }
 
 /// The stream has come to its end. Returns `true` if that must not change the queue pair.
-fn peer_left(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>, after: &mut After) -> bool {
+fn hide_end(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, QpState>, effects: &mut Effects) -> bool {
     let hidden = g.machine.hides_end();
     if hidden {
-        peer_gone::leave(qp, g, after);
+        peer_gone::hide_end(qp, g, effects);
     }
     hidden
 }
 
 /// A Send has met no receive: its time begins.
-fn held(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>, after: &mut After) {
+fn held(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, QpState>, effects: &mut Effects) {
     if g.conn.held_since != 0 {
         return;
     }
@@ -391,14 +391,14 @@ fn held(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>, after: &mut After) {
     g.conn.held_since = now;
     tracing::trace!(qp = qp.num, "receiver not ready");
     g.machine
-        .on_time(Time::from_nanos(now), &mut DriveHost::new(qp, after));
+        .on_time(Time::from_nanos(now), &mut DriveHost::new(qp, effects));
 }
 
 /// Offers a held Send again. Returns `None` if there is still no receive.
 fn resume(
     qp: &Arc<QpInner>,
-    g: &mut MutexGuard<'_, Guarded>,
-    after: &mut After,
+    g: &mut MutexGuard<'_, QpState>,
+    effects: &mut Effects,
 ) -> Option<RxStatus> {
     let ready = match &qp.srq {
         Some(srq) => !srq.inner.wait(qp),
@@ -410,18 +410,18 @@ fn resume(
         return None;
     }
     g.end_hold();
-    process(qp, g, after)
+    process(qp, g, effects)
 }
 
 /// Processes again what has been received. Returns `None` if there is no memory for that.
 fn process(
     qp: &Arc<QpInner>,
-    g: &mut MutexGuard<'_, Guarded>,
-    after: &mut After,
+    g: &mut MutexGuard<'_, QpState>,
+    effects: &mut Effects,
 ) -> Option<RxStatus> {
     // An STag that the peer has invalidated may be all that is left to do, and then there is no part of an FPDU.
     let mut buffer = g.conn.partial.take().map_or_else(pool::take_rx, Ok).ok()?;
-    let status = filled(qp, g, &mut buffer, &mut pool::rx_plan(), 0, after);
+    let status = filled(qp, g, &mut buffer, &mut pool::rx_plan(), 0, effects);
     put_back(g, buffer);
     Some(status)
 }
@@ -429,9 +429,9 @@ fn process(
 /// The queue pair is done with this stream: throw away what still comes, until the peer closes.
 fn discard<'a>(
     qp: &'a Arc<QpInner>,
-    g: MutexGuard<'a, Guarded>,
-    after: &mut After,
-) -> MutexGuard<'a, Guarded> {
+    g: MutexGuard<'a, QpState>,
+    effects: &mut Effects,
+) -> MutexGuard<'a, QpState> {
     let Some(link) = g.link.clone() else { return g };
     debug_assert_eq!(g.machine.state(), State::Error);
     drop(g);
@@ -460,11 +460,11 @@ fn discard<'a>(
             g.conn.eof = true;
             if let Ok(mut buffer) = g.conn.partial.take().map_or_else(pool::take_rx, Ok) {
                 g.machine
-                    .rx_eof(&mut buffer, &mut DriveHost::new(qp, after));
+                    .rx_eof(&mut buffer, &mut DriveHost::new(qp, effects));
                 pool::give_rx(buffer);
             }
         }
-        Some(false) => broken(qp, &mut g, after),
+        Some(false) => broken(qp, &mut g, effects),
         None => {}
     }
     g

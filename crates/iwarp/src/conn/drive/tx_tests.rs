@@ -117,15 +117,15 @@ fn a_write_to_a_broken_connection_ends_it() {
 }
 
 /// With a message that its segments are smaller than, and nothing sent.
-fn segmenting(qp: &QueuePair, g: &mut Guarded) {
+fn segmenting(qp: &QueuePair, g: &mut QpState) {
     let sges = [Sge {
         addr: 0,
         len: 4000,
         lkey: 1,
     }];
-    let mut after = After::default();
+    let mut effects = Effects::default();
     let write = SendWr::write(1, 0x1000, 7, &sges);
-    let mut host = DriveHost::new(&qp.inner, &mut after);
+    let mut host = DriveHost::new(&qp.inner, &mut effects);
     g.machine.post_send(&write, &mut host).unwrap();
     drop(host);
     g.machine.set_emss(1460);
@@ -149,10 +149,11 @@ fn the_size_of_segments_is_asked_for_as_often_as_it_matters() {
     assert_eq!(asked, [0, 16, 32]);
     g.machine.align(1460);
     assert!([(); 40].iter().all(|()| wants_mss(&mut g)));
-    let mut after = After::default();
-    g.machine.abort(&mut DriveHost::new(&qp.inner, &mut after));
+    let mut effects = Effects::default();
+    g.machine
+        .abort(&mut DriveHost::new(&qp.inner, &mut effects));
     drop(g);
-    after.run(&qp.inner);
+    effects.run(&qp.inner);
     qp.destroy();
 }
 
@@ -178,10 +179,11 @@ fn the_size_of_segments_is_followed() {
             follow_mss(&qp.inner, &mut g, &link);
             assert_eq!(g.machine.is_segmenting(), !fits);
             assert_eq!(g.machine.alignment(), aligned.then_some(mss));
-            let mut after = After::default();
-            g.machine.abort(&mut DriveHost::new(&qp.inner, &mut after));
+            let mut effects = Effects::default();
+            g.machine
+                .abort(&mut DriveHost::new(&qp.inner, &mut effects));
             drop(g);
-            after.run(&qp.inner);
+            effects.run(&qp.inner);
             qp.destroy();
         }
     }
