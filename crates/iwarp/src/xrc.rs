@@ -7,7 +7,7 @@
 //! Locks: the register of a device's domains and the queue that a target has selected are looked at with the state of a queue pair locked. Their
 //! locks are taken last, and no other lock inside of them.
 
-use crate::conn::effects::{DriveHost, Effects};
+use crate::conn::effects::{DriveHost, Due, Effects};
 use crate::conn::qp::{QpAttributes, QpInner, QueuePair, Request};
 use crate::conn::xrc_target::XrcTarget;
 use crate::error::{Error, Result};
@@ -383,7 +383,7 @@ impl XrcTarget for Target {
         let (got, limit_reached) = queue.take(taken);
         if limit_reached {
             self.delivered.lock().limits.push(queue);
-            effects.xrc = true;
+            effects.due |= Due::XRC_DELIVERED;
         }
         got
     }
@@ -402,7 +402,7 @@ impl XrcTarget for Target {
         let mut delivered = self.delivered.lock();
         cq.inner
             .push(&mut cq.inner.ring.lock(), cqe, delivered.owed(cq));
-        effects.xrc = true;
+        effects.due |= Due::XRC_DELIVERED;
     }
 
     fn settle(&self, qp: &Arc<QpInner>) -> Vec<CompletionQueue> {

@@ -42,7 +42,7 @@ pub(crate) fn timer(qp: &Arc<QpInner>) {
     let (since, Some(limit)) = (g.absent.since, limit) else {
         return;
     };
-    if since == 0 || g.link.is_some() {
+    if since == 0 || g.link.is_open() {
         return;
     }
     let waited = Duration::from_nanos(now_ns().saturating_sub(since));
@@ -57,7 +57,7 @@ pub(crate) fn timer(qp: &Arc<QpInner>) {
         .peer_is_absent(&mut DriveHost::new(qp, &mut effects));
     qp.collect_effects(&mut g, &mut effects);
     drop(g);
-    effects.run(qp);
+    effects.apply(qp);
     if let Ok(peers) = qp.ctx.peers() {
         peers.abandon(qp.num);
     }

@@ -76,7 +76,7 @@ impl QueuePair {
         let peers = self.inner.ctx.peers()?;
         let epoch = {
             let mut g = self.inner.state.lock();
-            if g.link.is_some() {
+            if g.link.is_open() {
                 return Ok(());
             }
             let own_peer = self.is_known_as(gid, num);

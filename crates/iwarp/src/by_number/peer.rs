@@ -84,7 +84,8 @@ impl Port {
 /// A queue pair between RTR and its connection.
 struct Waiting {
     qp: Weak<QpInner>,
-    /// The life of the queue pair that it becomes connected in. What was begun in another one does not concern it.
+    /// The epoch of the queue pair that the connection is for. What was begun in another one does
+    /// not concern it.
     epoch: u64,
     peer: Address,
     role: Role,
@@ -324,7 +325,7 @@ impl Peers {
         self.engine.after(left, self.token, LOOK | num);
     }
 
-    /// Handles a queue pair that has become RTR, in this life of it, with this peer, which knows it by the GID `own`.
+    /// Handles a queue pair that has become RTR in this epoch, with this peer, which knows it by the GID `own`.
     pub(crate) fn connect(
         self: &Arc<Self>,
         (qp, epoch): (&QueuePair, u64),
@@ -406,7 +407,7 @@ impl Peers {
         }
     }
 
-    /// Takes the early request that is to be accepted now, with the queue pair and the life of it that takes it.
+    /// Takes the early request that is to be accepted now, with the queue pair and the epoch of it that takes it.
     fn take_early(&self, num: u32) -> Option<(CmId, QueuePair, u64)> {
         let mut state = self.state.lock();
         let State { waiting, early, .. } = &mut *state;

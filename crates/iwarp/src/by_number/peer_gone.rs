@@ -2,11 +2,11 @@
 //! connection manager's connection is shown as InfiniBand shows it.
 //!
 //! On InfiniBand a queue pair does not notice that the peer's queue pair is gone: receives stay
-//! posted, and a request fails when it is not
-//! answered for some time. Programs that connect by number rely on that: the end that is done first exits while the other
-//! still polls for its last completions, where a flushed receive would be an error. A program that
-//! uses the connection manager gets the event that the connection is over, and takes what has
-//! arrived before it ends its own queue pair.
+//! posted, and a request fails when it is not answered for some time. Programs that connect by
+//! number rely on that: the end that is done first exits while the other still polls for its last
+//! completions, where a flushed receive would be an error. A program that uses the connection
+//! manager gets the event that the connection is over, and takes what has arrived before it ends
+//! its own queue pair.
 
 use crate::conn::effects::{DriveHost, Effects};
 use crate::conn::infiniband::InfinibandParameters;
@@ -18,19 +18,6 @@ use std::sync::Arc;
 /// The `rnr_retry` that has no limit, and the largest `retry_cnt`: both fields have three bits.
 const FOR_EVER: u8 = 7;
 const RETRIES_MAX: u8 = 7;
-
-/// The parts of a stream that have ended without a change of the queue pair.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Left {
-    /// No more octets come.
-    pub(crate) rx: bool,
-    /// No octets can be sent.
-    pub(crate) tx: bool,
-    /// The stream has ended behind a held Send, and the engine does not watch it.
-    pub(crate) unwatched: bool,
-    /// The timer of a request is running.
-    timer: bool,
-}
 
 impl QpState {
     /// With parameters, the connection that begins ends as on InfiniBand, and its Sends and
@@ -52,8 +39,7 @@ impl QpState {
 pub(crate) fn hide_end(qp: &Arc<QpInner>, g: &mut QpState, effects: &mut Effects) {
     tracing::trace!(qp = qp.num, "the peer has left");
     unwatch(g);
-    g.conn.stalled = None;
-    g.conn.left.rx = true;
+    g.link.read_to_end();
     notify_manager(g, effects);
     start_request_timer(g);
 }
@@ -62,8 +48,7 @@ pub(crate) fn hide_end(qp: &Arc<QpInner>, g: &mut QpState, effects: &mut Effects
 /// when that is posted.
 pub(crate) fn hide_end_behind_held(g: &mut QpState, effects: &mut Effects) {
     unwatch(g);
-    g.conn.left.tx = true;
-    g.conn.left.unwatched = true;
+    g.link.end_behind_held();
     notify_manager(g, effects);
     start_request_timer(g);
 }
@@ -71,10 +56,11 @@ pub(crate) fn hide_end_behind_held(g: &mut QpState, effects: &mut Effects) {
 /// Takes the socket out of the engine's set: a hang-up would be reported again and again, whatever
 /// events are asked for.
 fn unwatch(g: &mut QpState) {
-    let Some(link) = &g.link else { return };
-    link.engine.pause(&link.stream);
-    g.conn.driven_by_app = false;
-    g.conn.interest = Interest::NONE;
+    if let Some(open) = g.link.open_mut() {
+        open.socket.engine.pause(&open.socket.stream);
+        open.driven_by_app = false;
+        open.interest = Interest::NONE;
+    }
 }
 
 /// Notifies the connection manager of the end, unless the peer is known by number: then the program
@@ -82,21 +68,20 @@ fn unwatch(g: &mut QpState) {
 pub(crate) fn notify_manager(g: &QpState, effects: &mut Effects) {
     if !g.machine.is_connectionless() {
         effects.events |= Events::DISCONNECTED;
-        effects.cm = g.conn.cm.clone();
+        effects.report = g.link.report().clone();
     }
 }
 
 /// Starts the timer of requests that no peer will answer.
 pub(crate) fn start_request_timer(g: &mut QpState) {
-    let Some(link) = &g.link else { return };
-    let left = g.conn.left;
-    let gone = left.rx || left.unwatched;
-    if !gone || left.timer || g.machine.sends_outstanding() == 0 {
+    let Some(limit) = g.retry.gone_after() else {
+        return;
+    };
+    if g.machine.sends_outstanding() == 0 || !g.link.await_answer() {
         return;
     }
-    if let Some(limit) = g.retry.gone_after() {
-        g.conn.left.timer = true;
-        link.engine.after(limit, link.token, TIMER_PEER_GONE);
+    if let Some(socket) = g.link.socket() {
+        socket.engine.after(limit, socket.token, TIMER_PEER_GONE);
     }
 }
 
@@ -104,19 +89,20 @@ pub(crate) fn start_request_timer(g: &mut QpState) {
 pub(crate) fn request_timer_expired(qp: &Arc<QpInner>) {
     let mut effects = Effects::default();
     let mut g = qp.state.lock();
-    if !g.conn.left.timer {
+    if !g.link.peer_gone().is_some_and(|peer| peer.request_timer) {
         return;
     }
     g.machine
         .peer_is_absent(&mut DriveHost::new(qp, &mut effects));
     qp.collect_effects(&mut g, &mut effects);
     drop(g);
-    effects.run(qp);
+    effects.apply(qp);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::conn::link::Gone;
     use crate::conn::qp::QueuePair;
     use crate::conn::retry::Retry;
     use crate::testing;
@@ -138,6 +124,15 @@ mod tests {
         (qp, peer)
     }
 
+    fn is_timed(g: &QpState) -> bool {
+        g.link.peer_gone().is_some_and(|peer| peer.request_timer)
+    }
+
+    fn gone(qp: &QueuePair) -> Option<Gone> {
+        let peer = qp.inner.state.lock().link.peer_gone();
+        peer.map(|peer| peer.gone)
+    }
+
     /// As long as the peer is there, or nothing is asked of it, no time runs.
     #[test]
     fn the_time_of_a_request_runs_when_the_peer_has_left() {
@@ -146,7 +141,9 @@ mod tests {
                 let (qp, _peer) = connection();
                 let mut effects = Effects::default();
                 let mut g = qp.inner.state.lock();
-                g.conn.left.rx = has_left;
+                if has_left {
+                    g.link.read_to_end();
+                }
                 if asks {
                     let mut host = DriveHost::new(&qp.inner, &mut effects);
                     let wr = SendWr::new(1, SendOp::Send, &[]);
@@ -154,7 +151,7 @@ mod tests {
                 }
                 for _ in 0..2 {
                     start_request_timer(&mut g);
-                    assert_eq!(g.conn.left.timer, has_left && asks, "{has_left} {asks}");
+                    assert_eq!(is_timed(&g), has_left && asks, "{has_left} {asks}");
                 }
                 drop(g);
                 qp.destroy();
@@ -175,7 +172,7 @@ mod tests {
                 g.machine.post_send(&wr, &mut host).unwrap();
             }
             hide_end(&qp.inner, &mut g, &mut effects);
-            assert_eq!((g.conn.left.rx, g.conn.left.timer), (true, asks));
+            assert_eq!((g.link.is_read_to_end(), is_timed(&g)), (true, asks));
             drop(g);
             qp.destroy();
         }
@@ -186,7 +183,11 @@ mod tests {
     fn a_queue_pair_fails_when_its_time_has_run_out() {
         for (runs, state) in [(false, State::Rts), (true, State::Error)] {
             let (qp, _peer) = connection();
-            qp.inner.state.lock().conn.left.timer = runs;
+            {
+                let mut g = qp.inner.state.lock();
+                g.link.read_to_end();
+                assert!(!runs || g.link.await_answer());
+            }
             request_timer_expired(&qp.inner);
             assert_eq!(qp.state(), state);
             qp.destroy();
@@ -228,7 +229,7 @@ mod tests {
                 peer.write_all(&testing::EMPTY_SEND[..part]).unwrap();
                 drop(peer);
                 testing::until("the end is not noticed", || {
-                    qp.inner.state.lock().conn.left.rx
+                    qp.inner.state.lock().link.is_read_to_end()
                 });
                 assert_eq!(qp.state(), State::Rts);
                 assert_eq!(polled(&qp), []);
@@ -255,7 +256,7 @@ mod tests {
         });
         testing::break_off(&testing::link(&qp), peer);
         testing::until("the end is not noticed", || {
-            qp.inner.state.lock().conn.left.unwatched
+            gone(&qp) == Some(Gone::BehindHeld)
         });
         assert_eq!(qp.state(), State::Rts);
         // The queue has one slot, which is free when the completion has been polled.
@@ -269,7 +270,7 @@ mod tests {
             assert_eq!(done, [(wr_id, WcStatus::Success)]);
         }
         testing::until("the end is not noticed again", || {
-            qp.inner.state.lock().conn.left.rx
+            qp.inner.state.lock().link.is_read_to_end()
         });
         assert_eq!(qp.state(), State::Rts);
         qp.destroy();

@@ -67,7 +67,7 @@ fn a_queue_pair_keeps_the_early_request_of_its_peer_alone() {
         assert!(peers.wait(NUM, entry(1, peer)));
         assert_eq!(peers.state.lock().early.contains_key(&NUM), stays);
         assert_eq!(is_destroyed(&id), !stays, "{peer:?}");
-        // It waits already; in its next life it waits anew.
+        // It waits already; in its next epoch it waits anew.
         assert!(!peers.wait(NUM, entry(1, peer)));
         assert!(peers.wait(NUM, entry(2, peer)));
         peers.abandon(NUM);

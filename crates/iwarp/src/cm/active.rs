@@ -72,7 +72,7 @@ pub(super) struct Active {
     id: Weak<CmIdInner>,
     ctx: Context,
     qp: QueuePair,
-    /// The life of the queue pair that the attempt is for.
+    /// The epoch of the queue pair that the attempt is for.
     epoch: u64,
     peer: SocketAddr,
     local: Option<SocketAddr>,

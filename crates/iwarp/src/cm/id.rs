@@ -115,7 +115,7 @@ pub(super) struct IdState {
     pub(super) phase: Phase,
     pub(super) ctx: Option<Context>,
     pub(super) qp: Option<QueuePair>,
-    /// The life of `qp` ([`QueuePair::epoch`]) that the connection is for; `None`: the one in which it is connected.
+    /// The epoch of `qp` ([`QueuePair::epoch`]) that the connection is for; `None`: the one in which it is connected.
     pub(super) epoch: Option<u64>,
     /// Owns `qp` if that is not the program's.
     pub(super) stand_in: Option<StandIn>,

@@ -204,7 +204,7 @@ pub(crate) mod tests {
         (id, peer)
     }
 
-    /// One that was accepted for a life of the queue pair, and the socket of its initiator, which has the reply.
+    /// One that was accepted for an epoch of the queue pair, and the socket of its initiator, which has the reply.
     pub(crate) fn accepted(qp: &QueuePair, epoch: u64) -> (CmId, std::net::TcpStream) {
         let (id, mut peer) = requested(qp);
         id.set_queue_pair_of(Some(qp), Some(epoch));
@@ -233,7 +233,7 @@ pub(crate) mod tests {
         qp
     }
 
-    /// The first message comes when the queue pair was reset: it is still free for the connections of its present life.
+    /// The first message comes when the queue pair was reset: it is still free for the connections of its present epoch.
     #[test]
     fn a_queue_pair_that_was_reset_does_not_take_a_stream_of_its_former_life() {
         let qp = queue_pair();
@@ -245,7 +245,7 @@ pub(crate) mod tests {
         assert_eq!(event.kind, CmEventKind::ConnectError);
         assert!(event.id.is_same(&id) && !id.is_unheard());
         assert_eq!((qp.state(), qp.addresses()), (State::Init, None));
-        // Of its present life, it does.
+        // It takes those of its present epoch.
         let (id, mut peer) = accepted(&qp, qp.epoch());
         assert!(id.is_unheard() && qp.addresses().is_none());
         peer.write_all(&[0]).unwrap();

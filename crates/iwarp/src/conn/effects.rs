@@ -1,107 +1,124 @@
-//! Work that is done after all locks are dropped, and the state machine's way to completion queues meanwhile.
+//! What a call of the state machine leads to outside of the queue pair, applied when all locks are
+//! dropped, and the state machine's way to completion queues meanwhile.
 
-use super::linger::{self, StreamEnd};
-use super::qp::{CmSink, Link, QpInner};
+use super::linger::Closing;
+use super::link::Report;
+use super::qp::QpInner;
 use crate::objects::cq::{CompletionQueue, CqInner, Owed};
 use crate::objects::events::AsyncEventKind;
 use crate::objects::hooks::Completion;
 use crate::objects::member::EventQp;
 use crate::objects::slots::Ring;
 use crate::sys::guarded::ProcessRange;
+use bitflags::bitflags;
 use iwarp_rnic::Cqe;
 use iwarp_rnic::qp::{Direction, Events, Fault, Host};
 use iwarp_rnic::receive_queue::{SharedReceiveQueue as Queue, TakenRecv};
 use parking_lot::MutexGuard;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
-/// Work that is done after all locks are dropped.
+bitflags! {
+    /// Effects without data. Each of them alone makes the set non-empty.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub(crate) struct Due: u8 {
+        /// Our direction of the stream was shut down: the end is reported.
+        const CLOSED_BY_US = 1;
+        /// The queue pair waits until some memory is not in use any more.
+        const WAIT_FOR_MEMORY = 1 << 1;
+        /// Memory that a queue pair waits for is no longer in use.
+        const MEMORY_UNUSED = 1 << 2;
+        /// The target of an extended reliable connection has delivered something.
+        const XRC_DELIVERED = 1 << 3;
+        /// The shared receive queue has got a receive back that other queue pairs wait for.
+        const RECEIVE_RETURNED = 1 << 4;
+        /// An injected fault is due.
+        const FAULT = 1 << 5;
+    }
+}
+
+/// What a call of the state machine leads to outside of the queue pair. It is collected under the
+/// queue pair's lock (`QpInner::collect_effects`, [`DriveHost`]) and applied when all locks are
+/// dropped ([`Effects::apply`]).
 #[derive(Default)]
 pub(crate) struct Effects {
+    /// What the send queue's completions require.
     pub(crate) send: Owed,
+    /// What the completions of receives require.
     pub(crate) recv: Owed,
+    pub(crate) due: Due,
+    /// Events of the queue pair. The connection manager of `report` is notified of them, too.
     pub(crate) events: Events,
+    /// Why the stream has ended, if it has ended in error.
     pub(crate) fault: Option<Fault>,
-    pub(crate) cm: Option<Weak<dyn CmSink>>,
-    pub(crate) closed_by_us: bool,
-    /// The initiator's first FPDU has come, now or earlier.
-    pub(crate) established: bool,
-    pub(crate) dropped: Option<Arc<Link>>,
-    /// The queue pair waits until nobody uses some memory.
-    pub(crate) waits: bool,
-    /// Nobody uses memory any more for which some queue pair waits.
-    pub(crate) unused: bool,
-    /// The target of an extended reliable connection has delivered something.
-    pub(crate) xrc: bool,
-    /// The shared receive queue has got a receive back for which other queue pairs wait.
-    pub(crate) returned: bool,
-    /// An injected fault is due.
-    pub(crate) act: bool,
-    /// The dropped connection must be ended in the background.
-    pub(crate) stream_end: Option<StreamEnd>,
+    pub(crate) report: Report,
+    /// The queue pair has given its stream up.
+    pub(crate) closing: Option<Closing>,
 }
 
 impl Effects {
+    /// Adds an effect if it is due.
     #[inline]
-    pub(crate) fn run(self, qp: &Arc<QpInner>) {
-        if !self.is_quiet() {
-            self.run_now(qp);
+    pub(crate) fn note_if(&mut self, effect: Due, is_due: bool) {
+        if is_due {
+            self.due |= effect;
         }
     }
 
-    /// Returns `true` if there is nothing to do. It is asked four times for each message, and nearly always so.
+    /// Applies them. The caller holds no lock.
+    #[inline]
+    pub(crate) fn apply(self, qp: &Arc<QpInner>) {
+        if !self.is_quiet() {
+            self.apply_now(qp);
+        }
+    }
+
+    /// Returns `true` if there is nothing to do. It is asked four times for each message, and
+    /// nearly always so.
     #[inline]
     pub(crate) fn is_quiet(&self) -> bool {
         self.events.is_empty()
-            && self.dropped.is_none()
-            && !self.closed_by_us
-            && !self.waits
-            && !self.unused
-            && !self.xrc
-            && !self.returned
-            && !self.act
+            && self.due.is_empty()
+            && self.closing.is_none()
             && self.send.is_nothing()
             && self.recv.is_nothing()
     }
 
     #[inline(never)]
-    fn run_now(self, qp: &Arc<QpInner>) {
+    fn apply_now(self, qp: &Arc<QpInner>) {
         let mut overflow = qp.send_cq.inner.settle(self.send);
         overflow |= qp.recv_cq.inner.settle(self.recv);
         if overflow {
             tracing::warn!(qp = qp.num, "completion queue overflow");
             overflowed([&qp.send_cq, &qp.recv_cq]);
         }
-        if let (true, Some(target)) = (self.xrc, &qp.xrc) {
+        if let (true, Some(target)) = (self.due.contains(Due::XRC_DELIVERED), &qp.xrc) {
             overflowed(&target.settle(qp));
         }
-        if let (true, Some(srq)) = (self.returned, &qp.srq) {
+        if let (true, Some(srq)) = (self.due.contains(Due::RECEIVE_RETURNED), &qp.srq) {
             srq.inner.drive_waiting();
         }
-        if let (true, Some(faults)) = (self.act, &qp.faults) {
+        if let (true, Some(faults)) = (self.due.contains(Due::FAULT), &qp.faults) {
             faults.act(Arc::clone(qp) as _);
         }
-        if self.waits {
+        if self.due.contains(Due::WAIT_FOR_MEMORY) {
             qp.ctx.wait_for_memory(qp);
         }
-        if self.unused {
+        if self.due.contains(Due::MEMORY_UNUSED) {
             qp.ctx.memory_unused();
         }
         if let (true, Some(srq)) = (self.recv.srq_limit, &qp.srq) {
             srq.inner.tell_limit();
         }
-        if self.events.is_empty() && self.dropped.is_none() && !self.closed_by_us {
-            return;
+        let closed_by_us = self.due.contains(Due::CLOSED_BY_US);
+        if closed_by_us || self.closing.is_some() || !self.events.is_empty() {
+            self.apply_rare(qp);
         }
-        self.run_rare(qp);
     }
 
     #[cold]
-    fn run_rare(self, qp: &Arc<QpInner>) {
-        if let Some(link) = self.dropped {
-            match self.stream_end {
-                Some(stream_end) => linger::end_in_background(qp, &link, stream_end),
-                None => link.engine.remove(&link.stream, link.token),
-            }
+    fn apply_rare(self, qp: &Arc<QpInner>) {
+        if let Some(closing) = self.closing {
+            closing.run(qp);
         }
         let handle = || EventQp(Arc::clone(qp) as _);
         let raise = |flag: Events, kind: fn(EventQp) -> AsyncEventKind| {
@@ -127,14 +144,14 @@ impl Effects {
             qp.forget_events();
         }
         let mut events = self.events;
-        if self.closed_by_us {
+        if self.due.contains(Due::CLOSED_BY_US) {
             events |= Events::DISCONNECTED;
         }
-        if self.established && events.intersects(Events::DISCONNECTED | Events::FATAL) {
+        if self.report.established && events.intersects(Events::DISCONNECTED | Events::FATAL) {
             // The thread that saw the first message may not have reported it yet.
             events |= Events::ESTABLISHED;
         }
-        if let Some(cm) = self.cm.and_then(|cm| cm.upgrade()) {
+        if let Some(cm) = self.report.cm.and_then(|cm| cm.upgrade()) {
             if events.contains(Events::FIRST_FPDU_OVERDUE) {
                 tracing::debug!(qp = qp.num, "the peer's first message did not come");
                 cm.first_message_overdue();
@@ -161,8 +178,8 @@ pub(crate) fn overflowed<'a>(queues: impl IntoIterator<Item = &'a CompletionQueu
 
 /// The state machine's view of completion queues and shared receive queue, for one call of it.
 ///
-/// The completion queue stays locked from one completion to the next, because they come in runs. It is unlocked before any
-/// other lock is taken, so the order of locks is kept.
+/// The completion queue stays locked from one completion to the next, because they come in runs. It
+/// is unlocked before any other lock is taken, so the order of locks is kept.
 pub(crate) struct DriveHost<'a> {
     qp: &'a Arc<QpInner>,
     effects: &'a mut Effects,
@@ -215,7 +232,7 @@ impl Host for DriveHost<'_> {
         if let Some(faults) = &self.qp.faults {
             match faults.completed(direction, &mut cqe) {
                 Completion::Written => {}
-                Completion::ThenAct => self.effects.act = true,
+                Completion::ThenAct => self.effects.due |= Due::FAULT,
                 Completion::Lost => lost = true,
             }
         }
@@ -243,7 +260,7 @@ impl Host for DriveHost<'_> {
             return true;
         };
         let ready = faults.receiver_ready();
-        self.effects.act |= !ready;
+        self.effects.note_if(Due::FAULT, !ready);
         ready
     }
 
@@ -262,7 +279,8 @@ impl Host for DriveHost<'_> {
         self.ring = None;
         let srq = &self.qp.srq.as_ref()?.inner;
         let result = srq.with_queue(|queue| Some(f(queue)));
-        self.effects.returned |= srq.has_waiting();
+        self.effects
+            .note_if(Due::RECEIVE_RETURNED, srq.has_waiting());
         result
     }
 
@@ -275,27 +293,31 @@ impl Host for DriveHost<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conn::qp::QueuePair;
+    use crate::conn::qp::{CmSink, QueuePair};
     use crate::testing;
     use iwarp_rnic::qp::State;
     use parking_lot::Mutex;
+    use std::sync::Weak;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    /// What is forgotten here is done by nobody: each reason alone is one.
+    /// Nobody applies an effect that makes no difference here: each one alone has to.
     #[test]
     fn there_is_something_to_do_for_each_reason() {
         assert!(Effects::default().is_quiet());
-        let reasons: [fn(&mut Effects); 9] = [
+        let reasons: [fn(&mut Effects); 3] = [
             |effects| effects.events = Events::ESTABLISHED,
-            |effects| effects.closed_by_us = true,
-            |effects| effects.waits = true,
-            |effects| effects.unused = true,
-            |effects| effects.xrc = true,
-            |effects| effects.returned = true,
-            |effects| effects.act = true,
             |effects| effects.send.srq_limit = true,
             |effects| effects.recv.srq_limit = true,
         ];
+        for due in Due::all() {
+            let mut effects = Effects::default();
+            effects.note_if(due, false);
+            assert!(effects.is_quiet());
+            effects.note_if(due, true);
+            assert!(!effects.is_quiet(), "{due:?}");
+            effects.note_if(Due::all(), false);
+            assert_eq!(effects.due, due);
+        }
         for (i, give) in reasons.into_iter().enumerate() {
             let mut effects = Effects::default();
             give(&mut effects);
@@ -323,7 +345,8 @@ mod tests {
         let cq = ctx.create_cq(2, None).unwrap();
         let qp = testing::queue_pair(&ctx, &cq, &cq);
         let (end, begin) = (Events::DISCONNECTED, Events::ESTABLISHED);
-        // What has happened, whether the program has disconnected, whether the first message has come, and what is told.
+        // What has happened, whether the program has disconnected, whether the first message has
+        // come, and what is told.
         let cases = [
             (Events::empty(), true, false, end),
             (Events::FATAL, true, false, Events::FATAL | end),
@@ -340,12 +363,17 @@ mod tests {
             let cm: Weak<dyn CmSink> = Arc::downgrade(&(Arc::clone(&sink) as Arc<dyn CmSink>));
             let effects = Effects {
                 events,
-                closed_by_us,
-                established,
-                cm: Some(cm),
+                due: match closed_by_us {
+                    true => Due::CLOSED_BY_US,
+                    false => Due::empty(),
+                },
+                report: Report {
+                    cm: Some(cm),
+                    established,
+                },
                 ..Effects::default()
             };
-            effects.run(&qp.inner);
+            effects.apply(&qp.inner);
             assert_eq!(*sink.0.lock(), [(told, None)]);
             assert_eq!(sink.1.load(Ordering::Relaxed), 0);
         }
@@ -353,10 +381,13 @@ mod tests {
         let cm: Weak<dyn CmSink> = Arc::downgrade(&(Arc::clone(&sink) as Arc<dyn CmSink>));
         let effects = Effects {
             events: Events::FIRST_FPDU_OVERDUE,
-            cm: Some(cm),
+            report: Report {
+                cm: Some(cm),
+                established: false,
+            },
             ..Effects::default()
         };
-        effects.run(&qp.inner);
+        effects.apply(&qp.inner);
         assert_eq!(sink.1.load(Ordering::Relaxed), 1);
         qp.destroy();
     }
@@ -371,7 +402,7 @@ mod tests {
                 events,
                 ..Effects::default()
             };
-            effects.run(&qp.inner);
+            effects.apply(&qp.inner);
             let raised = std::iter::from_fn(|| ctx.try_async_event());
             let kinds = raised.map(|event| match event.kind {
                 AsyncEventKind::CommunicationEstablished(of) => ("established", of),
@@ -433,7 +464,7 @@ mod tests {
             assert!(ids.eq((0..300).filter(|id| (id % 3 != 0) == sends)));
         }
         qp.destroy();
-        // Of one that is destroyed nothing is written.
+        // A destroyed queue pair writes no completions.
         DriveHost::new(&qp.inner, &mut effects).complete(Direction::Send, Cqe::default());
         assert!(cqs[0].is_empty());
     }
@@ -450,7 +481,8 @@ mod tests {
         for is_ready in [true, false] {
             let mut effects = Effects::default();
             let ready = DriveHost::new(&qp.inner, &mut effects).receiver_ready();
-            assert_eq!((ready, effects.act), (is_ready, !is_ready));
+            let is_due = effects.due == Due::FAULT;
+            assert_eq!((ready, is_due), (is_ready, !is_ready));
         }
         qp.destroy();
     }
@@ -475,7 +507,7 @@ mod tests {
             let given = DriveHost::new(&qps[0].inner, &mut effects)
                 .with_shared_receive(|queue| queue.post(&wr).is_ok());
             assert_eq!(given, Some(true));
-            effects.returned
+            effects.due.contains(Due::RECEIVE_RETURNED)
         };
         assert!(srq.inner.wait(&qps[1].inner));
         assert!(give_back());

@@ -1,4 +1,5 @@
-//! A queue pair as the engine sees it: readiness, timers, and pauses while application threads drive it.
+//! A queue pair as the engine sees it: readiness, timers, and pauses while application threads
+//! drive it.
 
 use super::drive;
 use super::liveness;
@@ -23,7 +24,7 @@ pub(crate) struct BytesTransferred {
 }
 
 impl BytesTransferred {
-    /// So many octets were read or written. The caller has locked the queue pair's state.
+    /// Adds `octets` to the count. The caller has locked the queue pair's state.
     #[inline]
     pub(crate) fn add(&self, octets: usize) {
         let before = self.octets.load(Ordering::Relaxed);
@@ -35,7 +36,8 @@ impl BytesTransferred {
     pub(crate) fn take(&self) -> u64 {
         let octets = self.octets.load(Ordering::Relaxed);
         let before = self.seen.load(Ordering::Relaxed);
-        // Another poll may have seen more between the two lines: then there is nothing left for this one.
+        // Another poll may have seen more between the two lines: then there is nothing left for
+        // this one.
         if octets <= before {
             return 0;
         }
@@ -44,18 +46,21 @@ impl BytesTransferred {
     }
 }
 
-/// Tells whether the peer's data have come since the program last asked for something. The counts are hints.
+/// Tells whether the peer's data have come since the program last asked for something. The counts
+/// are hints.
 #[derive(Debug, Default)]
 pub(crate) struct PeerAnswers {
-    /// Messages of the peer that have come in full, and octets that had been placed when the last of them ended.
+    /// Messages of the peer that have come in full, and octets that had been placed when the last
+    /// of them ended.
     messages: AtomicU64,
     octets: AtomicU64,
-    /// The same when the program last posted a request.
+    /// The value of `octets` when the program last posted a request.
     when_asked: AtomicU64,
 }
 
 impl PeerAnswers {
-    /// The queue pair has counted this. The caller has locked its state. A message of which only a part is there is no answer yet.
+    /// The queue pair has counted this. The caller has locked its state. A message of which only a
+    /// part is there is no answer yet.
     #[inline]
     pub(crate) fn note(&self, counters: &Counters) {
         if counters.rx_messages != self.messages.load(Ordering::Relaxed) {
@@ -83,7 +88,8 @@ impl PeerAnswers {
     }
 }
 
-/// Returns until when the pollers of these completion queues drive the sockets of a queue pair; `None` if they do not, at `now`.
+/// Returns until when the pollers of these completion queues drive the sockets of a queue pair;
+/// `None` if they do not, at `now`.
 pub(crate) fn driven_until(cqs: [&CompletionQueue; 2], now: u64) -> Option<u64> {
     cqs.into_iter()
         .filter_map(|cq| cq.inner.pollers.driven_until(now))
@@ -98,9 +104,9 @@ impl Source for QpInner {
     fn come_next(&self) {
         // Who has the lock has it all close already.
         if let Some(g) = self.state.try_lock() {
-            if let Some(link) = &g.link {
-                prefetch::counts(link);
-                prefetch::object(&**link);
+            if let Some(socket) = g.link.socket() {
+                prefetch::counts(socket);
+                prefetch::object(&**socket);
             }
             g.machine.prefetch(prefetch::line);
         }
@@ -117,31 +123,32 @@ impl Source for QpInner {
 
     fn rest(&self) -> bool {
         let mut g = self.state.lock();
-        let g = &mut *g;
-        let Some(link) = &g.link else { return false };
-        if !g.conn.interest.readable {
+        let Some(open) = g.link.open_mut() else {
+            return false;
+        };
+        if !open.interest.readable {
             // The driving thread does not read now, and would not notice the end of the stream.
             return false;
         }
-        if !g.conn.driven_by_app {
-            link.engine.pause(&link.stream);
-            g.conn.driven_by_app = true;
+        if !open.driven_by_app {
+            open.socket.engine.pause(&open.socket.stream);
+            open.driven_by_app = true;
         }
         true
     }
 
     fn resume(&self) {
         let mut g = self.state.lock();
-        let g = &mut *g;
-        if let (Some(link), true) = (&g.link, g.conn.driven_by_app) {
+        if let Some(open) = g.link.open_mut().filter(|open| open.driven_by_app) {
+            let socket = &open.socket;
             // It cannot fail for lack of anything: the descriptor was in the set before.
-            if let Err(error) = link
+            if let Err(error) = socket
                 .engine
-                .resume(&link.stream, link.token, g.conn.interest)
+                .resume(&socket.stream, socket.token, open.interest)
             {
                 tracing::error!(qp = self.num, %error, "the socket cannot be watched");
             }
-            g.conn.driven_by_app = false;
+            open.driven_by_app = false;
         }
     }
 
@@ -191,7 +198,8 @@ mod tests {
     use iwarp_rnic::{SendFlags, SendOp, SendWr};
     use std::time::{Duration, Instant};
 
-    /// Two threads that poll one queue may look at the count at the same time, and the slower one finds that more has been seen.
+    /// Two threads that poll one queue may look at the count at the same time, and the slower one
+    /// finds that more has been seen.
     #[test]
     fn what_another_poll_has_seen_is_not_seen_again() {
         let moved = BytesTransferred::default();
@@ -203,8 +211,8 @@ mod tests {
         assert_eq!(moved.take(), 10);
     }
 
-    /// The end of a message is an answer if anything was placed since the last request. A request of the peer brings nothing, and a part of a
-    /// message is no answer yet.
+    /// The end of a message is an answer if anything was placed since the last request. A request
+    /// of the peer brings nothing, and a part of a message is no answer yet.
     #[test]
     fn an_answer_is_a_whole_message_with_octets_since_the_request() {
         let answered = PeerAnswers::default();
@@ -226,7 +234,8 @@ mod tests {
         assert!(answered.is_answered());
     }
 
-    /// The end of a stream is reported late, when the queue pair was reset and its next stream holds a Send already.
+    /// The end of a stream is reported late, when the queue pair was reset and its next stream
+    /// holds a Send already.
     #[test]
     fn a_late_report_of_a_hang_up_does_not_end_the_next_stream() {
         let ctx = testing::context();
@@ -254,7 +263,8 @@ mod tests {
         qp.destroy();
     }
 
-    /// A queue pair is reset while an attempt to connect it comes to its end: neither its failure nor its stream concern the next life.
+    /// A queue pair is reset while an attempt to connect it comes to its end: neither its failure
+    /// nor its stream concern the next epoch.
     #[test]
     fn what_was_begun_before_a_reset_does_not_concern_the_queue_pair_after_it() {
         let ctx = testing::context();
@@ -276,7 +286,8 @@ mod tests {
         qp.destroy();
     }
 
-    /// Those of one thread that serves it are told from those of another, which the caller leaves the work to.
+    /// Those of one thread that serves it are told from those of another, which the caller leaves
+    /// the work to.
     #[test]
     fn who_serves_a_queue_pair_is_told_so() {
         let ctx = testing::context();
@@ -301,18 +312,21 @@ mod tests {
         let ctx = testing::context();
         let cq = ctx.create_cq(4, None).unwrap();
         let qp = testing::queue_pair(&ctx, &cq, &cq);
-        let resting = || qp.inner.state.lock().conn.driven_by_app;
-        assert!(!qp.inner.rest() && !resting(), "no connection");
+        let is_driven = || {
+            let g = qp.inner.state.lock();
+            g.link.open().is_some_and(|open| open.driven_by_app)
+        };
+        assert!(!qp.inner.rest() && !is_driven(), "no connection");
         qp.inner.resume();
         let _peer = testing::connected(&qp);
         for _ in 0..2 {
-            assert!(qp.inner.rest() && resting());
-            assert!(qp.inner.rest() && resting(), "it rests already");
+            assert!(qp.inner.rest() && is_driven());
+            assert!(qp.inner.rest() && is_driven(), "it rests already");
             qp.inner.resume();
-            assert!(!resting());
+            assert!(!is_driven());
         }
-        qp.inner.state.lock().conn.interest.readable = false;
-        assert!(!qp.inner.rest() && !resting());
+        testing::open(&mut qp.inner.state.lock()).interest.readable = false;
+        assert!(!qp.inner.rest() && !is_driven());
         qp.destroy();
     }
 
@@ -363,12 +377,12 @@ mod tests {
         let _peer = testing::connected(&qp);
         {
             let mut g = qp.inner.state.lock();
-            g.conn.cork.timer = true;
-            g.conn.timer = Some(iwarp_rnic::Time::ZERO);
+            g.cork.timer = true;
+            testing::open(&mut g).timer = Some(iwarp_rnic::Time::ZERO);
         }
         let timers = || {
-            let g = qp.inner.state.lock();
-            (g.conn.cork.timer, g.conn.timer.is_some())
+            let mut g = qp.inner.state.lock();
+            (g.cork.timer, testing::open(&mut g).timer.is_some())
         };
         Arc::clone(&qp.inner).timer(TIMER_SEND_DELAY);
         assert_eq!(timers(), (false, true));

@@ -1,6 +1,6 @@
 //! Where the faults of a queue pair are asked on the data path.
 
-use super::effects::{DriveHost, Effects};
+use super::effects::{DriveHost, Due, Effects};
 use super::qp::{QpInner, Request};
 use crate::objects::hooks::{QpFaults, Way};
 use iwarp_rnic::PostError;
@@ -14,7 +14,8 @@ impl QpInner {
         wrs.iter().position(|wr| faults.refuses_send(&wr.wr().op))
     }
 
-    /// Queues a request of a queue pair with faults. Those that are posted as a `WHOLE` have been asked for already.
+    /// Queues a request of a queue pair with faults. Those that are posted as a `WHOLE` have been
+    /// asked for already.
     #[cold]
     pub(crate) fn post_faulty<const WHOLE: bool, R: Request>(
         self: &Arc<Self>,
@@ -41,7 +42,7 @@ impl QpInner {
     #[inline]
     pub(crate) fn act_before_sending(self: &Arc<Self>, effects: &mut Effects) {
         if let Some(faults) = &self.faults {
-            effects.act = false;
+            effects.due.remove(Due::FAULT);
             faults.act(Arc::clone(self) as _);
         }
     }

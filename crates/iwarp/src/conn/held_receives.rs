@@ -1,8 +1,9 @@
 //! Receives that complete while a system call sends.
 //!
-//! What is being sent completes when the call has returned. The peer may be faster: its answer comes, and another thread reads
-//! it. Programs rely on the order of cause and effect (tgt treats a command that arrives before the completion of its login
-//! response as a violation). So receives that complete during the call are reported after the sent requests.
+//! What is being sent completes when the call has returned. The peer may be faster: its answer
+//! comes, and another thread reads it. Programs rely on the order of cause and effect (tgt treats a
+//! command that arrives before the completion of its login response as a violation). So receives
+//! that complete during the call are reported after the sent requests.
 
 use super::effects::{DriveHost, Effects};
 use super::qp::QpInner;
@@ -12,7 +13,7 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Of one queue pair. Used under the lock of its state only.
+/// Per queue pair; protected by the state lock.
 #[derive(Default)]
 pub(crate) struct HeldReceives {
     sending: AtomicBool,
@@ -62,7 +63,8 @@ mod tests {
     use iwarp_rnic::RecvWr;
     use iwarp_rnic::qp::State;
 
-    /// A peer that has everything may close before the system call has returned: the request is done, and must not be flushed.
+    /// A peer that has everything may close before the system call has returned: the request is
+    /// done, and must not be flushed.
     #[test]
     fn the_end_of_the_stream_waits_for_what_is_being_sent() {
         let ctx = testing::context();
@@ -81,9 +83,9 @@ mod tests {
         }
         peer.shutdown(std::net::Shutdown::Write).unwrap();
         let mut out = [Cqe::default(); 2];
-        let link = qp.inner.state.lock().link.clone().unwrap();
+        let socket = qp.inner.state.lock().link.socket().cloned().unwrap();
         let start = std::time::Instant::now();
-        while !link.stream.peer_closed() {
+        while !socket.stream.peer_closed() {
             assert!(start.elapsed().as_secs() < 20);
             std::thread::yield_now();
         }

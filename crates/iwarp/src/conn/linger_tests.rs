@@ -33,7 +33,7 @@ fn looks_become_rare_also_without_patience() {
 /// A connection that a queue pair has had.
 struct Stream {
     qp: Arc<QpInner>,
-    link: Arc<Link>,
+    socket: Arc<Socket>,
     peer: TcpStream,
     /// Octets that the peer has not read.
     sent: usize,
@@ -50,10 +50,10 @@ impl Stream {
         let peer = connected(&qp);
         let limit = Some(Duration::from_secs(20));
         peer.set_read_timeout(limit).unwrap();
-        let link = qp.inner.state.lock().link.take().unwrap();
+        let socket = qp.inner.state.lock().detach().unwrap();
         Self {
             qp: Arc::clone(&qp.inner),
-            link,
+            socket,
             peer,
             sent: 0,
         }
@@ -64,7 +64,7 @@ impl Stream {
         let mut full = Self::new(patience);
         let mut in_vain = 0;
         while in_vain < 50 {
-            match full.link.stream.send(&[1; 4096]) {
+            match full.socket.stream.send(&[1; 4096]) {
                 Ok(n) => (full.sent, in_vain) = (full.sent + n, 0),
                 Err(error) => {
                     assert_eq!(error.kind(), ErrorKind::WouldBlock);
@@ -83,12 +83,11 @@ impl Stream {
         tail: usize,
     ) -> Option<Arc<Linger>> {
         let not_before = early.map(|early| Time::from_nanos(now_ns() + early.as_nanos() as u64));
-        let stream_end = StreamEnd {
-            cut,
-            not_before,
-            tail: UnsentTail::of(vec![7; tail]),
+        let closing = Closing {
+            socket: Arc::clone(&self.socket),
+            end: StreamEnd::new(cut, not_before, UnsentTail::of(vec![7; tail])),
         };
-        end_in_background(&self.qp, &self.link, stream_end);
+        closing.run(&self.qp);
         self.left()
     }
 
@@ -96,14 +95,14 @@ impl Stream {
     fn left(&self) -> Option<Arc<Linger>> {
         let left = LINGERING.lock();
         let mut lives = left.iter().filter_map(Weak::upgrade);
-        lives.find(|one| Arc::ptr_eq(&one.link, &self.link))
+        lives.find(|one| Arc::ptr_eq(&one.socket, &self.socket))
     }
 
     fn is_watched(&self, linger: &Linger) -> bool {
         let result = self
-            .link
+            .socket
             .engine
-            .modify(&self.link.stream, linger.token, Interest::READ);
+            .modify(&self.socket.stream, linger.token, Interest::READ);
         result.is_ok()
     }
 
@@ -139,7 +138,7 @@ fn a_stream_is_left_when_the_peer_ends_it() {
     stream.peer.write_all(&[0; 100]).unwrap();
     until("it does not come", || {
         Arc::clone(&left).ready(true, false, false);
-        !stream.link.stream.has_octets().unwrap()
+        !stream.socket.stream.has_octets().unwrap()
     });
     assert!(stream.is_watched(&left));
     drop(left);
@@ -150,7 +149,7 @@ fn a_stream_is_left_when_the_peer_ends_it() {
     // One whose peer has ended already is not kept.
     let stream = Stream::new(LONG);
     stream.peer.shutdown(Shutdown::Write).unwrap();
-    until("it is open", || stream.link.stream.peer_closed());
+    until("it is open", || stream.socket.stream.peer_closed());
     assert!(stream.end_in_background(false, None, 0).is_none());
 }
 
@@ -167,7 +166,7 @@ fn a_cut_stream_is_reset_when_the_peer_has_everything() {
         .expect("octets wait");
     assert!(left.is_cut() && !left.waits.load(Ordering::Relaxed));
     assert_eq!(left.patience, LONG);
-    let waits = stream.link.stream.unacknowledged_bytes().unwrap();
+    let waits = stream.socket.stream.unacknowledged_bytes().unwrap();
     assert!(left.progress.lock().unacknowledged >= waits);
     left.look();
     assert!(stream.is_watched(&left));
@@ -188,14 +187,14 @@ fn the_rest_is_sent_before_the_end() {
         assert_eq!(left.patience, LONG);
         if ends {
             stream.peer.shutdown(Shutdown::Write).unwrap();
-            until("it is open", || stream.link.stream.peer_closed());
+            until("it is open", || stream.socket.stream.peer_closed());
             Arc::clone(&left).ready(true, false, false);
         }
         left.look();
         assert_eq!(left.tail.lock().len(), 1000);
         // What is not acknowledged: octets in the socket, and the rest.
         let waits = left.progress.lock().unacknowledged;
-        assert!(waits >= stream.link.stream.unacknowledged_bytes().unwrap() + 1000);
+        assert!(waits >= stream.socket.stream.unacknowledged_bytes().unwrap() + 1000);
         stream.read_to_end(1000, false);
         until("the end still waits", || {
             !left.waits.load(Ordering::Relaxed)
@@ -277,7 +276,7 @@ fn one_of_a_crowd_does_not_wait_for_a_peer_out_of_reach() {
 /// As the one that is left of this stream.
 fn another(left: &Linger) -> Arc<Linger> {
     Arc::new(Linger {
-        link: Arc::clone(&left.link),
+        socket: Arc::clone(&left.socket),
         token: left.engine.token(),
         engine: Arc::clone(&left.engine),
         cut: false,

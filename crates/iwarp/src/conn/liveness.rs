@@ -1,20 +1,23 @@
 //! Peers that vanish: their host is gone, or their reset was lost, and no packet tells that.
 //!
-//! The kernel's keep-alive probes a peer on a silent connection ([`TcpStream::keep_alive`]); it costs this process nothing. It
-//! does not probe while octets wait for their acknowledgement: then TCP sends those again, for a quarter of an hour, and the
-//! queue pair looks four times within [`Config::peer_timeout`] whether anything is answered. `TCP_USER_TIMEOUT` would do the
-//! same without a timer of ours, but it also ends connections whose peer answers and does not read for a while, such as a
-//! stopped process.
+//! The kernel's keep-alive probes a peer on a silent connection ([`TcpStream::keep_alive`]); it
+//! costs this process nothing. It does not probe while octets wait for their acknowledgement: then
+//! TCP sends those again, for a quarter of an hour, and the queue pair looks four times within
+//! [`Config::peer_timeout`] whether anything is answered. `TCP_USER_TIMEOUT` would do the same
+//! without a timer of ours, but it also ends connections whose peer answers and does not read for a
+//! while, such as a stopped process.
 //!
-//! Keep-alive takes four system calls, which a program that connects to thousands of peers would notice. An accepted stream has it
-//! from its listener. Any other stream gets it at the first look: the kernel asks nothing before half of the time is over.
+//! Keep-alive takes four system calls, which a program that connects to thousands of peers would
+//! notice. An accepted stream has it from its listener. Any other stream gets it at the first look:
+//! the kernel asks nothing before half of the time is over.
 //!
 //! [`TcpStream::keep_alive`]: crate::sys::stream::TcpStream::keep_alive
 //! [`Config::peer_timeout`]: crate::Config::peer_timeout
 
 use super::drive;
 use super::effects::Effects;
-use super::qp::{Link, QpInner, QpState, TIMER_LIVENESS};
+use super::link::{Open, Socket};
+use super::qp::{QpInner, QpState, TIMER_LIVENESS};
 use crate::sys::stream::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,13 +29,14 @@ pub(crate) enum Reach {
     Silent,
     /// It answers, or is not asked anything.
     Answers,
-    /// TCP has not waited long enough to send anything again: a peer that is out of reach looks like one that takes its time. It is
-    /// known after this time without an acknowledgement.
+    /// TCP has not waited long enough to send anything again: a peer that is out of reach looks
+    /// like one that takes its time. It is known after this time without an acknowledgement.
     Unknown(Duration),
 }
 
-impl Link {
-    /// Looks whether the peer's TCP answers. `quiet` is the time without an acknowledgement of anything new.
+impl Socket {
+    /// Looks whether the peer's TCP answers. `quiet` is the time without an acknowledgement of
+    /// anything new.
     pub(crate) fn reach(&self, quiet: Duration) -> Reach {
         if matches!(self.stream.unanswered(), Ok(Some(_))) {
             return Reach::Silent;
@@ -60,10 +64,11 @@ pub(crate) struct Liveness {
 }
 
 impl Liveness {
-    /// That of a new stream, whose peer may be silent for `limit`.
+    /// Starts watching a new stream, whose peer may be silent for `limit`.
     pub(crate) fn of(stream: &TcpStream, limit: Option<Duration>) -> Self {
         let inherited = stream.inherited_keep_alive();
-        // The listener may belong to a device with another setting, which must not act until the first look.
+        // The listener may belong to a device with another setting, which must not act until the
+        // first look.
         if inherited.is_some() && inherited != limit {
             keep_alive(stream, limit);
         }
@@ -73,7 +78,8 @@ impl Liveness {
         }
     }
 
-    /// Returns how many looks in a row have found no answer after one more. The peer has been `silent` for so long, if it owes one.
+    /// Returns how many looks in a row have found no answer after one more. The peer has been
+    /// `silent` for so long, if it owes one.
     fn unanswered_after(&self, silent: Option<Duration>, limit: Duration) -> u32 {
         match silent {
             Some(time) if time >= limit / LOOKS => self.unanswered + 1,
@@ -87,9 +93,13 @@ fn keep_alive(stream: &TcpStream, limit: Option<Duration>) {
     debug_assert!(set.is_ok(), "{set:?}");
 }
 
-/// The stream is watched by the engine: sets a timer for the first look if that has something to do.
+/// The stream is watched by the engine: sets a timer for the first look if that has something to
+/// do.
 pub(crate) fn begin(qp: &QpInner, g: &mut QpState) {
-    if g.conn.liveness.keep_alive_due {
+    if g.link
+        .open()
+        .is_some_and(|open| open.liveness.keep_alive_due)
+    {
         watch(qp, g);
     }
 }
@@ -97,17 +107,17 @@ pub(crate) fn begin(qp: &QpInner, g: &mut QpState) {
 /// Something was sent: a later look checks whether it is answered.
 #[inline]
 pub(crate) fn watch(qp: &QpInner, g: &mut QpState) {
-    if !g.conn.liveness.watched {
-        set_timer(qp, g);
+    if let Some(open) = g.link.open_mut().filter(|open| !open.liveness.watched) {
+        set_timer(qp, open);
     }
 }
 
 #[cold]
-fn set_timer(qp: &QpInner, g: &mut QpState) {
-    if let (Some(limit), Some(link)) = (qp.ctx.config.peer_timeout, &g.link) {
-        g.conn.liveness.watched = true;
-        link.engine
-            .after_about(limit / LOOKS, link.token, TIMER_LIVENESS);
+fn set_timer(qp: &QpInner, open: &mut Open) {
+    if let Some(limit) = qp.ctx.config.peer_timeout {
+        open.liveness.watched = true;
+        let Socket { engine, token, .. } = &*open.socket;
+        engine.after_about(limit / LOOKS, *token, TIMER_LIVENESS);
     }
 }
 
@@ -115,21 +125,27 @@ fn set_timer(qp: &QpInner, g: &mut QpState) {
 pub(crate) fn timer(qp: &Arc<QpInner>) {
     let mut effects = Effects::default();
     let mut g = qp.state.lock();
-    let before = std::mem::take(&mut g.conn.liveness);
-    let (Some(limit), Some(link)) = (qp.ctx.config.peer_timeout, g.link.clone()) else {
+    let is_read_to_end = g.link.is_read_to_end();
+    let Some(open) = g.link.open_mut() else {
         return;
     };
+    let before = std::mem::take(&mut open.liveness);
+    let Some(limit) = qp.ctx.config.peer_timeout else {
+        return;
+    };
+    let stream = &open.socket.stream;
     if before.keep_alive_due {
-        keep_alive(&link.stream, Some(limit));
+        keep_alive(stream, Some(limit));
     }
-    // If no octets are on their way, no answer is due, and the next ones start anew. A peer that has left is not waited for.
-    if g.conn.left.rx || !link.stream.unacknowledged_bytes().is_ok_and(|n| n > 0) {
+    // If no octets are on their way, no answer is due, and the next ones start anew. Nobody waits
+    // for a peer that is gone.
+    if is_read_to_end || !stream.unacknowledged_bytes().is_ok_and(|n| n > 0) {
         return;
     }
-    let silent = link.stream.unanswered().unwrap_or_default();
-    g.conn.liveness.unanswered = before.unanswered_after(silent, limit);
+    let silent = stream.unanswered().unwrap_or_default();
+    open.liveness.unanswered = before.unanswered_after(silent, limit);
     // The first look may come right after the octets.
-    if g.conn.liveness.unanswered <= LOOKS {
+    if open.liveness.unanswered <= LOOKS {
         watch(qp, &mut g);
         return;
     }
@@ -137,7 +153,7 @@ pub(crate) fn timer(qp: &Arc<QpInner>) {
     drive::broken(qp, &mut g, &mut effects);
     qp.collect_effects(&mut g, &mut effects);
     drop(g);
-    effects.run(qp);
+    effects.apply(qp);
 }
 
 #[cfg(test)]

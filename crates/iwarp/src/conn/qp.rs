@@ -6,14 +6,15 @@
 //! locked during a system call, without `state`, and unlocks it before it takes `state` again. Events, wake-ups and callbacks
 //! happen after all locks are dropped.
 
-use super::cork::{FLUSH_AFTER, Verdict};
+use super::cork::{Cork, FLUSH_AFTER, Verdict};
 use super::drive;
-use super::effects::{DriveHost, Effects};
+use super::effects::{DriveHost, Due, Effects};
 use super::engine_events::{BytesTransferred, PeerAnswers};
 use super::held_receives::HeldReceives;
 use super::infiniband::InfinibandParameters;
-use super::link::LinkState;
+use super::link::{Link, Open, Socket};
 use super::liveness::{self, Liveness};
+use super::pool;
 use super::retry::Retry;
 use super::unsent_tail::UnsentTail;
 use super::xrc_target::XrcTarget;
@@ -34,10 +35,10 @@ use crate::sys::poller::Interest;
 use crate::sys::stream::TcpStream;
 use iwarp_rnic::counters::Counters;
 use iwarp_rnic::qp::{
-    Budget, Events, Fault, QpConfig, QueuePair as Machine, ReceiverNotReady as Policy, RxInterest,
-    State, StreamConfig,
+    Budget, Events, Fault, QpConfig, QueuePair as Machine, ReceiverNotReady as Policy, RxBuffer,
+    RxInterest, State, StreamConfig,
 };
-use iwarp_rnic::{Access, PostError, RecvWr, SendOp, SendWr, Time};
+use iwarp_rnic::{Access, AllocError, PostError, RecvWr, SendOp, SendWr, Time};
 use parking_lot::Mutex;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -128,7 +129,8 @@ pub(crate) struct Handover {
     pub(crate) config: StreamConfig,
     pub(crate) flow: Option<Box<dyn Observer>>,
     pub(crate) cm: Option<Weak<dyn CmSink>>,
-    /// The life of the queue pair ([`QueuePair::epoch`]) for which a stream was set up that took time; `None`: whichever it is in.
+    /// The epoch of the queue pair ([`QueuePair::epoch`]) that the stream was set up for; `None` if
+    /// that took no time.
     pub(crate) epoch: Option<u64>,
     /// The connection behaves as on InfiniBand.
     pub(crate) infiniband: Option<InfinibandParameters>,
@@ -142,28 +144,13 @@ pub(crate) trait CmSink: Send + Sync {
     fn first_message_overdue(&self);
 }
 
-/// The connection of a queue pair.
-pub(crate) struct Link {
-    pub(crate) stream: TcpStream,
-    pub(crate) ends: Ends,
-    pub(crate) flow: Option<Box<dyn Observer>>,
-    pub(crate) token: u64,
-    pub(crate) engine: Arc<Engine>,
-    /// When full operation began.
-    pub(crate) start: Instant,
-}
-
-impl Drop for Link {
-    fn drop(&mut self) {
-        self.engine.leaves();
-    }
-}
-
+/// The part of a queue pair that its lock protects.
 pub(crate) struct QpState {
     pub(crate) machine: Machine,
     pub(crate) seen_slots: SeenSlots,
-    pub(crate) link: Option<Arc<Link>>,
-    pub(crate) conn: LinkState,
+    pub(crate) link: Link,
+    /// Decides whether posting sends at once; begins anew with each stream.
+    pub(crate) cork: Cork,
     /// How long Sends have waited that no longer wait, in nanoseconds.
     pub(crate) held_ns: u64,
     /// How long requests wait for a peer that is known by number.
@@ -180,14 +167,33 @@ impl QpState {
         self.epoch
     }
 
+    /// Takes the part of an FPDU that has come, or an empty buffer.
+    #[inline]
+    pub(crate) fn take_partial(&mut self) -> Result<Box<RxBuffer>, AllocError> {
+        let partial = self.link.open_mut().and_then(|open| open.partial.take());
+        partial.map_or_else(pool::take_rx, Ok)
+    }
+
+    /// Takes the socket away, and with it what belongs to the stream. What is still to be reported stays.
+    pub(crate) fn detach(&mut self) -> Option<Arc<Socket>> {
+        self.end_hold();
+        self.cork = Cork::default();
+        self.link.detach()
+    }
+
     /// Returns `true` if this is still the connection.
-    pub(crate) fn is_linked(&self, link: &Arc<Link>) -> bool {
-        self.link.as_ref().is_some_and(|l| Arc::ptr_eq(l, link))
+    pub(crate) fn is_linked(&self, socket: &Arc<Socket>) -> bool {
+        self.link
+            .socket()
+            .is_some_and(|ours| Arc::ptr_eq(ours, socket))
     }
 
     /// No Send waits for a receive any more.
     pub(crate) fn end_hold(&mut self) {
-        let since = std::mem::take(&mut self.conn.held_since);
+        let Some(open) = self.link.open_mut() else {
+            return;
+        };
+        let since = std::mem::take(&mut open.held_since);
         if since != 0 {
             self.held_ns += now_ns().saturating_sub(since);
         }
@@ -293,8 +299,8 @@ impl QueuePair {
                 state: Mutex::new(QpState {
                     machine,
                     seen_slots: SeenSlots::default(),
-                    link: None,
-                    conn: LinkState::default(),
+                    link: Link::default(),
+                    cork: Cork::default(),
                     held_ns: 0,
                     retry: Retry::default(),
                     absent: Absent::default(),
@@ -376,7 +382,7 @@ impl QueuePair {
 
     /// Returns the addresses of its connection, ours first.
     pub fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
-        let ends = self.inner.state.lock().link.as_ref()?.ends;
+        let ends = self.inner.state.lock().link.socket()?.ends;
         Some((ends.local, ends.peer))
     }
 
@@ -407,8 +413,8 @@ impl QueuePair {
                 .machine
                 .modify(to, &mut DriveHost::new(&self.inner, &mut effects));
             self.inner.collect_effects(&mut g, &mut effects);
-            if let Some(stream_end) = &mut effects.stream_end {
-                stream_end.tail = tail.unwrap_or_default();
+            if let Some(closing) = &mut effects.closing {
+                closing.send_first(tail.unwrap_or_default());
             }
             if to == State::Reset {
                 self.inner.held_receives.forget();
@@ -419,7 +425,7 @@ impl QueuePair {
             }
             result
         };
-        effects.run(&self.inner);
+        effects.apply(&self.inner);
         if matches!(to, State::Reset | State::Error) {
             self.inner.ctx.gave_up_peer(self.num());
         }
@@ -463,7 +469,7 @@ impl QueuePair {
         }
         // Passing it on copies it.
         if !effects.is_quiet() {
-            effects.run(&self.inner);
+            effects.apply(&self.inner);
         }
         result.map_err(|(_, error)| error.into())
     }
@@ -494,7 +500,7 @@ impl QueuePair {
         let (result, verdict) = self.inner.post::<WHOLE, false, R>(wrs, &mut effects);
         self.inner.act_before_sending(&mut effects);
         self.inner.obey(verdict);
-        effects.run(&self.inner);
+        effects.apply(&self.inner);
         result.map_err(|(n, e)| (n, e.into()))
     }
 
@@ -529,7 +535,7 @@ impl QueuePair {
             self.inner.complete_due(&mut g, &mut effects);
             g.machine.rx_interest() == RxInterest::Held
         };
-        effects.run(&self.inner);
+        effects.apply(&self.inner);
         if held {
             self.inner.drive_rx();
         }
@@ -565,7 +571,7 @@ impl QpInner {
             }
             Verdict::SendInBurst => {
                 self.drive_tx();
-                self.state.lock().conn.cork.sent();
+                self.state.lock().cork.sent();
             }
             Verdict::PutOff => self.put_off(),
             Verdict::Join => {}
@@ -587,10 +593,10 @@ impl QpInner {
         let g = &mut *guard;
         g.make_send_room(&self.slots, wrs.len());
         if WHOLE && let Err(e) = g.machine.check_sends(wrs.iter().map(R::wr)) {
-            return (Err(e), g.conn.cork.send());
+            return (Err(e), g.cork.send());
         }
         if WHOLE && let Some(i) = self.first_refused(wrs) {
-            return (Err((i, PostError::QueueFull)), g.conn.cork.send());
+            return (Err((i, PostError::QueueFull)), g.cork.send());
         }
         let mut bytes = 0;
         for (i, wr) in wrs.iter().enumerate() {
@@ -601,7 +607,7 @@ impl QpInner {
                 }
             };
             if let Err(e) = posted {
-                return (Err((i, e)), g.conn.cork.send());
+                return (Err((i, e)), g.cork.send());
             }
             // Framing included, in round numbers. Reads and atomics send only a request.
             let wr = wr.wr();
@@ -622,8 +628,8 @@ impl QpInner {
             .empty_polls()
             .wrapping_add(self.recv_cq.inner.pollers.empty_polls());
         let verdict = match MORE {
-            true => g.conn.cork.post_more(polls, bytes, room),
-            false => g.conn.cork.post(polls, wrs.len(), bytes, room),
+            true => g.cork.post_more(polls, bytes, room),
+            false => g.cork.post(polls, wrs.len(), bytes, room),
         };
         if guard.link.is_none() {
             absent::begin(self, &mut guard);
@@ -639,21 +645,25 @@ impl QpInner {
         if !self.recv_cq.is_same(&self.send_cq) {
             self.recv_cq.inner.defer(self);
         }
-        let link = {
+        let socket = {
             let mut g = self.state.lock();
             // Without a connection nothing is late: the requests are sent when it is there.
-            let Some(link) = g.link.clone() else { return };
-            if std::mem::replace(&mut g.conn.cork.timer, true) {
+            let Some(socket) = g.link.socket().cloned() else {
+                return;
+            };
+            if std::mem::replace(&mut g.cork.timer, true) {
                 return;
             }
-            link
+            socket
         };
-        link.engine.after(FLUSH_AFTER, link.token, TIMER_SEND_DELAY);
+        socket
+            .engine
+            .after(FLUSH_AFTER, socket.token, TIMER_SEND_DELAY);
     }
 
     /// Sends requests that waited and that no poll has sent.
     pub(crate) fn send_delay_expired(self: &Arc<Self>) {
-        self.state.lock().conn.cork.timer = false;
+        self.state.lock().cork.timer = false;
         self.drive_tx();
     }
 
@@ -677,7 +687,7 @@ impl QpInner {
             self.collect_effects(&mut g, &mut effects);
             result
         };
-        effects.run(self);
+        effects.apply(self);
         self.drive_tx();
         result
     }
@@ -687,7 +697,7 @@ impl QpInner {
         let (engine, watched) = self.place(&handover)?;
         let token = watched.unwrap_or_else(|| engine.token());
         let mss = handover.stream.mss().unwrap_or(handover.config.emss);
-        let link = Arc::new(Link {
+        let socket = Arc::new(Socket {
             stream: handover.stream,
             ends: handover.ends,
             flow: handover.flow,
@@ -700,29 +710,31 @@ impl QpInner {
         {
             let mut g = self.state.lock();
             let is_late = handover.epoch.is_some_and(|epoch| epoch != g.epoch);
-            if self.is_destroyed() || g.link.is_some() || is_late {
+            if self.is_destroyed() || g.link.is_open() || is_late {
                 drop(g);
-                engine.remove(&link.stream, token);
+                engine.remove(&socket.stream, token);
                 return Err(Error::InvalidState(
                     "the queue pair is destroyed, was reset, or has a connection already",
                 ));
             }
             if let Err(error) = self.start_stream(&mut g.machine, handover.config, mss) {
                 drop(g);
-                engine.remove(&link.stream, token);
+                engine.remove(&socket.stream, token);
                 return Err(error);
             }
             g.behave_as(handover.infiniband);
-            if let Some(flow) = &link.flow {
+            if let Some(flow) = &socket.flow {
                 flow.framed(handover.config.markers_tx, handover.config.markers_rx);
             }
             if let Some(faults) = &self.faults {
-                faults.connected(link.ends.peer, handover.config.crc);
-                effects.act |= faults.is_due();
+                faults.connected(socket.ends.peer, handover.config.crc);
+                effects.note_if(Due::FAULT, faults.is_due());
             }
-            g.link = Some(Arc::clone(&link));
-            g.conn = LinkState::new(handover.cm);
-            g.conn.liveness = Liveness::of(&link.stream, self.ctx.config.peer_timeout);
+            let liveness = Liveness::of(&socket.stream, self.ctx.config.peer_timeout);
+            let open = Open::new(Arc::clone(&socket), handover.cm, liveness);
+            let attached = g.link.attach(open);
+            debug_assert!(attached, "there was no stream above");
+            g.cork = Cork::default();
             g.absent = Absent::default();
             // Under the lock, so that nobody changes the interest before it exists.
             let source = Arc::clone(self) as Arc<dyn Source>;
@@ -730,24 +742,23 @@ impl QpInner {
                 engine.hand_on(token, source);
                 Ok(())
             } else {
-                engine.add(&link.stream, token, Interest::READ, source)
+                engine.add(&socket.stream, token, Interest::READ, source)
             };
             if let Err(e) = watched {
                 // It cannot be driven: treat it as a stream that broke.
-                g.link = None;
-                g.conn = LinkState::default();
+                g.link = Link::default();
                 g.machine
                     .stream_failed(&mut DriveHost::new(self, &mut effects));
                 self.complete_due(&mut g, &mut effects);
                 drop(g);
-                effects.run(self);
+                effects.apply(self);
                 return Err(e.into());
             }
             // Not earlier: a timer without a source is dropped.
             liveness::begin(self, &mut g);
             self.follow_time(&mut g, &mut effects);
         }
-        effects.run(self);
+        effects.apply(self);
         // The engine will report what has come already.
         self.drive_tx();
         Ok(())
@@ -802,7 +813,7 @@ impl QpInner {
             g.machine.abort(&mut DriveHost::new(self, &mut effects));
             self.collect_effects(&mut g, &mut effects);
         }
-        effects.run(self);
+        effects.apply(self);
     }
 
     /// Reads the socket, unless another thread does; that thread then goes round again.

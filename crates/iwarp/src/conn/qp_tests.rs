@@ -4,8 +4,8 @@ use super::*;
 use crate::conn::liveness::Reach;
 use crate::objects::member::Member;
 use crate::testing::{
-    attributes, connected, connected_for, context, link, queue_pair, send_fpdu, unattached, until,
-    unwatched_link,
+    attributes, connected, connected_for, context, link, open, queue_pair, send_fpdu, unattached,
+    until, unwatched_link,
 };
 use iwarp_rnic::SendFlags;
 use std::io::{Read, Write};
@@ -19,7 +19,7 @@ fn only_its_own_connection_is_the_connection() {
     let links = qps.each_ref().map(link);
     for (at, qp) in qps.iter().enumerate() {
         let g = qp.inner.state.lock();
-        let is_linked = links.each_ref().map(|link| g.is_linked(link));
+        let is_linked = links.each_ref().map(|socket| g.is_linked(socket));
         assert_eq!(is_linked, [at == 0, at == 1]);
     }
     qps[0].abort();
@@ -34,9 +34,9 @@ fn whether_a_peer_answers_is_known_after_a_while() {
     let cq = ctx.create_cq(4, None).unwrap();
     let qp = queue_pair(&ctx, &cq, &cq);
     let _peer = connected(&qp);
-    let link = link(&qp);
+    let socket = link(&qp);
     // An idle connection: the time does not change.
-    let time = link.stream.time_to_tell().unwrap();
+    let time = socket.stream.time_to_tell().unwrap();
     let instant = Duration::from_nanos(1);
     for (quiet, reach) in [
         (Duration::ZERO, Reach::Unknown(time)),
@@ -45,7 +45,7 @@ fn whether_a_peer_answers_is_known_after_a_while() {
         (time + instant, Reach::Answers),
         (Duration::MAX, Reach::Answers),
     ] {
-        assert_eq!(link.reach(quiet), reach, "{quiet:?}");
+        assert_eq!(socket.reach(quiet), reach, "{quiet:?}");
     }
     qp.destroy();
 }
@@ -96,7 +96,7 @@ fn posts_are_sent_at_once_when_half_of_the_queue_waits() {
         });
         let waits = |verdict: &Verdict| matches!(verdict, Verdict::PutOff | Verdict::Join);
         assert!(!verdicts[3..].iter().any(waits), "{verdicts:?}");
-        effects.run(&qp.inner);
+        effects.apply(&qp.inner);
         qp.destroy();
     }
 }
@@ -126,8 +126,9 @@ fn what_is_sent_and_does_not_wait_is_acknowledged() {
     let cq = ctx.create_cq(4, None).unwrap();
     let qp = queue_pair(&ctx, &cq, &cq);
     let _peer = connected(&qp);
-    let link = link(&qp);
-    let acknowledged = || super::super::linger::acknowledged(&qp.inner.state.lock().machine, &link);
+    let socket = link(&qp);
+    let acknowledged =
+        || super::super::linger::acknowledged(&qp.inner.state.lock().machine, &socket);
     assert_eq!(acknowledged(), 0);
     qp.post_send(&[SEND]).unwrap();
     let sent = qp.counters().tx_bytes;
@@ -216,7 +217,7 @@ fn a_held_send_is_taken_by_the_thread_that_posts_its_receive() {
     for early in [false, true] {
         let qp = queue_pair(&ctx, &cq, &cq);
         let mut peer = connected(&qp);
-        let link = unwatched_link(&qp);
+        let socket = unwatched_link(&qp);
         let wr = RecvWr {
             wr_id: 1,
             sges: &[],
@@ -225,13 +226,13 @@ fn a_held_send_is_taken_by_the_thread_that_posts_its_receive() {
             qp.post_recv(&[wr]).unwrap();
         }
         peer.write_all(&send_fpdu(&[])).unwrap();
-        until("it does not arrive", || link.stream.has_octets().unwrap());
+        until("it does not arrive", || socket.stream.has_octets().unwrap());
         assert!(qp.inner.drive_rx());
-        assert_eq!(qp.inner.state.lock().conn.held_since == 0, early);
+        assert_eq!(open(&mut qp.inner.state.lock()).held_since == 0, early);
         if !early {
             qp.post_recv(&[wr]).unwrap();
         }
-        assert_eq!(qp.inner.state.lock().conn.held_since, 0);
+        assert_eq!(open(&mut qp.inner.state.lock()).held_since, 0);
         assert_eq!(cq.take_ready(&mut [iwarp_rnic::Cqe::default(); 2]), Ok(1));
         assert_eq!(qp.inner.state.lock().held_ns == 0, early);
         qp.destroy();
@@ -255,7 +256,7 @@ fn with_waiting_sends(ctx: &Context, sends: usize) -> (QueuePair, std::net::TcpS
         .inner
         .post::<false, false, _>(&vec![SEND; sends], &mut effects);
     posted.unwrap();
-    effects.run(&qp.inner);
+    effects.apply(&qp.inner);
     (qp, peer)
 }
 

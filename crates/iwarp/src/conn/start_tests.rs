@@ -30,7 +30,7 @@ fn messages_are_cut_by_the_segments_of_the_socket() {
     g.machine.abort(&mut host);
     drop(host);
     drop(g);
-    effects.run(&qp.inner);
+    effects.apply(&qp.inner);
     qp.destroy();
 }
 

@@ -1,20 +1,23 @@
-//! What a queue pair that ends in error has left to send when it gives its connection up: the messages of a plan that the socket has taken in
-//! part, and the Terminate behind them.
+//! What a queue pair that ends in error has left to send when it gives its connection up: the
+//! messages of a plan that the socket has taken in part, and the Terminate behind them.
 //!
-//! A program that learns of an error destroys its queue pair, often at once. If the peer reads slowly, the Terminate then still waits for room in
-//! the socket, and without it the peer does not learn what was wrong. The octets are copied, because the program may free its memory as soon as
+//! A program that learns of an error destroys its queue pair, often at once. If the peer reads
+//! slowly, the Terminate then still waits for room in the socket, and without it the peer does not
+//! learn what was wrong. The octets are copied, because the program may free its memory as soon as
 //! the queue pair is destroyed, and `linger` sends them.
 
 use super::drive;
 use super::effects::Effects;
-use super::qp::{Link, QpInner, QpState};
+use super::link::Socket;
+use super::qp::{QpInner, QpState};
 use crate::objects::hooks::Way;
 use std::io::{self, ErrorKind, IoSlice};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Octets that a process keeps for all connections together. Beyond that, connections end where they are, as they do without an error. One has
-/// at most a plan and a Terminate, so this is enough for some 50 whose peers read nothing.
+/// Octets that a process keeps for all connections together. Beyond that, connections end where
+/// they are, as they do without an error. One has at most a plan and a Terminate, so this is enough
+/// for some 50 whose peers read nothing.
 const KEPT_MAX: usize = 16 << 20;
 
 /// Octets that are kept.
@@ -33,14 +36,13 @@ pub(crate) struct UnsentTail {
 }
 
 impl UnsentTail {
-    /// Takes what the queue pair has left to send, if it has a Terminate to send. The caller makes it leave its connection before it unlocks
-    /// the state.
+    /// Takes what the queue pair has left to send, if it has a Terminate to send. The caller makes
+    /// it leave its connection before it unlocks the state.
     pub(crate) fn take(qp: &Arc<QpInner>, g: &mut QpState, effects: &mut Effects) -> Self {
-        let is_foreign = |link: &Arc<Link>| link.engine.is_foreign();
-        if g.link.as_ref().is_none_or(is_foreign) {
+        if g.link.own_socket().is_none() {
             return Self::default();
         }
-        let stalled = g.conn.stalled.as_ref();
+        let stalled = g.link.open().and_then(|open| open.stalled.as_ref());
         let has_terminate =
             g.machine.owes_terminate() || stalled.is_some_and(|plan| plan.has_terminate());
         // A plan that is neither written nor here is in the hands of another thread.
@@ -54,7 +56,7 @@ impl UnsentTail {
             return Self::default();
         }
         let octets = drive::take_unsent_tail(qp, g, effects).unwrap_or_default();
-        let flow = g.link.as_ref().and_then(|link| link.flow.as_ref());
+        let flow = g.link.socket().and_then(|socket| socket.flow.as_ref());
         if let Some(flow) = flow {
             // Recorded now, because the flow ends with the queue pair.
             flow.sent(&[IoSlice::new(&octets)]);
@@ -80,10 +82,10 @@ impl UnsentTail {
     ///
     /// # Errors
     /// The connection is broken.
-    pub(crate) fn send(&mut self, link: &Link) -> io::Result<()> {
+    pub(crate) fn send(&mut self, socket: &Socket) -> io::Result<()> {
         while !self.is_empty() {
             let octets = &self.octets[self.sent..];
-            match link.stream.send(octets) {
+            match socket.stream.send(octets) {
                 Ok(n) => self.sent += n,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err(error),
@@ -145,7 +147,8 @@ mod tests {
         }
     }
 
-    /// A peer may take its time. What it does not take now is sent later, and a connection that is broken takes nothing.
+    /// A peer may take its time. What it does not take now is sent later, and a connection that is
+    /// broken takes nothing.
     #[test]
     fn what_the_socket_does_not_take_is_sent_later() {
         let _turn = TURN.lock();
@@ -153,12 +156,16 @@ mod tests {
         let cq = ctx.create_cq(4, None).unwrap();
         let qp = testing::queue_pair(&ctx, &cq, &cq);
         let mut peer = testing::connected(&qp);
-        let link = qp.inner.state.lock().link.clone().unwrap();
+        let socket = qp.inner.state.lock().link.socket().cloned().unwrap();
         // More than the sockets keep while nobody reads.
-        link.stream.socket().set_send_buffer_size(64 << 10).unwrap();
+        socket
+            .stream
+            .socket()
+            .set_send_buffer_size(64 << 10)
+            .unwrap();
         let octets: Vec<u8> = (0..6_000_000_u32).map(|n| (n / 1000) as u8).collect();
         let mut tail = UnsentTail::of(octets.clone());
-        tail.send(&link).unwrap();
+        tail.send(&socket).unwrap();
         let left = tail.len();
         assert!(left > 0 && left < octets.len(), "{left}");
         let mut got = vec![0; octets.len()];
@@ -167,7 +174,7 @@ mod tests {
             let start = Instant::now();
             while !tail.is_empty() {
                 assert!(start.elapsed() < Duration::from_secs(30), "{}", tail.len());
-                tail.send(&link).unwrap();
+                tail.send(&socket).unwrap();
                 std::thread::yield_now();
             }
             reader.join().expect("all has come");
@@ -176,14 +183,15 @@ mod tests {
         assert_eq!(tail.octets.capacity(), 0, "it is given back");
         drop(peer);
         let start = Instant::now();
-        while UnsentTail::of(vec![0; 100]).send(&link).is_ok() {
+        while UnsentTail::of(vec![0; 100]).send(&socket).is_ok() {
             assert!(start.elapsed() < Duration::from_secs(20), "nobody takes it");
             std::thread::yield_now();
         }
         qp.destroy();
     }
 
-    /// A thread that is in its system call has the plan, and nobody else knows how much of it the socket has taken.
+    /// A thread that is in its system call has the plan, and nobody else knows how much of it the
+    /// socket has taken.
     #[test]
     fn what_another_thread_writes_is_not_taken() {
         let _turn = TURN.lock();
@@ -223,7 +231,7 @@ mod tests {
             assert_eq!(g.machine.owes_terminate(), writes);
             drop(g);
             drop((plan, turn));
-            effects.run(&qp.inner);
+            effects.apply(&qp.inner);
             qp.destroy();
         }
     }

@@ -89,7 +89,7 @@ impl QpInjector {
                 self.state.lock().actions.push(action);
             }
             Action::Reset => {
-                let link = qp.state.lock().link.clone();
+                let link = qp.state.lock().link.socket().cloned();
                 if let Some(link) = link.filter(|link| !link.engine.is_foreign()) {
                     link.stream.abort();
                     // The end is found by the driver, as if the peer had caused it.
@@ -149,7 +149,7 @@ impl QpInjector {
                     drive::fail(qp, &mut g, &mut effects);
                     qp.collect_effects(&mut g, &mut effects);
                 }
-                effects.run(qp);
+                effects.apply(qp);
                 return;
             }
             Event::QpRequestError | Event::QpAccessError => {

@@ -3,9 +3,10 @@
 //! Invariant of the `unsafe`: the runs of a plan name octets of staging that this driver owns, or of registered memory. The last
 //! stay valid because the memory table is locked for reading from the moment the runs are made until the system call has returned.
 
-use super::super::effects::{DriveHost, Effects};
+use super::super::effects::{DriveHost, Due, Effects};
+use super::super::link::Socket;
 use super::super::pool;
-use super::super::qp::{Link, QpInner, QpState};
+use super::super::qp::{QpInner, QpState};
 use super::broken;
 use crate::by_number::peer_gone;
 use crate::crc::crc32c;
@@ -77,21 +78,21 @@ enum Look<'a> {
 pub(crate) fn rx(qp: &Arc<QpInner>) {
     let mut effects = Effects::default();
     let mut g = qp.state.lock();
-    if g.link.is_none() || g.conn.left.rx {
+    if g.link.is_none() || g.link.is_read_to_end() {
         return;
     }
     if !qp.passes(Way::In) {
         // The engine stops looking for octets.
         qp.collect_effects(&mut g, &mut effects);
         drop(g);
-        effects.run(qp);
+        effects.apply(qp);
         return;
     }
     let mut g = match turns(qp, g, &mut effects) {
         Ok(g) => g,
         Err(wants_tx) => {
             // A first look without result changes nothing, so it needs no further work, only what its early end needs.
-            if effects.unused {
+            if effects.due.contains(Due::MEMORY_UNUSED) {
                 qp.ctx.memory_unused();
             }
             if wants_tx {
@@ -108,7 +109,7 @@ pub(crate) fn rx(qp: &Arc<QpInner>) {
         qp.drive_tx();
         wants_tx = false;
     }
-    effects.run(qp);
+    effects.apply(qp);
     if wants_tx {
         qp.drive_tx();
     }
@@ -131,7 +132,9 @@ fn turns<'a>(
             // Whoever waits for the state has it first. Only this thread receives, so nothing comes in between.
             MutexGuard::bump(&mut g);
         }
-        let Some(link) = g.link.clone() else { break };
+        let Some(socket) = g.link.socket().cloned() else {
+            break;
+        };
         match next_step(qp, &mut g, &mut turn, effects) {
             Step::Read => {}
             Step::Again => continue,
@@ -141,11 +144,11 @@ fn turns<'a>(
             }
             Step::Stop => break,
         }
-        let Ok(buffer) = g.conn.partial.take().map_or_else(pool::take_rx, Ok) else {
+        let Ok(buffer) = g.take_partial() else {
             g.machine.abort(&mut DriveHost::new(qp, effects));
             break;
         };
-        match look(qp, g, &link, buffer, turn.is_first(), effects) {
+        match look(qp, g, &socket, buffer, turn.is_first(), effects) {
             Look::Vain(wants_tx) => return Err(wants_tx),
             Look::Ended(guard) => {
                 g = guard;
@@ -208,7 +211,7 @@ fn next_step(
 fn look<'a>(
     qp: &'a Arc<QpInner>,
     g: MutexGuard<'a, QpState>,
-    link: &Arc<Link>,
+    socket: &Arc<Socket>,
     mut buffer: Box<RxBuffer>,
     first: bool,
     effects: &mut Effects,
@@ -229,20 +232,20 @@ fn look<'a>(
         faults.limit(Way::In, &mut runs);
     }
     // SAFETY: the module's invariant; `buffer` is ours and `memory` is locked.
-    let result = unsafe { link.stream.recv_vectored_raw(&runs) };
+    let result = unsafe { socket.stream.recv_vectored_raw(&runs) };
     if let (Some(faults), Ok(n @ 1..)) = (&qp.faults, &result) {
         if buffer.is_empty() {
             // SAFETY: as above; the plan names the memory that has just been written.
             unsafe { faults.spoil_received(&runs, *n) };
         }
         faults.passed_octets(Way::In, *n);
-        effects.act |= faults.is_due();
+        effects.note_if(Due::FAULT, faults.is_due());
     }
     if let Some(memory) = &memory {
         plan.release(memory);
-        effects.unused |= memory.take_unused();
+        effects.note_if(Due::MEMORY_UNUSED, memory.take_unused());
     }
-    if let (Some(flow), Ok(n @ 1..)) = (&link.flow, &result) {
+    if let (Some(flow), Ok(n @ 1..)) = (&socket.flow, &result) {
         // SAFETY: as above; the recorder reads what has just been written there.
         unsafe { flow.received_raw(&runs, *n) };
     }
@@ -250,11 +253,11 @@ fn look<'a>(
     // Done first: the thread that holds the state may be waiting for the memory table.
     drop(memory);
     if first && result.as_ref().is_err_and(is_nothing) {
-        keep_part(qp, link, buffer);
+        keep_part(qp, socket, buffer);
         return Look::Vain(waiting_tx);
     }
     let g = qp.state.lock();
-    if !g.is_linked(link) {
+    if !g.is_linked(socket) {
         // Its octets do not belong to the next connection.
         pool::give_rx(buffer);
         return Look::Ended(g);
@@ -283,16 +286,16 @@ fn take_in(
         // end is still there at the next look.
         Ok(0) if qp.held_receives.is_sending() => {}
         Ok(0) if hide_end(qp, g, effects) => {}
-        Ok(0) => {
-            g.conn.eof = true;
-            g.machine
-                .rx_eof(&mut buffer, &mut DriveHost::new(qp, effects));
-        }
+        Ok(0) => g
+            .machine
+            .rx_eof(&mut buffer, &mut DriveHost::new(qp, effects)),
         Ok(n) => {
             turn.more = n == plan.room() && turn.left > n;
             turn.left = turn.left.saturating_sub(n);
             qp.bytes_transferred.add(n);
-            g.conn.looks.count();
+            if let Some(open) = g.link.open_mut() {
+                open.looks.count();
+            }
             let status = filled(qp, g, &mut buffer, &mut plan, n, effects);
             turn.unfinished = status == RxStatus::More;
         }
@@ -321,7 +324,7 @@ fn filled(
         };
         g.machine.rx_filled(buffer, plan, n, &mut env)
     };
-    effects.unused |= memory.take_unused();
+    effects.note_if(Due::MEMORY_UNUSED, memory.take_unused());
     drop(memory);
     qp.peer_answers.note(g.machine.counters());
     if status == RxStatus::Held {
@@ -356,20 +359,23 @@ fn failed(
 /// A part of an FPDU stays with the queue pair.
 #[inline]
 fn put_back(g: &mut QpState, buffer: Box<RxBuffer>) {
-    if buffer.is_empty() {
-        pool::give_rx(buffer);
-    } else {
-        g.conn.partial = Some(buffer);
+    match g.link.open_mut().filter(|_| !buffer.is_empty()) {
+        Some(open) => open.partial = Some(buffer),
+        None => pool::give_rx(buffer),
     }
 }
 
-/// The same without the lock, which is taken only if there is such a part, and the connection's end may have come before that.
+/// Keeps a part of an FPDU. The state is locked only if there is one; the connection may have ended
+/// before that.
 #[inline]
-fn keep_part(qp: &QpInner, link: &Arc<Link>, buffer: Box<RxBuffer>) {
-    let state = (!buffer.is_empty()).then(|| qp.state.lock());
-    match state.filter(|g| g.is_linked(link)) {
-        Some(mut g) => g.conn.partial = Some(buffer),
-        None => pool::give_rx(buffer),
+fn keep_part(qp: &QpInner, socket: &Arc<Socket>, buffer: Box<RxBuffer>) {
+    if buffer.is_empty() {
+        return pool::give_rx(buffer);
+    }
+    let mut g = qp.state.lock();
+    match g.link.open_mut() {
+        Some(open) if Arc::ptr_eq(&open.socket, socket) => open.partial = Some(buffer),
+        _ => pool::give_rx(buffer),
     }
 }
 
@@ -384,11 +390,11 @@ fn hide_end(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, QpState>, effects: &mut Ef
 
 /// A Send has met no receive: its time begins.
 fn held(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, QpState>, effects: &mut Effects) {
-    if g.conn.held_since != 0 {
+    let Some(open) = g.link.open_mut().filter(|open| open.held_since == 0) else {
         return;
-    }
+    };
     let now = now_ns();
-    g.conn.held_since = now;
+    open.held_since = now;
     tracing::trace!(qp = qp.num, "receiver not ready");
     g.machine
         .on_time(Time::from_nanos(now), &mut DriveHost::new(qp, effects));
@@ -406,7 +412,7 @@ fn resume(
         None => g.machine.receives_posted() > 0,
     };
     let ready = ready && qp.faults.as_ref().is_none_or(|faults| !faults.starves());
-    if !ready || g.conn.partial.is_none() {
+    if !ready || g.link.open().is_none_or(|open| open.partial.is_none()) {
         return None;
     }
     g.end_hold();
@@ -420,7 +426,7 @@ fn process(
     effects: &mut Effects,
 ) -> Option<RxStatus> {
     // An STag that the peer has invalidated may be all that is left to do, and then there is no part of an FPDU.
-    let mut buffer = g.conn.partial.take().map_or_else(pool::take_rx, Ok).ok()?;
+    let mut buffer = g.take_partial().ok()?;
     let status = filled(qp, g, &mut buffer, &mut pool::rx_plan(), 0, effects);
     put_back(g, buffer);
     Some(status)
@@ -432,13 +438,15 @@ fn discard<'a>(
     g: MutexGuard<'a, QpState>,
     effects: &mut Effects,
 ) -> MutexGuard<'a, QpState> {
-    let Some(link) = g.link.clone() else { return g };
+    let Some(socket) = g.link.socket().cloned() else {
+        return g;
+    };
     debug_assert_eq!(g.machine.state(), State::Error);
     drop(g);
     let mut sink = [0u8; 16 * 1024];
     let mut end = None;
     for _ in 0..RX_BUDGET / sink.len() {
-        match link.stream.recv(&mut sink) {
+        match socket.stream.recv(&mut sink) {
             Ok(0) => {
                 end = Some(true);
                 break;
@@ -452,13 +460,12 @@ fn discard<'a>(
         }
     }
     let mut g = qp.state.lock();
-    if !g.is_linked(&link) {
+    if !g.is_linked(&socket) {
         return g;
     }
     match end {
         Some(true) => {
-            g.conn.eof = true;
-            if let Ok(mut buffer) = g.conn.partial.take().map_or_else(pool::take_rx, Ok) {
+            if let Ok(mut buffer) = g.take_partial() {
                 g.machine
                     .rx_eof(&mut buffer, &mut DriveHost::new(qp, effects));
                 pool::give_rx(buffer);

@@ -3,11 +3,12 @@
 //! Invariant of the `unsafe`: the runs of a plan name octets of the plan's scratch or of registered memory. The last stay valid
 //! because the memory table is locked for reading from the moment the runs are made until the system call has returned.
 
-use super::super::effects::{DriveHost, Effects};
+use super::super::effects::{DriveHost, Due, Effects};
 use super::super::held_receives;
+use super::super::link::Socket;
 use super::super::liveness;
 use super::super::pool;
-use super::super::qp::{Link, QpInner, QpState};
+use super::super::qp::{QpInner, QpState};
 use super::broken;
 use crate::by_number::peer_gone;
 use crate::crc::crc32c;
@@ -26,11 +27,11 @@ pub(crate) fn tx(qp: &Arc<QpInner>) {
     if g.link.is_none() {
         return;
     }
-    if g.conn.left.rx || g.conn.left.tx {
+    if g.link.takes_nothing() {
         peer_gone::start_request_timer(&mut g);
         return;
     }
-    let _ = g.conn.cork.send();
+    let _ = g.cork.send();
     if is_due(&g) {
         // A fault may hold it back.
         if qp.passes(Way::Out) {
@@ -40,12 +41,14 @@ pub(crate) fn tx(qp: &Arc<QpInner>) {
     }
     qp.collect_effects(&mut g, &mut effects);
     drop(g);
-    effects.run(qp);
+    effects.apply(qp);
 }
 
 /// Returns `true` if there is something to write on a connection.
 fn is_due(g: &QpState) -> bool {
-    g.link.is_some() && (g.machine.wants_tx() || g.conn.stalled.is_some())
+    g.link
+        .open()
+        .is_some_and(|open| g.machine.wants_tx() || open.stalled.is_some())
 }
 
 /// Writes one plan after the other.
@@ -55,13 +58,15 @@ fn turns<'a>(
     effects: &mut Effects,
 ) -> MutexGuard<'a, QpState> {
     loop {
-        let Some(link) = g.link.clone() else { break };
+        let Some(socket) = g.link.socket().cloned() else {
+            break;
+        };
         let memory = qp.ctx.memory.read();
-        let stalled = g.conn.stalled.take();
+        let stalled = g.link.open_mut().and_then(|open| open.stalled.take());
         let begins = stalled.is_none();
         let plan = match stalled {
             Some(plan) => plan,
-            None => match fill(qp, &mut g, &link, &memory, effects) {
+            None => match fill(qp, &mut g, &socket, &memory, effects) {
                 Filled::Ready(plan) => plan,
                 Filled::Nothing => break,
                 Filled::More => {
@@ -79,7 +84,7 @@ fn turns<'a>(
             },
         };
         let more;
-        (g, more) = write(qp, g, &link, memory, (plan, begins), effects);
+        (g, more) = write(qp, g, &socket, memory, (plan, begins), effects);
         if !more || !is_due(&g) {
             break;
         }
@@ -104,7 +109,7 @@ enum Filled {
 fn fill(
     qp: &Arc<QpInner>,
     g: &mut QpState,
-    link: &Link,
+    socket: &Socket,
     memory: &MemoryTable,
     effects: &mut Effects,
 ) -> Filled {
@@ -113,9 +118,11 @@ fn fill(
         return Filled::Nothing;
     };
     if wants_mss(g) {
-        follow_mss(qp, g, link);
+        follow_mss(qp, g, socket);
     }
-    g.conn.looks.count();
+    if let Some(open) = g.link.open_mut() {
+        open.looks.count();
+    }
     let filled = {
         let mut env = Env {
             memory,
@@ -127,7 +134,7 @@ fn fill(
     let filled = match filled {
         TxFill::Ready => return Filled::Ready(plan),
         TxFill::Idle => {
-            effects.unused |= memory.take_unused();
+            effects.note_if(Due::MEMORY_UNUSED, memory.take_unused());
             Filled::Nothing
         }
         TxFill::More => Filled::More,
@@ -144,14 +151,14 @@ pub(crate) fn take_unsent_tail(
     g: &mut QpState,
     effects: &mut Effects,
 ) -> Option<Vec<u8>> {
-    let link = g.link.clone()?;
+    let socket = g.link.socket().cloned()?;
     let memory = qp.ctx.memory.read();
     let mut tail = Vec::new();
-    if let Some(plan) = g.conn.stalled.take() {
+    if let Some(plan) = g.link.open_mut().and_then(|open| open.stalled.take()) {
         take_plan(qp, g, plan, &memory, &mut tail, effects)?;
     }
     if g.machine.owes_terminate()
-        && let Filled::Ready(plan) = fill(qp, g, &link, &memory, effects)
+        && let Filled::Ready(plan) = fill(qp, g, &socket, &memory, effects)
     {
         take_plan(qp, g, plan, &memory, &mut tail, effects)?;
     }
@@ -184,7 +191,7 @@ fn take_plan(
         };
     });
     plan.release(memory);
-    effects.unused |= memory.take_unused();
+    effects.note_if(Due::MEMORY_UNUSED, memory.take_unused());
     let taken = resolved.is_ok() && mapped;
     if taken {
         let mut host = DriveHost::new(qp, effects);
@@ -200,7 +207,7 @@ fn take_plan(
 fn write<'a>(
     qp: &'a Arc<QpInner>,
     mut g: MutexGuard<'a, QpState>,
-    link: &Arc<Link>,
+    socket: &Arc<Socket>,
     memory: RwLockReadGuard<'_, MemoryTable>,
     (mut plan, begins): (Box<TxPlan>, bool),
     effects: &mut Effects,
@@ -233,18 +240,18 @@ fn write<'a>(
     let end =
         plan.ends_segment() && runs.iter().map(RawSlice::len).sum::<usize>() == plan.together();
     // SAFETY: the module's invariant; `plan` is ours and `memory` is locked.
-    let result = unsafe { link.stream.send_vectored_raw(&runs, end, false) };
-    if let (Some(flow), Ok(n)) = (&link.flow, &result) {
+    let result = unsafe { socket.stream.send_vectored_raw(&runs, end, false) };
+    if let (Some(flow), Ok(n)) = (&socket.flow, &result) {
         // SAFETY: as above; the recorder only reads.
         unsafe { flow.sent_raw(&runs, *n) };
     }
     plan.release(&memory);
-    effects.unused |= memory.take_unused();
+    effects.note_if(Due::MEMORY_UNUSED, memory.take_unused());
     // Done first: the thread that holds the state may be waiting for the memory table.
     drop(memory);
     pool::give_runs(runs);
     let mut g = qp.state.lock();
-    let linked = g.is_linked(link);
+    let linked = g.is_linked(socket);
     if let (Ok(n), true) = (&result, linked) {
         qp.bytes_transferred.add(*n);
         g.machine
@@ -269,7 +276,7 @@ fn faulty_end(qp: &QpInner, result: &io::Result<usize>, effects: &mut Effects) -
     };
     faults.passed_octets(Way::Out, *n);
     let due = faults.is_due();
-    effects.act |= due;
+    effects.note_if(Due::FAULT, due);
     due || faults.holds(Way::Out)
 }
 
@@ -283,11 +290,11 @@ fn written(
 ) -> bool {
     let error = match result {
         Ok(_) => {
-            g.conn.stalled = Some(plan);
+            keep_plan(g, plan);
             return true;
         }
         Err(error) if error.kind() == ErrorKind::WouldBlock => {
-            g.conn.stalled = Some(plan);
+            keep_plan(g, plan);
             return false;
         }
         Err(error) => error,
@@ -299,18 +306,26 @@ fn written(
             .tx_unreadable(&mut plan, &mut DriveHost::new(qp, effects));
         match plan.is_empty() {
             true => pool::give_tx(plan),
-            false => g.conn.stalled = Some(plan),
+            false => keep_plan(g, plan),
         }
         return true;
     }
     pool::give_tx(plan);
     if g.machine.is_connectionless() || g.machine.hides_end() {
         // What the peer sent before it left may still be there.
-        g.conn.left.tx = true;
+        g.link.cannot_write();
     } else {
         broken(qp, g, effects);
     }
     false
+}
+
+/// Keeps a plan that the socket took in part, until it takes more.
+fn keep_plan(g: &mut QpState, plan: Box<TxPlan>) {
+    match g.link.open_mut() {
+        Some(open) => open.stalled = Some(plan),
+        None => pool::give_tx(plan),
+    }
 }
 
 /// Plans of large messages between two looks at the size of segments, where FPDUs need not begin with them.
@@ -324,13 +339,15 @@ fn wants_mss(g: &mut QpState) -> bool {
     if !g.machine.is_segmenting() {
         return false;
     }
-    g.conn.mss_age = g.conn.mss_age.wrapping_add(1) % MSS_PLANS;
-    g.conn.mss_age == 1
+    g.link.open_mut().is_some_and(|open| {
+        open.mss_age = open.mss_age.wrapping_add(1) % MSS_PLANS;
+        open.mss_age == 1
+    })
 }
 
 /// Segments become smaller or larger when the path changes, or the peer's window opens, and FPDUs with them.
-fn follow_mss(qp: &QpInner, g: &mut QpState, link: &Link) {
-    let Ok(mss) = link.stream.mss() else { return };
+fn follow_mss(qp: &QpInner, g: &mut QpState, socket: &Socket) {
+    let Ok(mss) = socket.stream.mss() else { return };
     match g.machine.alignment() {
         Some(now) if now == mss => {}
         Some(_) => {

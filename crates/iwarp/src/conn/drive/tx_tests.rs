@@ -101,16 +101,16 @@ fn a_write_to_a_broken_connection_ends_it() {
     let ctx = context();
     for by_number in [false, true] {
         let (qp, peer) = connection(&ctx, 1);
-        let link = unwatched_link(&qp);
+        let socket = unwatched_link(&qp);
         if by_number {
             qp.inner.state.lock().machine.hide_connection();
         }
-        break_off(&link, peer);
+        break_off(&socket, peer);
         qp.post_send(&[SEND]).unwrap();
         let g = qp.inner.state.lock();
-        let up = g.machine.state() == State::Rts && g.link.is_some();
-        assert_eq!((up, g.conn.left.tx), (by_number, by_number));
-        assert!(g.conn.stalled.is_none());
+        let up = g.machine.state() == State::Rts && g.link.is_open();
+        assert_eq!((up, g.link.takes_nothing()), (by_number, by_number));
+        assert!(g.link.open().is_none_or(|open| open.stalled.is_none()));
         drop(g);
         qp.destroy();
     }
@@ -153,7 +153,7 @@ fn the_size_of_segments_is_asked_for_as_often_as_it_matters() {
     g.machine
         .abort(&mut DriveHost::new(&qp.inner, &mut effects));
     drop(g);
-    effects.run(&qp.inner);
+    effects.apply(&qp.inner);
     qp.destroy();
 }
 
@@ -169,21 +169,21 @@ fn the_size_of_segments_is_followed() {
         for aligned in [false, true] {
             let qp = queue_pair(&ctx, &cq, &cq);
             let _peer = connected(&qp);
-            let link = testing::link(&qp);
-            let mss = link.stream.mss().unwrap();
+            let socket = testing::link(&qp);
+            let mss = socket.stream.mss().unwrap();
             let mut g = qp.inner.state.lock();
             segmenting(&qp, &mut g);
             if aligned {
                 g.machine.align(1460);
             }
-            follow_mss(&qp.inner, &mut g, &link);
+            follow_mss(&qp.inner, &mut g, &socket);
             assert_eq!(g.machine.is_segmenting(), !fits);
             assert_eq!(g.machine.alignment(), aligned.then_some(mss));
             let mut effects = Effects::default();
             g.machine
                 .abort(&mut DriveHost::new(&qp.inner, &mut effects));
             drop(g);
-            effects.run(&qp.inner);
+            effects.apply(&qp.inner);
             qp.destroy();
         }
     }
