@@ -306,7 +306,10 @@ mod tests {
             assert_eq!(findings("crates/iwarp-cli/src/text.rs", code), 0);
         }
         let monotonic = "now(libc::CLOCK_MONOTONIC); // not CLOCK_REALTIME";
-        assert_eq!(findings("crates/iwarp/src/conn/machine_timer.rs", monotonic), 0);
+        assert_eq!(
+            findings("crates/iwarp/src/conn/machine_timer.rs", monotonic),
+            0
+        );
     }
 
     #[test]
