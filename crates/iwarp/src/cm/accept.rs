@@ -39,7 +39,7 @@ impl CmId {
         &self,
         parameters: &ConnectionParameters,
     ) -> Result<(Replied, QueuePair)> {
-        let (requested, qp, ctx, life) = self.requested()?;
+        let (requested, qp, ctx, epoch) = self.requested()?;
         let params = startup::local_params(&ctx, parameters, Some(&qp.config()));
         let mut frame = [0u8; MAX_FRAME_LEN];
         let private_data = startup::private_data(&qp, parameters);
@@ -76,7 +76,7 @@ impl CmId {
             config: startup::stream_config(&agreed, false, &ctx),
             flow: starting.flow,
             cm: Some(cm),
-            life,
+            epoch,
             infiniband: parameters.infiniband,
         };
         let replied = Replied {
@@ -98,7 +98,7 @@ impl CmId {
             xrc::check(qp.xrc_end(), requested.peer_end)?;
         }
         match std::mem::replace(&mut s.phase, Phase::Connected(false)) {
-            Phase::Requested(requested) => Ok((requested, qp, ctx, s.life)),
+            Phase::Requested(requested) => Ok((requested, qp, ctx, s.epoch)),
             other => {
                 s.phase = other;
                 Err(Error::InvalidState("there is no request to accept"))

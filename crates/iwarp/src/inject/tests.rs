@@ -176,7 +176,7 @@ fn a_stalled_socket_is_not_watched() {
     let (qp, mut peer) = connected("seed=120;stall");
     qp.post_send(&[SEND]).unwrap();
     peer.write_all(&[0; 64]).unwrap();
-    let interest = || qp.inner.state.lock().conn.interest;
+    let interest = || testing::open(&mut qp.inner.state.lock()).interest;
     assert!(!interest().readable && !interest().writable);
     qp.inner.drive_rx();
     qp.inner.drive_tx();
@@ -205,7 +205,7 @@ fn what_a_delay_held_back_is_sent_when_its_time_is_over() {
     let n = peer.read(&mut [0; 64]).unwrap();
     assert!(n > 0 && begin.elapsed() >= Duration::from_millis(30));
     soon("the socket is watched", || {
-        qp.inner.state.lock().conn.interest.readable
+        testing::open(&mut qp.inner.state.lock()).interest.readable
     });
     assert!(Source::rest(&*qp.inner));
     qp.destroy();
