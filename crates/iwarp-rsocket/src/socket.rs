@@ -15,7 +15,7 @@ use crate::notify::{CompletionWaker, EventWaker, Waiter, Waiters};
 use crate::options::Options;
 use crate::settings::Settings;
 use crate::stream::Stream;
-use iwarp::cm::{CmEvent, CmEventChannel, CmEventKind, CmId};
+use iwarp::runtime::cm::{CmEvent, CmEventChannel, CmEventKind, CmId};
 use iwarp::runtime::create_event_channel;
 use parking_lot::Mutex;
 use std::collections::VecDeque;

@@ -121,7 +121,7 @@ pub(crate) unsafe extern "C" fn bind_mw(
             sges: &[],
             inline: &[],
         };
-        post::qp(q).raw.post_send(&[wr]).map_err(|(_, e)| e)?;
+        post::qp(q).raw.post_send(&[wr])?;
         (*m).rkey = rkey;
         Ok(())
     })

@@ -11,6 +11,7 @@ use crate::object::{self, Object};
 use crate::qp::QpObject;
 use crate::srq::SrqObject;
 use crate::{mw, ud, xrc};
+use iwarp::runtime::PostFailed;
 use iwarp_rnic::limits::MAX_SGE;
 use iwarp_rnic::memory::Stag;
 use iwarp_rnic::{Cqe, RecvWr, SendFlags, SendOp, SendWr, Sge, WcFlags, WcOpcode, WcStatus};
@@ -143,7 +144,7 @@ pub(crate) const unsafe fn written<T>(list: &[MaybeUninit<T>]) -> &[T] {
 unsafe fn send_some<const W: usize, const S: usize>(
     qp: &QpObject,
     first: *mut ibv_send_wr,
-    post: impl Fn(&QpObject, &[SendWr<'_>], *mut ibv_send_wr) -> Result<(), (usize, iwarp::Error)>,
+    post: impl Fn(&QpObject, &[SendWr<'_>], *mut ibv_send_wr) -> Result<(), PostFailed>,
 ) -> Result<*mut ibv_send_wr, (*mut ibv_send_wr, Errno)> {
     // The arrays are not cleared: that would take as long as filling them.
     let mut sge_room = [const { MaybeUninit::<Sge>::uninit() }; S];
@@ -203,13 +204,13 @@ unsafe fn send_some<const W: usize, const S: usize>(
     }
     let wrs = written(&wrs[..n]);
     let posted = post(qp, wrs, first);
-    if let Err((i, e)) = posted {
+    if let Err(failed) = posted {
         let mut bad = first;
-        for _ in 0..i {
+        for _ in 0..failed.accepted() {
             bad = (*bad).next;
         }
-        crate::face::post_failed(&qp.raw, &e);
-        return Err((bad, e.into()));
+        crate::face::post_failed(&qp.raw, failed.error());
+        return Err((bad, failed.into()));
     }
     match stop {
         Some(e) => Err((at, e)),
@@ -288,7 +289,7 @@ unsafe fn recv_all<const W: usize, const S: usize>(
     max_sge: u32,
     first: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
-    post: impl Fn(&[RecvWr<'_>]) -> Result<(), (usize, iwarp::Error)>,
+    post: impl Fn(&[RecvWr<'_>]) -> Result<(), PostFailed>,
 ) -> Res<()> {
     let mut at = first;
     while !at.is_null() {
@@ -326,7 +327,7 @@ unsafe fn recv_all<const W: usize, const S: usize>(
             at = wr.next;
         }
         let failed = match (post(written(&wrs[..n])), stop) {
-            (Err((i, e)), _) => Some((i, e.into())),
+            (Err(failed), _) => Some((failed.accepted(), failed.into())),
             (Ok(()), Some(e)) => Some((n, e)),
             (Ok(()), None) => None,
         };
@@ -350,7 +351,7 @@ unsafe fn recv_list(
     max_sge: u32,
     wr: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
-    post: impl Fn(&[RecvWr<'_>]) -> Result<(), (usize, iwarp::Error)>,
+    post: impl Fn(&[RecvWr<'_>]) -> Result<(), PostFailed>,
 ) -> Res<()> {
     if !wr.is_null() && (*wr).next.is_null() && (0..=2).contains(&(*wr).num_sge) {
         recv_all::<1, 2>(max_sge, wr, bad, post)

@@ -11,7 +11,9 @@ use crate::guard::{EBUSY, EINVAL, Errno, Res, UNSUPPORTED, code, pointer};
 use crate::object::{self, Kind, Object, Unacknowledged, Users};
 use crate::qp::{Qp, QpObject};
 use crate::{events, post, qp, qp_create, query, srq};
-use iwarp::runtime::{ProcessLock, QueuePair, XrcDomain, XrcSendWr, XrcTargetAttributes};
+use iwarp::runtime::{
+    PostFailed, ProcessLock, QueuePair, XrcDomain, XrcSendWr, XrcTargetAttributes,
+};
 use iwarp_rnic::SendWr;
 use parking_lot::Mutex;
 use std::ffi::c_int;
@@ -221,7 +223,7 @@ pub(crate) unsafe fn post_some<const W: usize>(
     qp: &QpObject,
     wrs: &[SendWr<'_>],
     first: *mut ibv_send_wr,
-) -> Result<(), (usize, iwarp::Error)> {
+) -> Result<(), PostFailed> {
     let mut room = [const { MaybeUninit::<XrcSendWr<'_>>::uninit() }; W];
     let mut at = first;
     for (to, wr) in room.iter_mut().zip(wrs) {

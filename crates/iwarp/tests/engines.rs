@@ -3,7 +3,7 @@
 mod common;
 
 use common::{End, LIMIT, Mem, V4, Watchdog, alone, config, pair, until};
-use iwarp::{SendOp, WcStatus};
+use iwarp::runtime::{SendOp, WcStatus};
 use rustix::process::{Resource, getrlimit};
 use std::path::PathBuf;
 use std::time::Instant;
@@ -61,7 +61,7 @@ impl Connection {
             add: value,
             mask: 0,
         };
-        let result = iwarp::Sge {
+        let result = iwarp::runtime::Sge {
             addr: self.mine.addr() + 16,
             ..self.mine.sge(8)
         };

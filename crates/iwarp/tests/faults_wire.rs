@@ -5,8 +5,9 @@ mod common;
 
 use common::wire::{Hello, Wire, initiator, read, segment, write_header};
 use common::*;
-use iwarp::cm::CmEventKind;
-use iwarp::{Access, Blame, Config, State, WcStatus};
+use iwarp::runtime::cm::CmEventKind;
+use iwarp::runtime::{State, WcStatus};
+use iwarp::{Access, Blame, Config};
 use iwarp_proto::ddp::{Header, Stag};
 use iwarp_proto::mpa::startup::{EnhancedPrefix, FrameKind};
 use iwarp_proto::rdmap::{AtomicOp, Opcode, ReadRequest, TerminateCode as Code};

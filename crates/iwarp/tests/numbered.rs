@@ -6,8 +6,8 @@ mod loopback;
 #[path = "common/words.rs"]
 mod words;
 
-use iwarp::runtime::{CompletionQueue, Context, QpAttributes, QueuePair, Retry};
-use iwarp::{Config, Device, Error, State};
+use iwarp::runtime::{CompletionQueue, Context, QpAttributes, QueuePair, Retry, State};
+use iwarp::{Config, Device, Error};
 use iwarp_rnic::{Cqe, RecvWr, SendFlags, SendOp, SendWr, WcStatus};
 use loopback::{attributes, device, gid};
 use std::time::{Duration, Instant};

@@ -3,8 +3,8 @@
 mod common;
 
 use common::*;
-use iwarp::cm::CmEventKind;
-use iwarp::{SendOp, WcStatus};
+use iwarp::runtime::cm::CmEventKind;
+use iwarp::runtime::{SendOp, WcStatus};
 use std::net::{SocketAddr, UdpSocket};
 
 const REQUEST: u8 = 0x04;

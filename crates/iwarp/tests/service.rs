@@ -4,7 +4,7 @@
 mod common;
 
 use common::{LIMIT, V4, V6, context, expect, until};
-use iwarp::cm::{
+use iwarp::runtime::cm::{
     CmEvent, CmEventChannel, CmEventKind, CmId, ConnectionParameters, DEFAULT_QKEY, DatagramEnd,
 };
 use iwarp::runtime::{Context, UdAttributes, UdQueuePair, create_event_channel};

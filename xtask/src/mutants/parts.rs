@@ -51,9 +51,9 @@ pub(crate) const PARTS: &[Part] = &[
             "crates/iwarp/src/conn/**/*.rs",
             "crates/iwarp/src/inject/**/*.rs",
             "crates/iwarp/src/objects/**/*.rs",
-            "crates/iwarp/src/owned/*.rs",
             "crates/iwarp/src/tags.rs",
             "crates/iwarp/src/ud/**/*.rs",
+            "crates/iwarp/src/verbs/*.rs",
             "crates/iwarp/src/xrc.rs",
         ],
         programs: &[

@@ -4,7 +4,7 @@ use super::session::Link as _;
 use super::*;
 use crate::service::{Gate, LOOPBACK};
 use iwarp::Config;
-use iwarp::owned::cm::{ConnectionParameters, Connector};
+use iwarp::verbs::cm::{ConnectionParameters, Connector};
 use std::net::{IpAddr, Ipv4Addr};
 
 /// Long enough for a machine that is very busy.

@@ -6,8 +6,9 @@ use super::{MAX_SIZE, PingArgs};
 use crate::error::{Context as _, Error, Result};
 use crate::out;
 use crate::service::{self, Guest};
-use iwarp::owned::cm::{ConnectionParameters, ConnectionRequest};
-use iwarp::{Access, Config, Context};
+use iwarp::verbs::Context;
+use iwarp::verbs::cm::{ConnectionParameters, ConnectionRequest};
+use iwarp::{Access, Config};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 

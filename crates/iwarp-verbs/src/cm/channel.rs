@@ -8,7 +8,7 @@ use crate::abi::verbs::value::{QP_STATE, QPS_ERR};
 use crate::guard::{EINVAL, Errno, Res, minus_one, pointer, value};
 use crate::object::{self, Kind, Object, Unacknowledged};
 use crate::{qp, query, wait};
-use iwarp::cm::{CmEvent, CmEventChannel, CmEventKind};
+use iwarp::runtime::cm::{CmEvent, CmEventChannel, CmEventKind};
 use iwarp::runtime::{ProcessLock, create_event_channel, fork_generation};
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::os::fd::{AsFd, AsRawFd};

@@ -12,7 +12,7 @@ use crate::guard::{EINVAL, Errno, Res, UNSUPPORTED, minus_one, value};
 use crate::object::{self, Kind, Object, Unacknowledged};
 use crate::query::PKEY;
 use crate::unused;
-use iwarp::cm::{CmId, InfinibandParameters};
+use iwarp::runtime::cm::{CmId, InfinibandParameters};
 use iwarp::runtime::{ProcessLock, XrcEnd};
 use iwarp_rnic::qp::State;
 use parking_lot::Mutex;

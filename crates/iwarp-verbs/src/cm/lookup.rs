@@ -8,7 +8,7 @@ use super::channel::USER;
 use super::id::{complete, find};
 use crate::abi::cma::*;
 use crate::guard::{EBUSY, EINVAL, Errno, Res, UNSUPPORTED, minus_one};
-use iwarp::cm::{CmEventKind, CmId};
+use iwarp::runtime::cm::{CmEventKind, CmId};
 use parking_lot::Mutex;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint};
 use std::ptr::{null, null_mut};

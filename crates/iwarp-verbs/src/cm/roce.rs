@@ -10,7 +10,7 @@ use crate::guard::{EINVAL, Res};
 use crate::query::{self, PKEY, RD_ATOMIC};
 use crate::transition;
 use iwarp::Face;
-use iwarp::cm::CmId;
+use iwarp::runtime::cm::CmId;
 use iwarp::runtime::{Context, QueuePair, Retry};
 use iwarp_rnic::qp::State;
 use std::ffi::c_uint;
