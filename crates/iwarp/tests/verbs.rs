@@ -377,6 +377,17 @@ async fn tasks_wait_for_completions_and_events() {
 }
 
 #[test]
+fn queue_pair_ends_with_its_owner() {
+    let ctx = open();
+    let (pd, cq) = (ProtectionDomain::new(&ctx), ctx.create_cq(1, None).unwrap());
+    let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq)).unwrap();
+    let handle = ctx.queue_pair(qp.num()).unwrap();
+    assert!(handle.is_same(&qp));
+    drop(qp);
+    assert!(handle.post_recv(&[]).is_err() && ctx.queue_pair(handle.num()).is_none());
+}
+
+#[test]
 fn what_is_dropped_first_does_not_matter() {
     let ctx = open();
     let (pd, cq) = (
