@@ -35,14 +35,6 @@ pub enum CqError {
     Overflow,
 }
 
-impl From<CqError> for crate::Error {
-    fn from(error: CqError) -> Self {
-        match error {
-            CqError::Overflow => Self::CompletionQueueOverflow,
-        }
-    }
-}
-
 pub(crate) struct CqInner {
     ctx: Arc<ContextInner>,
     pub(crate) ring: Mutex<Ring>,

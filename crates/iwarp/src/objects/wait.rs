@@ -1,6 +1,6 @@
 //! Waiting for completions, for threads and for async tasks.
 
-use super::cq::CompletionQueue;
+use super::cq::{CompletionQueue, CqError};
 use crate::error::{Error, Result};
 use crate::progress::wakers::Registration;
 use iwarp_rnic::Cqe;
@@ -27,6 +27,14 @@ thread_local! {
 /// Calls `f` with a waker that unparks this thread.
 pub(crate) fn with_thread_waker<R>(f: impl FnOnce(&Waker) -> R) -> R {
     WAKER.with(f)
+}
+
+impl From<CqError> for Error {
+    fn from(error: CqError) -> Self {
+        match error {
+            CqError::Overflow => Self::CompletionQueueOverflow,
+        }
+    }
 }
 
 impl CompletionQueue {
