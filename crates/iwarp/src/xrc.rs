@@ -10,7 +10,7 @@
 use crate::conn::effects::{DriveHost, Due, Effects};
 use crate::conn::qp::{QpAttributes, QpInner, QueuePair, Request};
 use crate::conn::xrc_target::XrcTarget;
-use crate::error::{Error, Result};
+use crate::error::{Error, PostFailed, Result};
 use crate::objects::context::{Context, ContextInner, random_u32};
 use crate::objects::cq::{CompletionQueue, CqInner, Owed};
 use crate::objects::registry::Registry;
@@ -279,7 +279,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// As [`post_send`](Self::post_send).
-    pub fn post_send_xrc(&self, wrs: &[XrcSendWr<'_>]) -> Result<(), (usize, Error)> {
+    pub fn post_send_xrc(&self, wrs: &[XrcSendWr<'_>]) -> Result<(), PostFailed> {
         self.post_list(wrs)
     }
 
@@ -287,7 +287,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// As [`post_send`](Self::post_send).
-    pub fn post_send_all_xrc(&self, wrs: &[XrcSendWr<'_>]) -> Result<(), (usize, Error)> {
+    pub fn post_send_all_xrc(&self, wrs: &[XrcSendWr<'_>]) -> Result<(), PostFailed> {
         self.post_whole_list(wrs)
     }
 }

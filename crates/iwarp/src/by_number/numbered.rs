@@ -115,8 +115,8 @@ impl QueuePair {
     }
 
     /// Sets how long its requests wait for a peer that is known by number ([`connect_peer`](Self::connect_peer)). A request that is
-    /// never answered completes with [`WcStatus::TransportRetryExceeded`](crate::WcStatus::TransportRetryExceeded), a Send for which
-    /// the peer posts no receive with [`WcStatus::ReceiverNotReady`](crate::WcStatus::ReceiverNotReady), and the queue pair is in
+    /// never answered completes with [`WcStatus::TransportRetryExceeded`](iwarp_rnic::WcStatus::TransportRetryExceeded), a Send for which
+    /// the peer posts no receive with [`WcStatus::ReceiverNotReady`](iwarp_rnic::WcStatus::ReceiverNotReady), and the queue pair is in
     /// the error state then. It has no effect on connections of the connection manager.
     ///
     /// # Errors

@@ -21,7 +21,7 @@ use super::unsent_tail::UnsentTail;
 use super::xrc_target::XrcTarget;
 use crate::config::ReceiverNotReady;
 use crate::engine::{Engine, Source};
-use crate::error::{Error, Result};
+use crate::error::{Error, PostFailed, Result};
 use crate::objects::context::{Context, ContextInner};
 use crate::objects::cq::CompletionQueue;
 use crate::objects::hooks::{Observer, QpFaults};
@@ -447,9 +447,10 @@ impl QueuePair {
     /// Queues send work requests, in order, and starts to transmit them from this thread (`ibv_post_send(3)`). Never blocks.
     ///
     /// # Errors
-    /// [`Error::Post`] for the first request that is not accepted, with the number of those before it, which were.
+    /// [`PostFailed`] for the first request that is not accepted: the queue is full, a list or inline data are too long, or it
+    /// is not connected. Wrong keys and ranges show in completions.
     #[inline]
-    pub fn post_send(&self, wrs: &[SendWr<'_>]) -> Result<(), (usize, Error)> {
+    pub fn post_send(&self, wrs: &[SendWr<'_>]) -> Result<(), PostFailed> {
         self.post_list(wrs)
     }
 
@@ -476,7 +477,7 @@ impl QueuePair {
 
     /// As [`post_send`](Self::post_send), for any kind of request.
     #[inline]
-    pub(crate) fn post_list<R: Request>(&self, wrs: &[R]) -> Result<(), (usize, Error)> {
+    pub(crate) fn post_list<R: Request>(&self, wrs: &[R]) -> Result<(), PostFailed> {
         self.post_now::<false, R>(wrs)
     }
 
@@ -484,24 +485,24 @@ impl QueuePair {
     ///
     /// # Errors
     /// As [`post_send`](Self::post_send).
-    pub fn post_send_all(&self, wrs: &[SendWr<'_>]) -> Result<(), (usize, Error)> {
+    pub fn post_send_all(&self, wrs: &[SendWr<'_>]) -> Result<(), PostFailed> {
         self.post_whole_list(wrs)
     }
 
     /// As [`post_send_all`](Self::post_send_all), for any kind of request.
-    pub(crate) fn post_whole_list<R: Request>(&self, wrs: &[R]) -> Result<(), (usize, Error)> {
+    pub(crate) fn post_whole_list<R: Request>(&self, wrs: &[R]) -> Result<(), PostFailed> {
         self.post_now::<true, R>(wrs)
     }
 
     /// Queues requests, and sends them, or what waits if the queue is full: the program can poll for its completion then.
     #[inline]
-    fn post_now<const WHOLE: bool, R: Request>(&self, wrs: &[R]) -> Result<(), (usize, Error)> {
+    fn post_now<const WHOLE: bool, R: Request>(&self, wrs: &[R]) -> Result<(), PostFailed> {
         let mut effects = Effects::default();
         let (result, verdict) = self.inner.post::<WHOLE, false, R>(wrs, &mut effects);
         self.inner.act_before_sending(&mut effects);
         self.inner.obey(verdict);
         effects.apply(&self.inner);
-        result.map_err(|(n, e)| (n, e.into()))
+        result.map_err(|(n, e)| PostFailed::new(n, e))
     }
 
     /// Queues receives, in order (`ibv_post_recv(3)`). Never blocks.
@@ -509,13 +510,13 @@ impl QueuePair {
     /// # Errors
     /// As [`post_send`](Self::post_send).
     #[inline]
-    pub fn post_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), (usize, Error)> {
+    pub fn post_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostFailed> {
         let mut effects = Effects::default();
         let mut result = Ok(());
         let held = {
             let mut g = self.inner.state.lock();
             if self.inner.is_destroyed() {
-                return Err((0, PostError::InvalidState.into()));
+                return Err(PostFailed::new(0, PostError::InvalidState));
             }
             g.make_receive_room(&self.inner.slots, wrs.len());
             let mut host = DriveHost::new(&self.inner, &mut effects);
@@ -523,11 +524,11 @@ impl QueuePair {
                 if let Some(faults) = &self.inner.faults
                     && faults.refuses_receive()
                 {
-                    result = Err((i, PostError::QueueFull.into()));
+                    result = Err(PostFailed::new(i, PostError::QueueFull));
                     break;
                 }
                 if let Err(e) = g.machine.post_recv(wr, &mut host) {
-                    result = Err((i, e.into()));
+                    result = Err(PostFailed::new(i, e));
                     break;
                 }
             }

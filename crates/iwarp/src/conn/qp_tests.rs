@@ -270,7 +270,7 @@ fn posting_to_a_full_queue_sends_what_waits() {
             true => qp.post_send_all(&[SEND; 2]),
             false => qp.post_send(&[SEND; 2]),
         };
-        assert_eq!(refused.unwrap_err().0, 0);
+        assert_eq!(refused.unwrap_err().accepted(), 0);
         peer.read_exact(&mut vec![0; 2 * send_fpdu(&[]).len()])
             .unwrap();
         qp.destroy();
