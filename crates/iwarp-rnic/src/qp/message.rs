@@ -137,7 +137,9 @@ impl QueuePair {
                 if !plan.has_room(w.scratch(len, false)) {
                     return Begun::NoRoom;
                 }
-                self.send_payload(seq, place, 0, plan, w)
+                let before = self.counters.tx_payload;
+                let result = self.send_payload(seq, place, 0, plan, w);
+                result.inspect_err(|_| self.payload_failed(seq, place, 0, before))
             }
         };
         match result {
@@ -181,9 +183,11 @@ impl QueuePair {
             return false;
         }
         self.tx.job = None;
+        let before = self.counters.tx_payload;
         if stage != Stage::Body {
             self.send_immediate(seq, stage, plan, w);
         } else if let Err(status) = self.send_payload(seq, place, off, plan, w) {
+            self.payload_failed(seq, place, off, before);
             if !plan.is_empty() {
                 self.tx.job = self.tx.job.or(Some(job));
                 return false;
@@ -199,8 +203,8 @@ impl QueuePair {
         u32::from(self.tx.mulpdu).saturating_sub(payload_header_len(slot) as u32)
     }
 
-    /// Puts a Send or RDMA Write into the plan from `off` on, as far as there is room. There is room for one segment.
-    /// If a segment fails behind others of this call, the rest of the message is the next job.
+    /// Puts a Send or RDMA Write into the plan from `off` on, as far as there is room. There is room for one segment. After an error
+    /// the caller calls [`payload_failed`](Self::payload_failed).
     #[inline(never)]
     fn send_payload(
         &mut self,
@@ -217,16 +221,7 @@ impl QueuePair {
         let mut out = Out::new(&mut self.tx, &mut self.counters, plan, w);
         let mut end = off;
         let result = out.payload(&self.sq, slot, place, &mut end, room);
-        if result.is_err() {
-            let stage = Stage::Body;
-            let rest = Job::Request {
-                seq,
-                off: end,
-                stage,
-            };
-            self.tx.job = (end > off).then_some(rest);
-            return Err(WcStatus::LocalProtection);
-        }
+        result.map_err(|_| WcStatus::LocalProtection)?;
         let stage = match slot.op {
             _ if end != slot.len => Stage::Body,
             SendOp::WriteImm { .. } => {
@@ -244,6 +239,27 @@ impl QueuePair {
             stage,
         });
         Ok(())
+    }
+
+    /// A segment of a message cannot be sent. If segments from `off` on are in the plan, the rest of the message is the next job.
+    /// `before` is the count of payload octets before them.
+    #[cold]
+    #[inline(never)]
+    fn payload_failed(&mut self, seq: u32, place: usize, off: u32, before: u64) {
+        let sent = self.counters.tx_payload.wrapping_sub(before) as u32;
+        let end = off.wrapping_add(sent);
+        if end == 0
+            && let Some(slot) = self.sq.at(place)
+        {
+            self.tx.take_back(slot);
+        }
+        let stage = Stage::Body;
+        let rest = Job::Request {
+            seq,
+            off: end,
+            stage,
+        };
+        self.tx.job = (sent > 0).then_some(rest);
     }
 
     /// The whole request is in the plan.
@@ -598,10 +614,6 @@ impl<M: Memory> Out<'_, '_, M> {
         }
         let sges = sq.sges_at(place, slot);
         let remote = false;
-        let result = self.segments(Source { sges, remote }, off, slot.len, room, header);
-        if result.is_err() && *off == 0 {
-            self.tx.take_back(slot);
-        }
-        result
+        self.segments(Source { sges, remote }, off, slot.len, room, header)
     }
 }
