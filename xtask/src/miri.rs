@@ -16,10 +16,7 @@ use xtask::process::{Log, tests_passed};
 const RUNS: &[(&str, &[&str])] = &[
     ("iwarp-proto", &[]),
     ("iwarp-rnic", ENGINE),
-    (
-        "iwarp",
-        &["progress::slots", "progress::baton", "connection::"],
-    ),
+    ("iwarp", &["engine::slots", "engine::baton", "connection::"]),
 ];
 
 /// The parts of the engine whose tests take minutes there, and not hours.

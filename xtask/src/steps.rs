@@ -295,7 +295,7 @@ fn require_tools(command: &mut std::process::Command) {
 }
 
 /// The file of the protocol between threads that drive sockets. The model-check tests `loom_…` test it.
-const BATON: &str = "crates/iwarp/src/progress/baton.rs";
+const BATON: &str = "crates/iwarp/src/engine/baton.rs";
 
 fn loom(context: &Context, log: &mut Log) -> Result<Outcome> {
     if !context.has(BATON) {

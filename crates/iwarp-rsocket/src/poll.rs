@@ -4,7 +4,7 @@
 use crate::errno::{Errno, Result};
 use crate::notify::{Entered, Waiter, Waiters, sys_poll};
 use crate::settings::Settings;
-use crate::socket::{Socket, looked_in_vain};
+use crate::socket::{Socket, after_empty_poll};
 use crate::table;
 use libc::{c_int, fd_set, pollfd};
 use std::sync::Arc;
@@ -102,7 +102,7 @@ impl Call<'_> {
             if self.changed() {
                 return Ok(Some(0));
             }
-            looked_in_vain();
+            after_empty_poll();
             if self.deadline.is_some_and(|d| now >= d) {
                 return Ok(Some(0));
             }

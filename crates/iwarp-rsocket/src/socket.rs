@@ -57,7 +57,7 @@ pub(crate) struct State {
 
 /// Call it after calls that found nothing: those that would have to wait on a nonblocking socket, and polls before a sleep. A program
 /// that spins like this yields its processor now and then, because its peer may need it to answer.
-pub(crate) use iwarp::runtime::looked_in_vain;
+pub(crate) use iwarp::runtime::after_empty_poll;
 
 pub(crate) struct Socket {
     fd: RawFd,
@@ -198,7 +198,7 @@ impl Socket {
             }
             if !wait {
                 drop(s);
-                looked_in_vain();
+                after_empty_poll();
                 return Err(Errno::AGAIN);
             }
             Instant::now()
@@ -210,7 +210,7 @@ impl Socket {
                 return result;
             }
             drop(s);
-            looked_in_vain();
+            after_empty_poll();
         }
         let deadline = timeout.and_then(|t| start.checked_add(t));
         let waiter = Waiter::of_thread()?;

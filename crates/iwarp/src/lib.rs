@@ -99,7 +99,7 @@ mod conn;
 #[cfg(not(loom))]
 pub mod connection;
 mod device;
-#[cfg(not(loom))]
+#[cfg_attr(loom, allow(dead_code, reason = "the models use a part"))]
 mod engine;
 mod error;
 #[cfg_attr(loom, allow(dead_code, reason = "the models use a part"))]
@@ -116,8 +116,6 @@ mod lid;
 mod objects;
 #[cfg(not(loom))]
 mod open;
-#[cfg_attr(loom, allow(dead_code, reason = "the models use a part"))]
-mod progress;
 #[cfg(not(loom))]
 pub mod runtime;
 #[cfg(not(loom))]

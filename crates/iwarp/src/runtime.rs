@@ -49,6 +49,7 @@ pub mod cm {
 pub use crate::complain::once as complain_once;
 pub use crate::conn::qp::{QpAttributes, QueuePair};
 pub use crate::conn::retry::Retry;
+pub use crate::engine::yield_pacing::after_empty_poll;
 pub use crate::error::PostFailed;
 pub use crate::objects::channel::CompletionChannel;
 pub use crate::objects::context::Context;
@@ -58,7 +59,6 @@ pub use crate::objects::member::EventQp;
 pub use crate::objects::srq::SharedReceiveQueue;
 pub use crate::objects::wait::Completions;
 pub use crate::open::create_event_channel;
-pub use crate::progress::in_vain::looked_in_vain;
 pub use crate::sys::fork::{generation as fork_generation, install as notice_forks};
 pub use crate::sys::on_demand::{Prefetch, prefetch};
 pub use crate::sys::process_lock::{self, ProcessLock};

@@ -3,7 +3,7 @@
 //! TCP implements them in `tcp.rs`, RDMA in `rdma.rs`; everything else of `perf` knows only this file.
 
 use clap::ValueEnum;
-use iwarp::runtime::looked_in_vain;
+use iwarp::runtime::after_empty_poll;
 use iwarp_cli_common::error::{Error, Result};
 use iwarp_figures::Latencies;
 use serde::{Deserialize, Serialize};
@@ -274,7 +274,7 @@ impl SpinGuard {
     /// # Errors
     /// As [`SpinGuard::turn`].
     pub(crate) fn turn_of_its_own(&mut self) -> Result<()> {
-        looked_in_vain();
+        after_empty_poll();
         self.turn()
     }
 

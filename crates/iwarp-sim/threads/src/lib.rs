@@ -1,9 +1,10 @@
-//! The runtime's engine, its progress threads, leases, batons and hand-overs under a scheduler that decides which thread goes on, and a clock
-//! of their own.
+//! The runtime's engine, its progress threads, leases, batons and hand-overs under a scheduler that
+//! decides which thread goes on, and a clock of their own.
 //!
-//! `loom` looks at all interleavings of the smallest protocols; it cannot hold all of them at once. Here the modules `engine` and `progress`
-//! of `crates/iwarp` are compiled in as they are, with the locks and atomics of [`shuttle`] and a made-up operating system
-//! (descriptors, sets, clock), and a seed chooses programs, messages and the order of the threads. `tests/threads.rs` runs seeds.
+//! `loom` looks at all interleavings of the smallest protocols; it cannot hold all of them at once.
+//! Here the room `engine` of `crates/iwarp` is compiled in as it is, with the locks and atomics of
+//! [`shuttle`] and a made-up operating system (descriptors, sets, clock), and a seed chooses
+//! programs, messages and the order of the threads. `tests/threads.rs` runs seeds.
 
 #![allow(
     dead_code,
@@ -15,8 +16,6 @@
 #[path = "../../../iwarp/src/engine/mod.rs"]
 mod engine;
 mod model;
-#[path = "../../../iwarp/src/progress/mod.rs"]
-mod progress;
 mod queue;
 mod schedule;
 mod sync;

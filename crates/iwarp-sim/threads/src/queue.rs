@@ -1,11 +1,11 @@
 //! A completion queue and its sockets, as `objects/cq.rs`, `conn/engine_events.rs` and `conn/qp.rs` of the runtime have them, without what only moves
 //! octets. Who drives whom is decided by the runtime's own modules.
 
+use crate::engine::baton::Baton;
+use crate::engine::busy_poll::BusyPoll;
+use crate::engine::wakers::Wakers;
+use crate::engine::yield_pacing::after_empty_poll;
 use crate::engine::{Engine, Pollers, Source, everything};
-use crate::progress::baton::Baton;
-use crate::progress::busy_poll::BusyPoll;
-use crate::progress::in_vain::looked_in_vain;
-use crate::progress::wakers::Wakers;
 use crate::sync::parking::{Mutex, RwLock};
 use crate::sync::{AtomicBool, AtomicUsize, Ordering, yield_now};
 use crate::sys::eventfd::EventFd;
@@ -117,7 +117,7 @@ impl Queue {
         if self.ready.load(Ordering::Acquire) {
             return self.take();
         }
-        looked_in_vain();
+        after_empty_poll();
         0
     }
 

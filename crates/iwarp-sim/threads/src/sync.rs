@@ -1,4 +1,5 @@
-//! What `progress/sync.rs` of the runtime is here: each access to these objects is a point where the scheduler may let another thread go on.
+//! Replaces the locks and atomics of the runtime in `engine/sync.rs`: at each access the scheduler
+//! may let another thread go on.
 
 pub(crate) use shuttle::sync::atomic::{
     AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,

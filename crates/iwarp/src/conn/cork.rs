@@ -1,39 +1,33 @@
 //! Decides when posting sends at once, and when it waits for more requests.
 //!
-//! For small messages, the system call is nearly the whole cost. A program that posts one request and then waits for
-//! completions needs it sent at once; a program that posts request after request needs rate. So the first posts after a poll
-//! without result are sent at once. Posts that follow in quick succession wait until the next poll without result, until enough
-//! has gathered, or until a short timer expires. A poll that finds completions changes nothing, because the program is about to
-//! post again. At most a part of the queue waits.
+//! For small messages, the system call is nearly the whole cost. A program that posts one request
+//! and then waits for completions needs it sent at once; a program that posts request after request
+//! needs rate. So the first posts after an empty poll are sent at once. Posts that follow in quick
+//! succession wait until the next empty poll, until enough has gathered, or until a short timer
+//! expires. A poll that finds completions changes nothing, because the program is about to post
+//! again. At most a part of the queue waits. The thresholds are in
+//! [`policy`](crate::engine::policy).
 
+use crate::engine::policy::{self, Post, Verdict};
 use crate::sys::clock::now_ns;
 use iwarp_rnic::limits::TX_PLAN_BYTES;
-use std::time::Duration;
 
-/// Posts between two polls without result that are sent at once.
-const AT_ONCE: u32 = 2;
-/// Posts further apart than this, from the end of one to the beginning of the next, are no burst.
-const BURST_GAP_NS: u64 = 1_000;
-/// What each request adds to that: the clock is read when a list is posted, and each request takes time to make and to post.
-const REQUEST_NS: u64 = 100;
-/// Enough for one system call: as much as one plan holds. Each call ends with a short TCP segment.
+/// Bytes that are enough for one system call: as much as one plan holds. Each call ends with a
+/// short TCP segment.
 const ENOUGH_BYTES: u64 = TX_PLAN_BYTES as u64;
-/// Posts in a burst for which the clock is not read.
-const MOST_UNREAD: u8 = 15;
-/// How long a program may go without polling before its posts are sent anyway.
-pub(crate) const FLUSH_AFTER: Duration = Duration::from_micros(100);
 
 /// The posting behaviour of one queue pair.
 #[derive(Debug, Default)]
 pub(crate) struct Cork {
-    /// Polls without result of the completion queues when the current run of posts began.
+    /// Empty polls of the completion queues when the current run of posts began.
     polls: u32,
     posts: u32,
     last_ns: u64,
-    /// Octets of payload that wait.
+    /// Bytes of payload that wait.
     bytes: u64,
-    /// Posts since the clock was read, and how many there may be.
+    /// Posts since the clock was read.
     unread: u8,
+    /// Posts that may go without reading the clock.
     trust: u8,
     /// Requests wait, and the completion queue knows that.
     pub(crate) put_off: bool,
@@ -41,21 +35,9 @@ pub(crate) struct Cork {
     pub(crate) timer: bool,
 }
 
-/// What a post does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// Send now.
-    Send,
-    /// The same; then tell [`Cork::sent`], because the next post is measured against its end.
-    SendInBurst,
-    /// Wait; the completion queue and the timer have to be told.
-    PutOff,
-    /// Wait together with earlier ones.
-    Join,
-}
-
 impl Cork {
-    /// A post of `requests` and `bytes` octets; `polls` counts those in vain of its completion queues, `room` whether the queue has room for much more.
+    /// Decides about a post of `requests` with `bytes` of payload. `polls` counts the empty polls
+    /// of its completion queues; `room` says whether the send queue has room for many more.
     #[inline]
     pub(crate) fn post(&mut self, polls: u32, requests: usize, bytes: u64, room: bool) -> Verdict {
         if polls != self.polls {
@@ -63,20 +45,22 @@ impl Cork {
             self.posts = 0;
         }
         self.posts = self.posts.saturating_add(1);
-        if self.posts < AT_ONCE {
+        if policy::sends_first(self.posts) {
             return self.send();
         }
         self.judge(now_ns(), requests, bytes, room)
     }
 
-    /// As [`post`](Self::post) for one request, of a program that polls before it waits. A burst is taken to go on for some posts without a
-    /// look at the clock, which costs as much as all the rest of a post: for one at first, and for more as long as it does. If it does
-    /// not, requests wait for the timer at most.
+    /// Decides about a post of one request of a program that polls before it waits.
+    ///
+    /// A burst is assumed to go on for some posts without a look at the clock, which costs as much
+    /// as the rest of a post: for one at first, and for more while it does. If it does not,
+    /// requests wait for the timer at most.
     #[inline]
     pub(crate) fn post_more(&mut self, polls: u32, bytes: u64, room: bool) -> Verdict {
-        if polls == self.polls && self.put_off && self.unread < self.trust && room {
+        if polls == self.polls && self.put_off && room {
             let waiting = self.bytes.saturating_add(bytes);
-            if waiting < ENOUGH_BYTES {
+            if policy::joins_unread(self.unread, self.trust, waiting, ENOUGH_BYTES) {
                 self.bytes = waiting;
                 self.unread += 1;
                 return Verdict::Join;
@@ -84,38 +68,38 @@ impl Cork {
         }
         let unread = std::mem::take(&mut self.unread);
         let verdict = self.post(polls, 1 + usize::from(unread), bytes, room);
-        self.trust = match verdict {
-            Verdict::Send | Verdict::PutOff => self.trust,
-            Verdict::Join => (2 * self.trust + 1).min(MOST_UNREAD),
-            Verdict::SendInBurst if room => 0,
-            Verdict::SendInBurst => self.trust,
-        };
+        self.trust = policy::cork_trust(self.trust, verdict, room);
         verdict
     }
 
     fn judge(&mut self, now: u64, requests: usize, bytes: u64, room: bool) -> Verdict {
         let gap = now.wrapping_sub(self.last_ns);
-        let most = BURST_GAP_NS.saturating_add(REQUEST_NS.saturating_mul(requests as u64));
         self.last_ns = now;
         self.bytes = self.bytes.saturating_add(bytes);
-        if self.posts <= AT_ONCE || gap > most || !room || self.bytes >= ENOUGH_BYTES {
-            self.send();
-            return Verdict::SendInBurst;
+        let verdict = policy::cork_verdict(Post {
+            posts: self.posts,
+            gap,
+            requests,
+            bytes: self.bytes,
+            enough: ENOUGH_BYTES,
+            room,
+            waits: self.put_off,
+        });
+        match verdict {
+            Verdict::Send | Verdict::SendInBurst => _ = self.send(),
+            Verdict::PutOff | Verdict::Join => self.put_off = true,
         }
-        if std::mem::replace(&mut self.put_off, true) {
-            Verdict::Join
-        } else {
-            Verdict::PutOff
-        }
+        verdict
     }
 
-    /// A post has sent and returned. Sending takes longer than the gap, and is no pause of the program.
+    /// Notes that a post has sent and returned. Sending takes longer than the gap of a burst, and
+    /// is no pause of the program.
     #[inline]
     pub(crate) fn sent(&mut self) {
         self.last_ns = now_ns();
     }
 
-    /// Everything that waits is sent.
+    /// Notes that everything that waits is sent.
     #[inline]
     pub(crate) fn send(&mut self) -> Verdict {
         self.bytes = 0;
@@ -127,9 +111,10 @@ impl Cork {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::policy::{CORK_AT_ONCE, CORK_GAP_NS, CORK_REQUEST_NS, CORK_UNREAD_MAX};
 
     #[test]
-    fn the_first_posts_after_a_poll_go_at_once() {
+    fn first_posts_go_at_once() {
         let mut cork = Cork::default();
         for poll in 1..5 {
             assert_eq!(cork.post(poll, 1, 64, true), Verdict::Send);
@@ -137,18 +122,19 @@ mod tests {
         assert_eq!(cork.post(4, 1, 64, true), Verdict::SendInBurst);
     }
 
-    /// A program that polls before it waits: the clock is read seldom in a burst, and what ends a burst ends it here, too.
+    /// The clock is read seldom in a burst, and everything that ends a burst also ends a trusted
+    /// one.
     #[test]
-    fn a_burst_is_trusted_and_has_the_same_bounds() {
+    fn trusted_burst_keeps_its_bounds() {
         let burst = |cork: &mut Cork| {
             // As if the posts before had followed each other quickly.
-            cork.trust = MOST_UNREAD;
+            cork.trust = CORK_UNREAD_MAX;
             cork.put_off = true;
             (cork.polls, cork.posts) = (3, 9);
         };
         let mut cork = Cork::default();
         burst(&mut cork);
-        for unread in 1..=MOST_UNREAD {
+        for unread in 1..=CORK_UNREAD_MAX {
             assert_eq!(cork.post_more(3, 64, true), Verdict::Join);
             assert_eq!(cork.unread, unread);
         }
@@ -160,7 +146,7 @@ mod tests {
         assert_eq!(cork.post_more(4, 64, true), Verdict::Send, "a poll in vain");
         burst(&mut cork);
         assert_eq!(cork.post_more(3, 64, false), Verdict::SendInBurst);
-        assert_eq!(cork.trust, MOST_UNREAD, "a full queue is no pause");
+        assert_eq!(cork.trust, CORK_UNREAD_MAX, "a full queue is no pause");
         burst(&mut cork);
         let enough = cork.post_more(3, ENOUGH_BYTES, true);
         assert_eq!(enough, Verdict::SendInBurst);
@@ -170,7 +156,7 @@ mod tests {
         assert_ne!(cork.post_more(3, 64, true), Verdict::Join, "nothing waits");
     }
 
-    /// As long as a burst goes on, the clock is read less and less often, but not seldom.
+    /// The clock is read at a decreasing rate with a fixed minimum while a burst goes on.
     #[test]
     fn trust_grows_with_the_burst() {
         let limit = now_ns() + 20_000_000_000;
@@ -178,8 +164,8 @@ mod tests {
             (0, 1),
             (1, 3),
             (3, 7),
-            (7, MOST_UNREAD),
-            (MOST_UNREAD, MOST_UNREAD),
+            (7, CORK_UNREAD_MAX),
+            (CORK_UNREAD_MAX, CORK_UNREAD_MAX),
         ] {
             loop {
                 assert!(now_ns() < limit, "posts never follow each other closely");
@@ -187,7 +173,7 @@ mod tests {
                     polls: 3,
                     posts: 9,
                     last_ns: now_ns(),
-                    unread: MOST_UNREAD,
+                    unread: CORK_UNREAD_MAX,
                     trust,
                     put_off: true,
                     ..Cork::default()
@@ -202,10 +188,10 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_is_put_off_until_there_is_enough() {
+    fn burst_waits_until_enough() {
         let mut cork = Cork {
             polls: 7,
-            posts: AT_ONCE,
+            posts: CORK_AT_ONCE,
             last_ns: 1000,
             ..Cork::default()
         };
@@ -215,10 +201,10 @@ mod tests {
         assert_eq!(cork.judge(1300, 1, 110_000, true), Verdict::SendInBurst);
         assert!(!cork.put_off);
         assert_eq!(cork.judge(1400, 1, 64, true), Verdict::PutOff);
-        let late = 1400 + BURST_GAP_NS + REQUEST_NS + 1;
+        let late = 1400 + CORK_GAP_NS + CORK_REQUEST_NS + 1;
         assert_eq!(cork.judge(late, 1, 64, true), Verdict::SendInBurst);
         assert_eq!(cork.judge(9000, 1, 64, false), Verdict::SendInBurst);
-        let list = 9000 + BURST_GAP_NS + 64 * REQUEST_NS;
+        let list = 9000 + CORK_GAP_NS + 64 * CORK_REQUEST_NS;
         assert_eq!(
             cork.judge(list, 64, 64, true),
             Verdict::PutOff,
@@ -228,7 +214,7 @@ mod tests {
         cork.sent();
         assert_ne!(cork.last_ns, list);
         assert_eq!(
-            cork.judge(cork.last_ns + BURST_GAP_NS, 1, 64, true),
+            cork.judge(cork.last_ns + CORK_GAP_NS, 1, 64, true),
             Verdict::PutOff,
             "the time it took to send is no gap"
         );

@@ -7,7 +7,7 @@
 //! happen after all locks are dropped.
 
 use super::absent_peer::{self, Absent};
-use super::cork::{Cork, FLUSH_AFTER, Verdict};
+use super::cork::Cork;
 use super::drive;
 use super::effects::{DriveHost, Due, Effects};
 use super::engine_events::{BytesTransferred, PeerAnswers};
@@ -20,6 +20,8 @@ use super::retry::Retry;
 use super::unsent_tail::UnsentTail;
 use super::xrc_target::XrcTarget;
 use crate::config::ReceiverNotReady;
+use crate::engine::baton::Baton;
+use crate::engine::policy::{CORK_SEND_DELAY, Verdict};
 use crate::engine::{Engine, Source};
 use crate::error::{Error, PostFailed, Result};
 use crate::objects::context::{Context, ContextInner};
@@ -27,7 +29,6 @@ use crate::objects::cq::CompletionQueue;
 use crate::objects::hooks::{Observer, QpFaults};
 use crate::objects::slots::{SeenSlots, Slots};
 use crate::objects::srq::SharedReceiveQueue;
-use crate::progress::baton::Baton;
 use crate::sys::clock::now_ns;
 use crate::sys::connect::Ends;
 use crate::sys::fork::Origin;
@@ -659,7 +660,7 @@ impl QpInner {
         };
         socket
             .engine
-            .after(FLUSH_AFTER, socket.token, TIMER_SEND_DELAY);
+            .after(CORK_SEND_DELAY, socket.token, TIMER_SEND_DELAY);
     }
 
     /// Sends requests that waited and that no poll has sent.

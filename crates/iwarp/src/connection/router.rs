@@ -12,10 +12,10 @@ pub(super) use super::state::{Arrived, Entry, Held, Inbox, Priority, SlotId, rec
 use super::state::{RECEIVE, State};
 use super::turns::Turns;
 use super::waiters::{Place, Ticket};
+use crate::engine::baton::Baton;
+use crate::engine::slots::Slots;
 use crate::error::Error;
 use crate::failure::Refusal;
-use crate::progress::baton::Baton;
-use crate::progress::slots::Slots;
 use crate::runtime::CompletionQueue;
 use crate::runtime::Context;
 use crate::sys::fork::Origin;

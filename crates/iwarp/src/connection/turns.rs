@@ -1,25 +1,25 @@
-//! Decides whether a task that has just posted a request lets other tasks go first, before it looks for completions.
+//! Decides whether a task that has just posted a request lets other tasks go first, before it
+//! polls.
 //!
-//! Looking sends what was posted, which is a system call. If many requests are awaited together, it pays to post all of them and then to
-//! look once. A future cannot see whether others are about to be polled. So it asks to be polled again at once, which puts it behind the
-//! others, and looks then. Where a task awaits one request after the other, this costs a turn of its executor and gains nothing. So it is
-//! given up after some turns in which nobody else posted, and tried again now and then. All of it is a hint, without order.
+//! A poll sends what was posted, which is a system call. If many requests are awaited together, it
+//! pays to post all of them and then to poll once. A future cannot see whether others are about to
+//! be polled. So it asks to be polled again at once, which puts it behind the others, and polls the
+//! queue then. If a task awaits one request after the other, this costs a turn of its executor and
+//! gains nothing. It is therefore given up after some turns in which no other task posted, and
+//! tried again now and then. The thresholds are in [`policy`](crate::engine::policy). All counters
+//! are hints, without order.
 
+use crate::engine::policy;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// Turns in vain after which it is given up.
-const PATIENCE: u32 = 4;
-/// After that, one request in so many tries it.
-const TRY_EVERY: u32 = 16;
-
-/// See the head of the file.
+/// What the turns of a router's tasks have shown.
 #[derive(Debug)]
 pub(super) struct Turns {
-    /// Turns in vain that are left.
+    /// Turns without other posts that are left.
     patience: AtomicU32,
-    /// Requests since it was last tried.
+    /// Requests since the patience was at its end.
     requests: AtomicU32,
-    /// The version of the slots when the first turn began that is not over.
+    /// Version of the slots when the first turn began that is not over.
     version: AtomicU32,
     open: AtomicBool,
 }
@@ -27,7 +27,7 @@ pub(super) struct Turns {
 impl Default for Turns {
     fn default() -> Self {
         Self {
-            patience: AtomicU32::new(PATIENCE),
+            patience: AtomicU32::new(policy::TURNS_PATIENCE),
             requests: AtomicU32::new(0),
             version: AtomicU32::new(0),
             open: AtomicBool::new(false),
@@ -36,14 +36,17 @@ impl Default for Turns {
 }
 
 impl Turns {
-    /// A request was posted, and `version` is that of the slots. Returns `true` if others should go first.
+    /// Records a posted request; `version` is the version of the slots. Returns `true` if others
+    /// should go first.
     pub(super) fn begin(&self, version: u32) -> bool {
-        if self.patience.load(Ordering::Relaxed) == 0 {
-            let requests = self.requests.load(Ordering::Relaxed).wrapping_add(1);
+        let patience = self.patience.load(Ordering::Relaxed);
+        let mut requests = self.requests.load(Ordering::Relaxed);
+        if patience == 0 {
+            requests = requests.wrapping_add(1);
             self.requests.store(requests, Ordering::Relaxed);
-            if !requests.is_multiple_of(TRY_EVERY) {
-                return false;
-            }
+        }
+        if !policy::lets_others_first(patience, requests) {
+            return false;
         }
         if !self.open.load(Ordering::Relaxed) {
             self.version.store(version, Ordering::Relaxed);
@@ -52,7 +55,7 @@ impl Turns {
         true
     }
 
-    /// Somebody looks for completions now.
+    /// Ends the open turn: a task polls for completions now.
     #[inline]
     pub(super) fn over(&self, version: u32) {
         if self.open.load(Ordering::Relaxed) {
@@ -62,10 +65,9 @@ impl Turns {
 
     fn judge(&self, version: u32) {
         self.open.store(false, Ordering::Relaxed);
-        let patience = match version == self.version.load(Ordering::Relaxed) {
-            true => self.patience.load(Ordering::Relaxed).saturating_sub(1),
-            false => PATIENCE,
-        };
+        let others_posted = version != self.version.load(Ordering::Relaxed);
+        let patience = self.patience.load(Ordering::Relaxed);
+        let patience = policy::turns_patience(patience, others_posted);
         self.patience.store(patience, Ordering::Relaxed);
     }
 }
@@ -75,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_always_alone_stops_asking_and_tries_again() {
+    fn lone_task_stops_asking() {
         let turns = Turns::default();
         let asked = |version| {
             let asked = turns.begin(version);
@@ -89,13 +91,13 @@ mod tests {
     }
 
     #[test]
-    fn many_that_are_polled_together_are_noticed() {
+    fn many_tasks_are_noticed() {
         let turns = Turns::default();
         for version in 0..8 {
             turns.begin(version);
             turns.over(version);
         }
-        // Sixteen requests are posted before anybody looks: one of them tries.
+        // Sixteen requests are posted before a poll: one of them tries.
         assert!((100..116).any(|version| turns.begin(version)));
         turns.over(116);
         let asked = |version| turns.begin(version);

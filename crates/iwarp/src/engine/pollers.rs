@@ -1,24 +1,19 @@
-//! The threads that poll one completion queue: which sockets they drive, by which lease, and when they give it back.
+//! The threads that poll one completion queue: which sockets they drive, by which lease, and when
+//! they give it back.
 //!
-//! A queue with few queue pairs has a lease of its own, by which its pollers drive these sockets one by one. If it has many, they drive the
-//! whole set by [`everything`]. A thread that is about to wait gives back both.
+//! A queue with few queue pairs has a lease of its own, by which its pollers drive these sockets
+//! one by one. If it has many, they drive the whole set by [`everything`]. A thread that is about
+//! to wait gives back both.
 
-use super::{everything, poll_all, wake_up};
-use crate::progress::lease::Lease;
-use crate::progress::sync::{AtomicBool, AtomicU32, Ordering};
+use super::core::{everything, poll_all, wake_up};
+use super::lease::Lease;
+use super::policy;
+use super::sync::{AtomicBool, AtomicU32, Ordering};
 use crate::sys::clock::now_ns;
 use crate::sys::thread::kept_from_processor;
 
-/// Most empty polls and taken completions between two renewals of the lease. Each needs a clock reading, which costs a tenth of a poll.
-const RENEW_EVERY: u32 = 8;
-/// Nanoseconds between two renewals, at least and at most: programs that look at many other things between two polls of a queue renew
-/// its lease more often.
-const RENEW_WITHIN: std::ops::Range<u64> = 10_000..30_000;
-/// Most empty polls before a poll also serves the sockets and timers of the rest of the process.
-const SERVE_ALL_EVERY: u32 = 64;
-
-/// Adds one to `counter` and returns the value before. The count is a hint: there is no locked instruction, so one of two
-/// additions at the same time may be lost.
+/// Adds one to `counter` and returns the value before. The count is a hint: there is no locked
+/// instruction, so one of two additions at the same time may be lost.
 #[inline]
 fn count(counter: &AtomicU32) -> u32 {
     let before = counter.load(Ordering::Relaxed);
@@ -29,19 +24,21 @@ fn count(counter: &AtomicU32) -> u32 {
 /// What the pollers of one queue know. Any thread may use it at any time.
 #[derive(Debug)]
 pub(crate) struct Pollers {
-    /// `true` if the queue has more queue pairs of a kind than are read one by one. Polls then serve the whole process.
+    /// `true` if the queue has more queue pairs of a kind than are read one by one. Polls then
+    /// serve the whole process.
     many: AtomicBool,
-    /// By which they drive the queue pairs, if there are not [`many`](Self::many).
+    /// Lease by which they drive the queue pairs one by one, unless there are [`many`](Self::many).
     lease: Lease,
     /// Empty polls and taken completions since the lease was renewed. A hint.
     unnoted: AtomicU32,
-    /// How many of them there are from one renewal to the next. A hint.
+    /// Number of these between two renewals. A hint.
     renew_every: AtomicU32,
-    /// The number of the empty poll that next serves the whole process, and its distance from the one before. Both are hints: a
-    /// lost update costs one look.
+    /// The number of the empty poll that next serves the whole process, and its distance from the
+    /// one before. Both are hints: a lost update costs one look.
     serve_all_at: AtomicU32,
     serve_all_after: AtomicU32,
-    /// Polls without result. From it a posting thread learns whether the program waits between posts.
+    /// Polls without result. From it a posting thread learns whether the program waits between
+    /// posts.
     empty_polls: AtomicU32,
 }
 
@@ -51,9 +48,9 @@ impl Default for Pollers {
             many: AtomicBool::new(false),
             lease: Lease::new(),
             unnoted: AtomicU32::new(0),
-            renew_every: AtomicU32::new(RENEW_EVERY),
-            serve_all_at: AtomicU32::new(SERVE_ALL_EVERY),
-            serve_all_after: AtomicU32::new(SERVE_ALL_EVERY),
+            renew_every: AtomicU32::new(policy::RENEW_EVERY_MAX),
+            serve_all_at: AtomicU32::new(policy::SERVE_ALL_EVERY_MAX),
+            serve_all_after: AtomicU32::new(policy::SERVE_ALL_EVERY_MAX),
             empty_polls: AtomicU32::new(0),
         }
     }
@@ -72,16 +69,17 @@ impl Pollers {
         self.many.load(Ordering::Relaxed)
     }
 
-    /// The queue has too many queue pairs to read their sockets one by one, or has no longer.
+    /// Sets whether the queue has too many queue pairs to read their sockets one by one.
     pub(crate) fn set_many(&self, many: bool) {
         if many && !self.many.swap(many, Ordering::Relaxed) && give_back([&self.lease]) {
-            // From now on polls do not drive the queue pairs one by one, so they must be in the set.
+            // From now on polls do not drive the queue pairs one by one, so they must be in the
+            // set.
             wake_up();
         }
         self.many.store(many, Ordering::Relaxed);
     }
 
-    /// The lease by which they drive.
+    /// Returns the lease by which they drive.
     #[inline]
     fn lease(&self) -> &Lease {
         match self.many.load(Ordering::Relaxed) {
@@ -90,7 +88,8 @@ impl Pollers {
         }
     }
 
-    /// Returns until when they drive the sockets of the queue's queue pairs one by one; `None` if they do not, at `now`.
+    /// Returns until when they drive the sockets of the queue's queue pairs one by one; `None` if
+    /// they do not, at `now`.
     pub(crate) fn driven_until(&self, now: u64) -> Option<u64> {
         self.lease.end(now)
     }
@@ -114,18 +113,14 @@ impl Pollers {
     #[inline]
     fn set_pace(&self, time: u64) {
         let every = self.renew_every.load(Ordering::Relaxed);
-        let next = match time {
-            time if time < RENEW_WITHIN.start => (every * 2).min(RENEW_EVERY),
-            time if time >= RENEW_WITHIN.end => (every / 2).max(1),
-            _ => every,
-        };
+        let next = policy::renew_every(every, time);
         if next != every {
             self.renew_every.store(next, Ordering::Relaxed);
         }
     }
 
-    /// The calling thread has taken so many completions. Without this the progress thread finds the next ones first, and this thread
-    /// never drives.
+    /// Records that the calling thread has taken completions. Without this, the progress thread
+    /// would find the next ones first, and this thread would never drive.
     #[inline]
     pub(crate) fn took(&self, taken: usize) {
         if self.is_time_to_renew(taken as u32) {
@@ -133,8 +128,9 @@ impl Pollers {
         }
     }
 
-    /// An empty poll. `drive` serves the sockets of the queue's queue pairs, and all of the process by [`serve_all`](Self::serve_all) if it
-    /// is told `true`. It returns `true` if it did the latter, and something was ready.
+    /// Drives for an empty poll. `drive` serves the sockets of the queue's queue pairs. If its
+    /// argument is `true`, it also serves the whole process by [`serve_all`](Self::serve_all), and
+    /// returns `true` if something was ready there.
     #[inline]
     pub(crate) fn look(&self, drive: impl FnOnce(bool) -> bool) {
         let polls = count(&self.empty_polls);
@@ -150,7 +146,8 @@ impl Pollers {
         }
     }
 
-    /// A thread that polls again and again, and knows the time, is about to drive.
+    /// Renews the lease for a thread that polls again and again, knows the time, and is about to
+    /// drive.
     #[inline]
     pub(crate) fn renew(&self, now: u64) {
         if !self.many.load(Ordering::Relaxed) {
@@ -158,7 +155,7 @@ impl Pollers {
         }
     }
 
-    /// A thread has driven for so long, in nanoseconds, that its next poll comes later than after others.
+    /// Records a drive of `busy` nanoseconds; the thread's next poll will be late.
     #[inline]
     pub(crate) fn was_busy(&self, busy: u64) {
         self.lease().drive(now_ns(), busy, kept_from_processor);
@@ -169,14 +166,10 @@ impl Pollers {
         poll_all(self.many.load(Ordering::Relaxed))
     }
 
-    /// Sets when a poll next serves the whole process. If the last one found something, the next poll does it again, because more
-    /// is likely to follow: the program may poll one queue while its peer writes through another queue pair. If it found nothing,
-    /// the distance doubles.
+    /// Sets when a poll next serves the whole process, by what the last one found.
     fn note_served(&self, polls: u32, served: bool) {
-        let after = match served {
-            true => 1,
-            false => (self.serve_all_after.load(Ordering::Relaxed) * 2).min(SERVE_ALL_EVERY),
-        };
+        let after = self.serve_all_after.load(Ordering::Relaxed);
+        let after = policy::serve_all_after(after, served);
         self.serve_all_after.store(after, Ordering::Relaxed);
         self.serve_all_at
             .store(polls.wrapping_add(after), Ordering::Relaxed);
@@ -200,32 +193,37 @@ fn give_back<const N: usize>(leases: [&Lease; N]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::policy::{
+        RENEW_EVERY_MAX, RENEW_TOO_LATE_NS, RENEW_TOO_SOON_NS, SERVE_ALL_EVERY_MAX,
+    };
     use super::*;
 
-    /// A program may look at many other things between two polls of one queue, as UCX does. It drives nevertheless.
+    /// A program may poll many other things between two polls of one queue, as UCX does. It drives
+    /// nevertheless.
     #[test]
     fn slow_polls_renew_the_lease_more_often() {
         let pollers = Pollers::default();
         let every = || pollers.renew_every.load(Ordering::Relaxed);
-        assert_eq!(every(), RENEW_EVERY);
+        assert_eq!(every(), RENEW_EVERY_MAX);
         for next in [4, 2, 1, 1] {
-            pollers.set_pace(RENEW_WITHIN.end);
+            pollers.set_pace(RENEW_TOO_LATE_NS);
             assert_eq!(every(), next);
         }
         assert!(pollers.is_time_to_renew(1), "with each poll");
-        pollers.set_pace(RENEW_WITHIN.start);
+        pollers.set_pace(RENEW_TOO_SOON_NS);
         assert_eq!(every(), 1);
         for next in [2, 4, 8, 8] {
-            pollers.set_pace(RENEW_WITHIN.start - 1);
+            pollers.set_pace(RENEW_TOO_SOON_NS - 1);
             assert_eq!(every(), next);
         }
-        for time in [RENEW_WITHIN.start, RENEW_WITHIN.end - 1] {
+        for time in [RENEW_TOO_SOON_NS, RENEW_TOO_LATE_NS - 1] {
             pollers.set_pace(time);
             assert_eq!(every(), 8, "the pace is right");
         }
     }
 
-    /// Long turns at the sockets are no pauses: whoever has nothing else to do between them keeps its lease.
+    /// Long turns at the sockets are no pauses: whoever has nothing else to do between them keeps
+    /// its lease.
     #[test]
     fn long_turns_renew_the_lease() {
         let pollers = Pollers::default();
@@ -248,14 +246,15 @@ mod tests {
     fn polls_and_completions_count_alike_to_the_next_renewal() {
         let pollers = Pollers::default();
         for _ in 0..3 {
-            assert!(!pollers.is_time_to_renew(RENEW_EVERY - 1));
+            assert!(!pollers.is_time_to_renew(RENEW_EVERY_MAX - 1));
             assert!(pollers.is_time_to_renew(1));
         }
-        assert!(pollers.is_time_to_renew(RENEW_EVERY + 5));
+        assert!(pollers.is_time_to_renew(RENEW_EVERY_MAX + 5));
         assert!(!pollers.is_time_to_renew(1));
     }
 
-    /// A thread that drives and takes completions keeps its lease by that: it ends later than before.
+    /// A thread that drives and takes completions keeps its lease by that: it ends later than
+    /// before.
     #[test]
     fn taken_completions_renew_the_lease() {
         let pollers = Pollers::default();
@@ -267,7 +266,7 @@ mod tests {
                 continue;
             };
             // On a busy machine the lease may be over by now. Then it is tried again.
-            pollers.took(RENEW_EVERY as usize);
+            pollers.took(RENEW_EVERY_MAX as usize);
             if pollers
                 .driven_until(now_ns())
                 .is_some_and(|later| later > end)
@@ -279,7 +278,8 @@ mod tests {
         assert_eq!(pollers.driven_until(now_ns()), None);
     }
 
-    /// Which of the next polls serve the whole process; `found` says whether something is ready then.
+    /// Which of the next polls serve the whole process; `found` says whether something is ready
+    /// then.
     fn serves(pollers: &Pollers, polls: u32, found: bool) -> Vec<u32> {
         let serves = |_: &u32| {
             let mut all = false;
@@ -295,12 +295,12 @@ mod tests {
     #[test]
     fn polls_serve_the_whole_process_now_and_then() {
         let pollers = Pollers::default();
-        assert!(serves(&pollers, SERVE_ALL_EVERY, false).is_empty());
+        assert!(serves(&pollers, SERVE_ALL_EVERY_MAX, false).is_empty());
         // As long as there is something, each poll does. Then the distance doubles.
         assert_eq!(serves(&pollers, 3, true), [0, 1, 2]);
         assert_eq!(serves(&pollers, 33, false), [0, 2, 6, 14, 30]);
         assert_eq!(serves(&pollers, 400, false), [29, 93, 157, 221, 285, 349]);
-        assert_eq!(pollers.empty_polls(), SERVE_ALL_EVERY + 436);
+        assert_eq!(pollers.empty_polls(), SERVE_ALL_EVERY_MAX + 436);
     }
 
     #[test]
@@ -323,7 +323,8 @@ mod tests {
         assert!(!pollers.are_for_many());
     }
 
-    /// Polls as densely as a program that does nothing else, for a while that ends at the returned time.
+    /// Polls as densely as a program that does nothing else, for a while that ends at the returned
+    /// time.
     fn hold(lease: &Lease) -> u64 {
         let mut now = 0;
         for _ in 0..1000 {
@@ -370,7 +371,8 @@ mod tests {
         assert!(!pollers.was_driven(u64::MAX));
     }
 
-    /// Of two polls at the same time one may be lost, and with it the one that was to serve the whole process: a later one does it.
+    /// Of two polls at the same time one may be lost, and with it the one that was to serve the
+    /// whole process: a later one does it.
     #[test]
     fn a_turn_that_was_missed_is_made_up_for() {
         for (polls, turn, first) in [(5, 5, 0), (5, 3, 0), (2, u32::MAX, 0), (u32::MAX, 1, 2)] {

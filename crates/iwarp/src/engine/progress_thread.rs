@@ -1,13 +1,15 @@
 //! The progress thread: serves what no application thread drives.
 //!
-//! It sleeps until a socket is ready, a timer expires, or a lease ends. Sockets of a queue that an application thread polls are
-//! taken out of the set until the queue's lease ends, so that packets wake no thread and cost the sender no look at the set. While
-//! application threads drive the whole set, the progress thread does not look at the set at all. Whoever gives a lease back before
-//! its end, or sets an earlier timer, wakes it.
+//! It sleeps until a socket is ready, a timer expires, or a lease ends. Sockets of a queue that an
+//! application thread polls are taken out of the set until the queue's lease ends, so that packets
+//! wake no thread and cost the sender no look at the set. While application threads drive the whole
+//! set, the progress thread does not look at the set at all. Whoever gives a lease back before its
+//! end, or sets an earlier timer, wakes it.
 
+use super::core::{BATCH, Engine, WAKE_TOKEN, everything};
+use super::policy;
 use super::sources::Source;
-use super::{BATCH, Engine, WAKE_TOKEN, everything};
-use crate::progress::sync::yield_now;
+use super::sync::yield_now;
 use crate::sys::clock::now_ns;
 use crate::sys::guarded;
 use crate::sys::poller::{Events, Interest, Readiness, wait_fd};
@@ -16,29 +18,25 @@ use std::io;
 use std::num::NonZeroU64;
 use std::time::Duration;
 
-/// How long it leaves alone what other threads are driving at this moment, in nanoseconds. The kernel would report it again at
-/// once.
-const CONTENDED: u64 = 50_000;
-/// Of so many ready sources it asks whether they were driven lately.
+/// Ready sources of which the thread asks whether they were driven lately.
 const LOOKS: usize = 2;
-/// After so many times in a row it leaves them alone for twice as long, and so on up to [`CONTENDED_MOST`]: a thread that never comes back
-/// keeps its socket ready for ever.
-const OFTEN: u32 = 64;
-const CONTENDED_MOST: u64 = 1_600_000;
-/// How long it waits if the kernel refuses to let it wait for events.
+/// Pause after the kernel has refused to wait for events.
 const REFUSED: Duration = Duration::from_millis(4);
 
 impl Engine {
-    /// The work of the thread that has this place. Returns when the watch has given the place to another thread.
+    /// Runs the thread that has this place. Returns when the watch has given the place to another
+    /// thread.
     pub(super) fn run(&self, place: u64) {
-        // By default the kernel may let a sleep last 50 µs longer, which is as long as a short lease.
+        // By default the kernel may let a sleep last 50 µs longer, which is as long as a short
+        // lease.
         let _ = set_current_timer_slack(NonZeroU64::new(1));
         let mut events = Events::with_capacity(BATCH);
         let mut place = self.turns.enter(place);
         let mut contended = 0u32;
         loop {
             if let Err(error) = self.sleep(&mut events, contended) {
-                // Only a programming error leads here; without progress nothing would ever complete.
+                // Only a programming error leads here; without progress nothing would ever
+                // complete.
                 tracing::error!(%error, "epoll_wait failed");
                 std::thread::sleep(REFUSED);
                 continue;
@@ -60,7 +58,8 @@ impl Engine {
         }
     }
 
-    /// Offers the processor to threads that have driven what is ready. They may be waiting for just this one, and know the data.
+    /// Offers the processor to threads that have driven what is ready. They may be waiting for just
+    /// this one, and know the data.
     fn let_drivers_go_first(&self, events: &Events) {
         let now = now_ns();
         let lately = |event: Readiness| {
@@ -72,8 +71,8 @@ impl Engine {
         }
     }
 
-    /// Serves what is ready and what no application thread drives. Returns `true` if there was something, but other threads are
-    /// driving all of it at this moment.
+    /// Serves what is ready and what no application thread drives. Returns `true` if there was
+    /// something, but other threads are driving all of it at this moment.
     fn serve(&self, events: &Events, now: u64) -> bool {
         if events.iter().any(|event| event.token == WAKE_TOKEN) {
             self.wake.drain();
@@ -86,14 +85,14 @@ impl Engine {
         !served && events.iter().any(|event| event.token != WAKE_TOKEN)
     }
 
-    /// Waits until there may be something to do. If all work was `contended`, so many times in a row, it does not look at the set for a
-    /// moment.
+    /// Waits until there may be something to do. If all work was `contended` this many times in a
+    /// row, the thread does not look at the set for a while.
     fn sleep(&self, events: &mut Events, contended: u32) -> io::Result<()> {
         // From here on, whoever changes what is looked at below wakes this thread.
         let announced = self.parker.announce();
         let now = now_ns();
         let aside = match everything().end(now) {
-            None if contended > 0 => Some(now + pause(contended)),
+            None if contended > 0 => Some(now + policy::contended_pause(contended)),
             end => end,
         };
         let ends = [self.first_timer(), self.resting.first_end(now), aside];
@@ -122,10 +121,4 @@ impl Engine {
             }
         }
     }
-}
-
-/// How long to leave alone what was contended so many times in a row.
-fn pause(contended: u32) -> u64 {
-    let doublings = (contended / OFTEN).min(16);
-    (CONTENDED << doublings).min(CONTENDED_MOST)
 }

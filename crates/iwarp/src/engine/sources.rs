@@ -1,7 +1,7 @@
 //! What the engine serves: things with a file descriptor or a timer, known by their tokens.
 
-use crate::progress::sync::parking::{Mutex, RwLock};
-use crate::progress::sync::{AtomicU64, Ordering};
+use super::sync::parking::{Mutex, RwLock};
+use super::sync::{AtomicU64, Ordering};
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! The timers of an engine.
 
-use crate::progress::sync::parking::Mutex;
+use super::sync::parking::Mutex;
 use std::collections::BTreeSet;
 
 /// A timer: when it expires, in nanoseconds of the monotonic clock, the token of its source, and what the source calls it.

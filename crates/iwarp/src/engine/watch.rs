@@ -10,7 +10,7 @@
 //!
 //! It also does once what would hold up other threads: it has the kernel make room for descriptors (`limits.rs` of `iwarp-os`).
 
-use super::Engine;
+use super::core::{self, Engine};
 use crate::sys::thread::{is_runnable, own_number};
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -128,7 +128,7 @@ impl Watch {
         let watch = Arc::clone(self);
         let run = move || {
             // There is a first connection, and many may follow. This thread has the time to wait for the kernel.
-            if let Some(engine) = super::all().next() {
+            if let Some(engine) = core::all().next() {
                 crate::sys::limits::make_room(&engine.wake);
             }
             watch.run();
@@ -150,7 +150,7 @@ impl Watch {
         let mut seen: Vec<Option<u64>> = Vec::new();
         loop {
             let mut active = false;
-            for (at, engine) in super::all().enumerate() {
+            for (at, engine) in core::all().enumerate() {
                 let (turn, lasts) = engine.turns.last();
                 if at == seen.len() {
                     seen.push(None);
@@ -174,7 +174,7 @@ impl Watch {
     fn rest(&self) {
         self.asleep.store(true, Ordering::SeqCst);
         // A turn that began before the announcement is found here, and one that begins afterwards finds the announcement.
-        let busy = super::all().any(|engine| engine.turns.turn().is_some());
+        let busy = core::all().any(|engine| engine.turns.turn().is_some());
         while !busy && self.asleep.load(Ordering::Acquire) {
             std::thread::park();
         }

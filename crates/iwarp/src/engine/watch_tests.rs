@@ -1,8 +1,8 @@
 //! Tests of threads that lose their places.
 
-use super::super::Source;
-use super::super::tests::wait_for;
 use super::*;
+use crate::engine::Source;
+use crate::engine::core::tests::wait_for;
 use crate::sys::eventfd::EventFd;
 use crate::sys::poller::Interest;
 use std::sync::Condvar;

@@ -2,8 +2,8 @@
 
 use super::cq::{CompletionQueue, CqInner};
 use super::events::EventQueue;
+use crate::engine::busy_poll::BusyPoll;
 use crate::error::Result;
-use crate::progress::busy_poll::BusyPoll;
 use parking_lot::RwLock;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -4,14 +4,15 @@ use super::channel::CompletionChannel;
 use super::context::ContextInner;
 use super::events::AsyncEventKind;
 use super::member::{Member, PollOutcome};
-use super::members::{Members, POLL_DIRECTLY};
+use super::members::Members;
 use super::slots::{Account, Ring};
 use crate::engine::Pollers;
+use crate::engine::answers::Answers;
+use crate::engine::busy_poll::BusyPoll;
+use crate::engine::policy::{self, POLL_DIRECTLY, Seen};
+use crate::engine::wakers::{Registration, Wakers};
+use crate::engine::yield_pacing::after_empty_poll;
 use crate::error::Result;
-use crate::progress::answers::{Answers, Seen};
-use crate::progress::busy_poll::BusyPoll;
-use crate::progress::in_vain::looked_in_vain;
-use crate::progress::wakers::{Registration, Wakers};
 use crate::sys::clock::now_ns;
 use iwarp_rnic::cq::Pushed;
 use iwarp_rnic::{Cqe, WcOpcode, WcStatus, Work};
@@ -21,10 +22,6 @@ use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
-/// Octets that take longer to move than a poll in vain.
-const BULK: u64 = 4096;
-/// About as long takes one of many octets, in nanoseconds: it is read or written, and perhaps summed.
-const OCTET_NS: u64 = 1;
 /// Completions of the ring that are looked at in one go when those of a queue pair are dropped.
 const PURGE_STEP: u32 = 4096;
 
@@ -134,7 +131,7 @@ impl CompletionQueue {
             self.inner.took(&out[..n]);
             return Ok(n);
         }
-        looked_in_vain();
+        after_empty_poll();
         Ok(0)
     }
 
@@ -432,7 +429,7 @@ impl CqInner {
         // One thread after the other. Otherwise a count from before could be told last. The pollers would then drive many queue pairs
         // neither one by one nor all together, and each of them would rest as long as they poll.
         let _turn = self.counting.lock();
-        let many = self.qps.read().len() > POLL_DIRECTLY || self.datagrams.are_many();
+        let many = policy::are_many(self.qps.read().len()) || self.datagrams.are_many();
         self.pollers.set_many(many);
     }
 
@@ -537,12 +534,12 @@ impl CqInner {
         let mut few: [Option<Arc<dyn Member>>; POLL_DIRECTLY] = Default::default();
         {
             let qps = self.qps.read();
-            if qps.len() <= POLL_DIRECTLY {
+            if policy::are_many(qps.len()) {
+                serve_all = true;
+            } else {
                 for (slot, qp) in few.iter_mut().zip(qps.iter()) {
                     *slot = qp.upgrade();
                 }
-            } else {
-                serve_all = true;
             }
         }
         serve_all |= self.datagrams.drive();
@@ -555,19 +552,15 @@ impl CqInner {
             others |= polled.driven_elsewhere;
             moved += polled.moved;
         }
-        if moved >= BULK {
-            self.pollers.was_busy(moved * OCTET_NS);
+        if let Some(busy) = policy::drive_time(moved) {
+            self.pollers.was_busy(busy);
         }
         if others {
             // The thread that drives them may need this very processor, and this thread cannot help meanwhile.
             std::thread::yield_now();
         }
         Driven {
-            seen: match (answered, moved) {
-                (true, _) => Seen::Answer,
-                (false, 0) => Seen::Nothing,
-                (false, _) => Seen::Part,
-            },
+            seen: policy::drive_outcome(answered, moved),
             others_were_ready: serve_all && self.pollers.serve_all(),
         }
     }

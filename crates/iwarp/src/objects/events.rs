@@ -1,10 +1,10 @@
 //! Queues of events with a pollable descriptor, and the asynchronous events of a device.
 
 use super::member::EventQp;
+use crate::engine::wakers::Wakers;
 use crate::error::{Error, Result};
 use crate::objects::cq::CompletionQueue;
 use crate::objects::srq::SharedReceiveQueue;
-use crate::progress::wakers::Wakers;
 use crate::sys::eventfd::EventFd;
 use crate::sys::poller::{Interest, wait_fd};
 use parking_lot::Mutex;

@@ -1,12 +1,10 @@
 //! The datagram queue pairs of a completion queue: who polls it drives their sockets.
 
 use super::member::Member;
+use crate::engine::policy::{self, POLL_DIRECTLY};
 use parking_lot::RwLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-
-/// Queue pairs whose sockets an empty poll reads one by one. If a queue has more of them, the poll asks `epoll`.
-pub(crate) const POLL_DIRECTLY: usize = 4;
 
 #[derive(Default)]
 pub(crate) struct Members {
@@ -47,12 +45,12 @@ impl Members {
         for (slot, qp) in few.iter_mut().zip(list.iter()) {
             *slot = qp.upgrade();
         }
-        (few, list.len() > POLL_DIRECTLY)
+        (few, policy::are_many(list.len()))
     }
 
     /// Returns `true` if there are more than polls read one by one.
     pub(crate) fn are_many(&self) -> bool {
-        self.list.read().len() > POLL_DIRECTLY
+        policy::are_many(self.list.read().len())
     }
 
     /// Reads and writes their sockets; if there are many, of the first few. Returns `true` if there are others, which are left to

@@ -1,8 +1,8 @@
 //! Waiting for completions, for threads and for async tasks.
 
 use super::cq::{CompletionQueue, CqError};
+use crate::engine::wakers::Registration;
 use crate::error::{Error, Result};
-use crate::progress::wakers::Registration;
 use iwarp_rnic::Cqe;
 use std::future::Future;
 use std::pin::Pin;

@@ -1,6 +1,7 @@
 //! The datagram queue pairs of a completion queue: who polls it drives them, if they are few.
 
-use crate::objects::members::{Members, POLL_DIRECTLY};
+use crate::engine::policy::POLL_DIRECTLY;
+use crate::objects::members::Members;
 use crate::testing::{datagram_queue_pair, post_to_itself};
 use iwarp_rnic::SendFlags;
 use std::sync::Arc;

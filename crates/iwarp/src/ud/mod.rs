@@ -32,13 +32,13 @@ pub use address::UdAddress;
 pub use queue::UdSendWr;
 
 use crate::engine::Engine;
+use crate::engine::baton::Baton;
 use crate::error::{Error, PostFailed, Result};
 use crate::objects::context::{Context, ContextInner, random_u32};
 use crate::objects::cq::{CompletionQueue, Owed};
 use crate::objects::events::UdEvent;
 use crate::objects::slots::{SeenSlots, Slots};
 use crate::objects::srq::SharedReceiveQueue;
-use crate::progress::baton::Baton;
 use crate::sys::datagram::Batch;
 use crate::sys::fork::Origin;
 use crate::sys::guarded;

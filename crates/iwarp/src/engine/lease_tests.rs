@@ -1,7 +1,10 @@
-//! Tests of how long a lease lasts.
+//! Tests of the length of leases.
 
 #![cfg(not(loom))]
 
+use super::policy::{
+    LEASE_DENSE_NS, LEASE_EARNED_PART, LEASE_LATELY_NS, LEASE_LONGEST_NS, LEASE_RETURN_COST_NS,
+};
 use super::*;
 
 const MS: u64 = 1_000_000;
@@ -19,24 +22,24 @@ fn poll(lease: &Lease, begin: u64, gap: u64, time: u64) -> u64 {
 
 /// Dense polls for 4 ms earn a quarter of one.
 #[test]
-fn a_lease_lasts_a_sixteenth_of_the_time_of_dense_polls() {
+fn dense_polls_earn_a_sixteenth() {
     let lease = Lease::new();
     assert_eq!(lease.end(MS), None, "nobody polls");
     let last = poll(&lease, MS, 8_000, 4 * MS);
-    let end = last + (last - MS) / SHARE;
+    let end = last + (last - MS) / LEASE_EARNED_PART;
     assert_eq!(lease.end(last), Some(end));
     assert_eq!(lease.end(end), None, "it is over");
     let last = poll(&lease, last, 8_000, 200 * MS);
-    assert_eq!(lease.end(last), Some(last + LONGEST));
+    assert_eq!(lease.end(last), Some(last + LEASE_LONGEST_NS));
 }
 
-/// Who polls for long and is kept from the processor now and then remains the driver. Who pauses for longer than that, is not.
+/// A thread that polled for long keeps its lease during short pauses, and loses it by longer ones.
 #[test]
 fn pauses_cost_what_they_last() {
     let lease = Lease::new();
     let last = poll(&lease, MS, 10_000, 200 * MS);
     lease.drive(last + 4 * MS, 0, |_| 0);
-    let end = last + 4 * MS + LONGEST;
+    let end = last + 4 * MS + LEASE_LONGEST_NS;
     assert_eq!(lease.end(last + 4 * MS), Some(end));
     lease.drive(last + 7 * MS, 0, |_| 0);
     assert_eq!(
@@ -65,9 +68,9 @@ fn waiting_for_the_processor_is_no_pause() {
     assert!(lease.end(999 * 150_000).is_some());
 }
 
-/// A program that looks now and then leaves nothing unserved.
+/// A program that polls now and then leaves nothing unserved.
 #[test]
-fn bursts_and_pauses_give_no_lease() {
+fn rare_bursts_give_no_lease() {
     let lease = Lease::new();
     let mut now = MS;
     for _ in 0..1000 {
@@ -78,7 +81,7 @@ fn bursts_and_pauses_give_no_lease() {
     for _ in 0..1000 {
         lease.drive(now, 0, |_| 0);
         assert_eq!(lease.end(now), None);
-        now += DENSE + 1;
+        now += LEASE_DENSE_NS + 1;
     }
 }
 
@@ -102,7 +105,10 @@ fn returned_lease_keeps_its_credit() {
     assert_eq!(lease.end(last), None);
     let again = last + 1_000 * MS;
     lease.drive(again, 0, |_| panic!("the time without lease is no pause"));
-    assert_eq!(lease.end(again), Some(again + credit - RETURN_COST));
+    assert_eq!(
+        lease.end(again),
+        Some(again + credit - LEASE_RETURN_COST_NS)
+    );
 }
 
 /// Ceph's messenger polls for a millisecond before each wait.
@@ -138,7 +144,7 @@ fn pause_before_the_return_costs_credit() {
     }
 }
 
-/// Who only takes what others have driven is no driver, however long it does that.
+/// A thread that only takes what others have driven keeps no lease, however long it does that.
 #[test]
 fn completions_alone_keep_no_lease() {
     let lease = Lease::new();
@@ -151,13 +157,14 @@ fn completions_alone_keep_no_lease() {
         }
         now
     };
-    let now = taken(&lease, last + LONGEST / 2);
+    let now = taken(&lease, last + LEASE_LONGEST_NS / 2);
     assert!(lease.end(now).is_some());
-    let now = taken(&lease, last + 3 * LONGEST);
+    let now = taken(&lease, last + 3 * LEASE_LONGEST_NS);
     assert_eq!(lease.end(now), None);
 }
 
-/// Who answers many completions between two polls drives nevertheless, but not who takes few and works for as long.
+/// A thread that answers many completions between two polls drives nevertheless; one that takes few
+/// and works as long does not.
 #[test]
 fn completions_take_their_time() {
     for (taken, dense) in [(64, true), (1, false)] {
@@ -172,7 +179,7 @@ fn completions_take_their_time() {
     }
 }
 
-/// Long turns at the sockets are driving, and no pauses.
+/// Long drives are no pauses.
 #[test]
 fn long_turns_are_dense() {
     for (busy, dense) in [(300_000, true), (200_000, false)] {
@@ -187,31 +194,31 @@ fn long_turns_are_dense() {
 }
 
 #[test]
-fn a_lease_that_ended_is_remembered_for_a_while() {
+fn ended_lease_is_remembered() {
     let lease = Lease::new();
     let last = poll(&lease, MS, 10_000, 100 * MS);
     assert!(!lease.has_ended_lately(last), "it has not ended");
-    assert!(lease.has_ended_lately(last + 2 * LONGEST));
-    assert!(lease.has_ended_lately(last + LATELY - 1));
-    assert!(!lease.has_ended_lately(last + LATELY));
+    assert!(lease.has_ended_lately(last + 2 * LEASE_LONGEST_NS));
+    assert!(lease.has_ended_lately(last + LEASE_LATELY_NS - 1));
+    assert!(!lease.has_ended_lately(last + LEASE_LATELY_NS));
     give_back(&lease, last);
-    assert!(!lease.has_ended_lately(last + 2 * LONGEST));
+    assert!(!lease.has_ended_lately(last + 2 * LEASE_LONGEST_NS));
 }
 
-/// A renewal follows closely up to the time of dense polls, and a turn that was busy may take so much longer.
+/// Renewals are dense up to a limit, which the time of the drive extends.
 #[test]
-fn only_after_a_pause_it_matters_who_had_the_processor() {
+fn only_pauses_ask_for_lost_time() {
     for busy in [0, 1_000] {
         let lease = Lease::new();
         let mut now = MS;
         lease.drive(now, busy, |_| 0);
         for _ in 0..100 {
-            now += DENSE + busy;
+            now += LEASE_DENSE_NS + busy;
             lease.drive(now, busy, |_| panic!("that is no pause"));
         }
         assert!(lease.end(now).is_some(), "they are dense");
         let mut asked = None;
-        lease.drive(now + DENSE + busy + 1, busy, |since| {
+        lease.drive(now + LEASE_DENSE_NS + busy + 1, busy, |since| {
             asked = Some(since);
             0
         });
@@ -219,13 +226,17 @@ fn only_after_a_pause_it_matters_who_had_the_processor() {
     }
 }
 
-/// Who has not driven for as long as a lease lasts at most is no driver any more.
+/// A thread that has not driven for the time of the longest lease drives no more.
 #[test]
-fn completions_renew_the_lease_of_who_has_driven_lately() {
-    for (after, renewed) in [(LONGEST - 1, true), (LONGEST, false)] {
+fn completions_renew_after_a_drive() {
+    for (after, renewed) in [(LEASE_LONGEST_NS - 1, true), (LEASE_LONGEST_NS, false)] {
         let lease = Lease::new();
         let last = poll(&lease, MS, 10_000, 100 * MS);
         lease.stay(last + after, 1, |_| 0);
-        assert_eq!(lease.end(last + LONGEST).is_some(), renewed, "{after}");
+        assert_eq!(
+            lease.end(last + LEASE_LONGEST_NS).is_some(),
+            renewed,
+            "{after}"
+        );
     }
 }

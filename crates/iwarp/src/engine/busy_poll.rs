@@ -1,35 +1,29 @@
-//! Decides whether a thread polls for a while before it sleeps.
+//! Lets a thread poll for a while before it sleeps.
 //!
-//! A sleep and the wake-up from it cost more than a short round trip takes. A thread that expects its completion soon
-//! therefore polls for a window of time before it sleeps. Each queue learns from its own waits. A wait that ends soon counts
-//! for polling, whether the thread polled or slept. A window without result counts against it, the more the more of them follow
-//! each other. If another thread worked for long on the processor meanwhile, processors are scarce. Then polling takes them from
-//! programs that have something to do, and the scheduler takes them back for milliseconds at a time, while a thread that sleeps is
-//! woken at once: so most waits sleep from then on.
+//! A sleep and its wake-up take longer than a short round trip. A thread that expects its
+//! completion soon therefore polls for a window of time before it sleeps. Each queue learns from
+//! its own waits. A wait that ends soon counts in favour of polling, whether the thread polled or
+//! slept. A window without result counts against it, and each further one counts more. If the
+//! thread lost its processor for long meanwhile, processors are scarce. Polling then takes them
+//! from programs that have work, and the scheduler takes them back for milliseconds at a time,
+//! while a thread that sleeps is woken at once: most waits sleep from then on.
 //!
-//! The counters are hints. They are read and written without order, and a lost update costs a window at most.
+//! The counters are hints. They are read and written without order; a lost update costs one window
+//! at most.
 
-use super::in_vain::looked_in_vain;
+use super::policy;
 use super::sync::{AtomicU32, Ordering};
+use super::yield_pacing::after_empty_poll;
 use crate::sys::clock::now_ns;
 use std::time::Duration;
 
-/// Short waits in a row before the first window.
-const TRUST: u32 = 2;
-/// A wait that ended in sleep was short if it took at most so many windows: most of it may have been the wake-ups of this
-/// thread and of the peer's.
-const SLEEPY: u32 = 4;
-/// The most short waits that a row of windows without result can ask for.
-const DISTRUST_MAX: u32 = 1024;
-/// If so much time passes between two looks, in nanoseconds, the processor was taken from the thread. No look takes that long.
-const TAKEN: u64 = 2_000_000;
-
-/// What waits have shown: how many short ones there were, and how many more it takes after windows in vain.
+/// The outcomes of waits: short ones in a row, and how many more a window needs after windows
+/// without result.
 #[derive(Debug, Default)]
 pub(super) struct Record {
     /// Short waits in a row.
     short: AtomicU32,
-    /// How many short waits a window takes, beyond [`TRUST`].
+    /// Short waits that a window needs beyond [`policy::WINDOW_SHORT_WAITS`].
     distrust: AtomicU32,
 }
 
@@ -37,11 +31,11 @@ impl Record {
     /// Returns `true` if the next wait should begin with a window.
     #[inline]
     pub(super) fn is_good(&self) -> bool {
-        let need = TRUST + self.distrust.load(Ordering::Relaxed);
-        self.short.load(Ordering::Relaxed) >= need
+        let distrust = self.distrust.load(Ordering::Relaxed);
+        policy::earns_window(self.short.load(Ordering::Relaxed), distrust)
     }
 
-    /// A wait ended in its window.
+    /// Records a wait that ended in its window.
     #[inline]
     pub(super) fn hit(&self) {
         if self.distrust.load(Ordering::Relaxed) != 0 {
@@ -49,19 +43,19 @@ impl Record {
         }
     }
 
-    /// A window ended without result.
+    /// Records a window that ended without result.
     pub(super) fn miss(&self) {
         let distrust = self.distrust.load(Ordering::Relaxed);
-        self.distrust_next((distrust * 2 + 2).min(DISTRUST_MAX));
+        self.begin_again(policy::distrust_after_miss(distrust));
     }
 
-    /// The next window takes so many short waits.
-    fn distrust_next(&self, waits: u32) {
-        self.distrust.store(waits, Ordering::Relaxed);
+    /// Forgets the short waits so far, and sets the distrust.
+    fn begin_again(&self, distrust: u32) {
+        self.distrust.store(distrust, Ordering::Relaxed);
         self.short.store(0, Ordering::Relaxed);
     }
 
-    /// A wait without a window was short, or was not.
+    /// Records a wait without a window, which was short or not.
     pub(super) fn note(&self, short: bool) {
         let row = match short {
             true => self.short.load(Ordering::Relaxed).saturating_add(1),
@@ -78,8 +72,8 @@ pub(crate) struct BusyPoll {
 }
 
 impl BusyPoll {
-    /// Calls `look` until it returns `true`, for at most `window`, if that is worth it. Returns `true` if it did. `look` gets the
-    /// time.
+    /// Calls `look` with the time until it returns `true`, for at most `window`, if that is worth
+    /// it. Returns `true` if `look` did.
     pub(crate) fn poll(&self, window: Duration, mut look: impl FnMut(u64) -> bool) -> bool {
         if window.is_zero() || !self.is_worth_it() {
             return false;
@@ -91,10 +85,10 @@ impl BusyPoll {
                 self.record.hit();
                 return true;
             }
-            looked_in_vain();
+            after_empty_poll();
             let before = std::mem::replace(&mut now, now_ns());
-            if now.saturating_sub(before) >= TAKEN {
-                self.processor_was_taken();
+            if policy::has_lost_processor(now.saturating_sub(before)) {
+                self.record.begin_again(policy::DISTRUST_MAX);
                 return look(now);
             }
             if now >= end {
@@ -110,25 +104,20 @@ impl BusyPoll {
         self.record.is_good()
     }
 
-    /// A window ended without result.
+    /// Records a window that ended without result.
     pub(crate) fn miss(&self) {
         self.record.miss();
     }
 
-    /// Another thread worked on the processor for long.
-    #[cold]
-    fn processor_was_taken(&self) {
-        self.record.distrust_next(DISTRUST_MAX);
-    }
-
-    /// A wait ended in sleep after `waited`, measured from its beginning.
+    /// Records a wait that ended in sleep after `waited`, measured from its beginning.
     pub(crate) fn slept(&self, waited: Duration, window: Duration) {
-        self.record.note(waited <= window * SLEEPY);
+        self.record.note(policy::is_short_sleep(waited, window));
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::policy::{DISTRUST_MAX, PROCESSOR_LOST_NS, WINDOW_SHORT_WAITS};
     use super::*;
 
     const WINDOW: Duration = Duration::from_micros(50);
@@ -138,7 +127,7 @@ mod tests {
     fn short_waits_earn_a_window() {
         let b = BusyPoll::default();
         assert!(!b.is_worth_it());
-        for _ in 0..TRUST {
+        for _ in 0..WINDOW_SHORT_WAITS {
             b.slept(SHORT, WINDOW);
         }
         assert!(b.is_worth_it());
@@ -149,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_in_vain_become_rare() {
+    fn vain_windows_become_rare() {
         let b = BusyPoll::default();
         let mut windows = 0;
         // Sleeps are always short, windows always in vain: as when both ends share one processor.
@@ -173,17 +162,18 @@ mod tests {
     }
 
     #[test]
-    fn a_window_ends_with_a_result() {
+    fn result_ends_the_window() {
         let b = BusyPoll::default();
         assert!(!b.poll(WINDOW, |_| panic!("nothing was short yet")));
         let trust = || {
-            for _ in 0..TRUST + DISTRUST_MAX {
+            for _ in 0..WINDOW_SHORT_WAITS + DISTRUST_MAX {
                 b.slept(SHORT, WINDOW);
             }
         };
         trust();
         assert!(!b.poll(Duration::ZERO, |_| panic!("no window")));
-        // The window lasts until there is a result, unless the processor is taken from this thread meanwhile.
+        // The window lasts until there is a result, unless the processor is taken from this thread
+        // meanwhile.
         let third = || {
             trust();
             let mut looks = 0;
@@ -204,18 +194,18 @@ mod tests {
         assert!(!b.is_worth_it());
     }
 
-    /// When the processor comes back, the result may be there.
+    /// The result may be there when the processor comes back.
     #[test]
-    fn who_loses_the_processor_sleeps_from_then_on() {
+    fn lost_processor_stops_polling() {
         for result in [true, false] {
             let b = BusyPoll::default();
-            for _ in 0..TRUST {
+            for _ in 0..WINDOW_SHORT_WAITS {
                 b.slept(SHORT, WINDOW);
             }
             let mut looks = 0;
             let found = b.poll(Duration::MAX, |_| {
                 looks += 1;
-                std::thread::sleep(Duration::from_nanos(TAKEN));
+                std::thread::sleep(Duration::from_nanos(PROCESSOR_LOST_NS));
                 looks == 2 && result
             });
             assert_eq!((found, looks), (result, 2));
@@ -223,16 +213,17 @@ mod tests {
                 b.slept(SHORT, WINDOW);
                 assert!(!b.is_worth_it());
             }
-            for _ in 0..=TRUST {
+            for _ in 0..=WINDOW_SHORT_WAITS {
                 b.slept(SHORT, WINDOW);
             }
             assert!(b.is_worth_it());
         }
     }
 
-    /// The first window takes two short waits. Each one in vain doubles what the next one takes, up to a limit.
+    /// The first window needs two short waits. Each vain one doubles what the next needs, up to a
+    /// limit.
     #[test]
-    fn each_window_in_vain_makes_the_next_one_dearer() {
+    fn each_vain_window_costs_more() {
         let b = BusyPoll::default();
         for waits in [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1026, 1026] {
             for wait in 0..waits {
@@ -244,16 +235,16 @@ mod tests {
         }
     }
 
-    /// Most of the time of a wait in sleep may be that of the wake-ups: it is short up to four windows.
+    /// The wake-ups may take most of a sleep, so it is short up to four windows.
     #[test]
-    fn a_sleep_of_some_windows_is_short() {
+    fn sleep_of_some_windows_is_short() {
         for (waited, short) in [
             (WINDOW, true),
             (WINDOW * 4, true),
             (WINDOW * 4 + Duration::from_nanos(1), false),
         ] {
             let b = BusyPoll::default();
-            for _ in 0..TRUST {
+            for _ in 0..WINDOW_SHORT_WAITS {
                 b.slept(waited, WINDOW);
             }
             assert_eq!(b.is_worth_it(), short, "{waited:?}");

@@ -116,7 +116,7 @@ mod plain {
 #[cfg(loom)]
 mod models {
     use super::*;
-    use crate::progress::lease::Lease;
+    use crate::engine::lease::Lease;
     use loom::sync::atomic::AtomicBool;
     use loom::sync::{Condvar, Mutex};
     use loom::thread;

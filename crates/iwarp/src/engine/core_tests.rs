@@ -1,7 +1,7 @@
 //! Tests of who is left alone, and which timers wake.
 
 use super::*;
-use crate::progress::sync::parking::Mutex;
+use crate::engine::sync::parking::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Instant;
 
@@ -63,7 +63,7 @@ impl Source for Driven {
     fn timer(self: Arc<Self>, _: u32) {}
 }
 
-pub(super) fn wait_for(what: &str, done: impl Fn() -> bool) {
+pub(in crate::engine) fn wait_for(what: &str, done: impl Fn() -> bool) {
     let begin = Instant::now();
     while !done() {
         assert!(begin.elapsed() < LONG, "{what}");

@@ -1,0 +1,417 @@
+//! The engine: an `epoll` set, a table of timers and a progress thread. A process has one, and more
+//! if it has many connections.
+//!
+//! Leases ([`super::lease`]) say who drives what: each completion queue has one for the sockets of
+//! its queue pairs, and the whole set has one, [`everything`], for threads that poll all of it
+//! because their queues have many queue pairs. The engine starts with the first socket and belongs
+//! to one process: after a fork the child gets an engine of its own when it needs one.
+//!
+//! The first engine serves everything but the connections of queue pairs, and the first of these.
+//! When each engine has [`policy::CONNECTIONS_EACH`], the next connection starts another one, up to
+//! [`Config::progress_threads`](crate::Config::progress_threads). So the target of many peers uses
+//! more than one processor, and a process with few connections has one thread.
+
+use super::lease::Lease;
+use super::parker::Parker;
+use super::policy;
+use super::sources::{Resting, Source, Sources};
+use super::sync::{AtomicUsize, Ordering, thread_local};
+use super::timers::Timers;
+use super::watch::{Turns, Watch};
+use crate::sys::clock::now_ns;
+use crate::sys::eventfd::EventFd;
+use crate::sys::poller::{AsFd, Events, Interest, Poller};
+use crate::sys::thread::kept_from_processor;
+use crate::sys::{fork, guarded, limits, prefetch};
+use std::cell::Cell;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Events taken from the kernel at a time. Their answers are sent before the next are taken, and
+/// writing to a socket is cheaper while the processor's cache still has it from reading: with 128,
+/// echoes took a tenth longer.
+pub(super) const BATCH: usize = 32;
+pub(super) const WAKE_TOKEN: u64 = 0;
+
+// Engines belong to the process that has started their threads. A child leaks those that it
+// inherits, because dropping what they refer to would touch the parent's sockets.
+#[cfg(not(shuttle))]
+use crate::sys::process_lock::ProcessLock;
+#[cfg(not(shuttle))]
+type Engines = ProcessLock<Vec<Arc<Engine>>>;
+#[cfg(shuttle)]
+type Engines = super::sync::parking::Mutex<Vec<Arc<Engine>>>;
+
+#[cfg(not(shuttle))]
+static ENGINES: Engines = Engines::own("engine::ENGINES", Vec::new());
+#[cfg(not(shuttle))]
+static EVERYTHING: Lease = Lease::new();
+
+// Those of a model are new in each execution.
+#[cfg(shuttle)]
+shuttle::lazy_static! {
+    static ref ENGINES: Engines = Engines::new(Vec::new());
+    static ref EVERYTHING: Lease = Lease::new();
+}
+
+/// The engines of this process, in the order in which they were started.
+fn engines() -> &'static Engines {
+    &ENGINES
+}
+
+/// Is called with the first engine of each process, once it runs.
+#[cfg(not(shuttle))]
+type StartHook = fn(&Arc<Engine>);
+#[cfg(not(shuttle))]
+static STARTED: ProcessLock<Option<StartHook>> = ProcessLock::new("engine::STARTED", None);
+
+/// Has `started` called with the first engine of this process and of its children: at once if it
+/// runs already. Only the first call has an effect.
+#[cfg(not(shuttle))]
+pub(crate) fn at_start(started: StartHook) {
+    if STARTED.lock().replace(started).is_some() {
+        return;
+    }
+    let running = engines().lock().first().cloned();
+    if let Some(engine) = running {
+        started(&engine);
+    }
+}
+
+/// The lease of threads that drive everything by [`poll_all`].
+pub(crate) fn everything() -> &'static Lease {
+    &EVERYTHING
+}
+
+/// Has the progress threads look again at leases, one of which the caller has given back.
+#[cold]
+pub(crate) fn wake_up() {
+    for engine in all() {
+        engine.wake_up();
+    }
+}
+
+/// Serves whatever is ready in the whole process, without waiting: for application threads that
+/// poll. Returns `false` if other threads are driving all of it.
+///
+/// The caller that polls densely then drives everything instead of the progress thread: a process
+/// with one engine gains no processor by both, and where there are few processors, the two would
+/// take turns on one. With several engines there is work for threads of their own, so this holds
+/// only for a caller that has no other way to its `many` queue pairs.
+pub(crate) fn poll_all(many: bool) -> bool {
+    let begin = now_ns();
+    let (mut served, mut engines) = (false, 0);
+    for engine in all() {
+        served |= engine.poll_once();
+        engines += 1;
+    }
+    if policy::drives_everything(many, engines) {
+        let now = now_ns();
+        everything().drive(now, now.saturating_sub(begin), kept_from_processor);
+    }
+    served
+}
+
+/// The engines of this process. No lock is held in between.
+pub(super) fn all() -> impl Iterator<Item = Arc<Engine>> {
+    (0..).map_while(|at| {
+        let engines = engines().lock();
+        engines.get(at).cloned()
+    })
+}
+
+pub(crate) struct Engine {
+    generation: u32,
+    /// Connections of queue pairs that it serves.
+    connections: AtomicUsize,
+    pub(super) poller: Poller,
+    /// Wakes the progress thread.
+    pub(super) wake: EventFd,
+    /// Tells whether the progress thread has to be woken.
+    pub(super) parker: Parker,
+    pub(super) sources: Sources,
+    /// Sources that application threads drive.
+    pub(super) resting: Resting,
+    pub(super) timers: Timers,
+    /// Who serves, for the watch.
+    pub(super) turns: Turns,
+    pub(super) watch: Arc<Watch>,
+}
+
+thread_local! {
+    static EVENTS: Cell<Option<Box<Events>>> = const { Cell::new(None) };
+}
+
+impl Engine {
+    /// The first engine of this process. Starts it if there is none yet.
+    pub(crate) fn current() -> io::Result<Arc<Self>> {
+        let mut engines = engines().lock();
+        if let Some(engine) = engines.first() {
+            return Ok(Arc::clone(engine));
+        }
+        let open_files = limits::raise_open_files();
+        tracing::debug!(limit = open_files.now, "engine starts");
+        let engine = Self::start(Arc::default())?;
+        engines.push(Arc::clone(&engine));
+        // Not under the lock: the hook works on files, and a fork waits for the lock.
+        drop(engines);
+        #[cfg(not(shuttle))]
+        {
+            let started = *STARTED.lock();
+            if let Some(started) = started {
+                started(&engine);
+            }
+        }
+        Ok(engine)
+    }
+
+    /// The engine for another connection: the one that has the fewest, or a new one, if each has
+    /// its share and there may be more.
+    pub(crate) fn for_connection(most: usize) -> io::Result<Arc<Self>> {
+        guarded::keep();
+        let first = Self::current()?;
+        let mut engines = engines().lock();
+        let idlest = Self::idlest(&engines).unwrap_or_else(|| Arc::clone(&first));
+        if !policy::needs_engine(idlest.connections(), engines.len(), most) {
+            return Ok(idlest);
+        }
+        match Self::start(Arc::clone(&first.watch)) {
+            Ok(engine) => {
+                tracing::debug!(engines = engines.len() + 1, "another engine starts");
+                engines.push(Arc::clone(&engine));
+                Ok(engine)
+            }
+            Err(error) => {
+                // For lack of descriptors or threads. One engine can serve any number of
+                // connections.
+                tracing::warn!(%error, "no further engine can be started");
+                Ok(idlest)
+            }
+        }
+    }
+
+    /// Returns the engine that has the fewest connections.
+    fn idlest(engines: &[Arc<Self>]) -> Option<Arc<Self>> {
+        let idlest = engines.iter().min_by_key(|engine| engine.connections());
+        idlest.cloned()
+    }
+
+    fn start(watch: Arc<Watch>) -> io::Result<Arc<Self>> {
+        let engine = Arc::new(Self::new(fork::generation(), watch)?);
+        engine.start_progress(0)?;
+        Ok(engine)
+    }
+
+    fn connections(&self) -> usize {
+        self.connections.load(Ordering::Relaxed)
+    }
+
+    /// A connection of a queue pair comes, until [`leaves`](Self::leaves).
+    pub(crate) fn joins(&self) {
+        self.connections.fetch_add(1, Ordering::Relaxed);
+        self.watch.start();
+    }
+
+    pub(crate) fn leaves(&self) {
+        self.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn new(generation: u32, watch: Arc<Watch>) -> io::Result<Self> {
+        let poller = Poller::new()?;
+        let wake = EventFd::new()?;
+        poller.add(&wake, WAKE_TOKEN, Interest::READ)?;
+        Ok(Self {
+            generation,
+            connections: AtomicUsize::new(0),
+            poller,
+            wake,
+            parker: Parker::new(),
+            sources: Sources::new(WAKE_TOKEN),
+            resting: Resting::default(),
+            timers: Timers::default(),
+            turns: Turns::default(),
+            watch,
+        })
+    }
+
+    /// A token for a source.
+    pub(crate) fn token(&self) -> u64 {
+        self.sources.token()
+    }
+
+    /// Watches a descriptor and keeps its source alive until [`remove`](Self::remove).
+    pub(crate) fn add(
+        &self,
+        fd: impl AsFd,
+        token: u64,
+        interest: Interest,
+        source: Arc<dyn Source>,
+    ) -> io::Result<()> {
+        self.sources.insert(token, source);
+        self.poller
+            .add(fd, token, interest)
+            .inspect_err(|_| self.sources.remove(token))
+    }
+
+    /// The descriptor that is watched under this token belongs to another source from now on.
+    pub(crate) fn hand_on(&self, token: u64, source: Arc<dyn Source>) {
+        self.sources.insert(token, source);
+    }
+
+    /// Returns `true` in a child of the process that started it. The epoll set and its sockets are
+    /// then shared with the parent, and a change here would be one there.
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.generation != fork::generation()
+    }
+
+    /// Keeps a source without a descriptor alive for its timers, until [`forget`](Self::forget).
+    pub(crate) fn add_timed(&self, token: u64, source: Arc<dyn Source>) {
+        self.sources.insert(token, source);
+    }
+
+    pub(crate) fn modify(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
+        if self.is_foreign() {
+            return Ok(());
+        }
+        self.poller.modify(fd, token, interest)
+    }
+
+    /// Takes a descriptor out of the set for a while; its source stays.
+    pub(crate) fn pause(&self, fd: impl AsFd) {
+        if !self.is_foreign() {
+            let _ = self.poller.remove(fd);
+        }
+    }
+
+    /// Watches a descriptor again after [`pause`](Self::pause). What has arrived meanwhile is
+    /// reported.
+    pub(crate) fn resume(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
+        if self.is_foreign() {
+            return Ok(());
+        }
+        self.poller.add(fd, token, interest)
+    }
+
+    /// Watches a descriptor no more. Harmless if it was not watched.
+    pub(crate) fn remove(&self, fd: impl AsFd, token: u64) {
+        if !self.is_foreign() {
+            let _ = self.poller.remove(fd);
+        }
+        self.forget(token);
+    }
+
+    pub(crate) fn forget(&self, token: u64) {
+        // In a forked child the table's lock may have been copied while it was held, and no thread
+        // serves the table.
+        if !self.is_foreign() {
+            self.sources.remove(token);
+        }
+    }
+
+    /// Calls the source's `timer` after `delay`.
+    pub(crate) fn after(&self, delay: Duration, token: u64, kind: u32) {
+        let at = now_ns().saturating_add(u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX));
+        self.at(at, token, kind);
+    }
+
+    /// As [`after`](Self::after), up to a quarter later, so that one wake-up serves many sources.
+    pub(crate) fn after_about(&self, delay: Duration, token: u64, kind: u32) {
+        let delay = u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX);
+        let at = now_ns().saturating_add(delay);
+        let at = at
+            .checked_next_multiple_of((delay / 4).max(1))
+            .unwrap_or(at);
+        self.at(at, token, kind);
+    }
+
+    /// Calls the source's `timer` at a time in nanoseconds of [`now_ns`].
+    pub(crate) fn at(&self, at: u64, token: u64, kind: u32) {
+        if self.timers.set((at, token, kind)) {
+            // It sleeps until a later time, and waiting requests would be sent late.
+            self.wake_up();
+        }
+    }
+
+    /// Has the progress thread look again at timers and leases, one of which the caller has
+    /// changed.
+    fn wake_up(&self) {
+        self.parker.unpark_with(|| self.wake.signal());
+    }
+
+    /// Serves whatever is ready, without waiting. Returns `false` if other threads are driving all
+    /// of it.
+    fn poll_once(&self) -> bool {
+        // Nothing is kept for a thread that is ending.
+        let kept = EVENTS.try_with(Cell::take).ok().flatten();
+        let mut events = kept.unwrap_or_else(|| Box::new(Events::with_capacity(BATCH)));
+        let ready = self.poller.wait_zero(&mut events).is_ok_and(|n| n > 0);
+        let served = ready && self.dispatch(&events, |_, source| Some(source));
+        let _ = EVENTS.try_with(|cell| cell.set(Some(events)));
+        served
+    }
+
+    /// Serves what is ready. Returns `false` if other threads are driving all of it.
+    ///
+    /// `takes` decides for each source whether the calling thread serves it, and gives it back if
+    /// so.
+    pub(super) fn dispatch(
+        &self,
+        events: &Events,
+        mut takes: impl FnMut(u64, Arc<dyn Source>) -> Option<Arc<dyn Source>>,
+    ) -> bool {
+        let mut served = false;
+        // With thousands of queue pairs nearly every access to the next one's state goes to memory.
+        // Asked for two turns ahead, it comes during the system calls of the others.
+        let mut sources = self.sources_of(events);
+        if let [Some(first), Some(second), ..] = &sources {
+            first.approach();
+            second.approach();
+            first.come_next();
+        }
+        for (at, event) in events.iter().enumerate() {
+            if let Some(Some(source)) = sources.get(at + 2) {
+                source.approach();
+            }
+            if let Some(Some(source)) = sources.get(at + 1) {
+                source.come_next();
+            }
+            let Some(source) = sources.get_mut(at).and_then(Option::take) else {
+                // It is gone, or it is the wake-up, which concerns the progress thread only.
+                served |= event.token != WAKE_TOKEN;
+                continue;
+            };
+            served |= match takes(event.token, source) {
+                Some(source) => source.ready(event.readable, event.writable, event.broken),
+                None => true,
+            };
+        }
+        served
+    }
+
+    /// The sources of a batch of events, in its order.
+    fn sources_of(&self, events: &Events) -> [Option<Arc<dyn Source>>; BATCH] {
+        let mut sources = [const { None }; BATCH];
+        self.sources.look(|known| {
+            for source in events.iter().filter_map(|event| known.get(&event.token)) {
+                prefetch::counts(source);
+            }
+            for (event, slot) in events.iter().zip(&mut sources) {
+                *slot = known.get(&event.token).cloned();
+            }
+        });
+        sources
+    }
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine")
+            .field("generation", &self.generation)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+#[path = "core_tests.rs"]
+pub(super) mod tests;

@@ -1,0 +1,466 @@
+//! Tables of decisions, on both sides of each threshold. The numbers are literals: a changed
+//! constant must change its row as well.
+
+use super::*;
+
+const fn us(us: u64) -> Duration {
+    Duration::from_micros(us)
+}
+
+/// Checks a function of one observation against rows of observation and decision.
+#[track_caller]
+fn check<I: Copy + std::fmt::Debug, O: PartialEq + std::fmt::Debug>(
+    decide: impl Fn(I) -> O,
+    rows: impl IntoIterator<Item = (I, O)>,
+) {
+    for (observed, decision) in rows {
+        assert_eq!(decide(observed), decision, "{observed:?}");
+    }
+}
+
+#[test]
+fn completions_extend_the_patience() {
+    let rows = [
+        (0, 70_000),
+        (1, 80_000),
+        (63, 700_000),
+        (64, 710_000),
+        (65, 710_000),
+    ];
+    check(lease_patience, rows);
+    assert_eq!(lease_patience(usize::MAX), 710_000);
+}
+
+#[test]
+fn pause_begins_after_the_patience() {
+    let rows = [
+        ((70_000, 70_000), false),
+        ((70_001, 70_000), true),
+        ((0, 0), false),
+    ];
+    check(|(gap, patience)| is_pause(gap, patience), rows);
+}
+
+#[test]
+fn dense_polls_earn_and_pauses_cost() {
+    let rows = [
+        ((0, 0, 70_000), 0),
+        ((0, 15, 70_000), 0),
+        ((0, 16, 70_000), 1),
+        ((5, 70_000, 70_000), 4_380),
+        ((100_000, 70_001, 70_000), 29_999),
+        ((70_000, 70_001, 70_000), 0),
+        ((100_000, 80_000, 80_000), 105_000),
+        // The credit has an upper bound.
+        ((7_999_998, 16, 70_000), 7_999_999),
+        ((7_999_999, 16, 70_000), 8_000_000),
+        ((8_000_000, 16, 70_000), 8_000_000),
+    ];
+    check(
+        |(credit, gap, patience)| lease_credit(credit, gap, patience),
+        rows,
+    );
+}
+
+#[test]
+fn return_costs_a_fixed_price() {
+    let rows = [(7_999, 0), (8_000, 0), (8_001, 1), (8_000_000, 7_992_000)];
+    check(lease_credit_after_return, rows);
+}
+
+#[test]
+fn short_lease_is_not_respected() {
+    check(
+        is_lease_worth,
+        [
+            (0, false),
+            (49_999, false),
+            (50_000, true),
+            (u64::MAX, true),
+        ],
+    );
+}
+
+#[test]
+fn lease_ends_with_its_credit() {
+    let rows = [
+        ((1_000, 49_999, 1_000), None),
+        ((1_000, 50_000, 1_000), Some(51_000)),
+        ((1_000, 50_000, 50_999), Some(51_000)),
+        ((1_000, 50_000, 51_000), None),
+        // No lease is longer than two milliseconds.
+        ((1_000, 1_999_999, 1_000), Some(2_000_999)),
+        ((1_000, 2_000_000, 1_000), Some(2_001_000)),
+        ((1_000, 2_000_001, 1_000), Some(2_001_000)),
+        ((1_000, 8_000_000, 2_001_000), None),
+    ];
+    check(
+        |(renewed, credit, now)| lease_end(renewed, credit, now),
+        rows,
+    );
+}
+
+#[test]
+fn ended_lease_counts_for_a_while() {
+    let rows = [
+        // It has not ended, or ends just now.
+        ((1_000, 50_000, 50_999), false),
+        ((1_000, 50_000, 51_000), true),
+        // It was too short.
+        ((1_000, 49_999, 51_000), false),
+        // It was renewed twenty milliseconds ago.
+        ((1_000, 50_000, 20_000_999), true),
+        ((1_000, 50_000, 20_001_000), false),
+    ];
+    check(
+        |(renewed, credit, now)| has_lease_ended_lately(renewed, credit, now),
+        rows,
+    );
+}
+
+#[test]
+fn completions_renew_for_a_driver() {
+    check(
+        completions_renew,
+        [(0, true), (1_999_999, true), (2_000_000, false)],
+    );
+}
+
+#[test]
+fn renewals_follow_the_pace_of_polls() {
+    let rows = [
+        ((8, 9_999), 8),
+        ((4, 9_999), 8),
+        ((1, 0), 2),
+        ((4, 10_000), 4),
+        ((4, 29_999), 4),
+        ((4, 30_000), 2),
+        ((2, u64::MAX), 1),
+        ((1, 30_000), 1),
+    ];
+    check(|(every, gap)| renew_every(every, gap), rows);
+}
+
+#[test]
+fn empty_service_doubles_its_distance() {
+    let rows = [
+        ((64, true), 1),
+        ((1, true), 1),
+        ((1, false), 2),
+        ((31, false), 62),
+        ((32, false), 64),
+        ((33, false), 64),
+        ((64, false), 64),
+    ];
+    check(|(after, was_ready)| serve_all_after(after, was_ready), rows);
+}
+
+#[test]
+fn single_engine_is_driven_by_its_poller() {
+    let rows = [
+        ((false, 0), false),
+        ((false, 1), true),
+        ((false, 2), false),
+        ((true, 2), true),
+        ((true, 1), true),
+    ];
+    check(|(many, engines)| drives_everything(many, engines), rows);
+}
+
+#[test]
+fn contended_pauses_double() {
+    let rows = [
+        (1, 50_000),
+        (63, 50_000),
+        (64, 100_000),
+        (127, 100_000),
+        (128, 200_000),
+        (319, 800_000),
+        (320, 1_600_000),
+        (384, 1_600_000),
+        (u32::MAX, 1_600_000),
+    ];
+    check(contended_pause, rows);
+}
+
+#[test]
+fn full_engines_need_another_one() {
+    let rows = [
+        ((15, 1, 4), false),
+        ((16, 1, 4), true),
+        ((17, 3, 4), true),
+        ((16, 4, 4), false),
+        ((16, 1, 1), false),
+    ];
+    check(
+        |(fewest, engines, most)| needs_engine(fewest, engines, most),
+        rows,
+    );
+}
+
+#[test]
+fn short_waits_earn_windows() {
+    let rows = [
+        ((0, 0), false),
+        ((1, 0), false),
+        ((2, 0), true),
+        ((3, 2), false),
+        ((4, 2), true),
+        ((1025, 1024), false),
+        ((1026, 1024), true),
+        ((u32::MAX, 1024), true),
+    ];
+    check(|(short, distrust)| earns_window(short, distrust), rows);
+}
+
+#[test]
+fn vain_windows_double_the_distrust() {
+    let rows = [
+        (0, 2),
+        (2, 6),
+        (6, 14),
+        (510, 1022),
+        (511, 1024),
+        (512, 1024),
+        (1024, 1024),
+    ];
+    check(distrust_after_miss, rows);
+}
+
+#[test]
+fn sleep_of_four_windows_is_short() {
+    let rows = [
+        ((Duration::ZERO, us(50)), true),
+        ((us(200), us(50)), true),
+        ((us(200) + Duration::from_nanos(1), us(50)), false),
+        ((us(1), Duration::ZERO), false),
+    ];
+    check(|(waited, window)| is_short_sleep(waited, window), rows);
+}
+
+#[test]
+fn long_gap_means_a_lost_processor() {
+    check(
+        has_lost_processor,
+        [(0, false), (1_999_999, false), (2_000_000, true)],
+    );
+}
+
+#[test]
+fn empty_poll_is_no_look_at_memory() {
+    let rows = [
+        ((true, 7, 7), true),
+        ((true, 7, 8), false),
+        ((false, 7, 7), false),
+    ];
+    check(|(took, then, now)| looks_at_memory(took, then, now), rows);
+}
+
+#[test]
+fn silence_ends_the_wait_for_an_answer() {
+    const LONG: u64 = 100_000;
+    let rows = [
+        ((Seen::Answer, u64::MAX, 0), AnswerWait::Done),
+        ((Seen::Part, u64::MAX, 0), AnswerWait::Restart),
+        ((Seen::Nothing, 0, LONG), AnswerWait::Again),
+        ((Seen::Nothing, 49_999, LONG), AnswerWait::Again),
+        ((Seen::Nothing, 50_000, LONG), AnswerWait::GiveUp),
+        ((Seen::Nothing, 19_999, 20_000), AnswerWait::Again),
+        ((Seen::Nothing, 20_000, 20_000), AnswerWait::GiveUp),
+        ((Seen::Nothing, 0, 0), AnswerWait::GiveUp),
+    ];
+    check(
+        |(seen, silence, window)| answer_wait(seen, silence, window),
+        rows,
+    );
+}
+
+#[test]
+fn five_members_are_many() {
+    check(are_many, [(0, false), (4, false), (5, true)]);
+}
+
+#[test]
+fn drive_reports_the_best_it_found() {
+    let rows = [
+        ((false, 0), Seen::Nothing),
+        ((false, 1), Seen::Part),
+        ((true, 0), Seen::Answer),
+        ((true, 1), Seen::Answer),
+    ];
+    check(|(answered, moved)| drive_outcome(answered, moved), rows);
+}
+
+#[test]
+fn bulk_takes_time() {
+    check(
+        drive_time,
+        [
+            (0, None),
+            (4095, None),
+            (4096, Some(4096)),
+            (1 << 20, Some(1 << 20)),
+        ],
+    );
+}
+
+#[test]
+fn yields_follow_their_duration() {
+    let rows = [
+        // Nobody else wants the processor.
+        ((4, 1_499), 8),
+        ((32, 0), 64),
+        ((64, 1_499), 64),
+        ((4096, 0), 64),
+        // Another thread replied.
+        ((64, 1_500), 4),
+        ((4096, 1_999_999), 4),
+        // Another thread computed.
+        ((4, 2_000_000), 64),
+        ((8, 2_000_000), 64),
+        ((64, 2_000_000), 512),
+        ((511, u64::MAX), 4088),
+        ((513, u64::MAX), 4096),
+    ];
+    check(|(every, took)| yield_every(every, took), rows);
+}
+
+#[test]
+fn first_post_is_sent_unmeasured() {
+    check(sends_first, [(1, true), (2, false), (3, false)]);
+}
+
+/// The third post of a burst, which waits. Each row changes one observation.
+#[test]
+fn burst_waits_until_it_pauses() {
+    let burst = Post {
+        posts: 3,
+        gap: 1_100,
+        requests: 1,
+        bytes: 64,
+        enough: 65,
+        room: true,
+        waits: false,
+    };
+    let rows = [
+        (burst, Verdict::PutOff),
+        (
+            Post {
+                waits: true,
+                ..burst
+            },
+            Verdict::Join,
+        ),
+        (Post { posts: 2, ..burst }, Verdict::SendInBurst),
+        (
+            Post {
+                gap: 1_101,
+                ..burst
+            },
+            Verdict::SendInBurst,
+        ),
+        (
+            Post {
+                gap: 1_200,
+                requests: 2,
+                ..burst
+            },
+            Verdict::PutOff,
+        ),
+        (
+            Post {
+                gap: 1_201,
+                requests: 2,
+                ..burst
+            },
+            Verdict::SendInBurst,
+        ),
+        (
+            Post {
+                room: false,
+                ..burst
+            },
+            Verdict::SendInBurst,
+        ),
+        (Post { bytes: 65, ..burst }, Verdict::SendInBurst),
+        (
+            Post {
+                bytes: 65,
+                waits: true,
+                ..burst
+            },
+            Verdict::SendInBurst,
+        ),
+    ];
+    check(cork_verdict, rows);
+}
+
+#[test]
+fn trusted_posts_join_unread() {
+    let rows = [
+        ((0, 0, 1, 100), false),
+        ((0, 1, 99, 100), true),
+        ((1, 1, 99, 100), false),
+        ((14, 15, 99, 100), true),
+        ((0, 15, 100, 100), false),
+    ];
+    check(
+        |(unread, trust, bytes, enough)| joins_unread(unread, trust, bytes, enough),
+        rows,
+    );
+}
+
+#[test]
+fn trust_grows_and_pauses_end_it() {
+    let rows = [
+        ((0, Verdict::Join, true), 1),
+        ((3, Verdict::Join, true), 7),
+        ((6, Verdict::Join, true), 13),
+        ((7, Verdict::Join, true), 15),
+        ((15, Verdict::Join, true), 15),
+        ((7, Verdict::SendInBurst, true), 0),
+        ((7, Verdict::SendInBurst, false), 7),
+        ((7, Verdict::PutOff, true), 7),
+        ((7, Verdict::Send, true), 7),
+    ];
+    check(
+        |(trust, verdict, room)| cork_trust(trust, verdict, room),
+        rows,
+    );
+}
+
+#[test]
+fn impatient_task_tries_now_and_then() {
+    let rows = [
+        ((4, 1), true),
+        ((1, 1), true),
+        ((0, 1), false),
+        ((0, 15), false),
+        ((0, 16), true),
+        ((0, 17), false),
+        ((0, 32), true),
+    ];
+    check(
+        |(patience, requests)| lets_others_first(patience, requests),
+        rows,
+    );
+}
+
+#[test]
+fn others_restore_the_patience() {
+    let rows = [
+        ((4, false), 3),
+        ((1, false), 0),
+        ((0, false), 0),
+        ((0, true), 4),
+        ((4, true), 4),
+    ];
+    check(|(patience, others)| turns_patience(patience, others), rows);
+}
+
+/// Values that no decision compares, but that documents name.
+#[test]
+fn documented_values_hold() {
+    assert_eq!(CORK_SEND_DELAY, us(100));
+    assert_eq!((YIELD_COMPETING, YIELD_ALONE, POLL_DIRECTLY), (4, 64, 4));
+}
