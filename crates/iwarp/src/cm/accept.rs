@@ -83,7 +83,7 @@ impl CmId {
         let replied = Replied {
             handover,
             peer_to_peer: agreed.peer_to_peer,
-            limit: ctx.config().handshake_timeout,
+            limit: startup::limits(ctx.config()).first_fpdu,
         };
         Ok((replied, qp))
     }

@@ -340,7 +340,7 @@ impl Hall {
             watch: None,
             _waiting: Count::new(&self.waiting),
             refused: Arc::clone(&self.refused),
-            timeout: ctx.config().handshake_timeout,
+            timeout: limits(ctx.config()).close,
         };
         if let Some(most) = self.untaken_most
             && self.untaken.load(Ordering::Relaxed) >= most
