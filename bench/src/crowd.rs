@@ -9,8 +9,9 @@ use crate::{Time, cpu, tcp};
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
 use crc_fast::{CrcAlgorithm, checksum};
-use iwarp::owned::cm::{Connection, ConnectionParameters, Listener};
-use iwarp::{Config, Context, Device, ProtectionDomain, RemoteMemory};
+use iwarp::verbs::cm::{ConnectedId, ConnectionParameters, ListeningId};
+use iwarp::verbs::{Context, ProtectionDomain, QpInitAttr, RemoteMemory};
+use iwarp::{Config, Device};
 use iwarp_proto::ddp::{Stag, TaggedHeader};
 use iwarp_proto::mpa::framing::pad_len;
 use iwarp_proto::rdmap::Opcode;
@@ -174,15 +175,15 @@ pub(crate) fn peer(a: &CrowdArgs) -> Result<Value> {
     let ctx = Context::open(&Device::by_address(Ipv4Addr::LOCALHOST.into())?, config)?;
     let pd = ProtectionDomain::new(&ctx);
     let cq = ctx.create_cq(64, None)?;
-    let memory = pd.allocate(TARGET, ALL)?;
-    let listener = Listener::bind(&ctx, (Ipv4Addr::LOCALHOST, 0).into())?;
+    let memory = pd.reg_mr(TARGET, ALL)?;
+    let listener = ListeningId::bind(&ctx, (Ipv4Addr::LOCALHOST, 0).into())?;
     peer::tell(listener.local_addr())?;
     let parameters = ConnectionParameters {
         private_data: memory.remote().to_bytes().to_vec(),
         ..ConnectionParameters::default()
     };
-    let accept = |_| -> Result<Connection> {
-        let qp = pd.queue_pair().depth(4, 4).build(&cq, &cq)?;
+    let accept = |_| -> Result<ConnectedId> {
+        let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq).cap(4, 4))?;
         Ok(listener.accept(Some(STALL))?.accept(qp, &parameters)?)
     };
     let connections = (0..a.n).map(accept).collect::<Result<Vec<_>>>()?;

@@ -6,9 +6,10 @@ use crate::rdma::{ALL, Link, STALL, posted};
 use crate::{Time, cpu};
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
-use iwarp::owned::cm::{Connection, ConnectionParameters, Connector, Listener};
-use iwarp::{
-    CompletionQueue, Context, Cqe, MemoryRegion, ProtectionDomain, RemoteMemory, SendWr, WcStatus,
+use iwarp::verbs::cm::{ConnectedId, ConnectionParameters, Connector, ListeningId};
+use iwarp::verbs::{
+    CompletionQueue, Context, Cqe, MemoryRegion, ProtectionDomain, QpInitAttr, RemoteMemory,
+    SendWr, WcStatus,
 };
 use serde_json::{Value, json};
 use std::net::Ipv4Addr;
@@ -51,25 +52,23 @@ impl Base {
         let pd = ProtectionDomain::new(&ctx);
         Ok(Self {
             cq: ctx.create_cq(1024, None)?,
-            memory: pd.allocate(DEPTH as usize * PIECE, ALL)?,
+            memory: pd.reg_mr(DEPTH as usize * PIECE, ALL)?,
             ctx,
             pd,
         })
     }
 
-    fn queue_pair(&self) -> Result<iwarp::QueuePair> {
+    fn queue_pair(&self) -> Result<iwarp::verbs::QueuePair> {
         Ok(self
             .pd
-            .queue_pair()
-            .depth(64, 4)
-            .build(&self.cq, &self.cq)?)
+            .create_qp(&QpInitAttr::new(&self.cq, &self.cq).cap(64, 4))?)
     }
 
-    fn connect(&self, to: std::net::SocketAddr) -> Result<Connection> {
+    fn connect(&self, to: std::net::SocketAddr) -> Result<ConnectedId> {
         Ok(Connector::new(&self.ctx).connect(to, self.queue_pair()?)?)
     }
 
-    fn accept(&self, listener: &Listener) -> Result<Connection> {
+    fn accept(&self, listener: &ListeningId) -> Result<ConnectedId> {
         let parameters = ConnectionParameters {
             private_data: self.memory.remote().to_bytes().to_vec(),
             ..ConnectionParameters::default()
@@ -78,8 +77,8 @@ impl Base {
         Ok(request.accept(self.queue_pair()?, &parameters)?)
     }
 
-    fn listen(&self) -> Result<Listener> {
-        let listener = Listener::bind(&self.ctx, (Ipv4Addr::LOCALHOST, 0).into())?;
+    fn listen(&self) -> Result<ListeningId> {
+        let listener = ListeningId::bind(&self.ctx, (Ipv4Addr::LOCALHOST, 0).into())?;
         peer::tell(listener.local_addr())?;
         Ok(listener)
     }

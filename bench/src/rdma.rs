@@ -9,11 +9,12 @@ use crate::stats::{Flow, Samples};
 use crate::{OnOff, Time, Wait, cpu};
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
-use iwarp::owned::cm::{Connection, ConnectionParameters, Connector, Listener};
-use iwarp::{
-    Access, CompletionQueue, Config, Context, Cqe, Device, MemoryRegion, ProtectionDomain, RecvWr,
+use iwarp::verbs::cm::{ConnectedId, ConnectionParameters, Connector, ListeningId};
+use iwarp::verbs::{
+    CompletionQueue, Context, Cqe, MemoryRegion, PostFailed, ProtectionDomain, QpInitAttr, RecvWr,
     RemoteMemory, SendOp, SendWr, Sge, WcFlags, WcOpcode, WcStatus,
 };
+use iwarp::{Access, Config, Device};
 use serde_json::{Value, json};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -144,8 +145,9 @@ impl Link {
 ///
 /// # Errors
 /// The error of the first request that was not posted.
-pub(crate) fn posted(r: std::result::Result<(), (usize, iwarp::Error)>) -> Result<()> {
-    r.map_err(|(_, e)| e).context("posting a work request")
+pub(crate) fn posted(r: std::result::Result<(), PostFailed>) -> Result<()> {
+    r.map_err(iwarp::Error::from)
+        .context("posting a work request")
 }
 
 struct End {
@@ -176,16 +178,15 @@ impl End {
         })
     }
 
-    fn queue_pair(&self) -> Result<iwarp::QueuePair> {
+    fn queue_pair(&self) -> Result<iwarp::verbs::QueuePair> {
         let most = self.reads.map_or(MAX_READS, u32::from);
         let reads = self.depth.clamp(1, most.clamp(1, MAX_READS)) as u16;
-        Ok(self
-            .pd
-            .queue_pair()
-            .depth(self.depth + 8, self.receives)
-            .max_sge(1, 1)
-            .reads(reads, reads)
-            .build(&self.cq, &self.cq)?)
+        Ok(self.pd.create_qp(
+            &QpInitAttr::new(&self.cq, &self.cq)
+                .cap(self.depth + 8, self.receives)
+                .max_sge(1, 1)
+                .rd_atomic(reads, reads),
+        )?)
     }
 
     fn connect(self, to: SocketAddr) -> Result<Wire> {
@@ -198,7 +199,7 @@ impl End {
     }
 
     fn accept(self) -> Result<Wire> {
-        let listener = Listener::bind(&self.ctx, (Ipv4Addr::LOCALHOST, 0).into())?;
+        let listener = ListeningId::bind(&self.ctx, (Ipv4Addr::LOCALHOST, 0).into())?;
         peer::tell(listener.local_addr())?;
         let request = listener.accept(Some(STALL))?;
         let memory = self.memory()?;
@@ -214,7 +215,7 @@ impl End {
     /// Allocates the memory to send from, and the memory that the peer writes to and that receives fill.
     fn memory(&self) -> Result<(MemoryRegion, MemoryRegion)> {
         let make = || -> Result<MemoryRegion> {
-            let mr = self.pd.allocate(self.len, ALL)?;
+            let mr = self.pd.reg_mr(self.len, ALL)?;
             mr.write_at(0, &vec![0; self.len])?;
             Ok(mr)
         };
@@ -225,7 +226,7 @@ impl End {
 /// One end of the connection under test.
 struct Wire {
     // The first field, so that the connection is dropped before the objects that its queue pair uses.
-    connection: Connection,
+    connection: ConnectedId,
     end: End,
     source: MemoryRegion,
     target: MemoryRegion,
@@ -247,7 +248,7 @@ struct Wire {
 impl Wire {
     fn new(
         end: End,
-        connection: Connection,
+        connection: ConnectedId,
         memory: (MemoryRegion, MemoryRegion),
         remote: Option<RemoteMemory>,
     ) -> Result<Self> {

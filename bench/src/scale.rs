@@ -2,7 +2,7 @@
 //! with one message outstanding per connection. Plain TCP uses `epoll`; `iwarp` uses one completion queue per process.
 //!
 //! The connections of `iwarp` are made as a server with thousands of connections would make them: with the identifiers of
-//! `iwarp::cm`, whose events all come through one channel, and with several attempts to connect in progress at a time.
+//! `iwarp::runtime::cm`, whose events all come through one channel, and with several attempts to connect in progress at a time.
 
 use crate::peer::{self, Peer};
 use crate::rdma::{ALL, Link, STALL, posted};
@@ -10,11 +10,11 @@ use crate::tcp::{self, recv_some, send_all};
 use crate::{Wait, cpu};
 use anyhow::{Context as _, Result, bail};
 use clap::{Args, ValueEnum};
-use iwarp::cm::{CmEventChannel, CmEventKind, CmId, ConnectionParameters};
+use iwarp::runtime::cm::{CmEventChannel, CmEventKind, CmId, ConnectionParameters};
 use iwarp::runtime::create_event_channel;
-use iwarp::{
-    CompletionQueue, Context, Cqe, MemoryRegion, ProtectionDomain, QueuePair, RecvWr, SendWr,
-    WcOpcode, WcStatus,
+use iwarp::verbs::{
+    CompletionQueue, Context, Cqe, MemoryRegion, ProtectionDomain, QpInitAttr, QueuePair, RecvWr,
+    SendWr, WcOpcode, WcStatus,
 };
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
@@ -197,7 +197,7 @@ impl Rdma {
     fn new(link: &Link, n: u32) -> Result<Self> {
         let ctx = link.open()?;
         let pd = ProtectionDomain::new(&ctx);
-        let memory = pd.allocate(n as usize * MESSAGE, ALL)?;
+        let memory = pd.reg_mr(n as usize * MESSAGE, ALL)?;
         memory.write_at(0, &vec![1; n as usize * MESSAGE])?;
         Ok(Self {
             connections: Vec::with_capacity(n as usize),
@@ -213,14 +213,13 @@ impl Rdma {
     }
 
     fn queue_pair(&self) -> Result<QueuePair> {
-        let qp = self
-            .pd
-            .queue_pair()
-            .depth(SEND_DEPTH, RECV_DEPTH)
-            .max_sge(1, 1)
-            .max_inline(0)
-            .reads(1, 1)
-            .build(&self.cq, &self.cq)?;
+        let qp = self.pd.create_qp(
+            &QpInitAttr::new(&self.cq, &self.cq)
+                .cap(SEND_DEPTH, RECV_DEPTH)
+                .max_sge(1, 1)
+                .max_inline_data(0)
+                .rd_atomic(1, 1),
+        )?;
         let at = self.connections.len();
         posted(qp.post_recv(&[RecvWr {
             wr_id: at as u64,
@@ -278,7 +277,7 @@ impl Rdma {
         Ok(())
     }
 
-    fn slot(&self, at: usize) -> Result<iwarp::Sge> {
+    fn slot(&self, at: usize) -> Result<iwarp::verbs::Sge> {
         Ok(self.memory.sge(at * MESSAGE..(at + 1) * MESSAGE)?)
     }
 

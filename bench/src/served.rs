@@ -6,8 +6,10 @@ use crate::peer::{self, Peer};
 use crate::rdma::{ALL, Link, STALL, posted};
 use anyhow::{Context as _, Result, bail};
 use clap::Args;
-use iwarp::owned::cm::{Connection, ConnectionParameters, Connector, Listener};
-use iwarp::{CompletionQueue, Context, Cqe, ProtectionDomain, RemoteMemory, SendWr, WcStatus};
+use iwarp::verbs::cm::{ConnectedId, ConnectionParameters, Connector, ListeningId};
+use iwarp::verbs::{
+    CompletionQueue, Context, Cqe, ProtectionDomain, QpInitAttr, RemoteMemory, SendWr, WcStatus,
+};
 use iwarp_figures::Latencies;
 use serde_json::{Map, Value, json};
 use std::net::Ipv4Addr;
@@ -71,8 +73,8 @@ impl End {
         })
     }
 
-    fn queue_pair(&self, cq: &CompletionQueue) -> Result<iwarp::QueuePair> {
-        Ok(self.pd.queue_pair().build(cq, cq)?)
+    fn queue_pair(&self, cq: &CompletionQueue) -> Result<iwarp::verbs::QueuePair> {
+        Ok(self.pd.create_qp(&QpInitAttr::new(cq, cq))?)
     }
 }
 
@@ -86,7 +88,7 @@ pub(crate) fn measure(a: &ServedArgs) -> Result<Value> {
     let mut peer = Peer::start()?;
     let end = End::new(&a.link)?;
     let to = peer.address()?;
-    let connect = |cq| -> Result<Connection> {
+    let connect = |cq| -> Result<ConnectedId> {
         Ok(Connector::new(&end.ctx).connect(to, end.queue_pair(cq)?)?)
     };
     let [connection, idle] = [connect(&end.cqs[0])?, connect(&end.cqs[1])?];
@@ -107,10 +109,10 @@ pub(crate) fn measure(a: &ServedArgs) -> Result<Value> {
 }
 
 /// Returns how long the operations took.
-fn fetch_adds(end: &End, connection: &Connection, iters: u32) -> Result<Latencies> {
+fn fetch_adds(end: &End, connection: &ConnectedId, iters: u32) -> Result<Latencies> {
     let remote =
         RemoteMemory::from_bytes(connection.private_data()).context("the peer names no memory")?;
-    let memory = end.pd.allocate(8, ALL)?;
+    let memory = end.pd.reg_mr(8, ALL)?;
     let sges = [memory.sge(0..8)?];
     let mut times = Latencies::default();
     let mut random = 0x9E37_79B9_7F4A_7C15_u64;
@@ -146,14 +148,14 @@ fn summary(times: &Latencies) -> Value {
 /// The target.
 pub(crate) fn peer(a: &ServedArgs) -> Result<Value> {
     let end = End::new(&a.link)?;
-    let listener = Listener::bind(&end.ctx, (Ipv4Addr::LOCALHOST, 0).into())?;
+    let listener = ListeningId::bind(&end.ctx, (Ipv4Addr::LOCALHOST, 0).into())?;
     peer::tell(listener.local_addr())?;
-    let memory = end.pd.allocate(8, ALL)?;
+    let memory = end.pd.reg_mr(8, ALL)?;
     let parameters = ConnectionParameters {
         private_data: memory.remote().to_bytes().to_vec(),
         ..ConnectionParameters::default()
     };
-    let accept = |cq| -> Result<Connection> {
+    let accept = |cq| -> Result<ConnectedId> {
         let request = listener.accept(Some(STALL))?;
         Ok(request.accept(end.queue_pair(cq)?, &parameters)?)
     };

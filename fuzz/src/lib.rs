@@ -23,8 +23,11 @@ mod tests {
     use super::targets;
     use std::path::Path;
 
+    /// What a target does with its input.
+    type Run = fn(&[u8]);
+
     /// All targets.
-    const TARGETS: &[(&str, fn(&[u8]))] = &[
+    const TARGETS: &[(&str, Run)] = &[
         ("startup", targets::startup),
         ("fpdu", targets::fpdu),
         ("ulpdu", targets::ulpdu),
@@ -43,7 +46,7 @@ mod tests {
     /// Returns the files in a folder of this package, in the order of their names.
     fn files(folder: &str) -> Vec<std::path::PathBuf> {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
-        let entries = std::fs::read_dir(&folder).expect(folder.to_str().unwrap());
+        let entries = std::fs::read_dir(&folder).expect("the folder can be read");
         let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
         files.sort();
         files

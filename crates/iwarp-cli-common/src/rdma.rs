@@ -3,8 +3,9 @@
 
 use crate::error::{Context as _, Error, Result};
 use crate::patience;
-use iwarp::owned::cm::{Connection, Connector};
-use iwarp::{Blame, Config, Context, Device, QueuePair, WcStatus};
+use iwarp::verbs::cm::{ConnectedId, Connector};
+use iwarp::verbs::{Context, QueuePair, WcStatus};
+use iwarp::{Blame, Config, Device};
 use rustix::io::Errno;
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::time::Duration;
@@ -71,7 +72,7 @@ pub fn first_that_answers<T>(
 ///
 /// # Errors
 /// Everything that [`Connector::connect`] may say.
-pub fn connect(connector: &Connector, peer: SocketAddr, qp: QueuePair) -> Result<Connection> {
+pub fn connect(connector: &Connector, peer: SocketAddr, qp: QueuePair) -> Result<ConnectedId> {
     connector
         .connect(peer, qp)
         .map_err(|e| cannot_connect(peer, &e))

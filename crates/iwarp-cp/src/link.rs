@@ -6,9 +6,10 @@
 use crate::part;
 use crate::protocol::{Grant, MAX_MESSAGE, Message};
 use crate::transport::{Link, STILL_THERE};
-use iwarp::owned::cm::Connection;
-use iwarp::{
-    Access, CompletionQueue, Context, Cqe, MemoryRegion, ProtectionDomain, QueuePair, RecvWr,
+use iwarp::Access;
+use iwarp::verbs::cm::ConnectedId;
+use iwarp::verbs::{
+    CompletionQueue, Context, Cqe, MemoryRegion, ProtectionDomain, QpInitAttr, QueuePair, RecvWr,
     SendWr, WcOpcode, WcStatus,
 };
 use iwarp_cli_common::error::{Context as _, Error, Result};
@@ -101,14 +102,15 @@ impl Half {
             .create_cq((RECVS + sends) as u32, None)
             .context("completion queue")?;
         let messages = pd
-            .allocate((RECVS + SENDS) * MAX_MESSAGE, Access::LOCAL_WRITE)
+            .reg_mr((RECVS + SENDS) * MAX_MESSAGE, Access::LOCAL_WRITE)
             .context("memory")?;
         // A copy uses no Read and no atomic. The peer-to-peer set-up of RFC 6581 may still use a Read of zero octets.
         let qp = pd
-            .queue_pair()
-            .depth(sends as u32, RECVS as u32)
-            .reads(1, 1)
-            .build(&cq, &cq)
+            .create_qp(
+                &QpInitAttr::new(&cq, &cq)
+                    .cap(sends as u32, RECVS as u32)
+                    .rd_atomic(1, 1),
+            )
             .context("queue pair")?;
         let half = Self {
             pd,
@@ -124,7 +126,7 @@ impl Half {
     }
 
     /// Joins the resources with the connection. On a server the client is a guest, so `guest` is `Some`.
-    pub(super) fn connected(self, connection: Connection, guest: Option<Guest>) -> RdmaLink {
+    pub(super) fn connected(self, connection: ConnectedId, guest: Option<Guest>) -> RdmaLink {
         RdmaLink {
             half: self,
             connection,
@@ -174,14 +176,16 @@ impl Half {
             wr_id: slot as u64,
             sges: &[sge],
         };
-        qp.post_recv(&[wr]).map_err(|(_, e)| e).context("receive")
+        qp.post_recv(&[wr])
+            .map_err(iwarp::Error::from)
+            .context("receive")
     }
 }
 
 /// A connection that copies files.
 pub(super) struct RdmaLink {
     half: Half,
-    connection: Connection,
+    connection: ConnectedId,
     guest: Option<Guest>,
     /// The end of the greeting or of closing. While it is set, no wait lasts longer, and octets that move are no progress of the
     /// guest, so that it can be evicted.
@@ -220,7 +224,7 @@ impl Room {
         Ok(Self {
             mr: half
                 .pd
-                .allocate(parts * part as usize, access)
+                .reg_mr(parts * part as usize, access)
                 .context("memory")?,
             part,
             buffer: zeros(part as usize)?,
@@ -358,7 +362,7 @@ impl Link for RdmaLink {
             .context("memory")?;
         self.connection
             .post_send(&[SendWr::send(0, &[sge]).signaled()])
-            .map_err(|(_, e)| e)
+            .map_err(iwarp::Error::from)
             .context("send")?;
         self.next_send = (self.next_send + 1) % SENDS;
         self.sends += 1;
@@ -464,7 +468,7 @@ impl Link for RdmaLink {
         let sge = stage.mr.sge(at..at + len as usize).context("memory")?;
         self.connection
             .post_send(&[SendWr::write(WRITE, target, to.stag, &[sge]).signaled()])
-            .map_err(|(_, e)| e)
+            .map_err(iwarp::Error::from)
             .context("RDMA Write")?;
         self.next_stage = (self.next_stage + 1) % STAGES;
         self.writes += 1;

@@ -2,7 +2,7 @@
 
 use super::*;
 use iwarp::Config;
-use iwarp::owned::cm::{ConnectionParameters, Connector};
+use iwarp::verbs::cm::{ConnectionParameters, Connector};
 use iwarp_cli_common::service::{Gate, LOOPBACK};
 use std::net::{IpAddr, Ipv4Addr};
 

@@ -295,15 +295,9 @@ pub struct Batch {
     routes: [Route; BATCH],
 }
 
-impl Batch {
-    /// Octets in front of each datagram, which the kernel does not touch.
-    pub const FRONT: usize = 8;
-    /// Octets of a datagram.
-    const ROOM: usize = iwarp_proto::datagram::DATAGRAM_MAX;
-    const SLOT: usize = Self::FRONT + Self::ROOM;
-
-    /// Makes an empty one.
-    pub fn new() -> Self {
+impl Default for Batch {
+    /// Returns an empty batch.
+    fn default() -> Self {
         Self {
             len: 0,
             octets: vec![0; BATCH * Self::SLOT].into_boxed_slice(),
@@ -316,6 +310,14 @@ impl Batch {
             routes: [Route::default(); BATCH],
         }
     }
+}
+
+impl Batch {
+    /// Octets in front of each datagram, which the kernel does not touch.
+    pub const FRONT: usize = 8;
+    /// Octets of a datagram.
+    const ROOM: usize = iwarp_proto::datagram::DATAGRAM_MAX;
+    const SLOT: usize = Self::FRONT + Self::ROOM;
 
     /// Forgets its datagrams.
     pub fn clear(&mut self) {
@@ -325,6 +327,11 @@ impl Batch {
     /// Returns how many datagrams it holds.
     pub const fn len(&self) -> usize {
         self.len
+    }
+
+    /// Returns `true` if it holds no datagram.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
     }
 
     /// Returns the room of a datagram of `len` octets to `to`, which [`commit`](Self::commit) then adds; `None` if the batch is full or
@@ -415,7 +422,7 @@ mod tests {
         for v6 in [false, true] {
             let (a, b) = (loopback(v6), loopback(v6));
             let (from, to) = (a.local_addr().unwrap(), b.local_addr().unwrap());
-            let mut batch = Batch::new();
+            let mut batch = Batch::default();
             let route = Route {
                 traffic_class: 0x48,
                 hop_limit: 7,
@@ -446,7 +453,7 @@ mod tests {
         let to = b.local_addr().unwrap();
         stranger.send_to(&long, to).unwrap();
         stranger.send_to(&long[1..], to).unwrap();
-        let mut batch = Batch::new();
+        let mut batch = Batch::default();
         receive(&b, &mut batch, 2);
         assert!(batch.received(0).is_none());
         assert_eq!(batch.received(1).unwrap().0.len(), Batch::SLOT);
@@ -458,7 +465,7 @@ mod tests {
         let lo = 1;
         let bind = |last| DatagramSocket::bind(Bind::Group(group(last), lo), lo, 1 << 16).unwrap();
         let (one, two, other) = (bind(1), bind(1), bind(2));
-        let mut batch = Batch::new();
+        let mut batch = Batch::default();
         batch.room(5).unwrap().copy_from_slice(b"hello");
         batch.commit(group(1), Route::default());
         assert_eq!(loopback(false).send(&mut batch).unwrap(), 1);
@@ -473,7 +480,7 @@ mod tests {
     fn nobody_listens_and_nobody_is_told() {
         let a = loopback(false);
         let gone = loopback(false).local_addr().unwrap();
-        let mut batch = Batch::new();
+        let mut batch = Batch::default();
         for _ in 0..3 {
             batch.clear();
             batch.room(1).unwrap();

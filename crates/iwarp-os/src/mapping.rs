@@ -130,7 +130,6 @@ impl Mapping {
     }
 
     /// Returns `true` if the length is 0.
-    #[cfg(test)]
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0

@@ -1,5 +1,6 @@
 //! Errors as the `errno` values that the manual pages of the socket calls name.
 
+use iwarp::runtime::PostFailed;
 use std::ffi::c_int;
 use std::fmt;
 use std::io;
@@ -62,6 +63,12 @@ impl std::error::Error for Errno {}
 impl From<iwarp::Error> for Errno {
     fn from(e: iwarp::Error) -> Self {
         Self(e.errno())
+    }
+}
+
+impl From<PostFailed> for Errno {
+    fn from(failed: PostFailed) -> Self {
+        Self(failed.error().errno())
     }
 }
 

@@ -11,8 +11,8 @@
 use crate::errno::Result;
 use crate::fork;
 use crate::stream::Stream;
-use iwarp::cm::CmId;
 use iwarp::runtime::ProcessLock;
+use iwarp::runtime::cm::CmId;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, MutexGuard, PoisonError, Weak};

@@ -17,7 +17,7 @@ use crate::options::Options;
 use crate::service;
 use crate::settings::Settings;
 use crate::stream::Stream;
-use iwarp::cm::{CmEvent, CmEventChannel, CmEventKind, CmId};
+use iwarp::runtime::cm::{CmEvent, CmEventChannel, CmEventKind, CmId};
 use iwarp::runtime::create_event_channel;
 use parking_lot::Mutex;
 use std::collections::VecDeque;

@@ -19,11 +19,12 @@ use crate::settings::Sizes;
 use crate::wire::{
     DIRECTORY, Hello, MAPPING_LEN, MESSAGE_LEN, Mapping, Message, WINDOW_LEN, Window,
 };
-use iwarp::runtime::{CompletionQueue, Context, QpAttributes, QueuePair};
-use iwarp::{
-    Access, Blame, Cqe, MemoryRegion, ProtectionDomain, RecvWr, SendFlags, SendOp, SendWr, Sge,
+use iwarp::runtime::{
+    CompletionQueue, Context, Cqe, QpAttributes, QueuePair, RecvWr, SendFlags, SendOp, SendWr, Sge,
     State, WcStatus,
 };
+use iwarp::verbs::{MemoryRegion, ProtectionDomain};
+use iwarp::{Access, Blame};
 use std::collections::VecDeque;
 
 /// Send work requests that data leave free for control messages.
@@ -114,12 +115,12 @@ impl Stream {
         let (sq, rq) = (u32::from(sizes.send_queue), u32::from(sizes.receive_queue));
         let pd = ProtectionDomain::new(ctx);
         let remote = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let rbuf = pd.allocate(sizes.receive_buffer as usize, remote)?;
+        let rbuf = pd.reg_mr(sizes.receive_buffer as usize, remote)?;
         let directory_len =
             DIRECTORY as usize * WINDOW_LEN + usize::from(sizes.mappings) * MAPPING_LEN;
-        let directory = pd.allocate(directory_len, remote)?;
-        let slots = pd.allocate(rq as usize * MESSAGE_LEN, Access::LOCAL_WRITE)?;
-        let sbuf = pd.allocate(sizes.send_buffer as usize, Access::empty())?;
+        let directory = pd.reg_mr(directory_len, remote)?;
+        let slots = pd.reg_mr(rq as usize * MESSAGE_LEN, Access::LOCAL_WRITE)?;
+        let sbuf = pd.reg_mr(sizes.send_buffer as usize, Access::empty())?;
         let cq = ctx.create_cq(sq + rq, None)?;
         let qp = ctx.create_qp(&QpAttributes {
             pd: pd.number(),
@@ -434,7 +435,7 @@ impl Stream {
     }
 
     fn post(&mut self, wrs: &[SendWr<'_>]) {
-        if let Err((_, error)) = self.qp.post_send(wrs) {
+        if let Err(error) = self.qp.post_send(wrs) {
             tracing::debug!(qp = self.qp.num(), %error, "send work request not taken");
             self.lost();
         }
@@ -463,9 +464,7 @@ impl Stream {
                     sges: std::slice::from_ref(sge),
                 };
             }
-            self.qp
-                .post_recv(&wrs[..chunk.len()])
-                .map_err(|(_, e)| Errno::from(e))?;
+            self.qp.post_recv(&wrs[..chunk.len()])?;
         }
         self.idle_slots.clear();
         Ok(())

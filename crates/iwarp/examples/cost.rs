@@ -9,10 +9,10 @@
 //! awaited together, as futures and by completions; and lists of 16 with one completion. Printed are the medians of the rates, and the
 //! median of the ratios of rounds that followed each other.
 
-use iwarp::verbs::cm::{Connector, Listener};
+use iwarp::verbs::cm::{Connector, ListeningId};
 use iwarp::verbs::{
-    Access, CompletionQueue, Config, Context, Cqe, Device, MemoryRegion, QpInitAttr, RemoteMemory,
-    Result, SendWr, WcStatus,
+    Access, CompletionQueue, Config, Context, Cqe, Device, MemoryRegion, ProtectionDomain,
+    QpInitAttr, RemoteMemory, Result, SendWr, WcStatus,
 };
 use iwarp::{Connection, Region, RemoteRegion};
 use iwarp_figures::Spread;
@@ -30,19 +30,19 @@ const LIST: usize = 16;
 
 /// The explicit verbs, connected within this process.
 struct Explicit {
-    connection: iwarp::verbs::cm::Connection,
+    connection: iwarp::verbs::cm::ConnectedId,
     cq: CompletionQueue,
     source: MemoryRegion,
     there: RemoteMemory,
-    _peer: (iwarp::verbs::cm::Connection, MemoryRegion),
+    _peer: (iwarp::verbs::cm::ConnectedId, MemoryRegion),
 }
 
 impl Explicit {
     fn new() -> Result<Self> {
         let device = Device::by_address([127, 0, 0, 1].into())?;
         let ctx = Context::open(&device, Config::from_env())?;
-        let pd = ctx.alloc_pd();
-        let listener = Listener::bind(&ctx, ([127, 0, 0, 1], 0).into())?;
+        let pd = ProtectionDomain::new(&ctx);
+        let listener = ListeningId::bind(&ctx, ([127, 0, 0, 1], 0).into())?;
         let to = listener.local_addr();
         let other = ctx.create_cq(16, None)?;
         let target = pd.reg_mr(OCTETS, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;

@@ -7,7 +7,7 @@
 //! cargo run --example counter add 192.0.2.7:7173 1000
 //! ```
 
-use iwarp::verbs::cm::{Connection, ConnectionParameters, Connector, Listener};
+use iwarp::verbs::cm::{ConnectedId, ConnectionParameters, Connector, ListeningId};
 use iwarp::verbs::{
     Access, Config, Context, Cqe, Device, MemoryRegion, ProtectionDomain, QpInitAttr, RemoteMemory,
     Result, SendWr, WcStatus,
@@ -19,8 +19,8 @@ use std::time::Duration;
 const WINDOW: usize = 8;
 
 /// Accepts clients, prints the counter when one leaves, and returns the counter when `clients` have left.
-fn serve(listener: &Listener, ctx: &Context, clients: usize) -> Result<u64> {
-    let pd = ctx.alloc_pd();
+fn serve(listener: &ListeningId, ctx: &Context, clients: usize) -> Result<u64> {
+    let pd = ProtectionDomain::new(ctx);
     let counter = pd.reg_mr(8, Access::LOCAL_WRITE | Access::REMOTE_ATOMIC)?;
     std::thread::scope(|scope| {
         let mut threads = Vec::new();
@@ -47,7 +47,7 @@ fn accept(
     pd: &ProtectionDomain,
     counter: &MemoryRegion,
     request: iwarp::verbs::cm::ConnectionRequest,
-) -> Result<Connection> {
+) -> Result<ConnectedId> {
     let cq = ctx.create_cq(1, None)?;
     let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq))?;
     let parameters = ConnectionParameters {
@@ -60,7 +60,7 @@ fn accept(
 /// Adds one `times` times and returns the largest of the old values that the atomics returned.
 fn add(to: SocketAddr, times: usize) -> Result<u64> {
     let ctx = Context::open(&Device::route_to(to)?, Config::from_env())?;
-    let pd = ctx.alloc_pd();
+    let pd = ProtectionDomain::new(&ctx);
     let cq = ctx.create_cq(2 * WINDOW as u32, None)?;
     let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq))?;
     let connection = Connector::new(&ctx).connect(to, qp)?;
@@ -95,9 +95,9 @@ fn add(to: SocketAddr, times: usize) -> Result<u64> {
     Ok(largest)
 }
 
-fn listen(at: SocketAddr) -> Result<(Context, Listener)> {
+fn listen(at: SocketAddr) -> Result<(Context, ListeningId)> {
     let ctx = Context::open(&Device::by_address(at.ip())?, Config::from_env())?;
-    let listener = Listener::bind(&ctx, at)?;
+    let listener = ListeningId::bind(&ctx, at)?;
     println!("listening on {}", listener.local_addr());
     Ok((ctx, listener))
 }

@@ -6,10 +6,10 @@
 //! cargo run --example echo_async connect 192.0.2.7:7175
 //! ```
 
-use iwarp::verbs::cm::{ConnectionRequest, Connector, Listener};
+use iwarp::verbs::cm::{ConnectionRequest, Connector, ListeningId};
 use iwarp::verbs::{
-    Access, CompletionQueue, Config, Context, Cqe, Device, MemoryRegion, QpInitAttr, QueuePair,
-    RecvWr, Result, SendWr, WcOpcode, WcStatus,
+    Access, CompletionQueue, Config, Context, Cqe, Device, MemoryRegion, ProtectionDomain,
+    QpInitAttr, QueuePair, RecvWr, Result, SendWr, WcOpcode, WcStatus,
 };
 use std::net::SocketAddr;
 
@@ -29,7 +29,7 @@ struct Messages {
 
 impl Messages {
     fn new(ctx: &Context) -> Result<(Self, QueuePair)> {
-        let pd = ctx.alloc_pd();
+        let pd = ProtectionDomain::new(ctx);
         let cq = ctx.create_cq(2 * SLOTS as u32, None)?;
         let inbox = pd.reg_mr(SLOTS * LONGEST, Access::LOCAL_WRITE)?;
         let outbox = pd.reg_mr(LONGEST, Access::LOCAL_WRITE)?;
@@ -90,7 +90,7 @@ async fn echo(ctx: Context, request: ConnectionRequest) -> Result<()> {
 }
 
 /// Serves each client in a task of its own, and ends when `clients` have left.
-async fn serve(ctx: Context, listener: Listener, clients: usize) -> Result<()> {
+async fn serve(ctx: Context, listener: ListeningId, clients: usize) -> Result<()> {
     let mut tasks = Vec::new();
     for _ in 0..clients {
         let request = listener.accept_async().await?;
@@ -126,9 +126,9 @@ async fn client(to: SocketAddr, number: usize) -> Result<()> {
     Ok(())
 }
 
-fn listen(at: SocketAddr) -> Result<(Context, Listener)> {
+fn listen(at: SocketAddr) -> Result<(Context, ListeningId)> {
     let ctx = Context::open(&Device::by_address(at.ip())?, Config::from_env())?;
-    let listener = Listener::bind(&ctx, at)?;
+    let listener = ListeningId::bind(&ctx, at)?;
     println!("listening on {}", listener.local_addr());
     Ok((ctx, listener))
 }

@@ -9,10 +9,10 @@
 //!
 //! This example shows only the principle. `iwarp cp` is a complete tool, with a ring of buffers, resuming and checksums.
 
-use iwarp::verbs::cm::{ConnectionParameters, Connector, Listener};
+use iwarp::verbs::cm::{ConnectionParameters, Connector, ListeningId};
 use iwarp::verbs::{
-    Access, Config, Context, Cqe, Device, QpInitAttr, RecvWr, RemoteMemory, Result, SendOp, SendWr,
-    WcFlags, WcStatus,
+    Access, Config, Context, Cqe, Device, ProtectionDomain, QpInitAttr, RecvWr, RemoteMemory,
+    Result, SendOp, SendWr, WcFlags, WcStatus,
 };
 use std::net::SocketAddr;
 use std::path::Path;
@@ -23,8 +23,8 @@ const ROOM: usize = 64 << 20;
 /// Octets of one RDMA Write.
 const PIECE: usize = 1 << 20;
 
-fn serve(listener: &Listener, ctx: &Context, to: &Path) -> Result<()> {
-    let pd = ctx.alloc_pd();
+fn serve(listener: &ListeningId, ctx: &Context, to: &Path) -> Result<()> {
+    let pd = ProtectionDomain::new(ctx);
     let cq = ctx.create_cq(16, None)?;
     // The kernel provides a page only when it is first written to, so a small file uses little of this.
     let memory = pd.reg_mr(ROOM, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
@@ -59,7 +59,7 @@ fn serve(listener: &Listener, ctx: &Context, to: &Path) -> Result<()> {
 fn send(to: SocketAddr, file: &Path) -> Result<()> {
     let data = std::fs::read(file)?;
     let ctx = Context::open(&Device::route_to(to)?, Config::from_env())?;
-    let pd = ctx.alloc_pd();
+    let pd = ProtectionDomain::new(&ctx);
     let cq = ctx.create_cq(256, None)?;
     let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq))?;
     let connection = Connector::new(&ctx).connect(to, qp)?;
@@ -93,9 +93,9 @@ fn send(to: SocketAddr, file: &Path) -> Result<()> {
     Ok(())
 }
 
-fn listen(at: SocketAddr) -> Result<(Context, Listener)> {
+fn listen(at: SocketAddr) -> Result<(Context, ListeningId)> {
     let ctx = Context::open(&Device::by_address(at.ip())?, Config::from_env())?;
-    let listener = Listener::bind(&ctx, at)?;
+    let listener = ListeningId::bind(&ctx, at)?;
     println!("listening on {}", listener.local_addr());
     Ok((ctx, listener))
 }

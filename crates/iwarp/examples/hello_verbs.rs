@@ -9,10 +9,10 @@
 //! Receives are posted before the connection is made, because each incoming message needs a posted receive. The program learns of
 //! every sent and received message by a completion.
 
-use iwarp::verbs::cm::{Connector, Listener};
+use iwarp::verbs::cm::{Connector, ListeningId};
 use iwarp::verbs::{
-    Access, CompletionQueue, Config, Context, Cqe, Device, MemoryRegion, QpInitAttr, QueuePair,
-    RecvWr, Result, SendWr, WcStatus,
+    Access, CompletionQueue, Config, Context, Cqe, Device, MemoryRegion, ProtectionDomain,
+    QpInitAttr, QueuePair, RecvWr, Result, SendWr, WcStatus,
 };
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -30,7 +30,7 @@ struct End {
 impl End {
     /// Creates an end and its queue pair, with one receive posted.
     fn new(ctx: &Context) -> Result<(Self, QueuePair)> {
-        let pd = ctx.alloc_pd();
+        let pd = ProtectionDomain::new(ctx);
         let cq = ctx.create_cq(16, None)?;
         let inbox = pd.reg_mr(LONGEST, Access::LOCAL_WRITE)?;
         let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq))?;
@@ -63,7 +63,7 @@ impl End {
     }
 }
 
-fn serve(listener: &Listener, ctx: &Context) -> Result<()> {
+fn serve(listener: &ListeningId, ctx: &Context) -> Result<()> {
     let request = listener.accept(None)?;
     let (end, qp) = End::new(ctx)?;
     let connection = request.accept(qp, &Default::default())?;
@@ -83,9 +83,9 @@ fn connect(to: SocketAddr) -> Result<()> {
     Ok(())
 }
 
-fn listen(at: SocketAddr) -> Result<(Context, Listener)> {
+fn listen(at: SocketAddr) -> Result<(Context, ListeningId)> {
     let ctx = Context::open(&Device::by_address(at.ip())?, Config::from_env())?;
-    let listener = Listener::bind(&ctx, at)?;
+    let listener = ListeningId::bind(&ctx, at)?;
     println!("listening on {}", listener.local_addr());
     Ok((ctx, listener))
 }

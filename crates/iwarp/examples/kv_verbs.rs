@@ -11,10 +11,10 @@
 //! bucket that was being changed, and reads it again. The client gets the address of the table from the private data of the
 //! connection.
 
-use iwarp::verbs::cm::{Connection, ConnectionParameters, Connector, Listener};
+use iwarp::verbs::cm::{ConnectedId, ConnectionParameters, Connector, ListeningId};
 use iwarp::verbs::{
-    Access, CompletionQueue, Config, Context, Cqe, Device, MemoryRegion, QpInitAttr, RemoteMemory,
-    Result, SendWr, WcStatus,
+    Access, CompletionQueue, Config, Context, Cqe, Device, MemoryRegion, ProtectionDomain,
+    QpInitAttr, RemoteMemory, Result, SendWr, WcStatus,
 };
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -77,8 +77,8 @@ impl Table {
 }
 
 /// Serves the table to one client after the other until `clients` have left.
-fn serve(listener: &Listener, ctx: &Context, clients: usize) -> Result<()> {
-    let pd = ctx.alloc_pd();
+fn serve(listener: &ListeningId, ctx: &Context, clients: usize) -> Result<()> {
+    let pd = ProtectionDomain::new(ctx);
     let memory = pd.reg_mr(
         BUCKETS as usize * BUCKET,
         Access::LOCAL_WRITE | Access::REMOTE_READ,
@@ -109,7 +109,7 @@ fn serve(listener: &Listener, ctx: &Context, clients: usize) -> Result<()> {
 }
 
 struct Client {
-    connection: Connection,
+    connection: ConnectedId,
     cq: CompletionQueue,
     sink: MemoryRegion,
     table: RemoteMemory,
@@ -118,7 +118,7 @@ struct Client {
 impl Client {
     fn connect(to: SocketAddr) -> Result<Self> {
         let ctx = Context::open(&Device::route_to(to)?, Config::from_env())?;
-        let pd = ctx.alloc_pd();
+        let pd = ProtectionDomain::new(&ctx);
         let cq = ctx.create_cq(16, None)?;
         let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq))?;
         let connection = Connector::new(&ctx).connect(to, qp)?;
@@ -175,9 +175,9 @@ fn show(client: &Client, keys: &[&str]) -> Result<()> {
     Ok(())
 }
 
-fn listen(at: SocketAddr) -> Result<(Context, Listener)> {
+fn listen(at: SocketAddr) -> Result<(Context, ListeningId)> {
     let ctx = Context::open(&Device::by_address(at.ip())?, Config::from_env())?;
-    let listener = Listener::bind(&ctx, at)?;
+    let listener = ListeningId::bind(&ctx, at)?;
     println!("listening on {}", listener.local_addr());
     Ok((ctx, listener))
 }

@@ -199,3 +199,49 @@ impl From<SrqError> for Error {
         }
     }
 }
+
+/// Some work requests of a list were not accepted: the first that was not, and why. Those before it were. `?` turns it into
+/// an [`Error`].
+#[derive(Debug)]
+pub struct PostFailed {
+    accepted: usize,
+    error: Error,
+}
+
+impl PostFailed {
+    pub(crate) fn new(accepted: usize, error: impl Into<Error>) -> Self {
+        Self {
+            accepted,
+            error: error.into(),
+        }
+    }
+
+    /// Returns how many requests of the list were accepted, which is also the index of the one that was not.
+    pub const fn accepted(&self) -> usize {
+        self.accepted
+    }
+
+    /// Returns why: [`Error::Post`].
+    pub const fn error(&self) -> &Error {
+        &self.error
+    }
+}
+
+impl fmt::Display for PostFailed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { accepted, error } = self;
+        write!(f, "work request {accepted} of the list: {error}")
+    }
+}
+
+impl std::error::Error for PostFailed {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}
+
+impl From<PostFailed> for Error {
+    fn from(failed: PostFailed) -> Self {
+        failed.error
+    }
+}

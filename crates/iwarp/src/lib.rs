@@ -28,19 +28,22 @@
 //! # }
 //! ```
 //!
-//! # Two layers
+//! # Three layers
 //!
-//! - Module [`connection`]: [`connect`] and [`listen`] make a [`Connection`], whose requests are calls. Each is a future for any
-//!   runtime and has a blocking [`wait`](Operation::wait); tasks and threads share a connection. Memory is a [`Region`] of plain
-//!   elements, and the peer's is a [`RemoteRegion`]. [`Channel`] and [`Stream`] are messages and octets with flow control.
-//! - Module [`verbs`]: the objects and calls of the C interface, without `unsafe`. A program chooses completion queues, posts work
-//!   requests and looks for completions.
+//! - Module [`connection`]: [`connect`] and [`listen`] make a [`Connection`], whose requests are calls. Each is a future for
+//!   any runtime and has a blocking [`wait`](Operation::wait); tasks and threads share a connection. Memory is a [`Region`]
+//!   of plain elements, and the peer's is a [`RemoteRegion`]. [`Channel`] and [`Stream`] are messages and octets with flow
+//!   control.
+//! - Module [`verbs`]: the objects of the C interface with owners, without `unsafe`. A program chooses completion queues,
+//!   posts work requests and polls for completions.
+//! - Module [`runtime`]: the same objects without owners, for programs that manage their own memory and objects, as the C
+//!   libraries do.
 //!
 //! # Blocking, polling, async
 //!
 //! - Calls of a connection block ([`wait`](Operation::wait)), or are awaited in a task of any runtime. A thread that waits polls for up to
 //!   [`Config::busy_poll`] before it sleeps.
-//! - [`verbs::CompletionQueue::poll_cq`] never blocks. The polling thread reads the sockets itself, which gives the lowest latency.
+//! - [`verbs::CompletionQueue::poll`] never blocks. The polling thread reads the sockets itself, which gives the lowest latency.
 //! - The feature `tokio` adds a module that watches events in tokio's reactor.
 //!
 //! The crate starts one thread in each process, with the first socket. It moves octets when no thread of the program
@@ -63,9 +66,9 @@
 //! - A request of a [`Connection`] that does not fit is an [`Error::Refused`]; one that was posted and has failed is an
 //!   [`Error::Operation`], which says which request it was, whose fault it is, and what to do.
 //! - By the verbs, a work request that fails has a [`verbs::WcStatus`] in its completion. The queue pair is then in the error
-//!   state, and all other requests complete as [`verbs::WcStatus::Flushed`]; [`verbs::QueuePair::fault`] says which end
+//!   state, and all other requests complete as [`verbs::WcStatus::Flushed`]; [`QueuePair::fault`](runtime::QueuePair::fault) says which end
 //!   is to blame and why.
-//! - A completion queue that overflows fails its queue pairs; [`verbs::CompletionQueue::poll_cq`] and the waits report it.
+//! - A completion queue that overflows fails its queue pairs; [`verbs::CompletionQueue::poll`] and the waits report it.
 //!
 //! # Features
 //!
@@ -85,9 +88,10 @@ use iwarp_os::crc;
 mod admission;
 #[cfg(not(loom))]
 mod by_number;
+#[cfg(not(loom))]
 mod capture;
 #[cfg(not(loom))]
-pub mod cm;
+mod cm;
 mod complain;
 mod config;
 #[cfg(not(loom))]
@@ -112,13 +116,9 @@ mod lid;
 mod objects;
 #[cfg(not(loom))]
 mod open;
-#[cfg(not(loom))]
-#[doc(hidden)]
-pub mod owned;
 #[cfg_attr(loom, allow(dead_code, reason = "the models use a part"))]
 mod progress;
 #[cfg(not(loom))]
-#[doc(hidden)]
 pub mod runtime;
 #[cfg(not(loom))]
 pub mod stat;
@@ -138,6 +138,7 @@ mod xrc;
 pub use admission::{Admission, Networks, NetworksError};
 /// Plain data: what a [`Region`] has as elements. Numbers and arrays of them are; a structure can be, by the crate's traits.
 pub use bytemuck;
+#[cfg(not(loom))]
 pub use capture::{Recorder, RecorderLimits};
 pub use config::{Alignment, Config, Face, ReceiverNotReady};
 #[cfg(not(loom))]
@@ -150,25 +151,6 @@ pub use error::{Error, Result};
 pub use failure::{OperationError, Refusal, RequestKind};
 pub use iwarp_rnic::Access;
 pub use iwarp_rnic::qp::{Blame, Fault};
-
-/// What the C libraries and this project's own programs are built on: handles that are shared, memory by address, and numbers. Programs
-/// use [`verbs`].
-#[doc(hidden)]
-pub use iwarp_rnic::{
-    Bind, Cqe, FastRegister, RecvWr, SendFlags, SendOp, SendWr, Sge, WcFlags, WcOpcode, WcStatus,
-    counters::Counters,
-    memory::{Stag, WindowType},
-    qp::State,
-};
-#[cfg(not(loom))]
-#[doc(hidden)]
-pub use owned::memory::{MemoryRegion, ProtectionDomain, RemoteMemory};
-#[cfg(not(loom))]
-#[doc(hidden)]
-pub use owned::{Completions, QueuePair, QueuePairBuilder};
-#[cfg(not(loom))]
-#[doc(hidden)]
-pub use runtime::{CompletionChannel, CompletionQueue, Context, SharedReceiveQueue};
 
 /// The programs of the guide compile and run.
 #[cfg(all(doctest, not(loom)))]

@@ -1,19 +1,62 @@
-//! The verbs objects without the safe interface: shared handles, memory by address.
+//! The verbs objects without owners: handles that are cloned, memory by address, domains and keys by number.
 //!
-//! The C libraries use these objects, and so can programs that manage their own memory. The one `unsafe` step is registering
-//! memory ([`Context::register`]); all later calls use keys that are checked at every access. All handles are cheap to clone,
-//! `Send` and `Sync`. The safe interface at the root of the crate wraps these objects.
+//! The C libraries are built on this module, and so can be programs that manage their own memory and objects. A queue pair
+//! and an identifier of [`cm`] exist until `destroy` is called, a registration until [`Context::deregister`]. The other
+//! objects go with their last handle. All handles are cheap to clone, `Send` and `Sync`.
+//!
+//! The `unsafe` step is registering memory ([`Context::register`] and its kin); all later calls use keys that are checked at
+//! every access. [`verbs`](crate::verbs) gives queue pairs, memory and connections owners, so its programs need no `unsafe`.
+//!
+//! ```
+//! use iwarp::runtime::{Context, QpAttributes, State};
+//! use iwarp::{Access, Config, Device};
+//!
+//! # fn main() -> iwarp::Result<()> {
+//! let ctx = Context::open(&Device::by_address([127, 0, 0, 1].into())?, Config::from_env())?;
+//! let (pd, cq) = (ctx.allocate_pd(), ctx.create_cq(16, None)?);
+//! let memory = Box::into_raw(Box::new([0_u8; 64]));
+//! // SAFETY: the memory stays until it is deregistered, and nothing refers to it meanwhile.
+//! let key = unsafe { ctx.register(memory as u64, 64, memory as u64, pd, Access::LOCAL_WRITE) }?;
+//! let qp = ctx.create_qp(&QpAttributes {
+//!     pd,
+//!     send_cq: cq.clone(),
+//!     recv_cq: cq,
+//!     srq: None,
+//!     unreliable: false,
+//!     max_send_wr: 16,
+//!     max_recv_wr: 16,
+//!     max_send_sge: 1,
+//!     max_recv_sge: 1,
+//!     max_inline: 0,
+//!     signal_all: true,
+//!     max_ird: 1,
+//!     max_ord: 1,
+//! })?;
+//! qp.modify(State::Init)?;
+//! qp.destroy();
+//! ctx.deregister(key)?;
+//! // SAFETY: it is the box of above, which nothing uses any more.
+//! drop(unsafe { Box::from_raw(memory) });
+//! # Ok(())
+//! # }
+//! ```
 
-pub use crate::cm;
+/// Connection management: identifiers, event channels and datagram services (`rdma_cm(7)`).
+pub mod cm {
+    pub use crate::cm::*;
+}
+
 pub use crate::complain::once as complain_once;
 pub use crate::conn::qp::{QpAttributes, QueuePair};
 pub use crate::conn::retry::Retry;
+pub use crate::error::PostFailed;
 pub use crate::objects::channel::CompletionChannel;
 pub use crate::objects::context::Context;
 pub use crate::objects::cq::{CompletionQueue, CqError};
 pub use crate::objects::events::{AsyncEvent, AsyncEventKind, EventQueue, PortEvent, UdEvent};
 pub use crate::objects::member::EventQp;
 pub use crate::objects::srq::SharedReceiveQueue;
+pub use crate::objects::wait::Completions;
 pub use crate::open::create_event_channel;
 pub use crate::progress::in_vain::looked_in_vain;
 pub use crate::sys::fork::{generation as fork_generation, install as notice_forks};
@@ -22,5 +65,10 @@ pub use crate::sys::process_lock::{self, ProcessLock};
 pub use crate::tags::{TagOperation, TagRequest};
 pub use crate::ud::{UdAddress, UdAttributes, UdDrops, UdQueuePair, UdSendWr};
 pub use crate::xrc::{XrcDomain, XrcSendWr, XrcTargetAttributes};
-pub use iwarp_rnic::qp::XrcEnd;
+pub use iwarp_rnic::counters::Counters;
+pub use iwarp_rnic::memory::{Stag, WindowType};
+pub use iwarp_rnic::qp::{State, XrcEnd};
 pub use iwarp_rnic::tags::{MAX_TAG_SGE, MAX_TAGS, TaggedBuffer};
+pub use iwarp_rnic::{
+    Bind, Cqe, FastRegister, RecvWr, SendFlags, SendOp, SendWr, Sge, WcFlags, WcOpcode, WcStatus,
+};

@@ -3,7 +3,7 @@
 //! The rules are the engine's ([`iwarp_rnic::tags`]). Here the list is locked with its queue, and completes in one completion queue what becomes
 //! of its buffers, whichever queue pair a message has come to.
 
-use crate::conn::after::overflowed;
+use crate::conn::effects::overflowed;
 use crate::error::{Error, Result};
 use crate::objects::context::Context;
 use crate::objects::cq::{CompletionQueue, Owed};

@@ -1,9 +1,10 @@
 //! What unit tests of these objects begin with.
 
 use crate::config::Config;
+use crate::conn::link::{Open, Socket};
 use crate::conn::qp::QpAttributes;
 use crate::conn::qp::QueuePair;
-use crate::conn::qp::{Handover, Link};
+use crate::conn::qp::{Handover, QpState};
 use crate::device::{Device, DeviceAddress, gid_of};
 use crate::objects::context::Context;
 use crate::objects::cq::CompletionQueue;
@@ -139,12 +140,12 @@ pub(crate) const EMPTY_SEND: [u8; 24] = {
     octets
 };
 
-/// The same with a stream that was set up for this life of the queue pair.
+/// The same with a stream that was set up for this epoch of the queue pair.
 pub(crate) fn connected_for(
     qp: &QueuePair,
-    life: Option<u64>,
+    epoch: Option<u64>,
 ) -> crate::Result<std::net::TcpStream> {
-    attached(qp, life, true)
+    attached(qp, epoch, true)
 }
 
 /// Connects it as the responder.
@@ -154,16 +155,16 @@ pub(crate) fn connected_as_responder(qp: &QueuePair) -> std::net::TcpStream {
 
 fn attached(
     qp: &QueuePair,
-    life: Option<u64>,
+    epoch: Option<u64>,
     initiator: bool,
 ) -> crate::Result<std::net::TcpStream> {
-    let (handover, peer) = unattached(life, initiator);
+    let (handover, peer) = unattached(epoch, initiator);
     qp.inner.attach(handover)?;
     Ok(peer)
 }
 
 /// A stream for a queue pair, which nobody watches, and its peer.
-pub(crate) fn unattached(life: Option<u64>, initiator: bool) -> (Handover, std::net::TcpStream) {
+pub(crate) fn unattached(epoch: Option<u64>, initiator: bool) -> (Handover, std::net::TcpStream) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let ours = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     ours.set_nonblocking(true).unwrap();
@@ -191,25 +192,36 @@ pub(crate) fn unattached(life: Option<u64>, initiator: bool) -> (Handover, std::
         config,
         flow: None,
         cm: None,
-        life,
+        epoch,
     };
     (handover, listener.accept().unwrap().0)
 }
 
-/// The connection of a queue pair.
-pub(crate) fn link(qp: &QueuePair) -> Arc<Link> {
-    qp.inner.state.lock().link.clone().expect("a connection")
+/// The open stream of a queue pair.
+pub(crate) fn open(g: &mut QpState) -> &mut Open {
+    g.link.open_mut().expect("a connection")
+}
+
+/// The socket of a queue pair.
+pub(crate) fn link(qp: &QueuePair) -> Arc<Socket> {
+    qp.inner
+        .state
+        .lock()
+        .link
+        .socket()
+        .cloned()
+        .expect("a connection")
 }
 
 /// The same, which the progress thread does not look at from now on.
-pub(crate) fn unwatched_link(qp: &QueuePair) -> Arc<Link> {
+pub(crate) fn unwatched_link(qp: &QueuePair) -> Arc<Socket> {
     let link = link(qp);
     link.engine.pause(&link.stream);
     link
 }
 
 /// The peer of an unwatched connection breaks it off, and has sent nothing.
-pub(crate) fn break_off(link: &Link, peer: std::net::TcpStream) {
+pub(crate) fn break_off(link: &Socket, peer: std::net::TcpStream) {
     let end = socket2::SockRef::from(&peer);
     end.set_linger(Some(Duration::ZERO)).unwrap();
     drop(peer);

@@ -5,13 +5,12 @@
 //! completion channels that many completion queues share.
 
 use crate::error::Result;
-use crate::objects::channel::CompletionChannel;
-use crate::objects::context::Context;
-use crate::objects::cq::CompletionQueue;
-use crate::objects::events::AsyncEvent;
-use crate::objects::events::EventQueue;
-use crate::owned::room_in;
-use crate::verbs;
+use crate::objects::wait::room_in;
+use crate::runtime::AsyncEvent;
+use crate::runtime::CompletionChannel;
+use crate::runtime::CompletionQueue;
+use crate::runtime::Context;
+use crate::runtime::EventQueue;
 use iwarp_rnic::Cqe;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -74,33 +73,6 @@ impl EventSource for Context {
 
     fn descriptor(&self) -> Result<OwnedFd> {
         Ok(self.async_fd().try_clone_to_owned()?)
-    }
-}
-
-impl sealed::Sealed for verbs::CompletionChannel {}
-impl EventSource for verbs::CompletionChannel {
-    type Event = verbs::CompletionQueue;
-
-    fn take(&self) -> Option<verbs::CompletionQueue> {
-        self.try_get_cq_event()
-    }
-
-    fn descriptor(&self) -> Result<OwnedFd> {
-        Ok(self.as_fd().try_clone_to_owned()?)
-    }
-}
-
-impl sealed::Sealed for verbs::Context {}
-/// The events are the asynchronous events of the device.
-impl EventSource for verbs::Context {
-    type Event = verbs::AsyncEvent;
-
-    fn take(&self) -> Option<verbs::AsyncEvent> {
-        self.try_get_async_event()
-    }
-
-    fn descriptor(&self) -> Result<OwnedFd> {
-        Ok(self.0.async_fd().try_clone_to_owned()?)
     }
 }
 
@@ -167,34 +139,14 @@ impl<S: EventSource> Watched<S> {
     }
 }
 
-/// A completion channel: its events are completion queues.
-pub trait CompletionEvents: EventSource {
-    /// Returns the queue of an event.
-    #[doc(hidden)]
-    fn queue(event: &Self::Event) -> &CompletionQueue;
-}
-
-impl CompletionEvents for CompletionChannel {
-    fn queue(event: &CompletionQueue) -> &CompletionQueue {
-        event
-    }
-}
-
-impl CompletionEvents for verbs::CompletionChannel {
-    fn queue(event: &verbs::CompletionQueue) -> &CompletionQueue {
-        &event.0
-    }
-}
-
-impl<S: CompletionEvents> Watched<S> {
+impl Watched<CompletionChannel> {
     /// Waits for completions of one queue that reports to this channel, and takes up to `out.len()` of them. It also takes the
     /// events of other queues that arrive meanwhile, so have one task for each channel.
     ///
     /// # Errors
     /// [`Error::CompletionQueueOverflow`](crate::Error::CompletionQueueOverflow),
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for an empty `out`, and those of [`next`](Self::next).
-    pub async fn completions(&self, cq: &S::Event, out: &mut [Cqe]) -> Result<usize> {
-        let cq = S::queue(cq);
+    pub async fn completions(&self, cq: &CompletionQueue, out: &mut [Cqe]) -> Result<usize> {
         room_in(out)?;
         loop {
             let n = cq.poll(out)?;

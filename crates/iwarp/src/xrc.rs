@@ -7,10 +7,10 @@
 //! Locks: the register of a device's domains and the queue that a target has selected are looked at with the state of a queue pair locked. Their
 //! locks are taken last, and no other lock inside of them.
 
-use crate::conn::after::{After, DriveHost};
+use crate::conn::effects::{DriveHost, Due, Effects};
 use crate::conn::qp::{QpAttributes, QpInner, QueuePair, Request};
 use crate::conn::xrc_target::XrcTarget;
-use crate::error::{Error, Result};
+use crate::error::{Error, PostFailed, Result};
 use crate::objects::context::{Context, ContextInner, random_u32};
 use crate::objects::cq::{CompletionQueue, CqInner, Owed};
 use crate::objects::registry::Registry;
@@ -279,7 +279,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// As [`post_send`](Self::post_send).
-    pub fn post_send_xrc(&self, wrs: &[XrcSendWr<'_>]) -> Result<(), (usize, Error)> {
+    pub fn post_send_xrc(&self, wrs: &[XrcSendWr<'_>]) -> Result<(), PostFailed> {
         self.post_list(wrs)
     }
 
@@ -287,7 +287,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// As [`post_send`](Self::post_send).
-    pub fn post_send_all_xrc(&self, wrs: &[XrcSendWr<'_>]) -> Result<(), (usize, Error)> {
+    pub fn post_send_all_xrc(&self, wrs: &[XrcSendWr<'_>]) -> Result<(), PostFailed> {
         self.post_whole_list(wrs)
     }
 }
@@ -376,14 +376,14 @@ impl XrcTarget for Target {
         selected.as_ref().map(|queue| queue.pd)
     }
 
-    fn take(&self, taken: &mut TakenRecv, after: &mut After) -> bool {
+    fn take(&self, taken: &mut TakenRecv, effects: &mut Effects) -> bool {
         let Some(queue) = self.selected.lock().clone() else {
             return false;
         };
         let (got, limit_reached) = queue.take(taken);
         if limit_reached {
             self.delivered.lock().limits.push(queue);
-            after.xrc = true;
+            effects.due |= Due::XRC_DELIVERED;
         }
         got
     }
@@ -393,7 +393,7 @@ impl XrcTarget for Target {
         queue.is_some_and(|queue| queue.wait(qp))
     }
 
-    fn complete(&self, cqe: Cqe, after: &mut After) {
+    fn complete(&self, cqe: Cqe, effects: &mut Effects) {
         let queue = self.selected.lock().clone();
         // Without a queue nothing was taken, so there is nothing to complete.
         let Some(cq) = queue.as_ref().and_then(|q| q.xrc.as_ref()).map(|q| &q.cq) else {
@@ -402,7 +402,7 @@ impl XrcTarget for Target {
         let mut delivered = self.delivered.lock();
         cq.inner
             .push(&mut cq.inner.ring.lock(), cqe, delivered.owed(cq));
-        after.xrc = true;
+        effects.due |= Due::XRC_DELIVERED;
     }
 
     fn settle(&self, qp: &Arc<QpInner>) -> Vec<CompletionQueue> {

@@ -150,12 +150,12 @@ fn what_is_owed_to_several_queues_is_given_to_each() {
         let queue = ctx.create_xrc_srq(&domain, cq, pd, 4, 1);
         queue.unwrap()
     });
-    let mut after = After::default();
+    let mut effects = Effects::default();
     for queue in &queues {
         target.select(queue.num().unwrap()).unwrap();
         // More than there is room for.
         for _ in 0..2 {
-            target.complete(Cqe::default(), &mut after);
+            target.complete(Cqe::default(), &mut effects);
         }
         let mut delivered = target.delivered.lock();
         delivered.limits.push(Arc::clone(&queue.inner));

@@ -301,12 +301,15 @@ mod tests {
             "now(libc::CLOCK_REALTIME)",
             "ClockId::Realtime",
         ] {
-            assert_eq!(findings("crates/iwarp/src/conn/timer.rs", code), 1);
+            assert_eq!(findings("crates/iwarp/src/conn/machine_timer.rs", code), 1);
             assert_eq!(findings(SHOW_TIME[0], code), 0);
             assert_eq!(findings("crates/iwarp-cli/src/text.rs", code), 0);
         }
         let monotonic = "now(libc::CLOCK_MONOTONIC); // not CLOCK_REALTIME";
-        assert_eq!(findings("crates/iwarp/src/conn/timer.rs", monotonic), 0);
+        assert_eq!(
+            findings("crates/iwarp/src/conn/machine_timer.rs", monotonic),
+            0
+        );
     }
 
     #[test]

@@ -9,8 +9,9 @@ pub use gate::{Full, Gate, Guest, Limits};
 
 use crate::error::{Context as _, Error, Result};
 use crate::rdma::BUSY;
-use iwarp::owned::cm::{Connection, ConnectionParameters, ConnectionRequest, Listener};
-use iwarp::{Config, Context, Device, QueuePair};
+use iwarp::verbs::cm::{ConnectedId, ConnectionParameters, ConnectionRequest, ListeningId};
+use iwarp::verbs::{Context, QueuePair};
+use iwarp::{Config, Device};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -42,7 +43,7 @@ pub const LOOPBACK: [IpAddr; 2] = [
 ///
 /// # Errors
 /// If an address is in use, or if this host does not have it.
-pub fn listen(candidates: &[IpAddr], port: u16, config: &Config) -> Result<(Context, Listener)> {
+pub fn listen(candidates: &[IpAddr], port: u16, config: &Config) -> Result<(Context, ListeningId)> {
     let mut last = Error::failed("there is no address to listen on");
     for &ip in candidates {
         match listen_at(ip, port, config) {
@@ -63,13 +64,13 @@ fn listen_at(
     ip: IpAddr,
     port: u16,
     config: &Config,
-) -> std::result::Result<(Context, Listener), (String, iwarp::Error)> {
+) -> std::result::Result<(Context, ListeningId), (String, iwarp::Error)> {
     let device = device_for(ip).map_err(|e| (ip.to_string(), e))?;
     // A link-local address is valid on one interface only, and the device knows on which.
     let at = device.socket_addr(ip, port);
     Context::open(&device, config.clone())
         .and_then(|ctx| {
-            let listener = Listener::bind(&ctx, at)?;
+            let listener = ListeningId::bind(&ctx, at)?;
             Ok((ctx, listener))
         })
         .map_err(|e| (at.to_string(), e))
@@ -132,7 +133,7 @@ fn descriptors_for(limit: Option<u64>) -> usize {
 /// # Errors
 /// None at present: if the listener fails for lack of descriptors, it works again after clients have left.
 pub fn serve_clients(
-    listener: &Listener,
+    listener: &ListeningId,
     gate: &Arc<Gate>,
     stop: impl Fn() -> bool,
     client: impl Fn(ConnectionRequest, Guest, SocketAddr) + Send + Sync + 'static,
@@ -207,7 +208,7 @@ pub fn accept(
     qp: QueuePair,
     parameters: &ConnectionParameters,
     guest: &Guest,
-) -> Result<Connection> {
+) -> Result<ConnectedId> {
     if let Err(e) = still_welcome(guest) {
         // It is not connected, so it can be told to ask again.
         return Err(refuse(request, e));

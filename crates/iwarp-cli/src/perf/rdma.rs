@@ -8,11 +8,12 @@
 use super::point::{
     Link, Metric, Op, Pending, Point, Poll, Role, STALL, Session, SpinGuard, Transport, stalled,
 };
-use iwarp::owned::cm::{Connection, ConnectionParameters, Connector, Listener};
-use iwarp::{
-    Access, CompletionQueue, Context, Cqe, Device, MemoryRegion, ProtectionDomain, RecvWr,
+use iwarp::verbs::cm::{ConnectedId, ConnectionParameters, Connector, ListeningId};
+use iwarp::verbs::{
+    CompletionQueue, Context, Cqe, MemoryRegion, PostFailed, ProtectionDomain, QpInitAttr, RecvWr,
     RemoteMemory, SendOp, SendWr, Sge, WcOpcode, WcStatus,
 };
+use iwarp::{Access, Device};
 use iwarp_cli_common::error::{Error, Result};
 use iwarp_figures::Latencies;
 use std::net::{IpAddr, SocketAddr};
@@ -41,8 +42,8 @@ fn failed(what: &str) -> impl Fn(iwarp::Error) -> Error + '_ {
     move |e| Error::failed(format!("{what}: {e}"))
 }
 
-fn posted(r: std::result::Result<(), (usize, iwarp::Error)>) -> Result<()> {
-    r.map_err(|(_, e)| Error::failed(format!("posting a work request: {e}")))
+fn posted(r: std::result::Result<(), PostFailed>) -> Result<()> {
+    r.map_err(|failed| Error::failed(format!("posting a work request: {}", failed.error())))
 }
 
 /// A device and what all connections of a link share.
@@ -74,14 +75,15 @@ impl Base {
         })
     }
 
-    fn queue_pair(&self) -> Result<iwarp::QueuePair> {
+    fn queue_pair(&self) -> Result<iwarp::verbs::QueuePair> {
         let reads = self.link.depth.clamp(1, MAX_READS) as u16;
         self.pd
-            .queue_pair()
-            .depth(self.link.depth + 8, self.receives)
-            .max_sge(1, 1)
-            .reads(reads, reads)
-            .build(&self.cq, &self.cq)
+            .create_qp(
+                &QpInitAttr::new(&self.cq, &self.cq)
+                    .cap(self.link.depth + 8, self.receives)
+                    .max_sge(1, 1)
+                    .rd_atomic(reads, reads),
+            )
             .map_err(failed("creating a queue pair"))
     }
 
@@ -92,7 +94,7 @@ impl Base {
             .max(WINDOW);
         let make = || {
             self.pd
-                .allocate(len, ALL)
+                .reg_mr(len, ALL)
                 .map_err(failed("registering memory"))
         };
         Ok((make()?, make()?))
@@ -100,7 +102,7 @@ impl Base {
 }
 
 struct Conn {
-    connection: Connection,
+    connection: ConnectedId,
     source: MemoryRegion,
     target: MemoryRegion,
     remote: RemoteMemory,
@@ -121,7 +123,7 @@ struct RdmaSession {
 impl RdmaSession {
     fn add(
         &mut self,
-        connection: Connection,
+        connection: ConnectedId,
         memory: (MemoryRegion, MemoryRegion),
         peer: &[u8],
     ) -> Result<()> {
@@ -472,7 +474,7 @@ impl Session for RdmaSession {
 
 struct Listening {
     base: Base,
-    listener: Listener,
+    listener: ListeningId,
 }
 
 impl Pending for Listening {
@@ -523,7 +525,7 @@ impl Transport for Rdma {
             device.ok_or_else(|| Error::failed(format!("no device has the address {ip}")))?;
         let base = Base::new(link, &device)?;
         // A stranger who came first would make the measurement fail.
-        let listener = Listener::builder(&base.ctx)
+        let listener = ListeningId::builder(&base.ctx)
             .peers(from.into())
             .bind(at)
             .map_err(failed("listening"))?;

@@ -3,8 +3,9 @@
 use super::PingArgs;
 use super::link::{Half, Link, out_of_turn};
 use super::wire::{Info, data, printable};
-use iwarp::owned::cm::Connector;
-use iwarp::{Access, Context, MemoryRegion};
+use iwarp::Access;
+use iwarp::verbs::cm::Connector;
+use iwarp::verbs::{Context, MemoryRegion};
 use iwarp_cli_common::error::{Context as _, Error, Result};
 use iwarp_cli_common::{out, patience, rdma, signals};
 use iwarp_figures::Latencies;

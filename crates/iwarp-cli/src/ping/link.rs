@@ -1,9 +1,10 @@
 //! One connection of `ping`: a queue pair, its messages of 16 octets, and bounded waits.
 
 use super::wire::Info;
-use iwarp::owned::cm::Connection;
-use iwarp::{
-    Access, CompletionQueue, Context, Cqe, MemoryRegion, ProtectionDomain, QueuePair, RecvWr,
+use iwarp::Access;
+use iwarp::verbs::cm::ConnectedId;
+use iwarp::verbs::{
+    CompletionQueue, Context, Cqe, MemoryRegion, ProtectionDomain, QpInitAttr, QueuePair, RecvWr,
     SendWr, Sge, WcOpcode, WcStatus,
 };
 use iwarp_cli_common::error::{Context as _, Error, Result};
@@ -32,14 +33,15 @@ impl Half {
         let pd = ProtectionDomain::new(ctx);
         let cq = ctx.create_cq(64, None).context("completion queue")?;
         let messages = pd
-            .allocate(RECVS * Info::LEN, Access::LOCAL_WRITE)
+            .reg_mr(RECVS * Info::LEN, Access::LOCAL_WRITE)
             .context("memory")?;
         // As rping: one RDMA Read in flight.
         let qp = pd
-            .queue_pair()
-            .depth(16, RECVS as u32)
-            .reads(1, 1)
-            .build(&cq, &cq)
+            .create_qp(
+                &QpInitAttr::new(&cq, &cq)
+                    .cap(16, RECVS as u32)
+                    .rd_atomic(1, 1),
+            )
             .context("queue pair")?;
         let half = Self { pd, cq, messages };
         for slot in 0..RECVS {
@@ -49,7 +51,7 @@ impl Half {
     }
 
     /// The connection is there. A server's client is a guest.
-    pub(super) fn connected(self, connection: Connection, guest: Option<Guest>) -> Link {
+    pub(super) fn connected(self, connection: ConnectedId, guest: Option<Guest>) -> Link {
         Link {
             half: self,
             connection,
@@ -65,14 +67,16 @@ impl Half {
             wr_id: slot as u64,
             sges: &[sge],
         };
-        qp.post_recv(&[wr]).map_err(|(_, e)| e).context("receive")
+        qp.post_recv(&[wr])
+            .map_err(iwarp::Error::from)
+            .context("receive")
     }
 }
 
 /// A connection.
 pub(super) struct Link {
     half: Half,
-    connection: Connection,
+    connection: ConnectedId,
     guest: Option<Guest>,
     /// Sends whose completion has not come.
     unsent: u32,
@@ -89,7 +93,7 @@ enum Seen {
 impl Link {
     /// Memory for data.
     pub(super) fn allocate(&self, len: usize, access: Access) -> Result<MemoryRegion> {
-        self.half.pd.allocate(len, access).context("memory")
+        self.half.pd.reg_mr(len, access).context("memory")
     }
 
     /// Sends the position of a buffer, or "go ahead".
@@ -97,7 +101,7 @@ impl Link {
         self.unsent += 1;
         self.connection
             .post_send(&[SendWr::inline(0, &[&info.encode()]).signaled()])
-            .map_err(|(_, e)| e)
+            .map_err(iwarp::Error::from)
             .context("send")
     }
 
@@ -147,7 +151,7 @@ impl Link {
     fn data(&mut self, wr: SendWr<'_>) -> Result<()> {
         self.connection
             .post_send(&[wr.signaled()])
-            .map_err(|(_, e)| e)
+            .map_err(iwarp::Error::from)
             .context("RDMA")?;
         let end = Instant::now() + STEP;
         loop {
@@ -235,7 +239,7 @@ pub(super) fn out_of_turn() -> Error {
 mod tests {
     use super::*;
     use iwarp::Config;
-    use iwarp::owned::cm::{ConnectionParameters, Connector};
+    use iwarp::verbs::cm::{ConnectionParameters, Connector};
     use iwarp_cli_common::service::LOOPBACK;
     use std::sync::atomic::{AtomicBool, Ordering};
 

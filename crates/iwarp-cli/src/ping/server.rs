@@ -3,8 +3,9 @@
 use super::link::{Half, Link};
 use super::wire::{Info, printable};
 use super::{MAX_SIZE, PingArgs};
-use iwarp::owned::cm::{ConnectionParameters, ConnectionRequest};
-use iwarp::{Access, Config, Context};
+use iwarp::verbs::Context;
+use iwarp::verbs::cm::{ConnectionParameters, ConnectionRequest};
+use iwarp::{Access, Config};
 use iwarp_cli_common::error::{Context as _, Error, Result};
 use iwarp_cli_common::out;
 use iwarp_cli_common::service::{self, Guest};

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 /// The version of the format that this command reads.
 pub(super) const FORMAT: u64 = 1;
 
-/// Counters by name, as `iwarp::Counters::named` has them.
+/// Counters by name, as `iwarp::runtime::Counters::named` has them.
 pub(crate) type Counters = BTreeMap<String, u64>;
 
 #[derive(Debug, Clone, Default, Deserialize)]

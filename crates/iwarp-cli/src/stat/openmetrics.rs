@@ -505,7 +505,7 @@ mod tests {
     /// A counter of the library without an entry in [`COUNTERS`] would be missing from all monitoring.
     #[test]
     fn every_counter_of_the_library_has_a_metric() {
-        let named = iwarp::Counters::default().named();
+        let named = iwarp::runtime::Counters::default().named();
         assert_eq!(named.len(), COUNTERS.len());
         for (name, _) in named {
             assert!(COUNTERS.iter().any(|c| c.0 == name), "{name}");

@@ -50,24 +50,26 @@ fn pings_have_the_size_that_was_asked_for() {
 /// A client that speaks rping's protocol itself. It can announce buffers that are smaller than they are, or larger than the
 /// server allows.
 struct RawClient {
-    connection: iwarp::owned::cm::Connection,
-    cq: iwarp::CompletionQueue,
-    buffer: iwarp::MemoryRegion,
-    answer: iwarp::MemoryRegion,
+    connection: iwarp::verbs::cm::ConnectedId,
+    cq: iwarp::verbs::CompletionQueue,
+    buffer: iwarp::verbs::MemoryRegion,
+    answer: iwarp::verbs::MemoryRegion,
 }
 
 impl RawClient {
     fn new(at: std::net::SocketAddr) -> Self {
         let device = iwarp::Device::route_to(at).unwrap();
-        let ctx = iwarp::Context::open(&device, iwarp::Config::default()).unwrap();
-        let pd = iwarp::ProtectionDomain::new(&ctx);
+        let ctx = iwarp::verbs::Context::open(&device, iwarp::Config::default()).unwrap();
+        let pd = iwarp::verbs::ProtectionDomain::new(&ctx);
         let cq = ctx.create_cq(16, None).unwrap();
         let all = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
-        let qp = pd.queue_pair().reads(1, 1).build(&cq, &cq).unwrap();
-        let connector = iwarp::owned::cm::Connector::new(&ctx).reads(1, 1);
+        let qp = pd
+            .create_qp(&iwarp::verbs::QpInitAttr::new(&cq, &cq).rd_atomic(1, 1))
+            .unwrap();
+        let connector = iwarp::verbs::cm::Connector::new(&ctx).reads(1, 1);
         Self {
-            buffer: pd.allocate(128 << 10, all).unwrap(),
-            answer: pd.allocate(16, Access::LOCAL_WRITE).unwrap(),
+            buffer: pd.reg_mr(128 << 10, all).unwrap(),
+            answer: pd.reg_mr(16, Access::LOCAL_WRITE).unwrap(),
             connection: connector.connect(at, qp).unwrap(),
             cq,
         }
@@ -76,7 +78,7 @@ impl RawClient {
     /// Announces a buffer of `size` octets. Returns `true` if the server answers with "go ahead".
     fn announce(&self, size: u32) -> bool {
         let sge = [self.answer.sge(..).unwrap()];
-        let wr = iwarp::RecvWr {
+        let wr = iwarp::verbs::RecvWr {
             wr_id: 1,
             sges: &sge,
         };
@@ -85,13 +87,13 @@ impl RawClient {
         info.extend(self.buffer.remote().rkey.to_be_bytes());
         info.extend(size.to_be_bytes());
         let pieces = [&info[..]];
-        let send = iwarp::SendWr::inline(2, &pieces);
+        let send = iwarp::verbs::SendWr::inline(2, &pieces);
         self.connection.post_send(&[send.signaled()]).unwrap();
         loop {
-            let mut done = [iwarp::Cqe::default()];
+            let mut done = [iwarp::verbs::Cqe::default()];
             self.cq.wait(&mut done, Some(common::LIMIT)).unwrap();
             if done[0].wr_id == 1 {
-                return done[0].status == iwarp::WcStatus::Success;
+                return done[0].status == iwarp::verbs::WcStatus::Success;
             }
         }
     }
@@ -104,7 +106,7 @@ fn messages_before_the_answer_end_the_connection() {
     let (_server, at) = serve(&["ping", "serve", "-a", "127.0.0.1", "-p", "0"]);
     let client = RawClient::new(at);
     let sge = [client.answer.sge(..).unwrap()];
-    let wr = iwarp::RecvWr {
+    let wr = iwarp::verbs::RecvWr {
         wr_id: 1,
         sges: &sge,
     };
@@ -114,13 +116,17 @@ fn messages_before_the_answer_end_the_connection() {
     info.extend(64u32.to_be_bytes());
     let pieces = [&info[..]];
     // The second Send is posted before the server can have answered the first.
-    let send = || iwarp::SendWr::inline(2, &pieces).signaled();
+    let send = || iwarp::verbs::SendWr::inline(2, &pieces).signaled();
     client.connection.post_send(&[send(), send()]).unwrap();
     loop {
-        let mut done = [iwarp::Cqe::default()];
+        let mut done = [iwarp::verbs::Cqe::default()];
         client.cq.wait(&mut done, Some(common::LIMIT)).unwrap();
         if done[0].wr_id == 1 {
-            assert_ne!(done[0].status, iwarp::WcStatus::Success, "it goes ahead");
+            assert_ne!(
+                done[0].status,
+                iwarp::verbs::WcStatus::Success,
+                "it goes ahead"
+            );
             break;
         }
     }

@@ -3,11 +3,12 @@
 
 use crate::common::capture;
 use crate::common::{Scratch, noise, serve, str, succeed};
-use iwarp::owned::cm::{ConnectionParameters, Connector, Listener};
-use iwarp::{
-    Access, Bind, CompletionQueue, Config, Context, Cqe, Device, MemoryRegion, ProtectionDomain,
-    ReceiverNotReady, RecvWr, RemoteMemory, SendOp, SendWr, Stag, WcStatus, WindowType,
+use iwarp::verbs::cm::{ConnectionParameters, Connector, ListeningId};
+use iwarp::verbs::{
+    Bind, CompletionQueue, Context, Cqe, MemoryRegion, ProtectionDomain, QpInitAttr, RecvWr,
+    RemoteMemory, SendOp, SendWr, Stag, WcStatus, WindowType,
 };
+use iwarp::{Access, Config, Device, ReceiverNotReady};
 use iwarp_proto::crc32c;
 use std::fs;
 use std::io::{Read, Write};
@@ -121,7 +122,7 @@ fn every_opcode(ip: &str, markers: bool, crc: bool, file: &Path) {
     config.mss = Some(9000);
     let ip = ip.parse().unwrap();
     let ctx = Context::open(&Device::by_address(ip).unwrap(), config).unwrap();
-    let listener = Listener::bind(&ctx, SocketAddr::new(ip, 0)).unwrap();
+    let listener = ListeningId::bind(&ctx, SocketAddr::new(ip, 0)).unwrap();
     let address = listener.local_addr();
     let receives = 8;
     let server = std::thread::spawn({
@@ -130,10 +131,10 @@ fn every_opcode(ip: &str, markers: bool, crc: bool, file: &Path) {
             let pd = ProtectionDomain::new(&ctx);
             let cq = ctx.create_cq(64, None).unwrap();
             let access = Access::all() - Access::ZERO_BASED;
-            let memory = pd.allocate(SIZE, access).unwrap();
+            let memory = pd.reg_mr(SIZE, access).unwrap();
             let request = listener.accept(WAIT).unwrap();
-            let qp = pd.queue_pair().build(&cq, &cq).unwrap();
-            let sink = pd.allocate(SIZE, Access::LOCAL_WRITE).unwrap();
+            let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq)).unwrap();
+            let sink = pd.reg_mr(SIZE, Access::LOCAL_WRITE).unwrap();
             for wr_id in 0..receives {
                 let sges = &[sink.sge(..).unwrap()];
                 qp.post_recv(&[RecvWr { wr_id, sges }]).unwrap();
@@ -171,8 +172,8 @@ fn every_opcode(ip: &str, markers: bool, crc: bool, file: &Path) {
 
     let pd = ProtectionDomain::new(&ctx);
     let cq = ctx.create_cq(64, None).unwrap();
-    let qp = pd.queue_pair().build(&cq, &cq).unwrap();
-    let told = pd.allocate(8, Access::LOCAL_WRITE).unwrap();
+    let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq)).unwrap();
+    let told = pd.reg_mr(8, Access::LOCAL_WRITE).unwrap();
     let sges = &[told.sge(..).unwrap()];
     qp.post_recv(&[RecvWr { wr_id: 0, sges }]).unwrap();
     let connection = Connector::new(&ctx).connect(address, qp).unwrap();
@@ -180,7 +181,7 @@ fn every_opcode(ip: &str, markers: bool, crc: bool, file: &Path) {
     assert_eq!((next(&cq).status, told.len()), (WcStatus::Success, 8));
     let told = told.to_vec(..).unwrap();
     let window = |i: usize| u32::from_be_bytes(told[4 * i..][..4].try_into().unwrap());
-    let local = pd.allocate(SIZE, Access::LOCAL_WRITE).unwrap();
+    let local = pd.reg_mr(SIZE, Access::LOCAL_WRITE).unwrap();
     local.write_at(0, &noise(SIZE)).unwrap();
     let (remote_addr, rkey) = (memory.addr, memory.rkey);
     let (large, small, word) = (
@@ -392,7 +393,7 @@ fn wireshark_decodes_every_terminate_as_we_mean_it() {
     let file = t.path("run.pcapng");
     let ctx = recorded(&file);
     for offence in OFFENCES {
-        let listener = Listener::bind(&ctx, SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let listener = ListeningId::bind(&ctx, SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
         let address = listener.local_addr();
         let server = std::thread::spawn({
             let ctx = ctx.clone();
@@ -400,10 +401,10 @@ fn wireshark_decodes_every_terminate_as_we_mean_it() {
                 let pd = ProtectionDomain::new(&ctx);
                 let cq = ctx.create_cq(8, None).unwrap();
                 let memory = pd
-                    .allocate(FEW, offence.access | Access::LOCAL_WRITE)
+                    .reg_mr(FEW, offence.access | Access::LOCAL_WRITE)
                     .unwrap();
                 let request = listener.accept(WAIT).unwrap();
-                let qp = pd.queue_pair().build(&cq, &cq).unwrap();
+                let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq)).unwrap();
                 if let Some(len) = offence.receive {
                     let sges = &[memory.sge(..len).unwrap()];
                     qp.post_recv(&[RecvWr { wr_id: 0, sges }]).unwrap();
@@ -425,10 +426,10 @@ fn wireshark_decodes_every_terminate_as_we_mean_it() {
         });
         let pd = ProtectionDomain::new(&ctx);
         let cq = ctx.create_cq(8, None).unwrap();
-        let qp = pd.queue_pair().build(&cq, &cq).unwrap();
+        let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq)).unwrap();
         let connection = Connector::new(&ctx).connect(address, qp).unwrap();
         let remote = RemoteMemory::from_bytes(connection.private_data()).unwrap();
-        let local = pd.allocate(FEW, Access::LOCAL_WRITE).unwrap();
+        let local = pd.reg_mr(FEW, Access::LOCAL_WRITE).unwrap();
         (offence.commit)(&connection, &local, remote);
         let _ = connection.wait_disconnected(WAIT);
         drop(connection);
@@ -451,14 +452,14 @@ fn a_terminate_of_mpa_is_decoded() {
     let t = Scratch::new();
     let file = t.path("run.pcapng");
     let ctx = recorded(&file);
-    let listener = Listener::bind(&ctx, SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    let listener = ListeningId::bind(&ctx, SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
     let mut peer = TcpStream::connect(listener.local_addr()).unwrap();
     peer.set_read_timeout(WAIT).unwrap();
     // Revision 1 with CRCs and without private data.
     peer.write_all(b"MPA ID Req Frame\x40\x01\0\0").unwrap();
     let pd = ProtectionDomain::new(&ctx);
     let cq = ctx.create_cq(8, None).unwrap();
-    let qp = pd.queue_pair().build(&cq, &cq).unwrap();
+    let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq)).unwrap();
     let request = listener.accept(WAIT).unwrap();
     let connection = request
         .accept(qp, &ConnectionParameters::default())

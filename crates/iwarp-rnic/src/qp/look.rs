@@ -79,6 +79,11 @@ impl QueuePair {
         self.life.has_terminate()
     }
 
+    /// Returns `true` if the peer has closed its direction of a stream that is not gone.
+    pub const fn peer_has_closed(&self) -> bool {
+        self.life.has_eof()
+    }
+
     /// Returns `true` if the stream is being ended, by either side or by an error, and is not gone.
     pub const fn is_ending(&self) -> bool {
         self.life.is_ending()

@@ -7,7 +7,7 @@ use super::{Listening, Phase, Socket, State};
 use crate::errno::{Errno, Result};
 use crate::stream::Stream;
 use crate::wire::Hello;
-use iwarp::cm::{CmEvent, ConnectionParameters};
+use iwarp::runtime::cm::{CmEvent, ConnectionParameters};
 use iwarp::runtime::create_event_channel;
 use std::collections::VecDeque;
 use std::sync::Arc;

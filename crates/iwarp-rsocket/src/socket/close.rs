@@ -48,7 +48,7 @@ impl Socket {
             .service
             .store(false, std::sync::atomic::Ordering::Release);
         s.id.destroy();
-        s.id = iwarp::cm::CmId::create(&self.channel, None);
+        s.id = iwarp::runtime::cm::CmId::create(&self.channel, None);
         s.bound = None;
     }
 

@@ -4,7 +4,7 @@ use super::{Phase, Socket, State};
 use crate::errno::{Errno, Result};
 use crate::stream::Stream;
 use crate::wire::Hello;
-use iwarp::cm::{CmEvent, CmEventKind, CmId, ConnectionParameters};
+use iwarp::runtime::cm::{CmEvent, CmEventKind, CmId, ConnectionParameters};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 impl Socket {

@@ -4,7 +4,7 @@ use super::{CONTROL_CREDITS, CONTROL_SLOTS, Stream};
 use crate::errno::{Errno, Result};
 use crate::settings::MAX_INLINE;
 use crate::wire::Message;
-use iwarp::Sge;
+use iwarp::runtime::Sge;
 
 /// Most octets of one transfer, so that the peer can read one while the next is under way.
 const TRANSFER_MAX: u32 = 64 * 1024;

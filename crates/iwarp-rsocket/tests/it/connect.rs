@@ -139,11 +139,11 @@ fn a_listener_survives_clients_that_are_no_rsockets() {
     }
     // A peer that speaks MPA, but sends other private data than an rsocket.
     let channel = iwarp::runtime::create_event_channel().unwrap();
-    let id = iwarp::cm::CmId::create(&channel, None);
+    let id = iwarp::runtime::cm::CmId::create(&channel, None);
     id.resolve_addr(None, address).unwrap();
     id.resolve_route().unwrap();
     let ctx = id.context().unwrap();
-    let pd = iwarp::ProtectionDomain::new(&ctx);
+    let pd = iwarp::verbs::ProtectionDomain::new(&ctx);
     let qp = {
         let cq = ctx.create_cq(16, None).unwrap();
         ctx.create_qp(&iwarp::runtime::QpAttributes {
@@ -164,12 +164,12 @@ fn a_listener_survives_clients_that_are_no_rsockets() {
         .unwrap()
     };
     id.set_queue_pair(Some(&qp));
-    id.connect(&iwarp::cm::ConnectionParameters {
+    id.connect(&iwarp::runtime::cm::ConnectionParameters {
         private_data: b"not an rsocket".to_vec(),
         ..Default::default()
     })
     .unwrap();
-    use iwarp::cm::CmEventKind::{AddrResolved, Rejected, RouteResolved};
+    use iwarp::runtime::cm::CmEventKind::{AddrResolved, Rejected, RouteResolved};
     for kind in [AddrResolved, RouteResolved, Rejected] {
         let event = channel.next(Some(Duration::from_secs(10))).unwrap();
         assert_eq!(event.kind, kind);

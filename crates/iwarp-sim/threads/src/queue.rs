@@ -1,4 +1,4 @@
-//! A completion queue and its sockets, as `objects/cq.rs`, `conn/source.rs` and `conn/qp.rs` of the runtime have them, without what only moves
+//! A completion queue and its sockets, as `objects/cq.rs`, `conn/engine_events.rs` and `conn/qp.rs` of the runtime have them, without what only moves
 //! octets. Who drives whom is decided by the runtime's own modules.
 
 use crate::engine::{Engine, Pollers, Source, everything};

@@ -3,6 +3,7 @@
 //! The C functions are of four kinds: those that return 0 or a positive errno ([`code`]), those that return -1 and set
 //! `errno` ([`minus_one`]), those that return NULL and set `errno` ([`pointer`]), and the rest ([`value`]).
 
+use iwarp::runtime::PostFailed;
 use iwarp_rsocket::cancel::Uncancelled;
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,6 +17,12 @@ pub(crate) type Res<T> = Result<T, Errno>;
 impl From<iwarp::Error> for Errno {
     fn from(e: iwarp::Error) -> Self {
         Self(e.errno())
+    }
+}
+
+impl From<PostFailed> for Errno {
+    fn from(failed: PostFailed) -> Self {
+        Self(failed.error().errno())
     }
 }
 

@@ -222,7 +222,7 @@ pub(crate) unsafe extern "C" fn rdma_get_devices(num: *mut c_int) -> *mut *mut i
     pointer(|| {
         let mut contexts = Vec::new();
         for device in list::devices()? {
-            let raw = iwarp::cm::device_context(&device.device)?;
+            let raw = iwarp::runtime::cm::device_context(&device.device)?;
             contexts.push(open::shared_context(&raw)?);
         }
         let list = libc::calloc(contexts.len() + 1, size_of::<usize>()).cast::<*mut ibv_context>();

@@ -4,7 +4,7 @@ use crate::abi::cma::*;
 use crate::border::guard::{Errno, Res, pointer, value};
 use crate::border::object::{self, Kind, Object};
 use crate::border::wait;
-use iwarp::cm::CmEventChannel;
+use iwarp::runtime::cm::CmEventChannel;
 use iwarp::runtime::{ProcessLock, create_event_channel, fork_generation};
 use std::ffi::{c_int, c_uint};
 use std::os::fd::{AsFd, AsRawFd};

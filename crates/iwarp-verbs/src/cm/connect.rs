@@ -9,7 +9,7 @@ use crate::abi::verbs::*;
 use crate::border::guard::{EINVAL, Errno, Res, minus_one};
 use crate::device::query::RD_ATOMIC;
 use crate::qp::connected;
-use iwarp::cm::{CmProgress, ConnectionParameters, DEFAULT_QKEY, InfinibandParameters};
+use iwarp::runtime::cm::{CmProgress, ConnectionParameters, DEFAULT_QKEY, InfinibandParameters};
 use std::ffi::{c_int, c_uint, c_void};
 
 /// `RDMA_MAX_RESP_RES` and `RDMA_MAX_INIT_DEPTH`: as many as the device can.

@@ -9,7 +9,7 @@ use crate::abi::verbs::value as v;
 use crate::abi::verbs::*;
 use crate::border::guard::{EINVAL, Errno, Res};
 use crate::border::object::Unacknowledged;
-use iwarp::cm::{CmEvent, CmEventKind, CmId, DEFAULT_QKEY, DatagramEnd};
+use iwarp::runtime::cm::{CmEvent, CmEventKind, CmId, DEFAULT_QKEY, DatagramEnd};
 use std::ffi::{c_int, c_uint, c_void};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -85,7 +85,7 @@ pub(super) fn joined(
 }
 
 /// Makes an identifier for the port space of a program.
-pub(super) fn create_raw(queue: &iwarp::cm::CmEventChannel, ps: c_uint) -> Res<CmId> {
+pub(super) fn create_raw(queue: &iwarp::runtime::cm::CmEventChannel, ps: c_uint) -> Res<CmId> {
     match ps {
         PS_TCP | PS_IB => Ok(CmId::create(queue, None)),
         PS_UDP => Ok(CmId::create_for_datagrams(queue, None)),

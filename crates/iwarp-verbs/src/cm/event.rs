@@ -11,7 +11,7 @@ use crate::border::object::{self, Kind, Object, Unacknowledged};
 use crate::border::wait;
 use crate::device::query;
 use crate::lifecycle::modify;
-use iwarp::cm::{CmEvent, CmEventKind};
+use iwarp::runtime::cm::{CmEvent, CmEventKind};
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;

@@ -8,7 +8,7 @@ use super::sockaddr;
 use crate::abi::cma::*;
 use crate::border::guard::{EINVAL, Errno, Res, UNSUPPORTED, minus_one, value};
 use crate::border::object::{self, Kind};
-use iwarp::cm::CmId;
+use iwarp::runtime::cm::CmId;
 use std::ffi::{c_int, c_uint, c_void};
 use std::net::SocketAddr;
 use std::ptr::null_mut;

@@ -16,7 +16,7 @@ use crate::domain::pd;
 use crate::open;
 use crate::process::unused;
 use crate::qp::connected;
-use iwarp::cm::CmId;
+use iwarp::runtime::cm::CmId;
 use iwarp::runtime::{ProcessLock, XrcEnd};
 use iwarp_rnic::qp::State;
 use parking_lot::Mutex;

@@ -9,7 +9,7 @@ use super::id::complete;
 use super::object::{Lookup, LookupState, find};
 use crate::abi::cma::*;
 use crate::border::guard::{EBUSY, EINVAL, Errno, Res, UNSUPPORTED, minus_one};
-use iwarp::cm::{CmEventKind, CmId};
+use iwarp::runtime::cm::{CmEventKind, CmId};
 use std::ffi::{CStr, CString, c_char, c_int, c_uint};
 use std::ptr::{null, null_mut};
 use std::sync::Arc;

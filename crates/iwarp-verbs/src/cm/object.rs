@@ -5,7 +5,7 @@ use crate::abi::cma::*;
 use crate::abi::verbs::*;
 use crate::border::guard::Res;
 use crate::border::object::{self, Kind, Object, Unacknowledged};
-use iwarp::cm::{CmId, InfinibandParameters};
+use iwarp::runtime::cm::{CmId, InfinibandParameters};
 use parking_lot::Mutex;
 use std::sync::Arc;
 

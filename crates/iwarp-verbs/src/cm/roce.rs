@@ -11,7 +11,7 @@ use crate::device::face;
 use crate::device::query::{self, PKEY, RD_ATOMIC};
 use crate::qp::transition;
 use iwarp::Face;
-use iwarp::cm::CmId;
+use iwarp::runtime::cm::CmId;
 use iwarp::runtime::{Context, QueuePair, Retry};
 use iwarp_rnic::qp::State;
 use std::ffi::c_uint;

@@ -326,7 +326,7 @@ unsafe fn submit(q: *mut ibv_qp_ex, batch: &Batch) -> Res<()> {
             qp.post_send_all_xrc(&list)
         }
     };
-    Ok(posted.map_err(|(_, e)| e)?)
+    Ok(posted?)
 }
 
 /// Does the same for datagrams.

@@ -102,12 +102,12 @@ unsafe fn send_some(
         n += 1;
         at = wr.next;
     }
-    if let Err((i, e)) = qp.raw.post_send(written(&wrs[..n])) {
+    if let Err(failed) = qp.raw.post_send(written(&wrs[..n])) {
         let mut bad = first;
-        for _ in 0..i {
+        for _ in 0..failed.accepted() {
             bad = (*bad).next;
         }
-        return Err((bad, e.into()));
+        return Err((bad, failed.into()));
     }
     match stop {
         Some(e) => Err((at, e)),
@@ -149,5 +149,5 @@ pub(super) unsafe fn post_send(
 /// Posts a batch of the `ibv_wr_*` interface: either all of it, or nothing with an error.
 pub(super) unsafe fn post_all(q: *mut ibv_qp, wrs: &[UdSendWr<'_>]) -> Res<()> {
     let posted = trusted(q).raw.post_send_all(wrs);
-    Ok(posted.map_err(|(_, e)| e)?)
+    Ok(posted?)
 }

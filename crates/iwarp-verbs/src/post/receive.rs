@@ -7,6 +7,7 @@ use crate::border::guard::{EINVAL, Res, code};
 use crate::border::object;
 use crate::qp::{connected, datagram};
 use crate::srq::queue::SrqObject;
+use iwarp::runtime::PostFailed;
 use iwarp_rnic::limits::MAX_SGE;
 use iwarp_rnic::{RecvWr, Sge};
 use std::ffi::c_int;
@@ -18,7 +19,7 @@ unsafe fn recv_all<const W: usize, const S: usize>(
     max_sge: u32,
     first: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
-    post: impl Fn(&[RecvWr<'_>]) -> Result<(), (usize, iwarp::Error)>,
+    post: impl Fn(&[RecvWr<'_>]) -> Result<(), PostFailed>,
 ) -> Res<()> {
     let mut at = first;
     while !at.is_null() {
@@ -56,7 +57,7 @@ unsafe fn recv_all<const W: usize, const S: usize>(
             at = wr.next;
         }
         let failed = match (post(written(&wrs[..n])), stop) {
-            (Err((i, e)), _) => Some((i, e.into())),
+            (Err(failed), _) => Some((failed.accepted(), failed.into())),
             (Ok(()), Some(e)) => Some((n, e)),
             (Ok(()), None) => None,
         };
@@ -80,7 +81,7 @@ unsafe fn recv_list(
     max_sge: u32,
     wr: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,
-    post: impl Fn(&[RecvWr<'_>]) -> Result<(), (usize, iwarp::Error)>,
+    post: impl Fn(&[RecvWr<'_>]) -> Result<(), PostFailed>,
 ) -> Res<()> {
     if !wr.is_null() && (*wr).next.is_null() && (0..=2).contains(&(*wr).num_sge) {
         recv_all::<1, 2>(max_sge, wr, bad, post)

@@ -11,6 +11,7 @@ use crate::border::guard::{EINVAL, Errno, Res, code};
 use crate::device::face;
 use crate::memory::mw;
 use crate::qp::connected::{self, QpObject};
+use iwarp::runtime::PostFailed;
 use iwarp::runtime::XrcSendWr;
 use iwarp_rnic::limits::MAX_SGE;
 use iwarp_rnic::memory::Stag;
@@ -68,7 +69,7 @@ unsafe fn op_of(wr: &ibv_send_wr, qp: &QpObject) -> Res<SendOp> {
 unsafe fn send_some<const W: usize, const S: usize>(
     qp: &QpObject,
     first: *mut ibv_send_wr,
-    post: impl Fn(&QpObject, &[SendWr<'_>], *mut ibv_send_wr) -> Result<(), (usize, iwarp::Error)>,
+    post: impl Fn(&QpObject, &[SendWr<'_>], *mut ibv_send_wr) -> Result<(), PostFailed>,
 ) -> Result<*mut ibv_send_wr, (*mut ibv_send_wr, Errno)> {
     // The arrays are not cleared: that would take as long as filling them.
     let mut sge_room = [const { MaybeUninit::<Sge>::uninit() }; S];
@@ -128,13 +129,13 @@ unsafe fn send_some<const W: usize, const S: usize>(
     }
     let wrs = written(&wrs[..n]);
     let posted = post(qp, wrs, first);
-    if let Err((i, e)) = posted {
+    if let Err(failed) = posted {
         let mut bad = first;
-        for _ in 0..i {
+        for _ in 0..failed.accepted() {
             bad = (*bad).next;
         }
-        face::post_failed(&qp.raw, &e);
-        return Err((bad, e.into()));
+        face::post_failed(&qp.raw, failed.error());
+        return Err((bad, failed.into()));
     }
     match stop {
         Some(e) => Err((at, e)),
@@ -212,7 +213,7 @@ unsafe fn post_xrc<const W: usize>(
     qp: &QpObject,
     wrs: &[SendWr<'_>],
     first: *mut ibv_send_wr,
-) -> Result<(), (usize, iwarp::Error)> {
+) -> Result<(), PostFailed> {
     let mut room = [const { MaybeUninit::<XrcSendWr<'_>>::uninit() }; W];
     let mut at = first;
     for (to, wr) in room.iter_mut().zip(wrs) {
@@ -246,10 +247,7 @@ pub(crate) unsafe extern "C" fn bind_mw(
             sges: &[],
             inline: &[],
         };
-        connected::trusted(q)
-            .raw
-            .post_send(&[wr])
-            .map_err(|(_, e)| e)?;
+        connected::trusted(q).raw.post_send(&[wr])?;
         (*m).rkey = rkey;
         Ok(())
     })

@@ -65,7 +65,10 @@ static inline struct usage usage_now(void)
 	return now;
 }
 
-/* Runs `rounds` rounds of `way`. Returns 1 if nothing is left of them. Threads of the library end connections in the background, so it waits. */
+/*
+ * Runs `rounds` rounds of `way`. Returns 1 if nothing is left of them. Threads of the library end connections in the background, and a
+ * request for a queue pair that is gone waits for 30 seconds, so it waits for longer.
+ */
 static inline int all_ends(void (*way)(int), int arg, int rounds, struct usage *more)
 {
 	struct usage before = usage_now(), now;
@@ -73,7 +76,7 @@ static inline int all_ends(void (*way)(int), int arg, int rounds, struct usage *
 
 	for (i = 0; i < rounds; i++)
 		way(arg);
-	for (i = 0; i < 1000; i++) {
+	for (i = 0; i < 4000; i++) {
 		now = usage_now();
 		more->allocations = now.allocations - before.allocations;
 		more->descriptors = now.descriptors - before.descriptors;
@@ -95,7 +98,7 @@ static inline void leaves_nothing(const char *name, void (*way)(int), int arg, i
 
 	way(arg);
 	checks++;
-	for (int i = 0; i < 3; i++)
+	for (int i = 0; i < 2; i++)
 		if (all_ends(way, arg, rounds, &more))
 			return;
 	fprintf(stderr, "%s, %d: after %d rounds %+ld allocations, %+ld descriptors, %+ld mappings\n", name, arg, rounds,

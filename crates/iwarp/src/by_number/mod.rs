@@ -2,6 +2,5 @@
 //!
 //! May use `conn`, `objects` and everything below.
 
-pub(crate) mod left;
 pub(crate) mod numbered;
 pub(crate) mod peer;

@@ -74,9 +74,9 @@ impl QueuePair {
             return Err(Error::InvalidArgument("the peer's GID is that of no host"));
         }
         let peers = self.inner.ctx.peers()?;
-        let life = {
+        let epoch = {
             let mut g = self.inner.state.lock();
-            if g.link.is_some() {
+            if g.link.is_open() {
                 return Ok(());
             }
             let own_peer = self.is_known_as(gid, num);
@@ -93,9 +93,9 @@ impl QueuePair {
             }
             g.machine.hide_connection();
             g.machine.set_own_peer(own_peer);
-            g.life()
+            g.epoch()
         };
-        peers.connect((self, life), own, gid, num)
+        peers.connect((self, epoch), own, gid, num)
     }
 
     /// Returns `true` if a peer with this GID and number is this queue pair, under any GID of its device.
@@ -115,8 +115,8 @@ impl QueuePair {
     }
 
     /// Sets how long its requests wait for a peer that is known by number ([`connect_peer`](Self::connect_peer)). A request that is
-    /// never answered completes with [`WcStatus::TransportRetryExceeded`](crate::WcStatus::TransportRetryExceeded), a Send for which
-    /// the peer posts no receive with [`WcStatus::ReceiverNotReady`](crate::WcStatus::ReceiverNotReady), and the queue pair is in
+    /// never answered completes with [`WcStatus::TransportRetryExceeded`](iwarp_rnic::WcStatus::TransportRetryExceeded), a Send for which
+    /// the peer posts no receive with [`WcStatus::ReceiverNotReady`](iwarp_rnic::WcStatus::ReceiverNotReady), and the queue pair is in
     /// the error state then. It has no effect on connections of the connection manager.
     ///
     /// # Errors

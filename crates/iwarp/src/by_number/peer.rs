@@ -84,8 +84,9 @@ impl Port {
 /// A queue pair between RTR and its connection.
 struct Waiting {
     qp: Weak<QpInner>,
-    /// The life of the queue pair that it becomes connected in. What was begun in another one does not concern it.
-    life: u64,
+    /// The epoch of the queue pair that the connection is for. What was begun in another one does
+    /// not concern it.
+    epoch: u64,
     peer: Address,
     role: Role,
     /// Our request, or the peer's that was accepted, until the connection is up.
@@ -331,10 +332,10 @@ impl Peers {
         self.engine.after(left, self.token, LOOK | num);
     }
 
-    /// Handles a queue pair that has become RTR, in this life of it, with this peer, which knows it by the GID `own`.
+    /// Handles a queue pair that has become RTR in this epoch, with this peer, which knows it by the GID `own`.
     pub(crate) fn connect(
         self: &Arc<Self>,
-        (qp, life): (&QueuePair, u64),
+        (qp, epoch): (&QueuePair, u64),
         own: [u8; 16],
         gid: [u8; 16],
         num: u32,
@@ -360,7 +361,7 @@ impl Peers {
         };
         let entry = Waiting {
             qp: Arc::downgrade(&qp.inner),
-            life,
+            epoch,
             peer,
             role,
             id: None,
@@ -380,7 +381,7 @@ impl Peers {
         {
             let mut state = self.state.lock();
             if let Some(before) = state.waiting.get(&num)
-                && (before.life, before.peer) == (entry.life, entry.peer)
+                && (before.epoch, before.peer) == (entry.epoch, entry.peer)
             {
                 return false;
             }
@@ -399,8 +400,8 @@ impl Peers {
     /// Accepts the early request of a queue pair's peer, if there is one and no other was accepted. If the peer has given it up, the queue pair
     /// goes on waiting.
     fn accept_next(&self, num: u32) {
-        while let Some((id, qp, life)) = self.take_early(num) {
-            id.set_queue_pair_of(Some(&qp), Some(life));
+        while let Some((id, qp, epoch)) = self.take_early(num) {
+            id.set_queue_pair_of(Some(&qp), Some(epoch));
             let accepted = match id.requester_is_gone() {
                 // The peer's queue pair was reset since it asked. It asks again, and could not if this one were connected.
                 true => Err(Error::Closed),
@@ -413,7 +414,7 @@ impl Peers {
         }
     }
 
-    /// Takes the early request that is to be accepted now, with the queue pair and the life of it that takes it.
+    /// Takes the early request that is to be accepted now, with the queue pair and the epoch of it that takes it.
     fn take_early(&self, num: u32) -> Option<(CmId, QueuePair, u64)> {
         let mut state = self.state.lock();
         let State { waiting, early, .. } = &mut *state;
@@ -425,7 +426,7 @@ impl Peers {
         let qp = entry.queue_pair()?;
         let (id, ..) = early.remove(&num)?;
         entry.id = Some(id.clone());
-        Some((id, qp, entry.life))
+        Some((id, qp, entry.epoch))
     }
 
     /// The request of a queue pair that waits has come to nothing. Returns since when a queue pair that connects has tried; `None` if
@@ -470,7 +471,7 @@ impl Peers {
             return None;
         };
         let qp = entry.queue_pair()?;
-        id.set_queue_pair_of(Some(&qp), Some(entry.life));
+        id.set_queue_pair_of(Some(&qp), Some(entry.epoch));
         entry.id = Some(id.clone());
         Some((qp, own, entry.peer))
     }
@@ -651,7 +652,7 @@ fn join(ctx: &Context, qp: &QueuePair, ip: IpAddr) -> Result<()> {
         // A record of it would have each packet twice, in the same direction.
         flow: None,
         cm: None,
-        life: None,
+        epoch: None,
         infiniband: None,
     })
 }

@@ -50,9 +50,9 @@ fn is_destroyed(id: &CmId) -> bool {
 #[test]
 fn a_queue_pair_keeps_the_early_request_of_its_peer_alone() {
     let (_ctx, peers) = peers();
-    let entry = |life, peer| Waiting {
+    let entry = |epoch, peer| Waiting {
         qp: Weak::new(),
-        life,
+        epoch,
         peer,
         role: Role::Accepts,
         id: None,
@@ -67,7 +67,7 @@ fn a_queue_pair_keeps_the_early_request_of_its_peer_alone() {
         assert!(peers.wait(NUM, entry(1, peer)));
         assert_eq!(peers.state.lock().early.contains_key(&NUM), stays);
         assert_eq!(is_destroyed(&id), !stays, "{peer:?}");
-        // It waits already; in its next life it waits anew.
+        // It waits already; in its next epoch it waits anew.
         assert!(!peers.wait(NUM, entry(1, peer)));
         assert!(peers.wait(NUM, entry(2, peer)));
         peers.abandon(NUM);
@@ -141,7 +141,7 @@ fn a_timer_lets_a_queue_pair_try_again() {
     };
     let entry = Waiting {
         qp: Arc::downgrade(&qp.inner),
-        life: qp.life(),
+        epoch: qp.epoch(),
         peer,
         role: Role::Connects {
             own,
@@ -175,7 +175,7 @@ fn waiting(qp: &QueuePair, connects: bool, id: Option<CmId>) -> Waiting {
     };
     Waiting {
         qp: Arc::downgrade(&qp.inner),
-        life: 9,
+        epoch: 9,
         peer: FRIEND,
         role,
         id,
@@ -204,8 +204,8 @@ fn the_early_request_of_the_peer_is_taken_once() {
         let got = peers.take_early(num);
         let what = (connects, busy, from);
         assert_eq!(got.is_some(), taken, "{what:?}");
-        if let Some((got, of, life)) = got {
-            assert!(got.is_same(&id) && of.is_same(&qp) && life == 9);
+        if let Some((got, of, epoch)) = got {
+            assert!(got.is_same(&id) && of.is_same(&qp) && epoch == 9);
             assert_eq!(peers.waits_with(&id), Some(num));
         }
         assert_eq!(peers.state.lock().early.contains_key(&num), !taken);
@@ -330,7 +330,7 @@ fn a_new_request_replaces_what_was_accepted_and_not_heard() {
     let qp = queue_pair(&ctx, &cq, &cq);
     qp.modify(QpState::Init).unwrap();
     for given_up in [false, true] {
-        let (before, _silent) = accepted(&qp, qp.life());
+        let (before, _silent) = accepted(&qp, qp.epoch());
         let entry = waiting(&qp, false, Some(before.clone()));
         peers.state.lock().waiting.insert(qp.num(), entry);
         let (id, peer) = requested(&qp);

@@ -38,7 +38,7 @@ impl CmId {
         &self,
         parameters: &ConnectionParameters,
     ) -> Result<(Replied, QueuePair)> {
-        let (mut requested, qp, ctx, life) = self.requested()?;
+        let (mut requested, qp, ctx, epoch) = self.requested()?;
         let params = startup::local_params(&ctx, parameters, Some(&qp.config()));
         let private_data = startup::private_data(&qp, parameters);
         let agreed = match requested.session.accept(&params, &private_data) {
@@ -77,7 +77,7 @@ impl CmId {
             config: startup::stream_config(&agreed, false, &ctx),
             flow: starting.flow,
             cm: Some(cm),
-            life,
+            epoch,
             infiniband: parameters.infiniband,
         };
         let replied = Replied {
@@ -99,7 +99,7 @@ impl CmId {
             xrc::check(qp.xrc_end(), requested.peer_end)?;
         }
         match std::mem::replace(&mut s.phase, Phase::Connected(false)) {
-            Phase::Requested(requested) => Ok((requested, qp, ctx, s.life)),
+            Phase::Requested(requested) => Ok((requested, qp, ctx, s.epoch)),
             other => {
                 s.phase = other;
                 Err(Error::InvalidState("there is no request to accept"))

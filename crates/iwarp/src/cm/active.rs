@@ -70,8 +70,8 @@ pub(super) struct Active {
     id: Weak<CmIdInner>,
     ctx: Context,
     qp: QueuePair,
-    /// The life of the queue pair that the attempt is for.
-    life: u64,
+    /// The epoch of the queue pair that the attempt is for.
+    epoch: u64,
     peer: SocketAddr,
     local: Option<SocketAddr>,
     infiniband: Option<InfinibandParameters>,
@@ -135,7 +135,7 @@ impl Active {
     pub(super) fn new(
         id: &CmId,
         ctx: &Context,
-        (qp, life): (QueuePair, Option<u64>),
+        (qp, epoch): (QueuePair, Option<u64>),
         peer: SocketAddr,
         local: Option<SocketAddr>,
         p: &ConnectionParameters,
@@ -149,7 +149,7 @@ impl Active {
         Ok(Arc::new(Self {
             id: Arc::downgrade(&id.inner),
             ctx: ctx.clone(),
-            life: life.unwrap_or_else(|| qp.life()),
+            epoch: epoch.unwrap_or_else(|| qp.epoch()),
             qp,
             peer,
             local,
@@ -493,7 +493,7 @@ impl Active {
             config: stream_config(&agreed, true, &self.ctx),
             flow: starting.flow,
             cm: Some(Arc::downgrade(&id.inner) as Weak<dyn CmSink>),
-            life: Some(self.life),
+            epoch: Some(self.epoch),
             infiniband: self.infiniband,
         };
         // The first message would tell the peer that the connection is up.
@@ -517,7 +517,7 @@ impl Active {
         }
         if !id.established(reply) {
             // It was destroyed meanwhile, perhaps because the queue pair was reset.
-            self.qp.inner.fail_connection(self.life);
+            self.qp.inner.fail_connection(self.epoch);
         }
         End::Established
     }

@@ -115,8 +115,8 @@ pub(super) struct IdState {
     pub(super) phase: Phase,
     pub(super) ctx: Option<Context>,
     pub(super) qp: Option<QueuePair>,
-    /// The life of `qp` ([`QueuePair::life`]) that the connection is for; `None`: the one in which it is connected.
-    pub(super) life: Option<u64>,
+    /// The epoch of `qp` ([`QueuePair::epoch`]) that the connection is for; `None`: the one in which it is connected.
+    pub(super) epoch: Option<u64>,
     /// Owns `qp` if that is not the program's.
     pub(super) stand_in: Option<StandIn>,
     pub(super) bound: Option<Bound>,
@@ -210,7 +210,7 @@ impl CmId {
             phase: Phase::Idle,
             ctx: ctx.cloned(),
             qp: None,
-            life: None,
+            epoch: None,
             stand_in: None,
             bound: None,
             local: None,
@@ -385,11 +385,11 @@ impl CmId {
         self.set_queue_pair_of(qp, None);
     }
 
-    /// The same for a queue pair that may have been reset since `life`. If it has been, it does not take the connection.
-    pub(crate) fn set_queue_pair_of(&self, qp: Option<&QueuePair>, life: Option<u64>) {
+    /// The same for a queue pair that may have been reset since `epoch`. If it has been, it does not take the connection.
+    pub(crate) fn set_queue_pair_of(&self, qp: Option<&QueuePair>, epoch: Option<u64>) {
         let mut s = self.inner.state.lock();
         s.qp = qp.cloned();
-        s.life = life;
+        s.epoch = epoch;
         let before = s.stand_in.take();
         drop(s);
         drop(before);
@@ -510,7 +510,7 @@ impl CmId {
             }
             let chosen = s.own_context || s.source_named || bound.is_some();
             let local = s.local.filter(|local| chosen || local.port() != 0);
-            let qp = (qp, s.life);
+            let qp = (qp, s.epoch);
             let active = Active::new(self, &ctx, qp, peer, local, parameters)?;
             s.phase = Phase::Connecting(Arc::clone(&active));
             (active, bound)

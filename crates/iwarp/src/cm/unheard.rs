@@ -204,10 +204,10 @@ pub(crate) mod tests {
         (id, peer)
     }
 
-    /// One that was accepted for a life of the queue pair, and the socket of its initiator, which has the reply.
-    pub(crate) fn accepted(qp: &QueuePair, life: u64) -> (CmId, std::net::TcpStream) {
+    /// One that was accepted for an epoch of the queue pair, and the socket of its initiator, which has the reply.
+    pub(crate) fn accepted(qp: &QueuePair, epoch: u64) -> (CmId, std::net::TcpStream) {
         let (id, mut peer) = requested(qp);
-        id.set_queue_pair_of(Some(qp), Some(life));
+        id.set_queue_pair_of(Some(qp), Some(epoch));
         id.accept_when_heard(&ConnectionParameters::default())
             .unwrap();
         peer.read_exact(&mut [0; 24]).unwrap();
@@ -233,11 +233,11 @@ pub(crate) mod tests {
         qp
     }
 
-    /// The first message comes when the queue pair was reset: it is still free for the connections of its present life.
+    /// The first message comes when the queue pair was reset: it is still free for the connections of its present epoch.
     #[test]
     fn a_queue_pair_that_was_reset_does_not_take_a_stream_of_its_former_life() {
         let qp = queue_pair();
-        let (id, mut peer) = accepted(&qp, qp.life());
+        let (id, mut peer) = accepted(&qp, qp.epoch());
         qp.modify(State::Reset).unwrap();
         qp.modify(State::Init).unwrap();
         peer.write_all(&[0; 24]).unwrap();
@@ -245,8 +245,8 @@ pub(crate) mod tests {
         assert_eq!(event.kind, CmEventKind::ConnectError);
         assert!(event.id.is_same(&id) && !id.is_unheard());
         assert_eq!((qp.state(), qp.addresses()), (State::Init, None));
-        // Of its present life, it does.
-        let (id, mut peer) = accepted(&qp, qp.life());
+        // It takes those of its present epoch.
+        let (id, mut peer) = accepted(&qp, qp.epoch());
         assert!(id.is_unheard() && qp.addresses().is_none());
         peer.write_all(&[0]).unwrap();
         let end = Instant::now() + Duration::from_secs(20);
@@ -260,12 +260,12 @@ pub(crate) mod tests {
     #[test]
     fn a_peer_that_goes_or_stays_silent_is_told_to_the_program_and_not_to_the_queue_pair() {
         let qp = queue_pair();
-        let (id, peer) = accepted(&qp, qp.life());
+        let (id, peer) = accepted(&qp, qp.epoch());
         drop(peer);
         let event = next(&id.channel());
         let gone = (CmEventKind::ConnectError, libc::ECONNRESET);
         assert_eq!((event.kind, event.status), gone);
-        let (id, mut peer) = accepted(&qp, qp.life());
+        let (id, mut peer) = accepted(&qp, qp.epoch());
         let unheard = match &id.inner.state.lock().phase {
             Phase::Unheard(unheard) => Arc::clone(unheard),
             _ => unreachable!("nothing has come"),
@@ -278,7 +278,7 @@ pub(crate) mod tests {
         assert_eq!((event.kind, event.status), silent);
         assert!(peer.read(&mut [0]).is_err(), "it is not reset");
         // Nor if the program does not want it any more.
-        let (id, mut peer) = accepted(&qp, qp.life());
+        let (id, mut peer) = accepted(&qp, qp.epoch());
         id.destroy();
         assert!(peer.read(&mut [0]).is_err(), "it is not reset");
         assert!(id.channel().is_empty());
@@ -297,7 +297,7 @@ pub(crate) mod tests {
     #[test]
     fn a_first_message_that_has_come_counts_although_its_time_is_over() {
         let qp = queue_pair();
-        let (id, mut peer) = accepted(&qp, qp.life());
+        let (id, mut peer) = accepted(&qp, qp.epoch());
         let unheard = unheard_of(&id);
         {
             let slot = unheard.handover.lock();
@@ -323,7 +323,7 @@ pub(crate) mod tests {
         ];
         let qp = queue_pair();
         for (at, end) in ends.into_iter().enumerate() {
-            let (id, peer) = accepted(&qp, qp.life());
+            let (id, peer) = accepted(&qp, qp.epoch());
             assert!(id.inner.state.lock().seat.is_some());
             end(&id, peer);
             let is_back = || id.inner.state.lock().seat.is_none();

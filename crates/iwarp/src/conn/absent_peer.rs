@@ -3,8 +3,8 @@
 //! On InfiniBand a queue pair does not know whether its peer exists. A request is sent `retry_cnt` times more, and fails if it is
 //! never answered. Until a request is posted nothing fails, however long the peer takes to come.
 
-use super::after::{After, DriveHost};
-use super::qp::{Guarded, QpInner};
+use super::effects::{DriveHost, Effects};
+use super::qp::{QpInner, QpState};
 use super::retry::Retry;
 use crate::sys::clock::now_ns;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub(crate) struct Absent {
 
 /// Requests were posted and there is no stream: their time begins.
 #[cold]
-pub(crate) fn begin(qp: &QpInner, g: &mut Guarded) {
+pub(crate) fn begin(qp: &QpInner, g: &mut QpState) {
     let waits = g.machine.is_connectionless() && g.machine.sends_outstanding() > 0;
     if g.absent.since != 0 || !waits {
         return;
@@ -36,13 +36,13 @@ fn watch(qp: &QpInner, left: Option<Duration>) {
 
 /// The time of a request may be over.
 pub(crate) fn timer(qp: &Arc<QpInner>) {
-    let mut after = After::default();
+    let mut effects = Effects::default();
     let mut g = qp.state.lock();
     let limit = g.retry.absent_after();
     let (since, Some(limit)) = (g.absent.since, limit) else {
         return;
     };
-    if since == 0 || g.link.is_some() {
+    if since == 0 || g.link.is_open() {
         return;
     }
     let waited = Duration::from_nanos(now_ns().saturating_sub(since));
@@ -54,10 +54,10 @@ pub(crate) fn timer(qp: &Arc<QpInner>) {
     tracing::debug!(qp = qp.num, "the peer is absent");
     g.absent = Absent::default();
     g.machine
-        .peer_is_absent(&mut DriveHost::new(qp, &mut after));
-    qp.settle(&mut g, &mut after);
+        .peer_is_absent(&mut DriveHost::new(qp, &mut effects));
+    qp.collect_effects(&mut g, &mut effects);
     drop(g);
-    after.run(qp);
+    effects.apply(qp);
     qp.ctx.gave_up_peer(qp.num);
 }
 
@@ -91,13 +91,13 @@ mod tests {
         qp.modify(State::Init).unwrap();
         qp.inner.state.lock().machine.await_stream().unwrap();
         qp.modify(State::Rts).unwrap();
-        let mut after = After::default();
+        let mut effects = Effects::default();
         let mut g = qp.inner.state.lock();
         if numbered {
             g.machine.hide_connection();
         }
         if asks {
-            let mut host = DriveHost::new(&qp.inner, &mut after);
+            let mut host = DriveHost::new(&qp.inner, &mut effects);
             let wr = SendWr::new(1, SendOp::Send, &[]);
             g.machine.post_send(&wr, &mut host).unwrap();
         }

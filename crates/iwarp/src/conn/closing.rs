@@ -1,10 +1,11 @@
-//! What has to be done after a change of the state machine, and the end of connections and queue pairs.
+//! How the driver follows the state machine after a change, and how connections and queue pairs end.
 
-use super::after::{After, DriveHost};
-use super::linger::{self, Farewell};
-use super::qp::{Guarded, QpInner, QueuePair, TIMER_LINGER};
-use super::rest::Rest;
-use super::silence::Reach;
+use super::effects::{DriveHost, Due, Effects};
+use super::linger::{self, Closing, StreamEnd};
+use super::link::{Link, Socket};
+use super::liveness::Reach;
+use super::qp::{QpInner, QpState, QueuePair, TIMER_LINGER};
+use super::unsent_tail::UnsentTail;
 use crate::objects::hooks::Way;
 use crate::sys::poller::Interest;
 use iwarp_rnic::qp::{Events, RxInterest, State, StreamWish};
@@ -13,16 +14,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How often a thread that ends a connection yields to the thread that reads or writes for it, before it sleeps between two looks.
+/// How often a thread that ends a connection yields to the thread that reads or writes for it,
+/// before it sleeps between two looks.
 const TURNS: u32 = 1000;
 /// How long it sleeps.
 const NAP: Duration = Duration::from_micros(200);
-/// It waits no longer: the other thread may be stuck in a page fault on the program's memory, or may be this one, which has called a waker of the
-/// program.
+/// It waits no longer: the other thread may be stuck in a page fault on the program's memory, or
+/// may be this one, which has called a waker of the program.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Drives a direction of a socket, which returns `false` while another thread does. Reading and writing never block, so this waits only for the
-/// other thread's turn on a processor, which comes late on a busy machine.
+/// Drives a direction of a socket, which returns `false` while another thread does. Reading and
+/// writing never block, so this waits only for the other thread's turn on a processor, which comes
+/// late on a busy machine.
 fn in_turn(drive: impl Fn() -> bool) {
     let mut turns = 0;
     let begin = Instant::now();
@@ -37,16 +40,37 @@ fn in_turn(drive: impl Fn() -> bool) {
 }
 
 impl QpInner {
-    /// Does what the state machine asks for after it has changed. The rest is left in `after`.
-    pub(crate) fn settle(self: &Arc<Self>, g: &mut MutexGuard<'_, Guarded>, after: &mut After) {
-        self.follow_time(g, after);
+    /// Does what the state machine asks for after it has changed, and collects in `effects` what
+    /// must wait until the locks are dropped.
+    pub(crate) fn collect_effects(
+        self: &Arc<Self>,
+        g: &mut MutexGuard<'_, QpState>,
+        effects: &mut Effects,
+    ) {
+        self.follow_time(g, effects);
         let events = g.machine.take_events();
         if !events.is_empty() {
-            g.conn.established |= events.contains(Events::ESTABLISHED);
-            after.events |= events;
-            after.fault = g.machine.fault();
-            after.cm = g.conn.cm.clone();
+            g.link.report_mut().established |= events.contains(Events::ESTABLISHED);
+            effects.events |= events;
+            effects.fault = g.machine.fault();
+            effects.report = g.link.report().clone();
         }
+        self.grant_wish(g, effects);
+        if g.machine.peer_has_closed() && !g.machine.wants_tx() {
+            self.end_link(g, effects, StreamEnd::Close);
+        }
+        // In any case, a peer that neither reads nor closes does not keep the connection forever.
+        if g.machine.is_ending() && g.link.ending_mut().is_none() {
+            self.begin_ending(g);
+        }
+        effects.note_if(Due::WAIT_FOR_MEMORY, g.machine.waits_for_memory());
+        self.update_interest(g);
+        // The last step, because other threads may have the queue pair meanwhile.
+        self.complete_due(g, effects);
+    }
+
+    /// Does with the stream what the state machine wants.
+    fn grant_wish(self: &Arc<Self>, g: &mut MutexGuard<'_, QpState>, effects: &mut Effects) {
         match g.machine.stream_wish() {
             StreamWish::Keep => {}
             //= rfc5040 section 7
@@ -58,124 +82,115 @@ impl QpInner {
             //# gracefully torn down or are labeled as erroneous LLP Streams, the LLP
             //# Connection MUST be torn down.
             StreamWish::ShutdownWrite => {
-                if let Some(link) = g.link.as_ref().filter(|l| !l.engine.is_foreign()) {
-                    let _ = link.stream.shutdown_write();
-                    if let Some(flow) = &link.flow {
+                if let Some(socket) = g.link.own_socket() {
+                    let _ = socket.stream.shutdown_write();
+                    if let Some(flow) = &socket.flow {
                         flow.closed(false);
                     }
                 }
-                g.machine.shutdown_done(&mut DriveHost::new(self, after));
-                after.closed_by_us = true;
+                g.machine.shutdown_done(&mut DriveHost::new(self, effects));
+                effects.due |= Due::CLOSED_BY_US;
                 // This may be reported before the events that another driver has taken.
-                after.fault = g.machine.fault();
-                after.cm = g.conn.cm.clone();
-                if g.conn.eof {
-                    self.drop_link(g, after);
+                effects.fault = g.machine.fault();
+                effects.report = g.link.report().clone();
+                if g.machine.peer_has_closed() {
+                    self.end_link(g, effects, StreamEnd::Close);
                 }
             }
             StreamWish::Leave { cut, not_before } => {
-                after.farewell = Some(Farewell {
-                    cut,
-                    not_before,
-                    rest: Rest::default(),
-                });
-                self.end_link(g, after, cut);
+                let end = StreamEnd::new(cut, not_before, UnsentTail::default());
+                self.give_up_stream(g, effects, end, cut);
             }
             StreamWish::Abort => {
-                if let Some(link) = g.link.as_ref().filter(|l| !l.engine.is_foreign()) {
-                    link.stream.abort();
+                if let Some(socket) = g.link.own_socket() {
+                    socket.stream.abort();
                 }
-                self.end_link(g, after, true);
+                self.give_up_stream(g, effects, StreamEnd::Close, true);
             }
         }
-        if g.conn.eof && !g.machine.wants_tx() {
-            self.drop_link(g, after);
-        }
-        // In any case, a peer that neither reads nor closes does not keep the connection forever.
-        if let (true, None, Some(link)) = (g.machine.is_ending(), g.conn.ending, &g.link) {
-            link.engine
-                .after(self.ctx.config.linger, link.token, TIMER_LINGER);
-            g.conn.ending = Some(linger::acknowledged(&g.machine, link));
-        }
-        after.established |= g.conn.established;
-        after.waits |= g.machine.waits_for_memory();
-        self.update_interest(g);
-        // The last step, because other threads may have the queue pair meanwhile.
-        self.complete_due(g, after);
     }
 
-    /// Writes the completions that are due, a limited number at a time. In between, other threads may have the queue pair.
+    /// The stream is being ended: sets the timer after which a peer that takes nothing is given up.
+    #[cold]
+    fn begin_ending(&self, g: &mut QpState) {
+        let Some(socket) = g.link.socket() else {
+            return;
+        };
+        let acknowledged = linger::acknowledged(&g.machine, socket);
+        socket
+            .engine
+            .after(self.ctx.config.linger, socket.token, TIMER_LINGER);
+        g.link.begin_ending(acknowledged);
+    }
+
+    /// Writes the completions that are due, a limited number at a time. In between, other threads
+    /// may have the queue pair.
     #[inline]
     pub(crate) fn complete_due(
         self: &Arc<Self>,
-        g: &mut MutexGuard<'_, Guarded>,
-        after: &mut After,
+        g: &mut MutexGuard<'_, QpState>,
+        effects: &mut Effects,
     ) {
         while g.machine.completions_due() && !self.is_destroyed() {
             let _ = g
                 .machine
-                .complete_due(&mut DriveHost::new(self, &mut *after));
+                .complete_due(&mut DriveHost::new(self, &mut *effects));
             // The send queue may be drained by that.
-            after.events |= g.machine.take_events();
+            effects.events |= g.machine.take_events();
             MutexGuard::bump(g);
         }
     }
 
-    /// The queue pair is done with the stream, and the connection's owner is told.
-    fn end_link(self: &Arc<Self>, g: &mut MutexGuard<'_, Guarded>, after: &mut After, reset: bool) {
-        let link = g.link.as_ref().filter(|l| !l.engine.is_foreign());
-        if let Some(flow) = link.and_then(|link| link.flow.as_ref()) {
+    /// The queue pair is done with the stream, and the connection manager is notified. `reset`: the
+    /// stream ends with a reset.
+    fn give_up_stream(
+        self: &Arc<Self>,
+        g: &mut MutexGuard<'_, QpState>,
+        effects: &mut Effects,
+        end: StreamEnd,
+        reset: bool,
+    ) {
+        let socket = g.link.own_socket();
+        if let Some(flow) = socket.and_then(|socket| socket.flow.as_ref()) {
             flow.closed(reset);
         }
-        after.events |= Events::DISCONNECTED;
-        after.cm = g.conn.cm.clone();
-        self.drop_link(g, after);
+        effects.events |= Events::DISCONNECTED;
+        effects.report = g.link.report().clone();
+        self.end_link(g, effects, end);
     }
 
-    /// The stream cannot be used any more.
-    pub(crate) fn drop_link(self: &Arc<Self>, g: &mut MutexGuard<'_, Guarded>, after: &mut After) {
-        if let Some(link) = g.link.take() {
-            // Outside the lock: removing it drops the engine's handle to this queue pair.
-            after.dropped = Some(link);
+    /// The stream cannot be used any more, and ends in this way.
+    pub(crate) fn end_link(
+        self: &Arc<Self>,
+        g: &mut MutexGuard<'_, QpState>,
+        effects: &mut Effects,
+        end: StreamEnd,
+    ) {
+        if let Some(socket) = g.detach() {
+            effects.closing = Some(Closing { socket, end });
         }
-        g.end_hold();
-        g.conn.end();
-        g.machine.stream_gone(&mut DriveHost::new(self, after));
+        g.machine.stream_gone(&mut DriveHost::new(self, effects));
     }
 
-    pub(crate) fn update_interest(&self, g: &mut MutexGuard<'_, Guarded>) {
+    pub(crate) fn update_interest(&self, g: &mut MutexGuard<'_, QpState>) {
         let g = &mut **g;
-        let Some(link) = g.link.as_ref().filter(|_| !g.conn.left.rx) else {
+        if g.link.is_read_to_end() {
             return;
-        };
-        let readable = !g.conn.eof
-            && self.passes(Way::In)
+        }
+        let readable = self.passes(Way::In)
             && matches!(
                 g.machine.rx_interest(),
                 RxInterest::Read | RxInterest::Discard
             );
+        let Some(open) = g.link.open() else {
+            return;
+        };
         let want = Interest {
             readable,
-            writable: g.conn.stalled.is_some() && self.passes(Way::Out),
+            writable: open.stalled.is_some() && self.passes(Way::Out),
         };
-        if want == g.conn.interest {
-            return;
-        }
-        let changed = if std::mem::take(&mut g.conn.left.unwatched) {
-            // The held Send has its receive: what is behind it is read, to the end.
-            link.engine.resume(&link.stream, link.token, want)
-        } else if !g.conn.resting {
-            link.engine.modify(&link.stream, link.token, want)
-        } else if readable {
-            // Kept until it is watched again. A driving thread writes, too.
-            Ok(())
-        } else {
-            // The driving thread does not read now, and would not notice the end of the stream.
-            g.conn.resting = false;
-            link.engine.resume(&link.stream, link.token, want)
-        };
-        if changed.is_ok() {
-            g.conn.interest = want;
+        if want != open.interest {
+            watch_for(&mut g.link, want);
         }
     }
 
@@ -183,47 +198,28 @@ impl QpInner {
         if self.origin.is_foreign() {
             return;
         }
-        self.take_leave(false);
-        let mut after = After::default();
-        let (cm, link) = {
+        self.finish_by_number(false);
+        let mut effects = Effects::default();
+        let (cm, is_ours) = {
             let mut g = self.state.lock();
-            // From here on completions go nowhere: a queue shared with others must not overflow from these.
+            // From here on completions go nowhere: a queue shared with others must not overflow
+            // from these.
             if self.destroyed.swap(true, Ordering::AcqRel) {
                 return;
             }
-            g.machine.close(&mut DriveHost::new(self, &mut after));
-            let ours = g.link.as_ref().is_some_and(|l| !l.engine.is_foreign());
+            g.machine.close(&mut DriveHost::new(self, &mut effects));
+            let is_open = g.link.is_open();
             // Of what happens from here on, only the end is reported.
-            (g.conn.cm.take().filter(|_| g.link.is_some()), ours)
+            let cm = g.link.report_mut().cm.take().filter(|_| is_open);
+            (cm, g.link.own_socket().is_some())
         };
-        // Queued octets are still sent, as many as the socket takes, by this thread or by the one that is sending: this must be done
-        // before the stream is taken away from it. Sending never blocks, so this waits only for the other thread's turn on a processor.
-        if link {
+        // Queued octets are still sent, as many as the socket takes, by this thread or by the one
+        // that is sending: this must be done before the stream is taken away from it. Sending never
+        // blocks, so this waits only for the other thread's turn on a processor.
+        if is_ours {
             in_turn(|| self.drive_tx());
         }
-        let link = {
-            let mut g = self.state.lock();
-            let g = &mut *g;
-            let rest = Rest::take(self, g, &mut after);
-            g.conn.stalled = None;
-            // A plan that is not written to its end may be in the hands of the thread that was waited for in vain.
-            g.machine.leave(&mut DriveHost::new(self, &mut after));
-            let farewell = match g.machine.stream_wish() {
-                StreamWish::Leave { cut, not_before } => Farewell {
-                    cut,
-                    not_before,
-                    rest,
-                },
-                // There was no memory for a plan, and the last FPDU may be cut. A FIN would make it look whole.
-                StreamWish::Abort => Farewell {
-                    cut: true,
-                    ..Farewell::default()
-                },
-                StreamWish::Keep | StreamWish::ShutdownWrite => Farewell::default(),
-            };
-            g.machine.stream_gone(&mut DriveHost::new(self, &mut after));
-            g.link.take().map(|link| (link, farewell))
-        };
+        let closing = self.take_stream(&mut effects);
         self.send_cq.inner.detach(self);
         self.recv_cq.inner.detach(self);
         self.slots.close(&self.send_cq, &self.recv_cq);
@@ -233,25 +229,48 @@ impl QpInner {
         let counters = self.counters();
         self.ctx.leave_qp(self.num, &counters);
         self.forget_events();
-        if after.unused {
+        if effects.due.contains(Due::MEMORY_UNUSED) {
             self.ctx.memory_unused();
         }
-        if let Some((link, farewell)) = link {
-            linger::leave(self, &link, farewell);
+        if let Some(closing) = closing {
+            closing.run(self);
         }
-        // A program that disconnects and destroys at once waits for this event. It is not given twice.
+        // A program that disconnects and destroys at once waits for this event. It is not given
+        // twice.
         if let Some(cm) = cm.and_then(|cm| cm.upgrade()) {
             cm.qp_event(Events::DISCONNECTED, None);
         }
     }
 
-    /// Prepares a queue pair whose peer is known by number for the end of its connection, which a change of state or its destruction is
-    /// about to bring: it takes what has arrived, which may be the answers to its requests, and tells the peer which messages have
-    /// arrived. Does nothing to other queue pairs. If `then_silent`, no request starts afterwards.
-    fn take_leave(self: &Arc<Self>, then_silent: bool) {
+    /// Takes the stream of a queue pair that is being destroyed.
+    fn take_stream(self: &Arc<Self>, effects: &mut Effects) -> Option<Closing> {
+        let mut g = self.state.lock();
+        let g = &mut *g;
+        let tail = UnsentTail::take(self, g, effects);
+        // A plan that is not written to its end may be in the hands of the thread that was waited
+        // for in vain.
+        g.machine.leave(&mut DriveHost::new(self, effects));
+        let end = match g.machine.stream_wish() {
+            StreamWish::Leave { cut, not_before } => StreamEnd::new(cut, not_before, tail),
+            // There was no memory for a plan, and the last FPDU may be cut. A FIN would make it
+            // look whole.
+            StreamWish::Abort => StreamEnd::Reset,
+            StreamWish::Keep | StreamWish::ShutdownWrite => {
+                StreamEnd::new(false, None, UnsentTail::default())
+            }
+        };
+        g.machine.stream_gone(&mut DriveHost::new(self, effects));
+        g.detach().map(|socket| Closing { socket, end })
+    }
+
+    /// Prepares a queue pair whose peer is known by number for the end of its connection, which a
+    /// change of state or its destruction is about to bring: it takes what has arrived, which may
+    /// be the answers to its requests, and tells the peer which messages have arrived. Does nothing
+    /// to other queue pairs. If `then_silent`, no request starts afterwards.
+    fn finish_by_number(self: &Arc<Self>, then_silent: bool) {
         let ends_by_number = {
             let g = self.state.lock();
-            let ours = g.link.as_ref().is_some_and(|l| !l.engine.is_foreign());
+            let ours = g.link.own_socket().is_some();
             ours && g.machine.is_connectionless()
         };
         if !ends_by_number {
@@ -263,22 +282,23 @@ impl QpInner {
         }
     }
 
-    /// The state is about to be changed by the program. Says what has to be said before the connection ends by that.
+    /// The state is about to be changed by the program. Says what has to be said before the
+    /// connection ends by that.
     pub(crate) fn prepare_for(self: &Arc<Self>, to: State) {
         if matches!(to, State::Reset | State::Error) {
-            self.take_leave(true);
+            self.finish_by_number(true);
         }
         if to == State::Reset {
             self.send_terminate();
         }
     }
 
-    /// Sends a Terminate that waits, as far as the socket takes it, and waits for the thread that is sending it: what that has in its hands
-    /// cannot be taken over ([`Rest`]).
+    /// Sends a Terminate that waits, as far as the socket takes it, and waits for the thread that
+    /// is sending it: what that has in its hands cannot be taken over ([`UnsentTail`]).
     fn send_terminate(self: &Arc<Self>) {
         let is_due = {
             let g = self.state.lock();
-            let ours = g.link.as_ref().is_some_and(|l| !l.engine.is_foreign());
+            let ours = g.link.own_socket().is_some();
             ours && g.machine.is_ending()
         };
         if is_due {
@@ -287,33 +307,38 @@ impl QpInner {
     }
 
     /// The stream is being ended, and some time has passed.
-    pub(crate) fn ending_timer(self: &Arc<Self>) {
-        let mut after = After::default();
+    pub(crate) fn linger_timer_expired(self: &Arc<Self>) {
+        let mut effects = Effects::default();
         let mut g = self.state.lock();
-        let (Some(before), Some(link)) = (g.conn.ending, g.link.clone()) else {
+        let Some(socket) = g.link.socket().cloned() else {
             return;
         };
-        let acknowledged = linger::acknowledged(&g.machine, &link);
-        if acknowledged != before {
+        let acknowledged = linger::acknowledged(&g.machine, &socket);
+        let Some(ending) = g.link.ending_mut() else {
+            return;
+        };
+        if ending.acknowledged != acknowledged {
             // The peer still takes what was queued before the end.
-            g.conn.ending = Some(acknowledged);
-            link.engine
-                .after(self.ctx.config.linger, link.token, TIMER_LINGER);
+            ending.acknowledged = acknowledged;
+            socket
+                .engine
+                .after(self.ctx.config.linger, socket.token, TIMER_LINGER);
             return;
         }
         tracing::debug!(qp = self.num, "peer did not close in time");
-        if g.machine.is_shut_down() && link.reach(self.ctx.config.linger) == Reach::Answers {
+        if g.machine.is_shut_down() && socket.reach(self.ctx.config.linger) == Reach::Answers {
             // The peer has everything, or reads nothing. The kernel goes on alone.
-            self.drop_link(&mut g, &mut after);
+            self.end_link(&mut g, &mut effects, StreamEnd::Close);
         } else {
-            g.machine.leave(&mut DriveHost::new(self, &mut after));
+            g.machine.leave(&mut DriveHost::new(self, &mut effects));
         }
-        self.settle(&mut g, &mut after);
+        self.collect_effects(&mut g, &mut effects);
         drop(g);
-        after.run(self);
+        effects.apply(self);
     }
 
-    /// Drops asynchronous events about it that no thread has taken: they would keep it, and through it the device, forever.
+    /// Drops asynchronous events about it that no thread has taken: they would keep it, and through
+    /// it the device, forever.
     pub(crate) fn forget_events(self: &Arc<Self>) {
         self.ctx.async_events.retain(|event| {
             let qp = event.kind.queue_pair();
@@ -322,24 +347,55 @@ impl QpInner {
     }
 }
 
+/// Has the engine watch the socket for this, unless application threads do.
+#[cold]
+fn watch_for(link: &mut Link, want: Interest) {
+    let ended_behind_held = link.watch_again();
+    let Some(open) = link.open_mut() else {
+        return;
+    };
+    let Socket {
+        engine,
+        stream,
+        token,
+        ..
+    } = &*open.socket;
+    let changed = if ended_behind_held {
+        // The held Send has its receive: what is behind it is read, to the end.
+        engine.resume(stream, *token, want)
+    } else if !open.driven_by_app {
+        engine.modify(stream, *token, want)
+    } else if want.readable {
+        // Kept until it is watched again. A driving thread writes, too.
+        Ok(())
+    } else {
+        // The driving thread does not read now, and would not notice the end of the stream.
+        open.driven_by_app = false;
+        engine.resume(stream, *token, want)
+    };
+    if changed.is_ok() {
+        open.interest = want;
+    }
+}
+
 impl QueuePair {
     /// Begins the graceful end of the connection: queued requests that TCP takes are sent, the
     /// others are flushed.
     pub fn disconnect(&self) {
-        let mut after = After::default();
+        let mut effects = Effects::default();
         {
             let mut g = self.inner.state.lock();
-            let is_gone = g.conn.left.rx || g.conn.left.tx;
-            let mut host = DriveHost::new(&self.inner, &mut after);
+            let is_gone = g.link.takes_nothing();
+            let mut host = DriveHost::new(&self.inner, &mut effects);
             match is_gone {
                 // Nobody takes what is queued.
                 true => g.machine.leave(&mut host),
                 false => g.machine.close(&mut host),
             }
             drop(host);
-            self.inner.settle(&mut g, &mut after);
+            self.inner.collect_effects(&mut g, &mut effects);
         }
-        after.run(&self.inner);
+        effects.apply(&self.inner);
         self.inner.drive_tx();
     }
 }
@@ -359,7 +415,8 @@ mod tests {
     use super::*;
     use std::cell::Cell;
 
-    /// Where no other thread wants this processor, yields end at once, however long the other one waits for its own.
+    /// Where no other thread wants this processor, yields end at once, however long the other one
+    /// waits for its own.
     #[test]
     fn a_thread_that_has_no_processor_is_waited_for() {
         let (begin, driven) = (Instant::now(), Cell::new(false));

@@ -1,5 +1,6 @@
 //! What the end of a connection waits for, says, and leaves behind.
 
+use super::super::link::Report;
 use super::super::pool;
 use super::super::qp::{CmSink, QpAttributes, QueuePair};
 use super::*;
@@ -8,7 +9,7 @@ use crate::engine::Source;
 use crate::objects::context::Context;
 use crate::testing::{
     EMPTY_SEND, attributes, break_off, connected, connected_as_responder, context, context_with,
-    link, queue_pair, send_fpdu, until, unwatched_link,
+    link, open, queue_pair, send_fpdu, until, unwatched_link,
 };
 use iwarp_rnic::RecvWr;
 use iwarp_rnic::qp::Fault;
@@ -57,8 +58,10 @@ fn the_end_of_a_connection_is_not_told_before_its_begin() {
             let cm: Weak<dyn CmSink> = Arc::downgrade(&(Arc::clone(&sink) as Arc<dyn CmSink>));
             {
                 let mut g = qp.inner.state.lock();
-                g.conn.cm = Some(cm);
-                g.conn.established = begun;
+                *g.link.report_mut() = Report {
+                    cm: Some(cm),
+                    established: begun,
+                };
             }
             end(&qp);
             let told = *sink.0.lock();
@@ -81,7 +84,7 @@ fn the_first_message_begins_the_connection_of_a_responder() {
     };
     let mut peer = connected_as_responder(&qp);
     qp.post_recv(&[wr]).unwrap();
-    let is_established = || qp.inner.state.lock().conn.established;
+    let is_established = || qp.inner.state.lock().link.report().established;
     assert!(!is_established());
     peer.write_all(&send_fpdu(&[])).unwrap();
     until("it does not begin", is_established);
@@ -108,7 +111,7 @@ fn the_end_is_told_after_many_completions() {
     qp.post_recv(&vec![wr; receives as usize]).unwrap();
     let sink = Arc::new(Told::default());
     let cm: Weak<dyn CmSink> = Arc::downgrade(&(Arc::clone(&sink) as Arc<dyn CmSink>));
-    qp.inner.state.lock().conn.cm = Some(cm);
+    qp.inner.state.lock().link.report_mut().cm = Some(cm);
     qp.modify(State::Error).unwrap();
     assert_eq!(cq.len(), receives as usize);
     assert!(sink.0.lock().contains(Events::DISCONNECTED));
@@ -122,7 +125,7 @@ fn what_has_arrived_is_taken_before_the_end_of_a_connection_by_number() {
     for by_number in [false, true] {
         for to in [State::Error, State::Reset] {
             let (qp, mut peer) = connection(&ctx);
-            let link = unwatched_link(&qp);
+            let socket = unwatched_link(&qp);
             if by_number {
                 qp.inner.state.lock().machine.hide_connection();
             }
@@ -132,7 +135,7 @@ fn what_has_arrived_is_taken_before_the_end_of_a_connection_by_number() {
             };
             qp.post_recv(&[wr]).unwrap();
             peer.write_all(&send_fpdu(&[])).unwrap();
-            until("it does not arrive", || link.stream.has_octets().unwrap());
+            until("it does not arrive", || socket.stream.has_octets().unwrap());
             assert_eq!(qp.counters().rx_messages, 0);
             qp.modify(to).unwrap();
             let taken = qp.counters().rx_messages;
@@ -190,7 +193,7 @@ fn what_comes_after_the_end_is_thrown_away() {
     qp.disconnect();
     assert_eq!(peer.read(&mut [0]).unwrap(), 0);
     peer.write_all(&[0; 200_000]).unwrap();
-    assert!(qp.inner.state.lock().link.is_some());
+    assert!(qp.inner.state.lock().link.is_open());
     peer.shutdown(std::net::Shutdown::Write).unwrap();
     until("the end is not noticed", || {
         qp.inner.state.lock().link.is_none()
@@ -238,8 +241,8 @@ fn a_connection_that_ends_may_be_broken_off() {
     });
     let (qp, peer) = connection(&ctx);
     qp.disconnect();
-    let link = unwatched_link(&qp);
-    break_off(&link, peer);
+    let socket = unwatched_link(&qp);
+    break_off(&socket, peer);
     qp.inner.drive_rx();
     assert!(qp.inner.state.lock().link.is_none());
     qp.destroy();
@@ -254,18 +257,25 @@ fn a_connection_that_ends_stays_while_its_peer_takes_something() {
     });
     let (qp, _peer) = connection(&ctx);
     qp.disconnect();
-    let link = link(&qp);
+    let socket = link(&qp);
     until("the end is not acknowledged", || {
-        link.stream.unacknowledged_bytes().unwrap() == 0
+        socket.stream.unacknowledged_bytes().unwrap() == 0
     });
-    let taken = linger::acknowledged(&qp.inner.state.lock().machine, &link);
-    let ending = || qp.inner.state.lock().conn.ending;
+    let taken = linger::acknowledged(&qp.inner.state.lock().machine, &socket);
+    let ending = || {
+        let mut g = qp.inner.state.lock();
+        g.link.ending_mut().map(|ending| ending.acknowledged)
+    };
     // It had taken less at the last look.
-    qp.inner.state.lock().conn.ending = Some(taken.wrapping_sub(1));
-    qp.inner.ending_timer();
+    {
+        let mut g = qp.inner.state.lock();
+        let ending = g.link.ending_mut().expect("it was disconnected");
+        ending.acknowledged = taken.wrapping_sub(1);
+    }
+    qp.inner.linger_timer_expired();
     assert_eq!(ending(), Some(taken));
-    assert!(qp.inner.state.lock().link.is_some());
-    qp.inner.ending_timer();
+    assert!(qp.inner.state.lock().link.is_open());
+    qp.inner.linger_timer_expired();
     assert!(qp.inner.state.lock().link.is_none());
     qp.destroy();
 }
@@ -276,7 +286,7 @@ fn a_stream_that_pollers_do_not_read_is_watched() {
     let ctx = context();
     for receive in [false, true] {
         let (qp, mut peer) = connection(&ctx);
-        let link = link(&qp);
+        let socket = link(&qp);
         let wr = RecvWr {
             wr_id: 1,
             sges: &[],
@@ -286,16 +296,17 @@ fn a_stream_that_pollers_do_not_read_is_watched() {
         }
         assert!(qp.inner.rest());
         peer.write_all(&send_fpdu(&[])).unwrap();
-        until("it does not arrive", || link.stream.has_octets().unwrap());
+        until("it does not arrive", || socket.stream.has_octets().unwrap());
         assert!(qp.inner.drive_rx());
         let interest = {
-            let g = qp.inner.state.lock();
-            assert_eq!(g.conn.resting, receive);
-            g.conn.interest
+            let mut g = qp.inner.state.lock();
+            let open = open(&mut g);
+            assert_eq!(open.driven_by_app, receive);
+            open.interest
         };
         assert_eq!(interest.readable, receive);
         // In the set, or not.
-        let watched = link.engine.modify(&link.stream, link.token, interest);
+        let watched = socket.engine.modify(&socket.stream, socket.token, interest);
         assert_eq!(watched.is_ok(), !receive);
         assert_eq!(qp.inner.rest(), receive);
         qp.destroy();

@@ -1,6 +1,6 @@
 //! Where the faults of a queue pair are asked on the data path.
 
-use super::after::{After, DriveHost};
+use super::effects::{DriveHost, Due, Effects};
 use super::qp::{QpInner, Request};
 use crate::objects::hooks::{QpFaults, Way};
 use iwarp_rnic::PostError;
@@ -14,20 +14,21 @@ impl QpInner {
         wrs.iter().position(|wr| faults.refuses_send(&wr.wr().op))
     }
 
-    /// Queues a request of a queue pair with faults. Those that are posted as a `WHOLE` have been asked for already.
+    /// Queues a request of a queue pair with faults. Those that are posted as a `WHOLE` have been
+    /// asked for already.
     #[cold]
     pub(crate) fn post_faulty<const WHOLE: bool, R: Request>(
         self: &Arc<Self>,
         faults: &dyn QpFaults,
         wr: &R,
         machine: &mut Machine,
-        after: &mut After,
+        effects: &mut Effects,
     ) -> Result<(), PostError> {
         let op = &wr.wr().op;
         if !WHOLE && faults.refuses_send(op) {
             return Err(PostError::QueueFull);
         }
-        let mut host = DriveHost::new(self, after);
+        let mut host = DriveHost::new(self, effects);
         match faults.changed(op) {
             Some(op) => wr.with_op(op).post(machine, &mut host)?,
             None => wr.post(machine, &mut host)?,
@@ -39,9 +40,9 @@ impl QpInner {
 
     /// What a fault does about a request that was posted, it does before the request is sent.
     #[inline]
-    pub(crate) fn act_before_sending(self: &Arc<Self>, after: &mut After) {
+    pub(crate) fn act_before_sending(self: &Arc<Self>, effects: &mut Effects) {
         if let Some(faults) = &self.faults {
-            after.act = false;
+            effects.due.remove(Due::FAULT);
             faults.act(Arc::clone(self) as _);
         }
     }

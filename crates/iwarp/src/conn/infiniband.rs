@@ -4,7 +4,7 @@
 
 /// What one end of a connection tells the other about its queue pair, and what becomes of the connection at this end. With these
 /// parameters the end of the connection is an event only: the queue pair stays in RTS, its receives stay posted, and a request fails with
-/// [`WcStatus::TransportRetryExceeded`](crate::WcStatus::TransportRetryExceeded) when it was not answered in time.
+/// [`WcStatus::TransportRetryExceeded`](iwarp_rnic::WcStatus::TransportRetryExceeded) when it was not answered in time.
 /// [`CmId::disconnect`](crate::cm::CmId::disconnect) ends the queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct InfinibandParameters {

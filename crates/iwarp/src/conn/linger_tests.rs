@@ -33,7 +33,7 @@ fn looks_become_rare_also_without_patience() {
 /// A connection that a queue pair has had.
 struct Stream {
     qp: Arc<QpInner>,
-    link: Arc<Link>,
+    socket: Arc<Socket>,
     peer: TcpStream,
     /// Octets that the peer has not read.
     sent: usize,
@@ -50,10 +50,10 @@ impl Stream {
         let peer = connected(&qp);
         let limit = Some(Duration::from_secs(20));
         peer.set_read_timeout(limit).unwrap();
-        let link = qp.inner.state.lock().link.take().unwrap();
+        let socket = qp.inner.state.lock().detach().unwrap();
         Self {
             qp: Arc::clone(&qp.inner),
-            link,
+            socket,
             peer,
             sent: 0,
         }
@@ -64,7 +64,7 @@ impl Stream {
         let mut full = Self::new(patience);
         let mut in_vain = 0;
         while in_vain < 50 {
-            match full.link.stream.send(&[1; 4096]) {
+            match full.socket.stream.send(&[1; 4096]) {
                 Ok(n) => (full.sent, in_vain) = (full.sent + n, 0),
                 Err(error) => {
                     assert_eq!(error.kind(), ErrorKind::WouldBlock);
@@ -76,37 +76,41 @@ impl Stream {
         full
     }
 
-    fn leave(&self, cut: bool, early: Option<Duration>, rest: usize) -> Option<Arc<Linger>> {
+    fn end_in_background(
+        &self,
+        cut: bool,
+        early: Option<Duration>,
+        tail: usize,
+    ) -> Option<Arc<Linger>> {
         let not_before = early.map(|early| Time::from_nanos(now_ns() + early.as_nanos() as u64));
-        let farewell = Farewell {
-            cut,
-            not_before,
-            rest: Rest::of(vec![7; rest]),
+        let closing = Closing {
+            socket: Arc::clone(&self.socket),
+            end: StreamEnd::new(cut, not_before, UnsentTail::of(vec![7; tail])),
         };
-        leave(&self.qp, &self.link, farewell);
+        closing.run(&self.qp);
         self.left()
     }
 
     /// What is left of it.
     fn left(&self) -> Option<Arc<Linger>> {
-        let left = LEFT.lock();
+        let left = LINGERING.lock();
         let mut lives = left.iter().filter_map(Weak::upgrade);
-        lives.find(|one| Arc::ptr_eq(&one.link, &self.link))
+        lives.find(|one| Arc::ptr_eq(&one.socket, &self.socket))
     }
 
     fn is_watched(&self, linger: &Linger) -> bool {
         let result = self
-            .link
+            .socket
             .engine
-            .modify(&self.link.stream, linger.token, Interest::READ);
+            .modify(&self.socket.stream, linger.token, Interest::READ);
         result.is_ok()
     }
 
     /// Reads all octets and the end, which is a reset or is none.
-    fn read_to_end(&mut self, rest: usize, reset: bool) {
+    fn read_to_end(&mut self, tail: usize, reset: bool) {
         let mut octets = Vec::new();
         let end = self.peer.read_to_end(&mut octets);
-        assert_eq!(octets.len(), self.sent + rest);
+        assert_eq!(octets.len(), self.sent + tail);
         assert!(octets[self.sent..].iter().all(|octet| *octet == 7));
         let end = end.err().map(|error| error.kind());
         assert_eq!(end, reset.then_some(ErrorKind::ConnectionReset));
@@ -125,14 +129,16 @@ impl Stream {
 #[test]
 fn a_stream_is_left_when_the_peer_ends_it() {
     let mut stream = Stream::new(LONG);
-    let left = stream.leave(false, None, 0).expect("the peer is open");
+    let left = stream
+        .end_in_background(false, None, 0)
+        .expect("the peer is open");
     assert!(!left.waits.load(Ordering::Relaxed) && !left.is_cut());
     assert_eq!(left.patience, PATIENCE_MAX);
     // What it still says is thrown away.
     stream.peer.write_all(&[0; 100]).unwrap();
     until("it does not come", || {
         Arc::clone(&left).ready(true, false, false);
-        !stream.link.stream.has_octets().unwrap()
+        !stream.socket.stream.has_octets().unwrap()
     });
     assert!(stream.is_watched(&left));
     drop(left);
@@ -143,8 +149,8 @@ fn a_stream_is_left_when_the_peer_ends_it() {
     // One whose peer has ended already is not kept.
     let stream = Stream::new(LONG);
     stream.peer.shutdown(Shutdown::Write).unwrap();
-    until("it is open", || stream.link.stream.peer_closed());
-    assert!(stream.leave(false, None, 0).is_none());
+    until("it is open", || stream.socket.stream.peer_closed());
+    assert!(stream.end_in_background(false, None, 0).is_none());
 }
 
 /// The peer must not take a message that was cut for the last one, and it gets what was sent of it.
@@ -152,13 +158,15 @@ fn a_stream_is_left_when_the_peer_ends_it() {
 fn a_cut_stream_is_reset_when_the_peer_has_everything() {
     let mut stream = Stream::new(LONG);
     // There is no time before which a reset must not come.
-    assert!(stream.leave(true, Some(LONG), 0).is_none());
+    assert!(stream.end_in_background(true, Some(LONG), 0).is_none());
     stream.read_to_end(0, true);
     let mut stream = Stream::full(LONG);
-    let left = stream.leave(true, Some(LONG), 0).expect("octets wait");
+    let left = stream
+        .end_in_background(true, Some(LONG), 0)
+        .expect("octets wait");
     assert!(left.is_cut() && !left.waits.load(Ordering::Relaxed));
     assert_eq!(left.patience, LONG);
-    let waits = stream.link.stream.unacknowledged_bytes().unwrap();
+    let waits = stream.socket.stream.unacknowledged_bytes().unwrap();
     assert!(left.progress.lock().unacknowledged >= waits);
     left.look();
     assert!(stream.is_watched(&left));
@@ -171,20 +179,22 @@ fn a_cut_stream_is_reset_when_the_peer_has_everything() {
 fn the_rest_is_sent_before_the_end() {
     for ends in [false, true] {
         let mut stream = Stream::full(LONG);
-        let left = stream.leave(false, None, 1000).expect("a rest waits");
+        let left = stream
+            .end_in_background(false, None, 1000)
+            .expect("a rest waits");
         assert!(left.waits.load(Ordering::Relaxed) && left.is_cut());
-        assert_eq!(left.rest.lock().len(), 1000);
+        assert_eq!(left.tail.lock().len(), 1000);
         assert_eq!(left.patience, LONG);
         if ends {
             stream.peer.shutdown(Shutdown::Write).unwrap();
-            until("it is open", || stream.link.stream.peer_closed());
+            until("it is open", || stream.socket.stream.peer_closed());
             Arc::clone(&left).ready(true, false, false);
         }
         left.look();
-        assert_eq!(left.rest.lock().len(), 1000);
+        assert_eq!(left.tail.lock().len(), 1000);
         // What is not acknowledged: octets in the socket, and the rest.
         let waits = left.progress.lock().unacknowledged;
-        assert!(waits >= stream.link.stream.unacknowledged_bytes().unwrap() + 1000);
+        assert!(waits >= stream.socket.stream.unacknowledged_bytes().unwrap() + 1000);
         stream.read_to_end(1000, false);
         until("the end still waits", || {
             !left.waits.load(Ordering::Relaxed)
@@ -201,18 +211,20 @@ fn the_rest_is_sent_before_the_end() {
 /// siw must not see the end too early.
 #[test]
 fn an_end_that_would_be_early_waits() {
-    for rest in [0, 1000] {
-        let mut stream = match rest {
+    for tail in [0, 1000] {
+        let mut stream = match tail {
             0 => Stream::new(LONG),
             _ => Stream::full(LONG),
         };
-        let left = stream.leave(false, Some(LONG), rest).expect("it waits");
+        let left = stream
+            .end_in_background(false, Some(LONG), tail)
+            .expect("it waits");
         assert!(left.waits.load(Ordering::Relaxed));
         // Its patience begins with the end.
         assert!(left.progress.lock().since > Instant::now());
-        let mut octets = vec![0; stream.sent + rest];
+        let mut octets = vec![0; stream.sent + tail];
         stream.peer.read_exact(&mut octets).unwrap();
-        until("the rest waits", || left.rest.lock().is_empty());
+        until("the rest waits", || left.tail.lock().is_empty());
         Arc::clone(&left).ready(false, true, false);
         assert!(stream.is_quiet() && left.waits.load(Ordering::Relaxed));
         Arc::clone(&left).timer(TIMER_SHUTDOWN);
@@ -223,7 +235,9 @@ fn an_end_that_would_be_early_waits() {
     }
     // The time of the end may come before the rest is sent.
     let mut stream = Stream::full(LONG);
-    let left = stream.leave(false, Some(LONG), 1000).expect("it waits");
+    let left = stream
+        .end_in_background(false, Some(LONG), 1000)
+        .expect("it waits");
     Arc::clone(&left).timer(TIMER_SHUTDOWN);
     assert!(left.waits.load(Ordering::Relaxed), "the rest is not sent");
     stream.read_to_end(1000, false);
@@ -234,7 +248,7 @@ fn an_end_that_would_be_early_waits() {
 #[test]
 fn a_rest_that_the_peer_does_not_take_is_given_up() {
     let mut stream = Stream::full(Duration::ZERO);
-    let left = stream.leave(false, None, 1000);
+    let left = stream.end_in_background(false, None, 1000);
     until("it is kept", || {
         left.as_ref().is_none_or(|left| !stream.is_watched(left))
     });
@@ -249,7 +263,9 @@ fn a_rest_that_the_peer_does_not_take_is_given_up() {
 fn one_of_a_crowd_does_not_wait_for_a_peer_out_of_reach() {
     let _alone = ALONE.lock();
     let stream = Stream::new(Duration::ZERO);
-    let left = stream.leave(false, None, 0).expect("the peer is open");
+    let left = stream
+        .end_in_background(false, None, 0)
+        .expect("the peer is open");
     let crowd = limits::descriptors() / 4 + 1;
     COUNT.fetch_add(crowd, Ordering::Relaxed);
     left.look();
@@ -260,7 +276,7 @@ fn one_of_a_crowd_does_not_wait_for_a_peer_out_of_reach() {
 /// As the one that is left of this stream.
 fn another(left: &Linger) -> Arc<Linger> {
     Arc::new(Linger {
-        link: Arc::clone(&left.link),
+        socket: Arc::clone(&left.socket),
         token: left.engine.token(),
         engine: Arc::clone(&left.engine),
         cut: false,
@@ -271,8 +287,8 @@ fn another(left: &Linger) -> Arc<Linger> {
             since: Instant::now(),
             pause: LONG,
         }),
-        rest: Mutex::default(),
-        rest_until: None,
+        tail: Mutex::default(),
+        tail_until: None,
         early: AtomicBool::new(false),
         waits: AtomicBool::new(false),
     })
@@ -283,12 +299,14 @@ fn another(left: &Linger) -> Arc<Linger> {
 fn those_that_are_over_are_forgotten() {
     let _alone = ALONE.lock();
     let stream = Stream::new(LONG);
-    let left = stream.leave(false, None, 0).expect("the peer is open");
+    let left = stream
+        .end_in_background(false, None, 0)
+        .expect("the peer is open");
     let many: Vec<_> = (0..200).map(|_| another(&left)).collect();
     many.iter().for_each(remember);
     let known = |one: &Arc<Linger>| {
         let weak = Arc::downgrade(one);
-        LEFT.lock().iter().any(|other| other.ptr_eq(&weak))
+        LINGERING.lock().iter().any(|other| other.ptr_eq(&weak))
     };
     assert!(many.iter().all(known));
     assert!(COUNT.load(Ordering::Relaxed) >= 200);
@@ -297,12 +315,12 @@ fn those_that_are_over_are_forgotten() {
     assert!(COUNT.load(Ordering::Relaxed) < 100);
     let last = another(&left);
     remember(&last);
-    assert!(LEFT.lock().len() < 100);
+    assert!(LINGERING.lock().len() < 100);
     assert!(known(&left) && known(&last));
     for _ in 0..200 {
         remember(&another(&left));
     }
-    assert!(LEFT.lock().len() < 100);
+    assert!(LINGERING.lock().len() < 100);
     assert!(known(&left) && known(&last));
 }
 
@@ -310,7 +328,9 @@ fn those_that_are_over_are_forgotten() {
 #[test]
 fn an_end_that_waits_is_given_up_with_the_peers() {
     let stream = Stream::new(LONG);
-    let left = stream.leave(false, Some(LONG), 0).expect("it waits");
+    let left = stream
+        .end_in_background(false, Some(LONG), 0)
+        .expect("it waits");
     stream.peer.shutdown(Shutdown::Write).unwrap();
     until("it stays", || !stream.is_watched(&left));
 }
@@ -319,7 +339,9 @@ fn an_end_that_waits_is_given_up_with_the_peers() {
 #[test]
 fn the_oldest_is_one_that_is_not_over() {
     let stream = Stream::new(LONG);
-    let left = stream.leave(false, None, 0).expect("the peer is open");
+    let left = stream
+        .end_in_background(false, None, 0)
+        .expect("the peer is open");
     let one = || {
         COUNT.fetch_add(1, Ordering::Relaxed);
         another(&left)
@@ -342,8 +364,10 @@ fn slow_reader_has_deadline() {
     let patience = Duration::from_millis(100);
     let mut stream = Stream::full(patience);
     let begin = Instant::now();
-    let left = stream.leave(false, None, 4 << 20).expect("it waits");
-    let until = left.rest_until.expect("a deadline");
+    let left = stream
+        .end_in_background(false, None, 4 << 20)
+        .expect("it waits");
+    let until = left.tail_until.expect("a deadline");
     assert!(until >= begin + patience * 12);
     assert!(until <= Instant::now() + patience * 12);
     let end = loop {
@@ -360,7 +384,9 @@ fn slow_reader_has_deadline() {
     assert_eq!(end, ErrorKind::ConnectionReset);
     // The time does not begin before the end may be sent.
     let stream = Stream::full(patience);
-    let left = stream.leave(false, Some(LONG), 1000).expect("it waits");
-    let until = left.rest_until.expect("a deadline");
+    let left = stream
+        .end_in_background(false, Some(LONG), 1000)
+        .expect("it waits");
+    let until = left.tail_until.expect("a deadline");
     assert!(until >= begin + LONG + patience * 12);
 }

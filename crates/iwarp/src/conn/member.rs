@@ -1,6 +1,6 @@
 //! A stream queue pair as the objects see it, and the calls of a device that create and find one.
 
-use super::qp::{Guarded, QpAttributes, QpInner, QueuePair};
+use super::qp::{QpAttributes, QpInner, QpState, QueuePair};
 use crate::error::Result;
 use crate::objects::context::{Context, ContextInner};
 use crate::objects::cq::CqInner;
@@ -24,9 +24,9 @@ impl Member for QpInner {
         // This also writes, if data wait to be written.
         self.drive_rx();
         PollOutcome {
-            answered: self.answered.is_answered(),
+            answered: self.peer_answers.is_answered(),
             driven_elsewhere: self.is_driven_elsewhere(),
-            moved: self.moved.take(),
+            moved: self.bytes_transferred.take(),
         }
     }
 
@@ -109,7 +109,7 @@ impl ContextInner {
     }
 }
 
-impl Guarded {
+impl QpState {
     /// Gives the send queue its free slots, if there is no room for `n` requests.
     #[inline]
     pub(crate) fn make_send_room(&mut self, slots: &Slots, n: usize) {

@@ -7,20 +7,21 @@
 //! happen after all locks are dropped.
 
 use super::absent_peer::{self, Absent};
-use super::after::{After, DriveHost};
-use super::cork::{FLUSH_AFTER, Verdict};
+use super::cork::{Cork, FLUSH_AFTER, Verdict};
 use super::drive;
+use super::effects::{DriveHost, Due, Effects};
+use super::engine_events::{BytesTransferred, PeerAnswers};
+use super::held_receives::HeldReceives;
 use super::infiniband::InfinibandParameters;
-use super::late::Late;
-use super::link_state::LinkState;
-use super::rest::Rest;
+use super::link::{Link, Open, Socket};
+use super::liveness::{self, Liveness};
+use super::pool;
 use super::retry::Retry;
-use super::silence::{self, Silence};
-use super::source::{Answered, Moved};
+use super::unsent_tail::UnsentTail;
 use super::xrc_target::XrcTarget;
 use crate::config::ReceiverNotReady;
 use crate::engine::{Engine, Source};
-use crate::error::{Error, Result};
+use crate::error::{Error, PostFailed, Result};
 use crate::objects::context::{Context, ContextInner};
 use crate::objects::cq::CompletionQueue;
 use crate::objects::hooks::{Observer, QpFaults};
@@ -34,10 +35,10 @@ use crate::sys::poller::Interest;
 use crate::sys::stream::TcpStream;
 use iwarp_rnic::counters::Counters;
 use iwarp_rnic::qp::{
-    Budget, Events, Fault, QpConfig, QueuePair as Machine, ReceiverNotReady as Policy, RxInterest,
-    State, StreamConfig,
+    Budget, Events, Fault, QpConfig, QueuePair as Machine, ReceiverNotReady as Policy, RxBuffer,
+    RxInterest, State, StreamConfig,
 };
-use iwarp_rnic::{Access, PostError, RecvWr, SendOp, SendWr, Time};
+use iwarp_rnic::{Access, AllocError, PostError, RecvWr, SendOp, SendWr, Time};
 use parking_lot::Mutex;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -48,9 +49,9 @@ use std::time::{Duration, Instant};
 /// What the state machine has asked for.
 pub(crate) const TIMER_MACHINE: u32 = 1;
 pub(crate) const TIMER_LINGER: u32 = 2;
-pub(crate) const TIMER_FLUSH: u32 = 3;
-pub(crate) const TIMER_LEFT: u32 = 4;
-pub(crate) const TIMER_SILENCE: u32 = 5;
+pub(crate) const TIMER_SEND_DELAY: u32 = 3;
+pub(crate) const TIMER_PEER_GONE: u32 = 4;
+pub(crate) const TIMER_LIVENESS: u32 = 5;
 pub(crate) const TIMERS_END: u32 = 6;
 /// How long a held Send stays held after its sender has closed. A sender that closes waits for no receive, and the program that
 /// should post one may be waiting for the event that the connection is over.
@@ -128,8 +129,9 @@ pub(crate) struct Handover {
     pub(crate) config: StreamConfig,
     pub(crate) flow: Option<Box<dyn Observer>>,
     pub(crate) cm: Option<Weak<dyn CmSink>>,
-    /// The life of the queue pair ([`QueuePair::life`]) for which a stream was set up that took time; `None`: whichever it is in.
-    pub(crate) life: Option<u64>,
+    /// The epoch of the queue pair ([`QueuePair::epoch`]) that the stream was set up for; `None` if
+    /// that took no time.
+    pub(crate) epoch: Option<u64>,
     /// The connection behaves as on InfiniBand.
     pub(crate) infiniband: Option<InfinibandParameters>,
 }
@@ -142,28 +144,13 @@ pub(crate) trait CmSink: Send + Sync {
     fn first_message_overdue(&self);
 }
 
-/// The connection of a queue pair.
-pub(crate) struct Link {
-    pub(crate) stream: TcpStream,
-    pub(crate) ends: Ends,
-    pub(crate) flow: Option<Box<dyn Observer>>,
-    pub(crate) token: u64,
-    pub(crate) engine: Arc<Engine>,
-    /// When full operation began.
-    pub(crate) start: Instant,
-}
-
-impl Drop for Link {
-    fn drop(&mut self) {
-        self.engine.leaves();
-    }
-}
-
-pub(crate) struct Guarded {
+/// The part of a queue pair that its lock protects.
+pub(crate) struct QpState {
     pub(crate) machine: Machine,
     pub(crate) seen_slots: SeenSlots,
-    pub(crate) link: Option<Arc<Link>>,
-    pub(crate) conn: LinkState,
+    pub(crate) link: Link,
+    /// Decides whether posting sends at once; begins anew with each stream.
+    pub(crate) cork: Cork,
     /// How long Sends have waited that no longer wait, in nanoseconds.
     pub(crate) held_ns: u64,
     /// How long requests wait for a peer that is known by number.
@@ -171,23 +158,42 @@ pub(crate) struct Guarded {
     /// Requests wait for a peer that has not come.
     pub(crate) absent: Absent,
     /// How often it was reset: what was begun before must not concern it any more.
-    life: u64,
+    epoch: u64,
 }
 
-impl Guarded {
+impl QpState {
     /// Returns a number that changes when the queue pair is reset.
-    pub(crate) fn life(&self) -> u64 {
-        self.life
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Takes the part of an FPDU that has come, or an empty buffer.
+    #[inline]
+    pub(crate) fn take_partial(&mut self) -> Result<Box<RxBuffer>, AllocError> {
+        let partial = self.link.open_mut().and_then(|open| open.partial.take());
+        partial.map_or_else(pool::take_rx, Ok)
+    }
+
+    /// Takes the socket away, and with it what belongs to the stream. What is still to be reported stays.
+    pub(crate) fn detach(&mut self) -> Option<Arc<Socket>> {
+        self.end_hold();
+        self.cork = Cork::default();
+        self.link.detach()
     }
 
     /// Returns `true` if this is still the connection.
-    pub(crate) fn is_linked(&self, link: &Arc<Link>) -> bool {
-        self.link.as_ref().is_some_and(|l| Arc::ptr_eq(l, link))
+    pub(crate) fn is_linked(&self, socket: &Arc<Socket>) -> bool {
+        self.link
+            .socket()
+            .is_some_and(|ours| Arc::ptr_eq(ours, socket))
     }
 
     /// No Send waits for a receive any more.
     pub(crate) fn end_hold(&mut self) {
-        let since = std::mem::take(&mut self.conn.held_since);
+        let Some(open) = self.link.open_mut() else {
+            return;
+        };
+        let since = std::mem::take(&mut open.held_since);
         if since != 0 {
             self.held_ns += now_ns().saturating_sub(since);
         }
@@ -205,14 +211,14 @@ pub(crate) struct QpInner {
     /// It is the target of an extended reliable connection.
     pub(crate) xrc: Option<Box<dyn XrcTarget>>,
     pub(crate) slots: Slots,
-    pub(crate) state: Mutex<Guarded>,
+    pub(crate) state: Mutex<QpState>,
     pub(crate) tx: Baton,
     pub(crate) rx: Baton,
-    pub(crate) late: Late,
+    pub(crate) held_receives: HeldReceives,
     /// Changed with `state` locked.
     pub(crate) destroyed: AtomicBool,
-    pub(crate) moved: Moved,
-    pub(crate) answered: Answered,
+    pub(crate) bytes_transferred: BytesTransferred,
+    pub(crate) peer_answers: PeerAnswers,
     /// It waits with sending, and its completion queues know that: that of the send queue, that of receives.
     pub(crate) deferred: [AtomicBool; 2],
     pub(crate) origin: Origin,
@@ -290,22 +296,22 @@ impl QueuePair {
                 srq: a.srq.clone(),
                 xrc: target,
                 slots: Slots::new(&a.send_cq, recv_cq, shared_receive),
-                state: Mutex::new(Guarded {
+                state: Mutex::new(QpState {
                     machine,
                     seen_slots: SeenSlots::default(),
-                    link: None,
-                    conn: LinkState::default(),
+                    link: Link::default(),
+                    cork: Cork::default(),
                     held_ns: 0,
                     retry: Retry::default(),
                     absent: Absent::default(),
-                    life: 0,
+                    epoch: 0,
                 }),
                 tx: Baton::new(),
                 rx: Baton::new(),
-                late: Late::default(),
+                held_receives: HeldReceives::default(),
                 destroyed: AtomicBool::new(false),
-                moved: Moved::default(),
-                answered: Answered::default(),
+                bytes_transferred: BytesTransferred::default(),
+                peer_answers: PeerAnswers::default(),
                 deferred: [const { AtomicBool::new(false) }; 2],
                 origin: Origin::here(),
                 faults: (ctx.hooks.faults.as_ref())
@@ -376,7 +382,7 @@ impl QueuePair {
 
     /// Returns the addresses of its connection, ours first.
     pub fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
-        let ends = self.inner.state.lock().link.as_ref()?.ends;
+        let ends = self.inner.state.lock().link.socket()?.ends;
         Some((ends.local, ends.peer))
     }
 
@@ -397,28 +403,29 @@ impl QueuePair {
     /// [`Error::InvalidState`] if the verbs do not allow the change.
     pub fn modify(&self, to: State) -> Result<()> {
         self.inner.prepare_for(to);
-        let mut after = After::default();
+        let mut effects = Effects::default();
         let result = {
             let mut g = self.inner.state.lock();
             // ERR leaves it to the queue pair.
-            let rest = (to == State::Reset).then(|| Rest::take(&self.inner, &mut g, &mut after));
+            let tail =
+                (to == State::Reset).then(|| UnsentTail::take(&self.inner, &mut g, &mut effects));
             let result = g
                 .machine
-                .modify(to, &mut DriveHost::new(&self.inner, &mut after));
-            self.inner.settle(&mut g, &mut after);
-            if let Some(farewell) = &mut after.farewell {
-                farewell.rest = rest.unwrap_or_default();
+                .modify(to, &mut DriveHost::new(&self.inner, &mut effects));
+            self.inner.collect_effects(&mut g, &mut effects);
+            if let Some(closing) = &mut effects.closing {
+                closing.send_first(tail.unwrap_or_default());
             }
             if to == State::Reset {
-                self.inner.late.forget();
-                g.life += 1;
+                self.inner.held_receives.forget();
+                g.epoch += 1;
             }
             if matches!(to, State::Reset | State::Error) {
                 g.absent = Absent::default();
             }
             result
         };
-        after.run(&self.inner);
+        effects.apply(&self.inner);
         if matches!(to, State::Reset | State::Error) {
             self.inner.ctx.gave_up_peer(self.num());
         }
@@ -433,16 +440,17 @@ impl QueuePair {
     }
 
     /// Returns a number that changes when the queue pair is reset.
-    pub(crate) fn life(&self) -> u64 {
-        self.inner.state.lock().life()
+    pub(crate) fn epoch(&self) -> u64 {
+        self.inner.state.lock().epoch()
     }
 
     /// Queues send work requests, in order, and starts to transmit them from this thread (`ibv_post_send(3)`). Never blocks.
     ///
     /// # Errors
-    /// [`Error::Post`] for the first request that is not accepted, with the number of those before it, which were.
+    /// [`PostFailed`] for the first request that is not accepted: the queue is full, a list or inline data are too long, or it
+    /// is not connected. Wrong keys and ranges show in completions.
     #[inline]
-    pub fn post_send(&self, wrs: &[SendWr<'_>]) -> Result<(), (usize, Error)> {
+    pub fn post_send(&self, wrs: &[SendWr<'_>]) -> Result<(), PostFailed> {
         self.post_list(wrs)
     }
 
@@ -453,23 +461,23 @@ impl QueuePair {
     /// As [`post_send`](Self::post_send).
     #[inline]
     pub(crate) fn post_more(&self, wr: &SendWr<'_>) -> Result<()> {
-        let mut after = After::default();
+        let mut effects = Effects::default();
         let wrs = std::slice::from_ref(wr);
-        let (result, verdict) = self.inner.post::<false, true, _>(wrs, &mut after);
-        self.inner.act_before_sending(&mut after);
+        let (result, verdict) = self.inner.post::<false, true, _>(wrs, &mut effects);
+        self.inner.act_before_sending(&mut effects);
         if verdict != Verdict::Join {
             self.inner.obey(verdict);
         }
         // Passing it on copies it.
-        if !after.is_quiet() {
-            after.run(&self.inner);
+        if !effects.is_quiet() {
+            effects.apply(&self.inner);
         }
         result.map_err(|(_, error)| error.into())
     }
 
     /// As [`post_send`](Self::post_send), for any kind of request.
     #[inline]
-    pub(crate) fn post_list<R: Request>(&self, wrs: &[R]) -> Result<(), (usize, Error)> {
+    pub(crate) fn post_list<R: Request>(&self, wrs: &[R]) -> Result<(), PostFailed> {
         self.post_now::<false, R>(wrs)
     }
 
@@ -477,24 +485,24 @@ impl QueuePair {
     ///
     /// # Errors
     /// As [`post_send`](Self::post_send).
-    pub fn post_send_all(&self, wrs: &[SendWr<'_>]) -> Result<(), (usize, Error)> {
+    pub fn post_send_all(&self, wrs: &[SendWr<'_>]) -> Result<(), PostFailed> {
         self.post_whole_list(wrs)
     }
 
     /// As [`post_send_all`](Self::post_send_all), for any kind of request.
-    pub(crate) fn post_whole_list<R: Request>(&self, wrs: &[R]) -> Result<(), (usize, Error)> {
+    pub(crate) fn post_whole_list<R: Request>(&self, wrs: &[R]) -> Result<(), PostFailed> {
         self.post_now::<true, R>(wrs)
     }
 
     /// Queues requests, and sends them, or what waits if the queue is full: the program can poll for its completion then.
     #[inline]
-    fn post_now<const WHOLE: bool, R: Request>(&self, wrs: &[R]) -> Result<(), (usize, Error)> {
-        let mut after = After::default();
-        let (result, verdict) = self.inner.post::<WHOLE, false, R>(wrs, &mut after);
-        self.inner.act_before_sending(&mut after);
+    fn post_now<const WHOLE: bool, R: Request>(&self, wrs: &[R]) -> Result<(), PostFailed> {
+        let mut effects = Effects::default();
+        let (result, verdict) = self.inner.post::<WHOLE, false, R>(wrs, &mut effects);
+        self.inner.act_before_sending(&mut effects);
         self.inner.obey(verdict);
-        after.run(&self.inner);
-        result.map_err(|(n, e)| (n, e.into()))
+        effects.apply(&self.inner);
+        result.map_err(|(n, e)| PostFailed::new(n, e))
     }
 
     /// Queues receives, in order (`ibv_post_recv(3)`). Never blocks.
@@ -502,33 +510,33 @@ impl QueuePair {
     /// # Errors
     /// As [`post_send`](Self::post_send).
     #[inline]
-    pub fn post_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), (usize, Error)> {
-        let mut after = After::default();
+    pub fn post_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostFailed> {
+        let mut effects = Effects::default();
         let mut result = Ok(());
         let held = {
             let mut g = self.inner.state.lock();
             if self.inner.is_destroyed() {
-                return Err((0, PostError::InvalidState.into()));
+                return Err(PostFailed::new(0, PostError::InvalidState));
             }
             g.make_receive_room(&self.inner.slots, wrs.len());
-            let mut host = DriveHost::new(&self.inner, &mut after);
+            let mut host = DriveHost::new(&self.inner, &mut effects);
             for (i, wr) in wrs.iter().enumerate() {
                 if let Some(faults) = &self.inner.faults
                     && faults.refuses_receive()
                 {
-                    result = Err((i, PostError::QueueFull.into()));
+                    result = Err(PostFailed::new(i, PostError::QueueFull));
                     break;
                 }
                 if let Err(e) = g.machine.post_recv(wr, &mut host) {
-                    result = Err((i, e.into()));
+                    result = Err(PostFailed::new(i, e));
                     break;
                 }
             }
             drop(host);
-            self.inner.complete_due(&mut g, &mut after);
+            self.inner.complete_due(&mut g, &mut effects);
             g.machine.rx_interest() == RxInterest::Held
         };
-        after.run(&self.inner);
+        effects.apply(&self.inner);
         if held {
             self.inner.drive_rx();
         }
@@ -564,7 +572,7 @@ impl QpInner {
             }
             Verdict::SendInBurst => {
                 self.drive_tx();
-                self.state.lock().conn.cork.sent();
+                self.state.lock().cork.sent();
             }
             Verdict::PutOff => self.put_off(),
             Verdict::Join => {}
@@ -577,7 +585,7 @@ impl QpInner {
     fn post<const WHOLE: bool, const MORE: bool, R: Request>(
         self: &Arc<Self>,
         wrs: &[R],
-        after: &mut After,
+        effects: &mut Effects,
     ) -> (Result<(), (usize, PostError)>, Verdict) {
         let mut guard = self.state.lock();
         if self.is_destroyed() {
@@ -586,19 +594,21 @@ impl QpInner {
         let g = &mut *guard;
         g.make_send_room(&self.slots, wrs.len());
         if WHOLE && let Err(e) = g.machine.check_sends(wrs.iter().map(R::wr)) {
-            return (Err(e), g.conn.cork.send());
+            return (Err(e), g.cork.send());
         }
         if WHOLE && let Some(i) = self.first_refused(wrs) {
-            return (Err((i, PostError::QueueFull)), g.conn.cork.send());
+            return (Err((i, PostError::QueueFull)), g.cork.send());
         }
         let mut bytes = 0;
         for (i, wr) in wrs.iter().enumerate() {
             let posted = match &self.faults {
-                None => wr.post(&mut g.machine, &mut DriveHost::new(self, after)),
-                Some(faults) => self.post_faulty::<WHOLE, R>(&**faults, wr, &mut g.machine, after),
+                None => wr.post(&mut g.machine, &mut DriveHost::new(self, effects)),
+                Some(faults) => {
+                    self.post_faulty::<WHOLE, R>(&**faults, wr, &mut g.machine, effects)
+                }
             };
             if let Err(e) = posted {
-                return (Err((i, e)), g.conn.cork.send());
+                return (Err((i, e)), g.cork.send());
             }
             // Framing included, in round numbers. Reads and atomics send only a request.
             let wr = wr.wr();
@@ -608,7 +618,7 @@ impl QpInner {
                 wr.sges.iter().map(|s| u64::from(s.len)).sum::<u64>() + 24
             };
         }
-        self.answered.asked();
+        self.peer_answers.asked();
         // Reads that wait for their answers were sent long ago.
         let room = g.machine.sends_waiting() < g.machine.config().max_send_wr / 2;
         // A program may look at one of its queues only.
@@ -619,13 +629,13 @@ impl QpInner {
             .empty_polls()
             .wrapping_add(self.recv_cq.inner.pollers.empty_polls());
         let verdict = match MORE {
-            true => g.conn.cork.post_more(polls, bytes, room),
-            false => g.conn.cork.post(polls, wrs.len(), bytes, room),
+            true => g.cork.post_more(polls, bytes, room),
+            false => g.cork.post(polls, wrs.len(), bytes, room),
         };
         if guard.link.is_none() {
             absent_peer::begin(self, &mut guard);
         }
-        self.complete_due(&mut guard, after);
+        self.complete_due(&mut guard, effects);
         (Ok(()), verdict)
     }
 
@@ -636,21 +646,25 @@ impl QpInner {
         if !self.recv_cq.is_same(&self.send_cq) {
             self.recv_cq.inner.defer(self);
         }
-        let link = {
+        let socket = {
             let mut g = self.state.lock();
             // Without a connection nothing is late: the requests are sent when it is there.
-            let Some(link) = g.link.clone() else { return };
-            if std::mem::replace(&mut g.conn.cork.timer, true) {
+            let Some(socket) = g.link.socket().cloned() else {
+                return;
+            };
+            if std::mem::replace(&mut g.cork.timer, true) {
                 return;
             }
-            link
+            socket
         };
-        link.engine.after(FLUSH_AFTER, link.token, TIMER_FLUSH);
+        socket
+            .engine
+            .after(FLUSH_AFTER, socket.token, TIMER_SEND_DELAY);
     }
 
     /// Sends requests that waited and that no poll has sent.
-    pub(crate) fn flush_timer(self: &Arc<Self>) {
-        self.state.lock().conn.cork.timer = false;
+    pub(crate) fn send_delay_expired(self: &Arc<Self>) {
+        self.state.lock().cork.timer = false;
         self.drive_tx();
     }
 
@@ -667,14 +681,14 @@ impl QpInner {
         self: &Arc<Self>,
         f: impl FnOnce(&mut Machine, &mut DriveHost<'_>) -> R,
     ) -> R {
-        let mut after = After::default();
+        let mut effects = Effects::default();
         let result = {
             let mut g = self.state.lock();
-            let result = f(&mut g.machine, &mut DriveHost::new(self, &mut after));
-            self.settle(&mut g, &mut after);
+            let result = f(&mut g.machine, &mut DriveHost::new(self, &mut effects));
+            self.collect_effects(&mut g, &mut effects);
             result
         };
-        after.run(self);
+        effects.apply(self);
         self.drive_tx();
         result
     }
@@ -684,7 +698,7 @@ impl QpInner {
         let (engine, watched) = self.place(&handover)?;
         let token = watched.unwrap_or_else(|| engine.token());
         let mss = handover.stream.mss().unwrap_or(handover.config.emss);
-        let link = Arc::new(Link {
+        let socket = Arc::new(Socket {
             stream: handover.stream,
             ends: handover.ends,
             flow: handover.flow,
@@ -693,33 +707,35 @@ impl QpInner {
             start: Instant::now(),
         });
         engine.joins();
-        let mut after = After::default();
+        let mut effects = Effects::default();
         {
             let mut g = self.state.lock();
-            let is_late = handover.life.is_some_and(|life| life != g.life);
-            if self.is_destroyed() || g.link.is_some() || is_late {
+            let is_late = handover.epoch.is_some_and(|epoch| epoch != g.epoch);
+            if self.is_destroyed() || g.link.is_open() || is_late {
                 drop(g);
-                engine.remove(&link.stream, token);
+                engine.remove(&socket.stream, token);
                 return Err(Error::InvalidState(
                     "the queue pair is destroyed, was reset, or has a connection already",
                 ));
             }
             if let Err(error) = self.start_stream(&mut g.machine, handover.config, mss) {
                 drop(g);
-                engine.remove(&link.stream, token);
+                engine.remove(&socket.stream, token);
                 return Err(error);
             }
             g.behave_as(handover.infiniband);
-            if let Some(flow) = &link.flow {
+            if let Some(flow) = &socket.flow {
                 flow.framed(handover.config.markers_tx, handover.config.markers_rx);
             }
             if let Some(faults) = &self.faults {
-                faults.connected(link.ends.peer, handover.config.crc);
-                after.act |= faults.is_due();
+                faults.connected(socket.ends.peer, handover.config.crc);
+                effects.note_if(Due::FAULT, faults.is_due());
             }
-            g.link = Some(Arc::clone(&link));
-            g.conn = LinkState::new(handover.cm);
-            g.conn.silence = Silence::of(&link.stream, self.ctx.config.peer_timeout);
+            let liveness = Liveness::of(&socket.stream, self.ctx.config.peer_timeout);
+            let open = Open::new(Arc::clone(&socket), handover.cm, liveness);
+            let attached = g.link.attach(open);
+            debug_assert!(attached, "there was no stream above");
+            g.cork = Cork::default();
             g.absent = Absent::default();
             // Under the lock, so that nobody changes the interest before it exists.
             let source = Arc::clone(self) as Arc<dyn Source>;
@@ -727,24 +743,23 @@ impl QpInner {
                 engine.hand_on(token, source);
                 Ok(())
             } else {
-                engine.add(&link.stream, token, Interest::READ, source)
+                engine.add(&socket.stream, token, Interest::READ, source)
             };
             if let Err(e) = watched {
                 // It cannot be driven: treat it as a stream that broke.
-                g.link = None;
-                g.conn = LinkState::default();
+                g.link = Link::default();
                 g.machine
-                    .stream_failed(&mut DriveHost::new(self, &mut after));
-                self.complete_due(&mut g, &mut after);
+                    .stream_failed(&mut DriveHost::new(self, &mut effects));
+                self.complete_due(&mut g, &mut effects);
                 drop(g);
-                after.run(self);
+                effects.apply(self);
                 return Err(e.into());
             }
             // Not earlier: a timer without a source is dropped.
-            silence::begin(self, &mut g);
-            self.follow_time(&mut g, &mut after);
+            liveness::begin(self, &mut g);
+            self.follow_time(&mut g, &mut effects);
         }
-        after.run(self);
+        effects.apply(self);
         // The engine will report what has come already.
         self.drive_tx();
         Ok(())
@@ -787,19 +802,19 @@ impl QpInner {
         self.ctx.config.mss.map_or(mss, |limit| limit.min(mss))
     }
 
-    /// The connection was agreed on but cannot be used: all requests are flushed. Does nothing if the queue pair was reset since `life`, which
+    /// The connection was agreed on but cannot be used: all requests are flushed. Does nothing if the queue pair was reset since `epoch`, which
     /// has ended the connection.
-    pub(crate) fn fail_connection(self: &Arc<Self>, life: u64) {
-        let mut after = After::default();
+    pub(crate) fn fail_connection(self: &Arc<Self>, epoch: u64) {
+        let mut effects = Effects::default();
         {
             let mut g = self.state.lock();
-            if g.life != life {
+            if g.epoch != epoch {
                 return;
             }
-            g.machine.abort(&mut DriveHost::new(self, &mut after));
-            self.settle(&mut g, &mut after);
+            g.machine.abort(&mut DriveHost::new(self, &mut effects));
+            self.collect_effects(&mut g, &mut effects);
         }
-        after.run(self);
+        effects.apply(self);
     }
 
     /// Reads the socket, unless another thread does; that thread then goes round again.

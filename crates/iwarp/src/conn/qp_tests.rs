@@ -1,11 +1,11 @@
 //! What a queue pair knows of its connection and its counters, and which posts are sent at once.
 
 use super::*;
-use crate::conn::silence::Reach;
+use crate::conn::liveness::Reach;
 use crate::objects::member::Member;
 use crate::testing::{
-    attributes, connected, connected_for, context, link, queue_pair, send_fpdu, unattached, until,
-    unwatched_link,
+    attributes, connected, connected_for, context, link, open, queue_pair, send_fpdu, unattached,
+    until, unwatched_link,
 };
 use iwarp_rnic::SendFlags;
 use std::io::{Read, Write};
@@ -19,7 +19,7 @@ fn only_its_own_connection_is_the_connection() {
     let links = qps.each_ref().map(link);
     for (at, qp) in qps.iter().enumerate() {
         let g = qp.inner.state.lock();
-        let is_linked = links.each_ref().map(|link| g.is_linked(link));
+        let is_linked = links.each_ref().map(|socket| g.is_linked(socket));
         assert_eq!(is_linked, [at == 0, at == 1]);
     }
     qps[0].abort();
@@ -34,9 +34,9 @@ fn whether_a_peer_answers_is_known_after_a_while() {
     let cq = ctx.create_cq(4, None).unwrap();
     let qp = queue_pair(&ctx, &cq, &cq);
     let _peer = connected(&qp);
-    let link = link(&qp);
+    let socket = link(&qp);
     // An idle connection: the time does not change.
-    let time = link.stream.time_to_tell().unwrap();
+    let time = socket.stream.time_to_tell().unwrap();
     let instant = Duration::from_nanos(1);
     for (quiet, reach) in [
         (Duration::ZERO, Reach::Unknown(time)),
@@ -45,7 +45,7 @@ fn whether_a_peer_answers_is_known_after_a_while() {
         (time + instant, Reach::Answers),
         (Duration::MAX, Reach::Answers),
     ] {
-        assert_eq!(link.reach(quiet), reach, "{quiet:?}");
+        assert_eq!(socket.reach(quiet), reach, "{quiet:?}");
     }
     qp.destroy();
 }
@@ -87,16 +87,16 @@ fn posts_are_sent_at_once_when_half_of_the_queue_waits() {
             })
             .unwrap();
         let _peer = connected(&qp);
-        let mut after = After::default();
+        let mut effects = Effects::default();
         // What is to be sent now is not: all that was posted waits.
         let verdicts = [0; 8].map(|_| {
-            let (result, verdict) = qp.inner.post::<false, false, _>(&[SEND], &mut after);
+            let (result, verdict) = qp.inner.post::<false, false, _>(&[SEND], &mut effects);
             result.unwrap();
             verdict
         });
         let waits = |verdict: &Verdict| matches!(verdict, Verdict::PutOff | Verdict::Join);
         assert!(!verdicts[3..].iter().any(waits), "{verdicts:?}");
-        after.run(&qp.inner);
+        effects.apply(&qp.inner);
         qp.destroy();
     }
 }
@@ -126,8 +126,9 @@ fn what_is_sent_and_does_not_wait_is_acknowledged() {
     let cq = ctx.create_cq(4, None).unwrap();
     let qp = queue_pair(&ctx, &cq, &cq);
     let _peer = connected(&qp);
-    let link = link(&qp);
-    let acknowledged = || super::super::linger::acknowledged(&qp.inner.state.lock().machine, &link);
+    let socket = link(&qp);
+    let acknowledged =
+        || super::super::linger::acknowledged(&qp.inner.state.lock().machine, &socket);
     assert_eq!(acknowledged(), 0);
     qp.post_send(&[SEND]).unwrap();
     let sent = qp.counters().tx_bytes;
@@ -216,7 +217,7 @@ fn a_held_send_is_taken_by_the_thread_that_posts_its_receive() {
     for early in [false, true] {
         let qp = queue_pair(&ctx, &cq, &cq);
         let mut peer = connected(&qp);
-        let link = unwatched_link(&qp);
+        let socket = unwatched_link(&qp);
         let wr = RecvWr {
             wr_id: 1,
             sges: &[],
@@ -225,13 +226,13 @@ fn a_held_send_is_taken_by_the_thread_that_posts_its_receive() {
             qp.post_recv(&[wr]).unwrap();
         }
         peer.write_all(&send_fpdu(&[])).unwrap();
-        until("it does not arrive", || link.stream.has_octets().unwrap());
+        until("it does not arrive", || socket.stream.has_octets().unwrap());
         assert!(qp.inner.drive_rx());
-        assert_eq!(qp.inner.state.lock().conn.held_since == 0, early);
+        assert_eq!(open(&mut qp.inner.state.lock()).held_since == 0, early);
         if !early {
             qp.post_recv(&[wr]).unwrap();
         }
-        assert_eq!(qp.inner.state.lock().conn.held_since, 0);
+        assert_eq!(open(&mut qp.inner.state.lock()).held_since, 0);
         assert_eq!(cq.take_ready(&mut [iwarp_rnic::Cqe::default(); 2]), Ok(1));
         assert_eq!(qp.inner.state.lock().held_ns == 0, early);
         qp.destroy();
@@ -250,12 +251,12 @@ fn with_waiting_sends(ctx: &Context, sends: usize) -> (QueuePair, std::net::TcpS
     let peer = connected(&qp);
     peer.set_read_timeout(Some(Duration::from_secs(20)))
         .unwrap();
-    let mut after = After::default();
+    let mut effects = Effects::default();
     let (posted, _) = qp
         .inner
-        .post::<false, false, _>(&vec![SEND; sends], &mut after);
+        .post::<false, false, _>(&vec![SEND; sends], &mut effects);
     posted.unwrap();
-    after.run(&qp.inner);
+    effects.apply(&qp.inner);
     (qp, peer)
 }
 
@@ -269,7 +270,7 @@ fn posting_to_a_full_queue_sends_what_waits() {
             true => qp.post_send_all(&[SEND; 2]),
             false => qp.post_send(&[SEND; 2]),
         };
-        assert_eq!(refused.unwrap_err().0, 0);
+        assert_eq!(refused.unwrap_err().accepted(), 0);
         peer.read_exact(&mut vec![0; 2 * send_fpdu(&[]).len()])
             .unwrap();
         qp.destroy();
@@ -306,12 +307,12 @@ fn a_stream_that_is_not_taken_is_not_watched() {
     for (at, refuse) in refusals.into_iter().enumerate() {
         // Its own handover has all but the token.
         let qp = queue_pair(&ctx, &cq, &cq);
-        let life = qp.life();
+        let epoch = qp.epoch();
         refuse(&qp);
         let watcher = queue_pair(&ctx, &cq, &cq);
         let engine = Engine::current().unwrap();
         let token = engine.token();
-        let mut handover = unattached(Some(life), true).0;
+        let mut handover = unattached(Some(epoch), true).0;
         let source = Arc::clone(&watcher.inner) as Arc<dyn Source>;
         engine
             .add(&handover.stream, token, Interest::READ, source)

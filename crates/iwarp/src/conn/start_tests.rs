@@ -1,6 +1,6 @@
 //! What a queue pair takes from its stream when it starts, and what becomes of a request whose operation is changed.
 
-use super::after::{After, DriveHost};
+use super::effects::{DriveHost, Effects};
 use super::qp::Request;
 use crate::testing;
 use crate::xrc::XrcSendWr;
@@ -19,10 +19,10 @@ fn messages_are_cut_by_the_segments_of_the_socket() {
         lkey: 1,
     }];
     let write = SendWr::write(1, 0x1000, 7, &sges);
-    let mut after = After::default();
+    let mut effects = Effects::default();
     // It is not sent: the lock is held until the queue pair has ended.
     let mut g = qp.inner.state.lock();
-    let mut host = DriveHost::new(&qp.inner, &mut after);
+    let mut host = DriveHost::new(&qp.inner, &mut effects);
     g.machine.post_send(&write, &mut host).unwrap();
     assert!(!g.machine.is_segmenting());
     g.machine.set_emss(1460);
@@ -30,7 +30,7 @@ fn messages_are_cut_by_the_segments_of_the_socket() {
     g.machine.abort(&mut host);
     drop(host);
     drop(g);
-    after.run(&qp.inner);
+    effects.apply(&qp.inner);
     qp.destroy();
 }
 

@@ -1,6 +1,6 @@
 //! What makes a queue pair the target of an extended reliable connection: its receives come from queues that the peer names.
 
-use super::after::After;
+use super::effects::Effects;
 use super::qp::QpInner;
 use crate::objects::cq::CompletionQueue;
 use iwarp_rnic::Cqe;
@@ -14,13 +14,13 @@ pub(crate) trait XrcTarget: Any + Send + Sync {
     fn select(&self, number: u32) -> Option<u32>;
 
     /// Takes a receive. Returns `false` if there is none.
-    fn take(&self, taken: &mut TakenRecv, after: &mut After) -> bool;
+    fn take(&self, taken: &mut TakenRecv, effects: &mut Effects) -> bool;
 
     /// Enters the queue pair that holds a Send. Returns `false` if the Send can be offered again.
     fn wait(&self, qp: &Arc<QpInner>) -> bool;
 
     /// Writes the completion of a receive.
-    fn complete(&self, cqe: Cqe, after: &mut After);
+    fn complete(&self, cqe: Cqe, effects: &mut Effects);
 
     /// Raises the events that are due. Called without locks. Returns the completion queues that overflowed just now.
     fn settle(&self, qp: &Arc<QpInner>) -> Vec<CompletionQueue>;

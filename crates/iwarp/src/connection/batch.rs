@@ -10,7 +10,7 @@ use super::waiters::Ticket;
 use crate::device::LIMITS;
 use crate::error::{Error, Result};
 use crate::failure::{Refusal, RequestKind};
-use crate::owned::memory::MemoryRegion;
+use crate::verbs::MemoryRegion;
 use bytemuck::Pod;
 use iwarp_rnic::{Access, PostError, SendFlags, SendOp, SendWr, Sge, WcStatus};
 use std::ops::Range;
@@ -170,7 +170,10 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Posts all; on failure, returns how many were posted.
+    /// Posts all.
+    ///
+    /// # Errors
+    /// The error, and how many were posted.
     fn post(&self, id: SlotId) -> Result<(), (usize, Error)> {
         let count = self.entries.len();
         for (n, chunk) in self.entries.chunks(CHUNK).enumerate() {
@@ -201,7 +204,7 @@ impl<'a> Batch<'a> {
             }
             let wrs = wrs.get(..chunk.len()).unwrap_or_default();
             let posted = self.connection.inner.qp().post_send(wrs);
-            posted.map_err(|(n, error)| (first + n, error))?;
+            posted.map_err(|failed| (first + failed.accepted(), failed.into()))?;
         }
         Ok(())
     }

@@ -8,10 +8,9 @@ use super::router::Router;
 use crate::config::Config;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::objects::context::Context;
-use crate::owned::QueuePair;
-use crate::owned::cm::{self, ConnectionParameters, Connector};
-use crate::owned::memory::ProtectionDomain;
+use crate::runtime::Context;
+use crate::verbs::cm::{self, ConnectionParameters, Connector};
+use crate::verbs::{ProtectionDomain, QpInitAttr, QueuePair};
 use bytemuck::Pod;
 use iwarp_rnic::Access;
 use std::future::Future;
@@ -148,10 +147,12 @@ impl Options {
         // One completion for each request and receive: it cannot overflow.
         let capacity = self.send_depth.saturating_add(self.receives).max(1);
         let cq = ctx.create_cq(capacity, None)?;
-        let qp = endpoint.pd.queue_pair();
-        let qp = qp.depth(self.send_depth, self.receives).max_sge(2, 1);
-        let qp = qp.reads(self.inbound, self.outbound);
-        let qp = qp.max_inline(self.max_inline).build(&cq, &cq)?;
+        let attr = QpInitAttr::new(&cq, &cq)
+            .cap(self.send_depth, self.receives)
+            .max_sge(2, 1)
+            .max_inline_data(self.max_inline)
+            .rd_atomic(self.inbound, self.outbound);
+        let qp = endpoint.pd.create_qp(&attr)?;
         let buffers = Buffers::new(&endpoint.pd, self.message_size, self.receives)?;
         buffers.post_all(&qp)?;
         Ok(Prepared {
@@ -193,7 +194,7 @@ pub(super) struct Unconnected {
 impl Unconnected {
     pub(super) fn finish(
         self,
-        cm: cm::Connection,
+        cm: cm::ConnectedId,
         options: &Options,
         initiator: bool,
     ) -> Connection {

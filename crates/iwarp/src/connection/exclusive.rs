@@ -11,7 +11,7 @@
 //!   queue of one connection and is not posted while the value lives.
 
 use super::region::{REMOTE, Region};
-use crate::owned::memory::MemoryRegion;
+use crate::verbs::MemoryRegion;
 use bytemuck::Pod;
 use iwarp_rnic::Access;
 

@@ -11,12 +11,13 @@ use super::remote::RemoteRegion;
 use super::router::{Router, SlotId};
 use super::wait::{Wait, waits};
 use super::waiters::Ticket;
-use super::window::{BoundWindow, Window};
-use crate::conn::qp::QueuePair;
+use super::window::Window;
 use crate::error::{Error, Result};
 use crate::failure::{OperationError, Refusal, RequestKind};
-use crate::owned::cm;
-use crate::owned::memory::MemoryRegion;
+use crate::runtime::QueuePair;
+use crate::verbs::MemoryRegion;
+use crate::verbs::MemoryWindow;
+use crate::verbs::cm;
 use bytemuck::Pod;
 use iwarp_rnic::qp::Fault;
 use iwarp_rnic::{Access, Sge, WcStatus};
@@ -38,7 +39,7 @@ enum Ended {
 #[derive(Debug)]
 pub(super) struct Inner {
     // Fields are dropped in this order. The queue pair goes first, so that nothing uses the memory of what follows.
-    cm: cm::Connection,
+    cm: cm::ConnectedId,
     pub(super) router: Arc<Router>,
     pub(super) buffers: Buffers,
     staging: OnceLock<MemoryRegion>,
@@ -53,7 +54,7 @@ pub(super) struct Inner {
 
 /// What a new connection is made of.
 pub(super) struct Parts {
-    pub(super) cm: cm::Connection,
+    pub(super) cm: cm::ConnectedId,
     pub(super) router: Arc<Router>,
     pub(super) buffers: Buffers,
     pub(super) endpoint: Endpoint,
@@ -140,7 +141,7 @@ impl Inner {
         let octets = (self.message_size as usize)
             .checked_mul(self.send_depth as usize)
             .ok_or(Error::OutOfMemory)?;
-        let staging = self.endpoint.pd().allocate(octets, Access::LOCAL_WRITE)?;
+        let staging = self.endpoint.pd().reg_mr(octets, Access::LOCAL_WRITE)?;
         Ok(self.staging.get_or_init(|| staging))
     }
 
@@ -421,7 +422,7 @@ impl Connection {
         };
         let (checked, request, stag) = match bound {
             Ok(bound) => {
-                let stag = bound.stag_when_bound().0;
+                let stag = bound.rkey();
                 let request = Request::binding(bound, addr.address(), octets, rights);
                 (Ok(()), request, stag)
             }
@@ -431,11 +432,10 @@ impl Connection {
         Operation::new(self, checked, request, Bound { token, region })
     }
 
-    fn window<T: Pod>(&self, region: &Region<T>) -> Result<BoundWindow> {
+    fn window<T: Pod>(&self, region: &Region<T>) -> Result<MemoryWindow> {
         self.inner.router.check_process()?;
         self.inner.check_own(region).map_err(|error| *error)?;
-        let pd = self.inner.endpoint.pd();
-        BoundWindow::new(pd.context(), pd.number(), &region.memory)
+        self.inner.endpoint.pd().alloc_mw(&region.memory)
     }
 
     /// Ends a window by a request, after all requests that were posted before. Dropping the window ends it at once.

@@ -4,7 +4,7 @@ use super::endpoint::{Endpoint, Options, resolve};
 use super::handle::Connection;
 use crate::admission::Admission;
 use crate::error::{Error, Result};
-use crate::owned::cm;
+use crate::verbs::cm;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
@@ -65,7 +65,7 @@ impl Listen {
             None => self.options.open_local(at.ip())?,
         };
         let ctx = endpoint.pd().context();
-        let builder = cm::Listener::builder(ctx).backlog(self.backlog);
+        let builder = cm::ListeningId::builder(ctx).backlog(self.backlog);
         let builder = match self.admission {
             Some(admission) => builder.admission(admission),
             None => builder,
@@ -82,7 +82,7 @@ impl Listen {
 /// Waits for peers that connect. Made by [`listen`](crate::listen).
 #[derive(Debug)]
 pub struct Listener {
-    listener: cm::Listener,
+    listener: cm::ListeningId,
     endpoint: Endpoint,
     options: Options,
 }

@@ -62,8 +62,6 @@ pub use remote::RemoteRegion;
 pub use stream::{ReadHalf, Stream, WriteHalf};
 pub use window::Window;
 
-pub(crate) use window::BoundWindow;
-
 pub use crate::failure::{OperationError, Refusal, RequestKind};
 
 use std::net::ToSocketAddrs;

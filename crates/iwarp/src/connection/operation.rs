@@ -11,11 +11,13 @@ use super::remote::RemoteRegion;
 use super::router::{Entry, Held, Priority, Router, SlotId};
 use super::wait::{Wait, block, poll};
 use super::waiters::Ticket;
-use super::window::{BoundWindow, Window};
+use super::window::Window;
 use crate::error::{Error, Result};
 use crate::failure::{Refusal, RequestKind};
-use crate::owned::memory::MemoryRegion;
+use crate::verbs::MemoryRegion;
+use crate::verbs::MemoryWindow;
 use bytemuck::Pod;
+use iwarp_rnic::memory::Stag;
 use iwarp_rnic::{Access, PostError, SendFlags, SendOp, SendWr, Sge, WcStatus};
 use std::future::Future;
 use std::pin::Pin;
@@ -172,9 +174,11 @@ impl Op {
                 compare_mask: u64::MAX,
                 swap_mask: u64::MAX,
             },
-            (Self::Bind(at, access), Some(window)) => SendOp::Bind(window.bind(at, octets, access)),
+            (Self::Bind(at, access), Some(window)) => {
+                SendOp::Bind(window.bind_at(at, octets, access))
+            }
             (Self::Invalidate, Some(window)) => SendOp::LocalInvalidate {
-                stag: window.stag_when_bound(),
+                stag: Stag(window.rkey()),
             },
             // A bind and an invalidation have a window.
             (Self::Send | Self::Bind(..) | Self::Invalidate, _) => SendOp::Send,
@@ -210,7 +214,7 @@ pub(super) enum Local<'a> {
     /// The answer lands in the slot's staging.
     Answer,
     /// The window that is bound or ended.
-    Window(BoundWindow),
+    Window(MemoryWindow),
 }
 
 impl<'a> Local<'a> {
@@ -262,12 +266,12 @@ impl<'a> Request<'a> {
     }
 
     /// Binds a window to `octets` octets from `addr` on.
-    pub(super) const fn binding(window: BoundWindow, addr: u64, octets: u64, to: Access) -> Self {
+    pub(super) const fn binding(window: MemoryWindow, addr: u64, octets: u64, to: Access) -> Self {
         Self::new(Op::Bind(addr, to), Local::Window(window), octets)
     }
 
     /// Ends a window, in the order of the other requests.
-    pub(super) const fn invalidating(window: BoundWindow) -> Self {
+    pub(super) const fn invalidating(window: MemoryWindow) -> Self {
         Self::new(Op::Invalidate, Local::Window(window), 0)
     }
 

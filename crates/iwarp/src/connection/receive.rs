@@ -9,10 +9,10 @@ use super::handle::{Connection, Inner};
 use super::router::{Arrived, Inbox, Router, receive_id};
 use super::wait::{Wait, waits};
 use super::waiters::Ticket;
-use crate::conn::qp::QueuePair;
 use crate::error::{Error, Result};
 use crate::failure::RequestKind;
-use crate::owned::memory::{MemoryRegion, ProtectionDomain};
+use crate::runtime::QueuePair;
+use crate::verbs::{MemoryRegion, ProtectionDomain};
 use iwarp_rnic::{Access, RecvWr, WcStatus};
 use std::ops::Deref;
 use std::sync::{Arc, Weak};
@@ -31,7 +31,7 @@ impl Buffers {
         let octets = (size as usize)
             .checked_mul(count as usize)
             .ok_or(Error::InvalidArgument("the receive buffers are too long"))?;
-        let memory = pd.allocate(octets, Access::LOCAL_WRITE)?;
+        let memory = pd.reg_mr(octets, Access::LOCAL_WRITE)?;
         Ok(Self {
             memory,
             size,
@@ -58,7 +58,7 @@ impl Buffers {
             wr_id: receive_id(buffer),
             sges: &[self.memory.sge(at..at + self.size as usize)?],
         };
-        qp.post_recv(&[wr]).map_err(|(_, error)| error)
+        Ok(qp.post_recv(&[wr])?)
     }
 
     fn filled(&self, arrived: &Arrived) -> Option<Filled> {

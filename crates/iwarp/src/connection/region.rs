@@ -6,7 +6,7 @@
 use super::remote::RemoteRegion;
 use crate::error::{Error, Result};
 use crate::failure::Refusal;
-use crate::owned::memory::{MemoryRegion, ProtectionDomain};
+use crate::verbs::{MemoryRegion, ProtectionDomain};
 use bytemuck::Pod;
 use iwarp_rnic::{Access, Sge};
 use std::marker::PhantomData;
@@ -83,7 +83,7 @@ impl<T: Pod> Region<T> {
         let octets = len
             .checked_mul(size_of::<T>())
             .ok_or(Error::InvalidArgument("the region is too long"))?;
-        let memory = pd.allocate(octets, Access::LOCAL_WRITE | Access::MW_BIND | shared)?;
+        let memory = pd.reg_mr(octets, Access::LOCAL_WRITE | Access::MW_BIND | shared)?;
         Ok(Self::part(memory, 0, len))
     }
 

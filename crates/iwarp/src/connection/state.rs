@@ -4,8 +4,8 @@
 //! router calls when nothing is locked.
 
 use super::waiters::Waiters;
-use super::window::BoundWindow;
-use crate::owned::memory::MemoryRegion;
+use crate::verbs::MemoryRegion;
+use crate::verbs::MemoryWindow;
 use iwarp_rnic::{Cqe, WcFlags, WcOpcode};
 use std::collections::VecDeque;
 use std::task::Waker;
@@ -19,7 +19,7 @@ pub(super) const RECEIVE: u64 = 1 << 63;
 pub(super) enum Held {
     One(MemoryRegion),
     Many(Vec<MemoryRegion>),
-    Window(BoundWindow),
+    Window(MemoryWindow),
 }
 
 /// Which requests go first if there is little room.

@@ -2,7 +2,7 @@
 
 use super::router::Router;
 use crate::error::{Error, Result};
-use crate::owned::with_thread_waker;
+use crate::objects::wait::with_thread_waker;
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,7 @@
 //! Faults that a device injects, to test what a program does about them: the grammar of `IWARP_FAULT` and `iwarp run --fault`, and its parser.
 //!
 //! ```
-//! use iwarp::{Config, Context, Device};
+//! use iwarp::verbs::{Config, Context, Device};
 //!
 //! # fn main() -> iwarp::Result<()> {
 //! let mut config = Config::default();
@@ -20,7 +20,7 @@
 //! RULE = KIND [ "=" VALUE ] *( "," KEY "=" VALUE )
 //! ```
 //! A rule says what happens (`Kind`), to whom (`Select`), when (`When`) and how often. This module knows nothing of queue pairs:
-//! `raw::inject` carries a specification out. `kinds` has one table of all kinds, which the parser and the help text share, and `names`
+//! `inject` carries a specification out. `kinds` has one table of all kinds, which the parser and the help text share, and `names`
 //! the names that the verbs have for statuses, events and errors.
 
 mod error;

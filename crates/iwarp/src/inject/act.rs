@@ -3,8 +3,8 @@
 use super::log::Place;
 use super::plan::Taken;
 use super::qp::{Action, Progress, QpInjector};
-use crate::conn::after::After;
 use crate::conn::drive;
+use crate::conn::effects::Effects;
 use crate::conn::qp::QpInner;
 use crate::fault::{Directions, Event, Kind, Ops};
 use crate::objects::events::AsyncEventKind;
@@ -89,7 +89,7 @@ impl QpInjector {
                 self.state.lock().actions.push(action);
             }
             Action::Reset => {
-                let link = qp.state.lock().link.clone();
+                let link = qp.state.lock().link.socket().cloned();
                 if let Some(link) = link.filter(|link| !link.engine.is_foreign()) {
                     link.stream.abort();
                     // The end is found by the driver, as if the peer had caused it.
@@ -143,13 +143,13 @@ impl QpInjector {
         let handle = || EventQp(Arc::clone(qp) as _);
         let kind = match event {
             Event::QpFatal => {
-                let mut after = After::default();
+                let mut effects = Effects::default();
                 {
                     let mut g = qp.state.lock();
-                    drive::fail(qp, &mut g, &mut after);
-                    qp.settle(&mut g, &mut after);
+                    drive::fail(qp, &mut g, &mut effects);
+                    qp.collect_effects(&mut g, &mut effects);
                 }
-                after.run(qp);
+                effects.apply(qp);
                 return;
             }
             Event::QpRequestError | Event::QpAccessError => {

@@ -176,7 +176,7 @@ fn a_stalled_socket_is_not_watched() {
     let (qp, mut peer) = connected("seed=120;stall");
     qp.post_send(&[SEND]).unwrap();
     peer.write_all(&[0; 64]).unwrap();
-    let interest = || qp.inner.state.lock().conn.interest;
+    let interest = || testing::open(&mut qp.inner.state.lock()).interest;
     assert!(!interest().readable && !interest().writable);
     qp.inner.drive_rx();
     qp.inner.drive_tx();
@@ -205,7 +205,7 @@ fn what_a_delay_held_back_is_sent_when_its_time_is_over() {
     let n = peer.read(&mut [0; 64]).unwrap();
     assert!(n > 0 && begin.elapsed() >= Duration::from_millis(30));
     soon("the socket is watched", || {
-        qp.inner.state.lock().conn.interest.readable
+        testing::open(&mut qp.inner.state.lock()).interest.readable
     });
     assert!(Source::rest(&*qp.inner));
     qp.destroy();
@@ -232,11 +232,14 @@ fn a_bit_is_flipped_only_where_that_is_noticed() {
 fn a_refused_request_is_not_tried_again() {
     let (qp, _peer) = connected("seed=124;post,nth=2");
     let sends = [SEND, SEND];
-    let (accepted, error) = qp.post_send(&sends).unwrap_err();
-    assert_eq!((accepted, error.errno()), (1, libc::ENOMEM));
+    let failed = qp.post_send(&sends).unwrap_err();
+    assert_eq!(
+        (failed.accepted(), failed.error().errno()),
+        (1, libc::ENOMEM)
+    );
     qp.destroy();
     let (qp, _peer) = connected("seed=125;post,nth=1");
-    let (_, error) = qp.post_send_all(&[SEND]).unwrap_err();
+    let error = crate::Error::from(qp.post_send_all(&[SEND]).unwrap_err());
     assert_eq!(error.errno(), libc::ENOMEM);
     assert_eq!(qp.counters().completions, 0);
     qp.post_send_all(&[SEND]).unwrap();
@@ -260,7 +263,9 @@ fn a_time_comes_by_itself() {
         }
         let end = peer.read(&mut [0; 64]);
         assert!(end.is_err_and(|e| e.kind() == ErrorKind::ConnectionReset));
-        soon("the program is told", || qp.state() == crate::State::Error);
+        soon("the program is told", || {
+            qp.state() == iwarp_rnic::qp::State::Error
+        });
         qp.post_send(&[SEND]).unwrap();
         let mut out = [iwarp_rnic::Cqe::default(); 1];
         soon("it is flushed", || qp.inner.send_cq.len() == 1);
@@ -349,10 +354,12 @@ fn only_the_end_of_the_device_ends_its_connections() {
     let plan = plan_of(&qp.inner.ctx);
     for event in [PortError, LidChange] {
         plan.raise_everywhere(event);
-        assert_eq!(qp.state(), crate::State::Rts);
+        assert_eq!(qp.state(), iwarp_rnic::qp::State::Rts);
     }
     plan.raise_everywhere(DeviceFatal);
-    soon("it has failed", || qp.state() == crate::State::Error);
+    soon("it has failed", || {
+        qp.state() == iwarp_rnic::qp::State::Error
+    });
     let end = peer.read(&mut [0; 64]);
     assert!(!matches!(end, Ok(1..)), "the peer is told");
     qp.destroy();

@@ -405,14 +405,14 @@ fn a_look_tells_what_has_come() {
     let seen = || cq.inner.drive(false).seen;
     assert_eq!(seen(), Seen::Nothing);
     for qp in &qps {
-        qp.inner.moved.add(1);
+        qp.inner.bytes_transferred.add(1);
         assert_eq!([seen(), seen()], [Seen::Part, Seen::Nothing]);
         let mut counters = Counters::default();
         (counters.rx_messages, counters.rx_payload) = (1, 4);
-        qp.inner.answered.note(&counters);
-        qp.inner.moved.add(1);
+        qp.inner.peer_answers.note(&counters);
+        qp.inner.bytes_transferred.add(1);
         assert_eq!([seen(), seen()], [Seen::Answer; 2]);
-        qp.inner.answered.asked();
+        qp.inner.peer_answers.asked();
         assert_eq!(seen(), Seen::Nothing);
     }
     qps.iter().for_each(QueuePair::destroy);
@@ -428,7 +428,7 @@ fn a_thread_that_moves_much_drives() {
     while qp.inner.driven_until(now_ns()).is_none() {
         assert!(now_ns() < end, "it never drives");
         // About a second's, each millisecond.
-        qp.inner.moved.add(1 << 30);
+        qp.inner.bytes_transferred.add(1 << 30);
         cq.inner.drive(false);
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -501,7 +501,7 @@ fn a_wait_for_the_answer_sends_what_waits_and_ends_with_the_answer() {
     cq.inner.ready.store(false, Ordering::Relaxed);
     let mut counters = Counters::default();
     (counters.rx_messages, counters.rx_payload) = (1, 4);
-    qp.inner.answered.note(&counters);
+    qp.inner.peer_answers.note(&counters);
     qp.inner.put_off();
     cq.inner.await_answer(&[send]);
     assert!(cq.inner.answers.come_soon());

@@ -17,3 +17,4 @@ pub(crate) mod slots;
 pub(crate) mod srq;
 pub(crate) mod stats;
 pub(crate) mod table_lock;
+pub(crate) mod wait;

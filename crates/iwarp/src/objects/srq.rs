@@ -4,10 +4,10 @@ use super::context::ContextInner;
 use super::cq::CompletionQueue;
 use super::events::AsyncEventKind;
 use super::member::Member;
-use crate::error::Result;
+use crate::error::{PostFailed, Result};
 use crate::progress::baton::Baton;
-use iwarp_rnic::RecvWr;
 use iwarp_rnic::receive_queue::{SharedReceiveQueue as Queue, Taken, TakenRecv};
+use iwarp_rnic::{PostError, RecvWr};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -128,9 +128,8 @@ impl SharedReceiveQueue {
     /// Queues receives, in order (`ibv_post_srq_recv(3)`). Never blocks.
     ///
     /// # Errors
-    /// [`Error::Post`](crate::Error::Post) for the first request that does not fit; the number of those before it,
-    /// which were queued, is in the first part of the pair.
-    pub fn post(&self, wrs: &[RecvWr<'_>]) -> Result<(), (usize, crate::Error)> {
+    /// [`PostFailed`] for the first request that does not fit; those before it were queued.
+    pub fn post(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostFailed> {
         let mut result = Ok(());
         let somebody_waits = {
             let mut state = self.inner.state.lock();
@@ -138,11 +137,11 @@ impl SharedReceiveQueue {
                 if let Some(plan) = &self.inner.ctx.hooks.faults
                     && plan.refuses_shared_receive()
                 {
-                    result = Err((i, iwarp_rnic::PostError::QueueFull.into()));
+                    result = Err(PostFailed::new(i, PostError::QueueFull));
                     break;
                 }
                 if let Err(e) = state.queue.post(wr) {
-                    result = Err((i, e.into()));
+                    result = Err(PostFailed::new(i, e));
                     break;
                 }
             }

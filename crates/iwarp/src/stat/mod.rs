@@ -18,7 +18,7 @@
 //! * `process`: `pid` and `uid` as the process sees itself, `command`, `version` of the library, `age_ns` since it began to use the library;
 //! * `queue_pairs`: `device`, `number`, `state`, `kind` (`cm`, or `numbered` for those that are connected by number), `pd`,
 //!   `sends_outstanding`, `receives_posted` (null with a shared receive queue), `send_completions_waiting`, `recv_completions_waiting`, `held_ns`
-//!   (how long a Send has been waiting for a receive, or null), `held_total_ns`, `counters` (those of [`Counters`](crate::Counters), by name),
+//!   (how long a Send has been waiting for a receive, or null), `held_total_ns`, `counters` (those of [`Counters`](iwarp_rnic::counters::Counters), by name),
 //!   `end` (why the last connection ended, or null), and `connection`: null, or `local`, `peer`, `age_ns`, `unacknowledged_octets` and what
 //!   TCP tells of it (`tcp_…`);
 //! * `devices`: `name`, `address`, `opened` (how often), `queue_pairs`, `completion_queues`, `registrations` (regions and windows),

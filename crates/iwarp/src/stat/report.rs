@@ -4,7 +4,7 @@
 //! copying takes. A child of a fork has copies of its parent's objects, where a lock that was held at the moment of the fork stays
 //! held forever. So objects from before the fork are only looked at if their locks are free.
 
-use crate::conn::qp::{Guarded, QpInner};
+use crate::conn::qp::{QpInner, QpState};
 use crate::objects::context::ContextInner;
 use crate::objects::stats;
 use crate::sys::clock::now_ns;
@@ -106,10 +106,10 @@ fn look(ctx: &ContextInner, number: u32) -> Option<QpReport> {
             qp.state.try_lock()?
         };
         // In a child, the connection of its parent.
-        if g.link.as_ref().is_some_and(|l| l.engine.is_foreign()) {
+        if g.link.socket().is_some_and(|l| l.engine.is_foreign()) {
             return None;
         }
-        (report(&qp, &g), g.link.clone())
+        (report(&qp, &g), g.link.socket().cloned())
     };
     // Without the lock: these are system calls.
     report.link = link.map(|link| LinkReport {
@@ -126,12 +126,13 @@ fn look(ctx: &ContextInner, number: u32) -> Option<QpReport> {
     Some(report)
 }
 
-fn report(qp: &QpInner, g: &Guarded) -> QpReport {
+fn report(qp: &QpInner, g: &QpState) -> QpReport {
     let machine = &g.machine;
     // A Send that is held when a connection ends is not held any more.
-    let held =
-        g.conn.held_since != 0 && g.link.is_some() && machine.rx_interest() == RxInterest::Held;
-    let held_ns = held.then(|| now_ns().saturating_sub(g.conn.held_since));
+    let held_since = g.link.open().map(|open| open.held_since);
+    let held_ns = held_since
+        .filter(|since| *since != 0 && machine.rx_interest() == RxInterest::Held)
+        .map(|since| now_ns().saturating_sub(since));
     QpReport {
         number: qp.num,
         state: name_of(machine.state()),
@@ -315,13 +316,12 @@ mod tests {
         let cq = ctx.create_cq(4, None).unwrap();
         let qp = testing::queue_pair(&ctx, &cq, &cq);
         let look = || look(&ctx.inner, qp.num()).unwrap();
-        qp.inner.state.lock().conn.held_since = 1;
         assert_eq!((look().held_ns, look().held_total_ns), (None, 0));
         let mut peer = testing::connected(&qp);
         assert_eq!(look().held_ns, None);
-        qp.inner.state.lock().conn.held_since = 1;
+        testing::open(&mut qp.inner.state.lock()).held_since = 1;
         assert_eq!((look().held_ns, look().held_total_ns), (None, 0));
-        qp.inner.state.lock().conn.held_since = 0;
+        testing::open(&mut qp.inner.state.lock()).held_since = 0;
         peer.write_all(&testing::EMPTY_SEND).unwrap();
         let start = Instant::now();
         while look().held_ns.is_none() {

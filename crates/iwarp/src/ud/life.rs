@@ -1,7 +1,7 @@
 //! States of a datagram queue pair, what completes when they change, and its end.
 
 use super::{Due, Guarded, UdInner, UdQueuePair};
-use crate::conn::after;
+use crate::conn::effects;
 use crate::objects::events::AsyncEventKind;
 use crate::objects::events::UdEvent;
 use crate::objects::member::{EventQp, Member, PollOutcome};
@@ -118,7 +118,7 @@ impl UdInner {
                 srq.inner.tell_limit();
             }
             if overflow {
-                after::overflowed([&self.send_cq, &self.recv_cq]);
+                effects::overflowed([&self.send_cq, &self.recv_cq]);
             }
         }
         for event in due.events {

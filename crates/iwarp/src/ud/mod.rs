@@ -32,7 +32,7 @@ pub use address::UdAddress;
 pub use queue::UdSendWr;
 
 use crate::engine::Engine;
-use crate::error::{Error, Result};
+use crate::error::{Error, PostFailed, Result};
 use crate::objects::context::{Context, ContextInner, random_u32};
 use crate::objects::cq::{CompletionQueue, Owed};
 use crate::objects::events::UdEvent;
@@ -292,38 +292,38 @@ impl UdQueuePair {
     /// A request is complete when the socket has taken its datagram, which says nothing about its arrival.
     ///
     /// # Errors
-    /// [`Error::Post`] for the first request that is not accepted, with the number of those before it, which were.
-    pub fn post_send(&self, wrs: &[UdSendWr<'_>]) -> Result<(), (usize, Error)> {
+    /// [`PostFailed`] for the first request that is not accepted.
+    pub fn post_send(&self, wrs: &[UdSendWr<'_>]) -> Result<(), PostFailed> {
         let result = self.inner.post(wrs, false);
         self.inner.drive_tx();
-        result.map_err(|(n, e)| (n, e.into()))
+        result.map_err(|(n, e)| PostFailed::new(n, e))
     }
 
     /// As [`post_send`](Self::post_send), but accepts all of the requests or none.
     ///
     /// # Errors
     /// As [`post_send`](Self::post_send).
-    pub fn post_send_all(&self, wrs: &[UdSendWr<'_>]) -> Result<(), (usize, Error)> {
+    pub fn post_send_all(&self, wrs: &[UdSendWr<'_>]) -> Result<(), PostFailed> {
         let result = self.inner.post(wrs, true);
         self.inner.drive_tx();
-        result.map_err(|(n, e)| (n, e.into()))
+        result.map_err(|(n, e)| PostFailed::new(n, e))
     }
 
     /// Queues receives, in order. Never blocks. The first 40 octets of a receive are filled with the routing header.
     ///
     /// # Errors
     /// As [`post_send`](Self::post_send).
-    pub fn post_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), (usize, Error)> {
+    pub fn post_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostFailed> {
         let qp = &self.inner;
         let mut due = Due::default();
         let mut result = Ok(());
         {
             let mut g = qp.state.lock();
             if qp.srq.is_some() {
-                return Err((0, PostError::UsesSharedReceiveQueue.into()));
+                return Err(PostFailed::new(0, PostError::UsesSharedReceiveQueue));
             }
             if g.state == State::Reset || qp.is_destroyed() {
-                return Err((0, PostError::InvalidState.into()));
+                return Err(PostFailed::new(0, PostError::InvalidState));
             }
             if (g.rq.room() as usize) < wrs.len() {
                 let freed = qp.slots.free_receives(&mut g.seen_slots);
@@ -331,7 +331,7 @@ impl UdQueuePair {
             }
             for (i, wr) in wrs.iter().enumerate() {
                 if let Err(e) = g.rq.post(wr) {
-                    result = Err((i, e.into()));
+                    result = Err(PostFailed::new(i, e));
                     break;
                 }
             }
@@ -444,7 +444,7 @@ fn with_room<R>(f: impl FnOnce(&mut Batch) -> R) -> R {
     let mut room = kept.unwrap_or_else(|| {
         // The thread's first: it may block the signals of faults.
         guarded::keep();
-        Box::new(Batch::new())
+        Box::default()
     });
     room.clear();
     let result = f(&mut room);

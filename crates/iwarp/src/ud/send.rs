@@ -110,7 +110,7 @@ impl UdInner {
             loop {
                 batch.clear();
                 let (epoch, local) = self.fill(batch, &mut due);
-                let Some(local) = local.filter(|_| batch.len() > 0) else {
+                let Some(local) = local.filter(|_| !batch.is_empty()) else {
                     return;
                 };
                 let sent = local.socket.send(batch);

@@ -2,7 +2,7 @@
 
 use super::send::TIMER_BLOCKED;
 use super::{Guarded, UdInner};
-use crate::conn::source::driven_until;
+use crate::conn::engine_events::driven_until;
 use crate::engine::Source;
 use crate::sys::poller::Interest;
 use std::sync::{Arc, Weak};

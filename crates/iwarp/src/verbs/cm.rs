@@ -1,41 +1,70 @@
 //! Connection management: connects queue pairs (`rdma_cm(7)`).
 //!
-//! The passive side has a [`Listener`], whose [`ConnectionRequest`]s it answers with a queue pair. The active side has a [`Connector`]. Both
-//! get a [`Connection`]. Up to 512 octets of private data go along in each direction.
+//! The passive side has a [`ListeningId`], whose [`ConnectionRequest`]s it answers with a queue pair. The active side
+//! has a [`Connector`]. Both get a [`ConnectedId`]. Each owns an identifier of the connection manager (`rdma_cm_id`),
+//! which is destroyed when its owner is dropped. Up to 512 octets of private data go along in each direction.
 //!
 //! Calls that wait block the thread, and have `…_async` twins for tasks of any runtime.
 
-use super::{Context, QueuePair};
+pub use crate::runtime::cm::ConnectionParameters;
+
+use super::QueuePair;
 use crate::admission::{Admission, Networks};
-use crate::error::Result;
-use crate::owned::cm;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::runtime::Context;
+use crate::runtime::cm::{CmEvent, CmEventChannel, CmEventKind, CmId};
+use crate::runtime::create_event_channel;
+use std::io;
 use std::net::SocketAddr;
 use std::ops::Deref;
+use std::task::Waker;
 use std::time::Duration;
 
-pub use crate::cm::ConnectionParameters;
+/// Returns the time after which a blocking call gives up a set-up. The limits of the device end it earlier; this one only
+/// guards against a mistake in them. It is three times as long as an attempt, because one with MPA revision 1 may follow
+/// two with revision 2.
+fn set_up_limit(config: &Config) -> Duration {
+    const MARGIN: Duration = Duration::from_secs(30);
+    let attempt = [
+        config.connect_timeout,
+        config.answer_timeout,
+        config.handshake_timeout,
+    ];
+    let attempt = attempt.into_iter().fold(MARGIN, Duration::saturating_add);
+    attempt.saturating_mul(3)
+}
 
-/// Waits for connections to an address of a device (`rdma_listen(3)`).
+/// The private data that tell a peer that its request cannot be answered for lack of descriptors.
+const NO_DESCRIPTORS: &[u8] = b"the listener has no file descriptors left";
+
+/// An identifier that listens for connections to an address of a device (`rdma_listen(3)`). Dropping it ends that and
+/// refuses the requests that nobody has taken.
 ///
 /// ```
-/// # use iwarp::verbs::{Config, Context, Device, cm::Listener};
+/// # use iwarp::verbs::{Config, Context, Device, cm::ListeningId};
 /// # fn main() -> iwarp::Result<()> {
 /// # let ctx = Context::open(&Device::by_address([127, 0, 0, 1].into())?, Config::from_env())?;
-/// let listener = Listener::bind(&ctx, ([127, 0, 0, 1], 0).into())?;
+/// let listener = ListeningId::bind(&ctx, ([127, 0, 0, 1], 0).into())?;
 /// println!("listening on {}", listener.local_addr());
 /// # Ok(())
 /// # }
 /// ```
 #[derive(Debug)]
-pub struct Listener(cm::Listener);
+pub struct ListeningId {
+    /// Listens as long as this is there.
+    _id: OwnedId,
+    channel: CmEventChannel,
+    local: SocketAddr,
+}
 
-impl Listener {
+impl ListeningId {
     /// Listens on an address; port 0 picks a free port. Up to 128 requests may wait for an answer.
     ///
     /// # Errors
     /// The operating system's: address in use, not of this host, no descriptors.
     pub fn bind(ctx: &Context, address: SocketAddr) -> Result<Self> {
-        cm::Listener::bind(&ctx.0, address).map(Self)
+        Self::bind_with_backlog(ctx, address, 0)
     }
 
     /// Listens on an address, with room for `backlog` requests that wait for an answer; 0 means 128.
@@ -43,36 +72,40 @@ impl Listener {
     /// # Errors
     /// As [`bind`](Self::bind).
     pub fn bind_with_backlog(ctx: &Context, address: SocketAddr, backlog: u32) -> Result<Self> {
-        cm::Listener::bind_with_backlog(&ctx.0, address, backlog).map(Self)
+        Self::builder(ctx).backlog(backlog).bind(address)
     }
 
-    /// Makes a listener with settings of its own.
+    /// Returns a builder for a listener with settings of its own.
     ///
     /// ```
-    /// # use iwarp::verbs::{Config, Context, Device, cm::Listener};
+    /// # use iwarp::verbs::{Config, Context, Device, cm::ListeningId};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let ctx = Context::open(&Device::by_address([127, 0, 0, 1].into())?, Config::from_env())?;
-    /// let listener = Listener::builder(&ctx)
+    /// let listener = ListeningId::builder(&ctx)
     ///     .peers("127.0.0.0/8,::1".parse()?)
     ///     .bind(([127, 0, 0, 1], 0).into())?;
     /// # Ok(())
     /// # }
     /// ```
-    pub fn builder(ctx: &Context) -> ListenerBuilder {
-        ListenerBuilder(cm::Listener::builder(&ctx.0))
+    pub fn builder(ctx: &Context) -> ListeningIdBuilder {
+        ListeningIdBuilder {
+            ctx: ctx.clone(),
+            backlog: 0,
+            admission: ctx.config().admission.clone(),
+        }
     }
 
     /// Returns the address it listens on, with the port that was picked.
     pub fn local_addr(&self) -> SocketAddr {
-        self.0.local_addr()
+        self.local
     }
 
-    /// Waits for a connection request; `None` waits without limit.
+    /// Waits for a connection request (`rdma_get_request(3)`), and blocks the thread; `None` waits without limit.
     ///
     /// # Errors
-    /// [`Error::TimedOut`](crate::Error::TimedOut); the operating system's: no descriptors.
+    /// [`Error::TimedOut`]; the operating system's: no descriptors.
     pub fn accept(&self, timeout: Option<Duration>) -> Result<ConnectionRequest> {
-        self.0.accept(timeout).map(ConnectionRequest)
+        ConnectionRequest::new(self.channel.next(timeout)?)
     }
 
     /// Waits for a connection request in a task. Dropping the future loses none.
@@ -80,74 +113,115 @@ impl Listener {
     /// # Errors
     /// The operating system's: no descriptors.
     pub async fn accept_async(&self) -> Result<ConnectionRequest> {
-        self.0.accept_async().await.map(ConnectionRequest)
+        ConnectionRequest::new(self.channel.recv().await)
     }
 }
 
-/// A listener that is about to be made. Made by [`Listener::builder`].
+/// The settings of a listener that is to be created. [`ListeningId::builder`] returns them with their defaults.
 #[derive(Debug, Clone)]
 #[must_use = "it does nothing until `bind` is called"]
-pub struct ListenerBuilder(cm::ListenerBuilder);
+pub struct ListeningIdBuilder {
+    ctx: Context,
+    backlog: u32,
+    admission: Admission,
+}
 
-impl ListenerBuilder {
-    /// Sets how many requests may wait for an answer; default and least are 128. Further ones wait in the kernel, unaccepted.
-    pub fn backlog(self, requests: u32) -> Self {
-        Self(self.0.backlog(requests))
+impl ListeningIdBuilder {
+    /// Sets how many requests may wait for an answer. The default, and the minimum, is 128; further ones wait in the
+    /// kernel, unaccepted.
+    pub fn backlog(mut self, requests: u32) -> Self {
+        self.backlog = requests;
+        self
     }
 
-    /// Sets which peers are let in; default is what the device's settings say. The connection of another peer is reset.
-    pub fn peers(self, peers: Networks) -> Self {
-        Self(self.0.peers(peers))
+    /// Sets which peers are let in. The default is what the device's settings say. The connection of another peer is
+    /// reset.
+    pub fn peers(mut self, peers: Networks) -> Self {
+        self.admission.peers = peers;
+        self
     }
 
     /// Sets which peers are let in, and how many.
-    pub fn admission(self, admission: Admission) -> Self {
-        Self(self.0.admission(admission))
+    pub fn admission(mut self, admission: Admission) -> Self {
+        self.admission = admission;
+        self
     }
 
     /// Listens on an address; port 0 picks a free port.
     ///
     /// # Errors
-    /// As [`Listener::bind`].
-    pub fn bind(self, address: SocketAddr) -> Result<Listener> {
-        self.0.bind(address).map(Listener)
+    /// As [`ListeningId::bind`].
+    pub fn bind(self, address: SocketAddr) -> Result<ListeningId> {
+        let channel = create_event_channel()?;
+        let id = OwnedId(CmId::create(&channel, Some(&self.ctx)));
+        id.0.set_admission(self.admission);
+        id.0.bind(address)?;
+        id.0.listen(self.backlog)?;
+        let local = id.0.addresses().0.unwrap_or(address);
+        Ok(ListeningId {
+            _id: id,
+            channel,
+            local,
+        })
     }
 }
 
 /// A connection request of a peer (`rdma_get_request(3)`). Dropping it refuses the connection.
 #[derive(Debug)]
-pub struct ConnectionRequest(cm::ConnectionRequest);
+pub struct ConnectionRequest {
+    id: OwnedId,
+    channel: CmEventChannel,
+    private_data: Vec<u8>,
+    peer_reads: (Option<u16>, Option<u16>),
+}
 
 impl ConnectionRequest {
+    fn new(event: CmEvent) -> Result<Self> {
+        let channel = create_event_channel().inspect_err(|_| {
+            // Without these private data the peer could only report that it was refused.
+            let _ = event.id.reject(NO_DESCRIPTORS);
+        })?;
+        event.id.migrate(&channel);
+        Ok(Self {
+            id: OwnedId(event.id),
+            channel,
+            private_data: event.private_data,
+            peer_reads: (event.responder_resources, event.initiator_depth),
+        })
+    }
+
     /// Returns the private data that the peer sent with its request.
     pub fn private_data(&self) -> &[u8] {
-        self.0.private_data()
+        &self.private_data
     }
 
     /// Returns the peer's address.
     pub fn peer_addr(&self) -> Option<SocketAddr> {
-        self.0.peer_addr()
+        self.id.0.addresses().1
     }
 
     /// Returns the local address that the peer connected to.
     pub fn local_addr(&self) -> Option<SocketAddr> {
-        self.0.local_addr()
+        self.id.0.addresses().0
     }
 
-    /// Returns how many RDMA Reads and atomics the peer wants to have outstanding, and how many it can serve; `None` if it did not say.
+    /// Returns how many RDMA Reads and atomics the peer wants to have outstanding, and how many it can serve; `None` if it
+    /// did not say.
     pub fn peer_reads(&self) -> (Option<u16>, Option<u16>) {
-        self.0.peer_reads()
+        self.peer_reads
     }
 
     /// Accepts the connection with a queue pair (`rdma_accept(3)`), and blocks until it is up. Post receives before.
     ///
     /// # Errors
-    /// [`Error::ConnectionLost`](crate::Error::ConnectionLost): the peer is gone;
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument): the private data are too long.
-    pub fn accept(self, qp: QueuePair, parameters: &ConnectionParameters) -> Result<Connection> {
-        let (owner, qp) = qp.hand_over()?;
-        let cm = self.0.accept(owner, parameters)?;
-        Ok(Connection { cm, qp })
+    /// [`Error::ConnectionLost`]: the peer is gone; [`Error::InvalidArgument`]: the private data are too long.
+    pub fn accept(self, qp: QueuePair, parameters: &ConnectionParameters) -> Result<ConnectedId> {
+        self.start(&qp, parameters)?;
+        let ctx = self.id.0.context();
+        let event = self
+            .channel
+            .next(ctx.map(|ctx| set_up_limit(ctx.config())))?;
+        ConnectedId::settle(self.id, self.channel, qp, event)
     }
 
     /// Accepts the connection in a task.
@@ -158,124 +232,235 @@ impl ConnectionRequest {
         self,
         qp: QueuePair,
         parameters: &ConnectionParameters,
-    ) -> Result<Connection> {
-        let (owner, qp) = qp.hand_over()?;
-        let cm = self.0.accept_async(owner, parameters).await?;
-        Ok(Connection { cm, qp })
+    ) -> Result<ConnectedId> {
+        self.start(&qp, parameters)?;
+        let event = self.channel.recv().await;
+        ConnectedId::settle(self.id, self.channel, qp, event)
+    }
+
+    fn start(&self, qp: &QueuePair, parameters: &ConnectionParameters) -> Result<()> {
+        self.id.0.set_queue_pair(Some(qp));
+        self.id.0.accept(parameters)
     }
 
     /// Refuses the connection (`rdma_reject(3)`). The peer gets `private_data`, for example the reason.
     ///
     /// # Errors
-    /// [`Error::InvalidState`](crate::Error::InvalidState): the peer is gone.
+    /// [`Error::InvalidState`]: the peer is gone.
     pub fn reject(self, private_data: &[u8]) -> Result<()> {
-        self.0.reject(private_data)
+        self.id.0.reject(private_data)
     }
 }
 
 /// Connects queue pairs to listeners (`rdma_connect(3)`).
 #[derive(Debug, Clone)]
 #[must_use = "a connector does nothing until it connects"]
-pub struct Connector(cm::Connector);
+pub struct Connector {
+    ctx: Context,
+    source: Option<SocketAddr>,
+    parameters: ConnectionParameters,
+}
 
 impl Connector {
-    /// Makes a connector that uses this device and its settings.
+    /// Returns a connector that uses this device and its settings.
     pub fn new(ctx: &Context) -> Self {
-        Self(cm::Connector::new(&ctx.0))
+        Self {
+            ctx: ctx.clone(),
+            source: None,
+            parameters: ConnectionParameters::default(),
+        }
     }
 
     /// Sets the private data that the listener gets with the request.
-    pub fn private_data(self, data: &[u8]) -> Self {
-        Self(self.0.private_data(data))
+    pub fn private_data(mut self, data: &[u8]) -> Self {
+        self.parameters.private_data = data.to_vec();
+        self
     }
 
-    /// Sets how many RDMA Reads and atomics may be in flight: inbound to serve (`ird`), outbound to have outstanding (`ord`). Without it,
-    /// both are as many as the queue pair can.
-    pub fn reads(self, ird: u16, ord: u16) -> Self {
-        Self(self.0.reads(ird, ord))
+    /// Sets how many RDMA Reads and atomics may be in flight: inbound to serve (`ird`), and outbound to have outstanding
+    /// (`ord`). By default, both are what the queue pair was created with.
+    pub fn reads(mut self, ird: u16, ord: u16) -> Self {
+        self.parameters.responder_resources = Some(ird);
+        self.parameters.initiator_depth = Some(ord);
+        self
     }
 
     /// Sets the local address to connect from.
-    pub fn source(self, address: SocketAddr) -> Self {
-        Self(self.0.source(address))
+    pub fn source(mut self, address: SocketAddr) -> Self {
+        self.source = Some(address);
+        self
     }
 
     /// Connects, and blocks until the connection is up.
     ///
     /// # Errors
-    /// [`Error::Rejected`](crate::Error::Rejected), [`Error::TimedOut`](crate::Error::TimedOut),
-    /// [`Error::Handshake`](crate::Error::Handshake), and the operating system's: connection refused, no route.
-    pub fn connect(&self, peer: SocketAddr, qp: QueuePair) -> Result<Connection> {
-        let (owner, qp) = qp.hand_over()?;
-        let cm = self.0.connect(peer, owner)?;
-        Ok(Connection { cm, qp })
+    /// [`Error::Rejected`], [`Error::TimedOut`], [`Error::Handshake`], and the operating system's: connection refused, no
+    /// route.
+    pub fn connect(&self, peer: SocketAddr, qp: QueuePair) -> Result<ConnectedId> {
+        let (id, channel) = self.start(peer, &qp)?;
+        loop {
+            let event = channel.next(Some(set_up_limit(self.ctx.config())))?;
+            if !is_preliminary(event.kind) {
+                return ConnectedId::settle(id, channel, qp, event);
+            }
+        }
     }
 
     /// Connects in a task. Dropping the future ends the attempt.
     ///
     /// # Errors
     /// As [`connect`](Self::connect).
-    pub async fn connect_async(&self, peer: SocketAddr, qp: QueuePair) -> Result<Connection> {
-        let (owner, qp) = qp.hand_over()?;
-        let cm = self.0.connect_async(peer, owner).await?;
-        Ok(Connection { cm, qp })
+    pub async fn connect_async(&self, peer: SocketAddr, qp: QueuePair) -> Result<ConnectedId> {
+        let (id, channel) = self.start(peer, &qp)?;
+        loop {
+            let event = channel.recv().await;
+            if !is_preliminary(event.kind) {
+                return ConnectedId::settle(id, channel, qp, event);
+            }
+        }
+    }
+
+    fn start(&self, peer: SocketAddr, qp: &QueuePair) -> Result<(OwnedId, CmEventChannel)> {
+        let channel = create_event_channel()?;
+        let id = OwnedId(CmId::create(&channel, Some(&self.ctx)));
+        let source = self.source.or_else(|| self.default_source(peer));
+        id.0.resolve_addr(source, peer)?;
+        id.0.resolve_route()?;
+        id.0.set_queue_pair(Some(qp));
+        id.0.connect(&self.parameters)?;
+        Ok((id, channel))
+    }
+
+    /// Returns the device's own address, if it has one of the peer's kind.
+    fn default_source(&self, peer: SocketAddr) -> Option<SocketAddr> {
+        let device = self.ctx.device();
+        device.source_for(peer).map(|ip| device.socket_addr(ip, 0))
     }
 }
 
-/// A connected queue pair. Dropping it disconnects gracefully.
-#[derive(Debug)]
-pub struct Connection {
-    // Dropped first: it owns the queue pair.
-    cm: cm::Connection,
-    qp: QueuePair,
+const fn is_preliminary(kind: CmEventKind) -> bool {
+    matches!(kind, CmEventKind::AddrResolved | CmEventKind::RouteResolved)
 }
 
-impl Connection {
+/// An identifier with its connected queue pair, which it owns. Dropping it disconnects gracefully and destroys the queue
+/// pair.
+#[derive(Debug)]
+pub struct ConnectedId {
+    // Fields are dropped in this order: the identifier goes first, so that no event arrives for what follows.
+    id: OwnedId,
+    qp: QueuePair,
+    channel: CmEventChannel,
+    private_data: Vec<u8>,
+}
+
+/// Destroys an identifier when it is dropped: a listener stops, a request is refused, an attempt ends, and events that
+/// nobody has taken are discarded.
+#[derive(Debug)]
+struct OwnedId(CmId);
+
+impl Drop for OwnedId {
+    fn drop(&mut self) {
+        self.0.destroy();
+    }
+}
+
+impl ConnectedId {
+    fn settle(id: OwnedId, channel: CmEventChannel, qp: QueuePair, event: CmEvent) -> Result<Self> {
+        let os = || Error::Io(io::Error::from_raw_os_error(event.status));
+        match event.kind {
+            CmEventKind::Established => Ok(Self {
+                id,
+                qp,
+                channel,
+                private_data: event.private_data,
+            }),
+            CmEventKind::Rejected if event.replied => Err(Error::Rejected(event.private_data)),
+            CmEventKind::Unreachable if event.status == libc::ETIMEDOUT => {
+                Err(Error::TimedOut("the peer did not answer"))
+            }
+            CmEventKind::ConnectError if event.status == libc::EPROTO => Err(Error::Handshake(
+                "the peer's MPA reply is not one we can work with".into(),
+            )),
+            CmEventKind::ConnectError if event.status == libc::ENOSPC => Err(Error::Unsupported(
+                "the peer's reply asks for more RDMA Reads at a time (its ORD) than this end serves (our IRD)",
+            )),
+            CmEventKind::Disconnected => {
+                Err(Error::ConnectionLost("the peer closed at once".into()))
+            }
+            _ => Err(os()),
+        }
+    }
+
     /// Returns the private data that the peer sent when it accepted.
     pub fn private_data(&self) -> &[u8] {
-        self.cm.private_data()
+        &self.private_data
     }
 
     /// Returns the local address and the peer's.
     pub fn addresses(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
-        self.cm.addresses()
+        self.id.0.addresses()
     }
 
     /// Returns the queue pair.
-    pub const fn qp(&self) -> &QueuePair {
+    pub fn qp(&self) -> &QueuePair {
         &self.qp
     }
 
-    /// Begins the graceful end (`rdma_disconnect(3)`): queued requests that TCP takes are sent, the others are flushed. Does not block.
+    /// Begins the graceful end (`rdma_disconnect(3)`): queued requests that TCP takes are sent, the others are flushed.
+    /// Does not block.
     ///
     /// # Errors
-    /// [`Error::InvalidState`](crate::Error::InvalidState): never connected.
+    /// [`Error::InvalidState`]: never connected.
     pub fn disconnect(&self) -> Result<()> {
-        self.cm.disconnect()
+        self.id.0.disconnect()
     }
 
     /// Blocks until either side has ended the connection; `None` waits without limit.
     ///
     /// # Errors
-    /// [`Error::TimedOut`](crate::Error::TimedOut); [`Error::ConnectionLost`](crate::Error::ConnectionLost) with the reason if the end
-    /// was not graceful.
+    /// [`Error::TimedOut`]; [`Error::ConnectionLost`] with the reason if the end was not graceful.
     pub fn wait_disconnected(&self, timeout: Option<Duration>) -> Result<()> {
-        self.cm.wait_disconnected(timeout)
+        let event = self.channel.next(timeout)?;
+        self.ended(&event)
     }
 
     /// Waits for the end of the connection in a task.
     ///
     /// # Errors
-    /// [`Error::ConnectionLost`](crate::Error::ConnectionLost).
+    /// [`Error::ConnectionLost`].
     pub async fn disconnected(&self) -> Result<()> {
-        self.cm.disconnected().await
+        let event = self.channel.recv().await;
+        self.ended(&event)
+    }
+
+    /// Wakes a task when the connection has ended. Call [`try_ended`](Self::try_ended) once more after this, then wait.
+    pub(crate) fn wake_at_end(&self, waker: &Waker) {
+        self.channel.wake_at_next(waker);
+    }
+
+    /// Returns how the connection has ended, once. Returns `None` if it has not ended, or if another call has taken the
+    /// event.
+    pub(crate) fn try_ended(&self) -> Option<Result<()>> {
+        Some(self.ended(&self.channel.try_next()?))
+    }
+
+    fn ended(&self, event: &CmEvent) -> Result<()> {
+        match self.qp.fault() {
+            Some(fault) => Err(Error::ConnectionLost(fault.to_string())),
+            None if event.status != 0 => Err(Error::Io(io::Error::from_raw_os_error(event.status))),
+            None => Ok(()),
+        }
     }
 }
 
-impl Deref for Connection {
+impl Deref for ConnectedId {
     type Target = QueuePair;
 
     fn deref(&self) -> &QueuePair {
         &self.qp
     }
 }
+
+#[cfg(test)]
+#[path = "cm_tests.rs"]
+mod tests;

@@ -1,22 +1,19 @@
 //! Queue pairs.
 
-use super::{CompletionQueue, SharedReceiveQueue};
-use crate::error::{Error, Result};
-use crate::owned;
-use crate::owned::memory::ProtectionDomain as Domain;
+use super::{CompletionQueue, ProtectionDomain, SharedReceiveQueue};
+use crate::error::Result;
 use crate::runtime;
-use iwarp_rnic::counters::Counters;
-use iwarp_rnic::qp::{Fault, State};
-use iwarp_rnic::{Access, RecvWr, SendWr};
-use std::fmt;
+use crate::runtime::QpAttributes;
+use iwarp_rnic::qp::State;
+use std::ops::Deref;
 
 /// The attributes of a queue pair that is to be created (`ibv_create_qp(3)`). All but the completion queues have defaults.
 ///
 /// ```
-/// # use iwarp::verbs::{Config, Context, Device, QpInitAttr};
+/// # use iwarp::verbs::{Config, Context, Device, ProtectionDomain, QpInitAttr};
 /// # fn main() -> iwarp::Result<()> {
 /// # let ctx = Context::open(&Device::by_address([127, 0, 0, 1].into())?, Config::from_env())?;
-/// let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(1024, None)?);
+/// let (pd, cq) = (ProtectionDomain::new(&ctx), ctx.create_cq(1024, None)?);
 /// let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq).cap(512, 512).max_inline_data(64))?;
 /// # Ok(())
 /// # }
@@ -35,7 +32,7 @@ pub struct QpInitAttr<'a> {
 }
 
 impl<'a> QpInitAttr<'a> {
-    /// Makes attributes with the defaults. Both completion queues may be the same one.
+    /// Returns attributes with the defaults. Both completion queues may be the same one.
     pub const fn new(send_cq: &'a CompletionQueue, recv_cq: &'a CompletionQueue) -> Self {
         Self {
             send_cq,
@@ -67,8 +64,8 @@ impl<'a> QpInitAttr<'a> {
         self
     }
 
-    /// Sets how many RDMA Reads and atomics may be in flight: inbound to serve, and outbound to have outstanding; default 16 each, at
-    /// most 4096.
+    /// Sets how many RDMA Reads and atomics may be in flight: inbound to serve, and outbound to have outstanding; default
+    /// 16 each, at most 4096.
     pub const fn rd_atomic(mut self, max_dest_rd_atomic: u16, max_rd_atomic: u16) -> Self {
         self.reads = (max_dest_rd_atomic, max_rd_atomic);
         self
@@ -86,133 +83,52 @@ impl<'a> QpInitAttr<'a> {
         self
     }
 
-    pub(super) fn create(&self, pd: &Domain) -> Result<QueuePair> {
-        let mut builder = pd.queue_pair().depth(self.wr.0, self.wr.1);
-        builder = builder.max_sge(self.sge.0, self.sge.1);
-        builder = builder.max_inline(self.inline);
-        builder = builder.signal_all(self.all_signaled);
-        builder = builder.reads(self.reads.0, self.reads.1);
-        if let Some(srq) = self.srq {
-            builder = builder.shared_receive_queue(&srq.0);
-        }
-        let owner = builder.build(&self.send_cq.0, &self.recv_cq.0)?;
-        Ok(QueuePair {
-            raw: owner.handle(),
-            owner: Some(owner),
-        })
+    pub(super) fn create(&self, pd: &ProtectionDomain) -> Result<QueuePair> {
+        let handle = pd.context().create_qp(&QpAttributes {
+            pd: pd.number(),
+            send_cq: self.send_cq.clone(),
+            recv_cq: self.recv_cq.clone(),
+            srq: self.srq.cloned(),
+            unreliable: false,
+            max_send_wr: self.wr.0,
+            max_recv_wr: self.wr.1,
+            max_send_sge: self.sge.0,
+            max_recv_sge: self.sge.1,
+            max_inline: self.inline,
+            signal_all: self.all_signaled,
+            max_ird: self.reads.0,
+            max_ord: self.reads.1,
+        })?;
+        let qp = QueuePair {
+            handle,
+            _pd: pd.clone(),
+        };
+        // Receives may be posted before the connection is there.
+        qp.modify(State::Init)?;
+        Ok(qp)
     }
 }
 
-/// Some work requests were not accepted: the first that was not, and why. Those before it were. `?` makes an [`Error`] of it.
-#[derive(Debug)]
-pub struct PostFailed {
-    accepted: usize,
-    error: Error,
-}
-
-impl PostFailed {
-    pub(super) fn of((accepted, error): (usize, Error)) -> Self {
-        Self { accepted, error }
-    }
-
-    /// Returns how many requests of the list were accepted, which is also the index of the one that was not.
-    pub const fn accepted(&self) -> usize {
-        self.accepted
-    }
-
-    /// Returns why: [`Error::Post`].
-    pub const fn error(&self) -> &Error {
-        &self.error
-    }
-}
-
-impl fmt::Display for PostFailed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { accepted, error } = self;
-        write!(f, "work request {accepted} of the list: {error}")
-    }
-}
-
-impl std::error::Error for PostFailed {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.error)
-    }
-}
-
-impl From<PostFailed> for Error {
-    fn from(failed: PostFailed) -> Self {
-        failed.error
-    }
-}
-
-/// A queue pair (`ibv_create_qp(3)`): one end of a connection. It has one owner and is destroyed with it. Module [`cm`](super::cm) connects it.
+/// A queue pair (`ibv_create_qp(3)`): one end of a connection. It has one owner and is destroyed with it, and has all calls
+/// of [`runtime::QueuePair`], which are those of a handle. Module [`cm`](super::cm) connects it.
 ///
 /// Receives may be posted before it is connected, Sends afterwards.
 #[derive(Debug)]
 pub struct QueuePair {
-    raw: runtime::QueuePair,
-    /// `None` if a connection owns it.
-    owner: Option<owned::QueuePair>,
+    handle: runtime::QueuePair,
+    _pd: ProtectionDomain,
 }
 
-impl QueuePair {
-    /// Gives the ownership to a connection. What is left refers to it.
-    pub(super) fn hand_over(mut self) -> Result<(owned::QueuePair, Self)> {
-        let owner = self.owner.take();
-        // Nobody gets the rest of a queue pair by value.
-        let owner = owner.ok_or(Error::InvalidState("a connection owns the queue pair"))?;
-        Ok((owner, self))
-    }
+impl Deref for QueuePair {
+    type Target = runtime::QueuePair;
 
-    /// Returns its number, which is unique on the device at any time; 24 bits.
-    pub fn qp_num(&self) -> u32 {
-        self.raw.num()
+    fn deref(&self) -> &runtime::QueuePair {
+        &self.handle
     }
+}
 
-    /// Returns its state (`ibv_query_qp(3)`).
-    pub fn query_qp(&self) -> State {
-        self.raw.state()
-    }
-
-    /// Returns why its connection has ended and which end is to blame, if it has ended in error.
-    pub fn fault(&self) -> Option<Fault> {
-        self.raw.fault()
-    }
-
-    /// Returns what it has sent and received.
-    pub fn counters(&self) -> Counters {
-        self.raw.counters()
-    }
-
-    /// Sets what the peer may do to memory through it: the remote rights of `access` (`qp_access_flags` of `ibv_modify_qp(3)`).
-    pub fn set_access(&self, access: Access) {
-        self.raw.set_remote_access(access);
-    }
-
-    /// Queues send work requests, in order, and starts to transmit them (`ibv_post_send(3)`). Never blocks.
-    ///
-    /// # Errors
-    /// [`PostFailed`] for the first request that is not accepted: the queue is full, a list or inline data are too long, or it is not
-    /// connected. Wrong keys and ranges show in completions.
-    #[inline]
-    pub fn post_send(&self, wrs: &[SendWr<'_>]) -> Result<(), PostFailed> {
-        self.raw.post_send(wrs).map_err(PostFailed::of)
-    }
-
-    /// Does the same, but accepts all of the requests or none.
-    ///
-    /// # Errors
-    /// As [`post_send`](Self::post_send); none is accepted then.
-    pub fn post_send_all(&self, wrs: &[SendWr<'_>]) -> Result<(), PostFailed> {
-        self.raw.post_send_all(wrs).map_err(PostFailed::of)
-    }
-
-    /// Queues receives, in order (`ibv_post_recv(3)`). Never blocks.
-    ///
-    /// # Errors
-    /// As [`post_send`](Self::post_send).
-    #[inline]
-    pub fn post_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostFailed> {
-        self.raw.post_recv(wrs).map_err(PostFailed::of)
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        self.handle.destroy();
     }
 }

@@ -1,7 +1,8 @@
 //! Connections whose requests are calls: each kind of request, by blocking and as a future; lengths and rights; errors.
 
 use iwarp::connection::{Refusal, RequestKind};
-use iwarp::{Access, Connection, Endpoint, Error, Options, RemoteRegion, WcStatus};
+use iwarp::runtime::WcStatus;
+use iwarp::{Access, Connection, Endpoint, Error, Options, RemoteRegion};
 use std::future::Future;
 use std::time::Duration;
 

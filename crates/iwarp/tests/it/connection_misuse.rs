@@ -2,8 +2,8 @@
 //! many threads and tasks at once.
 
 use iwarp::connection::Refusal;
-use iwarp::verbs::PostError;
-use iwarp::{Config, Connection, Error, Options, WcStatus};
+use iwarp::verbs::{PostError, WcStatus};
+use iwarp::{Config, Connection, Error, Options};
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;

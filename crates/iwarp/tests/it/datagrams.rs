@@ -5,10 +5,10 @@ mod counts;
 mod groups;
 
 use iwarp::runtime::{
-    AsyncEventKind, CompletionQueue, Context, SharedReceiveQueue, UdAddress, UdAttributes, UdEvent,
-    UdQueuePair, UdSendWr,
+    AsyncEventKind, CompletionQueue, Context, SharedReceiveQueue, State, UdAddress, UdAttributes,
+    UdEvent, UdQueuePair, UdSendWr,
 };
-use iwarp::{Config, Device, State};
+use iwarp::{Config, Device};
 use iwarp_proto::crc32c::append;
 use iwarp_proto::datagram::{HEADER_LEN, Header, MULTICAST_QP, PAYLOAD_MAX};
 use iwarp_rnic::{Access, Cqe, PostError, RecvWr, SendFlags, Sge, WcFlags, WcOpcode, WcStatus};
@@ -467,9 +467,12 @@ fn a_whole_list_is_taken_if_it_fits() {
     a.qp.modify(State::Sqd).unwrap();
     let all = [request(&b, &[]); 65];
     let refused = |list: &[UdSendWr<'_>]| {
-        let (n, error) = a.qp.post_send_all(list).unwrap_err();
-        assert!(matches!(error, iwarp::Error::Post(PostError::QueueFull)));
-        n
+        let failed = a.qp.post_send_all(list).unwrap_err();
+        assert!(matches!(
+            failed.error(),
+            iwarp::Error::Post(PostError::QueueFull)
+        ));
+        failed.accepted()
     };
     assert_eq!(refused(&all), 64);
     a.qp.post_send_all(&all[..63]).unwrap();
@@ -486,13 +489,16 @@ fn longer_lists_fill_the_queue() {
         // The number of one that is refused counts from the first of the list.
         let mut list = [request(&b, &[]); 70];
         list[6].to = UdAddress::new(gid("192.0.2.1"), b.gid, 0, 0).unwrap();
-        assert_eq!(a.qp.post_send(&list).unwrap_err().0, 6);
+        assert_eq!(a.qp.post_send(&list).unwrap_err().accepted(), 6);
         assert_eq!(a.qp.counters().tx_messages, 6);
         a.qp.modify(state).unwrap();
         let refused = |list: &[UdSendWr<'_>]| {
-            let (n, error) = a.qp.post_send(list).unwrap_err();
-            assert!(matches!(error, iwarp::Error::Post(PostError::QueueFull)));
-            n
+            let failed = a.qp.post_send(list).unwrap_err();
+            assert!(matches!(
+                failed.error(),
+                iwarp::Error::Post(PostError::QueueFull)
+            ));
+            failed.accepted()
         };
         assert_eq!(refused(&[request(&b, &[]); 70]), 58);
         assert_eq!(refused(&[request(&b, &[])]), 0);
@@ -589,13 +595,13 @@ fn no_datagram_leaves_from_an_address_of_another_device() {
     };
     b.receive(0, 100);
     b.receive(1, 100);
-    let (n, error) = a.qp.post_send(&[good, bad, good]).unwrap_err();
+    let failed = a.qp.post_send(&[good, bad, good]).unwrap_err();
     assert!(matches!(
-        (n, error),
+        (failed.accepted(), failed.error()),
         (1, iwarp::Error::Post(PostError::InvalidRequest))
     ));
     let refused = a.qp.post_send_all(&[good, bad]).unwrap_err();
-    assert_eq!(refused.0, 1);
+    assert_eq!(refused.accepted(), 1);
     // The one in front was sent, and that of the refused batch was not.
     assert_eq!(b.next().byte_len as usize, GRH + 2);
     a.send_to(&b, b"last");

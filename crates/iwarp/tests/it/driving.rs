@@ -5,11 +5,11 @@
 use crate::common;
 use crate::common::wire::{Hello, initiator};
 use crate::common::{End, LIMIT, Mem, Server, V4, Watchdog, config, pair, queue_pair, until};
-use iwarp::cm::{CmEventKind, CmId};
-use iwarp::runtime::CompletionChannel;
-use iwarp::runtime::create_event_channel;
-use iwarp::runtime::{CompletionQueue, Context};
-use iwarp::{Cqe, ProtectionDomain, RecvWr, SendOp, SendWr, Sge, State, WcStatus, owned::cm};
+use iwarp::runtime::cm::{CmEventKind, CmId};
+use iwarp::runtime::{CompletionChannel, CompletionQueue, Context, create_event_channel};
+use iwarp::verbs::{
+    Cqe, ProtectionDomain, QpInitAttr, RecvWr, SendOp, SendWr, Sge, State, WcStatus, cm,
+};
 use std::io::Read;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -230,20 +230,20 @@ impl Echo {
     /// Sends `n` messages to a server that answers each of them. The server waits for completions with `wait`. No Send is signaled,
     /// so each takes a slot of its own.
     fn run(&self, n: u64, wait: impl Fn(&CompletionQueue, &mut [Cqe]) -> usize + Sync) {
-        let listener = cm::Listener::bind(&self.ctx, "127.0.0.1:0".parse().unwrap()).unwrap();
+        let listener = cm::ListeningId::bind(&self.ctx, "127.0.0.1:0".parse().unwrap()).unwrap();
         let address = listener.local_addr();
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let cq = self.ctx.create_cq(64, Some(&self.channel)).unwrap();
-                let mr = self.pd.allocate(64, iwarp::Access::LOCAL_WRITE).unwrap();
-                let builder = self.pd.queue_pair().depth(n as u32, 2);
-                let qp = builder.build(&cq, &cq).unwrap();
+                let mr = self.pd.reg_mr(64, iwarp::Access::LOCAL_WRITE).unwrap();
+                let attr = QpInitAttr::new(&cq, &cq).cap(n as u32, 2);
+                let qp = self.pd.create_qp(&attr).unwrap();
                 let sges = [mr.sge(..).unwrap()];
                 let recv = RecvWr {
                     wr_id: 1,
                     sges: &sges,
                 };
-                qp.post_recv(&[recv, recv]).map_err(|e| e.1).unwrap();
+                qp.post_recv(&[recv, recv]).unwrap();
                 let request = listener.accept(SOON).unwrap();
                 let connection = request.accept(qp, &Default::default()).unwrap();
                 let mut done = [Cqe::default(); 4];
@@ -251,9 +251,9 @@ impl Echo {
                 while answered < n {
                     let count = wait(&cq, &mut done);
                     for _ in done[..count].iter().filter(|c| c.wr_id == 1) {
-                        connection.post_recv(&[recv]).map_err(|e| e.1).unwrap();
+                        connection.post_recv(&[recv]).unwrap();
                         let answer = SendWr::inline(2, &[b"pong"]);
-                        connection.post_send(&[answer]).map_err(|e| e.1).unwrap();
+                        connection.post_send(&[answer]).unwrap();
                         answered += 1;
                     }
                 }
@@ -261,15 +261,15 @@ impl Echo {
                 drop(connection.disconnect());
             });
             let cq = self.ctx.create_cq(64, None).unwrap();
-            let mr = self.pd.allocate(64, iwarp::Access::LOCAL_WRITE).unwrap();
-            let builder = self.pd.queue_pair().depth(n as u32, 2);
-            let qp = builder.build(&cq, &cq).unwrap();
+            let mr = self.pd.reg_mr(64, iwarp::Access::LOCAL_WRITE).unwrap();
+            let attr = QpInitAttr::new(&cq, &cq).cap(n as u32, 2);
+            let qp = self.pd.create_qp(&attr).unwrap();
             let sges = [mr.sge(..).unwrap()];
             let recv = RecvWr {
                 wr_id: 1,
                 sges: &sges,
             };
-            qp.post_recv(&[recv]).map_err(|e| e.1).unwrap();
+            qp.post_recv(&[recv]).unwrap();
             let connection = cm::Connector::new(&self.ctx).connect(address, qp).unwrap();
             let mut done = [Cqe::default()];
             for i in 0..n {
@@ -278,11 +278,11 @@ impl Echo {
                     std::thread::sleep(Duration::from_millis(2));
                 }
                 let ping = SendWr::inline(2, &[b"ping"]);
-                connection.post_send(&[ping]).map_err(|e| e.1).unwrap();
+                connection.post_send(&[ping]).unwrap();
                 assert_eq!(cq.wait(&mut done, SOON).unwrap(), 1);
                 assert_eq!((done[0].wr_id, done[0].status), (1, WcStatus::Success));
                 if i + 1 < n {
-                    connection.post_recv(&[recv]).map_err(|e| e.1).unwrap();
+                    connection.post_recv(&[recv]).unwrap();
                 }
             }
         });

@@ -1,7 +1,7 @@
 //! A process with many connections has several progress threads (ARCHITECTURE.md, "Which thread drives").
 
 use crate::common::{End, LIMIT, Mem, V4, Watchdog, alone, config, pair, until};
-use iwarp::{SendOp, WcStatus};
+use iwarp::runtime::{SendOp, WcStatus};
 use rustix::process::{Resource, getrlimit};
 use std::path::PathBuf;
 use std::time::Instant;
@@ -59,7 +59,7 @@ impl Connection {
             add: value,
             mask: 0,
         };
-        let result = iwarp::Sge {
+        let result = iwarp::runtime::Sge {
             addr: self.mine.addr() + 16,
             ..self.mine.sge(8)
         };

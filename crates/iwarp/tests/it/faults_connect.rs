@@ -3,8 +3,9 @@
 
 use crate::common::wire::{Hello, Wire, responder};
 use crate::common::*;
-use iwarp::cm::CmEventKind;
-use iwarp::{Error, SendOp, State, WcStatus};
+use iwarp::Error;
+use iwarp::runtime::cm::CmEventKind;
+use iwarp::verbs::{QpInitAttr, SendOp, State, WcStatus};
 use iwarp_proto::mpa::startup::{EnhancedPrefix, Flags, FrameKind};
 use iwarp_proto::rdmap::{Opcode, TerminateCode};
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -329,10 +330,10 @@ fn failures_of_the_safe_api_name_their_cause() {
     for (reply, words) in [(greedy, "RDMA Reads"), (silent, "the peer refused")] {
         let attempt = std::thread::spawn(move || {
             let ctx = context(V4, &config());
-            let pd = iwarp::ProtectionDomain::new(&ctx);
+            let pd = iwarp::verbs::ProtectionDomain::new(&ctx);
             let cq = ctx.create_cq(16, None).unwrap();
-            let qp = pd.queue_pair().build(&cq, &cq).unwrap();
-            iwarp::owned::cm::Connector::new(&ctx).connect(address, qp)
+            let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq)).unwrap();
+            iwarp::verbs::cm::Connector::new(&ctx).connect(address, qp)
         });
         let (mut wire, _) = incoming(&socket);
         wire.write(&reply.octets(FrameKind::Reply));
@@ -341,10 +342,10 @@ fn failures_of_the_safe_api_name_their_cause() {
     }
     drop(socket);
     let ctx = context(V4, &config());
-    let pd = iwarp::ProtectionDomain::new(&ctx);
+    let pd = iwarp::verbs::ProtectionDomain::new(&ctx);
     let cq = ctx.create_cq(16, None).unwrap();
-    let qp = pd.queue_pair().build(&cq, &cq).unwrap();
-    let error = iwarp::owned::cm::Connector::new(&ctx).connect(address, qp);
+    let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq)).unwrap();
+    let error = iwarp::verbs::cm::Connector::new(&ctx).connect(address, qp);
     assert!(
         matches!(&error, Err(Error::Io(e)) if e.raw_os_error() == Some(libc::ECONNREFUSED)),
         "{error:?}"

@@ -3,9 +3,8 @@
 
 use crate::common::wire::{Hello, Wire, responder, responder_at, segment, write_header};
 use crate::common::*;
-use iwarp::cm::{CmEventKind, CmId};
-use iwarp::runtime::QueuePair;
-use iwarp::{SendOp, State, WcStatus};
+use iwarp::runtime::cm::{CmEventKind, CmId};
+use iwarp::runtime::{QueuePair, SendOp, State, WcStatus};
 use iwarp_proto::ddp::{Header, TaggedHeader};
 use iwarp_proto::rdmap::{Opcode, ReadRequest, Terminate, TerminateCode};
 use std::io::{ErrorKind, Read as _};

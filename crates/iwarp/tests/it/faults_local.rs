@@ -3,9 +3,9 @@
 
 use crate::common::wire::{Hello, Wire, initiator, responder};
 use crate::common::*;
-use iwarp::cm::{CmEventKind, CmId};
-use iwarp::runtime::{AsyncEventKind, CqError};
-use iwarp::{Access, Cqe, Error, RecvWr, SendOp, SendWr, State, WcStatus};
+use iwarp::runtime::cm::{CmEventKind, CmId};
+use iwarp::runtime::{AsyncEventKind, CqError, Cqe, RecvWr, SendOp, SendWr, State, WcStatus};
+use iwarp::{Access, Error};
 use iwarp_proto::mpa::startup::FrameKind;
 use iwarp_proto::rdmap::Opcode;
 use iwarp_rnic::memory::{Stag, WindowType};
@@ -79,14 +79,14 @@ fn destroying_a_queue_pair_never_overflows_a_shared_queue() {
         busy.destroy();
         assert_eq!(small.poll(&mut [Cqe::default()]), Ok(0));
         // Posting to the destroyed queue pair fails.
-        let (done, e) = busy
+        let failed = busy
             .post_recv(&[RecvWr {
                 wr_id: 1,
                 sges: &sges,
             }])
             .unwrap_err();
         assert!(matches!(
-            (done, e),
+            (failed.accepted(), failed.error()),
             (0, Error::Post(PostError::InvalidState))
         ));
         assert!(

@@ -3,12 +3,12 @@
 
 use crate::common::wire::{Hello, Wire, initiator, responder};
 use crate::common::*;
-use iwarp::cm::{CmEventKind, CmId};
+use iwarp::runtime::cm::{CmEventKind, CmId};
 use iwarp::runtime::create_event_channel;
-use iwarp::{
-    Access, Context, Cqe, Device, Error, MemoryRegion, ProtectionDomain, QueuePair, SendOp,
-    WcStatus, owned::cm,
+use iwarp::verbs::{
+    Context, Cqe, MemoryRegion, ProtectionDomain, QpInitAttr, QueuePair, SendOp, WcStatus, cm,
 };
+use iwarp::{Access, Device, Error};
 use iwarp_proto::mpa::startup::FrameKind;
 use iwarp_proto::rdmap::{Opcode, TerminateCode};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -112,7 +112,7 @@ fn a_child_forked_under_traffic_drops_what_it_inherited() {
             std::thread::spawn(move || {
                 let pd = ProtectionDomain::new(&registers);
                 loop {
-                    drop(pd.allocate(64, Access::LOCAL_WRITE).unwrap());
+                    drop(pd.reg_mr(64, Access::LOCAL_WRITE).unwrap());
                 }
             });
             std::thread::spawn(move || read_for_ever(&client, &theirs));
@@ -165,8 +165,8 @@ fn a_child_forked_under_traffic_drops_what_it_inherited() {
 struct Inherited {
     ctx: Context,
     region: MemoryRegion,
-    connection: cm::Connection,
-    listener: cm::Listener,
+    connection: cm::ConnectedId,
+    listener: cm::ListeningId,
     _unconnected: QueuePair,
     client: Option<End>,
     server: Option<End>,
@@ -178,9 +178,12 @@ impl Inherited {
         let (client, server) = pair(V4, &config());
         let ctx = server.ctx.clone();
         let pd = ProtectionDomain::new(&ctx);
-        let region = pd.allocate(1 << 16, Access::LOCAL_WRITE).unwrap();
-        let listener = cm::Listener::bind(&ctx, (V4, 0).into()).unwrap();
-        let qp = || pd.queue_pair().build(&server.cq, &server.cq).unwrap();
+        let region = pd.reg_mr(1 << 16, Access::LOCAL_WRITE).unwrap();
+        let listener = cm::ListeningId::bind(&ctx, (V4, 0).into()).unwrap();
+        let qp = || {
+            pd.create_qp(&QpInitAttr::new(&server.cq, &server.cq))
+                .unwrap()
+        };
         let peer = (qp(), listener.local_addr(), ctx.clone());
         let connecting = std::thread::spawn(move || {
             let connection = cm::Connector::new(&peer.2).connect(peer.1, peer.0);
@@ -218,7 +221,7 @@ fn pages_deregistered_by_key_are_freed_all_the_same() {
         };
         for by_key in [false, true] {
             let before = mapped();
-            let mr = pd.allocate(LEN, Access::LOCAL_WRITE).unwrap();
+            let mr = pd.reg_mr(LEN, Access::LOCAL_WRITE).unwrap();
             assert!(mapped() >= before + LEN);
             if by_key {
                 ctx.deregister(mr.lkey()).unwrap();

@@ -6,9 +6,11 @@ mod places;
 use crate::common::loopback;
 use crate::common::wire::{Hello, Wire, initiator};
 use crate::common::*;
-use iwarp::cm::{CmEventKind, CmId};
-use iwarp::runtime::{CompletionQueue, Context, QueuePair, create_event_channel};
-use iwarp::{Access, Error, RecvWr, SendOp, State, WcStatus};
+use iwarp::runtime::cm::{CmEventKind, CmId};
+use iwarp::runtime::{
+    CompletionQueue, Context, QueuePair, RecvWr, SendOp, State, WcStatus, create_event_channel,
+};
+use iwarp::{Access, Error};
 use iwarp_proto::ddp::Stag;
 use iwarp_proto::mpa::startup::{Flags, FrameKind};
 use iwarp_proto::rdmap::{Opcode, ReadRequest};

@@ -3,8 +3,9 @@
 
 use crate::common::wire::{Hello, Wire, initiator, read, responder, segment, write_header};
 use crate::common::*;
-use iwarp::cm::CmEventKind;
-use iwarp::{Blame, Cqe, ReceiverNotReady, RecvWr, SendOp, State, WcStatus};
+use iwarp::runtime::cm::CmEventKind;
+use iwarp::runtime::{Cqe, RecvWr, SendOp, State, WcStatus};
+use iwarp::{Blame, ReceiverNotReady};
 use iwarp_proto::ddp::{Header, Stag, TaggedHeader};
 use iwarp_proto::mpa::startup::Flags;
 use iwarp_proto::rdmap::{Opcode, ReadRequest, Terminate, TerminateCode as Code};

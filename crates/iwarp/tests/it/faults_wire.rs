@@ -3,8 +3,9 @@
 
 use crate::common::wire::{Hello, Wire, initiator, read, segment, write_header};
 use crate::common::*;
-use iwarp::cm::CmEventKind;
-use iwarp::{Access, Blame, Config, State, WcStatus};
+use iwarp::runtime::cm::CmEventKind;
+use iwarp::runtime::{State, WcStatus};
+use iwarp::{Access, Blame, Config};
 use iwarp_proto::ddp::{Header, Stag};
 use iwarp_proto::mpa::startup::{EnhancedPrefix, FrameKind};
 use iwarp_proto::rdmap::{AtomicOp, Opcode, ReadRequest, TerminateCode as Code};

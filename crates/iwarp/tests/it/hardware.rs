@@ -3,8 +3,8 @@
 
 use crate::common::wire::{Hello, Wire};
 use crate::common::*;
-use iwarp::cm::CmEventKind;
-use iwarp::{SendOp, WcStatus};
+use iwarp::runtime::cm::CmEventKind;
+use iwarp::runtime::{SendOp, WcStatus};
 use iwarp_proto::ddp::{Header, Stag, TaggedHeader};
 use iwarp_proto::mpa::startup::{EnhancedPrefix, FrameKind};
 use iwarp_proto::rdmap::{Opcode, ReadRequest};

@@ -7,11 +7,12 @@
 use crate::common::lossy::{FAR, Link, NEAR, Shares};
 use crate::common::net::{Net, inside};
 use crate::common::{Mem, context, expect, until};
-use iwarp::cm::{CmEventKind, CmId, ConnectionParameters};
+use iwarp::Config;
+use iwarp::runtime::cm::{CmEventKind, CmId, ConnectionParameters};
 use iwarp::runtime::{
-    CompletionQueue, UdAddress, UdAttributes, UdQueuePair, UdSendWr, create_event_channel,
+    CompletionQueue, Cqe, RecvWr, SendFlags, State, UdAddress, UdAttributes, UdQueuePair, UdSendWr,
+    WcStatus, create_event_channel,
 };
-use iwarp::{Config, Cqe, RecvWr, SendFlags, State, WcStatus};
 use std::collections::HashSet;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};

@@ -3,8 +3,8 @@
 
 use crate::common::loopback::{attributes, device, gid};
 use crate::common::words::{Mem, poll};
-use iwarp::runtime::{CompletionQueue, Context, QpAttributes, QueuePair, Retry};
-use iwarp::{Config, Device, Error, State};
+use iwarp::runtime::{CompletionQueue, Context, QpAttributes, QueuePair, Retry, State};
+use iwarp::{Config, Device, Error};
 use iwarp_rnic::{Cqe, RecvWr, SendFlags, SendOp, SendWr, WcStatus};
 use std::time::{Duration, Instant};
 

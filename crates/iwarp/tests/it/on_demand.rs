@@ -3,7 +3,8 @@
 #![allow(unsafe_code)]
 
 use crate::common::*;
-use iwarp::{Access, Blame, Config, SendOp, Sge, WcStatus};
+use iwarp::runtime::{SendOp, Sge, WcStatus};
+use iwarp::{Access, Blame, Config};
 use iwarp_proto::rdmap::TerminateCode as Code;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect};
 use std::ptr::{null_mut, with_exposed_provenance_mut};
@@ -394,7 +395,7 @@ fn a_program_survives_that_memory_goes_away_under_traffic() {
                 let written = client.poll().status;
                 if written == WcStatus::Success && client.qp.post_send(&[]).is_ok() {
                     let op = SendOp::Read { remote_addr, rkey };
-                    let request = iwarp::SendWr::new(2, op, &all).signaled();
+                    let request = iwarp::runtime::SendWr::new(2, op, &all).signaled();
                     if client.qp.post_send(&[request]).is_ok()
                         && client.poll().status == WcStatus::Success
                     {

@@ -6,8 +6,9 @@
 use crate::common::net::{FAR, NEAR, Net, inside, ip};
 use crate::common::wire::{Hello, Wire};
 use crate::common::*;
-use iwarp::cm::{CmEventKind, CmId};
-use iwarp::{Blame, Config, Cqe, SendOp, State, WcStatus};
+use iwarp::runtime::cm::{CmEventKind, CmId};
+use iwarp::runtime::{Cqe, SendOp, State, WcStatus};
+use iwarp::{Blame, Config};
 use iwarp_proto::mpa::startup::FrameKind;
 use iwarp_proto::rdmap::Opcode;
 use std::net::TcpListener;

@@ -1,8 +1,8 @@
 //! Listeners behind a port mapper. The tests play the port mapper daemon themselves and check its messages octet by octet.
 
 use crate::common::*;
-use iwarp::cm::CmEventKind;
-use iwarp::{SendOp, WcStatus};
+use iwarp::runtime::cm::CmEventKind;
+use iwarp::runtime::{SendOp, WcStatus};
 use std::net::{SocketAddr, UdpSocket};
 
 const REQUEST: u8 = 0x04;

@@ -4,9 +4,11 @@
 mod identifiers;
 
 use crate::common::words::{Mem, poll};
-use iwarp::cm::{CmEvent, CmEventKind, CmId, ConnectionParameters};
-use iwarp::runtime::{CompletionQueue, Context, QpAttributes, QueuePair, create_event_channel};
-use iwarp::{Access, Config, Device, Error, State};
+use iwarp::runtime::cm::{CmEvent, CmEventKind, CmId, ConnectionParameters};
+use iwarp::runtime::{
+    CompletionQueue, Context, QpAttributes, QueuePair, State, create_event_channel,
+};
+use iwarp::{Access, Config, Device, Error};
 use iwarp_rnic::{Cqe, PostError, RecvWr, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -481,9 +483,9 @@ fn polling_makes_room_for_long_lists() {
             assert_eq!(done.status, WcStatus::Success);
             done.wr_id
         };
-        while let Err((accepted, error)) = c.qp.post_send(rest) {
-            assert!(matches!(error, Error::Post(PostError::QueueFull)));
-            rest = &rest[accepted..];
+        while let Err(failed) = c.qp.post_send(rest) {
+            assert!(matches!(failed.error(), Error::Post(PostError::QueueFull)));
+            rest = &rest[failed.accepted()..];
             last = next();
         }
         assert!(rest.len() < LEN, "the queue has taken the list as a whole");

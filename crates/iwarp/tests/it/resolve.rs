@@ -2,8 +2,7 @@
 
 use crate::common::net::{FAR, NEAR, inside, ip};
 use crate::common::*;
-use iwarp::cm::CmEventChannel;
-use iwarp::cm::{CmEventKind, CmId};
+use iwarp::runtime::cm::{CmEventChannel, CmEventKind, CmId};
 use iwarp::runtime::create_event_channel;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

@@ -3,7 +3,7 @@
 
 use crate::common;
 use crate::common::{LIMIT, V4, V6, context, expect, until};
-use iwarp::cm::{
+use iwarp::runtime::cm::{
     CmEvent, CmEventChannel, CmEventKind, CmId, ConnectionParameters, DEFAULT_QKEY, DatagramEnd,
 };
 use iwarp::runtime::{Context, UdAttributes, UdQueuePair, create_event_channel};

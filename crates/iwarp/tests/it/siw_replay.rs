@@ -7,8 +7,9 @@
 
 use crate::common::wire::{Hello, Wire, initiator};
 use crate::common::{End, Mem, Server, V4, Watchdog, config};
-use iwarp::cm::{CmEventKind, ConnectionParameters};
-use iwarp::{Config, ReceiverNotReady, SendOp, SendWr, State, WcStatus};
+use iwarp::runtime::cm::{CmEventKind, ConnectionParameters};
+use iwarp::runtime::{SendOp, SendWr, State, WcStatus};
+use iwarp::{Config, ReceiverNotReady};
 use iwarp_proto::ddp::{Header, Stag};
 use iwarp_proto::mpa::framing::fpdu_len;
 use iwarp_proto::mpa::startup::{Flags, Frame, FrameKind, FrameReader, Progress};

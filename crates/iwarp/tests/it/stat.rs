@@ -4,8 +4,8 @@
 use crate::common;
 use crate::common::alone::path_of;
 use crate::common::*;
+use iwarp::runtime::{SendOp, WcStatus};
 use iwarp::stat::{Answer, Question};
-use iwarp::{SendOp, WcStatus};
 use serde_json::Value;
 use std::io::Read as _;
 use std::os::unix::net::UnixStream;
@@ -261,7 +261,7 @@ fn a_program_that_polls_without_a_pause_answers() {
         let over = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let mut none = [iwarp::Cqe::default()];
+                let mut none = [iwarp::runtime::Cqe::default()];
                 while !over.load(std::sync::atomic::Ordering::Relaxed) {
                     assert_eq!(client.cq.poll(&mut none).unwrap(), 0);
                 }

@@ -2,10 +2,10 @@
 
 use crate::common::words::{Mem, poll};
 use iwarp::runtime::{
-    CompletionQueue, Context, QpAttributes, QueuePair, SharedReceiveQueue, TagOperation,
+    CompletionQueue, Context, QpAttributes, QueuePair, SharedReceiveQueue, State, TagOperation,
     TagRequest, TaggedBuffer,
 };
-use iwarp::{Config, Device, Error, State};
+use iwarp::{Config, Device, Error};
 use iwarp_proto::tag_matching::{Operation, Tmh};
 use iwarp_rnic::{Cqe, RecvWr, SendWr, WcFlags, WcOpcode, WcStatus};
 use std::time::{Duration, Instant};

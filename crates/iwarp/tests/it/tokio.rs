@@ -2,15 +2,14 @@
 //! tasks at once.
 #![cfg(feature = "tokio")]
 
-use iwarp::cm::{CmEventKind, CmId};
-use iwarp::owned::cm::{Connection, Connector, Listener};
-use iwarp::runtime::AsyncEventKind;
-use iwarp::runtime::create_event_channel;
+use iwarp::runtime::cm::{CmEventKind, CmId};
+use iwarp::runtime::{AsyncEventKind, create_event_channel};
 use iwarp::tokio::Watched;
-use iwarp::{
-    Access, Config, Context, Cqe, Device, MemoryRegion, ProtectionDomain, RecvWr, SendWr, WcOpcode,
-    WcStatus,
+use iwarp::verbs::cm::{ConnectedId, Connector, ListeningId};
+use iwarp::verbs::{
+    Context, Cqe, MemoryRegion, ProtectionDomain, QpInitAttr, RecvWr, SendWr, WcOpcode, WcStatus,
 };
+use iwarp::{Access, Config, Device};
 use std::future::Future;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -34,10 +33,10 @@ async fn bounded<F: Future>(f: F) -> F::Output {
 /// Connects two queue pairs of one device with the `async` calls.
 async fn pair(
     ctx: &Context,
-    server: iwarp::QueuePair,
-    client: iwarp::QueuePair,
-) -> (Connection, Connection) {
-    let listener = Listener::bind(ctx, any()).unwrap();
+    server: iwarp::verbs::QueuePair,
+    client: iwarp::verbs::QueuePair,
+) -> (ConnectedId, ConnectedId) {
+    let listener = ListeningId::bind(ctx, any()).unwrap();
     let to = listener.local_addr();
     let accept = async {
         let request = listener.accept_async().await.unwrap();
@@ -62,14 +61,14 @@ async fn ping_pong(rounds: u32) {
     let ends = [(); 2].map(|()| {
         let channel = ctx.create_channel().unwrap();
         let cq = ctx.create_cq(16, Some(&channel)).unwrap();
-        let mr = pd.allocate(4, Access::LOCAL_WRITE).unwrap();
-        let qp = pd.queue_pair().build(&cq, &cq).unwrap();
+        let mr = pd.reg_mr(4, Access::LOCAL_WRITE).unwrap();
+        let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq)).unwrap();
         receive(&qp, &mr);
         (Watched::new(channel).unwrap(), cq, mr, qp)
     });
     let [(channel_a, cq_a, mr_a, qp_a), (channel_b, cq_b, mr_b, qp_b)] = ends;
     let (a, b) = pair(&ctx, qp_a, qp_b).await;
-    let hear = async |channel: &Watched<_>, cq: &_, mr: &MemoryRegion, qp: &Connection| loop {
+    let hear = async |channel: &Watched<_>, cq: &_, mr: &MemoryRegion, qp: &ConnectedId| loop {
         let mut done = [Cqe::default()];
         assert_eq!(channel.completions(cq, &mut done).await.unwrap(), 1);
         assert_eq!(done[0].status, WcStatus::Success);
@@ -79,7 +78,7 @@ async fn ping_pong(rounds: u32) {
             return u32::from_be_bytes(octets.try_into().unwrap());
         }
     };
-    let say = |qp: &Connection, n: u32| {
+    let say = |qp: &ConnectedId, n: u32| {
         let octets = n.to_be_bytes();
         qp.post_send(&[SendWr::inline(2, &[&octets]).signaled()])
             .unwrap();
@@ -115,7 +114,7 @@ async fn many_connections_on_several_threads() {
 #[tokio::test]
 async fn connection_events() {
     let ctx = open();
-    let listener = Listener::bind(&ctx, any()).unwrap();
+    let listener = ListeningId::bind(&ctx, any()).unwrap();
     let channel = create_event_channel().unwrap();
     let id = CmId::create(&channel, Some(&ctx));
     let events = Watched::new(channel).unwrap();
@@ -125,7 +124,7 @@ async fn connection_events() {
     id.resolve_route().unwrap();
     let pd = ProtectionDomain::new(&ctx);
     let cq = ctx.create_cq(4, None).unwrap();
-    let qp = pd.queue_pair().build(&cq, &cq).unwrap();
+    let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq)).unwrap();
     id.set_queue_pair(Some(&qp));
     id.connect(&Default::default()).unwrap();
     let request = bounded(listener.accept_async()).await.unwrap();
@@ -151,8 +150,8 @@ async fn asynchronous_events() {
     let small = ctx.create_cq(1, None).unwrap();
     let other = ctx.create_cq(16, None).unwrap();
     let (server, client) = (
-        pd.queue_pair().build(&other, &other).unwrap(),
-        pd.queue_pair().build(&small, &other).unwrap(),
+        pd.create_qp(&QpInitAttr::new(&other, &other)).unwrap(),
+        pd.create_qp(&QpInitAttr::new(&small, &other)).unwrap(),
     );
     let (_a, b) = pair(&ctx, server, client).await;
     let wr = SendWr::write(1, 0, 1, &[]).signaled();

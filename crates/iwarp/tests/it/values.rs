@@ -4,7 +4,8 @@ use crate::common::loopback;
 use crate::common::loopback::{attributes, device, gid};
 use iwarp::connection::Refusal;
 use iwarp::runtime::{Context, QpAttributes, UdAttributes, XrcTargetAttributes};
-use iwarp::{Access, Config, Error, MemoryRegion, Options, ProtectionDomain, RemoteRegion, State};
+use iwarp::verbs::{MemoryRegion, ProtectionDomain, State};
+use iwarp::{Access, Config, Error, Options, RemoteRegion};
 use iwarp_proto::ddp::Stag;
 use iwarp_rnic::qp::XrcEnd;
 use iwarp_rnic::{FastRegister, RecvWr};
@@ -167,8 +168,9 @@ fn shared_receive_queues() {
         wr_id: 1,
         sges: &[],
     }; 7];
-    let (accepted, error) = a.post(&receives).unwrap_err();
-    assert_eq!((accepted, error.errno()), (6, libc_enomem()));
+    let failed = a.post(&receives).unwrap_err();
+    let outcome = (failed.accepted(), failed.error().errno());
+    assert_eq!(outcome, (6, libc_enomem()));
     assert_eq!((a.len(), a.is_empty(), b.len()), (6, false, 0));
     a.set_limit(4).unwrap();
     assert!(matches!(a.set_limit(7), Err(Error::InvalidArgument(_))));
@@ -291,7 +293,7 @@ fn regions() {
     assert_ne!(pd.number(), other.number());
     assert!(pd.context().is_same(&ctx));
     let rights = Access::LOCAL_WRITE | Access::REMOTE_READ;
-    let region: MemoryRegion = pd.allocate(24, rights).unwrap();
+    let region: MemoryRegion = pd.reg_mr(24, rights).unwrap();
     assert_eq!((region.len(), region.is_empty()), (24, false));
     assert_eq!(region.access(), rights);
     let info = ctx.region(region.lkey()).unwrap();
@@ -309,10 +311,13 @@ fn regions() {
     assert!(there.slice(8, 17).is_none() && there.slice(25, 0).is_none());
     assert!(there.slice(24, 0).is_some() && there.slice(u64::MAX, 2).is_none());
     assert_eq!(
-        iwarp::RemoteMemory::from_bytes(&part.to_bytes()),
+        iwarp::verbs::RemoteMemory::from_bytes(&part.to_bytes()),
         Some(part)
     );
-    assert_eq!(iwarp::RemoteMemory::from_bytes(&part.to_bytes()[1..]), None);
+    assert_eq!(
+        iwarp::verbs::RemoteMemory::from_bytes(&part.to_bytes()[1..]),
+        None
+    );
     let sge = region.sge(4..10).unwrap();
     assert_eq!(
         (sge.addr, sge.len, sge.lkey),
@@ -344,7 +349,7 @@ fn regions() {
         assert!(region.fetch_add_u64(at, 1).is_err());
     }
     assert_eq!(
-        pd.allocate(0, rights).map(|region| region.is_empty()).ok(),
+        pd.reg_mr(0, rights).map(|region| region.is_empty()).ok(),
         Some(true)
     );
 }
@@ -470,7 +475,7 @@ fn what_objects_print() {
     let domain = ctx.open_xrc_domain(None, true, false).unwrap();
     assert_eq!(format!("{domain:?}"), "XrcDomain { .. }");
     let channel = iwarp::runtime::create_event_channel().unwrap();
-    let ids = [0; 2].map(|_| iwarp::cm::CmId::create(&channel, Some(&ctx)));
+    let ids = [0; 2].map(|_| iwarp::runtime::cm::CmId::create(&channel, Some(&ctx)));
     let [first, second] = ids.each_ref().map(|id| format!("{id:?}"));
     assert!(
         first.starts_with("CmId { serial: ") && first != second,
@@ -531,14 +536,14 @@ fn an_identifier_of_any_address() {
     let channel = iwarp::runtime::create_event_channel().unwrap();
     let limit = Some(std::time::Duration::from_secs(20));
     for any in ["0.0.0.0:0", "[::]:0"] {
-        let id = iwarp::cm::CmId::create(&channel, None);
+        let id = iwarp::runtime::cm::CmId::create(&channel, None);
         id.bind(any.parse().unwrap()).unwrap();
         let bound = id.addresses().0.unwrap();
         assert!(bound.ip().is_unspecified() && bound.port() != 0);
         let peer = "127.0.0.1:9".parse().unwrap();
         id.resolve_addr(None, peer).unwrap();
         let event = channel.next(limit).unwrap();
-        assert_eq!(event.kind, iwarp::cm::CmEventKind::AddrResolved);
+        assert_eq!(event.kind, iwarp::runtime::cm::CmEventKind::AddrResolved);
         let (local, to) = id.addresses();
         let local = local.unwrap();
         assert!(local.ip().to_canonical().is_loopback(), "{local}");

@@ -1,8 +1,8 @@
 //! The safe explicit layer: what it does beyond `runtime`, and that its objects work together.
 
-use iwarp::verbs::cm::{Connection, ConnectionParameters, Connector, Listener};
+use iwarp::verbs::cm::{ConnectedId, ConnectionParameters, Connector, ListeningId};
 use iwarp::verbs::{
-    Access, AsyncEvent, CompletionQueue, Config, Context, Cqe, Device, Error, PostError,
+    Access, AsyncEventKind, CompletionQueue, Config, Context, Cqe, Device, Error, PostError,
     ProtectionDomain, QpInitAttr, RecvWr, SendOp, SendWr, State, WcOpcode, WcStatus,
 };
 use std::net::IpAddr;
@@ -20,9 +20,9 @@ fn connect(
     pd: &ProtectionDomain,
     a: &QpInitAttr<'_>,
     b: &QpInitAttr<'_>,
-) -> (Connection, Connection) {
+) -> (ConnectedId, ConnectedId) {
     let ctx = pd.context();
-    let listener = Listener::bind(&ctx, ([127, 0, 0, 1], 0).into()).unwrap();
+    let listener = ListeningId::bind(ctx, ([127, 0, 0, 1], 0).into()).unwrap();
     let to = listener.local_addr();
     std::thread::scope(|scope| {
         let accepted = scope.spawn(|| {
@@ -33,8 +33,8 @@ fn connect(
                 .unwrap()
         });
         let qp = pd.create_qp(a).unwrap();
-        assert_eq!(qp.query_qp(), State::Init);
-        let connected = Connector::new(&ctx).connect(to, qp).unwrap();
+        assert_eq!(qp.state(), State::Init);
+        let connected = Connector::new(ctx).connect(to, qp).unwrap();
         (connected, accepted.join().unwrap())
     })
 }
@@ -46,7 +46,7 @@ fn next(cq: &CompletionQueue) -> Cqe {
 }
 
 /// How a program passes the failure on.
-fn question_mark(connection: &Connection, wrs: &[SendWr<'_>]) -> iwarp::Result<()> {
+fn question_mark(connection: &ConnectedId, wrs: &[SendWr<'_>]) -> iwarp::Result<()> {
     connection.post_send(wrs)?;
     Ok(())
 }
@@ -54,7 +54,10 @@ fn question_mark(connection: &Connection, wrs: &[SendWr<'_>]) -> iwarp::Result<(
 #[test]
 fn a_post_that_fails_says_how_far_it_came() {
     let ctx = open();
-    let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(64, None).unwrap());
+    let (pd, cq) = (
+        ProtectionDomain::new(&ctx),
+        ctx.create_cq(64, None).unwrap(),
+    );
     let attr = QpInitAttr::new(&cq, &cq).max_inline_data(16).max_sge(1, 1);
     let (a, b) = connect(&pd, &attr, &attr);
     let short = SendWr::inline(1, &[b"short"]);
@@ -100,9 +103,12 @@ fn a_post_that_fails_says_how_far_it_came() {
 #[test]
 fn a_request_says_what_was_asked_for() {
     let ctx = open();
-    let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(16, None).unwrap());
+    let (pd, cq) = (
+        ProtectionDomain::new(&ctx),
+        ctx.create_cq(16, None).unwrap(),
+    );
     let attr = QpInitAttr::new(&cq, &cq).rd_atomic(3, 5);
-    let listener = Listener::bind(&ctx, ([127, 0, 0, 1], 0).into()).unwrap();
+    let listener = ListeningId::bind(&ctx, ([127, 0, 0, 1], 0).into()).unwrap();
     let to = listener.local_addr();
     let connector = Connector::new(&ctx).source(([127, 0, 0, 2], 0).into());
     std::thread::scope(|scope| {
@@ -118,7 +124,7 @@ fn a_request_says_what_was_asked_for() {
         drop(request);
         assert!(refused.join().unwrap().is_err());
     });
-    let strangers = Listener::builder(&ctx).peers("192.0.2.0/24".parse().unwrap());
+    let strangers = ListeningId::builder(&ctx).peers("192.0.2.0/24".parse().unwrap());
     let strangers = strangers.bind(([127, 0, 0, 1], 0).into()).unwrap();
     let refused = connector.connect(strangers.local_addr(), pd.create_qp(&attr).unwrap());
     assert!(refused.is_err(), "{refused:?}");
@@ -129,7 +135,10 @@ fn a_request_says_what_was_asked_for() {
 #[test]
 fn all_requests_of_a_queue_pair_may_be_signaled() {
     let ctx = open();
-    let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(16, None).unwrap());
+    let (pd, cq) = (
+        ProtectionDomain::new(&ctx),
+        ctx.create_cq(16, None).unwrap(),
+    );
     let attr = QpInitAttr::new(&cq, &cq);
     let (a, _b) = connect(&pd, &attr.clone().sq_sig_all(true), &attr);
     let nothing = SendWr::new(
@@ -141,7 +150,7 @@ fn all_requests_of_a_queue_pair_may_be_signaled() {
         &[],
     );
     a.post_send(&[nothing]).unwrap();
-    assert_eq!((next(&cq).wr_id, a.query_qp()), (7, State::Rts));
+    assert_eq!((next(&cq).wr_id, a.state()), (7, State::Rts));
 }
 
 /// Each kind of event arrives as what it is, and names its object.
@@ -168,7 +177,10 @@ fn events_of_each_kind_arrive() {
                 .unwrap(),
         );
         let ctx = Context::open(&device, config).unwrap();
-        let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(16, None).unwrap());
+        let (pd, cq) = (
+            ProtectionDomain::new(&ctx),
+            ctx.create_cq(16, None).unwrap(),
+        );
         let attr = QpInitAttr::new(&cq, &cq);
         let (a, _b) = connect(&pd, &attr, &attr);
         let nothing = SendWr::new(
@@ -182,20 +194,20 @@ fn events_of_each_kind_arrive() {
         a.post_send(&[nothing.signaled()]).unwrap();
         let wanted = match told.starts_with("Port") {
             true => told.to_owned(),
-            false => format!("{told}({})", a.qp_num()),
+            false => format!("{told}(EventQp({}))", a.num()),
         };
         // Others may come before it, such as that the connection is there.
-        while format!("{:?}", ctx.get_async_event(LIMIT).unwrap()) != wanted {}
+        while format!("{:?}", ctx.async_event(LIMIT).unwrap().kind) != wanted {}
     }
 }
 
 #[test]
 fn peers_share_a_receive_queue_and_a_channel() {
     let ctx = open();
-    let pd = ctx.alloc_pd();
-    let channel = ctx.create_comp_channel().unwrap();
+    let pd = ProtectionDomain::new(&ctx);
+    let channel = ctx.create_channel().unwrap();
     let cq = ctx.create_cq(8, Some(&channel)).unwrap();
-    cq.resize_cq(64).unwrap();
+    cq.resize(64).unwrap();
     assert_eq!((cq.capacity(), cq.len(), cq.is_empty()), (64, 0, true));
     let srq = pd.create_srq(8, 1).unwrap();
     let inbox = pd.reg_mr(8 * 64, Access::LOCAL_WRITE).unwrap();
@@ -205,22 +217,22 @@ fn peers_share_a_receive_queue_and_a_channel() {
             wr_id: slot as u64,
             sges: &sges,
         };
-        srq.post_srq_recv(&[receive]).unwrap();
+        srq.post(&[receive]).unwrap();
     }
-    assert_eq!((srq.len(), srq.query_srq().0), (4, 8));
-    srq.modify_srq(3).unwrap();
-    assert!(srq.modify_srq(9).is_err());
+    assert_eq!((srq.len(), srq.attributes().0), (4, 8));
+    srq.set_limit(3).unwrap();
+    assert!(srq.set_limit(9).is_err());
     let theirs = ctx.create_cq(8, None).unwrap();
     let mine = QpInitAttr::new(&cq, &cq).srq(&srq);
     let peers = [(); 2].map(|()| connect(&pd, &QpInitAttr::new(&theirs, &theirs), &mine));
-    cq.req_notify_cq(false);
+    cq.arm(false);
     for (peer, _) in &peers {
         peer.post_send(&[SendWr::inline(9, &[b"to whom it concerns"]).signaled()])
             .unwrap();
         assert_eq!(next(&theirs).status, WcStatus::Success);
     }
-    assert!(channel.get_cq_event(LIMIT).unwrap().is_same(&cq));
-    assert!(channel.try_get_cq_event().is_none());
+    assert!(channel.event(LIMIT).unwrap().is_same(&cq));
+    assert!(channel.try_event().is_none());
     for _ in &peers {
         let done = next(&cq);
         assert_eq!(
@@ -230,7 +242,7 @@ fn peers_share_a_receive_queue_and_a_channel() {
     }
     // Others may come before it, such as that a connection is there.
     loop {
-        if let AsyncEvent::SrqLimitReached(which) = ctx.get_async_event(LIMIT).unwrap() {
+        if let AsyncEventKind::SrqLimitReached(which) = ctx.async_event(LIMIT).unwrap().kind {
             assert!(which.is_same(&srq));
             break;
         }
@@ -241,7 +253,10 @@ fn peers_share_a_receive_queue_and_a_channel() {
 #[test]
 fn a_window_lends_a_part_and_ends() {
     let ctx = open();
-    let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(64, None).unwrap());
+    let (pd, cq) = (
+        ProtectionDomain::new(&ctx),
+        ctx.create_cq(64, None).unwrap(),
+    );
     let theirs = ctx.create_cq(64, None).unwrap();
     let (a, b) = connect(
         &pd,
@@ -255,7 +270,7 @@ fn a_window_lends_a_part_and_ends() {
     let memory = pd
         .reg_mr(64, Access::LOCAL_WRITE | Access::MW_BIND)
         .unwrap();
-    assert!(ctx.alloc_pd().alloc_mw(&memory).is_err());
+    assert!(ProtectionDomain::new(&ctx).alloc_mw(&memory).is_err());
     let window = pd.alloc_mw(&memory).unwrap();
     assert!(window.bind_mw(0..65, Access::REMOTE_READ).is_err());
     // The first message is that of the end that has connected.
@@ -290,10 +305,10 @@ fn a_window_lends_a_part_and_ends() {
     a.post_send(&[read]).unwrap();
     assert_eq!(next(&theirs).status, WcStatus::RemoteAccess);
     assert!(a.fault().is_some());
-    let number = b.qp_num();
+    let number = b.num();
     loop {
-        if let AsyncEvent::QpAccessError(qp) = ctx.get_async_event(LIMIT).unwrap() {
-            assert_eq!(qp, number);
+        if let AsyncEventKind::QpAccessError(qp) = ctx.async_event(LIMIT).unwrap().kind {
+            assert_eq!(qp.num(), number);
             break;
         }
     }
@@ -302,8 +317,11 @@ fn a_window_lends_a_part_and_ends() {
 #[tokio::test]
 async fn tasks_wait_for_completions_and_events() {
     let ctx = open();
-    let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(64, None).unwrap());
-    let listener = Listener::bind_with_backlog(&ctx, ([127, 0, 0, 1], 0).into(), 4).unwrap();
+    let (pd, cq) = (
+        ProtectionDomain::new(&ctx),
+        ctx.create_cq(64, None).unwrap(),
+    );
+    let listener = ListeningId::bind_with_backlog(&ctx, ([127, 0, 0, 1], 0).into(), 4).unwrap();
     let to = listener.local_addr();
     let attr = QpInitAttr::new(&cq, &cq);
     let server = async {
@@ -324,7 +342,7 @@ async fn tasks_wait_for_completions_and_events() {
     let (a, b) = tokio::join!(client, server);
     assert_eq!(a.private_data(), b"welcome");
     assert_eq!(a.addresses().1, Some(to));
-    let channel = ctx.create_comp_channel().unwrap();
+    let channel = ctx.create_channel().unwrap();
     let watched = iwarp::tokio::Watched::new(channel.clone()).unwrap();
     let other = ctx.create_cq(4, Some(&channel)).unwrap();
     let (c, d) = connect(&pd, &QpInitAttr::new(&other, &other), &attr);
@@ -359,9 +377,23 @@ async fn tasks_wait_for_completions_and_events() {
 }
 
 #[test]
+fn queue_pair_ends_with_its_owner() {
+    let ctx = open();
+    let (pd, cq) = (ProtectionDomain::new(&ctx), ctx.create_cq(1, None).unwrap());
+    let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq)).unwrap();
+    let handle = ctx.queue_pair(qp.num()).unwrap();
+    assert!(handle.is_same(&qp));
+    drop(qp);
+    assert!(handle.post_recv(&[]).is_err() && ctx.queue_pair(handle.num()).is_none());
+}
+
+#[test]
 fn what_is_dropped_first_does_not_matter() {
     let ctx = open();
-    let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(64, None).unwrap());
+    let (pd, cq) = (
+        ProtectionDomain::new(&ctx),
+        ctx.create_cq(64, None).unwrap(),
+    );
     let attr = QpInitAttr::new(&cq, &cq);
     let (a, b) = connect(&pd, &attr, &attr);
     let memory = pd.reg_mr(8, Access::empty()).unwrap();
@@ -376,7 +408,7 @@ fn what_is_dropped_first_does_not_matter() {
     let _ = b.wait_disconnected(LIMIT);
     // A queue pair that was never connected.
     let ctx = open();
-    let (pd, cq) = (ctx.alloc_pd(), ctx.create_cq(1, None).unwrap());
+    let (pd, cq) = (ProtectionDomain::new(&ctx), ctx.create_cq(1, None).unwrap());
     let qp = pd
         .create_qp(&QpInitAttr::new(&cq, &cq).cap(4, 4).sq_sig_all(true))
         .unwrap();
@@ -385,5 +417,5 @@ fn what_is_dropped_first_does_not_matter() {
             .is_err()
     );
     drop((ctx, pd, cq));
-    assert!(qp.post_send(&[SendWr::inline(1, &[])]).is_err() && qp.qp_num() > 0);
+    assert!(qp.post_send(&[SendWr::inline(1, &[])]).is_err() && qp.num() > 0);
 }

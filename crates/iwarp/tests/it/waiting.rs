@@ -5,13 +5,14 @@
 use crate::common::{
     End, LIMIT, Server, V4, Watchdog, config, context, pair, parameters, queue_pair,
 };
-use iwarp::cm::{CmEvent, CmEventChannel, CmEventKind};
+use iwarp::Error;
+use iwarp::runtime::cm::{CmEvent, CmEventChannel, CmEventKind};
 use iwarp::runtime::{
     AsyncEvent, AsyncEventKind, CompletionQueue, Context, EventQueue, QueuePair,
     SharedReceiveQueue, create_event_channel,
 };
 use iwarp::tokio::Watched;
-use iwarp::{Cqe, Error, RecvWr, SendOp, WcStatus, owned::cm};
+use iwarp::verbs::{Cqe, QpInitAttr, RecvWr, SendOp, WcStatus, cm};
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
@@ -84,8 +85,8 @@ fn events_of_a_queue_pair_go_with_it() {
         events.filter(|event| of_b(event.kind.clone())).count()
     };
     for destroyed in [false, true] {
-        b.qp.modify(iwarp::State::Rts).unwrap();
-        b.qp.modify(iwarp::State::Sqd).unwrap();
+        b.qp.modify(iwarp::verbs::State::Rts).unwrap();
+        b.qp.modify(iwarp::verbs::State::Sqd).unwrap();
         if destroyed {
             b.qp.destroy();
         }
@@ -95,7 +96,7 @@ fn events_of_a_queue_pair_go_with_it() {
     let srq = b.ctx.create_srq(b.pd, 1, 1).unwrap();
     for destroyed in [false, true] {
         let qp = queue_pair(&b.ctx, b.pd, &b.cq, Some(&srq), 1);
-        qp.modify(iwarp::State::Error).unwrap();
+        qp.modify(iwarp::verbs::State::Error).unwrap();
         if destroyed {
             qp.destroy();
         }
@@ -142,7 +143,7 @@ struct Busy {
     cq: CompletionQueue,
     qp: QueuePair,
     srq: SharedReceiveQueue,
-    ids: Vec<iwarp::cm::CmId>,
+    ids: Vec<iwarp::runtime::cm::CmId>,
     channels: Vec<CmEventChannel>,
     /// Each completion and event that the waker has taken.
     done: Sender<Taken>,
@@ -334,41 +335,40 @@ fn the_longest_duration_may_be_a_time_limit() {
     const LONGEST: Option<Duration> = Some(Duration::MAX);
     let _watchdog = Watchdog::new();
     let ctx = context(V4, &config());
-    let pd = iwarp::ProtectionDomain::new(&ctx);
-    let listener = cm::Listener::bind(&ctx, (V4, 0).into()).unwrap();
+    let pd = iwarp::verbs::ProtectionDomain::new(&ctx);
+    let listener = cm::ListeningId::bind(&ctx, (V4, 0).into()).unwrap();
     let address = listener.local_addr();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let cq = ctx.create_cq(16, None).unwrap();
-            let qp = pd.queue_pair().build(&cq, &cq).unwrap();
+            let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq)).unwrap();
             let connection = cm::Connector::new(&ctx).connect(address, qp).unwrap();
-            let send = iwarp::SendWr::inline(1, &[b"x"]).signaled();
-            connection.post_send(&[send]).map_err(|e| e.1).unwrap();
+            let send = iwarp::verbs::SendWr::inline(1, &[b"x"]).signaled();
+            connection.post_send(&[send]).unwrap();
             assert_eq!(cq.wait(&mut [Cqe::default()], LONGEST).unwrap(), 1);
             // Memory that the peer has not granted: its program gets an asynchronous event.
             let op = SendOp::Write {
                 remote_addr: 0,
                 rkey: 0,
             };
-            let write = iwarp::SendWr {
+            let write = iwarp::verbs::SendWr {
                 op,
-                ..iwarp::SendWr::inline(2, &[b"x"])
+                ..iwarp::verbs::SendWr::inline(2, &[b"x"])
             };
-            connection.post_send(&[write]).map_err(|e| e.1).unwrap();
+            connection.post_send(&[write]).unwrap();
             let ended = connection.wait_disconnected(LONGEST);
             assert!(matches!(ended, Err(Error::ConnectionLost(_))), "{ended:?}");
         });
         let request = listener.accept(LONGEST).unwrap();
         let channel = ctx.create_channel().unwrap();
         let cq = ctx.create_cq(16, Some(&channel)).unwrap();
-        let qp = pd.queue_pair().build(&cq, &cq).unwrap();
-        let mr = pd.allocate(64, iwarp::Access::LOCAL_WRITE).unwrap();
+        let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq)).unwrap();
+        let mr = pd.reg_mr(64, iwarp::Access::LOCAL_WRITE).unwrap();
         let sges = [mr.sge(..).unwrap()];
         qp.post_recv(&[RecvWr {
             wr_id: 1,
             sges: &sges,
         }])
-        .map_err(|e| e.1)
         .unwrap();
         cq.arm(false);
         let connection = request.accept(qp, &Default::default()).unwrap();
@@ -383,7 +383,7 @@ fn the_longest_duration_may_be_a_time_limit() {
     let pd = ctx.allocate_pd();
     let cq = ctx.create_cq(1, None).unwrap();
     let qp = queue_pair(&ctx, pd, &cq, None, 1);
-    let id = iwarp::cm::CmId::create(&events, Some(&ctx));
+    let id = iwarp::runtime::cm::CmId::create(&events, Some(&ctx));
     id.resolve_addr(None, address).unwrap();
     assert_eq!(
         events.next(LONGEST).unwrap().kind,

@@ -2,12 +2,12 @@
 
 use crate::common::loopback::{attributes, device, gid};
 use crate::common::words::{Mem, poll};
-use iwarp::cm::{CmEvent, CmEventChannel, CmEventKind, CmId, ConnectionParameters};
+use iwarp::runtime::cm::{CmEvent, CmEventChannel, CmEventKind, CmId, ConnectionParameters};
 use iwarp::runtime::{
-    AsyncEventKind, CompletionQueue, Context, QueuePair, Retry, SharedReceiveQueue, XrcDomain,
-    XrcSendWr, XrcTargetAttributes, create_event_channel,
+    AsyncEventKind, CompletionQueue, Context, QueuePair, Retry, SharedReceiveQueue, State,
+    XrcDomain, XrcSendWr, XrcTargetAttributes, create_event_channel,
 };
-use iwarp::{Config, Error, State};
+use iwarp::{Config, Error};
 use iwarp_rnic::{Cqe, PostError, RecvWr, SendFlags, SendOp, SendWr, WcOpcode, WcStatus};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -272,9 +272,9 @@ fn a_send_waits_for_a_receive_of_its_queue() {
         wr_id,
         sges: &sges[..elements],
     });
-    let (queued, error) = b.queues[0].srq.post(&list).unwrap_err();
-    let too_many = matches!(error, Error::Post(PostError::TooManySges));
-    assert!(queued == 1 && too_many, "{queued} {error}");
+    let failed = b.queues[0].srq.post(&list).unwrap_err();
+    let too_many = matches!(failed.error(), Error::Post(PostError::TooManySges));
+    assert!(failed.accepted() == 1 && too_many, "{failed}");
     assert_eq!(ok(&poll(&b.queues[0].cq)).0, 8);
     ok(&poll(&a.cq));
     assert!(b.queues[1].cq.is_empty());
@@ -403,16 +403,23 @@ fn an_initiator_has_no_receives_and_a_target_posts_nothing() {
         wr_id: 1,
         sges: &[],
     };
-    let posted = a.qp.post_recv(&[wr]);
+    let failed = a.qp.post_recv(&[wr]).unwrap_err();
     assert!(
-        matches!(posted, Err((0, Error::Post(PostError::QueueFull)))),
-        "{posted:?}"
+        matches!(failed.error(), Error::Post(PostError::QueueFull)),
+        "{failed:?}"
     );
-    let posted = target.post_recv(&[wr]);
-    assert!(matches!(posted, Err((0, Error::Post(_)))), "{posted:?}");
+    assert_eq!(failed.accepted(), 0);
+    let failed = target.post_recv(&[wr]).unwrap_err();
+    assert!(
+        matches!((failed.accepted(), failed.error()), (0, Error::Post(_))),
+        "{failed:?}"
+    );
     target.modify(State::Rts).unwrap();
-    let posted = target.post_send(&[SendWr::send(1, &[])]);
-    assert!(matches!(posted, Err((0, Error::Post(_)))), "{posted:?}");
+    let failed = target.post_send(&[SendWr::send(1, &[])]).unwrap_err();
+    assert!(
+        matches!((failed.accepted(), failed.error()), (0, Error::Post(_))),
+        "{failed:?}"
+    );
     drop(b);
     target.destroy();
     a.qp.destroy();

@@ -18,9 +18,6 @@ use table::{Arrows, Section};
 
 /// The table of rooms.
 pub(crate) const FILE: &str = "xtask/rooms.txt";
-/// Crates without a section: their rooms still form a cycle.
-const UNORDERED: &[&str] = &["crates/iwarp"];
-
 /// The modules of each crate below `crates/`.
 #[derive(Default)]
 pub(crate) struct Crates {
@@ -68,11 +65,9 @@ impl Crates {
     pub(crate) fn compare(&self, table: &Table) -> Vec<Finding> {
         let mut texts = Vec::new();
         for (name, modules) in &self.modules {
-            match (table.section(name), UNORDERED.contains(&name.as_str())) {
-                (None, true) => {}
-                (None, false) => texts.push(format!("{name} has no section")),
-                (Some(section), false) => differences(section, &modules.arrows(), &mut texts),
-                (Some(_), true) => texts.push(format!("{name} has a section: it is not UNORDERED")),
+            match table.section(name) {
+                None => texts.push(format!("{name} has no section")),
+                Some(section) => differences(section, &modules.arrows(), &mut texts),
             }
         }
         for section in &table.sections {

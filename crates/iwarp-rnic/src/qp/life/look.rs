@@ -186,6 +186,11 @@ impl Life {
         self.has_stream() && !self.is_up_for_good()
     }
 
+    /// Returns `true` if the peer has closed its direction.
+    pub(in crate::qp) const fn has_eof(&self) -> bool {
+        matches!(self, Self::Ending { eof: true, .. })
+    }
+
     /// Returns `true` if the sending side was shut down.
     pub(in crate::qp) const fn is_shut_down(&self) -> bool {
         matches!(

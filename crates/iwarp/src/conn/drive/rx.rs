@@ -3,11 +3,12 @@
 //! Invariant of the `unsafe`: the runs of a plan name octets of staging that this driver owns, or of registered memory. The last
 //! stay valid because the memory table is locked for reading from the moment the runs are made until the system call has returned.
 
-use super::super::after::{After, DriveHost};
+use super::super::effects::{DriveHost, Due, Effects};
+use super::super::link::Socket;
 use super::super::pool;
-use super::super::qp::{Guarded, Link, QpInner};
+use super::super::qp::{QpInner, QpState};
 use super::broken;
-use crate::by_number::left;
+use crate::conn::peer_gone;
 use crate::crc::crc32c;
 use crate::objects::hooks::Way;
 use crate::sys::clock::now_ns;
@@ -64,9 +65,9 @@ enum Look<'a> {
     /// It was the first, there is nothing, and the state has not been locked again. `true` if there is something to write.
     Vain(bool),
     /// The connection has ended meanwhile.
-    Ended(MutexGuard<'a, Guarded>),
+    Ended(MutexGuard<'a, QpState>),
     Looked(
-        MutexGuard<'a, Guarded>,
+        MutexGuard<'a, QpState>,
         Box<RxBuffer>,
         RxPlan,
         io::Result<usize>,
@@ -75,23 +76,23 @@ enum Look<'a> {
 
 /// Reads until nothing is there or the budget is spent.
 pub(crate) fn rx(qp: &Arc<QpInner>) {
-    let mut after = After::default();
+    let mut effects = Effects::default();
     let mut g = qp.state.lock();
-    if g.link.is_none() || g.conn.left.rx {
+    if g.link.is_none() || g.link.is_read_to_end() {
         return;
     }
     if !qp.passes(Way::In) {
         // The engine stops looking for octets.
-        qp.settle(&mut g, &mut after);
+        qp.collect_effects(&mut g, &mut effects);
         drop(g);
-        after.run(qp);
+        effects.apply(qp);
         return;
     }
-    let mut g = match turns(qp, g, &mut after) {
+    let mut g = match turns(qp, g, &mut effects) {
         Ok(g) => g,
         Err(wants_tx) => {
             // A first look without result changes nothing, so it needs no further work, only what its early end needs.
-            if after.unused {
+            if effects.due.contains(Due::MEMORY_UNUSED) {
                 qp.ctx.memory_unused();
             }
             if wants_tx {
@@ -101,14 +102,14 @@ pub(crate) fn rx(qp: &Arc<QpInner>) {
         }
     };
     let mut wants_tx = g.machine.wants_tx();
-    qp.settle(&mut g, &mut after);
+    qp.collect_effects(&mut g, &mut effects);
     drop(g);
-    if wants_tx && after.events.contains(Events::FATAL) {
+    if wants_tx && effects.events.contains(Events::FATAL) {
         // The Terminate is sent before the program hears of the end and destroys the queue pair.
         qp.drive_tx();
         wants_tx = false;
     }
-    after.run(qp);
+    effects.apply(qp);
     if wants_tx {
         qp.drive_tx();
     }
@@ -117,9 +118,9 @@ pub(crate) fn rx(qp: &Arc<QpInner>) {
 /// Takes turns until nothing is there. If the first was in vain, returns whether there is something to write.
 fn turns<'a>(
     qp: &'a Arc<QpInner>,
-    mut g: MutexGuard<'a, Guarded>,
-    after: &mut After,
-) -> Result<MutexGuard<'a, Guarded>, bool> {
+    mut g: MutexGuard<'a, QpState>,
+    effects: &mut Effects,
+) -> Result<MutexGuard<'a, QpState>, bool> {
     let mut turn = Turn {
         left: RX_BUDGET,
         resumed: false,
@@ -131,21 +132,23 @@ fn turns<'a>(
             // Whoever waits for the state has it first. Only this thread receives, so nothing comes in between.
             MutexGuard::bump(&mut g);
         }
-        let Some(link) = g.link.clone() else { break };
-        match next_step(qp, &mut g, &mut turn, after) {
+        let Some(socket) = g.link.socket().cloned() else {
+            break;
+        };
+        match next_step(qp, &mut g, &mut turn, effects) {
             Step::Read => {}
             Step::Again => continue,
             Step::Discard => {
-                g = discard(qp, g, after);
+                g = discard(qp, g, effects);
                 break;
             }
             Step::Stop => break,
         }
-        let Ok(buffer) = g.conn.partial.take().map_or_else(pool::take_rx, Ok) else {
-            g.machine.abort(&mut DriveHost::new(qp, after));
+        let Ok(buffer) = g.take_partial() else {
+            g.machine.abort(&mut DriveHost::new(qp, effects));
             break;
         };
-        match look(qp, g, &link, buffer, turn.is_first(), after) {
+        match look(qp, g, &socket, buffer, turn.is_first(), effects) {
             Look::Vain(wants_tx) => return Err(wants_tx),
             Look::Ended(guard) => {
                 g = guard;
@@ -153,7 +156,7 @@ fn turns<'a>(
             }
             Look::Looked(guard, buffer, plan, result) => {
                 g = guard;
-                take_in(qp, &mut g, buffer, plan, result, &mut turn, after);
+                take_in(qp, &mut g, buffer, plan, result, &mut turn, effects);
             }
         }
         let held_but_posted = g.machine.rx_interest() == RxInterest::Held;
@@ -168,13 +171,13 @@ fn turns<'a>(
 #[inline]
 fn next_step(
     qp: &Arc<QpInner>,
-    g: &mut MutexGuard<'_, Guarded>,
+    g: &mut MutexGuard<'_, QpState>,
     turn: &mut Turn,
-    after: &mut After,
+    effects: &mut Effects,
 ) -> Step {
     match g.machine.rx_interest() {
         RxInterest::Read if turn.unfinished => {
-            turn.resume(process(qp, g, after));
+            turn.resume(process(qp, g, effects));
             if turn.more || turn.unfinished || g.machine.rx_interest() != RxInterest::Read {
                 return Step::Again;
             }
@@ -182,7 +185,7 @@ fn next_step(
         }
         RxInterest::Read => Step::Read,
         RxInterest::Held => {
-            let status = resume(qp, g, after);
+            let status = resume(qp, g, effects);
             if status.is_none() {
                 return Step::Stop;
             }
@@ -192,7 +195,7 @@ fn next_step(
         }
         RxInterest::Discard => Step::Discard,
         RxInterest::Waits => {
-            let status = process(qp, g, after);
+            let status = process(qp, g, effects);
             if matches!(status, None | Some(RxStatus::Waits)) {
                 return Step::Stop;
             }
@@ -207,11 +210,11 @@ fn next_step(
 #[inline]
 fn look<'a>(
     qp: &'a Arc<QpInner>,
-    g: MutexGuard<'a, Guarded>,
-    link: &Arc<Link>,
+    g: MutexGuard<'a, QpState>,
+    socket: &Arc<Socket>,
     mut buffer: Box<RxBuffer>,
     first: bool,
-    after: &mut After,
+    effects: &mut Effects,
 ) -> Look<'a> {
     // An empty look must be cheap: the table is locked only when the plan names memory of the program.
     let memory = g.machine.rx_is_direct().then(|| qp.ctx.memory.read());
@@ -229,20 +232,20 @@ fn look<'a>(
         faults.limit(Way::In, &mut runs);
     }
     // SAFETY: the module's invariant; `buffer` is ours and `memory` is locked.
-    let result = unsafe { link.stream.recv_vectored_raw(&runs) };
+    let result = unsafe { socket.stream.recv_vectored_raw(&runs) };
     if let (Some(faults), Ok(n @ 1..)) = (&qp.faults, &result) {
         if buffer.is_empty() {
             // SAFETY: as above; the plan names the memory that has just been written.
             unsafe { faults.spoil_received(&runs, *n) };
         }
         faults.passed_octets(Way::In, *n);
-        after.act |= faults.is_due();
+        effects.note_if(Due::FAULT, faults.is_due());
     }
     if let Some(memory) = &memory {
         plan.release(memory);
-        after.unused |= memory.take_unused();
+        effects.note_if(Due::MEMORY_UNUSED, memory.take_unused());
     }
-    if let (Some(flow), Ok(n @ 1..)) = (&link.flow, &result) {
+    if let (Some(flow), Ok(n @ 1..)) = (&socket.flow, &result) {
         // SAFETY: as above; the recorder reads what has just been written there.
         unsafe { flow.received_raw(&runs, *n) };
     }
@@ -250,11 +253,11 @@ fn look<'a>(
     // Done first: the thread that holds the state may be waiting for the memory table.
     drop(memory);
     if first && result.as_ref().is_err_and(is_nothing) {
-        keep_part(qp, link, buffer);
+        keep_part(qp, socket, buffer);
         return Look::Vain(waiting_tx);
     }
     let g = qp.state.lock();
-    if !g.is_linked(link) {
+    if !g.is_linked(socket) {
         // Its octets do not belong to the next connection.
         pool::give_rx(buffer);
         return Look::Ended(g);
@@ -270,34 +273,34 @@ fn is_nothing(error: &io::Error) -> bool {
 #[inline]
 fn take_in(
     qp: &Arc<QpInner>,
-    g: &mut MutexGuard<'_, Guarded>,
+    g: &mut MutexGuard<'_, QpState>,
     mut buffer: Box<RxBuffer>,
     mut plan: RxPlan,
     result: io::Result<usize>,
     turn: &mut Turn,
-    after: &mut After,
+    effects: &mut Effects,
 ) {
     turn.more = false;
     match result {
         // The request that the peer has answered by closing may still be in the system call: it is done, and must not be flushed. The
         // end is still there at the next look.
-        Ok(0) if qp.late.is_sending() => {}
-        Ok(0) if peer_left(qp, g, after) => {}
-        Ok(0) => {
-            g.conn.eof = true;
-            g.machine
-                .rx_eof(&mut buffer, &mut DriveHost::new(qp, after));
-        }
+        Ok(0) if qp.held_receives.is_sending() => {}
+        Ok(0) if hide_end(qp, g, effects) => {}
+        Ok(0) => g
+            .machine
+            .rx_eof(&mut buffer, &mut DriveHost::new(qp, effects)),
         Ok(n) => {
             turn.more = n == plan.room() && turn.left > n;
             turn.left = turn.left.saturating_sub(n);
-            qp.moved.add(n);
-            g.conn.looks.count();
-            let status = filled(qp, g, &mut buffer, &mut plan, n, after);
+            qp.bytes_transferred.add(n);
+            if let Some(open) = g.link.open_mut() {
+                open.looks.count();
+            }
+            let status = filled(qp, g, &mut buffer, &mut plan, n, effects);
             turn.unfinished = status == RxStatus::More;
         }
         Err(error) if is_nothing(&error) => {}
-        Err(error) => failed(qp, g, &mut buffer, &error, after),
+        Err(error) => failed(qp, g, &mut buffer, &error, effects),
     }
     put_back(g, buffer);
 }
@@ -306,26 +309,26 @@ fn take_in(
 #[inline]
 fn filled(
     qp: &Arc<QpInner>,
-    g: &mut MutexGuard<'_, Guarded>,
+    g: &mut MutexGuard<'_, QpState>,
     buffer: &mut RxBuffer,
     plan: &mut RxPlan,
     n: usize,
-    after: &mut After,
+    effects: &mut Effects,
 ) -> RxStatus {
     let memory = qp.ctx.memory.read();
     let status = {
         let mut env = Env {
             memory: &memory,
             crc32c: crc32c(),
-            host: &mut DriveHost::new(qp, after),
+            host: &mut DriveHost::new(qp, effects),
         };
         g.machine.rx_filled(buffer, plan, n, &mut env)
     };
-    after.unused |= memory.take_unused();
+    effects.note_if(Due::MEMORY_UNUSED, memory.take_unused());
     drop(memory);
-    qp.answered.note(g.machine.counters());
+    qp.peer_answers.note(g.machine.counters());
     if status == RxStatus::Held {
-        held(qp, g, after);
+        held(qp, g, effects);
     }
     status
 }
@@ -334,71 +337,74 @@ fn filled(
 #[cold]
 fn failed(
     qp: &Arc<QpInner>,
-    g: &mut MutexGuard<'_, Guarded>,
+    g: &mut MutexGuard<'_, QpState>,
     buffer: &mut RxBuffer,
     error: &io::Error,
-    after: &mut After,
+    effects: &mut Effects,
 ) {
     tracing::debug!(qp = qp.num, %error, "receive failed");
     // Registered memory that the program has unmapped.
     let unmapped = error.raw_os_error() == Some(libc::EFAULT);
-    let left = !unmapped && peer_left(qp, g, after);
+    let left = !unmapped && hide_end(qp, g, effects);
     buffer.clear();
     if left {
         // Nothing that the program sees.
     } else if unmapped {
-        g.machine.rx_unwritable(&mut DriveHost::new(qp, after));
+        g.machine.rx_unwritable(&mut DriveHost::new(qp, effects));
     } else {
-        broken(qp, g, after);
+        broken(qp, g, effects);
     }
 }
 
 /// A part of an FPDU stays with the queue pair.
 #[inline]
-fn put_back(g: &mut Guarded, buffer: Box<RxBuffer>) {
-    if buffer.is_empty() {
-        pool::give_rx(buffer);
-    } else {
-        g.conn.partial = Some(buffer);
-    }
-}
-
-/// The same without the lock, which is taken only if there is such a part, and the connection's end may have come before that.
-#[inline]
-fn keep_part(qp: &QpInner, link: &Arc<Link>, buffer: Box<RxBuffer>) {
-    let state = (!buffer.is_empty()).then(|| qp.state.lock());
-    match state.filter(|g| g.is_linked(link)) {
-        Some(mut g) => g.conn.partial = Some(buffer),
+fn put_back(g: &mut QpState, buffer: Box<RxBuffer>) {
+    match g.link.open_mut().filter(|_| !buffer.is_empty()) {
+        Some(open) => open.partial = Some(buffer),
         None => pool::give_rx(buffer),
     }
 }
 
+/// Keeps a part of an FPDU. The state is locked only if there is one; the connection may have ended
+/// before that.
+#[inline]
+fn keep_part(qp: &QpInner, socket: &Arc<Socket>, buffer: Box<RxBuffer>) {
+    if buffer.is_empty() {
+        return pool::give_rx(buffer);
+    }
+    let mut g = qp.state.lock();
+    match g.link.open_mut() {
+        Some(open) if Arc::ptr_eq(&open.socket, socket) => open.partial = Some(buffer),
+        _ => pool::give_rx(buffer),
+    }
+}
+
 /// The stream has come to its end. Returns `true` if that must not change the queue pair.
-fn peer_left(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>, after: &mut After) -> bool {
+fn hide_end(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, QpState>, effects: &mut Effects) -> bool {
     let hidden = g.machine.hides_end();
     if hidden {
-        left::leave(qp, g, after);
+        peer_gone::hide_end(qp, g, effects);
     }
     hidden
 }
 
 /// A Send has met no receive: its time begins.
-fn held(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, Guarded>, after: &mut After) {
-    if g.conn.held_since != 0 {
+fn held(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, QpState>, effects: &mut Effects) {
+    let Some(open) = g.link.open_mut().filter(|open| open.held_since == 0) else {
         return;
-    }
+    };
     let now = now_ns();
-    g.conn.held_since = now;
+    open.held_since = now;
     tracing::trace!(qp = qp.num, "receiver not ready");
     g.machine
-        .on_time(Time::from_nanos(now), &mut DriveHost::new(qp, after));
+        .on_time(Time::from_nanos(now), &mut DriveHost::new(qp, effects));
 }
 
 /// Offers a held Send again. Returns `None` if there is still no receive.
 fn resume(
     qp: &Arc<QpInner>,
-    g: &mut MutexGuard<'_, Guarded>,
-    after: &mut After,
+    g: &mut MutexGuard<'_, QpState>,
+    effects: &mut Effects,
 ) -> Option<RxStatus> {
     let ready = match &qp.srq {
         Some(srq) => !srq.inner.wait(qp),
@@ -406,22 +412,22 @@ fn resume(
         None => g.machine.receives_posted() > 0,
     };
     let ready = ready && qp.faults.as_ref().is_none_or(|faults| !faults.starves());
-    if !ready || g.conn.partial.is_none() {
+    if !ready || g.link.open().is_none_or(|open| open.partial.is_none()) {
         return None;
     }
     g.end_hold();
-    process(qp, g, after)
+    process(qp, g, effects)
 }
 
 /// Processes again what has been received. Returns `None` if there is no memory for that.
 fn process(
     qp: &Arc<QpInner>,
-    g: &mut MutexGuard<'_, Guarded>,
-    after: &mut After,
+    g: &mut MutexGuard<'_, QpState>,
+    effects: &mut Effects,
 ) -> Option<RxStatus> {
     // An STag that the peer has invalidated may be all that is left to do, and then there is no part of an FPDU.
-    let mut buffer = g.conn.partial.take().map_or_else(pool::take_rx, Ok).ok()?;
-    let status = filled(qp, g, &mut buffer, &mut pool::rx_plan(), 0, after);
+    let mut buffer = g.take_partial().ok()?;
+    let status = filled(qp, g, &mut buffer, &mut pool::rx_plan(), 0, effects);
     put_back(g, buffer);
     Some(status)
 }
@@ -429,16 +435,18 @@ fn process(
 /// The queue pair is done with this stream: throw away what still comes, until the peer closes.
 fn discard<'a>(
     qp: &'a Arc<QpInner>,
-    g: MutexGuard<'a, Guarded>,
-    after: &mut After,
-) -> MutexGuard<'a, Guarded> {
-    let Some(link) = g.link.clone() else { return g };
+    g: MutexGuard<'a, QpState>,
+    effects: &mut Effects,
+) -> MutexGuard<'a, QpState> {
+    let Some(socket) = g.link.socket().cloned() else {
+        return g;
+    };
     debug_assert_eq!(g.machine.state(), State::Error);
     drop(g);
     let mut sink = [0u8; 16 * 1024];
     let mut end = None;
     for _ in 0..RX_BUDGET / sink.len() {
-        match link.stream.recv(&mut sink) {
+        match socket.stream.recv(&mut sink) {
             Ok(0) => {
                 end = Some(true);
                 break;
@@ -452,19 +460,18 @@ fn discard<'a>(
         }
     }
     let mut g = qp.state.lock();
-    if !g.is_linked(&link) {
+    if !g.is_linked(&socket) {
         return g;
     }
     match end {
         Some(true) => {
-            g.conn.eof = true;
-            if let Ok(mut buffer) = g.conn.partial.take().map_or_else(pool::take_rx, Ok) {
+            if let Ok(mut buffer) = g.take_partial() {
                 g.machine
-                    .rx_eof(&mut buffer, &mut DriveHost::new(qp, after));
+                    .rx_eof(&mut buffer, &mut DriveHost::new(qp, effects));
                 pool::give_rx(buffer);
             }
         }
-        Some(false) => broken(qp, &mut g, after),
+        Some(false) => broken(qp, &mut g, effects),
         None => {}
     }
     g

@@ -37,23 +37,23 @@ fn the_peer_of_a_queue_pair_by_number_leaves_unseen() {
             let cq = ctx.create_cq(4, None).unwrap();
             let qp = queue_pair(&ctx, &cq, &cq);
             let peer = connected(&qp);
-            let link = unwatched_link(&qp);
+            let socket = unwatched_link(&qp);
             if by_number {
                 qp.inner.state.lock().machine.hide_connection();
             }
             if reset {
-                break_off(&link, peer);
+                break_off(&socket, peer);
             } else {
                 drop(peer);
-                until("it is not closed", || link.stream.peer_closed());
+                until("it is not closed", || socket.stream.peer_closed());
             }
             // Once more: what has left stays unseen.
             for _ in 0..2 {
                 assert!(qp.inner.drive_rx());
                 let g = qp.inner.state.lock();
-                let up = (g.machine.state(), g.link.is_some());
+                let up = (g.machine.state(), g.link.is_open());
                 assert_eq!(up == (State::Rts, true), by_number, "{reset} {up:?}");
-                assert_eq!(g.conn.left.rx, by_number);
+                assert_eq!(g.link.is_read_to_end(), by_number);
             }
             qp.destroy();
         }
@@ -73,9 +73,9 @@ fn a_turn_takes_all_that_has_come() {
         })
         .unwrap();
     let mut peer = connected(&qp);
-    let link = unwatched_link(&qp);
+    let socket = unwatched_link(&qp);
     let buffer = 1 << 20;
-    link.stream.socket().set_recv_buffer_size(buffer).unwrap();
+    socket.stream.socket().set_recv_buffer_size(buffer).unwrap();
     let sges = &[];
     let wrs: Vec<_> = (0..messages)
         .map(|at| RecvWr {
@@ -90,7 +90,7 @@ fn a_turn_takes_all_that_has_come() {
     assert!(octets.len() > RX_READ_MAX && octets.len() < RX_BUDGET);
     peer.write_all(&octets).unwrap();
     until("it does not arrive", || {
-        rustix::io::ioctl_fionread(&link.stream).unwrap() == octets.len() as u64
+        rustix::io::ioctl_fionread(&socket.stream).unwrap() == octets.len() as u64
     });
     assert!(qp.inner.drive_rx());
     assert_eq!(qp.counters().rx_messages, u64::from(messages));

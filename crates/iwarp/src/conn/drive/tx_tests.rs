@@ -101,31 +101,31 @@ fn a_write_to_a_broken_connection_ends_it() {
     let ctx = context();
     for by_number in [false, true] {
         let (qp, peer) = connection(&ctx, 1);
-        let link = unwatched_link(&qp);
+        let socket = unwatched_link(&qp);
         if by_number {
             qp.inner.state.lock().machine.hide_connection();
         }
-        break_off(&link, peer);
+        break_off(&socket, peer);
         qp.post_send(&[SEND]).unwrap();
         let g = qp.inner.state.lock();
-        let up = g.machine.state() == State::Rts && g.link.is_some();
-        assert_eq!((up, g.conn.left.tx), (by_number, by_number));
-        assert!(g.conn.stalled.is_none());
+        let up = g.machine.state() == State::Rts && g.link.is_open();
+        assert_eq!((up, g.link.takes_nothing()), (by_number, by_number));
+        assert!(g.link.open().is_none_or(|open| open.stalled.is_none()));
         drop(g);
         qp.destroy();
     }
 }
 
 /// With a message that its segments are smaller than, and nothing sent.
-fn segmenting(qp: &QueuePair, g: &mut Guarded) {
+fn segmenting(qp: &QueuePair, g: &mut QpState) {
     let sges = [Sge {
         addr: 0,
         len: 4000,
         lkey: 1,
     }];
-    let mut after = After::default();
+    let mut effects = Effects::default();
     let write = SendWr::write(1, 0x1000, 7, &sges);
-    let mut host = DriveHost::new(&qp.inner, &mut after);
+    let mut host = DriveHost::new(&qp.inner, &mut effects);
     g.machine.post_send(&write, &mut host).unwrap();
     drop(host);
     g.machine.set_emss(1460);
@@ -149,10 +149,11 @@ fn the_size_of_segments_is_asked_for_as_often_as_it_matters() {
     assert_eq!(asked, [0, 16, 32]);
     g.machine.align(1460);
     assert!([(); 40].iter().all(|()| wants_mss(&mut g)));
-    let mut after = After::default();
-    g.machine.abort(&mut DriveHost::new(&qp.inner, &mut after));
+    let mut effects = Effects::default();
+    g.machine
+        .abort(&mut DriveHost::new(&qp.inner, &mut effects));
     drop(g);
-    after.run(&qp.inner);
+    effects.apply(&qp.inner);
     qp.destroy();
 }
 
@@ -168,20 +169,21 @@ fn the_size_of_segments_is_followed() {
         for aligned in [false, true] {
             let qp = queue_pair(&ctx, &cq, &cq);
             let _peer = connected(&qp);
-            let link = testing::link(&qp);
-            let mss = link.stream.mss().unwrap();
+            let socket = testing::link(&qp);
+            let mss = socket.stream.mss().unwrap();
             let mut g = qp.inner.state.lock();
             segmenting(&qp, &mut g);
             if aligned {
                 g.machine.align(1460);
             }
-            follow_mss(&qp.inner, &mut g, &link);
+            follow_mss(&qp.inner, &mut g, &socket);
             assert_eq!(g.machine.is_segmenting(), !fits);
             assert_eq!(g.machine.alignment(), aligned.then_some(mss));
-            let mut after = After::default();
-            g.machine.abort(&mut DriveHost::new(&qp.inner, &mut after));
+            let mut effects = Effects::default();
+            g.machine
+                .abort(&mut DriveHost::new(&qp.inner, &mut effects));
             drop(g);
-            after.run(&qp.inner);
+            effects.apply(&qp.inner);
             qp.destroy();
         }
     }

@@ -13,14 +13,12 @@ pub mod words;
 
 pub use alone::{alone, alone_with};
 
-use iwarp::cm::{CmEvent, CmEventChannel, CmEventKind, CmId, ConnectionParameters};
+use iwarp::runtime::cm::{CmEvent, CmEventChannel, CmEventKind, CmId, ConnectionParameters};
 use iwarp::runtime::{
-    CompletionQueue, Context, QpAttributes, QueuePair, SharedReceiveQueue, create_event_channel,
+    CompletionQueue, Context, Cqe, QpAttributes, QueuePair, RecvWr, SendOp, SendWr, Sge,
+    SharedReceiveQueue, State, WcOpcode, WcStatus, create_event_channel,
 };
-use iwarp::{
-    Access, Config, Cqe, Device, ReceiverNotReady, RecvWr, SendOp, SendWr, Sge, State, WcOpcode,
-    WcStatus,
-};
+use iwarp::{Access, Config, Device, ReceiverNotReady};
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;

@@ -2,7 +2,7 @@
 //! sends exactly what a test tells it to send, also when that breaks the protocol.
 
 use super::{End, LIMIT, Server};
-use iwarp::cm::CmEventKind;
+use iwarp::runtime::cm::CmEventKind;
 use iwarp_proto::crc32c;
 use iwarp_proto::ddp::{Header, Stag, TaggedHeader, UntaggedHeader};
 use iwarp_proto::mpa::framing::{

@@ -3,10 +3,9 @@
 
 use crate::common::wire::{Hello, Wire, initiator, responder};
 use crate::common::{End, HANDSHAKE, Server, V4, context, expect};
-use iwarp::cm::{CmEventKind, CmId};
-use iwarp::runtime::QueuePair;
-use iwarp::runtime::create_event_channel;
-use iwarp::{Admission, Config, ReceiverNotReady, SendOp};
+use iwarp::runtime::cm::{CmEventKind, CmId};
+use iwarp::runtime::{QueuePair, SendOp, create_event_channel};
+use iwarp::{Admission, Config, ReceiverNotReady};
 use iwarp_proto::mpa::startup::{Flags, FrameKind};
 use iwarp_proto::rdmap::Opcode;
 use std::any::Any;

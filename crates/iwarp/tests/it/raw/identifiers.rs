@@ -3,7 +3,11 @@
 use super::*;
 
 /// An identifier whose route to `peer` is resolved.
-fn routed(channel: &iwarp::cm::CmEventChannel, ctx: Option<&Context>, peer: SocketAddr) -> CmId {
+fn routed(
+    channel: &iwarp::runtime::cm::CmEventChannel,
+    ctx: Option<&Context>,
+    peer: SocketAddr,
+) -> CmId {
     let id = CmId::create(channel, ctx);
     id.resolve_addr(None, peer).unwrap();
     expect(channel, CmEventKind::AddrResolved);

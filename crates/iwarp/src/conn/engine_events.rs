@@ -1,11 +1,13 @@
-//! A queue pair as the engine sees it: readiness, timers, and pauses while application threads drive it.
+//! A queue pair as the engine sees it: readiness, timers, and pauses while application threads
+//! drive it.
 
 use super::drive;
+use super::liveness;
 use super::qp::{
-    QpInner, TIMER_FLUSH, TIMER_LEFT, TIMER_LINGER, TIMER_MACHINE, TIMER_SILENCE, TIMERS_END,
+    QpInner, TIMER_LINGER, TIMER_LIVENESS, TIMER_MACHINE, TIMER_PEER_GONE, TIMER_SEND_DELAY,
+    TIMERS_END,
 };
-use super::silence;
-use crate::by_number::left;
+use crate::conn::peer_gone;
 use crate::engine::Source;
 use crate::objects::cq::CompletionQueue;
 use crate::sys::prefetch;
@@ -15,14 +17,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Counts what a queue pair moves, so that a thread that polls sees how long it was busy with that.
 #[derive(Debug, Default)]
-pub(crate) struct Moved {
+pub(crate) struct BytesTransferred {
     octets: AtomicU64,
     /// The count when a poll last looked. A hint.
     seen: AtomicU64,
 }
 
-impl Moved {
-    /// So many octets were read or written. The caller has locked the queue pair's state.
+impl BytesTransferred {
+    /// Adds `octets` to the count. The caller has locked the queue pair's state.
     #[inline]
     pub(crate) fn add(&self, octets: usize) {
         let before = self.octets.load(Ordering::Relaxed);
@@ -34,7 +36,8 @@ impl Moved {
     pub(crate) fn take(&self) -> u64 {
         let octets = self.octets.load(Ordering::Relaxed);
         let before = self.seen.load(Ordering::Relaxed);
-        // Another poll may have seen more between the two lines: then there is nothing left for this one.
+        // Another poll may have seen more between the two lines: then there is nothing left for
+        // this one.
         if octets <= before {
             return 0;
         }
@@ -43,18 +46,21 @@ impl Moved {
     }
 }
 
-/// Tells whether the peer's data have come since the program last asked for something. The counts are hints.
+/// Tells whether the peer's data have come since the program last asked for something. The counts
+/// are hints.
 #[derive(Debug, Default)]
-pub(crate) struct Answered {
-    /// Messages of the peer that have come in full, and octets that had been placed when the last of them ended.
+pub(crate) struct PeerAnswers {
+    /// Messages of the peer that have come in full, and octets that had been placed when the last
+    /// of them ended.
     messages: AtomicU64,
     octets: AtomicU64,
-    /// The same when the program last posted a request.
+    /// The value of `octets` when the program last posted a request.
     when_asked: AtomicU64,
 }
 
-impl Answered {
-    /// The queue pair has counted this. The caller has locked its state. A message of which only a part is there is no answer yet.
+impl PeerAnswers {
+    /// The queue pair has counted this. The caller has locked its state. A message of which only a
+    /// part is there is no answer yet.
     #[inline]
     pub(crate) fn note(&self, counters: &Counters) {
         if counters.rx_messages != self.messages.load(Ordering::Relaxed) {
@@ -82,7 +88,8 @@ impl Answered {
     }
 }
 
-/// Returns until when the pollers of these completion queues drive the sockets of a queue pair; `None` if they do not, at `now`.
+/// Returns until when the pollers of these completion queues drive the sockets of a queue pair;
+/// `None` if they do not, at `now`.
 pub(crate) fn driven_until(cqs: [&CompletionQueue; 2], now: u64) -> Option<u64> {
     cqs.into_iter()
         .filter_map(|cq| cq.inner.pollers.driven_until(now))
@@ -97,9 +104,9 @@ impl Source for QpInner {
     fn come_next(&self) {
         // Who has the lock has it all close already.
         if let Some(g) = self.state.try_lock() {
-            if let Some(link) = &g.link {
-                prefetch::counts(link);
-                prefetch::object(&**link);
+            if let Some(socket) = g.link.socket() {
+                prefetch::counts(socket);
+                prefetch::object(&**socket);
             }
             g.machine.prefetch(prefetch::line);
         }
@@ -116,40 +123,41 @@ impl Source for QpInner {
 
     fn rest(&self) -> bool {
         let mut g = self.state.lock();
-        let g = &mut *g;
-        let Some(link) = &g.link else { return false };
-        if !g.conn.interest.readable {
+        let Some(open) = g.link.open_mut() else {
+            return false;
+        };
+        if !open.interest.readable {
             // The driving thread does not read now, and would not notice the end of the stream.
             return false;
         }
-        if !g.conn.resting {
-            link.engine.pause(&link.stream);
-            g.conn.resting = true;
+        if !open.driven_by_app {
+            open.socket.engine.pause(&open.socket.stream);
+            open.driven_by_app = true;
         }
         true
     }
 
     fn resume(&self) {
         let mut g = self.state.lock();
-        let g = &mut *g;
-        if let (Some(link), true) = (&g.link, g.conn.resting) {
+        if let Some(open) = g.link.open_mut().filter(|open| open.driven_by_app) {
+            let socket = &open.socket;
             // It cannot fail for lack of anything: the descriptor was in the set before.
-            if let Err(error) = link
+            if let Err(error) = socket
                 .engine
-                .resume(&link.stream, link.token, g.conn.interest)
+                .resume(&socket.stream, socket.token, open.interest)
             {
                 tracing::error!(qp = self.num, %error, "the socket cannot be watched");
             }
-            g.conn.resting = false;
+            open.driven_by_app = false;
         }
     }
 
     fn ready(self: Arc<Self>, readable: bool, writable: bool, broken: bool) -> bool {
         let mut served = false;
         if readable {
-            let before = self.answered.octets();
+            let before = self.peer_answers.octets();
             served |= self.drive_rx();
-            if self.answered.octets() != before {
+            if self.peer_answers.octets() != before {
                 self.send_cq.inner.answer_came();
             }
         }
@@ -172,11 +180,11 @@ impl Source for QpInner {
 
     fn timer(self: Arc<Self>, kind: u32) {
         match kind {
-            TIMER_MACHINE => self.time_has_come(),
-            TIMER_LINGER => self.ending_timer(),
-            TIMER_FLUSH => self.flush_timer(),
-            TIMER_LEFT => left::timer(&self),
-            TIMER_SILENCE => silence::timer(&self),
+            TIMER_MACHINE => self.machine_timer_expired(),
+            TIMER_LINGER => self.linger_timer_expired(),
+            TIMER_SEND_DELAY => self.send_delay_expired(),
+            TIMER_PEER_GONE => peer_gone::request_timer_expired(&self),
+            TIMER_LIVENESS => liveness::timer(&self),
             _ => {}
         }
     }
@@ -190,10 +198,11 @@ mod tests {
     use iwarp_rnic::{SendFlags, SendOp, SendWr};
     use std::time::{Duration, Instant};
 
-    /// Two threads that poll one queue may look at the count at the same time, and the slower one finds that more has been seen.
+    /// Two threads that poll one queue may look at the count at the same time, and the slower one
+    /// finds that more has been seen.
     #[test]
     fn what_another_poll_has_seen_is_not_seen_again() {
-        let moved = Moved::default();
+        let moved = BytesTransferred::default();
         moved.add(100);
         assert_eq!((moved.take(), moved.take()), (100, 0));
         moved.seen.store(250, Ordering::Relaxed);
@@ -202,11 +211,11 @@ mod tests {
         assert_eq!(moved.take(), 10);
     }
 
-    /// The end of a message is an answer if anything was placed since the last request. A request of the peer brings nothing, and a part of a
-    /// message is no answer yet.
+    /// The end of a message is an answer if anything was placed since the last request. A request
+    /// of the peer brings nothing, and a part of a message is no answer yet.
     #[test]
     fn an_answer_is_a_whole_message_with_octets_since_the_request() {
-        let answered = Answered::default();
+        let answered = PeerAnswers::default();
         let mut counters = Counters::default();
         assert!(!answered.is_answered());
         counters.rx_payload += 100;
@@ -225,7 +234,8 @@ mod tests {
         assert!(answered.is_answered());
     }
 
-    /// The end of a stream is reported late, when the queue pair was reset and its next stream holds a Send already.
+    /// The end of a stream is reported late, when the queue pair was reset and its next stream
+    /// holds a Send already.
     #[test]
     fn a_late_report_of_a_hang_up_does_not_end_the_next_stream() {
         let ctx = testing::context();
@@ -253,14 +263,15 @@ mod tests {
         qp.destroy();
     }
 
-    /// A queue pair is reset while an attempt to connect it comes to its end: neither its failure nor its stream concern the next life.
+    /// A queue pair is reset while an attempt to connect it comes to its end: neither its failure
+    /// nor its stream concern the next epoch.
     #[test]
     fn what_was_begun_before_a_reset_does_not_concern_the_queue_pair_after_it() {
         let ctx = testing::context();
         let cq = ctx.create_cq(4, None).unwrap();
         let qp = testing::queue_pair(&ctx, &cq, &cq);
         qp.modify(State::Init).unwrap();
-        let before = qp.life();
+        let before = qp.epoch();
         let _peer = testing::connected_for(&qp, Some(before)).expect("it is its life");
         qp.modify(State::Reset).unwrap();
         qp.inner.fail_connection(before);
@@ -270,12 +281,13 @@ mod tests {
         qp.inner.fail_connection(before);
         assert_eq!(qp.state(), State::Init);
         assert!(qp.addresses().is_none());
-        qp.inner.fail_connection(qp.life());
+        qp.inner.fail_connection(qp.epoch());
         assert_eq!(qp.state(), State::Error);
         qp.destroy();
     }
 
-    /// Those of one thread that serves it are told from those of another, which the caller leaves the work to.
+    /// Those of one thread that serves it are told from those of another, which the caller leaves
+    /// the work to.
     #[test]
     fn who_serves_a_queue_pair_is_told_so() {
         let ctx = testing::context();
@@ -300,18 +312,21 @@ mod tests {
         let ctx = testing::context();
         let cq = ctx.create_cq(4, None).unwrap();
         let qp = testing::queue_pair(&ctx, &cq, &cq);
-        let resting = || qp.inner.state.lock().conn.resting;
-        assert!(!qp.inner.rest() && !resting(), "no connection");
+        let is_driven = || {
+            let g = qp.inner.state.lock();
+            g.link.open().is_some_and(|open| open.driven_by_app)
+        };
+        assert!(!qp.inner.rest() && !is_driven(), "no connection");
         qp.inner.resume();
         let _peer = testing::connected(&qp);
         for _ in 0..2 {
-            assert!(qp.inner.rest() && resting());
-            assert!(qp.inner.rest() && resting(), "it rests already");
+            assert!(qp.inner.rest() && is_driven());
+            assert!(qp.inner.rest() && is_driven(), "it rests already");
             qp.inner.resume();
-            assert!(!resting());
+            assert!(!is_driven());
         }
-        qp.inner.state.lock().conn.interest.readable = false;
-        assert!(!qp.inner.rest() && !resting());
+        testing::open(&mut qp.inner.state.lock()).interest.readable = false;
+        assert!(!qp.inner.rest() && !is_driven());
         qp.destroy();
     }
 
@@ -347,7 +362,12 @@ mod tests {
         let ctx = testing::context();
         let cq = ctx.create_cq(4, None).unwrap();
         let qp = testing::queue_pair(&ctx, &cq, &cq);
-        for kind in [TIMER_FLUSH, TIMER_LEFT, TIMER_LINGER, TIMER_SILENCE] {
+        for kind in [
+            TIMER_SEND_DELAY,
+            TIMER_PEER_GONE,
+            TIMER_LINGER,
+            TIMER_LIVENESS,
+        ] {
             assert!(qp.inner.awaits(kind), "{kind}");
         }
         // Nothing is due.
@@ -357,14 +377,14 @@ mod tests {
         let _peer = testing::connected(&qp);
         {
             let mut g = qp.inner.state.lock();
-            g.conn.cork.timer = true;
-            g.conn.timer = Some(iwarp_rnic::Time::ZERO);
+            g.cork.timer = true;
+            testing::open(&mut g).timer = Some(iwarp_rnic::Time::ZERO);
         }
         let timers = || {
-            let g = qp.inner.state.lock();
-            (g.conn.cork.timer, g.conn.timer.is_some())
+            let mut g = qp.inner.state.lock();
+            (g.cork.timer, testing::open(&mut g).timer.is_some())
         };
-        Arc::clone(&qp.inner).timer(TIMER_FLUSH);
+        Arc::clone(&qp.inner).timer(TIMER_SEND_DELAY);
         assert_eq!(timers(), (false, true));
         Arc::clone(&qp.inner).timer(TIMER_MACHINE);
         assert_eq!(timers(), (false, false));

@@ -1,7 +1,7 @@
 //! Keep-alive of connections that the connection manager has made, as `getsockopt` shows it.
 
 use super::super::qp::QueuePair;
-use super::Silence;
+use super::Liveness;
 use crate::cm::{CmEventChannel, CmEventKind, CmId, ConnectionParameters, create_event_channel};
 use crate::config::Config;
 use crate::objects::context::Context;
@@ -24,8 +24,15 @@ fn queue_pair(ctx: &Context) -> QueuePair {
 
 /// Seconds before the kernel's first question, between two, and the number of questions; `None` if it does not ask.
 fn keep_alive(qp: &QueuePair) -> Option<(u64, u64, u32)> {
-    let link = qp.inner.state.lock().link.clone().expect("a connection");
-    let socket = link.stream.socket();
+    let socket = qp
+        .inner
+        .state
+        .lock()
+        .link
+        .socket()
+        .cloned()
+        .expect("a connection");
+    let socket = socket.stream.socket();
     socket.keepalive().unwrap().then(|| {
         (
             socket.tcp_keepalive_time().unwrap().as_secs(),
@@ -82,12 +89,16 @@ fn both_ends_have_keep_alive() {
     let (initiator, responder) = (queue_pair(&a), queue_pair(&b));
     let _ids = connect(&initiator, &b, &responder);
     assert_eq!(keep_alive(&responder), Some((30, 8, 4)));
-    assert!(!responder.inner.state.lock().conn.silence.keep_alive_due);
+    assert!(
+        !testing::open(&mut responder.inner.state.lock())
+            .liveness
+            .keep_alive_due
+    );
     assert_eq!(changed(&initiator, None), Some((4, 1, 4)));
     // Everything is acknowledged, so nobody looks any more until something is sent.
     assert_eq!(
-        initiator.inner.state.lock().conn.silence,
-        Silence::default()
+        testing::open(&mut initiator.inner.state.lock()).liveness,
+        Liveness::default()
     );
 }
 
@@ -122,9 +133,9 @@ fn looks_that_find_no_answer_are_counted() {
         (Some(Duration::from_secs(2)), 3, 4),
         (Some(Duration::from_secs(7)), 4, 5),
     ] {
-        let silence = Silence {
+        let silence = Liveness {
             unanswered: before,
-            ..Silence::default()
+            ..Liveness::default()
         };
         assert_eq!(silence.unanswered_after(silent, limit), after, "{silent:?}");
     }

@@ -4,10 +4,9 @@
 //! returned, and from then on nothing accesses them. A peer may write them at any time before, so no reference to
 //! them is ever formed: octets are copied in and out through raw pointers, words through atomics.
 
+use super::ProtectionDomain;
 use crate::error::{Error, Result};
-use crate::objects::context::Context;
-use crate::objects::srq::SharedReceiveQueue;
-use crate::owned::QueuePairBuilder;
+use crate::runtime::Context;
 use crate::sys::fork::Origin;
 use crate::sys::mapping::Mapping;
 use iwarp_rnic::memory::MemoryError;
@@ -16,73 +15,6 @@ use std::mem::ManuallyDrop;
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-
-/// A protection domain: queue pairs use the memory of their own domain only (`ibv_alloc_pd(3)`).
-#[derive(Debug, Clone)]
-pub struct ProtectionDomain {
-    ctx: Context,
-    num: u32,
-}
-
-impl ProtectionDomain {
-    /// Makes a new domain on a device.
-    pub fn new(ctx: &Context) -> Self {
-        Self {
-            ctx: ctx.clone(),
-            num: ctx.allocate_pd(),
-        }
-    }
-
-    /// Returns its device.
-    pub fn context(&self) -> &Context {
-        &self.ctx
-    }
-
-    /// Returns its number, for the raw interface.
-    pub fn number(&self) -> u32 {
-        self.num
-    }
-
-    /// Allocates `len` octets of zeroed, page-aligned memory and registers them.
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`]; [`Error::Memory`]: remote writing without [`Access::LOCAL_WRITE`].
-    pub fn allocate(&self, len: usize, access: Access) -> Result<MemoryRegion> {
-        let mapping = Mapping::new(len).map_err(|_| Error::OutOfMemory)?;
-        let addr = mapping.addr();
-        // SAFETY: the mapping is ours alone, lives until after `deregister` in `Drop`, and no reference into it is formed.
-        let stag = unsafe { self.ctx.register(addr, len as u64, addr, self.num, access) }?;
-        let inner = RegionInner {
-            ctx: self.ctx.clone(),
-            pd: self.num,
-            stag,
-            access,
-            base: if access.contains(Access::ZERO_BASED) {
-                0
-            } else {
-                addr
-            },
-            origin: Origin::here(),
-            mapping: ManuallyDrop::new(mapping),
-        };
-        Ok(MemoryRegion {
-            inner: Arc::new(inner),
-        })
-    }
-
-    /// Begins to make a queue pair in this domain.
-    pub fn queue_pair(&self) -> QueuePairBuilder {
-        QueuePairBuilder::new(self)
-    }
-
-    /// Makes a shared receive queue for `depth` receives of up to `max_sge` elements each.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`], [`Error::OutOfMemory`].
-    pub fn shared_receive_queue(&self, depth: u32, max_sge: u32) -> Result<SharedReceiveQueue> {
-        self.ctx.create_srq(self.num, depth, max_sge)
-    }
-}
 
 #[derive(Debug)]
 struct RegionInner {
@@ -94,6 +26,27 @@ struct RegionInner {
     base: u64,
     origin: Origin,
     mapping: ManuallyDrop<Mapping>,
+}
+
+impl RegionInner {
+    fn register(pd: &ProtectionDomain, len: usize, access: Access) -> Result<Self> {
+        let mapping = Mapping::new(len).map_err(|_| Error::OutOfMemory)?;
+        let (addr, ctx) = (mapping.addr(), pd.context());
+        // SAFETY: the mapping is ours alone, lives until after `deregister` in `Drop`, and no reference into it is formed.
+        let stag = unsafe { ctx.register(addr, len as u64, addr, pd.number(), access) }?;
+        Ok(Self {
+            ctx: ctx.clone(),
+            pd: pd.number(),
+            stag,
+            access,
+            base: match access.contains(Access::ZERO_BASED) {
+                true => 0,
+                false => addr,
+            },
+            origin: Origin::here(),
+            mapping: ManuallyDrop::new(mapping),
+        })
+    }
 }
 
 impl Drop for RegionInner {
@@ -121,7 +74,7 @@ impl Drop for RegionInner {
 /// dropping what the parent has registered does nothing.
 ///
 /// Work requests name it by key. If the memory goes while a request is outstanding, the request fails with
-/// [`WcStatus::LocalProtection`](crate::WcStatus::LocalProtection). If a peer accesses it afterwards, the peer's
+/// [`WcStatus::LocalProtection`](super::WcStatus::LocalProtection). If a peer accesses it afterwards, the peer's
 /// connection ends. In neither case is freed memory touched.
 #[derive(Debug, Clone)]
 pub struct MemoryRegion {
@@ -176,6 +129,11 @@ impl RemoteMemory {
 }
 
 impl MemoryRegion {
+    pub(super) fn register(pd: &ProtectionDomain, len: usize, access: Access) -> Result<Self> {
+        let inner = Arc::new(RegionInner::register(pd, len, access)?);
+        Ok(Self { inner })
+    }
+
     /// Returns its length in octets.
     pub fn len(&self) -> usize {
         self.inner.mapping.len()
@@ -237,9 +195,9 @@ impl MemoryRegion {
         Ok((start, end - start))
     }
 
-    /// Returns `true` if it was allocated in this protection domain. Domains of one device have different numbers.
+    /// Returns `true` if it was registered in this protection domain. Domains of one device have different numbers.
     pub(crate) fn is_of(&self, pd: &ProtectionDomain) -> bool {
-        self.inner.pd == pd.num && self.inner.ctx.is_same(&pd.ctx)
+        self.inner.pd == pd.number() && self.inner.ctx.is_same(pd.context())
     }
 
     /// Returns `true` if both handles name the same memory.
@@ -296,7 +254,7 @@ impl MemoryRegion {
     }
 
     /// Loads one octet, with acquire ordering: what a peer's RDMA Write placed before this octet is visible afterwards.
-    /// Programs that wait for a Write without a message look at its last octet.
+    /// Programs that wait for a Write without a message poll its last octet.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`]: outside the region.
@@ -343,48 +301,5 @@ impl MemoryRegion {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{Config, Device};
-
-    #[test]
-    fn bounds_are_checked_everywhere() {
-        let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
-        let ctx = Context::open(&device, Config::default()).unwrap();
-        let pd = ProtectionDomain::new(&ctx);
-        let mr = pd.allocate(64, Access::LOCAL_WRITE).unwrap();
-        mr.write_at(60, &[1, 2, 3, 4]).unwrap();
-        assert_eq!(mr.to_vec(60..).unwrap(), [1, 2, 3, 4]);
-        assert!(mr.write_at(61, &[0; 4]).is_err());
-        assert!(mr.read_at(usize::MAX, &mut [0; 4]).is_err());
-        assert!(mr.load_u8(64).is_err() && mr.load_u8(63).unwrap() == 4);
-        assert!(mr.load_u64(1).is_err() && mr.load_u64(64).is_err());
-        assert!(mr.sge(0..65).is_err() && mr.sge(..).unwrap().len == 64);
-        let back = RemoteMemory::from_bytes(&mr.remote().to_bytes()).unwrap();
-        assert_eq!(back, mr.remote());
-        assert!(back.slice(60, 5).is_none() && back.slice(60, 4).is_some());
-        assert!(matches!(
-            pd.allocate(8, Access::REMOTE_WRITE),
-            Err(Error::Memory(_))
-        ));
-        let stag = mr.lkey();
-        drop(mr);
-        assert!(ctx.region(stag).is_none());
-    }
-
-    /// The tagged offsets of such a region begin at zero, for its owner's elements as for peers.
-    #[test]
-    fn a_zero_based_region_says_where_it_begins() {
-        let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
-        let ctx = Context::open(&device, Config::default()).unwrap();
-        let pd = ProtectionDomain::new(&ctx);
-        for zero_based in [Access::empty(), Access::ZERO_BASED] {
-            let rights = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
-            let mr = pd.allocate(64, rights | zero_based).unwrap();
-            let iova = ctx.region(mr.lkey()).unwrap().iova;
-            assert_eq!(iova == 0, !zero_based.is_empty());
-            assert_eq!(mr.remote().addr, iova);
-            assert_eq!(mr.sge(5..9).unwrap().addr, iova + 5);
-        }
-    }
-}
+#[path = "mr_tests.rs"]
+mod tests;

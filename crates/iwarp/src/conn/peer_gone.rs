@@ -2,15 +2,15 @@
 //! connection manager's connection is shown as InfiniBand shows it.
 //!
 //! On InfiniBand a queue pair does not notice that the peer's queue pair is gone: receives stay
-//! posted, and a request fails when it is not
-//! answered for some time. Programs that connect by number rely on that: the end that is done first exits while the other
-//! still polls for its last completions, where a flushed receive would be an error. A program that
-//! uses the connection manager gets the event that the connection is over, and takes what has
-//! arrived before it ends its own queue pair.
+//! posted, and a request fails when it is not answered for some time. Programs that connect by
+//! number rely on that: the end that is done first exits while the other still polls for its last
+//! completions, where a flushed receive would be an error. A program that uses the connection
+//! manager gets the event that the connection is over, and takes what has arrived before it ends
+//! its own queue pair.
 
-use crate::conn::after::{After, DriveHost};
+use crate::conn::effects::{DriveHost, Effects};
 use crate::conn::infiniband::InfinibandParameters;
-use crate::conn::qp::{Guarded, QpInner, TIMER_LEFT};
+use crate::conn::qp::{QpInner, QpState, TIMER_PEER_GONE};
 use crate::sys::poller::Interest;
 use iwarp_rnic::qp::Events;
 use std::sync::Arc;
@@ -19,20 +19,7 @@ use std::sync::Arc;
 const FOR_EVER: u8 = 7;
 const RETRIES_MAX: u8 = 7;
 
-/// The parts of a stream that have ended without a change of the queue pair.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Left {
-    /// No more octets come.
-    pub(crate) rx: bool,
-    /// No octets can be sent.
-    pub(crate) tx: bool,
-    /// The stream has ended behind a held Send, and the engine does not watch it.
-    pub(crate) unwatched: bool,
-    /// The timer of a request is running.
-    timer: bool,
-}
-
-impl Guarded {
+impl QpState {
     /// With parameters, the connection that begins ends as on InfiniBand, and its Sends and
     /// requests have the times of these parameters.
     pub(crate) fn behave_as(&mut self, infiniband: Option<InfinibandParameters>) {
@@ -49,74 +36,73 @@ impl Guarded {
 }
 
 /// The stream has ended, and the queue pair stays as it is.
-pub(crate) fn leave(qp: &Arc<QpInner>, g: &mut Guarded, after: &mut After) {
+pub(crate) fn hide_end(qp: &Arc<QpInner>, g: &mut QpState, effects: &mut Effects) {
     tracing::trace!(qp = qp.num, "the peer has left");
     unwatch(g);
-    g.conn.stalled = None;
-    g.conn.left.rx = true;
-    notify_manager(g, after);
-    send(g);
+    g.link.read_to_end();
+    notify_manager(g, effects);
+    start_request_timer(g);
 }
 
 /// The stream has ended behind a Send that waits for its receive. What has arrived is still read
 /// when that is posted.
-pub(crate) fn leave_behind_held(g: &mut Guarded, after: &mut After) {
+pub(crate) fn hide_end_behind_held(g: &mut QpState, effects: &mut Effects) {
     unwatch(g);
-    g.conn.left.tx = true;
-    g.conn.left.unwatched = true;
-    notify_manager(g, after);
-    send(g);
+    g.link.end_behind_held();
+    notify_manager(g, effects);
+    start_request_timer(g);
 }
 
 /// Takes the socket out of the engine's set: a hang-up would be reported again and again, whatever
 /// events are asked for.
-fn unwatch(g: &mut Guarded) {
-    let Some(link) = &g.link else { return };
-    link.engine.pause(&link.stream);
-    g.conn.resting = false;
-    g.conn.interest = Interest::NONE;
+fn unwatch(g: &mut QpState) {
+    if let Some(open) = g.link.open_mut() {
+        open.socket.engine.pause(&open.socket.stream);
+        open.driven_by_app = false;
+        open.interest = Interest::NONE;
+    }
 }
 
 /// Notifies the connection manager of the end, unless the peer is known by number: then the program
 /// knows of no connection.
-pub(crate) fn notify_manager(g: &Guarded, after: &mut After) {
+pub(crate) fn notify_manager(g: &QpState, effects: &mut Effects) {
     if !g.machine.is_connectionless() {
-        after.events |= Events::DISCONNECTED;
-        after.cm = g.conn.cm.clone();
+        effects.events |= Events::DISCONNECTED;
+        effects.report = g.link.report().clone();
     }
 }
 
 /// Starts the timer of requests that no peer will answer.
-pub(crate) fn send(g: &mut Guarded) {
-    let Some(link) = &g.link else { return };
-    let left = g.conn.left;
-    let gone = left.rx || left.unwatched;
-    if !gone || left.timer || g.machine.sends_outstanding() == 0 {
+pub(crate) fn start_request_timer(g: &mut QpState) {
+    let Some(limit) = g.retry.gone_after() else {
+        return;
+    };
+    if g.machine.sends_outstanding() == 0 || !g.link.await_answer() {
         return;
     }
-    if let Some(limit) = g.retry.gone_after() {
-        g.conn.left.timer = true;
-        link.engine.after(limit, link.token, TIMER_LEFT);
+    if let Some(socket) = g.link.socket() {
+        socket.engine.after(limit, socket.token, TIMER_PEER_GONE);
     }
 }
 
 /// The time of a request is over.
-pub(crate) fn timer(qp: &Arc<QpInner>) {
-    let mut after = After::default();
+pub(crate) fn request_timer_expired(qp: &Arc<QpInner>) {
+    let mut effects = Effects::default();
     let mut g = qp.state.lock();
-    if !g.conn.left.timer {
+    if !g.link.peer_gone().is_some_and(|peer| peer.request_timer) {
         return;
     }
     g.machine
-        .peer_is_absent(&mut DriveHost::new(qp, &mut after));
-    qp.settle(&mut g, &mut after);
+        .peer_is_absent(&mut DriveHost::new(qp, &mut effects));
+    qp.collect_effects(&mut g, &mut effects);
     drop(g);
-    after.run(qp);
+    effects.apply(qp);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::conn::link::Gone;
     use crate::conn::qp::QueuePair;
     use crate::conn::retry::Retry;
     use crate::testing;
@@ -138,23 +124,34 @@ mod tests {
         (qp, peer)
     }
 
+    fn is_timed(g: &QpState) -> bool {
+        g.link.peer_gone().is_some_and(|peer| peer.request_timer)
+    }
+
+    fn gone(qp: &QueuePair) -> Option<Gone> {
+        let peer = qp.inner.state.lock().link.peer_gone();
+        peer.map(|peer| peer.gone)
+    }
+
     /// As long as the peer is there, or nothing is asked of it, no time runs.
     #[test]
     fn the_time_of_a_request_runs_when_the_peer_has_left() {
         for has_left in [false, true] {
             for asks in [false, true] {
                 let (qp, _peer) = connection();
-                let mut after = After::default();
+                let mut effects = Effects::default();
                 let mut g = qp.inner.state.lock();
-                g.conn.left.rx = has_left;
+                if has_left {
+                    g.link.read_to_end();
+                }
                 if asks {
-                    let mut host = DriveHost::new(&qp.inner, &mut after);
+                    let mut host = DriveHost::new(&qp.inner, &mut effects);
                     let wr = SendWr::new(1, SendOp::Send, &[]);
                     g.machine.post_send(&wr, &mut host).unwrap();
                 }
                 for _ in 0..2 {
-                    send(&mut g);
-                    assert_eq!(g.conn.left.timer, has_left && asks, "{has_left} {asks}");
+                    start_request_timer(&mut g);
+                    assert_eq!(is_timed(&g), has_left && asks, "{has_left} {asks}");
                 }
                 drop(g);
                 qp.destroy();
@@ -167,15 +164,15 @@ mod tests {
     fn the_time_of_a_request_runs_from_when_the_peer_leaves() {
         for asks in [false, true] {
             let (qp, _peer) = connection();
-            let mut after = After::default();
+            let mut effects = Effects::default();
             let mut g = qp.inner.state.lock();
             if asks {
-                let mut host = DriveHost::new(&qp.inner, &mut after);
+                let mut host = DriveHost::new(&qp.inner, &mut effects);
                 let wr = SendWr::new(1, SendOp::Send, &[]);
                 g.machine.post_send(&wr, &mut host).unwrap();
             }
-            leave(&qp.inner, &mut g, &mut after);
-            assert_eq!((g.conn.left.rx, g.conn.left.timer), (true, asks));
+            hide_end(&qp.inner, &mut g, &mut effects);
+            assert_eq!((g.link.is_read_to_end(), is_timed(&g)), (true, asks));
             drop(g);
             qp.destroy();
         }
@@ -186,8 +183,12 @@ mod tests {
     fn a_queue_pair_fails_when_its_time_has_run_out() {
         for (runs, state) in [(false, State::Rts), (true, State::Error)] {
             let (qp, _peer) = connection();
-            qp.inner.state.lock().conn.left.timer = runs;
-            timer(&qp.inner);
+            {
+                let mut g = qp.inner.state.lock();
+                g.link.read_to_end();
+                assert!(!runs || g.link.await_answer());
+            }
+            request_timer_expired(&qp.inner);
             assert_eq!(qp.state(), state);
             qp.destroy();
         }
@@ -228,11 +229,11 @@ mod tests {
                 peer.write_all(&testing::EMPTY_SEND[..part]).unwrap();
                 drop(peer);
                 testing::until("the end is not noticed", || {
-                    qp.inner.state.lock().conn.left.rx
+                    qp.inner.state.lock().link.is_read_to_end()
                 });
                 assert_eq!(qp.state(), State::Rts);
                 assert_eq!(polled(&qp), []);
-                timer(&qp.inner);
+                request_timer_expired(&qp.inner);
                 assert_eq!(qp.state(), State::Rts, "nothing waits for an answer");
                 qp.disconnect();
                 assert_eq!(qp.state(), State::Error);
@@ -255,7 +256,7 @@ mod tests {
         });
         testing::break_off(&testing::link(&qp), peer);
         testing::until("the end is not noticed", || {
-            qp.inner.state.lock().conn.left.unwatched
+            gone(&qp) == Some(Gone::BehindHeld)
         });
         assert_eq!(qp.state(), State::Rts);
         // The queue has one slot, which is free when the completion has been polled.
@@ -269,7 +270,7 @@ mod tests {
             assert_eq!(done, [(wr_id, WcStatus::Success)]);
         }
         testing::until("the end is not noticed again", || {
-            qp.inner.state.lock().conn.left.rx
+            qp.inner.state.lock().link.is_read_to_end()
         });
         assert_eq!(qp.state(), State::Rts);
         qp.destroy();

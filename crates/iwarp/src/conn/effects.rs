@@ -1,107 +1,124 @@
-//! Work that is done after all locks are dropped, and the state machine's way to completion queues meanwhile.
+//! What a call of the state machine leads to outside of the queue pair, applied when all locks are
+//! dropped, and the state machine's way to completion queues meanwhile.
 
-use super::linger::{self, Farewell};
-use super::qp::{CmSink, Link, QpInner};
+use super::linger::Closing;
+use super::link::Report;
+use super::qp::QpInner;
 use crate::objects::cq::{CompletionQueue, CqInner, Owed};
 use crate::objects::events::AsyncEventKind;
 use crate::objects::hooks::Completion;
 use crate::objects::member::EventQp;
 use crate::objects::slots::Ring;
 use crate::sys::guarded::ProcessRange;
+use bitflags::bitflags;
 use iwarp_rnic::Cqe;
 use iwarp_rnic::qp::{Direction, Events, Fault, Host};
 use iwarp_rnic::receive_queue::{SharedReceiveQueue as Queue, TakenRecv};
 use parking_lot::MutexGuard;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
-/// Work that is done after all locks are dropped.
-#[derive(Default)]
-pub(crate) struct After {
-    pub(crate) send: Owed,
-    pub(crate) recv: Owed,
-    pub(crate) events: Events,
-    pub(crate) fault: Option<Fault>,
-    pub(crate) cm: Option<Weak<dyn CmSink>>,
-    pub(crate) closed_by_us: bool,
-    /// The initiator's first FPDU has come, now or earlier.
-    pub(crate) established: bool,
-    pub(crate) dropped: Option<Arc<Link>>,
-    /// The queue pair waits until nobody uses some memory.
-    pub(crate) waits: bool,
-    /// Nobody uses memory any more for which some queue pair waits.
-    pub(crate) unused: bool,
-    /// The target of an extended reliable connection has delivered something.
-    pub(crate) xrc: bool,
-    /// The shared receive queue has got a receive back for which other queue pairs wait.
-    pub(crate) returned: bool,
-    /// An injected fault is due.
-    pub(crate) act: bool,
-    /// The dropped connection must be ended in the background.
-    pub(crate) farewell: Option<Farewell>,
+bitflags! {
+    /// Effects without data. Each of them alone makes the set non-empty.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub(crate) struct Due: u8 {
+        /// Our direction of the stream was shut down: the end is reported.
+        const CLOSED_BY_US = 1;
+        /// The queue pair waits until some memory is not in use any more.
+        const WAIT_FOR_MEMORY = 1 << 1;
+        /// Memory that a queue pair waits for is no longer in use.
+        const MEMORY_UNUSED = 1 << 2;
+        /// The target of an extended reliable connection has delivered something.
+        const XRC_DELIVERED = 1 << 3;
+        /// The shared receive queue has got a receive back that other queue pairs wait for.
+        const RECEIVE_RETURNED = 1 << 4;
+        /// An injected fault is due.
+        const FAULT = 1 << 5;
+    }
 }
 
-impl After {
+/// What a call of the state machine leads to outside of the queue pair. It is collected under the
+/// queue pair's lock (`QpInner::collect_effects`, [`DriveHost`]) and applied when all locks are
+/// dropped ([`Effects::apply`]).
+#[derive(Default)]
+pub(crate) struct Effects {
+    /// What the send queue's completions require.
+    pub(crate) send: Owed,
+    /// What the completions of receives require.
+    pub(crate) recv: Owed,
+    pub(crate) due: Due,
+    /// Events of the queue pair. The connection manager of `report` is notified of them, too.
+    pub(crate) events: Events,
+    /// Why the stream has ended, if it has ended in error.
+    pub(crate) fault: Option<Fault>,
+    pub(crate) report: Report,
+    /// The queue pair has given its stream up.
+    pub(crate) closing: Option<Closing>,
+}
+
+impl Effects {
+    /// Adds an effect if it is due.
     #[inline]
-    pub(crate) fn run(self, qp: &Arc<QpInner>) {
-        if !self.is_quiet() {
-            self.run_now(qp);
+    pub(crate) fn note_if(&mut self, effect: Due, is_due: bool) {
+        if is_due {
+            self.due |= effect;
         }
     }
 
-    /// Returns `true` if there is nothing to do. It is asked four times for each message, and nearly always so.
+    /// Applies them. The caller holds no lock.
+    #[inline]
+    pub(crate) fn apply(self, qp: &Arc<QpInner>) {
+        if !self.is_quiet() {
+            self.apply_now(qp);
+        }
+    }
+
+    /// Returns `true` if there is nothing to do. It is asked four times for each message, and
+    /// nearly always so.
     #[inline]
     pub(crate) fn is_quiet(&self) -> bool {
         self.events.is_empty()
-            && self.dropped.is_none()
-            && !self.closed_by_us
-            && !self.waits
-            && !self.unused
-            && !self.xrc
-            && !self.returned
-            && !self.act
+            && self.due.is_empty()
+            && self.closing.is_none()
             && self.send.is_nothing()
             && self.recv.is_nothing()
     }
 
     #[inline(never)]
-    fn run_now(self, qp: &Arc<QpInner>) {
+    fn apply_now(self, qp: &Arc<QpInner>) {
         let mut overflow = qp.send_cq.inner.settle(self.send);
         overflow |= qp.recv_cq.inner.settle(self.recv);
         if overflow {
             tracing::warn!(qp = qp.num, "completion queue overflow");
             overflowed([&qp.send_cq, &qp.recv_cq]);
         }
-        if let (true, Some(target)) = (self.xrc, &qp.xrc) {
+        if let (true, Some(target)) = (self.due.contains(Due::XRC_DELIVERED), &qp.xrc) {
             overflowed(&target.settle(qp));
         }
-        if let (true, Some(srq)) = (self.returned, &qp.srq) {
+        if let (true, Some(srq)) = (self.due.contains(Due::RECEIVE_RETURNED), &qp.srq) {
             srq.inner.drive_waiting();
         }
-        if let (true, Some(faults)) = (self.act, &qp.faults) {
+        if let (true, Some(faults)) = (self.due.contains(Due::FAULT), &qp.faults) {
             faults.act(Arc::clone(qp) as _);
         }
-        if self.waits {
+        if self.due.contains(Due::WAIT_FOR_MEMORY) {
             qp.ctx.wait_for_memory(qp);
         }
-        if self.unused {
+        if self.due.contains(Due::MEMORY_UNUSED) {
             qp.ctx.memory_unused();
         }
         if let (true, Some(srq)) = (self.recv.srq_limit, &qp.srq) {
             srq.inner.tell_limit();
         }
-        if self.events.is_empty() && self.dropped.is_none() && !self.closed_by_us {
-            return;
+        let closed_by_us = self.due.contains(Due::CLOSED_BY_US);
+        if closed_by_us || self.closing.is_some() || !self.events.is_empty() {
+            self.apply_rare(qp);
         }
-        self.run_rare(qp);
     }
 
     #[cold]
-    fn run_rare(self, qp: &Arc<QpInner>) {
-        if let Some(link) = self.dropped {
-            match self.farewell {
-                Some(farewell) => linger::leave(qp, &link, farewell),
-                None => link.engine.remove(&link.stream, link.token),
-            }
+    fn apply_rare(self, qp: &Arc<QpInner>) {
+        if let Some(closing) = self.closing {
+            closing.run(qp);
         }
         let handle = || EventQp(Arc::clone(qp) as _);
         let raise = |flag: Events, kind: fn(EventQp) -> AsyncEventKind| {
@@ -127,14 +144,14 @@ impl After {
             qp.forget_events();
         }
         let mut events = self.events;
-        if self.closed_by_us {
+        if self.due.contains(Due::CLOSED_BY_US) {
             events |= Events::DISCONNECTED;
         }
-        if self.established && events.intersects(Events::DISCONNECTED | Events::FATAL) {
+        if self.report.established && events.intersects(Events::DISCONNECTED | Events::FATAL) {
             // The thread that saw the first message may not have reported it yet.
             events |= Events::ESTABLISHED;
         }
-        if let Some(cm) = self.cm.and_then(|cm| cm.upgrade()) {
+        if let Some(cm) = self.report.cm.and_then(|cm| cm.upgrade()) {
             if events.contains(Events::FIRST_FPDU_OVERDUE) {
                 tracing::debug!(qp = qp.num, "the peer's first message did not come");
                 cm.first_message_overdue();
@@ -161,11 +178,11 @@ pub(crate) fn overflowed<'a>(queues: impl IntoIterator<Item = &'a CompletionQueu
 
 /// The state machine's view of completion queues and shared receive queue, for one call of it.
 ///
-/// The completion queue stays locked from one completion to the next, because they come in runs. It is unlocked before any
-/// other lock is taken, so the order of locks is kept.
+/// The completion queue stays locked from one completion to the next, because they come in runs. It
+/// is unlocked before any other lock is taken, so the order of locks is kept.
 pub(crate) struct DriveHost<'a> {
     qp: &'a Arc<QpInner>,
-    after: &'a mut After,
+    effects: &'a mut Effects,
     ring: Option<(&'a CqInner, MutexGuard<'a, Ring>)>,
     /// Completions since it was locked.
     run: u32,
@@ -176,10 +193,10 @@ const RUN_MAX: u32 = 64;
 
 impl<'a> DriveHost<'a> {
     #[inline]
-    pub(crate) fn new(qp: &'a Arc<QpInner>, after: &'a mut After) -> Self {
+    pub(crate) fn new(qp: &'a Arc<QpInner>, effects: &'a mut Effects) -> Self {
         Self {
             qp,
-            after,
+            effects,
             ring: None,
             run: 0,
         }
@@ -199,12 +216,12 @@ impl Host for DriveHost<'_> {
         {
             // It sends nothing that completes, so its receives need not wait for that.
             self.ring = None;
-            target.complete(cqe, self.after);
+            target.complete(cqe, self.effects);
             return;
         }
-        if direction == Direction::Recv && self.qp.late.is_sending() {
+        if direction == Direction::Recv && self.qp.held_receives.is_sending() {
             self.ring = None;
-            self.qp.late.keep(cqe);
+            self.qp.held_receives.keep(cqe);
             return;
         }
         match direction {
@@ -215,13 +232,13 @@ impl Host for DriveHost<'_> {
         if let Some(faults) = &self.qp.faults {
             match faults.completed(direction, &mut cqe) {
                 Completion::Written => {}
-                Completion::ThenAct => self.after.act = true,
+                Completion::ThenAct => self.effects.due |= Due::FAULT,
                 Completion::Lost => lost = true,
             }
         }
         let (cq, owed) = match direction {
-            Direction::Send => (&*self.qp.send_cq.inner, &mut self.after.send),
-            Direction::Recv => (&*self.qp.recv_cq.inner, &mut self.after.recv),
+            Direction::Send => (&*self.qp.send_cq.inner, &mut self.effects.send),
+            Direction::Recv => (&*self.qp.recv_cq.inner, &mut self.effects.recv),
         };
         self.run += 1;
         let held = self.ring.as_ref();
@@ -243,7 +260,7 @@ impl Host for DriveHost<'_> {
             return true;
         };
         let ready = faults.receiver_ready();
-        self.after.act |= !ready;
+        self.effects.note_if(Due::FAULT, !ready);
         ready
     }
 
@@ -251,10 +268,10 @@ impl Host for DriveHost<'_> {
         self.ring = None;
         let Some(srq) = &self.qp.srq else {
             let target = self.qp.xrc.as_ref();
-            return target.is_some_and(|target| target.take(taken, self.after));
+            return target.is_some_and(|target| target.take(taken, self.effects));
         };
         let (got, limit_reached) = srq.inner.take(taken);
-        self.after.recv.srq_limit |= limit_reached;
+        self.effects.recv.srq_limit |= limit_reached;
         got
     }
 
@@ -262,7 +279,8 @@ impl Host for DriveHost<'_> {
         self.ring = None;
         let srq = &self.qp.srq.as_ref()?.inner;
         let result = srq.with_queue(|queue| Some(f(queue)));
-        self.after.returned |= srq.has_waiting();
+        self.effects
+            .note_if(Due::RECEIVE_RETURNED, srq.has_waiting());
         result
     }
 
@@ -275,31 +293,35 @@ impl Host for DriveHost<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::conn::qp::QueuePair;
+    use crate::conn::qp::{CmSink, QueuePair};
     use crate::testing;
     use iwarp_rnic::qp::State;
     use parking_lot::Mutex;
+    use std::sync::Weak;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    /// What is forgotten here is done by nobody: each reason alone is one.
+    /// Nobody applies an effect that makes no difference here: each one alone has to.
     #[test]
     fn there_is_something_to_do_for_each_reason() {
-        assert!(After::default().is_quiet());
-        let reasons: [fn(&mut After); 9] = [
-            |after| after.events = Events::ESTABLISHED,
-            |after| after.closed_by_us = true,
-            |after| after.waits = true,
-            |after| after.unused = true,
-            |after| after.xrc = true,
-            |after| after.returned = true,
-            |after| after.act = true,
-            |after| after.send.srq_limit = true,
-            |after| after.recv.srq_limit = true,
+        assert!(Effects::default().is_quiet());
+        let reasons: [fn(&mut Effects); 3] = [
+            |effects| effects.events = Events::ESTABLISHED,
+            |effects| effects.send.srq_limit = true,
+            |effects| effects.recv.srq_limit = true,
         ];
+        for due in Due::all() {
+            let mut effects = Effects::default();
+            effects.note_if(due, false);
+            assert!(effects.is_quiet());
+            effects.note_if(due, true);
+            assert!(!effects.is_quiet(), "{due:?}");
+            effects.note_if(Due::all(), false);
+            assert_eq!(effects.due, due);
+        }
         for (i, give) in reasons.into_iter().enumerate() {
-            let mut after = After::default();
-            give(&mut after);
-            assert!(!after.is_quiet(), "reason {i}");
+            let mut effects = Effects::default();
+            give(&mut effects);
+            assert!(!effects.is_quiet(), "reason {i}");
         }
     }
 
@@ -323,7 +345,8 @@ mod tests {
         let cq = ctx.create_cq(2, None).unwrap();
         let qp = testing::queue_pair(&ctx, &cq, &cq);
         let (end, begin) = (Events::DISCONNECTED, Events::ESTABLISHED);
-        // What has happened, whether the program has disconnected, whether the first message has come, and what is told.
+        // What has happened, whether the program has disconnected, whether the first message has
+        // come, and what is told.
         let cases = [
             (Events::empty(), true, false, end),
             (Events::FATAL, true, false, Events::FATAL | end),
@@ -338,25 +361,33 @@ mod tests {
         for (events, closed_by_us, established, told) in cases {
             let sink = Arc::new(Told::default());
             let cm: Weak<dyn CmSink> = Arc::downgrade(&(Arc::clone(&sink) as Arc<dyn CmSink>));
-            let after = After {
+            let effects = Effects {
                 events,
-                closed_by_us,
-                established,
-                cm: Some(cm),
-                ..After::default()
+                due: match closed_by_us {
+                    true => Due::CLOSED_BY_US,
+                    false => Due::empty(),
+                },
+                report: Report {
+                    cm: Some(cm),
+                    established,
+                },
+                ..Effects::default()
             };
-            after.run(&qp.inner);
+            effects.apply(&qp.inner);
             assert_eq!(*sink.0.lock(), [(told, None)]);
             assert_eq!(sink.1.load(Ordering::Relaxed), 0);
         }
         let sink = Arc::new(Told::default());
         let cm: Weak<dyn CmSink> = Arc::downgrade(&(Arc::clone(&sink) as Arc<dyn CmSink>));
-        let after = After {
+        let effects = Effects {
             events: Events::FIRST_FPDU_OVERDUE,
-            cm: Some(cm),
-            ..After::default()
+            report: Report {
+                cm: Some(cm),
+                established: false,
+            },
+            ..Effects::default()
         };
-        after.run(&qp.inner);
+        effects.apply(&qp.inner);
         assert_eq!(sink.1.load(Ordering::Relaxed), 1);
         qp.destroy();
     }
@@ -367,11 +398,11 @@ mod tests {
         let cq = ctx.create_cq(2, None).unwrap();
         let qp = testing::queue_pair(&ctx, &cq, &cq);
         let raised = |events| {
-            let after = After {
+            let effects = Effects {
                 events,
-                ..After::default()
+                ..Effects::default()
             };
-            after.run(&qp.inner);
+            effects.apply(&qp.inner);
             let raised = std::iter::from_fn(|| ctx.try_async_event());
             let kinds = raised.map(|event| match event.kind {
                 AsyncEventKind::CommunicationEstablished(of) => ("established", of),
@@ -412,8 +443,8 @@ mod tests {
         let ctx = testing::context();
         let cqs = [0; 2].map(|_| ctx.create_cq(400, None).unwrap());
         let qp = testing::queue_pair(&ctx, &cqs[0], &cqs[1]);
-        let mut after = After::default();
-        let mut host = DriveHost::new(&qp.inner, &mut after);
+        let mut effects = Effects::default();
+        let mut host = DriveHost::new(&qp.inner, &mut effects);
         for wr_id in 0..300 {
             let direction = match wr_id % 3 {
                 0 => Direction::Recv,
@@ -433,8 +464,8 @@ mod tests {
             assert!(ids.eq((0..300).filter(|id| (id % 3 != 0) == sends)));
         }
         qp.destroy();
-        // Of one that is destroyed nothing is written.
-        DriveHost::new(&qp.inner, &mut after).complete(Direction::Send, Cqe::default());
+        // A destroyed queue pair writes no completions.
+        DriveHost::new(&qp.inner, &mut effects).complete(Direction::Send, Cqe::default());
         assert!(cqs[0].is_empty());
     }
 
@@ -448,9 +479,10 @@ mod tests {
         let cq = ctx.create_cq(2, None).unwrap();
         let qp = testing::queue_pair(&ctx, &cq, &cq);
         for is_ready in [true, false] {
-            let mut after = After::default();
-            let ready = DriveHost::new(&qp.inner, &mut after).receiver_ready();
-            assert_eq!((ready, after.act), (is_ready, !is_ready));
+            let mut effects = Effects::default();
+            let ready = DriveHost::new(&qp.inner, &mut effects).receiver_ready();
+            let is_due = effects.due == Due::FAULT;
+            assert_eq!((ready, is_due), (is_ready, !is_ready));
         }
         qp.destroy();
     }
@@ -467,15 +499,15 @@ mod tests {
         };
         let qps = [0; 2].map(|_| ctx.create_qp(&attributes).unwrap());
         let give_back = || {
-            let mut after = After::default();
+            let mut effects = Effects::default();
             let wr = iwarp_rnic::RecvWr {
                 wr_id: 1,
                 sges: &[],
             };
-            let given = DriveHost::new(&qps[0].inner, &mut after)
+            let given = DriveHost::new(&qps[0].inner, &mut effects)
                 .with_shared_receive(|queue| queue.post(&wr).is_ok());
             assert_eq!(given, Some(true));
-            after.returned
+            effects.due.contains(Due::RECEIVE_RETURNED)
         };
         assert!(srq.inner.wait(&qps[1].inner));
         assert!(give_back());

@@ -1,10 +1,11 @@
 //! Receives that complete while a system call sends.
 //!
-//! What is being sent completes when the call has returned. The peer may be faster: its answer comes, and another thread reads
-//! it. Programs rely on the order of cause and effect (tgt treats a command that arrives before the completion of its login
-//! response as a violation). So receives that complete during the call are reported after the sent requests.
+//! What is being sent completes when the call has returned. The peer may be faster: its answer
+//! comes, and another thread reads it. Programs rely on the order of cause and effect (tgt treats a
+//! command that arrives before the completion of its login response as a violation). So receives
+//! that complete during the call are reported after the sent requests.
 
-use super::after::{After, DriveHost};
+use super::effects::{DriveHost, Effects};
 use super::qp::QpInner;
 use iwarp_rnic::Cqe;
 use iwarp_rnic::qp::{Direction, Host as _};
@@ -12,14 +13,14 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Of one queue pair. Used under the lock of its state only.
+/// Per queue pair; protected by the state lock.
 #[derive(Default)]
-pub(crate) struct Late {
+pub(crate) struct HeldReceives {
     sending: AtomicBool,
     receives: Mutex<Vec<Cqe>>,
 }
 
-impl Late {
+impl HeldReceives {
     /// A system call begins.
     pub(crate) fn begin(&self) {
         self.sending.store(true, Ordering::Relaxed);
@@ -44,11 +45,11 @@ impl Late {
 
 /// The call has returned, and what it has sent is complete.
 #[inline]
-pub(crate) fn deliver(qp: &Arc<QpInner>, after: &mut After) {
-    qp.late.sending.store(false, Ordering::Relaxed);
-    let mut receives = qp.late.receives.lock();
+pub(crate) fn deliver(qp: &Arc<QpInner>, effects: &mut Effects) {
+    qp.held_receives.sending.store(false, Ordering::Relaxed);
+    let mut receives = qp.held_receives.receives.lock();
     if !receives.is_empty() {
-        let mut host = DriveHost::new(qp, after);
+        let mut host = DriveHost::new(qp, effects);
         for cqe in receives.drain(..) {
             host.complete(Direction::Recv, cqe);
         }
@@ -62,7 +63,8 @@ mod tests {
     use iwarp_rnic::RecvWr;
     use iwarp_rnic::qp::State;
 
-    /// A peer that has everything may close before the system call has returned: the request is done, and must not be flushed.
+    /// A peer that has everything may close before the system call has returned: the request is
+    /// done, and must not be flushed.
     #[test]
     fn the_end_of_the_stream_waits_for_what_is_being_sent() {
         let ctx = testing::context();
@@ -76,22 +78,22 @@ mod tests {
         qp.post_recv(&[wr]).unwrap();
         {
             let g = qp.inner.state.lock();
-            qp.inner.late.begin();
+            qp.inner.held_receives.begin();
             drop(g);
         }
         peer.shutdown(std::net::Shutdown::Write).unwrap();
         let mut out = [Cqe::default(); 2];
-        let link = qp.inner.state.lock().link.clone().unwrap();
+        let socket = qp.inner.state.lock().link.socket().cloned().unwrap();
         let start = std::time::Instant::now();
-        while !link.stream.peer_closed() {
+        while !socket.stream.peer_closed() {
             assert!(start.elapsed().as_secs() < 20);
             std::thread::yield_now();
         }
         qp.inner.drive_rx();
         assert_eq!((qp.state(), cq.poll(&mut out)), (State::Rts, Ok(0)));
         // The system call returns.
-        let mut after = After::default();
-        deliver(&qp.inner, &mut after);
+        let mut effects = Effects::default();
+        deliver(&qp.inner, &mut effects);
         qp.inner.drive_rx();
         while qp.state() != State::Error {
             // Another thread is at it.
@@ -121,13 +123,13 @@ mod tests {
             };
             qp.post_recv(&[wr]).unwrap();
             if sending {
-                qp.inner.late.begin();
+                qp.inner.held_receives.begin();
             }
             qp.modify(State::Error).unwrap();
             qp.modify(State::Reset).unwrap();
             // The system call returns.
-            let mut after = After::default();
-            deliver(&qp.inner, &mut after);
+            let mut effects = Effects::default();
+            deliver(&qp.inner, &mut effects);
             assert_eq!(cq.poll(&mut out), Ok(0), "{:?}", out[0]);
         }
         qp.destroy();
@@ -140,18 +142,18 @@ mod tests {
         let cqs = [0; 2].map(|_| ctx.create_cq(8, None).unwrap());
         let qp = testing::queue_pair(&ctx, &cqs[0], &cqs[1]);
         for round in 0..2 {
-            qp.inner.late.begin();
-            let mut after = After::default();
+            qp.inner.held_receives.begin();
+            let mut effects = Effects::default();
             let numbers = [3, 1, 4, 1, 5].map(|n| 10 * round + n);
             for wr_id in numbers {
                 let cqe = Cqe {
                     wr_id,
                     ..Cqe::default()
                 };
-                DriveHost::new(&qp.inner, &mut after).complete(Direction::Recv, cqe);
+                DriveHost::new(&qp.inner, &mut effects).complete(Direction::Recv, cqe);
             }
             assert!(cqs[1].is_empty(), "the call has not returned");
-            deliver(&qp.inner, &mut after);
+            deliver(&qp.inner, &mut effects);
             let mut out = [Cqe::default(); 8];
             assert_eq!(cqs[1].take_ready(&mut out), Ok(numbers.len()));
             assert!(out.iter().map(|cqe| cqe.wr_id).take(5).eq(numbers));

@@ -1,0 +1,374 @@
+//! The connection of a queue pair, as its driver sees it: one value whose variants hold what is
+//! meaningful in them.
+//!
+//! The state machine (`Life` in `iwarp-rnic`) decides what may be sent and what becomes of the
+//! stream. [`Link`] records what the driver knows and has done about it. Both change under the
+//! queue pair's lock. Whether the peer has closed its direction is not stored here: the machine
+//! knows it ([`QueuePair::peer_has_closed`](iwarp_rnic::qp::QueuePair::peer_has_closed)). A stream
+//! that the queue pair has given up is not part of it either: see `Closing` in `linger.rs`.
+//!
+//! Transitions. A dash means that nothing changes; an event that is marked as impossible does not
+//! occur in that state, because the machine hides the end of a stream only while the program has
+//! not begun to end it.
+//!
+//! | event | `None` | `Up` | `PeerGone` | `Ending` |
+//! | --- | --- | --- | --- | --- |
+//! | [`attach`](Link::attach): MPA start-up is over | `Up` | refused | refused | refused |
+//! | [`cannot_write`](Link::cannot_write): a write failed, the end is hidden | – | `PeerGone(Unwritable)` | – | notes `Unwritable`, unless the peer is gone already |
+//! | [`end_behind_held`](Link::end_behind_held): a hang-up behind a held Send | – | `PeerGone(BehindHeld)` | `BehindHeld`; `ReadToEnd` stays | impossible |
+//! | [`read_to_end`](Link::read_to_end): the hidden end was read | – | `PeerGone(ReadToEnd)` | `ReadToEnd` | impossible |
+//! | [`watch_again`](Link::watch_again): the held Send has its receive | – | – | `BehindHeld` becomes `Unwritable` | the same for what is noted |
+//! | [`await_answer`](Link::await_answer): a request gets its time limit | – | – | once, if nobody reads or watches | the same for what is noted |
+//! | [`begin_ending`](Link::begin_ending): the machine ends the stream | – | `Ending` | `Ending`, which notes that the peer is gone | – |
+//! | [`detach`](Link::detach): the stream is closed, failed, or given up | – | `None` | `None` | `None` |
+
+use super::liveness::Liveness;
+use super::qp::CmSink;
+use crate::engine::Engine;
+use crate::objects::hooks::Observer;
+use crate::sys::connect::Ends;
+use crate::sys::guarded::Often;
+use crate::sys::poller::Interest;
+use crate::sys::stream::TcpStream;
+use iwarp_rnic::Time;
+use iwarp_rnic::qp::{RxBuffer, TxPlan};
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+/// A TCP stream in full operation, and the engine that watches it.
+pub(crate) struct Socket {
+    pub(crate) stream: TcpStream,
+    pub(crate) ends: Ends,
+    pub(crate) flow: Option<Box<dyn Observer>>,
+    pub(crate) token: u64,
+    pub(crate) engine: Arc<Engine>,
+    /// When full operation began.
+    pub(crate) start: Instant,
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        self.engine.leaves();
+    }
+}
+
+/// Whom to notify about the connection, and what must not be forgotten to report.
+#[derive(Clone, Default)]
+pub(crate) struct Report {
+    pub(crate) cm: Option<Weak<dyn CmSink>>,
+    /// The initiator's first message has come.
+    pub(crate) established: bool,
+}
+
+/// An open stream.
+pub(crate) struct Open {
+    pub(crate) socket: Arc<Socket>,
+    pub(crate) report: Report,
+    /// A plan that the socket took in part.
+    pub(crate) stalled: Option<Box<TxPlan>>,
+    /// A part of an FPDU.
+    pub(crate) partial: Option<Box<RxBuffer>>,
+    /// What the engine watches the socket for, or will when it watches it again.
+    pub(crate) interest: Interest,
+    /// Application threads drive the socket, and the engine does not watch it.
+    pub(crate) driven_by_app: bool,
+    /// When a Send began to wait for a receive, for statistics; zero if none waits.
+    pub(crate) held_since: u64,
+    /// The earliest timer that is set for the state machine.
+    pub(crate) timer: Option<Time>,
+    /// Plans of large messages since the size of segments was asked for.
+    pub(crate) mss_age: u8,
+    /// Counts reads and plans; every so often one checks the handler of faults.
+    pub(crate) looks: Often,
+    pub(crate) liveness: Liveness,
+}
+
+impl Open {
+    /// Creates the state of a new stream, which the engine watches for reading. `cm` is notified
+    /// when it ends.
+    pub(crate) fn new(
+        socket: Arc<Socket>,
+        cm: Option<Weak<dyn CmSink>>,
+        liveness: Liveness,
+    ) -> Self {
+        Self {
+            socket,
+            report: Report {
+                cm,
+                established: false,
+            },
+            stalled: None,
+            partial: None,
+            interest: Interest::READ,
+            driven_by_app: false,
+            held_since: 0,
+            timer: None,
+            mss_age: 0,
+            looks: Often::default(),
+            liveness,
+        }
+    }
+}
+
+/// How the peer is gone without a change of the queue pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Gone {
+    /// Writes fail. What the peer sent before is still read.
+    Unwritable,
+    /// The stream has ended behind a held Send. The engine does not watch it until the Send has its
+    /// receive.
+    BehindHeld,
+    /// The stream was read to its end, and the engine does not watch it.
+    ReadToEnd,
+}
+
+/// A peer that is gone, which the queue pair does not notice until a request has waited for too
+/// long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PeerGone {
+    pub(crate) gone: Gone,
+    /// The timer of a request is running.
+    pub(crate) request_timer: bool,
+}
+
+impl From<Gone> for PeerGone {
+    fn from(gone: Gone) -> Self {
+        Self {
+            gone,
+            request_timer: false,
+        }
+    }
+}
+
+/// A stream that is being ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ending {
+    /// Bytes that the peer's TCP had acknowledged when the linger timer was set.
+    pub(crate) acknowledged: u64,
+    pub(crate) peer_gone: Option<PeerGone>,
+}
+
+/// The connection of a queue pair. See the module.
+pub(crate) enum Link {
+    /// There is no stream. Events of the last one may still have to be reported.
+    None(Report),
+    /// The stream works in both directions, as far as the driver knows.
+    Up(Open),
+    /// The peer is gone, and the queue pair stays as it is.
+    PeerGone(Open, PeerGone),
+    /// What is left is written, what comes is discarded, and the peer's FIN is awaited, for a
+    /// limited time.
+    Ending(Open, Ending),
+}
+
+impl Default for Link {
+    fn default() -> Self {
+        Self::None(Report::default())
+    }
+}
+
+/// Queries.
+impl Link {
+    #[inline]
+    pub(crate) const fn open(&self) -> Option<&Open> {
+        match self {
+            Self::None(_) => None,
+            Self::Up(open) | Self::PeerGone(open, _) | Self::Ending(open, _) => Some(open),
+        }
+    }
+
+    #[inline]
+    pub(crate) const fn open_mut(&mut self) -> Option<&mut Open> {
+        match self {
+            Self::None(_) => None,
+            Self::Up(open) | Self::PeerGone(open, _) | Self::Ending(open, _) => Some(open),
+        }
+    }
+
+    #[inline]
+    pub(crate) const fn is_none(&self) -> bool {
+        matches!(self, Self::None(_))
+    }
+
+    #[inline]
+    pub(crate) const fn is_open(&self) -> bool {
+        !self.is_none()
+    }
+
+    #[inline]
+    pub(crate) fn socket(&self) -> Option<&Arc<Socket>> {
+        self.open().map(|open| &open.socket)
+    }
+
+    /// Returns the socket unless it belongs to the process that this one was forked from.
+    pub(crate) fn own_socket(&self) -> Option<&Arc<Socket>> {
+        self.socket().filter(|socket| !socket.engine.is_foreign())
+    }
+
+    pub(crate) const fn report(&self) -> &Report {
+        match self {
+            Self::None(report) => report,
+            Self::Up(open) | Self::PeerGone(open, _) | Self::Ending(open, _) => &open.report,
+        }
+    }
+
+    pub(crate) const fn report_mut(&mut self) -> &mut Report {
+        match self {
+            Self::None(report) => report,
+            Self::Up(open) | Self::PeerGone(open, _) | Self::Ending(open, _) => &mut open.report,
+        }
+    }
+
+    /// Returns how the peer is gone, if it is.
+    #[inline]
+    pub(crate) const fn peer_gone(&self) -> Option<PeerGone> {
+        match *self {
+            Self::None(_) | Self::Up(_) => None,
+            Self::PeerGone(_, peer_gone) => Some(peer_gone),
+            Self::Ending(_, Ending { peer_gone, .. }) => peer_gone,
+        }
+    }
+
+    const fn peer_gone_mut(&mut self) -> Option<&mut PeerGone> {
+        match self {
+            Self::None(_) | Self::Up(_) => None,
+            Self::PeerGone(_, peer_gone) => Some(peer_gone),
+            Self::Ending(_, Ending { peer_gone, .. }) => peer_gone.as_mut(),
+        }
+    }
+
+    /// Returns `true` if the stream was read to an end that is hidden from the queue pair.
+    #[inline]
+    pub(crate) fn is_read_to_end(&self) -> bool {
+        self.peer_gone()
+            .is_some_and(|peer| peer.gone == Gone::ReadToEnd)
+    }
+
+    /// Returns `true` if nobody takes what is queued.
+    #[inline]
+    pub(crate) const fn takes_nothing(&self) -> bool {
+        self.peer_gone().is_some()
+    }
+
+    /// Returns the state of a stream that is being ended.
+    pub(crate) const fn ending_mut(&mut self) -> Option<&mut Ending> {
+        match self {
+            Self::Ending(_, ending) => Some(ending),
+            _ => None,
+        }
+    }
+}
+
+/// Transitions.
+impl Link {
+    /// A stream has finished MPA start-up. Returns `false` if there is a stream already.
+    pub(crate) fn attach(&mut self, open: Open) -> bool {
+        let is_free = self.is_none();
+        if is_free {
+            *self = Self::Up(open);
+        }
+        is_free
+    }
+
+    /// Octets cannot be sent any more, and the queue pair does not notice that.
+    pub(crate) fn cannot_write(&mut self) {
+        match self {
+            Self::Up(_) => self.lose_peer(Gone::Unwritable),
+            Self::Ending(_, Ending { peer_gone, .. }) => {
+                peer_gone.get_or_insert(Gone::Unwritable.into());
+            }
+            Self::None(_) | Self::PeerGone(..) => {}
+        }
+    }
+
+    /// The stream has ended behind a held Send, and the engine does not watch it any more.
+    pub(crate) fn end_behind_held(&mut self) {
+        if !self.is_read_to_end() {
+            self.lose_peer(Gone::BehindHeld);
+        }
+    }
+
+    /// The stream was read to its end, which the queue pair does not notice.
+    pub(crate) fn read_to_end(&mut self) {
+        self.lose_peer(Gone::ReadToEnd);
+    }
+
+    /// The peer is gone in this way.
+    fn lose_peer(&mut self, gone: Gone) {
+        match self {
+            Self::PeerGone(open, peer) => {
+                peer.gone = gone;
+                if gone == Gone::ReadToEnd {
+                    open.stalled = None;
+                }
+            }
+            Self::Up(_) => {
+                let Self::Up(mut open) = std::mem::take(self) else {
+                    return;
+                };
+                if gone == Gone::ReadToEnd {
+                    open.stalled = None;
+                }
+                *self = Self::PeerGone(open, gone.into());
+            }
+            Self::None(_) | Self::Ending(..) => {}
+        }
+    }
+
+    /// A held Send has its receive. Returns `true` if the stream has ended behind it and has to be
+    /// watched again.
+    pub(crate) fn watch_again(&mut self) -> bool {
+        match self.peer_gone_mut() {
+            Some(peer) if peer.gone == Gone::BehindHeld => {
+                peer.gone = Gone::Unwritable;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// A request waits for an answer. Returns `true` if no answer can come and the timer of a
+    /// request has to be set.
+    pub(crate) fn await_answer(&mut self) -> bool {
+        match self.peer_gone_mut() {
+            Some(peer) if peer.gone != Gone::Unwritable => {
+                !std::mem::replace(&mut peer.request_timer, true)
+            }
+            _ => false,
+        }
+    }
+
+    /// The state machine ends the stream. Does nothing if it did so before.
+    pub(crate) fn begin_ending(&mut self, acknowledged: u64) {
+        let (open, peer_gone) = match std::mem::take(self) {
+            Self::Up(open) => (open, None),
+            Self::PeerGone(open, peer) => (open, Some(peer)),
+            other @ (Self::None(_) | Self::Ending(..)) => {
+                *self = other;
+                return;
+            }
+        };
+        let ending = Ending {
+            acknowledged,
+            peer_gone,
+        };
+        *self = Self::Ending(open, ending);
+    }
+
+    /// The stream does not concern the queue pair any more. Returns its socket. What is still to be
+    /// reported stays.
+    pub(crate) fn detach(&mut self) -> Option<Arc<Socket>> {
+        let (report, socket) = match std::mem::take(self) {
+            Self::None(report) => (report, None),
+            Self::Up(open) | Self::PeerGone(open, _) | Self::Ending(open, _) => {
+                (open.report, Some(open.socket))
+            }
+        };
+        *self = Self::None(report);
+        socket
+    }
+}
+
+#[cfg(test)]
+#[path = "link_tests.rs"]
+mod tests;

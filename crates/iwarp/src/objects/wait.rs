@@ -1,0 +1,138 @@
+//! Waiting for completions, for threads and for async tasks.
+
+use super::cq::{CompletionQueue, CqError};
+use crate::error::{Error, Result};
+use crate::progress::wakers::Registration;
+use iwarp_rnic::Cqe;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll, Wake, Waker};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+/// Wakes a thread that is parked.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+thread_local! {
+    static WAKER: Waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+}
+
+/// Calls `f` with a waker that unparks this thread.
+pub(crate) fn with_thread_waker<R>(f: impl FnOnce(&Waker) -> R) -> R {
+    WAKER.with(f)
+}
+
+impl From<CqError> for Error {
+    fn from(error: CqError) -> Self {
+        match error {
+            CqError::Overflow => Self::CompletionQueueOverflow,
+        }
+    }
+}
+
+impl CompletionQueue {
+    /// Waits for completions and takes up to `out.len()` of them; `None` waits without limit. The thread sleeps meanwhile.
+    ///
+    /// If the last waits on this queue were short, it polls for up to [`Config::busy_poll`](crate::Config::busy_poll) before
+    /// it sleeps, because the wake-up would take longer than the rest of the wait.
+    ///
+    /// # Errors
+    /// [`Error::TimedOut`], [`Error::CompletionQueueOverflow`], [`Error::InvalidArgument`] for an empty `out`.
+    pub fn wait(&self, out: &mut [Cqe], timeout: Option<Duration>) -> Result<usize> {
+        room_in(out)?;
+        let n = self.poll(out)?;
+        if n > 0 {
+            return Ok(n);
+        }
+        let begin = Instant::now();
+        let deadline = timeout.and_then(|t| begin.checked_add(t));
+        if self.busy_poll(timeout.unwrap_or(Duration::MAX)) {
+            let n = self.take_ready(out)?;
+            // Another thread may have taken the completion.
+            if n > 0 {
+                return Ok(n);
+            }
+        }
+        let mut wait = self.waits();
+        loop {
+            with_thread_waker(|waker| self.wake_wait(&mut wait, waker));
+            // A completion may have come after the poll and before the waker was set.
+            let n = self.take_ready(out)?;
+            if n > 0 {
+                return Ok(n);
+            }
+            match deadline {
+                None => std::thread::park(),
+                Some(deadline) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return Err(Error::TimedOut("no completion came"));
+                    }
+                    std::thread::park_timeout(left);
+                }
+            }
+            let n = self.poll(out)?;
+            if n > 0 {
+                self.slept(begin.elapsed());
+                return Ok(n);
+            }
+        }
+    }
+
+    /// Waits for completions in a task of any runtime; see [`wait`](Self::wait), also for the errors. Dropping the future
+    /// loses none.
+    pub fn completions<'a>(&'a self, out: &'a mut [Cqe]) -> Completions<'a> {
+        Completions {
+            cq: self,
+            out,
+            wait: self.waits(),
+        }
+    }
+}
+
+/// Returns an error if there is no room for a completion: a wait for one would never end.
+///
+/// # Errors
+/// [`Error::InvalidArgument`].
+pub(crate) fn room_in(out: &[Cqe]) -> Result<()> {
+    match out.is_empty() {
+        true => Err(Error::InvalidArgument(
+            "there must be room for a completion",
+        )),
+        false => Ok(()),
+    }
+}
+
+/// The future of [`CompletionQueue::completions`]. It returns how many completions were taken. Dropping it loses none.
+#[derive(Debug)]
+#[must_use = "futures do nothing unless polled"]
+pub struct Completions<'a> {
+    cq: &'a CompletionQueue,
+    out: &'a mut [Cqe],
+    wait: Registration<'a>,
+}
+
+impl Future for Completions<'_> {
+    type Output = Result<usize>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Result<usize>> {
+        let this = &mut *self;
+        room_in(this.out)?;
+        match this.cq.poll(this.out) {
+            Ok(0) => {}
+            done => return Poll::Ready(Ok(done?)),
+        }
+        this.cq.wake_wait(&mut this.wait, cx.waker());
+        match this.cq.take_ready(this.out) {
+            Ok(0) => Poll::Pending,
+            done => Poll::Ready(Ok(done?)),
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Memory windows.
+
+use super::{MemoryRegion, ProtectionDomain, RemoteMemory};
+use crate::error::{Error, Result};
+use crate::runtime::Context;
+use crate::sys::fork::Origin;
+use iwarp_rnic::memory::{Stag, WindowType};
+use iwarp_rnic::{Access, Bind, SendOp};
+use std::ops::RangeBounds;
+
+/// A memory window (`ibv_alloc_mw(3)`): remote rights to a part of a region, for the peer of the queue pair that binds it.
+/// They begin when the bind has completed, and end when the window is dropped, or by an invalidation.
+///
+/// ```
+/// use iwarp::verbs::{Access, MemoryRegion, ProtectionDomain, QueuePair, RemoteMemory, SendWr};
+/// # use iwarp::verbs::MemoryWindow;
+///
+/// /// Lets the peer read the first 100 octets, after the bind that is posted here.
+/// fn lend(pd: &ProtectionDomain, qp: &QueuePair, mr: &MemoryRegion) -> iwarp::Result<(MemoryWindow, RemoteMemory)> {
+///     let window = pd.alloc_mw(mr)?;
+///     let (bind, there) = window.bind_mw(..100, Access::REMOTE_READ)?;
+///     qp.post_send(&[SendWr::new(1, bind, &[]).signaled()])?;
+///     Ok((window, there))
+/// }
+/// ```
+#[derive(Debug)]
+pub struct MemoryWindow {
+    ctx: Context,
+    stag: Stag,
+    origin: Origin,
+    /// Dropped last: memory cannot be deregistered while a window is bound to it.
+    region: MemoryRegion,
+}
+
+impl MemoryWindow {
+    pub(super) fn allocate(pd: &ProtectionDomain, region: &MemoryRegion) -> Result<Self> {
+        if !region.is_of(pd) || !region.access().contains(Access::MW_BIND) {
+            return Err(Error::InvalidArgument(
+                "a window needs a region of its own domain with `MW_BIND`",
+            ));
+        }
+        let ctx = pd.context();
+        Ok(Self {
+            ctx: ctx.clone(),
+            stag: ctx.allocate_window(WindowType::Type2, pd.number())?,
+            origin: Origin::here(),
+            region: region.clone(),
+        })
+    }
+
+    /// Returns the operation that binds it to a part of its region, for one work request (`ibv_bind_mw(3)`), and what the
+    /// peer has to know.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`]: outside the region.
+    pub fn bind_mw(
+        &self,
+        range: impl RangeBounds<usize>,
+        access: Access,
+    ) -> Result<(SendOp, RemoteMemory)> {
+        let part = self.region.sge(range)?;
+        let len = u64::from(part.len);
+        let there = RemoteMemory {
+            addr: part.addr,
+            len,
+            rkey: self.rkey(),
+        };
+        Ok((SendOp::Bind(self.bind_at(part.addr, len, access)), there))
+    }
+
+    /// Returns the bind to `len` octets of its region that begin at the tagged offset `addr`.
+    pub(crate) fn bind_at(&self, addr: u64, len: u64, access: Access) -> Bind {
+        Bind {
+            mw_stag: self.stag,
+            new_stag: self.stag_when_bound(),
+            mr_stag: Stag(self.region.lkey()),
+            addr,
+            len,
+            access,
+        }
+    }
+
+    /// Returns its key when it is bound: what a peer uses, and what an invalidation names.
+    pub const fn rkey(&self) -> u32 {
+        self.stag_when_bound().0
+    }
+
+    const fn stag_when_bound(&self) -> Stag {
+        self.stag.with_key(self.stag.key().wrapping_add(1))
+    }
+}
+
+impl Drop for MemoryWindow {
+    fn drop(&mut self) {
+        if self.origin.is_foreign() {
+            return;
+        }
+        if let Err(error) = self.ctx.deallocate_window(self.stag_when_bound()) {
+            // A bind that failed has left the first key.
+            if self.ctx.deallocate_window(self.stag).is_err() {
+                tracing::debug!(%error, "a memory window is gone already");
+            }
+        }
+    }
+}
