@@ -270,18 +270,23 @@ int rk_qp_start(struct rk_qp *qp, const struct rk_stream *stream, u64 now);	/* a
 int rk_qp_begin(struct rk_qp *qp, const struct rk_mpa *mpa, u32 emss, u64 now);	/* instead, after MPA start-up */
 
 /*
- * MPA start-up. An initiator sends the request; then both read as many octets as are missing, push them, and check the frame when none
- * is missing. A responder sends the answer. Frames stay valid until the next call that takes the start-up; private data too.
+ * MPA start-up. An initiator sends the request; then both read as many octets as are missing and push them until the frame is complete. A
+ * responder sends the reply. Frames stay valid until the next call that takes the start-up; private data too. Times are those of
+ * rk_on_time(), and the engine knows the limits: keep a timer for rk_mpa_poll_at(), and push what has come before rk_mpa_on_time().
  */
 struct rk_mpa *rk_mpa_new(int initiator, const struct rk_mpa_params *params, const void *private_data,
-			  size_t len);
+			  size_t len, u64 now);
 void rk_mpa_free(struct rk_mpa *mpa);		/* NULL is allowed */
+void rk_mpa_connecting(struct rk_mpa *mpa, u64 now);	/* TCP begins to connect */
 size_t rk_mpa_request(const struct rk_mpa *mpa, const u8 **frame);
-/* The peer has closed instead of answering, as one does that does not know revision 2: 0 if there is a request for revision 1 now. */
+void rk_mpa_request_sent(struct rk_mpa *mpa, u64 now);
+/* The peer has closed instead of answering, as one does that does not know revision 2: 0 if there is a request for another connection now. */
 int rk_mpa_retry(struct rk_mpa *mpa);
 int rk_mpa_missing(const struct rk_mpa *mpa);
-int rk_mpa_push(struct rk_mpa *mpa, const u8 *octets, size_t len);
-int rk_mpa_check(struct rk_mpa *mpa, struct rk_mpa_peer *peer);	/* -ECONNREFUSED: the peer's program has refused */
+/* -EAGAIN: the frame is not complete. 0: it is, and `peer` says what is in it. -ECONNREFUSED: as 0, but the peer's program has refused. */
+int rk_mpa_push(struct rk_mpa *mpa, const u8 *octets, size_t len, struct rk_mpa_peer *peer);
+u64 rk_mpa_poll_at(const struct rk_mpa *mpa);	/* U64_MAX: nothing has a limit */
+int rk_mpa_on_time(struct rk_mpa *mpa, u64 now);	/* -ETIMEDOUT: too late */
 int rk_mpa_accept(struct rk_mpa *mpa, u16 ird, u16 ord, const void *private_data, size_t len,
 		  const u8 **frame);
 int rk_mpa_reject(struct rk_mpa *mpa, const void *private_data, size_t len, const u8 **frame);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * Connections for iw_cm: who connects, accepts and rejects; listen.c has who listens. The frames of MPA start-up are made and read by the
- * engine (rk_mpa_*); here their octets are moved.
+ * Connections for iw_cm: who connects, accepts and rejects; listen.c has who listens. The engine (rk_mpa_*) has the state of MPA start-up,
+ * with its frames and time limits; here octets are moved, and a timer is kept.
  *
  * Programs take the n-th request for the n-th connection, so connections keep their order: TCP's begin in the calls of the program, and what
  * follows is done in turns, which are works of one ordered queue and never wait for a peer. The socket queues a turn when something has
@@ -16,8 +16,6 @@
 
 #include "cm.h"
 
-/* How long the peer may take for TCP's connection, and for a frame. */
-#define PATIENCE (10 * HZ)
 /* Octets of private data that iw_cm passes on. */
 #define MAX_PRIVATE_DATA 255
 
@@ -138,17 +136,27 @@ void rnic_unwatch(struct rnic_connection *connection)
 	cancel_work(&connection->work);
 }
 
-/* Sets the deadline for what comes next. All of a frame has this time, so that one octet now and then does not keep us. */
-void rnic_give_time(struct rnic_connection *connection)
+/* Sets the timer for the limit of what comes next. */
+void rnic_set_timer(struct rnic_connection *connection)
 {
-	connection->deadline = jiffies + PATIENCE;
-	mod_timer(&connection->timer, connection->deadline);
+	u64 at = rk_mpa_poll_at(connection->mpa), now = ktime_get_ns();
+
+	if (at == U64_MAX)
+		return;
+	/* A turn that finds that it is too early sets the timer again. */
+	mod_timer(&connection->timer, jiffies + 1 + nsecs_to_jiffies(at > now ? at - now : 0));
 }
 
 /* What a turn has come to: -EAGAIN if it has to wait for another one, unless it is too late for that. */
-int rnic_in_time(const struct rnic_connection *connection, int result)
+int rnic_in_time(struct rnic_connection *connection, int result)
 {
-	return result == -EAGAIN && time_after_eq(jiffies, connection->deadline) ? -ETIMEDOUT : result;
+	if (result != -EAGAIN)
+		return result;
+	result = rk_mpa_on_time(connection->mpa, ktime_get_ns());
+	if (result)
+		return result;
+	rnic_set_timer(connection);
+	return -EAGAIN;
 }
 
 /* ---- frames ---- */
@@ -165,7 +173,7 @@ static int send_frame(struct socket *socket, const u8 *frame, size_t octets)
 	return sent;
 }
 
-/* Reads what is there of the peer's frame, and nothing behind it. Returns -EAGAIN if that is not all; checks all. */
+/* Reads what is there of the peer's frame, and nothing behind it. Returns -EAGAIN if that is not all. */
 int rnic_read_frame(struct rnic_connection *connection, struct rk_mpa_peer *peer)
 {
 	u8 part[64];
@@ -175,17 +183,15 @@ int rnic_read_frame(struct rnic_connection *connection, struct rk_mpa_peer *peer
 		struct kvec run = { .iov_base = part };
 		int count = rk_mpa_missing(connection->mpa);
 
-		if (!count)
-			return rk_mpa_check(connection->mpa, peer);
-		if (count < 0)
-			return count;
+		if (count <= 0)
+			return count ? count : -EPROTO;
 		run.iov_len = min_t(size_t, count, sizeof(part));
 		count = kernel_recvmsg(connection->socket, &message, &run, 1, run.iov_len,
 				       MSG_DONTWAIT);
 		if (count <= 0)
 			return count ? count : -ECONNRESET;
-		count = rk_mpa_push(connection->mpa, part, count);
-		if (count)
+		count = rk_mpa_push(connection->mpa, part, count, peer);
+		if (count != -EAGAIN)
 			return count;
 	}
 }
@@ -282,7 +288,8 @@ static int start(struct rnic_connection *connection, struct sockaddr_storage *lo
 				rnic_address_size(&id->m_remote_addr), O_NONBLOCK);
 	if (result != -EINPROGRESS)
 		return result;
-	rnic_give_time(connection);
+	rk_mpa_connecting(connection->mpa, ktime_get_ns());
+	rnic_set_timer(connection);
 	rnic_watch(connection, TCP_SYN_SENT);
 	return 0;
 }
@@ -342,9 +349,11 @@ static int send_request(struct rnic_connection *connection)
 		return result == -EALREADY ? -EAGAIN : result;
 	octets = rk_mpa_request(connection->mpa, &request);
 	result = send_frame(connection->socket, request, octets);
-	connection->requested = !result;
-	rnic_give_time(connection);
-	return result;
+	if (result)
+		return result;
+	connection->requested = true;
+	rk_mpa_request_sent(connection->mpa, ktime_get_ns());
+	return 0;
 }
 
 static int take_turn(struct rnic_connection *connection, struct rk_mpa_peer *peer)
@@ -402,7 +411,7 @@ int rnic_connect(struct iw_cm_id *id, struct iw_cm_conn_param *param)
 	if (!qp || id->m_remote_addr.ss_family != id->m_local_addr.ss_family)
 		return -EINVAL;
 	connection = rnic_connection_new(rk_mpa_new(true, &params, param->private_data,
-						    param->private_data_len),
+						    param->private_data_len, ktime_get_ns()),
 					 connect_turn);
 	if (!connection)
 		return -ENOMEM;

@@ -13,9 +13,8 @@ struct listener;
 struct rnic_connection {
 	/* A turn: does what can be done now. On `rnic_order`. */
 	struct work_struct work;
-	/* Queues a turn at the deadline. */
+	/* Queues a turn when a time limit is over. */
 	struct timer_list timer;
-	unsigned long deadline;
 	struct socket *socket;
 	/* The socket's own, while it is watched. */
 	void (*data_ready)(struct sock *sk);
@@ -28,6 +27,8 @@ struct rnic_connection {
 	/* Of a responder, until iw_cm knows of it. */
 	struct listener *listener;
 	struct list_head entry;
+	/* It has to make room for another one if its request has not come. */
+	bool pushed_out;
 };
 
 /* The parameters of an initiator or a responder, as its program wants them. */
@@ -42,8 +43,8 @@ void rnic_connection_free(struct rnic_connection *connection);
 
 void rnic_watch(struct rnic_connection *connection, int idle);
 void rnic_unwatch(struct rnic_connection *connection);
-void rnic_give_time(struct rnic_connection *connection);
-int rnic_in_time(const struct rnic_connection *connection, int result);
+void rnic_set_timer(struct rnic_connection *connection);
+int rnic_in_time(struct rnic_connection *connection, int result);
 
 int rnic_read_frame(struct rnic_connection *connection, struct rk_mpa_peer *peer);
 void rnic_tell_of(const struct rnic_connection *connection, const struct rk_mpa_peer *peer,

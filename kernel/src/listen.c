@@ -61,6 +61,8 @@ static void request_turn(struct work_struct *work)
 
 	if (!READ_ONCE(listener->closing))
 		result = rnic_in_time(connection, rnic_read_frame(connection, &peer));
+	if (result == -EAGAIN && connection->pushed_out)
+		result = -ETIMEDOUT;
 	if (result == -EAGAIN)
 		return;
 	no_longer_half_open(connection);
@@ -88,7 +90,8 @@ static void add_half_open(struct listener *listener, struct socket *socket)
 	struct rnic_connection *connection;
 	bool refused;
 
-	connection = rnic_connection_new(rk_mpa_new(false, &params, NULL, 0), request_turn);
+	connection = rnic_connection_new(rk_mpa_new(false, &params, NULL, 0, ktime_get_ns()),
+					 request_turn);
 	if (!connection) {
 		sock_release(socket);
 		return;
@@ -100,7 +103,7 @@ static void add_half_open(struct listener *listener, struct socket *socket)
 	if (!refused) {
 		list_add(&connection->entry, &listener->half_open);
 		listener->count++;
-		rnic_give_time(connection);
+		rnic_set_timer(connection);
 		rnic_watch(connection, TCP_ESTABLISHED);
 	}
 	mutex_unlock(&listener->lock);
@@ -116,7 +119,7 @@ static void push_out_oldest(struct listener *listener)
 	mutex_lock(&listener->lock);
 	if (!list_empty(&listener->half_open)) {
 		oldest = list_last_entry(&listener->half_open, struct rnic_connection, entry);
-		oldest->deadline = jiffies;
+		oldest->pushed_out = true;
 		queue_work(rnic_order, &oldest->work);
 	}
 	mutex_unlock(&listener->lock);

@@ -11,6 +11,7 @@
 //! * [`cq`], [`receive_queue`] — queues that several queue pairs share.
 //! * [`tags`] — buffers of a shared receive queue that messages are matched with.
 //! * [`qp`] — one queue pair: posting, transmitting (`qp::tx`), receiving (`qp::rx`).
+//! * [`startup`] — MPA start-up, which comes before a queue pair has its stream.
 //!
 //! Memory is allocated when objects are created. The paths that a peer or a work
 //! request drives allocate nothing, and none of them can panic.
@@ -39,6 +40,7 @@ mod list;
 pub mod memory;
 pub mod qp;
 pub mod receive_queue;
+pub mod startup;
 mod storage;
 pub mod tags;
 mod taken_receive;

@@ -3,6 +3,7 @@
 use crate::admission::{Admission, Networks};
 use crate::complain;
 use crate::fault;
+use iwarp_rnic::startup::Limits;
 use std::cell::RefCell;
 use std::ffi::OsString;
 use std::ops::RangeInclusive;
@@ -161,10 +162,10 @@ impl Default for Config {
             mpa_revision: 2,
             peer_to_peer: true,
             receiver_not_ready: ReceiverNotReady::Hold(Duration::from_secs(2)),
-            connect_timeout: Duration::from_secs(15),
-            handshake_timeout: Duration::from_secs(5),
-            answer_timeout: Duration::from_secs(60),
-            speak_first: Some(Duration::from_millis(200)),
+            connect_timeout: Limits::PROGRAM.connect,
+            handshake_timeout: Limits::PROGRAM.request,
+            answer_timeout: Limits::PROGRAM.reply,
+            speak_first: Limits::PROGRAM.speak_first,
             linger: Duration::from_secs(5),
             peer_timeout: Some(Duration::from_secs(60)),
             progress_threads: Self::progress_threads_by_default(),

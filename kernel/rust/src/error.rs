@@ -6,6 +6,8 @@ use iwarp_rnic::PostError;
 use iwarp_rnic::memory::MemoryError;
 use iwarp_rnic::qp::CreateError;
 
+/// More octets have to come.
+pub const EAGAIN: c_int = -11;
 /// No memory, or a full queue.
 pub const ENOMEM: c_int = -12;
 /// A plan names memory that is no longer registered.
@@ -16,6 +18,8 @@ pub const EBUSY: c_int = -16;
 pub const EINVAL: c_int = -22;
 /// The peer has ended the connection.
 pub const ECONNRESET: c_int = -104;
+/// A step took too long.
+pub const ETIMEDOUT: c_int = -110;
 /// The peer's program has refused a connection.
 pub const ECONNREFUSED: c_int = -111;
 /// The stream has failed.

@@ -1,4 +1,4 @@
-//! MPA start-up: what the two frames say, in either role. The C side moves their octets.
+//! MPA start-up, in either role. The C side moves the octets and keeps the timer; the session says which octets, and until when.
 //!
 //! Invariant: pointers come from C under the contract of `kernel/engine.h`: a start-up is what `rk_mpa_new` has returned, and one call at
 //! a time has it. Octets that a call hands out stay valid until the next call that takes the start-up.
@@ -6,38 +6,29 @@
 use core::ffi::c_int;
 use core::ptr::null_mut;
 use core::slice;
-use core::time::Duration;
 
-use iwarp_proto::mpa::negotiate::{
-    Agreed, Initiator, LocalParams, Outcome, PendingRequest, Responder, RtrSet,
-};
-use iwarp_proto::mpa::startup::{
-    FrameKind, FrameReader, NO_NEGOTIATION, ReplyFrame, RequestFrame, StartupError,
-};
+use iwarp_proto::mpa::negotiate::{LocalParams, RtrSet};
+use iwarp_proto::mpa::startup::NO_NEGOTIATION;
+use iwarp_rnic::Time;
 use iwarp_rnic::qp::{StreamConfig, StreamTimes};
+use iwarp_rnic::startup::{Failure, Initiator, Limits, Outcome, Reading, Responder};
 
-use crate::error::{ECONNREFUSED, ECONNRESET, EINVAL, EPROTO};
+use crate::error::{EAGAIN, ECONNREFUSED, ECONNRESET, EINVAL, EPROTO, ETIMEDOUT};
 use crate::runtime::{place, remove};
 
-/// The longest frame: header and 512 octets of private data.
-const FRAME_MAX: usize = 20 + 512;
-
-/// How long the initiator's first FPDU may take, where it has to send one.
-const FIRST_FPDU: Duration = Duration::from_secs(10);
-/// How long a responder waits for the initiator to speak, where that one need not: as the library does. siw is such an initiator.
-const SPEAK_FIRST: Duration = Duration::from_millis(200);
-/// How old a connection has to be for its end, as the library has it, for siw's sake.
-const MATURITY: Duration = Duration::from_millis(50);
+const LIMITS: Limits = Limits::KERNEL;
 
 /// One side of a start-up.
 #[derive(Debug)]
 pub struct Mpa {
     params: LocalParams,
-    initiator: Option<Initiator>,
-    reader: FrameReader,
-    request: Option<PendingRequest>,
-    agreed: Option<Agreed>,
-    out: [u8; FRAME_MAX],
+    side: Side,
+}
+
+#[derive(Debug)]
+enum Side {
+    Initiator(Initiator),
+    Responder(Responder),
 }
 
 /// What this side wants: `struct rk_mpa_params`.
@@ -91,7 +82,8 @@ unsafe fn octets<'a>(octets: *const u8, len: usize) -> &'a [u8] {
     unsafe { slice::from_raw_parts(octets, len) }
 }
 
-/// Begins a start-up. An initiator's request carries the private data. Returns null if there is no memory or the data are too long.
+/// Begins a start-up. An initiator's request carries the private data; a responder's time begins
+/// now. Returns null if there is no memory or the data are too long.
 ///
 /// # Safety
 /// The private data are readable for the call.
@@ -102,25 +94,19 @@ pub unsafe extern "C" fn rk_mpa_new(
     params: &Params,
     private_data: *const u8,
     len: usize,
+    now: u64,
 ) -> *mut Mpa {
     let params = params.local();
-    let (initiator, kind) = if initiator != 0 {
+    let side = if initiator != 0 {
         // SAFETY: the caller promises it.
-        match Initiator::new(params, unsafe { octets(private_data, len) }) {
-            Ok(initiator) => (Some(initiator), FrameKind::Reply),
+        match Initiator::new(params, unsafe { octets(private_data, len) }, LIMITS) {
+            Ok(initiator) => Side::Initiator(initiator),
             Err(_) => return null_mut(),
         }
     } else {
-        (None, FrameKind::Request)
+        Side::Responder(Responder::new(params, LIMITS, Time::from_nanos(now)))
     };
-    place(move || Mpa {
-        params,
-        initiator,
-        reader: FrameReader::new(kind),
-        request: None,
-        agreed: None,
-        out: [0; FRAME_MAX],
-    })
+    place(move || Mpa { params, side })
 }
 
 /// Frees a start-up.
@@ -134,95 +120,155 @@ pub unsafe extern "C" fn rk_mpa_free(mpa: *mut Mpa) {
     unsafe { remove(mpa) }
 }
 
+/// Starts the time of an initiator's TCP connect.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_mpa_connecting(mpa: &mut Mpa, now: u64) {
+    if let Side::Initiator(initiator) = &mut mpa.side {
+        initiator.connecting(Time::from_nanos(now));
+    }
+}
+
 /// Hands out an initiator's request. Returns its length.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_mpa_request(mpa: &Mpa, frame: &mut *const u8) -> usize {
-    let request = match &mpa.initiator {
-        Some(initiator) => initiator.request_octets(),
-        None => &[],
+    let request = match &mpa.side {
+        Side::Initiator(initiator) => initiator.request(),
+        Side::Responder(_) => &[],
     };
     *frame = request.as_ptr();
     request.len()
 }
 
-/// If the peer has closed instead of answering: makes the request of the next connection ([`Initiator::ask_again`]). Returns 0, or
-/// `ECONNRESET` if there is nothing left to try, or some of an answer has come.
+/// Records that an initiator's request is sent: the reply is next.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_mpa_request_sent(mpa: &mut Mpa, now: u64) {
+    if let Side::Initiator(initiator) = &mut mpa.side {
+        initiator.request_sent(Time::from_nanos(now));
+    }
+}
+
+/// Records that an initiator's peer has closed instead of answering ([`Initiator::peer_closed`]).
+/// Returns 0 if the request of the next connection is ready, or `ECONNRESET` if there is nothing
+/// left to try, or some of an answer has come.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_mpa_retry(mpa: &mut Mpa) -> c_int {
-    let unanswered = mpa.reader.is_empty();
-    let initiator = mpa.initiator.as_mut().filter(|_| unanswered);
-    match initiator.is_some_and(Initiator::ask_again) {
-        true => 0,
-        false => ECONNRESET,
+    match &mut mpa.side {
+        Side::Initiator(initiator) => initiator.peer_closed().map_or_else(number, |()| 0),
+        Side::Responder(_) => ECONNRESET,
     }
 }
 
-/// Returns how many octets to read next, 0 if the peer's frame is complete, or an error number.
+/// Returns how many octets to read next; 0 if none are wanted, because the peer's frame is
+/// complete or the start-up is over.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
 pub extern "C" fn rk_mpa_missing(mpa: &Mpa) -> c_int {
-    match mpa.reader.missing() {
-        Ok(count) => c_int::try_from(count).unwrap_or(EPROTO),
-        Err(_) => EPROTO,
-    }
+    let wanted = match &mpa.side {
+        Side::Initiator(initiator) => initiator.wanted(),
+        Side::Responder(responder) => responder.wanted(),
+    };
+    c_int::try_from(wanted).unwrap_or(EPROTO)
 }
 
-/// Takes octets of the peer, no more than are missing. Returns 0 or an error number.
+/// Takes octets of the peer, no more than are missing. Returns `EAGAIN` if its frame is not
+/// complete. If it is, says what is in it, and returns 0, `ECONNREFUSED` if the peer's program has
+/// refused, or another error number.
 ///
 /// # Safety
 /// `at` names `len` readable octets.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rk_mpa_push(mpa: &mut Mpa, at: *const u8, len: usize) -> c_int {
+pub unsafe extern "C" fn rk_mpa_push(
+    mpa: &mut Mpa,
+    at: *const u8,
+    len: usize,
+    peer: &mut Peer,
+) -> c_int {
     // SAFETY: the caller promises it.
-    match mpa.reader.push(unsafe { octets(at, len) }) {
-        Ok(_) => 0,
-        Err(_) => EPROTO,
+    let octets = unsafe { octets(at, len) };
+    match &mut mpa.side {
+        Side::Initiator(initiator) => match initiator.received(octets) {
+            Ok(received) => match received.outcome {
+                Some(outcome) => peer.answers(initiator.private_data(), &outcome),
+                None => EAGAIN,
+            },
+            Err(failure) => number(failure),
+        },
+        Side::Responder(responder) => match responder.received(octets) {
+            Ok(received) => match received.outcome {
+                Some(()) => peer.asks(responder, &mpa.params),
+                None => EAGAIN,
+            },
+            Err(failure) => number(failure),
+        },
     }
 }
 
-/// Checks the peer's frame when it is complete, and says what is in it. Returns 0, `ECONNREFUSED` if the peer's program has refused, or
-/// another error number.
+/// Returns when to call [`rk_mpa_on_time`] next, in nanoseconds; the last moment of all if nothing
+/// has a limit.
 // SAFETY: the prefix `rk_` belongs to this crate.
 #[unsafe(no_mangle)]
-pub extern "C" fn rk_mpa_check(mpa: &mut Mpa, peer: &mut Peer) -> c_int {
-    match check(mpa, peer) {
-        Ok(number) => number,
-        Err(_) => EPROTO,
-    }
+pub extern "C" fn rk_mpa_poll_at(mpa: &Mpa) -> u64 {
+    let at = match &mpa.side {
+        Side::Initiator(initiator) => initiator.poll_at(),
+        Side::Responder(responder) => responder.poll_at(),
+    };
+    at.unwrap_or(Time::NEVER).as_nanos()
 }
 
-fn check(mpa: &mut Mpa, peer: &mut Peer) -> Result<c_int, StartupError> {
-    let Some(frame) = mpa.reader.frame() else {
-        return Ok(EINVAL);
+/// Checks the limits, after what has come was pushed. Returns 0, or `ETIMEDOUT` if a step took too
+/// long.
+// SAFETY: the prefix `rk_` belongs to this crate.
+#[unsafe(no_mangle)]
+pub extern "C" fn rk_mpa_on_time(mpa: &mut Mpa, now: u64) -> c_int {
+    let now = Time::from_nanos(now);
+    let result = match &mut mpa.side {
+        // No limit of LIMITS asks for the acknowledgement.
+        Side::Initiator(initiator) => initiator.on_time(now, || true),
+        Side::Responder(responder) => responder.on_time(now),
     };
-    if let Some(initiator) = &mpa.initiator {
-        let reply: &ReplyFrame<'_> = &frame;
-        peer.tell(reply.ulp_private_data());
-        return Ok(match initiator.on_reply(reply)? {
-            Outcome::Accepted(agreed) => {
-                (peer.ird, peer.ord) = (agreed.ird, agreed.ord);
-                mpa.agreed = Some(agreed);
-                0
-            }
-            Outcome::Rejected { .. } => ECONNREFUSED,
-        });
+    result.map_or_else(number, |()| 0)
+}
+
+fn number(failure: Failure) -> c_int {
+    match failure {
+        Failure::Closed { .. } => ECONNRESET,
+        Failure::Frame(_) => EPROTO,
+        Failure::TimedOut(_) => ETIMEDOUT,
     }
-    let request: &RequestFrame<'_> = &frame;
-    let pending = Responder::on_request(request, &mpa.params)?;
-    peer.tell(request.ulp_private_data());
-    let depth =
-        |said: Option<u16>, own| said.filter(|&depth| depth != NO_NEGOTIATION).unwrap_or(own);
-    peer.ird = depth(pending.peer_ird(), mpa.params.ird);
-    peer.ord = depth(pending.peer_ord(), mpa.params.ord);
-    mpa.request = Some(pending);
-    Ok(0)
 }
 
 impl Peer {
-    fn tell(&mut self, private_data: &[u8]) {
+    /// What a reply says. Returns 0 or an error number.
+    fn answers(&mut self, private_data: &[u8], outcome: &Outcome) -> c_int {
+        self.says(private_data);
+        match outcome {
+            Outcome::Accepted(agreed) => {
+                (self.ird, self.ord) = (agreed.ird, agreed.ord);
+                0
+            }
+            Outcome::Rejected { .. } => ECONNREFUSED,
+        }
+    }
+
+    /// What a request says. Returns 0 or an error number.
+    fn asks(&mut self, responder: &Responder, ours: &LocalParams) -> c_int {
+        let Some(request) = responder.request() else {
+            return EINVAL;
+        };
+        self.says(responder.private_data());
+        let depth =
+            |said: Option<u16>, own| said.filter(|&depth| depth != NO_NEGOTIATION).unwrap_or(own);
+        self.ird = depth(request.peer_ird(), ours.ird);
+        self.ord = depth(request.peer_ord(), ours.ord);
+        0
+    }
+
+    fn says(&mut self, private_data: &[u8]) {
         self.private_data = private_data.as_ptr();
         self.private_data_len = u32::try_from(private_data.len()).unwrap_or(0);
     }
@@ -247,17 +293,13 @@ pub unsafe extern "C" fn rk_mpa_accept(
         ord,
         ..mpa.params
     };
-    let Some(request) = &mpa.request else {
+    let Side::Responder(responder) = &mut mpa.side else {
         return EINVAL;
     };
     // SAFETY: the caller promises it.
-    match request.accept(&params, unsafe { octets(private_data, len) }, &mut mpa.out) {
-        Ok((len, agreed)) => {
-            mpa.agreed = Some(agreed);
-            *frame = mpa.out.as_ptr();
-            c_int::try_from(len).unwrap_or(EINVAL)
-        }
-        Err(_) => EINVAL,
+    match responder.accept(&params, unsafe { octets(private_data, len) }) {
+        Ok(Some(_)) => hand_out(responder.reply(), frame),
+        Ok(None) | Err(_) => EINVAL,
     }
 }
 
@@ -273,29 +315,28 @@ pub unsafe extern "C" fn rk_mpa_reject(
     len: usize,
     frame: &mut *const u8,
 ) -> c_int {
-    let Some(request) = &mpa.request else {
+    let Side::Responder(responder) = &mut mpa.side else {
         return EINVAL;
     };
     // SAFETY: the caller promises it.
-    let len = request.reject(unsafe { octets(private_data, len) }, &mut mpa.out);
-    *frame = mpa.out.as_ptr();
-    c_int::try_from(len)
-        .ok()
-        .filter(|&len| len > 0)
-        .unwrap_or(EINVAL)
+    match responder.reject(unsafe { octets(private_data, len) }) {
+        true => hand_out(responder.reply(), frame),
+        false => EINVAL,
+    }
+}
+
+fn hand_out(reply: &[u8], frame: &mut *const u8) -> c_int {
+    *frame = reply.as_ptr();
+    c_int::try_from(reply.len()).unwrap_or(EINVAL)
 }
 
 impl Mpa {
     /// What the queue pair is started with, once both sides have agreed.
     pub(crate) fn stream(&self, emss: u32) -> Option<StreamConfig> {
-        let agreed = self.agreed.as_ref()?;
-        let times = StreamTimes {
-            reminders: StreamTimes::REMINDERS,
-            maturity: MATURITY,
-            speak_first: (!agreed.peer_to_peer).then_some(SPEAK_FIRST),
-            first_fpdu: agreed.peer_to_peer.then_some(FIRST_FPDU),
+        let (agreed, initiator) = match &self.side {
+            Side::Initiator(initiator) => (initiator.agreed()?, true),
+            Side::Responder(responder) => (responder.agreed()?, false),
         };
-        let initiator = self.initiator.is_some();
-        Some(StreamConfig::agreed(agreed, initiator, emss, times))
+        Some(LIMITS.stream(agreed, initiator, emss, StreamTimes::REMINDERS))
     }
 }

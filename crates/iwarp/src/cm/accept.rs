@@ -6,7 +6,6 @@ use super::{startup, xrc};
 use crate::conn::qp::{CmSink, Handover, QueuePair};
 use crate::error::{Error, Result};
 use crate::objects::context::Context;
-use iwarp_proto::mpa::startup::MAX_FRAME_LEN;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -39,13 +38,12 @@ impl CmId {
         &self,
         parameters: &ConnectionParameters,
     ) -> Result<(Replied, QueuePair)> {
-        let (requested, qp, ctx, epoch) = self.requested()?;
+        let (mut requested, qp, ctx, epoch) = self.requested()?;
         let params = startup::local_params(&ctx, parameters, Some(&qp.config()));
-        let mut frame = [0u8; MAX_FRAME_LEN];
         let private_data = startup::private_data(&qp, parameters);
-        let (n, agreed) = match requested.pending.accept(&params, &private_data, &mut frame) {
-            Ok(accepted) => accepted,
-            Err(_) => {
+        let agreed = match requested.session.accept(&params, &private_data) {
+            Ok(Some(agreed)) => agreed,
+            Ok(None) | Err(_) => {
                 self.inner.state.lock().phase = Phase::Requested(requested);
                 return Err(Error::InvalidArgument(
                     "private data: at most 512 octets, 508 with revision 2",
@@ -53,12 +51,15 @@ impl CmId {
             }
         };
         let Requested {
-            starting, watch, ..
+            starting,
+            session,
+            watch,
+            ..
         } = *requested;
         if let Some(watch) = watch {
             watch.end(&starting.stream);
         }
-        if let Err(e) = starting.write(&frame[..n]) {
+        if let Err(e) = starting.write(session.reply()) {
             return Err(self.gone(e.to_string()));
         }
         {
@@ -82,7 +83,7 @@ impl CmId {
         let replied = Replied {
             handover,
             peer_to_peer: agreed.peer_to_peer,
-            limit: ctx.config().handshake_timeout,
+            limit: startup::limits(ctx.config()).first_fpdu,
         };
         Ok((replied, qp))
     }

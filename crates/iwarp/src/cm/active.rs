@@ -1,7 +1,9 @@
 //! The initiator: TCP connect, MPA request, reply (RFC 5044 section 7.1.2, RFC 6581 section 9).
 
 use super::id::{CmId, CmIdInner, ConnectionParameters, Reply, engine};
-use super::startup::{Read, Starting, depths, local_params, private_data, record, stream_config};
+use super::startup::{
+    Read, Starting, depths, limits, local_params, private_data, record, stream_config,
+};
 use super::{CmEventKind, xrc};
 use crate::cm::portmap::{self, Found, Lookup};
 use crate::conn::infiniband::InfinibandParameters;
@@ -9,12 +11,14 @@ use crate::conn::qp::{CmSink, Handover, QueuePair, TIMERS_END};
 use crate::engine::{Engine, Source};
 use crate::error::{Error, Result};
 use crate::objects::context::{Context, random_u64};
+use crate::sys::clock::now_ns;
 use crate::sys::connect::{Bound, Connect, Connecting, Ends, Sharing, connect};
 use crate::sys::poller::Interest;
 use crate::sys::stream::TcpStream;
-use iwarp_proto::mpa::negotiate::{Agreed, Initiator, Outcome};
-use iwarp_proto::mpa::startup::{FrameKind, FrameReader, StartupError};
+use iwarp_proto::mpa::negotiate::Agreed;
 use iwarp_proto::rdmap::TerminateCode;
+use iwarp_rnic::Time;
+use iwarp_rnic::startup::{Ending, Failure, Initiator, Outcome, Reading};
 use parking_lot::Mutex;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -23,17 +27,11 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 // No queue pair has this token: the queue pair takes over the token of the attempt, and its remaining timers.
-const TIMER_CONNECT: u32 = TIMERS_END;
-const TIMER_REPLY: u32 = TIMERS_END + 1;
-const TIMER_AGAIN: u32 = TIMERS_END + 2;
-const TIMER_MAPPER: u32 = TIMERS_END + 3;
-const TIMER_ACKNOWLEDGED: u32 = TIMERS_END + 4;
+const TIMER_SESSION: u32 = TIMERS_END;
+const TIMER_AGAIN: u32 = TIMERS_END + 1;
+const TIMER_MAPPER: u32 = TIMERS_END + 2;
 const _: () = assert!(
-    TIMERS_END <= TIMER_CONNECT
-        && TIMER_CONNECT < TIMER_REPLY
-        && TIMER_REPLY < TIMER_AGAIN
-        && TIMER_AGAIN < TIMER_MAPPER
-        && TIMER_MAPPER < TIMER_ACKNOWLEDGED
+    TIMERS_END <= TIMER_SESSION && TIMER_SESSION < TIMER_AGAIN && TIMER_AGAIN < TIMER_MAPPER
 );
 /// Pauses before a connect that TCP refused is tried again. Some programs tell their peer a port and listen on it only
 /// afterwards. Where a network resolves addresses, that takes longer than listening does; here it does not.
@@ -59,7 +57,7 @@ enum Stage {
 
 struct State {
     stage: Stage,
-    initiator: Initiator,
+    session: Initiator,
     token: u64,
     /// The peer's address: the one that the program has named, if no mapper knows another.
     target: SocketAddr,
@@ -97,8 +95,17 @@ enum End {
 enum Next {
     Wait,
     End(End),
-    /// The reply is valid. The engine watches the socket under this token.
-    Answer(Box<Starting>, u64, Agreed),
+    /// The reply is valid.
+    Answer(Box<Answer>),
+}
+
+/// An accepting reply.
+struct Answer {
+    starting: Starting,
+    /// The engine watches the socket under this token.
+    token: u64,
+    agreed: Agreed,
+    private_data: Vec<u8>,
 }
 
 impl End {
@@ -135,7 +142,8 @@ impl Active {
     ) -> Result<Arc<Self>> {
         let params = local_params(ctx, p, Some(&qp.config()));
         let private_data = private_data(&qp, p);
-        let initiator = Initiator::new(params, &private_data).map_err(|_| {
+        let limits = limits(ctx.config());
+        let session = Initiator::new(params, &private_data, limits).map_err(|_| {
             Error::InvalidArgument("private data: at most 512 octets, 508 with revision 2")
         })?;
         Ok(Arc::new(Self {
@@ -149,7 +157,7 @@ impl Active {
             engine: engine()?,
             state: Mutex::new(State {
                 stage: Stage::New,
-                initiator,
+                session,
                 token: 0,
                 target: peer,
                 refused: 0,
@@ -292,7 +300,7 @@ impl Active {
 
     /// TCP connects. On this host it is connected already, and the request is sent at once, so that no other thread has to wake.
     fn begin(self: &Arc<Self>, s: &mut State, connecting: Connecting) -> Result<Next> {
-        let octets = s.initiator.request_octets();
+        let octets = s.session.request();
         let (connecting, sent) = match connecting.send_now(octets) {
             Ok(now) => now,
             Err(e) => return Ok(self.not_connected(s, &e)),
@@ -301,8 +309,8 @@ impl Active {
         match connecting {
             Connect::Pending(connecting) => {
                 self.watch(s, &connecting, Interest::WRITE)?;
-                let limit = self.ctx.config().connect_timeout;
-                self.engine.after(limit, s.token, TIMER_CONNECT);
+                s.session.connecting(Time::from_nanos(now_ns()));
+                self.set_timer(s);
                 s.stage = Stage::Tcp(connecting);
             }
             Connect::Done(stream, ends) => {
@@ -327,25 +335,20 @@ impl Active {
             flow: record(&self.ctx, &ends, true),
             stream,
             ends,
-            reader: FrameReader::new(FrameKind::Reply),
         })
+    }
+
+    /// Sets the timer for the session's next time limit.
+    fn set_timer(&self, s: &State) {
+        if let Some(at) = s.session.poll_at() {
+            self.engine.at(at.as_nanos(), s.token, TIMER_SESSION);
+        }
     }
 
     /// The request is sent.
     fn await_reply(&self, s: &mut State, starting: Box<Starting>) {
-        //= rfc5044 section 7.1.2
-        //# 10. MPA implementations SHOULD implement a reasonable timeout while waiting
-        //# for the entire set of startup frames; this prevents certain
-        //# denial-of-service attacks.
-        // The answer is the program's, and has a long limit. That the request is acknowledged is TCP's, and has the limit of its connect: if the
-        // peer's host has gone since, the program need not wait for the long one.
-        let config = self.ctx.config();
-        self.engine
-            .after(config.answer_timeout, s.token, TIMER_REPLY);
-        if config.connect_timeout < config.answer_timeout {
-            self.engine
-                .after(config.connect_timeout, s.token, TIMER_ACKNOWLEDGED);
-        }
+        s.session.request_sent(Time::from_nanos(now_ns()));
+        self.set_timer(s);
         s.stage = Stage::Reply(starting);
     }
 
@@ -383,7 +386,7 @@ impl Active {
             }
         };
         let starting = self.starting(stream, ends);
-        if let Err(e) = starting.write(s.initiator.request_octets()) {
+        if let Err(e) = starting.write(s.session.request()) {
             self.engine.remove(&starting.stream, token);
             return Next::End(End::of_io(&e));
         }
@@ -393,64 +396,65 @@ impl Active {
     }
 
     /// Something came while waiting for the reply.
-    fn reply(self: &Arc<Self>, s: &mut State, mut starting: Box<Starting>) -> Next {
+    fn reply(self: &Arc<Self>, s: &mut State, starting: Box<Starting>) -> Next {
         let token = s.token;
-        let read = starting.read();
+        let read = starting.read(&mut s.session);
         if let Read::NeedMore = read {
             s.stage = Stage::Reply(starting);
             return Next::Wait;
         }
-        let outcome = match &read {
-            Read::Frame => starting.reader.frame().map(|f| s.initiator.on_reply(&f)),
-            _ => None,
-        };
-        if let Some(Ok(Outcome::Accepted(agreed))) = outcome
-            && xrc::check(self.qp.xrc_end(), xrc::unwrap(&starting.private_data()).0).is_ok()
+        let private_data = s.session.private_data();
+        if let Read::Frame(Outcome::Accepted(agreed)) = read
+            && xrc::check(self.qp.xrc_end(), xrc::unwrap(private_data).0).is_ok()
         {
             // The socket stays watched: the queue pair takes the attempt's place.
-            return Next::Answer(starting, token, agreed);
+            return Next::Answer(Box::new(Answer {
+                starting: *starting,
+                token,
+                agreed,
+                private_data: private_data.to_vec(),
+            }));
         }
         self.engine.remove(&starting.stream, token);
         match read {
-            Read::Frame => match outcome {
-                // An ordinary queue pair has taken us for one of its kind.
-                Some(Ok(Outcome::Accepted(_))) => {
-                    Next::End(End::failed(CmEventKind::ConnectError, libc::EPROTO))
-                }
-                //= rfc5044 section 7.1.2
-                //= type=exception
-                //= reason=neither rdma_cm(3) nor our interface can hand the TCP connection of a rejected attempt to the program, so the connection manager closes it in place of the program, which the RFC allows
-                //# If the MPA Reply Frame is properly formatted but is the Private Data is not
-                //# acceptable, or if the Rejected Connection bit is set to '1', the
-                //# implementation MUST exit MPA, leaving the TCP connection open.
-                Some(Ok(_)) => Next::End(End::Failed {
-                    kind: CmEventKind::Rejected,
-                    status: libc::ECONNREFUSED,
-                    refusal: Some(starting.private_data()),
-                }),
-                Some(Err(e)) => Next::End(self.refuse(&starting, &e)),
-                None => Next::End(End::failed(CmEventKind::ConnectError, libc::EPROTO)),
-            },
+            // An ordinary queue pair has taken us for one of its kind.
+            Read::Frame(Outcome::Accepted(_)) => {
+                Next::End(End::failed(CmEventKind::ConnectError, libc::EPROTO))
+            }
+            //= rfc5044 section 7.1.2
+            //= type=exception
+            //= reason=neither rdma_cm(3) nor our interface can hand the TCP connection of a rejected attempt to the program, so the connection manager closes it in place of the program, which the RFC allows
+            //# If the MPA Reply Frame is properly formatted but is the Private Data is not
+            //# acceptable, or if the Rejected Connection bit is set to '1', the
+            //# implementation MUST exit MPA, leaving the TCP connection open.
+            Read::Frame(Outcome::Rejected { .. }) => Next::End(End::Failed {
+                kind: CmEventKind::Rejected,
+                status: libc::ECONNREFUSED,
+                refusal: Some(private_data.to_vec()),
+            }),
             Read::NeedMore => Next::Wait,
-            Read::Bad(e) => Next::End(self.refuse(&starting, &e)),
-            // It ended in the middle of its reply, so the revision is not the reason.
-            Read::Closed | Read::Broken(_) if !starting.reader.is_empty() => {
-                Next::End(End::failed(CmEventKind::ConnectError, libc::ECONNRESET))
-            }
-            // A route that is gone, or somebody on this host, has ended it: that says nothing about the peer.
-            Read::Broken(e)
-                if !matches!(e.raw_os_error(), Some(libc::ECONNRESET | libc::EPIPE)) =>
-            {
-                Next::End(End::of_io(&e))
-            }
-            Read::Closed | Read::Broken(_) => self.retry_or_end(s),
+            Read::Bad(failure) => Next::End(self.refuse(&starting, &failure)),
+            Read::Closed => self.retry_or_end(s, None),
+            Read::Broken(e) => self.retry_or_end(s, Some(&e)),
         }
     }
 
-    /// The peer closed instead of replying, as peers of revision 1 do on revision 2: asks again on another connection.
-    fn retry_or_end(self: &Arc<Self>, s: &mut State) -> Next {
-        if !s.initiator.ask_again() {
-            return Next::End(End::failed(CmEventKind::Rejected, libc::ECONNRESET));
+    /// The peer closed instead of replying, as peers of revision 1 do on revision 2, or the stream broke: asks again on another connection
+    /// if that may help.
+    fn retry_or_end(self: &Arc<Self>, s: &mut State, broken: Option<&io::Error>) -> Next {
+        let reset = [Some(libc::ECONNRESET), Some(libc::EPIPE)];
+        match (s.session.peer_closed(), broken) {
+            (Err(Failure::Closed { begun: true }), _) => {
+                return Next::End(End::failed(CmEventKind::ConnectError, libc::ECONNRESET));
+            }
+            // A route that is gone, or somebody on this host, has ended it: that says nothing about the peer.
+            (_, Some(e)) if !reset.contains(&e.raw_os_error()) => {
+                return Next::End(End::of_io(e));
+            }
+            (Err(_), _) => {
+                return Next::End(End::failed(CmEventKind::Rejected, libc::ECONNRESET));
+            }
+            (Ok(()), _) => {}
         }
         tracing::debug!(peer = %self.peer, "the peer closed instead of replying; asking again");
         let local = self.local.map(|l| SocketAddr::new(l.ip(), 0));
@@ -464,8 +468,13 @@ impl Active {
     }
 
     /// The peer has replied. No locks are held, because the queue pair starts to work at once.
-    fn answered(self: &Arc<Self>, starting: Starting, token: u64, agreed: &Agreed) -> End {
-        let received = starting.private_data();
+    fn answered(self: &Arc<Self>, answer: Answer) -> End {
+        let Answer {
+            starting,
+            token,
+            agreed,
+            private_data: received,
+        } = answer;
         let (infiniband, private_data) = InfinibandParameters::split_from(xrc::unwrap(&received).1);
         let reply = Reply {
             private_data: private_data.to_vec(),
@@ -476,12 +485,12 @@ impl Active {
             return End::failed(CmEventKind::ConnectError, libc::ECANCELED);
         };
         let id = CmId { inner: id };
-        id.inner.state.lock().depths = Some(depths(agreed));
+        id.inner.state.lock().depths = Some(depths(&agreed));
         let mut handover = Handover {
             stream: starting.stream,
             ends: starting.ends,
             watched: Some(token),
-            config: stream_config(agreed, true, &self.ctx),
+            config: stream_config(&agreed, true, &self.ctx),
             flow: starting.flow,
             cm: Some(Arc::downgrade(&id.inner) as Weak<dyn CmSink>),
             epoch: Some(self.epoch),
@@ -514,22 +523,38 @@ impl Active {
     }
 
     /// The reply cannot be accepted.
-    fn refuse(&self, starting: &Starting, e: &StartupError) -> End {
-        tracing::debug!(peer = %self.peer, error = %e, "MPA reply refused");
-        match e.terminate() {
-            Some(code) => starting.terminate(code, self.ctx.config().crc),
-            //= rfc5044 section 7.1.2
-            //# If the MPA Reply Frame is improperly formatted, the implementation MUST
-            //# close the TCP connection and exit MPA.
-            //= rfc5044 section 8
-            //# In this case, the TCP connection MUST be immediately closed.
-            None => starting.stream.abort(),
-        }
-        let errno = match e.code() {
-            Some(TerminateCode::MPA_INSUFFICIENT_IRD) => libc::ENOSPC,
+    fn refuse(&self, starting: &Starting, failure: &Failure) -> End {
+        tracing::debug!(peer = %self.peer, error = %failure, "MPA reply refused");
+        let ending = failure.ending();
+        starting.end(ending, self.ctx.config().crc);
+        let errno = match ending {
+            Ending::Terminate(TerminateCode::MPA_INSUFFICIENT_IRD) => libc::ENOSPC,
             _ => libc::EPROTO,
         };
         End::failed(CmEventKind::ConnectError, errno)
+    }
+
+    /// Returns `true` if a step of the start-up has taken too long.
+    fn is_late(&self, s: &mut State) -> bool {
+        let now = Time::from_nanos(now_ns());
+        let State { stage, session, .. } = s;
+        let is_acknowledged = match stage {
+            Stage::Tcp(_) => true,
+            Stage::Reply(starting) => {
+                let waiting = starting.stream.unacknowledged_bytes();
+                !waiting.is_ok_and(|octets| octets > 0)
+            }
+            _ => return false,
+        };
+        // A timer of an earlier step. The one for this step is set.
+        if session.poll_at().is_none_or(|at| at > now) {
+            return false;
+        }
+        if session.on_time(now, || is_acknowledged).is_err() {
+            return true;
+        }
+        self.set_timer(s);
+        false
     }
 
     fn finish(&self, end: End) {
@@ -567,8 +592,8 @@ impl Source for Active {
         match next {
             Next::Wait => {}
             Next::End(end) => self.finish(end),
-            Next::Answer(starting, token, agreed) => {
-                let end = self.answered(*starting, token, &agreed);
+            Next::Answer(answer) => {
+                let end = self.answered(*answer);
                 self.finish(end);
             }
         }
@@ -578,15 +603,14 @@ impl Source for Active {
     fn awaits(&self, kind: u32) -> bool {
         matches!(
             (&self.state.lock().stage, kind),
-            (Stage::Tcp(_), TIMER_CONNECT)
-                | (Stage::Reply(_), TIMER_REPLY | TIMER_ACKNOWLEDGED)
+            (Stage::Tcp(_) | Stage::Reply(_), TIMER_SESSION)
                 | (Stage::Refused, TIMER_AGAIN)
                 | (Stage::Mapper(..), TIMER_MAPPER)
         )
     }
 
     fn timer(self: Arc<Self>, kind: u32) {
-        if matches!(kind, TIMER_CONNECT | TIMER_REPLY | TIMER_ACKNOWLEDGED) && self.awaits(kind) {
+        if kind == TIMER_SESSION && self.awaits(kind) {
             // The process may have been stopped meanwhile: what has come is looked at before the clock is believed.
             Arc::clone(&self).ready(true, true, false);
         }
@@ -612,15 +636,7 @@ impl Source for Active {
         }
         {
             let mut s = self.state.lock();
-            let over = match (&s.stage, kind) {
-                (Stage::Tcp(_), TIMER_CONNECT) | (Stage::Reply(_), TIMER_REPLY) => true,
-                (Stage::Reply(starting), TIMER_ACKNOWLEDGED) => {
-                    let waiting = starting.stream.unacknowledged_bytes();
-                    waiting.is_ok_and(|octets| octets > 0)
-                }
-                _ => false,
-            };
-            if !over {
+            if !self.is_late(&mut s) {
                 return;
             }
             self.cancel_locked(&mut s);

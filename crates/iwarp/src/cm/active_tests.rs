@@ -259,7 +259,7 @@ fn what_is_tried_again_goes_to_the_mapped_port() {
     type Again = fn(&Arc<Active>);
     let ways: [Again; 2] = [
         |active| {
-            let next = active.retry_or_end(&mut active.state.lock());
+            let next = active.retry_or_end(&mut active.state.lock(), None);
             assert!(matches!(next, Next::Wait));
         },
         |active| {

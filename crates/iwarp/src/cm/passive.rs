@@ -3,7 +3,7 @@
 
 use super::id::{CmId, CmIdInner, ConnectionParameters, Phase, engine, shared_context};
 use super::refused::RefusedList;
-use super::startup::{Read, Starting, local_params, record};
+use super::startup::{Read, Starting, limits, local_params, record};
 use super::withdrawn::Watch;
 use super::{CmEvent, CmEventKind, xrc};
 use crate::admission::{Admission, counted};
@@ -15,13 +15,15 @@ use crate::engine::{Engine, Source};
 use crate::error::Result;
 use crate::objects::context::Context;
 use crate::sys::address::canonical;
+use crate::sys::clock::now_ns;
 use crate::sys::connect::{Bound, Ends, Listener, NetError};
 use crate::sys::limits;
 use crate::sys::poller::Interest;
 use crate::sys::stream::TcpStream;
-use iwarp_proto::mpa::negotiate::{PendingRequest, Responder};
-use iwarp_proto::mpa::startup::{FrameKind, FrameReader, MAX_FRAME_LEN, NO_NEGOTIATION};
+use iwarp_proto::mpa::startup::NO_NEGOTIATION;
+use iwarp_rnic::Time;
 use iwarp_rnic::qp::XrcEnd;
+use iwarp_rnic::startup::{Reading, Responder};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -193,24 +195,24 @@ impl Hall {
             stream.abort();
             return;
         };
-        let mut starting = Starting {
+        let starting = Starting {
             flow: record(&ctx, &ends, false),
             stream,
             ends,
-            reader: FrameReader::new(FrameKind::Request),
         };
+        let mut incoming = Incoming::new(starting, &ctx, Time::from_nanos(now_ns()));
         if self.is_greeting() {
             // Requests of older connections may have come, too, and this one must not overtake them. The poller reports all of them in the
             // order in which they came. Programs such as `ib_send_bw -q 8` take the n-th request for the n-th connection of the client.
-            return self.greet(ctx, starting);
+            return self.greet(ctx, incoming);
         }
         // Often the request is there already.
-        match starting.read() {
-            Read::NeedMore => self.greet(ctx, starting),
-            Read::Frame => self.deliver(ctx, starting),
-            Read::Bad(e) => {
-                tracing::debug!(error = %e, "no MPA request");
-                starting.stream.abort();
+        match incoming.read() {
+            Read::NeedMore => self.greet(ctx, incoming),
+            Read::Frame(()) => self.deliver(ctx, incoming),
+            Read::Bad(failure) => {
+                tracing::debug!(error = %failure, "no MPA request");
+                incoming.starting.end(failure.ending(), ctx.config().crc);
             }
             Read::Closed => {}
             Read::Broken(e) => {
@@ -229,19 +231,19 @@ impl Hall {
     }
 
     /// Waits for the request.
-    fn greet(self: &Arc<Self>, ctx: Context, starting: Starting) {
-        let timeout = ctx.config().handshake_timeout;
+    fn greet(self: &Arc<Self>, ctx: Context, incoming: Incoming) {
+        let limit = incoming.session.poll_at();
         let token = self.engine.token();
         let greeting = Arc::new(Greeting {
             hall: Arc::clone(self),
             ctx,
             token,
-            address: counted(starting.ends.peer.ip()),
-            starting: Mutex::new(None),
+            address: counted(incoming.starting.ends.peer.ip()),
+            incoming: Mutex::new(None),
         });
-        let mut slot = greeting.starting.lock();
+        let mut slot = greeting.incoming.lock();
         let watched = self.engine.add(
-            &starting.stream,
+            &incoming.starting.stream,
             token,
             Interest::READ,
             Arc::clone(&greeting) as Arc<dyn Source>,
@@ -249,18 +251,12 @@ impl Hall {
         if watched.is_err() {
             return;
         }
-        *slot = Some(starting);
+        *slot = Some(incoming);
         drop(slot);
         self.seat(&greeting);
-        //= rfc5044 section 7.1.2
-        //# Implementations SHOULD put a timeout on waiting for the MPA Request Frame
-        //# when started in Responder mode, to detect incorrect "Responder/Responder"
-        //# startups.
-        //= rfc5044 section 7.1.2
-        //# 10. MPA implementations SHOULD implement a reasonable timeout while waiting
-        //# for the entire set of startup frames; this prevents certain
-        //# denial-of-service attacks.
-        self.engine.after(timeout, token, 0);
+        if let Some(limit) = limit {
+            self.engine.at(limit.as_nanos(), token, 0);
+        }
     }
 
     /// Adds a connection to those in start-up. If there are too many, of its address or in all, the oldest of them is given up: an honest peer sends
@@ -318,29 +314,16 @@ impl Hall {
         }
     }
 
-    /// The request is complete: check it, and tell the program.
-    fn deliver(self: &Arc<Self>, ctx: Context, starting: Starting) {
-        let params = local_params(&ctx, &ConnectionParameters::default(), None);
-        let Some(frame) = starting.reader.frame() else {
+    /// The request is complete and valid: notifies the program.
+    fn deliver(self: &Arc<Self>, ctx: Context, incoming: Incoming) {
+        let Incoming { starting, session } = incoming;
+        let Some(pending) = session.request() else {
             return;
-        };
-        //= rfc5044 section 7.1.2
-        //# 2. When MPA is started in the Responder mode, the MPA implementation MUST
-        //# wait until an MPA Request Frame is received and validated before entering
-        //# Full MPA/DDP Operation.
-        let pending = match Responder::on_request(&frame, &params) {
-            Ok(pending) => pending,
-            Err(e) => {
-                tracing::debug!(error = %e, "MPA request refused");
-                // A reset, not an end: hardware falls back to revision 1 only then.
-                starting.stream.abort();
-                return;
-            }
         };
         let Some(listener) = self.id.upgrade().map(|inner| CmId { inner }) else {
             return;
         };
-        let (peer_end, private_data) = xrc::unwrap(frame.ulp_private_data());
+        let (peer_end, private_data) = xrc::unwrap(session.private_data());
         let (infiniband, private_data) = InfinibandParameters::split_from(private_data);
         let private_data = private_data.to_vec();
         let told = |v: Option<u16>| v.filter(|v| *v != NO_NEGOTIATION);
@@ -352,12 +335,12 @@ impl Hall {
         }
         let requested = Requested {
             starting,
-            pending,
+            session,
             peer_end,
             watch: None,
             _waiting: Count::new(&self.waiting),
             refused: Arc::clone(&self.refused),
-            timeout: ctx.config().handshake_timeout,
+            timeout: limits(ctx.config()).close,
         };
         if let Some(most) = self.untaken_most
             && self.untaken.load(Ordering::Relaxed) >= most
@@ -447,6 +430,24 @@ impl Source for Listening {
     }
 }
 
+/// A connection whose MPA request is not complete, or was just completed.
+struct Incoming {
+    starting: Starting,
+    session: Responder,
+}
+
+impl Incoming {
+    fn new(starting: Starting, ctx: &Context, now: Time) -> Self {
+        let params = local_params(ctx, &ConnectionParameters::default(), None);
+        let session = Responder::new(params, limits(ctx.config()), now);
+        Self { starting, session }
+    }
+
+    fn read(&mut self) -> Read<()> {
+        self.starting.read(&mut self.session)
+    }
+}
+
 /// A connection whose MPA request is being read.
 struct Greeting {
     hall: Arc<Hall>,
@@ -454,7 +455,7 @@ struct Greeting {
     token: u64,
     /// As peers are counted.
     address: IpAddr,
-    starting: Mutex<Option<Starting>>,
+    incoming: Mutex<Option<Incoming>>,
 }
 
 impl Greeting {
@@ -469,7 +470,7 @@ impl Greeting {
     }
 
     fn give_up(&self, why: &str) {
-        if let Some(starting) = self.starting.lock().take() {
+        if let Some(Incoming { starting, .. }) = self.incoming.lock().take() {
             tracing::debug!("a connection in start-up is given up: {why}");
             self.end(&starting);
             starting.stream.abort();
@@ -479,34 +480,30 @@ impl Greeting {
 
 impl Source for Greeting {
     fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
-        let mut slot = self.starting.lock();
-        let Some(mut starting) = slot.take() else {
+        let mut slot = self.incoming.lock();
+        let Some(mut incoming) = slot.take() else {
             return true;
         };
-        match starting.read() {
+        match incoming.read() {
             Read::NeedMore => {
-                *slot = Some(starting);
+                *slot = Some(incoming);
             }
-            Read::Frame => {
-                self.end(&starting);
+            Read::Frame(()) => {
+                self.end(&incoming.starting);
                 // The program is told without locks.
                 drop(slot);
-                self.hall.deliver(self.ctx.clone(), starting);
+                self.hall.deliver(self.ctx.clone(), incoming);
             }
-            //= rfc5044 section 7.1.2
-            //# If the MPA Request Frame is improperly formatted, the implementation MUST
-            //# close the TCP connection and exit MPA.
-            //= rfc5044 section 8
-            //# In this case, the TCP connection MUST be immediately closed.
-            Read::Bad(e) => {
-                tracing::debug!(error = %e, "no MPA request");
+            Read::Bad(failure) => {
+                tracing::debug!(error = %failure, "no MPA request");
+                let Incoming { starting, .. } = incoming;
                 self.end(&starting);
-                starting.stream.abort();
+                starting.end(failure.ending(), self.ctx.config().crc);
             }
-            Read::Closed => self.end(&starting),
+            Read::Closed => self.end(&incoming.starting),
             Read::Broken(e) => {
                 tracing::debug!(error = %e, "connection broke during start-up");
-                self.end(&starting);
+                self.end(&incoming.starting);
             }
         }
         true
@@ -515,7 +512,14 @@ impl Source for Greeting {
     fn timer(self: Arc<Self>, _: u32) {
         // The process may have been stopped meanwhile: what has come is looked at before the clock is believed.
         Arc::clone(&self).ready(true, false, false);
-        self.give_up("no MPA request in time");
+        let now = Time::from_nanos(now_ns());
+        let result = match self.incoming.lock().as_mut() {
+            Some(incoming) => incoming.session.on_time(now),
+            None => return,
+        };
+        if let Err(failure) = result {
+            self.give_up(&failure.to_string());
+        }
     }
 }
 
@@ -539,7 +543,7 @@ impl Drop for Count {
 /// A peer's request.
 pub(super) struct Requested {
     pub(super) starting: Starting,
-    pub(super) pending: PendingRequest,
+    pub(super) session: Responder,
     /// Which end of an extended reliable connection the peer is.
     pub(super) peer_end: Option<XrcEnd>,
     /// Notices that the initiator gives up.
@@ -556,9 +560,8 @@ impl Requested {
         if let Some(watch) = self.watch.take() {
             watch.end(&self.starting.stream);
         }
-        let mut frame = [0u8; MAX_FRAME_LEN];
-        let n = self.pending.reject(private_data, &mut frame);
-        let sent = self.starting.write(&frame[..n]);
+        self.session.reject(private_data);
+        let sent = self.starting.write(self.session.reply());
         if let (Ok(()), Ok(engine)) = (sent, engine()) {
             let most = refused_max();
             self.refused

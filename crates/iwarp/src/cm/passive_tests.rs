@@ -39,20 +39,21 @@ fn greet(
 ) -> (std::net::TcpStream, std::net::TcpStream, Arc<Greeting>) {
     let (peer, accepted, address) = connect(nursery);
     let seen = accepted.try_clone().unwrap();
+    let starting = Starting {
+        flow: None,
+        stream: TcpStream::from_socket(accepted.into()).unwrap(),
+        ends: Ends {
+            local: nursery.local_addr().unwrap(),
+            peer: address,
+        },
+    };
+    // Its time is over: the clock began when the machine did.
     let greeting = Arc::new(Greeting {
         hall: Arc::clone(hall),
         ctx: ctx.clone(),
         token: hall.engine.token(),
         address: counted(address.ip()),
-        starting: Mutex::new(Some(Starting {
-            flow: None,
-            stream: TcpStream::from_socket(accepted.into()).unwrap(),
-            ends: Ends {
-                local: nursery.local_addr().unwrap(),
-                peer: address,
-            },
-            reader: FrameReader::new(FrameKind::Request),
-        })),
+        incoming: Mutex::new(Some(Incoming::new(starting, ctx, Time::ZERO))),
     });
     hall.starting.lock().push_back(Arc::downgrade(&greeting));
     (peer, seen, greeting)
@@ -96,7 +97,7 @@ fn a_request_does_not_overtake_that_of_an_older_connection() {
     hall.welcome(stream, first_address);
     let greeting = hall.starting.lock()[0].upgrade().unwrap();
     // The progress thread cannot read the first request before the second connection is accepted.
-    let slot = greeting.starting.lock();
+    let slot = greeting.incoming.lock();
     first.write_all(REQUEST).unwrap();
     has_come(&watched);
     let (mut second, accepted, second_address) = connect(&nursery);
@@ -172,8 +173,6 @@ fn a_request_names_its_peer_even_if_that_has_gone() {
     peer.write_all(REQUEST).unwrap();
     let mut frame = [0u8; 20];
     accepted.read_exact(&mut frame).unwrap();
-    let mut reader = FrameReader::new(FrameKind::Request);
-    reader.push(&frame).unwrap();
     let socket = socket2::SockRef::from(&peer);
     socket.set_linger(Some(Duration::ZERO)).unwrap();
     drop(peer);
@@ -187,9 +186,10 @@ fn a_request_names_its_peer_even_if_that_has_gone() {
             peer: address,
         },
         flow: None,
-        reader,
     };
-    hall.deliver(ctx, starting);
+    let mut incoming = Incoming::new(starting, &ctx, Time::ZERO);
+    incoming.session.received(&frame).unwrap();
+    hall.deliver(ctx, incoming);
     let event = channel.next(Some(Duration::from_secs(10))).unwrap();
     assert_eq!(event.kind, CmEventKind::ConnectRequest);
     assert_eq!(event.id.addresses().1, Some(address));
@@ -269,8 +269,8 @@ fn an_address_with_too_many_silent_connections_loses_its_own() {
             let own = std::net::TcpStream::from(socket.try_clone().unwrap()).local_addr();
             let own = own.unwrap();
             all.iter().filter_map(Weak::upgrade).any(|g| {
-                let slot = g.starting.lock();
-                slot.as_ref().is_some_and(|s| s.ends.peer == own)
+                let slot = g.incoming.lock();
+                slot.as_ref().is_some_and(|s| s.starting.ends.peer == own)
             })
         };
         while !seen() {

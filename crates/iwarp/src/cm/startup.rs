@@ -2,7 +2,7 @@
 
 use super::id::ConnectionParameters;
 use super::{reminders, xrc};
-use crate::conn::linger::MATURITY;
+use crate::config::Config;
 use crate::conn::qp::QueuePair;
 use crate::crc::crc32c_append;
 use crate::objects::context::Context;
@@ -12,11 +12,10 @@ use crate::sys::stream::TcpStream;
 use iwarp_proto::ddp::{Header, Stag, UntaggedHeader};
 use iwarp_proto::mpa::framing::{FpduOptions, MarkerClock, encode_fpdu};
 use iwarp_proto::mpa::negotiate::{Agreed, LocalParams, RtrSet};
-use iwarp_proto::mpa::startup::{
-    FrameReader, MAX_FRAME_LEN, NO_NEGOTIATION, Progress, StartupError,
-};
+use iwarp_proto::mpa::startup::{MAX_FRAME_LEN, NO_NEGOTIATION};
 use iwarp_proto::rdmap::{Opcode, Terminate, TerminateCode};
-use iwarp_rnic::qp::{QpConfig, StreamConfig, StreamTimes};
+use iwarp_rnic::qp::{QpConfig, StreamConfig};
+use iwarp_rnic::startup::{Ending, Failure, Limits, Reading};
 use std::io::{self, ErrorKind};
 
 /// A stream in start-up.
@@ -25,47 +24,48 @@ pub(super) struct Starting {
     pub(super) stream: TcpStream,
     pub(super) ends: Ends,
     pub(super) flow: Option<Box<dyn Observer>>,
-    pub(super) reader: FrameReader,
 }
 
 /// The result of reading a frame.
-pub(super) enum Read {
-    /// The frame is whole.
-    Frame,
+pub(super) enum Read<T> {
+    /// The frame is whole, and means this.
+    Frame(T),
     /// More has to come.
     NeedMore,
     /// The peer closed its direction.
     Closed,
-    /// It is no MPA frame.
-    Bad(StartupError),
+    /// It is no MPA frame, or cannot be used.
+    Bad(Failure),
     /// The stream broke.
     Broken(io::Error),
 }
 
 impl Starting {
     /// Reads the frame and not an octet more: the octets behind it belong to full operation.
-    pub(super) fn read(&mut self) -> Read {
+    pub(super) fn read<S: Reading>(&self, session: &mut S) -> Read<S::Outcome> {
         //= rfc5044 section 7.1
         //# MPA requires that the Consumer MUST activate MPA, and any TCP enhancements
         //# for MPA, on a TCP half connection at the same location in the octet stream
         //# at both the sender and the receiver.
         let mut buf = [0u8; MAX_FRAME_LEN];
         loop {
-            let missing = match self.reader.missing() {
-                Ok(0) => return Read::Frame,
-                Ok(n) => n.min(buf.len()),
-                Err(e) => return Read::Bad(e),
-            };
-            match self.stream.recv(&mut buf[..missing]) {
+            let wanted = session.wanted().min(buf.len());
+            if wanted == 0 {
+                return Read::NeedMore;
+            }
+            match self.stream.recv(&mut buf[..wanted]) {
                 Ok(0) => return Read::Closed,
                 Ok(n) => {
                     if let Some(flow) = &self.flow {
                         flow.received(&[&buf[..n]]);
                     }
-                    match self.reader.push(&buf[..n]) {
-                        Ok(Progress::Frame { .. }) => return Read::Frame,
-                        Ok(Progress::NeedMore) => {}
-                        Err(e) => return Read::Bad(e),
+                    match session.received(&buf[..n]) {
+                        Ok(received) => {
+                            if let Some(outcome) = received.outcome {
+                                return Read::Frame(outcome);
+                            }
+                        }
+                        Err(failure) => return Read::Bad(failure),
                     }
                 }
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Read::NeedMore,
@@ -96,14 +96,17 @@ impl Starting {
         }
     }
 
-    /// Returns the private data of the other end's program; empty before the frame is complete.
-    pub(super) fn private_data(&self) -> Vec<u8> {
-        let frame = self.reader.frame();
-        frame.map_or_else(Vec::new, |frame| frame.ulp_private_data().to_vec())
+    /// Ends the stream of a start-up that has failed. The caller drops it afterwards.
+    pub(super) fn end(&self, ending: Ending, crc: bool) {
+        match ending {
+            Ending::Close => {}
+            Ending::Reset => self.stream.abort(),
+            Ending::Terminate(code) => self.terminate(code, crc),
+        }
     }
 
     /// Sends a Terminate and closes gracefully.
-    pub(super) fn terminate(&self, code: TerminateCode, crc: bool) {
+    fn terminate(&self, code: TerminateCode, crc: bool) {
         let mut ulpdu = [0u8; 64];
         let header = Header::Untagged(UntaggedHeader {
             last: true,
@@ -175,20 +178,24 @@ pub(super) fn depths(agreed: &Agreed) -> (u16, u16) {
 
 /// Returns what a queue pair has to know of the agreement.
 pub(super) fn stream_config(agreed: &Agreed, initiator: bool, ctx: &Context) -> StreamConfig {
-    let times = StreamTimes {
-        reminders: match initiator {
-            true => reminders::next(),
-            false => [None; 3],
-        },
-        maturity: MATURITY,
-        // In the client-server model the initiator need not send anything.
-        speak_first: ctx.config().speak_first.filter(|_| !agreed.peer_to_peer),
-        // In the peer-to-peer model the initiator has to send it (RFC 6581 section 9.2).
-        first_fpdu: agreed
-            .peer_to_peer
-            .then_some(ctx.config().handshake_timeout),
+    let reminders = match initiator {
+        true => reminders::next(),
+        false => [None; 3],
     };
-    StreamConfig::agreed(agreed, initiator, ctx.config().mss.unwrap_or(536), times)
+    let emss = ctx.config().mss.unwrap_or(536);
+    limits(ctx.config()).stream(agreed, initiator, emss, reminders)
+}
+
+/// Returns the time limits that the settings have for a start-up.
+pub(super) const fn limits(config: &Config) -> Limits {
+    Limits {
+        connect: config.connect_timeout,
+        reply: config.answer_timeout,
+        request: config.handshake_timeout,
+        first_fpdu: config.handshake_timeout,
+        close: config.handshake_timeout,
+        speak_first: config.speak_first,
+    }
 }
 
 /// Starts to record a new connection if the device records.

@@ -32,6 +32,7 @@ use crate::sys::poller::Interest;
 use crate::sys::process_lock::ProcessLock;
 use iwarp_rnic::Time;
 use iwarp_rnic::qp::QueuePair as Machine;
+use iwarp_rnic::startup::MATURITY;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::io::ErrorKind;
@@ -39,12 +40,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// How old a connection has to be for its end, unless the responder has spoken.
-///
-/// siw as responder that waits for the RTR message takes the kernel down with it (`BUG` in
-/// `iwcm.c`) if the end of the stream comes before it has looked at that message, which it may
-/// overlook for a while. An emulated one has needed 30 ms.
-pub(crate) const MATURITY: Duration = Duration::from_millis(50);
 /// How often, and after how long each time, the end of the process looks whether what was put off
 /// is done.
 const EXIT_STEPS: u32 = 25;

@@ -1,0 +1,185 @@
+//! MPA start-up as one session without I/O (RFC 5044 section 7.1, RFC 6581): which octets to read
+//! and to send, how long each step may take, and how the start-up ends.
+//!
+//! A driver has an [`Initiator`] or a [`Responder`] for each connection. It sends what
+//! [`Initiator::request`] or [`Responder::reply`] returns, reads at most
+//! [`wanted`](Reading::wanted) octets at a time, and keeps a timer for `poll_at`. What has arrived
+//! is passed to [`received`](Reading::received) before `on_time` is called: the process or the
+//! machine may have been stopped meanwhile, and then the octets count, not the clock.
+//!
+//! [`Initiator`]:
+//!
+//! | State | Input | Next state | Result |
+//! | --- | --- | --- | --- |
+//! | Connecting | `request_sent` | Replying | |
+//! | Connecting | deadline ([`Limits::connect`]) | Over | `TimedOut(Connect)` |
+//! | Connecting, Replying | `peer_closed`, nothing received, a request left to try | Connecting | the request is ready for another connection |
+//! | Connecting, Replying | `peer_closed` otherwise | Over | `Closed` |
+//! | Replying | octets, not the whole reply | Replying | |
+//! | Replying | octets that are no reply, or one that cannot be used | Over | `Frame` |
+//! | Replying | an accepting reply | Accepted | `Outcome::Accepted` |
+//! | Replying | a rejecting reply | Over | `Outcome::Rejected` |
+//! | Replying | request unacknowledged after [`Limits::connect`] | Over | `TimedOut(Acknowledgement)` |
+//! | Replying | deadline ([`Limits::reply`]) | Over | `TimedOut(Reply)` |
+//!
+//! [`Responder`]:
+//!
+//! | State | Input | Next state | Result |
+//! | --- | --- | --- | --- |
+//! | Waiting | octets, not the whole request | Waiting | |
+//! | Waiting | octets that are no request, or one that cannot be used | Over | `Frame` |
+//! | Waiting | a valid request | Requested | the program decides, without a limit |
+//! | Waiting | deadline ([`Limits::request`]) | Over | `TimedOut(Request)` |
+//! | Requested | `accept` | Accepting | the reply |
+//! | Requested | `reject` | Rejecting | the reply |
+//! | Requested | `accept` or `reject`, private data too long | Requested | an error |
+//! | Accepting | `reply_sent`, peer-to-peer | FirstFpdu | |
+//! | Accepting | `reply_sent`, client-server | Established | |
+//! | FirstFpdu | `fpdu_arrived` | Established | |
+//! | FirstFpdu | deadline ([`Limits::first_fpdu`]) | Over | `TimedOut(FirstFpdu)` |
+//! | Rejecting | `reply_sent` | Rejected | |
+//! | Rejected | `peer_closed` | Over | |
+//! | Rejected | deadline ([`Limits::close`]) | Over | `TimedOut(Close)` |
+//! | any other before Established | `peer_closed` | Over | `Closed` |
+//!
+//! Any other input changes nothing. A driver may give the stream to a queue pair as soon as there
+//! is an agreement; the queue pair then keeps the time of the first FPDU itself.
+
+mod initiator;
+mod limits;
+mod responder;
+#[cfg(test)]
+mod tests;
+
+use core::fmt;
+
+use iwarp_proto::mpa::startup::{FrameReader, Progress, StartupError};
+use iwarp_proto::rdmap::TerminateCode;
+
+pub use initiator::Initiator;
+pub use iwarp_proto::mpa::negotiate::Outcome;
+pub use limits::{Limits, MATURITY};
+pub use responder::Responder;
+
+/// What both sides have in common: they read one frame of the peer.
+pub trait Reading {
+    /// What a whole frame means.
+    type Outcome;
+
+    /// Returns how many octets to read next; 0 if none are wanted. A driver that reads no more
+    /// leaves in the socket what follows the frame: it belongs to the queue pair.
+    fn wanted(&self) -> usize;
+
+    /// Takes octets of the peer, and none that follow the frame.
+    ///
+    /// # Errors
+    /// [`Failure::Frame`] as early as the octets show it. The start-up is over then.
+    fn received(&mut self, octets: &[u8]) -> Result<Received<Self::Outcome>, Failure>;
+
+    /// Returns the private data of the peer's program; empty before the frame is complete.
+    fn private_data(&self) -> &[u8];
+}
+
+/// The result of [`Reading::received`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Received<T> {
+    /// Octets taken. Those behind them are the first of full operation.
+    pub consumed: usize,
+    /// What the frame means, if it is complete.
+    pub outcome: Option<T>,
+}
+
+/// Why a start-up has ended without a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Failure {
+    /// The peer closed or reset the connection.
+    Closed {
+        /// Some of its frame had arrived.
+        begun: bool,
+    },
+    /// The peer's frame is malformed or cannot be used.
+    Frame(StartupError),
+    /// A step took too long.
+    TimedOut(Step),
+}
+
+/// A step of the start-up that has a time limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// The TCP connect.
+    Connect,
+    /// The TCP acknowledgement of the request.
+    Acknowledgement,
+    /// The reply.
+    Reply,
+    /// The request.
+    Request,
+    /// The initiator's first FPDU.
+    FirstFpdu,
+    /// The initiator's close after a rejection.
+    Close,
+}
+
+/// What becomes of the TCP connection of a failed start-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// It is closed.
+    Close,
+    /// It is reset. Initiators in hardware try revision 1 only after a reset.
+    Reset,
+    /// It is closed behind this Terminate.
+    Terminate(TerminateCode),
+}
+
+impl Failure {
+    /// Returns what becomes of the connection.
+    pub const fn ending(&self) -> Ending {
+        match self {
+            Self::Closed { .. } | Self::TimedOut(Step::Connect | Step::Close) => Ending::Close,
+            Self::TimedOut(_) => Ending::Reset,
+            Self::Frame(error) => match error.terminate() {
+                Some(code) => Ending::Terminate(code),
+                //= rfc5044 section 7.1.2
+                //# If the MPA Request Frame is improperly formatted, the implementation MUST
+                //# close the TCP connection and exit MPA.
+                //= rfc5044 section 7.1.2
+                //# If the MPA Reply Frame is improperly formatted, the implementation MUST
+                //# close the TCP connection and exit MPA.
+                //= rfc5044 section 8
+                //# In this case, the TCP connection MUST be immediately closed.
+                None => Ending::Reset,
+            },
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Closed { begun: false } => f.write_str("the peer closed the connection"),
+            Self::Closed { begun: true } => {
+                f.write_str("the peer closed the connection after it had begun its frame")
+            }
+            Self::Frame(error) => error.fmt(f),
+            Self::TimedOut(step) => f.write_str(match step {
+                Step::Connect => "TCP did not connect in time",
+                Step::Acknowledgement => "the MPA request was not acknowledged in time",
+                Step::Reply => "no MPA reply in time",
+                Step::Request => "no MPA request in time",
+                Step::FirstFpdu => "no first FPDU in time",
+                Step::Close => "the initiator did not close in time",
+            }),
+        }
+    }
+}
+
+impl core::error::Error for Failure {}
+
+/// Passes octets to the reader. Returns how many it took, and whether the frame is complete.
+fn push(reader: &mut FrameReader, octets: &[u8]) -> Result<(usize, bool), Failure> {
+    match reader.push(octets) {
+        Ok(Progress::NeedMore) => Ok((octets.len(), false)),
+        Ok(Progress::Frame { consumed }) => Ok((consumed, true)),
+        Err(error) => Err(Failure::Frame(error)),
+    }
+}
