@@ -3,7 +3,7 @@
 //! It acts only when the queue pair asks for it. So if a wake-up is lost, the endpoint stops, and the checkers notice that.
 
 use iwarp_rnic::cq::{CompletionQueue, Pushed};
-use iwarp_rnic::memory::{HostRange, MemoryTable};
+use iwarp_rnic::memory::MemoryTable;
 use iwarp_rnic::qp::{
     Direction, Env, Events, Host, RxBuffer, RxInterest, RxPlan, RxStatus, State, StreamWish,
     TxFill, TxPlan,
@@ -13,7 +13,7 @@ use iwarp_rnic::{Cqe, Time, Work};
 
 use crate::net::Found;
 use crate::plant::{Plant, Planted};
-use crate::raw;
+use crate::raw::{self, SimRange};
 use crate::world::{CRC32C, Endpoint, Event, Node, Srq, World};
 
 /// The [`Host`] of one queue pair during one call: completion queues and the shared receive queue of its node.
@@ -46,7 +46,7 @@ impl SimHost<'_> {
 }
 
 impl Host for SimHost<'_> {
-    type Memory = HostRange;
+    type Memory = SimRange;
 
     fn complete(&mut self, direction: Direction, cqe: Cqe) {
         let cq = match direction {
@@ -86,7 +86,7 @@ pub struct Call<'a> {
     /// The endpoint.
     pub ep: &'a mut Endpoint,
     /// The STag table.
-    pub table: &'a mut MemoryTable,
+    pub table: &'a mut MemoryTable<SimRange>,
     /// Where completions go.
     pub host: SimHost<'a>,
 }
@@ -462,8 +462,12 @@ impl World {
         let direct = runs.len() > 1;
         // SAFETY: the plan was made above. Since then, neither the table nor the buffer has been changed.
         #[allow(unsafe_code)]
-        unsafe {
-            raw::read_into(&runs, octets);
+        let written = unsafe { raw::read_into(&runs, octets) };
+        if !written {
+            self.log(|| format!("ep {e}: memory to read into has gone"));
+            buffer.clear();
+            self.call(e, |c| c.ep.qp.rx_unwritable(&mut c.host));
+            return;
         }
         if direct && !octets.is_empty() && self.planted.happens(Plant::CorruptPlacement) {
             octets[0] ^= 1;

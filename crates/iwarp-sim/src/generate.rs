@@ -16,7 +16,7 @@ use crate::forgery::Forgery;
 use crate::memory::ALL_RIGHTS;
 use crate::net::{Flip, Pipe, PipeConfig};
 use crate::plant::{Plant, Planted};
-use crate::raw::Arena;
+use crate::raw::{self, Arena};
 use crate::reach::Reach;
 use crate::rng::Rng;
 use crate::script::{Side, Target};
@@ -29,6 +29,7 @@ const PD: u32 = 1;
 impl World {
     /// Makes the world that belongs to a seed.
     pub fn generate(seed: u64, plant: Option<Plant>, pool: Pool, verbose: bool) -> Self {
+        raw::map_all();
         let mut rng = Rng::new(seed);
         let planted = Planted::new(plant, &mut rng);
         let mut w = Self {
@@ -468,6 +469,11 @@ impl World {
             Fate::TooLong(s) if s == side => {
                 let (sges, parts) = self.scatter(n, PD, lens[last] - 1, most, false);
                 receives[last] = Receive { sges, parts };
+            }
+            Fate::BadReceive(s) if s == side && self.rng.chance(50) => {
+                for &(off, len) in &receives[last].parts {
+                    self.nodes[n].arena.unmap(off, len);
+                }
             }
             Fate::BadReceive(s) if s == side => {
                 // Change the key. That is invalid also if the index was used for another region meanwhile.

@@ -9,8 +9,8 @@ use crate::memory::Region;
 use crate::script::{Side, Target};
 use crate::world::{Effect, Expect, World};
 
-/// What is wrong with an access: the index or key of its STag, its bounds, its access rights, its protection domain, or the queue pair
-/// of its memory window.
+/// What is wrong with an access: the index or key of its STag, its bounds, its access rights, its protection domain, the queue pair of
+/// its memory window, or that the memory has gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mistake {
     Index,
@@ -21,6 +21,7 @@ enum Mistake {
     Rights,
     Domain,
     Window,
+    Gone,
 }
 
 const MISTAKES: &[Mistake] = &[
@@ -32,13 +33,14 @@ const MISTAKES: &[Mistake] = &[
     Mistake::Rights,
     Mistake::Domain,
     Mistake::Window,
+    Mistake::Gone,
 ];
 
 /// Returns the code with which the peer must refuse a Write.
 const fn tagged(mistake: Mistake) -> Code {
     match mistake {
         Mistake::Index | Mistake::Key => Code::DDP_TAGGED_INVALID_STAG,
-        Mistake::Bounds | Mistake::Before => Code::DDP_TAGGED_BASE_BOUNDS,
+        Mistake::Bounds | Mistake::Before | Mistake::Gone => Code::DDP_TAGGED_BASE_BOUNDS,
         Mistake::Wrap => Code::DDP_TAGGED_TO_WRAP,
         Mistake::Rights => Code::RDMAP_ACCESS,
         Mistake::Domain | Mistake::Window => Code::DDP_TAGGED_NOT_ASSOCIATED,
@@ -49,7 +51,7 @@ const fn tagged(mistake: Mistake) -> Code {
 const fn rdmap(mistake: Mistake) -> Code {
     match mistake {
         Mistake::Index | Mistake::Key => Code::RDMAP_INVALID_STAG,
-        Mistake::Bounds | Mistake::Before => Code::RDMAP_BASE_BOUNDS,
+        Mistake::Bounds | Mistake::Before | Mistake::Gone => Code::RDMAP_BASE_BOUNDS,
         Mistake::Wrap => Code::RDMAP_TO_WRAP,
         Mistake::Rights => Code::RDMAP_ACCESS,
         Mistake::Domain | Mistake::Window => Code::RDMAP_STAG_NOT_ASSOCIATED,
@@ -99,23 +101,30 @@ impl Side {
             }
             4 => {
                 let index = self.read(w, peer, Target::Exposed);
+                // The region of the source does not allow local writing.
+                let sink = match w.rng.chance(50) {
+                    true => self.src[0],
+                    false => w.gone_region(self.n, self.pd, 8, Access::LOCAL_WRITE),
+                };
                 let op = &mut w.eps[self.e].ops[index];
                 op.local.clear();
                 op.sges = vec![Sge {
-                    addr: self.src[0].base,
+                    addr: sink.base,
                     len: 1,
-                    // The region does not allow local writing.
-                    lkey: self.src[0].stag,
+                    lkey: sink.stag,
                 }];
                 op.byte_len = 1;
                 self.expect(w, index, Expect::Local(WcStatus::LocalProtection))
             }
             _ => {
                 let src = self.src[0];
-                let (addr, lkey) = if w.rng.chance(50) {
-                    (src.base, src.stag ^ 1)
-                } else {
-                    (src.base.wrapping_add(src.len as u64), src.stag)
+                let (addr, lkey) = match w.rng.below(3) {
+                    0 => (src.base, src.stag ^ 1),
+                    1 => (src.base.wrapping_add(src.len as u64), src.stag),
+                    _ => {
+                        let gone = w.gone_region(self.n, self.pd, 8, Access::empty());
+                        (gone.base, gone.stag)
+                    }
                 };
                 let sge = Sge { addr, len: 1, lkey };
                 let index = self.push(w, SendOp::Send, flags, vec![sge]);
@@ -190,6 +199,10 @@ impl Side {
                 );
                 (r.base, r.stag)
             }
+            Mistake::Gone => {
+                let r = w.gone_region(peer.n, peer.pd, peer.exposed.len, crate::memory::ALL_RIGHTS);
+                (r.base, r.stag)
+            }
             Mistake::Window => {
                 // The window is bound to another queue pair.
                 let stag = w.window(peer.n, peer.pd, WindowType::Type2);
@@ -246,7 +259,10 @@ impl Side {
         let len = match kind {
             2 => 8,
             // Each segment is checked by itself, so a long Write would leave the region before it wraps.
-            _ if w.rng.chance(70) || mistake == Mistake::Wrap => w.rng.range(2, 16),
+            // A long answer from memory that has gone may be cut in the middle, without a code.
+            _ if w.rng.chance(70) || mistake == Mistake::Wrap || mistake == Mistake::Gone => {
+                w.rng.range(2, 16)
+            }
             _ => w.rng.range(2, peer.exposed.len as u64),
         }
         .min(self.src[0].len as u64);

@@ -61,6 +61,13 @@ impl World {
         self.register(n, pd, off, len, access)
     }
 
+    /// Reserves and registers a range whose memory goes at once.
+    pub fn gone_region(&mut self, n: usize, pd: u32, len: usize, access: Access) -> Region {
+        let region = self.region(n, pd, len, access);
+        self.nodes[n].arena.unmap(region.off, region.len);
+        region
+    }
+
     /// Registers a range.
     pub fn register(
         &mut self,

@@ -5,10 +5,11 @@
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::cell::RefCell;
+use std::ops::Range;
 use std::ptr::NonNull;
 
-use iwarp_rnic::memory::Fragment;
-use iwarp_rnic::memory::HostRange;
+use iwarp_rnic::memory::{Fragment, HostRange, Memory};
 use iwarp_rnic::qp::Run;
 
 const ALIGN: usize = 64;
@@ -78,12 +79,24 @@ impl Arena {
     ///
     /// # Panics
     /// If the range is not inside the arena.
-    pub fn range(&self, off: usize, len: usize) -> HostRange {
+    pub fn range(&self, off: usize, len: usize) -> SimRange {
         self.check(off, len);
         let addr = self.at.as_ptr() as u64 + off as u64;
         // SAFETY: the octets live as long as the arena; `World` drops tables and queue pairs with their arena, and
         // tables do not touch memory when dropped. No reference into the arena is ever made.
-        unsafe { HostRange::new(addr, len as u64) }.expect("an allocation does not wrap")
+        let range = unsafe { HostRange::new(addr, len as u64) };
+        SimRange(range.expect("an allocation does not wrap"))
+    }
+
+    /// Lets `len` octets go, as a program does that unmaps registered memory: the RNIC's accesses to them fail from now on. The simulator
+    /// still sees them, so it notices if they change.
+    ///
+    /// # Panics
+    /// If the range is not inside the arena.
+    pub fn unmap(&self, off: usize, len: usize) {
+        self.check(off, len);
+        let at = self.at.as_ptr().addr() + off;
+        GONE.with_borrow_mut(|gone| gone.push(at..at + len));
     }
 
     /// Returns `true` if this fragment is inside the arena.
@@ -106,21 +119,102 @@ impl Drop for Arena {
     }
 }
 
-/// Copies `src` into the runs, in order, as the kernel does in `recvmsg`.
+thread_local! {
+    /// The addresses that have gone in the run of this thread.
+    static GONE: RefCell<Vec<Range<usize>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Lets everything be there again, for the next run.
+pub fn map_all() {
+    GONE.with_borrow_mut(Vec::clear);
+}
+
+/// Returns `true` if none of these octets has gone.
+fn is_here(at: *const u8, len: usize) -> bool {
+    let at = at.addr();
+    GONE.with_borrow(|gone| gone.iter().all(|g| at + len <= g.start || g.end <= at))
+}
+
+/// Memory of a simulated host: a range whose octets may go while it is registered.
+#[derive(Debug)]
+pub struct SimRange(HostRange);
+
+// SAFETY: all of it is inside an arena, as for `HostRange`. Octets that have gone are still mapped; the accesses only say that they
+// are not.
+unsafe impl Memory for SimRange {
+    type Place = u64;
+
+    const NOWHERE: u64 = HostRange::NOWHERE;
+
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+
+    fn place(&self, offset: u64) -> u64 {
+        self.0.place(offset)
+    }
+
+    fn after(place: u64, count: u32) -> u64 {
+        HostRange::after(place, count)
+    }
+
+    fn address(place: u64) -> Option<u64> {
+        HostRange::address(place)
+    }
+
+    unsafe fn fragment<'t>(place: u64, len: u32) -> Fragment<'t> {
+        // SAFETY: the caller's promise.
+        unsafe { HostRange::fragment(place, len) }
+    }
+
+    unsafe fn copy_out(from: *const u8, to: *mut u8, len: usize) -> bool {
+        // SAFETY: the caller's promise.
+        is_here(from, len) && unsafe { HostRange::copy_out(from, to, len) }
+    }
+
+    unsafe fn copy_in(from: *const u8, to: *mut u8, len: usize) -> bool {
+        // SAFETY: the caller's promise.
+        is_here(to, len) && unsafe { HostRange::copy_in(from, to, len) }
+    }
+
+    unsafe fn store_octet(at: *mut u8, octet: u8) -> bool {
+        // SAFETY: the caller's promise.
+        is_here(at, 1) && unsafe { HostRange::store_octet(at, octet) }
+    }
+
+    unsafe fn store_word(at: *mut u64, word: u64) -> bool {
+        // SAFETY: the caller's promise.
+        is_here(at.cast(), 8) && unsafe { HostRange::store_word(at, word) }
+    }
+
+    unsafe fn exchange(at: *mut u64, old: u64, new: u64) -> Option<u64> {
+        // SAFETY: the caller's promise.
+        is_here(at.cast(), 8)
+            .then(|| unsafe { HostRange::exchange(at, old, new) })
+            .flatten()
+    }
+}
+
+/// Copies `src` into the runs, in order, as the kernel does in `recvmsg`. Returns `false` if some of it would go where memory has gone;
+/// what is in front of that may have been copied.
 ///
 /// # Safety
 /// The runs come from a receive plan. Its STag table and buffer were not changed since the plan was made.
 ///
 /// # Panics
 /// If the runs are shorter than `src`.
-pub unsafe fn read_into(runs: &[Run<'_>], mut src: &[u8]) {
+pub unsafe fn read_into(runs: &[Run<'_>], mut src: &[u8]) -> bool {
     for fragment in runs.iter().map(|run| run.fragment) {
         let n = fragment.len().min(src.len());
+        if !is_here(fragment.as_ptr(), n) {
+            return false;
+        }
         // SAFETY: the plan's runs are writable for their whole length (contract of this function).
         unsafe { std::ptr::copy_nonoverlapping(src.as_ptr(), fragment.as_ptr(), n) };
         src = &src[n..];
     }
     assert!(src.is_empty(), "the plan is too short");
+    true
 }
 
 #[cfg(test)]
@@ -133,7 +227,7 @@ mod tests {
         arena.write(90, &[1, 2, 3]);
         assert_eq!(arena.copy(89, 5), [0, 1, 2, 3, 0]);
         let range = arena.range(90, 3);
-        let at = range.addr() as usize as *mut u8;
+        let at = range.0.addr() as usize as *mut u8;
         // SAFETY: never read or written.
         let inside = |len| arena.contains(&unsafe { Fragment::new(at, len) });
         assert!(inside(10));

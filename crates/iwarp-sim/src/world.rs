@@ -14,7 +14,7 @@ use iwarp_rnic::{SendFlags, SendOp, Sge, Time, WcFlags, WcOpcode, WcStatus};
 use crate::forgery::Forgery;
 use crate::net::Pipe;
 use crate::plant::Planted;
-use crate::raw::Arena;
+use crate::raw::{Arena, SimRange};
 use crate::reach::Reach;
 use crate::rng::{Rng, mix};
 
@@ -131,7 +131,7 @@ pub struct Node {
     /// Offsets of words of eight octets whose final value cannot be predicted.
     pub wild: Vec<usize>,
     /// The STag table.
-    pub table: MemoryTable,
+    pub table: MemoryTable<SimRange>,
     /// Completion queues.
     pub cqs: Vec<CompletionQueue>,
     /// For each completion queue: `true` if a poll is scheduled.
@@ -167,7 +167,7 @@ pub enum Fate {
     Illegal(usize),
     /// A receive of this side is too short.
     TooLong(usize),
-    /// A receive of this side names memory by an invalid key.
+    /// A receive of this side names memory by an invalid key, or memory that has gone.
     BadReceive(usize),
     /// This side posts too few receives.
     Starve(usize),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use iwarp_proto::mpa::negotiate::{Agreed, Initiator, LocalParams, Outcome, Responder};
 use iwarp_proto::mpa::startup::{FrameKind, FrameReader, MAX_FRAME_LEN, Progress};
-use iwarp_rnic::memory::{HostRange, MemoryTable};
+use iwarp_rnic::memory::MemoryTable;
 use iwarp_rnic::qp::{
     Direction, Env, Events, Host, QpConfig, QueuePair, RxBuffer, RxInterest, State, StreamConfig,
     StreamTimes, StreamWish, TxFill,
@@ -14,7 +14,7 @@ use iwarp_rnic::receive_queue::TakenRecv;
 use iwarp_rnic::{Access, Cqe, RecvWr, SendFlags, SendOp, SendWr, Sge, Time, WcStatus};
 
 use super::{Mode, SetupPlant};
-use crate::raw::Arena;
+use crate::raw::{Arena, SimRange};
 use crate::world::{CRC32C, Pool};
 
 /// How long a responder waits for a request, and an initiator for the reply: those of the runtime.
@@ -70,7 +70,7 @@ pub(super) enum Seen {
 struct Completions(Vec<(Direction, Cqe)>);
 
 impl Host for Completions {
-    type Memory = HostRange;
+    type Memory = SimRange;
 
     fn complete(&mut self, direction: Direction, cqe: Cqe) {
         self.0.push((direction, cqe));
@@ -97,7 +97,7 @@ pub(super) struct End {
     /// What it has written and the network has not taken.
     pub(super) out: VecDeque<u8>,
     pub(super) qp: QueuePair,
-    table: MemoryTable,
+    table: MemoryTable<SimRange>,
     arena: Arena,
     host: Completions,
     keys: [u32; 4],
