@@ -124,7 +124,8 @@ static void all_complete(struct peer *p)
 		}
 	}
 	CODE(0, left[0] + left[1]);
-	CHECK(failed[0] && failed[1]);
+	/* What the peer has sent may have filled all receives, but nobody answers the last Read. */
+	CHECK(failed[0]);
 }
 
 static void is_over(struct peer *p)
