@@ -4,7 +4,7 @@ use crate::protocol::{Grant, Message};
 use iwarp_cli_common::error::{Error, Result};
 use std::time::Duration;
 
-/// How often the peer is told that this end is still working; well below the silence that either end accepts.
+/// Interval between messages that tell the peer that this end is still working; well below the silence that either end accepts.
 pub(crate) const STILL_THERE: Duration = Duration::from_secs(5);
 
 /// The functions of the connection that a copy uses.
@@ -44,7 +44,7 @@ pub(crate) trait Link {
     /// Receiver: shows the first `len` octets of one of the own slots.
     ///
     /// # Errors
-    /// Those of `f`, and when there is no such slot.
+    /// Fails if `f` fails or the slot does not exist.
     fn read_slot(
         &mut self,
         slot: u16,
@@ -63,7 +63,7 @@ pub(crate) trait Link {
     /// that is sent afterwards arrives.
     ///
     /// # Errors
-    /// Those of `fill`, and when the connection is broken.
+    /// Fails if `fill` fails or the connection is broken.
     fn write_slot(
         &mut self,
         to: &Grant,

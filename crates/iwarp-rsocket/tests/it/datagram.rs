@@ -99,7 +99,7 @@ fn the_other_end_may_be_any_udp_socket() {
             Ok(6)
         );
         assert_eq!((&front, &back[..4]), (b"an", &b"swer"[..]));
-        // A closed port is told to a connected socket.
+        // The kernel reports a closed port to a connected socket.
         drop(plain);
         rs::send(r.0, b"anybody?", 0).unwrap();
         assert_eq!(r.poll(libc::POLLIN, LONG_MS) & libc::POLLERR, libc::POLLERR);
