@@ -232,13 +232,7 @@ impl<'a> Cluster<'a> {
     fn wait_until(&self, what: &str, condition: impl Fn(&Value) -> bool) -> Result<()> {
         loop {
             let said = self.ceph(&["status", "--format=json"])?;
-            // A warning may stand in front of the document.
-            let json = said.find('{').map_or("", |at| &said[at..]);
-            let mut documents = serde_json::Deserializer::from_str(json).into_iter::<Value>();
-            if documents
-                .next()
-                .is_some_and(|state| state.is_ok_and(|state| condition(&state)))
-            {
+            if document(&said).is_ok_and(|state| condition(&state)) {
                 return Ok(());
             }
             if self.stage.left().is_zero() {
@@ -339,7 +333,7 @@ impl<'a> Cluster<'a> {
             .stage
             .start_plain(&[&command, "stat", "--json"])?
             .success()?;
-        let document: Value = serde_json::from_str(&said)?;
+        let document = document(&said)?;
         let processes = document["processes"].as_array().context("no processes")?;
         Ok(processes
             .iter()
@@ -424,6 +418,13 @@ impl Drop for Cluster<'_> {
     }
 }
 
+/// Returns the first JSON document in the output of a program. Warnings may stand around it.
+fn document(said: &str) -> Result<Value> {
+    let start = said.find('{').context("no JSON document")?;
+    let mut documents = serde_json::Deserializer::from_str(&said[start..]).into_iter();
+    Ok(documents.next().context("no JSON document")??)
+}
+
 /// Returns the name of a daemon, for example `ceph-osd 1`, from its command line.
 fn daemon_name(command: &str) -> Option<String> {
     let mut words = command.split(' ');
@@ -500,6 +501,13 @@ fn configuration(stage: &Stage, face: &Face, id: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn warnings_around_json_are_skipped() {
+        let said = "iwarp: 2 processes did not answer\n{\"a\": [1]}\nwarning: late\n";
+        assert_eq!(document(said).unwrap()["a"][0], 1);
+        assert!(document("").is_err() && document("{\"a\": ").is_err());
+    }
 
     #[test]
     fn daemons_are_named_by_command() {

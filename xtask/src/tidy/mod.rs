@@ -7,6 +7,7 @@ mod messages;
 mod options;
 mod rooms;
 mod rules;
+mod text;
 pub(crate) mod unsafe_doc;
 
 use anyhow::{Result, anyhow, bail};
@@ -74,6 +75,7 @@ pub(crate) fn run(context: &Context, log: &mut Log) -> Result<Outcome> {
         count += 1;
         let text = files::read(root, &file)?;
         findings.extend(rules::any_text(&file, &text));
+        findings.extend(text::check(&file, &text));
         if file.ends_with(".rs") {
             findings.extend(rules::rust(&file, &text, &modules));
             variables.add(&file, &text);
