@@ -1,10 +1,10 @@
 //! `cargo xtask bench --against PROGRAM`: the same points by two builds of our program, turn by turn one after the other, and how much
 //! better the new one is.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail};
 
 use super::plan::{Point, What, in_turns, turns_of_a_round};
 use super::samples::Samples;
@@ -51,32 +51,48 @@ pub(super) fn compare(
     let points: Vec<Point> = points.iter().filter(|p| is_ours(p)).cloned().collect();
     let (plan, turns) = (in_turns(&points), turns_of_a_round(&points));
     let mut samples = Samples::new(rounds, turns);
-    let new = bench.program.clone();
+    let programs = [bench.program.clone(), old.to_owned()];
+    let copies = bench.program.with_file_name("against");
     for round in 0..rounds {
+        let [new, old] = fresh_copies(&programs, &copies, round)?;
         for (step, &(turn, at)) in plan.iter().enumerate() {
             let point = &points[at];
             progress(round, rounds, step, plan.len(), start, &point.name());
             let turn = round * turns + turn;
-            let mut both = [(&*new, ""), (old, OLD)];
+            let mut both = [(&new, ""), (&old, OLD)];
             // Neither of them always comes after the other.
             if (turn + step as u32).is_multiple_of(2) {
                 both.reverse();
             }
             for (program, suffix) in both {
-                bench.program = program.to_owned();
+                bench.program.clone_from(program);
                 if let Err(error) = bench.sample(point, turn, suffix, &mut samples) {
                     eprintln!("\n{}{suffix}: {error:#}", point.name());
                 }
             }
         }
     }
+    let [new, old] = programs;
     bench.program = new;
+    std::fs::remove_dir_all(&copies)?;
     eprintln!();
     if samples.is_empty() {
         bail!("nothing could be measured");
     }
     println!("{}", table(&samples, &old.display().to_string()));
     Ok(())
+}
+
+/// Copies both programs into `folder`. Where the pages of a program lie in memory changes the rate of
+/// small messages by up to a third, so each round uses other pages.
+fn fresh_copies(programs: &[PathBuf; 2], folder: &Path, round: u32) -> Result<[PathBuf; 2]> {
+    std::fs::create_dir_all(folder)?;
+    let copies = [0, 1].map(|side| folder.join(format!("{round}-{side}")));
+    for (program, copy) in programs.iter().zip(&copies) {
+        std::fs::copy(program, copy)
+            .with_context(|| format!("cannot copy {}", program.display()))?;
+    }
+    Ok(copies)
 }
 
 /// The ratios of all series, as Markdown. Above one the new program is better.
