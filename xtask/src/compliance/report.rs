@@ -244,11 +244,12 @@ fn line(counts: Counts) -> String {
 pub(crate) fn snapshot(documents: &[Document]) -> String {
     let mut out = String::from(
         "# Compliance\n\n\
-         Written by `cargo xtask compliance --bless`; `cargo xtask test` fails when it is out of date.\n\
-         A requirement is a sentence of the RFC with MUST, SHALL, SHOULD or REQUIRED (or their negation).\n\
-         It may be quoted at code and at tests, so the columns do not add up. A requirement that is quoted nowhere\n\
-         and is no exception is missing, and the check fails. How to quote one is in\n\
-         [CONTRIBUTING.md](../CONTRIBUTING.md).\n\n\
+         `cargo xtask compliance --bless` writes this file; `cargo xtask test` fails if it is out of date.\n\
+         Terms are in the [glossary](glossary.md).\n\n\
+         A requirement is a sentence of an RFC with MUST, SHALL, SHOULD or REQUIRED, or their negation. It\n\
+         may be quoted in code and in tests, so the columns do not add up. A requirement that is neither\n\
+         quoted nor an exception is missing, and the check fails.\n\
+         [CONTRIBUTING.md](../CONTRIBUTING.md#citing-an-rfc) shows how to quote one.\n\n\
          | RFC | requirements | in code | in tests | exceptions | missing |\n\
          | --- | ---: | ---: | ---: | ---: | ---: |\n",
     );
@@ -280,11 +281,11 @@ pub(crate) fn snapshot(documents: &[Document]) -> String {
             }
         }
         if !reasons.is_empty() {
-            out.push_str("\nExceptions:\n\n");
+            out.push_str("\n| section | left out, because |\n| --- | --- |\n");
         }
         for (reason, mut sections) in reasons {
             sections.sort_unstable();
-            let _ = writeln!(out, "- {}: {reason}", sections.join(", "));
+            let _ = writeln!(out, "| {} | {reason} |", sections.join(", "));
         }
     }
     out

@@ -16,12 +16,13 @@ const FILE: &str = "docs/unsafe.md";
 const HEAD: &str = "\
 # Where `unsafe` is
 
-`unsafe` stands in these files only. Each of its uses has a `SAFETY:` comment; this is the invariant that those rely on. The table is
-generated from `xtask/unsafe-modules.txt` by `cargo xtask unsafe-doc`; `cargo xtask test --only tidy` fails on `unsafe` anywhere else, on a row
-that is not needed, and if this file is not what the table says. `iwarp-proto` forbids `unsafe`.
+`unsafe` appears in these files only, each block with a `SAFETY:` comment that relies on the
+invariant in this table. `cargo xtask unsafe-doc` writes this file from `xtask/unsafe-modules.txt`.
+`cargo xtask test --only tidy` fails if another file contains `unsafe`, if a row is not needed, or if
+this file is out of date. `iwarp-proto` forbids `unsafe`. Terms are in the [glossary](glossary.md).
 
-What watches it: Miri (step `miri`), valgrind, AddressSanitizer and ThreadSanitizer (`cargo xtask interop apps --all --only Sanitizer valgrind`), KASAN for the
-kernel module.
+It is checked by Miri (step `miri`), by valgrind, AddressSanitizer and ThreadSanitizer
+(`cargo xtask interop apps --all --only Sanitizer valgrind`), and by KASAN for the kernel module.
 
 | Where | Why it is sound |
 | --- | --- |
