@@ -32,6 +32,12 @@ pub(crate) fn first(said: &str) -> Option<&str> {
     })
 }
 
+/// Returns the message of a kernel that cannot go on. Warnings do not count.
+pub(crate) fn fatal(said: &str) -> Option<&str> {
+    said.lines()
+        .find(|line| line.contains("BUG:") || line.contains("Oops"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -7,25 +7,17 @@
 
 mod apps;
 mod attack;
-mod boot;
+mod case;
 mod complaints;
-mod cuts;
-mod device;
-mod endings;
-mod ends;
-mod engine;
 mod excuses;
-mod guide;
-mod hostile;
+mod guest;
 mod kernel;
-mod kernel_bench;
-mod matrix;
+mod needs;
 mod programs;
 mod rows;
 mod siw;
 mod soak;
-mod storage;
-mod suite;
+mod tempdir;
 
 use std::process::ExitCode;
 

@@ -3,7 +3,7 @@
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::siw::guest::Output;
+use crate::guest::Output;
 
 /// A program and the command lines of its server and its client. `{addr}`, `{port}` and `{device}` are replaced.
 #[derive(Debug, Clone)]

@@ -8,7 +8,8 @@
 
 use anyhow::{Context as _, Result};
 
-use super::case::{Case, Verdict};
+use crate::case::{Case, Verdict};
+
 use super::perftest::{self, SIZES};
 use super::stage::Stage;
 
@@ -68,7 +69,7 @@ const PROGRAMS: &[(&str, &[&str])] = &[
 ];
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     let by_number = PROGRAMS
         .iter()
         .flat_map(|(name, all)| all.iter().map(|options| case(name, options)));
@@ -80,7 +81,7 @@ pub(super) fn cases() -> Vec<Case> {
     by_number.chain([gigabyte]).collect()
 }
 
-fn case(name: &'static str, options: &'static str) -> Case {
+fn case(name: &'static str, options: &'static str) -> Case<Stage> {
     let all_sizes = options.contains("-a");
     let rows = match (all_sizes, options.contains("UD")) {
         (false, _) => 1,

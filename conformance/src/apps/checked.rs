@@ -9,10 +9,11 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail};
 use xtask::context::Context;
 
-use super::case::{Case, Verdict, expect, expect_lines};
+use super::checks::{expect, expect_lines};
 use super::program::Program;
 use super::pyverbs;
 use super::stage::Stage;
+use crate::case::{Case, Verdict};
 
 const MEMCHECK: [&str; 4] = [
     "valgrind",
@@ -29,7 +30,7 @@ const INSTRUMENTED: &str = "-Zsanitizer=address";
 const OWN: [&str; 4] = ["exchange", "misuse", "misuse_cm", "unreliable"];
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     vec![
         Case::new("valgrind", "`rping`, both ends", |stage| {
             rping(stage, &[], &words(&memcheck(stage, &[RUSTIX])?))

@@ -14,9 +14,11 @@ use serde_json::Value;
 use xtask::context::Context;
 use xtask::process::cargo;
 
-use super::case::{Case, Verdict};
+use crate::case::{Case, Verdict};
+
 use super::crates_examples as examples;
 use super::crates_known::{Known, known};
+use super::crates_view::{Face, View};
 use super::stage::{Stage, WIRE, WIRE_V4};
 
 /// Build time counts, too.
@@ -44,49 +46,10 @@ struct Published {
     examples: Examples,
 }
 
-/// What our devices are to programs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Face {
-    Rnic,
-    Roce,
-}
-
-impl Face {
-    /// Returns the name that `iwarp run --as` takes.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Rnic => "rnic",
-            Self::Roce => "roce",
-        }
-    }
-}
-
-/// How programs see our devices.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct View {
-    pub(super) face: Face,
-    /// The address or interface to which the devices are limited.
-    bind: Option<&'static str>,
-}
-
-impl View {
-    /// Returns the options of `iwarp run`.
-    pub(super) fn options(self) -> Vec<&'static str> {
-        let mut options = vec!["--as", self.face.name()];
-        options.extend(
-            self.bind
-                .map(|address| ["--bind", address])
-                .iter()
-                .flatten(),
-        );
-        options
-    }
-}
-
 const BOTH: &[Face] = &[Face::Rnic, Face::Roce];
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     let all = [
         Published {
             name: "sideway",
@@ -358,6 +321,7 @@ fn judge(known: &[Known], results: &BTreeMap<String, Option<String>>) -> Result<
 
 #[cfg(test)]
 mod tests {
+    use super::super::crates_known;
     use super::*;
 
     const KNOWN: [Known; 1] = [Known {
@@ -413,5 +377,20 @@ mod tests {
         assert_eq!(executable(&message), Some(("example", "x", "/x")));
         let none = text.replace("\"/x\"", "null");
         assert_eq!(executable(&serde_json::from_str(&none).unwrap()), None);
+    }
+
+    #[test]
+    fn rows_are_complete() {
+        let cases = cases();
+        let names: Vec<_> = cases.iter().map(Case::program).collect();
+        for row in crates_known::rows() {
+            let [name, faces, test, says, why] = crates_known::cells(row).expect(row);
+            assert!(names.contains(&name), "{row}");
+            assert!(["rnic", "roce", "rnic roce"].contains(&faces), "{row}");
+            assert!(
+                test.contains("::") && !says.is_empty() && !why.is_empty(),
+                "{row}"
+            );
+        }
     }
 }

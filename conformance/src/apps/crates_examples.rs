@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result};
 
-use super::case::{expect, expect_lines};
-use super::crates::{Face, View};
+use super::checks::{expect, expect_lines};
+use super::crates_view::{Face, View};
 use super::stage::{Stage, WIRE_V4};
 
 /// The executables by the names of the examples.

@@ -8,9 +8,10 @@
 
 use anyhow::{Result, bail};
 
-use super::case::{Case, Verdict, expect, expect_lines};
+use super::checks::{expect, expect_lines};
 use super::program::Program;
 use super::stage::{Stage, WIRE_V4};
+use crate::case::{Case, Verdict};
 
 /// The provider's name, its library, and what it names the device by: an interface or the NIC.
 const PROVIDERS: &[(&str, &str, &str)] = &[
@@ -22,7 +23,7 @@ const PROVIDERS: &[(&str, &str, &str)] = &[
 const DTEST_PORT: u16 = 15828;
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     let dtests = [
         ("cma", "rnic"),
         ("scm", "rnic"),

@@ -3,15 +3,16 @@
 
 use anyhow::{Result, bail};
 
-use super::case::{Case, Verdict, expect, expect_lines};
+use super::checks::{expect, expect_lines};
 use super::stage::{Stage, WIRE_V4, WIRE_V6};
+use crate::case::{Case, Verdict};
 
 const NEEDS: &[&str] = &["rdmacm-utils"];
 /// The port of `udaddy`, which has no option for it.
 const PORT: u16 = 7174;
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     let addresses = |what, face, address, options: &'static [&str]| {
         Case::new("udaddy", what, move |stage| {
             udaddy(stage, face, address, options)

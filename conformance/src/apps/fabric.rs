@@ -3,8 +3,9 @@
 
 use anyhow::{Result, bail};
 
-use super::case::{Case, Verdict, expect};
+use super::checks::expect;
 use super::stage::{Stage, WIRE_V4, WIRE_V6};
+use crate::case::{Case, Verdict};
 
 const NEEDS: &[&str] = &["libfabric-bin"];
 const RDM: &str = "verbs;ofi_rxm";
@@ -12,7 +13,7 @@ const RDM: &str = "verbs;ofi_rxm";
 const SIZES: usize = 46;
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     vec![
         Case::new("fi_info", "`-p verbs`, IPv4 and IPv6", info),
         Case::new("fi_pingpong", "`-p verbs -e msg -S all -c`", |stage| {

@@ -5,8 +5,9 @@
 
 use anyhow::{Result, bail};
 
-use super::case::{Case, Verdict, expect};
+use super::checks::expect;
 use super::stage::Stage;
+use crate::case::{Case, Verdict};
 
 /// A fault, and what the program says about it; nothing if the program goes on.
 type Told = (&'static str, Option<&'static str>);
@@ -57,7 +58,7 @@ const WRITE_BW: &[Told] = &[
 ];
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     let counted = |faults: &[Told]| format!("`--fault`: {} faults", faults.len());
     vec![
         Case::new("ibv_rc_pingpong", counted(PINGPONG), |stage| {

@@ -4,12 +4,13 @@
 
 use anyhow::{Result, bail};
 
-use super::case::{Case, Verdict, expect};
+use super::checks::expect;
 use super::program::Program;
 use super::stage::Stage;
+use crate::case::{Case, Verdict};
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     let needs: &[&str] = &["fio"];
     let verb = |what: &'static str, verb: &'static str| {
         Case::new("fio", what, move |stage| moves(stage, verb)).needs(needs)

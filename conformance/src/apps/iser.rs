@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::case::{Case, Verdict, expect, noise};
+use super::checks::{expect, noise};
 use super::program::Program;
 use super::stage::Stage;
+use crate::case::{Case, Verdict};
 
 const TOOLS: &[&str] = &["tgt", "libiscsi-bin"];
 const IMAGES: &[&str] = &["tgt", "qemu-utils", "qemu-block-extra"];
@@ -24,7 +25,7 @@ const INITIATORS: [&str; 5] = [
 const PERF: &str = "iqn.2024-01.example:perf";
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     vec![
         Case::new("tgtd", "iSER; sessions are freed at their end", sessions).needs(TOOLS),
         Case::new("iscsi-inq", "`iser://`", |stage| {

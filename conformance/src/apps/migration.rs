@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
 
-use super::case::{Case, Verdict, noise};
+use super::checks::noise;
 use super::program::{POLL_INTERVAL, Program};
 use super::stage::Stage;
+use crate::case::{Case, Verdict};
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     let case = |what, pin| {
         Case::new("qemu-system-x86_64", what, move |stage| migrate(stage, pin))
             .needs(&["qemu-system-x86"])

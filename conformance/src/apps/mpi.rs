@@ -6,8 +6,9 @@
 
 use anyhow::{Result, bail};
 
-use super::case::{Case, Verdict, expect, octets_sent};
+use super::checks::{expect, octets_sent};
 use super::stage::{Stage, WIRE_V4, WIRE_V6};
+use crate::case::{Case, Verdict};
 
 const OPEN_MPI: &[&str] = &["openmpi-bin", "libopenmpi-dev"];
 const MPICH: &[&str] = &["mpich", "libmpich-dev"];
@@ -75,7 +76,7 @@ const MPICH_OVER_UCX: Way = Way {
 };
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     let open_mpi = [
         case(
             "mpirun",
@@ -132,11 +133,11 @@ pub(super) fn cases() -> Vec<Case> {
         .collect()
 }
 
-fn case(program: &'static str, what: &str, way: Way) -> Case {
+fn case(program: &'static str, what: &str, way: Way) -> Case<Stage> {
     Case::new(program, what, move |stage| exchange(stage, way, 4, 1 << 18))
 }
 
-fn long(program: &'static str, what: &str, way: Way) -> Case {
+fn long(program: &'static str, what: &str, way: Way) -> Case<Stage> {
     let run = move |stage: &Stage| exchange(stage, way, 8, 1 << 21);
     Case::new(program, what, run).long().limit(180)
 }

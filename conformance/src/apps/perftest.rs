@@ -13,8 +13,9 @@
 
 use anyhow::{Context as _, Result, bail};
 
-use super::case::{Case, Verdict, expect};
+use super::checks::expect;
 use super::stage::Stage;
+use crate::case::{Case, Verdict};
 
 /// A program and the options that it supports.
 struct Program {
@@ -97,11 +98,11 @@ fn queue_pairs(count: &str) -> [&str; 4] {
 pub(super) const SIZES: usize = 23;
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     PROGRAMS.iter().flat_map(of_program).collect()
 }
 
-fn of_program(program: &'static Program) -> Vec<Case> {
+fn of_program(program: &'static Program) -> Vec<Case<Stage>> {
     // The latency programs get fewer messages: they spin on memory, so on a busy machine each message waits for the scheduler.
     // The numbers are odd because of a defect of `ib_send_bw`, which `by_number.rs` tells.
     let count = if program.latency { "201" } else { "501" };

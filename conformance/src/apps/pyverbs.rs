@@ -8,7 +8,8 @@ use std::fmt::Write as _;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::case::{Case, Verdict};
+use crate::case::{Case, Verdict};
+
 use super::huge_pages::HugePages;
 use super::pyverbs_skips::Expected;
 use super::stage::{Stage, WIRE_V4};
@@ -26,7 +27,7 @@ pub(crate) const RUNNER: &str = include_str!("pyverbs.py");
 pub(super) const EXPECTED: &str = include_str!("pyverbs.toml");
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     vec![
         Case::new(
             "pyverbs",

@@ -2,14 +2,15 @@
 
 use anyhow::{Context as _, Result, bail};
 
-use super::case::{Case, Verdict, expect, expect_lines};
+use super::checks::{expect, expect_lines};
 use super::program::Program;
 use super::stage::{Stage, WIRE_V4};
+use crate::case::{Case, Verdict};
 
 const NEEDS: &[&str] = &["rdmacm-utils"];
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     let pings = |what, address, options: &'static [&str]| {
         Case::new("rping", what, move |stage| {
             rping(stage, address, 10, options)

@@ -4,11 +4,12 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::case::{Case, Verdict, expect, expect_lines};
+use super::checks::{expect, expect_lines};
 use super::stage::Stage;
+use crate::case::{Case, Verdict};
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     let rdmacm: &[&str] = &["rdmacm-utils"];
     // Only the first case sends all sizes. The others test other ways to make the calls, with one size.
     let short = ["-S", "65536", "-C", "100", "-I", "50"];
@@ -50,7 +51,7 @@ pub(super) fn cases() -> Vec<Case> {
             1,
         ),
     ];
-    let mut cases: Vec<Case> = streams
+    let mut cases: Vec<Case<Stage>> = streams
         .into_iter()
         .map(|(program, what, address, options, rows)| {
             Case::new(program, what, move |stage| {
@@ -79,7 +80,7 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-fn datagram_cases() -> Vec<Case> {
+fn datagram_cases() -> Vec<Case<Stage>> {
     const V4: &str = "127.0.0.1";
     // Each end spins in a loop of nonblocking calls unless it is told something else. A client that waits for echoes asks again after
     // 1 ms, and never ends once an echo is lost behind the others. So its server waits in the kernel, and the counts are small.

@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
-use super::Setting;
-use super::case::{Case, Verdict};
+use crate::case::{Case, Verdict};
+
 use super::program::{POLL_INTERVAL, Program};
+use crate::needs::Need;
 
 /// The addresses of the interface that [`Case::wire`] gives.
 pub(super) const WIRE_V4: &str = "10.77.0.1";
@@ -88,6 +89,14 @@ impl Isolation {
     }
 }
 
+/// The directories and the kind of isolation, which all cases share.
+pub(super) struct Setting<'a> {
+    pub(super) prefix: &'a Path,
+    pub(super) home: &'a Path,
+    pub(super) logs: &'a Path,
+    pub(super) isolation: Isolation,
+}
+
 /// The environment of one case. Dropping it kills everything that the case started.
 pub(super) struct Stage {
     /// The first field, so that it is dropped first: when the process that holds the namespaces ends, all processes in them end.
@@ -114,12 +123,12 @@ impl Stage {
     ///
     /// # Errors
     /// When they cannot be made.
-    pub(super) fn open(setting: &Setting<'_>, case: &Case, number: usize) -> Result<Self> {
+    pub(super) fn open(setting: &Setting<'_>, case: &Case<Self>, number: usize) -> Result<Self> {
         let dir = setting.home.join(number.to_string());
         std::fs::create_dir(&dir)?;
         // The programs run as another user, who must be able to write here.
         std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o777))?;
-        let deadline = Instant::now() + case.time();
+        let deadline = Instant::now() + case.limit;
         let holder = match setting.isolation {
             Isolation::Nothing => None,
             kind => {
@@ -128,7 +137,7 @@ impl Stage {
             }
         };
         let mut name: String = case
-            .name()
+            .name
             .chars()
             .map(|c| if c.is_ascii_alphanumeric() { c } else { '-' })
             .collect();
@@ -144,11 +153,6 @@ impl Stage {
             port: Cell::new(first_port(number)),
             outputs: RefCell::new(Vec::new()),
         })
-    }
-
-    /// Returns `true` if the programs run in namespaces of their own.
-    pub(super) fn has_namespaces(&self) -> bool {
-        self.holder.is_some()
     }
 
     /// Returns the directory in which the programs start and to which they may write.
@@ -360,27 +364,27 @@ impl Holder {
     /// `keep` are folders that the programs need besides `dir`.
     fn start(
         kind: Isolation,
-        case: &Case,
+        case: &Case<Stage>,
         dir: &Path,
         keep: &[&Path],
         deadline: Instant,
     ) -> Result<Self> {
         let mut script = String::from("set -e; ip link set lo up; ");
-        if case.needs_wire() {
+        if case.needs.contains(&Need::Wire) {
             script.push_str(
                 "ip link add wire0 type veth peer name wire1; \
                  ip addr add 10.77.0.1/24 dev wire0; ip addr add fd77::1/64 dev wire0 nodad; \
                  ip link set wire0 up; ip link set wire1 up; ",
             );
         }
-        if case.needs_own_tmp() {
+        if case.needs.contains(&Need::OwnTmp) {
             script.push_str(&own_tmp(dir, keep));
         }
         // `sleep` ends by itself, so the namespaces do not stay for ever if this program is killed.
         let _ = write!(
             script,
             "echo ready; exec sleep {}",
-            case.time().as_secs() + SPARE
+            case.limit.as_secs() + SPARE
         );
         let mut command = kind.unshare();
         command.args(["sh", "-c", &script]);

@@ -9,9 +9,10 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail};
 use xtask::context::Context;
 
-use super::case::{Case, Verdict, expect};
 use super::checked::{host, start};
+use super::checks::expect;
 use super::stage::Stage;
+use crate::case::{Case, Verdict};
 
 /// C programs of crates/iwarp-verbs/tests/c. Both ends are in one process, with threads of their own.
 const OWN: [&str; 7] = [
@@ -29,7 +30,7 @@ const SHIM: &str = include_str!("tsan_shim.c");
 const KNOWN: &str = include_str!("tsan.supp");
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     vec![
         Case::new("ThreadSanitizer", "own programs", watched)
             .needs(&["libibverbs-dev", "librdmacm-dev"])

@@ -6,9 +6,10 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use rustix::process::Signal;
 use std::path::Path;
 
-use super::case::{Case, Verdict, expect, expect_lines};
+use super::checks::{expect, expect_lines};
 use super::program::Program;
 use super::stage::{Stage, WIRE_V4, WIRE_V6};
+use crate::case::{Case, Verdict};
 
 const TOOLS: &[&str] = &["ucx-utils"];
 const LIBRARY: &[&str] = &["libucx-dev"];
@@ -40,7 +41,7 @@ const MEMORY: &[&str] = &["ucp_put_lat", "ucp_put_bw", "ucp_get"];
 const ATOMICS: &[&str] = &["ucp_add", "ucp_fadd", "ucp_swap", "ucp_cswap"];
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     let mut cases = Vec::new();
     for tls in ["rc", "ud"] {
         cases.extend(perftests(tls));
@@ -98,7 +99,7 @@ fn split(words: &str) -> impl Iterator<Item = &str> {
     words.split_whitespace()
 }
 
-fn perftests(tls: &'static str) -> impl Iterator<Item = Case> {
+fn perftests(tls: &'static str) -> impl Iterator<Item = Case<Stage>> {
     let groups = [
         (MESSAGES, "8", "1000", false),
         (MEMORY, "8", "1000", false),
@@ -168,7 +169,7 @@ fn alphabet(len: usize) -> String {
 ///
 /// Nothing answers the messages. If the client ends while several are on their way, UCX drops those that the server has not taken yet, with
 /// any network, unless they have tags. So only one without a tag is sent, and none that a stream cuts into many.
-fn client_server(tls: &'static str, how: &'static str, address: &'static str) -> Case {
+fn client_server(tls: &'static str, how: &'static str, address: &'static str) -> Case<Stage> {
     let lengths: &[&str] = match how {
         "-c stream" => &["16", "3000"],
         _ => &["16", "3000", "1000000"],
@@ -206,7 +207,7 @@ fn client_server(tls: &'static str, how: &'static str, address: &'static str) ->
 }
 
 /// The two processes exchange their addresses over TCP. They wait in one of the ways that UCX knows: by epoll, in UCX, or polling.
-fn hello(tls: &'static str, how: &'static str) -> Case {
+fn hello(tls: &'static str, how: &'static str) -> Case<Stage> {
     let what = format!("`--as roce`, `UCX_TLS={tls}`, `{how}`");
     let case = Case::new("ucp_hello_world", what, move |stage| {
         if example(stage, "ucp_hello_world")?.is_none() {
@@ -229,7 +230,7 @@ fn hello(tls: &'static str, how: &'static str) -> Case {
 }
 
 /// Both ends check the content and the order of all transfers. The server takes the next client then, so it is stopped.
-fn io_demo(tls: &'static str, how: &'static str, iterations: u32) -> Case {
+fn io_demo(tls: &'static str, how: &'static str, iterations: u32) -> Case<Stage> {
     let shown = if how.is_empty() {
         String::new()
     } else {
@@ -238,7 +239,7 @@ fn io_demo(tls: &'static str, how: &'static str, iterations: u32) -> Case {
     let what = format!(
         "`--as roce`, `UCX_TLS={tls}`, `-q{shown} -o read,write -d 64:262144 -i {iterations}`"
     );
-    let case = Case::new("io_demo", what, move |stage| {
+    let case = Case::new("io_demo", what, move |stage: &Stage| {
         let port = stage.port()?.to_string();
         let mut words = vec!["io_demo", "-p", &port, "-q", "-d", "64:262144"];
         words.extend(split(how));

@@ -6,8 +6,9 @@
 
 use anyhow::{Result, bail};
 
-use super::case::{Case, Verdict, expect, expect_lines};
+use super::checks::{expect, expect_lines};
 use super::stage::{Stage, WIRE_V4};
+use crate::case::{Case, Verdict};
 
 const NEEDS: &[&str] = &["ucx-utils"];
 const ROCE: &[&str] = &["--as", "roce"];
@@ -15,7 +16,7 @@ const ROCE: &[&str] = &["--as", "roce"];
 const WITHOUT_MOUNTS: &str = "echo 0 > /proc/sys/user/max_mnt_namespaces && exec \"$@\"";
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     let tests: [&'static [&'static str]; 6] = [
         &["am_lat", "-s", "8"],
         &["am_bw", "-s", "4096", "-D", "bcopy"],

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 
 use super::acts::{self, Target, UNKNOWN, write};
-use super::list::{
+use super::kind::{
     Attack, Expect, Needs, atomic, invalidate, operation, other, protection, read, segment, send,
     tagged, untagged,
 };

@@ -9,6 +9,7 @@
 
 mod acts;
 mod door;
+mod kind;
 mod list;
 mod mixed;
 mod peer;
@@ -24,13 +25,17 @@ use std::time::Duration;
 use anyhow::{Result, anyhow, bail};
 use clap::Args;
 
-use list::{Attack, Needs};
+use kind::{Attack, Needs};
 use run::Row;
 use server::{Kind, Place};
 use xtask::context::Context;
 use xtask::install;
 use xtask::outcome::Outcome;
 use xtask::process::Log;
+
+use crate::case::is_chosen;
+use crate::needs;
+use crate::tempdir::tempdir;
 
 /// Arguments of `cargo xtask interop hostile`.
 #[derive(Args)]
@@ -62,12 +67,11 @@ impl HostileArgs {
     /// Returns the attacks on a server that were asked for. Markers are tried where they matter, unless all has to be long.
     fn chosen(&self, kind: Kind) -> Vec<&'static Attack> {
         let wanted = |attack: &&Attack| {
-            let names = [attack.name, kind.name()];
-            let by_name = |text: &String| names.iter().any(|name| name.contains(text.as_str()));
+            let by_name = [attack.name, kind.name()]
+                .iter()
+                .any(|name| is_chosen(name, &self.only));
             let of_markers = kind != Kind::Marking || attack.needs == Needs::Markers;
-            kind.has(attack.needs)
-                && (of_markers || self.long)
-                && (self.only.is_empty() || self.only.iter().any(by_name))
+            kind.has(attack.needs) && (of_markers || self.long) && by_name
         };
         // rping forgets requests that come at the same moment, which the good client's would do again and again.
         let possible = !self.quick || kind != Kind::Rping;
@@ -101,7 +105,7 @@ pub(crate) fn command(args: &HostileArgs) -> Result<Outcome> {
         list::all().for_each(|attack| println!("{}", attack.name));
         return Ok(Outcome::Passed);
     }
-    let home = super::apps::tempdir()?;
+    let home = tempdir()?;
     match args.device {
         Some(address) => on_device(args, address, &home.path),
         None => on_software(args, &home.path),
@@ -199,9 +203,7 @@ fn judged(rows: &[Row], log: &mut Log) -> Result<Outcome> {
 fn missing(kind: Kind, compiled: &Result<(), String>) -> Option<String> {
     match kind {
         Kind::Granting | Kind::Marking => compiled.as_ref().err().cloned(),
-        Kind::Rping if !xtask::packages::have("rdmacm-utils") => {
-            Some("not installed: rdmacm-utils".into())
-        }
+        Kind::Rping => needs::missing_of(&["rdmacm-utils"]),
         _ => None,
     }
 }

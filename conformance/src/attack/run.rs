@@ -9,7 +9,7 @@ use xtask::process::Log;
 
 use super::acts::Target;
 use super::door::Door;
-use super::list::Attack;
+use super::kind::Attack;
 use super::peer::Seen;
 use super::server::{Figures, Kind, Place, Server};
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
-use super::list::Needs;
+use super::kind::Needs;
 
 /// A server program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

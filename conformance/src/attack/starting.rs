@@ -8,7 +8,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 use super::acts::{self, Target, UNKNOWN, write};
-use super::list::{Attack, Expect, Needs, mpa, other, tagged, untagged};
+use super::kind::{Attack, Expect, Needs, mpa, other, tagged, untagged};
 use super::peer::{self, Peer, Seen};
 use super::wire::{self, Op};
 

@@ -3,10 +3,9 @@
 
 use anyhow::{Context as _, Result};
 
-use super::cases::{Case, Settings, We};
-use super::guest::{Guest, Net};
-use super::lab::Lab;
+use super::lab::{Lab, Settings, Setup, We};
 use super::programs;
+use crate::guest::{Guest, Net};
 use crate::programs as common;
 
 /// The measured programs: name, octets of a message, number of messages.
@@ -45,16 +44,15 @@ pub(super) fn table(lab: &Lab) -> Result<String> {
     for &(name, size, rounds) in PROGRAMS {
         text.push_str(&format!("{:20}", format!("{name} {size}")));
         for (_, we, settings) in PAIRS {
-            let case = Case {
+            let setup = Setup {
                 name: String::new(),
                 driver: "",
                 settings,
                 net: Net::Tap,
                 we: *we,
-                run: Box::new(|_, _| Ok(String::new())),
             };
             let all = (0..ROUNDS)
-                .map(|_| programs::measure(lab, &case, &common::measurement(name, size, rounds)));
+                .map(|_| programs::measure(lab, &setup, &common::measurement(name, size, rounds)));
             text.push_str(&column(all));
         }
         let all = (0..ROUNDS).map(|round| alone(lab, name, size, rounds, round));

@@ -16,18 +16,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
-use super::cases::{Case, NETS, Settings, We};
-use super::guest::{Guest, Net};
-use super::host::Program;
-use super::image::sbin;
-use super::lab::{LISTEN_LIMIT, Lab};
+use super::lab::{Lab, NETS, Settings, Setup, We};
+use crate::case::Case;
+use crate::guest::host::Program;
+use crate::guest::image::{GUEST_NAME, sbin};
+use crate::guest::{Guest, LISTEN_LIMIT, Net};
 
 /// Seconds for a step that moves some ten megabytes in an emulated machine.
 const LIMIT: u64 = 180;
 
 const DISK_NAME: &str = "iqn.2024-01.example:disk";
-/// The initiator's name, which `image.rs` writes to `/etc/iscsi/initiatorname.iscsi` in the guest.
-pub(super) const GUEST_NAME: &str = "iqn.2024-01.example:guest";
 const TARGET_NAME: &str = "iqn.2024-01.example:target";
 const PERF_NAME: &str = "iqn.2024-01.example:perf";
 
@@ -45,20 +43,20 @@ const TARGET_MIB: usize = 32;
 const NO_CRC: Settings = &[("IWARP_CRC", "off")];
 
 /// A test of the kernel's target. Returns a note for the table.
-type AtTarget = fn(&Lab, &Case, &Target) -> Result<String>;
+type AtTarget = fn(&Lab, &Setup, &Target) -> Result<String>;
 
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Lab>> {
     let mut cases = Vec::new();
     // tgt sends its own address to the guest during discovery. Only on the TAP network is it the address that the guest can reach.
     for (name, settings) in [("iser-tgt", &[][..]), ("iser-tgt-no-crc", NO_CRC)] {
-        cases.push(Case {
+        let setup = Setup {
             name: name.to_owned(),
             driver: "",
             settings,
             net: Net::Tap,
             we: We::Serve,
-            run: Box::new(kernel_initiator),
-        });
+        };
+        cases.push(setup.case(kernel_initiator));
     }
     for net in NETS {
         let programs: [(&str, AtTarget); 3] = [
@@ -67,21 +65,21 @@ pub(super) fn cases() -> Vec<Case> {
             ("iser-lio-qemu-img", images),
         ];
         for (name, run) in programs {
-            cases.push(Case {
+            let setup = Setup {
                 name: name.to_owned(),
                 driver: "",
                 // siw cannot read a CRC that is split over segments, and the user-mode network divides the stream anew.
                 settings: if net == Net::User { NO_CRC } else { &[] },
                 net,
                 we: We::Connect,
-                run: Box::new(move |lab, case| Target::with(lab, case, run)),
-            });
+            };
+            cases.push(setup.case(move |lab, setup| Target::with(lab, setup, run)));
         }
     }
     cases
 }
 
-/// A directory of one case. It is removed when the value is dropped.
+/// A directory of one setup. It is removed when the value is dropped.
 struct Dir(PathBuf);
 
 impl Dir {
@@ -110,11 +108,11 @@ struct Tgt {
 }
 
 impl Tgt {
-    fn start(lab: &Lab, case: &Case) -> Result<Self> {
+    fn start(lab: &Lab, setup: &Setup) -> Result<Self> {
         let dir = Dir::new()?;
         File::create(dir.file("disk"))?.set_len(DISK)?;
-        let (address, _) = Guest::host(case.net);
-        let mut daemon = daemon(lab, case, &dir, address)?;
+        let (address, _) = Guest::host(setup.net);
+        let mut daemon = daemon(lab, setup, &dir, address)?;
         daemon.listens(PORT, LISTEN_LIMIT)?;
         let tgt = Self { daemon, dir };
         #[rustfmt::skip]
@@ -153,29 +151,29 @@ impl Tgt {
     }
 }
 
-fn daemon(lab: &Lab, case: &Case, dir: &Dir, address: Ipv4Addr) -> Result<Program> {
+fn daemon(lab: &Lab, setup: &Setup, dir: &Dir, address: Ipv4Addr) -> Result<Program> {
     let socket = dir.file("tgtd");
-    let mut settings = case.settings.to_vec();
+    let mut settings = setup.settings.to_vec();
     settings.push(("TGT_IPC_SOCKET", &socket));
     let iser = format!("port={PORT},pool_sz_mb=64");
     // tgt always serves iSCSI over TCP as well, which needs a port of its own.
     let iscsi = format!("portal={address}:{}", PORT + 1);
     let words = ["tgtd", "-f", "--iser", &iser, "--iscsi", &iscsi];
-    lab.on_our_library(case, &words, &settings)
+    lab.on_our_library(setup, &words, &settings)
 }
 
 /// The guest discovers tgt, makes a file system and files, and checks them after a new login. Then this side checks the disk's file.
-fn kernel_initiator(lab: &Lab, case: &Case) -> Result<String> {
-    let mut tgt = Tgt::start(lab, case)?;
-    let result = login_and_use(lab, case, &tgt);
+fn kernel_initiator(lab: &Lab, setup: &Setup) -> Result<String> {
+    let mut tgt = Tgt::start(lab, setup)?;
+    let result = login_and_use(lab, setup, &tgt);
     let result = result.with_context(|| format!("tgtd: {}", tail(tgt.daemon.said())));
     tgt.daemon.kill();
     result
 }
 
-fn login_and_use(lab: &Lab, case: &Case, tgt: &Tgt) -> Result<String> {
+fn login_and_use(lab: &Lab, setup: &Setup, tgt: &Tgt) -> Result<String> {
     let guest = &lab.guest;
-    let (_, address) = Guest::host(case.net);
+    let (_, address) = Guest::host(setup.net);
     // The daemon is killed when this value is dropped.
     let daemon = guest.start_command("exec iser-disk daemon", 5 * LIMIT)?;
     let found = guest.must(&format!("iser-disk discover {address} {}", PORT), LIMIT)?;
@@ -249,15 +247,15 @@ struct Target {
 }
 
 impl Target {
-    fn with(lab: &Lab, case: &Case, run: AtTarget) -> Result<String> {
+    fn with(lab: &Lab, setup: &Setup, run: AtTarget) -> Result<String> {
         let port = lab.next_port();
-        let address = Guest::address(case.net);
+        let address = Guest::address(setup.net);
         let up = format!("iser-target up {TARGET_NAME} {address} {port} {TARGET_MIB}");
         lab.guest.must(&up, LIMIT)?;
         let target = Self {
-            portal: lab.guest.reach(case.net, port)?.to_string(),
+            portal: lab.guest.reach(setup.net, port)?.to_string(),
         };
-        let result = run(lab, case, &target);
+        let result = run(lab, setup, &target);
         let down = lab
             .guest
             .must(&format!("iser-target down {TARGET_NAME}"), LIMIT);
@@ -282,32 +280,32 @@ impl Target {
 }
 
 /// Runs a program of this machine on our library and returns its output. Fails unless its exit code is 0.
-fn tool(lab: &Lab, case: &Case, words: &[&str]) -> Result<String> {
-    let mut settings = case.settings.to_vec();
+fn tool(lab: &Lab, setup: &Setup, words: &[&str]) -> Result<String> {
+    let mut settings = setup.settings.to_vec();
     // libiscsi 1.19 relies on new heap memory to be zero. With this value the C library fills it with zeros.
     settings.push(("MALLOC_PERTURB_", "255"));
-    let out = lab.on_our_library(case, words, &settings)?.wait(LIMIT)?;
+    let out = lab.on_our_library(setup, words, &settings)?.wait(LIMIT)?;
     if out.code != 0 {
         bail!("{} ended with {}: {}", words[0], out.code, tail(&out.text));
     }
     Ok(out.text)
 }
 
-fn inquiry(lab: &Lab, case: &Case, target: &Target) -> Result<String> {
-    let said = tool(lab, case, &["iscsi-inq", &target.url()])?;
+fn inquiry(lab: &Lab, setup: &Setup, target: &Target) -> Result<String> {
+    let said = tool(lab, setup, &["iscsi-inq", &target.url()])?;
     expect(&said, "Vendor:LIO-ORG")?;
-    let said = tool(lab, case, &["iscsi-readcapacity16", &target.url()])?;
+    let said = tool(lab, setup, &["iscsi-readcapacity16", &target.url()])?;
     expect(&said, &format!("Total size:{}\n", TARGET_MIB << 20))?;
     Ok(String::new())
 }
 
-fn perf(lab: &Lab, case: &Case, target: &Target) -> Result<String> {
+fn perf(lab: &Lab, setup: &Setup, target: &Target) -> Result<String> {
     let mut notes = Vec::new();
     for (name, order) in [("in order", &[][..]), ("at random", &["-r"])] {
         let url = target.url();
         #[rustfmt::skip]
         let words = [&["iscsi-perf", "-i", PERF_NAME, "-t", "2", "-m", "8", "-b", "64"], order, &[&url]].concat();
-        let said = tool(lab, case, &words)?;
+        let said = tool(lab, setup, &words)?;
         expect(&said, "finished.")?;
         let (_, rest) = said.rsplit_once("iops average ").context("no average")?;
         let number: String = rest.chars().take_while(char::is_ascii_digit).collect();
@@ -320,7 +318,7 @@ fn perf(lab: &Lab, case: &Case, target: &Target) -> Result<String> {
     Ok(notes.join(", "))
 }
 
-fn images(lab: &Lab, case: &Case, target: &Target) -> Result<String> {
+fn images(lab: &Lab, setup: &Setup, target: &Target) -> Result<String> {
     let dir = Dir::new()?;
     let (copy, new) = (dir.file("copy"), dir.file("new"));
     let there = || -> Result<String> {
@@ -333,15 +331,15 @@ fn images(lab: &Lab, case: &Case, target: &Target) -> Result<String> {
     };
     let image = target.image();
     #[rustfmt::skip]
-    tool(lab, case, &["qemu-img", "convert", "--image-opts", &image, "-O", "raw", &copy])?;
+    tool(lab, setup, &["qemu-img", "convert", "--image-opts", &image, "-O", "raw", &copy])?;
     same("read", &checksum(Path::new(&copy))?, &there()?)?;
     noise(Path::new(&new), TARGET_MIB << 20)?;
     #[rustfmt::skip]
-    tool(lab, case, &["qemu-img", "convert", "-n", "-f", "raw", &new, "--target-image-opts", &image])?;
+    tool(lab, setup, &["qemu-img", "convert", "-n", "-f", "raw", &new, "--target-image-opts", &image])?;
     same("written", &checksum(Path::new(&new))?, &there()?)?;
     let file = format!("driver=raw,file.filename={new}");
     #[rustfmt::skip]
-    let said = tool(lab, case, &["qemu-img", "compare", "--image-opts", &image, &file])?;
+    let said = tool(lab, setup, &["qemu-img", "compare", "--image-opts", &image, &file])?;
     expect(&said, "Images are identical.")?;
     Ok(format!("{TARGET_MIB} MiB each way"))
 }

@@ -4,17 +4,75 @@ use std::cell::Cell;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::PathBuf;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::cases::{Case, We};
-use super::guest::{Guest, Net, Output, Running};
-use super::host::{Host, Program};
-use super::image::sbin;
+use crate::case::{Case, Verdict};
+use crate::guest::host::{Host, Program};
+use crate::guest::image::sbin;
+use crate::guest::{Guest, LISTEN_LIMIT, Net, Output, Running, fill, last_lines};
+use crate::needs::Need;
 
-/// Longest time from the start of a server until it listens.
-pub(crate) const LISTEN_LIMIT: Duration = Duration::from_secs(30);
+/// Our part in setting up the connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum We {
+    /// We are the initiator.
+    Connect,
+    /// siw is the initiator.
+    Serve,
+}
+
+/// Our settings: `IWARP_*` variables with their values.
+pub(super) type Settings = &'static [(&'static str, &'static str)];
+
+pub(super) const NETS: [Net; 2] = [Net::User, Net::Tap];
+pub(super) const ROLES: [We; 2] = [We::Connect, We::Serve];
+
+/// How the two ends of a case are set up.
+#[derive(Debug, Clone)]
+pub(super) struct Setup {
+    pub(super) name: String,
+    /// Module parameters of siw; empty for the unchanged driver.
+    pub(super) driver: &'static str,
+    pub(super) settings: Settings,
+    pub(super) net: Net,
+    pub(super) we: We,
+}
+
+impl Setup {
+    /// Returns the name of the case in the table and for `--only`.
+    pub(super) fn title(&self) -> String {
+        let direction = match self.we {
+            We::Connect => "us->siw",
+            We::Serve => "siw->us",
+        };
+        format!("{} {direction} {}", self.name, self.net.name())
+    }
+
+    /// Returns the case that calls `run`, which returns a note for the table.
+    pub(super) fn case(
+        self,
+        run: impl Fn(&Lab, &Self) -> Result<String> + Send + Sync + 'static,
+    ) -> Case<Lab> {
+        let mut needs = vec![Need::Siw(self.driver)];
+        if self.net == Net::Tap {
+            needs.push(Need::Tap);
+        }
+        let case = Case::named(self.title(), move |lab: &Lab| {
+            let capture = match self.net {
+                Net::Tap if lab.record => Some(lab.capture(&self.title())?),
+                _ => None,
+            };
+            let result = run(lab, &self);
+            if let Some(capture) = capture {
+                capture.finish()?;
+            }
+            result.map(Verdict::Passed)
+        });
+        Case { needs, ..case }
+    }
+}
 
 /// The running guest, our programs, and the recordings. All cases work with it.
 pub(super) struct Lab {
@@ -85,22 +143,6 @@ impl Both {
     }
 }
 
-/// Returns the last lines of an output, joined into one line.
-pub(crate) fn last_lines(text: &str) -> String {
-    let lines: Vec<&str> = text
-        .lines()
-        .map(str::trim)
-        .filter(|line| {
-            !line.is_empty()
-                && !line.starts_with("---")
-                && !line.starts_with("GID")
-                && !line.contains(" : ")
-                && !line.contains("address: LID")
-        })
-        .collect();
-    lines[lines.len().saturating_sub(14)..].join(" / ")
-}
-
 impl Lab {
     pub(super) fn new(guest: Guest, host: Host, captures: PathBuf, record: bool) -> Result<Self> {
         std::fs::create_dir_all(&captures)?;
@@ -118,23 +160,29 @@ impl Lab {
     ///
     /// # Errors
     /// When one of them cannot be started or the server does not listen.
-    pub(super) fn start(&self, case: &Case, ours: &str, theirs: &str, limit: u64) -> Result<Pair> {
-        match case.we {
+    pub(super) fn start(
+        &self,
+        setup: &Setup,
+        ours: &str,
+        theirs: &str,
+        limit: u64,
+    ) -> Result<Pair> {
+        match setup.we {
             We::Connect => {
                 let port = self.next_port();
-                let theirs = fill(theirs, Guest::address(case.net), port);
+                let theirs = fill(theirs, Guest::address(setup.net), port);
                 let mut theirs = self.guest.start_command(&theirs, limit)?;
                 self.guest.listens(port, &mut theirs)?;
-                let at = self.guest.reach(case.net, port)?;
-                let ours = self.our_program(case, &fill(ours, at.ip(), at.port()))?;
+                let at = self.guest.reach(setup.net, port)?;
+                let ours = self.our_program(setup, &fill(ours, at.ip(), at.port()))?;
                 Ok(Pair { ours, theirs })
             }
             We::Serve => {
-                let (bind, reach) = Guest::host(case.net);
+                let (bind, reach) = Guest::host(setup.net);
                 let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?
                     .local_addr()?
                     .port();
-                let mut ours = self.our_program(case, &fill(ours, bind, port))?;
+                let mut ours = self.our_program(setup, &fill(ours, bind, port))?;
                 ours.listens(port, LISTEN_LIMIT)?;
                 let theirs = self
                     .guest
@@ -148,8 +196,8 @@ impl Lab {
     ///
     /// # Errors
     /// As for [`start`](Self::start).
-    pub(super) fn talk(&self, case: &Case, ours: &str, theirs: &str, limit: u64) -> Result<Both> {
-        self.start(case, ours, theirs, limit)?.wait(limit)
+    pub(super) fn talk(&self, setup: &Setup, ours: &str, theirs: &str, limit: u64) -> Result<Both> {
+        self.start(setup, ours, theirs, limit)?.wait(limit)
     }
 
     /// Returns the path for the recording of a case, without extension.
@@ -182,23 +230,23 @@ impl Lab {
         Ok(Capture { tcpdump, file })
     }
 
-    fn our_program(&self, case: &Case, words: &str) -> Result<Program> {
+    fn our_program(&self, setup: &Setup, words: &str) -> Result<Program> {
         let mut words = words.split_whitespace().map(str::to_owned);
         let name = words.next().context("no program")?;
         let program = self.host.program(&name)?;
-        let mut settings = case.settings.to_vec();
+        let mut settings = setup.settings.to_vec();
         let libraries = self.host.libraries.to_string_lossy();
         if name != "iwarp" {
             settings.push(("LD_LIBRARY_PATH", &libraries));
         }
         // tcpdump cannot see the packets of the user-mode network, so our library records the connection.
         let record;
-        if self.record && case.net == Net::User {
-            record = format!("{}-%p.pcapng", self.file(&case.title()).display());
+        if self.record && setup.net == Net::User {
+            record = format!("{}-%p.pcapng", self.file(&setup.title()).display());
             settings.push(("IWARP_CAPTURE", &record));
         }
         let args: Vec<String> = words.collect();
-        Program::start(&self.guest, case.net, &program, &args, &settings)
+        Program::start(&self.guest, setup.net, &program, &args, &settings)
     }
 
     /// Starts a program of this machine under `iwarp run`.
@@ -207,7 +255,7 @@ impl Lab {
     /// When it cannot be started.
     pub(super) fn on_our_library(
         &self,
-        case: &Case,
+        setup: &Setup,
         words: &[&str],
         settings: &[(&str, &str)],
     ) -> Result<Program> {
@@ -217,16 +265,16 @@ impl Lab {
         args.extend(words[1..].iter().map(|word| (*word).to_owned()));
         let mut settings = settings.to_vec();
         let record;
-        if self.record && case.net == Net::User {
-            record = format!("{}-%p.pcapng", self.file(&case.title()).display());
+        if self.record && setup.net == Net::User {
+            record = format!("{}-%p.pcapng", self.file(&setup.title()).display());
             settings.push(("IWARP_CAPTURE", &record));
         }
-        Program::start(&self.guest, case.net, &self.host.iwarp, &args, &settings)
+        Program::start(&self.guest, setup.net, &self.host.iwarp, &args, &settings)
     }
 
     /// Returns the next of the guest's ports in turn, so that a case does not meet connections that an earlier one left behind.
     pub(super) fn next_port(&self) -> u16 {
-        let ports = super::guest::GUEST_PORTS;
+        let ports = crate::guest::GUEST_PORTS;
         let turn = self.port.get();
         self.port.set((turn + 1) % (ports.end - ports.start));
         ports.start + turn
@@ -254,41 +302,5 @@ impl Capture {
             bail!("tcpdump does not end");
         }
         Ok(self.file)
-    }
-}
-
-/// Replaces `{addr}` and `{port}`.
-pub(crate) fn fill(words: &str, address: impl ToString, port: u16) -> String {
-    words
-        .replace("{addr}", &address.to_string())
-        .replace("{port}", &port.to_string())
-}
-
-impl Program {
-    /// Waits until the program listens on a port.
-    ///
-    /// # Errors
-    /// When the program does not listen in time, or has ended.
-    pub(crate) fn listens(&mut self, port: u16, limit: Duration) -> Result<()> {
-        let start = Instant::now();
-        let wanted = format!(":{port:04X} ");
-        while start.elapsed() < limit {
-            // The table of the network namespace that the program runs in.
-            let listening = ["tcp", "tcp6"].iter().any(|table| {
-                let text = std::fs::read_to_string(format!("/proc/{}/net/{table}", self.id())).unwrap_or_default();
-                text.lines().any(|line| {
-                    let words: Vec<&str> = line.split_whitespace().collect();
-                    matches!(words[..], [_, local, _, "0A", ..] if format!("{local} ").contains(&wanted))
-                })
-            });
-            if listening {
-                return Ok(());
-            }
-            if self.has_ended()? {
-                break;
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
-        bail!("our server does not listen: {}", self.said())
     }
 }

@@ -2,16 +2,16 @@
 
 use anyhow::Result;
 
-use super::cases::{Case, NETS, ROLES, Settings, We};
-use super::guest::Net;
-use super::lab::{Both, Lab};
+use super::lab::{Both, Lab, NETS, ROLES, Settings, Setup, We};
+use crate::case::Case;
+use crate::guest::Net;
 use crate::programs::{self, Program};
 
 const NO_CRC: Settings = &[("IWARP_CRC", "off")];
 /// Messages from here on make much traffic.
 const BULK: u32 = 4096;
 
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Lab>> {
     let mut cases = Vec::new();
     for net in NETS {
         for we in ROLES {
@@ -20,7 +20,7 @@ pub(super) fn cases() -> Vec<Case> {
                 // much traffic nearly every connection with CRCs would fail there, so these cases switch CRCs off.
                 let much =
                     program.name == "rstream" || program.sizes.iter().any(|size| *size >= BULK);
-                cases.push(Case {
+                let setup = Setup {
                     name: program.name.clone(),
                     driver: "",
                     settings: if much && net == Net::User {
@@ -30,8 +30,8 @@ pub(super) fn cases() -> Vec<Case> {
                     },
                     net,
                     we,
-                    run: Box::new(move |lab, case| run(lab, case, &program)),
-                });
+                };
+                cases.push(setup.case(move |lab, setup| run(lab, setup, &program)));
             }
         }
     }
@@ -47,14 +47,14 @@ pub(super) const fn device(net: Net) -> &'static str {
 }
 
 /// Starts both ends and waits for them.
-fn talk(lab: &Lab, case: &Case, program: &Program) -> Result<Both> {
-    let (ours, theirs) = match case.we {
+fn talk(lab: &Lab, setup: &Setup, program: &Program) -> Result<Both> {
+    let (ours, theirs) = match setup.we {
         We::Connect => (&program.client, &program.server),
         We::Serve => (&program.server, &program.client),
     };
-    let theirs = theirs.replace("{device}", &format!("-d {}", device(case.net)));
+    let theirs = theirs.replace("{device}", &format!("-d {}", device(setup.net)));
     lab.talk(
-        case,
+        setup,
         &ours.replace("{device}", ""),
         &theirs,
         program.rules.limit,
@@ -70,12 +70,12 @@ fn note(both: &Both, program: &Program, we: We) -> Result<String> {
 }
 
 /// Runs a program on both sides and returns what the client measured.
-pub(super) fn measure(lab: &Lab, case: &Case, program: &Program) -> Result<String> {
-    note(&talk(lab, case, program)?, program, case.we)
+pub(super) fn measure(lab: &Lab, setup: &Setup, program: &Program) -> Result<String> {
+    note(&talk(lab, setup, program)?, program, setup.we)
 }
 
-fn run(lab: &Lab, case: &Case, program: &Program) -> Result<String> {
-    let both = talk(lab, case, program)?;
+fn run(lab: &Lab, setup: &Setup, program: &Program) -> Result<String> {
+    let both = talk(lab, setup, program)?;
     // If our FIN arrives while siw is sending its last Send, siw reports that Send as failed.
     let quirk = both.theirs.code == 1
         && both.theirs.text.contains("Bad wc status 2")
@@ -85,7 +85,7 @@ fn run(lab: &Lab, case: &Case, program: &Program) -> Result<String> {
     } else {
         both.succeeded()?
     };
-    let note = note(&both, program, case.we)?;
+    let note = note(&both, program, setup.we)?;
     Ok(if quirk {
         format!("{note}; siw: last Send failed by our FIN")
     } else {

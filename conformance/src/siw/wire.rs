@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::image::sbin;
+use crate::guest::image::sbin;
 
 /// A Terminate message (RFC 5040 section 4.8).
 #[derive(Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use anyhow::Result;
 use rustix::process::{Resource, Rlimit, Signal, prlimit};
 
 use super::end::End;
-use super::place::Place;
+use super::place::{Place, Side};
 
 /// A kind of disturbance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -138,9 +138,9 @@ fn cut(place: &Place, time: Duration) -> Result<()> {
 
 fn without_address(place: &Place, random: &mut Random, time: Duration) -> Result<()> {
     let side = if random.below(2) == 0 {
-        super::end::Side::Server
+        Side::Server
     } else {
-        super::end::Side::Client
+        Side::Client
     };
     place.address(side, false)?;
     std::thread::sleep(time);

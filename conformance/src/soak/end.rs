@@ -9,26 +9,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::place::Place;
+use super::place::{Place, Side};
 
 /// Connections that the client keeps open.
 const PAIRS: u64 = 64;
-
-/// Which end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Side {
-    Server,
-    Client,
-}
-
-impl Side {
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::Server => "server",
-            Self::Client => "client",
-        }
-    }
-}
 
 /// A running end.
 struct Running {

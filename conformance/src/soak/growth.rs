@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::end::{End, Side};
+use super::end::End;
+use super::place::Side;
 
 /// What a process has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

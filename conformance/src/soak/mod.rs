@@ -17,14 +17,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use clap::Args;
 use rustix::process::geteuid;
-use xtask::context::{Context, find_program};
+use xtask::context::Context;
 use xtask::install;
 use xtask::outcome::Outcome;
 
+use crate::needs;
+
 use disturb::{Kind, Random};
-use end::{End, Side};
+use end::End;
 use growth::Growth;
-use place::Place;
+use place::{Place, Side};
 use report::Report;
 
 /// Arguments of `cargo xtask soak`.
@@ -61,15 +63,8 @@ pub(crate) fn command(args: &SoakArgs) -> Result<Outcome> {
     if let Some(prefix) = &args.inside {
         return soak(args, prefix).map(|()| Outcome::Passed);
     }
-    let headers = ["infiniband/verbs.h", "rdma/rdma_cma.h"];
-    let there = |name: &&str| std::path::Path::new("/usr/include").join(name).exists();
-    if !headers.iter().all(there) {
-        return Ok(Outcome::Skipped(
-            "needs libibverbs-dev and librdmacm-dev".into(),
-        ));
-    }
-    if find_program("ip").is_none() {
-        return Ok(Outcome::Skipped("needs iproute2".into()));
+    if let Some(why) = needs::missing_of(&["libibverbs-dev", "librdmacm-dev", "iproute2"]) {
+        return Ok(Outcome::Skipped(why));
     }
     if let Some(why) = place::obstacle(geteuid().is_root()) {
         return Ok(Outcome::Skipped(format!("no network namespaces: {why}")));

@@ -6,7 +6,21 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context as _, Result, bail};
 use xtask::context::Context;
 
-use super::end::Side;
+/// Which end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    Server,
+    Client,
+}
+
+impl Side {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Server => "server",
+            Self::Client => "client",
+        }
+    }
+}
 
 /// The server's address, and its port.
 const SERVER: (&str, &str) = ("10.77.1.1", "7471");

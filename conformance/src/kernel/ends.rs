@@ -6,9 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::siw::guest::{Guest, HOST_TAP, HOST_TAP_V6, Net, Output, Running};
-use crate::siw::host::{self, Host};
-use crate::siw::lab::{LISTEN_LIMIT, fill};
+use crate::guest::host::{self, Host};
+use crate::guest::{Guest, HOST_TAP, HOST_TAP_V6, LISTEN_LIMIT, Net, Output, Running, fill};
 
 /// The family of the addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

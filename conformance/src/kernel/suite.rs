@@ -11,8 +11,8 @@ use anyhow::{Context as _, Result};
 
 use crate::apps::pyverbs;
 use crate::apps::pyverbs_skips::Expected;
-use crate::siw::guest::Guest;
-use crate::siw::image::{Stage, find};
+use crate::guest::Guest;
+use crate::guest::image::{Stage, find};
 
 /// Where the package has the tests, and where the guest has them. The larger ones are compressed in the package.
 const TESTS: (&str, &str) = ("usr/share/doc/rdma-core/tests", "usr/share/tests");

@@ -12,11 +12,11 @@ use xtask::kernel::module::{self, TEST as MODULE};
 use xtask::outcome::Outcome;
 use xtask::process::Log;
 
-use crate::boot::{Boot, Parts};
+use super::boot::{Boot, Parts};
 use crate::complaints;
-use crate::siw::guest::Guest;
-use crate::siw::image::{self};
-use crate::siw::needs::{self, Needs};
+use crate::guest::Guest;
+use crate::guest::image;
+use crate::needs::{self, Suite};
 
 /// Arguments of `cargo xtask kernel engine`.
 #[derive(Args)]
@@ -43,7 +43,7 @@ const TESTS_LIMIT: u64 = 1200;
 pub(crate) fn command(args: &EngineArgs) -> Result<Outcome> {
     let context = Context::new(false, true)?;
     let mut log = Log::create(&context.log_dir().join("kernel-test.log"), LIMIT)?;
-    needs::require_packages(Needs::Guest, &mut log)?;
+    needs::require_packages(Suite::Guest, &mut log)?;
     let Parts {
         kernel,
         object,

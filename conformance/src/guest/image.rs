@@ -12,9 +12,9 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 
 use super::archive;
-use super::debian::{self, Kernel, KernelFiles};
+use super::debian::{self, Kernel};
+use super::kernel_files::KernelFiles;
 use super::omitted::{self, SIW, Variant};
-use crate::suite;
 use xtask::context::{Context, find_program};
 use xtask::process::Log;
 
@@ -88,6 +88,9 @@ const PROGRAMS: &[&str] = &[
     "mkfs.ext4",
     "setpriv",
 ];
+
+/// The name of the guest's iSCSI initiator.
+pub(crate) const GUEST_NAME: &str = "iqn.2024-01.example:guest";
 
 /// What a guest has besides for storage.
 const STORAGE: Extra = Extra {
@@ -249,7 +252,8 @@ pub(crate) fn small(
     Ok(kernel.booting(initramfs))
 }
 
-/// Builds a guest with RDMA programs and modules of ours in `/lib/iwarp`, and siw, which is not loaded, in `/lib/siw`.
+/// Builds a guest with RDMA programs and modules of ours in `/lib/iwarp`, and siw, which is not loaded, in
+/// `/lib/siw`. `add` adds further files.
 ///
 /// # Errors
 /// When packages cannot be fetched, or the driver or the file system cannot be built.
@@ -260,6 +264,7 @@ pub(crate) fn device(
     kernel: &KernelFiles,
     modules: &[PathBuf],
     storage: bool,
+    add: impl FnOnce(&mut Stage<'_>) -> Result<()>,
     log: &mut Log,
 ) -> Result<Image> {
     let extra = if storage { STORAGE } else { Extra::default() };
@@ -314,7 +319,7 @@ pub(crate) fn device(
     for settings in extra.settings {
         stage.copy(&programs_dir.join(settings), settings)?;
     }
-    suite::add(&mut stage)?;
+    add(&mut stage)?;
     let initramfs = cache.join("device.cpio");
     archive::write(&root, &initramfs)?;
     Ok(kernel.booting(initramfs))
@@ -555,7 +560,7 @@ impl Stage<'_> {
         }
         std::fs::write(
             self.root.join("etc/iscsi/initiatorname.iscsi"),
-            format!("InitiatorName={}\n", super::iser::GUEST_NAME),
+            format!("InitiatorName={}\n", GUEST_NAME),
         )?;
         let provider = find(self.programs, |name| name.starts_with("libsiw-rdmav"))
             .context("rdma-core has no provider for siw")?;

@@ -6,9 +6,9 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
+use super::kernel_files::KernelFiles;
 use super::omitted::{self, Omitted};
 use xtask::debian::{fetch, fields};
-use xtask::kernel::debug::DebugKernel;
 use xtask::kernel::headers::Release;
 use xtask::process::Log;
 
@@ -149,36 +149,6 @@ impl Kernel {
             source: self.source(dir),
             storage: self.series == NEWER,
             name,
-        }
-    }
-}
-
-/// A kernel as a guest needs it, and as modules for the guest do.
-pub(crate) struct KernelFiles {
-    /// What `uname -r` prints in the guest.
-    pub(crate) name: String,
-    /// What is booted.
-    pub(crate) image: PathBuf,
-    /// What modules are built against.
-    pub(crate) headers: PathBuf,
-    /// The folder with `lib/modules`.
-    pub(crate) modules: PathBuf,
-    /// The source, or as much of it as modules are built from.
-    pub(crate) source: PathBuf,
-    /// Whether [`omitted::STORAGE`] can be built for it.
-    pub(crate) storage: bool,
-}
-
-impl From<DebugKernel> for KernelFiles {
-    fn from(kernel: DebugKernel) -> Self {
-        Self {
-            name: kernel.name,
-            image: kernel.image,
-            modules: kernel.modules,
-            headers: kernel.source.clone(),
-            source: kernel.source,
-            // What is built for Debian's kernel is enough of these.
-            storage: false,
         }
     }
 }

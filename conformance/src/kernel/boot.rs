@@ -5,12 +5,16 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use xtask::context::Context;
+use xtask::kernel::module::{self, CLIENT, DEVICE};
 use xtask::kernel::{self, Kind, debug};
 use xtask::process::Log;
 
+use super::suite;
 use crate::complaints;
-use crate::siw::debian::{Kernel, KernelFiles, NEWER, OLDER};
-use crate::siw::guest::{Guest, Machine};
+use crate::guest::debian::{Kernel, NEWER, OLDER};
+use crate::guest::image::{self, Image};
+use crate::guest::kernel_files::KernelFiles;
+use crate::guest::{Guest, Machine};
 
 /// The kernel, and how it is booted.
 #[derive(Args)]
@@ -116,7 +120,7 @@ impl Boot {
         self.kernel == Flavour::Debug
     }
 
-    /// Whether the guest has the modules of [`omitted::STORAGE`](crate::siw::omitted::STORAGE).
+    /// Whether the guest has the modules of [`omitted::STORAGE`](crate::guest::omitted::STORAGE).
     pub(crate) fn rebuilds(&self) -> bool {
         self.kernel == Flavour::Debian
     }
@@ -159,6 +163,47 @@ impl Boot {
             None => Ok(()),
         }
     }
+}
+
+/// The guest's files, with what storage needs if that is wanted, or why they cannot be made here.
+///
+/// # Errors
+/// When something does not build.
+pub(super) fn prepare(
+    context: &Context,
+    boot: &Boot,
+    storage: bool,
+    log: &mut Log,
+) -> Result<Result<(Image, PathBuf), String>> {
+    let Parts {
+        kernel,
+        object,
+        dir,
+        programs,
+    } = match boot.parts(context, log)? {
+        Ok(parts) => parts,
+        Err(why) => return Ok(Err(why)),
+    };
+    log.say(format!("building the module for {}", kernel.name));
+    let mut modules = Vec::new();
+    for (module, folder) in [(DEVICE, "device"), (CLIENT, "client")] {
+        let (headers, folder) = (&kernel.headers, dir.join(folder));
+        modules.push(module::build(
+            context, module, &object, headers, &folder, log,
+        )?);
+    }
+    log.say("building the file system");
+    let image = image::device(
+        context,
+        &dir,
+        &programs,
+        &kernel,
+        &modules,
+        storage,
+        suite::add,
+        log,
+    )?;
+    Ok(Ok((image, dir)))
 }
 
 /// A kernel as Debian ships it, below `cache`.

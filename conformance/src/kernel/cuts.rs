@@ -11,11 +11,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use xtask::process::Log;
 
-use crate::boot::Boot;
-use crate::device::{expect_failure, prelude, verdict};
+use super::boot::Boot;
+use super::script::{verdict, whole};
+use crate::case::{Verdict, is_chosen};
 use crate::excuses;
-use crate::siw::guest::{Cable, Guest, Machine, Output, Running};
-use crate::siw::image::Image;
+use crate::guest::image::Image;
+use crate::guest::{Cable, Guest, Machine, Output, Running};
+use crate::rows::Rows;
 
 /// What happens to the two machines.
 struct Cut {
@@ -333,10 +335,9 @@ fn guest(
     Ok(guest)
 }
 
-/// A script as the guest runs it.
+/// Returns a script as the guest runs it.
 fn script(lines: &str) -> String {
-    let lines: String = lines.lines().map(expect_failure).collect();
-    format!("{}{PRELUDE}set -x\n{lines}", prelude())
+    whole(&format!("{PRELUDE}{lines}"))
 }
 
 /// Runs a script on the server, and returns what it says.
@@ -354,46 +355,37 @@ fn failure(out: &Output) -> String {
     format!("exit {}: {last}", out.code)
 }
 
-/// Runs the cuts that are wanted, and returns how many have failed.
+/// Runs the cuts that `only` chooses.
 ///
 /// # Errors
-/// When a guest does not start, or memory is lost.
-pub(crate) fn run(
+/// If a guest does not start, or memory is lost.
+pub(super) fn run(
     image: &Image,
     cache: &Path,
     boot: &Boot,
-    wanted: &dyn Fn(&str) -> bool,
+    only: &[String],
+    rows: &mut Rows,
     log: &mut Log,
-) -> Result<u32> {
-    let cuts: Vec<&Cut> = CUTS.iter().filter(|cut| wanted(cut.name)).collect();
-    if cuts.is_empty() {
-        return Ok(0);
-    }
-    let mut pair = Pair::start(image, cache, boot, log)?;
-    let mut failed = 0;
-    for cut in cuts {
-        for attempt in 1.. {
-            let Err(error) = pair.cut(cut, log) else {
-                log.say(format!("passed  {}", cut.name));
-                break;
+) -> Result<()> {
+    let mut pair = None;
+    for cut in CUTS.iter().filter(|cut| is_chosen(cut.name, only)) {
+        let once = |log: &mut Log| {
+            let mut both = match pair.take() {
+                Some(both) => both,
+                None => Pair::start(image, cache, boot, log)?,
             };
-            drop(pair);
-            pair = Pair::start(image, cache, boot, log)?;
-            let said = format!("{error:#}");
-            match excuses::of_programs(&said) {
-                Some(excuse) if attempt < excuses::ATTEMPTS => {
-                    log.say(format!("repeats {}: {excuse}", cut.name));
-                }
-                _ => {
-                    failed += 1;
-                    log.say(format!("FAILED  {}: {said}", cut.name));
-                    break;
-                }
+            let result = both.cut(cut, log);
+            // After a failure the next cut gets new machines.
+            if result.is_ok() {
+                pair = Some(both);
             }
-        }
+            Ok((result.map(|()| Verdict::passed("")), String::new()))
+        };
+        let excuse = |_: &str, error: &str| excuses::of_programs(error);
+        rows.run(cut.name.to_owned(), log, once, excuse, |_| None)?;
     }
-    for guest in [&pair.server, &pair.client] {
+    for guest in pair.iter().flat_map(|pair| [&pair.server, &pair.client]) {
         boot.look_for_leaks(guest, log)?;
     }
-    Ok(failed)
+    Ok(())
 }

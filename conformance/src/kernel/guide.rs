@@ -5,12 +5,12 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail};
 use xtask::process::Log;
 
-use crate::boot::Boot;
+use super::boot::Boot;
 use crate::complaints;
-use crate::siw::guest::{Cable, Guest, Machine};
-use crate::siw::image::Image;
+use crate::guest::image::Image;
+use crate::guest::{Cable, Guest, Machine};
 
-const GUIDE: &str = include_str!("../../docs/storage.md");
+const GUIDE: &str = include_str!("../../../docs/storage.md");
 /// The name of the case.
 pub(crate) const NAME: &str = "the commands of the guide to storage";
 /// Seconds for one machine's commands of a section, and for what follows.

@@ -9,18 +9,20 @@ use clap::ValueEnum;
 use xtask::context::Context;
 use xtask::process::Log;
 
-use crate::boot::Boot;
+use super::boot::Boot;
+use super::ends::{End, Family, Ports};
+use super::script;
+use super::suite;
+use crate::case::Verdict;
 use crate::complaints;
-use crate::device;
-use crate::ends::{End, Family, Ports};
 use crate::excuses;
+use crate::guest::host::Host;
+use crate::guest::image::Image;
+use crate::guest::{Cable, GUEST_TAP, GUEST_USER, Guest, Machine, Output, last_lines};
+use crate::needs::{self, Suite};
 use crate::programs::{self, Program};
 use crate::rows::{Once, Rows};
 use crate::siw;
-use crate::siw::guest::{Cable, GUEST_TAP, GUEST_USER, Guest, Machine};
-use crate::siw::image::Image;
-use crate::siw::needs::{self, Needs};
-use crate::suite;
 
 /// Whom the module talks to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -145,8 +147,8 @@ pub(crate) fn run(
         if !rustix::process::geteuid().is_root() {
             bail!("the TAP device needs root");
         }
-        needs::require_packages(Needs::Siw, log)?;
-        Some(siw::our_programs(context, cache, log)?)
+        needs::require_packages(Suite::Siw, log)?;
+        Some(Host::build(context, cache, log)?)
     } else {
         None
     };
@@ -211,7 +213,7 @@ pub(crate) fn run(
         }
         _ => guest,
     };
-    device::unload(&guest, boot.limit(60))?;
+    script::unload(&guest, boot.limit(60))?;
     boot.look_for_leaks(&guest, log)?;
     Ok(failed)
 }
@@ -282,7 +284,7 @@ impl Matrix<'_> {
                         once(guest, siw, result.map(|(note, _)| note))
                     },
                     |_, error| excuses::of_programs(error),
-                    |said| complaints::first(said).map(str::to_owned),
+                    complaints::first,
                 )?;
                 can_go_on(&said)?;
             }
@@ -305,7 +307,7 @@ impl Matrix<'_> {
                 once(guest, None, result)
             },
             |_, _| None,
-            |said| complaints::first(said).map(str::to_owned),
+            complaints::first,
         )?;
         can_go_on(&said)
     }
@@ -324,14 +326,14 @@ fn can_go_on(said: &str) -> Result<()> {
 fn once(guest: &Guest, siw: Option<&Guest>, mut result: Result<String>) -> Result<Once> {
     if let Some(other) = siw {
         let said = other.kernel_messages();
-        if let Some(line) = siw::broken(&said) {
+        if let Some(line) = complaints::fatal(&said) {
             bail!("siw's kernel cannot go on: {line}");
         }
         if let (Err(error), false) = (&result, said.is_empty()) {
             result = Err(anyhow::anyhow!("{error:#} | siw's kernel: {}", said.trim()));
         }
     }
-    Ok((result, guest.kernel_messages()))
+    Ok((result.map(Verdict::Passed), guest.kernel_messages()))
 }
 
 /// Runs both ends of a program, and checks what they wrote. Returns the note for the table, and all that the client wrote.
@@ -369,7 +371,7 @@ fn talk_once(
     let answered = if program.rules.stays {
         let text = serving.said();
         drop(serving);
-        siw::guest::Output { code: 0, text }
+        Output { code: 0, text }
     } else {
         // After the client has failed the server may wait for ever.
         serving.wait(if asked.code == 0 { limit } else { 5 })?
@@ -380,9 +382,9 @@ fn talk_once(
         bail!(
             "client ended with {}: {} | server with {}: {}",
             asked.code,
-            siw::lab::last_lines(&asked.text),
+            last_lines(&asked.text),
             answered.code,
-            siw::lab::last_lines(&answered.text),
+            last_lines(&answered.text),
         );
     }
     let note = program.judge(&answered, &asked)?;

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,20 +10,66 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::guest::{Guest, Net, Output, tied};
+use xtask::context::Context;
+use xtask::process::{Log, cargo};
+
 use super::image::sbin;
+use super::{Guest, Net, Output, tied};
 
 /// Where the built programs are.
 pub(crate) struct Host {
     /// The `iwarp` command.
-    pub(super) iwarp: PathBuf,
+    pub(crate) iwarp: PathBuf,
     /// The program of `guest/peer.c`, compiled for this machine.
-    pub(super) peer: PathBuf,
+    pub(crate) peer: PathBuf,
     /// The directory with our `libibverbs.so.1` and `librdmacm.so.1`.
     pub(crate) libraries: PathBuf,
 }
 
 impl Host {
+    /// Builds the `iwarp` command, the C library and the program `peer` for this machine.
+    ///
+    /// # Errors
+    /// When one of them does not build.
+    pub(crate) fn build(context: &Context, cache: &Path, log: &mut Log) -> Result<Self> {
+        log.say("building our programs");
+        log.run(cargo(&context.root).args([
+            "build",
+            "--release",
+            "--package",
+            "iwarp-cli",
+            "--package",
+            "iwarp-verbs",
+        ]))?;
+        let release = context.target.join("release");
+        // The library under the names that unmodified programs look for.
+        let libraries = cache.join("libraries");
+        std::fs::create_dir_all(&libraries)?;
+        let library = release
+            .join("libiwarp_verbs.so")
+            .canonicalize()
+            .context("the C library was not built")?;
+        for name in ["libibverbs.so.1", "librdmacm.so.1"] {
+            let link = libraries.join(name);
+            let _ = std::fs::remove_file(&link);
+            std::os::unix::fs::symlink(&library, link)?;
+        }
+        let peer = cache.join("host-peer");
+        let source: PathBuf = context.root.join("conformance/guest/peer.c");
+        log.run(
+            Command::new("gcc")
+                .args(["-O1", "-Wall", "-Werror", "-o"])
+                .arg(&peer)
+                .arg(source)
+                .args(["-lrdmacm", "-libverbs"]),
+        )?;
+        Ok(Self {
+            iwarp: release.join("iwarp"),
+            peer,
+            libraries,
+        })
+    }
+
     /// Where a program is: one of ours, or one of this machine's.
     ///
     /// # Errors
@@ -111,7 +157,7 @@ impl Program {
     ///
     /// # Errors
     /// When the program ends or no such line comes in time.
-    pub(super) fn wait_for(&mut self, text: &str, limit: u64) -> Result<String> {
+    pub(crate) fn wait_for(&mut self, text: &str, limit: u64) -> Result<String> {
         let end = Instant::now() + Duration::from_secs(limit);
         loop {
             let left = end.saturating_duration_since(Instant::now());
@@ -155,8 +201,35 @@ impl Program {
         })
     }
 
+    /// Waits until the program listens on a port.
+    ///
+    /// # Errors
+    /// When the program does not listen in time, or has ended.
+    pub(crate) fn listens(&mut self, port: u16, limit: Duration) -> Result<()> {
+        let start = Instant::now();
+        let wanted = format!(":{port:04X} ");
+        while start.elapsed() < limit {
+            // The table of the network namespace that the program runs in.
+            let listening = ["tcp", "tcp6"].iter().any(|table| {
+                let text = std::fs::read_to_string(format!("/proc/{}/net/{table}", self.id())).unwrap_or_default();
+                text.lines().any(|line| {
+                    let words: Vec<&str> = line.split_whitespace().collect();
+                    matches!(words[..], [_, local, _, "0A", ..] if format!("{local} ").contains(&wanted))
+                })
+            });
+            if listening {
+                return Ok(());
+            }
+            if self.has_ended()? {
+                break;
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        bail!("our server does not listen: {}", self.said())
+    }
+
     /// Returns the process id.
-    pub(super) fn id(&self) -> u32 {
+    pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
@@ -164,7 +237,7 @@ impl Program {
     ///
     /// # Errors
     /// When the process is gone.
-    pub(super) fn interrupt(&self) -> Result<()> {
+    pub(crate) fn interrupt(&self) -> Result<()> {
         let pid = i32::try_from(self.id())
             .ok()
             .and_then(Pid::from_raw)
@@ -176,7 +249,7 @@ impl Program {
     ///
     /// # Errors
     /// When the process cannot be queried.
-    pub(super) fn has_ended(&mut self) -> Result<bool> {
+    pub(crate) fn has_ended(&mut self) -> Result<bool> {
         Ok(self.child.try_wait()?.is_some())
     }
 
@@ -190,7 +263,7 @@ impl Program {
     }
 
     /// Kills the program with SIGKILL and waits for its end.
-    pub(super) fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

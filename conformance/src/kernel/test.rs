@@ -3,29 +3,26 @@
 //! A case is a shell script for the guest. After each the guest's kernel must not have complained, and a case that leaves the module
 //! loaded fails: when it goes, it says whether memory is left.
 
-use std::path::{Path, PathBuf};
+use std::cell::RefCell;
+use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use clap::Args;
 use xtask::context::Context;
-use xtask::kernel::module::{self, CLIENT, DEVICE};
 use xtask::outcome::Outcome;
 use xtask::process::Log;
 
-use crate::boot::{Boot, Parts};
-use crate::complaints;
-use crate::cuts;
-use crate::endings;
-use crate::excuses;
-use crate::guide;
-use crate::hostile;
-use crate::matrix::{self, Choice, Peer};
-use crate::siw::debian::{Kernel, NEWER};
-use crate::siw::guest::Guest;
-use crate::siw::image::{self, Image};
-use crate::siw::needs::{self, Needs};
-use crate::storage;
+use super::boot::{self, Boot};
+use super::matrix::{self, Choice, Peer};
+use super::script::{self, Bench, Script};
+use super::{cuts, endings, guide, hostile, storage};
+use crate::case::{Case, Verdict, is_chosen};
+use crate::guest::Guest;
+use crate::guest::debian::{Kernel, NEWER};
+use crate::guest::image::Image;
+use crate::needs::{self, Suite};
+use crate::rows::Rows;
 
 /// Arguments of `cargo xtask kernel test`.
 #[derive(Args)]
@@ -60,21 +57,21 @@ pub(crate) struct TestArgs {
 }
 
 impl TestArgs {
-    fn is_wanted(&self, name: &str) -> bool {
-        self.only.is_empty() || self.only.iter().any(|text| name.contains(text.as_str()))
-    }
-
-    /// The cases to run.
-    fn cases(&self) -> impl Iterator<Item = &'static Case> {
-        let cases: &[&[Case]] = if self.storage {
+    /// Returns the cases to run.
+    fn cases(&self) -> Vec<Case<Bench>> {
+        let lists: &[&[Script]] = if self.storage {
             &[storage::CASES]
         } else {
             &[CASES, endings::CASES, hostile::CASES]
         };
-        cases
-            .iter()
-            .flat_map(|cases| cases.iter())
-            .filter(|(name, _)| self.is_wanted(name))
+        let settings = format!("ENTRIES={}", self.entries);
+        let limit = self
+            .boot
+            .limit(CASE_LIMIT + self.entries / ENTRIES_PER_SECOND);
+        let rows = lists.iter().flat_map(|rows| rows.iter());
+        rows.filter(|(name, _)| is_chosen(name, &self.only))
+            .map(|row| script::case(row, &settings, limit))
+            .collect()
     }
 }
 
@@ -84,56 +81,7 @@ const LIMIT: Duration = Duration::from_secs(3600);
 const CASE_LIMIT: u64 = 400;
 /// Entries that a hostile process gets rid of at least.
 const ENTRIES_PER_SECOND: u64 = 2000;
-/// What the module says of memory that is left when it goes.
-const LEFT: &str = "were not freed";
-/// What the module says when it goes.
-const GONE: &str = "no allocation of the engine is left";
-
-/// For all cases: ends at the first command that fails, and knows the module's file. `links` makes two devices, `listening` waits until
-/// somebody listens at a port (in hexadecimal), `pair` runs a server and its client, again if what failed is excused, and `unused`
-/// waits until clients in the kernel have left the device, for at least 10 s or `TRIES` tenths of a second: what stays are completion queues that
-/// it keeps for all of them.
-const PRELUDE: &str = "set -e; MODULE=/lib/iwarp/iwarp_rnic.ko
-links() {
-    rdma link add iwarp0 type iwarp netdev user0
-    rdma link add iwarp1 type iwarp netdev lo
-    for i in $(seq 50); do if [ -e /dev/infiniband/rdma_cm ]; then break; fi; sleep 0.1; done
-}
-listening() {
-    for i in $(seq 100); do if grep -q \":$1 0*:0000 0A\" /proc/net/tcp /proc/net/tcp6; then return 0; fi; sleep 0.1; done
-    return 1
-}
-pair() {
-    for attempt in $(seq $ATTEMPTS); do
-        $1 & server=$!
-        case \"$1\" in ucmatose*) listening 1D2F;; *) listening 1BBC;; esac
-        if $2 >/tmp/client 2>&1; then cat /tmp/client; wait $server; return; fi
-        cat /tmp/client
-        excused /tmp/client || return 1
-        kill -9 $server; wait $server || true
-    done
-    return 1
-}
-unused() {
-    for i in $(seq ${TRIES:-100}); do
-        if rdma resource | grep 'iwarp0: pd 0 cq [0-9]* qp 0 cm_id 0 mr 0'; then return; fi
-        sleep 0.1
-    done
-    rdma resource
-    return 1
-}
-";
-
-/// What all scripts begin with.
-pub(crate) fn prelude() -> String {
-    format!("{}{PRELUDE}", excuses::as_shell())
-}
-
-/// A case: its name, and what runs in the guest, where it loads and unloads the module. The shell takes busybox's programs before those of
-/// Debian, unless they are named by their paths.
-pub(crate) type Case = (&'static str, &'static str);
-
-const CASES: &[Case] = &[
+const CASES: &[Script] = &[
     (
         "loads and unloads",
         "insmod $MODULE
@@ -327,8 +275,8 @@ pub(crate) fn command(args: &TestArgs) -> Result<Outcome> {
     {
         return Ok(Outcome::Skipped(why));
     }
-    needs::require_packages(Needs::Guest, &mut log)?;
-    let (image, cache) = match prepare(&context, &args.boot, args.storage, &mut log)? {
+    needs::require_packages(Suite::Guest, &mut log)?;
+    let (image, cache) = match boot::prepare(&context, &args.boot, args.storage, &mut log)? {
         Ok(prepared) => prepared,
         Err(why) => return Ok(Outcome::Skipped(why)),
     };
@@ -345,60 +293,55 @@ pub(crate) fn command(args: &TestArgs) -> Result<Outcome> {
         };
     }
     log.say(format!("booting Linux {}", image.release));
-    let mut guest = start(&image, &cache, &args.boot, &mut log)?;
+    let mut bench = start(&image, &cache, &args.boot, &mut log)?;
     if let Some(command) = &args.exec {
-        let script = format!("{}insmod $MODULE; set +e\n{command}", prelude());
-        println!("{}", guest.run(&script, LIMIT.as_secs())?.text);
-        println!("{}", guest.kernel_messages());
+        let script = format!("{}insmod $MODULE; set +e\n{command}", script::prelude());
+        println!("{}", bench.guest.run(&script, LIMIT.as_secs())?.text);
+        println!("{}", bench.guest.kernel_messages());
         return Ok(Outcome::Passed);
     }
     if let Some(minutes) = args.load {
-        storage::load(&guest, minutes, &mut log)?;
-        args.boot.look_for_leaks(&guest, &mut log)?;
+        storage::load(&bench.guest, minutes, &mut log)?;
+        args.boot.look_for_leaks(&bench.guest, &mut log)?;
         return Ok(Outcome::Passed);
     }
-    let mut failed = 0;
-    for (name, script) in args.cases() {
-        let script = format!("ENTRIES={}\n{script}", args.entries);
-        let limit = args
-            .boot
-            .limit(CASE_LIMIT + args.entries / ENTRIES_PER_SECOND);
-        match case(&guest, &script, limit, &mut log) {
-            Ok(()) => log.say(format!("passed  {name}")),
-            Err(error) => {
-                failed += 1;
-                log.say(format!("FAILED  {name}: {error:#}"));
-                // What it has left, a module that cannot be unloaded perhaps, is no matter of the next.
-                drop(guest);
-                guest = start(&image, &cache, &args.boot, &mut log)?;
-            }
+    let mut rows = Rows::default();
+    let none = |_: &str, _: &str| None;
+    for case in args.cases() {
+        let once = |_: &mut Log| {
+            let result = (case.run)(&bench);
+            Ok((result, bench.written.take()))
+        };
+        rows.run(case.name.clone(), &mut log, once, none, |_| None)?;
+        if rows.last_failed() {
+            // It may have left a module that cannot be unloaded, so the next case gets a new guest.
+            drop(bench);
+            bench = start(&image, &cache, &args.boot, &mut log)?;
         }
     }
     if args.storage {
-        let wanted = |name: &str| args.is_wanted(name);
-        failed += cuts::run(&image, &cache, &args.boot, &wanted, &mut log)?;
+        cuts::run(&image, &cache, &args.boot, &args.only, &mut rows, &mut log)?;
     }
-    if args.storage && args.is_wanted(guide::NAME) {
-        match guide::run(&image, &cache, &args.boot, &mut log) {
-            Ok(()) => log.say(format!("passed  {}", guide::NAME)),
-            Err(error) => {
-                failed += 1;
-                log.say(format!("FAILED  {}: {error:#}", guide::NAME));
-            }
-        }
+    if args.storage && is_chosen(guide::NAME, &args.only) {
+        let once = |log: &mut Log| {
+            let result = guide::run(&image, &cache, &args.boot, log);
+            Ok((result.map(|()| Verdict::passed("")), String::new()))
+        };
+        rows.run(guide::NAME.to_owned(), &mut log, once, none, |_| None)?;
     }
+    let failed = rows.print(&mut log);
     if failed > 0 {
-        bail!("{failed} cases failed; log: {}", log.path().display());
+        bail!("{failed} cases failed");
     }
-    args.boot.look_for_leaks(&guest, &mut log)?;
+    args.boot.look_for_leaks(&bench.guest, &mut log)?;
     Ok(Outcome::Passed)
 }
 
 /// Why no guest can be made on this machine, without installing anything.
 fn unable(log: &mut Log) -> Option<String> {
-    let lacking = needs::missing_packages(Needs::Guest);
-    if !lacking.is_empty() {
-        return Some(format!("not installed: {}", lacking.join(", ")));
+    let missing = needs::missing_for_guests();
+    if missing.is_some() {
+        return missing;
     }
     // Other distributions have no such kernel.
     Kernel::newest(NEWER, log)
@@ -407,111 +350,12 @@ fn unable(log: &mut Log) -> Option<String> {
 }
 
 /// Boots a guest, and forgets what it has said until then.
-fn start(image: &Image, cache: &Path, boot: &Boot, log: &mut Log) -> Result<Guest> {
+fn start(image: &Image, cache: &Path, boot: &Boot, log: &mut Log) -> Result<Bench> {
     let guest = Guest::start(image, cache, &boot.machine(), log)?;
     boot.forget_leaks(&guest)?;
     guest.kernel_messages();
-    Ok(guest)
-}
-
-/// The guest's files, with what storage needs if that is wanted, or why they cannot be made here.
-///
-/// # Errors
-/// When something does not build.
-pub(crate) fn prepare(
-    context: &Context,
-    boot: &Boot,
-    storage: bool,
-    log: &mut Log,
-) -> Result<Result<(Image, PathBuf), String>> {
-    let Parts {
-        kernel,
-        object,
-        dir,
-        programs,
-    } = match boot.parts(context, log)? {
-        Ok(parts) => parts,
-        Err(why) => return Ok(Err(why)),
-    };
-    log.say(format!("building the module for {}", kernel.name));
-    let mut modules = Vec::new();
-    for (module, folder) in [(DEVICE, "device"), (CLIENT, "client")] {
-        let (headers, folder) = (&kernel.headers, dir.join(folder));
-        modules.push(module::build(
-            context, module, &object, headers, &folder, log,
-        )?);
-    }
-    log.say("building the file system");
-    let image = image::device(context, &dir, &programs, &kernel, &modules, storage, log)?;
-    Ok(Ok((image, dir)))
-}
-
-/// Runs one case and looks at what the kernel says.
-fn case(guest: &Guest, script: &str, limit: u64, log: &mut Log) -> Result<()> {
-    // A shell does not end at a command that is denied, so this makes such a line fail by itself.
-    let script: String = script.lines().map(expect_failure).collect();
-    let out = guest.run(&format!("{}set -x\n{script}", prelude()), limit)?;
-    let loaded = guest.run(&format!("grep -q '^{DEVICE} ' /proc/modules"), 20)?;
-    if loaded.code == 0 {
-        guest.run(&format!("rmmod {DEVICE}"), limit)?;
-    }
-    let said = guest.kernel_messages();
-    log.line(&out.text);
-    log.line(&said);
-    if out.code != 0 {
-        let last = out.text.lines().last().context("no output")?;
-        bail!("exit {}: {last}", out.code);
-    }
-    verdict(&said)
-}
-
-/// Unloads the module, which must leave nothing.
-///
-/// # Errors
-/// When it is still in use, or leaves memory.
-pub(crate) fn unload(guest: &Guest, limit: u64) -> Result<()> {
-    guest.must(&format!("rmmod {DEVICE}"), limit)?;
-    verdict(&guest.kernel_messages())
-}
-
-/// One line of a script, with `! command` as a command that fails if `command` succeeds.
-pub(crate) fn expect_failure(line: &str) -> String {
-    match line.trim().strip_prefix("! ") {
-        Some(command) => format!("if {command}; then exit 1; fi\n"),
-        None => format!("{line}\n"),
-    }
-}
-
-/// Whether the kernel is content, and the module has gone with all of its memory.
-pub(crate) fn verdict(said: &str) -> Result<()> {
-    let left = || said.lines().find(|line| line.contains(LEFT));
-    if let Some(line) = complaints::first(said).or_else(left) {
-        bail!("the guest's kernel: {line}");
-    }
-    if !said.contains(GONE) {
-        bail!("the module did not say that its memory is free");
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_module_that_leaves_memory_or_stays_fails() {
-        let good = format!("[ 1.0] iwarp_rnic: unloaded, {GONE}\n");
-        assert!(verdict(&good).is_ok());
-        assert!(verdict("").is_err());
-        assert!(verdict(&format!("[ 0.9] WARNING: CPU: 0\n{good}")).is_err());
-        assert!(
-            verdict("[ 1.0] iwarp_rnic: 3 allocations of the engine were not freed\n").is_err()
-        );
-    }
-
-    #[test]
-    fn a_denied_command_must_fail() {
-        assert_eq!(expect_failure("  ! false"), "if false; then exit 1; fi\n");
-        assert_eq!(expect_failure("true"), "true\n");
-    }
+    Ok(Bench {
+        guest,
+        written: RefCell::default(),
+    })
 }

@@ -1,5 +1,19 @@
 //! `cargo xtask kernel`: the kernel module and the engine in a Linux kernel.
 
+mod bench;
+mod boot;
+mod cuts;
+mod endings;
+mod ends;
+mod engine;
+mod guide;
+mod hostile;
+mod matrix;
+mod script;
+mod storage;
+mod suite;
+mod test;
+
 use std::time::Duration;
 
 use anyhow::Result;
@@ -10,9 +24,9 @@ use xtask::kernel::{debug, modules};
 use xtask::outcome::Outcome;
 use xtask::process::Log;
 
-use crate::device::{self, TestArgs};
-use crate::engine::{self, EngineArgs};
-use crate::kernel_bench::{self, BenchArgs};
+use bench::BenchArgs;
+use engine::EngineArgs;
+use test::TestArgs;
 
 /// Arguments of `cargo xtask kernel`.
 #[derive(Args)]
@@ -55,8 +69,8 @@ pub(crate) fn command(args: &KernelArgs) -> Result<Outcome> {
         What::Build(args) => build(args),
         What::DebugKernel => debug_kernel(),
         What::Engine(args) => engine::command(args),
-        What::Test(args) => device::command(args),
-        What::Bench(args) => kernel_bench::command(args),
+        What::Test(args) => test::command(args),
+        What::Bench(args) => bench::command(args),
     }
 }
 

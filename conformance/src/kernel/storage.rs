@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail};
 use xtask::process::Log;
 
-use crate::device::{Case, prelude, unload};
-use crate::siw::guest::Guest;
+use super::script::{Script, prelude, unload};
+use crate::guest::Guest;
 
 /// How long starting and ending of a mixed load may take, in seconds, and each of its minutes: a round ends when what is under way has ended.
 const LOAD_ENDS: u64 = 600;
@@ -42,7 +42,7 @@ pub(crate) fn load(guest: &Guest, minutes: u64, log: &mut Log) -> Result<()> {
 }
 
 /// The cases.
-pub(crate) const CASES: &[Case] = &[
+pub(crate) const CASES: &[Script] = &[
     (
         "NVMe over RDMA: IPv6, and receives that queues share",
         "insmod $MODULE; links

@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 
 use super::constants;
-use super::debian::KernelFiles;
+use super::kernel_files::KernelFiles;
 use xtask::process::Log;
 
 /// Modules that are built together. Paths begin at the root of the kernel's source.

@@ -1,9 +1,9 @@
 //! The module against those who break rules: programs that write anything into the rings, peers that send anything, and a kernel that has no memory.
 
-use crate::device::Case;
+use super::script::Script;
 
 /// The cases. `ENTRIES` is from the command line.
-pub(crate) const CASES: &[Case] = &[
+pub(super) const CASES: &[Script] = &[
     (
         "a hostile process: random entries, forged flags, wrong mappings",
         "insmod $MODULE; links

@@ -14,14 +14,12 @@ use xtask::context::Context;
 use xtask::outcome::Outcome;
 use xtask::process::Log;
 
-use crate::boot::Boot;
-use crate::device;
-use crate::ends::{Family, Ports};
-use crate::matrix::{self, USER};
+use super::boot::{self, Boot};
+use super::ends::{Family, Ports};
+use super::matrix::{self, USER};
+use crate::guest::{self, Guest};
+use crate::needs::{self, Suite};
 use crate::programs::{self, Program, Rules};
-use crate::siw::guest::Guest;
-use crate::siw::lab;
-use crate::siw::needs::{self, Needs};
 
 /// Arguments of `cargo xtask kernel bench`.
 #[derive(Args)]
@@ -179,8 +177,8 @@ type Figures = BTreeMap<(String, &'static str, &'static str), Vec<f64>>;
 pub(crate) fn command(args: &BenchArgs) -> Result<Outcome> {
     let context = Context::new(false, true)?;
     let mut log = Log::create(&context.log_dir().join("kernel-bench.log"), LIMIT)?;
-    needs::require_packages(Needs::Guest, &mut log)?;
-    let (image, cache) = match device::prepare(&context, &args.boot, args.storage, &mut log)? {
+    needs::require_packages(Suite::Guest, &mut log)?;
+    let (image, cache) = match boot::prepare(&context, &args.boot, args.storage, &mut log)? {
         Ok(prepared) => prepared,
         Err(why) => return Ok(Outcome::Skipped(why)),
     };
@@ -269,7 +267,7 @@ fn measure(
             Err(error) => log.say(format!(
                 "{} on {driver}: {}",
                 row.name,
-                lab::last_lines(&format!("{error:#}"))
+                guest::last_lines(&format!("{error:#}"))
             )),
         }
     }

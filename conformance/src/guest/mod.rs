@@ -3,6 +3,14 @@
 //! Processes are ended by the ids that this program got when it started them. Namespaces are deleted by names that contain its
 //! own process id. Other programs of the machine are not touched.
 
+pub(crate) mod archive;
+mod constants;
+pub(crate) mod debian;
+pub(crate) mod host;
+pub(crate) mod image;
+pub(crate) mod kernel_files;
+pub(crate) mod omitted;
+
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -13,12 +21,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
-use super::image::{Image, sbin};
-use super::lab::LISTEN_LIMIT;
 use xtask::process::Log;
+
+use image::{Image, sbin};
 
 /// Longest time that the guest may take to boot. It is emulated, and this machine may be busy.
 const BOOT_LIMIT: Duration = Duration::from_secs(300);
+
+/// Longest time from the start of a server until it listens.
+pub(crate) const LISTEN_LIMIT: Duration = Duration::from_secs(30);
 
 /// The guest's addresses.
 pub(crate) const GUEST_USER: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
@@ -544,12 +555,12 @@ fn card(net: &str, number: u8) -> String {
     format!("virtio-net-pci,netdev={net},mac=52:54:00:69:77:{number:02x},romfile=")
 }
 
-pub(crate) fn ip() -> Command {
+fn ip() -> Command {
     Command::new(sbin("ip"))
 }
 
 /// Returns ports of 127.0.0.1 that are free at the moment.
-pub(crate) fn free_ports(count: usize) -> Result<Vec<u16>> {
+fn free_ports(count: usize) -> Result<Vec<u16>> {
     let listeners: Vec<_> = (0..count)
         .map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))
         .collect::<std::io::Result<_>>()?;
@@ -557,4 +568,27 @@ pub(crate) fn free_ports(count: usize) -> Result<Vec<u16>> {
         .iter()
         .map(|listener| Ok(listener.local_addr()?.port()))
         .collect()
+}
+
+/// Returns the last lines of an output, joined into one line.
+pub(crate) fn last_lines(text: &str) -> String {
+    let lines: Vec<&str> = text
+        .lines()
+        .map(str::trim)
+        .filter(|line| {
+            !line.is_empty()
+                && !line.starts_with("---")
+                && !line.starts_with("GID")
+                && !line.contains(" : ")
+                && !line.contains("address: LID")
+        })
+        .collect();
+    lines[lines.len().saturating_sub(14)..].join(" / ")
+}
+
+/// Replaces `{addr}` and `{port}`.
+pub(crate) fn fill(words: &str, address: impl ToString, port: u16) -> String {
+    words
+        .replace("{addr}", &address.to_string())
+        .replace("{port}", &port.to_string())
 }
