@@ -1,8 +1,9 @@
 /* Runs commands in the guest. One TCP connection is one command.
  *
- * The client sends a line with a time limit in seconds and the length of a shell command, and then the command. It receives
- * what the command writes, and at the end an octet 0 and the exit status in decimal. If the client closes the connection or the
- * time is over, the command is killed with everything that it started. A status of 124 means "out of time".
+ * The client sends a line with a time limit in seconds and the length of a shell command, and then
+ * the command. It receives what the command writes, and at the end an octet 0 and the exit status
+ * in decimal. If the client closes the connection or the time is over, the command is killed with
+ * everything that it started. A status of 124 means "out of time".
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -128,7 +129,8 @@ int main(int argc, char **argv)
 		perror("agent");
 		return 1;
 	}
-	/* This is process 1, which inherits orphans. Ignoring the signal lets the kernel remove them when they end. */
+	/* This is process 1, which inherits orphans. Ignoring the signal lets the kernel remove
+	 * them when they end. */
 	signal(SIGCHLD, SIG_IGN);
 	for (;;) {
 		int s = accept4(l, NULL, NULL, SOCK_CLOEXEC);

@@ -2,8 +2,9 @@
  *
  * elder ADDR PORT
  *
- * The peer is a process with plain TCP. For each way to answer, a program connects; what it hears and how often it has connected must be right.
- * The end before an answer may be an accident, so revision 2 is tried twice. Exit status: 0 if so.
+ * The peer is a process with plain TCP. For each way to answer, a program connects; what it hears
+ * and how often it has connected must be right. The end before an answer may be an accident, so
+ * revision 2 is tried twice. Exit status: 0 if so.
  */
 #include "frame.h"
 #include "pair.h"

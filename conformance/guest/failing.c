@@ -1,11 +1,14 @@
-/* Makes objects of every kind while the kernel's first allocation fails, then while the second does, and so on until one can be made.
+/* Makes objects of every kind while the kernel's first allocation fails, then while the second
+ * does, and so on until one can be made.
  *
  * failing ADDR PORT FILE
  *
- * FILE takes the number of the allocation to fail, and says how many are left: a parameter of the module.
+ * FILE takes the number of the allocation to fail, and says how many are left: a parameter of the
+ * module.
  *
- * What cannot be made has to say so, and a connection has to end. For each kind it prints how many allocations there were. Exit status: 0
- * unless a call has failed while no allocation did, or for another reason than that there is no memory.
+ * What cannot be made has to say so, and a connection has to end. For each kind it prints how many
+ * allocations there were. Exit status: 0 unless a call has failed while no allocation did, or for
+ * another reason than that there is no memory.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -155,7 +158,8 @@ static struct rdma_cm_id *accept_one(struct rdma_cm_id *id, struct rdma_conn_par
 	return id;
 }
 
-/* Connects two queue pairs of this process. Allocations fail in the works of the driver, too, so the end of it is an event. */
+/* Connects two queue pairs of this process. Allocations fail in the works of the driver, too, so
+ * the end of it is an event. */
 static int converse(struct rdma_cm_id *id)
 {
 	struct rdma_conn_param param = { .responder_resources = 4, .initiator_depth = 4 };

@@ -18,7 +18,8 @@ static inline int data_octets(const struct frame *frame)
 	return frame->high << 8 | frame->low;
 }
 
-/* Reads a frame with its private data. Returns 0 if it was whole. A read of no octets would wait for the next ones. */
+/* Reads a frame with its private data. Returns 0 if it was whole. A read of no octets would wait
+ * for the next ones. */
 static inline int read_frame(int s, struct frame *frame)
 {
 	int octets;

@@ -1,14 +1,18 @@
-/* A program that breaks the rules of the rings which it shares with the driver, to see that the kernel and other programs bear it.
+/* A program that breaks the rules of the rings which it shares with the driver, to see that the
+ * kernel and other programs bear it.
  *
  * hostile ADDR PORT ENTRIES [SEED]
  *
- * Two queue pairs of this process are connected with each other. It writes entries into their rings, most of them sound, the others random in one
- * respect or in all, forges the flags of completions, asks for mappings that it has no right to, and rings the doorbell in between, while a second thread writes into the rings at any
- * time. When a connection has ended it makes the next, until the driver has taken ENTRIES entries. Meanwhile a second process has memory and
- * queues of its own, and this one has memory beside what is registered and memory that it has deregistered. All of that must stay as it is.
+ * Two queue pairs of this process are connected with each other. It writes entries into their
+ * rings, most of them sound, the others random in one respect or in all, forges the flags of
+ * completions, asks for mappings that it has no right to, and rings the doorbell in between, while
+ * a second thread writes into the rings at any time. When a connection has ended it makes the next,
+ * until the driver has taken ENTRIES entries. Meanwhile a second process has memory and queues of
+ * its own, and this one has memory beside what is registered and memory that it has deregistered.
+ * All of that must stay as it is.
  *
- * It ends with "hostile: N entries, ..., M connections". Exit status: 0 unless something has changed that must not, or a step has failed that
- * breaks no rule.
+ * It ends with "hostile: N entries, ..., M connections". Exit status: 0 unless something has
+ * changed that must not, or a step has failed that breaks no rule.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -98,7 +102,8 @@ static void look(void)
 
 /* ---- rings ---- */
 
-/* Finds the mappings of the driver's memory that were not there before. Returns how many there are. */
+/* Finds the mappings of the driver's memory that were not there before. Returns how many there are.
+ */
 static int new_rings(struct ring *found, int most)
 {
 	static unsigned long known[64];
@@ -322,8 +327,8 @@ static void register_region(struct region *region)
 }
 
 /*
- * Ends a region. From then on its memory stays as it is. While a connection is stuck in the middle of the region, that may be refused; but not
- * for the last time.
+ * Ends a region. From then on its memory stays as it is. While a connection is stuck in the middle
+ * of the region, that may be refused; but not for the last time.
  */
 static void end_region(struct region *region, int last)
 {
@@ -365,7 +370,8 @@ static void one_connection(void)
 			strange_calls(end);
 		if (step == middle)
 			end_region(&regions[GOING], 0);
-		/* In error everything is flushed, which shows nothing new after a while. Making a connection takes as long as a thousand entries. */
+		/* In error everything is flushed, which shows nothing new after a while. Making a
+		 * connection takes as long as a thousand entries. */
 		if (!over && in_error(end)) {
 			over = 1;
 			steps = step + (int)below(16);

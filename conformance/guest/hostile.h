@@ -1,4 +1,5 @@
-/* What hostile.c writes into its rings: the memory that entries may name, random numbers, and entries that are sound or have one thing wrong. */
+/* What hostile.c writes into its rings: the memory that entries may name, random numbers, and
+ * entries that are sound or have one thing wrong. */
 #ifndef HOSTILE_H
 #define HOSTILE_H
 

@@ -1,9 +1,11 @@
-/* Many connections in a row from one program, and whether their requests come in the order of the calls.
+/* Many connections in a row from one program, and whether their requests come in the order of the
+ * calls.
  *
  * in_order ADDR PORT ROUNDS
  *
- * The program connects without waiting for answers, with a number in the private data of each request; the other end, in the same process, must
- * hear of them in this order and accepts them. Both ends then agree on which connection is which only because of the order, as in programs that
+ * The program connects without waiting for answers, with a number in the private data of each
+ * request; the other end, in the same process, must hear of them in this order and accepts them.
+ * Both ends then agree on which connection is which only because of the order, as in programs that
  * count their connections. Exit status: 0 if all came in order.
  */
 #include "pair.h"

@@ -1,4 +1,5 @@
-/* Two queue pairs of this process, connected with each other, for programs that test what happens to such a pair. */
+/* Two queue pairs of this process, connected with each other, for programs that test what happens
+ * to such a pair. */
 #ifndef PAIR_H
 #define PAIR_H
 

@@ -1,4 +1,5 @@
-/* A connection through librdmacm with chosen parameters, and single operations on it that may break rules.
+/* A connection through librdmacm with chosen parameters, and single operations on it that may break
+ * rules.
  *
  * peer serve ADDR PORT [NAME=VALUE...]      peer connect ADDR PORT [NAME=VALUE...]
  *
@@ -15,8 +16,8 @@
  *   wait=SEC     longest wait for anything (default 10)   pause=MS before the first operation (default 100)
  *   stay=MS      before ending the connection (default 100)
  *
- * It prints one line per event and completion, and ends with "changed N": octets of the region that were written to.
- * Exit status: 0 unless a step that was not asked to fail has failed.
+ * It prints one line per event and completion, and ends with "changed N": octets of the region that
+ * were written to. Exit status: 0 unless a step that was not asked to fail has failed.
  */
 #include <arpa/inet.h>
 #include <endian.h>
@@ -89,7 +90,8 @@ static void completions(void)
 	}
 }
 
-/* The next connection event, or NULL after `ms`. Completions and asynchronous events are printed meanwhile. */
+/* The next connection event, or NULL after `ms`. Completions and asynchronous events are printed
+ * meanwhile. */
 static struct rdma_cm_event *event(long ms)
 {
 	long end = now() + ms;
@@ -157,7 +159,8 @@ static void prepare(void)
 	}
 }
 
-/* Fills in the private data (where the region is, and then a pattern) and the other connection parameters. */
+/* Fills in the private data (where the region is, and then a pattern) and the other connection
+ * parameters. */
 static void fill(struct rdma_conn_param *p, unsigned char *buf, long otherwise)
 {
 	struct where w = { htobe64((uintptr_t)memory), htonl(region ? region->rkey : 0), htonl(REGION), htobe64(0x7369772070656572) };
@@ -171,7 +174,8 @@ static void fill(struct rdma_conn_param *p, unsigned char *buf, long otherwise)
 	p->retry_count = p->rnr_retry_count = 7;
 }
 
-/* Takes the peer's region from its private data, and counts octets of the pattern that were lost or moved. */
+/* Takes the peer's region from its private data, and counts octets of the pattern that were lost or
+ * moved. */
 static void learn(const struct rdma_cm_event *e)
 {
 	const unsigned char *p = e->param.conn.private_data;

@@ -1,10 +1,13 @@
-/* Memory that is deregistered while a peer writes into it or sends from it, and completion queues that are too small.
+/* Memory that is deregistered while a peer writes into it or sends from it, and completion queues
+ * that are too small.
  *
  * revoking ADDR PORT ROUNDS
  *
- * In each round two queue pairs of this process are connected with each other, and one writes without end into memory of the other. Then the
- * target of the Writes is deregistered, or their source, or nobody takes completions any more. The connection must end with an error, and not an octet of a
- * deregistered target may change after the call has returned. Exit status: 0 if that was so.
+ * In each round two queue pairs of this process are connected with each other, and one writes
+ * without end into memory of the other. Then the target of the Writes is deregistered, or their
+ * source, or nobody takes completions any more. The connection must end with an error, and not an
+ * octet of a deregistered target may change after the call has returned. Exit status: 0 if that was
+ * so.
  */
 #include "pair.h"
 
@@ -42,7 +45,8 @@ static void take_apart(struct pair *pair)
 	end_pair(pair);
 }
 
-/* Posts a Write to one of the places. Returns 0 when the queue is full, or takes nothing any more. */
+/* Posts a Write to one of the places. Returns 0 when the queue is full, or takes nothing any more.
+ */
 static int post(struct pair *pair, unsigned turn, uint32_t lkey, uint32_t rkey)
 {
 	struct ibv_sge sge = { (uintptr_t)from, OCTETS, lkey };

@@ -2,9 +2,10 @@
  *
  * sharing ADDR PORT [impatient]
  *
- * Four queue pairs of this process take receives from one queue, and a peer of each sends to it. Exit status: 0 if each receive went to one
- * message, the events came when they should, and a queue pair that ended left the receives to the others. `impatient`: a Send that finds no
- * receive has to end its connection instead of waiting.
+ * Four queue pairs of this process take receives from one queue, and a peer of each sends to it.
+ * Exit status: 0 if each receive went to one message, the events came when they should, and a queue
+ * pair that ended left the receives to the others. `impatient`: a Send that finds no receive has to
+ * end its connection instead of waiting.
  */
 #include "pair.h"
 
@@ -17,7 +18,8 @@ static struct pair pairs[PAIRS];
 static struct ibv_cq *sent, *received;
 static struct ibv_srq *srq;
 static struct ibv_mr *mr;
-/* The first half is sent from, a place for each pair; each receive has a place in the second half. */
+/* The first half is sent from, a place for each pair; each receive has a place in the second half.
+ */
 static unsigned char memory[2][RECEIVES][OCTETS];
 
 static void post_receives(unsigned from, unsigned count)
@@ -113,7 +115,8 @@ static void set_limit(void)
 	must(!ibv_modify_srq(srq, &attr, IBV_SRQ_LIMIT), "a limit beyond the size");
 }
 
-/* A message of every pair in turn; the event comes with the first that leaves fewer receives than the limit, and only with that. */
+/* A message of every pair in turn; the event comes with the first that leaves fewer receives than
+ * the limit, and only with that. */
 static void receive_in_turn(void)
 {
 	post_receives(0, RECEIVES);

@@ -1,15 +1,18 @@
-/* A peer that sets up a connection and then neither reads nor closes, and programs that leave all the same.
+/* A peer that sets up a connection and then neither reads nor closes, and programs that leave all
+ * the same.
  *
  * stubborn ADDR PORT
  * stubborn ADDR PORT COUNT COMMAND...
  *
- * The peer is a process with plain TCP, which knows as much of MPA as set-up needs. The programs connect to it or wait for it, and leave by
- * destroying their queue pair, by their end, or because they are killed: with nothing sent, with more sent than the peer's window takes, when they have
- * disconnected, when the peer has broken a rule, and when it has reset the connection after all. One disconnects, and waits to hear of the end.
- * For each it prints how long that took. Exit status: 0 unless one took longer than LIMIT (who waits, LINGER more), or a step has failed.
+ * The peer is a process with plain TCP, which knows as much of MPA as set-up needs. The programs
+ * connect to it or wait for it, and leave by destroying their queue pair, by their end, or because
+ * they are killed: with nothing sent, with more sent than the peer's window takes, when they have
+ * disconnected, when the peer has broken a rule, and when it has reset the connection after all.
+ * One disconnects, and waits to hear of the end. For each it prints how long that took. Exit
+ * status: 0 unless one took longer than LIMIT (who waits, LINGER more), or a step has failed.
  *
- * With COUNT, so many programs have more to send than their peers read, all at a time, and stay. Meanwhile the command runs; its exit status is that
- * of this program.
+ * With COUNT, so many programs have more to send than their peers read, all at a time, and stay.
+ * Meanwhile the command runs; its exit status is that of this program.
  */
 #include <arpa/inet.h>
 #include <errno.h>

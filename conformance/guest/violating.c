@@ -2,10 +2,11 @@
  *
  * violating ADDR PORT
  *
- * The peer is a plain TCP socket of this process, the other end a queue pair of it. Each violation has a connection of its own: the peer must
- * get the Terminate that the RFCs name for it and then the end of the stream, the program a disconnect and its receive back with the right
- * status, and no octet of its memory may change. Exit status: 0 if that was so. First a Write without a fault must arrive, so that it is known
- * that nothing else is wrong with what the peer sends.
+ * The peer is a plain TCP socket of this process, the other end a queue pair of it. Each violation
+ * has a connection of its own: the peer must get the Terminate that the RFCs name for it and then
+ * the end of the stream, the program a disconnect and its receive back with the right status, and
+ * no octet of its memory may change. Exit status: 0 if that was so. First a Write without a fault
+ * must arrive, so that it is known that nothing else is wrong with what the peer sends.
  */
 #include "frame.h"
 #include "pair.h"
@@ -25,10 +26,12 @@ enum op { WRITE, READ, READ_RESPONSE, SEND, SEND_INV, TERMINATE = 7, ATOMIC = 10
 #define UNTAGGED(code) (0x1200 | (code))
 #define MPA(code) (0x2000 | (code))
 
-/* Memory that the peer names: unknown, with all rights, with none, and of another protection domain. */
+/* Memory that the peer names: unknown, with all rights, with none, and of another protection
+ * domain. */
 enum where { UNKNOWN, ALL, LOCAL, FOREIGN, PLACES };
 
-/* Octets of a header without a tag that are changed: the number of the queue, that of the message, its offset; and the atomic operation. */
+/* Octets of a header without a tag that are changed: the number of the queue, that of the message,
+ * its offset; and the atomic operation. */
 #define CHANGED(where, to) .changed = 1, .at = (where), .octet = (to)
 enum { DDP_CONTROL = 0, RDMAP_CONTROL = 1, QN = 9, MSN = 13, MO = 17, ATOMIC_OP = 21 };
 
@@ -41,7 +44,8 @@ struct violation {
 	enum where where;
 	int64_t offset;
 	int payload;
-	/* One octet of the ULPDU is another, only so many octets of it are sent, or its sum is wrong. */
+	/* One octet of the ULPDU is another, only so many octets of it are sent, or its sum is
+	 * wrong. */
 	int changed, at, octet;
 	int cut, length;
 	int bad_sum;
@@ -115,7 +119,8 @@ static unsigned char *put(unsigned char *to, uint64_t value, int octets)
 	return to;
 }
 
-/* The header of a Read Request or an Atomic Request behind DDP's. What the answer would be put into has no STag that is known. */
+/* The header of a Read Request or an Atomic Request behind DDP's. What the answer would be put into
+ * has no STag that is known. */
 static unsigned char *request(unsigned char *to, enum op op, uint32_t stag, uint64_t offset)
 {
 	if (op == READ) {
@@ -279,7 +284,8 @@ static void try(struct program *program, const struct sockaddr_in *address, cons
 	take(program);
 	must(read_frame(s, &frame) || memcmp(frame.key, "MPA ID Rep Frame", sizeof frame.key) || !(frame.flags & 0x40), "the reply");
 	stag = what->where == UNKNOWN ? 0x12345678 : program->regions[what->where]->rkey;
-	/* Before it has got one whole FPDU a responder may send nothing, no Terminate either (RFC 5044 section 7.1.2). */
+	/* Before it has got one whole FPDU a responder may send nothing, no Terminate either (RFC
+	 * 5044 section 7.1.2). */
 	if (what->bad_sum)
 		send_fpdu(s, &empty, stag, offset_of(&empty));
 	send_fpdu(s, what, stag, offset_of(what));

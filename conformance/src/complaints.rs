@@ -18,7 +18,8 @@ const NO_MEMORY: &str = "warn_alloc";
 
 /// The first message that says that something is wrong.
 ///
-/// That memory could not be had is no fault: the cases with fault injection want it. The kernel shows where, by a trace.
+/// That memory could not be had is no fault: the cases with fault injection want it. The kernel
+/// shows where, by a trace.
 pub(crate) fn first(said: &str) -> Option<&str> {
     let lines: Vec<&str> = said.lines().collect();
     lines.iter().enumerate().find_map(|(at, line)| {

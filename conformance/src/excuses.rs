@@ -1,4 +1,5 @@
-//! Known faults of the programs that run, which happen by chance. What failed because of one is run again.
+//! Known faults of the programs that run, which happen by chance. What failed because of one is run
+//! again.
 
 /// How often that is done.
 pub(crate) const ATTEMPTS: usize = 6;
@@ -6,7 +7,8 @@ pub(crate) const ATTEMPTS: usize = 6;
 /// What clients say because of a fault: all texts of a row.
 type Fault = (&'static [&'static str], &'static str);
 
-/// perftest's server closes its first listener before it opens the second. On a slow machine its client may connect in between.
+/// perftest's server closes its first listener before it opens the second. On a slow machine its
+/// client may connect in between.
 const NOT_LISTENING: &str = "perftest's server did not listen yet for the second connection";
 
 const FAULTS: &[Fault] = &[
@@ -22,25 +24,29 @@ const FAULTS: &[Fault] = &[
         ],
         NOT_LISTENING,
     ),
-    // The end closes the channel while a thread still looks at the last event. Newer versions of rdma-core wait for that thread.
+    // The end closes the channel while a thread still looks at the last event. Newer versions of
+    // rdma-core wait for that thread.
     (
         &["rdma_get_cm_event: Bad file descriptor"],
         "rping asked for events on a channel that it had closed",
     ),
-    // It compares two clocks in the end. Where other processes take the processor meanwhile it gives up, and its peer's queue is flushed.
+    // It compares two clocks in the end. Where other processes take the processor meanwhile it
+    // gives up, and its peer's queue is flushed.
     (
         &["Correlation coefficient r^2", "produce a report"],
         "perftest could not find out how fast the processor is",
     ),
-    // It frees a connection that it has not destroyed at the connection manager. Its thread may then hear of the end, and posts a
-    // semaphore in memory that the C library has filled anew. Newer versions have no such thread.
+    // It frees a connection that it has not destroyed at the connection manager. Its thread may
+    // then hear of the end, and posts a semaphore in memory that the C library has filled anew.
+    // Newer versions have no such thread.
     (
         &["qemu-img ended with", "The futex facility returned"],
         "libiscsi told a connection of its end that it had freed",
     ),
-    // An answer that comes before the kernel has acknowledged the request is kept by iscsiadm's `__kipc_call`. Then `iscsi_login` and
-    // `discovery_sendtargets` poll the socket, where nothing is left, and do not look for what is kept. Meanwhile tgt sends a NOP-In, for
-    // which ib_iser has no receive in a discovery session, so the connection ends. `iser-disk` writes this line.
+    // An answer that comes before the kernel has acknowledged the request is kept by iscsiadm's
+    // `__kipc_call`. Then `iscsi_login` and `discovery_sendtargets` poll the socket, where nothing
+    // is left, and do not look for what is kept. Meanwhile tgt sends a NOP-In, for which ib_iser
+    // has no receive in a discovery session, so the connection ends. `iser-disk` writes this line.
     (
         &["iscsiadm waited for an answer that it had already"],
         "iscsiadm waited for an answer that it had already",
@@ -55,7 +61,8 @@ pub(crate) fn of_programs(said: &str) -> Option<&'static str> {
         .map(|(_, fault)| *fault)
 }
 
-/// A function `excused FILE` for shell scripts, which is [`of_programs`] for what is in a file. `ATTEMPTS` goes with it.
+/// A function `excused FILE` for shell scripts, which is [`of_programs`] for what is in a file.
+/// `ATTEMPTS` goes with it.
 pub(crate) fn as_shell() -> String {
     let rows: Vec<String> = FAULTS
         .iter()

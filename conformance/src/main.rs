@@ -1,9 +1,11 @@
 //! `cargo xtask interop`: tests our libraries with programs that others wrote.
 //!
-//! [`apps`] runs the distribution's RDMA programs on our libraries, with both ends on this machine. [`siw`] connects our
-//! libraries with the Linux kernel's software iWARP (siw), which runs in an emulated machine. [`attack`] is a peer that breaks the rules. [`kernel`] (`cargo xtask kernel`)
-//! builds our kernel module, runs programs on it in such a machine ([`device`]), and the engine alone ([`engine`]), on a kernel
-//! of choice ([`boot`]). [`soak`] (`cargo xtask soak`) keeps two processes on our libraries busy while all around them fails.
+//! [`apps`] runs the distribution's RDMA programs on our libraries, with both ends on this machine.
+//! [`siw`] connects our libraries with the Linux kernel's software iWARP (siw), which runs in an
+//! emulated machine. [`attack`] is a peer that breaks the rules. [`kernel`] (`cargo xtask kernel`)
+//! builds our kernel module, runs programs on it in such a machine ([`device`]), and the engine
+//! alone ([`engine`]), on a kernel of choice ([`boot`]). [`soak`] (`cargo xtask soak`) keeps two
+//! processes on our libraries busy while all around them fails.
 
 mod apps;
 mod attack;
@@ -39,7 +41,8 @@ enum Peer {
     Siw(siw::SiwArgs),
     /// Programs of the distribution, as they are, on our libraries
     Apps(apps::AppsArgs),
-    /// A peer that breaks the rules, against servers on our libraries that serve a good client at the same time
+    /// A peer that breaks the rules, against servers on our libraries that serve a good client at
+    /// the same time
     Hostile(attack::HostileArgs),
     /// Our own kernel module
     Kernel(kernel::KernelArgs),

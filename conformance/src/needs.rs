@@ -90,8 +90,8 @@ const GUEST_TOOLS: &[(&str, &str)] = &[
     ("xz", "xz-utils"),
     ("ip", "iproute2"),
 ];
-/// Files that this machine must have for any guest, and the package of each: a library of the kernel's build tools, and headers for
-/// `guest/peer.c`.
+/// Files that this machine must have for any guest, and the package of each: a library of the
+/// kernel's build tools, and headers for `guest/peer.c`.
 const GUEST_FILES: &[(&str, &str)] = &[
     ("/usr/lib/x86_64-linux-gnu/libelf.so.1", "libelf1"),
     ("/usr/include/rdma/rdma_cma.h", "librdmacm-dev"),

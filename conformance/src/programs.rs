@@ -1,11 +1,12 @@
-//! Unmodified programs of the distribution: how both ends are started, and what they must say. The matrices of siw and of our module take
-//! their rows from here.
+//! Unmodified programs of the distribution: how both ends are started, and what they must say. The
+//! matrices of siw and of our module take their rows from here.
 
 use anyhow::{Context as _, Result, bail};
 
 use crate::guest::Output;
 
-/// A program and the command lines of its server and its client. `{addr}`, `{port}` and `{device}` are replaced.
+/// A program and the command lines of its server and its client. `{addr}`, `{port}` and `{device}`
+/// are replaced.
 #[derive(Debug, Clone)]
 pub(crate) struct Program {
     /// Its name in the table.
@@ -246,7 +247,8 @@ const PROGRAMS: &[Row] = &[
         PLAIN,
     ),
     (
-        // A client would poll, and take the end of the connection (POLLHUP) for an error before it has read what came first.
+        // A client would poll, and take the end of the connection (POLLHUP) for an error before it
+        // has read what came first.
         "rstream -T a (server)",
         "rstream -b {addr} -p {port} -S 65536 -C 20 -I 5 -T a",
         "rstream -s {addr} -p {port} -S 65536 -C 20 -I 5",
@@ -339,7 +341,8 @@ const EVENTS: &[&str] = &["ib_read_bw", "ib_send_bw", "ib_read_lat", "ib_send_la
 
 /// The command line of a perftest program. The client's has the address behind it.
 pub(crate) fn perftest_words(name: &str, size: u32, rounds: u32) -> String {
-    // The default queue of the bandwidth tests is longer than the shortest test here, which has 10 messages.
+    // The default queue of the bandwidth tests is longer than the shortest test here, which has 10
+    // messages.
     let depth = if name.ends_with("_bw") { " -t 8" } else { "" };
     format!("{name} -R -F -p {{port}} -s {size} -n {rounds}{depth} {{device}}")
 }

@@ -1,10 +1,12 @@
-//! perftest without `-R`, as RoCE NIC: the programs exchange GIDs and queue pair numbers themselves. As many of their options as exist
-//! for each operation and each kind of queue pair, with a large message over `-R` as the last row.
+//! perftest without `-R`, as RoCE NIC: the programs exchange GIDs and queue pair numbers
+//! themselves. As many of their options as exist for each operation and each kind of queue pair,
+//! with a large message over `-R` as the last row.
 //!
-//! The programs have no `-e` for RDMA Write, no `-a` for atomics, and `--use-srq` for Sends only; the latency programs have neither `-q` nor `-b`.
+//! The programs have no `-e` for RDMA Write, no `-a` for atomics, and `--use-srq` for Sends only;
+//! the latency programs have neither `-q` nor `-b`.
 //!
-//! The numbers of messages are odd. `ib_send_bw` counts the credits that its server writes back, and with some even numbers it waits for one
-//! that is never sent, on any device.
+//! The numbers of messages are odd. `ib_send_bw` counts the credits that its server writes back,
+//! and with some even numbers it waits for one that is never sent, on any device.
 
 use anyhow::{Context as _, Result};
 
@@ -15,7 +17,8 @@ use super::stage::Stage;
 
 /// The sizes of `-a` with datagrams: the powers of two from 2 to the largest MTU, 4096.
 const DATAGRAM_SIZES: usize = 12;
-/// What a program needs for its message of a gibibyte: both ends have two buffers of that size, and the system something to spare.
+/// What a program needs for its message of a gibibyte: both ends have two buffers of that size, and
+/// the system something to spare.
 const GIGABYTE_NEEDS_KIB: u64 = 6 << 20;
 
 /// The options that each program is run with, besides those that say how it connects.

@@ -1,4 +1,5 @@
-//! The tests of published crates that do not pass, from `crates.txt`: a row for each, with what the test says and why.
+//! The tests of published crates that do not pass, from `crates.txt`: a row for each, with what the
+//! test says and why.
 
 use super::crates_view::Face;
 

@@ -1,5 +1,5 @@
-//! The programs of Debian's package rdmacm-utils for datagrams: `udaddy` finds a queue pair by the connection manager, `mckey` joins a multicast
-//! group.
+//! The programs of Debian's package rdmacm-utils for datagrams: `udaddy` finds a queue pair by the
+//! connection manager, `mckey` joins a multicast group.
 
 use anyhow::{Result, bail};
 
@@ -90,7 +90,8 @@ fn refused(stage: &Stage) -> Result<Verdict> {
     Ok(Verdict::passed("EPROTONOSUPPORT"))
 }
 
-/// Runs a receiver, and a sender as soon as the receiver has joined the group. Both pause for 3 s after joining.
+/// Runs a receiver, and a sender as soon as the receiver has joined the group. Both pause for 3 s
+/// after joining.
 fn mckey(
     stage: &Stage,
     face: &str,

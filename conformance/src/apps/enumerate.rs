@@ -25,7 +25,8 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
     ]
 }
 
-/// The list has one device for each interface, however many addresses it has: loopback and that of the case.
+/// The list has one device for each interface, however many addresses it has: loopback and that of
+/// the case.
 fn devices(stage: &Stage) -> Result<Verdict> {
     let said = stage.start(&["ibv_devices"])?.success()?;
     let rows: Vec<Vec<&str>> = said

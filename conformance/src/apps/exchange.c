@@ -1,5 +1,6 @@
-/* An MPI program that checks its results: a ring, collective operations, and long messages in flight in all directions.
- * A rank aborts if a value differs from the expected one. Rank 0 prints a line for each part when all ranks have finished it. */
+/* An MPI program that checks its results: a ring, collective operations, and long messages in
+ * flight in all directions. A rank aborts if a value differs from the expected one. Rank 0 prints a
+ * line for each part when all ranks have finished it. */
 
 #include <mpi.h>
 #include <stdint.h>
@@ -110,7 +111,8 @@ static void alltoall(size_t n)
 	done("alltoall");
 }
 
-/* Sends messages of growing size to both neighbours at once. Several are in flight, and receives are posted in another order. */
+/* Sends messages of growing size to both neighbours at once. Several are in flight, and receives
+ * are posted in another order. */
 static void neighbours(size_t longest)
 {
 	enum { DEPTH = 4 };
@@ -149,7 +151,8 @@ static void neighbours(size_t longest)
 	done("neighbours");
 }
 
-/* One-sided: each rank puts a block into the window of the next rank and gets one from the previous rank. */
+/* One-sided: each rank puts a block into the window of the next rank and gets one from the previous
+ * rank. */
 static void windows(size_t n)
 {
 	int next = (rank + 1) % ranks, previous = (rank + ranks - 1) % ranks;
@@ -179,7 +182,8 @@ static void windows(size_t n)
 	done("windows");
 }
 
-/* Returns what half a round trip of one octet takes with the neighbour, all pairs at the same time, in us: the mean of `rounds` here. */
+/* Returns what half a round trip of one octet takes with the neighbour, all pairs at the same time,
+ * in us: the mean of `rounds` here. */
 static double half_round_trip(int rounds)
 {
 	char octet = 0;

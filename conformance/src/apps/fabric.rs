@@ -1,5 +1,5 @@
-//! libfabric's verbs provider, by itself and below `ofi_rxm`, which makes reliable datagrams of it. The provider ignores loopback
-//! interfaces.
+//! libfabric's verbs provider, by itself and below `ofi_rxm`, which makes reliable datagrams of it.
+//! The provider ignores loopback interfaces.
 
 use anyhow::{Result, bail};
 
@@ -57,7 +57,8 @@ fn info(stage: &Stage) -> Result<Verdict> {
     Ok(Verdict::passed("messages and datagrams over them"))
 }
 
-/// Sends messages of all sizes in both directions and compares their content. fi_pingpong's own control connection uses IPv4 only.
+/// Sends messages of all sizes in both directions and compares their content. fi_pingpong's own
+/// control connection uses IPv4 only.
 fn pingpong(stage: &Stage, provider: &str, kind: &str) -> Result<Verdict> {
     let port = stage.port()?;
     let number = port.to_string();

@@ -1,6 +1,6 @@
-//! fio's rdma engine. The client chooses the verb: `write`, `read` or `send`. With `send`, the server uses the fourth verb,
-//! `recv`. A client cannot use `recv`: fio would post a work request that it has not initialised, and crash. fio's engine
-//! supports IPv4 only.
+//! fio's rdma engine. The client chooses the verb: `write`, `read` or `send`. With `send`, the
+//! server uses the fourth verb, `recv`. A client cannot use `recv`: fio would post a work request
+//! that it has not initialised, and crash. fio's engine supports IPv4 only.
 
 use anyhow::{Result, bail};
 

@@ -1,8 +1,9 @@
-//! gloo, the library of collectives that PyTorch uses, over its `ibverbs` transport: four processes, with a program that checks every
-//! result (`gloo.cc`).
+//! gloo, the library of collectives that PyTorch uses, over its `ibverbs` transport: four
+//! processes, with a program that checks every result (`gloo.cc`).
 //!
-//! gloo exchanges GIDs and queue pair numbers through files and connects the queue pairs itself. The collectives here are those that its transport has;
-//! its newer interface (`gloo::allreduce()` and others), which `torch.distributed` calls, says itself that it has none over ibverbs.
+//! gloo exchanges GIDs and queue pair numbers through files and connects the queue pairs itself.
+//! The collectives here are those that its transport has; its newer interface (`gloo::allreduce()`
+//! and others), which `torch.distributed` calls, says itself that it has none over ibverbs.
 
 use anyhow::Result;
 

@@ -1,8 +1,9 @@
 //! `cargo xtask interop apps`: programs of the distribution, as they are, on our libraries.
 //!
-//! A case is one check of one program. It runs as an ordinary user (as `nobody` when started as root) with an installed copy of
-//! what was built. Where the machine allows it, each case has its own network and process namespaces, so that ports never collide
-//! and no process survives its case.
+//! A case is one check of one program. It runs as an ordinary user (as `nobody` when started as
+//! root) with an installed copy of what was built. Where the machine allows it, each case has its
+//! own network and process namespaces, so that ports never collide and no process survives its
+//! case.
 //!
 //! # Adding a case
 //!
@@ -21,17 +22,22 @@
 //! .needs(&["rdmacm-utils"])
 //! ```
 //!
-//! - The first string is the program (one row of the table in `docs/programs.md`), the second is what ran; both together are the name
-//!   that `--only` looks for.
-//! - [`Case::needs`] names Debian packages, each a row in `xtask/src/packages.rs`. Without them the case is skipped.
-//! - [`Case::wire`] gives an interface with an address for programs that skip loopback ([`stage::WIRE_V4`]).
+//! - The first string is the program (one row of the table in `docs/programs.md`), the second is
+//!   what ran; both together are the name that `--only` looks for.
+//! - [`Case::needs`] names Debian packages, each a row in `xtask/src/packages.rs`. Without them the
+//!   case is skipped.
+//! - [`Case::wire`] gives an interface with an address for programs that skip loopback
+//!   ([`stage::WIRE_V4`]).
 //! - [`Case::spins`] runs the case alone, because its programs use all processors while they wait.
-//! - [`Case::limit`] sets the time limit of a slow case. [`Case::long`] runs the case with `--all` only.
-//! - `Ok(Verdict::skipped(why))` is for a case that finds out that it cannot run on this machine. Any error is a failure.
-//! - A program is killed when its value is dropped. When the case ends, all processes that are left in its namespaces are killed.
+//! - [`Case::limit`] sets the time limit of a slow case. [`Case::long`] runs the case with `--all`
+//!   only.
+//! - `Ok(Verdict::skipped(why))` is for a case that finds out that it cannot run on this machine.
+//!   Any error is a failure.
+//! - A program is killed when its value is dropped. When the case ends, all processes that are left
+//!   in its namespaces are killed.
 //!
-//! `--bless` writes the table in `docs/programs.md`. It replaces the row of a program if all cases of that program ran.
-//! A unit test fails when the table and the cases differ.
+//! `--bless` writes the table in `docs/programs.md`. It replaces the row of a program if all cases
+//! of that program ran. A unit test fails when the table and the cases differ.
 
 mod by_number;
 mod ceph;
@@ -111,7 +117,8 @@ pub(crate) struct AppsArgs {
     /// Use this installation (of `cargo xtask install`) instead of building one
     #[arg(long, value_name = "DIR")]
     prefix: Option<PathBuf>,
-    /// Exit with 77 if none of the programs is installed, which a step of `cargo xtask test` has to tell from success
+    /// Exit with 77 if none of the programs is installed, which a step of `cargo xtask test` has to
+    /// tell from success
     #[arg(long, hide = true)]
     step: bool,
 }
@@ -150,7 +157,8 @@ fn all() -> Vec<Case<Stage>> {
     .collect()
 }
 
-/// The limit for all cases together. Each case has its own limit as well, so this one only ends a run that hangs.
+/// The limit for all cases together. Each case has its own limit as well, so this one only ends a
+/// run that hangs.
 const LIMIT: Duration = Duration::from_secs(2 * 3600);
 
 /// Runs the cases that the arguments choose.
@@ -238,8 +246,8 @@ fn execute(context: &Context, args: &AppsArgs, log: &mut Log) -> Result<Option<V
     Ok(Some(rows))
 }
 
-/// Returns the numbers of the runs of all cases in the order in which they start. Spinning cases come last: each of them waits for the cases
-/// beside it to end, and nothing starts meanwhile.
+/// Returns the numbers of the runs of all cases in the order in which they start. Spinning cases
+/// come last: each of them waits for the cases beside it to end, and nothing starts meanwhile.
 fn order(cases: &[Case<Stage>], repeat: usize) -> Vec<usize> {
     let mut runs: Vec<usize> = (0..cases.len().saturating_mul(repeat)).collect();
     runs.sort_by_key(|run| cases.get(run / repeat).is_some_and(|case| case.spins));

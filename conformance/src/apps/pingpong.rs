@@ -1,7 +1,8 @@
-//! The pingpong programs of libibverbs. They exchange addresses and queue pair numbers over a TCP connection of their own, without
-//! rdma_cm. The addresses are GIDs with `-g`, and LIDs without it.
+//! The pingpong programs of libibverbs. They exchange addresses and queue pair numbers over a TCP
+//! connection of their own, without rdma_cm. The addresses are GIDs with `-g`, and LIDs without it.
 //!
-//! `ibv_xsrq_pingpong` runs with one client: with more of them it expects that their processes share an XRC domain.
+//! `ibv_xsrq_pingpong` runs with one client: with more of them it expects that their processes
+//! share an XRC domain.
 
 use anyhow::Result;
 
@@ -121,7 +122,8 @@ fn extended() -> impl Iterator<Item = Case<Stage>> {
         .map(|(what, face, options)| case(XSRQ, what, face, options).own_tmp())
 }
 
-/// Runs both ends three times: these programs exit at once after the last message, and errors at that moment do not happen every time.
+/// Runs both ends three times: these programs exit at once after the last message, and errors at
+/// that moment do not happen every time.
 fn run(stage: &Stage, program: &str, face: &str, options: &[&str]) -> Result<Verdict> {
     let start = |words: &[&str]| stage.start_with(&["--as", face], None, &[], words);
     for _ in 0..3 {

@@ -1,4 +1,5 @@
-//! A running program. Its output goes to a file, and it can be waited for. Dropping it kills it with its process group.
+//! A running program. Its output goes to a file, and it can be waited for. Dropping it kills it
+//! with its process group.
 
 use std::fs::File;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
@@ -34,7 +35,8 @@ impl Program {
         output: PathBuf,
         deadline: Instant,
     ) -> Result<Self> {
-        // Both outputs share one file description, so that lines stay in the order in which they were written.
+        // Both outputs share one file description, so that lines stay in the order in which they
+        // were written.
         let file = File::create(&output)?;
         let input = match input {
             Some(path) => File::open(path)?.into(),
@@ -62,8 +64,8 @@ impl Program {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Waits until the output contains the text. The C library buffers output to files, so start the program with `stdbuf -oL`
-    /// unless it flushes its output itself.
+    /// Waits until the output contains the text. The C library buffers output to files, so start
+    /// the program with `stdbuf -oL` unless it flushes its output itself.
     ///
     /// # Errors
     /// When the program ends without writing the text, or at the case's limit.

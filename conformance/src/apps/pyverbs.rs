@@ -1,7 +1,8 @@
 //! rdma-core's own test suite, from Debian's package python3-pyverbs.
 //!
-//! Every test that an RNIC with reliable connections can pass must pass. Every test that is skipped must be listed with its message
-//! (`pyverbs.toml`); a test that is skipped for another reason is a failure.
+//! Every test that an RNIC with reliable connections can pass must pass. Every test that is skipped
+//! must be listed with its message (`pyverbs.toml`); a test that is skipped for another reason is a
+//! failure.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -18,7 +19,8 @@ use super::stage::{Stage, WIRE_V4};
 const TESTS: &str = "/usr/share/doc/rdma-core/tests";
 /// Debian's own Python, for which the package's modules are built.
 const PYTHON: &str = "/usr/bin/python3";
-/// Pages of 2 MiB for the tests of huge pages: one for each end of a connection, and those of ends that Python has not freed yet.
+/// Pages of 2 MiB for the tests of huge pages: one for each end of a connection, and those of ends
+/// that Python has not freed yet.
 const HUGE_PAGES: u64 = 16;
 /// What runs the tests and notes their results.
 pub(crate) const RUNNER: &str = include_str!("pyverbs.py");
@@ -47,7 +49,8 @@ fn suite(stage: &Stage) -> Result<Verdict> {
     }
 }
 
-/// Copies and decompresses the tests in the stage's directory. Returns the reason if the package has no tests here.
+/// Copies and decompresses the tests in the stage's directory. Returns the reason if the package
+/// has no tests here.
 pub(super) fn unpack(stage: &Stage) -> Result<Option<&'static str>> {
     // The tests are in a documentation folder, which some installations leave out.
     if !std::path::Path::new(TESTS).join("run_tests.py").exists() {
@@ -59,11 +62,14 @@ pub(super) fn unpack(stage: &Stage) -> Result<Option<&'static str>> {
     Ok(None)
 }
 
-/// Runs the tests with the Python that `words` start. Returns the results that the runner has written.
+/// Runs the tests with the Python that `words` start. Returns the results that the runner has
+/// written.
 pub(super) fn run(stage: &Stage, variables: &[(&str, &str)], words: &[&str]) -> Result<String> {
-    // Some tests check the peer's memory as soon as their own Write is complete, so Writes complete when they are placed.
+    // Some tests check the peer's memory as soon as their own Write is complete, so Writes complete
+    // when they are placed.
     let mut options = vec!["--bind", WIRE_V4, "--placed"];
-    // The tests of rdma_cm look for the interface in sysfs. Where `--sysfs` is not possible, they skip themselves.
+    // The tests of rdma_cm look for the interface in sysfs. Where `--sysfs` is not possible, they
+    // skip themselves.
     let may = stage
         .start_with(&["--sysfs"], None, &[], &["true"])?
         .end()?;
@@ -199,7 +205,8 @@ mod tests {
             "end\t0\t\n",
             "passed\ttest_pd.A.b\t\nend\t2\t\n",
             "passed\ttest_pd.A.b\t\nskipped\ttest_pd.A.c\tnew reason\nend\t2\t\n",
-            // The message is known, but not of this test; the test is known, but not with this message.
+            // The message is known, but not of this test; the test is known, but not with this
+            // message.
             "passed\ttest_pd.A.b\t\nskipped\ttest_cq.CQTest.test_x\tCreate QP type 8 is not supported\nend\t2\t\n",
             "passed\ttest_pd.A.b\t\nskipped\ttest_rss_traffic.RSSTrafficTest.test_rss_traffic\tCreate QP type 8 is not supported now\nend\t2\t\n",
             "passed\ttest_pd.A.b\t\nskipped\ttest_rss_traffic.RSSTrafficTest.test_rss_traffic\tODP implicit is not supported\nend\t2\t\n",

@@ -1,5 +1,6 @@
-//! qperf: its tests of reliable connections, connected by rdma_cm (`-cm1`), and all its tests, connected by LIDs that it exchanges itself.
-//! qperf uses rdma_cm with IPv4 only. As RoCE NIC it has no datagrams: it sends them to LID 0.
+//! qperf: its tests of reliable connections, connected by rdma_cm (`-cm1`), and all its tests,
+//! connected by LIDs that it exchanges itself. qperf uses rdma_cm with IPv4 only. As RoCE NIC it
+//! has no datagrams: it sends them to LID 0.
 
 use anyhow::{Context as _, Result, bail};
 

@@ -111,7 +111,8 @@ fn rping_under(
     Ok(Verdict::passed(format!("{count} pings")))
 }
 
-/// Nobody on the wire has the address. rping gives 2 s for it to be resolved; TCP alone would take longer to find out.
+/// Nobody on the wire has the address. rping gives 2 s for it to be resolved; TCP alone would take
+/// longer to find out.
 fn dead_neighbour(stage: &Stage) -> Result<Verdict> {
     let client = stage.start(&["rping", "-c", "-a", "10.77.0.9", "-C", "1"])?;
     let (code, said) = client.end()?;
@@ -122,8 +123,9 @@ fn dead_neighbour(stage: &Stage) -> Result<Verdict> {
     Ok(Verdict::passed("ADDR_ERROR"))
 }
 
-/// Connects 16 clients to one server (`-P`). The clients start one after another: rping's server keeps only one connection request
-/// until its main thread handles it, so a second request at the same moment is lost, on every device (fixed in rdma-core 57).
+/// Connects 16 clients to one server (`-P`). The clients start one after another: rping's server
+/// keeps only one connection request until its main thread handles it, so a second request at the
+/// same moment is lost, on every device (fixed in rdma-core 57).
 fn persistent(stage: &Stage) -> Result<Verdict> {
     const CLIENTS: usize = 16;
     const PINGS: usize = 1500;

@@ -1,4 +1,5 @@
-//! The environment of a case, called its stage: namespaces, a working directory, ports, and the user that the programs run as.
+//! The environment of a case, called its stage: namespaces, a working directory, ports, and the
+//! user that the programs run as.
 
 use std::cell::{Cell, RefCell};
 use std::fmt::Write as _;
@@ -27,7 +28,8 @@ pub(super) const WIRE: &str = "wire0";
 const NOBODY: &str = "65534";
 /// Ports that cases may use.
 const PORTS: Range<u16> = 20_000..30_000;
-/// Seconds that the namespaces stay after the case's limit, if this program was killed before it could end them.
+/// Seconds that the namespaces stay after the case's limit, if this program was killed before it
+/// could end them.
 const SPARE: u64 = 30;
 
 /// How cases are kept from each other and from the machine.
@@ -71,7 +73,8 @@ impl Isolation {
         }
     }
 
-    /// Returns a command that runs its arguments in new namespaces. When it is killed, the kernel kills all processes inside.
+    /// Returns a command that runs its arguments in new namespaces. When it is killed, the kernel
+    /// kills all processes inside.
     fn unshare(self) -> Command {
         let mut command = Command::new("unshare");
         if self == Self::User {
@@ -99,7 +102,8 @@ pub(super) struct Setting<'a> {
 
 /// The environment of one case. Dropping it kills everything that the case started.
 pub(super) struct Stage {
-    /// The first field, so that it is dropped first: when the process that holds the namespaces ends, all processes in them end.
+    /// The first field, so that it is dropped first: when the process that holds the namespaces
+    /// ends, all processes in them end.
     holder: Option<Holder>,
     isolation: Isolation,
     prefix: PathBuf,
@@ -111,8 +115,8 @@ pub(super) struct Stage {
     outputs: RefCell<Vec<(String, PathBuf)>>,
 }
 
-/// The process that keeps the namespaces open, and the first process inside. When that one ends, the kernel kills all processes
-/// inside, even those that left their process group.
+/// The process that keeps the namespaces open, and the first process inside. When that one ends,
+/// the kernel kills all processes inside, even those that left their process group.
 struct Holder {
     _program: Program,
     inside: u32,
@@ -172,7 +176,8 @@ impl Stage {
 
     /// Returns a port that nothing uses.
     ///
-    /// It is below the range of ephemeral ports. It is also below 32768, because tgtd keeps ports in signed 16-bit integers.
+    /// It is below the range of ephemeral ports. It is also below 32768, because tgtd keeps ports
+    /// in signed 16-bit integers.
     pub(super) fn port(&self) -> Result<u16> {
         loop {
             let port = self.port.get();
@@ -195,7 +200,8 @@ impl Stage {
         self.start_with(&[], None, &[], words)
     }
 
-    /// Starts a program with options of `iwarp run`, a file as standard input, and environment variables.
+    /// Starts a program with options of `iwarp run`, a file as standard input, and environment
+    /// variables.
     ///
     /// # Errors
     /// When it cannot be started.
@@ -277,7 +283,8 @@ impl Stage {
         let mut command = Command::new(&all[0]);
         command
             .args(&all[1..])
-            // Use Debian's programs, not others of the same name that a developer may have installed.
+            // Use Debian's programs, not others of the same name that a developer may have
+            // installed.
             .env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin")
             .env("HOME", &self.dir)
             .env("LC_ALL", "C")
@@ -343,7 +350,8 @@ impl Stage {
         self.deadline.saturating_duration_since(Instant::now())
     }
 
-    /// Kills everything that the case started, and writes the programs' outputs and the result to the case's log.
+    /// Kills everything that the case started, and writes the programs' outputs and the result to
+    /// the case's log.
     pub(super) fn close(mut self, result: &Result<Verdict>) {
         self.holder = None;
         let mut text = String::new();
@@ -406,8 +414,8 @@ impl Holder {
     }
 }
 
-/// Returns the commands that put a folder of the case's directory in the place of `/tmp`. The folders of `keep` stay where they are, as they may
-/// be in `/tmp`, too.
+/// Returns the commands that put a folder of the case's directory in the place of `/tmp`. The
+/// folders of `keep` stay where they are, as they may be in `/tmp`, too.
 fn own_tmp(dir: &Path, keep: &[&Path]) -> String {
     let new = dir.join("tmp");
     let mut script = format!("mkdir -m 1777 {}; ", new.display());
@@ -426,7 +434,8 @@ fn own_tmp(dir: &Path, keep: &[&Path]) -> String {
     script
 }
 
-/// Returns the first port of a case. Each case has other ports, because connections of an earlier case may still be in TIME_WAIT.
+/// Returns the first port of a case. Each case has other ports, because connections of an earlier
+/// case may still be in TIME_WAIT.
 fn first_port(number: usize) -> u16 {
     const EACH: usize = 50;
     let offset = number * EACH % PORTS.len();

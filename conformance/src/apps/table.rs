@@ -1,5 +1,5 @@
-//! The table of programs in `docs/programs.md`. `--bless` writes it from the results of a run, and a unit test compares it with the
-//! cases.
+//! The table of programs in `docs/programs.md`. `--bless` writes it from the results of a run, and
+//! a unit test compares it with the cases.
 
 use std::path::Path;
 
@@ -17,7 +17,8 @@ const HEAD: &str = "| Program | What ran | Result |\n| --- | --- | --- |\n";
 const LONG: &str = " \\*";
 const LEGEND: &str = "\n\\* takes long: runs with `--all`, not in `cargo xtask test`.\n";
 
-/// Returns the programs in the order of their first cases, each with the descriptions of all its cases.
+/// Returns the programs in the order of their first cases, each with the descriptions of all its
+/// cases.
 fn programs(cases: &[Case<Stage>]) -> Vec<(&str, String)> {
     let mut out: Vec<(&str, String)> = Vec::new();
     for case in cases {

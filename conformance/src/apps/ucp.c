@@ -1,5 +1,6 @@
-/* A program on UCX's upper layer (UCP) that checks its results: two processes, connected by their workers' addresses, use every way to move
- * data. A process exits with an error if a value differs from the expected one. The first process prints a line for each way. */
+/* A program on UCX's upper layer (UCP) that checks its results: two processes, connected by their
+ * workers' addresses, use every way to move data. A process exits with an error if a value differs
+ * from the expected one. The first process prints a line for each way. */
 
 #include <errno.h>
 #include <fcntl.h>
@@ -82,7 +83,8 @@ static void tell(const void *what, size_t length)
 		fail("write", (long)length);
 }
 
-/* Receives octets beside UCX. UCX does some of its work in this process, so it goes on meanwhile. */
+/* Receives octets beside UCX. UCX does some of its work in this process, so it goes on meanwhile.
+ */
 static void hear(void *what, size_t length)
 {
 	size_t have = 0;
@@ -302,7 +304,8 @@ static void gets_(void)
 	}
 }
 
-/* Performs an operation on the other's counter. With `reply` its value before comes back, and for compare and swap it holds what to put. */
+/* Performs an operation on the other's counter. With `reply` its value before comes back, and for
+ * compare and swap it holds what to put. */
 static uint64_t atomic(ucp_atomic_op_t op, uint64_t operand, size_t size, size_t counter, uint64_t *reply)
 {
 	ucp_request_param_t param = { .op_attr_mask = UCP_OP_ATTR_FIELD_DATATYPE, .datatype = ucp_dt_make_contig(size) };

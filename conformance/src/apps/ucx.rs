@@ -1,8 +1,9 @@
-//! UCX's tools for its devices and its lower layer (UCT), where two processes exchange the addresses of queue pairs over TCP. `ucp` has the
-//! cases of the upper layer.
+//! UCX's tools for its devices and its lower layer (UCT), where two processes exchange the
+//! addresses of queue pairs over TCP. `ucp` has the cases of the upper layer.
 //!
-//! UCX uses InfiniBand and RoCE NICs and passes over iWARP NICs. It looks for their nodes in `/dev/infiniband` by itself. It knows by a
-//! table of its own which NICs have atomics, and ours is not in it.
+//! UCX uses InfiniBand and RoCE NICs and passes over iWARP NICs. It looks for their nodes in
+//! `/dev/infiniband` by itself. It knows by a table of its own which NICs have atomics, and ours is
+//! not in it.
 
 use anyhow::{Result, bail};
 
@@ -45,7 +46,8 @@ pub(super) fn cases() -> Vec<Case<Stage>> {
     .collect()
 }
 
-/// Each device has the transports for reliable connections and for datagrams, and there is the connection manager.
+/// Each device has the transports for reliable connections and for datagrams, and there is the
+/// connection manager.
 fn info(stage: &Stage) -> Result<Verdict> {
     let said = stage
         .start_with(ROCE, None, &[], &["ucx_info", "-d"])?

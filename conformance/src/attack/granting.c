@@ -1,19 +1,25 @@
-/* A verbs server that grants memory to everybody, and its good client. `cargo xtask interop hostile` attacks the one while it watches the other.
+/* A verbs server that grants memory to everybody, and its good client. `cargo xtask interop
+ * hostile` attacks the one while it watches the other.
  *
  * granting serve ADDR PORT [plain]
  * granting measure ADDR PORT ROUNDS [plain]
  *
- * Each client gets memory of its own: a region with all rights, one with none, one of another protection domain, and a window of type 2 that lends
- * the right to read the second and third page of the first. Their keys come with the acceptance (big-endian: address, length, four keys). The window
- * is bound when the connection is established; then the last word but one of the region is not zero any more. The message "Leave"
- * makes the server leave at once: it destroys the queue pair, whatever is in flight. At the end of a connection the server looks at what no client may change: the octets around
- * the region, the region without rights, the foreign one, and the last word of its own region, which only attacks after a Terminate write to. If
- * any has changed, it exits with status 3.
+ * Each client gets memory of its own: a region with all rights, one with none, one of another
+ * protection domain, and a window of type 2 that lends the right to read the second and third page
+ * of the first. Their keys come with the acceptance (big-endian: address, length, four keys). The
+ * window is bound when the connection is established; then the last word but one of the region is
+ * not zero any more. The message "Leave" makes the server leave at once: it destroys the queue
+ * pair, whatever is in flight. At the end of a connection the server looks at what no client may
+ * change: the octets around the region, the region without rights, the foreign one, and the last
+ * word of its own region, which only attacks after a Terminate write to. If any has changed, it
+ * exits with status 3.
  *
- * A round of the client is a Write, a Read of what was written, which is compared, a FetchAdd, whose result must be the number of the round, and a
- * Send. At the end it prints the median and the 99th percentile of a round, in microseconds.
+ * A round of the client is a Write, a Read of what was written, which is compared, a FetchAdd,
+ * whose result must be the number of the round, and a Send. At the end it prints the median and the
+ * 99th percentile of a round, in microseconds.
  *
- * Plain are devices for which rdma-core has neither windows nor atomics: there is no window, and no FetchAdd in a round.
+ * Plain are devices for which rdma-core has neither windows nor atomics: there is no window, and no
+ * FetchAdd in a round.
  */
 #include <arpa/inet.h>
 #include <endian.h>
@@ -139,7 +145,8 @@ static int bind_window(struct client *client)
 	return ibv_post_send(client->id->qp, &wr, &bad);
 }
 
-/* Takes completions, and posts their receives again. Returns -1 at the first that failed, and at an order to leave. */
+/* Takes completions, and posts their receives again. Returns -1 at the first that failed, and at an
+ * order to leave. */
 static int take(struct client *client)
 {
 	struct ibv_wc wc;
@@ -242,7 +249,8 @@ static void serve(struct sockaddr_in *address)
 	pthread_attr_init(&detached);
 	pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
 	must(!channel || rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP), "an identifier");
-	/* A crowd may come before this thread has the processor. Requests beyond the backlog are rejected, also those of good clients. */
+	/* A crowd may come before this thread has the processor. Requests beyond the backlog are
+	 * rejected, also those of good clients. */
 	must(rdma_bind_addr(listener, (struct sockaddr *)address) || rdma_listen(listener, 1024), "listening");
 	printf("listening on port %d\n", ntohs(rdma_get_src_port(listener)));
 	while (!rdma_get_cm_event(channel, &event)) {

@@ -1,11 +1,14 @@
-//! `cargo xtask interop hostile`: a peer that breaks the rules, against servers that serve a good client at the same time.
+//! `cargo xtask interop hostile`: a peer that breaks the rules, against servers that serve a good
+//! client at the same time.
 //!
-//! Each attack of [`list`] runs against each server of [`server`] that has what it needs, while a good client does its work there. The suite
-//! fails if the server's answer is not the one that the RFCs name, the good client gets wrong data or none, the server ends, changes memory that
-//! it has not granted, or keeps memory, descriptors or threads. Latencies are reported, never judged: the machine may have other work.
+//! Each attack of [`list`] runs against each server of [`server`] that has what it needs, while a
+//! good client does its work there. The suite fails if the server's answer is not the one that the
+//! RFCs name, the good client gets wrong data or none, the server ends, changes memory that it has
+//! not granted, or keeps memory, descriptors or threads. Latencies are reported, never judged: the
+//! machine may have other work.
 //!
-//! With `--device` the server in C is attacked on a device of this machine instead: so the kernel module is, in an emulated machine
-//! (`cargo xtask kernel test --only "hostile suite"`).
+//! With `--device` the server in C is attacked on a device of this machine instead: so the kernel
+//! module is, in an emulated machine (`cargo xtask kernel test --only "hostile suite"`).
 
 mod acts;
 mod door;
@@ -55,7 +58,8 @@ pub(crate) struct HostileArgs {
     /// Use this installation (of `cargo xtask install`) instead of building one
     #[arg(long, value_name = "DIR")]
     prefix: Option<PathBuf>,
-    /// Attack the server in C on an RDMA device of this machine (a card, or the kernel's siw or module) that has this address, and no other server
+    /// Attack the server in C on an RDMA device of this machine (a card, or the kernel's siw or
+    /// module) that has this address, and no other server
     #[arg(long, value_name = "ADDRESS", conflicts_with = "prefix")]
     device: Option<Ipv4Addr>,
     /// With a device: use this program instead of compiling granting.c
@@ -64,7 +68,8 @@ pub(crate) struct HostileArgs {
 }
 
 impl HostileArgs {
-    /// Returns the attacks on a server that were asked for. Markers are tried where they matter, unless all has to be long.
+    /// Returns the attacks on a server that were asked for. Markers are tried where they matter,
+    /// unless all has to be long.
     fn chosen(&self, kind: Kind) -> Vec<&'static Attack> {
         let wanted = |attack: &&Attack| {
             let by_name = [attack.name, kind.name()]
@@ -73,7 +78,8 @@ impl HostileArgs {
             let of_markers = kind != Kind::Marking || attack.needs == Needs::Markers;
             kind.has(attack.needs) && (of_markers || self.long) && by_name
         };
-        // rping forgets requests that come at the same moment, which the good client's would do again and again.
+        // rping forgets requests that come at the same moment, which the good client's would do
+        // again and again.
         let possible = !self.quick || kind != Kind::Rping;
         // perf lets one client measure at a time, so each attack there waits for the good client.
         let soon = |attack: &&Attack| {
@@ -155,7 +161,8 @@ fn on_software(args: &HostileArgs, home: &Path) -> Result<Outcome> {
     judged(&rows, &mut log)
 }
 
-/// Attacks the server in C on a device of this machine. Neither our programs nor the project's tree need to be here.
+/// Attacks the server in C on a device of this machine. Neither our programs nor the project's tree
+/// need to be here.
 fn on_device(args: &HostileArgs, address: Ipv4Addr, home: &Path) -> Result<Outcome> {
     let mut log = Log::create(&home.join("hostile.log"), LIMIT)?;
     let granting = match &args.granting {

@@ -1,4 +1,5 @@
-//! The guest's file system: a cpio archive ("newc"), written without root and without the cpio program.
+//! The guest's file system: a cpio archive ("newc"), written without root and without the cpio
+//! program.
 
 use std::fs::Metadata;
 use std::io::{BufWriter, Write};
@@ -61,7 +62,8 @@ fn tree(root: &Path, dir: &Path, out: &mut impl Write, inode: &mut u32) -> Resul
     Ok(())
 }
 
-/// Magic and thirteen fields in hexadecimal, the name with its NUL, the data; each part padded to four octets.
+/// Magic and thirteen fields in hexadecimal, the name with its NUL, the data; each part padded to
+/// four octets.
 fn entry(
     out: &mut impl Write,
     inode: u32,

@@ -1,7 +1,8 @@
 //! Turns constants in siw's source into module parameters.
 //!
-//! siw has no module parameters; constants decide how it behaves. With parameters one guest can be every kind of peer. If all
-//! parameters have their default values, the driver behaves like the unchanged one.
+//! siw has no module parameters; constants decide how it behaves. With parameters one guest can be
+//! every kind of peer. If all parameters have their default values, the driver behaves like the
+//! unchanged one.
 
 use std::path::Path;
 
@@ -18,7 +19,8 @@ const SWITCHES: &[&str] = &[
 /// Changes the source in `dir`.
 ///
 /// # Errors
-/// When a constant is not found exactly once. This version of the driver is then not the one that these edits were written for.
+/// When a constant is not found exactly once. This version of the driver is then not the one that
+/// these edits were written for.
 pub(super) fn to_parameters(dir: &Path) -> Result<()> {
     edit(&dir.join("siw.h"), |text| {
         SWITCHES.iter().try_fold(text, |text, name| {

@@ -1,4 +1,5 @@
-//! Finds, downloads and unpacks Debian packages for the guest. Nothing is installed on this machine.
+//! Finds, downloads and unpacks Debian packages for the guest. Nothing is installed on this
+//! machine.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -42,7 +43,8 @@ const PROGRAM_PACKAGES: &[&str] = &[
     "cifs-utils",
 ];
 
-/// Beginnings of the names of packages that are left out although others depend on them. The guest does not need them.
+/// Beginnings of the names of packages that are left out although others depend on them. The guest
+/// does not need them.
 const UNWANTED: &[&str] = &[
     "perl",
     "libperl",
@@ -110,7 +112,8 @@ impl Kernel {
             .flat_map(Omitted::source)
             .map(|part| format!("{tree}/{part}"))
             .collect();
-        // tar takes half a minute to look through the whole source, so it runs only once, for all parts.
+        // tar takes half a minute to look through the whole source, so it runs only once, for all
+        // parts.
         let stamp = dir.join("unpacked");
         let state = format!("{}\n{}", self.release.version, parts.join("\n"));
         if std::fs::read_to_string(&stamp).is_ok_and(|text| text == state) {
@@ -159,7 +162,8 @@ impl Kernel {
 /// When apt or the unpacking fails.
 pub(crate) fn fetch_programs(dir: &Path, log: &mut Log) -> Result<()> {
     std::fs::create_dir_all(dir)?;
-    // With an empty package status apt believes that nothing is installed, so it names all packages that the programs need.
+    // With an empty package status apt believes that nothing is installed, so it names all packages
+    // that the programs need.
     let nothing = dir.join("nothing-installed");
     std::fs::write(&nothing, "")?;
     let uris = log.run_and_read(

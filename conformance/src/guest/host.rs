@@ -1,4 +1,5 @@
-//! Runs the programs on our side, on this machine. Cases over the TAP device run them in its network namespace.
+//! Runs the programs on our side, on this machine. Cases over the TAP device run them in its
+//! network namespace.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -153,7 +154,8 @@ impl Program {
         })
     }
 
-    /// Waits until the program has written a line that contains `text`, for at most `limit` seconds. Returns the line.
+    /// Waits until the program has written a line that contains `text`, for at most `limit`
+    /// seconds. Returns the line.
     ///
     /// # Errors
     /// When the program ends or no such line comes in time.
@@ -172,7 +174,8 @@ impl Program {
         }
     }
 
-    /// Waits for the end of the program, for at most `limit` seconds. After that the exit code in the result is 124.
+    /// Waits for the end of the program, for at most `limit` seconds. After that the exit code in
+    /// the result is 124.
     ///
     /// # Errors
     /// When waiting for the process fails.

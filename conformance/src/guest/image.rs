@@ -1,8 +1,10 @@
-//! Builds the guest: Debian's kernel, siw from Debian's source in two variants, and a small file system.
+//! Builds the guest: Debian's kernel, siw from Debian's source in two variants, and a small file
+//! system.
 //!
-//! To add a kernel module to the guest, add a line to [`MODULES`]; the modules that it depends on are added as well. To add a
-//! program, add a line to [`PROGRAMS`], and its package to `debian.rs` if that is not there yet; its libraries are added as
-//! well. `cargo xtask interop siw --exec 'modprobe ib_iser && lsmod'` tries a module in the guest.
+//! To add a kernel module to the guest, add a line to [`MODULES`]; the modules that it depends on
+//! are added as well. To add a program, add a line to [`PROGRAMS`], and its package to `debian.rs`
+//! if that is not there yet; its libraries are added as well. `cargo xtask interop siw --exec
+//! 'modprobe ib_iser && lsmod'` tries a module in the guest.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -252,8 +254,8 @@ pub(crate) fn small(
     Ok(kernel.booting(initramfs))
 }
 
-/// Builds a guest with RDMA programs and modules of ours in `/lib/iwarp`, and siw, which is not loaded, in
-/// `/lib/siw`. `add` adds further files.
+/// Builds a guest with RDMA programs and modules of ours in `/lib/iwarp`, and siw, which is not
+/// loaded, in `/lib/siw`. `add` adds further files.
 ///
 /// # Errors
 /// When packages cannot be fetched, or the driver or the file system cannot be built.
@@ -420,7 +422,8 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Copies the wanted modules and those that they depend on, decompressed, and makes their index.
+    /// Copies the wanted modules and those that they depend on, decompressed, and makes their
+    /// index.
     fn kernel_modules(&mut self, kernel: &KernelFiles, names: &[&str]) -> Result<()> {
         let (dir, release) = (&kernel.modules, kernel.name.as_str());
         self.log
@@ -435,7 +438,8 @@ impl Stage<'_> {
                         "--show-depends",
                         wanted,
                     ]));
-            // The module may be built into the kernel. If this kernel does not have it at all, the case that needs it fails.
+            // The module may be built into the kernel. If this kernel does not have it at all, the
+            // case that needs it fails.
             let Ok(shown) = shown else { continue };
             for line in shown.lines() {
                 let Some(path) = line.strip_prefix("insmod ").map(str::trim) else {
@@ -544,7 +548,8 @@ impl Stage<'_> {
                 .find(|path| path.exists());
             let found = found.with_context(|| format!("no package has the program {name}"))?;
             let to = format!("usr/bin/{name}");
-            // Busybox may have a link of the same name. A copy through the link would overwrite busybox.
+            // Busybox may have a link of the same name. A copy through the link would overwrite
+            // busybox.
             let _ = std::fs::remove_file(self.root.join(&to));
             self.executable(&found, &to)?;
             queue.push_back(found);
@@ -601,7 +606,8 @@ impl Stage<'_> {
                 if !seen.insert(name.to_owned()) {
                     continue;
                 }
-                // Where several packages have a library, a link to one of them is made when they are installed.
+                // Where several packages have a library, a link to one of them is made when they
+                // are installed.
                 let library = find(self.programs, |file| file == name)
                     .or_else(|| find(self.programs, |file| is_version_of(file, name)))
                     .with_context(|| format!("no package has the library {name}"))?;
@@ -644,7 +650,8 @@ fn needed(shown: &str) -> impl Iterator<Item = &str> {
         .filter_map(|line| Some(line.split_once('[')?.1.split_once(']')?.0))
 }
 
-/// Returns the path of a program of the administrator. Their folder may be missing in the user's `PATH`.
+/// Returns the path of a program of the administrator. Their folder may be missing in the user's
+/// `PATH`.
 pub(crate) fn sbin(name: &str) -> PathBuf {
     find_program(name).unwrap_or_else(|| Path::new("/usr/sbin").join(name))
 }

@@ -1,7 +1,7 @@
 //! Runs the guest: QEMU, its networks, and shell commands inside.
 //!
-//! Processes are ended by the ids that this program got when it started them. Namespaces are deleted by names that contain its
-//! own process id. Other programs of the machine are not touched.
+//! Processes are ended by the ids that this program got when it started them. Namespaces are
+//! deleted by names that contain its own process id. Other programs of the machine are not touched.
 
 pub(crate) mod archive;
 mod constants;
@@ -39,15 +39,18 @@ const HOST_USER: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
 pub(crate) const HOST_TAP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 pub(crate) const HOST_TAP_V6: Ipv6Addr = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 1);
 
-/// Ports on which the guest may listen. Over the user-mode network QEMU forwards a free port of this machine to each.
+/// Ports on which the guest may listen. Over the user-mode network QEMU forwards a free port of
+/// this machine to each.
 pub(crate) const GUEST_PORTS: std::ops::Range<u16> = 7100..7116;
 
 /// How the two ends reach each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Net {
-    /// QEMU's user-mode network. QEMU terminates TCP on both sides and forwards the octets, so segments are not preserved.
+    /// QEMU's user-mode network. QEMU terminates TCP on both sides and forwards the octets, so
+    /// segments are not preserved.
     User,
-    /// A TAP device in a network namespace: one TCP connection from end to end, MSS 1460, no offloads.
+    /// A TAP device in a network namespace: one TCP connection from end to end, MSS 1460, no
+    /// offloads.
     Tap,
 }
 
@@ -60,8 +63,9 @@ impl Net {
     }
 }
 
-/// One end of a cable between two guests. Each frame is a datagram from one QEMU to the other, so nothing stays behind of a frame when an end is
-/// gone, as it does when the cable is a TCP connection.
+/// One end of a cable between two guests. Each frame is a datagram from one QEMU to the other, so
+/// nothing stays behind of a frame when an end is gone, as it does when the cable is a TCP
+/// connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Cable {
     /// The last octet of the card's address: 4 for the first end, 5 for the second.
@@ -109,7 +113,8 @@ pub(crate) struct Machine {
     pub(crate) tap: bool,
     /// Adds a card that is connected to another guest.
     pub(crate) cable: Option<Cable>,
-    /// Adds this file as a disk, `/dev/vda`. What the guest has written is in it when QEMU is killed.
+    /// Adds this file as a disk, `/dev/vda`. What the guest has written is in it when QEMU is
+    /// killed.
     pub(crate) disk: Option<PathBuf>,
     /// Keeps all packets of the user-mode network.
     pub(crate) record: bool,
@@ -172,8 +177,9 @@ impl Guest {
             .arg(&image.kernel)
             .arg("-initrd")
             .arg(&image.initramfs)
-            // On a busy host the emulated timer is too late for the kernel's check of it, which would panic. And the cycle counter seems to
-            // be wrong when it is compared with a slower clock: then the kernel reads that one, which takes microseconds.
+            // On a busy host the emulated timer is too late for the kernel's check of it, which
+            // would panic. And the cycle counter seems to be wrong when it is compared with a
+            // slower clock: then the kernel reads that one, which takes microseconds.
             .args(["-append", &format!("console=ttyS0 loglevel=4 panic=-1 no_timer_check tsc=reliable rdinit=/init net.ifnames=0 {arguments}")])
             .args(["-chardev", &format!("file,id=console,path={}", console.display()), "-serial", "chardev:console"])
             .args(["-monitor", &format!("tcp:{monitor},server=on,wait=off")])
@@ -234,7 +240,8 @@ impl Guest {
         Ok(guest)
     }
 
-    /// Waits until QEMU has made the TAP device, and moves it into a network namespace, away from this machine's network.
+    /// Waits until QEMU has made the TAP device, and moves it into a network namespace, away from
+    /// this machine's network.
     fn tap(&mut self, namespace: &str, device: &str, log: &mut Log) -> Result<()> {
         let start = Instant::now();
         while !Path::new("/sys/class/net").join(device).exists() {
@@ -378,7 +385,8 @@ impl Guest {
         }
     }
 
-    /// Unloads siw and loads it with these module parameters; without any it loads the unchanged driver.
+    /// Unloads siw and loads it with these module parameters; without any it loads the unchanged
+    /// driver.
     ///
     /// # Errors
     /// When the driver cannot be unloaded or loaded.
@@ -404,7 +412,8 @@ impl Guest {
         let mut stream = TcpStream::connect_timeout(&self.monitor, Duration::from_secs(10))?;
         stream.set_read_timeout(Some(Duration::from_secs(10)))?;
         let mut prompts = BufReader::new(stream.try_clone()?);
-        // A prompt comes before the command, and one when it is done. QEMU repeats the command between them.
+        // A prompt comes before the command, and one when it is done. QEMU repeats the command
+        // between them.
         for command in [Some(format!("set_link cable {word}\n")), None] {
             prompts.read_until(b')', &mut Vec::new())?;
             stream.write_all(command.unwrap_or_default().as_bytes())?;
@@ -453,7 +462,8 @@ impl Running {
         self.finish(None)
     }
 
-    /// Waits for the end of the command, for at most `seconds`. After that the command is killed and the output has status 124.
+    /// Waits for the end of the command, for at most `seconds`. After that the command is killed
+    /// and the output has status 124.
     ///
     /// # Errors
     /// When the guest is gone.
@@ -527,14 +537,16 @@ impl Drop for Running {
     }
 }
 
-/// Returns a command that the kernel kills when this program ends, also when this program is killed.
+/// Returns a command that the kernel kills when this program ends, also when this program is
+/// killed.
 pub(crate) fn tied(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--"]).arg(program);
     command
 }
 
-/// Deletes the namespaces that killed runs left behind. Their names contain a process id that no longer exists.
+/// Deletes the namespaces that killed runs left behind. Their names contain a process id that no
+/// longer exists.
 fn remove_stale_namespaces() {
     let Ok(out) = ip().args(["netns", "list"]).output() else {
         return;
@@ -550,7 +562,8 @@ fn remove_stale_namespaces() {
     }
 }
 
-/// Returns QEMU's options for a network card. The guest recognises it by `number`, the last octet of its address.
+/// Returns QEMU's options for a network card. The guest recognises it by `number`, the last octet
+/// of its address.
 fn card(net: &str, number: u8) -> String {
     format!("virtio-net-pci,netdev={net},mac=52:54:00:69:77:{number:02x},romfile=")
 }

@@ -1,5 +1,5 @@
-//! Kernel modules that Debian's configuration leaves out, and modules that it builds without RDMA: built here from Debian's source of the kernel,
-//! against its headers.
+//! Kernel modules that Debian's configuration leaves out, and modules that it builds without RDMA:
+//! built here from Debian's source of the kernel, against its headers.
 //!
 //! To add one, add its folder, its options and its files to a row below.
 
@@ -37,7 +37,8 @@ pub(crate) const SIW: Omitted = Omitted {
     modules: &["drivers/infiniband/sw/siw/siw.ko"],
 };
 
-/// SMB, which Debian builds without SMB Direct (kernel 6.1 has it in other folders), and rnbd with rtrs.
+/// SMB, which Debian builds without SMB Direct (kernel 6.1 has it in other folders), and rnbd with
+/// rtrs.
 pub(crate) const STORAGE: Omitted = Omitted {
     folders: &[
         "fs/smb",
@@ -144,7 +145,8 @@ impl Omitted {
         .join("\n")
     }
 
-    /// Copies the source, because a build writes beside it, and names the folders in one file, so that modules find each other's symbols.
+    /// Copies the source, because a build writes beside it, and names the folders in one file, so
+    /// that modules find each other's symbols.
     fn copy_source(&self, source: &Path, dir: &Path, log: &mut Log) -> Result<()> {
         for name in self.folders.iter().chain(self.besides) {
             let to = dir.join(name);
@@ -185,7 +187,8 @@ impl Omitted {
         for option in self.options {
             flags += &define(option).with_context(|| format!("{option} is no option"))?;
         }
-        // rnbd looks for the headers of rtrs in the kernel's source, which is not where this is built.
+        // rnbd looks for the headers of rtrs in the kernel's source, which is not where this is
+        // built.
         for folder in self.folders {
             flags += &format!(" -I{}", dir.join(folder).display());
         }
@@ -202,7 +205,8 @@ impl Omitted {
     }
 }
 
-/// The compiler's option for an option of the configuration: `include/generated/autoconf.h` has it for those that the kernel was built with.
+/// The compiler's option for an option of the configuration: `include/generated/autoconf.h` has it
+/// for those that the kernel was built with.
 fn define(option: &str) -> Option<String> {
     match option.split_once('=')? {
         (name, "y") => Some(format!(" -D{name}=1")),

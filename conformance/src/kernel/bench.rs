@@ -1,7 +1,9 @@
-//! `cargo xtask kernel bench`: the module against the kernel's siw, and plain TCP beside them, in one guest.
+//! `cargo xtask kernel bench`: the module against the kernel's siw, and plain TCP beside them, in
+//! one guest.
 //!
-//! Both drivers run the same programs one after the other, with both ends in the guest; which of them is first changes with each round. A figure is
-//! the median of the rounds. The guest's processors are emulated, so figures can be compared only with each other.
+//! Both drivers run the same programs one after the other, with both ends in the guest; which of
+//! them is first changes with each round. A figure is the median of the rounds. The guest's
+//! processors are emulated, so figures can be compared only with each other.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -64,7 +66,8 @@ const PERFTEST: &[(&str, u32, u32)] = &[
 /// The row of connections, and that of plain TCP.
 const CONNECTIONS: &str = "1,000 connections";
 const TCP: &str = "plain TCP, 64 KiB";
-/// A server that stays, and clients with 50 connections at a time, for more of them cmtime fails to make queue pairs; how long all took: by the guest's clock, in seconds.
+/// A server that stays, and clients with 50 connections at a time, for more of them cmtime fails to
+/// make queue pairs; how long all took: by the guest's clock, in seconds.
 const CMTIME: (&str, &str) = (
     "cmtime -b {addr} -p {port}",
     "cut -d' ' -f1 /proc/uptime\nfor i in $(seq 20)\ndo cmtime -s {addr} -p {port} -c 50\ndone\ncut -d' ' -f1 /proc/uptime",
@@ -75,7 +78,8 @@ const QPERF: (&str, &str) = (
     "qperf -lp {port} -t 2 -m 64K {addr} tcp_bw",
 );
 
-/// What is measured of storage: a name, the client's command, and the word and the unit of the figure. The disk keeps nothing and answers at once.
+/// What is measured of storage: a name, the client's command, and the word and the unit of the
+/// figure. The disk keeps nothing and answers at once.
 const STORAGE: &[(&str, &str, &str, &str)] = &[
     (
         "NVMe, random reads of 4 KiB, one at a time",
@@ -114,7 +118,8 @@ const STORAGE: &[(&str, &str, &str, &str)] = &[
         "s",
     ),
 ];
-/// What the same rows are called over TCP, where neither driver has a part, and what comes before their commands.
+/// What the same rows are called over TCP, where neither driver has a part, and what comes before
+/// their commands.
 const OVER_TCP: (&str, &str) = (" (TCP)", "TRANSPORT=tcp ");
 
 fn storage() -> Vec<Program> {
@@ -241,8 +246,8 @@ fn rows() -> Vec<Program> {
     rows
 }
 
-/// Runs a row until it has a figure, and notes that. What fails is only told: siw has faults that happen by chance, and perftest prints no figure
-/// when it has misjudged the processor's clock.
+/// Runs a row until it has a figure, and notes that. What fails is only told: siw has faults that
+/// happen by chance, and perftest prints no figure when it has misjudged the processor's clock.
 fn measure(
     guest: &Guest,
     ports: &Ports,

@@ -1,4 +1,5 @@
-//! The kernel that a guest boots for our module: one of Debian's as it is, or one from Debian's source that looks for faults.
+//! The kernel that a guest boots for our module: one of Debian's as it is, or one from Debian's
+//! source that looks for faults.
 
 use std::path::{Path, PathBuf};
 
@@ -19,7 +20,8 @@ use crate::guest::{Guest, Machine};
 /// The kernel, and how it is booted.
 #[derive(Args)]
 pub(crate) struct Boot {
-    /// Debian's kernel 6.12, its older one, or one from its source that looks for faults (see `debug-kernel`)
+    /// Debian's kernel 6.12, its older one, or one from its source that looks for faults (see
+    /// `debug-kernel`)
     #[arg(long, value_enum, default_value_t = Flavour::Debian)]
     kernel: Flavour,
     /// When the kernel lets another thread run: none, voluntary or full
@@ -51,7 +53,8 @@ pub(crate) struct Parts {
 }
 
 impl Boot {
-    /// Builds the engine and fetches or builds the kernel. The inner error says why that cannot be done here.
+    /// Builds the engine and fetches or builds the kernel. The inner error says why that cannot be
+    /// done here.
     ///
     /// # Errors
     /// When something does not build, or packages cannot be fetched.
@@ -96,7 +99,8 @@ impl Boot {
             cable: None,
             disk: None,
             record: false,
-            // Without these two the kernel copies by `rep movsb`, which the emulator carries out octet by octet.
+            // Without these two the kernel copies by `rep movsb`, which the emulator carries out
+            // octet by octet.
             cpu: "max,-erms,-fsrm",
             // With the mitigations: what they patch is in the module too.
             arguments: self

@@ -1,8 +1,10 @@
-//! Storage of the kernel on the module when the network between two machines is cut, or the server's machine is lost.
+//! Storage of the kernel on the module when the network between two machines is cut, or the
+//! server's machine is lost.
 //!
-//! Server and client are two guests with a cable between them. Inside one guest nothing can be cut: what two of its addresses say to each other stays in the guest
-//! when a card is down. The server's disk is a file, so what the server has acknowledged must be there when it was killed and
-//! starts again.
+//! Server and client are two guests with a cable between them. Inside one guest nothing can be cut:
+//! what two of its addresses say to each other stays in the guest when a card is down. The server's
+//! disk is a file, so what the server has acknowledged must be there when it was killed and starts
+//! again.
 
 use std::fs::File;
 use std::path::Path;
@@ -41,8 +43,9 @@ const DISK: u64 = 64 << 20;
 /// Seconds for one cut.
 const LIMIT: u64 = 300;
 
-/// For all scripts: `loaded` loads the module and makes a link for the cable, `down N` pulls the cable for so many seconds, in the
-/// midst of the load, and `killed` kills the server then. What was disconnected while the cable was pulled may take another minute to end.
+/// For all scripts: `loaded` loads the module and makes a link for the cable, `down N` pulls the
+/// cable for so many seconds, in the midst of the load, and `killed` kills the server then. What
+/// was disconnected while the cable was pulled may take another minute to end.
 const PRELUDE: &str = "
 TRIES=700
 loaded() {

@@ -45,7 +45,8 @@ pub(crate) enum Process {
 }
 
 impl Process {
-    /// Waits for its end, for at most `limit` seconds. After that the exit code in the result is 124.
+    /// Waits for its end, for at most `limit` seconds. After that the exit code in the result is
+    /// 124.
     ///
     /// # Errors
     /// When it cannot be waited for.
@@ -65,7 +66,8 @@ impl Process {
     }
 }
 
-/// Ports for servers, in turn, so that a case does not meet connections that an earlier one left behind.
+/// Ports for servers, in turn, so that a case does not meet connections that an earlier one left
+/// behind.
 #[derive(Default)]
 pub(crate) struct Ports(Cell<u16>);
 
@@ -104,7 +106,8 @@ impl End<'_> {
         }
     }
 
-    /// Starts a program. `{addr}` and `{port}` are replaced, and `{device}` by the option that names the device.
+    /// Starts a program. `{addr}` and `{port}` are replaced, and `{device}` by the option that
+    /// names the device.
     ///
     /// # Errors
     /// When it cannot be started.

@@ -1,7 +1,8 @@
 //! `cargo xtask kernel engine`: the engine in a Linux kernel.
 //!
-//! It builds the module of `kernel/test` for Debian's kernel, boots that kernel in an emulated machine, loads the module, and reads what
-//! it says. The module runs two queue pairs over memory and over a TCP connection of the kernel, and does not stay loaded.
+//! It builds the module of `kernel/test` for Debian's kernel, boots that kernel in an emulated
+//! machine, loads the module, and reads what it says. The module runs two queue pairs over memory
+//! and over a TCP connection of the kernel, and does not stay loaded.
 
 use std::time::Duration;
 
@@ -99,7 +100,8 @@ fn own(line: &str) -> Option<&str> {
 
 /// Whether all tests have passed, and the kernel is as sound as before.
 ///
-/// Busybox loads a module that is not taken a second time, in another way. So all tests may have run twice.
+/// Busybox loads a module that is not taken a second time, in another way. So all tests may have
+/// run twice.
 fn verdict(said: &str, modules: &str) -> Result<()> {
     if let Some(line) = complaints::first(said) {
         bail!("the guest's kernel: {line}");

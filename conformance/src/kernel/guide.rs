@@ -16,13 +16,15 @@ pub(crate) const NAME: &str = "the commands of the guide to storage";
 /// Seconds for one machine's commands of a section, and for what follows.
 const LIMIT: u64 = 180;
 
-/// What the guide's readers have: an address, a card of this name, configfs where it belongs, and a name for NVMe.
+/// What the guide's readers have: an address, a card of this name, configfs where it belongs, and a
+/// name for NVMe.
 const MACHINE: &str = "ip addr add ADDRESS/24 dev cable0
 /usr/bin/ip link property add dev cable0 altname eth0
 modprobe configfs; grep -q ' configfs ' /proc/mounts || mount -t configfs configfs /sys/kernel/config
 nvme-disk host";
 
-/// A section: its heading, what the server has before, what the client does with the result, and the end.
+/// A section: its heading, what the server has before, what the client does with the result, and
+/// the end.
 struct Section {
     heading: &'static str,
     before: &'static str,

@@ -1,4 +1,5 @@
-//! The module against those who break rules: programs that write anything into the rings, peers that send anything, and a kernel that has no memory.
+//! The module against those who break rules: programs that write anything into the rings, peers
+//! that send anything, and a kernel that has no memory.
 
 use super::script::Script;
 

@@ -1,5 +1,6 @@
-//! The programs of the distribution between our module in a guest and a peer: itself, our library on this machine, or the kernel's siw in
-//! a second guest. Each runs in both directions, and with both families of addresses where it can.
+//! The programs of the distribution between our module in a guest and a peer: itself, our library
+//! on this machine, or the kernel's siw in a second guest. Each runs in both directions, and with
+//! both families of addresses where it can.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::Path;
@@ -336,7 +337,8 @@ fn once(guest: &Guest, siw: Option<&Guest>, mut result: Result<String>) -> Resul
     Ok((result.map(Verdict::Passed), guest.kernel_messages()))
 }
 
-/// Runs both ends of a program, and checks what they wrote. Returns the note for the table, and all that the client wrote.
+/// Runs both ends of a program, and checks what they wrote. Returns the note for the table, and all
+/// that the client wrote.
 pub(crate) fn talk(
     ports: &Ports,
     client: &End<'_>,

@@ -39,7 +39,8 @@ pub(crate) struct KernelArgs {
 enum What {
     /// Build the module iwarp_rnic for Debian's kernels, and the source package for DKMS
     Build(BuildArgs),
-    /// Build a kernel from Debian's source that looks for faults, for `engine` and `test` with `--kernel debug`
+    /// Build a kernel from Debian's source that looks for faults, for `engine` and `test` with
+    /// `--kernel debug`
     DebugKernel,
     /// Run two queue pairs of ours in a kernel, in an emulated machine
     Engine(EngineArgs),

@@ -1,5 +1,5 @@
-//! Cases that are shell scripts for a guest with our module: what they all begin with, how one runs,
-//! and how it is judged.
+//! Cases that are shell scripts for a guest with our module: what they all begin with, how one
+//! runs, and how it is judged.
 
 use std::cell::RefCell;
 
@@ -16,10 +16,10 @@ const LEFT: &str = "were not freed";
 const GONE: &str = "no allocation of the engine is left";
 
 /// Begins all scripts. They end at the first command that fails; `MODULE` is the module's file.
-/// `links` creates two devices. `listening` waits until a server listens on a port (in hexadecimal).
-/// `pair` runs a server and its client, and repeats them after an excused failure. `unused` waits, for
-/// at least 10 s or `TRIES` tenths of a second, until clients in the kernel have released the device.
-/// The device keeps the completion queues that these clients share.
+/// `links` creates two devices. `listening` waits until a server listens on a port (in
+/// hexadecimal). `pair` runs a server and its client, and repeats them after an excused failure.
+/// `unused` waits, for at least 10 s or `TRIES` tenths of a second, until clients in the kernel
+/// have released the device. The device keeps the completion queues that these clients share.
 const PRELUDE: &str = "set -e; MODULE=/lib/iwarp/iwarp_rnic.ko
 links() {
     rdma link add iwarp0 type iwarp netdev user0
@@ -56,8 +56,8 @@ pub(super) fn prelude() -> String {
     format!("{}{PRELUDE}", excuses::as_shell())
 }
 
-/// A case's name, and what runs in the guest, where it loads and unloads the module. The shell prefers
-/// busybox's programs to Debian's, unless they are named by their paths.
+/// A case's name, and what runs in the guest, where it loads and unloads the module. The shell
+/// prefers busybox's programs to Debian's, unless they are named by their paths.
 pub(super) type Script = (&'static str, &'static str);
 
 /// A guest, and what the last script and the kernel wrote.

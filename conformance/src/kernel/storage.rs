@@ -1,7 +1,9 @@
 //! Storage of the kernel on the module when something ends, and what is not in every matrix.
 //!
-//! Client and server are in one guest: what needs two is in `cuts`. The scripts `nvme-target`, `nvme-disk`, `nfs-server`, `nfs-disk`, `iser-target` and `iser-disk` do the steps; what is
-//! written is read back with checksums. Disks and files between the module and its peers are rows of `programs`.
+//! Client and server are in one guest: what needs two is in `cuts`. The scripts `nvme-target`,
+//! `nvme-disk`, `nfs-server`, `nfs-disk`, `iser-target` and `iser-disk` do the steps; what is
+//! written is read back with checksums. Disks and files between the module and its peers are rows
+//! of `programs`.
 
 use std::time::Duration;
 
@@ -11,7 +13,8 @@ use xtask::process::Log;
 use super::script::{Script, prelude, unload};
 use crate::guest::Guest;
 
-/// How long starting and ending of a mixed load may take, in seconds, and each of its minutes: a round ends when what is under way has ended.
+/// How long starting and ending of a mixed load may take, in seconds, and each of its minutes: a
+/// round ends when what is under way has ended.
 const LOAD_ENDS: u64 = 600;
 const LOAD_MINUTE: u64 = 240;
 
@@ -20,7 +23,8 @@ pub(crate) fn longest_load(minutes: u64) -> Duration {
     Duration::from_secs(LOAD_ENDS + minutes * LOAD_MINUTE)
 }
 
-/// NVMe, NFS and perftest at the same time for so many minutes. Says a table of what was free and open after each of them.
+/// NVMe, NFS and perftest at the same time for so many minutes. Says a table of what was free and
+/// open after each of them.
 ///
 /// # Errors
 /// When something of it fails, memory or descriptors have grown, or the kernel complains.
@@ -58,8 +62,9 @@ pub(crate) const CASES: &[Script] = &[
     ),
     (
         "NVMe over RDMA: host and target have to know each other's secret",
-        // The target has a work end the connection before it answers the last message of an attempt that failed. When that work is quicker,
-        // the answer is lost, and the host waits for it, five times as long as this parameter says.
+        // The target has a work end the connection before it answers the last message of an attempt
+        // that failed. When that work is quicker, the answer is lost, and the host waits for it,
+        // five times as long as this parameter says.
         "insmod $MODULE; links
         modprobe nvme_core
         echo 10 > /sys/module/nvme_core/parameters/admin_timeout

@@ -1,7 +1,8 @@
 //! rdma-core's own tests, from Debian's package python3-pyverbs, in a guest.
 //!
-//! They connect a device to itself. What siw's interface can carry must pass, and each test that is skipped or fails must have a reason
-//! that is listed in `suite.toml`. siw's own results are the same.
+//! They connect a device to itself. What siw's interface can carry must pass, and each test that is
+//! skipped or fails must have a reason that is listed in `suite.toml`. siw's own results are the
+//! same.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,8 @@ use crate::apps::pyverbs_skips::Expected;
 use crate::guest::Guest;
 use crate::guest::image::{Stage, find};
 
-/// Where the package has the tests, and where the guest has them. The larger ones are compressed in the package.
+/// Where the package has the tests, and where the guest has them. The larger ones are compressed in
+/// the package.
 const TESTS: (&str, &str) = ("usr/share/doc/rdma-core/tests", "usr/share/tests");
 /// The modules of Python that they use.
 const PYVERBS: &str = "usr/lib/python3/dist-packages/pyverbs";
@@ -25,8 +27,9 @@ pub(crate) const LIMIT: u64 = 300;
 /// What siw's interface cannot carry.
 const EXPECTED: &str = include_str!("suite.toml");
 
-/// Runs them on a device, and returns the note for the table. Some tests read the name of the network device in sysfs, below the device of the
-/// card. A software device is below none, so a folder with that name covers its own for the time.
+/// Runs them on a device, and returns the note for the table. Some tests read the name of the
+/// network device in sysfs, below the device of the card. A software device is below none, so a
+/// folder with that name covers its own for the time.
 ///
 /// # Errors
 /// When a test fails, or is skipped for a reason that is not known.

@@ -1,7 +1,8 @@
-//! `cargo xtask kernel test`: the module `iwarp_rnic` in a Linux kernel, with the distribution's programs on it.
+//! `cargo xtask kernel test`: the module `iwarp_rnic` in a Linux kernel, with the distribution's
+//! programs on it.
 //!
-//! A case is a shell script for the guest. After each the guest's kernel must not have complained, and a case that leaves the module
-//! loaded fails: when it goes, it says whether memory is left.
+//! A case is a shell script for the guest. After each the guest's kernel must not have complained,
+//! and a case that leaves the module loaded fails: when it goes, it says whether memory is left.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -36,17 +37,20 @@ pub(crate) struct TestArgs {
     /// Run programs between the module and these peers instead of the cases
     #[arg(long, value_enum, value_name = "PEER", num_args = 1..)]
     with: Vec<Peer>,
-    /// Run storage of the kernel (NVMe, NFS, SMB, iSER and rnbd) instead: its own cases, or with peers disks and files between them
+    /// Run storage of the kernel (NVMe, NFS, SMB, iSER and rnbd) instead: its own cases, or with
+    /// peers disks and files between them
     #[arg(long, conflicts_with = "few")]
     storage: bool,
-    /// With storage: run NVMe, NFS and perftest at the same time for so many minutes instead, and see that memory and descriptors stay as they are. NFS makes
-    /// more regions in its first minutes
+    /// With storage: run NVMe, NFS and perftest at the same time for so many minutes instead, and
+    /// see that memory and descriptors stay as they are. NFS makes more regions in its first
+    /// minutes
     #[arg(long, value_name = "MINUTES", requires = "storage", conflicts_with_all = ["with", "only"], value_parser = clap::value_parser!(u64).range(30..=1440))]
     load: Option<u64>,
     /// With peers: only a few programs
     #[arg(long, requires = "with")]
     few: bool,
-    /// Exit with 77 if this machine lacks what a guest needs, instead of installing it; for a step of `cargo xtask test`
+    /// Exit with 77 if this machine lacks what a guest needs, instead of installing it; for a step
+    /// of `cargo xtask test`
     #[arg(long, hide = true)]
     step: bool,
     /// How many entries of its rings a hostile process writes

@@ -76,7 +76,8 @@ pub(super) fn driver(case: &Case<Lab>) -> &'static str {
 /// Seconds for five pings. They take less than one, unless the machine is busy.
 const PING_LIMIT: u64 = 40;
 
-/// Runs `iwarp ping` against `rping`, which uses Send, RDMA Read and RDMA Write and compares the data.
+/// Runs `iwarp ping` against `rping`, which uses Send, RDMA Read and RDMA Write and compares the
+/// data.
 fn ping(lab: &Lab, setup: &Setup, size: u32) -> Result<String> {
     let theirs = match setup.we {
         We::Connect => {
@@ -90,8 +91,8 @@ fn ping(lab: &Lab, setup: &Setup, size: u32) -> Result<String> {
             .theirs
         }
         We::Serve => {
-            // Our server has no count and does not close, so rping closes first. rping hangs if it learns of the disconnect
-            // before it has handled the last message.
+            // Our server has no count and does not close, so rping closes first. rping hangs if it
+            // learns of the disconnect before it has handled the last message.
             let mut pair = lab.start(
                 setup,
                 "iwarp ping serve -a {addr} -p {port}",

@@ -1,5 +1,5 @@
-//! Measures us with siw, and siw with itself, in the same guest. The guest's processor is emulated, so the figures can be
-//! compared only with each other.
+//! Measures us with siw, and siw with itself, in the same guest. The guest's processor is emulated,
+//! so the figures can be compared only with each other.
 
 use anyhow::{Context as _, Result};
 
@@ -38,8 +38,8 @@ pub(super) fn table(lab: &Lab) -> Result<String> {
         text.push_str(&format!("{title:>14}"));
     }
     text.push_str(&format!("{:>14}\n", "siw->siw"));
-    // siw reaches its own address over the loopback device. Give that device the MTU of the TAP device, so that the columns can be
-    // compared.
+    // siw reaches its own address over the loopback device. Give that device the MTU of the TAP
+    // device, so that the columns can be compared.
     lab.guest.must("ip link set lo mtu 1500", 20)?;
     for &(name, size, rounds) in PROGRAMS {
         text.push_str(&format!("{:20}", format!("{name} {size}")));

@@ -1,10 +1,12 @@
-//! Disks over iSER. In one direction the kernel's initiator (`ib_iser` on siw) uses a disk of tgt on our library. In the other
-//! direction libiscsi's programs on our library use a disk of the kernel's target (`ib_isert` on siw). The scripts `iser-disk` and
-//! `iser-target` do the guest's part.
+//! Disks over iSER. In one direction the kernel's initiator (`ib_iser` on siw) uses a disk of tgt
+//! on our library. In the other direction libiscsi's programs on our library use a disk of the
+//! kernel's target (`ib_isert` on siw). The scripts `iser-disk` and `iser-target` do the guest's
+//! part.
 //!
-//! libiscsi's `iscsi-test-cu` is left out. It frees connections that it has not destroyed at the connection manager. The kernel's
-//! target disconnects such connections, and the program then writes to freed memory. With tgt this does not happen, because tgt
-//! leaves disconnecting to the initiator.
+//! libiscsi's `iscsi-test-cu` is left out. It frees connections that it has not destroyed at the
+//! connection manager. The kernel's target disconnects such connections, and the program then
+//! writes to freed memory. With tgt this does not happen, because tgt leaves disconnecting to the
+//! initiator.
 
 use std::fs::File;
 use std::io::Read;
@@ -29,7 +31,8 @@ const DISK_NAME: &str = "iqn.2024-01.example:disk";
 const TARGET_NAME: &str = "iqn.2024-01.example:target";
 const PERF_NAME: &str = "iqn.2024-01.example:perf";
 
-/// The port of tgt, in the namespace of the TAP device. tgt takes ports from 32768 on for negative numbers.
+/// The port of tgt, in the namespace of the TAP device. tgt takes ports from 32768 on for negative
+/// numbers.
 const PORT: u16 = 3260;
 
 /// Longest time until tgt has freed the sessions after a logout.
@@ -47,7 +50,8 @@ type AtTarget = fn(&Lab, &Setup, &Target) -> Result<String>;
 
 pub(super) fn cases() -> Vec<Case<Lab>> {
     let mut cases = Vec::new();
-    // tgt sends its own address to the guest during discovery. Only on the TAP network is it the address that the guest can reach.
+    // tgt sends its own address to the guest during discovery. Only on the TAP network is it the
+    // address that the guest can reach.
     for (name, settings) in [("iser-tgt", &[][..]), ("iser-tgt-no-crc", NO_CRC)] {
         let setup = Setup {
             name: name.to_owned(),
@@ -68,7 +72,8 @@ pub(super) fn cases() -> Vec<Case<Lab>> {
             let setup = Setup {
                 name: name.to_owned(),
                 driver: "",
-                // siw cannot read a CRC that is split over segments, and the user-mode network divides the stream anew.
+                // siw cannot read a CRC that is split over segments, and the user-mode network
+                // divides the stream anew.
                 settings: if net == Net::User { NO_CRC } else { &[] },
                 net,
                 we: We::Connect,
@@ -84,7 +89,8 @@ struct Dir(PathBuf);
 
 impl Dir {
     fn new() -> Result<Self> {
-        // The path is short because tgt's Unix socket is in it, and socket paths are limited to 107 octets.
+        // The path is short because tgt's Unix socket is in it, and socket paths are limited to 107
+        // octets.
         let path = std::env::temp_dir().join(format!("iwarp-iser-{}", std::process::id()));
         std::fs::create_dir_all(&path)?;
         Ok(Self(path))
@@ -162,7 +168,8 @@ fn daemon(lab: &Lab, setup: &Setup, dir: &Dir, address: Ipv4Addr) -> Result<Prog
     lab.on_our_library(setup, &words, &settings)
 }
 
-/// The guest discovers tgt, makes a file system and files, and checks them after a new login. Then this side checks the disk's file.
+/// The guest discovers tgt, makes a file system and files, and checks them after a new login. Then
+/// this side checks the disk's file.
 fn kernel_initiator(lab: &Lab, setup: &Setup) -> Result<String> {
     let mut tgt = Tgt::start(lab, setup)?;
     let result = login_and_use(lab, setup, &tgt);
@@ -194,7 +201,8 @@ fn login_and_use(lab: &Lab, setup: &Setup, tgt: &Tgt) -> Result<String> {
         bail!("{checked}");
     }
     guest.must("iser-disk logout", LIMIT)?;
-    // tgt frees a session when our connection manager reports the end of the TIME_WAIT state of its connection.
+    // tgt frees a session when our connection manager reports the end of the TIME_WAIT state of its
+    // connection.
     let start = Instant::now();
     while tgt.sessions()? > 0 {
         if start.elapsed() > SESSION_LIMIT {
@@ -224,7 +232,8 @@ fn login(guest: &Guest) -> Result<String> {
     Ok(disk.context("no disk")?.to_owned())
 }
 
-/// Fails if the guest's kernel reported errors of its disk. The messages are not cleared, so they still reach the log.
+/// Fails if the guest's kernel reported errors of its disk. The messages are not cleared, so they
+/// still reach the log.
 fn quiet(guest: &Guest) -> Result<()> {
     let said = guest.must("dmesg", 20)?;
     for words in [
@@ -268,8 +277,9 @@ impl Target {
         format!("iser://{}/{TARGET_NAME}/0", self.portal)
     }
 
-    /// Returns QEMU's options for the disk. libiscsi's iSER transfers at most 512 KiB in one command but does not tell QEMU, which
-    /// would ask for 2 MiB; the options limit commands to 256 KiB.
+    /// Returns QEMU's options for the disk. libiscsi's iSER transfers at most 512 KiB in one
+    /// command but does not tell QEMU, which would ask for 2 MiB; the options limit commands to 256
+    /// KiB.
     fn image(&self) -> String {
         format!(
             "driver=blkdebug,max-transfer=262144,image.driver=iser,image.transport=iser,image.portal={},\
@@ -279,10 +289,12 @@ impl Target {
     }
 }
 
-/// Runs a program of this machine on our library and returns its output. Fails unless its exit code is 0.
+/// Runs a program of this machine on our library and returns its output. Fails unless its exit code
+/// is 0.
 fn tool(lab: &Lab, setup: &Setup, words: &[&str]) -> Result<String> {
     let mut settings = setup.settings.to_vec();
-    // libiscsi 1.19 relies on new heap memory to be zero. With this value the C library fills it with zeros.
+    // libiscsi 1.19 relies on new heap memory to be zero. With this value the C library fills it
+    // with zeros.
     settings.push(("MALLOC_PERTURB_", "255"));
     let out = lab.on_our_library(setup, words, &settings)?.wait(LIMIT)?;
     if out.code != 0 {

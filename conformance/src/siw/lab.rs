@@ -155,8 +155,8 @@ impl Lab {
         })
     }
 
-    /// Starts a program on our side and one in the guest. `{addr}` and `{port}` in their command lines are replaced. The case says
-    /// which of them is the server; it is started first.
+    /// Starts a program on our side and one in the guest. `{addr}` and `{port}` in their command
+    /// lines are replaced. The case says which of them is the server; it is started first.
     ///
     /// # Errors
     /// When one of them cannot be started or the server does not listen.
@@ -239,7 +239,8 @@ impl Lab {
         if name != "iwarp" {
             settings.push(("LD_LIBRARY_PATH", &libraries));
         }
-        // tcpdump cannot see the packets of the user-mode network, so our library records the connection.
+        // tcpdump cannot see the packets of the user-mode network, so our library records the
+        // connection.
         let record;
         if self.record && setup.net == Net::User {
             record = format!("{}-%p.pcapng", self.file(&setup.title()).display());
@@ -272,7 +273,8 @@ impl Lab {
         Program::start(&self.guest, setup.net, &self.host.iwarp, &args, &settings)
     }
 
-    /// Returns the next of the guest's ports in turn, so that a case does not meet connections that an earlier one left behind.
+    /// Returns the next of the guest's ports in turn, so that a case does not meet connections that
+    /// an earlier one left behind.
     pub(super) fn next_port(&self) -> u16 {
         let ports = crate::guest::GUEST_PORTS;
         let turn = self.port.get();

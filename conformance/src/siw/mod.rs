@@ -1,8 +1,8 @@
 //! `cargo xtask interop siw`: the Linux kernel as a peer.
 //!
-//! It boots Debian's kernel with siw, the kernel's software iWARP, in an emulated machine (the guest). Then it runs every
-//! case of [`cases`], with one end on our library on this machine and the other end on siw in the guest. `docs/interop.md`
-//! describes where siw differs from the RFCs.
+//! It boots Debian's kernel with siw, the kernel's software iWARP, in an emulated machine (the
+//! guest). Then it runs every case of [`cases`], with one end on our library on this machine and
+//! the other end on siw in the guest. `docs/interop.md` describes where siw differs from the RFCs.
 
 mod cases;
 mod figures;
@@ -147,18 +147,20 @@ pub(crate) fn command(args: &SiwArgs) -> Result<()> {
     Ok(())
 }
 
-/// Returns the known fault of the other side that made the case fail, if it is one. These faults happen by chance, so the case is
-/// run again.
+/// Returns the known fault of the other side that made the case fail, if it is one. These faults
+/// happen by chance, so the case is run again.
 fn excuse(case: &Case<Lab>, kernel: &str, error: &str) -> Option<&'static str> {
-    // If a CRC is split over two segments, siw copies each part to the place of the first octet. We align FPDUs with
-    // segments, but QEMU's user-mode network divides the stream into segments of its own.
+    // If a CRC is split over two segments, siw copies each part to the place of the first octet. We
+    // align FPDUs with segments, but QEMU's user-mode network divides the stream into segments of
+    // its own.
     if !case.needs.contains(&Need::Tap) && kernel.contains("siw: crc error") {
         return Some("siw cannot read a CRC that is split over segments");
     }
     excuses::of_programs(error)
 }
 
-/// Runs the cases of iSER between our library and whatever device the guest has. Gives the guest back, with how many failed.
+/// Runs the cases of iSER between our library and whatever device the guest has. Gives the guest
+/// back, with how many failed.
 ///
 /// # Errors
 /// When the guest is gone.

@@ -1,5 +1,6 @@
-//! Single operations with the program `peer` (`guest/peer.c`) on both sides: private data, numbers of Reads, rejected
-//! connections, ends of connections, and errors with their Terminate messages. On our side `peer` runs on our C library.
+//! Single operations with the program `peer` (`guest/peer.c`) on both sides: private data, numbers
+//! of Reads, rejected connections, ends of connections, and errors with their Terminate messages.
+//! On our side `peer` runs on our C library.
 
 use std::thread;
 use std::time::Duration;
@@ -13,7 +14,8 @@ use crate::guest::Net;
 /// Seconds that one conversation may take.
 const LIMIT: u64 = 40;
 
-/// A conversation: arguments of the server, arguments of the client, and texts that their outputs must contain.
+/// A conversation: arguments of the server, arguments of the client, and texts that their outputs
+/// must contain.
 struct Talk {
     name: &'static str,
     server: &'static str,
@@ -115,7 +117,8 @@ const TALKS: &[Talk] = &[
     Talk {
         name: "server-sends-first",
         server: "op=send:100 pause=0",
-        // The client is silent until the server has given up waiting for its first message, also on a busy machine.
+        // The client is silent until the server has given up waiting for its first message, also on
+        // a busy machine.
         client: "pause=1000 stay=1000 op=send:8",
         server_says: &["wc 1000 success"],
         client_says: &["wc 1000 success len 100"],
@@ -161,11 +164,11 @@ const TALKS: &[Talk] = &[
     },
 ];
 
-/// Reads, Writes and Sends in both directions. It replaces rping with revision 1: rping takes the number of
-/// Reads from the connection, and with revision 1 siw reports none.
+/// Reads, Writes and Sends in both directions. It replaces rping with revision 1: rping takes the
+/// number of Reads from the connection, and with revision 1 siw reports none.
 pub(super) fn everything(lab: &Lab, setup: &Setup, size: u32) -> Result<String> {
-    // siw computes the CRC of a Read Response before it sends the memory. If the memory changed in between, the CRC would be
-    // wrong, so the Write waits until the Read is complete.
+    // siw computes the CRC of a Read Response before it sends the memory. If the memory changed in
+    // between, the CRC would be wrong, so the Write waits until the Read is complete.
     let ops = format!("op=read:{size},wait,write:{size},send:8");
     let both = talk(
         lab,
@@ -371,7 +374,8 @@ fn refuse(lab: &Lab, setup: &Setup, wrong: &Wrong) -> Result<String> {
     }
     says("server", server, &["event DISCONNECTED", "changed 0"])?;
     says("client", client, &["event DISCONNECTED"])?;
-    // A Write or Send may complete before the other side has checked it. A Read completes only after the other side has answered.
+    // A Write or Send may complete before the other side has checked it. A Read completes only
+    // after the other side has answered.
     if wrong.op.starts_with("read") && client.contains("wc 1 success") {
         bail!("the read succeeded: {client}");
     }
@@ -400,7 +404,8 @@ fn refuse(lab: &Lab, setup: &Setup, wrong: &Wrong) -> Result<String> {
     }
 }
 
-/// Connects after asking the guest's port mapper, `iwpmd`. It knows siw's listeners and answers with the same port.
+/// Connects after asking the guest's port mapper, `iwpmd`. It knows siw's listeners and answers
+/// with the same port.
 fn ask_port_mapper(lab: &Lab, setup: &Setup) -> Result<String> {
     // It runs in the foreground and is killed when this value is dropped.
     let _mapper = lab.guest.start_command("exec iwpmd -s", 2 * LIMIT)?;
@@ -420,7 +425,8 @@ fn ask_port_mapper(lab: &Lab, setup: &Setup) -> Result<String> {
     );
     let file = capture.finish()?;
     result?;
-    // Our request, the daemon's accept, and our acknowledgement. Without an acknowledgement the daemon would repeat its accept.
+    // Our request, the daemon's accept, and our acknowledgement. Without an acknowledgement the
+    // daemon would repeat its accept.
     let kinds = super::wire::fields(&file, "udp.port == 3935", "udp.payload")?;
     let kinds: Vec<&str> = kinds.iter().map(|octets| &octets[..2]).collect();
     match kinds[..] {
@@ -429,7 +435,8 @@ fn ask_port_mapper(lab: &Lab, setup: &Setup) -> Result<String> {
     }
 }
 
-/// Kills one side while data is exchanged. The other side must notice, and a new connection must work.
+/// Kills one side while data is exchanged. The other side must notice, and a new connection must
+/// work.
 fn die(lab: &Lab, setup: &Setup, ours: bool) -> Result<String> {
     let (server, client) = (
         "rping -s -a {addr} -p {port} -S 60000",

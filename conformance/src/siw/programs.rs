@@ -1,4 +1,5 @@
-//! Unmodified programs of rdma-core and perftest. On this machine they run on our C library, in the guest on siw.
+//! Unmodified programs of rdma-core and perftest. On this machine they run on our C library, in the
+//! guest on siw.
 
 use anyhow::Result;
 
@@ -16,8 +17,9 @@ pub(super) fn cases() -> Vec<Case<Lab>> {
     for net in NETS {
         for we in ROLES {
             for program in programs::all(false) {
-                // siw cannot read a CRC that is split over segments, and the user-mode network divides the stream anew. With
-                // much traffic nearly every connection with CRCs would fail there, so these cases switch CRCs off.
+                // siw cannot read a CRC that is split over segments, and the user-mode network
+                // divides the stream anew. With much traffic nearly every connection with CRCs
+                // would fail there, so these cases switch CRCs off.
                 let much =
                     program.name == "rstream" || program.sizes.iter().any(|size| *size >= BULK);
                 let setup = Setup {

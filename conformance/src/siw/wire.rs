@@ -16,7 +16,8 @@ pub(super) struct Terminate {
     pub(super) kind: u8,
     /// Error code.
     pub(super) code: u8,
-    /// The message has siw's layout: layer and type are exchanged, and the flags are at the low end of their octet.
+    /// The message has siw's layout: layer and type are exchanged, and the flags are at the low end
+    /// of their octet.
     pub(super) siw_layout: bool,
     /// The four octets and their meaning, for a person.
     pub(super) shown: String,
@@ -27,7 +28,8 @@ pub(super) struct Terminate {
 /// # Errors
 /// When tshark fails.
 pub(super) fn terminates(file: &Path) -> Result<Vec<Terminate>> {
-    // A Terminate is an untagged segment for queue 2: opcode 7, and the control word after 18 octets of header.
+    // A Terminate is an untagged segment for queue 2: opcode 7, and the control word after 18
+    // octets of header.
     let payloads = fields(file, "iwarp_rdma.opcode == 7", "tcp.payload")?;
     payloads
         .iter()
@@ -79,7 +81,8 @@ fn octets(hex: &str) -> Result<Vec<u8>> {
         .collect()
 }
 
-/// Returns the offset of the Terminate's control word. The payload consists of whole FPDUs, of which the Terminate may be a later one.
+/// Returns the offset of the Terminate's control word. The payload consists of whole FPDUs, of
+/// which the Terminate may be a later one.
 fn position(octets: &[u8]) -> Option<usize> {
     let mut at = 0;
     loop {

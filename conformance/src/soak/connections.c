@@ -32,7 +32,8 @@ static void enter(struct pair *p, enum state state)
 	p->since = now_ms();
 }
 
-/* Makes what all connections share. Returns 0, or -1 if something is missing now, such as descriptors. */
+/* Makes what all connections share. Returns 0, or -1 if something is missing now, such as
+ * descriptors. */
 int open_common(struct ibv_context *verbs)
 {
 	struct ibv_srq_init_attr attr = { .attr = { .max_wr = SHARED, .max_sge = 1 } };
@@ -183,7 +184,8 @@ static void request_arrived(struct rdma_cm_event *event)
 	p->id = event->id;
 	p->id->context = p;
 	learn(p, event);
-	/* One that is being closed in order ends by itself; what it waits for may not have been read yet. */
+	/* One that is being closed in order ends by itself; what it waits for may not have been
+	 * read yet. */
 	for (int i = 0; i < PLACES; i++)
 		if (pairs[i].state == LIVE && pairs[i].index == p->index && !pairs[i].farewell && &pairs[i] != p)
 			lose(&pairs[i], "the client has connected anew");
@@ -272,7 +274,8 @@ int connection_events(void)
 		struct rdma_cm_event copy = *event;
 		char data[256] = { 0 };
 
-		/* The event is acknowledged first, because identifiers with open events cannot be destroyed. */
+		/* The event is acknowledged first, because identifiers with open events cannot be
+		 * destroyed. */
 		if (copy.event == RDMA_CM_EVENT_CONNECT_REQUEST || copy.event == RDMA_CM_EVENT_ESTABLISHED)
 			if (copy.param.conn.private_data_len && copy.param.conn.private_data) {
 				memcpy(data, copy.param.conn.private_data, copy.param.conn.private_data_len);

@@ -26,7 +26,8 @@ pub(super) enum Kind {
 
 /// A disturbance that is too short for a peer to be given up, in milliseconds.
 const SHORT: u64 = 700;
-/// On a busy machine it may take longer than it should. What took longer than this may end connections.
+/// On a busy machine it may take longer than it should. What took longer than this may end
+/// connections.
 const NOT_SHORT: Duration = Duration::from_secs(2);
 /// One after which every peer has been given up.
 const LONG: Duration = Duration::from_secs(7);
@@ -193,7 +194,8 @@ impl Random {
         self.next() % bound.max(1)
     }
 
-    /// A kind of disturbance. Those that end connections are rarer, so that processes and connections also become old.
+    /// A kind of disturbance. Those that end connections are rarer, so that processes and
+    /// connections also become old.
     pub(super) fn kind(&mut self) -> Kind {
         let gentle = self.below(6) != 0;
         let of: Vec<Kind> = Kind::ALL

@@ -32,7 +32,8 @@ pub(super) struct End {
     past: BTreeMap<String, u64>,
     /// What was lost since [`forgive`](Self::forgive), with reasons.
     lost: Vec<String>,
-    /// Why connections were lost or attempts failed, and how often, since [`reasons`](Self::reasons) was called.
+    /// Why connections were lost or attempts failed, and how often, since
+    /// [`reasons`](Self::reasons) was called.
     reasons: BTreeMap<String, u64>,
     last: String,
 }

@@ -1,4 +1,5 @@
-/* Operations of both ends: what is posted, what each completion must be, and what must have happened then. */
+/* Operations of both ends: what is posted, what each completion must be, and what must have
+ * happened then. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <stddef.h>
@@ -15,7 +16,8 @@ struct message {
 	uint64_t sequence;
 };
 
-/* Tags in the upper octet of a wr_id. The rest: number, place of the connection, place of the request or receive. */
+/* Tags in the upper octet of a wr_id. The rest: number, place of the connection, place of the
+ * request or receive. */
 enum { OUR_REQUEST = 1, OUR_RECEIVE = 2, SHARED_RECEIVE = 3 };
 
 static char shared_in[SHARED][MESSAGE];
@@ -334,7 +336,8 @@ static void completed(struct pair *p, const struct request *r)
 	}
 }
 
-/* A completion of a request: it is posted, and the oldest one that is signaled. Those before it are done without a completion. */
+/* A completion of a request: it is posted, and the oldest one that is signaled. Those before it are
+ * done without a completion. */
 static void request_completed(const struct ibv_wc *wc)
 {
 	struct pair *p = &pairs[wc->wr_id >> 16 & 0xffff];
@@ -489,7 +492,8 @@ void judge(void)
 
 	for (int i = 0; i < PLACES; i++)
 		some |= pairs[i].state >= CONNECTING && pairs[i].failure;
-	/* The requests of a failed connection complete in another queue than its receives, so some successes may not have been read yet. */
+	/* The requests of a failed connection complete in another queue than its receives, so some
+	 * successes may not have been read yet. */
 	while (some && reap())
 		;
 	for (int i = 0; some && i < PLACES; i++) {

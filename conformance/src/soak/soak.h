@@ -1,5 +1,5 @@
-/* What the parts of the soak program share. One process runs it as the server and another one as the client; both issue operations
- * on all connections and verify what completes. */
+/* What the parts of the soak program share. One process runs it as the server and another one as
+ * the client; both issue operations on all connections and verify what completes. */
 #ifndef SOAK_H
 #define SOAK_H
 
@@ -36,7 +36,8 @@ struct arena {
 	char in[RECEIVES][MESSAGE];
 };
 
-/* The private data of a connection's set-up: where the sender's `reach` is, and the seed of its contents. */
+/* The private data of a connection's set-up: where the sender's `reach` is, and the seed of its
+ * contents. */
 struct hello {
 	uint64_t addr, seed;
 	uint32_t rkey, index;
