@@ -99,10 +99,13 @@ static void serve(int s)
 			return;
 		}
 		if (f[0].revents && !relay(p[0], s)) {
-			f[0].fd = -1; /* all writers have closed it; the exit status is still to come */
+			/* all writers have closed it; the exit status is still to come */
+			f[0].fd = -1;
 			f[0].revents = 0;
 		} else if (done && !f[0].revents) {
-			break; /* processes that the command left running may keep the pipe open for ever */
+			/* processes that the command left running may keep the pipe open for
+			 * ever */
+			break;
 		}
 		if (!done && waitpid(child, &status, WNOHANG) == child)
 			done = 1;
@@ -122,7 +125,8 @@ static void serve(int s)
 
 int main(int argc, char **argv)
 {
-	struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons((unsigned short)atoi(argc > 1 ? argv[1] : "22")) };
+	struct sockaddr_in a = { .sin_family = AF_INET,
+				 .sin_port = htons((unsigned short)atoi(argc > 1 ? argv[1] : "22")) };
 	int one = 1, l = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	setsockopt(l, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
 	if (bind(l, (struct sockaddr *)&a, sizeof a) || listen(l, 64)) {

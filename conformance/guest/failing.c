@@ -91,7 +91,8 @@ static int a_completion_queue(void)
 
 static struct ibv_qp_init_attr queues(void)
 {
-	return (struct ibv_qp_init_attr){ .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = { 256, 256, 4, 4, 16 } };
+	return (struct ibv_qp_init_attr){ .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
+					  .cap = { 256, 256, 4, 4, 16 } };
 }
 
 static int a_queue_pair(void)
@@ -107,7 +108,8 @@ static int a_queue_pair(void)
 
 static int a_region(void)
 {
-	struct ibv_mr *made = ibv_reg_mr(pd, memory, sizeof memory, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+	struct ibv_mr *made = ibv_reg_mr(pd, memory, sizeof memory, IBV_ACCESS_LOCAL_WRITE |
+					 IBV_ACCESS_REMOTE_WRITE);
 
 	if (!made)
 		return errno;
@@ -193,8 +195,10 @@ static int a_connection(void)
 
 	if (rdma_create_id(channel, &id, NULL, RDMA_PS_TCP))
 		return errno;
-	if (rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 3000) || event(&of) != RDMA_CM_EVENT_ADDR_RESOLVED ||
-	    rdma_resolve_route(id, 3000) || event(&of) != RDMA_CM_EVENT_ROUTE_RESOLVED || rdma_create_qp(id, pd, &attr))
+	if (rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 3000) ||
+	    event(&of) != RDMA_CM_EVENT_ADDR_RESOLVED ||
+	    rdma_resolve_route(id, 3000) || event(&of) != RDMA_CM_EVENT_ROUTE_RESOLVED ||
+		    rdma_create_qp(id, pd, &attr))
 		error = errno ? errno : ENOMEM;
 	else
 		error = converse(id);
@@ -214,7 +218,8 @@ static void walk(const char *name, int (*make)(void))
 		int error = make();
 		failed = disarm();
 		if (!failed && error) {
-			printf("failed: %s, although there was memory: %s\n", name, strerror(error));
+			printf("failed: %s, although there was memory: %s\n", name,
+			       strerror(error));
 			exit(1);
 		}
 		if (!failed)
@@ -238,7 +243,8 @@ int main(int argc, char **argv)
 	must(file < 0, argv[3]);
 	must(!(channel = rdma_create_event_channel()), "event channel");
 	must(rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP), "id");
-	must(rdma_bind_addr(listener, (struct sockaddr *)&address) || rdma_listen(listener, 8), "listener");
+	must(rdma_bind_addr(listener, (struct sockaddr *)&address) || rdma_listen(listener, 8),
+	     "listener");
 	/* Queue pairs of a connection belong to the context that librdmacm has opened. */
 	verbs = listener->verbs;
 	device = verbs->device;

@@ -27,7 +27,8 @@ static inline int read_frame(int s, struct frame *frame)
 	if (recv(s, frame, HEAD, MSG_WAITALL) != HEAD)
 		return -1;
 	octets = data_octets(frame);
-	if (octets > (int)sizeof frame->data || (octets && recv(s, frame->data, (size_t)octets, MSG_WAITALL) != octets))
+	if (octets > (int)sizeof frame->data || (octets && recv(s, frame->data, (size_t)octets,
+			MSG_WAITALL) != octets))
 		return -1;
 	return 0;
 }

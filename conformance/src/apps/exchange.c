@@ -20,7 +20,8 @@ static void done(const char *part)
 
 static void wrong(const char *part, long at, long have, long want)
 {
-	fprintf(stderr, "rank %d: %s: element %ld is %ld instead of %ld\n", rank, part, at, have, want);
+	fprintf(stderr, "rank %d: %s: element %ld is %ld instead of %ld\n", rank, part, at, have,
+		want);
 	MPI_Abort(MPI_COMM_WORLD, 1);
 }
 
@@ -52,9 +53,11 @@ static void ring(int rounds)
 	for (int i = 0; i < rounds; i++) {
 		if (rank == 0) {
 			MPI_Send(&token, 1, MPI_LONG, next, 1, MPI_COMM_WORLD);
-			MPI_Recv(&token, 1, MPI_LONG, previous, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+			MPI_Recv(&token, 1, MPI_LONG, previous, 1, MPI_COMM_WORLD,
+				 MPI_STATUS_IGNORE);
 		} else {
-			MPI_Recv(&token, 1, MPI_LONG, previous, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+			MPI_Recv(&token, 1, MPI_LONG, previous, 1, MPI_COMM_WORLD,
+				 MPI_STATUS_IGNORE);
 			token += rank;
 			MPI_Send(&token, 1, MPI_LONG, next, 1, MPI_COMM_WORLD);
 		}
@@ -105,7 +108,8 @@ static void alltoall(size_t n)
 	for (int from = 0; from < ranks; from++)
 		for (size_t i = 0; i < n; i++)
 			if (in[(size_t)from * n + i] != pattern(from, rank, i))
-				wrong("alltoall", (long)i, in[(size_t)from * n + i], pattern(from, rank, i));
+				wrong("alltoall", (long)i, in[(size_t)from * n + i],
+				      pattern(from, rank, i));
 	free(out);
 	free(in);
 	done("alltoall");
@@ -126,14 +130,16 @@ static void neighbours(size_t longest)
 		for (int p = 0; p < 2; p++)
 			for (int d = DEPTH - 1; d >= 0; d--) {
 				in[p][d] = words(n);
-				MPI_Irecv(in[p][d], (int)n, MPI_UINT32_T, peers[p], 10 * d + !p, MPI_COMM_WORLD, &requests[r++]);
+				MPI_Irecv(in[p][d], (int)n, MPI_UINT32_T, peers[p], 10 * d + !p,
+					  MPI_COMM_WORLD, &requests[r++]);
 			}
 		for (int p = 0; p < 2; p++)
 			for (int d = 0; d < DEPTH; d++) {
 				out[p][d] = words(n);
 				for (size_t i = 0; i < n; i++)
 					out[p][d][i] = pattern(rank, 10 * d + p, i);
-				MPI_Isend(out[p][d], (int)n, MPI_UINT32_T, peers[p], 10 * d + p, MPI_COMM_WORLD, &requests[r++]);
+				MPI_Isend(out[p][d], (int)n, MPI_UINT32_T, peers[p], 10 * d + p,
+					  MPI_COMM_WORLD, &requests[r++]);
 			}
 		MPI_Waitall(r, requests, MPI_STATUSES_IGNORE);
 		for (int p = 0; p < 2; p++)
@@ -164,7 +170,8 @@ static void windows(size_t n)
 		mine[n + i] = 0;
 		put[i] = pattern(rank, 8, i);
 	}
-	MPI_Win_create(mine, (MPI_Aint)(2 * n * sizeof *mine), sizeof *mine, MPI_INFO_NULL, MPI_COMM_WORLD, &window);
+	MPI_Win_create(mine, (MPI_Aint)(2 * n * sizeof *mine), sizeof *mine, MPI_INFO_NULL,
+		       MPI_COMM_WORLD, &window);
 	MPI_Win_fence(0, window);
 	MPI_Put(put, (int)n, MPI_UINT32_T, next, (MPI_Aint)n, (int)n, MPI_UINT32_T, window);
 	MPI_Get(got, (int)n, MPI_UINT32_T, previous, 0, (int)n, MPI_UINT32_T, window);
@@ -228,7 +235,8 @@ static void times(int rounds)
 		MPI_Reduce(&mine, &mean[i], 1, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);
 	}
 	if (rank == 0)
-		printf("%d ranks: half a round trip %.1f us, allreduce %.1f us\n", ranks, mean[0] / ranks, mean[1] / ranks);
+		printf("%d ranks: half a round trip %.1f us, allreduce %.1f us\n", ranks,
+		       mean[0] / ranks, mean[1] / ranks);
 }
 
 /* Arguments: words of the longest message, and, if times are wanted, of how many rounds. */
