@@ -160,9 +160,6 @@ pub(crate) fn missing_for_guests() -> Option<String> {
 }
 
 /// Installs missing packages as root. An ordinary user gets an error that names them.
-///
-/// # Errors
-/// When packages are missing and cannot be installed.
 pub(crate) fn require_packages(suite: Suite, log: &mut Log) -> Result<()> {
     let missing = missing_packages(suite);
     if missing.is_empty() {

@@ -54,8 +54,7 @@ impl Rows {
     /// the kernel wrote, and the error), runs the case again. `complaint` finds what a kernel may
     /// not write. Returns what the kernel wrote in the last run.
     ///
-    /// # Errors
-    /// If `once` fails, because a guest is gone.
+    /// Fails if `once` fails, because a guest is gone.
     pub(crate) fn run(
         &mut self,
         name: String,

@@ -17,9 +17,6 @@ impl Drop for TempDir {
 }
 
 /// Creates the directory.
-///
-/// # Errors
-/// If it exists, or cannot be created.
 pub(crate) fn tempdir() -> Result<TempDir> {
     let path = std::env::temp_dir().join(format!("iwarp-apps-{}", std::process::id()));
     std::fs::create_dir(&path)?;

@@ -293,9 +293,8 @@ fn brief(said: &str) -> String {
 /// Compares all results with what is known. Returns how many passed, and how many failed as they
 /// are known to.
 ///
-/// # Errors
-/// When a test fails that should pass or fails otherwise than it should; when one passes that is
-/// known to fail, or does not exist.
+/// Fails if a test fails that should pass or fails otherwise than it should; when one passes that
+/// is known to fail, or does not exist.
 fn judge(known: &[Known], results: &BTreeMap<String, Option<String>>) -> Result<(usize, usize)> {
     let mut wrong = Vec::new();
     for row in known {

@@ -162,9 +162,6 @@ fn all() -> Vec<Case<Stage>> {
 const LIMIT: Duration = Duration::from_secs(2 * 3600);
 
 /// Runs the cases that the arguments choose.
-///
-/// # Errors
-/// When our programs cannot be built, no case matches `--only`, or a case fails.
 pub(crate) fn command(args: &AppsArgs) -> Result<Outcome> {
     let context = Context::new(false, true)?;
     let mut log = Log::create(&context.log_dir().join("interop-apps.log"), LIMIT)?;

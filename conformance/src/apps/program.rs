@@ -25,9 +25,6 @@ pub(super) struct Program {
 
 impl Program {
     /// Starts a program. Standard output and standard error go to the file `output`.
-    ///
-    /// # Errors
-    /// When the program cannot be started.
     pub(super) fn start(
         command: &mut Command,
         shown: String,
@@ -67,8 +64,7 @@ impl Program {
     /// Waits until the output contains the text. The C library buffers output to files, so start
     /// the program with `stdbuf -oL` unless it flushes its output itself.
     ///
-    /// # Errors
-    /// When the program ends without writing the text, or at the case's limit.
+    /// Fails if the program ends without writing the text, or at the case's limit.
     pub(super) fn wait_for(&mut self, text: &str) -> Result<()> {
         loop {
             if self.said().contains(text) {
@@ -89,8 +85,7 @@ impl Program {
 
     /// Returns the exit status if the program has ended.
     ///
-    /// # Errors
-    /// When the process cannot be queried.
+    /// Fails if the process cannot be queried.
     pub(super) fn poll(&mut self) -> Result<Option<ExitStatus>> {
         if self.ended.is_none() {
             self.ended = self.child.try_wait()?;
@@ -100,8 +95,7 @@ impl Program {
 
     /// Waits for the end of the program. Returns its exit code and its output.
     ///
-    /// # Errors
-    /// When the program is killed by a signal or does not end before the case's limit.
+    /// Fails if the program is killed by a signal or does not end before the case's limit.
     pub(super) fn end(mut self) -> Result<(i32, String)> {
         loop {
             if let Some(status) = self.poll()? {
@@ -128,8 +122,7 @@ impl Program {
 
     /// Waits for the end of the program and returns its output.
     ///
-    /// # Errors
-    /// As for [`Program::end`], or when the exit code is not 0.
+    /// Fails like [`Program::end`], or when the exit code is not 0.
     pub(super) fn success(self) -> Result<String> {
         let shown = self.shown.clone();
         match self.end()? {

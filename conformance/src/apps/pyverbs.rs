@@ -125,8 +125,7 @@ pub(super) fn verdict(results: &str) -> Result<Verdict> {
 
 /// Checks all results. Returns a note that counts them for each file.
 ///
-/// # Errors
-/// When a test fails or is skipped that should pass.
+/// Fails if a test fails or is skipped that should pass.
 pub(crate) fn check(expected: &Expected, results: &str) -> Result<String> {
     let mut files: BTreeMap<&str, Counts<'_>> = BTreeMap::new();
     let (mut passed, mut skipped, mut foreign) = (0, 0, 0);

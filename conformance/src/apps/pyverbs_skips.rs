@@ -52,8 +52,7 @@ impl Skip {
 impl Expected {
     /// Reads a data file.
     ///
-    /// # Errors
-    /// If it has another form, or a row without a reason or without a message.
+    /// Fails if it has another form, or a row without a reason or without a message.
     pub(crate) fn parse(text: &str) -> Result<Self> {
         let all: Self = toml::from_str(text).context("a list of tests that need not pass")?;
         for row in &all.skip {

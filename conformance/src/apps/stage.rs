@@ -124,9 +124,6 @@ struct Holder {
 
 impl Stage {
     /// Makes the directory and the namespaces of a case.
-    ///
-    /// # Errors
-    /// When they cannot be made.
     pub(super) fn open(setting: &Setting<'_>, case: &Case<Self>, number: usize) -> Result<Self> {
         let dir = setting.home.join(number.to_string());
         std::fs::create_dir(&dir)?;
@@ -193,18 +190,12 @@ impl Stage {
     }
 
     /// Starts a program with its arguments under `iwarp run`.
-    ///
-    /// # Errors
-    /// When it cannot be started.
     pub(super) fn start(&self, words: &[&str]) -> Result<Program> {
         self.start_with(&[], None, &[], words)
     }
 
     /// Starts a program with options of `iwarp run`, a file as standard input, and environment
     /// variables.
-    ///
-    /// # Errors
-    /// When it cannot be started.
     pub(super) fn start_with(
         &self,
         options: &[&str],
@@ -223,9 +214,6 @@ impl Stage {
     }
 
     /// Starts a program that uses no verbs, without `iwarp run`.
-    ///
-    /// # Errors
-    /// When it cannot be started.
     pub(super) fn start_plain(&self, words: &[&str]) -> Result<Program> {
         self.launch(&mut self.command(words), words.join(" "), None)
     }
@@ -298,9 +286,6 @@ impl Stage {
     }
 
     /// Waits until something listens on the port, without connecting to it.
-    ///
-    /// # Errors
-    /// When nothing listens before the case's limit.
     pub(super) fn wait_for_port(&self, port: u16) -> Result<()> {
         while !self.listens(port) {
             if Instant::now() >= self.deadline {
@@ -312,9 +297,6 @@ impl Stage {
     }
 
     /// Waits until a socket for datagrams has the port.
-    ///
-    /// # Errors
-    /// When none has it before the case's limit.
     pub(super) fn wait_for_datagrams(&self, port: u16) -> Result<()> {
         while !self.has(&["udp", "udp6"], UNCONNECTED, port) {
             if Instant::now() >= self.deadline {

@@ -18,9 +18,6 @@ pub(super) struct Door {
 
 impl Door {
     /// Asks for a link, again and again while the server measures with somebody else.
-    ///
-    /// # Errors
-    /// When the server answers something else.
     pub(super) fn open(server: SocketAddr) -> Result<Self> {
         let start = Instant::now();
         loop {

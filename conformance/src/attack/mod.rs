@@ -103,9 +103,6 @@ impl HostileArgs {
 const LIMIT: Duration = Duration::from_secs(3600);
 
 /// Runs the attacks that the arguments choose.
-///
-/// # Errors
-/// When our programs cannot be built, nothing matches `--only`, or the suite fails.
 pub(crate) fn command(args: &HostileArgs) -> Result<Outcome> {
     if args.list {
         list::all().for_each(|attack| println!("{}", attack.name));
@@ -194,9 +191,6 @@ const NOTHING_CHOSEN: &str = "no such attack or server; --list shows the attacks
 const SOURCE: &str = "conformance/src/attack/granting.c";
 
 /// Shows the table.
-///
-/// # Errors
-/// When a row has failed.
 fn judged(rows: &[Row], log: &mut Log) -> Result<Outcome> {
     table(rows, log);
     let failed = rows.iter().filter(|row| row.failure.is_some()).count();

@@ -62,9 +62,6 @@ pub(super) struct Row {
 }
 
 /// Attacks one server.
-///
-/// # Errors
-/// When it cannot be started, or its good client cannot measure without an attack.
 pub(super) fn against(
     place: &Place,
     kind: Kind,
@@ -306,8 +303,7 @@ impl Row {
     }
 }
 
-/// # Errors
-/// When the server still has something of the attackers although all limits of time are over.
+/// Fails if the server still has something of the attackers although all limits of time are over.
 fn leftovers(server: &Server<'_>, before: (usize, usize)) -> Result<()> {
     let start = Instant::now();
     loop {

@@ -267,8 +267,7 @@ impl<'a> Server<'a> {
         Ok(false)
     }
 
-    /// # Errors
-    /// When the server has ended.
+    /// Fails if the server has ended.
     pub(super) fn alive(&mut self) -> Result<()> {
         if let Some(status) = self.child.try_wait()? {
             let said = std::fs::read_to_string(&self.output).unwrap_or_default();
@@ -302,9 +301,6 @@ impl<'a> Server<'a> {
 
     /// Runs the good client once. It checks the data that it gets. If `begun` is not set, sets it
     /// when the client is connected.
-    ///
-    /// # Errors
-    /// When it fails.
     pub(super) fn measure(&self, begun: &AtomicBool) -> Result<Figures> {
         let iwarp = self.place.iwarp.display().to_string();
         let port = self.address.port().to_string();

@@ -13,9 +13,6 @@ const REGULAR: u32 = 0o100_000;
 const SYMLINK: u32 = 0o120_000;
 
 /// Writes everything below `root`, owned by root, into `file`.
-///
-/// # Errors
-/// When something cannot be read or written.
 pub(crate) fn write(root: &Path, file: &Path) -> Result<()> {
     let out = std::fs::File::create(file).with_context(|| file.display().to_string())?;
     let mut out = BufWriter::new(out);

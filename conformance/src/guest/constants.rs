@@ -18,9 +18,8 @@ const SWITCHES: &[&str] = &[
 
 /// Changes the source in `dir`.
 ///
-/// # Errors
-/// When a constant is not found exactly once. This version of the driver is then not the one that
-/// these edits were written for.
+/// Fails if a constant is not found exactly once. This version of the driver is then not the one
+/// that these edits were written for.
 pub(super) fn to_parameters(dir: &Path) -> Result<()> {
     edit(&dir.join("siw.h"), |text| {
         SWITCHES.iter().try_fold(text, |text, name| {

@@ -64,9 +64,6 @@ pub(crate) struct Kernel {
 
 impl Kernel {
     /// The newest kernel of a series for which image and source have the same version.
-    ///
-    /// # Errors
-    /// When apt knows of none.
     pub(crate) fn newest(series: &'static str, log: &mut Log) -> Result<Self> {
         let source = format!("linux-source-{series}");
         let shown = log.run_and_read(Command::new("apt-cache").args(["show", &source]))?;
@@ -83,9 +80,6 @@ impl Kernel {
     }
 
     /// Downloads and unpacks image and headers below `dir`.
-    ///
-    /// # Errors
-    /// When apt or the unpacking fails.
     pub(crate) fn fetch(&self, dir: &Path, log: &mut Log) -> Result<()> {
         let Release { name, version, .. } = &self.release;
         let image = format!("linux-image-{name}={version}");
@@ -101,9 +95,6 @@ impl Kernel {
     }
 
     /// Downloads the kernel's source and unpacks below `dir` what modules are built from.
-    ///
-    /// # Errors
-    /// When apt or the unpacking fails.
     pub(crate) fn fetch_source(&self, dir: &Path, log: &mut Log) -> Result<()> {
         let tree = format!("linux-source-{}", self.series);
         let parts: Vec<String> = self
@@ -157,9 +148,6 @@ impl Kernel {
 }
 
 /// Downloads and unpacks the guest's programs with their libraries below `dir`.
-///
-/// # Errors
-/// When apt or the unpacking fails.
 pub(crate) fn fetch_programs(dir: &Path, log: &mut Log) -> Result<()> {
     std::fs::create_dir_all(dir)?;
     // With an empty package status apt believes that nothing is installed, so it names all packages

@@ -29,9 +29,6 @@ pub(crate) struct Host {
 
 impl Host {
     /// Builds the `iwarp` command, the C library and the program `peer` for this machine.
-    ///
-    /// # Errors
-    /// When one of them does not build.
     pub(crate) fn build(context: &Context, cache: &Path, log: &mut Log) -> Result<Self> {
         log.say("building our programs");
         log.run(cargo(&context.root).args([
@@ -72,9 +69,6 @@ impl Host {
     }
 
     /// Where a program is: one of ours, or one of this machine's.
-    ///
-    /// # Errors
-    /// When it is not installed.
     pub(crate) fn program(&self, name: &str) -> Result<PathBuf> {
         match name {
             "iwarp" => Ok(self.iwarp.clone()),
@@ -95,9 +89,6 @@ pub(crate) struct Program {
 
 impl Program {
     /// Starts a program with these settings (`IWARP_*`).
-    ///
-    /// # Errors
-    /// When it cannot be started.
     pub(crate) fn start(
         guest: &Guest,
         net: Net,
@@ -156,9 +147,6 @@ impl Program {
 
     /// Waits until the program has written a line that contains `text`, for at most `limit`
     /// seconds. Returns the line.
-    ///
-    /// # Errors
-    /// When the program ends or no such line comes in time.
     pub(crate) fn wait_for(&mut self, text: &str, limit: u64) -> Result<String> {
         let end = Instant::now() + Duration::from_secs(limit);
         loop {
@@ -176,9 +164,6 @@ impl Program {
 
     /// Waits for the end of the program, for at most `limit` seconds. After that the exit code in
     /// the result is 124.
-    ///
-    /// # Errors
-    /// When waiting for the process fails.
     pub(crate) fn wait(mut self, limit: u64) -> Result<Output> {
         let end = Instant::now() + Duration::from_secs(limit);
         loop {
@@ -206,8 +191,7 @@ impl Program {
 
     /// Waits until the program listens on a port.
     ///
-    /// # Errors
-    /// When the program does not listen in time, or has ended.
+    /// Fails if the program does not listen in time, or has ended.
     pub(crate) fn listens(&mut self, port: u16, limit: Duration) -> Result<()> {
         let start = Instant::now();
         let wanted = format!(":{port:04X} ");
@@ -237,9 +221,6 @@ impl Program {
     }
 
     /// Sends SIGINT to the program.
-    ///
-    /// # Errors
-    /// When the process is gone.
     pub(crate) fn interrupt(&self) -> Result<()> {
         let pid = i32::try_from(self.id())
             .ok()
@@ -250,8 +231,7 @@ impl Program {
 
     /// Returns `true` if the program has ended.
     ///
-    /// # Errors
-    /// When the process cannot be queried.
+    /// Fails if the process cannot be queried.
     pub(crate) fn has_ended(&mut self) -> Result<bool> {
         Ok(self.child.try_wait()?.is_some())
     }

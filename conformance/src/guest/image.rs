@@ -182,9 +182,6 @@ impl KernelFiles {
 }
 
 /// Builds the guest's files, except those that exist from an earlier run.
-///
-/// # Errors
-/// When packages cannot be fetched, or the driver or the file system cannot be built.
 pub(crate) fn build(context: &Context, cache: &Path, log: &mut Log) -> Result<Image> {
     let kernel_dir = cache.join("kernel");
     let programs_dir = cache.join("programs");
@@ -225,9 +222,6 @@ pub(crate) fn build(context: &Context, cache: &Path, log: &mut Log) -> Result<Im
 }
 
 /// Builds a guest without RDMA programs, with one kernel module of ours in `/lib/iwarp`.
-///
-/// # Errors
-/// When the file system cannot be built.
 pub(crate) fn small(
     context: &Context,
     cache: &Path,
@@ -256,9 +250,6 @@ pub(crate) fn small(
 
 /// Builds a guest with RDMA programs and modules of ours in `/lib/iwarp`, and siw, which is not
 /// loaded, in `/lib/siw`. `add` adds further files.
-///
-/// # Errors
-/// When packages cannot be fetched, or the driver or the file system cannot be built.
 pub(crate) fn device(
     context: &Context,
     cache: &Path,
@@ -361,9 +352,6 @@ impl Stage<'_> {
     }
 
     /// Copies a program.
-    ///
-    /// # Errors
-    /// When it is not there.
     pub(crate) fn executable(&self, from: &Path, to: &str) -> Result<()> {
         self.copy(from, to)?;
         std::fs::set_permissions(self.root.join(to), std::fs::Permissions::from_mode(0o755))?;
@@ -593,9 +581,6 @@ impl Stage<'_> {
     }
 
     /// Copies the libraries that files need.
-    ///
-    /// # Errors
-    /// When no package has one of them.
     pub(crate) fn libraries(&mut self, mut queue: VecDeque<PathBuf>) -> Result<()> {
         let mut seen = BTreeSet::new();
         while let Some(file) = queue.pop_front() {

@@ -76,9 +76,6 @@ pub(crate) struct Cable {
 
 impl Cable {
     /// Both ends of a cable.
-    ///
-    /// # Errors
-    /// When no ports are free.
     pub(crate) fn ends() -> Result<[Self; 2]> {
         let bind = || UdpSocket::bind((Ipv4Addr::LOCALHOST, 0));
         let (first, second) = (bind()?, bind()?);
@@ -135,9 +132,6 @@ pub(crate) struct Guest {
 
 impl Guest {
     /// Starts the guest and waits until it takes commands.
-    ///
-    /// # Errors
-    /// When QEMU or the network cannot be started, or the guest does not answer in time.
     pub(crate) fn start(
         image: &Image,
         cache: &Path,
@@ -298,17 +292,11 @@ impl Guest {
     }
 
     /// Runs a shell command in the guest, for at most `limit` seconds.
-    ///
-    /// # Errors
-    /// When the guest does not answer.
     pub(crate) fn run(&self, command: &str, limit: u64) -> Result<Output> {
         self.start_command(command, limit)?.wait()
     }
 
     /// Runs a shell command that must succeed.
-    ///
-    /// # Errors
-    /// When it fails.
     pub(crate) fn must(&self, command: &str, limit: u64) -> Result<String> {
         let out = self.run(command, limit)?;
         if out.code != 0 {
@@ -322,9 +310,6 @@ impl Guest {
     }
 
     /// Starts a shell command in the guest. It is killed when the value is dropped.
-    ///
-    /// # Errors
-    /// When the guest does not answer.
     pub(crate) fn start_command(&self, command: &str, limit: u64) -> Result<Running> {
         let mut stream = TcpStream::connect_timeout(&self.agent, Duration::from_secs(10))?;
         stream.write_all(format!("{limit} {}\n{command}", command.len()).as_bytes())?;
@@ -336,9 +321,6 @@ impl Guest {
     }
 
     /// Waits until a program in the guest listens.
-    ///
-    /// # Errors
-    /// When it does not in time.
     pub(crate) fn listens(&self, port: u16, server: &mut Running) -> Result<()> {
         let command = format!(
             "for i in $(seq 200); do grep -q ':{port:04X} 0*:0000 0A' /proc/net/tcp /proc/net/tcp6 && exit 0; usleep 50000; done; exit 1"
@@ -355,9 +337,6 @@ impl Guest {
     }
 
     /// Returns the address at which programs on this machine reach a port of the guest.
-    ///
-    /// # Errors
-    /// When the port is not one that is forwarded.
     pub(crate) fn reach(&self, net: Net, port: u16) -> Result<SocketAddr> {
         match net {
             Net::Tap => Ok((GUEST_TAP, port).into()),
@@ -387,9 +366,6 @@ impl Guest {
 
     /// Unloads siw and loads it with these module parameters; without any it loads the unchanged
     /// driver.
-    ///
-    /// # Errors
-    /// When the driver cannot be unloaded or loaded.
     pub(crate) fn load_siw(&self, parameters: &str) -> Result<()> {
         self.must(&format!("siw-load {parameters}"), 60).map(drop)
     }
@@ -404,9 +380,6 @@ impl Guest {
 
 impl Guest {
     /// Pulls the cable out of the card, or puts it back.
-    ///
-    /// # Errors
-    /// When QEMU does not take the command.
     pub(crate) fn plug(&self, is_in: bool) -> Result<()> {
         let word = if is_in { "on" } else { "off" };
         let mut stream = TcpStream::connect_timeout(&self.monitor, Duration::from_secs(10))?;
@@ -455,18 +428,12 @@ pub(crate) struct Running {
 
 impl Running {
     /// Waits for the end of the command.
-    ///
-    /// # Errors
-    /// When the guest is gone.
     pub(crate) fn wait(self) -> Result<Output> {
         self.finish(None)
     }
 
     /// Waits for the end of the command, for at most `seconds`. After that the command is killed
     /// and the output has status 124.
-    ///
-    /// # Errors
-    /// When the guest is gone.
     pub(crate) fn wait_at_most(self, seconds: u64) -> Result<Output> {
         self.finish(Some(Instant::now() + Duration::from_secs(seconds)))
     }

@@ -93,9 +93,6 @@ impl Omitted {
     }
 
     /// Builds the modules in `dir`, unless they are there. Returns their paths.
-    ///
-    /// # Errors
-    /// When they do not build.
     pub(crate) fn build(
         &self,
         kernel: &KernelFiles,

@@ -1,10 +1,8 @@
-//! Storage of the kernel on the module when the network between two machines is cut, or the
-//! server's machine is lost.
+//! Kernel storage on the module when the network between two machines fails, or the server crashes.
 //!
-//! Server and client are two guests with a cable between them. Inside one guest nothing can be cut:
-//! what two of its addresses say to each other stays in the guest when a card is down. The server's
-//! disk is a file, so what the server has acknowledged must be there when it was killed and starts
-//! again.
+//! Server and client are two guests with a cable between them, because traffic inside one guest
+//! never reaches a card. The server's disk is a file, so data that the server has acknowledged must
+//! survive its crash and restart.
 
 use std::fs::File;
 use std::path::Path;
@@ -21,31 +19,31 @@ use crate::guest::image::Image;
 use crate::guest::{Cable, Guest, Machine, Output, Running};
 use crate::rows::Rows;
 
-/// What happens to the two machines.
+/// A scenario for the two machines.
 struct Cut {
     name: &'static str,
-    /// What the server does at first.
+    /// The server's first script.
     server: &'static str,
-    /// What the client does meanwhile.
+    /// The client's script.
     client: &'static str,
-    /// What the server does when it was killed and is started anew.
+    /// The server's script after it was killed and restarted.
     again: &'static str,
-    /// What the server does in the end.
+    /// The server's last script.
     end: &'static str,
 }
 
-/// Lines by which the client asks for what it cannot do itself.
+/// Lines by which the client's script makes requests to this program.
 const PULL: &str = "@pull the cable";
 const PUT: &str = "@put the cable back";
 const KILL: &str = "@kill the server";
-/// Octets of the server's disk.
+/// Size of the server's disk in bytes.
 const DISK: u64 = 64 << 20;
-/// Seconds for one cut.
+/// Time limit of one cut, in seconds.
 const LIMIT: u64 = 300;
 
-/// For all scripts: `loaded` loads the module and makes a link for the cable, `down N` pulls the
-/// cable for so many seconds, in the midst of the load, and `killed` kills the server then. What
-/// was disconnected while the cable was pulled may take another minute to end.
+/// Begins all scripts. `loaded` loads the module and adds a link for the cable. `down N` unplugs
+/// the cable for N seconds under load, and `killed` kills the server under load. Connections that
+/// end while the cable is unplugged may take another minute.
 const PRELUDE: &str = "
 TRIES=700
 loaded() {
@@ -210,12 +208,12 @@ const CUTS: &[Cut] = &[
     },
 ];
 
-/// The two machines, and what they are made from.
+/// The two machines, and what they are booted from.
 struct Pair<'a> {
     image: &'a Image,
     cache: &'a Path,
     boot: &'a Boot,
-    /// The server's end.
+    /// The server's end of the cable.
     cable: Cable,
     server: Guest,
     client: Guest,
@@ -241,7 +239,7 @@ impl<'a> Pair<'a> {
         })
     }
 
-    /// Boots a server with the disk as it is.
+    /// Boots a server with the existing disk.
     fn server(
         image: &Image,
         cache: &Path,
@@ -264,10 +262,9 @@ impl<'a> Pair<'a> {
         guest(image, &cache.join("cut-server"), boot, &machine, log)
     }
 
-    /// Does what the cut says, and looks at data and messages of both ends.
+    /// Runs a cut, and checks the data and the messages of both ends.
     ///
-    /// # Errors
-    /// When a command fails, data differ, a kernel complains, or a module leaves memory.
+    /// Fails if a command fails, data differ, a kernel complains, or a module leaves memory.
     fn cut(&mut self, cut: &Cut, log: &mut Log) -> Result<()> {
         let limit = self.boot.limit(LIMIT);
         log.line(on(&self.server, cut.server, limit)?);
@@ -286,7 +283,8 @@ impl<'a> Pair<'a> {
         }
         Ok(())
     }
-    /// Does what the client asks for until its script has ended.
+
+    /// Carries out the client's requests until its script has ended.
     fn attend(
         &mut self,
         mut running: Running,
@@ -302,20 +300,21 @@ impl<'a> Pair<'a> {
                 bail!("the client does not answer");
             }
             let said = running.said();
-            for wish in said.lines().filter(|line| line.starts_with('@')).skip(done) {
+            for request in said.lines().filter(|line| line.starts_with('@')).skip(done) {
                 done += 1;
-                log.line(wish);
-                match wish {
+                log.line(request);
+                match request {
                     PULL => self.client.plug(false)?,
                     PUT => self.client.plug(true)?,
                     KILL => {
-                        // The old one must be gone before the new one takes the disk and the cable.
+                        // The old machine must have ended before the new one uses the disk and the
+                        // cable.
                         self.server.kill();
                         self.server =
                             Self::server(self.image, self.cache, self.boot, self.cable, log)?;
                         log.line(on(&self.server, cut.again, limit)?);
                     }
-                    _ => bail!("nobody can {wish}"),
+                    _ => bail!("an unknown request: {request}"),
                 }
             }
         }
@@ -323,7 +322,7 @@ impl<'a> Pair<'a> {
     }
 }
 
-/// Boots one machine, and forgets what it has said until then.
+/// Boots a machine, and discards the messages of the boot.
 fn guest(
     image: &Image,
     cache: &Path,
@@ -343,7 +342,7 @@ fn script(lines: &str) -> String {
     whole(&format!("{PRELUDE}{lines}"))
 }
 
-/// Runs a script on the server, and returns what it says.
+/// Runs a script on the server, and returns its output.
 fn on(server: &Guest, lines: &str, limit: u64) -> Result<String> {
     let out = server.run(&script(lines), limit)?;
     if out.code != 0 {
@@ -352,16 +351,13 @@ fn on(server: &Guest, lines: &str, limit: u64) -> Result<String> {
     Ok(out.text)
 }
 
-/// How a script has failed.
+/// Describes how a script failed.
 fn failure(out: &Output) -> String {
     let last = out.text.lines().last().unwrap_or_default();
     format!("exit {}: {last}", out.code)
 }
 
 /// Runs the cuts that `only` chooses.
-///
-/// # Errors
-/// If a guest does not start, or memory is lost.
 pub(super) fn run(
     image: &Image,
     cache: &Path,

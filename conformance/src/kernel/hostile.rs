@@ -1,9 +1,9 @@
-//! The module against those who break rules: programs that write anything into the rings, peers
-//! that send anything, and a kernel that has no memory.
+//! The module against malicious processes that write arbitrary ring entries, peers that send
+//! arbitrary data, and failed allocations.
 
 use super::script::Script;
 
-/// The cases. `ENTRIES` is from the command line.
+/// The variable `ENTRIES` comes from the command line.
 pub(super) const CASES: &[Script] = &[
     (
         "a hostile process: random entries, forged flags, wrong mappings",

@@ -39,10 +39,10 @@ pub(crate) struct KernelArgs {
 enum What {
     /// Build the module iwarp_rnic for Debian's kernels, and the source package for DKMS
     Build(BuildArgs),
-    /// Build a kernel from Debian's source that looks for faults, for `engine` and `test` with
-    /// `--kernel debug`
+    /// Build a kernel from Debian's source with sanitizers, for `engine` and `test` with `--kernel
+    /// debug`
     DebugKernel,
-    /// Run two queue pairs of ours in a kernel, in an emulated machine
+    /// Run two of our queue pairs in a kernel, in an emulated machine
     Engine(EngineArgs),
     /// Run programs on the module, in an emulated machine
     Test(TestArgs),
@@ -58,13 +58,9 @@ struct BuildArgs {
     kernel: Option<String>,
 }
 
-/// Fetching packages and building for all kernels; it only ends a hang.
+/// Limit of fetching and building for all kernels, which only ends a hang.
 const LIMIT: Duration = Duration::from_secs(3600);
 
-/// Does what the arguments say.
-///
-/// # Errors
-/// When something does not build, or a test fails.
 pub(crate) fn command(args: &KernelArgs) -> Result<Outcome> {
     match &args.what {
         What::Build(args) => build(args),

@@ -10,9 +10,9 @@ use crate::case::{Case, Verdict};
 use crate::guest::Guest;
 use crate::{complaints, excuses};
 
-/// What the module says of memory that is left when it goes.
-const LEFT: &str = "were not freed";
-/// What the module says when it goes.
+/// The module's message about leaked memory when it is unloaded.
+const LEAKED: &str = "were not freed";
+/// The module's message when it is unloaded and nothing has leaked.
 const GONE: &str = "no allocation of the engine is left";
 
 /// Begins all scripts. They end at the first command that fails; `MODULE` is the module's file.
@@ -27,7 +27,10 @@ links() {
     for i in $(seq 50); do if [ -e /dev/infiniband/rdma_cm ]; then break; fi; sleep 0.1; done
 }
 listening() {
-    for i in $(seq 100); do if grep -q \":$1 0*:0000 0A\" /proc/net/tcp /proc/net/tcp6; then return 0; fi; sleep 0.1; done
+    for i in $(seq 100); do
+        if grep -q \":$1 0*:0000 0A\" /proc/net/tcp /proc/net/tcp6; then return 0; fi
+        sleep 0.1
+    done
     return 1
 }
 pair() {
@@ -97,16 +100,15 @@ fn run(bench: &Bench, script: &str, limit: u64) -> Result<()> {
     verdict(&said)
 }
 
-/// Unloads the module, which must leave nothing.
+/// Unloads the module.
 ///
-/// # Errors
-/// When it is still in use, or leaves memory.
+/// Fails if the module is in use, or leaks memory.
 pub(super) fn unload(guest: &Guest, limit: u64) -> Result<()> {
     guest.must(&format!("rmmod {DEVICE}"), limit)?;
     verdict(&guest.kernel_messages())
 }
 
-/// One line of a script, with `! command` as a command that fails if `command` succeeds.
+/// Turns `! command` into a command that fails if `command` succeeds.
 fn expect_failure(line: &str) -> String {
     match line.trim().strip_prefix("! ") {
         Some(command) => format!("if {command}; then exit 1; fi\n"),
@@ -114,10 +116,10 @@ fn expect_failure(line: &str) -> String {
     }
 }
 
-/// Whether the kernel is content, and the module has gone with all of its memory.
+/// Fails if the kernel reported a fault, or the module leaked memory or was not unloaded.
 pub(super) fn verdict(said: &str) -> Result<()> {
-    let left = || said.lines().find(|line| line.contains(LEFT));
-    if let Some(line) = complaints::first(said).or_else(left) {
+    let leaked = || said.lines().find(|line| line.contains(LEAKED));
+    if let Some(line) = complaints::first(said).or_else(leaked) {
         bail!("the guest's kernel: {line}");
     }
     if !said.contains(GONE) {
@@ -131,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_module_that_leaves_memory_or_stays_fails() {
+    fn leaking_or_loaded_module_fails() {
         let good = format!("[ 1.0] iwarp_rnic: unloaded, {GONE}\n");
         assert!(verdict(&good).is_ok());
         assert!(verdict("").is_err());
@@ -142,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_denied_command_must_fail() {
+    fn negated_command_must_fail() {
         assert_eq!(expect_failure("  ! false"), "if false; then exit 1; fi\n");
         assert_eq!(expect_failure("true"), "true\n");
     }

@@ -1,8 +1,8 @@
 //! `cargo xtask kernel test`: the module `iwarp_rnic` in a Linux kernel, with the distribution's
 //! programs on it.
 //!
-//! A case is a shell script for the guest. After each the guest's kernel must not have complained,
-//! and a case that leaves the module loaded fails: when it goes, it says whether memory is left.
+//! A case is a shell script for the guest ([`script`](super::script)). It fails if the guest's
+//! kernel reports a fault, or if the module is still loaded afterwards or has leaked memory.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -37,20 +37,26 @@ pub(crate) struct TestArgs {
     /// Run programs between the module and these peers instead of the cases
     #[arg(long, value_enum, value_name = "PEER", num_args = 1..)]
     with: Vec<Peer>,
-    /// Run storage of the kernel (NVMe, NFS, SMB, iSER and rnbd) instead: its own cases, or with
-    /// peers disks and files between them
+    /// Run kernel storage (NVMe, NFS, SMB, iSER and rnbd) instead: its own cases, or with peers
+    /// disks and files between them
     #[arg(long, conflicts_with = "few")]
     storage: bool,
-    /// With storage: run NVMe, NFS and perftest at the same time for so many minutes instead, and
-    /// see that memory and descriptors stay as they are. NFS makes more regions in its first
+    /// With storage: run NVMe, NFS and perftest concurrently for this many minutes instead, and
+    /// check that memory and descriptors do not grow. NFS registers more regions in its first
     /// minutes
-    #[arg(long, value_name = "MINUTES", requires = "storage", conflicts_with_all = ["with", "only"], value_parser = clap::value_parser!(u64).range(30..=1440))]
+    #[arg(
+        long,
+        value_name = "MINUTES",
+        requires = "storage",
+        conflicts_with_all = ["with", "only"],
+        value_parser = clap::value_parser!(u64).range(30..=1440)
+    )]
     load: Option<u64>,
     /// With peers: only a few programs
     #[arg(long, requires = "with")]
     few: bool,
-    /// Exit with 77 if this machine lacks what a guest needs, instead of installing it; for a step
-    /// of `cargo xtask test`
+    /// Exit with 77 if this machine lacks what a guest needs, instead of installing it (for a step
+    /// of `cargo xtask test`)
     #[arg(long, hide = true)]
     step: bool,
     /// How many entries of its rings a hostile process writes
@@ -79,11 +85,11 @@ impl TestArgs {
     }
 }
 
-/// Everything together; it only ends a hang.
+/// Limit of the whole run, which only ends a hang.
 const LIMIT: Duration = Duration::from_secs(3600);
-/// Seconds for one case in the guest, which is emulated.
+/// Time limit of one case in the emulated guest, in seconds.
 const CASE_LIMIT: u64 = 400;
-/// Entries that a hostile process gets rid of at least.
+/// Entries per second that a hostile process writes at least.
 const ENTRIES_PER_SECOND: u64 = 2000;
 const CASES: &[Script] = &[
     (
@@ -187,7 +193,8 @@ const CASES: &[Script] = &[
     (
         "rping between two programs, with both families",
         "insmod $MODULE; links
-        pair 'rping -s -a 10.0.2.15 -p 7100 -C 10 -S 4000 -V' 'rping -c -a 10.0.2.15 -p 7100 -C 10 -S 4000 -V'
+        here='-a 10.0.2.15 -p 7100 -C 10 -S 4000 -V'
+        pair \"rping -s $here\" \"rping -c $here\"
         /usr/bin/ip -6 addr add fd00::1/64 dev user0 nodad
         pair 'rping -s -a fd00::1 -p 7100 -C 10 -V' 'rping -c -a fd00::1 -p 7100 -C 10 -V'
         pair 'rping -s -a :: -p 7100 -C 10 -V' 'rping -c -a fd00::1 -p 7100 -C 10 -V'
@@ -214,7 +221,8 @@ const CASES: &[Script] = &[
         rping -s -P -a 10.0.2.15 -p 7100 & server=$!
         listening 1BBC
         for i in $(seq 20); do
-            rping -c -a 10.0.2.15 -p 7100 -C 1 >/tmp/client 2>&1 || { cat /tmp/client; excused /tmp/client; }
+            rping -c -a 10.0.2.15 -p 7100 -C 1 >/tmp/client 2>&1 ||
+                { cat /tmp/client; excused /tmp/client; }
         done
         kill -9 $server
         wait $server || true
@@ -225,7 +233,10 @@ const CASES: &[Script] = &[
         "insmod $MODULE; links
         range=$(cat /proc/sys/net/ipv4/ip_local_port_range)
         echo 40000 40063 > /proc/sys/net/ipv4/ip_local_port_range
-        for port in $(seq 40000 40031); do nc -l -p $port >/dev/null 2>&1 & taken=\"$taken $!\"; listening $(printf %X $port); done
+        for port in $(seq 40000 40031); do
+            nc -l -p $port >/dev/null 2>&1 & taken=\"$taken $!\"
+            listening $(printf %X $port)
+        done
         for server_port in $(seq 7101 7112); do
             rping -s -a 10.0.2.15 -p $server_port -C 1 & server=$!
             listening $(printf %X $server_port)
@@ -266,10 +277,7 @@ const CASES: &[Script] = &[
     ),
 ];
 
-/// Builds, boots, and runs the cases.
-///
-/// # Errors
-/// When something does not build, the guest does not start, or a case fails.
+/// Builds the module, boots the guest, and runs the cases.
 pub(crate) fn command(args: &TestArgs) -> Result<Outcome> {
     let context = Context::new(false, true)?;
     let limit = LIMIT + storage::longest_load(args.load.unwrap_or(0));
@@ -341,19 +349,18 @@ pub(crate) fn command(args: &TestArgs) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Why no guest can be made on this machine, without installing anything.
+/// Returns why no guest can run on this machine without installing anything.
 fn unable(log: &mut Log) -> Option<String> {
     let missing = needs::missing_for_guests();
     if missing.is_some() {
         return missing;
     }
-    // Other distributions have no such kernel.
     Kernel::newest(NEWER, log)
         .err()
         .map(|error| format!("{error:#}"))
 }
 
-/// Boots a guest, and forgets what it has said until then.
+/// Boots a guest, and discards the messages of the boot.
 fn start(image: &Image, cache: &Path, boot: &Boot, log: &mut Log) -> Result<Bench> {
     let guest = Guest::start(image, cache, &boot.machine(), log)?;
     boot.forget_leaks(&guest)?;

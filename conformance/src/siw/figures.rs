@@ -29,9 +29,6 @@ const PAIRS: &[(&str, We, Settings)] = &[
 const ROUNDS: usize = 3;
 
 /// Measures, and returns a table.
-///
-/// # Errors
-/// When the guest is gone.
 pub(super) fn table(lab: &Lab) -> Result<String> {
     let mut text = format!("{:20}", "TAP, MSS 1460");
     for (title, ..) in PAIRS {

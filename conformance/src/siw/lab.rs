@@ -102,9 +102,6 @@ pub(super) struct Pair {
 
 impl Pair {
     /// Waits for both programs. Ours may take `limit` seconds.
-    ///
-    /// # Errors
-    /// When the guest does not answer.
     pub(super) fn wait(self, limit: u64) -> Result<Both> {
         let ours = self.ours.wait(limit)?;
         let theirs = match ours.code {
@@ -119,16 +116,14 @@ impl Pair {
 impl Both {
     /// Checks that both programs ended with exit code 0.
     ///
-    /// # Errors
-    /// When one did not. The error contains the end of both outputs.
+    /// Fails if one did not. The error contains the end of both outputs.
     pub(super) fn succeeded(self) -> Result<Self> {
         self.ended(0, 0)
     }
 
     /// Checks that the programs ended with these exit codes.
     ///
-    /// # Errors
-    /// When one did not. The error contains the end of both outputs.
+    /// Fails if one did not. The error contains the end of both outputs.
     pub(super) fn ended(self, ours: i32, theirs: i32) -> Result<Self> {
         if (self.ours.code, self.theirs.code) != (ours, theirs) {
             bail!(
@@ -157,9 +152,6 @@ impl Lab {
 
     /// Starts a program on our side and one in the guest. `{addr}` and `{port}` in their command
     /// lines are replaced. The case says which of them is the server; it is started first.
-    ///
-    /// # Errors
-    /// When one of them cannot be started or the server does not listen.
     pub(super) fn start(
         &self,
         setup: &Setup,
@@ -193,9 +185,6 @@ impl Lab {
     }
 
     /// Starts both programs and waits for their ends.
-    ///
-    /// # Errors
-    /// As for [`start`](Self::start).
     pub(super) fn talk(&self, setup: &Setup, ours: &str, theirs: &str, limit: u64) -> Result<Both> {
         self.start(setup, ours, theirs, limit)?.wait(limit)
     }
@@ -207,17 +196,11 @@ impl Lab {
     }
 
     /// Records the packets on the TAP device.
-    ///
-    /// # Errors
-    /// When tcpdump cannot be started.
     pub(super) fn capture(&self, title: &str) -> Result<Capture> {
         self.capture_of(title, "tcp")
     }
 
     /// Records the packets that pass a filter of tcpdump.
-    ///
-    /// # Errors
-    /// As [`capture`](Self::capture).
     pub(super) fn capture_of(&self, title: &str, filter: &str) -> Result<Capture> {
         let file = self.file(title).with_extension("pcap");
         let words: Vec<String> = ["-i", "any", "-s", "0", "--immediate-mode", "-U", "-w"]
@@ -251,9 +234,6 @@ impl Lab {
     }
 
     /// Starts a program of this machine under `iwarp run`.
-    ///
-    /// # Errors
-    /// When it cannot be started.
     pub(super) fn on_our_library(
         &self,
         setup: &Setup,
@@ -292,9 +272,6 @@ pub(super) struct Capture {
 
 impl Capture {
     /// Ends the recording after all packets have been written, and returns the file.
-    ///
-    /// # Errors
-    /// When tcpdump does not end.
     pub(super) fn finish(self) -> Result<PathBuf> {
         // The last packets take a moment from the kernel to tcpdump.
         thread::sleep(Duration::from_millis(300));

@@ -62,9 +62,6 @@ pub(crate) struct SiwArgs {
 const LIMIT: Duration = Duration::from_secs(3 * 3600);
 
 /// Runs the cases.
-///
-/// # Errors
-/// When the guest cannot be built or started, or a case fails.
 pub(crate) fn command(args: &SiwArgs) -> Result<()> {
     let mut chosen: Vec<Case<Lab>> = (0..args.repeat)
         .flat_map(|_| cases::all())
@@ -161,9 +158,6 @@ fn excuse(case: &Case<Lab>, kernel: &str, error: &str) -> Option<&'static str> {
 
 /// Runs the cases of iSER between our library and whatever device the guest has. Gives the guest
 /// back, with how many failed.
-///
-/// # Errors
-/// When the guest is gone.
 pub(crate) fn iser(
     guest: Guest,
     host: Host,

@@ -24,9 +24,6 @@ pub(super) struct Terminate {
 }
 
 /// Returns all Terminate messages of a recording.
-///
-/// # Errors
-/// When tshark fails.
 pub(super) fn terminates(file: &Path) -> Result<Vec<Terminate>> {
     // A Terminate is an untagged segment for queue 2: opcode 7, and the control word after 18
     // octets of header.
@@ -47,9 +44,6 @@ pub(super) fn terminates(file: &Path) -> Result<Vec<Terminate>> {
 }
 
 /// Returns the values of a field in the packets of a recording that pass a filter.
-///
-/// # Errors
-/// When tshark fails.
 pub(super) fn fields(file: &Path, filter: &str, field: &str) -> Result<Vec<String>> {
     let out = Command::new(sbin("tshark"))
         .args([

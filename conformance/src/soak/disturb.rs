@@ -85,9 +85,6 @@ impl Kind {
     }
 
     /// Lets it happen. Returns `true` if connections may be lost.
-    ///
-    /// # Errors
-    /// When an end says that something is wrong, or the network cannot be changed.
     pub(super) fn happen(
         self,
         place: &Place,

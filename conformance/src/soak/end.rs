@@ -123,8 +123,7 @@ impl End {
 
     /// Reads what the process has said.
     ///
-    /// # Errors
-    /// When it says that a promise was broken, or has ended.
+    /// Fails if it says that a promise was broken, or has ended.
     pub(super) fn listen(&mut self) -> Result<()> {
         loop {
             let Some(running) = &mut self.running else {
@@ -166,8 +165,7 @@ impl End {
         Ok(())
     }
 
-    /// # Errors
-    /// When a connection was lost since the last [`forgive`](Self::forgive).
+    /// Fails if a connection was lost since the last [`forgive`](Self::forgive).
     pub(super) fn lost_nothing(&self) -> Result<()> {
         if self.lost.is_empty() {
             return Ok(());
@@ -220,8 +218,7 @@ impl End {
 
     /// Waits until the process ends by itself.
     ///
-    /// # Errors
-    /// When it does not, or says that something is wrong.
+    /// Fails if it does not, or says that something is wrong.
     pub(super) fn ends_well(&mut self, patience: Duration) -> Result<()> {
         let end = Instant::now() + patience;
         while self.last != "end" {

@@ -44,8 +44,7 @@ impl Growth {
         Ok(())
     }
 
-    /// # Errors
-    /// When a process has grown.
+    /// Fails if a process has grown.
     pub(super) fn verdict(&self) -> Result<()> {
         for ((side, number), samples) in &self.0 {
             let Some(more) = grown(samples) else { continue };

@@ -60,8 +60,7 @@ const SILENCE: Duration = Duration::from_secs(6);
 
 /// Runs the command.
 ///
-/// # Errors
-/// When something was lost, corrupted, completed twice or not at all, or has grown, or when it
+/// Fails if something was lost, corrupted, completed twice or not at all, or has grown, or when it
 /// cannot be run.
 pub(crate) fn command(args: &SoakArgs) -> Result<Outcome> {
     if let Some(prefix) = &args.inside {
