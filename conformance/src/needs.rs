@@ -1,4 +1,4 @@
-//! What cases and suites need of this machine, and what a user reads if it is missing.
+//! Decides what cases and suites need from this machine, and what a user reads if it is missing.
 
 use std::path::Path;
 use std::process::Command;
@@ -75,7 +75,7 @@ fn not_installed(packages: &[&str]) -> String {
     format!("not installed: {}", packages.join(", "))
 }
 
-/// Programs that this machine must have for any guest, and the package of each.
+/// Programs that any guest needs, each with its package.
 const GUEST_TOOLS: &[(&str, &str)] = &[
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("busybox", "busybox-static"),
@@ -90,14 +90,14 @@ const GUEST_TOOLS: &[(&str, &str)] = &[
     ("xz", "xz-utils"),
     ("ip", "iproute2"),
 ];
-/// Files that this machine must have for any guest, and the package of each: a library of the
-/// kernel's build tools, and headers for `guest/peer.c`.
+/// Files that any guest needs, each with its package: a library of the kernel's build tools, and
+/// headers for `guest/peer.c`.
 const GUEST_FILES: &[(&str, &str)] = &[
     ("/usr/lib/x86_64-linux-gnu/libelf.so.1", "libelf1"),
     ("/usr/include/rdma/rdma_cma.h", "librdmacm-dev"),
     ("/usr/include/infiniband/verbs.h", "libibverbs-dev"),
 ];
-/// Programs that this machine must have for the cases with siw, and the package of each.
+/// Programs that the cases with siw need, each with its package.
 const TOOLS: &[(&str, &str)] = &[
     ("tcpdump", "tcpdump"),
     ("tshark", "tshark"),
@@ -108,7 +108,7 @@ const TOOLS: &[(&str, &str)] = &[
     ("qemu-img", "qemu-utils"),
     ("debugfs", "e2fsprogs"),
 ];
-/// Files that this machine must have for them, and the package of each: QEMU's iSER driver.
+/// Files that the cases with siw need, each with its package: QEMU's iSER driver.
 const FILES: &[(&str, &str)] = &[(
     "/usr/lib/x86_64-linux-gnu/qemu/block-iscsi.so",
     "qemu-block-extra",
@@ -117,13 +117,13 @@ const FILES: &[(&str, &str)] = &[(
 /// What a suite with guests needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Suite {
-    /// To build and run a guest.
+    /// Building and running a guest.
     Guest,
-    /// To run the cases with siw too.
+    /// The same, and running the cases with siw.
     Siw,
 }
 
-/// Returns the packages that this machine lacks.
+/// Returns the missing packages.
 fn missing_packages(suite: Suite) -> Vec<&'static str> {
     let program = |name: &str| {
         find_program(name).is_some()
@@ -159,7 +159,7 @@ pub(crate) fn missing_for_guests() -> Option<String> {
     }
 }
 
-/// Installs missing packages as root. An ordinary user gets an error that names them.
+/// Installs missing packages if root; otherwise fails with their names.
 pub(crate) fn require_packages(suite: Suite, log: &mut Log) -> Result<()> {
     let missing = missing_packages(suite);
     if missing.is_empty() {

@@ -1,5 +1,4 @@
-//! Runs the programs on our side, on this machine. Cases over the TAP device run them in its
-//! network namespace.
+//! Programs on this machine. For cases over the TAP device, they run in its network namespace.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -17,13 +16,12 @@ use xtask::process::{Log, cargo};
 use super::image::sbin;
 use super::{Guest, Net, Output, tied};
 
-/// Where the built programs are.
+/// The paths of the built programs.
 pub(crate) struct Host {
-    /// The `iwarp` command.
     pub(crate) iwarp: PathBuf,
-    /// The program of `guest/peer.c`, compiled for this machine.
+    /// `guest/peer.c`, compiled for this machine.
     pub(crate) peer: PathBuf,
-    /// The directory with our `libibverbs.so.1` and `librdmacm.so.1`.
+    /// The directory that contains our `libibverbs.so.1` and `librdmacm.so.1`.
     pub(crate) libraries: PathBuf,
 }
 
@@ -40,7 +38,7 @@ impl Host {
             "iwarp-verbs",
         ]))?;
         let release = context.target.join("release");
-        // The library under the names that unmodified programs look for.
+        // Unmodified programs load the library by these names.
         let libraries = cache.join("libraries");
         std::fs::create_dir_all(&libraries)?;
         let library = release
@@ -68,7 +66,7 @@ impl Host {
         })
     }
 
-    /// Where a program is: one of ours, or one of this machine's.
+    /// Returns the path of one of our programs, or of an installed one.
     pub(crate) fn program(&self, name: &str) -> Result<PathBuf> {
         match name {
             "iwarp" => Ok(self.iwarp.clone()),
@@ -79,7 +77,7 @@ impl Host {
     }
 }
 
-/// A running program on our side. It is killed when the value is dropped.
+/// A running program on this machine. Dropping it kills the program.
 pub(crate) struct Program {
     child: Child,
     lines: Receiver<String>,
@@ -88,7 +86,7 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// Starts a program with these settings (`IWARP_*`).
+    /// Starts a program with these environment variables.
     pub(crate) fn start(
         guest: &Guest,
         net: Net,
@@ -145,8 +143,7 @@ impl Program {
         })
     }
 
-    /// Waits until the program has written a line that contains `text`, for at most `limit`
-    /// seconds. Returns the line.
+    /// Waits at most `limit` seconds for a line that contains `text`. Returns the line.
     pub(crate) fn wait_for(&mut self, text: &str, limit: u64) -> Result<String> {
         let end = Instant::now() + Duration::from_secs(limit);
         loop {
@@ -162,8 +159,8 @@ impl Program {
         }
     }
 
-    /// Waits for the end of the program, for at most `limit` seconds. After that the exit code in
-    /// the result is 124.
+    /// Waits at most `limit` seconds for the program to exit. After that, the exit code in the
+    /// result is 124.
     pub(crate) fn wait(mut self, limit: u64) -> Result<Output> {
         let end = Instant::now() + Duration::from_secs(limit);
         loop {
@@ -194,14 +191,15 @@ impl Program {
     /// Fails if the program does not listen in time, or has ended.
     pub(crate) fn listens(&mut self, port: u16, limit: Duration) -> Result<()> {
         let start = Instant::now();
-        let wanted = format!(":{port:04X} ");
+        let wanted = format!(":{port:04X}");
         while start.elapsed() < limit {
-            // The table of the network namespace that the program runs in.
+            // The tables of the program's network namespace.
             let listening = ["tcp", "tcp6"].iter().any(|table| {
-                let text = std::fs::read_to_string(format!("/proc/{}/net/{table}", self.id())).unwrap_or_default();
+                let table = format!("/proc/{}/net/{table}", self.id());
+                let text = std::fs::read_to_string(table).unwrap_or_default();
                 text.lines().any(|line| {
                     let words: Vec<&str> = line.split_whitespace().collect();
-                    matches!(words[..], [_, local, _, "0A", ..] if format!("{local} ").contains(&wanted))
+                    matches!(words[..], [_, local, _, "0A", ..] if local.ends_with(&wanted))
                 })
             });
             if listening {
@@ -215,12 +213,10 @@ impl Program {
         bail!("our server does not listen: {}", self.said())
     }
 
-    /// Returns the process id.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Sends SIGINT to the program.
     pub(crate) fn interrupt(&self) -> Result<()> {
         let pid = i32::try_from(self.id())
             .ok()
@@ -229,14 +225,14 @@ impl Program {
         Ok(kill_process(pid, Signal::INT)?)
     }
 
-    /// Returns `true` if the program has ended.
+    /// Returns `true` if the program has exited.
     ///
     /// Fails if the process cannot be queried.
     pub(crate) fn has_ended(&mut self) -> Result<bool> {
         Ok(self.child.try_wait()?.is_some())
     }
 
-    /// Returns what the program has written so far.
+    /// Returns the output so far.
     pub(crate) fn said(&mut self) -> &str {
         while let Ok(line) = self.lines.recv_timeout(Duration::from_millis(50)) {
             self.seen.push_str(&line);
@@ -245,7 +241,7 @@ impl Program {
         self.seen.trim()
     }
 
-    /// Kills the program with SIGKILL and waits for its end.
+    /// Kills the program and waits for its exit.
     pub(crate) fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -4,19 +4,19 @@ use std::path::PathBuf;
 
 use xtask::kernel::debug::DebugKernel;
 
-/// Where everything of one kernel is.
+/// The paths of one kernel's files.
 pub(crate) struct KernelFiles {
-    /// What `uname -r` prints in the guest.
+    /// The release, as `uname -r` prints it.
     pub(crate) name: String,
-    /// What is booted.
+    /// The bootable image.
     pub(crate) image: PathBuf,
-    /// What modules are built against.
+    /// The headers for building modules.
     pub(crate) headers: PathBuf,
-    /// The folder with `lib/modules`.
+    /// The directory that contains `lib/modules`.
     pub(crate) modules: PathBuf,
-    /// The source, or as much of it as modules are built from.
+    /// The parts of the source from which modules are built.
     pub(crate) source: PathBuf,
-    /// Whether [`STORAGE`](super::omitted::STORAGE) can be built for it.
+    /// Tells whether [`STORAGE`](super::omitted::STORAGE) can be built for it.
     pub(crate) storage: bool,
 }
 
@@ -28,7 +28,7 @@ impl From<DebugKernel> for KernelFiles {
             modules: kernel.modules,
             headers: kernel.source.clone(),
             source: kernel.source,
-            // What is built for Debian's kernel is enough of these.
+            // These modules are tested with Debian's kernel only.
             storage: false,
         }
     }
