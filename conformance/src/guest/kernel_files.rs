@@ -16,7 +16,7 @@ pub(crate) struct KernelFiles {
     pub(crate) modules: PathBuf,
     /// The parts of the source from which modules are built.
     pub(crate) source: PathBuf,
-    /// Tells whether [`STORAGE`](super::omitted::STORAGE) can be built for it.
+    /// `true` if [`STORAGE`](super::omitted::STORAGE) can be built for this kernel.
     pub(crate) storage: bool,
 }
 

@@ -1,4 +1,4 @@
-//! The table of cases that run between us and siw.
+//! The cases between us and siw.
 
 use anyhow::{Result, bail};
 
@@ -7,7 +7,7 @@ use super::{iser, operations, programs};
 use crate::case::Case;
 use crate::needs::Need;
 
-/// The combinations of settings on both sides: a name, siw's module parameters, our settings.
+/// Combinations of settings: a name, siw's module parameters, and our settings.
 const KINDS: &[(&str, &str, Settings)] = &[
     ("crc", "", &[]),
     ("no-crc", "", &[("IWARP_CRC", "off")]),
@@ -23,13 +23,13 @@ const KINDS: &[(&str, &str, Settings)] = &[
     ("siw-gso", "try_gso=1", &[]),
 ];
 
-/// Returns all cases. Those with the same driver parameters follow each other.
+/// Returns all cases, ordered by driver parameters.
 pub(super) fn all() -> Vec<Case<Lab>> {
     let mut cases = Vec::new();
     for (name, driver, settings) in KINDS {
         for net in NETS {
             for we in ROLES {
-                // As initiator siw always uses revision 2 and never falls back to 1.
+                // As initiator, siw always uses revision 2 and never falls back to 1.
                 if *name == "revision-1" && we == We::Serve {
                     continue;
                 }
@@ -53,7 +53,7 @@ pub(super) fn all() -> Vec<Case<Lab>> {
     cases.extend(programs::cases());
     cases.extend(operations::cases());
     cases.extend(iser::cases());
-    // Loading the driver takes a second, so cases with the same parameters are put together.
+    // Reloading the driver takes a second, so cases with the same parameters are adjacent.
     let mut order: Vec<&str> = Vec::new();
     for case in &cases {
         if !order.contains(&driver(case)) {
@@ -73,11 +73,10 @@ pub(super) fn driver(case: &Case<Lab>) -> &'static str {
     driver.unwrap_or_default()
 }
 
-/// Seconds for five pings. They take less than one, unless the machine is busy.
+/// Time limit for five pings on a busy machine, in seconds.
 const PING_LIMIT: u64 = 40;
 
-/// Runs `iwarp ping` against `rping`, which uses Send, RDMA Read and RDMA Write and compares the
-/// data.
+/// Runs `iwarp ping` with `rping`, which uses Send, RDMA Read and RDMA Write and compares the data.
 fn ping(lab: &Lab, setup: &Setup, size: u32) -> Result<String> {
     let theirs = match setup.we {
         We::Connect => {
@@ -91,8 +90,8 @@ fn ping(lab: &Lab, setup: &Setup, size: u32) -> Result<String> {
             .theirs
         }
         We::Serve => {
-            // Our server has no count and does not close, so rping closes first. rping hangs if it
-            // learns of the disconnect before it has handled the last message.
+            // Our server does not close, so rping closes first. rping hangs if it receives the
+            // disconnect event before it has handled the last message.
             let mut pair = lab.start(
                 setup,
                 "iwarp ping serve -a {addr} -p {port}",

@@ -1,4 +1,4 @@
-//! Starts a program on our side and one in the guest, which connect to each other.
+//! Connects a program on this machine with one in the guest.
 
 use std::cell::Cell;
 use std::net::{Ipv4Addr, TcpListener};
@@ -14,22 +14,20 @@ use crate::guest::image::sbin;
 use crate::guest::{Guest, LISTEN_LIMIT, Net, Output, Running, fill, last_lines};
 use crate::needs::Need;
 
-/// Our part in setting up the connection.
+/// Our role in setting up the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum We {
-    /// We are the initiator.
     Connect,
-    /// siw is the initiator.
     Serve,
 }
 
-/// Our settings: `IWARP_*` variables with their values.
+/// Environment variables (`IWARP_*`) of our end.
 pub(super) type Settings = &'static [(&'static str, &'static str)];
 
 pub(super) const NETS: [Net; 2] = [Net::User, Net::Tap];
 pub(super) const ROLES: [We; 2] = [We::Connect, We::Serve];
 
-/// How the two ends of a case are set up.
+/// How both ends of a case are set up.
 #[derive(Debug, Clone)]
 pub(super) struct Setup {
     pub(super) name: String,
@@ -41,7 +39,7 @@ pub(super) struct Setup {
 }
 
 impl Setup {
-    /// Returns the name of the case in the table and for `--only`.
+    /// Returns the name of the case.
     pub(super) fn title(&self) -> String {
         let direction = match self.we {
             We::Connect => "us->siw",
@@ -74,39 +72,37 @@ impl Setup {
     }
 }
 
-/// The running guest, our programs, and the recordings. All cases work with it.
+/// The running guest, our programs, and the captures.
 pub(super) struct Lab {
     pub(super) guest: Guest,
     pub(super) host: Host,
     port: Cell<u16>,
     captures: PathBuf,
-    /// All cases are recorded, not only those that examine their packets.
+    /// Captures all cases, not only those that examine their packets.
     pub(super) record: bool,
 }
 
-/// The outputs and exit codes of both programs.
+/// The results of both programs.
 pub(super) struct Both {
-    /// Our program.
     pub(super) ours: Output,
-    /// The guest's.
+    /// The program in the guest.
     pub(super) theirs: Output,
 }
 
-/// Both programs while they run.
+/// Both running programs.
 pub(super) struct Pair {
-    /// Our program.
     pub(super) ours: Program,
-    /// The guest's.
+    /// The program in the guest.
     pub(super) theirs: Running,
 }
 
 impl Pair {
-    /// Waits for both programs. Ours may take `limit` seconds.
+    /// Waits for both programs, at most `limit` seconds for ours.
     pub(super) fn wait(self, limit: u64) -> Result<Both> {
         let ours = self.ours.wait(limit)?;
         let theirs = match ours.code {
             0 => self.theirs.wait()?,
-            // After our program has failed the other one may wait for ever.
+            // If our program has failed, the other one may wait for ever.
             _ => self.theirs.wait_at_most(10)?,
         };
         Ok(Both { ours, theirs })
@@ -114,16 +110,12 @@ impl Pair {
 }
 
 impl Both {
-    /// Checks that both programs ended with exit code 0.
-    ///
-    /// Fails if one did not. The error contains the end of both outputs.
+    /// Fails unless both exit codes are 0.
     pub(super) fn succeeded(self) -> Result<Self> {
         self.ended(0, 0)
     }
 
-    /// Checks that the programs ended with these exit codes.
-    ///
-    /// Fails if one did not. The error contains the end of both outputs.
+    /// Fails unless the exit codes are these. The error contains the end of both outputs.
     pub(super) fn ended(self, ours: i32, theirs: i32) -> Result<Self> {
         if (self.ours.code, self.theirs.code) != (ours, theirs) {
             bail!(
@@ -150,8 +142,8 @@ impl Lab {
         })
     }
 
-    /// Starts a program on our side and one in the guest. `{addr}` and `{port}` in their command
-    /// lines are replaced. The case says which of them is the server; it is started first.
+    /// Starts a program on this machine and one in the guest, the server first. Replaces `{addr}`
+    /// and `{port}` in their command lines.
     pub(super) fn start(
         &self,
         setup: &Setup,
@@ -184,23 +176,23 @@ impl Lab {
         }
     }
 
-    /// Starts both programs and waits for their ends.
+    /// Starts both programs and waits for their exit.
     pub(super) fn talk(&self, setup: &Setup, ours: &str, theirs: &str, limit: u64) -> Result<Both> {
         self.start(setup, ours, theirs, limit)?.wait(limit)
     }
 
-    /// Returns the path for the recording of a case, without extension.
+    /// Returns the path of a case's capture, without extension.
     fn file(&self, title: &str) -> PathBuf {
         self.captures
             .join(title.replace(' ', "-").replace("->", "-to-"))
     }
 
-    /// Records the packets on the TAP device.
+    /// Captures TCP packets on the TAP device.
     pub(super) fn capture(&self, title: &str) -> Result<Capture> {
         self.capture_of(title, "tcp")
     }
 
-    /// Records the packets that pass a filter of tcpdump.
+    /// Captures packets that match a filter of tcpdump.
     pub(super) fn capture_of(&self, title: &str, filter: &str) -> Result<Capture> {
         let file = self.file(title).with_extension("pcap");
         let words: Vec<String> = ["-i", "any", "-s", "0", "--immediate-mode", "-U", "-w"]
@@ -222,8 +214,7 @@ impl Lab {
         if name != "iwarp" {
             settings.push(("LD_LIBRARY_PATH", &libraries));
         }
-        // tcpdump cannot see the packets of the user-mode network, so our library records the
-        // connection.
+        // tcpdump cannot see the packets of the user-mode network, so our library captures them.
         let record;
         if self.record && setup.net == Net::User {
             record = format!("{}-%p.pcapng", self.file(&setup.title()).display());
@@ -253,8 +244,8 @@ impl Lab {
         Program::start(&self.guest, setup.net, &self.host.iwarp, &args, &settings)
     }
 
-    /// Returns the next of the guest's ports in turn, so that a case does not meet connections that
-    /// an earlier one left behind.
+    /// Returns the guest's next port, so that a case does not meet leftover connections of an
+    /// earlier one.
     pub(super) fn next_port(&self) -> u16 {
         let ports = crate::guest::GUEST_PORTS;
         let turn = self.port.get();
@@ -263,17 +254,16 @@ impl Lab {
     }
 }
 
-/// A recording of packets.
+/// A running capture.
 pub(super) struct Capture {
     tcpdump: Program,
-    /// The file with the packets.
     pub(super) file: PathBuf,
 }
 
 impl Capture {
-    /// Ends the recording after all packets have been written, and returns the file.
+    /// Ends the capture after all packets are written, and returns the file.
     pub(super) fn finish(self) -> Result<PathBuf> {
-        // The last packets take a moment from the kernel to tcpdump.
+        // The last packets reach tcpdump with a delay.
         thread::sleep(Duration::from_millis(300));
         self.tcpdump.interrupt()?;
         let out = self.tcpdump.wait(20)?;

@@ -1,8 +1,8 @@
 //! `cargo xtask interop siw`: the Linux kernel as a peer.
 //!
-//! It boots Debian's kernel with siw, the kernel's software iWARP, in an emulated machine (the
-//! guest). Then it runs every case of [`cases`], with one end on our library on this machine and
-//! the other end on siw in the guest. `docs/interop.md` describes where siw differs from the RFCs.
+//! Boots Debian's kernel with siw, the kernel's software iWARP, in an emulated machine (the guest).
+//! Then runs the cases of [`cases`], with one end on our library on this machine and the other on
+//! siw in the guest. `docs/interop.md` describes where siw differs from the RFCs.
 
 mod cases;
 mod figures;
@@ -47,7 +47,7 @@ pub(crate) struct SiwArgs {
     /// Keep the packets of each case
     #[arg(long)]
     capture: bool,
-    /// Measure at the end: us with siw, and siw with itself
+    /// Measure afterwards: us with siw, and siw with itself
     #[arg(long)]
     figures: bool,
     /// List the cases
@@ -58,7 +58,7 @@ pub(crate) struct SiwArgs {
     exec: Option<String>,
 }
 
-/// The limit for all cases together. No run takes so long; the limit only ends one that hangs.
+/// Limit of the whole run, which only ends a hang.
 const LIMIT: Duration = Duration::from_secs(3 * 3600);
 
 /// Runs the cases.
@@ -144,20 +144,18 @@ pub(crate) fn command(args: &SiwArgs) -> Result<()> {
     Ok(())
 }
 
-/// Returns the known fault of the other side that made the case fail, if it is one. These faults
-/// happen by chance, so the case is run again.
+/// Returns the known fault that made the case fail.
 fn excuse(case: &Case<Lab>, kernel: &str, error: &str) -> Option<&'static str> {
-    // If a CRC is split over two segments, siw copies each part to the place of the first octet. We
-    // align FPDUs with segments, but QEMU's user-mode network divides the stream into segments of
-    // its own.
+    // If a CRC is split over two segments, siw copies both parts to the same address. We align
+    // FPDUs with segments, but QEMU's user-mode network segments the stream anew.
     if !case.needs.contains(&Need::Tap) && kernel.contains("siw: crc error") {
         return Some("siw cannot read a CRC that is split over segments");
     }
     excuses::of_programs(error)
 }
 
-/// Runs the cases of iSER between our library and whatever device the guest has. Gives the guest
-/// back, with how many failed.
+/// Runs the iSER cases between our library and any device of the guest. Returns the guest and the
+/// number of failures.
 pub(crate) fn iser(
     guest: Guest,
     host: Host,
@@ -175,7 +173,8 @@ pub(crate) fn iser(
     Ok((lab.guest, failed))
 }
 
-/// Runs the cases in groups of one driver setting, and prints the table. Returns how many failed.
+/// Runs the cases, and prints the table. `load` loads the driver with the parameters that a case
+/// needs. Returns the number of failures.
 fn run(
     lab: &Lab,
     cases: Vec<Case<Lab>>,
@@ -183,7 +182,7 @@ fn run(
     log: &mut Log,
 ) -> Result<usize> {
     let mut rows = Rows::default();
-    // Discards the kernel messages of the boot.
+    // Discards the messages of the boot.
     lab.guest.kernel_messages();
     let mut driver: Option<&'static str> = None;
     for case in cases {

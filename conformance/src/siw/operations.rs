@@ -1,6 +1,5 @@
-//! Single operations with the program `peer` (`guest/peer.c`) on both sides: private data, numbers
-//! of Reads, rejected connections, ends of connections, and errors with their Terminate messages.
-//! On our side `peer` runs on our C library.
+//! Single operations of `guest/peer.c` at both ends: private data, IRD and ORD, rejected
+//! connections, disconnects, and errors with their Terminate messages.
 
 use std::thread;
 use std::time::Duration;
@@ -11,18 +10,17 @@ use super::lab::{Both, Lab, NETS, ROLES, Setup, We};
 use crate::case::Case;
 use crate::guest::Net;
 
-/// Seconds that one conversation may take.
+/// Time limit of one conversation, in seconds.
 const LIMIT: u64 = 40;
 
-/// A conversation: arguments of the server, arguments of the client, and texts that their outputs
-/// must contain.
+/// A conversation: the arguments of both ends, and text that their outputs must contain.
 struct Talk {
     name: &'static str,
     server: &'static str,
     client: &'static str,
     server_says: &'static [&'static str],
     client_says: &'static [&'static str],
-    /// Exit status of the client.
+    /// The client's exit status.
     client_ends: i32,
 }
 
@@ -108,8 +106,9 @@ const TALKS: &[Talk] = &[
     Talk {
         name: "sizes-around-a-segment",
         server: "recvs=16",
-        client: "op=write:1421,write:1428,write:1429,send:1420,send:1424,send:1425,read:1427,read:1433,send:3,write:65535",
-        // Fewer than all written octets count as changed, because some had the same value before.
+        client: "op=write:1421,write:1428,write:1429,send:1420,send:1424,send:1425,read:1427,\
+                 read:1433,send:3,write:65535",
+        // Some written bytes had the same value before and do not count as changed.
         server_says: &["changed 652"],
         client_says: &["wc 10 success"],
         ..ALL_WELL
@@ -117,8 +116,8 @@ const TALKS: &[Talk] = &[
     Talk {
         name: "server-sends-first",
         server: "op=send:100 pause=0",
-        // The client is silent until the server has given up waiting for its first message, also on
-        // a busy machine.
+        // The client stays silent until the server no longer waits for its first message, also on a
+        // busy machine.
         client: "pause=1000 stay=1000 op=send:8",
         server_says: &["wc 1000 success"],
         client_says: &["wc 1000 success len 100"],
@@ -164,11 +163,11 @@ const TALKS: &[Talk] = &[
     },
 ];
 
-/// Reads, Writes and Sends in both directions. It replaces rping with revision 1: rping takes the
-/// number of Reads from the connection, and with revision 1 siw reports none.
+/// Runs Reads, Writes and Sends in both directions. Replaces rping for revision 1, where siw
+/// reports no Read depth, which rping uses.
 pub(super) fn everything(lab: &Lab, setup: &Setup, size: u32) -> Result<String> {
-    // siw computes the CRC of a Read Response before it sends the memory. If the memory changed in
-    // between, the CRC would be wrong, so the Write waits until the Read is complete.
+    // siw computes the CRC of a Read Response before it sends the memory. A Write in between would
+    // invalidate the CRC, so it waits for the Read.
     let ops = format!("op=read:{size},wait,write:{size},send:8");
     let both = talk(
         lab,
@@ -189,14 +188,14 @@ pub(super) fn everything(lab: &Lab, setup: &Setup, size: u32) -> Result<String> 
     Ok(String::new())
 }
 
-/// An operation that the other side must answer with a Terminate.
+/// An operation that the peer must answer with a Terminate.
 struct Wrong {
     name: &'static str,
     server: &'static str,
     op: &'static str,
     /// Layer, type and code of the Terminate that RFC 5040 requires from us.
     terminate: (u8, u8, u8),
-    /// siw performs the operation instead of refusing it.
+    /// siw executes the operation instead of refusing it.
     allowed_by_siw: bool,
 }
 
@@ -374,8 +373,8 @@ fn refuse(lab: &Lab, setup: &Setup, wrong: &Wrong) -> Result<String> {
     }
     says("server", server, &["event DISCONNECTED", "changed 0"])?;
     says("client", client, &["event DISCONNECTED"])?;
-    // A Write or Send may complete before the other side has checked it. A Read completes only
-    // after the other side has answered.
+    // A Write or Send may complete before the peer has checked it; a Read completes after the
+    // peer's answer.
     if wrong.op.starts_with("read") && client.contains("wc 1 success") {
         bail!("the read succeeded: {client}");
     }
@@ -404,13 +403,15 @@ fn refuse(lab: &Lab, setup: &Setup, wrong: &Wrong) -> Result<String> {
     }
 }
 
-/// Connects after asking the guest's port mapper, `iwpmd`. It knows siw's listeners and answers
-/// with the same port.
+/// Connects after a query to the guest's port mapper, `iwpmd`, which knows siw's listeners and
+/// returns the same port.
 fn ask_port_mapper(lab: &Lab, setup: &Setup) -> Result<String> {
-    // It runs in the foreground and is killed when this value is dropped.
+    // Dropping the value kills the daemon.
     let _mapper = lab.guest.start_command("exec iwpmd -s", 2 * LIMIT)?;
     lab.guest.must(
-        "for i in $(seq 200); do grep -q ':0F5F ' /proc/net/udp && exit 0; usleep 50000; done; exit 1",
+        "for i in $(seq 200); do
+        grep -q ':0F5F ' /proc/net/udp && exit 0; usleep 50000
+        done; exit 1",
         30,
     )?;
     let capture = lab.capture_of(&setup.title(), "udp port 3935")?;
@@ -425,8 +426,8 @@ fn ask_port_mapper(lab: &Lab, setup: &Setup) -> Result<String> {
     );
     let file = capture.finish()?;
     result?;
-    // Our request, the daemon's accept, and our acknowledgement. Without an acknowledgement the
-    // daemon would repeat its accept.
+    // Our request, the daemon's accept, and our acknowledgement, without which the daemon would
+    // repeat its accept.
     let kinds = super::wire::fields(&file, "udp.port == 3935", "udp.payload")?;
     let kinds: Vec<&str> = kinds.iter().map(|octets| &octets[..2]).collect();
     match kinds[..] {
@@ -435,7 +436,7 @@ fn ask_port_mapper(lab: &Lab, setup: &Setup) -> Result<String> {
     }
 }
 
-/// Kills one side while data is exchanged. The other side must notice, and a new connection must
+/// Kills one end while data is exchanged. The other end must notice, and a new connection must
 /// work.
 fn die(lab: &Lab, setup: &Setup, ours: bool) -> Result<String> {
     let (server, client) = (
@@ -450,7 +451,7 @@ fn die(lab: &Lab, setup: &Setup, ours: bool) -> Result<String> {
     if ours {
         pair.ours.kill();
         let theirs = pair.theirs.wait()?;
-        // rping may wait for ever for a message even after it has learned of the disconnect.
+        // rping may wait for ever for a message after the disconnect event.
         if theirs.code == 124 && !theirs.text.contains("DISCONNECT EVENT") {
             bail!("siw's side did not notice: {}", theirs.text);
         }

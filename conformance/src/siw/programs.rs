@@ -1,5 +1,5 @@
-//! Unmodified programs of rdma-core and perftest. On this machine they run on our C library, in the
-//! guest on siw.
+//! Unmodified programs of rdma-core and perftest. On this machine they use our C library, in the
+//! guest siw.
 
 use anyhow::Result;
 
@@ -9,7 +9,7 @@ use crate::guest::Net;
 use crate::programs::{self, Program};
 
 const NO_CRC: Settings = &[("IWARP_CRC", "off")];
-/// Messages from here on make much traffic.
+/// Message size in bytes from which a program counts as bulk traffic.
 const BULK: u32 = 4096;
 
 pub(super) fn cases() -> Vec<Case<Lab>> {
@@ -18,8 +18,7 @@ pub(super) fn cases() -> Vec<Case<Lab>> {
         for we in ROLES {
             for program in programs::all(false) {
                 // siw cannot read a CRC that is split over segments, and the user-mode network
-                // divides the stream anew. With much traffic nearly every connection with CRCs
-                // would fail there, so these cases switch CRCs off.
+                // segments the stream anew. Bulk traffic with CRCs would nearly always fail there.
                 let much =
                     program.name == "rstream" || program.sizes.iter().any(|size| *size >= BULK);
                 let setup = Setup {
@@ -40,7 +39,6 @@ pub(super) fn cases() -> Vec<Case<Lab>> {
     cases
 }
 
-/// The name of siw's device in the guest.
 pub(super) const fn device(net: Net) -> &'static str {
     match net {
         Net::User => "siw_user",
@@ -48,7 +46,6 @@ pub(super) const fn device(net: Net) -> &'static str {
     }
 }
 
-/// Starts both ends and waits for them.
 fn talk(lab: &Lab, setup: &Setup, program: &Program) -> Result<Both> {
     let (ours, theirs) = match setup.we {
         We::Connect => (&program.client, &program.server),
@@ -63,7 +60,7 @@ fn talk(lab: &Lab, setup: &Setup, program: &Program) -> Result<Both> {
     )
 }
 
-/// The note for the table.
+/// Judges both outputs, and returns the note for the table.
 fn note(both: &Both, program: &Program, we: We) -> Result<String> {
     match we {
         We::Connect => program.judge(&both.theirs, &both.ours),
@@ -71,14 +68,14 @@ fn note(both: &Both, program: &Program, we: We) -> Result<String> {
     }
 }
 
-/// Runs a program on both sides and returns what the client measured.
+/// Runs a program, and returns what the client measured.
 pub(super) fn measure(lab: &Lab, setup: &Setup, program: &Program) -> Result<String> {
     note(&talk(lab, setup, program)?, program, setup.we)
 }
 
 fn run(lab: &Lab, setup: &Setup, program: &Program) -> Result<String> {
     let both = talk(lab, setup, program)?;
-    // If our FIN arrives while siw is sending its last Send, siw reports that Send as failed.
+    // If our FIN arrives while siw processes its last Send, siw reports that Send as failed.
     let quirk = both.theirs.code == 1
         && both.theirs.text.contains("Bad wc status 2")
         && both.theirs.text.contains("Failed to close connection");
