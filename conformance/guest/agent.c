@@ -1,8 +1,9 @@
 /* Runs commands in the guest. One TCP connection is one command.
  *
- * The client sends a line with a time limit in seconds and the length of a shell command, and then the command. It receives
- * what the command writes, and at the end an octet 0 and the exit status in decimal. If the client closes the connection or the
- * time is over, the command is killed with everything that it started. A status of 124 means "out of time".
+ * The client sends a line with a time limit in seconds and the length of a shell command, and then
+ * the command. It receives what the command writes, and at the end an octet 0 and the exit status
+ * in decimal. If the client closes the connection or the time is over, the command is killed with
+ * everything that it started. A status of 124 means "out of time".
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -98,10 +99,13 @@ static void serve(int s)
 			return;
 		}
 		if (f[0].revents && !relay(p[0], s)) {
-			f[0].fd = -1; /* all writers have closed it; the exit status is still to come */
+			/* all writers have closed it; the exit status is still to come */
+			f[0].fd = -1;
 			f[0].revents = 0;
 		} else if (done && !f[0].revents) {
-			break; /* processes that the command left running may keep the pipe open for ever */
+			/* processes that the command left running may keep the pipe open for
+			 * ever */
+			break;
 		}
 		if (!done && waitpid(child, &status, WNOHANG) == child)
 			done = 1;
@@ -121,14 +125,16 @@ static void serve(int s)
 
 int main(int argc, char **argv)
 {
-	struct sockaddr_in a = { .sin_family = AF_INET, .sin_port = htons((unsigned short)atoi(argc > 1 ? argv[1] : "22")) };
+	struct sockaddr_in a = { .sin_family = AF_INET,
+				 .sin_port = htons((unsigned short)atoi(argc > 1 ? argv[1] : "22")) };
 	int one = 1, l = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	setsockopt(l, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
 	if (bind(l, (struct sockaddr *)&a, sizeof a) || listen(l, 64)) {
 		perror("agent");
 		return 1;
 	}
-	/* This is process 1, which inherits orphans. Ignoring the signal lets the kernel remove them when they end. */
+	/* This is process 1, which inherits orphans. Ignoring the signal lets the kernel remove
+	 * them when they end. */
 	signal(SIGCHLD, SIG_IGN);
 	for (;;) {
 		int s = accept4(l, NULL, NULL, SOCK_CLOEXEC);

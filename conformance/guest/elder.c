@@ -2,8 +2,9 @@
  *
  * elder ADDR PORT
  *
- * The peer is a process with plain TCP. For each way to answer, a program connects; what it hears and how often it has connected must be right.
- * The end before an answer may be an accident, so revision 2 is tried twice. Exit status: 0 if so.
+ * The peer is a process with plain TCP. For each way to answer, a program connects; what it hears
+ * and how often it has connected must be right. The end before an answer may be an accident, so
+ * revision 2 is tried twice. Exit status: 0 if so.
  */
 #include "frame.h"
 #include "pair.h"
@@ -20,7 +21,8 @@ static const struct {
 	[CLOSES] = { "closes on revision 2", RDMA_CM_EVENT_ESTABLISHED, 3 },
 	[RESETS] = { "resets on revision 2", RDMA_CM_EVENT_ESTABLISHED, 3 },
 	[ALWAYS_CLOSES] = { "always closes", RDMA_CM_EVENT_REJECTED, 3 },
-	[CLOSES_IN_THE_MIDDLE] = { "closes in the middle of its answer", RDMA_CM_EVENT_REJECTED, 1 },
+	[CLOSES_IN_THE_MIDDLE] = { "closes in the middle of its answer", RDMA_CM_EVENT_REJECTED,
+				   1 },
 };
 
 static const char greeting[] = "hello", reply[] = "welcome";
@@ -47,7 +49,9 @@ static void peer(int listener, enum way way, int told)
 			/* The octets come before the end. */
 			usleep(100000);
 		} else if (way != ALWAYS_CLOSES && frame.revision == 1) {
-			must(data_octets(&frame) != sizeof greeting || memcmp(frame.data, greeting, sizeof greeting), "the private data of revision 1");
+			must(data_octets(&frame) != sizeof greeting ||
+			     memcmp(frame.data, greeting, sizeof greeting),
+				     "the private data of revision 1");
 			answer(s, &frame);
 			continue;
 		}
@@ -62,7 +66,8 @@ static pid_t start_peer(const struct sockaddr_in *address, enum way way, int tol
 	pid_t child;
 
 	setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-	must(bind(listener, (const struct sockaddr *)address, sizeof *address) || listen(listener, 1), "listening");
+	must(bind(listener, (const struct sockaddr *)address, sizeof *address) ||
+	     listen(listener, 1), "listening");
 	child = fork();
 	if (!child)
 		peer(listener, way, told);
@@ -72,7 +77,8 @@ static pid_t start_peer(const struct sockaddr_in *address, enum way way, int tol
 
 static void connect_to(struct sockaddr_in *address, enum way way)
 {
-	struct rdma_conn_param param = { .private_data = greeting, .private_data_len = sizeof greeting };
+	struct rdma_conn_param param = { .private_data = greeting,
+					 .private_data_len = sizeof greeting };
 	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC, .cap = { 4, 4, 1, 1, 0 } };
 	struct rdma_event_channel *channel = rdma_create_event_channel();
 	struct rdma_cm_event *event_now;
@@ -85,10 +91,12 @@ static void connect_to(struct sockaddr_in *address, enum way way)
 	event(channel, RDMA_CM_EVENT_ROUTE_RESOLVED);
 	must(rdma_create_qp(id, NULL, &attr), "a queue pair");
 	must(rdma_connect(id, &param) || rdma_get_cm_event(channel, &event_now), "connecting");
-	printf("%s: %s, status %d\n", ways[way].name, rdma_event_str(event_now->event), event_now->status);
+	printf("%s: %s, status %d\n", ways[way].name, rdma_event_str(event_now->event),
+	       event_now->status);
 	must(event_now->event != ways[way].event, "what the program hears");
 	if (event_now->event == RDMA_CM_EVENT_ESTABLISHED)
-		must(event_now->param.conn.private_data_len < sizeof reply || memcmp(event_now->param.conn.private_data, reply, sizeof reply),
+		must(event_now->param.conn.private_data_len < sizeof reply ||
+		     memcmp(event_now->param.conn.private_data, reply, sizeof reply),
 		     "the peer's private data");
 	rdma_ack_cm_event(event_now);
 	rdma_destroy_qp(id);
@@ -116,7 +124,8 @@ int main(int argc, char **argv)
 		connect_to(&address, way);
 		kill(child, SIGKILL);
 		waitpid(child, NULL, 0);
-		must(read(told[0], octets, sizeof octets) != ways[way].connections, "how often it has connected");
+		must(read(told[0], octets, sizeof octets) != ways[way].connections,
+		     "how often it has connected");
 		close(told[0]);
 		close(told[1]);
 	}

@@ -1,11 +1,14 @@
-/* Makes objects of every kind while the kernel's first allocation fails, then while the second does, and so on until one can be made.
+/* Makes objects of every kind while the kernel's first allocation fails, then while the second
+ * does, and so on until one can be made.
  *
  * failing ADDR PORT FILE
  *
- * FILE takes the number of the allocation to fail, and says how many are left: a parameter of the module.
+ * FILE takes the number of the allocation to fail, and says how many are left: a parameter of the
+ * module.
  *
- * What cannot be made has to say so, and a connection has to end. For each kind it prints how many allocations there were. Exit status: 0
- * unless a call has failed while no allocation did, or for another reason than that there is no memory.
+ * What cannot be made has to say so, and a connection has to end. For each kind it prints how many
+ * allocations there were. Exit status: 0 unless a call has failed while no allocation did, or for
+ * another reason than that there is no memory.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -88,7 +91,8 @@ static int a_completion_queue(void)
 
 static struct ibv_qp_init_attr queues(void)
 {
-	return (struct ibv_qp_init_attr){ .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = { 256, 256, 4, 4, 16 } };
+	return (struct ibv_qp_init_attr){ .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
+					  .cap = { 256, 256, 4, 4, 16 } };
 }
 
 static int a_queue_pair(void)
@@ -104,7 +108,8 @@ static int a_queue_pair(void)
 
 static int a_region(void)
 {
-	struct ibv_mr *made = ibv_reg_mr(pd, memory, sizeof memory, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+	struct ibv_mr *made = ibv_reg_mr(pd, memory, sizeof memory, IBV_ACCESS_LOCAL_WRITE |
+					 IBV_ACCESS_REMOTE_WRITE);
 
 	if (!made)
 		return errno;
@@ -155,7 +160,8 @@ static struct rdma_cm_id *accept_one(struct rdma_cm_id *id, struct rdma_conn_par
 	return id;
 }
 
-/* Connects two queue pairs of this process. Allocations fail in the works of the driver, too, so the end of it is an event. */
+/* Connects two queue pairs of this process. Allocations fail in the works of the driver, too, so
+ * the end of it is an event. */
 static int converse(struct rdma_cm_id *id)
 {
 	struct rdma_conn_param param = { .responder_resources = 4, .initiator_depth = 4 };
@@ -189,8 +195,10 @@ static int a_connection(void)
 
 	if (rdma_create_id(channel, &id, NULL, RDMA_PS_TCP))
 		return errno;
-	if (rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 3000) || event(&of) != RDMA_CM_EVENT_ADDR_RESOLVED ||
-	    rdma_resolve_route(id, 3000) || event(&of) != RDMA_CM_EVENT_ROUTE_RESOLVED || rdma_create_qp(id, pd, &attr))
+	if (rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 3000) ||
+	    event(&of) != RDMA_CM_EVENT_ADDR_RESOLVED ||
+	    rdma_resolve_route(id, 3000) || event(&of) != RDMA_CM_EVENT_ROUTE_RESOLVED ||
+		    rdma_create_qp(id, pd, &attr))
 		error = errno ? errno : ENOMEM;
 	else
 		error = converse(id);
@@ -210,7 +218,8 @@ static void walk(const char *name, int (*make)(void))
 		int error = make();
 		failed = disarm();
 		if (!failed && error) {
-			printf("failed: %s, although there was memory: %s\n", name, strerror(error));
+			printf("failed: %s, although there was memory: %s\n", name,
+			       strerror(error));
 			exit(1);
 		}
 		if (!failed)
@@ -234,7 +243,8 @@ int main(int argc, char **argv)
 	must(file < 0, argv[3]);
 	must(!(channel = rdma_create_event_channel()), "event channel");
 	must(rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP), "id");
-	must(rdma_bind_addr(listener, (struct sockaddr *)&address) || rdma_listen(listener, 8), "listener");
+	must(rdma_bind_addr(listener, (struct sockaddr *)&address) || rdma_listen(listener, 8),
+	     "listener");
 	/* Queue pairs of a connection belong to the context that librdmacm has opened. */
 	verbs = listener->verbs;
 	device = verbs->device;

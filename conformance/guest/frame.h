@@ -18,7 +18,8 @@ static inline int data_octets(const struct frame *frame)
 	return frame->high << 8 | frame->low;
 }
 
-/* Reads a frame with its private data. Returns 0 if it was whole. A read of no octets would wait for the next ones. */
+/* Reads a frame with its private data. Returns 0 if it was whole. A read of no octets would wait
+ * for the next ones. */
 static inline int read_frame(int s, struct frame *frame)
 {
 	int octets;
@@ -26,7 +27,8 @@ static inline int read_frame(int s, struct frame *frame)
 	if (recv(s, frame, HEAD, MSG_WAITALL) != HEAD)
 		return -1;
 	octets = data_octets(frame);
-	if (octets > (int)sizeof frame->data || (octets && recv(s, frame->data, (size_t)octets, MSG_WAITALL) != octets))
+	if (octets > (int)sizeof frame->data || (octets && recv(s, frame->data, (size_t)octets,
+			MSG_WAITALL) != octets))
 		return -1;
 	return 0;
 }

@@ -1,14 +1,18 @@
-/* A program that breaks the rules of the rings which it shares with the driver, to see that the kernel and other programs bear it.
+/* A program that breaks the rules of the rings which it shares with the driver, to see that the
+ * kernel and other programs bear it.
  *
  * hostile ADDR PORT ENTRIES [SEED]
  *
- * Two queue pairs of this process are connected with each other. It writes entries into their rings, most of them sound, the others random in one
- * respect or in all, forges the flags of completions, asks for mappings that it has no right to, and rings the doorbell in between, while a second thread writes into the rings at any
- * time. When a connection has ended it makes the next, until the driver has taken ENTRIES entries. Meanwhile a second process has memory and
- * queues of its own, and this one has memory beside what is registered and memory that it has deregistered. All of that must stay as it is.
+ * Two queue pairs of this process are connected with each other. It writes entries into their
+ * rings, most of them sound, the others random in one respect or in all, forges the flags of
+ * completions, asks for mappings that it has no right to, and rings the doorbell in between, while
+ * a second thread writes into the rings at any time. When a connection has ended it makes the next,
+ * until the driver has taken ENTRIES entries. Meanwhile a second process has memory and queues of
+ * its own, and this one has memory beside what is registered and memory that it has deregistered.
+ * All of that must stay as it is.
  *
- * It ends with "hostile: N entries, ..., M connections". Exit status: 0 unless something has changed that must not, or a step has failed that
- * breaks no rule.
+ * It ends with "hostile: N entries, ..., M connections". Exit status: 0 unless something has
+ * changed that must not, or a step has failed that breaks no rule.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -93,12 +97,14 @@ static void look(void)
 			printf("failed: octet %zu of page %zu has changed\n", i % PAGE, i / PAGE);
 			exit(1);
 		}
-	must(write(victim, "?", 1) != 1 || read(victim, &answer, 1) != 1 || answer != '!', "memory of the other process");
+	must(write(victim, "?", 1) != 1 || read(victim, &answer, 1) != 1 || answer != '!',
+	     "memory of the other process");
 }
 
 /* ---- rings ---- */
 
-/* Finds the mappings of the driver's memory that were not there before. Returns how many there are. */
+/* Finds the mappings of the driver's memory that were not there before. Returns how many there are.
+ */
 static int new_rings(struct ring *found, int most)
 {
 	static unsigned long known[64];
@@ -112,7 +118,8 @@ static int new_rings(struct ring *found, int most)
 	while (fgets(line, sizeof line, maps)) {
 		unsigned long from, to;
 		int old = 0;
-		if (!strstr(line, "uverbs") || sscanf(line, "%lx-%lx", &from, &to) != 2 || now == 64)
+		if (!strstr(line, "uverbs") || sscanf(line, "%lx-%lx", &from, &to) != 2 ||
+		    now == 64)
 			continue;
 		for (int i = 0; i < count; i++)
 			old |= known[i] == from;
@@ -168,12 +175,14 @@ static void *meddle(void *seed)
 {
 	state = (uintptr_t)seed;
 	for (;;) {
-		const struct ring *ring[] = { &ends[0].sends, &ends[0].receives, &ends[1].sends, &ends[1].receives, &completions };
+		const struct ring *ring[] = { &ends[0].sends, &ends[0].receives, &ends[1].sends,
+					      &ends[1].receives, &completions };
 		pthread_mutex_lock(&lock);
 		const struct ring *one = ring[below(5)];
 		for (int i = 0; connected && i < 4 && wildness < 32; i++) {
 			uint64_t *word = (uint64_t *)one->at + below((uint32_t)(one->octets / 8));
-			uint64_t value = below(2) ? any() : __atomic_load_n(word, __ATOMIC_RELAXED) ^ (1ull << below(64));
+			uint64_t value = below(2) ? any() : __atomic_load_n(word,
+					__ATOMIC_RELAXED) ^ (1ull << below(64));
 			__atomic_store_n(word, value, __ATOMIC_RELAXED);
 		}
 		pthread_mutex_unlock(&lock);
@@ -214,16 +223,19 @@ static void strange_calls(struct end *end)
 			munmap(at, len);
 		break;
 	case 1:
-		at = mremap(end->sends.at, end->sends.octets, 8 * end->sends.octets, MREMAP_MAYMOVE);
+		at = mremap(end->sends.at, end->sends.octets, 8 * end->sends.octets,
+			    MREMAP_MAYMOVE);
 		must(at != MAP_FAILED, "no ring may grow");
 		break;
 	case 2:
-		mr = ibv_reg_mr(pd, (void *)any(), below(2) ? any() : below(100000), IBV_ACCESS_LOCAL_WRITE);
+		mr = ibv_reg_mr(pd, (void *)any(), below(2) ? any() : below(100000),
+				IBV_ACCESS_LOCAL_WRITE);
 		if (mr)
 			ibv_dereg_mr(mr);
 		break;
 	case 3:
-		mr = ibv_reg_mr(pd, arena, ARENA * PAGE, (int)any() & ~(IBV_ACCESS_ON_DEMAND | IBV_ACCESS_LOCAL_WRITE));
+		mr = ibv_reg_mr(pd, arena, ARENA * PAGE, (int)any() & ~(IBV_ACCESS_ON_DEMAND |
+				IBV_ACCESS_LOCAL_WRITE));
 		if (mr)
 			ibv_dereg_mr(mr);
 		break;
@@ -244,7 +256,8 @@ static struct rdma_cm_event *next(enum rdma_cm_event_type type)
 
 	must(rdma_get_cm_event(channel, &event), "event");
 	if (event->event != type) {
-		printf("failed: %s (%d) instead of %s\n", rdma_event_str(event->event), event->status, rdma_event_str(type));
+		printf("failed: %s (%d) instead of %s\n", rdma_event_str(event->event),
+		       event->status, rdma_event_str(type));
 		exit(1);
 	}
 	return event;
@@ -282,7 +295,8 @@ static void connect_ends(void)
 	struct rdma_cm_event *event;
 
 	/* One that has overflowed is of no more use, so each connection has its own. */
-	must(!(cq = ibv_create_cq(listener->verbs, COMPLETIONS, NULL, NULL, 0)), "completion queue");
+	must(!(cq = ibv_create_cq(listener->verbs, COMPLETIONS, NULL, NULL, 0)),
+	     "completion queue");
 	must(new_rings(&completions, 1) != 1, "ring");
 	must(rdma_create_id(channel, &ends[0].id, NULL, RDMA_PS_TCP), "id");
 	must(rdma_resolve_addr(ends[0].id, NULL, (struct sockaddr *)&address, 3000), "resolve");
@@ -322,8 +336,8 @@ static void register_region(struct region *region)
 }
 
 /*
- * Ends a region. From then on its memory stays as it is. While a connection is stuck in the middle of the region, that may be refused; but not
- * for the last time.
+ * Ends a region. From then on its memory stays as it is. While a connection is stuck in the middle
+ * of the region, that may be refused; but not for the last time.
  */
 static void end_region(struct region *region, int last)
 {
@@ -365,7 +379,8 @@ static void one_connection(void)
 			strange_calls(end);
 		if (step == middle)
 			end_region(&regions[GOING], 0);
-		/* In error everything is flushed, which shows nothing new after a while. Making a connection takes as long as a thousand entries. */
+		/* In error everything is flushed, which shows nothing new after a while. Making a
+		 * connection takes as long as a thousand entries. */
 		if (!over && in_error(end)) {
 			over = 1;
 			steps = step + (int)below(16);
@@ -383,8 +398,10 @@ static void be_victim(struct ibv_context *verbs, int socket)
 {
 	struct ibv_pd *own = ibv_alloc_pd(verbs);
 	struct ibv_cq *queue = ibv_create_cq(verbs, 64, NULL, NULL, 0);
-	struct ibv_qp_init_attr attr = { .send_cq = queue, .recv_cq = queue, .qp_type = IBV_QPT_RC, .cap = { 16, 16, 1, 1, 0 } };
-	struct ibv_mr *mr = ibv_reg_mr(own, arena, ARENA * PAGE, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
+	struct ibv_qp_init_attr attr = { .send_cq = queue, .recv_cq = queue, .qp_type = IBV_QPT_RC,
+					 .cap = { 16, 16, 1, 1, 0 } };
+	struct ibv_mr *mr = ibv_reg_mr(own, arena, ARENA * PAGE, IBV_ACCESS_LOCAL_WRITE |
+				       IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
 	struct ring found[3];
 	char command;
 
@@ -443,7 +460,8 @@ int main(int argc, char **argv)
 	address.sin_port = htons((uint16_t)atoi(argv[2]));
 	wanted = strtoul(argv[3], NULL, 0);
 	state = seed * 0x9e3779b97f4a7c15 + 1;
-	arena = mmap(NULL, ARENA * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	arena = mmap(NULL, ARENA * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+		     0);
 	must(arena == MAP_FAILED, "memory");
 	fill();
 	start_victim();
@@ -457,6 +475,7 @@ int main(int argc, char **argv)
 	must(pthread_create(&thread, NULL, meddle, (void *)(uintptr_t)(seed + 1000)), "thread");
 	while (entries < wanted)
 		one_connection();
-	printf("hostile: %lu entries, %lu completed well, %lu connections\n", entries, successes, connections);
+	printf("hostile: %lu entries, %lu completed well, %lu connections\n", entries, successes,
+	       connections);
 	return 0;
 }

@@ -1,4 +1,5 @@
-/* What hostile.c writes into its rings: the memory that entries may name, random numbers, and entries that are sound or have one thing wrong. */
+/* What hostile.c writes into its rings: the memory that entries may name, random numbers, and
+ * entries that are sound or have one thing wrong. */
 #ifndef HOSTILE_H
 #define HOSTILE_H
 
@@ -19,10 +20,12 @@ struct region {
 
 enum { OPEN, QUIET, GOING, REGIONS };
 static struct region regions[REGIONS] = {
-	[OPEN] = { 8 * PAGE, 16 * PAGE, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ, 1, NULL },
+	[OPEN] = { 8 * PAGE, 16 * PAGE, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
+		   IBV_ACCESS_REMOTE_READ, 1, NULL },
 	[QUIET] = { 32 * PAGE + 100, 5000, 0, 0, NULL },
 	/* Deregistered in the middle of a connection. */
-	[GOING] = { 40 * PAGE + 8, 2 * PAGE, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE, 1, NULL },
+	[GOING] = { 40 * PAGE + 8, 2 * PAGE, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE, 1,
+		    NULL },
 };
 
 static unsigned char *arena;
@@ -122,7 +125,8 @@ static void words(void *to, size_t octets)
 static void sound_elements(struct siw_sge *sges, uint32_t least, uint32_t most)
 {
 	for (int i = 0; i < SIW_MAX_SGE; i++)
-		sges[i] = (struct siw_sge){ (uintptr_t)arena + regions[OPEN].at + below(8 * PAGE), least + below(most - least), regions[OPEN].mr->lkey };
+		sges[i] = (struct siw_sge){ (uintptr_t)arena + regions[OPEN].at + below(8 * PAGE),
+					    least + below(most - least), regions[OPEN].mr->lkey };
 }
 
 static void sound_send(struct siw_sqe *entry)

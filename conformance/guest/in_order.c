@@ -1,9 +1,11 @@
-/* Many connections in a row from one program, and whether their requests come in the order of the calls.
+/* Many connections in a row from one program, and whether their requests come in the order of the
+ * calls.
  *
  * in_order ADDR PORT ROUNDS
  *
- * The program connects without waiting for answers, with a number in the private data of each request; the other end, in the same process, must
- * hear of them in this order and accepts them. Both ends then agree on which connection is which only because of the order, as in programs that
+ * The program connects without waiting for answers, with a number in the private data of each
+ * request; the other end, in the same process, must hear of them in this order and accepts them.
+ * Both ends then agree on which connection is which only because of the order, as in programs that
  * count their connections. Exit status: 0 if all came in order.
  */
 #include "pair.h"
@@ -16,7 +18,8 @@ static struct rdma_cm_id *listen_at(struct rdma_event_channel *channel, struct s
 {
 	struct rdma_cm_id *listener;
 
-	must(rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP) || rdma_bind_addr(listener, (struct sockaddr *)address) ||
+	must(rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP) ||
+	     rdma_bind_addr(listener, (struct sockaddr *)address) ||
 		     rdma_listen(listener, CONNECTIONS), "listening");
 	return listener;
 }
@@ -27,7 +30,8 @@ static struct rdma_cm_id *resolved(struct rdma_event_channel *channel, struct so
 	struct ibv_qp_init_attr attr = small;
 	struct rdma_cm_id *id;
 
-	must(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) || rdma_resolve_addr(id, NULL, (struct sockaddr *)address, 2000), "the address");
+	must(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) ||
+	     rdma_resolve_addr(id, NULL, (struct sockaddr *)address, 2000), "the address");
 	event(channel, RDMA_CM_EVENT_ADDR_RESOLVED);
 	must(rdma_resolve_route(id, 2000), "the route");
 	event(channel, RDMA_CM_EVENT_ROUTE_RESOLVED);
@@ -44,8 +48,11 @@ static int next_request(struct rdma_event_channel *channel, struct rdma_cm_id **
 	do {
 		must(rdma_get_cm_event(channel, &event), "a request");
 		*id = event->id;
-		number = event->event == RDMA_CM_EVENT_CONNECT_REQUEST ? *(const unsigned char *)event->param.conn.private_data : -1;
-		must(event->event != RDMA_CM_EVENT_CONNECT_REQUEST && event->event != RDMA_CM_EVENT_ESTABLISHED, rdma_event_str(event->event));
+		number = -1;
+		if (event->event == RDMA_CM_EVENT_CONNECT_REQUEST)
+			number = *(const unsigned char *)event->param.conn.private_data;
+		must(event->event != RDMA_CM_EVENT_CONNECT_REQUEST &&
+		     event->event != RDMA_CM_EVENT_ESTABLISHED, rdma_event_str(event->event));
 		rdma_ack_cm_event(event);
 	} while (number < 0);
 	return number;
@@ -63,7 +70,8 @@ static void end(struct rdma_event_channel *channel, struct rdma_cm_id *ids[])
 /* Returns how many requests came out of order. */
 static int one_round(struct sockaddr_in *address)
 {
-	struct rdma_event_channel *ours = rdma_create_event_channel(), *theirs = rdma_create_event_channel();
+	struct rdma_event_channel *ours = rdma_create_event_channel(),
+		*theirs = rdma_create_event_channel();
 	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1 };
 	struct rdma_cm_id *ids[CONNECTIONS], *accepted[CONNECTIONS], *listener;
 	unsigned char number;
@@ -86,7 +94,8 @@ static int one_round(struct sockaddr_in *address)
 			printf("request %d came as number %d\n", said, i);
 			wrong++;
 		}
-		must(rdma_create_qp(accepted[i], NULL, &attr) || rdma_accept(accepted[i], &param), "accepting");
+		must(rdma_create_qp(accepted[i], NULL, &attr) || rdma_accept(accepted[i], &param),
+		     "accepting");
 	}
 	for (int i = 0; i < CONNECTIONS; i++)
 		event(ours, RDMA_CM_EVENT_ESTABLISHED);

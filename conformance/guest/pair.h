@@ -1,4 +1,5 @@
-/* Two queue pairs of this process, connected with each other, for programs that test what happens to such a pair. */
+/* Two queue pairs of this process, connected with each other, for programs that test what happens
+ * to such a pair. */
 #ifndef PAIR_H
 #define PAIR_H
 
@@ -19,7 +20,8 @@ static inline void must(int bad, const char *what)
 	}
 }
 
-static inline struct rdma_cm_id *event(struct rdma_event_channel *channel, enum rdma_cm_event_type wanted)
+static inline struct rdma_cm_id *event(struct rdma_event_channel *channel,
+				       enum rdma_cm_event_type wanted)
 {
 	struct rdma_cm_event *event;
 	struct rdma_cm_id *id;
@@ -40,13 +42,16 @@ struct pair {
 /* Listens, and resolves the way to there: `writer` has a device then. */
 static inline struct pair begin_pair(struct sockaddr_in *address)
 {
-	struct pair pair = { .ours = rdma_create_event_channel(), .theirs = rdma_create_event_channel() };
+	struct pair pair = { .ours = rdma_create_event_channel(),
+			     .theirs = rdma_create_event_channel() };
 
 	must(!pair.ours || !pair.theirs, "a channel");
 	must(rdma_create_id(pair.theirs, &pair.listener, NULL, RDMA_PS_TCP) ||
-		     rdma_bind_addr(pair.listener, (struct sockaddr *)address) || rdma_listen(pair.listener, 1), "listening");
+		     rdma_bind_addr(pair.listener, (struct sockaddr *)address) ||
+			     rdma_listen(pair.listener, 1), "listening");
 	must(rdma_create_id(pair.ours, &pair.writer, NULL, RDMA_PS_TCP) ||
-		     rdma_resolve_addr(pair.writer, NULL, (struct sockaddr *)address, 2000), "the address");
+		     rdma_resolve_addr(pair.writer, NULL, (struct sockaddr *)address, 2000),
+			     "the address");
 	event(pair.ours, RDMA_CM_EVENT_ADDR_RESOLVED);
 	must(rdma_resolve_route(pair.writer, 2000), "the route");
 	event(pair.ours, RDMA_CM_EVENT_ROUTE_RESOLVED);
@@ -54,7 +59,8 @@ static inline struct pair begin_pair(struct sockaddr_in *address)
 }
 
 /* Makes both queue pairs and connects them. */
-static inline void join_pair(struct pair *pair, struct ibv_qp_init_attr writer, struct ibv_qp_init_attr target)
+static inline void join_pair(struct pair *pair, struct ibv_qp_init_attr writer,
+			     struct ibv_qp_init_attr target)
 {
 	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1 };
 
@@ -87,7 +93,8 @@ static inline void end_pair(struct pair *pair)
 {
 	take_events(pair->ours);
 	take_events(pair->theirs);
-	must(rdma_destroy_id(pair->writer) || rdma_destroy_id(pair->target) || rdma_destroy_id(pair->listener), "the end of the identifiers");
+	must(rdma_destroy_id(pair->writer) || rdma_destroy_id(pair->target) ||
+	     rdma_destroy_id(pair->listener), "the end of the identifiers");
 	rdma_destroy_event_channel(pair->ours);
 	rdma_destroy_event_channel(pair->theirs);
 }

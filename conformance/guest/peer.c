@@ -1,4 +1,5 @@
-/* A connection through librdmacm with chosen parameters, and single operations on it that may break rules.
+/* A connection through librdmacm with chosen parameters, and single operations on it that may break
+ * rules.
  *
  * peer serve ADDR PORT [NAME=VALUE...]      peer connect ADDR PORT [NAME=VALUE...]
  *
@@ -8,15 +9,18 @@
  *   recvs=N      receives posted (default 4), recvlen=N octets each (default 4096)
  *   access=LIST  what the peer may do with the region: r, w, rw or none (default rw)
  *   otherpd=1    the region is in a protection domain of its own
- *   op=NAME[:LEN][,...]  operations, in order: write read send writeinv readinv sendinv, with the suffixes
- *                +stag (a bad STag), +end (beyond the end), +low (below the start); e.g. op=write:64,read+end:32
+ *   op=NAME[:LEN][,...]  operations, in order: write read send writeinv readinv sendinv, with the
+ *                suffixes +stag (a bad STag), +end (beyond the end), +low (below the start);
+ *                e.g. op=write:64,read+end:32
  *                "wait" instead of a name waits until all operations before it are complete
- *   close=us|peer|exit   which side disconnects (default: the connect side); exit: the process ends without disconnecting
- *   wait=SEC     longest wait for anything (default 10)   pause=MS before the first operation (default 100)
+ *   close=us|peer|exit   which side disconnects (default: the connect side);
+ *                exit: the process ends without disconnecting
+ *   wait=SEC     longest wait for anything (default 10)
+ *   pause=MS     before the first operation (default 100)
  *   stay=MS      before ending the connection (default 100)
  *
- * It prints one line per event and completion, and ends with "changed N": octets of the region that were written to.
- * Exit status: 0 unless a step that was not asked to fail has failed.
+ * It prints one line per event and completion, and ends with "changed N": octets of the region that
+ * were written to. Exit status: 0 unless a step that was not asked to fail has failed.
  */
 #include <arpa/inet.h>
 #include <endian.h>
@@ -84,17 +88,20 @@ static void completions(void)
 {
 	struct ibv_wc wc;
 	while (cq && ibv_poll_cq(cq, 1, &wc) > 0) {
-		printf("wc %lu %s len %u\n", (unsigned long)wc.wr_id, ibv_wc_status_str(wc.status), wc.status ? 0 : wc.byte_len);
+		printf("wc %lu %s len %u\n", (unsigned long)wc.wr_id, ibv_wc_status_str(wc.status),
+		       wc.status ? 0 : wc.byte_len);
 		done += wc.wr_id < 1000;
 	}
 }
 
-/* The next connection event, or NULL after `ms`. Completions and asynchronous events are printed meanwhile. */
+/* The next connection event, or NULL after `ms`. Completions and asynchronous events are printed
+ * meanwhile. */
 static struct rdma_cm_event *event(long ms)
 {
 	long end = now() + ms;
 	for (;;) {
-		struct pollfd f[2] = { { channel->fd, POLLIN, 0 }, { id && id->verbs ? id->verbs->async_fd : -1, POLLIN, 0 } };
+		struct pollfd f[2] = { { channel->fd, POLLIN, 0 },
+				       { id && id->verbs ? id->verbs->async_fd : -1, POLLIN, 0 } };
 		completions();
 		poll(f, 2, 10);
 		if (f[1].revents & POLLIN) {
@@ -108,8 +115,10 @@ static struct rdma_cm_event *event(long ms)
 			struct rdma_cm_event *e;
 			must(rdma_get_cm_event(channel, &e), "event");
 			completions();
-			printf("event %s status %d priv %d ird %d ord %d\n", rdma_event_str(e->event) + strlen("RDMA_CM_EVENT_"), e->status,
-			       e->param.conn.private_data_len, e->param.conn.responder_resources, e->param.conn.initiator_depth);
+			printf("event %s status %d priv %d ird %d ord %d\n",
+			       rdma_event_str(e->event) + strlen("RDMA_CM_EVENT_"), e->status,
+			       e->param.conn.private_data_len, e->param.conn.responder_resources,
+				       e->param.conn.initiator_depth);
 			return e;
 		}
 		if (now() > end)
@@ -146,21 +155,26 @@ static void prepare(void)
 		memory[i] = (unsigned char)(i * 7 + i / 256);
 	memset(scratch, 0xd7, sizeof scratch);
 	region = ibv_reg_mr(number("otherpd", 0) ? other : pd, memory, REGION, flags);
-	local = ibv_reg_mr(pd, scratch, sizeof scratch, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+	local = ibv_reg_mr(pd, scratch, sizeof scratch, IBV_ACCESS_LOCAL_WRITE |
+			   IBV_ACCESS_REMOTE_WRITE);
 	inbox = ibv_reg_mr(pd, messages, sizeof messages, IBV_ACCESS_LOCAL_WRITE);
 	must(!region || !local || !inbox, "memory regions");
 	long n = number("recvs", 4), len = number("recvlen", 4096);
 	for (long i = 0; i < n && i < 64; i++) {
-		struct ibv_sge sge = { (uintptr_t)messages + (size_t)i * 65536, (uint32_t)len, inbox->lkey };
-		struct ibv_recv_wr wr = { .wr_id = 1000 + (uint64_t)i, .sg_list = &sge, .num_sge = 1 }, *bad;
+		struct ibv_sge sge = { (uintptr_t)messages + (size_t)i * 65536, (uint32_t)len,
+				       inbox->lkey };
+		struct ibv_recv_wr wr = { .wr_id = 1000 + (uint64_t)i, .sg_list = &sge,
+					  .num_sge = 1 }, *bad;
 		must(ibv_post_recv(id->qp, &wr, &bad), "receive");
 	}
 }
 
-/* Fills in the private data (where the region is, and then a pattern) and the other connection parameters. */
+/* Fills in the private data (where the region is, and then a pattern) and the other connection
+ * parameters. */
 static void fill(struct rdma_conn_param *p, unsigned char *buf, long otherwise)
 {
-	struct where w = { htobe64((uintptr_t)memory), htonl(region ? region->rkey : 0), htonl(REGION), htobe64(0x7369772070656572) };
+	struct where w = { htobe64((uintptr_t)memory), htonl(region ? region->rkey : 0),
+			   htonl(REGION), htobe64(0x7369772070656572) };
 	for (int i = 0; i < 256; i++)
 		buf[i] = (unsigned char)(i ^ 0x5a);
 	memcpy(buf, &w, sizeof w);
@@ -171,7 +185,8 @@ static void fill(struct rdma_conn_param *p, unsigned char *buf, long otherwise)
 	p->retry_count = p->rnr_retry_count = 7;
 }
 
-/* Takes the peer's region from its private data, and counts octets of the pattern that were lost or moved. */
+/* Takes the peer's region from its private data, and counts octets of the pattern that were lost or
+ * moved. */
 static void learn(const struct rdma_cm_event *e)
 {
 	const unsigned char *p = e->param.conn.private_data;
@@ -207,7 +222,8 @@ static void operate(char *op, uint64_t number_)
 			must(1, plus);
 	}
 	struct ibv_sge sge = { (uintptr_t)scratch, len, local->lkey };
-	struct ibv_send_wr wr = { .wr_id = number_, .sg_list = &sge, .num_sge = 1, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_send_wr wr = { .wr_id = number_, .sg_list = &sge, .num_sge = 1,
+				  .send_flags = IBV_SEND_SIGNALED }, *bad;
 	wr.wr.rdma.remote_addr = addr;
 	wr.wr.rdma.rkey = stag;
 	if (!strcmp(op, "write"))

@@ -1,10 +1,13 @@
-/* Memory that is deregistered while a peer writes into it or sends from it, and completion queues that are too small.
+/* Memory that is deregistered while a peer writes into it or sends from it, and completion queues
+ * that are too small.
  *
  * revoking ADDR PORT ROUNDS
  *
- * In each round two queue pairs of this process are connected with each other, and one writes without end into memory of the other. Then the
- * target of the Writes is deregistered, or their source, or nobody takes completions any more. The connection must end with an error, and not an octet of a
- * deregistered target may change after the call has returned. Exit status: 0 if that was so.
+ * In each round two queue pairs of this process are connected with each other, and one writes
+ * without end into memory of the other. Then the target of the Writes is deregistered, or their
+ * source, or nobody takes completions any more. The connection must end with an error, and not an
+ * octet of a deregistered target may change after the call has returned. Exit status: 0 if that was
+ * so.
  */
 #include "pair.h"
 
@@ -12,7 +15,9 @@
 #define OCTETS (64 * 1024)
 
 enum what { TARGET, SOURCE, QUEUE, WHATS };
-static const char *const whats[WHATS] = { "the target is deregistered", "the source is deregistered", "nobody takes completions" };
+static const char *const whats[WHATS] = { "the target is deregistered",
+					  "the source is deregistered",
+						  "nobody takes completions" };
 
 static struct sockaddr_in address;
 static unsigned char from[OCTETS], to[WRITES * OCTETS], copy[WRITES * OCTETS];
@@ -22,7 +27,8 @@ static struct ibv_cq *cq, *other;
 /* `entries`: of the writer's completion queue. */
 static struct pair connect_pair(int entries)
 {
-	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC, .cap = { WRITES, 4, 1, 1, 0 }, .sq_sig_all = 1 };
+	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC, .cap = { WRITES, 4, 1, 1, 0 },
+					 .sq_sig_all = 1 };
 	struct ibv_qp_init_attr theirs = attr;
 	struct pair pair = begin_pair(&address);
 
@@ -42,11 +48,13 @@ static void take_apart(struct pair *pair)
 	end_pair(pair);
 }
 
-/* Posts a Write to one of the places. Returns 0 when the queue is full, or takes nothing any more. */
+/* Posts a Write to one of the places. Returns 0 when the queue is full, or takes nothing any more.
+ */
 static int post(struct pair *pair, unsigned turn, uint32_t lkey, uint32_t rkey)
 {
 	struct ibv_sge sge = { (uintptr_t)from, OCTETS, lkey };
-	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE }, *bad;
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE },
+		*bad;
 
 	wr.wr.rdma.remote_addr = (uintptr_t)to + (size_t)(turn % WRITES) * OCTETS;
 	wr.wr.rdma.rkey = rkey;
@@ -54,7 +62,8 @@ static int post(struct pair *pair, unsigned turn, uint32_t lkey, uint32_t rkey)
 }
 
 /* Goes on writing until a completion has an error. Returns its status, or 0 after ten seconds. */
-static enum ibv_wc_status write_on(struct pair *pair, unsigned turns, uint32_t lkey, uint32_t rkey, unsigned *posted)
+static enum ibv_wc_status write_on(struct pair *pair, unsigned turns, uint32_t lkey, uint32_t rkey,
+				   unsigned *posted)
 {
 	struct ibv_wc wc;
 
@@ -87,8 +96,10 @@ static int state_of(struct rdma_cm_id *id)
 static void play(enum what what, unsigned round)
 {
 	struct pair pair = connect_pair(what == QUEUE ? 4 : 2 * WRITES);
-	struct ibv_mr *source = ibv_reg_mr(pair.writer->pd, from, sizeof from, IBV_ACCESS_LOCAL_WRITE);
-	struct ibv_mr *target = ibv_reg_mr(pair.target->pd, to, sizeof to, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+	struct ibv_mr *source = ibv_reg_mr(pair.writer->pd, from, sizeof from,
+					   IBV_ACCESS_LOCAL_WRITE);
+	struct ibv_mr *target = ibv_reg_mr(pair.target->pd, to, sizeof to, IBV_ACCESS_LOCAL_WRITE |
+					   IBV_ACCESS_REMOTE_WRITE);
 	uint32_t lkey, rkey;
 	unsigned posted = 0;
 
@@ -101,7 +112,8 @@ static void play(enum what what, unsigned round)
 			posted++;
 		for (int i = 0; i < 100 && state_of(pair.writer) != IBV_QPS_ERR; i++)
 			usleep(100000);
-		must(state_of(pair.writer) != IBV_QPS_ERR, "the end of a queue pair whose completion queue has overflowed");
+		must(state_of(pair.writer) != IBV_QPS_ERR,
+		     "the end of a queue pair whose completion queue has overflowed");
 	} else {
 		must(write_on(&pair, round % 7 + 1, lkey, rkey, &posted) != 0, "Writes");
 		must(ibv_dereg_mr(what == TARGET ? target : source), "deregistration");
@@ -109,7 +121,8 @@ static void play(enum what what, unsigned round)
 		memset(from, (int)round + 101, sizeof from);
 		must(!write_on(&pair, 100000, lkey, rkey, &posted), "the error of a Write");
 		usleep(20000);
-		must(what == TARGET && memcmp(copy, to, sizeof to), "memory that was deregistered has changed");
+		must(what == TARGET && memcmp(copy, to, sizeof to),
+		     "memory that was deregistered has changed");
 	}
 	if (what != TARGET)
 		must(ibv_dereg_mr(target), "the target");
@@ -123,7 +136,8 @@ int main(int argc, char **argv)
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	if (argc != 4)
 		return 2;
-	address = (struct sockaddr_in){ .sin_family = AF_INET, .sin_port = htons((unsigned short)atoi(argv[2])) };
+	address = (struct sockaddr_in){ .sin_family = AF_INET,
+					.sin_port = htons((unsigned short)atoi(argv[2])) };
 	must(inet_pton(AF_INET, argv[1], &address.sin_addr) != 1, "the address");
 	for (enum what what = 0; what < WHATS; what++) {
 		for (unsigned round = 0; round < (unsigned)atoi(argv[3]); round++)

@@ -2,9 +2,10 @@
  *
  * sharing ADDR PORT [impatient]
  *
- * Four queue pairs of this process take receives from one queue, and a peer of each sends to it. Exit status: 0 if each receive went to one
- * message, the events came when they should, and a queue pair that ended left the receives to the others. `impatient`: a Send that finds no
- * receive has to end its connection instead of waiting.
+ * Four queue pairs of this process take receives from one queue, and a peer of each sends to it.
+ * Exit status: 0 if each receive went to one message, the events came when they should, and a queue
+ * pair that ended left the receives to the others. `impatient`: a Send that finds no receive has to
+ * end its connection instead of waiting.
  */
 #include "pair.h"
 
@@ -17,7 +18,8 @@ static struct pair pairs[PAIRS];
 static struct ibv_cq *sent, *received;
 static struct ibv_srq *srq;
 static struct ibv_mr *mr;
-/* The first half is sent from, a place for each pair; each receive has a place in the second half. */
+/* The first half is sent from, a place for each pair; each receive has a place in the second half.
+ */
 static unsigned char memory[2][RECEIVES][OCTETS];
 
 static void post_receives(unsigned from, unsigned count)
@@ -33,7 +35,8 @@ static void post_receives(unsigned from, unsigned count)
 static void send_by(unsigned pair, unsigned char what)
 {
 	struct ibv_sge sge = { (uintptr_t)memory[0][pair], OCTETS, mr->lkey };
-	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND,
+				  .send_flags = IBV_SEND_SIGNALED }, *bad;
 	struct ibv_wc wc;
 
 	memset(memory[0][pair], what, OCTETS);
@@ -52,7 +55,8 @@ static void expect(unsigned pair, unsigned wr_id, unsigned char what)
 	for (int i = 0; i < 100000 && !(got = ibv_poll_cq(received, 1, &wc)); i++)
 		usleep(100);
 	must(!got || wc.status, "a message");
-	must(wc.wr_id != wr_id || wc.byte_len != OCTETS || wc.qp_num != pairs[pair].target->qp->qp_num, "which receive was taken");
+	must(wc.wr_id != wr_id || wc.byte_len != OCTETS ||
+	     wc.qp_num != pairs[pair].target->qp->qp_num, "which receive was taken");
 	for (int i = 0; i < OCTETS; i++)
 		must(memory[1][wr_id % RECEIVES][i] != what, "the octets of a message");
 }
@@ -71,9 +75,13 @@ static void expect_event(enum ibv_event_type wanted, const struct ibv_qp *qp)
 	struct pollfd ready = { srq->context->async_fd, POLLIN, 0 };
 
 	do {
-		must(poll(&ready, 1, 10000) != 1 || ibv_get_async_event(srq->context, &event), ibv_event_type_str(wanted));
+		must(poll(&ready, 1, 10000) != 1 || ibv_get_async_event(srq->context, &event),
+		     ibv_event_type_str(wanted));
 		printf("event: %s\n", ibv_event_type_str(event.event_type));
-		must(event.event_type == IBV_EVENT_SRQ_LIMIT_REACHED ? event.element.srq != srq : qp && event.element.qp != qp, "whose event it is");
+		must(event.event_type == IBV_EVENT_SRQ_LIMIT_REACHED ?
+			     event.element.srq != srq :
+			     qp && event.element.qp != qp,
+		     "whose event it is");
 		ibv_ack_async_event(&event);
 	} while (event.event_type != wanted);
 }
@@ -81,11 +89,13 @@ static void expect_event(enum ibv_event_type wanted, const struct ibv_qp *qp)
 static void connect_pairs(struct sockaddr_in address)
 {
 	for (unsigned i = 0; i < PAIRS; i++) {
-		struct ibv_qp_init_attr ours = { .qp_type = IBV_QPT_RC, .cap = { 4, 1, 1, 1, 0 } }, theirs = ours;
+		struct ibv_qp_init_attr ours = { .qp_type = IBV_QPT_RC, .cap = { 4, 1, 1, 1, 0 } },
+			theirs = ours;
 
 		pairs[i] = begin_pair(&address);
 		if (!i) {
-			struct ibv_srq_init_attr attr = { .attr = { .max_wr = RECEIVES, .max_sge = 1 } };
+			struct ibv_srq_init_attr attr = { .attr = { .max_wr = RECEIVES,
+					.max_sge = 1 } };
 			struct rdma_cm_id *id = pairs[i].writer;
 
 			sent = ibv_create_cq(id->verbs, 16, NULL, NULL, 0);
@@ -113,7 +123,8 @@ static void set_limit(void)
 	must(!ibv_modify_srq(srq, &attr, IBV_SRQ_LIMIT), "a limit beyond the size");
 }
 
-/* A message of every pair in turn; the event comes with the first that leaves fewer receives than the limit, and only with that. */
+/* A message of every pair in turn; the event comes with the first that leaves fewer receives than
+ * the limit, and only with that. */
 static void receive_in_turn(void)
 {
 	post_receives(0, RECEIVES);
@@ -177,7 +188,8 @@ static void end_one(void)
 static void write_badly(void)
 {
 	struct ibv_sge sge = { (uintptr_t)memory[0][3], OCTETS, mr->lkey };
-	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE }, *bad;
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE },
+		*bad;
 
 	wr.wr.rdma.remote_addr = (uintptr_t)memory;
 	wr.wr.rdma.rkey = mr->rkey + 1;

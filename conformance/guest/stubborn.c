@@ -1,15 +1,18 @@
-/* A peer that sets up a connection and then neither reads nor closes, and programs that leave all the same.
+/* A peer that sets up a connection and then neither reads nor closes, and programs that leave all
+ * the same.
  *
  * stubborn ADDR PORT
  * stubborn ADDR PORT COUNT COMMAND...
  *
- * The peer is a process with plain TCP, which knows as much of MPA as set-up needs. The programs connect to it or wait for it, and leave by
- * destroying their queue pair, by their end, or because they are killed: with nothing sent, with more sent than the peer's window takes, when they have
- * disconnected, when the peer has broken a rule, and when it has reset the connection after all. One disconnects, and waits to hear of the end.
- * For each it prints how long that took. Exit status: 0 unless one took longer than LIMIT (who waits, LINGER more), or a step has failed.
+ * The peer is a process with plain TCP, which knows as much of MPA as set-up needs. The programs
+ * connect to it or wait for it, and leave by destroying their queue pair, by their end, or because
+ * they are killed: with nothing sent, with more sent than the peer's window takes, when they have
+ * disconnected, when the peer has broken a rule, and when it has reset the connection after all.
+ * One disconnects, and waits to hear of the end. For each it prints how long that took. Exit
+ * status: 0 unless one took longer than LIMIT (who waits, LINGER more), or a step has failed.
  *
- * With COUNT, so many programs have more to send than their peers read, all at a time, and stay. Meanwhile the command runs; its exit status is that
- * of this program.
+ * With COUNT, so many programs have more to send than their peers read, all at a time, and stay.
+ * Meanwhile the command runs; its exit status is that of this program.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -31,10 +34,13 @@
 #define LINGER 60.0 /* seconds, the module's */
 
 enum way { DESTROYS, EXITS, IS_KILLED, WAYS, WAITS = WAYS, STAYS };
-static const char *const ways[WAYS + 1] = { "destroys its queue pair", "exits", "is killed", "waits to hear of the end" };
+static const char *const ways[WAYS + 1] = { "destroys its queue pair", "exits", "is killed",
+					    "waits to hear of the end" };
 
 enum state { IDLE, DISCONNECTED, BROKEN, BUSY, RESET, STATES };
-static const char *const states[STATES] = { "", ", has disconnected", ", has had no FPDU but nonsense", ", has much to send", ", has much to send and a reset" };
+static const char *const states[STATES] = { "", ", has disconnected",
+					    ", has had no FPDU but nonsense", ", has much to send",
+						    ", has much to send and a reset" };
 
 static struct sockaddr_in address;
 static unsigned char memory[OCTETS];
@@ -114,7 +120,8 @@ static pid_t start_peer(int connects, enum state state)
 
 	if (!connects) {
 		setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-		must(bind(listener, (struct sockaddr *)&address, sizeof address) || listen(listener, 1), "listening");
+		must(bind(listener, (struct sockaddr *)&address, sizeof address) ||
+		     listen(listener, 1), "listening");
 	}
 	peer = fork();
 	if (!peer) {
@@ -133,14 +140,16 @@ static pid_t start_peer(int connects, enum state state)
 
 /* ---- the program ---- */
 
-static struct rdma_cm_id *wait_for(struct rdma_event_channel *channel, enum rdma_cm_event_type wanted)
+static struct rdma_cm_id *wait_for(struct rdma_event_channel *channel,
+				   enum rdma_cm_event_type wanted)
 {
 	struct rdma_cm_event *event;
 	struct rdma_cm_id *id;
 
 	must(rdma_get_cm_event(channel, &event), "an event");
 	if (event->event != wanted) {
-		printf("failed: %s, status %d, instead of %s\n", rdma_event_str(event->event), event->status, rdma_event_str(wanted));
+		printf("failed: %s, status %d, instead of %s\n", rdma_event_str(event->event),
+		       event->status, rdma_event_str(wanted));
 		_exit(1);
 	}
 	id = event->id;
@@ -162,7 +171,8 @@ static struct rdma_cm_id *connected(struct rdma_event_channel *channel, int resp
 
 	must(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP), "an identifier");
 	if (responder) {
-		must(rdma_bind_addr(id, (struct sockaddr *)&address) || rdma_listen(id, 1), "listening");
+		must(rdma_bind_addr(id, (struct sockaddr *)&address) || rdma_listen(id, 1),
+		     "listening");
 		id = wait_for(channel, RDMA_CM_EVENT_CONNECT_REQUEST);
 		make_queue_pair(id);
 		must(rdma_accept(id, &param), "accepting");
@@ -182,7 +192,8 @@ static void write_much(struct rdma_cm_id *id)
 {
 	struct ibv_mr *mr = ibv_reg_mr(id->pd, memory, sizeof memory, IBV_ACCESS_LOCAL_WRITE);
 	struct ibv_sge sge = { (uintptr_t)memory, sizeof memory, 0 };
-	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE }, *bad;
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE },
+		*bad;
 
 	must(!mr, "the region");
 	sge.lkey = mr->lkey;
@@ -235,8 +246,10 @@ static int leaves(enum way way, int responder, enum state state)
 	since = now();
 	must(waitpid(child, &status, 0) != child, "waiting");
 	since = now() - since;
-	in_time = since < LIMIT + (way == WAITS ? LINGER : 0) && (way == IS_KILLED ? WIFSIGNALED(status) : !status);
-	printf("%s: a program that %s%s, and %s: %.1f s\n", in_time ? "passed" : "failed", responder ? "has accepted" : "has connected",
+	in_time = since < LIMIT + (way == WAITS ? LINGER : 0) &&
+		(way == IS_KILLED ? WIFSIGNALED(status) : !status);
+	printf("%s: a program that %s%s, and %s: %.1f s\n", in_time ? "passed" : "failed",
+	       responder ? "has accepted" : "has connected",
 	       states[state], ways[way], since);
 	kill(peer, SIGKILL);
 	waitpid(peer, NULL, 0);
@@ -282,7 +295,8 @@ int main(int argc, char **argv)
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	if (argc != 3 && argc < 5)
 		return 2;
-	address = (struct sockaddr_in){ .sin_family = AF_INET, .sin_port = htons((unsigned short)atoi(argv[2])) };
+	address = (struct sockaddr_in){ .sin_family = AF_INET,
+					.sin_port = htons((unsigned short)atoi(argv[2])) };
 	must(inet_pton(AF_INET, argv[1], &address.sin_addr) != 1, "the address");
 	if (argc > 3)
 		return atoi(argv[3]) > MOST ? 2 : beside(atoi(argv[3]), argv + 4);

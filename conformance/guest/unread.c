@@ -2,9 +2,10 @@
  *
  * unread ADDR PORT
  *
- * Two queue pairs of this process are connected with each other. One sends megabytes, the other has no receive for them, so it ends the connection
- * after a while. What TCP has queued must be read to its end and thrown away: else the peer's end never comes, and neither program is
- * told. Exit status: 0 if both were.
+ * Two queue pairs of this process are connected with each other. One sends megabytes, the other has
+ * no receive for them, so it ends the connection after a while. What TCP has queued must be read to
+ * its end and thrown away: else the peer's end never comes, and neither program is told. Exit
+ * status: 0 if both were.
  */
 #include "pair.h"
 

@@ -2,10 +2,11 @@
  *
  * violating ADDR PORT
  *
- * The peer is a plain TCP socket of this process, the other end a queue pair of it. Each violation has a connection of its own: the peer must
- * get the Terminate that the RFCs name for it and then the end of the stream, the program a disconnect and its receive back with the right
- * status, and no octet of its memory may change. Exit status: 0 if that was so. First a Write without a fault must arrive, so that it is known
- * that nothing else is wrong with what the peer sends.
+ * The peer is a plain TCP socket of this process, the other end a queue pair of it. Each violation
+ * has a connection of its own: the peer must get the Terminate that the RFCs name for it and then
+ * the end of the stream, the program a disconnect and its receive back with the right status, and
+ * no octet of its memory may change. Exit status: 0 if that was so. First a Write without a fault
+ * must arrive, so that it is known that nothing else is wrong with what the peer sends.
  */
 #include "frame.h"
 #include "pair.h"
@@ -25,10 +26,12 @@ enum op { WRITE, READ, READ_RESPONSE, SEND, SEND_INV, TERMINATE = 7, ATOMIC = 10
 #define UNTAGGED(code) (0x1200 | (code))
 #define MPA(code) (0x2000 | (code))
 
-/* Memory that the peer names: unknown, with all rights, with none, and of another protection domain. */
+/* Memory that the peer names: unknown, with all rights, with none, and of another protection
+ * domain. */
 enum where { UNKNOWN, ALL, LOCAL, FOREIGN, PLACES };
 
-/* Octets of a header without a tag that are changed: the number of the queue, that of the message, its offset; and the atomic operation. */
+/* Octets of a header without a tag that are changed: the number of the queue, that of the message,
+ * its offset; and the atomic operation. */
 #define CHANGED(where, to) .changed = 1, .at = (where), .octet = (to)
 enum { DDP_CONTROL = 0, RDMAP_CONTROL = 1, QN = 9, MSN = 13, MO = 17, ATOMIC_OP = 21 };
 
@@ -41,7 +44,8 @@ struct violation {
 	enum where where;
 	int64_t offset;
 	int payload;
-	/* One octet of the ULPDU is another, only so many octets of it are sent, or its sum is wrong. */
+	/* One octet of the ULPDU is another, only so many octets of it are sent, or its sum is
+	 * wrong. */
 	int changed, at, octet;
 	int cut, length;
 	int bad_sum;
@@ -69,9 +73,12 @@ static const struct violation violations[] = {
 	{ "an atomic in another domain", PROTECTION(3), ATOMIC, FOREIGN },
 	{ "no such atomic", OPERATION(6), ATOMIC, ALL, CHANGED(ATOMIC_OP, 1) },
 	{ "an Atomic Response that nobody asked for", OPERATION(6), ATOMIC_RESPONSE },
-	{ "an invalidation of no such STag", PROTECTION(9), SEND_INV, UNKNOWN, .receive = IBV_WC_LOC_ACCESS_ERR },
-	{ "an invalidation of a memory region", PROTECTION(9), SEND_INV, ALL, .receive = IBV_WC_LOC_ACCESS_ERR },
-	{ "an invalidation in another domain", PROTECTION(9), SEND_INV, FOREIGN, .receive = IBV_WC_LOC_ACCESS_ERR },
+	{ "an invalidation of no such STag", PROTECTION(9), SEND_INV, UNKNOWN,
+	  .receive = IBV_WC_LOC_ACCESS_ERR },
+	{ "an invalidation of a memory region", PROTECTION(9), SEND_INV, ALL,
+	  .receive = IBV_WC_LOC_ACCESS_ERR },
+	{ "an invalidation in another domain", PROTECTION(9), SEND_INV, FOREIGN,
+	  .receive = IBV_WC_LOC_ACCESS_ERR },
 	{ "a message number that is skipped", UNTAGGED(3), SEND, CHANGED(MSN, 2) },
 	{ "a message number that is repeated", UNTAGGED(3), SEND, CHANGED(MSN, 0) },
 	{ "an offset in a first segment", UNTAGGED(4), SEND, CHANGED(MO, 8) },
@@ -85,11 +92,13 @@ static const struct violation violations[] = {
 	{ "half a header", MPA(3), SEND, .cut = 1, .length = 4 },
 	{ "an empty ULPDU", MPA(3), SEND, .cut = 1 },
 	{ "a wrong CRC", MPA(2), WRITE, ALL, .bad_sum = 1 },
-	{ "a Send that is too long", UNTAGGED(5), SEND, .payload = OCTETS + 1, .receive = IBV_WC_LOC_LEN_ERR },
+	{ "a Send that is too long", UNTAGGED(5), SEND, .payload = OCTETS + 1,
+	  .receive = IBV_WC_LOC_LEN_ERR },
 };
 
 static const struct violation sound = { "a Write without a fault", -1, WRITE, ALL };
-static const struct violation empty = { "a Write of nothing", -1, WRITE, ALL, .cut = 1, .length = 14 };
+static const struct violation empty = { "a Write of nothing", -1, WRITE, ALL, .cut = 1,
+					.length = 14 };
 
 static unsigned char memory[PLACES][OCTETS] __attribute__((aligned(8)));
 static unsigned char received[OCTETS]; /* What a Send may change. */
@@ -115,7 +124,8 @@ static unsigned char *put(unsigned char *to, uint64_t value, int octets)
 	return to;
 }
 
-/* The header of a Read Request or an Atomic Request behind DDP's. What the answer would be put into has no STag that is known. */
+/* The header of a Read Request or an Atomic Request behind DDP's. What the answer would be put into
+ * has no STag that is known. */
 static unsigned char *request(unsigned char *to, enum op op, uint32_t stag, uint64_t offset)
 {
 	if (op == READ) {
@@ -137,7 +147,8 @@ static size_t ulpdu(const struct violation *what, unsigned char *to, uint32_t st
 	if (tagged)
 		end = put(put(end, stag, 4), offset, 8);
 	else
-		end = put(put(put(put(end, what->op == SEND_INV ? stag : 0, 4), queues[what->op], 4), 1, 4), 0, 4);
+		end = put(put(put(put(end, what->op == SEND_INV ? stag : 0, 4), queues[what->op],
+				  4), 1, 4), 0, 4);
 	body = end;
 	if (what->op == READ || what->op == ATOMIC) {
 		end = request(end, what->op, stag, offset);
@@ -178,11 +189,13 @@ static int read_terminate(int s)
 	octets = (size_t)(fpdu[0] << 8 | fpdu[1]);
 	padded = (2 + octets + 3) & ~(size_t)3;
 	must(octets < 20 || padded + 4 > sizeof fpdu, "the length of a Terminate");
-	must(recv(s, fpdu + 2, padded + 2, MSG_WAITALL) != (ssize_t)padded + 2, "the rest of a Terminate");
+	must(recv(s, fpdu + 2, padded + 2, MSG_WAITALL) != (ssize_t)padded + 2,
+	     "the rest of a Terminate");
 	for (int i = 4; i--;)
 		sum = sum << 8 | fpdu[padded + i];
 	must(sum != crc32c(fpdu, padded), "the sum of a Terminate");
-	must(fpdu[2] != 0x41 || fpdu[3] != (0x40 | TERMINATE) || fpdu[11] != 2, "the header of a Terminate");
+	must(fpdu[2] != 0x41 || fpdu[3] != (0x40 | TERMINATE) || fpdu[11] != 2,
+	     "the header of a Terminate");
 	must(recv(s, fpdu + padded + 4, 1, 0) != 0, "the end of the stream");
 	return fpdu[20] << 8 | fpdu[21];
 }
@@ -214,7 +227,8 @@ struct program {
 /* Takes the connection: a queue pair with one receive, and the memory. */
 static void take(struct program *program)
 {
-	int rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+	int rights = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+		IBV_ACCESS_REMOTE_ATOMIC;
 	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC, .cap = { 1, 1, 1, 1, 0 } };
 	struct rdma_conn_param param = { .responder_resources = 4, .initiator_depth = 4 };
 	struct ibv_recv_wr wr = { .wr_id = 5, .num_sge = 1 }, *bad;
@@ -228,13 +242,17 @@ static void take(struct program *program)
 	program->foreign = ibv_alloc_pd(program->id->verbs);
 	must(!program->foreign, "a protection domain");
 	program->regions[ALL] = ibv_reg_mr(program->id->qp->pd, memory[ALL], OCTETS, rights);
-	program->regions[LOCAL] = ibv_reg_mr(program->id->qp->pd, memory[LOCAL], OCTETS, IBV_ACCESS_LOCAL_WRITE);
+	program->regions[LOCAL] = ibv_reg_mr(program->id->qp->pd, memory[LOCAL], OCTETS,
+					     IBV_ACCESS_LOCAL_WRITE);
 	program->regions[FOREIGN] = ibv_reg_mr(program->foreign, memory[FOREIGN], OCTETS, rights);
-	program->received = ibv_reg_mr(program->id->qp->pd, received, OCTETS, IBV_ACCESS_LOCAL_WRITE);
-	must(!program->regions[ALL] || !program->regions[LOCAL] || !program->regions[FOREIGN] || !program->received, "the regions");
+	program->received = ibv_reg_mr(program->id->qp->pd, received, OCTETS,
+				       IBV_ACCESS_LOCAL_WRITE);
+	must(!program->regions[ALL] || !program->regions[LOCAL] || !program->regions[FOREIGN] ||
+	     !program->received, "the regions");
 	sge = (struct ibv_sge){ (uintptr_t)received, OCTETS, program->received->lkey };
 	wr.sg_list = &sge;
-	must(ibv_post_recv(program->id->qp, &wr, &bad) || rdma_accept(program->id, &param), "accepting");
+	must(ibv_post_recv(program->id->qp, &wr, &bad) || rdma_accept(program->id, &param),
+	     "accepting");
 	event(program->channel, RDMA_CM_EVENT_ESTABLISHED);
 }
 
@@ -250,7 +268,8 @@ static void expect_receive(struct program *program, enum ibv_wc_status status)
 	}
 	must(n != 1 || wc.wr_id != 5, "a completion");
 	if (wc.status != status) {
-		printf("the receive has ended with %s, which is wrong\n", ibv_wc_status_str(wc.status));
+		printf("the receive has ended with %s, which is wrong\n",
+		       ibv_wc_status_str(wc.status));
 		program->wrong++;
 	}
 }
@@ -260,7 +279,9 @@ static void leave(struct program *program)
 	rdma_destroy_qp(program->id);
 	for (enum where i = ALL; i < PLACES; i++)
 		must(ibv_dereg_mr(program->regions[i]), "the end of a region");
-	must(ibv_dereg_mr(program->received) || ibv_dealloc_pd(program->foreign) || ibv_destroy_cq(program->cq) || rdma_destroy_id(program->id), "the end of the program's connection");
+	must(ibv_dereg_mr(program->received) || ibv_dealloc_pd(program->foreign) ||
+	     ibv_destroy_cq(program->cq) || rdma_destroy_id(program->id),
+		     "the end of the program's connection");
 }
 
 static uint64_t offset_of(const struct violation *what)
@@ -270,28 +291,34 @@ static uint64_t offset_of(const struct violation *what)
 	return what->where == UNKNOWN ? 0 : (uintptr_t)memory[what->where] + (uint64_t)what->offset;
 }
 
-static void try(struct program *program, const struct sockaddr_in *address, const struct violation *what)
+static void try(struct program *program, const struct sockaddr_in *address,
+		const struct violation *what)
 {
 	struct frame frame;
 	uint32_t stag;
 	int s = ask(address);
 
 	take(program);
-	must(read_frame(s, &frame) || memcmp(frame.key, "MPA ID Rep Frame", sizeof frame.key) || !(frame.flags & 0x40), "the reply");
+	must(read_frame(s, &frame) || memcmp(frame.key, "MPA ID Rep Frame", sizeof frame.key) ||
+	     !(frame.flags & 0x40), "the reply");
 	stag = what->where == UNKNOWN ? 0x12345678 : program->regions[what->where]->rkey;
-	/* Before it has got one whole FPDU a responder may send nothing, no Terminate either (RFC 5044 section 7.1.2). */
+	/* Before it has got one whole FPDU a responder may send nothing, no Terminate either (RFC
+	 * 5044 section 7.1.2). */
 	if (what->bad_sum)
 		send_fpdu(s, &empty, stag, offset_of(&empty));
 	send_fpdu(s, what, stag, offset_of(what));
 	if (what == &sound) {
-		for (int i = 0; *(volatile unsigned char *)memory[ALL] != 7 && i < PATIENCE * 1000; i++)
+		for (int i = 0; *(volatile unsigned char *)memory[ALL] != 7 &&
+		     i < PATIENCE * 1000; i++)
 			usleep(1000);
-		must(memory[ALL][0] != 7 || memory[ALL][7] != 7 || memory[ALL][8], "what was written");
+		must(memory[ALL][0] != 7 || memory[ALL][7] != 7 || memory[ALL][8],
+		     "what was written");
 		memset(memory, 0, sizeof memory);
 	} else {
 		int answer = read_terminate(s);
 
-		printf("%s: %04x%s\n", what->name, answer, answer == what->answer ? "" : ", which is wrong");
+		printf("%s: %04x%s\n", what->name, answer,
+		       answer == what->answer ? "" : ", which is wrong");
 		program->wrong += answer != what->answer;
 	}
 	close(s);
@@ -313,8 +340,10 @@ int main(int argc, char **argv)
 		return 2;
 	}
 	address.sin_port = htons((unsigned short)atoi(argv[2]));
-	must(!program.channel || rdma_create_id(program.channel, &program.listener, NULL, RDMA_PS_TCP) ||
-		     rdma_bind_addr(program.listener, (struct sockaddr *)&address) || rdma_listen(program.listener, 4),
+	must(!program.channel || rdma_create_id(program.channel, &program.listener, NULL,
+						RDMA_PS_TCP) ||
+		     rdma_bind_addr(program.listener, (struct sockaddr *)&address) ||
+			     rdma_listen(program.listener, 4),
 	     "listening");
 	try(&program, &address, &sound);
 	for (size_t i = 0; i < sizeof violations / sizeof *violations; i++)

@@ -1,6 +1,6 @@
-//! What a kernel says of itself when something is wrong.
+//! Messages by which a Linux kernel reports that something is wrong.
 
-/// Words of such messages.
+/// Text that such messages contain.
 const WORDS: &[&str] = &[
     "BUG:",
     "Oops",
@@ -11,14 +11,15 @@ const WORDS: &[&str] = &[
     "blocked for more than",
     "suspected memory leaks",
 ];
-/// How many lines of a trace show who asked for it.
+/// Lines at the start of a trace that are searched for [`NO_MEMORY`].
 const HEAD: usize = 8;
-/// The kernel's function that tells of memory that could not be had.
+/// The kernel's function that reports a failed allocation.
 const NO_MEMORY: &str = "warn_alloc";
 
-/// The first message that says that something is wrong.
+/// Returns the first message that reports a fault.
 ///
-/// That memory could not be had is no fault: the cases with fault injection want it. The kernel shows where, by a trace.
+/// A failed allocation is not a fault, although the kernel prints a trace: the cases with fault
+/// injection cause it.
 pub(crate) fn first(said: &str) -> Option<&str> {
     let lines: Vec<&str> = said.lines().collect();
     lines.iter().enumerate().find_map(|(at, line)| {
@@ -32,12 +33,18 @@ pub(crate) fn first(said: &str) -> Option<&str> {
     })
 }
 
+/// Returns the message of a kernel that cannot go on. Warnings do not count.
+pub(crate) fn fatal(said: &str) -> Option<&str> {
+    said.lines()
+        .find(|line| line.contains("BUG:") || line.contains("Oops"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn the_first_complaint_is_found() {
+    fn first_complaint_is_found() {
         assert_eq!(first("[ 1.0] iwarp_rnic: unloaded\n"), None);
         for word in [
             "BUG: KASAN: slab-out-of-bounds in rk_post_send",
@@ -53,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_cannot_be_had_is_no_fault() {
+    fn failed_allocation_is_no_fault() {
         let said = "[ 1.0] hostile: vmalloc error: size 4096\n[ 1.0] Call Trace:\n[ 1.0]  <TASK>\n\
             [ 1.0]  dump_stack_lvl+0x54\n[ 1.0]  warn_alloc+0x1a\n";
         assert_eq!(first(said), None);

@@ -1,12 +1,14 @@
-//! Known faults of the programs that run, which happen by chance. What failed because of one is run again.
+//! Known faults of the programs under test that occur by chance. A run that fails because of one is
+//! repeated.
 
-/// How often that is done.
+/// How often a run is repeated.
 pub(crate) const ATTEMPTS: usize = 6;
 
-/// What clients say because of a fault: all texts of a row.
+/// What a client writes because of a fault (all of these texts), and the fault.
 type Fault = (&'static [&'static str], &'static str);
 
-/// perftest's server closes its first listener before it opens the second. On a slow machine its client may connect in between.
+/// perftest's server closes its first listener before it opens the second. A client may connect in
+/// between.
 const NOT_LISTENING: &str = "perftest's server did not listen yet for the second connection";
 
 const FAULTS: &[Fault] = &[
@@ -22,32 +24,36 @@ const FAULTS: &[Fault] = &[
         ],
         NOT_LISTENING,
     ),
-    // The end closes the channel while a thread still looks at the last event. Newer versions of rdma-core wait for that thread.
+    // rping closes the channel while its thread still handles the last event. Newer versions of
+    // rdma-core wait for the thread.
     (
         &["rdma_get_cm_event: Bad file descriptor"],
         "rping asked for events on a channel that it had closed",
     ),
-    // It compares two clocks in the end. Where other processes take the processor meanwhile it gives up, and its peer's queue is flushed.
+    // perftest finally compares two clocks. If other processes used the processor meanwhile, it
+    // gives up, and its peer's requests are flushed.
     (
         &["Correlation coefficient r^2", "produce a report"],
         "perftest could not find out how fast the processor is",
     ),
-    // It frees a connection that it has not destroyed at the connection manager. Its thread may then hear of the end, and posts a
-    // semaphore in memory that the C library has filled anew. Newer versions have no such thread.
+    // libiscsi frees a connection without destroying its rdma_cm identifier. When its thread
+    // receives the disconnect event, it posts a semaphore in freed memory. Newer versions have no
+    // such thread.
     (
         &["qemu-img ended with", "The futex facility returned"],
         "libiscsi told a connection of its end that it had freed",
     ),
-    // An answer that comes before the kernel has acknowledged the request is kept by iscsiadm's `__kipc_call`. Then `iscsi_login` and
-    // `discovery_sendtargets` poll the socket, where nothing is left, and do not look for what is kept. Meanwhile tgt sends a NOP-In, for
-    // which ib_iser has no receive in a discovery session, so the connection ends. `iser-disk` writes this line.
+    // If an answer arrives before the kernel has acknowledged the request, iscsiadm's `__kipc_call`
+    // stores it. `iscsi_login` and `discovery_sendtargets` then poll the empty socket and ignore
+    // the stored answer. Meanwhile tgt sends a NOP-In, for which ib_iser posts no receive in a
+    // discovery session, so the connection ends. `iser-disk` writes this line.
     (
         &["iscsiadm waited for an answer that it had already"],
         "iscsiadm waited for an answer that it had already",
     ),
 ];
 
-/// The fault of the programs that made them fail, if it is one, from what they wrote.
+/// Returns the known fault that explains what the programs wrote.
 pub(crate) fn of_programs(said: &str) -> Option<&'static str> {
     FAULTS
         .iter()
@@ -55,7 +61,8 @@ pub(crate) fn of_programs(said: &str) -> Option<&'static str> {
         .map(|(_, fault)| *fault)
 }
 
-/// A function `excused FILE` for shell scripts, which is [`of_programs`] for what is in a file. `ATTEMPTS` goes with it.
+/// Returns the shell function `excused FILE`, which applies [`of_programs`] to a file, and the
+/// variable `ATTEMPTS`.
 pub(crate) fn as_shell() -> String {
     let rows: Vec<String> = FAULTS
         .iter()
@@ -79,7 +86,7 @@ mod tests {
 
     use super::*;
 
-    /// What clients wrote, and whether it is excused.
+    /// A client's output, and whether it is excused.
     const SAID: &[(&str, bool)] = &[
         ("Failed to resolve RDMA CM address.\n", true),
         (
@@ -111,7 +118,8 @@ mod tests {
             false,
         ),
         (
-            "iscsiadm: expecting event 19, got 101, handling...\niscsiadm waited for an answer that it had already\n",
+            "iscsiadm: expecting event 19, got 101, handling...\n\
+             iscsiadm waited for an answer that it had already\n",
             true,
         ),
         (
@@ -124,14 +132,14 @@ mod tests {
     ];
 
     #[test]
-    fn only_what_programs_say_of_their_own_faults_is_excused() {
+    fn only_known_faults_are_excused() {
         for (said, excused) in SAID {
             assert_eq!(of_programs(said).is_some(), *excused, "{said}");
         }
     }
 
     #[test]
-    fn the_shell_has_the_same_rule() {
+    fn shell_has_same_rule() {
         let file = std::env::temp_dir().join(format!("iwarp-excuse-{}", std::process::id()));
         for (said, excused) in SAID {
             std::fs::write(&file, said).unwrap();

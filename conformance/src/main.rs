@@ -1,31 +1,27 @@
-//! `cargo xtask interop`: tests our libraries with programs that others wrote.
+//! `cargo xtask interop`: tests our libraries with other people's programs.
 //!
-//! [`apps`] runs the distribution's RDMA programs on our libraries, with both ends on this machine. [`siw`] connects our
-//! libraries with the Linux kernel's software iWARP (siw), which runs in an emulated machine. [`attack`] is a peer that breaks the rules. [`kernel`] (`cargo xtask kernel`)
-//! builds our kernel module, runs programs on it in such a machine ([`device`]), and the engine alone ([`engine`]), on a kernel
-//! of choice ([`boot`]). [`soak`] (`cargo xtask soak`) keeps two processes on our libraries busy while all around them fails.
+//! Every suite is a list of cases ([`case`]). [`needs`] decides whether a case can run on this
+//! machine, and [`rows`] runs and reports it.
+//!
+//! [`apps`] runs the distribution's RDMA programs on our libraries, with both ends on this machine.
+//! [`siw`] connects our libraries with the Linux kernel's software iWARP, which runs in an emulated
+//! machine ([`guest`]). [`attack`] is a peer that violates the protocol. [`kernel`] (`cargo xtask
+//! kernel`) builds our kernel module and runs programs on it in such a machine. [`soak`] (`cargo
+//! xtask soak`) keeps two processes on our libraries busy while processes and network fail.
 
 mod apps;
 mod attack;
-mod boot;
+mod case;
 mod complaints;
-mod cuts;
-mod device;
-mod endings;
-mod ends;
-mod engine;
 mod excuses;
-mod guide;
-mod hostile;
+mod guest;
 mod kernel;
-mod kernel_bench;
-mod matrix;
+mod needs;
 mod programs;
 mod rows;
 mod siw;
 mod soak;
-mod storage;
-mod suite;
+mod tempdir;
 
 use std::process::ExitCode;
 
@@ -45,13 +41,13 @@ struct Cli {
 enum Peer {
     /// The Linux kernel's software iWARP, in an emulated machine
     Siw(siw::SiwArgs),
-    /// Programs of the distribution, as they are, on our libraries
+    /// The distribution's unmodified programs on our libraries
     Apps(apps::AppsArgs),
-    /// A peer that breaks the rules, against servers on our libraries that serve a good client at the same time
+    /// A peer that violates the protocol, against servers that serve a good client meanwhile
     Hostile(attack::HostileArgs),
     /// Our own kernel module
     Kernel(kernel::KernelArgs),
-    /// Both ends ours, busy for long, while processes and network are disturbed
+    /// Two processes on our libraries under load, while processes and network fail
     Soak(soak::SoakArgs),
 }
 

@@ -1,53 +1,52 @@
-//! Unmodified programs of the distribution: how both ends are started, and what they must say. The matrices of siw and of our module take
-//! their rows from here.
+//! Unmodified programs of the distribution: their command lines and their expected output. The
+//! matrices of siw and of our module use these rows.
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::siw::guest::Output;
+use crate::guest::Output;
 
-/// A program and the command lines of its server and its client. `{addr}`, `{port}` and `{device}` are replaced.
+/// A program and the command lines of its server and its client. `{addr}`, `{port}` and `{device}`
+/// are replaced.
 #[derive(Debug, Clone)]
 pub(crate) struct Program {
-    /// Its name in the table.
     pub(crate) name: String,
     pub(crate) server: String,
     pub(crate) client: String,
-    /// The sizes of a measurement: each has a row in the client's table.
+    /// The measured sizes. The client must print a row for each.
     pub(crate) sizes: Vec<u32>,
     pub(crate) rules: Rules,
 }
 
-/// How a program is treated.
+/// How a program is run and judged.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rules {
-    /// The client says all of this.
+    /// Text that the client must write.
     pub(crate) says: &'static [&'static str],
-    /// What both ends must not say.
+    /// Text that neither end may write.
     pub(crate) never: &'static [&'static str],
-    /// The server does not end by itself.
+    /// The server does not exit by itself.
     pub(crate) stays: bool,
-    /// It can use IPv6.
+    /// The program supports IPv6.
     pub(crate) v6: bool,
-    /// It is in our module's matrix only: siw's matrix has enough of the kind.
+    /// Only our module's matrix runs it; siw's matrix has enough similar rows.
     pub(crate) more: bool,
-    /// The kernel's siw has what it needs.
+    /// The kernel's siw supports what the program needs.
     pub(crate) siw: bool,
-    /// It needs modules that Debian leaves out, which are not rebuilt for all kernels.
+    /// Needs modules that Debian omits and that are not rebuilt for all kernels.
     pub(crate) rebuilt: bool,
-    /// Seconds that it may take in an emulated machine.
+    /// Time limit in an emulated machine, in seconds.
     pub(crate) limit: u64,
-    /// A shell script that runs before it, at the client's end.
+    /// A shell script that runs before the program, at the client's end.
     pub(crate) before: &'static str,
-    /// A shell script that runs after it, at the server's end.
+    /// A shell script that runs after the program, at the server's end.
     pub(crate) after: &'static str,
 }
 
-/// Seconds that a program may take in the emulated machine.
+/// Time limit of most programs in the emulated machine, in seconds.
 pub(crate) const LIMIT: u64 = 60;
-/// Seconds for one that goes through many sizes.
+/// Time limit of a program that tries many sizes, in seconds.
 const LONG: u64 = 300;
 
-/// The rules of most programs.
 const PLAIN: Rules = Rules {
     says: &[],
     never: &["mismatch"],
@@ -60,7 +59,7 @@ const PLAIN: Rules = Rules {
     before: "true",
     after: "true",
 };
-/// For a server that does not end by itself.
+/// Rules for a server that does not exit by itself.
 pub(crate) const STAYS: Rules = Rules {
     stays: true,
     ..PLAIN
@@ -73,14 +72,14 @@ const MORE: Rules = Rules {
 /// A row of the table: name, server, client, rules.
 type Row = (&'static str, &'static str, &'static str, Rules);
 
-/// For storage of the kernel, which is set up and ended by scripts.
+/// Rules for kernel storage, which scripts set up and shut down.
 const STORAGE_RULES: Rules = Rules {
     stays: true,
     limit: LONG,
     ..PLAIN
 };
 
-/// Storage of the kernel: what is written is read back with checksums.
+/// Kernel storage. The data is read back and compared by checksums.
 const STORAGE: &[Row] = &[
     (
         "nvme",
@@ -109,7 +108,7 @@ const STORAGE: &[Row] = &[
         "smb-server serve {port}",
         "smb-disk use {addr} {port}",
         Rules {
-            // ksmbd listens for RDMA on IPv4 only.
+            // ksmbd accepts RDMA connections on IPv4 only.
             v6: false,
             rebuilt: true,
             before: "umount /mnt 2>/dev/null || true; rm -rf /tmp/tree",
@@ -228,7 +227,7 @@ const PROGRAMS: &[Row] = &[
         "rdma_xserver -p {port} -c r",
         "rdma_xclient -s {addr} -p {port} -c r",
         Rules {
-            // Its server takes any IPv4 address.
+            // The server listens on IPv4 only.
             v6: false,
             ..PLAIN
         },
@@ -246,7 +245,8 @@ const PROGRAMS: &[Row] = &[
         PLAIN,
     ),
     (
-        // A client would poll, and take the end of the connection (POLLHUP) for an error before it has read what came first.
+        // A polling client would treat the end of the connection (POLLHUP) as an error before it
+        // has read the remaining data.
         "rstream -T a (server)",
         "rstream -b {addr} -p {port} -S 65536 -C 20 -I 5 -T a",
         "rstream -s {addr} -p {port} -S 65536 -C 20 -I 5",
@@ -270,7 +270,7 @@ const PROGRAMS: &[Row] = &[
         "rcopy /tmp/iwarp-source {addr}:/tmp/iwarp-copy -p {port}",
         Rules {
             stays: true,
-            // It looks for the path after the first colon.
+            // rcopy takes the first colon for the start of the path.
             v6: false,
             before: "seq 400000 > /tmp/iwarp-source",
             after: "seq 400000 | cmp - /tmp/iwarp-copy && rm /tmp/iwarp-copy",
@@ -278,14 +278,15 @@ const PROGRAMS: &[Row] = &[
         },
     ),
     (
-        // Its other tests of RDMA Write have immediate data, which siw's interface does not carry.
+        // The other tests of RDMA Write use immediate data, which siw does not support.
         "qperf -cm1",
         "qperf -lp {port}",
-        "qperf -lp {port} -cm1 -t 1 {addr} rc_bw rc_bi_bw rc_lat rc_rdma_write_poll_lat rc_rdma_read_bw rc_rdma_read_lat",
+        "qperf -lp {port} -cm1 -t 1 {addr} rc_bw rc_bi_bw rc_lat \
+         rc_rdma_write_poll_lat rc_rdma_read_bw rc_rdma_read_lat",
         Rules {
             stays: true,
             v6: false,
-            // It makes no queue pair without a send queue, which qperf's receivers are.
+            // siw refuses queue pairs without a send queue, which qperf's receivers use.
             siw: false,
             says: &[
                 "rc_bw:",
@@ -301,7 +302,7 @@ const PROGRAMS: &[Row] = &[
         },
     ),
     (
-        // Without a device the server takes the first, which the client may not reach.
+        // Without `-d`, the server uses the first device, which the client may not reach.
         "fi_pingpong verbs",
         "fi_pingpong -B {port} -p verbs -e msg -S all -I 5 -c {device}",
         "fi_pingpong -P {port} -p verbs -e msg -S all -I 5 -c {device} {addr}",
@@ -334,12 +335,12 @@ const PERFTEST: &[&str] = &[
     "ib_read_lat",
     "ib_send_lat",
 ];
-/// Which of them wait for events.
+/// Programs of perftest that can wait for events.
 const EVENTS: &[&str] = &["ib_read_bw", "ib_send_bw", "ib_read_lat", "ib_send_lat"];
 
-/// The command line of a perftest program. The client's has the address behind it.
+/// Returns the command line of a perftest server. The client's line ends with the address.
 pub(crate) fn perftest_words(name: &str, size: u32, rounds: u32) -> String {
-    // The default queue of the bandwidth tests is longer than the shortest test here, which has 10 messages.
+    // The default depth exceeds the 10 messages of the shortest test here.
     let depth = if name.ends_with("_bw") { " -t 8" } else { "" };
     format!("{name} -R -F -p {{port}} -s {size} -n {rounds}{depth} {{device}}")
 }
@@ -360,7 +361,7 @@ fn perftest(name: String, words: String, sizes: Vec<u32>, more: bool) -> Program
     }
 }
 
-/// A perftest program with messages of one size.
+/// Returns a perftest program with messages of one size.
 pub(crate) fn measurement(name: &str, size: u32, rounds: u32) -> Program {
     let words = perftest_words(name, size, rounds);
     perftest(format!("{name}-{size}"), words, vec![size], false)
@@ -372,12 +373,11 @@ fn programs(rows: &[Row]) -> Vec<Program> {
         .collect()
 }
 
-/// The rows of storage.
 pub(crate) fn storage() -> Vec<Program> {
     programs(STORAGE)
 }
 
-/// A measurement of storage: its name, the client's command, and what comes before both commands.
+/// Returns a storage measurement. `transport` is prepended to both commands.
 pub(crate) fn storage_measurement(name: &str, client: &str, transport: &str) -> Program {
     let (server, rules) = if client.starts_with("nfs") {
         ("nfs-server serve {port}", NFS)
@@ -388,7 +388,7 @@ pub(crate) fn storage_measurement(name: &str, client: &str, transport: &str) -> 
     Program::new(name, (&ends[0], &ends[1]), rules)
 }
 
-/// All rows, or only those of siw's matrix.
+/// Returns all rows, or only the rows of siw's matrix.
 pub(crate) fn all(more: bool) -> Vec<Program> {
     let mut all = programs(PROGRAMS);
     for name in PERFTEST {
@@ -422,7 +422,6 @@ pub(crate) fn all(more: bool) -> Vec<Program> {
 }
 
 impl Program {
-    /// A program with the command lines of its server and its client.
     pub(crate) fn new(name: &str, (server, client): (&str, &str), rules: Rules) -> Self {
         Self {
             name: name.to_owned(),
@@ -433,10 +432,9 @@ impl Program {
         }
     }
 
-    /// Checks what both ends wrote, and returns a note: what the client measured.
+    /// Checks the output of both ends, and returns what the client measured.
     ///
-    /// # Errors
-    /// When one of them says that something is wrong, or the client does not say what it must.
+    /// Fails if an end reports an error, or the client does not write what it must.
     pub(crate) fn judge(&self, server: &Output, client: &Output) -> Result<String> {
         for text in [&server.text, &client.text] {
             if text.contains("verify") && text.contains("fail") {

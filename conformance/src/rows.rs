@@ -1,4 +1,5 @@
-//! The table of results: one row for each case, which is run again for faults that are known and happen by chance.
+//! The runner of all suites: runs a case, repeats it after known faults of the programs that happen
+//! by chance, reports it, and keeps its row for the summary.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -6,36 +7,66 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow};
 use xtask::process::Log;
 
+use crate::case::Verdict;
 use crate::excuses;
 
-/// What a run of a case gives: its result with a note for the table, and what the guests' kernels said meanwhile.
-pub(crate) type Once = (Result<String>, String);
+/// What one run of a case gives: its result, and what the guests' kernels wrote meanwhile.
+pub(crate) type Once = (Result<Verdict>, String);
 
-/// Results in the order in which the cases ran.
+/// How one case ended.
+pub(crate) struct Row {
+    pub(crate) name: String,
+    pub(crate) result: Result<Verdict>,
+    pub(crate) time: Duration,
+}
+
+impl Row {
+    /// Returns the word, padded, and the note of this row.
+    fn words(&self) -> (&'static str, String) {
+        match &self.result {
+            Ok(Verdict::Passed(note)) => ("passed ", note.clone()),
+            Ok(Verdict::Skipped(why)) => ("skipped", why.clone()),
+            Err(error) => ("FAILED ", format!("{error:#}")),
+        }
+    }
+
+    pub(crate) fn is_skipped(&self) -> bool {
+        matches!(self.result, Ok(Verdict::Skipped(_)))
+    }
+
+    /// Prints the row as soon as the case has ended.
+    pub(crate) fn report(&self, log: &mut Log) {
+        let (word, note) = self.words();
+        let (seconds, name) = (self.time.as_secs_f64(), &self.name);
+        log.say(format!("{word} {seconds:>5.1} s  {name}  {note}"));
+    }
+}
+
+/// Rows in the order in which the cases ran.
 #[derive(Default)]
 pub(crate) struct Rows {
-    rows: Vec<(String, Result<String>, Duration)>,
+    rows: Vec<Row>,
     excused: BTreeMap<&'static str, usize>,
 }
 
 impl Rows {
-    /// Runs a case, again if `excuse` knows why it failed (from what the kernel said, and the error), and keeps its result. Returns what
-    /// the kernel said the last time.
+    /// Runs a case and keeps its row. If `excuse` returns a known fault for a failure (from what
+    /// the kernel wrote, and the error), runs the case again. `complaint` finds what a kernel may
+    /// not write. Returns what the kernel wrote in the last run.
     ///
-    /// # Errors
-    /// When a guest is gone.
+    /// Fails if `once` fails, because a guest is gone.
     pub(crate) fn run(
         &mut self,
-        title: String,
+        name: String,
         log: &mut Log,
         mut once: impl FnMut(&mut Log) -> Result<Once>,
         excuse: impl Fn(&str, &str) -> Option<&'static str>,
-        broken: impl Fn(&str) -> Option<String>,
+        complaint: impl Fn(&str) -> Option<&str>,
     ) -> Result<String> {
         let start = Instant::now();
         let mut excused = Vec::new();
         let (mut result, said) = loop {
-            log.line(format!("==> {title}"));
+            log.line(format!("==> {name}"));
             let (result, said) = once(log)?;
             log.line(&said);
             let excuse = match &result {
@@ -52,46 +83,35 @@ impl Rows {
         };
         for excuse in excused {
             *self.excused.entry(excuse).or_default() += 1;
-            if let Ok(note) = &mut result {
+            if let Ok(Verdict::Passed(note)) = &mut result {
                 *note = format!("{note} (again: {excuse})").trim_start().to_owned();
             }
         }
-        if let Some(line) = broken(&said) {
+        if let Some(line) = complaint(&said) {
             result = Err(anyhow!("the guest's kernel: {line}"));
         }
         let time = start.elapsed();
-        let (word, note) = match &result {
-            Ok(note) => ("passed", note.clone()),
-            Err(error) => ("FAILED", format!("{error:#}")),
-        };
-        log.say(format!(
-            "{word} {:>5.1} s  {title}  {note}",
-            time.as_secs_f64()
-        ));
-        self.rows.push((title, result, time));
+        let row = Row { name, result, time };
+        row.report(log);
+        self.rows.push(row);
         Ok(said)
     }
 
-    /// Prints the table and how many passed, failed, and had to be repeated. Returns how many failed.
+    /// Prints the table and the counts. Returns how many cases failed.
     pub(crate) fn print(&self, log: &mut Log) -> usize {
         println!("\n{:52} {:6} {:>7}  note", "case", "result", "seconds");
-        let mut failed = 0;
-        for (title, result, time) in &self.rows {
-            let (word, note) = match result {
-                Ok(note) => ("passed", note.clone()),
-                Err(error) => {
-                    failed += 1;
-                    let text = format!("{error:#}");
-                    let line = text.lines().next().unwrap_or_default();
-                    ("FAILED", line.chars().take(100).collect())
-                }
-            };
-            println!(
-                "{}",
-                format!("{title:52} {word:6} {:>7.1}  {note}", time.as_secs_f64()).trim_end()
-            );
+        for row in &self.rows {
+            let (word, note) = row.words();
+            let mut note = note.lines().next().unwrap_or_default().to_owned();
+            if row.result.is_err() {
+                note = note.chars().take(100).collect();
+            }
+            let (word, seconds) = (word.trim_end(), row.time.as_secs_f64());
+            let line = format!("{:52} {word:6} {seconds:>7.1}  {note}", row.name);
+            println!("{}", line.trim_end());
         }
         println!();
+        let failed = self.rows.iter().filter(|row| row.result.is_err()).count();
         let passed = self.rows.len() - failed;
         let again: usize = self.excused.values().sum();
         log.say(format!(
@@ -102,5 +122,10 @@ impl Rows {
             log.say(format!("repeated {times} times: {why}"));
         }
         failed
+    }
+
+    /// Returns `true` if the case that ran last failed.
+    pub(crate) fn last_failed(&self) -> bool {
+        self.rows.last().is_some_and(|row| row.result.is_err())
     }
 }

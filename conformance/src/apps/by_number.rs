@@ -1,20 +1,24 @@
-//! perftest without `-R`, as RoCE NIC: the programs exchange GIDs and queue pair numbers themselves. As many of their options as exist
-//! for each operation and each kind of queue pair, with a large message over `-R` as the last row.
+//! perftest without `-R`, as RoCE NIC: the programs exchange GIDs and queue pair numbers
+//! themselves. As many of their options as exist for each operation and each kind of queue pair,
+//! with a large message over `-R` as the last row.
 //!
-//! The programs have no `-e` for RDMA Write, no `-a` for atomics, and `--use-srq` for Sends only; the latency programs have neither `-q` nor `-b`.
+//! The programs have no `-e` for RDMA Write, no `-a` for atomics, and `--use-srq` for Sends only;
+//! the latency programs have neither `-q` nor `-b`.
 //!
-//! The numbers of messages are odd. `ib_send_bw` counts the credits that its server writes back, and with some even numbers it waits for one
-//! that is never sent, on any device.
+//! The numbers of messages are odd. `ib_send_bw` counts the credits that its server writes back,
+//! and with some even numbers it waits for one that is never sent, on any device.
 
 use anyhow::{Context as _, Result};
 
-use super::case::{Case, Verdict};
+use crate::case::{Case, Verdict};
+
 use super::perftest::{self, SIZES};
 use super::stage::Stage;
 
 /// The sizes of `-a` with datagrams: the powers of two from 2 to the largest MTU, 4096.
 const DATAGRAM_SIZES: usize = 12;
-/// What a program needs for its message of a gibibyte: both ends have two buffers of that size, and the system something to spare.
+/// What a program needs for its message of a gibibyte: both ends have two buffers of that size, and
+/// the system something to spare.
 const GIGABYTE_NEEDS_KIB: u64 = 6 << 20;
 
 /// The options that each program is run with, besides those that say how it connects.
@@ -68,7 +72,7 @@ const PROGRAMS: &[(&str, &[&str])] = &[
 ];
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     let by_number = PROGRAMS
         .iter()
         .flat_map(|(name, all)| all.iter().map(|options| case(name, options)));
@@ -80,7 +84,7 @@ pub(super) fn cases() -> Vec<Case> {
     by_number.chain([gigabyte]).collect()
 }
 
-fn case(name: &'static str, options: &'static str) -> Case {
+fn case(name: &'static str, options: &'static str) -> Case<Stage> {
     let all_sizes = options.contains("-a");
     let rows = match (all_sizes, options.contains("UD")) {
         (false, _) => 1,

@@ -14,9 +14,10 @@ use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::case::{Case, Verdict, noise};
+use super::checks::noise;
 use super::program::Program;
 use super::stage::{Stage, WIRE_V4};
+use crate::case::{Case, Verdict};
 
 const NEEDS: &[&str] = &["ceph-mon", "ceph-mgr", "ceph-osd", "ceph-common"];
 const LIMIT_S: u64 = 400;
@@ -53,7 +54,7 @@ const ROCE: Face = Face {
 };
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     [
         (
             "4 daemons: put and get, rbd, an OSD killed and restarted under load",

@@ -1,7 +1,8 @@
-//! Programs under memory checkers: valgrind's memcheck on the libraries as they are, and AddressSanitizer with an
-//! instrumented build of them.
+//! Programs under memory checkers: valgrind's memcheck on the libraries as they are, and
+//! AddressSanitizer with an instrumented build of them.
 //!
-//! Only our own programs are checked for leaks: Debian's programs do not free all their memory before they exit.
+//! Only our own programs are checked for leaks: Debian's programs do not free all their memory
+//! before they exit.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -9,10 +10,11 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail};
 use xtask::context::Context;
 
-use super::case::{Case, Verdict, expect, expect_lines};
+use super::checks::{expect, expect_lines};
 use super::program::Program;
 use super::pyverbs;
 use super::stage::Stage;
+use crate::case::{Case, Verdict};
 
 const MEMCHECK: [&str; 4] = [
     "valgrind",
@@ -21,7 +23,8 @@ const MEMCHECK: [&str; 4] = [
     "--error-exitcode=99",
 ];
 const LEAKS: [&str; 2] = ["--leak-check=full", "--errors-for-leak-kinds=definite"];
-/// Suppressions of known errors in perftest and in a library that we use. Each has its reason in the file.
+/// Suppressions of known errors in perftest and in a library that we use. Each has its reason in
+/// the file.
 const PERFTEST: &str = include_str!("perftest.supp");
 const RUSTIX: &str = include_str!("rustix.supp");
 const INSTRUMENTED: &str = "-Zsanitizer=address";
@@ -29,7 +32,7 @@ const INSTRUMENTED: &str = "-Zsanitizer=address";
 const OWN: [&str; 4] = ["exchange", "misuse", "misuse_cm", "unreliable"];
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     vec![
         Case::new("valgrind", "`rping`, both ends", |stage| {
             rping(stage, &[], &words(&memcheck(stage, &[RUSTIX])?))
@@ -89,7 +92,8 @@ pub(super) fn start(
     stage.start_with(&[], None, variables, &all)
 }
 
-/// Runs a server and a client of rping. If the checker finds an error, it changes the program's exit code.
+/// Runs a server and a client of rping. If the checker finds an error, it changes the program's
+/// exit code.
 fn rping(stage: &Stage, variables: &[(&str, &str)], checker: &[&str]) -> Result<Verdict> {
     let how = (variables, checker);
     let port = stage.port()?;
@@ -162,8 +166,9 @@ fn own(stage: &Stage, variables: &[(&str, &str)], checker: &[&str]) -> Result<Ve
     Ok(Verdict::passed(format!("{} programs, no error", OWN.len())))
 }
 
-/// Builds the library with AddressSanitizer and runs everything with the sanitizer's runtime of the C compiler preloaded. Stable
-/// Rust has the sanitizer as an unstable option, which `RUSTC_BOOTSTRAP` allows.
+/// Builds the library with AddressSanitizer and runs everything with the sanitizer's runtime of the
+/// C compiler preloaded. Stable Rust has the sanitizer as an unstable option, which
+/// `RUSTC_BOOTSTRAP` allows.
 fn sanitized(stage: &Stage) -> Result<Verdict> {
     let Some(runtime) = runtime()? else {
         return Ok(Verdict::skipped("the C compiler has no libasan"));
@@ -191,7 +196,8 @@ fn sanitized(stage: &Stage) -> Result<Verdict> {
     Ok(Verdict::passed("no error"))
 }
 
-/// Returns the sanitizer's runtime library. Programs that are not instrumented must load it before all other libraries.
+/// Returns the sanitizer's runtime library. Programs that are not instrumented must load it before
+/// all other libraries.
 fn runtime() -> Result<Option<PathBuf>> {
     let answer = Command::new("cc")
         .arg("-print-file-name=libasan.so")

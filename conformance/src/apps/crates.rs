@@ -1,8 +1,10 @@
-//! Crates for RDMA from crates.io: their own tests and examples, unmodified, in both faces of our devices.
+//! Crates for RDMA from crates.io: their own tests and examples, unmodified, in both faces of our
+//! devices.
 //!
-//! The versions are pinned, and so are those of their dependencies, by the lock files that the crates were published with. Cargo downloads and
-//! builds them when the case runs; the case is skipped where the registry cannot be reached. Every test must pass but those in
-//! `crates.txt`, and those must fail as it says there.
+//! The versions are pinned, and so are those of their dependencies, by the lock files that the
+//! crates were published with. Cargo downloads and builds them when the case runs; the case is
+//! skipped where the registry cannot be reached. Every test must pass but those in `crates.txt`,
+//! and those must fail as it says there.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -14,9 +16,11 @@ use serde_json::Value;
 use xtask::context::Context;
 use xtask::process::cargo;
 
-use super::case::{Case, Verdict};
+use crate::case::{Case, Verdict};
+
 use super::crates_examples as examples;
 use super::crates_known::{Known, known};
+use super::crates_view::{Face, View};
 use super::stage::{Stage, WIRE, WIRE_V4};
 
 /// Build time counts, too.
@@ -44,49 +48,10 @@ struct Published {
     examples: Examples,
 }
 
-/// What our devices are to programs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Face {
-    Rnic,
-    Roce,
-}
-
-impl Face {
-    /// Returns the name that `iwarp run --as` takes.
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Rnic => "rnic",
-            Self::Roce => "roce",
-        }
-    }
-}
-
-/// How programs see our devices.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct View {
-    pub(super) face: Face,
-    /// The address or interface to which the devices are limited.
-    bind: Option<&'static str>,
-}
-
-impl View {
-    /// Returns the options of `iwarp run`.
-    pub(super) fn options(self) -> Vec<&'static str> {
-        let mut options = vec!["--as", self.face.name()];
-        options.extend(
-            self.bind
-                .map(|address| ["--bind", address])
-                .iter()
-                .flatten(),
-        );
-        options
-    }
-}
-
 const BOTH: &[Face] = &[Face::Rnic, Face::Roce];
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     let all = [
         Published {
             name: "sideway",
@@ -112,12 +77,14 @@ pub(super) fn cases() -> Vec<Case> {
             name: "async-rdma",
             version: "0.5.0",
             features: "cm,raw,exp",
-            // The first allows 100 ms for an answer, which is too little on a busy machine. The second waits for ever, see `crates.txt`.
+            // The first allows 100 ms for an answer, which is too little on a busy machine. The
+            // second waits for ever, see `crates.txt`.
             without: &[
                 "rmr_timeout::timeout_check::main",
                 "imm::write_with_imm::main",
             ],
-            // It takes the last device and index 1 of its GIDs. The last one of the stage has only a link-local address.
+            // It takes the last device and index 1 of its GIDs. The last one of the stage has only
+            // a link-local address.
             faces: BOTH,
             bind: Some(WIRE),
             examples: examples::async_rdma,
@@ -161,9 +128,11 @@ fn check(stage: &Stage, published: &Published) -> Result<Verdict> {
     Ok(Verdict::passed(note.trim_end_matches("; ")))
 }
 
-/// Gets the crate and its dependencies. Returns a copy of the crate's source, or `None` if the registry cannot be reached.
+/// Gets the crate and its dependencies. Returns a copy of the crate's source, or `None` if the
+/// registry cannot be reached.
 ///
-/// The copy is in the case's folder: below the target folder cargo would count it to our own workspace.
+/// The copy is in the case's folder: below the target folder cargo would count it to our own
+/// workspace.
 fn download(stage: &Stage, published: &Published) -> Result<Option<PathBuf>> {
     let id = format!("{}@{}", published.name, published.version);
     // It unpacks the source, too.
@@ -216,7 +185,8 @@ fn build(stage: &Stage, published: &Published, source: &Path) -> Result<Built> {
     let target = Context::new(false, false)?.target.join("crates");
     let output = cargo(source)
         .env("CARGO_TARGET_DIR", target)
-        // So cargo builds dependencies, too: what newer compilers warn of is an error to some crates.
+        // So cargo builds dependencies, too: what newer compilers warn of is an error to some
+        // crates.
         .env("RUSTFLAGS", "--cap-lints=allow")
         .args(["test", "--no-run", "--locked", "--quiet"])
         .args(["--message-format=json", "--features", published.features])
@@ -260,7 +230,8 @@ fn executable(message: &Value) -> Option<(&str, &str, &str)> {
     ))
 }
 
-/// Runs each test in a process of its own. Returns how many passed, and how many failed as they are known to.
+/// Runs each test in a process of its own. Returns how many passed, and how many failed as they are
+/// known to.
 fn tests(
     stage: &Stage,
     published: &Published,
@@ -307,7 +278,8 @@ fn failure(ended: Result<(i32, String)>) -> Option<String> {
     }
 }
 
-/// Returns the line that says where a test panicked, and the one after it with the reason; or the last line. The case's log has all.
+/// Returns the line that says where a test panicked, and the one after it with the reason; or the
+/// last line. The case's log has all.
 fn brief(said: &str) -> String {
     let mut lines = said
         .lines()
@@ -318,10 +290,11 @@ fn brief(said: &str) -> String {
     }
 }
 
-/// Compares all results with what is known. Returns how many passed, and how many failed as they are known to.
+/// Compares all results with what is known. Returns how many passed, and how many failed as they
+/// are known to.
 ///
-/// # Errors
-/// When a test fails that should pass or fails otherwise than it should; when one passes that is known to fail, or does not exist.
+/// Fails if a test fails that should pass or fails otherwise than it should; when one passes that
+/// is known to fail, or does not exist.
 fn judge(known: &[Known], results: &BTreeMap<String, Option<String>>) -> Result<(usize, usize)> {
     let mut wrong = Vec::new();
     for row in known {
@@ -358,6 +331,7 @@ fn judge(known: &[Known], results: &BTreeMap<String, Option<String>>) -> Result<
 
 #[cfg(test)]
 mod tests {
+    use super::super::crates_known;
     use super::*;
 
     const KNOWN: [Known; 1] = [Known {
@@ -413,5 +387,20 @@ mod tests {
         assert_eq!(executable(&message), Some(("example", "x", "/x")));
         let none = text.replace("\"/x\"", "null");
         assert_eq!(executable(&serde_json::from_str(&none).unwrap()), None);
+    }
+
+    #[test]
+    fn rows_are_complete() {
+        let cases = cases();
+        let names: Vec<_> = cases.iter().map(Case::program).collect();
+        for row in crates_known::rows() {
+            let [name, faces, test, says, why] = crates_known::cells(row).expect(row);
+            assert!(names.contains(&name), "{row}");
+            assert!(["rnic", "roce", "rnic roce"].contains(&faces), "{row}");
+            assert!(
+                test.contains("::") && !says.is_empty() && !why.is_empty(),
+                "{row}"
+            );
+        }
     }
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result};
 
-use super::case::{expect, expect_lines};
-use super::crates::{Face, View};
+use super::checks::{expect, expect_lines};
+use super::crates_view::{Face, View};
 use super::stage::{Stage, WIRE_V4};
 
 /// The executables by the names of the examples.
@@ -26,7 +26,8 @@ fn run(stage: &Stage, view: View, words: &[&str]) -> Result<String> {
         .success()
 }
 
-/// Runs both ends of an example that exchanges messages and ends. `own` are the words that both ends get.
+/// Runs both ends of an example that exchanges messages and ends. `own` are the words that both
+/// ends get.
 fn pair(
     stage: &Stage,
     view: View,
@@ -73,7 +74,8 @@ pub(super) fn sideway(stage: &Stage, view: View, all: &Executables) -> Result<us
     Ok(5)
 }
 
-/// ibverbs: its example uses index 1 of the first device's GIDs, which is `::1` of loopback, or RoCE version 2 of its IPv4 address.
+/// ibverbs: its example uses index 1 of the first device's GIDs, which is `::1` of loopback, or
+/// RoCE version 2 of its IPv4 address.
 pub(super) fn ibverbs(stage: &Stage, view: View, all: &Executables) -> Result<usize> {
     let said = run(stage, view, &[path(all, "loopback")?])?;
     expect_lines(&said, "sent", 1)?;
@@ -81,7 +83,8 @@ pub(super) fn ibverbs(stage: &Stage, view: View, all: &Executables) -> Result<us
     Ok(1)
 }
 
-/// async-rdma: the list of devices and the remote procedure calls. `client` and `server` use immediate data, see `crates.txt`.
+/// async-rdma: the list of devices and the remote procedure calls. `client` and `server` use
+/// immediate data, see `crates.txt`.
 pub(super) fn async_rdma(stage: &Stage, view: View, all: &Executables) -> Result<usize> {
     let devices = run(stage, view, &[path(all, "devices")?])?;
     expect_lines(&devices, DEVICE, 1)?;

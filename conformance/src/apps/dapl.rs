@@ -1,16 +1,20 @@
-//! uDAPL, an older interface on top of the verbs, with its own tests: `dtest` and `dapltest`. Its providers connect in three ways: `cma` by
-//! rdma_cm, `scm` by queue pair numbers over TCP, and `ucm` by queue pair numbers in datagrams of the NIC.
+//! uDAPL, an older interface on top of the verbs, with its own tests: `dtest` and `dapltest`. Its
+//! providers connect in three ways: `cma` by rdma_cm, `scm` by queue pair numbers over TCP, and
+//! `ucm` by queue pair numbers in datagrams of the NIC.
 //!
-//! The programs choose a provider by a line of a file, which the case writes. They pass over loopback: `cma` wants a listener to have a
-//! device, and `scm` listens on the first address that is not loopback's. `dapltest` exits with 0 whatever happens, so its output decides.
-//! It cannot name a server to `ucm`, which expects a LID and a queue pair number where `dapltest` puts an IPv4 address; `dtest` tells
-//! its peer both over TCP. As RoCE NIC, where the LID is 0, `dtest` takes that for no answer.
+//! The programs choose a provider by a line of a file, which the case writes. They pass over
+//! loopback: `cma` wants a listener to have a device, and `scm` listens on the first address that
+//! is not loopback's. `dapltest` exits with 0 whatever happens, so its output decides. It cannot
+//! name a server to `ucm`, which expects a LID and a queue pair number where `dapltest` puts an
+//! IPv4 address; `dtest` tells its peer both over TCP. As RoCE NIC, where the LID is 0, `dtest`
+//! takes that for no answer.
 
 use anyhow::{Result, bail};
 
-use super::case::{Case, Verdict, expect, expect_lines};
+use super::checks::{expect, expect_lines};
 use super::program::Program;
 use super::stage::{Stage, WIRE_V4};
+use crate::case::{Case, Verdict};
 
 /// The provider's name, its library, and what it names the device by: an interface or the NIC.
 const PROVIDERS: &[(&str, &str, &str)] = &[
@@ -22,7 +26,7 @@ const PROVIDERS: &[(&str, &str, &str)] = &[
 const DTEST_PORT: u16 = 15828;
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     let dtests = [
         ("cma", "rnic"),
         ("scm", "rnic"),
@@ -119,8 +123,9 @@ fn dtest(stage: &Stage, face: &str, provider: &str) -> Result<Verdict> {
     Ok(Verdict::passed(format!("{} ways to wait", WAYS.len())))
 }
 
-/// What the end read from its peer's memory is the text that the peer has put there, or, if the peer was slower, since nothing tells this end that it
-/// may read, the text that this end had written there before.
+/// What the end read from its peer's memory is the text that the peer has put there, or, if the
+/// peer was slower, since nothing tells this end that it may read, the text that this end had
+/// written there before.
 fn expect_read(said: &str, own: &str, peer: &str) -> Result<()> {
     let read = |text: String| format!("RDMA read buffer contains: {text}");
     match said.contains(&read(format!("{own} RDMA write data"))) {
@@ -159,7 +164,8 @@ fn dapltest(stage: &Stage, face: &str, provider: &str) -> Result<Verdict> {
     if !said.contains("Test completed successfully") {
         expect(&said, "Stats ---- : 1 threads, 1 EPs")?;
     }
-    // The last request of a performance test is a Send whose receiver destroys its queue pair at once.
+    // The last request of a performance test is a Send whose receiver destroys its queue pair at
+    // once.
     const PERFORMANCES: usize = 20;
     for n in 0..PERFORMANCES {
         let operation = ["RW", "RR"][n % 2];

@@ -1,17 +1,18 @@
-//! The programs of Debian's package rdmacm-utils for datagrams: `udaddy` finds a queue pair by the connection manager, `mckey` joins a multicast
-//! group.
+//! The programs of Debian's package rdmacm-utils for datagrams: `udaddy` finds a queue pair by the
+//! connection manager, `mckey` joins a multicast group.
 
 use anyhow::{Result, bail};
 
-use super::case::{Case, Verdict, expect, expect_lines};
+use super::checks::{expect, expect_lines};
 use super::stage::{Stage, WIRE_V4, WIRE_V6};
+use crate::case::{Case, Verdict};
 
 const NEEDS: &[&str] = &["rdmacm-utils"];
 /// The port of `udaddy`, which has no option for it.
 const PORT: u16 = 7174;
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     let addresses = |what, face, address, options: &'static [&str]| {
         Case::new("udaddy", what, move |stage| {
             udaddy(stage, face, address, options)
@@ -89,7 +90,8 @@ fn refused(stage: &Stage) -> Result<Verdict> {
     Ok(Verdict::passed("EPROTONOSUPPORT"))
 }
 
-/// Runs a receiver, and a sender as soon as the receiver has joined the group. Both pause for 3 s after joining.
+/// Runs a receiver, and a sender as soon as the receiver has joined the group. Both pause for 3 s
+/// after joining.
 fn mckey(
     stage: &Stage,
     face: &str,

@@ -3,11 +3,12 @@
 use anyhow::{Result, bail};
 use rustix::process::Signal;
 
-use super::case::{Case, Verdict, expect, expect_lines};
+use super::checks::{expect, expect_lines};
 use super::stage::{Stage, WIRE};
+use crate::case::{Case, Verdict};
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     let needs: &[&str] = &["ibverbs-utils"];
     vec![
         Case::new("ibv_devices", "no options", devices)
@@ -24,7 +25,8 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// The list has one device for each interface, however many addresses it has: loopback and that of the case.
+/// The list has one device for each interface, however many addresses it has: loopback and that of
+/// the case.
 fn devices(stage: &Stage) -> Result<Verdict> {
     let said = stage.start(&["ibv_devices"])?.success()?;
     let rows: Vec<Vec<&str>> = said

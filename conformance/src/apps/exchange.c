@@ -1,5 +1,6 @@
-/* An MPI program that checks its results: a ring, collective operations, and long messages in flight in all directions.
- * A rank aborts if a value differs from the expected one. Rank 0 prints a line for each part when all ranks have finished it. */
+/* An MPI program that checks its results: a ring, collective operations, and long messages in
+ * flight in all directions. A rank aborts if a value differs from the expected one. Rank 0 prints a
+ * line for each part when all ranks have finished it. */
 
 #include <mpi.h>
 #include <stdint.h>
@@ -19,7 +20,8 @@ static void done(const char *part)
 
 static void wrong(const char *part, long at, long have, long want)
 {
-	fprintf(stderr, "rank %d: %s: element %ld is %ld instead of %ld\n", rank, part, at, have, want);
+	fprintf(stderr, "rank %d: %s: element %ld is %ld instead of %ld\n", rank, part, at, have,
+		want);
 	MPI_Abort(MPI_COMM_WORLD, 1);
 }
 
@@ -51,9 +53,11 @@ static void ring(int rounds)
 	for (int i = 0; i < rounds; i++) {
 		if (rank == 0) {
 			MPI_Send(&token, 1, MPI_LONG, next, 1, MPI_COMM_WORLD);
-			MPI_Recv(&token, 1, MPI_LONG, previous, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+			MPI_Recv(&token, 1, MPI_LONG, previous, 1, MPI_COMM_WORLD,
+				 MPI_STATUS_IGNORE);
 		} else {
-			MPI_Recv(&token, 1, MPI_LONG, previous, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+			MPI_Recv(&token, 1, MPI_LONG, previous, 1, MPI_COMM_WORLD,
+				 MPI_STATUS_IGNORE);
 			token += rank;
 			MPI_Send(&token, 1, MPI_LONG, next, 1, MPI_COMM_WORLD);
 		}
@@ -104,13 +108,15 @@ static void alltoall(size_t n)
 	for (int from = 0; from < ranks; from++)
 		for (size_t i = 0; i < n; i++)
 			if (in[(size_t)from * n + i] != pattern(from, rank, i))
-				wrong("alltoall", (long)i, in[(size_t)from * n + i], pattern(from, rank, i));
+				wrong("alltoall", (long)i, in[(size_t)from * n + i],
+				      pattern(from, rank, i));
 	free(out);
 	free(in);
 	done("alltoall");
 }
 
-/* Sends messages of growing size to both neighbours at once. Several are in flight, and receives are posted in another order. */
+/* Sends messages of growing size to both neighbours at once. Several are in flight, and receives
+ * are posted in another order. */
 static void neighbours(size_t longest)
 {
 	enum { DEPTH = 4 };
@@ -124,14 +130,16 @@ static void neighbours(size_t longest)
 		for (int p = 0; p < 2; p++)
 			for (int d = DEPTH - 1; d >= 0; d--) {
 				in[p][d] = words(n);
-				MPI_Irecv(in[p][d], (int)n, MPI_UINT32_T, peers[p], 10 * d + !p, MPI_COMM_WORLD, &requests[r++]);
+				MPI_Irecv(in[p][d], (int)n, MPI_UINT32_T, peers[p], 10 * d + !p,
+					  MPI_COMM_WORLD, &requests[r++]);
 			}
 		for (int p = 0; p < 2; p++)
 			for (int d = 0; d < DEPTH; d++) {
 				out[p][d] = words(n);
 				for (size_t i = 0; i < n; i++)
 					out[p][d][i] = pattern(rank, 10 * d + p, i);
-				MPI_Isend(out[p][d], (int)n, MPI_UINT32_T, peers[p], 10 * d + p, MPI_COMM_WORLD, &requests[r++]);
+				MPI_Isend(out[p][d], (int)n, MPI_UINT32_T, peers[p], 10 * d + p,
+					  MPI_COMM_WORLD, &requests[r++]);
 			}
 		MPI_Waitall(r, requests, MPI_STATUSES_IGNORE);
 		for (int p = 0; p < 2; p++)
@@ -149,7 +157,8 @@ static void neighbours(size_t longest)
 	done("neighbours");
 }
 
-/* One-sided: each rank puts a block into the window of the next rank and gets one from the previous rank. */
+/* One-sided: each rank puts a block into the window of the next rank and gets one from the previous
+ * rank. */
 static void windows(size_t n)
 {
 	int next = (rank + 1) % ranks, previous = (rank + ranks - 1) % ranks;
@@ -161,7 +170,8 @@ static void windows(size_t n)
 		mine[n + i] = 0;
 		put[i] = pattern(rank, 8, i);
 	}
-	MPI_Win_create(mine, (MPI_Aint)(2 * n * sizeof *mine), sizeof *mine, MPI_INFO_NULL, MPI_COMM_WORLD, &window);
+	MPI_Win_create(mine, (MPI_Aint)(2 * n * sizeof *mine), sizeof *mine, MPI_INFO_NULL,
+		       MPI_COMM_WORLD, &window);
 	MPI_Win_fence(0, window);
 	MPI_Put(put, (int)n, MPI_UINT32_T, next, (MPI_Aint)n, (int)n, MPI_UINT32_T, window);
 	MPI_Get(got, (int)n, MPI_UINT32_T, previous, 0, (int)n, MPI_UINT32_T, window);
@@ -179,7 +189,8 @@ static void windows(size_t n)
 	done("windows");
 }
 
-/* Returns what half a round trip of one octet takes with the neighbour, all pairs at the same time, in us: the mean of `rounds` here. */
+/* Returns what half a round trip of one octet takes with the neighbour, all pairs at the same time,
+ * in us: the mean of `rounds` here. */
 static double half_round_trip(int rounds)
 {
 	char octet = 0;
@@ -224,7 +235,8 @@ static void times(int rounds)
 		MPI_Reduce(&mine, &mean[i], 1, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);
 	}
 	if (rank == 0)
-		printf("%d ranks: half a round trip %.1f us, allreduce %.1f us\n", ranks, mean[0] / ranks, mean[1] / ranks);
+		printf("%d ranks: half a round trip %.1f us, allreduce %.1f us\n", ranks,
+		       mean[0] / ranks, mean[1] / ranks);
 }
 
 /* Arguments: words of the longest message, and, if times are wanted, of how many rounds. */

@@ -1,10 +1,11 @@
-//! libfabric's verbs provider, by itself and below `ofi_rxm`, which makes reliable datagrams of it. The provider ignores loopback
-//! interfaces.
+//! libfabric's verbs provider, by itself and below `ofi_rxm`, which makes reliable datagrams of it.
+//! The provider ignores loopback interfaces.
 
 use anyhow::{Result, bail};
 
-use super::case::{Case, Verdict, expect};
+use super::checks::expect;
 use super::stage::{Stage, WIRE_V4, WIRE_V6};
+use crate::case::{Case, Verdict};
 
 const NEEDS: &[&str] = &["libfabric-bin"];
 const RDM: &str = "verbs;ofi_rxm";
@@ -12,7 +13,7 @@ const RDM: &str = "verbs;ofi_rxm";
 const SIZES: usize = 46;
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     vec![
         Case::new("fi_info", "`-p verbs`, IPv4 and IPv6", info),
         Case::new("fi_pingpong", "`-p verbs -e msg -S all -c`", |stage| {
@@ -56,7 +57,8 @@ fn info(stage: &Stage) -> Result<Verdict> {
     Ok(Verdict::passed("messages and datagrams over them"))
 }
 
-/// Sends messages of all sizes in both directions and compares their content. fi_pingpong's own control connection uses IPv4 only.
+/// Sends messages of all sizes in both directions and compares their content. fi_pingpong's own
+/// control connection uses IPv4 only.
 fn pingpong(stage: &Stage, provider: &str, kind: &str) -> Result<Verdict> {
     let port = stage.port()?;
     let number = port.to_string();

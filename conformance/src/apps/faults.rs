@@ -1,12 +1,14 @@
-//! What programs do about injected faults (`iwarp run --fault`): they end with a message and an exit code, or go on where they can.
+//! What programs do about injected faults (`iwarp run --fault`): they end with a message and an
+//! exit code, or go on where they can.
 //!
-//! One program here does not notice, and a case keeps that: `rdma_client` looks at no completion's status, in rdma-core 44 as in later releases.
-//! `docs/fault-injection.md` tells of it.
+//! One program here does not notice, and a case keeps that: `rdma_client` looks at no completion's
+//! status, in rdma-core 44 as in later releases. `docs/fault-injection.md` tells of it.
 
 use anyhow::{Result, bail};
 
-use super::case::{Case, Verdict, expect};
+use super::checks::expect;
 use super::stage::Stage;
+use crate::case::{Case, Verdict};
 
 /// A fault, and what the program says about it; nothing if the program goes on.
 type Told = (&'static str, Option<&'static str>);
@@ -57,7 +59,7 @@ const WRITE_BW: &[Told] = &[
 ];
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     let counted = |faults: &[Told]| format!("`--fault`: {} faults", faults.len());
     vec![
         Case::new("ibv_rc_pingpong", counted(PINGPONG), |stage| {
@@ -116,7 +118,8 @@ fn once(stage: &Stage, program: &str, options: &[&str], fault: &str) -> Result<(
     let _server = stage.start(&words)?;
     stage.wait_for_port(port)?;
     let words = [&words[..], &["127.0.0.1"]].concat();
-    // Otherwise a Write is complete before the peer has seen it, and the program may be through when the connection ends.
+    // Otherwise a Write is complete before the peer has seen it, and the program may be through
+    // when the connection ends.
     let run = ["--placed", "--fault", fault];
     stage.start_with(&run, None, &[], &words)?.end()
 }

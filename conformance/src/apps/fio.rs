@@ -1,15 +1,16 @@
-//! fio's rdma engine. The client chooses the verb: `write`, `read` or `send`. With `send`, the server uses the fourth verb,
-//! `recv`. A client cannot use `recv`: fio would post a work request that it has not initialised, and crash. fio's engine
-//! supports IPv4 only.
+//! fio's rdma engine. The client chooses the verb: `write`, `read` or `send`. With `send`, the
+//! server uses the fourth verb, `recv`. A client cannot use `recv`: fio would post a work request
+//! that it has not initialised, and crash. fio's engine supports IPv4 only.
 
 use anyhow::{Result, bail};
 
-use super::case::{Case, Verdict, expect};
+use super::checks::expect;
 use super::program::Program;
 use super::stage::Stage;
+use crate::case::{Case, Verdict};
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     let needs: &[&str] = &["fio"];
     let verb = |what: &'static str, verb: &'static str| {
         Case::new("fio", what, move |stage| moves(stage, verb)).needs(needs)

@@ -1,8 +1,9 @@
 // Runs gloo's collectives over its ibverbs transport, and checks every result.
 //
-// Arguments: a folder that all processes share, this process's rank, the number of processes, the device, and the index of its
-// GID. Each collective runs with several lengths and twice with each, because gloo keeps its connections and buffers in between. The process
-// prints a line for each collective whose results were all right, and ends with 1 at the first that was not.
+// Arguments: a directory that all processes share, the rank of this process, the number of
+// processes, the device, and its GID index. Each collective runs twice with each of several
+// lengths, because gloo keeps its connections and buffers in between. The process prints a line
+// for each collective with correct results, and exits with 1 after the first wrong result.
 #include <gloo/allgather_ring.h>
 #include <gloo/allreduce_bcube.h>
 #include <gloo/allreduce_halving_doubling.h>
@@ -35,8 +36,8 @@ static std::string folder;
 static int own_rank, ranks;
 static gloo::Algorithm *between;
 
-// Algorithms and their memory stay until the process ends: gloo ends a process that destroys a buffer whose last Send is not complete, and
-// an algorithm does not wait for that.
+// Algorithms and their memory stay until the process ends: gloo ends a process that destroys a
+// buffer whose last Send is not complete, and an algorithm does not wait for that.
 template <typename Algorithm> static Algorithm &keep(Algorithm *algorithm)
 {
 	return *algorithm;
@@ -48,7 +49,8 @@ static void leave()
 	_exit(0);
 }
 
-// Ends this process when all ranks have come here. The first to end breaks its connections, which gloo takes for an error at the others.
+// Ends this process when all ranks have come here. The first to end breaks its connections, which
+// gloo takes for an error at the others.
 [[noreturn]] static void end()
 {
 	std::set_terminate(leave);
@@ -64,7 +66,8 @@ static void leave()
 // The word that a rank starts with. Sums of these tell which ranks took part.
 static uint64_t word(int rank, size_t at, int round)
 {
-	return (1ULL << (8 * rank)) + (static_cast<uint64_t>(at) << 40) + static_cast<uint64_t>(round) * 16;
+	return (1ULL << (8 * rank)) + (static_cast<uint64_t>(at) << 40) +
+		static_cast<uint64_t>(round) * 16;
 }
 
 static uint64_t sum(size_t at, int round)
@@ -84,8 +87,9 @@ static void expect(const char *name, size_t length, size_t at, uint64_t is, uint
 	exit(1);
 }
 
-// Fills the words of this rank anew. Some algorithms read them, or what they keep from the last run, when other ranks are done already, over TCP as
-// well. So all ranks wait for each other first.
+// Fills the words of this rank anew. Some algorithms read them, or what they keep from the last
+// run, when other ranks are done already, over TCP as well. So all ranks wait for each other
+// first.
 static void fill(Words &words, int round)
 {
 	between->run();
@@ -93,7 +97,8 @@ static void fill(Words &words, int round)
 		words[at] = word(own_rank, at, round);
 }
 
-// Words of a collective. gloo tests none of less than ten itself: with fewer words than ranks, `AllreduceBcube` gives wrong sums now and then.
+// Words of a collective. gloo tests none of less than ten itself: with fewer words than ranks,
+// `AllreduceBcube` gives wrong sums now and then.
 static const size_t lengths[] = { 10, 100, 4096, 100000 };
 
 template <typename Algorithm> static void allreduce(const char *name, const Shared &context)
@@ -101,7 +106,8 @@ template <typename Algorithm> static void allreduce(const char *name, const Shar
 	for (size_t length : lengths) {
 		Words &words = *new Words(length);
 		Algorithm &algorithm =
-			keep(new Algorithm(context, std::vector<uint64_t *>{ words.data() }, static_cast<int>(length)));
+			keep(new Algorithm(context, std::vector<uint64_t *>{ words.data() },
+					   static_cast<int>(length)));
 		for (int round = 0; round < 2; round++) {
 			fill(words, round);
 			algorithm.run();
@@ -116,7 +122,8 @@ static void allgather(const Shared &context)
 {
 	for (size_t length : lengths) {
 		Words &mine = *new Words(length), &all = *new Words(length * ranks);
-		auto &algorithm = keep(new gloo::AllgatherRing<uint64_t>(context, { mine.data() }, all.data(),
+		auto &algorithm = keep(new gloo::AllgatherRing<uint64_t>(context, { mine.data() },
+				all.data(),
 									 static_cast<int>(length)));
 		for (int round = 0; round < 2; round++) {
 			fill(mine, round);
@@ -135,20 +142,23 @@ static void broadcast(const Shared &context)
 		for (size_t length : lengths) {
 			Words &words = *new Words(length);
 			auto &algorithm = keep(
-				new gloo::BroadcastOneToAll<uint64_t>(context, { words.data() }, length, root));
+				new gloo::BroadcastOneToAll<uint64_t>(context, { words.data() },
+						length, root));
 			for (int round = 0; round < 2; round++) {
 				fill(words, round);
 				algorithm.run();
 				for (size_t at = 0; at < length; at++)
-					expect("broadcast", length, at, words[at], word(root, at, round));
+					expect("broadcast", length, at, words[at],
+					       word(root, at, round));
 			}
 		}
 	}
 	puts("broadcast_one_to_all: correct");
 }
 
-// All sums go to one rank, to each in turn. A rank that gets its own part of them only copies it over words that it may be sending still: gloo
-// waits neither for the completion nor for the peer before that, and the peer then adds words of the wrong kind, now and then.
+// All sums go to one rank, to each in turn. A rank that gets its own part of them only copies it
+// over words that it may be sending still: gloo waits neither for the completion nor for the peer
+// before that, and the peer then adds words of the wrong kind, now and then.
 static void reduce_scatter(const Shared &context)
 {
 	for (int to = 0; to < ranks; to++) {
@@ -162,7 +172,8 @@ static void reduce_scatter(const Shared &context)
 				fill(words, round);
 				algorithm.run();
 				for (size_t at = 0; own_rank == to && at < length; at++)
-					expect("reduce_scatter", length, at, words[at], sum(at, round));
+					expect("reduce_scatter", length, at, words[at],
+					       sum(at, round));
 			}
 		}
 	}
@@ -175,7 +186,8 @@ static void pairwise_exchange(const Shared &context)
 	int destinations = 0;
 	while (1 << destinations < ranks)
 		destinations++;
-	auto &algorithm = keep(new gloo::PairwiseExchange(context, destinations * 65536, destinations));
+	auto &algorithm = keep(new gloo::PairwiseExchange(context, destinations * 65536,
+							  destinations));
 	for (int round = 0; round < 20; round++)
 		algorithm.run();
 	puts("pairwise_exchange: correct");

@@ -1,13 +1,15 @@
-//! gloo, the library of collectives that PyTorch uses, over its `ibverbs` transport: four processes, with a program that checks every
-//! result (`gloo.cc`).
+//! gloo, the library of collectives that PyTorch uses, over its `ibverbs` transport: four
+//! processes, with a program that checks every result (`gloo.cc`).
 //!
-//! gloo exchanges GIDs and queue pair numbers through files and connects the queue pairs itself. The collectives here are those that its transport has;
-//! its newer interface (`gloo::allreduce()` and others), which `torch.distributed` calls, says itself that it has none over ibverbs.
+//! gloo exchanges GIDs and queue pair numbers through files and connects the queue pairs itself.
+//! The collectives here are those that its transport has; its newer interface (`gloo::allreduce()`
+//! and others), which `torch.distributed` calls, says itself that it has none over ibverbs.
 
 use anyhow::Result;
 
-use super::case::{Case, Verdict, expect};
+use super::checks::expect;
 use super::stage::{Stage, WIRE_V4, WIRE_V6};
+use crate::case::{Case, Verdict};
 
 const NEEDS: &[&str] = &["libgloo-dev", "libibverbs-dev", "g++"];
 const SOURCE: &str = include_str!("gloo.cc");
@@ -27,7 +29,7 @@ const COLLECTIVES: [&str; 10] = [
 ];
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     let ways: [(&'static str, &'static [&'static str], &'static str); 3] = [
         ("4 processes, 10 collectives", &["--bind", WIRE_V4], "0"),
         ("IPv6", &["--bind", WIRE_V6], "0"),

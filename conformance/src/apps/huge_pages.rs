@@ -6,15 +6,16 @@ use std::path::{Path, PathBuf};
 /// How many pages of 2 MiB the machine keeps for those who ask for huge ones.
 const RESERVED: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
 
-/// Pages that were reserved in addition to those that were before. They are given back when the value is dropped, also if the case fails.
+/// Pages that were reserved in addition to those that were before. They are given back when the
+/// value is dropped, also if the case fails.
 pub(super) struct HugePages {
     file: PathBuf,
     added: u64,
 }
 
 impl HugePages {
-    /// Reserves so many more pages. Returns `None` if the machine has no such pages, or does not let this user ask. It may give fewer;
-    /// programs that need more say so themselves.
+    /// Reserves so many more pages. Returns `None` if the machine has no such pages, or does not
+    /// let this user ask. It may give fewer; programs that need more say so themselves.
     pub(super) fn reserve(number: u64) -> Option<Self> {
         Self::reserve_in(Path::new(RESERVED), number)
     }

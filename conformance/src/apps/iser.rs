@@ -5,15 +5,17 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::case::{Case, Verdict, expect, noise};
+use super::checks::{expect, noise};
 use super::program::Program;
 use super::stage::Stage;
+use crate::case::{Case, Verdict};
 
 const TOOLS: &[&str] = &["tgt", "libiscsi-bin"];
 const IMAGES: &[&str] = &["tgt", "qemu-utils", "qemu-block-extra"];
 const NAME: &str = "iqn.2024-01.example:disk";
 const DISK: usize = 32 << 20;
-/// The initiators that may log in. This version of tgt checks their names as well as their addresses.
+/// The initiators that may log in. This version of tgt checks their names as well as their
+/// addresses.
 const INITIATORS: [&str; 5] = [
     "iqn.2007-10.com.github:sahlberg:libiscsi:iscsi-inq",
     "iqn.2007-10.com.github:sahlberg:libiscsi:iscsi-readcapacity16",
@@ -24,7 +26,7 @@ const INITIATORS: [&str; 5] = [
 const PERF: &str = "iqn.2024-01.example:perf";
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     vec![
         Case::new("tgtd", "iSER; sessions are freed at their end", sessions).needs(TOOLS),
         Case::new("iscsi-inq", "`iser://`", |stage| {
@@ -77,7 +79,8 @@ impl<'a> Target<'a> {
         let disk = stage.dir().join("disk.img");
         std::fs::write(&disk, noise(1, DISK))?;
         readable(&disk)?;
-        // tgt also serves iSCSI over TCP. Our library listens on TCP ports as well, so iSER needs another port.
+        // tgt also serves iSCSI over TCP. Our library listens on TCP ports as well, so iSER needs
+        // another port.
         let iser = format!("port={port},pool_sz_mb=64");
         let iscsi = format!("portal={address}:{other}");
         let daemon = stage.start_with(
@@ -139,12 +142,14 @@ impl<'a> Target<'a> {
         format!("iser://{}:{}/{NAME}/1", self.address, self.port)
     }
 
-    /// Runs one of libiscsi's programs on the disk and returns its output. Fails unless its exit code is 0.
+    /// Runs one of libiscsi's programs on the disk and returns its output. Fails unless its exit
+    /// code is 0.
     fn tool(&self, words: &[&str]) -> Result<String> {
         let url = self.url();
         let mut words = words.to_vec();
         words.push(&url);
-        // libiscsi 1.19 relies on new heap memory to be zero. With this value the C library fills it with zeros.
+        // libiscsi 1.19 relies on new heap memory to be zero. With this value the C library fills
+        // it with zeros.
         self.stage
             .start_with(&[], None, &[("MALLOC_PERTURB_", "255")], &words)?
             .success()
@@ -155,7 +160,8 @@ fn ipc(stage: &Stage) -> String {
     stage.dir().join("tgtd").display().to_string()
 }
 
-/// Lets all users read and write a file. It may belong to root, and the programs run as another user.
+/// Lets all users read and write a file. It may belong to root, and the programs run as another
+/// user.
 fn readable(file: &std::path::Path) -> Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
     std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o666))?;
@@ -213,9 +219,9 @@ fn perf(stage: &Stage) -> Result<Verdict> {
     Ok(Verdict::passed(format!("about {reads} reads")))
 }
 
-/// Runs those of libiscsi's conformance tests that work with its iSER transport. The asynchronous tests of the suites Read10 and
-/// Write10 are left out because they post more than that transport has room for, and the suite iSCSI because it tests the
-/// framing over TCP.
+/// Runs those of libiscsi's conformance tests that work with its iSER transport. The asynchronous
+/// tests of the suites Read10 and Write10 are left out because they post more than that transport
+/// has room for, and the suite iSCSI because it tests the framing over TCP.
 fn tests(stage: &Stage) -> Result<Verdict> {
     let target = Target::start(stage)?;
     let mut asserts = 0;
@@ -258,7 +264,8 @@ fn images(stage: &Stage) -> Result<Verdict> {
         .start(&["qemu-img", "info", "-f", "raw", &target.url()])?
         .success()?;
     expect(&said, &format!("({DISK} bytes)"))?;
-    // libiscsi's iSER transfers at most 512 KiB in one command but does not tell QEMU, which would ask for 2 MiB.
+    // libiscsi's iSER transfers at most 512 KiB in one command but does not tell QEMU, which would
+    // ask for 2 MiB.
     let limited = format!(
         "driver=blkdebug,max-transfer=262144,image.driver=iser,image.transport=iser,\
          image.portal=127.0.0.1:{},image.target={NAME},image.lun=1",

@@ -1,5 +1,6 @@
-//! QEMU's live migration over RDMA. The guest is a BIOS of 64 KiB that increments a counter and writes it to one page after another,
-//! so that pages change while they are sent. Another part of its memory is filled beforehand and does not change.
+//! QEMU's live migration over RDMA. The guest is a BIOS of 64 KiB that increments a counter and
+//! writes it to one page after another, so that pages change while they are sent. Another part of
+//! its memory is filled beforehand and does not change.
 
 use std::io::{BufRead as _, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -8,12 +9,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use serde_json::{Value, json};
 
-use super::case::{Case, Verdict, noise};
+use super::checks::noise;
 use super::program::{POLL_INTERVAL, Program};
 use super::stage::Stage;
+use crate::case::{Case, Verdict};
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     let case = |what, pin| {
         Case::new("qemu-system-x86_64", what, move |stage| migrate(stage, pin))
             .needs(&["qemu-system-x86"])
@@ -31,14 +33,16 @@ const FILLED: (usize, usize) = (16 << 20, 32 << 20);
 /// Address and length of conventional memory, which ends where the adapters' addresses begin.
 const LOW: (usize, usize) = (0, 640 << 10);
 const COUNTER: usize = 0x7e00;
-/// Address of the first page and number of pages. The guest writes the counter to the beginning of one page after another.
+/// Address of the first page and number of pages. The guest writes the counter to the beginning of
+/// one page after another.
 const PAGES: (usize, usize) = (0x2_0000, 64);
 
 /// The guest's program, in real mode.
 ///
-/// Without hardware support QEMU notes what the guest writes when an entry of its TLB is made or marked for that. On a busy machine it misses some
-/// at the start of a migration, and then what is written by these entries is never sent, over `tcp:` neither (1 of 89 migrations).
-/// So the guest makes the entries anew for each write.
+/// Without hardware support QEMU notes what the guest writes when an entry of its TLB is made or
+/// marked for that. On a busy machine it misses some at the start of a migration, and then what is
+/// written by these entries is never sent, over `tcp:` neither (1 of 89 migrations). So the guest
+/// makes the entries anew for each write.
 #[rustfmt::skip]
 const CODE: &[u8] = &[
     0x31, 0xc0,                         //        xor ax, ax
@@ -143,7 +147,8 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Describes how QEMU ended after it closed its monitor. The process may end a little later, so this waits for it.
+    /// Describes how QEMU ended after it closed its monitor. The process may end a little later, so
+    /// this waits for it.
     fn fate(&mut self) -> Result<String> {
         const PATIENCE: Duration = Duration::from_secs(5);
         let start = Instant::now();
@@ -202,8 +207,8 @@ impl<'a> Guest<'a> {
     }
 }
 
-/// Writes a request with one system call. QEMU executes a request at its last brace; after `quit` it may close the socket before a
-/// second write of the end of the line, which would fail.
+/// Writes a request with one system call. QEMU executes a request at its last brace; after `quit`
+/// it may close the socket before a second write of the end of the line, which would fail.
 fn send(monitor: &mut impl Write, request: &Value) -> std::io::Result<()> {
     monitor.write_all(format!("{request}\n").as_bytes())
 }
@@ -215,7 +220,8 @@ fn word(octets: &[u8], at: usize) -> u32 {
         .map_or(0, u32::from_le_bytes)
 }
 
-/// Says which pages differ, and by which words first: an old word tells that a page was not sent again, another one that it was spoiled.
+/// Says which pages differ, and by which words first: an old word tells that a page was not sent
+/// again, another one that it was spoiled.
 fn differences(source: &[u8], destination: &[u8]) -> Option<String> {
     const PAGE: usize = 4096;
     const NAMED: usize = 8;
@@ -250,7 +256,8 @@ fn migrate(stage: &Stage, pin: bool) -> Result<Verdict> {
     let loader = format!("loader,file=filling.bin,addr={:#x},force-raw=on", FILLED.0);
     let uri = format!("rdma:127.0.0.1:{}", stage.port()?);
     let mut from = Guest::start(stage, "from", &["-device", &loader])?;
-    // With -S the guest stays stopped after the migration, so that the memory of both sides can be compared.
+    // With -S the guest stays stopped after the migration, so that the memory of both sides can be
+    // compared.
     let mut to = Guest::start(stage, "to", &["-S", "-incoming", "defer"])?;
     if pin {
         from.pin_all()?;

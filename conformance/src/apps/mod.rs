@@ -1,12 +1,13 @@
 //! `cargo xtask interop apps`: programs of the distribution, as they are, on our libraries.
 //!
-//! A case is one check of one program. It runs as an ordinary user (as `nobody` when started as root) with an installed copy of
-//! what was built. Where the machine allows it, each case has its own network and process namespaces, so that ports never collide
-//! and no process survives its case.
+//! A case is one check of one program. It runs as an ordinary user (as `nobody` when started as
+//! root) with an installed copy of what was built. Where the machine allows it, each case has its
+//! own network and process namespaces, so that ports never collide and no process survives its
+//! case.
 //!
 //! # Adding a case
 //!
-//! A file here has a function `cases() -> Vec<Case>` and a row in [`all`]. A case is
+//! A file here has a function `cases() -> Vec<Case<Stage>>` and a row in [`all`]. A case is
 //!
 //! ```ignore
 //! Case::new("rping", "IPv6", |stage| {
@@ -21,25 +22,31 @@
 //! .needs(&["rdmacm-utils"])
 //! ```
 //!
-//! - The first string is the program (one row of the table in `docs/programs.md`), the second is what ran; both together are the name
-//!   that `--only` looks for.
-//! - [`Case::needs`] names Debian packages, each a row in `xtask/src/packages.rs`. Without them the case is skipped.
-//! - [`Case::wire`] gives an interface with an address for programs that skip loopback ([`stage::WIRE_V4`]).
+//! - The first string is the program (one row of the table in `docs/programs.md`), the second is
+//!   what ran; both together are the name that `--only` looks for.
+//! - [`Case::needs`] names Debian packages, each a row in `xtask/src/packages.rs`. Without them the
+//!   case is skipped.
+//! - [`Case::wire`] gives an interface with an address for programs that skip loopback
+//!   ([`stage::WIRE_V4`]).
 //! - [`Case::spins`] runs the case alone, because its programs use all processors while they wait.
-//! - [`Case::limit`] sets the time limit of a slow case. [`Case::long`] runs the case with `--all` only.
-//! - `Ok(Verdict::skipped(why))` is for a case that finds out that it cannot run on this machine. Any error is a failure.
-//! - A program is killed when its value is dropped. When the case ends, all processes that are left in its namespaces are killed.
+//! - [`Case::limit`] sets the time limit of a slow case. [`Case::long`] runs the case with `--all`
+//!   only.
+//! - `Ok(Verdict::skipped(why))` is for a case that finds out that it cannot run on this machine.
+//!   Any error is a failure.
+//! - A program is killed when its value is dropped. When the case ends, all processes that are left
+//!   in its namespaces are killed.
 //!
-//! `--bless` writes the table in `docs/programs.md`. It replaces the row of a program if all cases of that program ran.
-//! A unit test fails when the table and the cases differ.
+//! `--bless` writes the table in `docs/programs.md`. It replaces the row of a program if all cases
+//! of that program ran. A unit test fails when the table and the cases differ.
 
 mod by_number;
-mod case;
 mod ceph;
 mod checked;
+mod checks;
 mod crates;
 mod crates_examples;
 mod crates_known;
+mod crates_view;
 mod dapl;
 mod datagrams;
 mod enumerate;
@@ -67,7 +74,7 @@ mod ucp;
 mod ucx;
 mod wheels;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, RwLock};
 use std::time::{Duration, Instant};
@@ -75,12 +82,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use clap::Args;
 
-use case::{Case, Verdict};
-use stage::{Isolation, Stage};
 use xtask::context::Context;
+use xtask::install;
 use xtask::outcome::Outcome;
 use xtask::process::Log;
-use xtask::{install, packages};
+
+use crate::case::{Case, Verdict, is_chosen};
+use crate::needs::{self, Offer};
+use crate::rows::Row;
+use crate::tempdir::tempdir;
+use stage::{Isolation, Setting, Stage};
 
 /// Arguments of `cargo xtask interop apps`.
 #[derive(Args)]
@@ -106,13 +117,14 @@ pub(crate) struct AppsArgs {
     /// Use this installation (of `cargo xtask install`) instead of building one
     #[arg(long, value_name = "DIR")]
     prefix: Option<PathBuf>,
-    /// Exit with 77 if none of the programs is installed, which a step of `cargo xtask test` has to tell from success
+    /// Exit with 77 if none of the programs is installed, which a step of `cargo xtask test` has to
+    /// tell from success
     #[arg(long, hide = true)]
     step: bool,
 }
 
 /// All cases, in the order of the table.
-fn all() -> Vec<Case> {
+fn all() -> Vec<Case<Stage>> {
     [
         enumerate::cases(),
         rdmacm::cases(),
@@ -145,13 +157,11 @@ fn all() -> Vec<Case> {
     .collect()
 }
 
-/// The limit for all cases together. Each case has its own limit as well, so this one only ends a run that hangs.
+/// The limit for all cases together. Each case has its own limit as well, so this one only ends a
+/// run that hangs.
 const LIMIT: Duration = Duration::from_secs(2 * 3600);
 
 /// Runs the cases that the arguments choose.
-///
-/// # Errors
-/// When our programs cannot be built, no case matches `--only`, or a case fails.
 pub(crate) fn command(args: &AppsArgs) -> Result<Outcome> {
     let context = Context::new(false, true)?;
     let mut log = Log::create(&context.log_dir().join("interop-apps.log"), LIMIT)?;
@@ -174,34 +184,22 @@ pub(crate) fn command(args: &AppsArgs) -> Result<Outcome> {
             failed.join("; ")
         );
     }
-    let skipped = |row: &Row| matches!(row.result, Ok(Verdict::Skipped(_)));
-    if args.step && rows.iter().all(skipped) {
+    if args.step && rows.iter().all(Row::is_skipped) {
         return Ok(Outcome::Skipped("none of the programs is installed".into()));
     }
     Ok(Outcome::Passed)
 }
 
-/// How one case ended.
-struct Row {
-    program: &'static str,
-    name: String,
-    result: Result<Verdict>,
-    time: Duration,
-}
-
 /// Runs the cases that the arguments choose. Returns `None` if they only ask for the list.
 fn execute(context: &Context, args: &AppsArgs, log: &mut Log) -> Result<Option<Vec<Row>>> {
-    let chosen: Vec<Case> = all()
+    let chosen: Vec<Case<Stage>> = all()
         .into_iter()
-        .filter(|case| args.all || !args.only.is_empty() || !case.is_long())
-        .filter(|case| {
-            let name = case.name();
-            args.only.is_empty() || args.only.iter().any(|text| name.contains(text.as_str()))
-        })
+        .filter(|case| args.all || !args.only.is_empty() || !case.long)
+        .filter(|case| is_chosen(&case.name, &args.only))
         .collect();
     if args.list {
         for case in &chosen {
-            println!("{}", case.name());
+            println!("{}", case.name);
         }
         return Ok(None);
     }
@@ -245,26 +243,18 @@ fn execute(context: &Context, args: &AppsArgs, log: &mut Log) -> Result<Option<V
     Ok(Some(rows))
 }
 
-/// The directories and the kind of isolation, which all cases share.
-struct Setting<'a> {
-    prefix: &'a Path,
-    home: &'a Path,
-    logs: &'a Path,
-    isolation: Isolation,
-}
-
-/// Returns the numbers of the runs of all cases in the order in which they start. Spinning cases come last: each of them waits for the cases
-/// beside it to end, and nothing starts meanwhile.
-fn order(cases: &[Case], repeat: usize) -> Vec<usize> {
+/// Returns the numbers of the runs of all cases in the order in which they start. Spinning cases
+/// come last: each of them waits for the cases beside it to end, and nothing starts meanwhile.
+fn order(cases: &[Case<Stage>], repeat: usize) -> Vec<usize> {
     let mut runs: Vec<usize> = (0..cases.len().saturating_mul(repeat)).collect();
-    runs.sort_by_key(|run| cases.get(run / repeat).is_some_and(Case::is_spinning));
+    runs.sort_by_key(|run| cases.get(run / repeat).is_some_and(|case| case.spins));
     runs
 }
 
 /// Runs the cases on `jobs` threads. The rows are in the order of the cases.
 fn run(
     setting: &Setting<'_>,
-    cases: &[Case],
+    cases: &[Case<Stage>],
     repeat: usize,
     jobs: usize,
     log: &mut Log,
@@ -285,7 +275,7 @@ fn run(
                         return;
                     };
                     // A spinning case holds the lock alone until it ends. All others share it.
-                    let (alone, beside) = if case.is_spinning() {
+                    let (alone, beside) = if case.spins {
                         (stages.write().ok(), None)
                     } else {
                         (None, stages.read().ok())
@@ -293,7 +283,7 @@ fn run(
                     let row = run_one(setting, case, at);
                     drop((alone, beside));
                     if let Ok(mut log) = log.lock() {
-                        report(&row, &mut log);
+                        row.report(&mut log);
                     }
                     if let Ok(mut done) = done.lock() {
                         done.push((at, row));
@@ -307,57 +297,30 @@ fn run(
     rows.into_iter().map(|(_, row)| row).collect()
 }
 
-fn run_one(setting: &Setting<'_>, case: &Case, number: usize) -> Row {
+fn run_one(setting: &Setting<'_>, case: &Case<Stage>, number: usize) -> Row {
     let start = Instant::now();
-    let absent: Vec<_> = case
-        .packages()
-        .iter()
-        .copied()
-        .filter(|name| !packages::have(name))
-        .collect();
-    let result = if !absent.is_empty() {
-        Ok(Verdict::skipped(format!(
-            "not installed: {}",
-            absent.join(", ")
-        )))
-    } else if case.needs_wire() && setting.isolation == Isolation::Nothing {
-        Ok(Verdict::skipped(
-            "needs a network namespace: root, or unprivileged user namespaces",
-        ))
-    } else {
-        Stage::open(setting, case, number).and_then(|stage| {
-            let result = case.run(&stage);
+    let offer = Offer {
+        namespaces: setting.isolation != Isolation::Nothing,
+        tap: false,
+    };
+    let result = match needs::missing(&case.needs, offer) {
+        Some(why) => Ok(Verdict::Skipped(why)),
+        None => Stage::open(setting, case, number).and_then(|stage| {
+            let result = (case.run)(&stage);
             stage.close(&result);
             result
-        })
+        }),
     };
     Row {
-        program: case.program(),
-        name: case.name(),
+        name: case.name.clone(),
         result,
         time: start.elapsed(),
     }
 }
 
-fn report(row: &Row, log: &mut Log) {
-    let seconds = row.time.as_secs_f64();
-    match &row.result {
-        Ok(Verdict::Passed(note)) => {
-            log.say(format!("passed  {seconds:>5.1} s  {}  {note}", row.name))
-        }
-        Ok(Verdict::Skipped(why)) => {
-            log.say(format!("skipped {seconds:>5.1} s  {}  {why}", row.name))
-        }
-        Err(error) => log.say(format!("FAILED  {seconds:>5.1} s  {}  {error:#}", row.name)),
-    }
-}
-
 fn summary(rows: &[Row], log: &mut Log) {
     let failed = rows.iter().filter(|row| row.result.is_err()).count();
-    let skipped = rows
-        .iter()
-        .filter(|row| matches!(row.result, Ok(Verdict::Skipped(_))))
-        .count();
+    let skipped = rows.iter().filter(|row| row.is_skipped()).count();
     log.say(format!(
         "{} cases passed, {failed} failed, {skipped} skipped",
         rows.len() - failed - skipped
@@ -372,40 +335,26 @@ fn summary(rows: &[Row], log: &mut Log) {
     }
 }
 
-/// A directory that all users may read. It is removed when the value is dropped.
-pub(crate) struct TempDir {
-    pub(crate) path: PathBuf,
-}
-
-impl Drop for TempDir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.path);
-    }
-}
-
-pub(crate) fn tempdir() -> Result<TempDir> {
-    use std::os::unix::fs::PermissionsExt as _;
-    let path = std::env::temp_dir().join(format!("iwarp-apps-{}", std::process::id()));
-    std::fs::create_dir(&path)?;
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))?;
-    Ok(TempDir { path })
-}
-
 #[cfg(test)]
 mod tests {
+    use xtask::packages;
+
     use super::*;
+    use crate::needs::Need;
 
     #[test]
     fn names_are_unique_and_need_known_packages() {
         let cases = all();
         for (at, case) in cases.iter().enumerate() {
             assert!(
-                cases[..at].iter().all(|other| other.name() != case.name()),
+                cases[..at].iter().all(|other| other.name != case.name),
                 "{} twice",
-                case.name()
+                case.name
             );
-            for package in case.packages() {
-                assert!(packages::known(package), "{}: {package}", case.name());
+            for need in &case.needs {
+                if let Need::Package(package) = need {
+                    assert!(packages::known(package), "{}: {package}", case.name);
+                }
             }
         }
     }

@@ -1,13 +1,16 @@
-//! MPI programs, with one that checks what it computes (`exchange.c`): Open MPI over libfabric over verbs, and Open MPI and MPICH over UCX.
+//! MPI programs, with one that checks what it computes (`exchange.c`): Open MPI over libfabric over
+//! verbs, and Open MPI and MPICH over UCX.
 //!
-//! Open MPI reaches libfabric by `--mca mtl ofi`. Its other way, `--mca btl ofi`, excludes the provider of reliable datagrams over
-//! verbs (`verbs;ofi_rxm`) by name. It reaches UCX by `--mca pml ucx`, and Debian's MPICH knows no other network. Its `btl openib` needs
-//! the connection manager for Ethernet, with which Debian does not build it.
+//! Open MPI reaches libfabric by `--mca mtl ofi`. Its other way, `--mca btl ofi`, excludes the
+//! provider of reliable datagrams over verbs (`verbs;ofi_rxm`) by name. It reaches UCX by `--mca
+//! pml ucx`, and Debian's MPICH knows no other network. Its `btl openib` needs the connection
+//! manager for Ethernet, with which Debian does not build it.
 
 use anyhow::{Result, bail};
 
-use super::case::{Case, Verdict, expect, octets_sent};
+use super::checks::{expect, octets_sent};
 use super::stage::{Stage, WIRE_V4, WIRE_V6};
+use crate::case::{Case, Verdict};
 
 const OPEN_MPI: &[&str] = &["openmpi-bin", "libopenmpi-dev"];
 const MPICH: &[&str] = &["mpich", "libmpich-dev"];
@@ -48,8 +51,8 @@ const OPEN_MPI_OVER_OFI: Way = Way {
     compiler: "mpicc.openmpi",
     launcher: "mpirun.openmpi",
     options: OFI,
-    // Offer a single address. Open MPI distributes the ranks over all devices, and ranks on devices of different address families
-    // could not connect.
+    // Offer a single address. Open MPI distributes the ranks over all devices, and ranks on devices
+    // of different address families could not connect.
     run: &["--bind", WIRE_V4],
     variables: &[],
 };
@@ -75,7 +78,7 @@ const MPICH_OVER_UCX: Way = Way {
 };
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     let open_mpi = [
         case(
             "mpirun",
@@ -132,16 +135,17 @@ pub(super) fn cases() -> Vec<Case> {
         .collect()
 }
 
-fn case(program: &'static str, what: &str, way: Way) -> Case {
+fn case(program: &'static str, what: &str, way: Way) -> Case<Stage> {
     Case::new(program, what, move |stage| exchange(stage, way, 4, 1 << 18))
 }
 
-fn long(program: &'static str, what: &str, way: Way) -> Case {
+fn long(program: &'static str, what: &str, way: Way) -> Case<Stage> {
     let run = move |stage: &Stage| exchange(stage, way, 8, 1 << 21);
     Case::new(program, what, run).long().limit(180)
 }
 
-/// Runs `exchange.c`. `longest` is the length of the longest message to a neighbour, in words of 4 octets.
+/// Runs `exchange.c`. `longest` is the length of the longest message to a neighbour, in words of 4
+/// octets.
 fn exchange(stage: &Stage, way: Way, ranks: usize, longest: usize) -> Result<Verdict> {
     std::fs::write(stage.dir().join("exchange.c"), SOURCE)?;
     stage

@@ -1,20 +1,24 @@
 //! perftest: every operation, connected by the connection manager (`-R`) and by GID and number.
 //!
-//! Extended reliable connections (`-c XRC`) are made without `-R` only, because the programs say so. Both ends use files of fixed names in `/tmp`.
+//! Extended reliable connections (`-c XRC`) are made without `-R` only, because the programs say
+//! so. Both ends use files of fixed names in `/tmp`.
 //!
-//! Some combinations do not exist in the programs themselves: the latency programs have no `-b` and `-q`, RDMA Write has no
-//! `-e`, atomics have one size and therefore no `-a`, and `-R` supports IPv4 only. On an iWARP NIC `ib_send_bw` needs `-R`: without it,
-//! its server sends credits from a queue pair that it never moved from RTR to RTS, and with `-b` it does not deregister the
-//! memory for them. With datagrams (`-c UD`) it does not leave room for a routing header in front of the credits, with `-R` either. On a RoCE NIC
-//! it sends no credits, and moves the queue pair.
+//! Some combinations do not exist in the programs themselves: the latency programs have no `-b` and
+//! `-q`, RDMA Write has no `-e`, atomics have one size and therefore no `-a`, and `-R` supports
+//! IPv4 only. On an iWARP NIC `ib_send_bw` needs `-R`: without it, its server sends credits from a
+//! queue pair that it never moved from RTR to RTS, and with `-b` it does not deregister the memory
+//! for them. With datagrams (`-c UD`) it does not leave room for a routing header in front of the
+//! credits, with `-R` either. On a RoCE NIC it sends no credits, and moves the queue pair.
 //!
-//! For each row the programs compare the processor's cycle counter with the clock. If this comparison is interrupted, they report
-//! its correlation coefficient and, with `-F`, print 0 or infinity for the row (without `-F` some of them exit with 1).
+//! For each row the programs compare the processor's cycle counter with the clock. If this
+//! comparison is interrupted, they report its correlation coefficient and, with `-F`, print 0 or
+//! infinity for the row (without `-F` some of them exit with 1).
 
 use anyhow::{Context as _, Result, bail};
 
-use super::case::{Case, Verdict, expect};
+use super::checks::expect;
 use super::stage::Stage;
+use crate::case::{Case, Verdict};
 
 /// A program and the options that it supports.
 struct Program {
@@ -86,9 +90,10 @@ const PROGRAMS: &[Program] = &[
 /// The options for extended reliable connections.
 const XRC: [&str; 2] = ["-c", "XRC"];
 
-/// Returns the options for several queue pairs. The programs count as many completed messages for every completion as `-Q` says,
-/// for the last one of a queue pair too. With small messages `-Q` is 100 by default, and unless that divides the number of messages
-/// they stop polling before the last queue pair has sent all. 3 divides the number of the rows.
+/// Returns the options for several queue pairs. The programs count as many completed messages for
+/// every completion as `-Q` says, for the last one of a queue pair too. With small messages `-Q` is
+/// 100 by default, and unless that divides the number of messages they stop polling before the last
+/// queue pair has sent all. 3 divides the number of the rows.
 fn queue_pairs(count: &str) -> [&str; 4] {
     ["-q", count, "-Q", "3"]
 }
@@ -97,13 +102,14 @@ fn queue_pairs(count: &str) -> [&str; 4] {
 pub(super) const SIZES: usize = 23;
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     PROGRAMS.iter().flat_map(of_program).collect()
 }
 
-fn of_program(program: &'static Program) -> Vec<Case> {
-    // The latency programs get fewer messages: they spin on memory, so on a busy machine each message waits for the scheduler.
-    // The numbers are odd because of a defect of `ib_send_bw`, which `by_number.rs` tells.
+fn of_program(program: &'static Program) -> Vec<Case<Stage>> {
+    // The latency programs get fewer messages: they spin on memory, so on a busy machine each
+    // message waits for the scheduler. The numbers are odd because of a defect of `ib_send_bw`,
+    // which `by_number.rs` tells.
     let count = if program.latency { "201" } else { "501" };
     let few = if program.latency { "11" } else { "31" };
     let mut out: Vec<(&str, Vec<&str>, usize)> = vec![("`-R`", vec!["-R", "-n", count], 1)];
@@ -113,7 +119,8 @@ fn of_program(program: &'static Program) -> Vec<Case> {
         ("`--as roce`, `-R`", vec!["-R", "-n", count], 1),
     ];
     if program.name.starts_with("ib_send") {
-        // Nothing but the socket's buffer keeps datagrams for a receiver that waits for the processor: all of these fit.
+        // Nothing but the socket's buffer keeps datagrams for a receiver that waits for the
+        // processor: all of these fit.
         let options = vec!["-R", "-c", "UD", "-s", "64", "-n", count];
         roce.push(("`--as roce`, `-R -c UD`", options, 1));
     }
@@ -164,7 +171,8 @@ fn of_program(program: &'static Program) -> Vec<Case> {
     }
     out.into_iter()
         .map(|(what, options, rows)| {
-            // The latency programs calibrate the processor's counter for each size, which takes seconds on a busy machine.
+            // The latency programs calibrate the processor's counter for each size, which takes
+            // seconds on a busy machine.
             let long = program.latency && rows == SIZES;
             let face = if what.starts_with("`--as roce`") {
                 "roce"
@@ -233,7 +241,8 @@ pub(super) fn run(
 /// The message of the programs when they could not calibrate the processor's counter.
 const UNMEASURED: &str = "Correlation coefficient";
 
-/// Returns the sizes of the rows without a value. A 0 at sizes up to 4096 counts as a value: the table has only two decimals.
+/// Returns the sizes of the rows without a value. A 0 at sizes up to 4096 counts as a value: the
+/// table has only two decimals.
 fn without_value(results: &[(u64, f64)]) -> Vec<u64> {
     results
         .iter()

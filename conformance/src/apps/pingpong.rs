@@ -1,12 +1,14 @@
-//! The pingpong programs of libibverbs. They exchange addresses and queue pair numbers over a TCP connection of their own, without
-//! rdma_cm. The addresses are GIDs with `-g`, and LIDs without it.
+//! The pingpong programs of libibverbs. They exchange addresses and queue pair numbers over a TCP
+//! connection of their own, without rdma_cm. The addresses are GIDs with `-g`, and LIDs without it.
 //!
-//! `ibv_xsrq_pingpong` runs with one client: with more of them it expects that their processes share an XRC domain.
+//! `ibv_xsrq_pingpong` runs with one client: with more of them it expects that their processes
+//! share an XRC domain.
 
 use anyhow::Result;
 
-use super::case::{Case, Verdict, expect};
+use super::checks::expect;
 use super::stage::Stage;
+use crate::case::{Case, Verdict};
 
 const RC: &str = "ibv_rc_pingpong";
 const SRQ: &str = "ibv_srq_pingpong";
@@ -15,7 +17,7 @@ const UD: &str = "ibv_ud_pingpong";
 const XSRQ: &str = "ibv_xsrq_pingpong";
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     by_gid()
         .chain(by_lid())
         .chain(as_roce())
@@ -30,14 +32,14 @@ fn case(
     what: impl Into<String>,
     face: &'static str,
     options: &[&'static str],
-) -> Case {
+) -> Case<Stage> {
     let options = options.to_vec();
     Case::new(program, what, move |stage| {
         run(stage, program, face, &options)
     })
 }
 
-fn by_gid() -> impl Iterator<Item = Case> {
+fn by_gid() -> impl Iterator<Item = Case<Stage>> {
     let list: [(&str, &str, &[&str]); 14] = [
         (RC, "`-g 0 -c`", &["-c"]),
         (RC, "`-e`", &["-c", "-e"]),
@@ -61,7 +63,7 @@ fn by_gid() -> impl Iterator<Item = Case> {
     })
 }
 
-fn by_lid() -> impl Iterator<Item = Case> {
+fn by_lid() -> impl Iterator<Item = Case<Stage>> {
     let list: [(&str, &str, &[&str]); 9] = [
         (RC, "by LID", &["-c"]),
         (RC, "by LID, `-e -N`", &["-c", "-e", "-N"]),
@@ -78,7 +80,7 @@ fn by_lid() -> impl Iterator<Item = Case> {
 }
 
 /// Indices 0 and 1 are 127.0.0.1, 2 and 3 are ::1.
-fn as_roce() -> impl Iterator<Item = Case> {
+fn as_roce() -> impl Iterator<Item = Case<Stage>> {
     let connections = ["0", "1", "2", "3"].map(|index| {
         let what = format!("`--as roce`, `-g {index} -c`");
         case(RC, what, "roce", &["-c", "-g", index])
@@ -90,7 +92,7 @@ fn as_roce() -> impl Iterator<Item = Case> {
     connections.into_iter().chain(datagrams)
 }
 
-fn others_as_roce() -> impl Iterator<Item = Case> {
+fn others_as_roce() -> impl Iterator<Item = Case<Stage>> {
     // LID 0 is that of every RoCE NIC, and stands for the device itself.
     let by_lid =
         [RC, SRQ, UC].map(|program| case(program, "`--as roce`, by LID", "roce", &["-c", "-e"]));
@@ -107,7 +109,7 @@ fn others_as_roce() -> impl Iterator<Item = Case> {
     by_lid.into_iter().chain(by_gid)
 }
 
-fn extended() -> impl Iterator<Item = Case> {
+fn extended() -> impl Iterator<Item = Case<Stage>> {
     let list: [(&str, &str, &[&str]); 6] = [
         ("`-g 0`", "rnic", &["-g", "0"]),
         ("`-e`", "rnic", &["-g", "0", "-e"]),
@@ -120,7 +122,8 @@ fn extended() -> impl Iterator<Item = Case> {
         .map(|(what, face, options)| case(XSRQ, what, face, options).own_tmp())
 }
 
-/// Runs both ends three times: these programs exit at once after the last message, and errors at that moment do not happen every time.
+/// Runs both ends three times: these programs exit at once after the last message, and errors at
+/// that moment do not happen every time.
 fn run(stage: &Stage, program: &str, face: &str, options: &[&str]) -> Result<Verdict> {
     let start = |words: &[&str]| stage.start_with(&["--as", face], None, &[], words);
     for _ in 0..3 {

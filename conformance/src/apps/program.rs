@@ -1,4 +1,5 @@
-//! A running program. Its output goes to a file, and it can be waited for. Dropping it kills it with its process group.
+//! A running program. Its output goes to a file, and it can be waited for. Dropping it kills it
+//! with its process group.
 
 use std::fs::File;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
@@ -24,9 +25,6 @@ pub(super) struct Program {
 
 impl Program {
     /// Starts a program. Standard output and standard error go to the file `output`.
-    ///
-    /// # Errors
-    /// When the program cannot be started.
     pub(super) fn start(
         command: &mut Command,
         shown: String,
@@ -34,7 +32,8 @@ impl Program {
         output: PathBuf,
         deadline: Instant,
     ) -> Result<Self> {
-        // Both outputs share one file description, so that lines stay in the order in which they were written.
+        // Both outputs share one file description, so that lines stay in the order in which they
+        // were written.
         let file = File::create(&output)?;
         let input = match input {
             Some(path) => File::open(path)?.into(),
@@ -62,11 +61,10 @@ impl Program {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Waits until the output contains the text. The C library buffers output to files, so start the program with `stdbuf -oL`
-    /// unless it flushes its output itself.
+    /// Waits until the output contains the text. The C library buffers output to files, so start
+    /// the program with `stdbuf -oL` unless it flushes its output itself.
     ///
-    /// # Errors
-    /// When the program ends without writing the text, or at the case's limit.
+    /// Fails if the program ends without writing the text, or at the case's limit.
     pub(super) fn wait_for(&mut self, text: &str) -> Result<()> {
         loop {
             if self.said().contains(text) {
@@ -87,8 +85,7 @@ impl Program {
 
     /// Returns the exit status if the program has ended.
     ///
-    /// # Errors
-    /// When the process cannot be queried.
+    /// Fails if the process cannot be queried.
     pub(super) fn poll(&mut self) -> Result<Option<ExitStatus>> {
         if self.ended.is_none() {
             self.ended = self.child.try_wait()?;
@@ -98,8 +95,7 @@ impl Program {
 
     /// Waits for the end of the program. Returns its exit code and its output.
     ///
-    /// # Errors
-    /// When the program is killed by a signal or does not end before the case's limit.
+    /// Fails if the program is killed by a signal or does not end before the case's limit.
     pub(super) fn end(mut self) -> Result<(i32, String)> {
         loop {
             if let Some(status) = self.poll()? {
@@ -126,8 +122,7 @@ impl Program {
 
     /// Waits for the end of the program and returns its output.
     ///
-    /// # Errors
-    /// As for [`Program::end`], or when the exit code is not 0.
+    /// Fails like [`Program::end`], or when the exit code is not 0.
     pub(super) fn success(self) -> Result<String> {
         let shown = self.shown.clone();
         match self.end()? {

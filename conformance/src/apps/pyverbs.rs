@@ -1,14 +1,16 @@
 //! rdma-core's own test suite, from Debian's package python3-pyverbs.
 //!
-//! Every test that an RNIC with reliable connections can pass must pass. Every test that is skipped must be listed with its message
-//! (`pyverbs.toml`); a test that is skipped for another reason is a failure.
+//! Every test that an RNIC with reliable connections can pass must pass. Every test that is skipped
+//! must be listed with its message (`pyverbs.toml`); a test that is skipped for another reason is a
+//! failure.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::case::{Case, Verdict};
+use crate::case::{Case, Verdict};
+
 use super::huge_pages::HugePages;
 use super::pyverbs_skips::Expected;
 use super::stage::{Stage, WIRE_V4};
@@ -17,7 +19,8 @@ use super::stage::{Stage, WIRE_V4};
 const TESTS: &str = "/usr/share/doc/rdma-core/tests";
 /// Debian's own Python, for which the package's modules are built.
 const PYTHON: &str = "/usr/bin/python3";
-/// Pages of 2 MiB for the tests of huge pages: one for each end of a connection, and those of ends that Python has not freed yet.
+/// Pages of 2 MiB for the tests of huge pages: one for each end of a connection, and those of ends
+/// that Python has not freed yet.
 const HUGE_PAGES: u64 = 16;
 /// What runs the tests and notes their results.
 pub(crate) const RUNNER: &str = include_str!("pyverbs.py");
@@ -26,7 +29,7 @@ pub(crate) const RUNNER: &str = include_str!("pyverbs.py");
 pub(super) const EXPECTED: &str = include_str!("pyverbs.toml");
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     vec![
         Case::new(
             "pyverbs",
@@ -46,7 +49,8 @@ fn suite(stage: &Stage) -> Result<Verdict> {
     }
 }
 
-/// Copies and decompresses the tests in the stage's directory. Returns the reason if the package has no tests here.
+/// Copies and decompresses the tests in the stage's directory. Returns the reason if the package
+/// has no tests here.
 pub(super) fn unpack(stage: &Stage) -> Result<Option<&'static str>> {
     // The tests are in a documentation folder, which some installations leave out.
     if !std::path::Path::new(TESTS).join("run_tests.py").exists() {
@@ -58,11 +62,14 @@ pub(super) fn unpack(stage: &Stage) -> Result<Option<&'static str>> {
     Ok(None)
 }
 
-/// Runs the tests with the Python that `words` start. Returns the results that the runner has written.
+/// Runs the tests with the Python that `words` start. Returns the results that the runner has
+/// written.
 pub(super) fn run(stage: &Stage, variables: &[(&str, &str)], words: &[&str]) -> Result<String> {
-    // Some tests check the peer's memory as soon as their own Write is complete, so Writes complete when they are placed.
+    // Some tests check the peer's memory as soon as their own Write is complete, so Writes complete
+    // when they are placed.
     let mut options = vec!["--bind", WIRE_V4, "--placed"];
-    // The tests of rdma_cm look for the interface in sysfs. Where `--sysfs` is not possible, they skip themselves.
+    // The tests of rdma_cm look for the interface in sysfs. Where `--sysfs` is not possible, they
+    // skip themselves.
     let may = stage
         .start_with(&["--sysfs"], None, &[], &["true"])?
         .end()?;
@@ -118,8 +125,7 @@ pub(super) fn verdict(results: &str) -> Result<Verdict> {
 
 /// Checks all results. Returns a note that counts them for each file.
 ///
-/// # Errors
-/// When a test fails or is skipped that should pass.
+/// Fails if a test fails or is skipped that should pass.
 pub(crate) fn check(expected: &Expected, results: &str) -> Result<String> {
     let mut files: BTreeMap<&str, Counts<'_>> = BTreeMap::new();
     let (mut passed, mut skipped, mut foreign) = (0, 0, 0);
@@ -198,7 +204,8 @@ mod tests {
             "end\t0\t\n",
             "passed\ttest_pd.A.b\t\nend\t2\t\n",
             "passed\ttest_pd.A.b\t\nskipped\ttest_pd.A.c\tnew reason\nend\t2\t\n",
-            // The message is known, but not of this test; the test is known, but not with this message.
+            // The message is known, but not of this test; the test is known, but not with this
+            // message.
             "passed\ttest_pd.A.b\t\nskipped\ttest_cq.CQTest.test_x\tCreate QP type 8 is not supported\nend\t2\t\n",
             "passed\ttest_pd.A.b\t\nskipped\ttest_rss_traffic.RSSTrafficTest.test_rss_traffic\tCreate QP type 8 is not supported now\nend\t2\t\n",
             "passed\ttest_pd.A.b\t\nskipped\ttest_rss_traffic.RSSTrafficTest.test_rss_traffic\tODP implicit is not supported\nend\t2\t\n",

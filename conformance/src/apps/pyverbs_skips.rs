@@ -1,4 +1,5 @@
-//! Which of rdma-core's tests need not pass on a device. A data file in TOML lists them with the reasons.
+//! Which of rdma-core's tests need not pass on a device. A data file in TOML lists them with the
+//! reasons.
 
 use anyhow::{Context as _, Result, ensure};
 use serde::Deserialize;
@@ -26,7 +27,8 @@ struct Skip {
     /// Beginnings of messages.
     #[serde(default)]
     beginnings: Vec<String>,
-    /// The tests, by module, class and name. Without any, each test with such a message may be skipped.
+    /// The tests, by module, class and name. Without any, each test with such a message may be
+    /// skipped.
     #[serde(default)]
     tests: Vec<String>,
 }
@@ -50,8 +52,7 @@ impl Skip {
 impl Expected {
     /// Reads a data file.
     ///
-    /// # Errors
-    /// If it has another form, or a row without a reason or without a message.
+    /// Fails if it has another form, or a row without a reason or without a message.
     pub(crate) fn parse(text: &str) -> Result<Self> {
         let all: Self = toml::from_str(text).context("a list of tests that need not pass")?;
         for row in &all.skip {

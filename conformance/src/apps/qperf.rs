@@ -1,9 +1,11 @@
-//! qperf: its tests of reliable connections, connected by rdma_cm (`-cm1`), and all its tests, connected by LIDs that it exchanges itself.
-//! qperf uses rdma_cm with IPv4 only. As RoCE NIC it has no datagrams: it sends them to LID 0.
+//! qperf: its tests of reliable connections, connected by rdma_cm (`-cm1`), and all its tests,
+//! connected by LIDs that it exchanges itself. qperf uses rdma_cm with IPv4 only. As RoCE NIC it
+//! has no datagrams: it sends them to LID 0.
 
 use anyhow::{Context as _, Result, bail};
 
-use super::case::{Case, Verdict};
+use crate::case::{Case, Verdict};
+
 use super::stage::Stage;
 
 /// The tests, and for each the row of its output that has the result.
@@ -40,7 +42,7 @@ const DATAGRAMS: &[(&str, &str)] = &[
 ];
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     vec![
         case(
             "`-cm1`, all `rc_*` and `ver_rc_*` tests",
@@ -72,7 +74,7 @@ fn case(
     face: &'static str,
     options: &'static [&'static str],
     tests: &'static [(&'static str, &'static str)],
-) -> Case {
+) -> Case<Stage> {
     Case::new("qperf", what, move |stage| all(stage, face, options, tests))
         .needs(&["qperf"])
         .spins()

@@ -2,14 +2,15 @@
 
 use anyhow::{Context as _, Result, bail};
 
-use super::case::{Case, Verdict, expect, expect_lines};
+use super::checks::{expect, expect_lines};
 use super::program::Program;
 use super::stage::{Stage, WIRE_V4};
+use crate::case::{Case, Verdict};
 
 const NEEDS: &[&str] = &["rdmacm-utils"];
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     let pings = |what, address, options: &'static [&str]| {
         Case::new("rping", what, move |stage| {
             rping(stage, address, 10, options)
@@ -110,7 +111,8 @@ fn rping_under(
     Ok(Verdict::passed(format!("{count} pings")))
 }
 
-/// Nobody on the wire has the address. rping gives 2 s for it to be resolved; TCP alone would take longer to find out.
+/// Nobody on the wire has the address. rping gives 2 s for it to be resolved; TCP alone would take
+/// longer to find out.
 fn dead_neighbour(stage: &Stage) -> Result<Verdict> {
     let client = stage.start(&["rping", "-c", "-a", "10.77.0.9", "-C", "1"])?;
     let (code, said) = client.end()?;
@@ -121,8 +123,9 @@ fn dead_neighbour(stage: &Stage) -> Result<Verdict> {
     Ok(Verdict::passed("ADDR_ERROR"))
 }
 
-/// Connects 16 clients to one server (`-P`). The clients start one after another: rping's server keeps only one connection request
-/// until its main thread handles it, so a second request at the same moment is lost, on every device (fixed in rdma-core 57).
+/// Connects 16 clients to one server (`-P`). The clients start one after another: rping's server
+/// keeps only one connection request until its main thread handles it, so a second request at the
+/// same moment is lost, on every device (fixed in rdma-core 57).
 fn persistent(stage: &Stage) -> Result<Verdict> {
     const CLIENTS: usize = 16;
     const PINGS: usize = 1500;

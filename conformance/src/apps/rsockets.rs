@@ -1,16 +1,19 @@
-//! Sockets over RDMA (rsockets): rdma-core's own programs for streams and datagrams, and TCP programs with the preload library.
+//! Sockets over RDMA (rsockets): rdma-core's own programs for streams and datagrams, and TCP
+//! programs with the preload library.
 
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::case::{Case, Verdict, expect, expect_lines};
+use super::checks::{expect, expect_lines};
 use super::stage::Stage;
+use crate::case::{Case, Verdict};
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     let rdmacm: &[&str] = &["rdmacm-utils"];
-    // Only the first case sends all sizes. The others test other ways to make the calls, with one size.
+    // Only the first case sends all sizes. The others test other ways to make the calls, with one
+    // size.
     let short = ["-S", "65536", "-C", "100", "-I", "50"];
     let streams = [
         (
@@ -50,7 +53,7 @@ pub(super) fn cases() -> Vec<Case> {
             1,
         ),
     ];
-    let mut cases: Vec<Case> = streams
+    let mut cases: Vec<Case<Stage>> = streams
         .into_iter()
         .map(|(program, what, address, options, rows)| {
             Case::new(program, what, move |stage| {
@@ -79,10 +82,11 @@ pub(super) fn cases() -> Vec<Case> {
     cases
 }
 
-fn datagram_cases() -> Vec<Case> {
+fn datagram_cases() -> Vec<Case<Stage>> {
     const V4: &str = "127.0.0.1";
-    // Each end spins in a loop of nonblocking calls unless it is told something else. A client that waits for echoes asks again after
-    // 1 ms, and never ends once an echo is lost behind the others. So its server waits in the kernel, and the counts are small.
+    // Each end spins in a loop of nonblocking calls unless it is told something else. A client that
+    // waits for echoes asks again after 1 ms, and never ends once an echo is lost behind the
+    // others. So its server waits in the kernel, and the counts are small.
     let case = |what, address, server: &'static [&str], client: &'static [&str]| {
         Case::new("udpong", what, move |stage| {
             datagrams(stage, address, server, client)
@@ -111,8 +115,9 @@ fn datagram_cases() -> Vec<Case> {
     ]
 }
 
-/// Runs udpong and checks that its client prints a row of results. The row tells how many datagrams arrived at the server, in a
-/// test with echoes how many went both ways; its client sends each of these again until it has come back.
+/// Runs udpong and checks that its client prints a row of results. The row tells how many datagrams
+/// arrived at the server, in a test with echoes how many went both ways; its client sends each of
+/// these again until it has come back.
 fn datagrams(stage: &Stage, address: &str, server: &[&str], client: &[&str]) -> Result<Verdict> {
     let port = stage.port()?;
     let number = port.to_string();
@@ -132,8 +137,8 @@ fn datagrams(stage: &Stage, address: &str, server: &[&str], client: &[&str]) -> 
     Ok(Verdict::passed(format!("{} transfers", columns[2])))
 }
 
-/// Returns `true` for a row of results: name, size, transfers, total, time, rate, time of a transfer. The time of a transfer is
-/// infinite if none arrived.
+/// Returns `true` for a row of results: name, size, transfers, total, time, rate, time of a
+/// transfer. The time of a transfer is infinite if none arrived.
 fn is_datagram_row(line: &str) -> bool {
     let words: Vec<&str> = line.split_whitespace().collect();
     words.len() == 7
@@ -168,7 +173,8 @@ fn stream(
     Ok(Verdict::passed(format!("{rows} rows")))
 }
 
-/// Returns `true` for a row of results: name, size, transfers, iterations, total, time, rate, time of a transfer.
+/// Returns `true` for a row of results: name, size, transfers, iterations, total, time, rate, time
+/// of a transfer.
 fn is_row(line: &str) -> bool {
     let words: Vec<&str> = line.split_whitespace().collect();
     words.len() == 8 && words[7].parse::<f64>().is_ok_and(|time| time > 0.0)

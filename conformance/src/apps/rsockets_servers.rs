@@ -3,16 +3,17 @@
 
 use anyhow::{Result, bail, ensure};
 
-use super::case::{Case, Verdict, expect, noise, octets_sent};
+use super::checks::{expect, noise, octets_sent};
 use super::program::Program;
 use super::stage::Stage;
+use crate::case::{Case, Verdict};
 
 /// Bytes of the values that redis stores, and of the file that nginx serves.
 const VALUES: [usize; 4] = [1, 1000, 65_537, 4 << 20];
 const FILE_BYTES: usize = (16 << 20) + 4097;
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     vec![
         Case::new(
             "redis",

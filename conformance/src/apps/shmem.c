@@ -1,4 +1,5 @@
-/* Checks OpenSHMEM between all processes: put, get, atomics and a reduction, with their contents. */
+/* Checks OpenSHMEM between all processes: put, get, atomics and a reduction, with their contents.
+ */
 #include <shmem.h>
 #include <stdint.h>
 #include <stdio.h>

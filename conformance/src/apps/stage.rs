@@ -1,4 +1,5 @@
-//! The environment of a case, called its stage: namespaces, a working directory, ports, and the user that the programs run as.
+//! The environment of a case, called its stage: namespaces, a working directory, ports, and the
+//! user that the programs run as.
 
 use std::cell::{Cell, RefCell};
 use std::fmt::Write as _;
@@ -12,9 +13,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
-use super::Setting;
-use super::case::{Case, Verdict};
+use crate::case::{Case, Verdict};
+
 use super::program::{POLL_INTERVAL, Program};
+use crate::needs::Need;
 
 /// The addresses of the interface that [`Case::wire`] gives.
 pub(super) const WIRE_V4: &str = "10.77.0.1";
@@ -26,7 +28,8 @@ pub(super) const WIRE: &str = "wire0";
 const NOBODY: &str = "65534";
 /// Ports that cases may use.
 const PORTS: Range<u16> = 20_000..30_000;
-/// Seconds that the namespaces stay after the case's limit, if this program was killed before it could end them.
+/// Seconds that the namespaces stay after the case's limit, if this program was killed before it
+/// could end them.
 const SPARE: u64 = 30;
 
 /// How cases are kept from each other and from the machine.
@@ -70,7 +73,8 @@ impl Isolation {
         }
     }
 
-    /// Returns a command that runs its arguments in new namespaces. When it is killed, the kernel kills all processes inside.
+    /// Returns a command that runs its arguments in new namespaces. When it is killed, the kernel
+    /// kills all processes inside.
     fn unshare(self) -> Command {
         let mut command = Command::new("unshare");
         if self == Self::User {
@@ -88,9 +92,18 @@ impl Isolation {
     }
 }
 
+/// The directories and the kind of isolation, which all cases share.
+pub(super) struct Setting<'a> {
+    pub(super) prefix: &'a Path,
+    pub(super) home: &'a Path,
+    pub(super) logs: &'a Path,
+    pub(super) isolation: Isolation,
+}
+
 /// The environment of one case. Dropping it kills everything that the case started.
 pub(super) struct Stage {
-    /// The first field, so that it is dropped first: when the process that holds the namespaces ends, all processes in them end.
+    /// The first field, so that it is dropped first: when the process that holds the namespaces
+    /// ends, all processes in them end.
     holder: Option<Holder>,
     isolation: Isolation,
     prefix: PathBuf,
@@ -102,8 +115,8 @@ pub(super) struct Stage {
     outputs: RefCell<Vec<(String, PathBuf)>>,
 }
 
-/// The process that keeps the namespaces open, and the first process inside. When that one ends, the kernel kills all processes
-/// inside, even those that left their process group.
+/// The process that keeps the namespaces open, and the first process inside. When that one ends,
+/// the kernel kills all processes inside, even those that left their process group.
 struct Holder {
     _program: Program,
     inside: u32,
@@ -111,15 +124,12 @@ struct Holder {
 
 impl Stage {
     /// Makes the directory and the namespaces of a case.
-    ///
-    /// # Errors
-    /// When they cannot be made.
-    pub(super) fn open(setting: &Setting<'_>, case: &Case, number: usize) -> Result<Self> {
+    pub(super) fn open(setting: &Setting<'_>, case: &Case<Self>, number: usize) -> Result<Self> {
         let dir = setting.home.join(number.to_string());
         std::fs::create_dir(&dir)?;
         // The programs run as another user, who must be able to write here.
         std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o777))?;
-        let deadline = Instant::now() + case.time();
+        let deadline = Instant::now() + case.limit;
         let holder = match setting.isolation {
             Isolation::Nothing => None,
             kind => {
@@ -128,7 +138,7 @@ impl Stage {
             }
         };
         let mut name: String = case
-            .name()
+            .name
             .chars()
             .map(|c| if c.is_ascii_alphanumeric() { c } else { '-' })
             .collect();
@@ -144,11 +154,6 @@ impl Stage {
             port: Cell::new(first_port(number)),
             outputs: RefCell::new(Vec::new()),
         })
-    }
-
-    /// Returns `true` if the programs run in namespaces of their own.
-    pub(super) fn has_namespaces(&self) -> bool {
-        self.holder.is_some()
     }
 
     /// Returns the directory in which the programs start and to which they may write.
@@ -168,7 +173,8 @@ impl Stage {
 
     /// Returns a port that nothing uses.
     ///
-    /// It is below the range of ephemeral ports. It is also below 32768, because tgtd keeps ports in signed 16-bit integers.
+    /// It is below the range of ephemeral ports. It is also below 32768, because tgtd keeps ports
+    /// in signed 16-bit integers.
     pub(super) fn port(&self) -> Result<u16> {
         loop {
             let port = self.port.get();
@@ -184,17 +190,12 @@ impl Stage {
     }
 
     /// Starts a program with its arguments under `iwarp run`.
-    ///
-    /// # Errors
-    /// When it cannot be started.
     pub(super) fn start(&self, words: &[&str]) -> Result<Program> {
         self.start_with(&[], None, &[], words)
     }
 
-    /// Starts a program with options of `iwarp run`, a file as standard input, and environment variables.
-    ///
-    /// # Errors
-    /// When it cannot be started.
+    /// Starts a program with options of `iwarp run`, a file as standard input, and environment
+    /// variables.
     pub(super) fn start_with(
         &self,
         options: &[&str],
@@ -213,9 +214,6 @@ impl Stage {
     }
 
     /// Starts a program that uses no verbs, without `iwarp run`.
-    ///
-    /// # Errors
-    /// When it cannot be started.
     pub(super) fn start_plain(&self, words: &[&str]) -> Result<Program> {
         self.launch(&mut self.command(words), words.join(" "), None)
     }
@@ -273,7 +271,8 @@ impl Stage {
         let mut command = Command::new(&all[0]);
         command
             .args(&all[1..])
-            // Use Debian's programs, not others of the same name that a developer may have installed.
+            // Use Debian's programs, not others of the same name that a developer may have
+            // installed.
             .env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin")
             .env("HOME", &self.dir)
             .env("LC_ALL", "C")
@@ -287,9 +286,6 @@ impl Stage {
     }
 
     /// Waits until something listens on the port, without connecting to it.
-    ///
-    /// # Errors
-    /// When nothing listens before the case's limit.
     pub(super) fn wait_for_port(&self, port: u16) -> Result<()> {
         while !self.listens(port) {
             if Instant::now() >= self.deadline {
@@ -301,9 +297,6 @@ impl Stage {
     }
 
     /// Waits until a socket for datagrams has the port.
-    ///
-    /// # Errors
-    /// When none has it before the case's limit.
     pub(super) fn wait_for_datagrams(&self, port: u16) -> Result<()> {
         while !self.has(&["udp", "udp6"], UNCONNECTED, port) {
             if Instant::now() >= self.deadline {
@@ -339,7 +332,8 @@ impl Stage {
         self.deadline.saturating_duration_since(Instant::now())
     }
 
-    /// Kills everything that the case started, and writes the programs' outputs and the result to the case's log.
+    /// Kills everything that the case started, and writes the programs' outputs and the result to
+    /// the case's log.
     pub(super) fn close(mut self, result: &Result<Verdict>) {
         self.holder = None;
         let mut text = String::new();
@@ -360,27 +354,27 @@ impl Holder {
     /// `keep` are folders that the programs need besides `dir`.
     fn start(
         kind: Isolation,
-        case: &Case,
+        case: &Case<Stage>,
         dir: &Path,
         keep: &[&Path],
         deadline: Instant,
     ) -> Result<Self> {
         let mut script = String::from("set -e; ip link set lo up; ");
-        if case.needs_wire() {
+        if case.needs.contains(&Need::Wire) {
             script.push_str(
                 "ip link add wire0 type veth peer name wire1; \
                  ip addr add 10.77.0.1/24 dev wire0; ip addr add fd77::1/64 dev wire0 nodad; \
                  ip link set wire0 up; ip link set wire1 up; ",
             );
         }
-        if case.needs_own_tmp() {
+        if case.needs.contains(&Need::OwnTmp) {
             script.push_str(&own_tmp(dir, keep));
         }
         // `sleep` ends by itself, so the namespaces do not stay for ever if this program is killed.
         let _ = write!(
             script,
             "echo ready; exec sleep {}",
-            case.time().as_secs() + SPARE
+            case.limit.as_secs() + SPARE
         );
         let mut command = kind.unshare();
         command.args(["sh", "-c", &script]);
@@ -402,8 +396,8 @@ impl Holder {
     }
 }
 
-/// Returns the commands that put a folder of the case's directory in the place of `/tmp`. The folders of `keep` stay where they are, as they may
-/// be in `/tmp`, too.
+/// Returns the commands that put a folder of the case's directory in the place of `/tmp`. The
+/// folders of `keep` stay where they are, as they may be in `/tmp`, too.
 fn own_tmp(dir: &Path, keep: &[&Path]) -> String {
     let new = dir.join("tmp");
     let mut script = format!("mkdir -m 1777 {}; ", new.display());
@@ -422,7 +416,8 @@ fn own_tmp(dir: &Path, keep: &[&Path]) -> String {
     script
 }
 
-/// Returns the first port of a case. Each case has other ports, because connections of an earlier case may still be in TIME_WAIT.
+/// Returns the first port of a case. Each case has other ports, because connections of an earlier
+/// case may still be in TIME_WAIT.
 fn first_port(number: usize) -> u16 {
     const EACH: usize = 50;
     let offset = number * EACH % PORTS.len();

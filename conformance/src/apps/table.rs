@@ -1,12 +1,13 @@
-//! The table of programs in `docs/programs.md`. `--bless` writes it from the results of a run, and a unit test compares it with the
-//! cases.
+//! The table of programs in `docs/programs.md`. `--bless` writes it from the results of a run, and
+//! a unit test compares it with the cases.
 
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::Row;
-use super::case::{Case, Verdict};
+use super::stage::Stage;
+use crate::case::{Case, Verdict};
+use crate::rows::Row;
 
 const FILE: &str = "docs/programs.md";
 const BEGIN: &str = "<!-- begin: cargo xtask interop apps --all --bless -->";
@@ -16,12 +17,13 @@ const HEAD: &str = "| Program | What ran | Result |\n| --- | --- | --- |\n";
 const LONG: &str = " \\*";
 const LEGEND: &str = "\n\\* takes long: runs with `--all`, not in `cargo xtask test`.\n";
 
-/// Returns the programs in the order of their first cases, each with the descriptions of all its cases.
-fn programs(cases: &[Case]) -> Vec<(&'static str, String)> {
-    let mut out: Vec<(&'static str, String)> = Vec::new();
+/// Returns the programs in the order of their first cases, each with the descriptions of all its
+/// cases.
+fn programs(cases: &[Case<Stage>]) -> Vec<(&str, String)> {
+    let mut out: Vec<(&str, String)> = Vec::new();
     for case in cases {
         let mut what = case.what().replace('|', "\\|");
-        if case.is_long() {
+        if case.long {
             what.push_str(LONG);
         }
         match out.iter_mut().find(|(name, _)| *name == case.program()) {
@@ -37,7 +39,7 @@ fn programs(cases: &[Case]) -> Vec<(&'static str, String)> {
 
 /// Returns how the committed table differs from the cases, or `None` if it does not.
 #[cfg(test)]
-fn compare(document: &str, cases: &[Case]) -> Option<String> {
+fn compare(document: &str, cases: &[Case<Stage>]) -> Option<String> {
     let Some((_, rows, _)) = split(document) else {
         return Some(format!("has no {BEGIN} … {END}"));
     };
@@ -64,9 +66,8 @@ fn compare(document: &str, cases: &[Case]) -> Option<String> {
 
 /// Writes the results of the programs all of whose cases ran. The other rows stay.
 ///
-/// # Errors
-/// When the document has no place for the table, or a case failed. Failures are not published.
-pub(super) fn bless(root: &Path, cases: &[Case], rows: &[Row]) -> Result<()> {
+/// Fails if the document has no place for the table, or a case failed. Failures are not published.
+pub(super) fn bless(root: &Path, cases: &[Case<Stage>], rows: &[Row]) -> Result<()> {
     if let Some(row) = rows.iter().find(|row| row.result.is_err()) {
         bail!("not written to {FILE}: {} failed", row.name);
     }
@@ -80,9 +81,12 @@ pub(super) fn bless(root: &Path, cases: &[Case], rows: &[Row]) -> Result<()> {
         let complete = cases
             .iter()
             .filter(|case| case.program() == name)
-            .all(|case| rows.iter().any(|row| row.name == case.name()));
+            .all(|case| rows.iter().any(|row| row.name == case.name));
         if complete {
-            let result = result(rows.iter().filter(|row| row.program == name));
+            let result = result(
+                rows.iter()
+                    .filter(|row| row.name.split(": ").next() == Some(name)),
+            );
             table.push_str(&format!("| {name} | {what} | {result} |\n"));
         } else if let Some([name, what, result]) = old.iter().find(|row| row[0] == name) {
             table.push_str(&format!("| {name} | {what} | {result} |\n"));
@@ -139,13 +143,12 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    fn case(program: &'static str, what: &str) -> Case {
+    fn case(program: &'static str, what: &str) -> Case<Stage> {
         Case::new(program, what, |_| Ok(Verdict::passed("")))
     }
 
     fn row(program: &'static str, what: &str, result: Result<Verdict>) -> Row {
         Row {
-            program,
             name: format!("{program}: {what}"),
             result,
             time: Duration::ZERO,

@@ -1,7 +1,9 @@
-//! ThreadSanitizer: the runtime and the C libraries, instrumented together with Rust's own library, under our C programs.
+//! ThreadSanitizer: the runtime and the C libraries, instrumented together with Rust's own library,
+//! under our C programs.
 //!
-//! A standard library that is not instrumented hides the order that its locks and channels make, so it is compiled anew
-//! (`-Zbuild-std`), which takes a nightly toolchain with its source. The programs have the runtime of the C compiler.
+//! A standard library that is not instrumented hides the order that its locks and channels make, so
+//! it is compiled anew (`-Zbuild-std`), which takes a nightly toolchain with its source. The
+//! programs have the runtime of the C compiler.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,11 +11,13 @@ use std::process::Command;
 use anyhow::{Context as _, Result, bail};
 use xtask::context::Context;
 
-use super::case::{Case, Verdict, expect};
 use super::checked::{host, start};
+use super::checks::expect;
 use super::stage::Stage;
+use crate::case::{Case, Verdict};
 
-/// C programs of crates/iwarp-verbs/tests/c. Both ends are in one process, with threads of their own.
+/// C programs of crates/iwarp-verbs/tests/c. Both ends are in one process, with threads of their
+/// own.
 const OWN: [&str; 7] = [
     "exchange",
     "numbered",
@@ -29,7 +33,7 @@ const SHIM: &str = include_str!("tsan_shim.c");
 const KNOWN: &str = include_str!("tsan.supp");
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     vec![
         Case::new("ThreadSanitizer", "own programs", watched)
             .needs(&["libibverbs-dev", "librdmacm-dev"])
@@ -65,7 +69,8 @@ fn watched(stage: &Stage) -> Result<Verdict> {
     Ok(Verdict::passed(format!("{} programs, no race", OWN.len())))
 }
 
-/// A command of the nightly toolchain. The toolchain that runs this program is another one, so its own cargo does not do.
+/// A command of the nightly toolchain. The toolchain that runs this program is another one, so its
+/// own cargo does not do.
 fn nightly(program: &str) -> Command {
     let mut command = Command::new("rustup");
     command.args(["run", "nightly", program]);

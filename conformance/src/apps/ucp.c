@@ -1,5 +1,6 @@
-/* A program on UCX's upper layer (UCP) that checks its results: two processes, connected by their workers' addresses, use every way to move
- * data. A process exits with an error if a value differs from the expected one. The first process prints a line for each way. */
+/* A program on UCX's upper layer (UCP) that checks its results: two processes, connected by their
+ * workers' addresses, use every way to move data. A process exits with an error if a value differs
+ * from the expected one. The first process prints a line for each way. */
 
 #include <errno.h>
 #include <fcntl.h>
@@ -41,14 +42,16 @@ static struct {
 
 static void fail(const char *what, long at)
 {
-	fprintf(stderr, "%s process: %s (%ld): %s\n", first ? "first" : "second", what, at, strerror(errno));
+	fprintf(stderr, "%s process: %s (%ld): %s\n", first ? "first" : "second", what, at,
+		strerror(errno));
 	exit(1);
 }
 
 static void must(const char *what, ucs_status_t status)
 {
 	if (status != UCS_OK) {
-		fprintf(stderr, "%s process: %s: %s\n", first ? "first" : "second", what, ucs_status_string(status));
+		fprintf(stderr, "%s process: %s: %s\n", first ? "first" : "second", what,
+			ucs_status_string(status));
 		exit(1);
 	}
 }
@@ -82,7 +85,8 @@ static void tell(const void *what, size_t length)
 		fail("write", (long)length);
 }
 
-/* Receives octets beside UCX. UCX does some of its work in this process, so it goes on meanwhile. */
+/* Receives octets beside UCX. UCX does some of its work in this process, so it goes on meanwhile.
+ */
 static void hear(void *what, size_t length)
 {
 	size_t have = 0;
@@ -128,7 +132,8 @@ static void check(const char *what, const unsigned char *have, size_t length, un
 			fail(what, (long)i);
 }
 
-static ucs_status_t arrived(void *arg, const void *header, size_t header_length, void *data, size_t length,
+static ucs_status_t arrived(void *arg, const void *header, size_t header_length, void *data,
+			    size_t length,
 			    const ucp_am_recv_param_t *param)
 {
 	ucp_request_param_t none = { 0 };
@@ -150,7 +155,8 @@ static void start_worker(void)
 {
 	ucp_params_t params = {
 		.field_mask = UCP_PARAM_FIELD_FEATURES,
-		.features = UCP_FEATURE_TAG | UCP_FEATURE_STREAM | UCP_FEATURE_AM | UCP_FEATURE_RMA | UCP_FEATURE_AMO32 |
+		.features = UCP_FEATURE_TAG | UCP_FEATURE_STREAM | UCP_FEATURE_AM |
+			UCP_FEATURE_RMA | UCP_FEATURE_AMO32 |
 			    UCP_FEATURE_AMO64,
 	};
 	ucp_worker_params_t worker_params = { 0 };
@@ -212,7 +218,8 @@ static void send_by(enum way way, const unsigned char *from, size_t length)
 		finish("send", ucp_stream_send_nbx(ep, from, length, &none));
 		break;
 	case AM:
-		finish("send", ucp_am_send_nbx(ep, AM_ID, &length, sizeof length, from, length, &none));
+		finish("send", ucp_am_send_nbx(ep, AM_ID, &length, sizeof length, from, length,
+					       &none));
 		break;
 	}
 }
@@ -220,12 +227,14 @@ static void send_by(enum way way, const unsigned char *from, size_t length)
 static void receive_by(enum way way, size_t length)
 {
 	ucp_request_param_t none = { 0 };
-	ucp_request_param_t all = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS, .flags = UCP_STREAM_RECV_FLAG_WAITALL };
+	ucp_request_param_t all = { .op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
+				    .flags = UCP_STREAM_RECV_FLAG_WAITALL };
 	size_t had = length;
 
 	switch (way) {
 	case TAG:
-		finish("receive", ucp_tag_recv_nbx(worker, here, length, 42 + length, (ucp_tag_t)-1, &none));
+		finish("receive", ucp_tag_recv_nbx(worker, here, length, 42 + length, (ucp_tag_t)-1,
+						   &none));
 		break;
 	case STREAM:
 		finish("receive", ucp_stream_recv_nbx(ep, here, length, &had, &all));
@@ -302,11 +311,15 @@ static void gets_(void)
 	}
 }
 
-/* Performs an operation on the other's counter. With `reply` its value before comes back, and for compare and swap it holds what to put. */
-static uint64_t atomic(ucp_atomic_op_t op, uint64_t operand, size_t size, size_t counter, uint64_t *reply)
+/* Performs an operation on the other's counter. With `reply` its value before comes back, and for
+ * compare and swap it holds what to put. */
+static uint64_t atomic(ucp_atomic_op_t op, uint64_t operand, size_t size, size_t counter,
+		       uint64_t *reply)
 {
-	ucp_request_param_t param = { .op_attr_mask = UCP_OP_ATTR_FIELD_DATATYPE, .datatype = ucp_dt_make_contig(size) };
-	size_t offset = size == sizeof(uint64_t) ? offsetof(struct shared, wide) : offsetof(struct shared, narrow);
+	ucp_request_param_t param = { .op_attr_mask = UCP_OP_ATTR_FIELD_DATATYPE,
+				      .datatype = ucp_dt_make_contig(size) };
+	size_t offset = size == sizeof(uint64_t) ? offsetof(struct shared,
+							    wide) : offsetof(struct shared, narrow);
 	union {
 		uint64_t wide;
 		uint32_t narrow;
@@ -323,7 +336,8 @@ static uint64_t atomic(ucp_atomic_op_t op, uint64_t operand, size_t size, size_t
 		param.op_attr_mask |= UCP_OP_ATTR_FIELD_REPLY_BUFFER;
 		param.reply_buffer = &answer;
 	}
-	finish("atomic", ucp_atomic_op_nbx(ep, op, &value, 1, remote + offset + counter * size, rkey, &param));
+	finish("atomic", ucp_atomic_op_nbx(ep, op, &value, 1, remote + offset + counter * size,
+					   rkey, &param));
 	if (!reply)
 		flush();
 	return size == sizeof value.wide ? answer.wide : answer.narrow;
@@ -338,25 +352,30 @@ static void is(const char *what, uint64_t have, uint64_t want)
 /* Each process uses every operation on the counters of the other one. */
 static void atomics(size_t size)
 {
-	uint64_t mask = size == sizeof(uint64_t) ? UINT64_MAX : UINT32_MAX, start = 0x1234567890abcdef & mask, swap;
+	uint64_t mask = size == sizeof(uint64_t) ? UINT64_MAX : UINT32_MAX,
+		start = 0x1234567890abcdef & mask, swap;
 
 	shared->wide[0] = shared->wide[1] = start;
 	shared->narrow[0] = shared->narrow[1] = (uint32_t)start;
 	meet('a');
 	is("fetch and add", atomic(UCP_ATOMIC_OP_ADD, 5, size, 0, &(uint64_t){ 0 }), start);
-	is("swap", atomic(UCP_ATOMIC_OP_SWAP, 0xff00ff, size, 0, &(uint64_t){ 0 }), (start + 5) & mask);
+	is("swap", atomic(UCP_ATOMIC_OP_SWAP, 0xff00ff, size, 0, &(uint64_t){ 0 }),
+	   (start + 5) & mask);
 	swap = 77;
 	is("compare and swap, other", atomic(UCP_ATOMIC_OP_CSWAP, 1, size, 0, &swap), 0xff00ff);
-	is("compare and swap, same", atomic(UCP_ATOMIC_OP_CSWAP, 0xff00ff, size, 0, &swap), 0xff00ff);
+	is("compare and swap, same", atomic(UCP_ATOMIC_OP_CSWAP, 0xff00ff, size, 0, &swap),
+	   0xff00ff);
 	atomic(UCP_ATOMIC_OP_ADD, 3, size, 0, NULL);
 	is("fetch and or", atomic(UCP_ATOMIC_OP_OR, 0xf00, size, 0, &(uint64_t){ 0 }), 80);
-	is("fetch and and", atomic(UCP_ATOMIC_OP_AND, 0xff0, size, 0, &(uint64_t){ 0 }), 80 | 0xf00);
+	is("fetch and and", atomic(UCP_ATOMIC_OP_AND, 0xff0, size, 0, &(uint64_t){ 0 }), 80 |
+	   0xf00);
 	is("fetch and xor", atomic(UCP_ATOMIC_OP_XOR, 0xff, size, 0, &(uint64_t){ 0 }), 0xf50);
 	for (int i = 0; i < ROUNDS; i++)
 		atomic(UCP_ATOMIC_OP_ADD, 2, size, 1, i % 2 ? NULL : &(uint64_t){ 0 });
 	meet('b');
 	is("counter", size == sizeof(uint64_t) ? shared->wide[0] : shared->narrow[0], 0xf50 ^ 0xff);
-	is("sum", size == sizeof(uint64_t) ? shared->wide[1] : shared->narrow[1], (start + 2 * ROUNDS) & mask);
+	is("sum", size == sizeof(uint64_t) ? shared->wide[1] : shared->narrow[1],
+	   (start + 2 * ROUNDS) & mask);
 	meet('c');
 }
 

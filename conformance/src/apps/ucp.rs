@@ -1,14 +1,17 @@
-//! UCX's upper layer (UCP): programs that connect by workers' addresses, for which it uses datagrams, or by listeners of the connection manager.
+//! UCX's upper layer (UCP): programs that connect by workers' addresses, for which it uses
+//! datagrams, or by listeners of the connection manager.
 //!
-//! `UCX_TLS` leaves UCX no transport but one: `rc` are reliable connections, with datagrams to connect them; `ud` are datagrams alone.
+//! `UCX_TLS` leaves UCX no transport but one: `rc` are reliable connections, with datagrams to
+//! connect them; `ud` are datagrams alone.
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use rustix::process::Signal;
 use std::path::Path;
 
-use super::case::{Case, Verdict, expect, expect_lines};
+use super::checks::{expect, expect_lines};
 use super::program::Program;
 use super::stage::{Stage, WIRE_V4, WIRE_V6};
+use crate::case::{Case, Verdict};
 
 const TOOLS: &[&str] = &["ucx-utils"];
 const LIBRARY: &[&str] = &["libucx-dev"];
@@ -40,7 +43,7 @@ const MEMORY: &[&str] = &["ucp_put_lat", "ucp_put_bw", "ucp_get"];
 const ATOMICS: &[&str] = &["ucp_add", "ucp_fadd", "ucp_swap", "ucp_cswap"];
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     let mut cases = Vec::new();
     for tls in ["rc", "ud"] {
         cases.extend(perftests(tls));
@@ -80,8 +83,8 @@ pub(super) fn cases() -> Vec<Case> {
     cases.into_iter().map(Case::wire).collect()
 }
 
-/// Starts a program that has this transport over the interface alone. It is no root's, and has no other way to listen than the connection
-/// manager: UCX would listen on the same port by TCP, too.
+/// Starts a program that has this transport over the interface alone. It is no root's, and has no
+/// other way to listen than the connection manager: UCX would listen on the same port by TCP, too.
 fn start(stage: &Stage, tls: &str, words: &[&str]) -> Result<Program> {
     let only = format!("{tls},self");
     let variables = [
@@ -98,7 +101,7 @@ fn split(words: &str) -> impl Iterator<Item = &str> {
     words.split_whitespace()
 }
 
-fn perftests(tls: &'static str) -> impl Iterator<Item = Case> {
+fn perftests(tls: &'static str) -> impl Iterator<Item = Case<Stage>> {
     let groups = [
         (MESSAGES, "8", "1000", false),
         (MEMORY, "8", "1000", false),
@@ -164,11 +167,13 @@ fn alphabet(len: usize) -> String {
     ('A'..='Z').cycle().take(len - 1).collect()
 }
 
-/// The client sends texts, and the server prints the last one. The server takes the next client then, so it is stopped.
+/// The client sends texts, and the server prints the last one. The server takes the next client
+/// then, so it is stopped.
 ///
-/// Nothing answers the messages. If the client ends while several are on their way, UCX drops those that the server has not taken yet, with
-/// any network, unless they have tags. So only one without a tag is sent, and none that a stream cuts into many.
-fn client_server(tls: &'static str, how: &'static str, address: &'static str) -> Case {
+/// Nothing answers the messages. If the client ends while several are on their way, UCX drops those
+/// that the server has not taken yet, with any network, unless they have tags. So only one without
+/// a tag is sent, and none that a stream cuts into many.
+fn client_server(tls: &'static str, how: &'static str, address: &'static str) -> Case<Stage> {
     let lengths: &[&str] = match how {
         "-c stream" => &["16", "3000"],
         _ => &["16", "3000", "1000000"],
@@ -205,8 +210,9 @@ fn client_server(tls: &'static str, how: &'static str, address: &'static str) ->
     case.needs(LIBRARY).spins()
 }
 
-/// The two processes exchange their addresses over TCP. They wait in one of the ways that UCX knows: by epoll, in UCX, or polling.
-fn hello(tls: &'static str, how: &'static str) -> Case {
+/// The two processes exchange their addresses over TCP. They wait in one of the ways that UCX
+/// knows: by epoll, in UCX, or polling.
+fn hello(tls: &'static str, how: &'static str) -> Case<Stage> {
     let what = format!("`--as roce`, `UCX_TLS={tls}`, `{how}`");
     let case = Case::new("ucp_hello_world", what, move |stage| {
         if example(stage, "ucp_hello_world")?.is_none() {
@@ -228,8 +234,9 @@ fn hello(tls: &'static str, how: &'static str) -> Case {
     case.needs(LIBRARY)
 }
 
-/// Both ends check the content and the order of all transfers. The server takes the next client then, so it is stopped.
-fn io_demo(tls: &'static str, how: &'static str, iterations: u32) -> Case {
+/// Both ends check the content and the order of all transfers. The server takes the next client
+/// then, so it is stopped.
+fn io_demo(tls: &'static str, how: &'static str, iterations: u32) -> Case<Stage> {
     let shown = if how.is_empty() {
         String::new()
     } else {
@@ -238,7 +245,7 @@ fn io_demo(tls: &'static str, how: &'static str, iterations: u32) -> Case {
     let what = format!(
         "`--as roce`, `UCX_TLS={tls}`, `-q{shown} -o read,write -d 64:262144 -i {iterations}`"
     );
-    let case = Case::new("io_demo", what, move |stage| {
+    let case = Case::new("io_demo", what, move |stage: &Stage| {
         let port = stage.port()?.to_string();
         let mut words = vec!["io_demo", "-p", &port, "-q", "-d", "64:262144"];
         words.extend(split(how));
@@ -262,7 +269,8 @@ fn io_demo(tls: &'static str, how: &'static str, iterations: u32) -> Case {
     case.needs(TOOLS).spins()
 }
 
-/// Returns the number of transfers in all, and that of reads and writes together, from the client's reports, of which there is one each second.
+/// Returns the number of transfers in all, and that of reads and writes together, from the client's
+/// reports, of which there is one each second.
 fn transfers(said: &str) -> Result<(u32, u32)> {
     let (mut all, mut reads, mut writes) = (0, 0, 0);
     for report in said.lines().filter(|line| line.contains("] total min:")) {

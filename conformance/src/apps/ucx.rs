@@ -1,13 +1,15 @@
-//! UCX's tools for its devices and its lower layer (UCT), where two processes exchange the addresses of queue pairs over TCP. `ucp` has the
-//! cases of the upper layer.
+//! UCX's tools for its devices and its lower layer (UCT), where two processes exchange the
+//! addresses of queue pairs over TCP. `ucp` has the cases of the upper layer.
 //!
-//! UCX uses InfiniBand and RoCE NICs and passes over iWARP NICs. It looks for their nodes in `/dev/infiniband` by itself. It knows by a
-//! table of its own which NICs have atomics, and ours is not in it.
+//! UCX uses InfiniBand and RoCE NICs and passes over iWARP NICs. It looks for their nodes in
+//! `/dev/infiniband` by itself. It knows by a table of its own which NICs have atomics, and ours is
+//! not in it.
 
 use anyhow::{Result, bail};
 
-use super::case::{Case, Verdict, expect, expect_lines};
+use super::checks::{expect, expect_lines};
 use super::stage::{Stage, WIRE_V4};
+use crate::case::{Case, Verdict};
 
 const NEEDS: &[&str] = &["ucx-utils"];
 const ROCE: &[&str] = &["--as", "roce"];
@@ -15,7 +17,7 @@ const ROCE: &[&str] = &["--as", "roce"];
 const WITHOUT_MOUNTS: &str = "echo 0 > /proc/sys/user/max_mnt_namespaces && exec \"$@\"";
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     let tests: [&'static [&'static str]; 6] = [
         &["am_lat", "-s", "8"],
         &["am_bw", "-s", "4096", "-D", "bcopy"],
@@ -44,7 +46,8 @@ pub(super) fn cases() -> Vec<Case> {
     .collect()
 }
 
-/// Each device has the transports for reliable connections and for datagrams, and there is the connection manager.
+/// Each device has the transports for reliable connections and for datagrams, and there is the
+/// connection manager.
 fn info(stage: &Stage) -> Result<Verdict> {
     let said = stage
         .start_with(ROCE, None, &[], &["ucx_info", "-d"])?

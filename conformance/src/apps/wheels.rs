@@ -11,9 +11,10 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, ensure};
 use xtask::context::Context;
 
-use super::case::{Case, Verdict, expect, octets_sent};
+use super::checks::{expect, octets_sent};
 use super::program::Program;
 use super::stage::{Stage, WIRE_V4};
+use crate::case::{Case, Verdict};
 
 /// The download counts, too.
 const LIMIT_S: u64 = 600;
@@ -99,7 +100,7 @@ const DLSLIME: Wheel = Wheel {
 };
 
 /// The cases of this file.
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Stage>> {
     let transfer = "transfer engine 0.3.13.post1: Reads and Writes in batches";
     let ud = Wheel {
         variables: &[("UCX_TLS", "ud,self"), ("UCX_NET_DEVICES", "iwarp0:1")],
@@ -135,7 +136,7 @@ pub(super) fn cases() -> Vec<Case> {
     .into()
 }
 
-fn case(program: &'static str, what: impl Into<String>, wheel: Wheel) -> Case {
+fn case(program: &'static str, what: impl Into<String>, wheel: Wheel) -> Case<Stage> {
     Case::new(program, what, move |stage| transfer(stage, &wheel))
         .needs(NEEDS)
         .wire()

@@ -37,7 +37,8 @@ pub(super) fn write(stag: u32, offset: u64) -> Vec<u8> {
     wire::tagged(Op::Write, stag, offset, &[7; 8])
 }
 
-/// Sends the same again and again in one piece, so that the server finds all of it before it has answered the first.
+/// Sends the same again and again in one piece, so that the server finds all of it before it has
+/// answered the first.
 pub(super) fn many_at_once(
     peer: &mut Peer,
     times: u32,
@@ -54,8 +55,9 @@ pub(super) fn many_at_once(
     peer.put(&all)
 }
 
-/// A request to read little. The answers to as many as are agreed fit into a socket, with the Terminate for one too many behind them, which is
-/// lost if the server's program destroys its queue pair while the socket is full.
+/// A request to read little. The answers to as many as are agreed fit into a socket, with the
+/// Terminate for one too many behind them, which is lost if the server's program destroys its queue
+/// pair while the socket is full.
 pub(super) fn little(grant: &Grant) -> Vec<u8> {
     wire::read_request(grant.all, grant.address, grant.len.min(64))
 }
@@ -260,7 +262,8 @@ pub(super) fn write_after_terminate(t: &Target) -> Result<Seen> {
     peer.answer()
 }
 
-/// Lets the server read from this peer, and answers with something else: `make` gets the STag, the offset and the length of the sink.
+/// Lets the server read from this peer, and answers with something else: `make` gets the STag, the
+/// offset and the length of the sink.
 pub(super) fn respond(t: &Target, make: fn(u32, u64, usize) -> Vec<u8>) -> Result<Seen> {
     let mut peer = Peer::set_up(t.address)?;
     let request = being_read(&mut peer)?;
@@ -293,7 +296,8 @@ pub(super) fn no_response(t: &Target) -> Result<Seen> {
     Ok(Seen::Held)
 }
 
-/// Empty Writes name no memory, so they are legal. The wrong one at the end shows that the server has read all of them.
+/// Empty Writes name no memory, so they are legal. The wrong one at the end shows that the server
+/// has read all of them.
 pub(super) fn tiny_fpdus(t: &Target) -> Result<Seen> {
     let mut peer = Peer::set_up(t.address)?;
     let fpdu = wire::fpdu(&wire::tagged(Op::Write, 0, 0, &[]));

@@ -1,5 +1,5 @@
-//! The way to the RDMA port of `iwarp perf serve`, which opens one for each client that asks for a link. It takes the one connection that the client
-//! has asked for.
+//! The way to the RDMA port of `iwarp perf serve`, which opens one for each client that asks for a
+//! link. It takes the one connection that the client has asked for.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -18,9 +18,6 @@ pub(super) struct Door {
 
 impl Door {
     /// Asks for a link, again and again while the server measures with somebody else.
-    ///
-    /// # Errors
-    /// When the server answers something else.
     pub(super) fn open(server: SocketAddr) -> Result<Self> {
         let start = Instant::now();
         loop {

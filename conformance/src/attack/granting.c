@@ -1,19 +1,25 @@
-/* A verbs server that grants memory to everybody, and its good client. `cargo xtask interop hostile` attacks the one while it watches the other.
+/* A verbs server that grants memory to everybody, and its good client. `cargo xtask interop
+ * hostile` attacks the one while it watches the other.
  *
  * granting serve ADDR PORT [plain]
  * granting measure ADDR PORT ROUNDS [plain]
  *
- * Each client gets memory of its own: a region with all rights, one with none, one of another protection domain, and a window of type 2 that lends
- * the right to read the second and third page of the first. Their keys come with the acceptance (big-endian: address, length, four keys). The window
- * is bound when the connection is established; then the last word but one of the region is not zero any more. The message "Leave"
- * makes the server leave at once: it destroys the queue pair, whatever is in flight. At the end of a connection the server looks at what no client may change: the octets around
- * the region, the region without rights, the foreign one, and the last word of its own region, which only attacks after a Terminate write to. If
- * any has changed, it exits with status 3.
+ * Each client gets memory of its own: a region with all rights, one with none, one of another
+ * protection domain, and a window of type 2 that lends the right to read the second and third page
+ * of the first. Their keys come with the acceptance (big-endian: address, length, four keys). The
+ * window is bound when the connection is established; then the last word but one of the region is
+ * not zero any more. The message "Leave" makes the server leave at once: it destroys the queue
+ * pair, whatever is in flight. At the end of a connection the server looks at what no client may
+ * change: the octets around the region, the region without rights, the foreign one, and the last
+ * word of its own region, which only attacks after a Terminate write to. If any has changed, it
+ * exits with status 3.
  *
- * A round of the client is a Write, a Read of what was written, which is compared, a FetchAdd, whose result must be the number of the round, and a
- * Send. At the end it prints the median and the 99th percentile of a round, in microseconds.
+ * A round of the client is a Write, a Read of what was written, which is compared, a FetchAdd,
+ * whose result must be the number of the round, and a Send. At the end it prints the median and the
+ * 99th percentile of a round, in microseconds.
  *
- * Plain are devices for which rdma-core has neither windows nor atomics: there is no window, and no FetchAdd in a round.
+ * Plain are devices for which rdma-core has neither windows nor atomics: there is no window, and no
+ * FetchAdd in a round.
  */
 #include <arpa/inet.h>
 #include <endian.h>
@@ -35,7 +41,9 @@
 #define READS 16
 #define PATIENCE_MS 20000
 #define BINDING RECEIVES /* The number of the request that binds the window. */
-#define RIGHTS (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC)
+#define RIGHTS                                                                \
+	(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | \
+	 IBV_ACCESS_REMOTE_ATOMIC)
 
 struct grant {
 	uint64_t address;
@@ -87,10 +95,14 @@ static int prepare(struct client *client)
 	if (!client->memory || !client->completions || !client->pd || !client->foreign_pd)
 		return -1;
 	client->cq = ibv_create_cq(client->id->verbs, RECEIVES + 8, NULL, client->completions, 0);
-	client->all = ibv_reg_mr(client->pd, client->memory + GUARD, REGION, plain ? RIGHTS : RIGHTS | IBV_ACCESS_MW_BIND);
-	client->local = ibv_reg_mr(client->pd, client->memory + 2 * GUARD + REGION, GUARD, IBV_ACCESS_LOCAL_WRITE);
-	client->foreign = ibv_reg_mr(client->foreign_pd, client->memory + 3 * GUARD + REGION, GUARD, RIGHTS);
-	client->inbox = ibv_reg_mr(client->pd, client->received, sizeof client->received, IBV_ACCESS_LOCAL_WRITE);
+	client->all = ibv_reg_mr(client->pd, client->memory + GUARD, REGION,
+				 plain ? RIGHTS : RIGHTS | IBV_ACCESS_MW_BIND);
+	client->local = ibv_reg_mr(client->pd, client->memory + 2 * GUARD + REGION, GUARD,
+				   IBV_ACCESS_LOCAL_WRITE);
+	client->foreign = ibv_reg_mr(client->foreign_pd, client->memory + 3 * GUARD + REGION, GUARD,
+				     RIGHTS);
+	client->inbox = ibv_reg_mr(client->pd, client->received, sizeof client->received,
+				   IBV_ACCESS_LOCAL_WRITE);
 	if (!client->cq || !client->all || !client->local || !client->foreign || !client->inbox)
 		return -1;
 	if (!plain && !(client->window = ibv_alloc_mw(client->pd, IBV_MW_TYPE_2)))
@@ -128,7 +140,8 @@ static int accept_it(struct client *client)
 
 static int bind_window(struct client *client)
 {
-	struct ibv_send_wr wr = { .wr_id = BINDING, .opcode = IBV_WR_BIND_MW, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_send_wr wr = { .wr_id = BINDING, .opcode = IBV_WR_BIND_MW,
+				  .send_flags = IBV_SEND_SIGNALED }, *bad;
 
 	wr.bind_mw.mw = client->window;
 	wr.bind_mw.rkey = client->window_key;
@@ -139,7 +152,8 @@ static int bind_window(struct client *client)
 	return ibv_post_send(client->id->qp, &wr, &bad);
 }
 
-/* Takes completions, and posts their receives again. Returns -1 at the first that failed, and at an order to leave. */
+/* Takes completions, and posts their receives again. Returns -1 at the first that failed, and at an
+ * order to leave. */
 static int take(struct client *client)
 {
 	struct ibv_wc wc;
@@ -152,7 +166,8 @@ static int take(struct client *client)
 			client->memory[GUARD + REGION - 9] = 1;
 			continue;
 		}
-		client->leaves = wc.byte_len == 5 && !memcmp(client->received[wc.wr_id], "Leave", 5);
+		client->leaves = wc.byte_len == 5 && !memcmp(client->received[wc.wr_id], "Leave",
+				5);
 		if (client->leaves || post_receive(client, wc.wr_id))
 			return -1;
 	}
@@ -162,7 +177,8 @@ static int take(struct client *client)
 /* Serves until the connection has ended. */
 static void serve_it(struct client *client)
 {
-	struct pollfd fds[] = { { client->channel->fd, POLLIN, 0 }, { client->completions->fd, POLLIN, 0 } };
+	struct pollfd fds[] = { { client->channel->fd, POLLIN, 0 },
+				{ client->completions->fd, POLLIN, 0 } };
 	struct rdma_cm_event *event;
 	struct ibv_cq *cq;
 	void *context;
@@ -178,7 +194,8 @@ static void serve_it(struct client *client)
 			over = client->leaves;
 		}
 		if (fds[0].revents && !rdma_get_cm_event(client->channel, &event)) {
-			over |= event->event != RDMA_CM_EVENT_ESTABLISHED || (client->window && bind_window(client));
+			over |= event->event != RDMA_CM_EVENT_ESTABLISHED ||
+				(client->window && bind_window(client));
 			rdma_ack_cm_event(event);
 		}
 	}
@@ -194,7 +211,8 @@ static void check(const struct client *client)
 		if (at == client->memory + GUARD)
 			at = end - 8;
 		if (*at) {
-			fprintf(stderr, "a peer has changed octet %td, which it may not\n", at - client->memory - GUARD);
+			fprintf(stderr, "a peer has changed octet %td, which it may not\n",
+				at - client->memory - GUARD);
 			exit(3);
 		}
 	}
@@ -242,8 +260,10 @@ static void serve(struct sockaddr_in *address)
 	pthread_attr_init(&detached);
 	pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
 	must(!channel || rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP), "an identifier");
-	/* A crowd may come before this thread has the processor. Requests beyond the backlog are rejected, also those of good clients. */
-	must(rdma_bind_addr(listener, (struct sockaddr *)address) || rdma_listen(listener, 1024), "listening");
+	/* A crowd may come before this thread has the processor. Requests beyond the backlog are
+	 * rejected, also those of good clients. */
+	must(rdma_bind_addr(listener, (struct sockaddr *)address) || rdma_listen(listener, 1024),
+	     "listening");
 	printf("listening on port %d\n", ntohs(rdma_get_src_port(listener)));
 	while (!rdma_get_cm_event(channel, &event)) {
 		struct rdma_cm_id *id = event->id;
@@ -258,7 +278,8 @@ static void serve(struct sockaddr_in *address)
 		must(!client, "memory");
 		client->id = id;
 		client->channel = rdma_create_event_channel();
-		if (!client->channel || rdma_migrate_id(id, client->channel) || pthread_create(&thread, &detached, serve_one, client)) {
+		if (!client->channel || rdma_migrate_id(id, client->channel) ||
+		    pthread_create(&thread, &detached, serve_one, client)) {
 			rdma_destroy_id(id);
 			free(client);
 		}
@@ -275,13 +296,15 @@ static double now(void)
 	return (double)time.tv_sec * 1e6 + (double)time.tv_nsec / 1e3;
 }
 
-static void *expect(struct rdma_event_channel *channel, enum rdma_cm_event_type type, struct grant *grant)
+static void *expect(struct rdma_event_channel *channel, enum rdma_cm_event_type type,
+		    struct grant *grant)
 {
 	struct rdma_cm_event *event;
 
 	must(rdma_get_cm_event(channel, &event), "an event");
 	if (event->event != type) {
-		fprintf(stderr, "%s instead of %s\n", rdma_event_str(event->event), rdma_event_str(type));
+		fprintf(stderr, "%s instead of %s\n", rdma_event_str(event->event),
+			rdma_event_str(type));
 		exit(1);
 	}
 	if (grant && event->param.conn.private_data_len >= sizeof *grant)
@@ -302,7 +325,8 @@ static void complete(struct ibv_cq *cq, int n)
 		if (!got)
 			continue;
 		if (wc.status != IBV_WC_SUCCESS) {
-			fprintf(stderr, "request %d: %s\n", (int)wc.wr_id, ibv_wc_status_str(wc.status));
+			fprintf(stderr, "request %d: %s\n", (int)wc.wr_id,
+				ibv_wc_status_str(wc.status));
 			exit(1);
 		}
 		n--;
@@ -313,17 +337,24 @@ static void complete(struct ibv_cq *cq, int n)
 
 static uint64_t memory[3 * BLOCK / 8];
 
-static void one_round(struct rdma_cm_id *id, struct ibv_cq *cq, const struct grant *grant, uint32_t key, uint64_t n)
+static void one_round(struct rdma_cm_id *id, struct ibv_cq *cq, const struct grant *grant,
+		      uint32_t key, uint64_t n)
 {
 	uint64_t at = be64toh(grant->address) + 4096 + n % 8 * BLOCK;
 	uint32_t rkey = be32toh(grant->all);
 	uintptr_t base = (uintptr_t)memory;
-	struct ibv_sge source = { base, BLOCK, key }, sink = { base + BLOCK, BLOCK, key }, word = { base + 2 * BLOCK, 8, key };
+	struct ibv_sge source = { base, BLOCK, key }, sink = { base + BLOCK, BLOCK, key },
+		word = { base + 2 * BLOCK, 8, key };
 	struct ibv_send_wr wrs[] = {
-		{ .wr_id = 1, .sg_list = &source, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED, .wr.rdma = { at, rkey } },
-		{ .wr_id = 2, .sg_list = &sink, .num_sge = 1, .opcode = IBV_WR_RDMA_READ, .send_flags = IBV_SEND_SIGNALED, .wr.rdma = { at, rkey } },
-		{ .wr_id = 3, .sg_list = &word, .num_sge = 1, .opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .send_flags = IBV_SEND_SIGNALED, .wr.atomic = { be64toh(grant->address), 1, 0, rkey } },
-		{ .wr_id = 4, .sg_list = &source, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED },
+		{ .wr_id = 1, .sg_list = &source, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
+		  .send_flags = IBV_SEND_SIGNALED, .wr.rdma = { at, rkey } },
+		{ .wr_id = 2, .sg_list = &sink, .num_sge = 1, .opcode = IBV_WR_RDMA_READ,
+		  .send_flags = IBV_SEND_SIGNALED, .wr.rdma = { at, rkey } },
+		{ .wr_id = 3, .sg_list = &word, .num_sge = 1, .opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
+		  .send_flags = IBV_SEND_SIGNALED, .wr.atomic = { be64toh(grant->address), 1, 0,
+				  rkey } },
+		{ .wr_id = 4, .sg_list = &source, .num_sge = 1, .opcode = IBV_WR_SEND,
+		  .send_flags = IBV_SEND_SIGNALED },
 	}, *bad;
 
 	for (int i = 0; i < BLOCK / 8; i++)
@@ -362,7 +393,8 @@ static void measure(struct sockaddr_in *address, int rounds)
 	struct ibv_cq *cq;
 	struct ibv_mr *mr;
 
-	must(!times || !channel || rdma_create_id(channel, &id, NULL, RDMA_PS_TCP), "an identifier");
+	must(!times || !channel || rdma_create_id(channel, &id, NULL, RDMA_PS_TCP),
+	     "an identifier");
 	must(rdma_resolve_addr(id, NULL, (struct sockaddr *)address, PATIENCE_MS), "the address");
 	expect(channel, RDMA_CM_EVENT_ADDR_RESOLVED, NULL);
 	must(rdma_resolve_route(id, PATIENCE_MS), "the route");
@@ -396,9 +428,11 @@ int main(int argc, char **argv)
 	rounds = measures ? atoi(argv[4]) : 0;
 
 	setvbuf(stdout, NULL, _IOLBF, 0);
-	if ((!measures && (argc != 4 || strcmp(argv[1], "serve"))) || inet_pton(AF_INET, argv[2], &address.sin_addr) != 1 ||
+	if ((!measures && (argc != 4 || strcmp(argv[1], "serve"))) ||
+	    inet_pton(AF_INET, argv[2], &address.sin_addr) != 1 ||
 	    (measures && rounds < 1)) {
-		fprintf(stderr, "usage: granting serve ADDR PORT [plain] | granting measure ADDR PORT ROUNDS [plain]\n");
+		fprintf(stderr,
+			"usage: granting serve ADDR PORT [plain] | granting measure ADDR PORT ROUNDS [plain]\n");
 		return 2;
 	}
 	address.sin_port = htons((unsigned short)atoi(argv[3]));

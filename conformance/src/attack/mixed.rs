@@ -1,4 +1,5 @@
-//! Attacks by combinations: several messages, several connections, and what is in flight when something else happens.
+//! Attacks by combinations: several messages, several connections, and what is in flight when
+//! something else happens.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -6,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 
 use super::acts::{self, Target, UNKNOWN, write};
-use super::list::{
+use super::kind::{
     Attack, Expect, Needs, atomic, invalidate, operation, other, protection, read, segment, send,
     tagged, untagged,
 };
@@ -45,19 +46,22 @@ fn lent(t: &Target) -> Result<(Peer, Grant)> {
     bail!("the window is not bound")
 }
 
-/// Asks so many times for memory, and reads nothing from now on. The window is as it was: a socket whose buffer is made smaller drops what comes
-/// instead of closing its window, and looks out of reach.
+/// Asks so many times for memory, and reads nothing from now on. The window is as it was: a socket
+/// whose buffer is made smaller drops what comes instead of closing its window, and looks out of
+/// reach.
 fn fill(peer: &mut Peer, reads: u32, (stag, offset, len): (u32, u64, u32)) -> Result<()> {
     for _ in 0..reads {
         peer.request(Op::Read, &wire::read_request(stag, offset, len))?;
     }
-    // The server's socket is full when this is over: it takes at most 4 MiB (tcp_wmem), and eight Reads of a region are that much.
+    // The server's socket is full when this is over: it takes at most 4 MiB (tcp_wmem), and eight
+    // Reads of a region are that much.
     std::thread::sleep(Duration::from_millis(20));
     Ok(())
 }
 
-/// Waits until the server has closed its end of a connection whose octets nobody reads. Nothing comes that tells it: the kernel goes on with what is
-/// not sent yet, by a socket without an inode. A socket of a server in the kernel never has one.
+/// Waits until the server has closed its end of a connection whose octets nobody reads. Nothing
+/// comes that tells it: the kernel goes on with what is not sent yet, by a socket without an inode.
+/// A socket of a server in the kernel never has one.
 fn let_go(t: &Target, own: SocketAddr) -> Result<Seen> {
     let ends = [t.address, own].map(|end| format!(":{:04X}", end.port()));
     let start = Instant::now();
@@ -147,7 +151,8 @@ fn windowed(t: &Target, make: fn(&mut Peer, &Grant) -> Vec<Vec<u8>>) -> Result<S
     peer.answer()
 }
 
-/// Ends a window that the server has to read from for this peer, which takes nothing before. The server looks at rights when it answers.
+/// Ends a window that the server has to read from for this peer, which takes nothing before. The
+/// server looks at rights when it answers.
 fn invalidated_in_use(t: &Target) -> Result<Seen> {
     let (mut peer, grant) = lent(t)?;
     fill(&mut peer, 12, (grant.all, grant.address, grant.len))?;
@@ -161,7 +166,8 @@ fn invalidated_in_use(t: &Target) -> Result<Seen> {
     peer.answer()
 }
 
-/// Something happens while the server's socket is full and stays so. The server must let go of the connection nevertheless.
+/// Something happens while the server's socket is full and stays so. The server must let go of the
+/// connection nevertheless.
 fn full(t: &Target, then: fn(&mut Peer) -> Result<()>) -> Result<Seen> {
     let (mut peer, grant) = granted(t)?;
     fill(&mut peer, 16, (grant.all, grant.address, grant.len))?;
@@ -225,8 +231,8 @@ fn reads_and_atomics(t: &Target) -> Result<Seen> {
     peer.answer()
 }
 
-/// One Write that never ends, over the same memory again and again. A message must be shorter than 4 GiB (RFC 5040 section 4.3), which only the
-/// long form reaches.
+/// One Write that never ends, over the same memory again and again. A message must be shorter than
+/// 4 GiB (RFC 5040 section 4.3), which only the long form reaches.
 fn endless_write(t: &Target) -> Result<Seen> {
     let (mut peer, grant) = granted(t)?;
     let segment = open_ended(wire::tagged(
@@ -277,8 +283,8 @@ fn terminate_for_terminate(t: &Target) -> Result<Seen> {
     }
 }
 
-/// An octet of urgent data between two FPDUs. Where TCP takes it out of the stream, the next FPDU is a wrong Write; else the stream is shifted, and
-/// the CRC of what looks like an FPDU is wrong.
+/// An octet of urgent data between two FPDUs. Where TCP takes it out of the stream, the next FPDU
+/// is a wrong Write; else the stream is shifted, and the CRC of what looks like an FPDU is wrong.
 fn urgent(t: &Target) -> Result<Seen> {
     let mut peer = Peer::set_up(t.address)?;
     peer.busy()?;
@@ -287,7 +293,8 @@ fn urgent(t: &Target) -> Result<Seen> {
     peer.answer()
 }
 
-/// The padding of an FPDU is not zero: the RFC forbids that to senders, and has receivers check nothing but the CRC.
+/// The padding of an FPDU is not zero: the RFC forbids that to senders, and has receivers check
+/// nothing but the CRC.
 fn padding(t: &Target) -> Result<Seen> {
     let mut peer = Peer::set_up(t.address)?;
     peer.busy()?;
@@ -488,7 +495,8 @@ pub(super) const ATTACKS: &[Attack] = &[
         tagged(0),
         terminate_for_terminate,
     ),
-    // Without payload nothing is accessed, so nothing is refused (RFC 5040 section 5.2.1, RFC 5041 section 7.1).
+    // Without payload nothing is accessed, so nothing is refused (RFC 5040 section 5.2.1, RFC 5041
+    // section 7.1).
     other(
         "RDMAP: a Read of nothing from no such STag",
         Needs::Mpa,

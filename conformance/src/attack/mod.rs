@@ -1,14 +1,18 @@
-//! `cargo xtask interop hostile`: a peer that breaks the rules, against servers that serve a good client at the same time.
+//! `cargo xtask interop hostile`: a peer that breaks the rules, against servers that serve a good
+//! client at the same time.
 //!
-//! Each attack of [`list`] runs against each server of [`server`] that has what it needs, while a good client does its work there. The suite
-//! fails if the server's answer is not the one that the RFCs name, the good client gets wrong data or none, the server ends, changes memory that
-//! it has not granted, or keeps memory, descriptors or threads. Latencies are reported, never judged: the machine may have other work.
+//! Each attack of [`list`] runs against each server of [`server`] that has what it needs, while a
+//! good client does its work there. The suite fails if the server's answer is not the one that the
+//! RFCs name, the good client gets wrong data or none, the server ends, changes memory that it has
+//! not granted, or keeps memory, descriptors or threads. Latencies are reported, never judged: the
+//! machine may have other work.
 //!
-//! With `--device` the server in C is attacked on a device of this machine instead: so the kernel module is, in an emulated machine
-//! (`cargo xtask kernel test --only "hostile suite"`).
+//! With `--device` the server in C is attacked on a device of this machine instead: so the kernel
+//! module is, in an emulated machine (`cargo xtask kernel test --only "hostile suite"`).
 
 mod acts;
 mod door;
+mod kind;
 mod list;
 mod mixed;
 mod peer;
@@ -24,13 +28,17 @@ use std::time::Duration;
 use anyhow::{Result, anyhow, bail};
 use clap::Args;
 
-use list::{Attack, Needs};
+use kind::{Attack, Needs};
 use run::Row;
 use server::{Kind, Place};
 use xtask::context::Context;
 use xtask::install;
 use xtask::outcome::Outcome;
 use xtask::process::Log;
+
+use crate::case::is_chosen;
+use crate::needs;
+use crate::tempdir::tempdir;
 
 /// Arguments of `cargo xtask interop hostile`.
 #[derive(Args)]
@@ -50,7 +58,8 @@ pub(crate) struct HostileArgs {
     /// Use this installation (of `cargo xtask install`) instead of building one
     #[arg(long, value_name = "DIR")]
     prefix: Option<PathBuf>,
-    /// Attack the server in C on an RDMA device of this machine (a card, or the kernel's siw or module) that has this address, and no other server
+    /// Attack the server in C on an RDMA device of this machine (a card, or the kernel's siw or
+    /// module) that has this address, and no other server
     #[arg(long, value_name = "ADDRESS", conflicts_with = "prefix")]
     device: Option<Ipv4Addr>,
     /// With a device: use this program instead of compiling granting.c
@@ -59,17 +68,18 @@ pub(crate) struct HostileArgs {
 }
 
 impl HostileArgs {
-    /// Returns the attacks on a server that were asked for. Markers are tried where they matter, unless all has to be long.
+    /// Returns the attacks on a server that were asked for. Markers are tried where they matter,
+    /// unless all has to be long.
     fn chosen(&self, kind: Kind) -> Vec<&'static Attack> {
         let wanted = |attack: &&Attack| {
-            let names = [attack.name, kind.name()];
-            let by_name = |text: &String| names.iter().any(|name| name.contains(text.as_str()));
+            let by_name = [attack.name, kind.name()]
+                .iter()
+                .any(|name| is_chosen(name, &self.only));
             let of_markers = kind != Kind::Marking || attack.needs == Needs::Markers;
-            kind.has(attack.needs)
-                && (of_markers || self.long)
-                && (self.only.is_empty() || self.only.iter().any(by_name))
+            kind.has(attack.needs) && (of_markers || self.long) && by_name
         };
-        // rping forgets requests that come at the same moment, which the good client's would do again and again.
+        // rping forgets requests that come at the same moment, which the good client's would do
+        // again and again.
         let possible = !self.quick || kind != Kind::Rping;
         // perf lets one client measure at a time, so each attack there waits for the good client.
         let soon = |attack: &&Attack| {
@@ -93,15 +103,12 @@ impl HostileArgs {
 const LIMIT: Duration = Duration::from_secs(3600);
 
 /// Runs the attacks that the arguments choose.
-///
-/// # Errors
-/// When our programs cannot be built, nothing matches `--only`, or the suite fails.
 pub(crate) fn command(args: &HostileArgs) -> Result<Outcome> {
     if args.list {
         list::all().for_each(|attack| println!("{}", attack.name));
         return Ok(Outcome::Passed);
     }
-    let home = super::apps::tempdir()?;
+    let home = tempdir()?;
     match args.device {
         Some(address) => on_device(args, address, &home.path),
         None => on_software(args, &home.path),
@@ -151,7 +158,8 @@ fn on_software(args: &HostileArgs, home: &Path) -> Result<Outcome> {
     judged(&rows, &mut log)
 }
 
-/// Attacks the server in C on a device of this machine. Neither our programs nor the project's tree need to be here.
+/// Attacks the server in C on a device of this machine. Neither our programs nor the project's tree
+/// need to be here.
 fn on_device(args: &HostileArgs, address: Ipv4Addr, home: &Path) -> Result<Outcome> {
     let mut log = Log::create(&home.join("hostile.log"), LIMIT)?;
     let granting = match &args.granting {
@@ -183,9 +191,6 @@ const NOTHING_CHOSEN: &str = "no such attack or server; --list shows the attacks
 const SOURCE: &str = "conformance/src/attack/granting.c";
 
 /// Shows the table.
-///
-/// # Errors
-/// When a row has failed.
 fn judged(rows: &[Row], log: &mut Log) -> Result<Outcome> {
     table(rows, log);
     let failed = rows.iter().filter(|row| row.failure.is_some()).count();
@@ -199,9 +204,7 @@ fn judged(rows: &[Row], log: &mut Log) -> Result<Outcome> {
 fn missing(kind: Kind, compiled: &Result<(), String>) -> Option<String> {
     match kind {
         Kind::Granting | Kind::Marking => compiled.as_ref().err().cloned(),
-        Kind::Rping if !xtask::packages::have("rdmacm-utils") => {
-            Some("not installed: rdmacm-utils".into())
-        }
+        Kind::Rping => needs::missing_of(&["rdmacm-utils"]),
         _ => None,
     }
 }

@@ -18,7 +18,8 @@ const FPDU_MAX: usize = 2 + 65535 + 3 + 4;
 /// What the peer got for an attack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Seen {
-    /// A Terminate with this layer, type and code (RFC 5040 section 4.8), and then the end of the stream.
+    /// A Terminate with this layer, type and code (RFC 5040 section 4.8), and then the end of the
+    /// stream.
     Terminate(u16),
     /// The end of the stream or a reset, without a Terminate.
     Ended,
@@ -39,8 +40,9 @@ impl fmt::Display for Seen {
     }
 }
 
-/// What a server grants. The C server: a region with all rights, one with none for peers, one of another protection domain, and a window
-/// of type 2 that lends its peers the right to read a part of the first. `iwarp perf`: a region with all rights.
+/// What a server grants. The C server: a region with all rights, one with none for peers, one of
+/// another protection domain, and a window of type 2 that lends its peers the right to read a part
+/// of the first. `iwarp perf`: a region with all rights.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Grant {
     pub(super) address: u64,
@@ -86,7 +88,8 @@ impl Grant {
     }
 }
 
-/// The private data of every request: `iwarp perf` takes them for the peer's memory, which it uses only if it is told to measure.
+/// The private data of every request: `iwarp perf` takes them for the peer's memory, which it uses
+/// only if it is told to measure.
 const MEMORY: [u8; Grant::PERF_LEN] = [0; Grant::PERF_LEN];
 
 /// Connects, and nothing else.
@@ -161,7 +164,8 @@ impl Peer {
         Self::ask(connect(to)?, &request)
     }
 
-    /// Sends a request of the caller's, and reads the reply. Returns `None` if the server refuses it.
+    /// Sends a request of the caller's, and reads the reply. Returns `None` if the server refuses
+    /// it.
     pub(super) fn ask(mut stream: TcpStream, request: &[u8]) -> Result<Option<Self>> {
         stream.write_all(request)?;
         let mut head = [0; wire::FRAME];
@@ -207,7 +211,8 @@ impl Peer {
         next
     }
 
-    /// Sends octets. The server may have ended the connection meanwhile, which the answer will show.
+    /// Sends octets. The server may have ended the connection meanwhile, which the answer will
+    /// show.
     pub(super) fn put(&mut self, octets: &[u8]) -> Result<()> {
         match self.stream.write_all(octets) {
             Ok(()) => {
@@ -237,11 +242,13 @@ impl Peer {
         self.put(&fpdu)
     }
 
-    /// Sends an FPDU with markers, whose pointers are wrong by `error` except that of the first one (RFC 5044 section 4.3).
+    /// Sends an FPDU with markers, whose pointers are wrong by `error` except that of the first one
+    /// (RFC 5044 section 4.3).
     pub(super) fn send_marked(&mut self, fpdu: &[u8], error: u16) -> Result<()> {
         let body = fpdu.len() - 4;
         let mut out: Vec<u8> = Vec::new();
-        // The CRC covers the markers, so they come first. A marker before the FPDU belongs to it, but pointers count from its length field.
+        // The CRC covers the markers, so they come first. A marker before the FPDU belongs to it,
+        // but pointers count from its length field.
         let before = if self.sent.is_multiple_of(512) { 4 } else { 0 };
         let mut rest = fpdu.iter().take(body);
         loop {
@@ -259,8 +266,10 @@ impl Peer {
         self.put(&out)
     }
 
-    /// Puts legal requests on their way, so that the attack finds the server at work: Writes, Reads and, unless the server is plain, atomics where it
-    /// grants memory; else an empty Write, because a server may not send a Terminate before it has got an FPDU (RFC 5044 section 7.1.2).
+    /// Puts legal requests on their way, so that the attack finds the server at work: Writes, Reads
+    /// and, unless the server is plain, atomics where it grants memory; else an empty Write,
+    /// because a server may not send a Terminate before it has got an FPDU (RFC 5044 section
+    /// 7.1.2).
     pub(super) fn busy(&mut self) -> Result<()> {
         let Some(grant) = self.grant else {
             return self.send(&wire::tagged(Op::Write, 0, 0, &[]));
@@ -294,7 +303,8 @@ impl Peer {
         wire::untagged(op, 0, msn, body)
     }
 
-    /// Reads what the server sends until a Terminate, and the end of the stream behind it. Each FPDU must have a right CRC.
+    /// Reads what the server sends until a Terminate, and the end of the stream behind it. Each
+    /// FPDU must have a right CRC.
     pub(super) fn answer(&mut self) -> Result<Seen> {
         loop {
             let ulpdu = match self.receive()? {
@@ -311,7 +321,8 @@ impl Peer {
         }
     }
 
-    /// Makes the buffer small, so that the server's socket is soon full. What is under way is dropped, and comes again after a time-out.
+    /// Makes the buffer small, so that the server's socket is soon full. What is under way is
+    /// dropped, and comes again after a time-out.
     pub(super) fn narrow(&self) -> Result<()> {
         Ok(sockopt::set_socket_recv_buffer_size(&self.stream, 4096)?)
     }

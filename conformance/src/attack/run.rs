@@ -1,4 +1,5 @@
-//! One server under all attacks: what it answers, how its good client does meanwhile, and what is left afterwards.
+//! One server under all attacks: what it answers, how its good client does meanwhile, and what is
+//! left afterwards.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +10,7 @@ use xtask::process::Log;
 
 use super::acts::Target;
 use super::door::Door;
-use super::list::Attack;
+use super::kind::Attack;
 use super::peer::Seen;
 use super::server::{Figures, Kind, Place, Server};
 
@@ -17,7 +18,8 @@ use super::server::{Figures, Kind, Place, Server};
 const LONG: u32 = 10;
 /// Resident memory that a server may have more at any time than before the attacks, in KiB.
 const GROWTH_KIB: u64 = 128 * 1024;
-/// How long a server may keep what attackers have left: longer than all limits of a connection that ends.
+/// How long a server may keep what attackers have left: longer than all limits of a connection that
+/// ends.
 const SETTLE: Duration = Duration::from_secs(20);
 /// Descriptors and threads that it may have more then than after the good client's first run.
 const SPARE: usize = 8;
@@ -60,9 +62,6 @@ pub(super) struct Row {
 }
 
 /// Attacks one server.
-///
-/// # Errors
-/// When it cannot be started, or its good client cannot measure without an attack.
 pub(super) fn against(
     place: &Place,
     kind: Kind,
@@ -101,7 +100,8 @@ pub(super) fn against(
         }
     }
     let mut last = Trial::default();
-    // rping never destroys the identifiers of requests that it has forgotten, and with them their descriptors.
+    // rping never destroys the identifiers of requests that it has forgotten, and with them their
+    // descriptors.
     let end = server.alive().and_then(|()| match kind {
         Kind::Rping => Ok(()),
         _ => leftovers(&server, before),
@@ -209,7 +209,8 @@ impl Trial {
 /// Runs one attack again and again until the good client has done its work.
 fn one(server: &Server<'_>, attack: &Attack, scale: u32) -> Row {
     let mut trial = Trial::default();
-    // rping serves one of two requests that come at the same moment, and forgets the other. So no attack may run when its good client connects.
+    // rping serves one of two requests that come at the same moment, and forgets the other. So no
+    // attack may run when its good client connects.
     let (passes, runs) = match server.kind {
         Kind::Rping => (scale, 1),
         _ => (1, scale),
@@ -278,7 +279,8 @@ fn together(server: &Server<'_>, attacks: &[&Attack], rows: &mut Vec<Row>) {
 }
 
 impl Row {
-    /// Compares the good client's figures with the undisturbed ones, and the memory with what it was.
+    /// Compares the good client's figures with the undisturbed ones, and the memory with what it
+    /// was.
     fn judge(&mut self, base: Figures, before_kib: u64) {
         self.ratio = self.good.map(|good| good.p99 / base.p99.max(1.0));
         if self.failure.is_none() && self.resident_kib > before_kib + GROWTH_KIB {
@@ -301,8 +303,7 @@ impl Row {
     }
 }
 
-/// # Errors
-/// When the server still has something of the attackers although all limits of time are over.
+/// Fails if the server still has something of the attackers although all limits of time are over.
 fn leftovers(server: &Server<'_>, before: (usize, usize)) -> Result<()> {
     let start = Instant::now();
     loop {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
-use super::list::Needs;
+use super::kind::Needs;
 
 /// A server program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,7 +25,8 @@ pub(super) enum Kind {
     Granting,
     /// The same on a device that wants markers.
     Marking,
-    /// The same on an RDMA device that is not ours to choose, without what rdma-core lacks for some: windows and atomics.
+    /// The same on an RDMA device that is not ours to choose, without what rdma-core lacks for
+    /// some: windows and atomics.
     Device,
 }
 
@@ -69,8 +70,8 @@ impl Kind {
         }
     }
 
-    /// How long the server may keep a connection that it has left and whose peer takes nothing. A device has a limit of its own: the kernel
-    /// module's is a minute.
+    /// How long the server may keep a connection that it has left and whose peer takes nothing. A
+    /// device has a limit of its own: the kernel module's is a minute.
     pub(super) const fn leaving(self) -> Duration {
         match self {
             Self::Device => Duration::from_secs(75),
@@ -118,7 +119,8 @@ impl Place {
 }
 
 impl Place {
-    /// Runs a program as [`run`](Self::run) does, and sets `begun` at its first line with this text.
+    /// Runs a program as [`run`](Self::run) does, and sets `begun` at its first line with this
+    /// text.
     fn run_and_tell(&self, words: &[&str], text: &str, begun: &AtomicBool) -> Result<String> {
         let mut child = self
             .command(words)
@@ -265,8 +267,7 @@ impl<'a> Server<'a> {
         Ok(false)
     }
 
-    /// # Errors
-    /// When the server has ended.
+    /// Fails if the server has ended.
     pub(super) fn alive(&mut self) -> Result<()> {
         if let Some(status) = self.child.try_wait()? {
             let said = std::fs::read_to_string(&self.output).unwrap_or_default();
@@ -298,10 +299,8 @@ impl<'a> Server<'a> {
         Ok((count("fd")?, count("task")?))
     }
 
-    /// Runs the good client once. It checks the data that it gets. If `begun` is not set, sets it when the client is connected.
-    ///
-    /// # Errors
-    /// When it fails.
+    /// Runs the good client once. It checks the data that it gets. If `begun` is not set, sets it
+    /// when the client is connected.
     pub(super) fn measure(&self, begun: &AtomicBool) -> Result<Figures> {
         let iwarp = self.place.iwarp.display().to_string();
         let port = self.address.port().to_string();
@@ -468,7 +467,8 @@ fn search(json: &serde_json::Value, found: &mut Option<Figures>) {
     }
 }
 
-/// Compiles the verbs server, if there are a compiler and rdma-core's headers. Returns why not otherwise.
+/// Compiles the verbs server, if there are a compiler and rdma-core's headers. Returns why not
+/// otherwise.
 pub(super) fn compile(source: &Path, to: &Path) -> std::result::Result<(), String> {
     let output = Command::new("cc")
         .args(["-O2", "-o"])

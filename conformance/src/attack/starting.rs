@@ -1,4 +1,5 @@
-//! Attacks by the start-up frames (RFC 5044 section 7.1, RFC 6581 section 9), and by what comes first on a stream.
+//! Attacks by the start-up frames (RFC 5044 section 7.1, RFC 6581 section 9), and by what comes
+//! first on a stream.
 
 use std::io::Write as _;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -8,11 +9,12 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, socket_
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 use super::acts::{self, Target, UNKNOWN, write};
-use super::list::{Attack, Expect, Needs, mpa, other, tagged, untagged};
+use super::kind::{Attack, Expect, Needs, mpa, other, tagged, untagged};
 use super::peer::{self, Peer, Seen};
 use super::wire::{self, Op};
 
-/// Flags of the first word of an enhanced request's private data: A (peer to peer) and B (Send), and of the second: C (Write) and D (Read).
+/// Flags of the first word of an enhanced request's private data: A (peer to peer) and B (Send),
+/// and of the second: C (Write) and D (Read).
 const PEER_TO_PEER: u16 = 0x8000;
 const BY_SEND: u16 = 0x4000;
 const BY_WRITE: u16 = 0x8000;
@@ -74,7 +76,8 @@ fn private_data(t: &Target, octets: u16) -> Result<Seen> {
     acts::first_octets(t, &all)
 }
 
-/// More Reads and atomics than any device has places for, after a request that asks for as many as can be asked for.
+/// More Reads and atomics than any device has places for, after a request that asks for as many as
+/// can be asked for.
 fn absurd_depths(t: &Target) -> Result<Seen> {
     let request = request(wire::CRC | wire::ENHANCED, 2, DEPTH, DEPTH);
     let peer = Peer::ask(peer::connect(t.address)?, &request)?;
@@ -86,7 +89,8 @@ fn absurd_depths(t: &Target) -> Result<Seen> {
     peer.answer()
 }
 
-/// Frames and FPDUs in one piece: the initiator has not waited for the reply (RFC 5044 section 7.1.2).
+/// Frames and FPDUs in one piece: the initiator has not waited for the reply (RFC 5044 section
+/// 7.1.2).
 fn without_waiting(t: &Target) -> Result<Seen> {
     let mut stream = peer::connect(t.address)?;
     let mut all = request(wire::CRC, 1, 0, 0);
@@ -116,8 +120,9 @@ fn many_requests(t: &Target) -> Result<Seen> {
     Ok(Seen::Held)
 }
 
-/// Silent connections, each of which comes from an address of its own where the server is on loopback. So a limit for each address keeps none of
-/// them out, and there are more than a listener has places for.
+/// Silent connections, each of which comes from an address of its own where the server is on
+/// loopback. So a limit for each address keeps none of them out, and there are more than a listener
+/// has places for.
 fn half_open_from_everywhere(t: &Target) -> Result<Seen> {
     let before = getrlimit(Resource::Nofile);
     let mut all = before;
@@ -174,7 +179,8 @@ fn storm(t: &Target) -> Result<Seen> {
 }
 
 pub(super) const ATTACKS: &[Attack] = &[
-    // What the RFC has the receiver ignore is no attack: the connection is set up, and a wrong Write has the usual answer.
+    // What the RFC has the receiver ignore is no attack: the connection is set up, and a wrong
+    // Write has the usual answer.
     other("set-up: reserved bits", Needs::Mpa, tagged(0), |t| {
         let request = request(wire::CRC | 0x1f, 1, 0, 0);
         set_up(t, &request, &legal(&[empty_write()]))
@@ -267,7 +273,8 @@ pub(super) const ATTACKS: &[Attack] = &[
             peer.answer()
         },
     ),
-    // Before it has got a whole FPDU a responder may send nothing, no Terminate either (RFC 5044 section 7.1.2).
+    // Before it has got a whole FPDU a responder may send nothing, no Terminate either (RFC 5044
+    // section 7.1.2).
     other(
         "set-up: the first FPDU is wrong",
         Needs::Mpa,

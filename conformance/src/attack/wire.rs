@@ -1,4 +1,5 @@
-//! The octets that a hostile peer writes and reads: MPA frames and FPDUs (RFC 5044), DDP segments (RFC 5041), RDMAP headers (RFC 5040, RFC 7306).
+//! The octets that a hostile peer writes and reads: MPA frames and FPDUs (RFC 5044), DDP segments
+//! (RFC 5041), RDMAP headers (RFC 5040, RFC 7306).
 //!
 //! Nothing here uses the product's own codecs, so a mistake in those is seen.
 

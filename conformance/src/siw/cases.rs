@@ -1,53 +1,13 @@
-//! The table of cases that run between us and siw.
+//! The cases between us and siw.
 
 use anyhow::{Result, bail};
 
-use super::guest::Net;
-use super::lab::Lab;
+use super::lab::{Lab, NETS, ROLES, Settings, Setup, We};
 use super::{iser, operations, programs};
+use crate::case::Case;
+use crate::needs::Need;
 
-/// Our part in setting up the connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum We {
-    /// We are the initiator.
-    Connect,
-    /// siw is the initiator.
-    Serve,
-}
-
-/// Our settings: `IWARP_*` variables with their values.
-pub(super) type Settings = &'static [(&'static str, &'static str)];
-
-/// Runs a case and returns a note for the table, which may be empty.
-pub(super) type Run = Box<dyn Fn(&Lab, &Case) -> Result<String>>;
-
-/// One row of the table.
-pub(super) struct Case {
-    pub(super) name: String,
-    /// Module parameters of siw; empty for the unchanged driver.
-    pub(super) driver: &'static str,
-    pub(super) settings: Settings,
-    pub(super) net: Net,
-    /// Our part in setting up the connection.
-    pub(super) we: We,
-    pub(super) run: Run,
-}
-
-impl Case {
-    /// Returns the name of the case in the table and for `--only`.
-    pub(super) fn title(&self) -> String {
-        let direction = match self.we {
-            We::Connect => "us->siw",
-            We::Serve => "siw->us",
-        };
-        format!("{} {direction} {}", self.name, self.net.name())
-    }
-}
-
-pub(super) const NETS: [Net; 2] = [Net::User, Net::Tap];
-pub(super) const ROLES: [We; 2] = [We::Connect, We::Serve];
-
-/// The combinations of settings on both sides: a name, siw's module parameters, our settings.
+/// Combinations of settings: a name, siw's module parameters, and our settings.
 const KINDS: &[(&str, &str, Settings)] = &[
     ("crc", "", &[]),
     ("no-crc", "", &[("IWARP_CRC", "off")]),
@@ -63,30 +23,29 @@ const KINDS: &[(&str, &str, Settings)] = &[
     ("siw-gso", "try_gso=1", &[]),
 ];
 
-/// Returns all cases. Those with the same driver parameters follow each other.
-pub(super) fn all() -> Vec<Case> {
+/// Returns all cases, ordered by driver parameters.
+pub(super) fn all() -> Vec<Case<Lab>> {
     let mut cases = Vec::new();
     for (name, driver, settings) in KINDS {
         for net in NETS {
             for we in ROLES {
-                // As initiator siw always uses revision 2 and never falls back to 1.
+                // As initiator, siw always uses revision 2 and never falls back to 1.
                 if *name == "revision-1" && we == We::Serve {
                     continue;
                 }
                 for size in [64, 65000] {
-                    cases.push(Case {
+                    let setup = Setup {
                         name: format!("ping-{name}-{size}"),
                         driver,
                         settings,
                         net,
                         we,
-                        run: match *name {
-                            "revision-1" => {
-                                Box::new(move |lab, case| operations::everything(lab, case, size))
-                            }
-                            _ => Box::new(move |lab, case| ping(lab, case, size)),
-                        },
-                    });
+                    };
+                    let run = match *name {
+                        "revision-1" => operations::everything,
+                        _ => ping,
+                    };
+                    cases.push(setup.case(move |lab, setup| run(lab, setup, size)));
                 }
             }
         }
@@ -94,26 +53,35 @@ pub(super) fn all() -> Vec<Case> {
     cases.extend(programs::cases());
     cases.extend(operations::cases());
     cases.extend(iser::cases());
-    // Loading the driver takes a second, so cases with the same parameters are put together.
+    // Reloading the driver takes a second, so cases with the same parameters are adjacent.
     let mut order: Vec<&str> = Vec::new();
     for case in &cases {
-        if !order.contains(&case.driver) {
-            order.push(case.driver);
+        if !order.contains(&driver(case)) {
+            order.push(driver(case));
         }
     }
-    cases.sort_by_key(|case| order.iter().position(|driver| *driver == case.driver));
+    cases.sort_by_key(|case| order.iter().position(|name| *name == driver(case)));
     cases
 }
 
-/// Seconds for five pings. They take less than one, unless the machine is busy.
+/// Returns the module parameters of siw that a case needs; empty for the unchanged driver.
+pub(super) fn driver(case: &Case<Lab>) -> &'static str {
+    let driver = case.needs.iter().find_map(|need| match need {
+        Need::Siw(parameters) => Some(*parameters),
+        _ => None,
+    });
+    driver.unwrap_or_default()
+}
+
+/// Time limit for five pings on a busy machine, in seconds.
 const PING_LIMIT: u64 = 40;
 
-/// Runs `iwarp ping` against `rping`, which uses Send, RDMA Read and RDMA Write and compares the data.
-fn ping(lab: &Lab, case: &Case, size: u32) -> Result<String> {
-    let theirs = match case.we {
+/// Runs `iwarp ping` with `rping`, which uses Send, RDMA Read and RDMA Write and compares the data.
+fn ping(lab: &Lab, setup: &Setup, size: u32) -> Result<String> {
+    let theirs = match setup.we {
         We::Connect => {
             lab.talk(
-                case,
+                setup,
                 &format!("iwarp ping {{addr}} -p {{port}} -C 5 -S {size} -V"),
                 &format!("rping -s -a {{addr}} -p {{port}} -C 5 -S {size}"),
                 PING_LIMIT,
@@ -122,10 +90,10 @@ fn ping(lab: &Lab, case: &Case, size: u32) -> Result<String> {
             .theirs
         }
         We::Serve => {
-            // Our server has no count and does not close, so rping closes first. rping hangs if it learns of the disconnect
-            // before it has handled the last message.
+            // Our server does not close, so rping closes first. rping hangs if it receives the
+            // disconnect event before it has handled the last message.
             let mut pair = lab.start(
-                case,
+                setup,
                 "iwarp ping serve -a {addr} -p {port}",
                 &format!("rping -c -a {{addr}} -p {{port}} -C 5 -S {size} -V"),
                 PING_LIMIT,

@@ -1,15 +1,14 @@
-//! Measures us with siw, and siw with itself, in the same guest. The guest's processor is emulated, so the figures can be
-//! compared only with each other.
+//! Measures us with siw, and siw with itself, in the same guest. Its processors are emulated, so
+//! the figures can only be compared with each other.
 
 use anyhow::{Context as _, Result};
 
-use super::cases::{Case, Settings, We};
-use super::guest::{Guest, Net};
-use super::lab::Lab;
+use super::lab::{Lab, Settings, Setup, We};
 use super::programs;
+use crate::guest::{Guest, Net};
 use crate::programs as common;
 
-/// The measured programs: name, octets of a message, number of messages.
+/// Measured programs: name, message size in bytes, number of messages.
 const PROGRAMS: &[(&str, u32, u32)] = &[
     ("ib_write_bw", 65536, 300),
     ("ib_send_bw", 65536, 300),
@@ -26,35 +25,31 @@ const PAIRS: &[(&str, We, Settings)] = &[
     ("no CRC", We::Serve, &[("IWARP_CRC", "off")]),
 ];
 
-/// Each figure is the median of this many runs.
+/// Runs of which each figure is the median.
 const ROUNDS: usize = 3;
 
-/// Measures, and returns a table.
-///
-/// # Errors
-/// When the guest is gone.
+/// Measures everything, and returns the table.
 pub(super) fn table(lab: &Lab) -> Result<String> {
     let mut text = format!("{:20}", "TAP, MSS 1460");
     for (title, ..) in PAIRS {
         text.push_str(&format!("{title:>14}"));
     }
     text.push_str(&format!("{:>14}\n", "siw->siw"));
-    // siw reaches its own address over the loopback device. Give that device the MTU of the TAP device, so that the columns can be
-    // compared.
+    // siw reaches its own address over the loopback device, which gets the MTU of the TAP device to
+    // make the columns comparable.
     lab.guest.must("ip link set lo mtu 1500", 20)?;
     for &(name, size, rounds) in PROGRAMS {
         text.push_str(&format!("{:20}", format!("{name} {size}")));
         for (_, we, settings) in PAIRS {
-            let case = Case {
+            let setup = Setup {
                 name: String::new(),
                 driver: "",
                 settings,
                 net: Net::Tap,
                 we: *we,
-                run: Box::new(|_, _| Ok(String::new())),
             };
             let all = (0..ROUNDS)
-                .map(|_| programs::measure(lab, &case, &common::measurement(name, size, rounds)));
+                .map(|_| programs::measure(lab, &setup, &common::measurement(name, size, rounds)));
             text.push_str(&column(all));
         }
         let all = (0..ROUNDS).map(|round| alone(lab, name, size, rounds, round));
@@ -65,7 +60,7 @@ pub(super) fn table(lab: &Lab) -> Result<String> {
     Ok(text)
 }
 
-/// Formats the median of the values, with its unit, as a column.
+/// Formats the median, with its unit, as a column.
 fn column(all: impl Iterator<Item = Result<String>>) -> String {
     let mut values: Vec<(f64, String)> = all
         .filter_map(Result::ok)

@@ -1,10 +1,10 @@
-//! Disks over iSER. In one direction the kernel's initiator (`ib_iser` on siw) uses a disk of tgt on our library. In the other
-//! direction libiscsi's programs on our library use a disk of the kernel's target (`ib_isert` on siw). The scripts `iser-disk` and
-//! `iser-target` do the guest's part.
+//! Disks over iSER: the kernel's initiator (`ib_iser` on siw) with tgt on our library, and
+//! libiscsi's programs on our library with the kernel's target (`ib_isert` on siw). The scripts
+//! `iser-disk` and `iser-target` run in the guest.
 //!
-//! libiscsi's `iscsi-test-cu` is left out. It frees connections that it has not destroyed at the connection manager. The kernel's
-//! target disconnects such connections, and the program then writes to freed memory. With tgt this does not happen, because tgt
-//! leaves disconnecting to the initiator.
+//! libiscsi's `iscsi-test-cu` is omitted: it frees connections without destroying their
+//! identifiers, and writes to freed memory when the kernel's target disconnects them. tgt waits for
+//! the initiator to disconnect.
 
 use std::fs::File;
 use std::io::Read;
@@ -16,49 +16,48 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
-use super::cases::{Case, NETS, Settings, We};
-use super::guest::{Guest, Net};
-use super::host::Program;
-use super::image::sbin;
-use super::lab::{LISTEN_LIMIT, Lab};
+use super::lab::{Lab, NETS, Settings, Setup, We};
+use crate::case::Case;
+use crate::guest::host::Program;
+use crate::guest::image::{GUEST_NAME, sbin};
+use crate::guest::{Guest, LISTEN_LIMIT, Net};
 
-/// Seconds for a step that moves some ten megabytes in an emulated machine.
+/// Time limit of a step that moves tens of megabytes in an emulated machine, in seconds.
 const LIMIT: u64 = 180;
 
 const DISK_NAME: &str = "iqn.2024-01.example:disk";
-/// The initiator's name, which `image.rs` writes to `/etc/iscsi/initiatorname.iscsi` in the guest.
-pub(super) const GUEST_NAME: &str = "iqn.2024-01.example:guest";
 const TARGET_NAME: &str = "iqn.2024-01.example:target";
 const PERF_NAME: &str = "iqn.2024-01.example:perf";
 
-/// The port of tgt, in the namespace of the TAP device. tgt takes ports from 32768 on for negative numbers.
+/// tgt's port. tgt treats ports from 32768 on as negative numbers.
 const PORT: u16 = 3260;
 
-/// Longest time until tgt has freed the sessions after a logout.
+/// Time limit for tgt to free its sessions after a logout.
 const SESSION_LIMIT: Duration = Duration::from_secs(60);
 
-/// Size of tgt's disk in octets. It gets a file system with 28 MiB of files.
+/// Size of tgt's disk in bytes. It holds a file system with 28 MiB of files.
 const DISK: u64 = 96 << 20;
 /// Size of the kernel's disk, in MiB.
 const TARGET_MIB: usize = 32;
 
 const NO_CRC: Settings = &[("IWARP_CRC", "off")];
 
-/// A test of the kernel's target. Returns a note for the table.
-type AtTarget = fn(&Lab, &Case, &Target) -> Result<String>;
+/// A test with the kernel's target. Returns the note for the table.
+type AtTarget = fn(&Lab, &Setup, &Target) -> Result<String>;
 
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Lab>> {
     let mut cases = Vec::new();
-    // tgt sends its own address to the guest during discovery. Only on the TAP network is it the address that the guest can reach.
+    // During discovery, tgt sends its own address, which the guest can reach over the TAP network
+    // only.
     for (name, settings) in [("iser-tgt", &[][..]), ("iser-tgt-no-crc", NO_CRC)] {
-        cases.push(Case {
+        let setup = Setup {
             name: name.to_owned(),
             driver: "",
             settings,
             net: Net::Tap,
             we: We::Serve,
-            run: Box::new(kernel_initiator),
-        });
+        };
+        cases.push(setup.case(kernel_initiator));
     }
     for net in NETS {
         let programs: [(&str, AtTarget); 3] = [
@@ -67,26 +66,27 @@ pub(super) fn cases() -> Vec<Case> {
             ("iser-lio-qemu-img", images),
         ];
         for (name, run) in programs {
-            cases.push(Case {
+            let setup = Setup {
                 name: name.to_owned(),
                 driver: "",
-                // siw cannot read a CRC that is split over segments, and the user-mode network divides the stream anew.
+                // siw cannot read a CRC that is split over segments, and the user-mode network
+                // segments the stream anew.
                 settings: if net == Net::User { NO_CRC } else { &[] },
                 net,
                 we: We::Connect,
-                run: Box::new(move |lab, case| Target::with(lab, case, run)),
-            });
+            };
+            cases.push(setup.case(move |lab, setup| Target::with(lab, setup, run)));
         }
     }
     cases
 }
 
-/// A directory of one case. It is removed when the value is dropped.
+/// A directory of one setup. It is removed when the value is dropped.
 struct Dir(PathBuf);
 
 impl Dir {
     fn new() -> Result<Self> {
-        // The path is short because tgt's Unix socket is in it, and socket paths are limited to 107 octets.
+        // tgt's Unix socket is in this directory, and socket paths are limited to 107 bytes.
         let path = std::env::temp_dir().join(format!("iwarp-iser-{}", std::process::id()));
         std::fs::create_dir_all(&path)?;
         Ok(Self(path))
@@ -103,23 +103,23 @@ impl Drop for Dir {
     }
 }
 
-/// tgt's daemon on our library, with one disk.
+/// tgt's daemon on our library with one disk.
 struct Tgt {
     daemon: Program,
     dir: Dir,
 }
 
 impl Tgt {
-    fn start(lab: &Lab, case: &Case) -> Result<Self> {
+    fn start(lab: &Lab, setup: &Setup) -> Result<Self> {
         let dir = Dir::new()?;
         File::create(dir.file("disk"))?.set_len(DISK)?;
-        let (address, _) = Guest::host(case.net);
-        let mut daemon = daemon(lab, case, &dir, address)?;
+        let (address, _) = Guest::host(setup.net);
+        let mut daemon = daemon(lab, setup, &dir, address)?;
         daemon.listens(PORT, LISTEN_LIMIT)?;
         let tgt = Self { daemon, dir };
         #[rustfmt::skip]
         let new = ["--op", "new", "--mode", "target", "--tid", "1", "-T", DISK_NAME];
-        // tgt listens before it accepts commands, so the first one is repeated.
+        // tgt listens before it accepts commands, so the first command is retried.
         let start = Instant::now();
         while let Err(error) = tgt.admin(&new) {
             if start.elapsed() > LISTEN_LIMIT {
@@ -129,7 +129,8 @@ impl Tgt {
         }
         let disk = tgt.dir.file("disk");
         #[rustfmt::skip]
-        tgt.admin(&["--op", "new", "--mode", "logicalunit", "--tid", "1", "--lun", "1", "-b", &disk])?;
+        let unit = ["--op", "new", "--mode", "logicalunit", "--tid", "1", "--lun", "1", "-b", &disk];
+        tgt.admin(&unit)?;
         for who in [["-I", "ALL"], ["-Q", GUEST_NAME]] {
             let bind = ["--op", "bind", "--mode", "target", "--tid", "1"];
             tgt.admin(&[&bind[..], &who].concat())?;
@@ -153,30 +154,31 @@ impl Tgt {
     }
 }
 
-fn daemon(lab: &Lab, case: &Case, dir: &Dir, address: Ipv4Addr) -> Result<Program> {
+fn daemon(lab: &Lab, setup: &Setup, dir: &Dir, address: Ipv4Addr) -> Result<Program> {
     let socket = dir.file("tgtd");
-    let mut settings = case.settings.to_vec();
+    let mut settings = setup.settings.to_vec();
     settings.push(("TGT_IPC_SOCKET", &socket));
     let iser = format!("port={PORT},pool_sz_mb=64");
-    // tgt always serves iSCSI over TCP as well, which needs a port of its own.
+    // tgt always serves iSCSI over TCP, too, which needs another port.
     let iscsi = format!("portal={address}:{}", PORT + 1);
     let words = ["tgtd", "-f", "--iser", &iser, "--iscsi", &iscsi];
-    lab.on_our_library(case, &words, &settings)
+    lab.on_our_library(setup, &words, &settings)
 }
 
-/// The guest discovers tgt, makes a file system and files, and checks them after a new login. Then this side checks the disk's file.
-fn kernel_initiator(lab: &Lab, case: &Case) -> Result<String> {
-    let mut tgt = Tgt::start(lab, case)?;
-    let result = login_and_use(lab, case, &tgt);
+/// The guest discovers tgt, creates a file system and files, and checks them after a new login.
+/// Then this machine checks the disk's file.
+fn kernel_initiator(lab: &Lab, setup: &Setup) -> Result<String> {
+    let mut tgt = Tgt::start(lab, setup)?;
+    let result = login_and_use(lab, setup, &tgt);
     let result = result.with_context(|| format!("tgtd: {}", tail(tgt.daemon.said())));
     tgt.daemon.kill();
     result
 }
 
-fn login_and_use(lab: &Lab, case: &Case, tgt: &Tgt) -> Result<String> {
+fn login_and_use(lab: &Lab, setup: &Setup, tgt: &Tgt) -> Result<String> {
     let guest = &lab.guest;
-    let (_, address) = Guest::host(case.net);
-    // The daemon is killed when this value is dropped.
+    let (_, address) = Guest::host(setup.net);
+    // Dropping the value kills the daemon.
     let daemon = guest.start_command("exec iser-disk daemon", 5 * LIMIT)?;
     let found = guest.must(&format!("iser-disk discover {address} {}", PORT), LIMIT)?;
     expect(&found, &format!("{address}:{},1 {DISK_NAME}", PORT))?;
@@ -196,7 +198,8 @@ fn login_and_use(lab: &Lab, case: &Case, tgt: &Tgt) -> Result<String> {
         bail!("{checked}");
     }
     guest.must("iser-disk logout", LIMIT)?;
-    // tgt frees a session when our connection manager reports the end of the TIME_WAIT state of its connection.
+    // tgt frees a session when our connection manager reports the end of its connection's TIME_WAIT
+    // state.
     let start = Instant::now();
     while tgt.sessions()? > 0 {
         if start.elapsed() > SESSION_LIMIT {
@@ -208,7 +211,7 @@ fn login_and_use(lab: &Lab, case: &Case, tgt: &Tgt) -> Result<String> {
     drop(daemon);
     quiet(guest)?;
 
-    // tgt's file contains a valid file system with the guest's files.
+    // tgt's disk must contain a valid file system with the guest's files.
     let image = tgt.dir.file("disk");
     succeeds(Command::new(sbin("e2fsck")).args(["-f", "-n", &image]))?;
     let copy = tgt.dir.file("noise");
@@ -218,7 +221,7 @@ fn login_and_use(lab: &Lab, case: &Case, tgt: &Tgt) -> Result<String> {
     Ok(format!("{files} files, the same in tgt's disk"))
 }
 
-/// Logs in. Returns the name of the disk in the guest.
+/// Logs in, and returns the disk's name in the guest.
 fn login(guest: &Guest) -> Result<String> {
     let said = guest.must("iser-disk login", LIMIT)?;
     expect(&said, "iser: [")?;
@@ -226,7 +229,7 @@ fn login(guest: &Guest) -> Result<String> {
     Ok(disk.context("no disk")?.to_owned())
 }
 
-/// Fails if the guest's kernel reported errors of its disk. The messages are not cleared, so they still reach the log.
+/// Fails if the guest's kernel reported errors of its disk. Leaves the messages for the log.
 fn quiet(guest: &Guest) -> Result<()> {
     let said = guest.must("dmesg", 20)?;
     for words in [
@@ -242,22 +245,22 @@ fn quiet(guest: &Guest) -> Result<()> {
     Ok(())
 }
 
-/// The kernel's target in the guest, with one disk of random data.
+/// The kernel's target in the guest with one disk of random data.
 struct Target {
     /// The address and port at which this machine reaches the target.
     portal: String,
 }
 
 impl Target {
-    fn with(lab: &Lab, case: &Case, run: AtTarget) -> Result<String> {
+    fn with(lab: &Lab, setup: &Setup, run: AtTarget) -> Result<String> {
         let port = lab.next_port();
-        let address = Guest::address(case.net);
+        let address = Guest::address(setup.net);
         let up = format!("iser-target up {TARGET_NAME} {address} {port} {TARGET_MIB}");
         lab.guest.must(&up, LIMIT)?;
         let target = Self {
-            portal: lab.guest.reach(case.net, port)?.to_string(),
+            portal: lab.guest.reach(setup.net, port)?.to_string(),
         };
-        let result = run(lab, case, &target);
+        let result = run(lab, setup, &target);
         let down = lab
             .guest
             .must(&format!("iser-target down {TARGET_NAME}"), LIMIT);
@@ -270,44 +273,54 @@ impl Target {
         format!("iser://{}/{TARGET_NAME}/0", self.portal)
     }
 
-    /// Returns QEMU's options for the disk. libiscsi's iSER transfers at most 512 KiB in one command but does not tell QEMU, which
-    /// would ask for 2 MiB; the options limit commands to 256 KiB.
+    /// Returns QEMU's options for the disk. They limit commands to 256 KiB, because libiscsi's iSER
+    /// supports 512 KiB only, and QEMU would use 2 MiB.
     fn image(&self) -> String {
         format!(
-            "driver=blkdebug,max-transfer=262144,image.driver=iser,image.transport=iser,image.portal={},\
-             image.target={TARGET_NAME},image.lun=0",
+            "driver=blkdebug,max-transfer=262144,image.driver=iser,image.transport=iser,\
+             image.portal={},image.target={TARGET_NAME},image.lun=0",
             self.portal
         )
     }
 }
 
-/// Runs a program of this machine on our library and returns its output. Fails unless its exit code is 0.
-fn tool(lab: &Lab, case: &Case, words: &[&str]) -> Result<String> {
-    let mut settings = case.settings.to_vec();
-    // libiscsi 1.19 relies on new heap memory to be zero. With this value the C library fills it with zeros.
+/// Runs a program on our library and returns its output. Fails unless the exit code is 0.
+fn tool(lab: &Lab, setup: &Setup, words: &[&str]) -> Result<String> {
+    let mut settings = setup.settings.to_vec();
+    // libiscsi 1.19 relies on zeroed heap memory. With this value, the C library zeroes it.
     settings.push(("MALLOC_PERTURB_", "255"));
-    let out = lab.on_our_library(case, words, &settings)?.wait(LIMIT)?;
+    let out = lab.on_our_library(setup, words, &settings)?.wait(LIMIT)?;
     if out.code != 0 {
         bail!("{} ended with {}: {}", words[0], out.code, tail(&out.text));
     }
     Ok(out.text)
 }
 
-fn inquiry(lab: &Lab, case: &Case, target: &Target) -> Result<String> {
-    let said = tool(lab, case, &["iscsi-inq", &target.url()])?;
+fn inquiry(lab: &Lab, setup: &Setup, target: &Target) -> Result<String> {
+    let said = tool(lab, setup, &["iscsi-inq", &target.url()])?;
     expect(&said, "Vendor:LIO-ORG")?;
-    let said = tool(lab, case, &["iscsi-readcapacity16", &target.url()])?;
+    let said = tool(lab, setup, &["iscsi-readcapacity16", &target.url()])?;
     expect(&said, &format!("Total size:{}\n", TARGET_MIB << 20))?;
     Ok(String::new())
 }
 
-fn perf(lab: &Lab, case: &Case, target: &Target) -> Result<String> {
+fn perf(lab: &Lab, setup: &Setup, target: &Target) -> Result<String> {
     let mut notes = Vec::new();
     for (name, order) in [("in order", &[][..]), ("at random", &["-r"])] {
         let url = target.url();
-        #[rustfmt::skip]
-        let words = [&["iscsi-perf", "-i", PERF_NAME, "-t", "2", "-m", "8", "-b", "64"], order, &[&url]].concat();
-        let said = tool(lab, case, &words)?;
+        let common = [
+            "iscsi-perf",
+            "-i",
+            PERF_NAME,
+            "-t",
+            "2",
+            "-m",
+            "8",
+            "-b",
+            "64",
+        ];
+        let words = [&common[..], order, &[&url]].concat();
+        let said = tool(lab, setup, &words)?;
         expect(&said, "finished.")?;
         let (_, rest) = said.rsplit_once("iops average ").context("no average")?;
         let number: String = rest.chars().take_while(char::is_ascii_digit).collect();
@@ -320,7 +333,7 @@ fn perf(lab: &Lab, case: &Case, target: &Target) -> Result<String> {
     Ok(notes.join(", "))
 }
 
-fn images(lab: &Lab, case: &Case, target: &Target) -> Result<String> {
+fn images(lab: &Lab, setup: &Setup, target: &Target) -> Result<String> {
     let dir = Dir::new()?;
     let (copy, new) = (dir.file("copy"), dir.file("new"));
     let there = || -> Result<String> {
@@ -333,15 +346,19 @@ fn images(lab: &Lab, case: &Case, target: &Target) -> Result<String> {
     };
     let image = target.image();
     #[rustfmt::skip]
-    tool(lab, case, &["qemu-img", "convert", "--image-opts", &image, "-O", "raw", &copy])?;
+    tool(lab, setup, &["qemu-img", "convert", "--image-opts", &image, "-O", "raw", &copy])?;
     same("read", &checksum(Path::new(&copy))?, &there()?)?;
     noise(Path::new(&new), TARGET_MIB << 20)?;
-    #[rustfmt::skip]
-    tool(lab, case, &["qemu-img", "convert", "-n", "-f", "raw", &new, "--target-image-opts", &image])?;
+    let convert = ["qemu-img", "convert", "-n", "-f", "raw", &new];
+    tool(
+        lab,
+        setup,
+        &[&convert[..], &["--target-image-opts", &image]].concat(),
+    )?;
     same("written", &checksum(Path::new(&new))?, &there()?)?;
     let file = format!("driver=raw,file.filename={new}");
     #[rustfmt::skip]
-    let said = tool(lab, case, &["qemu-img", "compare", "--image-opts", &image, &file])?;
+    let said = tool(lab, setup, &["qemu-img", "compare", "--image-opts", &image, &file])?;
     expect(&said, "Images are identical.")?;
     Ok(format!("{TARGET_MIB} MiB each way"))
 }
@@ -360,7 +377,7 @@ fn expect(said: &str, words: &str) -> Result<()> {
     Ok(())
 }
 
-/// Returns the last lines of an output, joined into one line.
+/// Returns the last lines of an output as one line.
 fn tail(text: &str) -> String {
     let lines: Vec<&str> = text.trim().lines().collect();
     lines[lines.len().saturating_sub(6)..].join(" / ")

@@ -1,40 +1,33 @@
 //! `cargo xtask interop siw`: the Linux kernel as a peer.
 //!
-//! It boots Debian's kernel with siw, the kernel's software iWARP, in an emulated machine (the guest). Then it runs every
-//! case of [`cases`], with one end on our library on this machine and the other end on siw in the guest. `docs/interop.md`
-//! describes where siw differs from the RFCs.
+//! Boots Debian's kernel with siw, the kernel's software iWARP, in an emulated machine (the guest).
+//! Then runs the cases of [`cases`], with one end on our library on this machine and the other on
+//! siw in the guest. `docs/interop.md` describes where siw differs from the RFCs.
 
-pub(crate) mod archive;
 mod cases;
-mod constants;
-pub(crate) mod debian;
 mod figures;
-pub(crate) mod guest;
-pub(crate) mod host;
-pub(crate) mod image;
 mod iser;
-pub(crate) mod lab;
-pub(crate) mod needs;
-pub(crate) mod omitted;
+mod lab;
 mod operations;
 mod programs;
 mod wire;
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use clap::Args;
 
-use crate::excuses;
-use crate::rows::{Once, Rows};
-use cases::Case;
-use guest::{Guest, Machine, Net};
-use host::Host;
-use lab::Lab;
 use xtask::context::Context;
-use xtask::process::{Log, cargo};
+use xtask::process::Log;
+
+use crate::case::{Case, is_chosen};
+use crate::guest::host::Host;
+use crate::guest::{Guest, Machine, image};
+use crate::needs::{self, Need, Offer};
+use crate::rows::Rows;
+use crate::{complaints, excuses};
+use lab::Lab;
 
 /// Arguments of `cargo xtask interop siw`.
 #[derive(Args)]
@@ -54,7 +47,7 @@ pub(crate) struct SiwArgs {
     /// Keep the packets of each case
     #[arg(long)]
     capture: bool,
-    /// Measure at the end: us with siw, and siw with itself
+    /// Measure afterwards: us with siw, and siw with itself
     #[arg(long)]
     figures: bool,
     /// List the cases
@@ -65,28 +58,19 @@ pub(crate) struct SiwArgs {
     exec: Option<String>,
 }
 
-/// The limit for all cases together. No run takes so long; the limit only ends one that hangs.
+/// Limit of the whole run, which only ends a hang.
 const LIMIT: Duration = Duration::from_secs(3 * 3600);
 
 /// Runs the cases.
-///
-/// # Errors
-/// When the guest cannot be built or started, or a case fails.
 pub(crate) fn command(args: &SiwArgs) -> Result<()> {
-    let chosen: Vec<Case> = (0..args.repeat)
+    let mut chosen: Vec<Case<Lab>> = (0..args.repeat)
         .flat_map(|_| cases::all())
-        .filter(|case| !(args.no_tap && case.net == Net::Tap))
-        .filter(|case| {
-            args.only.is_empty()
-                || args
-                    .only
-                    .iter()
-                    .any(|text| case.title().contains(text.as_str()))
-        })
+        .filter(|case| !(args.no_tap && case.needs.contains(&Need::Tap)))
+        .filter(|case| is_chosen(&case.name, &args.only))
         .collect();
     if args.list {
         for case in &chosen {
-            println!("{}", case.title());
+            println!("{}", case.name);
         }
         return Ok(());
     }
@@ -100,8 +84,8 @@ pub(crate) fn command(args: &SiwArgs) -> Result<()> {
     // The kernel's build needs absolute paths.
     let cache = cache.canonicalize()?;
 
-    needs::require_packages(needs::Needs::Siw, &mut log)?;
-    let host = our_programs(&context, &cache, &mut log)?;
+    needs::require_packages(needs::Suite::Siw, &mut log)?;
+    let host = Host::build(&context, &cache, &mut log)?;
     let start = Instant::now();
     let image = image::build(&context, &cache, &mut log)?;
     log.say(format!(
@@ -138,15 +122,13 @@ pub(crate) fn command(args: &SiwArgs) -> Result<()> {
         return Ok(());
     }
     let lab = Lab::new(guest, host, cache.join("captures"), args.capture)?;
-    let failed = run(
-        &lab,
-        chosen
-            .into_iter()
-            .filter(|case| tap || case.net == Net::User),
-        Case::title,
-        |parameters| lab.guest.load_siw(parameters),
-        &mut log,
-    )?;
+    let offer = Offer {
+        namespaces: root,
+        tap,
+    };
+    chosen.retain(|case| needs::missing(&case.needs, offer).is_none());
+    let load = |parameters: &str| lab.guest.load_siw(parameters);
+    let failed = run(&lab, chosen, load, &mut log)?;
     if args.figures && tap {
         log.say("measuring");
         lab.guest.load_siw("")?;
@@ -162,83 +144,18 @@ pub(crate) fn command(args: &SiwArgs) -> Result<()> {
     Ok(())
 }
 
-/// Builds the `iwarp` command, the C library and the program `peer` for this machine.
-pub(crate) fn our_programs(context: &Context, cache: &Path, log: &mut Log) -> Result<Host> {
-    log.say("building our programs");
-    log.run(cargo(&context.root).args([
-        "build",
-        "--release",
-        "--package",
-        "iwarp-cli",
-        "--package",
-        "iwarp-verbs",
-    ]))?;
-    let release = context.target.join("release");
-    // The library under the names that unmodified programs look for.
-    let libraries = cache.join("libraries");
-    std::fs::create_dir_all(&libraries)?;
-    let library = release
-        .join("libiwarp_verbs.so")
-        .canonicalize()
-        .context("the C library was not built")?;
-    for name in ["libibverbs.so.1", "librdmacm.so.1"] {
-        let link = libraries.join(name);
-        let _ = std::fs::remove_file(&link);
-        std::os::unix::fs::symlink(&library, link)?;
-    }
-    let peer = cache.join("host-peer");
-    let source: PathBuf = context.root.join("conformance/guest/peer.c");
-    log.run(
-        Command::new("gcc")
-            .args(["-O1", "-Wall", "-Werror", "-o"])
-            .arg(&peer)
-            .arg(source)
-            .args(["-lrdmacm", "-libverbs"]),
-    )?;
-    Ok(Host {
-        iwarp: release.join("iwarp"),
-        peer,
-        libraries,
-    })
-}
-
-/// Runs a case once. Returns its result and the messages of the guest's kernel.
-fn once(lab: &Lab, case: &Case) -> Result<Once> {
-    let capture = if lab.record && case.net == Net::Tap {
-        Some(lab.capture(&case.title())?)
-    } else {
-        None
-    };
-    let result = (case.run)(lab, case);
-    if let Some(capture) = capture {
-        capture.finish()?;
-    }
-    Ok((result, lab.guest.kernel_messages()))
-}
-
-/// Returns the known fault of the other side that made the case fail, if it is one. These faults happen by chance, so the case is
-/// run again.
-fn excuse(case: &Case, kernel: &str, error: &str) -> Option<&'static str> {
-    // If a CRC is split over two segments, siw copies each part to the place of the first octet. We align FPDUs with
-    // segments, but QEMU's user-mode network divides the stream into segments of its own.
-    if case.net == Net::User && kernel.contains("siw: crc error") {
+/// Returns the known fault that made the case fail.
+fn excuse(case: &Case<Lab>, kernel: &str, error: &str) -> Option<&'static str> {
+    // If a CRC is split over two segments, siw copies both parts to the same address. We align
+    // FPDUs with segments, but QEMU's user-mode network segments the stream anew.
+    if !case.needs.contains(&Need::Tap) && kernel.contains("siw: crc error") {
         return Some("siw cannot read a CRC that is split over segments");
     }
     excuses::of_programs(error)
 }
 
-/// The message of a kernel that cannot go on. Warnings of siw's own do not count.
-pub(crate) fn broken(kernel: &str) -> Option<String> {
-    kernel
-        .lines()
-        .find(|line| line.contains("BUG:") || line.contains("Oops"))
-        .map(str::to_owned)
-}
-
-/// Runs the cases of iSER between our library and whatever device the guest has. Gives the guest back, with how many failed.
-///
-/// # Errors
-/// When the guest is gone.
+/// Runs the iSER cases between our library and any device of the guest. Returns the guest and the
+/// number of failures.
 pub(crate) fn iser(
     guest: Guest,
     host: Host,
@@ -247,39 +164,41 @@ pub(crate) fn iser(
     log: &mut Log,
 ) -> Result<(Guest, usize)> {
     let lab = Lab::new(guest, host, cache.join("captures"), false)?;
-    let chosen = iser::cases()
-        .into_iter()
-        .filter(|case| wants(&case.title()));
-    let title = |case: &Case| case.title().replace("siw", "module");
-    let failed = run(&lab, chosen, title, |_| Ok(()), log)?;
+    let mut chosen = iser::cases();
+    chosen.retain(|case| wants(&case.name));
+    for case in &mut chosen {
+        case.name = case.name.replace("siw", "module");
+    }
+    let failed = run(&lab, chosen, |_| Ok(()), log)?;
     Ok((lab.guest, failed))
 }
 
-/// Runs the cases in groups of one driver setting, and prints the table. Returns how many failed.
+/// Runs the cases, and prints the table. `load` loads the driver with the parameters that a case
+/// needs. Returns the number of failures.
 fn run(
     lab: &Lab,
-    cases: impl Iterator<Item = Case>,
-    title: impl Fn(&Case) -> String,
+    cases: Vec<Case<Lab>>,
     load: impl Fn(&str) -> Result<()>,
     log: &mut Log,
 ) -> Result<usize> {
     let mut rows = Rows::default();
-    // Discards the kernel messages of the boot.
+    // Discards the messages of the boot.
     lab.guest.kernel_messages();
     let mut driver: Option<&'static str> = None;
     for case in cases {
-        if driver != Some(case.driver) {
-            load(case.driver)?;
-            driver = Some(case.driver);
+        let wanted = cases::driver(&case);
+        if driver != Some(wanted) {
+            load(wanted)?;
+            driver = Some(wanted);
         }
         let said = rows.run(
-            title(&case),
+            case.name.clone(),
             log,
-            |_| once(lab, &case),
+            |_| Ok(((case.run)(lab), lab.guest.kernel_messages())),
             |said, error| excuse(&case, said, error),
-            broken,
+            complaints::fatal,
         )?;
-        if broken(&said).is_some() {
+        if complaints::fatal(&said).is_some() {
             break;
         }
     }

@@ -1,26 +1,26 @@
-//! Single operations with the program `peer` (`guest/peer.c`) on both sides: private data, numbers of Reads, rejected
-//! connections, ends of connections, and errors with their Terminate messages. On our side `peer` runs on our C library.
+//! Single operations of `guest/peer.c` at both ends: private data, IRD and ORD, rejected
+//! connections, disconnects, and errors with their Terminate messages.
 
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 
-use super::cases::{Case, NETS, ROLES, We};
-use super::guest::Net;
-use super::lab::{Both, Lab};
+use super::lab::{Both, Lab, NETS, ROLES, Setup, We};
+use crate::case::Case;
+use crate::guest::Net;
 
-/// Seconds that one conversation may take.
+/// Time limit of one conversation, in seconds.
 const LIMIT: u64 = 40;
 
-/// A conversation: arguments of the server, arguments of the client, and texts that their outputs must contain.
+/// A conversation: the arguments of both ends, and text that their outputs must contain.
 struct Talk {
     name: &'static str,
     server: &'static str,
     client: &'static str,
     server_says: &'static [&'static str],
     client_says: &'static [&'static str],
-    /// Exit status of the client.
+    /// The client's exit status.
     client_ends: i32,
 }
 
@@ -106,8 +106,9 @@ const TALKS: &[Talk] = &[
     Talk {
         name: "sizes-around-a-segment",
         server: "recvs=16",
-        client: "op=write:1421,write:1428,write:1429,send:1420,send:1424,send:1425,read:1427,read:1433,send:3,write:65535",
-        // Fewer than all written octets count as changed, because some had the same value before.
+        client: "op=write:1421,write:1428,write:1429,send:1420,send:1424,send:1425,read:1427,\
+                 read:1433,send:3,write:65535",
+        // Some written bytes had the same value before and do not count as changed.
         server_says: &["changed 652"],
         client_says: &["wc 10 success"],
         ..ALL_WELL
@@ -115,7 +116,8 @@ const TALKS: &[Talk] = &[
     Talk {
         name: "server-sends-first",
         server: "op=send:100 pause=0",
-        // The client is silent until the server has given up waiting for its first message, also on a busy machine.
+        // The client stays silent until the server no longer waits for its first message, also on a
+        // busy machine.
         client: "pause=1000 stay=1000 op=send:8",
         server_says: &["wc 1000 success"],
         client_says: &["wc 1000 success len 100"],
@@ -161,20 +163,20 @@ const TALKS: &[Talk] = &[
     },
 ];
 
-/// Reads, Writes and Sends in both directions. It replaces rping with revision 1: rping takes the number of
-/// Reads from the connection, and with revision 1 siw reports none.
-pub(super) fn everything(lab: &Lab, case: &Case, size: u32) -> Result<String> {
-    // siw computes the CRC of a Read Response before it sends the memory. If the memory changed in between, the CRC would be
-    // wrong, so the Write waits until the Read is complete.
+/// Runs Reads, Writes and Sends in both directions. Replaces rping for revision 1, where siw
+/// reports no Read depth, which rping uses.
+pub(super) fn everything(lab: &Lab, setup: &Setup, size: u32) -> Result<String> {
+    // siw computes the CRC of a Read Response before it sends the memory. A Write in between would
+    // invalidate the CRC, so it waits for the Read.
     let ops = format!("op=read:{size},wait,write:{size},send:8");
     let both = talk(
         lab,
-        case,
+        setup,
         &format!("pause=600 {ops}"),
         &format!("pause=100 stay=4000 {ops}"),
     )?
     .succeeded()?;
-    let (server, client) = sides(&both, case.we);
+    let (server, client) = sides(&both, setup.we);
     let all = [
         "wc 1 success",
         "wc 2 success",
@@ -186,14 +188,14 @@ pub(super) fn everything(lab: &Lab, case: &Case, size: u32) -> Result<String> {
     Ok(String::new())
 }
 
-/// An operation that the other side must answer with a Terminate.
+/// An operation that the peer must answer with a Terminate.
 struct Wrong {
     name: &'static str,
     server: &'static str,
     op: &'static str,
     /// Layer, type and code of the Terminate that RFC 5040 requires from us.
     terminate: (u8, u8, u8),
-    /// siw performs the operation instead of refusing it.
+    /// siw executes the operation instead of refusing it.
     allowed_by_siw: bool,
 }
 
@@ -278,56 +280,47 @@ const WRONGS: &[Wrong] = &[
     },
 ];
 
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Lab>> {
     let mut cases = Vec::new();
     for net in NETS {
         for we in ROLES {
-            let case = |name: String, run: super::cases::Run| Case {
-                name,
+            let setup = |name: &str| Setup {
+                name: name.to_owned(),
                 driver: "",
-                // With a time of 0 a Send without a posted receive is an error at once; otherwise our side would hold it.
+                // Without a time-out of 0, our side would hold a Send that has no receive.
                 settings: &[("IWARP_RNR_TIMEOUT_MS", "0")],
                 net,
                 we,
-                run,
             };
             for talk in TALKS {
-                cases.push(case(
-                    talk.name.to_owned(),
-                    Box::new(|lab, case| converse(lab, case, talk)),
-                ));
+                cases.push(setup(talk.name).case(|lab, setup| converse(lab, setup, talk)));
             }
             for wrong in WRONGS {
-                cases.push(case(
-                    format!("error-{}", wrong.name),
-                    Box::new(|lab, case| refuse(lab, case, wrong)),
-                ));
+                let setup = setup(&format!("error-{}", wrong.name));
+                cases.push(setup.case(|lab, setup| refuse(lab, setup, wrong)));
             }
             // The user-mode network does not forward datagrams to the guest.
             if net == Net::Tap && we == We::Connect {
-                cases.push(Case {
+                let setup = Setup {
                     settings: &[("IWARP_PORT_MAPPER", "on")],
-                    ..case("port-mapper".to_owned(), Box::new(ask_port_mapper))
-                });
+                    ..setup("port-mapper")
+                };
+                cases.push(setup.case(ask_port_mapper));
             }
-            for ours in [true, false] {
-                let who = if ours { "we-die" } else { "siw-dies" };
-                cases.push(case(
-                    who.to_owned(),
-                    Box::new(move |lab, case| die(lab, case, ours)),
-                ));
+            for (who, ours) in [("we-die", true), ("siw-dies", false)] {
+                cases.push(setup(who).case(move |lab, setup| die(lab, setup, ours)));
             }
         }
     }
     cases
 }
 
-fn talk(lab: &Lab, case: &Case, server: &str, client: &str) -> Result<Both> {
+fn talk(lab: &Lab, setup: &Setup, server: &str, client: &str) -> Result<Both> {
     let server = format!("peer serve {{addr}} {{port}} {server}");
     let client = format!("peer connect {{addr}} {{port}} {client}");
-    match case.we {
-        We::Connect => lab.talk(case, &client, &server, LIMIT),
-        We::Serve => lab.talk(case, &server, &client, LIMIT),
+    match setup.we {
+        We::Connect => lab.talk(setup, &client, &server, LIMIT),
+        We::Serve => lab.talk(setup, &server, &client, LIMIT),
     }
 }
 
@@ -354,33 +347,34 @@ fn says(who: &str, text: &str, wanted: &[&str]) -> Result<()> {
     }
 }
 
-fn converse(lab: &Lab, case: &Case, what: &Talk) -> Result<String> {
-    let both = talk(lab, case, what.server, what.client)?;
-    let both = match case.we {
+fn converse(lab: &Lab, setup: &Setup, what: &Talk) -> Result<String> {
+    let both = talk(lab, setup, what.server, what.client)?;
+    let both = match setup.we {
         We::Connect => both.ended(what.client_ends, 0),
         We::Serve => both.ended(0, what.client_ends),
     }?;
-    let (server, client) = sides(&both, case.we);
+    let (server, client) = sides(&both, setup.we);
     says("server", server, what.server_says)?;
     says("client", client, what.client_says)?;
     Ok(String::new())
 }
 
-fn refuse(lab: &Lab, case: &Case, wrong: &Wrong) -> Result<String> {
-    let capture = match case.net {
-        Net::Tap => Some(lab.capture(&case.title())?),
+fn refuse(lab: &Lab, setup: &Setup, wrong: &Wrong) -> Result<String> {
+    let capture = match setup.net {
+        Net::Tap => Some(lab.capture(&setup.title())?),
         Net::User => None,
     };
-    let both = talk(lab, case, wrong.server, &format!("op={}", wrong.op))?;
+    let both = talk(lab, setup, wrong.server, &format!("op={}", wrong.op))?;
     let both = both.succeeded()?;
-    let (server, client) = sides(&both, case.we);
-    if case.we == We::Connect && wrong.allowed_by_siw {
+    let (server, client) = sides(&both, setup.we);
+    if setup.we == We::Connect && wrong.allowed_by_siw {
         says("client", client, &["wc 1 success"])?;
         return Ok("siw lets it pass".to_owned());
     }
     says("server", server, &["event DISCONNECTED", "changed 0"])?;
     says("client", client, &["event DISCONNECTED"])?;
-    // A Write or Send may complete before the other side has checked it. A Read completes only after the other side has answered.
+    // A Write or Send may complete before the peer has checked it; a Read completes after the
+    // peer's answer.
     if wrong.op.starts_with("read") && client.contains("wc 1 success") {
         bail!("the read succeeded: {client}");
     }
@@ -392,7 +386,7 @@ fn refuse(lab: &Lab, case: &Case, wrong: &Wrong) -> Result<String> {
     let [seen] = &seen[..] else {
         bail!("{} Terminate messages instead of one", seen.len());
     };
-    match case.we {
+    match setup.we {
         We::Connect if seen.siw_layout => Ok(format!("siw: {}", seen.shown)),
         We::Connect => bail!(
             "siw's Terminate has another layout than we know: {}",
@@ -409,18 +403,21 @@ fn refuse(lab: &Lab, case: &Case, wrong: &Wrong) -> Result<String> {
     }
 }
 
-/// Connects after asking the guest's port mapper, `iwpmd`. It knows siw's listeners and answers with the same port.
-fn ask_port_mapper(lab: &Lab, case: &Case) -> Result<String> {
-    // It runs in the foreground and is killed when this value is dropped.
+/// Connects after a query to the guest's port mapper, `iwpmd`, which knows siw's listeners and
+/// returns the same port.
+fn ask_port_mapper(lab: &Lab, setup: &Setup) -> Result<String> {
+    // Dropping the value kills the daemon.
     let _mapper = lab.guest.start_command("exec iwpmd -s", 2 * LIMIT)?;
     lab.guest.must(
-        "for i in $(seq 200); do grep -q ':0F5F ' /proc/net/udp && exit 0; usleep 50000; done; exit 1",
+        "for i in $(seq 200); do
+        grep -q ':0F5F ' /proc/net/udp && exit 0; usleep 50000
+        done; exit 1",
         30,
     )?;
-    let capture = lab.capture_of(&case.title(), "udp port 3935")?;
+    let capture = lab.capture_of(&setup.title(), "udp port 3935")?;
     let result = converse(
         lab,
-        case,
+        setup,
         &Talk {
             client: "op=read:64,send:8",
             client_says: &["wc 2 success"],
@@ -429,7 +426,8 @@ fn ask_port_mapper(lab: &Lab, case: &Case) -> Result<String> {
     );
     let file = capture.finish()?;
     result?;
-    // Our request, the daemon's accept, and our acknowledgement. Without an acknowledgement the daemon would repeat its accept.
+    // Our request, the daemon's accept, and our acknowledgement, without which the daemon would
+    // repeat its accept.
     let kinds = super::wire::fields(&file, "udp.port == 3935", "udp.payload")?;
     let kinds: Vec<&str> = kinds.iter().map(|octets| &octets[..2]).collect();
     match kinds[..] {
@@ -438,21 +436,22 @@ fn ask_port_mapper(lab: &Lab, case: &Case) -> Result<String> {
     }
 }
 
-/// Kills one side while data is exchanged. The other side must notice, and a new connection must work.
-fn die(lab: &Lab, case: &Case, ours: bool) -> Result<String> {
+/// Kills one end while data is exchanged. The other end must notice, and a new connection must
+/// work.
+fn die(lab: &Lab, setup: &Setup, ours: bool) -> Result<String> {
     let (server, client) = (
         "rping -s -a {addr} -p {port} -S 60000",
         "rping -c -a {addr} -p {port} -S 60000",
     );
-    let mut pair = match case.we {
-        We::Connect => lab.start(case, client, server, LIMIT),
-        We::Serve => lab.start(case, server, client, LIMIT),
+    let mut pair = match setup.we {
+        We::Connect => lab.start(setup, client, server, LIMIT),
+        We::Serve => lab.start(setup, server, client, LIMIT),
     }?;
     thread::sleep(Duration::from_secs(1));
     if ours {
         pair.ours.kill();
         let theirs = pair.theirs.wait()?;
-        // rping may wait for ever for a message even after it has learned of the disconnect.
+        // rping may wait for ever for a message after the disconnect event.
         if theirs.code == 124 && !theirs.text.contains("DISCONNECT EVENT") {
             bail!("siw's side did not notice: {}", theirs.text);
         }
@@ -463,14 +462,9 @@ fn die(lab: &Lab, case: &Case, ours: bool) -> Result<String> {
             bail!("our side did not notice: {}", ours.text);
         }
     }
-    let again = Case {
-        name: String::new(),
-        run: Box::new(|_, _| Ok(String::new())),
-        ..*case
-    };
     converse(
         lab,
-        &again,
+        setup,
         &Talk {
             client: "op=read:64,send:8",
             client_says: &["wc 2 success"],

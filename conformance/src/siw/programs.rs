@@ -1,26 +1,27 @@
-//! Unmodified programs of rdma-core and perftest. On this machine they run on our C library, in the guest on siw.
+//! Unmodified programs of rdma-core and perftest. On this machine they use our C library, in the
+//! guest siw.
 
 use anyhow::Result;
 
-use super::cases::{Case, NETS, ROLES, Settings, We};
-use super::guest::Net;
-use super::lab::{Both, Lab};
+use super::lab::{Both, Lab, NETS, ROLES, Settings, Setup, We};
+use crate::case::Case;
+use crate::guest::Net;
 use crate::programs::{self, Program};
 
 const NO_CRC: Settings = &[("IWARP_CRC", "off")];
-/// Messages from here on make much traffic.
+/// Message size in bytes from which a program counts as bulk traffic.
 const BULK: u32 = 4096;
 
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case<Lab>> {
     let mut cases = Vec::new();
     for net in NETS {
         for we in ROLES {
             for program in programs::all(false) {
-                // siw cannot read a CRC that is split over segments, and the user-mode network divides the stream anew. With
-                // much traffic nearly every connection with CRCs would fail there, so these cases switch CRCs off.
+                // siw cannot read a CRC that is split over segments, and the user-mode network
+                // segments the stream anew. Bulk traffic with CRCs would nearly always fail there.
                 let much =
                     program.name == "rstream" || program.sizes.iter().any(|size| *size >= BULK);
-                cases.push(Case {
+                let setup = Setup {
                     name: program.name.clone(),
                     driver: "",
                     settings: if much && net == Net::User {
@@ -30,15 +31,14 @@ pub(super) fn cases() -> Vec<Case> {
                     },
                     net,
                     we,
-                    run: Box::new(move |lab, case| run(lab, case, &program)),
-                });
+                };
+                cases.push(setup.case(move |lab, setup| run(lab, setup, &program)));
             }
         }
     }
     cases
 }
 
-/// The name of siw's device in the guest.
 pub(super) const fn device(net: Net) -> &'static str {
     match net {
         Net::User => "siw_user",
@@ -46,22 +46,21 @@ pub(super) const fn device(net: Net) -> &'static str {
     }
 }
 
-/// Starts both ends and waits for them.
-fn talk(lab: &Lab, case: &Case, program: &Program) -> Result<Both> {
-    let (ours, theirs) = match case.we {
+fn talk(lab: &Lab, setup: &Setup, program: &Program) -> Result<Both> {
+    let (ours, theirs) = match setup.we {
         We::Connect => (&program.client, &program.server),
         We::Serve => (&program.server, &program.client),
     };
-    let theirs = theirs.replace("{device}", &format!("-d {}", device(case.net)));
+    let theirs = theirs.replace("{device}", &format!("-d {}", device(setup.net)));
     lab.talk(
-        case,
+        setup,
         &ours.replace("{device}", ""),
         &theirs,
         program.rules.limit,
     )
 }
 
-/// The note for the table.
+/// Judges both outputs, and returns the note for the table.
 fn note(both: &Both, program: &Program, we: We) -> Result<String> {
     match we {
         We::Connect => program.judge(&both.theirs, &both.ours),
@@ -69,14 +68,14 @@ fn note(both: &Both, program: &Program, we: We) -> Result<String> {
     }
 }
 
-/// Runs a program on both sides and returns what the client measured.
-pub(super) fn measure(lab: &Lab, case: &Case, program: &Program) -> Result<String> {
-    note(&talk(lab, case, program)?, program, case.we)
+/// Runs a program, and returns what the client measured.
+pub(super) fn measure(lab: &Lab, setup: &Setup, program: &Program) -> Result<String> {
+    note(&talk(lab, setup, program)?, program, setup.we)
 }
 
-fn run(lab: &Lab, case: &Case, program: &Program) -> Result<String> {
-    let both = talk(lab, case, program)?;
-    // If our FIN arrives while siw is sending its last Send, siw reports that Send as failed.
+fn run(lab: &Lab, setup: &Setup, program: &Program) -> Result<String> {
+    let both = talk(lab, setup, program)?;
+    // If our FIN arrives while siw processes its last Send, siw reports that Send as failed.
     let quirk = both.theirs.code == 1
         && both.theirs.text.contains("Bad wc status 2")
         && both.theirs.text.contains("Failed to close connection");
@@ -85,7 +84,7 @@ fn run(lab: &Lab, case: &Case, program: &Program) -> Result<String> {
     } else {
         both.succeeded()?
     };
-    let note = note(&both, program, case.we)?;
+    let note = note(&both, program, setup.we)?;
     Ok(if quirk {
         format!("{note}; siw: last Send failed by our FIN")
     } else {

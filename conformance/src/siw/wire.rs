@@ -1,11 +1,11 @@
-//! Reads recordings of packets with tshark.
+//! Reads captures with tshark.
 
 use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::image::sbin;
+use crate::guest::image::sbin;
 
 /// A Terminate message (RFC 5040 section 4.8).
 #[derive(Debug, PartialEq, Eq)]
@@ -16,18 +16,16 @@ pub(super) struct Terminate {
     pub(super) kind: u8,
     /// Error code.
     pub(super) code: u8,
-    /// The message has siw's layout: layer and type are exchanged, and the flags are at the low end of their octet.
+    /// siw's layout: layer and type are swapped, and the flags are the low bits of their octet.
     pub(super) siw_layout: bool,
-    /// The four octets and their meaning, for a person.
+    /// The four octets and their meaning, as text.
     pub(super) shown: String,
 }
 
-/// Returns all Terminate messages of a recording.
-///
-/// # Errors
-/// When tshark fails.
+/// Returns the Terminate messages in a capture.
 pub(super) fn terminates(file: &Path) -> Result<Vec<Terminate>> {
-    // A Terminate is an untagged segment for queue 2: opcode 7, and the control word after 18 octets of header.
+    // A Terminate is an untagged segment for queue 2: opcode 7, and the control word after 18
+    // octets of header.
     let payloads = fields(file, "iwarp_rdma.opcode == 7", "tcp.payload")?;
     payloads
         .iter()
@@ -44,10 +42,7 @@ pub(super) fn terminates(file: &Path) -> Result<Vec<Terminate>> {
         .collect()
 }
 
-/// Returns the values of a field in the packets of a recording that pass a filter.
-///
-/// # Errors
-/// When tshark fails.
+/// Returns the values of a field in the packets of a capture that match a filter.
 pub(super) fn fields(file: &Path, filter: &str, field: &str) -> Result<Vec<String>> {
     let out = Command::new(sbin("tshark"))
         .args([
@@ -79,7 +74,7 @@ fn octets(hex: &str) -> Result<Vec<u8>> {
         .collect()
 }
 
-/// Returns the offset of the Terminate's control word. The payload consists of whole FPDUs, of which the Terminate may be a later one.
+/// Returns the offset of the Terminate's control word in a payload of whole FPDUs.
 fn position(octets: &[u8]) -> Option<usize> {
     let mut at = 0;
     loop {
@@ -115,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_layouts_are_told_apart() {
+    fn both_layouts_are_recognized() {
         let siw = decode([0x21, 0x02, 0x03, 0x00]);
         assert_eq!(
             (siw.layer, siw.kind, siw.code, siw.siw_layout),
@@ -129,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_terminate_is_found_behind_other_fpdus() {
+    fn terminate_follows_other_fpdus() {
         // A tagged segment of 14 + 1 octets, then a Terminate of 18 + 4.
         let mut octets = vec![0, 15, 0xc1, 0x40];
         octets.resize(2 + 15 + 3 + 4, 0);

@@ -9,7 +9,8 @@
 
 enum {
 	AGAIN = 300, /* milliseconds until a connection is tried again */
-	HANGS = 60000, /* milliseconds after which a connection that is torn down must have all its completions */
+	/* milliseconds after which a connection that is torn down must have all its completions */
+	HANGS = 60000,
 };
 
 static struct rdma_event_channel *channel;
@@ -32,13 +33,15 @@ static void enter(struct pair *p, enum state state)
 	p->since = now_ms();
 }
 
-/* Makes what all connections share. Returns 0, or -1 if something is missing now, such as descriptors. */
+/* Makes what all connections share. Returns 0, or -1 if something is missing now, such as
+ * descriptors. */
 int open_common(struct ibv_context *verbs)
 {
 	struct ibv_srq_init_attr attr = { .attr = { .max_wr = SHARED, .max_sge = 1 } };
 
 	if (common)
-		return common == verbs ? 0 : (wrong("the connection manager has another device"), -1);
+		return common == verbs ? 0 : (wrong("the connection manager has another device"),
+					      -1);
 	pd = ibv_alloc_pd(verbs);
 	completions = ibv_create_comp_channel(verbs);
 	if (!pd || !completions)
@@ -82,11 +85,14 @@ static void tear_down(struct pair *p)
 /* Makes the queue pair and its memory. Returns 0, or -1 with errno. */
 static int furnish(struct pair *p)
 {
-	int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND;
-	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC, .cap = { DEPTH, RECEIVES, 1, 1, 64 } };
+	int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+		IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND;
+	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC,
+					 .cap = { DEPTH, RECEIVES, 1, 1, 64 } };
 
 	open_common(p->id->verbs);
-	p->arena = mmap(NULL, sizeof(*p->arena), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	p->arena = mmap(NULL, sizeof(*p->arena), PROT_READ | PROT_WRITE, MAP_PRIVATE |
+			MAP_ANONYMOUS, -1, 0);
 	if (p->arena == MAP_FAILED) {
 		p->arena = NULL;
 		return -1;
@@ -120,7 +126,8 @@ static void learn(struct pair *p, const struct rdma_cm_event *event)
 	struct hello hello;
 
 	if (event->param.conn.private_data_len < sizeof(hello))
-		wrong("connection %d: %d octets of private data", p->index, event->param.conn.private_data_len);
+		wrong("connection %d: %d octets of private data", p->index,
+		      event->param.conn.private_data_len);
 	memcpy(&hello, event->param.conn.private_data, sizeof(hello));
 	p->remote = hello.addr;
 	p->theirs = hello.seed;
@@ -183,9 +190,11 @@ static void request_arrived(struct rdma_cm_event *event)
 	p->id = event->id;
 	p->id->context = p;
 	learn(p, event);
-	/* One that is being closed in order ends by itself; what it waits for may not have been read yet. */
+	/* One that is being closed in order ends by itself; what it waits for may not have been
+	 * read yet. */
 	for (int i = 0; i < PLACES; i++)
-		if (pairs[i].state == LIVE && pairs[i].index == p->index && !pairs[i].farewell && &pairs[i] != p)
+		if (pairs[i].state == LIVE && pairs[i].index == p->index && !pairs[i].farewell &&
+		    &pairs[i] != p)
 			lose(&pairs[i], "the client has connected anew");
 	enter(p, CONNECTING);
 	if (furnish(p) == 0) {
@@ -272,10 +281,13 @@ int connection_events(void)
 		struct rdma_cm_event copy = *event;
 		char data[256] = { 0 };
 
-		/* The event is acknowledged first, because identifiers with open events cannot be destroyed. */
-		if (copy.event == RDMA_CM_EVENT_CONNECT_REQUEST || copy.event == RDMA_CM_EVENT_ESTABLISHED)
+		/* The event is acknowledged first, because identifiers with open events cannot be
+		 * destroyed. */
+		if (copy.event == RDMA_CM_EVENT_CONNECT_REQUEST ||
+		    copy.event == RDMA_CM_EVENT_ESTABLISHED)
 			if (copy.param.conn.private_data_len && copy.param.conn.private_data) {
-				memcpy(data, copy.param.conn.private_data, copy.param.conn.private_data_len);
+				memcpy(data, copy.param.conn.private_data,
+				       copy.param.conn.private_data_len);
 				copy.param.conn.private_data = data;
 			}
 		rdma_ack_cm_event(event);
@@ -290,7 +302,8 @@ void asynchronous_events(void)
 	struct ibv_async_event event;
 
 	while (common && ibv_get_async_event(common, &event) == 0) {
-		for (int i = 0; i < PLACES && event.event_type == IBV_EVENT_QP_LAST_WQE_REACHED; i++)
+		for (int i = 0; i < PLACES &&
+		     event.event_type == IBV_EVENT_QP_LAST_WQE_REACHED; i++)
 			if (pairs[i].state != NONE && pairs[i].id->qp == event.element.qp)
 				pairs[i].last_receive = 1;
 		if (event.event_type == IBV_EVENT_CQ_ERR)
@@ -330,7 +343,8 @@ void listen_at(const char *address, int port)
 	struct sockaddr_in at = place(address, port);
 
 	open_channel();
-	if (rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP) || rdma_bind_addr(listener, (struct sockaddr *)&at) ||
+	if (rdma_create_id(channel, &listener, NULL, RDMA_PS_TCP) ||
+	    rdma_bind_addr(listener, (struct sockaddr *)&at) ||
 	    rdma_listen(listener, 2 * PAIRS))
 		wrong("listening: %s", strerror(errno));
 }
@@ -385,7 +399,8 @@ void churn(int most)
 /* Nothing of a queue pair in error is missing any more. */
 static int has_drained(const struct pair *p)
 {
-	return p->in_flight == 0 && p->received_posted == 0 && (p->disconnected || now_ms() - p->since > 1000) &&
+	return p->in_flight == 0 && p->received_posted == 0 &&
+		(p->disconnected || now_ms() - p->since > 1000) &&
 	       (!p->shared || p->last_receive || !p->id->qp);
 }
 
@@ -408,8 +423,9 @@ void tend(void)
 				;
 			tear_down(p);
 		} else if (p->state == DRAINING && now_ms() - p->since > HANGS) {
-			wrong("connection %d: completions of %d requests and %d receives, or the last receive's event (%d), never come", p->index,
-			      p->in_flight, p->received_posted, p->last_receive);
+			wrong("connection %d: completions of %d requests and %d receives, "
+			      "or the last receive's event (%d), never come",
+			      p->index, p->in_flight, p->received_posted, p->last_receive);
 		}
 	}
 }

@@ -28,7 +28,8 @@ void fill(void *to, uint32_t length, uint64_t seed, uint64_t offset)
 	}
 }
 
-void verify(const void *from, uint32_t length, uint64_t seed, uint64_t offset, const struct pair *p, const char *what)
+void verify(const void *from, uint32_t length, uint64_t seed, uint64_t offset, const struct pair *p,
+	    const char *what)
 {
 	static char wanted[SLOT];
 	uint32_t i = 0;
@@ -38,6 +39,7 @@ void verify(const void *from, uint32_t length, uint64_t seed, uint64_t offset, c
 		return;
 	while (((const char *)from)[i] == wanted[i])
 		i++;
-	wrong("connection %d: %s: octet %u of %u is %02x instead of %02x", p->index, what, i, length,
+	wrong("connection %d: %s: octet %u of %u is %02x instead of %02x", p->index, what, i,
+	      length,
 	      ((const unsigned char *)from)[i], (unsigned char)wanted[i]);
 }

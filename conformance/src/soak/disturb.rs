@@ -6,7 +6,7 @@ use anyhow::Result;
 use rustix::process::{Resource, Rlimit, Signal, prlimit};
 
 use super::end::End;
-use super::place::Place;
+use super::place::{Place, Side};
 
 /// A kind of disturbance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -26,7 +26,8 @@ pub(super) enum Kind {
 
 /// A disturbance that is too short for a peer to be given up, in milliseconds.
 const SHORT: u64 = 700;
-/// On a busy machine it may take longer than it should. What took longer than this may end connections.
+/// On a busy machine it may take longer than it should. What took longer than this may end
+/// connections.
 const NOT_SHORT: Duration = Duration::from_secs(2);
 /// One after which every peer has been given up.
 const LONG: Duration = Duration::from_secs(7);
@@ -84,9 +85,6 @@ impl Kind {
     }
 
     /// Lets it happen. Returns `true` if connections may be lost.
-    ///
-    /// # Errors
-    /// When an end says that something is wrong, or the network cannot be changed.
     pub(super) fn happen(
         self,
         place: &Place,
@@ -138,9 +136,9 @@ fn cut(place: &Place, time: Duration) -> Result<()> {
 
 fn without_address(place: &Place, random: &mut Random, time: Duration) -> Result<()> {
     let side = if random.below(2) == 0 {
-        super::end::Side::Server
+        Side::Server
     } else {
-        super::end::Side::Client
+        Side::Client
     };
     place.address(side, false)?;
     std::thread::sleep(time);
@@ -193,7 +191,8 @@ impl Random {
         self.next() % bound.max(1)
     }
 
-    /// A kind of disturbance. Those that end connections are rarer, so that processes and connections also become old.
+    /// A kind of disturbance. Those that end connections are rarer, so that processes and
+    /// connections also become old.
     pub(super) fn kind(&mut self) -> Kind {
         let gentle = self.below(6) != 0;
         let of: Vec<Kind> = Kind::ALL

@@ -9,26 +9,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::place::Place;
+use super::place::{Place, Side};
 
 /// Connections that the client keeps open.
 const PAIRS: u64 = 64;
-
-/// Which end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Side {
-    Server,
-    Client,
-}
-
-impl Side {
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::Server => "server",
-            Self::Client => "client",
-        }
-    }
-}
 
 /// A running end.
 struct Running {
@@ -48,7 +32,8 @@ pub(super) struct End {
     past: BTreeMap<String, u64>,
     /// What was lost since [`forgive`](Self::forgive), with reasons.
     lost: Vec<String>,
-    /// Why connections were lost or attempts failed, and how often, since [`reasons`](Self::reasons) was called.
+    /// Why connections were lost or attempts failed, and how often, since
+    /// [`reasons`](Self::reasons) was called.
     reasons: BTreeMap<String, u64>,
     last: String,
 }
@@ -138,8 +123,7 @@ impl End {
 
     /// Reads what the process has said.
     ///
-    /// # Errors
-    /// When it says that a promise was broken, or has ended.
+    /// Fails if it says that a promise was broken, or has ended.
     pub(super) fn listen(&mut self) -> Result<()> {
         loop {
             let Some(running) = &mut self.running else {
@@ -181,8 +165,7 @@ impl End {
         Ok(())
     }
 
-    /// # Errors
-    /// When a connection was lost since the last [`forgive`](Self::forgive).
+    /// Fails if a connection was lost since the last [`forgive`](Self::forgive).
     pub(super) fn lost_nothing(&self) -> Result<()> {
         if self.lost.is_empty() {
             return Ok(());
@@ -235,8 +218,7 @@ impl End {
 
     /// Waits until the process ends by itself.
     ///
-    /// # Errors
-    /// When it does not, or says that something is wrong.
+    /// Fails if it does not, or says that something is wrong.
     pub(super) fn ends_well(&mut self, patience: Duration) -> Result<()> {
         let end = Instant::now() + patience;
         while self.last != "end" {

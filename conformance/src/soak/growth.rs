@@ -1,10 +1,12 @@
-//! Memory, descriptors and threads of the ends, in quiet times. They may not grow while a process lives.
+//! Memory, descriptors and threads of the ends, in quiet times. They may not grow while a process
+//! lives.
 
 use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, bail};
 
-use super::end::{End, Side};
+use super::end::End;
+use super::place::Side;
 
 /// What a process has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,12 +21,13 @@ pub(super) struct Sample {
 
 /// Measurements of a process that do not count, because queues and pools still take their size.
 const WARM_UP: usize = 4;
-/// Memory that later measurements may have more than the first ones that count, in KiB: pools that many connections at a time have filled, and
-/// pieces that the allocator keeps.
+/// Memory that later measurements may have more than the first ones that count, in KiB: pools that
+/// many connections at a time have filled, and pieces that the allocator keeps.
 const SLACK_KIB: u64 = 16 << 10;
 /// Octets that may be allocated more: lists that many connections at a time have made longer.
 const SLACK_HEAP: u64 = 128 << 10;
-/// Descriptors that may be more: connections that end in the background in each of the quiet moments.
+/// Descriptors that may be more: connections that end in the background in each of the quiet
+/// moments.
 const SLACK_DESCRIPTORS: u64 = 4;
 
 /// All measurements, by end and its process.
@@ -41,8 +44,7 @@ impl Growth {
         Ok(())
     }
 
-    /// # Errors
-    /// When a process has grown.
+    /// Fails if a process has grown.
     pub(super) fn verdict(&self) -> Result<()> {
         for ((side, number), samples) in &self.0 {
             let Some(more) = grown(samples) else { continue };
@@ -73,7 +75,8 @@ fn grown(samples: &[Sample]) -> Option<String> {
         let (first, last) = ends(3);
         (largest(first, of), smallest(last, of))
     };
-    // What goes up and down by itself is small now and then: the smallest of the first and the last third, so that little growth is seen.
+    // What goes up and down by itself is small now and then: the smallest of the first and the last
+    // third, so that little growth is seen.
     let minima = |of: fn(&Sample) -> u64| {
         let (first, last) = ends((samples.len() / 3).max(3));
         (smallest(first, of), smallest(last, of))
@@ -132,7 +135,8 @@ mod tests {
         assert!(grown(&leak).is_some_and(|more| more.contains("KiB")));
         let open: Vec<Sample> = (0..20).map(|i| at(50_000, 80 + i, 3)).collect();
         assert!(grown(&open).is_some_and(|more| more.contains("descriptors")));
-        // 1 descriptor of 100 connections, and 64 octets of each, when 20 come and go between two measurements.
+        // 1 descriptor of 100 connections, and 64 octets of each, when 20 come and go between two
+        // measurements.
         let slow: Vec<Sample> = (0..40).map(|i| at(50_000, 80 + i / 5, 3)).collect();
         assert!(grown(&slow).is_some_and(|more| more.contains("descriptors")));
         let mut octets = vec![at(50_000, 80, 3); 400];

@@ -1,7 +1,8 @@
 /* One end of the soak test: `worker server|client ADDRESS PORT SEED`.
  *
- * Commands come as lines on standard input: `churn N` closes N connections in order, `rest` stops opening connections and issuing
- * operations and closes all. What happens goes to standard output, a line each; `stat` twice a second. */
+ * Commands come as lines on standard input: `churn N` closes N connections in order, `rest` stops
+ * opening connections and issuing operations and closes all. What happens goes to standard output,
+ * a line each; `stat` twice a second. */
 #include <fcntl.h>
 #include <malloc.h>
 #include <poll.h>
@@ -74,18 +75,23 @@ void wrong(const char *format, ...)
 
 static void report(void)
 {
-	static const char *const names[KINDS] = { "send",	    "write",	"read_back",	"write_imm", "read",	     "fetch_add",
-						  "compare_swap", "bind", "local_inv", "write_window", "send_inv" };
+	static const char *const names[KINDS] = {
+		"send",		"write", "read_back", "write_imm",    "read",	  "fetch_add",
+		"compare_swap", "bind",	 "local_inv", "write_window", "send_inv",
+	};
 	struct mallinfo2 memory = mallinfo2();
 	char text[1024];
 	int at = 0;
 
 	for (int i = 0; i < KINDS; i++)
-		at += snprintf(text + at, sizeof(text) - (size_t)at, " %s=%lu", names[i], totals.done[i]);
-	say("stat live=%d draining=%d others=%d made=%lu closed=%lu lost=%lu failed=%lu flushed=%lu other_errors=%lu messages=%lu announced=%lu "
-	    "invalidated=%lu heap=%zu%s",
-	    count(LIVE), count(DRAINING), count(RESOLVING) + count(CONNECTING), totals.made, totals.closed, totals.lost,
-	    totals.attempts_failed, totals.flushed, totals.other_errors, totals.messages, totals.announced, totals.invalidated, memory.uordblks, text);
+		at += snprintf(text + at, sizeof(text) - (size_t)at, " %s=%lu", names[i],
+			       totals.done[i]);
+	say("stat live=%d draining=%d others=%d made=%lu closed=%lu lost=%lu failed=%lu "
+	    "flushed=%lu other_errors=%lu messages=%lu announced=%lu invalidated=%lu heap=%zu%s",
+	    count(LIVE), count(DRAINING), count(RESOLVING) + count(CONNECTING), totals.made,
+	    totals.closed, totals.lost, totals.attempts_failed, totals.flushed,
+	    totals.other_errors, totals.messages, totals.announced, totals.invalidated,
+	    memory.uordblks, text);
 }
 
 static void commands(void)
@@ -115,7 +121,8 @@ static void commands(void)
 /* Sleeps until something happens, for 50 ms at most. */
 static void wait_for_work(void)
 {
-	struct pollfd fds[4] = { { 0, POLLIN, 0 }, { channel_fd(), POLLIN, 0 }, { async_fd(), POLLIN, 0 }, { -1, POLLIN, 0 } };
+	struct pollfd fds[4] = { { 0, POLLIN, 0 }, { channel_fd(), POLLIN, 0 },
+				 { async_fd(), POLLIN, 0 }, { -1, POLLIN, 0 } };
 	struct ibv_cq *cq;
 	void *own;
 
@@ -136,7 +143,8 @@ static void close_all(void)
 {
 	if (!srq)
 		return;
-	if (ibv_destroy_srq(srq) || ibv_destroy_cq(queues[0]) || ibv_destroy_cq(queues[1]) || ibv_destroy_comp_channel(completions))
+	if (ibv_destroy_srq(srq) || ibv_destroy_cq(queues[0]) || ibv_destroy_cq(queues[1]) ||
+	    ibv_destroy_comp_channel(completions))
 		wrong("an object cannot be destroyed");
 }
 
@@ -148,8 +156,9 @@ int main(int argc, char **argv)
 	if (argc != 5)
 		return 2;
 	random_state = strtoull(argv[4], NULL, 0);
-	/* Plans and staging are large, and pools keep as many as were ever needed at a time. Apart from these, memory is what connections have,
-	 * so that a leak of a few octets for each is seen. */
+	/* Plans and staging are large, and pools keep as many as were ever needed at a time. Apart
+	 * from these, memory is what connections have, so that a leak of a few octets for each is
+	 * seen. */
 	mallopt(M_MMAP_THRESHOLD, 64 << 10);
 	fcntl(0, F_SETFL, O_NONBLOCK);
 	if (server)

@@ -1,10 +1,12 @@
-//! `cargo xtask soak`: two processes keep 64 connections busy with every operation, while the network and the processes
-//! are disturbed.
+//! `cargo xtask soak`: two processes keep 64 connections busy with every operation, while the
+//! network and the processes are disturbed.
 //!
-//! The ends are a C program on our libraries (`main.c` and its neighbours). It verifies the content of all that completes, and that each
-//! request has exactly one completion, in order. This side disturbs, one kind at a time ([`disturb`]), and holds both ends to what
-//! they may lose: a connection is lost only by a disturbance that ends connections, and after each disturbance all of them are there again.
-//! Memory, descriptors and threads of both processes are measured in each quiet time ([`growth`]).
+//! The ends are a C program on our libraries (`main.c` and its neighbours). It verifies the content
+//! of all that completes, and that each request has exactly one completion, in order. This side
+//! disturbs, one kind at a time ([`disturb`]), and holds both ends to what they may lose: a
+//! connection is lost only by a disturbance that ends connections, and after each disturbance all
+//! of them are there again. Memory, descriptors and threads of both processes are measured in each
+//! quiet time ([`growth`]).
 
 mod disturb;
 mod end;
@@ -17,14 +19,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use clap::Args;
 use rustix::process::geteuid;
-use xtask::context::{Context, find_program};
+use xtask::context::Context;
 use xtask::install;
 use xtask::outcome::Outcome;
 
+use crate::needs;
+
 use disturb::{Kind, Random};
-use end::{End, Side};
+use end::End;
 use growth::Growth;
-use place::Place;
+use place::{Place, Side};
 use report::Report;
 
 /// Arguments of `cargo xtask soak`.
@@ -44,7 +48,8 @@ pub(crate) struct SoakArgs {
     inside: Option<std::path::PathBuf>,
 }
 
-/// How long all connections may take to come back. A busy machine needs some time for 64 of them, and nothing measures time here.
+/// How long all connections may take to come back. A busy machine needs some time for 64 of them,
+/// and nothing measures time here.
 const RECOVERY: Duration = Duration::from_secs(120);
 /// Quiet time between two disturbances.
 const QUIET: Duration = Duration::from_millis(1500);
@@ -55,21 +60,14 @@ const SILENCE: Duration = Duration::from_secs(6);
 
 /// Runs the command.
 ///
-/// # Errors
-/// When something was lost, corrupted, completed twice or not at all, or has grown, or when it cannot be run.
+/// Fails if something was lost, corrupted, completed twice or not at all, or has grown, or when it
+/// cannot be run.
 pub(crate) fn command(args: &SoakArgs) -> Result<Outcome> {
     if let Some(prefix) = &args.inside {
         return soak(args, prefix).map(|()| Outcome::Passed);
     }
-    let headers = ["infiniband/verbs.h", "rdma/rdma_cma.h"];
-    let there = |name: &&str| std::path::Path::new("/usr/include").join(name).exists();
-    if !headers.iter().all(there) {
-        return Ok(Outcome::Skipped(
-            "needs libibverbs-dev and librdmacm-dev".into(),
-        ));
-    }
-    if find_program("ip").is_none() {
-        return Ok(Outcome::Skipped("needs iproute2".into()));
+    if let Some(why) = needs::missing_of(&["libibverbs-dev", "librdmacm-dev", "iproute2"]) {
+        return Ok(Outcome::Skipped(why));
     }
     if let Some(why) = place::obstacle(geteuid().is_root()) {
         return Ok(Outcome::Skipped(format!("no network namespaces: {why}")));
@@ -181,8 +179,9 @@ impl Soak {
         Ok(())
     }
 
-    /// Waits until the ends have judged all connections that were silent. When a cut is over, TCP repeats what was lost only seconds later, and
-    /// until then the time runs after which a silent peer is taken for gone.
+    /// Waits until the ends have judged all connections that were silent. When a cut is over, TCP
+    /// repeats what was lost only seconds later, and until then the time runs after which a silent
+    /// peer is taken for gone.
     fn let_silence_end(&mut self) -> Result<()> {
         let end = Instant::now() + SILENCE;
         while Instant::now() < end {

@@ -1,4 +1,5 @@
-/* Operations of both ends: what is posted, what each completion must be, and what must have happened then. */
+/* Operations of both ends: what is posted, what each completion must be, and what must have
+ * happened then. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <stddef.h>
@@ -15,7 +16,8 @@ struct message {
 	uint64_t sequence;
 };
 
-/* Tags in the upper octet of a wr_id. The rest: number, place of the connection, place of the request or receive. */
+/* Tags in the upper octet of a wr_id. The rest: number, place of the connection, place of the
+ * request or receive. */
 enum { OUR_REQUEST = 1, OUR_RECEIVE = 2, SHARED_RECEIVE = 3 };
 
 static char shared_in[SHARED][MESSAGE];
@@ -25,7 +27,8 @@ static uint32_t last_number;
 
 static uint64_t wr_id(int tag, uint32_t number, const struct pair *p, int place)
 {
-	return (uint64_t)tag << 56 | (uint64_t)(number & 0xffffff) << 32 | (uint64_t)(p - pairs) << 16 | (uint64_t)place;
+	return (uint64_t)tag << 56 | (uint64_t)(number & 0xffffff) << 32 |
+		(uint64_t)(p - pairs) << 16 | (uint64_t)place;
 }
 
 static uint64_t seed_of(uint64_t side, uint64_t sequence, int what)
@@ -36,7 +39,8 @@ static uint64_t seed_of(uint64_t side, uint64_t sequence, int what)
 static void post_receive(struct pair *p, int place)
 {
 	struct ibv_sge sge = { (uintptr_t)p->arena->in[place], MESSAGE, p->mr->lkey };
-	struct ibv_recv_wr wr = { .wr_id = wr_id(OUR_RECEIVE, 0, p, place), .sg_list = &sge, .num_sge = 1 }, *bad;
+	struct ibv_recv_wr wr = { .wr_id = wr_id(OUR_RECEIVE, 0, p, place), .sg_list = &sge,
+				  .num_sge = 1 }, *bad;
 	int status = ibv_post_recv(p->id->qp, &wr, &bad);
 
 	if (status)
@@ -48,7 +52,8 @@ static void post_receive(struct pair *p, int place)
 void post_shared(int place)
 {
 	struct ibv_sge sge = { (uintptr_t)shared_in[place], MESSAGE, 0 };
-	struct ibv_recv_wr wr = { .wr_id = (uint64_t)SHARED_RECEIVE << 56 | place, .sg_list = &sge, .num_sge = 1 }, *bad;
+	struct ibv_recv_wr wr = { .wr_id = (uint64_t)SHARED_RECEIVE << 56 | place, .sg_list = &sge,
+				  .num_sge = 1 }, *bad;
 	int status;
 
 	if (!shared_mr)
@@ -77,7 +82,8 @@ static struct request *take(struct pair *p, enum kind kind, int signaled)
 
 	while (p->requests[place].posted)
 		place++;
-	p->requests[place] = (struct request){ .kind = kind, .posted = 1, .signaled = signaled, .number = ++last_number & 0xffffff };
+	p->requests[place] = (struct request){ .kind = kind, .posted = 1, .signaled = signaled,
+					       .number = ++last_number & 0xffffff };
 	p->order[p->in_flight++] = (unsigned char)place;
 	return &p->requests[place];
 }
@@ -110,11 +116,14 @@ static void post(struct pair *p, struct request *r, struct ibv_send_wr wr, uint3
 }
 
 /* Makes and posts a Send. All but acknowledgements take a credit. */
-static void send_message(struct pair *p, uint32_t kind, uint32_t word, uint32_t length, uint32_t invalidate)
+static void send_message(struct pair *p, uint32_t kind, uint32_t word, uint32_t length,
+			 uint32_t invalidate)
 {
 	struct request *r = take(p, invalidate ? SEND_INV : SEND, 1);
-	struct message m = { .kind = kind, .word = word, .length = length, .sequence = kind == ACK ? 0 : ++p->sent };
-	struct ibv_send_wr wr = { .opcode = invalidate ? IBV_WR_SEND_WITH_INV : IBV_WR_SEND, .invalidate_rkey = invalidate };
+	struct message m = { .kind = kind, .word = word, .length = length,
+			     .sequence = kind == ACK ? 0 : ++p->sent };
+	struct ibv_send_wr wr = { .opcode = invalidate ? IBV_WR_SEND_WITH_INV : IBV_WR_SEND,
+				  .invalidate_rkey = invalidate };
 
 	memcpy(buffer(p, r), &m, sizeof(m));
 	fill(buffer(p, r) + sizeof(m), length, seed_of(p->mine, m.sequence, SEND), 0);
@@ -166,7 +175,8 @@ static void write_and_read_back(struct pair *p)
 static void write_with_immediate(struct pair *p)
 {
 	int slot = (int)(number() % SLOTS);
-	struct ibv_send_wr wr = remote(p, IBV_WR_RDMA_WRITE_WITH_IMM, offsetof(struct reach, announced[slot]));
+	struct ibv_send_wr wr = remote(p, IBV_WR_RDMA_WRITE_WITH_IMM,
+				       offsetof(struct reach, announced[slot]));
 	uint32_t length = random_length(SLOT);
 	struct request *r;
 
@@ -191,7 +201,9 @@ static void read_remote(struct pair *p)
 
 static void atomic(struct pair *p, int swap)
 {
-	struct ibv_send_wr wr = { .opcode = swap ? IBV_WR_ATOMIC_CMP_AND_SWP : IBV_WR_ATOMIC_FETCH_AND_ADD };
+	struct ibv_send_wr wr = {
+		.opcode = swap ? IBV_WR_ATOMIC_CMP_AND_SWP : IBV_WR_ATOMIC_FETCH_AND_ADD,
+	};
 	struct request *r = take(p, swap ? COMPARE_SWAP : FETCH_ADD, 1);
 	uint64_t operand = number();
 
@@ -224,7 +236,8 @@ static void bind_window(struct pair *p)
 	p->window_key = ibv_inc_rkey(p->window_key);
 	wr.bind_mw.mw = p->mw;
 	wr.bind_mw.rkey = p->window_key;
-	wr.bind_mw.bind_info = (struct ibv_mw_bind_info){ p->mr, (uintptr_t)p->arena->reach.window, WINDOW, IBV_ACCESS_REMOTE_WRITE };
+	wr.bind_mw.bind_info = (struct ibv_mw_bind_info){ p->mr, (uintptr_t)p->arena->reach.window,
+							  WINDOW, IBV_ACCESS_REMOTE_WRITE };
 	post(p, r, wr, 0);
 	if (p->state != LIVE)
 		return;
@@ -234,7 +247,8 @@ static void bind_window(struct pair *p)
 		return;
 	}
 	r = take(p, LOCAL_INV, 1);
-	post(p, r, (struct ibv_send_wr){ .opcode = IBV_WR_LOCAL_INV, .invalidate_rkey = p->window_key }, 0);
+	post(p, r, (struct ibv_send_wr){ .opcode = IBV_WR_LOCAL_INV,
+					 .invalidate_rkey = p->window_key }, 0);
 }
 
 /* Answers an offer: a Write through the window, and a Send that invalidates it. */
@@ -265,17 +279,20 @@ void say_farewell(struct pair *p)
 
 int idle(const struct pair *p)
 {
-	return p->in_flight == 0 && p->sent == p->acknowledged && !p->window_open && !p->offer && p->unacknowledged == 0;
+	return p->in_flight == 0 && p->sent == p->acknowledged && !p->window_open && !p->offer &&
+		p->unacknowledged == 0;
 }
 
 void issue(struct pair *p)
 {
-	static const enum kind choice[] = { SEND, SEND, SEND, WRITE, WRITE, WRITE_IMM, WRITE_IMM, READ, READ, FETCH_ADD, COMPARE_SWAP, BIND };
+	static const enum kind choice[] = { SEND, SEND, SEND, WRITE, WRITE, WRITE_IMM, WRITE_IMM,
+					    READ, READ, FETCH_ADD, COMPARE_SWAP, BIND };
 
 	if (!p->may_speak)
 		return;
 	/* Towards the end each message is acknowledged. */
-	if (p->unacknowledged >= (p->farewell || p->heard_farewell ? 1 : ACKNOWLEDGE) && p->in_flight < DEPTH) {
+	if (p->unacknowledged >= (p->farewell || p->heard_farewell ? 1 : ACKNOWLEDGE) &&
+	    p->in_flight < DEPTH) {
 		uint32_t n = (uint32_t)p->unacknowledged;
 		p->unacknowledged = 0;
 		send_message(p, ACK, n, 0, 0);
@@ -285,10 +302,12 @@ void issue(struct pair *p)
 		p->offer = 0;
 		use_window(p, key);
 	}
-	for (int tries = 0; tries < 3 && p->state == LIVE && !p->farewell && !p->heard_farewell && may_send(p); tries++) {
+	for (int tries = 0; tries < 3 && p->state == LIVE && !p->farewell && !p->heard_farewell &&
+	     may_send(p); tries++) {
 		switch (choice[number() % (sizeof(choice) / sizeof(*choice))]) {
 		case SEND:
-			send_message(p, DATA, 0, random_length(MESSAGE - sizeof(struct message)), 0);
+			send_message(p, DATA, 0, random_length(MESSAGE - sizeof(struct message)),
+				     0);
 			break;
 		case WRITE:
 			write_and_read_back(p);
@@ -327,14 +346,16 @@ static void completed(struct pair *p, const struct request *r)
 	case COMPARE_SWAP:
 		memcpy(&found, b, 8);
 		if (found != r->expected)
-			wrong("connection %d: an atomic operation found %lx instead of %lx", p->index, found, r->expected);
+			wrong("connection %d: an atomic operation found %lx instead of %lx",
+			      p->index, found, r->expected);
 		break;
 	default:
 		break;
 	}
 }
 
-/* A completion of a request: it is posted, and the oldest one that is signaled. Those before it are done without a completion. */
+/* A completion of a request: it is posted, and the oldest one that is signaled. Those before it are
+ * done without a completion. */
 static void request_completed(const struct ibv_wc *wc)
 {
 	struct pair *p = &pairs[wc->wr_id >> 16 & 0xffff];
@@ -345,7 +366,8 @@ static void request_completed(const struct ibv_wc *wc)
 		wrong("connection %d: request %lx has two completions", p->index, wc->wr_id);
 	while (p->order[at] != place) {
 		if (p->requests[p->order[at]].signaled)
-			wrong("connection %d: request %lx completes before an earlier one", p->index, wc->wr_id);
+			wrong("connection %d: request %lx completes before an earlier one",
+			      p->index, wc->wr_id);
 		p->requests[p->order[at]].posted = 0;
 		totals.done[p->requests[p->order[at]].kind] += wc->status == IBV_WC_SUCCESS;
 		at++;
@@ -366,7 +388,8 @@ static void message_arrived(struct pair *p, const char *in, const struct ibv_wc 
 
 	memcpy(&m, in, sizeof(m));
 	if (wc->byte_len != sizeof(m) + m.length)
-		wrong("connection %d: %u octets instead of %u", p->index, wc->byte_len, (uint32_t)sizeof(m) + m.length);
+		wrong("connection %d: %u octets instead of %u", p->index, wc->byte_len,
+		      (uint32_t)sizeof(m) + m.length);
 	verify(in + sizeof(m), m.length, seed_of(p->theirs, m.sequence, SEND), 0, p, "a Send");
 	if (m.kind == ACK) {
 		p->acknowledged += m.word;
@@ -375,13 +398,17 @@ static void message_arrived(struct pair *p, const char *in, const struct ibv_wc 
 		return;
 	}
 	if (m.sequence != ++p->received)
-		wrong("connection %d: message %lu instead of %lu", p->index, m.sequence, p->received);
+		wrong("connection %d: message %lu instead of %lu", p->index, m.sequence,
+		      p->received);
 	p->unacknowledged++;
 	totals.messages++;
 	if (wc->wc_flags & IBV_WC_WITH_INV) {
 		if (!p->window_open || wc->invalidated_rkey != p->window_key)
-			wrong("connection %d: %x was invalidated instead of %x", p->index, wc->invalidated_rkey, p->window_key);
-		verify(p->arena->reach.window, WINDOW, seed_of(p->theirs, p->window_key, WRITE_WINDOW), 0, p, "a Write through a window");
+			wrong("connection %d: %x was invalidated instead of %x", p->index,
+			      wc->invalidated_rkey, p->window_key);
+		verify(p->arena->reach.window, WINDOW,
+		       seed_of(p->theirs, p->window_key, WRITE_WINDOW), 0, p,
+			       "a Write through a window");
 		p->window_open = 0;
 		totals.invalidated++;
 	} else if (m.kind == OFFER) {
@@ -401,8 +428,10 @@ static void arrived(struct pair *p, const char *in, const struct ibv_wc *wc)
 	}
 	p->received++;
 	if (imm >> 2 != (uint32_t)p->received << 2 >> 2)
-		wrong("connection %d: immediate data %x instead of message %lu", p->index, imm, p->received);
-	verify(p->arena->reach.announced[imm % SLOTS], wc->byte_len, seed_of(p->theirs, p->received, WRITE_IMM), 0, p,
+		wrong("connection %d: immediate data %x instead of message %lu", p->index, imm,
+		      p->received);
+	verify(p->arena->reach.announced[imm % SLOTS], wc->byte_len,
+	       seed_of(p->theirs, p->received, WRITE_IMM), 0, p,
 	       "a Write with immediate data");
 	p->unacknowledged++;
 	totals.announced++;
@@ -411,7 +440,8 @@ static void arrived(struct pair *p, const char *in, const struct ibv_wc *wc)
 static struct pair *by_number(uint32_t qp_num)
 {
 	for (int i = 0; i < PLACES; i++)
-		if (pairs[i].state >= CONNECTING && pairs[i].id->qp && pairs[i].id->qp->qp_num == qp_num)
+		if (pairs[i].state >= CONNECTING && pairs[i].id->qp &&
+		    pairs[i].id->qp->qp_num == qp_num)
 			return &pairs[i];
 	wrong("a completion of a queue pair that is not there");
 }
@@ -433,7 +463,8 @@ static void failed(struct pair *p, const struct ibv_wc *wc)
 	case IBV_WC_GENERAL_ERR:
 		break;
 	default:
-		wrong("connection %d: a %s fails: %s", p->index, what[wc->wr_id >> 56], ibv_wc_status_str(wc->status));
+		wrong("connection %d: a %s fails: %s", p->index, what[wc->wr_id >> 56],
+		      ibv_wc_status_str(wc->status));
 	}
 	if (!p->failure)
 		p->failure = ibv_wc_status_str(wc->status);
@@ -454,7 +485,8 @@ static void take_completion(const struct ibv_wc *wc)
 		*posted = 0;
 		p->may_speak = 1;
 		if (wc->status == IBV_WC_SUCCESS)
-			arrived(p, tag == SHARED_RECEIVE ? shared_in[place] : p->arena->in[place], wc);
+			arrived(p, tag == SHARED_RECEIVE ? shared_in[place] : p->arena->in[place],
+				wc);
 		if (tag == SHARED_RECEIVE) {
 			post_shared(place);
 		} else {
@@ -489,7 +521,8 @@ void judge(void)
 
 	for (int i = 0; i < PLACES; i++)
 		some |= pairs[i].state >= CONNECTING && pairs[i].failure;
-	/* The requests of a failed connection complete in another queue than its receives, so some successes may not have been read yet. */
+	/* The requests of a failed connection complete in another queue than its receives, so some
+	 * successes may not have been read yet. */
 	while (some && reap())
 		;
 	for (int i = 0; some && i < PLACES; i++) {

@@ -1,4 +1,5 @@
-//! Where the ends run: two network namespaces with a virtual cable between them. They and all processes in them end with this program.
+//! Where the ends run: two network namespaces with a virtual cable between them. They and all
+//! processes in them end with this program.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -6,7 +7,21 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context as _, Result, bail};
 use xtask::context::Context;
 
-use super::end::Side;
+/// Which end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    Server,
+    Client,
+}
+
+impl Side {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Server => "server",
+            Self::Client => "client",
+        }
+    }
+}
 
 /// The server's address, and its port.
 const SERVER: (&str, &str) = ("10.77.1.1", "7471");
@@ -165,7 +180,8 @@ impl Place {
             .args([side.name(), SERVER.0, SERVER.1, &seed.to_string()])
             .env("LD_LIBRARY_PATH", self.prefix.join("lib/iwarp"))
             .env("IWARP_PEER_TIMEOUT_S", PEER_TIMEOUT)
-            // Freed blocks that the allocator keeps for a thread count as allocated, some 230 KiB of each thread at most.
+            // Freed blocks that the allocator keeps for a thread count as allocated, some 230 KiB
+            // of each thread at most.
             .env("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0");
         command
     }

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::disturb::Kind;
-use super::end::{End, Side};
+use super::end::End;
 use super::growth::{Growth, Sample};
+use super::place::Side;
 
 /// Counters of both ends, with what they mean.
 const OPERATIONS: [(&str, &str); 13] = [

@@ -1,5 +1,5 @@
-/* What the parts of the soak program share. One process runs it as the server and another one as the client; both issue operations
- * on all connections and verify what completes. */
+/* What the parts of the soak program share. One process runs it as the server and another one as
+ * the client; both issue operations on all connections and verify what completes. */
 #ifndef SOAK_H
 #define SOAK_H
 
@@ -13,7 +13,8 @@ enum {
 	DEPTH = 16, /* requests of a connection at a time */
 	CREDITS = 16, /* messages that the peer has not acknowledged */
 	RECEIVES = 48, /* receives of a connection: credits, and the acknowledgements of ours */
-	SHARED = 32 * RECEIVES, /* receives of the shared receive queue, which each second connection uses */
+	/* receives of the shared receive queue, which each second connection uses */
+	SHARED = 32 * RECEIVES,
 	MESSAGE = 4096, /* octets of the longest Send */
 	SLOT = 32768, /* octets of the longest Write or Read */
 	SLOTS = 4, /* areas for Writes of each kind */
@@ -36,13 +37,15 @@ struct arena {
 	char in[RECEIVES][MESSAGE];
 };
 
-/* The private data of a connection's set-up: where the sender's `reach` is, and the seed of its contents. */
+/* The private data of a connection's set-up: where the sender's `reach` is, and the seed of its
+ * contents. */
 struct hello {
 	uint64_t addr, seed;
 	uint32_t rkey, index;
 };
 
-enum kind { SEND, WRITE, READ_BACK, WRITE_IMM, READ, FETCH_ADD, COMPARE_SWAP, BIND, LOCAL_INV, WRITE_WINDOW, SEND_INV, KINDS };
+enum kind { SEND, WRITE, READ_BACK, WRITE_IMM, READ, FETCH_ADD, COMPARE_SWAP, BIND, LOCAL_INV,
+	    WRITE_WINDOW, SEND_INV, KINDS };
 
 struct request {
 	enum kind kind;
@@ -56,12 +59,15 @@ enum state { NONE, RESOLVING, CONNECTING, LIVE, DRAINING };
 struct pair {
 	enum state state;
 	int index, shared, farewell, heard_farewell, disconnected, last_receive;
-	int may_speak; /* the server waits for the client's first message, because the client then knows what to expect */
+	/* the server waits for the client's first message, because the client then knows what to
+	 * expect */
+	int may_speak;
 	struct rdma_cm_id *id;
 	struct ibv_mr *mr;
 	struct ibv_mw *mw;
 	struct arena *arena;
-	uint64_t mine, theirs, remote; /* seeds of contents, and the address of the peer's `reach` */
+	/* seeds of contents, and the address of the peer's `reach` */
+	uint64_t mine, theirs, remote;
 	uint32_t rkey;
 	struct request requests[DEPTH];
 	unsigned char order[DEPTH]; /* posted requests, oldest first */
@@ -94,11 +100,13 @@ extern struct ibv_comp_channel *completions;
 uint64_t now_ms(void);
 uint64_t number(void); /* the next random number */
 void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
-void wrong(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn)); /* reports a broken promise and exits */
+/* reports a broken promise and exits */
+void wrong(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
 
 /* content.c */
 void fill(void *to, uint32_t length, uint64_t seed, uint64_t offset);
-void verify(const void *from, uint32_t length, uint64_t seed, uint64_t offset, const struct pair *p, const char *what);
+void verify(const void *from, uint32_t length, uint64_t seed, uint64_t offset, const struct pair *p,
+	    const char *what);
 
 /* operations.c */
 void start_operations(struct pair *p);

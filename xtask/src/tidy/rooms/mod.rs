@@ -18,25 +18,25 @@ use table::{Arrows, Section};
 
 /// The table of rooms.
 pub(crate) const FILE: &str = "xtask/rooms.txt";
-/// The modules of each crate below `crates/`.
+/// The modules of `conformance` and of each crate below `crates/`.
 #[derive(Default)]
 pub(crate) struct Crates {
     modules: BTreeMap<String, Modules>,
 }
 
 impl Crates {
-    /// Adds a source file. Files that belong to no crate below `crates/`, and tests, are ignored.
+    /// Adds a source file. Files of other crates, and tests, are ignored.
     pub(crate) fn add(&mut self, file: &str, text: &str) {
-        let mut parts = file.split('/');
-        let (Some("crates"), Some(name), Some("src")) = (parts.next(), parts.next(), parts.next())
-        else {
-            return;
+        let parts: Vec<&str> = file.split('/').collect();
+        let (name, path) = match parts[..] {
+            ["crates", name, "src", ref path @ ..] => (format!("crates/{name}"), path),
+            ["conformance", "src", ref path @ ..] => ("conformance".to_owned(), path),
+            _ => return,
         };
-        let path: Vec<&str> = parts.collect();
         self.modules
-            .entry(format!("crates/{name}"))
+            .entry(name)
             .or_default()
-            .add(&path, text);
+            .add(path, text);
     }
 
     /// Returns the rooms that there are, and what they name, as the table has it: each room below

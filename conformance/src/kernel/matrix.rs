@@ -1,5 +1,6 @@
-//! The programs of the distribution between our module in a guest and a peer: itself, our library on this machine, or the kernel's siw in
-//! a second guest. Each runs in both directions, and with both families of addresses where it can.
+//! The distribution's programs between our module in a guest and a peer: the module itself, our
+//! library on this machine, or the kernel's siw in a second guest. Each program runs in both
+//! directions, and over IPv4 and IPv6 if it supports both.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::Path;
@@ -9,20 +10,22 @@ use clap::ValueEnum;
 use xtask::context::Context;
 use xtask::process::Log;
 
-use crate::boot::Boot;
+use super::boot::Boot;
+use super::ends::{End, Family, Ports};
+use super::script;
+use super::suite;
+use crate::case::Verdict;
 use crate::complaints;
-use crate::device;
-use crate::ends::{End, Family, Ports};
 use crate::excuses;
+use crate::guest::host::Host;
+use crate::guest::image::Image;
+use crate::guest::{Cable, GUEST_TAP, GUEST_USER, Guest, Machine, Output, last_lines};
+use crate::needs::{self, Suite};
 use crate::programs::{self, Program};
 use crate::rows::{Once, Rows};
 use crate::siw;
-use crate::siw::guest::{Cable, GUEST_TAP, GUEST_USER, Guest, Machine};
-use crate::siw::image::Image;
-use crate::siw::needs::{self, Needs};
-use crate::suite;
 
-/// Whom the module talks to.
+/// The module's peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Peer {
     /// Both ends on the module, in one guest
@@ -33,7 +36,7 @@ pub(crate) enum Peer {
     Siw,
 }
 
-/// Rows whose names are these are enough to see that the module works.
+/// The rows of `--few`.
 const FEW: &[&str] = &[
     "rping",
     "ucmatose",
@@ -43,19 +46,19 @@ const FEW: &[&str] = &[
     "ib_send_bw-4096",
 ];
 
-/// Which rows run.
+/// The choice of rows.
 pub(crate) struct Choice<'a> {
     pub(crate) peers: &'a [Peer],
-    /// Only those whose titles contain one of these.
+    /// If there are any, only rows whose titles contain one of these.
     pub(crate) only: &'a [String],
     /// Only [`FEW`].
     pub(crate) few: bool,
-    /// Storage of the kernel instead of programs.
+    /// Kernel storage instead of programs.
     pub(crate) storage: bool,
 }
 
 impl Choice<'_> {
-    /// Whether a row runs, by its name without the ends, and its title.
+    /// Returns `true` if a row runs. `name` is its title without the ends.
     fn wants(&self, name: &str, title: &str) -> bool {
         (!self.few || FEW.contains(&name))
             && (self.only.is_empty() || self.only.iter().any(|text| title.contains(text)))
@@ -102,22 +105,21 @@ const SIW: Card = Card {
 };
 
 impl Card {
-    /// Makes the device.
-    ///
-    /// # Errors
-    /// When the driver does not take the card.
+    /// Creates the RDMA device.
     pub(crate) fn link(&self, guest: &Guest, kind: &str) -> Result<()> {
         let Self {
             netdev, device, v6, ..
         } = self;
         let script = format!(
-            "rdma link add {device} type {kind} netdev {netdev} && /usr/bin/ip -6 addr add {v6}/64 dev {netdev} nodad
-            for i in $(seq 50); do [ -e /dev/infiniband/rdma_cm ] && exit 0; sleep 0.1; done; exit 1"
+            "rdma link add {device} type {kind} netdev {netdev} &&
+                /usr/bin/ip -6 addr add {v6}/64 dev {netdev} nodad
+            for i in $(seq 50); do [ -e /dev/infiniband/rdma_cm ] && exit 0; sleep 0.1; done
+            exit 1"
         );
         guest.must(&script, 60).map(drop)
     }
 
-    /// This card's end of a connection.
+    /// Returns this card's end of a connection.
     pub(crate) const fn end<'a>(&self, guest: &'a Guest) -> End<'a> {
         End::Device {
             guest,
@@ -128,10 +130,9 @@ impl Card {
     }
 }
 
-/// Boots what the peers need, runs the rows, and prints the table. Returns how many failed.
+/// Boots the guests, runs the rows, and prints the table. Returns the number of failures.
 ///
-/// # Errors
-/// When a guest cannot be started, or the module leaves memory when it goes.
+/// Fails if a guest does not start, or the module leaks memory.
 pub(crate) fn run(
     context: &Context,
     choice: &Choice<'_>,
@@ -145,8 +146,8 @@ pub(crate) fn run(
         if !rustix::process::geteuid().is_root() {
             bail!("the TAP device needs root");
         }
-        needs::require_packages(Needs::Siw, log)?;
-        Some(siw::our_programs(context, cache, log)?)
+        needs::require_packages(Suite::Siw, log)?;
+        Some(Host::build(context, cache, log)?)
     } else {
         None
     };
@@ -211,12 +212,12 @@ pub(crate) fn run(
         }
         _ => guest,
     };
-    device::unload(&guest, boot.limit(60))?;
+    script::unload(&guest, boot.limit(60))?;
     boot.look_for_leaks(&guest, log)?;
     Ok(failed)
 }
 
-/// The second guest, with siw.
+/// Boots the second guest, with siw.
 fn siw_guest(
     boot: &Boot,
     image: &Image,
@@ -282,7 +283,7 @@ impl Matrix<'_> {
                         once(guest, siw, result.map(|(note, _)| note))
                     },
                     |_, error| excuses::of_programs(error),
-                    |said| complaints::first(said).map(str::to_owned),
+                    complaints::first,
                 )?;
                 can_go_on(&said)?;
             }
@@ -305,14 +306,13 @@ impl Matrix<'_> {
                 once(guest, None, result)
             },
             |_, _| None,
-            |said| complaints::first(said).map(str::to_owned),
+            complaints::first,
         )?;
         can_go_on(&said)
     }
 }
 
-/// # Errors
-/// When the guest's kernel is broken.
+/// Fails if the guest's kernel has crashed.
 fn can_go_on(said: &str) -> Result<()> {
     if complaints::first(said).is_some_and(|line| line.contains("BUG:")) {
         bail!("the guest's kernel cannot go on");
@@ -320,21 +320,23 @@ fn can_go_on(said: &str) -> Result<()> {
     Ok(())
 }
 
-/// The result of a row, with what the kernels said. That of siw may warn; it must not be broken.
+/// Returns the result of a row and the kernel messages. siw's kernel may print warnings but must
+/// not crash.
 fn once(guest: &Guest, siw: Option<&Guest>, mut result: Result<String>) -> Result<Once> {
     if let Some(other) = siw {
         let said = other.kernel_messages();
-        if let Some(line) = siw::broken(&said) {
+        if let Some(line) = complaints::fatal(&said) {
             bail!("siw's kernel cannot go on: {line}");
         }
         if let (Err(error), false) = (&result, said.is_empty()) {
             result = Err(anyhow::anyhow!("{error:#} | siw's kernel: {}", said.trim()));
         }
     }
-    Ok((result, guest.kernel_messages()))
+    Ok((result.map(Verdict::Passed), guest.kernel_messages()))
 }
 
-/// Runs both ends of a program, and checks what they wrote. Returns the note for the table, and all that the client wrote.
+/// Runs both ends of a program, and checks their output. Returns the note for the table, and the
+/// client's output.
 pub(crate) fn talk(
     ports: &Ports,
     client: &End<'_>,
@@ -350,7 +352,7 @@ pub(crate) fn talk(
     result
 }
 
-/// As [`talk`], without what runs before and after.
+/// Does the same as [`talk`] without the scripts before and after.
 fn talk_once(
     ports: &Ports,
     client: &End<'_>,
@@ -369,9 +371,9 @@ fn talk_once(
     let answered = if program.rules.stays {
         let text = serving.said();
         drop(serving);
-        siw::guest::Output { code: 0, text }
+        Output { code: 0, text }
     } else {
-        // After the client has failed the server may wait for ever.
+        // If the client has failed, the server may wait for ever.
         serving.wait(if asked.code == 0 { limit } else { 5 })?
     };
     log.line(&answered.text);
@@ -380,9 +382,9 @@ fn talk_once(
         bail!(
             "client ended with {}: {} | server with {}: {}",
             asked.code,
-            siw::lab::last_lines(&asked.text),
+            last_lines(&asked.text),
             answered.code,
-            siw::lab::last_lines(&answered.text),
+            last_lines(&answered.text),
         );
     }
     let note = program.judge(&answered, &asked)?;

@@ -1,8 +1,8 @@
-//! Storage of the kernel on the module when the network between two machines is cut, or the server's machine is lost.
+//! Kernel storage on the module when the network between two machines fails, or the server crashes.
 //!
-//! Server and client are two guests with a cable between them. Inside one guest nothing can be cut: what two of its addresses say to each other stays in the guest
-//! when a card is down. The server's disk is a file, so what the server has acknowledged must be there when it was killed and
-//! starts again.
+//! Server and client are two guests with a cable between them, because traffic inside one guest
+//! never reaches a card. The server's disk is a file, so data that the server has acknowledged must
+//! survive its crash and restart.
 
 use std::fs::File;
 use std::path::Path;
@@ -11,36 +11,39 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use xtask::process::Log;
 
-use crate::boot::Boot;
-use crate::device::{expect_failure, prelude, verdict};
+use super::boot::Boot;
+use super::script::{verdict, whole};
+use crate::case::{Verdict, is_chosen};
 use crate::excuses;
-use crate::siw::guest::{Cable, Guest, Machine, Output, Running};
-use crate::siw::image::Image;
+use crate::guest::image::Image;
+use crate::guest::{Cable, Guest, Machine, Output, Running};
+use crate::rows::Rows;
 
-/// What happens to the two machines.
+/// A scenario for the two machines.
 struct Cut {
     name: &'static str,
-    /// What the server does at first.
+    /// The server's first script.
     server: &'static str,
-    /// What the client does meanwhile.
+    /// The client's script.
     client: &'static str,
-    /// What the server does when it was killed and is started anew.
+    /// The server's script after it was killed and restarted.
     again: &'static str,
-    /// What the server does in the end.
+    /// The server's last script.
     end: &'static str,
 }
 
-/// Lines by which the client asks for what it cannot do itself.
+/// Lines by which the client's script makes requests to this program.
 const PULL: &str = "@pull the cable";
 const PUT: &str = "@put the cable back";
 const KILL: &str = "@kill the server";
-/// Octets of the server's disk.
+/// Size of the server's disk in bytes.
 const DISK: u64 = 64 << 20;
-/// Seconds for one cut.
+/// Time limit of one cut, in seconds.
 const LIMIT: u64 = 300;
 
-/// For all scripts: `loaded` loads the module and makes a link for the cable, `down N` pulls the cable for so many seconds, in the
-/// midst of the load, and `killed` kills the server then. What was disconnected while the cable was pulled may take another minute to end.
+/// Begins all scripts. `loaded` loads the module and adds a link for the cable. `down N` unplugs
+/// the cable for N seconds under load, and `killed` kills the server under load. Connections that
+/// end while the cable is unplugged may take another minute.
 const PRELUDE: &str = "
 TRIES=700
 loaded() {
@@ -205,12 +208,12 @@ const CUTS: &[Cut] = &[
     },
 ];
 
-/// The two machines, and what they are made from.
+/// The two machines, and what they are booted from.
 struct Pair<'a> {
     image: &'a Image,
     cache: &'a Path,
     boot: &'a Boot,
-    /// The server's end.
+    /// The server's end of the cable.
     cable: Cable,
     server: Guest,
     client: Guest,
@@ -236,7 +239,7 @@ impl<'a> Pair<'a> {
         })
     }
 
-    /// Boots a server with the disk as it is.
+    /// Boots a server with the existing disk.
     fn server(
         image: &Image,
         cache: &Path,
@@ -259,10 +262,9 @@ impl<'a> Pair<'a> {
         guest(image, &cache.join("cut-server"), boot, &machine, log)
     }
 
-    /// Does what the cut says, and looks at data and messages of both ends.
+    /// Runs a cut, and checks the data and the messages of both ends.
     ///
-    /// # Errors
-    /// When a command fails, data differ, a kernel complains, or a module leaves memory.
+    /// Fails if a command fails, data differ, a kernel complains, or a module leaves memory.
     fn cut(&mut self, cut: &Cut, log: &mut Log) -> Result<()> {
         let limit = self.boot.limit(LIMIT);
         log.line(on(&self.server, cut.server, limit)?);
@@ -281,7 +283,8 @@ impl<'a> Pair<'a> {
         }
         Ok(())
     }
-    /// Does what the client asks for until its script has ended.
+
+    /// Carries out the client's requests until its script has ended.
     fn attend(
         &mut self,
         mut running: Running,
@@ -297,20 +300,21 @@ impl<'a> Pair<'a> {
                 bail!("the client does not answer");
             }
             let said = running.said();
-            for wish in said.lines().filter(|line| line.starts_with('@')).skip(done) {
+            for request in said.lines().filter(|line| line.starts_with('@')).skip(done) {
                 done += 1;
-                log.line(wish);
-                match wish {
+                log.line(request);
+                match request {
                     PULL => self.client.plug(false)?,
                     PUT => self.client.plug(true)?,
                     KILL => {
-                        // The old one must be gone before the new one takes the disk and the cable.
+                        // The old machine must have ended before the new one uses the disk and the
+                        // cable.
                         self.server.kill();
                         self.server =
                             Self::server(self.image, self.cache, self.boot, self.cable, log)?;
                         log.line(on(&self.server, cut.again, limit)?);
                     }
-                    _ => bail!("nobody can {wish}"),
+                    _ => bail!("an unknown request: {request}"),
                 }
             }
         }
@@ -318,7 +322,7 @@ impl<'a> Pair<'a> {
     }
 }
 
-/// Boots one machine, and forgets what it has said until then.
+/// Boots a machine, and discards the messages of the boot.
 fn guest(
     image: &Image,
     cache: &Path,
@@ -333,13 +337,12 @@ fn guest(
     Ok(guest)
 }
 
-/// A script as the guest runs it.
+/// Returns a script as the guest runs it.
 fn script(lines: &str) -> String {
-    let lines: String = lines.lines().map(expect_failure).collect();
-    format!("{}{PRELUDE}set -x\n{lines}", prelude())
+    whole(&format!("{PRELUDE}{lines}"))
 }
 
-/// Runs a script on the server, and returns what it says.
+/// Runs a script on the server, and returns its output.
 fn on(server: &Guest, lines: &str, limit: u64) -> Result<String> {
     let out = server.run(&script(lines), limit)?;
     if out.code != 0 {
@@ -348,52 +351,40 @@ fn on(server: &Guest, lines: &str, limit: u64) -> Result<String> {
     Ok(out.text)
 }
 
-/// How a script has failed.
+/// Describes how a script failed.
 fn failure(out: &Output) -> String {
     let last = out.text.lines().last().unwrap_or_default();
     format!("exit {}: {last}", out.code)
 }
 
-/// Runs the cuts that are wanted, and returns how many have failed.
-///
-/// # Errors
-/// When a guest does not start, or memory is lost.
-pub(crate) fn run(
+/// Runs the cuts that `only` chooses.
+pub(super) fn run(
     image: &Image,
     cache: &Path,
     boot: &Boot,
-    wanted: &dyn Fn(&str) -> bool,
+    only: &[String],
+    rows: &mut Rows,
     log: &mut Log,
-) -> Result<u32> {
-    let cuts: Vec<&Cut> = CUTS.iter().filter(|cut| wanted(cut.name)).collect();
-    if cuts.is_empty() {
-        return Ok(0);
-    }
-    let mut pair = Pair::start(image, cache, boot, log)?;
-    let mut failed = 0;
-    for cut in cuts {
-        for attempt in 1.. {
-            let Err(error) = pair.cut(cut, log) else {
-                log.say(format!("passed  {}", cut.name));
-                break;
+) -> Result<()> {
+    let mut pair = None;
+    for cut in CUTS.iter().filter(|cut| is_chosen(cut.name, only)) {
+        let once = |log: &mut Log| {
+            let mut both = match pair.take() {
+                Some(both) => both,
+                None => Pair::start(image, cache, boot, log)?,
             };
-            drop(pair);
-            pair = Pair::start(image, cache, boot, log)?;
-            let said = format!("{error:#}");
-            match excuses::of_programs(&said) {
-                Some(excuse) if attempt < excuses::ATTEMPTS => {
-                    log.say(format!("repeats {}: {excuse}", cut.name));
-                }
-                _ => {
-                    failed += 1;
-                    log.say(format!("FAILED  {}: {said}", cut.name));
-                    break;
-                }
+            let result = both.cut(cut, log);
+            // After a failure the next cut gets new machines.
+            if result.is_ok() {
+                pair = Some(both);
             }
-        }
+            Ok((result.map(|()| Verdict::passed("")), String::new()))
+        };
+        let excuse = |_: &str, error: &str| excuses::of_programs(error);
+        rows.run(cut.name.to_owned(), log, once, excuse, |_| None)?;
     }
-    for guest in [&pair.server, &pair.client] {
+    for guest in pair.iter().flat_map(|pair| [&pair.server, &pair.client]) {
         boot.look_for_leaks(guest, log)?;
     }
-    Ok(failed)
+    Ok(())
 }

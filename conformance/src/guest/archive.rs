@@ -1,4 +1,5 @@
-//! The guest's file system: a cpio archive ("newc"), written without root and without the cpio program.
+//! Writes the guest's file system as a cpio archive ("newc"), without root and without the cpio
+//! program.
 
 use std::fs::Metadata;
 use std::io::{BufWriter, Write};
@@ -11,10 +12,7 @@ const DIRECTORY: u32 = 0o040_000;
 const REGULAR: u32 = 0o100_000;
 const SYMLINK: u32 = 0o120_000;
 
-/// Writes everything below `root`, owned by root, into `file`.
-///
-/// # Errors
-/// When something cannot be read or written.
+/// Archives everything below `root` as owned by root.
 pub(crate) fn write(root: &Path, file: &Path) -> Result<()> {
     let out = std::fs::File::create(file).with_context(|| file.display().to_string())?;
     let mut out = BufWriter::new(out);
@@ -61,7 +59,8 @@ fn tree(root: &Path, dir: &Path, out: &mut impl Write, inode: &mut u32) -> Resul
     Ok(())
 }
 
-/// Magic and thirteen fields in hexadecimal, the name with its NUL, the data; each part padded to four octets.
+/// Writes one entry: magic, thirteen hexadecimal fields, the name with NUL, and the data. Name and
+/// data are padded to four bytes.
 fn entry(
     out: &mut impl Write,
     inode: u32,

@@ -1,9 +1,8 @@
-//! The module when something ends that is in use: peers, programs, links, network devices, memory.
+//! The module when something in use ends: peers, programs, links, network devices, memory.
 
-use crate::device::Case;
+use super::script::Script;
 
-/// The cases.
-pub(crate) const CASES: &[Case] = &[
+pub(super) const CASES: &[Script] = &[
     (
         "a peer that never closes, or resets, does not keep a program that leaves",
         "insmod $MODULE; links

@@ -1,7 +1,7 @@
-//! Kernel modules that Debian's configuration leaves out, and modules that it builds without RDMA: built here from Debian's source of the kernel,
-//! against its headers.
+//! Builds kernel modules that Debian omits, and modules that Debian builds without RDMA, from
+//! Debian's source of the kernel.
 //!
-//! To add one, add its folder, its options and its files to a row below.
+//! To add a module, add its directory, its options and its files to a row below.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,26 +9,24 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 
 use super::constants;
-use super::debian::KernelFiles;
+use super::kernel_files::KernelFiles;
 use xtask::process::Log;
 
-/// Modules that are built together. Paths begin at the root of the kernel's source.
+/// Modules that are built together. Paths are relative to the root of the kernel's source.
 pub(crate) struct Omitted {
-    /// The folders with the modules.
+    /// The directories of the modules.
     folders: &'static [&'static str],
-    /// What these folders, and the tools, include from elsewhere.
+    /// Files elsewhere that the modules and tools include.
     besides: &'static [&'static str],
-    /// Programs of the kernel's build that Debian does not ship, without `.c`.
+    /// Build tools that Debian does not ship, without `.c`.
     tools: &'static [&'static str],
-    /// Options of the configuration. The kernel's build reads them, and so does the source.
+    /// Configuration options for the kernel's build and for the source.
     options: &'static [&'static str],
-    /// The modules.
     modules: &'static [&'static str],
 }
 
-/// siw's folder.
 const SIW_DIR: &str = "drivers/infiniband/sw/siw";
-/// siw, which Debian leaves out.
+/// siw, which Debian omits.
 pub(crate) const SIW: Omitted = Omitted {
     folders: &[SIW_DIR],
     besides: &[],
@@ -37,7 +35,8 @@ pub(crate) const SIW: Omitted = Omitted {
     modules: &["drivers/infiniband/sw/siw/siw.ko"],
 };
 
-/// SMB, which Debian builds without SMB Direct (kernel 6.1 has it in other folders), and rnbd with rtrs.
+/// SMB, which Debian builds without SMB Direct, and rnbd with rtrs. Kernel 6.1 has SMB in other
+/// directories.
 pub(crate) const STORAGE: Omitted = Omitted {
     folders: &[
         "fs/smb",
@@ -74,27 +73,24 @@ pub(crate) const STORAGE: Omitted = Omitted {
     ],
 };
 
-/// How the source is changed before it is built.
+/// A modification of the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Variant {
-    /// It is not.
+    /// The unmodified source.
     Stock,
     /// Constants of siw become module parameters.
     Parameters,
 }
 
 impl Omitted {
-    /// What is needed of the kernel's source.
+    /// Returns the needed parts of the kernel's source.
     pub(crate) fn source(&self) -> impl Iterator<Item = String> {
         let files = self.folders.iter().chain(self.besides);
         let tools = self.tools.iter().map(|tool| format!("{tool}.c"));
         files.map(|&file| file.to_owned()).chain(tools)
     }
 
-    /// Builds the modules in `dir`, unless they are there. Returns their paths.
-    ///
-    /// # Errors
-    /// When they do not build.
+    /// Builds the modules in `dir`, unless they are up to date. Returns their paths.
     pub(crate) fn build(
         &self,
         kernel: &KernelFiles,
@@ -127,7 +123,7 @@ impl Omitted {
         Ok(modules)
     }
 
-    /// What the stamp of a build says: all that it was made from, except what this program does.
+    /// Returns the content of a build's stamp: all inputs of the build.
     fn wanted(&self, kernel: &str, variant: Variant) -> String {
         let source: Vec<String> = self.source().collect();
         let changes = match variant {
@@ -144,7 +140,8 @@ impl Omitted {
         .join("\n")
     }
 
-    /// Copies the source, because a build writes beside it, and names the folders in one file, so that modules find each other's symbols.
+    /// Copies the source, because a build writes next to it, and lists all directories in one file,
+    /// so that modules find each other's symbols.
     fn copy_source(&self, source: &Path, dir: &Path, log: &mut Log) -> Result<()> {
         for name in self.folders.iter().chain(self.besides) {
             let to = dir.join(name);
@@ -159,7 +156,7 @@ impl Omitted {
         Ok(())
     }
 
-    /// Puts the tools where the kernel's build looks for them, in the unpacked package.
+    /// Builds the tools in the unpacked package, where the kernel's build expects them.
     fn build_tools(&self, kernel: &KernelFiles, include: &Path, log: &mut Log) -> Result<()> {
         for tool in self.tools {
             let program = kernel.headers.join(tool);
@@ -179,13 +176,13 @@ impl Omitted {
         Ok(())
     }
 
-    /// The kernel's `make` for all folders.
+    /// Returns the `make` command for all directories.
     fn make(&self, headers: &Path, dir: &Path) -> Result<Command> {
         let mut flags = String::new();
         for option in self.options {
             flags += &define(option).with_context(|| format!("{option} is no option"))?;
         }
-        // rnbd looks for the headers of rtrs in the kernel's source, which is not where this is built.
+        // rnbd includes rtrs's headers by their path in the kernel's source.
         for folder in self.folders {
             flags += &format!(" -I{}", dir.join(folder).display());
         }
@@ -202,7 +199,8 @@ impl Omitted {
     }
 }
 
-/// The compiler's option for an option of the configuration: `include/generated/autoconf.h` has it for those that the kernel was built with.
+/// Returns the compiler option for a configuration option. `include/generated/autoconf.h` has only
+/// the options of the kernel's own build.
 fn define(option: &str) -> Option<String> {
     match option.split_once('=')? {
         (name, "y") => Some(format!(" -D{name}=1")),
@@ -216,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_are_defined_as_the_kernel_does() {
+    fn options_become_defines() {
         assert_eq!(define("CONFIG_A=y").unwrap(), " -DCONFIG_A=1");
         assert_eq!(define("CONFIG_A=m").unwrap(), " -DCONFIG_A_MODULE=1");
         assert!(define("CONFIG_A").is_none());
@@ -224,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_are_in_the_folders_that_are_built() {
+    fn modules_are_in_built_directories() {
         for omitted in [SIW, STORAGE] {
             for module in omitted.modules {
                 assert!(omitted.folders.iter().any(|dir| module.starts_with(dir)));
@@ -233,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stamp_tells_apart_what_is_built_differently() {
+    fn stamps_differ_between_builds() {
         let stamp = |variant| SIW.wanted("6.12.1", variant);
         assert_ne!(stamp(Variant::Stock), stamp(Variant::Parameters));
         assert_ne!(

@@ -1,34 +1,36 @@
-//! The commands of `docs/storage.md`, as they stand there, in two guests with a cable between them.
+//! Runs the commands of `docs/storage.md` unmodified, in two guests with a cable between them.
 
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 use xtask::process::Log;
 
-use crate::boot::Boot;
+use super::boot::Boot;
 use crate::complaints;
-use crate::siw::guest::{Cable, Guest, Machine};
-use crate::siw::image::Image;
+use crate::guest::image::Image;
+use crate::guest::{Cable, Guest, Machine};
 
-const GUIDE: &str = include_str!("../../docs/storage.md");
-/// The name of the case.
+const GUIDE: &str = include_str!("../../../docs/storage.md");
 pub(crate) const NAME: &str = "the commands of the guide to storage";
-/// Seconds for one machine's commands of a section, and for what follows.
+/// Time limit for one machine's commands of a section, in seconds.
 const LIMIT: u64 = 180;
 
-/// What the guide's readers have: an address, a card of this name, configfs where it belongs, and a name for NVMe.
+/// Sets up what the guide expects: an address, a card named `eth0`, configfs, and an NVMe host
+/// name.
 const MACHINE: &str = "ip addr add ADDRESS/24 dev cable0
 /usr/bin/ip link property add dev cable0 altname eth0
-modprobe configfs; grep -q ' configfs ' /proc/mounts || mount -t configfs configfs /sys/kernel/config
+modprobe configfs
+grep -q ' configfs ' /proc/mounts || mount -t configfs configfs /sys/kernel/config
 nvme-disk host";
 
-/// A section: its heading, what the server has before, what the client does with the result, and the end.
+/// A section: its heading, how the server is prepared, how the client uses the result, and how the
+/// server shuts down.
 struct Section {
     heading: &'static str,
     before: &'static str,
     use_it: &'static str,
     end: &'static str,
-    /// It needs modules that are not built for all kernels.
+    /// Needs modules that are not built for all kernels.
     rebuilt: bool,
 }
 
@@ -75,15 +77,15 @@ const SECTIONS: [Section; 5] = [
     },
 ];
 
-/// Who runs a block of commands.
+/// The machine that runs a block of commands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Who {
+enum End {
     Server,
     Client,
 }
 
-/// The blocks of commands below a heading, in their order.
-fn blocks(text: &str, heading: &str) -> Result<Vec<(Who, String)>> {
+/// Returns the blocks of commands below a heading, in order.
+fn blocks(text: &str, heading: &str) -> Result<Vec<(End, String)>> {
     let (_, rest) = text
         .split_once(&format!("\n## {heading}\n"))
         .with_context(|| format!("the guide has no section {heading}"))?;
@@ -94,13 +96,16 @@ fn blocks(text: &str, heading: &str) -> Result<Vec<(Who, String)>> {
     for line in section.lines() {
         match &mut block {
             Some(commands) if line == "```" => {
-                blocks.push((who.context("whose commands are these?")?, commands.clone()));
+                blocks.push((
+                    who.context("no line before the block names the machine")?,
+                    commands.clone(),
+                ));
                 block = None;
             }
             Some(commands) => *commands += &format!("{line}\n"),
             None if line == "```sh" => block = Some(String::new()),
-            None if line.starts_with("On the server") => who = Some(Who::Server),
-            None if line.starts_with("On the client") => who = Some(Who::Client),
+            None if line.starts_with("On the server") => who = Some(End::Server),
+            None if line.starts_with("On the client") => who = Some(End::Client),
             None => {}
         }
     }
@@ -109,8 +114,7 @@ fn blocks(text: &str, heading: &str) -> Result<Vec<(Who, String)>> {
 
 /// Boots two guests, and runs each section.
 ///
-/// # Errors
-/// When a command fails, data differ, or a kernel complains.
+/// Fails if a command fails, data differ, or a kernel complains.
 pub(crate) fn run(image: &Image, cache: &Path, boot: &Boot, log: &mut Log) -> Result<()> {
     let [first, second] = Cable::ends()?;
     let start = |end: &str, cable, address: &str, log: &mut Log| -> Result<Guest> {
@@ -135,8 +139,8 @@ pub(crate) fn run(image: &Image, cache: &Path, boot: &Boot, log: &mut Log) -> Re
         server.must(section.before, limit)?;
         for (who, commands) in blocks(GUIDE, section.heading)? {
             let guest = match who {
-                Who::Server => &server,
-                Who::Client => &client,
+                End::Server => &server,
+                End::Client => &client,
             };
             guest.must(&format!("set -ex\n{commands}"), limit)?;
         }
@@ -159,24 +163,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_guide_has_as_many_commands_as_it_says() {
+    fn headings_count_commands_correctly() {
         for (section, commands) in SECTIONS.iter().zip([10, 7, 8, 8, 5]) {
             let blocks = blocks(GUIDE, section.heading).unwrap();
-            let who: Vec<Who> = blocks.iter().map(|(who, _)| *who).collect();
-            assert_eq!(who, [Who::Server, Who::Client]);
+            let who: Vec<End> = blocks.iter().map(|(who, _)| *who).collect();
+            assert_eq!(who, [End::Server, End::Client]);
             let lines: usize = blocks.iter().map(|(_, text)| text.lines().count()).sum();
             assert_eq!(lines, commands, "{}", section.heading);
         }
     }
 
     #[test]
-    fn commands_need_somebody_who_runs_them() {
+    fn each_block_names_its_machine() {
         assert!(blocks("\n## A\n```sh\nls\n```\n", "A").is_err());
         assert!(blocks("", "A").is_err());
         let text = "\n## A\nOn the client, now:\n```sh\nls\n```\n## B\n```sh\nrm\n```\n";
         assert_eq!(
             blocks(text, "A").unwrap(),
-            [(Who::Client, "ls\n".to_owned())]
+            [(End::Client, "ls\n".to_owned())]
         );
     }
 }

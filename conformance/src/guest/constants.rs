@@ -1,13 +1,12 @@
 //! Turns constants in siw's source into module parameters.
 //!
-//! siw has no module parameters; constants decide how it behaves. With parameters one guest can be every kind of peer. If all
-//! parameters have their default values, the driver behaves like the unchanged one.
+//! siw has constants instead of module parameters. With parameters, one guest can act as every kind
+//! of peer. With default values, the driver behaves like the unmodified one.
 
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 
-/// Constants of type `bool` in `siw_main.c`, declared in `siw.h`.
 const SWITCHES: &[&str] = &[
     "try_gso",
     "mpa_crc_required",
@@ -15,10 +14,10 @@ const SWITCHES: &[&str] = &[
     "peer_to_peer",
 ];
 
-/// Changes the source in `dir`.
+/// Edits the source in `dir`.
 ///
-/// # Errors
-/// When a constant is not found exactly once. This version of the driver is then not the one that these edits were written for.
+/// Fails if a constant does not occur exactly once, because the edits do not fit this version of
+/// the driver.
 pub(super) fn to_parameters(dir: &Path) -> Result<()> {
     edit(&dir.join("siw.h"), |text| {
         SWITCHES.iter().try_fold(text, |text, name| {
@@ -46,17 +45,20 @@ pub(super) fn to_parameters(dir: &Path) -> Result<()> {
             &text,
             "static __be16 rtr_type = MPA_V2_RDMA_READ_RTR | MPA_V2_RDMA_WRITE_RTR;",
             "static unsigned int rtr = 3;\nmodule_param(rtr, uint, 0444);\n\
-             #define rtr_type ((rtr & 1 ? MPA_V2_RDMA_READ_RTR : 0) | (rtr & 2 ? MPA_V2_RDMA_WRITE_RTR : 0))",
+             #define rtr_type ((rtr & 1 ? MPA_V2_RDMA_READ_RTR : 0) | \
+             (rtr & 2 ? MPA_V2_RDMA_WRITE_RTR : 0))",
         )?;
         once(
             &text,
             "static const bool relaxed_ird_negotiation = true;",
-            "static bool relaxed_ird_negotiation = true;\nmodule_param(relaxed_ird_negotiation, bool, 0444);",
+            "static bool relaxed_ird_negotiation = true;\n\
+             module_param(relaxed_ird_negotiation, bool, 0444);",
         )
     })
 }
 
-/// Makes a `bool` constant a parameter with the same default. A constant without a value is false.
+/// Turns a `bool` constant into a parameter with the same default. A constant without a value is
+/// false.
 fn switch(text: &str, name: &str) -> Result<String> {
     let parameter = format!("module_param({name}, bool, 0444);");
     let set = format!("const bool {name} = true;");
@@ -89,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn switches_keep_their_value() {
+    fn switches_keep_defaults() {
         assert_eq!(
             switch("a\nconst bool x = true;\n", "x").unwrap(),
             "a\nbool x = true;\nmodule_param(x, bool, 0444);\n"

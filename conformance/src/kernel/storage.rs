@@ -1,32 +1,37 @@
-//! Storage of the kernel on the module when something ends, and what is not in every matrix.
+//! Kernel storage on the module when targets, links or the module go away under load, and what the
+//! matrices do not cover.
 //!
-//! Client and server are in one guest: what needs two is in `cuts`. The scripts `nvme-target`, `nvme-disk`, `nfs-server`, `nfs-disk`, `iser-target` and `iser-disk` do the steps; what is
-//! written is read back with checksums. Disks and files between the module and its peers are rows of `programs`.
+//! Client and server share one guest; `cuts` has the cases that need two. The scripts
+//! `nvme-target`, `nvme-disk`, `nfs-server`, `nfs-disk`, `iser-target` and `iser-disk` perform the
+//! steps, and compare data by checksums. Disks and files between the module and its peers are rows
+//! of `programs`.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use xtask::process::Log;
 
-use crate::device::{Case, prelude, unload};
-use crate::siw::guest::Guest;
+use super::script::{Script, prelude, unload};
+use crate::guest::Guest;
 
-/// How long starting and ending of a mixed load may take, in seconds, and each of its minutes: a round ends when what is under way has ended.
+/// Time limits of a mixed load, in seconds: for start and end together, and for each minute of
+/// load, because a round waits for its running programs.
 const LOAD_ENDS: u64 = 600;
 const LOAD_MINUTE: u64 = 240;
 
-/// The longest that a load of so many minutes may take.
+/// Returns the time limit of a load of `minutes`.
 pub(crate) fn longest_load(minutes: u64) -> Duration {
     Duration::from_secs(LOAD_ENDS + minutes * LOAD_MINUTE)
 }
 
-/// NVMe, NFS and perftest at the same time for so many minutes. Says a table of what was free and open after each of them.
+/// Runs NVMe, NFS and perftest concurrently for `minutes`. Prints a table of free memory and open
+/// objects after each minute.
 ///
-/// # Errors
-/// When something of it fails, memory or descriptors have grown, or the kernel complains.
+/// Fails if a program fails, memory or descriptors have grown, or the kernel reports a fault.
 pub(crate) fn load(guest: &Guest, minutes: u64, log: &mut Log) -> Result<()> {
     let script = format!(
-        "cat > /tmp/prelude <<'END'\n{}END\nset -e; insmod /lib/iwarp/iwarp_rnic.ko; rdma link add iwarp0 type iwarp netdev user0; mixed-load {minutes}",
+        "cat > /tmp/prelude <<'END'\n{}END\nset -e; insmod /lib/iwarp/iwarp_rnic.ko
+        rdma link add iwarp0 type iwarp netdev user0; mixed-load {minutes}",
         prelude()
     );
     let out = guest.run(&script, longest_load(minutes).as_secs())?;
@@ -41,8 +46,7 @@ pub(crate) fn load(guest: &Guest, minutes: u64, log: &mut Log) -> Result<()> {
     unload(guest, LOAD_ENDS)
 }
 
-/// The cases.
-pub(crate) const CASES: &[Case] = &[
+pub(crate) const CASES: &[Script] = &[
     (
         "NVMe over RDMA: IPv6, and receives that queues share",
         "insmod $MODULE; links
@@ -58,8 +62,9 @@ pub(crate) const CASES: &[Case] = &[
     ),
     (
         "NVMe over RDMA: host and target have to know each other's secret",
-        // The target has a work end the connection before it answers the last message of an attempt that failed. When that work is quicker,
-        // the answer is lost, and the host waits for it, five times as long as this parameter says.
+        // After a failed attempt, a work item of the target ends the connection. If it runs before
+        // the target answers the last message, the host waits for the answer: five times the value
+        // of this parameter.
         "insmod $MODULE; links
         modprobe nvme_core
         echo 10 > /sys/module/nvme_core/parameters/admin_timeout

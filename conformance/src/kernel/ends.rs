@@ -1,4 +1,4 @@
-//! The two ends of a connection: our library on this machine, or a device in a guest.
+//! An end of a connection: our library on this machine, or a device in a guest.
 
 use std::cell::Cell;
 use std::fmt::Display;
@@ -6,11 +6,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener};
 
 use anyhow::{Context as _, Result, bail};
 
-use crate::siw::guest::{Guest, HOST_TAP, HOST_TAP_V6, Net, Output, Running};
-use crate::siw::host::{self, Host};
-use crate::siw::lab::{LISTEN_LIMIT, fill};
+use crate::guest::host::{self, Host};
+use crate::guest::{Guest, HOST_TAP, HOST_TAP_V6, LISTEN_LIMIT, Net, Output, Running, fill};
 
-/// The family of the addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Family {
     V4,
@@ -26,7 +24,7 @@ impl Display for Family {
     }
 }
 
-/// Where programs run.
+/// An end at which programs run.
 pub(crate) enum End<'a> {
     /// On this machine, on our library, in the network namespace of a guest's TAP device.
     Library { host: &'a Host, guest: &'a Guest },
@@ -39,17 +37,14 @@ pub(crate) enum End<'a> {
     },
 }
 
-/// A program at one end. It is killed when the value is dropped.
+/// A running program at one end. Dropping it kills the program.
 pub(crate) enum Process {
     Here(host::Program),
     There(Running),
 }
 
 impl Process {
-    /// Waits for its end, for at most `limit` seconds. After that the exit code in the result is 124.
-    ///
-    /// # Errors
-    /// When it cannot be waited for.
+    /// Waits at most `limit` seconds for the exit. After that, the exit code in the result is 124.
     pub(crate) fn wait(self, limit: u64) -> Result<Output> {
         match self {
             Self::Here(program) => program.wait(limit),
@@ -57,7 +52,7 @@ impl Process {
         }
     }
 
-    /// What it has written so far.
+    /// Returns what the program has written so far.
     pub(crate) fn said(&mut self) -> String {
         match self {
             Self::Here(program) => program.said().to_owned(),
@@ -66,7 +61,7 @@ impl Process {
     }
 }
 
-/// Ports for servers, in turn, so that a case does not meet connections that an earlier one left behind.
+/// Ports for servers, in turn, so that a case does not meet leftover connections of an earlier one.
 #[derive(Default)]
 pub(crate) struct Ports(Cell<u16>);
 
@@ -82,7 +77,7 @@ impl Ports {
 }
 
 impl End<'_> {
-    /// The address at which the other end reaches it.
+    /// Returns the address at which the other end reaches this one.
     pub(crate) fn address(&self, family: Family) -> IpAddr {
         match (self, family) {
             (Self::Library { .. }, Family::V4) => HOST_TAP.into(),
@@ -92,10 +87,7 @@ impl End<'_> {
         }
     }
 
-    /// A port for a server here.
-    ///
-    /// # Errors
-    /// When this machine has none.
+    /// Returns a port for a server at this end.
     pub(crate) fn port(&self, ports: &Ports) -> Result<u16> {
         match self {
             Self::Library { .. } => Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?
@@ -105,10 +97,8 @@ impl End<'_> {
         }
     }
 
-    /// Starts a program. `{addr}` and `{port}` are replaced, and `{device}` by the option that names the device.
-    ///
-    /// # Errors
-    /// When it cannot be started.
+    /// Starts a program. Replaces `{addr}`, `{port}`, and `{device}` by the option that names the
+    /// device.
     pub(crate) fn start(
         &self,
         words: &str,
@@ -131,7 +121,7 @@ impl End<'_> {
             }
             Self::Device { guest, device, .. } => {
                 let words = words.replace("{device}", &format!("-d {device}"));
-                // A shell starts it.
+                // The guest's agent passes the line to a shell.
                 let words = words.replace(';', "\\;");
                 guest.start_command(&words, limit).map(Process::There)
             }
@@ -139,9 +129,6 @@ impl End<'_> {
     }
 
     /// Waits until a program listens.
-    ///
-    /// # Errors
-    /// When it does not in time, or has ended.
     pub(crate) fn listens(&self, server: &mut Process, port: u16) -> Result<()> {
         match (self, server) {
             (Self::Library { .. }, Process::Here(program)) => program.listens(port, LISTEN_LIMIT),
@@ -150,10 +137,7 @@ impl End<'_> {
         }
     }
 
-    /// Runs a shell script here, which must succeed.
-    ///
-    /// # Errors
-    /// When it fails.
+    /// Runs a shell script at this end. Fails if the script fails.
     pub(crate) fn shell(&self, script: &str) -> Result<()> {
         match self {
             Self::Library { .. } => {

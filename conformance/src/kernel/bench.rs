@@ -1,7 +1,9 @@
-//! `cargo xtask kernel bench`: the module against the kernel's siw, and plain TCP beside them, in one guest.
+//! `cargo xtask kernel bench`: the module against the kernel's siw, and plain TCP beside them, in
+//! one guest.
 //!
-//! Both drivers run the same programs one after the other, with both ends in the guest; which of them is first changes with each round. A figure is
-//! the median of the rounds. The guest's processors are emulated, so figures can be compared only with each other.
+//! Both drivers run the same programs, with both ends in the guest. The order of the drivers
+//! alternates from round to round, and a figure is the median of the rounds. The guest's processors
+//! are emulated, so figures can only be compared with each other.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -14,14 +16,12 @@ use xtask::context::Context;
 use xtask::outcome::Outcome;
 use xtask::process::Log;
 
-use crate::boot::Boot;
-use crate::device;
-use crate::ends::{Family, Ports};
-use crate::matrix::{self, USER};
+use super::boot::{self, Boot};
+use super::ends::{Family, Ports};
+use super::matrix::{self, USER};
+use crate::guest::{self, Guest};
+use crate::needs::{self, Suite};
 use crate::programs::{self, Program, Rules};
-use crate::siw::guest::Guest;
-use crate::siw::lab;
-use crate::siw::needs::{self, Needs};
 
 /// Arguments of `cargo xtask kernel bench`.
 #[derive(Args)]
@@ -32,22 +32,22 @@ pub(crate) struct BenchArgs {
     /// Measure only rows whose names contain one of these
     #[arg(long, value_name = "TEXT", num_args = 1..)]
     only: Vec<String>,
-    /// Measure storage of the kernel (NVMe and NFS), with the same over TCP beside it
+    /// Measure kernel storage (NVMe and NFS), over RDMA and over TCP
     #[arg(long)]
     storage: bool,
     #[command(flatten)]
     boot: Boot,
 }
 
-/// Everything together; it only ends a hang.
+/// Limit of the whole run, which only ends a hang.
 const LIMIT: Duration = Duration::from_secs(4 * 3600);
-/// Seconds for one program.
+/// Time limit of one program, in seconds.
 const PROGRAM_LIMIT: u64 = 120;
 
-/// How often a row is tried.
+/// Attempts at a row.
 const ATTEMPTS: usize = 4;
 
-/// The programs of perftest: name, octets of a message, messages.
+/// Programs of perftest: name, message size in bytes, number of messages.
 const PERFTEST: &[(&str, u32, u32)] = &[
     ("ib_read_lat", 64, 1000),
     ("ib_send_lat", 64, 1000),
@@ -63,21 +63,23 @@ const PERFTEST: &[(&str, u32, u32)] = &[
     ("ib_send_bw", 1 << 20, 50),
 ];
 
-/// The row of connections, and that of plain TCP.
 const CONNECTIONS: &str = "1,000 connections";
 const TCP: &str = "plain TCP, 64 KiB";
-/// A server that stays, and clients with 50 connections at a time, for more of them cmtime fails to make queue pairs; how long all took: by the guest's clock, in seconds.
+/// The server, and clients with 50 connections each, because cmtime cannot create more queue pairs.
+/// The client prints the guest's clock before and after, in seconds.
 const CMTIME: (&str, &str) = (
     "cmtime -b {addr} -p {port}",
-    "cut -d' ' -f1 /proc/uptime\nfor i in $(seq 20)\ndo cmtime -s {addr} -p {port} -c 50\ndone\ncut -d' ' -f1 /proc/uptime",
+    "cut -d' ' -f1 /proc/uptime\nfor i in $(seq 20)\ndo cmtime -s {addr} -p {port} -c 50\ndone\n\
+     cut -d' ' -f1 /proc/uptime",
 );
-/// A server that stays, and a client that sends 64 KiB at a time by TCP of the kernel.
+/// The server, and a client that sends 64 KiB at a time over the kernel's TCP.
 const QPERF: (&str, &str) = (
     "qperf -lp {port}",
     "qperf -lp {port} -t 2 -m 64K {addr} tcp_bw",
 );
 
-/// What is measured of storage: a name, the client's command, and the word and the unit of the figure. The disk keeps nothing and answers at once.
+/// Storage measurements: a name, the client's command, and the word and the unit of the figure. The
+/// disk discards data and answers immediately.
 const STORAGE: &[(&str, &str, &str, &str)] = &[
     (
         "NVMe, random reads of 4 KiB, one at a time",
@@ -116,7 +118,7 @@ const STORAGE: &[(&str, &str, &str, &str)] = &[
         "s",
     ),
 ];
-/// What the same rows are called over TCP, where neither driver has a part, and what comes before their commands.
+/// The suffix of the rows over TCP, which use neither driver, and the prefix of their commands.
 const OVER_TCP: (&str, &str) = (" (TCP)", "TRANSPORT=tcp ");
 
 fn storage() -> Vec<Program> {
@@ -131,7 +133,7 @@ fn storage() -> Vec<Program> {
     STORAGE.iter().flat_map(row).collect()
 }
 
-/// The row of storage with this name, over RDMA or TCP.
+/// Returns the storage row with this name, over RDMA or TCP.
 fn storage_row(
     name: &str,
 ) -> Option<&'static (&'static str, &'static str, &'static str, &'static str)> {
@@ -139,7 +141,7 @@ fn storage_row(
     STORAGE.iter().find(|row| row.0 == name)
 }
 
-/// A driver: its name, and the commands that load it without and with CRC, and unload it.
+/// A driver: its name, and the commands that load it without and with CRC and unload it.
 struct Driver {
     name: &'static str,
     kind: &'static str,
@@ -169,18 +171,14 @@ const DRIVERS: [Driver; 2] = [
 ];
 const CRC: [&str; 2] = ["no CRC", "CRC"];
 
-/// The figures of one row, driver and setting.
+/// Figures by row, driver and setting.
 type Figures = BTreeMap<(String, &'static str, &'static str), Vec<f64>>;
 
-/// Builds, boots, measures, and prints the table.
-///
-/// # Errors
-/// When something does not build, the guest does not start, or a driver does not load.
 pub(crate) fn command(args: &BenchArgs) -> Result<Outcome> {
     let context = Context::new(false, true)?;
     let mut log = Log::create(&context.log_dir().join("kernel-bench.log"), LIMIT)?;
-    needs::require_packages(Needs::Guest, &mut log)?;
-    let (image, cache) = match device::prepare(&context, &args.boot, args.storage, &mut log)? {
+    needs::require_packages(Suite::Guest, &mut log)?;
+    let (image, cache) = match boot::prepare(&context, &args.boot, args.storage, &mut log)? {
         Ok(prepared) => prepared,
         Err(why) => return Ok(Outcome::Skipped(why)),
     };
@@ -228,7 +226,7 @@ pub(crate) fn command(args: &BenchArgs) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// What is measured on each driver.
+/// Returns the programs that are measured on each driver.
 fn rows() -> Vec<Program> {
     let mut rows: Vec<Program> = PERFTEST
         .iter()
@@ -243,8 +241,8 @@ fn rows() -> Vec<Program> {
     rows
 }
 
-/// Runs a row until it has a figure, and notes that. What fails is only told: siw has faults that happen by chance, and perftest prints no figure
-/// when it has misjudged the processor's clock.
+/// Runs a row until it yields a figure. Failures are only reported: siw fails now and then, and
+/// perftest prints no figure if it has misjudged the processor's clock.
 fn measure(
     guest: &Guest,
     ports: &Ports,
@@ -269,13 +267,13 @@ fn measure(
             Err(error) => log.say(format!(
                 "{} on {driver}: {}",
                 row.name,
-                lab::last_lines(&format!("{error:#}"))
+                guest::last_lines(&format!("{error:#}"))
             )),
         }
     }
 }
 
-/// The figure in what a client said: of perftest it is in the note already.
+/// Finds the figure in a client's output, or in the note for perftest.
 fn figure(row: &Program, note: &str, said: &str) -> Option<f64> {
     let number = |text: &str| {
         text.parse::<f64>()
@@ -322,7 +320,7 @@ fn unit(name: &str) -> &'static str {
     }
 }
 
-/// Prints a table in Markdown. A ratio is the module's figure divided by siw's.
+/// Prints a Markdown table. A ratio is the module's figure divided by siw's.
 fn print(rows: &[Program], figures: &Figures, log: &mut Log) {
     let mut text = String::from(
         "| | unit | siw, no CRC | module, no CRC | ratio | siw, CRC | module, CRC | ratio |\n\

@@ -1,4 +1,4 @@
-//! Finds, downloads and unpacks Debian packages for the guest. Nothing is installed on this machine.
+//! Finds, downloads and unpacks Debian packages for guests. Installs nothing on this machine.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -6,18 +6,18 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
+use super::kernel_files::KernelFiles;
 use super::omitted::{self, Omitted};
 use xtask::debian::{fetch, fields};
-use xtask::kernel::debug::DebugKernel;
 use xtask::kernel::headers::Release;
 use xtask::process::Log;
 
-/// The series of Linux whose driver is tested: the newest that bookworm has, and trixie's own.
+/// The Linux series whose siw is tested: the newest in bookworm, and trixie's own.
 pub(crate) const NEWER: &str = "6.12";
-/// Bookworm's own.
+/// The Linux series of bookworm.
 pub(crate) const OLDER: &str = "6.1";
 
-/// Packages with the guest's programs. The packages of their libraries are found by apt.
+/// Packages of the guest's programs. apt finds the packages of their libraries.
 const PROGRAM_PACKAGES: &[&str] = &[
     "rdma-core",
     "rdmacm-utils",
@@ -42,7 +42,7 @@ const PROGRAM_PACKAGES: &[&str] = &[
     "cifs-utils",
 ];
 
-/// Beginnings of the names of packages that are left out although others depend on them. The guest does not need them.
+/// Name prefixes of dependencies that the guest does not need.
 const UNWANTED: &[&str] = &[
     "perl",
     "libperl",
@@ -53,18 +53,15 @@ const UNWANTED: &[&str] = &[
     "init-system",
 ];
 
-/// A kernel that guests boot.
+/// One of Debian's kernels.
 pub(crate) struct Kernel {
-    /// Its packages. Image, headers and source share their version.
+    /// Its packages. Image, headers and source have the same version.
     pub(crate) release: Release,
     series: &'static str,
 }
 
 impl Kernel {
-    /// The newest kernel of a series for which image and source have the same version.
-    ///
-    /// # Errors
-    /// When apt knows of none.
+    /// Returns the newest kernel of a series whose image and source have the same version.
     pub(crate) fn newest(series: &'static str, log: &mut Log) -> Result<Self> {
         let source = format!("linux-source-{series}");
         let shown = log.run_and_read(Command::new("apt-cache").args(["show", &source]))?;
@@ -76,21 +73,19 @@ impl Kernel {
             }
         }
         bail!(
-            "apt knows no kernel {series} with its source; is bookworm-security or trixie in its sources?"
+            "apt knows no kernel {series} with its source; \
+             is bookworm-security or trixie in its sources?"
         );
     }
 
-    /// Downloads and unpacks image and headers below `dir`.
-    ///
-    /// # Errors
-    /// When apt or the unpacking fails.
+    /// Downloads image and headers, and unpacks them into `dir`.
     pub(crate) fn fetch(&self, dir: &Path, log: &mut Log) -> Result<()> {
         let Release { name, version, .. } = &self.release;
         let image = format!("linux-image-{name}={version}");
         self.release.fetch(dir, &[image], log)
     }
 
-    /// What is built for it.
+    /// Returns the omitted modules that are built for this kernel.
     fn omitted(&self) -> &'static [Omitted] {
         match self.series {
             NEWER => &[omitted::SIW, omitted::STORAGE],
@@ -98,10 +93,8 @@ impl Kernel {
         }
     }
 
-    /// Downloads the kernel's source and unpacks below `dir` what modules are built from.
-    ///
-    /// # Errors
-    /// When apt or the unpacking fails.
+    /// Downloads the kernel's source, and unpacks into `dir` the parts from which modules are
+    /// built.
     pub(crate) fn fetch_source(&self, dir: &Path, log: &mut Log) -> Result<()> {
         let tree = format!("linux-source-{}", self.series);
         let parts: Vec<String> = self
@@ -110,7 +103,7 @@ impl Kernel {
             .flat_map(Omitted::source)
             .map(|part| format!("{tree}/{part}"))
             .collect();
-        // tar takes half a minute to look through the whole source, so it runs only once, for all parts.
+        // tar reads the whole source, which takes half a minute, so it runs once for all parts.
         let stamp = dir.join("unpacked");
         let state = format!("{}\n{}", self.release.version, parts.join("\n"));
         if std::fs::read_to_string(&stamp).is_ok_and(|text| text == state) {
@@ -134,12 +127,11 @@ impl Kernel {
         Ok(())
     }
 
-    /// Returns the directory of the source, as Debian ships it.
     fn source(&self, dir: &Path) -> PathBuf {
         dir.join(format!("linux-source-{}", self.series))
     }
 
-    /// Where everything of it is, if its packages are below `dir`.
+    /// Returns the paths of the kernel's files below `dir`.
     pub(crate) fn files(&self, dir: &Path) -> KernelFiles {
         let name = self.release.name.clone();
         KernelFiles {
@@ -153,43 +145,11 @@ impl Kernel {
     }
 }
 
-/// A kernel as a guest needs it, and as modules for the guest do.
-pub(crate) struct KernelFiles {
-    /// What `uname -r` prints in the guest.
-    pub(crate) name: String,
-    /// What is booted.
-    pub(crate) image: PathBuf,
-    /// What modules are built against.
-    pub(crate) headers: PathBuf,
-    /// The folder with `lib/modules`.
-    pub(crate) modules: PathBuf,
-    /// The source, or as much of it as modules are built from.
-    pub(crate) source: PathBuf,
-    /// Whether [`omitted::STORAGE`] can be built for it.
-    pub(crate) storage: bool,
-}
-
-impl From<DebugKernel> for KernelFiles {
-    fn from(kernel: DebugKernel) -> Self {
-        Self {
-            name: kernel.name,
-            image: kernel.image,
-            modules: kernel.modules,
-            headers: kernel.source.clone(),
-            source: kernel.source,
-            // What is built for Debian's kernel is enough of these.
-            storage: false,
-        }
-    }
-}
-
-/// Downloads and unpacks the guest's programs with their libraries below `dir`.
-///
-/// # Errors
-/// When apt or the unpacking fails.
+/// Downloads the guest's programs with their libraries, and unpacks them into `dir`.
 pub(crate) fn fetch_programs(dir: &Path, log: &mut Log) -> Result<()> {
     std::fs::create_dir_all(dir)?;
-    // With an empty package status apt believes that nothing is installed, so it names all packages that the programs need.
+    // With an empty status file, apt assumes that nothing is installed and names all needed
+    // packages.
     let nothing = dir.join("nothing-installed");
     std::fs::write(&nothing, "")?;
     let uris = log.run_and_read(
@@ -221,7 +181,7 @@ pub(crate) fn fetch_programs(dir: &Path, log: &mut Log) -> Result<()> {
         .filter(|name| !UNWANTED.iter().any(|word| name.starts_with(word)))
         .collect();
     if !names.contains("perftest") {
-        bail!("apt does not say what the guest's programs need");
+        bail!("apt did not list the packages of the guest's programs");
     }
     fetch(dir, &names.into_iter().collect::<Vec<_>>(), log)
 }

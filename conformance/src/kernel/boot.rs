@@ -1,56 +1,58 @@
-//! The kernel that a guest boots for our module: one of Debian's as it is, or one from Debian's source that looks for faults.
+//! The kernel that a guest boots for our module: Debian's own, or one built from its source with
+//! sanitizers.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use xtask::context::Context;
+use xtask::kernel::module::{self, CLIENT, DEVICE};
 use xtask::kernel::{self, Kind, debug};
 use xtask::process::Log;
 
+use super::suite;
 use crate::complaints;
-use crate::siw::debian::{Kernel, KernelFiles, NEWER, OLDER};
-use crate::siw::guest::{Guest, Machine};
+use crate::guest::debian::{Kernel, NEWER, OLDER};
+use crate::guest::image::{self, Image};
+use crate::guest::kernel_files::KernelFiles;
+use crate::guest::{Guest, Machine};
 
 /// The kernel, and how it is booted.
 #[derive(Args)]
 pub(crate) struct Boot {
-    /// Debian's kernel 6.12, its older one, or one from its source that looks for faults (see `debug-kernel`)
+    /// Debian's kernel 6.12, its older one, or one built with sanitizers (see `debug-kernel`)
     #[arg(long, value_enum, default_value_t = Flavour::Debian)]
     kernel: Flavour,
-    /// When the kernel lets another thread run: none, voluntary or full
+    /// The kernel's preemption model: none, voluntary or full
     #[arg(long, value_name = "MODEL")]
     preempt: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Flavour {
-    /// As the distribution ships it.
+    /// Debian's kernel 6.12.
     Debian,
-    /// That of Debian 12.
+    /// The kernel of Debian 12.
     #[value(name = "6.1")]
     Older,
-    /// With sanitizers and checks of locks, which make it several times slower.
+    /// With sanitizers and lock checks, several times slower.
     Debug,
 }
 
-/// What a guest with our module is made from.
+/// The parts of a guest with our module.
 pub(crate) struct Parts {
-    /// The kernel.
     pub(crate) kernel: KernelFiles,
-    /// The engine's object for it.
+    /// The engine's object file for this kernel.
     pub(crate) object: PathBuf,
-    /// The folder for what is made for this kernel.
+    /// The directory for files that are built for this kernel.
     pub(crate) dir: PathBuf,
-    /// The folder of the guest's programs, which are the same for all kernels.
+    /// The directory of the guest's programs, which all kernels share.
     pub(crate) programs: PathBuf,
 }
 
 impl Boot {
-    /// Builds the engine and fetches or builds the kernel. The inner error says why that cannot be done here.
-    ///
-    /// # Errors
-    /// When something does not build, or packages cannot be fetched.
+    /// Builds the engine, and fetches or builds the kernel. The inner error says why this machine
+    /// cannot do that.
     pub(crate) fn parts(&self, context: &Context, log: &mut Log) -> Result<Result<Parts, String>> {
         log.say("building the engine");
         let kind = match self.kernel {
@@ -85,16 +87,17 @@ impl Boot {
         }))
     }
 
-    /// The machine that boots it.
+    /// Returns the machine that boots the kernel.
     pub(crate) fn machine(&self) -> Machine {
         Machine {
             tap: false,
             cable: None,
             disk: None,
             record: false,
-            // Without these two the kernel copies by `rep movsb`, which the emulator carries out octet by octet.
+            // With these two features the kernel copies by `rep movsb`, which the emulator executes
+            // byte by byte.
             cpu: "max,-erms,-fsrm",
-            // With the mitigations: what they patch is in the module too.
+            // The mitigations stay on, because they patch the module, too.
             arguments: self
                 .preempt
                 .as_ref()
@@ -103,7 +106,7 @@ impl Boot {
         }
     }
 
-    /// Seconds for what takes `seconds` on Debian's kernel.
+    /// Scales a time limit, in seconds, from Debian's kernel to this one.
     pub(crate) fn limit(&self, seconds: u64) -> u64 {
         match self.kernel {
             Flavour::Debian | Flavour::Older => seconds,
@@ -111,20 +114,18 @@ impl Boot {
         }
     }
 
-    /// Whether this kernel looks for faults.
+    /// Returns `true` for the kernel with sanitizers.
     pub(crate) fn is_debug(&self) -> bool {
         self.kernel == Flavour::Debug
     }
 
-    /// Whether the guest has the modules of [`omitted::STORAGE`](crate::siw::omitted::STORAGE).
+    /// Returns `true` if the guest has the modules of
+    /// [`omitted::STORAGE`](crate::guest::omitted::STORAGE).
     pub(crate) fn rebuilds(&self) -> bool {
         self.kernel == Flavour::Debian
     }
 
-    /// Forgets memory that nobody knows of since the boot, which is no matter of ours.
-    ///
-    /// # Errors
-    /// When the kernel cannot look.
+    /// Makes kmemleak forget what the boot has leaked.
     pub(crate) fn forget_leaks(&self, guest: &Guest) -> Result<()> {
         if self.is_debug() {
             guest.must(
@@ -137,15 +138,12 @@ impl Boot {
         Ok(())
     }
 
-    /// Lets the kernel look for memory that nobody knows of any more.
-    ///
-    /// # Errors
-    /// When there is some.
+    /// Fails if kmemleak has found leaked memory.
     pub(crate) fn look_for_leaks(&self, guest: &Guest, log: &mut Log) -> Result<()> {
         if !self.is_debug() {
             return Ok(());
         }
-        // What has become free a moment ago is named by the second look only.
+        // kmemleak reports recently allocated blocks in a later scan only.
         let found = guest.must(&format!("{SCAN}; sleep 6; {SCAN}; cat {LEAKS}"), SCAN_LIMIT)?;
         log.line(&found);
         if !found.trim().is_empty() {
@@ -161,7 +159,46 @@ impl Boot {
     }
 }
 
-/// A kernel as Debian ships it, below `cache`.
+/// Builds the guest's files, optionally with those for storage. The inner error says why this
+/// machine cannot do that.
+pub(super) fn prepare(
+    context: &Context,
+    boot: &Boot,
+    storage: bool,
+    log: &mut Log,
+) -> Result<Result<(Image, PathBuf), String>> {
+    let Parts {
+        kernel,
+        object,
+        dir,
+        programs,
+    } = match boot.parts(context, log)? {
+        Ok(parts) => parts,
+        Err(why) => return Ok(Err(why)),
+    };
+    log.say(format!("building the module for {}", kernel.name));
+    let mut modules = Vec::new();
+    for (module, folder) in [(DEVICE, "device"), (CLIENT, "client")] {
+        let (headers, folder) = (&kernel.headers, dir.join(folder));
+        modules.push(module::build(
+            context, module, &object, headers, &folder, log,
+        )?);
+    }
+    log.say("building the file system");
+    let image = image::device(
+        context,
+        &dir,
+        &programs,
+        &kernel,
+        &modules,
+        storage,
+        suite::add,
+        log,
+    )?;
+    Ok(Ok((image, dir)))
+}
+
+/// Fetches Debian's kernel into `cache`.
 fn shipped(series: &'static str, cache: &Path, log: &mut Log) -> Result<KernelFiles> {
     log.say("fetching Debian's kernel");
     let dir = cache.join("kernel");
@@ -172,8 +209,8 @@ fn shipped(series: &'static str, cache: &Path, log: &mut Log) -> Result<KernelFi
     Ok(kernel.files(&dir))
 }
 
-/// Where the kernel names what it has found.
+/// kmemleak's report.
 const LEAKS: &str = "/sys/kernel/debug/kmemleak";
 const SCAN: &str = "echo scan > /sys/kernel/debug/kmemleak";
-/// Seconds for two scans of the guest's memory.
+/// Time limit for two scans of the guest's memory, in seconds.
 const SCAN_LIMIT: u64 = 600;

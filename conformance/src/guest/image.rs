@@ -1,8 +1,9 @@
-//! Builds the guest: Debian's kernel, siw from Debian's source in two variants, and a small file system.
+//! Builds a guest's files: Debian's kernel, siw from Debian's source in two variants, and a small
+//! file system.
 //!
-//! To add a kernel module to the guest, add a line to [`MODULES`]; the modules that it depends on are added as well. To add a
-//! program, add a line to [`PROGRAMS`], and its package to `debian.rs` if that is not there yet; its libraries are added as
-//! well. `cargo xtask interop siw --exec 'modprobe ib_iser && lsmod'` tries a module in the guest.
+//! To add a kernel module, add a line to [`MODULES`]; its dependencies follow. To add a program,
+//! add a line to [`PROGRAMS`], and its package to `debian.rs`; its libraries follow. `cargo xtask
+//! interop siw --exec 'modprobe ib_iser && lsmod'` tries a module in the guest.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -12,13 +13,13 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 
 use super::archive;
-use super::debian::{self, Kernel, KernelFiles};
+use super::debian::{self, Kernel};
+use super::kernel_files::KernelFiles;
 use super::omitted::{self, SIW, Variant};
-use crate::suite;
 use xtask::context::{Context, find_program};
 use xtask::process::Log;
 
-/// Kernel modules of every guest. The modules that they depend on are added.
+/// Kernel modules of every guest.
 const FIRST_MODULES: &[&str] = &[
     "virtio_pci",
     "virtio_net",
@@ -26,7 +27,7 @@ const FIRST_MODULES: &[&str] = &[
     "crc32c_intel",
     "libcrc32c",
 ];
-/// Kernel modules of the guest with siw. The modules that they depend on are added.
+/// Kernel modules of guests with RDMA.
 const MODULES: &[&str] = &[
     "virtio_pci",
     "virtio_net",
@@ -59,7 +60,7 @@ const MODULES: &[&str] = &[
     "veth",
 ];
 
-/// Programs of the guest. Their shared libraries are found in their dynamic sections.
+/// Programs of guests with RDMA.
 const PROGRAMS: &[&str] = &[
     "ip",
     "rdma",
@@ -89,7 +90,10 @@ const PROGRAMS: &[&str] = &[
     "setpriv",
 ];
 
-/// What a guest has besides for storage.
+/// The name of the guest's iSCSI initiator.
+pub(crate) const GUEST_NAME: &str = "iqn.2024-01.example:guest";
+
+/// Additional files of a guest for storage.
 const STORAGE: Extra = Extra {
     modules: &[
         "nvme-tcp",
@@ -102,7 +106,7 @@ const STORAGE: Extra = Extra {
         "ksmbd",
         "cifs",
         "nls_utf8",
-        // What both of them ask for by name.
+        // Algorithms that ksmbd and cifs request by name.
         "cmac",
         "ccm",
         "gcm",
@@ -146,7 +150,7 @@ const STORAGE: Extra = Extra {
     ],
 };
 
-/// What not every guest has: it makes the file system twice as large.
+/// Files that only some guests have, because they double the size of the file system.
 #[derive(Default)]
 struct Extra {
     modules: &'static [&'static str],
@@ -155,18 +159,16 @@ struct Extra {
     settings: &'static [&'static str],
 }
 
-/// The files that a guest is started from.
+/// The files from which a guest boots.
 pub(crate) struct Image {
-    /// The kernel.
     pub(crate) kernel: PathBuf,
-    /// The file system.
     pub(crate) initramfs: PathBuf,
-    /// The kernel release, as `uname -r` prints it in the guest.
+    /// The kernel release, as `uname -r` prints it.
     pub(crate) release: String,
 }
 
 impl KernelFiles {
-    /// The kernel with a file system.
+    /// Combines the kernel with a file system.
     fn booting(&self, initramfs: PathBuf) -> Image {
         Image {
             kernel: self.image.clone(),
@@ -176,10 +178,7 @@ impl KernelFiles {
     }
 }
 
-/// Builds the guest's files, except those that exist from an earlier run.
-///
-/// # Errors
-/// When packages cannot be fetched, or the driver or the file system cannot be built.
+/// Builds the guest with siw. Reuses files of an earlier run.
 pub(crate) fn build(context: &Context, cache: &Path, log: &mut Log) -> Result<Image> {
     let kernel_dir = cache.join("kernel");
     let programs_dir = cache.join("programs");
@@ -219,10 +218,7 @@ pub(crate) fn build(context: &Context, cache: &Path, log: &mut Log) -> Result<Im
     Ok(files.booting(initramfs))
 }
 
-/// Builds a guest without RDMA programs, with one kernel module of ours in `/lib/iwarp`.
-///
-/// # Errors
-/// When the file system cannot be built.
+/// Builds a guest without RDMA programs, with one of our kernel modules in `/lib/iwarp`.
 pub(crate) fn small(
     context: &Context,
     cache: &Path,
@@ -249,10 +245,8 @@ pub(crate) fn small(
     Ok(kernel.booting(initramfs))
 }
 
-/// Builds a guest with RDMA programs and modules of ours in `/lib/iwarp`, and siw, which is not loaded, in `/lib/siw`.
-///
-/// # Errors
-/// When packages cannot be fetched, or the driver or the file system cannot be built.
+/// Builds a guest with RDMA programs, our modules in `/lib/iwarp`, and siw, which is not loaded, in
+/// `/lib/siw`. `add` adds further files.
 pub(crate) fn device(
     context: &Context,
     cache: &Path,
@@ -260,6 +254,7 @@ pub(crate) fn device(
     kernel: &KernelFiles,
     modules: &[PathBuf],
     storage: bool,
+    add: impl FnOnce(&mut Stage<'_>) -> Result<()>,
     log: &mut Log,
 ) -> Result<Image> {
     let extra = if storage { STORAGE } else { Extra::default() };
@@ -287,7 +282,7 @@ pub(crate) fn device(
     }
     for module in modules.iter().chain(&rebuilt) {
         let name = module.file_name().context("a module has a name")?;
-        // Where modprobe finds it first.
+        // modprobe prefers this directory.
         let updates = format!("usr/lib/modules/{}/updates", kernel.name);
         stage.copy(module, &format!("{updates}/{}", name.to_string_lossy()))?;
     }
@@ -314,13 +309,13 @@ pub(crate) fn device(
     for settings in extra.settings {
         stage.copy(&programs_dir.join(settings), settings)?;
     }
-    suite::add(&mut stage)?;
+    add(&mut stage)?;
     let initramfs = cache.join("device.cpio");
     archive::write(&root, &initramfs)?;
     Ok(kernel.booting(initramfs))
 }
 
-/// Builds siw unchanged and with module parameters, below `cache`.
+/// Builds siw unmodified and with module parameters.
 fn siw(kernel: &KernelFiles, cache: &Path, log: &mut Log) -> Result<[(&'static str, PathBuf); 2]> {
     let mut build = |name: &str, variant| -> Result<PathBuf> {
         let mut modules = SIW.build(kernel, &cache.join(name), variant, log)?;
@@ -335,10 +330,10 @@ fn siw(kernel: &KernelFiles, cache: &Path, log: &mut Log) -> Result<[(&'static s
     ])
 }
 
-/// The file system while it is being put together.
+/// A file system that is being assembled.
 pub(crate) struct Stage<'a> {
     pub(crate) root: &'a Path,
-    /// The folder of Debian's programs.
+    /// The directory of Debian's unpacked programs.
     pub(crate) programs: &'a Path,
     pub(crate) log: &'a mut Log,
 }
@@ -353,10 +348,6 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Copies a program.
-    ///
-    /// # Errors
-    /// When it is not there.
     pub(crate) fn executable(&self, from: &Path, to: &str) -> Result<()> {
         self.copy(from, to)?;
         std::fs::set_permissions(self.root.join(to), std::fs::Permissions::from_mode(0o755))?;
@@ -415,7 +406,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Copies the wanted modules and those that they depend on, decompressed, and makes their index.
+    /// Copies kernel modules and their dependencies, decompressed, and creates their index.
     fn kernel_modules(&mut self, kernel: &KernelFiles, names: &[&str]) -> Result<()> {
         let (dir, release) = (&kernel.modules, kernel.name.as_str());
         self.log
@@ -430,7 +421,8 @@ impl Stage<'_> {
                         "--show-depends",
                         wanted,
                     ]));
-            // The module may be built into the kernel. If this kernel does not have it at all, the case that needs it fails.
+            // The module may be built into the kernel. If it does not exist, the case that needs it
+            // fails.
             let Ok(shown) = shown else { continue };
             for line in shown.lines() {
                 let Some(path) = line.strip_prefix("insmod ").map(str::trim) else {
@@ -467,13 +459,13 @@ impl Stage<'_> {
         )
     }
 
-    /// Copies the first program, and builds the one that takes commands.
+    /// Copies `init`, and builds the agent that runs commands.
     fn first_programs(&mut self, source: &Path, cache: &Path) -> Result<()> {
         self.executable(&source.join("init"), "init")?;
         self.compile("agent", source, cache, &["-static"])
     }
 
-    /// Copies siw, which is not loaded by modprobe.
+    /// Copies siw, which modprobe must not find.
     fn siw_modules(&self, modules: &[(&str, PathBuf)]) -> Result<()> {
         for (name, module) in modules {
             self.copy(module, &format!("usr/lib/siw/{name}.ko"))?;
@@ -481,7 +473,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Copies the scripts for the cases with siw, and builds the program that is the peer of ours.
+    /// Copies the scripts of the cases with siw, and builds `peer`.
     fn siw_files(&mut self, source: &Path, cache: &Path) -> Result<()> {
         self.scripts(source, &["siw-load", "iser-disk", "iser-target"])?;
         self.compile("peer", source, cache, &["-lrdmacm", "-libverbs"])
@@ -512,7 +504,7 @@ impl Stage<'_> {
         self.executable(&binary, &format!("usr/bin/{program}"))
     }
 
-    /// Adds this program, without what is for debuggers, and the server that it attacks.
+    /// Adds this program, stripped, and the server that it attacks.
     fn hostile_peer(&mut self, root: &Path, cache: &Path) -> Result<()> {
         let small = cache.join("iwarp-conformance");
         let own = std::env::current_exe()?;
@@ -539,7 +531,7 @@ impl Stage<'_> {
                 .find(|path| path.exists());
             let found = found.with_context(|| format!("no package has the program {name}"))?;
             let to = format!("usr/bin/{name}");
-            // Busybox may have a link of the same name. A copy through the link would overwrite busybox.
+            // A copy through busybox's link of the same name would overwrite busybox.
             let _ = std::fs::remove_file(self.root.join(&to));
             self.executable(&found, &to)?;
             queue.push_back(found);
@@ -555,7 +547,7 @@ impl Stage<'_> {
         }
         std::fs::write(
             self.root.join("etc/iscsi/initiatorname.iscsi"),
-            format!("InitiatorName={}\n", super::iser::GUEST_NAME),
+            format!("InitiatorName={}\n", GUEST_NAME),
         )?;
         let provider = find(self.programs, |name| name.starts_with("libsiw-rdmav"))
             .context("rdma-core has no provider for siw")?;
@@ -571,21 +563,18 @@ impl Stage<'_> {
         )?;
         queue.push_back(provider);
 
-        // The C library loads libgcc_s by itself when a thread ends, so no program names it.
+        // The C library loads libgcc_s when a thread exits, so no program lists it.
         let unwinder = find(self.programs, |name| name == "libgcc_s.so.1").context("no libgcc")?;
         self.executable(&unwinder, &format!("{LIBRARIES}/libgcc_s.so.1"))?;
 
         self.libraries(queue)?;
-        // Programs name their loader by its path.
+        // Programs refer to their loader by its path.
         let loader = "ld-linux-x86-64.so.2";
         let library = find(self.programs, |file| file == loader).context("no loader")?;
         self.executable(&library, &format!("usr/lib64/{loader}"))
     }
 
-    /// Copies the libraries that files need.
-    ///
-    /// # Errors
-    /// When no package has one of them.
+    /// Copies the libraries that the files need, recursively.
     pub(crate) fn libraries(&mut self, mut queue: VecDeque<PathBuf>) -> Result<()> {
         let mut seen = BTreeSet::new();
         while let Some(file) = queue.pop_front() {
@@ -596,7 +585,7 @@ impl Stage<'_> {
                 if !seen.insert(name.to_owned()) {
                     continue;
                 }
-                // Where several packages have a library, a link to one of them is made when they are installed.
+                // If several packages provide a library, its link is created at installation.
                 let library = find(self.programs, |file| file == name)
                     .or_else(|| find(self.programs, |file| is_version_of(file, name)))
                     .with_context(|| format!("no package has the library {name}"))?;
@@ -608,10 +597,10 @@ impl Stage<'_> {
     }
 }
 
-/// The folder in which Debian's dynamic loader looks by default.
+/// The default directory of Debian's dynamic loader.
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
 
-/// Looks for a file below `dir`. A link counts if its target exists.
+/// Finds a file below `dir`. Ignores dangling links.
 pub(crate) fn find(dir: &Path, is_it: impl Fn(&str) -> bool + Copy) -> Option<PathBuf> {
     let mut later = Vec::new();
     for entry in std::fs::read_dir(dir).ok()?.flatten() {
@@ -625,7 +614,7 @@ pub(crate) fn find(dir: &Path, is_it: impl Fn(&str) -> bool + Copy) -> Option<Pa
     later.iter().find_map(|dir| find(dir, is_it))
 }
 
-/// Whether a file is a version of a library, such as `libx.so.1.16` of `libx.so.1`.
+/// Returns `true` for a version of a library, such as `libx.so.1.16` of `libx.so.1`.
 fn is_version_of(file: &str, library: &str) -> bool {
     file.strip_prefix(library)
         .is_some_and(|rest| rest.starts_with('.'))
@@ -639,7 +628,7 @@ fn needed(shown: &str) -> impl Iterator<Item = &str> {
         .filter_map(|line| Some(line.split_once('[')?.1.split_once(']')?.0))
 }
 
-/// Returns the path of a program of the administrator. Their folder may be missing in the user's `PATH`.
+/// Returns the path of an administrator's program, whose directory may be missing from `PATH`.
 pub(crate) fn sbin(name: &str) -> PathBuf {
     find_program(name).unwrap_or_else(|| Path::new("/usr/sbin").join(name))
 }
@@ -649,7 +638,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_of_a_library_are_known() {
+    fn library_versions_are_recognized() {
         assert!(is_version_of("libx.so.1.16", "libx.so.1"));
         assert!(!is_version_of("libx.so.12", "libx.so.1"));
         assert!(!is_version_of("libx.so.1", "libx.so.1"));
@@ -657,7 +646,8 @@ mod tests {
 
     #[test]
     fn needed_libraries_are_read() {
-        let shown = " 0x1 (NEEDED)   Shared library: [libc.so.6]\n 0xe (SONAME) Library soname: [libx.so.1]\n";
+        let shown = " 0x1 (NEEDED)   Shared library: [libc.so.6]\n\
+                      0xe (SONAME) Library soname: [libx.so.1]\n";
         assert_eq!(needed(shown).collect::<Vec<_>>(), ["libc.so.6"]);
     }
 }

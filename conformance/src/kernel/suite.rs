@@ -1,7 +1,7 @@
 //! rdma-core's own tests, from Debian's package python3-pyverbs, in a guest.
 //!
-//! They connect a device to itself. What siw's interface can carry must pass, and each test that is skipped or fails must have a reason
-//! that is listed in `suite.toml`. siw's own results are the same.
+//! They connect a device to itself. A test may be skipped or fail only for a reason that
+//! `suite.toml` lists: what siw's user interface cannot carry. siw itself has the same results.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -11,31 +11,34 @@ use anyhow::{Context as _, Result};
 
 use crate::apps::pyverbs;
 use crate::apps::pyverbs_skips::Expected;
-use crate::siw::guest::Guest;
-use crate::siw::image::{Stage, find};
+use crate::guest::Guest;
+use crate::guest::image::{Stage, find};
 
-/// Where the package has the tests, and where the guest has them. The larger ones are compressed in the package.
+/// The directory of the tests in the package, where the larger ones are compressed, and in the
+/// guest.
 const TESTS: (&str, &str) = ("usr/share/doc/rdma-core/tests", "usr/share/tests");
-/// The modules of Python that they use.
 const PYVERBS: &str = "usr/lib/python3/dist-packages/pyverbs";
 
-/// Seconds that they may take in an emulated machine.
+/// Time limit in an emulated machine, in seconds.
 pub(crate) const LIMIT: u64 = 300;
 
-/// What siw's interface cannot carry.
+/// Tests that need not pass, because siw's interface cannot carry what they use.
 const EXPECTED: &str = include_str!("suite.toml");
 
-/// Runs them on a device, and returns the note for the table. Some tests read the name of the network device in sysfs, below the device of the
-/// card. A software device is below none, so a folder with that name covers its own for the time.
+/// Runs the tests on a device, and returns the note for the table. Some tests read the network
+/// device's name in sysfs, in the directory of the PCI device. A software device has no such
+/// directory, so one with that name is mounted over its own.
 ///
-/// # Errors
-/// When a test fails, or is skipped for a reason that is not known.
+/// Fails if a test fails, or is skipped for an unknown reason.
 pub(crate) fn run(guest: &Guest, device: &str, netdev: &str, limit: u64) -> Result<String> {
     let script = format!(
         "set -e; rm -rf /tmp/class /tmp/results; mkdir -p /tmp/class/{device}/device/net/{netdev}
-        for file in /sys/class/infiniband/{device}/*; do ln -s $(readlink -f $file) /tmp/class/{device}/; done
+        for file in /sys/class/infiniband/{device}/*; do
+            ln -s $(readlink -f $file) /tmp/class/{device}/
+        done
         unshare -m sh -c 'mount -o bind /tmp/class /sys/class/infiniband && cd /tmp &&
-        python3 -B -W ignore {tests}/runner.py {tests} results --dev {device} --port 1 --gid 0' >/tmp/said 2>&1
+        python3 -B -W ignore {tests}/runner.py {tests} results --dev {device} --port 1 --gid 0' \\
+            >/tmp/said 2>&1
         cat /tmp/results",
         tests = format_args!("/{}", TESTS.1),
     );
@@ -44,10 +47,7 @@ pub(crate) fn run(guest: &Guest, device: &str, netdev: &str, limit: u64) -> Resu
     Ok(note.lines().next().unwrap_or_default().to_owned())
 }
 
-/// Copies Python, the tests, and what runs them.
-///
-/// # Errors
-/// When a package has changed.
+/// Adds Python, the tests and their runner to a guest's files.
 pub(crate) fn add(stage: &mut Stage<'_>) -> Result<()> {
     let python = find(&stage.programs.join("usr/bin"), is_python).context("no Python")?;
     let version = python
@@ -72,7 +72,7 @@ pub(crate) fn add(stage: &mut Stage<'_>) -> Result<()> {
     stage.libraries(files)
 }
 
-/// Whether a file is the interpreter, such as python3.11.
+/// Returns `true` for the interpreter, such as `python3.11`.
 fn is_python(name: &str) -> bool {
     name.strip_prefix("python3.")
         .is_some_and(|minor| minor.bytes().all(|c| c.is_ascii_digit()))
@@ -89,7 +89,7 @@ fn copy_folder(stage: &mut Stage<'_>, from: &str, to: &str) -> Result<()> {
     )
 }
 
-/// Finds the modules that are written in C.
+/// Appends the extension modules below `dir`.
 fn shared_objects(dir: &Path, files: &mut VecDeque<PathBuf>) -> Result<()> {
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn expectations_can_be_read() {
+    fn expectations_parse() {
         Expected::parse(EXPECTED).unwrap();
     }
 }

@@ -1,9 +1,10 @@
-//! The module against those who break rules: programs that write anything into the rings, peers that send anything, and a kernel that has no memory.
+//! The module against malicious processes that write arbitrary ring entries, peers that send
+//! arbitrary data, and failed allocations.
 
-use crate::device::Case;
+use super::script::Script;
 
-/// The cases. `ENTRIES` is from the command line.
-pub(crate) const CASES: &[Case] = &[
+/// The variable `ENTRIES` comes from the command line.
+pub(super) const CASES: &[Script] = &[
     (
         "a hostile process: random entries, forged flags, wrong mappings",
         "insmod $MODULE; links

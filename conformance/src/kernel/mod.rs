@@ -1,5 +1,19 @@
 //! `cargo xtask kernel`: the kernel module and the engine in a Linux kernel.
 
+mod bench;
+mod boot;
+mod cuts;
+mod endings;
+mod ends;
+mod engine;
+mod guide;
+mod hostile;
+mod matrix;
+mod script;
+mod storage;
+mod suite;
+mod test;
+
 use std::time::Duration;
 
 use anyhow::Result;
@@ -10,9 +24,9 @@ use xtask::kernel::{debug, modules};
 use xtask::outcome::Outcome;
 use xtask::process::Log;
 
-use crate::device::{self, TestArgs};
-use crate::engine::{self, EngineArgs};
-use crate::kernel_bench::{self, BenchArgs};
+use bench::BenchArgs;
+use engine::EngineArgs;
+use test::TestArgs;
 
 /// Arguments of `cargo xtask kernel`.
 #[derive(Args)]
@@ -25,9 +39,10 @@ pub(crate) struct KernelArgs {
 enum What {
     /// Build the module iwarp_rnic for Debian's kernels, and the source package for DKMS
     Build(BuildArgs),
-    /// Build a kernel from Debian's source that looks for faults, for `engine` and `test` with `--kernel debug`
+    /// Build a kernel from Debian's source with sanitizers, for `engine` and `test` with `--kernel
+    /// debug`
     DebugKernel,
-    /// Run two queue pairs of ours in a kernel, in an emulated machine
+    /// Run two of our queue pairs in a kernel, in an emulated machine
     Engine(EngineArgs),
     /// Run programs on the module, in an emulated machine
     Test(TestArgs),
@@ -43,20 +58,16 @@ struct BuildArgs {
     kernel: Option<String>,
 }
 
-/// Fetching packages and building for all kernels; it only ends a hang.
+/// Limit of fetching and building for all kernels, which only ends a hang.
 const LIMIT: Duration = Duration::from_secs(3600);
 
-/// Does what the arguments say.
-///
-/// # Errors
-/// When something does not build, or a test fails.
 pub(crate) fn command(args: &KernelArgs) -> Result<Outcome> {
     match &args.what {
         What::Build(args) => build(args),
         What::DebugKernel => debug_kernel(),
         What::Engine(args) => engine::command(args),
-        What::Test(args) => device::command(args),
-        What::Bench(args) => kernel_bench::command(args),
+        What::Test(args) => test::command(args),
+        What::Bench(args) => bench::command(args),
     }
 }
 

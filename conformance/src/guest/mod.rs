@@ -1,7 +1,15 @@
 //! Runs the guest: QEMU, its networks, and shell commands inside.
 //!
-//! Processes are ended by the ids that this program got when it started them. Namespaces are deleted by names that contain its
-//! own process id. Other programs of the machine are not touched.
+//! Kills only processes that this program has started, by their ids, and deletes only namespaces
+//! whose names contain its process id.
+
+pub(crate) mod archive;
+mod constants;
+pub(crate) mod debian;
+pub(crate) mod host;
+pub(crate) mod image;
+pub(crate) mod kernel_files;
+pub(crate) mod omitted;
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read, Write};
@@ -13,12 +21,20 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
-use super::image::{Image, sbin};
-use super::lab::LISTEN_LIMIT;
 use xtask::process::Log;
 
-/// Longest time that the guest may take to boot. It is emulated, and this machine may be busy.
+use image::{Image, sbin};
+
+/// Time limit of the boot of an emulated guest on a busy machine.
 const BOOT_LIMIT: Duration = Duration::from_secs(300);
+
+/// Time limit for a started server to listen.
+pub(crate) const LISTEN_LIMIT: Duration = Duration::from_secs(30);
+
+/// On a busy host the emulated timer is late, so the kernel's timer check would panic. The kernel
+/// would also distrust the cycle counter, and use a clock whose reads take microseconds.
+const KERNEL_ARGUMENTS: &str = "console=ttyS0 loglevel=4 panic=-1 no_timer_check tsc=reliable \
+                                rdinit=/init net.ifnames=0";
 
 /// The guest's addresses.
 pub(crate) const GUEST_USER: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
@@ -28,15 +44,16 @@ const HOST_USER: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
 pub(crate) const HOST_TAP: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 pub(crate) const HOST_TAP_V6: Ipv6Addr = Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 1);
 
-/// Ports on which the guest may listen. Over the user-mode network QEMU forwards a free port of this machine to each.
+/// Ports on which the guest may listen. In the user-mode network, QEMU forwards a free port of this
+/// machine to each.
 pub(crate) const GUEST_PORTS: std::ops::Range<u16> = 7100..7116;
 
-/// How the two ends reach each other.
+/// The network between the two ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Net {
-    /// QEMU's user-mode network. QEMU terminates TCP on both sides and forwards the octets, so segments are not preserved.
+    /// QEMU's user-mode network. QEMU terminates TCP on both sides, so segments are not preserved.
     User,
-    /// A TAP device in a network namespace: one TCP connection from end to end, MSS 1460, no offloads.
+    /// A TAP device in a network namespace: TCP from end to end, MSS 1460, no offloads.
     Tap,
 }
 
@@ -49,21 +66,18 @@ impl Net {
     }
 }
 
-/// One end of a cable between two guests. Each frame is a datagram from one QEMU to the other, so nothing stays behind of a frame when an end is
-/// gone, as it does when the cable is a TCP connection.
+/// One end of a cable between two guests. Each frame is a datagram between the QEMUs. A TCP
+/// connection could stop in the middle of a frame when an end disappears.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Cable {
-    /// The last octet of the card's address: 4 for the first end, 5 for the second.
+    /// The last byte of the card's MAC address: 4 for the first end, 5 for the second.
     card: u8,
-    /// Ports of this machine: that of this end, and that of the other.
+    /// UDP ports on this machine: this end's, and the other end's.
     ports: [u16; 2],
 }
 
 impl Cable {
-    /// Both ends of a cable.
-    ///
-    /// # Errors
-    /// When no ports are free.
+    /// Returns both ends of a new cable.
     pub(crate) fn ends() -> Result<[Self; 2]> {
         let bind = || UdpSocket::bind((Ipv4Addr::LOCALHOST, 0));
         let (first, second) = (bind()?, bind()?);
@@ -80,7 +94,7 @@ impl Cable {
         ])
     }
 
-    /// QEMU's options for a card at this end.
+    /// Returns QEMU's options for a card at this end.
     fn options(self) -> [String; 4] {
         let [here, there] = self.ports;
         [
@@ -92,23 +106,23 @@ impl Cable {
     }
 }
 
-/// How a guest is started.
+/// The configuration of a guest.
 pub(crate) struct Machine {
-    /// Adds the TAP device, which needs root.
+    /// Adds the TAP device. Needs root.
     pub(crate) tap: bool,
     /// Adds a card that is connected to another guest.
     pub(crate) cable: Option<Cable>,
-    /// Adds this file as a disk, `/dev/vda`. What the guest has written is in it when QEMU is killed.
+    /// Adds this file as the disk `/dev/vda`. It keeps the guest's writes when QEMU is killed.
     pub(crate) disk: Option<PathBuf>,
-    /// Keeps all packets of the user-mode network.
+    /// Records the packets of the user-mode network.
     pub(crate) record: bool,
-    /// The processor, as QEMU's option `-cpu` has it.
+    /// The value of QEMU's option `-cpu`.
     pub(crate) cpu: &'static str,
-    /// Further arguments of the kernel.
+    /// Further kernel arguments.
     pub(crate) arguments: String,
 }
 
-/// A running guest.
+/// A running guest. Dropping it kills QEMU.
 pub(crate) struct Guest {
     qemu: Child,
     agent: SocketAddr,
@@ -118,10 +132,7 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
-    /// Starts the guest and waits until it takes commands.
-    ///
-    /// # Errors
-    /// When QEMU or the network cannot be started, or the guest does not answer in time.
+    /// Starts the guest and waits until it accepts commands.
     pub(crate) fn start(
         image: &Image,
         cache: &Path,
@@ -155,28 +166,44 @@ impl Guest {
         remove_stale_namespaces();
         let mut command = tied("qemu-system-x86_64");
         command
-            .args(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-machine", "q35"])
-            .args(["-accel", "tcg,thread=multi", "-cpu", cpu, "-smp", "2", "-m", "1536"])
+            .args(["-nodefaults", "-no-user-config", "-no-reboot"])
+            .args(["-display", "none", "-machine", "q35"])
+            .args([
+                "-accel",
+                "tcg,thread=multi",
+                "-cpu",
+                cpu,
+                "-smp",
+                "2",
+                "-m",
+                "1536",
+            ])
             .arg("-kernel")
             .arg(&image.kernel)
             .arg("-initrd")
             .arg(&image.initramfs)
-            // On a busy host the emulated timer is too late for the kernel's check of it, which would panic. And the cycle counter seems to
-            // be wrong when it is compared with a slower clock: then the kernel reads that one, which takes microseconds.
-            .args(["-append", &format!("console=ttyS0 loglevel=4 panic=-1 no_timer_check tsc=reliable rdinit=/init net.ifnames=0 {arguments}")])
-            .args(["-chardev", &format!("file,id=console,path={}", console.display()), "-serial", "chardev:console"])
+            .args(["-append", &format!("{KERNEL_ARGUMENTS} {arguments}")])
+            .args([
+                "-chardev",
+                &format!("file,id=console,path={}", console.display()),
+            ])
+            .args(["-serial", "chardev:console"])
             .args(["-monitor", &format!("tcp:{monitor},server=on,wait=off")])
             .args(["-device", "virtio-rng-pci"])
             .args(["-netdev", &user, "-device", &card("user", 1)])
             .args([
                 "-netdev",
-                &format!("user,id=ctl,ipv6=off,restrict=on,net=10.0.3.0/24,hostfwd=tcp:{agent}-10.0.3.15:22"),
+                &format!(
+                    "user,id=ctl,ipv6=off,restrict=on,net=10.0.3.0/24,\
+                     hostfwd=tcp:{agent}-10.0.3.15:22"
+                ),
                 "-device",
                 &card("ctl", 2),
             ]);
         if tap {
-            // Without offloads each packet of the device is one TCP segment.
-            let plain = "csum=off,gso=off,guest_csum=off,guest_tso4=off,guest_tso6=off,host_tso4=off,host_tso6=off";
+            // Without offloads, each packet of the device is one TCP segment.
+            let plain = "csum=off,gso=off,guest_csum=off,guest_tso4=off,guest_tso6=off,\
+                         host_tso4=off,host_tso6=off";
             command.args([
                 "-netdev",
                 &format!("tap,id=tap,ifname={device},script=no,downscript=no"),
@@ -223,7 +250,7 @@ impl Guest {
         Ok(guest)
     }
 
-    /// Waits until QEMU has made the TAP device, and moves it into a network namespace, away from this machine's network.
+    /// Waits until QEMU has created the TAP device, and moves it into a network namespace.
     fn tap(&mut self, namespace: &str, device: &str, log: &mut Log) -> Result<()> {
         let start = Instant::now();
         while !Path::new("/sys/class/net").join(device).exists() {
@@ -279,18 +306,12 @@ impl Guest {
         }
     }
 
-    /// Runs a shell command in the guest, for at most `limit` seconds.
-    ///
-    /// # Errors
-    /// When the guest does not answer.
+    /// Runs a shell command in the guest for at most `limit` seconds.
     pub(crate) fn run(&self, command: &str, limit: u64) -> Result<Output> {
         self.start_command(command, limit)?.wait()
     }
 
-    /// Runs a shell command that must succeed.
-    ///
-    /// # Errors
-    /// When it fails.
+    /// Runs a shell command, and fails if it fails.
     pub(crate) fn must(&self, command: &str, limit: u64) -> Result<String> {
         let out = self.run(command, limit)?;
         if out.code != 0 {
@@ -303,10 +324,7 @@ impl Guest {
         Ok(out.text)
     }
 
-    /// Starts a shell command in the guest. It is killed when the value is dropped.
-    ///
-    /// # Errors
-    /// When the guest does not answer.
+    /// Starts a shell command in the guest. Dropping the value kills the command.
     pub(crate) fn start_command(&self, command: &str, limit: u64) -> Result<Running> {
         let mut stream = TcpStream::connect_timeout(&self.agent, Duration::from_secs(10))?;
         stream.write_all(format!("{limit} {}\n{command}", command.len()).as_bytes())?;
@@ -318,12 +336,12 @@ impl Guest {
     }
 
     /// Waits until a program in the guest listens.
-    ///
-    /// # Errors
-    /// When it does not in time.
     pub(crate) fn listens(&self, port: u16, server: &mut Running) -> Result<()> {
         let command = format!(
-            "for i in $(seq 200); do grep -q ':{port:04X} 0*:0000 0A' /proc/net/tcp /proc/net/tcp6 && exit 0; usleep 50000; done; exit 1"
+            "for i in $(seq 200); do
+            grep -q ':{port:04X} 0*:0000 0A' /proc/net/tcp /proc/net/tcp6 && exit 0
+            usleep 50000
+            done; exit 1"
         );
         if self.run(&command, LISTEN_LIMIT.as_secs())?.code != 0 {
             bail!("the guest's server does not listen: {}", server.said());
@@ -336,10 +354,8 @@ impl Guest {
         self.namespace.as_deref()
     }
 
-    /// Returns the address at which programs on this machine reach a port of the guest.
-    ///
-    /// # Errors
-    /// When the port is not one that is forwarded.
+    /// Returns the address at which programs on this machine reach a port of the guest. Fails if
+    /// the port is not forwarded.
     pub(crate) fn reach(&self, net: Net, port: u16) -> Result<SocketAddr> {
         match net {
             Net::Tap => Ok((GUEST_TAP, port).into()),
@@ -359,7 +375,8 @@ impl Guest {
         }
     }
 
-    /// Returns the address that programs on this machine listen on, and the guest's address for it.
+    /// Returns the address on which programs of this machine listen, and the guest's address for
+    /// it.
     pub(crate) const fn host(net: Net) -> (Ipv4Addr, Ipv4Addr) {
         match net {
             Net::User => (Ipv4Addr::LOCALHOST, HOST_USER),
@@ -367,10 +384,7 @@ impl Guest {
         }
     }
 
-    /// Unloads siw and loads it with these module parameters; without any it loads the unchanged driver.
-    ///
-    /// # Errors
-    /// When the driver cannot be unloaded or loaded.
+    /// Reloads siw with these module parameters, or the unmodified driver if there are none.
     pub(crate) fn load_siw(&self, parameters: &str) -> Result<()> {
         self.must(&format!("siw-load {parameters}"), 60).map(drop)
     }
@@ -384,16 +398,14 @@ impl Guest {
 }
 
 impl Guest {
-    /// Pulls the cable out of the card, or puts it back.
-    ///
-    /// # Errors
-    /// When QEMU does not take the command.
+    /// Plugs the cable in, or unplugs it.
     pub(crate) fn plug(&self, is_in: bool) -> Result<()> {
         let word = if is_in { "on" } else { "off" };
         let mut stream = TcpStream::connect_timeout(&self.monitor, Duration::from_secs(10))?;
         stream.set_read_timeout(Some(Duration::from_secs(10)))?;
         let mut prompts = BufReader::new(stream.try_clone()?);
-        // A prompt comes before the command, and one when it is done. QEMU repeats the command between them.
+        // QEMU prints a prompt before the command, echoes the command, and prints a prompt after
+        // it.
         for command in [Some(format!("set_link cable {word}\n")), None] {
             prompts.read_until(b')', &mut Vec::new())?;
             stream.write_all(command.unwrap_or_default().as_bytes())?;
@@ -401,7 +413,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Takes the power away. The value is good for nothing any more.
+    /// Kills QEMU. The guest cannot be used afterwards.
     pub(crate) fn kill(&mut self) {
         let _ = self.qemu.kill();
         let _ = self.qemu.wait();
@@ -418,34 +430,29 @@ impl Drop for Guest {
     }
 }
 
-/// A command that has ended.
+/// The result of a command.
 #[derive(Debug)]
 pub(crate) struct Output {
-    /// Exit status; 124 when it was killed after its time.
+    /// Exit status; 124 if the command was killed at its time limit.
     pub(crate) code: i32,
-    /// What it wrote.
+    /// Its output.
     pub(crate) text: String,
 }
 
-/// A command in the guest.
+/// A running command in the guest. Dropping it kills the command.
 pub(crate) struct Running {
     stream: TcpStream,
     seen: Vec<u8>,
 }
 
 impl Running {
-    /// Waits for the end of the command.
-    ///
-    /// # Errors
-    /// When the guest is gone.
+    /// Waits until the command exits.
     pub(crate) fn wait(self) -> Result<Output> {
         self.finish(None)
     }
 
-    /// Waits for the end of the command, for at most `seconds`. After that the command is killed and the output has status 124.
-    ///
-    /// # Errors
-    /// When the guest is gone.
+    /// Waits at most `seconds` for the command to exit. After that, kills it and returns status
+    /// 124.
     pub(crate) fn wait_at_most(self, seconds: u64) -> Result<Output> {
         self.finish(Some(Instant::now() + Duration::from_secs(seconds)))
     }
@@ -484,7 +491,7 @@ impl Running {
         })
     }
 
-    /// Returns what the command has written so far. Waits at most 0.3 s for more.
+    /// Returns the output so far. Waits at most 0.3 s for more.
     pub(crate) fn said(&mut self) -> String {
         let _ = self
             .stream
@@ -493,7 +500,7 @@ impl Running {
         String::from_utf8_lossy(&self.seen).trim().to_owned()
     }
 
-    /// Whether the command has ended, as far as [`said`](Self::said) has read.
+    /// Returns `true` if [`said`](Self::said) has read the command's exit status.
     pub(crate) fn is_over(&self) -> bool {
         self.seen.contains(&0)
     }
@@ -511,19 +518,20 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // The agent in the guest kills the command when its connection is closed.
+        // The guest's agent kills the command when the connection closes.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 }
 
-/// Returns a command that the kernel kills when this program ends, also when this program is killed.
+/// Returns a command that the kernel kills when this program exits or is killed.
 pub(crate) fn tied(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--"]).arg(program);
     command
 }
 
-/// Deletes the namespaces that killed runs left behind. Their names contain a process id that no longer exists.
+/// Deletes namespaces of killed runs, whose names contain the id of a process that no longer
+/// exists.
 fn remove_stale_namespaces() {
     let Ok(out) = ip().args(["netns", "list"]).output() else {
         return;
@@ -539,17 +547,18 @@ fn remove_stale_namespaces() {
     }
 }
 
-/// Returns QEMU's options for a network card. The guest recognises it by `number`, the last octet of its address.
+/// Returns QEMU's options for a network card. The guest identifies it by `number`, the last byte of
+/// its MAC address.
 fn card(net: &str, number: u8) -> String {
     format!("virtio-net-pci,netdev={net},mac=52:54:00:69:77:{number:02x},romfile=")
 }
 
-pub(crate) fn ip() -> Command {
+fn ip() -> Command {
     Command::new(sbin("ip"))
 }
 
-/// Returns ports of 127.0.0.1 that are free at the moment.
-pub(crate) fn free_ports(count: usize) -> Result<Vec<u16>> {
+/// Returns ports of 127.0.0.1 that are free now.
+fn free_ports(count: usize) -> Result<Vec<u16>> {
     let listeners: Vec<_> = (0..count)
         .map(|_| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)))
         .collect::<std::io::Result<_>>()?;
@@ -557,4 +566,27 @@ pub(crate) fn free_ports(count: usize) -> Result<Vec<u16>> {
         .iter()
         .map(|listener| Ok(listener.local_addr()?.port()))
         .collect()
+}
+
+/// Returns the last lines of an output as one line.
+pub(crate) fn last_lines(text: &str) -> String {
+    let lines: Vec<&str> = text
+        .lines()
+        .map(str::trim)
+        .filter(|line| {
+            !line.is_empty()
+                && !line.starts_with("---")
+                && !line.starts_with("GID")
+                && !line.contains(" : ")
+                && !line.contains("address: LID")
+        })
+        .collect();
+    lines[lines.len().saturating_sub(14)..].join(" / ")
+}
+
+/// Replaces `{addr}` and `{port}`.
+pub(crate) fn fill(words: &str, address: impl ToString, port: u16) -> String {
+    words
+        .replace("{addr}", &address.to_string())
+        .replace("{port}", &port.to_string())
 }

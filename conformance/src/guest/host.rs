@@ -1,8 +1,8 @@
-//! Runs the programs on our side, on this machine. Cases over the TAP device run them in its network namespace.
+//! Programs on this machine. For cases over the TAP device, they run in its network namespace.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,24 +10,63 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::guest::{Guest, Net, Output, tied};
-use super::image::sbin;
+use xtask::context::Context;
+use xtask::process::{Log, cargo};
 
-/// Where the built programs are.
+use super::image::sbin;
+use super::{Guest, Net, Output, tied};
+
+/// The paths of the built programs.
 pub(crate) struct Host {
-    /// The `iwarp` command.
-    pub(super) iwarp: PathBuf,
-    /// The program of `guest/peer.c`, compiled for this machine.
-    pub(super) peer: PathBuf,
-    /// The directory with our `libibverbs.so.1` and `librdmacm.so.1`.
+    pub(crate) iwarp: PathBuf,
+    /// `guest/peer.c`, compiled for this machine.
+    pub(crate) peer: PathBuf,
+    /// The directory that contains our `libibverbs.so.1` and `librdmacm.so.1`.
     pub(crate) libraries: PathBuf,
 }
 
 impl Host {
-    /// Where a program is: one of ours, or one of this machine's.
-    ///
-    /// # Errors
-    /// When it is not installed.
+    /// Builds the `iwarp` command, the C library and the program `peer` for this machine.
+    pub(crate) fn build(context: &Context, cache: &Path, log: &mut Log) -> Result<Self> {
+        log.say("building our programs");
+        log.run(cargo(&context.root).args([
+            "build",
+            "--release",
+            "--package",
+            "iwarp-cli",
+            "--package",
+            "iwarp-verbs",
+        ]))?;
+        let release = context.target.join("release");
+        // Unmodified programs load the library by these names.
+        let libraries = cache.join("libraries");
+        std::fs::create_dir_all(&libraries)?;
+        let library = release
+            .join("libiwarp_verbs.so")
+            .canonicalize()
+            .context("the C library was not built")?;
+        for name in ["libibverbs.so.1", "librdmacm.so.1"] {
+            let link = libraries.join(name);
+            let _ = std::fs::remove_file(&link);
+            std::os::unix::fs::symlink(&library, link)?;
+        }
+        let peer = cache.join("host-peer");
+        let source: PathBuf = context.root.join("conformance/guest/peer.c");
+        log.run(
+            Command::new("gcc")
+                .args(["-O1", "-Wall", "-Werror", "-o"])
+                .arg(&peer)
+                .arg(source)
+                .args(["-lrdmacm", "-libverbs"]),
+        )?;
+        Ok(Self {
+            iwarp: release.join("iwarp"),
+            peer,
+            libraries,
+        })
+    }
+
+    /// Returns the path of one of our programs, or of an installed one.
     pub(crate) fn program(&self, name: &str) -> Result<PathBuf> {
         match name {
             "iwarp" => Ok(self.iwarp.clone()),
@@ -38,7 +77,7 @@ impl Host {
     }
 }
 
-/// A running program on our side. It is killed when the value is dropped.
+/// A running program on this machine. Dropping it kills the program.
 pub(crate) struct Program {
     child: Child,
     lines: Receiver<String>,
@@ -47,10 +86,7 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// Starts a program with these settings (`IWARP_*`).
-    ///
-    /// # Errors
-    /// When it cannot be started.
+    /// Starts a program with these environment variables.
     pub(crate) fn start(
         guest: &Guest,
         net: Net,
@@ -107,11 +143,8 @@ impl Program {
         })
     }
 
-    /// Waits until the program has written a line that contains `text`, for at most `limit` seconds. Returns the line.
-    ///
-    /// # Errors
-    /// When the program ends or no such line comes in time.
-    pub(super) fn wait_for(&mut self, text: &str, limit: u64) -> Result<String> {
+    /// Waits at most `limit` seconds for a line that contains `text`. Returns the line.
+    pub(crate) fn wait_for(&mut self, text: &str, limit: u64) -> Result<String> {
         let end = Instant::now() + Duration::from_secs(limit);
         loop {
             let left = end.saturating_duration_since(Instant::now());
@@ -126,10 +159,8 @@ impl Program {
         }
     }
 
-    /// Waits for the end of the program, for at most `limit` seconds. After that the exit code in the result is 124.
-    ///
-    /// # Errors
-    /// When waiting for the process fails.
+    /// Waits at most `limit` seconds for the program to exit. After that, the exit code in the
+    /// result is 124.
     pub(crate) fn wait(mut self, limit: u64) -> Result<Output> {
         let end = Instant::now() + Duration::from_secs(limit);
         loop {
@@ -155,16 +186,38 @@ impl Program {
         })
     }
 
-    /// Returns the process id.
-    pub(super) fn id(&self) -> u32 {
+    /// Waits until the program listens on a port.
+    ///
+    /// Fails if the program does not listen in time, or has ended.
+    pub(crate) fn listens(&mut self, port: u16, limit: Duration) -> Result<()> {
+        let start = Instant::now();
+        let wanted = format!(":{port:04X}");
+        while start.elapsed() < limit {
+            // The tables of the program's network namespace.
+            let listening = ["tcp", "tcp6"].iter().any(|table| {
+                let table = format!("/proc/{}/net/{table}", self.id());
+                let text = std::fs::read_to_string(table).unwrap_or_default();
+                text.lines().any(|line| {
+                    let words: Vec<&str> = line.split_whitespace().collect();
+                    matches!(words[..], [_, local, _, "0A", ..] if local.ends_with(&wanted))
+                })
+            });
+            if listening {
+                return Ok(());
+            }
+            if self.has_ended()? {
+                break;
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        bail!("our server does not listen: {}", self.said())
+    }
+
+    pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Sends SIGINT to the program.
-    ///
-    /// # Errors
-    /// When the process is gone.
-    pub(super) fn interrupt(&self) -> Result<()> {
+    pub(crate) fn interrupt(&self) -> Result<()> {
         let pid = i32::try_from(self.id())
             .ok()
             .and_then(Pid::from_raw)
@@ -172,15 +225,14 @@ impl Program {
         Ok(kill_process(pid, Signal::INT)?)
     }
 
-    /// Returns `true` if the program has ended.
+    /// Returns `true` if the program has exited.
     ///
-    /// # Errors
-    /// When the process cannot be queried.
-    pub(super) fn has_ended(&mut self) -> Result<bool> {
+    /// Fails if the process cannot be queried.
+    pub(crate) fn has_ended(&mut self) -> Result<bool> {
         Ok(self.child.try_wait()?.is_some())
     }
 
-    /// Returns what the program has written so far.
+    /// Returns the output so far.
     pub(crate) fn said(&mut self) -> &str {
         while let Ok(line) = self.lines.recv_timeout(Duration::from_millis(50)) {
             self.seen.push_str(&line);
@@ -189,8 +241,8 @@ impl Program {
         self.seen.trim()
     }
 
-    /// Kills the program with SIGKILL and waits for its end.
-    pub(super) fn kill(&mut self) {
+    /// Kills the program and waits for its exit.
+    pub(crate) fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

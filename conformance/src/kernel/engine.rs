@@ -1,7 +1,8 @@
 //! `cargo xtask kernel engine`: the engine in a Linux kernel.
 //!
-//! It builds the module of `kernel/test` for Debian's kernel, boots that kernel in an emulated machine, loads the module, and reads what
-//! it says. The module runs two queue pairs over memory and over a TCP connection of the kernel, and does not stay loaded.
+//! Builds the module of `kernel/test` for Debian's kernel, boots that kernel in an emulated
+//! machine, loads the module, and reads its messages. The module runs two queue pairs over memory
+//! and over a TCP connection of the kernel, and unloads itself.
 
 use std::time::Duration;
 
@@ -12,16 +13,16 @@ use xtask::kernel::module::{self, TEST as MODULE};
 use xtask::outcome::Outcome;
 use xtask::process::Log;
 
-use crate::boot::{Boot, Parts};
+use super::boot::{Boot, Parts};
 use crate::complaints;
-use crate::siw::guest::Guest;
-use crate::siw::image::{self};
-use crate::siw::needs::{self, Needs};
+use crate::guest::Guest;
+use crate::guest::image;
+use crate::needs::{self, Suite};
 
 /// Arguments of `cargo xtask kernel engine`.
 #[derive(Args)]
 pub(crate) struct EngineArgs {
-    /// Show everything that the guest's kernel says meanwhile
+    /// Show all messages of the guest's kernel
     #[arg(long)]
     messages: bool,
     /// Run only the tests whose names begin like this
@@ -31,19 +32,16 @@ pub(crate) struct EngineArgs {
     boot: Boot,
 }
 
-/// Everything together; it only ends a hang.
+/// Limit of the whole run, which only ends a hang.
 const LIMIT: Duration = Duration::from_secs(3600);
-/// Seconds for all tests in the guest, which is emulated.
+/// Time limit of all tests in the emulated guest, in seconds.
 const TESTS_LIMIT: u64 = 1200;
 
-/// Builds, boots, loads, and reports.
-///
-/// # Errors
-/// When something does not build, the guest does not start, or a test fails.
+/// Builds the module, boots the guest, runs the tests and reports them.
 pub(crate) fn command(args: &EngineArgs) -> Result<Outcome> {
     let context = Context::new(false, true)?;
     let mut log = Log::create(&context.log_dir().join("kernel-test.log"), LIMIT)?;
-    needs::require_packages(Needs::Guest, &mut log)?;
+    needs::require_packages(Suite::Guest, &mut log)?;
     let Parts {
         kernel,
         object,
@@ -65,7 +63,7 @@ pub(crate) fn command(args: &EngineArgs) -> Result<Outcome> {
     let guest = Guest::start(&image, &cache, &machine, &mut log)?;
     args.boot.forget_leaks(&guest)?;
     guest.kernel_messages();
-    // Within quotes of the module loader, because the names have spaces.
+    // The module loader needs quotes, because test names contain spaces.
     let load = format!(
         "insmod /lib/iwarp/{MODULE}.ko 'only=\"{}\"'; cat /proc/modules",
         args.only
@@ -89,23 +87,24 @@ pub(crate) fn command(args: &EngineArgs) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// What the module says: its lines of the kernel's messages, without time and name.
+/// Returns the module's text in a line of the kernel log.
 fn own(line: &str) -> Option<&str> {
     line.split_once(&format!("{MODULE}: "))
         .map(|(_, text)| text)
-        // About the module, not by it: it belongs to no kernel and is not signed.
+        // The kernel's remark that the module is out of tree and unsigned.
         .filter(|text| !text.contains("taint"))
 }
 
-/// Whether all tests have passed, and the kernel is as sound as before.
+/// Fails unless all tests passed and the kernel reported no fault.
 ///
-/// Busybox loads a module that is not taken a second time, in another way. So all tests may have run twice.
+/// If the kernel does not keep the module, busybox tries to load it in a second way, so all tests
+/// may run twice.
 fn verdict(said: &str, modules: &str) -> Result<()> {
     if let Some(line) = complaints::first(said) {
         bail!("the guest's kernel: {line}");
     }
     if modules.lines().any(|line| line.starts_with(MODULE)) {
-        bail!("the module has stayed loaded");
+        bail!("the module is still loaded");
     }
     let (mut passed, mut counted) = (0, 0);
     let mut last = "";
@@ -120,7 +119,7 @@ fn verdict(said: &str, modules: &str) -> Result<()> {
         }
     }
     if !last.contains(" tests, ") {
-        bail!("the module did not come to its end; its last words: {last:?}");
+        bail!("the module did not finish; its last message: {last:?}");
     }
     if passed != counted || passed == 0 {
         bail!("of {counted} tests, {passed} passed");
@@ -140,19 +139,19 @@ mod tests {
 ";
 
     #[test]
-    fn all_tests_have_to_pass_and_be_counted() {
+    fn all_tests_pass_and_count() {
         assert!(verdict(GOOD, "virtio_net 1 0\n").is_ok());
         let fails = |said: &str| verdict(said, "").unwrap_err().to_string();
         assert!(fails(&GOOD.replace("2 tests, 0", "2 tests, 1")).contains("1 failed"));
         assert!(fails(&GOOD.replace("passed two", "FAILED two: -5")).contains("1 passed"));
         assert!(verdict(&GOOD.repeat(2), "").is_ok());
         assert!(fails(&format!("{GOOD}{}", GOOD.replace("passed two", ""))).contains("3 passed"));
-        assert!(fails(&GOOD.replace("2 tests, 0 failed", "")).contains("last words"));
-        assert!(fails("").contains("last words"));
+        assert!(fails(&GOOD.replace("2 tests, 0 failed", "")).contains("last message"));
+        assert!(fails("").contains("last message"));
     }
 
     #[test]
-    fn a_kernel_that_complains_fails_it() {
+    fn kernel_complaint_fails() {
         for word in [
             "BUG: sleeping function",
             "WARNING: CPU: 1 PID: 7",

@@ -1,0 +1,35 @@
+//! The files of a kernel that a guest boots, and that modules for it are built from.
+
+use std::path::PathBuf;
+
+use xtask::kernel::debug::DebugKernel;
+
+/// The paths of one kernel's files.
+pub(crate) struct KernelFiles {
+    /// The release, as `uname -r` prints it.
+    pub(crate) name: String,
+    /// The bootable image.
+    pub(crate) image: PathBuf,
+    /// The headers for building modules.
+    pub(crate) headers: PathBuf,
+    /// The directory that contains `lib/modules`.
+    pub(crate) modules: PathBuf,
+    /// The parts of the source from which modules are built.
+    pub(crate) source: PathBuf,
+    /// `true` if [`STORAGE`](super::omitted::STORAGE) can be built for this kernel.
+    pub(crate) storage: bool,
+}
+
+impl From<DebugKernel> for KernelFiles {
+    fn from(kernel: DebugKernel) -> Self {
+        Self {
+            name: kernel.name,
+            image: kernel.image,
+            modules: kernel.modules,
+            headers: kernel.source.clone(),
+            source: kernel.source,
+            // These modules are tested with Debian's kernel only.
+            storage: false,
+        }
+    }
+}
