@@ -225,8 +225,8 @@ fn run(op: Op, crc: bool, emss: u32, order: u64, len: usize, piece: usize, most:
         Op::Send | Op::Write => right[200..200 + len].copy_from_slice(&ours[100..100 + len]),
         Op::Read => left[100..100 + len].copy_from_slice(&theirs[200..200 + len]),
     }
-    assert!(a.memory.look() == (left, 0), "the requester's memory");
-    assert!(b.memory.look() == (right, 0), "the responder's memory");
+    assert!(a.memory.contents() == (left, 0), "the requester's memory");
+    assert!(b.memory.contents() == (right, 0), "the responder's memory");
     direct
 }
 
@@ -350,7 +350,7 @@ fn each_fast_registration_has_its_own_pages() {
         let stag = register.new_stag;
         assert_eq!(b.ask(SendOp::LocalInvalidate { stag }), WcStatus::Success);
         let want = [&old[..200], &new[200..len]].concat();
-        assert!(brought.look() == (want, 0), "registration {key}");
+        assert!(brought.contents() == (want, 0), "registration {key}");
     }
 }
 
