@@ -513,7 +513,7 @@ pub(crate) mod tests {
     /// A pager works by address, and each page has an address of its own.
     #[test]
     fn pages_are_not_registered_on_demand() {
-        // SAFETY: they access nothing.
+        // SAFETY: the functions access nothing.
         static NOTHING: Pager = unsafe { Pager::new(|_, _| false, |_, _| false, |_, _, _| None) };
         let scattered = Scattered::new(0, 64, 1);
         let mut table = MemoryTable::new();

@@ -91,7 +91,7 @@ impl Crc32c {
         self.shared
     }
 
-    /// Returns the function that copies registered memory as it sums, if there is one.
+    /// Returns the function that copies and sums registered memory, if there is one.
     #[inline]
     pub(crate) const fn copying(&self) -> Option<CopyingCrc32cFn> {
         self.copying
