@@ -183,7 +183,7 @@ pub enum SendOp {
         /// STag to invalidate.
         stag: Stag,
     },
-    /// Bind a memory window to a part of a region.
+    /// Binds a memory window to a part of a region.
     Bind(Bind),
     /// Gives a fast-registration region its range, rights and key.
     FastRegister(FastRegister),
@@ -398,7 +398,7 @@ impl<'a> SendWr<'a> {
 pub struct RecvWr<'a> {
     /// The program's identifier, returned in the completion.
     pub wr_id: u64,
-    /// The program's identifier, returned in the completion.
+    /// Destination of the message, in order.
     pub sges: &'a [Sge],
 }
 
