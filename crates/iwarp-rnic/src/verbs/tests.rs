@@ -107,7 +107,7 @@ fn each_error_says_what_is_wrong() {
         (PostError::QueueFull.to_string(), "poll completions"),
         (PostError::TooManySges.to_string(), "elements"),
         (PostError::InlineTooLong.to_string(), "inline data"),
-        (PostError::MessageTooLong.to_string(), "2^31 octets"),
+        (PostError::MessageTooLong.to_string(), "2^31 bytes"),
         (PostError::InvalidRequest.to_string(), "parameters"),
         (PostError::InvalidState.to_string(), "state"),
         (
@@ -117,7 +117,7 @@ fn each_error_says_what_is_wrong() {
         (MemoryError::TableFull.to_string(), "deregister some"),
         (MemoryError::OutOfMemory.to_string(), "region table"),
         (MemoryError::BadAccess.to_string(), "local write"),
-        (MemoryError::NoSuchStag.to_string(), "no such key"),
+        (MemoryError::NoSuchStag.to_string(), "does not exist"),
         (
             MemoryError::WrongProtectionDomain.to_string(),
             "protection domain",
