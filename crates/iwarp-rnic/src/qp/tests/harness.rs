@@ -127,7 +127,7 @@ pub(super) struct Rig {
     pub(super) buffer: Box<RxBuffer>,
     pub(super) plan: Box<TxPlan>,
     pub(super) options: FpduOptions,
-    /// Octets that it was offered and has not taken.
+    /// Octets offered and not consumed.
     pub(super) offered: Vec<u8>,
     clock_out: MarkerClock,
     clock_in: MarkerClock,

@@ -69,7 +69,7 @@ const SITUATIONS: [Prepare; 12] = [
         for wr_id in 0..200 {
             rig.post(wr_id, WRITE, &[mr.part(0, 8)]);
         }
-        // The first probe is about a burst of them, the second about all others.
+        // The first probe covers a burst of them, the second all others.
         for _ in 0..2 {
             let sent = rig.sent();
             let probe = sent.iter().find_map(|(_, body)| ReadRequest::parse(body));
