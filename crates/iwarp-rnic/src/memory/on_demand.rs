@@ -148,7 +148,7 @@ impl<M: Memory> MemoryTable<M> {
         }
         let stag = self.register(memory, iova, pd, access, random)?;
         if let Some(entry) = self.entry_mut(stag) {
-            entry.be_on_demand(pager);
+            entry.set_on_demand(pager);
             self.on_demand = self.on_demand.wrapping_add(1);
         }
         Ok(stag)

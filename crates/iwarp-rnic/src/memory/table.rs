@@ -109,7 +109,7 @@ impl<M: Memory> MemoryTable<M> {
         random: u32,
     ) -> Result<Stag, MemoryError> {
         self.slots
-            .take(random, |entry, stag| entry.be_invalid(stag, pd, kind))
+            .take(random, |entry, stag| entry.set_invalid(stag, pd, kind))
     }
 
     fn check_access(access: Access) -> Result<(), MemoryError> {
@@ -144,7 +144,7 @@ impl<M: Memory> MemoryTable<M> {
         base.checked_add(memory.len())
             .ok_or(MemoryError::OutOfRange)?;
         self.slots.take(random, |entry, stag| {
-            entry.be_region(stag, pd, (memory, iova), access, base);
+            entry.set_region(stag, pd, (memory, iova), access, base);
         })
     }
 
@@ -162,7 +162,7 @@ impl<M: Memory> MemoryTable<M> {
         random: u32,
     ) -> Result<Stag, MemoryError> {
         self.slots.take(random, |entry, stag| {
-            entry.be_null(stag, pd, (zeros, sink));
+            entry.set_null(stag, pd, (zeros, sink));
         })
     }
 

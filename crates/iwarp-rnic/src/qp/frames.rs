@@ -118,7 +118,7 @@ impl QueuePair {
         };
         let fpdus = most.wrapping_sub(run.left);
         self.counters.rx_fpdus = self.counters.rx_fpdus.wrapping_add(fpdus);
-        self.rx.came_whole(fpdus);
+        self.rx.count_whole_fpdus(fpdus);
         (octets.len().wrapping_sub(run.rest.len()), step)
     }
 
@@ -195,7 +195,7 @@ impl QueuePair {
             return (0, step);
         }
         self.counters.rx_fpdus = self.counters.rx_fpdus.wrapping_add(1);
-        self.rx.came_whole(1);
+        self.rx.count_whole_fpdus(1);
         (octets.len().wrapping_sub(fpdu.behind.len()), Step::Again)
     }
 

@@ -215,7 +215,7 @@ impl QueuePair {
             Some(msn) if !self.acknowledge.own_peer => Some(Note::Held(msn)),
             _ => match request {
                 Some(_) if ours != told && self.is_connectionless() => Some(Note::Retries(ours)),
-                Some(slot) => match self.queue_to_tell(slot) {
+                Some(slot) => match self.queue_to_note(slot) {
                     Some(number) => Some(Note::Queue(number)),
                     None => None,
                 },
