@@ -1,8 +1,8 @@
-//! Values and octets in memory of their own, by an allocation that can fail.
+//! Boxes and zeroed vectors whose allocation can fail.
 //!
-//! `Box::new` ends the program if there is no memory, and makes the value on the stack first, where a kernel has little room. A vector that
-//! is filled with zeros touches all its pages; from the operating system they come as zeros, and real memory belongs to those only that
-//! are used.
+//! `Box::new` aborts if memory runs out, and builds the value on the stack first, where a kernel
+//! has little room. `vec![0; n]` aborts as well. Zeroed pages from the operating system use no real
+//! memory until they are touched.
 //!
 //! Invariant: memory from the allocator has the layout of what is written to it.
 #![allow(unsafe_code)]
@@ -12,11 +12,12 @@ use alloc::alloc::{Layout, alloc, alloc_zeroed};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-/// Allocates memory for a value, and then makes the value. If there is no memory, `make` is dropped with all that it has.
+/// Allocates memory for a value, then builds the value in place. If the allocation fails, `make` is
+/// dropped without being called.
 #[inline]
 pub(crate) fn try_box<T>(make: impl FnOnce() -> T) -> Result<Box<T>, AllocError> {
     const { assert!(size_of::<T>() > 0, "the allocator takes no empty layouts") };
-    // SAFETY: the layout is not empty.
+    // SAFETY: the layout is not empty (asserted above).
     let at = unsafe { alloc(Layout::new::<T>()) }.cast::<T>();
     if at.is_null() {
         return Err(AllocError);
@@ -28,18 +29,18 @@ pub(crate) fn try_box<T>(make: impl FnOnce() -> T) -> Result<Box<T>, AllocError>
     }
 }
 
-/// Makes a vector of `n` zeros.
+/// Returns a vector of `n` zeros.
 pub(crate) fn zeros(n: usize) -> Result<Vec<u8>, AllocError> {
     if n == 0 {
         return Ok(Vec::new());
     }
     let layout = Layout::array::<u8>(n).map_err(|_| AllocError)?;
-    // SAFETY: the layout is not empty.
+    // SAFETY: the layout is not empty, because `n` is not 0.
     let at = unsafe { alloc_zeroed(layout) };
     if at.is_null() {
         return Err(AllocError);
     }
-    // SAFETY: `n` octets with a value, in memory of this layout from the allocator that vectors use.
+    // SAFETY: `n` initialized bytes in memory of this layout, from the allocator that vectors use.
     Ok(unsafe { Vec::from_raw_parts(at, n, n) })
 }
 
@@ -51,7 +52,7 @@ mod tests {
     use std::rc::Rc;
 
     #[test]
-    fn a_box_owns_its_value() {
+    fn box_owns_its_value() {
         let shared = Rc::new(5);
         let one = try_box(|| (Rc::clone(&shared), [7u64; 100])).unwrap();
         assert_eq!((Rc::strong_count(&shared), one.1[99]), (2, 7));
@@ -60,8 +61,8 @@ mod tests {
     }
 
     #[test]
-    fn octets_are_zeros_and_may_be_written() {
-        // Miri takes its time.
+    fn zeros_are_zero_and_writable() {
+        // Miri is slow.
         for n in [0, 1, if cfg!(miri) { 3_000 } else { 300_000 }] {
             let mut octets = zeros(n).unwrap();
             assert_eq!((octets.len(), octets.iter().any(|o| *o != 0)), (n, false));
@@ -71,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_pair_is_made_in_its_box() {
+    fn queue_pair_is_built_in_its_box() {
         let config = QpConfig::default();
         let qp = QueuePair::boxed(config).unwrap();
         assert_eq!((qp.state(), *qp.config()), (State::Reset, config));

@@ -39,7 +39,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Returns all of them with their names, in a fixed order.
+    /// Returns all counters with their names, in a fixed order.
     pub const fn named(&self) -> [(&'static str, u64); 16] {
         [
             ("tx_bytes", self.tx_bytes),
@@ -61,7 +61,7 @@ impl Counters {
         ]
     }
 
-    /// Adds another set. Used for the totals of a device.
+    /// Adds the counters of `o`, for the totals of a device.
     pub const fn add(&mut self, o: &Self) {
         self.tx_bytes = self.tx_bytes.wrapping_add(o.tx_bytes);
         self.rx_bytes = self.rx_bytes.wrapping_add(o.rx_bytes);
@@ -86,7 +86,7 @@ impl Counters {
 mod tests {
     use super::*;
 
-    /// A counter that is forgotten in one of the lists would stay zero there.
+    /// A counter missing from one of the lists would stay zero there.
     #[test]
     fn every_counter_is_added_and_named() {
         let fields = size_of::<Counters>() / size_of::<u64>();

@@ -4,7 +4,7 @@ use crate::limits::MAX_CQE;
 use crate::storage::Ring;
 use crate::{AllocError, Cqe, WcFlags, WcStatus, Work};
 
-/// When the next completion raises an event.
+/// Which completion raises the next event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Armed {
     No,
@@ -20,8 +20,8 @@ pub enum Pushed {
     Quiet,
     /// Written, and the queue was armed for it: the caller raises one completion event.
     Notify,
-    /// The queue is full. The completion is lost, and the queue cannot be used any more. If this is the first loss, the caller
-    /// raises the asynchronous event "CQ error".
+    /// The queue is full: the completion is lost, and the queue is unusable from now on. On the
+    /// first loss the caller raises the asynchronous event "CQ error".
     Overflow {
         /// `true` for the first loss.
         first: bool,
@@ -37,23 +37,24 @@ pub struct CompletionQueue {
     purge: Option<Purge>,
 }
 
-/// A purge that is not finished. It goes from the newest completion to the oldest and moves what stays towards the newest:
+/// An unfinished purge. It scans from the newest completion to the oldest, and moves the
+/// completions that stay towards the newest end:
 ///
 /// ```text
 /// oldest                                          newest
-/// │ not looked at yet │ gap │ looked at, or written later │
+/// │ not scanned yet │ gap │ kept, or written later │
 /// ```
-/// So completions can be written and taken between its steps, and keep their order.
+/// Completions can therefore be pushed and popped between its steps, and keep their order.
 #[derive(Debug, Clone, Copy)]
 struct Purge {
     qp_num: u32,
-    /// Completions that it has not looked at.
+    /// Completions not scanned yet.
     unseen: u32,
-    /// Places of the ring between these and the others.
+    /// Free places between the unscanned completions and the others.
     gap: u32,
 }
 
-/// Why a completion queue cannot have the size that was asked for.
+/// Why a completion queue cannot have the requested size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CqSizeError {
     /// Zero, above the limit, or below the completions it holds (EINVAL).
@@ -69,7 +70,7 @@ impl From<AllocError> for CqSizeError {
 }
 
 impl CompletionQueue {
-    /// Makes a queue for `capacity` completions, 1 to [`MAX_CQE`].
+    /// Creates a queue for `capacity` completions, 1 to [`MAX_CQE`].
     pub fn new(capacity: u32) -> Result<Self, CqSizeError> {
         Ok(Self {
             ring: Self::ring(capacity)?,
@@ -86,12 +87,12 @@ impl CompletionQueue {
         }
     }
 
-    /// Returns how many completions it can hold.
+    /// Returns the capacity in completions.
     pub const fn capacity(&self) -> u32 {
         self.ring.capacity()
     }
 
-    /// Returns how many completions wait.
+    /// Returns the number of pending completions.
     pub const fn len(&self) -> u32 {
         match self.purge {
             None => self.ring.len(),
@@ -99,17 +100,17 @@ impl CompletionQueue {
         }
     }
 
-    /// Returns `true` if no completion waits.
+    /// Returns `true` if no completion is pending.
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns `true` after a completion was lost. The queue pairs that report here must fail.
+    /// Returns `true` once a completion was lost. The queue pairs that use this queue must then
+    /// fail.
     pub const fn overflowed(&self) -> bool {
         self.overflowed
     }
 
-    /// Writes a completion.
     #[inline]
     pub fn push(&mut self, cqe: Cqe) -> Pushed {
         if self.overflowed || self.ring.push(cqe).is_err() {
@@ -121,7 +122,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Loses a completion as if the queue were full, for tests of what a program does then.
+    /// Drops a completion as if the queue were full, to test how a program handles that.
     #[cold]
     pub const fn overflow(&mut self) -> Pushed {
         self.lose()
@@ -137,7 +138,7 @@ impl CompletionQueue {
         Pushed::Overflow { first }
     }
 
-    /// Disarms the queue, if the completion is one that it is armed for.
+    /// Disarms the queue if it is armed for such a completion.
     #[inline(never)]
     fn notify(&mut self, status: WcStatus, flags: WcFlags) -> Pushed {
         // An error counts as solicited (ibv_req_notify_cq(3)).
@@ -149,7 +150,7 @@ impl CompletionQueue {
         Pushed::Notify
     }
 
-    /// Takes the oldest completion.
+    /// Removes and returns the oldest completion.
     #[inline]
     pub fn pop(&mut self) -> Option<Cqe> {
         if self.purge.is_some() {
@@ -168,7 +169,7 @@ impl CompletionQueue {
         cqe
     }
 
-    /// Ends a purge that has nothing more to look at. There is a gap only behind completions that it has not looked at.
+    /// Ends a purge that has scanned everything. The gap is then at the oldest end.
     fn close_gap(&mut self) {
         if let Some(purge) = self.purge.filter(|purge| purge.unseen == 0) {
             self.ring.skip_many(purge.gap);
@@ -176,18 +177,20 @@ impl CompletionQueue {
         }
     }
 
-    /// Returns `true` if a successful completion of the queue pair waits. It looks at all that wait.
+    /// Returns `true` if a successful completion of the queue pair is pending. Scans the whole
+    /// queue.
     pub fn has_success_of(&self, qp_num: u32) -> bool {
         self.waiting()
             .any(|cqe| cqe.qp_num == qp_num && cqe.status == WcStatus::Success)
     }
 
-    /// Returns the completions that wait, oldest first. In the middle of a purge there are some that are dropped already.
+    /// Returns the pending completions, oldest first. During a purge they include some dropped
+    /// ones.
     pub fn waiting(&self) -> impl Iterator<Item = &Cqe> {
         (0..self.ring.len()).filter_map(|i| self.ring.get(i))
     }
 
-    /// Takes up to `out.len()` completions, oldest first; returns how many.
+    /// Moves up to `out.len()` completions to `out`, oldest first, and returns how many.
     #[inline]
     pub fn poll(&mut self, out: &mut [Cqe]) -> usize {
         let mut n = 0usize;
@@ -201,8 +204,9 @@ impl CompletionQueue {
         n
     }
 
-    /// Asks for one event at the next completion, or at the next solicited or failed one. Completions that wait already raise
-    /// none. A request for any completion stays in force if one for solicited completions follows.
+    /// Requests one event, for the next completion or for the next solicited or failed one. Pending
+    /// completions raise none. A request for any completion stays in force if one for solicited
+    /// completions follows.
     pub fn arm(&mut self, solicited_only: bool) {
         self.armed = match (self.armed, solicited_only) {
             (Armed::Any, _) | (_, false) => Armed::Any,
@@ -210,26 +214,28 @@ impl CompletionQueue {
         };
     }
 
-    /// Changes the capacity and keeps the completions that wait. A purge that is not finished begins again.
+    /// Changes the capacity and keeps the pending completions. An unfinished purge starts again.
     pub fn resize(&mut self, capacity: u32) -> Result<(), CqSizeError> {
         if capacity < self.len() {
             return Err(CqSizeError::Invalid);
         }
         let mut ring = Self::ring(capacity)?;
         while let Some(cqe) = self.pop() {
-            // It fits: the length was compared above.
+            // This cannot fail: the length was checked above.
             let _ = ring.push(cqe);
         }
         self.ring = ring;
         Ok(())
     }
 
-    /// Drops completions of a queue pair that is being destroyed or reset (verbs: they must not be polled afterwards). Looks at
-    /// `most` completions at most; with [`Work::More`] call it again. The queue pair must write none meanwhile.
+    /// Drops completions of a queue pair that is being destroyed or reset, so that they are never
+    /// polled. Scans at most `most` completions; call it again after [`Work::More`]. The queue pair
+    /// must not push completions meanwhile.
     ///
-    /// Completions can be written and taken between two calls, and the queue can be unlocked. Until the last call the places of
-    /// dropped completions may count as taken. One purge is carried out at a time: a call for another queue pair goes on with
-    /// that of the first. So its callers take turns, which needs a lock that is held from the first call to the last.
+    /// Between two calls the queue may be unlocked, and completions may be pushed and popped. Until
+    /// the last call the places of dropped completions may count as used. Only one purge runs at a
+    /// time: a call for another queue pair continues the first purge. Callers therefore hold a lock
+    /// from their first call to their last.
     pub fn purge(&mut self, qp_num: u32, most: u32) -> Work {
         let unseen = self.ring.len();
         let purge = self.purge.get_or_insert(Purge {
@@ -272,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn overflow_is_reported_once_and_loses_nothing_older() {
+    fn overflow_keeps_older_completions() {
         let mut cq = CompletionQueue::new(2).unwrap();
         assert_eq!(cq.push(cqe(1)), Pushed::Quiet);
         assert_eq!(cq.push(cqe(2)), Pushed::Quiet);
@@ -281,7 +287,7 @@ mod tests {
         assert!(cq.overflowed());
         assert_eq!(cq.push(cqe(4)), Pushed::Overflow { first: false });
         assert_eq!(cq.pop().map(|c| c.wr_id), Some(1));
-        // The queue stays unusable, even when it has room again.
+        // The queue stays unusable even when it has room again.
         assert_eq!(cq.push(cqe(5)), Pushed::Overflow { first: false });
         assert_eq!(cq.pop().map(|c| c.wr_id), Some(2));
         assert_eq!(cq.pop(), None);
@@ -337,9 +343,9 @@ mod tests {
         assert_eq!((out[0].wr_id, out[1].wr_id), (1, 3));
     }
 
-    /// A program that has asked for an event may change the size, and others may destroy queue pairs, before it waits.
+    /// Resizes and purges between arming and waiting do not lose the request.
     #[test]
-    fn a_queue_stays_armed_whatever_else_happens_to_it() {
+    fn queue_stays_armed() {
         for solicited_only in [false, true] {
             let mut cq = CompletionQueue::new(4).unwrap();
             let _ = cq.push(cqe(1));
@@ -353,14 +359,13 @@ mod tests {
             let flags = WcFlags::SOLICITED;
             let solicited = cq.push(Cqe { flags, ..cqe(3) });
             assert_eq!(solicited == Pushed::Notify, solicited_only);
-            // It is not armed any more.
+            // The event has disarmed it.
             assert_eq!(cq.push(Cqe { flags, ..cqe(4) }), Pushed::Quiet);
         }
     }
 
-    /// The places of completions that were dropped do not count, also before the purge has ended.
     #[test]
-    fn a_queue_shrinks_to_what_waits_in_the_middle_of_a_purge() {
+    fn queue_shrinks_during_purge() {
         let mut cq = CompletionQueue::new(6).unwrap();
         for i in 0..6 {
             let _ = cq.push(Cqe {
@@ -379,9 +384,9 @@ mod tests {
     }
 
     #[test]
-    fn a_capacity_has_limits() {
+    fn capacity_has_limits() {
         let mut cq = CompletionQueue::new(2).unwrap();
-        // It is empty, so only the capacity itself can be wrong.
+        // The queue is empty, so only the capacity itself can be wrong.
         for capacity in [0, MAX_CQE + 1, u32::MAX] {
             assert_eq!(cq.resize(capacity), Err(CqSizeError::Invalid));
             assert!(matches!(
@@ -397,9 +402,9 @@ mod tests {
         assert_eq!((cq.len(), cq.is_empty()), (1, false));
     }
 
-    /// Of three completions, of two queue pairs and with two statuses, in any order.
+    /// Three completions of two queue pairs with two statuses, in any order.
     #[test]
-    fn successes_that_wait_are_found_by_queue_pair() {
+    fn finds_pending_successes() {
         let kinds = [1, 2].map(|qp| [WcStatus::Flushed, WcStatus::Success].map(|s| (qp, s)));
         let kinds: Vec<_> = kinds.into_iter().flatten().collect();
         for n in 0..64 {
@@ -422,13 +427,13 @@ mod tests {
         }
     }
 
-    /// What a program does while a purge is in progress.
+    /// A program's action while a purge is in progress.
     #[derive(Debug, Clone)]
     enum Step {
         Purge(u32),
         Take,
         Write(u32),
-        /// To what waits, and so many places more.
+        /// Resize to the pending completions plus this many places.
         Resize(u32),
     }
 
@@ -443,12 +448,12 @@ mod tests {
     }
 
     proptest! {
-        /// A purge in steps drops what it should and nothing else, whatever is written and taken between them, and whatever size the
-        /// queue gets.
+        /// A purge in steps drops exactly what it should, whatever is pushed, popped or resized
+        /// meanwhile.
         #[test]
         fn purge_in_steps(before in proptest::collection::vec(0u32..3, 0..19), turn in 0usize..20, steps in steps()) {
             let mut cq = CompletionQueue::new(20).unwrap();
-            // The ring wraps at any place: these go, and the next one stays.
+            // Start at any position of the ring: these completions are popped before the next push.
             for _ in 0..turn {
                 let _ = cq.push(cqe(0));
             }
@@ -495,9 +500,8 @@ mod tests {
         }
     }
 
-    /// One call looks at no more completions than it was allowed to.
     #[test]
-    fn a_purge_is_bounded() {
+    fn purge_is_bounded() {
         let mut cq = CompletionQueue::new(100).unwrap();
         for i in 0..100 {
             let _ = cq.push(cqe(i));
@@ -519,7 +523,7 @@ mod tests {
             });
         }
         assert_eq!(cq.purge(0, 1), Work::More);
-        assert_eq!(cq.purge(1, 100), Work::More, "it has finished the first");
+        assert_eq!(cq.purge(1, 100), Work::More, "this call finished the first purge");
         assert_eq!(cq.len(), 4);
         assert_eq!(cq.purge(1, 100), Work::Done);
         assert_eq!(cq.purge(0, 100), Work::Done);

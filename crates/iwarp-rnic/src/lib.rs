@@ -1,20 +1,19 @@
 //! A software RNIC without I/O.
 //!
-//! The verbs objects (protection domains, memory regions and windows, completion
-//! queues, shared receive queues, queue pairs) and the state machines that turn
-//! work requests into FPDUs and FPDUs into completions. Nothing here opens a
-//! socket, takes a lock, reads a clock or draws a random number: those arrive as
-//! arguments, so that a socket, a simulator, a fuzzer and later a kernel drive
-//! the same code.
+//! The verbs objects (protection domains, memory regions and windows, completion queues, shared
+//! receive queues, queue pairs) and the state machines that turn work requests into FPDUs and FPDUs
+//! into completions. The crate opens no socket, takes no lock, reads no clock and draws no random
+//! number: callers pass these in. A socket driver, a simulator, a fuzzer and a kernel module
+//! therefore run the same code.
 //!
-//! * [`memory`] — the STag table, what memory is, and (in `span` and the kinds of memory) the crate's only `unsafe`.
+//! * [`memory`] — the STag table and registered memory; most of the crate's `unsafe` is here.
 //! * [`cq`], [`receive_queue`] — queues that several queue pairs share.
-//! * [`tags`] — buffers of a shared receive queue that messages are matched with.
+//! * [`tags`] — tag matching for a shared receive queue.
 //! * [`qp`] — one queue pair: posting, transmitting (`qp::tx`), receiving (`qp::rx`).
-//! * [`startup`] — MPA start-up, which comes before a queue pair has its stream.
+//! * [`startup`] — MPA start-up, before a queue pair has its stream.
 //!
-//! Memory is allocated when objects are created. The paths that a peer or a work
-//! request drives allocate nothing, and none of them can panic.
+//! Memory is allocated when objects are created. Code paths driven by a peer or by a work request
+//! do not allocate and cannot panic.
 #![no_std]
 #![deny(unsafe_code)]
 #![cfg_attr(
@@ -63,12 +62,12 @@ impl core::fmt::Display for AllocError {
 
 impl core::error::Error for AllocError {}
 
-/// Whether a call has done all of its work. Calls are bounded, so that locks are not held for long.
+/// Whether a bounded call finished its work. Calls are bounded to keep lock hold times short.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum Work {
-    /// All of it.
+    /// All work is done.
     Done,
-    /// A part. Call again; locks may be dropped before that.
+    /// Some work is left: call again. Locks may be released in between.
     More,
 }

@@ -1,15 +1,15 @@
-//! A list of fixed room.
+//! A list of fixed capacity.
 //!
-//! Its memory has no value before it is needed, because few lists get as long as they may: what nobody touches is no real memory.
+//! Few lists reach their capacity. Their memory stays uninitialized until it is used, so untouched
+//! pages cost no real memory.
 //!
-//! Invariant: the first `len` items have values.
+//! Invariant: the first `len` items are initialized.
 #![allow(unsafe_code)]
 
 use crate::AllocError;
 use alloc::vec::Vec;
 use core::mem::MaybeUninit;
 
-/// A list that never grows.
 #[derive(Debug)]
 pub(crate) struct List<T> {
     items: Vec<MaybeUninit<T>>,
@@ -20,24 +20,24 @@ impl<T: Copy> List<T> {
     pub(crate) fn new(capacity: usize) -> Result<Self, AllocError> {
         let mut items = Vec::new();
         items.try_reserve_exact(capacity).map_err(|_| AllocError)?;
-        // SAFETY: there is room for so many, and what need not have a value may be anything.
+        // SAFETY: the vector has this capacity, and `MaybeUninit` needs no initialization.
         unsafe { items.set_len(capacity) };
         Ok(Self { items, len: 0 })
     }
 
-    /// Returns how many values there are.
+    /// Returns the number of values.
     #[inline]
     pub(crate) const fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns how many values there is room for.
+    /// Returns the number of values that can still be pushed.
     #[inline]
     pub(crate) const fn room(&self) -> usize {
         self.items.len().saturating_sub(self.len)
     }
 
-    /// Appends a value. The caller has looked for room; without it nothing happens.
+    /// Appends a value. The caller has checked `room`; a full list drops the value.
     #[inline]
     pub(crate) fn push(&mut self, value: T) {
         debug_assert!(self.room() > 0, "the list is full");
@@ -52,7 +52,7 @@ impl<T: Copy> List<T> {
         if i >= self.len {
             return None;
         }
-        // SAFETY: it has a value, as the module's invariant says.
+        // SAFETY: `i < len`, so the item is initialized (the module's invariant).
         self.items
             .get(i)
             .map(|item| unsafe { item.assume_init_ref() })
@@ -61,7 +61,8 @@ impl<T: Copy> List<T> {
     #[inline]
     pub(crate) fn as_slice(&self) -> &[T] {
         let items = self.items.get(..self.len).unwrap_or(&[]);
-        // SAFETY: these have values, as the module's invariant says, and `MaybeUninit` has the layout of what it holds.
+        // SAFETY: the first `len` items are initialized (the module's invariant), and
+        // `MaybeUninit<T>` has the layout of `T`.
         unsafe { core::slice::from_raw_parts(items.as_ptr().cast(), items.len()) }
     }
 
@@ -75,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_takes_what_it_has_room_for() {
+    fn list_stops_at_capacity() {
         let mut list = List::new(2).unwrap();
         assert_eq!((list.len(), list.room(), list.get(0)), (0, 2, None));
         list.push(7);

@@ -1,5 +1,5 @@
-//! Receive queues: the ring of receive work requests of a queue pair, and the shared
-//! receive queue with its limit event (`ibv_create_srq(3)`).
+//! Receive queues: a queue pair's ring of receive work requests, and the shared receive queue with
+//! its limit event (`ibv_create_srq(3)`).
 
 use crate::limits::{MAX_QP_WR, MAX_SGE};
 use crate::storage::{Ring, filled};
@@ -9,14 +9,14 @@ use alloc::vec::Vec;
 
 pub use crate::taken_receive::TakenRecv;
 
-/// Whether a receive for a datagram could be taken.
+/// Whether a receive was taken for a datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Taken {
-    /// It was.
+    /// A receive was taken.
     Yes,
-    /// None is posted.
+    /// No receive is posted.
     None,
-    /// The oldest is too small, and stays.
+    /// The oldest receive is too small, and stays posted.
     TooSmall,
 }
 
@@ -34,14 +34,15 @@ pub struct ReceiveQueue {
     ring: Ring<Slot>,
     sges: Vec<Sge>,
     max_sge: u32,
-    /// Requests that were posted and whose slots are not [released](Self::release). Counted if `holds`.
+    /// Posted requests whose slots are not [released](Self::release). Counted if `holds`.
     used: u32,
-    /// The slot of a request that was taken is in use until it is released.
+    /// A request that was taken keeps its slot until the slot is released.
     holds: bool,
 }
 
 impl ReceiveQueue {
-    /// Makes a ring for `depth` requests of at most `max_sge` elements each. A depth of zero is allowed.
+    /// Creates a ring for `depth` requests of at most `max_sge` elements each. The depth may be
+    /// zero.
     pub fn new(depth: u32, max_sge: u32) -> Result<Self, AllocError> {
         let depth = depth.min(MAX_QP_WR);
         let max_sge = max_sge.min(MAX_SGE);
@@ -55,7 +56,7 @@ impl ReceiveQueue {
         })
     }
 
-    /// Sets whether the slot of a request that was taken stays in use until it is [released](Self::release).
+    /// Sets whether a request that was taken keeps its slot until it is [released](Self::release).
     pub const fn hold_slots(&mut self, hold: bool) {
         self.holds = hold;
     }
@@ -76,28 +77,27 @@ impl ReceiveQueue {
         self.ring.capacity().saturating_sub(used)
     }
 
-    /// Requests it can hold.
+    /// Returns the capacity in requests.
     pub const fn capacity(&self) -> u32 {
         self.ring.capacity()
     }
 
-    /// Requests waiting.
+    /// Returns the number of posted requests.
     pub const fn len(&self) -> u32 {
         self.ring.len()
     }
 
-    /// None waiting.
+    /// Returns `true` if no request is posted.
     pub const fn is_empty(&self) -> bool {
         self.ring.is_empty()
     }
 
-    /// Returns `true` if no further request can be posted.
+    /// Returns `true` if no more requests can be posted.
     #[inline]
     pub(crate) const fn is_full(&self) -> bool {
         self.room() == 0
     }
 
-    /// Appends a request.
     #[inline]
     pub fn post(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
         if wr.sges.len() > self.max_sge as usize {
@@ -124,13 +124,13 @@ impl ReceiveQueue {
         Ok(())
     }
 
-    /// Returns where the elements of a slot begin. The queue was created with so many, so this does not wrap.
+    /// Returns the index of a slot's first element. It is inside `sges`, so this does not wrap.
     #[inline]
     const fn first_sge(&self, slot: u32) -> usize {
         (slot as usize).wrapping_mul(self.max_sge as usize)
     }
 
-    /// Takes the oldest request into `taken`. Returns `false` if there is none.
+    /// Moves the oldest request to `taken`. Returns `false` if there is none.
     #[inline(always)]
     pub fn take(&mut self, taken: &mut TakenRecv) -> bool {
         let at = self.first_sge(self.ring.head_slot());
@@ -148,7 +148,7 @@ impl ReceiveQueue {
         true
     }
 
-    /// Takes the oldest request into `taken`, if its elements have room for `len` octets.
+    /// Moves the oldest request to `taken` if its elements have room for `len` octets.
     pub fn take_if_fits(&mut self, taken: &mut TakenRecv, len: u64) -> Taken {
         match self.ring.get(0) {
             None => Taken::None,
@@ -170,12 +170,13 @@ impl ReceiveQueue {
         }
     }
 
-    /// Takes the oldest request without its elements, to flush it.
+    /// Removes the oldest request without its elements, to flush it.
     pub fn flush_one(&mut self) -> Option<u64> {
         self.ring.pop().map(|s| s.wr_id)
     }
 
-    /// Passes to `fetch` the addresses of the next request to be taken and of the next to be posted.
+    /// Passes the addresses of the next request to be taken and of the next slot to be filled to
+    /// `fetch`.
     #[inline]
     pub(crate) fn prefetch(&self, fetch: &impl Fn(*const u8)) {
         for slot in [self.ring.head_slot(), self.ring.tail_slot()] {
@@ -186,33 +187,33 @@ impl ReceiveQueue {
         }
     }
 
-    /// Drops everything (for a queue pair that goes to RESET).
+    /// Drops all requests, on a change to RESET.
     pub fn clear(&mut self) {
         self.ring.clear();
         self.used = 0;
     }
 }
 
-/// A receive queue that several queue pairs draw from.
+/// A receive queue shared by several queue pairs.
 #[derive(Debug)]
 pub struct SharedReceiveQueue {
     queue: ReceiveQueue,
     limit: u32,
-    /// The buffers that messages are matched with, if it is a queue for that.
+    /// The tagged buffers, if the queue matches tags.
     tags: Option<TagList>,
 }
 
-/// Why a shared receive queue cannot be as asked for.
+/// Why a shared receive queue cannot be created or modified.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SrqError {
-    /// Zero or above a limit, or below the requests it holds (EINVAL).
+    /// A value is zero, above its limit, or below the number of posted requests (EINVAL).
     Invalid,
-    /// No memory (ENOMEM).
+    /// The allocator has no memory (ENOMEM).
     OutOfMemory,
 }
 
 impl SharedReceiveQueue {
-    /// For `depth` requests of at most `max_sge` elements.
+    /// Creates a queue for `depth` requests of at most `max_sge` elements.
     pub fn new(depth: u32, max_sge: u32) -> Result<Self, SrqError> {
         if depth == 0 || depth > MAX_QP_WR || max_sge > MAX_SGE {
             return Err(SrqError::Invalid);
@@ -225,7 +226,7 @@ impl SharedReceiveQueue {
         })
     }
 
-    /// Makes it a queue whose messages are matched with the tags of buffers, up to `max_tags` of them.
+    /// Makes the queue match tags, with up to `max_tags` tagged buffers.
     pub fn match_tags(&mut self, max_tags: u32) -> Result<(), SrqError> {
         if max_tags == 0 || max_tags > MAX_TAGS {
             return Err(SrqError::Invalid);
@@ -234,42 +235,42 @@ impl SharedReceiveQueue {
         Ok(())
     }
 
-    /// Returns the tagged buffers, if it is a queue that has them.
+    /// Returns the tagged buffers, if the queue matches tags.
     pub const fn tags(&mut self) -> Option<&mut TagList> {
         self.tags.as_mut()
     }
 
-    /// Requests it can hold.
+    /// Returns the capacity in requests.
     pub const fn capacity(&self) -> u32 {
         self.queue.capacity()
     }
 
-    /// Most elements per request.
+    /// Returns the maximum elements per request.
     pub const fn max_sge(&self) -> u32 {
         self.queue.max_sge
     }
 
-    /// Requests waiting.
+    /// Returns the number of posted requests.
     pub const fn len(&self) -> u32 {
         self.queue.len()
     }
 
-    /// None waiting.
+    /// Returns `true` if no request is posted.
     pub const fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }
 
-    /// Returns the limit; zero if it is disarmed or has been reported.
+    /// Returns the limit; zero if it is disarmed or was reported.
     pub const fn limit(&self) -> u32 {
         self.limit
     }
 
-    /// Asks for one event when fewer than `limit` requests wait. Zero disarms.
+    /// Requests one event when fewer than `limit` requests are posted. Zero disarms it.
     pub fn set_limit(&mut self, limit: u32) -> Result<(), SrqError> {
         self.modify(None, Some(limit))
     }
 
-    /// Changes depth, limit, or both in one step. A refused call changes neither.
+    /// Changes depth, limit or both in one step. A refused call changes neither.
     pub fn modify(&mut self, depth: Option<u32>, limit: Option<u32>) -> Result<(), SrqError> {
         let new_limit = limit.unwrap_or(self.limit);
         if new_limit > depth.unwrap_or(self.queue.capacity()) {
@@ -282,12 +283,12 @@ impl SharedReceiveQueue {
         Ok(())
     }
 
-    /// Appends a request.
     pub fn post(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
         self.queue.post(wr)
     }
 
-    /// Takes the oldest request. The first result is `false` if there is none; the second is `true` if the limit event is due.
+    /// Moves the oldest request to `taken`. The first result is `false` if there is none; the
+    /// second is `true` if the limit event is due.
     #[inline]
     pub fn take(&mut self, taken: &mut TakenRecv) -> (bool, bool) {
         let got = self.queue.take(taken);
@@ -298,7 +299,8 @@ impl SharedReceiveQueue {
         (got, due)
     }
 
-    /// Takes the oldest request, if its elements have room for `len` octets. The second result is `true` if the limit event is due.
+    /// Moves the oldest request to `taken` if its elements have room for `len` octets. The second
+    /// result is `true` if the limit event is due.
     pub fn take_if_fits(&mut self, taken: &mut TakenRecv, len: u64) -> (Taken, bool) {
         let got = self.queue.take_if_fits(taken, len);
         let due = got == Taken::Yes && self.limit != 0 && self.queue.len() < self.limit;
@@ -308,7 +310,7 @@ impl SharedReceiveQueue {
         (got, due)
     }
 
-    /// Changes the depth and keeps the waiting requests.
+    /// Changes the depth and keeps the posted requests.
     pub fn resize(&mut self, depth: u32) -> Result<(), SrqError> {
         self.modify(Some(depth), None)
     }
@@ -321,7 +323,7 @@ impl SharedReceiveQueue {
         let mut queue = ReceiveQueue::new(depth, max_sge).map_err(|_| SrqError::OutOfMemory)?;
         let mut taken = TakenRecv::new(max_sge).map_err(|_| SrqError::OutOfMemory)?;
         while self.queue.take(&mut taken) {
-            // It fits: the length was compared above.
+            // This cannot fail: the length was checked above.
             let _ = queue.post(&RecvWr {
                 wr_id: taken.wr_id,
                 sges: taken.sges(),
@@ -338,7 +340,7 @@ mod tests {
     use crate::tags::TaggedBuffer;
 
     #[test]
-    fn what_is_next_is_told() {
+    fn prefetch_passes_next_addresses() {
         let mut queue = ReceiveQueue::new(2, 3).unwrap();
         let told = |queue: &ReceiveQueue| {
             let list = core::cell::RefCell::new(Vec::new());
@@ -365,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_is_too_small_stays() {
+    fn too_small_request_stays() {
         let mut srq = SharedReceiveQueue::new(3, 1).unwrap();
         let mut taken = TakenRecv::new(1).unwrap();
         assert_eq!(srq.take_if_fits(&mut taken, 0), (Taken::None, false));
@@ -379,7 +381,7 @@ mod tests {
         }
         srq.set_limit(2).unwrap();
         assert_eq!(srq.take_if_fits(&mut taken, 11), (Taken::TooSmall, false));
-        // The event comes when fewer wait than the limit.
+        // The event is due when fewer than the limit are posted.
         assert_eq!(srq.take_if_fits(&mut taken, 10), (Taken::Yes, false));
         assert_eq!((taken.wr_id, taken.len), (4, 10));
         assert_eq!(srq.take_if_fits(&mut taken, 10), (Taken::Yes, true));
@@ -388,9 +390,9 @@ mod tests {
         assert_eq!(taken.wr_id, 6);
     }
 
-    /// The event of the limit comes once. A datagram that is dropped must not use it up.
+    /// The limit event is raised once. A dropped datagram must not use it up.
     #[test]
-    fn a_datagram_that_takes_nothing_reaches_no_limit() {
+    fn dropped_datagram_raises_no_limit_event() {
         let mut srq = SharedReceiveQueue::new(2, 1).unwrap();
         let mut taken = TakenRecv::new(1).unwrap();
         srq.set_limit(2).unwrap();
@@ -433,7 +435,7 @@ mod tests {
         assert_eq!(srq.take(&mut taken), (true, false));
         assert_eq!(srq.take(&mut taken), (false, false));
         assert_eq!(srq.set_limit(5), Err(SrqError::Invalid));
-        // It does not become smaller than its limit.
+        // The depth cannot become smaller than the limit.
         srq.set_limit(3).unwrap();
         assert_eq!(srq.resize(2), Err(SrqError::Invalid));
         assert_eq!(srq.resize(3), Ok(()));
@@ -490,9 +492,9 @@ mod tests {
         assert!(!srq.take(&mut taken).0);
     }
 
-    /// Buffers that are posted with tags have no part in the depth.
+    /// Tagged buffers do not count towards the depth.
     #[test]
-    fn another_depth_changes_neither_the_limit_nor_the_buffers_with_tags() {
+    fn resize_keeps_limit_and_tags() {
         let mut srq = SharedReceiveQueue::new(2, 1).unwrap();
         srq.match_tags(3).unwrap();
         srq.set_limit(1).unwrap();
@@ -513,14 +515,14 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_queue_has_limits() {
+    fn shared_queue_has_limits() {
         let invalid = Err(SrqError::Invalid);
         let mut srq = SharedReceiveQueue::new(2, 3).unwrap();
         assert_eq!((srq.capacity(), srq.max_sge()), (2, 3));
         assert_eq!((srq.len(), srq.is_empty(), srq.limit()), (0, true, 0));
         assert_eq!(srq.set_limit(3), invalid);
         assert_eq!(srq.limit(), 0);
-        // It is empty and has no limit, so only the depth itself can be wrong.
+        // The queue is empty and has no limit, so only the depth itself can be wrong.
         assert_eq!(srq.resize(0), invalid);
         assert_eq!(srq.resize(MAX_QP_WR + 1), invalid);
         assert_eq!(srq.capacity(), 2);

@@ -1,9 +1,9 @@
-//! Storage of a fixed size, allocated once and by calls that can fail: a ring, a list, and vectors of default values.
+//! Storage of fixed size, allocated once and fallibly: a ring, and vectors of default values.
 
 use crate::AllocError;
 use alloc::vec::Vec;
 
-/// First in, first out; never grows. Positions are monotonic counters that wrap.
+/// A first-in, first-out queue of fixed capacity.
 #[derive(Debug)]
 pub(crate) struct Ring<T> {
     slots: Vec<T>,
@@ -36,7 +36,7 @@ impl<T: Copy + Default> Ring<T> {
         self.len >= self.capacity()
     }
 
-    /// Slot of the `i`-th element.
+    /// Returns the slot of the `i`-th element.
     #[inline]
     const fn slot(&self, i: u32) -> usize {
         let at = (self.head as usize).wrapping_add(i as usize);
@@ -64,7 +64,7 @@ impl<T: Copy + Default> Ring<T> {
         }
     }
 
-    /// Slot number of the next element to be pushed.
+    /// Returns the slot number of the next element to be pushed.
     #[inline]
     pub(crate) const fn tail_slot(&self) -> u32 {
         self.slot(self.len) as u32
@@ -96,7 +96,7 @@ impl<T: Copy + Default> Ring<T> {
         }
     }
 
-    /// Slot number of the `i`-th element, if there are so many.
+    /// Returns the slot number of the `i`-th element, if it exists.
     #[inline]
     pub(crate) const fn position(&self, i: u32) -> Option<usize> {
         if i < self.len {
@@ -106,13 +106,13 @@ impl<T: Copy + Default> Ring<T> {
         }
     }
 
-    /// The element in a slot, which is in use.
+    /// Returns the element in a slot that is in use.
     #[inline]
     pub(crate) fn at(&self, slot: usize) -> Option<&T> {
         self.slots.get(slot)
     }
 
-    /// The `i`-th element from the front.
+    /// Returns the `i`-th element from the front.
     #[inline]
     pub(crate) fn get(&self, i: u32) -> Option<&T> {
         if i >= self.len {
@@ -144,7 +144,7 @@ impl<T: Copy + Default> Ring<T> {
         if self.len > 0 {
             self.len = self.len.wrapping_sub(1);
             let next = self.head.wrapping_add(1);
-            // An empty ring starts over, so that a ring that is larger than needed stays in the cache.
+            // An empty ring starts over, so that an oversized ring stays in the cache.
             self.head = match self.len == 0 || next >= self.capacity() {
                 true => 0,
                 false => next,
@@ -162,7 +162,7 @@ impl<T: Copy + Default> Ring<T> {
         }
     }
 
-    /// Slot number of the front element.
+    /// Returns the slot number of the front element.
     #[inline]
     pub(crate) const fn head_slot(&self) -> u32 {
         self.head
@@ -174,7 +174,7 @@ impl<T: Copy + Default> Ring<T> {
     }
 }
 
-/// Makes a vector of `n` default values. Returns an error instead of aborting if there is no memory.
+/// Returns a vector of `n` default values; fails instead of aborting if there is no memory.
 pub(crate) fn filled<T: Clone + Default>(n: usize) -> Result<Vec<T>, AllocError> {
     let mut v = Vec::new();
     v.try_reserve_exact(n).map_err(|_| AllocError)?;
@@ -190,7 +190,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ring_is_a_bounded_queue(ops in proptest::collection::vec(any::<Option<u16>>(), 0..200), cap in 0u32..9) {
+        fn ring_is_bounded_queue(ops in proptest::collection::vec(any::<Option<u16>>(), 0..200), cap in 0u32..9) {
             let mut ring = Ring::new(cap).unwrap();
             let mut model = VecDeque::new();
             for op in ops {
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_ring_stays_empty() {
+    fn empty_ring_stays_empty() {
         let mut ring = Ring::<u8>::new(2).unwrap();
         ring.skip();
         ring.skip_many(1);

@@ -1,13 +1,16 @@
-//! Buffers that are posted with a tag to a shared receive queue, and what the headers of arriving messages do to them (`ibv_post_srq_ops(3)`,
-//! rdma-core's `Documentation/tag_matching.md`).
+//! Tagged buffers of a shared receive queue, and the effects of arriving headers on them
+//! (`ibv_post_srq_ops(3)`, rdma-core's `Documentation/tag_matching.md`).
 //!
-//! Nothing here is about queue pairs or memory: `qp::tagged` asks which buffer a message is for, and carries it out.
+//! This module knows neither queue pairs nor memory: `qp::tagged` looks up the buffer of a message
+//! and carries out the result.
 //!
-//! A buffer is *posted* until the first message that matches takes it. An eager message ends it at once. After a request for a rendezvous it is
-//! *matched*, then *read into*, and ends when the Read has been answered. So the list bounds everything that a peer can make us remember.
+//! A buffer is *posted* until the first matching message takes it. An eager message ends it
+//! immediately. After a rendezvous request it is *matched*, then *reading*, and ends when the Read
+//! is answered. The state that a peer can create is therefore bounded by the list.
 //!
-//! The program searches messages that matched nothing itself. Until it has told that it knows all of them, buffers that it posts are not
-//! matched: it may still find the message in its own list that this buffer is for, which came earlier than the next one.
+//! The program itself searches messages that matched nothing. Until it confirms that it knows all
+//! of them, newly posted buffers are not matched: the program may still find an earlier message for
+//! such a buffer in its own list.
 
 use crate::storage::filled;
 use crate::taken_receive::TakenRecv;
@@ -15,37 +18,38 @@ use crate::{AllocError, Sge};
 use alloc::vec::Vec;
 use iwarp_proto::tag_matching::{Operation, Rvh, Tmh};
 
-/// Most tagged buffers of a queue. A message is compared with each of them, so there are not many.
+/// Maximum tagged buffers of a queue. They are few, because a message is compared with each of
+/// them.
 pub const MAX_TAGS: u32 = 1 << INDEX_BITS;
-/// Most elements of a tagged buffer.
+/// Maximum elements of a tagged buffer.
 pub const MAX_TAG_SGE: u32 = 4;
 
-/// A handle is an index, and above it a number that changes whenever the entry is used again.
+/// Low bits of a handle with the index. The bits above change whenever the entry is reused.
 const INDEX_BITS: u32 = 10;
-/// Ends a chain of entries.
+/// End of a chain of entries.
 const NONE: u32 = u32::MAX;
 
 /// A buffer to be posted.
 #[derive(Debug, Clone, Copy)]
 pub struct TaggedBuffer<'a> {
-    /// A number of the program's, which comes back in the completions of the message.
+    /// The program's identifier, returned in the completions of the message.
     pub wr_id: u64,
-    /// It is for messages whose tag is this one,
+    /// Matches messages with this tag,
     pub tag: u64,
-    /// where these bits are compared.
+    /// where only these bits are compared.
     pub mask: u64,
-    /// Where the payload lands, without the message's headers.
+    /// Destination of the payload without the message's headers.
     pub sges: &'a [Sge],
 }
 
-/// Why a buffer was not posted or not taken away.
+/// Why a buffer was not posted or not removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TagError {
-    /// As many are posted as the queue was made for (ENOMEM).
+    /// The queue has the maximum of posted buffers (ENOMEM).
     Full,
-    /// It has more than [`MAX_TAG_SGE`] elements, or the handle is none that was ever given (EINVAL).
+    /// The buffer has more than [`MAX_TAG_SGE`] elements, or the handle was never valid (EINVAL).
     Invalid,
-    /// A message has taken it, or it was taken away before.
+    /// A message has taken the buffer, or it was removed before.
     Gone,
 }
 
@@ -54,33 +58,33 @@ pub enum TagError {
 pub enum Arrival {
     /// It has no tag.
     NoTag,
-    /// No buffer has its tag: the program looks for it.
+    /// No buffer matches its tag: the program searches for it.
     Unexpected,
     /// It is for the buffer that was taken.
     Eager,
-    /// Its sender's memory is to be read into the buffer with this `wr_id`: [`TagList::next_read`].
+    /// The sender's memory is to be read into the buffer with this `wr_id`: [`TagList::next_read`].
     Rendezvous(u64),
-    /// It is longer than the buffer with this `wr_id`, which is gone.
+    /// It is longer than the buffer with this `wr_id`, which is dropped.
     TooLong(u64),
 }
 
-/// A Read that brings the payload of a rendezvous.
+/// A Read that fetches the payload of a rendezvous.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TagRead {
-    /// The buffer that it is for.
+    /// The destination buffer.
     pub handle: u32,
-    /// Where the payload is.
+    /// The location of the payload.
     pub source: Rvh,
 }
 
-/// A rendezvous whose payload is there, or cannot be had.
+/// A rendezvous whose payload has arrived or cannot be fetched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TagDone {
-    /// The buffer's number of the program's.
+    /// The `wr_id` of the buffer.
     pub wr_id: u64,
     /// Octets of payload.
     pub len: u32,
-    /// The header of the request.
+    /// The header of the rendezvous request.
     pub request: Tmh,
 }
 
@@ -88,7 +92,7 @@ pub struct TagDone {
 enum Stage {
     #[default]
     Free,
-    /// `Some` messages may not be known to the program that came before it: it is not matched.
+    /// With `waits`, the program may not know all earlier messages: not matched yet.
     Posted {
         waits: bool,
     },
@@ -99,7 +103,7 @@ enum Stage {
 #[derive(Debug, Clone, Copy, Default)]
 struct Entry {
     stage: Stage,
-    /// Counts its uses; the upper part of its handle.
+    /// Number of uses; the upper part of the handle.
     uses: u32,
     num_sge: u8,
     wr_id: u64,
@@ -109,7 +113,7 @@ struct Entry {
     len: u64,
     /// The next posted entry, or the next free one.
     next: u32,
-    /// Of a rendezvous: the queue pair that it came to, its place among those, and its headers.
+    /// For a rendezvous: its queue pair, its position among the rendezvous, and its headers.
     qp_num: u32,
     order: u32,
     app_ctx: u32,
@@ -128,12 +132,12 @@ pub struct TagList {
     /// Messages that matched nothing, modulo 2^32, and how many of them the program knows.
     unexpected: u32,
     handled: u32,
-    /// Rendezvous that have matched, modulo 2^32.
+    /// Matched rendezvous, modulo 2^32.
     rendezvous: u32,
 }
 
 impl TagList {
-    /// Makes room for `max_tags` buffers, up to [`MAX_TAGS`].
+    /// Creates a list for `max_tags` buffers, up to [`MAX_TAGS`].
     pub fn new(max_tags: u32) -> Result<Self, AllocError> {
         let number = max_tags.min(MAX_TAGS);
         let mut entries: Vec<Entry> = filled(number as usize)?;
@@ -152,7 +156,7 @@ impl TagList {
         })
     }
 
-    /// Returns how many buffers there is room for.
+    /// Returns the maximum number of buffers.
     pub const fn capacity(&self) -> u32 {
         self.entries.len() as u32
     }
@@ -170,7 +174,7 @@ impl TagList {
         uses.wrapping_shl(INDEX_BITS) | index
     }
 
-    /// Returns the index of an entry that is in use under this handle.
+    /// Returns the index of the entry in use with this handle.
     fn find(&self, handle: u32) -> Result<u32, TagError> {
         let index = handle & (MAX_TAGS.wrapping_sub(1));
         let entry = self.at(index).ok_or(TagError::Invalid)?;
@@ -180,7 +184,7 @@ impl TagList {
         }
     }
 
-    /// Where the elements of an entry begin. All entries have theirs inside of `sges`.
+    /// Returns the index of an entry's first element. It is inside `sges`.
     const fn first_sge(index: u32) -> usize {
         (index as usize).wrapping_mul(MAX_TAG_SGE as usize)
     }
@@ -217,14 +221,14 @@ impl TagList {
         Ok(self.handle(index))
     }
 
-    /// Takes a buffer away (`IBV_WR_TAG_DEL`).
+    /// Removes a buffer (`IBV_WR_TAG_DEL`).
     pub fn remove(&mut self, handle: u32) -> Result<(), TagError> {
         let index = self.find(handle)?;
         let before = self
             .posted()
             .find(|at| self.at(*at).is_some_and(|entry| entry.next == index));
         if self.first != index && before.is_none() {
-            // A rendezvous has it.
+            // A rendezvous uses it.
             return Err(TagError::Gone);
         }
         self.unlink(before.unwrap_or(NONE), index);
@@ -232,7 +236,7 @@ impl TagList {
         Ok(())
     }
 
-    /// Notes how many messages that matched nothing the program knows (`IBV_OPS_TM_SYNC`).
+    /// Sets how many messages without a match the program knows (`IBV_OPS_TM_SYNC`).
     pub fn synchronize(&mut self, handled: u32) {
         self.handled = handled;
         if !self.is_synchronized() {
@@ -245,14 +249,15 @@ impl TagList {
         }
     }
 
-    /// Returns `true` if the program knows all messages that matched nothing. Otherwise buffers that are posted now are not matched before
-    /// it has told so.
+    /// Returns `true` if the program knows all messages that matched nothing. Otherwise newly
+    /// posted buffers are not matched until it does.
     pub const fn is_synchronized(&self) -> bool {
         self.handled == self.unexpected
     }
 
-    /// Decides what a message is for whose headers are these; `payload` counts its octets behind the first header. `reads` says whether
-    /// the peer answers Reads. A buffer for an eager message is taken.
+    /// Decides what a message with these headers is for; `payload` is the number of octets after
+    /// the first header. `reads` is `true` if the peer serves Reads. The buffer for an eager
+    /// message is removed.
     pub fn arrive(
         &mut self,
         qp_num: u32,
@@ -270,7 +275,7 @@ impl TagList {
             _ => return Arrival::NoTag,
         };
         let found = match rendezvous && !reads {
-            // Only the program can ask the sender to do without.
+            // Only the program can ask the sender to send without a Read.
             true => None,
             false => self.search(tmh.tag),
         };
@@ -294,14 +299,15 @@ impl TagList {
         if let Some(entry) = self.at_mut(index) {
             entry.stage = Stage::Matched;
             (entry.qp_num, entry.order) = (qp_num, order);
-            // The buffer's own tag was compared under its mask; the sender hears its own again.
+            // The buffer's own tag was compared under its mask; the sender gets its own tag back.
             entry.tag = tmh.tag;
             (entry.app_ctx, entry.source) = (tmh.app_ctx, rvh);
         }
         Arrival::Rendezvous(entry.wr_id)
     }
 
-    /// Takes the next Read of a queue pair that is to be asked for, with the elements of its sink, which are as long as the payload.
+    /// Takes the next Read that a queue pair should send, and the elements of its sink, cut to the
+    /// length of the payload.
     pub fn next_read(&mut self, qp_num: u32, sink: &mut TakenRecv) -> Option<TagRead> {
         let ours = |entry: &Entry| entry.stage == Stage::Matched && entry.qp_num == qp_num;
         let age = |entry: &Entry| self.rendezvous.wrapping_sub(entry.order);
@@ -315,7 +321,7 @@ impl TagList {
         Some(TagRead { handle, source })
     }
 
-    /// Ends a Read, whatever came of it. Returns `None` if it has ended before.
+    /// Ends a Read, successful or not. Returns `None` if it has already ended.
     pub fn end_read(&mut self, handle: u32) -> Option<TagDone> {
         let index = self.find(handle).ok()?;
         let entry = *self.at(index)?;
@@ -334,7 +340,7 @@ impl TagList {
         })
     }
 
-    /// Forgets the rendezvous of a queue pair that is reset: their buffers are gone, and nothing completes.
+    /// Drops the rendezvous of a queue pair that is reset, without completions.
     pub fn forget(&mut self, qp_num: u32) {
         for index in 0..self.capacity() {
             let is_its = |entry: &Entry| {
@@ -346,14 +352,14 @@ impl TagList {
         }
     }
 
-    /// The indices of posted entries, oldest first. No more than there are entries, whatever the links say.
+    /// Returns the indices of posted entries, oldest first. The number of steps is bounded.
     fn posted(&self) -> impl Iterator<Item = u32> {
         let next = |at: &u32| self.at(*at).map(|entry| entry.next);
         let chain = core::iter::successors(Some(self.first), next);
         chain.take_while(|at| *at != NONE).take(self.entries.len())
     }
 
-    /// Returns the oldest buffer that has this tag, and the one before it.
+    /// Returns the oldest buffer that matches this tag, and its predecessor.
     fn search(&self, tag: u64) -> Option<(u32, u32)> {
         let mut before = NONE;
         for index in self.posted() {
@@ -366,7 +372,7 @@ impl TagList {
         None
     }
 
-    /// Takes an entry out of the chain of posted ones; `before` is the one before it, if there is one.
+    /// Removes an entry from the chain of posted ones; `before` is its predecessor or `NONE`.
     fn unlink(&mut self, before: u32, index: u32) {
         let next = self.at(index).map_or(NONE, |entry| entry.next);
         match self.at_mut(before) {
@@ -378,7 +384,7 @@ impl TagList {
         }
     }
 
-    /// Makes an entry free, and its handle invalid.
+    /// Frees an entry and invalidates its handle.
     fn release(&mut self, index: u32) {
         let free = self.free;
         if let Some(entry) = self.at_mut(index) {
@@ -389,7 +395,7 @@ impl TagList {
         }
     }
 
-    /// Copies the elements of an entry, up to `len` octets of them.
+    /// Copies up to `len` octets of an entry's elements to `taken`.
     fn lend(&self, index: u32, len: u32, taken: &mut TakenRecv) {
         let Some(entry) = self.at(index) else {
             return;

@@ -1,5 +1,4 @@
-//! A receive that was taken from its queue. Ordinary receives (`receive_queue`) and buffers that match
-//! a tag (`tags`) fill it.
+//! A receive that was taken from its queue (`receive_queue`) or from the tagged buffers (`tags`).
 
 use crate::limits::MAX_SGE;
 use crate::storage::filled;
@@ -11,7 +10,7 @@ use alloc::vec::Vec;
 pub struct TakenRecv {
     /// The `wr_id` of the work request.
     pub wr_id: u64,
-    /// Its first element; an empty one if there is none.
+    /// The first element; an empty one if there is none.
     pub(crate) first: Sge,
     /// All elements, if there are several.
     pub(crate) several: Vec<Sge>,
@@ -21,7 +20,8 @@ pub struct TakenRecv {
 }
 
 impl TakenRecv {
-    /// Makes room for a request of at most `max_sge` elements. Requests of queues that allow more do not fit.
+    /// Returns space for a request with up to `max_sge` elements. Requests of queues that allow
+    /// more do not fit.
     pub fn new(max_sge: u32) -> Result<Self, AllocError> {
         let room = match max_sge.min(MAX_SGE) {
             0 | 1 => 0,
@@ -33,7 +33,7 @@ impl TakenRecv {
         })
     }
 
-    /// Takes over a request with these elements, cut to `len` octets in all.
+    /// Stores a request with these elements, cut to `len` octets in total.
     pub(crate) fn fill(&mut self, wr_id: u64, sges: &[Sge], len: u32) {
         let mut left = len;
         let mut number = 0u8;
@@ -57,7 +57,7 @@ impl TakenRecv {
         (self.wr_id, self.num_sge) = (wr_id, number);
     }
 
-    /// Its elements.
+    /// Returns the elements.
     #[inline]
     pub fn sges(&self) -> &[Sge] {
         match self.num_sge {
@@ -67,7 +67,7 @@ impl TakenRecv {
         }
     }
 
-    /// The first of them. If there are none, it has no octets.
+    /// Returns the first element; an empty one if there is none.
     #[inline(always)]
     pub(crate) const fn first(&self) -> &Sge {
         &self.first

@@ -1,26 +1,27 @@
 //! Counts of completed operations, for completion counters (`ibv_qp_attach_comp_cntr(3)`).
 //!
-//! A queue pair counts only after [`enable_tally`](crate::qp::QueuePair::enable_tally): until then a
-//! message costs one comparison, and the counts take no memory.
+//! A queue pair counts only after [`enable_tally`](crate::qp::QueuePair::enable_tally). Until then
+//! a message costs one comparison, and the counts use no memory.
 
 use crate::storage::filled;
 use crate::{AllocError, SendOp, WcStatus};
 use alloc::vec::Vec;
 
-/// What is counted. The values are those of `enum ibv_qp_attach_comp_cntr_op`, as bit numbers.
+/// Kinds of counted operations. The values are the bit numbers of `enum
+/// ibv_qp_attach_comp_cntr_op`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Counted {
     /// Sends.
     Send = 0,
-    /// Receives, also those that take immediate data.
+    /// Receives, including those that take immediate data.
     Recv = 1,
     /// RDMA Reads of this end.
     Read = 2,
-    /// RDMA Reads of the peer, when their answer is handed to the stream.
+    /// RDMA Reads of the peer, counted when their response is handed to the stream.
     RemoteRead = 3,
     /// RDMA Writes of this end.
     Write = 4,
-    /// RDMA Writes of the peer, when they are placed.
+    /// RDMA Writes of the peer, counted when they are placed.
     RemoteWrite = 5,
 }
 
@@ -35,7 +36,7 @@ impl Counted {
         Self::RemoteWrite,
     ];
 
-    /// Returns the kind of a request, unless it is one that no counter is about.
+    /// Returns the kind of a request, or `None` if it is not counted.
     const fn of(op: &SendOp) -> Option<Self> {
         match op {
             SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv(_) => Some(Self::Send),
@@ -55,7 +56,7 @@ pub struct Count {
     pub succeeded: u64,
     /// Operations that failed or were flushed.
     pub failed: u64,
-    /// Octets of those that succeeded.
+    /// Octets of the successful operations.
     pub octets: u64,
 }
 
@@ -81,20 +82,19 @@ impl Tally {
         !self.0.is_empty()
     }
 
-    /// Counts an operation that succeeded.
+    /// Counts a successful operation.
     pub(crate) fn add(&mut self, what: Counted, octets: u32) {
         self.count(what, WcStatus::Success, octets);
     }
 
-    /// Counts an operation of the peer that succeeded. Those of zero octets are questions whether
-    /// data were placed, and notes to this end.
+    /// Counts a successful operation of the peer. Those of zero octets are probes and notes.
     pub(crate) fn add_peers(&mut self, what: Counted, octets: u32) {
         if octets > 0 {
             self.add(what, octets);
         }
     }
 
-    /// Counts an operation that failed.
+    /// Counts a failed operation.
     pub(crate) fn add_failed(&mut self, what: Counted) {
         self.count(what, WcStatus::Flushed, 0);
     }
@@ -106,8 +106,8 @@ impl Tally {
         }
     }
 
-    /// Does nothing until counting is enabled. Those on the way of each message ask
-    /// [`is_on`](Self::is_on) and call this out of line, which needs no registers.
+    /// Does nothing before counting is enabled. Hot paths check [`is_on`](Self::is_on) and call
+    /// this out of line, which needs no registers.
     #[cold]
     #[inline(never)]
     fn count(&mut self, what: Counted, status: WcStatus, octets: u32) {

@@ -1,19 +1,20 @@
-//! Time. The RNIC has no clock: the caller says what time it is, and asks when it should say so again.
+//! Time. The RNIC has no clock: the caller passes the time, and asks when to do so again.
 
 use core::time::Duration;
 
-/// A moment: nanoseconds since any fixed point of the caller's clock, which never goes back. It is good for 584 years.
+/// A point in time: nanoseconds since an arbitrary start of the caller's monotonic clock. It lasts
+/// for 584 years.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Time(u64);
 
 impl Time {
-    /// The beginning of the caller's clock: earlier than or at the same time as any other moment.
+    /// The start of the caller's clock; no time is earlier.
     pub const ZERO: Self = Self(0);
 
-    /// The last moment of all: what is due then is never due.
+    /// The latest time: a timer set to it never expires.
     pub const NEVER: Self = Self(u64::MAX);
 
-    /// Makes a moment from nanoseconds of the caller's clock.
+    /// Converts nanoseconds of the caller's clock.
     #[inline]
     pub const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)
@@ -25,13 +26,13 @@ impl Time {
         self.0
     }
 
-    /// Returns the moment that is `wait` later; the last moment of all if there is none.
+    /// Returns the time `wait` later, at most [`NEVER`](Self::NEVER).
     pub const fn after(self, wait: Duration) -> Self {
         Self(self.0.saturating_add(nanos(wait)))
     }
 
-    /// As [`after`](Self::after), up to a quarter of `wait` later. Moments of many objects that wait for the same time are then
-    /// the same, and one timer serves them all.
+    /// Like [`after`](Self::after), but up to a quarter of `wait` later. The rounding lets objects
+    /// with the same wait share one timer.
     pub const fn after_about(self, wait: Duration) -> Self {
         let at = self.after(wait);
         let step = nanos(wait) / 4;
@@ -41,7 +42,7 @@ impl Time {
         }
     }
 
-    /// Returns how much later this moment is than `earlier`; nothing if it is not.
+    /// Returns the time since `earlier`, zero if `earlier` is later.
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
@@ -59,7 +60,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_end_of_time_is_never_passed() {
+    fn time_saturates_at_never() {
         let late = Time::from_nanos(u64::MAX - 5);
         let end = Time::from_nanos(u64::MAX);
         assert_eq!(late.after(Duration::from_nanos(5)), end);

@@ -1,4 +1,4 @@
-//! Accesses by STag: every check, who uses an entry, and the end of an STag by invalidation.
+//! Access by STag: all checks, the users of an entry, and invalidation.
 
 use super::entry::{Entry, Kind, Reach, RegionInfo};
 use super::on_demand::Reached;
@@ -11,15 +11,15 @@ use core::sync::atomic::Ordering;
 use iwarp_proto::ddp::Stag;
 
 impl<M: Memory> MemoryTable<M> {
-    /// Looks up an entry by index, valid or not.
+    /// Returns the facts about an entry, valid or not.
     pub fn info(&self, stag: Stag) -> Option<RegionInfo> {
         let e = self.entry(stag)?;
-        // A user sees the fields of one fast registration, and not those of the next.
+        // Entering as a user prevents a mix of two fast registrations' fields.
         let stag = e.state.stag();
         let valid = e.state.enter(stag);
         let reach = e.reach();
         if valid {
-            self.left(e.state.leave());
+            self.note_unused(e.state.leave());
         }
         Some(RegionInfo {
             stag,
@@ -32,10 +32,12 @@ impl<M: Memory> MemoryTable<M> {
         })
     }
 
-    /// Checks an access to `len` octets at tagged offset `to`, and lets `f` have the memory. No invalidation of it completes meanwhile.
+    /// Checks an access to `len` bytes at tagged offset `to`, and passes the memory to `f`. No
+    /// invalidation of this memory completes meanwhile.
     ///
-    /// A zero-length access is not checked at all (RFC 5041 section 5.2, RFC 5040 section 7.2). Memory of an on-demand region is
-    /// [refused](AccessError::NotMapped), because it may be gone when `f` looks.
+    /// A zero-length access is not checked at all (RFC 5041 section 5.2, RFC 5040 section 7.2). An
+    /// on-demand region is [refused](AccessError::NotMapped), because its memory may be unmapped
+    /// before `f` uses it.
     #[inline(always)]
     pub fn access<R>(
         &self,
@@ -51,7 +53,8 @@ impl<M: Memory> MemoryTable<M> {
         }
     }
 
-    /// Returns `Ok` if [`read`](Self::read) or [`write`](Self::write) would be allowed. Pages of an on-demand region may be missing nevertheless.
+    /// Returns `Ok` if [`read`](Self::read) or [`write`](Self::write) would be allowed. Pages of an
+    /// on-demand region may be missing even then.
     #[inline]
     pub fn permits(
         &self,
@@ -66,7 +69,7 @@ impl<M: Memory> MemoryTable<M> {
         }
     }
 
-    /// Checks an access as [`access`](Self::access) does. It lasts until the result is dropped.
+    /// Checks an access like [`access`](Self::access). The access ends when the result is dropped.
     #[inline]
     pub fn check(
         &self,
@@ -83,8 +86,9 @@ impl<M: Memory> MemoryTable<M> {
         }
     }
 
-    /// As [`check`](Self::check), where the access needs no count: the region is an ordinary one, which ends only while nobody borrows the
-    /// table. Returns `None` otherwise, and if the access is refused: [`check`](Self::check) knows which.
+    /// Checks an access like [`check`](Self::check), but only to ordinary regions. They need no
+    /// user count, because they end only while nobody borrows the table. Returns `None` for other
+    /// regions and refused accesses; [`check`](Self::check) tells them apart.
     #[inline]
     pub(crate) fn check_ordinary(
         &self,
@@ -95,7 +99,7 @@ impl<M: Memory> MemoryTable<M> {
         self.check_uncounted(range, need, who).ok()
     }
 
-    /// Checks an access that needs no count: to an ordinary region, which ends only while nobody borrows the table.
+    /// Checks an access to an ordinary region, which needs no user count.
     #[inline(always)]
     pub(super) fn check_uncounted(
         &self,
@@ -126,15 +130,15 @@ impl<M: Memory> MemoryTable<M> {
         let Kind::Region { memory, .. } = &entry.kind else {
             return Err(Miss::Counted);
         };
-        // Its range is all of its memory.
+        // An ordinary region's range is all of its memory.
         match self.reach(entry, (memory, None), (to, len), need, who) {
             Ok(span) => Ok(span),
             Err(e) => Err(Miss::Refused(e)),
         }
     }
 
-    /// Checks an access that is counted. Each argument by itself, here and where it is called: what is passed by reference would have to lie
-    /// in memory for accesses that need no count, too.
+    /// Checks an access and counts it. The arguments are passed separately here and by callers: a
+    /// reference would force them into memory for uncounted accesses, too.
     #[cold]
     #[inline(never)]
     pub(super) fn check_counted(
@@ -147,7 +151,7 @@ impl<M: Memory> MemoryTable<M> {
     ) -> Result<(Reached<'_, M>, Hold<'_, M>), AccessError> {
         let entry = self.entry(stag).ok_or(AccessError::InvalidStag)?;
         let ((memory, pager), hold) = self.enter_counted(entry, stag, need, who)?;
-        // Every access to a null region begins anew.
+        // Each access to a null region starts at its beginning.
         let to = match &entry.kind {
             Kind::Null { .. } => 0,
             _ => to,
@@ -161,7 +165,7 @@ impl<M: Memory> MemoryTable<M> {
         Ok((reached, hold))
     }
 
-    /// The same for an access that lasts. The memory has to be there meanwhile.
+    /// Checks an access that lasts until the result is dropped; on-demand regions are refused.
     #[cold]
     #[inline(never)]
     fn check_held(
@@ -179,8 +183,8 @@ impl<M: Memory> MemoryTable<M> {
         })
     }
 
-    /// Checks everything about an access except whether the STag is valid. `part` is the part of the memory that the STag names, if it
-    /// is not all of it.
+    /// Checks everything except the STag's validity. `part` is the part of the memory that the STag
+    /// gives access to; `None` means all of it.
     #[inline(always)]
     fn reach<'t>(
         &self,
@@ -217,7 +221,7 @@ impl<M: Memory> MemoryTable<M> {
         //# outside the buffer specified when the STag was enabled for remote
         //# access.
         let base = part.map_or_else(|| entry.base(), |part| part.base);
-        // Without closures: the compiler would not inline them where a loop over small messages needs it.
+        // No closures here: the compiler would not inline them in the loop over small messages.
         let at = match (to.checked_sub(base), part) {
             (Some(offset), Some(part)) => self.offset_in(part, offset, len),
             (offset, _) => offset,
@@ -233,7 +237,8 @@ impl<M: Memory> MemoryTable<M> {
         }
     }
 
-    /// Returns where octet `offset` of a part lies in the memory; `None` if not all `len` octets are inside the part.
+    /// Returns the position of byte `offset` of a part in the memory; `None` if the `len` bytes
+    /// leave the part.
     fn offset_in(&self, part: Reach, offset: u64, len: u32) -> Option<u64> {
         #[cfg(feature = "planted-bugs")]
         let bounded = !self.skip_bounds;
@@ -263,7 +268,7 @@ impl<M: Memory> MemoryTable<M> {
             Kind::Region { .. } | Kind::OnDemand { .. } | Kind::Fast(_) => entry.backing(),
             Kind::Null { sink, .. } if need.intersects(Access::WRITING) => Some((sink, None)),
             Kind::Null { zeros, .. } => Some((zeros, None)),
-            // A window gives rights to the peer. The elements of local requests name regions.
+            // A window gives access to the peer only. Elements of local requests must name regions.
             Kind::Window { .. } if !need.intersects(Access::REMOTE) => {
                 return Err(AccessError::AccessDenied);
             }
@@ -297,12 +302,13 @@ impl<M: Memory> MemoryTable<M> {
         Ok((memory.ok_or(AccessError::InvalidStag)?, hold))
     }
 
-    /// Counts one more user of an entry, and of the region behind a window. Returns `false` if it is not valid with this STag.
+    /// Adds a user to an entry, and to the region behind a window. Returns `false` if the STag is
+    /// not valid.
     fn enter(&self, entry: &Entry<M>, stag: Stag) -> bool {
         let Kind::Window { parent, .. } = &entry.kind else {
             return entry.state.enter(stag);
         };
-        // The region first: while it is valid and has a user, its memory stays, whatever happens to the window.
+        // The region first: once it has a user its memory stays, even if the window ends.
         let Some(region) = parent.and_then(|parent| self.entry(parent)) else {
             return false;
         };
@@ -311,13 +317,14 @@ impl<M: Memory> MemoryTable<M> {
         }
         let entered = entry.state.enter(stag);
         if !entered {
-            self.left(region.state.leave());
+            self.note_unused(region.state.leave());
         }
         entered
     }
 
-    /// Checks an access of a plan, as [`check`](Self::check) does, and becomes a user of its memory until [`release`](Self::release) is
-    /// called with the STag. An access of zero length has no user.
+    /// Checks an access like [`check`](Self::check) for a plan, which stays a user of the memory
+    /// until it calls [`release`](Self::release) with the STag. An access of zero length has no
+    /// user.
     pub(super) fn check_and_use(
         &self,
         (stag, to, len): (Stag, u64, u32),
@@ -327,7 +334,7 @@ impl<M: Memory> MemoryTable<M> {
         let span = match self.check_uncounted((stag, to, len), need, who) {
             Ok(span) => span,
             Err(Miss::Counted) => {
-                // Both a user of this call and the plan's: the second begins before the first ends.
+                // The plan becomes a user before this call's own use ends.
                 let held = self.check_held(stag, to, len, need, who)?;
                 let entry = self.entry(stag).ok_or(AccessError::InvalidStag)?;
                 return match self.enter(entry, stag) {
@@ -338,14 +345,14 @@ impl<M: Memory> MemoryTable<M> {
             Err(Miss::Refused(e)) => return Err(e),
         };
         if len > 0 {
-            // An ordinary region ends only while nobody borrows the table, so this does not fail.
+            // This cannot fail: an ordinary region ends only while nobody borrows the table.
             let region = self.entry(stag).ok_or(AccessError::InvalidStag)?;
             region.state.enter(stag);
         }
         Ok(span)
     }
 
-    /// The same for a caller that is a user already.
+    /// Checks an access by a caller that already is a user of the memory.
     pub(super) fn check_as_user(
         &self,
         (stag, to, len): (Stag, u64, u32),
@@ -355,40 +362,41 @@ impl<M: Memory> MemoryTable<M> {
         Ok(self.check(stag, to, len, need, who)?.span)
     }
 
-    /// Ends an access of a plan.
     pub(super) fn release(&self, stag: Stag) {
         let Some(entry) = self.entry(stag) else {
             return;
         };
-        // The last user of a window lets it be bound again, so the region is looked up before.
+        // Look up the region first: once the window has no user, it can be bound elsewhere.
         let region = match &entry.kind {
             Kind::Window { parent, .. } => parent.and_then(|parent| self.entry(parent)),
             _ => None,
         };
-        self.left(entry.state.leave());
+        self.note_unused(entry.state.leave());
         if let Some(region) = region {
-            self.left(region.state.leave());
+            self.note_unused(region.state.leave());
         }
     }
 
-    /// Notes that the last user has left for which somebody waits.
-    fn left(&self, wanted: bool) {
+    /// Records that memory became unused while an invalidation or a registration waits for it.
+    fn note_unused(&self, wanted: bool) {
         if wanted {
             self.unused.store(true, Ordering::Release);
         }
     }
 
-    /// Returns `true` if memory for which an invalidation or a registration waits has become free of users since the last call.
+    /// Returns `true` if memory has become unused, since the last call, that an invalidation or a
+    /// registration waits for.
     ///
-    /// A driver asks after each piece of work that uses memory. If `true`, it calls
-    /// [`QueuePair::retry_memory`](crate::qp::QueuePair::retry_memory) for those queue pairs of the table that wait.
+    /// A driver asks after each piece of work that uses memory. On `true` it calls
+    /// [`QueuePair::retry_memory`](crate::qp::QueuePair::retry_memory) on the queue pairs of this
+    /// table that wait for memory.
     #[inline]
     pub fn take_unused(&self) -> bool {
         self.unused.load(Ordering::Relaxed) && self.unused.swap(false, Ordering::AcqRel)
     }
 
-    /// Returns `true` if nobody uses the memory of an STag that was valid. If somebody does, [`take_unused`](Self::take_unused) will tell
-    /// when that ends.
+    /// Returns `true` if the memory of a once valid STag has no users. Otherwise
+    /// [`take_unused`](Self::take_unused) returns `true` after the last one ends.
     pub(crate) fn is_unused(&self, stag: Stag) -> bool {
         self.entry(stag)
             .is_none_or(|entry| entry.state.is_unused_or_wanted())
@@ -396,14 +404,16 @@ impl<M: Memory> MemoryTable<M> {
 
     /// Invalidates an STag for a peer (`remote`) or for a local work request.
     ///
-    /// Only fast-registration regions and type 2 windows can be invalidated. Only the program ends an ordinary region, because a
-    /// peer must not end more than it was given (RFC 5042 section 6.2).
+    /// Only fast-registration regions and type 2 windows can be invalidated. Ordinary regions are
+    /// ended by the program only, because a peer must not end more than it was granted (RFC 5042
+    /// section 6.2).
     ///
-    /// Returns `true` if that is complete. If not, somebody uses the memory: a queue pair places octets there, or a plan that names it is
-    /// being written. No access begins any more, and [`take_unused`](Self::take_unused) tells when the last has ended.
+    /// Returns `true` if the invalidation is complete. Otherwise the memory is still in use: a
+    /// queue pair places octets there, or a plan that refers to it is being written. New accesses
+    /// are refused, and [`take_unused`](Self::take_unused) returns `true` after the last use ends.
     pub fn invalidate(&self, stag: Stag, who: Accessor, remote: bool) -> Result<bool, AccessError> {
         let entry = self.entry(stag).ok_or(AccessError::InvalidStag)?;
-        // As a user, so that the rights that are looked at are those of the registration that is ended.
+        // Being a user ensures that the checked rights belong to the registration that is ended.
         if !entry.state.enter(stag) {
             return Err(AccessError::InvalidStag);
         }
@@ -414,7 +424,7 @@ impl<M: Memory> MemoryTable<M> {
             self.unbind(entry);
             return Ok(last);
         }
-        self.left(last);
+        self.note_unused(last);
         allowed.and(Err(AccessError::InvalidStag))
     }
 
@@ -436,7 +446,7 @@ impl<M: Memory> MemoryTable<M> {
                 if remote && !entry.access().intersects(Access::REMOTE) {
                     return Err(AccessError::AccessDenied);
                 }
-                // A window must not outlive what it was bound to.
+                // A window must not outlive its region.
                 if entry.windows.load(Ordering::Acquire) > 0 {
                     return Err(AccessError::AccessDenied);
                 }
@@ -449,7 +459,7 @@ impl<M: Memory> MemoryTable<M> {
         Ok(())
     }
 
-    /// Counts one window less at the region of a window that has ended.
+    /// Removes an ended window from the count of its region.
     pub(super) fn unbind(&self, entry: &Entry<M>) {
         if let Kind::Window {
             parent: Some(parent),
@@ -462,21 +472,21 @@ impl<M: Memory> MemoryTable<M> {
     }
 }
 
-/// The memory of a region, and how it is accessed if its pages may be missing.
+/// The memory of a region, and its pager if pages may be missing.
 type Backing<'t, M> = (&'t M, Option<&'static Pager>);
 
-/// Why [`MemoryTable::check_uncounted`] has no memory.
+/// Why [`MemoryTable::check_uncounted`] returned no memory.
 pub(super) enum Miss {
-    /// It is not an ordinary region.
+    /// The region is not an ordinary one.
     Counted,
     Refused(AccessError),
 }
 
-/// An access to memory. Until it is dropped, no invalidation of the memory completes.
+/// An access to memory. No invalidation of the memory completes before this is dropped.
 #[derive(Debug)]
 pub struct Held<'t, M: Memory> {
     span: Span<'t, M>,
-    /// Dropped with the access.
+    /// Ends the access when dropped.
     _hold: Option<Hold<'t, M>>,
 }
 
@@ -485,14 +495,14 @@ impl<'t, M: Memory> Held<'t, M> {
         Self { span, _hold: None }
     }
 
-    /// Returns the octets, for as long as the access lasts.
+    /// Returns the memory, for the duration of the access.
     #[inline]
     pub const fn span(&self) -> Span<'_, M> {
         self.span
     }
 }
 
-/// One user of an entry.
+/// A user of an entry; it leaves when dropped.
 #[derive(Debug)]
 pub(super) struct Hold<'t, M: Memory> {
     table: &'t MemoryTable<M>,
@@ -506,11 +516,11 @@ impl<M: Memory> Drop for Hold<'_, M> {
     }
 }
 
-/// The queue pair for which memory is accessed.
+/// The queue pair on whose behalf memory is accessed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Accessor {
     /// Protection domain of the queue pair.
     pub pd: u32,
-    /// Its number.
+    /// Queue pair number.
     pub qp: u32,
 }

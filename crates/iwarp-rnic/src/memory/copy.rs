@@ -1,18 +1,18 @@
-//! Copies between registered memory and memory of our own.
+//! Copies between registered memory and private memory.
 //!
-//! Invariant: callers promise that both ranges are mapped and do not overlap. The octets of registered memory may change during
-//! the copy.
+//! Invariant: callers promise that both ranges are mapped and do not overlap. Registered memory may
+//! change during the copy.
 #![allow(unsafe_code)]
 
-/// Copies `len` octets, one of whose sides is registered memory.
+/// Copies `len` bytes; one of the two sides is registered memory.
 ///
-/// It is the machine that copies, by the platform's `memcpy` called from an assembly block, because the compiler must not draw
-/// conclusions from an access to memory that somebody else may be writing. To the compiler such an access of its own would
-/// be a data race, which is undefined behaviour; an assembly block only has to do what the machine allows. Each octet
-/// that arrives is one that was stored there at some time.
+/// The copy calls the platform's `memcpy` from an assembly block. Other threads may write
+/// registered memory at any time, which would be a data race, and so undefined behaviour, if the
+/// compiler generated the access. An assembly block only has to do what the machine allows. Each
+/// byte that arrives was stored there at some time.
 ///
 /// # Safety
-/// `len` octets at `from` are readable, as many at `to` are writable, and the two do not overlap.
+/// `len` bytes at `from` are readable and as many at `to` are writable; the two do not overlap.
 #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
 #[inline(always)]
 unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
@@ -22,8 +22,8 @@ unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
         fn memcpy(to: *mut c_void, from: *const c_void, len: usize) -> *mut c_void;
     }
 
-    // SAFETY: a call of `memcpy` by the platform's convention, with a stack that is aligned for it. The caller promises the
-    // rest.
+    // SAFETY: calls `memcpy` by the platform's convention, with an aligned stack. The caller
+    // promises valid ranges.
     unsafe {
         #[cfg(target_arch = "x86_64")]
         core::arch::asm!(
@@ -46,10 +46,10 @@ unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// Copies octets out of registered memory.
+/// Copies bytes out of registered memory.
 ///
 /// # Safety
-/// As [`copy`]; nobody else accesses `to`.
+/// Like [`copy`]; nobody else accesses `to`.
 #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
 #[inline(always)]
 pub(super) unsafe fn copy_out(from: *const u8, to: *mut u8, len: usize) {
@@ -57,10 +57,10 @@ pub(super) unsafe fn copy_out(from: *const u8, to: *mut u8, len: usize) {
     unsafe { copy(from, to, len) }
 }
 
-/// Copies octets into registered memory.
+/// Copies bytes into registered memory.
 ///
 /// # Safety
-/// As [`copy`]; nobody writes to `from`.
+/// Like [`copy`]; nobody writes to `from`.
 #[cfg(all(any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
 #[inline(always)]
 pub(super) unsafe fn copy_in(from: *const u8, to: *mut u8, len: usize) {
@@ -68,8 +68,8 @@ pub(super) unsafe fn copy_in(from: *const u8, to: *mut u8, len: usize) {
     unsafe { copy(from, to, len) }
 }
 
-/// As above, octet by octet, where there is no assembly. Registered memory is accessed atomically, and memory of our own is not: it may be
-/// read-only, where an atomic may not be.
+/// Copies byte by byte on platforms without the assembly version. Only the access to registered
+/// memory is atomic: private memory may be read-only, which atomics do not allow.
 ///
 /// # Safety
 /// As above.
@@ -78,7 +78,7 @@ pub(super) unsafe fn copy_out(from: *const u8, to: *mut u8, len: usize) {
     use core::sync::atomic::{AtomicU8, Ordering};
 
     for i in 0..len {
-        // SAFETY: inside both ranges; octets are always aligned.
+        // SAFETY: inside both ranges; bytes are always aligned.
         unsafe {
             let octet = AtomicU8::from_ptr(from.add(i).cast_mut()).load(Ordering::Relaxed);
             to.add(i).write(octet);
@@ -86,7 +86,7 @@ pub(super) unsafe fn copy_out(from: *const u8, to: *mut u8, len: usize) {
     }
 }
 
-/// As above, in the other direction.
+/// The other direction of the bytewise `copy_out`.
 ///
 /// # Safety
 /// As above.
@@ -95,7 +95,7 @@ pub(super) unsafe fn copy_in(from: *const u8, to: *mut u8, len: usize) {
     use core::sync::atomic::{AtomicU8, Ordering};
 
     for i in 0..len {
-        // SAFETY: inside both ranges; octets are always aligned.
+        // SAFETY: inside both ranges; bytes are always aligned.
         unsafe { AtomicU8::from_ptr(to.add(i)).store(from.add(i).read(), Ordering::Relaxed) };
     }
 }

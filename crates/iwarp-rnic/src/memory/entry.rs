@@ -7,74 +7,74 @@ use crate::Access;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use iwarp_proto::ddp::Stag;
 
-/// The kind of an entry.
 #[derive(Debug)]
 pub(super) enum Kind<M> {
-    /// None: the slot is free.
+    /// A free slot.
     Free,
     /// An ordinary region.
     Region {
         memory: M,
-        /// The address that it was registered with.
+        /// The address at which it was registered.
         iova: u64,
     },
     /// An ordinary region whose pages may be missing.
     OnDemand {
         memory: M,
-        /// As of an ordinary region.
+        /// The address at which it was registered.
         iova: u64,
         pager: &'static Pager,
     },
-    /// A region whose range and rights are given by a work request.
+    /// A region whose range and rights are set by a work request.
     Fast(M),
-    /// A null region: what is written is lost, and what is read is zero (`ibv_alloc_null_mr(3)`).
+    /// A null region: writes are discarded, reads return zeros (`ibv_alloc_null_mr(3)`).
     Null {
-        /// What is read.
+        /// Source of reads.
         zeros: M,
-        /// What is written to.
+        /// Target of writes.
         sink: M,
     },
     /// A memory window.
     Window {
         ty: WindowType,
-        /// The region that it is bound to.
+        /// The region to which it is bound.
         parent: Option<Stag>,
-        /// The queue pair that it serves. A type 2 window serves one once it is bound.
+        /// The queue pair that may use it. A type 2 window gets one when it is bound.
         qp: Option<u32>,
     },
 }
 
-/// A slot of the table, which is free or has a region or a window.
+/// A slot of the table: free, or a region or window.
 #[derive(Debug)]
 pub(super) struct Entry<M> {
-    /// STag, validity and users. A fast registration changes the fields of [`Reach`] while this says that it is busy.
+    /// STag, validity and users. It is busy while a fast registration changes the fields of
+    /// [`Reach`].
     pub(super) state: State,
     pub(super) pd: u32,
     access: AtomicU32,
     base: AtomicU64,
-    /// Not of an ordinary region, whose range is all of its memory.
+    /// Unused in an ordinary region, whose range is all of its memory.
     len: AtomicU64,
-    /// As `len`.
+    /// Unused in an ordinary region.
     offset: AtomicU64,
     pub(super) kind: Kind<M>,
     /// Valid windows bound to this region.
     pub(super) windows: AtomicU32,
 }
 
-/// What can be reached by an STag, and how.
+/// The range and the rights that an STag gives.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reach {
     pub(super) access: Access,
     /// Tagged offset of the first octet.
     pub(super) base: u64,
-    /// Octets that can be reached.
+    /// Bytes that can be accessed.
     pub(super) len: u64,
-    /// Where `base` lies in the memory.
+    /// Position of `base` in the memory.
     pub(super) offset: u64,
 }
 
 impl Reach {
-    /// Nothing can be reached.
+    /// An empty range without rights.
     pub(super) const NOTHING: Self = Self {
         access: Access::empty(),
         base: 0,
@@ -84,7 +84,7 @@ impl Reach {
 }
 
 impl<M> Entry<M> {
-    /// Makes a free slot.
+    /// Returns a free slot.
     pub(super) const fn free() -> Self {
         Self {
             state: State::free(),
@@ -98,9 +98,10 @@ impl<M> Entry<M> {
         }
     }
 
-    /// Makes it an ordinary region, valid with this STag. `base` is the tagged offset of its first octet.
+    /// Turns the slot into an ordinary region, valid with this STag. `base` is the tagged offset of
+    /// its first byte.
     #[inline]
-    pub(super) fn be_region(
+    pub(super) fn set_region(
         &mut self,
         stag: Stag,
         pd: u32,
@@ -114,8 +115,8 @@ impl<M> Entry<M> {
         self.state = State::new(true, stag);
     }
 
-    /// Makes an ordinary region one whose pages may be missing.
-    pub(super) fn be_on_demand(&mut self, pager: &'static Pager) {
+    /// Turns an ordinary region into one whose pages may be missing.
+    pub(super) fn set_on_demand(&mut self, pager: &'static Pager) {
         self.kind = match core::mem::replace(&mut self.kind, Kind::Free) {
             Kind::Region { memory, iova } => Kind::OnDemand {
                 memory,
@@ -126,19 +127,17 @@ impl<M> Entry<M> {
         };
     }
 
-    /// Returns `true` for a null region.
     pub(super) const fn is_null(&self) -> bool {
         matches!(self.kind, Kind::Null { .. })
     }
 
-    /// Returns `true` if its pages may be missing.
     pub(super) const fn is_on_demand(&self) -> bool {
         matches!(self.kind, Kind::OnDemand { .. })
     }
 
-    /// Makes it a null region, valid with this STag. It contains every tagged offset, and the peer has
-    /// all rights: there is nothing that it could see or change.
-    pub(super) fn be_null(&mut self, stag: Stag, pd: u32, (zeros, sink): (M, M)) {
+    /// Turns the slot into a null region, valid with this STag. It contains every tagged offset and
+    /// grants the peer all rights, since there is nothing to read or change.
+    pub(super) fn set_null(&mut self, stag: Stag, pd: u32, (zeros, sink): (M, M)) {
         self.kind = Kind::Null { zeros, sink };
         self.pd = pd;
         self.set_reach(Reach {
@@ -150,8 +149,8 @@ impl<M> Entry<M> {
         self.state = State::new(true, stag);
     }
 
-    /// Makes it a fast-registration region or a window, which is not valid yet.
-    pub(super) fn be_invalid(&mut self, stag: Stag, pd: u32, kind: Kind<M>) {
+    /// Turns the slot into a fast-registration region or a window, not valid yet.
+    pub(super) fn set_invalid(&mut self, stag: Stag, pd: u32, kind: Kind<M>) {
         self.kind = kind;
         self.pd = pd;
         self.set_reach(Reach::NOTHING);
@@ -167,7 +166,7 @@ impl<M> Entry<M> {
         }
     }
 
-    // Out of line, so that the compiler knows the kind on the usual way.
+    // Out of line, so that the compiler knows the kind on the common path.
     #[cold]
     #[inline(never)]
     fn clear_other_region(&mut self) -> Result<M, MemoryError> {
@@ -191,19 +190,18 @@ impl<M> Entry<M> {
         }
     }
 
-    /// Frees the slot of a window.
     pub(super) fn clear(&mut self) {
         self.state = State::free();
         self.kind = Kind::Free;
     }
 
-    /// Changes rights and first tagged offset of an ordinary region.
+    /// Changes the rights and the first tagged offset of an ordinary region.
     pub(super) fn set_base(&mut self, access: Access, base: u64) {
         *self.access.get_mut() = access.bits();
         *self.base.get_mut() = base;
     }
 
-    /// Changes what can be reached. The caller has the entry busy, or the table for itself.
+    /// Changes range and rights. The caller has marked the entry busy, or owns the table.
     pub(super) fn set_reach(&self, reach: Reach) {
         self.access.store(reach.access.bits(), Ordering::Relaxed);
         self.base.store(reach.base, Ordering::Relaxed);
@@ -221,7 +219,8 @@ impl<M> Entry<M> {
         self.base.load(Ordering::Relaxed)
     }
 
-    /// Returns what can be reached. The caller is a user of the entry, or it is not one for fast registration.
+    /// Returns range and rights. Unless the entry is no fast-registration region, the caller is a
+    /// user of it.
     #[inline]
     pub(super) fn reach(&self) -> Reach
     where
@@ -242,8 +241,8 @@ impl<M> Entry<M> {
         }
     }
 
-    /// Returns its memory. A window has none of its own, a null region none that is one thing, an on-demand region none that is
-    /// always there, and a free slot none.
+    /// Returns the region's own memory. Windows have none, a null region has two, and that of an
+    /// on-demand region may be missing.
     pub(super) const fn memory(&self) -> Option<&M> {
         match &self.kind {
             Kind::Region { memory, .. } | Kind::Fast(memory) => Some(memory),
@@ -251,7 +250,7 @@ impl<M> Entry<M> {
         }
     }
 
-    /// Returns the memory of a region, and how it is accessed if its pages may be missing.
+    /// Returns the memory of a region, and its pager if pages may be missing.
     pub(super) const fn backing(&self) -> Option<(&M, Option<&'static Pager>)> {
         match &self.kind {
             Kind::Region { memory, .. } | Kind::Fast(memory) => Some((memory, None)),
@@ -264,17 +263,17 @@ impl<M> Entry<M> {
 /// Facts about a registered region or window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegionInfo {
-    /// Its STag now.
+    /// The current STag.
     pub stag: Stag,
     /// Protection domain.
     pub pd: u32,
     /// Rights.
     pub access: Access,
-    /// Tagged offset of the first octet.
+    /// Tagged offset of the first byte.
     pub iova: u64,
-    /// Octets.
+    /// Length in bytes.
     pub len: u64,
-    /// Whether it can be used now.
+    /// Whether it can be used at present.
     pub valid: bool,
     /// Whether its pages may be missing.
     pub on_demand: bool,

@@ -1,13 +1,13 @@
 //! Memory of a process: one range of addresses.
 //!
-//! Invariant: the creator of a [`HostRange`] has promised that its octets stay readable and writable for as long as the
-//! range is in a [`MemoryTable`](super::MemoryTable).
+//! Invariant: the creator of a [`HostRange`] has promised that its bytes stay readable and writable
+//! for as long as the range is in a [`MemoryTable`](super::MemoryTable).
 #![allow(unsafe_code)]
 
 use super::span::{Fragment, Memory};
 use core::ptr;
 
-/// A range of memory of this process that may be registered. The default range is empty.
+/// A memory range of this process that can be registered. The default range is empty.
 #[derive(Debug, Default)]
 pub struct HostRange {
     addr: u64,
@@ -15,14 +15,15 @@ pub struct HostRange {
 }
 
 impl HostRange {
-    /// Names `len` octets at address `addr` of this process.
+    /// Describes `len` bytes at address `addr` of this process.
     ///
-    /// Returns `None` if the range wraps around the address space. Address 0 with a length of 2^64 - 1 names all of it.
+    /// Returns `None` if the range wraps around the address space. Address 0 with length 2^64 - 1
+    /// covers all of it.
     ///
     /// # Safety
-    /// Until the range has left every table it was put in, all its octets that are accessed must stay
-    /// mapped readable, and writable if it is registered with a right that writes.
-    /// No Rust reference to them may exist while the RNIC or a peer can access them.
+    /// Until the range is removed from every table it was added to, all its bytes that are accessed
+    /// must stay mapped readable, and writable if it is registered with a right to write. No Rust
+    /// reference to them may exist while the RNIC or a peer can access them.
     pub const unsafe fn new(addr: u64, len: u64) -> Option<Self> {
         match addr.checked_add(len) {
             Some(end) if end <= usize::MAX as u64 => Some(Self { addr, len }),
@@ -30,17 +31,17 @@ impl HostRange {
         }
     }
 
-    /// First address.
+    /// Returns the first address.
     pub const fn addr(&self) -> u64 {
         self.addr
     }
 
-    /// Length in octets.
+    /// Returns the length in bytes.
     pub const fn len(&self) -> u64 {
         self.len
     }
 
-    /// No octets.
+    /// Returns `true` if the range has no bytes.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -48,7 +49,6 @@ impl HostRange {
 
 // SAFETY: a range is one fragment, which its creator has promised to keep.
 unsafe impl Memory for HostRange {
-    /// An address.
     type Place = u64;
 
     const NOWHERE: u64 = 8;
@@ -75,11 +75,11 @@ unsafe impl Memory for HostRange {
     #[inline]
     unsafe fn fragment<'t>(place: u64, len: u32) -> Fragment<'t> {
         let at = ptr::with_exposed_provenance_mut(place as usize);
-        // SAFETY: all of it is inside the range, by the caller's promise.
+        // SAFETY: the caller promises that it lies inside the range.
         unsafe { Fragment::new(at, len as usize) }
     }
 
-    // SAFETY: as the provided methods, on the octets in front of those that have gone.
+    // SAFETY: like the provided methods, limited to the bytes before the unmapped ones.
     #[cfg(test)]
     unsafe fn copy_out(from: *const u8, to: *mut u8, len: usize) -> bool {
         let here = gone::before(from, len);
@@ -123,7 +123,7 @@ unsafe impl Memory for HostRange {
     }
 }
 
-/// Lets memory go that is registered, as a program does that unmaps it. It stays mapped, and copies of it fail.
+/// Simulates memory that a program unmaps while it is registered: it stays mapped, but copies fail.
 #[cfg(test)]
 pub(crate) mod gone {
     use core::cell::Cell;
@@ -133,12 +133,12 @@ pub(crate) mod gone {
         static GONE: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
     }
 
-    /// The `len` octets at `at` are gone, and all others are there.
+    /// Makes accesses to `len` bytes at `at` fail, and only these.
     pub(crate) fn unmap(at: u64, len: u64) {
         GONE.set((at, at + len));
     }
 
-    /// Returns how many of these octets are in front of those that are gone.
+    /// Returns how many of these bytes lie before the unmapped ones.
     pub(crate) fn before(at: *const u8, len: usize) -> usize {
         let ((gone, end), at) = (GONE.get(), at.addr() as u64);
         match at < end {
@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn spans_stay_inside() {
         let mut mem = [0xaau8; 32];
-        // SAFETY: `mem` outlives the range and is only reached through it until the end.
+        // SAFETY: `mem` outlives the range, and only the range accesses it until the end.
         let range = unsafe { HostRange::new(mem.as_mut_ptr() as u64, 32) }.unwrap();
         assert!((range.len(), range.is_empty()) == (32, false));
         assert!(HostRange::default().is_empty());

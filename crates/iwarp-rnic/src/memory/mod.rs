@@ -1,28 +1,35 @@
 //! Registered memory: the STag table (RFC 5040 section 2, RFC 5041 section 7, RFC 5042 section 6).
 //!
-//! An STag is a 24-bit index and an 8-bit key. All bits except four are drawn at random, so a peer that was not told an STag has to
-//! guess it, and a wrong guess ends its stream. The four bits and the lowest others of an index are the slot, so that a look-up is a few
-//! loads and one comparison, and entries stay where they are when the table grows (`slots`).
+//! An STag is a 24-bit index and an 8-bit key. All bits except four are random, so a peer that was
+//! not given an STag has to guess it, and a wrong guess ends its stream. The four bits and the low
+//! bits of the index select the slot (`slots`). A look-up therefore takes a few loads and one
+//! comparison, and entries do not move when the table grows.
 //!
-//! What an entry names is [`Memory`] of the surroundings (`span`): one range of addresses in a process (`host`),
-//! pages in a kernel (`pages`).
+//! An entry refers to [`Memory`] supplied by the environment (`span`): one address range in a
+//! process (`host`), or pages in a kernel (`pages`).
 //!
-//! Other threads, the peer and the kernel change registered memory at any time. So that this is not undefined behaviour,
-//! * no reference to it is ever formed;
-//! * it is read and written by the machine's copy, into which the compiler does not look (`copy`), as a device would. Surroundings
-//!   whose programs may unmap it bring copies of their own, which can fail ([`Memory::copy_out`]);
-//! * it is summed by a function of the surroundings that reads it in the same way ([`SharedCrc32cFn`]); where they have none, up to
-//!   [`SUM_PART`](crate::limits::SUM_PART) octets at a time are copied to memory of our own and summed there;
-//! * the last octet of a Write and the words of atomic operations are stored by atomic instructions.
+//! Other threads, the peer and the kernel change registered memory at any time. To keep that from
+//! being undefined behaviour,
+//! * no Rust reference to it is ever formed;
+//! * it is copied by `memcpy` called from assembly, which is opaque to the compiler (`copy`). An
+//!   environment whose programs may unmap memory supplies copy functions that can fail
+//!   ([`Memory::copy_out`]);
+//! * its CRC is computed by a function of the environment that reads it in the same way
+//!   ([`SharedCrc32cFn`]). Without such a function, up to [`SUM_PART`](crate::limits::SUM_PART)
+//!   bytes at a time are copied to private memory and summed there;
+//! * the last octet of a Write and the words of atomic operations are stored by atomic
+//!   instructions.
 //!
-//! The program that shares the memory with the RNIC has to read it in the same way: volatile, atomic, or after a completion.
+//! The program that shares the memory with the RNIC must follow the same rules: it reads the memory
+//! by volatile or atomic accesses, or after a completion.
 //!
-//! Regions, fast-registration regions and windows live in the same table. Accesses, fast registrations and invalidations take
-//! `&self`, so that queue pairs do not wait for each other; `state` orders them. An invalidation ends an STag at once, and is
-//! complete when nobody uses the memory any more.
+//! Regions, fast-registration regions and windows share one table. Accesses, fast registrations and
+//! invalidations take `&self`, so queue pairs do not block each other; `state` orders them. An
+//! invalidation revokes an STag immediately, and completes once nobody uses the memory any more.
 //!
-//! Files: `slots` (where entries are), `table` (registration), `entry` and `state` (one STag), `access` (every check, users, invalidation), `window`, `sum` (CRCs),
-//! `on_demand` (copies by STag, and memory whose pages may be missing).
+//! Files: `slots` (where entries are), `table` (registration), `entry` and `state` (one STag),
+//! `access` (checks, users, invalidation), `window`, `sum` (CRCs), `on_demand` (copies by STag, and
+//! memory whose pages may be missing).
 
 mod access;
 mod copy;
@@ -55,64 +62,64 @@ pub use table::MemoryTable;
 pub(crate) use users::Users;
 pub use window::WindowType;
 
-/// Why an access by STag is refused, in the order of the checks
-/// (RFC 5041 section 5.2 and 7.1; RFC 5040 section 4.8).
+/// Why an access by STag was refused, in the order of the checks (RFC 5041 sections 5.2 and 7.1;
+/// RFC 5040 section 4.8).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AccessError {
-    /// No such STag, or it is invalidated.
+    /// The STag does not exist or was invalidated.
     InvalidStag,
     /// The STag belongs to another protection domain or queue pair.
     NotAssociated,
-    /// A right is missing.
+    /// A required right is missing.
     AccessDenied,
     /// The tagged offset and length wrap around 64 bits.
     ToWrap,
-    /// Outside the region.
+    /// The range is outside the region or window.
     BaseOrBounds,
-    /// Inside the region, but the access has failed: no memory is mapped there any more, or the mapping does not allow it.
+    /// The range is inside the region, but the memory is not mapped or does not allow the access.
     NotMapped,
 }
 
-/// Why a registration, a bind or an invalidation is refused.
+/// Why a registration, a bind or an invalidation was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryError {
-    /// The table has its maximum of entries (ENOMEM).
+    /// The table is full (ENOMEM).
     TableFull,
-    /// No memory for the table (ENOMEM).
+    /// The allocator has no memory for the table (ENOMEM).
     OutOfMemory,
     /// The rights contradict each other: remote writing needs `LOCAL_WRITE` (EINVAL).
     BadAccess,
-    /// No such STag, or of another kind (EINVAL).
+    /// The STag does not exist or refers to another kind of object (EINVAL).
     NoSuchStag,
-    /// Another protection domain (EINVAL).
+    /// The STag belongs to another protection domain (EINVAL).
     WrongProtectionDomain,
-    /// The region does not allow windows, or not these rights (EINVAL).
+    /// The region does not allow windows, or not with these rights (EINVAL).
     NotBindable,
     /// The range is outside the region (EINVAL).
     OutOfRange,
     /// Windows are bound to it (EBUSY).
     Busy,
-    /// An access to the memory, or a plan that names it, is not finished yet. Try again (EBUSY).
+    /// An access or a plan still uses the memory: try again later (EBUSY).
     InUse,
-    /// A valid window or region cannot be bound or registered again before it is invalidated (EINVAL).
+    /// The window or region must be invalidated before it is bound or registered again (EINVAL).
     StillValid,
-    /// It may not be invalidated (EINVAL).
+    /// This kind of object cannot be invalidated (EINVAL).
     NotInvalidatable,
 }
 
 impl core::fmt::Display for MemoryError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.write_str(match self {
-            Self::TableFull => "the device has its most memory regions: deregister some",
+            Self::TableFull => "the device has the maximum of memory regions: deregister some",
             Self::OutOfMemory => "out of memory for the region table",
             Self::BadAccess => "remote write and remote atomic access need local write access",
-            Self::NoSuchStag => "no such key, or it names another kind of object",
+            Self::NoSuchStag => "the key does not exist or belongs to another kind of object",
             Self::WrongProtectionDomain => "the key belongs to another protection domain",
             Self::NotBindable => "the region was not registered for windows with these rights",
             Self::OutOfRange => "the range is not inside the region",
             Self::Busy => "memory windows are bound to the region: unbind them first",
             Self::InUse => "the memory is being read or written: try again",
-            Self::StillValid => "invalidate it before binding or registering it again",
+            Self::StillValid => "the key is still valid: invalidate it before you bind or register it again",
             Self::NotInvalidatable => "this kind of region cannot be invalidated",
         })
     }

@@ -1,11 +1,14 @@
-//! On-demand memory: regions whose pages may be missing at any time (`IBV_ACCESS_ON_DEMAND`), and copies to and from memory by STag.
+//! On-demand memory: regions whose pages may be missing at any time (`IBV_ACCESS_ON_DEMAND`), and
+//! copies to and from memory by STag.
 //!
-//! The RNIC never touches such memory itself, because a missing page would end the process. The surroundings copy
-//! for it by a [`Pager`], which answers whether the pages were there. So octets of such a region are always copied: no plan
-//! refers to them, and nothing is read from the stream straight into them. To keep the usual way free of questions about single regions, that holds for all memory of a
-//! table that has such a region ([`MemoryTable::has_on_demand`]).
+//! The RNIC never touches such memory directly, because a missing page would kill the process. The
+//! environment copies it by means of a [`Pager`], which reports missing pages. Payload of such a
+//! region is therefore always copied: no plan refers to it, and the stream is never read directly
+//! into it. To keep per-region checks off the common path, this applies to all memory of a table
+//! that has such a region ([`MemoryTable::has_on_demand`]).
 //!
-//! Invariant: the functions of a pager access no other memory than they are asked to, as their giver has promised.
+//! Invariant: as promised by its creator, a pager's functions access only the memory they are asked
+//! to.
 #![allow(unsafe_code)]
 
 use super::access::{Accessor, Miss};
@@ -16,15 +19,17 @@ use super::{AccessError, MemoryError};
 use crate::Access;
 use iwarp_proto::ddp::Stag;
 
-/// Copies octets at this address to memory of our own. Returns `false` if not all of them could be read.
+/// Copies bytes at this address to private memory. Returns `false` if some of them could not be
+/// read.
 pub type ReadFn = fn(from: u64, to: &mut [u8]) -> bool;
-/// Copies octets to this address, the last one last. Returns `false` if not all of them could be written; then some of the first may be.
+/// Copies bytes to this address, the last one last. Returns `false` if some could not be written;
+/// others may have been.
 pub type WriteFn = fn(to: u64, from: &[u8]) -> bool;
-/// Replaces the aligned word at this address by the second value if it has the first. Returns what it had, or `None` if it could not be
-/// accessed.
+/// Replaces the aligned word at this address by `new` if it equals `old`. Returns the previous
+/// value, or `None` if the word could not be accessed.
 pub type ExchangeFn = fn(at: u64, old: u64, new: u64) -> Option<u64>;
 
-/// How memory is accessed whose pages may be missing.
+/// Functions that access memory whose pages may be missing.
 #[derive(Debug, Clone, Copy)]
 pub struct Pager {
     read: ReadFn,
@@ -33,11 +38,12 @@ pub struct Pager {
 }
 
 impl Pager {
-    /// Takes the three functions. `exchange` is atomic with respect to every processor.
+    /// Takes the three functions. `exchange` is atomic with respect to all processors.
     ///
     /// # Safety
-    /// Each of them accesses the octets it is asked to and no others. It returns `false` or `None`, and nothing worse happens, if a page is missing or
-    /// does not allow the access, also if other threads map and unmap memory meanwhile.
+    /// Each function accesses only the memory it is asked to. If a page is missing or does not
+    /// allow the access, it returns `false` or `None` without further harm, even if other threads
+    /// map and unmap memory meanwhile.
     pub const unsafe fn new(read: ReadFn, write: WriteFn, exchange: ExchangeFn) -> Self {
         Self {
             read,
@@ -46,14 +52,15 @@ impl Pager {
         }
     }
 
-    /// Replaces a word by the result of `f`, and returns the old value; `None` if the page is missing.
+    /// Replaces a word by the result of `f` and returns the old value; `None` if the page is
+    /// missing.
     fn update(&self, at: u64, mut f: impl FnMut(u64) -> u64) -> Option<u64> {
         let mut octets = [0; 8];
         if !(self.read)(at, &mut octets) {
             return None;
         }
         let mut old = u64::from_ne_bytes(octets);
-        // The loop ends: a failed exchange means that another processor made progress.
+        // This loop ends: a failed exchange means that another processor made progress.
         loop {
             let found = (self.exchange)(at, old, f(old))?;
             if found == old {
@@ -64,16 +71,16 @@ impl Pager {
     }
 }
 
-/// Memory that a counted access may use.
+/// The result of checking a counted access.
 pub(super) enum Reached<'t, M: Memory> {
-    /// It is there.
+    /// Memory that is mapped.
     Here(Span<'t, M>),
-    /// Its pages may be missing.
+    /// Memory whose pages may be missing.
     OnDemand(&'static Pager, Span<'t, M>),
 }
 
 impl<'t, M: Memory> Reached<'t, M> {
-    /// Returns memory that is there; an error for other memory.
+    /// Returns mapped memory; fails for other memory.
     pub(super) fn here(self) -> Result<Span<'t, M>, AccessError> {
         match self {
             Self::Here(span) => Ok(span),
@@ -95,7 +102,7 @@ impl<'t, M: Memory> Reached<'t, M> {
         }
     }
 
-    /// As [`MemoryTable::update_word`].
+    /// Like [`MemoryTable::update_word`].
     fn update(&self, f: impl FnMut(u64) -> u64) -> Result<Option<u64>, AccessError> {
         match self {
             Self::Here(span) => match span.word() {
@@ -114,7 +121,6 @@ impl<'t, M: Memory> Reached<'t, M> {
     }
 }
 
-/// Turns the answer of a copy into a result.
 #[inline(always)]
 const fn all(mapped: bool) -> Result<(), AccessError> {
     match mapped {
@@ -124,8 +130,9 @@ const fn all(mapped: bool) -> Result<(), AccessError> {
 }
 
 impl<M: Memory> MemoryTable<M> {
-    /// Registers memory whose pages may be missing, as [`register`](Self::register) registers other memory. The range may have holes, and may be all
-    /// addresses. An access to what is not mapped is refused when it happens.
+    /// Registers memory whose pages may be missing; otherwise like [`register`](Self::register).
+    /// The range may have holes, and may cover the whole address space. Accesses to unmapped parts
+    /// fail when they are made.
     ///
     /// Fails with [`OutOfRange`](MemoryError::OutOfRange) for memory that has no addresses.
     pub fn register_on_demand(
@@ -141,22 +148,23 @@ impl<M: Memory> MemoryTable<M> {
         }
         let stag = self.register(memory, iova, pd, access, random)?;
         if let Some(entry) = self.entry_mut(stag) {
-            entry.be_on_demand(pager);
+            entry.set_on_demand(pager);
             self.on_demand = self.on_demand.wrapping_add(1);
         }
         Ok(stag)
     }
 
-    /// Returns `true` if a region's pages may be missing. Then all payload has to be copied.
+    /// Returns `true` if the pages of some region may be missing. All payload has to be copied
+    /// then.
     #[inline]
     pub const fn has_on_demand(&self) -> bool {
         self.on_demand != 0
     }
 
-    /// Copies octets of registered memory, as many as the range has, to as many of `out`.
+    /// Copies the `len` bytes of the range to the beginning of `out`.
     ///
     /// # Errors
-    /// Why the access is refused. Some of `out` may have been written.
+    /// Returns why the access was refused. Part of `out` may have been written.
     pub fn read(
         &self,
         (stag, to, len): (Stag, u64, u32),
@@ -174,10 +182,10 @@ impl<M: Memory> MemoryTable<M> {
         }
     }
 
-    /// Copies octets to a tagged offset of registered memory. The last one becomes visible last.
+    /// Copies bytes to a tagged offset of registered memory. The last one becomes visible last.
     ///
     /// # Errors
-    /// Why the access is refused. Only if that is a page that is missing may some octets have been written.
+    /// Returns why the access was refused. Nothing was written, unless a page was missing.
     #[inline(always)]
     pub fn write(
         &self,
@@ -208,8 +216,8 @@ impl<M: Memory> MemoryTable<M> {
         all(reached.write(from))
     }
 
-    /// Replaces the word at a tagged offset by the result of `f`, for an atomic operation of the peer. Returns the old value, or `None` if the
-    /// word is not aligned; then nothing is changed.
+    /// Replaces the word at a tagged offset by the result of `f`, for an atomic operation of the
+    /// peer. Returns the old value, or `None` (and changes nothing) if the word is not aligned.
     pub(crate) fn update_word(
         &self,
         (stag, to): (Stag, u64),
@@ -221,7 +229,7 @@ impl<M: Memory> MemoryTable<M> {
             Ok(span) => Reached::Here(span).update(f),
             Err(Miss::Counted) => {
                 let (reached, _hold) = self.check_counted(stag, to, 8, need, who)?;
-                // The sink of a null region holds what others wrote, which nobody may read.
+                // The sink of a null region holds what others wrote: it must never be read.
                 if self.entry(stag).is_some_and(Entry::is_null) {
                     return Ok(to.is_multiple_of(8).then_some(0));
                 }

@@ -1,11 +1,12 @@
-//! Memory of a kernel: pages that lie anywhere, or all addresses.
+//! Memory of a kernel: a list of pages in any order, or a range of addresses.
 //!
-//! A kernel pins the pages of a program, or gets a list of pages from one of its own clients, and has all of them mapped
-//! somewhere. The list of their addresses belongs to the creator. For a fast registration it puts other pages
-//! into the list each time, as a Linux kernel does by `ib_map_mr_sg()`, and the request says how many ([`ListedPages`]).
+//! A kernel pins the pages of a program, or receives a list of pages from an in-kernel client, and
+//! has all of them mapped. The list of their addresses belongs to the creator. For each fast
+//! registration the owner refills the list, like a Linux kernel's `ib_map_mr_sg()`, and the request
+//! carries the number of pages ([`ListedPages`]).
 //!
-//! Invariant: the creators of [`Pages`] and [`ListedPages`] have promised that the list has an entry for each page, and that list and
-//! pages stay while they are in use.
+//! Invariant: the creators of [`Pages`] and [`ListedPages`] have promised that the list has an
+//! entry for each page, and that list and pages stay valid while they are in use.
 #![allow(unsafe_code)]
 
 use super::span::{Fragment, Memory};
@@ -13,29 +14,32 @@ use core::num::NonZeroU32;
 use core::ptr;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Pages that are joined to one fragment if they lie behind each other.
+/// Maximum contiguous pages that are joined to one fragment.
 const JOIN: u64 = 16;
 
-/// Bits of [`ListedPages`] that have the size of a page.
+/// Bits of [`ListedPages`] that hold the page size.
 const SHIFT_BITS: u32 = 6;
 
-/// The pages of a fast registration: how many of the region's list, and how large each is.
+/// The pages of a fast registration: their number in the region's list, and their size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ListedPages {
-    /// How many, and in the lowest bits the size: two to the power of that. Small, because a slot of the send queue has it.
+    /// The number of pages; the low bits hold the logarithm of the page size. Packed because each
+    /// slot of the send queue contains it.
     shape: NonZeroU32,
 }
 
 impl ListedPages {
-    /// Names the first `count` pages, of `1 << shift` octets, of the list of a region ([`Pages::listed`]).
+    /// Refers to the first `count` pages, of `1 << shift` bytes, of a region's list
+    /// ([`Pages::listed`]).
     ///
-    /// Returns `None` if there are no pages, 2^26 or more, or more octets than can be counted.
+    /// Returns `None` if `count` is zero or at least 2^26, or if the total size overflows.
     ///
     /// # Safety
-    /// When a request with this value or a copy of it is carried out, the list of its region must have the addresses of so many pages of this
-    /// size. They have to stay in the list, and mapped readable and writable, until the registration has ended: until its
-    /// invalidation is complete, or [`deregister`](super::MemoryTable::deregister) has returned. No Rust reference to the pages may
-    /// exist while the RNIC or a peer can access them.
+    /// When a request with this value (or a copy of it) is executed, the list of its region must
+    /// contain the addresses of `count` pages of this size. The pages must stay in the list, and
+    /// mapped readable and writable, until the registration ends: until its invalidation completes,
+    /// or [`deregister`](super::MemoryTable::deregister) returns. No Rust reference to the pages
+    /// may exist while the RNIC or a peer can access them.
     pub unsafe fn new(count: u32, shift: u32) -> Option<Self> {
         let size = 1u64.checked_shl(shift)?;
         u64::from(count).checked_mul(size)?;
@@ -53,37 +57,38 @@ impl ListedPages {
         self.shape.get() & ((1 << SHIFT_BITS) - 1)
     }
 
-    /// Returns how many octets the pages have.
+    /// Returns the total size of the pages in bytes.
     const fn octets(&self) -> u64 {
-        // It has been checked that no bits are lost.
+        // The constructor checked that this does not overflow.
         (self.count() as u64).unbounded_shl(self.shift())
     }
 }
 
-/// A range of memory in pages of equal size, in any order; or a range of addresses.
+/// Memory in pages of equal size, in any order, or one range of addresses.
 #[derive(Debug)]
 pub struct Pages {
-    /// Address of the list of the pages' addresses; zero if there is no list.
+    /// Address of the list of page addresses; zero if there is none.
     list: u64,
-    /// Where the range begins: an offset in the first page, or an address if there is no list.
+    /// Beginning of the range: an offset in the first page, or an address if there is no list.
     first: u64,
-    /// A fast registration changes this and the size of a page, while nobody uses them.
+    /// Length in bytes. A fast registration changes it and `shift`, while the memory has no users.
     len: AtomicU64,
-    /// The size of a page is two to the power of this.
+    /// Binary logarithm of the page size.
     shift: AtomicU32,
-    /// The most pages that a fast registration may name; zero if it cannot name any.
+    /// Maximum pages of a fast registration; zero if fast registration is not possible.
     most: u32,
 }
 
 impl Pages {
-    /// Names `len` octets from octet `first` of the first page on, in pages of `1 << shift` octets whose addresses are in `list`.
+    /// Describes `len` bytes, starting at byte `first` of the first page, in pages of `1 << shift`
+    /// bytes whose addresses are in `list`.
     ///
     /// Returns `None` if the range does not begin in the first page, or if it wraps.
     ///
     /// # Safety
-    /// `list` must have an entry for each page of the range. List and pages have to stay, the pages mapped readable and writable,
-    /// until the value has left every table. No Rust reference to the range may exist while the RNIC or a peer can
-    /// access it.
+    /// `list` must have an entry for each page of the range. Until the value is removed from every
+    /// table, list and pages must stay, the pages mapped readable and writable. No Rust reference
+    /// to the range may exist while the RNIC or a peer can access it.
     pub unsafe fn new(list: *const u64, shift: u32, first: u64, len: u64) -> Option<Self> {
         let size = 1u64.checked_shl(shift)?;
         first.checked_add(len)?;
@@ -96,13 +101,14 @@ impl Pages {
         })
     }
 
-    /// Names `len` octets at address `addr`. Address 0 with a length of 2^64 - 1 names all of memory.
+    /// Describes `len` bytes at address `addr`. Address 0 with length 2^64 - 1 covers all memory.
     ///
     /// Returns `None` if the range wraps around the address space.
     ///
     /// # Safety
-    /// Until the value has left every table, all octets that are accessed must be mapped readable, and writable if they
-    /// are registered with a right that writes. No Rust reference to them may exist while the RNIC or a peer can access them.
+    /// Until the value is removed from every table, all bytes that are accessed must be mapped
+    /// readable, and writable if they are registered with a right to write. No Rust reference to
+    /// them may exist while the RNIC or a peer can access them.
     pub const unsafe fn together(addr: u64, len: u64) -> Option<Self> {
         match addr.checked_add(len) {
             Some(end) if end <= usize::MAX as u64 => Some(Self {
@@ -116,13 +122,14 @@ impl Pages {
         }
     }
 
-    /// Makes memory for fast registrations. Each names the first pages of `list`, which has room for `most`.
+    /// Returns memory for fast registrations. Each uses the first pages of `list`, which has space
+    /// for `most`.
     ///
     /// Returns `None` if there is no list.
     ///
     /// # Safety
-    /// `list` must stay until the value has left every table. Its owner changes entries only while they are not in use: see
-    /// [`ListedPages::new`].
+    /// `list` must stay until the value is removed from every table. Its owner changes entries only
+    /// while they are not in use: see [`ListedPages::new`].
     pub unsafe fn listed(list: *const u64, most: u32) -> Option<Self> {
         (!list.is_null() && most != 0).then(|| Self {
             list: list.expose_provenance() as u64,
@@ -139,7 +146,7 @@ impl Pages {
 pub struct PagePlace {
     /// As in [`Pages`].
     list: u64,
-    /// Octets since the beginning of the first page, or an address.
+    /// Bytes from the beginning of the first page, or an address.
     at: u64,
     shift: u32,
 }
@@ -148,7 +155,7 @@ impl PagePlace {
     /// Returns the address of a page.
     ///
     /// # Safety
-    /// The list exists and has such an entry.
+    /// The list exists and has an entry `index`.
     #[inline]
     unsafe fn page(&self, index: u64) -> u64 {
         let list: *const u64 = ptr::with_exposed_provenance(self.list as usize);
@@ -157,8 +164,8 @@ impl PagePlace {
     }
 }
 
-// SAFETY: the creator has promised that all pages of the list stay; a fragment lies in one page, or in pages that lie behind
-// each other, and ends where the range ends.
+// SAFETY: the creator has promised that all pages of the list stay. A fragment lies in one page or
+// in contiguous pages, and does not extend beyond the range.
 unsafe impl Memory for Pages {
     type Place = PagePlace;
 
@@ -177,7 +184,7 @@ unsafe impl Memory for Pages {
         if self.most == 0 {
             return pages.is_none();
         }
-        // The pages of the last registration are forgotten also if this one has none.
+        // The previous registration's pages are dropped even if this one has none.
         let (len, shift) = match pages {
             Some(pages) if pages.count() > self.most => return false,
             Some(pages) => (pages.octets(), pages.shift()),
@@ -214,12 +221,13 @@ unsafe impl Memory for Pages {
             let inside = place.at & size.wrapping_sub(1);
             let mut index = place.at >> place.shift;
             let end = index.saturating_add(JOIN);
-            // SAFETY: the list has an entry for each page of the range, and the first octet is inside.
+            // SAFETY: the list has an entry for each page of the range, and the first byte is
+            // inside.
             addr = unsafe { place.page(index) }.wrapping_add(inside);
             together = size.wrapping_sub(inside);
             while together < len && index < end {
                 index = index.wrapping_add(1);
-                // SAFETY: as above; the octet at `together` is inside, too.
+                // SAFETY: as above; the byte at `together` is inside, too.
                 if unsafe { place.page(index) } != addr.wrapping_add(together) {
                     break;
                 }
@@ -227,7 +235,7 @@ unsafe impl Memory for Pages {
             }
         }
         let at = ptr::with_exposed_provenance_mut(addr as usize);
-        // SAFETY: all of it is in pages of the list, by the caller's promise.
+        // SAFETY: the caller promises that all of it is in pages of the list.
         unsafe { Fragment::new(at, together.min(len) as usize) }
     }
 }
@@ -243,11 +251,11 @@ pub(crate) mod tests {
     use std::vec;
     use std::vec::Vec;
 
-    /// Small pages, so that a few octets go over many of them.
+    /// Small pages, so that few bytes span many of them.
     const SHIFT: u32 = 6;
     const SIZE: usize = 1 << SHIFT;
 
-    /// Pages in no order, between others that nobody may touch.
+    /// Pages in random order, between others that must not be touched.
     pub(crate) struct Scattered {
         arena: Vec<u64>,
         list: Vec<u64>,
@@ -256,10 +264,11 @@ pub(crate) mod tests {
     }
 
     impl Scattered {
-        /// `len` octets from octet `first` of the first page on. `order` decides where the pages lie.
+        /// Creates `len` bytes, starting at byte `first` of the first page. `order` decides where
+        /// the pages lie.
         pub(crate) fn new(first: usize, len: usize, order: u64) -> Self {
             let count = (first + len).div_ceil(SIZE).max(1);
-            // A stranger between any two pages now and then, and at both ends.
+            // Untouchable pages lie at both ends, and between some of the others.
             let places = 2 * count + 1;
             let mut arena = vec![0u64; places * SIZE / 8];
             let at = arena.as_mut_ptr().expose_provenance() as u64;
@@ -269,7 +278,7 @@ pub(crate) mod tests {
                 .map(|i| {
                     random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(99);
                     let pick = (random >> 33) as usize % free.len();
-                    // Every fourth page follows its neighbour if it can.
+                    // Every fourth page is contiguous with its predecessor if possible.
                     let pick = if i % 4 == 0 { pick } else { pick.min(i % 3) };
                     at + (free.remove(pick) * SIZE) as u64
                 })
@@ -293,13 +302,13 @@ pub(crate) mod tests {
 
         pub(crate) fn pages(&self) -> Pages {
             let (first, len) = (self.first as u64, self.len as u64);
-            // SAFETY: the test keeps it until the table is gone.
+            // SAFETY: the test keeps the pages until the table is dropped.
             unsafe { Pages::new(self.list.as_ptr(), SHIFT, first, len) }.unwrap()
         }
 
-        /// The addresses of its pages, how they are named by a fast registration, and the offset of the first octet.
+        /// Returns the page addresses, their [`ListedPages`], and the offset of the first byte.
         pub(crate) fn list(&self) -> (&[u64], ListedPages, u64) {
-            // SAFETY: as above. The test puts the addresses into the region's list.
+            // SAFETY: as above. The test copies the addresses into the region's list.
             let pages = unsafe { ListedPages::new(self.list.len() as u32, SHIFT) };
             (&self.list, pages.unwrap(), self.first as u64)
         }
@@ -319,8 +328,8 @@ pub(crate) mod tests {
             }
         }
 
-        /// The octets of the range, and how many others of the arena have changed.
-        pub(crate) fn look(&self) -> (Vec<u8>, usize) {
+        /// Returns the contents of the range, and how many other bytes of the arena have changed.
+        pub(crate) fn contents(&self) -> (Vec<u8>, usize) {
             // SAFETY: inside the arena, as below.
             let inside = (0..self.len).map(|i| unsafe { self.octet(i).read() });
             let mine: Vec<usize> = (0..self.len).map(|i| self.octet(i).addr()).collect();
@@ -336,17 +345,17 @@ pub(crate) mod tests {
     }
 
     /// # Safety
-    /// As [`SharedCrc32cFn`](crate::memory::SharedCrc32cFn), and nobody changes the octets.
+    /// Like [`SharedCrc32cFn`](crate::memory::SharedCrc32cFn), and nobody changes the bytes.
     unsafe fn sum_in_place(crc: u32, from: *const u8, len: usize) -> Option<u32> {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller's promise.
         let octets = unsafe { core::slice::from_raw_parts(from, len) };
         Some(crc32c::append(crc, octets))
     }
 
     /// # Safety
-    /// As [`CopyingCrc32cFn`](crate::memory::CopyingCrc32cFn), and nobody changes the octets.
+    /// Like [`CopyingCrc32cFn`](crate::memory::CopyingCrc32cFn), and nobody changes the bytes.
     unsafe fn sum_and_copy(crc: u32, from: *const u8, to: *mut u8, len: usize) -> Option<u32> {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller's promise.
         unsafe {
             to.copy_from_nonoverlapping(from, len);
             sum_in_place(crc, to, len)
@@ -359,7 +368,7 @@ pub(crate) mod tests {
 
     proptest! {
         #[test]
-        fn pages_are_like_flat_memory(first in 0usize..SIZE, len in 0usize..1500, order: u64, from in 0usize..1500, n in 0usize..1500, at in 0u32..1500) {
+        fn pages_behave_like_flat_memory(first in 0usize..SIZE, len in 0usize..1500, order: u64, from in 0usize..1500, n in 0usize..1500, at in 0u32..1500) {
             let scattered = Scattered::new(first, len, order);
             let mut flat = pattern(len);
             scattered.fill(&flat);
@@ -377,19 +386,19 @@ pub(crate) mod tests {
             let crc = span.read_summed(sum_and_copy, 7, &mut again);
             prop_assert_eq!(crc, Some(crc32c::append(7, &flat[from..from + n])));
             prop_assert_eq!(&again, &back);
-            // Less than all of it.
+            // A part of the range.
             let crc = span.read_summed(sum_and_copy, 7, &mut again[..n.min(at as usize)]);
             prop_assert_eq!(crc, Some(crc32c::append(7, &back[..n.min(at as usize)])));
             let mut room = [0; crate::limits::SUM_PART];
             let copied = Crc32c::new(crc32c::append);
-            // SAFETY: it reads what it is given and nothing else.
+            // SAFETY: the function reads only what it is given.
             let in_place = unsafe { copied.with_shared(sum_in_place) };
             for f in [copied, in_place] {
                 prop_assert_eq!(span.crc32c(f, 7, &mut room), Some(crc32c::append(7, &flat[from..from + n])));
             }
             let parts: Vec<_> = span.fragments().map(|f| (f.as_ptr().addr(), f.len())).collect();
             prop_assert_eq!(parts.iter().map(|p| p.1).sum::<usize>(), n);
-            // Whole pages, except at the ends, and joined where they lie together.
+            // Whole pages except at the ends; contiguous ones are joined.
             for two in parts.windows(2) {
                 prop_assert_ne!(two[0].0 + two[0].1, two[1].0);
             }
@@ -399,18 +408,18 @@ pub(crate) mod tests {
             prop_assert_eq!((front.len() as usize, tail.len() as usize), (cut, n - cut));
             assert!(tail.write(&octets[cut..]));
             flat[from + cut..from + n].fill(0x77);
-            prop_assert_eq!(scattered.look(), (flat.clone(), 0));
-            // More octets than there is room for, and fewer.
+            prop_assert_eq!(scattered.contents(), (flat.clone(), 0));
+            // More bytes than fit, and fewer.
             assert!(front.write_last_octet_last(&pattern(n + 9)));
             flat[from..from + cut].copy_from_slice(&pattern(cut));
-            prop_assert_eq!(scattered.look(), (flat.clone(), 0));
+            prop_assert_eq!(scattered.contents(), (flat.clone(), 0));
             assert!(span.write_last_octet_last(&[0x99; 3][..n.min(3)]));
             flat[from..from + n.min(3)].fill(0x99);
-            prop_assert_eq!(scattered.look(), (flat, 0));
+            prop_assert_eq!(scattered.contents(), (flat, 0));
         }
 
         #[test]
-        fn a_word_lies_in_one_page(first in 0usize..SIZE, order: u64, from in 0usize..200) {
+        fn word_lies_in_one_page(first in 0usize..SIZE, order: u64, from in 0usize..200) {
             let scattered = Scattered::new(first, 400, order);
             let mut flat = pattern(400);
             scattered.fill(&flat);
@@ -423,7 +432,7 @@ pub(crate) mod tests {
                 prop_assert_eq!(word.update(|old| old.wrapping_add(3)), Some(old));
                 flat[from..from + 8].copy_from_slice(&old.wrapping_add(3).to_ne_bytes());
             }
-            prop_assert_eq!(scattered.look(), (flat, 0));
+            prop_assert_eq!(scattered.contents(), (flat, 0));
         }
     }
 
@@ -433,7 +442,7 @@ pub(crate) mod tests {
         let addr = octets.as_ptr().expose_provenance() as u64;
         let who = Accessor { pd: 1, qp: 1 };
         let mut table = MemoryTable::new();
-        // SAFETY: only `octets` are accessed, and only read.
+        // SAFETY: only `octets` is accessed, and only read.
         let all = unsafe { Pages::together(0, u64::MAX) }.unwrap();
         let stag = table.register(all, 0, 1, Access::empty(), 0x4567_8901);
         let stag = stag.unwrap();
@@ -462,7 +471,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn memory_of_every_kind_says_whether_it_is_empty() {
+    fn empty_memory_is_empty() {
         fn is_empty(memory: impl Memory) -> bool {
             memory.is_empty()
         }
@@ -475,9 +484,8 @@ pub(crate) mod tests {
         }
     }
 
-    /// A fast registration names pages only where there is a list for them.
     #[test]
-    fn memory_without_a_list_of_its_own_takes_no_pages() {
+    fn memory_without_list_refuses_pages() {
         fn refuses<M: Memory>(memory: M, pages: ListedPages) {
             let mut table = MemoryTable::new();
             let new_stag = table.allocate_fast(memory, 1, 0x4567_8901).unwrap();
@@ -502,10 +510,10 @@ pub(crate) mod tests {
         refuses(unsafe { HostRange::new(0x1000, 64) }.unwrap(), pages);
     }
 
-    /// A pager is asked by address, and each page has one of its own.
+    /// A pager works by address, and each page has an address of its own.
     #[test]
     fn pages_are_not_registered_on_demand() {
-        // SAFETY: they access nothing.
+        // SAFETY: the functions access nothing.
         static NOTHING: Pager = unsafe { Pager::new(|_, _| false, |_, _| false, |_, _, _| None) };
         let scattered = Scattered::new(0, 64, 1);
         let mut table = MemoryTable::new();
@@ -516,7 +524,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_range_begins_in_its_first_page() {
+    fn range_begins_in_first_page() {
         let list = [0x1000u64, 0x2000];
         // SAFETY: never accessed.
         unsafe {

@@ -1,8 +1,10 @@
-//! The slots of the STag table. They are made in parts, each twice as large as all before it together. A part never moves, and nothing in it does.
+//! The slots of the STag table. They are allocated in parts, each as large as all earlier parts
+//! together. Parts and their entries never move.
 //!
-//! An index has 24 bits: the number of the part, and 20 random bits, the lowest of which are the slot. So a look-up is a few loads and a
-//! comparison, and growth changes no index. Each part is at most half full, so a free slot is near every random one. There is no part
-//! zero, so no index is zero: STag 0 means "none" to many programs.
+//! A 24-bit index consists of the number of the part (4 bits) and 20 random bits, the lowest of
+//! which select the slot. A look-up therefore takes a few loads and one comparison, and growth
+//! changes no index. Each part is at most half full, so a free slot is near every random one. There
+//! is no part zero and so no index zero: many programs use STag 0 for "none".
 
 use super::MemoryError;
 use super::entry::{Entry, Kind};
@@ -11,34 +13,34 @@ use alloc::vec::Vec;
 use core::ops::Range;
 use iwarp_proto::ddp::Stag;
 
-/// The numbers of the parts are below this.
+/// Part numbers are below this.
 const PARTS: usize = 16;
 /// Slots of part 1.
 const FIRST: usize = 128;
-/// Where the number of the part begins in an index.
+/// Position of the part number in an index.
 const PART: u32 = 20;
-/// Bits of an STag that are drawn at random: all except the number of the part.
+/// Random bits of an STag: all except the part number.
 const RANDOM: Stag = Stag::new((1 << PART) - 1, u8::MAX);
 
 const _: () = assert!(size_of_part(PARTS - 1) == 1 << PART);
 const _: () = assert!(size_of_part(PARTS - 1) == MAX_MR as usize);
 
-/// Returns how many slots a part has: as many as all parts before it together.
+/// Returns how many slots a part has: as many as all earlier parts together.
 const fn size_of_part(number: usize) -> usize {
     FIRST << number.saturating_sub(2)
 }
 
-/// How many slots a table lacks for one more entry.
+/// The slots that a table lacks for one more entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RoomSize {
     part: usize,
 }
 
 impl RoomSize {
-    /// Allocates them. This needs no table, so no lock.
+    /// Allocates the slots. The table is not needed, so no lock is held.
     ///
     /// # Errors
-    /// [`MemoryError::OutOfMemory`].
+    /// Fails with [`MemoryError::OutOfMemory`].
     pub fn make<M>(self) -> Result<Room<M>, MemoryError> {
         let size = size_of_part(self.part);
         let mut slots = Vec::new();
@@ -53,14 +55,15 @@ impl RoomSize {
     }
 }
 
-/// Slots for more entries, made by [`RoomSize::make`] and given to [`MemoryTable::attach`](super::MemoryTable::attach).
+/// Slots for more entries, from [`RoomSize::make`], to be passed to
+/// [`MemoryTable::attach`](super::MemoryTable::attach).
 #[derive(Debug)]
 pub struct Room<M> {
     part: usize,
     slots: Vec<Entry<M>>,
 }
 
-/// Slots that lie together, and how many of them are taken.
+/// One allocation of slots, and the number of used ones.
 #[derive(Debug)]
 struct Part<M> {
     slots: Vec<Entry<M>>,
@@ -73,12 +76,12 @@ impl<M> Part<M> {
         used: 0,
     };
 
-    /// Returns `true` if one more entry leaves at least half of the slots free.
+    /// Returns `true` if at least half of the slots stay free after one more entry.
     const fn has_room(&self) -> bool {
         self.used < self.slots.len() / 2
     }
 
-    /// Returns the free slot that is next to `slot`, or `slot` itself.
+    /// Returns the first free slot from `slot` on, wrapping around.
     #[inline]
     fn free_slot(&self, slot: usize) -> Option<usize> {
         let next = |from: usize| {
@@ -86,11 +89,10 @@ impl<M> Part<M> {
             let behind = self.slots.get(from..)?.iter().position(free)?;
             Some(from.wrapping_add(behind))
         };
-        // Behind the last slot comes the first one.
         next(slot).or_else(|| next(0))
     }
 
-    /// Returns where an index is to be found. Sizes are powers of two.
+    /// Returns the slot of an index. Sizes are powers of two.
     #[inline]
     const fn slot_of(&self, index: u32) -> usize {
         index as usize & self.slots.len().wrapping_sub(1)
@@ -102,7 +104,7 @@ pub(super) struct Slots<M> {
     parts: [Part<M>; PARTS],
     /// The newest part.
     newest: usize,
-    /// The part that takes entries until it has no room.
+    /// The part that new entries go to until it is half full.
     open: usize,
 }
 
@@ -115,19 +117,19 @@ impl<M> Slots<M> {
         }
     }
 
-    /// Returns how many are taken.
+    /// Returns the number of used slots.
     pub(super) fn used(&self) -> usize {
         self.parts.iter().map(|part| part.used).sum()
     }
 
-    /// Returns the slot at which an STag is, if it is in the table.
+    /// Returns the slot of an STag, whether or not it holds this STag.
     #[inline]
     pub(super) fn at(&self, stag: Stag) -> Option<&Entry<M>> {
         let part = self.parts.get((stag.index() >> PART) as usize)?;
         part.slots.get(part.slot_of(stag.index()))
     }
 
-    /// Returns the entry with the index of an STag, valid or not, with whatever key.
+    /// Returns the entry with the index of an STag, valid or not, with any key.
     #[inline]
     pub(super) fn entry(&self, stag: Stag) -> Option<&Entry<M>> {
         self.at(stag).filter(|entry| is_entry(entry, stag))
@@ -141,7 +143,7 @@ impl<M> Slots<M> {
         is_entry(entry, stag).then_some(entry)
     }
 
-    /// Returns some slots by their numbers, `None` if there are no such slots.
+    /// Returns a range of slots by number; `None` if the range is past the end.
     pub(super) fn some(&self, range: Range<usize>) -> Option<impl Iterator<Item = &Entry<M>>> {
         let mut begin = 0usize;
         let all = self.parts.iter().map(|part| part.slots.len()).sum();
@@ -155,18 +157,18 @@ impl<M> Slots<M> {
         })
     }
 
-    /// Returns the largest part that has room.
+    /// Returns the largest part with room.
     fn roomy(&self) -> Option<usize> {
         self.parts.iter().rposition(Part::has_room)
     }
 
-    /// Returns how many slots are missing for one more entry.
+    /// Returns the slots to allocate before the next entry; `None` if there is room.
     pub(super) fn lacks(&self) -> Option<RoomSize> {
         let part = self.newest.wrapping_add(1);
         (part < PARTS && self.roomy().is_none()).then_some(RoomSize { part })
     }
 
-    /// Adds slots. Returns them if there are as many already.
+    /// Adds slots. Returns them if another caller was faster.
     pub(super) fn attach(&mut self, room: Room<M>) -> Option<Room<M>> {
         match self.parts.get_mut(room.part) {
             Some(part) if room.part == self.newest.wrapping_add(1) => {
@@ -178,7 +180,7 @@ impl<M> Slots<M> {
         }
     }
 
-    /// Chooses the part that takes entries from now on. Makes one if none has room.
+    /// Chooses the part for new entries. Allocates one if no part has room.
     #[cold]
     #[inline(never)]
     fn open(&mut self) -> Result<(), MemoryError> {
@@ -189,7 +191,7 @@ impl<M> Slots<M> {
         Ok(())
     }
 
-    /// Finds a free slot for an STag made from `random`, and lets `fill` take it. Returns the STag.
+    /// Finds a free slot for an STag made from `random`, and lets `fill` use it. Returns the STag.
     #[inline]
     pub(super) fn take(
         &mut self,
@@ -206,14 +208,14 @@ impl<M> Slots<M> {
         let wanted = part.slot_of(stag.index());
         let slot = part.free_slot(wanted).ok_or(MemoryError::TableFull)?;
         let entry = part.slots.get_mut(slot).ok_or(MemoryError::TableFull)?;
-        // The bits above those of the slot stay random.
+        // The bits above the slot's stay random.
         let stag = Stag(stag.0 ^ Stag::new((wanted ^ slot) as u32, 0).0);
         fill(entry, stag);
         part.used = part.used.wrapping_add(1);
         Ok(stag)
     }
 
-    /// Lets `clear` free the slot of an STag, which it may refuse.
+    /// Lets `clear` free the slot of an STag, unless it fails.
     #[inline]
     pub(super) fn free<R>(
         &mut self,
@@ -231,7 +233,8 @@ impl<M> Slots<M> {
     }
 }
 
-/// Returns `true` if the slot has the index of the STag. Free slots have index zero, which does not lead to any slot.
+/// Returns `true` if the slot holds the index of the STag. Free slots have index zero, which
+/// selects no slot.
 #[inline]
 fn is_entry<M>(entry: &Entry<M>, stag: Stag) -> bool {
     entry.state.stag().index() == stag.index()
@@ -249,14 +252,14 @@ mod tests {
         table.register(HostRange::default(), 0, 1, Access::empty(), random)
     }
 
-    /// Numbers that look random.
+    /// Returns pseudo-random numbers.
     fn scrambled(seed: u64) -> impl Iterator<Item = u32> {
         let numbers = (seed..).map(|n| n.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         numbers.map(|n| ((n ^ n >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 32) as u32)
     }
 
     #[test]
-    fn no_entry_moves_when_the_table_grows() {
+    fn growth_moves_no_entry() {
         let mut table = MemoryTable::new();
         let mut places = Vec::new();
         let mut sizes = Vec::new();
@@ -282,14 +285,14 @@ mod tests {
     }
 
     #[test]
-    fn room_is_made_without_the_table() {
+    fn room_is_allocated_without_table() {
         let mut table = MemoryTable::new();
         let mut randoms = scrambled(2);
         let rooms = [0, 1].map(|_| table.lacks_room().unwrap().make().unwrap());
-        let [first, late] = rooms;
+        let [first, second_room] = rooms;
         let slots = first.slots.as_ptr();
         assert!(table.attach(first).is_none());
-        assert!(table.attach(late).is_some(), "another caller came first");
+        assert!(table.attach(second_room).is_some(), "another caller came first");
         for random in randoms.by_ref().take(FIRST / 2) {
             assert_eq!(table.lacks_room(), None);
             register(&mut table, random).unwrap();
@@ -298,18 +301,18 @@ mod tests {
         assert!(core::ptr::eq(first[0], slots));
         assert!(table.slots.some(FIRST..FIRST + 1).is_none());
         assert!(table.lacks_room().is_some());
-        // Whoever does not ask gets it all the same.
+        // A caller that does not attach room in advance gets it, too.
         register(&mut table, randoms.next().unwrap()).unwrap();
         assert!(table.slots.some(FIRST..FIRST + 1).is_some());
     }
 
     #[test]
-    fn slots_are_used_again() {
+    fn slots_are_reused() {
         let mut table = MemoryTable::new();
         let mut randoms = scrambled(3);
         let mut stags = BTreeMap::new();
         for round in 0..6_000u32 {
-            // Up to 900 entries, then down, and up again.
+            // Grow to 900 entries, shrink, and grow again.
             let grows = !(2_000..4_000).contains(&round) || stags.is_empty();
             let random = randoms.next().unwrap();
             if stags.len() < 900 && grows {
@@ -325,31 +328,31 @@ mod tests {
             assert_eq!(table.len(), stags.len());
         }
         assert!(stags.keys().all(|stag| table.info(*stag).is_some()));
-        // Twice as many slots as there have ever been entries.
+        // There are twice as many slots as there ever were entries.
         assert!(table.slots.some(2047..2048).is_some());
         assert!(table.slots.some(2048..2049).is_none());
     }
 
     #[test]
-    fn a_slot_leads_to_no_other_stag() {
+    fn slot_matches_its_stag_only() {
         let mut table = MemoryTable::new();
         let stag = register(&mut table, 0x0765_4321).unwrap();
         assert_eq!(stag, Stag(0x1765_4321));
         assert!(table.info(stag).is_some());
-        // Other bits of the index, other parts, and none.
+        // STags with other index bits, of other parts, and of part zero.
         let other = |bit: u32| stag.0 ^ 1 << bit;
         for wrong in [other(27), other(28), other(31), 0, 0xff] {
             let wrong = Stag(wrong);
             assert_eq!(table.info(wrong), None);
             assert!(table.deregister(wrong).is_err());
         }
-        // The next one that wants its slot gets the next slot, with random bits of its own.
+        // The next entry for this slot gets its neighbour; its other bits stay random.
         let next = register(&mut table, 0x0000_4300).unwrap();
         assert_eq!(next, Stag(0x1000_4400));
     }
 
     #[test]
-    fn a_full_table_says_so() {
+    fn full_table_is_reported() {
         let mut slots = Slots::<HostRange>::new();
         slots.newest = PARTS - 1;
         assert_eq!(slots.lacks(), None);

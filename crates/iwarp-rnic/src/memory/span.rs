@@ -1,14 +1,17 @@
-//! What registered memory is to the RNIC, and its hands on it.
+//! The RNIC's view of registered memory, and all accesses to it.
 //!
-//! The surroundings bring the memory: one range of addresses in a process ([`HostRange`](super::HostRange)), pages that lie
-//! anywhere in a kernel ([`Pages`](super::Pages)). To the RNIC it is a sequence of [`Fragment`]s, octets that lie together.
-//! A [`Span`] is a checked part of such a sequence. Everything that the RNIC does to memory is a method of it.
+//! The environment supplies the memory: one address range in a process
+//! ([`HostRange`](super::HostRange)), or pages in a kernel ([`Pages`](super::Pages)). The RNIC sees
+//! a sequence of contiguous [`Fragment`]s. A [`Span`] is a checked part of such a sequence, and its
+//! methods are the only accesses to the memory.
 //!
-//! Invariant: a [`Span`] denotes octets that lie inside a [`Memory`]. The creator of the memory has promised that they stay
-//! readable and writable for as long as it is in a [`MemoryTable`](super::MemoryTable), or the memory's accesses can fail. Only the table makes spans, and a span
-//! borrows the table, so no span outlives its registration.
+//! Invariant: a [`Span`] lies inside a [`Memory`]. The memory's creator has promised that it stays
+//! readable and writable while it is in a [`MemoryTable`](super::MemoryTable), or that accesses to
+//! it fail safely. Only the table creates spans, and a span borrows the table, so no span outlives
+//! its registration.
 //!
-//! Other threads, the peer and the kernel change this memory at any time. `memory` says how it is accessed nevertheless.
+//! Other threads, the peer and the kernel change this memory at any time. The module `memory`
+//! explains how it is accessed.
 #![allow(unsafe_code)]
 
 use super::copy::{copy_in, copy_out};
@@ -18,60 +21,62 @@ use crate::limits::SUM_PART;
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-/// Memory that may be registered: a sequence of fragments.
+/// Memory that can be registered: a sequence of fragments.
 ///
 /// # Safety
-/// The fragments have to be inside of what the creator of the value has promised to keep mapped, readable and writable, until
-/// the value has left every table. If the creator has not promised that, the five accesses are overridden by functions that find
-/// out whether the octets are mapped, and the functions for CRCs are of that kind, too. [`fragment`](Self::fragment) returns at most as many octets as were asked for, and at
-/// least one if any were. No Rust reference to the octets may exist while the RNIC or a peer can access them.
+/// All fragments lie in memory that the value's creator has promised to keep mapped, readable and
+/// writable, until the value is removed from every table. An environment without this promise
+/// overrides the five access functions by ones that detect unmapped memory, and supplies CRC
+/// functions that do. [`fragment`](Self::fragment) returns at most the requested length, and at
+/// least one byte of a non-empty request. No Rust reference to the memory may exist while the RNIC
+/// or a peer can access it.
 pub unsafe trait Memory: core::fmt::Debug {
-    /// What a span keeps to find its octets: an address, or a list of pages and a position in it.
+    /// A position: an address, or a list of pages and an offset.
     type Place: Copy + core::fmt::Debug;
 
-    /// The place of an access of zero length.
+    /// The place of a zero-length access.
     const NOWHERE: Self::Place;
 
-    /// Returns how many octets it has. Only [`set_pages`](Self::set_pages) changes that.
+    /// Returns the length in bytes. Only [`set_pages`](Self::set_pages) changes it.
     fn len(&self) -> u64;
 
-    /// Returns `true` if it has no octets.
+    /// Returns `true` if the length is zero.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Takes over which pages a fast registration names, if any. Returns `false` if this memory cannot have them: it is of another
-    /// kind, or they are too many. The table calls it while nobody uses the memory.
+    /// Sets or clears the pages of a fast registration. Returns `false` if this kind of memory has
+    /// no pages, or if there are too many. The table calls it while the memory has no users.
     fn set_pages(&self, pages: Option<ListedPages>) -> bool {
         pages.is_none()
     }
 
-    /// Returns the place of octet `offset`, which is inside or behind the last octet.
+    /// Returns the place of byte `offset`, which is at most the length.
     fn place(&self, offset: u64) -> Self::Place;
 
-    /// Returns the place `count` octets behind `place`.
+    /// Returns the place `count` bytes after `place`.
     fn after(place: Self::Place, count: u32) -> Self::Place;
 
-    /// Returns the address of a place, `None` if it has none that a [`Pager`](super::Pager) could use.
+    /// Returns the address of a place; `None` if a [`Pager`](super::Pager) cannot use it.
     fn address(_place: Self::Place) -> Option<u64> {
         None
     }
 
-    /// Returns the octets from `place` on that lie together, at most `len`.
+    /// Returns the contiguous bytes starting at `place`, at most `len`.
     ///
     /// # Safety
-    /// The memory that `place` belongs to is in a table for `'t`, and all `len` octets from there on are inside.
+    /// The memory of `place` is in a table for `'t`, and has at least `len` bytes from there on.
     unsafe fn fragment<'t>(place: Self::Place, len: u32) -> Fragment<'t>;
 
-    /// Copies `len` octets of this memory at `from` to memory of the RNIC at `to`. Returns `false` if not all of them could be
-    /// read; `to` then has any octets.
+    /// Copies `len` bytes of this memory at `from` to private memory at `to`. Returns `false` if
+    /// some of them could not be read; the contents of `to` are then undefined.
     ///
-    /// This method and the four below are for memory that stays mapped, as its creator has promised. Memory that a program may
-    /// unmap in spite of its promise overrides all five.
+    /// This method and the next four are for memory that stays mapped, as promised by its creator.
+    /// If a program may break that promise, its memory type overrides all five.
     ///
     /// # Safety
-    /// The `len` octets at `from` are in fragments of this kind of memory, `len` octets at `to` are writable, and the two do
-    /// not overlap.
+    /// The `len` bytes at `from` are in fragments of this kind of memory, `len` bytes at `to` are
+    /// writable, and the two do not overlap.
     #[inline(always)]
     unsafe fn copy_out(from: *const u8, to: *mut u8, len: usize) -> bool {
         // SAFETY: the caller's promise, and the memory is mapped.
@@ -79,11 +84,11 @@ pub unsafe trait Memory: core::fmt::Debug {
         true
     }
 
-    /// Copies `len` octets from memory of the RNIC at `from` to this memory at `to`. Returns `false` if not all of them could be
-    /// written; some of them may have been.
+    /// Copies `len` bytes of private memory at `from` to this memory at `to`. Returns `false` if
+    /// some of them could not be written; others may have been.
     ///
     /// # Safety
-    /// As [`copy_out`](Self::copy_out), in the other direction.
+    /// Like [`copy_out`](Self::copy_out), in the other direction.
     #[inline(always)]
     unsafe fn copy_in(from: *const u8, to: *mut u8, len: usize) -> bool {
         // SAFETY: the caller's promise, and the memory is mapped.
@@ -91,21 +96,23 @@ pub unsafe trait Memory: core::fmt::Debug {
         true
     }
 
-    /// Stores one octet of this memory, behind all stores before it. Returns `false` if it could not be written.
+    /// Stores one byte of this memory after all earlier stores. Returns `false` if it could not be
+    /// written.
     ///
     /// # Safety
     /// `at` is in a fragment of this kind of memory.
     #[inline(always)]
     unsafe fn store_octet(at: *mut u8, octet: u8) -> bool {
-        // SAFETY: the caller's promise, and the memory is mapped; an octet is always aligned.
+        // SAFETY: the caller's promise, and the memory is mapped; a byte is always aligned.
         unsafe { AtomicU8::from_ptr(at) }.store(octet, Ordering::Release);
         true
     }
 
-    /// Stores a word of this memory at once, behind all stores before it. Returns `false` if it could not be written.
+    /// Stores a word of this memory atomically after all earlier stores. Returns `false` if it
+    /// could not be written.
     ///
     /// # Safety
-    /// The eight octets at `at`, which is aligned, are in a fragment of this kind of memory.
+    /// The eight bytes at `at`, which is aligned, are in a fragment of this kind of memory.
     #[inline(always)]
     unsafe fn store_word(at: *mut u64, word: u64) -> bool {
         // SAFETY: the caller's promise, and the memory is mapped.
@@ -113,11 +120,11 @@ pub unsafe trait Memory: core::fmt::Debug {
         true
     }
 
-    /// Replaces a word of this memory by `new` if it is `old`, atomically with respect to every processor. Returns what it was,
-    /// or `None` if it could not be accessed.
+    /// Replaces a word of this memory by `new` if it equals `old`, atomically with respect to all
+    /// processors. Returns the previous value, or `None` if it could not be accessed.
     ///
     /// # Safety
-    /// As [`store_word`](Self::store_word).
+    /// Like [`store_word`](Self::store_word).
     #[inline(always)]
     unsafe fn exchange(at: *mut u64, old: u64, new: u64) -> Option<u64> {
         let (order, on_failure) = (Ordering::AcqRel, Ordering::Acquire);
@@ -128,9 +135,10 @@ pub unsafe trait Memory: core::fmt::Debug {
     }
 }
 
-/// Octets that lie together, borrowed for `'t`: of registered memory, of a plan's scratch, or of staging.
+/// Contiguous bytes of registered memory, of a plan's scratch or of staging, borrowed for `'t`.
 ///
-/// It is an address and a length, and gives no safe access: other threads, the peer and the kernel may change the octets.
+/// It is an address and a length without safe accesses, because others may change the bytes at any
+/// time.
 #[derive(Debug, Clone, Copy)]
 pub struct Fragment<'t> {
     at: *mut u8,
@@ -139,11 +147,11 @@ pub struct Fragment<'t> {
 }
 
 impl<'t> Fragment<'t> {
-    /// Names `len` octets at `at`.
+    /// Describes `len` bytes at `at`.
     ///
     /// # Safety
-    /// All of them are mapped for `'t`, readable, and writable where the memory is registered with a right that writes. Fragments of
-    /// memory that overrides [`Memory::copy_out`] need not be mapped.
+    /// All of them are mapped for `'t`, readable, and writable if the memory is registered with a
+    /// right to write. If the memory overrides [`Memory::copy_out`], they need not be mapped.
     #[inline]
     pub const unsafe fn new(at: *mut u8, len: usize) -> Self {
         Self {
@@ -153,7 +161,7 @@ impl<'t> Fragment<'t> {
         }
     }
 
-    /// Names octets that are only read.
+    /// Describes bytes that are only read.
     #[inline]
     pub(crate) const fn of(octets: &'t [u8]) -> Self {
         Self {
@@ -163,7 +171,7 @@ impl<'t> Fragment<'t> {
         }
     }
 
-    /// Names octets that may be written.
+    /// Describes bytes that may be written.
     #[inline]
     pub(crate) const fn of_mut(octets: &'t mut [u8]) -> Self {
         Self {
@@ -173,25 +181,25 @@ impl<'t> Fragment<'t> {
         }
     }
 
-    /// Returns where it begins.
+    /// Returns the address.
     #[inline]
     pub const fn as_ptr(&self) -> *mut u8 {
         self.at
     }
 
-    /// Returns its length in octets.
+    /// Returns the length in bytes.
     #[inline]
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns `true` if it has no octets.
+    /// Returns `true` if the length is zero.
     #[inline]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Returns its first `len` octets, all of it if it is shorter.
+    /// Returns the first `len` bytes, or all of them if there are fewer.
     #[inline]
     #[must_use]
     pub const fn first(self, len: usize) -> Self {
@@ -200,7 +208,7 @@ impl<'t> Fragment<'t> {
     }
 }
 
-/// Checked octets of registered memory, valid while the STag table is borrowed.
+/// Checked bytes of registered memory, valid while the STag table is borrowed.
 #[derive(Debug)]
 pub struct Span<'t, M: Memory> {
     place: M::Place,
@@ -218,14 +226,14 @@ impl<M: Memory> Clone for Span<'_, M> {
 impl<M: Memory> Copy for Span<'_, M> {}
 
 impl<'t, M: Memory> Span<'t, M> {
-    /// No octets: the result of a zero-length access.
+    /// An empty span: the result of a zero-length access.
     pub(super) const EMPTY: Self = Self {
         place: M::NOWHERE,
         len: 0,
         table: PhantomData,
     };
 
-    /// Returns the part of `memory` at `offset`; `None` if that is not inside.
+    /// Returns `len` bytes of `memory` at `offset`; `None` if they extend beyond its end.
     #[inline]
     pub(super) fn new(memory: &'t M, offset: u64, len: u32) -> Option<Self> {
         let end = offset.checked_add(u64::from(len))?;
@@ -239,24 +247,24 @@ impl<'t, M: Memory> Span<'t, M> {
         })
     }
 
-    /// Length in octets.
+    /// Returns the length in bytes.
     #[inline]
     pub const fn len(&self) -> u32 {
         self.len
     }
 
-    /// No octets.
+    /// Returns `true` if the length is zero.
     #[inline]
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Returns the address of its first octet, if it has one.
+    /// Returns the address of the first byte, if it has one.
     pub(super) fn address(&self) -> Option<u64> {
         M::address(self.place)
     }
 
-    /// Splits it into the first `at` octets and the rest. If it is shorter, the first part is all of it.
+    /// Splits the span after at most `at` bytes.
     #[inline]
     pub fn split_at(self, at: u32) -> (Self, Self) {
         let at = at.min(self.len);
@@ -270,21 +278,22 @@ impl<'t, M: Memory> Span<'t, M> {
         )
     }
 
-    /// Returns its fragments, in order. Together they have all its octets.
+    /// Returns the fragments in order.
     #[inline]
     pub const fn fragments(self) -> Fragments<'t, M> {
         Fragments { rest: self }
     }
 
-    /// Returns the octets at its beginning that lie together.
+    /// Returns the first contiguous bytes.
     #[inline]
     fn fragment(&self) -> Fragment<'t> {
-        // SAFETY: the table has compared with the memory's length, and is borrowed for `'t`.
+        // SAFETY: the table checked the range, and is borrowed for `'t`.
         unsafe { M::fragment(self.place, self.len) }
     }
 
-    /// Visits the fragments of its first `most` octets, which it has, until `visit` returns `false`. Returns what it returned
-    /// last. Where all memory lies together, that is one visit without a comparison.
+    /// Calls `visit` for the fragments of the first `most` bytes (at most `len`) until it returns
+    /// `false`; returns the last result. For contiguous memory this is one call without a
+    /// comparison.
     #[inline]
     fn each(&self, most: u32, mut visit: impl FnMut(Fragment<'t>) -> bool) -> bool {
         let mut rest = Self { len: most, ..*self };
@@ -300,16 +309,16 @@ impl<'t, M: Memory> Span<'t, M> {
         }
     }
 
-    /// Copies octets out. Copies as many as both sides have. Returns `false` if some of them could not be read.
+    /// Copies as many bytes out as both sides have. Returns `false` if some could not be read.
     #[inline]
     #[must_use]
     pub fn read(&self, dst: &mut [u8]) -> bool {
         let n = dst.len().min(self.len as usize);
         let mut to = dst.as_mut_ptr();
         self.each(n as u32, |from| {
-            // SAFETY: the fragment is valid registered memory (module invariant). The fragments together have at most as many
-            // octets as `dst`, which is ours. The two cannot overlap: the program promised not to hold references into
-            // registered memory.
+            // SAFETY: the fragment is valid registered memory (module invariant). The fragments
+            // together are no longer than `dst`, which is private. The two cannot overlap: the
+            // program promised to hold no references into registered memory.
             unsafe {
                 let copied = M::copy_out(from.at, to, from.len);
                 to = to.add(from.len);
@@ -318,7 +327,8 @@ impl<'t, M: Memory> Span<'t, M> {
         })
     }
 
-    /// As [`read`](Self::read), and continues a CRC over what it has copied. Returns `None` if some of it could not be read.
+    /// Copies like [`read`](Self::read), and continues a CRC over the copy. Returns `None` if some
+    /// bytes could not be read.
     #[inline]
     pub(crate) fn read_summed(
         &self,
@@ -338,14 +348,14 @@ impl<'t, M: Memory> Span<'t, M> {
         all.then_some(crc)
     }
 
-    /// Copies octets in. Copies as many as both sides have. Returns `false` if some of them could not be written.
+    /// Copies as many bytes in as both sides have. Returns `false` if some could not be written.
     #[inline]
     #[must_use]
     pub fn write(&self, src: &[u8]) -> bool {
         let n = src.len().min(self.len as usize);
         let mut from = src.as_ptr();
         self.each(n as u32, |to| {
-            // SAFETY: as in `read`, and the table gave the span for writing.
+            // SAFETY: as in `read`; the table granted write access.
             unsafe {
                 let copied = M::copy_in(from, to.at, to.len);
                 from = from.add(to.len);
@@ -354,9 +364,9 @@ impl<'t, M: Memory> Span<'t, M> {
         })
     }
 
-    /// Copies octets in so that the last one becomes visible after all others, because programs wait for an RDMA Write by
-    /// looking at its last octet. Eight octets that are aligned in memory become visible at once, because they may be an atomic write.
-    /// Returns `false` if some of them could not be written.
+    /// Copies bytes in and makes the last one visible after all others, because programs poll the
+    /// last octet to detect an RDMA Write. Eight aligned bytes become visible together: they may be
+    /// an Atomic Write. Returns `false` if some bytes could not be written.
     #[inline]
     #[must_use]
     pub fn write_last_octet_last(&self, src: &[u8]) -> bool {
@@ -366,7 +376,7 @@ impl<'t, M: Memory> Span<'t, M> {
         }
     }
 
-    /// The same, where nothing is stored at once but the last octet.
+    /// The general case: only the last byte is stored separately.
     #[inline(always)]
     fn write_others_first(&self, src: &[u8]) -> bool {
         let n = src.len().min(self.len as usize);
@@ -378,11 +388,12 @@ impl<'t, M: Memory> Span<'t, M> {
             len: 1,
             ..*self
         };
-        // SAFETY: the last octet of the span, which the table gave for writing.
+        // SAFETY: the last byte of the span, to which the table granted write access.
         self.write(head) && unsafe { M::store_octet(end.fragment().at, *last) }
     }
 
-    /// The same for eight octets. It ends here and does not come back to the other way, which therefore costs nothing more.
+    /// The case of eight bytes. It does not return to the general case, which therefore costs no
+    /// more.
     #[cold]
     #[inline(never)]
     fn write_eight(self, src: &[u8]) -> bool {
@@ -392,9 +403,10 @@ impl<'t, M: Memory> Span<'t, M> {
         }
     }
 
-    /// Continues a CRC over the octets. If there is no function for registered memory, they are copied to `room` part by part.
-    /// Octets that change meanwhile make the CRC wrong, which the contract of posting a work request leaves to the program.
-    /// Returns `None` if some of the octets could not be read.
+    /// Continues a CRC over the span. Without a CRC function for registered memory, the bytes are
+    /// copied to `room` in parts. If they change meanwhile, the CRC is wrong; the contract of
+    /// posting a work request makes that the program's problem. Returns `None` if some bytes could
+    /// not be read.
     pub fn crc32c(&self, f: Crc32c, mut crc: u32, room: &mut [u8; SUM_PART]) -> Option<u32> {
         if let Some(shared) = f.shared() {
             let all = self.each(self.len, |of| {
@@ -417,7 +429,7 @@ impl<'t, M: Memory> Span<'t, M> {
         Some(crc)
     }
 
-    /// Returns the 64-bit word, for atomics; `None` if it has not 8 octets, does not lie together, or is not aligned.
+    /// Returns the span as a word for atomics; `None` unless it is 8 contiguous, aligned bytes.
     pub fn word(&self) -> Option<Word<'t, M>> {
         if self.len != 8 {
             return None;
@@ -460,11 +472,12 @@ pub struct Word<'t, M: Memory> {
 }
 
 impl<M: Memory> Word<'_, M> {
-    /// Replaces the word by these octets with one store: whoever reads all of it sees the old octets or these, and never some of each.
+    /// Replaces the word by a single store, so that no reader sees a mix of old and new octets.
     /// Returns `false` if it could not be written.
     fn store(&self, octets: [u8; 8]) -> bool {
-        // SAFETY: eight valid, aligned octets, and the table gave the span for writing. Others who change them at the same time are the
-        // processor's atomics, other stores like this, and copies that no reference of Rust takes part in (module invariant).
+        // SAFETY: eight valid, aligned bytes, to which the table granted write access. Concurrent
+        // accesses are atomic instructions, stores like this one, and copies that involve no Rust
+        // reference (module invariant).
         unsafe { M::store_word(self.at.at.cast(), u64::from_ne_bytes(octets)) }
     }
 
@@ -478,19 +491,20 @@ impl<M: Memory> Word<'_, M> {
     //# accesses by other RDMAP Streams on the same RNIC.
     //= rfc7306 section 5.4
     //# Atomicity guarantees MUST be provided within the scope of a single RNIC.
-    /// Replaces the word by the result of `f`, atomically with respect to every processor, and returns the old value; `None` if
-    /// it could not be accessed.
+    /// Replaces the word by the result of `f`, atomically with respect to all processors. Returns
+    /// the old value, or `None` if the word could not be accessed.
     pub fn update(&self, mut f: impl FnMut(u64) -> u64) -> Option<u64> {
         let mut first = [0; 8];
-        // SAFETY: eight valid octets of this memory, and as many of ours.
+        // SAFETY: eight valid bytes of this memory, and as many private ones.
         if !unsafe { M::copy_out(self.at.at, first.as_mut_ptr(), first.len()) } {
             return None;
         }
-        // Others may have changed it meanwhile, or in the middle of the copy. The exchange then fails and tells what it is.
+        // If the word changed meanwhile, even during the copy, the exchange fails and returns its
+        // value.
         let mut old = u64::from_ne_bytes(first);
-        // The loop ends: a failed exchange means that another processor made progress.
+        // This loop ends: a failed exchange means that another processor made progress.
         loop {
-            // SAFETY: eight valid, aligned octets, which are changed atomically only.
+            // SAFETY: eight valid, aligned bytes, which are only changed atomically.
             let found = unsafe { M::exchange(self.at.at.cast(), old, f(old)) }?;
             if found == old {
                 return Some(old);

@@ -1,16 +1,19 @@
-//! The life of an STag, in one atomic word.
+//! The state of an STag, in one atomic word.
 //!
-//! An entry of the table has an STag, and is *valid* or not. Each access to the memory of a fast-registration region or of a window,
-//! and each plan that names memory, is a *user* of its entry for as long as it lasts. Fast registrations and invalidations
-//! share the table with all accesses. This word orders them:
+//! A table entry has an STag, and is *valid* or not. Each access to the memory of a
+//! fast-registration region or of a window is a *user* of its entry while it lasts, and so is each
+//! plan that refers to memory. Fast registrations and invalidations share the table with all
+//! accesses. This word orders them:
 //!
-//! * An access becomes a user by the same compare-exchange that finds the STag valid. So it is a user before an invalidation, and
-//!   then the invalidation knows of it, or it is refused.
-//! * An invalidation ends the validity at once. It is complete when the last user has left.
-//! * A registration makes an entry *busy*, which is neither valid nor has users, changes its fields, and makes it valid. So
-//!   nobody reads the fields while they change, and no access sees some fields of one registration and some of another.
+//! * An access becomes a user by the same compare-exchange that finds the STag valid. It is
+//!   therefore counted before an invalidation, or refused after it.
+//! * An invalidation makes the STag invalid immediately. It completes when the last user leaves.
+//! * A registration marks an entry *busy* (neither valid nor in use), changes its fields, and makes
+//!   it valid. Nobody reads the fields while they change, so no access sees a mix of two
+//!   registrations.
 //!
-//! Whoever finds users and has to wait leaves a mark. The last user that leaves takes the mark away and tells that it was there.
+//! A caller that has to wait for users sets a flag. The last user clears the flag and reports that
+//! it was set.
 
 use super::MemoryError;
 use core::sync::atomic::{AtomicU64, Ordering};
@@ -18,30 +21,30 @@ use iwarp_proto::ddp::Stag;
 
 /// Bits that count users.
 const USERS: u64 = (1 << 29) - 1;
-/// Somebody waits until there are no users. Never together with `VALID`.
+/// Someone waits for the last user. Never set together with `VALID`.
 const WANTED: u64 = 1 << 29;
 const BUSY: u64 = 1 << 30;
-/// Right below the STag, so that one comparison says whether an STag is valid.
+/// Directly below the STag, so that one comparison checks the STag and its validity.
 const VALID: u64 = 1 << 31;
-/// Where the STag begins: index and key, 32 bits.
+/// Position of the STag (index and key, 32 bits).
 const STAG: u32 = 32;
 
-/// STag, validity and users of an entry. An entry without an STag, whose index is zero, is never valid.
+/// STag, validity and users of an entry. An entry without an STag (index zero) is never valid.
 #[derive(Debug)]
 pub(super) struct State(AtomicU64);
 
 impl State {
-    /// Makes the state of a free entry: no STag, no users.
+    /// Returns the state of a free entry.
     pub(super) const fn free() -> Self {
         Self::new(false, Stag(0))
     }
 
-    /// Makes the state of an entry without users.
+    /// Returns the state of an entry without users.
     pub(super) const fn new(valid: bool, stag: Stag) -> Self {
         Self(AtomicU64::new(word(valid, stag)))
     }
 
-    /// Changes STag and validity while nobody else has the table.
+    /// Changes STag and validity. The users stay.
     pub(super) fn set(&mut self, valid: bool, stag: Stag) {
         let old = self.0.get_mut();
         *old = word(valid, stag) | *old & USERS;
@@ -71,8 +74,8 @@ impl State {
         }
     }
 
-    /// Changes the word by `f`, unless that returns `None`. Returns the word before. The loop ends: a failed exchange means that
-    /// another processor made progress.
+    /// Replaces the word by the result of `f`, unless that is `None`. Returns the previous word.
+    /// The loop ends: a failed exchange means that another processor made progress.
     #[inline]
     fn update(&self, f: impl Fn(u64) -> Option<u64>) -> Option<u64> {
         self.0
@@ -80,7 +83,7 @@ impl State {
             .ok()
     }
 
-    /// Counts one more user. Returns `false` if the entry is not valid with this STag.
+    /// Adds a user. Returns `false` if the entry is not valid with this STag.
     pub(super) fn enter(&self, stag: Stag) -> bool {
         let more = |word: u64| {
             (matches(word, stag) && word & USERS != USERS).then_some(word.wrapping_add(1))
@@ -88,7 +91,7 @@ impl State {
         self.update(more).is_some()
     }
 
-    /// Counts one user less. Returns `true` if it was the last one and somebody waits for that.
+    /// Removes a user. Returns `true` if it was the last one and someone waits for that.
     pub(super) fn leave(&self) -> bool {
         let less = |word: u64| match word & USERS {
             0 => None,
@@ -100,8 +103,8 @@ impl State {
             .is_some_and(|before| before & WANTED != 0 && before & USERS == 1)
     }
 
-    /// Ends the validity. Returns `None` if the entry is not valid with this STag, and otherwise whether it is complete: if not, there
-    /// are users, and the last one will tell.
+    /// Makes the entry invalid. Returns `None` if it is not valid with this STag, `Some(true)` if
+    /// it has no users, and `Some(false)` if the last user will report that it leaves.
     pub(super) fn invalidate(&self, stag: Stag) -> Option<bool> {
         let end = |word: u64| {
             let mark = if word & USERS == 0 { 0 } else { WANTED };
@@ -110,14 +113,14 @@ impl State {
         self.update(end).map(|before| before & USERS == 0)
     }
 
-    /// Returns `true` if there are no users. If there are, the last one will tell.
+    /// Returns `true` if there are no users. Otherwise the last one will report that it leaves.
     pub(super) fn is_unused_or_wanted(&self) -> bool {
         let mark = |word: u64| (word & USERS != 0 && word & VALID == 0).then_some(word | WANTED);
         self.update(mark).is_none()
     }
 
-    /// Begins a registration. Only the caller may change the entry until it calls [`finish`](Self::finish) or
-    /// [`cancel`](Self::cancel).
+    /// Starts a registration. Only the caller may change the entry until it calls
+    /// [`finish`](Self::finish) or [`cancel`](Self::cancel).
     pub(super) fn begin(&self) -> Result<(), MemoryError> {
         let begin = |word: u64| (word & (VALID | BUSY | USERS) == 0).then_some(word | BUSY);
         match self.update(begin) {
@@ -129,24 +132,24 @@ impl State {
         }
     }
 
-    /// Ends a registration: the entry is valid.
+    /// Ends a registration and makes the entry valid.
     pub(super) fn finish(&self, stag: Stag) {
         self.0.store(word(true, stag), Ordering::Release);
     }
 
-    /// Ends a registration that was refused: the entry stays invalid.
+    /// Ends a refused registration; the entry stays invalid.
     pub(super) fn cancel(&self) {
         self.0.fetch_and(!BUSY, Ordering::Release);
     }
 }
 
-/// Makes the word of an entry without users.
+/// Returns the word of an entry without users.
 const fn word(valid: bool, stag: Stag) -> u64 {
     let valid = if valid { VALID } else { 0 };
     (stag.0 as u64) << STAG | valid
 }
 
-/// Returns `true` if it is the word of an entry that is valid with this STag.
+/// Returns `true` if `word` is that of an entry that is valid with this STag.
 #[inline]
 const fn matches(word: u64, stag: Stag) -> bool {
     word & !(VALID - 1) == self::word(true, stag)
@@ -157,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_invalidation_waits_for_users() {
+    fn invalidation_waits_for_users() {
         let state = State::new(true, Stag(7));
         assert!(!state.enter(Stag(8)));
         assert!(state.enter(Stag(7)) && state.enter(Stag(7)));
@@ -179,20 +182,20 @@ mod tests {
         assert!(state.is(Stag(9)) && !state.is(Stag(7)));
         assert_eq!(state.begin(), Err(MemoryError::StillValid));
         assert_eq!(state.invalidate(Stag(9)), Some(true));
-        // Nobody waits any more, so nobody is told.
+        // Nobody waits any more.
         state.finish(Stag(9));
         assert!(state.enter(Stag(9)));
         assert!(!state.leave());
     }
 
     #[test]
-    fn whoever_waits_is_told_once_however_often_it_asks() {
+    fn waiter_is_notified_once() {
         let mut state = State::new(true, Stag(7));
         assert!(state.is_valid() && state.enter(Stag(7)));
-        // While it is valid nobody waits, and nobody is told.
+        // While the entry is valid, nobody waits.
         assert!(state.is_unused_or_wanted());
         assert_eq!(state.check_unused(), Err(MemoryError::InUse));
-        // A changed STag keeps its users.
+        // Changing the STag keeps the users.
         state.set(false, Stag(9));
         assert!(!state.is_valid());
         assert_eq!(state.stag(), Stag(9));
@@ -201,14 +204,14 @@ mod tests {
         assert!(!state.is_unused_or_wanted());
         assert!(state.leave());
         assert_eq!(state.check_unused(), Ok(()));
-        // The mark is gone, and nothing else is.
+        // The flag is cleared, and nothing else has changed.
         assert_eq!(state.stag(), Stag(9));
         state.finish(Stag(9));
         assert!(state.enter(Stag(9)) && !state.leave());
     }
 
     #[test]
-    fn there_are_never_more_users_than_can_be_counted() {
+    fn user_count_does_not_overflow() {
         let state = State(AtomicU64::new(word(true, Stag(7)) | USERS));
         assert!(!state.enter(Stag(7)));
         assert!(state.is(Stag(7)));

@@ -1,5 +1,6 @@
-//! Fast registrations, invalidations and accesses by many threads at once: no access sees a mixture of two registrations, and none
-//! goes on when an invalidation is complete. No thread sees a part of a word that is written.
+//! Concurrent fast registrations, invalidations and accesses: no access sees a mix of two
+//! registrations or continues after an invalidation has completed, and no thread sees a partly
+//! written word.
 #![allow(unsafe_code)]
 
 use super::{Accessor, HostRange, MemoryTable};
@@ -10,14 +11,14 @@ use std::vec::Vec;
 use std::{thread, vec};
 
 const WHO: Accessor = Accessor { pd: 1, qp: 1 };
-/// Registrations that differ in every field.
+/// Number of registrations, which differ in all fields.
 const WAYS: u64 = 5;
 const ALL: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
-/// Octets between the ranges of two registrations.
+/// Bytes between the ranges of two registrations.
 const STRIDE: u64 = 4096;
 
-/// One of the registrations. Any mixture of two is refused, or names other octets.
-fn way(stag: Stag, i: u64) -> FastRegister {
+/// Returns one of the registrations. A mix of two is refused, or covers other bytes.
+fn registration(stag: Stag, i: u64) -> FastRegister {
     let rights = [
         Access::LOCAL_WRITE,
         Access::LOCAL_WRITE | Access::REMOTE_WRITE,
@@ -32,7 +33,7 @@ fn way(stag: Stag, i: u64) -> FastRegister {
     }
 }
 
-/// Lets the readers end, also if the test fails.
+/// Stops the readers, even if the test fails.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -42,10 +43,10 @@ impl Drop for Stop<'_> {
 }
 
 #[test]
-fn no_access_sees_a_mixture_or_outlives_an_invalidation() {
+fn accesses_are_ordered_with_registrations() {
     let octets = vec![0u64; (WAYS * STRIDE / 8) as usize];
     let base = octets.as_ptr().expose_provenance() as u64;
-    // SAFETY: `octets` lives until the threads have ended, and is only accessed through raw pointers meanwhile.
+    // SAFETY: `octets` outlives the threads, and is only accessed through raw pointers meanwhile.
     let range = unsafe { HostRange::new(base, WAYS * STRIDE) }.unwrap();
     let mut table = MemoryTable::new();
     let stag = table.allocate_fast(range, WHO.pd, 0x1234_5600).unwrap();
@@ -58,9 +59,9 @@ fn no_access_sees_a_mixture_or_outlives_an_invalidation() {
                 let mut i = reader;
                 while !stop.load(Ordering::Relaxed) {
                     i = (i + 1) % WAYS;
-                    let wr = way(stag, i);
+                    let wr = registration(stag, i);
                     let (key, len) = (wr.new_stag, wr.len as u32);
-                    // A little more than the registration has is always refused.
+                    // Accesses beyond the registration are always refused.
                     for (to, len) in [(wr.iova, len + 1), (wr.iova - 1, len), (wr.iova + 1, len)] {
                         assert!(table.check(key, to, len, Access::empty(), WHO).is_err());
                     }
@@ -69,7 +70,7 @@ fn no_access_sees_a_mixture_or_outlives_an_invalidation() {
                         assert!(table.check(key, wr.iova, len, write, WHO).is_err());
                     }
                     if let Some(info) = table.info(stag).filter(|info| info.valid) {
-                        let now = way(stag, u64::from(info.stag.key()));
+                        let now = registration(stag, u64::from(info.stag.key()));
                         assert_eq!(
                             (info.iova, info.len, info.access),
                             (now.iova, now.len, now.access)
@@ -80,7 +81,7 @@ fn no_access_sees_a_mixture_or_outlives_an_invalidation() {
                     };
                     let at: Vec<_> = held.span().fragments().collect();
                     assert_eq!(at[0].as_ptr().addr() as u64, base + wr.offset);
-                    // While the access lasts, the memory is not the owner's, who writes to it only then.
+                    // While the access lasts, the owner does not write to the memory.
                     let mut copy = [1u8; 128];
                     for _ in 0..3 {
                         assert!(held.span().read(&mut copy[..len as usize]));
@@ -95,10 +96,10 @@ fn no_access_sees_a_mixture_or_outlives_an_invalidation() {
         while rounds < 3_000 || (seen.load(Ordering::Relaxed) < 2_000 && rounds < 3_000_000) {
             rounds += 1;
             if readers.iter().any(|reader| reader.is_finished()) {
-                // It has failed, and says why.
+                // It has failed with a message.
                 break;
             }
-            let wr = way(stag, rounds % WAYS);
+            let wr = registration(stag, rounds % WAYS);
             table.fast_register(&wr, WHO.pd).unwrap();
             if rounds.is_multiple_of(3) {
                 thread::yield_now();
@@ -119,12 +120,12 @@ fn no_access_sees_a_mixture_or_outlives_an_invalidation() {
     assert!(seen.load(Ordering::Relaxed) > 0);
 }
 
-/// Eight octets that are aligned may be an atomic write: nobody sees some of the old and some of the new ones.
+/// Eight aligned octets may be an Atomic Write, so their store must be atomic.
 #[test]
-fn eight_aligned_octets_are_seen_whole() {
+fn eight_aligned_octets_are_atomic() {
     let mut octets = [0u64; 4];
     let base = octets.as_mut_ptr().expose_provenance() as u64;
-    // SAFETY: `octets` lives until the threads have ended, and is only accessed through raw pointers meanwhile.
+    // SAFETY: `octets` outlives the threads, and is only accessed through raw pointers meanwhile.
     let range = unsafe { HostRange::new(base, 32) }.unwrap();
     let mut table = MemoryTable::new();
     let stag = table
@@ -142,13 +143,14 @@ fn eight_aligned_octets_are_seen_whole() {
     thread::scope(|scope| {
         let reader = scope.spawn(move || {
             let at: *mut u64 = core::ptr::with_exposed_provenance_mut((base + 8) as usize);
-            // SAFETY: the word is registered memory, and all threads access it by atomic instructions.
+            // SAFETY: the word is registered memory, and all threads access it by atomic
+            // instructions.
             let word = unsafe { AtomicU64::from_ptr(at) };
             let mut seen = 0u64;
             let mut last = 0;
             while !stop.load(Ordering::Relaxed) || seen < 100 {
                 let now = word.load(Ordering::Acquire);
-                assert_eq!(now, u64::from_ne_bytes([now as u8; 8]), "a mixture");
+                assert_eq!(now, u64::from_ne_bytes([now as u8; 8]), "a torn word");
                 seen += u64::from(now != last);
                 last = now;
             }
@@ -159,14 +161,14 @@ fn eight_aligned_octets_are_seen_whole() {
             rounds += 1;
             place(8, rounds as u8);
         }
-        // The reader wants to have seen some changes, however seldom it runs.
+        // The reader waits for some changes, however rarely it runs.
         stop.store(true, Ordering::Relaxed);
         while !reader.is_finished() {
             rounds += 1;
             place(8, rounds as u8);
         }
     });
-    // Where they are not aligned they are placed, too.
+    // Unaligned octets are placed as well.
     place(1, 0x77);
     let mut copy = [0; 32];
     let span = table.check(stag, base, 32, Access::empty(), WHO).unwrap();

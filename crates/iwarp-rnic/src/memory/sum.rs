@@ -1,24 +1,27 @@
-//! How CRCs are computed over the RNIC's own octets, and over registered memory.
+//! The CRC functions for private and for registered memory.
 //!
-//! Invariant: a function for registered memory reads it by instructions of the machine, as its giver has promised.
+//! Invariant: as promised by its creator, a function for registered memory reads it in a way that
+//! is opaque to the compiler.
 #![allow(unsafe_code)]
 
 use iwarp_proto::crc32c::Crc32cFn;
 
-/// A CRC32C over memory that others may change meanwhile: `len` octets at `from`, in the append convention of [`Crc32cFn`].
+/// A CRC32C over `len` bytes at `from`, which others may change meanwhile, in the append convention
+/// of [`Crc32cFn`].
 ///
-/// It reads them by instructions into which the compiler does not look, so that no access is a data race to the compiler
-/// (`memory` says more). What it returns is the CRC of octets that were stored there at some time; `None` if some of them could
-/// not be read, which functions for memory that stays mapped never return.
+/// The function reads them by instructions that are opaque to the compiler, so that no access is a
+/// data race (see `memory`). It returns the CRC of bytes that were stored there at some time, or
+/// `None` if some of them could not be read. For memory that stays mapped it never returns `None`.
 ///
 /// # Safety
-/// `len` octets at `from` are readable until it returns, unless the giver of the function has promised less.
+/// `len` bytes at `from` are readable until it returns, unless the creator of the function has
+/// promised less.
 pub type SharedCrc32cFn = unsafe fn(crc: u32, from: *const u8, len: usize) -> Option<u32>;
 
-/// As [`SharedCrc32cFn`], and copies the octets from `from` to `to` as it goes. The CRC is that of the copy.
+/// Like [`SharedCrc32cFn`], and copies the bytes from `from` to `to`. The CRC is that of the copy.
 ///
 /// # Safety
-/// As [`SharedCrc32cFn`]; `len` octets at `to` are writable, and the two do not overlap.
+/// Like [`SharedCrc32cFn`]; `len` bytes at `to` are writable, and the two do not overlap.
 pub type CopyingCrc32cFn =
     unsafe fn(crc: u32, from: *const u8, to: *mut u8, len: usize) -> Option<u32>;
 
@@ -31,7 +34,8 @@ pub struct Crc32c {
 }
 
 impl Crc32c {
-    /// Takes a function for octets that nobody else changes. Octets of registered memory are copied to be summed.
+    /// Takes a function for memory that nobody else changes. Registered memory is copied before it
+    /// is summed.
     #[inline]
     pub const fn new(octets: Crc32cFn) -> Self {
         Self {
@@ -41,10 +45,10 @@ impl Crc32c {
         }
     }
 
-    /// Adds a function for octets of registered memory, which sums them where they lie.
+    /// Adds a function that sums registered memory in place.
     ///
     /// # Safety
-    /// It computes the same CRC, reads nothing but the octets it is given, and reads those as [`SharedCrc32cFn`] says.
+    /// It computes the same CRC, and reads only the given bytes, as [`SharedCrc32cFn`] requires.
     #[inline]
     #[must_use]
     pub const unsafe fn with_shared(self, shared: SharedCrc32cFn) -> Self {
@@ -54,11 +58,12 @@ impl Crc32c {
         }
     }
 
-    /// Adds a function that copies octets of registered memory and sums them at the same time. Without it they are copied first.
+    /// Adds a function that copies and sums registered memory in one pass. Without it the bytes are
+    /// copied first.
     ///
     /// # Safety
-    /// It computes the same CRC of what it has written, reads and writes nothing but the octets it is given, each once, and reads those as
-    /// [`SharedCrc32cFn`] says.
+    /// It computes the same CRC of what it has written. It reads and writes only the given bytes,
+    /// each once, and reads as [`SharedCrc32cFn`] requires.
     #[inline]
     #[must_use]
     pub const unsafe fn with_copying(self, copying: CopyingCrc32cFn) -> Self {
@@ -68,13 +73,13 @@ impl Crc32c {
         }
     }
 
-    /// Returns the function for octets that nobody else changes.
+    /// Returns the function for memory that nobody else changes.
     #[inline]
     pub const fn octets(&self) -> Crc32cFn {
         self.octets
     }
 
-    /// Continues a CRC over octets that nobody else changes.
+    /// Continues a CRC over memory that nobody else changes.
     #[inline(always)]
     pub fn append(&self, crc: u32, octets: &[u8]) -> u32 {
         (self.octets)(crc, octets)
@@ -86,7 +91,7 @@ impl Crc32c {
         self.shared
     }
 
-    /// Returns the function that copies registered memory as it sums, if there is one.
+    /// Returns the function that copies and sums registered memory, if there is one.
     #[inline]
     pub(crate) const fn copying(&self) -> Option<CopyingCrc32cFn> {
         self.copying

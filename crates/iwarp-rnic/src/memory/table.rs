@@ -11,17 +11,19 @@ use iwarp_proto::ddp::Stag;
 
 /// All regions and windows of one device.
 ///
-/// Registering, deregistering and binding take `&mut self`. Accesses take `&self`, and so do fast registrations and invalidations. A runtime puts a
-/// readers-writer lock around it; deregistration then waits for accesses in progress.
+/// Registering, deregistering and binding take `&mut self`. Accesses, fast registrations and
+/// invalidations take `&self`. A runtime wraps the table in a readers-writer lock; deregistration
+/// then waits for accesses in progress.
 ///
-/// The table grows when an entry finds no room. So that no memory is allocated while others wait for the lock, a caller may ask
-/// [`lacks_room`](Self::lacks_room) first, make the room without the lock, and [`attach`](Self::attach) it.
+/// The table grows when it has no room for a new entry. To avoid an allocation under the lock, a
+/// caller can ask [`lacks_room`](Self::lacks_room), allocate the room without the lock, and
+/// [`attach`](Self::attach) it.
 #[derive(Debug)]
 pub struct MemoryTable<M = HostRange> {
     pub(super) slots: Slots<M>,
-    /// Regions whose pages may be missing.
+    /// Number of regions whose pages may be missing.
     pub(super) on_demand: u32,
-    /// Somebody waited until memory had no users, and it has none now.
+    /// Set when memory that someone waits for has lost its last user.
     pub(super) unused: AtomicBool,
     #[cfg(feature = "planted-bugs")]
     pub(super) skip_bounds: bool,
@@ -34,7 +36,7 @@ impl<M: Memory> Default for MemoryTable<M> {
 }
 
 impl<M: Memory> MemoryTable<M> {
-    /// Makes an empty table.
+    /// Creates an empty table.
     pub const fn new() -> Self {
         Self {
             slots: Slots::new(),
@@ -45,14 +47,14 @@ impl<M: Memory> MemoryTable<M> {
         }
     }
 
-    /// Plants a bug for the simulator to find: look-ups do not compare with the end of a region or window.
-    /// The memory itself still bounds them, so the bug shows in windows and memory stays sound.
+    /// Plants a bug for the simulator to find: the end of regions and windows is not checked. The
+    /// memory still bounds accesses, so only windows are affected and memory safety holds.
     #[cfg(feature = "planted-bugs")]
     pub const fn plant_skip_bounds(&mut self) {
         self.skip_bounds = true;
     }
 
-    /// Returns how many regions and windows are in it.
+    /// Returns the number of regions and windows.
     pub fn len(&self) -> usize {
         self.slots.used()
     }
@@ -62,22 +64,24 @@ impl<M: Memory> MemoryTable<M> {
         self.len() == 0
     }
 
-    /// Returns how many octets the regions in some slots of the table have, `None` if there are no such slots. Memory that two
-    /// regions share counts twice, and an on-demand region counts nothing, because none of its memory need be there. Callers ask for a
-    /// part at a time, because the table may have two million slots and is locked meanwhile.
+    /// Returns the total length of the regions in a range of slots, in bytes; `None` if the range
+    /// is past the end. Memory shared by two regions counts twice, and an on-demand region counts
+    /// nothing, because its memory may be missing. Callers ask for one part at a time: the table
+    /// may have two million slots and is locked meanwhile.
     pub fn octets_in(&self, slots: Range<usize>) -> Option<u64> {
         let entries = self.slots.some(slots)?;
         let lengths = entries.filter_map(Entry::memory).map(Memory::len);
         Some(lengths.fold(0, u64::saturating_add))
     }
 
-    /// Returns how many slots the next region or window needs, `None` if there is room or the table is full.
+    /// Returns the slots to allocate for the next region or window; `None` if there is room or the
+    /// table is full.
     pub fn lacks_room(&self) -> Option<RoomSize> {
         self.slots.lacks()
     }
 
-    /// Adds slots that were made by [`RoomSize::make`]. No entry moves. Returns them if another caller has added as many meanwhile: the
-    /// caller drops them without the lock.
+    /// Adds slots from [`RoomSize::make`]. No entry moves. Returns them if another caller was
+    /// faster; drop them without the lock.
     pub fn attach(&mut self, room: Room<M>) -> Option<Room<M>> {
         self.slots.attach(room)
     }
@@ -97,7 +101,7 @@ impl<M: Memory> MemoryTable<M> {
         self.slots.entry_mut(stag)
     }
 
-    /// Makes an entry that is not valid yet, under an STag made from `random`. Returns the STag.
+    /// Creates an entry, not valid yet, with an STag made from `random`. Returns the STag.
     pub(super) fn insert(
         &mut self,
         kind: Kind<M>,
@@ -105,7 +109,7 @@ impl<M: Memory> MemoryTable<M> {
         random: u32,
     ) -> Result<Stag, MemoryError> {
         self.slots
-            .take(random, |entry, stag| entry.be_invalid(stag, pd, kind))
+            .take(random, |entry, stag| entry.set_invalid(stag, pd, kind))
     }
 
     fn check_access(access: Access) -> Result<(), MemoryError> {
@@ -121,8 +125,8 @@ impl<M: Memory> MemoryTable<M> {
     ///
     //= rfc5040 section 8.1.1
     //# An RNIC MUST choose the value of STags in a way difficult to predict.
-    /// `random` becomes the STag and must be unguessable. The range stays in use until
-    /// [`deregister`](Self::deregister) gives it back.
+    /// `random` becomes the STag and must be unguessable. The memory is in use until
+    /// [`deregister`](Self::deregister) returns it.
     pub fn register(
         &mut self,
         memory: M,
@@ -140,16 +144,16 @@ impl<M: Memory> MemoryTable<M> {
         base.checked_add(memory.len())
             .ok_or(MemoryError::OutOfRange)?;
         self.slots.take(random, |entry, stag| {
-            entry.be_region(stag, pd, (memory, iova), access, base);
+            entry.set_region(stag, pd, (memory, iova), access, base);
         })
     }
 
-    /// Creates a null region: data that is written there is discarded, and reads return zeros. This holds
-    /// for local requests and for the peer. Each access begins at the first octet of `sink` or of `zeros`,
-    /// whatever tagged offset it names; nothing is ever written to `zeros`. An access that is longer than
-    /// its memory is refused.
+    /// Creates a null region: writes to it are discarded, and reads return zeros, for local
+    /// requests and for the peer. Each access begins at the first byte of `sink` or of `zeros`,
+    /// whatever its tagged offset; `zeros` is never written. An access longer than its memory is
+    /// refused.
     ///
-    /// [`deregister`](Self::deregister) gives `zeros` back.
+    /// [`deregister`](Self::deregister) returns `zeros`.
     pub fn register_null(
         &mut self,
         zeros: M,
@@ -158,12 +162,13 @@ impl<M: Memory> MemoryTable<M> {
         random: u32,
     ) -> Result<Stag, MemoryError> {
         self.slots.take(random, |entry, stag| {
-            entry.be_null(stag, pd, (zeros, sink));
+            entry.set_null(stag, pd, (zeros, sink));
         })
     }
 
-    /// Reserves memory for fast registration: it has an STag but no range or rights before
-    /// [`fast_register`](Self::fast_register). The memory may be without pages until then ([`Pages::listed`](super::Pages::listed)).
+    /// Reserves memory for fast registration. Its STag has no range and no rights before
+    /// [`fast_register`](Self::fast_register). The memory may have no pages until then
+    /// ([`Pages::listed`](super::Pages::listed)).
     pub fn allocate_fast(&mut self, memory: M, pd: u32, random: u32) -> Result<Stag, MemoryError> {
         self.insert(Kind::Fast(memory), pd, random)
     }
@@ -188,9 +193,10 @@ impl<M: Memory> MemoryTable<M> {
     //= rfc5041 section 8.3
     //# DDP MUST provide a mechanism for the ULP to establish and revoke STag
     //# validity.
-    /// Carries out a fast registration (verbs "Register Memory Region by work request").
+    /// Performs a fast registration (verbs "Register Memory Region by work request").
     ///
-    /// It shares the table with all accesses. Fails with `InUse` while an access of the last registration has not ended.
+    /// It shares the table with all accesses. Fails with `InUse` while an access of the previous
+    /// registration has not ended.
     pub fn fast_register(&self, wr: &crate::FastRegister, pd: u32) -> Result<(), MemoryError> {
         Self::check_access(wr.access)?;
         let entry = self.entry(wr.new_stag).ok_or(MemoryError::NoSuchStag)?;
@@ -224,11 +230,12 @@ impl<M: Memory> MemoryTable<M> {
         Ok(())
     }
 
-    /// Changes rights, protection domain or memory of a region; each `None` stays as it is. Returns the new STag and the range
-    /// that was replaced.
+    /// Changes rights, protection domain or memory of a region; a `None` keeps the current one.
+    /// Returns the new STag and the replaced memory.
     ///
-    /// The index stays. New memory gets a new key, so that STags that a peer knows stop working. With the same memory the STag
-    /// stays valid, because programs tell a peer the key first and change rights later.
+    /// The index stays. New memory gets a new key, so that STags known to a peer stop working. With
+    /// the same memory the STag stays valid, because programs advertise the key first and change
+    /// rights later.
     pub fn reregister(
         &mut self,
         stag: Stag,
@@ -281,8 +288,8 @@ impl<M: Memory> MemoryTable<M> {
     //# An RNIC MUST ensure that the network interface can no longer modify an
     //# Advertised Buffer after the ULP revokes remote access rights for an
     //# STag.
-    /// Removes a region and gives its memory back. Fails with `Busy` while windows are bound to it, and with `InUse` while a plan
-    /// that names it is being written or filled.
+    /// Removes a region and returns its memory. Fails with `Busy` while windows are bound to it,
+    /// and with `InUse` while a plan that refers to it is being written or filled.
     pub fn deregister(&mut self, stag: Stag) -> Result<M, MemoryError> {
         let left = &mut self.on_demand;
         self.slots.free(stag, |entry| {
@@ -299,7 +306,6 @@ impl<M: Memory> MemoryTable<M> {
         })
     }
 
-    /// Removes a window.
     pub(super) fn remove_window(&mut self, stag: Stag) -> Result<(), MemoryError> {
         self.slots.free(stag, |entry| {
             entry.clear();

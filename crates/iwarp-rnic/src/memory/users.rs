@@ -1,4 +1,4 @@
-//! The memory that a plan uses while it is written or filled.
+//! The memory that a plan uses until it is written or filled.
 
 use super::AccessError;
 use super::access::Accessor;
@@ -7,7 +7,7 @@ use super::table::MemoryTable;
 use crate::Access;
 use iwarp_proto::ddp::Stag;
 
-/// STags of which a plan is a user, in storage of fixed size.
+/// STags that a plan is a user of, in storage of fixed size.
 #[derive(Debug)]
 pub(crate) struct Users<S> {
     stags: S,
@@ -15,17 +15,17 @@ pub(crate) struct Users<S> {
 }
 
 impl<S: AsRef<[Stag]> + AsMut<[Stag]>> Users<S> {
-    /// Makes an empty list; `stags` is its storage.
+    /// Returns an empty list; `stags` is its storage.
     pub(crate) const fn new(stags: S) -> Self {
         Self { stags, len: 0 }
     }
 
-    /// Returns `true` if there are none.
     pub(crate) const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Checks an access as [`MemoryTable::check`] does, and becomes a user of its memory. Returns `None` if the list is full.
+    /// Checks an access like [`MemoryTable::check`], and becomes a user of its memory. Returns
+    /// `None` if the list is full.
     pub(crate) fn check<'t, M: Memory>(
         &mut self,
         memory: &'t MemoryTable<M>,
@@ -36,7 +36,7 @@ impl<S: AsRef<[Stag]> + AsMut<[Stag]>> Users<S> {
         let stags = self.stags.as_mut();
         let last = self.len.checked_sub(1).and_then(|last| stags.get(last));
         if last == Some(&stag) {
-            // Pieces of one message follow each other: one use is enough.
+            // Adjacent pieces of one message share one use.
             return memory.check_as_user((stag, to, len), need, who).map(Some);
         }
         let Some(slot) = stags.get_mut(self.len) else {
@@ -50,7 +50,7 @@ impl<S: AsRef<[Stag]> + AsMut<[Stag]>> Users<S> {
         Ok(Some(span))
     }
 
-    /// Ends the use of all of it.
+    /// Ends all uses.
     pub(crate) fn release<M: Memory>(&mut self, memory: &MemoryTable<M>) {
         for stag in self.stags.as_ref().iter().take(self.len) {
             memory.release(*stag);

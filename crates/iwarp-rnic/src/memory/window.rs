@@ -8,12 +8,12 @@ use crate::{Access, Bind};
 use core::sync::atomic::Ordering;
 use iwarp_proto::ddp::Stag;
 
-/// The type of a window: how it is bound, and which queue pairs may use it.
+/// The type of a window: how it is bound, and which queue pairs can use it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WindowType {
-    /// Bound by the bind verb; serves every queue pair of its protection domain.
+    /// Bound by the bind verb; usable on every queue pair of its protection domain.
     Type1,
-    /// Bound by a send work request with the consumer's key; serves that queue pair alone.
+    /// Bound by a send work request with the consumer's key; usable on that queue pair only.
     Type2,
 }
 
@@ -44,7 +44,8 @@ impl<M: Memory> MemoryTable<M> {
         self.remove_window(stag)
     }
 
-    /// Ends the validity of a window, while nobody else has the table. It no longer holds its region then.
+    /// Makes a window invalid and releases its region. The caller has exclusive access to the
+    /// table.
     fn retire(&self, window: &Entry<M>) {
         if window.state.invalidate(window.state.stag()).is_some() {
             self.unbind(window);
@@ -54,11 +55,11 @@ impl<M: Memory> MemoryTable<M> {
     //= rfc5041 section 8.3
     //# DDP MUST provide a mechanism for the ULP to communicate the association
     //# between a STag and a specific DDP Stream.
-    /// Carries out a bind for a queue pair.
+    /// Binds a window for a queue pair.
     ///
-    /// A type 2 window has to be invalid, and afterwards serves this queue pair only. A type 1 window can be bound again at
-    /// any time; a length of zero unbinds it. Fails with `InUse` while somebody uses the memory of an earlier bind. That bind has
-    /// ended then, so no access begins any more.
+    /// A type 2 window must be invalid, and serves only this queue pair afterwards. A type 1 window
+    /// can be bound again at any time; a length of zero unbinds it. Fails with `InUse` while the
+    /// memory of an earlier bind is in use; that bind ends, and new accesses to it are refused.
     pub fn bind(&mut self, wr: &Bind, who: Accessor) -> Result<(), MemoryError> {
         let window = self.entry(wr.mw_stag).ok_or(MemoryError::NoSuchStag)?;
         let Kind::Window { ty, .. } = window.kind else {
@@ -67,7 +68,7 @@ impl<M: Memory> MemoryTable<M> {
         if window.pd != who.pd {
             return Err(MemoryError::WrongProtectionDomain);
         }
-        // The key in `mw_stag` may be that of a bind that was flushed.
+        // The key in `mw_stag` may belong to a bind that was flushed.
         if window.state.stag().index() != wr.new_stag.index() {
             return Err(MemoryError::NoSuchStag);
         }
@@ -111,7 +112,7 @@ impl<M: Memory> MemoryTable<M> {
         Ok(())
     }
 
-    /// Checks the region of a bind; returns its STag and where the window starts in its memory.
+    /// Checks the region of a bind. Returns its STag and the window's position in its memory.
     fn bind_target(&self, wr: &Bind, who: Accessor) -> Result<(Stag, u64), MemoryError> {
         let region = self.entry(wr.mr_stag).ok_or(MemoryError::NoSuchStag)?;
         if matches!(region.kind, Kind::Window { .. }) || !region.state.is(wr.mr_stag) {
@@ -125,7 +126,7 @@ impl<M: Memory> MemoryTable<M> {
         {
             return Err(MemoryError::NotBindable);
         }
-        // A window with a right to write needs a region that the local side may write.
+        // A window that can be written needs a region with local write access.
         if wr
             .access
             .intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)

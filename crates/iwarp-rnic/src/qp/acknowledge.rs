@@ -1,14 +1,17 @@
-//! Completion when the peer has the data, instead of when the stream has taken it.
+//! Acknowledged mode: Sends and Writes complete when the peer has placed them, instead of when the
+//! stream has taken them.
 //!
-//! Programs that connect queue pairs by GID and number were written for InfiniBand. There a Send or Write completes when the
-//! responder has acknowledged it, so these programs look at the peer's memory as soon as their Write is complete, and expect
-//! an error status if the peer refuses it. iWARP has no acknowledgement, but RFC 5040 section 5.5 orders placement: the
-//! answer to an RDMA Read tells that everything sent before the request is placed. So a queue pair in this mode sends a
-//! zero-length RDMA Read, a *probe*, behind its Sends and Writes, and completes them when any later Read is answered.
-//! The peer needs no support for this.
+//! Programs that connect queue pairs by GID and number were written for InfiniBand, where a Send or
+//! Write completes when the responder has acknowledged it. They read the peer's memory as soon as
+//! their Write completes, and expect an error status if the peer refuses it. iWARP has no
+//! acknowledgements, but RFC 5040 section 5.5 orders placement: the response to an RDMA Read
+//! implies that everything sent before the request is placed. In this mode a queue pair therefore
+//! sends a zero-length RDMA Read, a *probe*, after its Sends and Writes, and completes them when a
+//! later Read is answered. The peer needs no support for this.
 //!
-//! Only the peer's own words complete a request: the answer to a later Read or probe, or a Terminate about a later request. The
-//! end of the stream, however orderly, does not: octets that TCP has acknowledged may lie in a buffer that nobody reads any more.
+//! Only messages of the peer complete a request: the response to a later Read or probe, or a
+//! Terminate about a later request. An orderly end of the stream does not: octets acknowledged by
+//! TCP may lie in a buffer that nobody reads.
 
 use super::farewell::Parting;
 use super::numbered::Rnr;
@@ -23,38 +26,40 @@ use crate::{Cqe, SendOp, WcStatus};
 use iwarp_proto::ddp::{Header, TAGGED_HEADER_LEN, TaggedHeader};
 use iwarp_proto::rdmap::{Opcode, Terminate, TerminateCode};
 
-/// Messages that may be sent before a probe follows, even if there are more to send.
+/// Maximum messages before a probe is sent, even if more are waiting.
 const BURST: u32 = 16;
 
-/// The state of requests that were sent and not acknowledged.
+/// Requests that were sent and not acknowledged yet.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Acknowledge {
-    /// Is the mode on?
+    /// Whether the mode is enabled.
     pub(super) on: bool,
-    /// Is there no connection as far as the program knows?
+    /// Whether the program does not know about the connection.
     connectionless: bool,
-    /// Messages of Sends and Writes that were put into plans since the start of the stream; it wraps.
+    /// Messages of Sends and Writes planned since the start of the stream; wraps.
     pub(super) sent: u32,
-    /// How many of them the last request acknowledges that was put into a plan and has an answer.
+    /// The value of `sent` at the last planned request that has a response.
     asked: u32,
-    /// A probe is on its way. There is one at a time: the next one covers all that was sent meanwhile.
+    /// A probe is in flight. There is only one at a time: the next one covers everything sent
+    /// since.
     probing: bool,
-    /// The peer has refused a request, and it is not known yet which.
+    /// The peer has refused a request, and the search for it is not finished.
     sought: Option<(Sought, Verdict)>,
-    /// The stream leads back to this queue pair.
+    /// The stream is connected to this queue pair itself.
     pub(super) own_peer: bool,
-    /// How Sends that find no receive are tried again.
+    /// How Sends that find no receive are retried.
     pub(super) rnr: Rnr,
-    /// The farewell to the peer.
+    /// Progress of the farewell to the peer.
     pub(super) parting: Parting,
-    /// The peer has said farewell.
+    /// The peer has sent its farewell.
     pub(super) peer_left: bool,
-    /// The end of the present stream does not change the queue pair.
+    /// The end of the current stream does not change the queue pair.
     end_hidden: bool,
 }
 
 impl Acknowledge {
-    /// Forgets everything but the mode: the queue pair was reset. Only then may the next stream begin.
+    /// Clears everything except the mode, after a reset of the queue pair; the next stream comes
+    /// later.
     pub(super) const fn reset(&mut self) {
         self.asked = self.sent;
         self.probing = false;
@@ -62,7 +67,7 @@ impl Acknowledge {
         self.parting = Parting::No;
     }
 
-    /// A new stream begins: no message was sent, and nobody leaves.
+    /// Starts a new stream.
     pub(super) const fn start(&mut self) {
         self.sent = 0;
         self.asked = 0;
@@ -72,38 +77,39 @@ impl Acknowledge {
         self.rnr.start();
     }
 
-    /// A message of a Send or Write was put into the plan.
+    /// Counts a planned message of a Send or Write.
     pub(super) const fn sent(&mut self) {
         self.sent = self.sent.wrapping_add(1);
     }
 
-    /// A request was put into the plan whose answer acknowledges what was sent before.
+    /// Records a planned request whose response acknowledges everything before it.
     pub(super) const fn asked(&mut self) {
         self.asked = self.sent;
     }
 
-    /// Returns how many messages were sent since then.
+    /// Returns how many messages were sent after the last such request.
     const fn unasked(&self) -> u32 {
-        // Where it would wrap, nobody has asked for the mode: it begins with a count of its own.
+        // This cannot wrap in this mode: enabling it sets `asked`.
         self.sent.wrapping_sub(self.asked)
     }
 
-    /// Returns `true` if the peer is to be asked about requests, and is not being asked already.
+    /// Returns `true` if a probe is needed and none is in flight.
     #[inline]
     pub(super) const fn is_due(&self) -> bool {
         self.on && self.unasked() > 0 && !self.probing
     }
 
-    /// Returns `true` after `BURST` messages without a probe, so that a program that never pauses still gets completions.
+    /// Returns `true` after `BURST` messages without a probe, so that a program that never pauses
+    /// still gets completions.
     pub(super) const fn is_impatient(&self) -> bool {
         self.unasked() >= BURST
     }
 }
 
-/// Completion when placed.
 impl QueuePair {
-    /// Lets Sends and Writes complete when the peer has placed them, from now on, and with the peer's error status if it refuses
-    /// them. This costs a zero-length RDMA Read for each burst of them.
+    /// Enables acknowledged mode: from now on Sends and Writes complete when the peer has placed
+    /// them, or with the peer's error status if it refuses them. This costs a zero-length RDMA Read
+    /// for each burst of requests.
     pub fn complete_when_placed(&mut self) {
         if !self.acknowledge.on {
             self.acknowledge.on = true;
@@ -112,8 +118,9 @@ impl QueuePair {
         }
     }
 
-    /// Returns `true` if a Send or Write was started that needs a probe: it is not complete, and there is no request with an answer behind it,
-    /// which tells of it, too. A probe for others would belong to no request when those are done.
+    /// Returns `true` if a started Send or Write needs a probe: it is incomplete, and no later
+    /// request has a response that would acknowledge it. A probe sent for completed requests would
+    /// have no request to belong to.
     fn has_open_messages(&self) -> bool {
         (0..self.sq.unacknowledged())
             .map_while(|i| self.sq.started_from_end(i))
@@ -122,34 +129,34 @@ impl QueuePair {
             .any(|slot| !slot.done && !slot.op.is_local())
     }
 
-    /// Returns `true` if the program knows of no connection, only of a peer that has a number.
+    /// Returns `true` if the program knows the peer by its number only, and no connection.
     pub const fn is_connectionless(&self) -> bool {
         self.acknowledge.connectionless
     }
 
-    /// Hides the connection from the program from now on; see [`is_connectionless`](Self::is_connectionless).
+    /// Hides the connection from the program; see [`is_connectionless`](Self::is_connectionless).
     pub const fn hide_connection(&mut self) {
         self.acknowledge.connectionless = true;
     }
 
-    /// Hides the end of the present stream from the queue pair, as InfiniBand does on connections
-    /// of the connection manager: the program is notified by an event, and decides itself when its
-    /// queue pair ends ([`hides_end`](Self::hides_end)).
+    /// Hides the end of the current stream from the queue pair, as InfiniBand does for connections
+    /// of the connection manager: the program gets an event, and decides when its queue pair ends
+    /// ([`hides_end`](Self::hides_end)).
     pub const fn hide_end(&mut self) {
         self.acknowledge.end_hidden = true;
     }
 
-    /// Returns `true` if the end of the stream must not change the queue pair: it was connected by number, or
-    /// [`hide_end`](Self::hide_end) was called, and the program has not begun to end the connection. The caller keeps the queue
-    /// pair as it is, and lets it fail when a request has waited for long enough. Nobody knows whether requests that wait now were
-    /// placed. If the stream ends inside a message, the receive that the message has begun to fill stays in use until the queue pair
-    /// ends, and completes as flushed then.
+    /// Returns `true` if the end of the stream must not change the queue pair: it was connected by
+    /// number, or [`hide_end`](Self::hide_end) was called, and the program has not started to
+    /// disconnect. The caller keeps the queue pair as it is, and fails it when a request has been
+    /// pending for too long. It is unknown whether pending requests were placed. If the stream ends
+    /// inside a message, its receive stays in use until the queue pair ends, and is then flushed.
     pub const fn hides_end(&self) -> bool {
         (self.acknowledge.connectionless || self.acknowledge.end_hidden)
             && self.life.is_up_for_good()
     }
 
-    /// Writes a probe into the plan: a zero-length Read.
+    /// Plans a probe: a zero-length Read.
     #[cold]
     #[inline(never)]
     pub(super) fn emit_probe(&mut self, plan: &mut TxPlan, w: &Wire<'_, impl Memory>) {
@@ -158,7 +165,8 @@ impl QueuePair {
         self.probed();
     }
 
-    /// The probe was put into the plan. It asks for no octets, so nothing is compared with its sink, and no request is looked for by its number.
+    /// Records a planned probe. It reads nothing, so its sink is not checked and it completes no
+    /// request of its own.
     fn probed(&mut self) {
         let Some(seq) = self.sq.last_started() else {
             return;
@@ -174,7 +182,7 @@ impl QueuePair {
         }
     }
 
-    /// An answer has come: the peer has placed everything up to its request.
+    /// Handles a response: the peer has placed everything up to its request.
     pub(super) fn acknowledged<H: Host>(&mut self, awaited: &Awaited, host: &mut H) {
         if awaited.probe {
             self.acknowledge.probing = false;
@@ -182,7 +190,8 @@ impl QueuePair {
         self.complete_through(awaited.seq, host);
     }
 
-    /// Completes the requests before `seq` that need no answer of their own, because the peer has processed them in order.
+    /// Completes the requests before `seq` that have no response of their own. The peer has
+    /// processed them in order.
     pub(super) fn complete_before<H: Host>(&mut self, seq: u32, host: &mut H) {
         if !self.acknowledge.on {
             return;
@@ -194,12 +203,12 @@ impl QueuePair {
         self.complete_through(end.wrapping_sub(1), host);
     }
 
-    /// Returns `true` if an RDMA Read or atomic of the program waits for its answer.
+    /// Returns `true` if an RDMA Read or atomic of the program awaits its response.
     pub(super) fn awaits_answers(&self) -> bool {
         self.sq.awaited.len() > u32::from(self.acknowledge.probing)
     }
 
-    /// Returns the program's oldest RDMA Read or atomic that waits for its answer.
+    /// Returns the program's oldest RDMA Read or atomic without a response.
     fn first_unanswered(&self) -> Option<u32> {
         let awaited = &self.sq.awaited;
         (0..awaited.len())
@@ -217,7 +226,8 @@ impl QueuePair {
         });
     }
 
-    /// Returns what to look for to find the Send or Write that a Terminate is about; without a header in it, the oldest one.
+    /// Returns how to find the Send or Write that a Terminate is about. Without a header in it,
+    /// this is the oldest one.
     pub(super) fn sought(&self, terminate: &Terminate) -> Option<Sought> {
         if !self.acknowledge.on {
             return None;
@@ -238,12 +248,12 @@ impl QueuePair {
         }
     }
 
-    /// Returns the sequence number of the next message on queue 0.
+    /// Returns the message sequence number of the next message on queue 0.
     pub(super) fn next_send_msn(&self) -> u32 {
         self.tx.msn.first().copied().unwrap_or(1)
     }
 
-    /// The peer has refused a request with this verdict; it is looked for before anything is flushed.
+    /// Starts the search for a refused request. Nothing is flushed before it is found.
     pub(super) const fn seek(&mut self, sought: Option<Sought>, verdict: Verdict) {
         self.acknowledge.sought = match sought {
             Some(sought) => Some((sought, verdict)),
@@ -251,7 +261,8 @@ impl QueuePair {
         };
     }
 
-    /// Looks at up to `most` more requests for the one that the peer has refused. Returns `false` if there are more to look at.
+    /// Examines up to `most` more requests in the search for the refused one. Returns `false` if it
+    /// has to be continued.
     pub(super) fn look_for_refused<H: Host>(&mut self, most: u32, host: &mut H) -> bool {
         let Some((mut sought, verdict)) = self.acknowledge.sought.take() else {
             return true;
@@ -270,15 +281,16 @@ impl QueuePair {
         false
     }
 
-    /// The peer has refused this request, and processed those before it.
+    /// Fails the refused request with the verdict, and completes those before it.
     pub(super) fn refuse<H: Host>(&mut self, seq: u32, verdict: Verdict, host: &mut H) {
         self.complete_before(seq, host);
         self.sq.fail(seq, verdict.status, verdict.vendor_err);
     }
 
-    /// Looks at one more request.
+    /// Examines one more request.
     ///
-    /// If several requests fit, it is the oldest of them, so that no request is taken for placed that may have been refused.
+    /// If several requests match, the oldest one is taken, so that no request that may have been
+    /// refused is reported as placed.
     pub(super) fn look_at(&self, sought: &mut Sought) -> Look {
         let (fits, seq) = match sought {
             Sought::Message { msn, next, newer } => {
@@ -312,7 +324,7 @@ impl QueuePair {
         if fits { Look::Found(seq) } else { Look::Other }
     }
 
-    /// Returns how many messages on queue 0 a request has begun.
+    /// Returns how many messages on queue 0 a request has started.
     fn messages_begun(&self, seq: u32, slot: &Slot) -> u32 {
         match self.tx.job {
             Some(Job::Request {
@@ -325,51 +337,52 @@ impl QueuePair {
     }
 }
 
-/// What is looked for among the requests that were started and are not acknowledged, and how far that is.
+/// What to search for among the started, unacknowledged requests, and the progress of the search.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Sought {
-    /// The request that sent the message with this sequence number on queue 0, from the newest request on.
+    /// The request that sent this message on queue 0. The search runs from newest to oldest.
     Message {
         msn: u32,
-        /// The sequence number of the message after those that were not looked at.
+        /// MSN of the message after those not examined yet.
         next: u32,
-        /// Requests that were looked at.
+        /// Number of requests examined.
         newer: u32,
     },
-    /// The Write that may have sent a segment with this header, from the oldest request on.
+    /// The Write that may have sent a segment with this header. The search runs from oldest to
+    /// newest.
     Write {
         header: TaggedHeader,
         segment_len: Option<u16>,
         older: u32,
     },
-    /// The oldest that is not done.
+    /// The oldest incomplete request.
     Oldest { older: u32 },
 }
 
 impl Sought {
-    /// The message with this sequence number, if `next` is that of the message after the last one: count back from it.
+    /// Searches for a message on queue 0; `next` is the MSN after the last one sent.
     pub(super) const fn message(msn: u32, next: u32) -> Self {
         let newer = 0;
         Self::Message { msn, next, newer }
     }
 }
 
-/// With what a request ends that the peer has refused.
+/// How a request that the peer has refused completes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Verdict {
     pub(super) status: WcStatus,
     pub(super) vendor_err: u32,
 }
 
-/// What one look has shown.
+/// The result of examining one request.
 pub(super) enum Look {
     Other,
     Found(u32),
     End,
 }
 
-/// Returns `true` if the Write may have sent a segment with this header. The segment's length, header included, tells more than
-/// the header alone; not every peer returns it.
+/// Returns `true` if the Write may have sent a segment with this header. The segment's length
+/// (header included) narrows the choice, but not every peer returns it.
 fn may_have_sent(slot: &Slot, h: &TaggedHeader, segment_len: Option<u16>) -> bool {
     let (SendOp::Write { remote_addr, rkey }
     | SendOp::WriteImm {
@@ -390,7 +403,7 @@ fn may_have_sent(slot: &Slot, h: &TaggedHeader, segment_len: Option<u16>) -> boo
     if h.last { end == len } else { end < len }
 }
 
-/// Returns how many messages on queue 0 a request sends.
+/// Returns how many messages a request sends on queue 0.
 pub(super) const fn messages(op: &SendOp) -> u32 {
     match op {
         SendOp::Send | SendOp::SendInv(_) | SendOp::WriteImm { .. } => 1,
@@ -399,14 +412,15 @@ pub(super) const fn messages(op: &SendOp) -> u32 {
     }
 }
 
-/// Returns how many of them a request has begun whose next segment is at `off` of `stage`.
+/// Returns how many messages on queue 0 a request has started if its next segment is at `off` of
+/// `stage`.
 const fn messages_begun(op: &SendOp, stage: Stage, off: u32) -> u32 {
     let body = matches!(stage, Stage::Body) && off > 0;
     match op {
         SendOp::Send | SendOp::SendInv(_) => body as u32,
         SendOp::SendImm(_) if body => 2,
         SendOp::SendImm(_) if matches!(stage, Stage::Body) => 1,
-        // The immediate data are the only message of a Write on that queue, and its last.
+        // Immediate data are the last message of a Write, and its only one on that queue.
         _ => 0,
     }
 }
@@ -415,9 +429,8 @@ const fn messages_begun(op: &SendOp, stage: Stage, off: u32) -> u32 {
 mod tests {
     use super::*;
 
-    /// Messages on queue 0 of each kind of request, and how many of them have begun at each of its places.
     #[test]
-    fn messages_are_counted_from_their_first_octet() {
+    fn messages_count_from_first_octet() {
         let write = SendOp::Write {
             remote_addr: 0,
             rkey: 0,

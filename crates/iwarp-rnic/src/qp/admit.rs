@@ -1,6 +1,7 @@
-//! What may come in: the checks of received segments that need the state of the stream (RFC 5041 section 7.1, RFC 5040 section
-//! 7.2). Each is here once, for segments that are taken whole and for those that are read straight to their place. What the
-//! checks allow is carried out in `deliver`; untagged messages that the RNIC itself consumes are in `control`.
+//! Admission checks of received segments that depend on the state of the stream (RFC 5041 section
+//! 7.1, RFC 5040 section 7.2). Segments received as a whole and segments read directly to their
+//! destination share them. `deliver` processes admitted segments; `control` handles untagged
+//! messages for the RNIC itself.
 
 use super::fault::{RxFault, rdmap_code};
 use super::place::Target;
@@ -11,35 +12,36 @@ use crate::{Access, WcStatus};
 use iwarp_proto::ddp::{Header, HeaderError, QueueNumber, TaggedHeader, UntaggedHeader};
 use iwarp_proto::rdmap::{Opcode, ReadRequest, TerminateCode};
 
-/// Why a segment is refused. It is small, so that the loop over small messages carries it for nothing; [`QueuePair::fault_of`] makes
-/// what the peer and the program are told.
+/// Why a segment was refused. It is small, so that it costs the loop over small messages nothing;
+/// [`QueuePair::fault_of`] expands it to what the peer and the program are notified of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// Its header is invalid in itself.
+    /// Its header is invalid by itself.
     Header(HeaderError),
-    /// It is not what the protocol allows here.
+    /// The protocol does not allow it here.
     Protocol(TerminateCode),
-    /// It is no answer to the oldest request.
+    /// It is not the response to the oldest request.
     Answer(TerminateCode),
-    /// Memory refuses its payload.
+    /// Its payload may not be placed.
     Memory(AccessError),
-    /// Memory refuses what a Read Request or an atomic asks for.
+    /// The memory that a Read Request or an atomic names may not be accessed.
     Request(AccessError),
-    /// Memory of our own refuses the answer to an atomic.
+    /// The response to an atomic may not be placed in local memory.
     Sink,
-    /// Its message is longer than the receive.
+    /// Its message is longer than the receive buffer.
     TooLong,
-    /// The STag that it invalidates is not the peer's to end.
+    /// The peer may not invalidate the STag.
     Invalidation,
 }
 
 impl Refusal {
-    /// Its length or its flags are not those of its opcode.
+    /// The length or the flags do not match the opcode.
     pub(super) const MALFORMED: Self = Self::Protocol(TerminateCode::RDMAP_OPERATION_UNSPECIFIED);
 }
 
 impl QueuePair {
-    /// Checks a segment that is read straight to its place, and returns that place; `None` if it has to wait for a receive.
+    /// Checks a segment that is to be read directly to its destination. Returns the destination, or
+    /// `None` if the segment has to wait for a receive.
     pub(super) fn admit_direct<H: Host>(
         &mut self,
         header: &Header,
@@ -53,7 +55,7 @@ impl QueuePair {
             }
             Header::Tagged(h) => {
                 self.admit_write(payload)?;
-                // Whole segments are refused, before anything is placed.
+                // Segments are refused as a whole, before anything is placed.
                 let range = (h.stag, h.to, payload);
                 env.memory
                     .permits(range, Access::REMOTE_WRITE, self.accessor())
@@ -70,7 +72,8 @@ impl QueuePair {
         }
     }
 
-    /// Checks a segment of an RDMA Write, except for what its STag allows: the access to memory itself checks that.
+    /// Checks a segment of an RDMA Write, except for the STag, which is checked by the memory
+    /// access.
     #[inline(always)]
     pub(super) const fn admit_write(&self, payload: u32) -> Result<(), Refusal> {
         //= rfc5041 section 4.1
@@ -90,7 +93,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Checks a segment of the answer to the oldest request.
+    /// Checks a segment of the response to the oldest request.
     #[inline(always)]
     pub(super) fn admit_read_response(
         &self,
@@ -99,7 +102,7 @@ impl QueuePair {
     ) -> Result<Target, Refusal> {
         let fault = |code| Err(Refusal::Answer(code));
         if self.rx.rtr_response_due {
-            // The answer to the RTR message: it has no payload, and no request waits for it.
+            // The response to the RTR message has no payload and no request.
             return match payload == 0 && h.last {
                 true => Ok(Target::Receive { off: 0 }),
                 false => fault(TerminateCode::RDMAP_UNEXPECTED_OPCODE),
@@ -123,7 +126,8 @@ impl QueuePair {
         })
     }
 
-    /// Checks the message sequence number of a queue: only the next one is valid, since TCP keeps the order.
+    /// Checks the message sequence number of a queue. TCP keeps the order, so only the next number
+    /// is valid.
     #[inline(always)]
     pub(super) fn check_msn(&self, queue: u32, msn: u32) -> Result<(), Refusal> {
         //= rfc5041 section 5.3
@@ -137,7 +141,7 @@ impl QueuePair {
         }
     }
 
-    /// Checks an untagged message that the RNIC itself consumes, and that has `len` octets of payload: one segment.
+    /// Checks an untagged message for the RNIC itself, which is always one segment.
     #[inline(always)]
     pub(super) fn admit_control(
         &self,
@@ -168,8 +172,8 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Checks a segment of a Send. Its message takes a receive, if this is its first segment; `false` if there is none, so that the message
-    /// waits, or is lost if [`drops`](Self::drops).
+    /// Checks a segment of a Send. The first segment of a message takes a receive. Returns `false`
+    /// if there is none: the message then waits, or is lost if [`drops`](Self::drops).
     #[inline(always)]
     pub(super) fn admit_send<H: Host>(
         &mut self,
@@ -206,7 +210,7 @@ impl QueuePair {
             //= rfc5041 section 7.1
             //# DDP implementations SHOULD NOT permit system faults to occur repeatedly or
             //# frequently.
-            // What begins without a receive ends without one.
+            // A message that started without a receive ends without one.
             if self.rx.dropping || !self.take_receive(host) {
                 self.no_receive(Header::Untagged(h), ulpdu_len, host)?;
                 return Ok(false);
@@ -230,12 +234,12 @@ impl QueuePair {
         Err(Refusal::TooLong)
     }
 
-    /// Returns `true` if messages are lost that cannot be taken, and the stream goes on.
+    /// Returns `true` if messages that find no receive are dropped and the stream continues.
     pub(super) fn drops(&self) -> bool {
         self.config.receiver_not_ready == ReceiverNotReady::Drop
     }
 
-    /// A message needs a receive, and none is posted: holds it, drops it or refuses it, as the policy says.
+    /// Applies the policy for a message without a posted receive: hold, drop or refuse it.
     #[cold]
     pub(super) fn no_receive<H: Host>(
         &mut self,
@@ -271,7 +275,8 @@ impl QueuePair {
         self.counters.receiver_not_ready = self.counters.receiver_not_ready.wrapping_add(messages);
     }
 
-    /// The error of a segment that is refused, with its header as far as there is one, and with what it asks for if it is a Read Request.
+    /// Returns the error of a refused segment, with as much of its header as could be parsed, and
+    /// with the Read Request if it is one.
     #[cold]
     pub(super) fn fault_of(
         &self,

@@ -1,4 +1,5 @@
-//! The answers to the peer: RDMA Read Responses and the old values of atomics (RFC 5040 section 5.2, RFC 7306 section 5).
+//! Responses to the peer: RDMA Read Responses and atomic responses (RFC 5040 section 5.2, RFC 7306
+//! section 5).
 
 use super::headers::response_header;
 use super::message::has_room_for_control;
@@ -13,19 +14,20 @@ use crate::tally::Counted;
 use iwarp_proto::ddp::TAGGED_HEADER_LEN;
 use iwarp_proto::rdmap::{AtomicResponse, Opcode, ReadRequest};
 
-/// What came of an answer.
+/// The result of planning a response.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// The plan has no room for it. Nothing was done.
+    /// The plan has no room; nothing was planned.
     NoRoom,
-    /// All of it is in the plan.
+    /// The whole response was planned.
     Whole,
-    /// The plan took what it could, or there is nothing to answer with.
+    /// The plan is full, or the response failed.
     Stopped,
 }
 
 impl QueuePair {
-    /// Puts up to `most` answers into the plan, of which none has begun. Returns `false` if there is no room for the next.
+    /// Plans up to `most` responses, the first from its beginning. Returns `false` if there is no
+    /// room for the next one.
     #[inline(never)]
     pub(super) fn send_responses<H: Host>(
         &mut self,
@@ -71,7 +73,7 @@ impl QueuePair {
         true
     }
 
-    /// The oldest answer is in the plan in full.
+    /// Records that the oldest response is planned completely.
     #[inline]
     fn answered_peer(&mut self, plan: &mut TxPlan) {
         self.tx.responses_in_row = self.tx.responses_in_row.saturating_add(1);
@@ -82,7 +84,7 @@ impl QueuePair {
         self.responses.pop();
     }
 
-    /// Counts the answer to the oldest request of the peer, if it is a Read.
+    /// Counts the response to the peer's oldest request if that is a Read.
     #[cold]
     #[inline(never)]
     fn tally_answer(&mut self) {
@@ -91,7 +93,7 @@ impl QueuePair {
         }
     }
 
-    /// Puts the answer to the oldest Read into the plan from `off` on, as far as there is room.
+    /// Plans the response to the oldest Read from `off` on, as far as there is room.
     pub(super) fn continue_response<H: Host>(
         &mut self,
         mut off: u32,
@@ -112,7 +114,7 @@ impl QueuePair {
         let result = out.response(request, &mut off, room);
         let whole = off == request.size;
         match result {
-            // What is in the plan is written first, so that our own requests in it complete.
+            // Write what is planned first, so that local requests in the plan complete.
             Err(_) if !plan.is_empty() => {
                 self.tx.job = (off > 0).then_some(Job::Response { off });
                 return Answer::NoRoom;
@@ -128,7 +130,8 @@ impl QueuePair {
         Answer::Stopped
     }
 
-    /// The region was deregistered between the request and its answer, of which `off` octets are in the plan.
+    /// Handles memory that was deregistered between the request and its response, of which `off`
+    /// octets are planned.
     #[cold]
     #[inline(never)]
     fn lose_response<H: Host>(&mut self, off: u32, e: AccessError, host: &mut H) {
@@ -144,7 +147,7 @@ impl QueuePair {
         self.fail_response(e, &rest, host);
     }
 
-    /// Puts the answer to an atomic into the plan. Returns `false` if there is no room.
+    /// Plans the response to an atomic. Returns `false` if there is no room.
     #[cold]
     #[inline(never)]
     fn answer_atomic(&mut self, plan: &mut TxPlan, w: &Wire<'_, impl Memory>) -> bool {
@@ -182,7 +185,7 @@ impl QueuePair {
 }
 
 impl<M: Memory> Out<'_, '_, M> {
-    /// Appends segments of the answer to a Read from `off` on.
+    /// Appends segments of a Read Response, starting at `off`.
     #[inline]
     fn response(
         &mut self,

@@ -1,4 +1,4 @@
-//! Staging: a buffer for octets that have come from the stream and are not processed yet.
+//! Staging buffers for received octets that are not processed yet.
 
 use crate::AllocError;
 use crate::boxed::{try_box, zeros};
@@ -8,24 +8,24 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use iwarp_proto::ddp::Stag;
 
-/// Sizes of a staging buffer. Those that are too small for one FPDU of any kind are raised.
+/// Sizes of a staging buffer. Sizes too small for one FPDU of any kind are raised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RxSizes {
-    /// Octets of staging: at least one FPDU, and one read behind a part of it.
+    /// Bytes of staging: at least one FPDU and one read after a part of it.
     pub staging: usize,
-    /// Most octets asked of the stream in one read. See [`RX_READ_MAX`].
+    /// Maximum size of one read. See [`RX_READ_MAX`].
     pub read_max: usize,
 }
 
 impl RxSizes {
-    /// What suits a process.
+    /// Default sizes for a process.
     pub const DEFAULT: Self = Self {
         staging: RX_STAGING,
         read_max: RX_READ_MAX,
     };
 
     fn raised(self) -> Self {
-        // Less would ask for headers alone, one by one.
+        // A smaller size would read headers one by one.
         let read_max = self.read_max.max(RX_DIRECT_TAIL);
         Self {
             staging: self.staging.max(MAX_FPDU.saturating_add(read_max)),
@@ -40,30 +40,32 @@ impl Default for RxSizes {
     }
 }
 
-/// A staging buffer. Between FPDUs it is empty and may serve any queue pair. With a part of an FPDU in it, it belongs to
-/// that FPDU's queue pair.
+/// A staging buffer. While it is empty it can serve any queue pair. While it holds a partial FPDU
+/// it belongs to that FPDU's queue pair.
 #[derive(Debug)]
 pub struct RxBuffer {
-    /// The staging, and behind it room for one ULPDU without its markers. A single allocation of this size comes zeroed from the system, and
-    /// what is never used of it is never touched. Smaller pieces would have to be zeroed by hand.
+    /// The staging area, followed by room for one ULPDU without its markers. A single large
+    /// allocation comes zeroed from the system, and unused pages are never touched; smaller ones
+    /// would have to be zeroed explicitly.
     data: Vec<u8>,
-    /// Octets of staging.
+    /// Size of the staging area.
     staging: usize,
     start: usize,
     end: usize,
     read_max: usize,
 }
 
-/// Octets of one ULPDU, at most: what its length field can say.
+/// Maximum octets of one ULPDU (limit of its length field).
 const UNMARKED: usize = u16::MAX as usize;
 
 impl RxBuffer {
-    /// Makes an empty buffer of the [usual sizes](RxSizes::DEFAULT). It takes about 320 KiB of memory; share buffers between queue pairs.
+    /// Creates an empty buffer of the [default sizes](RxSizes::DEFAULT). It takes about 320 KiB of
+    /// memory; share buffers between queue pairs.
     pub fn new() -> Result<Box<Self>, AllocError> {
         Self::with(RxSizes::DEFAULT)
     }
 
-    /// Makes an empty buffer. Everything that it will ever need is allocated here.
+    /// Creates an empty buffer. No later call allocates.
     pub fn with(sizes: RxSizes) -> Result<Box<Self>, AllocError> {
         let sizes = sizes.raised();
         let buffer = Self {
@@ -76,35 +78,35 @@ impl RxBuffer {
         try_box(move || buffer)
     }
 
-    /// Nothing in it.
+    /// Returns `true` if the buffer is empty.
     pub const fn is_empty(&self) -> bool {
         self.start == self.end
     }
 
-    /// Octets in it.
+    /// Returns the number of octets in the buffer.
     pub const fn len(&self) -> usize {
         self.end.wrapping_sub(self.start)
     }
 
-    /// Drops its contents.
+    /// Discards the contents.
     pub const fn clear(&mut self) {
         self.start = 0;
         self.end = 0;
     }
 
-    /// What is in it.
+    /// Returns the contents.
     #[inline]
     pub(super) fn octets(&self) -> &[u8] {
         self.data.get(self.start..self.end).unwrap_or(&[])
     }
 
-    /// Room for one ULPDU without its markers.
+    /// Returns room for one ULPDU without its markers.
     #[inline]
     pub(super) fn unmarked(&mut self) -> &mut [u8] {
         self.data.get_mut(self.staging..).unwrap_or(&mut [])
     }
 
-    /// Returns the octets and the room for an unmarked ULPDU together.
+    /// Returns the contents, and the room for an unmarked ULPDU.
     #[inline]
     pub(super) fn octets_and_unmarked(&mut self) -> (&[u8], &mut [u8]) {
         let at = self.staging.min(self.data.len());
@@ -121,12 +123,12 @@ impl RxBuffer {
         }
     }
 
-    /// Notes that `n` octets were read into [`room`](Self::room).
+    /// Records that `n` octets were read into [`room`](Self::room).
     pub(super) fn filled(&mut self, n: usize) {
         self.end = self.end.saturating_add(n).min(self.staging);
     }
 
-    /// Keeps octets behind those that are in it. Returns how many: all of one FPDU.
+    /// Appends octets of one FPDU. Returns how many were copied: all of them.
     pub(super) fn keep(&mut self, octets: &[u8]) -> usize {
         if self.staging.saturating_sub(self.end) < octets.len() {
             self.move_to_front();
@@ -140,10 +142,10 @@ impl RxBuffer {
         n
     }
 
-    /// Returns where the next octets may be read to, at most `most`.
+    /// Returns room for the next octets, at most `most`.
     pub(super) fn room(&mut self, most: usize) -> &mut [u8] {
         let most = most.min(self.read_max);
-        // A part of an FPDU moves to the front when the space behind it runs out.
+        // Move a partial FPDU to the front if the space after it is too small.
         if self.start > 0 && self.staging.saturating_sub(self.end) < most {
             self.move_to_front();
         }
@@ -151,7 +153,7 @@ impl RxBuffer {
         self.data.get_mut(self.end..end).unwrap_or(&mut [])
     }
 
-    /// Returns `true` if nothing was ever put into the staging.
+    /// Returns `true` if staging was never written.
     #[cfg(test)]
     pub(super) fn is_untouched(&self) -> bool {
         self.data.iter().take(self.staging).all(|octet| *octet == 0)
@@ -159,7 +161,7 @@ impl RxBuffer {
 
     fn move_to_front(&mut self) {
         let (start, end) = (self.start, self.end);
-        // It is always so. With the comparison the compiler knows it, and makes no code for the contrary.
+        // Always true; the comparison lets the compiler drop the bounds checks.
         if start <= end && end <= self.data.len() {
             self.data.copy_within(start..end, 0);
             self.start = 0;
@@ -168,21 +170,21 @@ impl RxBuffer {
     }
 }
 
-/// What [`QueuePair::rx_plan`](super::QueuePair::rx_plan) has said about where the next octets of a stream should be read to.
+/// Where [`QueuePair::rx_plan`](super::QueuePair::rx_plan) wants the next octets of a stream.
 #[derive(Debug)]
 pub struct RxPlan {
-    /// Most runs that it may name.
+    /// Maximum number of runs.
     pub(super) most: usize,
-    /// Octets of them.
+    /// Total length of the runs.
     pub(super) room: usize,
-    /// How many of these octets are in registered memory.
+    /// Length of the runs that are in registered memory.
     pub(super) direct: usize,
-    /// That memory, until the read is over.
+    /// The registered memory in use until the read is finished.
     pub(super) users: Users<[Stag; MAX_SGE as usize]>,
 }
 
 impl RxPlan {
-    /// Makes an empty plan for up to `runs` runs.
+    /// Returns an empty plan for up to `runs` runs.
     pub const fn new(runs: usize) -> Self {
         Self {
             most: runs,
@@ -192,24 +194,25 @@ impl RxPlan {
         }
     }
 
-    /// Ends the use of registered memory: the read that the plan was for is over. [`QueuePair::rx_filled`](super::QueuePair::rx_filled) does
-    /// it too; a driver that waits before it calls that, or does not call it, does it at once.
+    /// Ends the use of registered memory after the read that the plan was for.
+    /// [`QueuePair::rx_filled`](super::QueuePair::rx_filled) does this as well; a driver that
+    /// delays or omits that call calls this function immediately.
     pub fn release<M: Memory>(&mut self, memory: &MemoryTable<M>) {
         self.users.release(memory);
     }
 
-    /// Makes it a plan for nothing, for processing octets that wait in the buffer.
+    /// Clears the plan before octets that are already in the buffer are processed.
     pub const fn clear(&mut self) {
         self.room = 0;
         self.direct = 0;
     }
 
-    /// Returns how many octets the runs can take.
+    /// Returns the total length of the runs.
     pub const fn room(&self) -> usize {
         self.room
     }
 
-    /// Returns how many octets of registered memory the runs name.
+    /// Returns the length of the runs that are in registered memory.
     pub const fn direct(&self) -> usize {
         self.direct
     }
@@ -226,7 +229,7 @@ mod tests {
     };
 
     #[test]
-    fn sizes_that_are_too_small_are_raised() {
+    fn small_sizes_are_raised() {
         let mut buffer = RxBuffer::with(NONE).unwrap();
         assert!(buffer.staging >= MAX_FPDU + buffer.read_max);
         assert_eq!(buffer.room(usize::MAX).len(), RX_DIRECT_TAIL);
@@ -237,11 +240,11 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_an_fpdu_moves_to_the_front_when_the_space_behind_it_runs_out() {
+    fn partial_fpdu_moves_to_front() {
         let mut buffer = RxBuffer::with(NONE).unwrap();
         let (mut put, mut taken) = (0u32, 0u32);
         let mut moved = 0;
-        // Almost all of the largest FPDU is here, whenever there is more to read.
+        // Whenever there is more to read, almost all of the largest FPDU is in the buffer.
         for _ in 0..2000 {
             let from = buffer.start;
             let room = buffer.room(usize::MAX);
@@ -264,9 +267,9 @@ mod tests {
         assert!(moved > 3 && taken > 500_000, "{moved} {taken}");
     }
 
-    /// Octets are moved only if what comes next does not fit behind them.
+    /// Octets move only if the next ones do not fit after them.
     #[test]
-    fn octets_that_leave_enough_space_behind_them_stay_where_they_are() {
+    fn octets_stay_while_next_fits() {
         type Next = fn(&mut RxBuffer) -> usize;
         let reads: Next = |buffer| buffer.room(usize::MAX).len();
         let keeps: Next = |buffer| buffer.keep(&[8; RX_DIRECT_TAIL]);
@@ -284,9 +287,8 @@ mod tests {
         }
     }
 
-    /// What is kept is whole, wherever the octets before it lie.
     #[test]
-    fn a_cut_fpdu_is_kept_as_a_whole() {
+    fn cut_fpdu_is_kept() {
         for left in [0, 1, 3, 900] {
             for free in [0, 1, 5, 99, 100, 101] {
                 let mut buffer = RxBuffer::with(NONE).unwrap();
@@ -303,9 +305,9 @@ mod tests {
         }
     }
 
-    /// The same for one that takes up most of the staging, and begins near its front.
+    /// A long FPDU takes up most of the staging and begins near its front.
     #[test]
-    fn the_longest_fpdu_is_kept_as_a_whole_wherever_it_begins() {
+    fn longest_fpdu_is_kept() {
         for before in [1, 700, 30_000, 60_000] {
             let mut buffer = RxBuffer::with(NONE).unwrap();
             let left = buffer.staging - before;

@@ -1,5 +1,5 @@
-//! Untagged messages that the RNIC itself consumes: Read Requests, atomics and their answers, immediate data,
-//! Terminate (RFC 5040 sections 5.2 and 5.4, RFC 7306 sections 5 and 6).
+//! Untagged messages for the RNIC itself: Read Requests, atomics and their responses, immediate
+//! data, and Terminate (RFC 5040 sections 5.2 and 5.4, RFC 7306 sections 5 and 6).
 
 use super::admit::Refusal;
 use super::place::Target;
@@ -15,7 +15,8 @@ use iwarp_proto::rdmap::{
 };
 
 impl QueuePair {
-    /// Processes an untagged message that the RNIC itself consumes, except for Read Requests. Each of them fits one segment.
+    /// Processes an untagged message for the RNIC itself, except for Read Requests. Each fits one
+    /// segment.
     #[inline(never)]
     pub(super) fn control<H: Host>(&mut self, ulpdu: &[u8], env: &mut Env<'_, H>) -> Step {
         let h = match UntaggedHeader::parse(ulpdu) {
@@ -30,7 +31,7 @@ impl QueuePair {
                 self.terminate(payload, env.host);
                 return Step::Again;
             }
-            // Immediate data, with or without a solicited event.
+            // Immediate data, solicited or not.
             _ => self.immediate(h, payload, env),
         };
         match step {
@@ -63,7 +64,7 @@ impl QueuePair {
         //# On a single RDMAP Stream, the RDMAP layer MUST guarantee placement of a
         //# single Terminate Message.
         self.count_message();
-        // Mistakes in it do not matter: the stream is over, and a Terminate is not answered.
+        // Errors in a Terminate are ignored: the stream is over, and a Terminate is never answered.
         //= rfc5040 section 5.4
         //# * One Terminate Message MUST consume one Untagged Buffer.
         let terminate = Terminate::parse(payload).map(|(t, _)| t);
@@ -129,14 +130,14 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Queues an answer, within the IRD.
+    /// Queues a response, within the IRD.
     #[inline(always)]
     fn respond(&mut self, response: Response) -> Result<(), Refusal> {
         //= rfc5040 section 6.1
         //# For inbound RDMA Read Requests, the RDMAP layer MUST NOT exceed
         //# the maximum number of outstanding, inbound RDMA Read Requests that
         //# were negotiated between the ULP and the Local Peer's RDMAP layer.
-        // If no Reads were granted, only the RTR message by Read is allowed, which reads nothing.
+        // If no Reads were granted, only an RTR message by Read is allowed, which reads nothing.
         let nothing = matches!(response, Response::Read(ReadRequest { size: 0, .. }));
         if self.responses.limit() == 0 && !nothing || !self.responses.push(response) {
             return Err(Refusal::Protocol(TerminateCode::DDP_UNTAGGED_NO_BUFFER));
@@ -192,7 +193,7 @@ impl QueuePair {
         Ok(Step::Next)
     }
 
-    /// Carries out an atomic, and returns the word as it was before.
+    /// Performs an atomic operation. Returns the word's old value.
     fn carry_out<H: Host>(&self, r: &AtomicRequest, env: &Env<'_, H>) -> Result<u64, Refusal> {
         //= rfc7306 section 5.2.1
         //# At the Responder, an error MUST be surfaced in response to delivery to
@@ -307,7 +308,7 @@ impl QueuePair {
                 &r.original.to_ne_bytes(),
             )
             .map_err(|_| Refusal::Sink)?;
-        // The answer is counted where all answers are.
+        // Responses are counted in `answered`.
         self.expect_next(h.qn);
         Ok(self.answered(env))
     }
@@ -320,12 +321,12 @@ impl QueuePair {
     ) -> Result<Step, Refusal> {
         self.admit_control(h, payload, Immediate::LEN)?;
         if self.rx.receiving {
-            // It comes in the middle of a Send on the same queue.
+            // It interrupts a Send on the same queue.
             return Err(Refusal::Protocol(TerminateCode::DDP_UNTAGGED_INVALID_MSN));
         }
         let immediate = Immediate::parse(payload).ok_or(Refusal::MALFORMED)?;
         if self.rx.immediate.is_some() {
-            // The Send of the earlier ones has to come first.
+            // The Send of the earlier immediate data must come first.
             return Err(Refusal::Protocol(TerminateCode::RDMAP_UNEXPECTED_OPCODE));
         }
         if immediate.belongs_to_send() {
@@ -362,7 +363,7 @@ impl QueuePair {
         Ok(Step::Next)
     }
 
-    /// Passes over immediate data that stand for a message which is lost.
+    /// Skips immediate data of a lost message.
     #[cold]
     fn lose_immediate(&mut self) -> Step {
         self.rx.dropping = false;
@@ -372,10 +373,10 @@ impl QueuePair {
     }
 }
 
-/// Adds field by field; a set bit of `mask` is the top bit of a field, and drops the carry out of it
-/// (RFC 7306 section 5.1.1).
+/// Adds field by field; a set bit of `mask` is the top bit of a field, and the carry out of it is
+/// dropped (RFC 7306 section 5.1.1).
 const fn masked_add(a: u64, b: u64, mask: u64) -> u64 {
-    // The top bits are added without carry, so no field can reach into the next.
+    // The top bits are added without carry, so that no field overflows into the next one.
     ((a & !mask).wrapping_add(b & !mask)) ^ ((a ^ b) & mask)
 }
 
@@ -398,9 +399,9 @@ mod tests {
         result
     }
 
-    /// Two fields of 16 bits in the lowest 32: no carry leaves a field, also not out of its top bit.
+    /// Two fields of 16 bits in the low 32 bits: no carry leaves a field.
     #[test]
-    fn fields_are_added_by_themselves() {
+    fn masked_add_keeps_fields_apart() {
         let cases = [
             (0x00ff_00ff, 0x0001_0001, 0x0100_0100),
             (0xffff_ffff, 0x0001_0001, 0),

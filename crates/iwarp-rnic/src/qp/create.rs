@@ -1,4 +1,4 @@
-//! How a queue pair is made.
+//! Creation of a queue pair.
 
 use super::{
     CreateError, Events, QpConfig, QueuePair, StreamTimes, XrcEnd, acknowledge, life, response, rx,
@@ -11,11 +11,11 @@ use crate::limits::{MAX_INLINE, MAX_IRD, MAX_ORD, MAX_QP_WR, MAX_SGE};
 use crate::receive_queue::{ReceiveQueue, TakenRecv};
 use alloc::boxed::Box;
 
-/// What a queue pair allocates.
+/// The allocations of a queue pair.
 struct Queues {
     sq: send_queue::SendQueue,
     rq: ReceiveQueue,
-    /// Room for the receive that is being filled.
+    /// The receive that is being filled.
     receive: TakenRecv,
     responses: response::ResponseQueue,
     tagged: tagged::Tagged,
@@ -33,7 +33,7 @@ impl Queues {
         {
             return Err(CreateError::Invalid);
         }
-        // What a shared queue allows is not known here.
+        // The limits of a shared receive queue are not known here.
         let (rq_depth, receive) = match c.shared_receive {
             true => (0, TakenRecv::new(MAX_SGE)?),
             false => (c.max_recv_wr, TakenRecv::new(c.max_recv_sge)?),
@@ -50,14 +50,13 @@ impl Queues {
     }
 }
 
-/// Create.
 impl QueuePair {
-    /// Makes a queue pair in state RESET.
+    /// Creates a queue pair in state RESET.
     pub fn new(config: QpConfig) -> Result<Self, CreateError> {
         Ok(Self::with(config, Queues::new(&config)?))
     }
 
-    /// Makes a queue pair in state RESET, in memory of its own, so that it needs little of the stack.
+    /// Creates a queue pair in state RESET, directly in a box, which needs little stack.
     pub fn boxed(config: QpConfig) -> Result<Box<Self>, CreateError> {
         let queues = Queues::new(&config)?;
         Ok(try_box(move || Self::with(config, queues))?)
@@ -85,9 +84,9 @@ impl QueuePair {
         }
     }
 
-    /// Sets what a peer may do through this queue pair: REMOTE_READ, REMOTE_WRITE and REMOTE_ATOMIC of `access`, as
-    /// `qp_access_flags` of `ibv_modify_qp(3)`. A new queue pair allows all that a region allows.
-    /// The initiator of an extended reliable connection allows nothing.
+    /// Sets what a peer may do through this queue pair: REMOTE_READ, REMOTE_WRITE and REMOTE_ATOMIC
+    /// of `access`, like `qp_access_flags` of `ibv_modify_qp(3)`. By default everything that a
+    /// region allows is allowed. An XRC initiator allows nothing.
     pub const fn set_remote_access(&mut self, access: Access) {
         self.remote = match self.xrc_end() {
             Some(XrcEnd::Initiator) => Access::empty(),
@@ -95,11 +94,12 @@ impl QueuePair {
         };
     }
 
-    /// Allows the program to change octets while they are being sent (`true`), as hypervisors do that copy a running guest.
+    /// Allows the program to change memory while it is being sent (`true`), as hypervisors do when
+    /// they copy a running guest.
     ///
-    /// Payload is then copied before its CRC is computed, and the peer gets some state of it. Without the copy the CRC would be
-    /// wrong and the peer would end the stream. Hardware reads memory once and has no such problem, so programs rely on it. This
-    /// costs up to a tenth of the bandwidth.
+    /// Payload is then copied before its CRC is computed, and the peer receives a consistent FPDU.
+    /// Without the copy the CRC would be wrong, and the peer would end the stream. Hardware reads
+    /// memory only once, so programs rely on this. It costs up to a tenth of the bandwidth.
     pub const fn set_snapshot(&mut self, on: bool) {
         self.config.snapshot = on;
     }

@@ -1,5 +1,5 @@
-//! The meaning of received segments: each is admitted (`admit`), placed (`place`), and, if it is the last of its message, delivered
-//! (RFC 5040 section 5, RFC 7306 sections 5 and 6).
+//! Processing of received segments: each is admitted (`admit`) and placed (`place`); the last one
+//! of a message is delivered (RFC 5040 section 5, RFC 7306 sections 5 and 6).
 
 use super::admit::Refusal;
 use super::fault::RxFault;
@@ -17,17 +17,19 @@ use iwarp_proto::ddp::{
 use iwarp_proto::rdmap::{Opcode, ReadRequest};
 
 impl QueuePair {
-    /// Returns `true` while the next FPDU means something by itself, whatever is in it ([`hear`](Self::hear)).
+    /// Returns `true` while the arrival of the next FPDU has an effect regardless of its contents
+    /// ([`hear`](Self::hear)).
     #[inline]
     pub(super) const fn listens(&self) -> bool {
         !self.life.has_heard() || self.rx.rtr_send_expected
     }
 
-    /// Notes what the first FPDUs of a stream mean by themselves. Returns `true` if this one has nothing more to say.
+    /// Applies the effects of a stream's first FPDUs. Returns `true` if this FPDU needs no further
+    /// processing.
     #[cold]
     pub(super) fn hear(&mut self, ulpdu: &[u8]) -> bool {
         if self.life.has_heard() {
-            // The RTR message is the first FPDU or none.
+            // Only the first FPDU can be the RTR message.
             self.rx.rtr_send_expected = false;
             return false;
         }
@@ -36,7 +38,8 @@ impl QueuePair {
         if self.life.hear() == Heard::Established {
             self.events |= Events::ESTABLISHED;
         }
-        // RFC 6581 section 9.2 speaks of a zero-length FULPDU; we also accept an FPDU without a header.
+        // RFC 6581 section 9.2 specifies a zero-length FULPDU; an FPDU without a header is
+        // accepted, too.
         let is_rtr = ulpdu.is_empty() && self.rx.rtr_send_expected;
         if is_rtr {
             self.rx.rtr_send_expected = false;
@@ -50,7 +53,8 @@ impl QueuePair {
     //= rfc5044 section A.4
     //# However, MPA receivers MUST NOT depend on FPDU Alignment on TCP segment
     //# boundaries.
-    /// Processes one whole ULPDU. With `Step::Hold` nothing has changed and the ULPDU must be offered again.
+    /// Processes one whole ULPDU. After `Step::Hold` nothing has changed, and the ULPDU must be
+    /// offered again.
     #[inline(never)]
     pub(super) fn receive_ulpdu<H: Host>(&mut self, ulpdu: &[u8], env: &mut Env<'_, H>) -> Step {
         //= rfc5044 section 3
@@ -68,7 +72,7 @@ impl QueuePair {
         }
     }
 
-    /// As [`receive_ulpdu`](Self::receive_ulpdu), for the loop that takes neither Writes nor Sends.
+    /// Like [`receive_ulpdu`](Self::receive_ulpdu), for the loop over neither Writes nor Sends.
     #[inline(always)]
     pub(super) fn receive_other<H: Host>(&mut self, ulpdu: &[u8], env: &mut Env<'_, H>) -> Step {
         if Header::is_any_of(ulpdu, &[Opcode::READ_RESPONSE]) {
@@ -80,7 +84,7 @@ impl QueuePair {
         }
     }
 
-    /// As [`receive_ulpdu`](Self::receive_ulpdu), for a ULPDU whose control octets are those of a Write.
+    /// Like [`receive_ulpdu`](Self::receive_ulpdu), for the control octets of a Write.
     #[inline(always)]
     pub(super) fn receive_write<H: Host>(&mut self, ulpdu: &[u8], env: &mut Env<'_, H>) -> Step {
         match self.write(ulpdu, env) {
@@ -89,7 +93,7 @@ impl QueuePair {
         }
     }
 
-    /// Memory has refused a segment of a Write, or the segment is invalid.
+    /// Refuses or drops a segment of a Write that is invalid or may not be placed.
     #[cold]
     #[inline(never)]
     fn refuse_write<H: Host>(&mut self, refusal: Refusal, ulpdu: &[u8], host: &mut H) -> Step {
@@ -104,13 +108,14 @@ impl QueuePair {
         }
     }
 
-    /// Returns `true` if the last whole message is an RDMA Write that is lost, so that its immediate data are lost, too.
+    /// Returns `true` if the last whole message is a lost RDMA Write; its immediate data are lost,
+    /// too.
     pub(super) fn has_lost_write(&self) -> bool {
         let lost = self.rx.lost_write;
         lost.is_some_and(|before| before.wrapping_add(1) == self.counters.rx_messages)
     }
 
-    /// As [`receive_ulpdu`](Self::receive_ulpdu), for a ULPDU whose control octets are those of a Send.
+    /// Like [`receive_ulpdu`](Self::receive_ulpdu), for the control octets of a Send.
     #[inline(always)]
     pub(super) fn receive_send<H: Host>(&mut self, ulpdu: &[u8], env: &mut Env<'_, H>) -> Step {
         let h = match UntaggedHeader::parse(ulpdu) {
@@ -130,7 +135,7 @@ impl QueuePair {
         }
     }
 
-    /// Goes on after a whole segment of a Send that has no receive.
+    /// Continues after a whole segment of a Send without a receive.
     #[cold]
     #[inline(never)]
     fn without_receive<H: Host>(
@@ -145,8 +150,8 @@ impl QueuePair {
         }
     }
 
-    /// As [`receive_write`](Self::receive_write), outside of the loop: for a Write that may be lost, and for one without payload, which may
-    /// be a note.
+    /// Like [`receive_write`](Self::receive_write), outside the loop: for a Write that may be lost,
+    /// and for an empty one, which may be a note.
     #[inline(never)]
     fn receive_lone_write<H: Host>(&mut self, ulpdu: &[u8], env: &mut Env<'_, H>) -> Step {
         if let Err(refusal) = self.write(ulpdu, env) {
@@ -156,7 +161,7 @@ impl QueuePair {
             && let Some(h) = TaggedHeader::decode(ulpdu)
         {
             if h.stag == STAG_OF_NOTHING {
-                // The protocol's own, such as a note: the peer's program has sent no message.
+                // Notes and the like are not messages of the peer's program.
                 self.rx.writes = self.rx.writes.wrapping_sub(1);
             }
             return match self.heed(h, env.host) {
@@ -201,7 +206,7 @@ impl QueuePair {
         Step::Failed
     }
 
-    /// As above, for a segment that is not at hand any more.
+    /// Ends the stream because of a segment whose octets are gone.
     #[cold]
     #[inline(never)]
     pub(super) fn refuse_known<H: Host>(
@@ -216,7 +221,6 @@ impl QueuePair {
         Step::Failed
     }
 
-    /// Processes a whole segment of a Write.
     #[inline(always)]
     fn write<H: Host>(&mut self, ulpdu: &[u8], env: &Env<'_, H>) -> Result<(), Refusal> {
         let h = TaggedHeader::decode(ulpdu).ok_or(Refusal::Header(HeaderError::TooShort))?;
@@ -232,7 +236,6 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Processes a whole segment of a Read Response.
     #[inline(always)]
     fn read_response<H: Host>(
         &mut self,
@@ -247,7 +250,6 @@ impl QueuePair {
         Ok(self.finish_read_response(h, len, env))
     }
 
-    /// Places the payload of a whole segment.
     #[inline(always)]
     fn place<H: Host>(
         &self,
@@ -270,13 +272,13 @@ impl QueuePair {
         }
     }
 
-    /// An untagged message is whole.
+    /// Advances the queue after a whole untagged message, and counts it.
     pub(super) fn advance_msn(&mut self, qn: u32) {
         self.expect_next(qn);
         self.count_message();
     }
 
-    /// Expects the next message of a queue from now on.
+    /// Advances the expected sequence number of a queue.
     pub(super) fn expect_next(&mut self, qn: u32) {
         if let Some(msn) = self.rx.msn.get_mut(qn as usize) {
             *msn = msn.wrapping_add(1);
@@ -293,7 +295,7 @@ impl QueuePair {
         self.rx.receiving = if !host.receiver_ready() {
             false
         } else if self.config.shared_receive {
-            // The one that the last message did not need, or the next.
+            // The receive left over from the last message, or the next one.
             core::mem::take(&mut self.tagged.spare)
                 || host.take_shared_receive(&mut self.rx.receive)
         } else {
@@ -302,14 +304,15 @@ impl QueuePair {
         self.rx.receiving
     }
 
-    /// Ends the stream as RFC 5041 section 7.1 has it, after the time that the policy gives a held Send.
+    /// Ends the stream as required by RFC 5041 section 7.1, after the time for which the policy
+    /// holds a Send.
     pub(super) fn hold_ends<H: Host>(&mut self, host: &mut H) {
         if let Some(missed) = self.rx.missed {
             self.fail_stream(&RxFault::no_buffer(&missed), host);
         }
     }
 
-    /// All payload of a segment that was read straight to its place is there.
+    /// Completes a segment that was read directly to its destination.
     pub(super) fn finish_direct<H: Host>(
         &mut self,
         header: &Header,
@@ -339,7 +342,7 @@ impl QueuePair {
     //= rfc5041 section 4.2
     //# At the Data Sink, the DDP MUST provide the STag field when the ULP Message
     //# is delivered.
-    /// All payload of a segment of the oldest request's answer is placed.
+    /// Completes a placed segment of the response to the oldest request.
     #[inline]
     fn finish_read_response<H: Host>(
         &mut self,
@@ -359,7 +362,7 @@ impl QueuePair {
         Step::Next
     }
 
-    /// All payload of a segment of an RDMA Write is placed.
+    /// Completes a placed segment of an RDMA Write.
     #[inline(always)]
     fn finish_write(&mut self, h: TaggedHeader, payload: u32) {
         self.count_payload(payload);
@@ -369,7 +372,7 @@ impl QueuePair {
         }
     }
 
-    /// Counts the RDMA Write that has been placed.
+    /// Counts the placed RDMA Write.
     #[cold]
     #[inline(never)]
     fn tally_write(&mut self) {
@@ -377,10 +380,10 @@ impl QueuePair {
         self.sq.tally.add_peers(Counted::RemoteWrite, octets);
     }
 
-    /// A segment of an RDMA Write is over, whether or not its payload was placed.
+    /// Ends a segment of an RDMA Write, whether or not its payload was placed.
     #[inline(always)]
     const fn end_write_segment(&mut self, h: TaggedHeader, payload: u32) {
-        // `admit_write` has seen that it does not wrap.
+        // `admit_write` has checked that this does not wrap.
         let message_len = self.rx.write_len.wrapping_add(payload);
         if h.last {
             //= rfc5040 section 5.1
@@ -395,7 +398,7 @@ impl QueuePair {
         }
     }
 
-    /// All payload of a segment of a Send is placed.
+    /// Completes a placed segment of a Send.
     #[inline(always)]
     fn finish_send<H: Host>(
         &mut self,
@@ -407,7 +410,7 @@ impl QueuePair {
         self.end_send_segment(h, payload, env)
     }
 
-    /// A segment of a Send is over, whether or not its payload was placed.
+    /// Ends a segment of a Send, whether or not its payload was placed.
     #[inline(always)]
     fn end_send_segment<H: Host>(
         &mut self,
@@ -432,7 +435,7 @@ impl QueuePair {
         self.deliver_send(h, payload, env)
     }
 
-    /// The answer to the oldest request is complete.
+    /// Completes the oldest request with a response.
     pub(super) fn answered<H: Host>(&mut self, env: &mut Env<'_, H>) -> Step {
         let Some(awaited) = self.sq.awaited.pop() else {
             return Step::Next;
@@ -445,7 +448,7 @@ impl QueuePair {
         Step::Next
     }
 
-    /// Completes a request whose answer is delivered.
+    /// Completes a request whose response is delivered.
     #[inline]
     fn complete_answered<H: Host>(&mut self, awaited: &Awaited, host: &mut H) {
         //= rfc5040 section 5.2.2
@@ -466,11 +469,11 @@ impl QueuePair {
         } else {
             self.complete_request(awaited.seq, host);
         }
-        // It may have been the last one for which a send queue that is being drained waited.
+        // A draining send queue may have waited for it.
         self.note_drained();
     }
 
-    /// As [`answered`](Self::answered), for a Read with Invalidate or one of our own.
+    /// Like [`answered`](Self::answered), for a Read with Invalidate or an internal one.
     #[cold]
     #[inline(never)]
     fn answered_special<H: Host>(&mut self, awaited: &Awaited, env: &mut Env<'_, H>) -> Step {
@@ -482,7 +485,8 @@ impl QueuePair {
         Step::Next
     }
 
-    /// Ends the STag of a Read's sink, and completes the Read: later, if the memory is in use.
+    /// Invalidates the STag of a Read's sink and completes the Read, or does so later if the memory
+    /// is in use.
     #[cold]
     #[inline(never)]
     fn answered_with_invalidate<H: Host>(
@@ -490,7 +494,7 @@ impl QueuePair {
         awaited: &Awaited,
         env: &mut Env<'_, H>,
     ) -> Step {
-        // Such a Read is posted with one element.
+        // Such a Read has one element.
         let sink = self.sq.first_of(awaited.seq).map_or(Stag(0), Sge::stag);
         match env.memory.invalidate(sink, self.accessor(), false) {
             Ok(true) => {
@@ -501,7 +505,7 @@ impl QueuePair {
                 self.rx.ending = Some((sink, Ended::Read(*awaited)));
                 Step::Again
             }
-            // Another request has ended it meanwhile, or it is none that requests can end.
+            // Another request has invalidated it meanwhile, or it cannot be invalidated.
             Err(_) => {
                 self.fail_request(awaited.seq, WcStatus::LocalProtection, env.host);
                 Step::Failed
@@ -537,7 +541,7 @@ impl QueuePair {
         Step::Next
     }
 
-    /// Delivers a Send that does more than complete its receive, or whose receive is counted.
+    /// Delivers a Send that invalidates, or whose receive is counted.
     #[inline(never)]
     fn deliver_apart<H: Host>(
         &mut self,
@@ -557,7 +561,7 @@ impl QueuePair {
         Step::Next
     }
 
-    /// Ends a Send that had no receive: the RTR message, or one that is lost.
+    /// Ends a Send without a receive: the RTR message, or a lost one.
     #[cold]
     const fn end_without_receive(&mut self) -> Step {
         if self.rx.dropping {
@@ -569,7 +573,7 @@ impl QueuePair {
         Step::Next
     }
 
-    /// The completion of a Send.
+    /// Returns the completion of a Send.
     #[inline(always)]
     pub(super) fn send_cqe(&mut self, h: UntaggedHeader, byte_len: u32) -> Cqe {
         //= rfc5041 section 5.4
@@ -592,7 +596,8 @@ impl QueuePair {
         cqe
     }
 
-    /// Ends the STag that a Send with Invalidate names, and delivers the Send: later, if the memory is in use.
+    /// Invalidates the STag of a Send with Invalidate and delivers the Send, or does so later if
+    /// the memory is in use.
     #[cold]
     #[inline(never)]
     fn deliver_with_invalidate<H: Host>(
@@ -628,7 +633,7 @@ impl QueuePair {
         Step::Next
     }
 
-    /// Completes what has ended an STag that was in use. Returns `false` if it still is.
+    /// Completes what waits for an invalidation. Returns `false` if the memory is still in use.
     #[inline]
     pub(super) fn end_invalidation<H: Host>(&mut self, env: &mut Env<'_, H>) -> bool {
         let Some((stag, ended)) = self.rx.ending else {
@@ -661,8 +666,8 @@ impl QueuePair {
         }
     }
 
-    /// Completes the receive of a Send, without counting it. What completes others calls
-    /// [`finish_other`](Self::finish_other), so that there is one caller.
+    /// Completes the receive of a Send without counting it. Other completions go through
+    /// [`finish_other`](Self::finish_other), so that this is inlined once.
     #[inline(always)]
     fn finish_receive<H: Host>(&mut self, cqe: Cqe, host: &mut H) {
         self.rx.receiving = false;

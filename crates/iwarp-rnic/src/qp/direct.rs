@@ -1,5 +1,5 @@
-//! Reading a large payload straight to its destination (no CRC and no markers: nothing has to be verified
-//! first).
+//! Direct reading: a large payload is read from the stream to its destination. It requires a stream
+//! without CRC and markers, because nothing can be verified first.
 
 use super::admit::Refusal;
 use super::buffer::RxPlan;
@@ -12,22 +12,23 @@ use crate::memory::{Memory, MemoryTable};
 use iwarp_proto::ddp::{self, Header};
 use iwarp_proto::mpa::framing::{CRC_LEN, MPA_LEN_FIELD, pad_len};
 
-/// An FPDU whose payload is being read straight to its destination.
+/// An FPDU whose payload is being read directly to its destination.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Direct {
     pub(super) header: Header,
     pub(super) target: Target,
-    /// Payload of the whole segment.
+    /// Payload of the whole segment, in octets.
     pub(super) payload: u32,
-    /// Payload that is placed.
+    /// Payload placed so far.
     pub(super) placed: u32,
-    /// Payload that may be read directly; the rest comes through staging so that it becomes visible last.
+    /// End of the payload that may be read directly. The rest goes through staging, so that it
+    /// becomes visible last.
     pub(super) direct_end: u32,
     pub(super) ulpdu_len: u16,
 }
 
 impl Direct {
-    /// Octets of the FPDU that have not come.
+    /// Returns how many octets of the FPDU are missing.
     pub(super) fn rest(&self) -> usize {
         let payload = self.payload.saturating_sub(self.placed) as usize;
         payload
@@ -37,8 +38,9 @@ impl Direct {
 }
 
 impl QueuePair {
-    /// Visits the memory that the rest of a segment's payload is read to, `want` octets. Returns how many octets it named: fewer
-    /// if there are too many runs, or if a region was deregistered meanwhile, which `rx_filled` reports.
+    /// Adds the destination of the next `want` octets of payload to the plan. Returns how many
+    /// octets it added: fewer if there are too many runs or a region was deregistered, which
+    /// `rx_filled` reports.
     pub(super) fn plan_direct<'t, M: Memory>(
         &'t self,
         d: &Direct,
@@ -47,7 +49,7 @@ impl QueuePair {
         plan: &mut RxPlan,
         visit: &mut impl FnMut(Run<'t>),
     ) -> usize {
-        // One run is kept for staging.
+        // One run is reserved for staging.
         let mut left = plan.most.saturating_sub(1);
         let mut direct = 0usize;
         let (places, who) = (self.places(memory), self.accessor());
@@ -56,7 +58,7 @@ impl QueuePair {
             if left == 0 {
                 return Ok(());
             }
-            // There is room for every element of a request.
+            // The list has room for all elements of a request.
             if let Some(span) = users.check(memory, (stag, to, len), need, who)? {
                 for fragment in span.fragments().take(left) {
                     left = left.wrapping_sub(1);
@@ -69,8 +71,8 @@ impl QueuePair {
         direct
     }
 
-    /// Handles an FPDU that has come in part: if its header is there and much of its payload is not, begins direct reading. Returns how
-    /// many octets were taken.
+    /// Handles a partial FPDU: starts direct reading if the header has arrived and much of the
+    /// payload has not. Returns how many octets were consumed.
     #[inline(never)]
     pub(super) fn begin_direct<H: Host>(
         &mut self,
@@ -96,7 +98,7 @@ impl QueuePair {
             return (0, Step::NeedMore);
         }
         match self.try_direct(ulpdu, body, ulpdu_len, payload as u32, env) {
-            // More is missing than the tail, so these were all.
+            // More octets are missing than the tail has, so all were consumed.
             Ok(Begun::Direct) => (octets.len(), Step::NeedMore),
             Ok(Begun::Hold) => (0, Step::Hold),
             Ok(Begun::No) => (0, Step::NeedMore),
@@ -107,7 +109,7 @@ impl QueuePair {
         }
     }
 
-    /// Admits the segment, and places what has come of its payload.
+    /// Admits the segment and places the payload that has arrived.
     fn try_direct<H: Host>(
         &mut self,
         ulpdu: &[u8],
@@ -116,7 +118,8 @@ impl QueuePair {
         payload: u32,
         env: &mut Env<'_, H>,
     ) -> Result<Begun, Refusal> {
-        // What may be lost is decided about a whole segment, and memory whose pages may be missing is never read to directly.
+        // Segments that may be lost are processed as a whole, and memory whose pages may be missing
+        // is never read into directly.
         if self.drops() || env.memory.has_on_demand() {
             return Ok(Begun::No);
         }
@@ -131,7 +134,7 @@ impl QueuePair {
             return Ok(Begun::Hold);
         };
         let tail = match header {
-            // Programs wait for a Write by looking at its last octet.
+            // Programs poll the last octet of a Write.
             Header::Tagged(h) if h.last => WRITE_TAIL,
             _ => 0,
         };
@@ -146,12 +149,12 @@ impl QueuePair {
             direct_end: payload.saturating_sub(tail),
             ulpdu_len,
         });
-        // The mode stays on for the small FPDU that ends a message.
+        // Stay in this mode for the small FPDU that ends a message.
         self.rx.large = 3;
         Ok(Begun::Direct)
     }
 
-    /// Goes on with an FPDU in direct reading. Returns how many octets were taken.
+    /// Continues the FPDU in direct reading. Returns how many octets were consumed.
     #[inline(never)]
     pub(super) fn continue_direct<H: Host>(
         &mut self,
@@ -159,7 +162,7 @@ impl QueuePair {
         octets: &[u8],
         env: &mut Env<'_, H>,
     ) -> (usize, Step) {
-        // Payload may still come through staging, if it was read together with an earlier FPDU.
+        // Payload read together with an earlier FPDU still comes through staging.
         let want = d.direct_end.saturating_sub(d.placed) as usize;
         let part = if want > 0 {
             octets.get(..octets.len().min(want))
@@ -172,7 +175,7 @@ impl QueuePair {
         let tail = d.payload.saturating_sub(d.placed) as usize;
         let here = part.get(..part.len().min(tail)).unwrap_or(&[]);
         let places = self.places(env.memory);
-        // Where more is wanted, also if no octets are here, so that a region that was deregistered is noticed.
+        // Check this even without octets, to notice a region that was deregistered.
         let placed = places
             .permits(d.target, d.placed, want as u32)
             .and_then(|()| places.write(d.target, d.placed, here));
@@ -196,11 +199,11 @@ impl QueuePair {
     }
 }
 
-/// What became of an FPDU that has come in part.
+/// The result of handling a partial FPDU.
 enum Begun {
     Direct,
-    /// It has to wait for a receive.
+    /// It waits for a receive.
     Hold,
-    /// It is taken when it is whole.
+    /// It is processed once it is complete.
     No,
 }

@@ -1,13 +1,16 @@
-//! The farewell of a queue pair that is connected by GID and number and leaves: it tells the peer which of its messages have arrived.
+//! The farewell of a queue pair that was connected by GID and number: before it leaves, it notifies
+//! the peer which messages have arrived.
 //!
-//! On InfiniBand a responder acknowledges a message when it has placed it. A program may therefore destroy its queue pair as soon as it has
-//! the last message, and the sender's request still completes. Here the sender learns that from the answer to a probe
-//! (see `acknowledge`), which stands behind the message in the stream: a queue pair that is destroyed in between never reads the
-//! probe, and the request would fail although its message has arrived.
+//! On InfiniBand a responder acknowledges a message when it has placed it. A program may therefore
+//! destroy its queue pair as soon as it has the last message, and the sender's request still
+//! completes. Here the sender waits for the response to a probe (see `acknowledge`), which follows
+//! the message in the stream. A queue pair destroyed in between never reads the probe, and the
+//! request would fail although its message has arrived.
 //!
-//! So the end that leaves sends one more note (see `numbered`), behind its answers: how many messages of the peer it has processed. The peer
-//! completes exactly these. Messages are Sends, immediate data and RDMA Writes; both ends count them from the start of the stream. Zero-length
-//! Writes with the STag that stands for nothing are the protocol's own and are not counted.
+//! The leaving end therefore sends one more note (see `numbered`) after its responses: how many
+//! messages of the peer it has processed. The peer completes exactly these. Messages are Sends,
+//! immediate data and RDMA Writes; both ends count them from the start of the stream. Zero-length
+//! Writes with the reserved STag belong to the protocol and are not counted.
 
 use super::acknowledge::messages;
 use super::send_queue::Slot;
@@ -15,25 +18,27 @@ use super::tx::{Job, Stage};
 use super::{Host, QueuePair};
 use crate::SendOp;
 
-/// How far a queue pair that leaves has got with its farewell.
+/// The state of the farewell that this end sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Parting {
-    /// It does not leave, or has said farewell.
+    /// None is due: the queue pair does not leave, or has sent it.
     #[default]
     No,
-    /// The farewell is due as soon as the peer's requests are answered. If `then_silent`, nothing is sent behind it.
+    /// It is due as soon as the peer's requests are answered. With `then_silent`, nothing follows
+    /// it.
     Due { then_silent: bool },
     /// Nothing is sent any more.
     Silent,
 }
 
 impl QueuePair {
-    /// Tells the peer which of its messages have arrived, before the queue pair leaves the stream. If `then_silent`, no request starts
-    /// afterwards. Returns `false` if no farewell is sent: the peer is not known by number, needs none, or the stream is in the middle of one
-    /// of our messages or not in operation.
+    /// Notifies the peer which of its messages have arrived, before the queue pair leaves the
+    /// stream. With `then_silent`, no request starts afterwards. Returns `false` if no farewell is
+    /// sent: the peer is not connected by number or needs none, or the stream is not operational or
+    /// inside one of our messages.
     ///
-    /// The driver writes what is due ([`tx_fill`](Self::tx_fill)), and then calls [`close`](Self::close), or [`modify`](Self::modify) with
-    /// ERR or RESET.
+    /// The driver writes what is due ([`tx_fill`](Self::tx_fill)), and then calls
+    /// [`close`](Self::close), or [`modify`](Self::modify) with ERR or RESET.
     pub fn say_farewell(&mut self, then_silent: bool) -> bool {
         let is_wanted = self.is_connectionless()
             && self.acknowledge.on
@@ -47,13 +52,14 @@ impl QueuePair {
         is_wanted
     }
 
-    /// Returns how many messages of the peer were processed since the start of the stream, modulo 2^32.
+    /// Returns how many of the peer's messages were processed since the start of the stream, modulo
+    /// 2^32.
     pub(super) const fn messages_arrived(&self) -> u32 {
         let [on_queue_0, ..] = self.rx.msn;
         self.rx.writes.wrapping_add(on_queue_0.wrapping_sub(1))
     }
 
-    /// The farewell was put into the plan.
+    /// Records that the farewell was planned.
     pub(super) const fn farewell_said(&mut self) {
         self.acknowledge.parting = match self.acknowledge.parting {
             Parting::Due { then_silent: true } | Parting::Silent => Parting::Silent,
@@ -61,9 +67,10 @@ impl QueuePair {
         };
     }
 
-    /// The peer leaves, and has processed this many of our messages: their requests complete.
+    /// Handles the farewell of a peer that processed `arrived` of our messages: completes their
+    /// requests.
     pub(super) fn peer_says_farewell<H: Host>(&mut self, arrived: u32, host: &mut H) {
-        // A peer leaves once. What it claims beyond what was sent is not true.
+        // Only the first farewell counts, and it must not claim more than was sent.
         let beyond = arrived.wrapping_sub(self.acknowledge.sent) as i32;
         if core::mem::replace(&mut self.acknowledge.peer_left, true) || beyond > 0 {
             return;
@@ -80,7 +87,8 @@ impl QueuePair {
         }
     }
 
-    /// Returns how many whole messages of a request that was started were put into plans, and `true` if others of it were not.
+    /// Returns how many whole messages of a started request were planned, and whether others were
+    /// not.
     fn messages_sent(&self, seq: u32, slot: &Slot) -> (u32, bool) {
         match self.tx.job {
             Some(Job::Request {
@@ -98,7 +106,7 @@ impl QueuePair {
     }
 }
 
-/// Returns how many RDMA Writes a request sends.
+/// Returns the number of RDMA Writes that a request sends.
 const fn writes(op: &SendOp) -> u32 {
     match op {
         SendOp::Write { .. } | SendOp::WriteImm { .. } => 1,

@@ -1,4 +1,4 @@
-//! Errors of a stream: which end is to blame, and what the peer and the program are told
+//! Errors of a stream: which end is to blame, and what the peer and the program are notified of
 //! (RFC 5040 sections 4.8 and 7, RFC 5041 section 7, RFC 5044 section 8).
 
 use super::acknowledge::Verdict;
@@ -22,7 +22,7 @@ pub enum Blame {
     Peer,
     /// The peer sent a Terminate.
     PeerTerminated,
-    /// One of our own work requests could not be carried out.
+    /// One of our own work requests failed.
     Local,
     /// The stream broke or ended inside a message.
     Transport,
@@ -31,9 +31,9 @@ pub enum Blame {
 /// Why a stream ended in error. Only the first reason is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fault {
-    /// The end that is to blame.
+    /// The end to blame.
     pub blame: Blame,
-    /// Code of the Terminate that was sent or received, or that describes the end best.
+    /// Code of the Terminate that was sent or received, or the closest one.
     pub code: TerminateCode,
 }
 
@@ -65,7 +65,7 @@ impl core::fmt::Display for Fault {
     }
 }
 
-/// The octets of a Terminate.
+/// An encoded Terminate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct TerminateOctets {
     body: [u8; CONTROL_MAX],
@@ -90,16 +90,16 @@ impl TerminateOctets {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RxFault {
     terminate: Terminate,
-    /// The status of the receive that is being filled.
+    /// Status of the receive that is being filled.
     receive: WcStatus,
-    /// The status of the request that waits first, if the error is in its answer.
+    /// Status of the oldest request, if the error is in its response.
     request: Option<WcStatus>,
     event: Events,
     blame: Blame,
 }
 
 impl RxFault {
-    /// An error of the peer's, with what it is told.
+    /// Returns an error of the peer, with the Terminate for it.
     pub(super) const fn peer(terminate: Terminate) -> Self {
         Self {
             terminate,
@@ -110,7 +110,7 @@ impl RxFault {
         }
     }
 
-    /// An error of one segment.
+    /// Returns an error of one segment.
     pub(super) const fn segment(code: TerminateCode, header: &Header, ulpdu_len: u16) -> Self {
         //= rfc5041 section 7.1
         //# The DDP layer SHOULD include in the error report the DDP Header, the
@@ -118,7 +118,7 @@ impl RxFault {
         Self::peer(Terminate::about(code, ulpdu_len, *header, None))
     }
 
-    /// A message that meets no receive.
+    /// Returns the error of a message that finds no receive.
     pub(super) const fn no_buffer(missed: &Missed) -> Self {
         Self::segment(
             TerminateCode::DDP_UNTAGGED_NO_BUFFER,
@@ -130,12 +130,12 @@ impl RxFault {
     //= rfc5044 section 8
     //# For Error codes 2 and 3, MPA MUST NOT close the TCP connection following
     //# a reported error.
-    /// A wrong CRC.
+    /// Returns the error of a wrong CRC.
     pub(super) const fn crc() -> Self {
         Self::peer(Terminate::new(TerminateCode::MPA_CRC))
     }
 
-    /// A header that is invalid in itself.
+    /// Returns the error of a header that is invalid by itself.
     pub(super) fn header(error: &HeaderError, header: Option<Header>, ulpdu_len: u16) -> Self {
         let code = TerminateCode::from(error);
         Self::peer(match header {
@@ -144,7 +144,7 @@ impl RxFault {
         })
     }
 
-    /// An error of this end.
+    /// Returns an error of this end.
     pub(super) const fn local() -> Self {
         Self {
             blame: Blame::Local,
@@ -161,7 +161,7 @@ impl RxFault {
         }
     }
 
-    /// Sets the status of the request whose answer has the error.
+    /// Sets the status of the request whose response has the error.
     pub(super) const fn request(self, status: WcStatus) -> Self {
         Self {
             request: Some(status),
@@ -169,7 +169,7 @@ impl RxFault {
         }
     }
 
-    /// An access to memory was refused.
+    /// Marks the error as a refused memory access.
     pub(super) const fn access(self) -> Self {
         Self {
             event: Events::ACCESS_ERROR,
@@ -177,7 +177,7 @@ impl RxFault {
         }
     }
 
-    /// A Read Request or atomic that is refused.
+    /// Returns the error of a refused Read Request or atomic.
     pub(super) const fn about_request(
         code: TerminateCode,
         header: &Header,
@@ -188,19 +188,20 @@ impl RxFault {
     }
 }
 
-/// The code for a refused RDMA Read, atomic or invalidation (RFC 5040 section 4.8).
+/// Returns the code for a refused RDMA Read, atomic or invalidation (RFC 5040 section 4.8).
 pub(super) const fn rdmap_code(e: AccessError) -> TerminateCode {
     match e {
         AccessError::InvalidStag => TerminateCode::RDMAP_INVALID_STAG,
         AccessError::NotAssociated => TerminateCode::RDMAP_STAG_NOT_ASSOCIATED,
         AccessError::AccessDenied => TerminateCode::RDMAP_ACCESS,
         AccessError::ToWrap => TerminateCode::RDMAP_TO_WRAP,
-        // No code says that a page is missing. The peer cannot tell, and need not, why these octets are out of its reach.
+        // No code says that a page is missing, and the peer need not know.
         AccessError::BaseOrBounds | AccessError::NotMapped => TerminateCode::RDMAP_BASE_BOUNDS,
     }
 }
 
-/// The code for a refused tagged segment (RFC 5041 section 7.2). Missing rights are an error of RDMAP.
+/// Returns the code for a refused tagged segment (RFC 5041 section 7.2). Missing rights are an
+/// error of RDMAP.
 pub(super) const fn tagged_code(e: AccessError) -> TerminateCode {
     match e {
         AccessError::InvalidStag => TerminateCode::DDP_TAGGED_INVALID_STAG,
@@ -211,7 +212,7 @@ pub(super) const fn tagged_code(e: AccessError) -> TerminateCode {
     }
 }
 
-/// The completion status of the work request that a peer's Terminate is about.
+/// Returns the completion status of the work request that a peer's Terminate is about.
 pub(super) const fn status_of(code: TerminateCode) -> WcStatus {
     match (code.layer, code.etype) {
         (0, 1) | (1, 1) => WcStatus::RemoteAccess,
@@ -219,7 +220,7 @@ pub(super) const fn status_of(code: TerminateCode) -> WcStatus {
         (0, 2) if code.code == TerminateCode::RDMAP_CATASTROPHIC_STREAM.code => {
             WcStatus::RemoteInvalidRequest
         }
-        // The peer could not go on for a reason of its own.
+        // The peer failed for a reason of its own.
         (0, 0 | 2) => WcStatus::RemoteOperation,
         _ => WcStatus::Fatal,
     }
@@ -242,7 +243,7 @@ impl QueuePair {
         RxFault::peer(Terminate::new(code))
     }
 
-    /// The error if a segment's payload could not be placed. The owner of the key decides which end is to blame.
+    /// Returns the error of a payload that could not be placed. Whoever owns the STag is to blame.
     #[cold]
     pub(super) fn placement_fault(
         &self,
@@ -259,7 +260,7 @@ impl QueuePair {
         }
     }
 
-    /// Ends the stream because of what was received.
+    /// Ends the stream because of a received segment.
     pub(super) fn fail_stream<H: Host>(&mut self, fault: &RxFault, host: &mut H) {
         self.note_fault(Fault {
             blame: fault.blame,
@@ -288,7 +289,7 @@ impl QueuePair {
         //# before terminating the DDP Stream.
         match (fault.request, self.sq.first_awaited()) {
             (Some(status), Some(seq)) => self.sq.fail(seq, status, 0),
-            _ => self.tell_own_requests(&fault.terminate, host),
+            _ => self.fail_own_request(&fault.terminate, host),
         }
         if self.rx.receiving {
             self.rx.receiving = false;
@@ -298,8 +299,8 @@ impl QueuePair {
         self.end_with(&fault.terminate, host);
     }
 
-    /// Ends the stream because one of our own requests cannot be carried out. That request gets `status`; all others are
-    /// flushed.
+    /// Ends the stream because one of our own requests failed. It completes with `status`; all
+    /// others are flushed.
     pub(super) fn fail_request<H: Host>(&mut self, seq: u32, status: WcStatus, host: &mut H) {
         //= rfc5040 section 7.1
         //# For errors detected while creating RDMA Write, Send, Send with
@@ -322,8 +323,8 @@ impl QueuePair {
         self.end_with(&terminate, host);
     }
 
-    /// Ends the stream because this end could not carry out one of its own requests, whose completion the caller writes. All others are
-    /// flushed. For hosts that inject faults.
+    /// Ends the stream because of a failed local request whose completion the caller writes. All
+    /// others are flushed. For hosts that inject faults.
     pub fn give_up<H: Host>(&mut self, host: &mut H) {
         self.note_fault(Fault {
             blame: Blame::Local,
@@ -333,8 +334,8 @@ impl QueuePair {
         self.end_with(&terminate, host);
     }
 
-    /// Ends the stream as if the peer had accessed memory without permission (`access`), or broken the protocol. For hosts that inject
-    /// faults.
+    /// Ends the stream as if the peer had accessed memory without permission (`access`) or broken
+    /// the protocol. For hosts that inject faults.
     pub fn accuse_peer<H: Host>(&mut self, access: bool, host: &mut H) {
         let fault = match access {
             true => RxFault::peer(Terminate::new(TerminateCode::RDMAP_ACCESS)).access(),
@@ -343,7 +344,8 @@ impl QueuePair {
         self.fail_stream(&fault, host);
     }
 
-    /// Ends the stream with a Terminate and flushes everything. If it is ending already, an earlier error was the first.
+    /// Ends the stream with a Terminate and flushes everything. If it is already ending, an earlier
+    /// error came first.
     fn end_with<H: Host>(&mut self, terminate: &Terminate, host: &mut H) {
         //= rfc5040 section 7.1
         //# the first RDMA
@@ -361,15 +363,16 @@ impl QueuePair {
         self.turn(|life| life.fail(message), host);
     }
 
-    /// Tells the sender of the request that a Terminate is about, if that is this queue pair: nobody will receive the Terminate.
-    fn tell_own_requests<H: Host>(&mut self, terminate: &Terminate, host: &mut H) {
+    /// Fails the request that a Terminate is about if this queue pair is its own peer: nobody will
+    /// receive the Terminate.
+    fn fail_own_request<H: Host>(&mut self, terminate: &Terminate, host: &mut H) {
         if self.acknowledge.own_peer {
             self.refused_by_peer(terminate, host);
         }
     }
 
-    /// The memory of an answer was deregistered, or has gone, between the Read Request and its answer. `request` is the oldest that
-    /// is not answered, advanced to where it failed.
+    /// Fails a response whose memory was deregistered or unmapped after the Read Request. `request`
+    /// is the oldest unanswered one, advanced to the failed position.
     pub(super) fn fail_response<H: Host>(
         &mut self,
         e: AccessError,
@@ -379,7 +382,8 @@ impl QueuePair {
         self.fail_answer(e, self.responses.len(), Some(*request), host);
     }
 
-    /// The same for the Read that has `behind` requests of the peer from it on, which are not answered in full.
+    /// Like `fail_response`, for the Read that is followed by `behind - 1` requests of the peer
+    /// without a complete response.
     fn fail_answer<H: Host>(
         &mut self,
         e: AccessError,
@@ -388,7 +392,8 @@ impl QueuePair {
         host: &mut H,
     ) {
         let code = rdmap_code(e);
-        // The requests on queue 1 are answered in order, so the number of each follows from how many wait.
+        // Requests on queue 1 are answered in order, so their numbers follow from how many are
+        // pending.
         let next = self.rx.msn.get(1).copied().unwrap_or(1);
         let header = Header::Untagged(UntaggedHeader {
             last: true,
@@ -405,15 +410,16 @@ impl QueuePair {
         });
         self.events |= Events::ACCESS_ERROR | Events::FATAL;
         let terminate = Terminate::about(code, len as u16, header, request);
-        self.tell_own_requests(&terminate, host);
+        self.fail_own_request(&terminate, host);
         self.end_with(&terminate, host);
     }
 
-    /// Ends the stream because registered memory that `plan` refers to could not be read when it was written. What is left of the
-    /// plan, if anything, is to be written as before.
+    /// Ends the stream because registered memory that `plan` refers to could not be read when it
+    /// was written. The rest of the plan, if any, must still be written.
     ///
-    /// The request whose memory it is completes with a protection error; a Read of the peer is refused. The peer is told by a
-    /// Terminate if what was written ends with a message. Otherwise the stream is cut inside an FPDU and must be reset.
+    /// The request that owns the memory completes with a protection error; a Read of the peer is
+    /// refused. If the written part ends with a message, the peer gets a Terminate. Otherwise the
+    /// stream is cut inside an FPDU and must be reset.
     pub fn tx_unreadable<H: Host>(&mut self, plan: &mut TxPlan, host: &mut H) {
         let owner = plan.next_from_memory();
         let e = AccessError::NotMapped;
@@ -436,20 +442,19 @@ impl QueuePair {
         }
     }
 
-    /// Ends the stream because registered memory that [`rx_plan`](Self::rx_plan) named could not be written by the read. The
-    /// driver drops what is in the staging buffer.
+    /// Ends the stream because registered memory from [`rx_plan`](Self::rx_plan) could not be
+    /// written by the read. The driver discards the contents of the staging buffer.
     pub fn rx_unwritable<H: Host>(&mut self, host: &mut H) {
         match self.rx.direct {
             Some(d) => {
                 let refusal = Refusal::Memory(AccessError::NotMapped);
                 self.refuse_known(refusal, Some(d.header), d.ulpdu_len, host);
             }
-            // The staging belongs to the driver, whose fault it is.
+            // The staging belongs to the driver, so this is the driver's fault.
             None => self.abort(host),
         }
     }
 
-    /// Handles a Terminate of the peer.
     pub(super) fn terminated_by_peer<H: Host>(&mut self, terminate: &Terminate, host: &mut H) {
         //= rfc5040 section 5.4
         //# A Terminate Message MUST be Delivered to the Remote Peer's RDMAP layer.
@@ -466,11 +471,11 @@ impl QueuePair {
         //= rfc5040 section 6.2.1
         //# The peer SHOULD perform a graceful LLP
         //# teardown to ensure the Terminate Message is successfully Delivered.
-        // It is not answered: there is one Terminate per stream.
+        // A stream has only one Terminate: it is not answered.
         self.turn(Life::terminated, host);
     }
 
-    /// Fails the request that a Terminate of the peer is about, or has it looked for.
+    /// Fails the request that a Terminate of the peer is about, or starts the search for it.
     fn refused_by_peer<H: Host>(&mut self, terminate: &Terminate, host: &mut H) {
         let code = terminate.code;
         let no_receive = self.is_connectionless() && code == TerminateCode::DDP_UNTAGGED_NO_BUFFER;
@@ -489,7 +494,7 @@ impl QueuePair {
         }
     }
 
-    /// Finds the send work request that a Terminate is about: one that waits for an answer.
+    /// Returns the send work request that a Terminate is about, if that request awaits a response.
     fn request_meant_by(&self, terminate: &Terminate) -> Option<u32> {
         let by_sink = terminate.read_request.map(|r| r.sink_stag);
         let by_msn = match terminate.ddp_header {
@@ -498,7 +503,8 @@ impl QueuePair {
         };
         let mut i = 0u32;
         while let Some(a) = self.sq.awaited.get(i) {
-            // We made the sink STag for this Read alone. Some peers return a wrong sequence number, so look at the STag.
+            // The sink STag is unique to this Read. Some peers return a wrong sequence number, so
+            // the STag decides.
             let hit = match by_sink {
                 Some(sink) if !a.atomic => a.sink_stag == sink,
                 _ => by_msn == Some(a.msn),

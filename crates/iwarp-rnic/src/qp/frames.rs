@@ -1,4 +1,4 @@
-//! Whole FPDUs out of the octets that have come (RFC 5044 sections 4.2 to 4.4 and 6).
+//! Extraction of FPDUs from received octets (RFC 5044 sections 4.2 to 4.4 and 6).
 
 use super::fault::RxFault;
 use super::rx::Step;
@@ -12,9 +12,9 @@ use iwarp_proto::mpa::framing::{
 };
 use iwarp_proto::rdmap::Opcode;
 
-/// A whole FPDU at the start of some octets.
+/// A whole FPDU.
 struct Whole<'a> {
-    /// What the CRC covers.
+    /// The part covered by the CRC.
     covered: &'a [u8],
     trailer: [u8; CRC_LEN],
     ulpdu: &'a [u8],
@@ -22,7 +22,7 @@ struct Whole<'a> {
 }
 
 impl<'a> Whole<'a> {
-    /// Returns `None` if the FPDU has not come in whole.
+    /// Returns `None` if the FPDU is incomplete.
     #[inline]
     fn at_start_of(octets: &'a [u8]) -> Option<Self> {
         let len_field = octets.first_chunk::<MPA_LEN_FIELD>()?;
@@ -46,7 +46,7 @@ impl<'a> Whole<'a> {
     }
 }
 
-/// Returns what is there of the ULPDU of the first FPDU.
+/// Returns the part of the first FPDU's ULPDU that has arrived.
 #[inline(always)]
 fn beginning(octets: &[u8]) -> &[u8] {
     let Some((len_field, behind)) = octets.split_first_chunk::<MPA_LEN_FIELD>() else {
@@ -56,36 +56,36 @@ fn beginning(octets: &[u8]) -> &[u8] {
     behind.get(..ulpdu_len).unwrap_or(behind)
 }
 
-/// Returns `true` if a segment is a Write with payload. Those without are few, and may be notes.
+/// Returns `true` if a segment is a Write with payload. Empty Writes are rare and may be notes.
 #[inline(always)]
 fn is_write(ulpdu: &[u8]) -> bool {
-    // The length comes first: it implies that the control octets are there.
+    // The length check implies that the control octets are there.
     ulpdu.len() > TAGGED_HEADER_LEN && Header::is_any_of(ulpdu, &[Opcode::WRITE])
 }
 
-/// Returns `true` if a segment is a Send. One whose header is cut off is invalid.
+/// Returns `true` if a segment is a Send with a complete header.
 #[inline(always)]
 fn is_send(ulpdu: &[u8]) -> bool {
     ulpdu.len() >= UNTAGGED_HEADER_LEN && Header::is_any_of(ulpdu, &Opcode::SENDS)
 }
 
-/// Returns `true` if a segment is neither. So are those that are not valid.
+/// Returns `true` if a segment is neither, or invalid.
 #[inline(always)]
 fn is_other(ulpdu: &[u8]) -> bool {
     !is_write(ulpdu) && !is_send(ulpdu)
 }
 
-/// How far a loop over FPDUs has got.
+/// Progress of a loop over FPDUs.
 struct Run<'a> {
-    /// What follows the FPDUs that are done.
+    /// Octets after the processed FPDUs.
     rest: &'a [u8],
-    /// How many more it may process, one at least.
+    /// How many more FPDUs may be processed, at least one.
     left: u64,
 }
 
 impl QueuePair {
-    /// Processes the whole FPDUs at the start of `octets`, of a stream without markers, one after the other, `most` of them at
-    /// most. Returns how many octets that were, and what to do next.
+    /// Processes up to `most` whole FPDUs at the start of `octets`, for a stream without markers.
+    /// Returns how many octets were consumed, and the next step.
     #[inline]
     pub(super) fn take_whole<H: Host>(
         &mut self,
@@ -101,9 +101,10 @@ impl QueuePair {
             left: most,
         };
         let step = loop {
-            // The FPDU need not be there yet. If it is, this is what the loops for each kind find, so one of them gets on.
+            // The FPDU may be incomplete. If it is complete, the loop for its kind processes it.
             let ulpdu = beginning(run.rest);
-            // The loop over Writes ends the stream when one is refused, so those that may be lost go one by one.
+            // The loop over Writes ends the stream when one is refused. Writes that may be lost are
+            // processed one by one.
             let step = if is_write(ulpdu) && !self.drops() {
                 self.take_writes(&mut run, env)
             } else if is_send(ulpdu) {
@@ -117,12 +118,12 @@ impl QueuePair {
         };
         let fpdus = most.wrapping_sub(run.left);
         self.counters.rx_fpdus = self.counters.rx_fpdus.wrapping_add(fpdus);
-        self.rx.came_whole(fpdus);
+        self.rx.count_whole_fpdus(fpdus);
         (octets.len().wrapping_sub(run.rest.len()), step)
     }
 
-    /// Processes RDMA Writes, as long as there are some. They have a loop of their own, and so have Sends, because the compiler can then
-    /// keep in registers what they need.
+    /// Processes a run of RDMA Writes. Writes and Sends have separate loops so that the compiler
+    /// keeps their variables in registers.
     #[inline(never)]
     fn take_writes<H: Host>(&mut self, run: &mut Run<'_>, env: &mut Env<'_, H>) -> Step {
         self.take_run(run, is_write, Self::receive_write, env)
@@ -135,13 +136,13 @@ impl QueuePair {
 
     #[inline(never)]
     fn take_others<H: Host>(&mut self, run: &mut Run<'_>, env: &mut Env<'_, H>) -> Step {
-        // The caller has looked at the first one. Often there is no other.
+        // The caller has classified the first one, which is often the only one.
         let mut known = true;
         let is_of_kind = |ulpdu: &[u8]| mem::take(&mut known) || is_other(ulpdu);
         self.take_run(run, is_of_kind, Self::receive_other, env)
     }
 
-    /// Processes segments of one kind. With `Step::Next` the next one is of another.
+    /// Processes a run of segments of one kind. After `Step::Next` the next one is of another kind.
     #[inline(always)]
     fn take_run<'e, H: Host>(
         &mut self,
@@ -176,7 +177,7 @@ impl QueuePair {
         step
     }
 
-    /// As [`take_whole`](Self::take_whole), for one FPDU that may mean something by itself.
+    /// Like [`take_whole`](Self::take_whole), for one FPDU whose arrival has an effect by itself.
     #[cold]
     fn take_first<H: Host>(&mut self, octets: &[u8], env: &mut Env<'_, H>) -> (usize, Step) {
         let crc = self.rx.crc.then_some(env.crc32c);
@@ -194,7 +195,7 @@ impl QueuePair {
             return (0, step);
         }
         self.counters.rx_fpdus = self.counters.rx_fpdus.wrapping_add(1);
-        self.rx.came_whole(1);
+        self.rx.count_whole_fpdus(1);
         (octets.len().wrapping_sub(fpdu.behind.len()), Step::Again)
     }
 
@@ -213,7 +214,8 @@ impl QueuePair {
         Step::Failed
     }
 
-    /// Takes the next FPDU of a stream with markers. Returns how many octets that were. `unmarked` is room for one ULPDU.
+    /// Processes the next FPDU of a stream with markers. Returns how many octets were consumed.
+    /// `unmarked` is room for one ULPDU.
     #[inline(never)]
     pub(super) fn take_marked<H: Host>(
         &mut self,
@@ -248,7 +250,7 @@ impl QueuePair {
         (total, step)
     }
 
-    /// Octets before the length field of the next FPDU.
+    /// Returns the number of octets before the length field of the next FPDU.
     const fn lead(&self) -> usize {
         if self.rx.markers && self.rx.clock.next_marker_in() == 0 {
             MARKER_LEN
@@ -257,9 +259,10 @@ impl QueuePair {
         }
     }
 
-    /// Returns the length of the ULPDU and of the FPDU at the start of `octets`, if its length field has come.
+    /// Returns the lengths of ULPDU and FPDU at the start of `octets`, if the length field has
+    /// arrived.
     fn fpdu_at(&self, octets: &[u8]) -> Option<(usize, usize)> {
-        // FPDUs start at multiples of four, so no marker falls into the length field.
+        // FPDUs start at multiples of four, so no marker splits the length field.
         let len_field = octets.get(self.lead()..)?.first_chunk::<MPA_LEN_FIELD>()?;
         let ulpdu_len = usize::from(u16::from_be_bytes(*len_field));
         let total = if self.rx.markers {
@@ -270,7 +273,7 @@ impl QueuePair {
         Some((ulpdu_len, total))
     }
 
-    /// Returns how many octets are missing from the FPDU that `here` begins, or from its length field.
+    /// Returns how many octets are missing from the FPDU (or length field) that starts with `here`.
     pub(super) fn missing(&self, here: &[u8]) -> usize {
         let whole = match (&self.rx.direct, self.fpdu_at(here)) {
             (Some(direct), _) => direct.rest(),
@@ -287,10 +290,10 @@ mod tests {
     use iwarp_proto::ddp::TaggedHeader;
     use std::vec::Vec;
 
-    /// Each FPDU is for one of the three loops. A Write of no octets is for the last, because it may be a note, and so is one whose
-    /// header is cut.
+    /// Each FPDU belongs to one of the three loops. An empty Write belongs to the last because it
+    /// may be a note, and so does a Write with a truncated header.
     #[test]
-    fn each_segment_is_for_one_loop() {
+    fn each_segment_belongs_to_one_loop() {
         let tagged = |opcode| {
             let mut octets = [0u8; 64];
             let header = Header::Tagged(TaggedHeader {
@@ -311,7 +314,7 @@ mod tests {
         assert_eq!(kinds(&answer), [false, false, true]);
         for opcode in Opcode::SENDS {
             let mut send: Vec<u8> = tagged(opcode).into();
-            // Not tagged.
+            // An untagged segment.
             send[0] &= 0x7f;
             assert_eq!(kinds(&send), [false, true, false], "{opcode:?}");
         }

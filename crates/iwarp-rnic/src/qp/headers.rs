@@ -1,4 +1,4 @@
-//! The headers of what is sent: one function for each kind of message (RFC 5040 section 4, RFC 5041 section 4).
+//! Headers of sent messages, one function for each kind (RFC 5040 section 4, RFC 5041 section 4).
 
 use super::send_queue::Slot;
 use crate::{SendFlags, SendOp};
@@ -10,7 +10,7 @@ use iwarp_proto::rdmap::{Opcode, ReadRequest};
 /// Some receivers refuse STag 0 whatever the length, so zero-length messages carry STag 1.
 pub(super) const STAG_OF_NOTHING: Stag = Stag(1);
 
-/// Returns the STag that names the peer's memory in a message of `len` octets.
+/// Returns the peer's STag for a message of `len` octets.
 #[inline]
 pub(super) const fn peer_stag(rkey: u32, len: u32) -> Stag {
     match (len, rkey) {
@@ -19,13 +19,13 @@ pub(super) const fn peer_stag(rkey: u32, len: u32) -> Stag {
     }
 }
 
-/// Returns `true` if a request's payload goes into a buffer that the peer has named.
+/// Returns `true` if a request's payload is tagged.
 #[inline]
 const fn is_tagged(slot: &Slot) -> bool {
     matches!(slot.op, SendOp::Write { .. } | SendOp::WriteImm { .. })
 }
 
-/// Returns how long the headers of a Send or RDMA Write are.
+/// Returns the header length of a Send or RDMA Write.
 #[inline]
 pub(super) const fn payload_header_len(slot: &Slot) -> usize {
     match is_tagged(slot) {
@@ -34,7 +34,8 @@ pub(super) const fn payload_header_len(slot: &Slot) -> usize {
     }
 }
 
-/// Returns the header of the segment of a Send or RDMA Write that begins `off` octets into it. `msn` counts Sends.
+/// Returns the header of the segment of a Send or RDMA Write that starts at `off`. `msn` counts
+/// Sends.
 //= rfc5041 section 4.2
 //# At the Data Source, DDP MUST set RsvdULP Field to the value specified by the
 //# ULP.
@@ -117,7 +118,7 @@ pub(super) const fn payload_header(slot: &Slot, msn: u32, off: u32, last: bool) 
     }
 }
 
-/// Returns the opcode of a Send, and the STag it invalidates.
+/// Returns the opcode of a Send, and the STag that it invalidates.
 #[inline(always)]
 const fn send_opcode(slot: &Slot) -> (Opcode, Stag) {
     let solicited = slot.flags.contains(SendFlags::SOLICITED);
@@ -139,11 +140,11 @@ const fn send_opcode(slot: &Slot) -> (Opcode, Stag) {
 //# For Send, Send with Solicited Event, RDMA Read Request, and Terminate, the
 //# Invalidate STag field MUST be set to zero on transmit and ignored by the
 //# receiver.
-/// What messages carry that invalidate nothing.
+/// The STag of messages that invalidate nothing.
 const NO_STAG: Stag = Stag(0);
 
-/// Returns the header of a message that is one untagged segment: a Read Request, an atomic and its answer, immediate data, an
-/// RTR message by Send, a Terminate.
+/// Returns the header of a message that is one untagged segment: a Read Request, an atomic request
+/// or response, immediate data, an RTR message by Send, or a Terminate.
 #[inline(always)]
 pub(super) const fn control_header(opcode: Opcode, qn: u32, msn: u32) -> Header {
     Header::Untagged(UntaggedHeader {
@@ -156,7 +157,7 @@ pub(super) const fn control_header(opcode: Opcode, qn: u32, msn: u32) -> Header 
     })
 }
 
-/// Returns the header of the segment that begins `off` octets into the answer to a Read.
+/// Returns the header of the segment of a Read Response that starts at `off`.
 #[inline(always)]
 pub(super) const fn response_header(request: &ReadRequest, off: u32, last: bool) -> Header {
     //= rfc5040 section 5.2.2
@@ -179,7 +180,7 @@ pub(super) const fn response_header(request: &ReadRequest, off: u32, last: bool)
     })
 }
 
-/// Returns the header of a zero-length RDMA Write with this tagged offset, which no receiver checks.
+/// Returns the header of a zero-length RDMA Write with this tagged offset; no receiver checks it.
 pub(super) const fn empty_write_header(to: u64) -> Header {
     Header::Tagged(TaggedHeader {
         last: true,

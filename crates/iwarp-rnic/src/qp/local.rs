@@ -1,49 +1,51 @@
-//! Requests that only change the memory table: binds, fast registrations, and invalidations by the program.
+//! Requests that only change the memory table: binds, fast registrations, and local invalidations.
 //!
-//! An invalidation is complete when nobody uses the memory any more: another queue pair may be placing octets there, and a plan that names
-//! it may be in a system call. Then the request waits at the head of the send queue, and so do those behind it. Nobody polls for
-//! the end of that: the driver asks [`MemoryTable::take_unused`] after each piece of work that uses memory, and calls
-//! [`QueuePair::retry_memory`] for the queue pairs that wait. The queue pair's own plans do not make it wait for ever, because they use
-//! memory only during a write or a read, and a stream that is blocked writes nothing. Send with Invalidate and Read with Invalidate wait in
-//! the same way before they complete (`deliver`).
+//! An invalidation completes when nobody uses the memory any more: another queue pair may be
+//! placing octets there, or a system call may be writing a plan that refers to it. The request then
+//! waits at the head of the send queue, and the later ones behind it. There is no polling: the
+//! driver asks [`MemoryTable::take_unused`] after each piece of work that uses memory, and calls
+//! [`QueuePair::retry_memory`] on the queue pairs that wait. The queue pair's own plans cannot
+//! block it indefinitely: they use memory only during a write or a read, and a blocked stream
+//! writes nothing. Send with Invalidate and Read with Invalidate wait in the same way before they
+//! complete (`deliver`).
 
 use super::{Env, Host, QueuePair, TxFill};
 use crate::memory::{MemoryError, MemoryTable};
 use crate::{FastRegister, SendOp, WcStatus};
 use iwarp_proto::ddp::Stag;
 
-/// How far the request at the head of the send queue is, if it changes the table.
+/// State of the request at the head of the send queue, if it changes the table.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct LocalRequest {
-    /// It has ended the STag, and waits for the users of the memory.
+    /// It has invalidated the STag, and waits for the users of the memory.
     ended: bool,
-    /// There is no use in trying before [`QueuePair::retry_memory`].
+    /// Retrying is useless before [`QueuePair::retry_memory`].
     pub(super) waits: bool,
 }
 
-/// What came of a request at the head of the send queue.
+/// The result of executing the request at the head of the send queue.
 pub(super) enum LocalStep {
-    /// It is carried out, or waits. What goes next is another question.
+    /// It is executed, or waits. Choose the next message again.
     Done,
-    /// Filling the plan stops here.
+    /// Stop filling the plan.
     Stop(TxFill),
 }
 
-/// Requests that change the memory table.
 impl QueuePair {
-    /// Returns `true` if an invalidation or a registration waits until nobody uses the memory. After the driver has noted that, it
-    /// tries once more, since that may have ended before it was noted.
+    /// Returns `true` if an invalidation or a registration waits for the users of memory. The
+    /// driver must call [`retry_memory`](Self::retry_memory) once after recording this, in case the
+    /// use ended in between.
     pub const fn waits_for_memory(&self) -> bool {
         self.tx.local.waits || self.rx.ending.is_some()
     }
 
-    /// Memory has become free of users ([`MemoryTable::take_unused`]): what waits for that is tried again. Afterwards transmit,
-    /// and process the receive side as for a held Send.
+    /// Retries what waits for memory after it became unused ([`MemoryTable::take_unused`]).
+    /// Afterwards transmit, and process the receive side as for a held Send.
     pub const fn retry_memory(&mut self) {
         self.tx.local.waits = false;
     }
 
-    /// Carries out the bind that [`TxFill::Memory`] announced.
+    /// Executes the bind that [`TxFill::Memory`] announced.
     pub fn tx_memory<H: Host>(&mut self, table: &mut MemoryTable<H::Memory>, host: &mut H) {
         let Some((seq, slot)) = self.startable() else {
             return;
@@ -58,7 +60,7 @@ impl QueuePair {
         }
         self.start_next();
         self.finish_memory(seq, result, host);
-        // It may have been the last request of a stream that is closing.
+        // A closing stream may have waited for this request.
         self.note_drained();
     }
 
@@ -69,7 +71,8 @@ impl QueuePair {
         }
     }
 
-    /// Carries out the request at the head of the send queue, which only changes the table. `first` says whether nothing is in the plan.
+    /// Executes the request at the head of the send queue, which only changes the table. `first` is
+    /// `true` if the plan is empty.
     #[cold]
     #[inline(never)]
     pub(super) fn local_request<H: Host>(
@@ -94,7 +97,7 @@ impl QueuePair {
         LocalStep::Done
     }
 
-    /// Carries out the fast registration at the head of the send queue, unless it has to wait.
+    /// Executes the fast registration at the head of the send queue, unless it has to wait.
     pub(super) fn fast_register<H: Host>(
         &mut self,
         seq: u32,
@@ -110,7 +113,7 @@ impl QueuePair {
         self.finish_memory(seq, result, env.host);
     }
 
-    /// Carries out the invalidation at the head of the send queue, unless it has to wait.
+    /// Executes the invalidation at the head of the send queue, unless it has to wait.
     pub(super) fn local_invalidate<H: Host>(&mut self, seq: u32, stag: Stag, env: &mut Env<'_, H>) {
         let complete = match self.tx.local.ended {
             true => Ok(env.memory.is_unused(stag)),

@@ -1,4 +1,4 @@
-//! What a queue pair tells about itself.
+//! Queries about a queue pair.
 
 use super::{Events, Fault, QpConfig, QueuePair, State};
 use crate::AllocError;
@@ -6,9 +6,8 @@ use crate::counters::Counters;
 use crate::memory::Accessor;
 use crate::tally::{Count, Counted};
 
-/// Look.
 impl QueuePair {
-    /// Returns the sizes it was created with.
+    /// Returns the configuration it was created with.
     pub const fn config(&self) -> &QpConfig {
         &self.config
     }
@@ -23,10 +22,10 @@ impl QueuePair {
         &self.counters
     }
 
-    /// Counts completed operations from now on.
+    /// Starts counting completed operations.
     ///
     /// # Errors
-    /// There is no memory for the counts.
+    /// Fails if there is no memory for the counts.
     pub fn enable_tally(&mut self) -> Result<(), AllocError> {
         self.sq.tally.enable()?;
         self.receives_apart = true;
@@ -44,14 +43,14 @@ impl QueuePair {
         self.fault
     }
 
-    /// Takes the events since the last call.
+    /// Returns and clears the events since the last call.
     pub const fn take_events(&mut self) -> Events {
         let events = self.events;
         self.events = Events::empty();
         events
     }
 
-    /// The identity with which it accesses memory.
+    /// Returns the identity used for memory accesses.
     pub const fn accessor(&self) -> Accessor {
         Accessor {
             pd: self.config.pd,
@@ -59,32 +58,32 @@ impl QueuePair {
         }
     }
 
-    /// Returns how many send work requests have no octet in a plan yet.
+    /// Returns the number of send work requests that have not started.
     pub const fn sends_waiting(&self) -> u32 {
         self.sq.unsent()
     }
 
-    /// Returns how many send work requests have not completed.
+    /// Returns the number of incomplete send work requests.
     pub const fn sends_outstanding(&self) -> u32 {
         self.sq.len()
     }
 
-    /// Returns how many receives wait in the queue pair's own queue.
+    /// Returns the number of receives in the queue pair's own queue.
     pub const fn receives_posted(&self) -> u32 {
         self.rq.len()
     }
 
-    /// Returns `true` if a Terminate is to be sent that is in no plan yet.
+    /// Returns `true` if a Terminate is pending that is not in a plan yet.
     pub const fn owes_terminate(&self) -> bool {
         self.life.has_terminate()
     }
 
-    /// Returns `true` if the peer has closed its direction of a stream that is not gone.
+    /// Returns `true` if there is a stream whose peer has closed its direction.
     pub const fn peer_has_closed(&self) -> bool {
         self.life.has_eof()
     }
 
-    /// Returns `true` if the stream is being ended, by either side or by an error, and is not gone.
+    /// Returns `true` if the stream is being ended, by either side or by an error.
     pub const fn is_ending(&self) -> bool {
         self.life.is_ending()
     }

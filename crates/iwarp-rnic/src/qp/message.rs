@@ -1,8 +1,9 @@
-//! The messages of the program and our own: Sends and Writes, Read Requests and atomics, immediate data, RTR messages and
-//! Terminate (RFC 5040 section 5, RFC 7306 sections 5 and 6, RFC 6581 section 9.2).
+//! The messages of the program and of the protocol: Sends and Writes, Read Requests and atomics,
+//! immediate data, RTR messages and Terminate (RFC 5040 section 5, RFC 7306 sections 5 and 6, RFC
+//! 6581 section 9.2).
 //!
-//! `next` says which of them goes next, `headers` has their headers, `segment` puts them into a plan, and `answer` has the answers to the
-//! peer.
+//! `next` chooses the next message, `headers` has the headers, `segment` adds FPDUs to a plan, and
+//! `answer` has the responses to the peer.
 
 use super::answer::Answer;
 use super::fault::TerminateOctets;
@@ -22,26 +23,27 @@ use core::convert::Infallible;
 use iwarp_proto::ddp::Stag;
 use iwarp_proto::rdmap::{AtomicOp, AtomicRequest, Immediate, Opcode, ReadRequest};
 
-/// Returns `true` if the plan has room for a message that is not payload of the program or the peer.
+/// Returns `true` if the plan has room for a message without payload of the program or the peer.
 pub(super) const fn has_room_for_control(plan: &TxPlan, w: &Wire<'_, impl Memory>) -> bool {
     plan.has_room(w.scratch(CONTROL_MAX as u32, false))
 }
 
-/// What came of a request that is next.
+/// The result of planning the next request.
 enum Begun {
-    /// The plan has no room for it. Nothing was done.
+    /// The plan has no room; nothing was planned.
     NoRoom,
-    /// It is in the plan, and an answer or a probe behind it acknowledges it.
+    /// It is planned; a response or a later probe acknowledges it.
     Sent,
-    /// It is in the plan, and all else is done.
+    /// It is planned, with all bookkeeping done.
     Whole,
-    /// Some of it is in the plan.
+    /// Part of it is planned.
     Part,
     Failed(WcStatus),
 }
 
 impl QueuePair {
-    /// Puts requests into the plan, up to `most`, from the one that starts next on. Returns `false` if there is no room for it.
+    /// Plans up to `most` requests, starting with the next one. Returns `false` if there is no room
+    /// for it.
     #[inline]
     pub(super) fn send_requests<H: Host>(
         &mut self,
@@ -60,7 +62,7 @@ impl QueuePair {
             }
             let is_small = slot.num_sge == 1 && slot.len.wrapping_sub(1) < small;
             let begun = match slot.op {
-                // Two arms, so that the compiler knows the header in each.
+                // Separate arms, so that the compiler knows the header in each.
                 SendOp::Write { .. } if is_small => {
                     let out = Out::new(&mut self.tx, &mut self.counters, plan, w);
                     out.send_small(seq, slot, self.sq.sge_at(place))
@@ -88,8 +90,8 @@ impl QueuePair {
                     break;
                 }
                 Begun::Failed(status) => {
-                    // The requests before it are in the plan, and complete when it is written.
-                    // Then this one is looked at again.
+                    // The requests before it are planned, and complete when the plan is written.
+                    // Then this one is tried again.
                     let is_alone = plan.is_empty();
                     if is_alone || self.tx.job.is_some() {
                         self.start_next();
@@ -105,7 +107,7 @@ impl QueuePair {
         true
     }
 
-    /// Puts any request that is a message into the plan, as far as there is room.
+    /// Plans any request that is a message, as far as there is room.
     #[inline(never)]
     fn begin(
         &mut self,
@@ -149,14 +151,14 @@ impl QueuePair {
         }
     }
 
-    /// Notes that the next request of the send queue has started.
+    /// Advances the send queue past the next request.
     #[inline]
     pub(super) const fn start_next(&mut self) {
         self.sq.advance();
         self.tx.responses_in_row = 0;
     }
 
-    /// Puts more of the message that was begun into the plan. Returns `false` if there is no room for it.
+    /// Plans more of the message in progress. Returns `false` if there is no room.
     #[inline(never)]
     pub(super) fn send_rest<H: Host>(
         &mut self,
@@ -197,14 +199,14 @@ impl QueuePair {
         true
     }
 
-    /// Returns how many octets of payload a segment of a Send or RDMA Write has at most.
+    /// Returns the maximum payload of a segment of a Send or RDMA Write.
     #[inline]
     fn payload_room(&self, slot: &Slot) -> u32 {
         u32::from(self.tx.mulpdu).saturating_sub(payload_header_len(slot) as u32)
     }
 
-    /// Puts a Send or RDMA Write into the plan from `off` on, as far as there is room. There is room for one segment. After an error
-    /// the caller calls [`payload_failed`](Self::payload_failed).
+    /// Plans a Send or RDMA Write from `off` on, as far as there is room; there is room for one
+    /// segment. After an error the caller calls [`payload_failed`](Self::payload_failed).
     #[inline(never)]
     fn send_payload(
         &mut self,
@@ -241,8 +243,8 @@ impl QueuePair {
         Ok(())
     }
 
-    /// A segment of a message cannot be sent. If segments from `off` on are in the plan, the rest of the message is the next job.
-    /// `before` is the count of payload octets before them.
+    /// Handles a segment that cannot be sent. If segments from `off` on were planned, the rest of
+    /// the message is the next job. `before` is the count of payload octets before them.
     #[cold]
     #[inline(never)]
     fn payload_failed(&mut self, seq: u32, place: usize, off: u32, before: u64) {
@@ -262,14 +264,14 @@ impl QueuePair {
         self.tx.job = (sent > 0).then_some(rest);
     }
 
-    /// The whole request is in the plan.
+    /// Records that a whole request is planned.
     #[inline]
     fn sent(&mut self, seq: u32, plan: &mut TxPlan) {
         plan.add_milestone(Milestone::Request(seq));
         self.acknowledge.sent();
     }
 
-    /// Puts immediate data into the plan. There is room.
+    /// Plans immediate data. The caller has checked for room.
     #[cold]
     #[inline(never)]
     fn send_immediate(
@@ -310,7 +312,7 @@ impl QueuePair {
         }
     }
 
-    /// Returns `Ok` if all local elements of a request may be written to.
+    /// Returns `Ok` if all local elements of a request may be written.
     #[inline(always)]
     fn check_sinks(&self, sges: &[Sge], w: &Wire<'_, impl Memory>) -> Result<(), WcStatus> {
         let ok = match sges {
@@ -325,7 +327,8 @@ impl QueuePair {
         }
     }
 
-    /// Appends a message that is one untagged segment of `len` octets, which `fill` writes. Returns its message sequence number.
+    /// Plans a message of one untagged segment with `len` octets, written by `fill`. Returns its
+    /// message sequence number.
     #[inline(always)]
     pub(super) fn emit_control(
         &mut self,
@@ -346,7 +349,7 @@ impl QueuePair {
         msn
     }
 
-    /// Makes a sink STag for one Read. It is never 0 or 1.
+    /// Returns a sink STag for one Read. It is never 0 or 1.
     #[inline]
     pub(super) const fn next_sink(&mut self) -> Stag {
         let sink = self.tx.next_sink;
@@ -358,7 +361,7 @@ impl QueuePair {
         Stag(sink)
     }
 
-    /// Puts a Read Request into the plan, for memory of the peer at this tagged offset.
+    /// Plans a Read Request for memory of the peer at this tagged offset.
     #[inline]
     fn ask_read(
         &mut self,
@@ -405,7 +408,7 @@ impl QueuePair {
         //# The Local Peer MUST pass to the DDP layer RDMA Read Request Messages in
         //# the order they were submitted by the ULP.
         let msn = self.emit_read(&request, plan, w);
-        // There is room: `may_ask` compared the number with the ORD.
+        // There is room: `may_ask` compared the number of outstanding requests with the ORD.
         let awaited = Awaited {
             invalidates,
             own,
@@ -427,7 +430,7 @@ impl QueuePair {
         self.emit_control(opcode, 1, len, plan, w, move |out| request.emit(out))
     }
 
-    /// Puts an atomic into the plan. There is room.
+    /// Plans an atomic. The caller has checked for room.
     #[cold]
     #[inline(never)]
     fn ask_atomic(
@@ -464,7 +467,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Emits a zero-length Read Request.
+    /// Plans a zero-length Read Request.
     #[cold]
     #[inline(never)]
     pub(super) fn emit_empty_read(
@@ -490,7 +493,7 @@ impl QueuePair {
         match rtr {
             Rtr::Send => {
                 self.emit_control(Opcode::SEND, 0, 0, plan, w, |_| 0);
-                // The peer counts it, and no request waits for it.
+                // The peer counts it, although it belongs to no request.
                 self.acknowledge.sent();
                 self.acknowledge.asked();
             }
@@ -532,7 +535,7 @@ impl QueuePair {
     }
 }
 
-/// Returns what asks the peer for an atomic.
+/// Returns the Atomic Request of a work request.
 fn atomic_request(seq: u32, slot: &Slot) -> Option<AtomicRequest> {
     let request = match slot.op {
         SendOp::FetchAdd {
@@ -573,7 +576,7 @@ fn atomic_request(seq: u32, slot: &Slot) -> Option<AtomicRequest> {
 }
 
 impl<M: Memory> Out<'_, '_, M> {
-    /// Appends a small Send or RDMA Write of one element. This is what most messages are.
+    /// Appends a small Send or RDMA Write of one element, the most frequent kind of message.
     #[inline(always)]
     fn send_small(self, seq: u32, slot: &Slot, sge: Option<&Sge>) -> Begun {
         if !self.plan.has_room(self.wire.scratch_small(slot.len)) {
@@ -593,7 +596,7 @@ impl<M: Memory> Out<'_, '_, M> {
         Begun::Sent
     }
 
-    /// Appends segments of a Send or RDMA Write from `off` on, as [`segments`](Self::segments) does.
+    /// Appends segments of a Send or RDMA Write from `off` on, like [`segments`](Self::segments).
     #[inline]
     fn payload(
         &mut self,

@@ -1,13 +1,16 @@
 //! One reliable-connected queue pair over one MPA stream (RFC 5040, 5041, 5044, 7306).
 //!
-//! [`QueuePair`] says how it is driven, with a whole driver as an example.
+//! The type [`QueuePair`] explains how it is driven, with a whole driver as an example.
 //!
-//! Files: `create`, `post`, `look`, `send_queue` (in-order completion, flush), `acknowledge` (completion when placed), `numbered` (peers that are known by number), `farewell` (what they learn when we leave), `xrc` (extended reliable connections), `next` (which
-//! message goes next), `tx`, `message`, `answer`, `headers`, `segment` and `plan` (FPDUs out), `rx`, `buffer`, `frames`, `direct`, `admit`, `place`,
-//! `deliver` and `control` (FPDUs in), `tagged` (messages that are matched by tag), `response` (inbound Reads and atomics), `fault` (errors, Terminate), `life` (the states and the
-//! phases of a stream, one type) and `state` (what follows from its transitions).
+//! Files: `create`, `post`, `look`, `send_queue` (in-order completion, flush), `acknowledge`
+//! (completion when placed), `numbered` (peers that are known by number), `farewell` (the last note
+//! to such a peer), `xrc` (extended reliable connections), `next` (which message goes next), `tx`,
+//! `message`, `answer`, `headers`, `segment` and `plan` (FPDUs out), `rx`, `buffer`, `frames`,
+//! `direct`, `admit`, `place`, `deliver` and `control` (FPDUs in), `tagged` (tag matching),
+//! `response` (inbound Reads and atomics), `fault` (errors, Terminate), `life` (the states of queue
+//! pair and stream, one type) and `state` (the effects of its transitions).
 
-// The documentation shows the methods of a queue pair in the order of these modules.
+// The documentation lists the methods of a queue pair in the order of these modules.
 mod create;
 
 mod state;
@@ -30,7 +33,7 @@ mod xrc;
 
 mod look;
 
-// They have none.
+// Modules without public methods.
 mod admit;
 mod answer;
 mod buffer;
@@ -68,27 +71,29 @@ use bitflags::bitflags;
 use core::time::Duration;
 use iwarp_proto::mpa::negotiate::Agreed;
 
-/// What happens to a Send for which no receive is posted.
+/// The policy for a Send that finds no posted receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReceiverNotReady {
-    /// Read no further until a receive is posted; TCP's flow control stops the peer. If none is posted in time, the stream
-    /// ends as with [`Terminate`](Self::Terminate).
+    /// Stop reading until a receive is posted; TCP flow control stops the peer. If none is posted
+    /// in time, the stream ends as with [`Terminate`](Self::Terminate).
     Hold {
-        /// How long the Send waits; [`Duration::MAX`] is for ever.
+        /// How long the Send waits; [`Duration::MAX`] means forever.
         limit: Duration,
-        /// How long it waits if its sender has closed its direction. Nothing is read behind a held Send, so the driver has to
-        /// look for that ([`QueuePair::sender_closed`]); [`QueuePair::poll_at`] names a time for it as often as this.
+        /// How long it waits after its sender has closed its direction. Nothing is read past a held
+        /// Send, so the driver has to check for that ([`QueuePair::sender_closed`]);
+        /// [`QueuePair::poll_at`] returns a time for it at this interval.
         after_close: Duration,
     },
-    /// End the stream, as RFC 5041 section 7.1 has it.
+    /// End the stream, as RFC 5041 section 7.1 requires.
     Terminate,
-    /// The queue pair is an unreliable connection, as InfiniBand knows it: the message is lost, and so is an RDMA Write that memory
-    /// refuses. Both ends go on. The sender is not told, and has to be of the same kind, so that its requests need no answer.
+    /// Behave like an unreliable connection of InfiniBand: drop the message, and also an RDMA Write
+    /// whose memory access is refused. Both ends continue. The sender is not notified, and must use
+    /// the same policy, so that its requests need no response.
     Drop,
 }
 
 impl Default for ReceiverNotReady {
-    /// Two seconds, and 200 ms if the sender has closed.
+    /// Holds for two seconds, and for 200 ms after the sender has closed.
     fn default() -> Self {
         Self::Hold {
             limit: Duration::from_secs(2),
@@ -100,22 +105,22 @@ impl Default for ReceiverNotReady {
 /// One of the two completion queues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
-    /// That of the send queue.
+    /// The send queue's.
     Send,
-    /// That of the receive queue.
+    /// The receive queue's.
     Recv,
 }
 
-/// The functions of its surroundings that a queue pair calls while it works.
+/// Functions of the environment that a queue pair calls while it works.
 pub trait Host {
-    /// What registered memory is made of: [`HostRange`](crate::memory::HostRange) in a process.
+    /// The kind of registered memory: [`HostRange`](crate::memory::HostRange) in a process.
     type Memory: Memory;
-    /// Writes a completion. If the queue overflows, the host notices that and fails the queue pair afterwards.
+    /// Writes a completion. If the queue overflows, the host fails the queue pair afterwards.
     fn complete(&mut self, direction: Direction, cqe: Cqe);
     /// Takes the oldest request of the shared receive queue. Returns `false` if there is none.
     fn take_shared_receive(&mut self, taken: &mut TakenRecv) -> bool;
-    /// Lets `f` have the shared receive queue; `None` if there is none. Only queue pairs that match tags call it
-    /// ([`QpConfig::match_tags`]).
+    /// Passes the shared receive queue to `f`; returns `None` if there is none. Only called by
+    /// queue pairs that match tags ([`QpConfig::match_tags`]).
     fn with_shared_receive<R>(
         &mut self,
         f: impl FnOnce(&mut SharedReceiveQueue) -> R,
@@ -123,14 +128,15 @@ pub trait Host {
         let _ = f;
         None
     }
-    /// Returns `true` if a message that needs a receive may take one. Otherwise none is taken, as if none were posted, and
-    /// [`RxInterest::Held`] asks for another try. For hosts that inject faults.
+    /// Returns `true` if a message may take a receive. Otherwise it finds none, as if none were
+    /// posted, and [`RxInterest::Held`] asks for a retry. For hosts that inject faults.
     #[inline]
     fn receiver_ready(&mut self) -> bool {
         true
     }
-    /// Makes [`take_shared_receive`](Self::take_shared_receive) take from the shared receive queue with this number, and returns that queue's
-    /// protection domain; `None` if the number is that of no queue that the peer may use. Receives complete in the queue's completion queue then.
+    /// Selects the shared receive queue for [`take_shared_receive`](Self::take_shared_receive) by
+    /// number, and returns its protection domain; `None` if the peer may use no such queue. Its
+    /// receives complete in the queue's own completion queue.
     ///
     /// Only the target of an extended reliable connection calls it ([`QueuePair::set_xrc`]).
     fn select_shared_receive(&mut self, number: u32) -> Option<u32> {
@@ -139,72 +145,77 @@ pub trait Host {
     }
 }
 
-/// Memory, CRC function and host for one call.
+/// Memory, CRC function and host of one call.
 #[derive(Debug)]
 pub struct Env<'a, H: Host> {
     /// The device's STag table.
     pub memory: &'a MemoryTable<H::Memory>,
-    /// How CRCs are computed.
+    /// The CRC functions.
     pub crc32c: Crc32c,
-    /// The receiver of completions.
+    /// Receives the completions.
     pub host: &'a mut H,
 }
 
 /// Sizes and rules of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QpConfig {
-    /// Number, unique on the device.
+    /// Queue pair number, unique on the device.
     pub qp_num: u32,
     /// Protection domain.
     pub pd: u32,
-    /// Send work requests outstanding, up to [`MAX_QP_WR`](crate::limits::MAX_QP_WR).
+    /// Maximum outstanding send work requests, up to [`MAX_QP_WR`](crate::limits::MAX_QP_WR).
     pub max_send_wr: u32,
-    /// Receive work requests outstanding; ignored with a shared receive queue.
+    /// Maximum outstanding receive work requests; ignored with a shared receive queue.
     pub max_recv_wr: u32,
-    /// Elements per send work request, up to [`MAX_SGE`](crate::limits::MAX_SGE).
+    /// Maximum elements per send work request, up to [`MAX_SGE`](crate::limits::MAX_SGE).
     pub max_send_sge: u32,
-    /// Elements per receive work request.
+    /// Maximum elements per receive work request.
     pub max_recv_sge: u32,
-    /// Octets of inline data per work request, up to [`MAX_INLINE`](crate::limits::MAX_INLINE).
+    /// Maximum inline data per work request in bytes, up to
+    /// [`MAX_INLINE`](crate::limits::MAX_INLINE).
     pub max_inline: u32,
-    /// Inbound RDMA Reads and atomics served at a time, up to [`MAX_IRD`](crate::limits::MAX_IRD).
+    /// Maximum concurrent inbound RDMA Reads and atomics, up to
+    /// [`MAX_IRD`](crate::limits::MAX_IRD).
     pub max_ird: u16,
-    /// Outbound RDMA Reads and atomics outstanding, up to [`MAX_ORD`](crate::limits::MAX_ORD).
+    /// Maximum outstanding outbound RDMA Reads and atomics, up to
+    /// [`MAX_ORD`](crate::limits::MAX_ORD).
     pub max_ord: u16,
     /// Every send work request writes a completion.
     pub signal_all: bool,
     /// Receives come from a shared receive queue.
     pub shared_receive: bool,
-    /// That queue matches messages with tags ([`tags`](crate::tags)).
+    /// The shared receive queue matches tags ([`tags`](crate::tags)).
     pub match_tags: bool,
-    /// See [`ReceiverNotReady`].
+    /// The policy for Sends that find no receive.
     pub receiver_not_ready: ReceiverNotReady,
-    /// Payload that is sent with a CRC is copied first. See [`QueuePair::set_snapshot`].
+    /// Payload sent with a CRC is copied first; see [`QueuePair::set_snapshot`].
     pub snapshot: bool,
-    /// A slot of a queue stays taken after its request has completed, until the driver reports that the completion was polled
-    /// ([`QueuePair::release_sends`], [`QueuePair::release_receives`]). So a program that does not poll fills its queue, as with
-    /// hardware, and not the completion queue. Otherwise the slot is free when the completion is written.
+    /// A completed request keeps its slot until the driver reports that the completion was polled
+    /// ([`QueuePair::release_sends`], [`QueuePair::release_receives`]). A program that does not
+    /// poll then fills its queue, as with hardware, instead of the completion queue. Otherwise a
+    /// slot is freed when the completion is written.
     pub hold_slots: bool,
-    /// How much one call does.
+    /// The maximum work of one call.
     pub budget: Budget,
 }
 
-/// How much work one call of a queue pair does at most, so that its driver holds locks and keeps off other work for a limited
-/// time only. A call that has more to do says so, and is made again. Zero counts as one.
+/// Limits on the work of one call, so that its driver holds locks and delays other work for a
+/// bounded time. A call with more work says so, and is repeated. Zero counts as one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
-    /// Completions of requests that are flushed, or that an answer to an earlier request has completed
-    /// ([`QueuePair::completions_due`]). So many requests are looked at, too, to find the one that a Terminate of the peer is about.
+    /// Completions of requests that are flushed, or that a response to a later request completes
+    /// ([`QueuePair::completions_due`]). Also the number of requests examined at a time to find the
+    /// one that a Terminate is about.
     pub completions: u32,
-    /// Requests that only change the memory table, carried out by one [`QueuePair::tx_fill`]. What that call puts into a plan is limited by
-    /// the plan.
+    /// Requests that only change the memory table, executed by one [`QueuePair::tx_fill`]. The plan
+    /// itself limits the other requests.
     pub local_requests: u32,
-    /// FPDUs that are processed ([`RxStatus::More`]).
+    /// FPDUs processed ([`RxStatus::More`]).
     pub fpdus: u32,
 }
 
 impl Budget {
-    /// What suits a process: no other thread waits for longer than some ten microseconds.
+    /// Defaults for a process: other threads wait for about ten microseconds at most.
     pub const DEFAULT: Self = Self {
         completions: 256,
         local_requests: 64,
@@ -265,9 +276,9 @@ impl Default for QpConfig {
 /// Why a queue pair was not created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CreateError {
-    /// A size is above its limit (EINVAL).
+    /// A size exceeds its limit (EINVAL).
     Invalid,
-    /// No memory (ENOMEM).
+    /// The allocator has no memory (ENOMEM).
     OutOfMemory,
 }
 
@@ -277,33 +288,33 @@ impl From<AllocError> for CreateError {
     }
 }
 
-/// What MPA start-up has agreed on for a stream.
+/// The result of MPA start-up for a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamConfig {
-    /// We sent the MPA request. The responder's first FPDU waits for the initiator's.
+    /// We sent the MPA request. The responder sends its first FPDU after the initiator's.
     pub initiator: bool,
     /// Both sides generate and check CRCs.
     pub crc: bool,
-    /// The peer asked for markers in what we send.
+    /// The peer requested markers in what we send.
     pub markers_tx: bool,
-    /// We asked for markers in what we receive.
+    /// We requested markers in what we receive.
     pub markers_rx: bool,
-    /// Inbound reads we serve at a time.
+    /// Inbound Reads that we serve at a time.
     pub ird: u16,
-    /// Outbound reads the peer serves at a time.
+    /// Outbound Reads that the peer serves at a time.
     pub ord: u16,
-    /// As initiator: the RTR message to send first.
+    /// As initiator: the RTR message to be sent first.
     pub rtr: Option<Rtr>,
     /// As responder: an RTR message by Send is expected and takes no receive.
     pub rtr_send_expected: bool,
     /// Effective maximum segment size of the stream, in octets.
     pub emss: u32,
-    /// What is due when.
+    /// The time limits of the stream.
     pub times: StreamTimes,
 }
 
 impl StreamConfig {
-    /// Returns what the agreement means for one of the two sides.
+    /// Returns the configuration of one side of the agreement.
     pub fn agreed(agreed: &Agreed, initiator: bool, emss: u32, times: StreamTimes) -> Self {
         Self {
             initiator,
@@ -322,28 +333,32 @@ impl StreamConfig {
     }
 }
 
-/// Times of a stream, counted from [`QueuePair::start`]. See [`QueuePair::poll_at`].
+/// Time limits of a stream, counted from [`QueuePair::start`]. See [`QueuePair::poll_at`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamTimes {
-    /// As initiator: how long the responder may be silent before it is reminded by a zero-length RDMA Write, if we have sent
-    /// something; then how long before it is reminded again, up to a quarter later each. After `None` there is no further
-    /// reminder. siw as responder overlooks FPDUs that come before it has finished its own part of the start-up, until more come.
-    /// A zero-length RDMA Write is never refused, and no program notices it.
+    /// As initiator: how long the responder may stay silent after we sent something before a
+    /// zero-length RDMA Write reminds it, and the intervals up to the next reminders, each extended
+    /// by up to a quarter. `None` ends them. As responder, siw misses FPDUs that arrive before it
+    /// has finished its own start-up, until more arrive. A zero-length RDMA Write is never refused,
+    /// and programs do not notice it.
     pub reminders: [Option<Duration>; 3],
-    /// As initiator that has agreed on an RTR message: how old the stream must be for its end, as long as nothing has come from
-    /// the responder. siw as responder fails if the stream ends before it has looked at the RTR message.
+    /// As initiator that agreed to an RTR message: the minimum age at which the stream may end
+    /// while nothing has arrived from the responder. As responder, siw fails if the stream ends
+    /// before it has processed the RTR message.
     pub maturity: Duration,
-    /// As responder: how long to wait for the initiator's first FPDU before sending without it. RFC 5044 section 7.1.2 has the
-    /// responder wait without limit (`None`), because an initiator may need time after the reply until it accepts FPDUs. Without
-    /// the RTR messages of RFC 6581, a server that sends first and a client that waits for it would then wait for each other.
+    /// As responder: how long to wait for the initiator's first FPDU before sending without it. RFC
+    /// 5044 section 7.1.2 has the responder wait without limit (`None`), because an initiator may
+    /// need time after the reply before it accepts FPDUs. Without the RTR messages of RFC 6581, a
+    /// server that sends first and its client would then deadlock.
     pub speak_first: Option<Duration>,
-    /// As responder: how long the initiator's first FPDU may take. Then the stream is reset ([`Events::FIRST_FPDU_OVERDUE`]). In
-    /// the peer-to-peer model the initiator has to send it (RFC 6581 section 9.2). `None`: any time.
+    /// As responder: time limit for the initiator's first FPDU, after which the stream is reset
+    /// ([`Events::FIRST_FPDU_OVERDUE`]). In the peer-to-peer model the initiator must send it (RFC
+    /// 6581 section 9.2). `None`: no limit.
     pub first_fpdu: Option<Duration>,
 }
 
 impl StreamTimes {
-    /// Nothing is ever due.
+    /// No time limits.
     pub const NONE: Self = Self {
         reminders: [None; 3],
         maturity: Duration::ZERO,
@@ -351,8 +366,9 @@ impl StreamTimes {
         first_fpdu: None,
     };
 
-    /// [`reminders`](Self::reminders) for any peer. An emulated siw has needed 30 ms; the later ones are for guests that were held up.
-    /// Each reminder costs both ends a system call per connection, so there are few.
+    /// The [`reminders`](Self::reminders) for any peer. An emulated siw has needed 30 ms; the later
+    /// ones are for stalled guests. There are few, because each costs both ends a system call per
+    /// connection.
     pub const REMINDERS: [Option<Duration>; 3] = [
         Some(Duration::from_millis(50)),
         Some(Duration::from_millis(1000)),
@@ -364,11 +380,11 @@ bitflags! {
     /// What happened to a queue pair since the last [`QueuePair::take_events`].
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
     pub struct Events: u32 {
-        /// As responder: the initiator's first FPDU has come, both sides may send.
+        /// As responder: the initiator's first FPDU has arrived, so both sides may send.
         const ESTABLISHED = 1;
         /// The send queue is drained in state SQD.
         const SQ_DRAINED = 1 << 1;
-        /// The queue pair went to the error state because of the stream or the peer.
+        /// The stream or the peer moved the queue pair to the error state.
         const FATAL = 1 << 2;
         /// A peer's access to memory was refused.
         const ACCESS_ERROR = 1 << 3;
@@ -376,11 +392,11 @@ bitflags! {
         const REQUEST_ERROR = 1 << 4;
         /// The last receive was taken from the shared receive queue by a queue pair in error.
         const LAST_WQE = 1 << 5;
-        /// The stream is over, for whatever reason.
+        /// The stream has ended, for whatever reason.
         const DISCONNECTED = 1 << 6;
-        /// As responder: the initiator's first FPDU has not come in time, and the stream is reset.
+        /// As responder: the initiator's first FPDU was overdue, and the stream is reset.
         const FIRST_FPDU_OVERDUE = 1 << 7;
-        /// A message of the peer's program has come in RTR, for the first time on this stream
+        /// A message of the peer's program has arrived in RTR, for the first time on this stream
         /// (`IBV_EVENT_COMM_EST`).
         const MESSAGE_IN_RTR = 1 << 8;
     }
@@ -391,18 +407,20 @@ bitflags! {
 pub enum StreamWish {
     /// Nothing.
     Keep,
-    /// Everything is written: shut down the sending side, go on reading and discard the octets, close when the peer closes.
+    /// Everything is written: shut down the sending direction, keep reading and discard the octets,
+    /// and close when the peer closes.
     ShutdownWrite,
-    /// The queue pair is done with the stream. The caller takes it away, tells [`QueuePair::stream_gone`], and ends
-    /// the stream in the background so that the peer's TCP gets what was written.
+    /// The queue pair no longer needs the stream. The caller takes it, calls
+    /// [`QueuePair::stream_gone`], and ends the stream in the background, so that the peer's TCP
+    /// receives what was written.
     Leave {
-        /// A plan was written in part and nothing follows. The peer must not take the end for a good one: a reset,
-        /// once the peer's TCP has acknowledged what was written.
+        /// A plan was written partially and nothing follows. The peer must not see an orderly end:
+        /// reset the stream once the peer's TCP has acknowledged what was written.
         cut: bool,
-        /// The end must not be sent earlier ([`StreamTimes::maturity`]).
+        /// Do not end the stream earlier ([`StreamTimes::maturity`]).
         not_before: Option<Time>,
     },
-    /// Close at once, with a reset.
+    /// Reset the stream immediately.
     Abort,
 }
 
@@ -410,7 +428,7 @@ pub enum StreamWish {
 #[derive(Debug)]
 pub struct QueuePair {
     config: QpConfig,
-    /// Receives complete out of line: their tags are matched, or operations are counted.
+    /// Receives complete out of line, because tags are matched or operations are counted.
     receives_apart: bool,
     life: life::Life,
     sq: send_queue::SendQueue,
@@ -418,7 +436,7 @@ pub struct QueuePair {
     responses: response::ResponseQueue,
     acknowledge: acknowledge::Acknowledge,
     xrc: xrc::Xrc,
-    /// What a peer may do to memory through this queue pair, if the region allows it, too.
+    /// Remote access rights of this queue pair, in addition to those of each region.
     remote: Access,
     tx: tx::Tx,
     rx: rx::Rx,

@@ -1,7 +1,8 @@
-//! Which message goes next: every rule about it, and nothing that changes anything.
+//! The choice of the next message. These functions change nothing.
 //!
-//! A Terminate that is due is the last message. A message that was begun is finished before another starts, because some receivers
-//! cannot handle interleaved tagged messages. Then come the RTR message, answers to the peer up to a limit, and the send queue.
+//! A pending Terminate is the last message. A message in progress is finished before another one
+//! starts, because some receivers cannot handle interleaved tagged messages. Then follow the RTR
+//! message, a limited number of responses to the peer, and the send queue.
 
 use super::farewell::Parting;
 use super::numbered::Note;
@@ -11,31 +12,31 @@ use super::{QueuePair, Rtr};
 use crate::SendFlags;
 use crate::limits::RESPONSE_BURST;
 
-/// What goes next.
+/// The next message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Nothing may be sent now, or there is nothing.
+    /// There is nothing to send, or nothing may be sent now.
     Nothing,
     /// The Terminate that ends the stream.
     Terminate,
-    /// The rest of a message.
+    /// The rest of a message in progress.
     Rest(Job),
-    /// The message that shows the responder that the connection is established.
+    /// The message that tells the responder that the connection is established.
     Rtr(Rtr),
-    /// Answers to the peer. After so many, what goes next is another question.
+    /// This many responses to the peer. Then choose again.
     Responses(u32),
-    /// What the peer has to know about receives that are not posted.
+    /// A note about receives that are not posted.
     Note(Note),
-    /// A zero-length Read that asks whether the peer has placed what was sent.
+    /// A zero-length Read that shows that the peer has placed what was sent.
     Probe,
-    /// Requests of the program that are messages. After so many, what goes next is another question.
+    /// This many requests of the program that are messages. Then choose again.
     Requests(u32),
     /// A request of the program that only changes the memory table.
     Local,
 }
 
 impl QueuePair {
-    /// Returns what goes next.
+    /// Returns the next message.
     //= rfc5040 section 5.1
     //# The Data Source RDMAP layer MUST issue RDMA Write Messages to the DDP
     //# layer in the order they were submitted by the ULP.
@@ -80,7 +81,7 @@ impl QueuePair {
         match request {
             None => Next::Nothing,
             Some((_, slot)) if slot.op.is_local() => Next::Local,
-            // An answer or a probe may be due behind each.
+            // A response or a probe may be due after each.
             Some(_) if self.acknowledge.on || !self.responses.is_empty() || self.names_queues() => {
                 Next::Requests(1)
             }
@@ -88,8 +89,8 @@ impl QueuePair {
         }
     }
 
-    /// Returns what goes in front of requests whose completion waits until the peer has them: a farewell, or a probe. `more` says whether
-    /// a request may start.
+    /// Returns a farewell or a probe that precedes requests that complete when the peer has them.
+    /// `more` is `true` if a request may start.
     #[inline]
     fn next_about_requests(&self, more: bool) -> Option<Next> {
         match self.acknowledge.parting {
@@ -101,13 +102,14 @@ impl QueuePair {
         probe.then_some(Next::Probe)
     }
 
-    /// As [`next_message`](Self::next_message), where messages may not be started and continued.
+    /// Like [`next_message`](Self::next_message), while messages may not be started or continued.
     #[cold]
     fn next_out_of_operation(&self) -> Next {
         if self.life.has_terminate() {
             return Next::Terminate;
         }
-        // A responder that waits for the initiator's first FPDU sends nothing, but changes the table.
+        // A responder that awaits the initiator's first FPDU sends nothing, but may change the
+        // table.
         match self.life.waits() && self.startable().is_some() {
             true => Next::Local,
             false => Next::Nothing,
@@ -125,17 +127,17 @@ impl QueuePair {
         (self.may_start(slot) && !waits && !self.waits_to_name(slot)).then_some((seq, slot))
     }
 
-    /// Returns `true` if a request may start, as far as its own kind and the requests before it decide that.
+    /// Returns `true` if fence and ORD allow the request to start.
     #[inline]
     pub(super) fn may_start(&self, slot: &Slot) -> bool {
         let fenced = slot.flags.contains(SendFlags::FENCE) && !self.sq.awaited.is_empty();
         !fenced && (!slot.op.has_response() || self.may_ask(slot.len))
     }
 
-    /// Returns `true` if the peer may be asked for one more answer, of `len` octets.
+    /// Returns `true` if one more request with a response of `len` octets may be sent.
     #[inline]
     fn may_ask(&self, len: u32) -> bool {
-        // Some peers answer a zero-length Read behind another one with the octets of the other.
+        // Some peers answer a zero-length Read that follows another one with the data of the first.
         if len == 0 && !self.sq.awaited.is_empty() {
             return false;
         }
@@ -147,19 +149,20 @@ impl QueuePair {
         self.sq.ord() == 0 || self.outstanding() < u32::from(self.sq.ord())
     }
 
-    /// Answers of the peer that are awaited. An RTR message by Read waits for one, too.
+    /// Returns how many responses of the peer are awaited. An RTR message by Read counts, too.
     #[inline]
     fn outstanding(&self) -> u32 {
         let awaited = self.sq.awaited.len();
         awaited.wrapping_add(u32::from(self.rx.rtr_response_due))
     }
 
-    /// Returns `true` if a probe is due and may be sent. That is so in SQD, too, and never in RTR, where nothing was sent that it could be
-    /// about.
+    /// Returns `true` if a probe is due and may be sent. This includes SQD, but never RTR, where
+    /// nothing was sent yet.
     #[inline]
     fn wants_probe(&self) -> bool {
         self.acknowledge.is_due()
-            // A probe takes one of the peer's places for Reads. Peers serve zero-length Reads even if they granted none.
+            // A probe counts against the ORD. Peers serve zero-length Reads even if they granted
+            // none.
             && self.outstanding() < u32::from(self.sq.ord()).max(1)
     }
 }

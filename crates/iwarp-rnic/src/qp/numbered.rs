@@ -1,18 +1,22 @@
-//! What InfiniBand's verbs promise of a queue pair that is connected by GID and number, and iWARP has no message for: an absent
-//! peer, a receiver that is not ready, and a queue pair that is its own peer.
+//! What InfiniBand's verbs promise for queue pairs connected by GID and number, and iWARP has no
+//! messages for: an absent peer, a receiver that is not ready, and a queue pair that is its own
+//! peer.
 //!
-//! On InfiniBand a sender is told by each attempt that no receive is posted. It tries again `rnr_retry` times, and each time it
-//! waits for the time that the receiver has chosen (`min_rnr_timer`); seven means that it never gives up. Here the receiver holds
-//! the Send, and nothing behind it is read. Two notes between the two ends make that look the same to programs:
+//! On InfiniBand a sender learns from each attempt that no receive is posted. It retries
+//! `rnr_retry` times (seven means forever), and waits each time for the interval that the receiver
+//! has set (`min_rnr_timer`). Here the receiver holds the Send, and reads nothing after it. Two
+//! notes make this look the same to programs:
 //!
-//! * A sender that gives up says in front of its first request how often it tries. The receiver then knows how long to hold a Send.
-//! * A receiver that holds a Send says which one. The requests before it complete, although the probe behind it is not answered.
+//! * Before its first request, a sender with a finite limit sends its number of retries. The
+//!   receiver then knows how long to hold a Send.
+//! * A receiver that holds a Send reports which one. The requests before it complete, although the
+//!   probe after it is not answered.
 //!
-//! A third note is the farewell of an end that leaves (see `farewell`).
-//! Another one belongs to extended reliable connections (`xrc`), which need not be connected by number.
+//! A third note is the farewell of an end that leaves (see `farewell`). A fourth one belongs to
+//! extended reliable connections (`xrc`), which may also be connected in other ways.
 //!
-//! A note is a zero-length RDMA Write, whose tagged offset has its content. A zero-length Write is never refused (RFC 5040
-//! section 7.2), and a peer that knows no notes takes no notice.
+//! A note is a zero-length RDMA Write whose tagged offset holds its content. A zero-length Write is
+//! never refused (RFC 5040 section 7.2), and peers that do not know notes ignore it.
 
 use super::acknowledge::{Look, Sought};
 use super::admit::Refusal;
@@ -32,40 +36,40 @@ const RETRIES: u32 = u32::from_be_bytes(*b"rnr#");
 const HELD: u32 = u32::from_be_bytes(*b"held");
 const QUEUE: u32 = u32::from_be_bytes(*b"xsrq");
 const DONE: u32 = u32::from_be_bytes(*b"done");
-/// How often the driver looks whether the sender of a Send that waits for ever has closed.
+/// How often the driver checks whether the sender of an indefinitely held Send has closed.
 const CLOSED_LOOK: Duration = Duration::from_millis(200);
-/// `rnr_retry` of a sender that tries for ever.
+/// `rnr_retry` of a sender without a limit.
 pub(super) const FOR_EVER: u8 = 7;
 
-/// Patience with receivers that are not ready.
+/// Retries while receivers are not ready.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rnr {
-    /// How often our Sends are tried again.
+    /// Number of retries of our Sends.
     ours: u8,
-    /// What the peer knows of that.
+    /// The number that the peer was notified of.
     told: u8,
-    /// How often the peer's Sends are tried again.
+    /// Number of retries of the peer's Sends.
     peers: u8,
-    /// How long the peer waits before each attempt.
+    /// How long the peer waits before each retry.
     timer: Duration,
-    /// The message that is held, if the peer is to be told.
+    /// The held message that the peer is still to be notified of.
     holds: Option<u32>,
-    /// The last of our messages that the peer has told of.
+    /// The last of our messages that the peer reported as held.
     held: u32,
-    /// A Send of a connection that is not by number waits for its receive for ever.
+    /// Sends of a connection that is not by number are held forever.
     hold_for_ever: bool,
 }
 
 /// A note to the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Note {
-    /// Our Sends are tried so often.
+    /// The number of retries of our Sends.
     Retries(u8),
-    /// The message with this sequence number on queue 0 waits for a receive.
+    /// This message on queue 0 waits for a receive.
     Held(u32),
-    /// The messages from now on are for the shared receive queue with this number.
+    /// The next messages are for the shared receive queue with this number.
     Queue(u32),
-    /// So many of the peer's messages were processed, and we leave.
+    /// We leave after processing this many of the peer's messages.
     Done(u32),
 }
 
@@ -107,7 +111,7 @@ impl Default for Rnr {
 }
 
 impl Rnr {
-    /// A new stream begins: neither side has told anything.
+    /// Starts a new stream: neither side has sent a note.
     pub(super) const fn start(&mut self) {
         self.told = FOR_EVER;
         self.peers = FOR_EVER;
@@ -117,10 +121,9 @@ impl Rnr {
     }
 }
 
-/// Queue pairs that are connected by number.
 impl QueuePair {
-    /// Sets how often a Send is tried again that finds no receive (`rnr_retry` of `ibv_modify_qp(3)`): 7, and whatever is above, is for
-    /// ever. It holds for requests that start later.
+    /// Sets how often a Send that finds no receive is retried (`rnr_retry` of `ibv_modify_qp(3)`):
+    /// 7 or more means forever. Applies to requests that start later.
     pub const fn set_rnr_retry(&mut self, count: u8) {
         self.acknowledge.rnr.ours = match count {
             0..FOR_EVER => count,
@@ -128,8 +131,8 @@ impl QueuePair {
         };
     }
 
-    /// Lets a Send of the present stream wait for its receive for ever, whatever
-    /// [`QpConfig::receiver_not_ready`] says: `rnr_retry` 7 of a connection that is not by number.
+    /// Lets Sends of the current stream wait for a receive forever, regardless of
+    /// [`QpConfig::receiver_not_ready`]: `rnr_retry` 7 of a connection that is not by number.
     /// Unreliable connections drop such Sends nevertheless.
     ///
     /// [`QpConfig::receiver_not_ready`]: super::QpConfig::receiver_not_ready
@@ -137,26 +140,27 @@ impl QueuePair {
         self.acknowledge.rnr.hold_for_ever = true;
     }
 
-    /// Sets how long the peer has to wait before it tries a Send again that has found no receive (`min_rnr_timer` of
-    /// `ibv_modify_qp(3)`).
+    /// Sets how long the peer has to wait before it retries a Send that found no receive
+    /// (`min_rnr_timer` of `ibv_modify_qp(3)`).
     pub const fn set_min_rnr_timer(&mut self, timer: Duration) {
         self.acknowledge.rnr.timer = timer;
     }
 
-    /// Tells whether the stream leads back to this queue pair, which is then its own peer.
+    /// Sets whether the stream is connected to this queue pair itself.
     pub const fn set_own_peer(&mut self, is_own_peer: bool) {
         self.acknowledge.own_peer = is_own_peer;
     }
 
-    /// The peer has not answered in the time that the program gives it: the oldest request that is not done completes with
-    /// [`WcStatus::TransportRetryExceeded`], those behind it as flushed, and the stream, if there is one, is reset.
+    /// Handles a peer that has not responded within the program's limit: the oldest incomplete
+    /// request completes with [`WcStatus::TransportRetryExceeded`], the later ones are flushed, and
+    /// a stream is reset.
     pub fn peer_is_absent<H: Host>(&mut self, host: &mut H) {
         self.blame_absent_peer();
         self.abort(host);
     }
 
-    /// If the stream ends now, it is because the peer does not answer: the oldest request that is not done gets
-    /// [`WcStatus::TransportRetryExceeded`] then. An error that is known already stays.
+    /// Prepares for an end of the stream because the peer does not respond: the oldest incomplete
+    /// request will get [`WcStatus::TransportRetryExceeded`]. An earlier error stays.
     pub fn blame_absent_peer(&mut self) {
         if let Some(seq) = self.sq.first_not_done()
             && self.state() != State::Error
@@ -165,7 +169,7 @@ impl QueuePair {
         }
     }
 
-    /// What happens to a Send for which no receive is posted.
+    /// Returns the policy for a Send that finds no receive.
     pub(super) fn receiver_not_ready(&self) -> ReceiverNotReady {
         if !self.is_connectionless() || self.drops() {
             return match self.config.receiver_not_ready {
@@ -194,14 +198,14 @@ impl QueuePair {
         }
     }
 
-    /// The message with this sequence number meets no receive, and is held from now on.
+    /// Records that this message finds no receive and is held.
     pub(super) const fn holds(&mut self, msn: u32) {
         if self.is_connectionless() {
             self.acknowledge.rnr.holds = Some(msn);
         }
     }
 
-    /// Returns what the peer has to be told; if a `request` is next, before that.
+    /// Returns the note that is due now, or before `request`.
     #[inline]
     pub(super) const fn note(&self, request: Option<&Slot>) -> Option<Note> {
         let Rnr {
@@ -211,7 +215,7 @@ impl QueuePair {
             Some(msn) if !self.acknowledge.own_peer => Some(Note::Held(msn)),
             _ => match request {
                 Some(_) if ours != told && self.is_connectionless() => Some(Note::Retries(ours)),
-                Some(slot) => match self.queue_to_tell(slot) {
+                Some(slot) => match self.queue_to_note(slot) {
                     Some(number) => Some(Note::Queue(number)),
                     None => None,
                 },
@@ -220,7 +224,7 @@ impl QueuePair {
         }
     }
 
-    /// Writes a note into the plan.
+    /// Plans a note.
     #[cold]
     #[inline(never)]
     pub(super) fn emit_note(&mut self, note: Note, plan: &mut TxPlan, w: &Wire<'_, impl Memory>) {
@@ -235,7 +239,7 @@ impl QueuePair {
         let Ok(()) = out.append::<Infallible>(&header, 0, |_| Ok(()));
     }
 
-    /// A zero-length Write has come. It may be a note. Returns the reason if such a note is not allowed here.
+    /// Handles a zero-length Write, which may be a note. Fails if the note is not allowed here.
     #[cold]
     #[inline(never)]
     pub(super) fn heed<H: Host>(&mut self, h: TaggedHeader, host: &mut H) -> Result<(), Refusal> {
@@ -250,7 +254,8 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Does the same without a note if the queue pair is its own peer: it would wait behind the message that it is about.
+    /// Applies a note about a held message directly if the queue pair is its own peer; sent as a
+    /// note it would queue behind that message.
     pub(super) fn heed_own_hold<H: Host>(&mut self, host: &mut H) {
         if self.acknowledge.own_peer
             && let Some(msn) = self.acknowledge.rnr.holds.take()
@@ -259,9 +264,10 @@ impl QueuePair {
         }
     }
 
-    /// A message of ours waits for a receive: the peer has processed the requests before it.
+    /// Handles a message of ours that waits for a receive: the peer has processed the requests
+    /// before it.
     fn is_held<H: Host>(&mut self, msn: u32, host: &mut H) {
-        // Each message is looked for once, whatever the peer sends.
+        // Each message is looked up once, whatever the peer sends.
         let is_new = (msn.wrapping_sub(self.acknowledge.rnr.held) as i32) > 0;
         if !is_new {
             return;

@@ -1,4 +1,4 @@
-//! Places payload in memory: tagged buffers, receives, sinks of Reads.
+//! Placement of payload in memory: tagged buffers, receives, sinks of Reads.
 
 use super::send_queue::SendQueue;
 use crate::memory::{AccessError, Accessor, Memory, MemoryTable};
@@ -9,15 +9,15 @@ use iwarp_proto::ddp::Stag;
 /// The destination of the payload of one segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Target {
-    /// A peer's RDMA Write into a tagged buffer.
+    /// The tagged buffer of a peer's RDMA Write.
     Tagged { stag: Stag, to: u64 },
     /// The receive that is being filled, from this offset on.
     Receive { off: u32 },
-    /// The elements of the oldest Read or atomic that waits for its answer, from this offset on.
+    /// The elements of the oldest outstanding Read or atomic, from this offset on.
     Sink { seq: u32, off: u32 },
 }
 
-/// What is needed to resolve a target.
+/// The data needed to resolve a target.
 #[derive(Debug)]
 pub(super) struct Places<'a, M> {
     pub(super) memory: &'a MemoryTable<M>,
@@ -27,7 +27,7 @@ pub(super) struct Places<'a, M> {
 }
 
 impl<'a, M: Memory> Places<'a, M> {
-    /// Returns `Ok` if `len` octets of a target that start `skip` octets into it may be written.
+    /// Returns `Ok` if `len` octets of a target may be written from `skip` on.
     #[inline]
     pub(super) fn permits(&self, target: Target, skip: u32, len: u32) -> Result<(), AccessError> {
         self.for_each_range(target, skip, len, |stag, to, len, need| {
@@ -35,8 +35,8 @@ impl<'a, M: Memory> Places<'a, M> {
         })
     }
 
-    /// Visits the registered ranges, not checked yet, that make up `len` octets of a target: STag, tagged offset, length, and the right that is
-    /// needed.
+    /// Calls a function for each unchecked range of `len` octets of a target: STag, tagged offset,
+    /// length, and the required right.
     #[inline(always)]
     pub(super) fn for_each_range(
         &self,
@@ -57,7 +57,7 @@ impl<'a, M: Memory> Places<'a, M> {
         parts.end()
     }
 
-    /// Copies octets to a target; the last octet becomes visible last.
+    /// Copies octets to a target. The last octet becomes visible last.
     #[inline(always)]
     pub(super) fn write(&self, target: Target, skip: u32, src: &[u8]) -> Result<(), AccessError> {
         if let Target::Tagged { stag, to } = target {
@@ -70,7 +70,8 @@ impl<'a, M: Memory> Places<'a, M> {
             Target::Tagged { .. } => (None, 0),
         };
         let (off, len) = (off.saturating_add(skip), src.len() as u32);
-        // Nearly always all of it goes to the first element. What is to be done otherwise is elsewhere, so that it costs nothing here.
+        // Nearly always all of it goes to the first element. The general case is out of line, so
+        // that it costs nothing here.
         if let Some(first) = first
             && first.len.checked_sub(off).is_some_and(|room| len <= room)
         {
@@ -78,7 +79,7 @@ impl<'a, M: Memory> Places<'a, M> {
             return self.copy((first.stag(), addr), Access::LOCAL_WRITE, src);
         }
         let (sges, off) = self.list(target);
-        // A copy of it, so that the compiler keeps the original in registers.
+        // Pass a copy, so that the compiler keeps the original in registers.
         Self { ..*self }.write_parts(sges, off.saturating_add(skip), src)
     }
 
@@ -98,7 +99,7 @@ impl<'a, M: Memory> Places<'a, M> {
         self.memory.write(at, need, self.who, src)
     }
 
-    /// The elements of a target that is a list, and where in them it begins.
+    /// Returns the elements of a target that is a list, and the target's offset in them.
     #[inline(always)]
     fn list(&self, target: Target) -> (&'a [Sge], u32) {
         match target {
@@ -109,10 +110,10 @@ impl<'a, M: Memory> Places<'a, M> {
     }
 }
 
-/// The parts of a scatter/gather list that make up octets `off` to `off + len`.
+/// The parts of a scatter/gather list that cover octets `off` to `off + len`.
 ///
-/// It is no `Iterator`, because it has an end to ask about, and no closure, because the compiler would not inline that into the
-/// loop over small messages.
+/// This is neither an `Iterator`, because [`end`](Self::end) must be checked, nor a closure,
+/// because the compiler would not inline one into the loop over small messages.
 pub(super) struct Parts<'a> {
     sges: core::slice::Iter<'a, Sge>,
     off: u32,
@@ -149,7 +150,7 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// After the last part: if the list was too short, that is a bounds error.
+    /// Returns a bounds error if the list was too short; called after the last part.
     #[inline(always)]
     pub(super) const fn end(&self) -> Result<(), AccessError> {
         match self.len {
@@ -159,8 +160,8 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// Visits the parts of a scatter/gather list that make up octets `off` to `off + len`. If the list is too short, that is a
-/// bounds error.
+/// Calls a function for the parts that cover octets `off` to `off + len` of a scatter/gather list.
+/// Returns a bounds error if the list is too short.
 #[inline]
 pub(super) fn for_each_part(
     sges: &[Sge],
@@ -183,7 +184,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parts_cover_the_range_once(lens in proptest::collection::vec(0u32..20, 0..6), off in 0u32..60, len in 0u32..60) {
+        fn parts_cover_range_once(lens in proptest::collection::vec(0u32..20, 0..6), off in 0u32..60, len in 0u32..60) {
             let sges: Vec<Sge> = lens.iter().enumerate().map(|(i, l)| Sge { addr: 1000 * i as u64, len: *l, lkey: i as u32 }).collect();
             let all: Vec<u64> = sges.iter().flat_map(|s| (0..u64::from(s.len)).map(|o| s.addr + o)).collect();
             let mut got = Vec::new();

@@ -1,8 +1,8 @@
 //! A transmit plan: FPDUs ready for one vectored write.
 //!
-//! Headers, trailers and small payloads lie in the plan's own scratch memory. Large payloads stay in registered memory and
-//! are named by STag. They are resolved when they are written: if the stream was blocked and the region was deregistered
-//! meanwhile, that is noticed.
+//! Headers, trailers and small payloads are in the plan's own scratch memory. Large payloads stay
+//! in registered memory and are referred to by STag. The STags are resolved when the plan is
+//! written, so a region that was deregistered while the stream was blocked is detected.
 
 use crate::boxed::{try_box, zeros};
 use crate::limits::{
@@ -17,7 +17,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 use iwarp_proto::ddp::Stag;
 
-/// A run of octets of the plan.
+/// A contiguous part of the plan.
 #[derive(Debug, Clone, Copy)]
 enum Piece {
     Scratch {
@@ -51,28 +51,28 @@ impl Default for Piece {
 pub(super) enum Milestone {
     /// This send work request is done.
     Request(u32),
-    /// A response has gone out.
+    /// A response was sent.
     #[default]
     Response,
-    /// The Terminate has gone out.
+    /// The Terminate was sent.
     Terminate,
 }
 
-/// What the octets of a [`Run`] are.
+/// The kind of memory of a [`Run`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RunKind {
-    /// Scratch of a plan, or staging. It is used again for other octets.
+    /// Scratch of a plan or staging, which is reused.
     Scratch,
     /// Registered memory.
     Memory,
 }
 
-/// A run of octets for a vectored read or write.
+/// Contiguous memory for a vectored read or write.
 #[derive(Debug, Clone, Copy)]
 pub struct Run<'t> {
-    /// Whose octets they are.
+    /// The kind of memory.
     pub kind: RunKind,
-    /// Where they lie.
+    /// Address and length.
     pub fragment: Fragment<'t>,
 }
 
@@ -88,25 +88,25 @@ impl<'t> Run<'t> {
     }
 }
 
-/// Sizes of a transmit plan. Those that are too small for one FPDU of any kind are raised.
+/// Sizes of a transmit plan. Sizes too small for one FPDU of any kind are raised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TxSizes {
-    /// Octets of memory of its own, for headers, trailers and copied payload.
+    /// Bytes of scratch, for headers, trailers and copied payload.
     pub scratch: usize,
-    /// It is closed when it holds this many octets. See [`TX_PLAN_BYTES`].
+    /// The plan is closed when it holds this many octets. See [`TX_PLAN_BYTES`].
     pub bytes: usize,
-    /// Most pieces, of its own and of registered memory, that it names. See [`TX_PLAN_PIECES`].
+    /// Maximum pieces of scratch and registered memory. See [`TX_PLAN_PIECES`].
     pub pieces: usize,
-    /// Most messages that end in it.
+    /// Maximum messages that end in the plan.
     pub messages: usize,
-    /// Most TCP segments that need a write of their own.
+    /// Maximum TCP segments that need a write of their own.
     pub cuts: usize,
-    /// Payload up to this many octets is copied beside its header. See [`TX_COPY_MAX`].
+    /// Payload up to this many octets is copied next to its header. See [`TX_COPY_MAX`].
     pub copy_max: u32,
 }
 
 impl TxSizes {
-    /// What suits a process.
+    /// Default sizes for a process.
     pub const DEFAULT: Self = Self {
         scratch: TX_SCRATCH,
         bytes: TX_PLAN_BYTES,
@@ -116,12 +116,12 @@ impl TxSizes {
         copy_max: TX_COPY_MAX,
     };
 
-    /// Most pieces of one FPDU: its head, its payload, its trailer, and the run before it.
+    /// Maximum pieces of one FPDU: its head, payload and trailer, and the run before it.
     const FPDU_PIECES: usize = MAX_SGE as usize + 3;
 
     fn raised(self) -> Self {
         Self {
-            // An FPDU with markers is made from one without.
+            // An FPDU with markers is built from one without.
             scratch: self.scratch.max(2 * MAX_FPDU),
             bytes: self.bytes.max(1),
             pieces: self.pieces.max(Self::FPDU_PIECES),
@@ -138,16 +138,17 @@ impl Default for TxSizes {
     }
 }
 
-/// FPDUs ready to be written. Reused: filling a plan allocates nothing.
+/// FPDUs ready to be written. Plans are reused: filling one does not allocate.
 #[derive(Debug)]
 pub struct TxPlan {
     scratch: Vec<u8>,
-    /// Octets of the scratch that are in use.
+    /// Bytes of scratch in use.
     used: usize,
-    /// Where the scratch begins that is in use and in no piece yet. Small FPDUs that follow each other become one piece.
+    /// Beginning of the scratch that is in use but not in a piece yet. Adjacent small FPDUs become
+    /// one piece.
     open: usize,
     pieces: List<Piece>,
-    /// With more than these there may be no room for those of one FPDU.
+    /// With more pieces than this there may be no room for one FPDU.
     pieces_max: usize,
     milestones: List<(usize, Milestone)>,
     next_milestone: usize,
@@ -155,22 +156,23 @@ pub struct TxPlan {
     bytes_max: usize,
     copy_max: u32,
     written: usize,
-    /// Offsets where a write must end, so that a TCP segment ends there.
+    /// Offsets at which a write must end, so that a TCP segment ends there.
     cuts: List<usize>,
     next_cut: usize,
-    /// Octets since the last place where a segment ends, if FPDUs are aligned with segments.
+    /// Octets since the last segment boundary, if FPDUs are aligned with segments.
     in_segment: Option<usize>,
-    /// The memory that the write in progress uses.
+    /// The memory used by the write in progress.
     users: Users<Vec<Stag>>,
 }
 
 impl TxPlan {
-    /// Makes an empty plan of the [usual sizes](TxSizes::DEFAULT). It takes about 360 KiB of memory; share plans between queue pairs.
+    /// Creates an empty plan of the [default sizes](TxSizes::DEFAULT). It takes about 360 KiB of
+    /// memory; share plans between queue pairs.
     pub fn new() -> Result<Box<Self>, AllocError> {
         Self::with(TxSizes::DEFAULT)
     }
 
-    /// Makes an empty plan. Everything that it will ever need is allocated here.
+    /// Creates an empty plan. No later call allocates.
     pub fn with(sizes: TxSizes) -> Result<Box<Self>, AllocError> {
         let sizes = sizes.raised();
         let plan = Self {
@@ -193,12 +195,12 @@ impl TxPlan {
         try_box(move || plan)
     }
 
-    /// Payload up to this many octets is copied beside its header.
+    /// Returns the maximum payload that is copied next to its header.
     pub(super) const fn copy_max(&self) -> u32 {
         self.copy_max
     }
 
-    /// Returns how many octets are not yet written.
+    /// Returns the number of unwritten octets.
     pub const fn remaining(&self) -> usize {
         self.bytes.wrapping_sub(self.written)
     }
@@ -208,23 +210,23 @@ impl TxPlan {
         self.written >= self.bytes
     }
 
-    /// Octets of the whole plan.
+    /// Returns the number of octets of the whole plan.
     pub const fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Returns `true` if nothing was put in.
+    /// Returns `true` if the plan is empty.
     pub const fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 
-    /// Returns `true` if it has a Terminate that is not written to its end.
+    /// Returns `true` if it contains a Terminate that is not completely written.
     pub fn has_terminate(&self) -> bool {
         let left = self.milestones.as_slice().get(self.next_milestone..);
         left.is_some_and(|left| left.iter().any(|(_, what)| *what == Milestone::Terminate))
     }
 
-    /// Empties it for the next use.
+    /// Empties the plan for the next use.
     pub fn clear(&mut self) {
         debug_assert!(self.users.is_empty(), "a write has not been released");
         self.used = 0;
@@ -239,7 +241,7 @@ impl TxPlan {
         self.in_segment = None;
     }
 
-    /// Returns `true` if there is room for one more FPDU that needs `scratch` octets of scratch.
+    /// Returns `true` if there is room for one more FPDU that needs `scratch` bytes of scratch.
     #[inline]
     pub(super) const fn has_room(&self, scratch: usize) -> bool {
         self.bytes < self.bytes_max
@@ -249,21 +251,21 @@ impl TxPlan {
             && self.cuts.room() > 0
     }
 
-    /// Returns the next `len` octets of scratch, to be written before they become part of the plan. The caller has asked
-    /// [`has_room`](Self::has_room).
+    /// Returns the next `len` bytes of scratch, to be filled before they become part of the plan.
+    /// The caller has checked [`has_room`](Self::has_room).
     #[inline]
     pub(super) fn scratch(&mut self, len: usize) -> Option<&mut [u8]> {
         self.scratch.get_mut(self.used..self.used.wrapping_add(len))
     }
 
-    /// Makes the next `len` octets of scratch a part of the plan.
+    /// Adds the next `len` bytes of scratch to the plan.
     #[inline]
     pub(super) const fn add_scratch(&mut self, len: usize) {
         self.used = self.used.wrapping_add(len);
         self.bytes = self.bytes.wrapping_add(len);
     }
 
-    /// Makes a range of registered memory a part of the plan.
+    /// Adds a range of registered memory to the plan.
     #[inline]
     pub(super) fn add_memory(&mut self, stag: Stag, to: u64, len: u32, need: Access) {
         if len != 0 {
@@ -278,7 +280,7 @@ impl TxPlan {
         }
     }
 
-    /// Makes a piece of the scratch that is in none yet. After this the plan may be written.
+    /// Makes the scratch since the last piece a piece. After this the plan may be written.
     #[inline]
     pub(super) fn seal(&mut self) {
         if self.used > self.open {
@@ -290,16 +292,16 @@ impl TxPlan {
         }
     }
 
-    /// Notes that `what` happens when everything so far is written.
+    /// Records that `what` happens when everything so far is written.
     #[inline]
     pub(super) fn add_milestone(&mut self, what: Milestone) {
         self.milestones.push((self.bytes, what));
     }
 
-    /// Notes that an FPDU was added at `start`. If it does not fit into the rest of a TCP segment, a new segment has to begin
-    /// with it.
+    /// Records that an FPDU was added at `start`. If it does not fit into the rest of a TCP
+    /// segment, a new segment has to begin with it.
     ///
-    /// FPDUs that fill segments exactly need no cut: TCP itself cuts there.
+    /// FPDUs that fill segments exactly need no cut, because TCP cuts there anyway.
     //= rfc5044 section 5.1
     //# MPA transmitters SHOULD also use whatever facilities the TCP stack
     //# presents to cause the TCP transmitter to start TCP segments at FPDU
@@ -318,20 +320,21 @@ impl TxPlan {
         self.in_segment = Some(if end == segment { 0 } else { end });
     }
 
-    /// Returns how many of the unwritten octets may be written together.
+    /// Returns how many of the unwritten octets may be written by one call.
     #[inline]
     pub fn together(&self) -> usize {
         let end = self.cuts.get(self.next_cut).copied().unwrap_or(self.bytes);
         end.saturating_sub(self.written)
     }
 
-    /// After writing [`together`](Self::together) octets, TCP must not put later ones into the same segment (`MSG_EOR`).
+    /// Returns `true` if TCP must not append later octets to the segment that ends after
+    /// [`together`](Self::together) octets (`MSG_EOR`).
     #[inline]
     pub const fn ends_segment(&self) -> bool {
         self.in_segment.is_some()
     }
 
-    /// Notes that `n` more octets were written.
+    /// Records that `n` more octets were written.
     pub(super) fn advance(&mut self, n: usize) {
         self.written = self.written.wrapping_add(n);
         while self
@@ -343,15 +346,16 @@ impl TxPlan {
         }
     }
 
-    /// Returns `true` if a message begins at the first octet that is not written.
+    /// Returns `true` if the first unwritten octet begins a message.
     pub(super) fn is_between_messages(&self) -> bool {
         let before = self.next_milestone.checked_sub(1);
         let ended = before.and_then(|i| self.milestones.get(i));
         self.written == 0 || ended.is_some_and(|(at, _)| *at == self.written)
     }
 
-    /// Returns the index of the message that the first unwritten octets of registered memory belong to, and what happens at its
-    /// end. `None`: that is the message whose end is not in the plan, or no such octets are left.
+    /// Returns the index and the milestone of the message that contains the first unwritten
+    /// registered memory. Returns `None` if the end of that message is not in the plan, or if no
+    /// such memory is left.
     pub(super) fn next_from_memory(&self) -> Option<(usize, Milestone)> {
         let mut end = 0usize;
         let in_memory = self.pieces.as_slice().iter().any(|piece| {
@@ -366,13 +370,13 @@ impl TxPlan {
         }
     }
 
-    /// Returns how many answers to the peer end at or behind the message with this index.
+    /// Returns how many responses to the peer end at or after the message with this index.
     pub(super) fn answers_from(&self, index: usize) -> u32 {
         let all = self.milestones.as_slice().iter().skip(index);
         all.filter(|(_, what)| *what == Milestone::Response).count() as u32
     }
 
-    /// Takes the next event that has happened by now.
+    /// Takes the next milestone that has been reached.
     #[inline]
     pub(super) fn next_event(&mut self) -> Option<Milestone> {
         let (at, what) = *self.milestones.get(self.next_milestone)?;
@@ -383,11 +387,13 @@ impl TxPlan {
         Some(what)
     }
 
-    /// Visits the runs that are to be written [`together`](Self::together), for `sendmsg`, at most `most`.
+    /// Calls `visit` for the runs that are to be written [`together`](Self::together) by `sendmsg`,
+    /// at most `most`.
     ///
-    /// They are valid while `memory` is borrowed and the plan does not change. Until [`release`](Self::release), the plan is a user
-    /// of their memory, so that no invalidation of it completes. An error means that the program
-    /// deregistered memory while a request used it: the stream cannot go on ([`QueuePair::abort`](super::QueuePair::abort)).
+    /// They are valid while `memory` is borrowed and the plan does not change. Until
+    /// [`release`](Self::release), the plan is a user of their memory, so no invalidation of it
+    /// completes. An error means that the program deregistered memory in use by a request: the
+    /// stream cannot continue ([`QueuePair::abort`](super::QueuePair::abort)).
     pub fn runs<'t, M: Memory>(
         &'t mut self,
         memory: &'t MemoryTable<M>,
@@ -399,7 +405,7 @@ impl TxPlan {
         self.visit(memory, who, (together, most), visit)
     }
 
-    /// As [`runs`](Self::runs), for all unwritten octets, in any number of runs.
+    /// Like [`runs`](Self::runs), for all unwritten octets in any number of runs.
     pub fn all_runs<'t, M: Memory>(
         &'t mut self,
         memory: &'t MemoryTable<M>,
@@ -410,7 +416,7 @@ impl TxPlan {
         self.visit(memory, who, (remaining, usize::MAX), visit)
     }
 
-    /// Visits the runs of so many unwritten octets, and at most so many runs.
+    /// Calls `visit` for the runs of a number of unwritten octets, up to a number of runs.
     #[inline]
     fn visit<'t, M: Memory>(
         &'t mut self,
@@ -452,8 +458,8 @@ impl TxPlan {
         result
     }
 
-    /// Ends the use of the memory of [`runs`](Self::runs): the write that they were for is over. To be called after each write, whatever
-    /// came of it.
+    /// Ends the use of the memory of [`runs`](Self::runs). Call it after each write, successful or
+    /// not.
     pub fn release<M: Memory>(&mut self, memory: &MemoryTable<M>) {
         self.users.release(memory);
     }
@@ -500,7 +506,7 @@ impl TxPlan {
     }
 }
 
-/// Visits every part that is not yet written, in order, until `visit` returns `false`.
+/// Calls `visit` for each unwritten part, in order, until it returns `false`.
 #[inline]
 fn for_each_part<'t>(
     pieces: &[Piece],
@@ -540,11 +546,11 @@ fn for_each_part<'t>(
     Ok(())
 }
 
-/// A piece of a plan, without what is written of it.
+/// The unwritten part of a piece.
 enum Part<'t> {
     Scratch(&'t [u8]),
-    /// STag, tagged offset and length. It is checked as a whole, so that the rest of it is not sent after a change of the region; its first
-    /// `from` octets are written.
+    /// STag, tagged offset and length. The range is checked as a whole, so that its rest is not
+    /// sent after the region has changed. Its first `from` octets are written.
     Memory {
         range: (Stag, u64, u32),
         need: Access,

@@ -3,13 +3,13 @@
 use super::{Host, QueuePair, State};
 use crate::{PostError, RecvWr, SendWr, WcStatus};
 
-/// Post.
 impl QueuePair {
-    /// Queues a send work request (`ibv_post_send(3)`). In state ERR it completes as flushed at once, or behind those that are
-    /// still to be flushed ([`completions_due`](Self::completions_due)).
+    /// Queues a send work request (`ibv_post_send(3)`). In state ERR it is flushed immediately, or
+    /// after earlier requests that still have to be flushed
+    /// ([`completions_due`](Self::completions_due)).
     ///
-    /// Nothing is transmitted by this call: see [`wants_tx`](Self::wants_tx). Inline data are copied here;
-    /// other local memory is read when the request is transmitted and must not change before it completes.
+    /// This call does not transmit: see [`wants_tx`](Self::wants_tx). Inline data are copied here;
+    /// other local memory is read at transmission and must not change before the request completes.
     #[inline]
     pub fn post_send<H: Host>(&mut self, wr: &SendWr<'_>, host: &mut H) -> Result<(), PostError> {
         if !self.life.starts_requests() {
@@ -19,7 +19,7 @@ impl QueuePair {
         self.sq.push(wr, len)
     }
 
-    /// As [`post_send`](Self::post_send), for a queue pair that is not in RTS with a stream.
+    /// Like [`post_send`](Self::post_send), for a queue pair that is not in RTS with a stream.
     #[cold]
     fn post_out_of_operation<H: Host>(
         &mut self,
@@ -30,7 +30,7 @@ impl QueuePair {
             return Err(PostError::InvalidState);
         }
         let len = match self.sq.check(wr) {
-            // A flush that is not finished makes room.
+            // Continuing an unfinished flush makes room.
             Err(PostError::QueueFull) if self.state() == State::Error => {
                 let _ = self.flush(host);
                 self.sq.check(wr)?
@@ -44,8 +44,8 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Returns `Ok` if all of these would be accepted, one after the other; otherwise the index of the first that would not,
-    /// and the reason.
+    /// Returns `Ok` if all of these would be accepted in order; otherwise the index of the first
+    /// rejected one, and the reason.
     pub fn check_sends<'a, 'b: 'a>(
         &self,
         wrs: impl ExactSizeIterator<Item = &'a SendWr<'b>>,
@@ -58,7 +58,8 @@ impl QueuePair {
             self.sq.check(wr).map_err(|e| (i, e))?;
         }
         let room = self.sq.room() as usize;
-        // In ERR each is flushed at once, and makes room for the next, unless its slot is held.
+        // In ERR each request is flushed immediately, which makes room for the next, unless its
+        // slot is held.
         let makes_room = self.state() == State::Error && !self.config.hold_slots;
         if number > room && !makes_room {
             return Err((room, PostError::QueueFull));
@@ -66,37 +67,37 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Returns `true` if the send queue takes `n` more requests.
+    /// Returns `true` if the send queue has room for `n` more requests.
     #[inline]
     pub const fn has_send_room(&self, n: usize) -> bool {
         self.sq.room() as usize >= n
     }
 
-    /// Returns `true` if the receive queue takes `n` more requests.
+    /// Returns `true` if the receive queue has room for `n` more requests.
     #[inline]
     pub const fn has_receive_room(&self, n: usize) -> bool {
         self.rq.room() as usize >= n
     }
 
-    /// Returns how many requests of the send queue have completed or were dropped: the [position](crate::Cqe::position) of a
-    /// completion that would be written now.
+    /// Returns how many requests of the send queue have completed or were dropped: the
+    /// [position](crate::Cqe::position) of a completion written now.
     pub const fn send_position(&self) -> u32 {
         self.sq.position()
     }
 
-    /// Frees `n` slots of the send queue, oldest first: as many as the position of the completions that were polled has grown
-    /// by ([`QpConfig::hold_slots`](super::QpConfig::hold_slots)).
+    /// Frees `n` slots of the send queue, oldest first: the increase of the polled completions'
+    /// position ([`QpConfig::hold_slots`](super::QpConfig::hold_slots)).
     pub fn release_sends(&mut self, n: u32) {
         self.sq.release(n);
     }
 
-    /// Frees `n` slots of the receive queue, one per completion that was polled.
+    /// Frees `n` slots of the receive queue, one per polled completion.
     pub const fn release_receives(&mut self, n: u32) {
         self.rq.release(n);
     }
 
-    /// Queues a receive (`ibv_post_recv(3)`). In state ERR it completes as flushed at once, or behind those that are still to be
-    /// flushed ([`completions_due`](Self::completions_due)).
+    /// Queues a receive (`ibv_post_recv(3)`). In state ERR it is flushed immediately, or after
+    /// earlier ones that still have to be flushed ([`completions_due`](Self::completions_due)).
     pub fn post_recv<H: Host>(&mut self, wr: &RecvWr<'_>, host: &mut H) -> Result<(), PostError> {
         if self.config.shared_receive {
             return Err(PostError::UsesSharedReceiveQueue);
@@ -121,7 +122,7 @@ impl QueuePair {
             && !self.config.hold_slots
             && let Some(oldest) = self.rq.flush_one()
         {
-            // A flush is not finished: it makes room.
+            // An unfinished flush makes room.
             self.complete_receive(oldest, WcStatus::Flushed, host);
         }
         self.rq.post(wr)?;
@@ -129,8 +130,8 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Passes to `fetch` the addresses of other objects that the next small message and its answer will access, so that the
-    /// processor can load them in advance.
+    /// Passes to `fetch` the addresses that the next small message and its response will access, so
+    /// that the processor can prefetch them.
     #[inline]
     pub fn prefetch(&self, fetch: impl Fn(*const u8)) {
         self.rq.prefetch(&fetch);

@@ -1,13 +1,14 @@
-//! Requests of the peer: inbound RDMA Reads and atomics, answered in order (RFC 5040 section 5.2, RFC 7306 section 5).
+//! Requests of the peer: inbound RDMA Reads and atomics, answered in order (RFC 5040 section 5.2,
+//! RFC 7306 section 5).
 
 use crate::AllocError;
 use crate::storage::Ring;
 use iwarp_proto::rdmap::ReadRequest;
 
-/// An answer that is due.
+/// A response that is due.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Response {
-    /// Octets of our memory, to the peer's sink.
+    /// Our memory, for the peer's sink.
     Read(ReadRequest),
     /// The old value of an atomic.
     Atomic { request_id: u32, original: u64 },
@@ -32,18 +33,19 @@ impl Default for Response {
 //# layer on the Remote Peer in the order the RDMA Read Request Messages
 //# were Delivered by DDP, but the actual read of the buffer contents MAY
 //# take place in any order at the Remote Peer.
-/// Requests that have come and are not answered yet. Its size is the IRD.
+/// Requests that have arrived and are not answered yet. The size is the IRD.
 #[derive(Debug)]
 pub(super) struct ResponseQueue {
     ring: Ring<Response>,
     limit: u16,
-    /// Answers that were put into a plan or dropped; wraps.
+    /// Responses that were planned or dropped; wraps.
     served: u32,
 }
 
 impl ResponseQueue {
     pub(super) fn new(max_ird: u16) -> Result<Self, AllocError> {
-        // One more than agreed, because the RTR message by Read needs a place even if no Reads were granted.
+        // One more than agreed, because an RTR message by Read needs an entry even if no Reads were
+        // granted.
         Ok(Self {
             //= rfc5040 section 5.2.2
             //# The Data Source MUST ensure that a sufficient number of Untagged Buffers
@@ -74,7 +76,7 @@ impl ResponseQueue {
         self.limit = ird;
     }
 
-    /// The IRD that the stream agreed on.
+    /// Returns the IRD that the stream agreed on.
     pub(super) const fn limit(&self) -> u16 {
         self.limit
     }
@@ -104,12 +106,13 @@ impl ResponseQueue {
         self.ring.len()
     }
 
-    /// Returns a mark that [`has_served`](Self::has_served) reaches when all requests that have come are answered.
+    /// Returns a mark that [`has_served`](Self::has_served) reaches once all requests received so
+    /// far are answered.
     pub(super) const fn mark(&self) -> u32 {
         self.served.wrapping_add(self.ring.len())
     }
 
-    /// Returns `true` if all requests that had come when the mark was taken are answered or dropped.
+    /// Returns `true` if all requests received before the mark are answered or dropped.
     pub(super) const fn has_served(&self, mark: u32) -> bool {
         self.served.wrapping_sub(mark) as i32 >= 0
     }
@@ -128,9 +131,9 @@ impl ResponseQueue {
 mod tests {
     use super::*;
 
-    /// Those that come behind the mark do not count, and the number of all answers wraps.
+    /// Requests received after the mark do not count, and the total wraps.
     #[test]
-    fn a_mark_is_reached_when_what_had_come_is_answered() {
+    fn mark_is_reached_when_answered() {
         for before in [0, u32::MAX - 2, u32::MAX - 1, u32::MAX] {
             let mut queue = ResponseQueue::new(8).unwrap();
             queue.served = before;
@@ -147,9 +150,9 @@ mod tests {
         }
     }
 
-    /// Those that are dropped need no answer any more, and what comes later has marks of its own.
+    /// Dropped requests need no response, and later ones have marks of their own.
     #[test]
-    fn a_mark_is_reached_when_what_had_come_is_dropped() {
+    fn mark_is_reached_when_dropped() {
         for before in [0, u32::MAX - 1] {
             let mut queue = ResponseQueue::new(8).unwrap();
             queue.served = before;

@@ -1,8 +1,8 @@
 //! The receive side: from octets to FPDUs (RFC 5044 sections 4.2 to 4.4 and 6).
 //!
-//! With CRC or markers an FPDU is gathered whole in staging, and verified before any part of it is used, as RFC 5044 section
-//! 6 demands. Without them, the rest of a large payload is read straight to its destination. `deliver` processes the
-//! segments.
+//! With CRC or markers, a whole FPDU is gathered in staging and verified before any part of it is
+//! used, as RFC 5044 section 6 requires. Without them, the rest of a large payload is read directly
+//! to its destination. `deliver` processes the segments.
 
 use super::buffer::{RxBuffer, RxPlan};
 use super::direct::Direct;
@@ -19,17 +19,17 @@ use core::mem;
 use iwarp_proto::ddp::{Header, Stag};
 use iwarp_proto::mpa::framing::MarkerClock;
 
-/// What to do with the stream's octets.
+/// What the driver should do with incoming octets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RxInterest {
     /// Read.
     Read,
-    /// A Send waits for a receive: do not read, so that TCP holds the peer.
+    /// A Send waits for a receive: do not read, so that TCP stops the peer.
     Held,
-    /// The queue pair is done: read and discard until the peer closes.
+    /// The queue pair has ended: read and discard until the peer closes.
     Discard,
-    /// An STag that a Send or the answer to a Read has invalidated is still in use: do not read, until
-    /// [`waits_for_memory`](QueuePair::waits_for_memory) has ended.
+    /// An STag invalidated by a Send or a Read is still in use: do not read while
+    /// [`waits_for_memory`](QueuePair::waits_for_memory) returns `true`.
     Waits,
     /// There is no stream.
     None,
@@ -41,26 +41,27 @@ pub enum RxInterest {
 pub enum RxStatus {
     /// Everything that can be processed now is processed.
     Ok,
-    /// As many FPDUs have been processed as one call processes ([`Budget`](super::Budget)). Call again: [`QueuePair::rx_filled`] with zero
-    /// octets, or [`QueuePair::rx_input`] with those that were not taken, before anything else is read.
+    /// The budget of FPDUs for one call is used up ([`Budget`](super::Budget)). Before reading
+    /// more, call again: [`QueuePair::rx_filled`] with zero octets, or [`QueuePair::rx_input`] with
+    /// the octets not consumed.
     More,
-    /// A Send waits for a receive. Call again, as for `More`, when one is posted.
+    /// A Send waits for a receive. When one is posted, call again as for `More`.
     Held,
-    /// An STag that a Send or the answer to a Read has invalidated is still in use. Call again, as for `More`, when
-    /// [`MemoryTable::take_unused`] has said so.
+    /// An STag invalidated by a Send or a Read is still in use. When [`MemoryTable::take_unused`]
+    /// returns `true`, call again as for `More`.
     Waits,
-    /// The stream has failed; a Terminate may wait to be sent.
+    /// The stream has failed; a Terminate may be pending.
     Failed,
 }
 
-/// A message that met no receive: its first segment.
+/// The first segment of a message that found no receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Missed {
     pub(super) header: Header,
     pub(super) ulpdu_len: u16,
 }
 
-/// What completes when nobody uses the memory of an STag any more.
+/// What completes when the memory of an STag has no more users.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Ended {
     /// The receive of a Send with Invalidate, with this completion.
@@ -75,9 +76,10 @@ pub(super) struct Rx {
     pub(super) markers: bool,
     pub(super) clock: MarkerClock,
     pub(super) direct: Option<Direct>,
-    /// Large FPDUs have been coming: their headers are read separately, so that their payload can go straight to memory.
+    /// Large FPDUs are arriving: their headers are read separately, so that their payload can be
+    /// read directly to memory.
     pub(super) large: u8,
-    /// The last message that met no receive.
+    /// The last message that found no receive.
     pub(super) missed: Option<Missed>,
     /// Next message sequence number expected on queues 0, 1 and 3.
     pub(super) msn: [u32; 4],
@@ -86,18 +88,20 @@ pub(super) struct Rx {
     pub(super) receiving: bool,
     /// Octets of the untagged message so far.
     pub(super) message_off: u32,
-    /// Immediate data that belong to the Send that follows.
+    /// Immediate data that belong to the next Send.
     pub(super) immediate: Option<u32>,
-    /// A message that is placed and has ended this STag, whose memory is still in use. Nothing behind it is processed before.
+    /// A placed message has invalidated this STag, whose memory is still in use. Later messages are
+    /// not processed before it completes.
     pub(super) ending: Option<(Stag, Ended)>,
-    /// The untagged message in progress is lost ([`ReceiverNotReady::Drop`](super::ReceiverNotReady::Drop)).
+    /// The current untagged message is dropped
+    /// ([`ReceiverNotReady::Drop`](super::ReceiverNotReady::Drop)).
     pub(super) dropping: bool,
-    /// The number of messages that were whole when an RDMA Write was refused that is lost.
+    /// Number of whole messages when a lost RDMA Write was refused.
     pub(super) lost_write: Option<u64>,
-    /// Octets of the RDMA Write message in progress, and of the last whole one.
+    /// Octets of the current RDMA Write, and of the last whole one.
     pub(super) write_len: u32,
     pub(super) last_write_len: u32,
-    /// RDMA Writes of the peer's program that are whole, modulo 2^32.
+    /// Whole RDMA Writes of the peer's program, modulo 2^32.
     pub(super) writes: u32,
     pub(super) rtr_response_due: bool,
     pub(super) rtr_send_expected: bool,
@@ -106,7 +110,7 @@ pub(super) struct Rx {
 }
 
 impl Rx {
-    /// Receives are taken from their queue to `receive`.
+    /// Returns the state without a stream. Receives are taken from their queue to `receive`.
     pub(super) const fn new(receive: TakenRecv) -> Self {
         Self {
             crc: false,
@@ -139,14 +143,14 @@ impl Rx {
         self.rtr_send_expected = stream.rtr_send_expected;
     }
 
-    /// Forgets the stream.
+    /// Drops the state of the stream.
     pub(super) fn reset(&mut self) {
         *self = Self::new(mem::take(&mut self.receive));
     }
 
-    /// This many FPDUs have come whole.
+    /// Records that this many FPDUs have arrived as a whole.
     #[inline]
-    pub(super) fn came_whole(&mut self, fpdus: u64) {
+    pub(super) fn count_whole_fpdus(&mut self, fpdus: u64) {
         self.large = (u64::from(self.large)).saturating_sub(fpdus) as u8;
     }
 
@@ -167,7 +171,6 @@ impl Rx {
     }
 }
 
-/// Receive.
 impl QueuePair {
     /// Returns whether the stream may be read now.
     pub const fn rx_interest(&self) -> RxInterest {
@@ -186,11 +189,13 @@ impl QueuePair {
         }
     }
 
-    /// Visits the runs that the next octets should be read to: registered memory first, staging last.
+    /// Calls a function for the runs that the next octets should be read to: registered memory
+    /// first, staging last.
     ///
-    /// `buffer` is this queue pair's own if it is not empty; otherwise any empty buffer serves. Read into the runs in order, then
-    /// call [`rx_filled`](Self::rx_filled) with the same buffer and plan. The runs are valid while `memory` is borrowed and
-    /// the buffer does not change.
+    /// If this queue pair has a partly filled buffer, `buffer` must be that one; otherwise any
+    /// empty buffer. Read into the runs in order, then call [`rx_filled`](Self::rx_filled) with the
+    /// same buffer and plan. The runs are valid while `memory` is borrowed and the buffer does not
+    /// change.
     pub fn rx_plan<'t, M: Memory>(
         &'t self,
         buffer: &'t mut RxBuffer,
@@ -219,13 +224,15 @@ impl QueuePair {
         visit(Run::scratch(Fragment::of_mut(room)));
     }
 
-    /// Returns `true` if the next plan names registered memory. If not, [`rx_plan`](Self::rx_plan) does not look at the table.
+    /// Returns `true` if the next plan includes registered memory. Otherwise
+    /// [`rx_plan`](Self::rx_plan) does not use the table.
     #[inline]
     pub const fn rx_is_direct(&self) -> bool {
         self.rx.direct.is_some()
     }
 
-    /// Processes `n` octets that were read as planned. With `n` zero it processes what waits in the buffer.
+    /// Processes `n` octets that were read as planned. If `n` is zero, processes what is in the
+    /// buffer.
     pub fn rx_filled<H: Host>(
         &mut self,
         buffer: &mut RxBuffer,
@@ -247,11 +254,13 @@ impl QueuePair {
         status
     }
 
-    /// Processes octets that the caller has in memory. Returns how many of them it is done with; offer the others again.
+    /// Processes octets in the caller's memory. Returns how many were consumed; offer the others
+    /// again.
     ///
-    /// Whole FPDUs are taken from where they lie. Of an FPDU that is cut the beginning is kept in `buffer`, this queue pair's own if it is not empty,
-    /// and the next octets complete it. So with [`RxStatus::Ok`] all octets are taken. With the others the call ends before an FPDU, as their
-    /// descriptions say. This and [`rx_plan`](Self::rx_plan) may take turns.
+    /// Whole FPDUs are processed in place. The beginning of a partial FPDU is kept in `buffer`
+    /// (this queue pair's own if it is not empty), and the next octets complete it. With
+    /// [`RxStatus::Ok`] all octets are therefore consumed; other results stop before an FPDU. Calls
+    /// of this function and of [`rx_plan`](Self::rx_plan) may alternate.
     pub fn rx_input<H: Host>(
         &mut self,
         octets: &[u8],
@@ -289,13 +298,13 @@ impl QueuePair {
         (taken, status)
     }
 
-    /// Raises the event of a message that has come before the program's change to RTS.
+    /// Raises the event for a message that arrives before the program's change to RTS.
     #[inline]
     fn note_message_in_rtr(&mut self) {
         if !self.rx.watches_rtr {
             return;
         }
-        // From RTS no stream gets back to RTR.
+        // No stream returns from RTS to RTR.
         self.rx.watches_rtr = !self.life.starts_requests();
         if self.life.is_rtr() && self.messages_arrived() != 0 {
             self.events |= Events::MESSAGE_IN_RTR;
@@ -303,13 +312,13 @@ impl QueuePair {
         }
     }
 
-    /// The number of FPDUs that ends this call.
+    /// Returns the FPDU count that ends this call.
     const fn rx_until(&self) -> u64 {
         let most = self.config.budget.fpdus();
         self.counters.rx_fpdus.wrapping_add(most as u64)
     }
 
-    /// Processes what is in the buffer.
+    /// Processes the contents of the buffer.
     #[inline]
     fn process_kept<H: Host>(
         &mut self,
@@ -323,7 +332,8 @@ impl QueuePair {
         status
     }
 
-    /// Processes octets, until so many FPDUs have come as `until` says. Returns how many octets it is done with.
+    /// Processes octets until the FPDU count reaches `until`. Returns how many octets were
+    /// consumed.
     fn rx_process<H: Host>(
         &mut self,
         octets: &[u8],
@@ -332,7 +342,7 @@ impl QueuePair {
         env: &mut Env<'_, H>,
     ) -> (usize, RxStatus) {
         if octets.is_empty() && self.rx_interest() == RxInterest::Held {
-            // What is held is still with the caller.
+            // Octets that are held stay with the caller.
             return (0, RxStatus::Held);
         }
         let before = self.life.end_hold();
@@ -366,7 +376,7 @@ impl QueuePair {
                 Step::NeedMore => return (done, RxStatus::Ok),
                 Step::Failed => return (octets.len(), RxStatus::Failed),
                 Step::Hold => {
-                    // The time of a Send that was held before goes on.
+                    // The deadline of a Send that was already held stays.
                     let same = before.filter(|_| self.counters.rx_fpdus == fpdus);
                     if let Some(hold) = self.life.hold() {
                         *hold = same.unwrap_or(Hold::Begins);
@@ -377,7 +387,8 @@ impl QueuePair {
         }
     }
 
-    /// Takes the next FPDUs of a stream without markers, `most` at most. Returns how many octets that were.
+    /// Processes up to `most` FPDUs of a stream without markers. Returns how many octets were
+    /// consumed.
     #[inline]
     fn take_plain<H: Host>(
         &mut self,
@@ -409,22 +420,22 @@ impl QueuePair {
             && !self.rx.dropping
             && self.rx.write_len == 0
             && !in_answer
-            // Immediate data of a Send without the Send.
+            // Immediate data whose Send has not arrived.
             && self.rx.immediate.is_none()
     }
 
-    /// Handles the peer's close of its direction of the stream (RFC 5044 section 7.2).
+    /// Handles the peer closing its direction of the stream (RFC 5044 section 7.2).
     pub fn rx_eof<H: Host>(&mut self, buffer: &mut RxBuffer, host: &mut H) {
         let was_up = self.life.is_up();
-        // The end of an FPDU is not enough: a message may need more of them.
+        // The end of an FPDU is not enough: a message may have more of them.
         let between = self.is_between_messages(buffer);
         buffer.clear();
         if was_up && !between {
             self.note_fault(super::Fault::transport());
             self.events |= Events::FATAL;
         }
-        // The verbs have no half-close (see the exceptions to RFC 5041 section 6.2.1): outstanding requests are flushed, and our
-        // direction is closed, too.
+        // The verbs have no half-close (see the exceptions to RFC 5041 section 6.2.1): outstanding
+        // requests are flushed, and our direction is closed as well.
         let mut news = false;
         self.turn(|life| news = life.eof(), host);
         //= rfc5044 section 7.2
@@ -442,7 +453,7 @@ impl QueuePair {
         }
     }
 
-    /// Handles a stream that broke: reset, time-out, or an error of the system.
+    /// Handles a stream that broke: reset, time-out, or a system error.
     pub fn stream_failed<H: Host>(&mut self, host: &mut H) {
         if self.life.is_up() {
             //= rfc5041 section 3
@@ -467,11 +478,11 @@ impl QueuePair {
 /// What to do after a step of the receive side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Go on with the next FPDU.
+    /// Continue with the next FPDU.
     Next,
-    /// Look first whether the stream goes on.
+    /// First check whether the stream continues.
     Again,
-    /// The next FPDU has not come in whole.
+    /// The next FPDU is incomplete.
     NeedMore,
     /// The message waits for a receive. Nothing has changed.
     Hold,

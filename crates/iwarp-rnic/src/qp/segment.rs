@@ -1,5 +1,5 @@
-//! One FPDU into a plan: header, payload by copy or by reference, pad, CRC, markers
-//! (RFC 5044 sections 4.1 to 4.4).
+//! Adding FPDUs to a plan: header, payload by copy or by reference, pad, CRC, markers (RFC 5044
+//! sections 4.1 to 4.4).
 
 use super::place::for_each_part;
 use super::plan::TxPlan;
@@ -14,17 +14,17 @@ use iwarp_proto::mpa::framing::{
     CRC_LEN, FpduOptions, MPA_LEN_FIELD, encode_fpdu, fpdu_len, fpdu_len_with_markers, pad_len,
 };
 
-/// The right that reading local memory needs: none of its own.
+/// Local memory needs no right to be read.
 pub(super) const LOCAL_READ: Access = Access::empty();
 
-/// Octets of scratch beside the payload that an FPDU needs at most: length field, header, pad and CRC.
+/// Scratch for an FPDU besides its payload: length field, header, pad and CRC.
 const FRAMING: usize = MPA_LEN_FIELD + UNTAGGED_HEADER_LEN + 3 + CRC_LEN;
 
 /// Registered memory that is the payload of a message.
 #[derive(Clone, Copy)]
 pub(super) struct Source<'a> {
     pub(super) sges: &'a [Sge],
-    /// The peer has asked for it, by STag.
+    /// The peer has requested it by STag.
     pub(super) remote: bool,
 }
 
@@ -38,7 +38,8 @@ impl Source<'_> {
     }
 }
 
-/// Returns the length of the segment that begins where `left` octets of its message are left, and whether it is the last one.
+/// Returns the length of the segment that starts with `left` octets of its message left, and
+/// whether it is the last one.
 //= rfc5041 section 5.2
 //# At the Data Source, the DDP layer MUST send all the data contained in
 //# the ULP message.
@@ -77,32 +78,34 @@ pub(super) const fn cut(left: u32, room: u32) -> (u32, bool) {
     }
 }
 
-/// What all FPDUs of one plan share.
+/// Data shared by all FPDUs of one plan.
 pub(super) struct Wire<'a, M> {
     pub(super) memory: &'a MemoryTable<M>,
     pub(super) who: Accessor,
     pub(super) crc: Option<Crc32c>,
     pub(super) markers: bool,
-    /// The program may change octets while they are sent.
+    /// The program may change payload while it is sent.
     pub(super) snapshot: bool,
     /// See [`TxSizes::copy_max`](super::plan::TxSizes::copy_max).
     pub(super) copy_max: u32,
-    /// There is memory whose pages may be missing, to which no plan may refer.
+    /// The table has memory whose pages may be missing, which no plan may refer to.
     pub(super) copy_all: bool,
 }
 
 impl<M> Wire<'_, M> {
-    /// Returns `true` if the payload of a segment is copied beside its header instead of being sent from where it lies.
+    /// Returns `true` if the payload of a segment is copied next to its header instead of being
+    /// referred to.
     #[inline]
     const fn copies(&self, len: u32, remote: bool) -> bool {
-        // Anybody may write to a response's source at any time, and its CRC must cover what is sent.
+        // Others may write to a response's source at any time, and its CRC must match what is sent.
         len <= self.copy_max
             || self.copy_all
             || self.markers
             || (self.crc.is_some() && (self.snapshot || remote))
     }
 
-    /// Returns the function that sums segments of up to this length while they are copied, if that pays and there is one.
+    /// Returns the function that sums segments of up to this length while copying them, if there is
+    /// one and it pays off.
     #[inline]
     fn copying(&self, longest: u32) -> Option<CopyingCrc32cFn> {
         match longest >= SUM_COPY_MIN {
@@ -111,25 +114,26 @@ impl<M> Wire<'_, M> {
         }
     }
 
-    /// Returns how many octets of scratch the FPDU of a segment may need.
+    /// Returns the maximum scratch of a segment's FPDU.
     #[inline]
     pub(super) const fn scratch(&self, len: u32, remote: bool) -> usize {
         let whole = FRAMING.wrapping_add(len as usize);
         match self.copies(len, remote) {
-            // Markers are put into a copy: one in every 512 octets, and one more in front and behind.
+            // Markers are inserted into a copy: one per 512 octets, and one each at the front and
+            // the back.
             true if self.markers => whole
                 .wrapping_mul(2)
                 .wrapping_add(len as usize / 64)
                 .wrapping_add(64),
             true => whole,
-            // Parts of it may be copied to be summed. The room for that is asked for without CRC, too.
+            // Parts of it may be copied to be summed. The room is reserved even without CRC.
             false => FRAMING + SUM_PART,
         }
     }
 }
 
 impl<M: Memory> Wire<'_, M> {
-    /// Returns `true` if an element may be used like this.
+    /// Returns `true` if an element may be used with these rights.
     #[inline(always)]
     pub(super) fn permits(&self, sge: &Sge, need: Access) -> bool {
         self.memory
@@ -137,7 +141,7 @@ impl<M: Memory> Wire<'_, M> {
             .is_ok()
     }
 
-    /// Returns `Ok` if all of these elements may be used like this.
+    /// Returns `Ok` if all of these elements may be used with these rights.
     #[cold]
     #[inline(never)]
     pub(super) fn check_all(&self, sges: &[Sge], need: Access) -> Result<(), AccessError> {
@@ -149,7 +153,8 @@ impl<M: Memory> Wire<'_, M> {
 }
 
 impl<M> Wire<'_, M> {
-    /// Returns up to how many octets of payload a message is one segment that is copied, whatever its header. With markers there is none.
+    /// Returns the maximum payload of a message that is one copied segment, whatever its header.
+    /// With markers this is zero.
     #[inline]
     pub(super) fn small_max(&self, mulpdu: u16) -> u32 {
         let room = u32::from(mulpdu).saturating_sub(UNTAGGED_HEADER_LEN as u32);
@@ -160,14 +165,14 @@ impl<M> Wire<'_, M> {
         }
     }
 
-    /// As [`scratch`](Self::scratch), for such a message.
+    /// Like [`scratch`](Self::scratch), for such a message.
     #[inline]
     pub(super) const fn scratch_small(&self, len: u32) -> usize {
         FRAMING.wrapping_add(len as usize)
     }
 }
 
-/// Where FPDUs go.
+/// The destination of FPDUs.
 pub(super) struct Out<'a, 'w, M> {
     pub(super) tx: &'a mut Tx,
     pub(super) plan: &'a mut TxPlan,
@@ -191,7 +196,8 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         }
     }
 
-    /// Appends one FPDU with `len` octets of payload, which `fill` writes. On an error the plan does not change.
+    /// Appends one FPDU with `len` octets of payload, written by `fill`. On an error the plan does
+    /// not change.
     //= rfc5044 section 3
     //# MPA MUST encapsulate the ULPDU such that there is exactly one ULPDU
     //# contained in one FPDU.
@@ -203,14 +209,15 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
     ) -> Result<(), E> {
         if self.wire.markers {
-            // All by value: what is passed by reference would have to lie in memory on the other way, too.
+            // All by value: a reference would force the arguments into memory on the other path,
+            // too.
             return Out::new(self.tx, self.counters, self.plan, self.wire)
                 .append_marked(*header, len, fill);
         }
         self.append_plain(header, len, fill)
     }
 
-    /// The same without markers.
+    /// Appends an FPDU without markers.
     #[inline(always)]
     fn append_plain<E>(
         &mut self,
@@ -224,7 +231,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
             && let Some((covered, trailer)) = out.split_last_chunk_mut::<CRC_LEN>()
             && let Some(end) = covered.last_chunk_mut::<4>()
         {
-            // The pad is at the end of this. All else of it is written again.
+            // The end has the pad; everything before it is overwritten.
             *end = [0; 4];
             let n = emit_head(covered, header, ulpdu_len);
             if let Some(body) = covered.get_mut(n..n.wrapping_add(len as usize)) {
@@ -239,7 +246,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         Ok(())
     }
 
-    /// The same with markers: the ULPDU is built behind the FPDU's place.
+    /// Appends an FPDU with markers. The ULPDU is built after the space for the FPDU.
     #[cold]
     #[inline(never)]
     fn append_marked<E>(
@@ -259,7 +266,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
             markers: true,
             crc: self.wire.crc.map(|f| f.octets()),
         };
-        // It fits: there was room for both, and MULPDU limits them.
+        // It fits: room for both was checked, and MULPDU limits them.
         let _ = encode_fpdu(ulpdu, &options, &mut self.tx.clock, out);
         let start = self.plan.len();
         self.plan.add_scratch(total);
@@ -272,7 +279,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         self.counters.tx_payload = self.counters.tx_payload.wrapping_add(len as u64);
     }
 
-    /// An FPDU was appended at `start`.
+    /// Records that an FPDU was appended at `start`.
     #[inline(always)]
     fn appended(&mut self, start: usize) {
         self.tx.spoke = true;
@@ -282,7 +289,8 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         }
     }
 
-    /// Appends a message that is one [small](Wire::small_max) segment, from one range of memory: STag, tagged offset, length.
+    /// Appends a message that is one [small](Wire::small_max) segment of one range: STag, tagged
+    /// offset, length.
     #[inline(always)]
     pub(super) fn small(
         self,
@@ -297,7 +305,8 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         }
     }
 
-    /// The same for memory whose users are counted. A function of its own, so that the usual way needs no room on the stack for the count.
+    /// Appends a small message from memory with a user count. Out of line, so that the common path
+    /// needs no stack for the count.
     #[cold]
     #[inline(never)]
     fn small_counted(
@@ -314,7 +323,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         Ok(())
     }
 
-    /// Appends one FPDU without markers whose payload is a copy of all of this, summed together with its header.
+    /// Appends one FPDU without markers whose payload is a copy of `span`.
     #[inline(always)]
     fn append_span(mut self, header: &Header, span: Span<'_, M>) -> Result<(), AccessError> {
         self.append_plain(header, span.len(), |out| done(span.read(out)))?;
@@ -322,7 +331,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         Ok(())
     }
 
-    /// The same, summed while it is copied.
+    /// Appends one FPDU whose payload is summed while it is copied.
     #[inline(never)]
     fn append_summed(
         mut self,
@@ -346,8 +355,9 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         Ok(())
     }
 
-    /// Appends segments of a message, the first one and then as many as the plan takes. The caller has asked for room for the first. `off` is
-    /// how much of `end` octets is sent; `header` makes the header of the segment at an offset, which may be the last one.
+    /// Appends segments of a message: the first one, for which the caller has checked for room, and
+    /// as many more as the plan takes. `off` is how much of `end` octets is sent; `header` returns
+    /// the header of the segment at an offset, and takes whether it is the last.
     #[inline(always)]
     pub(super) fn segments(
         &mut self,
@@ -365,7 +375,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         }
     }
 
-    /// The same for a message of several elements, or with markers.
+    /// Appends segments of a message with several elements, or with markers.
     #[inline(never)]
     fn scattered_segments(
         &mut self,
@@ -375,7 +385,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         room: u32,
         header: impl Fn(u32, bool) -> Header,
     ) -> Result<(), AccessError> {
-        // All of it is checked first, so that a message that cannot be sent is not begun.
+        // Check all of it first, so that a message that cannot be sent is not started.
         if end > room && *off == 0 {
             self.wire.check_all(source.sges, source.need())?;
         }
@@ -397,7 +407,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         }
     }
 
-    /// The same for octets of the send queue.
+    /// Appends segments of inline data.
     #[inline(never)]
     pub(super) fn octets(
         &mut self,
@@ -425,7 +435,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         }
     }
 
-    /// The same for a message from one range of memory, without markers: the range is looked up once.
+    /// Appends segments from one range of memory without markers: the range is looked up once.
     #[inline(always)]
     fn range_segments(
         &mut self,
@@ -440,7 +450,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         let range = (sge.stag(), addr, sge.len.wrapping_sub(*off));
         let Some(span) = w.memory.check_ordinary(range, need, w.who) else {
             if w.copy_all {
-                // Whether the pages are there shows with each segment.
+                // Each segment checks whether its pages are there.
                 let sges = core::slice::from_ref(sge);
                 let source = Source { sges, remote };
                 return self.scattered_segments(source, off, sge.len, room, header);
@@ -450,7 +460,8 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         self.span_segments(span, (range.0, addr), remote, off, room, header)
     }
 
-    /// The same for memory whose users are counted, as [`small_counted`](Self::small_counted).
+    /// Appends segments from memory with a user count; out of line like
+    /// [`small_counted`](Self::small_counted).
     #[cold]
     #[inline(never)]
     fn counted_segments(
@@ -466,7 +477,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         self.span_segments(held.span(), (stag, to), remote, off, room, header)
     }
 
-    /// The same for checked memory. It lies at this tagged offset of this STag.
+    /// Appends segments from checked memory at this STag and tagged offset.
     #[inline(always)]
     fn span_segments(
         &mut self,
@@ -488,7 +499,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         }
     }
 
-    /// A function of its own, so that the loop over short segments needs no registers for a call.
+    /// Out of line, so that the loop over short segments needs no registers for a call.
     #[inline(never)]
     fn summed_segments(
         &mut self,
@@ -502,7 +513,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         self.copied_segments(span, remote, off, room, header, Some(f))
     }
 
-    /// They are summed while they are copied if there is `f`.
+    /// Appends copied segments, summed by `f` during the copy if there is one.
     #[inline(always)]
     fn copied_segments(
         &mut self,
@@ -530,7 +541,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         }
     }
 
-    /// The last one may be so short that it is copied.
+    /// Appends segments by reference. The last one may be short enough to be copied.
     #[inline]
     fn referred_segments(
         &mut self,
@@ -584,7 +595,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         })
     }
 
-    /// Appends an FPDU whose payload, all of this, stays where it is.
+    /// Appends an FPDU that refers to `span` for its payload.
     #[inline(always)]
     fn refer_to_span(
         &mut self,
@@ -605,7 +616,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         Ok(())
     }
 
-    /// Appends an FPDU whose payload stays where it is, in these elements.
+    /// Appends an FPDU that refers to these elements for its payload.
     fn refer_to(
         &mut self,
         header: &Header,
@@ -614,7 +625,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         len: u32,
     ) -> Result<(), AccessError> {
         let (w, need) = (self.wire, source.need());
-        // All of it is checked first, so that an error does not change the plan.
+        // Check all of it first, so that an error does not change the plan.
         let check = |sum: &mut Sum<'_>| {
             for_each_part(source.sges, off, len, |stag, to, len| {
                 let range = (stag, to, len);
@@ -630,8 +641,9 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
         self.append_around(header, len, SUM_PART, check, add)
     }
 
-    /// Appends an FPDU with `len` octets of payload. `visit` adds it to the sum, with so much room behind the header, and `refer` to the
-    /// plan. If `visit` fails, the plan does not change.
+    /// Appends an FPDU with `len` octets of payload. `visit` adds them to the sum (`room` bytes of
+    /// scratch follow the header), and `refer` to the plan. If `visit` fails, the plan does not
+    /// change.
     #[inline(always)]
     fn append_around<E>(
         &mut self,
@@ -643,7 +655,7 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
     ) -> Result<(), E> {
         let ulpdu_len = header.len().wrapping_add(len as usize);
         let head_len = MPA_LEN_FIELD.wrapping_add(header.len());
-        // It is there: the caller asked for it.
+        // The caller has checked for room.
         let room = self.plan.scratch(head_len.wrapping_add(room));
         let room = room.unwrap_or_default();
         let (head, room) = room.split_at_mut_checked(head_len).unwrap_or_default();
@@ -675,15 +687,15 @@ impl<'a, 'w, M: Memory> Out<'a, 'w, M> {
 
 /// The CRC of an FPDU whose payload is not summed together with its header.
 struct Sum<'r> {
-    /// There may be none.
+    /// `None` without CRC.
     f: Option<Crc32c>,
     crc: u32,
-    /// The scratch behind the header.
+    /// Scratch after the header.
     room: &'r mut [u8],
 }
 
 impl Sum<'_> {
-    /// Continues it over the octets of registered memory.
+    /// Continues the CRC over registered memory.
     #[inline]
     fn add(&mut self, span: Span<'_, impl Memory>) -> Result<(), AccessError> {
         if let (Some(f), Some(room)) = (self.f, self.room.first_chunk_mut()) {
@@ -694,7 +706,6 @@ impl Sum<'_> {
     }
 }
 
-/// Turns the answer of a copy into a result.
 #[inline(always)]
 const fn done(copied: bool) -> Result<(), AccessError> {
     match copied {
@@ -703,7 +714,7 @@ const fn done(copied: bool) -> Result<(), AccessError> {
     }
 }
 
-/// Writes length field and header; returns their length.
+/// Writes length field and header; returns their total length.
 #[inline(always)]
 fn emit_head(out: &mut [u8], header: &Header, ulpdu_len: usize) -> usize {
     let Some((len_field, rest)) = out.split_first_chunk_mut::<MPA_LEN_FIELD>() else {

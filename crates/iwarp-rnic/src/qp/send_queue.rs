@@ -1,4 +1,4 @@
-//! The send queue: what is posted, which request may start next, completion in order, flush.
+//! The send queue: posted requests, in-order start and completion, flush.
 
 mod own;
 #[cfg(test)]
@@ -23,23 +23,23 @@ pub(super) struct Slot {
     pub(super) op: SendOp,
     pub(super) flags: SendFlags,
     pub(super) num_sge: u8,
-    /// Octets of payload, or octets asked for by a Read or atomic.
+    /// Octets of payload, or octets requested by a Read or atomic.
     pub(super) len: u32,
     pub(super) done: bool,
-    /// The shared receive queue at the peer that it is for; 0 if it names none.
+    /// The peer's shared receive queue that the request is for; 0 if none.
     pub(super) srq: u32,
     pub(super) kind: Kind,
 }
 
-/// What a request is besides its operation.
+/// A request's kind apart from its operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Kind {
-    /// Nothing.
+    /// An ordinary request of the program.
     #[default]
     Ordinary,
     /// The Write of an atomic write.
     AtomicWrite,
-    /// It is our own, and completes nothing for the program.
+    /// An internal request, which completes nothing for the program.
     Internal,
 }
 
@@ -59,7 +59,7 @@ impl Default for Slot {
 }
 
 impl Slot {
-    /// Returns the operation that its completion names: the one that was posted.
+    /// Returns the operation for the completion: the one that was posted.
     fn wc_opcode(&self) -> WcOpcode {
         match self.kind {
             Kind::AtomicWrite => WcOpcode::AtomicWrite,
@@ -68,31 +68,31 @@ impl Slot {
     }
 }
 
-/// A request that waits for the peer's answer.
+/// A request that awaits the peer's response.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Awaited {
-    /// Its sequence number in the send queue.
+    /// Sequence number in the send queue.
     pub(super) seq: u32,
-    /// The sink STag of a Read. It serves this Read alone.
+    /// The sink STag of a Read, which is unique to it.
     pub(super) sink_stag: Stag,
-    /// Octets asked for by a Read.
+    /// Octets requested by a Read.
     pub(super) len: u32,
-    /// Octets that have come.
+    /// Octets received.
     pub(super) received: u32,
     /// Message sequence number of the request on queue 1.
     pub(super) msn: u32,
-    /// An atomic; its answer comes on queue 3.
+    /// An atomic; its response arrives on queue 3.
     pub(super) atomic: bool,
-    /// It belongs to no request of the program: it asks whether the requests up to `seq` are placed.
+    /// A probe, which belongs to no request: its response acknowledges the requests up to `seq`.
     pub(super) probe: bool,
-    /// A Read whose sink's own STag ends with the answer.
+    /// A Read whose response invalidates the STag of its sink.
     pub(super) invalidates: bool,
-    /// A Read of our own.
+    /// An internal Read.
     pub(super) own: bool,
 }
 
 impl Awaited {
-    /// An RDMA Read that has been asked for.
+    /// Returns an RDMA Read that was sent.
     pub(super) const fn read(seq: u32, sink_stag: Stag, len: u32, msn: u32) -> Self {
         Self {
             seq,
@@ -108,7 +108,7 @@ impl Awaited {
     }
 }
 
-/// The request that ends the queue, and its completion.
+/// The failed request that ends the queue, and its completion.
 #[derive(Debug, Clone, Copy)]
 struct Failed {
     seq: u32,
@@ -116,11 +116,11 @@ struct Failed {
     vendor_err: u32,
 }
 
-/// Most requests that one answer or one sent message completes at once. Usually it is the one that has been sent or answered; more
-/// of them waited for that one. The rest is due ([`QueuePair::completions_due`]).
+/// Maximum requests that one response or one sent message completes immediately. Usually it is one;
+/// others were waiting for it. The rest is due ([`QueuePair::completions_due`]).
 pub(super) const RETIRE_MOST: u32 = 64;
 
-/// The send queue, and the queue of requests that the peer has not answered yet.
+/// The send queue, and the queue of requests without a response.
 #[derive(Debug)]
 pub(super) struct SendQueue {
     slots: Ring<Slot>,
@@ -128,35 +128,35 @@ pub(super) struct SendQueue {
     inline: Vec<u8>,
     max_sge: u32,
     max_inline: u32,
-    /// Flags of every request: [`SendFlags::SIGNALED`] if all of them are signalled.
+    /// Flags added to each request: [`SendFlags::SIGNALED`] if all are signalled.
     all_flags: SendFlags,
-    /// How many requests there may be: those of the program, and the `internal` ones that are there.
+    /// Maximum number of requests: those of the program plus the current `internal` ones.
     limit: u32,
-    /// Requests of our own that have left the queue, in all.
+    /// Total of internal requests that have left the queue.
     own_gone: u32,
-    /// Sequence number behind the slots that are free again: `front_seq` less the slots that are
+    /// Sequence number after the last slot that was freed: `front_seq` minus the slots that are
     /// [held](Self::held).
     held_from: u32,
-    /// All bits if slots are in use until they are [released](Self::release), none otherwise.
+    /// All ones if slots stay in use until they are [released](Self::release), otherwise zero.
     holds: u32,
-    /// Requests of our own in `slots`. They have room besides those of the program.
+    /// Number of internal requests in `slots`. They do not use the program's room.
     internal: u32,
-    /// Reads of our own that did not get their answer, and why.
+    /// Internal Reads without a response, and the reason.
     flushed: Ring<(u32, WcStatus)>,
     /// Sequence number of the front slot.
     front_seq: u32,
-    /// How many slots from the front have been started.
+    /// Number of slots started, from the front.
     started: u32,
-    /// How many slots from the front are done, whether or not they are marked: an answer that came later tells so.
+    /// Number of slots done, from the front, marked or not: a later response acknowledged them.
     acknowledged: u32,
-    /// The request that ends the queue in error.
+    /// The failed request that ends the queue.
     failed: Option<Failed>,
-    /// A request was flushed, so that all behind it are flushed, too, also those that are done.
+    /// A request was flushed, so all later ones are flushed as well, even if they are done.
     flushing: bool,
-    /// Outbound reads and atomics in flight, oldest first.
+    /// Outbound Reads and atomics in flight, oldest first.
     pub(super) awaited: Ring<Awaited>,
     ord: u16,
-    /// What has completed, of the whole queue pair.
+    /// Operations completed by the whole queue pair.
     pub(super) tally: Tally,
 }
 
@@ -196,7 +196,7 @@ impl SendQueue {
             //# are available on the RDMA Atomic Response Queue (Queue with DDP Queue
             //# Number 3) to support the maximum number of Atomic Operation Requests
             //# negotiated by the ULP.
-            // One more than the ORD, because a probe needs a place even where no Reads are granted.
+            // One more than the ORD, because a probe needs an entry even if no Reads were granted.
             awaited: Ring::new(u32::from(c.max_ord).saturating_add(1))?,
             ord: c.max_ord,
             tally: Tally::default(),
@@ -216,7 +216,7 @@ impl SendQueue {
         self.ord
     }
 
-    /// Returns `true` if every request has been handed to the stream.
+    /// Returns `true` if every request was handed to the stream.
     pub(super) const fn nothing_unsent(&self) -> bool {
         self.started >= self.slots.len()
     }
@@ -226,14 +226,14 @@ impl SendQueue {
         self.started == 0
     }
 
-    /// Returns sequence number and slot of the request that starts next.
+    /// Returns sequence number and slot of the next request to start.
     #[inline]
     pub(super) fn next(&self) -> Option<(u32, &Slot)> {
         let slot = self.slots.get(self.started)?;
         Some((self.front_seq.wrapping_add(self.started), slot))
     }
 
-    /// As [`next`](Self::next), with the position of its elements and inline data.
+    /// Like [`next`](Self::next), with the place of its elements and inline data.
     #[inline]
     pub(super) fn next_with_place(&self) -> Option<(u32, &Slot, usize)> {
         let place = self.slots.position(self.started)?;
@@ -241,38 +241,38 @@ impl SendQueue {
         Some((seq, self.slots.at(place)?, place))
     }
 
-    /// Returns a request, with the position of its elements and inline data.
+    /// Returns a request, with the place of its elements and inline data.
     #[inline]
     pub(super) fn slot_with_place(&self, seq: u32) -> Option<(&Slot, usize)> {
         let place = self.slots.position(seq.wrapping_sub(self.front_seq))?;
         Some((self.slots.at(place)?, place))
     }
 
-    /// Where the elements of a place begin. All places have theirs inside of `sges`.
+    /// Returns the index of a place's first element. It is inside `sges`.
     #[inline]
     const fn first_sge(&self, place: usize) -> usize {
         place.wrapping_mul(self.max_sge as usize)
     }
 
-    /// Where the inline data of a place begin. All places have theirs inside of `inline`.
+    /// Returns the index of a place's inline data. It is inside `inline`.
     #[inline]
     const fn first_inline(&self, place: usize) -> usize {
         place.wrapping_mul(self.max_inline as usize)
     }
 
-    /// The first element at a place.
+    /// Returns the first element at a place.
     #[inline]
     pub(super) fn sge_at(&self, place: usize) -> Option<&Sge> {
         self.sges.get(self.first_sge(place))
     }
 
-    /// The request at a place.
+    /// Returns the request at a place.
     #[inline]
     pub(super) fn at(&self, place: usize) -> Option<&Slot> {
         self.slots.at(place)
     }
 
-    /// The elements of a request at a place.
+    /// Returns the elements of a request at a place.
     #[inline]
     pub(super) fn sges_at(&self, place: usize, slot: &Slot) -> &[Sge] {
         let at = self.first_sge(place);
@@ -280,14 +280,14 @@ impl SendQueue {
         self.sges.get(at..end).unwrap_or(&[])
     }
 
-    /// The inline data at a place.
+    /// Returns the inline data at a place.
     #[inline]
     pub(super) fn inline_at(&self, place: usize, len: usize) -> &[u8] {
         let at = self.first_inline(place);
         self.inline.get(at..at.wrapping_add(len)).unwrap_or(&[])
     }
 
-    /// Passes the addresses of the next request to be posted to `fetch`.
+    /// Passes the addresses that the next posted request will use to `fetch`.
     #[inline]
     pub(super) fn prefetch(&self, fetch: &impl Fn(*const u8)) {
         let slot = self.slots.tail_slot();
@@ -297,7 +297,7 @@ impl SendQueue {
         }
     }
 
-    /// Notes that the next request has been started.
+    /// Records that the next request was started.
     #[inline]
     pub(super) const fn advance(&mut self) {
         self.started = self.started.wrapping_add(1);
@@ -308,7 +308,7 @@ impl SendQueue {
         self.slots.get(seq.wrapping_sub(self.front_seq))
     }
 
-    /// The elements of a request.
+    /// Returns the elements of a request.
     #[inline]
     pub(super) fn sges(&self, seq: u32) -> &[Sge] {
         match self.slot_with_place(seq) {
@@ -317,7 +317,7 @@ impl SendQueue {
         }
     }
 
-    /// The first element of a request that has some.
+    /// Returns the first element of a request, if it has one.
     #[inline]
     pub(super) fn first_of(&self, seq: u32) -> Option<&Sge> {
         let (slot, place) = self.slot_with_place(seq)?;
@@ -327,7 +327,7 @@ impl SendQueue {
         self.sge_at(place)
     }
 
-    /// Appends a request that was checked by [`check`](Self::check).
+    /// Appends a request checked by [`check`](Self::check).
     #[inline]
     pub(super) fn push(&mut self, wr: &SendWr<'_>, len: u32) -> Result<(), PostError> {
         let inline = wr.flags.contains(SendFlags::INLINE);
@@ -365,7 +365,7 @@ impl SendQueue {
         Ok(())
     }
 
-    /// Names the shared receive queue at the peer that the last request is for.
+    /// Sets the peer's shared receive queue for the last request.
     pub(super) fn name_last(&mut self, srq: u32) {
         if let Some(last) = self.slots.len().checked_sub(1)
             && let Some(slot) = self.slots.get_mut(last)
@@ -411,13 +411,13 @@ impl SendQueue {
             _ if wr.op.needs_answer() && !self.may_be_answered(&wr.op, len) => {
                 Err(PostError::InvalidRequest)
             }
-            // Eight octets come back, however long the elements are.
+            // Eight octets are returned, however long the elements are.
             SendOp::FetchAdd { .. } | SendOp::CmpSwap { .. } => Ok(8),
             _ => Ok(len as u32),
         }
     }
 
-    /// Returns the request that was started last, if it is not complete.
+    /// Returns the request started last, if it is incomplete.
     pub(super) const fn last_started(&self) -> Option<u32> {
         match self.started.checked_sub(1) {
             Some(n) => Some(self.front_seq.wrapping_add(n)),
@@ -425,7 +425,7 @@ impl SendQueue {
         }
     }
 
-    /// Returns the oldest request that is not done, whether or not it was started.
+    /// Returns the oldest request that is not done, started or not.
     pub(super) fn first_not_done(&self) -> Option<u32> {
         let mut index = self.acknowledged;
         while self.slots.get(index)?.done {
@@ -439,27 +439,27 @@ impl SendQueue {
         self.started.saturating_sub(self.acknowledged)
     }
 
-    /// Of those, returns the `i`-th from the oldest.
+    /// Returns the `i`-th oldest of the unacknowledged started requests.
     pub(super) fn started_from(&self, i: u32) -> Option<(u32, &Slot)> {
         let index = self.acknowledged.saturating_add(i);
         let slot = self.slots.get(index).filter(|_| index < self.started)?;
         Some((self.front_seq.wrapping_add(index), slot))
     }
 
-    /// Of those, returns the `i`-th from the newest.
+    /// Returns the `i`-th newest of the unacknowledged started requests.
     pub(super) fn started_from_end(&self, i: u32) -> Option<(u32, &Slot)> {
         let older = self.unacknowledged().checked_sub(1)?.checked_sub(i)?;
         self.started_from(older)
     }
 
-    /// Marks a request as done. The front one completes at once. Returns `true` if
+    /// Marks a request as done. The front one completes immediately. Returns `true` if
     /// [`retire_done`](Self::retire_done) has to complete others now, up to [`RETIRE_MOST`].
     #[inline(always)]
     #[must_use]
     pub(super) fn complete(&mut self, seq: u32, emit: impl FnOnce(Cqe)) -> bool {
         // Nearly always it is the front request.
         if seq == self.front_seq && self.started > 0 {
-            // What is acknowledged was done before, and is not completed again.
+            // Acknowledged requests were done before, and do not complete again.
             debug_assert_eq!(self.acknowledged, 0);
             self.retire_front(emit);
         } else {
@@ -468,7 +468,7 @@ impl SendQueue {
         self.is_front_done()
     }
 
-    /// Marks a request as done that is not the front one.
+    /// Marks a request other than the front one as done.
     #[inline]
     fn mark_done(&mut self, seq: u32) {
         let index = seq.wrapping_sub(self.front_seq);
@@ -479,7 +479,8 @@ impl SendQueue {
         }
     }
 
-    /// Marks all started requests up to `seq` as done, and completes up to [`RETIRE_MOST`] in order.
+    /// Marks all started requests up to `seq` as done, and completes up to [`RETIRE_MOST`] in
+    /// order.
     pub(super) fn complete_through(&mut self, seq: u32, emit: impl FnMut(Cqe)) {
         let last = seq.wrapping_sub(self.front_seq);
         if last < self.started {
@@ -494,7 +495,7 @@ impl SendQueue {
         self.started > 0 && self.is_front_marked()
     }
 
-    /// As [`is_front_done`](Self::is_front_done), also while the queue is being flushed.
+    /// Like [`is_front_done`](Self::is_front_done), also during a flush.
     #[inline]
     fn is_front_marked(&self) -> bool {
         self.acknowledged > 0 || self.slots.front().is_some_and(|slot| slot.done)
@@ -522,25 +523,25 @@ impl SendQueue {
         self.take_front(emit);
     }
 
-    /// Takes the front request, which is done, out of the queue.
+    /// Removes the front request, which is done.
     #[inline(always)]
     fn take_front(&mut self, emit: impl FnOnce(Cqe)) {
         let Some(slot) = self.slots.front() else {
             return;
         };
         if slot.kind != Kind::Ordinary || self.tally.is_on() {
-            // It does not get `emit`, which the compiler can so keep in registers.
+            // It does not get `emit`, so that the compiler can keep that in registers.
             if let Some(cqe) = self.take_special() {
                 emit(cqe);
             }
             return;
         }
         if !slot.flags.contains(SendFlags::SIGNALED) {
-            return self.leave_front();
+            return self.drop_front();
         }
-        // It is read in place, because slots are large.
+        // Read in place, because slots are large.
         let (wr_id, opcode, byte_len) = (slot.wr_id, slot.op.wc_opcode(), slot.len);
-        self.leave_front();
+        self.drop_front();
         emit(Cqe {
             wr_id,
             opcode,
@@ -550,9 +551,9 @@ impl SendQueue {
         });
     }
 
-    /// Drops the front request, which completes now.
+    /// Removes the front request, which completes now.
     #[inline(always)]
-    const fn leave_front(&mut self) {
+    const fn drop_front(&mut self) {
         self.slots.skip();
         self.front_seq = self.front_seq.wrapping_add(1);
     }
@@ -563,13 +564,13 @@ impl SendQueue {
         self.front_seq.wrapping_sub(self.own_gone)
     }
 
-    /// Returns the slots that are in use although their requests have completed.
+    /// Returns the number of slots still in use by completed requests.
     #[inline]
     const fn held(&self) -> u32 {
         self.front_seq.wrapping_sub(self.held_from) & self.holds
     }
 
-    /// Frees the slots of `n` requests that have completed.
+    /// Frees the slots of `n` completed requests.
     pub(super) fn release(&mut self, n: u32) {
         self.held_from = self.held_from.wrapping_add(n.min(self.held()));
     }
@@ -591,11 +592,11 @@ impl SendQueue {
         });
     }
 
-    /// Completes up to `most` requests, in order: as flushed, and one with the status with which it has failed. Returns how many
-    /// it was. Those at the front that are done complete as such.
+    /// Completes up to `most` requests in order and returns how many. They are flushed, except for
+    /// the failed one, and for those at the front that are done.
     pub(super) fn flush(&mut self, most: u32, mut emit: impl FnMut(Cqe)) -> u32 {
         self.awaited.clear();
-        // What is still in a plan completes nothing from now on.
+        // Requests still in a plan complete nothing from now on.
         self.started = 0;
         let n = most.min(self.slots.len());
         for _ in 0..n {
@@ -628,7 +629,7 @@ impl SendQueue {
         n
     }
 
-    /// Drops everything without completions, and frees all slots.
+    /// Drops all requests without completions, and frees all slots.
     pub(super) fn reset(&mut self) {
         self.clear();
         self.held_from = self.front_seq;
@@ -646,7 +647,7 @@ impl SendQueue {
         self.awaited.clear();
     }
 
-    /// The request whose answer comes next.
+    /// Returns the request whose response comes next.
     pub(super) fn first_awaited(&self) -> Option<u32> {
         self.awaited.front().map(|a| a.seq)
     }
@@ -655,10 +656,10 @@ impl SendQueue {
         self.slots.len()
     }
 
-    /// Returns how many more requests of the program it takes.
+    /// Returns how many more requests the program can post.
     #[inline]
     pub(super) const fn room(&self) -> u32 {
-        // Neither is more than the queue has slots.
+        // This cannot overflow: both are at most the number of slots.
         let used = self.slots.len().wrapping_add(self.held());
         self.limit.saturating_sub(used)
     }

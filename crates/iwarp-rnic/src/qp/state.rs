@@ -6,9 +6,9 @@
 //!    │         ╰────────┴──┬───┴────────╯
 //!    ╰───────────────── ERR ◄── stream ends, error, modify
 //! ```
-//! An iWARP queue pair enters RTS when its stream is handed over ([`QueuePair::start`]). The changes INIT → RTR → RTS by the
-//! program are accepted, too, because some programs make them although they use the connection manager. SQE exists for
-//! datagrams only and is never entered.
+//! An iWARP queue pair enters RTS when its stream is attached ([`QueuePair::start`]). The changes
+//! INIT → RTR → RTS by the program are accepted as well, because some programs make them although
+//! they use the connection manager. SQE exists for datagrams only and is never entered.
 
 use super::farewell::Parting;
 use super::life::Life;
@@ -19,9 +19,9 @@ use crate::{Cqe, Time, WcOpcode, WcStatus, Work};
 /// State of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum State {
-    /// New. Takes no work requests.
+    /// New. Accepts no work requests.
     Reset,
-    /// Takes receives.
+    /// Accepts receives.
     Init,
     /// Ready to receive.
     Rtr,
@@ -31,12 +31,12 @@ pub enum State {
     Sqd,
     /// Send queue in error. Never entered by a connected queue pair.
     Sqe,
-    /// Every work request is flushed.
+    /// All work requests are flushed.
     Error,
 }
 
 impl State {
-    /// Returns `true` if a queue pair may be modified from this state to `to`.
+    /// Returns `true` if a queue pair may change from this state to `to`.
     pub const fn may_become(self, to: Self) -> bool {
         use State::{Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
         matches!(
@@ -50,7 +50,7 @@ impl State {
     }
 }
 
-/// The state change is not one the verbs allow (EINVAL).
+/// The verbs do not allow this change of state (EINVAL).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InvalidTransition;
 
@@ -62,10 +62,10 @@ impl core::fmt::Display for InvalidTransition {
 
 impl core::error::Error for InvalidTransition {}
 
-/// State, and the end of a stream.
 impl QueuePair {
-    /// Changes the state as `ibv_modify_qp` does. A change to ERR flushes everything; a change to RESET drops everything. Both
-    /// ask for the end of the stream ([`StreamWish::Leave`]). If the stream is ending already, ERR leaves it alone.
+    /// Changes the state like `ibv_modify_qp`. A change to ERR flushes everything; a change to
+    /// RESET drops everything. Both request the end of the stream ([`StreamWish::Leave`]). A stream
+    /// that is already ending is not affected by ERR.
     pub fn modify<H: Host>(&mut self, to: State, host: &mut H) -> Result<(), InvalidTransition> {
         if !self.state().may_become(to) {
             return Err(InvalidTransition);
@@ -89,10 +89,12 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Hands over a stream after MPA start-up; the queue pair becomes RTS. The times of the stream count from `now`.
+    /// Attaches a stream after MPA start-up; the queue pair enters RTS. The time limits of the
+    /// stream count from `now`.
     ///
-    /// This is also allowed in RESET and INIT: the connection manager does the steps in between. It is refused in ERR, and as
-    /// long as an earlier stream is not gone ([`stream_gone`](Self::stream_gone)).
+    /// This is also allowed in RESET and INIT: the connection manager performs the steps in
+    /// between. It is refused in ERR, and until an earlier stream is gone
+    /// ([`stream_gone`](Self::stream_gone)).
     pub fn start(&mut self, stream: StreamConfig, now: Time) -> Result<(), InvalidTransition> {
         if !self.life.start(&stream, now) {
             return Err(InvalidTransition);
@@ -116,8 +118,9 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Tells that the program moves the queue pair to RTR and RTS itself. The stream may attach before, between or after;
-    /// attaching does not change the state. A queue pair in INIT becomes RTR.
+    /// From now on the program moves the queue pair to RTR and RTS. The stream may attach before,
+    /// between or after these steps, and does not change the state. A queue pair in INIT enters
+    /// RTR.
     pub fn await_stream(&mut self) -> Result<(), InvalidTransition> {
         match self.life.await_stream() {
             true => Ok(()),
@@ -125,7 +128,7 @@ impl QueuePair {
         }
     }
 
-    /// Returns `true` if a stream was handed over and is not gone.
+    /// Returns `true` if a stream is attached and not gone.
     pub const fn has_stream(&self) -> bool {
         self.life.has_stream()
     }
@@ -137,11 +140,13 @@ impl QueuePair {
     //# Local Peer SHOULD ensure that all ULP data would be transferred before
     //# the underlying LLP Stream and Connection are torn down, and any further
     //# data transfer requests by the Local Peer ULP MUST return an error.
-    /// Begins the graceful end (`rdma_disconnect(3)`): what is queued is sent, and Reads and atomics of the peer that have come
-    /// are answered. Then the sending side is shut down and the remaining requests are flushed.
+    /// Starts the graceful end (`rdma_disconnect(3)`): queued requests are sent, and the Reads and
+    /// atomics received so far are answered. Then the sending direction is shut down and the
+    /// remaining requests are flushed.
     pub fn close<H: Host>(&mut self, host: &mut H) {
         if self.life.is_up_for_good() {
-            // Not those that come from now on: a peer that goes on asking must not prevent the end.
+            // Later requests are not answered: a peer that continues to send them must not prevent
+            // the end.
             self.tx.answer_until = Some(self.responses.mark());
         }
         self.turn(Life::close, host);
@@ -158,24 +163,27 @@ impl QueuePair {
         self.turn(Life::abort, host);
     }
 
-    /// Returns what should be done with the stream. `ShutdownWrite` is returned again until
-    /// [`shutdown_done`](Self::shutdown_done) is called, `Leave` and `Abort` until [`stream_gone`](Self::stream_gone) is.
+    /// Returns what should be done with the stream. `ShutdownWrite` is returned until
+    /// [`shutdown_done`](Self::shutdown_done) is called, `Leave` and `Abort` until
+    /// [`stream_gone`](Self::stream_gone) is called.
     pub const fn stream_wish(&self) -> StreamWish {
         self.life.wish()
     }
 
-    /// Notes that the sending side was shut down, as [`stream_wish`](Self::stream_wish) has asked for. Everything that still
-    /// waits is flushed.
+    /// Records that the sending direction was shut down, as requested by
+    /// [`stream_wish`](Self::stream_wish). All pending requests are flushed.
     pub fn shutdown_done<H: Host>(&mut self, host: &mut H) {
         self.turn(Life::shutdown_done, host);
     }
 
-    /// Returns `true` if the sending side was shut down ([`shutdown_done`](Self::shutdown_done)): TCP has everything.
+    /// Returns `true` if the sending direction was shut down
+    /// ([`shutdown_done`](Self::shutdown_done)): TCP has everything.
     pub const fn is_shut_down(&self) -> bool {
         self.life.is_shut_down()
     }
 
-    /// Notes that the stream is closed. The end of a stream that the queue pair has given up does not change its state.
+    /// Records that the stream is closed. The end of a stream that was given up does not change the
+    /// state.
     pub fn stream_gone<H: Host>(&mut self, host: &mut H) {
         self.turn(Life::gone, host);
     }
@@ -183,13 +191,13 @@ impl QueuePair {
     /// Checks whether nothing is left to send, for SQD and for a graceful end.
     #[inline]
     pub(super) fn note_drained(&mut self) {
-        if self.life.heeds_drain() && self.tx.job.is_none() {
-            self.look_whether_drained();
+        if self.life.acts_when_drained() && self.tx.job.is_none() {
+            self.check_drained();
         }
     }
 
     #[cold]
-    fn look_whether_drained(&mut self) {
+    fn check_drained(&mut self) {
         if self.sq.nothing_outstanding() && self.life.idle() {
             self.events |= Events::SQ_DRAINED;
         }
@@ -198,8 +206,8 @@ impl QueuePair {
         }
     }
 
-    /// Returns `true` if neither requests, answers nor a farewell hold up a graceful end. Requests that wait for the peer's first FPDU are
-    /// given up.
+    /// Returns `true` if no requests, responses or farewell delay a graceful end. Requests that
+    /// wait for the peer's first FPDU are given up.
     fn queue_is_done(&self) -> bool {
         let requests = self.sq.nothing_unsent()
             || !self.life.starts_requests()
@@ -216,8 +224,8 @@ impl QueuePair {
     //= rfc5044 section 8
     //# Once MPA delivers an error of any type, it MUST NOT pass or deliver any
     //# additional FPDUs on that half connection.
-    /// Makes a step of its life. If that leads to ERR, every request that is outstanding completes as flushed, in order; those
-    /// beyond the budget of a call are due ([`completions_due`](Self::completions_due)).
+    /// Makes a step of the life. If it leads to ERR, all outstanding requests are flushed in order;
+    /// those beyond the budget of a call are due ([`completions_due`](Self::completions_due)).
     pub(super) fn turn<H: Host>(&mut self, step: impl FnOnce(&mut Life), host: &mut H) {
         let before = self.state();
         step(&mut self.life);
@@ -231,9 +239,10 @@ impl QueuePair {
         let _ = self.flush(host);
     }
 
-    /// Returns `true` if completions are due that no call has written, because a call writes a limited number
-    /// ([`Budget::completions`](super::Budget)). Ask this after each call that may have completed or failed anything, and call
-    /// [`complete_due`](Self::complete_due) until it is [`Work::Done`], before the program learns of events.
+    /// Returns `true` if completions are due beyond the number that one call writes
+    /// ([`Budget::completions`](super::Budget)). Ask this after each call that may have completed
+    /// or failed anything, and call [`complete_due`](Self::complete_due) until it returns
+    /// [`Work::Done`], before the program is notified of events.
     #[inline]
     pub fn completions_due(&self) -> bool {
         match self.state() {
@@ -242,8 +251,8 @@ impl QueuePair {
         }
     }
 
-    /// Writes completions that are due, a limited number of them. Between two calls, locks may be dropped, and anything may
-    /// happen to the queue pair.
+    /// Writes a limited number of the completions that are due. Between two calls, locks may be
+    /// released and the queue pair may change.
     pub fn complete_due<H: Host>(&mut self, host: &mut H) -> Work {
         if self.state() == State::Error {
             return self.flush(host);
@@ -256,8 +265,8 @@ impl QueuePair {
         }
     }
 
-    /// Completes everything as flushed, as far as the budget goes: the receive that is being filled, the send queue, then the
-    /// receive queue.
+    /// Flushes everything within the budget: the receive that is being filled, the send queue, then
+    /// the receive queue.
     pub(super) fn flush<H: Host>(&mut self, host: &mut H) -> Work {
         self.responses.clear();
         if let Some(wr_id) = self.rx.abandon_receive() {

@@ -1,12 +1,14 @@
-//! Messages on a shared receive queue that matches tags: where their payload goes, and the Reads of rendezvous
-//! (`ibv_post_srq_ops(3)`; `tags` decides which buffer a message is for).
+//! Tag matching: where the payload of messages on a tag-matching shared receive queue goes, and the
+//! Reads of rendezvous (`ibv_post_srq_ops(3)`; `tags` decides which buffer a message is for).
 //!
-//! A message lands in a receive first, like any other. When it is whole its headers are read once from there, because peer and program may
-//! change the receive at any time. If a buffer has its tag, the payload is copied to that, and the receive serves again. A request for
-//! a rendezvous makes a Read in the send queue. When that is answered, a message without payload tells the sender (`IBV_TMH_FIN`), and the buffer completes.
+//! A message first lands in a receive, like any other. Once it is complete its headers are copied
+//! from there, because peer and program may change the receive at any time. If a buffer matches the
+//! tag, the payload is copied to it, and the receive is reused. A rendezvous request starts a Read
+//! in the send queue. When the Read is answered, a message without payload notifies the sender
+//! (`IBV_TMH_FIN`), and the buffer completes.
 //!
-//! Such Reads and messages are requests of our own. They have room in the send queue besides those of the program ([`OWN_REQUESTS`]).
-//! Rendezvous beyond that wait in the list of tags.
+//! These Reads and messages are internal requests. They do not use the program's room in the send
+//! queue ([`OWN_REQUESTS`]). Further rendezvous wait in the list of tags.
 
 use super::admit::Refusal;
 use super::place::for_each_part;
@@ -21,21 +23,22 @@ use crate::{Access, AllocError, Cqe, RecvWr, SendOp, SendWr, WcFlags, WcOpcode, 
 use iwarp_proto::ddp::{Header, UNTAGGED_HEADER_LEN, UntaggedHeader};
 use iwarp_proto::tag_matching::{Operation, Rvh, Tmh};
 
-/// Requests of our own that the send queue has room for: for each rendezvous that is under way a Read and the message behind it.
+/// Maximum internal requests in the send queue: each active rendezvous needs a Read and the message
+/// after it.
 pub(super) const OWN_REQUESTS: u32 = 16;
-/// Octets that one step of a copy takes. They lie on the stack.
+/// Bytes copied in one step; the buffer is on the stack.
 const COPY_STEP: u32 = 256;
-/// Both headers.
+/// Length of both headers.
 const HEADERS_LEN: usize = Tmh::LEN + Rvh::LEN;
 
-/// What a queue pair with such a receive queue has besides.
+/// Additional state of a queue pair with a tag-matching receive queue.
 #[derive(Debug)]
 pub(super) struct Tagged {
     /// The buffer that a message has matched, or the sink of a Read.
     buffer: TakenRecv,
-    /// Reads of rendezvous that are not answered.
+    /// Number of unanswered rendezvous Reads.
     reading: u32,
-    /// The receive that was taken last was not needed, and its queue had no room to take it back.
+    /// The last receive taken was not needed, and could not be returned to its full queue.
     pub(super) spare: bool,
 }
 
@@ -54,11 +57,10 @@ impl Tagged {
     }
 }
 
-/// The headers of a message.
 type Headers = (Option<Tmh>, Option<Rvh>);
 
 impl QueuePair {
-    /// Delivers a whole Send to the buffer that has its tag, or to the receive that it lies in.
+    /// Delivers a whole Send to the buffer that matches its tag, or to its receive.
     #[cold]
     #[inline(never)]
     pub(super) fn deliver_tagged<H: Host>(
@@ -110,7 +112,8 @@ impl QueuePair {
         Step::Next
     }
 
-    /// Asks the list what a message is for. Without Reads nobody gets the payload of a rendezvous but the program.
+    /// Looks up what a message is for. If this end cannot send Reads, rendezvous are left to the
+    /// program.
     fn match_tag<H: Host>(&mut self, headers: Headers, payload: u32, host: &mut H) -> Arrival {
         let (qp_num, reads) = (self.config.qp_num, self.sq.ord() > 0);
         let buffer = &mut self.tagged.buffer;
@@ -121,12 +124,12 @@ impl QueuePair {
         arrival.flatten().unwrap_or(Arrival::NoTag)
     }
 
-    /// Completes the receive that the message lies in.
+    /// Completes the receive that holds the message.
     fn finish_with<H: Host>(&mut self, opcode: WcOpcode, cqe: Cqe, host: &mut H) {
         self.finish_other(Cqe { opcode, ..cqe }, host);
     }
 
-    /// Copies octets of the message out of the receive that it lies in.
+    /// Copies octets out of the receive that holds the message.
     fn read_receive<M: Memory>(
         &self,
         memory: &MemoryTable<M>,
@@ -143,7 +146,7 @@ impl QueuePair {
         })
     }
 
-    /// Copies octets to the buffer that was taken, from this offset on.
+    /// Copies octets to the matched buffer, from this offset on.
     fn write_buffer<M: Memory>(
         &self,
         memory: &MemoryTable<M>,
@@ -176,7 +179,7 @@ impl QueuePair {
         Ok(())
     }
 
-    /// The receive that the message lay in serves again.
+    /// Reuses the receive that held the message.
     fn return_receive<H: Host>(&mut self, host: &mut H) {
         self.rx.receiving = false;
         let wr = RecvWr {
@@ -184,11 +187,12 @@ impl QueuePair {
             sges: self.rx.receive.sges(),
         };
         let returned = host.with_shared_receive(|queue| queue.post(&wr).is_ok());
-        // The program has posted others meanwhile: the next message of this queue pair takes it.
+        // The program has filled the queue meanwhile: the next message of this queue pair uses the
+        // receive.
         self.tagged.spare = returned != Some(true);
     }
 
-    /// Completes a buffer in error. The stream ends for the same reason.
+    /// Completes a buffer with an error, for which the stream ends as well.
     fn fail_buffer<H: Host>(&mut self, wr_id: u64, status: WcStatus, host: &mut H) {
         self.complete_tagged(
             Cqe {
@@ -202,7 +206,8 @@ impl QueuePair {
         );
     }
 
-    /// Completes a buffer. A rendezvous has a completion for its request, too, which is no receive yet.
+    /// Completes a buffer. The request of a rendezvous also has a completion, which does not count
+    /// as a receive.
     fn complete_tagged<H: Host>(&mut self, cqe: Cqe, host: &mut H) {
         if cqe.status != WcStatus::Success {
             self.sq.tally.add_failed(Counted::Recv);
@@ -213,7 +218,7 @@ impl QueuePair {
         host.complete(Direction::Recv, cqe);
     }
 
-    /// The message ends the stream.
+    /// Ends the stream because of a message.
     fn refuse_tagged<H: Host>(
         &mut self,
         refusal: Refusal,
@@ -225,9 +230,9 @@ impl QueuePair {
         self.refuse_known(refusal, Some(Header::Untagged(h)), ulpdu_len as u16, host)
     }
 
-    /// Asks for the payload of rendezvous that wait, as far as the send queue has room.
+    /// Starts Reads of waiting rendezvous, as far as the send queue has room.
     pub(super) fn start_reads<H: Host>(&mut self, host: &mut H) {
-        // Each of them needs a place for its Read and one for the message behind it.
+        // Each needs room for its Read and for the message after it.
         while self.state() != State::Error
             && self.sq.own_requests().wrapping_add(self.tagged.reading) < OWN_REQUESTS - 1
         {
@@ -242,7 +247,7 @@ impl QueuePair {
             let sges = self.tagged.buffer.sges();
             let wr = SendWr::new(wr_id, op, sges);
             if self.sq.push_own(&wr, read.source.len).is_err() {
-                // There was room. It would be an error of ours, and the buffer must not be lost by it.
+                // Room was checked, so this would be a bug of ours; do not lose the buffer.
                 self.end_read(read.handle, WcStatus::General, host);
                 return;
             }
@@ -250,14 +255,15 @@ impl QueuePair {
         }
     }
 
-    /// Takes the next rendezvous of this queue pair from the list.
+    /// Takes the queue pair's next rendezvous from the list.
     fn take_read<H: Host>(&mut self, host: &mut H) -> Option<TagRead> {
         let qp_num = self.config.qp_num;
         let sink = &mut self.tagged.buffer;
         host.with_shared_receive(|queue| queue.tags()?.next_read(qp_num, sink))?
     }
 
-    /// A Read of our own was answered: tells the sender, and completes the buffer. When that message is written, more Reads may start.
+    /// Handles the response to an internal Read: notifies the sender and completes the buffer. When
+    /// the notification is written, more Reads may start.
     #[cold]
     #[inline(never)]
     pub(super) fn answered_own<H: Host>(&mut self, awaited: &Awaited, host: &mut H) {
@@ -274,7 +280,7 @@ impl QueuePair {
             let octets: &[u8] = &finish.octets();
             let pieces = [octets];
             let wr = SendWr::inline(0, &pieces);
-            // There is room: the Read was begun with a place for it.
+            // There is room: it was reserved with the Read.
             let _ = self.sq.push_own(&wr, Tmh::LEN as u32);
         }
     }
@@ -303,7 +309,8 @@ impl QueuePair {
         Some(done)
     }
 
-    /// Ends all rendezvous of a queue pair in error: that of the request that has failed, those that were flushed with it, those that wait.
+    /// Ends all rendezvous of a queue pair in error: the failed one, the flushed ones and the
+    /// waiting ones.
     #[cold]
     #[inline(never)]
     pub(super) fn flush_reads<H: Host>(&mut self, host: &mut H) {
@@ -311,7 +318,7 @@ impl QueuePair {
         while let Some((handle, status)) = self.sq.next_flushed() {
             self.end_read(handle, status, host);
         }
-        // No more come: nothing is received in this state.
+        // No more can arrive: nothing is received in this state.
         for _ in 0..MAX_TAGS {
             let Some(read) = self.take_read(host) else {
                 break;
@@ -320,7 +327,7 @@ impl QueuePair {
         }
     }
 
-    /// Forgets all rendezvous of a queue pair that is reset.
+    /// Drops all rendezvous of a queue pair that is reset.
     #[cold]
     pub(super) fn forget_reads<H: Host>(&mut self, host: &mut H) {
         let qp_num = self.config.qp_num;
@@ -329,7 +336,7 @@ impl QueuePair {
     }
 }
 
-/// Returns the completion of a buffer, from that of the receive.
+/// Returns the completion of a buffer, derived from the receive's completion.
 fn matched(cqe: Cqe, (wr_id, byte_len): (u64, u32), flags: WcFlags, tmh: Option<Tmh>) -> Cqe {
     let (tag, app_ctx) = tmh.map_or((0, 0), |tmh| (tmh.tag, tmh.app_ctx));
     Cqe {

@@ -1,6 +1,7 @@
-//! The transmit side: how plans are filled, and what happens when they are written (RFC 5041 section 5.1, RFC 5044 section 4.5).
+//! The transmit side: filling plans, and handling their completion (RFC 5041 section 5.1, RFC 5044
+//! section 4.5).
 //!
-//! `next` says what goes next.
+//! The module `next` chooses the next message.
 
 use super::local::{LocalRequest, LocalStep};
 use super::message::has_room_for_control;
@@ -22,16 +23,16 @@ use iwarp_proto::rdmap::ReadRequest;
 pub enum TxFill {
     /// There is nothing to write.
     Idle,
-    /// The plan holds octets: write them.
+    /// The plan has octets: write them.
     Ready,
     /// A bind is next: call [`QueuePair::tx_memory`] with the table locked for writing, then fill again.
     Memory,
-    /// There is nothing to write yet, and more to do than one call does ([`Budget::local_requests`](super::Budget)): fill again. Locks may be
-    /// dropped before.
+    /// Nothing is to be written yet, but the budget of one call is used up
+    /// ([`Budget::local_requests`](super::Budget)): fill again. Locks may be released in between.
     More,
 }
 
-/// The message being sent.
+/// The message in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Job {
     /// The front of the response queue, sent up to `off`.
@@ -40,14 +41,14 @@ pub(super) enum Job {
     Request { seq: u32, off: u32, stage: Stage },
 }
 
-/// Which message of a work request is sent.
+/// The message of a work request that is in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// Immediate data in front of a Send.
+    /// Immediate data before a Send.
     ImmediateFirst,
     /// The main message.
     Body,
-    /// Immediate data behind an RDMA Write.
+    /// Immediate data after an RDMA Write.
     ImmediateLast,
 }
 
@@ -57,18 +58,19 @@ pub(super) struct Tx {
     markers: bool,
     /// Effective maximum segment size of the stream.
     emss: u32,
-    /// Requests of the peer that are answered before a graceful end: up to this mark of the response queue.
+    /// Mark of the response queue: requests of the peer before it are answered before a graceful
+    /// end.
     pub(super) answer_until: Option<u32>,
     pub(super) job: Option<Job>,
     /// The request at the head of the send queue, if it changes the memory table.
     pub(super) local: LocalRequest,
-    /// Requests that only change the table, carried out by this call.
+    /// Requests that only change the table, executed by this call.
     pub(super) local_done: u32,
-    /// A message that goes before all others.
+    /// A message that precedes all others.
     pub(super) rtr: Option<Rtr>,
     /// An FPDU was sent on this stream.
     pub(super) spoke: bool,
-    /// Octets in a TCP segment, if every segment shall begin with an FPDU.
+    /// Octets of a TCP segment, if every segment must begin with an FPDU.
     pub(super) segment: Option<u32>,
     pub(super) mulpdu: u16,
     pub(super) clock: MarkerClock,
@@ -111,7 +113,7 @@ impl Tx {
             //= rfc5044 section 5.1
             //# MPA transmitters SHOULD calculate a MULPDU as described in Section 4.5.
             mulpdu: mulpdu(stream.emss, stream.markers_tx),
-            // Any value except 0 serves; the peer only returns it.
+            // Any value except 0 and 1 works; the peer only returns it.
             next_sink: 0x5100_0001,
             ..Self::default()
         };
@@ -122,7 +124,7 @@ impl Tx {
         self.rtr = Some(rtr);
     }
 
-    /// Returns the message sequence number of a Send that begins, and zero for an RDMA Write.
+    /// Assigns the message sequence number of a Send that starts; returns zero for an RDMA Write.
     #[inline]
     pub(super) fn begin_payload(&mut self, slot: &Slot) -> u32 {
         match slot.op {
@@ -134,7 +136,7 @@ impl Tx {
         }
     }
 
-    /// Gives back the message sequence number of a message that was begun, and of which no segment is in the plan.
+    /// Takes back the sequence number of a message of which no segment was planned.
     #[cold]
     pub(super) fn take_back(&mut self, slot: &Slot) {
         let is_write = matches!(slot.op, SendOp::Write { .. } | SendOp::WriteImm { .. });
@@ -163,36 +165,36 @@ impl Tx {
     }
 }
 
-/// Transmit.
 impl QueuePair {
-    /// Returns `true` if the stream would end inside an FPDU now: a plan was begun and not all of it is known to be written.
+    /// Returns `true` if the stream would end inside an FPDU now: a plan was started and may not be
+    /// written completely.
     pub const fn has_unwritten(&self) -> bool {
         self.life.has_unwritten()
     }
 
-    /// Returns `true` if there is something to write, or something to do before that.
+    /// Returns `true` if there is something to write, or to do before that.
     #[inline]
     pub fn wants_tx(&self) -> bool {
         self.life.has_octets_due() || self.next_message() != Next::Nothing
     }
 
-    /// From now on every TCP segment begins with an FPDU and holds whole FPDUs only, if it has `segment` octets or is the last
-    /// of a write that [`TxPlan::ends_segment`] asks to keep apart.
+    /// From now on every TCP segment begins with an FPDU and contains only whole FPDUs, provided
+    /// that it has `segment` octets or ends a write separated by [`TxPlan::ends_segment`].
     ///
-    /// Does nothing if FPDUs are made for larger segments than that.
+    /// Does nothing if FPDUs are built for larger segments.
     pub fn align(&mut self, segment: u32) {
         if self.tx.emss <= segment {
             self.tx.segment = Some(segment);
         }
     }
 
-    /// Octets in a TCP segment, if every segment begins with an FPDU.
+    /// Returns the octets of a TCP segment, if every segment begins with an FPDU.
     #[inline]
     pub const fn alignment(&self) -> Option<u32> {
         self.tx.segment
     }
 
-    /// Returns `true` if the next message is cut into segments, so that their size matters.
+    /// Returns `true` if the next message has several segments, so that their size matters.
     pub fn is_segmenting(&self) -> bool {
         let most = u32::from(self.tx.mulpdu).saturating_sub(UNTAGGED_HEADER_LEN as u32);
         let long = |response: &Response| matches!(response, Response::Read(ReadRequest { size, .. }) if *size > most);
@@ -201,7 +203,7 @@ impl QueuePair {
             || self.sq.next().is_some_and(|(_, slot)| slot.len > most)
     }
 
-    /// Notes that the stream's maximum segment size has changed.
+    /// Sets the stream's maximum segment size after it has changed.
     pub fn set_emss(&mut self, emss: u32) {
         self.tx.emss = emss;
         //= rfc5041 section 3
@@ -247,7 +249,8 @@ impl QueuePair {
         stop
     }
 
-    /// Puts into a plan what is due, until it is full or something else has to be done. An empty plan has room for any FPDU.
+    /// Adds what is due to a plan until it is full or something else has to be done. An empty plan
+    /// has room for any FPDU.
     #[inline]
     fn fill<H: Host>(
         &mut self,
@@ -273,7 +276,7 @@ impl QueuePair {
         }
     }
 
-    /// Puts a message of our own into the plan. Returns `false` if there is no room for it.
+    /// Plans a protocol message. Returns `false` if there is no room.
     #[cold]
     #[inline(never)]
     fn send_one(&mut self, one: Next, plan: &mut TxPlan, w: &Wire<'_, impl Memory>) -> bool {
@@ -293,8 +296,8 @@ impl QueuePair {
         has_room
     }
 
-    /// Reports that the stream took `n` more octets of the plan, and completes what is sent by that.
-    /// A plan that is written in full is cleared.
+    /// Records that the stream took `n` more octets of the plan, and completes what is sent by
+    /// that. A completely written plan is cleared.
     pub fn tx_written<H: Host>(&mut self, plan: &mut TxPlan, n: usize, host: &mut H) {
         plan.advance(n);
         self.counters.tx_bytes = self.counters.tx_bytes.wrapping_add(n as u64);
@@ -305,7 +308,7 @@ impl QueuePair {
                 //# A Send or RDMA Write Message MUST NOT be considered Complete at the
                 //# Local Peer (Data Source) until it has been successfully completed at the
                 //# DDP layer.
-                // It completes when the peer has answered.
+                // It completes when the peer has acknowledged it.
                 Milestone::Request(_) if self.acknowledge.on => {}
                 Milestone::Request(seq) => self.complete_request(seq, host),
                 Milestone::Response => {}
@@ -318,7 +321,7 @@ impl QueuePair {
         if plan.is_done() {
             plan.clear();
             if self.config.match_tags {
-                // The send queue may have room for what waits.
+                // The send queue may have room for waiting rendezvous.
                 self.start_reads(host);
             }
             self.note_drained();
@@ -338,8 +341,8 @@ impl QueuePair {
         }
     }
 
-    /// Completes up to `most` requests that are done. Out of line, because few requests have to wait
-    /// for others.
+    /// Completes up to `most` requests that are done. Out of line, because few requests wait for
+    /// others.
     #[inline(never)]
     pub(super) fn retire_done<H: Host>(&mut self, most: u32, host: &mut H) {
         let qp_num = self.config.qp_num;

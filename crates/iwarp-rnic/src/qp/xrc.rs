@@ -1,12 +1,15 @@
-//! Extended reliable connections (XRC), as InfiniBand knows them: an *initiator* that only sends, and a *target* that only receives and
-//! answers. Each request names the shared receive queue that its message is for, by a number.
+//! Extended reliable connections (XRC) as in InfiniBand: an *initiator* that only sends, and a
+//! *target* that only receives and responds. Each request contains the number of the shared receive
+//! queue that its message is for.
 //!
-//! iWARP has no place for that number, so the initiator tells it in a note (`numbered`) in front of the first request that names
-//! another queue than the request before. The target takes its receives from that queue until the next note. It also accesses memory with the
-//! protection domain of that queue, because a target has none of its own.
+//! iWARP has no field for that number, so the initiator sends it in a note (`numbered`) before each
+//! request for another queue than the previous one. Until the next note, the target takes receives
+//! from that queue. It also accesses memory with that queue's protection domain, because a target
+//! has none of its own.
 //!
-//! The protection domain must not change while answers are outstanding: an answer is sent from memory that was checked before. So a request
-//! that needs a note waits until all Reads and atomics before it are answered.
+//! The protection domain must not change while responses are outstanding, because a response is
+//! sent from memory that was checked before. A request that needs a note therefore waits until all
+//! earlier Reads and atomics are answered.
 
 use super::admit::Refusal;
 use super::send_queue::Slot;
@@ -17,60 +20,61 @@ use iwarp_proto::rdmap::TerminateCode;
 /// The two ends of an extended reliable connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum XrcEnd {
-    /// It sends requests and receives nothing (`IBV_QPT_XRC_SEND`).
+    /// Sends requests and receives nothing (`IBV_QPT_XRC_SEND`).
     Initiator,
-    /// It receives into shared receive queues and serves Reads and atomics (`IBV_QPT_XRC_RECV`).
+    /// Receives into shared receive queues and serves Reads and atomics (`IBV_QPT_XRC_RECV`).
     Target,
 }
 
-/// What a queue pair knows of the shared receive queues that requests name.
+/// The shared receive queues announced on this connection.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Xrc {
     end: Option<XrcEnd>,
     /// As initiator: the number in our last note; 0 if there was none.
-    told: u32,
+    noted: u32,
     /// As target: the number in the peer's last note.
     named: Option<u32>,
 }
 
 impl Xrc {
-    /// The queue pair is reset, or a new stream begins: neither end has told anything.
+    /// Clears the state on a reset or for a new stream: no note was sent.
     pub(super) const fn start(&mut self) {
-        self.told = 0;
+        self.noted = 0;
         self.named = None;
     }
 
-    /// The number was put into a note.
-    pub(super) const fn has_told(&mut self, number: u32) {
-        self.told = number;
+    /// Records that the number was put into a note.
+    pub(super) const fn note_sent(&mut self, number: u32) {
+        self.noted = number;
     }
 }
 
-/// Extended reliable connections.
 impl QueuePair {
-    /// Makes it one end of an extended reliable connection. This is done once, before anything is posted.
+    /// Makes the queue pair one end of an extended reliable connection. Call this once, before
+    /// anything is posted.
     ///
-    /// A target is created with a shared receive queue ([`QpConfig::shared_receive`](super::QpConfig::shared_receive)), and its host finds
-    /// the queues ([`Host::select_shared_receive`]).
+    /// A target is created with a shared receive queue
+    /// ([`QpConfig::shared_receive`](super::QpConfig::shared_receive)), and its host finds the
+    /// queues ([`Host::select_shared_receive`]).
     pub const fn set_xrc(&mut self, end: XrcEnd) {
         self.xrc.end = Some(end);
         self.set_remote_access(self.remote);
     }
 
-    /// Returns which end of an extended reliable connection it is; `None` if it is an ordinary queue pair.
+    /// Returns the end of an extended reliable connection; `None` for an ordinary queue pair.
     pub const fn xrc_end(&self) -> Option<XrcEnd> {
         self.xrc.end
     }
 
-    /// Sets the protection domain with which a target accesses memory until its peer names a shared receive queue.
+    /// Sets the protection domain of a target's memory accesses before the peer's first note.
     pub const fn set_default_pd(&mut self, pd: u32) {
         if self.xrc.named.is_none() {
             self.config.pd = pd;
         }
     }
 
-    /// As [`post_send`](Self::post_send), for a message that is for the shared receive queue with this number at the peer. 0 names none,
-    /// which is enough for RDMA Writes, Reads and atomics.
+    /// Like [`post_send`](Self::post_send), for a message to the peer's shared receive queue with
+    /// this number. 0 means none, which suffices for RDMA Writes, Reads and atomics.
     pub fn post_send_to<H: Host>(
         &mut self,
         wr: &SendWr<'_>,
@@ -84,30 +88,30 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Returns `true` if requests go one by one, because a note may be due in front of each.
+    /// Returns `true` if requests are planned one by one, because a note may be due before each.
     #[inline]
     pub(super) const fn names_queues(&self) -> bool {
         matches!(self.xrc.end, Some(XrcEnd::Initiator))
     }
 
-    /// Returns the number of the shared receive queue that the peer has to know before this request.
+    /// Returns the number of the shared receive queue to announce before this request.
     #[inline]
-    pub(super) const fn queue_to_tell(&self, slot: &Slot) -> Option<u32> {
+    pub(super) const fn queue_to_note(&self, slot: &Slot) -> Option<u32> {
         match slot.srq {
-            same if same == self.xrc.told => None,
+            same if same == self.xrc.noted => None,
             0 if !slot.op.takes_receive() => None,
             other => Some(other),
         }
     }
 
-    /// Returns `true` if a request needs a note, and Reads or atomics before it are not answered. See the module.
+    /// Returns `true` if a request needs a note, and earlier Reads or atomics are unanswered.
     #[inline]
     pub(super) fn waits_to_name(&self, slot: &Slot) -> bool {
-        self.queue_to_tell(slot).is_some() && self.awaits_answers()
+        self.queue_to_note(slot).is_some() && self.awaits_answers()
     }
 
-    /// Handles the peer's note that the messages from now on are for this shared receive queue. The number is looked at when a message needs
-    /// a receive.
+    /// Handles the peer's note that selects this shared receive queue. The number is resolved when
+    /// a message needs a receive.
     pub(super) fn is_named<H: Host>(&mut self, number: u32, host: &mut H) -> Result<(), Refusal> {
         if self.xrc.end != Some(XrcEnd::Target) {
             return Ok(());
@@ -123,8 +127,8 @@ impl QueuePair {
         Ok(())
     }
 
-    /// A message has met no receive. Refuses it if it can never have one: it is for a shared receive queue that does not exist (any more), or
-    /// this is the end that receives nothing.
+    /// Refuses a message that found no receive and can never have one: its shared receive queue
+    /// does not exist (any more), or this end receives nothing.
     #[cold]
     pub(super) fn check_queue<H: Host>(&self, host: &mut H) -> Result<(), Refusal> {
         match self.xrc.end {

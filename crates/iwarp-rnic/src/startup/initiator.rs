@@ -6,8 +6,8 @@ use iwarp_proto::mpa::startup::{FrameKind, FrameReader, StartupError};
 use super::{Failure, Limits, Reading, Received, Step, push};
 use crate::Time;
 
-/// The initiator's side of a start-up. It stays the same value if the request is sent again on
-/// another connection.
+/// The initiator's side of a start-up. It is kept if the request is sent again on another
+/// connection.
 #[derive(Debug, Clone)]
 pub struct Initiator {
     negotiation: negotiate::Initiator,
@@ -26,7 +26,7 @@ enum State {
     },
     /// The request is sent.
     Replying {
-        /// When the request must have been acknowledged; `None` if that was checked, or needs no
+        /// Deadline for the acknowledgement of the request; `None` if it was checked or needs no
         /// check.
         acknowledged: Option<Time>,
         until: Time,
@@ -54,19 +54,19 @@ impl Initiator {
         })
     }
 
-    /// Starts the time of the TCP connect.
+    /// Starts the time limit of the TCP connect.
     pub fn connecting(&mut self, now: Time) {
         if let State::Connecting { until } = &mut self.state {
             *until = Some(now.after(self.limits.connect));
         }
     }
 
-    /// Returns the request. Send it in one write: some hardware wants it in one TCP segment.
+    /// Returns the request. Send it in one write: some hardware requires it in one TCP segment.
     pub fn request(&self) -> &[u8] {
         self.negotiation.request_octets()
     }
 
-    /// Records that the request is sent: the reply is next.
+    /// Records that the request was sent.
     pub fn request_sent(&mut self, now: Time) {
         if let State::Connecting { .. } = self.state {
             let Limits { connect, reply, .. } = self.limits;
@@ -81,12 +81,12 @@ impl Initiator {
         }
     }
 
-    /// Records that the peer closed or reset the connection. On success the request is ready for
-    /// another connection: the peer may only have disliked its revision
+    /// Handles the peer closing or resetting the connection. On success the request is ready for
+    /// another connection: the peer may only have refused its revision
     /// ([`negotiate::Initiator::ask_again`]).
     ///
     /// # Errors
-    /// [`Failure::Closed`] if some of a reply has arrived, so that the revision is not the reason,
+    /// [`Failure::Closed`] if part of a reply has arrived, so that the revision is not the reason,
     /// or if nothing is left to try.
     pub fn peer_closed(&mut self) -> Result<(), Failure> {
         let begun = !self.reader.is_empty();
@@ -102,7 +102,7 @@ impl Initiator {
         Err(Failure::Closed { begun })
     }
 
-    /// Returns what was agreed on, if the peer has accepted.
+    /// Returns the agreement, if the peer has accepted.
     pub const fn agreed(&self) -> Option<&Agreed> {
         match &self.state {
             State::Accepted(agreed) => Some(agreed),
@@ -110,7 +110,7 @@ impl Initiator {
         }
     }
 
-    /// Returns when to call [`on_time`](Self::on_time) next; `None` if nothing has a limit.
+    /// Returns when to call [`on_time`](Self::on_time) next; `None` without a deadline.
     pub fn poll_at(&self) -> Option<Time> {
         match self.state {
             State::Connecting { until } => until,
@@ -122,11 +122,11 @@ impl Initiator {
         }
     }
 
-    /// Checks the limits. `is_acknowledged` is called if it matters whether the peer's TCP has
+    /// Checks the deadlines. `is_acknowledged` is called if it matters whether the peer's TCP has
     /// acknowledged the whole request.
     ///
     /// # Errors
-    /// [`Failure::TimedOut`]. The start-up is over then.
+    /// [`Failure::TimedOut`]; the start-up is over.
     pub fn on_time(
         &mut self,
         now: Time,
@@ -148,7 +148,7 @@ impl Initiator {
         Err(Failure::TimedOut(late))
     }
 
-    /// Takes a part of the reply.
+    /// Processes a part of the reply.
     fn reply(&mut self, octets: &[u8]) -> Result<Received<Outcome>, Failure> {
         let (consumed, is_whole) = push(&mut self.reader, octets)?;
         let frame = self.reader.frame().filter(|_| is_whole);

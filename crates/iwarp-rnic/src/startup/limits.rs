@@ -1,4 +1,4 @@
-//! The time limits of MPA start-up, and of the first moments of a stream.
+//! Time limits of MPA start-up, and of the beginning of a stream.
 
 use core::time::Duration;
 
@@ -6,38 +6,37 @@ use iwarp_proto::mpa::negotiate::Agreed;
 
 use crate::qp::{StreamConfig, StreamTimes};
 
-/// How old a connection has to be for its end, unless the responder has spoken.
+/// Minimum age of a connection at its end, unless the responder has sent something.
 ///
-/// siw as responder that waits for the RTR message takes the kernel down with it (`BUG` in
-/// `iwcm.c`) if the end of the stream comes before it has looked at that message, which it may
-/// overlook for a while. An emulated one has needed 30 ms.
+/// A siw responder that waits for the RTR message crashes its kernel (`BUG` in `iwcm.c`) if the
+/// stream ends before it has processed that message, which it may miss for a while. An emulated siw
+/// has needed 30 ms.
 pub const MATURITY: Duration = Duration::from_millis(50);
 
-/// How long each step of the start-up may take.
+/// Time limits of the steps of start-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// The TCP connect. If it is shorter than [`reply`](Self::reply), the peer's TCP also has this
-    /// time to acknowledge the request: the reply is up to the peer's program, but the
-    /// acknowledgement is not. Without it the peer's host is gone, and nobody has to wait longer.
+    /// The TCP connect. If it is shorter than [`reply`](Self::reply), it also limits the TCP
+    /// acknowledgement of the request: the reply depends on the peer's program, the acknowledgement
+    /// does not. Without the acknowledgement the peer's host is gone, and waiting is useless.
     pub connect: Duration,
-    /// The whole MPA reply, from the moment when the request is sent.
+    /// The whole MPA reply, after the request was sent.
     pub reply: Duration,
-    /// The whole MPA request, from the moment when TCP is connected. A peer that sends an octet
-    /// now and then does not get more time.
+    /// The whole MPA request, after TCP was connected. Sending single octets does not extend it.
     pub request: Duration,
     /// The initiator's first FPDU after an accepting reply, in the peer-to-peer model.
     pub first_fpdu: Duration,
     /// The initiator's close after a rejecting reply.
     pub close: Duration,
-    /// How long the responder waits for the initiator's first FPDU in the client-server model
-    /// before it sends without it. See [`StreamTimes::speak_first`].
+    /// In the client-server model: how long the responder waits for the initiator's first FPDU
+    /// before it sends. See [`StreamTimes::speak_first`].
     pub speak_first: Option<Duration>,
 }
 
 impl Limits {
-    /// Defaults of a driver whose programs answer requests themselves. Such a program may do other
-    /// things first, such as filling memory, so the reply has a long limit. The request comes from
-    /// the initiator's driver, which sends it at once.
+    /// Defaults of a driver whose programs answer requests themselves. A program may do other work
+    /// first, such as filling memory, so the limit for the reply is long. The request is sent
+    /// immediately by the initiator's driver.
     pub const PROGRAM: Self = Self {
         connect: Duration::from_secs(15),
         reply: Duration::from_secs(60),
@@ -48,7 +47,7 @@ impl Limits {
     };
 
     /// Limits of a driver below the kernel's connection manager, which has no settings: siw's time
-    /// for a frame, for each step.
+    /// limit for a frame, for each step.
     pub const KERNEL: Self = Self {
         connect: Duration::from_secs(10),
         reply: Duration::from_secs(10),
@@ -58,7 +57,7 @@ impl Limits {
         speak_first: Some(Duration::from_millis(200)),
     };
 
-    /// Returns what the queue pair that takes the stream needs to know. Only an initiator uses
+    /// Returns the configuration of the queue pair that takes the stream. Only an initiator uses
     /// `reminders` ([`StreamTimes::reminders`]).
     pub fn stream(
         &self,

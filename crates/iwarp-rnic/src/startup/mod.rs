@@ -1,11 +1,11 @@
 //! MPA start-up as one session without I/O (RFC 5044 section 7.1, RFC 6581): which octets to read
-//! and to send, how long each step may take, and how the start-up ends.
+//! and to send, the time limits of the steps, and how the start-up ends.
 //!
-//! A driver has an [`Initiator`] or a [`Responder`] for each connection. It sends what
-//! [`Initiator::request`] or [`Responder::reply`] returns, reads at most
-//! [`wanted`](Reading::wanted) octets at a time, and keeps a timer for `poll_at`. What has arrived
-//! is passed to [`received`](Reading::received) before `on_time` is called: the process or the
-//! machine may have been stopped meanwhile, and then the octets count, not the clock.
+//! A driver has an [`Initiator`] or a [`Responder`] for each connection. It sends the result of
+//! [`Initiator::request`] or [`Responder::reply`], reads at most [`wanted`](Reading::wanted) octets
+//! at a time, and keeps a timer for `poll_at`. It passes received octets to
+//! [`received`](Reading::received) before it calls `on_time`: if the process or the machine was
+//! suspended, octets that have arrived take precedence over the clock.
 //!
 //! [`Initiator`]:
 //!
@@ -42,8 +42,8 @@
 //! | Rejected | deadline ([`Limits::close`]) | Over | `TimedOut(Close)` |
 //! | any other before Established | `peer_closed` | Over | `Closed` |
 //!
-//! Any other input changes nothing. A driver may give the stream to a queue pair as soon as there
-//! is an agreement; the queue pair then keeps the time of the first FPDU itself.
+//! Any other input changes nothing. A driver may pass the stream to a queue pair as soon as there
+//! is an agreement; the queue pair then enforces the time limit of the first FPDU.
 
 mod initiator;
 mod limits;
@@ -61,19 +61,19 @@ pub use iwarp_proto::mpa::negotiate::Outcome;
 pub use limits::{Limits, MATURITY};
 pub use responder::Responder;
 
-/// What both sides have in common: they read one frame of the peer.
+/// Common functions of both sides, which read one frame of the peer.
 pub trait Reading {
-    /// What a whole frame means.
+    /// The meaning of a whole frame.
     type Outcome;
 
     /// Returns how many octets to read next; 0 if none are wanted. A driver that reads no more
-    /// leaves in the socket what follows the frame: it belongs to the queue pair.
+    /// leaves the octets after the frame in the socket, for the queue pair.
     fn wanted(&self) -> usize;
 
-    /// Takes octets of the peer, and none that follow the frame.
+    /// Takes octets of the peer, up to the end of the frame.
     ///
     /// # Errors
-    /// [`Failure::Frame`] as early as the octets show it. The start-up is over then.
+    /// [`Failure::Frame`] as early as the octets show it; the start-up is over.
     fn received(&mut self, octets: &[u8]) -> Result<Received<Self::Outcome>, Failure>;
 
     /// Returns the private data of the peer's program; empty before the frame is complete.
@@ -83,18 +83,18 @@ pub trait Reading {
 /// The result of [`Reading::received`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Received<T> {
-    /// Octets taken. Those behind them are the first of full operation.
+    /// Octets consumed. Octets after them belong to full operation.
     pub consumed: usize,
-    /// What the frame means, if it is complete.
+    /// The meaning of the frame, if it is complete.
     pub outcome: Option<T>,
 }
 
-/// Why a start-up has ended without a connection.
+/// Why a start-up ended without a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failure {
     /// The peer closed or reset the connection.
     Closed {
-        /// Some of its frame had arrived.
+        /// Part of its frame had arrived.
         begun: bool,
     },
     /// The peer's frame is malformed or cannot be used.
@@ -103,7 +103,7 @@ pub enum Failure {
     TimedOut(Step),
 }
 
-/// A step of the start-up that has a time limit.
+/// A step of the start-up with a time limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// The TCP connect.
@@ -120,19 +120,19 @@ pub enum Step {
     Close,
 }
 
-/// What becomes of the TCP connection of a failed start-up.
+/// What to do with the TCP connection of a failed start-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
-    /// It is closed.
+    /// Close it.
     Close,
-    /// It is reset. Initiators in hardware try revision 1 only after a reset.
+    /// Reset it. Initiators in hardware try revision 1 only after a reset.
     Reset,
-    /// It is closed behind this Terminate.
+    /// Send this Terminate, then close it.
     Terminate(TerminateCode),
 }
 
 impl Failure {
-    /// Returns what becomes of the connection.
+    /// Returns what to do with the connection.
     pub const fn ending(&self) -> Ending {
         match self {
             Self::Closed { .. } | Self::TimedOut(Step::Connect | Step::Close) => Ending::Close,
@@ -158,15 +158,15 @@ impl fmt::Display for Failure {
         match self {
             Self::Closed { begun: false } => f.write_str("the peer closed the connection"),
             Self::Closed { begun: true } => {
-                f.write_str("the peer closed the connection after it had begun its frame")
+                f.write_str("the peer closed the connection in the middle of its frame")
             }
             Self::Frame(error) => error.fmt(f),
             Self::TimedOut(step) => f.write_str(match step {
-                Step::Connect => "TCP did not connect in time",
+                Step::Connect => "the TCP connection was not established in time",
                 Step::Acknowledgement => "the MPA request was not acknowledged in time",
-                Step::Reply => "no MPA reply in time",
-                Step::Request => "no MPA request in time",
-                Step::FirstFpdu => "no first FPDU in time",
+                Step::Reply => "no MPA reply arrived in time",
+                Step::Request => "no MPA request arrived in time",
+                Step::FirstFpdu => "the first FPDU did not arrive in time",
                 Step::Close => "the initiator did not close in time",
             }),
         }
@@ -175,7 +175,7 @@ impl fmt::Display for Failure {
 
 impl core::error::Error for Failure {}
 
-/// Passes octets to the reader. Returns how many it took, and whether the frame is complete.
+/// Passes octets to the reader. Returns how many were consumed, and whether the frame is complete.
 fn push(reader: &mut FrameReader, octets: &[u8]) -> Result<(usize, bool), Failure> {
     match reader.push(octets) {
         Ok(Progress::NeedMore) => Ok((octets.len(), false)),

@@ -1,4 +1,4 @@
-//! The responder: waits for the request, and sends the reply when its program has decided.
+//! The responder: waits for the request, and sends the reply after its program has decided.
 
 use core::fmt;
 
@@ -50,7 +50,7 @@ enum State {
 }
 
 impl Responder {
-    /// Starts to wait for the request on a new connection.
+    /// Starts waiting for the request on a new connection.
     pub const fn new(params: LocalParams, limits: Limits, now: Time) -> Self {
         Self {
             params,
@@ -79,7 +79,7 @@ impl Responder {
         }
     }
 
-    /// Accepts the request with these parameters: the reply is ready. Returns what was agreed on;
+    /// Accepts the request with these parameters, and prepares the reply. Returns the agreement;
     /// `None` if no request waits.
     ///
     /// # Errors
@@ -98,8 +98,8 @@ impl Responder {
         Ok(Some(agreed))
     }
 
-    /// Rejects the request: the reply is ready. Returns `false` if no request waits, or the private
-    /// data is too long; the request stays then.
+    /// Rejects the request, and prepares the reply. Returns `false` if no request waits, or if the
+    /// private data is too long; the request stays then.
     pub fn reject(&mut self, private_data: &[u8]) -> bool {
         let State::Requested(request) = &self.state else {
             return false;
@@ -113,7 +113,7 @@ impl Responder {
     }
 
     /// Returns the reply; empty if there is none to send. Send it in one write, and nothing after
-    /// it until the first FPDU has come in.
+    /// it until the first FPDU has arrived.
     pub fn reply(&self) -> &[u8] {
         match self.state {
             State::Accepting { len, .. } | State::Rejecting { len } => {
@@ -123,7 +123,7 @@ impl Responder {
         }
     }
 
-    /// Records that the reply is sent.
+    /// Records that the reply was sent.
     pub fn reply_sent(&mut self, now: Time) {
         match self.state {
             State::Accepting { agreed, .. } if agreed.peer_to_peer => {
@@ -142,15 +142,15 @@ impl Responder {
         }
     }
 
-    /// Records that octets have arrived behind the request after the reply was sent. They are the
-    /// initiator's first FPDU, and belong to the queue pair.
+    /// Records that octets have arrived after the request and the reply. They are the initiator's
+    /// first FPDU, and belong to the queue pair.
     pub fn fpdu_arrived(&mut self) {
         if let State::FirstFpdu { agreed, .. } = self.state {
             self.state = State::Established(agreed);
         }
     }
 
-    /// Records that the peer closed or reset the connection.
+    /// Handles the peer closing or resetting the connection.
     ///
     /// # Errors
     /// [`Failure::Closed`], unless the request was rejected, so that the peer had to close.
@@ -168,7 +168,7 @@ impl Responder {
         }
     }
 
-    /// Returns what was agreed on, if the request is accepted.
+    /// Returns the agreement, if the request was accepted.
     pub const fn agreed(&self) -> Option<&Agreed> {
         match &self.state {
             State::Accepting { agreed, .. }
@@ -178,7 +178,7 @@ impl Responder {
         }
     }
 
-    /// Returns when to call [`on_time`](Self::on_time) next; `None` if nothing has a limit.
+    /// Returns when to call [`on_time`](Self::on_time) next; `None` without a deadline.
     pub const fn poll_at(&self) -> Option<Time> {
         match self.state {
             State::Waiting { until }
@@ -188,10 +188,10 @@ impl Responder {
         }
     }
 
-    /// Checks the limits.
+    /// Checks the deadlines.
     ///
     /// # Errors
-    /// [`Failure::TimedOut`]. The start-up is over then.
+    /// [`Failure::TimedOut`]; the start-up is over.
     pub fn on_time(&mut self, now: Time) -> Result<(), Failure> {
         let late = match self.state {
             State::Waiting { until } if until <= now => Step::Request,
@@ -203,7 +203,7 @@ impl Responder {
         Err(Failure::TimedOut(late))
     }
 
-    /// Takes a part of the request.
+    /// Processes a part of the request.
     fn take(&mut self, octets: &[u8]) -> Result<Received<()>, Failure> {
         let (consumed, is_whole) = push(&mut self.reader, octets)?;
         let frame = self.reader.frame().filter(|_| is_whole);

@@ -1,5 +1,5 @@
-//! Each state of both sides with each kind of input: octets in every portion, wrong frames, the
-//! peer's close, and the time.
+//! Each state of both sides with each kind of input: octets in portions of all sizes, wrong frames,
+//! the peer's close, and time.
 
 use std::vec::Vec;
 
@@ -22,7 +22,7 @@ const LIMITS: Limits = Limits {
 const BEGIN: Time = Time::from_nanos(1_000);
 const OCTETS: &[u8] = b"what the initiator says";
 const ANSWER: &[u8] = b"what the responder answers";
-/// Octets that no frame has, behind a frame.
+/// Octets after a frame, unlike those of any frame.
 const FPDU: &[u8] = &[0xAA; 40];
 
 const fn plain() -> LocalParams {
@@ -95,7 +95,7 @@ fn refusal_of(params: LocalParams) -> Vec<u8> {
     responder.reply().to_vec()
 }
 
-/// Reads like a driver: never more than is wanted. Returns the outcome and what is left.
+/// Reads like a driver, never more than is wanted. Returns the outcome and the rest.
 fn read<'a, S: Reading>(
     side: &mut S,
     mut stream: &'a [u8],
@@ -104,7 +104,7 @@ fn read<'a, S: Reading>(
     while side.wanted() > 0 && !stream.is_empty() {
         let n = side.wanted().min(most).min(stream.len());
         let received = side.received(&stream[..n])?;
-        assert_eq!(received.consumed, n, "no more than is wanted was read");
+        assert_eq!(received.consumed, n, "no more was read than wanted");
         stream = &stream[n..];
         if let Some(outcome) = received.outcome {
             assert_eq!(side.wanted(), 0);
@@ -114,7 +114,7 @@ fn read<'a, S: Reading>(
     Ok((None, stream))
 }
 
-/// All portions: the frame is cut in two at each octet, and arrives octet by octet.
+/// Passes the frame in portions of several sizes, and cut in two at each octet.
 fn in_portions<S: Reading + Clone>(side: &S, frame: &[u8], check: impl Fn(&S, &S::Outcome)) {
     let stream = [frame, FPDU].concat();
     for most in [1, 7, 64, stream.len()] {
@@ -178,16 +178,16 @@ fn request_arrives_in_any_portions() {
 fn failure<S: Reading>(mut side: S, frame: &[u8]) -> (usize, Failure) {
     for (at, octet) in frame.iter().enumerate() {
         match side.received(&[*octet]) {
-            Ok(received) => assert!(received.outcome.is_none(), "it is accepted"),
+            Ok(received) => assert!(received.outcome.is_none(), "the frame is accepted"),
             Err(failure) => {
-                assert_eq!(side.wanted(), 0, "it reads on after {failure}");
+                assert_eq!(side.wanted(), 0, "octets are wanted after {failure}");
                 let after = side.received(&[0; 4]).unwrap();
                 assert_eq!((after.consumed, after.outcome.is_none()), (0, true));
                 return (at + 1, failure);
             }
         }
     }
-    panic!("it is no error");
+    panic!("the frame has no error");
 }
 
 #[test]
@@ -242,7 +242,7 @@ fn unusable_frames_end_with_their_last_octet() {
     short[18..20].copy_from_slice(&[0, 2]);
     let error = StartupError::MissingEnhancedPrefix;
     assert_eq!(failure(waiting(), &short), (22, Failure::Frame(error)));
-    // A revision that the responder does not have.
+    // A revision that the responder does not support.
     let old = Responder::new(plain(), LIMITS, BEGIN);
     let (_, found) = failure(old, asking(peer_to_peer()).request());
     let error = StartupError::UnsupportedRevision { revision: 2 };
@@ -257,7 +257,7 @@ fn insufficient_ird_ends_with_terminate() {
         ..peer_to_peer()
     };
     let mut reply = reply_to(small);
-    // The ORD of the reply: more than the initiator has.
+    // The ORD of the reply exceeds that of the initiator.
     reply[23] = 16;
     let (_, found) = failure(asking(small), &reply);
     let error = StartupError::InsufficientIrd { needed: 16, max: 4 };
@@ -316,7 +316,7 @@ fn unacknowledged_request_times_out() {
     assert_eq!(initiator.poll_at(), Some(later(1)));
     let late = Failure::TimedOut(Step::Acknowledgement);
     assert_eq!(initiator.clone().on_time(later(1), || false), Err(late));
-    // It is asked once: the reply has the rest of its time.
+    // Acknowledgement is checked once: the reply has the rest of its time.
     assert_eq!(initiator.on_time(later(1), || true), Ok(()));
     assert_eq!(initiator.poll_at(), Some(later(20)));
     assert_eq!(initiator.on_time(later(19), || false), Ok(()));
@@ -339,7 +339,7 @@ fn short_reply_limit_needs_no_acknowledgement() {
     assert!(initiator.on_time(later(20), || true).is_err());
 }
 
-/// One octet now and then does not give a peer more time.
+/// Single octets do not extend the limit.
 #[test]
 fn octets_do_not_prolong_a_limit() {
     let mut initiator = asking(plain());
@@ -358,8 +358,7 @@ fn octets_do_not_prolong_a_limit() {
     assert_eq!((responder.wanted(), late.ending()), (0, Ending::Reset));
 }
 
-/// As the same initiator does with a peer of revision 1: the enhanced request twice, then a plain
-/// one.
+/// The same initiator with a peer of revision 1 sends the enhanced request twice, then a plain one.
 #[test]
 fn unanswered_close_asks_again() {
     let mut initiator = asking(peer_to_peer());
@@ -382,12 +381,12 @@ fn unanswered_close_asks_again() {
 fn close_fails_once_nothing_is_left_to_try() {
     let closed = |begun| Err(Failure::Closed { begun });
     assert_eq!(asking(plain()).peer_closed(), closed(false));
-    // The revision is not the reason if some of the reply has come.
+    // The revision is not the reason if part of the reply has arrived.
     let mut initiator = asking(peer_to_peer());
     initiator.received(&reply_to(peer_to_peer())[..1]).unwrap();
     assert_eq!(initiator.peer_closed(), closed(true));
     assert_eq!((initiator.wanted(), initiator.poll_at()), (0, None));
-    // Nor is anything asked again after the end.
+    // No request is repeated after the end.
     let mut initiator = asking(peer_to_peer());
     assert!(initiator.on_time(Time::NEVER, || false).is_err());
     assert_eq!(initiator.peer_closed(), closed(false));

@@ -1,4 +1,4 @@
-//! The list by itself: which buffer a message gets, and what becomes of handles.
+//! The list alone: which buffer a message gets, and the validity of handles.
 
 use super::*;
 use proptest::prelude::*;
@@ -34,7 +34,7 @@ fn room() -> TakenRecv {
     TakenRecv::new(MAX_TAG_SGE).unwrap()
 }
 
-/// An eager message of `len` octets behind its header.
+/// Passes an eager message of `len` octets after its header.
 fn eager(list: &mut TagList, tag: u64, len: u32, taken: &mut TakenRecv) -> Arrival {
     list.arrive(1, (header(Operation::Eager, tag), None), len, true, taken)
 }
@@ -50,14 +50,14 @@ fn request(list: &mut TagList, qp_num: u32, tag: u64, len: u32) -> Arrival {
 }
 
 #[test]
-fn the_oldest_buffer_with_the_tag_is_taken() {
+fn oldest_matching_buffer_is_taken() {
     let mut list = TagList::new(4).unwrap();
     let mut taken = room();
     let (low, all) = (0xff, u64::MAX);
     for (wr_id, tag, mask) in [(1, 5, all), (2, 6, low), (3, 6, all), (4, 5, low)] {
         list.add(&buffer(wr_id, tag, mask, &[sge(8)])).unwrap();
     }
-    // The sender's tag is cut by the mask, and the buffer's is not.
+    // The mask applies to the message's tag, not to the buffer's.
     for (tag, wr_id) in [(0x106, 2), (6, 3), (0x105, 4), (5, 1)] {
         assert_eq!(eager(&mut list, tag, 8, &mut taken), Arrival::Eager);
         assert_eq!((taken.wr_id, taken.len), (wr_id, 8));
@@ -66,12 +66,12 @@ fn the_oldest_buffer_with_the_tag_is_taken() {
 }
 
 #[test]
-fn a_buffer_has_as_many_elements_as_there_is_room_for() {
+fn buffer_elements_are_limited() {
     let mut list = TagList::new(2).unwrap();
     let sges = [sge(8); MAX_TAG_SGE as usize + 1];
     let too_many = list.add(&buffer(1, 5, u64::MAX, &sges));
     assert_eq!(too_many, Err(TagError::Invalid));
-    // Each has elements of its own.
+    // Each has its own elements.
     let most = [0x2000, 0x3000].map(|addr| {
         let mut most = sges[..MAX_TAG_SGE as usize].to_vec();
         most.iter_mut().for_each(|sge| sge.addr = addr);
@@ -89,7 +89,7 @@ fn a_buffer_has_as_many_elements_as_there_is_room_for() {
 }
 
 #[test]
-fn what_has_no_tag_takes_no_buffer_and_is_not_counted() {
+fn untagged_message_takes_no_buffer() {
     let mut list = TagList::new(1).unwrap();
     list.add(&buffer(1, 0, 0, &[sge(64)])).unwrap();
     let mut taken = room();
@@ -113,7 +113,7 @@ fn what_has_no_tag_takes_no_buffer_and_is_not_counted() {
 }
 
 #[test]
-fn buffers_wait_until_the_program_knows_what_came_before() {
+fn buffers_wait_for_synchronization() {
     let mut list = TagList::new(4).unwrap();
     let mut taken = room();
     list.add(&buffer(1, 1, u64::MAX, &[sge(8)])).unwrap();
@@ -122,7 +122,7 @@ fn buffers_wait_until_the_program_knows_what_came_before() {
     // The message came before this buffer, so the next one must not get it.
     list.add(&buffer(2, 2, u64::MAX, &[sge(8)])).unwrap();
     assert_eq!(eager(&mut list, 2, 8, &mut taken), Arrival::Unexpected);
-    // What was posted before is matched all the same.
+    // A buffer posted before is matched nevertheless.
     assert_eq!(eager(&mut list, 1, 8, &mut taken), Arrival::Eager);
     list.synchronize(1);
     assert_eq!(eager(&mut list, 2, 8, &mut taken), Arrival::Unexpected);
@@ -133,7 +133,7 @@ fn buffers_wait_until_the_program_knows_what_came_before() {
 }
 
 #[test]
-fn handles_are_those_of_one_use() {
+fn handles_are_valid_for_one_use() {
     let mut list = TagList::new(2).unwrap();
     let mut taken = room();
     let first = list.add(&buffer(1, 1, u64::MAX, &[])).unwrap();
@@ -152,12 +152,12 @@ fn handles_are_those_of_one_use() {
     assert_eq!(eager(&mut list, 2, 0, &mut taken), Arrival::Eager);
     assert_eq!(list.remove(second), Err(TagError::Gone));
     assert_eq!(list.remove(500), Err(TagError::Invalid));
-    assert_eq!(list.end_read(third), None, "it is not read into");
+    assert_eq!(list.end_read(third), None, "no Read is in progress");
     assert_eq!(list.remove(third), Ok(()));
 }
 
 #[test]
-fn more_than_the_buffer_ends_it() {
+fn too_long_message_ends_buffer() {
     let mut list = TagList::new(2).unwrap();
     list.add(&buffer(1, 1, u64::MAX, &[sge(8), sge(8)]))
         .unwrap();
@@ -167,7 +167,7 @@ fn more_than_the_buffer_ends_it() {
     assert_eq!(request(&mut list, 1, 1, u32::MAX), Arrival::TooLong(2));
     assert_eq!(list.next_read(1, &mut room()), None);
     assert!(list.is_synchronized());
-    // Both places are free again, and no more than those.
+    // Both slots are free again.
     for wr_id in 3..5 {
         list.add(&buffer(wr_id, 1, u64::MAX, &[sge(8)])).unwrap();
     }
@@ -175,7 +175,7 @@ fn more_than_the_buffer_ends_it() {
 }
 
 #[test]
-fn rendezvous_are_read_in_their_order_for_each_queue_pair() {
+fn rendezvous_are_read_in_order() {
     let mut list = TagList::new(4).unwrap();
     for wr_id in 0..4 {
         list.add(&buffer(wr_id, 0, 0, &[sge(10), sge(10)])).unwrap();
@@ -196,7 +196,7 @@ fn rendezvous_are_read_in_their_order_for_each_queue_pair() {
         handles.push(read.handle);
     }
     assert_eq!(list.next_read(1, &mut sink), None);
-    // A handle of a buffer that is read into takes nothing away.
+    // A buffer that is being read into cannot be removed.
     assert_eq!(list.remove(handles[0]), Err(TagError::Gone));
     let done = list.end_read(handles[0]).unwrap();
     assert_eq!((done.wr_id, done.len, done.request.tag), (0, 12, 7));
@@ -211,7 +211,7 @@ fn rendezvous_are_read_in_their_order_for_each_queue_pair() {
 }
 
 #[test]
-fn without_reads_a_rendezvous_is_the_programs() {
+fn rendezvous_without_reads_is_for_program() {
     let mut list = TagList::new(1).unwrap();
     list.add(&buffer(1, 7, u64::MAX, &[sge(8)])).unwrap();
     let headers = (header(Operation::Rendezvous, 7), Some(Rvh::default()));
@@ -245,7 +245,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// The same in the simplest way.
+/// A simple model of the list.
 #[derive(Default)]
 struct Model {
     /// Handle, `wr_id`, tag, mask, and whether it waits.
@@ -276,7 +276,7 @@ impl Model {
 
 proptest! {
     #[test]
-    fn it_does_what_a_simple_list_does(ops in proptest::collection::vec(op(), 0..120)) {
+    fn list_matches_simple_model(ops in proptest::collection::vec(op(), 0..120)) {
         const ROOM: usize = 5;
         let mut list = TagList::new(ROOM as u32).unwrap();
         let mut model = Model::default();
@@ -351,13 +351,13 @@ proptest! {
     }
 }
 
-/// Their number wraps.
+/// The number of rendezvous wraps.
 #[test]
-fn rendezvous_are_read_in_their_order_also_the_4294967296th() {
+fn rendezvous_order_survives_wrap() {
     for before in [0, u32::MAX - 2, u32::MAX - 1, u32::MAX] {
         let mut list = TagList::new(4).unwrap();
         list.rendezvous = before;
-        // They match the buffers from the last one to the first one.
+        // They match the buffers from last to first.
         for tag in 0..4 {
             list.add(&buffer(tag, tag, u64::MAX, &[sge(64)])).unwrap();
         }

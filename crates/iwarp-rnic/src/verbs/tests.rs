@@ -1,4 +1,4 @@
-//! What requests, completions and errors say of themselves.
+//! Properties of requests, completions and errors.
 
 use super::*;
 use crate::AllocError;
@@ -6,9 +6,10 @@ use crate::memory::MemoryError;
 use std::string::{String, ToString};
 use std::vec::Vec;
 
-/// The kinds of requests: what has payload of its own, what takes a receive at the peer, what the peer answers, and what sends nothing.
+/// Requests with payload, requests that take a receive at the peer, requests with a response, and
+/// local requests.
 #[test]
-fn each_operation_is_of_its_kinds() {
+fn operations_are_classified() {
     let (remote_addr, rkey, stag) = (0, 0, Stag(1));
     let bind = Bind {
         mw_stag: stag,
@@ -79,9 +80,9 @@ fn each_operation_is_of_its_kinds() {
     }
 }
 
-/// The sender of a datagram, and the tag of a message, are there only if the flags say so.
+/// A datagram's sender and a message's tag are valid only with the matching flags.
 #[test]
-fn what_a_completion_has_depends_on_its_flags() {
+fn completion_fields_depend_on_flags() {
     let cases = [
         (WcFlags::empty(), 0, None),
         (WcFlags::WITH_IMM | WcFlags::TAG_DATA, 0, None),
@@ -99,15 +100,15 @@ fn what_a_completion_has_depends_on_its_flags() {
     }
 }
 
-/// Each error is told in its own words, which name what the program can change.
+/// Each error message names what the program can change.
 #[test]
-fn each_error_says_what_is_wrong() {
+fn each_error_has_its_message() {
     let said = [
         (AllocError.to_string(), "out of memory"),
         (PostError::QueueFull.to_string(), "poll completions"),
         (PostError::TooManySges.to_string(), "elements"),
         (PostError::InlineTooLong.to_string(), "inline data"),
-        (PostError::MessageTooLong.to_string(), "2^31 octets"),
+        (PostError::MessageTooLong.to_string(), "2^31 bytes"),
         (PostError::InvalidRequest.to_string(), "parameters"),
         (PostError::InvalidState.to_string(), "state"),
         (
@@ -117,7 +118,7 @@ fn each_error_says_what_is_wrong() {
         (MemoryError::TableFull.to_string(), "deregister some"),
         (MemoryError::OutOfMemory.to_string(), "region table"),
         (MemoryError::BadAccess.to_string(), "local write"),
-        (MemoryError::NoSuchStag.to_string(), "no such key"),
+        (MemoryError::NoSuchStag.to_string(), "does not exist"),
         (
             MemoryError::WrongProtectionDomain.to_string(),
             "protection domain",

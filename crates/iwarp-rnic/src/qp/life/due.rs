@@ -1,11 +1,11 @@
-//! What is due in a queue pair's life, and when.
+//! Timed actions of a queue pair, and when they are due.
 
 use super::{Due, Flow, Hold, Last, Life, Peer};
 use crate::Time;
 use crate::qp::{ReceiverNotReady, StreamTimes};
 
 impl Life {
-    /// Returns when [`due`](Self::due) has something to do.
+    /// Returns when [`due`](Self::due) will have an action.
     #[inline]
     pub(in crate::qp) fn poll_at(&self) -> Option<Time> {
         match self {
@@ -18,7 +18,7 @@ impl Life {
         }
     }
 
-    /// Takes the next thing that is due at this time. Call it until there is no more.
+    /// Returns the next action that is due at `now`. Call it until it returns `None`.
     pub(in crate::qp) fn due(
         &mut self,
         now: Time,
@@ -54,8 +54,8 @@ impl Life {
         }
     }
 
-    /// The sender of the Send that is held has closed its direction. With `wait`, the Send is held
-    /// without a limit from now on.
+    /// Records that the sender of the held Send has closed its direction. With `wait`, the Send is
+    /// held without a time limit from now on.
     pub(in crate::qp) fn sender_closed(&mut self, wait: bool) {
         if let Some(Hold::Since {
             until,
@@ -151,7 +151,7 @@ impl Hold {
     }
 }
 
-/// The earlier of two times, where there are any.
+/// Returns the earlier of two optional times.
 fn earlier(a: Option<Time>, b: Option<Time>) -> Option<Time> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),

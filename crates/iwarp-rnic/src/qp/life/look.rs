@@ -1,11 +1,11 @@
-//! What a queue pair's life allows and asks for.
+//! Queries about a queue pair's life: what it allows and requires.
 
 use super::{Flow, Idle, Last, Life, Old, Peer, Ready};
 use crate::Time;
 use crate::qp::{RxInterest, State, StreamWish};
 
 impl Life {
-    /// The state that the program sees.
+    /// Returns the state that the program sees.
     #[inline]
     pub(in crate::qp) const fn state(&self) -> State {
         match self {
@@ -20,24 +20,24 @@ impl Life {
         }
     }
 
-    /// Returns `true` if the queue pair takes send work requests, if only to flush them.
+    /// Returns `true` if the queue pair accepts send work requests, even if only to flush them.
     #[inline]
     pub(in crate::qp) const fn takes_sends(&self) -> bool {
         matches!(self.state(), State::Rts | State::Sqd | State::Error)
     }
 
-    /// Returns `true` if there is a stream that is not gone.
+    /// Returns `true` if there is a stream.
     pub(in crate::qp) const fn has_stream(&self) -> bool {
         !matches!(self, Self::Apart { old: None, .. })
     }
 
-    /// Returns `true` if a stream is in operation: what is received is processed.
+    /// Returns `true` if a stream is operational: what is received is processed.
     #[inline]
     pub(in crate::qp) const fn is_up(&self) -> bool {
         matches!(self, Self::Up { .. })
     }
 
-    /// Returns `true` if a stream is in operation and nobody has begun to end it.
+    /// Returns `true` if a stream is operational and nobody has started to end it.
     pub(in crate::qp) const fn is_up_for_good(&self) -> bool {
         matches!(
             self,
@@ -48,9 +48,10 @@ impl Life {
         )
     }
 
-    /// Returns `true` if something is to happen as soon as nothing is left to send: the program is told in SQD, or the stream ends.
+    /// Returns `true` if something happens once nothing is left to send: the program is notified in
+    /// SQD, or the stream ends.
     #[inline]
-    pub(in crate::qp) const fn heeds_drain(&self) -> bool {
+    pub(in crate::qp) const fn acts_when_drained(&self) -> bool {
         matches!(
             self,
             Self::Up {
@@ -111,7 +112,7 @@ impl Life {
         )
     }
 
-    /// Returns `true` if a plan is to be written, or a Terminate.
+    /// Returns `true` if a plan or a Terminate is to be written.
     #[inline]
     pub(in crate::qp) const fn has_octets_due(&self) -> bool {
         matches!(
@@ -140,7 +141,7 @@ impl Life {
         )
     }
 
-    /// Returns `true` if a plan was begun and not all of it is known to be written.
+    /// Returns `true` if a plan was started and may not be written completely.
     pub(in crate::qp) const fn has_unwritten(&self) -> bool {
         matches!(
             self,
@@ -164,7 +165,7 @@ impl Life {
         )
     }
 
-    /// Returns `true` if the peer's first FPDU has come on the stream in operation.
+    /// Returns `true` if the peer's first FPDU has arrived on the operational stream.
     #[inline]
     pub(in crate::qp) const fn has_heard(&self) -> bool {
         matches!(
@@ -181,7 +182,7 @@ impl Life {
         )
     }
 
-    /// Returns `true` if the stream is being ended and is not gone.
+    /// Returns `true` if the stream is ending.
     pub(in crate::qp) const fn is_ending(&self) -> bool {
         self.has_stream() && !self.is_up_for_good()
     }
@@ -191,7 +192,7 @@ impl Life {
         matches!(self, Self::Ending { eof: true, .. })
     }
 
-    /// Returns `true` if the sending side was shut down.
+    /// Returns `true` if the sending direction was shut down.
     pub(in crate::qp) const fn is_shut_down(&self) -> bool {
         matches!(
             self,
@@ -245,7 +246,7 @@ impl Life {
         }
     }
 
-    /// The time before which the stream must not end.
+    /// Returns the time before which the stream must not end.
     pub(super) const fn not_before(&self) -> Option<Time> {
         match *self {
             Self::Up {

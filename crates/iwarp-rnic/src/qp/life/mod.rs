@@ -6,19 +6,23 @@
 //!     ▲                   │   leave, abort, modify, stream_gone            │
 //!     ╰───────────────────┴────────────────────────────────────────────────╯
 //! ```
-//! Each variant carries what has a meaning in it and nothing else. So no value says, for instance, that a queue pair in ERR may
-//! start requests, that a stream was shut down in the middle of a plan, or that the end of an old stream concerns a queue pair
-//! that was reset meanwhile. The transitions are methods. They return nothing but what the caller has to tell or to do; the
-//! files that call them flush, count and raise events.
+//! Each variant carries the data that is meaningful in it, and nothing else. Invalid combinations
+//! cannot be expressed: a queue pair in ERR that may start requests, a stream shut down in the
+//! middle of a plan, or an old stream's end that affects a queue pair reset meanwhile. The
+//! transitions are methods that return only what the caller has to report or do; their callers
+//! flush, count and raise events.
 //!
 //! Three pairs are independent, because the verbs allow each combination:
 //!
-//! * [`Ready`] and [`Flow`]: a program moves its queue pair between RTR, RTS and SQD whatever its stream is doing.
-//! * [`Idle`] and [`Old`]: after a change to RESET a program may go on to INIT, RTR and RTS before the driver has taken the old
-//!   stream away.
+//! * [`Ready`] and [`Flow`]: a program moves its queue pair between RTR, RTS and SQD whatever its
+//!   stream is doing.
+//! * [`Idle`] and [`Old`]: after a change to RESET a program may go on to INIT, RTR and RTS before
+//!   the driver has taken the old stream.
 //! * `eof` and [`Last`]: the two directions of a stream end independently.
 //!
-//! `look` says what a value allows and asks for, `steps` has the transitions, and `due` what happens at a time. Times stand in the variants in which something is due then, so a timer whose purpose is gone is gone with it.
+//! `queries` returns what a value allows and requires, `steps` has the transitions, and `due` the
+//! timed actions. Each deadline is stored in the variants in which it matters, so a timer
+//! disappears with its purpose.
 
 mod due;
 mod look;
@@ -27,33 +31,33 @@ mod steps;
 use super::fault::TerminateOctets;
 use crate::Time;
 
-/// See the module.
+/// The life of a queue pair; see the module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Life {
     /// The queue pair has no stream, or has given it up.
     Apart {
-        /// Its state without a stream.
+        /// State without a stream.
         state: Idle,
-        /// The stream that it has given up, until the driver has taken it away.
+        /// The stream that was given up, until the driver has taken it.
         old: Option<Old>,
     },
-    /// A stream is in operation.
+    /// A stream is operational.
     Up {
         /// RTR, RTS or SQD.
         ready: Ready,
         /// What may be sent.
         flow: Flow,
     },
-    /// ERR, and the stream is being ended: nothing that is received is looked at.
+    /// ERR, and the stream is ending: received octets are discarded.
     Ending {
         /// The peer has closed its direction.
         eof: bool,
-        /// What is still to be sent.
+        /// What remains to be sent.
         last: Last,
     },
 }
 
-/// The state of a queue pair without a stream in operation.
+/// The state of a queue pair without an operational stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Idle {
     Reset,
@@ -61,7 +65,8 @@ pub(super) enum Idle {
     /// RTR, RTS or SQD.
     Ready {
         ready: Ready,
-        /// The program has named a peer and makes the changes of state itself: a stream that attaches does not change it.
+        /// The program has specified a peer and changes the state itself; attaching a stream does
+        /// not change it.
         awaits: bool,
     },
     /// ERR.
@@ -71,13 +76,13 @@ pub(super) enum Idle {
 /// The states between INIT and ERR.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ready {
-    /// RTR: takes no send work requests.
+    /// RTR: accepts no send work requests.
     Receive,
     /// RTS.
     Send,
     /// SQD: starts no requests.
     Drain {
-        /// The program was told that nothing is outstanding.
+        /// The program was notified that nothing is outstanding.
         told: bool,
     },
 }
@@ -85,123 +90,123 @@ pub(super) enum Ready {
 /// A stream that the queue pair has given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Old {
-    /// It ends without the queue pair.
+    /// It ends independently of the queue pair.
     Leave {
-        /// A plan was written in part.
+        /// A plan was written partially.
         cut: bool,
-        /// It must not end earlier.
+        /// The stream must not end earlier.
         not_before: Option<Time>,
     },
     /// It must be reset.
     Abort,
 }
 
-/// What may be sent on a stream in operation.
+/// What may be sent on an operational stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Flow {
-    /// A responder to which the initiator's first FPDU has not come: no FPDU (RFC 5044 section 7.1.2).
+    /// No FPDU: a responder awaits the initiator's first FPDU (RFC 5044 section 7.1.2).
     Waits {
-        /// The program has closed: the sending side is shut down when local requests are done.
+        /// The program has closed: the sending direction is shut down once local requests are done.
         closing: bool,
-        /// When it stops waiting.
+        /// When it stops waiting and sends.
         speak: Option<Time>,
-        /// When the FPDU is overdue.
+        /// When the first FPDU is overdue.
         overdue: Option<Time>,
     },
     /// Everything.
     Sends {
         peer: Peer,
-        /// The program has closed: what is queued is sent, then the sending side is shut down.
+        /// The program has closed: what is queued is sent, then the sending direction is shut down.
         closing: bool,
-        /// A plan was filled and is not fully written.
+        /// A plan was filled and is not completely written.
         unwritten: bool,
     },
-    /// Nothing: the program has closed, and the sending side is to be shut down now.
+    /// Nothing: the program has closed, and the sending direction is to be shut down now.
     Drained { peer: Peer },
 }
 
-/// What has come from the peer.
+/// What has arrived from the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Peer {
-    /// Nothing yet, and we are the initiator.
+    /// Nothing yet; we are the initiator.
     Unanswered {
         reminder: Reminder,
         /// The stream must not end earlier.
         not_before: Option<Time>,
     },
-    /// Nothing yet, and we are a responder that has not waited for it, or will send nothing any more.
+    /// Nothing yet; we are a responder that did not wait, or will send nothing more.
     Unheard {
         /// When its first FPDU is overdue.
         overdue: Option<Time>,
     },
-    /// Its first FPDU.
+    /// At least its first FPDU.
     Heard { hold: Hold },
 }
 
-/// The next reminder for a responder that is silent.
+/// The next reminder for a silent responder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Reminder {
-    /// When it is due; `None` if there are no more.
+    /// When it is due; `None` if no more follow.
     at: Option<Time>,
-    /// Reminders before it.
+    /// Number of reminders sent before it.
     before: u8,
 }
 
 /// Whether a Send waits for a receive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Hold {
-    /// No Send does.
+    /// No Send waits.
     No,
-    /// One does, and the time is not known yet.
+    /// A Send waits; its deadline is not known yet.
     Begins,
-    /// One does.
+    /// A Send waits.
     Since {
-        /// The end of its time.
+        /// Its deadline.
         until: Time,
-        /// The end if its sender has closed.
+        /// Its deadline if its sender has closed.
         until_if_closed: Time,
-        /// When the driver should look whether the sender has closed.
+        /// When the driver should check whether the sender has closed.
         look: Option<Time>,
     },
 }
 
-/// Something whose time has come.
+/// A timed action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Due {
-    /// A reminder for a responder that is silent.
+    /// Send a reminder to a silent responder.
     Reminder,
-    /// The initiator's first FPDU has not come in time.
+    /// The initiator's first FPDU is overdue.
     FirstFpdu,
-    /// A held Send has waited for long enough.
+    /// A held Send has reached its deadline.
     HoldEnds,
 }
 
-/// What is still to be sent on a stream that is being ended.
+/// What remains to be sent on an ending stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Last {
-    /// A Terminate that is in no plan yet.
+    /// A Terminate that is not in a plan yet.
     Terminate {
         message: TerminateOctets,
-        /// A plan before it is not fully written.
+        /// The plan before it is not completely written.
         unwritten: bool,
         not_before: Option<Time>,
     },
     /// The rest of a plan.
     Plan { not_before: Option<Time> },
-    /// Nothing: the sending side is to be shut down, but not before this time.
+    /// Nothing: the sending direction is to be shut down, but not before this time.
     Drained { not_before: Option<Time> },
-    /// Nothing: the sending side is shut down.
+    /// Nothing: the sending direction is shut down.
     ShutDown,
 }
 
-/// The answer to the peer's first FPDU.
+/// The effect of an FPDU from the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Heard {
-    /// It was not the first.
+    /// Not the first one.
     Before,
-    /// We are the initiator.
+    /// The first one, and we are the initiator.
     Answer,
-    /// We are the responder: the connection is established.
+    /// The first one, and we are the responder: the connection is established.
     Established,
 }
 

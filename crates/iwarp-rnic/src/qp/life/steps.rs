@@ -6,14 +6,14 @@ use crate::qp::fault::TerminateOctets;
 use crate::qp::{State, StreamConfig};
 
 impl Life {
-    // What the program does.
+    // Steps of the program.
 
-    /// Changes the state; [`State::may_become`] has allowed it.
+    /// Changes the state, as permitted by [`State::may_become`].
     pub(in crate::qp) const fn modify(&mut self, to: State) {
         let ready = match to {
             State::Reset => return self.apart(Idle::Reset),
             State::Error => {
-                // A stream that is ending goes on to do so, perhaps with a Terminate that is still to be sent.
+                // An ending stream continues to end, perhaps with a Terminate still to be sent.
                 if !matches!(self, Self::Ending { .. }) {
                     self.apart(Idle::Error);
                 }
@@ -45,7 +45,8 @@ impl Life {
         }
     }
 
-    /// The program moves the queue pair to RTR and RTS itself from now on. Returns `false` if the state does not allow it.
+    /// From now on the program moves the queue pair to RTR and RTS itself. Returns `false` if the
+    /// state does not allow it.
     pub(in crate::qp) const fn await_stream(&mut self) -> bool {
         match self {
             Self::Up { ready, .. } => !matches!(ready, Ready::Drain { .. }),
@@ -68,7 +69,7 @@ impl Life {
         }
     }
 
-    /// A stream begins now. Returns `false` if the queue pair cannot take one.
+    /// Attaches a stream at time `now`. Returns `false` if the queue pair cannot take one.
     pub(in crate::qp) fn start(&mut self, stream: &StreamConfig, now: Time) -> bool {
         let ready = match *self {
             Self::Apart {
@@ -110,7 +111,7 @@ impl Life {
         true
     }
 
-    /// The program closes the stream gracefully. Without one the queue pair enters ERR.
+    /// Closes the stream gracefully. Without a stream the queue pair enters ERR.
     pub(in crate::qp) const fn close(&mut self) {
         match self {
             Self::Up {
@@ -126,14 +127,14 @@ impl Life {
         }
     }
 
-    /// The queue pair gives the stream up and enters ERR. In RESET it stays there.
+    /// Gives the stream up and enters ERR; a queue pair in RESET stays there.
     pub(in crate::qp) const fn abandon(&mut self) {
         if !matches!(self.state(), State::Reset) {
             self.apart(Idle::Error);
         }
     }
 
-    /// As [`abandon`](Self::abandon), and the stream is to be reset.
+    /// Like [`abandon`](Self::abandon), but the stream is to be reset.
     pub(in crate::qp) const fn abort(&mut self) {
         self.abandon();
         if let Self::Apart { old: Some(old), .. } = self {
@@ -141,7 +142,8 @@ impl Life {
         }
     }
 
-    /// Gives the stream up, as it is. What TCP has taken is not taken back, because it may have completed.
+    /// Gives the stream up as it is. Octets accepted by TCP stay sent, because their requests may
+    /// have completed.
     const fn apart(&mut self, state: Idle) {
         let old = match *self {
             Self::Apart { old, .. } => old,
@@ -153,9 +155,9 @@ impl Life {
         *self = Self::Apart { state, old };
     }
 
-    // What the peer does.
+    // Steps of the peer.
 
-    /// A valid FPDU has come.
+    /// Records the arrival of a valid FPDU.
     pub(in crate::qp) const fn hear(&mut self) -> Heard {
         let Self::Up { flow, .. } = self else {
             return Heard::Before;
@@ -180,7 +182,7 @@ impl Life {
         heard
     }
 
-    /// Where it is noted whether a Send waits for a receive.
+    /// Returns the record of a held Send, if one is possible now.
     #[inline]
     pub(in crate::qp) const fn hold(&mut self) -> Option<&mut Hold> {
         match self {
@@ -199,7 +201,7 @@ impl Life {
         }
     }
 
-    /// Ends the wait of a Send, and returns it, if one waits.
+    /// Clears and returns the record of a held Send, if one waits.
     #[inline]
     pub(in crate::qp) const fn end_hold(&mut self) -> Option<Hold> {
         match self.hold() {
@@ -228,7 +230,7 @@ impl Life {
         )
     }
 
-    /// The stream ends because of an error that the peer is told of by a Terminate, if that may be sent.
+    /// Ends the stream because of an error, with a Terminate to the peer if one may be sent.
     pub(in crate::qp) const fn fail(&mut self, message: TerminateOctets) {
         match *self {
             //= rfc5040 section 5.4
@@ -245,7 +247,8 @@ impl Life {
                 };
                 *self = Self::Ending { eof: false, last };
             }
-            // A responder may send nothing before a valid FPDU has come, not even a Terminate.
+            // A responder must not send anything, not even a Terminate, before a valid FPDU has
+            // arrived.
             Self::Up {
                 flow: Flow::Waits { .. },
                 ..
@@ -258,14 +261,15 @@ impl Life {
         }
     }
 
-    /// The peer has ended the stream by a Terminate, which is not answered.
+    /// Handles a Terminate of the peer, which ends the stream and is not answered.
     pub(in crate::qp) const fn terminated(&mut self) {
         if self.is_up() {
             self.end(false);
         }
     }
 
-    /// The peer has closed its direction. Returns `false` if that was known, or there is no stream that it concerns.
+    /// Handles the peer closing its direction. Returns `false` if that was known or there is no
+    /// such stream.
     pub(in crate::qp) const fn eof(&mut self) -> bool {
         match self {
             Self::Up { .. } => {
@@ -281,7 +285,7 @@ impl Life {
         }
     }
 
-    /// A stream in operation ends with what is in a plan now.
+    /// Ends an operational stream after the current plan.
     const fn end(&mut self, eof: bool) {
         let not_before = self.not_before();
         let last = if self.has_unwritten() {
@@ -292,9 +296,9 @@ impl Life {
         *self = Self::Ending { eof, last };
     }
 
-    // What the driver does.
+    // Steps of the driver.
 
-    /// Takes the Terminate that is due. The caller puts it into the plan.
+    /// Takes the pending Terminate. The caller puts it into the plan.
     #[inline]
     pub(in crate::qp) const fn take_terminate(&mut self) -> Option<TerminateOctets> {
         let Self::Ending {
@@ -316,7 +320,7 @@ impl Life {
         Some(message)
     }
 
-    /// A plan was filled or written, and octets of it are `left`.
+    /// Records that a plan was filled or written, and whether any of it is `left`.
     #[inline]
     pub(in crate::qp) const fn written(&mut self, left: bool) {
         if let Self::Up {
@@ -350,7 +354,8 @@ impl Life {
         }
     }
 
-    /// Nothing that was started is outstanding. Returns `true` if the program has to be told, once in each stay in SQD.
+    /// Records that nothing started is outstanding. Returns `true` if the program has to be
+    /// notified, once per stay in SQD.
     pub(in crate::qp) const fn idle(&mut self) -> bool {
         match self {
             Self::Up {
@@ -375,7 +380,7 @@ impl Life {
         }
     }
 
-    /// Returns `true` if the sending side is to be shut down as soon as the queue is done.
+    /// Returns `true` if the sending direction is to be shut down once the queue is drained.
     #[inline]
     pub(in crate::qp) const fn is_closing(&self) -> bool {
         matches!(
@@ -392,7 +397,8 @@ impl Life {
         )
     }
 
-    /// The queue is done: the sending side is to be shut down now, if [`is_closing`](Self::is_closing).
+    /// Records that the queue is drained. If [`is_closing`](Self::is_closing), the sending
+    /// direction is to be shut down now.
     pub(in crate::qp) const fn drained(&mut self) {
         if !self.is_closing() {
             return;
@@ -406,7 +412,7 @@ impl Life {
         }
     }
 
-    /// The sending side was shut down.
+    /// Records that the sending direction was shut down.
     pub(in crate::qp) const fn shutdown_done(&mut self) {
         let eof = match *self {
             Self::Up {
@@ -425,7 +431,8 @@ impl Life {
         };
     }
 
-    /// The stream is closed. The end of one that was given up does not concern the queue pair.
+    /// Records that the stream is closed. The end of one that was given up does not affect the
+    /// queue pair.
     pub(in crate::qp) const fn gone(&mut self) {
         let state = match *self {
             Self::Apart { state, .. } => state,
@@ -436,7 +443,7 @@ impl Life {
 }
 
 impl Ready {
-    /// Changes to another; a stay in SQD goes on.
+    /// Changes to another state; SQD to SQD keeps its data.
     const fn change(&mut self, to: Self) {
         if !matches!((*self, to), (Self::Drain { .. }, Self::Drain { .. })) {
             *self = to;

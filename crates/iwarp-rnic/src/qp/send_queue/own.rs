@@ -1,11 +1,11 @@
-//! Requests that are more than they look: atomic writes, which go on as RDMA Writes, and those of our own for rendezvous, which have room
-//! besides the program's and complete nothing for it.
+//! Requests with special handling: atomic writes, which are sent as RDMA Writes, and internal
+//! requests for rendezvous, which do not use the program's room and complete nothing for it.
 
 use super::{Kind, SendQueue, Slot};
 use crate::{Cqe, PostError, SendFlags, SendOp, SendWr, WcStatus};
 
 impl SendQueue {
-    /// If this request is an atomic write, returns `true`, and lets it go on as an RDMA Write.
+    /// Turns an atomic write into an RDMA Write. Returns `true` if the request is one.
     pub(in super::super) fn start_atomic_write(&mut self, seq: u32) -> bool {
         if let Some(slot) = self.slots.get_mut(seq.wrapping_sub(self.front_seq))
             && let SendOp::AtomicWrite { remote_addr, rkey } = slot.op
@@ -17,7 +17,8 @@ impl SendQueue {
         false
     }
 
-    /// Returns `true` if the peer can be asked about a request of `len` octets. An atomic write is one aligned word.
+    /// Returns `true` if the peer can answer a request of `len` octets. An atomic write is one
+    /// aligned word.
     #[inline(never)]
     pub(super) const fn may_be_answered(&self, op: &SendOp, len: u64) -> bool {
         let fits = match op {
@@ -27,15 +28,15 @@ impl SendQueue {
         fits && self.takes_reads()
     }
 
-    /// Takes the front request as `take_front` does, where it is not an ordinary one or is to be
-    /// counted. Returns its completion, if it has one.
+    /// Removes the front request like `take_front`, if it is not ordinary or is to be counted.
+    /// Returns its completion, if any.
     #[cold]
     #[inline(never)]
     pub(super) fn take_special(&mut self) -> Option<Cqe> {
         let slot = self.slots.pop()?;
         self.front_seq = self.front_seq.wrapping_add(1);
         if slot.kind == Kind::Internal {
-            self.own_left();
+            self.remove_own();
             return None;
         }
         self.tally
@@ -50,7 +51,7 @@ impl SendQueue {
         })
     }
 
-    /// Appends a request of our own.
+    /// Appends an internal request.
     #[cold]
     #[inline(never)]
     pub(in super::super) fn push_own(
@@ -69,29 +70,29 @@ impl SendQueue {
         Ok(())
     }
 
-    /// One of them has left the queue.
-    pub(super) const fn own_left(&mut self) {
+    /// Updates the counts when an internal request leaves the queue.
+    pub(super) const fn remove_own(&mut self) {
         self.own_gone = self.own_gone.wrapping_add(1);
         self.held_from = self.held_from.wrapping_add(1);
         self.internal = self.internal.wrapping_sub(1);
         self.limit = self.limit.wrapping_sub(1);
     }
 
-    /// Returns how many requests of our own it has.
+    /// Returns the number of internal requests.
     pub(in super::super) const fn own_requests(&self) -> u32 {
         self.internal
     }
 
-    /// Takes the `wr_id` of a Read of our own that was flushed, and its status.
+    /// Takes the `wr_id` of a flushed internal Read, and its status.
     pub(in super::super) fn next_flushed(&mut self) -> Option<(u32, WcStatus)> {
         self.flushed.pop()
     }
 
     #[cold]
     pub(super) fn flush_own(&mut self, slot: &Slot, status: WcStatus) {
-        self.own_left();
+        self.remove_own();
         if matches!(slot.op, SendOp::Read { .. }) {
-            // There is room for all that the queue has room for.
+            // There is room for as many as the queue has.
             let _ = self.flushed.push((slot.wr_id as u32, status));
         }
     }

@@ -1,5 +1,5 @@
-//! What the send queue says about requests that are not started, started, done, and acknowledged, and that it completes each once, in order,
-//! and none that was not started.
+//! The send queue's view of requests that are queued, started, done and acknowledged. Each started
+//! request completes once, in order.
 
 use super::*;
 use std::vec;
@@ -7,14 +7,15 @@ use std::vec;
 const WAITS: u32 = 8;
 
 impl SendQueue {
-    /// So many requests have come and gone.
+    /// Starts as if `seq` requests had completed before.
     pub(in crate::qp) const fn begin_at(&mut self, seq: u32) {
         self.front_seq = seq;
         self.held_from = seq;
     }
 }
 
-/// A queue for eight requests, with `posted` of them, the first `started` of which are started. Their numbers and identifiers are 0, 1, 2 ….
+/// Returns a queue for eight requests with `posted` of them, the first `started` of which are
+/// started. Their sequence numbers and `wr_id`s are 0, 1, 2 ….
 fn queue(posted: u32, started: u32) -> SendQueue {
     let mut queue = SendQueue::new(&QpConfig {
         max_send_wr: WAITS,
@@ -31,7 +32,7 @@ fn queue(posted: u32, started: u32) -> SendQueue {
     queue
 }
 
-/// What one call completes.
+/// Returns what one call completes.
 fn completed(call: impl FnOnce(&mut dyn FnMut(Cqe))) -> Vec<(u64, WcStatus)> {
     let mut cqes = vec![];
     call(&mut |cqe| cqes.push(cqe));
@@ -58,7 +59,8 @@ fn done(ids: core::ops::Range<u64>) -> Vec<(u64, WcStatus)> {
     ids.map(|id| (id, WcStatus::Success)).collect()
 }
 
-/// The numbers of those requests that are started and not acknowledged, from the oldest and from the newest on.
+/// Returns the numbers of the started, unacknowledged requests, and checks that both directions
+/// agree.
 fn open(queue: &SendQueue) -> Vec<u32> {
     let numbers = |at: &dyn Fn(u32) -> Option<u32>| (0..).map_while(at).collect::<Vec<_>>();
     let up = numbers(&|i| queue.started_from(i).map(|(seq, _)| seq));
@@ -73,7 +75,7 @@ fn open(queue: &SendQueue) -> Vec<u32> {
 }
 
 #[test]
-fn the_next_request_is_the_first_that_is_not_started() {
+fn next_is_first_not_started() {
     let mut q = queue(3, 0);
     assert_eq!((q.unsent(), q.room(), q.len()), (3, 5, 3));
     assert!(q.nothing_outstanding() && !q.nothing_unsent());
@@ -94,7 +96,7 @@ fn the_next_request_is_the_first_that_is_not_started() {
 }
 
 #[test]
-fn requests_complete_in_order_whatever_is_done_first() {
+fn requests_complete_in_order() {
     let mut q = queue(5, 4);
     assert_eq!(open(&q), [0, 1, 2, 3]);
     assert_eq!(q.first_not_done(), Some(0));
@@ -106,14 +108,14 @@ fn requests_complete_in_order_whatever_is_done_first() {
     assert_eq!(open(&q), [3]);
     assert_eq!((q.first_not_done(), q.last_started()), (Some(3), Some(3)));
     assert_eq!(complete(&mut q, 3), done(3..4));
-    // The last is not started.
+    // The last request is not started.
     assert_eq!((q.first_not_done(), q.last_started()), (Some(4), None));
     assert_eq!((q.len(), q.unsent(), q.room()), (1, 1, 7));
     assert_eq!(open(&q), []);
 }
 
 #[test]
-fn what_is_not_started_is_not_done() {
+fn unstarted_requests_do_not_complete() {
     for started in 0..3 {
         let mut q = queue(3, started);
         for seq in started..5 {
@@ -135,20 +137,20 @@ fn what_is_not_started_is_not_done() {
 }
 
 #[test]
-fn an_answer_completes_everything_before_it() {
+fn response_completes_earlier_requests() {
     let mut q = queue(5, 4);
-    assert_eq!(complete_through(&mut q, 4), [], "it is not started");
+    assert_eq!(complete_through(&mut q, 4), [], "request 4 is not started");
     assert_eq!(complete_through(&mut q, 2), done(0..3));
-    // What is older was told before.
+    // Older requests completed before.
     assert_eq!(complete_through(&mut q, 1), []);
     assert_eq!(open(&q), [3]);
     assert_eq!(complete_through(&mut q, 3), done(3..4));
     assert_eq!((q.len(), q.unacknowledged()), (1, 0));
 }
 
-/// One call completes at most so many; the others count as acknowledged meanwhile.
+/// One call completes a limited number; the others count as acknowledged meanwhile.
 #[test]
-fn what_is_due_later_is_acknowledged_now() {
+fn acknowledged_requests_complete_in_steps() {
     let posted = RETIRE_MOST + 6;
     let mut q = SendQueue::new(&QpConfig {
         max_send_wr: posted,
@@ -170,7 +172,8 @@ fn what_is_due_later_is_acknowledged_now() {
     let told = completed(|emit| q.retire_done(1, emit));
     assert_eq!(told, done(most..most + 1));
     assert_eq!(open(&q), [posted - 2, posted - 1]);
-    // The end: what is acknowledged is done, and the others are flushed, also one that is done behind them.
+    // At the end, acknowledged requests succeed, and the others are flushed, even one that was done
+    // after them.
     assert_eq!(complete(&mut q, posted - 1), done(most + 1..most + 4));
     assert!(!q.is_front_done());
     assert_eq!(
@@ -180,30 +183,30 @@ fn what_is_due_later_is_acknowledged_now() {
 }
 
 #[test]
-fn a_flush_in_parts_goes_on_where_it_was() {
+fn partial_flush_continues() {
     let mut q = queue(6, 5);
     assert_eq!(complete(&mut q, 1), []);
     assert_eq!(complete(&mut q, 4), []);
     q.fail(2, WcStatus::RemoteAccess, 77);
     let flushed = |id| (id, WcStatus::Flushed);
     assert_eq!(flush(&mut q, 1), [flushed(0)]);
-    // A plan may still have octets of requests that wait here: they complete nothing.
+    // A plan may still contain requests of this queue: they complete nothing.
     assert_eq!(complete(&mut q, 1), []);
     assert_eq!(complete_through(&mut q, 3), []);
     assert!(!q.is_front_done());
     assert_eq!(
         flush(&mut q, 2),
         [flushed(1), (2, WcStatus::RemoteAccess)],
-        "also what was done behind one that was not"
+        "even a request that was done after one that was not"
     );
     assert_eq!(flush(&mut q, 9), [flushed(3), flushed(4), flushed(5)]);
     assert_eq!((q.len(), q.unsent(), q.room()), (0, 0, WAITS));
     assert_eq!(flush(&mut q, 9), []);
 }
 
-/// A flush that stops behind the last request that is done: the next one may be in a plan, and is not done by that.
+/// The request after the last done one may be in a plan, which does not make it done.
 #[test]
-fn what_a_plan_still_holds_is_flushed() {
+fn planned_request_is_flushed() {
     let mut q = queue(2, 2);
     q.slots.get_mut(0).unwrap().done = true;
     assert_eq!(flush(&mut q, 1), done(0..1));
@@ -212,7 +215,7 @@ fn what_a_plan_still_holds_is_flushed() {
 }
 
 #[test]
-fn numbers_go_on_after_a_reset() {
+fn sequence_continues_after_reset() {
     let mut q = queue(3, 2);
     assert_eq!(complete(&mut q, 0), done(0..1));
     q.fail(1, WcStatus::RemoteAccess, 0);
@@ -224,7 +227,7 @@ fn numbers_go_on_after_a_reset() {
         q.push(&wr, 0).unwrap();
         q.advance();
     }
-    // A late word about a request from before names none of these.
+    // A late completion of an old request matches none of these.
     for old in 0..3 {
         assert!(q.slot(old).is_none() && q.slot_with_place(old).is_none());
         assert_eq!(complete(&mut q, old), []);
@@ -232,13 +235,13 @@ fn numbers_go_on_after_a_reset() {
     }
     assert_eq!(q.last_started(), Some(4));
     assert_eq!(complete(&mut q, 3), [(9, WcStatus::Success)]);
-    // And the end is not that of before.
+    // The earlier failure does not apply any more.
     assert_eq!(flush(&mut q, 9), [(9, WcStatus::Flushed)]);
 }
 
 /// One call completes its request and a limited number of those that waited for it.
 #[test]
-fn a_request_completes_a_limited_number_of_those_behind_it() {
+fn completion_retires_limited_number() {
     let posted = RETIRE_MOST + 6;
     let mut q = SendQueue::new(&QpConfig {
         max_send_wr: posted,

@@ -1,4 +1,4 @@
-//! Queue pairs whose Sends and Writes complete when the peer has placed them.
+//! Acknowledged mode: Sends and Writes complete when the peer has placed them.
 
 use super::harness::*;
 use crate::qp::*;
@@ -15,7 +15,7 @@ fn waiting(config: QpConfig, stream: StreamConfig) -> Rig {
     rig
 }
 
-/// Opcodes of what it sends now, and the Read Requests among it.
+/// Returns the opcodes of what is sent now, and the Read Requests among it.
 fn sends(rig: &mut Rig) -> (Vec<Opcode>, Vec<ReadRequest>) {
     let sent = rig.sent();
     let opcodes = sent.iter().map(|(h, _)| h.opcode()).collect();
@@ -41,7 +41,7 @@ fn write_to(to: u64, rkey: u32) -> SendOp {
 }
 
 #[test]
-fn a_write_completes_when_the_read_behind_it_is_answered() {
+fn write_completes_when_probe_is_answered() {
     let mut rig = waiting(QpConfig::default(), STREAM);
     let mr = rig.mr(64, Access::LOCAL_WRITE);
     rig.post(1, write_to(0x1000, 7), &[mr.part(0, 8)]);
@@ -50,7 +50,7 @@ fn a_write_completes_when_the_read_behind_it_is_answered() {
     assert_eq!(opcodes, [Opcode::WRITE, Opcode::SEND, Opcode::READ_REQUEST]);
     assert_eq!(probes[0].size, 0);
     assert_eq!(brief(&rig.host.sends), []);
-    // One probe at a time.
+    // There is one probe at a time.
     rig.post(3, SendOp::Send, &[mr.part(0, 8)]);
     assert_eq!(sends(&mut rig).0, [Opcode::SEND]);
     answer(&mut rig, &probes[0]);
@@ -66,7 +66,7 @@ fn a_write_completes_when_the_read_behind_it_is_answered() {
 }
 
 #[test]
-fn a_read_of_the_program_serves_as_well() {
+fn program_read_acknowledges_writes() {
     let mut rig = waiting(QpConfig::default(), STREAM);
     let mr = rig.mr(64, Access::LOCAL_WRITE);
     rig.post(1, write_to(0x1000, 7), &[mr.part(0, 8)]);
@@ -93,7 +93,7 @@ fn a_read_of_the_program_serves_as_well() {
 }
 
 #[test]
-fn it_works_where_no_reads_are_granted() {
+fn probe_works_with_zero_ord() {
     let none = StreamConfig {
         ird: 0,
         ord: 0,
@@ -122,8 +122,8 @@ fn it_works_where_no_reads_are_granted() {
 }
 
 #[test]
-fn the_request_that_the_peer_refuses_gets_its_status() {
-    // What is wrong at the peer, and how the second of three requests ends.
+fn refused_request_gets_status() {
+    // The peer's error, and how the second of three requests completes.
     for (case, status) in [WcStatus::RemoteAccess, WcStatus::RemoteOperation]
         .iter()
         .enumerate()
@@ -152,14 +152,15 @@ fn the_request_that_the_peer_refuses_gets_its_status() {
         shuttle(&mut a, &mut b, 1000);
         a.try_post(3, good, SendFlags::SIGNALED, &[from.part(0, 16)])
             .unwrap();
-        let mut told = brief(&a.host.sends);
+        let mut completed = brief(&a.host.sends);
         if case == 1 {
-            // The peer names no message when its own memory is at fault: the oldest request takes the blame.
-            assert_eq!(told.remove(0), (1, *status));
-            assert_eq!(told, [(2, WcStatus::Flushed), (3, WcStatus::Flushed)]);
+            // If its own memory failed, the peer's Terminate has no header: the oldest request is
+            // blamed.
+            assert_eq!(completed.remove(0), (1, *status));
+            assert_eq!(completed, [(2, WcStatus::Flushed), (3, WcStatus::Flushed)]);
         } else {
             assert_eq!(
-                told,
+                completed,
                 [(1, WcStatus::Success), (2, *status), (3, WcStatus::Flushed)]
             );
         }
@@ -167,7 +168,7 @@ fn the_request_that_the_peer_refuses_gets_its_status() {
 }
 
 #[test]
-fn a_refused_send_is_found_by_its_number() {
+fn refused_send_is_found_by_msn() {
     let mut a = waiting(QpConfig::default(), STREAM);
     let mut b = Rig::with(
         QpConfig::default(),
@@ -182,7 +183,7 @@ fn a_refused_send_is_found_by_its_number() {
     }
     a.post(1, SendOp::SendImm(7), &[from.part(0, 16)]);
     a.post(2, write_to(to.at, to.stag), &[from.part(0, 16)]);
-    // Longer than the receive that it meets.
+    // Longer than its receive.
     a.post(3, SendOp::Send, &[from.part(0, 40)]);
     a.post(4, SendOp::Send, &[from.part(0, 8)]);
     shuttle(&mut a, &mut b, 1000);
@@ -201,7 +202,7 @@ fn a_refused_send_is_found_by_its_number() {
     );
 }
 
-/// How a stream may end, in good order.
+/// Orderly ends of a stream.
 fn ends() -> [fn(&mut Rig); 3] {
     [
         |rig| {
@@ -211,15 +212,15 @@ fn ends() -> [fn(&mut Rig); 3] {
         },
         |rig| rig.eof(),
         |rig| {
-            // The driver hides the end, and later gives up the requests that wait.
+            // The driver hides the end, and later gives up the pending requests.
             assert!(rig.qp.hides_end());
             rig.qp.stream_failed(&mut rig.host);
         },
     ]
 }
 
-/// The end of a stream is hidden if the queue pair is connected by number or asks for that, inside
-/// a message, too.
+/// The end is hidden, even inside a message, if the queue pair is connected by number or requests
+/// it.
 #[test]
 fn hidden_end_of_stream() {
     let hidden = |prepare: fn(&mut Rig)| {
@@ -243,7 +244,7 @@ fn hidden_end_of_stream() {
         assert!(hidden(|rig| {
             assert_eq!(rig.rx_ulpdu(&send(1, &[1])), RxStatus::Ok);
         }));
-        // A part of an FPDU, and of a message.
+        // Part of an FPDU, and part of a message.
         assert!(hidden(|rig| {
             assert_eq!(rig.rx(&[0]), RxStatus::Ok);
         }));
@@ -251,14 +252,13 @@ fn hidden_end_of_stream() {
             let part = untagged(Opcode::SEND, 0, 1, 0, false, &[1]);
             assert_eq!(rig.rx_ulpdu(&part), RxStatus::Ok);
         }));
-        // The program has begun to end it, or it has failed.
+        // The program has started to end it, or it has failed.
         assert!(!hidden(|rig| rig.qp.close(&mut rig.host)));
         assert!(!hidden(|rig| rig.qp.stream_failed(&mut rig.host)));
     }
 }
 
-/// The receive that a cut message has begun to fill is flushed once, before the others, when the
-/// requests are given up.
+/// When the requests are given up, the receive of a cut message is flushed once, before the others.
 #[test]
 fn cut_message_keeps_its_receive() {
     let mut rig = Rig::new();
@@ -287,7 +287,7 @@ fn cut_message_keeps_its_receive() {
 }
 
 #[test]
-fn the_end_of_the_stream_answers_nothing() {
+fn end_of_stream_acknowledges_nothing() {
     for end in ends() {
         let mut rig = waiting(QpConfig::default(), STREAM);
         rig.qp.hide_connection();
@@ -302,7 +302,7 @@ fn the_end_of_the_stream_answers_nothing() {
         rig.post(3, read, &[mr.part(0, 8)]);
         rig.post(4, SendOp::Send, &[mr.part(0, 8)]);
         let _ = rig.sent();
-        // The answer to the probe is all that the peer has said.
+        // The peer has only answered the probe.
         answer(&mut rig, &probes[0]);
         end(&mut rig);
         use WcStatus::{Flushed, Success};
@@ -314,7 +314,7 @@ fn the_end_of_the_stream_answers_nothing() {
 }
 
 #[test]
-fn a_peer_that_closes_answers_first_what_has_come() {
+fn closing_peer_answers_received_requests() {
     let mut a = waiting(QpConfig::default(), STREAM);
     let other = StreamConfig {
         initiator: false,
@@ -326,10 +326,10 @@ fn a_peer_that_closes_answers_first_what_has_come() {
     a.post(1, SendOp::Send, &[from.sge()]);
     let octets = a.octets_out();
     assert_eq!(b.rx(&octets), RxStatus::Ok);
-    // Its program has the message, and is done.
+    // Its program has the message and closes.
     b.qp.close(&mut b.host);
     assert_eq!(b.qp.stream_wish(), StreamWish::Keep);
-    // What the other asks from now on does not keep the stream open.
+    // Later requests of the peer do not keep the stream open.
     let body = read_request(5, 8, to.stag, to.at);
     let late = untagged(Opcode::READ_REQUEST, 1, 2, 0, true, &body);
     let late = [
@@ -347,7 +347,7 @@ fn a_peer_that_closes_answers_first_what_has_come() {
 }
 
 #[test]
-fn what_was_complete_before_the_mode_needs_no_probe() {
+fn completed_requests_need_no_probe() {
     let mut rig = Rig::new();
     let mr = rig.mr(64, ALL);
     for id in 1..20 {
@@ -357,7 +357,7 @@ fn what_was_complete_before_the_mode_needs_no_probe() {
     rig.qp.complete_when_placed();
     assert!(!rig.qp.wants_tx());
     assert_eq!(rig.fill(), TxFill::Idle);
-    // What is still being written needs one.
+    // What is still being written needs a probe.
     let mut rig = Rig::new();
     let mr = rig.mr(64, ALL);
     rig.post(1, SendOp::SendImm(7), &[mr.part(0, 8)]);
@@ -373,10 +373,10 @@ fn what_was_complete_before_the_mode_needs_no_probe() {
     assert_eq!(brief(&rig.host.sends), [(1, WcStatus::Success)]);
 }
 
-/// Found by fuzzing: requests with answers were counted as messages to ask about. When they were done there was no request that a probe
-/// belongs to, and so there was no end of probes.
+/// Found by fuzzing: requests with responses were counted as messages to be acknowledged. When they
+/// were done, no request was left that a probe could belong to, and probes never ended.
 #[test]
-fn what_has_an_answer_needs_no_probe_when_the_mode_begins() {
+fn requests_with_response_need_no_probe() {
     for answered in [false, true] {
         let mut rig = Rig::new();
         let mr = rig.mr(64, ALL);
@@ -406,7 +406,7 @@ fn what_has_an_answer_needs_no_probe_when_the_mode_begins() {
 }
 
 #[test]
-fn an_answer_tells_of_messages_before_it_that_the_mode_found_unwritten() {
+fn response_acknowledges_unwritten_messages() {
     let mut rig = Rig::new();
     let mr = rig.mr(64, ALL);
     let read = SendOp::Read {
@@ -428,10 +428,10 @@ fn an_answer_tells_of_messages_before_it_that_the_mode_found_unwritten() {
 }
 
 #[test]
-fn reset_forgets_what_was_sent() {
+fn reset_clears_acknowledgements() {
     let mut rig = waiting(QpConfig::default(), STREAM);
     let mr = rig.mr(64, Access::LOCAL_WRITE);
-    // The first is asked about, and the second is to be.
+    // A probe for the first one is in flight; the second needs one.
     for id in 1..=2 {
         rig.post(id, SendOp::Send, &[mr.part(0, 8)]);
         let _ = rig.sent();
@@ -450,7 +450,7 @@ fn reset_forgets_what_was_sent() {
 }
 
 #[test]
-fn a_queue_pair_refuses_what_its_own_rights_do_not_allow() {
+fn queue_pair_rights_are_enforced() {
     type Case = (Access, fn(&Mr) -> Vec<u8>);
     let cases: [Case; 3] = [
         (Access::REMOTE_WRITE, |mr| {
@@ -498,7 +498,7 @@ fn a_queue_pair_refuses_what_its_own_rights_do_not_allow() {
             assert_eq!(rig.read(&mr), untouched);
         }
     }
-    // A Read of nothing touches nothing: a peer's question whether its Writes are placed is answered.
+    // A zero-length Read accesses nothing: a peer's probe is answered.
     let mut rig = Rig::new();
     rig.qp.set_remote_access(Access::empty());
     let body = read_request(5, 0, 1, 0);
@@ -508,9 +508,9 @@ fn a_queue_pair_refuses_what_its_own_rights_do_not_allow() {
     assert!(matches!(sent[0].0, Header::Tagged(h) if h.opcode == Opcode::READ_RESPONSE));
 }
 
-/// Asking for the mode once more changes nothing: no answer is asked for twice.
+/// Enabling the mode again changes nothing: no second probe is sent.
 #[test]
-fn the_mode_may_be_asked_for_again_at_any_time() {
+fn enabling_mode_twice_changes_nothing() {
     let mut rig = waiting(QpConfig::default(), STREAM);
     let mr = rig.mr(64, Access::LOCAL_WRITE);
     rig.post(1, write_to(0x1000, 7), &[mr.part(0, 8)]);
@@ -526,9 +526,9 @@ fn the_mode_may_be_asked_for_again_at_any_time() {
     assert_eq!(sends(&mut rig).0, []);
 }
 
-/// A message that makes the responder ready belongs to no request, so nobody waits for word of it.
+/// An RTR message belongs to no request, so no probe follows it.
 #[test]
-fn nobody_asks_about_the_first_message_of_a_stream() {
+fn rtr_message_needs_no_probe() {
     for (rtr, opcode) in [
         (Rtr::Send, Opcode::SEND),
         (Rtr::Write, Opcode::WRITE),

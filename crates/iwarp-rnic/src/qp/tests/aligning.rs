@@ -1,4 +1,4 @@
-//! FPDUs and TCP segments begin together (RFC 5044 section 5.1).
+//! Alignment of FPDUs and TCP segments (RFC 5044 section 5.1).
 
 use super::harness::*;
 use crate::qp::*;
@@ -7,7 +7,8 @@ use iwarp_proto::rdmap::Opcode;
 use std::boxed::Box;
 use std::vec::Vec;
 
-/// Cuts octets into segments as TCP does: whenever one is full, and behind the end of a record (`MSG_EOR`).
+/// Cuts octets into segments like TCP: whenever one is full, and at the end of a record
+/// (`MSG_EOR`).
 #[derive(Default)]
 struct Segments {
     done: Vec<Vec<u8>>,
@@ -53,7 +54,7 @@ const WRITE: SendOp = SendOp::Write {
     rkey: 7,
 };
 
-/// Writes all that is due; `most` octets at a time. Returns how many calls that takes.
+/// Writes all that is due, at most `most` octets at a time. Returns the number of calls.
 fn write_aligned(rig: &mut Rig, segments: &mut Segments, most: usize) -> usize {
     let mut calls = 0;
     while rig.qp.wants_tx() {
@@ -63,7 +64,7 @@ fn write_aligned(rig: &mut Rig, segments: &mut Segments, most: usize) -> usize {
             let (together, n) = (rig.plan.together(), rig.plan.together().min(most));
             assert!(together > 0 && together <= rig.plan.remaining());
             let octets = rig.write_some(n);
-            // Only a call that takes everything ends the record.
+            // Only a call that writes everything ends the record.
             segments.write(&octets, n == together);
             calls += 1;
         }
@@ -72,7 +73,7 @@ fn write_aligned(rig: &mut Rig, segments: &mut Segments, most: usize) -> usize {
     calls
 }
 
-/// A plan with payload of up to this many octets beside its header.
+/// Returns a plan that copies up to this much payload next to its header.
 fn plan_that_copies(copy_max: u32) -> Box<TxPlan> {
     let sizes = TxSizes {
         copy_max,
@@ -95,7 +96,7 @@ fn segments_begin_with_fpdus() {
         ..QpConfig::default()
     };
     let copied = TxSizes::DEFAULT.copy_max;
-    // Also where payload stays where it is, so that an FPDU has several pieces.
+    // Zero: payload stays in place, so that an FPDU has several pieces.
     let kinds = [usize::MAX, 2920, 1460, 999, 1].map(|most| (most, copied));
     for (most, copy_max) in kinds.into_iter().chain([(usize::MAX, 0), (999, 0)]) {
         let mut rig = Rig::with(config, STREAM);
@@ -103,7 +104,8 @@ fn segments_begin_with_fpdus() {
         rig.qp.align(1460);
         let mr = rig.mr(600_000, Access::LOCAL_WRITE);
         let mut segments = Segments::default();
-        // More than one plan; then a rest, small ones of which many fit into a segment, and those that fit exactly.
+        // More than one plan; a remainder; small messages of which many fit into a segment; exact
+        // fits.
         rig.post(0, WRITE, &[mr.part(0, 600_000)]);
         for (wr_id, len) in [6000, 6000, 1440, 1440, 1441, 0, 1436, 3]
             .into_iter()
@@ -116,13 +118,13 @@ fn segments_begin_with_fpdus() {
         }
         let calls = write_aligned(&mut rig, &mut segments, most);
         segments.assert_aligned();
-        // What comes later begins anew.
+        // Later messages start a new segment.
         rig.post(99, SendOp::Send, &[mr.part(0, 100)]);
         write_aligned(&mut rig, &mut segments, most);
         segments.assert_aligned();
         assert_eq!(rig.host.sends.len(), 90);
         if most == usize::MAX {
-            // Full segments need no calls of their own, and small messages share one.
+            // Full segments need no separate calls, and small messages share one.
             assert!(calls < 20, "{calls} calls");
             let full = segments.done.iter().filter(|s| s.len() == 1460).count();
             assert!(full > 415, "{full} full segments");
@@ -130,10 +132,10 @@ fn segments_begin_with_fpdus() {
     }
 }
 
-/// A driver whose stream is no socket may write beyond the places where segments end ([`TxPlan::all_runs`]). What is left then is cut as it
-/// would have been.
+/// A driver whose stream is no socket may write past segment boundaries ([`TxPlan::all_runs`]). The
+/// rest is then cut at the same boundaries.
 #[test]
-fn the_places_where_segments_end_do_not_depend_on_the_writes_before() {
+fn segment_ends_do_not_depend_on_writes() {
     for copy_max in [TxSizes::DEFAULT.copy_max, 0] {
         places_do_not_depend_on_writes(copy_max);
     }
@@ -168,9 +170,9 @@ fn places_do_not_depend_on_writes(copy_max: u32) {
     }
 }
 
-/// The size of TCP's segments may change while a stream is in operation.
+/// The TCP segment size may change during operation.
 #[test]
-fn a_changed_segment_size_is_as_good_as_one_from_the_start() {
+fn segment_size_may_change() {
     for markers in [false, true] {
         for emss in [536, 1024, 1460, 9000] {
             let lens = |changed: bool| {
@@ -194,10 +196,10 @@ fn a_changed_segment_size_is_as_good_as_one_from_the_start() {
     }
 }
 
-/// Payload that stays where it is makes several runs of an FPDU. A write that ends before the last of them has no run behind its end
-/// (`compare_runs` of the harness).
+/// Payload left in place gives an FPDU several runs. A write that ends before the last of them must
+/// not have an empty run after its end (`compare_runs` of the harness).
 #[test]
-fn a_write_that_ends_early_has_no_empty_run() {
+fn early_write_end_has_no_empty_run() {
     let stream = StreamConfig {
         emss: 9000,
         ..STREAM
@@ -221,8 +223,8 @@ fn a_write_that_ends_early_has_no_empty_run() {
 }
 
 #[test]
-fn segments_that_hold_no_whole_fpdu_are_cut_short() {
-    // 1462 is no multiple of four: FPDUs have at most 1460 octets.
+fn oversized_segments_are_cut_short() {
+    // 1462 is not a multiple of four: FPDUs have at most 1460 octets.
     let stream = StreamConfig {
         emss: 1462,
         ..STREAM
@@ -242,11 +244,11 @@ fn segments_that_hold_no_whole_fpdu_are_cut_short() {
 }
 
 #[test]
-fn without_alignment_a_plan_is_one_write() {
+fn unaligned_plan_is_one_write() {
     for aligned in [None, Some(100)] {
         let mut rig = Rig::new();
         if let Some(segment) = aligned {
-            // FPDUs are larger than that: there is nothing to align.
+            // FPDUs are larger than that: nothing is aligned.
             rig.qp.align(segment);
         }
         let mr = rig.mr(6000, Access::LOCAL_WRITE);
@@ -259,9 +261,9 @@ fn without_alignment_a_plan_is_one_write() {
     }
 }
 
-/// Loopback's segments have room for more.
+/// Loopback segments have room for more than the maximum ULPDU.
 #[test]
-fn no_ulpdu_is_longer_than_may_be_sent() {
+fn ulpdu_length_is_limited() {
     //= rfc5044 section 3
     //= type=test
     //# The sending DDP MUST NOT post a ULPDU larger than 64768 octets to
@@ -305,7 +307,7 @@ fn no_ulpdu_is_longer_than_may_be_sent() {
 }
 
 #[test]
-fn fpdus_that_fill_a_segment_exactly_need_no_cut() {
+fn exact_fit_needs_no_cut() {
     let mut rig = Rig::new();
     rig.qp.align(1460);
     let mr = rig.mr(1000, Access::LOCAL_WRITE);

@@ -20,17 +20,17 @@ fn responder() -> Rig {
 }
 
 #[test]
-fn it_is_a_write_of_one_segment_that_waits_for_the_answer_to_a_read() {
+fn atomic_write_completes_with_probe() {
     let mut rig = Rig::new();
     let mr = rig.mr(64, Access::LOCAL_WRITE);
     for at in 0..8 {
         rig.write(&mr, at, 0x50 + at as u8);
     }
-    // A request before it is complete when TCP has it, as ever.
+    // An earlier request still completes when TCP has it.
     rig.post(1, SendOp::Send, &[mr.part(0, 4)]);
     let _ = rig.sent();
     assert_eq!(brief(&rig.host.sends), [(1, WcStatus::Success)]);
-    // Its octets come from several elements, or with the request.
+    // The octets come from several elements, or inline.
     rig.post(2, to(0x1000, 7), &[mr.part(0, 3), mr.part(3, 5)]);
     let octets = [1, 2, 3, 4, 5, 6, 7, 8];
     let wr = SendWr {
@@ -78,7 +78,7 @@ fn it_is_a_write_of_one_segment_that_waits_for_the_answer_to_a_read() {
 }
 
 #[test]
-fn it_is_placed_and_a_refusal_is_its_own() {
+fn atomic_write_is_placed_or_refused() {
     let (mut a, mut b) = (Rig::new(), responder());
     let (from, target) = (a.mr(64, ALL), b.mr(64, ALL));
     let before = b.read(&target);
@@ -107,7 +107,7 @@ fn it_is_placed_and_a_refusal_is_its_own() {
 }
 
 #[test]
-fn other_lengths_and_places_are_no_atomic_writes() {
+fn wrong_length_or_alignment_is_refused() {
     let mut rig = Rig::new();
     let mr = rig.mr(64, ALL);
     let refused = Err(PostError::InvalidRequest);
@@ -121,7 +121,7 @@ fn other_lengths_and_places_are_no_atomic_writes() {
         let posted = rig.try_post(1, to(at, 7), SendFlags::SIGNALED, &[mr.part(0, len)]);
         assert_eq!(posted, refused, "{len} octets to {at:#x}");
     }
-    // Without Reads nobody tells when it is placed.
+    // Without Reads its placement cannot be detected.
     let config = QpConfig {
         max_ord: 0,
         ..QpConfig::default()
@@ -132,9 +132,9 @@ fn other_lengths_and_places_are_no_atomic_writes() {
     assert_eq!(posted, refused);
 }
 
-/// Whatever has become of it, its completion names what was posted, and so do those of other requests.
+/// Completions contain the posted operation, whatever the outcome.
 #[test]
-fn a_request_that_fails_is_still_what_it_was() {
+fn failed_request_keeps_opcode() {
     let (remote_addr, rkey) = (0x1000, 7);
     let write = SendOp::Write { remote_addr, rkey };
     let ops = [

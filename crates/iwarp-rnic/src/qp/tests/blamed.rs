@@ -1,4 +1,4 @@
-//! Which request is blamed when the peer refuses one of many, and which are reported as done
+//! Which of many requests is blamed when the peer refuses one, and which ones succeed
 //! (`acknowledge`, RFC 5040 §4.8).
 
 use super::harness::*;
@@ -24,7 +24,7 @@ fn waiting(stream: StreamConfig) -> Rig {
     rig
 }
 
-/// A queue pair that does not wait for a receive.
+/// The configuration of a queue pair that does not hold Sends.
 fn impatient() -> QpConfig {
     QpConfig {
         receiver_not_ready: ReceiverNotReady::Terminate,
@@ -33,7 +33,7 @@ fn impatient() -> QpConfig {
 }
 
 #[test]
-fn of_two_writes_side_by_side_the_refused_one_is_blamed() {
+fn refused_one_of_two_writes() {
     let (mut a, mut b) = (waiting(STREAM), Rig::with(QpConfig::default(), OTHER));
     let (from, to) = (a.mr(64, ALL), b.mr(24, ALL));
     for (id, off, len) in [(1, 0, 16), (2, 16, 16)] {
@@ -51,7 +51,7 @@ fn of_two_writes_side_by_side_the_refused_one_is_blamed() {
 }
 
 #[test]
-fn an_overlapping_write_is_told_from_an_earlier_one_by_its_length() {
+fn overlapping_writes_differ_by_length() {
     let (mut a, mut b) = (waiting(STREAM), Rig::with(QpConfig::default(), OTHER));
     let (from, to) = (a.mr(64, ALL), b.mr(16, ALL));
     for (id, off) in [(1, 0), (2, 8)] {
@@ -69,7 +69,7 @@ fn an_overlapping_write_is_told_from_an_earlier_one_by_its_length() {
 }
 
 #[test]
-fn a_message_that_is_sent_in_part_does_not_shift_the_blame() {
+fn partial_message_does_not_shift_blame() {
     let ops: [fn(&Mr) -> SendOp; 3] = [
         |to| SendOp::WriteImm {
             remote_addr: to.at,
@@ -84,7 +84,7 @@ fn a_message_that_is_sent_in_part_does_not_shift_the_blame() {
         let (from, to) = (a.mr(1 << 20, ALL), b.mr(1 << 20, ALL));
         a.post(1, SendOp::Send, &[from.part(0, 16)]);
         a.post(2, long(&to), &[from.sge()]);
-        // One plan only: the second is not finished.
+        // One plan only: the second request is not finished.
         assert_eq!(a.fill(), TxFill::Ready);
         let octets = a.write_some(400_000);
         for part in octets.chunks(1000) {
@@ -100,7 +100,7 @@ fn a_message_that_is_sent_in_part_does_not_shift_the_blame() {
 }
 
 #[test]
-fn a_send_that_waited_in_vain_is_blamed() {
+fn send_without_receive_is_blamed() {
     let (mut a, mut b) = (waiting(STREAM), Rig::with(QpConfig::default(), OTHER));
     let from = a.mr(64, ALL);
     b.recv(9, &[]);
@@ -155,11 +155,11 @@ fn asks() -> impl Strategy<Value = Vec<Ask>> {
     prop::collection::vec(ask, 1..10)
 }
 
-/// Octets that one end has sent and the other has not taken.
+/// Octets sent by one end and not received by the other.
 type Line = VecDeque<u8>;
 
-/// Where everything lies: what is sent, where Writes land one behind the other, words for atomics, and where Sends land.
-struct Ground {
+/// The memory: the source, adjacent targets of Writes, words for atomics, and receives.
+struct Areas {
     source: Mr,
     target: Mr,
     words: Mr,
@@ -169,8 +169,8 @@ struct Ground {
 struct Pair {
     a: Rig,
     b: Rig,
-    ground: Ground,
-    /// What waits between the two, from `a` and from `b`.
+    ground: Areas,
+    /// Octets in flight from `a` and from `b`.
     lines: [Line; 2],
 }
 
@@ -186,7 +186,7 @@ impl Pair {
         };
         let mut a = waiting(StreamConfig { ord, ..STREAM });
         let mut b = Rig::with(config, OTHER);
-        let ground = Ground {
+        let ground = Areas {
             source: a.mr(LEN_MAX * ASKS_MAX, ALL),
             target: b.mr(LEN_MAX * ASKS_MAX, ALL),
             words: b.mr(8 * (ASKS_MAX + 1), ALL),
@@ -204,10 +204,11 @@ impl Pair {
         }
     }
 
-    /// Posts request `i`. With `wrong` the peer will refuse it, in one of two ways; returns the status that it must get.
+    /// Posts request `i`. With `wrong` the peer will refuse it, in one of two ways. Returns the
+    /// status that it must get.
     fn post(&mut self, i: u32, ask: &Ask, at: u32, wrong: Option<bool>) -> Option<WcStatus> {
         use Kind::*;
-        let Ground {
+        let Areas {
             source,
             target,
             words,
@@ -215,7 +216,7 @@ impl Pair {
         } = self.ground;
         let (by_key, beyond) = (wrong == Some(true), wrong == Some(false));
         let rkey = target.stag ^ u32::from(by_key);
-        // Beyond the end by one octet.
+        // One octet beyond the end.
         let to = target.at + u64::from(if beyond { target.len - ask.len + 1 } else { at });
         let imm = 3;
         let op = match ask.kind {
@@ -223,7 +224,7 @@ impl Pair {
                 remote_addr: to,
                 rkey,
             },
-            // The other way: it meets no receive.
+            // The other way: it finds no receive.
             WriteImm => SendOp::WriteImm {
                 remote_addr: target.at + u64::from(at),
                 rkey,
@@ -250,7 +251,7 @@ impl Pair {
         let sge = source.part(LEN_MAX * i, len);
         self.a
             .try_post(u64::from(i), op, flags, &[sge])
-            .expect("it can be posted");
+            .expect("the request is accepted");
         wrong?;
         Some(match ask.kind {
             Write | Read | SendInv => WcStatus::RemoteAccess,
@@ -264,7 +265,7 @@ impl Pair {
         use Kind::*;
         let len = match (ask.kind, wrong) {
             (Write | Read | FetchAdd, _) => return,
-            // One way to refuse a Send is that it is too long, the other that there is no receive.
+            // A Send is refused because it is too long, or because there is no receive.
             (Send | SendImm, Some(true)) => ask.len - 1,
             (Send | SendImm | WriteImm, Some(false)) => return,
             _ => LEN_MAX,
@@ -273,7 +274,7 @@ impl Pair {
         self.b.recv(0, &[inbox]);
     }
 
-    /// One end writes, and the other reads, at most `most` octets. Returns `true` if anything happened.
+    /// Moves at most `most` octets in one direction. Returns `true` if anything happened.
     fn step(&mut self, back: bool, most: usize) -> bool {
         let [there, here] = &mut self.lines;
         let (from, to, line) = match back {
@@ -310,10 +311,10 @@ impl Pair {
 }
 
 proptest! {
-    /// Of some requests one is refused, or none. Whatever is cut and however the two ends take turns: the refused one gets its
-    /// status, those behind it are flushed, and those before it succeed, up to a Read whose answer the peer did not send.
+    /// At most one request is refused. However the stream is cut: it gets its status, later ones
+    /// are flushed, and earlier ones succeed, up to a Read whose response was not sent.
     #[test]
-    fn the_refused_request_is_blamed_and_no_other(
+    fn only_refused_request_is_blamed(
         asks in asks(),
         refused in 0usize..12,
         by_key: bool,
@@ -362,7 +363,7 @@ proptest! {
                 prop_assert_eq!(&memory[to..to + len], &sent[from..from + len], "Write {} is not placed", i);
             }
         }
-        // A lost answer is lost because the peer ended the stream.
+        // A response is lost only because the peer ended the stream.
         prop_assert!(!lost || want.is_some());
         let delivered = pair.b.host.recvs.iter().filter(|c| c.status == WcStatus::Success).count();
         let takes = |ask: &Ask| !answered(ask.kind) && ask.kind != Kind::Write;
@@ -371,7 +372,7 @@ proptest! {
     }
 }
 
-/// The peer refuses one of the requests, by the number of its message.
+/// Sends a Terminate about the message with this number.
 pub(super) fn refused_by_number(rig: &mut Rig, opcode: Opcode, msn: u32) {
     let header = Header::Untagged(UntaggedHeader {
         last: true,
@@ -393,7 +394,7 @@ fn refuses(rig: &mut Rig, terminate: &Terminate) {
 }
 
 #[test]
-fn a_read_that_is_not_answered_is_no_success_though_a_later_send_was_refused() {
+fn unanswered_read_is_flushed() {
     let mut rig = waiting(STREAM);
     let mr = rig.mr(8, ALL);
     let read = SendOp::Read {
@@ -413,7 +414,7 @@ fn a_read_that_is_not_answered_is_no_success_though_a_later_send_was_refused() {
 }
 
 #[test]
-fn immediate_data_of_a_write_have_a_number() {
+fn immediate_data_have_msn() {
     let mut rig = waiting(STREAM);
     let op = SendOp::WriteImm {
         remote_addr: 0,
@@ -430,9 +431,9 @@ fn immediate_data_of_a_write_have_a_number() {
     assert!(!matches!(blamed, WcStatus::Success | WcStatus::Flushed));
 }
 
-/// A number that no Send has had is nobody's, also not that of the newest.
+/// A number that was never sent matches no Send.
 #[test]
-fn a_number_that_was_not_sent_blames_nobody() {
+fn unsent_msn_blames_no_request() {
     for (msn, blamed) in [(1, Some(1)), (2, Some(2)), (0, None), (3, None), (4, None)] {
         let mut rig = waiting(STREAM);
         rig.post(1, SendOp::Send, &[]);
@@ -448,9 +449,9 @@ fn a_number_that_was_not_sent_blames_nobody() {
     }
 }
 
-/// A Read that waits for its answer bounds what is done before it, and says nothing of what stands in front of a refused Send.
+/// An unanswered Read bounds what is done before it, but not what precedes a refused Send.
 #[test]
-fn a_read_behind_a_refused_send_changes_nothing() {
+fn read_after_refused_send() {
     let mut rig = waiting(STREAM);
     let mr = rig.mr(8, ALL);
     let read = SendOp::Read {
@@ -475,9 +476,10 @@ fn a_read_behind_a_refused_send_changes_nothing() {
     );
 }
 
-/// The immediate data of a Write count as a message, also while a longer message behind them is being sent.
+/// The immediate data of a Write count as a message, even while a longer message after them is
+/// being sent.
 #[test]
-fn messages_before_one_that_is_sent_in_part_count_as_ever() {
+fn messages_before_partial_one_count() {
     let op = SendOp::WriteImm {
         remote_addr: 0,
         rkey: 7,
@@ -505,7 +507,7 @@ fn messages_before_one_that_is_sent_in_part_count_as_ever() {
     }
 }
 
-/// A queue pair that has sent a Read and then two Sends, requests 1 to 3.
+/// Returns a queue pair that has sent a Read and then two Sends, requests 1 to 3.
 fn read_and_two_sends() -> Rig {
     let mut rig = waiting(STREAM);
     let mr = rig.mr(8, ALL);
@@ -520,9 +522,10 @@ fn read_and_two_sends() -> Rig {
     rig
 }
 
-/// A peer that could not go on for a reason of its own means a Send or Write: Reads wait for their answers.
+/// A peer that failed for its own reasons refers to a Send or Write: Reads wait for their
+/// responses.
 #[test]
-fn a_terminate_without_a_header_blames_no_read() {
+fn headerless_terminate_blames_no_read() {
     let mut rig = read_and_two_sends();
     let terminate = Terminate::new(TerminateCode::RDMAP_LOCAL_CATASTROPHIC);
     refuses(&mut rig, &terminate);
@@ -533,9 +536,9 @@ fn a_terminate_without_a_header_blames_no_read() {
     );
 }
 
-/// The queues count by themselves: the first Send has the number of the first Read.
+/// Each queue counts separately: the first Send has the number of the first Read.
 #[test]
-fn a_send_is_not_taken_for_the_read_of_the_same_number() {
+fn send_and_read_msns_are_separate() {
     let mut rig = read_and_two_sends();
     refused_by_number(&mut rig, Opcode::SEND, 1);
     use WcStatus::{Flushed, RemoteInvalidRequest};
@@ -545,9 +548,9 @@ fn a_send_is_not_taken_for_the_read_of_the_same_number() {
     );
 }
 
-/// A Send and a Write that wait, and what a Terminate says that is about neither of them.
+/// A Send and a Write are pending; the Terminate is about neither of them.
 #[test]
-fn what_a_terminate_does_not_name_is_not_blamed() {
+fn unrelated_terminate_blames_no_request() {
     let about = |header| Terminate::about(TerminateCode::DDP_TAGGED_BASE_BOUNDS, 22, header, None);
     let tagged = |opcode, stag, to| {
         about(Header::Tagged(TaggedHeader {
@@ -563,7 +566,8 @@ fn what_a_terminate_does_not_name_is_not_blamed() {
         (tagged(Opcode::WRITE, 8, 0x1000), None),
         (tagged(Opcode::WRITE, 7, 0x1008), None),
         (tagged(Opcode::WRITE, 7, 0xfff), None),
-        // Without a header: the peer could not go on for a reason of its own, at the oldest that is not done; or with the stream.
+        // Without a header: the peer failed for its own reasons, at the oldest incomplete request
+        // or with the stream.
         (
             Terminate::new(TerminateCode::RDMAP_LOCAL_CATASTROPHIC),
             Some(1),
@@ -583,7 +587,7 @@ fn what_a_terminate_does_not_name_is_not_blamed() {
         refuses(&mut rig, &terminate);
         let ends = |id| match blamed {
             Some(seq) if seq == id => status_of(terminate.code),
-            // The peer takes them in order.
+            // The peer processes them in order.
             Some(seq) if seq > id => WcStatus::Success,
             _ => WcStatus::Flushed,
         };
@@ -592,10 +596,12 @@ fn what_a_terminate_does_not_name_is_not_blamed() {
     }
 }
 
-/// Two Writes that both cover the offset are told apart by where the refused segment ends, if the peer says how long it was.
+/// Two Writes that cover the same offset differ in where the refused segment ends, if the peer
+/// reports its length.
 #[test]
-fn the_end_of_a_refused_segment_tells_writes_apart() {
-    // From `to` on, 16 octets each, then a longer one. Segments: offset, octets, whether it is the last, and who may have sent it.
+fn segment_end_identifies_write() {
+    // 16 octets each from `to` on, then a longer one. Cases: offset, octets, whether it is the last
+    // segment, and the possible senders.
     let writes = [(1, 0x1000, 16), (2, 0x1008, 16), (3, 0x1000, 32)];
     let cases = [
         (0x1000, Some(16), true, 1),

@@ -1,4 +1,4 @@
-//! One call does a limited amount of work, and what is left is done later, as if it had been done at once.
+//! One call does a limited amount of work; later calls do the rest with the same result.
 
 use super::harness::*;
 use crate::limits::MAX_QP_WR;
@@ -29,7 +29,7 @@ fn completed(rig: &Rig) -> usize {
     rig.host.sends.len() + rig.host.recvs.len()
 }
 
-/// Writes all that is due; no call writes more than `most`.
+/// Writes all due completions; no call writes more than `most`.
 fn complete_all(rig: &mut Rig, most: usize) {
     while rig.qp.completions_due() {
         let before = completed(rig);
@@ -40,10 +40,10 @@ fn complete_all(rig: &mut Rig, most: usize) {
     }
 }
 
-/// A plan has room for so many messages that end in it, and for so many places where a segment begins. What is beyond goes into the
-/// next one, and everything completes.
+/// A plan has room for a number of messages and of segment cuts. What exceeds them goes into the
+/// next plan, and everything completes.
 #[test]
-fn a_plan_of_few_messages_loses_none() {
+fn small_plan_loses_no_message() {
     for (messages, cuts, aligned) in [(1, 64, None), (3, 64, None), (64, 1, Some(1460))] {
         let mut rig = Rig::with(sized(16, 64), STREAM);
         let mr = rig.mr(4096, ALL);
@@ -56,7 +56,7 @@ fn a_plan_of_few_messages_loses_none() {
         if let Some(segment) = aligned {
             rig.qp.align(segment);
         }
-        // Of two that follow each other, the second does not fit into the first one's segment.
+        // The second of two adjacent messages does not fit into the first one's segment.
         for id in 0..8 {
             rig.post(id, SendOp::Send, &[mr.part(0, 1000)]);
         }
@@ -78,9 +78,9 @@ fn a_plan_of_few_messages_loses_none() {
     }
 }
 
-/// A fault of the peer's with full queues once wrote 131,072 completions in one call.
+/// An error of the peer with full queues once wrote 131,072 completions in one call.
 #[test]
-fn a_fault_flushes_in_bounded_steps() {
+fn fault_flushes_in_steps() {
     let budget = Budget::default().completions;
     let mut rig = Rig::with(sized(MAX_QP_WR, budget), STREAM);
     let mr = rig.mr(64, ALL);
@@ -98,7 +98,7 @@ fn a_fault_flushes_in_bounded_steps() {
     assert!(brief(&rig.host.sends) == all && brief(&rig.host.recvs) == all);
 }
 
-/// What is posted in ERR completes behind what is still to be flushed, and finds room in a queue that was full.
+/// Requests posted in ERR complete after those still to be flushed, and find room in a full queue.
 #[test]
 fn posting_during_a_flush() {
     let mut rig = Rig::with(sized(4, 1), STREAM);
@@ -117,7 +117,7 @@ fn posting_during_a_flush() {
     let all: Vec<_> = (0..20).map(|i| (i, WcStatus::Flushed)).collect();
     assert_eq!(brief(&rig.host.sends), all);
     assert_eq!(brief(&rig.host.recvs), all);
-    // Nothing is left: it completes at once.
+    // Nothing is left to flush: it completes immediately.
     rig.post(20, SendOp::Send, &[mr.part(0, 8)]);
     rig.recv(20, &[mr.part(0, 8)]);
     assert_eq!((rig.host.sends.len(), rig.host.recvs.len()), (21, 21));
@@ -125,7 +125,7 @@ fn posting_during_a_flush() {
 
 /// A change to RESET drops what is still to be flushed.
 #[test]
-fn a_reset_during_a_flush() {
+fn reset_during_flush() {
     let mut rig = Rig::with(sized(4, 1), STREAM);
     let mr = rig.mr(64, ALL);
     for i in 0..4 {
@@ -143,9 +143,9 @@ fn a_reset_during_a_flush() {
     assert_eq!(brief(&rig.host.sends)[1..], [(9, WcStatus::Success)]);
 }
 
-/// The last receive from a shared receive queue is complete before the event that says so, which comes once.
+/// The last receive from a shared receive queue completes before its event, which is raised once.
 #[test]
-fn the_last_receive_comes_before_its_event() {
+fn last_receive_precedes_event() {
     let config = QpConfig {
         shared_receive: true,
         ..sized(8, 1)
@@ -173,7 +173,8 @@ fn the_last_receive_comes_before_its_event() {
     assert_eq!(rig.host.sends.len(), 8);
 }
 
-/// Posts a Read and 199 Sends, and answers the Read. Some of them are complete then, and the others wait for being told.
+/// Posts a Read and 199 Sends, and answers the Read. Some of them complete then; the others are
+/// due.
 fn answer_the_first_of_200(rig: &mut Rig) {
     let mr = rig.mr(64, ALL);
     let read = SendOp::Read {
@@ -191,17 +192,18 @@ fn answer_the_first_of_200(rig: &mut Rig) {
     assert!(rig.host.sends.len() < 100 && rig.qp.completions_due());
 }
 
-/// What is complete is a success, whenever it is told: also if the stream ends before that, and in each life of a queue pair.
+/// Done requests succeed, however late they are reported: after the stream has ended, and in each
+/// epoch of a queue pair.
 #[test]
-fn what_was_complete_is_not_flushed() {
+fn done_requests_are_not_flushed() {
     let mut rig = Rig::with(sized(200, 10), STREAM);
-    for life in 0..2 {
+    for epoch in 0..2 {
         answer_the_first_of_200(&mut rig);
         rig.qp.stream_failed(&mut rig.host);
         complete_all(&mut rig, 10);
         let all: Vec<_> = (0..200).map(|i| (i, WcStatus::Success)).collect();
-        assert_eq!(brief(&rig.host.sends), all, "life {life}");
-        // The first request of the next stream is flushed, so a flush has been under way.
+        assert_eq!(brief(&rig.host.sends), all, "epoch {epoch}");
+        // The first request of the next stream is flushed, so a flush was in progress.
         rig.qp.modify(State::Reset, &mut rig.host).unwrap();
         rig.start(STREAM);
         rig.post(0, SendOp::Send, &[]);
@@ -212,9 +214,9 @@ fn what_was_complete_is_not_flushed() {
     }
 }
 
-/// One answer completes the requests that waited behind it, a few at once.
+/// One response completes the requests after it, a few at a time.
 #[test]
-fn an_answer_completes_in_bounded_steps() {
+fn response_completes_in_steps() {
     let mut rig = Rig::with(sized(200, 10), STREAM);
     answer_the_first_of_200(&mut rig);
     complete_all(&mut rig, 10);
@@ -224,7 +226,7 @@ fn an_answer_completes_in_bounded_steps() {
 
 /// SQD is reported when the last completion is written.
 #[test]
-fn the_queue_is_drained_when_all_is_written() {
+fn drained_when_all_is_written() {
     let mut rig = Rig::with(sized(100, 10), STREAM);
     let mr = rig.mr(64, ALL);
     let read = SendOp::Read {
@@ -247,9 +249,9 @@ fn the_queue_is_drained_when_all_is_written() {
     assert!(rig.qp.take_events().contains(Events::SQ_DRAINED));
 }
 
-/// Nor before the plan is written, whatever is in it: the program may stop the peer as soon as it is told.
+/// SQD is not reported before the plan is written: the program may then stop the peer.
 #[test]
-fn the_queue_is_not_drained_before_an_answer_to_the_peer_is_written() {
+fn drain_waits_for_response() {
     let mut rig = Rig::new();
     let mr = rig.mr(64, ALL);
     let request = read_request(9, 64, mr.stag, mr.at);
@@ -264,20 +266,20 @@ fn the_queue_is_not_drained_before_an_answer_to_the_peer_is_written() {
     assert_eq!(rig.qp.take_events(), Events::SQ_DRAINED);
 }
 
-/// What happens to a queue pair that completes when placed, of which the property below is about.
+/// What happens to a queue pair in acknowledged mode, in the property test below.
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Post {
         read: bool,
         signaled: bool,
     },
-    /// Puts messages into a plan that is not written.
+    /// Fills a plan that is not written.
     Fill,
     /// Sends all that is due.
     Transmit,
     /// The peer answers the oldest Read.
     Answer,
-    /// One call writes what is due, in the queue pair that leaves something.
+    /// Makes one call that writes due completions.
     Complete,
 }
 
@@ -292,7 +294,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 0..60)
 }
 
-/// The completions of a queue pair with this budget. The end is a Terminate without a header, or a reset.
+/// Returns the completions of a queue pair with this budget. The stream ends with a Terminate
+/// without a header, or a reset.
 fn run(budget: u32, placed: bool, steps: &[Step], terminated: bool) -> Vec<Cqe> {
     let mut rig = Rig::fresh(sized(64, budget));
     if placed {
@@ -315,7 +318,8 @@ fn run(budget: u32, placed: bool, steps: &[Step], terminated: bool) -> Vec<Cqe> 
                     true => SendFlags::SIGNALED,
                     false => SendFlags::empty(),
                 };
-                // More fits into the queue if completions are not behind, which is no difference that counts.
+                // More requests would fit if completions were not delayed; that difference does not
+                // matter.
                 rig.try_post(i, op, flags, &[mr.part(0, 8)]).unwrap();
             }
             Step::Fill => {
@@ -350,15 +354,15 @@ fn run(budget: u32, placed: bool, steps: &[Step], terminated: bool) -> Vec<Cqe> 
     } else {
         rig.qp.stream_failed(&mut rig.host);
     }
-    // The system call that had the plan returns.
+    // The system call that wrote the plan returns.
     let n = rig.plan.remaining();
     rig.qp.tx_written(&mut rig.plan, n, &mut rig.host);
     complete_all(&mut rig, budget as usize);
     rig.host.sends
 }
 
-/// Carries out local requests; no call does more than `most` of them.
-fn carry_out(rig: &mut Rig, most: usize) {
+/// Executes local requests; no call executes more than `most`.
+fn run_local_requests(rig: &mut Rig, most: usize) {
     while rig.qp.wants_tx() {
         let before = rig.host.sends.len();
         let fill = rig.fill();
@@ -376,7 +380,7 @@ fn carry_out(rig: &mut Rig, most: usize) {
 }
 
 #[test]
-fn local_requests_are_carried_out_in_bounded_steps() {
+fn local_requests_run_in_steps() {
     for initiator in [true, false] {
         let mut config = sized(64, 1);
         config.budget.local_requests = 3;
@@ -395,7 +399,7 @@ fn local_requests_are_carried_out_in_bounded_steps() {
             access: Access::LOCAL_WRITE,
             pages: None,
         });
-        // A responder that has heard nothing does these only; an initiator has something to send among them.
+        // A responder that has received nothing does only these; an initiator also sends.
         for i in 0..9 {
             rig.post(2 * i, register, &[]);
             rig.post(2 * i + 1, SendOp::LocalInvalidate { stag }, &[]);
@@ -404,16 +408,16 @@ fn local_requests_are_carried_out_in_bounded_steps() {
             rig.post(18, SendOp::Send, &[]);
             rig.post(19, register, &[]);
         }
-        carry_out(&mut rig, 3);
+        run_local_requests(&mut rig, 3);
         let n = if initiator { 20 } else { 18 };
         let all: Vec<_> = (0..n).map(|i| (i, WcStatus::Success)).collect();
         assert_eq!(brief(&rig.host.sends), all);
     }
 }
 
-/// The request that the peer has refused is found in steps, among as many as there may be.
+/// The refused request is searched in steps, among the maximum of requests.
 #[test]
-fn the_refused_request_is_looked_for_in_bounded_steps() {
+fn refused_request_is_searched_in_steps() {
     for by_header in [true, false] {
         let mut rig = Rig::fresh(sized(MAX_QP_WR, 100));
         rig.qp.complete_when_placed();
@@ -451,7 +455,7 @@ fn the_refused_request_is_looked_for_in_bounded_steps() {
         let n = terminate.emit(&mut body);
         let _ = rig.rx_ulpdu(&untagged(Opcode::TERMINATE, 2, 1, 0, true, &body[..n]));
         assert_eq!(rig.qp.state(), State::Error);
-        assert_eq!(completed(&rig), 0, "it is looked for first");
+        assert_eq!(completed(&rig), 0, "the search comes first");
         // Something is posted meanwhile.
         rig.post(depth, SendOp::Send, &[]);
         let mut calls = 0;
@@ -459,7 +463,8 @@ fn the_refused_request_is_looked_for_in_bounded_steps() {
             assert_eq!(rig.qp.complete_due(&mut rig.host), Work::More);
             calls += 1;
         }
-        // The Terminate and the post looked at a hundred each. A number is looked for from the newest request on.
+        // The Terminate and the post examined a hundred each. A search by number starts at the
+        // newest request.
         assert_eq!(calls, if by_header { 6 } else { 1 });
         complete_all(&mut rig, 100);
         let sends = brief(&rig.host.sends);
@@ -476,9 +481,9 @@ fn the_refused_request_is_looked_for_in_bounded_steps() {
 }
 
 proptest! {
-    /// A queue pair that writes few completions in one call writes the same ones, in the same order.
+    /// A small budget writes the same completions in the same order.
     #[test]
-    fn a_small_budget_changes_nothing(steps in steps(), placed: bool, terminated: bool, budget in 1u32..4) {
+    fn small_budget_changes_nothing(steps in steps(), placed: bool, terminated: bool, budget in 1u32..4) {
         let all = run(u32::MAX, placed, &steps, terminated);
         prop_assert_eq!(run(budget, placed, &steps, terminated), all);
     }

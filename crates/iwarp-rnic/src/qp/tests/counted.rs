@@ -1,4 +1,4 @@
-//! What the counters of messages say: one for each message of the peer's RDMAP that has come whole, of whatever kind.
+//! Message counters: one for each whole message received, of any kind.
 
 use super::harness::*;
 use crate::qp::*;
@@ -7,7 +7,7 @@ use iwarp_proto::ddp::{Header, Stag};
 use iwarp_proto::rdmap::{AtomicRequest, Opcode, Terminate, TerminateCode};
 use std::vec::Vec;
 
-/// Every kind of request, with how many octets its element has.
+/// All kinds of requests, with the length of the element.
 fn requests(to: &Mr) -> Vec<(SendOp, u32)> {
     let (remote_addr, rkey) = (to.at, to.stag);
     let (add, mask) = (1, 0);
@@ -49,19 +49,19 @@ fn requests(to: &Mr) -> Vec<(SendOp, u32)> {
     ]
 }
 
-/// Messages are counted by their last segments.
+/// Counts messages by their last segments.
 fn whole(segments: &[(Header, Vec<u8>)]) -> u64 {
     segments.iter().filter(|(header, _)| header.last()).count() as u64
 }
 
 #[test]
-fn each_message_that_has_come_is_counted_once() {
+fn whole_messages_are_counted_once() {
     let (mut a, mut b) = pair(STREAM);
     let (from, to) = (a.mr(5000, ALL), b.mr(5000, ALL));
     for (wr_id, (op, len)) in (0..).zip(requests(&to)) {
         b.recv(wr_id, &[to.sge()]);
         a.post(wr_id, op, &[from.part(0, len)]);
-        // Until nobody has anything to say: the request, and its answer if it has one.
+        // Until both ends are silent: the request and its response, if any.
         let (mut to_b, mut to_a) = (0, 0);
         let before = (b.qp.counters().rx_messages, a.qp.counters().rx_messages);
         loop {
@@ -87,9 +87,9 @@ fn each_message_that_has_come_is_counted_once() {
     }
 }
 
-/// These belong to no request.
+/// RTR messages belong to no request.
 #[test]
-fn the_protocols_own_messages_are_counted_too() {
+fn protocol_messages_are_counted() {
     for rtr in [Rtr::Send, Rtr::Write, Rtr::Read] {
         let (mut a, mut b) = pair(StreamConfig {
             rtr: Some(rtr),
@@ -110,9 +110,9 @@ fn the_protocols_own_messages_are_counted_too() {
     assert_eq!((counters.rx_messages, counters.terminates_received), (1, 1));
 }
 
-/// A message that is refused, or of which the end is missing, has not come.
+/// A refused or incomplete message is not counted.
 #[test]
-fn what_is_not_whole_is_not_counted() {
+fn partial_messages_are_not_counted() {
     let mut rig = Rig::new();
     let mr = rig.mr(64, ALL);
     let read_only = rig.mr(64, Access::REMOTE_READ);
@@ -127,9 +127,9 @@ fn what_is_not_whole_is_not_counted() {
     assert_eq!(rig.qp.counters().rx_messages, 0);
 }
 
-/// Served is what is answered: no Read or atomic that is refused, whatever for.
+/// Only answered Reads and atomics count as served.
 #[test]
-fn requests_that_are_refused_are_not_served() {
+fn refused_requests_are_not_served() {
     let size = 8;
     for (refused, asked_before) in [(0, 0), (1, 2), (2, u32::from(STREAM.ird))] {
         let mut rig = Rig::new();
@@ -156,7 +156,7 @@ fn requests_that_are_refused_are_not_served() {
                 Opcode::READ_REQUEST,
             ),
             1 => (octets.to_vec(), Opcode::ATOMIC_REQUEST),
-            // It is one too many.
+            // One request too many.
             _ => (read_request(8, size, mr.stag, mr.at), Opcode::READ_REQUEST),
         };
         let status = ask(&mut rig, asked_before, &body, opcode);

@@ -1,5 +1,5 @@
-//! How a stream is cut into pieces says nothing: whole FPDUs are taken in a loop, and what comes out must be what each of them gives alone,
-//! octet for octet.
+//! The segmentation of the stream has no effect: FPDUs processed in a loop give the same result as
+//! one by one.
 
 use super::harness::*;
 use crate::qp::*;
@@ -18,7 +18,7 @@ const STREAMS: [StreamConfig; 2] = [
     },
 ];
 
-/// A segment as a peer may send it.
+/// A segment that a peer may send.
 #[derive(Debug, Clone)]
 struct Segment {
     kind: u8,
@@ -29,7 +29,7 @@ struct Segment {
 }
 
 impl Segment {
-    /// Returns `true` if the length field is mangled.
+    /// Returns `true` if the length field was changed.
     fn has_other_length(&self) -> bool {
         self.mangle.is_some_and(|(at, _)| at < MPA_LEN_FIELD)
     }
@@ -55,7 +55,7 @@ fn segments() -> impl Strategy<Value = Vec<Segment>> {
     proptest::collection::vec(segment, 1..60)
 }
 
-/// Everything that can be seen of a receiver.
+/// All observable state of a receiver.
 #[derive(Debug, PartialEq)]
 struct Seen {
     written: Vec<u8>,
@@ -69,7 +69,7 @@ struct Seen {
 
 proptest! {
     #[test]
-    fn pieces_of_any_size_are_taken_alike(segments in segments(), crc in 0usize..2, receives in 0u64..40, piece in 1usize..4000) {
+    fn segmentation_has_no_effect(segments in segments(), crc in 0usize..2, receives in 0u64..40, piece in 1usize..4000) {
         let config = QpConfig { max_recv_sge: 2, ..QpConfig::default() };
         let mut seen: Vec<Seen> = Vec::new();
         for one_by_one in [false, true] {
@@ -94,7 +94,7 @@ proptest! {
                         ulpdu
                     }
                     11 => {
-                        // Tells how long the Write before it was.
+                        // Carries the length of the preceding Write.
                         msn += 1;
                         let imm = Immediate::plain(i as u32).octets();
                         untagged(Opcode::IMMEDIATE, 0, msn - 1, 0, true, &imm)
@@ -112,7 +112,8 @@ proptest! {
                 fpdus.push(fpdu);
             }
             if segments.iter().any(Segment::has_other_length) {
-                // It may swallow all that follows. Of an FPDU that never ends it is not defined how much is looked at.
+                // A wrong length may cover all that follows. How much of an endless FPDU is
+                // examined is undefined.
                 fpdus.push(vec![0; usize::from(u16::MAX) + 64]);
             }
             let octets = fpdus.concat();
@@ -126,7 +127,7 @@ proptest! {
                 }
             }
             let answers = rig.octets_out();
-            // Nothing is offered behind a Send that is held, and behind an error.
+            // Nothing is offered after a held Send or an error.
             let counters = Counters { rx_bytes: 0, ..*rig.qp.counters() };
             seen.push(Seen {
                 written: rig.read(&target),

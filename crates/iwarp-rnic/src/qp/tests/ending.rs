@@ -1,4 +1,5 @@
-//! Ends of streams: graceful, by the peer, broken; states and their changes (RFC 5044 §7.2, `ibv_modify_qp(3)`).
+//! Ends of streams: graceful, by the peer, broken; states and transitions (RFC 5044 §7.2,
+//! `ibv_modify_qp(3)`).
 
 use super::harness::*;
 use crate::qp::*;
@@ -15,7 +16,7 @@ const READ: SendOp = SendOp::Read {
 };
 
 #[test]
-fn a_graceful_close_sends_what_is_queued() {
+fn graceful_close_sends_queued_requests() {
     //= rfc5041 section 6.2.1
     //= type=test
     //# If the Local Peer ULP indicates graceful teardown, the DDP layer on the
@@ -72,7 +73,7 @@ fn a_graceful_close_sends_what_is_queued() {
 }
 
 #[test]
-fn a_close_behind_a_bind_or_a_drained_queue() {
+fn close_after_bind_or_drain() {
     let mut rig = Rig::new();
     let mr = rig.mr(8, ALL);
     let random = rig.random();
@@ -92,7 +93,7 @@ fn a_close_behind_a_bind_or_a_drained_queue() {
     rig.qp.close(&mut rig.host);
     assert!(rig.octets_out().is_empty());
     assert_eq!(rig.qp.stream_wish(), StreamWish::ShutdownWrite);
-    // In SQD the requests that wait are never sent: they do not hold up the close.
+    // In SQD the queued requests are never sent: they do not delay the close.
     let mut rig = Rig::new();
     rig.qp.modify(State::Sqd, &mut rig.host).unwrap();
     rig.post(1, SendOp::Send, &[]);
@@ -103,7 +104,7 @@ fn a_close_behind_a_bind_or_a_drained_queue() {
 }
 
 #[test]
-fn an_end_inside_a_message_is_a_fault() {
+fn end_inside_message_is_fault() {
     let mut rig = Rig::new();
     let whole = rig.fpdu(&send(1, &[]));
     for cut in 1..whole.len() {
@@ -111,7 +112,7 @@ fn an_end_inside_a_message_is_a_fault() {
         let _ = rig.rx(&whole[..cut]);
         assert!(!rig.buffer.is_empty());
         rig.eof();
-        // Another queue pair may have the buffer.
+        // Another queue pair may use the buffer.
         assert!(rig.buffer.is_empty());
         rig.assert_ended(Blame::Transport, Code::MPA_CONNECTION_LOST);
         assert!(
@@ -120,7 +121,7 @@ fn an_end_inside_a_message_is_a_fault() {
                 .contains(Events::FATAL | Events::DISCONNECTED)
         );
     }
-    // Between the FPDUs of one answer, and between the two messages of one Send.
+    // Between the FPDUs of one response, and between the two messages of one Send.
     for answer in [true, false] {
         let mut rig = Rig::new();
         let mr = rig.mr(32, ALL);
@@ -152,7 +153,7 @@ fn an_end_inside_a_message_is_a_fault() {
     assert_eq!(rig.rx_ulpdu(&write), RxStatus::Ok);
     rig.eof();
     rig.assert_ended(Blame::Transport, Code::MPA_CONNECTION_LOST);
-    // Between the FPDUs of one message, too.
+    // Between the FPDUs of one message.
     let mut rig = Rig::new();
     let mr = rig.mr(8, ALL);
     rig.recv(1, &[mr.sge()]);
@@ -163,7 +164,7 @@ fn an_end_inside_a_message_is_a_fault() {
 }
 
 #[test]
-fn a_broken_stream_flushes_everything_in_order() {
+fn broken_stream_flushes_in_order() {
     //= rfc5041 section 3
     //= type=test
     //# 3. The LLP MUST ensure that, if it accepts a DDP Segment, it will transfer
@@ -198,14 +199,14 @@ fn a_broken_stream_flushes_everything_in_order() {
     assert_eq!(brief(&rig.host.recvs), want);
     assert!(!rig.qp.has_stream() && !rig.qp.wants_tx());
     assert_eq!(rig.qp.rx_interest(), RxInterest::None);
-    // Once only.
+    // Only once.
     rig.qp.stream_gone(&mut rig.host);
     rig.qp.abort(&mut rig.host);
     assert_eq!(rig.host.sends.len(), 3);
 }
 
 #[test]
-fn an_abort_asks_for_a_reset_and_a_change_to_err_for_an_end() {
+fn abort_resets_and_err_ends() {
     for modify in [false, true] {
         let mut rig = Rig::new();
         rig.post(1, SendOp::Send, &[]);
@@ -225,7 +226,7 @@ fn an_abort_asks_for_a_reset_and_a_change_to_err_for_an_end() {
         assert_eq!(rig.qp.stream_wish(), wish);
         assert_eq!(brief(&rig.host.sends), [(1, WcStatus::Flushed)]);
         assert!(!rig.qp.wants_tx());
-        // What still comes is not looked at.
+        // Further octets are ignored.
         let fpdu = rig.fpdu(&send(1, &[]));
         assert_eq!(rig.rx(&fpdu), RxStatus::Failed);
         rig.qp.stream_gone(&mut rig.host);
@@ -234,7 +235,7 @@ fn an_abort_asks_for_a_reset_and_a_change_to_err_for_an_end() {
 }
 
 #[test]
-fn a_stream_that_is_left_inside_a_plan_is_cut() {
+fn stream_left_inside_plan_is_cut() {
     for to in [State::Error, State::Reset] {
         let mut rig = Rig::new();
         let mr = rig.mr(8, ALL);
@@ -254,7 +255,7 @@ fn a_stream_that_is_left_inside_a_plan_is_cut() {
 }
 
 #[test]
-fn a_change_to_err_leaves_an_end_alone_that_has_begun() {
+fn err_keeps_ongoing_end() {
     // After a graceful close.
     let mut rig = Rig::new();
     rig.qp.close(&mut rig.host);
@@ -263,7 +264,7 @@ fn a_change_to_err_leaves_an_end_alone_that_has_begun() {
     rig.qp.modify(State::Error, &mut rig.host).unwrap();
     assert_eq!(rig.qp.stream_wish(), StreamWish::Keep);
     assert_eq!(rig.qp.rx_interest(), RxInterest::Discard);
-    // RESET needs the queue pair for another stream.
+    // RESET frees the queue pair for another stream.
     rig.qp.modify(State::Reset, &mut rig.host).unwrap();
     assert_eq!(
         rig.qp.stream_wish(),
@@ -282,7 +283,7 @@ fn a_change_to_err_leaves_an_end_alone_that_has_begun() {
 }
 
 #[test]
-fn after_a_reset_another_stream_may_begin() {
+fn new_stream_after_reset() {
     for gone_first in [true, false] {
         let mut rig = Rig::new();
         rig.post(1, SendOp::Send, &[]);
@@ -296,7 +297,7 @@ fn after_a_reset_another_stream_may_begin() {
         }
         rig.qp.modify(State::Reset, &mut rig.host).unwrap();
         if !gone_first {
-            // Octets of the old stream do not come in by the back door.
+            // Octets of the old stream are not processed.
             assert_eq!(rig.qp.rx_interest(), RxInterest::None);
             let fpdu = rig.fpdu(&send(1, &[]));
             assert_eq!(rig.rx(&fpdu), RxStatus::Failed);
@@ -316,7 +317,7 @@ fn after_a_reset_another_stream_may_begin() {
 }
 
 #[test]
-fn the_end_of_a_stream_of_an_earlier_life_changes_nothing() {
+fn old_stream_end_changes_nothing() {
     let ends: [fn(&mut Rig); 3] = [
         |rig| rig.qp.stream_gone(&mut rig.host),
         |rig| rig.qp.stream_failed(&mut rig.host),
@@ -341,7 +342,7 @@ fn the_end_of_a_stream_of_an_earlier_life_changes_nothing() {
         assert_eq!(rig.rx_ulpdu(&send(1, &[])), RxStatus::Ok);
         assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::Success)]);
     }
-    // But the program can end the new life before.
+    // But the program can end the new epoch first.
     let mut rig = Rig::new();
     rig.qp.modify(State::Reset, &mut rig.host).unwrap();
     rig.qp.modify(State::Init, &mut rig.host).unwrap();
@@ -353,7 +354,7 @@ fn the_end_of_a_stream_of_an_earlier_life_changes_nothing() {
 }
 
 #[test]
-fn the_table_of_transitions() {
+fn transition_table() {
     use State::*;
     let all = [Reset, Init, Rtr, Rts, Sqd, Sqe, Error];
     let mut table = String::new();
@@ -377,7 +378,7 @@ fn the_table_of_transitions() {
 }
 
 #[test]
-fn a_queue_pair_without_a_stream_closes_at_once() {
+fn streamless_queue_pair_closes_immediately() {
     let mut rig = Rig::fresh(QpConfig::default());
     rig.qp.modify(State::Init, &mut rig.host).unwrap();
     rig.recv(1, &[]);
@@ -388,7 +389,7 @@ fn a_queue_pair_without_a_stream_closes_at_once() {
 }
 
 #[test]
-fn terminate_is_the_last_that_is_sent() {
+fn terminate_is_sent_last() {
     //= rfc5041 section 6.2.2
     //= type=test
     //# If the underlying LLP Stream is still intact, DDP SHOULD continue to allow
@@ -420,9 +421,10 @@ fn terminate_is_the_last_that_is_sent() {
     assert_eq!(rig.qp.stream_wish(), StreamWish::ShutdownWrite);
 }
 
-/// A program may prepare the queue pair for the next connection before the driver has taken the old stream away.
+/// A program may prepare the queue pair for the next connection before the driver has taken the old
+/// stream.
 #[test]
-fn the_end_of_an_old_stream_does_not_concern_a_queue_pair_that_was_reset() {
+fn old_stream_end_after_reset() {
     for to in [State::Reset, State::Init, State::Rtr, State::Rts] {
         for broken in [false, true] {
             let mut rig = Rig::new();
@@ -465,7 +467,7 @@ fn the_end_of_an_old_stream_does_not_concern_a_queue_pair_that_was_reset() {
 }
 
 #[test]
-fn a_reset_ends_that_the_program_moves_the_queue_pair_itself() {
+fn reset_clears_await_stream() {
     let mut rig = Rig::fresh(QpConfig::default());
     rig.qp.modify(State::Init, &mut rig.host).unwrap();
     rig.qp.await_stream().unwrap();
@@ -476,7 +478,7 @@ fn a_reset_ends_that_the_program_moves_the_queue_pair_itself() {
 }
 
 #[test]
-fn a_queue_pair_in_reset_may_be_moved_to_err() {
+fn reset_may_change_to_err() {
     let mut rig = Rig::fresh(QpConfig::default());
     rig.qp.modify(State::Error, &mut rig.host).unwrap();
     assert_eq!(rig.qp.state(), State::Error);
@@ -485,7 +487,7 @@ fn a_queue_pair_in_reset_may_be_moved_to_err() {
 }
 
 #[test]
-fn a_close_waits_for_the_rest_of_a_message() {
+fn close_waits_for_rest_of_message() {
     // Longer than a plan.
     let len = 1 << 20;
     let mut rig = Rig::new();
@@ -510,7 +512,7 @@ fn a_close_waits_for_the_rest_of_a_message() {
 }
 
 #[test]
-fn a_second_close_waits_for_no_more_answers() {
+fn second_close_keeps_response_mark() {
     let mut rig = Rig::with(
         QpConfig::default(),
         StreamConfig {
@@ -527,7 +529,7 @@ fn a_second_close_waits_for_no_more_answers() {
     ask(&mut rig, 1);
     rig.qp.close(&mut rig.host);
     assert_eq!(rig.fill(), TxFill::Ready);
-    // The peer asks again while the answer is on its way, and so does the program.
+    // The peer sends another request while the response is being sent, and so does the program.
     ask(&mut rig, 2);
     rig.qp.close(&mut rig.host);
     rig.write_some(1000);
@@ -535,7 +537,7 @@ fn a_second_close_waits_for_no_more_answers() {
 }
 
 #[test]
-fn a_reset_forgets_the_message_in_progress() {
+fn reset_drops_message_in_progress() {
     let mut rig = Rig::new();
     let mr = rig.mr(1 << 20, ALL);
     rig.post(1, SendOp::Send, &[mr.sge()]);
@@ -550,9 +552,10 @@ fn a_reset_forgets_the_message_in_progress() {
     assert_eq!(rig.qp.take_events(), Events::SQ_DRAINED);
 }
 
-/// A driver whose queue pair goes away sends these octets itself. They are those that would have been sent in any case.
+/// A driver whose queue pair is destroyed sends these octets itself. They are those that would have
+/// been sent anyway.
 #[test]
-fn the_rest_of_a_stream_with_its_terminate() {
+fn unsent_rest_includes_terminate() {
     let mut rig = Rig::new();
     let src = rig.mr(100_000, ALL);
     rig.post(1, SendOp::Send, &[src.sge()]);

@@ -1,4 +1,4 @@
-//! Requests and answers that cannot be carried out, behind others in the same plan.
+//! Requests and responses that fail after others in the same plan.
 
 use super::harness::*;
 use crate::limits::RESPONSE_BURST;
@@ -24,7 +24,7 @@ const ADD: SendOp = SendOp::FetchAdd {
     mask: 0,
 };
 
-/// Posts the same requests with another one between them, whose elements are of `bad`. Returns the
+/// Posts two good requests with another one between them, whose elements are in `bad`. Returns its
 /// elements.
 fn post_between(rig: &mut Rig, op: SendOp, len: u32, several: bool, bad: &Mr) -> Vec<Sge> {
     let good = rig.mr(3000, ALL);
@@ -39,7 +39,7 @@ fn post_between(rig: &mut Rig, op: SendOp, len: u32, several: bool, bad: &Mr) ->
     sges
 }
 
-/// The requests before it are sent and complete as such. The Terminate goes instead of it.
+/// Earlier requests are sent and succeed. The Terminate takes the place of the failing one.
 #[test]
 fn failing_request_spares_earlier_ones() {
     let ops = [
@@ -84,8 +84,8 @@ fn failing_request_spares_earlier_ones() {
     }
 }
 
-/// Its memory is looked at again when the requests before it are written. If the program has given
-/// the right meanwhile, the message is sent, and has the number that is due.
+/// The memory is checked again when the earlier requests are written. If the program has granted
+/// the right meanwhile, the message is sent with the correct number.
 #[test]
 fn second_look_keeps_sequence_numbers() {
     for op in [SendOp::Send, SendOp::SendImm(1), SendOp::SendInv(5), WRITE] {
@@ -122,9 +122,9 @@ fn second_look_keeps_sequence_numbers() {
     }
 }
 
-/// An answer whose memory has gone ends the stream behind a request that is in the same plan.
+/// A response whose memory is gone ends the stream after a request in the same plan.
 #[test]
-fn failing_answer_spares_own_requests() {
+fn failing_response_spares_own_requests() {
     for len in [8, 2500] {
         let stream = StreamConfig { ird: 32, ..STREAM };
         let config = QpConfig {

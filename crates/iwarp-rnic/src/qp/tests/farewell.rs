@@ -1,4 +1,5 @@
-//! The farewell of a queue pair that is connected by number: which requests of the peer it completes, and when it is said.
+//! The farewell of a queue pair connected by number: which requests of the peer it completes, and
+//! when it is sent.
 
 use super::harness::*;
 use crate::qp::tx::{Job, Stage};
@@ -8,7 +9,8 @@ use iwarp_proto::ddp::{Header, TaggedHeader};
 use iwarp_proto::rdmap::Opcode;
 use std::vec::Vec;
 
-/// Two ends that know each other by number, a region of the first one, and one of the second one, which has posted receives.
+/// Returns two ends connected by number, a region of the first one, and one of the second one,
+/// which has posted receives.
 fn ends() -> (Rig, Rig, Mr, Mr) {
     let (mut a, mut b) = pair(STREAM);
     for rig in [&mut a, &mut b] {
@@ -40,15 +42,15 @@ fn write_imm(to: &Mr) -> SendOp {
     }
 }
 
-/// Gives the first segments of a stream to a queue pair.
+/// Passes the first segments of a stream to a queue pair.
 fn give(rig: &mut Rig, segments: &[(Header, Vec<u8>)]) {
     for (header, payload) in segments {
         assert_eq!(rig.rx_ulpdu(&with_payload(header, payload)), RxStatus::Ok);
     }
 }
 
-/// It says farewell and closes, and the other end hears that. Returns whether there was a farewell.
-fn leave(rig: &mut Rig, other: &mut Rig) -> bool {
+/// Sends a farewell, if any, and closes; the other end receives it. Returns whether there was one.
+fn send_farewell_and_close(rig: &mut Rig, other: &mut Rig) -> bool {
     let said = rig.qp.say_farewell(false);
     rig.qp.close(&mut rig.host);
     let octets = rig.octets_out();
@@ -76,9 +78,9 @@ fn farewell(messages: u32) -> Vec<u8> {
     tagged(Opcode::WRITE, 1, to, true, &[])
 }
 
-/// How far the peer has got decides, message by message. The note in front is no message.
+/// The messages that have arrived decide. The preceding note is not a message.
 #[test]
-fn requests_complete_whose_messages_have_arrived() {
+fn arrived_messages_complete_requests() {
     let expected: [&[u64]; 11] = [
         &[],
         &[],
@@ -100,7 +102,7 @@ fn requests_complete_whose_messages_have_arrived() {
         a.post(2, SendOp::Send, &sge);
         a.post(3, SendOp::SendImm(7), &sge);
         a.post(4, write_imm(&target), &sge);
-        // Without octets.
+        // Messages without payload.
         a.post(5, write(&target), &[]);
         a.post(6, SendOp::Send, &[]);
         let segments = a.sent();
@@ -118,15 +120,15 @@ fn requests_complete_whose_messages_have_arrived() {
         ];
         assert_eq!(opcodes(&segments), sent);
         give(&mut b, &segments[..arrived]);
-        assert_eq!(leave(&mut b, &mut a), arrived > 1, "{arrived}");
+        assert_eq!(send_farewell_and_close(&mut b, &mut a), arrived > 1, "{arrived}");
         assert_eq!(done(&a), *expected, "{arrived}");
         assert_eq!(a.qp.state(), State::Rts);
     }
 }
 
-/// What was acknowledged before by the answers to probes is not counted twice.
+/// Messages acknowledged by probes are not counted twice.
 #[test]
-fn a_farewell_goes_on_where_acknowledgements_ended() {
+fn farewell_continues_after_probes() {
     let (mut a, mut b, mr, target) = ends();
     for wr_id in 1..4 {
         a.post(wr_id, write(&target), &[mr.part(0, 8)]);
@@ -138,34 +140,35 @@ fn a_farewell_goes_on_where_acknowledgements_ended() {
     a.post(14, SendOp::Send, &[mr.part(0, 8)]);
     let segments = a.sent();
     give(&mut b, &segments[..1]);
-    assert!(leave(&mut b, &mut a));
+    assert!(send_farewell_and_close(&mut b, &mut a));
     assert_eq!(done(&a)[6..], [4]);
 }
 
 #[test]
-fn a_request_of_which_a_part_has_arrived_is_not_done() {
+fn partial_message_is_not_done() {
     let (mut a, mut b, _, _) = ends();
     let (mr, target) = (a.mr(1 << 20, Access::LOCAL_WRITE), b.mr(1 << 20, ALL));
     a.post(1, write(&target), &[mr.part(0, 8)]);
     a.post(2, write(&target), &[mr.sge()]);
-    // One plan does not hold all of it.
+    // One plan does not contain all of it.
     assert_eq!(a.fill(), TxFill::Ready);
     let octets = a.write_some(1 << 20);
     assert_eq!(b.rx(&octets), RxStatus::Ok);
-    assert!(leave(&mut b, &mut a));
+    assert!(send_farewell_and_close(&mut b, &mut a));
     assert_eq!(done(&a), [1]);
 }
 
-/// A Send or Write with immediate data is two messages. If only the first has been sent, it counts, and the request is not done.
+/// A Send or Write with immediate data is two messages. After only the first one, the request is
+/// not done.
 #[test]
-fn a_request_of_which_one_message_was_sent_is_not_done() {
+fn one_of_two_messages_is_not_done() {
     type Make = fn(&Mr) -> SendOp;
     let cases: [(Make, Opcode, Stage); 2] = [
         (|_| SendOp::SendImm(7), Opcode::IMMEDIATE, Stage::Body),
         (write_imm, Opcode::WRITE, Stage::ImmediateLast),
     ];
     for (make, first, next) in cases {
-        // How many messages have arrived, and the requests that are done by that.
+        // The requests that are done after 0, 1 and 2 messages.
         let dones: [&[u64]; 3] = [&[], &[1], &[1]];
         for (arrived, expected) in (0..).zip(dones) {
             let (mut a, _, mr, target) = ends();
@@ -193,7 +196,7 @@ fn a_request_of_which_one_message_was_sent_is_not_done() {
 }
 
 #[test]
-fn a_read_that_is_not_answered_ends_what_a_farewell_completes() {
+fn unanswered_read_limits_farewell() {
     let (mut a, mut b, mr, target) = ends();
     let read = SendOp::Read {
         remote_addr: target.at,
@@ -206,7 +209,7 @@ fn a_read_that_is_not_answered_ends_what_a_farewell_completes() {
     assert_eq!(a.rx_ulpdu(&farewell(2)), RxStatus::Ok);
     assert_eq!(done(&a), [1], "the answer may still come");
     give(&mut b, &segments[..3]);
-    // The answer goes in front of the farewell.
+    // The response precedes the farewell.
     assert!(b.qp.say_farewell(false));
     let said = b.sent();
     assert_eq!(opcodes(&said), [Opcode::READ_RESPONSE, Opcode::WRITE]);
@@ -215,7 +218,7 @@ fn a_read_that_is_not_answered_ends_what_a_farewell_completes() {
 }
 
 #[test]
-fn nothing_follows_a_farewell_that_ends_everything() {
+fn nothing_follows_final_farewell() {
     let (mut a, mut b, mr, target) = ends();
     a.post(1, SendOp::Send, &[mr.part(0, 8)]);
     let segments = a.sent();
@@ -230,7 +233,7 @@ fn nothing_follows_a_farewell_that_ends_everything() {
     assert!(!b.qp.wants_tx());
     b.qp.modify(State::Error, &mut b.host).unwrap();
     assert_eq!(brief(&b.host.sends), [(7, WcStatus::Flushed)]);
-    // A queue pair that is used again begins anew.
+    // A reused queue pair starts anew.
     b.qp.stream_gone(&mut b.host);
     b.qp.modify(State::Reset, &mut b.host).unwrap();
     b.qp.modify(State::Init, &mut b.host).unwrap();
@@ -244,7 +247,7 @@ fn nothing_follows_a_farewell_that_ends_everything() {
 }
 
 #[test]
-fn what_is_queued_follows_a_farewell_at_a_graceful_end() {
+fn queued_requests_follow_farewell() {
     let (mut a, mut b, mr, target) = ends();
     a.post(1, SendOp::Send, &[mr.part(0, 8)]);
     let segments = a.sent();
@@ -257,9 +260,9 @@ fn what_is_queued_follows_a_farewell_at_a_graceful_end() {
     assert_eq!(b.qp.stream_wish(), StreamWish::ShutdownWrite);
 }
 
-/// A farewell is due although there is nothing else to send, and the graceful end waits for it.
+/// The graceful end waits for a farewell even if there is nothing else to send.
 #[test]
-fn a_graceful_end_waits_for_the_farewell() {
+fn graceful_end_waits_for_farewell() {
     let (mut a, mut b, mr, _) = ends();
     a.post(1, SendOp::Send, &[mr.part(0, 8)]);
     let segments = a.sent();
@@ -281,11 +284,12 @@ fn false_farewells_complete_nothing() {
         let _ = a.sent();
         assert_eq!(a.rx_ulpdu(&farewell(claim)), RxStatus::Ok);
         assert_eq!(done(&a), [], "{claim}");
-        // There is one farewell in a stream, so that no peer makes us look through the queue again and again.
+        // A stream has only one farewell, so that a peer cannot cause repeated searches of the
+        // queue.
         assert_eq!(a.rx_ulpdu(&farewell(2)), RxStatus::Ok);
         assert_eq!(done(&a), [], "{claim}");
     }
-    // The largest claim that is true.
+    // The largest true claim.
     let (mut a, _, mr, _) = ends();
     for wr_id in 1..3 {
         a.post(wr_id, SendOp::Send, &[mr.part(0, 8)]);
@@ -296,7 +300,7 @@ fn false_farewells_complete_nothing() {
 }
 
 #[test]
-fn only_queue_pairs_connected_by_number_say_farewell() {
+fn farewell_requires_connection_by_number() {
     let (mut a, mut b) = pair(STREAM);
     a.qp.complete_when_placed();
     b.qp.complete_when_placed();
@@ -306,10 +310,10 @@ fn only_queue_pairs_connected_by_number_say_farewell() {
     let segments = a.sent();
     give(&mut b, &segments[..1]);
     assert!(!b.qp.say_farewell(false));
-    // Nor do they heed one.
+    // Others ignore farewells as well.
     assert_eq!(a.rx_ulpdu(&farewell(1)), RxStatus::Ok);
     assert_eq!(done(&a), []);
-    // A queue pair that is its own peer has nobody to tell.
+    // A queue pair that is its own peer notifies nobody.
     let (mut a, mut b, mr, _) = ends();
     b.qp.set_own_peer(true);
     a.post(1, SendOp::Send, &[mr.part(0, 8)]);
@@ -320,7 +324,7 @@ fn only_queue_pairs_connected_by_number_say_farewell() {
 
 /// The driver would have to send the rest of the message first, which may be long.
 #[test]
-fn nothing_can_be_said_in_the_middle_of_a_message() {
+fn no_farewell_inside_message() {
     let (mut a, mut b, mr, _) = ends();
     a.post(1, SendOp::Send, &[mr.part(0, 8)]);
     let segments = a.sent();
@@ -331,9 +335,9 @@ fn nothing_can_be_said_in_the_middle_of_a_message() {
     assert!(!b.qp.say_farewell(true));
 }
 
-/// The protocol's own zero-length Writes have the STag that stands for nothing.
+/// The protocol's own zero-length Writes use the reserved STag.
 #[test]
-fn only_the_programs_writes_count() {
+fn only_program_writes_count() {
     let (_, mut b, _, target) = ends();
     let header = |stag: u32| {
         Header::Tagged(TaggedHeader {

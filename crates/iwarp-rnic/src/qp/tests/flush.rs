@@ -1,4 +1,4 @@
-//! Flushes of the peer's memory (`ibv_wr_flush`): RDMA Reads of zero octets under a name of their own.
+//! Flushes of the peer's memory (`ibv_wr_flush`): zero-length RDMA Reads with their own opcode.
 
 use super::harness::*;
 use crate::qp::*;
@@ -13,7 +13,7 @@ const FLUSH: SendOp = SendOp::Flush {
 };
 
 #[test]
-fn flush_completes_with_its_answer() {
+fn flush_completes_with_response() {
     let mut rig = Rig::new();
     let mr = rig.mr(64, Access::LOCAL_WRITE);
     let write = SendOp::Write {
@@ -38,7 +38,7 @@ fn flush_completes_with_its_answer() {
     assert_eq!(told, (2, WcStatus::Success, WcOpcode::Flush, 0));
 }
 
-/// Some peers answer a Read of zero octets that is behind another Read with the octets of the other, so a
+/// Some peers answer a zero-length Read that follows another Read with the data of that Read, so a
 /// flush waits until nothing else is outstanding.
 #[test]
 fn flush_waits_for_other_reads() {

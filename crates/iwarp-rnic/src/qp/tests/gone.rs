@@ -1,4 +1,5 @@
-//! Registered memory that goes while it is in use: the access fails, and the stream ends with the reason.
+//! Registered memory that is unmapped while it is in use: the access fails, and the stream ends
+//! with the reason.
 #![allow(unsafe_code)]
 
 use super::harness::*;
@@ -12,32 +13,32 @@ use iwarp_proto::rdmap::{AtomicOp, AtomicRequest, AtomicResponse, Opcode, Termin
 use std::vec;
 use std::vec::Vec;
 
-/// As [`SharedCrc32cFn`](crate::memory::SharedCrc32cFn), for memory that may have gone.
+/// Like [`SharedCrc32cFn`](crate::memory::SharedCrc32cFn), for memory that may be unmapped.
 ///
 /// # Safety
 /// As there.
 unsafe fn sum_in_place(crc: u32, from: *const u8, len: usize) -> Option<u32> {
-    // SAFETY: the caller has promised that the octets are readable, and one thread runs a test.
+    // SAFETY: the caller has promised that the bytes are readable, and one thread runs a test.
     let octets = unsafe { core::slice::from_raw_parts(from, len) };
     (gone::before(from, len) == len).then(|| crc32c::append(crc, octets))
 }
 
-/// As [`CopyingCrc32cFn`](crate::memory::CopyingCrc32cFn), for memory that may have gone.
+/// Like [`CopyingCrc32cFn`](crate::memory::CopyingCrc32cFn), for memory that may be unmapped.
 ///
 /// # Safety
 /// As there.
 unsafe fn sum_and_copy(crc: u32, from: *const u8, to: *mut u8, len: usize) -> Option<u32> {
-    // SAFETY: as the caller has promised.
+    // SAFETY: the caller's promise.
     unsafe {
         to.copy_from_nonoverlapping(from, gone::before(from, len));
         sum_in_place(crc, from, len)
     }
 }
 
-/// All ways to compute CRCs of registered memory.
+/// Returns all ways to compute CRCs of registered memory.
 fn crcs() -> [Crc32c; 3] {
     let copied = Crc32c::new(crc32c::append);
-    // SAFETY: they read and write what they are given and nothing else.
+    // SAFETY: they read and write only what they are given.
     unsafe {
         [
             copied,
@@ -56,7 +57,7 @@ fn fill(rig: &mut Rig, crc32c: Crc32c) -> TxFill {
     rig.qp.tx_fill(&mut rig.plan, &mut env)
 }
 
-/// Fills plans and writes them, until one has the Terminate.
+/// Fills and writes plans until one has the Terminate.
 fn fill_until_failed(rig: &mut Rig, crc: Crc32c) {
     loop {
         assert_eq!(fill(rig, crc), TxFill::Ready);
@@ -67,7 +68,7 @@ fn fill_until_failed(rig: &mut Rig, crc: Crc32c) {
     }
 }
 
-/// A rig for streams with these properties, that may copy what it sends.
+/// Returns a rig for streams with these properties that may take snapshots.
 fn rig(crc: bool, markers: bool, snapshot: bool, emss: u32) -> Rig {
     let config = QpConfig {
         snapshot,
@@ -83,7 +84,8 @@ fn rig(crc: bool, markers: bool, snapshot: bool, emss: u32) -> Rig {
     Rig::with(config, stream)
 }
 
-/// The last octet of the source has gone. What was sent before it is whole, and the Terminate is the last message.
+/// The last octet of the source is unmapped. Everything sent before is whole, and the Terminate is
+/// the last message.
 #[test]
 fn unreadable_source_fails_request() {
     let long = 4 * SUM_COPY_MIN;
@@ -124,7 +126,7 @@ fn unreadable_source_fails_request() {
     }
 }
 
-/// The source of a Read has gone between its request and its answer.
+/// The source of a Read is unmapped between request and response.
 #[test]
 fn unreadable_response_is_refused() {
     for (crc, len) in crcs()
@@ -146,8 +148,8 @@ fn unreadable_response_is_refused() {
     }
 }
 
-/// A Write into memory of which one octet has gone: the first, one in the middle, or the last, which is stored by itself. Eight octets
-/// are stored at once.
+/// A Write into memory of which one octet is unmapped: the first, one in the middle, or the last,
+/// which is stored separately. Eight octets are stored together.
 #[test]
 fn unwritable_target_refuses_write() {
     for len in [1, 2, 8, 9, 100] {
@@ -255,8 +257,8 @@ fn unreadable_word_refuses_atomic() {
     assert_eq!(rig.read(&mr)[8], 8);
 }
 
-/// A plan of small messages and one whose memory the driver could not read when it wrote the plan. `written`: octets that it had
-/// written before.
+/// A plan of small messages and one whose memory the driver could not read after it had written
+/// `written` octets.
 fn unreadable_plan(answers: bool, written: usize) -> (Rig, Vec<u8>) {
     let mut rig = rig(false, false, false, 65_000);
     let mr = rig.mr(50_000, ALL);
@@ -282,7 +284,7 @@ fn unreadable_plan(answers: bool, written: usize) -> (Rig, Vec<u8>) {
     (rig, octets)
 }
 
-/// If only whole messages were sent, a Terminate notifies the peer and names the right request.
+/// If only whole messages were sent, a Terminate notifies the peer about the right request.
 #[test]
 fn unreadable_plan_fails_its_owner() {
     let small = 2 + 14 + 10 + 4 + 2;
@@ -308,7 +310,7 @@ fn unreadable_plan_fails_its_owner() {
     }
 }
 
-/// A plan that has only the beginning of a message, whose end has gone, too.
+/// A plan with only the beginning of a message whose memory is unmapped.
 #[test]
 fn unreadable_beginning_fails_its_message() {
     for answers in [false, true] {

@@ -1,4 +1,4 @@
-//! A queue pair with its surroundings, driven by hand.
+//! A queue pair with its environment, driven by hand.
 #![allow(unsafe_code)]
 
 use crate::memory::{HostRange, MemoryTable};
@@ -52,11 +52,11 @@ pub(super) struct TestHost {
     pub(super) recvs: Vec<Cqe>,
     pub(super) srq: Option<SharedReceiveQueue>,
     pub(super) limit_events: u32,
-    /// The shared receive queues of an XRC domain, by number, each with its protection domain.
+    /// The shared receive queues of an XRC domain: number, protection domain, queue.
     pub(super) domain: Vec<(u32, u32, SharedReceiveQueue)>,
-    /// The number of the one that receives are taken from.
+    /// The number of the selected shared receive queue.
     pub(super) selected: Option<u32>,
-    /// As soon as the shared receive queue has one more, a message of another queue pair lands there.
+    /// When the shared receive queue gets a receive back, a message of another queue pair fills it.
     pub(super) intruder: Option<Mr>,
     /// No receive may be taken for now, as if none were posted.
     pub(super) not_ready: bool,
@@ -66,8 +66,9 @@ impl Host for TestHost {
     type Memory = HostRange;
 
     fn complete(&mut self, direction: Direction, cqe: Cqe) {
-        assert_ne!(cqe.qp_num, 0, "it does not say whose it is: {cqe:?}");
-        // Programs look at the operation also where the manual gives it no meaning: it tells sends from receives.
+        assert_ne!(cqe.qp_num, 0, "the completion has no queue pair number: {cqe:?}");
+        // Programs read the opcode even where the manual leaves it undefined, to tell sends from
+        // receives.
         use WcOpcode::{Recv, RecvWriteImm, TagNone, TagRecv};
         let of_receives = matches!(cqe.opcode, Recv | RecvWriteImm | TagRecv | TagNone);
         assert_eq!(of_receives, direction == Direction::Recv, "{cqe:?}");
@@ -114,7 +115,7 @@ impl Host for TestHost {
     }
 }
 
-/// Identifiers and statuses, in order.
+/// Returns identifiers and statuses in order.
 pub(super) fn brief(cqes: &[Cqe]) -> Vec<(u64, WcStatus)> {
     cqes.iter().map(|c| (c.wr_id, c.status)).collect()
 }
@@ -126,7 +127,7 @@ pub(super) struct Rig {
     pub(super) buffer: Box<RxBuffer>,
     pub(super) plan: Box<TxPlan>,
     pub(super) options: FpduOptions,
-    /// Octets that it was offered and has not taken.
+    /// Octets offered and not consumed.
     pub(super) offered: Vec<u8>,
     clock_out: MarkerClock,
     clock_in: MarkerClock,
@@ -148,7 +149,7 @@ pub(super) const STREAM: StreamConfig = StreamConfig {
 };
 
 impl Rig {
-    /// Not started yet.
+    /// Returns a rig that is not started.
     pub(super) fn fresh(config: QpConfig) -> Self {
         Self {
             qp: QueuePair::new(config).unwrap(),
@@ -168,7 +169,7 @@ impl Rig {
         }
     }
 
-    /// In RTS as initiator, with CRC.
+    /// Returns a rig in RTS as initiator, with CRC.
     pub(super) fn new() -> Self {
         Self::with(QpConfig::default(), STREAM)
     }
@@ -181,12 +182,12 @@ impl Rig {
 
     pub(super) fn start(&mut self, stream: StreamConfig) {
         self.options.crc = stream.crc.then_some(crc32c::append);
-        // What it sends and gets is framed alike.
+        // Both directions are framed alike.
         self.options.markers = stream.markers_tx && stream.markers_rx;
         self.qp.start(stream, Time::ZERO).unwrap();
     }
 
-    /// A region of octets 0, 1, 2 ….
+    /// Registers a region of bytes 0, 1, 2 ….
     pub(super) fn mr(&mut self, len: u32, access: Access) -> Mr {
         self.mr_in(PD, len, access)
     }
@@ -195,7 +196,7 @@ impl Rig {
         let words: &'static mut [u64] = Box::leak(vec![0u64; len as usize / 8 + 1].into());
         let at = words.as_mut_ptr().cast::<u8>();
         for i in 0..len {
-            // SAFETY: inside the allocation, which nobody else knows yet.
+            // SAFETY: inside the allocation, which is not shared yet.
             unsafe { at.add(i as usize).write(i as u8) };
         }
         // SAFETY: leaked, so it stays; the reference is not used any more.
@@ -213,7 +214,7 @@ impl Rig {
         }
     }
 
-    /// A region whose tagged offsets begin at zero, so that they are the same in every run.
+    /// Registers a region whose tagged offsets start at zero, so that they are equal in all runs.
     pub(super) fn zero_based(&mut self, len: u32, access: Access) -> Mr {
         self.mr_in(PD, len, access | Access::ZERO_BASED)
     }
@@ -223,12 +224,12 @@ impl Rig {
         self.random
     }
 
-    /// The program writes to memory of its own.
+    /// Writes to memory as the program.
     pub(super) fn write(&self, mr: &Mr, at: u32, octet: u8) {
         mr.put(at, octet);
     }
 
-    /// What memory holds.
+    /// Returns the contents of memory.
     pub(super) fn read(&self, mr: &Mr) -> Vec<u8> {
         let mut out = vec![0; mr.len as usize];
         for (i, octet) in out.iter_mut().enumerate() {
@@ -289,14 +290,15 @@ impl Rig {
         out
     }
 
-    /// The runs for a socket have the octets that are copied otherwise, and no more than are to be written together.
+    /// Checks that the runs for a socket have the octets that are copied otherwise, up to what is
+    /// written together.
     fn compare_runs(&mut self, copied: &[u8]) {
-        // Where octets are written one by one, a look at all runs each time would take too long.
+        // If octets are written one by one, checking all runs each time would take too long.
         let most = if copied.len() < 256 { 3 } else { usize::MAX };
         let (who, together) = (self.qp.accessor(), self.plan.together());
         let (mut runs, mut total, mut rest) = (0, 0, copied);
         let visit = |run: Run<'_>| {
-            assert!(!run.fragment.is_empty(), "a socket has nothing to do there");
+            assert!(!run.fragment.is_empty(), "an empty run");
             (runs, total) = (runs + 1, total + run.fragment.len());
             let (now, later) = rest.split_at(rest.len().min(run.fragment.len()));
             // SAFETY: the octets are readable until the plan changes.
@@ -310,7 +312,7 @@ impl Rig {
         assert!(runs == most || total == together, "{total} of {together}");
     }
 
-    /// The octets of all runs of the plan, which are not written by that.
+    /// Returns the octets of all runs of the plan without writing them.
     pub(super) fn all_unwritten(&mut self) -> Vec<u8> {
         let (who, mut all) = (self.qp.accessor(), Vec::new());
         let visit = |run: Run<'_>| {
@@ -324,7 +326,7 @@ impl Rig {
         all
     }
 
-    /// Everything that it sends now, as octets.
+    /// Returns everything that is sent now, as octets.
     pub(super) fn octets_out(&mut self) -> Vec<u8> {
         let mut all = Vec::new();
         for _ in 0..10_000 {
@@ -334,7 +336,7 @@ impl Rig {
                 }
                 match self.fill() {
                     TxFill::Idle => {
-                        assert!(!self.qp.wants_tx(), "it wants to send, and has nothing");
+                        assert!(!self.qp.wants_tx(), "`wants_tx` without anything to send");
                         return all;
                     }
                     TxFill::Memory => {
@@ -347,29 +349,29 @@ impl Rig {
             }
             all.extend(self.write_some(60_000));
         }
-        panic!("it sends for ever");
+        panic!("sending does not end");
     }
 
-    /// Everything that it sends now, as segments.
+    /// Returns everything that is sent now, as segments.
     pub(super) fn sent(&mut self) -> Vec<(Header, Vec<u8>)> {
         let octets = self.octets_out();
         self.segments(&octets)
     }
 
-    /// Writes the plan that it has. Returns the segments of it.
+    /// Writes the current plan and returns its segments.
     pub(super) fn sent_of_the_plan(&mut self) -> Vec<(Header, Vec<u8>)> {
         let octets = self.write_some(self.plan.remaining());
         assert!(self.plan.is_done());
         self.segments(&octets)
     }
 
-    /// The segments of the plan, which are not written by that.
+    /// Returns the segments of the plan without writing them.
     pub(super) fn segments_of_the_plan(&mut self) -> Vec<(Header, Vec<u8>)> {
         let octets = self.all_unwritten();
         self.segments(&octets)
     }
 
-    /// Takes whole segments from the octets that it has sent.
+    /// Takes whole segments from the sent octets.
     fn segments(&mut self, octets: &[u8]) -> Vec<(Header, Vec<u8>)> {
         self.out.extend(octets);
         let mut segments = Vec::new();
@@ -383,15 +385,15 @@ impl Rig {
         segments
     }
 
-    /// The Terminate that it sends, which has to be the last of what it sends.
+    /// Returns the Terminate, which must be the last message sent.
     pub(super) fn terminate(&mut self) -> Terminate {
         let sent = self.sent();
-        let (header, payload) = sent.last().expect("nothing is sent");
+        let (header, payload) = sent.last().expect("nothing was sent");
         assert_eq!(header.opcode(), Opcode::TERMINATE);
         Terminate::parse(payload).unwrap().0
     }
 
-    /// An FPDU as the peer would send it.
+    /// Returns an FPDU as the peer would send it.
     pub(super) fn fpdu(&mut self, ulpdu: &[u8]) -> Vec<u8> {
         let mut out = vec![0; ulpdu.len() + 16 + ulpdu.len() / 100];
         let n = encode_fpdu(ulpdu, &self.options, &mut self.clock_in, &mut out).unwrap();
@@ -409,7 +411,7 @@ impl Rig {
         self.again()
     }
 
-    /// Offers again what waits.
+    /// Offers the unconsumed octets again, until no more is done.
     pub(super) fn again(&mut self) -> RxStatus {
         loop {
             let status = self.input(crc32c::append);
@@ -419,7 +421,7 @@ impl Rig {
         }
     }
 
-    /// Offers once what waits.
+    /// Offers the unconsumed octets once.
     pub(super) fn input(&mut self, crc32c: Crc32cFn) -> RxStatus {
         let mut env = Env {
             memory: &self.table,
@@ -433,7 +435,7 @@ impl Rig {
         status
     }
 
-    /// Processes what is in its buffer, after `n` octets were read.
+    /// Processes the contents of the buffer after `n` octets were read.
     pub(super) fn filled(&mut self, n: usize) -> RxStatus {
         let mut env = Env {
             memory: &self.table,
@@ -444,7 +446,7 @@ impl Rig {
             .rx_filled(&mut self.buffer, &mut RxPlan::new(1), n, &mut env)
     }
 
-    /// Lets the time of a held Send pass.
+    /// Lets the time of a held Send expire.
     pub(super) fn wait_for_a_receive(&mut self) {
         let begins = Time::from_nanos(1);
         self.qp.on_time(begins, &mut self.host);
@@ -456,7 +458,8 @@ impl Rig {
         self.qp.rx_eof(&mut self.buffer, &mut self.host);
     }
 
-    /// The stream is over because of `blame`, with this code; everything is flushed.
+    /// Checks that the stream has ended because of `blame`, with this code, and that everything is
+    /// flushed.
     #[track_caller]
     pub(super) fn assert_ended(&self, blame: Blame, code: TerminateCode) {
         assert_eq!(self.qp.fault(), Some(Fault { blame, code }));
@@ -466,7 +469,7 @@ impl Rig {
     }
 }
 
-/// An untagged segment.
+/// Returns an untagged segment.
 pub(super) fn untagged(
     opcode: Opcode,
     qn: u32,
@@ -488,12 +491,12 @@ pub(super) fn untagged(
     )
 }
 
-/// A whole Send in one segment.
+/// Returns a whole Send in one segment.
 pub(super) fn send(msn: u32, payload: &[u8]) -> Vec<u8> {
     untagged(Opcode::SEND, 0, msn, 0, true, payload)
 }
 
-/// A tagged segment.
+/// Returns a tagged segment.
 pub(super) fn tagged(opcode: Opcode, stag: u32, to: u64, last: bool, payload: &[u8]) -> Vec<u8> {
     with_payload(
         &Header::Tagged(TaggedHeader {
@@ -513,7 +516,7 @@ pub(super) fn with_payload(header: &Header, payload: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The first Send of a stream, with Invalidate.
+/// Returns the first Send of a stream, with Invalidate.
 pub(super) fn send_inv(stag: u32, payload: &[u8]) -> Vec<u8> {
     let header = Header::Untagged(UntaggedHeader {
         last: true,
@@ -526,7 +529,7 @@ pub(super) fn send_inv(stag: u32, payload: &[u8]) -> Vec<u8> {
     with_payload(&header, payload)
 }
 
-/// The body of a Read Request.
+/// Returns the body of a Read Request.
 pub(super) fn read_request(sink: u32, size: u32, stag: u32, to: u64) -> Vec<u8> {
     let mut body = vec![0; 28];
     iwarp_proto::rdmap::ReadRequest {
@@ -540,7 +543,7 @@ pub(super) fn read_request(sink: u32, size: u32, stag: u32, to: u64) -> Vec<u8> 
     body
 }
 
-/// Moves octets between two rigs until both are quiet, in pieces of at most `piece` octets.
+/// Moves octets between two rigs until both are silent, in pieces of at most `piece` octets.
 pub(super) fn shuttle(a: &mut Rig, b: &mut Rig, piece: usize) {
     for _ in 0..100 {
         let (x, y) = (a.octets_out(), b.octets_out());
@@ -554,10 +557,10 @@ pub(super) fn shuttle(a: &mut Rig, b: &mut Rig, piece: usize) {
             let _ = a.rx(part);
         }
     }
-    panic!("they talk for ever");
+    panic!("the exchange does not end");
 }
 
-/// Two ends of one stream.
+/// Returns the two ends of one stream.
 pub(super) fn pair(stream: StreamConfig) -> (Rig, Rig) {
     let config = QpConfig {
         max_inline: 256,

@@ -19,7 +19,7 @@ fn holding(signal_all: bool) -> Rig {
     Rig::with(config, STREAM)
 }
 
-/// Posts Sends with these flags and sends them. Returns how many the queue took.
+/// Posts Sends with these flags and sends them. Returns how many were accepted.
 fn send_all(rig: &mut Rig, flags: &[SendFlags]) -> usize {
     let mut posted = 0;
     for flags in flags {
@@ -35,62 +35,62 @@ fn send_all(rig: &mut Rig, flags: &[SendFlags]) -> usize {
     posted
 }
 
-/// Takes the completions of the send queue. Returns how many slots each frees after the one before;
-/// `from` is the position before the first.
+/// Takes the completions of the send queue. Returns how many slots each one frees; `from` is the
+/// position before the first.
 fn freed(rig: &mut Rig, from: &mut u32) -> Vec<u32> {
     let sends = core::mem::take(&mut rig.host.sends);
     let more = |position: u32| position.wrapping_sub(core::mem::replace(from, position));
     sends.iter().map(|cqe| cqe.position).map(more).collect()
 }
 
-const TOLD: SendFlags = SendFlags::SIGNALED;
-const SILENT: SendFlags = SendFlags::empty();
+const SIGNALED: SendFlags = SendFlags::SIGNALED;
+const UNSIGNALED: SendFlags = SendFlags::empty();
 
 #[test]
 fn sent_requests_hold_their_slots() {
     let mut rig = holding(true);
     let mut from = rig.qp.send_position();
-    assert_eq!(send_all(&mut rig, &[SILENT; 9]), 4);
+    assert_eq!(send_all(&mut rig, &[UNSIGNALED; 9]), 4);
     assert_eq!(freed(&mut rig, &mut from), [1; 4]);
-    assert_eq!(send_all(&mut rig, &[SILENT; 9]), 0);
+    assert_eq!(send_all(&mut rig, &[UNSIGNALED; 9]), 0);
     assert!(rig.qp.has_send_room(0) && !rig.qp.has_send_room(1));
     rig.qp.release_sends(3);
     assert!(rig.qp.has_send_room(3) && !rig.qp.has_send_room(4));
-    assert_eq!(send_all(&mut rig, &[SILENT; 9]), 3);
-    // More than are held are not there.
+    assert_eq!(send_all(&mut rig, &[UNSIGNALED; 9]), 3);
+    // No more slots are freed than were held.
     rig.qp.release_sends(100);
-    assert_eq!(send_all(&mut rig, &[SILENT; 9]), 4);
+    assert_eq!(send_all(&mut rig, &[UNSIGNALED; 9]), 4);
 }
 
 #[test]
 fn completion_frees_silent_requests_before_it() {
     let mut rig = holding(false);
     let mut from = rig.qp.send_position();
-    assert_eq!(send_all(&mut rig, &[SILENT, SILENT, TOLD, SILENT]), 4);
+    assert_eq!(send_all(&mut rig, &[UNSIGNALED, UNSIGNALED, SIGNALED, UNSIGNALED]), 4);
     assert_eq!(freed(&mut rig, &mut from), [3]);
     rig.qp.release_sends(3);
-    assert_eq!(send_all(&mut rig, &[TOLD, TOLD, SILENT, TOLD]), 3);
+    assert_eq!(send_all(&mut rig, &[SIGNALED, SIGNALED, UNSIGNALED, SIGNALED]), 3);
     assert_eq!(freed(&mut rig, &mut from), [2, 1]);
     rig.qp.release_sends(3);
-    assert_eq!(send_all(&mut rig, &[SILENT; 9]), 3);
+    assert_eq!(send_all(&mut rig, &[UNSIGNALED; 9]), 3);
     assert_eq!(freed(&mut rig, &mut from), []);
-    assert_eq!(send_all(&mut rig, &[TOLD]), 0);
+    assert_eq!(send_all(&mut rig, &[SIGNALED]), 0);
 }
 
-/// A flush completes the requests that were not sent, and the first of them stands for the silent
-/// ones before.
+/// A flush completes the unsent requests, and the first of them frees the unsignaled ones before
+/// it.
 #[test]
 fn flushed_requests_hold_their_slots() {
     let mut rig = holding(false);
     let mut from = rig.qp.send_position();
-    assert_eq!(send_all(&mut rig, &[SILENT, SILENT]), 2);
-    rig.post_flags(1, SendOp::Send, SILENT, &[]);
-    rig.post_flags(2, SendOp::Send, SILENT, &[]);
+    assert_eq!(send_all(&mut rig, &[UNSIGNALED, UNSIGNALED]), 2);
+    rig.post_flags(1, SendOp::Send, UNSIGNALED, &[]);
+    rig.post_flags(2, SendOp::Send, UNSIGNALED, &[]);
     rig.recv(7, &[]);
     rig.qp.modify(State::Error, &mut rig.host).unwrap();
     assert_eq!(freed(&mut rig, &mut from), [3, 1]);
     assert_eq!(
-        rig.try_post(3, SendOp::Send, TOLD, &[]),
+        rig.try_post(3, SendOp::Send, SIGNALED, &[]),
         Err(PostError::QueueFull)
     );
     let wr = crate::SendWr::send(3, &[]);
@@ -102,9 +102,9 @@ fn flushed_requests_hold_their_slots() {
         rig.qp.check_sends([wr; 5].iter()),
         Err((4, PostError::QueueFull))
     );
-    assert_eq!(send_all(&mut rig, &[TOLD; 9]), 4);
+    assert_eq!(send_all(&mut rig, &[SIGNALED; 9]), 4);
     assert_eq!(freed(&mut rig, &mut from), [1; 4]);
-    // Receives in the same way: one was flushed.
+    // Receives work in the same way: one was flushed.
     let receive = |rig: &mut Rig| {
         let wr = crate::RecvWr {
             wr_id: 1,
@@ -143,7 +143,7 @@ fn taken_receives_hold_their_slots() {
 #[test]
 fn reset_frees_all_slots() {
     let mut rig = holding(false);
-    assert_eq!(send_all(&mut rig, &[SILENT; 4]), 4);
+    assert_eq!(send_all(&mut rig, &[UNSIGNALED; 4]), 4);
     for wr_id in 0..4 {
         rig.recv(wr_id, &[]);
     }
@@ -154,11 +154,11 @@ fn reset_frees_all_slots() {
     let mut from = rig.qp.send_position();
     rig.qp.modify(State::Init, &mut rig.host).unwrap();
     rig.qp.modify(State::Error, &mut rig.host).unwrap();
-    assert_eq!(send_all(&mut rig, &[TOLD]), 1);
+    assert_eq!(send_all(&mut rig, &[SIGNALED]), 1);
     assert_eq!(freed(&mut rig, &mut from), [1]);
 }
 
-/// Without the option a slot is free when its completion is written.
+/// Without the option a slot is freed when its completion is written.
 #[test]
 fn other_drivers_need_not_release() {
     let config = QpConfig {
@@ -167,7 +167,7 @@ fn other_drivers_need_not_release() {
     };
     let mut rig = Rig::with(config, STREAM);
     for _ in 0..9 {
-        assert_eq!(send_all(&mut rig, &[SILENT; 3]), 3);
+        assert_eq!(send_all(&mut rig, &[UNSIGNALED; 3]), 3);
         assert!(rig.qp.has_send_room(4));
     }
 }

@@ -1,4 +1,4 @@
-//! Octets that the driver has in memory, and how much of them one call processes.
+//! Octets in the driver's memory, and how much of them one call processes.
 
 use super::harness::*;
 use super::stream::read_as_planned;
@@ -18,7 +18,7 @@ const MARKED: StreamConfig = StreamConfig {
     ..STREAM
 };
 
-/// Takes part in all streams of a test.
+/// The streams of a test.
 const STREAMS: [StreamConfig; 4] = [
     STREAM,
     StreamConfig {
@@ -32,14 +32,14 @@ const STREAMS: [StreamConfig; 4] = [
     },
 ];
 
-/// FPDUs of Sends with these payloads.
+/// Returns FPDUs of Sends with these payloads.
 fn sends(rig: &mut Rig, payloads: &[&[u8]]) -> Vec<Vec<u8>> {
     let ulpdus = (1..).zip(payloads).map(|(msn, p)| send(msn, p));
     ulpdus.map(|ulpdu| rig.fpdu(&ulpdu)).collect()
 }
 
 #[test]
-fn whole_fpdus_are_taken_from_where_they_lie_and_a_cut_one_is_kept() {
+fn whole_fpdus_are_processed_in_place() {
     for stream in STREAMS {
         let mut rig = Rig::with(QpConfig::default(), stream);
         let mr = rig.mr(400, ALL);
@@ -50,7 +50,7 @@ fn whole_fpdus_are_taken_from_where_they_lie_and_a_cut_one_is_kept() {
         assert_eq!(rig.rx(&fpdus[..2].concat()), RxStatus::Ok);
         assert_eq!(rig.host.recvs.len(), 2);
         assert!(rig.buffer.is_empty() && rig.buffer.is_untouched());
-        // One is cut, in its length field too.
+        // One is cut, even in its length field.
         for cut in [1, 50] {
             let (begins, ends) = fpdus[2].split_at(cut);
             if cut == 1 {
@@ -60,7 +60,7 @@ fn whole_fpdus_are_taken_from_where_they_lie_and_a_cut_one_is_kept() {
             }
             assert_eq!(rig.rx(&begins[1..]), RxStatus::Ok);
             assert_eq!((rig.buffer.len(), rig.host.recvs.len()), (cut, 2));
-            // What follows it is not kept.
+            // The FPDU after it is not kept.
             let rest = [ends, &fpdus[3]].concat();
             assert_eq!(rig.rx(&rest), RxStatus::Ok);
         }
@@ -77,7 +77,7 @@ fn whole_fpdus_are_taken_from_where_they_lie_and_a_cut_one_is_kept() {
 }
 
 #[test]
-fn a_send_that_is_held_stays_with_the_caller() {
+fn held_send_stays_with_caller() {
     for stream in STREAMS {
         let mut rig = Rig::with(QpConfig::default(), stream);
         let mr = rig.mr(64, ALL);
@@ -94,7 +94,7 @@ fn a_send_that_is_held_stays_with_the_caller() {
         assert_eq!(rig.again(), RxStatus::Ok);
         assert_eq!(rig.host.recvs.len(), 3);
         assert_eq!(rig.qp.counters().receiver_not_ready, 2);
-        // One that came in two parts is kept until it is taken.
+        // One that arrived in two parts is kept until it is processed.
         let held = rig.fpdu(&send(4, &[4; 8]));
         assert_eq!(rig.rx(&held[..10]), RxStatus::Ok);
         assert_eq!(rig.rx(&held[10..]), RxStatus::Held);
@@ -106,7 +106,7 @@ fn a_send_that_is_held_stays_with_the_caller() {
 }
 
 #[test]
-fn a_send_stays_held_while_its_octets_are_not_offered() {
+fn send_stays_held_until_offered_again() {
     let mut rig = Rig::new();
     let held = rig.fpdu(&send(1, &[1; 8]));
     assert_eq!(rig.rx(&held), RxStatus::Held);
@@ -120,7 +120,7 @@ fn a_send_stays_held_while_its_octets_are_not_offered() {
     assert_eq!(rig.again(), RxStatus::Held);
     assert_eq!(rig.qp.rx_interest(), RxInterest::Held);
     rig.qp.on_time(Time::from_nanos(9), &mut rig.host);
-    assert_eq!(rig.qp.poll_at(), until, "its time goes on");
+    assert_eq!(rig.qp.poll_at(), until, "its deadline stays");
     let mr = rig.mr(8, ALL);
     rig.recv(1, &[mr.sge()]);
     assert_eq!(rig.rx(&octets), RxStatus::Ok);
@@ -128,7 +128,7 @@ fn a_send_stays_held_while_its_octets_are_not_offered() {
 }
 
 #[test]
-fn nothing_is_kept_of_a_stream_that_has_failed() {
+fn failed_stream_keeps_nothing() {
     let mut rig = Rig::new();
     let mut fpdu = rig.fpdu(&send(1, &[1; 8]));
     *fpdu.last_mut().unwrap() ^= 1;
@@ -142,14 +142,15 @@ fn nothing_is_kept_of_a_stream_that_has_failed() {
 
 /// How octets reach the receiver.
 #[derive(Debug, Clone, Copy)]
-enum Way {
+enum Input {
     Planned,
     Lent,
 }
 
-/// Sends messages of these lengths, Sends and Writes in turns, and takes them in these pieces. Returns all that can be seen.
+/// Sends Sends and Writes of these lengths alternately, and receives them in these pieces. Returns
+/// all observable state.
 fn taken(
-    way: Way,
+    way: Input,
     stream: StreamConfig,
     lens: &[u32],
     pieces: &[usize],
@@ -181,16 +182,16 @@ fn taken(
         let (now, later) = rest.split_at((*piece).min(rest.len()));
         rest = later;
         match way {
-            Way::Planned => {
+            Input::Planned => {
                 read_as_planned(&mut b, now, usize::MAX, 4);
             }
-            Way::Lent => {
+            Input::Lent => {
                 let _ = b.rx(now);
             }
         }
     }
     let mut counters = *b.qp.counters();
-    // Only one of the ways reads to the place.
+    // Only planned reads place payload directly.
     counters.rx_direct = 0;
     (brief(&b.host.recvs), b.read(&dst), counters, b.qp.state())
 }
@@ -198,7 +199,7 @@ fn taken(
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
     #[test]
-    fn octets_in_memory_do_what_planned_reads_do(
+    fn input_equals_planned_reads(
         stream in 0usize..4,
         lens in proptest::collection::vec(prop_oneof![0u32..100, 1000u32..3000, 20_000u32..30_000], 1..9),
         pieces in proptest::collection::vec(prop_oneof![1usize..100, 100usize..2000, 2000usize..70_000], 1..9),
@@ -206,16 +207,16 @@ proptest! {
         budget in prop_oneof![Just(1u32), Just(3), Just(u32::MAX)],
     ) {
         let stream = StreamConfig { emss, ..STREAMS[stream] };
-        let planned = taken(Way::Planned, stream, &lens, &pieces, u32::MAX);
-        let lent = taken(Way::Lent, stream, &lens, &pieces, budget);
+        let planned = taken(Input::Planned, stream, &lens, &pieces, u32::MAX);
+        let lent = taken(Input::Lent, stream, &lens, &pieces, budget);
         prop_assert_eq!(&lent, &planned);
         prop_assert_eq!(lent.0.len(), lens.len().div_ceil(2));
-        prop_assert_eq!(taken(Way::Planned, stream, &lens, &pieces, budget), planned);
+        prop_assert_eq!(taken(Input::Planned, stream, &lens, &pieces, budget), planned);
     }
 }
 
 #[test]
-fn one_call_processes_no_more_fpdus_than_its_budget() {
+fn fpdu_budget_is_enforced() {
     for stream in STREAMS {
         for staged in [false, true] {
             let (most, count) = (5, 23);
@@ -247,7 +248,7 @@ fn one_call_processes_no_more_fpdus_than_its_budget() {
                     assert_eq!(status, RxStatus::Ok);
                     break;
                 }
-                // The stream is whole, and goes on.
+                // The stream is intact and continues.
                 assert_eq!(rig.qp.rx_interest(), RxInterest::Read);
             }
             assert_eq!(calls, 5);
@@ -257,7 +258,7 @@ fn one_call_processes_no_more_fpdus_than_its_budget() {
 }
 
 #[test]
-fn a_call_that_does_exactly_its_budget_has_no_more() {
+fn exact_budget_has_no_more() {
     let mut config = QpConfig::default();
     config.budget.fpdus = 0;
     let mut rig = Rig::with(config, STREAM);
@@ -269,7 +270,7 @@ fn a_call_that_does_exactly_its_budget_has_no_more() {
 }
 
 #[test]
-fn answers_can_be_sent_between_calls() {
+fn responses_are_sent_between_calls() {
     let mut config = QpConfig::default();
     config.budget.fpdus = 2;
     let mut rig = Rig::with(config, STREAM);
@@ -279,7 +280,7 @@ fn answers_can_be_sent_between_calls() {
         let fpdu = rig.fpdu(&untagged(Opcode::READ_REQUEST, 1, msn, 0, true, &body));
         rig.offered.extend(fpdu);
     }
-    // Eight at once would be more than the IRD of the stream.
+    // Eight at once would exceed the IRD of the stream.
     for _ in 0..4 {
         let _ = rig.input(crc32c::append);
         assert_eq!(rig.sent().len(), 2);
@@ -297,7 +298,7 @@ fn counting(crc: u32, octets: &[u8]) -> u32 {
 }
 
 #[test]
-fn an_octet_that_comes_is_summed_once() {
+fn received_octets_are_summed_once() {
     for stream in [STREAM, MARKED] {
         for cut in [0, 1, 60, 1500] {
             let mut rig = Rig::with(QpConfig::default(), stream);
@@ -324,9 +325,9 @@ fn an_octet_that_comes_is_summed_once() {
     }
 }
 
-/// Markers stand where they do, however often an FPDU is offered.
+/// Markers keep their positions, however often an FPDU is offered.
 #[test]
-fn a_held_send_on_a_stream_with_markers() {
+fn held_send_with_markers() {
     let stream = StreamConfig {
         markers_tx: true,
         markers_rx: true,

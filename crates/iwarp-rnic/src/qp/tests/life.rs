@@ -1,7 +1,8 @@
 //! Each event in each state of a queue pair's life.
 //!
-//! `life.txt` has a line for each state, with what each event makes of it; an event that is not there changes nothing. States
-//! that differ only in one of the pairs that are independent have one line: a second test shows that they are.
+//! `life.txt` has a line for each state with the effect of each event; events that are missing
+//! change nothing. States that differ only in one of the independent pairs share a line; a second
+//! test shows that they are independent.
 
 use super::*;
 use crate::qp::fault::TerminateOctets;
@@ -13,7 +14,7 @@ use std::format;
 use std::string::String;
 use std::vec::Vec;
 
-/// A stream that may end at any time, and one that may not. What time it is else does not matter here.
+/// A stream that may end at any time, and one that may not. Other times do not matter here.
 const TIMES: [Option<Time>; 2] = [None, Some(EARLY)];
 const EARLY: Time = Time::from_nanos(10);
 
@@ -62,7 +63,7 @@ fn message() -> TerminateOctets {
     TerminateOctets::new(&Terminate::new(TerminateCode::MPA_CRC))
 }
 
-/// Who may make the state RTR, RTS or SQD.
+/// States between INIT and ERR.
 fn readies() -> [Ready; 4] {
     [
         Ready::Receive,
@@ -152,7 +153,7 @@ fn endings() -> Vec<Life> {
     all
 }
 
-/// Every value of the type.
+/// Returns all values of the type.
 fn everything() -> Vec<Life> {
     let mut all = endings();
     for state in idles() {
@@ -166,7 +167,7 @@ fn everything() -> Vec<Life> {
 
 type Event = (&'static str, fn(&mut Life));
 
-/// Everything that can happen to it.
+/// All events.
 const EVENTS: [Event; 26] = [
     ("RESET", |life| modify(life, State::Reset)),
     ("INIT", |life| modify(life, State::Init)),
@@ -332,9 +333,9 @@ fn every_event_in_every_state() {
     assert_eq!(table.lines().count(), want.lines().count());
 }
 
-/// Where all of a pair of facts is possible, neither decides what becomes of the other.
+/// Neither fact of an independent pair affects the other.
 #[test]
-fn what_is_independent_stays_so() {
+fn independent_facts_stay_independent() {
     for event in events() {
         let mut of_flow = BTreeMap::new();
         let mut of_old = BTreeMap::new();
@@ -351,7 +352,7 @@ fn what_is_independent_stays_so() {
                 (Life::Apart { state, old }, Life::Apart { state: s, old: o }) => {
                     let before = of_old.insert(format!("{old:?}"), o);
                     assert!(before.is_none_or(|b| b == o), "{life:?} {}", event.0);
-                    // The stream that was given up has no say any more.
+                    // The stream that was given up has no more effect.
                     let ends = ["gone", "written", "fill", "shut", "eof", "hear", "emit"];
                     assert!(
                         !ends.contains(&event.0) || s == state,
@@ -368,9 +369,9 @@ fn what_is_independent_stays_so() {
     }
 }
 
-/// The type has a value for each situation, and for nothing else.
+/// Each value of the type can be reached.
 #[test]
-fn everything_that_can_be_written_can_happen() {
+fn every_value_is_reachable() {
     let mut seen = BTreeMap::new();
     let mut next = VecDeque::from([Life::NEW]);
     while let Some(life) = next.pop_front() {
@@ -386,7 +387,7 @@ fn everything_that_can_be_written_can_happen() {
 }
 
 #[test]
-fn what_a_state_means() {
+fn invariants_of_each_state() {
     for life in everything() {
         let state = life.state();
         let interest = life.rx_interest();
@@ -400,20 +401,21 @@ fn what_a_state_means() {
         assert!(life.has_unwritten() <= life.has_stream());
         let takes = matches!(state, State::Rts | State::Sqd | State::Error);
         assert_eq!(life.takes_sends(), takes);
-        // Nobody writes behind the end of the stream, and no stream is given up that is still to be written to.
+        // Nothing is written after the end of the stream, and no stream is given up that is still
+        // to be written to.
         if life.wish() != StreamWish::Keep {
             assert!(!life.may_send() || life.has_unwritten(), "{life:?}");
             assert!(!life.has_octets_due(), "{life:?}");
             assert!(life.is_ending());
         }
-        // A queue pair in RESET has no use for its old stream.
+        // A queue pair in RESET does not need its old stream.
         assert!((state == State::Reset && life.has_stream()) <= (life.wish() != StreamWish::Keep));
     }
 }
 
-/// A program that makes the changes of state itself says so before it drains the queue.
+/// A program that changes the state itself calls `await_stream` before it drains the queue.
 #[test]
-fn whether_the_program_may_change_the_state_itself() {
+fn await_stream_is_allowed_before_drain() {
     for life in everything() {
         let allowed = match life {
             Life::Apart {
@@ -427,9 +429,9 @@ fn whether_the_program_may_change_the_state_itself() {
     }
 }
 
-/// The program is told once that its queue is drained, and not before the plan is written.
+/// The program is notified once that its queue is drained, and not before the plan is written.
 #[test]
-fn when_the_program_is_told_that_its_queue_is_drained() {
+fn drain_is_reported_once() {
     for life in everything() {
         let told = match life {
             Life::Up { ready, .. }

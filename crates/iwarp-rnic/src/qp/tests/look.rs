@@ -1,4 +1,4 @@
-//! What a queue pair tells about itself and its stream, and what it asks its driver to bring into the processor's caches.
+//! Queries about a queue pair and its stream, and prefetching.
 
 use super::harness::*;
 use crate::qp::*;
@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::string::ToString;
 use std::vec::Vec;
 
-/// Whether it has a stream, is ending it, has shut down its side of it, owes a Terminate.
+/// Whether it has a stream, is ending it, has shut down its direction, owes a Terminate.
 fn stream(rig: &Rig) -> [bool; 4] {
     let qp = &rig.qp;
     [
@@ -26,7 +26,7 @@ const SHUT_DOWN: [bool; 4] = [true, true, true, false];
 const OWING: [bool; 4] = [true, true, false, true];
 
 #[test]
-fn a_queue_pair_tells_how_far_its_stream_is() {
+fn stream_progress_queries() {
     let mut rig = Rig::fresh(QpConfig::default());
     assert_eq!(stream(&rig), NO_STREAM);
     rig.start(STREAM);
@@ -44,7 +44,7 @@ fn a_queue_pair_tells_how_far_its_stream_is() {
     assert_eq!(stream(&rig), SHUT_DOWN);
     rig.qp.stream_gone(&mut rig.host);
     assert_eq!(stream(&rig), NO_STREAM);
-    // One in error.
+    // A queue pair in error.
     let mut rig = Rig::new();
     assert_eq!(rig.rx_ulpdu(&send(7, &[])), RxStatus::Failed);
     assert_eq!(stream(&rig), OWING);
@@ -52,7 +52,7 @@ fn a_queue_pair_tells_how_far_its_stream_is() {
     assert_eq!(stream(&rig), ENDING);
     assert_eq!(rig.terminate().code.layer, 1);
     assert_eq!(stream(&rig), ENDING);
-    // One that is given up.
+    // A stream that was given up.
     let mut rig = Rig::new();
     rig.qp.modify(State::Reset, &mut rig.host).unwrap();
     assert_eq!(stream(&rig), ENDING);
@@ -61,14 +61,14 @@ fn a_queue_pair_tells_how_far_its_stream_is() {
 }
 
 #[test]
-fn the_receives_that_wait_are_counted() {
+fn posted_receives_are_counted() {
     let mut rig = Rig::new();
     let mr = rig.mr(8, ALL);
     for posted in 1..=3 {
         rig.recv(u64::from(posted), &[mr.sge()]);
         assert_eq!(rig.qp.receives_posted(), posted);
     }
-    // One is being filled, and waits no more.
+    // One is being filled, and is no longer posted.
     let first = untagged(Opcode::SEND, 0, 1, 0, false, &[1]);
     assert_eq!(rig.rx_ulpdu(&first), RxStatus::Ok);
     assert_eq!(rig.qp.receives_posted(), 2);
@@ -79,26 +79,27 @@ fn the_receives_that_wait_are_counted() {
 }
 
 #[test]
-fn it_tells_whether_its_segments_are_aligned() {
+fn alignment_query() {
     let mut rig = Rig::new();
     assert_eq!(rig.qp.alignment(), None);
-    // FPDUs are made for segments of 1460 octets.
+    // FPDUs are built for segments of 1460 octets.
     rig.qp.align(1459);
     assert_eq!(rig.qp.alignment(), None);
     for segment in [1460, 9000] {
         rig.qp.align(segment);
         assert_eq!(rig.qp.alignment(), Some(segment));
     }
-    // It holds for one stream.
+    // The alignment applies to one stream.
     rig.qp.modify(State::Reset, &mut rig.host).unwrap();
     rig.qp.stream_gone(&mut rig.host);
     rig.start(STREAM);
     assert_eq!(rig.qp.alignment(), None);
 }
 
-/// The driver asks because the size of a segment may have changed, which matters to messages of several segments only.
+/// The driver asks because the segment size may have changed, which matters only to messages of
+/// several segments.
 #[test]
-fn it_tells_whether_the_next_message_is_cut() {
+fn is_segmenting_query() {
     // MULPDU is 1454, and the header of a Send has 18 octets.
     for (len, cut) in [(0, false), (1436, false), (1437, true), (5000, true)] {
         let mut rig = Rig::new();
@@ -117,9 +118,9 @@ fn it_tells_whether_the_next_message_is_cut() {
     }
 }
 
-/// What is brought into the caches is where the next requests are put, and the receive that the next message takes.
+/// The next slots to be posted to, and the receive for the next message, are prefetched.
 #[test]
-fn the_next_requests_are_what_is_prefetched() {
+fn next_requests_are_prefetched() {
     let mut rig = Rig::new();
     let mr = rig.mr(8, ALL);
     for wr_id in 0..3 {
@@ -132,14 +133,14 @@ fn the_next_requests_are_what_is_prefetched() {
         let sge = rig.qp.sq.sge_at(place).unwrap();
         assert!(fetched.contains(&core::ptr::from_ref(slot).cast()));
         assert!(fetched.contains(&core::ptr::from_ref(sge).cast()));
-        // Slot and element of the request to be posted, and of the receives at both ends of their queue.
+        // Slot and element of the next request, and of the receives at both ends of their queue.
         assert_eq!(fetched.len(), 6);
         let _ = rig.sent();
     }
 }
 
 #[test]
-fn a_change_of_state_that_is_not_allowed_has_a_message() {
+fn invalid_transition_message() {
     let mut rig = Rig::fresh(QpConfig::default());
     let refused = rig.qp.modify(State::Rts, &mut rig.host).unwrap_err();
     assert_eq!(

@@ -42,7 +42,7 @@ fn send_inv(rig: &mut Rig, msn: u32, stag: u32) -> RxStatus {
 }
 
 #[test]
-fn a_type_2_window_lives_from_bind_to_invalidation() {
+fn type_2_window_bind_and_invalidate() {
     //= rfc5041 section 8.3
     //= type=test
     //# DDP MUST provide a mechanism for the ULP to communicate the association
@@ -81,13 +81,13 @@ fn a_type_2_window_lives_from_bind_to_invalidation() {
 }
 
 #[test]
-fn a_valid_type_2_window_is_not_bound_again_and_a_type_1_window_is() {
+fn only_type_1_window_is_rebound() {
     let mut rig = Rig::new();
     let mr = rig.mr(64, ALL);
     let one = window(&mut rig, WindowType::Type1);
     rig.post(1, SendOp::Bind(bind(one, one, &mr, 0, 8)), &[]);
     rig.post(2, SendOp::Bind(bind(one, one ^ 1, &mr, 8, 8)), &[]);
-    // Of length zero: bound to nothing.
+    // A length of zero unbinds it.
     rig.post(3, SendOp::Bind(bind(one ^ 1, one ^ 2, &mr, 0, 0)), &[]);
     rig.sent();
     assert!(rig.host.sends.iter().all(|c| c.status == WcStatus::Success));
@@ -105,7 +105,7 @@ fn a_valid_type_2_window_is_not_bound_again_and_a_type_1_window_is() {
 }
 
 #[test]
-fn binds_that_are_refused() {
+fn refused_binds() {
     let mut rig = Rig::new();
     let good = rig.mr(64, ALL);
     let unbindable = rig.mr(64, ALL.difference(Access::MW_BIND));
@@ -113,7 +113,7 @@ fn binds_that_are_refused() {
     let foreign = rig.mr_in(PD + 1, 64, ALL);
     let mw = window(&mut rig, WindowType::Type2);
     let who = rig.qp.accessor();
-    // The key of an earlier life of the region.
+    // The key of an earlier registration of the region.
     let old_key = Bind {
         mr_stag: Stag(good.stag ^ 1),
         ..bind(mw, mw, &good, 0, 8)
@@ -137,7 +137,7 @@ fn binds_that_are_refused() {
     for (wr, error) in cases {
         assert_eq!(rig.table.bind(&wr, who), Err(error));
     }
-    // The peer's rights to write need a region that may be written, each of them.
+    // Each remote right to write needs a region that can be written locally.
     for (access, result) in [
         (Access::REMOTE_WRITE, Err(MemoryError::NotBindable)),
         (Access::REMOTE_ATOMIC, Err(MemoryError::NotBindable)),
@@ -150,7 +150,7 @@ fn binds_that_are_refused() {
         assert!(!rig.table.info(Stag(mw)).unwrap().valid);
         assert_eq!(rig.table.bind(&wr, who), result, "{access:?}");
     }
-    // A window names addresses, and a region without addresses has none.
+    // A window has addresses, but a zero-based region has none.
     let zero_based = rig.zero_based(64, ALL);
     let other = window(&mut rig, WindowType::Type2);
     let wr = Bind {
@@ -161,9 +161,9 @@ fn binds_that_are_refused() {
     assert_eq!(refused, Err(MemoryError::NotBindable));
 }
 
-/// The key that a program knows is that of the last bind it posted, whether or not that was carried out.
+/// The program knows the key of the last bind it posted, executed or not.
 #[test]
-fn a_bind_that_was_flushed_leaves_the_window_usable() {
+fn flushed_bind_leaves_window_usable() {
     let mut rig = Rig::new();
     let good = rig.mr(64, ALL);
     let unbindable = rig.mr(64, ALL.difference(Access::MW_BIND));
@@ -254,7 +254,7 @@ fn fast_registration_and_local_invalidation() {
 }
 
 #[test]
-fn an_invalidation_waits_until_what_it_takes_away_is_written() {
+fn invalidation_waits_for_earlier_writes() {
     let mut rig = Rig::with(
         QpConfig::default(),
         StreamConfig {
@@ -279,7 +279,7 @@ fn an_invalidation_waits_until_what_it_takes_away_is_written() {
 }
 
 #[test]
-fn a_window_does_not_outlive_what_it_is_bound_to() {
+fn window_does_not_outlive_region() {
     let mut rig = Rig::new();
     let (stag, at) = fast(&mut rig, 64);
     let mw = window(&mut rig, WindowType::Type2);
@@ -305,7 +305,7 @@ fn a_window_does_not_outlive_what_it_is_bound_to() {
 }
 
 #[test]
-fn an_ordinary_region_cannot_be_invalidated_locally() {
+fn ordinary_region_cannot_be_invalidated() {
     let mut rig = Rig::new();
     let mr = rig.mr(8, ALL);
     rig.post_flags(
@@ -402,7 +402,7 @@ pub(super) fn atomic(rig: &mut Rig, msn: u32, request: &AtomicRequest) -> u64 {
 //# specific Queue Number on the DDP Stream associated with this DDP
 //# Segment.
 #[test]
-fn atomics_of_the_peer() {
+fn peer_atomics() {
     let mut rig = Rig::new();
     let mr = rig.mr(8, ALL);
     let word = |rig: &Rig| u64::from_ne_bytes(rig.read(&mr).try_into().unwrap());
@@ -430,13 +430,13 @@ fn atomics_of_the_peer() {
     assert_eq!(atomic(&mut rig, 2, &swap), start + 5);
     let swapped = (start + 5) & !0xffff | 0xff00;
     assert_eq!(word(&rig), swapped);
-    // The comparison fails now: nothing changes, and the old value comes back.
+    // The comparison fails now: nothing changes, and the old value is returned.
     assert_eq!(atomic(&mut rig, 3, &swap), swapped);
     assert_eq!(word(&rig), swapped);
 }
 
 #[test]
-fn atomics_of_our_own() {
+fn local_atomics() {
     //= rfc7306 section 5.4
     //= type=test
     //# An Atomic Operation MUST NOT be Completed at the Requester until the DDP
@@ -482,14 +482,14 @@ fn atomics_of_our_own() {
     a.post(1, add, &[sink.part(2, 5), sink.part(8, 8)]);
     shuttle(&mut a, &mut b, 1000);
     assert_eq!(a.host.sends[0].byte_len, 8);
-    // In host order, cut as the elements say.
+    // In host order, split as the elements require.
     let got = a.read(&sink);
     assert_eq!([&got[2..7], &got[8..11]].concat(), old);
     assert_eq!(b.read(&target)[0], old[0] + 1);
 }
 
 #[test]
-fn a_changed_region_keeps_its_key_unless_its_memory_changes() {
+fn reregistration_keeps_key_unless_memory_changes() {
     let mut rig = Rig::new();
     let mr = rig.mr(64, ALL);
     let (same, old) = rig
@@ -503,7 +503,7 @@ fn a_changed_region_keeps_its_key_unless_its_memory_changes() {
         .table
         .reregister(Stag(mr.stag), Some((range, at)), None, None)
         .unwrap();
-    // Who has the old key must not reach the new memory.
+    // The old key must not give access to the new memory.
     let known = Stag(mr.stag);
     assert_eq!(new.index(), known.index());
     assert_ne!(new, known);
@@ -518,9 +518,9 @@ fn a_changed_region_keeps_its_key_unless_its_memory_changes() {
 }
 
 #[test]
-fn the_table_knows_how_much_memory_is_registered() {
+fn registered_bytes_are_counted() {
     fn octets(rig: &Rig) -> u64 {
-        // In parts, as who asks does it.
+        // In parts, like a real caller.
         let parts = (0..).map(|at| rig.table.octets_in(at * 10..at * 10 + 10));
         parts.map_while(|part| part).sum()
     }

@@ -1,4 +1,4 @@
-//! Mistakes that look nearly right: what other checks would let pass, or refuse for another reason.
+//! Near misses: errors that other checks would accept, or refuse for another reason.
 
 use super::harness::*;
 use super::refused::refused;
@@ -10,9 +10,9 @@ use iwarp_proto::rdmap::{
 };
 use std::vec;
 
-/// Each segment fits the receive, and all together do not.
+/// Each segment fits the receive, but their sum does not.
 #[test]
-fn the_segments_of_a_message_fit_together_or_are_too_long() {
+fn message_length_is_sum_of_segments() {
     for (second, fits) in [(40, true), (41, false), (99, false), (100, false)] {
         let mut rig = Rig::new();
         let mr = rig.mr(100, Access::LOCAL_WRITE);
@@ -33,9 +33,9 @@ fn the_segments_of_a_message_fit_together_or_are_too_long() {
     }
 }
 
-/// An atomic has no sink, so nothing is compared with the STag of an answer to a Read.
+/// An atomic has no sink, so the STag of a Read Response is not compared.
 #[test]
-fn an_atomic_is_not_answered_by_the_answer_to_a_read() {
+fn read_response_does_not_answer_atomic() {
     for stag in [0, 1, 0x5100_0001] {
         for octets in [0, 8] {
             let mut rig = Rig::new();
@@ -56,9 +56,9 @@ fn an_atomic_is_not_answered_by_the_answer_to_a_read() {
     }
 }
 
-/// An atomic for which there is no place is refused before it is carried out.
+/// An atomic beyond the IRD is refused before it is executed.
 #[test]
-fn an_atomic_beyond_the_ird_changes_nothing() {
+fn atomic_beyond_ird_changes_nothing() {
     for ird in [0, 1, 3] {
         let mut rig = Rig::with(QpConfig::default(), StreamConfig { ird, ..STREAM });
         let mr = rig.mr(8, ALL);
@@ -79,7 +79,7 @@ fn an_atomic_beyond_the_ird_changes_nothing() {
         };
         let word = |rig: &Rig| u64::from_ne_bytes(rig.read(&mr).try_into().unwrap());
         let before = word(&rig);
-        // Nothing is sent, so all of them wait for their answers.
+        // Nothing is sent, so all of them stay unanswered.
         for n in 1..=u32::from(ird) {
             assert_eq!(rig.rx_ulpdu(&request(n)), RxStatus::Ok);
             assert_eq!(word(&rig), before + u64::from(n));
@@ -90,13 +90,13 @@ fn an_atomic_beyond_the_ird_changes_nothing() {
     }
 }
 
-/// A word is swapped if it has the right value in some bits, and then in some bits only.
+/// A word is compared under one mask and swapped under another.
 #[test]
-fn a_swap_compares_some_bits_and_changes_some() {
+fn swap_honors_both_masks() {
     const WORD: u64 = 0x0123_4567_89ab_cdef;
     const ALL_BITS: u64 = u64::MAX;
     let new = 0x1111_2222_3333_4444;
-    // What is compared, in which bits, in which bits it is swapped, and what the word becomes.
+    // Compared value, compare mask, swap mask, and the resulting word.
     let cases = [
         (WORD, ALL_BITS, ALL_BITS, new),
         (WORD ^ 1, ALL_BITS, ALL_BITS, WORD),
@@ -137,9 +137,9 @@ fn a_swap_compares_some_bits_and_changes_some() {
     }
 }
 
-/// Eight octets come back, however long the element is.
+/// Eight octets are returned, however long the element is.
 #[test]
-fn an_atomic_brings_eight_octets() {
+fn atomic_returns_eight_octets() {
     let add = SendOp::FetchAdd {
         remote_addr: 0x1000,
         rkey: 7,
@@ -181,9 +181,9 @@ fn an_atomic_brings_eight_octets() {
     }
 }
 
-/// A message that is done needs no probe, although an answer before it holds up its completion.
+/// A message that is done needs no probe, although an earlier Read delays its completion.
 #[test]
-fn what_is_done_behind_a_read_is_not_asked_for() {
+fn done_message_needs_no_probe() {
     let mut rig = Rig::new();
     let mr = rig.mr(8, ALL);
     let read = SendOp::Read {
@@ -205,9 +205,10 @@ fn what_is_done_behind_a_read_is_not_asked_for() {
     );
 }
 
-/// The driver asks whether the stream would end inside an FPDU, and whether the size of segments matters.
+/// The driver asks whether the stream would end inside an FPDU, and whether the segment size
+/// matters.
 #[test]
-fn a_plan_is_unwritten_until_its_last_octet() {
+fn plan_is_unwritten_until_last_octet() {
     let mut rig = Rig::new();
     let mr = rig.mr(4000, ALL);
     assert!(!rig.qp.has_unwritten() && !rig.qp.is_segmenting());
@@ -236,9 +237,8 @@ fn a_plan_is_unwritten_until_its_last_octet() {
     }
 }
 
-/// A stream that breaks is a fault of its own, and is told of once.
 #[test]
-fn a_broken_stream_is_told_of_once() {
+fn broken_stream_is_reported_once() {
     let mut rig = Rig::new();
     rig.qp.stream_failed(&mut rig.host);
     assert_eq!(rig.qp.take_events(), Events::FATAL | Events::DISCONNECTED);
@@ -247,9 +247,9 @@ fn a_broken_stream_is_told_of_once() {
     assert_eq!(rig.qp.take_events(), Events::empty());
 }
 
-/// The end of the peer's direction is told of once, however often a driver finds it.
+/// The end of the peer's direction is reported once, however often the driver finds it.
 #[test]
-fn an_orderly_end_is_told_of_once() {
+fn orderly_end_is_reported_once() {
     let mut rig = Rig::new();
     rig.eof();
     assert_eq!(rig.qp.take_events(), Events::DISCONNECTED);
@@ -258,9 +258,9 @@ fn an_orderly_end_is_told_of_once() {
     assert!(rig.qp.fault().is_none());
 }
 
-/// A queue pair in error flushes as many requests as there are, so a list may be longer than its queue.
+/// A queue pair in error flushes any number of requests, so a list may exceed its queue.
 #[test]
-fn a_list_for_a_queue_pair_in_error_has_no_limit() {
+fn error_state_accepts_long_list() {
     let config = QpConfig {
         max_send_wr: 4,
         ..QpConfig::default()

@@ -1,5 +1,5 @@
-//! Queue pairs that are connected by number: notes about receives that are not posted, absent peers, and queue pairs that are their
-//! own peer.
+//! Queue pairs connected by number: notes about receives that are not posted, absent peers, and
+//! queue pairs that are their own peer.
 
 use super::harness::*;
 use crate::qp::*;
@@ -15,7 +15,7 @@ fn numbered(rig: &mut Rig) {
     rig.qp.hide_connection();
 }
 
-/// Two ends that know each other by number, and a region of the first one.
+/// Returns two ends connected by number, and a region of the first one.
 fn ends() -> (Rig, Rig, Mr) {
     let (mut a, mut b) = pair(STREAM);
     numbered(&mut a);
@@ -32,7 +32,7 @@ fn write(rig: &mut Rig, wr_id: u64, mr: &Mr, to: &Mr) {
     rig.post(wr_id, op, &[mr.part(0, 8)]);
 }
 
-/// A queue pair in RTS that is its own peer, with a region that it may do anything with.
+/// Returns a queue pair in RTS that is its own peer, with a region of all rights.
 fn own_peer() -> (Rig, Mr) {
     let mut rig = Rig::fresh(QpConfig::default());
     numbered(&mut rig);
@@ -42,7 +42,7 @@ fn own_peer() -> (Rig, Mr) {
     (rig, mr)
 }
 
-/// Moves octets from the queue pair to itself until it is quiet.
+/// Moves octets from the queue pair to itself until it is silent.
 fn circulate(rig: &mut Rig) {
     for _ in 0..100 {
         let octets = rig.octets_out();
@@ -51,11 +51,11 @@ fn circulate(rig: &mut Rig) {
         }
         let _ = rig.rx(&octets);
     }
-    panic!("it talks for ever");
+    panic!("the exchange does not end");
 }
 
 #[test]
-fn what_was_posted_before_a_held_send_completes() {
+fn requests_before_held_send_complete() {
     let (mut a, mut b, mr) = ends();
     let target = b.mr(64, Access::LOCAL_WRITE | Access::REMOTE_WRITE);
     b.recv(20, &[target.part(0, 8)]);
@@ -81,7 +81,7 @@ fn what_was_posted_before_a_held_send_completes() {
 }
 
 #[test]
-fn a_send_is_held_for_ever_unless_its_sender_gives_up() {
+fn send_is_held_until_retries_end() {
     let (mut a, mut b, mr) = ends();
     b.qp.set_min_rnr_timer(MS);
     a.post(1, SendOp::Send, &[mr.part(0, 8)]);
@@ -98,7 +98,7 @@ fn a_send_is_held_for_ever_unless_its_sender_gives_up() {
 }
 
 #[test]
-fn a_sender_that_gives_up_says_so_once_before_its_first_request() {
+fn finite_retries_are_noted_once() {
     let (mut a, mut b, mr) = ends();
     a.qp.set_rnr_retry(3);
     b.qp.set_min_rnr_timer(MS);
@@ -122,12 +122,13 @@ fn a_sender_that_gives_up_says_so_once_before_its_first_request() {
     );
 }
 
-/// What a connection of the connection manager does then, which waits for a shorter time, is not for a peer that has said how often it tries.
+/// The shorter limit of the connection manager does not apply to a peer that has sent its number of
+/// retries.
 #[test]
-fn a_sender_that_has_closed_has_the_patience_that_it_has_told() {
+fn closed_sender_keeps_its_retries() {
     let (mut a, mut b, mr) = ends();
     a.qp.set_rnr_retry(3);
-    // Longer than any queue pair waits on its own account.
+    // Longer than any queue pair waits by default.
     let timer = Duration::from_secs(60);
     b.qp.set_min_rnr_timer(timer);
     a.post(1, SendOp::Send, &[mr.part(0, 8)]);
@@ -144,7 +145,7 @@ fn a_sender_that_has_closed_has_the_patience_that_it_has_told() {
 }
 
 #[test]
-fn a_sender_that_does_not_try_again_is_refused_at_once() {
+fn sender_without_retries_is_refused_immediately() {
     // However long the receiver would have others wait.
     for timer in [Duration::ZERO, MS, Duration::MAX] {
         let (mut a, mut b, mr) = ends();
@@ -158,9 +159,9 @@ fn a_sender_that_does_not_try_again_is_refused_at_once() {
     }
 }
 
-/// What both ends were told holds for one connection: the next may be to another peer.
+/// Notes apply to one connection: the next one may lead to another peer.
 #[test]
-fn a_new_stream_begins_without_notes() {
+fn new_stream_starts_without_notes() {
     let again = |rig: &mut Rig| {
         rig.qp.modify(State::Reset, &mut rig.host).unwrap();
         rig.qp.stream_gone(&mut rig.host);
@@ -168,7 +169,7 @@ fn a_new_stream_begins_without_notes() {
         rig.offered.clear();
         rig.start(STREAM);
     };
-    // The sender tells again how often it tries.
+    // The sender sends its number of retries again.
     let (mut a, mut b, mr) = ends();
     a.qp.set_rnr_retry(0);
     for _ in 0..2 {
@@ -178,17 +179,17 @@ fn a_new_stream_begins_without_notes() {
         assert_eq!(opcodes[1].0.opcode(), Opcode::SEND);
         again(&mut a);
     }
-    // The receiver takes a sender that has told nothing for one that tries for ever.
+    // The receiver treats a sender without a note as one without a limit.
     a.post(1, SendOp::Send, &[mr.part(0, 8)]);
     let octets = a.octets_out();
     assert_eq!(b.rx(&octets), RxStatus::Failed);
     again(&mut b);
     assert_eq!(b.rx_ulpdu(&send(1, &[1])), RxStatus::Held);
-    // That Send is told of on its own stream alone.
+    // The held Send is only reported on its own stream.
     again(&mut b);
     assert!(!b.qp.wants_tx() && b.sent().is_empty());
 
-    // The numbers of messages begin anew, and so do those that are told of.
+    // Message numbers start again, and so do the reported ones.
     let (mut a, ..) = ends();
     let mr = a.mr(8, Access::LOCAL_WRITE);
     for _ in 0..2 {
@@ -204,7 +205,7 @@ fn a_new_stream_begins_without_notes() {
         assert_eq!(brief(&a.host.sends), done);
         again(&mut a);
     }
-    // Each peer says farewell.
+    // Each peer sends a farewell.
     for _ in 0..2 {
         for wr_id in 1..4 {
             a.post(wr_id, SendOp::Send, &[mr.sge()]);
@@ -219,9 +220,9 @@ fn a_new_stream_begins_without_notes() {
     }
 }
 
-/// The peer counts an RTR message that is a Send, and no request is it.
+/// The peer counts an RTR message that is a Send, but it belongs to no request.
 #[test]
-fn a_farewell_counts_the_rtr_message() {
+fn farewell_counts_rtr_message() {
     for (arrived, completes) in [(0, false), (1, false), (2, true), (3, false)] {
         let mut rig = Rig::fresh(QpConfig::default());
         numbered(&mut rig);
@@ -240,9 +241,9 @@ fn a_farewell_counts_the_rtr_message() {
     }
 }
 
-/// A peer that is absent after the stream has failed is not the reason.
+/// An absent peer is not the reason if the stream has failed before.
 #[test]
-fn an_absent_peer_is_not_blamed_for_an_earlier_error() {
+fn earlier_error_outranks_absent_peer() {
     let config = QpConfig {
         max_send_wr: 100,
         budget: Budget {
@@ -268,7 +269,7 @@ fn an_absent_peer_is_not_blamed_for_an_earlier_error() {
 }
 
 #[test]
-fn a_note_goes_in_front_and_only_once() {
+fn note_precedes_request_once() {
     let (mut a, _, mr) = ends();
     a.qp.set_rnr_retry(3);
     for wr_id in 1..3 {
@@ -285,7 +286,7 @@ fn a_note_goes_in_front_and_only_once() {
 }
 
 #[test]
-fn notes_that_make_no_sense_change_nothing() {
+fn senseless_notes_change_nothing() {
     let note = |to: u64| tagged(Opcode::WRITE, 1, to, true, &[]);
     let kind = |name: &[u8; 4], content: u32| {
         u64::from(u32::from_be_bytes(*name)) << 32 | u64::from(content)
@@ -293,7 +294,7 @@ fn notes_that_make_no_sense_change_nothing() {
     let (mut a, _, mr) = ends();
     a.post(1, SendOp::Send, &[mr.part(0, 8)]);
     let _ = a.octets_out();
-    // Its only message has number 1; there are no retries beyond seven.
+    // Its only message has number 1; more than seven retries do not exist.
     for to in [
         kind(b"held", 0),
         kind(b"held", 1),
@@ -309,7 +310,7 @@ fn notes_that_make_no_sense_change_nothing() {
     assert_eq!(a.rx_ulpdu(&send(1, b"abcd")), RxStatus::Held);
     a.wait_for_a_receive();
     assert_eq!(a.qp.state(), State::Rts);
-    // A connection of the connection manager knows no notes.
+    // A connection of the connection manager ignores notes.
     let mut rig = Rig::new();
     assert_eq!(rig.rx_ulpdu(&note(kind(b"rnr#", 0))), RxStatus::Ok);
     assert_eq!(rig.rx_ulpdu(&send(1, b"abcd")), RxStatus::Held);
@@ -317,7 +318,7 @@ fn notes_that_make_no_sense_change_nothing() {
 }
 
 #[test]
-fn an_absent_peer_fails_the_oldest_request_and_flushes_the_rest() {
+fn absent_peer_fails_oldest_request() {
     let mut rig = Rig::fresh(QpConfig::default());
     numbered(&mut rig);
     let mr = rig.mr(64, Access::LOCAL_WRITE);
@@ -341,7 +342,7 @@ fn an_absent_peer_fails_the_oldest_request_and_flushes_the_rest() {
 }
 
 #[test]
-fn a_queue_pair_serves_its_own_requests() {
+fn own_peer_serves_requests() {
     let (mut rig, mr) = own_peer();
     rig.recv(20, &[mr.part(8, 8)]);
     rig.write(&mr, 0, 7);
@@ -367,13 +368,14 @@ fn a_queue_pair_serves_its_own_requests() {
     );
     let memory = rig.read(&mr);
     assert_eq!((memory[8], memory[16]), (7, 7));
-    // The region begins with the values 0, 1, 2 …
+    // The region starts with the values 0, 1, 2 …
     assert_eq!((memory[24], memory[32]), (27, 24));
 }
 
-/// On InfiniBand the requester is told why its request was refused. Here both are one queue pair.
+/// On InfiniBand the requester learns why its request was refused. Here requester and responder are
+/// one queue pair.
 #[test]
-fn a_queue_pair_refuses_its_own_request_with_the_reason() {
+fn own_peer_refuses_with_reason() {
     for kind in 0..3 {
         let (mut rig, mr) = own_peer();
         let wrong = mr.sge().lkey ^ 0x100;
@@ -414,13 +416,13 @@ fn a_queue_pair_refuses_its_own_request_with_the_reason() {
 }
 
 #[test]
-fn a_queue_pair_that_holds_its_own_send_completes_what_came_before() {
+fn own_held_send_completes_earlier_requests() {
     let (mut rig, mr) = own_peer();
     write(&mut rig, 1, &mr, &mr);
     rig.post(2, SendOp::Send, &[mr.part(0, 8)]);
     circulate(&mut rig);
     assert_eq!(rig.qp.rx_interest(), RxInterest::Held);
-    // The driver calls this when a hold begins.
+    // The driver calls this when a hold starts.
     rig.qp.on_time(Time::from_nanos(1), &mut rig.host);
     assert_eq!(brief(&rig.host.sends), [(1, WcStatus::Success)]);
     assert!(
@@ -435,9 +437,9 @@ fn a_queue_pair_that_holds_its_own_send_completes_what_came_before() {
     assert_eq!(brief(&rig.host.recvs), [(20, WcStatus::Success)]);
 }
 
-/// Seven is for ever, and so is whatever is above. The receiver takes it for granted, and is not told.
+/// Seven or more means forever. The receiver assumes it, so no note is sent.
 #[test]
-fn a_sender_that_tries_for_ever_says_nothing() {
+fn endless_retries_send_no_note() {
     for (count, told) in [
         (0, true),
         (1, true),
@@ -459,15 +461,15 @@ fn a_sender_that_tries_for_ever_says_nothing() {
     }
 }
 
-/// A peer that repeats itself must not make the queue pair look through its requests each time.
+/// Repeated notes of a peer must not cause repeated searches of the queue.
 #[test]
-fn a_held_message_is_looked_for_once() {
+fn held_message_is_searched_once() {
     let (mut a, _, mr) = ends();
     let held = |msn: u64| {
         let to = u64::from(u32::from_be_bytes(*b"held")) << 32 | msn;
         tagged(Opcode::WRITE, 0, to, true, &[])
     };
-    // The peer tells of a message that is not sent yet, so there is nothing to be found.
+    // The note is about a message that is not sent yet, so nothing is found.
     assert_eq!(a.rx_ulpdu(&held(3)), RxStatus::Ok);
     for wr_id in 1..5 {
         a.post(wr_id, SendOp::Send, &[mr.part(0, 8)]);

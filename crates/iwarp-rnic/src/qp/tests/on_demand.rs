@@ -1,5 +1,5 @@
-//! On-demand regions. Their addresses are made up here: they lie nowhere, and the pager keeps the octets in a table of its own. So
-//! whatever touches the memory itself ends the test.
+//! On-demand regions. Their addresses are not mapped; the pager keeps the contents in a table. Any
+//! direct access to the memory crashes the test.
 #![allow(unsafe_code)]
 
 use super::harness::*;
@@ -12,7 +12,7 @@ use std::vec;
 use std::vec::Vec;
 
 std::thread_local! {
-    /// The octets of a test, which are on one thread.
+    /// The memory of a test, which has one thread.
     static OCTETS: RefCell<BTreeMap<u64, u8>> = const { RefCell::new(BTreeMap::new()) };
 }
 
@@ -56,10 +56,10 @@ fn exchange(at: u64, old: u64, new: u64) -> Option<u64> {
     Some(found)
 }
 
-// SAFETY: they touch the table only.
+// SAFETY: they access the table only.
 static PAGER: Pager = unsafe { Pager::new(read, write, exchange) };
 
-/// Maps `len` octets at an address: 0, 1, 2 ….
+/// Maps `len` bytes at an address, with values 0, 1, 2 ….
 fn map(from: u64, len: u64) {
     OCTETS.with_borrow_mut(|octets| octets.extend((0..len).map(|i| (from + i, i as u8))));
 }
@@ -84,7 +84,7 @@ fn region_with(rig: &mut Rig, pager: &'static Pager, access: Access) -> Stag {
 }
 
 #[test]
-fn copies_go_through_the_pager_and_say_what_is_missing() {
+fn pager_copies_and_reports_missing_pages() {
     let mut rig = Rig::new();
     let stag = region(&mut rig, ALL);
     map(START + 64, 64);
@@ -101,15 +101,15 @@ fn copies_go_through_the_pager_and_say_what_is_missing() {
     for off in [0, 60, 120, 1 << 30] {
         assert_eq!(rig.table.read(range(off), need, who, &mut out), missing);
         assert_eq!(rig.table.write(at(off), need, who, &out), missing);
-        // Whether pages are there shows at the access only.
+        // Missing pages are detected by the access only.
         assert_eq!(rig.table.permits(range(off), need, who), Ok(()));
     }
-    // Nobody else borrows the memory, whether it is there or not.
+    // Such memory is never borrowed, whether it is mapped or not.
     let held = rig.table.check(stag, START + 64, 8, need, who);
     assert_eq!(held.unwrap_err(), AccessError::NotMapped);
     let seen = rig.table.access(range(64), need, who, |span| span.len());
     assert_eq!(seen, missing.map(|()| 0));
-    // Bounds and domains come first.
+    // Bounds and domains are checked first.
     let behind = rig.table.permits((stag, START + LEN - 8, 9), need, who);
     assert_eq!(behind, Err(AccessError::BaseOrBounds));
     let other = Accessor { pd: PD + 1, ..who };
@@ -118,7 +118,7 @@ fn copies_go_through_the_pager_and_say_what_is_missing() {
 }
 
 #[test]
-fn payload_is_copied_while_there_is_such_a_region() {
+fn payload_is_copied_with_on_demand_region() {
     for copied in [false, true] {
         let mut stream = STREAM;
         (stream.crc, stream.emss) = (false, 60_000);
@@ -142,10 +142,10 @@ fn payload_is_copied_while_there_is_such_a_region() {
     }
 }
 
-/// A message of many segments whose end is missing: it is refused where it becomes so, and nothing before is sent twice. A request
-/// before it is not concerned.
+/// The end of a message of many segments is missing: the message is refused at that point, nothing
+/// before is sent twice, and an earlier request is not affected.
 #[test]
-fn a_hole_in_a_message_ends_it() {
+fn missing_page_fails_message() {
     for (mapped, segments) in [(0, 0), (5_000, 3)] {
         for alone in [false, true] {
             let mut rig = Rig::new();
@@ -174,7 +174,7 @@ fn a_hole_in_a_message_ends_it() {
 }
 
 #[test]
-fn windows_on_it_are_used_like_it() {
+fn windows_on_demand() {
     let mut rig = Rig::new();
     let stag = region(&mut rig, ALL);
     map(START + 64, 64);
@@ -204,9 +204,9 @@ fn windows_on_it_are_used_like_it() {
     assert_eq!(write(185), Err(AccessError::BaseOrBounds));
 }
 
-/// Only regions that are on demand count as such, from their registration to their end.
+/// Only on-demand regions count, from registration to deregistration.
 #[test]
-fn a_table_knows_whether_it_has_regions_on_demand() {
+fn table_counts_on_demand_regions() {
     let mut rig = Rig::new();
     let ordinary = [0; 2].map(|_| Stag(rig.mr(64, ALL).stag));
     let end = |rig: &mut Rig, stag| rig.table.deregister(stag).unwrap();
@@ -225,9 +225,9 @@ fn a_table_knows_whether_it_has_regions_on_demand() {
     assert!(!rig.table.has_on_demand());
 }
 
-/// Another processor changes the word twice between the look at it and the exchange. Nothing of that is lost.
+/// Another processor changes the word twice between the read and the exchange; no change is lost.
 #[test]
-fn a_word_that_others_change_meanwhile_is_changed_all_the_same() {
+fn word_update_survives_races() {
     std::thread_local! {
         static CHANGES: Cell<u32> = const { Cell::new(2) };
     }
@@ -240,7 +240,7 @@ fn a_word_that_others_change_meanwhile_is_changed_all_the_same() {
         }
         exchange(at, old, new)
     }
-    // SAFETY: they touch the table only.
+    // SAFETY: they access the table only.
     static LATE: Pager = unsafe { Pager::new(read, write, exchange_late) };
     let mut rig = Rig::new();
     let stag = region_with(&mut rig, &LATE, ALL);
@@ -253,7 +253,7 @@ fn a_word_that_others_change_meanwhile_is_changed_all_the_same() {
 }
 
 #[test]
-fn words_are_changed_where_they_are_mapped_and_aligned() {
+fn word_update_needs_mapping_and_alignment() {
     let mut rig = Rig::new();
     let stag = region(&mut rig, ALL);
     map(START + 64, 64);
@@ -272,6 +272,6 @@ fn words_are_changed_where_they_are_mapped_and_aligned() {
     assert_eq!(changed.unwrap().0, stag);
     let add = rig.table.update_word((stag, START + 64), who, |word| word);
     assert_eq!(add, Err(AccessError::AccessDenied));
-    // It is one on demand still.
+    // It is still an on-demand region.
     assert!(rig.table.info(stag).unwrap().on_demand);
 }

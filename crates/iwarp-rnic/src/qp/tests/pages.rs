@@ -1,5 +1,5 @@
-//! Two queue pairs whose memory lies in scattered pages, as in a kernel: Sends, Writes and Reads arrive as over flat memory, and
-//! no octet beside them changes.
+//! Two queue pairs whose memory is scattered pages, as in a kernel: Sends, Writes and Reads arrive
+//! as in flat memory, and no other byte changes.
 #![allow(unsafe_code)]
 
 use super::harness::STREAM;
@@ -22,7 +22,7 @@ use std::vec::Vec;
 const ALL: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_WRITE)
     .union(Access::REMOTE_READ);
-/// Tagged offset of the first octet of every region.
+/// Tagged offset of the first byte of every region.
 const BASE: u64 = 0x7000;
 
 #[derive(Default)]
@@ -43,7 +43,7 @@ impl Host for PagesHost {
 }
 
 #[test]
-fn a_host_without_shared_receive_queues_has_none() {
+fn default_host_has_no_shared_queue() {
     let mut host = PagesHost::default();
     for number in [0, 1, u32::MAX] {
         assert_eq!(host.select_shared_receive(number), None);
@@ -87,7 +87,8 @@ impl End {
         }
     }
 
-    /// What it sends now, as `sendmsg` would take it from at most `most` fragments at a time.
+    /// Returns what is sent now, as `sendmsg` would take it from at most `most` fragments at a
+    /// time.
     fn send(&mut self, most: usize) -> Vec<u8> {
         let mut out = Vec::new();
         while !self.plan.is_done() || self.qp.wants_tx() {
@@ -117,7 +118,8 @@ impl End {
         out
     }
 
-    /// Takes octets as `recvmsg` would put them, `piece` at a time. Returns how many it read straight to its memory.
+    /// Receives octets as `recvmsg` would, `piece` at a time. Returns how many were read directly
+    /// to memory.
     fn receive(&mut self, mut octets: &[u8], piece: usize, most: usize) -> usize {
         let mut plan = RxPlan::new(most);
         let mut direct = 0;
@@ -167,7 +169,8 @@ enum Op {
     Read,
 }
 
-/// One operation of `len` octets between two ends; returns how many octets were read straight to memory.
+/// Runs one operation of `len` octets between two ends; returns how many were read directly to
+/// memory.
 fn run(op: Op, crc: bool, emss: u32, order: u64, len: usize, piece: usize, most: usize) -> usize {
     let size = len + 300;
     let stream = StreamConfig {
@@ -225,8 +228,8 @@ fn run(op: Op, crc: bool, emss: u32, order: u64, len: usize, piece: usize, most:
         Op::Send | Op::Write => right[200..200 + len].copy_from_slice(&ours[100..100 + len]),
         Op::Read => left[100..100 + len].copy_from_slice(&theirs[200..200 + len]),
     }
-    assert!(a.memory.look() == (left, 0), "the requester's memory");
-    assert!(b.memory.look() == (right, 0), "the responder's memory");
+    assert!(a.memory.contents() == (left, 0), "the requester's memory");
+    assert!(b.memory.contents() == (right, 0), "the responder's memory");
     direct
 }
 
@@ -247,7 +250,7 @@ proptest! {
 }
 
 #[test]
-fn large_payload_is_read_straight_to_pages() {
+fn large_payload_is_read_directly_to_pages() {
     for op in [Op::Send, Op::Write, Op::Read] {
         let direct = run(op, false, 65483, 77, 40_000, 2_000, 900);
         assert!(direct > 30_000, "{op:?}: {direct}");
@@ -255,7 +258,7 @@ fn large_payload_is_read_straight_to_pages() {
 }
 
 #[test]
-fn room_for_no_runs_is_enough_for_none() {
+fn plan_without_runs() {
     let mut end = End::new(STREAM, Scattered::new(3, 1000, 1));
     let sges = [end.sge(0, 1000)];
     let wr = SendWr::write(1, 0, 0, &sges);
@@ -271,7 +274,7 @@ fn room_for_no_runs_is_enough_for_none() {
     assert_eq!(end.plan.runs(&end.table, who, 0, none), Ok(()));
 }
 
-/// Two ends, the second of which has a region for fast registrations of pages of this list.
+/// Returns two ends, the second with a region for fast registrations of pages of this list.
 fn with_fast_region(list: &[Cell<u64>]) -> (End, End, Stag) {
     let responder = StreamConfig {
         initiator: false,
@@ -286,7 +289,8 @@ fn with_fast_region(list: &[Cell<u64>]) -> (End, End, Stag) {
     (a, b, fast.unwrap())
 }
 
-/// Puts pages into the list of a region. Returns how a request names them, and the offset of the first octet.
+/// Puts pages into a region's list. Returns their [`ListedPages`], and the offset of the first
+/// byte.
 fn map(list: &[Cell<u64>], memory: &Scattered) -> (ListedPages, u64) {
     let (addresses, pages, offset) = memory.list();
     for (entry, address) in list.iter().zip(addresses) {
@@ -296,7 +300,7 @@ fn map(list: &[Cell<u64>], memory: &Scattered) -> (ListedPages, u64) {
 }
 
 impl End {
-    /// Posts a request without data. Returns how it ended.
+    /// Posts a request without data. Returns its status.
     fn ask(&mut self, op: SendOp) -> WcStatus {
         let wr = SendWr::new(9, op, &[]).signaled();
         self.qp.post_send(&wr, &mut self.host).unwrap();
@@ -304,7 +308,7 @@ impl End {
         self.host.done.pop().unwrap().status
     }
 
-    /// Carries out local requests. Returns what it sends besides.
+    /// Executes local requests. Returns what is sent.
     fn local(&mut self) -> Vec<u8> {
         let mut env = Env {
             memory: &self.table,
@@ -319,7 +323,7 @@ impl End {
 }
 
 #[test]
-fn each_fast_registration_has_its_own_pages() {
+fn fast_registrations_have_own_pages() {
     let list = vec![Cell::new(0); 20];
     let (mut a, mut b, fast) = with_fast_region(&list);
     for key in 1..4u32 {
@@ -332,13 +336,13 @@ fn each_fast_registration_has_its_own_pages() {
             new_stag: fast.with_key(key as u8),
             offset,
             len: len as u64,
-            // A tagged offset that has nothing to do with the pages.
+            // A tagged offset unrelated to the pages.
             iova: 0x9000_0000 + u64::from(key),
             access: ALL,
             pages: Some(pages),
         };
         assert_eq!(b.ask(SendOp::FastRegister(register)), WcStatus::Success);
-        // The first 200 octets of the region stay as they are.
+        // The first 200 octets of the region stay.
         let new = [key as u8; 1000];
         a.memory.fill(&new);
         let here = [a.sge(0, len - 200)];
@@ -350,12 +354,12 @@ fn each_fast_registration_has_its_own_pages() {
         let stag = register.new_stag;
         assert_eq!(b.ask(SendOp::LocalInvalidate { stag }), WcStatus::Success);
         let want = [&old[..200], &new[200..len]].concat();
-        assert!(brought.look() == (want, 0), "registration {key}");
+        assert!(brought.contents() == (want, 0), "registration {key}");
     }
 }
 
 #[test]
-fn a_fast_registration_is_held_to_its_pages() {
+fn fast_registration_is_limited_to_pages() {
     let list = vec![Cell::new(0); 6];
     let register = |pages: Option<&Scattered>, len, stag| {
         let (pages, offset) = pages.map(|pages| map(&list, pages)).unzip();
@@ -368,7 +372,7 @@ fn a_fast_registration_is_held_to_its_pages() {
             pages,
         })
     };
-    // Six pages of 64 octets, in the first of which four are left out.
+    // Six pages of 64 bytes; the first four bytes are not used.
     let fits = Scattered::new(4, 6 * 64 - 4, 3);
     let long = Scattered::new(0, 7 * 64, 3);
     let refused = [
@@ -378,7 +382,7 @@ fn a_fast_registration_is_held_to_its_pages() {
     ];
     for (what, pages, len) in refused {
         let (_, mut b, fast) = with_fast_region(&list);
-        // A registration before leaves nothing behind that could be used.
+        // An earlier registration leaves nothing usable behind.
         let before = b.ask(register(Some(&fits), 380, fast));
         let ended = b.ask(SendOp::LocalInvalidate { stag: fast });
         assert_eq!([before, ended], [WcStatus::Success; 2]);
@@ -386,7 +390,7 @@ fn a_fast_registration_is_held_to_its_pages() {
         assert_eq!(status, WcStatus::MwBind, "{what}");
         assert!(!b.table.info(fast).unwrap().valid);
     }
-    // Memory that is not of this kind takes no pages.
+    // Memory of another kind takes no pages.
     let (_, mut b, _) = with_fast_region(&list);
     let other = b.table.allocate_fast(fits.pages(), 1, 0x3579_bd00).unwrap();
     let status = b.ask(register(Some(&fits), 64, other));

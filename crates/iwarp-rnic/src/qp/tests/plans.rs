@@ -1,4 +1,4 @@
-//! What a transmit plan takes: its limits, plans that are nearly full, and messages that go on in the next plan.
+//! Limits of a transmit plan, nearly full plans, and messages that continue in the next plan.
 
 use super::harness::*;
 use crate::memory::AccessError;
@@ -9,7 +9,7 @@ use iwarp_proto::rdmap::{AtomicOp, AtomicRequest, Opcode};
 use std::vec;
 use std::vec::Vec;
 
-/// Nothing is cut into segments here, unless a test says otherwise.
+/// Messages are one segment here unless a test says otherwise.
 const LONG: StreamConfig = StreamConfig {
     emss: 65483,
     ..STREAM
@@ -52,20 +52,20 @@ fn inline(rig: &mut Rig, wr_id: u64, octets: &[u8]) {
     rig.qp.post_send(&wr, &mut rig.host).unwrap();
 }
 
-/// Fills the plan once. Returns how many FPDUs it holds.
+/// Fills the plan once. Returns its number of FPDUs.
 fn fpdus_of_a_fill(rig: &mut Rig) -> u64 {
     let before = rig.qp.counters().tx_fpdus;
     assert_eq!(rig.fill(), TxFill::Ready);
     rig.qp.counters().tx_fpdus - before
 }
 
-/// The payload of everything that it sends, whose CRCs are right.
+/// Returns the payload of everything sent, whose CRCs are checked.
 fn payload(rig: &mut Rig) -> Vec<u8> {
     let sent = rig.sent();
     sent.into_iter().flat_map(|(_, payload)| payload).collect()
 }
 
-/// What `parts` of a region hold.
+/// Returns the contents of parts of a region.
 fn content(rig: &Rig, mr: &Mr, parts: &[Sge]) -> Vec<u8> {
     let memory = rig.read(mr);
     let part = |sge: &Sge| {
@@ -75,14 +75,15 @@ fn content(rig: &Rig, mr: &Mr, parts: &[Sge]) -> Vec<u8> {
     parts.iter().flat_map(part).collect()
 }
 
-/// A message is in the plan if the scratch that its kind needs is left there. Otherwise it goes into the next one, whole.
+/// A message is planned if the plan has the scratch that its kind needs. Otherwise the whole
+/// message goes into the next plan.
 #[test]
-fn a_plan_takes_a_message_that_just_fits_into_its_scratch() {
+fn scratch_limit_is_exact() {
     // 64 Sends of 2045 octets, which are 2072 with length field, header, pad and CRC.
     const BEFORE: u64 = 64;
     const USED: usize = 64 * 2072;
-    // The lengths of the elements, and the octets of scratch: all of an FPDU that is copied, with three octets of pad; else head and
-    // trailer, and behind them what its payload is copied to for being summed, 4096 octets at a time.
+    // Element lengths, and the scratch: a copied FPDU with three octets of pad; or head, trailer,
+    // and the space to which 4096 octets of payload at a time are copied to be summed.
     let kinds: [(&[u32], usize); 4] = [
         (&[1], 28),
         (&[2, 3], 32),
@@ -116,9 +117,9 @@ fn a_plan_takes_a_message_that_just_fits_into_its_scratch() {
     }
 }
 
-/// The same for octets that came with the request, and for messages that are not payload: they are whole, in this plan or in the next.
+/// Inline data and protocol messages are whole, too, in this plan or in the next.
 #[test]
-fn other_messages_are_whole_in_a_plan_that_is_nearly_full() {
+fn nearly_full_plan_keeps_messages_whole() {
     for kind in 0..3 {
         for room in 0..120 {
             let sizes = TxSizes {
@@ -130,7 +131,8 @@ fn other_messages_are_whole_in_a_plan_that_is_nearly_full() {
             for wr_id in 0..64 {
                 rig.post(wr_id, SendOp::Send, &[mr.sge()]);
             }
-            // The FPDU's length, and with how many octets of room it is in the plan at the latest: all but the first are not measured.
+            // The FPDU's length, and the room with which it must be planned: only the first kind is
+            // exact.
             let (fpdu, latest) = match kind {
                 0 => {
                     inline(&mut rig, 64, &[7]);
@@ -155,14 +157,14 @@ fn other_messages_are_whole_in_a_plan_that_is_nearly_full() {
 }
 
 #[test]
-fn an_fpdu_with_markers_is_whole_wherever_the_plan_ends() {
+fn marked_fpdu_is_whole() {
     const LEN: u32 = 60_032;
     let stream = StreamConfig {
         markers_tx: true,
         markers_rx: true,
         ..LONG
     };
-    // The FPDU and the ULPDU that it is made of are in scratch together, so the first needs a third less of it.
+    // FPDU and its ULPDU share the scratch, so the first one needs a third less.
     for (scratch, together) in [(178_000, Some(1)), (185_000, Some(2))]
         .into_iter()
         .chain((180_000..182_500).step_by(100).map(|room| (room, None)))
@@ -182,9 +184,10 @@ fn an_fpdu_with_markers_is_whole_wherever_the_plan_ends() {
     }
 }
 
-/// Sizes that are too small are raised: a plan takes an FPDU of most elements, none of which is copied, and the longest with markers.
+/// Small sizes are raised: a plan takes an FPDU of the maximum of elements, none copied, and the
+/// longest FPDU with markers.
 #[test]
-fn a_plan_of_the_smallest_sizes_takes_any_fpdu() {
+fn smallest_plan_takes_any_fpdu() {
     const NONE: TxSizes = TxSizes {
         scratch: 0,
         bytes: 0,
@@ -217,7 +220,7 @@ fn a_plan_of_the_smallest_sizes_takes_any_fpdu() {
 }
 
 #[test]
-fn a_plan_is_closed_when_it_has_as_many_octets_or_pieces_as_it_may() {
+fn plan_closes_at_limits() {
     // FPDUs of 32 octets.
     for (bytes, fpdus) in [(1, 1), (31, 1), (32, 1), (33, 2), (64, 2), (65, 3)] {
         let sizes = TxSizes {
@@ -231,8 +234,9 @@ fn a_plan_is_closed_when_it_has_as_many_octets_or_pieces_as_it_may() {
         }
         assert_eq!(fpdus_of_a_fill(&mut rig), fpdus, "{bytes} octets");
     }
-    // FPDUs of two pieces: the payload, and what is between it and the payload before. One of 32 elements has 35: they, its head, its
-    // trailer, and what was open before. So there is room for another one while 35 are left.
+    // FPDUs of two pieces: the payload, and what separates it from the previous payload. One of 32
+    // elements has 35: the elements, head, trailer, and the open piece before. Another FPDU needs
+    // 35 free pieces.
     for (pieces, fpdus) in [(35, 1), (36, 1), (37, 2), (69, 18), (70, 18), (71, 19)] {
         let sizes = TxSizes {
             pieces,
@@ -251,7 +255,7 @@ fn a_plan_is_closed_when_it_has_as_many_octets_or_pieces_as_it_may() {
 
 type Prepare = fn(&mut Rig, &Mr);
 
-/// Messages of each kind, of several segments where that is possible.
+/// Messages of each kind, of several segments where possible.
 const MESSAGES: [Prepare; 10] = [
     |rig, mr| rig.post(1, SendOp::Send, &[mr.part(0, 8)]),
     |rig, mr| rig.post(1, SendOp::SendImm(3), &[mr.sge()]),
@@ -287,12 +291,12 @@ const MESSAGES: [Prepare; 10] = [
         let ulpdu = untagged(Opcode::ATOMIC_REQUEST, 1, 1, 0, true, &octets);
         assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Ok);
     },
-    // A probe behind a Send, which is in a plan of its own.
+    // A probe after a Send, in a plan of its own.
     |rig, _| {
         rig.qp.complete_when_placed();
         rig.post(1, SendOp::Send, &[]);
     },
-    // A note in front of one.
+    // A note before a Send.
     |rig, _| {
         rig.qp.complete_when_placed();
         rig.qp.hide_connection();
@@ -301,9 +305,9 @@ const MESSAGES: [Prepare; 10] = [
     },
 ];
 
-/// An FPDU closes a plan of one octet, and everything is as in a large plan.
+/// A plan of one octet is closed by each FPDU; the result is the same as with a large plan.
 #[test]
-fn a_plan_of_one_octet_holds_one_fpdu_of_whatever_message() {
+fn one_octet_plan_holds_one_fpdu() {
     for (i, prepare) in MESSAGES.into_iter().enumerate() {
         for (emss, copy_max, crc) in [
             (536, 2048, true),
@@ -327,7 +331,7 @@ fn a_plan_of_one_octet_holds_one_fpdu_of_whatever_message() {
             let same = cut.mr(6000, ALL);
             prepare(&mut whole, &mr);
             prepare(&mut cut, &same);
-            // Another one waits behind it.
+            // Another message is queued after it.
             whole.post(2, SendOp::Send, &[]);
             cut.post(2, SendOp::Send, &[]);
             let mut segments = Vec::new();
@@ -341,11 +345,11 @@ fn a_plan_of_one_octet_holds_one_fpdu_of_whatever_message() {
     }
 }
 
-/// No segment of a message goes out that is known to have no end.
+/// No segment of a message is sent that is known to fail.
 #[test]
-fn a_message_of_which_one_element_is_bad_is_not_begun() {
+fn message_with_bad_element_is_not_started() {
     for op in [SendOp::Send, WRITE] {
-        // One segment, one and a bit, several; the good element is longer than a segment, or shorter.
+        // One segment, a bit more, several; the good element is longer or shorter than a segment.
         for (good, bad) in [(100, 100), (1000, 600), (3000, 3000), (2000, 1), (1, 5000)] {
             let mut rig = rig(STREAM, TxSizes::DEFAULT);
             let mr = rig.mr(6000, Access::LOCAL_WRITE);
@@ -359,9 +363,9 @@ fn a_message_of_which_one_element_is_bad_is_not_begun() {
     }
 }
 
-/// What becomes of memory whose octets are sent does not matter to the rest of the message.
+/// What happens to memory that was sent does not affect the rest of the message.
 #[test]
-fn the_rest_of_a_message_goes_on_without_the_elements_that_are_sent() {
+fn rest_needs_no_sent_elements() {
     let sizes = TxSizes {
         bytes: 1,
         ..TxSizes::DEFAULT
@@ -380,9 +384,9 @@ fn the_rest_of_a_message_goes_on_without_the_elements_that_are_sent() {
     assert_eq!(brief(&rig.host.sends), [(1, WcStatus::Success)]);
 }
 
-/// For streams that are not sockets: so many octets are copied as are asked for, and nothing else is looked at.
+/// For streams that are not sockets: only the requested octets are copied and checked.
 #[test]
-fn octets_before_a_region_that_is_gone_are_copied() {
+fn octets_before_missing_region_are_copied() {
     let mut rig = rig(LONG, TxSizes::DEFAULT);
     let mr = rig.mr(5000, ALL);
     rig.post(1, WRITE, &[mr.sge()]);
@@ -391,7 +395,7 @@ fn octets_before_a_region_that_is_gone_are_copied() {
     let mut before = vec![0; 16];
     rig.plan.copy_to(&rig.table, who, &mut before).unwrap();
     rig.table.deregister(Stag(mr.stag)).unwrap();
-    // The length field and the header, behind which the payload is.
+    // The length field and the header, before the payload.
     for len in [0, 1, 15, 16] {
         let mut out = vec![0xee; len];
         assert_eq!(rig.plan.copy_to(&rig.table, who, &mut out), Ok(len));

@@ -25,9 +25,9 @@ fn write(to: u64) -> SendOp {
     }
 }
 
-/// Requests that wait together have their own octets, as many as the queue pair was created for.
+/// Each queued request has its own inline data, up to the size of the queue pair.
 #[test]
-fn inline_data_of_requests_that_wait_are_apart() {
+fn inline_data_are_separate() {
     let mut rig = Rig::with(small(3), STREAM);
     let max = rig.qp.config().max_inline as usize;
     for round in 0..3u8 {
@@ -50,7 +50,7 @@ fn inline_data_of_requests_that_wait_are_apart() {
 }
 
 #[test]
-fn the_longest_message_is_two_gigabytes() {
+fn longest_message_is_two_gigabytes() {
     //= rfc5041 section 5.2
     //= type=test
     //# The ULP Message Length MUST be less than 2^32.
@@ -67,7 +67,7 @@ fn the_longest_message_is_two_gigabytes() {
         (&[MOST / 2, MOST / 2], true),
         (&[MOST, 0, 0], true),
         (&[MOST, 0, 1], false),
-        // More than 32 bits can say.
+        // The sum needs more than 32 bits.
         (&[u32::MAX, 1, 8], false),
     ];
     for (lens, fits) in cases {
@@ -81,10 +81,10 @@ fn the_longest_message_is_two_gigabytes() {
     }
 }
 
-/// A queue that is full of requests that are still to be flushed takes another one, also while it is looked for the request that the peer
-/// has refused.
+/// A queue full of requests to be flushed accepts another one, even during the search for the
+/// request that the peer refused.
 #[test]
-fn a_queue_that_is_being_flushed_makes_room() {
+fn flushing_queue_makes_room() {
     let mut rig = Rig::with(small(3), STREAM);
     rig.qp.complete_when_placed();
     let mr = rig.mr(8, ALL);
@@ -102,7 +102,7 @@ fn a_queue_that_is_being_flushed_makes_room() {
     let mut body = [0; crate::limits::CONTROL_MAX];
     let n = terminate.emit(&mut body);
     let _ = rig.rx_ulpdu(&untagged(Opcode::TERMINATE, 2, 1, 0, true, &body[..n]));
-    // The first of the three was looked at, and it is another one that the peer has refused.
+    // The first of the three was examined; the peer has refused another one.
     assert!(rig.host.sends.is_empty() && rig.qp.sends_outstanding() == 3);
     for i in 3..6 {
         rig.post(i, SendOp::Send, &[mr.sge()]);
@@ -124,9 +124,9 @@ fn a_queue_that_is_being_flushed_makes_room() {
     );
 }
 
-/// Requests that are queued in SQD wait until the program goes on.
+/// Requests queued in SQD wait until the program returns to RTS.
 #[test]
-fn a_queue_that_is_drained_is_full_with_what_waits() {
+fn drained_queue_fills_up() {
     for with_stream in [true, false] {
         let mut rig = Rig::fresh(small(2));
         if with_stream {

@@ -1,4 +1,4 @@
-//! Receives: delivery, the patient receiver, immediate data, shared receive queues.
+//! Receives: delivery, holding, immediate data, shared receive queues.
 
 use super::harness::*;
 use crate::qp::*;
@@ -12,7 +12,7 @@ fn immediate(msn: u32, imm: Immediate, opcode: Opcode) -> std::vec::Vec<u8> {
 }
 
 #[test]
-fn a_message_lands_in_the_elements_in_order() {
+fn message_fills_elements_in_order() {
     //= rfc5041 section 4.3
     //= type=test
     //# At the Data Sink, DDP MUST provide RsvdULP field to the ULP when the ULP
@@ -71,7 +71,7 @@ fn a_message_lands_in_the_elements_in_order() {
 }
 
 #[test]
-fn a_send_without_a_receive_is_held() {
+fn send_without_receive_is_held() {
     let mut rig = Rig::new();
     let mr = rig.mr(4, Access::LOCAL_WRITE);
     assert_eq!(rig.rx_ulpdu(&send(1, b"abcd")), RxStatus::Held);
@@ -85,7 +85,7 @@ fn a_send_without_a_receive_is_held() {
 }
 
 #[test]
-fn a_message_that_waited_in_vain_is_named() {
+fn timed_out_message_is_named() {
     let messages = [
         send(1, b"abcd"),
         immediate(1, Immediate::plain(1), Opcode::IMMEDIATE),
@@ -101,7 +101,7 @@ fn a_message_that_waited_in_vain_is_named() {
 }
 
 #[test]
-fn each_message_without_a_receive_is_counted_once() {
+fn missed_receives_are_counted_once() {
     let mut rig = Rig::new();
     let missed = |rig: &Rig| rig.qp.counters().receiver_not_ready;
     let two = [send(1, &[1]), send(2, &[1])].map(|ulpdu| rig.fpdu(&ulpdu));
@@ -139,7 +139,7 @@ fn the_impatient_policy_terminates() {
 }
 
 #[test]
-fn immediate_data_of_a_write_takes_a_receive() {
+fn write_immediate_takes_receive() {
     //= rfc7306 section 6.3
     //= type=test
     //# At the Remote Peer, the Immediate Data and Immediate Data with SE
@@ -151,7 +151,7 @@ fn immediate_data_of_a_write_takes_a_receive() {
     //# (i.e., it is placed by the DDP layer).
     let mut rig = Rig::new();
     let mr = rig.mr(8, ALL);
-    // Held first: the Write before it is placed all the same.
+    // Held first; the preceding Write is placed nevertheless.
     assert_eq!(
         rig.rx_ulpdu(&tagged(Opcode::WRITE, mr.stag, mr.at, true, &[7; 8])),
         RxStatus::Ok
@@ -171,7 +171,7 @@ fn immediate_data_of_a_write_takes_a_receive() {
 }
 
 #[test]
-fn immediate_data_of_a_send_come_with_it() {
+fn send_immediate_arrives_with_send() {
     //= rfc5040 section 5.3
     //= type=test
     //# A zero-length Send Message Type MUST consume an Untagged Buffer at the
@@ -197,7 +197,7 @@ fn immediate_data_of_a_send_come_with_it() {
 }
 
 #[test]
-fn immediate_data_of_a_send_are_followed_by_it() {
+fn send_must_follow_its_immediate() {
     for second in [Immediate::before_send(2), Immediate::plain(2)] {
         let mut rig = Rig::new();
         rig.recv(1, &[]);
@@ -212,15 +212,15 @@ fn immediate_data_of_a_send_are_followed_by_it() {
 }
 
 #[test]
-fn a_send_has_less_than_4_gib() {
+fn send_is_limited_to_4_gib() {
     //= rfc5041 section 5.2
     //= type=test
     //# The ULP Message Length MUST be less than 2^32.
-    // Octets of the second segment, the first of which is at 2^32 - 8, and whether they are one too many.
+    // Octets of the second segment (the first is at 2^32 - 8), and whether that is one too many.
     for (len, refused) in [(7, false), (8, true), (16, true)] {
         let mut rig = Rig::new();
         let mr = rig.mr(8, Access::LOCAL_WRITE);
-        // Only elements that are written to are looked at.
+        // Only elements that are written are checked.
         let big = crate::Sge {
             len: u32::MAX,
             ..mr.sge()
@@ -234,7 +234,7 @@ fn a_send_has_less_than_4_gib() {
         assert_eq!(status, RxStatus::Failed);
         let code = match refused {
             true => Code::DDP_UNTAGGED_TOO_LONG,
-            // It is looked at, and its place is not registered.
+            // It is checked, and its destination is not registered.
             false => Code::RDMAP_LOCAL_CATASTROPHIC,
         };
         assert_eq!(rig.qp.fault().map(|f| f.code), Some(code), "{len}");
@@ -247,7 +247,7 @@ fn a_send_has_less_than_4_gib() {
 }
 
 #[test]
-fn a_receive_with_a_bad_key_fails_on_our_side() {
+fn bad_receive_key_is_local_error() {
     let mut rig = Rig::new();
     let read_only = rig.mr(8, Access::empty());
     rig.recv(1, &[read_only.sge()]);
@@ -260,7 +260,7 @@ fn a_receive_with_a_bad_key_fails_on_our_side() {
 }
 
 #[test]
-fn shared_receives_and_their_limit() {
+fn shared_receives_and_limit() {
     //= rfc5040 section 5.3
     //= type=test
     //# At the Remote Peer, the Send Message Type MUST be Delivered to the
@@ -284,14 +284,14 @@ fn shared_receives_and_their_limit() {
     rig.host.srq = Some(srq);
     let _ = rig.rx_ulpdu(&send(1, &[1]));
     assert_eq!(rig.host.limit_events, 0);
-    // Half of a message: the receive that it took comes back flushed.
+    // Half of a message: its receive is flushed.
     let _ = rig.rx_ulpdu(&untagged(Opcode::SEND, 0, 2, 0, false, &[1]));
     assert_eq!(rig.host.limit_events, 1);
     rig.qp.abort(&mut rig.host);
     use WcStatus::{Flushed, Success};
     assert_eq!(brief(&rig.host.recvs), [(1, Success), (2, Flushed)]);
     assert!(rig.qp.take_events().contains(Events::LAST_WQE));
-    // Once for each life of the queue pair.
+    // Once per epoch of the queue pair.
     rig.post(1, crate::SendOp::Send, &[]);
     rig.qp.stream_gone(&mut rig.host);
     assert!(!rig.qp.take_events().contains(Events::LAST_WQE));
@@ -302,7 +302,7 @@ fn shared_receives_and_their_limit() {
 }
 
 #[test]
-fn a_held_send_of_a_shared_queue() {
+fn held_send_of_shared_queue() {
     let config = QpConfig {
         shared_receive: true,
         ..QpConfig::default()
@@ -319,9 +319,9 @@ fn a_held_send_of_a_shared_queue() {
     assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::Success)]);
 }
 
-/// How many elements its receives may have is a matter of the shared queue alone.
+/// The shared queue alone determines the elements of its receives.
 #[test]
-fn a_receive_of_a_shared_queue_has_all_its_elements() {
+fn shared_receive_has_all_elements() {
     const ELEMENTS: u32 = 9;
     for own in [0, 1, ELEMENTS] {
         let config = QpConfig {
@@ -346,7 +346,7 @@ fn a_receive_of_a_shared_queue_has_all_its_elements() {
 }
 
 #[test]
-fn writes_between_the_segments_of_a_send() {
+fn writes_between_send_segments() {
     //= rfc5041 section 4.1
     //= type=test
     //# If set to zero, the ULP Payload carried in this DDP Segment MUST be

@@ -1,4 +1,5 @@
-//! What is refused, with the right Terminate: RFC 5040 §4.8 and §7.2, RFC 5041 §7, RFC 5044 §8, RFC 7306 §8.2.
+//! Refused segments and their Terminates: RFC 5040 §4.8 and §7.2, RFC 5041 §7, RFC 5044 §8, RFC
+//! 7306 §8.2.
 
 use super::harness::*;
 use crate::qp::*;
@@ -8,7 +9,7 @@ use iwarp_proto::rdmap::{Opcode, ReadRequest, TerminateCode as Code};
 use std::vec;
 use std::vec::Vec;
 
-/// A ULPDU that must end the stream with this code.
+/// Checks that a ULPDU ends the stream with this code.
 #[track_caller]
 pub(super) fn refused(rig: &mut Rig, ulpdu: &[u8], code: Code) {
     assert_eq!(rig.rx_ulpdu(ulpdu), RxStatus::Failed);
@@ -28,8 +29,8 @@ pub(super) fn refused(rig: &mut Rig, ulpdu: &[u8], code: Code) {
     assert!(rig.qp.take_events().contains(Events::FATAL));
 }
 
-/// Segments, and the code with which each is refused.
-fn wrong_by_themselves() -> Vec<(Vec<u8>, Code)> {
+/// Returns invalid segments with their codes.
+fn invalid_segments() -> Vec<(Vec<u8>, Code)> {
     use Opcode as O;
     let bad_version = |mut u: Vec<u8>, at: usize, mask: u8| {
         u[at] ^= mask;
@@ -101,7 +102,7 @@ fn wrong_by_themselves() -> Vec<(Vec<u8>, Code)> {
 }
 
 #[test]
-fn segments_that_are_wrong_by_themselves() {
+fn invalid_segments_are_refused() {
     //= rfc5040 section 7.1
     //= type=test
     //# If an error occurs at the Local Peer, the RDMAP layer MUST attempt to inform
@@ -140,7 +141,7 @@ fn segments_that_are_wrong_by_themselves() {
     //= rfc5040 section 7.2
     //= type=test
     //# The DDP layer MUST validate all Untagged DDP Segment fields.
-    for (ulpdu, code) in wrong_by_themselves() {
+    for (ulpdu, code) in invalid_segments() {
         let mut rig = Rig::new();
         let mr = rig.mr(8, ALL);
         rig.recv(1, &[mr.sge()]);
@@ -156,7 +157,7 @@ fn segments_that_are_wrong_by_themselves() {
 }
 
 #[test]
-fn a_ulpdu_without_a_header() {
+fn ulpdu_without_header() {
     let mut rig = Rig::new();
     refused(&mut rig, &[0x41], Code::MPA_MARKER);
 }
@@ -199,7 +200,7 @@ fn wrong_crc() {
         let mr = rig.mr(8, ALL);
         rig.recv(1, &[mr.sge()]);
         let mut fpdu = rig.fpdu(&send(1, b"12345678"));
-        // Not the length: a longer FPDU is waited for.
+        // Not the length: the receiver would wait for a longer FPDU.
         let at = at % (fpdu.len() - 2) + 2;
         fpdu[at] ^= 1;
         assert_eq!(rig.rx(&fpdu), RxStatus::Failed);
@@ -216,7 +217,7 @@ fn wrong_marker() {
         QpConfig::default(),
         StreamConfig {
             markers_rx: true,
-            // The CRC covers markers; without it they are looked at alone.
+            // The CRC covers markers; without it the markers themselves are checked.
             crc: false,
             ..STREAM
         },
@@ -228,7 +229,7 @@ fn wrong_marker() {
     rig.assert_ended(Blame::Peer, Code::MPA_MARKER);
     let counters = rig.qp.counters();
     assert_eq!((counters.marker_errors, counters.crc_errors), (1, 0));
-    // With CRCs the same octet is an error of the CRC.
+    // With CRCs the same octet is a CRC error.
     let both = StreamConfig {
         markers_tx: true,
         markers_rx: true,
@@ -281,7 +282,7 @@ fn more_reads_than_granted() {
         let one_more = request(u32::from(ird) + 1);
         refused(&mut rig, &one_more, Code::DDP_UNTAGGED_NO_BUFFER);
     }
-    // A queue pair serves no more than it was made for, whatever start-up has agreed on.
+    // A queue pair serves no more than it was created for, whatever start-up agreed on.
     let config = QpConfig {
         max_ird: 2,
         ..QpConfig::default()
@@ -298,15 +299,16 @@ fn more_reads_than_granted() {
     }
 }
 
-/// What follows such a ULPDU, pad or CRC, may look like the rest of a header. A receiver that took it for one would look for ever.
+/// The octets after such a ULPDU, pad or CRC, may look like the rest of a header. A receiver that
+/// took them for it would loop.
 #[test]
-fn a_ulpdu_without_a_header_is_refused_whatever_follows_it() {
+fn short_ulpdu_is_refused() {
     for valid in [tagged(Opcode::WRITE, 1, 0, true, &[]), send(1, &[])] {
         for len in 0u8..2 {
             for first in [false, true] {
                 let mut rig = Rig::new();
                 if !first {
-                    // The first FPDU of a stream takes another way.
+                    // The first FPDU of a stream takes another code path.
                     let mr = rig.mr(8, Access::LOCAL_WRITE);
                     rig.recv(1, &[mr.sge()]);
                     assert_eq!(rig.rx_ulpdu(&send(1, &[])), RxStatus::Ok);
@@ -319,14 +321,14 @@ fn a_ulpdu_without_a_header_is_refused_whatever_follows_it() {
     }
 }
 
-/// The segments of an answer follow each other, and end with what was asked for.
+/// The segments of a response are in order, and end at the requested length.
 #[test]
-fn an_answer_out_of_place_is_refused() {
+fn misplaced_response_is_refused() {
     let read = SendOp::Read {
         remote_addr: 0,
         rkey: 7,
     };
-    // How many octets have come in order, and the offset, the length and the L bit of what follows.
+    // The octets received in order, then offset, length and L bit of the next segment.
     for (first, to, len, last) in [
         (0, 4, 4, false),
         (0, 4, 8, true),

@@ -1,4 +1,5 @@
-//! Accesses to memory that are refused: RFC 5040 §7.2, RFC 5041 §7.1, RFC 7306 §8.2, and who may invalidate what.
+//! Refused memory accesses (RFC 5040 §7.2, RFC 5041 §7.1, RFC 7306 §8.2), and who may invalidate
+//! what.
 
 use super::harness::*;
 use super::refused::refused;
@@ -10,7 +11,7 @@ use iwarp_proto::rdmap::{AtomicOp, AtomicRequest, Opcode, TerminateCode as Code}
 use std::vec;
 use std::vec::Vec;
 
-/// The ways in which an access can be wrong, with the codes for a Write and for the others.
+/// Returns invalid accesses, each with the code for a Write and the code for other operations.
 fn accesses(rig: &mut Rig, need: Access) -> Vec<(u32, u64, Code, Code)> {
     let good = rig.mr(64, ALL);
     let no_right = rig.mr(64, ALL.difference(need | Access::MW_BIND));
@@ -83,7 +84,7 @@ fn accesses(rig: &mut Rig, need: Access) -> Vec<(u32, u64, Code, Code)> {
 }
 
 #[test]
-fn writes_to_where_they_may_not() {
+fn refused_writes() {
     //= rfc5041 section 8.2
     //= type=test
     //# DDP MUST support Protection Domain association and DDP Stream
@@ -146,7 +147,7 @@ fn writes_to_where_they_may_not() {
 }
 
 #[test]
-fn reads_from_where_they_may_not() {
+fn refused_reads() {
     //= rfc5041 section 8.3
     //= type=test
     //# If an STag is not valid on a DDP Stream, DDP MUST pass the invalid
@@ -183,7 +184,7 @@ fn reads_from_where_they_may_not() {
         assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Failed);
         rig.assert_ended(Blame::Peer, code);
         let t = rig.terminate();
-        // The Read Request comes along.
+        // The Terminate includes the Read Request.
         assert_eq!(t.read_request.map(|r| r.source_to), Some(to));
         assert!(rig.qp.take_events().contains(Events::ACCESS_ERROR));
     }
@@ -242,7 +243,7 @@ fn reads_from_where_they_may_not() {
 //# FetchAdd Atomic Operations MUST target ULP Buffer addresses that are
 //# 64-bit aligned.
 #[test]
-fn atomics_on_what_they_may_not() {
+fn refused_atomics() {
     let body = |stag, to, op| {
         let mut body = vec![0; AtomicRequest::LEN];
         AtomicRequest {
@@ -285,7 +286,7 @@ fn atomics_on_what_they_may_not() {
 }
 
 #[test]
-fn invalidations_that_may_not_be() {
+fn refused_invalidations() {
     //= rfc5040 section 7.2
     //= type=test
     //# 4. The Invalidate STag MUST be valid.
@@ -313,7 +314,7 @@ fn invalidations_that_may_not_be() {
 }
 
 #[test]
-fn the_first_segments_of_a_refused_write_stay_inside() {
+fn refused_write_stays_inside_region() {
     //= rfc5041 section 7.1
     //= type=test
     //# If the DDP layer detects any of the receive errors listed in this

@@ -1,4 +1,4 @@
-//! Rules of single regions and windows that no other subject covers: invalidation, rights, offsets, local keys.
+//! Rules of single regions and windows: invalidation, rights, offsets, local keys.
 
 use super::harness::*;
 use super::memory::atomic;
@@ -12,7 +12,7 @@ use std::vec::Vec;
 
 const BASE: u64 = 0x5000;
 
-/// A fast-registration region whose octets `offset` to `offset + len` are reached from `BASE` on.
+/// Returns a fast-registration region with bytes `offset` to `offset + len` at `BASE`.
 fn fast(rig: &mut Rig, offset: u64, len: u64, access: Access) -> Mr {
     let range = rig.range(64);
     let at = range.addr();
@@ -34,7 +34,7 @@ fn fast(rig: &mut Rig, offset: u64, len: u64, access: Access) -> Mr {
     }
 }
 
-/// A window of all rights on `len` octets from `addr` on.
+/// Returns a window of all rights on `len` bytes from `addr` on.
 fn window(rig: &mut Rig, mr: &Mr, addr: u64, len: u64) -> u32 {
     let random = rig.random();
     let ty = WindowType::Type2;
@@ -55,7 +55,7 @@ fn window(rig: &mut Rig, mr: &Mr, addr: u64, len: u64) -> u32 {
 }
 
 #[test]
-fn only_its_own_protection_domain_invalidates_a_region() {
+fn region_invalidation_needs_protection_domain() {
     for remote in [true, false] {
         let mut rig = Rig::new();
         let mr = fast(&mut rig, 0, 64, ALL);
@@ -74,9 +74,10 @@ fn only_its_own_protection_domain_invalidates_a_region() {
     }
 }
 
-/// An ordinary region ends only while nobody borrows the table, so an access to it needs no user. All others do.
+/// Ordinary regions end only while nobody borrows the table, so accesses to them need no user. All
+/// others do.
 #[test]
-fn only_accesses_to_ordinary_regions_need_no_user() {
+fn ordinary_regions_need_no_user() {
     let mut rig = Rig::new();
     let (mr, who) = (rig.mr(64, ALL), rig.qp.accessor());
     let registered = fast(&mut rig, 0, 64, ALL);
@@ -98,7 +99,7 @@ fn only_accesses_to_ordinary_regions_need_no_user() {
 }
 
 #[test]
-fn a_peer_ends_no_region_that_it_has_no_rights_to() {
+fn peer_needs_rights_to_invalidate() {
     for (access, allowed) in [
         (Access::LOCAL_WRITE, false),
         (Access::LOCAL_WRITE.union(Access::MW_BIND), false),
@@ -121,9 +122,9 @@ fn a_peer_ends_no_region_that_it_has_no_rights_to() {
 }
 
 #[test]
-fn a_window_begins_where_its_fast_region_does() {
+fn window_starts_in_fast_region() {
     let mut rig = Rig::new();
-    // The region begins 16 octets into its memory, and the window 4 octets into the region.
+    // The region begins 16 bytes into its memory, and the window 4 bytes into the region.
     let mr = fast(&mut rig, 16, 32, ALL);
     let mw = window(&mut rig, &mr, BASE + 4, 8);
     let write = tagged(Opcode::WRITE, mw, BASE + 4, true, &[0xaa; 8]);
@@ -134,7 +135,7 @@ fn a_window_begins_where_its_fast_region_does() {
 }
 
 #[test]
-fn a_window_is_no_local_key() {
+fn window_is_no_local_key() {
     for kind in 0..3 {
         let mut rig = Rig::new();
         let mr = rig.mr(64, ALL);
@@ -166,7 +167,7 @@ fn a_window_is_no_local_key() {
 }
 
 #[test]
-fn a_region_that_is_zero_based_no_longer_begins_at_its_address() {
+fn reregistration_as_zero_based() {
     let mut rig = Rig::new();
     let range = rig.range(64);
     let at = range.addr();
@@ -185,7 +186,7 @@ fn a_region_that_is_zero_based_no_longer_begins_at_its_address() {
         assert_eq!(changed.map(|(stag, _)| stag), Ok(stag));
         assert_eq!(iova(&rig), begins, "{access:?}");
     }
-    // New memory brings its own.
+    // New memory has its own address.
     let range = rig.range(32);
     let (new, _) = rig
         .table
@@ -198,9 +199,9 @@ fn a_region_that_is_zero_based_no_longer_begins_at_its_address() {
     assert_eq!(rig.table.info(new).unwrap().iova, 0x7000);
 }
 
-/// A change that is refused is refused as a whole: rights, protection domain, range and STag stay.
+/// A refused change leaves rights, protection domain, range and STag as they are.
 #[test]
-fn a_change_that_is_refused_changes_nothing() {
+fn refused_change_changes_nothing() {
     let mut rig = Rig::new();
     let mr = rig.mr(64, Access::LOCAL_WRITE | Access::MW_BIND);
     let stag = Stag(mr.stag);
@@ -222,7 +223,7 @@ fn a_change_that_is_refused_changes_nothing() {
             assert_eq!(rig.table.info(stag), before, "{error:?}");
         }
     }
-    // One that is in use, and one that has a window.
+    // A region in use, and one with a window.
     let who = rig.qp.accessor();
     let bound = rig.table.allocate_window(WindowType::Type1, PD, 7).unwrap();
     let bind = Bind {
@@ -244,8 +245,8 @@ fn a_change_that_is_refused_changes_nothing() {
     assert_eq!((now.pd, now.access), (PD + 1, none));
 }
 
-/// Read Requests for regions of these lengths, which have come and are not answered. Small and large answers are made by
-/// different code.
+/// Returns regions of these lengths for which Read Requests have arrived. Small and large responses
+/// take different code paths.
 fn asked(rig: &mut Rig, lens: &[u32]) -> Vec<Mr> {
     let mrs: Vec<Mr> = lens.iter().map(|len| rig.mr(*len, ALL)).collect();
     for (i, mr) in mrs.iter().enumerate() {
@@ -257,7 +258,7 @@ fn asked(rig: &mut Rig, lens: &[u32]) -> Vec<Mr> {
 }
 
 #[test]
-fn rights_are_looked_at_again_when_a_read_is_answered() {
+fn response_checks_rights_again() {
     for len in [8, 1000, 40_000] {
         let mut rig = Rig::new();
         let mrs = asked(&mut rig, &[16, len]);
@@ -273,7 +274,7 @@ fn rights_are_looked_at_again_when_a_read_is_answered() {
 }
 
 #[test]
-fn a_read_needs_the_right_when_it_is_asked_for() {
+fn read_request_needs_right() {
     for first in [true, false] {
         let mut rig = Rig::new();
         if !first {
@@ -290,7 +291,7 @@ fn a_read_needs_the_right_when_it_is_asked_for() {
 }
 
 #[test]
-fn a_read_that_fails_late_is_named_with_its_header() {
+fn late_read_failure_names_request() {
     for len in [8, 40_000] {
         let mut rig = Rig::new();
         let mrs = asked(&mut rig, &[16, len, 8]);
@@ -314,7 +315,7 @@ fn a_read_that_fails_late_is_named_with_its_header() {
 }
 
 #[test]
-fn a_read_that_fails_halfway_is_named_from_there_on() {
+fn partial_read_failure_names_rest() {
     let mut rig = Rig::new();
     let len = 1 << 20;
     let mrs = asked(&mut rig, &[len]);
@@ -334,7 +335,7 @@ fn a_read_that_fails_halfway_is_named_from_there_on() {
     assert_eq!(rig.terminate().read_request, Some(request));
 }
 
-/// The payloads of the segments of a stream.
+/// Returns the payloads of the segments of a stream.
 fn segments_of(rig: &Rig, mut octets: &[u8]) -> Vec<Vec<u8>> {
     let (mut clock, mut ulpdu) = (MarkerClock::new(), [0; 1 << 16]);
     let mut payloads = Vec::new();
@@ -348,7 +349,7 @@ fn segments_of(rig: &Rig, mut octets: &[u8]) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn a_refused_fast_registration_changes_nothing() {
+fn refused_fast_registration_changes_nothing() {
     let mut rig = Rig::new();
     let range = rig.range(64);
     let random = rig.random();
@@ -367,12 +368,12 @@ fn a_refused_fast_registration_changes_nothing() {
     let refused = rig.table.fast_register(&long, PD);
     assert_eq!(refused, Err(MemoryError::OutOfRange));
     assert!(!rig.table.info(new_stag).unwrap().valid);
-    // What was refused leaves nothing behind.
+    // The refused registration leaves nothing behind.
     assert_eq!(rig.table.fast_register(&wr, PD), Ok(()));
 }
 
 #[test]
-fn only_its_own_queue_pair_invalidates_a_window() {
+fn window_invalidation_needs_queue_pair() {
     for remote in [true, false] {
         let mut rig = Rig::new();
         let mr = rig.mr(64, ALL);
@@ -389,7 +390,8 @@ fn only_its_own_queue_pair_invalidates_a_window() {
     }
 }
 
-/// A null region, and its two ranges of 64 octets each: that which is read, and that which is written to. Here they hold a pattern.
+/// Returns a null region and its two ranges of 64 bytes, for reads and for writes. Here they hold a
+/// pattern.
 fn null(rig: &mut Rig) -> (Stag, [Mr; 2]) {
     let (zeros, sink) = (rig.range(64), rig.range(64));
     let (from, to) = (zeros.addr(), sink.addr());
@@ -404,7 +406,7 @@ fn null(rig: &mut Rig) -> (Stag, [Mr; 2]) {
 }
 
 #[test]
-fn a_null_region_takes_everything_and_gives_zeros() {
+fn null_region_discards_and_reads_zeros() {
     let mut rig = Rig::new();
     let (null, [zeros, sink]) = null(&mut rig);
     let (source, before) = (rig.read(&zeros), rig.read(&sink));
@@ -422,7 +424,7 @@ fn a_null_region_takes_everything_and_gives_zeros() {
             out
         })
     };
-    // Any offset will do, and what was written is not read.
+    // Any offset works, and what was written is not read.
     for to in [0, 1 << 40, u64::MAX - 3] {
         let written = access(&rig, to, 3, Access::LOCAL_WRITE, PD);
         assert_eq!(written.map(|octets| octets.len()), Ok(3));
@@ -450,7 +452,7 @@ fn a_null_region_takes_everything_and_gives_zeros() {
         .read((null, 1 << 50, 64), read, who, &mut out)
         .unwrap();
     assert_eq!(out[..], source);
-    // Nobody but the program ends it, nothing is bound to it, and it is not changed.
+    // Only the program ends it, nothing is bound to it, and it is not changed.
     for remote in [true, false] {
         let ended = rig.table.invalidate(null, rig.qp.accessor(), remote);
         assert_eq!(ended, Err(AccessError::AccessDenied));
@@ -477,8 +479,8 @@ fn a_null_region_takes_everything_and_gives_zeros() {
     assert!(rig.table.info(null).is_none_or(|info| !info.valid));
 }
 
-/// A peer's Write goes to the sink, its Read gets what is in `zeros`, and its atomics get zero and change
-/// nothing: another peer's data must not come out of the region.
+/// A peer's Write goes to the sink, its Read returns `zeros`, and its atomics return zero and
+/// change nothing: the data of another peer must not leave the region.
 #[test]
 fn peer_uses_null_region() {
     let mut rig = Rig::new();
@@ -510,7 +512,7 @@ fn peer_uses_null_region() {
     assert_eq!(rig.sent().pop().unwrap().1, source);
     assert_eq!(rig.read(&sink), written);
     assert_eq!(rig.read(&zeros), source);
-    // An atomic at an unaligned offset is refused, as with any other region.
+    // Like in any other region, an unaligned atomic is refused.
     request.to = 12;
     let mut body = std::vec![0; AtomicRequest::LEN];
     request.emit(&mut body);
@@ -519,7 +521,7 @@ fn peer_uses_null_region() {
     rig.assert_ended(Blame::Peer, Code::RDMAP_CATASTROPHIC_STREAM);
 }
 
-/// The protection domain counts for null regions, too.
+/// Protection domains apply to null regions, too.
 #[test]
 fn null_region_of_other_domain_is_refused() {
     let mut rig = Rig::new();
@@ -533,9 +535,9 @@ fn null_region_of_other_domain_is_refused() {
     assert_eq!(rig.rx_ulpdu(&write), RxStatus::Failed);
 }
 
-/// What is told of a region or window before it is registered or bound does not depend on what had its place in the table before.
+/// The facts about an unregistered region or window do not depend on the previous user of its slot.
 #[test]
-fn a_place_in_the_table_has_nothing_of_its_earlier_owner() {
+fn slot_keeps_nothing_of_earlier_owner() {
     type Make = fn(&mut Rig) -> Stag;
     const RANDOM: u32 = 0x0001_2345;
     let earlier: [Make; 4] = [

@@ -1,4 +1,4 @@
-//! A queue pair that is reset forgets everything, whatever was under way: its next life is that of a new one.
+//! Reset of a queue pair in any situation: afterwards it behaves like a new one.
 
 use super::harness::*;
 use crate::qp::*;
@@ -15,17 +15,17 @@ const WRITE: SendOp = SendOp::Write {
     rkey: 7,
 };
 
-/// What may be under way, on a queue pair with a stream.
-const UNDER_WAY: [Prepare; 12] = [
+/// Situations of a queue pair with a stream.
+const SITUATIONS: [Prepare; 12] = [
     |_, _| {},
     |rig, mr| {
-        // A Read of the peer that is not answered.
+        // An unanswered Read of the peer.
         let body = read_request(9, 8, mr.stag, mr.at);
         let ulpdu = untagged(Opcode::READ_REQUEST, 1, 1, 0, true, &body);
         assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Ok);
     },
     |rig, mr| {
-        // One that is answered in part.
+        // A partly answered Read of the peer.
         let body = read_request(9, mr.len, mr.stag, mr.at);
         let ulpdu = untagged(Opcode::READ_REQUEST, 1, 1, 0, true, &body);
         assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Ok);
@@ -49,7 +49,7 @@ const UNDER_WAY: [Prepare; 12] = [
         assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Ok);
     },
     |rig, mr| {
-        // A message that is in a plan in part, and one behind it.
+        // A partly planned message, and a queued one.
         rig.post(1, WRITE, &[mr.sge()]);
         rig.post(2, SendOp::Send, &[]);
         assert_eq!(rig.fill(), TxFill::Ready);
@@ -64,12 +64,12 @@ const UNDER_WAY: [Prepare; 12] = [
         assert_eq!(rig.sent().len(), 2);
     },
     |rig, mr| {
-        // One answer completes more requests than one call tells of.
+        // One response completes more requests than one call reports.
         rig.qp.complete_when_placed();
         for wr_id in 0..200 {
             rig.post(wr_id, WRITE, &[mr.part(0, 8)]);
         }
-        // The first probe is about a burst of them, the second about all others.
+        // The first probe covers a burst of them, the second all others.
         for _ in 0..2 {
             let sent = rig.sent();
             let probe = sent.iter().find_map(|(_, body)| ReadRequest::parse(body));
@@ -81,7 +81,8 @@ const UNDER_WAY: [Prepare; 12] = [
         assert!(!rig.host.sends.is_empty());
     },
     |rig, mr| {
-        // The peer has refused a Write, and it is not known yet which. It is none of these, but one of the next life would fit.
+        // The peer has refused a Write, and the search is not finished. None of these Writes
+        // matches, but one after the reset would.
         rig.qp.complete_when_placed();
         let other = SendOp::Write {
             remote_addr: 0x9000,
@@ -110,13 +111,13 @@ const UNDER_WAY: [Prepare; 12] = [
         assert!(brief(&rig.host.sends).is_empty() && rig.qp.completions_due());
     },
     |rig, _| {
-        // It has failed, and told the peer.
+        // The queue pair has failed and notified the peer.
         assert_eq!(rig.rx_ulpdu(&send(7, &[])), RxStatus::Failed);
         rig.terminate();
     },
 ];
 
-/// A queue pair on which something was under way when it was reset, and a large region.
+/// Returns a queue pair that was reset in a situation, and a large region.
 fn reset(prepare: Prepare) -> (Rig, Mr) {
     let config = QpConfig {
         max_send_wr: 200,
@@ -131,7 +132,7 @@ fn reset(prepare: Prepare) -> (Rig, Mr) {
     prepare(&mut rig, &mr);
     rig.qp.modify(State::Reset, &mut rig.host).unwrap();
     rig.qp.stream_gone(&mut rig.host);
-    // The driver drops what it has of the stream.
+    // The driver discards its part of the stream.
     rig.plan = TxPlan::new().unwrap();
     rig.buffer = RxBuffer::new().unwrap();
     rig.offered.clear();
@@ -146,8 +147,8 @@ fn reset(prepare: Prepare) -> (Rig, Mr) {
 }
 
 #[test]
-fn nothing_of_an_earlier_life_completes() {
-    for (i, prepare) in UNDER_WAY.into_iter().enumerate() {
+fn reset_discards_completions() {
+    for (i, prepare) in SITUATIONS.into_iter().enumerate() {
         let (mut rig, _) = reset(prepare);
         rig.qp.modify(State::Error, &mut rig.host).unwrap();
         assert!(!rig.qp.completions_due(), "{i}");
@@ -157,8 +158,8 @@ fn nothing_of_an_earlier_life_completes() {
 }
 
 #[test]
-fn the_next_life_is_that_of_a_new_queue_pair() {
-    for (i, prepare) in UNDER_WAY.into_iter().enumerate() {
+fn reset_queue_pair_behaves_like_new() {
+    for (i, prepare) in SITUATIONS.into_iter().enumerate() {
         let (mut rig, mr) = reset(prepare);
         rig.start(STREAM);
         assert!(!rig.qp.wants_tx() && rig.sent().is_empty(), "{i}");
@@ -167,7 +168,7 @@ fn the_next_life_is_that_of_a_new_queue_pair() {
         assert_eq!(brief(&rig.host.recvs), [(5, WcStatus::Success)], "{i}");
         let (flags, len) = (rig.host.recvs[0].flags, rig.host.recvs[0].byte_len);
         assert_eq!((flags.is_empty(), len), (true, 8), "{i}");
-        // A message that was cut is not ended by this end.
+        // A cut message is not completed by this end.
         assert!(rig.qp.fault().is_none());
         let asks = rig.sent();
         assert!(asks.is_empty(), "{i}");
@@ -176,7 +177,7 @@ fn the_next_life_is_that_of_a_new_queue_pair() {
         assert!(rig.host.sends.is_empty(), "{i}: nothing is sent");
         let opcodes: Vec<_> = rig.sent().iter().map(|(h, _)| h.opcode()).collect();
         assert_eq!(opcodes[..2], [Opcode::SEND, Opcode::WRITE], "{i}");
-        // Where the peer is asked, it has not answered yet.
+        // Where a probe was sent, it is unanswered.
         let probed = opcodes.len() == 3;
         let done = [(6, WcStatus::Success), (7, WcStatus::Success)];
         let want = if probed { &[][..] } else { &done };
@@ -197,16 +198,16 @@ fn the_next_life_is_that_of_a_new_queue_pair() {
     }
 }
 
-/// Many requests of the next life end together. None of them is blamed for what happened before.
+/// Many requests of the next stream end together. None is blamed for earlier events.
 #[test]
-fn requests_of_the_next_life_are_flushed_as_they_are() {
-    for (i, prepare) in UNDER_WAY.into_iter().enumerate() {
+fn next_requests_are_flushed_in_order() {
+    for (i, prepare) in SITUATIONS.into_iter().enumerate() {
         let (mut rig, mr) = reset(prepare);
         rig.start(STREAM);
         for wr_id in 0..50 {
             rig.post(wr_id, WRITE, &[mr.part(0, 8)]);
         }
-        // They wait for the peer's word, if this queue pair does that, or to be written.
+        // They wait for the peer's acknowledgement, in that mode, or to be written.
         if rig.qp.acknowledge.on {
             assert!(!rig.sent().is_empty());
         }

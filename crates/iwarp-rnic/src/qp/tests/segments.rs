@@ -1,5 +1,5 @@
-//! What the segments of one message have in common, and what the receiver makes of them: RFC 5040 §4.1 and §4.2,
-//! RFC 5041 §4, §5 and §7.1, RFC 7306 §5.
+//! Segments of one message: their common fields, and their processing by the receiver (RFC 5040
+//! §4.1 and §4.2, RFC 5041 §4, §5 and §7.1, RFC 7306 §5).
 
 use super::harness::*;
 use super::refused::refused;
@@ -17,13 +17,14 @@ const SMALL: StreamConfig = StreamConfig {
 };
 const MULPDU: usize = 530;
 
-/// The segments of the first message.
+/// Returns the segments of the first message.
 fn message(sent: &[(Header, Vec<u8>)]) -> &[(Header, Vec<u8>)] {
     let last = sent.iter().position(|(header, _)| header.last()).unwrap();
     &sent[..=last]
 }
 
-/// Checks that the segments carry `len` octets in order from offset `start`, and that all have the fields of the first.
+/// Checks that the segments carry `len` octets in order from offset `start`, with the fields of the
+/// first segment.
 #[track_caller]
 fn assert_one_message(segments: &[(Header, Vec<u8>)], len: usize, start: u64) {
     let mut off = 0;
@@ -52,7 +53,7 @@ fn assert_one_message(segments: &[(Header, Vec<u8>)], len: usize, start: u64) {
 }
 
 #[test]
-fn every_segment_of_a_message_has_the_same_fields() {
+fn segments_share_fields() {
     //= rfc5040 section 5.3
     //= type=test
     //# A Send with Invalidate or Send with Solicited Event and Invalidate Message
@@ -148,7 +149,7 @@ fn every_segment_of_a_message_has_the_same_fields() {
 }
 
 #[test]
-fn every_segment_of_a_read_response_goes_to_the_sink_of_the_request() {
+fn response_segments_use_requested_sink() {
     //= rfc5040 section 4.4
     //= type=test
     //# This field MUST be copied, without interpretation, from the RDMA Read
@@ -164,7 +165,7 @@ fn every_segment_of_a_read_response_goes_to_the_sink_of_the_request() {
     //# Tagged Buffer.
     let mut rig = Rig::with(QpConfig::default(), SMALL);
     let mr = rig.mr(2000, ALL);
-    // Any value serves as sink: 0, one that looks like our own STag, one that wraps.
+    // Any value is valid as sink: 0, one that looks like our own STag, one that wraps.
     for (msn, sink_stag, sink_to) in [(1, 0, 0), (2, mr.stag, mr.at), (3, u32::MAX, 1 << 63)] {
         let mut body = vec![0; ReadRequest::LEN];
         ReadRequest {
@@ -189,10 +190,10 @@ fn every_segment_of_a_read_response_goes_to_the_sink_of_the_request() {
     }
 }
 
-/// Read Requests, atomics, Terminates and Sends that invalidate nothing: what is in the field does not matter when they come, and
-/// zero is in it when they are sent.
+/// The Invalidate STag field of messages that invalidate nothing is ignored on receipt and sent as
+/// zero.
 #[test]
-fn the_invalidate_stag_of_other_messages_is_zero_and_ignored() {
+fn unused_invalidate_stag_is_zero_and_ignored() {
     //= rfc5040 section 4.1
     //= type=test
     //# For Send, Send with Solicited Event, RDMA Read Request, and Terminate, the
@@ -258,7 +259,7 @@ fn the_invalidate_stag_of_other_messages_is_zero_and_ignored() {
         fields,
         [O::READ_REQUEST, O::SEND, O::SEND_SE, O::TERMINATE].map(|opcode| (opcode, Stag(0)))
     );
-    // A Terminate that we get is one, too, whatever is in the field.
+    // The same applies to a received Terminate.
     let mut rig = Rig::new();
     let mut body = vec![0; Terminate::MAX_LEN];
     let len = Terminate::new(TerminateCode::MPA_CRC).emit(&mut body);
@@ -293,7 +294,7 @@ fn message_sequence_numbers_wrap_to_zero() {
 }
 
 #[test]
-fn a_new_mulpdu_leaves_alone_what_is_in_the_plan() {
+fn new_mulpdu_keeps_planned_fpdus() {
     //= rfc5041 section 3
     //= type=test
     //# 2. In the event of a MULPDU change, DDP MUST NOT be required by the LLP to
@@ -303,7 +304,7 @@ fn a_new_mulpdu_leaves_alone_what_is_in_the_plan() {
     rig.post(1, SendOp::Send, &[mr.sge()]);
     rig.post(2, SendOp::Send, &[mr.sge()]);
     assert_eq!(rig.fill(), TxFill::Ready);
-    // The path has changed before anything was written: the plan keeps its FPDUs of 1460 octets.
+    // The path changes before anything is written: the plan keeps its FPDUs of 1460 octets.
     let planned = rig.plan.len();
     rig.qp.set_emss(536);
     let octets = rig.octets_out();
@@ -316,14 +317,14 @@ fn a_new_mulpdu_leaves_alone_what_is_in_the_plan() {
 }
 
 #[test]
-fn what_comes_behind_an_error_is_dropped() {
+fn data_after_error_is_dropped() {
     //= rfc5041 section 7.1
     //= type=test
     //# DDP MUST silently drop any subsequent incoming DDP Segments.
     let mut rig = Rig::new();
     let mr = rig.mr(8, ALL);
     rig.recv(1, &[mr.sge()]);
-    // In the same octets as the segment that is refused, and later.
+    // In the same octets as the refused segment, and later.
     let mut octets = rig.fpdu(&send(3, b"a"));
     octets.extend(rig.fpdu(&tagged(Opcode::WRITE, mr.stag, mr.at, true, &[9; 8])));
     octets.extend(rig.fpdu(&send(1, b"b")));
@@ -363,9 +364,9 @@ fn fetch_add(msn: u32, mr: &Mr) -> Vec<u8> {
     untagged(Opcode::ATOMIC_REQUEST, 1, msn, 0, true, &body)
 }
 
-/// The IRD limits the sum of Reads and atomics of the peer, and holds a place for each that it grants.
+/// The IRD limits the total of the peer's Reads and atomics, and has an entry for each.
 #[test]
-fn reads_and_atomics_of_the_peer_share_the_ird() {
+fn peer_reads_and_atomics_share_ird() {
     //= rfc7306 section 5.2.2
     //= type=test
     //# 4. The Responder MUST ensure that a sufficient number of Untagged Buffers
@@ -397,9 +398,9 @@ fn reads_and_atomics_of_the_peer_share_the_ird() {
     }
 }
 
-/// The ORD limits the sum of Reads and atomics that wait for an answer.
+/// The ORD limits the total of unanswered Reads and atomics.
 #[test]
-fn reads_and_atomics_of_our_own_share_the_ord() {
+fn local_reads_and_atomics_share_ord() {
     //= rfc5040 section 5.2.1
     //= type=test
     //# * If the Local Peer wishes to read from multiple Tagged Buffers on the
@@ -445,9 +446,9 @@ fn reads_and_atomics_of_our_own_share_the_ord() {
     assert_eq!(opcodes(&mut rig), [O::READ_REQUEST]);
 }
 
-/// A request is carried out when its whole message has come, behind everything that was sent before it.
+/// A request is executed when its whole message has arrived, after everything sent before it.
 #[test]
-fn an_atomic_or_a_read_waits_for_its_own_delivery() {
+fn requests_wait_for_delivery() {
     //= rfc5040 section 5.5
     //= type=test
     //# 12. RDMA Read Request Messages, including zero-length RDMA Read Requests,
@@ -500,9 +501,9 @@ fn an_atomic_or_a_read_waits_for_its_own_delivery() {
     assert_eq!(sent[0].1, written);
 }
 
-/// Instead of a message that cannot be made, a Terminate is sent.
+/// If a message cannot be built, a Terminate is sent instead.
 #[test]
-fn an_atomic_or_immediate_data_that_cannot_be_sent_end_the_stream() {
+fn unsendable_message_ends_stream() {
     //= rfc7306 section 8.1
     //= type=test
     //# The Local Peer MUST send a Terminate Message for each of the following
@@ -532,14 +533,14 @@ fn an_atomic_or_immediate_data_that_cannot_be_sent_end_the_stream() {
     }
 }
 
-/// RFC 5044 section 3 limits what may be sent, not what may be received: siw and others send ULPDUs up to the limit of the length
-/// field.
+/// RFC 5044 section 3 limits what is sent, not what is received: siw and others send ULPDUs up to
+/// the limit of the length field.
 #[test]
-fn ulpdus_longer_than_may_be_sent_are_taken() {
+fn longer_ulpdus_are_accepted() {
     for (crc, markers, len) in [
         (true, false, 65535),
         (false, false, 65535),
-        // With markers the codec of the test makes no longer one.
+        // With markers the codec of the test builds no longer ones.
         (true, true, 65000),
     ] {
         let stream = StreamConfig {
@@ -561,9 +562,9 @@ fn ulpdus_longer_than_may_be_sent_are_taken() {
     }
 }
 
-/// Some peers look at the STag of an empty Write, and zero is never one.
+/// Some peers check the STag of an empty Write, and zero is never valid.
 #[test]
-fn an_empty_write_without_a_key_has_an_stag() {
+fn empty_write_has_nonzero_stag() {
     for (rkey, len, want) in [(0, 0, 1), (0, 4, 0), (7, 0, 7), (7, 4, 7)] {
         let mut rig = Rig::new();
         let mr = rig.mr(4, ALL);
@@ -579,10 +580,10 @@ fn an_empty_write_without_a_key_has_an_stag() {
     }
 }
 
-/// A message that is not sent because of its memory takes up no place in the stream: the markers of what is sent instead are where they would
-/// have been.
+/// A message that fails because of its memory occupies no stream position: the markers of the
+/// message sent instead are where they would have been.
 #[test]
-fn a_message_that_fails_moves_no_marker() {
+fn failed_message_moves_no_marker() {
     let stream = StreamConfig {
         markers_tx: true,
         markers_rx: true,

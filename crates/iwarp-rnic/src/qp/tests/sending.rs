@@ -74,7 +74,7 @@ fn completions_keep_the_order_of_posting() {
     rig.post(4, SendOp::Send, &[]);
     let sent = rig.sent();
     assert_eq!(sent.len(), 4);
-    // The Sends are written, but the read before them is not answered.
+    // The Sends are written, but the earlier Read is not answered.
     assert!(rig.host.sends.is_empty());
     answer(&mut rig, &sent[0].1, 4);
     use WcStatus::Success;
@@ -87,7 +87,7 @@ fn completions_keep_the_order_of_posting() {
 }
 
 #[test]
-fn at_most_ord_reads_are_outstanding() {
+fn outstanding_reads_are_limited_by_ord() {
     //= rfc5041 section 5.3
     //= type=test
     //# MUST transmit DDP Messages in the order they were submitted to the DDP
@@ -123,7 +123,7 @@ fn at_most_ord_reads_are_outstanding() {
     //= type=test
     //# The RDMA Read operation MUST consist of a single RDMA Read Request
     //# Message and a single RDMA Read Response Message.
-    // The stream's ORD is the limit, and so is the queue pair's own.
+    // The ORD of the stream is a limit, and so is that of the queue pair.
     for (max_ord, ord) in [(16, 2), (2, 16)] {
         let config = QpConfig {
             max_ord,
@@ -167,7 +167,7 @@ fn no_reads_without_ord() {
 }
 
 #[test]
-fn a_fence_waits_for_reads() {
+fn fence_waits_for_reads() {
     let mut rig = Rig::new();
     let mr = rig.mr(64, Access::LOCAL_WRITE);
     rig.post(1, READ, &[mr.part(0, 4)]);
@@ -182,7 +182,7 @@ fn a_fence_waits_for_reads() {
 }
 
 #[test]
-fn a_failing_request_is_named_and_the_rest_is_flushed() {
+fn failing_request_gets_status() {
     //= rfc5040 section 7.1
     //= type=test
     //# The Local Peer MUST send a Terminate Message for each of the following
@@ -197,7 +197,7 @@ fn a_failing_request_is_named_and_the_rest_is_flushed() {
     rig.post_flags(3, SendOp::Send, SendFlags::empty(), &[mr.part(0, 4), bad]);
     rig.post(4, SendOp::Send, &[]);
     let sent = rig.sent();
-    // What came before is sent; instead of the bad one there is a Terminate.
+    // Earlier requests are sent; a Terminate takes the place of the bad one.
     assert_eq!(
         opcodes(&sent),
         [Opcode::READ_REQUEST, Opcode::SEND, Opcode::TERMINATE]
@@ -211,7 +211,7 @@ fn a_failing_request_is_named_and_the_rest_is_flushed() {
         (4, Flushed),
     ];
     assert_eq!(brief(&rig.host.sends), want);
-    // From now on everything is flushed at once.
+    // From now on everything is flushed immediately.
     rig.post(5, SendOp::Send, &[]);
     rig.recv(9, &[]);
     assert_eq!(
@@ -222,7 +222,7 @@ fn a_failing_request_is_named_and_the_rest_is_flushed() {
 }
 
 #[test]
-fn memory_that_goes_away_in_the_middle_of_a_message() {
+fn memory_gone_in_mid_message() {
     let mut rig = Rig::new();
     let mr = rig.mr(600_000, Access::empty());
     rig.post(1, SendOp::Send, &[mr.sge()]);
@@ -231,16 +231,16 @@ fn memory_that_goes_away_in_the_middle_of_a_message() {
         rig.write_some(50_000);
     }
     rig.table.deregister(Stag(mr.stag)).unwrap();
-    // The rest cannot be sent; the Terminate can.
+    // The rest cannot be sent, but the Terminate can.
     let octets = rig.octets_out();
     assert!(octets.len() < 100);
     rig.assert_ended(Blame::Local, Code::RDMAP_LOCAL_CATASTROPHIC);
     assert_eq!(brief(&rig.host.sends), [(1, WcStatus::LocalProtection)]);
 }
 
-/// What QEMU does, which sends the memory of a running guest.
+/// QEMU does this: it sends the memory of a running guest.
 #[test]
-fn memory_that_changes_while_it_is_sent_keeps_its_crc() {
+fn changing_memory_keeps_valid_crc() {
     const LEN: u32 = 9000;
     let stream = StreamConfig {
         emss: 65483,
@@ -269,7 +269,7 @@ fn inline_data_are_copied_when_posting() {
     let mut rig = Rig::new();
     let flags = SendFlags::INLINE | SendFlags::SIGNALED | SendFlags::SOLICITED;
     {
-        // Gone before anything is sent.
+        // Freed before anything is sent.
         let data = Vec::from(*b"hello, world");
         let wr = SendWr {
             wr_id: 1,
@@ -373,7 +373,7 @@ fn inline_data_are_copied_when_posting() {
 //= type=test
 //# An RDMA Write Message MUST reference a Tagged Buffer.
 #[test]
-fn a_write_with_immediate_data_sends_them_behind() {
+fn immediate_data_follow_write() {
     let mut rig = Rig::new();
     let mr = rig.mr(3000, Access::empty());
     let op = SendOp::WriteImm {
@@ -397,7 +397,7 @@ fn a_write_with_immediate_data_sends_them_behind() {
 }
 
 #[test]
-fn what_cannot_be_posted() {
+fn invalid_requests_are_refused() {
     //= rfc5041 section 5.2
     //= type=test
     //# The ULP Message Length MUST be less than 2^32.
@@ -434,14 +434,14 @@ fn what_cannot_be_posted() {
 }
 
 #[test]
-fn draining_waits_for_answers() {
+fn draining_waits_for_responses() {
     let mut rig = Rig::new();
     let mr = rig.mr(8, ALL);
     rig.post(1, READ, &[mr.part(0, 4)]);
     let sent = rig.sent();
     rig.qp.modify(State::Sqd, &mut rig.host).unwrap();
     rig.post(2, SendOp::Send, &[]);
-    // Queued, not started; and an answer is still to come.
+    // Queued, not started; and a response is still outstanding.
     assert!(!rig.qp.wants_tx());
     assert!(!rig.qp.take_events().contains(Events::SQ_DRAINED));
     answer(&mut rig, &sent[0].1, 4);
@@ -449,13 +449,13 @@ fn draining_waits_for_answers() {
     rig.qp.modify(State::Rts, &mut rig.host).unwrap();
     assert_eq!(opcodes(&rig.sent()), [Opcode::SEND]);
     assert_eq!(rig.host.sends.len(), 2);
-    // Drained already.
+    // Already drained.
     rig.qp.modify(State::Sqd, &mut rig.host).unwrap();
     assert_eq!(rig.qp.take_events(), Events::SQ_DRAINED);
 }
 
 #[test]
-fn a_queue_without_a_stream_is_drained_at_once() {
+fn streamless_queue_is_drained_immediately() {
     let mut rig = Rig::fresh(QpConfig::default());
     for to in [State::Init, State::Rtr, State::Rts, State::Sqd] {
         assert_eq!(rig.qp.take_events(), Events::empty());
@@ -465,7 +465,7 @@ fn a_queue_without_a_stream_is_drained_at_once() {
 }
 
 #[test]
-fn answers_come_between_requests() {
+fn responses_alternate_with_requests() {
     //= rfc5040 section 5.5
     //= type=test
     //# If more than one outstanding RDMA Read Request Messages are supported by
@@ -526,7 +526,7 @@ fn answers_come_between_requests() {
 }
 
 #[test]
-fn a_list_of_requests_is_checked_as_a_whole() {
+fn request_list_is_checked_as_whole() {
     let mut rig = Rig::fresh(QpConfig {
         max_send_wr: 3,
         ..QpConfig::default()
@@ -560,12 +560,12 @@ fn a_list_of_requests_is_checked_as_a_whole() {
         rig.qp.check_sends([good; 3].iter()),
         Err((2, PostError::QueueFull))
     );
-    // Nothing was posted by looking.
+    // Checking has posted nothing.
     assert_eq!(rig.qp.sends_outstanding(), 1);
 }
 
 #[test]
-fn requests_that_were_sent_wait_no_more_but_are_outstanding() {
+fn sent_requests_are_outstanding() {
     let mut rig = Rig::new();
     let mr = rig.mr(64, Access::LOCAL_WRITE);
     let read = SendOp::Read {

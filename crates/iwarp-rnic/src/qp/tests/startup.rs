@@ -13,7 +13,7 @@ const RESPONDER: StreamConfig = StreamConfig {
 };
 
 #[test]
-fn a_responder_is_silent_before_the_first_fpdu() {
+fn responder_waits_for_first_fpdu() {
     //= rfc5041 section 5.2
     //= type=test
     //# Only the DDP Control and RsvdULP Fields MUST be valid for a zero-length
@@ -40,7 +40,7 @@ fn a_responder_is_silent_before_the_first_fpdu() {
 }
 
 #[test]
-fn a_responder_that_saw_no_valid_fpdu_resets() {
+fn responder_without_valid_fpdu_resets() {
     let mut rig = Rig::with(QpConfig::default(), RESPONDER);
     let mut first = rig.fpdu(&send(1, &[]));
     first[5] ^= 1;
@@ -48,7 +48,7 @@ fn a_responder_that_saw_no_valid_fpdu_resets() {
     rig.assert_ended(Blame::Peer, Code::MPA_CRC);
     assert!(!rig.qp.wants_tx());
     assert_eq!(rig.qp.stream_wish(), StreamWish::Abort);
-    // Valid for MPA is enough, even if RDMAP does not like it.
+    // A valid MPA frame is enough, even if RDMAP refuses it.
     let mut rig = Rig::with(QpConfig::default(), RESPONDER);
     let _ = rig.rx_ulpdu(&send(9, &[]));
     assert_eq!(rig.terminate().code, Code::DDP_UNTAGGED_INVALID_MSN);
@@ -58,7 +58,7 @@ fn a_responder_that_saw_no_valid_fpdu_resets() {
 }
 
 #[test]
-fn every_kind_of_rtr_opens_the_responder() {
+fn every_rtr_kind_opens_responder() {
     //= rfc6581 section 5
     //= type=test
     //# The RDMA connection initiator MUST NOT allow any later FULPDUs to be
@@ -89,7 +89,7 @@ fn every_kind_of_rtr_opens_the_responder() {
                 a.post(6, read, &[sink.sge()]);
             }
             shuttle(&mut a, &mut b, 7);
-            // The RTR message itself takes no receive and makes no completion.
+            // The RTR message itself takes no receive and has no completion.
             assert_eq!(brief(&b.host.recvs), [(2, WcStatus::Success)]);
             assert_eq!(brief(&a.host.recvs), [(3, WcStatus::Success)]);
             assert_eq!(a.host.sends.len(), if ord > 0 { 3 } else { 1 });
@@ -101,7 +101,7 @@ fn every_kind_of_rtr_opens_the_responder() {
 }
 
 #[test]
-fn the_rtr_read_counts_as_a_read() {
+fn rtr_read_counts_as_read() {
     let mut rig = Rig::with(
         QpConfig::default(),
         StreamConfig {
@@ -122,7 +122,7 @@ fn the_rtr_read_counts_as_a_read() {
 }
 
 #[test]
-fn an_rtr_by_an_empty_fpdu() {
+fn rtr_by_empty_fpdu() {
     let expected = StreamConfig {
         rtr_send_expected: true,
         ..RESPONDER
@@ -137,7 +137,7 @@ fn an_rtr_by_an_empty_fpdu() {
 }
 
 #[test]
-fn a_later_empty_send_is_no_rtr() {
+fn later_empty_send_is_no_rtr() {
     let expected = StreamConfig {
         rtr_send_expected: true,
         ..RESPONDER
@@ -149,7 +149,7 @@ fn a_later_empty_send_is_no_rtr() {
     let _ = rig.rx_ulpdu(&send(1, &[5]));
     let _ = rig.rx_ulpdu(&send(2, &[]));
     assert_eq!(rig.host.recvs.len(), 2);
-    // Nor is the first Send, if something else was the first FPDU.
+    // The first Send is no RTR either, if something else was the first FPDU.
     for crc in [true, false] {
         let mut rig = Rig::with(QpConfig::default(), StreamConfig { crc, ..expected });
         let mr = rig.mr(20_000, ALL);
@@ -164,9 +164,10 @@ fn a_later_empty_send_is_no_rtr() {
     }
 }
 
-/// The RTR is a Send of one empty segment, without a request for an event. Whatever else comes first takes a receive.
+/// The RTR is a Send of one empty segment without a solicited event. Any other first message takes
+/// a receive.
 #[test]
-fn a_first_message_that_is_no_empty_send_is_no_rtr() {
+fn other_first_message_is_no_rtr() {
     let expected = StreamConfig {
         rtr_send_expected: true,
         ..RESPONDER
@@ -190,7 +191,7 @@ fn a_first_message_that_is_no_empty_send_is_no_rtr() {
 }
 
 #[test]
-fn reads_without_grant_are_for_the_rtr_only() {
+fn ungranted_read_is_rtr_only() {
     //= rfc5040 section 5.2.1
     //= type=test
     //# MUST respond with a zero-length RDMA Read Response Message.
@@ -215,7 +216,7 @@ fn reads_without_grant_are_for_the_rtr_only() {
     );
 }
 
-/// A fast region of 64 octets, the request that registers it, and the one that invalidates it.
+/// Returns a fast region of 64 bytes, and the requests that register and invalidate it.
 fn fast(rig: &mut Rig) -> (Stag, SendOp, SendOp) {
     let range = rig.range(64);
     let (iova, random) = (range.addr(), rig.random());
@@ -232,7 +233,7 @@ fn fast(rig: &mut Rig) -> (Stag, SendOp, SendOp) {
 }
 
 #[test]
-fn local_requests_do_not_wait_for_the_first_fpdu() {
+fn local_requests_precede_first_fpdu() {
     let mut rig = Rig::with(QpConfig::default(), RESPONDER);
     let (stag, register, invalidate) = fast(&mut rig);
     let valid = |rig: &Rig| rig.table.info(stag).unwrap().valid;
@@ -242,7 +243,7 @@ fn local_requests_do_not_wait_for_the_first_fpdu() {
     assert!(valid(&rig));
     assert_eq!(brief(&rig.host.sends), [(1, WcStatus::Success)]);
     rig.post(2, invalidate, &[]);
-    // They start in posting order: nothing overtakes a Send, which has to wait.
+    // They start in posting order: nothing overtakes a Send that has to wait.
     rig.post(3, SendOp::Send, &[]);
     rig.post(4, register, &[]);
     assert!(rig.octets_out().is_empty());
@@ -255,7 +256,7 @@ fn local_requests_do_not_wait_for_the_first_fpdu() {
 }
 
 #[test]
-fn a_responder_that_closes_before_the_first_fpdu_finishes_local_requests() {
+fn early_close_finishes_local_requests() {
     let mut rig = Rig::with(QpConfig::default(), RESPONDER);
     let (_, register, invalidate) = fast(&mut rig);
     rig.post(1, register, &[]);
@@ -272,7 +273,7 @@ fn a_responder_that_closes_before_the_first_fpdu_finishes_local_requests() {
 }
 
 #[test]
-fn a_local_request_that_fails_before_the_first_fpdu_sends_nothing() {
+fn early_local_failure_sends_nothing() {
     let mut rig = Rig::with(QpConfig::default(), RESPONDER);
     let (_, _, invalidate) = fast(&mut rig);
     rig.post(1, invalidate, &[]);
@@ -284,7 +285,7 @@ fn a_local_request_that_fails_before_the_first_fpdu_sends_nothing() {
 }
 
 #[test]
-fn the_answer_to_an_rtr_read_is_one_empty_segment() {
+fn rtr_read_response_is_empty() {
     for (last, payload) in [(false, &[][..]), (true, &[0; 4]), (false, &[0; 4])] {
         let asks = StreamConfig {
             rtr: Some(Rtr::Read),
@@ -299,7 +300,7 @@ fn the_answer_to_an_rtr_read_is_one_empty_segment() {
 }
 
 #[test]
-fn each_side_gets_its_part_of_an_agreement() {
+fn agreement_is_mirrored() {
     let agreed = Agreed {
         revision: 2,
         enhanced: true,
@@ -336,14 +337,14 @@ fn each_side_gets_its_part_of_an_agreement() {
         ..first
     };
     assert_eq!(of(&agreed, false), second);
-    // Only an RTR message by Send looks like something for the program.
+    // Only an RTR message by Send looks like a message for the program.
     for rtr in [None, Some(Rtr::Write), Some(Rtr::Read)] {
         assert!(!of(&Agreed { rtr, ..agreed }, false).rtr_send_expected);
     }
 }
 
 #[test]
-fn a_queue_pair_has_limits() {
+fn queue_pair_has_limits() {
     use crate::limits::{MAX_INLINE, MAX_IRD, MAX_ORD, MAX_QP_WR, MAX_SGE};
     let sizes: [fn(&mut QpConfig); 7] = [
         |c| c.max_send_wr = MAX_QP_WR + 1,
@@ -363,7 +364,7 @@ fn a_queue_pair_has_limits() {
 }
 
 #[test]
-fn a_queue_pair_in_reset_takes_no_requests() {
+fn reset_accepts_no_requests() {
     let mut rig = Rig::fresh(QpConfig::default());
     let wr = RecvWr {
         wr_id: 1,
@@ -381,8 +382,8 @@ fn a_queue_pair_in_reset_takes_no_requests() {
     assert_eq!(send, refused);
 }
 
-/// A message that comes before the program's change to RTS raises an event, once for each stream;
-/// the protocol's own messages do not.
+/// A message that arrives before the program's change to RTS raises an event, once per stream.
+/// Protocol messages do not.
 #[test]
 fn message_in_rtr_raises_one_event() {
     let note = tagged(Opcode::WRITE, 1, 0, true, &[]);

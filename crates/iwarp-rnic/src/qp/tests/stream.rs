@@ -1,4 +1,4 @@
-//! Streams in any pieces: splits, markers, direct placement, partial writes.
+//! Streams in arbitrary pieces: splits, markers, direct placement, partial writes.
 
 use super::harness::*;
 use crate::limits::{RX_DIRECT_TAIL, RX_READ_MAX};
@@ -10,8 +10,8 @@ use iwarp_proto::rdmap::Opcode;
 use proptest::prelude::*;
 use std::vec::Vec;
 
-/// Runs one of everything in both directions, in pieces of `piece` octets.
-fn everything(stream: StreamConfig, piece: usize, len: u32) {
+/// Runs all operations in both directions, in pieces of `piece` octets.
+fn all_operations(stream: StreamConfig, piece: usize, len: u32) {
     let (mut a, mut b) = pair(stream);
     let (src, dst) = (a.mr(len, ALL), b.mr(len, ALL));
     let (buffer, sink) = (b.mr(len, ALL), a.mr(len, ALL));
@@ -80,7 +80,7 @@ fn octet_by_octet() {
                 markers_rx,
                 ..STREAM
             };
-            everything(stream, 1, 3000);
+            all_operations(stream, 1, 3000);
         }
     }
 }
@@ -88,8 +88,8 @@ fn octet_by_octet() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
     #[test]
-    fn in_any_pieces(crc: bool, tx: bool, rx: bool, piece in 1usize..5000, len in 1u32..40_000, emss in prop_oneof![Just(536u32), Just(1460), Just(9000), Just(65483)]) {
-        everything(StreamConfig { crc, markers_tx: tx, markers_rx: rx, emss, ..STREAM }, piece, len);
+    fn stream_in_any_pieces(crc: bool, tx: bool, rx: bool, piece in 1usize..5000, len in 1u32..40_000, emss in prop_oneof![Just(536u32), Just(1460), Just(9000), Just(65483)]) {
+        all_operations(StreamConfig { crc, markers_tx: tx, markers_rx: rx, emss, ..STREAM }, piece, len);
     }
 }
 
@@ -129,7 +129,7 @@ pub(super) fn read_as_planned(rig: &mut Rig, mut octets: &[u8], piece: usize, ru
 }
 
 #[test]
-fn large_payload_is_read_to_its_place() {
+fn large_payload_is_read_directly() {
     for piece in [100, 5_000, 100_000] {
         for runs in [1, 2, 3, 16] {
             let (mut a, mut b) = pair(StreamConfig {
@@ -159,7 +159,7 @@ fn large_payload_is_read_to_its_place() {
     }
 }
 
-/// Where the next octets are to be read to: how many octets of memory, and how many in all.
+/// Returns how many octets the next plan has in memory, and in total.
 fn planned(rig: &mut Rig, runs: usize) -> (usize, usize) {
     let mut plan = RxPlan::new(runs);
     let mut octets = 0;
@@ -172,10 +172,10 @@ fn planned(rig: &mut Rig, runs: usize) -> (usize, usize) {
     (plan.direct(), plan.room())
 }
 
-/// Staging comes behind all of the memory. If there are too few runs for that, it is not named: the octets behind the last run belong to
-/// memory, too.
+/// Staging follows all of the memory. If there are too few runs, it is left out: the octets after
+/// the last run belong to memory, too.
 #[test]
-fn staging_is_read_to_behind_memory() {
+fn staging_follows_memory() {
     let stream = StreamConfig {
         crc: false,
         ..STREAM
@@ -195,7 +195,7 @@ fn staging_is_read_to_behind_memory() {
     ] {
         assert_eq!(planned(&mut rig, runs), expected, "{runs} runs");
     }
-    // Nothing of the payload is missing.
+    // The payload is complete.
     read_as_planned(&mut rig, &fpdu[100..20_020], 50_000, 4);
     assert_eq!(planned(&mut rig, 4), (0, RX_DIRECT_TAIL));
     assert!(brief(&rig.host.recvs).is_empty());
@@ -204,9 +204,10 @@ fn staging_is_read_to_behind_memory() {
     assert_eq!(rig.read(&mr), [0xaa; 20_000]);
 }
 
-/// Behind a large FPDU little is read to staging, so that the payload of the next one goes to its place. A few small ones end that.
+/// After a large FPDU little is read to staging, so that the payload of the next one can be read
+/// directly. A few small FPDUs end that.
 #[test]
-fn reads_are_long_again_when_no_more_large_fpdus_come() {
+fn small_fpdus_restore_long_reads() {
     let (mut rig, _, large) = large_write();
     for _ in 0..2 {
         assert_eq!(planned(&mut rig, 4), (0, RX_READ_MAX));
@@ -223,7 +224,7 @@ fn reads_are_long_again_when_no_more_large_fpdus_come() {
     }
 }
 
-/// The driver could not read to the memory that the plan named.
+/// The driver could not write the planned memory.
 #[test]
 fn unwritable_direct_read_is_refused() {
     let code = iwarp_proto::rdmap::TerminateCode::DDP_TAGGED_BASE_BOUNDS;
@@ -258,7 +259,7 @@ fn unwritable_direct_read_is_refused() {
 }
 
 #[test]
-fn a_region_that_goes_away_during_a_direct_read() {
+fn region_gone_during_direct_read() {
     //= rfc5041 section 8.3.1
     //= type=test
     //# An RNIC MUST ensure that the network interface can no longer modify an
@@ -292,7 +293,7 @@ fn a_region_that_goes_away_during_a_direct_read() {
     assert_eq!(b.terminate().code, code);
 }
 
-/// A Write of 20,000 octets in one FPDU, without CRC, to a region that is returned.
+/// Returns a Write of 20,000 octets in one FPDU without CRC, and its region.
 fn large_write() -> (Rig, Mr, Vec<u8>) {
     let mut rig = Rig::with(
         QpConfig::default(),
@@ -308,7 +309,7 @@ fn large_write() -> (Rig, Mr, Vec<u8>) {
 }
 
 #[test]
-fn the_end_of_a_write_becomes_visible_last_when_it_is_read_to_its_place() {
+fn direct_write_ends_last() {
     let (mut rig, mr, fpdu) = large_write();
     assert!(!rig.qp.rx_is_direct());
     // All but one octet of what follows the payload.
@@ -324,9 +325,9 @@ fn the_end_of_a_write_becomes_visible_last_when_it_is_read_to_its_place() {
     assert_eq!(rig.read(&mr), [0xaa; 20_000]);
 }
 
-/// A read to memory costs a look at the table, so it has to be worth it.
+/// A direct read costs a look-up in the table, so it has to pay off.
 #[test]
-fn a_payload_is_read_to_its_place_if_much_of_it_is_missing() {
+fn direct_read_needs_large_rest() {
     for (missing, direct) in [(8193, true), (8192, true), (8191, false)] {
         let (mut rig, mr, fpdu) = large_write();
         // The length field, the header, and payload.
@@ -339,9 +340,9 @@ fn a_payload_is_read_to_its_place_if_much_of_it_is_missing() {
     }
 }
 
-/// Programs wait for the last octet of a Write. What is not its last segment is read to memory to its end.
+/// Programs poll the last octet of a Write. Earlier segments are read to memory completely.
 #[test]
-fn only_the_end_of_a_write_is_kept_back() {
+fn only_write_tail_is_held_back() {
     for (last, directly) in [(true, 19_992), (false, 20_000)] {
         let (mut rig, mr, _) = large_write();
         let ulpdu = tagged(Opcode::WRITE, mr.stag, mr.at, last, &[0xaa; 20_000]);
@@ -353,8 +354,9 @@ fn only_the_end_of_a_write_is_kept_back() {
 }
 
 #[test]
-fn a_region_that_goes_away_is_noticed_wherever_its_fpdu_is_cut() {
-    // In the middle, and where nothing but the tail of the Write is missing: header, 19,992 octets, and a few of the rest.
+fn region_gone_is_noticed() {
+    // In the middle, and where only the tail of the Write is missing: header, 19,992 octets, and a
+    // few more.
     for cut in [10_000, 20_010] {
         for octets_follow in [true, false] {
             let (mut rig, mr, fpdu) = large_write();
@@ -365,7 +367,7 @@ fn a_region_that_goes_away_is_noticed_wherever_its_fpdu_is_cut() {
             let mut plan = RxPlan::new(4);
             rig.qp
                 .rx_plan(&mut rig.buffer, &rig.table, &mut plan, |_| {});
-            // Memory that was given back must not be written to.
+            // Deregistered memory must not be written.
             assert_eq!(plan.direct(), 0);
             if octets_follow || cut > 19_000 {
                 read_as_planned(&mut rig, &fpdu[cut..], 1000, 4);

@@ -14,9 +14,9 @@ use std::vec::Vec;
 
 std::thread_local! {
     static SUMMED: Cell<u64> = const { Cell::new(0) };
-    /// Those of them that were summed where they lie.
+    /// Octets that were summed in place.
     static IN_PLACE: Cell<u64> = const { Cell::new(0) };
-    /// Those of them that were summed while they were copied.
+    /// Octets that were summed while they were copied.
     static COPYING: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -26,7 +26,8 @@ fn counting(crc: u32, octets: &[u8]) -> u32 {
 }
 
 /// # Safety
-/// As [`SharedCrc32cFn`](crate::memory::SharedCrc32cFn). Nobody changes the octets: one thread runs these tests.
+/// Like [`SharedCrc32cFn`](crate::memory::SharedCrc32cFn). One thread runs these tests, so nobody
+/// changes the octets.
 unsafe fn counting_in_place(crc: u32, from: *const u8, len: usize) -> Option<u32> {
     IN_PLACE.set(IN_PLACE.get() + len as u64);
     // SAFETY: the caller has promised that they are readable.
@@ -36,7 +37,8 @@ unsafe fn counting_in_place(crc: u32, from: *const u8, len: usize) -> Option<u32
 }
 
 /// # Safety
-/// As [`CopyingCrc32cFn`](crate::memory::CopyingCrc32cFn). Nobody changes the octets: one thread runs these tests.
+/// Like [`CopyingCrc32cFn`](crate::memory::CopyingCrc32cFn). One thread runs these tests, so nobody
+/// changes the octets.
 unsafe fn counting_and_copying(crc: u32, from: *const u8, to: *mut u8, len: usize) -> Option<u32> {
     COPYING.set(COPYING.get() + len as u64);
     // SAFETY: the caller has promised that they are readable, and that there is room for them.
@@ -47,24 +49,24 @@ unsafe fn counting_and_copying(crc: u32, from: *const u8, to: *mut u8, len: usiz
     Some(counting(crc, octets))
 }
 
-/// The ways to sum, and whether each sums octets where they lie, and while it copies them.
-const WAYS: [(Crc32c, bool, bool); 3] = [
-    (COPIED, false, false),
-    (AT_REST, true, false),
-    (ON_THE_WAY, true, true),
+/// The CRC functions, and whether they sum in place, and while copying.
+const CRCS: [(Crc32c, bool, bool); 3] = [
+    (COPIED_CRC, false, false),
+    (IN_PLACE_CRC, true, false),
+    (COPYING_CRC, true, true),
 ];
 
-const COPIED: Crc32c = Crc32c::new(counting);
-// SAFETY: it reads what it is given and nothing else.
-const AT_REST: Crc32c = unsafe { COPIED.with_shared(counting_in_place) };
-// SAFETY: it reads and writes what it is given and nothing else.
-const ON_THE_WAY: Crc32c = unsafe { AT_REST.with_copying(counting_and_copying) };
+const COPIED_CRC: Crc32c = Crc32c::new(counting);
+// SAFETY: it reads only what it is given.
+const IN_PLACE_CRC: Crc32c = unsafe { COPIED_CRC.with_shared(counting_in_place) };
+// SAFETY: it reads and writes only what it is given.
+const COPYING_CRC: Crc32c = unsafe { IN_PLACE_CRC.with_copying(counting_and_copying) };
 
-/// Most octets of a message that are copied before they are summed.
+/// Shorter messages are copied before they are summed.
 const SHORT: u64 = SUM_COPY_MIN as u64;
 
-/// Sends everything, and compares the octets that were summed with those that the CRCs cover. Returns how many of them were summed
-/// where they lie.
+/// Sends everything, and compares the summed octets with those that the CRCs cover. Returns how
+/// many were summed in place.
 fn sums_each_octet_once(rig: &mut Rig, crc32c: Crc32c) -> u64 {
     SUMMED.set(0);
     IN_PLACE.set(0);
@@ -84,7 +86,7 @@ fn sums_each_octet_once(rig: &mut Rig, crc32c: Crc32c) -> u64 {
     assert!(fpdus > 0);
     let covered = octets.len() as u64 - fpdus * CRC_LEN as u64;
     assert_eq!(SUMMED.get(), covered, "of {fpdus} FPDUs");
-    // And the sums are right.
+    // The CRCs are right.
     let (mut at, mut clock, mut ulpdu) = (0, MarkerClock::new(), vec![0; 65_536]);
     while at < octets.len() {
         at += decode_fpdu(&octets[at..], &rig.options, &mut clock, &mut ulpdu)
@@ -109,7 +111,7 @@ fn rig(markers: bool, emss: u32, snapshot: bool) -> Rig {
 }
 
 #[test]
-fn what_is_sent_is_summed_once() {
+fn sent_octets_are_summed_once() {
     let long = 200_000;
     for (markers, emss, snapshot) in [
         (false, 1460, false),
@@ -118,7 +120,7 @@ fn what_is_sent_is_summed_once() {
         (true, 1460, false),
         (true, 65_000, false),
     ] {
-        // Small, of a segment of any size, and of several; of one element and of two.
+        // A small message, one of one segment, and one of several; of one element and of two.
         for lens in [
             &[64][..],
             &[40, 24],
@@ -133,7 +135,7 @@ fn what_is_sent_is_summed_once() {
                 rkey: 7,
             };
             for op in [SendOp::Send, write] {
-                for (crc32c, at_rest, copying) in WAYS {
+                for (crc32c, at_rest, copying) in CRCS {
                     let mut rig = rig(markers, emss, snapshot);
                     let mr = rig.mr(long, Access::LOCAL_WRITE);
                     let sges: Vec<Sge> = lens.iter().map(|len| mr.part(0, *len)).collect();
@@ -141,7 +143,7 @@ fn what_is_sent_is_summed_once() {
                     let in_place = sums_each_octet_once(&mut rig, crc32c);
                     let whole: u64 = lens.iter().map(|len| u64::from(*len)).sum();
                     assert_eq!(rig.qp.counters().tx_payload, whole);
-                    // Long segments that are not copied are summed in place, if there is a way.
+                    // Long segments that are not copied are summed in place if possible.
                     let refers = emss > 2048 && !markers && !snapshot && whole > 2048;
                     let least = whole.saturating_sub(2048);
                     match refers && at_rest {
@@ -151,7 +153,8 @@ fn what_is_sent_is_summed_once() {
                         ),
                         false => assert_eq!(in_place, 0, "{lens:?}"),
                     }
-                    // One element that is copied is summed on the way, but for the last segment, which may be too short for that.
+                    // A copied message of one element is summed while copying, except for the last
+                    // segment, which may be too short.
                     let copies = copying && !markers && lens.len() == 1;
                     let on_the_way = COPYING.get();
                     match copies && !refers && whole >= SHORT {
@@ -186,15 +189,15 @@ fn inline_data_and_requests_are_summed_once() {
             rkey: 7,
         };
         rig.post(3, read, &[mr.part(0, 10), mr.part(0, 10)]);
-        sums_each_octet_once(&mut rig, AT_REST);
+        sums_each_octet_once(&mut rig, IN_PLACE_CRC);
     }
 }
 
 #[test]
-fn answers_are_summed_once() {
+fn responses_are_summed_once() {
     let cases = [(false, 1460), (false, 65_000), (true, 1460)];
     for ((markers, emss), (crc32c, _, copying)) in
-        cases.into_iter().flat_map(|c| WAYS.map(|way| (c, way)))
+        cases.into_iter().flat_map(|c| CRCS.map(|way| (c, way)))
     {
         for len in [8, 5000, 150_000] {
             let mut rig = rig(markers, emss, false);
@@ -209,7 +212,7 @@ fn answers_are_summed_once() {
                 &body,
             );
             assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Ok);
-            // The peer may change what it reads, so it is copied.
+            // The source of a Read may change, so it is copied.
             assert_eq!(sums_each_octet_once(&mut rig, crc32c), 0);
             assert_eq!(rig.qp.counters().tx_payload, u64::from(len));
             let least = match markers || !copying || len < SUM_COPY_MIN {

@@ -1,4 +1,4 @@
-//! Messages on a shared receive queue that matches tags.
+//! Tag matching on a shared receive queue.
 
 use super::harness::*;
 use crate::qp::*;
@@ -12,12 +12,13 @@ use iwarp_proto::tag_matching::{Operation, Tmh};
 use std::vec;
 use std::vec::Vec;
 
-/// A queue pair whose shared receive queue has room for so many receives, and for 32 tagged buffers.
+/// Returns a queue pair whose shared receive queue has room for `depth` receives and 32 tagged
+/// buffers.
 fn receiver(depth: u32) -> Rig {
     let config = QpConfig {
         shared_receive: true,
         match_tags: true,
-        // What a rendezvous needs is not the program's.
+        // A rendezvous does not use the program's room.
         max_send_wr: 0,
         max_send_sge: 0,
         max_inline: 0,
@@ -72,8 +73,8 @@ fn request(tag: u64, va: u64, rkey: u32, len: u32) -> Vec<u8> {
     message(Operation::Rendezvous, tag, &rvh.concat())
 }
 
-/// Identifier, status, operation, length and flags of the receives that have completed.
-fn told(rig: &Rig) -> Vec<(u64, WcStatus, WcOpcode, u32, WcFlags)> {
+/// Returns identifier, status, opcode, length and flags of the completed receives.
+fn completed(rig: &Rig) -> Vec<(u64, WcStatus, WcOpcode, u32, WcFlags)> {
     let cqes = rig.host.recvs.iter();
     cqes.map(|c| (c.wr_id, c.status, c.opcode, c.byte_len, c.flags))
         .collect()
@@ -83,7 +84,7 @@ const MATCH: WcFlags = WcFlags::TAG_MATCH;
 const DATA: WcFlags = WcFlags::TAG_DATA;
 
 #[test]
-fn an_eager_message_lands_in_its_buffer_without_its_header() {
+fn eager_message_fills_buffer() {
     let mut rig = receiver(4);
     let (pool, a, b) = (rig.mr(600, ALL), rig.mr(300, ALL), rig.mr(300, ALL));
     receive(&mut rig, 90, &pool);
@@ -91,14 +92,14 @@ fn an_eager_message_lands_in_its_buffer_without_its_header() {
     let before = (rig.read(&a), rig.read(&b));
     let payload: Vec<u8> = (0..500u32).map(|i| (i * 7) as u8).collect();
     let octets = message(Operation::Eager, 7, &payload);
-    // Whatever the segments are, also if they cut the header.
+    // The segmentation does not matter, even if it splits the header.
     for (mo, end) in [(0, 3), (3, 3), (3, 20), (20, 516)] {
         let part = &octets[mo as usize..end];
         let ulpdu = untagged(Opcode::SEND, 0, 1, mo, end == 516, part);
         assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Ok);
     }
     assert_eq!(
-        told(&rig),
+        completed(&rig),
         [(1, WcStatus::Success, WcOpcode::TagRecv, 500, MATCH | DATA)]
     );
     assert_eq!(rig.host.recvs[0].tag(), Some((7, 0xabcd_0123)));
@@ -109,12 +110,12 @@ fn an_eager_message_lands_in_its_buffer_without_its_header() {
         (&after[..10], &after[210..]),
         (&before.1[..10], &before.1[210..])
     );
-    // The receive serves again.
+    // The receive is reused.
     assert_eq!(srq(&mut rig).len(), 1);
 }
 
 #[test]
-fn other_messages_are_whole_in_a_receive() {
+fn other_messages_fill_receive() {
     let mut rig = receiver(4);
     let pool = rig.mr(64, ALL);
     let target = rig.mr(64, ALL);
@@ -140,7 +141,7 @@ fn other_messages_are_whole_in_a_receive() {
             octets.len() as u32,
             none,
         );
-        assert_eq!(told(&rig)[i], want);
+        assert_eq!(completed(&rig)[i], want);
         assert_eq!(rig.host.recvs[i].tag(), None);
         assert_eq!(rig.read(&pool)[..octets.len()], octets[..]);
     }
@@ -149,7 +150,7 @@ fn other_messages_are_whole_in_a_receive() {
 }
 
 #[test]
-fn a_rendezvous_reads_and_tells_the_sender() {
+fn rendezvous_reads_and_notifies_sender() {
     let (mut a, mut b) = (Rig::new(), receiver(4));
     let source = a.mr(1000, ALL);
     for at in 0..1000 {
@@ -169,7 +170,7 @@ fn a_rendezvous_reads_and_tells_the_sender() {
     shuttle(&mut a, &mut b, 1000);
     let ok = WcStatus::Success;
     assert_eq!(
-        told(&b),
+        completed(&b),
         [
             (1, ok, WcOpcode::TagRecv, 1000, MATCH),
             (1, ok, WcOpcode::TagRecv, 1000, DATA)
@@ -182,7 +183,7 @@ fn a_rendezvous_reads_and_tells_the_sender() {
     for range in [0..100, 800..900, 1200..2000] {
         assert_eq!(placed[range.clone()], before[range]);
     }
-    // The program of the receiver has sent nothing, and hears of nothing.
+    // The receiver's program has sent nothing, and gets no completion.
     assert_eq!(brief(&b.host.sends), []);
     assert_eq!(brief(&a.host.recvs), [(50, ok)]);
     let header = Tmh::parse(&a.read(&finish)).unwrap();
@@ -195,7 +196,7 @@ fn a_rendezvous_reads_and_tells_the_sender() {
     assert_eq!(srq(&mut b).len(), 1);
 }
 
-/// A rendezvous counts with its data, and a buffer that fails as failed.
+/// A rendezvous counts when its data arrive; a failed buffer counts as failed.
 #[test]
 fn matched_buffers_count_as_receives() {
     let count = |rig: &Rig| rig.qp.tally(Counted::Recv);
@@ -218,7 +219,7 @@ fn matched_buffers_count_as_receives() {
     assert_eq!(count(&b), counts(1, 0, 30));
     let rendezvous = request(7, source.at, source.stag, 900);
     assert_eq!(b.rx_ulpdu(&send(2, &rendezvous)), RxStatus::Ok);
-    assert_eq!(count(&b), counts(1, 0, 30), "its data have not come");
+    assert_eq!(count(&b), counts(1, 0, 30), "its data have not arrived");
     let answer = {
         let octets = b.octets_out();
         assert_eq!(a.rx(&octets), RxStatus::Ok);
@@ -233,7 +234,7 @@ fn matched_buffers_count_as_receives() {
 }
 
 #[test]
-fn many_rendezvous_wait_for_their_turn() {
+fn excess_rendezvous_wait() {
     const MANY: u64 = 30;
     let (mut a, mut b) = (Rig::new(), receiver(40));
     let (source, out) = (a.mr(64, ALL), a.mr(32, ALL));
@@ -253,9 +254,9 @@ fn many_rendezvous_wait_for_their_turn() {
         }
         shuttle(&mut a, &mut b, 700);
         let done = round * MANY as usize + MANY as usize;
-        let told = told(&b);
-        let valid: Vec<u64> = told.iter().filter(|c| c.4 == DATA).map(|c| c.0).collect();
-        assert_eq!(told.len(), 2 * done);
+        let completed = completed(&b);
+        let valid: Vec<u64> = completed.iter().filter(|c| c.4 == DATA).map(|c| c.0).collect();
+        assert_eq!(completed.len(), 2 * done);
         assert_eq!(valid.len(), done);
         assert!(valid[done - MANY as usize..].iter().copied().eq(0..MANY));
         assert_eq!(a.host.recvs.len(), done);
@@ -264,7 +265,7 @@ fn many_rendezvous_wait_for_their_turn() {
 }
 
 #[test]
-fn a_refused_read_ends_all_of_them() {
+fn refused_read_ends_all_rendezvous() {
     let (mut a, mut b) = (Rig::new(), receiver(40));
     let out = a.mr(32, ALL);
     let (pool, sink) = (b.mr(64, ALL), b.mr(64, ALL));
@@ -281,12 +282,12 @@ fn a_refused_read_ends_all_of_them() {
     }
     shuttle(&mut a, &mut b, 1000);
     assert_eq!(b.qp.state(), State::Error);
-    let failed: Vec<_> = told(&b).into_iter().filter(|c| c.4 != MATCH).collect();
+    let failed: Vec<_> = completed(&b).into_iter().filter(|c| c.4 != MATCH).collect();
     assert_eq!(failed[0].1, WcStatus::RemoteAccess);
     assert!(failed[1..].iter().all(|c| c.1 == WcStatus::Flushed));
-    let matched = told(&b).len() - failed.len();
-    assert_eq!(matched, failed.len(), "each has ended once");
-    // The receive is the queue's again, and the list has room for all but those that are still posted.
+    let matched = completed(&b).len() - failed.len();
+    assert_eq!(matched, failed.len(), "each ended once");
+    // The receive is back in the queue, and all buffers that ended are free again.
     assert_eq!(srq(&mut b).len(), 1);
     let free = (0..40).filter(|wr_id| {
         let buffer = TaggedBuffer {
@@ -301,7 +302,7 @@ fn a_refused_read_ends_all_of_them() {
 }
 
 #[test]
-fn a_message_that_does_not_fit_ends_the_stream() {
+fn too_long_message_ends_stream() {
     let long = message(Operation::Eager, 7, &[1; 33]);
     for octets in [long, request(7, 0x1000, 1, 33)] {
         let mut rig = receiver(4);
@@ -311,9 +312,9 @@ fn a_message_that_does_not_fit_ends_the_stream() {
         let before = rig.read(&target);
         let _ = rig.rx_ulpdu(&send(1, &octets));
         assert_eq!(rig.qp.state(), State::Error);
-        let told = told(&rig);
+        let completed = completed(&rig);
         assert_eq!(
-            (told.len(), told[0].0, told[0].1),
+            (completed.len(), completed[0].0, completed[0].1),
             (1, 1, WcStatus::LocalLength)
         );
         assert_eq!(rig.read(&target), before);
@@ -321,7 +322,8 @@ fn a_message_that_does_not_fit_ends_the_stream() {
     }
 }
 
-/// A whole message to the tag 7, during which the queue gets another receive, so that there is no room for the message's own to go back.
+/// Passes a whole message with tag 7, during which the queue gets another receive, so that the
+/// message's own cannot be returned.
 fn message_that_fills_the_queue(rig: &mut Rig, msn: u32, wr_id: u64, pool: &Mr) {
     let octets = message(Operation::Eager, 7, &[5; 8]);
     let first = untagged(Opcode::SEND, 0, msn, 0, false, &octets[..4]);
@@ -332,7 +334,7 @@ fn message_that_fills_the_queue(rig: &mut Rig, msn: u32, wr_id: u64, pool: &Mr) 
 }
 
 #[test]
-fn a_receive_that_is_not_needed_is_not_lost() {
+fn unneeded_receive_is_kept() {
     let mut rig = receiver(1);
     let (pool, target) = (rig.mr(64, ALL), rig.mr(64, ALL));
     receive(&mut rig, 90, &pool);
@@ -340,7 +342,7 @@ fn a_receive_that_is_not_needed_is_not_lost() {
     post_tag(&mut rig, 2, 7, &[target.sge()]);
     message_that_fills_the_queue(&mut rig, 1, 91, &pool);
     assert_eq!(srq(&mut rig).len(), 1);
-    // The next message takes the one that was kept.
+    // The next message uses the receive that was kept.
     assert_eq!(rig.rx_ulpdu(&send(2, b"none")), RxStatus::Ok);
     assert_eq!(brief(&rig.host.recvs)[1..], [(90, WcStatus::Success)]);
     message_that_fills_the_queue(&mut rig, 3, 92, &pool);
@@ -351,9 +353,9 @@ fn a_receive_that_is_not_needed_is_not_lost() {
     );
 }
 
-/// The sender of a message asks for an event, whatever becomes of the message.
+/// A solicited message completes as solicited, whatever happens to it.
 #[test]
-fn whatever_takes_a_solicited_message_completes_solicited() {
+fn solicited_message_completes_solicited() {
     let cases = [
         (vec![1, 2, 3], WcOpcode::TagNone),
         (message(Operation::Eager, 6, &[5; 8]), WcOpcode::TagRecv),
@@ -375,9 +377,10 @@ fn whatever_takes_a_solicited_message_completes_solicited() {
     }
 }
 
-/// Other queue pairs take from the queue, too, and their messages land at once in what it has got back.
+/// Other queue pairs take receives from the queue, too, and their messages immediately fill a
+/// returned receive.
 #[test]
-fn a_receive_is_given_back_when_nobody_looks_at_it_any_more() {
+fn receive_is_returned_after_last_use() {
     let mut rig = receiver(4);
     let (pool, target, source) = (rig.mr(600, ALL), rig.mr(600, ALL), rig.mr(32, ALL));
     rig.host.intruder = Some(pool);
@@ -389,7 +392,7 @@ fn a_receive_is_given_back_when_nobody_looks_at_it_any_more() {
     assert!(rig.read(&pool).iter().all(|octet| *octet == 0xee));
     assert_eq!(rig.read(&target)[..500], payload);
     assert_eq!(rig.host.recvs[0].tag(), Some((7, 0xabcd_0123)));
-    // The same for the request of a rendezvous, whose headers are what matters.
+    // The same applies to a rendezvous request, whose headers are needed later.
     post_tag(&mut rig, 2, 8, &[target.sge()]);
     let asks = request(8, source.at, source.stag, 32);
     assert_eq!(rig.rx_ulpdu(&send(2, &asks)), RxStatus::Ok);
@@ -400,9 +403,9 @@ fn a_receive_is_given_back_when_nobody_looks_at_it_any_more() {
     assert_eq!(of, (source.stag, source.at, 32));
 }
 
-/// A message that finds no receive for a while, and then the one that was kept.
+/// A message finds no receive for a while, and then the one that was kept.
 #[test]
-fn a_receive_that_is_kept_stays_until_a_message_takes_it() {
+fn kept_receive_waits_for_message() {
     let mut rig = receiver(1);
     let (pool, target) = (rig.mr(64, ALL), rig.mr(64, ALL));
     receive(&mut rig, 90, &pool);
@@ -419,7 +422,7 @@ fn a_receive_that_is_kept_stays_until_a_message_takes_it() {
 }
 
 #[test]
-fn a_reset_frees_the_buffers_of_rendezvous() {
+fn reset_frees_rendezvous_buffers() {
     let mut rig = receiver(4);
     let (pool, target) = (rig.mr(64, ALL), rig.mr(64, ALL));
     receive(&mut rig, 90, &pool);
@@ -437,9 +440,9 @@ fn a_reset_frees_the_buffers_of_rendezvous() {
     assert_eq!(tags.next_read(1, &mut TakenRecv::default()), None);
 }
 
-/// So many Reads are under way at once, also after a reset in the middle of as many.
+/// The number of concurrent Reads is the same after a reset in the middle of as many.
 #[test]
-fn a_reset_frees_the_places_of_reads() {
+fn reset_frees_read_slots() {
     let mut rig = receiver(4);
     let (pool, target) = (rig.mr(64, ALL), rig.mr(64, ALL));
     receive(&mut rig, 90, &pool);
@@ -459,7 +462,7 @@ fn a_reset_frees_the_places_of_reads() {
         }
         assert_eq!(rig.sent().len(), 8, "life {life}");
     }
-    // The receive that was kept because its queue was full is dropped with everything else.
+    // A receive kept because its queue was full is dropped as well.
     let mut rig = receiver(1);
     let (pool, target) = (rig.mr(64, ALL), rig.mr(64, ALL));
     receive(&mut rig, 90, &pool);
@@ -479,7 +482,7 @@ fn a_reset_frees_the_places_of_reads() {
 
 /// The program asks the sender for the payload itself.
 #[test]
-fn without_reads_a_rendezvous_is_for_the_program() {
+fn rendezvous_without_reads_is_for_program() {
     for ord in [0, 1] {
         let mut rig = receiver(4);
         rig.qp.modify(State::Reset, &mut rig.host).unwrap();
@@ -494,18 +497,19 @@ fn without_reads_a_rendezvous_is_for_the_program() {
             0 => (90, octets.len() as u32, WcFlags::empty()),
             _ => (1, 8, MATCH),
         };
-        let told = told(&rig);
-        assert_eq!(told.len(), 1);
-        let (wr_id, status, opcode, len, flags) = told[0];
+        let completed = completed(&rig);
+        assert_eq!(completed.len(), 1);
+        let (wr_id, status, opcode, len, flags) = completed[0];
         assert_eq!((status, opcode), (WcStatus::Success, WcOpcode::TagRecv));
         assert_eq!((wr_id, len, flags), expected);
         assert_eq!(rig.sent().len(), usize::from(ord));
     }
 }
 
-/// All that is under way has a place for the message that tells the sender, also while the writes of such messages are not reported.
+/// Each active rendezvous has room for its notification, even while the writes of earlier ones are
+/// not reported.
 #[test]
-fn every_sender_of_a_rendezvous_is_told() {
+fn every_rendezvous_sender_is_notified() {
     const MANY: u32 = 20;
     let mut rig = receiver(40);
     rig.qp.modify(State::Reset, &mut rig.host).unwrap();
@@ -525,7 +529,7 @@ fn every_sender_of_a_rendezvous_is_told() {
     begin(&mut rig, 1);
     let (_, asks) = &rig.sent()[0];
     answer(&mut rig, ReadRequest::parse(asks).unwrap().sink_stag.0);
-    // One message waits to be sent. As many Reads as may be follow it in one plan.
+    // One message is waiting to be sent. As many Reads as possible follow it in one plan.
     for msn in 2..=MANY {
         begin(&mut rig, msn);
     }
@@ -543,11 +547,11 @@ fn every_sender_of_a_rendezvous_is_told() {
         rig.write_some(1 << 20);
     }
     assert_eq!(finished, MANY as usize);
-    assert_eq!(told(&rig).len(), 2 * MANY as usize);
+    assert_eq!(completed(&rig).len(), 2 * MANY as usize);
 }
 
 #[test]
-fn the_programs_requests_have_their_room() {
+fn program_requests_keep_their_room() {
     let config = QpConfig {
         shared_receive: true,
         match_tags: true,

@@ -21,7 +21,7 @@ fn counts(rig: &Rig) -> [Count; 6] {
     Counted::ALL.map(|what| rig.qp.tally(what))
 }
 
-/// Two connected rigs that count, and a region of each.
+/// Returns two connected rigs that count, and a region of each.
 fn counting() -> ((Rig, Mr), (Rig, Mr)) {
     let (mut a, mut b) = pair(STREAM);
     a.qp.enable_tally().unwrap();
@@ -30,7 +30,7 @@ fn counting() -> ((Rig, Mr), (Rig, Mr)) {
     ((a, from), (b, to))
 }
 
-/// Each operation counts in one place at each end, whether or not it is signaled.
+/// Each operation counts once at each end, signaled or not.
 #[test]
 fn operations_count_at_both_ends() {
     let remote = |to: &Mr| (to.at, to.stag);
@@ -91,7 +91,7 @@ fn operations_count_at_both_ends() {
     }
 }
 
-/// An atomic write goes on as a Write, and counts once it is placed.
+/// An atomic write is sent as a Write, and counts once it is placed.
 #[test]
 fn atomic_write_counts_as_write() {
     let ((mut a, from), (mut b, to)) = counting();
@@ -105,7 +105,8 @@ fn atomic_write_counts_as_write() {
     assert_eq!(b.qp.tally(Counted::RemoteWrite), count(1, 0, 8));
 }
 
-/// A Write with immediate data is a Write and takes a receive, whose completion names the Write's length.
+/// A Write with immediate data counts as a Write and as a receive, whose completion has the Write's
+/// length.
 #[test]
 fn write_with_immediate_counts_twice_at_target() {
     let ((mut a, from), (mut b, to)) = counting();
@@ -123,7 +124,8 @@ fn write_with_immediate_counts_twice_at_target() {
     assert_eq!(b.qp.tally(Counted::Recv), one);
 }
 
-/// A message of several segments counts once, with all its octets; one of the peer's that is not whole does not count.
+/// A message of several segments counts once with all its octets; an incomplete one of the peer
+/// does not count.
 #[test]
 fn message_counts_when_it_is_whole() {
     let mut rig = Rig::new();
@@ -139,7 +141,7 @@ fn message_counts_when_it_is_whole() {
         assert_eq!(rig.rx_ulpdu(part), RxStatus::Ok);
     }
     assert_eq!(rig.qp.tally(Counted::RemoteWrite), count(2, 0, 80));
-    // Writes without payload carry notes.
+    // Writes without payload are notes.
     let empty = tagged(Opcode::WRITE, 0, 0, true, &[]);
     assert_eq!(rig.rx_ulpdu(&empty), RxStatus::Ok);
     assert_eq!(rig.qp.tally(Counted::RemoteWrite), count(2, 0, 80));
@@ -168,10 +170,10 @@ fn flushed_requests_count_as_failed() {
     assert_eq!(rig.qp.tally(Counted::Read), count(0, 1, 0));
     assert_eq!(rig.qp.tally(Counted::Recv), count(0, 2, 0));
     assert_eq!(rig.qp.tally(Counted::Write), count(0, 0, 0));
-    // A new life of the queue pair goes on counting.
+    // Counting continues in the next epoch of the queue pair.
     rig.qp.modify(State::Reset, &mut rig.host).unwrap();
     assert_eq!(rig.qp.tally(Counted::Send), count(1, 1, 8));
-    // Enabling it again changes nothing.
+    // Enabling the tally again changes nothing.
     rig.qp.enable_tally().unwrap();
     assert_eq!(rig.qp.tally(Counted::Send), count(1, 1, 8));
 }

@@ -1,4 +1,4 @@
-//! What is due when: reminders, the first FPDU, held Sends, the earliest end of a stream.
+//! Timers: reminders, the first FPDU, held Sends, the earliest end of a stream.
 
 use super::harness::*;
 use crate::qp::*;
@@ -22,7 +22,7 @@ const TIMES: StreamTimes = StreamTimes {
     first_fpdu: None,
 };
 
-/// Started at the beginning of time.
+/// Returns a rig started at time zero.
 fn timed(initiator: bool, rtr: Option<Rtr>, times: StreamTimes) -> Rig {
     let stream = StreamConfig {
         initiator,
@@ -41,7 +41,7 @@ impl Rig {
 }
 
 #[test]
-fn a_silent_responder_is_reminded_until_it_speaks() {
+fn silent_responder_is_reminded() {
     for rounds in [1, 2] {
         let mut rig = timed(true, None, TIMES);
         rig.post(1, SendOp::Send, &[]);
@@ -58,11 +58,11 @@ fn a_silent_responder_is_reminded_until_it_speaks() {
             };
             assert!(header.opcode == Opcode::WRITE && header.last && header.stag.0 != 0);
             assert!(payload.is_empty());
-            // Multiples of a quarter of the time, so that the reminders of many queue pairs come together.
+            // Multiples of a quarter of the interval, so that many queue pairs share a timer.
             due = at(1250);
         }
         if rounds == 2 {
-            assert_eq!(rig.qp.poll_at(), None, "there are no more");
+            assert_eq!(rig.qp.poll_at(), None, "there are no more reminders");
         }
         assert_eq!(
             rig.rx_ulpdu(&tagged(Opcode::WRITE, 1, 0, true, &[])),
@@ -75,12 +75,12 @@ fn a_silent_responder_is_reminded_until_it_speaks() {
 }
 
 #[test]
-fn reminders_repeat_nothing_that_was_not_said() {
+fn reminders_need_a_sent_message() {
     let mut rig = timed(true, None, TIMES);
     rig.on_time(at(40));
     assert!(rig.sent().is_empty(), "it has said nothing");
     assert_eq!(rig.qp.poll_at(), Some(at(1250)));
-    // What is on its way serves the same purpose.
+    // A message in flight serves the same purpose.
     let mr = rig.mr(5000, ALL);
     rig.post(1, SendOp::Send, &[mr.sge()]);
     assert_eq!(rig.fill(), TxFill::Ready);
@@ -100,7 +100,7 @@ fn reminders_repeat_nothing_that_was_not_said() {
     rig.on_time(at(40));
     let opcodes: std::vec::Vec<Opcode> = rig.sent().iter().map(|(h, _)| h.opcode()).collect();
     assert!(opcodes.len() > 1 && opcodes.iter().all(|o| *o == Opcode::SEND));
-    // A responder never does, and an end that has begun needs none.
+    // A responder sends no reminders, and an ending stream needs none.
     assert_eq!(timed(false, None, TIMES).qp.poll_at(), None);
     let mut rig = timed(true, None, TIMES);
     rig.qp.close(&mut rig.host);
@@ -108,7 +108,7 @@ fn reminders_repeat_nothing_that_was_not_said() {
 }
 
 #[test]
-fn a_responder_speaks_first_when_its_time_has_come() {
+fn responder_sends_first_after_timeout() {
     let times = StreamTimes {
         speak_first: Some(ms(200)),
         ..StreamTimes::NONE
@@ -129,11 +129,11 @@ fn a_responder_speaks_first_when_its_time_has_come() {
         assert_eq!(rig.qp.poll_at(), None);
         assert_eq!(rig.sent().len(), 1);
         assert_eq!(rig.qp.take_events(), Events::empty());
-        // Established only when the initiator's first FPDU has come.
+        // Established only after the initiator's first FPDU.
         let _ = rig.rx_ulpdu(&tagged(Opcode::WRITE, 1, 0, true, &[]));
         assert_eq!(rig.qp.take_events(), Events::ESTABLISHED);
     }
-    // Without a limit it waits, as RFC 5044 section 7.1.2 has it.
+    // Without a limit it waits, as RFC 5044 section 7.1.2 specifies.
     let mut rig = timed(false, None, StreamTimes::NONE);
     rig.post(1, SendOp::Send, &[]);
     assert_eq!(rig.qp.poll_at(), None);
@@ -142,7 +142,7 @@ fn a_responder_speaks_first_when_its_time_has_come() {
 }
 
 #[test]
-fn an_overdue_first_fpdu_resets_the_stream() {
+fn overdue_first_fpdu_resets_stream() {
     for speak_first in [None, Some(ms(200))] {
         let times = StreamTimes {
             first_fpdu: Some(ms(5000)),
@@ -182,10 +182,10 @@ fn an_overdue_first_fpdu_resets_the_stream() {
 }
 
 #[test]
-fn a_stream_whose_rtr_message_may_be_overlooked_does_not_end_too_early() {
+fn stream_end_waits_for_maturity() {
     let ends: [fn(&mut Rig); 2] = [
         |rig| rig.qp.close(&mut rig.host),
-        // A request that cannot be carried out: the Terminate is sent, and the end waits.
+        // A request that fails: the Terminate is sent, and the end waits.
         |rig| {
             let sge = crate::Sge {
                 addr: 0,
@@ -229,11 +229,11 @@ fn a_stream_whose_rtr_message_may_be_overlooked_does_not_end_too_early() {
     }
 }
 
-/// The policy with a limit of 2 s, and 200 ms if the sender has closed.
+/// A held Send, with a limit of 2 s, and 200 ms after the sender has closed.
 fn holds() -> Rig {
     let mut rig = Rig::new();
     assert_eq!(rig.rx_ulpdu(&send(1, b"abcd")), RxStatus::Held);
-    // Its time begins at once, when the driver says what time it is.
+    // Its time starts when the driver next passes the time.
     assert_eq!(rig.qp.poll_at(), Some(Time::ZERO));
     rig.on_time(at(1000));
     assert_eq!(rig.qp.poll_at(), Some(at(1200)));
@@ -241,7 +241,7 @@ fn holds() -> Rig {
 }
 
 #[test]
-fn the_time_of_a_held_send_ends() {
+fn held_send_times_out() {
     //= rfc5041 section 7.1
     //= type=test
     //# DDP implementations SHOULD NOT permit system faults to occur repeatedly or
@@ -250,7 +250,7 @@ fn the_time_of_a_held_send_ends() {
     for look in [1200, 1400, 2900] {
         rig.on_time(at(look));
         assert_eq!(rig.qp.poll_at(), Some(at(look + 200).min(at(3000))));
-        // No receive was posted: the same Send waits, and its time goes on.
+        // No receive was posted: the same Send waits, and its deadline stays.
         assert_eq!(rig.again(), RxStatus::Held);
     }
     rig.on_time(at(2999));
@@ -263,7 +263,7 @@ fn the_time_of_a_held_send_ends() {
 }
 
 #[test]
-fn the_next_held_send_has_a_time_of_its_own() {
+fn next_held_send_has_own_deadline() {
     let mut rig = holds();
     let mr = rig.mr(8, ALL);
     let second = rig.fpdu(&send(2, b"efgh"));
@@ -278,13 +278,13 @@ fn the_next_held_send_has_a_time_of_its_own() {
     rig.recv(2, &[mr.sge()]);
     assert_eq!(rig.again(), RxStatus::Ok);
     assert_eq!(rig.qp.poll_at(), None);
-    // Not after the fact.
+    // An old deadline has no effect later.
     rig.on_time(at(99_000));
     assert_eq!(rig.qp.state(), State::Rts);
 }
 
 #[test]
-fn a_held_send_waits_shortly_for_a_sender_that_has_closed() {
+fn closed_sender_shortens_hold() {
     for known_at in [1100, 1200, 2000] {
         let mut rig = holds();
         rig.on_time(at(known_at));
@@ -296,14 +296,14 @@ fn a_held_send_waits_shortly_for_a_sender_that_has_closed() {
         rig.qp.on_time(at(1200), &mut rig.host);
         rig.assert_ended(Blame::Peer, Code::DDP_UNTAGGED_NO_BUFFER);
     }
-    // It means nothing without a held Send.
+    // Without a held Send this has no effect.
     let mut rig = Rig::new();
     rig.qp.sender_closed();
     assert_eq!(rig.qp.poll_at(), None);
 }
 
-/// Where the end is hidden, a held Send outlives its sender: it has arrived, and the program may
-/// still post its receive.
+/// With a hidden end, a held Send outlives its sender: it has arrived, and the program may still
+/// post its receive.
 #[test]
 fn hidden_end_keeps_held_send() {
     let mut rig = holds();
@@ -319,8 +319,8 @@ fn hidden_end_keeps_held_send() {
     assert_eq!(brief(&rig.host.recvs), [(1, WcStatus::Success)]);
 }
 
-/// `rnr_retry` 7 has no limit, and applies to one stream only. The driver still looks for the end
-/// of the sender.
+/// `rnr_retry` 7 has no limit, and applies to one stream only. The driver still checks for the
+/// sender's end.
 #[test]
 fn hold_for_ever_has_no_limit() {
     let mut rig = Rig::new();
@@ -352,7 +352,7 @@ fn hold_for_ever_has_no_limit() {
 }
 
 #[test]
-fn a_sender_that_has_closed_does_not_prolong_the_wait() {
+fn closed_sender_does_not_prolong_hold() {
     let config = QpConfig {
         receiver_not_ready: ReceiverNotReady::Hold {
             limit: Duration::from_millis(100),

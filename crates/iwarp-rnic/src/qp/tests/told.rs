@@ -1,4 +1,5 @@
-//! What the peer's Terminate and the peer's wrong answers mean for our requests (RFC 5040 §4.8, §7.1).
+//! Effects of the peer's Terminate and of its wrong responses on our requests (RFC 5040 §4.8,
+//! §7.1).
 
 use super::harness::*;
 use crate::qp::*;
@@ -18,7 +19,7 @@ fn read_of(mr: &Mr) -> SendOp {
     }
 }
 
-/// Three reads on their way, and a Send that is sent.
+/// Returns a rig with three Reads in flight and a Send that was sent.
 fn busy() -> (Rig, Vec<ReadRequest>) {
     let mut rig = Rig::new();
     let mr = rig.mr(64, Access::LOCAL_WRITE);
@@ -40,7 +41,7 @@ fn terminate_octets(t: &Terminate) -> Vec<u8> {
     out
 }
 
-fn tell(rig: &mut Rig, octets: &[u8]) {
+fn receive_terminate(rig: &mut Rig, octets: &[u8]) {
     let ulpdu = untagged(Opcode::TERMINATE, 2, 1, 0, true, octets);
     assert_eq!(rig.rx_ulpdu(&ulpdu), RxStatus::Failed);
     assert!(rig.qp.take_events().contains(Events::FATAL));
@@ -51,7 +52,7 @@ fn tell(rig: &mut Rig, octets: &[u8]) {
 }
 
 #[test]
-fn the_read_that_was_meant_fails_and_the_rest_is_flushed() {
+fn terminate_fails_its_read() {
     let cases = [
         (Code::RDMAP_INVALID_STAG, WcStatus::RemoteAccess),
         (Code::RDMAP_BASE_BOUNDS, WcStatus::RemoteAccess),
@@ -65,7 +66,7 @@ fn the_read_that_was_meant_fails_and_the_rest_is_flushed() {
         (Code::MPA_CRC, WcStatus::Fatal),
     ];
     for (code, status) in cases {
-        // Some peers name the right sink beside a wrong number.
+        // Some peers return the right sink with a wrong number.
         for (by_sink, msn) in [(true, 2), (true, 1), (true, 3), (true, 9), (false, 2)] {
             let (mut rig, requests) = busy();
             let header = Header::Untagged(UntaggedHeader {
@@ -82,7 +83,7 @@ fn the_read_that_was_meant_fails_and_the_rest_is_flushed() {
                 ddp_header: Some(header),
                 read_request: by_sink.then(|| requests[1]),
             };
-            tell(&mut rig, &terminate_octets(&t));
+            receive_terminate(&mut rig, &terminate_octets(&t));
             rig.assert_ended(Blame::PeerTerminated, code);
             use WcStatus::Flushed;
             assert_eq!(
@@ -103,7 +104,7 @@ fn the_read_that_was_meant_fails_and_the_rest_is_flushed() {
 }
 
 #[test]
-fn the_layout_of_siw_is_understood() {
+fn siw_terminate_is_understood() {
     let (mut rig, requests) = busy();
     let t = Terminate {
         code: Code::RDMAP_INVALID_STAG,
@@ -120,12 +121,12 @@ fn the_layout_of_siw_is_understood() {
     let mut octets = terminate_octets(&t);
     octets[0] = octets[0].rotate_left(4);
     octets[2] = octets[2].reverse_bits();
-    tell(&mut rig, &octets);
+    receive_terminate(&mut rig, &octets);
     rig.assert_ended(Blame::PeerTerminated, Code::RDMAP_INVALID_STAG);
     assert_eq!(rig.host.sends[0].status, WcStatus::RemoteAccess);
 }
 
-/// A Terminate about a request on queue 1, by its number, and with the request itself.
+/// Returns a Terminate about a request on queue 1, with its number and the request itself.
 fn about(code: Code, qn: u32, msn: u32, request: Option<ReadRequest>) -> Terminate {
     let header = Header::Untagged(UntaggedHeader {
         last: true,
@@ -146,13 +147,13 @@ fn about(code: Code, qn: u32, msn: u32, request: Option<ReadRequest>) -> Termina
     }
 }
 
-/// The queues count by themselves: the first Send has the number of the first Read.
+/// Each queue counts separately: the first Send has the number of the first Read.
 #[test]
-fn a_terminate_about_a_send_blames_no_read_of_the_same_number() {
+fn terminate_about_send_blames_no_read() {
     for msn in 1..=3 {
         let (mut rig, _) = busy();
         let t = about(Code::DDP_UNTAGGED_NO_BUFFER, 0, msn, None);
-        tell(&mut rig, &terminate_octets(&t));
+        receive_terminate(&mut rig, &terminate_octets(&t));
         rig.assert_ended(Blame::PeerTerminated, t.code);
         assert_eq!(
             brief(&rig.host.sends),
@@ -161,9 +162,9 @@ fn a_terminate_about_a_send_blames_no_read_of_the_same_number() {
     }
 }
 
-/// An atomic has no sink, so what looks like one in a Terminate does not name it.
+/// An atomic has no sink, so a sink in a Terminate does not identify it.
 #[test]
-fn an_atomic_is_found_by_its_number() {
+fn atomic_is_found_by_msn() {
     for sink in [None, Some(0), Some(7)] {
         let mut rig = Rig::new();
         let mr = rig.mr(64, Access::LOCAL_WRITE);
@@ -186,7 +187,7 @@ fn an_atomic_is_found_by_its_number() {
             source_to: 0x1000,
         });
         let t = about(Code::RDMAP_ACCESS, 1, 3, request);
-        tell(&mut rig, &terminate_octets(&t));
+        receive_terminate(&mut rig, &terminate_octets(&t));
         use WcStatus::{Flushed, RemoteAccess};
         assert_eq!(
             brief(&rig.host.sends),
@@ -195,9 +196,10 @@ fn an_atomic_is_found_by_its_number() {
     }
 }
 
-/// Of two Read Requests that wait, the first is answered in part when its region goes away. The Terminate has what was left of it.
+/// The first of two Read Requests is answered partly when its region is deregistered. The Terminate
+/// names the rest of it.
 #[test]
-fn a_region_that_goes_away_before_the_answer_is_told_as_an_access() {
+fn region_gone_before_response() {
     let mut rig = Rig::new();
     let [gone, other] = [0; 2].map(|_| rig.mr(64, ALL));
     for (msn, mr) in [(1, &gone), (2, &other)] {
@@ -222,7 +224,7 @@ fn a_region_that_goes_away_before_the_answer_is_told_as_an_access() {
 }
 
 #[test]
-fn a_fault_says_who_is_to_blame() {
+fn fault_message_names_blame() {
     let faults = [
         (Blame::Peer, "the peer broke the protocol, terminated ("),
         (Blame::PeerTerminated, "terminated by the peer ("),
@@ -246,9 +248,9 @@ fn a_fault_says_who_is_to_blame() {
     }
 }
 
-/// A probe is no request of the program, so none is blamed for it.
+/// A probe belongs to no request of the program, so none is blamed.
 #[test]
-fn a_terminate_about_a_probe_blames_nobody() {
+fn terminate_about_probe_blames_no_request() {
     for by_sink in [true, false] {
         let mut rig = Rig::fresh(QpConfig::default());
         rig.qp.complete_when_placed();
@@ -263,7 +265,7 @@ fn a_terminate_about_a_probe_blames_nobody() {
             ddp_header: Some(sent[1].0),
             read_request: by_sink.then_some(probe),
         };
-        tell(&mut rig, &terminate_octets(&t));
+        receive_terminate(&mut rig, &terminate_octets(&t));
         rig.assert_ended(Blame::PeerTerminated, t.code);
         assert_eq!(brief(&rig.host.sends), [(1, WcStatus::Flushed)]);
         assert_eq!(rig.host.sends[0].vendor_err, 0);
@@ -271,7 +273,7 @@ fn a_terminate_about_a_probe_blames_nobody() {
 }
 
 #[test]
-fn a_terminate_about_nothing_flushes_everything() {
+fn empty_terminate_flushes_everything() {
     //= rfc5040 section 5.4
     //= type=test
     //# On a single RDMAP Stream, the RDMAP layer MUST guarantee placement of a
@@ -284,16 +286,16 @@ fn a_terminate_about_nothing_flushes_everything() {
     //# A Terminate Message MUST be Delivered to the Remote Peer's RDMAP layer.
     for octets in [&[0x02, 0x02, 0, 0][..], &[], &[1]] {
         let (mut rig, _) = busy();
-        tell(&mut rig, octets);
+        receive_terminate(&mut rig, octets);
         assert!(rig.host.sends.iter().all(|c| c.status == WcStatus::Flushed));
         assert_eq!(rig.host.sends.len(), 4);
         assert_eq!(rig.qp.fault().map(|f| f.blame), Some(Blame::PeerTerminated));
     }
 }
 
-/// What follows a Terminate in the same octets is dropped, whether or not something has come before it.
+/// Octets after a Terminate are dropped, whether or not anything arrived before it.
 #[test]
-fn nothing_behind_a_terminate_is_processed() {
+fn data_after_terminate_is_dropped() {
     for before in [0, 1] {
         let mut rig = Rig::new();
         let mr = rig.mr(8, ALL);
@@ -334,10 +336,11 @@ fn nothing_behind_a_terminate_is_processed() {
     }
 }
 
-/// A host that injects faults lets this end give up, or has it treat the peer as one that broke a rule. The program sees of it what it would
+/// A host that injects faults lets this end give up, or treats the peer as one that broke a rule.
+/// The program observes the same as with a real fault, and the peer gets the Terminate.
 /// see of a real fault, and the peer gets the Terminate.
 #[test]
-fn injected_faults_end_the_stream_like_real_ones() {
+fn injected_faults_act_like_real_ones() {
     type Inject = fn(&mut Rig);
     let cases: [(Inject, Blame, Code, Events); 3] = [
         (
@@ -372,9 +375,8 @@ fn injected_faults_end_the_stream_like_real_ones() {
     }
 }
 
-/// Whatever happens afterwards.
 #[test]
-fn the_first_reason_stays() {
+fn first_fault_is_kept() {
     type End = fn(&mut Rig);
     let ends: [End; 6] = [
         |rig| rig.qp.give_up(&mut rig.host),
@@ -405,7 +407,7 @@ fn the_first_reason_stays() {
 }
 
 #[test]
-fn answers_that_do_not_fit_fail_the_request() {
+fn wrong_responses_fail_request() {
     //= rfc5041 section 4.2
     //= type=test
     //# At the Data Sink, DDP MUST provide the RsvdULP field to the ULP when the DDP
@@ -417,7 +419,7 @@ fn answers_that_do_not_fit_fail_the_request() {
     type Make = fn(u32) -> Vec<u8>;
     let cases: [(Make, Code); 7] = [
         (
-            // Some peers answer a Read of no octets like this.
+            // Some peers answer a zero-length Read like this.
             |_| tagged(Opcode::READ_RESPONSE, 0, 0, true, &[0; 8]),
             Code::DDP_TAGGED_INVALID_STAG,
         ),
@@ -459,7 +461,7 @@ fn answers_that_do_not_fit_fail_the_request() {
 }
 
 #[test]
-fn a_sink_that_went_away_fails_the_read_and_not_a_receive() {
+fn missing_sink_fails_read_only() {
     let mut rig = Rig::new();
     let sink = rig.mr(8, Access::LOCAL_WRITE);
     let buffer = rig.mr(100, Access::LOCAL_WRITE);
@@ -467,7 +469,7 @@ fn a_sink_that_went_away_fails_the_read_and_not_a_receive() {
     let sent = rig.sent();
     let request = ReadRequest::parse(&sent[0].1).unwrap();
     rig.recv(2, &[buffer.sge()]);
-    // A Send is half received.
+    // A Send is partly received.
     let _ = rig.rx_ulpdu(&untagged(Opcode::SEND, 0, 1, 0, false, &[1; 10]));
     rig.table.deregister(Stag(sink.stag)).unwrap();
     let answer = tagged(Opcode::READ_RESPONSE, request.sink_stag.0, 0, true, &[5; 8]);
@@ -481,7 +483,7 @@ fn a_sink_that_went_away_fails_the_read_and_not_a_receive() {
 }
 
 #[test]
-fn the_answer_to_an_atomic_names_its_request() {
+fn atomic_response_names_request() {
     for (wrong, status) in [(0, WcStatus::Success), (1, WcStatus::BadResponse)] {
         let mut rig = Rig::new();
         let mr = rig.mr(8, Access::LOCAL_WRITE);
@@ -509,7 +511,7 @@ fn the_answer_to_an_atomic_names_its_request() {
 }
 
 #[test]
-fn a_read_into_memory_that_may_not_be_written_asks_nothing() {
+fn read_into_readonly_memory_fails() {
     for parts in [1, 2] {
         let mut rig = Rig::new();
         let bad = rig.mr(8, Access::empty());
@@ -525,7 +527,7 @@ fn a_read_into_memory_that_may_not_be_written_asks_nothing() {
 }
 
 #[test]
-fn sinks_have_names_that_no_program_uses() {
+fn sink_stags_avoid_reserved_values() {
     let mut rig = Rig::new();
     let mr = rig.mr(8, Access::LOCAL_WRITE);
     rig.qp.tx.next_sink = u32::MAX;

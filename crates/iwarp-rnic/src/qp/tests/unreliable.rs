@@ -1,4 +1,4 @@
-//! Unreliable connections: what is lost, and that nothing else is ([`ReceiverNotReady::Drop`]).
+//! Unreliable connections: what is dropped, and that nothing else is ([`ReceiverNotReady::Drop`]).
 
 use super::harness::*;
 use crate::qp::*;
@@ -27,11 +27,11 @@ fn immediate(msn: u32, imm: Immediate) -> Vec<u8> {
 }
 
 #[test]
-fn a_send_without_a_receive_is_lost_and_the_next_one_is_not() {
+fn only_send_without_receive_is_dropped() {
     let mut rig = rig();
     let mr = rig.mr(16, Access::LOCAL_WRITE);
     assert_eq!(rig.rx_ulpdu(&send(1, b"lost")), RxStatus::Ok);
-    // A receive that is posted in the middle of a lost message is for the next one.
+    // A receive posted in the middle of a dropped message is for the next one.
     let begin = untagged(Opcode::SEND, 0, 2, 0, false, b"ab");
     assert_eq!(rig.rx_ulpdu(&begin), RxStatus::Ok);
     rig.recv(7, &[mr.sge()]);
@@ -51,7 +51,7 @@ fn a_send_without_a_receive_is_lost_and_the_next_one_is_not() {
 }
 
 #[test]
-fn immediate_data_are_lost_with_their_message() {
+fn immediate_data_are_dropped_with_message() {
     let mut rig = rig();
     let mr = rig.mr(16, ALL);
     // A Send with immediate data, and the immediate data of a Write, without receives.
@@ -63,11 +63,11 @@ fn immediate_data_are_lost_with_their_message() {
         RxStatus::Ok
     );
     assert_eq!(&rig.read(&mr)[..4], b"wxyz", "the Write itself has arrived");
-    // The next Send does not get the immediate data of the lost one.
+    // The next Send does not get the immediate data of the dropped one.
     rig.recv(1, &[mr.sge()]);
     assert_eq!(rig.rx_ulpdu(&send(4, b"here")), RxStatus::Ok);
     assert_eq!(rig.host.recvs[0].flags, WcFlags::empty());
-    // Nor has the next Write the length of the lost one.
+    // The next Write does not get the length of the dropped one.
     rig.recv(2, &[]);
     assert_eq!(
         rig.rx_ulpdu(&immediate(5, Immediate::plain(8))),
@@ -79,7 +79,7 @@ fn immediate_data_are_lost_with_their_message() {
 }
 
 #[test]
-fn a_write_that_memory_refuses_is_lost_with_its_immediate_data() {
+fn refused_write_is_dropped_with_immediate() {
     let mut rig = rig();
     let mr = rig.mr(16, ALL);
     rig.recv(1, &[]);
@@ -92,7 +92,7 @@ fn a_write_that_memory_refuses_is_lost_with_its_immediate_data() {
     );
     assert_eq!(rig.read(&mr), before);
     assert!(rig.host.recvs.is_empty());
-    // A message of which one segment is refused is lost, too.
+    // A message with a refused segment is dropped, too.
     let _ = rig.rx_ulpdu(&write(14, false));
     let _ = rig.rx_ulpdu(&write(4, true));
     assert_eq!(
@@ -100,7 +100,7 @@ fn a_write_that_memory_refuses_is_lost_with_its_immediate_data() {
         RxStatus::Ok
     );
     assert!(rig.host.recvs.is_empty());
-    // A good one behind it is not.
+    // A good one after it is not.
     let _ = rig.rx_ulpdu(&write(14, true));
     let _ = rig.rx_ulpdu(&write(0, true));
     assert_eq!(
@@ -110,14 +110,14 @@ fn a_write_that_memory_refuses_is_lost_with_its_immediate_data() {
     assert_eq!(rig.host.recvs[0].imm_or_stag, 3);
     assert_eq!(rig.host.recvs[0].byte_len, 4);
     assert_eq!(rig.qp.state(), State::Rts);
-    // Nor are immediate data that no Write precedes.
+    // Immediate data without a preceding Write are delivered.
     rig.recv(2, &[]);
     let _ = rig.rx_ulpdu(&immediate(4, Immediate::plain(4)));
     assert_eq!(rig.host.recvs.len(), 2);
 }
 
 #[test]
-fn large_messages_are_lost_without_crc_too() {
+fn large_messages_are_dropped() {
     let mut rig = rig();
     rig = {
         let config = *rig.qp.config();
@@ -174,7 +174,7 @@ fn lost_payload_is_not_counted() {
 }
 
 #[test]
-fn it_has_no_reads() {
+fn unreliable_connection_has_no_reads() {
     let mut rig = rig();
     let mr = rig.mr(16, ALL);
     let read = SendOp::Read {
@@ -190,7 +190,7 @@ fn it_has_no_reads() {
 }
 
 #[test]
-fn a_message_that_is_cut_is_not_taken_for_an_orderly_end() {
+fn cut_message_is_no_orderly_end() {
     let mut rig = rig();
     let begin = untagged(Opcode::SEND, 0, 1, 0, false, b"ab");
     assert_eq!(rig.rx_ulpdu(&begin), RxStatus::Ok);
@@ -199,7 +199,7 @@ fn a_message_that_is_cut_is_not_taken_for_an_orderly_end() {
 }
 
 #[test]
-fn what_is_too_long_for_its_receive_ends_the_stream() {
+fn too_long_message_ends_stream() {
     let mut rig = rig();
     let mr = rig.mr(16, Access::LOCAL_WRITE);
     rig.recv(1, &[mr.part(0, 2)]);

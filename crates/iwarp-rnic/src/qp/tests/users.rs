@@ -1,4 +1,5 @@
-//! Who uses memory: invalidations complete when nobody does, and deregistration is refused before.
+//! Users of memory: invalidations complete after the last one ends, and deregistration is refused
+//! before.
 
 use super::harness::*;
 use crate::memory::{AccessError, Crc32c, HostRange, MemoryError, Users, WindowType};
@@ -18,7 +19,7 @@ const PLAIN: StreamConfig = StreamConfig {
     ..STREAM
 };
 
-/// A valid fast-registration region: its STag and its address, which is its tagged offset.
+/// Returns a valid fast-registration region: its STag, and its address, which is its tagged offset.
 fn fast(rig: &mut Rig, len: u32) -> (Stag, u64) {
     let range: HostRange = rig.range(len);
     let at = range.addr();
@@ -40,7 +41,7 @@ fn register(rig: &Rig, stag: Stag, at: u64, len: u32) -> Result<(), MemoryError>
     rig.table.fast_register(&wr, PD)
 }
 
-/// The next read goes straight to memory; the plan for it is made, and the read is not over.
+/// Returns the plan of a direct read to memory that is not finished.
 fn reads_directly(rig: &mut Rig, stag: Stag, at: u64) -> RxPlan {
     let ulpdu = tagged(Opcode::WRITE, stag.0, at, true, &vec![9; 40_000]);
     let fpdu = rig.fpdu(&ulpdu);
@@ -57,7 +58,7 @@ fn invalidate(rig: &mut Rig, wr_id: u64, stag: Stag) {
     rig.qp.post_send(&wr, &mut rig.host).unwrap();
 }
 
-/// A Send with Invalidate, without payload.
+/// Returns a Send with Invalidate without payload.
 fn send_inv(msn: u32, stag: Stag) -> Vec<u8> {
     let header = Header::Untagged(UntaggedHeader {
         last: true,
@@ -73,20 +74,20 @@ fn send_inv(msn: u32, stag: Stag) -> Vec<u8> {
 }
 
 #[test]
-fn an_invalidation_waits_for_a_read_to_the_memory() {
+fn invalidation_waits_for_direct_read() {
     let mut a = Rig::with(Default::default(), PLAIN);
     let (stag, at) = fast(&mut a, 65536);
     let mut plan = reads_directly(&mut a, stag, at);
     invalidate(&mut a, 1, stag);
     a.post(2, SendOp::Send, &[]);
     assert_eq!(a.fill(), TxFill::Idle);
-    // The STag is invalid at once, but the request is not done, and those behind it wait.
+    // The STag is invalid immediately, but the request is not done, and later ones wait.
     assert!(!a.table.info(stag).unwrap().valid);
     assert_eq!(brief(&a.host.sends), []);
     assert!(a.qp.waits_for_memory() && !a.qp.wants_tx());
     assert_eq!(register(&a, stag, at, 64), Err(MemoryError::InUse));
     assert!(!a.table.take_unused());
-    // The read is over.
+    // The read is finished.
     plan.release(&a.table);
     assert!(a.table.take_unused() && !a.table.take_unused());
     a.qp.retry_memory();
@@ -95,7 +96,7 @@ fn an_invalidation_waits_for_a_read_to_the_memory() {
     assert_eq!(brief(&a.host.sends), [(1, WcStatus::Success)]);
     assert!(!a.qp.waits_for_memory());
     assert_eq!(register(&a, stag, at, 64), Ok(()));
-    // The next one ends its own STag.
+    // The next one invalidates its own STag.
     let (other, _) = fast(&mut a, 64);
     invalidate(&mut a, 3, other);
     a.sent();
@@ -107,7 +108,7 @@ fn an_invalidation_waits_for_a_read_to_the_memory() {
 }
 
 #[test]
-fn processing_ends_the_use_of_a_read() {
+fn processing_ends_use_by_read() {
     let mut a = Rig::with(Default::default(), PLAIN);
     let (stag, at) = fast(&mut a, 65536);
     let mut plan = reads_directly(&mut a, stag, at);
@@ -119,7 +120,7 @@ fn processing_ends_the_use_of_a_read() {
     };
     let status = a.qp.rx_filled(&mut a.buffer, &mut plan, 0, &mut env);
     assert_eq!(status, RxStatus::Ok);
-    // An FPDU that has come in part uses nothing between two reads, so its peer cannot keep the memory.
+    // Between two reads a partial FPDU uses nothing, so its peer cannot keep the memory in use.
     invalidate(&mut a, 1, stag);
     assert_eq!(a.fill(), TxFill::Idle);
     assert_eq!(brief(&a.host.sends), [(1, WcStatus::Success)]);
@@ -127,7 +128,7 @@ fn processing_ends_the_use_of_a_read() {
 }
 
 #[test]
-fn a_write_in_progress_uses_its_memory_once() {
+fn ongoing_write_uses_memory_once() {
     let mut a = Rig::with(Default::default(), PLAIN);
     let (stag, at) = fast(&mut a, 200_000);
     let sge = Sge {
@@ -140,13 +141,13 @@ fn a_write_in_progress_uses_its_memory_once() {
     assert_eq!(a.fill(), TxFill::Ready);
     let who = a.qp.accessor();
     for _ in 0..2 {
-        // Taking the runs again after a write in part does not count twice.
+        // Taking the runs again after a partial write does not count twice.
         let mut runs = 0;
         a.plan.runs(&a.table, who, 512, |_| runs += 1).unwrap();
         assert!(runs > 5);
     }
     assert_eq!(a.table.deregister(stag).err(), Some(MemoryError::InUse));
-    // The peer takes the STag away meanwhile.
+    // The peer invalidates the STag meanwhile.
     assert_eq!(a.table.invalidate(stag, who, false), Ok(false));
     a.plan.release(&a.table);
     assert!(a.table.take_unused());
@@ -157,7 +158,7 @@ fn a_write_in_progress_uses_its_memory_once() {
 }
 
 #[test]
-fn a_send_with_invalidate_completes_when_nobody_uses_the_memory() {
+fn send_with_invalidate_waits_for_users() {
     let mut a = Rig::with(Default::default(), PLAIN);
     let (stag, at) = fast(&mut a, 65536);
     let sge = Sge {
@@ -190,9 +191,10 @@ fn a_send_with_invalidate_completes_when_nobody_uses_the_memory() {
     assert_eq!(a.qp.rx_interest(), RxInterest::Read);
 }
 
-/// What comes behind a message that waits, in the same octets, waits with it. The first FPDU of a stream is taken alone, so there is one before.
+/// Messages after one that waits, in the same octets, wait as well. The first FPDU of a stream is
+/// processed alone, so there is one before.
 #[test]
-fn what_follows_an_invalidation_that_waits_is_not_processed() {
+fn messages_after_pending_invalidation_wait() {
     let mut a = Rig::with(Default::default(), PLAIN);
     let (stag, at) = fast(&mut a, 64);
     let who = a.qp.accessor();
@@ -217,8 +219,9 @@ fn what_follows_an_invalidation_that_waits_is_not_processed() {
     assert_eq!(a.read(&target), [9; 8]);
 }
 
-/// Posts a Read with Invalidate of `len` octets into a fast-registration region, and transmits the request. Returns the STag and the answer.
-fn asks_with_invalidate(rig: &mut Rig, wr_id: u64, len: u32) -> (Stag, Vec<u8>) {
+/// Posts a Read with Invalidate of `len` octets into a fast-registration region, and sends the
+/// request. Returns the STag and the response.
+fn sends_read_with_invalidate(rig: &mut Rig, wr_id: u64, len: u32) -> (Stag, Vec<u8>) {
     let (stag, at) = fast(rig, len);
     let sink = Sge {
         addr: at,
@@ -229,7 +232,7 @@ fn asks_with_invalidate(rig: &mut Rig, wr_id: u64, len: u32) -> (Stag, Vec<u8>) 
     (stag, answer_of(rig, len))
 }
 
-/// Transmits a Read Request, and returns its answer.
+/// Sends a Read Request, and returns its response.
 fn answer_of(rig: &mut Rig, len: u32) -> Vec<u8> {
     let (_, asked) = rig.sent().remove(0);
     let request = ReadRequest::parse(&asked).unwrap();
@@ -245,10 +248,10 @@ const READ_INV: SendOp = SendOp::ReadInv {
 };
 
 #[test]
-fn a_read_with_invalidate_ends_its_sink_behind_the_answer() {
+fn read_with_invalidate_ends_sink() {
     let mut a = Rig::with(Default::default(), PLAIN);
-    let (stag, answer) = asks_with_invalidate(&mut a, 1, 300);
-    // Until the last octet has come, it is valid.
+    let (stag, answer) = sends_read_with_invalidate(&mut a, 1, 300);
+    // It is valid until the last octet has arrived.
     assert_eq!(a.rx(&answer[..200]), RxStatus::Ok);
     assert!(a.table.info(stag).unwrap().valid);
     assert_eq!(a.rx(&answer[200..]), RxStatus::Ok);
@@ -274,11 +277,11 @@ fn a_read_with_invalidate_ends_its_sink_behind_the_answer() {
 }
 
 #[test]
-fn a_read_with_invalidate_completes_when_nobody_uses_the_memory() {
+fn read_with_invalidate_waits_for_users() {
     let mut a = Rig::with(Default::default(), PLAIN);
-    let (stag, answer) = asks_with_invalidate(&mut a, 1, 300);
+    let (stag, answer) = sends_read_with_invalidate(&mut a, 1, 300);
     let who = a.qp.accessor();
-    // Another queue pair is in a system call with the memory.
+    // Another queue pair uses the memory in a system call.
     let mut user = Users::new([Stag(0)]);
     let at = a.table.info(stag).unwrap().iova;
     let used = user.check(&a.table, (stag, at, 8), Access::LOCAL_WRITE, who);
@@ -288,7 +291,7 @@ fn a_read_with_invalidate_completes_when_nobody_uses_the_memory() {
     assert_eq!(a.rx(&[answer, behind].concat()), RxStatus::Waits);
     assert_eq!(a.qp.rx_interest(), RxInterest::Waits);
     assert!(a.qp.waits_for_memory() && !a.table.info(stag).unwrap().valid);
-    // Neither the Read is complete, nor is what came behind it delivered.
+    // The Read is not complete, and later messages are not delivered.
     assert_eq!(brief(&a.host.sends), []);
     assert_eq!(brief(&a.host.recvs), []);
     assert_eq!(a.again(), RxStatus::Waits);
@@ -302,9 +305,9 @@ fn a_read_with_invalidate_completes_when_nobody_uses_the_memory() {
 }
 
 #[test]
-fn the_end_of_the_stream_flushes_a_read_that_waits_for_memory() {
+fn stream_end_flushes_waiting_read() {
     let mut a = Rig::with(Default::default(), PLAIN);
-    let (stag, answer) = asks_with_invalidate(&mut a, 1, 300);
+    let (stag, answer) = sends_read_with_invalidate(&mut a, 1, 300);
     let who = a.qp.accessor();
     let mut user = Users::new([Stag(0)]);
     let at = a.table.info(stag).unwrap().iova;
@@ -319,10 +322,10 @@ fn the_end_of_the_stream_flushes_a_read_that_waits_for_memory() {
 }
 
 #[test]
-fn a_read_whose_sink_cannot_be_invalidated_fails() {
-    // The program has ended the STag itself; another is an ordinary region's.
+fn read_with_invalid_sink_fails() {
+    // The program has invalidated the STag itself; another one is an ordinary region's.
     let mut a = Rig::with(Default::default(), PLAIN);
-    let (stag, answer) = asks_with_invalidate(&mut a, 1, 64);
+    let (stag, answer) = sends_read_with_invalidate(&mut a, 1, 64);
     let who = a.qp.accessor();
     assert_eq!(a.table.invalidate(stag, who, false), Ok(true));
     assert_eq!(a.rx(&answer), RxStatus::Failed);
@@ -338,7 +341,7 @@ fn a_read_whose_sink_cannot_be_invalidated_fails() {
 }
 
 #[test]
-fn a_read_with_invalidate_has_one_element() {
+fn read_with_invalidate_has_one_element() {
     let mut a = Rig::with(Default::default(), PLAIN);
     let (stag, at) = fast(&mut a, 64);
     let sink = Sge {
@@ -356,7 +359,7 @@ fn a_read_with_invalidate_has_one_element() {
 }
 
 #[test]
-fn an_end_while_an_invalidation_waits_flushes() {
+fn stream_end_flushes_waiting_invalidation() {
     let mut a = Rig::with(Default::default(), PLAIN);
     let (stag, at) = fast(&mut a, 65536);
     let mut plan = reads_directly(&mut a, stag, at);
@@ -369,7 +372,7 @@ fn an_end_while_an_invalidation_waits_flushes() {
 }
 
 #[test]
-fn a_fast_registration_needs_no_table_of_its_own() {
+fn fast_registration_shares_table() {
     let mut a = Rig::with(Default::default(), PLAIN);
     let (stag, at) = fast(&mut a, 64);
     assert_eq!(a.table.invalidate(stag, a.qp.accessor(), false), Ok(true));
@@ -384,14 +387,14 @@ fn a_fast_registration_needs_no_table_of_its_own() {
     let wr = SendWr::new(1, SendOp::FastRegister(wr), &[]).with_flags(SendFlags::SIGNALED);
     a.qp.post_send(&wr, &mut a.host).unwrap();
     a.post(2, SendOp::Send, &[]);
-    // Both in one call: the registration is done, and the Send is in the plan.
+    // Both in one call: the registration is done, and the Send is planned.
     assert_eq!(a.fill(), TxFill::Ready);
     assert_eq!(brief(&a.host.sends), [(1, WcStatus::Success)]);
     assert!(a.table.info(stag).unwrap().valid);
 }
 
 #[test]
-fn memory_of_a_plan_is_not_exchanged_while_the_plan_is_written() {
+fn planned_memory_is_not_replaced() {
     let mut a = Rig::with(Default::default(), PLAIN);
     let mr = a.mr(100_000, ALL);
     let write = SendOp::Write {
@@ -410,7 +413,7 @@ fn memory_of_a_plan_is_not_exchanged_while_the_plan_is_written() {
     assert!(changed.is_ok());
 }
 
-/// A region of 64 KiB, and how a window is bound to all of it.
+/// Returns a region of 64 KiB, and a bind of a window to all of it.
 fn bound_window(a: &mut Rig, kind: WindowType) -> (Mr, Bind) {
     let mr = a.mr(65536, ALL);
     let random = a.random();
@@ -429,7 +432,7 @@ fn bound_window(a: &mut Rig, kind: WindowType) -> (Mr, Bind) {
 }
 
 #[test]
-fn a_window_stays_while_a_read_lands_in_it() {
+fn window_stays_during_direct_read() {
     let mut a = Rig::with(Default::default(), PLAIN);
     let (mr, bind) = bound_window(&mut a, WindowType::Type1);
     let (mw, who) = (bind.mw_stag, a.qp.accessor());
@@ -442,9 +445,9 @@ fn a_window_stays_while_a_read_lands_in_it() {
     assert!(a.table.deregister(Stag(mr.stag)).is_ok());
 }
 
-/// A window of type 1 is ended by the bind itself.
+/// A bind ends an earlier bind of a type 1 window itself.
 #[test]
-fn a_bind_waits_until_a_read_to_the_window_is_over() {
+fn bind_waits_for_direct_read() {
     bind_waits_for_a_read(WindowType::Type1);
     bind_waits_for_a_read(WindowType::Type2);
 }
@@ -461,7 +464,7 @@ fn bind_waits_for_a_read(kind: WindowType) {
     a.post(2, SendOp::Send, &[]);
     assert_eq!(a.fill(), TxFill::Memory);
     a.qp.tx_memory(&mut a.table, &mut a.host);
-    // The bind is not refused, and the Send behind it waits, too.
+    // The bind is not refused, and the later Send waits, too.
     assert!(a.qp.waits_for_memory() && !a.qp.wants_tx());
     assert_eq!(brief(&a.host.sends), []);
     assert!(!a.table.info(mw).unwrap().valid);
@@ -472,13 +475,13 @@ fn bind_waits_for_a_read(kind: WindowType) {
     let done = [1, 2].map(|wr_id| (wr_id, WcStatus::Success));
     assert_eq!(brief(&a.host.sends), done);
     assert!(a.table.info(mw).unwrap().valid);
-    // The region is held by the second bind alone.
+    // Only the second bind holds the region.
     assert_eq!(a.table.deallocate_window(mw), Ok(()));
     assert!(a.table.deregister(Stag(mr.stag)).is_ok());
 }
 
 #[test]
-fn a_registration_waits_until_a_read_to_the_ended_region_is_over() {
+fn registration_waits_for_direct_read() {
     let mut a = Rig::with(Default::default(), PLAIN);
     let (stag, at) = fast(&mut a, 65536);
     let mut plan = reads_directly(&mut a, stag, at);
@@ -506,9 +509,9 @@ fn a_registration_waits_until_a_read_to_the_ended_region_is_over() {
     assert!(a.table.info(stag).unwrap().valid);
 }
 
-/// What has no octets is not checked, and nobody waits for its end.
+/// A zero-length access is not checked, and nobody waits for its end.
 #[test]
-fn an_access_of_no_octets_has_no_user() {
+fn empty_access_has_no_user() {
     let mut rig = Rig::new();
     let mr = rig.mr(8, ALL);
     let (stag, who) = (Stag(mr.stag), rig.qp.accessor());
@@ -527,13 +530,13 @@ fn an_access_of_no_octets_has_no_user() {
     assert!(span.unwrap().unwrap().is_empty());
 }
 
-/// A stream that is blocked uses no memory, so a region may be registered anew under a plan, with the same STag. The rest of a message whose
-/// beginning is sent must not come from what the STag means now.
+/// A blocked stream uses no memory, so a region may be registered again under a plan with the same
+/// STag. The rest of a partly sent message must not come from the new registration.
 #[test]
-fn the_rest_of_a_message_is_not_sent_from_another_registration() {
+fn rest_is_not_sent_from_new_registration() {
     const LEN: u32 = 9000;
     for written in [1, 100, 5000, 8999] {
-        // The new registration has all that is left of the message, and less than all of it.
+        // The new registration contains the rest of the message, but not all of it.
         for (begins, len) in [(written, LEN - written), (0, LEN - 1), (1, LEN - 1)] {
             let mut a = Rig::with(Default::default(), PLAIN);
             let (stag, at) = fast(&mut a, LEN);
@@ -544,7 +547,7 @@ fn the_rest_of_a_message_is_not_sent_from_another_registration() {
             };
             a.post(1, SendOp::Send, &[sge]);
             assert_eq!(a.fill(), TxFill::Ready);
-            // The length field and the header go before.
+            // The length field and the header precede it.
             a.write_some(20 + written as usize);
             let who = a.qp.accessor();
             assert_eq!(a.table.invalidate(stag, who, false), Ok(true));

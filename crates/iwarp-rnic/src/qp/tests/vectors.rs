@@ -1,10 +1,11 @@
 //! Recorded vectors: what a queue pair did with fixed sequences of requests, octets of the peer and pauses.
 //!
-//! Each line of `vectors/recorded.txt` names a kind of sequence and a seed, and has the length and the CRC of everything that
-//! can be seen of it. They were recorded while the crate had a second path for runs of small messages, which a property test
-//! compared with the general one on these very sequences. A difference means that something behaves in another way on the wire or towards
-//! the program. If that is meant, record again, and look at the fields that have changed:
-//! `cargo test -p iwarp-rnic --lib record_vectors -- --ignored`.
+//! Each line of `vectors/recorded.txt` has a kind of sequence, a seed, and the length and CRC of
+//! all observable state. The lines were recorded when the crate had a second path for runs of small
+//! messages, which a property test compared with the general path on these sequences. A difference
+//! means that behaviour has changed, on the wire or towards the program. If that is intended,
+//! record again and check the fields that have changed: `cargo test -p iwarp-rnic --lib
+//! record_vectors -- --ignored`.
 
 mod messages;
 mod peers;
@@ -15,7 +16,7 @@ use std::format;
 use std::string::String;
 use std::vec::Vec;
 
-/// A generator that gives the same numbers for a seed on every machine and for ever (splitmix64).
+/// A generator that returns the same numbers for a seed on every machine (splitmix64).
 pub(super) struct Numbers(u64);
 
 impl Numbers {
@@ -35,12 +36,12 @@ impl Numbers {
         self.next() % n
     }
 
-    /// Returns a number from `from` to below `to`.
+    /// Returns a number in `from..to`.
     pub(super) const fn within(&mut self, from: u64, to: u64) -> u64 {
         from + self.below(to - from)
     }
 
-    /// Returns `true` once in `n` times.
+    /// Returns `true` with probability 1/`n`.
     pub(super) const fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
@@ -49,7 +50,7 @@ impl Numbers {
         of[self.below(of.len() as u64) as usize]
     }
 
-    /// A length of payload: mostly small, sometimes of several segments.
+    /// Returns a length of payload: mostly small, sometimes of several segments.
     pub(super) const fn length(&mut self) -> u32 {
         match self.below(9) {
             0..=5 => self.below(80) as u32,
@@ -59,7 +60,7 @@ impl Numbers {
     }
 }
 
-/// Everything that can be seen of one sequence, by name.
+/// All observable state of one sequence, by name.
 #[derive(Debug, PartialEq)]
 pub(super) struct Seen {
     fields: Vec<(&'static str, Vec<u8>)>,
@@ -68,7 +69,7 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// What is left of a queue pair at the end.
+    /// Returns the state of a queue pair at the end.
     pub(super) fn of(rig: &mut super::harness::Rig) -> Self {
         let events = rig.qp.take_events();
         let end = match rig.qp.fault() {
@@ -82,7 +83,7 @@ impl Seen {
             None => format!("{:?} {events:?}", rig.qp.state()),
         };
         let mut counters = *rig.qp.counters();
-        // A socket's driver has handed over what is held, too.
+        // A socket driver would have passed the held octets, too.
         counters.rx_bytes += rig.offered.len() as u64;
         Self {
             fields: Vec::new(),
@@ -98,7 +99,7 @@ impl Seen {
         self
     }
 
-    /// The line of the file, without kind and seed.
+    /// Returns the line of the file, without kind and seed.
     fn line(&self) -> String {
         let mut counters = Vec::new();
         for (_, value) in &self.counters {
@@ -131,7 +132,7 @@ fn completions(cqes: &[Cqe]) -> Vec<u8> {
     out
 }
 
-/// A kind of sequence, how many of them are recorded, and what it is run by.
+/// A kind of sequence, the number of recorded ones, and the function that runs one.
 type Kind = (&'static str, u64, fn(u64) -> Vec<Seen>);
 
 const KINDS: [Kind; 4] = [
@@ -144,7 +145,7 @@ const KINDS: [Kind; 4] = [
 const RECORDED: &str = include_str!("vectors/recorded.txt");
 
 #[test]
-fn what_was_recorded_happens_again() {
+fn recorded_vectors_are_reproduced() {
     let mut recorded = RECORDED.lines();
     let mut differences = Vec::new();
     for (kind, count, run) in KINDS {
@@ -168,7 +169,7 @@ fn what_was_recorded_happens_again() {
     );
 }
 
-/// Records anew, into the source tree.
+/// Records the vectors again, into the source tree.
 #[test]
 #[ignore = "writes a file of the source tree"]
 fn record_vectors() {

@@ -1,4 +1,4 @@
-//! Whose a window is, and that its region is free again when the window has ended, however that comes.
+//! Ownership of windows, and the release of their regions when they end.
 
 use super::harness::*;
 use crate::memory::{AccessError, Accessor, MemoryError, WindowType};
@@ -10,7 +10,7 @@ fn window(rig: &mut Rig, ty: WindowType) -> Stag {
     rig.table.allocate_window(ty, PD, random).unwrap()
 }
 
-/// A bind to all of a region.
+/// Returns a bind to all of a region.
 fn bind(mw: Stag, mr: &Mr) -> Bind {
     Bind {
         mw_stag: mw,
@@ -23,7 +23,7 @@ fn bind(mw: Stag, mr: &Mr) -> Bind {
 }
 
 #[test]
-fn a_region_is_free_when_its_last_window_has_ended() {
+fn region_is_free_after_last_window() {
     type End = fn(&mut Rig, Stag, &Mr);
     let ends: [(WindowType, End); 6] = [
         (WindowType::Type2, |rig, mw, _| {
@@ -68,11 +68,11 @@ fn a_region_is_free_when_its_last_window_has_ended() {
             assert_eq!(busy.unwrap_err(), MemoryError::Busy);
             end(&mut rig, mw, &mr);
             let access = rig.table.permits((mw, mr.at, 1), Access::REMOTE_READ, who);
-            // It may have been bound to other memory.
+            // The window may have been bound to other memory.
             let lost = [AccessError::InvalidStag, AccessError::BaseOrBounds];
             assert!(lost.contains(&access.unwrap_err()));
             if mw == second && ty == WindowType::Type2 {
-                // A message of the peer's is the first of its stream.
+                // The peer's message is the first of its stream.
                 rig.qp
                     .modify(crate::qp::State::Reset, &mut rig.host)
                     .unwrap();
@@ -85,9 +85,9 @@ fn a_region_is_free_when_its_last_window_has_ended() {
     }
 }
 
-/// What was taken away is not there any more, and leaves its place to another.
+/// Removed entries do not count, and their slots are reused.
 #[test]
-fn the_table_counts_what_is_in_it() {
+fn table_counts_entries() {
     let mut rig = Rig::new();
     assert!(rig.table.is_empty());
     let (mr, who) = (rig.mr(64, ALL), rig.qp.accessor());
@@ -103,16 +103,16 @@ fn the_table_counts_what_is_in_it() {
         let gone = rig.table.bind(&bind(mw, &mr), who);
         assert_eq!(gone, Err(MemoryError::NoSuchStag));
     }
-    // A region is none.
+    // A region is not a window.
     let region = rig.table.deallocate_window(Stag(mr.stag));
     assert_eq!(region, Err(MemoryError::NoSuchStag));
     assert!(rig.table.deregister(Stag(mr.stag)).is_ok());
     assert!(rig.table.is_empty());
 }
 
-/// Of several mistakes in one access the first in this order is told, because the code of a Terminate follows from it.
+/// The first error in this order decides, because it determines the code of the Terminate.
 #[test]
-fn the_reasons_to_refuse_have_an_order() {
+fn refusal_reasons_have_order() {
     let mut rig = Rig::new();
     let (mr, who) = (rig.mr(64, Access::REMOTE_READ), rig.qp.accessor());
     let foreign = Accessor {
@@ -137,7 +137,7 @@ fn the_reasons_to_refuse_have_an_order() {
 }
 
 #[test]
-fn what_cannot_be_registered() {
+fn invalid_registrations_are_refused() {
     let mut rig = Rig::new();
     let register = |rig: &mut Rig, iova, access| {
         let (range, random) = (rig.range(64), rig.random());
@@ -180,7 +180,7 @@ fn what_cannot_be_registered() {
 }
 
 #[test]
-fn a_window_of_type_1_serves_its_domain_and_one_of_type_2_its_queue_pair() {
+fn window_types_differ_in_scope() {
     let mut rig = Rig::new();
     let (mr, who) = (rig.mr(64, ALL), rig.qp.accessor());
     let other = Accessor {
@@ -201,7 +201,7 @@ fn a_window_of_type_1_serves_its_domain_and_one_of_type_2_its_queue_pair() {
             assert_eq!(access(foreign), refused);
             let alone = ty == WindowType::Type2;
             assert_eq!(access(other), if alone { refused } else { Ok(()) });
-            // Nobody looks at a key of which nothing is asked.
+            // The key of a zero-length access is not checked.
             let nothing = rig.table.permits((mw, mr.at, 0), right, foreign);
             assert_eq!(nothing, Ok(()));
         }
@@ -225,9 +225,9 @@ fn a_window_of_type_1_serves_its_domain_and_one_of_type_2_its_queue_pair() {
     }
 }
 
-/// Whose it is, where it is, and what may be done there follow from the last bind alone.
+/// Owner, range and rights depend on the last bind only.
 #[test]
-fn a_window_has_nothing_of_an_earlier_bind() {
+fn window_keeps_nothing_of_earlier_bind() {
     for ty in [WindowType::Type1, WindowType::Type2] {
         let mut rig = Rig::new();
         let (before, mr) = (rig.mr(64, ALL), rig.mr(64, ALL));

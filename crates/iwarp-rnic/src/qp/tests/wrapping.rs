@@ -1,4 +1,5 @@
-//! Numbers of 32 bits that wrap: a connection that lasts gets there within hours. What is compared by such a number is compared across its end.
+//! 32-bit numbers that wrap: a long-lived connection reaches that within hours. Comparisons must
+//! work across the wrap.
 
 use super::blamed::refused_by_number;
 use super::harness::*;
@@ -7,7 +8,7 @@ use crate::{Access, SendOp, WcStatus};
 use iwarp_proto::rdmap::Opcode;
 use std::vec::Vec;
 
-/// The number of messages, or of requests, before the first one of a test.
+/// The number of messages or requests before the first one of a test.
 const BEFORE: [u32; 6] = [
     0,
     u32::MAX - 4,
@@ -29,13 +30,13 @@ fn done(rig: &Rig) -> Vec<u64> {
 }
 
 #[test]
-fn a_farewell_counts_across_the_wrap() {
+fn farewell_counts_across_wrap() {
     for before in BEFORE {
         for arrived in 1..=4u64 {
             let (mut a, mut b) = pair(STREAM);
             by_number(&mut a);
             by_number(&mut b);
-            // So many Writes were sent, have come, and are complete.
+            // This many Writes were sent, received and completed.
             a.qp.acknowledge.sent = before;
             a.qp.acknowledge.asked();
             b.qp.rx.writes = before;
@@ -53,7 +54,7 @@ fn a_farewell_counts_across_the_wrap() {
                 assert_eq!(b.rx_ulpdu(&with_payload(header, payload)), RxStatus::Ok);
             }
             let said = b.qp.say_farewell(false);
-            // Zero says that nothing has come, which needs no farewell.
+            // Zero means that nothing has arrived, so no farewell is needed.
             assert_eq!(said, before.wrapping_add(arrived as u32) != 0);
             b.qp.close(&mut b.host);
             let octets = b.octets_out();
@@ -65,14 +66,14 @@ fn a_farewell_counts_across_the_wrap() {
 }
 
 #[test]
-fn a_held_message_is_known_by_its_number_across_the_wrap() {
+fn held_message_is_found_across_wrap() {
     for before in BEFORE {
         let (mut a, mut b) = pair(STREAM);
         by_number(&mut a);
         by_number(&mut b);
         let first = before.wrapping_add(1);
         (a.qp.tx.msn[0], b.qp.rx.msn[0]) = (first, first);
-        // Earlier messages were held, too, the last of them not long ago.
+        // Earlier messages were held, too, the last of them recently.
         let held = u64::from(u32::from_be_bytes(*b"held")) << 32;
         for msn in [1 << 30, 2 << 30, 3 << 30, u32::MAX - 9] {
             if before != 0 {
@@ -84,7 +85,7 @@ fn a_held_message_is_known_by_its_number_across_the_wrap() {
             a.post(wr_id, SendOp::Send, &[]);
         }
         for wr_id in 1..=4 {
-            // The one before completes, although no probe was answered.
+            // The message before it completes, although no probe was answered.
             shuttle(&mut a, &mut b, 9999);
             let complete: Vec<u64> = (1..wr_id).collect();
             assert_eq!(done(&a), complete, "after {before}");
@@ -97,10 +98,10 @@ fn a_held_message_is_known_by_its_number_across_the_wrap() {
     }
 }
 
-/// Requests 1 to 4 are a Send, a Read and two Sends, of which the peer refuses the last: it has processed what is before, and has not answered
-/// the Read.
+/// Requests 1 to 4 are a Send, a Read and two Sends. The peer refuses the last: it has processed
+/// the earlier ones, and has not answered the Read.
 #[test]
-fn requests_are_told_apart_across_the_wrap() {
+fn requests_are_distinguished_across_wrap() {
     for before in BEFORE {
         let mut rig = Rig::fresh(QpConfig::default());
         rig.qp.sq.begin_at(before);

@@ -1,4 +1,5 @@
-//! Extended reliable connections: which shared receive queue a message goes to, with which protection domain, and what is refused.
+//! Extended reliable connections: the shared receive queue of a message, its protection domain, and
+//! refusals.
 
 use super::harness::*;
 use super::refused::refused;
@@ -11,7 +12,7 @@ use std::vec::Vec;
 
 const TAG: u64 = u32::from_be_bytes(*b"xsrq") as u64;
 
-/// The note that the messages from now on are for this queue.
+/// Returns the note that selects this queue for the next messages.
 fn note(number: u32) -> Vec<u8> {
     tagged(Opcode::WRITE, 1, TAG << 32 | u64::from(number), true, &[])
 }
@@ -25,7 +26,7 @@ fn target_config() -> QpConfig {
     }
 }
 
-/// A target whose domain has the queues 10 and 11, the second of another protection domain.
+/// Returns a target whose domain has the queues 10 and 11, the second in another protection domain.
 fn target() -> Rig {
     target_with(target_config())
 }
@@ -89,7 +90,7 @@ fn read_from(mr: &Mr) -> SendOp {
 }
 
 #[test]
-fn messages_go_to_the_queues_that_they_name() {
+fn messages_reach_named_queues() {
     for by_number in [false, true] {
         let (mut a, mut b) = ends();
         if by_number {
@@ -118,13 +119,13 @@ fn messages_go_to_the_queues_that_they_name() {
 }
 
 #[test]
-fn a_note_goes_in_front_of_a_request_that_names_another_queue() {
+fn note_precedes_change_of_queue() {
     let (mut a, _) = ends();
     let mr = a.mr(64, Access::LOCAL_WRITE);
     for (wr_id, srq) in [(1, 10), (2, 10), (3, 11)] {
         post(&mut a, wr_id, SendOp::Send, srq, &mr);
     }
-    // It names none, and needs none.
+    // It names no queue, and needs no note.
     post(&mut a, 4, write_to(&mr), 0, &mr);
     post(&mut a, 5, SendOp::Send, 11, &mr);
     let told: Vec<u64> = a
@@ -139,7 +140,7 @@ fn a_note_goes_in_front_of_a_request_that_names_another_queue() {
 }
 
 #[test]
-fn a_write_with_immediate_data_takes_a_receive_of_the_named_queue() {
+fn write_immediate_uses_named_queue() {
     let (mut a, mut b) = ends();
     let from = a.mr(64, Access::LOCAL_WRITE);
     let here = b.mr_in(PD + 1, 64, ALL);
@@ -156,9 +157,9 @@ fn a_write_with_immediate_data_takes_a_receive_of_the_named_queue() {
     assert_eq!((cqe.imm_or_stag, cqe.byte_len), (3, 8));
 }
 
-/// The target has the protection domain of the queue that was named last, for Writes and Reads as for receives.
+/// The queue named last determines the target's protection domain for Writes, Reads and receives.
 #[test]
-fn memory_of_another_protection_domain_is_refused() {
+fn other_protection_domain_is_refused() {
     for (number, good) in [(10, false), (11, true)] {
         let (mut a, mut b) = ends();
         let from = a.mr(64, Access::LOCAL_WRITE);
@@ -173,7 +174,7 @@ fn memory_of_another_protection_domain_is_refused() {
 }
 
 #[test]
-fn the_default_protection_domain_holds_until_a_queue_is_named() {
+fn default_domain_applies_before_note() {
     let (mut a, mut b) = ends();
     let from = a.mr(64, Access::LOCAL_WRITE);
     let there = b.mr_in(PD + 1, 64, ALL);
@@ -186,9 +187,9 @@ fn the_default_protection_domain_holds_until_a_queue_is_named() {
     assert_eq!(b.qp.accessor().pd, PD);
 }
 
-/// Otherwise the answer would be sent with the protection domain of the other queue.
+/// Otherwise the response would be sent with the protection domain of the other queue.
 #[test]
-fn a_request_for_another_queue_waits_for_answers() {
+fn change_of_queue_waits_for_responses() {
     let (mut a, mut b) = ends();
     let to = a.mr(64, Access::LOCAL_WRITE);
     let here = b.mr_in(PD, 64, ALL);
@@ -208,11 +209,11 @@ fn a_request_for_another_queue_waits_for_answers() {
 }
 
 #[test]
-fn a_queue_that_does_not_exist_is_refused_when_a_receive_is_needed() {
+fn missing_queue_is_refused_at_receive() {
     for before in [None, Some(12)] {
         let mut b = target();
         if let Some(number) = before {
-            // The note alone harms nobody.
+            // The note alone is harmless.
             assert_eq!(b.rx_ulpdu(&note(number)), RxStatus::Ok);
         }
         refused(&mut b, &send(1, b"to whom"), Code::DDP_UNTAGGED_INVALID_QN);
@@ -227,7 +228,7 @@ fn a_queue_that_does_not_exist_is_refused_when_a_receive_is_needed() {
 }
 
 #[test]
-fn the_sender_learns_that_the_queue_does_not_exist() {
+fn sender_learns_of_missing_queue() {
     let (mut a, mut b) = ends();
     numbered(&mut a);
     numbered(&mut b);
@@ -251,7 +252,7 @@ fn the_sender_learns_that_the_queue_does_not_exist() {
 
 /// A Send is held, and then its queue is destroyed: it can never have a receive.
 #[test]
-fn a_queue_may_go_while_a_send_waits_for_it() {
+fn queue_destroyed_during_hold() {
     let mut b = target();
     let _ = b.rx_ulpdu(&note(10));
     assert_eq!(b.rx_ulpdu(&send(1, b"hello")), RxStatus::Held);
@@ -262,7 +263,7 @@ fn a_queue_may_go_while_a_send_waits_for_it() {
 }
 
 #[test]
-fn a_held_send_goes_on_with_the_next_receive_of_its_queue() {
+fn held_send_continues_with_next_receive() {
     let (mut a, mut b) = ends();
     numbered(&mut a);
     numbered(&mut b);
@@ -279,7 +280,7 @@ fn a_held_send_goes_on_with_the_next_receive_of_its_queue() {
 }
 
 #[test]
-fn a_note_in_the_middle_of_a_message_is_refused() {
+fn note_inside_message_is_refused() {
     let mut b = target();
     let here = b.mr_in(PD, 64, ALL);
     post_srq(&mut b, 10, 7, &here);
@@ -290,9 +291,10 @@ fn a_note_in_the_middle_of_a_message_is_refused() {
     assert_eq!(brief(&b.host.recvs), [(7, WcStatus::Flushed)]);
 }
 
-/// Also where nothing of the message has come but its first segment without payload, or where the message has no receive and is lost.
+/// This includes messages of which only an empty first segment has arrived, and messages that are
+/// dropped.
 #[test]
-fn a_note_in_a_message_that_has_just_begun_or_is_lost_is_refused() {
+fn note_inside_started_message_is_refused() {
     for drops in [false, true] {
         let receiver_not_ready = match drops {
             true => ReceiverNotReady::Drop,
@@ -317,9 +319,9 @@ fn a_note_in_a_message_that_has_just_begun_or_is_lost_is_refused() {
     }
 }
 
-/// A Send that names no queue must not land in the one that the request before has named.
+/// A Send that names no queue must not land in the one that the previous request has named.
 #[test]
-fn a_send_that_names_no_queue_is_refused() {
+fn send_without_queue_is_refused() {
     let (mut a, mut b) = ends();
     let mr = a.mr(64, Access::LOCAL_WRITE);
     let here = b.mr_in(PD, 64, ALL);
@@ -340,7 +342,7 @@ fn a_send_that_names_no_queue_is_refused() {
 }
 
 #[test]
-fn notes_without_messages_change_nothing_that_lasts() {
+fn notes_without_messages_change_nothing() {
     let mut b = target();
     let here = b.mr_in(PD, 64, ALL);
     post_srq(&mut b, 10, 7, &here);
@@ -354,7 +356,7 @@ fn notes_without_messages_change_nothing_that_lasts() {
 }
 
 #[test]
-fn others_take_no_notice_of_a_note() {
+fn ordinary_queue_pair_ignores_note() {
     let mut rig = Rig::new();
     let mr = rig.mr(64, ALL);
     rig.recv(1, &[mr.sge()]);
@@ -364,7 +366,7 @@ fn others_take_no_notice_of_a_note() {
 }
 
 #[test]
-fn an_initiator_takes_nothing() {
+fn initiator_accepts_no_messages() {
     let begin = || {
         let (mut a, _) = ends();
         numbered(&mut a);
@@ -385,9 +387,9 @@ fn an_initiator_takes_nothing() {
     a.assert_ended(Blame::Peer, Code::RDMAP_ACCESS);
 }
 
-/// A reset begins anew: what was told on the old stream is not known on the next one.
+/// Notes on the old stream do not apply to the next one.
 #[test]
-fn a_new_stream_begins_with_a_note() {
+fn new_stream_starts_with_note() {
     let (mut a, mut b) = ends();
     let mr = a.mr(64, Access::LOCAL_WRITE);
     post(&mut a, 1, SendOp::Send, 10, &mr);

@@ -19,7 +19,7 @@ fn stream(n: &mut Numbers) -> StreamConfig {
     }
 }
 
-/// Requests of every kind, written in steps of every size.
+/// All kinds of requests, written in steps of all sizes.
 pub(super) fn send(seed: u64) -> Vec<Seen> {
     let n = &mut Numbers::new(seed);
     let stream = stream(n);
@@ -88,11 +88,11 @@ fn post(rig: &mut Rig, mr: &Mr, wr_id: u64, n: &mut Numbers) {
         sges: if inline { &[] } else { &sges },
         inline: if inline { &pieces } else { &[] },
     };
-    // A full queue and a failed queue pair are a part of the sequence.
+    // A full queue and a failed queue pair are part of the sequence.
     let _ = rig.qp.post_send(&wr, &mut rig.host);
 }
 
-/// Writes what there is in steps of at most `most` octets, and notes how much belongs together before each.
+/// Writes everything in steps of at most `most` octets, and records the length of each write.
 fn drain(rig: &mut Rig, most: usize, octets: &mut Vec<u8>, parts: &mut Vec<u8>) {
     loop {
         while !rig.plan.is_done() {
@@ -106,7 +106,7 @@ fn drain(rig: &mut Rig, most: usize, octets: &mut Vec<u8>, parts: &mut Vec<u8>) 
     }
 }
 
-/// Segments of a peer, most of them right, cut anywhere.
+/// Segments of a peer, mostly valid, cut anywhere.
 pub(super) fn receive(seed: u64) -> Vec<Seen> {
     let n = &mut Numbers::new(seed);
     let stream = stream(n);
@@ -189,7 +189,7 @@ impl Peer {
                 ulpdu
             }
             11 => {
-                // Tells how long the Write before it was.
+                // Carries the length of the preceding Write.
                 let imm = Immediate::plain(i as u32).octets();
                 self.msn += 1;
                 untagged(Opcode::IMMEDIATE, 0, self.msn - 1, 0, true, &imm)
@@ -272,7 +272,7 @@ pub(super) fn read(seed: u64) -> Vec<Seen> {
 fn ask(rig: &mut Rig, sink: &Mr, source: &Mr, wr_id: u64, n: &mut Numbers) {
     let (remote_addr, rkey) = (n.below(3000), source.stag);
     let op = match n.below(40) {
-        // Nothing of the peer's.
+        // A key that the peer does not have.
         0 => SendOp::Read {
             remote_addr,
             rkey: rkey ^ 0x100,
@@ -290,7 +290,7 @@ fn ask(rig: &mut Rig, sink: &Mr, source: &Mr, wr_id: u64, n: &mut Numbers) {
     flags.set(SendFlags::SIGNALED, n.one_in(2));
     flags.set(SendFlags::FENCE, n.one_in(4));
     let atomic = matches!(op, SendOp::FetchAdd { .. });
-    // Now and then a sink that is not all there.
+    // Sometimes part of the sink is missing.
     let at = (wr_id as u32 * 64) % 3600;
     let sges: Vec<Sge> = (0..n.within(1, 3))
         .map(|_| sink.part(at, if atomic { 8 } else { n.length() }))

@@ -1,5 +1,5 @@
-//! Peers of every kind: what they send may be out of order, out of bounds, too much, or nobody's business, while requests of
-//! our own are being sent, in part or in full.
+//! Misbehaving peers: what they send may be out of order, out of bounds, too much or unexpected,
+//! while our own requests are being sent, partly or completely.
 
 use super::{Numbers, Seen};
 use crate::qp::tests::harness::*;
@@ -59,7 +59,7 @@ pub(super) fn talk(seed: u64) -> Vec<Seen> {
     vec![world.seen()]
 }
 
-/// A request that the peer knows of and has not answered in full.
+/// A request that the peer has received and not answered completely.
 #[derive(Debug, Clone, Copy)]
 enum Asked {
     Read { sink: u32, len: u32, done: u32 },
@@ -68,10 +68,10 @@ enum Asked {
 
 struct World {
     rig: Rig,
-    /// What the peer may use, and what it may not.
+    /// Memory that the peer may access, and memory that it may not.
     target: Mr,
     sink: Mr,
-    /// All that was sent, and how much of it the peer has understood.
+    /// Everything sent, and how much of it the peer has parsed.
     sent: Vec<u8>,
     understood: usize,
     asked: VecDeque<Asked>,
@@ -104,7 +104,7 @@ impl World {
         }
     }
 
-    /// The peer looks at what has come whole.
+    /// Lets the peer parse what has arrived as a whole.
     fn understand(&mut self) {
         let mut ulpdu = vec![0; 65536];
         let options = self.rig.options;
@@ -148,7 +148,7 @@ impl World {
         self.say(&untagged(opcode, qn, msn, mo, wrong & 8 == 0, body));
     }
 
-    /// The peer sends a message, or a segment of an answer.
+    /// Sends a message of the peer, or a segment of a response.
     fn peer(&mut self, kind: u8, len: u32, at: u64, wrong: u8) {
         let len = len.min(4000);
         let payload: Vec<u8> = (0..len).map(|i| (i as u64 * 7 + at) as u8).collect();
@@ -198,7 +198,7 @@ impl World {
 
     fn answer(&mut self, payload: &[u8], wrong: u8) {
         if wrong & 64 != 0 {
-            // The second instead of the first.
+            // The second one instead of the first.
             self.asked.pop_front();
         }
         let Some(first) = self.asked.front_mut() else {
@@ -277,7 +277,7 @@ impl World {
         let _ = self.rig.try_post(wr_id, op, bits, &sges);
     }
 
-    /// One step of the program's side of the stream.
+    /// Writes a part of the plan.
     fn write(&mut self, most: usize) {
         if self.rig.plan.is_done() {
             if !self.rig.qp.wants_tx() {
@@ -289,7 +289,7 @@ impl World {
                 return;
             }
         }
-        // The program took memory away that was being sent: that is for the caller to end.
+        // The program deregistered memory that was being sent: the caller has to end the stream.
         let mut out = vec![0; most];
         let who = self.rig.qp.accessor();
         match self.rig.plan.copy_to(&self.rig.table, who, &mut out) {
@@ -315,11 +315,11 @@ impl World {
             self.held = self.rig.rx(now) == RxStatus::Held;
             rest = later;
         }
-        // What a held stream has not taken comes again.
+        // Octets that a held stream has not consumed are offered again.
         self.arriving = rest.to_vec();
     }
 
-    /// One step: the program posts, the peer sends, or octets move.
+    /// Makes one step: the program posts, the peer sends, or octets move.
     fn act(&mut self, i: u64, piece: usize, n: &mut Numbers) {
         match n.below(58) {
             0..=9 => self.post(i, n),
@@ -332,7 +332,7 @@ impl World {
             31..=54 => {
                 let kind = n.below(20) as u8;
                 let (len, at) = (Self::length(n), n.below(4000));
-                // One thing at a time, and rarely: afterwards the stream is over.
+                // One error at a time, and rarely: it ends the stream.
                 let wrong = if n.one_in(300) { 1 << n.below(8) } else { 0 };
                 self.peer(kind, len, at, wrong);
             }
