@@ -295,7 +295,7 @@ impl Directory {
                     // The peer's queue pair was reset since it asked. It asks again, and could not
                     // if this request were connected.
                     true => Err(Error::Closed),
-                    false => id.accept_when_heard(&ConnectionParameters::default()),
+                    false => id.accept_at_first_fpdu(&ConnectionParameters::default()),
                 }
             }
         };
@@ -390,7 +390,7 @@ impl Directory {
             let accepted = partner.and_then(Partner::accepted);
             let asked = Event::Asked {
                 is_live: !id.requester_is_gone(),
-                is_silent: accepted.is_some_and(CmId::is_unheard),
+                is_silent: accepted.is_some_and(CmId::awaits_first_fpdu),
                 request: Request {
                     id: id.clone(),
                     from,

@@ -1,11 +1,11 @@
 //! Identifiers: what a program holds for a connection or a listener (`rdma_create_id(3)`).
 
 use super::active::Active;
+use super::awaiting_first_fpdu::AwaitingFirstFpdu;
 use super::passive::{Backlog, Count, Listening, Requested};
 use super::resolve::Resolving;
 use super::sidr::{Asked, Asking, Datagrams, Serving};
 use super::stand_in::StandIn;
-use super::unheard::Unheard;
 use super::{CmEvent, CmEventChannel, CmEventKind};
 use crate::admission::Admission;
 use crate::config::Config;
@@ -85,7 +85,7 @@ pub(super) enum Phase {
     /// For datagrams: a peer's request waits for an answer.
     Asked(Box<Asked>),
     /// Accepted, and the queue pair waits for the peer's first message before it takes the stream.
-    Unheard(Arc<Unheard>),
+    AwaitingFirstFpdu(Arc<AwaitingFirstFpdu>),
     /// Accepted or connected; `bool`: the event "established" has been given. For datagrams: the question was answered.
     Connected(bool),
     Disconnected,
@@ -100,8 +100,8 @@ impl Phase {
             Self::Connecting(active) => active.cancel(),
             Self::Listening(listening) => listening.stop(),
             Self::Requested(requested) => requested.reject(&[]),
-            Self::Unheard(unheard) => {
-                unheard.cancel();
+            Self::AwaitingFirstFpdu(pending) => {
+                pending.cancel();
             }
             Self::Asking(asking) => asking.cancel(),
             Self::Serving(serving) => serving.stop(),
@@ -135,7 +135,7 @@ pub(super) struct IdState {
     /// What a listener lets in, if that is not its device's setting.
     pub(super) admission: Option<Admission>,
     /// For a connection that a listener counts.
-    pub(super) seat: Option<Count>,
+    pub(super) counted: Option<Count>,
     /// RDMA Reads and atomics that were negotiated: outbound, and inbound.
     pub(super) depths: Option<(u16, u16)>,
     /// Its port was chosen when its address was resolved.
@@ -222,7 +222,7 @@ impl CmId {
             ended_early: None,
             own_context: ctx.is_some(),
             admission: None,
-            seat: None,
+            counted: None,
             depths: None,
             port_chosen: false,
             datagrams,
@@ -245,12 +245,12 @@ impl CmId {
         ctx: Context,
         own: bool,
         requested: Requested,
-        seat: Count,
+        counted: Count,
     ) -> Self {
         let id = Self::create(channel, Some(&ctx));
         {
             let mut s = id.inner.state.lock();
-            s.seat = Some(seat);
+            s.counted = Some(counted);
             s.own_context = own;
             s.local = Some(requested.starting.ends.local);
             s.peer = Some(requested.starting.ends.peer);
@@ -352,7 +352,9 @@ impl CmId {
             | Phase::Asking(_)
             | Phase::Serving(_)
             | Phase::Asked(_) => CmProgress::Begun,
-            Phase::Accepting | Phase::Unheard(_) | Phase::Connected(false) => CmProgress::Accepted,
+            Phase::Accepting | Phase::AwaitingFirstFpdu(_) | Phase::Connected(false) => {
+                CmProgress::Accepted
+            }
             Phase::Connected(true) => CmProgress::Up,
             Phase::Disconnected => CmProgress::Over,
         }
@@ -581,7 +583,7 @@ impl CmId {
             let mut s = self.inner.state.lock();
             match std::mem::replace(&mut s.phase, Phase::Disconnected) {
                 Phase::Requested(requested) => {
-                    s.seat = None;
+                    s.counted = None;
                     requested
                 }
                 Phase::Answered(_) => return Ok(()),
@@ -645,7 +647,7 @@ impl CmId {
             let mut s = self.inner.state.lock();
             s.bound = None;
             s.qp = None;
-            s.seat = None;
+            s.counted = None;
             let datagrams = s.datagrams.as_mut().map(std::mem::take);
             let phase = std::mem::replace(&mut s.phase, Phase::Destroyed);
             (phase, datagrams, s.stand_in.take())
@@ -786,7 +788,7 @@ impl IdState {
     /// A connection is over, or what was to become one. Its listener has room for another.
     pub(super) fn disconnected(&mut self) {
         self.phase = Phase::Disconnected;
-        self.seat = None;
+        self.counted = None;
     }
 
     /// Returns `true` if it has a port.

@@ -8,6 +8,7 @@
 
 mod accept;
 mod active;
+mod awaiting_first_fpdu;
 mod id;
 mod overtaken;
 mod passive;
@@ -20,16 +21,15 @@ mod sink;
 mod stand_in;
 mod startup;
 mod timewait;
-mod unheard;
 mod withdrawn;
 mod xrc;
 
 pub use crate::conn::infiniband::InfinibandParameters;
+#[cfg(test)]
+pub(crate) use awaiting_first_fpdu::tests::{accepted, requested};
 pub use id::{CmId, CmProgress, ConnectionParameters};
 pub use iwarp_proto::sidr::DEFAULT_QKEY;
 pub use sidr::DatagramEnd;
-#[cfg(test)]
-pub(crate) use unheard::tests::{accepted, requested};
 
 use crate::device::Device;
 use crate::error::Result;
