@@ -255,9 +255,9 @@ impl QueuePair {
             Some(_) => XrcEnd::Target,
             None => XrcEnd::Initiator,
         };
-        let peers = addressable.then(|| ctx.peers()).transpose()?;
-        let number = |taken: &dyn Fn(u32) -> bool| match &peers {
-            Some(peers) => peers.number(taken),
+        let directory = addressable.then(|| ctx.directory()).transpose()?;
+        let number = |taken: &dyn Fn(u32) -> bool| match &directory {
+            Some(directory) => directory.number(taken),
             None => Ok(ctx.any_number(taken)),
         };
         let qp = Self::create_as(ctx, a, target.map(|target| Box::new(target) as _), number)?;

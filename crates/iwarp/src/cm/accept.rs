@@ -1,4 +1,5 @@
-//! The end of the responder's side of MPA start-up: the program accepts, the reply is sent, and a queue pair takes the stream.
+//! The last step of the responder's MPA start-up: the program accepts, the reply is sent, and a
+//! queue pair takes the stream.
 
 use super::id::{CmId, ConnectionParameters, Phase, Reply};
 use super::passive::Requested;
@@ -6,24 +7,25 @@ use super::{startup, xrc};
 use crate::conn::qp::{CmSink, Handover, QueuePair};
 use crate::error::{Error, Result};
 use crate::objects::context::Context;
+use crate::sys::clock::now_ns;
+use iwarp_rnic::Time;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 /// A connection whose reply is sent.
 pub(super) struct Replied {
     pub(super) handover: Handover,
-    /// The initiator has to send the first FPDU.
-    pub(super) peer_to_peer: bool,
-    /// The time that it has for that.
-    pub(super) limit: Duration,
+    /// When the initiator's first FPDU is due; `None` in the client-server model, in which the
+    /// initiator need not send one.
+    pub(super) first_fpdu_until: Option<Time>,
 }
 
 impl CmId {
-    /// Accepts a peer's request (`rdma_accept(3)`). The event Established follows: at once, or in the peer-to-peer
-    /// model when the peer's first message has come.
+    /// Accepts a peer's request (`rdma_accept(3)`). The event Established follows: immediately, or
+    /// in the peer-to-peer model when the peer's first message has come.
     ///
     /// # Errors
-    /// [`Error::InvalidState`]: no request, no queue pair; the request stays. [`Error::ConnectionLost`]: the peer has gone.
+    /// [`Error::InvalidState`]: no request, no queue pair; the request stays.
+    /// [`Error::ConnectionLost`]: the peer has closed the connection.
     pub fn accept(&self, parameters: &ConnectionParameters) -> Result<()> {
         self.check_process()?;
         if self.is_for_datagrams() {
@@ -33,7 +35,7 @@ impl CmId {
         self.take(replied, &qp)
     }
 
-    /// Sends the reply. Returns what was agreed on, and the queue pair that is to take the stream.
+    /// Sends the reply. Returns the stream, and the queue pair that is to take it.
     pub(super) fn send_reply(
         &self,
         parameters: &ConnectionParameters,
@@ -52,7 +54,7 @@ impl CmId {
         };
         let Requested {
             starting,
-            session,
+            mut session,
             watch,
             ..
         } = *requested;
@@ -60,8 +62,9 @@ impl CmId {
             watch.end(&starting.stream);
         }
         if let Err(e) = starting.write(session.reply()) {
-            return Err(self.gone(e.to_string()));
+            return Err(self.lost(e.to_string()));
         }
+        session.reply_sent(Time::from_nanos(now_ns()));
         {
             let mut s = self.inner.state.lock();
             s.depths = Some(startup::depths(&agreed));
@@ -82,13 +85,12 @@ impl CmId {
         };
         let replied = Replied {
             handover,
-            peer_to_peer: agreed.peer_to_peer,
-            limit: startup::limits(ctx.config()).first_fpdu,
+            first_fpdu_until: session.poll_at(),
         };
         Ok((replied, qp))
     }
 
-    /// Takes the peer's request. From here on the identifier is as good as connected.
+    /// Takes the peer's request out of the identifier, which from now on counts as connected.
     fn requested(&self) -> Result<(Box<Requested>, QueuePair, Context, Option<u64>)> {
         let mut s = self.inner.state.lock();
         let qp =
@@ -107,7 +109,7 @@ impl CmId {
         }
     }
 
-    /// The queue pair takes the stream.
+    /// Hands the stream to the queue pair.
     pub(super) fn take(&self, replied: Replied, qp: &QueuePair) -> Result<()> {
         //= rfc5044 section 7.1.2
         //# If the MPA Request Frame is properly formatted and the Private Data is
@@ -116,17 +118,17 @@ impl CmId {
         //# ULP-supplied Private Data; and the Responder SHOULD prepare to interpret any
         //# data received as FPDUs and pass any received ULPDUs to DDP.
         if let Err(e) = qp.inner.attach(replied.handover) {
-            return Err(self.gone(e.to_string()));
+            return Err(self.lost(e.to_string()));
         }
-        // In the client-server model the program may not wait for the peer: the peer waits for it.
-        if !replied.peer_to_peer {
+        // In the client-server model the program must not wait for the peer, which waits for it.
+        if replied.first_fpdu_until.is_none() {
             self.established(Reply::default());
         }
         Ok(())
     }
 
-    /// The peer has gone before the connection was there. Returns the error of the call.
-    fn gone(&self, why: String) -> Error {
+    /// Records that the stream was lost before the connection was up. Returns the error of the call.
+    fn lost(&self, why: String) -> Error {
         let mut s = self.inner.state.lock();
         s.disconnected();
         Error::ConnectionLost(why)

@@ -1,11 +1,11 @@
-//! Identifiers: what a program holds for a connection or a listener (`rdma_create_id(3)`).
+//! Identifiers: a program's handles of connections and listeners (`rdma_create_id(3)`).
 
 use super::active::Active;
+use super::awaiting_first_fpdu::AwaitingFirstFpdu;
 use super::passive::{Backlog, Count, Listening, Requested};
 use super::resolve::Resolving;
 use super::sidr::{Asked, Asking, Datagrams, Serving};
 use super::stand_in::StandIn;
-use super::unheard::Unheard;
 use super::{CmEvent, CmEventChannel, CmEventKind};
 use crate::admission::Admission;
 use crate::config::Config;
@@ -27,32 +27,32 @@ use std::sync::{Arc, Weak};
 /// Parameters of `rdma_connect(3)` and `rdma_accept(3)`.
 #[derive(Debug, Clone, Default)]
 pub struct ConnectionParameters {
-    /// Private data, sent with the MPA frame: at most 508 octets to another `iwarp`, at most 251 that every peer accepts.
+    /// Private data, sent with the MPA frame. At most 508 octets to another `iwarp`; every peer
+    /// accepts up to 251.
     pub private_data: Vec<u8>,
-    /// Inbound RDMA Reads and atomics to serve at a time; `None` for as many as the queue pair can.
+    /// Inbound RDMA Reads and atomics to serve at a time; `None` for the queue pair's maximum.
     pub responder_resources: Option<u16>,
-    /// Outbound RDMA Reads and atomics to have outstanding; `None` for as many as the queue pair can.
+    /// Outbound RDMA Reads and atomics to have outstanding; `None` for the queue pair's maximum.
     pub initiator_depth: Option<u16>,
     /// Lets this end of the connection behave as on InfiniBand; `None` for iWARP.
     pub infiniband: Option<InfinibandParameters>,
 }
 
-/// What the peer's reply brings to the program.
+/// The part of the peer's reply that the program gets.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Reply {
     pub(super) private_data: Vec<u8>,
     pub(super) infiniband: Option<InfinibandParameters>,
 }
 
-/// How far an identifier is with its connection, as far as calls depend on that
-/// ([`CmId::progress`]).
+/// How far a connection has come, as far as calls depend on that ([`CmId::progress`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CmProgress {
     /// It neither connects nor listens.
     Idle,
     /// It connects, listens, or has a request to answer.
     Begun,
-    /// It has accepted, and the other end has not confirmed that.
+    /// It has accepted, and the peer has not confirmed that.
     Accepted,
     /// The connection is up.
     Up,
@@ -64,44 +64,45 @@ pub(super) enum Phase {
     Idle,
     /// The next hop to the peer has not answered yet.
     Resolving(Arc<Resolving>),
-    /// The address is resolved: a device is known.
+    /// The address is resolved, so the device is known.
     Resolved,
-    /// The route is resolved, too.
+    /// Address and route are resolved.
     Routed,
-    /// An attempt has failed: it may connect again, to the same address or to another.
+    /// An attempt has failed. It may connect again, to the same address or to another.
     Failed,
     Connecting(Arc<Active>),
     /// The peer has accepted, and the program has not taken the connection yet ([`CmId::establish`]).
     Answered(Box<Handover>),
     Listening(Arc<Listening>),
-    /// In the client-server model: the answer is sent, the event is about to be given.
+    /// In the client-server model: the reply is sent, and the event follows immediately.
     Accepting,
     /// A peer's request waits for an answer.
     Requested(Box<Requested>),
-    /// For datagrams: it asks a listener for its queue pair.
+    /// For datagrams: it has asked a listener for its queue pair.
     Asking(Arc<Asking>),
     /// For datagrams: it listens.
     Serving(Arc<Serving>),
     /// For datagrams: a peer's request waits for an answer.
     Asked(Box<Asked>),
-    /// Accepted, and the queue pair waits for the peer's first message before it takes the stream.
-    Unheard(Arc<Unheard>),
-    /// Accepted or connected; `bool`: the event "established" has been given. For datagrams: the question was answered.
+    /// Accepted. The queue pair takes the stream when the peer's first FPDU comes.
+    AwaitingFirstFpdu(Arc<AwaitingFirstFpdu>),
+    /// Accepted or connected; `true` after the event Established. For datagrams: the request was
+    /// answered.
     Connected(bool),
     Disconnected,
     Destroyed,
 }
 
 impl Phase {
-    /// The identifier is gone: a listener stops, a request is refused, an attempt ends.
+    /// Ends what the phase stands for: a listener stops, a request is rejected, an attempt ends.
     fn end(self) {
         match self {
             Self::Resolving(resolving) => resolving.cancel(),
             Self::Connecting(active) => active.cancel(),
             Self::Listening(listening) => listening.stop(),
             Self::Requested(requested) => requested.reject(&[]),
-            Self::Unheard(unheard) => {
-                unheard.cancel();
+            Self::AwaitingFirstFpdu(pending) => {
+                pending.cancel();
             }
             Self::Asking(asking) => asking.cancel(),
             Self::Serving(serving) => serving.stop(),
@@ -115,28 +116,29 @@ pub(super) struct IdState {
     pub(super) phase: Phase,
     pub(super) ctx: Option<Context>,
     pub(super) qp: Option<QueuePair>,
-    /// The epoch of `qp` ([`QueuePair::epoch`]) that the connection is for; `None`: the one in which it is connected.
+    /// The epoch of `qp` ([`QueuePair::epoch`]) that the connection is for; `None` for any.
     pub(super) epoch: Option<u64>,
-    /// Owns `qp` if that is not the program's.
+    /// Owns `qp` unless the program does.
     pub(super) stand_in: Option<StandIn>,
     pub(super) bound: Option<Bound>,
     pub(super) local: Option<SocketAddr>,
-    /// The program has named an address to come from.
+    /// The program has chosen the source address.
     pub(super) source_named: bool,
     pub(super) peer: Option<SocketAddr>,
     pub(super) only_v6: Option<bool>,
     pub(super) sharing: Sharing,
-    /// The program has asked for the end of the connection.
+    /// The program has disconnected.
     pub(super) leaving: bool,
-    /// The connection ended before its Established event was given. The value is the status of the event of its end.
+    /// The connection ended before its Established event was given. The value is the status of the
+    /// Disconnected event.
     pub(super) ended_early: Option<i32>,
-    /// Device contexts are shared between identifiers unless the program brings its own.
+    /// The program has brought its own context. Otherwise identifiers share one for each device.
     pub(super) own_context: bool,
-    /// What a listener lets in, if that is not its device's setting.
+    /// The listener's admission rules, if they are not those of its device.
     pub(super) admission: Option<Admission>,
-    /// For a connection that a listener counts.
-    pub(super) seat: Option<Count>,
-    /// RDMA Reads and atomics that were negotiated: outbound, and inbound.
+    /// Counts the connection among those of its listener.
+    pub(super) counted: Option<Count>,
+    /// Negotiated RDMA Reads and atomics: outbound, and inbound.
     pub(super) depths: Option<(u16, u16)>,
     /// Its port was chosen when its address was resolved.
     pub(super) port_chosen: bool,
@@ -145,11 +147,12 @@ pub(super) struct IdState {
 }
 
 impl IdState {
-    /// What a listener lets in.
+    /// Returns the admission rules of a listener.
     pub(super) fn admission(&self) -> Admission {
         let own = self.admission.as_ref();
         let device = self.ctx.as_ref().map(|ctx| &ctx.config().admission);
-        // The contexts of connections to a listener without one are opened with the settings of the environment.
+        // If a listener has no context, those of its connections are opened with the settings of the
+        // environment.
         own.or(device)
             .cloned()
             .unwrap_or_else(|| Config::from_env().admission)
@@ -166,18 +169,19 @@ pub(crate) struct CmIdInner {
     origin: Origin,
 }
 
-/// An identifier: one end of a connection to be, or a listener.
+/// An identifier: one end of a connection, or a listener.
 #[derive(Clone)]
 pub struct CmId {
     pub(super) inner: Arc<CmIdInner>,
 }
 
 static SERIAL: AtomicU64 = AtomicU64::new(1);
-/// A child opens contexts of its own: threads of the parent may have the locks of those that it inherits.
+/// A forked child opens contexts of its own: threads of the parent may hold locks of the inherited
+/// ones.
 static CONTEXTS: ProcessLock<Option<HashMap<String, Context>>> =
     ProcessLock::own("raw::cm::CONTEXTS", None);
 
-/// The context that all identifiers without a context of their own share for a device.
+/// Returns the context that all identifiers without a context of their own share for a device.
 ///
 /// # Errors
 /// As [`Context::open`].
@@ -193,14 +197,15 @@ pub(super) fn shared_context(device: &Device) -> Result<Context> {
 }
 
 impl CmId {
-    /// Makes an identifier whose events go to `channel`. With a context, only its device is used. Otherwise the device is found by
-    /// address, and all such identifiers share its context.
+    /// Creates an identifier whose events go to `channel`. With a context, only its device is used.
+    /// Otherwise the device is found by address, and all such identifiers share its context.
     pub fn create(channel: &CmEventChannel, ctx: Option<&Context>) -> Self {
         Self::new(channel, ctx, None)
     }
 
-    /// Makes an identifier for datagrams (`RDMA_PS_UDP`), as [`create`](Self::create) does for connections. Its ports are those of UDP.
-    /// [`connect`](Self::connect) asks a listener which queue pair serves its port, and [`accept`](Self::accept) answers that.
+    /// Creates an identifier for datagrams (`RDMA_PS_UDP`), as [`create`](Self::create) does for
+    /// connections. Its ports are UDP ports. [`connect`](Self::connect) asks a listener which queue
+    /// pair serves its port, and [`accept`](Self::accept) answers.
     pub fn create_for_datagrams(channel: &CmEventChannel, ctx: Option<&Context>) -> Self {
         Self::new(channel, ctx, Some(Datagrams::default()))
     }
@@ -222,7 +227,7 @@ impl CmId {
             ended_early: None,
             own_context: ctx.is_some(),
             admission: None,
-            seat: None,
+            counted: None,
             depths: None,
             port_chosen: false,
             datagrams,
@@ -239,18 +244,18 @@ impl CmId {
         }
     }
 
-    /// The identifier of a peer's request.
+    /// Creates the identifier of a peer's request.
     pub(super) fn of_request(
         channel: &CmEventChannel,
         ctx: Context,
         own: bool,
         requested: Requested,
-        seat: Count,
+        counted: Count,
     ) -> Self {
         let id = Self::create(channel, Some(&ctx));
         {
             let mut s = id.inner.state.lock();
-            s.seat = Some(seat);
+            s.counted = Some(counted);
             s.own_context = own;
             s.local = Some(requested.starting.ends.local);
             s.peer = Some(requested.starting.ends.peer);
@@ -259,7 +264,8 @@ impl CmId {
         id
     }
 
-    /// The identifier of a peer's request for datagrams, with its address and the peer's.
+    /// Creates the identifier of a peer's request for datagrams, with the local address and the
+    /// peer's.
     pub(super) fn of_datagram_request(
         channel: &CmEventChannel,
         ctx: Context,
@@ -278,27 +284,27 @@ impl CmId {
         id
     }
 
-    /// A number that no other identifier of this process has.
+    /// Returns a number that no other identifier of this process has.
     pub fn serial(&self) -> u64 {
         self.inner.serial
     }
 
-    /// A value of the program's own.
+    /// Returns the program's value ([`set_user_data`](Self::set_user_data)).
     pub fn user_data(&self) -> u64 {
         self.inner.user.load(Ordering::Acquire)
     }
 
-    /// Sets [`user_data`](Self::user_data).
+    /// Stores a value for the program ([`user_data`](Self::user_data)).
     pub fn set_user_data(&self, value: u64) {
         self.inner.user.store(value, Ordering::Release);
     }
 
-    /// Its event channel.
+    /// Returns its event channel.
     pub fn channel(&self) -> CmEventChannel {
         Arc::clone(&self.inner.channel.lock())
     }
 
-    /// Moves it, and its events that wait, to another channel (`rdma_migrate_id(3)`).
+    /// Moves it and its pending events to another channel (`rdma_migrate_id(3)`).
     pub fn migrate(&self, channel: &CmEventChannel) {
         let old = std::mem::replace(&mut *self.inner.channel.lock(), Arc::clone(channel));
         if Arc::ptr_eq(&old, channel) {
@@ -322,13 +328,13 @@ impl CmId {
         self.inner.state.lock().ctx.clone()
     }
 
-    /// Returns its address and its peer's, as far as they are known.
+    /// Returns its address and the peer's, as far as they are known.
     pub fn addresses(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
         let s = self.inner.state.lock();
         (s.local, s.peer)
     }
 
-    /// Returns `true` if the peer that asks for this connection has closed it already.
+    /// Returns `true` if the peer has closed the connection of its request.
     pub(crate) fn requester_is_gone(&self) -> bool {
         match &self.inner.state.lock().phase {
             Phase::Requested(requested) => requested.starting.stream.peer_closed(),
@@ -336,7 +342,7 @@ impl CmId {
         }
     }
 
-    /// Returns how far it is with its connection.
+    /// Returns how far its connection has come.
     pub fn progress(&self) -> CmProgress {
         match self.inner.state.lock().phase {
             Phase::Idle
@@ -352,7 +358,9 @@ impl CmId {
             | Phase::Asking(_)
             | Phase::Serving(_)
             | Phase::Asked(_) => CmProgress::Begun,
-            Phase::Accepting | Phase::Unheard(_) | Phase::Connected(false) => CmProgress::Accepted,
+            Phase::Accepting | Phase::AwaitingFirstFpdu(_) | Phase::Connected(false) => {
+                CmProgress::Accepted
+            }
             Phase::Connected(true) => CmProgress::Up,
             Phase::Disconnected => CmProgress::Over,
         }
@@ -364,8 +372,7 @@ impl CmId {
         matches!(s.phase, Phase::Listening(_) | Phase::Serving(_))
     }
 
-    /// Returns the RDMA Reads and atomics that were negotiated for its connection: outbound, and
-    /// inbound.
+    /// Returns the negotiated RDMA Reads and atomics of its connection: outbound, and inbound.
     pub fn depths(&self) -> Option<(u16, u16)> {
         self.inner.state.lock().depths
     }
@@ -375,17 +382,18 @@ impl CmId {
         self.inner.state.lock().datagrams.is_some()
     }
 
-    /// Its queue pair.
+    /// Returns its queue pair.
     pub fn queue_pair(&self) -> Option<QueuePair> {
         self.inner.state.lock().qp.clone()
     }
 
-    /// Sets the queue pair that the connection will use; it replaces an earlier one. The program makes the queue pair.
+    /// Sets the queue pair that the connection will use, in place of an earlier one.
     pub fn set_queue_pair(&self, qp: Option<&QueuePair>) {
         self.set_queue_pair_of(qp, None);
     }
 
-    /// The same for a queue pair that may have been reset since `epoch`. If it has been, it does not take the connection.
+    /// As [`set_queue_pair`](Self::set_queue_pair), for this epoch of the queue pair. If it was reset
+    /// since, it does not take the connection.
     pub(crate) fn set_queue_pair_of(&self, qp: Option<&QueuePair>, epoch: Option<u64>) {
         let mut s = self.inner.state.lock();
         s.qp = qp.cloned();
@@ -400,15 +408,15 @@ impl CmId {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// Returns `true` if [`set_only_v6`](Self::set_only_v6) has a meaning in its state, as for the
+    /// Returns `true` if [`set_only_v6`](Self::set_only_v6) is allowed in its state, as in the
     /// kernel: it neither connects nor listens.
     pub fn may_choose_family(&self) -> bool {
         matches!(self.inner.state.lock().phase, Phase::Idle)
     }
 
-    /// Returns `true` if [`set_reuse_address`](Self::set_reuse_address) has a meaning in its state,
-    /// as for the kernel: a listener may not begin to share its port, and only an unbound
-    /// identifier may cease to.
+    /// Returns `true` if [`set_reuse_address`](Self::set_reuse_address) is allowed in its state, as
+    /// in the kernel: a listener may not start to share its port, and only an unbound identifier may
+    /// stop doing so.
     pub fn may_reuse_address(&self, reuse: bool) -> bool {
         let s = self.inner.state.lock();
         let listens = matches!(s.phase, Phase::Listening(_) | Phase::Serving(_));
@@ -421,8 +429,9 @@ impl CmId {
         self.inner.state.lock().only_v6 = Some(only);
     }
 
-    /// Sets whether other identifiers that allow it, too, may be bound to the same address (`RDMA_OPTION_ID_REUSEADDR`). One of them can
-    /// listen. It holds for the next [`bind`](Self::bind).
+    /// Sets whether other identifiers with this option may be bound to the same address
+    /// (`RDMA_OPTION_ID_REUSEADDR`). One of them can listen. Takes effect at the next
+    /// [`bind`](Self::bind).
     pub fn set_reuse_address(&self, reuse: bool) {
         self.inner.state.lock().sharing = if reuse {
             Sharing::Shared
@@ -431,23 +440,25 @@ impl CmId {
         };
     }
 
-    /// Binds it to an address of this host (`rdma_bind_addr(3)`); port 0 picks a free one. With a specific address the
-    /// device is known afterwards. Connections that are left of an earlier program do not keep a port.
+    /// Binds it to an address of this host (`rdma_bind_addr(3)`); port 0 picks a free one. With a
+    /// specific address the device is known afterwards. Old connections of an earlier program do not
+    /// block the port.
     ///
     /// # Errors
-    /// [`Error::InvalidState`]; [`Error::NoDevice`] if no device has the address; the operating system's: address in use, not of this
-    /// host.
+    /// [`Error::InvalidState`]; [`Error::NoDevice`] if no device has the address; the operating
+    /// system's: address in use, not of this host.
     pub fn bind(&self, address: SocketAddr) -> Result<()> {
         self.check_process()?;
         let mut s = self.inner.state.lock();
         if s.is_bound() || !matches!(s.phase, Phase::Idle) {
             return Err(Error::InvalidState("the identifier is bound already"));
         }
-        // Before the look for a device, because an address of another host is an error of its own.
+        // Before the device is looked up, because an address of another host is a different error.
         let local = s.take_port(address)?;
         if !address.ip().is_unspecified() {
             match s.adopt_device(address.ip()) {
-                // Like the wildcard it may be bound to without a device: libfabric does so to find out what there is.
+                // Like the wildcard address it may be bound without a device: libfabric does so to
+                // discover devices.
                 Err(Error::NoDevice) if address.ip().is_loopback() => {}
                 Err(e) => {
                     s.give_port_back();
@@ -460,8 +471,8 @@ impl CmId {
         Ok(())
     }
 
-    /// Resolves the route (`rdma_resolve_route(3)`), which the kernel's routing table has done by now. The event
-    /// [`CmEventKind::RouteResolved`] follows.
+    /// Resolves the route (`rdma_resolve_route(3)`), which is known since the address was resolved.
+    /// The event [`CmEventKind::RouteResolved`] follows.
     ///
     /// # Errors
     /// [`Error::InvalidState`].
@@ -480,10 +491,12 @@ impl CmId {
         Ok(())
     }
 
-    /// Connects (`rdma_connect(3)`). One of the events Established, Rejected, Unreachable or `ConnectError` follows.
+    /// Connects (`rdma_connect(3)`). One of the events Established, Rejected, Unreachable or
+    /// `ConnectError` follows.
     ///
     /// # Errors
-    /// [`Error::InvalidState`]: not resolved, or without a queue pair. [`Error::InvalidArgument`]: private data too long.
+    /// [`Error::InvalidState`]: not resolved, or without a queue pair.
+    /// [`Error::InvalidArgument`]: private data too long.
     pub fn connect(&self, parameters: &ConnectionParameters) -> Result<()> {
         self.check_process()?;
         if self.is_for_datagrams() {
@@ -501,11 +514,11 @@ impl CmId {
             let peer = s
                 .peer
                 .ok_or(Error::InvalidState("resolve the address first"))?;
-            // A bound socket connects from its port; else the kernel picks one. An address that nobody has chosen need not be bound: it
-            // is the one that the kernel prefers.
+            // A bound socket connects from its port; otherwise the kernel picks one. An address that
+            // the program has not chosen need not be bound: it is the one that the kernel prefers.
             let bound = s.bound.take();
             if bound.is_none() && std::mem::take(&mut s.port_chosen) {
-                // An earlier attempt has used the port.
+                // An earlier attempt has used up the port.
                 s.local.iter_mut().for_each(|local| local.set_port(0));
             }
             let chosen = s.own_context || s.source_named || bound.is_some();
@@ -521,8 +534,9 @@ impl CmId {
             .inspect_err(|_| self.inner.state.lock().phase = Phase::Failed)
     }
 
-    /// Listens (`rdma_listen(3)`) with room for `backlog` requests that are not answered yet, 128 at least. Further ones wait in the kernel,
-    /// unaccepted. Requests arrive as [`CmEventKind::ConnectRequest`].
+    /// Listens (`rdma_listen(3)`) with room for `backlog` requests that are not answered yet, at
+    /// least 128. Further connections wait in the kernel, unaccepted. Requests arrive as
+    /// [`CmEventKind::ConnectRequest`].
     ///
     /// # Errors
     /// [`Error::InvalidState`]: not bound. The operating system's: port in use.
@@ -531,8 +545,8 @@ impl CmId {
     }
 
     /// Listens as [`listen`](Self::listen) does, and obeys `backlog` as the kernel's connection
-    /// manager does: a request is rejected while this many events of others wait to be taken from
-    /// the channel. 0, and more than 1024, stand for 1024.
+    /// manager does: a request is rejected if this many request events wait in the channel. 0, and
+    /// more than 1024, stand for 1024.
     ///
     /// # Errors
     /// As [`listen`](Self::listen).
@@ -560,15 +574,17 @@ impl CmId {
         Ok(())
     }
 
-    /// Sets what it lets in when it listens, instead of what its device's settings say.
+    /// Sets which connections it admits when it listens, in place of its device's setting.
     pub fn set_admission(&self, admission: Admission) {
         self.inner.state.lock().admission = Some(admission);
     }
 
-    /// Refuses a peer's request (`rdma_reject(3)`), with up to 508 octets that say why. The connection stays open in the background until
-    /// the peer closes it, at most for [`Config::handshake_timeout`](crate::Config::handshake_timeout).
+    /// Rejects a peer's request (`rdma_reject(3)`), with up to 508 octets of private data. The
+    /// connection stays open in the background until the peer closes it, at most for
+    /// [`Config::handshake_timeout`](crate::Config::handshake_timeout).
     ///
-    /// A connection that waits for [`establish`](Self::establish) is closed instead: MPA has no frame that could carry the octets.
+    /// A connection that waits for [`establish`](Self::establish) is closed instead, without the
+    /// private data: MPA has no frame for it.
     ///
     /// # Errors
     /// [`Error::InvalidState`]: no request.
@@ -581,7 +597,7 @@ impl CmId {
             let mut s = self.inner.state.lock();
             match std::mem::replace(&mut s.phase, Phase::Disconnected) {
                 Phase::Requested(requested) => {
-                    s.seat = None;
+                    s.counted = None;
                     requested
                 }
                 Phase::Answered(_) => return Ok(()),
@@ -622,10 +638,11 @@ impl CmId {
         Ok(())
     }
 
-    /// Refuses in a forked child: threads of the parent may have the locks, and its engine does not exist here.
+    /// Checks that the process is the one that created it. Threads of the parent of a forked child
+    /// may have held its locks, and the parent's engine does not exist in the child.
     ///
     /// # Errors
-    /// [`Error::Unsupported`].
+    /// [`Error::Unsupported`] in a forked child.
     pub(super) fn check_process(&self) -> Result<()> {
         match self.inner.origin.is_foreign() {
             true => Err(Error::Unsupported(
@@ -635,8 +652,9 @@ impl CmId {
         }
     }
 
-    /// Destroys it (`rdma_destroy_id(3)`): a listener stops, a request is refused, an attempt ends. Events that wait are dropped.
-    /// The program destroys its queue pair itself. In a forked child this does nothing: the identifier is the parent's.
+    /// Destroys it (`rdma_destroy_id(3)`): a listener stops, a request is rejected, an attempt ends.
+    /// Pending events are dropped. The program destroys its queue pair itself. In a forked child
+    /// this does nothing, because the identifier is the parent's.
     pub fn destroy(&self) {
         if self.inner.origin.is_foreign() {
             return;
@@ -645,7 +663,7 @@ impl CmId {
             let mut s = self.inner.state.lock();
             s.bound = None;
             s.qp = None;
-            s.seat = None;
+            s.counted = None;
             let datagrams = s.datagrams.as_mut().map(std::mem::take);
             let phase = std::mem::replace(&mut s.phase, Phase::Destroyed);
             (phase, datagrams, s.stand_in.take())
@@ -666,16 +684,17 @@ impl CmId {
         }
     }
 
-    /// Gives an event of the program's own (`rdma_write_cm_event(3)`), for example to wake a thread that waits for events.
-    /// `status` is passed on as it is.
+    /// Adds an event of the program itself (`rdma_write_cm_event(3)`), for example to wake a thread
+    /// that waits for events. `status` is passed on unchanged.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: the connection manager alone gives events of this kind, or the identifier was destroyed.
+    /// [`Error::InvalidArgument`]: programs may not write events of this kind, or the identifier was
+    /// destroyed.
     pub fn write_event(&self, kind: CmEventKind, status: i32) -> Result<()> {
         use CmEventKind::{AddrinfoError, AddrinfoResolved, User};
         if !matches!(kind, User(_) | AddrinfoResolved | AddrinfoError) {
             return Err(Error::InvalidArgument(
-                "programs give only user events and those of names",
+                "programs may write only user events and those of names",
             ));
         }
         if matches!(self.inner.state.lock().phase, Phase::Destroyed) {
@@ -707,7 +726,7 @@ impl CmId {
         }
     }
 
-    /// Makes the event of a connection that is up, with what was negotiated.
+    /// Creates the event Established, with what was negotiated.
     pub(super) fn established_event(&self, s: &IdState, reply: Reply) -> CmEvent {
         let (outbound, inbound) = s.depths.unzip();
         CmEvent {
@@ -719,29 +738,31 @@ impl CmId {
         }
     }
 
-    /// Gives an event. Call it with no lock held; else [`put`](Self::put).
+    /// Adds an event to the channel and wakes its tasks. The caller holds no lock.
     pub(super) fn push(&self, event: CmEvent) {
         self.put(event).wake();
     }
 
-    /// Gives an event and returns its channel, whose tasks have to be woken when all locks are dropped.
+    /// Adds an event to the channel. Returns the channel, whose tasks have to be woken after all
+    /// locks are dropped.
     #[must_use = "the channel's tasks have to be woken"]
     pub(super) fn put(&self, event: CmEvent) -> CmEventChannel {
-        // The channel's lock is held meanwhile, so that `migrate` misses nothing.
+        // The lock is held until the event is in the channel, so that `migrate` misses none.
         let channel = self.inner.channel.lock();
         channel.put(event);
         Arc::clone(&channel)
     }
 
-    /// Gives an event of a change that was made under this lock, which is kept until the event is there: the next change's event comes
-    /// behind it, and [`destroy`](Self::destroy) either prevents it or finds it.
+    /// Adds the event of a change that was made under this lock. The lock is released after that, so
+    /// that events come in the order of the changes, and [`destroy`](Self::destroy) either prevents
+    /// the event or finds it.
     pub(super) fn give(&self, state: MutexGuard<'_, IdState>, event: CmEvent) {
         let channel = self.put(event);
         drop(state);
         channel.wake();
     }
 
-    /// The connection is up. Returns `false` if the identifier is gone.
+    /// Records that the connection is up. Returns `false` if the identifier was destroyed.
     pub(super) fn established(&self, reply: Reply) -> bool {
         let mut s = self.inner.state.lock();
         let ended = s.ended_early.take();
@@ -749,12 +770,12 @@ impl CmId {
             (Phase::Connecting(_) | Phase::Accepting, None) => s.phase = Phase::Connected(true),
             (Phase::Connecting(_) | Phase::Accepting, Some(_)) => s.disconnected(),
             (Phase::Destroyed, _) => return false,
-            // The peer's first message came earlier.
+            // The peer's first message has been handled already.
             _ => return true,
         }
         if let Some((local, peer)) = s.qp.as_ref().and_then(QueuePair::addresses) {
             s.local = Some(local);
-            // A port mapper may have named another address than the program.
+            // A port mapper may have returned another address than the program's.
             let named = s.peer.filter(|named| !named.ip().is_unspecified());
             s.peer = named.or(Some(peer));
         }
@@ -766,7 +787,8 @@ impl CmId {
         true
     }
 
-    /// The attempt to connect has failed. `refusal` is the private data of the peer's MPA reply, if one refused.
+    /// Handles an attempt that has failed. `refusal` is the private data of the peer's rejection, if
+    /// there is one.
     pub(super) fn failed(&self, kind: CmEventKind, status: i32, refusal: Option<Vec<u8>>) {
         let mut s = self.inner.state.lock();
         if !matches!(s.phase, Phase::Connecting(_)) {
@@ -783,18 +805,19 @@ impl CmId {
 }
 
 impl IdState {
-    /// A connection is over, or what was to become one. Its listener has room for another.
+    /// Ends the connection or the attempt. The listener no longer counts it.
     pub(super) fn disconnected(&mut self) {
         self.phase = Phase::Disconnected;
-        self.seat = None;
+        self.counted = None;
     }
 
-    /// Returns `true` if it has a port.
+    /// Returns `true` if it is bound to a port.
     pub(super) fn is_bound(&self) -> bool {
         self.bound.is_some() || self.datagrams.as_ref().is_some_and(Datagrams::is_bound)
     }
 
-    /// Binds it to an address, whose port is one of TCP or of UDP. Returns the address with the port that was picked.
+    /// Binds it to an address, with a TCP or UDP port. Returns the address with the port that was
+    /// picked.
     pub(super) fn take_port(&mut self, address: SocketAddr) -> Result<SocketAddr> {
         if let Some(datagrams) = &mut self.datagrams {
             return datagrams.bind(address, self.only_v6, self.sharing);
@@ -832,7 +855,7 @@ impl Drop for CmIdInner {
         if self.origin.is_foreign() {
             return;
         }
-        // Dropped without `destroy`: a listener must not go on accepting without a program.
+        // If it is dropped without `destroy`, a listener must not go on accepting.
         std::mem::replace(&mut self.state.get_mut().phase, Phase::Destroyed).end();
     }
 }
@@ -845,7 +868,7 @@ impl std::fmt::Debug for CmId {
     }
 }
 
-/// The engine must run before anything can be connected.
+/// Returns the engine of this process, and starts it if it does not run.
 pub(super) fn engine() -> Result<Arc<Engine>> {
     Ok(Engine::current()?)
 }

@@ -1,13 +1,23 @@
-//! Connection management as in rdma_cm (`rdma_cm(7)`): identifiers, events, and MPA start-up below them.
+//! Connection management as in rdma_cm (`rdma_cm(7)`): identifiers, events, and MPA start-up.
 //!
-//! An identifier is bound, resolved, connected, or listens. The results arrive as events on its channel.
-//! `id` holds the identifiers, `resolve` the look-up of addresses, `active` and `passive` the two sides of MPA start-up (RFC 5044 section 7.1, RFC 6581), `accept` the end of the second, `unheard` the same for queue pairs that are connected by number, `xrc` what they
-//! say of extended reliable connections, `sink` the events of queue pairs, `reminders` what is sent to a responder
-//! that stays silent and when, `stand_in` connections without the program's queue pair, `sidr`
-//! identifiers for datagrams.
+//! An identifier is bound, resolved, connected, or listens. The results arrive as events on its
+//! channel.
+//!
+//! - `id`: identifiers; `resolve`: resolution of addresses; `portmap`: the port mapper's client.
+//! - `active` and `passive`: the initiator's and the responder's MPA start-up (RFC 5044 section 7.1,
+//!   RFC 6581); `startup`: what they share. `accept`: the responder's last step, and
+//!   `awaiting_first_fpdu` the same for queue pairs that are connected by number. `refused`:
+//!   rejected connections; `withdrawn`: requests that are given up; `reminders`: when a silent
+//!   responder is reminded.
+//! - `sink`: events of queue pairs; `overtaken` and `timewait`: the events of a connection's end.
+//! - `xrc`: extended reliable connections; `stand_in`: connections without a queue pair of the
+//!   program; `sidr`: identifiers for datagrams.
+//!
+//! May use `admission`, `ud`, `conn`, `objects` and everything below.
 
 mod accept;
 mod active;
+mod awaiting_first_fpdu;
 mod id;
 mod overtaken;
 mod passive;
@@ -20,16 +30,15 @@ mod sink;
 mod stand_in;
 mod startup;
 mod timewait;
-mod unheard;
 mod withdrawn;
 mod xrc;
 
 pub use crate::conn::infiniband::InfinibandParameters;
+#[cfg(test)]
+pub(crate) use awaiting_first_fpdu::tests::{accepted, requested};
 pub use id::{CmId, CmProgress, ConnectionParameters};
 pub use iwarp_proto::sidr::DEFAULT_QKEY;
 pub use sidr::DatagramEnd;
-#[cfg(test)]
-pub(crate) use unheard::tests::{accepted, requested};
 
 use crate::device::Device;
 use crate::error::Result;
@@ -48,11 +57,11 @@ pub enum CmEventKind {
     AddrError,
     /// The route was resolved.
     RouteResolved,
-    /// A peer asks to connect; the new identifier is `id`, the listener `listener`.
+    /// A peer asks to connect. `id` is the new identifier, `listener` the listener.
     ConnectRequest,
     /// The attempt failed; `status` says why.
     ConnectError,
-    /// The peer did not answer; or, for datagrams, it did not name a queue pair.
+    /// The peer did not answer. For datagrams: it named no queue pair.
     Unreachable,
     /// The peer refused.
     Rejected,
@@ -60,13 +69,14 @@ pub enum CmEventKind {
     Established,
     /// The connection is over.
     Disconnected,
-    /// A multicast group was joined; the value is the program's ([`CmId::join_multicast`]).
+    /// A multicast group was joined. The value is the program's ([`CmId::join_multicast`]).
     MulticastJoin(u64),
     /// A multicast group was not joined; `status` says why.
     MulticastError(u64),
-    /// A second has passed since [`Disconnected`](Self::Disconnected): no more events come. A destroyed identifier does not get it.
+    /// A second has passed since [`Disconnected`](Self::Disconnected), and no more events come. A
+    /// destroyed identifier does not get it.
     TimewaitExit,
-    /// The program has given this event itself, with a value of its own ([`CmId::write_event`]).
+    /// An event of the program itself, with a value of its own ([`CmId::write_event`]).
     User(u64),
     /// Names were resolved (`rdma_resolve_addrinfo(3)`).
     AddrinfoResolved,
@@ -85,36 +95,39 @@ pub struct CmEvent {
     pub id: CmId,
     /// For a connection request, the listening identifier.
     pub listener: Option<CmId>,
-    /// The private data of the peer, without the RFC 6581 prefix.
+    /// The peer's private data, without the RFC 6581 prefix.
     pub private_data: Vec<u8>,
-    /// For [`CmEventKind::Rejected`]: `true` if the peer's MPA reply refused, `false` if the peer's TCP did, so that
-    /// probably nobody listens there.
+    /// For [`CmEventKind::Rejected`]: `true` if the peer rejected by an MPA reply, `false` if TCP
+    /// refused, which usually means that nothing listens there.
     pub replied: bool,
-    /// RDMA Reads and atomics that the peer may have outstanding towards us: for a request what it asks for, `None` if it did not say; for
-    /// [`CmEventKind::Established`] what was negotiated.
+    /// RDMA Reads and atomics that the peer may have outstanding towards us: for a request what it
+    /// asks for, `None` if it did not say; for [`CmEventKind::Established`] what was negotiated.
     pub responder_resources: Option<u16>,
     /// RDMA Reads and atomics that we may have outstanding towards the peer: for a request what it
     /// can serve, `None` if it did not say; for [`CmEventKind::Established`] what was negotiated.
     pub initiator_depth: Option<u16>,
-    /// For a connection request, and for [`CmEventKind::Established`] at the end that has asked:
-    /// what the peer says of its queue pair, if its connection behaves as on InfiniBand
+    /// For a connection request, and for [`CmEventKind::Established`] at the initiator: the peer's
+    /// parameters, if its connection behaves as on InfiniBand
     /// ([`ConnectionParameters::infiniband`]).
     pub infiniband: Option<InfinibandParameters>,
-    /// Counts the event of a request as long as nobody has taken it.
+    /// Counts the event of a request until the program takes it.
     pub(crate) _untaken: Option<Arc<passive::Count>>,
-    /// For a connection request: the peer is this end of an extended reliable connection, and the other end has to accept it.
+    /// For a connection request: the peer's end of an extended reliable connection. A queue pair of
+    /// the other end has to accept it.
     pub xrc: Option<XrcEnd>,
-    /// For an identifier for datagrams, with [`Established`](CmEventKind::Established) and the events of multicast: where to send to.
+    /// For an identifier for datagrams, with [`Established`](CmEventKind::Established) and the
+    /// events of multicast: the destination of datagrams.
     pub datagrams: Option<DatagramEnd>,
-    /// For an identifier for datagrams, with [`Unreachable`](CmEventKind::Unreachable): the status of InfiniBand's SIDR reply that says why, such as 1
-    /// if nothing serves the port and 2 if the program there has rejected the request. Zero if there was no answer.
+    /// For an identifier for datagrams, with [`Unreachable`](CmEventKind::Unreachable): the status
+    /// of InfiniBand's SIDR reply, such as 1 if nothing serves the port and 2 if the program there
+    /// has rejected the request. Zero if there was no answer.
     pub service_status: u8,
 }
 
 /// A queue of connection events (`rdma_create_event_channel(3)`) with a pollable descriptor.
 pub type CmEventChannel = Arc<EventQueue<CmEvent>>;
 
-/// The context that all identifiers without a context of their own share for a device.
+/// Returns the context that all identifiers without a context of their own share for a device.
 ///
 /// # Errors
 /// As [`Context::open`].
@@ -122,7 +135,7 @@ pub fn device_context(device: &Device) -> Result<Context> {
     id::shared_context(device)
 }
 
-/// Makes an event channel.
+/// Creates an event channel.
 ///
 /// # Errors
 /// The operating system's error: no descriptors left.

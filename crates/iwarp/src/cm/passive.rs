@@ -31,25 +31,27 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Requests that may wait for an answer if the program asks for fewer, or for no number: programs ask for one and mean that they do not mind.
+/// The least number of requests that may wait for an answer. Programs ask for one and mean that
+/// they do not mind.
 const BACKLOG_LEAST: u32 = 128;
-/// The backlog of a program that names none, and the largest one, in the kernel's connection
-/// manager.
+/// The default backlog of the kernel's connection manager, which is also its largest.
 const BACKLOG_MOST: u32 = 1024;
-/// Connections that the kernel keeps until they are accepted, unless the program asks for more. It is as many as may be in start-up. If the queue
-/// is full, the kernel drops what comes, and a peer connects a second later or more: a crowd that comes while other threads have the processor
-/// must not do that to a good client.
+/// The least length of the kernel's queue of connections that are not accepted yet. If the queue is
+/// full, the kernel drops new connections, and their peers try again after a second or more. A
+/// crowd that comes while other threads have the processor must not do that to a good client.
 const ARRIVING_LEAST: u32 = STARTING_MAX as u32;
-/// The setting that [`Admission::half_open`] has for [`refused_max`], whatever the program's is.
+/// The limit of connections in start-up from which [`refused_max`] is derived, whatever
+/// [`Admission::half_open`] is.
 const STARTING_MAX: usize = 1024;
-/// This many may be in start-up, however few descriptors there are, unless the settings ask for fewer.
+/// The least number of connections that may be in start-up, however few descriptors there are.
+/// Settings may ask for fewer.
 const STARTING_MIN: usize = 16;
-/// The private data that tell a peer why its request was rejected without asking the program.
-const NO_SEAT: &[u8] = b"the listener has as many connections as it may have";
-/// How long a listener pauses when descriptors run out.
+/// The private data of a rejection for which the program was not asked.
+const TOO_MANY: &[u8] = b"the listener has as many connections as it may have";
+/// How long a listener accepts nothing after descriptors have run out.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// How many requests a program wants to be asked about at a time.
+/// How many unanswered requests a program wants to have at a time.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Backlog {
     /// Further ones wait until the program has answered some.
@@ -59,14 +61,14 @@ pub(super) enum Backlog {
 }
 
 impl Backlog {
-    /// The number that the program has named.
+    /// Returns the number that the program has asked for.
     pub(super) const fn wanted(self) -> u32 {
         match self {
             Self::Waits(n) | Self::Rejects(n) => n,
         }
     }
 
-    /// Requests that may wait for an answer.
+    /// Returns how many requests may wait for an answer.
     fn unanswered(self) -> u32 {
         match self {
             Self::Waits(n) => n.max(BACKLOG_LEAST),
@@ -74,7 +76,7 @@ impl Backlog {
         }
     }
 
-    /// Requests that may wait to be taken, if there is a limit.
+    /// Returns how many request events may wait in the channel, if there is a limit.
     const fn untaken_most(self) -> Option<u32> {
         match self {
             Self::Waits(_) => None,
@@ -90,30 +92,32 @@ pub(super) struct Listening {
     token: u64,
     backlog: u32,
     paused: Mutex<bool>,
-    hall: Arc<Hall>,
+    half_open: Arc<HalfOpen>,
 }
 
-/// What the connections of a listener need of it. It does not hold the socket: when the program closes the listener, its port
-/// is free at once, even while connections are still starting.
-struct Hall {
+/// The half-open connections of a listener: those in start-up and the requests that wait for an
+/// answer. They share this and not the socket, so that the port is free as soon as the program
+/// closes the listener.
+struct HalfOpen {
     id: Weak<CmIdInner>,
     engine: Arc<Engine>,
-    /// The device that the listener is confined to, if the program chose it.
+    /// The device that the listener is confined to, if the program has chosen one.
     ctx: Option<Context>,
-    /// Where it listens, if that is one address.
+    /// The listener's address, unless that is a wildcard.
     local: Option<SocketAddr>,
-    /// Which peers it lets in, and how many.
+    /// Which peers are admitted, and how many.
     admission: Admission,
-    /// Connections and requests that are not over.
-    seats: Arc<AtomicU32>,
+    /// Number of connections and requests that are not over.
+    connections: Arc<AtomicU32>,
     /// Connections in start-up, the oldest first.
-    starting: Mutex<VecDeque<Weak<Greeting>>>,
-    /// Requests not answered.
+    starting: Mutex<VecDeque<Weak<Pending>>>,
+    /// Number of requests that are not answered.
     waiting: Arc<AtomicU32>,
-    /// Requests whose event nobody has taken, and how many of them there may be.
+    /// Number of requests whose event the program has not taken.
     untaken: Arc<AtomicU32>,
+    /// The limit of `untaken`.
     untaken_most: Option<u32>,
-    /// Requests that were rejected, until their initiators have closed.
+    /// Rejected connections that their initiators have not closed yet.
     refused: Arc<RefusedList>,
 }
 
@@ -139,13 +143,13 @@ impl Listening {
             token,
             backlog: unanswered,
             paused: Mutex::new(false),
-            hall: Arc::new(Hall {
+            half_open: Arc::new(HalfOpen {
                 id: Arc::downgrade(&id.inner),
                 engine: Arc::clone(&engine),
                 ctx,
                 local: (!local.ip().is_unspecified()).then(|| canonical(local)),
                 admission,
-                seats: Arc::default(),
+                connections: Arc::default(),
                 starting: Mutex::default(),
                 waiting: Arc::new(AtomicU32::new(0)),
                 untaken: Arc::default(),
@@ -163,28 +167,30 @@ impl Listening {
     }
 
     pub(super) fn stop(&self) {
-        self.hall.engine.remove(&self.listener, self.token);
+        self.half_open.engine.remove(&self.listener, self.token);
     }
 
     fn pause(&self) {
         let mut paused = self.paused.lock();
         if !*paused {
             *paused = true;
-            let engine = &self.hall.engine;
+            let engine = &self.half_open.engine;
             let _ = engine.modify(&self.listener, self.token, Interest::NONE);
             engine.after(PAUSE, self.token, 0);
         }
     }
 }
 
-impl Hall {
-    fn welcome(self: &Arc<Self>, stream: TcpStream, peer: SocketAddr) {
+impl HalfOpen {
+    /// Begins the start-up of a connection that TCP has accepted.
+    fn accepted(self: &Arc<Self>, stream: TcpStream, peer: SocketAddr) {
         if !self.admission.peers.contains(peer.ip()) {
-            tracing::debug!(%peer, "a peer that is not let in");
+            tracing::debug!(%peer, "connection from a peer that is not admitted");
             stream.abort();
             return;
         }
-        // The peer's address as `accept` returned it: a socket forgets its peer when that resets the connection.
+        // `accept` has returned the peer's address: a socket forgets it when the peer resets the
+        // connection.
         let local = self.local.map_or_else(|| stream.local_addr(), Ok);
         let found = local.map_err(crate::Error::from).and_then(|local| {
             let ctx = self.context_of(local.ip())?;
@@ -201,14 +207,15 @@ impl Hall {
             ends,
         };
         let mut incoming = Incoming::new(starting, &ctx, Time::from_nanos(now_ns()));
-        if self.is_greeting() {
-            // Requests of older connections may have come, too, and this one must not overtake them. The poller reports all of them in the
-            // order in which they came. Programs such as `ib_send_bw -q 8` take the n-th request for the n-th connection of the client.
-            return self.greet(ctx, incoming);
+        if self.has_pending() {
+            // Requests of older connections may have come, too, and this one must not overtake
+            // them. The poller reports them in the order in which they came. Programs such as
+            // `ib_send_bw -q 8` take the n-th request for the n-th connection of the client.
+            return self.await_request(ctx, incoming);
         }
-        // Often the request is there already.
+        // Often the request has come already.
         match incoming.read() {
-            Read::NeedMore => self.greet(ctx, incoming),
+            Read::NeedMore => self.await_request(ctx, incoming),
             Read::Frame(()) => self.deliver(ctx, incoming),
             Read::Bad(failure) => {
                 tracing::debug!(error = %failure, "no MPA request");
@@ -222,7 +229,7 @@ impl Hall {
     }
 
     /// Returns `true` if the request of an older connection has not been read yet.
-    fn is_greeting(&self) -> bool {
+    fn has_pending(&self) -> bool {
         let mut all = self.starting.lock();
         while all.front().is_some_and(|oldest| oldest.strong_count() == 0) {
             all.pop_front();
@@ -230,38 +237,39 @@ impl Hall {
         !all.is_empty()
     }
 
-    /// Waits for the request.
-    fn greet(self: &Arc<Self>, ctx: Context, incoming: Incoming) {
+    /// Waits for the request of a connection.
+    fn await_request(self: &Arc<Self>, ctx: Context, incoming: Incoming) {
         let limit = incoming.session.poll_at();
         let token = self.engine.token();
-        let greeting = Arc::new(Greeting {
-            hall: Arc::clone(self),
+        let pending = Arc::new(Pending {
+            half_open: Arc::clone(self),
             ctx,
             token,
             address: counted(incoming.starting.ends.peer.ip()),
             incoming: Mutex::new(None),
         });
-        let mut slot = greeting.incoming.lock();
+        let mut slot = pending.incoming.lock();
         let watched = self.engine.add(
             &incoming.starting.stream,
             token,
             Interest::READ,
-            Arc::clone(&greeting) as Arc<dyn Source>,
+            Arc::clone(&pending) as Arc<dyn Source>,
         );
         if watched.is_err() {
             return;
         }
         *slot = Some(incoming);
         drop(slot);
-        self.seat(&greeting);
+        self.admit(&pending);
         if let Some(limit) = limit {
             self.engine.at(limit.as_nanos(), token, 0);
         }
     }
 
-    /// Adds a connection to those in start-up. If there are too many, of its address or in all, the oldest of them is given up: an honest peer sends
-    /// its request at once, so that one is the most suspicious.
-    fn seat(&self, greeting: &Arc<Greeting>) {
+    /// Adds a connection to those in start-up. If its address, or all addresses together, have too
+    /// many, their oldest one is given up: an honest peer sends its request immediately, so the
+    /// oldest is the most suspicious.
+    fn admit(&self, pending: &Arc<Pending>) {
         let (mut of_address, mut in_all) = (0, 0);
         let mut oldest = None;
         {
@@ -271,13 +279,13 @@ impl Hall {
                     return false;
                 };
                 in_all += 1;
-                if other.address == greeting.address {
+                if other.address == pending.address {
                     of_address += 1;
                     oldest.get_or_insert(other);
                 }
                 true
             });
-            all.push_back(Arc::downgrade(greeting));
+            all.push_back(Arc::downgrade(pending));
         }
         if let Some(oldest) = oldest
             && of_address >= self.admission.half_open_per_address
@@ -285,14 +293,14 @@ impl Hall {
             self.starting
                 .lock()
                 .retain(|weak| !std::ptr::eq(weak.as_ptr(), &*oldest));
-            oldest.be_given_up("too many connections of its address in start-up");
+            oldest.read_or_give_up("too many connections of its address in start-up");
         } else if in_all >= starting_max(self.admission.half_open as usize) {
             self.give_up_oldest("too many connections in start-up");
         }
     }
 
-    /// Gives up the connection that has been in start-up for longest, unless its request has come and nobody has read it yet. Returns `false` if
-    /// there is no connection in start-up.
+    /// Gives up the connection that has been in start-up for longest, unless its request has come
+    /// and was not read yet. Returns `false` if there is no connection in start-up.
     fn give_up_oldest(&self, why: &str) -> bool {
         // The lock is dropped before the connection, which takes others.
         let oldest = loop {
@@ -303,7 +311,7 @@ impl Hall {
                 break oldest;
             }
         };
-        oldest.be_given_up(why);
+        oldest.read_or_give_up(why);
         true
     }
 
@@ -314,7 +322,7 @@ impl Hall {
         }
     }
 
-    /// The request is complete and valid: notifies the program.
+    /// Notifies the program of a request that is complete and valid.
     fn deliver(self: &Arc<Self>, ctx: Context, incoming: Incoming) {
         let Incoming { starting, session } = incoming;
         let Some(pending) = session.request() else {
@@ -340,7 +348,6 @@ impl Hall {
             watch: None,
             _waiting: Count::new(&self.waiting),
             refused: Arc::clone(&self.refused),
-            timeout: limits(ctx.config()).close,
         };
         if let Some(most) = self.untaken_most
             && self.untaken.load(Ordering::Relaxed) >= most
@@ -349,15 +356,15 @@ impl Hall {
             tracing::debug!("a request is rejected: the program has not taken the earlier ones");
             return requested.reject(&[]);
         }
-        if self.seats.load(Ordering::Relaxed) >= self.admission.connections {
+        if self.connections.load(Ordering::Relaxed) >= self.admission.connections {
             drop(s);
             tracing::debug!("a request is rejected: the listener has too many connections");
-            return requested.reject(NO_SEAT);
+            return requested.reject(TOO_MANY);
         }
         let channel = listener.channel();
-        let seat = Count::new(&self.seats);
+        let counted = Count::new(&self.connections);
         let is_watched = self.untaken_most.is_some() && ctx.config().face == Face::Roce;
-        let id = CmId::of_request(&channel, ctx, self.ctx.is_some(), requested, seat);
+        let id = CmId::of_request(&channel, ctx, self.ctx.is_some(), requested, counted);
         let event = CmEvent {
             listener: Some(listener.clone()),
             private_data,
@@ -370,39 +377,40 @@ impl Hall {
         };
         listener.give(s, event);
         if is_watched {
-            // Behind the event of the request.
+            // After the event of the request.
             id.watch_requester(&self.engine);
         }
     }
 }
 
-/// Connections in start-up have a quarter of the process's descriptors at most: those that are accepted need more than one.
+/// Returns how many connections may be in start-up: at most a quarter of the process's descriptors,
+/// because an accepted connection needs more than one.
 fn starting_max(most: usize) -> usize {
     let quarter = limits::descriptors() / 4;
     quarter.max(STARTING_MIN).min(most)
 }
 
-/// Rejected connections of one listener have half of that.
+/// Returns how many rejected connections a listener keeps.
 fn refused_max() -> usize {
     starting_max(STARTING_MAX) / 2
 }
 
 impl Source for Listening {
     fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
-        // Those that come meanwhile are reported again.
+        // Connections that come meanwhile are reported again.
         for _ in 0..self.listener.waiting() {
-            if self.hall.waiting.load(Ordering::Relaxed) >= self.backlog {
+            if self.half_open.waiting.load(Ordering::Relaxed) >= self.backlog {
                 self.pause();
                 return true;
             }
             match self.listener.accept() {
-                Ok(Some((stream, peer))) => self.hall.welcome(stream, peer),
+                Ok(Some((stream, peer))) => self.half_open.accepted(stream, peer),
                 Ok(None) => return true,
-                // Connections that are rejected or over or send nothing must not keep others out.
-                Err(NetError::TooManyFiles { .. }) if self.hall.refused.close_oldest() => {}
+                // Connections that are rejected, over or silent must not keep others out.
+                Err(NetError::TooManyFiles { .. }) if self.half_open.refused.close_oldest() => {}
                 Err(NetError::TooManyFiles { .. }) if linger::give_up_oldest() => {}
                 Err(NetError::TooManyFiles { .. })
-                    if self.hall.give_up_oldest("its descriptor is needed") => {}
+                    if self.half_open.give_up_oldest("its descriptor is needed") => {}
                 Err(e @ NetError::TooManyFiles { .. }) => {
                     let why = std::io::Error::from(e);
                     crate::complain::once(format!("cannot accept connections for now: {why}"));
@@ -410,7 +418,8 @@ impl Source for Listening {
                     return true;
                 }
                 Err(e) => {
-                    // Out of memory, or forbidden: the poller would report it again at once.
+                    // Out of memory, or forbidden. Without the pause the poller would report it
+                    // again immediately.
                     tracing::debug!(error = %std::io::Error::from(e), "accept failed");
                     self.pause();
                     return true;
@@ -424,7 +433,7 @@ impl Source for Listening {
         let mut paused = self.paused.lock();
         if *paused {
             *paused = false;
-            let engine = &self.hall.engine;
+            let engine = &self.half_open.engine;
             let _ = engine.modify(&self.listener, self.token, Interest::READ);
         }
     }
@@ -449,22 +458,22 @@ impl Incoming {
 }
 
 /// A connection whose MPA request is being read.
-struct Greeting {
-    hall: Arc<Hall>,
+struct Pending {
+    half_open: Arc<HalfOpen>,
     ctx: Context,
     token: u64,
-    /// As peers are counted.
+    /// The peer's address, by which connections are counted.
     address: IpAddr,
     incoming: Mutex<Option<Incoming>>,
 }
 
-impl Greeting {
+impl Pending {
     fn end(&self, starting: &Starting) {
-        self.hall.engine.remove(&starting.stream, self.token);
+        self.half_open.engine.remove(&starting.stream, self.token);
     }
 
-    /// Gives up the connection, unless its request has come and nobody has read it yet.
-    fn be_given_up(self: Arc<Self>, why: &str) {
+    /// Gives up the connection, unless its request has come and was not read yet.
+    fn read_or_give_up(self: Arc<Self>, why: &str) {
         Arc::clone(&self).ready(true, false, false);
         self.give_up(why);
     }
@@ -478,7 +487,7 @@ impl Greeting {
     }
 }
 
-impl Source for Greeting {
+impl Source for Pending {
     fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
         let mut slot = self.incoming.lock();
         let Some(mut incoming) = slot.take() else {
@@ -490,9 +499,9 @@ impl Source for Greeting {
             }
             Read::Frame(()) => {
                 self.end(&incoming.starting);
-                // The program is told without locks.
+                // The program is notified without locks.
                 drop(slot);
-                self.hall.deliver(self.ctx.clone(), incoming);
+                self.half_open.deliver(self.ctx.clone(), incoming);
             }
             Read::Bad(failure) => {
                 tracing::debug!(error = %failure, "no MPA request");
@@ -510,7 +519,7 @@ impl Source for Greeting {
     }
 
     fn timer(self: Arc<Self>, _: u32) {
-        // The process may have been stopped meanwhile: what has come is looked at before the clock is believed.
+        // The process may have been stopped meanwhile, so the socket is read before the clock counts.
         Arc::clone(&self).ready(true, false, false);
         let now = Time::from_nanos(now_ns());
         let result = match self.incoming.lock().as_mut() {
@@ -523,7 +532,8 @@ impl Source for Greeting {
     }
 }
 
-/// Counts one while it lives: a request that waits for an answer, or a connection.
+/// Adds one to a counter until it is dropped. Counts requests that wait for an answer, and
+/// connections.
 #[derive(Debug)]
 pub(crate) struct Count(Arc<AtomicU32>);
 
@@ -546,12 +556,10 @@ pub(super) struct Requested {
     pub(super) session: Responder,
     /// Which end of an extended reliable connection the peer is.
     pub(super) peer_end: Option<XrcEnd>,
-    /// Notices that the initiator gives up.
+    /// Notices when the initiator gives up.
     pub(super) watch: Option<Watch>,
     _waiting: Count,
     refused: Arc<RefusedList>,
-    /// How long the initiator may take to close a connection that is rejected.
-    timeout: Duration,
 }
 
 impl Requested {
@@ -562,10 +570,11 @@ impl Requested {
         }
         self.session.reject(private_data);
         let sent = self.starting.write(self.session.reply());
-        if let (Ok(()), Ok(engine)) = (sent, engine()) {
+        self.session.reply_sent(Time::from_nanos(now_ns()));
+        if let (Ok(()), Ok(engine), Some(until)) = (sent, engine(), self.session.poll_at()) {
             let most = refused_max();
             self.refused
-                .keep(&engine, self.starting.stream, self.timeout, most);
+                .keep(&engine, self.starting.stream, until, most);
         }
     }
 }

@@ -8,19 +8,17 @@ use std::io::{Read, Write};
 /// A request of revision 1 without private data (RFC 5044 section 7.1.1).
 const REQUEST: &[u8; 20] = b"MPA ID Req Frame\x40\x01\x00\x00";
 
-fn hall_of(listener: &CmId) -> Arc<Hall> {
+fn half_open_of(listener: &CmId) -> Arc<HalfOpen> {
     match &listener.inner.state.lock().phase {
-        Phase::Listening(l) => Arc::clone(&l.hall),
+        Phase::Listening(l) => Arc::clone(&l.half_open),
         _ => unreachable!("it listens"),
     }
 }
 
 /// A peer's socket, and what is accepted for it, with the peer's address.
-fn connect(
-    nursery: &std::net::TcpListener,
-) -> (std::net::TcpStream, std::net::TcpStream, SocketAddr) {
-    let peer = std::net::TcpStream::connect(nursery.local_addr().unwrap()).unwrap();
-    let (accepted, address) = nursery.accept().unwrap();
+fn connect(tcp: &std::net::TcpListener) -> (std::net::TcpStream, std::net::TcpStream, SocketAddr) {
+    let peer = std::net::TcpStream::connect(tcp.local_addr().unwrap()).unwrap();
+    let (accepted, address) = tcp.accept().unwrap();
     accepted.set_nonblocking(true).unwrap();
     (peer, accepted, address)
 }
@@ -32,31 +30,34 @@ fn has_come(at: &std::net::TcpStream) {
 }
 
 /// A peer's socket, what is accepted for it, and the connection in start-up, which the poller does not know.
-fn greet(
-    hall: &Arc<Hall>,
+fn await_request(
+    half_open: &Arc<HalfOpen>,
     ctx: &Context,
-    nursery: &std::net::TcpListener,
-) -> (std::net::TcpStream, std::net::TcpStream, Arc<Greeting>) {
-    let (peer, accepted, address) = connect(nursery);
+    tcp: &std::net::TcpListener,
+) -> (std::net::TcpStream, std::net::TcpStream, Arc<Pending>) {
+    let (peer, accepted, address) = connect(tcp);
     let seen = accepted.try_clone().unwrap();
     let starting = Starting {
         flow: None,
         stream: TcpStream::from_socket(accepted.into()).unwrap(),
         ends: Ends {
-            local: nursery.local_addr().unwrap(),
+            local: tcp.local_addr().unwrap(),
             peer: address,
         },
     };
     // Its time is over: the clock began when the machine did.
-    let greeting = Arc::new(Greeting {
-        hall: Arc::clone(hall),
+    let pending = Arc::new(Pending {
+        half_open: Arc::clone(half_open),
         ctx: ctx.clone(),
-        token: hall.engine.token(),
+        token: half_open.engine.token(),
         address: counted(address.ip()),
         incoming: Mutex::new(Some(Incoming::new(starting, ctx, Time::ZERO))),
     });
-    hall.starting.lock().push_back(Arc::downgrade(&greeting));
-    (peer, seen, greeting)
+    half_open
+        .starting
+        .lock()
+        .push_back(Arc::downgrade(&pending));
+    (peer, seen, pending)
 }
 
 /// A process that was stopped finds the request and the expired timer at the same moment.
@@ -67,10 +68,10 @@ fn a_request_that_has_come_counts_although_its_time_is_over() {
     let id = CmId::create(&channel, Some(&ctx));
     id.bind(([127, 0, 0, 1], 0).into()).unwrap();
     id.listen(8).unwrap();
-    let hall = hall_of(&id);
-    let nursery = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let (mut silent, _, first) = greet(&hall, &ctx, &nursery);
-    let (mut asking, seen, second) = greet(&hall, &ctx, &nursery);
+    let half_open = half_open_of(&id);
+    let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (mut silent, _, first) = await_request(&half_open, &ctx, &tcp);
+    let (mut asking, seen, second) = await_request(&half_open, &ctx, &tcp);
     asking.write_all(REQUEST).unwrap();
     has_come(&seen);
     first.timer(0);
@@ -89,22 +90,22 @@ fn a_request_does_not_overtake_that_of_an_older_connection() {
     let id = CmId::create(&channel, Some(&ctx));
     id.bind(([127, 0, 0, 1], 0).into()).unwrap();
     id.listen(8).unwrap();
-    let hall = hall_of(&id);
-    let nursery = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let (mut first, accepted, first_address) = connect(&nursery);
+    let half_open = half_open_of(&id);
+    let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (mut first, accepted, first_address) = connect(&tcp);
     let watched = accepted.try_clone().unwrap();
     let stream = TcpStream::from_socket(accepted.into()).unwrap();
-    hall.welcome(stream, first_address);
-    let greeting = hall.starting.lock()[0].upgrade().unwrap();
+    half_open.accepted(stream, first_address);
+    let pending = half_open.starting.lock()[0].upgrade().unwrap();
     // The progress thread cannot read the first request before the second connection is accepted.
-    let slot = greeting.incoming.lock();
+    let slot = pending.incoming.lock();
     first.write_all(REQUEST).unwrap();
     has_come(&watched);
-    let (mut second, accepted, second_address) = connect(&nursery);
+    let (mut second, accepted, second_address) = connect(&tcp);
     second.write_all(REQUEST).unwrap();
     has_come(&accepted);
     let stream = TcpStream::from_socket(accepted.into()).unwrap();
-    hall.welcome(stream, second_address);
+    half_open.accepted(stream, second_address);
     drop(slot);
     let event = channel.next(Some(Duration::from_secs(10))).unwrap();
     assert_eq!(event.id.addresses().1, Some(first_address));
@@ -119,15 +120,15 @@ fn a_connection_whose_request_has_come_is_not_given_up() {
     let id = CmId::create(&channel, Some(&ctx));
     id.bind(([127, 0, 0, 1], 0).into()).unwrap();
     id.listen(8).unwrap();
-    let hall = hall_of(&id);
-    let nursery = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let (mut silent, _, _first) = greet(&hall, &ctx, &nursery);
-    let (mut asking, seen, _second) = greet(&hall, &ctx, &nursery);
+    let half_open = half_open_of(&id);
+    let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (mut silent, _, _first) = await_request(&half_open, &ctx, &tcp);
+    let (mut asking, seen, _second) = await_request(&half_open, &ctx, &tcp);
     asking.write_all(REQUEST).unwrap();
     has_come(&seen);
-    assert!(hall.give_up_oldest("there are too many"));
-    assert!(hall.give_up_oldest("there are too many"));
-    assert!(!hall.give_up_oldest("there are too many"));
+    assert!(half_open.give_up_oldest("there are too many"));
+    assert!(half_open.give_up_oldest("there are too many"));
+    assert!(!half_open.give_up_oldest("there are too many"));
     let event = channel.next(Some(Duration::from_secs(10))).unwrap();
     assert_eq!(
         event.id.addresses().1,
@@ -148,7 +149,9 @@ fn a_crowd_that_comes_at_once_is_connected_at_once() {
     id.bind(([127, 0, 0, 1], 0).into()).unwrap();
     id.listen(1).unwrap();
     // As many requests wait for the program's answer as may: no connection is accepted.
-    hall_of(&id).waiting.store(BACKLOG_LEAST, Ordering::Relaxed);
+    half_open_of(&id)
+        .waiting
+        .store(BACKLOG_LEAST, Ordering::Relaxed);
     let most = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap();
     let crowd = most.trim().parse().map_or(256, |most: u32| most.min(256));
     let address = id.addresses().0.unwrap();
@@ -166,10 +169,10 @@ fn a_request_names_its_peer_even_if_that_has_gone() {
     let id = CmId::create(&channel, Some(&ctx));
     id.bind(([127, 0, 0, 1], 0).into()).unwrap();
     id.listen(1).unwrap();
-    let hall = hall_of(&id);
-    let nursery = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut peer = std::net::TcpStream::connect(nursery.local_addr().unwrap()).unwrap();
-    let (mut accepted, address) = nursery.accept().unwrap();
+    let half_open = half_open_of(&id);
+    let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut peer = std::net::TcpStream::connect(tcp.local_addr().unwrap()).unwrap();
+    let (mut accepted, address) = tcp.accept().unwrap();
     peer.write_all(REQUEST).unwrap();
     let mut frame = [0u8; 20];
     accepted.read_exact(&mut frame).unwrap();
@@ -182,21 +185,21 @@ fn a_request_names_its_peer_even_if_that_has_gone() {
     let starting = Starting {
         stream,
         ends: Ends {
-            local: nursery.local_addr().unwrap(),
+            local: tcp.local_addr().unwrap(),
             peer: address,
         },
         flow: None,
     };
     let mut incoming = Incoming::new(starting, &ctx, Time::ZERO);
     incoming.session.received(&frame).unwrap();
-    hall.deliver(ctx, incoming);
+    half_open.deliver(ctx, incoming);
     let event = channel.next(Some(Duration::from_secs(10))).unwrap();
     assert_eq!(event.kind, CmEventKind::ConnectRequest);
     assert_eq!(event.id.addresses().1, Some(address));
 }
 
 /// A listener on 127.0.0.1 with this admission. Peers have all the time that they like.
-fn listening(admission: Admission) -> (CmId, crate::cm::CmEventChannel, Arc<Hall>) {
+fn listening(admission: Admission) -> (CmId, crate::cm::CmEventChannel, Arc<HalfOpen>) {
     let channel = create_event_channel().unwrap();
     let patient = testing::context_with(Config {
         handshake_timeout: Duration::from_secs(3600),
@@ -206,8 +209,8 @@ fn listening(admission: Admission) -> (CmId, crate::cm::CmEventChannel, Arc<Hall
     id.set_admission(admission);
     id.bind(([127, 0, 0, 1], 0).into()).unwrap();
     id.listen(8).unwrap();
-    let hall = hall_of(&id);
-    (id, channel, hall)
+    let half_open = half_open_of(&id);
+    (id, channel, half_open)
 }
 
 /// Waits for the end of a connection. If the peer was sending when it was reset, it has learnt of that there already, and reads the end.
@@ -257,7 +260,7 @@ fn an_address_with_too_many_silent_connections_loses_its_own() {
         half_open_per_address: 3,
         ..Admission::default()
     };
-    let (id, _channel, hall) = listening(admission);
+    let (id, _channel, half_open) = listening(admission);
     let silent = |source| {
         let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None);
         let socket = socket.unwrap();
@@ -265,7 +268,7 @@ fn an_address_with_too_many_silent_connections_loses_its_own() {
         socket.connect(&id.addresses().0.unwrap().into()).unwrap();
         // The next one comes only when this one has been seen, so that it is known which is the oldest.
         let seen = || {
-            let all = hall.starting.lock();
+            let all = half_open.starting.lock();
             let own = std::net::TcpStream::from(socket.try_clone().unwrap()).local_addr();
             let own = own.unwrap();
             all.iter().filter_map(Weak::upgrade).any(|g| {
@@ -305,7 +308,7 @@ fn a_listener_with_too_many_connections_rejects_further_ones() {
         connections: 2,
         ..Admission::default()
     };
-    let (id, channel, hall) = listening(admission);
+    let (id, channel, half_open) = listening(admission);
     let limit = Some(Duration::from_secs(10));
     let _first = ask_from([127, 0, 0, 1], &id);
     let first = channel.next(limit).unwrap().id;
@@ -317,13 +320,13 @@ fn a_listener_with_too_many_connections_rejects_further_ones() {
     assert_eq!(&reply[..17], b"MPA ID Rep Frame\x60", "CRC, rejected");
     let mut reason = vec![0; usize::from(reply[19])];
     third.read_exact(&mut reason).unwrap();
-    assert_eq!(reason, NO_SEAT);
+    assert_eq!(reason, TOO_MANY);
     first.reject(&[]).unwrap();
     let _fourth = ask_from([127, 0, 0, 1], &id);
     let fourth = channel.next(limit).unwrap().id;
     second.destroy();
     fourth.destroy();
-    assert_eq!(hall.seats.load(Ordering::Relaxed), 0);
+    assert_eq!(half_open.connections.load(Ordering::Relaxed), 0);
 }
 
 /// A request says where it came to, which a listener at all addresses does not know beforehand.
@@ -372,12 +375,14 @@ fn a_request_tells_when_its_peer_has_gone() {
 /// While as many requests as there is room for wait for the program, further connections are left to the kernel.
 #[test]
 fn a_listener_without_room_pauses_until_there_is_some() {
-    let (id, channel, hall) = listening(Admission::default());
+    let (id, channel, half_open) = listening(Admission::default());
     let listening = match &id.inner.state.lock().phase {
         Phase::Listening(listening) => Arc::clone(listening),
         _ => unreachable!("it listens"),
     };
-    hall.waiting.store(listening.backlog, Ordering::Relaxed);
+    half_open
+        .waiting
+        .store(listening.backlog, Ordering::Relaxed);
     let peer = ask_from([127, 0, 0, 1], &id);
     let end = std::time::Instant::now() + Duration::from_secs(20);
     while !*listening.paused.lock() {
@@ -385,7 +390,7 @@ fn a_listener_without_room_pauses_until_there_is_some() {
         std::thread::yield_now();
     }
     assert!(channel.try_next().is_none());
-    hall.waiting.store(0, Ordering::Relaxed);
+    half_open.waiting.store(0, Ordering::Relaxed);
     let event = channel.next(Some(Duration::from_secs(20))).unwrap();
     assert_eq!(event.id.addresses().1, Some(peer.local_addr().unwrap()));
     assert!(!*listening.paused.lock());
@@ -394,14 +399,14 @@ fn a_listener_without_room_pauses_until_there_is_some() {
 /// Requests that wait are counted against the backlog, and connections are not.
 #[test]
 fn connections_take_no_room_of_requests() {
-    let (id, channel, hall) = listening(Admission::default());
+    let (id, channel, half_open) = listening(Admission::default());
     let many = 2 * BACKLOG_LEAST;
-    hall.seats.fetch_add(many, Ordering::Relaxed);
+    half_open.connections.fetch_add(many, Ordering::Relaxed);
     let peers = [(); 3].map(|()| ask_from([127, 0, 0, 1], &id));
     for _ in &peers {
         channel.next(Some(Duration::from_secs(20))).unwrap();
     }
-    hall.seats.fetch_sub(many, Ordering::Relaxed);
+    half_open.connections.fetch_sub(many, Ordering::Relaxed);
 }
 
 /// Whichever way a connection ends, or comes to nothing, it is not counted afterwards.
@@ -437,25 +442,25 @@ fn each_end_of_a_connection_gives_its_seat_back() {
         (Phase::Accepting, CmId::destroy),
     ];
     for (at, (phase, end)) in ends.into_iter().enumerate() {
-        let seats = Arc::new(AtomicU32::new(7));
+        let connections = Arc::new(AtomicU32::new(7));
         let id = CmId::create(&create_event_channel().unwrap(), None);
         {
             let mut s = id.inner.state.lock();
             s.phase = phase;
-            s.seat = Some(Count::new(&seats));
+            s.counted = Some(Count::new(&connections));
         }
-        assert_eq!(seats.load(Ordering::Relaxed), 8);
+        assert_eq!(connections.load(Ordering::Relaxed), 8);
         end(&id);
-        assert_eq!(seats.load(Ordering::Relaxed), 7, "number {at}");
+        assert_eq!(connections.load(Ordering::Relaxed), 7, "number {at}");
         id.destroy();
     }
 }
 
-/// The peer of a request goes before the program accepts: that is no connection, and takes no seat of one.
+/// The peer of a request goes before the program accepts: that is no connection, and takes no counted of one.
 #[test]
 fn a_request_whose_peer_has_gone_becomes_no_connection() {
     use iwarp_rnic::qp::State;
-    let (listener, channel, hall) = listening(Admission::default());
+    let (listener, channel, half_open) = listening(Admission::default());
     let peer = ask_from([127, 0, 0, 1], &listener);
     let id = channel.next(Some(Duration::from_secs(20))).unwrap().id;
     let ctx = id.context().unwrap();
@@ -470,7 +475,7 @@ fn a_request_whose_peer_has_gone_becomes_no_connection() {
     let refused = id.accept(&ConnectionParameters::default()).unwrap_err();
     assert!(matches!(refused, crate::Error::ConnectionLost(_)));
     assert!(matches!(id.inner.state.lock().phase, Phase::Disconnected));
-    assert_eq!(hall.seats.load(Ordering::Relaxed), 0);
+    assert_eq!(half_open.connections.load(Ordering::Relaxed), 0);
     assert_eq!((qp.state(), qp.addresses()), (State::Init, None));
     id.destroy();
     listener.destroy();
@@ -480,7 +485,7 @@ fn a_request_whose_peer_has_gone_becomes_no_connection() {
 /// A listener that moves to another channel takes the requests along that its program has not seen.
 #[test]
 fn requests_move_with_their_listener() {
-    let (id, before, hall) = listening(Admission::default());
+    let (id, before, half_open) = listening(Admission::default());
     let (other, ..) = listening(Admission::default());
     other.migrate(&before);
     let peers = [&id, &other, &id].map(|to| ask_from([127, 0, 0, 1], to));
@@ -501,5 +506,5 @@ fn requests_move_with_their_listener() {
     );
     drop(after);
     id.destroy();
-    assert_eq!(hall.waiting.load(Ordering::Relaxed), 0);
+    assert_eq!(half_open.waiting.load(Ordering::Relaxed), 0);
 }

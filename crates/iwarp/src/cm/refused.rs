@@ -1,17 +1,21 @@
-//! Connections whose request the program has rejected. They stay open until the initiator closes them
-//! (RFC 5044 section 7.1.2, rules 4 and 5), for a bounded time, and a listener keeps a bounded number of them.
+//! Connections whose request the program has rejected. They stay open until the initiator closes
+//! them (RFC 5044 section 7.1.2, rules 4 and 5), for a limited time. A listener keeps a limited
+//! number of them.
+//!
+//! The time limit is that of the start-up session in its state `Rejected`. The session itself is not
+//! kept: what the initiator sends now does not matter, and a session holds a buffer for a frame.
 
 use crate::engine::{Engine, Source};
 use crate::sys::poller::Interest;
 use crate::sys::stream::TcpStream;
+use iwarp_rnic::Time;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
-/// The rejected connections of one listener, the oldest first. It may outlive the listener, because a request can be
-/// rejected after that.
+/// The rejected connections of one listener, the oldest first. It may outlive the listener, because
+/// a request can be rejected later.
 #[derive(Debug, Default)]
 pub(super) struct RefusedList(Mutex<VecDeque<Weak<Refused>>>);
 
@@ -23,17 +27,13 @@ impl RefusedList {
     //# Frame with the Rejected Connection bit set to '1'; the MPA
     //# Reply Frame MAY include ULP-supplied Private Data; the
     //# implementation MUST exit MPA, leaving the TCP connection open.
-    /// Keeps `stream` open until the initiator closes it, at most for `time`. If the listener has more than `most` of them, the
-    /// oldest is closed, so that initiators that never close cannot use up the descriptors of the process.
+    /// Keeps `stream` open until the initiator closes it or the time `until` has come. If the
+    /// listener then has more than `most` such streams, the oldest is closed: initiators that never
+    /// close must not use up the descriptors of the process.
     ///
-    /// siw as initiator closes by itself. It loses the private data of a rejection if the FIN comes in the same segment.
-    pub(super) fn keep(
-        &self,
-        engine: &Arc<Engine>,
-        stream: TcpStream,
-        time: Duration,
-        most: usize,
-    ) {
+    /// siw as initiator closes by itself. It loses the private data of a rejection if the FIN comes
+    /// in the same segment.
+    pub(super) fn keep(&self, engine: &Arc<Engine>, stream: TcpStream, until: Time, most: usize) {
         let token = engine.token();
         let refused = Arc::new(Refused {
             engine: Arc::clone(engine),
@@ -56,10 +56,10 @@ impl RefusedList {
         if too_many {
             self.close_oldest();
         }
-        engine.after(time, token, 0);
+        engine.at(until.as_nanos(), token, 0);
     }
 
-    /// Closes the connection that was rejected first. Returns `false` if there is none.
+    /// Closes the oldest connection. Returns `false` if there is none.
     pub(super) fn close_oldest(&self) -> bool {
         // The lock is dropped before the connection, which takes others.
         let oldest = loop {
@@ -84,7 +84,7 @@ struct Refused {
 }
 
 impl Refused {
-    /// Closes the descriptor as soon as nobody uses it.
+    /// Closes the descriptor as soon as it is not in use.
     fn close(&self) {
         self.engine.remove(&self.stream, self.token);
     }
@@ -92,7 +92,7 @@ impl Refused {
 
 impl Source for Refused {
     fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
-        // What comes now does not matter. If it stayed unread, the close would become a reset.
+        // Octets that stayed unread would turn the close into a reset.
         let mut sink = [0u8; 1024];
         match self.stream.recv(&mut sink) {
             Ok(1..) => {}
@@ -110,12 +110,13 @@ impl Source for Refused {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::clock::now_ns;
     use std::io::{Read, Write};
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
 
     const LIMIT: Duration = Duration::from_secs(20);
 
-    /// A connection that is kept, for longer than any test takes, and its initiator.
+    /// Lets the list keep a connection for longer than any test takes. Returns its initiator.
     fn keep(list: &RefusedList, most: usize) -> std::net::TcpStream {
         keep_for(list, LIMIT * 100, most)
     }
@@ -127,11 +128,12 @@ mod tests {
         let (accepted, _) = listener.accept().unwrap();
         accepted.set_nonblocking(true).unwrap();
         let stream = TcpStream::from_socket(accepted.into()).unwrap();
-        list.keep(&Engine::current().unwrap(), stream, time, most);
+        let until = Time::from_nanos(now_ns()).after(time);
+        list.keep(&Engine::current().unwrap(), stream, until, most);
         peer
     }
 
-    /// Which of those that the list has are open.
+    /// Returns which connections of the list are open.
     fn open(list: &RefusedList) -> Vec<bool> {
         let all = list.0.lock();
         all.iter().map(|one| one.strong_count() > 0).collect()
@@ -146,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn only_connections_that_are_open_count() {
+    fn only_open_connections_count() {
         let list = RefusedList::default();
         drop(keep(&list, 1));
         soon("it is closed with its initiator", || open(&list) == [false]);
@@ -158,9 +160,9 @@ mod tests {
         assert!(list.close_oldest() && !list.close_oldest());
     }
 
-    /// Each has its time, also one that another had to make room for.
+    /// The time limit also holds for a connection for which another had to make room.
     #[test]
-    fn a_connection_is_closed_when_its_time_is_over() {
+    fn overdue_connection_is_closed() {
         for others in 0..3 {
             let list = RefusedList::default();
             let kept: Vec<_> = (0..others).map(|_| keep(&list, 1)).collect();
@@ -171,8 +173,9 @@ mod tests {
         }
     }
 
+    /// Whatever the initiator sends, the connection stays open until it closes or resets.
     #[test]
-    fn a_connection_stays_whatever_its_initiator_sends_until_it_closes_or_resets() {
+    fn initiator_ends_the_connection() {
         let list = RefusedList::default();
         let mut peer = keep(&list, 9);
         let refused = || list.0.lock()[0].upgrade();

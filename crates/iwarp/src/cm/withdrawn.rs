@@ -68,7 +68,7 @@ impl Source for Requester {
             return true;
         }
         let phase = std::mem::replace(&mut s.phase, Phase::Disconnected);
-        s.seat = None;
+        s.counted = None;
         id.give(s, id.event(CmEventKind::Rejected, libc::ECONNABORTED));
         if let Phase::Requested(requested) = phase {
             self.engine.remove(&requested.starting.stream, self.token);

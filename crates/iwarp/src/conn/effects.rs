@@ -33,6 +33,8 @@ bitflags! {
         const RECEIVE_RETURNED = 1 << 4;
         /// An injected fault is due.
         const FAULT = 1 << 5;
+        /// Requests were posted that wait for a peer which is known by number.
+        const REQUESTS_WAIT = 1 << 6;
     }
 }
 
@@ -105,6 +107,9 @@ impl Effects {
         }
         if self.due.contains(Due::MEMORY_UNUSED) {
             qp.ctx.memory_unused();
+        }
+        if self.due.contains(Due::REQUESTS_WAIT) {
+            qp.ctx.requests_wait(qp.num);
         }
         if let (true, Some(srq)) = (self.recv.srq_limit, &qp.srq) {
             srq.inner.tell_limit();

@@ -2,7 +2,6 @@
 //!
 //! May use `objects` and everything below. The services (`cm`, `by_number`, `xrc`, `tags`) use it.
 
-pub(crate) mod absent_peer;
 pub(crate) mod closing;
 pub(crate) mod cork;
 pub(crate) mod drive;

@@ -6,7 +6,6 @@
 //! locked during a system call, without `state`, and unlocks it before it takes `state` again. Events, wake-ups and callbacks
 //! happen after all locks are dropped.
 
-use super::absent_peer::{self, Absent};
 use super::cork::Cork;
 use super::drive;
 use super::effects::{DriveHost, Due, Effects};
@@ -156,8 +155,6 @@ pub(crate) struct QpState {
     pub(crate) held_ns: u64,
     /// How long requests wait for a peer that is known by number.
     pub(crate) retry: Retry,
-    /// Requests wait for a peer that has not come.
-    pub(crate) absent: Absent,
     /// How often it was reset: what was begun before must not concern it any more.
     epoch: u64,
 }
@@ -187,6 +184,13 @@ impl QpState {
         self.link
             .socket()
             .is_some_and(|ours| Arc::ptr_eq(ours, socket))
+    }
+
+    /// Returns `true` if requests wait for the stream of a peer that is known by number.
+    #[cold]
+    fn awaits_peer(&self) -> bool {
+        let machine = &self.machine;
+        self.link.is_none() && machine.is_connectionless() && machine.sends_outstanding() > 0
     }
 
     /// No Send waits for a receive any more.
@@ -304,7 +308,6 @@ impl QueuePair {
                     cork: Cork::default(),
                     held_ns: 0,
                     retry: Retry::default(),
-                    absent: Absent::default(),
                     epoch: 0,
                 }),
                 tx: Baton::new(),
@@ -420,9 +423,6 @@ impl QueuePair {
             if to == State::Reset {
                 self.inner.held_receives.forget();
                 g.epoch += 1;
-            }
-            if matches!(to, State::Reset | State::Error) {
-                g.absent = Absent::default();
             }
             result
         };
@@ -634,7 +634,7 @@ impl QpInner {
             false => g.cork.post(polls, wrs.len(), bytes, room),
         };
         if guard.link.is_none() {
-            absent_peer::begin(self, &mut guard);
+            effects.note_if(Due::REQUESTS_WAIT, guard.awaits_peer());
         }
         self.complete_due(&mut guard, effects);
         (Ok(()), verdict)
@@ -737,7 +737,6 @@ impl QpInner {
             let attached = g.link.attach(open);
             debug_assert!(attached, "there was no stream above");
             g.cork = Cork::default();
-            g.absent = Absent::default();
             // Under the lock, so that nobody changes the interest before it exists.
             let source = Arc::clone(self) as Arc<dyn Source>;
             let watched = if watched.is_some() {
@@ -816,6 +815,32 @@ impl QpInner {
             self.collect_effects(&mut g, &mut effects);
         }
         effects.apply(self);
+    }
+
+    /// Returns `true` if requests wait for the stream of a peer that is known by number, and the
+    /// queue pair was not reset since `epoch`.
+    pub(crate) fn awaits_peer(&self, epoch: u64) -> bool {
+        let g = self.state.lock();
+        g.epoch == epoch && g.awaits_peer()
+    }
+
+    /// Fails the oldest request as unanswered and flushes the others, if they wait for a stream
+    /// ([`awaits_peer`](Self::awaits_peer)). Returns `false` if they do not.
+    pub(crate) fn fail_absent_peer(self: &Arc<Self>, epoch: u64) -> bool {
+        let mut effects = Effects::default();
+        {
+            let mut g = self.state.lock();
+            if g.epoch != epoch || !g.awaits_peer() {
+                return false;
+            }
+            tracing::debug!(qp = self.num, "the peer is absent");
+            let mut host = DriveHost::new(self, &mut effects);
+            g.machine.peer_is_absent(&mut host);
+            drop(host);
+            self.collect_effects(&mut g, &mut effects);
+        }
+        effects.apply(self);
+        true
     }
 
     /// Reads the socket, unless another thread does; that thread then goes round again.

@@ -28,10 +28,6 @@ impl Default for Retry {
     }
 }
 
-/// The shortest time after which a peer that has not come counts as absent. To connect, programs need time of the processor, which
-/// hardware does not. It is about four times what most programs set, and InfiniBand's timers may take four times what is set.
-const ABSENT_MIN: Duration = Duration::from_secs(2);
-
 /// The times of `min_rnr_timer`, in hundredths of a millisecond.
 const RNR_TIMER: [u32; 32] = [
     65_536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
@@ -54,11 +50,6 @@ impl Retry {
         Some(Duration::from_nanos(all))
     }
 
-    /// Returns how long a request waits for a peer that has not come: the same, but two seconds at least.
-    pub fn absent_after(&self) -> Option<Duration> {
-        Some(self.gone_after()?.max(ABSENT_MIN))
-    }
-
     /// Returns the time that `min_rnr_timer` means.
     pub fn rnr_timer(&self) -> Duration {
         let code = usize::from(self.min_rnr_timer) % RNR_TIMER.len();
@@ -78,15 +69,13 @@ mod tests {
             ..Retry::default()
         };
         assert_eq!(with(0, 7).gone_after(), None);
-        assert_eq!(with(0, 7).absent_after(), None);
         assert_eq!(with(1, 0).gone_after(), Some(Duration::from_nanos(8192)));
-        assert_eq!(with(1, 0).absent_after(), Some(ABSENT_MIN));
         assert_eq!(
-            with(20, 7).absent_after(),
+            with(20, 7).gone_after(),
             Some(Duration::from_nanos(8 * (4096 << 20)))
         );
         assert_eq!(
-            with(31, 7).absent_after().map(|d| d.as_secs()),
+            with(31, 7).gone_after().map(|d| d.as_secs()),
             Some(8 * 8796)
         );
         let timer = |min_rnr_timer| {

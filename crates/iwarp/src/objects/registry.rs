@@ -3,7 +3,6 @@
 use super::context::ContextInner;
 use std::any::Any;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// A value that a room above keeps for a device. It is created on first use and lives as long as the device.
 pub(crate) trait Registry: Any + Send + Sync {
@@ -13,9 +12,8 @@ pub(crate) trait Registry: Any + Send + Sync {
     /// The queue pair `num` was reset or has failed, so it gives up the peer that it waits for. Called without locks.
     fn gave_up_peer(&self, _num: u32) {}
 
-    /// Requests of the queue pair `num` wait for a peer that has not come. They have to be looked at after this time. The state of
-    /// the queue pair is locked.
-    fn requests_wait(&self, _num: u32, _time: Duration) {}
+    /// Requests of the queue pair `num` wait for a peer that has not come. Called without locks.
+    fn requests_wait(&self, _num: u32) {}
 
     /// The device is being closed.
     fn closed(&self) {}
@@ -43,8 +41,8 @@ impl ContextInner {
     }
 
     /// Notifies the registries that requests of the queue pair `num` wait for its peer.
-    pub(crate) fn requests_wait(&self, num: u32, time: Duration) {
-        self.each_registry(|registry| registry.requests_wait(num, time));
+    pub(crate) fn requests_wait(&self, num: u32) {
+        self.each_registry(|registry| registry.requests_wait(num));
     }
 
     /// Notifies the registries that the queue pair `num` has given up its peer.

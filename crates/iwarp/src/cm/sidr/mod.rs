@@ -2,11 +2,11 @@
 //! connection comes of it. docs/wire.md describes the messages, `iwarp_proto::sidr` has them.
 //!
 //! An identifier is bound to a UDP port, so datagrams have ports of their own beside connections. `asking` is the requester's side,
-//! `serving` the listener's, `desk` the listener's decisions, `groups` has multicast.
+//! `serving` the listener's, `request_table` the listener's decisions, `groups` has multicast.
 
 mod asking;
-mod desk;
 mod groups;
+mod request_table;
 mod serving;
 
 pub(super) use asking::Asking;

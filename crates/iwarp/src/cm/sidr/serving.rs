@@ -2,7 +2,7 @@
 
 use super::super::id::{CmId, CmIdInner, Phase, engine, shared_context};
 use super::super::{CmEvent, CmEventKind};
-use super::desk::{Advice, Desk, Key};
+use super::request_table::{Advice, Key, RequestTable};
 use crate::admission::Networks;
 use crate::crc::crc32c_append;
 use crate::device::Device;
@@ -28,11 +28,11 @@ const TURN: usize = 64;
 /// A listener's socket.
 pub(in crate::cm) struct Serving {
     token: u64,
-    hall: Arc<Hall>,
+    replier: Arc<Replier>,
 }
 
 /// What requests need of their listener to be answered. They keep the socket, and with it the port, because an answer comes from there.
-struct Hall {
+struct Replier {
     id: Weak<CmIdInner>,
     engine: Arc<Engine>,
     socket: Arc<ServiceSocket>,
@@ -40,7 +40,7 @@ struct Hall {
     ctx: Option<Context>,
     /// Who gets an answer.
     peers: Networks,
-    desk: Mutex<Desk>,
+    requests: Mutex<RequestTable>,
 }
 
 impl Serving {
@@ -56,22 +56,24 @@ impl Serving {
         let waiting_max = backlog.clamp(BACKLOG_MIN, BACKLOG_MAX) as usize;
         let this = Arc::new(Self {
             token,
-            hall: Arc::new(Hall {
+            replier: Arc::new(Replier {
                 id: Arc::downgrade(&id.inner),
                 engine: Arc::clone(&engine),
                 socket,
                 ctx,
                 peers,
-                desk: Mutex::new(Desk::new(waiting_max)),
+                requests: Mutex::new(RequestTable::new(waiting_max)),
             }),
         });
         let source = Arc::clone(&this) as Arc<dyn Source>;
-        engine.add(&*this.hall.socket, token, Interest::READ, source)?;
+        engine.add(&*this.replier.socket, token, Interest::READ, source)?;
         Ok(this)
     }
 
     pub(in crate::cm) fn stop(&self) {
-        self.hall.engine.remove(&*self.hall.socket, self.token);
+        self.replier
+            .engine
+            .remove(&*self.replier.socket, self.token);
     }
 }
 
@@ -79,9 +81,9 @@ impl Source for Serving {
     fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
         let mut octets = [0; MESSAGE_LEN];
         for _ in 0..TURN {
-            match self.hall.socket.receive(&mut octets) {
+            match self.replier.socket.receive(&mut octets) {
                 Ok(None) => break,
-                Ok(Some(came)) => self.hall.arrived(&octets, &came),
+                Ok(Some(came)) => self.replier.arrived(&octets, &came),
                 // About an answer that was sent before: what has come is still there.
                 Err(_) => {}
             }
@@ -92,7 +94,7 @@ impl Source for Serving {
     fn timer(self: Arc<Self>, _: u32) {}
 }
 
-impl Hall {
+impl Replier {
     fn arrived(self: &Arc<Self>, octets: &[u8; MESSAGE_LEN], came: &Arrival) {
         let (MESSAGE_LEN, Some(to)) = (came.len, came.to) else {
             return;
@@ -104,7 +106,7 @@ impl Hall {
             Ok(request) if request.kind == Kind::Request => request,
             _ => return,
         };
-        let advice = self.desk.lock().take(came.peer, &request, now_ns());
+        let advice = self.requests.lock().take(came.peer, &request, now_ns());
         match advice {
             Advice::Ignore => {}
             Advice::Again(reply) => self.send(&reply, to, came.peer),
@@ -147,7 +149,7 @@ impl Hall {
     /// Tells the program of a new request.
     fn deliver(self: &Arc<Self>, request: &Message<'_>, to: IpAddr, peer: SocketAddr) {
         let mut asked = Asked {
-            hall: Arc::clone(self),
+            replier: Arc::clone(self),
             key: (peer, request.id),
             cookie: request.cookie,
             to,
@@ -185,7 +187,7 @@ impl Hall {
 
 /// A peer's request. Dropping it rejects it, but not in a forked child.
 pub(in crate::cm) struct Asked {
-    hall: Arc<Hall>,
+    replier: Arc<Replier>,
     key: Key,
     cookie: u64,
     /// The address that the request came to.
@@ -210,8 +212,11 @@ impl Asked {
         let reply = reply.seal(crc32c_append)?;
         self.is_answered = true;
         let now = now_ns();
-        self.hall.desk.lock().answer(self.key, Box::new(reply), now);
-        self.hall.send(&reply, self.to, peer);
+        self.replier
+            .requests
+            .lock()
+            .answer(self.key, Box::new(reply), now);
+        self.replier.send(&reply, self.to, peer);
         Ok(())
     }
 }
@@ -240,8 +245,8 @@ mod tests {
         let id = CmId::create_for_datagrams(&create_event_channel().unwrap(), Some(&ctx));
         id.bind(([127, 0, 0, 1], 0).into()).unwrap();
         id.listen(0).unwrap();
-        let hall = match &id.inner.state.lock().phase {
-            Phase::Serving(serving) => Arc::clone(&serving.hall),
+        let replier = match &id.inner.state.lock().phase {
+            Phase::Serving(serving) => Arc::clone(&serving.replier),
             _ => unreachable!("it listens"),
         };
         for (ip, serves) in [
@@ -249,7 +254,7 @@ mod tests {
             ("127.0.0.1", true),
             ("192.0.2.8", false),
         ] {
-            let found = hall.context_of(ip.parse().unwrap());
+            let found = replier.context_of(ip.parse().unwrap());
             match serves {
                 true => assert!(found.is_ok(), "{ip}"),
                 false => assert!(matches!(found, Err(Error::NoDevice)), "{ip}"),
@@ -269,8 +274,8 @@ mod tests {
         let id = CmId::create_for_datagrams(&create_event_channel().unwrap(), Some(&ctx));
         id.bind((CAME_TO, 0).into()).unwrap();
         id.listen(0).unwrap();
-        let hall = match &id.inner.state.lock().phase {
-            Phase::Serving(serving) => Arc::clone(&serving.hall),
+        let replier = match &id.inner.state.lock().phase {
+            Phase::Serving(serving) => Arc::clone(&serving.replier),
             _ => unreachable!("it listens"),
         };
         let peer = SocketAddr::from((CAME_TO, 9));
@@ -282,14 +287,14 @@ mod tests {
                     cookie,
                     private_data: &[],
                 };
-                hall.desk.lock().take(peer, &request, now_ns())
+                replier.requests.lock().take(peer, &request, now_ns())
             };
             let Advice::Challenge(cookie) = take(0) else {
                 panic!("it has no cookie yet");
             };
             assert_eq!(take(cookie), Advice::New);
             let mut asked = Asked {
-                hall: Arc::clone(&hall),
+                replier: Arc::clone(&replier),
                 key: (peer, number),
                 cookie,
                 to: CAME_TO.into(),

@@ -1,8 +1,7 @@
-//! Queue pairs that are connected by GID and number, as programs see them. `peer` connects them, `conn/absent_peer.rs` and `left` say when requests
-//! fail, and `retry` how long that takes.
+//! The calls that create queue pairs which can be connected by number, and that connect them.
 
-use crate::conn::qp::QpAttributes;
-use crate::conn::qp::{QueuePair, is_unreliable};
+use super::partner::Address;
+use crate::conn::qp::{QpAttributes, QueuePair, is_unreliable};
 use crate::conn::retry::Retry;
 use crate::device::gid_of;
 use crate::error::{Error, Result};
@@ -11,26 +10,27 @@ use crate::sys::guarded;
 use std::net::{Ipv6Addr, SocketAddr};
 
 impl Context {
-    /// Creates a queue pair that can be connected by its number ([`QueuePair::connect_peer`]), for programs that exchange GIDs
-    /// and numbers themselves. While there are such queue pairs, the device listens on a free TCP port of its address, which their
-    /// numbers contain.
+    /// Creates a queue pair that can be connected by its number ([`QueuePair::connect_peer`]), for
+    /// programs that exchange GIDs and numbers themselves. As long as there are such queue pairs,
+    /// the device listens on a free TCP port of its address, which their numbers contain.
     ///
     /// # Errors
     /// As [`create_qp`](Self::create_qp); the operating system's: no descriptors or ports left.
     pub fn create_addressable_qp(&self, attributes: &QpAttributes) -> Result<QueuePair> {
         guarded::keep();
-        let peers = self.inner.peers()?;
-        QueuePair::create_with(&self.inner, attributes, |taken| peers.number(taken))
+        let directory = self.inner.directory()?;
+        QueuePair::create_with(&self.inner, attributes, |taken| directory.number(taken))
     }
 
-    /// Creates a queue pair that can be connected by its number if the device can listen for its peers, and one that cannot otherwise.
+    /// Creates a queue pair that can be connected by its number if the device can listen for its
+    /// peers, and one that cannot otherwise.
     ///
     /// # Errors
     /// As [`create_qp`](Self::create_qp).
     pub fn create_reachable_qp(&self, attributes: &QpAttributes) -> Result<QueuePair> {
-        let peers = self.inner.peers().ok();
+        let directory = self.inner.directory().ok();
         QueuePair::create_with(&self.inner, attributes, |taken| {
-            let number = peers.and_then(|peers| peers.number(taken).ok());
+            let number = directory.and_then(|directory| directory.number(taken).ok());
             Ok(number.unwrap_or_else(|| self.inner.any_number(taken)))
         })
     }
@@ -38,21 +38,25 @@ impl Context {
 
 /// Queue pairs that are connected by GID and number.
 impl QueuePair {
-    /// Connects it to a peer known by GID and queue pair number, as a change to RTR with an address does. It becomes RTR at once if
-    /// it is INIT, and does not wait for the peer: requests posted in RTS are sent when the connection is there. The peer has to
-    /// do the same, at any time; [`set_retry`](Self::set_retry) says how long a request waits for it. Does nothing if there is a
-    /// connection already.
+    /// Connects it to a peer known by GID and queue pair number, as a change to RTR with an address
+    /// does. If it is INIT, it becomes RTR immediately, without waiting for the peer: requests that
+    /// are posted in RTS are sent when the connection is up. The peer has to do the same, at any
+    /// time; [`set_retry`](Self::set_retry) says how long a request waits for it. Does nothing if
+    /// there is a connection already.
     ///
-    /// The peer may be another queue pair of this process, or the queue pair itself: its Sends meet its own receives then.
+    /// The peer may be another queue pair of this process, or the queue pair itself, whose Sends
+    /// then arrive in its own receives.
     ///
-    /// The peer has to know this end by the GID of the address that [`Device::source_for`](crate::Device::source_for) chooses.
+    /// The peer has to know this end by the GID of the address that
+    /// [`Device::source_for`](crate::Device::source_for) chooses.
     /// [`connect_peer_from`](Self::connect_peer_from) chooses another.
     ///
-    /// Sends and Writes of such a queue pair complete when the peer has placed them, as such programs expect. Those of an unreliable one
-    /// complete when they are sent.
+    /// Sends and Writes of such a queue pair complete when the peer has placed them, as such
+    /// programs expect. Those of an unreliable one complete when they are sent.
     ///
     /// # Errors
-    /// As [`connect_peer_from`](Self::connect_peer_from); also [`Error::InvalidArgument`] if the device has no address of the peer's kind.
+    /// As [`connect_peer_from`](Self::connect_peer_from); also [`Error::InvalidArgument`] if the
+    /// device has no address of the peer's kind.
     pub fn connect_peer(&self, gid: [u8; 16], num: u32) -> Result<()> {
         let peer = Ipv6Addr::from(gid).to_canonical();
         let device = &self.inner.ctx.device;
@@ -63,17 +67,20 @@ impl QueuePair {
         self.connect_peer_from(gid_of(own), gid, num)
     }
 
-    /// As [`connect_peer`](Self::connect_peer), for a peer that knows this end by the GID `own` of the device.
+    /// As [`connect_peer`](Self::connect_peer), for a peer that knows this end by the GID `own` of
+    /// the device.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: the GID is that of no host, or the device does not have the GID `own`, or the peer is itself and of an extended reliable connection; [`Error::InvalidState`]: not INIT,
-    /// RTR or RTS. If the peer is itself, also the operating system's: no descriptors or ports left.
+    /// [`Error::InvalidArgument`]: the peer's GID is that of no host, the device does not have the
+    /// GID `own`, or an end of an extended reliable connection is to be its own peer.
+    /// [`Error::InvalidState`]: not INIT, RTR or RTS. If the peer is the queue pair itself, also
+    /// the operating system's: no descriptors or ports left.
     pub fn connect_peer_from(&self, own: [u8; 16], gid: [u8; 16], num: u32) -> Result<()> {
         let ip = Ipv6Addr::from(gid).to_canonical();
         if ip.is_unspecified() || ip.is_multicast() {
             return Err(Error::InvalidArgument("the peer's GID is that of no host"));
         }
-        let peers = self.inner.ctx.peers()?;
+        let directory = self.inner.ctx.directory()?;
         let epoch = {
             let mut g = self.inner.state.lock();
             if g.link.is_open() {
@@ -95,11 +102,12 @@ impl QueuePair {
             g.machine.set_own_peer(own_peer);
             g.epoch()
         };
-        peers.connect((self, epoch), own, gid, num)
+        directory.connect((self, epoch), own, Address { gid, num })
     }
 
-    /// Returns `true` if a peer with this GID and number is this queue pair, under any GID of its device.
-    pub(crate) fn is_known_as(&self, gid: [u8; 16], num: u32) -> bool {
+    /// Returns `true` if a peer with this GID and number is this queue pair, under any GID of its
+    /// device.
+    pub(super) fn is_known_as(&self, gid: [u8; 16], num: u32) -> bool {
         let ip = Ipv6Addr::from(gid).to_canonical();
         num == self.num() && self.inner.ctx.device.address(ip).is_some()
     }
@@ -114,10 +122,13 @@ impl QueuePair {
         self.inner.state.lock().retry
     }
 
-    /// Sets how long its requests wait for a peer that is known by number ([`connect_peer`](Self::connect_peer)). A request that is
-    /// never answered completes with [`WcStatus::TransportRetryExceeded`](iwarp_rnic::WcStatus::TransportRetryExceeded), a Send for which
-    /// the peer posts no receive with [`WcStatus::ReceiverNotReady`](iwarp_rnic::WcStatus::ReceiverNotReady), and the queue pair is in
-    /// the error state then. It has no effect on connections of the connection manager.
+    /// Sets how long its requests wait for a peer that is known by number
+    /// ([`connect_peer`](Self::connect_peer)). The time of requests that wait already begins anew.
+    /// A request that is never answered completes with
+    /// [`WcStatus::TransportRetryExceeded`](iwarp_rnic::WcStatus::TransportRetryExceeded), a Send
+    /// for which the peer posts no receive with
+    /// [`WcStatus::ReceiverNotReady`](iwarp_rnic::WcStatus::ReceiverNotReady), and the queue pair
+    /// is then in the error state. It has no effect on connections of the connection manager.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`]: a value is out of its range.
@@ -127,7 +138,13 @@ impl QueuePair {
                 "timeout and min_rnr_timer: at most 31; retry_cnt and rnr_retry: at most 7",
             ));
         }
-        self.inner.set_retry(retry);
+        {
+            let mut g = self.inner.state.lock();
+            g.retry = retry;
+            g.machine.set_rnr_retry(retry.rnr_retry);
+            g.machine.set_min_rnr_timer(retry.rnr_timer());
+        }
+        self.inner.ctx.restart_requests(self.num());
         Ok(())
     }
 }
@@ -136,7 +153,6 @@ impl QueuePair {
 mod tests {
     use super::*;
     use crate::config::Config;
-    use crate::objects::context::Context;
     use crate::testing;
     use iwarp_rnic::qp::State;
 
@@ -145,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gid_of_no_host_is_refused() {
+    fn gid_of_no_host_is_refused() {
         let ctx = testing::context();
         let cq = ctx.create_cq(4, None).unwrap();
         let qp = ctx
@@ -163,9 +179,9 @@ mod tests {
         qp.destroy();
     }
 
-    /// A queue pair may be its own peer, by whichever GID of its device it is named.
+    /// A queue pair may be its own peer, under each GID of its device.
     #[test]
-    fn a_queue_pair_knows_itself() {
+    fn queue_pair_knows_itself() {
         let device = testing::device_at(&["127.0.0.1", "127.0.0.2"]);
         let ctx = Context::open(&device, Config::default()).unwrap();
         let cq = ctx.create_cq(4, None).unwrap();

@@ -1,10 +1,15 @@
-//! Responders that have accepted, and whose queue pair takes the stream only when the initiator's first FPDU comes.
+//! Responders that have accepted, and whose queue pair takes the stream only when the initiator's
+//! first FPDU comes.
 //!
-//! Queue pairs that are connected by number need this. The initiator's queue pair may have been reset since it sent its request. If the
-//! responder has sent its reply before it learns of that, the stream ends, and the initiator, which may be connecting again already, comes
-//! with another stream. A queue pair takes one stream only until it is reset, so it must not be the one that the initiator has given up. The
-//! first FPDU tells that the initiator's queue pair has taken the stream, too: in the peer-to-peer model the initiator has to send one
-//! (RFC 6581 section 9.2).
+//! Queue pairs that are connected by number need this. The initiator's queue pair may have been
+//! reset after it sent its request. Then the stream ends although the responder has replied, and the
+//! initiator may already be connecting with another stream. Between two resets a queue pair takes
+//! only one stream, which must not be the one that the initiator has given up. The first FPDU shows
+//! that the initiator's queue pair has taken the stream: in the peer-to-peer model it has to send
+//! one (RFC 6581 section 9.2).
+//!
+//! The time limit is that of the start-up session in its state `FirstFpdu`. The session itself is
+//! not kept: the octets that come belong to the queue pair, and a session holds a buffer for a frame.
 
 use super::CmEventKind;
 use super::id::{CmId, CmIdInner, ConnectionParameters, IdState, Phase, engine};
@@ -12,15 +17,15 @@ use crate::conn::qp::{Handover, QueuePair, TIMERS_END};
 use crate::engine::{Engine, Source};
 use crate::error::{Error, Result};
 use crate::sys::poller::Interest;
+use iwarp_rnic::Time;
 use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
-// No queue pair has this timer: the queue pair takes over the token.
+// Differs from all timers of a queue pair, because the queue pair takes over the token.
 const TIMER_OVERDUE: u32 = TIMERS_END;
 
-/// A stream whose initiator has sent nothing behind its request.
-pub(super) struct Unheard {
+/// A stream whose initiator has sent nothing since its request.
+pub(super) struct AwaitingFirstFpdu {
     id: Weak<CmIdInner>,
     qp: QueuePair,
     engine: Arc<Engine>,
@@ -30,19 +35,21 @@ pub(super) struct Unheard {
 }
 
 impl CmId {
-    /// As [`accept`](Self::accept), but in the peer-to-peer model the queue pair takes the stream only when the peer's first FPDU comes, and
-    /// only if it was not reset since it was set ([`set_queue_pair_of`](Self::set_queue_pair_of)). If the stream ends before that, or no FPDU
-    /// comes in time, the event is ConnectError or Unreachable, as it would be later, but the queue pair may take another stream.
+    /// As [`accept`](Self::accept), but in the peer-to-peer model the queue pair takes the stream
+    /// only when the peer's first FPDU comes, and only if it was not reset since it was set
+    /// ([`set_queue_pair_of`](Self::set_queue_pair_of)). If the stream ends before that, or no FPDU
+    /// comes in time, the event is ConnectError or Unreachable, as with `accept`, but the queue pair
+    /// can take another stream.
     ///
     /// # Errors
     /// As [`accept`](Self::accept).
-    pub(crate) fn accept_when_heard(&self, parameters: &ConnectionParameters) -> Result<()> {
+    pub(crate) fn accept_at_first_fpdu(&self, parameters: &ConnectionParameters) -> Result<()> {
         let (replied, qp) = self.send_reply(parameters)?;
-        if !replied.peer_to_peer {
+        let Some(until) = replied.first_fpdu_until else {
             return self.take(replied, &qp);
-        }
+        };
         let engine = engine()?;
-        let unheard = Arc::new(Unheard {
+        let pending = Arc::new(AwaitingFirstFpdu {
             id: Arc::downgrade(&self.inner),
             qp,
             token: engine.token(),
@@ -56,22 +63,23 @@ impl CmId {
             replied.handover.stream.abort();
             return Err(Error::InvalidState("the identifier was destroyed"));
         }
-        if let Err(error) = unheard.watch(replied.handover, replied.limit) {
-            drop(s.lose());
+        if let Err(error) = pending.watch(replied.handover, until) {
+            drop(s.end_pending());
             return Err(error);
         }
-        s.phase = Phase::Unheard(unheard);
+        s.phase = Phase::AwaitingFirstFpdu(pending);
         Ok(())
     }
 
-    /// Returns `true` if it has accepted ([`accept_when_heard`](Self::accept_when_heard)) and its peer has sent nothing since.
-    pub(crate) fn is_unheard(&self) -> bool {
-        matches!(self.inner.state.lock().phase, Phase::Unheard(_))
+    /// Returns `true` if it has accepted a request ([`accept_at_first_fpdu`](Self::accept_at_first_fpdu))
+    /// and the peer has sent nothing since.
+    pub(crate) fn awaits_first_fpdu(&self) -> bool {
+        matches!(self.inner.state.lock().phase, Phase::AwaitingFirstFpdu(_))
     }
 }
 
-impl Unheard {
-    fn watch(self: &Arc<Self>, handover: Handover, limit: Duration) -> Result<()> {
+impl AwaitingFirstFpdu {
+    fn watch(self: &Arc<Self>, handover: Handover, until: Time) -> Result<()> {
         // Locked until the stream is in its place, so that the engine finds it there.
         let mut slot = self.handover.lock();
         let source = Arc::clone(self) as Arc<dyn Source>;
@@ -79,7 +87,7 @@ impl Unheard {
             .add(&handover.stream, self.token, Interest::READ, source)?;
         *slot = Some(handover);
         drop(slot);
-        self.engine.after(limit, self.token, TIMER_OVERDUE);
+        self.engine.at(until.as_nanos(), self.token, TIMER_OVERDUE);
         Ok(())
     }
 
@@ -93,12 +101,13 @@ impl Unheard {
         true
     }
 
-    /// The initiator has sent something: the queue pair takes the stream. No locks are held, because it starts to work at once.
-    fn heard(&self, mut handover: Handover) {
+    /// Hands the stream, on which the initiator has sent something, to the queue pair. The caller
+    /// holds no locks, because the queue pair starts to work immediately.
+    fn hand_over(&self, mut handover: Handover) {
         let id = self.id.upgrade();
         let is_wanted = id.as_ref().is_some_and(|id| {
             let mut s = id.state.lock();
-            let is_wanted = matches!(s.phase, Phase::Unheard(_));
+            let is_wanted = matches!(s.phase, Phase::AwaitingFirstFpdu(_));
             if is_wanted {
                 s.phase = Phase::Connected(false);
             }
@@ -117,11 +126,11 @@ impl Unheard {
         }
     }
 
-    /// The stream is gone: tells the program, unless it has destroyed the identifier.
+    /// Notifies the program that the stream has ended, unless it has destroyed the identifier.
     fn over(&self, kind: CmEventKind, status: i32) {
         let Some(id) = self.id.upgrade() else { return };
         let mut s = id.state.lock();
-        let before = s.lose();
+        let before = s.end_pending();
         if before.is_some() {
             id.tell(s, kind, status);
         }
@@ -129,18 +138,21 @@ impl Unheard {
 }
 
 impl IdState {
-    /// A connection that is not established is over. Returns the phase before, which is dropped without locks; `None` if there is no such
-    /// connection.
-    fn lose(&mut self) -> Option<Phase> {
-        if !matches!(self.phase, Phase::Unheard(_) | Phase::Connected(false)) {
+    /// Ends a connection that is accepted and not established. Returns the previous phase, which is
+    /// dropped without locks; `None` if there is no such connection.
+    fn end_pending(&mut self) -> Option<Phase> {
+        if !matches!(
+            self.phase,
+            Phase::AwaitingFirstFpdu(_) | Phase::Connected(false)
+        ) {
             return None;
         }
-        self.seat = None;
+        self.counted = None;
         Some(std::mem::replace(&mut self.phase, Phase::Disconnected))
     }
 }
 
-impl Source for Unheard {
+impl Source for AwaitingFirstFpdu {
     fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
         let mut slot = self.handover.lock();
         let Some(handover) = slot.take() else {
@@ -149,7 +161,7 @@ impl Source for Unheard {
         match handover.stream.has_octets() {
             Ok(true) => {
                 drop(slot);
-                self.heard(handover);
+                self.hand_over(handover);
             }
             Ok(false) => *slot = Some(handover),
             Err(error) => {
@@ -168,7 +180,8 @@ impl Source for Unheard {
     }
 
     fn timer(self: Arc<Self>, _: u32) {
-        // The process may have been stopped meanwhile: what has come is looked at before the clock is believed.
+        // The process may have been stopped meanwhile, so the socket is checked before the clock
+        // counts.
         Arc::clone(&self).ready(true, false, false);
         if self.cancel() {
             self.over(CmEventKind::Unreachable, libc::ETIMEDOUT);
@@ -184,9 +197,9 @@ pub(crate) mod tests {
     use iwarp_proto::mpa::negotiate::{Initiator, LocalParams};
     use iwarp_rnic::qp::State;
     use std::io::{Read, Write};
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
 
-    /// A connection that an initiator has asked for, and its socket.
+    /// Returns the identifier of an initiator's request, and the initiator's socket.
     pub(crate) fn requested(qp: &QueuePair) -> (CmId, std::net::TcpStream) {
         let channel = create_event_channel().unwrap();
         let listener = CmId::create(&channel, Some(&qp.context()));
@@ -204,11 +217,12 @@ pub(crate) mod tests {
         (id, peer)
     }
 
-    /// One that was accepted for an epoch of the queue pair, and the socket of its initiator, which has the reply.
+    /// Returns an identifier that has accepted for this epoch of the queue pair, and the socket of
+    /// its initiator, which has read the reply.
     pub(crate) fn accepted(qp: &QueuePair, epoch: u64) -> (CmId, std::net::TcpStream) {
         let (id, mut peer) = requested(qp);
         id.set_queue_pair_of(Some(qp), Some(epoch));
-        id.accept_when_heard(&ConnectionParameters::default())
+        id.accept_at_first_fpdu(&ConnectionParameters::default())
             .unwrap();
         peer.read_exact(&mut [0; 24]).unwrap();
         (id, peer)
@@ -233,9 +247,10 @@ pub(crate) mod tests {
         qp
     }
 
-    /// The first message comes when the queue pair was reset: it is still free for the connections of its present epoch.
+    /// If the queue pair was reset when the first message comes, it does not take the stream, and
+    /// stays free for a connection of its present epoch.
     #[test]
-    fn a_queue_pair_that_was_reset_does_not_take_a_stream_of_its_former_life() {
+    fn reset_queue_pair_ignores_earlier_streams() {
         let qp = queue_pair();
         let (id, mut peer) = accepted(&qp, qp.epoch());
         qp.modify(State::Reset).unwrap();
@@ -243,11 +258,11 @@ pub(crate) mod tests {
         peer.write_all(&[0; 24]).unwrap();
         let event = next(&id.channel());
         assert_eq!(event.kind, CmEventKind::ConnectError);
-        assert!(event.id.is_same(&id) && !id.is_unheard());
+        assert!(event.id.is_same(&id) && !id.awaits_first_fpdu());
         assert_eq!((qp.state(), qp.addresses()), (State::Init, None));
-        // It takes those of its present epoch.
+        // It takes a stream of its present epoch.
         let (id, mut peer) = accepted(&qp, qp.epoch());
-        assert!(id.is_unheard() && qp.addresses().is_none());
+        assert!(id.awaits_first_fpdu() && qp.addresses().is_none());
         peer.write_all(&[0]).unwrap();
         let end = Instant::now() + Duration::from_secs(20);
         while qp.addresses().is_none() {
@@ -258,7 +273,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_peer_that_goes_or_stays_silent_is_told_to_the_program_and_not_to_the_queue_pair() {
+    fn peer_silence_notifies_cm_only() {
         let qp = queue_pair();
         let (id, peer) = accepted(&qp, qp.epoch());
         drop(peer);
@@ -266,18 +281,18 @@ pub(crate) mod tests {
         let gone = (CmEventKind::ConnectError, libc::ECONNRESET);
         assert_eq!((event.kind, event.status), gone);
         let (id, mut peer) = accepted(&qp, qp.epoch());
-        let unheard = match &id.inner.state.lock().phase {
-            Phase::Unheard(unheard) => Arc::clone(unheard),
+        let pending = match &id.inner.state.lock().phase {
+            Phase::AwaitingFirstFpdu(pending) => Arc::clone(pending),
             _ => unreachable!("nothing has come"),
         };
-        assert!(unheard.awaits(TIMER_OVERDUE));
-        Arc::clone(&unheard).timer(TIMER_OVERDUE);
-        assert!(!unheard.awaits(TIMER_OVERDUE));
+        assert!(pending.awaits(TIMER_OVERDUE));
+        Arc::clone(&pending).timer(TIMER_OVERDUE);
+        assert!(!pending.awaits(TIMER_OVERDUE));
         let event = next(&id.channel());
         let silent = (CmEventKind::Unreachable, libc::ETIMEDOUT);
         assert_eq!((event.kind, event.status), silent);
         assert!(peer.read(&mut [0]).is_err(), "it is not reset");
-        // Nor if the program does not want it any more.
+        // Nor does the queue pair notice that the program destroys the identifier.
         let (id, mut peer) = accepted(&qp, qp.epoch());
         id.destroy();
         assert!(peer.read(&mut [0]).is_err(), "it is not reset");
@@ -286,48 +301,48 @@ pub(crate) mod tests {
         qp.destroy();
     }
 
-    fn unheard_of(id: &CmId) -> Arc<Unheard> {
+    fn pending_of(id: &CmId) -> Arc<AwaitingFirstFpdu> {
         match &id.inner.state.lock().phase {
-            Phase::Unheard(unheard) => Arc::clone(unheard),
+            Phase::AwaitingFirstFpdu(pending) => Arc::clone(pending),
             _ => unreachable!("nothing has come"),
         }
     }
 
     /// A process that was stopped finds the first message and the expired timer at the same moment.
     #[test]
-    fn a_first_message_that_has_come_counts_although_its_time_is_over() {
+    fn first_message_beats_expired_timer() {
         let qp = queue_pair();
         let (id, mut peer) = accepted(&qp, qp.epoch());
-        let unheard = unheard_of(&id);
+        let pending = pending_of(&id);
         {
-            let slot = unheard.handover.lock();
+            let slot = pending.handover.lock();
             let stream = &slot.as_ref().unwrap().stream;
-            unheard.engine.pause(stream);
+            pending.engine.pause(stream);
             peer.write_all(&[0]).unwrap();
             testing::until("it comes", || matches!(stream.has_octets(), Ok(true)));
         }
-        unheard.timer(TIMER_OVERDUE);
-        assert!(qp.addresses().is_some() && !id.is_unheard());
+        pending.timer(TIMER_OVERDUE);
+        assert!(qp.addresses().is_some() && !id.awaits_first_fpdu());
         assert!(id.channel().is_empty());
         qp.destroy();
     }
 
-    /// Whichever way a connection comes to nothing before it is heard of, its listener has room for another.
+    /// However a pending connection ends, its listener no longer counts it.
     #[test]
-    fn a_connection_that_is_not_heard_of_gives_its_seat_back() {
+    fn ended_connection_is_not_counted() {
         type End = fn(&CmId, std::net::TcpStream);
         let ends: [End; 3] = [
             |_, peer| drop(peer),
-            |id, _| unheard_of(id).timer(TIMER_OVERDUE),
+            |id, _| pending_of(id).timer(TIMER_OVERDUE),
             |id, _| id.destroy(),
         ];
         let qp = queue_pair();
         for (at, end) in ends.into_iter().enumerate() {
             let (id, peer) = accepted(&qp, qp.epoch());
-            assert!(id.inner.state.lock().seat.is_some());
+            assert!(id.inner.state.lock().counted.is_some());
             end(&id, peer);
-            let is_back = || id.inner.state.lock().seat.is_none();
-            testing::until(&format!("its seat: {at}"), is_back);
+            let is_back = || id.inner.state.lock().counted.is_none();
+            testing::until(&format!("it still counts: {at}"), is_back);
         }
         qp.destroy();
     }

@@ -38,7 +38,7 @@ enum Entry {
     Answered(Reply),
 }
 
-pub(super) struct Desk {
+pub(super) struct RequestTable {
     /// A key that no peer knows.
     secret: RandomState,
     entries: HashMap<Key, Entry>,
@@ -48,7 +48,7 @@ pub(super) struct Desk {
     waiting_max: usize,
 }
 
-impl Desk {
+impl RequestTable {
     /// Makes one at which `waiting_max` requests can wait for the program's answer.
     pub(super) fn new(waiting_max: usize) -> Self {
         Self {
@@ -126,66 +126,69 @@ mod tests {
         }
     }
 
-    fn cookie_for(desk: &mut Desk, peer: SocketAddr, id: u64, now: u64) -> u64 {
-        match desk.take(peer, &request(id, 0), now) {
+    fn cookie_for(requests: &mut RequestTable, peer: SocketAddr, id: u64, now: u64) -> u64 {
+        match requests.take(peer, &request(id, 0), now) {
             Advice::Challenge(cookie) => cookie,
             other => panic!("{other:?}"),
         }
     }
 
-    fn arrive(desk: &mut Desk, id: u64, now: u64) -> Advice {
-        let cookie = cookie_for(desk, peer(1), id, now);
-        desk.take(peer(1), &request(id, cookie), now)
+    fn arrive(requests: &mut RequestTable, id: u64, now: u64) -> Advice {
+        let cookie = cookie_for(requests, peer(1), id, now);
+        requests.take(peer(1), &request(id, cookie), now)
     }
 
     #[test]
     fn a_request_needs_the_cookie_that_was_sent_to_its_address() {
-        let mut desk = Desk::new(9);
-        let cookie = cookie_for(&mut desk, peer(1), 5, 0);
+        let mut requests = RequestTable::new(9);
+        let cookie = cookie_for(&mut requests, peer(1), 5, 0);
         for (from, id) in [(peer(2), 5), (peer(1), 6)] {
-            let advice = desk.take(from, &request(id, cookie), 0);
+            let advice = requests.take(from, &request(id, cookie), 0);
             assert!(matches!(advice, Advice::Challenge(other) if other != cookie));
         }
-        assert!(desk.entries.is_empty(), "nothing is kept for strangers");
+        assert!(requests.entries.is_empty(), "nothing is kept for strangers");
         let late = COOKIE_LIFE_NS;
-        assert_eq!(desk.take(peer(1), &request(5, cookie), late), Advice::New);
+        assert_eq!(
+            requests.take(peer(1), &request(5, cookie), late),
+            Advice::New
+        );
         let later = 2 * COOKIE_LIFE_NS;
-        let advice = desk.take(peer(1), &request(5, cookie), later);
+        let advice = requests.take(peer(1), &request(5, cookie), later);
         assert!(matches!(advice, Advice::Challenge(_)), "{advice:?}");
-        let other = Desk::new(9).cookie((peer(1), 5), 0);
+        let other = RequestTable::new(9).cookie((peer(1), 5), 0);
         assert_ne!(other, cookie, "another listener has another secret");
     }
 
     #[test]
     fn a_request_that_comes_again_gets_its_reply_again() {
-        let mut desk = Desk::new(9);
-        assert_eq!(arrive(&mut desk, 5, 0), Advice::New);
-        assert_eq!(arrive(&mut desk, 5, 1), Advice::Ignore, "it waits");
-        desk.answer((peer(1), 5), reply(), 2);
-        assert_eq!(arrive(&mut desk, 5, 3), Advice::Again(reply()));
-        assert_eq!(arrive(&mut desk, 6, 3), Advice::New, "another one");
+        let mut requests = RequestTable::new(9);
+        assert_eq!(arrive(&mut requests, 5, 0), Advice::New);
+        assert_eq!(arrive(&mut requests, 5, 1), Advice::Ignore, "it waits");
+        requests.answer((peer(1), 5), reply(), 2);
+        assert_eq!(arrive(&mut requests, 5, 3), Advice::Again(reply()));
+        assert_eq!(arrive(&mut requests, 6, 3), Advice::New, "another one");
     }
 
     #[test]
     fn what_is_kept_is_bounded() {
-        let mut desk = Desk::new(3);
+        let mut requests = RequestTable::new(3);
         for id in 0..3 {
-            assert_eq!(arrive(&mut desk, id, 0), Advice::New);
+            assert_eq!(arrive(&mut requests, id, 0), Advice::New);
         }
-        assert_eq!(arrive(&mut desk, 3, 0), Advice::Ignore, "no room");
-        desk.answer((peer(1), 0), reply(), 0);
-        assert_eq!(arrive(&mut desk, 3, 0), Advice::New);
-        let mut desk = Desk::new(1);
+        assert_eq!(arrive(&mut requests, 3, 0), Advice::Ignore, "no room");
+        requests.answer((peer(1), 0), reply(), 0);
+        assert_eq!(arrive(&mut requests, 3, 0), Advice::New);
+        let mut requests = RequestTable::new(1);
         for id in 0..3000 {
-            assert_eq!(arrive(&mut desk, id, 0), Advice::New);
-            desk.answer((peer(1), id), reply(), 0);
+            assert_eq!(arrive(&mut requests, id, 0), Advice::New);
+            requests.answer((peer(1), id), reply(), 0);
         }
-        assert_eq!(desk.entries.len(), REPLIES_MAX);
-        assert_eq!(arrive(&mut desk, 2999, 0), Advice::Again(reply()));
+        assert_eq!(requests.entries.len(), REPLIES_MAX);
+        assert_eq!(arrive(&mut requests, 2999, 0), Advice::Again(reply()));
         // Old ones go when the next is answered.
         let late = REPLY_LIFE_NS;
-        arrive(&mut desk, 9999, late);
-        desk.answer((peer(1), 9999), reply(), late);
-        assert_eq!((desk.entries.len(), desk.waiting), (1, 0));
+        arrive(&mut requests, 9999, late);
+        requests.answer((peer(1), 9999), reply(), late);
+        assert_eq!((requests.entries.len(), requests.waiting), (1, 0));
     }
 }
