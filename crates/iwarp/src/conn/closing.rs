@@ -223,7 +223,7 @@ impl QpInner {
         self.recv_cq.inner.detach(self);
         self.slots.close(&self.send_cq, &self.recv_cq);
         if let Some(target) = &self.xrc {
-            target.leave(self);
+            target.forget(self);
         }
         let counters = self.counters();
         self.ctx.remove_qp(self.num, &counters);

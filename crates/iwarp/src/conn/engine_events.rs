@@ -183,7 +183,7 @@ impl Source for QpInner {
             TIMER_LINGER => self.linger_timer_expired(),
             TIMER_SEND_DELAY => self.send_delay_expired(),
             TIMER_PEER_GONE => peer_gone::request_timer_expired(&self),
-            TIMER_LIVENESS => liveness::timer(&self),
+            TIMER_LIVENESS => liveness::timer_expired(&self),
             _ => {}
         }
     }

@@ -93,6 +93,30 @@ pub struct QpAttributes {
     pub max_ord: u16,
 }
 
+impl QpAttributes {
+    /// Returns the part of the state machine's configuration that depends on the attributes alone.
+    fn machine_config(&self) -> QpConfig {
+        QpConfig {
+            qp_num: 0,
+            pd: self.pd,
+            max_send_wr: self.max_send_wr,
+            max_recv_wr: self.max_recv_wr,
+            max_send_sge: self.max_send_sge,
+            max_recv_sge: self.max_recv_sge,
+            max_inline: self.max_inline,
+            max_ird: if self.unreliable { 0 } else { self.max_ird },
+            max_ord: if self.unreliable { 0 } else { self.max_ord },
+            signal_all: self.signal_all,
+            shared_receive: false,
+            match_tags: false,
+            receiver_not_ready: Policy::Terminate,
+            snapshot: false,
+            hold_slots: true,
+            budget: Budget::default(),
+        }
+    }
+}
+
 /// A send work request, and how it is posted.
 pub(crate) trait Request {
     /// Returns the part that requests of all kinds of queue pairs have.
@@ -276,21 +300,10 @@ impl QueuePair {
         let inner = ctx.enter_qp(number, |num| {
             let machine = Machine::new(QpConfig {
                 qp_num: num,
-                pd: a.pd,
-                max_send_wr: a.max_send_wr,
-                max_recv_wr: a.max_recv_wr,
-                max_send_sge: a.max_send_sge,
-                max_recv_sge: a.max_recv_sge,
-                max_inline: a.max_inline,
-                max_ird: if a.unreliable { 0 } else { a.max_ird },
-                max_ord: if a.unreliable { 0 } else { a.max_ord },
-                signal_all: a.signal_all,
                 shared_receive,
                 match_tags: tag_cq.is_some(),
                 receiver_not_ready: policy,
-                snapshot: false,
-                hold_slots: true,
-                budget: Budget::default(),
+                ..a.machine_config()
             })?;
             Ok(Arc::new(QpInner {
                 ctx: Arc::clone(ctx),
@@ -439,7 +452,7 @@ impl QueuePair {
             // Completions of the old epoch must not be mistaken for those of the next connection.
             self.inner.send_cq.inner.purge(self.num());
             self.inner.recv_cq.inner.purge(self.num());
-            self.inner.state.lock().forget_slots(&self.inner.slots);
+            self.inner.state.lock().release_all_slots(&self.inner.slots);
         }
         self.inner.drive_tx();
         result.map_err(|_| Error::InvalidState("the verbs do not allow this change of state"))
@@ -722,14 +735,14 @@ impl QpInner {
         {
             let mut g = self.state.lock();
             let is_stale = handover.epoch.is_some_and(|epoch| epoch != g.epoch);
-            if self.is_destroyed() || g.link.is_open() || is_stale {
-                drop(g);
-                engine.remove(&socket.stream, token);
-                return Err(Error::InvalidState(
+            let started = if self.is_destroyed() || g.link.is_open() || is_stale {
+                Err(Error::InvalidState(
                     "the queue pair is destroyed, was reset, or has a connection already",
-                ));
-            }
-            if let Err(error) = self.start_stream(&mut g.machine, handover.config, mss) {
+                ))
+            } else {
+                self.start_stream(&mut g.machine, handover.config, mss)
+            };
+            if let Err(error) = started {
                 drop(g);
                 engine.remove(&socket.stream, token);
                 return Err(error);
