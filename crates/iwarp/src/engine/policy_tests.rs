@@ -214,7 +214,7 @@ fn short_waits_earn_windows() {
 }
 
 #[test]
-fn vain_windows_double_the_distrust() {
+fn fruitless_windows_double_distrust() {
     let rows = [
         (0, 2),
         (2, 6),

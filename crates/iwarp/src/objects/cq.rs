@@ -125,7 +125,7 @@ impl CompletionQueue {
         self.inner.send_deferred();
         self.inner
             .pollers
-            .look(|all| self.inner.drive(all).others_were_ready);
+            .drive_for_poll(|all| self.inner.drive(all).others_were_ready);
         if self.inner.ready.load(Ordering::Acquire) {
             let n = self.take(out)?;
             self.inner.took(&out[..n]);
