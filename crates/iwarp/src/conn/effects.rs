@@ -167,7 +167,7 @@ impl Effects {
 #[cold]
 pub(crate) fn overflowed<'a>(queues: impl IntoIterator<Item = &'a CompletionQueue>) {
     for cq in queues {
-        if cq.inner.is_dead() {
+        if cq.inner.has_overflowed() {
             for member in cq.inner.datagrams.all() {
                 member.fail();
             }

@@ -22,10 +22,10 @@ const _: () = assert!(RX_RUNS <= TX_RUNS);
 // They arrive in boxes. Moving them out of the boxes would copy them.
 #[allow(clippy::vec_box)]
 static TX_SPARE: ProcessLock<Vec<Box<TxPlan>>> =
-    ProcessLock::new("raw::pool::TX_SPARE", Vec::new());
+    ProcessLock::new("conn::pool::TX_SPARE", Vec::new());
 #[allow(clippy::vec_box)]
 static RX_SPARE: ProcessLock<Vec<Box<RxBuffer>>> =
-    ProcessLock::new("raw::pool::RX_SPARE", Vec::new());
+    ProcessLock::new("conn::pool::RX_SPARE", Vec::new());
 
 thread_local! {
     static TX: Cell<Option<Box<TxPlan>>> = const { Cell::new(None) };

@@ -33,8 +33,9 @@ pub(crate) struct Pollers {
     /// Empty polls and taken completions since the lease was renewed. A hint.
     unnoted: AtomicU32,
     /// Empty polls and taken completions between two renewals. A hint.
+    renew_every: AtomicU32,
     /// The number of the empty poll that next serves the whole process, and its distance from the
-    /// one before. Both are hints: a lost update costs one look.
+    /// one before. Both are hints: a lost update costs one poll.
     serve_all_at: AtomicU32,
     serve_all_after: AtomicU32,
     /// Polls without result. They show a posting thread whether the program waits between posts.

@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicU32;
 use std::task::Wake;
 
 #[test]
-fn each_event_is_owed_alone_and_with_others() {
+fn each_owed_event_counts() {
     assert!(Owed::default().is_nothing());
     let owed: [fn(&mut Owed); 4] = [
         |owed| owed.notify = true,
@@ -31,9 +31,10 @@ fn each_event_is_owed_alone_and_with_others() {
     }
 }
 
-/// A poll stays for answers that come soon. A look of the progress thread that finds nothing is none.
+/// A poll waits for answers that come soon. A read of the progress thread that finds nothing is no
+/// answer.
 #[test]
-fn a_look_that_finds_nothing_is_no_answer() {
+fn empty_read_is_no_answer() {
     let ctx = testing::context();
     let cq = ctx.create_cq(4, None).unwrap();
     let qp = testing::queue_pair(&ctx, &cq, &cq);
@@ -47,7 +48,7 @@ fn a_look_that_finds_nothing_is_no_answer() {
 
 /// A program that only sends may poll only one of its two queues, for days.
 #[test]
-fn a_queue_that_nobody_polls_keeps_no_more_than_its_queue_pairs() {
+fn unpolled_queue_lists_each_member_once() {
     let ctx = testing::context();
     let [polled, other] = [0; 2].map(|_| ctx.create_cq(4, None).unwrap());
     let qps = [0; 2].map(|_| testing::queue_pair(&ctx, &polled, &other));
@@ -75,10 +76,10 @@ fn a_queue_that_nobody_polls_keeps_no_more_than_its_queue_pairs() {
     }
 }
 
-/// A program that polls drives its queue pairs, and the progress thread leaves them alone. A program that arms is about to wait:
-/// deferred requests are sent, and the queue pairs no longer count as driven.
+/// Arming means that the program is about to wait: deferred requests are sent, and the queue pairs
+/// no longer count as driven.
 #[test]
-fn arming_hands_the_queue_pairs_over() {
+fn arming_hands_over_queue_pairs() {
     let ctx = testing::context();
     let channel = ctx.create_channel().unwrap();
     for channel in [None, Some(&channel)] {
@@ -108,9 +109,9 @@ fn poll_until_driven(cq: &CompletionQueue, qp: &QueuePair) {
     }
 }
 
-/// The polls of a queue with many queue pairs drive the whole process, and not each of them: none of them may rest.
+/// Polls of a queue with many queue pairs drive the whole process, so no queue pair may be paused.
 #[test]
-fn queue_pairs_of_a_large_queue_are_not_driven_one_by_one() {
+fn members_of_large_queue_are_not_paused() {
     let ctx = testing::context();
     let cq = ctx.create_cq(4, None).unwrap();
     let few: Vec<_> = (0..POLL_DIRECTLY)
@@ -132,9 +133,10 @@ fn queue_pairs_of_a_large_queue_are_not_driven_one_by_one() {
     }
 }
 
-/// Threads that create and destroy queue pairs at the same time count them one after the other: what is told last is what was counted last.
+/// Threads that create and destroy queue pairs at the same time count them one after the other, so
+/// that the last count is the last notification.
 #[test]
-fn queue_pairs_are_counted_by_one_thread_at_a_time() {
+fn members_are_counted_by_one_thread() {
     let ctx = testing::context();
     let cq = ctx.create_cq(4, None).unwrap();
     let (told, tells) = std::sync::mpsc::channel();
@@ -164,7 +166,7 @@ fn queue_pairs_are_counted_by_one_thread_at_a_time() {
 /// The thread that writes a completion marks the queue as not empty, writes, and looks for wakers. A task on another processor may
 /// register meanwhile and miss both. Registering therefore makes the next poll take the lock.
 #[test]
-fn the_poll_after_asking_to_be_woken_misses_no_completion() {
+fn poll_after_registering_sees_completion() {
     let ctx = testing::context();
     let cq = ctx.create_cq(4, None).unwrap();
     // The view of that task: the completion is in the ring, but the mark is not yet visible.
@@ -213,7 +215,7 @@ impl Wake for Counts {
 
 /// A task that waits while the queue is full must be woken when the queue overflows.
 #[test]
-fn an_overflow_wakes_tasks() {
+fn overflow_wakes_tasks() {
     let ctx = testing::context();
     let cq = ctx.create_cq(4, None).unwrap();
     let (task, capacity) = (Arc::new(Counts::default()), u64::from(cq.capacity()));
@@ -235,10 +237,10 @@ fn an_overflow_wakes_tasks() {
     ));
 }
 
-/// `ibv_destroy_qp(3)` drops completions. Afterwards the queue pair's number may be used again, so a completion that remained
-/// could be taken for one of another queue pair.
+/// After `ibv_destroy_qp(3)` the number may be reused, so a completion that remained could be taken
+/// for one of another queue pair.
 #[test]
-fn destroying_a_queue_pair_drops_its_completions() {
+fn destroy_drops_completions() {
     let ctx = testing::context();
     let [send, recv] = [0; 2].map(|_| ctx.create_cq(4, None).unwrap());
     for cqs in [[&send, &send], [&recv, &recv], [&send, &recv]] {
@@ -264,9 +266,9 @@ fn destroying_a_queue_pair_drops_its_completions() {
     }
 }
 
-/// However many completions wait: those of the queue pair that starts anew go, and those of others stay in their order.
+/// Completions of other queue pairs stay in their order.
 #[test]
-fn all_completions_of_a_queue_pair_are_dropped() {
+fn reset_drops_all_own_completions() {
     let ctx = testing::context();
     let count = 3 * PURGE_STEP;
     let cq = ctx.create_cq(count, None).unwrap();
@@ -290,10 +292,10 @@ fn all_completions_of_a_queue_pair_are_dropped() {
     }
 }
 
-/// A channel knows the queues that report to it as long as they exist. It expects one wait of each that is armed, if its last waits were
-/// short: a program that arms more often does not wait here.
+/// A channel expects one wait of each queue that is armed, if its last waits were short. If a
+/// program arms more often, it does not wait here.
 #[test]
-fn a_channel_expects_a_wait_of_each_queue() {
+fn channel_expects_wait_of_each_queue() {
     let ctx = testing::context();
     let channel = ctx.create_channel().unwrap();
     let short = |waits| (0..waits).for_each(|_| channel.slept(Duration::ZERO));
@@ -321,9 +323,9 @@ fn a_channel_expects_a_wait_of_each_queue() {
     assert!(!channel.expects_wait(), "the last one was long");
 }
 
-/// A success counts as seen when it has been polled. What was flushed is none.
+/// Flushed requests are no successes.
 #[test]
-fn a_success_is_unseen_until_it_is_polled() {
+fn success_is_unseen_until_polled() {
     let ctx = testing::context();
     let [send, recv] = [0; 2].map(|_| ctx.create_cq(4, None).unwrap());
     for [of_send, of_recv] in [[&send, &send], [&send, &recv]] {
@@ -357,9 +359,9 @@ fn queue_with_window(window: Duration) -> CompletionQueue {
     ctx.create_cq(4, None).unwrap()
 }
 
-/// Polling before a sleep is a window long, and begins when two waits in a row have taken four windows at most.
+/// A wait polls first if the last two waits took at most four windows.
 #[test]
-fn a_wait_polls_first_if_the_last_ones_were_short() {
+fn short_waits_make_next_wait_poll() {
     let window = Duration::from_millis(1);
     let (short, long) = (window * 4, window * 4 + Duration::from_nanos(1));
     for (waits, polls) in [
@@ -377,9 +379,10 @@ fn a_wait_polls_first_if_the_last_ones_were_short() {
     }
 }
 
-/// A wait that polls ends with a completion, with the loss of one, or when somebody else has taken what it waits for.
+/// A polling wait ends with a completion, with the loss of one, or when another thread has taken
+/// it.
 #[test]
-fn a_wait_that_polls_ends_for_each_reason() {
+fn polling_wait_ends_for_each_reason() {
     let cq = queue_with_window(Duration::from_millis(1));
     let short = |waits| (0..waits).for_each(|_| cq.slept(Duration::ZERO));
     short(2);
@@ -396,9 +399,9 @@ fn a_wait_that_polls_ends_for_each_reason() {
     assert!(cq.busy_poll(Duration::MAX), "one was lost");
 }
 
-/// A look at the sockets finds an answer if any of the queue pairs has got one, and otherwise octets that were moved.
+/// A drive reports an answer if any queue pair got one, and otherwise whether bytes were moved.
 #[test]
-fn a_look_tells_what_has_come() {
+fn drive_reports_what_arrived() {
     let ctx = testing::context();
     let cq = ctx.create_cq(4, None).unwrap();
     let qps = [0; 2].map(|_| testing::queue_pair(&ctx, &cq, &cq));
@@ -418,9 +421,9 @@ fn a_look_tells_what_has_come() {
     qps.iter().for_each(QueuePair::destroy);
 }
 
-/// Long turns at the sockets keep the lease of the thread that polls, although its polls are rare.
+/// Long drives keep the lease of a polling thread, although its polls are rare.
 #[test]
-fn a_thread_that_moves_much_drives() {
+fn long_drives_keep_the_lease() {
     let ctx = testing::context();
     let cq = ctx.create_cq(4, None).unwrap();
     let qp = testing::queue_pair(&ctx, &cq, &cq);
@@ -452,10 +455,11 @@ fn success_of(opcode: WcOpcode) -> Cqe {
     }
 }
 
-/// A poll that has found the ends of the program's own requests stays for the answer, if that has come soon so far. What tells the program of
-/// more is not kept from it. A wait in vain is no longer expected.
+/// A poll that finds only completions of own requests waits for the answer, if answers have come
+/// soon so far. Other completions are not delayed. After a wait without result, no answer is
+/// expected.
 #[test]
-fn the_ends_of_own_requests_are_followed_by_a_wait_for_the_answer() {
+fn own_completions_wait_for_answer() {
     let (send, write) = (success_of(WcOpcode::Send), success_of(WcOpcode::Write));
     let read = success_of(WcOpcode::Read);
     let recv = success_of(WcOpcode::Recv);
@@ -486,7 +490,7 @@ fn the_ends_of_own_requests_are_followed_by_a_wait_for_the_answer() {
 }
 
 #[test]
-fn a_wait_for_the_answer_sends_what_waits_and_ends_with_the_answer() {
+fn answer_wait_sends_deferred_requests() {
     let cq = queue_with_window(Duration::ZERO);
     let ctx = Context {
         inner: Arc::clone(&cq.inner.ctx),
@@ -509,9 +513,9 @@ fn a_wait_for_the_answer_sends_what_waits_and_ends_with_the_answer() {
     qp.destroy();
 }
 
-/// Pollers of many queue pairs drive all of the process, and need no progress thread.
+/// Pollers of many queue pairs drive the whole process, and need no progress thread.
 #[test]
-fn pollers_of_many_queue_pairs_expect_no_answer() {
+fn pollers_of_many_expect_no_answer() {
     let cq = queue_with_window(Duration::ZERO);
     cq.inner.pollers.set_many(true);
     assert!(!expects_answers(&cq) && !expects_answers(&cq));
@@ -519,9 +523,9 @@ fn pollers_of_many_queue_pairs_expect_no_answer() {
     assert!(expects_answers(&cq));
 }
 
-/// A program may drop its queue pairs without destroying them. Their places in the list are used again.
+/// A program may drop its queue pairs without destroying them.
 #[test]
-fn dropped_queue_pairs_do_not_fill_a_queue() {
+fn dropped_members_leave_the_list() {
     let ctx = testing::context();
     let cq = ctx.create_cq(4, None).unwrap();
     let lives = testing::queue_pair(&ctx, &cq, &cq);
@@ -535,9 +539,9 @@ fn dropped_queue_pairs_do_not_fill_a_queue() {
     assert_eq!(cq.queue_pairs(), 0);
 }
 
-/// A task that asks to be woken marks the queue, although there is nothing in it. The poll after that drives as any other.
+/// Registering a waker marks the queue, although it may be empty. The next poll must still drive.
 #[test]
-fn a_poll_drives_also_if_the_queue_was_only_marked() {
+fn marked_empty_queue_is_driven() {
     let ctx = testing::context();
     let cq = ctx.create_cq(4, None).unwrap();
     let qp = testing::queue_pair(&ctx, &cq, &cq);
@@ -548,9 +552,9 @@ fn a_poll_drives_also_if_the_queue_was_only_marked() {
     qp.destroy();
 }
 
-/// A completion that is lost is told as one for which there is no room: to tasks that wait, and once to the program.
+/// A lost completion acts like one for which there is no room.
 #[test]
-fn a_lost_completion_wakes_tasks() {
+fn lost_completion_wakes_tasks() {
     let ctx = testing::context();
     let cq = ctx.create_cq(4, None).unwrap();
     let lose = || {
@@ -564,9 +568,10 @@ fn a_lost_completion_wakes_tasks() {
     assert_eq!(lose(), (true, false));
 }
 
-/// A program whose waits are short arms very often. It drives meanwhile, so the progress thread need not be woken each time.
+/// A program whose waits are short arms very often, and drives meanwhile. So the progress thread
+/// need not be woken each time.
 #[test]
-fn arming_for_a_wait_that_is_expected_keeps_the_queue_pairs() {
+fn expected_wait_keeps_lease_when_arming() {
     let ctx = testing::context();
     let channel = ctx.create_channel().unwrap();
     let cq = ctx.create_cq(4, Some(&channel)).unwrap();
