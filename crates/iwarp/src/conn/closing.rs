@@ -262,7 +262,7 @@ impl QpInner {
     }
 
     /// Prepares a queue pair that is connected by number for the end of its connection: takes what
-    /// has arrived, which may answer its requests, and tells the peer which messages have arrived.
+    /// has arrived, which may answer its requests, and acknowledges the messages that have arrived.
     /// Does nothing for other queue pairs. With `then_silent`, no request starts afterwards.
     fn finish_by_number(self: &Arc<Self>, then_silent: bool) {
         let ends_by_number = {

@@ -38,7 +38,7 @@ impl CmSink for Notified {
     fn first_message_overdue(&self) {}
 }
 
-/// The thread that saw the first message may be slow, so whoever reports the end also reports the
+/// The thread that saw the first message may be slow, so the end is reported together with the
 /// beginning.
 #[test]
 fn end_is_reported_after_begin() {

@@ -53,9 +53,9 @@ impl Cork {
 
     /// Decides about a post of one request of a program that polls before it waits.
     ///
-    /// A burst is assumed to go on for some posts without a look at the clock, which costs as much
-    /// as the rest of a post: for one at first, and for more while it does. If it does not,
-    /// requests wait for the timer at most.
+    /// Reading the clock costs as much as the rest of a post. So a burst is assumed to go on for
+    /// some posts without it: for one at first, and for more while the burst lasts. If it has
+    /// ended, the requests wait at most until the timer expires.
     #[inline]
     pub(crate) fn post_more(&mut self, polls: u32, bytes: u64, room: bool) -> Verdict {
         if polls == self.polls && self.deferred && room {
@@ -143,7 +143,7 @@ mod tests {
         assert_eq!((cork.unread, cork.trust, cork.deferred), (0, 0, false));
 
         burst(&mut cork);
-        assert_eq!(cork.post_more(4, 64, true), Verdict::Send, "a poll in vain");
+        assert_eq!(cork.post_more(4, 64, true), Verdict::Send, "an empty poll");
         burst(&mut cork);
         assert_eq!(cork.post_more(3, 64, false), Verdict::SendInBurst);
         assert_eq!(cork.trust, CORK_UNREAD_MAX, "a full queue is no pause");

@@ -2,7 +2,7 @@
 //! look like a RoCE NIC. MPA start-up has no fields for them, so request and reply carry them after
 //! the program's private data. `docs/wire.md` describes the format.
 
-/// What one end of a connection tells the other about its queue pair. With these parameters, the
+/// What one end of a connection reports to the other about its queue pair. With these parameters, the
 /// end of the connection is only an event: the queue pair stays in RTS, its receives stay posted,
 /// and a request that is not answered in time fails with
 /// [`WcStatus::TransportRetryExceeded`](iwarp_rnic::WcStatus::TransportRetryExceeded).

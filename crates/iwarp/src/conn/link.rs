@@ -17,7 +17,7 @@
 //! | [`end_behind_held`](Link::end_behind_held): a hang-up behind a held Send | – | `PeerGone(BehindHeld)` | `BehindHeld`; `ReadToEnd` stays | impossible |
 //! | [`read_to_end`](Link::read_to_end): the hidden end was read | – | `PeerGone(ReadToEnd)` | `ReadToEnd` | impossible |
 //! | [`watch_again`](Link::watch_again): the held Send has its receive | – | – | `BehindHeld` becomes `Unwritable` | the same for what is noted |
-//! | [`await_answer`](Link::await_answer): a request gets its time limit | – | – | once, if nobody reads or watches | the same for what is noted |
+//! | [`await_answer`](Link::await_answer): a request gets its time limit | – | – | once, if the stream is neither read nor watched | the same for what is noted |
 //! | [`begin_ending`](Link::begin_ending): the machine ends the stream | – | `Ending` | `Ending`, which notes that the peer is gone | – |
 //! | [`detach`](Link::detach): the stream is closed, failed, or given up | – | `None` | `None` | `None` |
 

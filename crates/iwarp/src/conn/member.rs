@@ -77,7 +77,7 @@ impl QueuePair {
         of.is(&self.inner)
     }
 
-    /// Returns the queue pair that an asynchronous event is about; `None` if it is a datagram queue pair.
+    /// Returns the queue pair that an event is about; `None` if it is a datagram queue pair.
     pub fn of_event(qp: &EventQp) -> Option<Self> {
         Some(Self {
             inner: qp.downcast()?,
@@ -89,7 +89,8 @@ impl Context {
     /// Creates a queue pair (`ibv_create_qp(3)`).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument), [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument),
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub fn create_qp(&self, attributes: &QpAttributes) -> Result<QueuePair> {
         guarded::keep();
         QueuePair::create(&self.inner, attributes)

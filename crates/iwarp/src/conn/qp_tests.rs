@@ -94,7 +94,7 @@ fn half_full_queue_is_sent_at_once() {
             result.unwrap();
             verdict
         });
-        let waits = |verdict: &Verdict| matches!(verdict, Verdict::PutOff | Verdict::Join);
+        let waits = |verdict: &Verdict| matches!(verdict, Verdict::Defer | Verdict::Join);
         assert!(!verdicts[3..].iter().any(waits), "{verdicts:?}");
         effects.apply(&qp.inner);
         qp.destroy();

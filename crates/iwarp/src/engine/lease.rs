@@ -41,7 +41,7 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    /// Creates a lease that nobody holds.
+    /// Creates a lease that no thread holds.
     #[cfg(not(loom))]
     pub(crate) const fn new() -> Self {
         Self {
@@ -52,7 +52,7 @@ impl Lease {
         }
     }
 
-    /// Creates a lease that nobody holds.
+    /// Creates a lease that no thread holds.
     #[cfg(loom)]
     pub(crate) fn new() -> Self {
         Self {

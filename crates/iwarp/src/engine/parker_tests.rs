@@ -239,7 +239,7 @@ mod models {
 
     const NOW: u64 = 20_000_000;
 
-    /// One thread gives the lease back while the progress thread goes to sleep because of the lease.
+    /// A thread gives the lease back while the progress thread goes to sleep for the lease.
     fn lease_model(give_back: fn(&Lease, &Shared), park: fn(&Lease, &Shared)) {
         loom::model(move || {
             let lease = Arc::new(Lease::held(NOW));

@@ -343,7 +343,7 @@ fn burst_waits_until_it_pauses() {
         waits: false,
     };
     let rows = [
-        (burst, Verdict::PutOff),
+        (burst, Verdict::Defer),
         (
             Post {
                 waits: true,
@@ -365,7 +365,7 @@ fn burst_waits_until_it_pauses() {
                 requests: 2,
                 ..burst
             },
-            Verdict::PutOff,
+            Verdict::Defer,
         ),
         (
             Post {
@@ -420,7 +420,7 @@ fn trust_grows_and_pauses_end_it() {
         ((15, Verdict::Join, true), 15),
         ((7, Verdict::SendInBurst, true), 0),
         ((7, Verdict::SendInBurst, false), 7),
-        ((7, Verdict::PutOff, true), 7),
+        ((7, Verdict::Defer, true), 7),
         ((7, Verdict::Send, true), 7),
     ];
     check(

@@ -223,7 +223,8 @@ impl CompletionQueue {
     /// Changes the capacity and keeps the completions (`ibv_resize_cq(3)`).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument), [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument),
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub fn resize(&self, capacity: u32) -> Result<()> {
         Ok(self.inner.ring.lock().resize(capacity)?)
     }

@@ -1,4 +1,4 @@
-//! Tests of completion queues: the effects of polling, arming and waiting, and which tasks are woken.
+//! Completion queues: the effects of polling, arming and waiting, and which tasks are woken.
 
 use super::super::context::Context;
 use super::*;
@@ -55,7 +55,7 @@ fn unpolled_queue_lists_each_member_once() {
     let waiting = |cq: &CompletionQueue| cq.inner.deferred.lock().len();
     for round in 0..10 {
         for qp in &qps {
-            qp.inner.put_off();
+            qp.inner.defer_sending();
         }
         assert_eq!(waiting(&polled), 2);
         match round % 2 {
@@ -63,7 +63,7 @@ fn unpolled_queue_lists_each_member_once() {
             _ => polled.send_put_off(),
         }
         assert_eq!(waiting(&polled), 0);
-        // The list keeps its memory for the next ones.
+        // The list keeps its memory.
         assert!(polled.inner.deferred.lock().capacity() >= 2);
     }
     assert_eq!(waiting(&other), 2);
@@ -87,12 +87,12 @@ fn arming_hands_over_queue_pairs() {
         let qp = testing::queue_pair(&ctx, &cq, &cq);
         for solicited_only in [false, true] {
             poll_until_driven(&cq, &qp);
-            qp.inner.put_off();
+            qp.inner.defer_sending();
             assert_eq!(cq.inner.deferred.lock().len(), 1);
             cq.arm(solicited_only);
             assert_eq!(qp.inner.driven_until(now_ns()), None);
             assert_eq!(cq.inner.deferred.lock().len(), 0, "not sent");
-            // The poll that follows is the last one before the wait.
+            // The last poll before the wait.
             assert_eq!(cq.poll(&mut [Cqe::default()]), Ok(0));
             assert_eq!(qp.inner.driven_until(now_ns()), None);
         }
@@ -104,7 +104,7 @@ fn arming_hands_over_queue_pairs() {
 fn poll_until_driven(cq: &CompletionQueue, qp: &QueuePair) {
     let end = now_ns() + 20_000_000_000;
     while qp.inner.driven_until(now_ns()).is_none() {
-        assert!(now_ns() < end, "it is never driven");
+        assert!(now_ns() < end, "the queue pair is never driven");
         assert_eq!(cq.poll(&mut [Cqe::default()]), Ok(0));
     }
 }
@@ -122,7 +122,7 @@ fn members_of_large_queue_are_not_paused() {
     assert_eq!(few[0].inner.driven_until(now_ns()), None);
     let end = now_ns() + 20_000_000_000;
     while engine::everything().end(now_ns()).is_none() {
-        assert!(now_ns() < end, "nobody drives");
+        assert!(now_ns() < end, "the process is never driven");
         assert_eq!(cq.poll(&mut [Cqe::default()]), Ok(0));
     }
     assert_eq!(few[0].inner.driven_until(now_ns()), None);
@@ -141,7 +141,7 @@ fn members_are_counted_by_one_thread() {
     let cq = ctx.create_cq(4, None).unwrap();
     let (told, tells) = std::sync::mpsc::channel();
     let qps = std::thread::scope(|scope| {
-        // As if another thread had counted, and had not yet told the pollers.
+        // As if another thread had counted and not yet notified the pollers.
         let counting = cq.inner.counting.lock();
         let creates = scope.spawn(|| {
             let create = |_| testing::queue_pair(&ctx, &cq, &cq);
@@ -153,7 +153,7 @@ fn members_are_counted_by_one_thread() {
             std::thread::yield_now();
         }
         let early = tells.recv_timeout(Duration::from_millis(100));
-        assert!(early.is_err(), "they were counted meanwhile");
+        assert!(early.is_err(), "another thread counted meanwhile");
         cq.inner.pollers.set_many(false);
         drop(counting);
         creates.join().unwrap()
@@ -163,13 +163,14 @@ fn members_are_counted_by_one_thread() {
     assert!(!cq.inner.pollers.are_for_many());
 }
 
-/// The thread that writes a completion marks the queue as not empty, writes, and looks for wakers. A task on another processor may
-/// register meanwhile and miss both. Registering therefore makes the next poll take the lock.
+/// The thread that writes a completion marks the queue, writes, and checks for wakers. A task on
+/// another processor may register meanwhile and miss both. So registering makes the next poll lock
+/// the ring.
 #[test]
 fn poll_after_registering_sees_completion() {
     let ctx = testing::context();
     let cq = ctx.create_cq(4, None).unwrap();
-    // The view of that task: the completion is in the ring, but the mark is not yet visible.
+    // What that task sees: the completion is in the ring, but the mark is not yet visible.
     let _ = cq.inner.ring.lock().push(completion(7));
     let mut out = [Cqe::default(); 2];
     assert_eq!(
@@ -180,7 +181,7 @@ fn poll_after_registering_sees_completion() {
     cq.wake_at_next(Waker::noop());
     assert_eq!(cq.poll(&mut out), Ok(1));
     assert_eq!(out[0].wr_id, 7);
-    // Check the same for a wait that may be given up.
+    // Check a wait that may be given up, too.
     let _ = cq.inner.ring.lock().push(completion(8));
     let mut wait = cq.waits();
     cq.wake_wait(&mut wait, Waker::noop());
@@ -225,7 +226,7 @@ fn overflow_wakes_tasks() {
     }
     for overflows in 1..3 {
         cq.wake_at_next(&waker);
-        assert_eq!(complete(&cq, 99), overflows == 1, "it is told of once");
+        assert_eq!(complete(&cq, 99), overflows == 1, "reported once");
         assert_eq!(task.0.load(Ordering::Relaxed), overflows);
     }
     let mut out = vec![Cqe::default(); 2 * capacity as usize];
@@ -299,7 +300,7 @@ fn channel_expects_wait_of_each_queue() {
     let ctx = testing::context();
     let channel = ctx.create_channel().unwrap();
     let short = |waits| (0..waits).for_each(|_| channel.slept(Duration::ZERO));
-    // A thread begins to wait, and does not poll for any time.
+    // A thread begins to wait, and does not poll.
     let waits = || assert!(!channel.busy_poll(Duration::ZERO));
     let [_first, gone] = [0; 2].map(|_| ctx.create_cq(4, Some(&channel)).unwrap());
     drop(gone);
@@ -315,7 +316,7 @@ fn channel_expects_wait_of_each_queue() {
     assert_eq!(expected, [true, true, true, false]);
     waits();
     short(3);
-    assert!(!channel.expects_wait(), "it takes more short waits now");
+    assert!(!channel.expects_wait(), "more short waits are needed now");
     short(1);
     assert!(channel.expects_wait());
     waits();
@@ -350,7 +351,7 @@ fn success_is_unseen_until_polled() {
     }
 }
 
-/// A queue whose waits may poll for as long before they sleep.
+/// Creates a queue whose waits may poll for `window` before they sleep.
 fn queue_with_window(window: Duration) -> CompletionQueue {
     let ctx = testing::context_with(Config {
         busy_poll: window,
@@ -386,17 +387,17 @@ fn polling_wait_ends_for_each_reason() {
     let cq = queue_with_window(Duration::from_millis(1));
     let short = |waits| (0..waits).for_each(|_| cq.slept(Duration::ZERO));
     short(2);
-    assert!(cq.busy_poll_until(Duration::MAX, || true), "it is done");
+    assert!(cq.busy_poll_until(Duration::MAX, || true), "done");
     assert!(!complete(&cq, 1));
-    assert!(cq.busy_poll(Duration::MAX), "a completion waits");
+    assert!(cq.busy_poll(Duration::MAX), "a completion is there");
     let mut out = [Cqe::default(); 8];
     assert_eq!(cq.take_ready(&mut out), Ok(1));
-    assert!(!cq.busy_poll(Duration::MAX), "nothing has come");
-    // However many short waits that in vain has made it take.
+    assert!(!cq.busy_poll(Duration::MAX), "no completion is there");
+    // After that miss, several short waits are needed.
     short(2000);
     while !complete(&cq, 2) {}
     assert_eq!(cq.take_ready(&mut out), Ok(cq.capacity() as usize));
-    assert!(cq.busy_poll(Duration::MAX), "one was lost");
+    assert!(cq.busy_poll(Duration::MAX), "a completion was lost");
 }
 
 /// A drive reports an answer if any queue pair got one, and otherwise whether bytes were moved.
@@ -429,8 +430,8 @@ fn long_drives_keep_the_lease() {
     let qp = testing::queue_pair(&ctx, &cq, &cq);
     let end = now_ns() + 20_000_000_000;
     while qp.inner.driven_until(now_ns()).is_none() {
-        assert!(now_ns() < end, "it never drives");
-        // About a second's, each millisecond.
+        assert!(now_ns() < end, "the lease is never held");
+        // Each millisecond, a drive of about a second.
         qp.inner.bytes_transferred.add(1 << 30);
         cq.inner.drive(false);
         std::thread::sleep(Duration::from_millis(1));
@@ -438,7 +439,8 @@ fn long_drives_keep_the_lease() {
     qp.destroy();
 }
 
-/// The program takes completions and polls no more, and then the progress thread finds data: twice, which is a habit.
+/// Takes completions without polling afterwards, and lets the progress thread find data, twice.
+/// Returns whether answers are expected now.
 fn expects_answers(cq: &CompletionQueue) -> bool {
     for _ in 0..2 {
         cq.inner.took(&[]);
@@ -478,7 +480,7 @@ fn own_completions_wait_for_answer() {
         (&[recv, send], false),
     ] {
         for many in [false, true] {
-            // Without a window a wait ends with its first look.
+            // Without a window a wait ends after its first drive.
             let cq = queue_with_window(Duration::ZERO);
             assert!(expects_answers(&cq));
             cq.inner.pollers.set_many(many);
@@ -498,7 +500,7 @@ fn answer_wait_sends_deferred_requests() {
     let qp = testing::queue_pair(&ctx, &cq, &cq);
     assert!(expects_answers(&cq));
     let send = success_of(WcOpcode::Send);
-    // What has come: a completion, and the peer's data.
+    // A completion and the peer's data have arrived.
     cq.inner.ready.store(true, Ordering::Relaxed);
     cq.inner.await_answer(&[send]);
     assert!(cq.inner.answers.come_soon());
@@ -506,7 +508,7 @@ fn answer_wait_sends_deferred_requests() {
     let mut counters = Counters::default();
     (counters.rx_messages, counters.rx_payload) = (1, 4);
     qp.inner.peer_answers.note(&counters);
-    qp.inner.put_off();
+    qp.inner.defer_sending();
     cq.inner.await_answer(&[send]);
     assert!(cq.inner.answers.come_soon());
     assert!(cq.inner.deferred.lock().is_empty(), "not sent");
@@ -546,7 +548,7 @@ fn marked_empty_queue_is_driven() {
     let cq = ctx.create_cq(4, None).unwrap();
     let qp = testing::queue_pair(&ctx, &cq, &cq);
     cq.wake_at_next(Waker::noop());
-    qp.inner.put_off();
+    qp.inner.defer_sending();
     assert_eq!(cq.poll(&mut [Cqe::default()]), Ok(0));
     assert!(cq.inner.deferred.lock().is_empty(), "not sent");
     qp.destroy();
@@ -587,7 +589,7 @@ fn expected_wait_keeps_lease_when_arming() {
         if expected {
             (0..10).for_each(|_| channel.slept(Duration::ZERO));
         }
-        qp.inner.put_off();
+        qp.inner.defer_sending();
         cq.arm(false);
         assert_eq!(qp.inner.driven_until(now).is_some(), expected);
         assert!(cq.inner.deferred.lock().is_empty(), "not sent");

@@ -206,7 +206,7 @@ pub enum AsyncEventKind {
     Port(PortEvent),
 }
 
-/// Something that happened to a datagram queue pair ([`AsyncEventKind::Datagram`](AsyncEventKind::Datagram)).
+/// Something that happened to a datagram queue pair ([`AsyncEventKind::Datagram`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UdEvent {
     /// It failed, because a completion queue overflowed.

@@ -176,7 +176,8 @@ impl SharedReceiveQueue {
     /// Changes the capacity and keeps the posted receives.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument), [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument),
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub fn resize(&self, depth: u32) -> Result<()> {
         Ok(self.inner.state.lock().queue.resize(depth)?)
     }
@@ -184,7 +185,8 @@ impl SharedReceiveQueue {
     /// Changes capacity, limit, or both in one step. If it fails, neither changes.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument), [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument),
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub fn modify(&self, depth: Option<u32>, limit: Option<u32>) -> Result<()> {
         Ok(self.inner.state.lock().queue.modify(depth, limit)?)
     }

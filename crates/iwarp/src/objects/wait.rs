@@ -46,7 +46,8 @@ impl CompletionQueue {
     /// take longer than the rest of the wait.
     ///
     /// # Errors
-    /// [`Error::TimedOut`], [`Error::CompletionQueueOverflow`], [`Error::InvalidArgument`] for an empty `out`.
+    /// [`Error::TimedOut`], [`Error::CompletionQueueOverflow`], [`Error::InvalidArgument`] for an
+    /// empty `out`.
     pub fn wait(&self, out: &mut [Cqe], timeout: Option<Duration>) -> Result<usize> {
         room_in(out)?;
         let n = self.poll(out)?;
