@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 
 /// How often a thread yields to the thread that drives a direction before it starts to sleep.
 const YIELDS_MAX: u32 = 1000;
-/// How long it sleeps between two attempts.
 const RETRY_PAUSE: Duration = Duration::from_micros(200);
 /// How long it tries. The other thread may be stuck in a page fault on the program's memory, or
 /// this very thread may be inside a waker that the other call made.
@@ -68,7 +67,6 @@ impl QpInner {
         self.complete_due(g, effects);
     }
 
-    /// Does with the stream what the state machine wishes.
     fn grant_wish(self: &Arc<Self>, g: &mut MutexGuard<'_, QpState>, effects: &mut Effects) {
         match g.machine.stream_wish() {
             StreamWish::Keep => {}
@@ -240,7 +238,6 @@ impl QpInner {
         }
     }
 
-    /// Takes the stream of a queue pair that is being destroyed.
     fn take_stream(self: &Arc<Self>, effects: &mut Effects) -> Option<Closing> {
         let mut g = self.state.lock();
         let g = &mut *g;

@@ -19,7 +19,6 @@ use std::net::TcpStream;
 use std::sync::Weak;
 use std::sync::atomic::AtomicBool;
 
-/// A connected queue pair with room for receives.
 fn connection(ctx: &Context) -> (QueuePair, TcpStream) {
     let cq = ctx.create_cq(8, None).unwrap();
     let qp = queue_pair(ctx, &cq, &cq);
@@ -209,7 +208,6 @@ fn data_after_end_is_discarded() {
     qp.destroy();
 }
 
-/// Checks whether the peer's TCP sees a FIN or a reset.
 #[test]
 fn each_end_is_fin_or_reset() {
     let ctx = context();
@@ -237,7 +235,6 @@ fn each_end_is_fin_or_reset() {
     }
 }
 
-/// The peer resets a connection that the program has already ended.
 #[test]
 fn ending_connection_may_be_reset() {
     let ctx = context_with(Config {

@@ -16,14 +16,12 @@ use iwarp_rnic::limits::TX_PLAN_BYTES;
 /// short TCP segment.
 const ENOUGH_BYTES: u64 = TX_PLAN_BYTES as u64;
 
-/// The posting behaviour of one queue pair.
 #[derive(Debug, Default)]
 pub(crate) struct Cork {
     /// Empty polls of the completion queues when the current run of posts began.
     polls: u32,
     posts: u32,
     last_ns: u64,
-    /// Bytes of payload that wait.
     bytes: u64,
     /// Posts since the clock was read.
     unread: u8,
@@ -31,7 +29,6 @@ pub(crate) struct Cork {
     trust: u8,
     /// Requests wait, and the completion queue knows that.
     pub(crate) deferred: bool,
-    /// The timer is set.
     pub(crate) timer: bool,
 }
 

@@ -30,7 +30,6 @@ pub(crate) fn broken(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, QpState>, effects
     fail(qp, g, effects);
 }
 
-/// Fails the stream and the queue pair.
 pub(crate) fn fail(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, QpState>, effects: &mut Effects) {
     if g.link.is_none() {
         return;

@@ -32,7 +32,6 @@ bitflags! {
         const XRC_DELIVERED = 1 << 3;
         /// A receive was returned to the shared receive queue, and other queue pairs wait for one.
         const RECEIVE_RETURNED = 1 << 4;
-        /// An injected fault is due.
         const FAULT = 1 << 5;
     }
 }
@@ -44,7 +43,6 @@ bitflags! {
 pub(crate) struct Effects {
     /// Notifications that the send queue's completions require.
     pub(crate) send: Owed,
-    /// Notifications that the completions of receives require.
     pub(crate) recv: Owed,
     pub(crate) due: Due,
     /// Events of the queue pair. The connection manager in `report` gets them, too.
@@ -57,7 +55,6 @@ pub(crate) struct Effects {
 }
 
 impl Effects {
-    /// Adds an effect if it is due.
     #[inline]
     pub(crate) fn note_if(&mut self, effect: Due, is_due: bool) {
         if is_due {
@@ -187,7 +184,6 @@ pub(crate) struct DriveHost<'a> {
     qp: &'a Arc<QpInner>,
     effects: &'a mut Effects,
     ring: Option<(&'a CqInner, MutexGuard<'a, Ring>)>,
-    /// Completions since the queue was locked.
     run: u32,
 }
 
@@ -328,7 +324,6 @@ mod tests {
         }
     }
 
-    /// Records what the connection manager is notified of.
     #[derive(Default)]
     struct Notified(Mutex<Vec<(Events, Option<Fault>)>>, AtomicU32);
 
@@ -533,7 +528,6 @@ mod tests {
         qps.iter().for_each(QueuePair::destroy);
     }
 
-    /// Both queues of a queue pair may overflow together.
     #[test]
     fn each_overflowed_queue_fails_its_members() {
         let ctx = testing::context();

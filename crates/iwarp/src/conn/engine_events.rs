@@ -68,7 +68,6 @@ impl PeerAnswers {
         }
     }
 
-    /// Records that the program has posted a request.
     #[inline]
     pub(crate) fn asked(&self) {
         self.when_asked.store(self.octets(), Ordering::Relaxed);

@@ -38,7 +38,6 @@ impl QpInner {
         Ok(())
     }
 
-    /// Lets faults of a posted request act before the request is sent.
     #[inline]
     pub(crate) fn act_before_sending(self: &Arc<Self>, effects: &mut Effects) {
         if let Some(faults) = &self.faults {

@@ -21,7 +21,6 @@ pub(crate) struct HeldReceives {
 }
 
 impl HeldReceives {
-    /// Marks the begin of a system call that sends.
     pub(crate) fn begin(&self) {
         self.sending.store(true, Ordering::Relaxed);
     }
@@ -32,12 +31,10 @@ impl HeldReceives {
         self.sending.load(Ordering::Relaxed)
     }
 
-    /// Keeps the completion of a receive until the call has returned.
     pub(crate) fn keep(&self, cqe: Cqe) {
         self.receives.lock().push(cqe);
     }
 
-    /// Drops the kept completions, because the queue pair is reset.
     pub(crate) fn forget(&self) {
         self.receives.lock().clear();
     }

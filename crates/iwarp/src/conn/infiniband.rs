@@ -33,7 +33,6 @@ const FIELDS_LEN: usize = 8;
 const LEN: usize = FIELDS_LEN + MAGIC.len();
 
 impl InfinibandParameters {
-    /// Appends the parameters to private data.
     pub(crate) fn append_to(&self, data: &mut Vec<u8>) {
         let flags = [(self.flow_control, FLOW_CONTROL), (self.srq, SRQ)];
         let flags = flags.iter().filter(|f| f.0).map(|f| f.1).sum();

@@ -53,16 +53,13 @@ pub(crate) struct Closing {
     pub(crate) end: StreamEnd,
 }
 
-/// How a given-up stream ends.
 #[derive(Debug)]
 pub(crate) enum StreamEnd {
     /// The descriptor is closed at once: the peer has closed, too, or the stream is broken.
     Close,
-    /// A FIN.
     Fin {
         /// The FIN must not be sent earlier.
         not_before: Option<Time>,
-        /// Bytes to send before it.
         tail: UnsentTail,
     },
     /// A reset, once the peer's TCP has acknowledged everything, because the last FPDU was cut.
@@ -98,7 +95,6 @@ struct Linger {
     fin_pending: AtomicBool,
 }
 
-/// Progress of the peer's TCP.
 struct Progress {
     unacknowledged: u64,
     /// When that number last decreased.
@@ -162,7 +158,6 @@ impl Linger {
             .modify(&self.socket.stream, self.token, Interest::READ);
     }
 
-    /// Sends the FIN.
     fn shut_down(&self) {
         let _ = self.socket.stream.shutdown_write();
         self.fin_pending.store(false, Ordering::Relaxed);
@@ -213,7 +208,6 @@ impl Linger {
     }
 }
 
-/// Returns the time from the end to the first check.
 fn first_pause(cut: bool, patience: Duration) -> Duration {
     if cut {
         CUT_PAUSE_MIN
@@ -251,7 +245,6 @@ const PATIENCE_MAX: Duration = Duration::from_secs(2);
 const CUT_PAUSE_MIN: Duration = Duration::from_millis(1);
 const CUT_PAUSE_MAX: Duration = Duration::from_millis(64);
 
-/// Number of streams that linger.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// The oldest first. Some may be over. A child must not end the streams of its parent.
 static LINGERING: ProcessLock<VecDeque<Weak<Linger>>> =
@@ -417,7 +410,6 @@ fn end_of_process() {
     }
 }
 
-/// Returns `true` if the FIN of some stream is still to be sent.
 fn any_fin_pending() -> bool {
     // A program may exit in a signal handler on a thread that holds the lock.
     let all: Vec<_> = match LINGERING.try_lock() {

@@ -30,7 +30,6 @@ fn checks_become_rare_without_patience() {
     }
 }
 
-/// A stream of a queue pair.
 struct Stream {
     qp: Arc<QpInner>,
     socket: Arc<Socket>,
@@ -59,7 +58,6 @@ impl Stream {
         }
     }
 
-    /// Creates a stream whose socket takes no more.
     fn full(patience: Duration) -> Self {
         let mut full = Self::new(patience);
         let mut refused = 0;
@@ -116,7 +114,6 @@ impl Stream {
         assert_eq!(end, reset.then_some(ErrorKind::ConnectionReset));
     }
 
-    /// Returns `true` if there is neither data nor an end to read.
     fn is_quiet(&mut self) -> bool {
         self.peer.set_nonblocking(true).unwrap();
         let read = self.peer.read(&mut [0]);
@@ -303,7 +300,6 @@ fn another(left: &Linger) -> Arc<Linger> {
     })
 }
 
-/// The list does not grow with dead entries, and keeps the live ones.
 #[test]
 fn dead_entries_are_removed() {
     let _alone = ALONE.lock();

@@ -55,11 +55,9 @@ impl Drop for Socket {
 #[derive(Clone, Default)]
 pub(crate) struct Report {
     pub(crate) cm: Option<Weak<dyn CmSink>>,
-    /// The initiator's first message has arrived.
     pub(crate) established: bool,
 }
 
-/// An open stream.
 pub(crate) struct Open {
     pub(crate) socket: Arc<Socket>,
     pub(crate) report: Report,
@@ -125,7 +123,6 @@ pub(crate) enum Gone {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PeerGone {
     pub(crate) gone: Gone,
-    /// The timer of a request is running.
     pub(crate) request_timer: bool,
 }
 
@@ -138,7 +135,6 @@ impl From<Gone> for PeerGone {
     }
 }
 
-/// A stream that is being ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ending {
     /// Bytes that the peer's TCP had acknowledged when the linger timer was set.
@@ -146,13 +142,11 @@ pub(crate) struct Ending {
     pub(crate) peer_gone: Option<PeerGone>,
 }
 
-/// The connection of a queue pair. See the head of the file.
 pub(crate) enum Link {
     /// There is no stream. A report about the last one may be pending.
     None(Report),
     /// The stream works in both directions, as far as the driver knows.
     Up(Open),
-    /// The peer is gone, and the queue pair stays as it is.
     PeerGone(Open, PeerGone),
     /// The stream is being ended: pending data is written, received data is discarded, and the
     /// peer's FIN is awaited for a limited time.
@@ -217,7 +211,6 @@ impl Link {
         }
     }
 
-    /// Returns how the peer is gone, if it is.
     #[inline]
     pub(crate) const fn peer_gone(&self) -> Option<PeerGone> {
         match *self {
@@ -248,7 +241,6 @@ impl Link {
         self.peer_gone().is_some()
     }
 
-    /// Returns the state of a stream that is being ended.
     pub(crate) const fn ending_mut(&mut self) -> Option<&mut Ending> {
         match self {
             Self::Ending(_, ending) => Some(ending),
@@ -293,7 +285,6 @@ impl Link {
         self.lose_peer(Gone::ReadToEnd);
     }
 
-    /// Records how the peer is gone.
     fn lose_peer(&mut self, gone: Gone) {
         match self {
             Self::PeerGone(open, peer) => {

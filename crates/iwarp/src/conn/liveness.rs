@@ -53,10 +53,8 @@ impl Socket {
 /// Checks within the time that a peer may be silent.
 const CHECKS: u32 = 4;
 
-/// What a queue pair knows about the liveness of its peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Liveness {
-    /// The timer of the next check is set.
     timer_set: bool,
     /// The next check has to turn keep-alive on.
     keep_alive_due: bool,
@@ -121,7 +119,6 @@ fn set_timer(qp: &QpInner, open: &mut Open) {
     }
 }
 
-/// Checks whether the peer answers.
 pub(crate) fn timer_expired(qp: &Arc<QpInner>) {
     let mut effects = Effects::default();
     let mut g = qp.state.lock();

@@ -43,7 +43,6 @@ fn keep_alive(qp: &QueuePair) -> Option<(u64, u64, u32)> {
     })
 }
 
-/// Waits for keep-alive that differs from `before`.
 fn changed(qp: &QueuePair, before: Option<(u64, u64, u32)>) -> Option<(u64, u64, u32)> {
     let start = Instant::now();
     while keep_alive(qp) == before && start.elapsed() < Duration::from_secs(20) {

@@ -80,7 +80,6 @@ impl QpInner {
         awaits
     }
 
-    /// Handles the timer.
     pub(crate) fn machine_timer_expired(self: &Arc<Self>) {
         // The process may have been stopped, so take what has arrived before the time is judged.
         self.drive_rx();

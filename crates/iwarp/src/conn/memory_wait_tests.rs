@@ -33,7 +33,6 @@ fn queue_pair_is_listed_once() {
     assert_eq!(waiting.0.lock().len(), 2);
 }
 
-/// Creates a valid fast-registration region of `octets`.
 fn region(ctx: &Context, octets: &[u8], pd: u32) -> Sge {
     let (addr, len) = (octets.as_ptr() as u64, octets.len());
     // SAFETY: the memory lives until the end of the test, which does not access it.
@@ -151,7 +150,6 @@ fn new_waiter_tries_again() {
     invalidator.destroy();
 }
 
-/// How the bytes pass through a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Transfer {
     Sent,

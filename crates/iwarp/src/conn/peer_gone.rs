@@ -71,7 +71,6 @@ pub(crate) fn notify_manager(g: &QpState, effects: &mut Effects) {
     }
 }
 
-/// Starts the timer of requests that the peer can no longer answer.
 pub(crate) fn start_request_timer(g: &mut QpState) {
     let Some(limit) = g.retry.gone_after() else {
         return;

@@ -46,7 +46,6 @@ fn local<T: Default>(key: &'static LocalKey<Cell<T>>) -> T {
     key.try_with(Cell::take).unwrap_or_default()
 }
 
-/// Returns an empty transmit plan.
 #[inline]
 pub(crate) fn take_tx() -> Result<Box<TxPlan>, AllocError> {
     #[cfg(test)]
@@ -70,7 +69,6 @@ pub(crate) fn give_tx(mut plan: Box<TxPlan>) {
     }
 }
 
-/// Returns an empty staging buffer.
 #[inline]
 pub(crate) fn take_rx() -> Result<Box<RxBuffer>, AllocError> {
     match local(&RX).or_else(|| RX_SPARE.lock().pop()) {
@@ -90,7 +88,6 @@ pub(crate) fn give_rx(mut buffer: Box<RxBuffer>) {
     }
 }
 
-/// Returns an empty list for the runs of a plan.
 #[inline]
 pub(crate) fn take_runs() -> Vec<RawSlice> {
     let mut runs = local(&RUNS);
@@ -108,7 +105,6 @@ pub(crate) fn give_runs(runs: Vec<RawSlice>) {
     let _ = RUNS.try_with(|cell| cell.set(runs));
 }
 
-/// Returns an empty receive plan.
 #[inline]
 pub(crate) const fn rx_plan() -> RxPlan {
     RxPlan::new(RX_RUNS)
@@ -118,7 +114,6 @@ pub(crate) const fn rx_plan() -> RxPlan {
 mod tests {
     use super::*;
 
-    /// A list that was given back with entries is empty when it is taken again.
     #[test]
     fn lists_are_empty_and_have_room() {
         for _ in 0..2 {

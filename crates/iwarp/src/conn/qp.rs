@@ -121,9 +121,7 @@ impl QpAttributes {
 pub(crate) trait Request {
     /// Returns the part that requests of all kinds of queue pairs have.
     fn wr(&self) -> &SendWr<'_>;
-    /// Queues the request.
     fn post(&self, machine: &mut Machine, host: &mut DriveHost<'_>) -> Result<(), PostError>;
-    /// Returns the request with another operation.
     fn with_op(&self, op: SendOp) -> Self;
 }
 
@@ -216,7 +214,6 @@ impl QpState {
             .is_some_and(|ours| Arc::ptr_eq(ours, socket))
     }
 
-    /// Ends the hold of a Send, if there is one.
     pub(crate) fn end_hold(&mut self) {
         let Some(open) = self.link.open_mut() else {
             return;
@@ -231,7 +228,6 @@ impl QpState {
 pub(crate) struct QpInner {
     pub(crate) ctx: Arc<ContextInner>,
     pub(crate) num: u32,
-    /// The program's own value.
     pub(crate) user: AtomicU64,
     pub(crate) send_cq: CompletionQueue,
     pub(crate) recv_cq: CompletionQueue,

@@ -69,7 +69,6 @@ impl UnsentTail {
         Self { octets, sent: 0 }
     }
 
-    /// Returns how many bytes are not yet sent.
     pub(crate) fn len(&self) -> usize {
         self.octets.len() - self.sent
     }

@@ -14,14 +14,12 @@ pub(crate) trait XrcTarget: Any + Send + Sync {
     /// Takes receives from the queue `number` from now on, and returns its protection domain.
     fn select(&self, number: u32) -> Option<u32>;
 
-    /// Takes a receive. Returns `false` if there is none.
     fn take(&self, taken: &mut TakenRecv, effects: &mut Effects) -> bool;
 
     /// Registers a queue pair that holds a Send. Returns `false` if the Send can be offered again
     /// now.
     fn wait(&self, qp: &Arc<QpInner>) -> bool;
 
-    /// Writes the completion of a receive.
     fn complete(&self, cqe: Cqe, effects: &mut Effects);
 
     /// Raises pending events. Called without locks. Returns the completion queues that have just

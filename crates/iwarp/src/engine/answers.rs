@@ -19,7 +19,6 @@ use super::sync::{AtomicBool, AtomicU32, Ordering};
 use super::yield_pacing::after_empty_poll;
 use crate::sys::clock::now_ns;
 
-/// What the polls of one queue have shown.
 #[derive(Debug, Default)]
 pub(crate) struct Answers {
     record: Record,
@@ -45,7 +44,6 @@ impl Answers {
         self.record.note(at_memory);
     }
 
-    /// Returns `true` if the next answer should be waited for.
     #[inline]
     pub(crate) fn come_soon(&self) -> bool {
         self.record.is_good()

@@ -27,7 +27,6 @@ impl Default for Baton {
 }
 
 impl Baton {
-    /// Creates a baton that no thread holds.
     pub(crate) fn new() -> Self {
         Self(AtomicU8::new(IDLE))
     }

@@ -21,14 +21,12 @@ use std::time::Duration;
 /// without result.
 #[derive(Debug, Default)]
 pub(super) struct Record {
-    /// Short waits in a row.
     short: AtomicU32,
     /// Short waits that a window needs beyond [`policy::WINDOW_SHORT_WAITS`].
     distrust: AtomicU32,
 }
 
 impl Record {
-    /// Returns `true` if the next wait should begin with a window.
     #[inline]
     pub(super) fn is_good(&self) -> bool {
         let distrust = self.distrust.load(Ordering::Relaxed);
@@ -65,7 +63,6 @@ impl Record {
     }
 }
 
-/// What the waits of one queue have shown.
 #[derive(Debug, Default)]
 pub(crate) struct BusyPoll {
     record: Record,
@@ -98,7 +95,6 @@ impl BusyPoll {
         }
     }
 
-    /// Returns `true` if the thread should poll before it sleeps.
     #[inline]
     pub(crate) fn is_worth_it(&self) -> bool {
         self.record.is_good()

@@ -128,12 +128,10 @@ pub(crate) struct Engine {
     /// Connections of queue pairs that this engine serves.
     connections: AtomicUsize,
     pub(super) poller: Poller,
-    /// Wakes the progress thread.
     pub(super) wake: EventFd,
     /// Says whether the progress thread must be woken.
     pub(super) parker: Parker,
     pub(super) sources: Sources,
-    /// Sources that application threads drive.
     pub(super) paused: PausedSources,
     pub(super) timers: Timers,
     /// Which thread is the progress thread, and whether it is working. The watch checks this.
@@ -193,7 +191,6 @@ impl Engine {
         }
     }
 
-    /// Returns the engine that has the fewest connections.
     fn idlest(engines: &[Arc<Self>]) -> Option<Arc<Self>> {
         let idlest = engines.iter().min_by_key(|engine| engine.connections());
         idlest.cloned()
@@ -237,7 +234,6 @@ impl Engine {
         })
     }
 
-    /// Returns a token for a new source.
     pub(crate) fn token(&self) -> u64 {
         self.sources.token()
     }

@@ -179,7 +179,6 @@ fn completions_take_their_time() {
     }
 }
 
-/// Long drives are no pauses.
 #[test]
 fn long_drives_are_dense() {
     for (busy, dense) in [(300_000, true), (200_000, false)] {

@@ -14,7 +14,6 @@ const AWAKE: u8 = 0;
 const PARKED: u8 = 1;
 const WOKEN: u8 = 2;
 
-/// The place where one thread sleeps.
 #[derive(Debug)]
 pub(crate) struct Parker {
     state: AtomicU8,
@@ -27,7 +26,6 @@ impl Default for Parker {
 }
 
 impl Parker {
-    /// Creates a parker without a sleeper.
     pub(crate) fn new() -> Self {
         Self {
             state: AtomicU8::new(AWAKE),
@@ -76,7 +74,6 @@ pub(crate) struct Announced<'a> {
 }
 
 impl Announced<'_> {
-    /// Returns `true` if another thread has woken this one.
     #[cfg(test)]
     pub(crate) fn is_woken(&self) -> bool {
         self.parker.state.load(Ordering::Acquire) == WOKEN

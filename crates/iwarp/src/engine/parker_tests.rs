@@ -49,7 +49,6 @@ mod plain {
         assert!(start.elapsed() < LONG);
     }
 
-    /// A panicking thread does not sleep.
     #[test]
     fn panic_ends_announcement() {
         let parker = Parker::new();

@@ -57,7 +57,6 @@ impl Default for Pollers {
 }
 
 impl Pollers {
-    /// Returns the number of polls without result.
     #[inline]
     pub(crate) fn empty_polls(&self) -> u32 {
         self.empty_polls.load(Ordering::Relaxed)
@@ -69,7 +68,6 @@ impl Pollers {
         self.many.load(Ordering::Relaxed)
     }
 
-    /// Sets whether the queue has too many queue pairs to read their sockets one by one.
     pub(crate) fn set_many(&self, many: bool) {
         if many && !self.many.swap(many, Ordering::Relaxed) && give_back([&self.lease]) {
             // From now on polls do not drive the queue pairs one by one, so their sockets must be
@@ -79,7 +77,6 @@ impl Pollers {
         self.many.store(many, Ordering::Relaxed);
     }
 
-    /// Returns the lease by which they drive.
     #[inline]
     fn lease(&self) -> &Lease {
         match self.many.load(Ordering::Relaxed) {
@@ -251,7 +248,6 @@ mod tests {
         assert!(!pollers.is_time_to_renew(1));
     }
 
-    /// A thread that drives and takes completions keeps its lease.
     #[test]
     fn taken_completions_renew_the_lease() {
         let pollers = Pollers::default();

@@ -28,9 +28,7 @@ const POSTED: u32 = 1;
 const WAITING: u32 = 2;
 /// The request is in flight, and the operation is gone: the router returns the slot.
 const ABANDONED: u32 = 3;
-/// The request has succeeded.
 const DONE: u32 = 4;
-/// The request has failed.
 const FAILED: u32 = 5;
 
 /// Layout of `room`: the first free slot (or [`NONE`]), the free places, the counter, and the mark.
@@ -42,13 +40,10 @@ mod room {
     pub(super) const CROWDED: u64 = 1 << 63;
 }
 
-/// Means that there is no free slot.
 const NONE: u32 = room::MASK as u32;
 
-/// The largest number of slots and of places.
 const MOST: u32 = NONE;
 
-/// A value of `room`.
 #[derive(Debug, Clone, Copy)]
 struct Room(u64);
 
@@ -101,7 +96,6 @@ impl<K, F> Slot<K, F> {
 /// What the caller has to do after a request has ended, with nothing locked.
 #[derive(Debug)]
 pub(crate) struct Finished<K> {
-    /// To be called.
     pub(crate) waker: Option<Waker>,
     /// Left by an abandoned operation, to be dropped.
     pub(crate) kept: Option<K>,
@@ -158,7 +152,6 @@ impl<K, F> Slots<K, F> {
         self.slots.get(id as usize)
     }
 
-    /// Returns how many slots there are.
     pub(crate) fn count(&self) -> u32 {
         // At most `MOST`.
         self.slots.len() as u32
@@ -355,7 +348,6 @@ impl<K, F> Slots<K, F> {
         }
     }
 
-    /// Returns `true` if a task waits for the end of a request.
     pub(crate) fn somebody_waits(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) != 0
     }
@@ -366,7 +358,6 @@ impl<K, F> Slots<K, F> {
         self.keeping.load(Ordering::Relaxed) != 0
     }
 
-    /// Returns `true` if a place is free.
     pub(crate) fn has_room(&self) -> bool {
         Room(self.room.load(Ordering::Acquire)).places() > 0
     }
@@ -383,7 +374,6 @@ impl<K, F> Slots<K, F> {
         self.room.fetch_or(room::CROWDED, Ordering::AcqRel);
     }
 
-    /// Clears the mark that operations wait for room.
     pub(crate) fn uncrowd(&self) {
         self.room.fetch_and(!room::CROWDED, Ordering::AcqRel);
     }

@@ -5,7 +5,6 @@ use std::sync::Arc as StdArc;
 use std::sync::atomic::{AtomicU32 as Count, Ordering::SeqCst};
 use std::task::Wake;
 
-/// Counts how often it is woken.
 #[derive(Default)]
 struct Woken(Count);
 
@@ -21,7 +20,6 @@ type Tried = Slots<StdArc<()>, u8>;
 mod plain {
     use super::*;
 
-    /// Takes a slot with one place, if there is room.
     fn take(slots: &Tried) -> Option<u32> {
         slots.take(1, 0, true).ok()
     }
@@ -143,7 +141,6 @@ mod plain {
         assert!(!slots.somebody_waits());
     }
 
-    /// Threads take and return slots. No slot has two owners.
     #[test]
     fn one_owner_each_under_load() {
         let rounds = if cfg!(miri) { 60 } else { 20_000 };
@@ -236,7 +233,6 @@ mod models {
         });
     }
 
-    /// With three threads and two slots, no slot has two owners, and none is lost.
     #[test]
     fn loom_slots_have_one_owner() {
         let mut builder = loom::model::Builder::new();

@@ -44,7 +44,6 @@ pub(crate) trait Source: Send + Sync {
     fn timer(self: Arc<Self>, kind: u32);
 }
 
-/// Sources by token.
 pub(super) type ByToken = HashMap<u64, Arc<dyn Source>, BuildHasherDefault<TokenHasher>>;
 
 /// Tokens are consecutive numbers, so one multiplication spreads them well enough.
@@ -68,7 +67,6 @@ impl Hasher for TokenHasher {
     }
 }
 
-/// The sources of an engine.
 pub(super) struct Sources {
     known: RwLock<ByToken>,
     next_token: AtomicU64,
@@ -104,7 +102,6 @@ impl Sources {
         drop(source);
     }
 
-    /// Calls `f` with the locked table.
     pub(super) fn with_table<R>(&self, f: impl FnOnce(&ByToken) -> R) -> R {
         f(&self.known.read())
     }

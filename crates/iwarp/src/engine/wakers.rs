@@ -10,7 +10,6 @@ use super::sync::{AtomicBool, Ordering};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Waker;
 
-/// The tasks and threads that wait for one queue.
 #[derive(Debug, Default)]
 pub(crate) struct Wakers {
     list: Mutex<List>,

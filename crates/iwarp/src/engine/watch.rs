@@ -53,7 +53,6 @@ impl Rounds {
         Place(place << COUNT_BITS)
     }
 
-    /// Begins a round.
     pub(super) fn begin(&self, place: &mut Place) {
         // The watch gives no place away between rounds. This is a full fence before the caller
         // checks whether the watch sleeps.
@@ -182,7 +181,6 @@ impl Watch {
         }
     }
 
-    /// Sleeps until a round begins.
     fn sleep(&self) {
         self.asleep.store(true, Ordering::SeqCst);
         // A round that began before this store is found here. One that begins later finds the
@@ -216,7 +214,6 @@ impl Engine {
         }
     }
 
-    /// Starts a progress thread that takes `place`.
     pub(super) fn start_progress(self: &Arc<Self>, place: u64) -> io::Result<()> {
         let engine = Arc::clone(self);
         // All signals are left to the application's threads.

@@ -71,7 +71,6 @@ impl Source for Trap {
     fn timer(self: Arc<Self>, _: u32) {}
 }
 
-/// A source that counts signals.
 struct Counter(EventFd, AtomicU32);
 
 impl Source for Counter {

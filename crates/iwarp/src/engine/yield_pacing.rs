@@ -12,12 +12,9 @@ use crate::sys::clock::now_ns;
 use crate::sys::guarded;
 use std::cell::Cell;
 
-/// When a thread yields.
 #[derive(Debug, Clone, Copy)]
 struct Pace {
-    /// Empty polls from one yield to the next.
     every: u32,
-    /// Empty polls since the last yield.
     polls: u32,
 }
 

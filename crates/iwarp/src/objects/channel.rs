@@ -21,9 +21,7 @@ pub struct CompletionChannel {
 #[derive(Debug)]
 struct Waits {
     busy: BusyPoll,
-    /// How long blocking waits poll before they sleep.
     window: Duration,
-    /// Completion queues that report to this channel.
     cqs: RwLock<Vec<Weak<CqInner>>>,
     /// Completion queues armed since a thread last waited here. [`CompletionChannel::busy_poll`]
     /// drives their progress.
@@ -31,7 +29,6 @@ struct Waits {
 }
 
 impl Waits {
-    /// Calls `f` for each completion queue of this channel.
     fn each(&self, mut f: impl FnMut(&CqInner)) {
         for cq in self.cqs.read().iter().filter_map(Weak::upgrade) {
             f(&cq);

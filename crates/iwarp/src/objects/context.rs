@@ -39,20 +39,16 @@ pub(crate) struct ContextInner {
     pub(crate) memory: TableLock,
     pub(crate) async_events: EventQueue<AsyncEvent>,
     qps: RwLock<HashMap<u32, Weak<dyn Member>>>,
-    /// Number of completion queues that exist.
     pub(crate) cqs: AtomicU32,
     next_qp: AtomicU32,
     next_pd: AtomicU32,
     /// Tables that rooms above keep for the device.
     pub(super) registries: Mutex<Vec<Arc<dyn Registry>>>,
-    /// Datagram queue pairs.
     pub(crate) datagrams: Numbers,
     /// Queue pairs that wait for memory to become unused.
     pub(crate) waiting: MemoryWaiters,
     pub(crate) hooks: Hooks,
-    /// Totals of queue pairs that are gone.
     past: Mutex<Counters>,
-    /// The process that opened the device.
     origin: Origin,
 }
 
@@ -63,7 +59,6 @@ pub struct Context {
 }
 
 impl Context {
-    /// Opens a device with these hooks.
     pub(crate) fn open_with(device: &Device, config: Config, hooks: Hooks) -> Result<Self> {
         if config.memory_guard {
             guarded::enable();
@@ -531,7 +526,6 @@ impl ContextInner {
         Some(qps.keys().copied().collect())
     }
 
-    /// Returns the connected queue pair with this number.
     pub(crate) fn member(&self, num: u32) -> Option<Arc<dyn Member>> {
         self.qps.read().get(&num)?.upgrade()
     }
@@ -547,7 +541,6 @@ impl ContextInner {
         qps.get(&num)?.upgrade()
     }
 
-    /// Returns how many completion queues exist.
     pub(crate) fn completion_queues(&self) -> u32 {
         self.cqs.load(Ordering::Relaxed)
     }

@@ -5,7 +5,6 @@ use crate::testing;
 use iwarp_rnic::{SendFlags, SendOp, SendWr};
 use std::io::IoSlice;
 
-/// Numbers have 24 bits. Those that are taken or reserved are skipped.
 #[test]
 fn numbers_wrap() {
     let ctx = testing::context();

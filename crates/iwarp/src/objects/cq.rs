@@ -37,7 +37,6 @@ pub(crate) struct CqInner {
     pub(crate) ring: Mutex<Ring>,
     /// Held while the queue pairs are counted and the pollers are notified of the result.
     counting: Mutex<()>,
-    /// Held while the completions of a queue pair are dropped.
     purging: Mutex<()>,
     /// `true` if the ring may hold completions or has overflowed. Cleared only with the ring
     /// locked, so a poll that reads `false` need not lock it.
@@ -45,11 +44,8 @@ pub(crate) struct CqInner {
     channel: Option<CompletionChannel>,
     /// Queue pairs whose completions go to this queue. Polling drives their sockets.
     qps: RwLock<Vec<Weak<dyn Member>>>,
-    /// The datagram queue pairs whose completions go to this queue.
     pub(crate) datagrams: Members,
-    /// How its pollers drive the queue pairs.
     pub(crate) pollers: Pollers,
-    /// A value for the program's own use.
     user: AtomicU64,
     timestamps: AtomicBool,
     /// Queue pairs that defer sending until the next poll without result. Each is listed at most
@@ -57,7 +53,6 @@ pub(crate) struct CqInner {
     /// queue pair.
     deferred: Mutex<Vec<Weak<dyn Member>>>,
     has_deferred: AtomicBool,
-    /// Tasks that wait for a completion.
     wakers: Wakers,
     /// Whether polling before a sleep has found completions in time so far.
     pub(crate) busy: BusyPoll,
@@ -305,7 +300,6 @@ impl Owed {
     }
 }
 
-/// The outcome of driving the sockets of a queue.
 struct Driven {
     /// What arrived for the queue pairs that were polled one by one.
     seen: Seen,
@@ -320,7 +314,6 @@ impl Drop for CqInner {
 }
 
 impl CqInner {
-    /// Returns how long blocking waits may poll before they sleep.
     pub(crate) fn window(&self) -> Duration {
         self.ctx.config.busy_poll
     }
@@ -410,7 +403,6 @@ impl CqInner {
         }
     }
 
-    /// Opens an account for a queue whose completions are written here.
     pub(crate) fn open_account(&self) -> Account {
         self.ring.lock().open()
     }
@@ -449,7 +441,6 @@ impl CqInner {
         self.purge(qp.num());
     }
 
-    /// Removes a queue pair.
     pub(crate) fn leave<M: Member>(&self, qp: &Arc<M>) {
         let gone: Weak<dyn Member> = Arc::downgrade(qp) as _;
         let mut qps = self.qps.write();
@@ -482,7 +473,6 @@ impl CqInner {
         self.ring.lock().overflowed()
     }
 
-    /// Returns all queue pairs whose completions go to this queue.
     pub(crate) fn members(&self) -> Vec<Arc<dyn Member>> {
         self.qps.read().iter().filter_map(Weak::upgrade).collect()
     }

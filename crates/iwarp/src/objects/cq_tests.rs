@@ -196,7 +196,6 @@ fn completion(wr_id: u64) -> Cqe {
     }
 }
 
-/// Writes a completion as a driver does.
 fn complete(cq: &CompletionQueue, wr_id: u64) -> bool {
     let mut owed = Owed::default();
     let mut ring = cq.inner.ring.lock();
@@ -324,7 +323,6 @@ fn channel_expects_wait_of_each_queue() {
     assert!(!channel.expects_wait(), "the last one was long");
 }
 
-/// Flushed requests are no successes.
 #[test]
 fn success_is_unseen_until_polled() {
     let ctx = testing::context();

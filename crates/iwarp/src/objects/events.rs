@@ -19,7 +19,6 @@ use std::time::{Duration, Instant};
 pub struct EventQueue<T> {
     queue: Mutex<Waiting<T>>,
     fd: EventFd,
-    /// Tasks that wait for an event.
     wakers: Wakers,
 }
 

@@ -13,19 +13,16 @@ use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// The hooks of a device, chosen when it is opened.
 #[derive(Default)]
 pub(crate) struct Hooks {
     pub(crate) recorder: Option<Arc<dyn Recording>>,
     pub(crate) faults: Option<Arc<dyn DeviceFaults>>,
 }
 
-/// Records the connections of a device.
 pub(crate) trait Recording: Send + Sync {
     /// Begins to record a connection. `active` is `true` if this end has connected.
     fn connection(&self, local: SocketAddr, peer: SocketAddr, active: bool) -> Box<dyn Observer>;
 
-    /// Writes what was recorded so far.
     fn flush(&self) -> io::Result<()>;
 }
 
@@ -58,7 +55,6 @@ pub(crate) trait Observer: fmt::Debug + Send + Sync {
     fn closed(&self, reset: bool);
 }
 
-/// Injects faults into a device.
 pub(crate) trait DeviceFaults: Any + Send + Sync {
     /// Returns the error if the creation of an object of this kind must fail.
     fn create(&self, name: &'static str) -> Result<()>;
@@ -66,7 +62,6 @@ pub(crate) trait DeviceFaults: Any + Send + Sync {
     /// Returns `true` if a receive must not be posted to a shared receive queue.
     fn refuses_shared_receive(&self) -> bool;
 
-    /// Returns `true` if the port of the device is down.
     fn is_port_down(&self) -> bool;
 
     /// Returns the error number if an attempt to connect to `peer` must fail.
@@ -76,7 +71,6 @@ pub(crate) trait DeviceFaults: Any + Send + Sync {
     fn queue_pair(self: Arc<Self>, num: u32) -> Box<dyn QpFaults>;
 }
 
-/// A direction of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
     Out,
@@ -94,10 +88,8 @@ impl Way {
     }
 }
 
-/// What to do with a completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Completion {
-    /// Write it.
     Written,
     /// Write it, and then call [`QpFaults::act`].
     ThenAct,
@@ -108,19 +100,16 @@ pub(crate) enum Completion {
 /// Injects faults into one queue pair. All methods except [`act`](Self::act) may be called with its
 /// state locked.
 pub(crate) trait QpFaults: Any + Send + Sync {
-    /// Notes the begin of a connection.
     fn connected(&self, peer: SocketAddr, crc: bool);
 
     /// Returns `true` if a send work request must not be posted.
     fn refuses_send(&self, op: &SendOp) -> bool;
 
-    /// Returns `true` if a receive must not be posted.
     fn refuses_receive(&self) -> bool;
 
     /// Returns the operation to be posted instead of `op`.
     fn changed(&self, op: &SendOp) -> Option<SendOp>;
 
-    /// Notes that a request was posted.
     fn posted(&self, op: &SendOp);
 
     /// Returns `true` while bytes of this direction must not pass.

@@ -7,7 +7,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// The outcome of polling a queue pair's sockets.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct PollOutcome {
     /// A whole message has arrived since the program's last request.
@@ -24,7 +23,6 @@ pub(crate) struct PollOutcome {
 /// Methods that take `Arc<Self>` are called without locks, and may call back into the calling
 /// object.
 pub(crate) trait Member: Any + Send + Sync {
-    /// Returns its number.
     fn num(&self) -> u32;
 
     /// Returns the program's own value for it.
@@ -42,7 +40,6 @@ pub(crate) trait Member: Any + Send + Sync {
     /// Offers a held Send again: its shared receive queue has a receive, or is destroyed.
     fn resume_receiving(self: Arc<Self>) {}
 
-    /// Sends what it has deferred.
     fn send_deferred(self: Arc<Self>) {}
 
     /// Returns the mark that it is on the list of deferred queue pairs of `cq`; `None` if it never

@@ -29,12 +29,10 @@ impl Members {
         self.any.store(!list.is_empty(), Ordering::Release);
     }
 
-    /// Returns all of them.
     pub(crate) fn all(&self) -> Vec<Arc<dyn Member>> {
         self.list.read().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Returns how many there are.
     pub(crate) fn len(&self) -> usize {
         let list = self.list.read();
         list.iter().filter(|qp| qp.strong_count() > 0).count()

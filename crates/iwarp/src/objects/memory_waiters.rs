@@ -11,7 +11,6 @@ use super::member::Member;
 use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
 
-/// The waiting queue pairs of a device.
 #[derive(Default)]
 pub(crate) struct MemoryWaiters(pub(crate) Mutex<Vec<Weak<dyn Member>>>);
 

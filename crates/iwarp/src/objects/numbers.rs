@@ -7,7 +7,6 @@ use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-/// The datagram queue pairs of a device, by number.
 #[derive(Default)]
 pub(crate) struct Numbers(RwLock<HashMap<u32, Option<Weak<dyn Member>>>>);
 

@@ -19,7 +19,6 @@ pub(crate) trait Registry: Any + Send + Sync {
     /// be checked after `time`. Called with the queue pair's state locked.
     fn requests_wait(&self, _num: u32, _time: Duration) {}
 
-    /// Handles the end of the device.
     fn closed(&self) {}
 }
 

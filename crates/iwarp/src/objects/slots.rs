@@ -24,7 +24,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// The position of the last polled completion of a queue. It wraps.
 type Polled = Arc<AtomicU32>;
 
-/// The account of a send or receive queue.
 #[derive(Debug)]
 pub(crate) struct Account {
     polled: Polled,
@@ -45,7 +44,6 @@ impl Account {
     }
 }
 
-/// The accounts of a queue pair.
 pub(crate) struct Slots {
     send: Account,
     /// `None` if receives come from a shared queue.
@@ -123,7 +121,6 @@ pub(crate) struct Ring {
     completions: CompletionQueue,
     /// The first entry is for completions that free no slot.
     accounts: Vec<Polled>,
-    /// Indices of closed accounts.
     vacant: Vec<u32>,
     /// Used in place of a closed account.
     closed: Polled,
@@ -152,7 +149,6 @@ impl Ring {
         n
     }
 
-    /// Opens an account for a queue whose completions are written here.
     pub(crate) fn open(&mut self) -> Account {
         if self.accounts.is_empty() {
             self.accounts.push(Arc::clone(&self.closed));

@@ -14,7 +14,6 @@ use std::sync::{Arc, Weak};
 
 /// The properties of a shared receive queue in an XRC domain.
 pub(crate) struct XrcMembership {
-    /// The number by which peers name the queue.
     pub(crate) number: u32,
     /// Where the receives complete, whichever target takes them.
     pub(crate) cq: CompletionQueue,
@@ -29,7 +28,6 @@ pub(crate) struct SrqInner {
     pub(crate) xrc: Option<XrcMembership>,
     /// Where the queue completes, if it matches tags.
     pub(crate) tags: Option<CompletionQueue>,
-    /// The program's own value.
     user: AtomicU64,
     /// Held by the thread that drives waiting queue pairs.
     driver: Baton,

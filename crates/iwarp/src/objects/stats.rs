@@ -23,7 +23,6 @@ pub(crate) struct Closed {
     print: bool,
 }
 
-/// Notes that a device was opened.
 pub(crate) fn watch(ctx: &Arc<ContextInner>) {
     static PRINT: AtExit = AtExit::new(print);
     let mut opened = OPENED.lock();
@@ -52,12 +51,10 @@ pub(crate) fn closed(ctx: &ContextInner, counters: &Counters) {
     }
 }
 
-/// Returns the devices that are open.
 pub(crate) fn opened() -> Vec<Arc<ContextInner>> {
     OPENED.lock().iter().filter_map(Weak::upgrade).collect()
 }
 
-/// Returns the totals of closed devices.
 pub(crate) fn closed_devices() -> Vec<Closed> {
     CLOSED.lock().clone()
 }

@@ -17,7 +17,6 @@ const READ_WAIT_MAX: Duration = Duration::from_millis(100);
 /// How long after that readers pass waiting writers at once, in nanoseconds.
 const PASS_WRITERS_NS: u64 = 2_000_000_000;
 
-/// A memory table and its lock.
 #[derive(Debug, Default)]
 pub(crate) struct TableLock {
     table: RwLock<MemoryTable>,
@@ -33,7 +32,6 @@ impl TableLock {
         }
     }
 
-    /// Locks the table for reading.
     #[inline]
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, MemoryTable> {
         match self.table.try_read() {
@@ -61,7 +59,6 @@ impl TableLock {
         self.table.read_recursive()
     }
 
-    /// Locks the table for changes.
     #[inline]
     pub(crate) fn write(&self) -> RwLockWriteGuard<'_, MemoryTable> {
         self.table.write()

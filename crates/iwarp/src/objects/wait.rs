@@ -11,7 +11,6 @@ use std::task::{Context as TaskContext, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-/// Wakes a thread that is parked.
 struct Unpark(Thread);
 
 impl Wake for Unpark {
@@ -24,7 +23,6 @@ thread_local! {
     static WAKER: Waker = Waker::from(Arc::new(Unpark(std::thread::current())));
 }
 
-/// Calls `f` with a waker that unparks this thread.
 pub(crate) fn with_thread_waker<R>(f: impl FnOnce(&Waker) -> R) -> R {
     WAKER.with(f)
 }

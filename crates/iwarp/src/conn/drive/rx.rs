@@ -29,7 +29,6 @@ static EMPTY_TABLE: MemoryTable = MemoryTable::new();
 
 /// Progress of one call of [`rx`].
 struct Reading {
-    /// Bytes that may still be read.
     budget: usize,
     /// Something was processed without a read.
     processed: bool,
@@ -40,19 +39,16 @@ struct Reading {
 }
 
 impl Reading {
-    /// Returns `true` if nothing has been read or processed yet.
     const fn is_first(&self) -> bool {
         self.budget == RX_BUDGET && !self.processed
     }
 
-    /// Records the outcome of processing without a read.
     fn note_processed(&mut self, status: Option<RxStatus>) {
         self.processed = true;
         self.unfinished = status == Some(RxStatus::More);
     }
 }
 
-/// What to do next.
 enum Step {
     Read,
     /// The state machine has done something: ask it again.
@@ -61,7 +57,6 @@ enum Step {
     Stop,
 }
 
-/// Outcome of one read.
 enum ReadOutcome<'a> {
     /// The first read found nothing, and the state was not locked again. `true` if there is
     /// something to write.
@@ -275,7 +270,6 @@ fn is_nothing(error: &io::Error) -> bool {
     error.kind() == ErrorKind::WouldBlock
 }
 
-/// Passes the result of a read to the state machine.
 #[inline]
 fn take_in(
     qp: &Arc<QpInner>,
@@ -311,7 +305,6 @@ fn take_in(
     put_back(g, buffer);
 }
 
-/// Has the state machine process `n` received bytes.
 #[inline]
 fn filled(
     qp: &Arc<QpInner>,
@@ -339,7 +332,6 @@ fn filled(
     status
 }
 
-/// Handles an error of the socket.
 #[cold]
 fn failed(
     qp: &Arc<QpInner>,
@@ -362,7 +354,6 @@ fn failed(
     }
 }
 
-/// Keeps a received part of an FPDU with the queue pair.
 #[inline]
 fn put_back(g: &mut QpState, buffer: Box<RxBuffer>) {
     match g.link.open_mut().filter(|_| !buffer.is_empty()) {

@@ -45,14 +45,12 @@ pub(crate) fn tx(qp: &Arc<QpInner>) {
     effects.apply(qp);
 }
 
-/// Returns `true` if the connection has something to write.
 fn is_due(g: &QpState) -> bool {
     g.link
         .open()
         .is_some_and(|open| g.machine.wants_tx() || open.stalled.is_some())
 }
 
-/// Writes one plan after the other.
 fn write_all<'a>(
     qp: &'a Arc<QpInner>,
     mut g: MutexGuard<'a, QpState>,
@@ -93,11 +91,8 @@ fn write_all<'a>(
     g
 }
 
-/// Outcome of [`fill`].
 enum Filled {
-    /// A plan to write.
     Ready(Box<TxPlan>),
-    /// There is nothing to write.
     Nothing,
     /// The state machine has done its share of work. Other threads may lock the queue pair in
     /// between.

@@ -18,7 +18,6 @@ use std::time::Duration;
 const FPDU: usize = 2 + 18 + PAYLOAD.len() + 4;
 const PAYLOAD: [u8; 1000] = [5; 1000];
 
-/// A connected queue pair with room for `sends` inline Sends.
 fn connection(ctx: &Context, sends: u32) -> (QueuePair, TcpStream) {
     let cq = ctx.create_cq(8, None).unwrap();
     let qp = ctx
