@@ -121,7 +121,7 @@ fn end_is_reported_after_many_completions() {
 /// A queue pair that is connected by number takes what has arrived before it ends, because its peer
 /// relies on that. Others flush their receives.
 #[test]
-fn by_number_takes_arrived_messages_before_end() {
+fn by_number_end_takes_arrived_messages() {
     let ctx = context();
     for by_number in [false, true] {
         for to in [State::Error, State::Reset] {

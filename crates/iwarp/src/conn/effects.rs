@@ -514,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn overflow_fails_queue_pairs_of_its_queue() {
+    fn overflow_fails_members() {
         let ctx = testing::context();
         let cqs = [0; 2].map(|_| ctx.create_cq(2, None).unwrap());
         let qps = cqs.each_ref().map(|cq| testing::queue_pair(&ctx, cq, cq));

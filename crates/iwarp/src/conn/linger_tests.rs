@@ -266,7 +266,7 @@ fn refused_tail_is_given_up() {
 
 /// A stream whose peer may be out of reach lingers longer, unless descriptors become scarce.
 #[test]
-fn silent_peer_gets_no_time_in_crowd() {
+fn crowd_gives_silent_peer_no_time() {
     let _alone = ALONE.lock();
     let stream = Stream::new(Duration::ZERO);
     let left = stream

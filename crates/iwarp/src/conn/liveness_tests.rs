@@ -105,7 +105,7 @@ fn both_ends_have_keep_alive() {
 
 /// The listener's device may have other settings, but those of the queue pair's device hold.
 #[test]
-fn listener_of_other_device_sets_no_keep_alive() {
+fn other_device_sets_no_keep_alive() {
     let listens = device(Some(60));
     for (limit, set) in [(None, None), (Some(8), Some((4, 1, 4)))] {
         let (a, b) = (device(None), device(limit));

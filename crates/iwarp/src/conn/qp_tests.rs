@@ -76,7 +76,7 @@ fn counters_are_read_without_waiting() {
 
 /// However quickly posts follow each other, at most a part of the queue is deferred.
 #[test]
-fn half_full_queue_is_sent_at_once() {
+fn half_full_queue_is_sent() {
     let ctx = context();
     let cq = ctx.create_cq(8, None).unwrap();
     for _ in 0..20 {

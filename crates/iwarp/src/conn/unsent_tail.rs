@@ -194,7 +194,7 @@ mod tests {
     /// A thread inside `sendmsg` has the plan, and no other thread knows how much of it the socket
     /// took.
     #[test]
-    fn plan_of_another_thread_is_not_taken() {
+    fn foreign_plan_is_not_taken() {
         let _turn = TURN.lock();
         for writes in [false, true] {
             let ctx = testing::context();

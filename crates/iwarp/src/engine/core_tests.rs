@@ -74,7 +74,7 @@ pub(in crate::engine) fn wait_for(what: &str, done: impl Fn() -> bool) {
 
 /// The progress thread serves a driven source only when its lease has ended.
 #[test]
-fn driven_source_is_paused_until_lease_ends() {
+fn driven_source_pauses_until_lease_ends() {
     let source = Driven::watch();
     source.fd.signal();
     wait_for("the source is not paused", || {

@@ -53,7 +53,7 @@ fn pauses_cost_what_they_last() {
 
 /// The kernel may keep a polling thread from its processor for any time.
 #[test]
-fn waiting_for_the_processor_is_no_pause() {
+fn waiting_for_processor_is_no_pause() {
     for (kept, remains) in [(49 * MS, true), (30 * MS, false)] {
         let lease = Lease::new();
         let last = poll(&lease, MS, 10_000, 200 * MS);
@@ -113,7 +113,7 @@ fn returned_lease_keeps_its_credit() {
 
 /// Ceph's messenger polls for a millisecond before each wait.
 #[test]
-fn long_spells_before_waits_earn_a_lease() {
+fn long_spells_earn_a_lease() {
     for (spell, held) in [(MS, true), (100_000, false)] {
         let lease = Lease::new();
         let mut now = MS;

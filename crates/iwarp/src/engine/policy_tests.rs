@@ -156,7 +156,7 @@ fn empty_service_doubles_its_distance() {
 }
 
 #[test]
-fn single_engine_is_driven_by_its_poller() {
+fn poller_drives_single_engine() {
     let rows = [
         ((false, 0), false),
         ((false, 1), true),
@@ -247,7 +247,7 @@ fn long_gap_means_a_lost_processor() {
 }
 
 #[test]
-fn empty_poll_is_no_look_at_memory() {
+fn empty_poll_ends_memory_watch() {
     let rows = [
         ((true, 7, 7), true),
         ((true, 7, 8), false),
@@ -257,7 +257,7 @@ fn empty_poll_is_no_look_at_memory() {
 }
 
 #[test]
-fn silence_ends_the_wait_for_an_answer() {
+fn silence_ends_answer_wait() {
     const LONG: u64 = 100_000;
     let rows = [
         ((Seen::Answer, u64::MAX, 0), AnswerWait::Done),

@@ -197,7 +197,7 @@ mod tests {
     /// A program may poll many other things between two polls of one queue, as UCX does, and still
     /// drive it.
     #[test]
-    fn slow_polls_renew_the_lease_more_often() {
+    fn slow_polls_renew_more_often() {
         let pollers = Pollers::default();
         let every = || pollers.renew_every.load(Ordering::Relaxed);
         assert_eq!(every(), RENEW_EVERY_MAX);
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn pollers_of_many_hold_no_own_lease() {
+    fn many_members_use_shared_lease() {
         let pollers = Pollers::default();
         let limit = now_ns() + 20_000_000_000;
         while pollers.driven_until(now_ns()).is_none() {
@@ -369,7 +369,7 @@ mod tests {
     /// Of two polls at the same time one may be lost, and with it the turn to serve the whole
     /// process.
     #[test]
-    fn missed_turn_to_serve_all_is_made_up() {
+    fn missed_service_is_made_up() {
         for (polls, turn, first) in [(5, 5, 0), (5, 3, 0), (2, u32::MAX, 0), (u32::MAX, 1, 2)] {
             let pollers = Pollers::default();
             pollers.empty_polls.store(polls, Ordering::Relaxed);
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_polls_hold_the_lease_of_few() {
+    fn empty_polls_hold_own_lease() {
         let few = Pollers::default();
         let many = Pollers::default();
         many.set_many(true);

@@ -25,7 +25,7 @@ mod plain {
     }
 
     #[test]
-    fn slot_is_kept_until_result_is_taken() {
+    fn slot_lasts_until_result_is_taken() {
         let slots = Tried::new(2);
         let (a, b) = (take(&slots).unwrap(), take(&slots).unwrap());
         assert!(a != b && take(&slots).is_none() && !slots.has_room());

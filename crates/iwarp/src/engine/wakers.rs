@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn re_registered_waker_is_woken_each_time() {
+    fn reregistered_waker_is_woken_again() {
         let wakers = Arc::new(Wakers::default());
         for others in 0..3 {
             let again = Arc::new(Again {

@@ -9,7 +9,7 @@ use std::sync::Condvar;
 use std::sync::Mutex;
 
 #[test]
-fn round_ends_unless_place_was_given_away() {
+fn round_ends_unless_place_is_lost() {
     let rounds = Rounds::default();
     let mut place = rounds.enter(0);
     assert_eq!(rounds.current(), None);

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn computing_thread_is_left_to_the_scheduler() {
+    fn scheduler_serves_computing_thread() {
         let mut pace = Pace::new();
         yields(&mut pace, 2 * YIELD_BESIDE_WORK, 3_000_000);
         assert_eq!(yields(&mut pace, 10 * YIELD_BESIDE_WORK, 3_000_000), 10);

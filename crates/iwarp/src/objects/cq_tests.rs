@@ -111,7 +111,7 @@ fn poll_until_driven(cq: &CompletionQueue, qp: &QueuePair) {
 
 /// Polls of a queue with many queue pairs drive the whole process, so no queue pair may be paused.
 #[test]
-fn members_of_large_queue_are_not_paused() {
+fn large_queue_pauses_no_members() {
     let ctx = testing::context();
     let cq = ctx.create_cq(4, None).unwrap();
     let few: Vec<_> = (0..POLL_DIRECTLY)
