@@ -198,8 +198,8 @@ mod tests {
         assert_eq!(cork.judge(1300, 1, 110_000, true), Verdict::SendInBurst);
         assert!(!cork.deferred);
         assert_eq!(cork.judge(1400, 1, 64, true), Verdict::Defer);
-        let late = 1400 + CORK_GAP_NS + CORK_REQUEST_NS + 1;
-        assert_eq!(cork.judge(late, 1, 64, true), Verdict::SendInBurst);
+        let after_pause = 1400 + CORK_GAP_NS + CORK_REQUEST_NS + 1;
+        assert_eq!(cork.judge(after_pause, 1, 64, true), Verdict::SendInBurst);
         assert_eq!(cork.judge(9000, 1, 64, false), Verdict::SendInBurst);
         let list = 9000 + CORK_GAP_NS + 64 * CORK_REQUEST_NS;
         assert_eq!(

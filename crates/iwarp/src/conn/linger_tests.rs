@@ -126,19 +126,19 @@ impl Stream {
 #[test]
 fn stream_lingers_until_peer_closes() {
     let mut stream = Stream::new(LONG);
-    let left = stream
+    let lingering = stream
         .end_in_background(false, None, 0)
         .expect("the peer is open");
-    assert!(!left.fin_pending.load(Ordering::Relaxed) && !left.is_cut());
-    assert_eq!(left.patience, PATIENCE_MAX);
+    assert!(!lingering.fin_pending.load(Ordering::Relaxed) && !lingering.is_cut());
+    assert_eq!(lingering.patience, PATIENCE_MAX);
     // Data that still comes is discarded.
     stream.peer.write_all(&[0; 100]).unwrap();
     until("the data does not arrive", || {
-        Arc::clone(&left).ready(true, false, false);
+        Arc::clone(&lingering).ready(true, false, false);
         !stream.socket.stream.has_octets().unwrap()
     });
-    assert!(stream.is_watched(&left));
-    drop(left);
+    assert!(stream.is_watched(&lingering));
+    drop(lingering);
     stream.read_to_end(0, false);
     assert!(stream.lingering().is_some());
     stream.peer.shutdown(Shutdown::Write).unwrap();
@@ -160,17 +160,17 @@ fn cut_stream_is_reset_when_acknowledged() {
     assert!(stream.end_in_background(true, Some(LONG), 0).is_none());
     stream.read_to_end(0, true);
     let mut stream = Stream::full(LONG);
-    let left = stream
+    let lingering = stream
         .end_in_background(true, Some(LONG), 0)
         .expect("octets wait");
-    assert!(left.is_cut() && !left.fin_pending.load(Ordering::Relaxed));
-    assert_eq!(left.patience, LONG);
+    assert!(lingering.is_cut() && !lingering.fin_pending.load(Ordering::Relaxed));
+    assert_eq!(lingering.patience, LONG);
     let in_socket = stream.socket.stream.unacknowledged_bytes().unwrap();
-    assert!(left.progress.lock().unacknowledged >= in_socket);
-    left.check_progress();
-    assert!(stream.is_watched(&left));
+    assert!(lingering.progress.lock().unacknowledged >= in_socket);
+    lingering.check_progress();
+    assert!(stream.is_watched(&lingering));
     stream.read_to_end(0, true);
-    until("the descriptor is kept", || !stream.is_watched(&left));
+    until("the descriptor is kept", || !stream.is_watched(&lingering));
 }
 
 /// The tail is sent as the peer reads, even if the peer has closed its direction.
@@ -178,33 +178,33 @@ fn cut_stream_is_reset_when_acknowledged() {
 fn tail_is_sent_before_fin() {
     for ends in [false, true] {
         let mut stream = Stream::full(LONG);
-        let left = stream
+        let lingering = stream
             .end_in_background(false, None, 1000)
             .expect("a tail is pending");
-        assert!(left.fin_pending.load(Ordering::Relaxed) && left.is_cut());
-        assert_eq!(left.tail.lock().len(), 1000);
-        assert_eq!(left.patience, LONG);
+        assert!(lingering.fin_pending.load(Ordering::Relaxed) && lingering.is_cut());
+        assert_eq!(lingering.tail.lock().len(), 1000);
+        assert_eq!(lingering.patience, LONG);
         if ends {
             stream.peer.shutdown(Shutdown::Write).unwrap();
             until("the stream is not closed", || {
                 stream.socket.stream.peer_closed()
             });
-            Arc::clone(&left).ready(true, false, false);
+            Arc::clone(&lingering).ready(true, false, false);
         }
-        left.check_progress();
-        assert_eq!(left.tail.lock().len(), 1000);
+        lingering.check_progress();
+        assert_eq!(lingering.tail.lock().len(), 1000);
         // The socket's data and the tail count as not acknowledged.
-        let before = left.progress.lock().unacknowledged;
+        let before = lingering.progress.lock().unacknowledged;
         assert!(before >= stream.socket.stream.unacknowledged_bytes().unwrap() + 1000);
         stream.read_to_end(1000, false);
         until("the FIN is still pending", || {
-            !left.fin_pending.load(Ordering::Relaxed)
+            !lingering.fin_pending.load(Ordering::Relaxed)
         });
-        assert!(!left.is_cut());
-        left.check_progress();
-        assert!(left.progress.lock().unacknowledged < before);
+        assert!(!lingering.is_cut());
+        lingering.check_progress();
+        assert!(lingering.progress.lock().unacknowledged < before);
         if ends {
-            until("the descriptor is kept", || !stream.is_watched(&left));
+            until("the descriptor is kept", || !stream.is_watched(&lingering));
         }
     }
 }
@@ -217,36 +217,36 @@ fn delayed_fin_waits() {
             0 => Stream::new(LONG),
             _ => Stream::full(LONG),
         };
-        let left = stream
+        let lingering = stream
             .end_in_background(false, Some(LONG), tail)
             .expect("the FIN is pending");
-        assert!(left.fin_pending.load(Ordering::Relaxed));
+        assert!(lingering.fin_pending.load(Ordering::Relaxed));
         // The limit begins with the FIN.
-        assert!(left.progress.lock().since > Instant::now());
+        assert!(lingering.progress.lock().since > Instant::now());
         let mut octets = vec![0; stream.sent + tail];
         stream.peer.read_exact(&mut octets).unwrap();
-        until("the tail is not sent", || left.tail.lock().is_empty());
-        Arc::clone(&left).ready(false, true, false);
-        assert!(stream.is_quiet() && left.fin_pending.load(Ordering::Relaxed));
-        Arc::clone(&left).timer(TIMER_SHUTDOWN);
-        assert!(!left.fin_pending.load(Ordering::Relaxed));
+        until("the tail is not sent", || lingering.tail.lock().is_empty());
+        Arc::clone(&lingering).ready(false, true, false);
+        assert!(stream.is_quiet() && lingering.fin_pending.load(Ordering::Relaxed));
+        Arc::clone(&lingering).timer(TIMER_SHUTDOWN);
+        assert!(!lingering.fin_pending.load(Ordering::Relaxed));
         (stream.sent, octets) = (0, Vec::new());
         drop(octets);
         stream.read_to_end(0, false);
     }
     // The time of the FIN may come before the tail is sent.
     let mut stream = Stream::full(LONG);
-    let left = stream
+    let lingering = stream
         .end_in_background(false, Some(LONG), 1000)
         .expect("the FIN is pending");
-    Arc::clone(&left).timer(TIMER_SHUTDOWN);
+    Arc::clone(&lingering).timer(TIMER_SHUTDOWN);
     assert!(
-        left.fin_pending.load(Ordering::Relaxed),
+        lingering.fin_pending.load(Ordering::Relaxed),
         "the tail is not sent"
     );
     stream.read_to_end(1000, false);
     until("the FIN is not sent", || {
-        !left.fin_pending.load(Ordering::Relaxed)
+        !lingering.fin_pending.load(Ordering::Relaxed)
     });
 }
 
@@ -254,9 +254,11 @@ fn delayed_fin_waits() {
 #[test]
 fn refused_tail_is_given_up() {
     let mut stream = Stream::full(Duration::ZERO);
-    let left = stream.end_in_background(false, None, 1000);
+    let lingering = stream.end_in_background(false, None, 1000);
     until("the tail is kept", || {
-        left.as_ref().is_none_or(|left| !stream.is_watched(left))
+        lingering
+            .as_ref()
+            .is_none_or(|lingering| !stream.is_watched(lingering))
     });
     let mut octets = Vec::new();
     let end = stream.peer.read_to_end(&mut octets).unwrap_err();
@@ -269,22 +271,22 @@ fn refused_tail_is_given_up() {
 fn crowd_gives_silent_peer_no_time() {
     let _alone = ALONE.lock();
     let stream = Stream::new(Duration::ZERO);
-    let left = stream
+    let lingering = stream
         .end_in_background(false, None, 0)
         .expect("the peer is open");
     let crowd = limits::descriptors() / 4 + 1;
     COUNT.fetch_add(crowd, Ordering::Relaxed);
-    left.check_progress();
+    lingering.check_progress();
     COUNT.fetch_sub(crowd, Ordering::Relaxed);
-    assert!(!stream.is_watched(&left));
+    assert!(!stream.is_watched(&lingering));
 }
 
-/// Creates another entry for the stream of `left`.
-fn another(left: &Linger) -> Arc<Linger> {
+/// Creates another entry for the stream of `lingering`.
+fn another(lingering: &Linger) -> Arc<Linger> {
     Arc::new(Linger {
-        socket: Arc::clone(&left.socket),
-        token: left.engine.token(),
-        engine: Arc::clone(&left.engine),
+        socket: Arc::clone(&lingering.socket),
+        token: lingering.engine.token(),
+        engine: Arc::clone(&lingering.engine),
         cut: false,
         patience: LONG,
         outage: LONG,
@@ -304,10 +306,10 @@ fn another(left: &Linger) -> Arc<Linger> {
 fn dead_entries_are_removed() {
     let _alone = ALONE.lock();
     let stream = Stream::new(LONG);
-    let left = stream
+    let lingering = stream
         .end_in_background(false, None, 0)
         .expect("the peer is open");
-    let many: Vec<_> = (0..200).map(|_| another(&left)).collect();
+    let many: Vec<_> = (0..200).map(|_| another(&lingering)).collect();
     many.iter().for_each(register);
     let known = |one: &Arc<Linger>| {
         let weak = Arc::downgrade(one);
@@ -318,37 +320,37 @@ fn dead_entries_are_removed() {
     drop(many);
     // Other tests register few.
     assert!(COUNT.load(Ordering::Relaxed) < 100);
-    let last = another(&left);
+    let last = another(&lingering);
     register(&last);
     assert!(LINGERING.lock().len() < 100);
-    assert!(known(&left) && known(&last));
+    assert!(known(&lingering) && known(&last));
     for _ in 0..200 {
-        register(&another(&left));
+        register(&another(&lingering));
     }
     assert!(LINGERING.lock().len() < 100);
-    assert!(known(&left) && known(&last));
+    assert!(known(&lingering) && known(&last));
 }
 
 /// A peer that has closed needs no FIN, so the descriptor is closed although the FIN was delayed.
 #[test]
 fn closed_peer_ends_delayed_fin() {
     let stream = Stream::new(LONG);
-    let left = stream
+    let lingering = stream
         .end_in_background(false, Some(LONG), 0)
         .expect("the FIN is pending");
     stream.peer.shutdown(Shutdown::Write).unwrap();
-    until("the descriptor is kept", || !stream.is_watched(&left));
+    until("the descriptor is kept", || !stream.is_watched(&lingering));
 }
 
 #[test]
 fn oldest_live_stream_is_taken() {
     let stream = Stream::new(LONG);
-    let left = stream
+    let lingering = stream
         .end_in_background(false, None, 0)
         .expect("the peer is open");
     let one = || {
         COUNT.fetch_add(1, Ordering::Relaxed);
-        another(&left)
+        another(&lingering)
     };
     let lives = [one(), one()];
     let over = [one(), one(), one()].map(|one| Arc::downgrade(&one));
@@ -368,10 +370,10 @@ fn slow_reader_has_deadline() {
     let patience = Duration::from_millis(100);
     let mut stream = Stream::full(patience);
     let begin = Instant::now();
-    let left = stream
+    let lingering = stream
         .end_in_background(false, None, 4 << 20)
         .expect("the tail is pending");
-    let until = left.tail_until.expect("a deadline");
+    let until = lingering.tail_until.expect("a deadline");
     assert!(until >= begin + patience * 12);
     assert!(until <= Instant::now() + patience * 12);
     let end = loop {
@@ -388,9 +390,9 @@ fn slow_reader_has_deadline() {
     assert_eq!(end, ErrorKind::ConnectionReset);
     // The deadline counts from the time of the FIN.
     let stream = Stream::full(patience);
-    let left = stream
+    let lingering = stream
         .end_in_background(false, Some(LONG), 1000)
         .expect("the FIN is pending");
-    let until = left.tail_until.expect("a deadline");
+    let until = lingering.tail_until.expect("a deadline");
     assert!(until >= begin + LONG + patience * 12);
 }
