@@ -194,7 +194,7 @@ impl Linger {
             progress.pause = next_pause(progress.pause, self.cut, self.patience);
             let pause = progress.pause.min(remaining);
             drop(progress);
-            self.engine.after(pause, self.token, TIMER_LOOK);
+            self.engine.after(pause, self.token, TIMER_CHECK);
             return;
         }
         drop(progress);
@@ -233,11 +233,11 @@ impl Drop for Linger {
     }
 }
 
-const TIMER_LOOK: u32 = 0;
+const TIMER_CHECK: u32 = 0;
 const TIMER_SHUTDOWN: u32 = 1;
 
 /// Factor: the tail is kept for this many times the time that the peer's TCP may take nothing.
-const TAIL_PATIENCES: u32 = 12;
+const TAIL_FACTOR: u32 = 12;
 /// How long the peer may take to close its direction after a queue pair was destroyed.
 const PATIENCE_MAX: Duration = Duration::from_secs(2);
 /// Time between two checks of a cut stream. The kernel does not report when the peer has everything
@@ -375,7 +375,7 @@ fn linger_on(
             pause,
         }),
         tail: Mutex::new(tail),
-        tail_until: start.checked_add(patience.saturating_mul(TAIL_PATIENCES)),
+        tail_until: start.checked_add(patience.saturating_mul(TAIL_FACTOR)),
         fin_delayed: AtomicBool::new(delay.is_some()),
         fin_pending: AtomicBool::new(fin_pending),
     });
@@ -396,7 +396,7 @@ fn linger_on(
     if let Some(delay) = delay {
         engine.after(delay, token, TIMER_SHUTDOWN);
     }
-    engine.after(begin + pause, token, TIMER_LOOK);
+    engine.after(begin + pause, token, TIMER_CHECK);
 }
 
 /// Waits in an exit handler for delayed FINs, at most for [`MATURITY`]. The progress thread still

@@ -204,7 +204,7 @@ mod tests {
         assert!(!qp.inner.awaits_time(), "not connected");
     }
 
-    /// A sender that has closed expects no answer, so its Send is held only briefly.
+    /// A sender that has closed no longer waits, so its Send is held only briefly.
     #[test]
     fn held_send_ends_with_its_sender() {
         let (qp, peer) = holds();

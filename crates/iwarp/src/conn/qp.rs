@@ -56,7 +56,7 @@ pub(crate) const TIMER_SEND_DELAY: u32 = 3;
 pub(crate) const TIMER_PEER_GONE: u32 = 4;
 pub(crate) const TIMER_LIVENESS: u32 = 5;
 pub(crate) const TIMERS_END: u32 = 6;
-/// How long a held Send stays held after its sender has closed. Such a sender expects no answer,
+/// How long a held Send stays held after its sender has closed. Such a sender no longer waits,
 /// and the program that should post the receive may be waiting for the disconnect event.
 const HOLD_CLOSED: Duration = Duration::from_millis(200);
 
