@@ -199,8 +199,8 @@ impl Linger {
         }
         drop(progress);
         if self.is_cut() && reach == Reach::Answers {
-            // The peer answers but does not read. If it could not be reached, a reset would be
-            // useless: the kernel sends the data and the FIN later, and the peer's MPA finds the
+            // The peer answers but does not read. A peer that cannot be reached is not reset: when
+            // it can be reached again, the kernel sends the data and a FIN, and its MPA finds the
             // end inside an FPDU.
             self.socket.stream.abort();
         }

@@ -13,8 +13,7 @@
 //! | Which thread drives, and until when? | `pollers`, `lease`, `baton` |
 //! | Who sleeps, and who wakes whom? | `parker`, `wakers`, `slots` |
 //! | Does a thread poll, sleep or yield? | `busy_poll`, `answers`, `yield_pacing` |
-//! | Where are the thresholds? | `policy`: all constants and decisions of these heuristics, without
-//! state |
+//! | Where are the thresholds? | `policy`: all constants and decisions of these heuristics, without state |
 //!
 //! The protocols on which no wake-up may be lost (`baton`, `lease`, `parker`, `slots`) are checked
 //! by `loom` over all interleavings of two or three threads, next to a deliberately broken variant
