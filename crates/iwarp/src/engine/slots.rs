@@ -31,7 +31,7 @@ const ABANDONED: u32 = 3;
 const DONE: u32 = 4;
 const FAILED: u32 = 5;
 
-/// Layout of `room`: the first free slot (or [`NONE`]), the free places, the counter, and the mark.
+/// Layout of `room`: the first free slot (or [`NO_SLOT`]), the free places, the counter, and the mark.
 mod room {
     pub(super) const BITS: u32 = 17;
     pub(super) const MASK: u64 = (1 << BITS) - 1;
@@ -40,9 +40,9 @@ mod room {
     pub(super) const CROWDED: u64 = 1 << 63;
 }
 
-const NONE: u32 = room::MASK as u32;
+const NO_SLOT: u32 = room::MASK as u32;
 
-const MOST: u32 = NONE;
+const SLOTS_MAX: u32 = NO_SLOT;
 
 #[derive(Debug, Clone, Copy)]
 struct Room(u64);
@@ -126,12 +126,12 @@ pub(crate) struct Slots<K, F> {
 }
 
 impl<K, F> Slots<K, F> {
-    /// Creates `count` free slots and as many places, at most [`MOST`].
+    /// Creates `count` free slots and as many places, at most [`SLOTS_MAX`].
     pub(crate) fn new(count: u32) -> Self {
-        let count = count.min(MOST);
+        let count = count.min(SLOTS_MAX);
         let slot = |i: u32| Slot {
             stage: AtomicU32::new(FREE),
-            next: AtomicU32::new(if i + 1 < count { i + 1 } else { NONE }),
+            next: AtomicU32::new(if i + 1 < count { i + 1 } else { NO_SLOT }),
             places: AtomicU32::new(0),
             rare: Mutex::new(Rare {
                 waker: None,
@@ -139,7 +139,7 @@ impl<K, F> Slots<K, F> {
                 failure: None,
             }),
         };
-        let first = if count == 0 { NONE } else { 0 };
+        let first = if count == 0 { NO_SLOT } else { 0 };
         Self {
             slots: (0..count).map(slot).collect(),
             room: AtomicU64::new(Room(0).next(first, count).0),
@@ -153,7 +153,7 @@ impl<K, F> Slots<K, F> {
     }
 
     pub(crate) fn count(&self) -> u32 {
-        // At most `MOST`.
+        // At most `SLOTS_MAX`.
         self.slots.len() as u32
     }
 

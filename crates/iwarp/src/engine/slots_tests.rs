@@ -56,9 +56,9 @@ mod plain {
         // Miri is slow.
         if !cfg!(miri) {
             let slots = Tried::new(u32::MAX);
-            assert_eq!(slots.count(), MOST);
+            assert_eq!(slots.count(), SLOTS_MAX);
             // The largest count that fits into `room`.
-            let all = slots.take(MOST, 0, true).unwrap();
+            let all = slots.take(SLOTS_MAX, 0, true).unwrap();
             assert_eq!(slots.take(1, 0, true), Err(NoSlot::Full));
             assert!(!slots.withdraw(all) && slots.has_room());
         }

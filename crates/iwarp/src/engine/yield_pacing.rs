@@ -3,8 +3,9 @@
 //! Where there are fewer processors than threads (a container, a CI runner, more ranks than cores),
 //! the peer that a polling thread waits for may need this very processor. If the thread never
 //! yields, the peer gets the processor at the scheduler's next tick, milliseconds later. If it
-//! always yields, each poll costs twice as much while no other thread needs the processor. The duration of a
-//! yield reveals which of the two holds: each thread sets its own pace by its last yields.
+//! always yields, each poll costs twice as much while no other thread needs the processor. The
+//! duration of a yield reveals which of the two holds: each thread sets its own pace by its last
+//! yields.
 
 use super::policy;
 use super::sync::{thread_local, yield_now};
