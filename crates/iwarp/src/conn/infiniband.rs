@@ -2,9 +2,9 @@
 //! look like a RoCE NIC. MPA start-up has no fields for them, so request and reply carry them after
 //! the program's private data. `docs/wire.md` describes the format.
 
-/// What one end of a connection reports to the other about its queue pair. With these parameters, the
-/// end of the connection is only an event: the queue pair stays in RTS, its receives stay posted,
-/// and a request that is not answered in time fails with
+/// Parameters of a queue pair that one end of a connection sends to the other. With these
+/// parameters, the end of the connection is only an event: the queue pair stays in RTS, its
+/// receives stay posted, and a request that is not answered in time fails with
 /// [`WcStatus::TransportRetryExceeded`](iwarp_rnic::WcStatus::TransportRetryExceeded).
 /// [`CmId::disconnect`](crate::cm::CmId::disconnect) ends the queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

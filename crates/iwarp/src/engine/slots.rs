@@ -31,7 +31,7 @@ const ABANDONED: u32 = 3;
 const DONE: u32 = 4;
 const FAILED: u32 = 5;
 
-/// Layout of `room`: the first free slot (or [`NO_SLOT`]), the free places, the counter, and the mark.
+/// Layout of `room`: the first free slot or [`NO_SLOT`], free places, counter, and mark.
 mod room {
     pub(super) const BITS: u32 = 17;
     pub(super) const MASK: u64 = (1 << BITS) - 1;
