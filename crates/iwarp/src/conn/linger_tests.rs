@@ -297,7 +297,7 @@ fn another(lingering: &Linger) -> Arc<Linger> {
         }),
         tail: Mutex::default(),
         tail_until: None,
-        early: AtomicBool::new(false),
+        fin_delayed: AtomicBool::new(false),
         fin_pending: AtomicBool::new(false),
     })
 }
