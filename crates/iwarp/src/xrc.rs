@@ -424,7 +424,7 @@ impl XrcTarget for Target {
         self.domain.default_pd().unwrap_or_default()
     }
 
-    fn leave(&self, qp: &Arc<QpInner>) {
+    fn forget(&self, qp: &Arc<QpInner>) {
         for cq in self.drivers.lock().drain(..) {
             if let Some(cq) = cq.upgrade() {
                 cq.leave(qp);

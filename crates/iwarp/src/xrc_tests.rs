@@ -103,7 +103,7 @@ fn completion_queues_drive_a_target_once_and_not_when_it_is_gone() {
         target.driven_by(&qp.inner, cq);
     }
     assert_eq!([drivers(), b.queue_pairs(), c.queue_pairs()], [2, 1, 1]);
-    target.leave(&qp.inner);
+    target.forget(&qp.inner);
     assert_eq!([drivers(), b.queue_pairs(), c.queue_pairs()], [0; 3]);
     qp.destroy();
     target.driven_by(&qp.inner, &b);
@@ -175,6 +175,6 @@ fn what_is_owed_to_several_queues_is_given_to_each() {
     for queue in &queues {
         assert!(told.iter().any(|srq| srq.is_same(queue)));
     }
-    target.leave(&qp.inner);
+    target.forget(&qp.inner);
     qp.destroy();
 }

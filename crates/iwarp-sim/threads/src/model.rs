@@ -207,7 +207,7 @@ fn execution(plant: Option<Plant>) {
     let first = Engine::current().expect("the world has no limits");
     if engines > 1 {
         // As if it had its share of connections, so that another engine is started.
-        (0..16).for_each(|_| first.joins());
+        (0..16).for_each(|_| first.connection_added());
     }
     let clock = Arc::new(Clock {
         watched: Arc::clone(&watched),

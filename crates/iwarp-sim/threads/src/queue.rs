@@ -113,7 +113,7 @@ impl Queue {
                 return n;
             }
         }
-        self.pollers.look(|all| self.drive(all));
+        self.pollers.drive_for_poll(|all| self.drive(all));
         if self.ready.load(Ordering::Acquire) {
             return self.take();
         }
@@ -221,7 +221,7 @@ impl Socket {
     /// Connects one whose completions go to `queue`. There are at most so many `engines`.
     pub(crate) fn connect(queue: &Arc<Queue>, engines: usize) -> Arc<Self> {
         let engine = Engine::for_connection(engines).expect("the world has no limits");
-        engine.joins();
+        engine.connection_added();
         let socket = Arc::new(Self {
             fd: world::descriptor(),
             token: engine.token(),
@@ -309,7 +309,7 @@ impl Source for Socket {
         self.queue.pollers.was_driven(now)
     }
 
-    fn rest(&self) -> bool {
+    fn pause_watch(&self) -> bool {
         let mut resting = self.resting.lock();
         if !*resting {
             self.engine.pause(self);
@@ -318,7 +318,7 @@ impl Source for Socket {
         true
     }
 
-    fn resume(&self) {
+    fn resume_watch(&self) {
         let mut resting = self.resting.lock();
         if *resting && !world::has(Plant::NeverResumes) {
             self.engine

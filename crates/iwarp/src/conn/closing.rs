@@ -1,4 +1,4 @@
-//! How the driver follows the state machine after a change, and how connections and queue pairs end.
+//! Follows the state machine after each change, and ends connections and queue pairs.
 
 use super::effects::{DriveHost, Due, Effects};
 use super::linger::{self, Closing, StreamEnd};
@@ -14,34 +14,32 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How often a thread that ends a connection yields to the thread that reads or writes for it,
-/// before it sleeps between two looks.
-const TURNS: u32 = 1000;
-/// How long it sleeps.
-const NAP: Duration = Duration::from_micros(200);
-/// It waits no longer: the other thread may be stuck in a page fault on the program's memory, or
-/// may be this one, which has called a waker of the program.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// How often a thread yields to the thread that drives a direction before it starts to sleep.
+const YIELDS_MAX: u32 = 1000;
+const RETRY_PAUSE: Duration = Duration::from_micros(200);
+/// How long it tries. The other thread may be stuck in a page fault on the program's memory, or
+/// this very thread may be inside a waker that the other call made.
+const DRIVE_WAIT_MAX: Duration = Duration::from_millis(500);
 
-/// Drives a direction of a socket, which returns `false` while another thread does. Reading and
-/// writing never block, so this waits only for the other thread's turn on a processor, which comes
-/// late on a busy machine.
-fn in_turn(drive: impl Fn() -> bool) {
-    let mut turns = 0;
+/// Calls `drive` until it returns `true`, for at most [`DRIVE_WAIT_MAX`]. `drive` returns `false`
+/// while another thread drives the direction. Driving never blocks, so the wait is for that thread
+/// to be scheduled.
+fn drive_or_wait(drive: impl Fn() -> bool) {
+    let mut yields = 0;
     let begin = Instant::now();
-    while !drive() && begin.elapsed() < PATIENCE {
-        if turns < TURNS {
-            turns += 1;
+    while !drive() && begin.elapsed() < DRIVE_WAIT_MAX {
+        if yields < YIELDS_MAX {
+            yields += 1;
             std::thread::yield_now();
         } else {
-            std::thread::sleep(NAP);
+            std::thread::sleep(RETRY_PAUSE);
         }
     }
 }
 
 impl QpInner {
-    /// Does what the state machine asks for after it has changed, and collects in `effects` what
-    /// must wait until the locks are dropped.
+    /// Carries out what the state machine asks for after a change. Collects in `effects` what must
+    /// wait until the locks are dropped.
     pub(crate) fn collect_effects(
         self: &Arc<Self>,
         g: &mut MutexGuard<'_, QpState>,
@@ -59,17 +57,16 @@ impl QpInner {
         if g.machine.peer_has_closed() && !g.machine.wants_tx() {
             self.end_link(g, effects, StreamEnd::Close);
         }
-        // In any case, a peer that neither reads nor closes does not keep the connection forever.
+        // A peer that neither reads nor closes must not keep the connection forever.
         if g.machine.is_ending() && g.link.ending_mut().is_none() {
             self.begin_ending(g);
         }
         effects.note_if(Due::WAIT_FOR_MEMORY, g.machine.waits_for_memory());
         self.update_interest(g);
-        // The last step, because other threads may have the queue pair meanwhile.
+        // This must be last, because it releases the lock in between.
         self.complete_due(g, effects);
     }
 
-    /// Does with the stream what the state machine wants.
     fn grant_wish(self: &Arc<Self>, g: &mut MutexGuard<'_, QpState>, effects: &mut Effects) {
         match g.machine.stream_wish() {
             StreamWish::Keep => {}
@@ -90,7 +87,7 @@ impl QpInner {
                 }
                 g.machine.shutdown_done(&mut DriveHost::new(self, effects));
                 effects.due |= Due::CLOSED_BY_US;
-                // This may be reported before the events that another driver has taken.
+                // This thread may report before another driver reports the events that it took.
                 effects.fault = g.machine.fault();
                 effects.report = g.link.report().clone();
                 if g.machine.peer_has_closed() {
@@ -110,7 +107,7 @@ impl QpInner {
         }
     }
 
-    /// The stream is being ended: sets the timer after which a peer that takes nothing is given up.
+    /// Starts the timer after which a stream is given up whose peer takes nothing.
     #[cold]
     fn begin_ending(&self, g: &mut QpState) {
         let Some(socket) = g.link.socket() else {
@@ -123,8 +120,8 @@ impl QpInner {
         g.link.begin_ending(acknowledged);
     }
 
-    /// Writes the completions that are due, a limited number at a time. In between, other threads
-    /// may have the queue pair.
+    /// Writes the completions that are due, a limited number at a time, and releases the lock in
+    /// between.
     #[inline]
     pub(crate) fn complete_due(
         self: &Arc<Self>,
@@ -135,14 +132,14 @@ impl QpInner {
             let _ = g
                 .machine
                 .complete_due(&mut DriveHost::new(self, &mut *effects));
-            // The send queue may be drained by that.
+            // The send queue may now be drained.
             effects.events |= g.machine.take_events();
             MutexGuard::bump(g);
         }
     }
 
-    /// The queue pair is done with the stream, and the connection manager is notified. `reset`: the
-    /// stream ends with a reset.
+    /// Ends the stream because the queue pair is done with it, and notifies the connection manager.
+    /// `reset`: the stream ends with a reset.
     fn give_up_stream(
         self: &Arc<Self>,
         g: &mut MutexGuard<'_, QpState>,
@@ -159,7 +156,7 @@ impl QpInner {
         self.end_link(g, effects, end);
     }
 
-    /// The stream cannot be used any more, and ends in this way.
+    /// Detaches the stream, which can no longer be used and ends as `end` says.
     pub(crate) fn end_link(
         self: &Arc<Self>,
         g: &mut MutexGuard<'_, QpState>,
@@ -172,6 +169,7 @@ impl QpInner {
         g.machine.stream_gone(&mut DriveHost::new(self, effects));
     }
 
+    /// Has the engine watch the socket for what the queue pair can use now.
     pub(crate) fn update_interest(&self, g: &mut MutexGuard<'_, QpState>) {
         let g = &mut **g;
         if g.link.is_read_to_end() {
@@ -202,32 +200,31 @@ impl QpInner {
         let mut effects = Effects::default();
         let (cm, is_ours) = {
             let mut g = self.state.lock();
-            // From here on completions go nowhere: a queue shared with others must not overflow
-            // from these.
+            // From here on completions are dropped, so they cannot overflow a shared completion
+            // queue.
             if self.destroyed.swap(true, Ordering::AcqRel) {
                 return;
             }
             g.machine.close(&mut DriveHost::new(self, &mut effects));
             let is_open = g.link.is_open();
-            // Of what happens from here on, only the end is reported.
+            // The manager hears only of the end, and only once: see below.
             let cm = g.link.report_mut().cm.take().filter(|_| is_open);
             (cm, g.link.own_socket().is_some())
         };
-        // Queued octets are still sent, as many as the socket takes, by this thread or by the one
-        // that is sending: this must be done before the stream is taken away from it. Sending never
-        // blocks, so this waits only for the other thread's turn on a processor.
+        // Send what the socket takes before the stream is detached. If another thread is sending,
+        // wait for it.
         if is_ours {
-            in_turn(|| self.drive_tx());
+            drive_or_wait(|| self.drive_tx());
         }
         let closing = self.take_stream(&mut effects);
         self.send_cq.inner.detach(self);
         self.recv_cq.inner.detach(self);
         self.slots.close(&self.send_cq, &self.recv_cq);
         if let Some(target) = &self.xrc {
-            target.leave(self);
+            target.forget(self);
         }
         let counters = self.counters();
-        self.ctx.leave_qp(self.num, &counters);
+        self.ctx.remove_qp(self.num, &counters);
         self.forget_events();
         if effects.due.contains(Due::MEMORY_UNUSED) {
             self.ctx.memory_unused();
@@ -235,25 +232,23 @@ impl QpInner {
         if let Some(closing) = closing {
             closing.run(self);
         }
-        // A program that disconnects and destroys at once waits for this event. It is not given
-        // twice.
+        // A program that disconnects and then destroys waits for this event.
         if let Some(cm) = cm.and_then(|cm| cm.upgrade()) {
             cm.qp_event(Events::DISCONNECTED, None);
         }
     }
 
-    /// Takes the stream of a queue pair that is being destroyed.
     fn take_stream(self: &Arc<Self>, effects: &mut Effects) -> Option<Closing> {
         let mut g = self.state.lock();
         let g = &mut *g;
         let tail = UnsentTail::take(self, g, effects);
-        // A plan that is not written to its end may be in the hands of the thread that was waited
-        // for in vain.
+        // A plan that is not fully written may be held by a thread for which the wait was too
+        // short.
         g.machine.leave(&mut DriveHost::new(self, effects));
         let end = match g.machine.stream_wish() {
             StreamWish::Leave { cut, not_before } => StreamEnd::new(cut, not_before, tail),
-            // There was no memory for a plan, and the last FPDU may be cut. A FIN would make it
-            // look whole.
+            // There was no memory for a plan, so the last FPDU may be cut. A FIN would make it look
+            // complete.
             StreamWish::Abort => StreamEnd::Reset,
             StreamWish::Keep | StreamWish::ShutdownWrite => {
                 StreamEnd::new(false, None, UnsentTail::default())
@@ -263,10 +258,9 @@ impl QpInner {
         g.detach().map(|socket| Closing { socket, end })
     }
 
-    /// Prepares a queue pair whose peer is known by number for the end of its connection, which a
-    /// change of state or its destruction is about to bring: it takes what has arrived, which may
-    /// be the answers to its requests, and tells the peer which messages have arrived. Does nothing
-    /// to other queue pairs. If `then_silent`, no request starts afterwards.
+    /// Prepares a queue pair that is connected by number for the end of its connection: takes what
+    /// has arrived, which may answer its requests, and acknowledges the messages that have arrived.
+    /// Does nothing for other queue pairs. With `then_silent`, no request starts afterwards.
     fn finish_by_number(self: &Arc<Self>, then_silent: bool) {
         let ends_by_number = {
             let g = self.state.lock();
@@ -276,14 +270,13 @@ impl QpInner {
         if !ends_by_number {
             return;
         }
-        in_turn(|| self.drive_rx());
+        drive_or_wait(|| self.drive_rx());
         if self.state.lock().machine.say_farewell(then_silent) {
-            in_turn(|| self.drive_tx());
+            drive_or_wait(|| self.drive_tx());
         }
     }
 
-    /// The state is about to be changed by the program. Says what has to be said before the
-    /// connection ends by that.
+    /// Sends what must be sent before a change of state by the program ends the connection.
     pub(crate) fn prepare_for(self: &Arc<Self>, to: State) {
         if matches!(to, State::Reset | State::Error) {
             self.finish_by_number(true);
@@ -293,8 +286,8 @@ impl QpInner {
         }
     }
 
-    /// Sends a Terminate that waits, as far as the socket takes it, and waits for the thread that
-    /// is sending it: what that has in its hands cannot be taken over ([`UnsentTail`]).
+    /// Sends a pending Terminate as far as the socket takes it. If another thread is sending, waits
+    /// for it, because its plan cannot be taken over ([`UnsentTail`]).
     fn send_terminate(self: &Arc<Self>) {
         let is_due = {
             let g = self.state.lock();
@@ -302,11 +295,12 @@ impl QpInner {
             ours && g.machine.is_ending()
         };
         if is_due {
-            in_turn(|| self.drive_tx());
+            drive_or_wait(|| self.drive_tx());
         }
     }
 
-    /// The stream is being ended, and some time has passed.
+    /// Handles the linger timer: gives up the stream if the peer has taken nothing since it was
+    /// set.
     pub(crate) fn linger_timer_expired(self: &Arc<Self>) {
         let mut effects = Effects::default();
         let mut g = self.state.lock();
@@ -327,7 +321,7 @@ impl QpInner {
         }
         tracing::debug!(qp = self.num, "peer did not close in time");
         if g.machine.is_shut_down() && socket.reach(self.ctx.config.linger) == Reach::Answers {
-            // The peer has everything, or reads nothing. The kernel goes on alone.
+            // The peer has everything, or does not read. The kernel finishes alone.
             self.end_link(&mut g, &mut effects, StreamEnd::Close);
         } else {
             g.machine.leave(&mut DriveHost::new(self, &mut effects));
@@ -337,8 +331,8 @@ impl QpInner {
         effects.apply(self);
     }
 
-    /// Drops asynchronous events about it that no thread has taken: they would keep it, and through
-    /// it the device, forever.
+    /// Drops pending asynchronous events about the queue pair. They would keep it, and through it
+    /// the device, alive forever.
     pub(crate) fn forget_events(self: &Arc<Self>) {
         self.ctx.async_events.retain(|event| {
             let qp = event.kind.queue_pair();
@@ -347,7 +341,7 @@ impl QpInner {
     }
 }
 
-/// Has the engine watch the socket for this, unless application threads do.
+/// Has the engine watch the socket for `want`, unless application threads drive it.
 #[cold]
 fn watch_for(link: &mut Link, want: Interest) {
     let ended_behind_held = link.watch_again();
@@ -361,15 +355,15 @@ fn watch_for(link: &mut Link, want: Interest) {
         ..
     } = &*open.socket;
     let changed = if ended_behind_held {
-        // The held Send has its receive: what is behind it is read, to the end.
+        // The held Send has its receive, so what follows it is read to the end.
         engine.resume(stream, *token, want)
     } else if !open.driven_by_app {
         engine.modify(stream, *token, want)
     } else if want.readable {
-        // Kept until it is watched again. A driving thread writes, too.
+        // Takes effect when the engine watches the socket again. A driving thread also writes.
         Ok(())
     } else {
-        // The driving thread does not read now, and would not notice the end of the stream.
+        // The driving thread does not read now and would miss the end of the stream.
         open.driven_by_app = false;
         engine.resume(stream, *token, want)
     };
@@ -379,8 +373,8 @@ fn watch_for(link: &mut Link, want: Interest) {
 }
 
 impl QueuePair {
-    /// Begins the graceful end of the connection: queued requests that TCP takes are sent, the
-    /// others are flushed.
+    /// Ends the connection gracefully: sends the queued requests that TCP takes, and flushes the
+    /// others.
     pub fn disconnect(&self) {
         let mut effects = Effects::default();
         {
@@ -402,10 +396,10 @@ impl QueuePair {
 
 impl Drop for QpInner {
     fn drop(&mut self) {
-        // Dropped without `destroy`: its number is free again.
+        // Dropped without `destroy`: release the number.
         if !self.is_destroyed() && !self.origin.is_foreign() {
             let counters = *self.state.get_mut().machine.counters();
-            self.ctx.leave_qp(self.num, &counters);
+            self.ctx.remove_qp(self.num, &counters);
         }
     }
 }
@@ -415,12 +409,11 @@ mod tests {
     use super::*;
     use std::cell::Cell;
 
-    /// Where no other thread wants this processor, yields end at once, however long the other one
-    /// waits for its own.
+    /// On an idle processor yields return at once, so the wait must be measured in time.
     #[test]
-    fn a_thread_that_has_no_processor_is_waited_for() {
+    fn waits_for_unscheduled_driver() {
         let (begin, driven) = (Instant::now(), Cell::new(false));
-        in_turn(|| {
+        drive_or_wait(|| {
             driven.set(begin.elapsed() > Duration::from_millis(300));
             driven.get()
         });
@@ -428,10 +421,10 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_never_comes_back_is_not_waited_for() {
+    fn stuck_driver_is_given_up() {
         let begin = Instant::now();
-        in_turn(|| false);
-        assert!(begin.elapsed() >= PATIENCE);
+        drive_or_wait(|| false);
+        assert!(begin.elapsed() >= DRIVE_WAIT_MAX);
     }
 }
 

@@ -1,4 +1,4 @@
-//! What the end of a connection waits for, says, and leaves behind.
+//! What the end of a connection waits for, what it sends, and what it reports.
 
 use super::super::link::Report;
 use super::super::pool;
@@ -19,7 +19,6 @@ use std::net::TcpStream;
 use std::sync::Weak;
 use std::sync::atomic::AtomicBool;
 
-/// With room for receives, connected.
 fn connection(ctx: &Context) -> (QueuePair, TcpStream) {
     let cq = ctx.create_cq(8, None).unwrap();
     let qp = queue_pair(ctx, &cq, &cq);
@@ -28,9 +27,9 @@ fn connection(ctx: &Context) -> (QueuePair, TcpStream) {
 }
 
 #[derive(Default)]
-struct Told(Mutex<Events>);
+struct Notified(Mutex<Events>);
 
-impl CmSink for Told {
+impl CmSink for Notified {
     fn qp_event(&self, events: Events, _: Option<Fault>) {
         *self.0.lock() |= events;
     }
@@ -38,9 +37,10 @@ impl CmSink for Told {
     fn first_message_overdue(&self) {}
 }
 
-/// The thread that has seen the first message may be slow. Whoever tells of the end tells of the begin, too.
+/// The thread that saw the first message may be slow, so the end is reported together with the
+/// beginning.
 #[test]
-fn the_end_of_a_connection_is_not_told_before_its_begin() {
+fn end_is_reported_after_begin() {
     let ctx = context();
     let ends: [fn(&QueuePair); 3] = [QueuePair::disconnect, QueuePair::abort, |qp| {
         qp.modify(State::Error).unwrap()
@@ -48,13 +48,13 @@ fn the_end_of_a_connection_is_not_told_before_its_begin() {
     for end in ends {
         for begun in [false, true] {
             let (qp, _peer) = connection(&ctx);
-            // It is flushed before anything is told.
+            // Flushing it takes place before any report.
             let wr = RecvWr {
                 wr_id: 1,
                 sges: &[],
             };
             qp.post_recv(&[wr]).unwrap();
-            let sink = Arc::new(Told::default());
+            let sink = Arc::new(Notified::default());
             let cm: Weak<dyn CmSink> = Arc::downgrade(&(Arc::clone(&sink) as Arc<dyn CmSink>));
             {
                 let mut g = qp.inner.state.lock();
@@ -64,17 +64,17 @@ fn the_end_of_a_connection_is_not_told_before_its_begin() {
                 };
             }
             end(&qp);
-            let told = *sink.0.lock();
-            assert!(told.contains(Events::DISCONNECTED), "{told:?}");
-            assert_eq!(told.contains(Events::ESTABLISHED), begun, "{told:?}");
+            let events = *sink.0.lock();
+            assert!(events.contains(Events::DISCONNECTED), "{events:?}");
+            assert_eq!(events.contains(Events::ESTABLISHED), begun, "{events:?}");
             qp.destroy();
         }
     }
 }
 
-/// The begin of a responder's connection is its peer's first message, and it is told with the end once more.
+/// A responder's connection begins with the peer's first message.
 #[test]
-fn the_first_message_begins_the_connection_of_a_responder() {
+fn first_message_establishes_responder() {
     let ctx = context();
     let cq = ctx.create_cq(8, None).unwrap();
     let qp = queue_pair(&ctx, &cq, &cq);
@@ -87,13 +87,13 @@ fn the_first_message_begins_the_connection_of_a_responder() {
     let is_established = || qp.inner.state.lock().link.report().established;
     assert!(!is_established());
     peer.write_all(&send_fpdu(&[])).unwrap();
-    until("it does not begin", is_established);
+    until("the connection is not established", is_established);
     qp.destroy();
 }
 
-/// Completions are written a few at a time, and what was to be told before is told afterwards.
+/// Completions are written in steps, and the events are reported after the last one.
 #[test]
-fn the_end_is_told_after_many_completions() {
+fn end_is_reported_after_many_completions() {
     let ctx = context();
     let receives = 8000;
     let cq = ctx.create_cq(receives, None).unwrap();
@@ -109,7 +109,7 @@ fn the_end_is_told_after_many_completions() {
         sges: &[],
     };
     qp.post_recv(&vec![wr; receives as usize]).unwrap();
-    let sink = Arc::new(Told::default());
+    let sink = Arc::new(Notified::default());
     let cm: Weak<dyn CmSink> = Arc::downgrade(&(Arc::clone(&sink) as Arc<dyn CmSink>));
     qp.inner.state.lock().link.report_mut().cm = Some(cm);
     qp.modify(State::Error).unwrap();
@@ -118,9 +118,10 @@ fn the_end_is_told_after_many_completions() {
     qp.destroy();
 }
 
-/// A queue pair that is connected by number and leaves takes what has arrived, because its peer counts on that. Others flush their receives.
+/// A queue pair that is connected by number takes what has arrived before it ends, because its peer
+/// relies on that. Others flush their receives.
 #[test]
-fn what_has_arrived_is_taken_before_the_end_of_a_connection_by_number() {
+fn by_number_end_takes_arrived_messages() {
     let ctx = context();
     for by_number in [false, true] {
         for to in [State::Error, State::Reset] {
@@ -135,7 +136,9 @@ fn what_has_arrived_is_taken_before_the_end_of_a_connection_by_number() {
             };
             qp.post_recv(&[wr]).unwrap();
             peer.write_all(&send_fpdu(&[])).unwrap();
-            until("it does not arrive", || socket.stream.has_octets().unwrap());
+            until("the message does not arrive", || {
+                socket.stream.has_octets().unwrap()
+            });
             assert_eq!(qp.counters().rx_messages, 0);
             qp.modify(to).unwrap();
             let taken = qp.counters().rx_messages;
@@ -145,9 +148,9 @@ fn what_has_arrived_is_taken_before_the_end_of_a_connection_by_number() {
     }
 }
 
-/// A reset takes the stream away from the thread that is sending, which may have a Terminate in its hands. So it waits for that thread.
+/// A reset detaches the stream from the thread that is sending, which may hold a Terminate.
 #[test]
-fn a_reset_waits_for_the_thread_that_sends_the_end() {
+fn reset_waits_for_sending_thread() {
     let ctx = context();
     let (qp, _peer) = connection(&ctx);
     qp.disconnect();
@@ -157,14 +160,14 @@ fn a_reset_waits_for_the_thread_that_sends_the_end() {
         scope.spawn(|| {
             qp.inner.tx.drive(|| {
                 if holds.swap(true, Ordering::SeqCst) {
-                    // Once more, because somebody has asked for it.
+                    // Called again, because another thread left a note.
                     return;
                 }
                 let begin = Instant::now();
                 loop {
                     let has_returned = returned.load(Ordering::SeqCst);
-                    // Later it may have lost its patience.
-                    if begin.elapsed() > PATIENCE / 4 {
+                    // The waiting thread gives up at `DRIVE_WAIT_MAX`.
+                    if begin.elapsed() > DRIVE_WAIT_MAX / 4 {
                         break;
                     }
                     early.fetch_or(has_returned, Ordering::SeqCst);
@@ -172,19 +175,20 @@ fn a_reset_waits_for_the_thread_that_sends_the_end() {
                 }
             });
         });
-        until("the other thread does not come", || {
+        until("the other thread does not start", || {
             holds.load(Ordering::SeqCst)
         });
         qp.modify(State::Reset).unwrap();
         returned.store(true, Ordering::SeqCst);
     });
-    assert!(!early.load(Ordering::SeqCst), "it has not waited");
+    assert!(!early.load(Ordering::SeqCst), "the reset did not wait");
     qp.destroy();
 }
 
-/// Of a connection that the program has ended nothing is taken any more, but the stream is read to its end, or it would be reset.
+/// After the program has ended a connection, the rest of the stream is read and discarded.
+/// Otherwise TCP would reset it.
 #[test]
-fn what_comes_after_the_end_is_thrown_away() {
+fn data_after_end_is_discarded() {
     let ctx = context_with(Config {
         linger: Duration::from_secs(3600),
         ..Config::default()
@@ -195,18 +199,17 @@ fn what_comes_after_the_end_is_thrown_away() {
     peer.write_all(&[0; 200_000]).unwrap();
     assert!(qp.inner.state.lock().link.is_open());
     peer.shutdown(std::net::Shutdown::Write).unwrap();
-    until("the end is not noticed", || {
+    until("the peer's end is not noticed", || {
         qp.inner.state.lock().link.is_none()
     });
-    // Not even after the end.
+    // There is no reset even now.
     assert_eq!(peer.read(&mut [0]).unwrap(), 0);
     assert_eq!(qp.counters().rx_messages, 0);
     qp.destroy();
 }
 
-/// What the peer's TCP sees: the end of the stream, or a reset.
 #[test]
-fn a_connection_ends_as_the_program_has_said() {
+fn each_end_is_fin_or_reset() {
     let ctx = context();
     type End = fn(&QueuePair);
     let ends: [(End, bool); 5] = [
@@ -232,9 +235,8 @@ fn a_connection_ends_as_the_program_has_said() {
     }
 }
 
-/// The peer may also break it off after the program has ended it.
 #[test]
-fn a_connection_that_ends_may_be_broken_off() {
+fn ending_connection_may_be_reset() {
     let ctx = context_with(Config {
         linger: Duration::from_secs(3600),
         ..Config::default()
@@ -248,9 +250,10 @@ fn a_connection_that_ends_may_be_broken_off() {
     qp.destroy();
 }
 
-/// A peer may take what was queued before the end as slowly as it likes, but from each look to the next it has to take something.
+/// A peer may take the queued data slowly, but it must take something between two expiries of the
+/// linger timer.
 #[test]
-fn a_connection_that_ends_stays_while_its_peer_takes_something() {
+fn slow_peer_keeps_ending_connection() {
     let ctx = context_with(Config {
         linger: Duration::from_secs(3600),
         ..Config::default()
@@ -266,10 +269,10 @@ fn a_connection_that_ends_stays_while_its_peer_takes_something() {
         let mut g = qp.inner.state.lock();
         g.link.ending_mut().map(|ending| ending.acknowledged)
     };
-    // It had taken less at the last look.
+    // As if less had been acknowledged at the last expiry.
     {
         let mut g = qp.inner.state.lock();
-        let ending = g.link.ending_mut().expect("it was disconnected");
+        let ending = g.link.ending_mut().expect("the connection is ending");
         ending.acknowledged = taken.wrapping_sub(1);
     }
     qp.inner.linger_timer_expired();
@@ -280,9 +283,10 @@ fn a_connection_that_ends_stays_while_its_peer_takes_something() {
     qp.destroy();
 }
 
-/// Pollers do not read behind a Send that waits for its receive, and would not notice the end of the stream: the engine looks for that.
+/// Pollers do not read past a Send that waits for its receive and would miss the end of the stream,
+/// so the engine watches the socket.
 #[test]
-fn a_stream_that_pollers_do_not_read_is_watched() {
+fn held_send_returns_socket_to_engine() {
     let ctx = context();
     for receive in [false, true] {
         let (qp, mut peer) = connection(&ctx);
@@ -294,9 +298,11 @@ fn a_stream_that_pollers_do_not_read_is_watched() {
         if receive {
             qp.post_recv(&[wr]).unwrap();
         }
-        assert!(qp.inner.rest());
+        assert!(qp.inner.pause_watch());
         peer.write_all(&send_fpdu(&[])).unwrap();
-        until("it does not arrive", || socket.stream.has_octets().unwrap());
+        until("the message does not arrive", || {
+            socket.stream.has_octets().unwrap()
+        });
         assert!(qp.inner.drive_rx());
         let interest = {
             let mut g = qp.inner.state.lock();
@@ -305,37 +311,38 @@ fn a_stream_that_pollers_do_not_read_is_watched() {
             open.interest
         };
         assert_eq!(interest.readable, receive);
-        // In the set, or not.
+        // `modify` fails if the socket is not in the poller's set.
         let watched = socket.engine.modify(&socket.stream, socket.token, interest);
         assert_eq!(watched.is_ok(), !receive);
-        assert_eq!(qp.inner.rest(), receive);
+        assert_eq!(qp.inner.pause_watch(), receive);
         qp.destroy();
     }
 }
 
-/// Without memory for the Terminate that it owes, a queue pair does not know what of its last FPDU was written. So the peer sees a reset,
-/// not the end of the stream.
+/// Without memory for the Terminate that it owes, a queue pair does not know how much of its last
+/// FPDU was written. So the peer must see a reset, not a FIN.
 #[test]
 fn destroy_without_memory_resets() {
     let ctx = context();
     let (qp, mut peer) = connection(&ctx);
-    // The progress thread cannot send the Terminate.
-    let mut turn = None;
-    until("another thread sends", || {
-        turn = qp.inner.tx.try_take();
-        turn.is_some()
+    // Keep the progress thread from sending the Terminate.
+    let mut baton = None;
+    until("another thread holds the baton", || {
+        baton = qp.inner.tx.try_take();
+        baton.is_some()
     });
+    // An opcode that no message has.
     // No message has this operation.
     let mut octets = EMPTY_SEND;
     octets[3] = 0x4f;
     peer.write_all(&octets).unwrap();
-    until("it is not refused", || {
+    until("the message is not refused", || {
         qp.inner.state.lock().machine.owes_terminate()
     });
     pool::FAILS.set(true);
     qp.destroy();
     pool::FAILS.set(false);
-    drop(turn);
+    drop(baton);
     let end = peer.read_to_end(&mut Vec::new());
     let end = end.map_err(|error| error.kind());
     assert_eq!(end, Err(ErrorKind::ConnectionReset));

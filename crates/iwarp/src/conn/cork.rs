@@ -16,22 +16,19 @@ use iwarp_rnic::limits::TX_PLAN_BYTES;
 /// short TCP segment.
 const ENOUGH_BYTES: u64 = TX_PLAN_BYTES as u64;
 
-/// The posting behaviour of one queue pair.
 #[derive(Debug, Default)]
 pub(crate) struct Cork {
     /// Empty polls of the completion queues when the current run of posts began.
     polls: u32,
     posts: u32,
     last_ns: u64,
-    /// Bytes of payload that wait.
     bytes: u64,
     /// Posts since the clock was read.
     unread: u8,
     /// Posts that may go without reading the clock.
     trust: u8,
     /// Requests wait, and the completion queue knows that.
-    pub(crate) put_off: bool,
-    /// The timer is set.
+    pub(crate) deferred: bool,
     pub(crate) timer: bool,
 }
 
@@ -53,12 +50,12 @@ impl Cork {
 
     /// Decides about a post of one request of a program that polls before it waits.
     ///
-    /// A burst is assumed to go on for some posts without a look at the clock, which costs as much
-    /// as the rest of a post: for one at first, and for more while it does. If it does not,
-    /// requests wait for the timer at most.
+    /// Reading the clock costs as much as the rest of a post. So a burst is assumed to go on for
+    /// some posts without it: for one at first, and for more while the burst lasts. If it has
+    /// ended, the requests wait at most until the timer expires.
     #[inline]
     pub(crate) fn post_more(&mut self, polls: u32, bytes: u64, room: bool) -> Verdict {
-        if polls == self.polls && self.put_off && room {
+        if polls == self.polls && self.deferred && room {
             let waiting = self.bytes.saturating_add(bytes);
             if policy::joins_unread(self.unread, self.trust, waiting, ENOUGH_BYTES) {
                 self.bytes = waiting;
@@ -83,11 +80,11 @@ impl Cork {
             bytes: self.bytes,
             enough: ENOUGH_BYTES,
             room,
-            waits: self.put_off,
+            waits: self.deferred,
         });
         match verdict {
             Verdict::Send | Verdict::SendInBurst => _ = self.send(),
-            Verdict::PutOff | Verdict::Join => self.put_off = true,
+            Verdict::Defer | Verdict::Join => self.deferred = true,
         }
         verdict
     }
@@ -103,7 +100,7 @@ impl Cork {
     #[inline]
     pub(crate) fn send(&mut self) -> Verdict {
         self.bytes = 0;
-        self.put_off = false;
+        self.deferred = false;
         Verdict::Send
     }
 }
@@ -129,7 +126,7 @@ mod tests {
         let burst = |cork: &mut Cork| {
             // As if the posts before had followed each other quickly.
             cork.trust = CORK_UNREAD_MAX;
-            cork.put_off = true;
+            cork.deferred = true;
             (cork.polls, cork.posts) = (3, 9);
         };
         let mut cork = Cork::default();
@@ -140,10 +137,10 @@ mod tests {
         }
         // Now the clock is read, and the last reading was at the epoch.
         assert_eq!(cork.post_more(3, 64, true), Verdict::SendInBurst);
-        assert_eq!((cork.unread, cork.trust, cork.put_off), (0, 0, false));
+        assert_eq!((cork.unread, cork.trust, cork.deferred), (0, 0, false));
 
         burst(&mut cork);
-        assert_eq!(cork.post_more(4, 64, true), Verdict::Send, "a poll in vain");
+        assert_eq!(cork.post_more(4, 64, true), Verdict::Send, "an empty poll");
         burst(&mut cork);
         assert_eq!(cork.post_more(3, 64, false), Verdict::SendInBurst);
         assert_eq!(cork.trust, CORK_UNREAD_MAX, "a full queue is no pause");
@@ -151,7 +148,7 @@ mod tests {
         let enough = cork.post_more(3, ENOUGH_BYTES, true);
         assert_eq!(enough, Verdict::SendInBurst);
         burst(&mut cork);
-        cork.put_off = false;
+        cork.deferred = false;
         cork.last_ns = u64::MAX;
         assert_ne!(cork.post_more(3, 64, true), Verdict::Join, "nothing waits");
     }
@@ -175,7 +172,7 @@ mod tests {
                     last_ns: now_ns(),
                     unread: CORK_UNREAD_MAX,
                     trust,
-                    put_off: true,
+                    deferred: true,
                     ..Cork::default()
                 };
                 // The thread may lose its processor just here. Then it is tried again.
@@ -196,18 +193,18 @@ mod tests {
             ..Cork::default()
         };
         cork.posts += 1;
-        assert_eq!(cork.judge(1100, 1, 110_000, true), Verdict::PutOff);
+        assert_eq!(cork.judge(1100, 1, 110_000, true), Verdict::Defer);
         assert_eq!(cork.judge(1200, 1, 110_000, true), Verdict::Join);
         assert_eq!(cork.judge(1300, 1, 110_000, true), Verdict::SendInBurst);
-        assert!(!cork.put_off);
-        assert_eq!(cork.judge(1400, 1, 64, true), Verdict::PutOff);
-        let late = 1400 + CORK_GAP_NS + CORK_REQUEST_NS + 1;
-        assert_eq!(cork.judge(late, 1, 64, true), Verdict::SendInBurst);
+        assert!(!cork.deferred);
+        assert_eq!(cork.judge(1400, 1, 64, true), Verdict::Defer);
+        let after_pause = 1400 + CORK_GAP_NS + CORK_REQUEST_NS + 1;
+        assert_eq!(cork.judge(after_pause, 1, 64, true), Verdict::SendInBurst);
         assert_eq!(cork.judge(9000, 1, 64, false), Verdict::SendInBurst);
         let list = 9000 + CORK_GAP_NS + 64 * CORK_REQUEST_NS;
         assert_eq!(
             cork.judge(list, 64, 64, true),
-            Verdict::PutOff,
+            Verdict::Defer,
             "lists take their time"
         );
         assert_eq!(cork.send(), Verdict::Send);
@@ -215,7 +212,7 @@ mod tests {
         assert_ne!(cork.last_ns, list);
         assert_eq!(
             cork.judge(cork.last_ns + CORK_GAP_NS, 1, 64, true),
-            Verdict::PutOff,
+            Verdict::Defer,
             "the time it took to send is no gap"
         );
     }

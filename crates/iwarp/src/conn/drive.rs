@@ -1,5 +1,5 @@
-//! Moving octets between a queue pair and its socket: [`tx()`] writes, [`rx()`] reads. Each is run
-//! by the holder of its direction's baton.
+//! Moves bytes between a queue pair and its socket: [`tx()`] writes, [`rx()`] reads. The holder of
+//! the direction's baton runs it.
 
 mod rx;
 mod tx;
@@ -16,8 +16,8 @@ use iwarp_rnic::qp::RxInterest;
 use parking_lot::MutexGuard;
 use std::sync::Arc;
 
-/// The stream is broken. Octets that the peer sent before may still be there: a Terminate tells
-/// why.
+/// Handles a broken stream. Data that the peer sent before may still be readable, such as a
+/// Terminate that says why.
 pub(crate) fn broken(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, QpState>, effects: &mut Effects) {
     if g.link.is_none() {
         return;
@@ -30,7 +30,6 @@ pub(crate) fn broken(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, QpState>, effects
     fail(qp, g, effects);
 }
 
-/// The stream fails, and the queue pair with it.
 pub(crate) fn fail(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, QpState>, effects: &mut Effects) {
     if g.link.is_none() {
         return;
@@ -42,9 +41,9 @@ pub(crate) fn fail(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, QpState>, effects: 
     qp.end_link(g, effects, StreamEnd::Close);
 }
 
-/// The stream has an error or is closed in both directions. Reading tells what it is, but a held
-/// stream is not read, and would be reported for ever. The report may come late, when the queue
-/// pair has been reset and has another stream already.
+/// Handles an error of the stream, or its closing in both directions. Normally a read finds out
+/// which it is. But a held stream is not read, and the engine would report it forever. The report
+/// may be stale: the queue pair may have been reset and have its next stream.
 pub(crate) fn hung_up(qp: &Arc<QpInner>) {
     let mut effects = Effects::default();
     let mut g = qp.state.lock();

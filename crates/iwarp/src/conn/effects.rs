@@ -1,5 +1,6 @@
-//! What a call of the state machine leads to outside of the queue pair, applied when all locks are
-//! dropped, and the state machine's way to completion queues meanwhile.
+//! Effects of a call of the state machine outside of the queue pair, applied when all locks are
+//! dropped; and how the state machine reaches completion queues and shared receive queues during
+//! the call.
 
 use super::linger::Closing;
 use super::link::Report;
@@ -21,44 +22,41 @@ bitflags! {
     /// Effects without data. Each of them alone makes the set non-empty.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
     pub(crate) struct Due: u8 {
-        /// Our direction of the stream was shut down: the end is reported.
+        /// Our direction of the stream was shut down, so the end is reported.
         const CLOSED_BY_US = 1;
-        /// The queue pair waits until some memory is not in use any more.
+        /// The queue pair waits until some memory is no longer in use.
         const WAIT_FOR_MEMORY = 1 << 1;
         /// Memory that a queue pair waits for is no longer in use.
         const MEMORY_UNUSED = 1 << 2;
-        /// The target of an extended reliable connection has delivered something.
+        /// The target of an extended reliable connection has delivered messages.
         const XRC_DELIVERED = 1 << 3;
-        /// The shared receive queue has got a receive back that other queue pairs wait for.
+        /// A receive was returned to the shared receive queue, and other queue pairs wait for one.
         const RECEIVE_RETURNED = 1 << 4;
-        /// An injected fault is due.
         const FAULT = 1 << 5;
         /// Requests were posted that wait for a peer which is known by number.
         const REQUESTS_WAIT = 1 << 6;
     }
 }
 
-/// What a call of the state machine leads to outside of the queue pair. It is collected under the
-/// queue pair's lock (`QpInner::collect_effects`, [`DriveHost`]) and applied when all locks are
-/// dropped ([`Effects::apply`]).
+/// The effects of a call of the state machine. They are collected under the queue pair's lock
+/// (`QpInner::collect_effects`, [`DriveHost`]) and applied when all locks are dropped
+/// ([`Effects::apply`]).
 #[derive(Default)]
 pub(crate) struct Effects {
-    /// What the send queue's completions require.
+    /// Notifications that the send queue's completions require.
     pub(crate) send: Owed,
-    /// What the completions of receives require.
     pub(crate) recv: Owed,
     pub(crate) due: Due,
-    /// Events of the queue pair. The connection manager of `report` is notified of them, too.
+    /// Events of the queue pair. The connection manager in `report` gets them, too.
     pub(crate) events: Events,
-    /// Why the stream has ended, if it has ended in error.
+    /// Why the stream ended, if it ended in error.
     pub(crate) fault: Option<Fault>,
     pub(crate) report: Report,
-    /// The queue pair has given its stream up.
+    /// A stream that the queue pair has given up.
     pub(crate) closing: Option<Closing>,
 }
 
 impl Effects {
-    /// Adds an effect if it is due.
     #[inline]
     pub(crate) fn note_if(&mut self, effect: Due, is_due: bool) {
         if is_due {
@@ -66,7 +64,7 @@ impl Effects {
         }
     }
 
-    /// Applies them. The caller holds no lock.
+    /// Applies the effects. The caller holds no lock.
     #[inline]
     pub(crate) fn apply(self, qp: &Arc<QpInner>) {
         if !self.is_quiet() {
@@ -74,8 +72,8 @@ impl Effects {
         }
     }
 
-    /// Returns `true` if there is nothing to do. It is asked four times for each message, and
-    /// nearly always so.
+    /// Returns `true` if there is nothing to do, which is nearly always so. Each message asks four
+    /// times.
     #[inline]
     pub(crate) fn is_quiet(&self) -> bool {
         self.events.is_empty()
@@ -166,11 +164,12 @@ impl Effects {
     }
 }
 
-/// A completion queue has lost completions, so its queue pairs cannot report reliably any more.
+/// Fails the queue pairs of completion queues that have lost completions: they can no longer report
+/// reliably.
 #[cold]
 pub(crate) fn overflowed<'a>(queues: impl IntoIterator<Item = &'a CompletionQueue>) {
     for cq in queues {
-        if cq.inner.is_dead() {
+        if cq.inner.has_overflowed() {
             for member in cq.inner.datagrams.all() {
                 member.fail();
             }
@@ -181,19 +180,19 @@ pub(crate) fn overflowed<'a>(queues: impl IntoIterator<Item = &'a CompletionQueu
     }
 }
 
-/// The state machine's view of completion queues and shared receive queue, for one call of it.
+/// The state machine's access to the completion queues and the shared receive queue during one
+/// call.
 ///
-/// The completion queue stays locked from one completion to the next, because they come in runs. It
-/// is unlocked before any other lock is taken, so the order of locks is kept.
+/// A completion queue stays locked from one completion to the next, because completions come in
+/// runs. It is unlocked before any other lock is taken, which keeps the lock order.
 pub(crate) struct DriveHost<'a> {
     qp: &'a Arc<QpInner>,
     effects: &'a mut Effects,
     ring: Option<(&'a CqInner, MutexGuard<'a, Ring>)>,
-    /// Completions since it was locked.
     run: u32,
 }
 
-/// Completions after which other threads may have the queue.
+/// Completions after which the queue is unlocked for other threads.
 const RUN_MAX: u32 = 64;
 
 impl<'a> DriveHost<'a> {
@@ -219,7 +218,7 @@ impl Host for DriveHost<'_> {
         if direction == Direction::Recv
             && let Some(target) = &self.qp.xrc
         {
-            // It sends nothing that completes, so its receives need not wait for that.
+            // An XRC target sends no requests, so its receives need not wait for a `sendmsg`.
             self.ring = None;
             target.complete(cqe, self.effects);
             return;
@@ -305,9 +304,9 @@ mod tests {
     use std::sync::Weak;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    /// Nobody applies an effect that makes no difference here: each one alone has to.
+    /// If `is_quiet` ignored an effect, nobody would apply it.
     #[test]
-    fn there_is_something_to_do_for_each_reason() {
+    fn each_effect_is_not_quiet() {
         assert!(Effects::default().is_quiet());
         let reasons: [fn(&mut Effects); 3] = [
             |effects| effects.events = Events::ESTABLISHED,
@@ -330,11 +329,10 @@ mod tests {
         }
     }
 
-    /// What the connection manager is told.
     #[derive(Default)]
-    struct Told(Mutex<Vec<(Events, Option<Fault>)>>, AtomicU32);
+    struct Notified(Mutex<Vec<(Events, Option<Fault>)>>, AtomicU32);
 
-    impl CmSink for Told {
+    impl CmSink for Notified {
         fn qp_event(&self, events: Events, fault: Option<Fault>) {
             self.0.lock().push((events, fault));
         }
@@ -345,13 +343,13 @@ mod tests {
     }
 
     #[test]
-    fn the_connection_manager_is_told_everything() {
+    fn manager_gets_all_events() {
         let ctx = testing::context();
         let cq = ctx.create_cq(2, None).unwrap();
         let qp = testing::queue_pair(&ctx, &cq, &cq);
         let (end, begin) = (Events::DISCONNECTED, Events::ESTABLISHED);
-        // What has happened, whether the program has disconnected, whether the first message has
-        // come, and what is told.
+        // Events, whether the program disconnected, whether the first message has come, and the
+        // events that the manager gets.
         let cases = [
             (Events::empty(), true, false, end),
             (Events::FATAL, true, false, Events::FATAL | end),
@@ -363,8 +361,8 @@ mod tests {
             (Events::SQ_DRAINED, false, true, Events::SQ_DRAINED),
             (begin, false, false, begin),
         ];
-        for (events, closed_by_us, established, told) in cases {
-            let sink = Arc::new(Told::default());
+        for (events, closed_by_us, established, notified) in cases {
+            let sink = Arc::new(Notified::default());
             let cm: Weak<dyn CmSink> = Arc::downgrade(&(Arc::clone(&sink) as Arc<dyn CmSink>));
             let effects = Effects {
                 events,
@@ -379,10 +377,10 @@ mod tests {
                 ..Effects::default()
             };
             effects.apply(&qp.inner);
-            assert_eq!(*sink.0.lock(), [(told, None)]);
+            assert_eq!(*sink.0.lock(), [(notified, None)]);
             assert_eq!(sink.1.load(Ordering::Relaxed), 0);
         }
-        let sink = Arc::new(Told::default());
+        let sink = Arc::new(Notified::default());
         let cm: Weak<dyn CmSink> = Arc::downgrade(&(Arc::clone(&sink) as Arc<dyn CmSink>));
         let effects = Effects {
             events: Events::FIRST_FPDU_OVERDUE,
@@ -398,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn each_event_is_an_asynchronous_one() {
+    fn each_event_is_raised() {
         let ctx = testing::context();
         let cq = ctx.create_cq(2, None).unwrap();
         let qp = testing::queue_pair(&ctx, &cq, &cq);
@@ -438,13 +436,12 @@ mod tests {
         let both = raised(Events::FATAL | Events::LAST_WQE);
         assert_eq!(both, ["fatal", "last"]);
         qp.destroy();
-        // What is left of one that is destroyed is told to nobody.
+        // Events of a destroyed queue pair are dropped.
         assert_eq!(raised(Events::FATAL), [""; 0]);
     }
 
-    /// Completions of both kinds come in any order, and each is written to its queue.
     #[test]
-    fn completions_go_to_the_queue_of_their_direction() {
+    fn completions_reach_their_queues() {
         let ctx = testing::context();
         let cqs = [0; 2].map(|_| ctx.create_cq(400, None).unwrap());
         let qp = testing::queue_pair(&ctx, &cqs[0], &cqs[1]);
@@ -474,9 +471,9 @@ mod tests {
         assert!(cqs[0].is_empty());
     }
 
-    /// An injected fault acts if it says that there is no receive.
+    /// A fault that makes the receiver not ready has an action, which must become an effect.
     #[test]
-    fn a_receiver_that_is_made_to_be_not_ready_acts() {
+    fn receiver_fault_is_due() {
         let ctx = testing::context_with(crate::Config {
             fault: Some("seed=255;log=/dev/null;rnr=1s,nth=2".parse().unwrap()),
             ..crate::Config::default()
@@ -492,9 +489,9 @@ mod tests {
         qp.destroy();
     }
 
-    /// A receive that is given back to a shared queue may be one that another queue pair waits for.
+    /// Another queue pair may wait for the receive that is returned.
     #[test]
-    fn who_waits_for_a_receive_that_is_given_back_is_driven() {
+    fn returned_receive_drives_waiting_queue_pair() {
         let ctx = testing::context();
         let cq = ctx.create_cq(2, None).unwrap();
         let srq = ctx.create_srq(1, 4, 1).unwrap();
@@ -503,7 +500,7 @@ mod tests {
             ..testing::attributes(&ctx, &cq, &cq)
         };
         let qps = [0; 2].map(|_| ctx.create_qp(&attributes).unwrap());
-        let give_back = || {
+        let return_receive = || {
             let mut effects = Effects::default();
             let wr = iwarp_rnic::RecvWr {
                 wr_id: 1,
@@ -515,15 +512,14 @@ mod tests {
             effects.due.contains(Due::RECEIVE_RETURNED)
         };
         assert!(srq.inner.wait(&qps[1].inner));
-        assert!(give_back());
+        assert!(return_receive());
         srq.inner.drive_waiting();
-        assert!(!give_back(), "nobody waits");
+        assert!(!return_receive(), "no queue pair waits");
         qps.iter().for_each(QueuePair::destroy);
     }
 
-    /// The queue pairs of a queue that has lost completions end, and no others.
     #[test]
-    fn an_overflow_ends_the_queue_pairs_of_its_queue() {
+    fn overflow_fails_members() {
         let ctx = testing::context();
         let cqs = [0; 2].map(|_| ctx.create_cq(2, None).unwrap());
         let qps = cqs.each_ref().map(|cq| testing::queue_pair(&ctx, cq, cq));
@@ -537,9 +533,8 @@ mod tests {
         qps.iter().for_each(QueuePair::destroy);
     }
 
-    /// Both queues of a queue pair may overflow together, and others report to one of them only.
     #[test]
-    fn the_queue_pairs_of_each_queue_that_has_overflowed_fail() {
+    fn each_overflowed_queue_fails_its_members() {
         let ctx = testing::context();
         for dead in [[false, false], [true, false], [false, true], [true, true]] {
             let cqs = [0; 2].map(|_| ctx.create_cq(4, None).unwrap());

@@ -1,4 +1,4 @@
-//! A queue pair as the engine sees it: readiness, timers, and pauses while application threads
+//! How the engine drives a queue pair: readiness, timers, and pauses while application threads
 //! drive it.
 
 use super::drive;
@@ -15,29 +15,29 @@ use iwarp_rnic::counters::Counters;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts what a queue pair moves, so that a thread that polls sees how long it was busy with that.
+/// Counts the bytes that a queue pair moves. A polling thread estimates from it how long it was
+/// busy.
 #[derive(Debug, Default)]
 pub(crate) struct BytesTransferred {
     octets: AtomicU64,
-    /// The count when a poll last looked. A hint.
+    /// The count when it was last taken. A hint.
     seen: AtomicU64,
 }
 
 impl BytesTransferred {
-    /// Adds `octets` to the count. The caller has locked the queue pair's state.
+    /// Adds `octets` to the count. The caller holds the state lock.
     #[inline]
     pub(crate) fn add(&self, octets: usize) {
         let before = self.octets.load(Ordering::Relaxed);
         self.octets.store(before + octets as u64, Ordering::Relaxed);
     }
 
-    /// Returns how many there were since the last call, by any thread.
+    /// Returns the bytes that were moved since any thread last called this.
     #[inline]
     pub(crate) fn take(&self) -> u64 {
         let octets = self.octets.load(Ordering::Relaxed);
         let before = self.seen.load(Ordering::Relaxed);
-        // Another poll may have seen more between the two lines: then there is nothing left for
-        // this one.
+        // Another thread may have taken more between the two loads.
         if octets <= before {
             return 0;
         }
@@ -46,12 +46,11 @@ impl BytesTransferred {
     }
 }
 
-/// Tells whether the peer's data have come since the program last asked for something. The counts
-/// are hints.
+/// Whether data of the peer have arrived since the program last posted a request. The counts are
+/// hints.
 #[derive(Debug, Default)]
 pub(crate) struct PeerAnswers {
-    /// Messages of the peer that have come in full, and octets that had been placed when the last
-    /// of them ended.
+    /// Whole messages of the peer, and the payload bytes placed when the last of them ended.
     messages: AtomicU64,
     octets: AtomicU64,
     /// The value of `octets` when the program last posted a request.
@@ -59,8 +58,8 @@ pub(crate) struct PeerAnswers {
 }
 
 impl PeerAnswers {
-    /// The queue pair has counted this. The caller has locked its state. A message of which only a
-    /// part is there is no answer yet.
+    /// Records the counters of the queue pair, whose state the caller has locked. A message that
+    /// has arrived in part is no answer yet.
     #[inline]
     pub(crate) fn note(&self, counters: &Counters) {
         if counters.rx_messages != self.messages.load(Ordering::Relaxed) {
@@ -69,27 +68,26 @@ impl PeerAnswers {
         }
     }
 
-    /// The program has posted a request.
     #[inline]
     pub(crate) fn asked(&self) {
         self.when_asked.store(self.octets(), Ordering::Relaxed);
     }
 
-    /// Returns how many octets had been placed when the last message ended.
+    /// Returns the payload bytes that had been placed when the last message ended.
     #[inline]
     pub(crate) fn octets(&self) -> u64 {
         self.octets.load(Ordering::Relaxed)
     }
 
-    /// Returns `true` if some have come since the last request.
+    /// Returns `true` if payload was placed since the last request.
     #[inline]
     pub(crate) fn is_answered(&self) -> bool {
         self.octets() != self.when_asked.load(Ordering::Relaxed)
     }
 }
 
-/// Returns until when the pollers of these completion queues drive the sockets of a queue pair;
-/// `None` if they do not, at `now`.
+/// Returns until when the pollers of these completion queues drive the queue pair's sockets; `None`
+/// if they do not drive them at `now`.
 pub(crate) fn driven_until(cqs: [&CompletionQueue; 2], now: u64) -> Option<u64> {
     cqs.into_iter()
         .filter_map(|cq| cq.inner.pollers.driven_until(now))
@@ -97,12 +95,12 @@ pub(crate) fn driven_until(cqs: [&CompletionQueue; 2], now: u64) -> Option<u64> 
 }
 
 impl Source for QpInner {
-    fn approach(&self) {
+    fn prefetch_object(&self) {
         prefetch::object(self);
     }
 
-    fn come_next(&self) {
-        // Who has the lock has it all close already.
+    fn prefetch_state(&self) {
+        // A thread that holds the lock already has these lines in its cache.
         if let Some(g) = self.state.try_lock() {
             if let Some(socket) = g.link.socket() {
                 prefetch::counts(socket);
@@ -121,13 +119,13 @@ impl Source for QpInner {
         cqs.into_iter().any(|cq| cq.inner.pollers.was_driven(now))
     }
 
-    fn rest(&self) -> bool {
+    fn pause_watch(&self) -> bool {
         let mut g = self.state.lock();
         let Some(open) = g.link.open_mut() else {
             return false;
         };
         if !open.interest.readable {
-            // The driving thread does not read now, and would not notice the end of the stream.
+            // The driving thread does not read now and would miss the end of the stream.
             return false;
         }
         if !open.driven_by_app {
@@ -137,11 +135,11 @@ impl Source for QpInner {
         true
     }
 
-    fn resume(&self) {
+    fn resume_watch(&self) {
         let mut g = self.state.lock();
         if let Some(open) = g.link.open_mut().filter(|open| open.driven_by_app) {
             let socket = &open.socket;
-            // It cannot fail for lack of anything: the descriptor was in the set before.
+            // This fails only by mistake: the descriptor was in the set before.
             if let Err(error) = socket
                 .engine
                 .resume(&socket.stream, socket.token, open.interest)
@@ -173,7 +171,7 @@ impl Source for QpInner {
     fn awaits(&self, kind: u32) -> bool {
         match kind {
             TIMER_MACHINE => self.awaits_time(),
-            // The others are timers of the attempt to connect, which is over.
+            // Higher kinds belong to the attempt to connect, which is over.
             _ => kind < TIMERS_END,
         }
     }
@@ -184,7 +182,7 @@ impl Source for QpInner {
             TIMER_LINGER => self.linger_timer_expired(),
             TIMER_SEND_DELAY => self.send_delay_expired(),
             TIMER_PEER_GONE => peer_gone::request_timer_expired(&self),
-            TIMER_LIVENESS => liveness::timer(&self),
+            TIMER_LIVENESS => liveness::timer_expired(&self),
             _ => {}
         }
     }
@@ -198,10 +196,9 @@ mod tests {
     use iwarp_rnic::{SendFlags, SendOp, SendWr};
     use std::time::{Duration, Instant};
 
-    /// Two threads that poll one queue may look at the count at the same time, and the slower one
-    /// finds that more has been seen.
+    /// Two threads that poll one queue may read the count at the same time.
     #[test]
-    fn what_another_poll_has_seen_is_not_seen_again() {
+    fn transferred_bytes_are_taken_once() {
         let moved = BytesTransferred::default();
         moved.add(100);
         assert_eq!((moved.take(), moved.take()), (100, 0));
@@ -211,10 +208,10 @@ mod tests {
         assert_eq!(moved.take(), 10);
     }
 
-    /// The end of a message is an answer if anything was placed since the last request. A request
-    /// of the peer brings nothing, and a part of a message is no answer yet.
+    /// An answer is the end of a message, if payload was placed since the last request. A Read
+    /// request of the peer places nothing.
     #[test]
-    fn an_answer_is_a_whole_message_with_octets_since_the_request() {
+    fn answer_is_whole_message_with_payload() {
         let answered = PeerAnswers::default();
         let mut counters = Counters::default();
         assert!(!answered.is_answered());
@@ -234,10 +231,10 @@ mod tests {
         assert!(answered.is_answered());
     }
 
-    /// The end of a stream is reported late, when the queue pair was reset and its next stream
-    /// holds a Send already.
+    /// The hang-up of an old stream is reported after a reset, when the next stream already holds a
+    /// Send.
     #[test]
-    fn a_late_report_of_a_hang_up_does_not_end_the_next_stream() {
+    fn stale_hang_up_spares_next_stream() {
         let ctx = testing::context();
         let cq = ctx.create_cq(4, None).unwrap();
         let qp = testing::queue_pair(&ctx, &cq, &cq);
@@ -263,16 +260,15 @@ mod tests {
         qp.destroy();
     }
 
-    /// A queue pair is reset while an attempt to connect it comes to its end: neither its failure
-    /// nor its stream concern the next epoch.
+    /// The queue pair is reset while an attempt to connect it completes or fails.
     #[test]
-    fn what_was_begun_before_a_reset_does_not_concern_the_queue_pair_after_it() {
+    fn stale_attempt_spares_reset_queue_pair() {
         let ctx = testing::context();
         let cq = ctx.create_cq(4, None).unwrap();
         let qp = testing::queue_pair(&ctx, &cq, &cq);
         qp.modify(State::Init).unwrap();
         let before = qp.epoch();
-        let _peer = testing::connected_for(&qp, Some(before)).expect("it is its life");
+        let _peer = testing::connected_for(&qp, Some(before)).expect("the epoch is current");
         qp.modify(State::Reset).unwrap();
         qp.inner.fail_connection(before);
         assert_eq!(qp.state(), State::Reset);
@@ -286,10 +282,9 @@ mod tests {
         qp.destroy();
     }
 
-    /// Those of one thread that serves it are told from those of another, which the caller leaves
-    /// the work to.
+    /// `ready` returns `false` if another thread drives and will do the work.
     #[test]
-    fn who_serves_a_queue_pair_is_told_so() {
+    fn ready_says_who_drives() {
         let ctx = testing::context();
         let cq = ctx.create_cq(4, None).unwrap();
         let qp = testing::queue_pair(&ctx, &cq, &cq);
@@ -306,9 +301,10 @@ mod tests {
         qp.destroy();
     }
 
-    /// A socket that the program's threads read is not watched, and one that they cannot read is.
+    /// The engine does not watch a socket that application threads read, unless they cannot read
+    /// it.
     #[test]
-    fn a_queue_pair_rests_while_its_socket_is_read() {
+    fn polled_socket_is_not_watched() {
         let ctx = testing::context();
         let cq = ctx.create_cq(4, None).unwrap();
         let qp = testing::queue_pair(&ctx, &cq, &cq);
@@ -316,23 +312,23 @@ mod tests {
             let g = qp.inner.state.lock();
             g.link.open().is_some_and(|open| open.driven_by_app)
         };
-        assert!(!qp.inner.rest() && !is_driven(), "no connection");
-        qp.inner.resume();
+        assert!(!qp.inner.pause_watch() && !is_driven(), "no connection");
+        qp.inner.resume_watch();
         let _peer = testing::connected(&qp);
         for _ in 0..2 {
-            assert!(qp.inner.rest() && is_driven());
-            assert!(qp.inner.rest() && is_driven(), "it rests already");
-            qp.inner.resume();
+            assert!(qp.inner.pause_watch() && is_driven());
+            assert!(qp.inner.pause_watch() && is_driven(), "already paused");
+            qp.inner.resume_watch();
             assert!(!is_driven());
         }
         testing::open(&mut qp.inner.state.lock()).interest.readable = false;
-        assert!(!qp.inner.rest() && !is_driven());
+        assert!(!qp.inner.pause_watch() && !is_driven());
         qp.destroy();
     }
 
-    /// The pollers of either queue drive it, and those who drive longest count.
+    /// Pollers of either queue drive the queue pair, and the later end counts.
     #[test]
-    fn the_pollers_of_both_queues_drive_a_queue_pair() {
+    fn pollers_of_both_queues_drive() {
         let ctx = testing::context();
         let [send, recv] = [(); 2].map(|()| ctx.create_cq(4, None).unwrap());
         let qp = testing::queue_pair(&ctx, &send, &recv);
@@ -356,9 +352,9 @@ mod tests {
         qp.destroy();
     }
 
-    /// Timers that nobody awaits are no work that a stuck thread leaves undone.
+    /// The engine wakes no thread for a timer without a purpose.
     #[test]
-    fn timers_of_a_connection_are_awaited() {
+    fn timers_of_connection_are_awaited() {
         let ctx = testing::context();
         let cq = ctx.create_cq(4, None).unwrap();
         let qp = testing::queue_pair(&ctx, &cq, &cq);
@@ -370,7 +366,7 @@ mod tests {
         ] {
             assert!(qp.inner.awaits(kind), "{kind}");
         }
-        // Nothing is due.
+        // The state machine waits for no time, and higher kinds are not ours.
         for kind in [TIMER_MACHINE, TIMERS_END, TIMERS_END + 1, u32::MAX] {
             assert!(!qp.inner.awaits(kind), "{kind}");
         }

@@ -1,4 +1,4 @@
-//! Where the faults of a queue pair are asked on the data path.
+//! Injected faults of a queue pair on the data path.
 
 use super::effects::{DriveHost, Due, Effects};
 use super::qp::{QpInner, Request};
@@ -8,14 +8,14 @@ use iwarp_rnic::qp::QueuePair as Machine;
 use std::sync::Arc;
 
 impl QpInner {
-    /// Returns the first request of a list that an injected fault refuses.
+    /// Returns the index of the first request that an injected fault refuses.
     pub(crate) fn first_refused<R: Request>(&self, wrs: &[R]) -> Option<usize> {
         let faults = self.faults.as_ref()?;
         wrs.iter().position(|wr| faults.refuses_send(&wr.wr().op))
     }
 
-    /// Queues a request of a queue pair with faults. Those that are posted as a `WHOLE` have been
-    /// asked for already.
+    /// Queues a request of a queue pair with faults. With `WHOLE`,
+    /// [`first_refused`](Self::first_refused) has already checked it.
     #[cold]
     pub(crate) fn post_faulty<const WHOLE: bool, R: Request>(
         self: &Arc<Self>,
@@ -38,7 +38,6 @@ impl QpInner {
         Ok(())
     }
 
-    /// What a fault does about a request that was posted, it does before the request is sent.
     #[inline]
     pub(crate) fn act_before_sending(self: &Arc<Self>, effects: &mut Effects) {
         if let Some(faults) = &self.faults {
@@ -47,7 +46,7 @@ impl QpInner {
         }
     }
 
-    /// Returns `true` unless a fault holds back what passes in this direction.
+    /// Returns `true` unless a fault holds back data of this direction.
     #[inline]
     pub(crate) fn passes(&self, way: Way) -> bool {
         self.faults.as_ref().is_none_or(|faults| !faults.holds(way))

@@ -1,9 +1,9 @@
 //! Receives that complete while a system call sends.
 //!
-//! What is being sent completes when the call has returned. The peer may be faster: its answer
-//! comes, and another thread reads it. Programs rely on the order of cause and effect (tgt treats a
-//! command that arrives before the completion of its login response as a violation). So receives
-//! that complete during the call are reported after the sent requests.
+//! A request that is being sent completes when the call has returned. The peer may be faster: its
+//! answer arrives, and another thread reads it. Programs rely on the order of cause and effect: tgt
+//! treats a command that arrives before the completion of its login response as a violation. So
+//! receives that complete during the call are reported after the sent requests.
 
 use super::effects::{DriveHost, Effects};
 use super::qp::QpInner;
@@ -21,7 +21,6 @@ pub(crate) struct HeldReceives {
 }
 
 impl HeldReceives {
-    /// A system call begins.
     pub(crate) fn begin(&self) {
         self.sending.store(true, Ordering::Relaxed);
     }
@@ -32,18 +31,16 @@ impl HeldReceives {
         self.sending.load(Ordering::Relaxed)
     }
 
-    /// Keeps the completion of a receive until the call has returned.
     pub(crate) fn keep(&self, cqe: Cqe) {
         self.receives.lock().push(cqe);
     }
 
-    /// Drops the kept completions: the queue pair starts anew.
     pub(crate) fn forget(&self) {
         self.receives.lock().clear();
     }
 }
 
-/// The call has returned, and what it has sent is complete.
+/// Writes the kept completions after the call has returned and its requests have completed.
 #[inline]
 pub(crate) fn deliver(qp: &Arc<QpInner>, effects: &mut Effects) {
     qp.held_receives.sending.store(false, Ordering::Relaxed);
@@ -63,10 +60,10 @@ mod tests {
     use iwarp_rnic::RecvWr;
     use iwarp_rnic::qp::State;
 
-    /// A peer that has everything may close before the system call has returned: the request is
-    /// done, and must not be flushed.
+    /// A peer that has everything may close before the system call has returned. The request is
+    /// done and must not be flushed.
     #[test]
-    fn the_end_of_the_stream_waits_for_what_is_being_sent() {
+    fn end_of_stream_waits_for_sendmsg() {
         let ctx = testing::context();
         let cq = ctx.create_cq(4, None).unwrap();
         let qp = testing::queue_pair(&ctx, &cq, &cq);
@@ -96,7 +93,7 @@ mod tests {
         deliver(&qp.inner, &mut effects);
         qp.inner.drive_rx();
         while qp.state() != State::Error {
-            // Another thread is at it.
+            // Another thread is handling the end.
             assert!(start.elapsed().as_secs() < 20);
             std::thread::yield_now();
         }
@@ -105,9 +102,8 @@ mod tests {
         qp.destroy();
     }
 
-    /// As the verbs have it: a change to RESET drops the completions that were not polled.
     #[test]
-    fn a_reset_drops_what_is_kept() {
+    fn reset_drops_held_receives() {
         let ctx = testing::context();
         let (send, cq) = (
             ctx.create_cq(4, None).unwrap(),
@@ -135,9 +131,8 @@ mod tests {
         qp.destroy();
     }
 
-    /// Receives that are kept are reported in the order of their messages.
     #[test]
-    fn what_is_kept_keeps_its_order() {
+    fn held_receives_keep_their_order() {
         let ctx = testing::context();
         let cqs = [0; 2].map(|_| ctx.create_cq(8, None).unwrap());
         let qp = testing::queue_pair(&ctx, &cqs[0], &cqs[1]);

@@ -1,38 +1,38 @@
-//! What InfiniBand's connection manager tells the other end about a queue pair, for devices that
-//! look like a RoCE NIC. MPA start-up has no fields for that, so request and reply carry it behind
-//! the program's private data. `docs/wire.md` has the format.
+//! Parameters that InfiniBand's connection manager exchanges about a queue pair, for devices that
+//! look like a RoCE NIC. MPA start-up has no fields for them, so request and reply carry them after
+//! the program's private data. `docs/wire.md` describes the format.
 
-/// What one end of a connection tells the other about its queue pair, and what becomes of the connection at this end. With these
-/// parameters the end of the connection is an event only: the queue pair stays in RTS, its receives stay posted, and a request fails with
-/// [`WcStatus::TransportRetryExceeded`](iwarp_rnic::WcStatus::TransportRetryExceeded) when it was not answered in time.
+/// Parameters of a queue pair that one end of a connection sends to the other. With these
+/// parameters, the end of the connection is only an event: the queue pair stays in RTS, its
+/// receives stay posted, and a request that is not answered in time fails with
+/// [`WcStatus::TransportRetryExceeded`](iwarp_rnic::WcStatus::TransportRetryExceeded).
 /// [`CmId::disconnect`](crate::cm::CmId::disconnect) ends the queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct InfinibandParameters {
     /// The queue pair's number.
     pub qp_num: u32,
-    /// Attempts to send a request again; at most 7.
+    /// Retries of a request; at most 7.
     pub retry_count: u8,
-    /// Attempts to send a Send again for which this end has posted no receive; 7 has no limit. A smaller number stands for
-    /// [`Config::receiver_not_ready`](crate::Config::receiver_not_ready).
+    /// Retries of a Send for which this end has posted no receive; 7 has no limit. A smaller number
+    /// means [`Config::receiver_not_ready`](crate::Config::receiver_not_ready).
     pub rnr_retry_count: u8,
-    /// The end-to-end flow control that the program asks for; the other end's program sees it.
+    /// The program asks for end-to-end flow control. The other end's program sees this.
     pub flow_control: bool,
     /// The queue pair uses a shared receive queue.
     pub srq: bool,
-    /// The time of an attempt, 4.096 µs · 2^`ack_timeout`; `None` for the queue pair's own, see
-    /// [`Retry`](super::retry::Retry). The other end does not learn it.
+    /// The timeout of an attempt is 4.096 µs · 2^`ack_timeout`; `None` for the queue pair's own,
+    /// see [`Retry`](super::retry::Retry). It is not sent to the other end.
     pub ack_timeout: Option<u8>,
 }
 
 const MAGIC: [u8; 8] = *b"iwarp-ib";
 const FLOW_CONTROL: u8 = 1;
 const SRQ: u8 = 1 << 1;
-/// Number, both counts, flags, and an octet that is zero.
+/// Number, both counts, flags, and a zero octet.
 const FIELDS_LEN: usize = 8;
 const LEN: usize = FIELDS_LEN + MAGIC.len();
 
 impl InfinibandParameters {
-    /// Appends the parameters to private data.
     pub(crate) fn append_to(&self, data: &mut Vec<u8>) {
         let flags = [(self.flow_control, FLOW_CONTROL), (self.srq, SRQ)];
         let flags = flags.iter().filter(|f| f.0).map(|f| f.1).sum();
@@ -41,7 +41,7 @@ impl InfinibandParameters {
         data.extend_from_slice(&MAGIC);
     }
 
-    /// Returns the parameters at the end of private data, and the program's part of them.
+    /// Splits private data into the parameters at its end and the program's part.
     pub(crate) fn split_from(data: &[u8]) -> (Option<Self>, &[u8]) {
         let Some((program, tail)) = data.split_last_chunk::<LEN>() else {
             return (None, data);
@@ -105,7 +105,7 @@ mod tests {
         assert_eq!(data, b"x\x00\x12\x34\x56\x05\x06\x03\x00iwarp-ib");
     }
 
-    /// Private data that only resemble the parameters are the program's.
+    /// Private data that only resembles the parameters belongs to the program.
     #[test]
     fn other_private_data_stay_whole() {
         for data in [

@@ -1,24 +1,24 @@
-//! Connections that their queue pair has left, because it is destroyed or in error: they are closed
-//! in the background, so that what was sent last arrives, and the peer hears of the end.
+//! Streams that their queue pair has given up, because it is destroyed or in error. They are closed
+//! in the background, so that the last data arrives and the peer learns of the end.
 //!
-//! The end is a FIN, which TCP sends again until it is acknowledged. A reset is a single packet: it
-//! is sent where the last FPDU is cut, and if it is lost, the peer learns of the end from what it
-//! sends next or from its keep-alive.
+//! The end is a FIN, which TCP retransmits until it is acknowledged. If the last FPDU is cut, the
+//! end is a reset. A reset is a single packet: if it is lost, the peer learns of the end when it
+//! next sends, or from its keep-alive.
 //!
-//! Closing a socket with unread data resets the connection, and a reset overtakes data on their
-//! way. So the rest of the stream is read and thrown away until the peer closes too. The descriptor
-//! is kept while the peer's TCP acknowledges what was sent, and then for a bounded time, which is
-//! longer if the peer does not answer at all: what it has sent meanwhile comes when it can be
-//! reached again, and would meet a closed socket. Closing takes nothing else back: the kernel goes
-//! on alone.
+//! Closing a socket with unread data resets the connection, and a reset overtakes data in flight.
+//! So the rest of the stream is read and discarded until the peer closes, too. The descriptor is
+//! kept while the peer's TCP acknowledges what was sent, and then for a limited time. The limit is
+//! longer if the peer does not answer at all: what it has sent arrives when it can be reached
+//! again, and must not meet a closed socket. Otherwise closing loses nothing, because the kernel
+//! finishes alone.
 //!
-//! Where a Terminate waits for room in the socket, the octets up to its end are kept and sent first
-//! ([`UnsentTail`]). They are given up, and the stream is reset, if the peer's TCP takes nothing
-//! for a while, and in any case after some time, because they are memory.
+//! If a Terminate waits for room in the socket, the bytes up to its end are kept and sent first
+//! ([`UnsentTail`]). Because they take memory, there are two limits: the stream is reset if the
+//! peer's TCP takes nothing for a while, and in any case after some time.
 //!
-//! No listener counts these descriptors, and a peer that drops what is sent to it looks like one
-//! that is out of reach. So if they are many, those that do not answer get no more time than
-//! others, and the oldest makes room where a descriptor is needed.
+//! Nothing else limits the number of these descriptors, and a peer that drops all packets looks
+//! like one that is out of reach. So if there are many, peers that do not answer get no extra time,
+//! and the oldest stream is given up when a descriptor is needed.
 
 use super::link::Socket;
 use super::liveness::Reach;
@@ -40,35 +40,29 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// How often, and after how long each time, the end of the process looks whether what was put off
-/// is done.
+/// How often, and after what time, the exit handler checks whether delayed FINs were sent.
 const EXIT_STEPS: u32 = 25;
 const EXIT_STEP: Duration = Duration::from_millis(2);
 
 const _: () = assert!(EXIT_STEP.as_millis() * EXIT_STEPS as u128 == MATURITY.as_millis());
 
-/// A stream that its queue pair has given up, and how it ends. It belongs to no queue pair any
-/// more.
+/// A stream that its queue pair has given up, and how it ends. It no longer belongs to a queue
+/// pair.
 pub(crate) struct Closing {
     pub(crate) socket: Arc<Socket>,
     pub(crate) end: StreamEnd,
 }
 
-/// How a stream ends that its queue pair has given up.
 #[derive(Debug)]
 pub(crate) enum StreamEnd {
-    /// The descriptor is closed at once: the peer has closed, too, or the stream was reset or is
-    /// broken.
+    /// The descriptor is closed at once: the peer has closed, too, or the stream is broken.
     Close,
-    /// A FIN.
     Fin {
-        /// It must not be sent earlier.
+        /// The FIN must not be sent earlier.
         not_before: Option<Time>,
-        /// What is sent before it.
         tail: UnsentTail,
     },
-    /// A reset as soon as the peer's TCP has acknowledged everything, because the last FPDU was
-    /// written in part.
+    /// A reset, once the peer's TCP has acknowledged everything, because the last FPDU was cut.
     Reset,
 }
 
@@ -87,42 +81,41 @@ struct Linger {
     token: u64,
     engine: Arc<Engine>,
     cut: bool,
-    /// How long the peer's TCP may acknowledge nothing if it answers.
+    /// How long a peer that answers may acknowledge nothing.
     patience: Duration,
-    /// How long it may if it does not answer, not shorter than that.
+    /// How long a peer that does not answer may acknowledge nothing; at least `patience`.
     outage: Duration,
     progress: Mutex<Progress>,
     tail: Mutex<UnsentTail>,
-    /// When it ends whatever the peer's TCP has acknowledged, if there is a rest by then.
+    /// Deadline of the unsent tail, whatever the peer's TCP acknowledges.
     tail_until: Option<Instant>,
-    /// The end must not be sent yet.
-    early: AtomicBool,
-    /// Its end waits.
-    waits: AtomicBool,
+    /// The FIN must not be sent yet.
+    fin_delayed: AtomicBool,
+    /// The FIN is still to be sent.
+    fin_pending: AtomicBool,
 }
 
-/// How far the peer's TCP has come.
 struct Progress {
     unacknowledged: u64,
-    /// When that number was last seen to change.
+    /// When that number last decreased.
     since: Instant,
-    /// Until the next look.
+    /// Time until the next check.
     pause: Duration,
 }
 
 impl Linger {
-    /// Closes the descriptor. What TCP has and the peer's TCP has not acknowledged, the kernel goes
-    /// on sending, with the end behind it, for a time of its own (`tcp_orphan_retries`).
+    /// Closes the descriptor. The kernel goes on sending what is not acknowledged, and the FIN, for
+    /// a time of its own (`tcp_orphan_retries`).
     fn remove(&self) {
         self.engine.remove(&self.socket.stream, self.token);
     }
 
-    /// Returns `true` if the last FPDU that the socket has taken is cut.
+    /// Returns `true` if the last FPDU that the socket took is cut.
     fn is_cut(&self) -> bool {
         self.cut || !self.tail.lock().is_empty()
     }
 
-    /// Ends it at once. A stream that is cut needs a reset.
+    /// Ends the stream now. A cut stream needs a reset.
     fn give_up(&self) {
         if self.is_cut() {
             self.socket.stream.abort();
@@ -130,11 +123,11 @@ impl Linger {
         self.remove();
     }
 
-    /// Sends the rest, and the end behind it. Returns `false` if the connection is broken.
+    /// Sends the tail and then the FIN. Returns `false` if the connection is broken.
     fn send_tail(&self) -> bool {
         let sent = {
             let mut tail = self.tail.lock();
-            // Reported once more after the end, which another thread may have sent.
+            // The engine reports once more after another thread has sent everything.
             let was_empty = tail.is_empty();
             let sent = tail.send(&self.socket);
             if sent.is_ok() && !tail.is_empty() {
@@ -151,28 +144,28 @@ impl Linger {
             return false;
         }
         self.watch_for_end();
-        if !self.early.load(Ordering::SeqCst) {
+        if !self.fin_delayed.load(Ordering::SeqCst) {
             self.shut_down();
         }
         true
     }
 
-    /// There is nothing to send any more. Called with the rest locked or gone, so that no other
-    /// thread asks for room after this.
+    /// Stops watching for writability. Called with the tail locked, or after it was sent, so that
+    /// no other thread watches for writability afterwards.
     fn watch_for_end(&self) {
         let _ = self
             .engine
             .modify(&self.socket.stream, self.token, Interest::READ);
     }
 
-    /// Sends the end.
     fn shut_down(&self) {
         let _ = self.socket.stream.shutdown_write();
-        self.waits.store(false, Ordering::Relaxed);
+        self.fin_pending.store(false, Ordering::Relaxed);
     }
 
-    /// Looks how far the peer's TCP has come, and ends it if it is done or makes no progress.
-    fn look(&self) {
+    /// Checks the progress of the peer's TCP, and closes the stream if it is done or makes no
+    /// progress.
+    fn check_progress(&self) {
         let tail = self.tail.lock().len();
         if tail != 0 && self.tail_until.is_some_and(|until| until <= Instant::now()) {
             tracing::debug!(tail, "the peer takes too long: its Terminate is dropped");
@@ -192,29 +185,29 @@ impl Linger {
         let reach = self.socket.reach(quiet);
         let limit = match reach {
             Reach::Answers => self.patience,
-            _ if are_a_crowd() => self.patience,
+            _ if are_too_many() => self.patience,
             Reach::Silent => self.outage,
             Reach::Unknown(time_to_tell) => self.patience.max(time_to_tell),
         };
-        let left = limit.saturating_sub(quiet);
-        if !left.is_zero() {
+        let remaining = limit.saturating_sub(quiet);
+        if !remaining.is_zero() {
             progress.pause = next_pause(progress.pause, self.cut, self.patience);
-            let pause = progress.pause.min(left);
+            let pause = progress.pause.min(remaining);
             drop(progress);
-            self.engine.after(pause, self.token, TIMER_LOOK);
+            self.engine.after(pause, self.token, TIMER_CHECK);
             return;
         }
         drop(progress);
         if self.is_cut() && reach == Reach::Answers {
-            // It does not read. One that cannot be reached may be later: the kernel sends what it
-            // has then, and the end behind it, which MPA finds in the middle of an FPDU.
+            // The peer answers but does not read. A peer that cannot be reached is not reset: when
+            // it can be reached again, the kernel sends the data and a FIN, and its MPA finds the
+            // end inside an FPDU.
             self.socket.stream.abort();
         }
         self.remove();
     }
 }
 
-/// Returns the time from the end to the first look.
 fn first_pause(cut: bool, patience: Duration) -> Duration {
     if cut {
         CUT_PAUSE_MIN
@@ -223,8 +216,8 @@ fn first_pause(cut: bool, patience: Duration) -> Duration {
     }
 }
 
-/// Returns the time from a look to the next one. Never short for long, though a program may want no
-/// patience at all: a peer that does not answer is looked at for much longer.
+/// Returns the time from one check to the next. It soon becomes long even with a `patience` of
+/// zero, because a peer that does not answer is checked for much longer.
 fn next_pause(pause: Duration, cut: bool, patience: Duration) -> Duration {
     let longest = if cut {
         CUT_PAUSE_MAX
@@ -240,65 +233,64 @@ impl Drop for Linger {
     }
 }
 
-const TIMER_LOOK: u32 = 0;
+const TIMER_CHECK: u32 = 0;
 const TIMER_SHUTDOWN: u32 = 1;
 
-/// How long the rest is kept at most: so many times as long as the peer's TCP may take nothing.
-const TAIL_PATIENCES: u32 = 12;
+/// Factor: the tail is kept for this many times the time that the peer's TCP may take nothing.
+const TAIL_FACTOR: u32 = 12;
 /// How long the peer may take to close its direction after a queue pair was destroyed.
 const PATIENCE_MAX: Duration = Duration::from_secs(2);
-/// Between looks whether the peer's TCP has everything. Nothing tells that, and a reset is due
-/// then.
+/// Time between two checks of a cut stream. The kernel does not report when the peer has everything
+/// and the reset is due.
 const CUT_PAUSE_MIN: Duration = Duration::from_millis(1);
 const CUT_PAUSE_MAX: Duration = Duration::from_millis(64);
 
-/// Streams that linger.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-/// The oldest first. Some may be over. A child must not end those of its parent.
+/// The oldest first. Some may be over. A child must not end the streams of its parent.
 static LINGERING: ProcessLock<VecDeque<Weak<Linger>>> =
     ProcessLock::own("raw::linger::LEFT", VecDeque::new());
 
-fn remember(linger: &Arc<Linger>) {
+fn register(linger: &Arc<Linger>) {
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     let mut all = LINGERING.lock();
-    // They end in any order. Looking only when half of them are over costs each little.
+    // Streams end in any order. Removing entries only when half of them are dead keeps the cost of
+    // each low.
     if all.len() > 2 * count + 16 {
         all.retain(|one| one.strong_count() > 0);
     }
     all.push_back(Arc::downgrade(linger));
 }
 
-/// Returns `true` if they have more than a quarter of the process's descriptors.
-fn are_a_crowd() -> bool {
+/// Returns `true` if lingering streams have more than a quarter of the process's descriptors.
+fn are_too_many() -> bool {
     COUNT.load(Ordering::Relaxed) > limits::descriptors() / 4
 }
 
-/// Takes the connection that was left first off the list, and all before it, which are over.
+/// Removes the oldest live stream from the list, and the dead entries before it.
 fn take_oldest(all: &mut VecDeque<Weak<Linger>>) -> Option<Arc<Linger>> {
     std::iter::from_fn(|| all.pop_front()).find_map(|one| one.upgrade())
 }
 
-/// Gives up the connection that was left first, because its descriptor is needed. Returns `false`
-/// if there is none.
+/// Gives up the oldest stream, because its descriptor is needed. Returns `false` if there is none.
 pub(crate) fn give_up_oldest() -> bool {
-    // The lock is dropped before the connection, which takes others.
+    // Unlock before the stream is dropped, which takes other locks.
     let oldest = take_oldest(&mut LINGERING.lock());
     if let Some(oldest) = &oldest {
-        tracing::debug!("a connection that was left is given up: its descriptor is needed");
+        tracing::debug!("the oldest lingering connection is given up: its descriptor is needed");
         oldest.give_up();
     }
     oldest.is_some()
 }
 
-/// Octets that the peer's TCP has acknowledged since the queue pair was created; the end of the
-/// stream counts as one.
+/// Returns how many bytes the peer's TCP has acknowledged since the queue pair was created. A FIN
+/// counts as one.
 pub(crate) fn acknowledged(machine: &Machine, socket: &Socket) -> u64 {
     let waiting = socket.stream.unacknowledged_bytes().unwrap_or(0);
     machine.counters().tx_bytes.wrapping_sub(waiting)
 }
 
 impl Closing {
-    /// Has a tail sent before the FIN. A stream that ends otherwise sends nothing more.
+    /// Sets a tail to send before the FIN. A stream that ends otherwise sends nothing more.
     pub(crate) fn send_first(&mut self, unsent: UnsentTail) {
         if let StreamEnd::Fin { tail, .. } = &mut self.end {
             *tail = unsent;
@@ -308,11 +300,10 @@ impl Closing {
     /// Ends the stream, in the background if that takes time. The caller holds no lock.
     pub(crate) fn run(self, qp: &QpInner) {
         let Self { socket, end } = self;
-        // Removing it drops the engine's handle to the queue pair.
+        // This drops the engine's handle to the queue pair.
         socket.engine.remove(&socket.stream, socket.token);
         if socket.engine.is_foreign() {
-            // In a child of the process whose connection this is, closing the descriptor is the
-            // only thing that does not affect the parent.
+            // In a forked child only closing the descriptor does not affect the parent.
             return;
         }
         match end {
@@ -321,7 +312,7 @@ impl Closing {
                 if socket.stream.unacknowledged_bytes().unwrap_or(0) == 0 {
                     return socket.stream.abort();
                 }
-                stay(qp, &socket, true, None, UnsentTail::default());
+                linger_on(qp, &socket, true, None, UnsentTail::default());
             }
             StreamEnd::Fin {
                 not_before,
@@ -330,23 +321,30 @@ impl Closing {
                 if tail.send(&socket).is_err() {
                     return;
                 }
-                let early = not_before
+                let delay = not_before
                     .map(|at| at.since(Time::from_nanos(now_ns())))
-                    .filter(|early| !early.is_zero());
-                if early.is_none() && tail.is_empty() {
+                    .filter(|delay| !delay.is_zero());
+                if delay.is_none() && tail.is_empty() {
                     let _ = socket.stream.shutdown_write();
                     if drained(&socket) {
                         return;
                     }
                 }
-                stay(qp, &socket, false, early, tail);
+                linger_on(qp, &socket, false, delay, tail);
             }
         }
     }
 }
 
-/// Keeps the descriptor of a stream whose end must not be sent for a time of `early`.
-fn stay(qp: &QpInner, socket: &Arc<Socket>, cut: bool, early: Option<Duration>, tail: UnsentTail) {
+/// Keeps the descriptor of a stream in the background. The FIN is sent after `delay` at the
+/// earliest.
+fn linger_on(
+    qp: &QpInner,
+    socket: &Arc<Socket>,
+    cut: bool,
+    delay: Option<Duration>,
+    tail: UnsentTail,
+) {
     let engine = Arc::clone(&socket.engine);
     let token = engine.token();
     let linger = qp.ctx.config.linger;
@@ -355,7 +353,7 @@ fn stay(qp: &QpInner, socket: &Arc<Socket>, cut: bool, early: Option<Duration>, 
     } else {
         linger.min(PATIENCE_MAX)
     };
-    let begin = early.unwrap_or_default();
+    let begin = delay.unwrap_or_default();
     let start = Instant::now() + begin;
     let pause = first_pause(cut, patience);
     let interest = match tail.is_empty() {
@@ -363,8 +361,8 @@ fn stay(qp: &QpInner, socket: &Arc<Socket>, cut: bool, early: Option<Duration>, 
         false => Interest::BOTH,
     };
     let in_socket = socket.stream.unacknowledged_bytes().unwrap_or(0);
-    let waits = early.is_some() || !tail.is_empty();
-    let left = Arc::new(Linger {
+    let fin_pending = delay.is_some() || !tail.is_empty();
+    let lingering = Arc::new(Linger {
         socket: Arc::clone(socket),
         token,
         engine: Arc::clone(&engine),
@@ -377,53 +375,53 @@ fn stay(qp: &QpInner, socket: &Arc<Socket>, cut: bool, early: Option<Duration>, 
             pause,
         }),
         tail: Mutex::new(tail),
-        tail_until: start.checked_add(patience.saturating_mul(TAIL_PATIENCES)),
-        early: AtomicBool::new(early.is_some()),
-        waits: AtomicBool::new(waits),
+        tail_until: start.checked_add(patience.saturating_mul(TAIL_FACTOR)),
+        fin_delayed: AtomicBool::new(delay.is_some()),
+        fin_pending: AtomicBool::new(fin_pending),
     });
-    if waits {
+    if fin_pending {
         static WAIT: AtExit = AtExit::new(end_of_process);
         WAIT.plan();
     }
-    remember(&left);
-    let source = Arc::clone(&left) as Arc<dyn Source>;
+    register(&lingering);
+    let source = Arc::clone(&lingering) as Arc<dyn Source>;
     if engine.add(&socket.stream, token, interest, source).is_err() {
-        // No thread would look after it. The kernel does what is left to do, but must not end the
-        // stream in the middle of an FPDU.
-        if left.is_cut() {
+        // No thread would serve the stream. The kernel finishes alone, but must not end the stream
+        // inside an FPDU.
+        if lingering.is_cut() {
             socket.stream.abort();
         }
         return;
     }
-    if let Some(early) = early {
-        engine.after(early, token, TIMER_SHUTDOWN);
+    if let Some(delay) = delay {
+        engine.after(delay, token, TIMER_SHUTDOWN);
     }
-    engine.after(begin + pause, token, TIMER_LOOK);
+    engine.after(begin + pause, token, TIMER_CHECK);
 }
 
-/// The engine's thread still runs while the exit handlers do. Nothing is put off for longer than
-/// [`MATURITY`].
+/// Waits in an exit handler for delayed FINs, at most for [`MATURITY`]. The progress thread still
+/// runs.
 fn end_of_process() {
     for _ in 0..EXIT_STEPS {
-        if !any_waits() {
+        if !any_fin_pending() {
             break;
         }
         std::thread::sleep(EXIT_STEP);
     }
 }
 
-/// Returns `true` if the end of a stream waits.
-fn any_waits() -> bool {
-    // A program may end in a signal handler, on a thread that holds the lock.
+fn any_fin_pending() -> bool {
+    // A program may exit in a signal handler on a thread that holds the lock.
     let all: Vec<_> = match LINGERING.try_lock() {
         Some(all) => all.iter().filter_map(Weak::upgrade).collect(),
         None => return true,
     };
-    // The last handle may be one of these, and takes other locks when it is dropped.
-    all.iter().any(|one| one.waits.load(Ordering::Relaxed))
+    // Dropping the last handle takes other locks, so the list is unlocked by now.
+    all.iter()
+        .any(|one| one.fin_pending.load(Ordering::Relaxed))
 }
 
-/// Reads and discards. Returns `true` at the end of the stream.
+/// Reads and discards. Returns `true` if the stream has ended or is broken.
 fn drained(socket: &Socket) -> bool {
     let mut sink = [0u8; 16 * 1024];
     for _ in 0..64 {
@@ -444,15 +442,15 @@ impl Source for Linger {
         if readable && drained(&self.socket) {
             let tail = self.tail.lock();
             if !broken && !tail.is_empty() {
-                // The peer has closed its direction only, and may read on. That it has would be
-                // reported all the time.
+                // The peer has closed only its direction, and may still read. While the socket were
+                // watched for reading, the engine would report that end all the time.
                 let _ = self
                     .engine
                     .modify(&self.socket.stream, self.token, Interest::WRITE);
                 return true;
             }
             drop(tail);
-            // If the stream is cut, the peer reads no more.
+            // A cut stream is reset: the peer reads no more.
             self.give_up();
         }
         true
@@ -460,11 +458,11 @@ impl Source for Linger {
 
     fn timer(self: Arc<Self>, kind: u32) {
         if kind != TIMER_SHUTDOWN {
-            return self.look();
+            return self.check_progress();
         }
-        // Before the look at the rest: the thread that sends the last of it looks at this
+        // Before the tail is checked: the thread that sends the last of it checks this flag
         // afterwards.
-        self.early.store(false, Ordering::SeqCst);
+        self.fin_delayed.store(false, Ordering::SeqCst);
         let is_sent = self.tail.lock().is_empty();
         if is_sent {
             self.shut_down();

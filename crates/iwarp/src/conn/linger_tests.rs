@@ -1,4 +1,4 @@
-//! How connections end that their queue pairs have left: what the peer gets, in which order, and when they are given up.
+//! How given-up streams end: what the peer gets, in which order, and when they are abandoned.
 
 use super::*;
 use crate::config::Config;
@@ -6,13 +6,13 @@ use crate::testing::{connected, context_with, queue_pair, until};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 
-/// For tests that look at, or change, what counts for the whole process.
+/// Serializes tests that read or change counts of the whole process.
 static ALONE: Mutex<()> = Mutex::new(());
 
 const LONG: Duration = Duration::from_secs(3600);
 
 #[test]
-fn looks_become_rare_also_without_patience() {
+fn checks_become_rare_without_patience() {
     for cut in [false, true] {
         for patience in [Duration::ZERO, Duration::from_millis(1), PATIENCE_MAX] {
             let mut pause = first_pause(cut, patience);
@@ -30,7 +30,6 @@ fn looks_become_rare_also_without_patience() {
     }
 }
 
-/// A connection that a queue pair has had.
 struct Stream {
     qp: Arc<QpInner>,
     socket: Arc<Socket>,
@@ -59,16 +58,15 @@ impl Stream {
         }
     }
 
-    /// The same, whose socket takes no more.
     fn full(patience: Duration) -> Self {
         let mut full = Self::new(patience);
-        let mut in_vain = 0;
-        while in_vain < 50 {
+        let mut refused = 0;
+        while refused < 50 {
             match full.socket.stream.send(&[1; 4096]) {
-                Ok(n) => (full.sent, in_vain) = (full.sent + n, 0),
+                Ok(n) => (full.sent, refused) = (full.sent + n, 0),
                 Err(error) => {
                     assert_eq!(error.kind(), ErrorKind::WouldBlock);
-                    in_vain += 1;
+                    refused += 1;
                     std::thread::sleep(Duration::from_millis(1));
                 }
             }
@@ -79,22 +77,22 @@ impl Stream {
     fn end_in_background(
         &self,
         cut: bool,
-        early: Option<Duration>,
+        delay: Option<Duration>,
         tail: usize,
     ) -> Option<Arc<Linger>> {
-        let not_before = early.map(|early| Time::from_nanos(now_ns() + early.as_nanos() as u64));
+        let not_before = delay.map(|delay| Time::from_nanos(now_ns() + delay.as_nanos() as u64));
         let closing = Closing {
             socket: Arc::clone(&self.socket),
             end: StreamEnd::new(cut, not_before, UnsentTail::of(vec![7; tail])),
         };
         closing.run(&self.qp);
-        self.left()
+        self.lingering()
     }
 
-    /// What is left of it.
-    fn left(&self) -> Option<Arc<Linger>> {
-        let left = LINGERING.lock();
-        let mut lives = left.iter().filter_map(Weak::upgrade);
+    /// Returns the stream's entry among the lingering ones.
+    fn lingering(&self) -> Option<Arc<Linger>> {
+        let all = LINGERING.lock();
+        let mut lives = all.iter().filter_map(Weak::upgrade);
         lives.find(|one| Arc::ptr_eq(&one.socket, &self.socket))
     }
 
@@ -106,7 +104,7 @@ impl Stream {
         result.is_ok()
     }
 
-    /// Reads all octets and the end, which is a reset or is none.
+    /// Reads everything to the end, which is a reset or a FIN.
     fn read_to_end(&mut self, tail: usize, reset: bool) {
         let mut octets = Vec::new();
         let end = self.peer.read_to_end(&mut octets);
@@ -116,7 +114,6 @@ impl Stream {
         assert_eq!(end, reset.then_some(ErrorKind::ConnectionReset));
     }
 
-    /// Returns `true` if there is neither an octet nor the end.
     fn is_quiet(&mut self) -> bool {
         self.peer.set_nonblocking(true).unwrap();
         let read = self.peer.read(&mut [0]);
@@ -125,132 +122,143 @@ impl Stream {
     }
 }
 
-/// Nothing waits: the end is sent at once, and the descriptor stays until the peer ends its direction, too.
+/// The FIN is sent at once, and the descriptor is kept until the peer closes, too.
 #[test]
-fn a_stream_is_left_when_the_peer_ends_it() {
+fn stream_lingers_until_peer_closes() {
     let mut stream = Stream::new(LONG);
-    let left = stream
+    let lingering = stream
         .end_in_background(false, None, 0)
         .expect("the peer is open");
-    assert!(!left.waits.load(Ordering::Relaxed) && !left.is_cut());
-    assert_eq!(left.patience, PATIENCE_MAX);
-    // What it still says is thrown away.
+    assert!(!lingering.fin_pending.load(Ordering::Relaxed) && !lingering.is_cut());
+    assert_eq!(lingering.patience, PATIENCE_MAX);
+    // Data that still comes is discarded.
     stream.peer.write_all(&[0; 100]).unwrap();
-    until("it does not come", || {
-        Arc::clone(&left).ready(true, false, false);
+    until("the data does not arrive", || {
+        Arc::clone(&lingering).ready(true, false, false);
         !stream.socket.stream.has_octets().unwrap()
     });
-    assert!(stream.is_watched(&left));
-    drop(left);
+    assert!(stream.is_watched(&lingering));
+    drop(lingering);
     stream.read_to_end(0, false);
-    assert!(stream.left().is_some());
+    assert!(stream.lingering().is_some());
     stream.peer.shutdown(Shutdown::Write).unwrap();
-    until("it stays", || stream.left().is_none());
-    // One whose peer has ended already is not kept.
+    until("the descriptor is kept", || stream.lingering().is_none());
+    // If the peer has closed already, the descriptor is not kept.
     let stream = Stream::new(LONG);
     stream.peer.shutdown(Shutdown::Write).unwrap();
-    until("it is open", || stream.socket.stream.peer_closed());
+    until("the stream is not closed", || {
+        stream.socket.stream.peer_closed()
+    });
     assert!(stream.end_in_background(false, None, 0).is_none());
 }
 
-/// The peer must not take a message that was cut for the last one, and it gets what was sent of it.
+/// The peer gets what was sent of a cut message, but must not take it for a complete one.
 #[test]
-fn a_cut_stream_is_reset_when_the_peer_has_everything() {
+fn cut_stream_is_reset_when_acknowledged() {
     let mut stream = Stream::new(LONG);
-    // There is no time before which a reset must not come.
+    // A reset is not delayed.
     assert!(stream.end_in_background(true, Some(LONG), 0).is_none());
     stream.read_to_end(0, true);
     let mut stream = Stream::full(LONG);
-    let left = stream
+    let lingering = stream
         .end_in_background(true, Some(LONG), 0)
         .expect("octets wait");
-    assert!(left.is_cut() && !left.waits.load(Ordering::Relaxed));
-    assert_eq!(left.patience, LONG);
-    let waits = stream.socket.stream.unacknowledged_bytes().unwrap();
-    assert!(left.progress.lock().unacknowledged >= waits);
-    left.look();
-    assert!(stream.is_watched(&left));
+    assert!(lingering.is_cut() && !lingering.fin_pending.load(Ordering::Relaxed));
+    assert_eq!(lingering.patience, LONG);
+    let in_socket = stream.socket.stream.unacknowledged_bytes().unwrap();
+    assert!(lingering.progress.lock().unacknowledged >= in_socket);
+    lingering.check_progress();
+    assert!(stream.is_watched(&lingering));
     stream.read_to_end(0, true);
-    until("it stays", || !stream.is_watched(&left));
+    until("the descriptor is kept", || !stream.is_watched(&lingering));
 }
 
-/// The rest goes out as the peer reads, and then the end, also if the peer has ended its own direction.
+/// The tail is sent as the peer reads, even if the peer has closed its direction.
 #[test]
-fn the_rest_is_sent_before_the_end() {
+fn tail_is_sent_before_fin() {
     for ends in [false, true] {
         let mut stream = Stream::full(LONG);
-        let left = stream
+        let lingering = stream
             .end_in_background(false, None, 1000)
-            .expect("a rest waits");
-        assert!(left.waits.load(Ordering::Relaxed) && left.is_cut());
-        assert_eq!(left.tail.lock().len(), 1000);
-        assert_eq!(left.patience, LONG);
+            .expect("a tail is pending");
+        assert!(lingering.fin_pending.load(Ordering::Relaxed) && lingering.is_cut());
+        assert_eq!(lingering.tail.lock().len(), 1000);
+        assert_eq!(lingering.patience, LONG);
         if ends {
             stream.peer.shutdown(Shutdown::Write).unwrap();
-            until("it is open", || stream.socket.stream.peer_closed());
-            Arc::clone(&left).ready(true, false, false);
+            until("the stream is not closed", || {
+                stream.socket.stream.peer_closed()
+            });
+            Arc::clone(&lingering).ready(true, false, false);
         }
-        left.look();
-        assert_eq!(left.tail.lock().len(), 1000);
-        // What is not acknowledged: octets in the socket, and the rest.
-        let waits = left.progress.lock().unacknowledged;
-        assert!(waits >= stream.socket.stream.unacknowledged_bytes().unwrap() + 1000);
+        lingering.check_progress();
+        assert_eq!(lingering.tail.lock().len(), 1000);
+        // The socket's data and the tail count as not acknowledged.
+        let before = lingering.progress.lock().unacknowledged;
+        assert!(before >= stream.socket.stream.unacknowledged_bytes().unwrap() + 1000);
         stream.read_to_end(1000, false);
-        until("the end still waits", || {
-            !left.waits.load(Ordering::Relaxed)
+        until("the FIN is still pending", || {
+            !lingering.fin_pending.load(Ordering::Relaxed)
         });
-        assert!(!left.is_cut());
-        left.look();
-        assert!(left.progress.lock().unacknowledged < waits);
+        assert!(!lingering.is_cut());
+        lingering.check_progress();
+        assert!(lingering.progress.lock().unacknowledged < before);
         if ends {
-            until("it stays", || !stream.is_watched(&left));
+            until("the descriptor is kept", || !stream.is_watched(&lingering));
         }
     }
 }
 
 /// siw must not see the end too early.
 #[test]
-fn an_end_that_would_be_early_waits() {
+fn delayed_fin_waits() {
     for tail in [0, 1000] {
         let mut stream = match tail {
             0 => Stream::new(LONG),
             _ => Stream::full(LONG),
         };
-        let left = stream
+        let lingering = stream
             .end_in_background(false, Some(LONG), tail)
-            .expect("it waits");
-        assert!(left.waits.load(Ordering::Relaxed));
-        // Its patience begins with the end.
-        assert!(left.progress.lock().since > Instant::now());
+            .expect("the FIN is pending");
+        assert!(lingering.fin_pending.load(Ordering::Relaxed));
+        // The limit begins with the FIN.
+        assert!(lingering.progress.lock().since > Instant::now());
         let mut octets = vec![0; stream.sent + tail];
         stream.peer.read_exact(&mut octets).unwrap();
-        until("the rest waits", || left.tail.lock().is_empty());
-        Arc::clone(&left).ready(false, true, false);
-        assert!(stream.is_quiet() && left.waits.load(Ordering::Relaxed));
-        Arc::clone(&left).timer(TIMER_SHUTDOWN);
-        assert!(!left.waits.load(Ordering::Relaxed));
+        until("the tail is not sent", || lingering.tail.lock().is_empty());
+        Arc::clone(&lingering).ready(false, true, false);
+        assert!(stream.is_quiet() && lingering.fin_pending.load(Ordering::Relaxed));
+        Arc::clone(&lingering).timer(TIMER_SHUTDOWN);
+        assert!(!lingering.fin_pending.load(Ordering::Relaxed));
         (stream.sent, octets) = (0, Vec::new());
         drop(octets);
         stream.read_to_end(0, false);
     }
-    // The time of the end may come before the rest is sent.
+    // The time of the FIN may come before the tail is sent.
     let mut stream = Stream::full(LONG);
-    let left = stream
+    let lingering = stream
         .end_in_background(false, Some(LONG), 1000)
-        .expect("it waits");
-    Arc::clone(&left).timer(TIMER_SHUTDOWN);
-    assert!(left.waits.load(Ordering::Relaxed), "the rest is not sent");
+        .expect("the FIN is pending");
+    Arc::clone(&lingering).timer(TIMER_SHUTDOWN);
+    assert!(
+        lingering.fin_pending.load(Ordering::Relaxed),
+        "the tail is not sent"
+    );
     stream.read_to_end(1000, false);
-    until("the end waits", || !left.waits.load(Ordering::Relaxed));
+    until("the FIN is not sent", || {
+        !lingering.fin_pending.load(Ordering::Relaxed)
+    });
 }
 
-/// Octets that nobody takes are not kept for ever, and the peer must see that something is missing.
+/// A tail is not kept forever, and the peer must see that something is missing.
 #[test]
-fn a_rest_that_the_peer_does_not_take_is_given_up() {
+fn refused_tail_is_given_up() {
     let mut stream = Stream::full(Duration::ZERO);
-    let left = stream.end_in_background(false, None, 1000);
-    until("it is kept", || {
-        left.as_ref().is_none_or(|left| !stream.is_watched(left))
+    let lingering = stream.end_in_background(false, None, 1000);
+    until("the tail is kept", || {
+        lingering
+            .as_ref()
+            .is_none_or(|lingering| !stream.is_watched(lingering))
     });
     let mut octets = Vec::new();
     let end = stream.peer.read_to_end(&mut octets).unwrap_err();
@@ -258,27 +266,27 @@ fn a_rest_that_the_peer_does_not_take_is_given_up() {
     assert!(octets.len() <= stream.sent);
 }
 
-/// A connection whose peer may be out of reach waits for it, unless they are so many that descriptors become scarce.
+/// A stream whose peer may be out of reach lingers longer, unless descriptors become scarce.
 #[test]
-fn one_of_a_crowd_does_not_wait_for_a_peer_out_of_reach() {
+fn crowd_gives_silent_peer_no_time() {
     let _alone = ALONE.lock();
     let stream = Stream::new(Duration::ZERO);
-    let left = stream
+    let lingering = stream
         .end_in_background(false, None, 0)
         .expect("the peer is open");
     let crowd = limits::descriptors() / 4 + 1;
     COUNT.fetch_add(crowd, Ordering::Relaxed);
-    left.look();
+    lingering.check_progress();
     COUNT.fetch_sub(crowd, Ordering::Relaxed);
-    assert!(!stream.is_watched(&left));
+    assert!(!stream.is_watched(&lingering));
 }
 
-/// As the one that is left of this stream.
-fn another(left: &Linger) -> Arc<Linger> {
+/// Creates another entry for the stream of `lingering`.
+fn another(lingering: &Linger) -> Arc<Linger> {
     Arc::new(Linger {
-        socket: Arc::clone(&left.socket),
-        token: left.engine.token(),
-        engine: Arc::clone(&left.engine),
+        socket: Arc::clone(&lingering.socket),
+        token: lingering.engine.token(),
+        engine: Arc::clone(&lingering.engine),
         cut: false,
         patience: LONG,
         outage: LONG,
@@ -289,21 +297,20 @@ fn another(left: &Linger) -> Arc<Linger> {
         }),
         tail: Mutex::default(),
         tail_until: None,
-        early: AtomicBool::new(false),
-        waits: AtomicBool::new(false),
+        fin_delayed: AtomicBool::new(false),
+        fin_pending: AtomicBool::new(false),
     })
 }
 
-/// The list of those that were left does not grow with those that are over, and keeps the others.
 #[test]
-fn those_that_are_over_are_forgotten() {
+fn dead_entries_are_removed() {
     let _alone = ALONE.lock();
     let stream = Stream::new(LONG);
-    let left = stream
+    let lingering = stream
         .end_in_background(false, None, 0)
         .expect("the peer is open");
-    let many: Vec<_> = (0..200).map(|_| another(&left)).collect();
-    many.iter().for_each(remember);
+    let many: Vec<_> = (0..200).map(|_| another(&lingering)).collect();
+    many.iter().for_each(register);
     let known = |one: &Arc<Linger>| {
         let weak = Arc::downgrade(one);
         LINGERING.lock().iter().any(|other| other.ptr_eq(&weak))
@@ -311,40 +318,39 @@ fn those_that_are_over_are_forgotten() {
     assert!(many.iter().all(known));
     assert!(COUNT.load(Ordering::Relaxed) >= 200);
     drop(many);
-    // Other tests leave few.
+    // Other tests register few.
     assert!(COUNT.load(Ordering::Relaxed) < 100);
-    let last = another(&left);
-    remember(&last);
+    let last = another(&lingering);
+    register(&last);
     assert!(LINGERING.lock().len() < 100);
-    assert!(known(&left) && known(&last));
+    assert!(known(&lingering) && known(&last));
     for _ in 0..200 {
-        remember(&another(&left));
+        register(&another(&lingering));
     }
     assert!(LINGERING.lock().len() < 100);
-    assert!(known(&left) && known(&last));
+    assert!(known(&lingering) && known(&last));
 }
 
-/// A peer that has ended its direction waits for nothing more: the descriptor is given up although the end was put off.
+/// A peer that has closed needs no FIN, so the descriptor is closed although the FIN was delayed.
 #[test]
-fn an_end_that_waits_is_given_up_with_the_peers() {
+fn closed_peer_ends_delayed_fin() {
     let stream = Stream::new(LONG);
-    let left = stream
+    let lingering = stream
         .end_in_background(false, Some(LONG), 0)
-        .expect("it waits");
+        .expect("the FIN is pending");
     stream.peer.shutdown(Shutdown::Write).unwrap();
-    until("it stays", || !stream.is_watched(&left));
+    until("the descriptor is kept", || !stream.is_watched(&lingering));
 }
 
-/// Where a descriptor is needed, the connections that are over have none to give.
 #[test]
-fn the_oldest_is_one_that_is_not_over() {
+fn oldest_live_stream_is_taken() {
     let stream = Stream::new(LONG);
-    let left = stream
+    let lingering = stream
         .end_in_background(false, None, 0)
         .expect("the peer is open");
     let one = || {
         COUNT.fetch_add(1, Ordering::Relaxed);
-        another(&left)
+        another(&lingering)
     };
     let lives = [one(), one()];
     let over = [one(), one(), one()].map(|one| Arc::downgrade(&one));
@@ -352,41 +358,41 @@ fn the_oldest_is_one_that_is_not_over() {
     let [a, b, c] = over;
     let mut all = VecDeque::from([a, b, first, c, second]);
     for expected in &lives {
-        let oldest = take_oldest(&mut all).expect("one is left");
+        let oldest = take_oldest(&mut all).expect("a live stream");
         assert!(Arc::ptr_eq(&oldest, expected));
     }
     assert!(take_oldest(&mut all).is_none());
 }
 
-/// A peer that takes a little all the time makes progress, and yet the octets before a Terminate are not kept for ever.
+/// A peer that always takes a little makes progress, but the tail must not be kept forever.
 #[test]
 fn slow_reader_has_deadline() {
     let patience = Duration::from_millis(100);
     let mut stream = Stream::full(patience);
     let begin = Instant::now();
-    let left = stream
+    let lingering = stream
         .end_in_background(false, None, 4 << 20)
-        .expect("it waits");
-    let until = left.tail_until.expect("a deadline");
+        .expect("the tail is pending");
+    let until = lingering.tail_until.expect("a deadline");
     assert!(until >= begin + patience * 12);
     assert!(until <= Instant::now() + patience * 12);
     let end = loop {
         assert!(
             Instant::now() < until + Duration::from_secs(20),
-            "it is kept"
+            "the tail is kept"
         );
         match stream.peer.read(&mut [0; 4096]) {
-            Ok(0) => panic!("a Terminate that was cut looks whole"),
+            Ok(0) => panic!("a cut Terminate looks complete"),
             Ok(_) => std::thread::sleep(Duration::from_millis(5)),
             Err(error) => break error.kind(),
         }
     };
     assert_eq!(end, ErrorKind::ConnectionReset);
-    // The time does not begin before the end may be sent.
+    // The deadline counts from the time of the FIN.
     let stream = Stream::full(patience);
-    let left = stream
+    let lingering = stream
         .end_in_background(false, Some(LONG), 1000)
-        .expect("it waits");
-    let until = left.tail_until.expect("a deadline");
+        .expect("the FIN is pending");
+    let until = lingering.tail_until.expect("a deadline");
     assert!(until >= begin + LONG + patience * 12);
 }

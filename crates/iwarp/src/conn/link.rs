@@ -1,5 +1,5 @@
-//! The connection of a queue pair, as its driver sees it: one value whose variants hold what is
-//! meaningful in them.
+//! The connection of a queue pair as its driver sees it: one enum, each variant of which holds the
+//! data that is meaningful in it.
 //!
 //! The state machine (`Life` in `iwarp-rnic`) decides what may be sent and what becomes of the
 //! stream. [`Link`] records what the driver knows and has done about it. Both change under the
@@ -7,9 +7,8 @@
 //! knows it ([`QueuePair::peer_has_closed`](iwarp_rnic::qp::QueuePair::peer_has_closed)). A stream
 //! that the queue pair has given up is not part of it either: see `Closing` in `linger.rs`.
 //!
-//! Transitions. A dash means that nothing changes; an event that is marked as impossible does not
-//! occur in that state, because the machine hides the end of a stream only while the program has
-//! not begun to end it.
+//! Transitions. A dash means that nothing changes. Events marked "impossible" do not occur in that
+//! state: the machine hides the end of a stream only until the program begins to end it.
 //!
 //! | event | `None` | `Up` | `PeerGone` | `Ending` |
 //! | --- | --- | --- | --- | --- |
@@ -18,7 +17,7 @@
 //! | [`end_behind_held`](Link::end_behind_held): a hang-up behind a held Send | – | `PeerGone(BehindHeld)` | `BehindHeld`; `ReadToEnd` stays | impossible |
 //! | [`read_to_end`](Link::read_to_end): the hidden end was read | – | `PeerGone(ReadToEnd)` | `ReadToEnd` | impossible |
 //! | [`watch_again`](Link::watch_again): the held Send has its receive | – | – | `BehindHeld` becomes `Unwritable` | the same for what is noted |
-//! | [`await_answer`](Link::await_answer): a request gets its time limit | – | – | once, if nobody reads or watches | the same for what is noted |
+//! | [`await_answer`](Link::await_answer): a request gets its time limit | – | – | once, if the stream is neither read nor watched | the same for what is noted |
 //! | [`begin_ending`](Link::begin_ending): the machine ends the stream | – | `Ending` | `Ending`, which notes that the peer is gone | – |
 //! | [`detach`](Link::detach): the stream is closed, failed, or given up | – | `None` | `None` | `None` |
 
@@ -48,25 +47,23 @@ pub(crate) struct Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        self.engine.leaves();
+        self.engine.connection_removed();
     }
 }
 
-/// Whom to notify about the connection, and what must not be forgotten to report.
+/// Whom to notify about the connection, and a report that is still pending.
 #[derive(Clone, Default)]
 pub(crate) struct Report {
     pub(crate) cm: Option<Weak<dyn CmSink>>,
-    /// The initiator's first message has come.
     pub(crate) established: bool,
 }
 
-/// An open stream.
 pub(crate) struct Open {
     pub(crate) socket: Arc<Socket>,
     pub(crate) report: Report,
     /// A plan that the socket took in part.
     pub(crate) stalled: Option<Box<TxPlan>>,
-    /// A part of an FPDU.
+    /// A received part of an FPDU.
     pub(crate) partial: Option<Box<RxBuffer>>,
     /// What the engine watches the socket for, or will when it watches it again.
     pub(crate) interest: Interest,
@@ -76,10 +73,10 @@ pub(crate) struct Open {
     pub(crate) held_since: u64,
     /// The earliest timer that is set for the state machine.
     pub(crate) timer: Option<Time>,
-    /// Plans of large messages since the size of segments was asked for.
+    /// Plans of large messages since the MSS was last read.
     pub(crate) mss_age: u8,
-    /// Counts reads and plans; every so often one checks the handler of faults.
-    pub(crate) looks: Often,
+    /// Counts reads and plans. Now and then one checks the handler of memory faults.
+    pub(crate) fault_checks: Often,
     pub(crate) liveness: Liveness,
 }
 
@@ -104,13 +101,13 @@ impl Open {
             held_since: 0,
             timer: None,
             mss_age: 0,
-            looks: Often::default(),
+            fault_checks: Often::default(),
             liveness,
         }
     }
 }
 
-/// How the peer is gone without a change of the queue pair.
+/// How the peer is gone while the queue pair stays as it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Gone {
     /// Writes fail. What the peer sent before is still read.
@@ -122,12 +119,10 @@ pub(crate) enum Gone {
     ReadToEnd,
 }
 
-/// A peer that is gone, which the queue pair does not notice until a request has waited for too
-/// long.
+/// A peer that is gone. The queue pair fails only when a request has waited for too long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PeerGone {
     pub(crate) gone: Gone,
-    /// The timer of a request is running.
     pub(crate) request_timer: bool,
 }
 
@@ -140,7 +135,6 @@ impl From<Gone> for PeerGone {
     }
 }
 
-/// A stream that is being ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ending {
     /// Bytes that the peer's TCP had acknowledged when the linger timer was set.
@@ -148,16 +142,14 @@ pub(crate) struct Ending {
     pub(crate) peer_gone: Option<PeerGone>,
 }
 
-/// The connection of a queue pair. See the module.
 pub(crate) enum Link {
-    /// There is no stream. Events of the last one may still have to be reported.
+    /// There is no stream. A report about the last one may be pending.
     None(Report),
     /// The stream works in both directions, as far as the driver knows.
     Up(Open),
-    /// The peer is gone, and the queue pair stays as it is.
     PeerGone(Open, PeerGone),
-    /// What is left is written, what comes is discarded, and the peer's FIN is awaited, for a
-    /// limited time.
+    /// The stream is being ended: pending data is written, received data is discarded, and the
+    /// peer's FIN is awaited for a limited time.
     Ending(Open, Ending),
 }
 
@@ -200,7 +192,7 @@ impl Link {
         self.open().map(|open| &open.socket)
     }
 
-    /// Returns the socket unless it belongs to the process that this one was forked from.
+    /// Returns the socket, unless it belongs to the process that forked this one.
     pub(crate) fn own_socket(&self) -> Option<&Arc<Socket>> {
         self.socket().filter(|socket| !socket.engine.is_foreign())
     }
@@ -219,7 +211,6 @@ impl Link {
         }
     }
 
-    /// Returns how the peer is gone, if it is.
     #[inline]
     pub(crate) const fn peer_gone(&self) -> Option<PeerGone> {
         match *self {
@@ -237,20 +228,19 @@ impl Link {
         }
     }
 
-    /// Returns `true` if the stream was read to an end that is hidden from the queue pair.
+    /// Returns `true` if the stream was read to its end and that end is hidden from the queue pair.
     #[inline]
     pub(crate) fn is_read_to_end(&self) -> bool {
         self.peer_gone()
             .is_some_and(|peer| peer.gone == Gone::ReadToEnd)
     }
 
-    /// Returns `true` if nobody takes what is queued.
+    /// Returns `true` if the peer no longer takes what is queued.
     #[inline]
     pub(crate) const fn takes_nothing(&self) -> bool {
         self.peer_gone().is_some()
     }
 
-    /// Returns the state of a stream that is being ended.
     pub(crate) const fn ending_mut(&mut self) -> Option<&mut Ending> {
         match self {
             Self::Ending(_, ending) => Some(ending),
@@ -261,7 +251,8 @@ impl Link {
 
 /// Transitions.
 impl Link {
-    /// A stream has finished MPA start-up. Returns `false` if there is a stream already.
+    /// Attaches a stream that has finished MPA start-up. Returns `false` if there is a stream
+    /// already.
     pub(crate) fn attach(&mut self, open: Open) -> bool {
         let is_free = self.is_none();
         if is_free {
@@ -270,7 +261,7 @@ impl Link {
         is_free
     }
 
-    /// Octets cannot be sent any more, and the queue pair does not notice that.
+    /// Records that a write failed where the end of the stream is hidden from the queue pair.
     pub(crate) fn cannot_write(&mut self) {
         match self {
             Self::Up(_) => self.lose_peer(Gone::Unwritable),
@@ -281,19 +272,19 @@ impl Link {
         }
     }
 
-    /// The stream has ended behind a held Send, and the engine does not watch it any more.
+    /// Records that the stream has ended behind a held Send, and that the engine no longer watches
+    /// it.
     pub(crate) fn end_behind_held(&mut self) {
         if !self.is_read_to_end() {
             self.lose_peer(Gone::BehindHeld);
         }
     }
 
-    /// The stream was read to its end, which the queue pair does not notice.
+    /// Records that the stream was read to its end, which is hidden from the queue pair.
     pub(crate) fn read_to_end(&mut self) {
         self.lose_peer(Gone::ReadToEnd);
     }
 
-    /// The peer is gone in this way.
     fn lose_peer(&mut self, gone: Gone) {
         match self {
             Self::PeerGone(open, peer) => {
@@ -315,8 +306,8 @@ impl Link {
         }
     }
 
-    /// A held Send has its receive. Returns `true` if the stream has ended behind it and has to be
-    /// watched again.
+    /// Records that a held Send has its receive. Returns `true` if the stream has ended behind it
+    /// and must be watched again.
     pub(crate) fn watch_again(&mut self) -> bool {
         match self.peer_gone_mut() {
             Some(peer) if peer.gone == Gone::BehindHeld => {
@@ -327,8 +318,8 @@ impl Link {
         }
     }
 
-    /// A request waits for an answer. Returns `true` if no answer can come and the timer of a
-    /// request has to be set.
+    /// Records that a request waits for an answer. Returns `true` if none can come and the request
+    /// timer must be started.
     pub(crate) fn await_answer(&mut self) -> bool {
         match self.peer_gone_mut() {
             Some(peer) if peer.gone != Gone::Unwritable => {
@@ -338,7 +329,7 @@ impl Link {
         }
     }
 
-    /// The state machine ends the stream. Does nothing if it did so before.
+    /// Begins to end the stream. Does nothing if that has begun already.
     pub(crate) fn begin_ending(&mut self, acknowledged: u64) {
         let (open, peer_gone) = match std::mem::take(self) {
             Self::Up(open) => (open, None),
@@ -355,8 +346,7 @@ impl Link {
         *self = Self::Ending(open, ending);
     }
 
-    /// The stream does not concern the queue pair any more. Returns its socket. What is still to be
-    /// reported stays.
+    /// Detaches the stream from the queue pair and returns its socket. A pending report is kept.
     pub(crate) fn detach(&mut self) -> Option<Arc<Socket>> {
         let (report, socket) = match std::mem::take(self) {
             Self::None(report) => (report, None),

@@ -1,10 +1,10 @@
-//! Every state with every event.
+//! Checks every state with every event.
 
 use super::*;
 use crate::testing;
 use Gone::{BehindHeld, ReadToEnd, Unwritable};
 
-/// A [`Link`] without the stream in it.
+/// A [`Link`] without its stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Is {
     None,
@@ -92,7 +92,8 @@ const EVENTS: [Event; 8] = [
     Event::Detach,
 ];
 
-/// The state after an event, and the result of the transition: `true` where it returns nothing.
+/// Returns the state after an event, and the result of the transition: `true` if it returns
+/// nothing.
 fn expected(is: Is, event: Event) -> (Is, bool) {
     match (event, is) {
         (Event::Attach, Is::None) => (Is::Up, true),
@@ -135,7 +136,7 @@ fn expected(is: Is, event: Event) -> (Is, bool) {
     }
 }
 
-/// A stream of a queue pair, with what a stream in operation may hold.
+/// Creates a stream with what a stream in operation may hold.
 fn stream(socket: &Arc<Socket>, established: bool) -> Open {
     let mut open = Open::new(Arc::clone(socket), None, Liveness::default());
     open.report.established = established;
@@ -177,15 +178,15 @@ fn every_state_takes_every_event() {
                     expected(is, event),
                     "{is:?} {event:?}"
                 );
-                // What is still to be reported outlives the stream, but a new one begins anew.
+                // A pending report outlives the stream, but a new stream starts without one.
                 let is_new = matches!((event, is), (Event::Attach, Is::None));
                 assert_eq!(link.report().established, established && !is_new);
-                // A later call does not set back what the peer had acknowledged.
+                // A later call does not reset what the peer had acknowledged.
                 let before = matches!(is, Is::Ending(_));
                 if let Some(ending) = link.ending_mut() {
                     assert_eq!(ending.acknowledged, if before { 5 } else { 7 });
                 }
-                // Nobody takes the rest of a plan where the stream was read to its end.
+                // A stalled plan is dropped when the stream was read to its end.
                 if let (Event::ReadToEnd, Link::PeerGone(open, _)) = (event, &link) {
                     assert!(open.stalled.is_none());
                 } else if let Some(open) = link.open() {
@@ -197,7 +198,6 @@ fn every_state_takes_every_event() {
     qp.destroy();
 }
 
-/// What is asked of a state.
 #[test]
 fn queries_agree_with_states() {
     let ctx = testing::context();

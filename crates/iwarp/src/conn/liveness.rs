@@ -1,15 +1,16 @@
-//! Peers that vanish: their host is gone, or their reset was lost, and no packet tells that.
+//! Detects peers that have vanished: their host is gone, or their reset was lost, so no packet
+//! reports the end.
 //!
-//! The kernel's keep-alive probes a peer on a silent connection ([`TcpStream::keep_alive`]); it
-//! costs this process nothing. It does not probe while octets wait for their acknowledgement: then
-//! TCP sends those again, for a quarter of an hour, and the queue pair looks four times within
-//! [`Config::peer_timeout`] whether anything is answered. `TCP_USER_TIMEOUT` would do the same
-//! without a timer of ours, but it also ends connections whose peer answers and does not read for a
-//! while, such as a stopped process.
+//! On an idle connection the kernel's keep-alive probes the peer ([`TcpStream::keep_alive`]), which
+//! costs this process nothing. Keep-alive does not probe while data is unacknowledged: TCP then
+//! retransmits for a quarter of an hour. So a timer of the queue pair checks four times within
+//! [`Config::peer_timeout`] whether the peer answers anything. `TCP_USER_TIMEOUT` would need no
+//! timer, but it also ends connections whose peer answers and does not read for a while, such as a
+//! stopped process.
 //!
-//! Keep-alive takes four system calls, which a program that connects to thousands of peers would
-//! notice. An accepted stream has it from its listener. Any other stream gets it at the first look:
-//! the kernel asks nothing before half of the time is over.
+//! Setting keep-alive takes four system calls, which a program that connects to thousands of peers
+//! would notice. An accepted stream inherits it from its listener. Any other stream gets it at the
+//! first check: the kernel would not probe before half of the time is over.
 //!
 //! [`TcpStream::keep_alive`]: crate::sys::stream::TcpStream::keep_alive
 //! [`Config::peer_timeout`]: crate::Config::peer_timeout
@@ -25,50 +26,47 @@ use std::time::Duration;
 /// Whether the peer's TCP can be reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reach {
-    /// It does not answer what was sent again.
+    /// It does not answer retransmissions.
     Silent,
-    /// It answers, or is not asked anything.
+    /// It answers, or nothing was sent that it would have to answer.
     Answers,
-    /// TCP has not waited long enough to send anything again: a peer that is out of reach looks
-    /// like one that takes its time. It is known after this time without an acknowledgement.
+    /// TCP has not waited long enough to retransmit, so a peer that is out of reach looks like a
+    /// slow one. It is known after this time without an acknowledgement.
     Unknown(Duration),
 }
 
 impl Socket {
-    /// Looks whether the peer's TCP answers. `quiet` is the time without an acknowledgement of
-    /// anything new.
+    /// Returns whether the peer's TCP answers. `quiet` is the time since it last acknowledged
+    /// something new.
     pub(crate) fn reach(&self, quiet: Duration) -> Reach {
         if matches!(self.stream.unanswered(), Ok(Some(_))) {
             return Reach::Silent;
         }
         let time_to_tell = self.stream.time_to_tell().unwrap_or_default();
         match time_to_tell.checked_sub(quiet) {
-            Some(left) if !left.is_zero() => Reach::Unknown(time_to_tell),
+            Some(remaining) if !remaining.is_zero() => Reach::Unknown(time_to_tell),
             _ => Reach::Answers,
         }
     }
 }
 
-/// Looks within the time that a peer may be silent.
-const LOOKS: u32 = 4;
+/// Checks within the time that a peer may be silent.
+const CHECKS: u32 = 4;
 
-/// What a queue pair has seen of its peer's silence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Liveness {
-    /// A timer for the next look is set.
-    watched: bool,
-    /// The next look has to turn keep-alive on.
+    timer_set: bool,
+    /// The next check has to turn keep-alive on.
     keep_alive_due: bool,
-    /// Looks in a row that have found no answer.
+    /// Checks in a row that have found no answer.
     unanswered: u32,
 }
 
 impl Liveness {
-    /// Starts watching a new stream, whose peer may be silent for `limit`.
+    /// Returns the state of a new stream whose peer may be silent for `limit`.
     pub(crate) fn of(stream: &TcpStream, limit: Option<Duration>) -> Self {
         let inherited = stream.inherited_keep_alive();
-        // The listener may belong to a device with another setting, which must not act until the
-        // first look.
+        // The listener's device may have another setting, which must not act until the first check.
         if inherited.is_some() && inherited != limit {
             keep_alive(stream, limit);
         }
@@ -78,11 +76,11 @@ impl Liveness {
         }
     }
 
-    /// Returns how many looks in a row have found no answer after one more. The peer has been
-    /// `silent` for so long, if it owes one.
+    /// Returns how many checks in a row have found no answer, after one more. `silent`: for how
+    /// long the peer has not answered, if it owes an answer.
     fn unanswered_after(&self, silent: Option<Duration>, limit: Duration) -> u32 {
         match silent {
-            Some(time) if time >= limit / LOOKS => self.unanswered + 1,
+            Some(time) if time >= limit / CHECKS => self.unanswered + 1,
             _ => 0,
         }
     }
@@ -93,8 +91,8 @@ fn keep_alive(stream: &TcpStream, limit: Option<Duration>) {
     debug_assert!(set.is_ok(), "{set:?}");
 }
 
-/// The stream is watched by the engine: sets a timer for the first look if that has something to
-/// do.
+/// Sets the timer of the first check of a new stream, if the check has something to do. The engine
+/// already watches the stream.
 pub(crate) fn begin(qp: &QpInner, g: &mut QpState) {
     if g.link
         .open()
@@ -104,10 +102,10 @@ pub(crate) fn begin(qp: &QpInner, g: &mut QpState) {
     }
 }
 
-/// Something was sent: a later look checks whether it is answered.
+/// Makes sure that a check will follow, because something was sent.
 #[inline]
 pub(crate) fn watch(qp: &QpInner, g: &mut QpState) {
-    if let Some(open) = g.link.open_mut().filter(|open| !open.liveness.watched) {
+    if let Some(open) = g.link.open_mut().filter(|open| !open.liveness.timer_set) {
         set_timer(qp, open);
     }
 }
@@ -115,14 +113,13 @@ pub(crate) fn watch(qp: &QpInner, g: &mut QpState) {
 #[cold]
 fn set_timer(qp: &QpInner, open: &mut Open) {
     if let Some(limit) = qp.ctx.config.peer_timeout {
-        open.liveness.watched = true;
+        open.liveness.timer_set = true;
         let Socket { engine, token, .. } = &*open.socket;
-        engine.after_about(limit / LOOKS, *token, TIMER_LIVENESS);
+        engine.after_about(limit / CHECKS, *token, TIMER_LIVENESS);
     }
 }
 
-/// It is time for a look.
-pub(crate) fn timer(qp: &Arc<QpInner>) {
+pub(crate) fn timer_expired(qp: &Arc<QpInner>) {
     let mut effects = Effects::default();
     let mut g = qp.state.lock();
     let is_read_to_end = g.link.is_read_to_end();
@@ -137,15 +134,15 @@ pub(crate) fn timer(qp: &Arc<QpInner>) {
     if before.keep_alive_due {
         keep_alive(stream, Some(limit));
     }
-    // If no octets are on their way, no answer is due, and the next ones start anew. Nobody waits
-    // for a peer that is gone.
+    // If nothing is in flight, no answer is due, and the next data starts a new count. A peer that
+    // is known to be gone is not checked.
     if is_read_to_end || !stream.unacknowledged_bytes().is_ok_and(|n| n > 0) {
         return;
     }
     let silent = stream.unanswered().unwrap_or_default();
     open.liveness.unanswered = before.unanswered_after(silent, limit);
-    // The first look may come right after the octets.
-    if open.liveness.unanswered <= LOOKS {
+    // The first check may come right after the data, so it does not count.
+    if open.liveness.unanswered <= CHECKS {
         watch(qp, &mut g);
         return;
     }

@@ -1,4 +1,4 @@
-//! Keep-alive of connections that the connection manager has made, as `getsockopt` shows it.
+//! Keep-alive of connections of the connection manager, as `getsockopt` reports it.
 
 use super::super::qp::QueuePair;
 use super::Liveness;
@@ -22,7 +22,8 @@ fn queue_pair(ctx: &Context) -> QueuePair {
     testing::queue_pair(ctx, &cq, &cq)
 }
 
-/// Seconds before the kernel's first question, between two, and the number of questions; `None` if it does not ask.
+/// Returns the seconds before the first probe and between two probes, and the number of probes;
+/// `None` without keep-alive.
 fn keep_alive(qp: &QueuePair) -> Option<(u64, u64, u32)> {
     let socket = qp
         .inner
@@ -42,7 +43,6 @@ fn keep_alive(qp: &QueuePair) -> Option<(u64, u64, u32)> {
     })
 }
 
-/// Waits for keep-alive that differs from `before`.
 fn changed(qp: &QueuePair, before: Option<(u64, u64, u32)>) -> Option<(u64, u64, u32)> {
     let start = Instant::now();
     while keep_alive(qp) == before && start.elapsed() < Duration::from_secs(20) {
@@ -62,7 +62,7 @@ fn event(channel: &CmEventChannel, kind: CmEventKind) -> CmId {
     }
 }
 
-/// Connects a queue pair to another one, which accepts what the listener got.
+/// Connects a queue pair to `responder`, which accepts a connection of a listener on `listens`.
 fn connect(initiator: &QueuePair, listens: &Context, responder: &QueuePair) -> [CmId; 3] {
     let channel = create_event_channel().unwrap();
     let listener = CmId::create(&channel, Some(listens));
@@ -82,7 +82,8 @@ fn connect(initiator: &QueuePair, listens: &Context, responder: &QueuePair) -> [
     [listener, id, accepted]
 }
 
-/// The responder's end has it from its listener, the initiator's gets it at the first look, a quarter of the limit later.
+/// The responder inherits keep-alive from its listener. The initiator gets it at the first check,
+/// after a quarter of the limit.
 #[test]
 fn both_ends_have_keep_alive() {
     let (a, b) = (device(Some(8)), device(Some(60)));
@@ -95,16 +96,16 @@ fn both_ends_have_keep_alive() {
             .keep_alive_due
     );
     assert_eq!(changed(&initiator, None), Some((4, 1, 4)));
-    // Everything is acknowledged, so nobody looks any more until something is sent.
+    // Everything is acknowledged, so there are no checks until something is sent.
     assert_eq!(
         testing::open(&mut initiator.inner.state.lock()).liveness,
         Liveness::default()
     );
 }
 
-/// The queue pair may be of another device than its listener, and the settings of the queue pair's hold.
+/// The listener's device may have other settings, but those of the queue pair's device hold.
 #[test]
-fn a_queue_pair_does_not_keep_the_setting_of_another_device() {
+fn other_device_sets_no_keep_alive() {
     let listens = device(Some(60));
     for (limit, set) in [(None, None), (Some(8), Some((4, 1, 4)))] {
         let (a, b) = (device(None), device(limit));
@@ -120,9 +121,9 @@ fn a_queue_pair_does_not_keep_the_setting_of_another_device() {
     assert_eq!(changed(&responder, None), Some((1, 1, 1)));
 }
 
-/// A peer counts as silent after a quarter of the limit, and any answer begins the count anew.
+/// A peer counts as silent after a quarter of the limit. Any answer resets the count.
 #[test]
-fn looks_that_find_no_answer_are_counted() {
+fn unanswered_checks_are_counted() {
     let limit = Duration::from_secs(8);
     for (silent, before, after) in [
         (None, 0, 0),
@@ -133,10 +134,14 @@ fn looks_that_find_no_answer_are_counted() {
         (Some(Duration::from_secs(2)), 3, 4),
         (Some(Duration::from_secs(7)), 4, 5),
     ] {
-        let silence = Liveness {
+        let liveness = Liveness {
             unanswered: before,
             ..Liveness::default()
         };
-        assert_eq!(silence.unanswered_after(silent, limit), after, "{silent:?}");
+        assert_eq!(
+            liveness.unanswered_after(silent, limit),
+            after,
+            "{silent:?}"
+        );
     }
 }

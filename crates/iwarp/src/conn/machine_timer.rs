@@ -1,7 +1,8 @@
-//! One timer for each connection. It follows what the state machine says is due next: reminders for
-//! a silent responder, the time of a held Send, and the like ([`iwarp_rnic::qp::StreamTimes`]).
+//! The timer of the state machine, one for each connection. It follows what the state machine says
+//! is due next ([`iwarp_rnic::qp::StreamTimes`]), for example reminders to a silent responder, or
+//! the limit of a held Send.
 //!
-//! Timers are not cancelled. One whose purpose is gone is ignored and wakes no thread.
+//! Timers are not cancelled. A timer without a purpose is ignored and wakes no thread.
 
 use super::effects::{DriveHost, Effects};
 use super::qp::{QpInner, QpState, TIMER_MACHINE};
@@ -12,7 +13,7 @@ use iwarp_rnic::qp::RxInterest;
 use std::sync::Arc;
 
 impl QpState {
-    /// Returns `true` if no timer of the connection expires at this time or before.
+    /// Returns `true` if no timer of the connection is set for `at` or earlier.
     #[inline]
     fn timer_is_after(&self, at: Time) -> bool {
         let timer = self.link.open().and_then(|open| open.timer);
@@ -27,11 +28,11 @@ impl QpState {
 }
 
 impl QpInner {
-    /// Does what is due already, and sets a timer for what is due later. Called after each change
+    /// Does what is due already, and sets the timer for what is due next. Called after each change
     /// of the state machine.
     #[inline]
     pub(crate) fn follow_time(self: &Arc<Self>, g: &mut QpState, effects: &mut Effects) {
-        // Nearly always nothing is due at any time, and the clock is not read.
+        // Nearly always no time is awaited, and the clock is not read.
         if let Some(at) = g.machine.poll_at()
             && g.timer_is_after(at)
         {
@@ -45,8 +46,8 @@ impl QpInner {
             return;
         };
         if socket.engine.is_foreign() {
-            // No timer ever expires here. In a child of the process whose connection this is, an
-            // end need not wait: it sends nothing.
+            // No timer expires in a forked child. The end of a connection need not wait there,
+            // because a child sends nothing.
             if g.machine.is_ending() {
                 g.machine.on_time(at, &mut DriveHost::new(self, effects));
             }
@@ -64,10 +65,11 @@ impl QpInner {
         }
     }
 
-    /// Returns `true` if something is still due at some time. If not, the timer is forgotten.
+    /// Returns `true` if the state machine still awaits a time. If not, the timer is forgotten.
     pub(crate) fn awaits_time(&self) -> bool {
-        // The thread that has the state may be stuck in the program's memory. This is asked outside
-        // of a turn of the progress thread, which would then be stuck where nobody notices.
+        // Must not block: the thread that holds the state may be stuck in the program's memory.
+        // This is called between two rounds of the progress thread, where the watch would not
+        // notice that the progress thread is stuck, too.
         let Some(mut g) = self.state.try_lock() else {
             return true;
         };
@@ -78,10 +80,8 @@ impl QpInner {
         awaits
     }
 
-    /// The timer has expired.
     pub(crate) fn machine_timer_expired(self: &Arc<Self>) {
-        // The process may have been stopped meanwhile: what has come is looked at before the clock
-        // is believed.
+        // The process may have been stopped, so take what has arrived before the time is judged.
         self.drive_rx();
         let mut effects = Effects::default();
         let mut g = self.state.lock();
@@ -90,11 +90,11 @@ impl QpInner {
             return;
         };
         if g.timer_is_after(now) {
-            // An earlier one has replaced it.
+            // A later timer has replaced this one.
             return;
         }
         g.set_timer(None);
-        // Nothing is read behind a held Send, so the end has to be looked for.
+        // Nothing is read past a held Send, so the end must be looked for.
         if g.machine.rx_interest() == RxInterest::Held && socket.stream.peer_closed() {
             if g.machine.hides_end() {
                 peer_gone::notify_manager(&g, &mut effects);
@@ -121,9 +121,8 @@ mod tests {
     use std::io::{Read as _, Write as _};
     use std::time::{Duration, Instant};
 
-    /// Something that is due earlier than what the timer was set for is not late.
     #[test]
-    fn a_timer_is_set_anew_for_what_is_due_earlier() {
+    fn earlier_time_sets_new_timer() {
         let ctx = testing::context_with(Config {
             receiver_not_ready: ReceiverNotReady::Hold(Duration::from_millis(20)),
             ..Config::default()
@@ -133,7 +132,7 @@ mod tests {
         let mut peer = testing::connected(&qp);
         let later = Time::from_nanos(now_ns() + 3_600_000_000_000);
         testing::open(&mut qp.inner.state.lock()).timer = Some(later);
-        // There is no receive for it.
+        // It finds no receive.
         peer.write_all(&testing::EMPTY_SEND).unwrap();
         peer.set_read_timeout(Some(Duration::from_secs(20)))
             .unwrap();
@@ -146,7 +145,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(20);
 
-    /// A queue pair that may hold a Send for an hour, and its peer, whose Send is held.
+    /// Creates a queue pair that may hold a Send for an hour, and its peer, whose Send is held.
     fn holds() -> (QueuePair, std::net::TcpStream) {
         let ctx = testing::context_with(Config {
             receiver_not_ready: ReceiverNotReady::Hold(Duration::from_secs(3600)),
@@ -174,10 +173,10 @@ mod tests {
         }
     }
 
-    /// A timer whose purpose is gone is forgotten, so that nobody takes it for work that a stuck
-    /// thread leaves undone.
+    /// A timer without a purpose is forgotten, so that it is not taken for work that a stuck thread
+    /// leaves undone.
     #[test]
-    fn a_timer_is_awaited_while_something_is_due() {
+    fn timer_is_awaited_while_needed() {
         let (qp, _peer) = holds();
         assert!(qp.inner.awaits_time());
         assert!(timer(&qp.inner.state.lock()).is_some());
@@ -190,25 +189,28 @@ mod tests {
         {
             let mut g = qp.inner.state.lock();
             testing::open(&mut g).timer = Some(Time::from_nanos(1 << 62));
-            assert!(qp.inner.awaits_time(), "whoever has it may be stuck");
+            assert!(
+                qp.inner.awaits_time(),
+                "the holder of the state may be stuck"
+            );
             assert!(timer(&g).is_some());
         }
-        // An earlier one expires, whose place it has taken.
+        // An earlier timer expires, which the later one has replaced.
         qp.inner.machine_timer_expired();
         assert!(timer(&qp.inner.state.lock()).is_some());
         assert!(!qp.inner.awaits_time());
         assert_eq!(timer(&qp.inner.state.lock()), None);
         qp.destroy();
-        assert!(!qp.inner.awaits_time(), "there is no connection");
+        assert!(!qp.inner.awaits_time(), "not connected");
     }
 
-    /// A sender that has closed waits for no receive, so its Send is held for a moment only.
+    /// A sender that has closed no longer waits, so its Send is held only briefly.
     #[test]
-    fn a_held_send_waits_as_long_as_its_sender_does() {
+    fn held_send_ends_with_its_sender() {
         let (qp, peer) = holds();
-        let look = qp.inner.state.lock().machine.poll_at();
-        // The first look has found that the sender is there.
-        until(&qp, |g| g.machine.poll_at() > look);
+        let first_check = qp.inner.state.lock().machine.poll_at();
+        // The first check has found that the sender is there.
+        until(&qp, |g| g.machine.poll_at() > first_check);
         assert_eq!(qp.state(), State::Rts);
         drop(peer);
         until(&qp, |g| g.machine.state() == State::Error);

@@ -1,4 +1,4 @@
-//! A stream queue pair as the objects see it, and the calls of a device that create and find one.
+//! A stream queue pair as objects see it, and calls of a device that create and find queue pairs.
 
 use super::qp::{QpAttributes, QpInner, QpState, QueuePair};
 use crate::error::Result;
@@ -21,7 +21,7 @@ impl Member for QpInner {
     }
 
     fn poll_sockets(self: Arc<Self>) -> PollOutcome {
-        // This also writes, if data wait to be written.
+        // This also writes, if there is something to write.
         self.drive_rx();
         PollOutcome {
             answered: self.peer_answers.is_answered(),
@@ -77,7 +77,7 @@ impl QueuePair {
         of.is(&self.inner)
     }
 
-    /// Returns the queue pair that an asynchronous event is about; `None` if it is a datagram queue pair.
+    /// Returns the queue pair that an event is about; `None` if it is a datagram queue pair.
     pub fn of_event(qp: &EventQp) -> Option<Self> {
         Some(Self {
             inner: qp.downcast()?,
@@ -86,16 +86,17 @@ impl QueuePair {
 }
 
 impl Context {
-    /// A queue pair (`ibv_create_qp(3)`).
+    /// Creates a queue pair (`ibv_create_qp(3)`).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument), [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument),
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub fn create_qp(&self, attributes: &QpAttributes) -> Result<QueuePair> {
         guarded::keep();
         QueuePair::create(&self.inner, attributes)
     }
 
-    /// The queue pair with this number.
+    /// Returns the queue pair with this number.
     pub fn queue_pair(&self, qp_num: u32) -> Option<QueuePair> {
         let inner = downcast(self.inner.member(qp_num)?)?;
         Some(QueuePair { inner })
@@ -103,14 +104,15 @@ impl Context {
 }
 
 impl ContextInner {
-    /// Returns the queue pair with this number; in a child of the process that opened the device, `None` if the list is locked.
+    /// Returns the queue pair with this number. In a child of the process that opened the device,
+    /// returns `None` if the list is locked.
     pub(crate) fn qp_if_free(&self, num: u32) -> Option<Arc<QpInner>> {
         downcast(self.member_if_free(num)?)
     }
 }
 
 impl QpState {
-    /// Gives the send queue its free slots, if there is no room for `n` requests.
+    /// Releases polled slots of the send queue, if it has no room for `n` requests.
     #[inline]
     pub(crate) fn make_send_room(&mut self, slots: &Slots, n: usize) {
         if !self.machine.has_send_room(n) {
@@ -119,7 +121,7 @@ impl QpState {
         }
     }
 
-    /// Gives the receive queue its free slots, if there is no room for `n` requests.
+    /// Releases polled slots of the receive queue, if it has no room for `n` requests.
     #[inline]
     pub(crate) fn make_receive_room(&mut self, slots: &Slots, n: usize) {
         if !self.machine.has_receive_room(n) {
@@ -128,8 +130,8 @@ impl QpState {
         }
     }
 
-    /// The queue pair was reset, and its completions were dropped.
-    pub(crate) fn forget_slots(&mut self, slots: &Slots) {
+    /// Marks all slots as free after a reset, which has dropped the completions.
+    pub(crate) fn release_all_slots(&mut self, slots: &Slots) {
         self.seen_slots = slots.all_free(self.machine.send_position());
     }
 }

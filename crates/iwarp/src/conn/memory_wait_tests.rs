@@ -1,6 +1,7 @@
-//! Who waits for memory, and until when.
+//! Which queue pairs wait for memory, and until when.
 //!
-//! Invariant of the `unsafe`: a test keeps the memory that it registers until its end, and does not look at it.
+//! Invariant of the `unsafe`: a test keeps the memory that it registers until its end, and does not
+//! access it.
 
 use crate::conn::pool;
 use crate::conn::qp::QpAttributes;
@@ -18,7 +19,7 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(20);
 
 #[test]
-fn a_queue_pair_is_in_the_list_once_and_not_when_it_is_gone() {
+fn queue_pair_is_listed_once() {
     let ctx = context();
     let cq = ctx.create_cq(4, None).unwrap();
     let [a, b, c] = [(); 3].map(|()| queue_pair(&ctx, &cq, &cq));
@@ -32,10 +33,9 @@ fn a_queue_pair_is_in_the_list_once_and_not_when_it_is_gone() {
     assert_eq!(waiting.0.lock().len(), 2);
 }
 
-/// A valid fast-registration region of these octets.
 fn region(ctx: &Context, octets: &[u8], pd: u32) -> Sge {
     let (addr, len) = (octets.as_ptr() as u64, octets.len());
-    // SAFETY: the memory lives until the end of the test, which does not look at it.
+    // SAFETY: the memory lives until the end of the test, which does not access it.
     let stag = unsafe { ctx.allocate_fast(addr, len as u64, pd) }.unwrap();
     let wr = FastRegister {
         new_stag: Stag(stag),
@@ -53,7 +53,7 @@ fn region(ctx: &Context, octets: &[u8], pd: u32) -> Sge {
     }
 }
 
-/// In a protection domain, connected to a peer.
+/// Creates a queue pair in the protection domain `pd`, and connects it to a peer.
 fn connection(ctx: &Context, pd: u32) -> (QueuePair, std::net::TcpStream) {
     let cq = ctx.create_cq(4, None).unwrap();
     let attributes = QpAttributes {
@@ -65,7 +65,8 @@ fn connection(ctx: &Context, pd: u32) -> (QueuePair, std::net::TcpStream) {
     (qp, peer)
 }
 
-/// The peer sends the begin of an RDMA Write to a region. Returns the plan of a read of the rest, which is not over.
+/// Has the peer send the beginning of an RDMA Write to a region. Returns the plan of a read of the
+/// rest, which has not ended.
 fn reads_directly(qp: &QueuePair, peer: &mut std::net::TcpStream, sge: Sge) -> RxPlan {
     let header = Header::Tagged(TaggedHeader {
         last: true,
@@ -93,8 +94,9 @@ fn reads_directly(qp: &QueuePair, peer: &mut std::net::TcpStream, sge: Sge) -> R
     }
 }
 
-/// A queue pair reads from its socket into these octets, and a second one has posted request 2, which invalidates their region. Returns
-/// both with their peers, the plan of the read, and the region.
+/// Creates a queue pair that is inside a read into `octets`, and another one that has posted
+/// request 2, which invalidates the region. Returns both with their peers, the plan of the read,
+/// and the region.
 fn invalidated_while_read(
     ctx: &Context,
     octets: &[u8],
@@ -109,14 +111,13 @@ fn invalidated_while_read(
     ([reader, invalidator], plan, sge)
 }
 
-/// A thread reads from a socket into a region, and another queue pair invalidates the region.
 #[test]
-fn an_invalidation_is_done_when_nobody_uses_the_memory_any_more() {
+fn invalidation_waits_for_access() {
     let ctx = context();
     let octets = vec![7u8; 40_000];
     let (ends, mut plan, sge) = invalidated_while_read(&ctx, &octets);
     let [(reader, _), (invalidator, _)] = &ends;
-    assert!(!ctx.region(sge.lkey).unwrap().valid, "ended at once");
+    assert!(!ctx.region(sge.lkey).unwrap().valid, "invalidated at once");
     let cq = &invalidator.inner.send_cq;
     let mut cqes = [Cqe::default(); 2];
     assert_eq!(cq.poll(&mut cqes).unwrap(), 0);
@@ -133,9 +134,9 @@ fn an_invalidation_is_done_when_nobody_uses_the_memory_any_more() {
     invalidator.destroy();
 }
 
-/// The use ends after the queue pair has seen it, and before the queue pair is in the list.
+/// The access ends after the queue pair has seen it, and before the queue pair is on the list.
 #[test]
-fn a_queue_pair_that_enters_the_list_tries_once_more() {
+fn new_waiter_tries_again() {
     let ctx = context();
     let octets = vec![7u8; 40_000];
     let (ends, mut plan, _) = invalidated_while_read(&ctx, &octets);
@@ -149,42 +150,42 @@ fn a_queue_pair_that_enters_the_list_tries_once_more() {
     invalidator.destroy();
 }
 
-/// How octets go through a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Transfer {
     Sent,
     Received,
-    /// Into memory of the program.
+    /// Read directly into memory of the program.
     Placed,
 }
 
-/// The use of memory ends while some thread is at a socket. That thread tells those who wait, whichever way the octets go.
+/// The last access ends while another thread is inside a call of a socket. That thread notifies the
+/// waiters.
 #[test]
-fn a_thread_at_a_socket_tells_that_memory_is_unused() {
+fn each_transfer_notifies_waiters() {
     let ctx = context();
-    for way in [Way::Sent, Way::Received, Way::Placed] {
+    for transfer in [Transfer::Sent, Transfer::Received, Transfer::Placed] {
         let octets = [(); 2].map(|()| vec![7u8; 40_000]);
         let (ends, mut plan, _) = invalidated_while_read(&ctx, &octets[0]);
         let [(reader, _), (invalidator, _)] = &ends;
         let cq = &invalidator.inner.send_cq;
         let pd = ctx.allocate_pd();
         let (other, mut peer) = connection(&ctx, pd);
-        if way == Way::Placed {
+        if transfer == Transfer::Placed {
             let mut placed = reads_directly(&other, &mut peer, region(&ctx, &octets[1], pd));
             placed.release(&ctx.inner.memory.read());
         }
         plan.release(&ctx.inner.memory.read());
         let mut cqes = [Cqe::default(); 2];
         assert_eq!(cq.take_ready(&mut cqes).unwrap(), 0);
-        match way {
-            Way::Sent => {
+        match transfer {
+            Transfer::Sent => {
                 let wr = SendWr::new(3, SendOp::Send, &[]).signaled();
                 other.post_send(&[wr]).unwrap();
             }
-            Way::Received | Way::Placed => peer.write_all(&[0]).unwrap(),
+            Transfer::Received | Transfer::Placed => peer.write_all(&[0]).unwrap(),
         }
-        let told = || cq.take_ready(&mut cqes).unwrap() == 1;
-        until(&format!("nobody tells: {way:?}"), told);
+        let notified = || cq.take_ready(&mut cqes).unwrap() == 1;
+        until(&format!("no waiter is notified: {transfer:?}"), notified);
         assert_eq!((cqes[0].wr_id, cqes[0].status), (2, WcStatus::Success));
         for qp in [reader, invalidator, &other] {
             qp.destroy();
@@ -192,9 +193,10 @@ fn a_thread_at_a_socket_tells_that_memory_is_unused() {
     }
 }
 
-/// A message of a peer may invalidate a region, too. It arrives as soon as the use of the region ends, without another look at the socket.
+/// A message of a peer may also invalidate a region. It is delivered when the access ends, without
+/// another read of the socket.
 #[test]
-fn a_message_that_invalidates_memory_arrives_when_nobody_uses_it_any_more() {
+fn send_with_invalidate_waits_for_access() {
     let ctx = context();
     let octets = vec![7u8; 40_000];
     let pd = ctx.allocate_pd();
@@ -220,7 +222,7 @@ fn a_message_that_invalidates_memory_arrives_when_nobody_uses_it_any_more() {
     header.emit(&mut fpdu[2..]);
     other.1.write_all(&fpdu).unwrap();
     let waits = || other.0.inner.state.lock().machine.waits_for_memory();
-    until("it does not wait", waits);
+    until("the message does not wait", waits);
     let cq = &other.0.inner.recv_cq;
     let mut cqes = [Cqe::default(); 2];
     assert_eq!(cq.take_ready(&mut cqes).unwrap(), 0);

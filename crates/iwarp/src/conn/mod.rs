@@ -1,6 +1,23 @@
-//! One connected stream queue pair: its state, its socket, who may read and write it when, and how its connection ends.
+//! One connected stream queue pair: its state, its socket, which thread reads and writes the
+//! socket, and how the connection ends.
 //!
-//! May use `objects` and everything below. The services (`cm`, `by_number`, `xrc`, `tags`) use it.
+//! May use `objects` and the rooms below it. Used by the services (`cm`, `by_number`, `xrc`,
+//! `tags`), and by the rooms above them.
+//!
+//! | stage of a connection | files |
+//! | --- | --- |
+//! | the queue pair: creation, posting, changes of state | `qp`, `member` (the traits that objects need) |
+//! | start: a stream that has finished MPA start-up is attached | `QpInner::attach` in `qp` |
+//! | state of the stream, with its transition table | `link` |
+//! | data: write and read the socket | `drive/tx`, `drive/rx`; `pool` (plans and buffers) |
+//! | when posted requests are sent | `cork` |
+//! | order of completions during a `sendmsg` | `held_receives` |
+//! | what follows from a call of the state machine | `closing` (collects it), `effects` (applies it without locks) |
+//! | readiness and timers | `engine_events`, `machine_timer`, `liveness` (does the peer still answer?) |
+//! | end: decide how, destroy, disconnect | `closing` |
+//! | end: the peer is gone but the queue pair stays up | `peer_gone`; `absent_peer` and `retry` (the peer never came) |
+//! | end: finish sending in the background | `linger`, `unsent_tail` |
+//! | variants | `infiniband` (shown as RoCE), `xrc_target`, `faults` (injected), `tally` (counters) |
 
 pub(crate) mod closing;
 pub(crate) mod cork;

@@ -1,12 +1,11 @@
-//! The end of a stream that is hidden from its queue pair: the peer is known by number, or the
-//! connection manager's connection is shown as InfiniBand shows it.
+//! The end of a stream that is hidden from its queue pair, because the peer is connected by number,
+//! or because a connection of the connection manager is shown as on InfiniBand.
 //!
 //! On InfiniBand a queue pair does not notice that the peer's queue pair is gone: receives stay
 //! posted, and a request fails when it is not answered for some time. Programs that connect by
 //! number rely on that: the end that is done first exits while the other still polls for its last
 //! completions, where a flushed receive would be an error. A program that uses the connection
-//! manager gets the event that the connection is over, and takes what has arrived before it ends
-//! its own queue pair.
+//! manager gets a disconnect event, and takes what has arrived before it ends its own queue pair.
 
 use crate::conn::effects::{DriveHost, Effects};
 use crate::conn::infiniband::InfinibandParameters;
@@ -15,13 +14,13 @@ use crate::sys::poller::Interest;
 use iwarp_rnic::qp::Events;
 use std::sync::Arc;
 
-/// The `rnr_retry` that has no limit, and the largest `retry_cnt`: both fields have three bits.
+/// The `rnr_retry` without a limit, and the largest `retry_cnt`. Both fields have three bits.
 const FOR_EVER: u8 = 7;
 const RETRIES_MAX: u8 = 7;
 
 impl QpState {
-    /// With parameters, the connection that begins ends as on InfiniBand, and its Sends and
-    /// requests have the times of these parameters.
+    /// Makes the new connection behave as on InfiniBand, with the time limits of these parameters,
+    /// if there are any.
     pub(crate) fn behave_as(&mut self, infiniband: Option<InfinibandParameters>) {
         let Some(parameters) = infiniband else { return };
         self.machine.hide_end();
@@ -35,17 +34,17 @@ impl QpState {
     }
 }
 
-/// The stream has ended, and the queue pair stays as it is.
+/// Handles the end of the stream, and leaves the queue pair as it is.
 pub(crate) fn hide_end(qp: &Arc<QpInner>, g: &mut QpState, effects: &mut Effects) {
-    tracing::trace!(qp = qp.num, "the peer has left");
+    tracing::trace!(qp = qp.num, "the peer is gone");
     unwatch(g);
     g.link.read_to_end();
     notify_manager(g, effects);
     start_request_timer(g);
 }
 
-/// The stream has ended behind a Send that waits for its receive. What has arrived is still read
-/// when that is posted.
+/// Handles the end of the stream behind a Send that waits for its receive. When the receive is
+/// posted, the rest is read.
 pub(crate) fn hide_end_behind_held(g: &mut QpState, effects: &mut Effects) {
     unwatch(g);
     g.link.end_behind_held();
@@ -53,8 +52,8 @@ pub(crate) fn hide_end_behind_held(g: &mut QpState, effects: &mut Effects) {
     start_request_timer(g);
 }
 
-/// Takes the socket out of the engine's set: a hang-up would be reported again and again, whatever
-/// events are asked for.
+/// Removes the socket from the engine's set. Otherwise a hang-up would be reported again and again,
+/// whatever the interest.
 fn unwatch(g: &mut QpState) {
     if let Some(open) = g.link.open_mut() {
         open.socket.engine.pause(&open.socket.stream);
@@ -63,7 +62,7 @@ fn unwatch(g: &mut QpState) {
     }
 }
 
-/// Notifies the connection manager of the end, unless the peer is known by number: then the program
+/// Notifies the connection manager of the end. With a peer that is connected by number, the program
 /// knows of no connection.
 pub(crate) fn notify_manager(g: &QpState, effects: &mut Effects) {
     if !g.machine.is_connectionless() {
@@ -72,7 +71,6 @@ pub(crate) fn notify_manager(g: &QpState, effects: &mut Effects) {
     }
 }
 
-/// Starts the timer of requests that no peer will answer.
 pub(crate) fn start_request_timer(g: &mut QpState) {
     let Some(limit) = g.retry.gone_after() else {
         return;
@@ -85,7 +83,7 @@ pub(crate) fn start_request_timer(g: &mut QpState) {
     }
 }
 
-/// The time of a request is over.
+/// Fails the requests that were not answered in time.
 pub(crate) fn request_timer_expired(qp: &Arc<QpInner>) {
     let mut effects = Effects::default();
     let mut g = qp.state.lock();
@@ -110,7 +108,7 @@ mod tests {
     use iwarp_rnic::{Cqe, RecvWr, SendOp, SendWr, WcStatus};
     use std::io::Write as _;
 
-    /// A queue pair with this peer, which waits for hours for an answer.
+    /// Creates a queue pair with its peer. It waits hours for an answer.
     fn connection() -> (QueuePair, std::net::TcpStream) {
         let ctx = testing::context();
         let cq = ctx.create_cq(4, None).unwrap();
@@ -133,15 +131,15 @@ mod tests {
         peer.map(|peer| peer.gone)
     }
 
-    /// As long as the peer is there, or nothing is asked of it, no time runs.
+    /// The timer runs only if the peer is gone and a request is outstanding.
     #[test]
-    fn the_time_of_a_request_runs_when_the_peer_has_left() {
-        for has_left in [false, true] {
+    fn request_timer_needs_absent_peer() {
+        for is_gone in [false, true] {
             for asks in [false, true] {
                 let (qp, _peer) = connection();
                 let mut effects = Effects::default();
                 let mut g = qp.inner.state.lock();
-                if has_left {
+                if is_gone {
                     g.link.read_to_end();
                 }
                 if asks {
@@ -151,7 +149,7 @@ mod tests {
                 }
                 for _ in 0..2 {
                     start_request_timer(&mut g);
-                    assert_eq!(is_timed(&g), has_left && asks, "{has_left} {asks}");
+                    assert_eq!(is_timed(&g), is_gone && asks, "{is_gone} {asks}");
                 }
                 drop(g);
                 qp.destroy();
@@ -159,9 +157,9 @@ mod tests {
         }
     }
 
-    /// What was posted before the peer left has no other time than what is posted afterwards.
+    /// Requests that were posted before the peer was gone are timed like later ones.
     #[test]
-    fn the_time_of_a_request_runs_from_when_the_peer_leaves() {
+    fn end_of_peer_starts_request_timer() {
         for asks in [false, true] {
             let (qp, _peer) = connection();
             let mut effects = Effects::default();
@@ -178,9 +176,9 @@ mod tests {
         }
     }
 
-    /// Timers are not cancelled: one may belong to an earlier connection.
+    /// Timers are not cancelled, so this one may belong to an earlier connection.
     #[test]
-    fn a_queue_pair_fails_when_its_time_has_run_out() {
+    fn expired_request_timer_fails_queue_pair() {
         for (runs, state) in [(false, State::Rts), (true, State::Error)] {
             let (qp, _peer) = connection();
             {
@@ -194,8 +192,8 @@ mod tests {
         }
     }
 
-    /// A queue pair whose end is hidden: its peer is known by number, or its connection is shown as
-    /// InfiniBand shows it.
+    /// Creates a queue pair that is connected by number, or whose connection is shown as on
+    /// InfiniBand.
     fn hidden(by_number: bool) -> (QueuePair, std::net::TcpStream) {
         let (qp, peer) = connection();
         let mut g = qp.inner.state.lock();
@@ -219,7 +217,7 @@ mod tests {
         cqes.map(|cqe| (cqe.wr_id, cqe.status)).collect()
     }
 
-    /// The peer dies in the middle of an FPDU, and of a message.
+    /// The peer dies inside an FPDU.
     #[test]
     fn cut_message_changes_nothing() {
         for by_number in [true, false] {

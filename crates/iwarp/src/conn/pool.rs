@@ -1,7 +1,7 @@
 //! Transmit plans and receive staging, shared by all queue pairs of a process.
 //!
-//! Each driving thread keeps one of each. A queue pair keeps its own only while the stream is blocked in the middle of a plan, or
-//! while a part of an FPDU has come. Idle queue pairs own none.
+//! Each driving thread keeps one of each. A queue pair keeps its own only while the stream is
+//! blocked inside a plan, or while a part of an FPDU has arrived. Idle queue pairs own none.
 
 use crate::sys::guarded;
 use crate::sys::process_lock::ProcessLock;
@@ -11,7 +11,7 @@ use iwarp_rnic::qp::{RxBuffer, RxPlan, TxPlan};
 use std::cell::Cell;
 use std::thread::LocalKey;
 
-/// Spare ones kept for all threads. More than these are freed.
+/// Most spare plans, and most spare buffers, kept for all threads.
 const SPARE_MAX: usize = 16;
 /// Runs of a receive plan: direct placement into many elements, and staging.
 const RX_RUNS: usize = 40;
@@ -19,13 +19,13 @@ const RX_RUNS: usize = 40;
 pub(crate) const TX_RUNS: usize = iwarp_rnic::limits::TX_PLAN_PIECES;
 const _: () = assert!(RX_RUNS <= TX_RUNS);
 
-// They come in boxes; moving them in and out of boxes would copy them.
+// They arrive in boxes. Moving them out of the boxes would copy them.
 #[allow(clippy::vec_box)]
 static TX_SPARE: ProcessLock<Vec<Box<TxPlan>>> =
-    ProcessLock::new("raw::pool::TX_SPARE", Vec::new());
+    ProcessLock::new("conn::pool::TX_SPARE", Vec::new());
 #[allow(clippy::vec_box)]
 static RX_SPARE: ProcessLock<Vec<Box<RxBuffer>>> =
-    ProcessLock::new("raw::pool::RX_SPARE", Vec::new());
+    ProcessLock::new("conn::pool::RX_SPARE", Vec::new());
 
 thread_local! {
     static TX: Cell<Option<Box<TxPlan>>> = const { Cell::new(None) };
@@ -35,18 +35,17 @@ thread_local! {
 
 #[cfg(test)]
 thread_local! {
-    /// This thread gets no plan.
+    /// If set, [`take_tx`] fails on this thread.
     pub(crate) static FAILS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What this thread keeps. Nothing if the thread is ending: a program may destroy its queue pairs in an exit handler, which
-/// runs after the main thread's values are gone.
+/// Takes this thread's value; the default if the thread is ending: a program may destroy its queue
+/// pairs in an exit handler, after the main thread's values are gone.
 #[inline]
 fn local<T: Default>(key: &'static LocalKey<Cell<T>>) -> T {
     key.try_with(Cell::take).unwrap_or_default()
 }
 
-/// An empty transmit plan.
 #[inline]
 pub(crate) fn take_tx() -> Result<Box<TxPlan>, AllocError> {
     #[cfg(test)]
@@ -70,7 +69,6 @@ pub(crate) fn give_tx(mut plan: Box<TxPlan>) {
     }
 }
 
-/// Empty staging.
 #[inline]
 pub(crate) fn take_rx() -> Result<Box<RxBuffer>, AllocError> {
     match local(&RX).or_else(|| RX_SPARE.lock().pop()) {
@@ -90,13 +88,12 @@ pub(crate) fn give_rx(mut buffer: Box<RxBuffer>) {
     }
 }
 
-/// An empty list for the runs of a plan.
 #[inline]
 pub(crate) fn take_runs() -> Vec<RawSlice> {
     let mut runs = local(&RUNS);
     runs.clear();
     if runs.capacity() == 0 {
-        // The thread's first: it may block the signals of faults.
+        // First use in this thread, which may block the signals of memory faults.
         guarded::keep();
         runs.reserve_exact(TX_RUNS);
     }
@@ -108,7 +105,6 @@ pub(crate) fn give_runs(runs: Vec<RawSlice>) {
     let _ = RUNS.try_with(|cell| cell.set(runs));
 }
 
-/// An empty receive plan.
 #[inline]
 pub(crate) const fn rx_plan() -> RxPlan {
     RxPlan::new(RX_RUNS)
@@ -118,7 +114,6 @@ pub(crate) const fn rx_plan() -> RxPlan {
 mod tests {
     use super::*;
 
-    /// Whatever was left in a list, the next plan begins with an empty one that has room for all of its runs.
     #[test]
     fn lists_are_empty_and_have_room() {
         for _ in 0..2 {
@@ -129,9 +124,8 @@ mod tests {
         }
     }
 
-    /// The next plan is made of what the thread has given back, and not of new memory.
     #[test]
-    fn a_thread_keeps_what_it_has_given_back() {
+    fn thread_reuses_what_it_gave_back() {
         let plan = take_tx().unwrap();
         let at = &raw const *plan;
         give_tx(plan);

@@ -1,10 +1,12 @@
-//! Queue pairs: the sans-I/O state machine, its stream, and which thread may use them when.
+//! Queue pairs: the sans-I/O state machine, its stream, and the locks around both.
 //!
-//! Locking. `state` guards the state machine and is never held during a system call that moves data. Each direction of the
-//! stream has a baton: only its holder reads or writes the socket, and it goes round again if another thread left a note. Lock
-//! order: `state`, then the memory table, then shared receive queue, then completion queue. A driver keeps the memory table
-//! locked during a system call, without `state`, and unlocks it before it takes `state` again. Events, wake-ups and callbacks
-//! happen after all locks are dropped.
+//! `state` protects the state machine and is never held during a system call that moves data. Each
+//! direction of the stream has a baton: only its holder reads or writes the socket, and it works
+//! once more if another thread left a note.
+//!
+//! Lock order: `state`, memory table, shared receive queue, completion queue. A driver keeps the
+//! memory table locked during a system call, without `state`, and unlocks it before it locks
+//! `state` again. Events, wake-ups and callbacks happen after all locks are dropped.
 
 use super::cork::Cork;
 use super::drive;
@@ -45,16 +47,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-// From `TIMERS_END` on are the timers of the attempt to connect, which do not concern the queue pair.
-/// What the state machine has asked for.
+// Kinds from `TIMERS_END` on belong to the attempt to connect.
+/// The timer of the state machine.
 pub(crate) const TIMER_MACHINE: u32 = 1;
 pub(crate) const TIMER_LINGER: u32 = 2;
 pub(crate) const TIMER_SEND_DELAY: u32 = 3;
 pub(crate) const TIMER_PEER_GONE: u32 = 4;
 pub(crate) const TIMER_LIVENESS: u32 = 5;
 pub(crate) const TIMERS_END: u32 = 6;
-/// How long a held Send stays held after its sender has closed. A sender that closes waits for no receive, and the program that
-/// should post one may be waiting for the event that the connection is over.
+/// How long a held Send stays held after its sender has closed. Such a sender no longer waits,
+/// and the program that should post the receive may be waiting for the disconnect event.
 const HOLD_CLOSED: Duration = Duration::from_millis(200);
 
 /// The attributes of a new queue pair.
@@ -62,40 +64,63 @@ const HOLD_CLOSED: Duration = Duration::from_millis(200);
 pub struct QpAttributes {
     /// Protection domain number.
     pub pd: u32,
-    /// Completions of the send queue.
+    /// Completion queue of the send queue.
     pub send_cq: CompletionQueue,
-    /// Completions of receives.
+    /// Completion queue of the receives.
     pub recv_cq: CompletionQueue,
-    /// Used instead of a receive queue of its own.
+    /// Shared receive queue, used instead of a receive queue of its own.
     pub srq: Option<SharedReceiveQueue>,
-    /// An unreliable connection (`IBV_QPT_UC`): Sends, and Writes with immediate data, are lost if the other end has no receive for them, and
-    /// Writes if its memory refuses them. Nothing is acknowledged, and there are no Reads and atomics; `max_ird` and `max_ord` are 0.
+    /// An unreliable connection (`IBV_QPT_UC`). Sends and Writes with immediate data are lost if
+    /// the other end has no receive for them, and Writes if its memory refuses them. Nothing is
+    /// acknowledged. There are no Reads and atomics: `max_ird` and `max_ord` are 0.
     pub unreliable: bool,
-    /// Send work requests outstanding.
+    /// Most outstanding send work requests.
     pub max_send_wr: u32,
-    /// Receive work requests outstanding.
+    /// Most outstanding receive work requests.
     pub max_recv_wr: u32,
-    /// Elements per send work request.
+    /// Most elements of a send work request.
     pub max_send_sge: u32,
-    /// Elements per receive work request.
+    /// Most elements of a receive work request.
     pub max_recv_sge: u32,
-    /// Octets of inline data.
+    /// Most bytes of inline data.
     pub max_inline: u32,
     /// Every send work request writes a completion.
     pub signal_all: bool,
-    /// Most inbound RDMA Reads and atomics it will ever serve at a time.
+    /// Most inbound RDMA Reads and atomics that it ever serves at a time.
     pub max_ird: u16,
-    /// Most outbound RDMA Reads and atomics it will ever have outstanding.
+    /// Most outbound RDMA Reads and atomics that are ever outstanding.
     pub max_ord: u16,
+}
+
+impl QpAttributes {
+    /// Returns the part of the state machine's configuration that depends on the attributes alone.
+    fn machine_config(&self) -> QpConfig {
+        QpConfig {
+            qp_num: 0,
+            pd: self.pd,
+            max_send_wr: self.max_send_wr,
+            max_recv_wr: self.max_recv_wr,
+            max_send_sge: self.max_send_sge,
+            max_recv_sge: self.max_recv_sge,
+            max_inline: self.max_inline,
+            max_ird: if self.unreliable { 0 } else { self.max_ird },
+            max_ord: if self.unreliable { 0 } else { self.max_ord },
+            signal_all: self.signal_all,
+            shared_receive: false,
+            match_tags: false,
+            receiver_not_ready: Policy::Terminate,
+            snapshot: false,
+            hold_slots: true,
+            budget: Budget::default(),
+        }
+    }
 }
 
 /// A send work request, and how it is posted.
 pub(crate) trait Request {
-    /// Returns the request as the verbs have it for every queue pair.
+    /// Returns the part that requests of all kinds of queue pairs have.
     fn wr(&self) -> &SendWr<'_>;
-    /// Queues it.
     fn post(&self, machine: &mut Machine, host: &mut DriveHost<'_>) -> Result<(), PostError>;
-    /// Returns it with another operation.
     fn with_op(&self, op: SendOp) -> Self;
 }
 
@@ -115,7 +140,7 @@ impl Request for SendWr<'_> {
     }
 }
 
-/// Returns `true` if nothing is acknowledged.
+/// Returns `true` if the queue pair acknowledges nothing.
 pub(crate) fn is_unreliable(machine: &Machine) -> bool {
     machine.config().receiver_not_ready == Policy::Drop
 }
@@ -124,23 +149,23 @@ pub(crate) fn is_unreliable(machine: &Machine) -> bool {
 pub(crate) struct Handover {
     pub(crate) stream: TcpStream,
     pub(crate) ends: Ends,
-    /// The token under which the engine watches it already, for reading.
+    /// The token under which the engine already watches the stream for reading.
     pub(crate) watched: Option<u64>,
     pub(crate) config: StreamConfig,
     pub(crate) flow: Option<Box<dyn Observer>>,
     pub(crate) cm: Option<Weak<dyn CmSink>>,
-    /// The epoch of the queue pair ([`QueuePair::epoch`]) that the stream was set up for; `None` if
-    /// that took no time.
+    /// The epoch ([`QueuePair::epoch`]) of the queue pair when the attempt to connect began; `None`
+    /// if connecting took no time.
     pub(crate) epoch: Option<u64>,
-    /// The connection behaves as on InfiniBand.
+    /// With these parameters the connection behaves as on InfiniBand.
     pub(crate) infiniband: Option<InfinibandParameters>,
 }
 
-/// The part of the connection manager that is told about the connection of a queue pair.
+/// The part of the connection manager that is notified of a queue pair's connection.
 pub(crate) trait CmSink: Send + Sync {
-    /// Something happened. Called without locks.
+    /// Reports events. Called without locks.
     fn qp_event(&self, events: Events, fault: Option<Fault>);
-    /// The peer's first message did not come in time, and the connection ends. Called without locks.
+    /// The peer's first message did not come in time, so the connection ends. Called without locks.
     fn first_message_overdue(&self);
 }
 
@@ -149,13 +174,13 @@ pub(crate) struct QpState {
     pub(crate) machine: Machine,
     pub(crate) seen_slots: SeenSlots,
     pub(crate) link: Link,
-    /// Decides whether posting sends at once; begins anew with each stream.
+    /// Decides whether a post sends at once. Starts anew with each stream.
     pub(crate) cork: Cork,
-    /// How long Sends have waited that no longer wait, in nanoseconds.
+    /// Total time for which Sends were held, in nanoseconds, without the one that is held now.
     pub(crate) held_ns: u64,
-    /// How long requests wait for a peer that is known by number.
+    /// How long requests wait for a peer that is connected by number.
     pub(crate) retry: Retry,
-    /// How often it was reset: what was begun before must not concern it any more.
+    /// Number of resets. An attempt to connect of an earlier epoch is ignored.
     epoch: u64,
 }
 
@@ -165,35 +190,33 @@ impl QpState {
         self.epoch
     }
 
-    /// Takes the part of an FPDU that has come, or an empty buffer.
+    /// Takes the received part of an FPDU, or an empty buffer.
     #[inline]
     pub(crate) fn take_partial(&mut self) -> Result<Box<RxBuffer>, AllocError> {
         let partial = self.link.open_mut().and_then(|open| open.partial.take());
         partial.map_or_else(pool::take_rx, Ok)
     }
 
-    /// Takes the socket away, and with it what belongs to the stream. What is still to be reported stays.
+    /// Detaches the socket and drops what belongs to the stream. A pending report is kept.
     pub(crate) fn detach(&mut self) -> Option<Arc<Socket>> {
         self.end_hold();
         self.cork = Cork::default();
         self.link.detach()
     }
 
-    /// Returns `true` if this is still the connection.
+    /// Returns `true` if `socket` is still the connection.
     pub(crate) fn is_linked(&self, socket: &Arc<Socket>) -> bool {
         self.link
             .socket()
             .is_some_and(|ours| Arc::ptr_eq(ours, socket))
     }
 
-    /// Returns `true` if requests wait for the stream of a peer that is known by number.
+    /// Returns `true` if requests wait for the stream of a peer that is connected by number.
     #[cold]
     fn awaits_peer(&self) -> bool {
         let machine = &self.machine;
         self.link.is_none() && machine.is_connectionless() && machine.sends_outstanding() > 0
     }
-
-    /// No Send waits for a receive any more.
     pub(crate) fn end_hold(&mut self) {
         let Some(open) = self.link.open_mut() else {
             return;
@@ -208,12 +231,11 @@ impl QpState {
 pub(crate) struct QpInner {
     pub(crate) ctx: Arc<ContextInner>,
     pub(crate) num: u32,
-    /// For the program's own use.
     pub(crate) user: AtomicU64,
     pub(crate) send_cq: CompletionQueue,
     pub(crate) recv_cq: CompletionQueue,
     pub(crate) srq: Option<SharedReceiveQueue>,
-    /// It is the target of an extended reliable connection.
+    /// Set if the queue pair is the target of an extended reliable connection.
     pub(crate) xrc: Option<Box<dyn XrcTarget>>,
     pub(crate) slots: Slots,
     pub(crate) state: Mutex<QpState>,
@@ -224,10 +246,11 @@ pub(crate) struct QpInner {
     pub(crate) destroyed: AtomicBool,
     pub(crate) bytes_transferred: BytesTransferred,
     pub(crate) peer_answers: PeerAnswers,
-    /// It waits with sending, and its completion queues know that: that of the send queue, that of receives.
+    /// Marks that the queue pair defers sending: for the send queue's and for the receives'
+    /// completion queue.
     pub(crate) deferred: [AtomicBool; 2],
     pub(crate) origin: Origin,
-    /// The faults that are injected, if the device was opened with any.
+    /// Injected faults, if the device was opened with any.
     pub(crate) faults: Option<Box<dyn QpFaults>>,
 }
 
@@ -276,21 +299,10 @@ impl QueuePair {
         let inner = ctx.enter_qp(number, |num| {
             let machine = Machine::new(QpConfig {
                 qp_num: num,
-                pd: a.pd,
-                max_send_wr: a.max_send_wr,
-                max_recv_wr: a.max_recv_wr,
-                max_send_sge: a.max_send_sge,
-                max_recv_sge: a.max_recv_sge,
-                max_inline: a.max_inline,
-                max_ird: if a.unreliable { 0 } else { a.max_ird },
-                max_ord: if a.unreliable { 0 } else { a.max_ord },
-                signal_all: a.signal_all,
                 shared_receive,
                 match_tags: tag_cq.is_some(),
                 receiver_not_ready: policy,
-                snapshot: false,
-                hold_slots: true,
-                budget: Budget::default(),
+                ..a.machine_config()
             })?;
             Ok(Arc::new(QpInner {
                 ctx: Arc::clone(ctx),
@@ -329,12 +341,12 @@ impl QueuePair {
         Ok(Self { inner })
     }
 
-    /// Number, unique on the device at any time; 24 bits.
+    /// Returns the number: 24 bits, unique on the device at any time.
     pub fn num(&self) -> u32 {
         self.inner.num
     }
 
-    /// A value of the program's own.
+    /// Returns the program's own value.
     pub fn user_data(&self) -> u64 {
         self.inner.user.load(Ordering::Acquire)
     }
@@ -344,29 +356,29 @@ impl QueuePair {
         self.inner.user.store(value, Ordering::Release);
     }
 
-    /// Returns the device it is on.
+    /// Returns the device of the queue pair.
     pub fn context(&self) -> Context {
         Context {
             inner: Arc::clone(&self.inner.ctx),
         }
     }
 
-    /// Returns the sizes it was created with.
+    /// Returns the sizes that the queue pair was created with.
     pub fn config(&self) -> QpConfig {
         *self.inner.state.lock().machine.config()
     }
 
-    /// Returns its state.
+    /// Returns the state.
     pub fn state(&self) -> State {
         self.inner.state.lock().machine.state()
     }
 
-    /// Returns why its connection ended, if it ended in error.
+    /// Returns why the connection ended, if it ended in error.
     pub fn fault(&self) -> Option<Fault> {
         self.inner.state.lock().machine.fault()
     }
 
-    /// Returns `true` if a successful completion of it has not been polled.
+    /// Returns `true` if a successful completion of the queue pair has not been polled.
     pub(crate) fn has_unseen_success(&self) -> bool {
         let QpInner {
             num,
@@ -379,29 +391,30 @@ impl QueuePair {
             .any(|cq| cq.inner.has_success_of(*num))
     }
 
-    /// Returns its counters.
+    /// Returns the counters.
     pub fn counters(&self) -> Counters {
         self.inner.counters()
     }
 
-    /// Returns the addresses of its connection, ours first.
+    /// Returns the addresses of the connection, ours first.
     pub fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
         let ends = self.inner.state.lock().link.socket()?.ends;
         Some((ends.local, ends.peer))
     }
 
-    /// Sets what a peer may do to memory through it: the remote rights of `access`, as `qp_access_flags` of `ibv_modify_qp(3)`.
+    /// Sets what a peer may do to memory through the queue pair: the remote rights of `access`, as
+    /// `qp_access_flags` of `ibv_modify_qp(3)`.
     pub fn set_remote_access(&self, access: Access) {
         self.inner.state.lock().machine.set_remote_access(access);
     }
 
-    /// Allows the program to change octets while they are being sent ([`Machine::set_snapshot`]).
+    /// Allows the program to change memory while it is being sent ([`Machine::set_snapshot`]).
     pub fn set_snapshot(&self, on: bool) {
         self.inner.state.lock().machine.set_snapshot(on);
     }
 
-    /// Changes its state as `ibv_modify_qp(3)` does. ERR and RESET end its connection: data of completed requests are still
-    /// delivered, and then the peer hears of the end. Both happen in the background.
+    /// Changes the state as `ibv_modify_qp(3)` does. ERR and RESET end the connection in the
+    /// background: data of completed requests is still delivered, and then the stream is closed.
     ///
     /// # Errors
     /// [`Error::InvalidState`] if the verbs do not allow the change.
@@ -410,7 +423,7 @@ impl QueuePair {
         let mut effects = Effects::default();
         let result = {
             let mut g = self.inner.state.lock();
-            // ERR leaves it to the queue pair.
+            // In ERR the queue pair itself sends the tail.
             let tail =
                 (to == State::Reset).then(|| UnsentTail::take(&self.inner, &mut g, &mut effects));
             let result = g
@@ -431,10 +444,10 @@ impl QueuePair {
             self.inner.ctx.gave_up_peer(self.num());
         }
         if to == State::Reset {
-            // Completions from before must not be taken for those of the next connection.
+            // Completions of the old epoch must not be mistaken for those of the next connection.
             self.inner.send_cq.inner.purge(self.num());
             self.inner.recv_cq.inner.purge(self.num());
-            self.inner.state.lock().forget_slots(&self.inner.slots);
+            self.inner.state.lock().release_all_slots(&self.inner.slots);
         }
         self.inner.drive_tx();
         result.map_err(|_| Error::InvalidState("the verbs do not allow this change of state"))
@@ -445,18 +458,20 @@ impl QueuePair {
         self.inner.state.lock().epoch()
     }
 
-    /// Queues send work requests, in order, and starts to transmit them from this thread (`ibv_post_send(3)`). Never blocks.
+    /// Queues send work requests in order and starts to transmit them from this thread
+    /// (`ibv_post_send(3)`). Never blocks.
     ///
     /// # Errors
-    /// [`PostFailed`] for the first request that is not accepted: the queue is full, a list or inline data are too long, or it
-    /// is not connected. Wrong keys and ranges show in completions.
+    /// [`PostFailed`] for the first request that is not accepted: the queue is full, a list or
+    /// inline data is too long, or the queue pair is not connected. Wrong keys and ranges are
+    /// reported in completions.
     #[inline]
     pub fn post_send(&self, wrs: &[SendWr<'_>]) -> Result<(), PostFailed> {
         self.post_list(wrs)
     }
 
-    /// As [`post_send`](Self::post_send) for one request, of a caller that polls before it waits for anything. So the clock need not be
-    /// read each time.
+    /// Does the same as [`post_send`](Self::post_send) for one request of a caller that polls
+    /// before it waits for anything. So the clock need not be read each time.
     ///
     /// # Errors
     /// As [`post_send`](Self::post_send).
@@ -467,22 +482,22 @@ impl QueuePair {
         let (result, verdict) = self.inner.post::<false, true, _>(wrs, &mut effects);
         self.inner.act_before_sending(&mut effects);
         if verdict != Verdict::Join {
-            self.inner.obey(verdict);
+            self.inner.carry_out(verdict);
         }
-        // Passing it on copies it.
+        // Applying copies the effects, so check first.
         if !effects.is_quiet() {
             effects.apply(&self.inner);
         }
         result.map_err(|(_, error)| error.into())
     }
 
-    /// As [`post_send`](Self::post_send), for any kind of request.
+    /// Does the same as [`post_send`](Self::post_send) for any kind of request.
     #[inline]
     pub(crate) fn post_list<R: Request>(&self, wrs: &[R]) -> Result<(), PostFailed> {
         self.post_now::<false, R>(wrs)
     }
 
-    /// As [`post_send`](Self::post_send), but accepts all of the requests or none.
+    /// Does the same as [`post_send`](Self::post_send), but accepts all of the requests or none.
     ///
     /// # Errors
     /// As [`post_send`](Self::post_send).
@@ -490,18 +505,19 @@ impl QueuePair {
         self.post_whole_list(wrs)
     }
 
-    /// As [`post_send_all`](Self::post_send_all), for any kind of request.
+    /// Does the same as [`post_send_all`](Self::post_send_all) for any kind of request.
     pub(crate) fn post_whole_list<R: Request>(&self, wrs: &[R]) -> Result<(), PostFailed> {
         self.post_now::<true, R>(wrs)
     }
 
-    /// Queues requests, and sends them, or what waits if the queue is full: the program can poll for its completion then.
+    /// Queues requests and sends them. If the queue is full, sends what waits, so that the program
+    /// can poll for its completion.
     #[inline]
     fn post_now<const WHOLE: bool, R: Request>(&self, wrs: &[R]) -> Result<(), PostFailed> {
         let mut effects = Effects::default();
         let (result, verdict) = self.inner.post::<WHOLE, false, R>(wrs, &mut effects);
         self.inner.act_before_sending(&mut effects);
-        self.inner.obey(verdict);
+        self.inner.carry_out(verdict);
         effects.apply(&self.inner);
         result.map_err(|(n, e)| PostFailed::new(n, e))
     }
@@ -544,15 +560,16 @@ impl QueuePair {
         result
     }
 
-    /// Ends the connection with a reset: octets that the peer's TCP has not acknowledged yet are lost. The reset is a single
-    /// packet. If it is lost, the peer learns of the end from the answer to the next octets that it sends.
+    /// Ends the connection with a reset. Data that the peer's TCP has not acknowledged is lost. The
+    /// reset is a single packet: if it is lost, the peer learns of the end when it next sends.
     pub fn abort(&self) {
         self.inner.with_machine(|machine, host| machine.abort(host));
     }
 
-    /// Destroys it (`ibv_destroy_qp(3)`): its completions and asynchronous events are dropped, its connection is closed in
-    /// the background. Other handles to it find it in the error state and can post nothing. In a forked child it does nothing:
-    /// the queue pair is the parent's.
+    /// Destroys the queue pair (`ibv_destroy_qp(3)`). Its completions and asynchronous events are
+    /// dropped, and its connection is closed in the background. Other handles find it in the error
+    /// state and cannot post. In a forked child nothing happens, because the parent owns the queue
+    /// pair.
     pub fn destroy(&self) {
         self.inner.destroy();
     }
@@ -564,9 +581,10 @@ impl QueuePair {
 }
 
 impl QpInner {
-    /// Sends now, or later, or leaves it to the thread or timer that is going to send already.
+    /// Sends now or later as `verdict` says. `Join` leaves it to a thread or timer that is about to
+    /// send.
     #[inline]
-    fn obey(self: &Arc<Self>, verdict: Verdict) {
+    fn carry_out(self: &Arc<Self>, verdict: Verdict) {
         match verdict {
             Verdict::Send => {
                 self.drive_tx();
@@ -575,13 +593,13 @@ impl QpInner {
                 self.drive_tx();
                 self.state.lock().cork.sent();
             }
-            Verdict::PutOff => self.put_off(),
+            Verdict::Defer => self.defer_sending(),
             Verdict::Join => {}
         }
     }
 
-    /// Queues requests, all of them or none if `WHOLE`, and returns whether to send now. If the queue is full, it is sent now. With `MORE`
-    /// the caller polls before it waits.
+    /// Queues requests, and returns whether to send now. If `WHOLE`, queues all of them or none. If
+    /// the queue is full, it is sent now. With `MORE` the caller polls before it waits.
     #[inline]
     fn post<const WHOLE: bool, const MORE: bool, R: Request>(
         self: &Arc<Self>,
@@ -611,7 +629,7 @@ impl QpInner {
             if let Err(e) = posted {
                 return (Err((i, e)), g.cork.send());
             }
-            // Framing included, in round numbers. Reads and atomics send only a request.
+            // Approximate bytes with framing. Reads and atomics send only a request.
             let wr = wr.wr();
             bytes += if wr.op.has_response() {
                 64
@@ -620,9 +638,9 @@ impl QpInner {
             };
         }
         self.peer_answers.asked();
-        // Reads that wait for their answers were sent long ago.
+        // Reads that wait for their responses no longer wait to be sent.
         let room = g.machine.sends_waiting() < g.machine.config().max_send_wr / 2;
-        // A program may look at one of its queues only.
+        // The program may poll only one of its queues.
         let polls = self
             .send_cq
             .inner
@@ -640,16 +658,16 @@ impl QpInner {
         (Ok(()), verdict)
     }
 
-    /// Requests wait: the next poll sends them, or a timer.
+    /// Defers sending until the next poll without result, or until a timer expires.
     #[cold]
-    pub(crate) fn put_off(self: &Arc<Self>) {
+    pub(crate) fn defer_sending(self: &Arc<Self>) {
         self.send_cq.inner.defer(self);
         if !self.recv_cq.is_same(&self.send_cq) {
             self.recv_cq.inner.defer(self);
         }
         let socket = {
             let mut g = self.state.lock();
-            // Without a connection nothing is late: the requests are sent when it is there.
+            // Without a connection there is no delay: attaching the stream sends the requests.
             let Some(socket) = g.link.socket().cloned() else {
                 return;
             };
@@ -663,7 +681,7 @@ impl QpInner {
             .after(CORK_SEND_DELAY, socket.token, TIMER_SEND_DELAY);
     }
 
-    /// Sends requests that waited and that no poll has sent.
+    /// Sends requests that were deferred and that no poll has sent.
     pub(crate) fn send_delay_expired(self: &Arc<Self>) {
         self.state.lock().cork.timer = false;
         self.drive_tx();
@@ -677,7 +695,7 @@ impl QpInner {
         *self.state.lock().machine.counters()
     }
 
-    /// Changes the state machine, then does what follows from the change.
+    /// Changes the state machine, and applies the effects.
     pub(crate) fn with_machine<R>(
         self: &Arc<Self>,
         f: impl FnOnce(&mut Machine, &mut DriveHost<'_>) -> R,
@@ -694,7 +712,7 @@ impl QpInner {
         result
     }
 
-    /// Hands over a stream that has finished MPA start-up.
+    /// Attaches a stream that has finished MPA start-up.
     pub(crate) fn attach(self: &Arc<Self>, handover: Handover) -> Result<()> {
         let (engine, watched) = self.place(&handover)?;
         let token = watched.unwrap_or_else(|| engine.token());
@@ -707,19 +725,19 @@ impl QpInner {
             engine: Arc::clone(&engine),
             start: Instant::now(),
         });
-        engine.joins();
+        engine.connection_added();
         let mut effects = Effects::default();
         {
             let mut g = self.state.lock();
-            let is_late = handover.epoch.is_some_and(|epoch| epoch != g.epoch);
-            if self.is_destroyed() || g.link.is_open() || is_late {
-                drop(g);
-                engine.remove(&socket.stream, token);
-                return Err(Error::InvalidState(
+            let is_stale = handover.epoch.is_some_and(|epoch| epoch != g.epoch);
+            let started = if self.is_destroyed() || g.link.is_open() || is_stale {
+                Err(Error::InvalidState(
                     "the queue pair is destroyed, was reset, or has a connection already",
-                ));
-            }
-            if let Err(error) = self.start_stream(&mut g.machine, handover.config, mss) {
+                ))
+            } else {
+                self.start_stream(&mut g.machine, handover.config, mss)
+            };
+            if let Err(error) = started {
                 drop(g);
                 engine.remove(&socket.stream, token);
                 return Err(error);
@@ -737,7 +755,7 @@ impl QpInner {
             let attached = g.link.attach(open);
             debug_assert!(attached, "there was no stream above");
             g.cork = Cork::default();
-            // Under the lock, so that nobody changes the interest before it exists.
+            // Under the lock, so that no thread changes the interest before the engine knows it.
             let source = Arc::clone(self) as Arc<dyn Source>;
             let watched = if watched.is_some() {
                 engine.hand_on(token, source);
@@ -746,7 +764,7 @@ impl QpInner {
                 engine.add(&socket.stream, token, Interest::READ, source)
             };
             if let Err(e) = watched {
-                // It cannot be driven: treat it as a stream that broke.
+                // The stream cannot be driven, so treat it as broken.
                 g.link = Link::default();
                 g.machine
                     .stream_failed(&mut DriveHost::new(self, &mut effects));
@@ -755,12 +773,12 @@ impl QpInner {
                 effects.apply(self);
                 return Err(e.into());
             }
-            // Not earlier: a timer without a source is dropped.
+            // Only now: the engine drops a timer without a source.
             liveness::begin(self, &mut g);
             self.follow_time(&mut g, &mut effects);
         }
         effects.apply(self);
-        // The engine will report what has come already.
+        // The engine reports data that has already arrived.
         self.drive_tx();
         Ok(())
     }
@@ -783,7 +801,8 @@ impl QpInner {
         Ok(())
     }
 
-    /// Chooses the engine for a new connection. Returns it, and the token under which it watches the stream already.
+    /// Chooses the engine for a new connection. Returns it, and the token under which it already
+    /// watches the stream.
     fn place(&self, handover: &Handover) -> Result<(Arc<Engine>, Option<u64>)> {
         let first = Engine::current()?;
         let engine = Engine::for_connection(self.ctx.config.progress_threads.into())?;
@@ -797,13 +816,13 @@ impl QpInner {
         Ok((engine, watched))
     }
 
-    /// Octets in a segment, for which FPDUs are made.
+    /// Returns the segment size for which FPDUs are made.
     pub(crate) fn emss(&self, mss: u32) -> u32 {
         self.ctx.config.mss.map_or(mss, |limit| limit.min(mss))
     }
 
-    /// The connection was agreed on but cannot be used: all requests are flushed. Does nothing if the queue pair was reset since `epoch`, which
-    /// has ended the connection.
+    /// Fails a connection that was negotiated but cannot be used, and flushes all requests. Does
+    /// nothing if the queue pair was reset since `epoch`, because that has ended the connection.
     pub(crate) fn fail_connection(self: &Arc<Self>, epoch: u64) {
         let mut effects = Effects::default();
         {
@@ -817,8 +836,8 @@ impl QpInner {
         effects.apply(self);
     }
 
-    /// Returns `true` if requests wait for the stream of a peer that is known by number, and the
-    /// queue pair was not reset since `epoch`.
+    /// Returns `true` if requests wait for the stream of a peer that is connected by number, and
+    /// the queue pair was not reset since `epoch`.
     pub(crate) fn awaits_peer(&self, epoch: u64) -> bool {
         let g = self.state.lock();
         g.epoch == epoch && g.awaits_peer()
@@ -843,7 +862,7 @@ impl QpInner {
         true
     }
 
-    /// Reads the socket, unless another thread does; that thread then goes round again.
+    /// Reads the socket. If another thread does, leaves it a note and returns `false`.
     #[inline]
     pub(crate) fn drive_rx(self: &Arc<Self>) -> bool {
         self.rx.drive(|| drive::rx(self))
@@ -855,7 +874,7 @@ impl QpInner {
         self.tx.drive(|| drive::tx(self))
     }
 
-    /// Returns `true` if another thread reads or writes the socket at this moment. This is only a hint.
+    /// Returns `true` if another thread reads or writes the socket at this moment. A hint.
     #[inline]
     pub(crate) fn is_driven_elsewhere(&self) -> bool {
         self.rx.is_held() || self.tx.is_held()

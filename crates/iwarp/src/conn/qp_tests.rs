@@ -1,4 +1,4 @@
-//! What a queue pair knows of its connection and its counters, and which posts are sent at once.
+//! Connection, counters and posting of a queue pair.
 
 use super::*;
 use crate::conn::liveness::Reach;
@@ -11,7 +11,7 @@ use iwarp_rnic::SendFlags;
 use std::io::{Read, Write};
 
 #[test]
-fn only_its_own_connection_is_the_connection() {
+fn only_own_socket_is_linked() {
     let ctx = context();
     let cq = ctx.create_cq(4, None).unwrap();
     let qps = [0; 2].map(|_| queue_pair(&ctx, &cq, &cq));
@@ -27,15 +27,15 @@ fn only_its_own_connection_is_the_connection() {
     qps.iter().for_each(QueuePair::destroy);
 }
 
-/// A peer is known to answer, or not to, when TCP would have sent something again by now.
+/// Whether a peer answers is known once TCP would have retransmitted.
 #[test]
-fn whether_a_peer_answers_is_known_after_a_while() {
+fn reach_is_known_after_retransmission_time() {
     let ctx = context();
     let cq = ctx.create_cq(4, None).unwrap();
     let qp = queue_pair(&ctx, &cq, &cq);
     let _peer = connected(&qp);
     let socket = link(&qp);
-    // An idle connection: the time does not change.
+    // On an idle connection the time does not change.
     let time = socket.stream.time_to_tell().unwrap();
     let instant = Duration::from_nanos(1);
     for (quiet, reach) in [
@@ -58,15 +58,15 @@ const SEND: SendWr<'static> = SendWr {
     inline: &[],
 };
 
-/// A child of the process must not wait for a lock that a thread of the parent held.
+/// A forked child must not wait for a lock that a thread of the parent held.
 #[test]
-fn counters_are_given_without_waiting() {
+fn counters_are_read_without_waiting() {
     let ctx = context();
     let cq = ctx.create_cq(4, None).unwrap();
     let qp = queue_pair(&ctx, &cq, &cq);
     let _peer = connected(&qp);
     qp.post_send(&[SEND]).unwrap();
-    let counters = Member::counters(&*qp.inner, false).expect("nobody has it");
+    let counters = Member::counters(&*qp.inner, false).expect("the state is not locked");
     assert_eq!(counters.tx_messages, 1);
     let state = qp.inner.state.lock();
     assert!(Member::counters(&*qp.inner, false).is_none());
@@ -74,9 +74,9 @@ fn counters_are_given_without_waiting() {
     qp.destroy();
 }
 
-/// However quickly posts follow each other, at most a part of the queue waits.
+/// However quickly posts follow each other, at most a part of the queue is deferred.
 #[test]
-fn posts_are_sent_at_once_when_half_of_the_queue_waits() {
+fn half_full_queue_is_sent() {
     let ctx = context();
     let cq = ctx.create_cq(8, None).unwrap();
     for _ in 0..20 {
@@ -88,22 +88,22 @@ fn posts_are_sent_at_once_when_half_of_the_queue_waits() {
             .unwrap();
         let _peer = connected(&qp);
         let mut effects = Effects::default();
-        // What is to be sent now is not: all that was posted waits.
+        // Nothing is sent here, so all posted requests wait.
         let verdicts = [0; 8].map(|_| {
             let (result, verdict) = qp.inner.post::<false, false, _>(&[SEND], &mut effects);
             result.unwrap();
             verdict
         });
-        let waits = |verdict: &Verdict| matches!(verdict, Verdict::PutOff | Verdict::Join);
+        let waits = |verdict: &Verdict| matches!(verdict, Verdict::Defer | Verdict::Join);
         assert!(!verdicts[3..].iter().any(waits), "{verdicts:?}");
         effects.apply(&qp.inner);
         qp.destroy();
     }
 }
 
-/// A thread that polls gives up its processor while another one is at the sockets.
+/// A polling thread yields its processor while another one drives the sockets.
 #[test]
-fn whoever_has_a_direction_drives() {
+fn either_baton_means_driven_elsewhere() {
     let ctx = context();
     let cq = ctx.create_cq(4, None).unwrap();
     let qp = queue_pair(&ctx, &cq, &cq);
@@ -119,9 +119,8 @@ fn whoever_has_a_direction_drives() {
     qp.destroy();
 }
 
-/// Octets that the peer's TCP has acknowledged.
 #[test]
-fn what_is_sent_and_does_not_wait_is_acknowledged() {
+fn sent_bytes_are_acknowledged() {
     let ctx = context();
     let cq = ctx.create_cq(4, None).unwrap();
     let qp = queue_pair(&ctx, &cq, &cq);
@@ -138,7 +137,7 @@ fn what_is_sent_and_does_not_wait_is_acknowledged() {
 }
 
 #[test]
-fn a_queue_pair_that_drops_what_finds_no_receive_is_unreliable() {
+fn unreliable_queue_pair_has_no_reads() {
     let ctx = context();
     let cq = ctx.create_cq(4, None).unwrap();
     for unreliable in [false, true] {
@@ -167,9 +166,9 @@ impl std::task::Wake for Woken {
     }
 }
 
-/// A request of a queue pair in error is flushed at once, and whoever waits for it is told, however it was posted.
+/// In the error state a request is flushed at once, whichever call posts it.
 #[test]
-fn who_waits_for_a_request_that_is_flushed_at_once_is_woken() {
+fn immediate_flush_wakes_waiting_task() {
     let ctx = context();
     let cq = ctx.create_cq(8, None).unwrap();
     let qp = queue_pair(&ctx, &cq, &cq);
@@ -194,7 +193,7 @@ fn who_waits_for_a_request_that_is_flushed_at_once_is_woken() {
 }
 
 #[test]
-fn a_queue_pair_takes_one_connection_and_none_when_it_is_destroyed() {
+fn second_stream_is_refused() {
     let ctx = context();
     let cq = ctx.create_cq(4, None).unwrap();
     let qp = queue_pair(&ctx, &cq, &cq);
@@ -209,9 +208,9 @@ fn a_queue_pair_takes_one_connection_and_none_when_it_is_destroyed() {
     assert!(connected_for(&qp, None).is_err());
 }
 
-/// A Send that comes before its receive is held, and whoever posts the receive takes it at once.
+/// A Send that comes before its receive is held.
 #[test]
-fn a_held_send_is_taken_by_the_thread_that_posts_its_receive() {
+fn posting_receive_takes_held_send() {
     let ctx = context();
     let cq = ctx.create_cq(4, None).unwrap();
     for early in [false, true] {
@@ -226,7 +225,9 @@ fn a_held_send_is_taken_by_the_thread_that_posts_its_receive() {
             qp.post_recv(&[wr]).unwrap();
         }
         peer.write_all(&send_fpdu(&[])).unwrap();
-        until("it does not arrive", || socket.stream.has_octets().unwrap());
+        until("the message does not arrive", || {
+            socket.stream.has_octets().unwrap()
+        });
         assert!(qp.inner.drive_rx());
         assert_eq!(open(&mut qp.inner.state.lock()).held_since == 0, early);
         if !early {
@@ -239,7 +240,7 @@ fn a_held_send_is_taken_by_the_thread_that_posts_its_receive() {
     }
 }
 
-/// A queue pair with room for so many Sends, all of which wait to be sent.
+/// Creates a queue pair with room for `sends` Sends, all of which are posted and not sent.
 fn with_waiting_sends(ctx: &Context, sends: usize) -> (QueuePair, std::net::TcpStream) {
     let cq = ctx.create_cq(8, None).unwrap();
     let qp = ctx
@@ -260,9 +261,9 @@ fn with_waiting_sends(ctx: &Context, sends: usize) -> (QueuePair, std::net::TcpS
     (qp, peer)
 }
 
-/// Otherwise the program would wait for completions of requests that nobody sends.
+/// Otherwise the program would wait for completions of requests that are never sent.
 #[test]
-fn posting_to_a_full_queue_sends_what_waits() {
+fn full_queue_is_sent() {
     let ctx = context();
     for whole in [false, true] {
         let (qp, mut peer) = with_waiting_sends(&ctx, 2);
@@ -277,9 +278,8 @@ fn posting_to_a_full_queue_sends_what_waits() {
     }
 }
 
-/// Whichever way the program ends it.
 #[test]
-fn what_waits_is_sent_before_the_end() {
+fn deferred_requests_are_sent_before_end() {
     let ctx = context();
     let ends: [fn(&QueuePair); 2] = [QueuePair::destroy, QueuePair::disconnect];
     for end in ends {
@@ -292,20 +292,20 @@ fn what_waits_is_sent_before_the_end() {
     }
 }
 
-/// The connection manager has watched the stream until now. If the queue pair does not take it, nobody watches it any more: what stays in the
-/// engine is never dropped.
+/// The connection manager has watched the stream until now. If the queue pair refuses it, the
+/// engine must drop it, or it would stay there forever.
 #[test]
-fn a_stream_that_is_not_taken_is_not_watched() {
+fn refused_stream_is_not_watched() {
     let ctx = context();
     let cq = ctx.create_cq(4, None).unwrap();
     let refusals: [fn(&QueuePair); 3] = [
         QueuePair::destroy,
-        // It was reset since the stream was asked for.
+        // It was reset since the attempt to connect began.
         |qp| qp.modify(State::Reset).unwrap(),
         |qp| qp.modify(State::Error).unwrap(),
     ];
     for (at, refuse) in refusals.into_iter().enumerate() {
-        // Its own handover has all but the token.
+        // The queue pair gets a stream that another source watches.
         let qp = queue_pair(&ctx, &cq, &cq);
         let epoch = qp.epoch();
         refuse(&qp);

@@ -1,4 +1,4 @@
-//! What a queue pair takes from its stream when it starts, and what becomes of a request whose operation is changed.
+//! How a queue pair adapts to its stream when it starts, and requests whose operation is changed.
 
 use super::effects::{DriveHost, Effects};
 use super::qp::Request;
@@ -6,9 +6,9 @@ use crate::testing;
 use crate::xrc::XrcSendWr;
 use iwarp_rnic::{SendFlags, SendOp, SendWr, Sge};
 
-/// Loopback has large segments. The agreement knows nothing of them, so they are asked of the socket.
+/// Loopback has large segments. MPA start-up does not tell the MSS, so it is read from the socket.
 #[test]
-fn messages_are_cut_by_the_segments_of_the_socket() {
+fn mss_comes_from_socket() {
     let ctx = testing::context();
     let cq = ctx.create_cq(4, None).unwrap();
     let qp = testing::queue_pair(&ctx, &cq, &cq);
@@ -20,7 +20,7 @@ fn messages_are_cut_by_the_segments_of_the_socket() {
     }];
     let write = SendWr::write(1, 0x1000, 7, &sges);
     let mut effects = Effects::default();
-    // It is not sent: the lock is held until the queue pair has ended.
+    // Nothing is sent: the lock is held until the queue pair has ended.
     let mut g = qp.inner.state.lock();
     let mut host = DriveHost::new(&qp.inner, &mut effects);
     g.machine.post_send(&write, &mut host).unwrap();
@@ -35,7 +35,7 @@ fn messages_are_cut_by_the_segments_of_the_socket() {
 }
 
 #[test]
-fn a_request_with_another_operation_is_the_same_otherwise() {
+fn changed_operation_keeps_the_rest() {
     let wr = SendWr {
         wr_id: 5,
         op: SendOp::Send,

@@ -1,10 +1,10 @@
-//! What a queue pair that ends in error has left to send when it gives its connection up: the
-//! messages of a plan that the socket has taken in part, and the Terminate behind them.
+//! What a queue pair that ends in error has left to send when it gives up its stream: the rest of a
+//! plan that the socket took in part, and the Terminate after it.
 //!
 //! A program that learns of an error destroys its queue pair, often at once. If the peer reads
 //! slowly, the Terminate then still waits for room in the socket, and without it the peer does not
-//! learn what was wrong. The octets are copied, because the program may free its memory as soon as
-//! the queue pair is destroyed, and `linger` sends them.
+//! learn what was wrong. So the tail is sent in the background (`linger`). It is copied, because
+//! the program may free its memory as soon as the queue pair is destroyed.
 
 use super::drive;
 use super::effects::Effects;
@@ -15,20 +15,20 @@ use std::io::{self, ErrorKind, IoSlice};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Octets that a process keeps for all connections together. Beyond that, connections end where
-/// they are, as they do without an error. One has at most a plan and a Terminate, so this is enough
-/// for some 50 whose peers read nothing.
+/// Bytes that a process keeps for all connections together. When it is full, connections end
+/// without a tail. A tail is at most a plan and a Terminate, so this is enough for about 50 peers
+/// that read nothing.
 const KEPT_MAX: usize = 16 << 20;
 
-/// Octets that are kept.
+/// Bytes kept now.
 static KEPT: AtomicUsize = AtomicUsize::new(0);
 
-/// Returns `true` if no more are kept.
+/// Returns `true` if no further tail may be kept.
 fn is_full() -> bool {
     KEPT.load(Ordering::Relaxed) >= KEPT_MAX
 }
 
-/// Octets that are still to be sent on a connection.
+/// Bytes that are still to be sent on a stream.
 #[derive(Debug, Default)]
 pub(crate) struct UnsentTail {
     octets: Vec<u8>,
@@ -36,8 +36,8 @@ pub(crate) struct UnsentTail {
 }
 
 impl UnsentTail {
-    /// Takes what the queue pair has left to send, if it has a Terminate to send. The caller makes
-    /// it leave its connection before it unlocks the state.
+    /// Takes what the queue pair has left to send, if it has a Terminate to send. The caller must
+    /// have the queue pair give up the stream before it unlocks the state.
     pub(crate) fn take(qp: &Arc<QpInner>, g: &mut QpState, effects: &mut Effects) -> Self {
         if g.link.own_socket().is_none() {
             return Self::default();
@@ -45,7 +45,7 @@ impl UnsentTail {
         let stalled = g.link.open().and_then(|open| open.stalled.as_ref());
         let has_terminate =
             g.machine.owes_terminate() || stalled.is_some_and(|plan| plan.has_terminate());
-        // A plan that is neither written nor here is in the hands of another thread.
+        // If there are unwritten octets and the plan is not here, another thread is writing it.
         let is_here = stalled.is_some() || !g.machine.has_unwritten();
         // An injected fault may hold the stream back.
         if !has_terminate || !is_here || !qp.passes(Way::Out) {
@@ -69,7 +69,6 @@ impl UnsentTail {
         Self { octets, sent: 0 }
     }
 
-    /// Octets that are not sent.
     pub(crate) fn len(&self) -> usize {
         self.octets.len() - self.sent
     }
@@ -91,7 +90,7 @@ impl UnsentTail {
                 Err(error) => return Err(error),
             }
         }
-        // Others may keep as much now.
+        // Free the memory now, so that other tails may be kept.
         *self = Self::default();
         Ok(())
     }
@@ -117,11 +116,11 @@ mod tests {
     use std::io::{Read as _, Write as _};
     use std::time::{Duration, Instant};
 
-    /// What is kept counts for the whole process, so that these tests take turns.
+    /// Serializes these tests: the limit is that of the whole process.
     static TURN: Mutex<()> = Mutex::new(());
 
     #[test]
-    fn what_is_kept_is_limited_and_given_back() {
+    fn kept_bytes_are_limited() {
         let _turn = TURN.lock();
         let first = UnsentTail::of(vec![0; KEPT_MAX / 2]);
         assert!(!is_full());
@@ -132,9 +131,9 @@ mod tests {
         drop(second);
     }
 
-    /// It counts until it is sent or given up, however much of it the socket has taken by then.
+    /// A tail counts whole until it is sent or given up.
     #[test]
-    fn what_is_sent_leaves_room_for_others() {
+    fn dropped_tail_frees_its_bytes() {
         let _turn = TURN.lock();
         let octets = KEPT_MAX / 8;
         for sent in [0, octets / 2, octets] {
@@ -147,17 +146,16 @@ mod tests {
         }
     }
 
-    /// A peer may take its time. What it does not take now is sent later, and a connection that is
-    /// broken takes nothing.
+    /// The tail is sent as the peer reads, and fails on a broken connection.
     #[test]
-    fn what_the_socket_does_not_take_is_sent_later() {
+    fn full_socket_delays_the_tail() {
         let _turn = TURN.lock();
         let ctx = testing::context();
         let cq = ctx.create_cq(4, None).unwrap();
         let qp = testing::queue_pair(&ctx, &cq, &cq);
         let mut peer = testing::connected(&qp);
         let socket = qp.inner.state.lock().link.socket().cloned().unwrap();
-        // More than the sockets keep while nobody reads.
+        // More than both sockets buffer.
         socket
             .stream
             .socket()
@@ -166,8 +164,8 @@ mod tests {
         let octets: Vec<u8> = (0..6_000_000_u32).map(|n| (n / 1000) as u8).collect();
         let mut tail = UnsentTail::of(octets.clone());
         tail.send(&socket).unwrap();
-        let left = tail.len();
-        assert!(left > 0 && left < octets.len(), "{left}");
+        let remaining = tail.len();
+        assert!(remaining > 0 && remaining < octets.len(), "{remaining}");
         let mut got = vec![0; octets.len()];
         std::thread::scope(|scope| {
             let reader = scope.spawn(|| peer.read_exact(&mut got).unwrap());
@@ -177,23 +175,26 @@ mod tests {
                 tail.send(&socket).unwrap();
                 std::thread::yield_now();
             }
-            reader.join().expect("all has come");
+            reader.join().expect("everything is read");
         });
         assert!(got == octets);
-        assert_eq!(tail.octets.capacity(), 0, "it is given back");
+        assert_eq!(tail.octets.capacity(), 0, "the memory is freed");
         drop(peer);
         let start = Instant::now();
         while UnsentTail::of(vec![0; 100]).send(&socket).is_ok() {
-            assert!(start.elapsed() < Duration::from_secs(20), "nobody takes it");
+            assert!(
+                start.elapsed() < Duration::from_secs(20),
+                "the connection is not broken"
+            );
             std::thread::yield_now();
         }
         qp.destroy();
     }
 
-    /// A thread that is in its system call has the plan, and nobody else knows how much of it the
-    /// socket has taken.
+    /// A thread inside `sendmsg` has the plan, and no other thread knows how much of it the socket
+    /// took.
     #[test]
-    fn what_another_thread_writes_is_not_taken() {
+    fn foreign_plan_is_not_taken() {
         let _turn = TURN.lock();
         for writes in [false, true] {
             let ctx = testing::context();
@@ -206,14 +207,14 @@ mod tests {
                 assert!(start.elapsed() < Duration::from_secs(20));
                 std::thread::yield_now();
             };
-            let turn = loop {
+            let baton = loop {
                 match qp.inner.tx.try_take() {
-                    Some(turn) => break turn,
+                    Some(baton) => break baton,
                     None => wait(),
                 }
             };
             let plan = writes.then(|| begin_to_write(&qp, &mut effects));
-            // No message has this operation.
+            // An opcode that no message has.
             let mut octets = testing::EMPTY_SEND;
             octets[3] = 0x4f;
             peer.write_all(&octets).unwrap();
@@ -230,13 +231,13 @@ mod tests {
             }
             assert_eq!(g.machine.owes_terminate(), writes);
             drop(g);
-            drop((plan, turn));
+            drop((plan, baton));
             effects.apply(&qp.inner);
             qp.destroy();
         }
     }
 
-    /// Makes a plan of a Send, as a thread that is about to write.
+    /// Posts a Send and fills a plan with it, as a thread does that is about to write.
     fn begin_to_write(qp: &QueuePair, effects: &mut Effects) -> Box<TxPlan> {
         let mut plan = pool::take_tx().unwrap();
         let mut g = qp.inner.state.lock();

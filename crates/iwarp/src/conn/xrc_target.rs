@@ -1,4 +1,5 @@
-//! What makes a queue pair the target of an extended reliable connection: its receives come from queues that the peer names.
+//! The target of an extended reliable connection: its receives come from queues that the peer
+//! names.
 
 use super::effects::Effects;
 use super::qp::QpInner;
@@ -8,26 +9,26 @@ use iwarp_rnic::receive_queue::TakenRecv;
 use std::any::Any;
 use std::sync::Arc;
 
-/// The receives of a target. The room `xrc` implements it.
+/// The receives of a target. Implemented by the room `xrc`.
 pub(crate) trait XrcTarget: Any + Send + Sync {
-    /// Takes receives from the queue with this number from now on. Returns its protection domain.
+    /// Takes receives from the queue `number` from now on, and returns its protection domain.
     fn select(&self, number: u32) -> Option<u32>;
 
-    /// Takes a receive. Returns `false` if there is none.
     fn take(&self, taken: &mut TakenRecv, effects: &mut Effects) -> bool;
 
-    /// Enters the queue pair that holds a Send. Returns `false` if the Send can be offered again.
+    /// Registers a queue pair that holds a Send. Returns `false` if the Send can be offered again
+    /// now.
     fn wait(&self, qp: &Arc<QpInner>) -> bool;
 
-    /// Writes the completion of a receive.
     fn complete(&self, cqe: Cqe, effects: &mut Effects);
 
-    /// Raises the events that are due. Called without locks. Returns the completion queues that overflowed just now.
+    /// Raises pending events. Called without locks. Returns the completion queues that have just
+    /// overflowed.
     fn settle(&self, qp: &Arc<QpInner>) -> Vec<CompletionQueue>;
 
-    /// Returns the protection domain of memory that is accessed before the peer has named a queue.
+    /// Returns the protection domain for memory that is accessed before the peer has named a queue.
     fn default_pd(&self) -> u32;
 
-    /// Forgets the queue pair, which is destroyed: no polls drive it.
-    fn leave(&self, qp: &Arc<QpInner>);
+    /// Removes a destroyed queue pair, so that polls no longer drive it.
+    fn forget(&self, qp: &Arc<QpInner>);
 }

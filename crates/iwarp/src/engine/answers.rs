@@ -1,18 +1,17 @@
 //! Lets a poll that has found the program's own completions stay for the peer's answer.
 //!
 //! Some programs wait for their peers by reading memory into which the peers write, and poll a
-//! completion queue only for their own requests. Nobody drives their sockets meanwhile, so the
-//! progress thread has to. It needs a processor for that: another one, which takes as long as
-//! waking a thread, or the very one on which the program spins, where the scheduler lets it wait
-//! for milliseconds now and then. But the program has just polled. If answers have come soon after
-//! such polls so far, the next poll stays until the answer is there. The memory then changes before
-//! the program reads it.
+//! completion queue only for their own requests. While they do, no application thread drives their
+//! sockets, so the progress thread has to. It needs a processor: another one, and waking a thread
+//! there takes long, or the one on which the program spins, where the scheduler may let it wait for
+//! milliseconds. But the program has just polled. If answers have come soon after such polls so
+//! far, the next poll waits for the answer. The memory then changes before the program reads it.
 //!
-//! What such a program has done when the progress thread finds data distinguishes it from others:
-//! it has taken completions since the last time, and has not polled without result after that. The
-//! outcomes of the waits decide the rest, as for a thread that polls before it sleeps.
+//! Such a program is recognized when the progress thread finds data: it has taken completions since
+//! the last time, and has not polled without result after that. The outcomes of the waits decide
+//! the rest, as for a thread that polls before it sleeps.
 //!
-//! The counters are hints. A lost update costs a wait at most.
+//! The counters are hints. A lost update costs one wait at most.
 
 use super::busy_poll::Record;
 use super::policy::{self, AnswerWait, Seen};
@@ -20,7 +19,6 @@ use super::sync::{AtomicBool, AtomicU32, Ordering};
 use super::yield_pacing::after_empty_poll;
 use crate::sys::clock::now_ns;
 
-/// What the polls of one queue have shown.
 #[derive(Debug, Default)]
 pub(crate) struct Answers {
     record: Record,
@@ -46,20 +44,20 @@ impl Answers {
         self.record.note(at_memory);
     }
 
-    /// Returns `true` if the next answer should be waited for.
     #[inline]
     pub(crate) fn come_soon(&self) -> bool {
         self.record.is_good()
     }
 
-    /// Calls `look` with the time until it finds the answer, or nothing for `window` nanoseconds.
+    /// Calls `look` with the time until it finds the answer, or until it has found nothing for
+    /// `window` nanoseconds.
     #[cold]
     pub(crate) fn wait(&self, window: u64, mut look: impl FnMut(u64) -> Seen) {
         let mut last = now_ns();
         let mut now = last;
         loop {
-            // The look comes before the check of the time: the thread may have lost its processor,
-            // and the answer may have come meanwhile.
+            // Look before the time is checked: the thread may have lost its processor, and the
+            // answer may have come meanwhile.
             match policy::answer_wait(look(now), now.saturating_sub(last), window) {
                 AnswerWait::Done => return self.record.hit(),
                 AnswerWait::GiveUp => return self.record.miss(),
@@ -76,10 +74,10 @@ mod tests {
     use super::policy::ANSWER_SILENCE_MAX_NS;
     use super::*;
 
-    /// Takes a completion after `vain` empty polls; then the progress thread finds the answer.
-    fn round(a: &Answers, vain: u32) {
-        a.took(vain);
-        a.came(vain);
+    /// Takes a completion after `polls` empty polls; then the progress thread finds the answer.
+    fn round(a: &Answers, polls: u32) {
+        a.took(polls);
+        a.came(polls);
     }
 
     fn learned() -> Answers {
@@ -96,14 +94,14 @@ mod tests {
         let a = learned();
         a.took(9);
         a.came(10);
-        assert!(!a.come_soon(), "it has polled in vain since");
+        assert!(!a.come_soon(), "an empty poll came in between");
     }
 
     #[test]
     fn arrival_without_completion_is_no_answer() {
         let a = learned();
         a.came(7);
-        assert!(!a.come_soon(), "a second arrival for one completion");
+        assert!(!a.come_soon(), "the second arrival after one completion");
     }
 
     #[test]
@@ -122,11 +120,11 @@ mod tests {
     }
 
     #[test]
-    fn vain_waits_become_rare() {
+    fn fruitless_waits_become_rare() {
         let a = Answers::default();
         let mut waits = 0;
-        for vain in 0..10_000 {
-            round(&a, vain);
+        for polls in 0..10_000 {
+            round(&a, polls);
             if a.come_soon() {
                 waits += 1;
                 a.wait(0, |_| Seen::Nothing);

@@ -8,7 +8,7 @@ mod plain {
     use std::sync::atomic::AtomicU64;
 
     #[test]
-    fn one_at_a_time_and_notes_are_seen() {
+    fn one_holder_sees_notes() {
         let baton = Baton::default();
         assert!(!baton.is_held());
         let guard = baton.try_take().expect("idle");
@@ -16,17 +16,17 @@ mod plain {
         assert!(baton.try_take().is_none());
         assert!(baton.try_take().is_none());
         let guard = guard.finish().expect("notes are there");
-        assert!(guard.finish().is_none(), "one look answers all notes");
+        assert!(guard.finish().is_none(), "one more call handles all notes");
         assert!(!baton.is_held());
 
         let guard = baton.try_take().expect("idle again");
         assert!(baton.try_take().is_none());
-        assert!(guard.release(), "the note comes out");
+        assert!(guard.release(), "the note is reported");
         assert!(!baton.try_take().expect("free").release());
     }
 
     #[test]
-    fn unwinding_lets_go() {
+    fn unwinding_releases_baton() {
         let baton = Baton::new();
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             baton.drive(|| panic!("driver"))
@@ -37,7 +37,7 @@ mod plain {
 
     #[test]
     fn all_work_is_done_under_load() {
-        // Miri takes its time. Without it they are so many that threads really meet.
+        // Miri is slow. Without it there are enough rounds for the threads to meet.
         const EACH: u64 = if cfg!(miri) { 50 } else { 100_000 };
         let baton = Baton::new();
         let begin = std::sync::Barrier::new(4);
@@ -71,7 +71,8 @@ mod models {
     use loom::sync::atomic::AtomicUsize;
     use loom::thread;
 
-    /// Work published with no ordering of its own, and a cell that only the driver may touch: the baton must order both.
+    /// Work that is published without ordering, and a cell that only the driver may access: the
+    /// baton must order both.
     struct Stream {
         baton: Baton,
         queued: [AtomicUsize; 3],
@@ -95,7 +96,7 @@ mod models {
             self.queued[who].store(1, Ordering::Relaxed);
         }
 
-        /// Takes what it sees. Plain loads, so that seeing old values is possible where the model allows it.
+        /// Does the work that it sees. Relaxed loads let the model return old values.
         fn work(&self) {
             for slot in &self.queued {
                 if slot.load(Ordering::Relaxed) == 1 {
@@ -115,7 +116,8 @@ mod models {
 
     fn model(threads: usize, drive: fn(&Stream)) {
         let mut builder = loom::model::Builder::new();
-        // Three threads in full take minutes; three forced switches are enough to find every bug planted below.
+        // A full search with three threads takes minutes. Three forced switches are enough to find
+        // every bug planted below.
         builder.preemption_bound = (threads > 2).then_some(3);
         builder.check(move || {
             let stream = Stream::new();
@@ -151,7 +153,7 @@ mod models {
         model(3, whole);
     }
 
-    /// The holder lets go after one round and somebody else must be told: here it tells itself.
+    /// The holder releases the baton after one call and must report the note.
     #[test]
     fn loom_baton_release_reports_the_note() {
         fn once(stream: &Stream) {
@@ -166,7 +168,7 @@ mod models {
         model(3, once);
     }
 
-    /// Broken: looks for a note, then lets go in a second step.
+    /// Broken: checks for a note, and then releases the baton in a second step.
     #[test]
     #[should_panic(expected = "work was forgotten")]
     fn loom_baton_broken_finish_is_caught() {
@@ -210,7 +212,7 @@ mod models {
         model(2, broken);
     }
 
-    /// Broken: a second note is not written because there is one already, so its work is not ordered before the next look.
+    /// Broken: does not write a second note, so its work is not ordered before the next check.
     #[test]
     #[should_panic(expected = "work was forgotten")]
     fn loom_baton_broken_second_note_is_caught() {

@@ -21,14 +21,12 @@ use std::time::Duration;
 /// without result.
 #[derive(Debug, Default)]
 pub(super) struct Record {
-    /// Short waits in a row.
     short: AtomicU32,
     /// Short waits that a window needs beyond [`policy::WINDOW_SHORT_WAITS`].
     distrust: AtomicU32,
 }
 
 impl Record {
-    /// Returns `true` if the next wait should begin with a window.
     #[inline]
     pub(super) fn is_good(&self) -> bool {
         let distrust = self.distrust.load(Ordering::Relaxed);
@@ -65,7 +63,6 @@ impl Record {
     }
 }
 
-/// What the waits of one queue have shown.
 #[derive(Debug, Default)]
 pub(crate) struct BusyPoll {
     record: Record,
@@ -98,7 +95,6 @@ impl BusyPoll {
         }
     }
 
-    /// Returns `true` if the thread should poll before it sleeps.
     #[inline]
     pub(crate) fn is_worth_it(&self) -> bool {
         self.record.is_good()
@@ -138,10 +134,10 @@ mod tests {
     }
 
     #[test]
-    fn vain_windows_become_rare() {
+    fn fruitless_windows_become_rare() {
         let b = BusyPoll::default();
         let mut windows = 0;
-        // Sleeps are always short, windows always in vain: as when both ends share one processor.
+        // All sleeps are short and no window finds anything, as when both ends share one processor.
         for _ in 0..10_000 {
             if b.is_worth_it() {
                 windows += 1;
@@ -194,7 +190,7 @@ mod tests {
         assert!(!b.is_worth_it());
     }
 
-    /// The result may be there when the processor comes back.
+    /// The result may be there when the thread gets its processor back.
     #[test]
     fn lost_processor_stops_polling() {
         for result in [true, false] {
@@ -220,10 +216,10 @@ mod tests {
         }
     }
 
-    /// The first window needs two short waits. Each vain one doubles what the next needs, up to a
-    /// limit.
+    /// The first window needs two short waits. Each fruitless one doubles what the next needs, up
+    /// to a limit.
     #[test]
-    fn each_vain_window_costs_more() {
+    fn each_fruitless_window_costs_more() {
         let b = BusyPoll::default();
         for waits in [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1026, 1026] {
             for wait in 0..waits {

@@ -1,23 +1,25 @@
-//! The engine: an `epoll` set, a table of timers and a progress thread. A process has one, and more
-//! if it has many connections.
+//! The engine: an `epoll` set, a table of timers and a progress thread. A process has one engine,
+//! or several if it has many connections.
 //!
-//! Leases ([`super::lease`]) say who drives what: each completion queue has one for the sockets of
-//! its queue pairs, and the whole set has one, [`everything`], for threads that poll all of it
-//! because their queues have many queue pairs. The engine starts with the first socket and belongs
-//! to one process: after a fork the child gets an engine of its own when it needs one.
+//! Leases ([`super::lease`]) say which thread drives a socket. Each completion queue has a lease
+//! for the sockets of its queue pairs. The whole set has one, [`everything`], for threads that poll
+//! all of it because their queues have many queue pairs. The engine starts with the first socket
+//! and belongs to one process: after a fork, the child creates an engine of its own when it needs
+//! one.
 //!
-//! The first engine serves everything but the connections of queue pairs, and the first of these.
-//! When each engine has [`policy::CONNECTIONS_EACH`], the next connection starts another one, up to
-//! [`Config::progress_threads`](crate::Config::progress_threads). So the target of many peers uses
-//! more than one processor, and a process with few connections has one thread.
+//! The first engine serves the first connections of queue pairs, and everything that is not such a
+//! connection. When each engine has [`policy::CONNECTIONS_EACH`] connections, the next connection
+//! starts another engine, up to [`Config::progress_threads`](crate::Config::progress_threads). So a
+//! target of many peers uses more than one processor, and a process with few connections has one
+//! thread.
 
 use super::lease::Lease;
 use super::parker::Parker;
 use super::policy;
-use super::sources::{Resting, Source, Sources};
+use super::sources::{PausedSources, Source, Sources};
 use super::sync::{AtomicUsize, Ordering, thread_local};
 use super::timers::Timers;
-use super::watch::{Turns, Watch};
+use super::watch::{Rounds, Watch};
 use crate::sys::clock::now_ns;
 use crate::sys::eventfd::EventFd;
 use crate::sys::poller::{AsFd, Events, Interest, Poller};
@@ -28,14 +30,14 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Events taken from the kernel at a time. Their answers are sent before the next are taken, and
-/// writing to a socket is cheaper while the processor's cache still has it from reading: with 128,
+/// Most events taken from the kernel at a time. Their answers are sent before the next events are
+/// taken, because writing to a socket is cheaper while it is in the processor's cache: with 128,
 /// echoes took a tenth longer.
 pub(super) const BATCH: usize = 32;
 pub(super) const WAKE_TOKEN: u64 = 0;
 
-// Engines belong to the process that has started their threads. A child leaks those that it
-// inherits, because dropping what they refer to would touch the parent's sockets.
+// Engines belong to the process that started their threads. A child leaks the engines that it
+// inherits, because dropping what they refer to would affect the parent's sockets.
 #[cfg(not(shuttle))]
 use crate::sys::process_lock::ProcessLock;
 #[cfg(not(shuttle))]
@@ -48,26 +50,26 @@ static ENGINES: Engines = Engines::own("engine::ENGINES", Vec::new());
 #[cfg(not(shuttle))]
 static EVERYTHING: Lease = Lease::new();
 
-// Those of a model are new in each execution.
+// A model starts each execution with new ones.
 #[cfg(shuttle)]
 shuttle::lazy_static! {
     static ref ENGINES: Engines = Engines::new(Vec::new());
     static ref EVERYTHING: Lease = Lease::new();
 }
 
-/// The engines of this process, in the order in which they were started.
+/// Returns the engines of this process, in the order of their start.
 fn engines() -> &'static Engines {
     &ENGINES
 }
 
-/// Is called with the first engine of each process, once it runs.
+/// Called with the first engine of each process once it runs.
 #[cfg(not(shuttle))]
 type StartHook = fn(&Arc<Engine>);
 #[cfg(not(shuttle))]
 static STARTED: ProcessLock<Option<StartHook>> = ProcessLock::new("engine::STARTED", None);
 
-/// Has `started` called with the first engine of this process and of its children: at once if it
-/// runs already. Only the first call has an effect.
+/// Has `started` called with the first engine of this process and of each child: now if it runs
+/// already. Only the first call has an effect.
 #[cfg(not(shuttle))]
 pub(crate) fn at_start(started: StartHook) {
     if STARTED.lock().replace(started).is_some() {
@@ -79,12 +81,12 @@ pub(crate) fn at_start(started: StartHook) {
     }
 }
 
-/// The lease of threads that drive everything by [`poll_all`].
+/// Returns the lease of threads that drive everything by [`poll_all`].
 pub(crate) fn everything() -> &'static Lease {
     &EVERYTHING
 }
 
-/// Has the progress threads look again at leases, one of which the caller has given back.
+/// Has the progress threads check the leases again, after the caller has given one back.
 #[cold]
 pub(crate) fn wake_up() {
     for engine in all() {
@@ -92,13 +94,13 @@ pub(crate) fn wake_up() {
     }
 }
 
-/// Serves whatever is ready in the whole process, without waiting: for application threads that
-/// poll. Returns `false` if other threads are driving all of it.
+/// Serves whatever is ready in the whole process, without waiting, for an application thread that
+/// polls. Returns `false` if other threads drive all of it.
 ///
-/// The caller that polls densely then drives everything instead of the progress thread: a process
-/// with one engine gains no processor by both, and where there are few processors, the two would
-/// take turns on one. With several engines there is work for threads of their own, so this holds
-/// only for a caller that has no other way to its `many` queue pairs.
+/// A caller that polls densely then drives everything instead of the progress thread. With one
+/// engine, two threads would gain nothing, and would take turns where processors are scarce. With
+/// several engines there is work for threads of their own, so this holds only for a caller that has
+/// no other way to its `many` queue pairs.
 pub(crate) fn poll_all(many: bool) -> bool {
     let begin = now_ns();
     let (mut served, mut engines) = (false, 0);
@@ -113,7 +115,7 @@ pub(crate) fn poll_all(many: bool) -> bool {
     served
 }
 
-/// The engines of this process. No lock is held in between.
+/// Returns the engines of this process. No lock is held in between.
 pub(super) fn all() -> impl Iterator<Item = Arc<Engine>> {
     (0..).map_while(|at| {
         let engines = engines().lock();
@@ -123,19 +125,17 @@ pub(super) fn all() -> impl Iterator<Item = Arc<Engine>> {
 
 pub(crate) struct Engine {
     generation: u32,
-    /// Connections of queue pairs that it serves.
+    /// Connections of queue pairs that this engine serves.
     connections: AtomicUsize,
     pub(super) poller: Poller,
-    /// Wakes the progress thread.
     pub(super) wake: EventFd,
-    /// Tells whether the progress thread has to be woken.
+    /// Says whether the progress thread must be woken.
     pub(super) parker: Parker,
     pub(super) sources: Sources,
-    /// Sources that application threads drive.
-    pub(super) resting: Resting,
+    pub(super) paused: PausedSources,
     pub(super) timers: Timers,
-    /// Who serves, for the watch.
-    pub(super) turns: Turns,
+    /// Which thread is the progress thread, and whether it is working. The watch checks this.
+    pub(super) rounds: Rounds,
     pub(super) watch: Arc<Watch>,
 }
 
@@ -144,7 +144,7 @@ thread_local! {
 }
 
 impl Engine {
-    /// The first engine of this process. Starts it if there is none yet.
+    /// Returns the first engine of this process. Starts it if there is none.
     pub(crate) fn current() -> io::Result<Arc<Self>> {
         let mut engines = engines().lock();
         if let Some(engine) = engines.first() {
@@ -154,7 +154,7 @@ impl Engine {
         tracing::debug!(limit = open_files.now, "engine starts");
         let engine = Self::start(Arc::default())?;
         engines.push(Arc::clone(&engine));
-        // Not under the lock: the hook works on files, and a fork waits for the lock.
+        // Unlocked, because the hook works on files, and a fork waits for the lock.
         drop(engines);
         #[cfg(not(shuttle))]
         {
@@ -166,8 +166,8 @@ impl Engine {
         Ok(engine)
     }
 
-    /// The engine for another connection: the one that has the fewest, or a new one, if each has
-    /// its share and there may be more.
+    /// Returns the engine for another connection: the one that has the fewest, or a new one if each
+    /// has its share and fewer than `most` exist.
     pub(crate) fn for_connection(most: usize) -> io::Result<Arc<Self>> {
         guarded::keep();
         let first = Self::current()?;
@@ -183,7 +183,7 @@ impl Engine {
                 Ok(engine)
             }
             Err(error) => {
-                // For lack of descriptors or threads. One engine can serve any number of
+                // Descriptors or threads are exhausted. One engine can serve any number of
                 // connections.
                 tracing::warn!(%error, "no further engine can be started");
                 Ok(idlest)
@@ -191,7 +191,6 @@ impl Engine {
         }
     }
 
-    /// Returns the engine that has the fewest connections.
     fn idlest(engines: &[Arc<Self>]) -> Option<Arc<Self>> {
         let idlest = engines.iter().min_by_key(|engine| engine.connections());
         idlest.cloned()
@@ -207,13 +206,13 @@ impl Engine {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// A connection of a queue pair comes, until [`leaves`](Self::leaves).
-    pub(crate) fn joins(&self) {
+    /// Counts a connection of a queue pair.
+    pub(crate) fn connection_added(&self) {
         self.connections.fetch_add(1, Ordering::Relaxed);
         self.watch.start();
     }
 
-    pub(crate) fn leaves(&self) {
+    pub(crate) fn connection_removed(&self) {
         self.connections.fetch_sub(1, Ordering::Relaxed);
     }
 
@@ -228,14 +227,13 @@ impl Engine {
             wake,
             parker: Parker::new(),
             sources: Sources::new(WAKE_TOKEN),
-            resting: Resting::default(),
+            paused: PausedSources::default(),
             timers: Timers::default(),
-            turns: Turns::default(),
+            rounds: Rounds::default(),
             watch,
         })
     }
 
-    /// A token for a source.
     pub(crate) fn token(&self) -> u64 {
         self.sources.token()
     }
@@ -254,13 +252,13 @@ impl Engine {
             .inspect_err(|_| self.sources.remove(token))
     }
 
-    /// The descriptor that is watched under this token belongs to another source from now on.
+    /// Gives the descriptor that is watched under `token` to another source.
     pub(crate) fn hand_on(&self, token: u64, source: Arc<dyn Source>) {
         self.sources.insert(token, source);
     }
 
-    /// Returns `true` in a child of the process that started it. The epoll set and its sockets are
-    /// then shared with the parent, and a change here would be one there.
+    /// Returns `true` in a child of the process that started the engine. The epoll set and its
+    /// sockets are then shared with the parent, and a change here would affect the parent.
     pub(crate) fn is_foreign(&self) -> bool {
         self.generation != fork::generation()
     }
@@ -277,15 +275,15 @@ impl Engine {
         self.poller.modify(fd, token, interest)
     }
 
-    /// Takes a descriptor out of the set for a while; its source stays.
+    /// Removes a descriptor from the set for a while. Its source stays.
     pub(crate) fn pause(&self, fd: impl AsFd) {
         if !self.is_foreign() {
             let _ = self.poller.remove(fd);
         }
     }
 
-    /// Watches a descriptor again after [`pause`](Self::pause). What has arrived meanwhile is
-    /// reported.
+    /// Watches a descriptor again after [`pause`](Self::pause). The engine reports what has arrived
+    /// meanwhile.
     pub(crate) fn resume(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
         if self.is_foreign() {
             return Ok(());
@@ -293,7 +291,7 @@ impl Engine {
         self.poller.add(fd, token, interest)
     }
 
-    /// Watches a descriptor no more. Harmless if it was not watched.
+    /// Stops watching a descriptor and drops its source. Does nothing if it was not watched.
     pub(crate) fn remove(&self, fd: impl AsFd, token: u64) {
         if !self.is_foreign() {
             let _ = self.poller.remove(fd);
@@ -302,20 +300,20 @@ impl Engine {
     }
 
     pub(crate) fn forget(&self, token: u64) {
-        // In a forked child the table's lock may have been copied while it was held, and no thread
-        // serves the table.
+        // In a forked child the table may have been copied while locked, and no thread uses it.
         if !self.is_foreign() {
             self.sources.remove(token);
         }
     }
 
-    /// Calls the source's `timer` after `delay`.
+    /// Calls the source's `timer` with `kind` after `delay`.
     pub(crate) fn after(&self, delay: Duration, token: u64, kind: u32) {
         let at = now_ns().saturating_add(u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX));
         self.at(at, token, kind);
     }
 
-    /// As [`after`](Self::after), up to a quarter later, so that one wake-up serves many sources.
+    /// Does the same as [`after`](Self::after), up to a quarter later, so that one wake-up serves
+    /// many sources.
     pub(crate) fn after_about(&self, delay: Duration, token: u64, kind: u32) {
         let delay = u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX);
         let at = now_ns().saturating_add(delay);
@@ -328,21 +326,19 @@ impl Engine {
     /// Calls the source's `timer` at a time in nanoseconds of [`now_ns`].
     pub(crate) fn at(&self, at: u64, token: u64, kind: u32) {
         if self.timers.set((at, token, kind)) {
-            // It sleeps until a later time, and waiting requests would be sent late.
+            // The progress thread sleeps until a later time.
             self.wake_up();
         }
     }
 
-    /// Has the progress thread look again at timers and leases, one of which the caller has
-    /// changed.
+    /// Has the progress thread check timers and leases again, after the caller has changed one.
     fn wake_up(&self) {
         self.parker.unpark_with(|| self.wake.signal());
     }
 
-    /// Serves whatever is ready, without waiting. Returns `false` if other threads are driving all
-    /// of it.
+    /// Serves whatever is ready, without waiting. Returns `false` if other threads drive all of it.
     fn poll_once(&self) -> bool {
-        // Nothing is kept for a thread that is ending.
+        // A thread that is ending keeps nothing.
         let kept = EVENTS.try_with(Cell::take).ok().flatten();
         let mut events = kept.unwrap_or_else(|| Box::new(Events::with_capacity(BATCH)));
         let ready = self.poller.wait_zero(&mut events).is_ok_and(|n| n > 0);
@@ -351,33 +347,33 @@ impl Engine {
         served
     }
 
-    /// Serves what is ready. Returns `false` if other threads are driving all of it.
+    /// Serves the sources of `events`. Returns `false` if other threads drive all of them.
     ///
-    /// `takes` decides for each source whether the calling thread serves it, and gives it back if
-    /// so.
+    /// `takes` decides for each source whether the calling thread serves it, and returns it if so.
     pub(super) fn dispatch(
         &self,
         events: &Events,
         mut takes: impl FnMut(u64, Arc<dyn Source>) -> Option<Arc<dyn Source>>,
     ) -> bool {
         let mut served = false;
-        // With thousands of queue pairs nearly every access to the next one's state goes to memory.
-        // Asked for two turns ahead, it comes during the system calls of the others.
+        // With thousands of queue pairs, nearly every access to the state of the next one is a
+        // cache miss. So it is prefetched two sources ahead, during the system calls of the others.
         let mut sources = self.sources_of(events);
         if let [Some(first), Some(second), ..] = &sources {
-            first.approach();
-            second.approach();
-            first.come_next();
+            first.prefetch_object();
+            second.prefetch_object();
+            first.prefetch_state();
         }
         for (at, event) in events.iter().enumerate() {
             if let Some(Some(source)) = sources.get(at + 2) {
-                source.approach();
+                source.prefetch_object();
             }
             if let Some(Some(source)) = sources.get(at + 1) {
-                source.come_next();
+                source.prefetch_state();
             }
             let Some(source) = sources.get_mut(at).and_then(Option::take) else {
-                // It is gone, or it is the wake-up, which concerns the progress thread only.
+                // The source is gone, or this is the wake-up, which concerns only the progress
+                // thread.
                 served |= event.token != WAKE_TOKEN;
                 continue;
             };
@@ -389,10 +385,10 @@ impl Engine {
         served
     }
 
-    /// The sources of a batch of events, in its order.
+    /// Returns the sources of a batch of events, in the order of the events.
     fn sources_of(&self, events: &Events) -> [Option<Arc<dyn Source>>; BATCH] {
         let mut sources = [const { None }; BATCH];
-        self.sources.look(|known| {
+        self.sources.with_table(|known| {
             for source in events.iter().filter_map(|event| known.get(&event.token)) {
                 prefetch::counts(source);
             }

@@ -1,4 +1,4 @@
-//! Tests of who is left alone, and which timers wake.
+//! Which sources the progress thread leaves alone, timers, and the choice of an engine.
 
 use super::*;
 use crate::engine::sync::parking::Mutex;
@@ -7,18 +7,19 @@ use std::time::Instant;
 
 const LONG: Duration = Duration::from_secs(10);
 
-/// A source that application threads drive until it is told that they do not.
+/// A source that application threads drive until `driven` is cleared.
 struct Driven {
     engine: Arc<Engine>,
     fd: EventFd,
     token: u64,
     driven: AtomicBool,
-    rests: AtomicBool,
+    paused: AtomicBool,
     served: AtomicU32,
 }
 
 impl Driven {
-    /// Watches one on an engine of its own: the threads of other tests that poll serve all that is ready on the process's engines.
+    /// Watches a source on an engine of its own: polling threads of other tests serve the engines
+    /// of the process.
     fn watch() -> Arc<Self> {
         let engine = Engine::start(Arc::default()).expect("engine");
         let source = Arc::new(Self {
@@ -26,7 +27,7 @@ impl Driven {
             engine: Arc::clone(&engine),
             fd: EventFd::new().expect("eventfd"),
             driven: AtomicBool::new(true),
-            rests: AtomicBool::new(false),
+            paused: AtomicBool::new(false),
             served: AtomicU32::new(0),
         });
         let watched = Arc::clone(&source) as Arc<dyn Source>;
@@ -49,13 +50,13 @@ impl Source for Driven {
         driven.then_some(now + 1_000_000)
     }
 
-    fn rest(&self) -> bool {
+    fn pause_watch(&self) -> bool {
         self.engine.pause(&self.fd);
-        self.rests.store(true, Ordering::Relaxed);
+        self.paused.store(true, Ordering::Relaxed);
         true
     }
 
-    fn resume(&self) {
+    fn resume_watch(&self) {
         let watched = self.engine.resume(&self.fd, self.token, Interest::READ);
         watched.expect("watched again");
     }
@@ -71,31 +72,34 @@ pub(in crate::engine) fn wait_for(what: &str, done: impl Fn() -> bool) {
     }
 }
 
-/// What application threads drive is not served by the progress thread, until their lease is over. Then nothing was lost.
+/// The progress thread serves a driven source only when its lease has ended.
 #[test]
-fn what_is_driven_rests_until_the_lease_ends() {
+fn driven_source_pauses_until_lease_ends() {
     let source = Driven::watch();
     source.fd.signal();
-    wait_for("it does not rest", || source.rests.load(Ordering::Relaxed));
+    wait_for("the source is not paused", || {
+        source.paused.load(Ordering::Relaxed)
+    });
     std::thread::sleep(Duration::from_millis(20));
     assert_eq!(source.served.load(Ordering::Relaxed), 0);
     source.driven.store(false, Ordering::Relaxed);
-    wait_for("nobody serves it", || {
+    wait_for("the source is not served", || {
         source.served.load(Ordering::Relaxed) == 1
     });
     source.engine.remove(&source.fd, source.token);
 }
 
-/// While application threads drive the whole set, the progress thread serves nothing of it, but what a queue's pollers drive one
-/// by one is taken out of it. A lease that is given back counts at once.
+/// While application threads drive the whole set, the progress thread serves nothing, but it pauses
+/// sources that pollers of a queue drive one by one. A lease that is given back ends at once.
 #[test]
-fn the_whole_set_is_left_to_who_drives_it() {
+fn driven_set_is_left_alone() {
     let all = everything();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let begin = Instant::now();
-            // If the test fails, it ends. Where others work, the thread is kept from its processor, which is no pause.
+            // The time limit ends the thread if the test fails. Waiting for a processor is no
+            // pause.
             while !stop.load(Ordering::Relaxed) && begin.elapsed() < 3 * LONG {
                 all.drive(now_ns(), 0, kept_from_processor);
                 std::thread::yield_now();
@@ -104,7 +108,9 @@ fn the_whole_set_is_left_to_who_drives_it() {
         wait_for("no lease", || all.end(now_ns()).is_some());
         let driven = Driven::watch();
         driven.fd.signal();
-        wait_for("it does not rest", || driven.rests.load(Ordering::Relaxed));
+        wait_for("the source is not paused", || {
+            driven.paused.load(Ordering::Relaxed)
+        });
         stop.store(true, Ordering::Relaxed);
         let other = Driven::watch();
         other.driven.store(false, Ordering::Relaxed);
@@ -112,7 +118,7 @@ fn the_whole_set_is_left_to_who_drives_it() {
         if all.give_back(now_ns, kept_from_processor) {
             other.engine.wake_up();
         }
-        wait_for("nobody serves it", || {
+        wait_for("the source is not served", || {
             other.served.load(Ordering::Relaxed) == 1
         });
         for source in [driven, other] {
@@ -121,9 +127,9 @@ fn the_whole_set_is_left_to_who_drives_it() {
     });
 }
 
-/// A source whose first timer means nothing.
+/// A source whose timer of kind 1 has no purpose.
 struct Forgetful {
-    told: Mutex<Vec<u32>>,
+    fired: Mutex<Vec<u32>>,
 }
 
 impl Source for Forgetful {
@@ -136,17 +142,17 @@ impl Source for Forgetful {
     }
 
     fn timer(self: Arc<Self>, kind: u32) {
-        self.told.lock().push(kind);
+        self.fired.lock().push(kind);
     }
 }
 
 #[test]
-fn a_timer_that_means_nothing_is_forgotten() {
-    // Without a thread: that of the process looks when it gets a processor, which may be after both times.
+fn timer_without_purpose_is_forgotten() {
+    // Without a thread: the progress thread may run only after both times.
     let engine = Engine::new(fork::generation(), Arc::default()).expect("engine");
     let token = engine.token();
     let source = Arc::new(Forgetful {
-        told: Mutex::default(),
+        fired: Mutex::default(),
     });
     engine.add_timed(token, Arc::clone(&source) as Arc<dyn Source>);
     let begin = now_ns();
@@ -155,21 +161,21 @@ fn a_timer_that_means_nothing_is_forgotten() {
     assert_eq!(
         engine.first_timer(),
         Some(begin + 1),
-        "what a sleep ends by"
+        "the time until which the thread sleeps"
     );
     wait_for("time stands still", || now_ns() > begin);
     engine.fire_timers();
-    assert_eq!(*source.told.lock(), [2]);
+    assert_eq!(*source.fired.lock(), [2]);
     assert_eq!(engine.first_timer(), None);
     engine.at(begin, token, 3);
     engine.forget(token);
-    assert_eq!(engine.first_timer(), None, "its source is gone");
+    assert_eq!(engine.first_timer(), None, "the source is gone");
 }
 
-/// The progress thread sleeps until the first timer. It has to be woken for an earlier one, and for no
-/// other. Two equal timers are one.
+/// The progress thread sleeps until the first timer. It must be woken only for an earlier one. Two
+/// equal timers are one.
 #[test]
-fn a_timer_is_the_first_one_until_an_earlier_one_is_set() {
+fn only_earliest_timer_is_first() {
     let timers = Timers::default();
     let set = |at| timers.set((at, 1, 0));
     let taken = |now| std::iter::from_fn(|| Some(timers.take_due(now)?.0)).collect::<Vec<_>>();
@@ -182,15 +188,16 @@ fn a_timer_is_the_first_one_until_an_earlier_one_is_set() {
     assert!(set(80), "the only one");
 }
 
-/// What the kernel does not watch is never reported and never removed, so the engine must not keep it. Under `shuttle` there is no kernel.
+/// A descriptor that the kernel does not watch is never removed, so the engine must not keep its
+/// source. Under `shuttle` there is no kernel.
 #[cfg(not(shuttle))]
 #[test]
-fn a_source_that_cannot_be_watched_is_not_kept() {
+fn unwatchable_source_is_dropped() {
     let engine = Engine::new(fork::generation(), Arc::default()).expect("engine");
     let source = Arc::new(Forgetful {
-        told: Mutex::default(),
+        fired: Mutex::default(),
     });
-    // A file is ready at any time.
+    // `epoll` refuses regular files.
     let file = std::fs::File::open("/proc/self/exe").expect("file");
     let watched = Arc::clone(&source) as Arc<dyn Source>;
     let error = engine.add(&file, engine.token(), Interest::READ, watched);
@@ -198,9 +205,8 @@ fn a_source_that_cannot_be_watched_is_not_kept() {
     assert_eq!(Arc::strong_count(&source), 1);
 }
 
-/// Connections end in any order, so the engine with room for the next one may be any of them.
 #[test]
-fn the_next_connection_goes_to_the_engine_with_the_fewest() {
+fn idlest_engine_is_chosen() {
     let engines = [(); 3].map(|()| Arc::new(Engine::new(0, Arc::default()).expect("engine")));
     for (connections, idlest) in [
         ([0, 0, 0], 0),
@@ -214,7 +220,7 @@ fn the_next_connection_goes_to_the_engine_with_the_fewest() {
         for (engine, count) in engines.iter().zip(connections) {
             engine.connections.store(count, Ordering::Relaxed);
         }
-        let found = Engine::idlest(&engines).expect("there are some");
+        let found = Engine::idlest(&engines).expect("an engine");
         assert!(Arc::ptr_eq(&found, &engines[idlest]), "{connections:?}");
     }
     assert!(Engine::idlest(&[]).is_none());

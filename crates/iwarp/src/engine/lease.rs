@@ -27,21 +27,18 @@
 use super::policy;
 use super::sync::{AtomicU64, Ordering};
 
-/// A lease. Any thread may use it at any time.
 #[derive(Debug)]
 pub(crate) struct Lease {
     /// When it was last renewed; 0 if it was given back since.
     renewed: AtomicU64,
     /// Time that dense polls have earned, less what pauses have cost.
     credit: AtomicU64,
-    /// When the sockets were last driven.
     driven: AtomicU64,
     /// Longest time until the next renewal that is no pause.
     patience: AtomicU64,
 }
 
 impl Lease {
-    /// Creates a lease that nobody holds.
     #[cfg(not(loom))]
     pub(crate) const fn new() -> Self {
         Self {
@@ -52,7 +49,6 @@ impl Lease {
         }
     }
 
-    /// Creates a lease that nobody holds.
     #[cfg(loom)]
     pub(crate) fn new() -> Self {
         Self {

@@ -24,16 +24,16 @@ fn poll(lease: &Lease, begin: u64, gap: u64, time: u64) -> u64 {
 #[test]
 fn dense_polls_earn_a_sixteenth() {
     let lease = Lease::new();
-    assert_eq!(lease.end(MS), None, "nobody polls");
+    assert_eq!(lease.end(MS), None, "no thread polls");
     let last = poll(&lease, MS, 8_000, 4 * MS);
     let end = last + (last - MS) / LEASE_EARNED_PART;
     assert_eq!(lease.end(last), Some(end));
-    assert_eq!(lease.end(end), None, "it is over");
+    assert_eq!(lease.end(end), None, "the lease has ended");
     let last = poll(&lease, last, 8_000, 200 * MS);
     assert_eq!(lease.end(last), Some(last + LEASE_LONGEST_NS));
 }
 
-/// A thread that polled for long keeps its lease during short pauses, and loses it by longer ones.
+/// A thread that polled for long keeps its lease during short pauses, and loses it by long ones.
 #[test]
 fn pauses_cost_what_they_last() {
     let lease = Lease::new();
@@ -53,7 +53,7 @@ fn pauses_cost_what_they_last() {
 
 /// The kernel may keep a polling thread from its processor for any time.
 #[test]
-fn waiting_for_the_processor_is_no_pause() {
+fn waiting_for_processor_is_no_pause() {
     for (kept, remains) in [(49 * MS, true), (30 * MS, false)] {
         let lease = Lease::new();
         let last = poll(&lease, MS, 10_000, 200 * MS);
@@ -93,7 +93,7 @@ fn give_back(lease: &Lease, now: u64) -> bool {
 #[test]
 fn returned_lease_keeps_its_credit() {
     let lease = Lease::new();
-    let unused = || panic!("nobody has the lease");
+    let unused = || panic!("no thread has the lease");
     assert!(!lease.give_back(unused, |_| unused()));
     let last = poll(&lease, MS, 10_000, 10 * MS);
     let credit = lease.end(last).unwrap() - last;
@@ -113,7 +113,7 @@ fn returned_lease_keeps_its_credit() {
 
 /// Ceph's messenger polls for a millisecond before each wait.
 #[test]
-fn long_spells_before_waits_earn_a_lease() {
+fn long_spells_earn_a_lease() {
     for (spell, held) in [(MS, true), (100_000, false)] {
         let lease = Lease::new();
         let mut now = MS;
@@ -128,7 +128,7 @@ fn long_spells_before_waits_earn_a_lease() {
 }
 
 /// Otherwise a program that works between its only poll and its wait would leave its peers unserved
-/// for ever.
+/// forever.
 #[test]
 fn pause_before_the_return_costs_credit() {
     for (kept, remains) in [(0, false), (4 * MS, true)] {
@@ -136,7 +136,7 @@ fn pause_before_the_return_costs_credit() {
         let mut now = poll(&lease, MS, 10_000, 200 * MS);
         for _ in 0..2 {
             now += 4 * MS;
-            assert!(lease.give_back(|| now, |_| kept), "it was held");
+            assert!(lease.give_back(|| now, |_| kept), "the lease was held");
             now += MS;
             lease.drive(now, 0, |_| 0);
         }
@@ -179,9 +179,8 @@ fn completions_take_their_time() {
     }
 }
 
-/// Long drives are no pauses.
 #[test]
-fn long_turns_are_dense() {
+fn long_drives_are_dense() {
     for (busy, dense) in [(300_000, true), (200_000, false)] {
         let lease = Lease::new();
         let mut now = MS;

@@ -1,8 +1,10 @@
-//! Who drives a socket, and when: the room below all objects that programs create.
+//! Which thread drives a socket, and when.
 //!
-//! The threads that are running already move the octets: posting threads write, polling threads
-//! read. The progress thread does what no other thread does, and sleeps meanwhile. The room knows
-//! what it serves only by the trait [`Source`]: it names no queue pair, no completion queue and no
+//! Threads that are running already do most of the work: posting threads write, polling threads
+//! read. The progress thread does what no other thread does, and sleeps meanwhile.
+//!
+//! May use `sys` (the operating system) and nothing else. Used by `objects` and all rooms above. It
+//! knows what it serves only by the trait [`Source`]: it names no queue pair, completion queue or
 //! connection.
 //!
 //! | question | modules |
@@ -11,7 +13,7 @@
 //! | Which thread drives, and until when? | `pollers`, `lease`, `baton` |
 //! | Who sleeps, and who wakes whom? | `parker`, `wakers`, `slots` |
 //! | Does a thread poll, sleep or yield? | `busy_poll`, `answers`, `yield_pacing` |
-//! | Where are the thresholds? | `policy`: every constant and decision of these heuristics, without state |
+//! | Where are the thresholds? | `policy`: all constants and decisions of these heuristics, without state |
 //!
 //! The protocols on which no wake-up may be lost (`baton`, `lease`, `parker`, `slots`) are checked
 //! by `loom` over all interleavings of two or three threads, next to a deliberately broken variant

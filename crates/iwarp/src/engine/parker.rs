@@ -1,11 +1,12 @@
 //! How the progress thread goes to sleep while other threads may be giving it work.
 //!
-//! The sleeper announces that it is about to sleep, and then looks for work once more. The other threads publish work, and then
-//! look for an announcement. Both sides have a full fence between their store and their load, so at least one sees the other:
-//! either the sleeper finds the work, or the other thread finds the sleeper and wakes it. While no thread sleeps,
-//! [`Parker::unpark_with`] is a fence and one load, and writes no shared memory.
+//! The sleeper announces that it is about to sleep, and then checks for work once more. A waker
+//! publishes work, and then checks for an announcement. Both have a full fence between their store
+//! and their load, so at least one sees the other: either the sleeper finds the work, or the waker
+//! finds the announcement and wakes the sleeper. While no thread sleeps, [`Parker::unpark_with`] is
+//! a fence and one load, and writes no shared memory.
 //!
-//! One thread sleeps, on a descriptor that the wakers signal; any number may wake it.
+//! One thread sleeps, on a descriptor that the wakers signal. Any number of threads may wake it.
 
 use super::sync::{AtomicU8, Ordering, fence};
 
@@ -13,7 +14,6 @@ const AWAKE: u8 = 0;
 const PARKED: u8 = 1;
 const WOKEN: u8 = 2;
 
-/// The place where one thread sleeps.
 #[derive(Debug)]
 pub(crate) struct Parker {
     state: AtomicU8,
@@ -26,7 +26,6 @@ impl Default for Parker {
 }
 
 impl Parker {
-    /// Makes one with no sleeper.
     pub(crate) fn new() -> Self {
         Self {
             state: AtomicU8::new(AWAKE),
@@ -35,19 +34,20 @@ impl Parker {
 
     /// Announces that the calling thread, which is the only sleeper, may sleep from now on.
     ///
-    /// Look for work once more afterwards, and sleep only if there is none. Dropping the result ends the announcement.
+    /// Check for work once more afterwards, and sleep only if there is none. Dropping the result
+    /// ends the announcement.
     pub(crate) fn announce(&self) -> Announced<'_> {
         self.state.store(PARKED, Ordering::Relaxed);
-        // All threads see the announcement before the look for work.
+        // All threads see the announcement before the check for work.
         fence(Ordering::SeqCst);
         Announced { parker: self }
     }
 
-    /// Wakes the sleeper by `wake` if there is one. Publish the work before the call. Returns `true` if this call woke it: exactly
-    /// one of the wakers of each sleep calls `wake`.
+    /// Calls `wake` if there is a sleeper. Publish the work before the call. Returns `true` if this
+    /// call woke the sleeper: exactly one of the wakers of each sleep calls `wake`.
     #[inline]
     pub(crate) fn unpark_with(&self, wake: impl FnOnce()) -> bool {
-        // All threads see the work before the look for a sleeper.
+        // All threads see the work before the check for a sleeper.
         fence(Ordering::SeqCst);
         if self.state.load(Ordering::Relaxed) != PARKED {
             return false;
@@ -57,7 +57,8 @@ impl Parker {
             .compare_exchange(PARKED, WOKEN, Ordering::AcqRel, Ordering::Relaxed)
             .is_err()
         {
-            // Another thread is waking it, or it woke by itself. In both cases it looks for work after this.
+            // Another thread is waking the sleeper, or it woke by itself. In both cases it checks
+            // for work afterwards.
             return false;
         }
         wake();
@@ -73,7 +74,6 @@ pub(crate) struct Announced<'a> {
 }
 
 impl Announced<'_> {
-    /// Returns `true` if another thread has woken this one.
     #[cfg(test)]
     pub(crate) fn is_woken(&self) -> bool {
         self.parker.state.load(Ordering::Acquire) == WOKEN
@@ -82,7 +82,7 @@ impl Announced<'_> {
 
 impl Drop for Announced<'_> {
     fn drop(&mut self) {
-        // A model that has failed is over; loom allows no further step.
+        // A model that has failed is over, and loom allows no further step.
         if cfg!(loom) && std::thread::panicking() {
             return;
         }

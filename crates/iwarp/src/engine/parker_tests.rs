@@ -27,7 +27,7 @@ mod plain {
     }
 
     #[test]
-    fn times_out_and_does_not_sleep_on_work() {
+    fn sleep_ends_by_timeout_or_work() {
         let (parker, event) = (Parker::new(), EventFd::new().expect("eventfd"));
         let start = Instant::now();
         assert!(!sleep(&parker, &event, Duration::from_millis(15), || true));
@@ -38,7 +38,7 @@ mod plain {
     }
 
     #[test]
-    fn a_wake_up_between_look_and_sleep_counts() {
+    fn wake_up_before_sleep_counts() {
         let (parker, event) = (Parker::new(), EventFd::new().expect("eventfd"));
         let start = Instant::now();
         assert!(sleep(&parker, &event, LONG, || {
@@ -49,13 +49,12 @@ mod plain {
         assert!(start.elapsed() < LONG);
     }
 
-    /// A thread that unwinds does not sleep.
     #[test]
-    fn a_panic_ends_the_announcement() {
+    fn panic_ends_announcement() {
         let parker = Parker::new();
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let _announced = parker.announce();
-            panic!("as this test wants it");
+            panic!("intended by the test");
         }));
         assert!(panicked.is_err());
         assert!(!parker.unpark_with(|| panic!("nobody sleeps")));
@@ -99,7 +98,7 @@ mod plain {
     }
 
     #[test]
-    fn a_sleeper_in_poll_is_woken_by_its_descriptor() {
+    fn descriptor_wakes_sleeper() {
         let (parker, event) = (Parker::new(), EventFd::new().expect("eventfd"));
         let announced = parker.announce();
         assert!(!announced.is_woken());
@@ -120,10 +119,10 @@ mod models {
     use loom::sync::atomic::AtomicBool;
     use loom::sync::{Condvar, Mutex};
     use loom::thread;
-    // Not the one of loom, which could not be dropped after a deadlock was found.
+    // Not loom's `Arc`, which could not be dropped after a deadlock was found.
     use std::sync::Arc;
 
-    /// Stands for the descriptor on which the sleeper sleeps.
+    /// A model of the descriptor on which the sleeper sleeps.
     struct Event {
         signalled: Mutex<bool>,
         changed: Condvar,
@@ -142,7 +141,7 @@ mod models {
             self.changed.notify_one();
         }
 
-        /// Sleeps without limit: a lost wake-up is a deadlock, which loom reports.
+        /// Sleeps without limit. A lost wake-up is a deadlock, which loom reports.
         fn sleep(&self) {
             let mut signalled = self.signalled.lock().expect("lock");
             while !std::mem::take(&mut *signalled) {
@@ -215,7 +214,7 @@ mod models {
         model(2, park, unpark);
     }
 
-    /// Broken: the waker looks for a sleeper without the fence, so its look may come before its work.
+    /// Broken: the waker has no fence, so it may check for a sleeper before its work is visible.
     #[test]
     #[should_panic(expected = "deadlock")]
     fn loom_parker_broken_waker_is_caught() {
@@ -227,7 +226,7 @@ mod models {
         model(1, park, broken);
     }
 
-    /// Broken: looks for work before the announcement only.
+    /// Broken: checks for work only before the announcement.
     #[test]
     #[should_panic(expected = "deadlock")]
     fn loom_parker_broken_sleeper_is_caught() {
@@ -239,7 +238,7 @@ mod models {
 
     const NOW: u64 = 20_000_000;
 
-    /// One thread gives the lease back while the progress thread goes to sleep because of it.
+    /// A thread gives the lease back while the progress thread goes to sleep for the lease.
     fn lease_model(give_back: fn(&Lease, &Shared), park: fn(&Lease, &Shared)) {
         loom::model(move || {
             let lease = Arc::new(Lease::held(NOW));
@@ -274,7 +273,7 @@ mod models {
         lease_model(hand_over, sleep_for);
     }
 
-    /// Broken: wakes first, and then gives the lease back.
+    /// Broken: wakes before it gives the lease back.
     #[test]
     #[should_panic(expected = "deadlock")]
     fn loom_lease_broken_holder_is_caught() {
@@ -285,7 +284,7 @@ mod models {
         lease_model(broken, sleep_for);
     }
 
-    /// Broken: looks at the lease before the announcement only.
+    /// Broken: checks the lease only before the announcement.
     #[test]
     #[should_panic(expected = "deadlock")]
     fn loom_lease_broken_sleeper_is_caught() {
@@ -295,8 +294,8 @@ mod models {
         lease_model(hand_over, broken);
     }
 
-    /// A thread polls again after a long pause while the progress thread looks. The time of that poll must not be taken together
-    /// with the credit from before the pause.
+    /// A thread polls again after a long pause while the progress thread checks the lease. The time
+    /// of that poll must not be combined with the credit from before the pause.
     fn growth_model(renew: fn(&Lease, u64)) {
         loom::model(move || {
             let lease = Arc::new(Lease::held(NOW));
@@ -318,7 +317,7 @@ mod models {
         });
     }
 
-    /// Broken: the time first, then the beginning.
+    /// Broken: stores the time before the credit.
     #[test]
     #[should_panic(expected = "the pause has cost it")]
     fn loom_lease_broken_growth_is_caught() {

@@ -124,7 +124,7 @@ pub(crate) const RENEW_EVERY_MAX: u32 = 8;
 /// polls.
 pub(crate) const RENEW_TOO_SOON_NS: u64 = 10_000;
 /// Renewals further apart than this could miss the limit of dense polls ([`LEASE_DENSE_NS`]),
-/// because the program looks at many other things between two polls: the next one comes after half
+/// because the program does much else between two polls: the next one comes after half
 /// as many.
 pub(crate) const RENEW_TOO_LATE_NS: u64 = 30_000;
 /// Most empty polls before a poll also serves the sockets and timers of the rest of the process.
@@ -165,7 +165,7 @@ pub(crate) const fn drives_everything(many: bool, engines: usize) -> bool {
 /// again at once.
 pub(crate) const CONTENDED_NS: u64 = 50_000;
 /// After this many times in a row that pause doubles: a thread that never comes back keeps its
-/// socket ready for ever.
+/// socket ready forever.
 pub(crate) const CONTENDED_OFTEN: u32 = 64;
 /// Longest pause.
 pub(crate) const CONTENDED_MAX_NS: u64 = 1_600_000;
@@ -195,7 +195,7 @@ pub(crate) const WINDOW_SHORT_WAITS: u32 = 2;
 pub(crate) const WINDOW_SLEEP_FACTOR: u32 = 4;
 /// Most further short waits that one window needs after windows without result.
 pub(crate) const DISTRUST_MAX: u32 = 1024;
-/// A thread that needed this long between two looks lost its processor. No look takes that long.
+/// A thread that needed this long between two polls lost its processor. No poll takes that long.
 pub(crate) const PROCESSOR_LOST_NS: u64 = 2_000_000;
 
 /// Returns `true` if the next wait begins with a window of polling.
@@ -214,7 +214,7 @@ pub(crate) fn is_short_sleep(waited: Duration, window: Duration) -> bool {
     waited <= window * WINDOW_SLEEP_FACTOR
 }
 
-/// Returns `true` if the thread lost its processor between two looks that are `gap` apart.
+/// Returns `true` if the thread lost its processor between two polls that are `gap` apart.
 pub(crate) const fn has_lost_processor(gap: u64) -> bool {
     gap >= PROCESSOR_LOST_NS
 }
@@ -235,7 +235,7 @@ pub(crate) const DRIVE_BULK_BYTES: u64 = 4096;
 /// Approximate time to move one of many bytes: it is read or written, and perhaps summed.
 pub(crate) const DRIVE_BYTE_NS: u64 = 1;
 
-/// What a look at the sockets has found.
+/// The outcome of one drive of the sockets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Seen {
     Nothing,
@@ -257,14 +257,14 @@ pub(crate) enum AnswerWait {
     GiveUp,
 }
 
-/// Returns `true` if the program looks at memory for its peer's answer: it took completions since
+/// Returns `true` if the program watches memory for its peer's answer: it took completions since
 /// the last answer, and has not polled without result after that.
 pub(crate) const fn looks_at_memory(took: bool, empty_polls_then: u32, empty_polls: u32) -> bool {
     took && empty_polls_then == empty_polls
 }
 
-/// Returns what a thread does after a look that has `seen` this, when nothing came for `silence`.
-/// The configuration may allow a shorter `window` only.
+/// Returns what a thread does after a drive that has `seen` this, when nothing came for `silence`.
+/// The configured `window` may be shorter than [`ANSWER_SILENCE_MAX_NS`].
 pub(crate) fn answer_wait(seen: Seen, silence: u64, window: u64) -> AnswerWait {
     match seen {
         Seen::Answer => AnswerWait::Done,
@@ -352,7 +352,7 @@ pub(crate) enum Verdict {
     /// Sends now, and notes when that ends: the gap to the next post begins there.
     SendInBurst,
     /// Waits; the completion queue and the timer have to be notified.
-    PutOff,
+    Defer,
     /// Waits together with earlier ones.
     Join,
 }
@@ -376,7 +376,7 @@ pub(crate) struct Post {
     pub(crate) waits: bool,
 }
 
-/// Returns `true` if a post is sent without a look at the clock, because it is the first one since
+/// Returns `true` if a post is sent without reading the clock, because it is the first one since
 /// an empty poll.
 #[inline]
 pub(crate) const fn sends_first(posts: u32) -> bool {
@@ -393,24 +393,24 @@ pub(crate) const fn cork_verdict(post: Post) -> Verdict {
     }
     match post.waits {
         true => Verdict::Join,
-        false => Verdict::PutOff,
+        false => Verdict::Defer,
     }
 }
 
-/// Returns `true` if a post joins those that wait without a look at the clock: `unread` posts in a
+/// Returns `true` if a post joins those that wait without reading the clock: `unread` posts in a
 /// row did so, and up to `trust` may.
 #[inline]
 pub(crate) const fn joins_unread(unread: u8, trust: u8, bytes: u64, enough: u64) -> bool {
     unread < trust && bytes < enough
 }
 
-/// Returns how many posts may go without a look at the clock after this verdict. The number grows
+/// Returns how many posts need not read the clock after this verdict. The number grows
 /// as long as the burst goes on. It drops to none after a pause; if the send queue has no `room`,
 /// sending was no pause.
 #[inline]
 pub(crate) fn cork_trust(trust: u8, verdict: Verdict, room: bool) -> u8 {
     match verdict {
-        Verdict::Send | Verdict::PutOff => trust,
+        Verdict::Send | Verdict::Defer => trust,
         Verdict::Join => (2 * trust + 1).min(CORK_UNREAD_MAX),
         Verdict::SendInBurst if room => 0,
         Verdict::SendInBurst => trust,
@@ -421,7 +421,7 @@ pub(crate) fn cork_trust(trust: u8, verdict: Verdict, room: bool) -> u8 {
 // Turns
 // ------------------------------------------------------------
 
-/// Turns in which nobody else posted, after which tasks no longer wait for others.
+/// Turns in which no other task posted, after which tasks no longer wait for others.
 pub(crate) const TURNS_PATIENCE: u32 = 4;
 /// Once that is given up, one of this many requests tries it again, to notice that a program has
 /// changed.

@@ -156,7 +156,7 @@ fn empty_service_doubles_its_distance() {
 }
 
 #[test]
-fn single_engine_is_driven_by_its_poller() {
+fn poller_drives_single_engine() {
     let rows = [
         ((false, 0), false),
         ((false, 1), true),
@@ -214,7 +214,7 @@ fn short_waits_earn_windows() {
 }
 
 #[test]
-fn vain_windows_double_the_distrust() {
+fn fruitless_windows_double_distrust() {
     let rows = [
         (0, 2),
         (2, 6),
@@ -247,7 +247,7 @@ fn long_gap_means_a_lost_processor() {
 }
 
 #[test]
-fn empty_poll_is_no_look_at_memory() {
+fn empty_poll_ends_memory_watch() {
     let rows = [
         ((true, 7, 7), true),
         ((true, 7, 8), false),
@@ -257,7 +257,7 @@ fn empty_poll_is_no_look_at_memory() {
 }
 
 #[test]
-fn silence_ends_the_wait_for_an_answer() {
+fn silence_ends_answer_wait() {
     const LONG: u64 = 100_000;
     let rows = [
         ((Seen::Answer, u64::MAX, 0), AnswerWait::Done),
@@ -343,7 +343,7 @@ fn burst_waits_until_it_pauses() {
         waits: false,
     };
     let rows = [
-        (burst, Verdict::PutOff),
+        (burst, Verdict::Defer),
         (
             Post {
                 waits: true,
@@ -365,7 +365,7 @@ fn burst_waits_until_it_pauses() {
                 requests: 2,
                 ..burst
             },
-            Verdict::PutOff,
+            Verdict::Defer,
         ),
         (
             Post {
@@ -420,7 +420,7 @@ fn trust_grows_and_pauses_end_it() {
         ((15, Verdict::Join, true), 15),
         ((7, Verdict::SendInBurst, true), 0),
         ((7, Verdict::SendInBurst, false), 7),
-        ((7, Verdict::PutOff, true), 7),
+        ((7, Verdict::Defer, true), 7),
         ((7, Verdict::Send, true), 7),
     ];
     check(

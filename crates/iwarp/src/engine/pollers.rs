@@ -1,5 +1,5 @@
 //! The threads that poll one completion queue: which sockets they drive, by which lease, and when
-//! they give it back.
+//! they give the lease back.
 //!
 //! A queue with few queue pairs has a lease of its own, by which its pollers drive these sockets
 //! one by one. If it has many, they drive the whole set by [`everything`]. A thread that is about
@@ -21,24 +21,24 @@ fn count(counter: &AtomicU32) -> u32 {
     before
 }
 
-/// What the pollers of one queue know. Any thread may use it at any time.
+/// State of the pollers of one queue. Any thread may use it at any time.
 #[derive(Debug)]
 pub(crate) struct Pollers {
     /// `true` if the queue has more queue pairs of a kind than are read one by one. Polls then
     /// serve the whole process.
     many: AtomicBool,
-    /// Lease by which they drive the queue pairs one by one, unless there are [`many`](Self::many).
+    /// The lease by which they drive the queue pairs one by one, unless there are
+    /// [`many`](Self::many).
     lease: Lease,
     /// Empty polls and taken completions since the lease was renewed. A hint.
     unnoted: AtomicU32,
-    /// Number of these between two renewals. A hint.
+    /// Empty polls and taken completions between two renewals. A hint.
     renew_every: AtomicU32,
     /// The number of the empty poll that next serves the whole process, and its distance from the
-    /// one before. Both are hints: a lost update costs one look.
+    /// one before. Both are hints: a lost update costs one poll.
     serve_all_at: AtomicU32,
     serve_all_after: AtomicU32,
-    /// Polls without result. From it a posting thread learns whether the program waits between
-    /// posts.
+    /// Polls without result. They show a posting thread whether the program waits between posts.
     empty_polls: AtomicU32,
 }
 
@@ -57,7 +57,6 @@ impl Default for Pollers {
 }
 
 impl Pollers {
-    /// Returns the number of polls without result.
     #[inline]
     pub(crate) fn empty_polls(&self) -> u32 {
         self.empty_polls.load(Ordering::Relaxed)
@@ -69,17 +68,15 @@ impl Pollers {
         self.many.load(Ordering::Relaxed)
     }
 
-    /// Sets whether the queue has too many queue pairs to read their sockets one by one.
     pub(crate) fn set_many(&self, many: bool) {
         if many && !self.many.swap(many, Ordering::Relaxed) && give_back([&self.lease]) {
-            // From now on polls do not drive the queue pairs one by one, so they must be in the
-            // set.
+            // From now on polls do not drive the queue pairs one by one, so their sockets must be
+            // watched.
             wake_up();
         }
         self.many.store(many, Ordering::Relaxed);
     }
 
-    /// Returns the lease by which they drive.
     #[inline]
     fn lease(&self) -> &Lease {
         match self.many.load(Ordering::Relaxed) {
@@ -89,12 +86,12 @@ impl Pollers {
     }
 
     /// Returns until when they drive the sockets of the queue's queue pairs one by one; `None` if
-    /// they do not, at `now`.
+    /// they do not drive them at `now`.
     pub(crate) fn driven_until(&self, now: u64) -> Option<u64> {
         self.lease.end(now)
     }
 
-    /// Returns `true` if they have driven the sockets lately, and do not any more at `now`.
+    /// Returns `true` if they have driven the sockets lately, but do not at `now`.
     pub(crate) fn was_driven(&self, now: u64) -> bool {
         self.lease.has_ended_lately(now) || everything().has_ended_lately(now)
     }
@@ -104,12 +101,12 @@ impl Pollers {
     fn is_time_to_renew(&self, count: u32) -> bool {
         let unnoted = self.unnoted.load(Ordering::Relaxed).saturating_add(count);
         let is_time = unnoted >= self.renew_every.load(Ordering::Relaxed);
-        let rest = if is_time { 0 } else { unnoted };
-        self.unnoted.store(rest, Ordering::Relaxed);
+        let remaining = if is_time { 0 } else { unnoted };
+        self.unnoted.store(remaining, Ordering::Relaxed);
         is_time
     }
 
-    /// Sets how often the lease is renewed, by how long it took from one renewal to the next.
+    /// Sets how often the lease is renewed, by the time between the last two renewals.
     #[inline]
     fn set_pace(&self, time: u64) {
         let every = self.renew_every.load(Ordering::Relaxed);
@@ -132,7 +129,7 @@ impl Pollers {
     /// argument is `true`, it also serves the whole process by [`serve_all`](Self::serve_all), and
     /// returns `true` if something was ready there.
     #[inline]
-    pub(crate) fn look(&self, drive: impl FnOnce(bool) -> bool) {
+    pub(crate) fn drive_for_poll(&self, drive: impl FnOnce(bool) -> bool) {
         let polls = count(&self.empty_polls);
         if self.is_time_to_renew(1) && !self.many.load(Ordering::Relaxed) {
             let time = self.lease.drive(now_ns(), 0, kept_from_processor);
@@ -146,8 +143,7 @@ impl Pollers {
         }
     }
 
-    /// Renews the lease for a thread that polls again and again, knows the time, and is about to
-    /// drive.
+    /// Renews the lease for a thread that polls repeatedly, knows the time, and is about to drive.
     #[inline]
     pub(crate) fn renew(&self, now: u64) {
         if !self.many.load(Ordering::Relaxed) {
@@ -175,7 +171,7 @@ impl Pollers {
             .store(polls.wrapping_add(after), Ordering::Relaxed);
     }
 
-    /// Gives the sockets to the progress thread, because the caller is going to wait.
+    /// Gives the sockets to the progress thread, because the caller is about to wait.
     pub(crate) fn hand_over(&self) {
         // Polls of a queue with few queue pairs also renew the lease of everything now and then.
         if give_back([&self.lease, everything()]) {
@@ -198,10 +194,10 @@ mod tests {
     };
     use super::*;
 
-    /// A program may poll many other things between two polls of one queue, as UCX does. It drives
-    /// nevertheless.
+    /// A program may poll many other things between two polls of one queue, as UCX does, and still
+    /// drive it.
     #[test]
-    fn slow_polls_renew_the_lease_more_often() {
+    fn slow_polls_renew_more_often() {
         let pollers = Pollers::default();
         let every = || pollers.renew_every.load(Ordering::Relaxed);
         assert_eq!(every(), RENEW_EVERY_MAX);
@@ -209,7 +205,7 @@ mod tests {
             pollers.set_pace(RENEW_TOO_LATE_NS);
             assert_eq!(every(), next);
         }
-        assert!(pollers.is_time_to_renew(1), "with each poll");
+        assert!(pollers.is_time_to_renew(1), "each poll renews");
         pollers.set_pace(RENEW_TOO_SOON_NS);
         assert_eq!(every(), 1);
         for next in [2, 4, 8, 8] {
@@ -222,20 +218,19 @@ mod tests {
         }
     }
 
-    /// Long turns at the sockets are no pauses: whoever has nothing else to do between them keeps
-    /// its lease.
+    /// The time of a long drive is no pause, so a thread that does nothing else keeps its lease.
     #[test]
-    fn long_turns_renew_the_lease() {
+    fn long_drives_renew_the_lease() {
         let pollers = Pollers::default();
         let limit = now_ns() + 20_000_000_000;
         while pollers.driven_until(now_ns()).is_none() {
-            assert!(now_ns() < limit, "it is never driven");
+            assert!(now_ns() < limit, "the queue is never driven");
             // Too long for dense polls.
             std::thread::sleep(std::time::Duration::from_micros(100));
             pollers.was_busy(1_000_000_000);
         }
         let end = pollers.driven_until(0).unwrap();
-        // Nobody has given it back: its thread may only be waiting for a processor.
+        // The lease was not given back: its thread may only be waiting for a processor.
         assert!(!pollers.lease.has_ended_lately(end - 1));
         assert!(pollers.was_driven(end));
         pollers.hand_over();
@@ -243,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn polls_and_completions_count_alike_to_the_next_renewal() {
+    fn polls_and_completions_count_alike() {
         let pollers = Pollers::default();
         for _ in 0..3 {
             assert!(!pollers.is_time_to_renew(RENEW_EVERY_MAX - 1));
@@ -253,19 +248,17 @@ mod tests {
         assert!(!pollers.is_time_to_renew(1));
     }
 
-    /// A thread that drives and takes completions keeps its lease by that: it ends later than
-    /// before.
     #[test]
     fn taken_completions_renew_the_lease() {
         let pollers = Pollers::default();
         let limit = now_ns() + 20_000_000_000;
         loop {
-            assert!(now_ns() < limit, "completions never renew it");
+            assert!(now_ns() < limit, "completions never renew the lease");
             pollers.renew(now_ns());
             let Some(end) = pollers.driven_until(now_ns()) else {
                 continue;
             };
-            // On a busy machine the lease may be over by now. Then it is tried again.
+            // On a busy machine the lease may have ended by now. Then try again.
             pollers.took(RENEW_EVERY_MAX as usize);
             if pollers
                 .driven_until(now_ns())
@@ -278,12 +271,12 @@ mod tests {
         assert_eq!(pollers.driven_until(now_ns()), None);
     }
 
-    /// Which of the next polls serve the whole process; `found` says whether something is ready
-    /// then.
+    /// Returns which of the next polls serve the whole process. `found` says whether something is
+    /// ready then.
     fn serves(pollers: &Pollers, polls: u32, found: bool) -> Vec<u32> {
         let serves = |_: &u32| {
             let mut all = false;
-            pollers.look(|serve_all| {
+            pollers.drive_for_poll(|serve_all| {
                 all = serve_all;
                 serve_all && found
             });
@@ -293,10 +286,10 @@ mod tests {
     }
 
     #[test]
-    fn polls_serve_the_whole_process_now_and_then() {
+    fn empty_polls_serve_all_at_times() {
         let pollers = Pollers::default();
         assert!(serves(&pollers, SERVE_ALL_EVERY_MAX, false).is_empty());
-        // As long as there is something, each poll does. Then the distance doubles.
+        // While something is ready, each poll serves all. Then the distance doubles.
         assert_eq!(serves(&pollers, 3, true), [0, 1, 2]);
         assert_eq!(serves(&pollers, 33, false), [0, 2, 6, 14, 30]);
         assert_eq!(serves(&pollers, 400, false), [29, 93, 157, 221, 285, 349]);
@@ -304,11 +297,11 @@ mod tests {
     }
 
     #[test]
-    fn pollers_of_many_queue_pairs_hold_no_lease_of_their_own() {
+    fn many_members_use_shared_lease() {
         let pollers = Pollers::default();
         let limit = now_ns() + 20_000_000_000;
         while pollers.driven_until(now_ns()).is_none() {
-            assert!(now_ns() < limit, "it is never driven");
+            assert!(now_ns() < limit, "the queue is never driven");
             pollers.renew(now_ns());
         }
         assert!(!pollers.are_for_many());
@@ -323,8 +316,7 @@ mod tests {
         assert!(!pollers.are_for_many());
     }
 
-    /// Polls as densely as a program that does nothing else, for a while that ends at the returned
-    /// time.
+    /// Renews a lease as densely as a program that only polls. Returns the last time.
     fn hold(lease: &Lease) -> u64 {
         let mut now = 0;
         for _ in 0..1000 {
@@ -335,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn the_progress_thread_is_woken_if_any_lease_was_held() {
+    fn held_lease_wakes_progress_thread() {
         for held in [[false, false], [true, false], [false, true], [true, true]] {
             let leases = [Lease::new(), Lease::new()];
             for (lease, held) in leases.iter().zip(held) {
@@ -348,12 +340,15 @@ mod tests {
                 held.contains(&true),
                 "{held:?}"
             );
-            assert!(!give_back(leases.each_ref()), "both were given back");
+            assert!(
+                !give_back(leases.each_ref()),
+                "both were given back already"
+            );
         }
     }
 
     #[test]
-    fn a_queue_of_few_queue_pairs_keeps_its_lease() {
+    fn few_queue_pairs_keep_the_lease() {
         let pollers = Pollers::default();
         let now = hold(&pollers.lease);
         let end = pollers.driven_until(now);
@@ -365,16 +360,16 @@ mod tests {
     }
 
     #[test]
-    fn who_drove_long_ago_is_not_waited_for() {
+    fn old_drive_is_forgotten() {
         let pollers = Pollers::default();
         hold(&pollers.lease);
         assert!(!pollers.was_driven(u64::MAX));
     }
 
-    /// Of two polls at the same time one may be lost, and with it the one that was to serve the
-    /// whole process: a later one does it.
+    /// Of two polls at the same time one may be lost, and with it the turn to serve the whole
+    /// process.
     #[test]
-    fn a_turn_that_was_missed_is_made_up_for() {
+    fn missed_service_is_made_up() {
         for (polls, turn, first) in [(5, 5, 0), (5, 3, 0), (2, u32::MAX, 0), (u32::MAX, 1, 2)] {
             let pollers = Pollers::default();
             pollers.empty_polls.store(polls, Ordering::Relaxed);
@@ -383,17 +378,16 @@ mod tests {
         }
     }
 
-    /// Polls in vain drive the queue pairs of a queue one by one if they are few.
     #[test]
-    fn polls_in_vain_hold_the_lease_of_few() {
+    fn empty_polls_hold_own_lease() {
         let few = Pollers::default();
         let many = Pollers::default();
         many.set_many(true);
         let limit = now_ns() + 20_000_000_000;
         while few.driven_until(now_ns()).is_none() {
-            assert!(now_ns() < limit, "it is never driven");
+            assert!(now_ns() < limit, "the queue is never driven");
             for pollers in [&few, &many] {
-                pollers.look(|_| false);
+                pollers.drive_for_poll(|_| false);
             }
             assert_eq!(many.driven_until(0), None);
         }

@@ -1,10 +1,10 @@
 //! The progress thread: serves what no application thread drives.
 //!
-//! It sleeps until a socket is ready, a timer expires, or a lease ends. Sockets of a queue that an
-//! application thread polls are taken out of the set until the queue's lease ends, so that packets
-//! wake no thread and cost the sender no look at the set. While application threads drive the whole
-//! set, the progress thread does not look at the set at all. Whoever gives a lease back before its
-//! end, or sets an earlier timer, wakes it.
+//! It sleeps until a socket is ready, a timer expires, or a lease ends. While an application thread
+//! polls a completion queue, the queue's sockets are removed from the set, so that packets wake no
+//! thread and cost the sender no access to the set. While application threads drive the whole set,
+//! the progress thread ignores it. A thread that gives a lease back before its end, or sets an
+//! earlier timer, wakes the progress thread.
 
 use super::core::{BATCH, Engine, WAKE_TOKEN, everything};
 use super::policy;
@@ -18,87 +18,91 @@ use std::io;
 use std::num::NonZeroU64;
 use std::time::Duration;
 
-/// Ready sources of which the thread asks whether they were driven lately.
-const LOOKS: usize = 2;
-/// Pause after the kernel has refused to wait for events.
-const REFUSED: Duration = Duration::from_millis(4);
+/// Ready sources for which the thread checks whether they were driven lately.
+const DRIVEN_CHECKS: usize = 2;
+/// Pause after the kernel refused to wait for events.
+const REFUSED_PAUSE: Duration = Duration::from_millis(4);
 
 impl Engine {
-    /// Runs the thread that has this place. Returns when the watch has given the place to another
-    /// thread.
+    /// Runs the progress thread that has `place`. Returns when the watch has given the place to
+    /// another thread.
     pub(super) fn run(&self, place: u64) {
         // By default the kernel may let a sleep last 50 µs longer, which is as long as a short
         // lease.
         let _ = set_current_timer_slack(NonZeroU64::new(1));
         let mut events = Events::with_capacity(BATCH);
-        let mut place = self.turns.enter(place);
+        let mut place = self.rounds.enter(place);
         let mut contended = 0u32;
         loop {
             if let Err(error) = self.sleep(&mut events, contended) {
-                // Only a programming error leads here; without progress nothing would ever
-                // complete.
+                // Only a bug leads here. Without progress nothing would ever complete, so try
+                // again.
                 tracing::error!(%error, "epoll_wait failed");
-                std::thread::sleep(REFUSED);
+                std::thread::sleep(REFUSED_PAUSE);
                 continue;
             }
-            self.turns.begin(&mut place);
+            self.rounds.begin(&mut place);
             guarded::keep();
             self.watch.wake();
             self.let_drivers_go_first(&events);
             let now = now_ns();
-            self.resting.wake(now);
+            self.paused.resume_undriven(now);
             contended = match self.serve(&events, now) {
                 true => contended.saturating_add(1),
                 false => 0,
             };
             self.fire_timers();
-            if !self.turns.end(&mut place) {
+            if !self.rounds.end(&mut place) {
                 return;
             }
         }
     }
 
-    /// Offers the processor to threads that have driven what is ready. They may be waiting for just
-    /// this one, and know the data.
+    /// Yields the processor to threads that have driven the ready sources lately. They may be
+    /// waiting for this processor, and have the data in their caches.
     fn let_drivers_go_first(&self, events: &Events) {
         let now = now_ns();
         let lately = |event: Readiness| {
             let source = self.sources.get(event.token);
             source.is_some_and(|source| source.was_driven(now))
         };
-        if events.iter().take(LOOKS).any(lately) {
+        if events.iter().take(DRIVEN_CHECKS).any(lately) {
             yield_now();
         }
     }
 
-    /// Serves what is ready and what no application thread drives. Returns `true` if there was
-    /// something, but other threads are driving all of it at this moment.
+    /// Serves what is ready and not driven by application threads. Returns `true` if there was
+    /// something and other threads drive all of it.
     fn serve(&self, events: &Events, now: u64) -> bool {
         if events.iter().any(|event| event.token == WAKE_TOKEN) {
             self.wake.drain();
         }
-        let left = everything().end(now).is_some();
+        let set_is_driven = everything().end(now).is_some();
         let served = self.dispatch(events, |token, source| {
-            let source = self.resting.admit(token, source, now).err()?;
-            (!left).then_some(source)
+            let source = self.paused.pause_if_driven(token, source, now).err()?;
+            (!set_is_driven).then_some(source)
         });
         !served && events.iter().any(|event| event.token != WAKE_TOKEN)
     }
 
     /// Waits until there may be something to do. If all work was `contended` this many times in a
-    /// row, the thread does not look at the set for a while.
+    /// row, the thread ignores the set for a while.
     fn sleep(&self, events: &mut Events, contended: u32) -> io::Result<()> {
-        // From here on, whoever changes what is looked at below wakes this thread.
+        // From here on, a thread that changes what is checked below wakes this thread.
         let announced = self.parker.announce();
         let now = now_ns();
-        let aside = match everything().end(now) {
+        let ignored_until = match everything().end(now) {
             None if contended > 0 => Some(now + policy::contended_pause(contended)),
             end => end,
         };
-        let ends = [self.first_timer(), self.resting.first_end(now), aside];
+        let ends = [
+            self.first_timer(),
+            self.paused.first_end(now),
+            ignored_until,
+        ];
         let end = ends.into_iter().flatten().min();
         let time = end.map(|end| Duration::from_nanos(end.saturating_sub(now)));
-        if aside.is_none() {
+        if ignored_until.is_none() {
             return self.poller.wait(events, time).map(drop);
         }
         wait_fd(&self.wake, Interest::READ, time)?;

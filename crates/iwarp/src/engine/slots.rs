@@ -1,36 +1,37 @@
-//! Places for requests that are on their way: which are free, which have ended, and whose tasks wait for them.
+//! Slots for requests in flight: which are free, which requests have ended, and which tasks wait.
 //!
-//! A request takes a slot before it is posted, and *places*: entries of the send queue, of which a batch needs several. Three parties use
-//! a slot, and each of them at any time:
+//! A request takes a slot before it is posted, and *places*: entries of the send queue, of which a
+//! batch needs several. Three parties use a slot, each at any time:
 //!
-//! - the *operation* takes it, waits for its end, and gives it back by [`collect`](Slots::collect), or gives up by
-//!   [`abandon`](Slots::abandon);
-//! - the *router*, one thread at a time, tells by [`finish`](Slots::finish) that the request has ended;
-//! - operations that find no room wait in a list of the router's. [`crowd`](Slots::crowd) tells that this list is not empty.
+//! - The *operation* takes it, waits for the end, and returns it by [`collect`](Slots::collect), or
+//!   gives up by [`abandon`](Slots::abandon).
+//! - The *router*, one thread at a time, reports by [`finish`](Slots::finish) that the request has
+//!   ended.
+//! - Operations that find no room wait in a list of the router. [`crowd`](Slots::crowd) marks that
+//!   this list is not empty.
 //!
-//! Nothing here is locked on the way of a request that nobody sleeps for. One atomic number, `room`, has the first slot of the free list,
-//! the free places, and whether somebody waits for them. So whoever gives back learns in the same step whether there is somebody to wake,
-//! and no wake-up is lost. A counter in it makes a free list that was changed twice differ from the one before. Wakers are cloned and
-//! dropped without a lock, because they are code of the program.
+//! A request that no task sleeps for takes no lock. One atomic number, `room`, holds the first slot
+//! of the free list, the number of free places, and the mark. So a thread that returns a slot
+//! learns in the same step whether it must wake a waiter, and no wake-up is lost. A counter in the
+//! number distinguishes a free list that was changed twice from the one before. Wakers are code of
+//! the program, so they are cloned and dropped without a lock.
 
 use super::sync::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering};
 use std::sync::PoisonError;
 use std::task::Waker;
 
-/// Nobody has it.
+/// No operation has the slot.
 const FREE: u32 = 0;
-/// Its request is on its way, and nobody has asked to be woken.
+/// The request is in flight, and no task waits for it.
 const POSTED: u32 = 1;
-/// The same, and a task or thread is woken at the end.
+/// The request is in flight, and a task or thread is woken at its end.
 const WAITING: u32 = 2;
-/// The same, and the operation is gone: the router gives the slot back.
+/// The request is in flight, and the operation is gone: the router returns the slot.
 const ABANDONED: u32 = 3;
-/// The request has succeeded.
 const DONE: u32 = 4;
-/// The request has failed.
 const FAILED: u32 = 5;
 
-/// Layout of `room`: the first free slot (or [`NONE`]), the free places, the counter, and the mark that somebody waits.
+/// Layout of `room`: the first free slot or [`NO_SLOT`], free places, counter, and mark.
 mod room {
     pub(super) const BITS: u32 = 17;
     pub(super) const MASK: u64 = (1 << BITS) - 1;
@@ -39,13 +40,10 @@ mod room {
     pub(super) const CROWDED: u64 = 1 << 63;
 }
 
-/// There is no free slot.
-const NONE: u32 = room::MASK as u32;
+const NO_SLOT: u32 = room::MASK as u32;
 
-/// The largest number of slots and of places.
-const MOST: u32 = NONE;
+const SLOTS_MAX: u32 = NO_SLOT;
 
-/// What `room` says.
 #[derive(Debug, Clone, Copy)]
 struct Room(u64);
 
@@ -62,7 +60,7 @@ impl Room {
         self.0 & room::CROWDED != 0
     }
 
-    /// Returns the next value, with another free list and another number of places.
+    /// Returns the next value, with another head of the free list and another number of places.
     const fn next(self, first: u32, places: u32) -> Self {
         let counter = (self.0 & !room::CROWDED) >> room::COUNTER;
         let counter = (counter.wrapping_add(1) << room::COUNTER) & !room::CROWDED;
@@ -71,7 +69,7 @@ impl Room {
     }
 }
 
-/// What is needed seldom: when somebody sleeps, gives up, or when a request has failed.
+/// State that is rarely needed: when a task sleeps or gives up, or when a request has failed.
 #[derive(Debug)]
 struct Rare<K, F> {
     waker: Option<Waker>,
@@ -82,9 +80,9 @@ struct Rare<K, F> {
 #[derive(Debug)]
 struct Slot<K, F> {
     stage: AtomicU32,
-    /// The next free slot. It means something only while this one is free.
+    /// The next free slot. Valid only while this slot is free.
     next: AtomicU32,
-    /// Places that its request has taken.
+    /// Places that the request has taken.
     places: AtomicU32,
     rare: Mutex<Rare<K, F>>,
 }
@@ -95,14 +93,13 @@ impl<K, F> Slot<K, F> {
     }
 }
 
-/// What is due when a request has ended. The caller does it with nothing locked.
+/// What the caller has to do after a request has ended, with nothing locked.
 #[derive(Debug)]
 pub(crate) struct Finished<K> {
-    /// To be called.
     pub(crate) waker: Option<Waker>,
-    /// What an abandoned operation has left: to be dropped.
+    /// Left by an abandoned operation, to be dropped.
     pub(crate) kept: Option<K>,
-    /// Places were given back, and somebody waits for them.
+    /// Places were returned, and operations wait for room.
     pub(crate) crowded: bool,
 }
 
@@ -110,29 +107,31 @@ pub(crate) struct Finished<K> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NoSlot {
     /// Too few places are free.
+    /// Too few places are free.
     Full,
-    /// Others wait already.
+    /// Other operations already wait.
     Crowded,
 }
 
-/// See the head of the file. `K` is what an operation leaves behind when it gives up, and `F` says why a request has failed.
+/// See the head of the file. `K` is what an operation leaves behind when it gives up. `F` is the
+/// reason of a failure.
 #[derive(Debug)]
 pub(crate) struct Slots<K, F> {
     slots: Box<[Slot<K, F>]>,
     room: AtomicU64,
-    /// Slots in which somebody waits. It may be off by those that change at this moment.
+    /// Slots whose operation waits. The count may lag behind.
     waiting: AtomicU32,
-    /// Slots whose operation has left memory behind. It may be off in the same way.
+    /// Slots whose operation has left memory behind. The count may lag behind.
     keeping: AtomicU32,
 }
 
 impl<K, F> Slots<K, F> {
-    /// Makes `count` free slots and as many places, at most [`MOST`].
+    /// Creates `count` free slots and as many places, at most [`SLOTS_MAX`].
     pub(crate) fn new(count: u32) -> Self {
-        let count = count.min(MOST);
+        let count = count.min(SLOTS_MAX);
         let slot = |i: u32| Slot {
             stage: AtomicU32::new(FREE),
-            next: AtomicU32::new(if i + 1 < count { i + 1 } else { NONE }),
+            next: AtomicU32::new(if i + 1 < count { i + 1 } else { NO_SLOT }),
             places: AtomicU32::new(0),
             rare: Mutex::new(Rare {
                 waker: None,
@@ -140,7 +139,7 @@ impl<K, F> Slots<K, F> {
                 failure: None,
             }),
         };
-        let first = if count == 0 { NONE } else { 0 };
+        let first = if count == 0 { NO_SLOT } else { 0 };
         Self {
             slots: (0..count).map(slot).collect(),
             room: AtomicU64::new(Room(0).next(first, count).0),
@@ -153,13 +152,13 @@ impl<K, F> Slots<K, F> {
         self.slots.get(id as usize)
     }
 
-    /// Returns how many slots there are.
     pub(crate) fn count(&self) -> u32 {
-        // Not more than `MOST`.
+        // At most `SLOTS_MAX`.
         self.slots.len() as u32
     }
 
-    /// Takes a slot and `places` places, if `reserve` are left then. With `queue` it does not do so while others wait.
+    /// Takes a slot and `places` places, if `reserve` places are left then. With `queue`, fails if
+    /// other operations wait.
     #[inline]
     pub(crate) fn take(&self, places: u32, reserve: u32, queue: bool) -> Result<u32, NoSlot> {
         let mut now = Room(self.room.load(Ordering::Acquire));
@@ -177,7 +176,7 @@ impl<K, F> Slots<K, F> {
             match self.change(now, then) {
                 Ok(()) => {
                     slot.places.store(places, Ordering::Relaxed);
-                    // Whoever posts the request passes this on to the router.
+                    // Posting the request publishes this to the router.
                     slot.stage.store(POSTED, Ordering::Relaxed);
                     return Ok(first);
                 }
@@ -195,7 +194,7 @@ impl<K, F> Slots<K, F> {
         }
     }
 
-    /// Gives a slot back. Returns `true` if somebody waits for room.
+    /// Returns a slot. Returns `true` if operations wait for room.
     #[inline]
     fn release(&self, id: u32, slot: &Slot<K, F>) -> bool {
         let places = slot.places.load(Ordering::Relaxed);
@@ -210,7 +209,8 @@ impl<K, F> Slots<K, F> {
         }
     }
 
-    /// Gives a slot back whose request was not posted, or has succeeded. Returns `true` if somebody waits for room.
+    /// Returns the slot of a request that was not posted or has succeeded. Returns `true` if
+    /// operations wait for room.
     #[inline]
     pub(crate) fn withdraw(&self, id: u32) -> bool {
         self.slot(id).is_some_and(|slot| self.release(id, slot))
@@ -226,7 +226,8 @@ impl<K, F> Slots<K, F> {
         }
     }
 
-    /// Returns how a request has ended, and gives its slot back; `None` if it has not ended. Second, `true` if somebody waits for room.
+    /// Returns the result of a request, and returns its slot; `None` if the request has not ended.
+    /// Second, `true` if operations wait for room.
     #[inline]
     pub(crate) fn collect(&self, id: u32) -> Option<(Result<(), F>, bool)> {
         let slot = self.slot(id)?;
@@ -238,7 +239,8 @@ impl<K, F> Slots<K, F> {
         Some((result, self.release(id, slot)))
     }
 
-    /// Registers a waker for the end of a request. Look once more after this, and then wait.
+    /// Registers a waker for the end of a request. Check the outcome once more after this, and then
+    /// wait.
     pub(crate) fn wait(&self, id: u32, waker: &Waker) {
         let Some(slot) = self.slot(id) else {
             return;
@@ -251,7 +253,7 @@ impl<K, F> Slots<K, F> {
                 self.waiting.fetch_add(1, Ordering::Relaxed);
             }
             Err(WAITING) => {}
-            // It has ended already.
+            // The request has ended already.
             Err(_) => {
                 let gone = slot.rare().waker.take();
                 drop(gone);
@@ -259,8 +261,8 @@ impl<K, F> Slots<K, F> {
         }
     }
 
-    /// The operation gives up and leaves `kept` until the request has ended. If that has happened, it gets `kept` back, and the slot is
-    /// free. Second, `true` if somebody waits for room.
+    /// Gives up an operation, and leaves `kept` until the request has ended. If it has ended
+    /// already, returns `kept` and frees the slot. Second, `true` if operations wait for room.
     pub(crate) fn abandon(&self, id: u32, kept: Option<K>) -> (Option<K>, bool) {
         let Some(slot) = self.slot(id) else {
             return (kept, false);
@@ -297,8 +299,8 @@ impl<K, F> Slots<K, F> {
         (None, false)
     }
 
-    /// A request has ended. Only one thread at a time calls this, and a request that has ended already stays as it is. Returns what is due,
-    /// if anything is.
+    /// Reports the end of a request. Called by one thread at a time. Only the first report of a
+    /// request counts. Returns what the caller has to do, if anything.
     #[inline]
     pub(crate) fn finish(&self, id: u32, result: Result<(), F>) -> Option<Finished<K>> {
         let slot = self.slot(id)?;
@@ -314,13 +316,13 @@ impl<K, F> Slots<K, F> {
         };
         match slot.stage.swap(stage, Ordering::AcqRel) {
             POSTED => None,
-            before => Some(self.settle(id, slot, before)),
+            before => Some(self.finish_rare(id, slot, before)),
         }
     }
 
-    /// A request has ended that somebody waits for, or nobody.
+    /// Ends a request that a task waits for, or that was abandoned.
     #[cold]
-    fn settle(&self, id: u32, slot: &Slot<K, F>, before: u32) -> Finished<K> {
+    fn finish_rare(&self, id: u32, slot: &Slot<K, F>, before: u32) -> Finished<K> {
         let mut rare = slot.rare();
         let waker = rare.waker.take();
         if before == WAITING {
@@ -346,34 +348,32 @@ impl<K, F> Slots<K, F> {
         }
     }
 
-    /// Returns `true` if somebody waits for the end of a request.
     pub(crate) fn somebody_waits(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) != 0
     }
 
-    /// Returns `true` if an operation has left memory behind, which is freed when its request ends.
+    /// Returns `true` if an operation has left memory behind, to be freed at the end of its
+    /// request.
     pub(crate) fn keeps_memory(&self) -> bool {
         self.keeping.load(Ordering::Relaxed) != 0
     }
 
-    /// Returns `true` if there is a place.
     pub(crate) fn has_room(&self) -> bool {
         Room(self.room.load(Ordering::Acquire)).places() > 0
     }
 
-    /// Returns a number that changes whenever a slot is taken or given back.
+    /// Returns a number that changes whenever a slot is taken or returned.
     #[inline]
     pub(crate) fn version(&self) -> u32 {
-        // Its lower half.
+        // The lower half of the counter is enough.
         (self.room.load(Ordering::Relaxed) >> room::COUNTER) as u32
     }
 
-    /// Tells that somebody waits for room. Look once more after this, and then wait.
+    /// Marks that operations wait for room. Check for room once more after this, and then wait.
     pub(crate) fn crowd(&self) {
         self.room.fetch_or(room::CROWDED, Ordering::AcqRel);
     }
 
-    /// Tells that nobody waits for room any more.
     pub(crate) fn uncrowd(&self) {
         self.room.fetch_and(!room::CROWDED, Ordering::AcqRel);
     }

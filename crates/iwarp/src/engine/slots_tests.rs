@@ -5,7 +5,6 @@ use std::sync::Arc as StdArc;
 use std::sync::atomic::{AtomicU32 as Count, Ordering::SeqCst};
 use std::task::Wake;
 
-/// Counts how often it is woken.
 #[derive(Default)]
 struct Woken(Count);
 
@@ -21,13 +20,12 @@ type Tried = Slots<StdArc<()>, u8>;
 mod plain {
     use super::*;
 
-    /// Takes one place, if somebody may.
     fn take(slots: &Tried) -> Option<u32> {
         slots.take(1, 0, true).ok()
     }
 
     #[test]
-    fn a_request_has_its_slot_until_its_result_is_taken() {
+    fn slot_lasts_until_result_is_taken() {
         let slots = Tried::new(2);
         let (a, b) = (take(&slots).unwrap(), take(&slots).unwrap());
         assert!(a != b && take(&slots).is_none() && !slots.has_room());
@@ -45,7 +43,7 @@ mod plain {
     }
 
     #[test]
-    fn the_first_end_counts_and_strangers_change_nothing() {
+    fn first_end_counts() {
         let slots = Tried::new(1);
         let id = take(&slots).unwrap();
         assert!(slots.finish(id, Err(1)).is_none() && slots.finish(id, Ok(())).is_none());
@@ -55,19 +53,19 @@ mod plain {
         assert!(!slots.withdraw(99) && slots.abandon(99, None) == (None, false));
         assert_eq!(slots.take(1, 0, true), Ok(id));
         assert_eq!(Tried::new(0).take(1, 0, true), Err(NoSlot::Full));
-        // Miri takes its time.
+        // Miri is slow.
         if !cfg!(miri) {
             let slots = Tried::new(u32::MAX);
-            assert_eq!(slots.count(), MOST);
-            // So many fit into the number that has the free list and the free places.
-            let all = slots.take(MOST, 0, true).unwrap();
+            assert_eq!(slots.count(), SLOTS_MAX);
+            // The largest count that fits into `room`.
+            let all = slots.take(SLOTS_MAX, 0, true).unwrap();
             assert_eq!(slots.take(1, 0, true), Err(NoSlot::Full));
             assert!(!slots.withdraw(all) && slots.has_room());
         }
     }
 
     #[test]
-    fn places_are_counted_and_some_are_left_for_others() {
+    fn reserved_places_are_left() {
         let slots = Tried::new(8);
         assert_eq!(slots.take(9, 0, true), Err(NoSlot::Full));
         assert_eq!(slots.take(u32::MAX, 1, true), Err(NoSlot::Full));
@@ -82,7 +80,7 @@ mod plain {
     }
 
     #[test]
-    fn who_waits_is_woken_once_and_who_gives_up_leaves_its_memory() {
+    fn waiter_is_woken_and_memory_kept() {
         let slots = Tried::new(4);
         let woken = StdArc::new(Woken::default());
         let waker = Waker::from(StdArc::clone(&woken));
@@ -94,7 +92,7 @@ mod plain {
         let due = slots.finish(ids[0], Ok(())).unwrap();
         due.waker.unwrap().wake();
         assert!(due.kept.is_none() && !slots.somebody_waits());
-        // It has ended: the waker is not kept.
+        // The request has ended, so the waker is not kept.
         slots.wait(ids[0], &waker);
         assert!(!slots.somebody_waits() && StdArc::strong_count(&woken) == 2);
         assert_eq!(woken.0.load(SeqCst), 1);
@@ -120,16 +118,16 @@ mod plain {
         assert!(kept.is_some() && !crowded);
         drop(kept);
         assert_eq!(StdArc::strong_count(&memory), 1);
-        // The failure of the one before is forgotten.
+        // The failure of the previous request is gone.
         let id = take(&slots).unwrap();
         assert_eq!(id, ids[2]);
         assert!(slots.finish(id, Ok(())).is_none());
         assert_eq!(slots.collect(id), Some((Ok(()), false)));
     }
 
-    /// A future may be polled by one task and then by another, which waits for it from then on.
+    /// A future may be polled by one task and then by another, which waits from then on.
     #[test]
-    fn the_task_that_waited_last_is_woken() {
+    fn last_waiting_task_is_woken() {
         let slots = Tried::new(1);
         let id = take(&slots).unwrap();
         let tasks = [(); 3].map(|()| StdArc::new(Woken::default()));
@@ -138,12 +136,11 @@ mod plain {
         }
         slots.finish(id, Ok(())).unwrap().waker.unwrap().wake();
         assert_eq!(tasks.each_ref().map(|task| task.0.load(SeqCst)), [0, 0, 1]);
-        // Nothing is left of any of them.
+        // No waker is kept.
         assert_eq!(tasks.each_ref().map(StdArc::strong_count), [1; 3]);
         assert!(!slots.somebody_waits());
     }
 
-    /// Threads take and give back, and no slot has two owners.
     #[test]
     fn one_owner_each_under_load() {
         let rounds = if cfg!(miri) { 60 } else { 20_000 };
@@ -178,7 +175,8 @@ mod models {
     use loom::sync::atomic::AtomicBool;
     use loom::thread;
 
-    /// Every interleaving of two threads: the operation waits as a future does, and the router ends its request.
+    /// All interleavings of an operation that waits as a future does and the router that ends its
+    /// request.
     #[test]
     fn loom_slots_no_wake_up_is_lost() {
         loom::model(|| {
@@ -189,7 +187,7 @@ mod models {
                 let slots = Arc::clone(&slots);
                 thread::spawn(move || {
                     if let Some(due) = slots.finish(id, Err(5)) {
-                        due.waker.expect("somebody waits").wake();
+                        due.waker.expect("a task waits").wake();
                     }
                 })
             };
@@ -209,7 +207,8 @@ mod models {
         });
     }
 
-    /// The operation gives up while the router ends its request: one of them frees the memory, and the slot is given back once.
+    /// The operation gives up while the router ends its request. One of them frees the memory, and
+    /// the slot is returned once.
     #[test]
     fn loom_slots_are_given_back_once() {
         loom::model(|| {
@@ -234,7 +233,6 @@ mod models {
         });
     }
 
-    /// Three threads and two slots: no slot has two owners, and none is lost.
     #[test]
     fn loom_slots_have_one_owner() {
         let mut builder = loom::model::Builder::new();
@@ -267,7 +265,7 @@ mod models {
         }
     }
 
-    /// Somebody waits for room while the only place is given back.
+    /// An operation waits for room while the only place is returned.
     fn room(wait: fn(&Tried, &AtomicBool)) {
         loom::model(move || {
             let slots = Arc::new(Tried::new(1));

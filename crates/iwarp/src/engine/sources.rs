@@ -1,4 +1,4 @@
-//! What the engine serves: things with a file descriptor or a timer, known by their tokens.
+//! What the engine serves: sources with a file descriptor or timers, known by tokens.
 
 use super::sync::parking::{Mutex, RwLock};
 use super::sync::{AtomicU64, Ordering};
@@ -6,45 +6,47 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
-/// Something with a file descriptor or a timer.
+/// Something with a file descriptor or timers.
 pub(crate) trait Source: Send + Sync {
-    /// The descriptor is ready. `broken`: it has an error, or is closed in both directions, which reading or writing will tell.
-    /// Returns `false` if another thread is driving it and will look again. What has only timers is never asked.
+    /// Serves the descriptor, which is ready. `broken`: it has an error or is closed in both
+    /// directions, and reading or writing reports which. Returns `false` if another thread drives
+    /// the source and will look for work again. Not called for a source that has only timers.
     fn ready(self: Arc<Self>, _readable: bool, _writable: bool, _broken: bool) -> bool {
         true
     }
-    /// It is served after a few others. The processor may prefetch its own state meanwhile.
-    fn approach(&self) {}
-    /// It is served next. The processor may prefetch what its state refers to meanwhile.
-    fn come_next(&self) {}
-    /// Returns until when application threads drive it, in nanoseconds of the monotonic clock; `None` if they do not, at `now`.
+    /// Prefetches the source itself. It is served after a few others.
+    fn prefetch_object(&self) {}
+    /// Prefetches what the source refers to. It is served next.
+    fn prefetch_state(&self) {}
+    /// Returns until when application threads drive the source, in nanoseconds of the monotonic
+    /// clock; `None` if they do not drive it at `now`.
     fn driven_until(&self, _now: u64) -> Option<u64> {
         None
     }
-    /// Returns `true` if application threads have driven it lately, and do not any more. Such a thread may be waiting for a
-    /// processor.
+    /// Returns `true` if application threads have driven the source lately, but do not at `now`.
+    /// Such a thread may be waiting for a processor.
     fn was_driven(&self, _now: u64) -> bool {
         false
     }
-    /// Application threads drive it: [`pause`](super::Engine::pause)s its descriptor until [`resume`](Self::resume). Returns
-    /// `false` if it has none, or if they would not notice all that happens to it.
-    fn rest(&self) -> bool {
+    /// Leaves the source to application threads: [`pause`](super::Engine::pause)s its descriptor
+    /// until [`resume_watch`](Self::resume_watch). Returns `false` if it has no descriptor, or if
+    /// those threads would miss some of its events.
+    fn pause_watch(&self) -> bool {
         false
     }
-    /// They no longer drive it.
-    fn resume(&self) {}
+    /// Watches the descriptor again, because application threads no longer drive the source.
+    fn resume_watch(&self) {}
     /// Returns `true` if this timer still has a purpose. If not, no thread is woken for it.
     fn awaits(&self, _: u32) -> bool {
         true
     }
-    /// A timer has expired. Timers are not cancelled: the source decides whether it still has a purpose.
+    /// Handles an expired timer. Timers are not cancelled, so it may no longer have a purpose.
     fn timer(self: Arc<Self>, kind: u32);
 }
 
-/// Sources by token.
 pub(super) type ByToken = HashMap<u64, Arc<dyn Source>, BuildHasherDefault<TokenHasher>>;
 
-/// Tokens count up, and only this file makes them, so one multiplication spreads them well enough.
+/// Tokens are consecutive numbers, so one multiplication spreads them well enough.
 #[derive(Default)]
 pub(super) struct TokenHasher(u64);
 
@@ -65,14 +67,13 @@ impl Hasher for TokenHasher {
     }
 }
 
-/// The sources of an engine.
 pub(super) struct Sources {
     known: RwLock<ByToken>,
     next_token: AtomicU64,
 }
 
 impl Sources {
-    /// None yet. Tokens begin behind `reserved`.
+    /// Creates an empty table. Tokens begin after `reserved`.
     pub(super) fn new(reserved: u64) -> Self {
         Self {
             known: RwLock::default(),
@@ -88,64 +89,66 @@ impl Sources {
         self.known.read().get(&token).cloned()
     }
 
-    /// Enters a source. One that had the token before is dropped outside the lock, because it may remove others.
+    /// Adds a source. The previous one with this token is dropped outside the lock, because its end
+    /// may remove others.
     pub(super) fn insert(&self, token: u64, source: Arc<dyn Source>) {
         let before = self.known.write().insert(token, source);
         drop(before);
     }
 
-    /// Removes a source, and drops it outside the lock.
+    /// Removes a source. It is dropped outside the lock.
     pub(super) fn remove(&self, token: u64) {
         let source = self.known.write().remove(&token);
         drop(source);
     }
 
-    /// Calls `look` with the table locked.
-    pub(super) fn look<R>(&self, look: impl FnOnce(&ByToken) -> R) -> R {
-        look(&self.known.read())
+    pub(super) fn with_table<R>(&self, f: impl FnOnce(&ByToken) -> R) -> R {
+        f(&self.known.read())
     }
 }
 
-/// Sources whose descriptors are paused while application threads drive them. Its lock is not held while a source is called that may
-/// wait for its own lock, because a thread that is stuck in a source must leave the others to the thread that takes its place.
+/// Sources whose descriptors are paused while application threads drive them. The lock is not held
+/// during calls of a source that may wait for a lock of its own: a thread that is stuck in a source
+/// must not block the thread that replaces it.
 #[derive(Default)]
-pub(super) struct Resting(Mutex<ByToken>);
+pub(super) struct PausedSources(Mutex<ByToken>);
 
-impl Resting {
-    /// Lets a source rest, if application threads drive it at `now`. Gives it back if not.
-    pub(super) fn admit(
+impl PausedSources {
+    /// Pauses a source if application threads drive it at `now`. Otherwise returns it.
+    pub(super) fn pause_if_driven(
         &self,
         token: u64,
         source: Arc<dyn Source>,
         now: u64,
     ) -> Result<(), Arc<dyn Source>> {
-        if source.driven_until(now).is_none() || !source.rest() {
+        if source.driven_until(now).is_none() || !source.pause_watch() {
             return Err(source);
         }
         self.0.lock().insert(token, source);
         Ok(())
     }
 
-    /// Returns when the first of their leases ends, which may be now. `None` if no source rests.
+    /// Returns when the first of their leases ends, which may be now. `None` if no source is
+    /// paused.
     pub(super) fn first_end(&self, now: u64) -> Option<u64> {
-        let resting = self.0.lock();
-        let ends = resting.values();
+        let paused = self.0.lock();
+        let ends = paused.values();
         ends.map(|source| source.driven_until(now).unwrap_or(now))
             .min()
     }
 
     /// Watches those again that application threads no longer drive.
-    pub(super) fn wake(&self, now: u64) {
-        while let Some(source) = self.take_left(now) {
-            source.resume();
+    pub(super) fn resume_undriven(&self, now: u64) {
+        while let Some(source) = self.take_undriven(now) {
+            source.resume_watch();
         }
     }
 
-    /// Takes out one that application threads no longer drive.
-    fn take_left(&self, now: u64) -> Option<Arc<dyn Source>> {
-        let mut resting = self.0.lock();
-        let mut all = resting.iter();
+    /// Removes a source that application threads no longer drive.
+    fn take_undriven(&self, now: u64) -> Option<Arc<dyn Source>> {
+        let mut paused = self.0.lock();
+        let mut all = paused.iter();
         let (&token, _) = all.find(|(_, source)| source.driven_until(now).is_none())?;
-        resting.remove(&token)
+        paused.remove(&token)
     }
 }

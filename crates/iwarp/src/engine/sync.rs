@@ -1,5 +1,6 @@
-//! The atomics and locks of the protocols between threads: the real ones, or those of a scheduler that the models run under. That is
-//! `loom` for the smallest protocols, and `shuttle` for all of the engine (`crates/iwarp-sim/threads`).
+//! Atomics and locks of the protocols between threads: the real ones, or those of a scheduler that
+//! runs the models. That is `loom` for the smallest protocols, and `shuttle` for the whole engine
+//! (`crates/iwarp-sim/threads`).
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};

@@ -1,15 +1,15 @@
 //! Tasks and threads that want to be woken once.
 //!
-//! A waker is code of the program: it may poll, register again, take locks of its own, or panic. It is therefore called with no
-//! lock held, and the list is unlocked, too. If a waker panics, the calling thread goes on and wakes the others.
-//! Cloning and dropping a waker may also run code of the program. Both happen outside the lock.
+//! A waker is code of the program: it may poll, register again, take locks of its own, or panic. It
+//! is therefore called with no lock held, not even that of the list. If a waker panics, the calling
+//! thread still wakes the others. Cloning and dropping a waker may also run the program's code, so
+//! both happen outside the lock.
 
 use super::sync::parking::Mutex;
 use super::sync::{AtomicBool, Ordering};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::Waker;
 
-/// The tasks and threads that wait for one queue.
 #[derive(Debug, Default)]
 pub(crate) struct Wakers {
     list: Mutex<List>,
@@ -25,12 +25,13 @@ struct List {
 
 #[derive(Debug)]
 struct Entry {
-    /// The number of the [`Registration`] that may take this entry back, or `None` if the entry stays until it is woken.
+    /// The number of the [`Registration`] that owns this entry; `None` if the entry stays until it
+    /// is woken.
     key: Option<u64>,
     waker: Waker,
 }
 
-/// A place in the list for one wait. Dropping it takes the waker off the list.
+/// The entry of one wait. Dropping it removes the waker from the list.
 #[derive(Debug)]
 pub(crate) struct Registration<'a> {
     wakers: &'a Wakers,
@@ -38,7 +39,8 @@ pub(crate) struct Registration<'a> {
 }
 
 impl Wakers {
-    /// Registers `waker`, which the next [`wake_all`](Self::wake_all) wakes once. If it is registered already, nothing changes.
+    /// Registers `waker`, which the next [`wake_all`](Self::wake_all) wakes once. Does nothing if
+    /// it is registered already.
     pub(crate) fn register(&self, waker: &Waker) {
         let waker = waker.clone();
         let mut list = self.list.lock();
@@ -55,7 +57,7 @@ impl Wakers {
         self.any.store(true, Ordering::Release);
     }
 
-    /// Returns a place for a wait that may be given up. No waker is registered yet.
+    /// Returns an entry for a wait that may be given up. It has no waker yet.
     pub(crate) const fn registration(&self) -> Registration<'_> {
         Registration {
             wakers: self,
@@ -63,18 +65,20 @@ impl Wakers {
         }
     }
 
-    /// Returns `true` if a waker is registered. It costs one load, because the data path asks for each completion.
+    /// Returns `true` if a waker is registered. It is one load, because the data path calls it for
+    /// each completion.
     #[inline]
     pub(crate) fn any(&self) -> bool {
         self.any.load(Ordering::Acquire)
     }
 
-    /// Wakes all and empties the list. Call it with no lock held.
+    /// Wakes all wakers and empties the list. Call it with no lock held.
     pub(crate) fn wake_all(&self) {
         let (first, others) = {
             let mut list = self.list.lock();
             self.any.store(false, Ordering::Release);
-            // Nearly always there is one. Then the list keeps its memory, so that the next registration allocates nothing.
+            // Usually there is one. Then the list keeps its memory, and the next registration
+            // allocates nothing.
             match list.entries.len() {
                 0 | 1 => (list.entries.pop(), Vec::new()),
                 _ => (None, std::mem::take(&mut list.entries)),
@@ -86,17 +90,17 @@ impl Wakers {
     }
 }
 
-/// Calls one waker and survives its panic.
+/// Calls one waker. A panic is caught and logged.
 fn wake(waker: Waker) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
         tracing::error!("a waker of the program panicked");
-        // The payload is not dropped, because that may panic again.
+        // Dropping the payload may panic again.
         std::mem::forget(payload);
     }
 }
 
 impl Registration<'_> {
-    /// Registers `waker` and removes the waker of the last poll.
+    /// Registers `waker` in place of the waker of the last poll.
     pub(crate) fn renew(&mut self, waker: &Waker) {
         let mut waker = waker.clone();
         let mut list = self.wakers.list.lock();
@@ -135,7 +139,7 @@ impl Drop for Registration<'_> {
                 .store(!list.entries.is_empty(), Ordering::Release);
             gone
         };
-        // This may be the last handle to a task, and dropping it then drops all that the task owns.
+        // This may be the last handle to a task. Dropping it drops all that the task owns.
         drop(gone);
     }
 }
@@ -147,7 +151,8 @@ mod tests {
     use std::sync::atomic::AtomicU32;
     use std::task::Wake;
 
-    /// Counts its calls and registers itself again from inside `wake`, like an executor that polls at once.
+    /// Counts its calls, and registers itself again inside `wake`, like an executor that polls
+    /// immediately.
     struct Again {
         wakers: Arc<Wakers>,
         woken: AtomicU32,
@@ -165,7 +170,7 @@ mod tests {
 
     impl Wake for Panics {
         fn wake(self: Arc<Self>) {
-            panic!("as this test wants it");
+            panic!("intended by the test");
         }
     }
 
@@ -185,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_registers_again_is_woken_once_each_time() {
+    fn reregistered_waker_is_woken_again() {
         let wakers = Arc::new(Wakers::default());
         for others in 0..3 {
             let again = Arc::new(Again {
@@ -209,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_keeps_nobody_from_being_woken() {
+    fn panicking_waker_spares_others() {
         let wakers = Wakers::default();
         let counts = [(); 3].map(|()| Arc::new(Counts::default()));
         for one in &counts {
@@ -222,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_has_one_place_and_leaves_it() {
+    fn wait_has_one_entry() {
         let wakers = Wakers::default();
         let tasks = [(); 2].map(|()| Arc::new(Counts::default()));
         let [first, second] = tasks.each_ref().map(|t| Waker::from(Arc::clone(t)));
@@ -235,7 +240,7 @@ mod tests {
         }
         assert_eq!(count(&wakers), 2);
         drop(wait);
-        assert_eq!(count(&wakers), 1, "the other is nobody's to take back");
+        assert_eq!(count(&wakers), 1, "the entry without an owner stays");
         let mut wait = wakers.registration();
         wait.renew(&second);
         wakers.wake_all();
@@ -245,11 +250,11 @@ mod tests {
         );
         wakers.register(&first);
         drop(wait);
-        assert_eq!(count(&wakers), 1, "it was woken, and has no place any more");
+        assert_eq!(count(&wakers), 1, "it was woken and has no entry");
     }
 
     #[test]
-    fn each_wait_leaves_its_own_place() {
+    fn each_wait_removes_its_own_entry() {
         let wakers = Wakers::default();
         let tasks = [(); 3].map(|()| Arc::new(Counts::default()));
         let mut waits = [(); 3].map(|()| wakers.registration());
@@ -266,9 +271,9 @@ mod tests {
         assert_eq!(count(&wakers), 0);
     }
 
-    /// A task that waits again and again costs no allocation each time.
+    /// A task that waits repeatedly allocates nothing each time.
     #[test]
-    fn the_list_keeps_its_memory_for_the_next_one() {
+    fn list_keeps_its_memory() {
         let wakers = Wakers::default();
         let task = Waker::from(Arc::new(Counts::default()));
         wakers.register(&task);
@@ -278,9 +283,9 @@ mod tests {
         assert_eq!(wakers.list.lock().entries.capacity(), room);
     }
 
-    /// A task may have a place that stays and one of a wait, with the same waker. The wait may be given up, and takes its own place only.
+    /// One waker may have an entry that stays and one of a wait.
     #[test]
-    fn a_place_that_stays_is_not_that_of_a_wait() {
+    fn dropped_wait_removes_only_its_entry() {
         for waits_first in [false, true] {
             let wakers = Wakers::default();
             let task = Arc::new(Counts::default());

@@ -1,14 +1,19 @@
-//! Watches the progress threads, so that one that is stuck does not keep all connections of its engine waiting.
+//! Watches the progress threads, so that one that is stuck does not stop all connections of its
+//! engine.
 //!
-//! An access to registered memory may take for ever: a page fault that the program itself is to serve (`userfaultfd(2)`), or a file on a
-//! server that is gone. The thread that makes the access cannot be called back. It keeps what it holds, which is the state of one
-//! queue pair, and another thread takes its place in the engine. When its access ends after all, it ends, too.
+//! An access to registered memory may block forever: in a page fault that the program itself serves
+//! (`userfaultfd(2)`), or on a file of a server that is gone. The thread cannot be interrupted. It
+//! keeps what it holds, the state of one queue pair, and another thread takes its place in the
+//! engine. If the access ends after all, the old thread ends.
 //!
-//! A progress thread works in *turns*: it begins one when it has something to serve, and ends it before it sleeps. All of that is one
-//! number, which has the thread's *place* as well: the watch gives a place to another thread by changing the number, and the old
-//! holder finds that out when it tries to end its turn. When no progress thread has had anything to do for a while, the watch sleeps.
+//! A progress thread works in *rounds*: a round begins when there is something to serve, and ends
+//! before the thread sleeps. One number holds the count of rounds and the thread's *place*. The
+//! watch gives the place to another thread by changing the number. The old thread notices that when
+//! it tries to end its round. If no progress thread has had anything to do for a while, the watch
+//! sleeps.
 //!
-//! It also does once what would hold up other threads: it has the kernel make room for descriptors (`limits.rs` of `iwarp-os`).
+//! The watch also makes the kernel enlarge the table of descriptors, which would delay other
+//! threads (`limits.rs` of `iwarp-os`).
 
 use super::core::{self, Engine};
 use crate::sys::thread::{is_runnable, own_number};
@@ -18,41 +23,44 @@ use std::sync::{Arc, OnceLock};
 use std::thread::Thread;
 use std::time::Duration;
 
-/// The watch looks this often while there are things to serve. A turn that it sees twice, and whose thread is not running, is stuck.
+/// How often the watch checks while there is something to serve. A round that it sees twice, and
+/// whose thread is not running, is stuck.
 const PERIOD: Duration = Duration::from_millis(250);
-/// Stuck threads that an engine may have. Each is for one queue pair whose memory does not answer, and the program chose that memory.
+/// Most stuck threads of an engine. Each holds one queue pair whose memory does not respond, and
+/// the program chose that memory.
 const STUCK_MAX: usize = 32;
-/// The bits of a [`Turns`] number that count turns; those above are the place. An odd count is a turn that has begun.
+/// Bits of a [`Rounds`] number that count rounds; those above are the place. The count is odd
+/// during a round.
 const COUNT_BITS: u32 = 48;
 
-/// Who has the place of the progress thread, and what turn it is.
+/// Which thread has the place of the progress thread, and the count of rounds.
 #[derive(Default)]
-pub(super) struct Turns {
+pub(super) struct Rounds {
     word: AtomicU64,
-    /// The kernel's number of the thread that has the place; 0 until it has begun.
+    /// The kernel's thread id of the thread that has the place; 0 until that thread runs.
     thread: AtomicU32,
-    /// Threads that have lost their place and have not come back.
+    /// Threads that have lost their place and not returned.
     stuck: AtomicUsize,
 }
 
-/// The place of the progress thread, held by the calling thread, between two turns.
+/// The place of the progress thread, held by the calling thread.
 pub(super) struct Place(u64);
 
-impl Turns {
-    /// The calling thread, which was started for that, takes the place that it was given.
+impl Rounds {
+    /// Takes the place for which the calling thread was started.
     pub(super) fn enter(&self, place: u64) -> Place {
         self.thread.store(own_number(), Ordering::Relaxed);
         Place(place << COUNT_BITS)
     }
 
-    /// Begins a turn.
     pub(super) fn begin(&self, place: &mut Place) {
-        // Nobody gives the place away between turns. A full fence, before the caller looks whether the watch sleeps.
+        // The watch gives no place away between rounds. This is a full fence before the caller
+        // checks whether the watch sleeps.
         place.0 += 1;
         self.word.swap(place.0, Ordering::SeqCst);
     }
 
-    /// Ends the turn. Returns `false` if another thread has the place now.
+    /// Ends the round. Returns `false` if another thread has the place now.
     pub(super) fn end(&self, place: &mut Place) -> bool {
         let began = place.0;
         let count = began.wrapping_add(1) & ((1 << COUNT_BITS) - 1);
@@ -66,14 +74,14 @@ impl Turns {
         ended.is_ok()
     }
 
-    /// Gives the place of the thread whose turn is `word` to another one, and returns the new place. `None` if the turn has ended, or if
-    /// too many threads are stuck.
+    /// Gives the place of the thread whose round is `word` to another thread, and returns the new
+    /// place. Returns `None` if the round has ended, or if too many threads are stuck.
     fn give_away(&self, word: u64) -> Option<u64> {
         if self.stuck.load(Ordering::Relaxed) >= STUCK_MAX {
             return None;
         }
         let place = (word >> COUNT_BITS).wrapping_add(1) & (u64::MAX >> COUNT_BITS);
-        // Before the number changes: the thread that has lost its place counts itself off.
+        // Before the number changes, because the thread that has lost its place decrements this.
         self.stuck.fetch_add(1, Ordering::Relaxed);
         let new = place << COUNT_BITS;
         let given = self
@@ -83,25 +91,25 @@ impl Turns {
             self.stuck.fetch_sub(1, Ordering::Relaxed);
             return None;
         }
-        // Only now: a thread that has kept its place stays known, or the watch would not look at it again.
+        // Only now: a thread that has kept its place must stay known to the watch.
         self.thread.store(0, Ordering::Relaxed);
         Some(place)
     }
 
-    /// Returns the number of the turn that has begun last, and whether it has not ended.
+    /// Returns the number of the last round, and whether that round has not ended.
     fn last(&self) -> (u64, bool) {
         let word = self.word.load(Ordering::SeqCst);
         (word, word & 1 == 1)
     }
 
-    /// Returns the number of the turn that has begun and not ended; `None` between turns.
-    fn turn(&self) -> Option<u64> {
+    /// Returns the number of the current round; `None` between rounds.
+    fn current(&self) -> Option<u64> {
         let (word, lasts) = self.last();
         lasts.then_some(word)
     }
 }
 
-/// The watch of a process. All engines have the same.
+/// The watch of a process. All engines share it.
 #[derive(Default)]
 pub(super) struct Watch {
     thread: OnceLock<Thread>,
@@ -109,7 +117,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Wakes the watch if it sleeps. Call it after the begin of a turn.
+    /// Wakes the watch if it sleeps. Call it after a round has begun.
     pub(super) fn wake(&self) {
         if self.asleep.load(Ordering::SeqCst)
             && self.asleep.swap(false, Ordering::AcqRel)
@@ -119,7 +127,8 @@ impl Watch {
         }
     }
 
-    /// Starts the thread that watches, unless there is one. Without it everything works but what this file is for.
+    /// Starts the thread of the watch, unless there is one. Without it, stuck threads are not
+    /// replaced.
     #[cfg(not(shuttle))]
     pub(super) fn start(self: &Arc<Self>) {
         if self.thread.get().is_some() {
@@ -127,7 +136,8 @@ impl Watch {
         }
         let watch = Arc::clone(self);
         let run = move || {
-            // There is a first connection, and many may follow. This thread has the time to wait for the kernel.
+            // This is the first connection, and many may follow. This thread has time to wait for
+            // the kernel.
             if let Some(engine) = core::all().next() {
                 crate::sys::limits::make_room(&engine.wake);
             }
@@ -135,7 +145,7 @@ impl Watch {
         };
         match crate::sys::thread::spawn_without_signals("iwarp-watch", run) {
             Ok(handle) => {
-                // Of two that are started at the same moment, the second is not known here, and is never woken.
+                // If two threads start at the same time, the second is never woken.
                 let _ = self.thread.set(handle.thread().clone());
             }
             Err(error) => tracing::warn!(%error, "progress threads are not watched"),
@@ -151,30 +161,31 @@ impl Watch {
         loop {
             let mut active = false;
             for (at, engine) in core::all().enumerate() {
-                let (turn, lasts) = engine.turns.last();
+                let (round, lasts) = engine.rounds.last();
                 if at == seen.len() {
                     seen.push(None);
                 }
-                let before = seen[at].replace(turn);
-                // A thread that has ended turns since the last look will begin others. If the watch slept now, each would wake it.
-                active |= lasts || before != Some(turn);
-                if lasts && before == Some(turn) {
-                    engine.relieve(turn);
+                let before = seen[at].replace(round);
+                // A thread that has ended rounds since the last check will begin others. If the
+                // watch slept now, each round would wake it.
+                active |= lasts || before != Some(round);
+                if lasts && before == Some(round) {
+                    engine.relieve(round);
                 }
             }
             if active {
                 std::thread::sleep(PERIOD);
             } else {
-                self.rest();
+                self.sleep();
             }
         }
     }
 
-    /// Sleeps until a turn begins.
-    fn rest(&self) {
+    fn sleep(&self) {
         self.asleep.store(true, Ordering::SeqCst);
-        // A turn that began before the announcement is found here, and one that begins afterwards finds the announcement.
-        let busy = core::all().any(|engine| engine.turns.turn().is_some());
+        // A round that began before this store is found here. One that begins later finds the
+        // store.
+        let busy = core::all().any(|engine| engine.rounds.current().is_some());
         while !busy && self.asleep.load(Ordering::Acquire) {
             std::thread::park();
         }
@@ -183,15 +194,15 @@ impl Watch {
 }
 
 impl Engine {
-    /// The thread whose turn this is has not come back for at least [`PERIOD`]. If it waits for something, another thread takes its
-    /// place.
-    fn relieve(self: &Arc<Self>, turn: u64) {
-        let thread = self.turns.thread.load(Ordering::Relaxed);
-        // On a busy machine a turn may take long because the thread gets no processor.
+    /// Replaces the progress thread if it is blocked. Its `round` has lasted for at least
+    /// [`PERIOD`].
+    fn relieve(self: &Arc<Self>, round: u64) {
+        let thread = self.rounds.thread.load(Ordering::Relaxed);
+        // On a busy machine a round may take long because the thread gets no processor.
         if thread == 0 || is_runnable(thread) {
             return;
         }
-        let Some(place) = self.turns.give_away(turn) else {
+        let Some(place) = self.rounds.give_away(round) else {
             return;
         };
         tracing::warn!(
@@ -203,10 +214,9 @@ impl Engine {
         }
     }
 
-    /// Starts a progress thread that takes this place.
     pub(super) fn start_progress(self: &Arc<Self>, place: u64) -> io::Result<()> {
         let engine = Arc::clone(self);
-        // All signals stay with the application's threads.
+        // All signals are left to the application's threads.
         crate::sys::thread::spawn_without_signals("iwarp-progress", move || engine.run(place))
             .map(drop)
     }

@@ -1,4 +1,4 @@
-//! Tests of threads that lose their places.
+//! Progress threads that lose their places to others.
 
 use super::*;
 use crate::engine::Source;
@@ -9,47 +9,47 @@ use std::sync::Condvar;
 use std::sync::Mutex;
 
 #[test]
-fn a_turn_ends_unless_the_place_was_given_away() {
-    let turns = Turns::default();
-    let mut place = turns.enter(0);
-    assert_eq!(turns.turn(), None);
-    turns.begin(&mut place);
-    let turn = turns.turn().expect("a turn");
-    assert!(turns.end(&mut place));
-    assert_eq!(turns.turn(), None);
-    assert_eq!(turns.give_away(turn), None, "that turn is over");
-    // The watch was too late, and looks at the thread again.
-    assert_eq!(turns.thread.load(Ordering::Relaxed), own_number());
-    assert_eq!(turns.stuck.load(Ordering::Relaxed), 0);
+fn round_ends_unless_place_is_lost() {
+    let rounds = Rounds::default();
+    let mut place = rounds.enter(0);
+    assert_eq!(rounds.current(), None);
+    rounds.begin(&mut place);
+    let round = rounds.current().expect("a round");
+    assert!(rounds.end(&mut place));
+    assert_eq!(rounds.current(), None);
+    assert_eq!(rounds.give_away(round), None, "that round has ended");
+    // The watch was too late. It must still know the thread.
+    assert_eq!(rounds.thread.load(Ordering::Relaxed), own_number());
+    assert_eq!(rounds.stuck.load(Ordering::Relaxed), 0);
 
-    turns.begin(&mut place);
-    let turn = turns.turn().expect("a turn");
-    assert_eq!(turns.give_away(turn), Some(1));
-    assert_eq!(turns.thread.load(Ordering::Relaxed), 0, "not yet known");
-    assert_eq!(turns.give_away(turn), None, "only once");
-    let mut next = turns.enter(1);
-    turns.begin(&mut next);
-    assert_eq!(turns.stuck.load(Ordering::Relaxed), 1);
-    assert!(!turns.end(&mut place), "it has lost its place");
-    assert_eq!(turns.stuck.load(Ordering::Relaxed), 0);
-    assert!(turns.end(&mut next), "and disturbs the other one not");
+    rounds.begin(&mut place);
+    let round = rounds.current().expect("a round");
+    assert_eq!(rounds.give_away(round), Some(1));
+    assert_eq!(rounds.thread.load(Ordering::Relaxed), 0, "not yet known");
+    assert_eq!(rounds.give_away(round), None, "only once");
+    let mut next = rounds.enter(1);
+    rounds.begin(&mut next);
+    assert_eq!(rounds.stuck.load(Ordering::Relaxed), 1);
+    assert!(!rounds.end(&mut place), "it has lost its place");
+    assert_eq!(rounds.stuck.load(Ordering::Relaxed), 0);
+    assert!(rounds.end(&mut next), "the new thread keeps its place");
 }
 
 #[test]
-fn no_more_threads_are_stuck_than_allowed() {
-    let turns = Turns::default();
+fn stuck_threads_are_limited() {
+    let rounds = Rounds::default();
     for number in 0..STUCK_MAX as u64 {
-        let mut place = turns.enter(number);
-        turns.begin(&mut place);
-        let turn = turns.turn().expect("a turn");
-        assert_eq!(turns.give_away(turn), Some(number + 1));
+        let mut place = rounds.enter(number);
+        rounds.begin(&mut place);
+        let round = rounds.current().expect("a round");
+        assert_eq!(rounds.give_away(round), Some(number + 1));
     }
-    let mut place = turns.enter(STUCK_MAX as u64);
-    turns.begin(&mut place);
-    assert_eq!(turns.give_away(turns.turn().expect("a turn")), None);
+    let mut place = rounds.enter(STUCK_MAX as u64);
+    rounds.begin(&mut place);
+    assert_eq!(rounds.give_away(rounds.current().expect("a round")), None);
 }
 
-/// A source in which a thread stays until it is let go.
+/// A source that blocks its thread until it is opened.
 #[derive(Default)]
 struct Trap {
     caught: AtomicBool,
@@ -71,12 +71,11 @@ impl Source for Trap {
     fn timer(self: Arc<Self>, _: u32) {}
 }
 
-/// A source that counts signals.
 struct Counter(EventFd, AtomicU32);
 
 impl Source for Counter {
     fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
-        // The threads of other tests poll, too, and may come for the same signal.
+        // Polling threads of other tests may serve the same signal.
         if self.0.drain() {
             self.1.fetch_add(1, Ordering::Relaxed);
         }
@@ -86,9 +85,9 @@ impl Source for Counter {
     fn timer(self: Arc<Self>, _: u32) {}
 }
 
-/// One thread is stuck in a source, and the other sources are served.
+/// While one thread is stuck in a source, another one serves the rest.
 #[test]
-fn other_sources_are_served_while_a_thread_is_stuck() {
+fn stuck_thread_spares_other_sources() {
     let engine = Engine::current().expect("engine");
     engine.watch.start();
     let trap = Arc::new(Trap::default());

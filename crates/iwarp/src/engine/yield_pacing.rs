@@ -3,8 +3,9 @@
 //! Where there are fewer processors than threads (a container, a CI runner, more ranks than cores),
 //! the peer that a polling thread waits for may need this very processor. If the thread never
 //! yields, the peer gets the processor at the scheduler's next tick, milliseconds later. If it
-//! always yields, each poll costs twice as much while nobody needs the processor. The duration of a
-//! yield tells which of the two holds: each thread sets its own pace by its last yields.
+//! always yields, each poll costs twice as much while no other thread needs the processor. The
+//! duration of a yield reveals which of the two holds: each thread sets its own pace by its last
+//! yields.
 
 use super::policy;
 use super::sync::{thread_local, yield_now};
@@ -12,12 +13,9 @@ use crate::sys::clock::now_ns;
 use crate::sys::guarded;
 use std::cell::Cell;
 
-/// When a thread yields.
 #[derive(Debug, Clone, Copy)]
 struct Pace {
-    /// Empty polls from one yield to the next.
     every: u32,
-    /// Empty polls since the last yield.
     polls: u32,
 }
 
@@ -32,7 +30,7 @@ impl Pace {
     /// Counts an empty poll, and yields if it is time. `offer` yields and returns how long that
     /// took.
     #[inline]
-    fn look(&mut self, offer: impl FnOnce() -> u64) {
+    fn count_poll(&mut self, offer: impl FnOnce() -> u64) {
         self.polls += 1;
         if self.polls >= self.every {
             self.polls = 0;
@@ -49,10 +47,10 @@ thread_local! {
 /// it, at every 64th if none does. Call it after each poll without result. It never sleeps.
 #[inline]
 pub fn after_empty_poll() {
-    // A thread that is ending has no pace any more.
+    // The pace of a thread that is ending is gone.
     let _ = PACE.try_with(|cell| {
         let mut pace = cell.get();
-        pace.look(offer);
+        pace.count_poll(offer);
         cell.set(pace);
     });
 }
@@ -71,11 +69,11 @@ mod tests {
     use super::policy::{YIELD_ALONE, YIELD_BESIDE_WORK, YIELD_COMPETING};
     use super::*;
 
-    /// Counts `looks` empty polls, where each yield takes `took`. Returns the number of yields.
-    fn yields(pace: &mut Pace, looks: u32, took: u64) -> u32 {
+    /// Counts `polls` empty polls, where each yield takes `took`. Returns the number of yields.
+    fn yields(pace: &mut Pace, polls: u32, took: u64) -> u32 {
         let mut count = 0;
-        for _ in 0..looks {
-            pace.look(|| {
+        for _ in 0..polls {
+            pace.count_poll(|| {
                 count += 1;
                 took
             });
@@ -99,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn computing_thread_is_left_to_the_scheduler() {
+    fn scheduler_serves_computing_thread() {
         let mut pace = Pace::new();
         yields(&mut pace, 2 * YIELD_BESIDE_WORK, 3_000_000);
         assert_eq!(yields(&mut pace, 10 * YIELD_BESIDE_WORK, 3_000_000), 10);

@@ -185,7 +185,7 @@ fn a_stalled_socket_is_not_watched() {
     assert_eq!(nothing.kind(), ErrorKind::WouldBlock);
     assert!(!interest().readable && !interest().writable);
     // A thread that drives it would not read: the engine keeps it.
-    assert!(!Source::rest(&*qp.inner));
+    assert!(!Source::pause_watch(&*qp.inner));
     // The peer's reset is noticed all the same, so that a hang-up is not reported for ever.
     socket2::SockRef::from(&peer)
         .set_linger(Some(Duration::ZERO))
@@ -207,7 +207,7 @@ fn what_a_delay_held_back_is_sent_when_its_time_is_over() {
     soon("the socket is watched", || {
         testing::open(&mut qp.inner.state.lock()).interest.readable
     });
-    assert!(Source::rest(&*qp.inner));
+    assert!(Source::pause_watch(&*qp.inner));
     qp.destroy();
 }
 

@@ -10,27 +10,25 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Completion events of any number of completion queues, with a pollable descriptor.
+/// A queue of completion events, for any number of completion queues, with a pollable descriptor.
 #[derive(Debug, Clone)]
 pub struct CompletionChannel {
     pub(crate) queue: Arc<EventQueue<CompletionQueue>>,
     waits: Arc<Waits>,
 }
 
-/// What the waits of a channel's threads have shown.
+/// What the waits on a channel have shown.
 #[derive(Debug)]
 struct Waits {
     busy: BusyPoll,
-    /// How long blocking waits poll before they sleep.
     window: Duration,
-    /// Queues that report here.
     cqs: RwLock<Vec<Weak<CqInner>>>,
-    /// Queues that were armed since a thread last waited here. [`CompletionChannel::busy_poll`] drives their progress.
+    /// Completion queues armed since a thread last waited here. [`CompletionChannel::busy_poll`]
+    /// drives their progress.
     armed: AtomicUsize,
 }
 
 impl Waits {
-    /// Calls `f` for each queue that reports here.
     fn each(&self, mut f: impl FnMut(&CqInner)) {
         for cq in self.cqs.read().iter().filter_map(Weak::upgrade) {
             f(&cq);
@@ -51,18 +49,18 @@ impl CompletionChannel {
         })
     }
 
-    /// The queue behind it.
+    /// Returns the queue of the events.
     pub fn events(&self) -> &EventQueue<CompletionQueue> {
         &self.queue
     }
 
-    /// Takes the oldest event: the queue that got a completion after it was armed.
+    /// Takes the oldest event: the completion queue that got a completion after it was armed.
     pub fn try_event(&self) -> Option<CompletionQueue> {
         self.queue.try_next()
     }
 
-    /// Waits for an event (`ibv_get_cq_event(3)`); `None` waits without limit. Polls for a moment before it sleeps, as
-    /// [`CompletionQueue::wait`] does.
+    /// Waits for an event (`ibv_get_cq_event(3)`); `None` waits without limit. Polls for a moment
+    /// before it sleeps, as [`CompletionQueue::wait`] does.
     ///
     /// # Errors
     /// [`Error::TimedOut`](crate::Error::TimedOut).
@@ -72,19 +70,20 @@ impl CompletionChannel {
         }
         let begin = Instant::now();
         let polled = self.busy_poll(timeout.unwrap_or(Duration::MAX));
-        let left = timeout.map(|t| t.saturating_sub(begin.elapsed()));
-        let cq = self.queue.next(left)?;
+        let remaining = timeout.map(|t| t.saturating_sub(begin.elapsed()));
+        let cq = self.queue.next(remaining)?;
         if !polled {
             self.slept(begin.elapsed());
         }
         Ok(cq)
     }
 
-    /// Polls the queues that report here for a moment, if an event is likely to come soon. Returns `true` if one has come. If not,
-    /// the caller sleeps on the descriptor and calls [`slept`](Self::slept) afterwards.
+    /// Polls the completion queues of this channel for a moment, if an event is likely to come
+    /// soon. Returns `true` if one has come. If not, the caller sleeps on the descriptor and calls
+    /// [`slept`](Self::slept) afterwards.
     ///
-    /// It takes at most `limit` and [`Config::busy_poll`](crate::Config::busy_poll). When it returns `false`, the progress thread
-    /// drives, and the caller may sleep.
+    /// It takes at most `limit` and [`Config::busy_poll`](crate::Config::busy_poll). When it
+    /// returns `false`, the progress thread drives, and the caller may sleep.
     pub fn busy_poll(&self, limit: Duration) -> bool {
         let waits = &*self.waits;
         let left_to_us = waits.armed.swap(0, Ordering::Relaxed) > 0;
@@ -100,11 +99,11 @@ impl CompletionChannel {
         if left_to_us {
             waits.each(CqInner::hand_over);
         }
-        // An event may have come between the last look and the hand-over.
+        // An event may have come between the last poll and the hand-over.
         !self.queue.is_empty()
     }
 
-    /// Notes that a wait for an event took this long, and that the thread slept.
+    /// Records that a wait for an event took this long, and that the thread slept.
     pub fn slept(&self, waited: Duration) {
         self.waits.busy.slept(waited, self.waits.window);
     }
@@ -115,9 +114,10 @@ impl CompletionChannel {
         cqs.push(Arc::downgrade(cq));
     }
 
-    /// A queue is being armed. Returns `true` if a thread will call [`busy_poll`](Self::busy_poll) and drive.
+    /// Returns `true` if a completion queue that is being armed may rely on a thread to call
+    /// [`busy_poll`](Self::busy_poll) and to drive.
     ///
-    /// A program that arms again and again without such a call watches the descriptor in another way.
+    /// A program that arms repeatedly without such a call watches the descriptor in another way.
     pub(crate) fn expects_wait(&self) -> bool {
         if !self.waits.busy.is_worth_it() {
             return false;
@@ -146,7 +146,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(20);
 
-    /// As if threads had waited for events, and these had come soon.
+    /// Records short waits for events.
     fn trusted(channel: &CompletionChannel) {
         assert!(!channel.waits.busy.is_worth_it());
         for _ in 0..2 {
@@ -155,9 +155,9 @@ mod tests {
         assert!(channel.waits.busy.is_worth_it());
     }
 
-    /// Threads that wait drive the queues that exist, and the list does not grow by those that are gone.
+    /// The list of completion queues does not keep dead entries.
     #[test]
-    fn a_channel_knows_the_queues_that_exist() {
+    fn channel_knows_live_queues() {
         let ctx = testing::context();
         let channel = ctx.create_channel().unwrap();
         let create = || ctx.create_cq(4, Some(&channel)).unwrap();
@@ -178,9 +178,10 @@ mod tests {
         assert_eq!(channel.waits.cqs.read().len(), 2);
     }
 
-    /// A program arms each of its queues once before it waits. One that arms more often without a wait watches the descriptor.
+    /// A program arms each queue once before it waits. If it arms more often, it watches the
+    /// descriptor.
     #[test]
-    fn as_many_queues_as_there_are_may_be_armed_before_a_wait() {
+    fn each_queue_may_be_armed_once() {
         let ctx = testing::context();
         let channel = ctx.create_channel().unwrap();
         let _cqs = [0; 2].map(|_| ctx.create_cq(4, Some(&channel)).unwrap());
@@ -188,16 +189,15 @@ mod tests {
         trusted(&channel);
         for _ in 0..3 {
             assert_eq!([0; 2].map(|_| channel.expects_wait()), [true; 2]);
-            // The wait.
+            // This is the wait.
             channel.busy_poll(Duration::ZERO);
         }
         assert_eq!([0; 3].map(|_| channel.expects_wait()), [true, true, false]);
-        assert!(!channel.waits.busy.is_worth_it(), "nobody waits");
+        assert!(!channel.waits.busy.is_worth_it(), "no thread waits");
     }
 
-    /// Whether the thread polls or not, it is told what has come.
     #[test]
-    fn a_window_ends_with_an_event() {
+    fn busy_poll_ends_with_event() {
         let ctx = testing::context();
         let channel = CompletionChannel::create(Duration::from_micros(50)).unwrap();
         let cq = ctx.create_cq(4, Some(&channel)).unwrap();
@@ -212,15 +212,16 @@ mod tests {
         }
     }
 
-    /// Waits that end in sleep decide whether the next ones poll. Here each of them counts as short.
+    /// Waits that end in sleep decide whether the next ones poll. With this window each counts as
+    /// short.
     #[test]
-    fn a_wait_that_slept_counts() {
+    fn slept_wait_counts() {
         let ctx = testing::context();
         let channel = CompletionChannel::create(Duration::from_secs(1000)).unwrap();
         let cq = ctx.create_cq(4, Some(&channel)).unwrap();
         for _ in 0..1000 {
             std::thread::scope(|scope| {
-                // If it is there at the first look, nobody waits.
+                // If the event comes before the first check, the wait does not count.
                 scope.spawn(|| channel.queue.push(cq.clone()));
                 assert!(channel.event(Some(LONG)).unwrap().is_same(&cq));
             });
@@ -231,9 +232,10 @@ mod tests {
         panic!("no wait has counted");
     }
 
-    /// Queues that were armed before a wait are driven by the waiting thread, which gives them to the progress thread before it sleeps.
+    /// The waiting thread drives the queues that were armed, and hands them to the progress thread
+    /// before it sleeps.
     #[test]
-    fn a_wait_hands_over_what_was_armed_for_it() {
+    fn wait_hands_over_armed_queues() {
         let ctx = testing::context();
         let channel = ctx.create_channel().unwrap();
         let cq = ctx.create_cq(4, Some(&channel)).unwrap();
@@ -246,12 +248,12 @@ mod tests {
                 assert!(start.elapsed() < LONG, "{armed}");
                 while !driven() {
                     assert_eq!(cq.poll(&mut [Cqe::default()]), Ok(0));
-                    assert!(start.elapsed() < LONG, "it is never driven");
+                    assert!(start.elapsed() < LONG, "the queue is never driven");
                 }
                 if armed {
                     cq.arm(false);
                 }
-                // On a busy machine the lease may be over by now. Then it is tried again.
+                // On a busy machine the lease may have ended by now. Then try again.
                 let before = driven();
                 assert!(!channel.busy_poll(Duration::ZERO));
                 if armed {

@@ -1,4 +1,4 @@
-//! An opened device: its memory table, its numbers, its asynchronous events.
+//! An opened device: its memory table, its numbers, and its asynchronous events.
 
 use super::channel::CompletionChannel;
 use super::cq::CompletionQueue;
@@ -29,9 +29,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// How long a forked child waits for the memory table of a device that its parent has opened. It may have been copied while it was
-/// locked, by a thread that does not exist in the child.
-const INHERITED_PATIENCE: Duration = Duration::from_secs(1);
+/// How long a forked child waits for the memory table of its parent's device. The table may have
+/// been copied while it was locked by a thread that does not exist in the child.
+const INHERITED_LOCK_WAIT: Duration = Duration::from_secs(1);
 
 pub(crate) struct ContextInner {
     pub(crate) device: Device,
@@ -39,19 +39,16 @@ pub(crate) struct ContextInner {
     pub(crate) memory: TableLock,
     pub(crate) async_events: EventQueue<AsyncEvent>,
     qps: RwLock<HashMap<u32, Weak<dyn Member>>>,
-    /// Completion queues that exist.
     pub(crate) cqs: AtomicU32,
     next_qp: AtomicU32,
     next_pd: AtomicU32,
-    /// What the rooms above keep for the device.
+    /// Tables that rooms above keep for the device.
     pub(super) registries: Mutex<Vec<Arc<dyn Registry>>>,
-    /// Datagram queue pairs.
     pub(crate) datagrams: Numbers,
+    /// Queue pairs that wait for memory to become unused.
     pub(crate) waiting: MemoryWaiters,
     pub(crate) hooks: Hooks,
-    /// Totals of queue pairs that are gone.
     past: Mutex<Counters>,
-    /// The process that opened it.
     origin: Origin,
 }
 
@@ -62,7 +59,6 @@ pub struct Context {
 }
 
 impl Context {
-    /// Opens a device with `hooks`.
     pub(crate) fn open_with(device: &Device, config: Config, hooks: Hooks) -> Result<Self> {
         if config.memory_guard {
             guarded::enable();
@@ -75,7 +71,7 @@ impl Context {
             async_events: EventQueue::new()?,
             qps: RwLock::default(),
             cqs: AtomicU32::new(0),
-            // Queue pair numbers have 24 bits; a random start keeps stale ones from meeting new ones.
+            // A random start keeps numbers of earlier processes from being reused soon.
             next_qp: AtomicU32::new(random_u32()? & 0x00ff_ffff),
             next_pd: AtomicU32::new(1),
             registries: Mutex::default(),
@@ -88,12 +84,12 @@ impl Context {
         Ok(Self { inner })
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> &Device {
         &self.inner.device
     }
 
-    /// The settings it was opened with.
+    /// Returns the settings that the device was opened with.
     pub fn config(&self) -> &Config {
         &self.inner.config
     }
@@ -111,22 +107,24 @@ impl Context {
     /// Allocates a protection domain (`ibv_alloc_pd(3)`) and returns its number.
     ///
     /// # Errors
-    /// That of an injected fault ([`fault`](crate::fault)).
+    /// The error of an injected fault ([`fault`](crate::fault)).
     pub fn try_allocate_pd(&self) -> Result<u32> {
         self.inner.create("pd")?;
         Ok(self.allocate_pd())
     }
 
-    /// Registers `len` octets at `addr` and returns the STag, which is both lkey and rkey (`ibv_reg_mr(3)`).
+    /// Registers `len` bytes at `addr` and returns the STag, which is both lkey and rkey
+    /// (`ibv_reg_mr(3)`).
     ///
-    /// Tagged offsets start at `iova`. The range is checked to be mapped, and writable if a right writes.
+    /// Tagged offsets start at `iova`. Fails if the range is not mapped, or not writable although a
+    /// right writes.
     ///
     /// # Errors
     /// [`Error::BadAddress`], [`Error::Memory`], [`Error::InvalidArgument`] if the range wraps.
     ///
     /// # Safety
-    /// Until [`deregister`](Self::deregister) has returned, the range must stay mapped, and no reference to it may
-    /// exist while the RNIC or a peer can access it.
+    /// The range must stay mapped until [`deregister`](Self::deregister) has returned, and no
+    /// reference to it may exist while the RNIC or a peer can access it.
     pub unsafe fn register(
         &self,
         addr: u64,
@@ -143,18 +141,19 @@ impl Context {
         Ok(table.register(range, iova, pd, access, random)?.0)
     }
 
-    /// Registers `len` octets at `addr` whose pages may come and go (`IBV_ACCESS_ON_DEMAND`), and returns the STag. Address 0 with a length of 2^64 - 1
-    /// is the whole address space.
+    /// Registers `len` bytes at `addr` whose pages may come and go (`IBV_ACCESS_ON_DEMAND`), and
+    /// returns the STag. Address 0 with a length of 2^64 - 1 is the whole address space.
     ///
-    /// The range need not be mapped. An access to a page that is missing fails as one outside of the region does, at both ends. All payload of the device's queue
-    /// pairs is copied while there is such a region, and each access to it takes a system call.
+    /// The range need not be mapped. An access to a missing page fails at both ends like one
+    /// outside the region. While there is such a region, all payload of the device's queue pairs is
+    /// copied, and each access to the region takes a system call.
     ///
     /// # Errors
     /// As [`register`](Self::register), but never [`Error::BadAddress`].
     ///
     /// # Safety
-    /// Until [`deregister`](Self::deregister) has returned, no reference to memory of the range may exist while the RNIC or a peer
-    /// can access it.
+    /// Until [`deregister`](Self::deregister) has returned, no reference to memory of the range may
+    /// exist while the RNIC or a peer can access it.
     pub unsafe fn register_on_demand(
         &self,
         addr: u64,
@@ -163,7 +162,8 @@ impl Context {
         pd: u32,
         access: Access,
     ) -> Result<u32> {
-        // SAFETY: the caller's promise. That the memory is mapped is not needed: the pager finds out.
+        // SAFETY: the caller's promise. The memory need not be mapped, because the pager checks
+        // that.
         let range = unsafe { Self::range(addr, len) }?;
         self.inner.create("mr")?;
         let random = random_u32()?;
@@ -172,8 +172,8 @@ impl Context {
         Ok(stag.0)
     }
 
-    /// Locks the memory table for one more entry. Slots that it lacks are allocated without the lock, because all connections of the
-    /// device wait for that.
+    /// Locks the memory table for one more entry. If the table must grow, the memory is allocated
+    /// before the lock is taken, because all connections of the device wait for the lock.
     fn table_with_room(&self) -> Result<RwLockWriteGuard<'_, MemoryTable>> {
         let lacks = self.inner.memory.read().lacks_room();
         let Some(size) = lacks else {
@@ -206,7 +206,8 @@ impl Context {
         ))
     }
 
-    /// Changes a region (`ibv_rereg_mr(3)`); each `None` stays as it is. An on-demand region stays one. Returns the new STag.
+    /// Changes a region (`ibv_rereg_mr(3)`), and returns the new STag. `None` keeps a property. An
+    /// on-demand region stays one.
     ///
     /// # Errors
     /// As [`register`](Self::register); [`Error::Busy`] via `Memory` while windows are bound.
@@ -240,17 +241,18 @@ impl Context {
         Ok(stag.0)
     }
 
-    /// Ends a registration. When this returns, nothing accesses the memory any more.
+    /// Ends a registration. When this returns, the memory is no longer accessed.
     ///
     /// # Errors
-    /// [`Error::Memory`]: no such region, or windows are bound to it. [`Error::Busy`] after a second in a forked child, if the
-    /// parent was using the device's memory at the time of the fork.
+    /// [`Error::Memory`]: there is no such region, or windows are bound to it. [`Error::Busy`]
+    /// after a second in a forked child, if the parent was using the device's memory during the
+    /// fork.
     pub fn deregister(&self, stag: u32) -> Result<()> {
-        // Waits for accesses in progress, which hold the table for reading.
+        // Accesses in progress hold the table for reading, so this waits for them.
         let mut table = match self.inner.origin.is_foreign() {
             false => self.inner.memory.write(),
             true => {
-                let table = fork::try_for(INHERITED_PATIENCE, || self.inner.memory.try_write());
+                let table = fork::try_for(INHERITED_LOCK_WAIT, || self.inner.memory.try_write());
                 table.ok_or(Error::Busy)?
             }
         };
@@ -258,14 +260,15 @@ impl Context {
         Ok(())
     }
 
-    /// Returns when no access to registered memory is in progress that had begun before the call.
+    /// Waits until all accesses to registered memory have ended that began before the call.
     pub(crate) fn wait_for_accesses(&self) {
         // Accesses hold the table for reading.
         drop(self.inner.memory.write());
     }
 
-    /// Creates a null region (`ibv_alloc_null_mr(3)`) and returns its key. Data that is written there is
-    /// discarded, and reads return zeros, for local requests and for the peer. It contains every address.
+    /// Creates a null region (`ibv_alloc_null_mr(3)`) and returns its key. Data written to it is
+    /// discarded, and reads return zeros, for local requests and for the peer. It contains every
+    /// address.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`]: there is no address space for it; [`Error::Memory`].
@@ -274,7 +277,7 @@ impl Context {
             tracing::warn!(%error, "no memory for a null region");
             Error::OutOfMemory
         })?;
-        // SAFETY: both ranges stay mapped as long as the process lives. Only the second is written to.
+        // SAFETY: both ranges stay mapped as long as the process lives. Only the second is written.
         let range = |addr| unsafe { ProcessRange::new(addr, NULL_LEN) }.ok_or(Error::OutOfMemory);
         let (zeros, sink) = (range(memory.zeros)?, range(memory.sink)?);
         let random = random_u32()?;
@@ -299,7 +302,7 @@ impl Context {
         Ok(stag.0)
     }
 
-    /// Carries out a fast registration at once, without a work request.
+    /// Carries out a fast registration immediately, without a work request.
     ///
     /// # Errors
     /// [`Error::Memory`].
@@ -307,12 +310,12 @@ impl Context {
         Ok(self.inner.memory.read().fast_register(wr, pd)?)
     }
 
-    /// Looks up a region or window.
+    /// Returns a region or window, if it exists.
     pub fn region(&self, stag: u32) -> Option<RegionInfo> {
         self.inner.memory.read().info(Stag(stag))
     }
 
-    /// Allocates a memory window (`ibv_alloc_mw(3)`); returns its STag.
+    /// Allocates a memory window (`ibv_alloc_mw(3)`) and returns its STag.
     ///
     /// # Errors
     /// [`Error::Memory`].
@@ -330,7 +333,7 @@ impl Context {
         Ok(self.inner.memory.write().deallocate_window(stag)?)
     }
 
-    /// A completion channel.
+    /// Creates a completion channel.
     ///
     /// # Errors
     /// The operating system's error: no descriptors left.
@@ -339,7 +342,7 @@ impl Context {
         CompletionChannel::create(self.inner.config.busy_poll)
     }
 
-    /// A completion queue for at least `capacity` completions (`ibv_create_cq(3)`).
+    /// Creates a completion queue for at least `capacity` completions (`ibv_create_cq(3)`).
     ///
     /// # Errors
     /// [`Error::InvalidArgument`], [`Error::OutOfMemory`].
@@ -352,7 +355,7 @@ impl Context {
         CompletionQueue::create(&self.inner, capacity, channel)
     }
 
-    /// A shared receive queue (`ibv_create_srq(3)`).
+    /// Creates a shared receive queue (`ibv_create_srq(3)`).
     ///
     /// # Errors
     /// [`Error::InvalidArgument`], [`Error::OutOfMemory`].
@@ -361,7 +364,8 @@ impl Context {
         SharedReceiveQueue::create(&self.inner, pd, depth, max_sge)
     }
 
-    /// Writes what the capture of [`Config::capture`] has recorded so far to its file. Without a capture it does nothing.
+    /// Writes what [`Config::capture`] has recorded so far to its file. Does nothing without a
+    /// capture.
     ///
     /// # Errors
     /// The file cannot be written; the recording has then stopped.
@@ -391,27 +395,28 @@ impl Context {
         self.inner.async_events.next(timeout)
     }
 
-    /// The queue behind [`async_event`](Self::async_event).
+    /// Returns the queue of the asynchronous events.
     pub fn async_events(&self) -> &EventQueue<AsyncEvent> {
         &self.inner.async_events
     }
 
-    /// Readable while asynchronous events wait.
+    /// Returns a descriptor that is readable while asynchronous events are pending.
     pub fn async_fd(&self) -> BorrowedFd<'_> {
         self.inner.async_events.as_fd()
     }
 
-    /// Totals over all queue pairs since the device was opened.
+    /// Returns the totals of all queue pairs since the device was opened.
     pub fn counters(&self) -> Counters {
         self.inner.totals().unwrap_or_default()
     }
 }
 
 impl ContextInner {
-    /// An object is about to be created: `pd`, `mr`, `mw`, `cq`, `srq`, `qp` or `channel`.
+    /// Checks whether an injected fault fails the creation of an object: `pd`, `mr`, `mw`, `cq`,
+    /// `srq`, `qp` or `channel`.
     ///
     /// # Errors
-    /// That of an injected fault.
+    /// The error of the fault.
     #[inline]
     pub(crate) fn create(&self, name: &'static str) -> Result<()> {
         match &self.hooks.faults {
@@ -420,7 +425,7 @@ impl ContextInner {
         }
     }
 
-    /// Finds a free queue pair number and makes the queue pair with it.
+    /// Chooses a free number with `number`, and adds the queue pair that `make` creates with it.
     pub(crate) fn enter_qp<M: Member>(
         &self,
         number: impl FnOnce(&dyn Fn(u32) -> bool) -> Result<u32>,
@@ -440,27 +445,29 @@ impl ContextInner {
             .take(port, random, |num| qps.contains_key(&num))
     }
 
-    /// A datagram queue pair is gone.
+    /// Removes a datagram queue pair, and adds its counters to the totals.
     pub(crate) fn leave_ud(&self, num: u32, counters: &Counters) {
         let mut past = self.past.lock();
         self.datagrams.remove(num);
         past.add(counters);
     }
 
-    /// The next number that is not `taken`.
+    /// Returns the next number that is not `taken`.
     pub(crate) fn any_number(&self, taken: &dyn Fn(u32) -> bool) -> u32 {
         loop {
             let num = self.next_qp.fetch_add(1, Ordering::Relaxed) & 0x00ff_ffff;
-            // 0 and 1 belong to management on other transports.
+            // 0 and 1 are used for management on other transports.
             if num > 1 && !taken(num) {
                 return num;
             }
         }
     }
 
-    pub(crate) fn leave_qp(&self, num: u32, counters: &Counters) {
+    /// Removes a queue pair, and adds its counters to the totals.
+    pub(crate) fn remove_qp(&self, num: u32, counters: &Counters) {
         {
-            // Both at once: a thread that adds everything up must neither miss it nor count it twice.
+            // In one step: a thread that sums up must neither miss the counters nor count them
+            // twice.
             let mut past = self.past.lock();
             self.qps.write().remove(&num);
             past.add(counters);
@@ -468,7 +475,8 @@ impl ContextInner {
         self.each_registry(|registry| registry.destroyed(num));
     }
 
-    /// Adds `past` and the counters of the queue pairs that exist; if not `wait`, of those that are not locked.
+    /// Returns the sum of `past` and the counters of existing queue pairs. Without `wait`, locked
+    /// queue pairs are left out.
     fn sum(
         past: MutexGuard<'_, Counters>,
         datagrams: Vec<Arc<dyn Member>>,
@@ -482,18 +490,19 @@ impl ContextInner {
         for counters in members.filter_map(|qp| qp.counters(wait)) {
             sum.add(&counters);
         }
-        // Before the members: the last handle to one of them may be there, and its end takes this lock.
+        // Unlock before the members are dropped: the last handle may be here, and its end takes
+        // this lock.
         drop(past);
         sum
     }
 
-    /// Returns `true` if it was opened by this process, and not by one that forked it.
+    /// Returns `true` unless a parent of this process opened the device.
     pub(crate) fn is_ours(&self) -> bool {
         !self.origin.is_foreign()
     }
 
-    /// Totals over all queue pairs since it was opened. In a child of the process that opened it without those whose locks are
-    /// held; `None` if the lists are locked there.
+    /// Returns the totals of all queue pairs since the device was opened. In a forked child, locked
+    /// queue pairs are left out, and `None` is returned if a list is locked.
     pub(crate) fn totals(&self) -> Option<Counters> {
         if self.is_ours() {
             let past = self.past.lock();
@@ -506,7 +515,8 @@ impl ContextInner {
         Some(Self::sum(past, datagrams, qps, false))
     }
 
-    /// The numbers of its queue pairs, in no order. `None` in a child of the process that opened it, if the list is locked.
+    /// Returns the numbers of the queue pairs, in no order. In a forked child, returns `None` if
+    /// the list is locked.
     pub(crate) fn qp_numbers(&self) -> Option<Vec<u32>> {
         let qps = if self.is_ours() {
             self.qps.read()
@@ -516,13 +526,12 @@ impl ContextInner {
         Some(qps.keys().copied().collect())
     }
 
-    /// Returns the connected queue pair with this number.
     pub(crate) fn member(&self, num: u32) -> Option<Arc<dyn Member>> {
         self.qps.read().get(&num)?.upgrade()
     }
 
-    /// Returns the connected queue pair with this number; in a child of the process that opened the device, `None` if the list is
-    /// locked.
+    /// Returns the connected queue pair with this number. In a forked child, returns `None` if the
+    /// list is locked.
     pub(crate) fn member_if_free(&self, num: u32) -> Option<Arc<dyn Member>> {
         let qps = if self.is_ours() {
             self.qps.read()
@@ -532,7 +541,6 @@ impl ContextInner {
         qps.get(&num)?.upgrade()
     }
 
-    /// Completion queues that exist.
     pub(crate) fn completion_queues(&self) -> u32 {
         self.cqs.load(Ordering::Relaxed)
     }
@@ -566,7 +574,7 @@ impl std::fmt::Debug for Context {
     }
 }
 
-/// 32 bits that a peer cannot guess.
+/// Returns 32 bits that a peer cannot guess.
 pub(crate) fn random_u32() -> Result<u32> {
     getrandom::u32().map_err(no_random)
 }

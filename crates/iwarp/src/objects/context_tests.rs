@@ -1,13 +1,12 @@
-//! Tests of opened devices: numbers of queue pairs, sums of their counters, and captures.
+//! Opened devices: numbers of queue pairs, sums of counters, and captures.
 
 use super::*;
 use crate::testing;
 use iwarp_rnic::{SendFlags, SendOp, SendWr};
 use std::io::IoSlice;
 
-/// Numbers have 24 bits, and those that are taken or belong to management are left out.
 #[test]
-fn numbers_go_round() {
+fn numbers_wrap() {
     let ctx = testing::context();
     let from = |first, taken: &[u32]| {
         ctx.inner.next_qp.store(first, Ordering::Relaxed);
@@ -18,9 +17,9 @@ fn numbers_go_round() {
     assert_eq!(from(7, &[7, 9]), [8, 10, 11, 12]);
 }
 
-/// What a queue pair has counted stays in the sum when it is gone, and is in it once.
+/// The counters of a queue pair stay in the totals when it is gone.
 #[test]
-fn sums_have_each_queue_pair_once() {
+fn totals_count_each_queue_pair_once() {
     let ctx = testing::context();
     let cq = ctx.create_cq(8, None).unwrap();
     let sent = || ctx.inner.totals().unwrap().tx_messages;
@@ -46,9 +45,9 @@ fn sums_have_each_queue_pair_once() {
     }
 }
 
-/// Devices that name the same file write to one capture, each other file is one of its own, and a flush brings all to the file.
+/// Devices that name the same file write to one capture. A flush writes everything to the file.
 #[test]
-fn devices_share_the_capture_of_a_file() {
+fn devices_share_capture_file() {
     let file =
         |name: &str| std::env::temp_dir().join(format!("iwarp-{name}-{}", std::process::id()));
     let pattern = std::env::temp_dir().join("iwarp-context-a-%p");
@@ -79,9 +78,9 @@ fn devices_share_the_capture_of_a_file() {
     testing::context().flush_capture().unwrap();
 }
 
-/// Who is told that nobody accesses memory any more has waited for those who do.
+/// `wait_for_accesses` must return only after the accesses have ended.
 #[test]
-fn accesses_to_memory_are_waited_for() {
+fn wait_for_accesses_waits() {
     let ctx = testing::context();
     let access = ctx.inner.memory.read();
     let (tell, told) = std::sync::mpsc::channel();
@@ -97,9 +96,10 @@ fn accesses_to_memory_are_waited_for() {
     });
 }
 
-/// Threads of the parent may have held locks at the time of the fork, and nobody in the child unlocks them.
+/// Threads of the parent may have held locks during the fork, and no thread of the child releases
+/// them.
 #[test]
-fn a_child_of_the_process_does_not_wait_for_locks() {
+fn child_does_not_wait_for_locks() {
     let ctx = testing::context();
     assert!(ctx.inner.is_ours());
     let cq = ctx.create_cq(4, None).unwrap();
@@ -116,9 +116,8 @@ fn a_child_of_the_process_does_not_wait_for_locks() {
     assert!(is_right);
 }
 
-/// The number of a datagram queue pair is free when it is gone.
 #[test]
-fn the_number_of_a_datagram_queue_pair_is_free_when_it_is_gone() {
+fn datagram_number_is_released() {
     let qp = testing::datagram_queue_pair();
     let ctx = qp.context();
     assert!(ctx.inner.datagrams.contains(qp.num()));
@@ -127,7 +126,7 @@ fn the_number_of_a_datagram_queue_pair_is_free_when_it_is_gone() {
 }
 
 #[test]
-fn completion_queues_are_counted_while_they_exist() {
+fn live_completion_queues_are_counted() {
     let ctx = testing::context();
     let mut cqs = Vec::new();
     for exist in 1..4 {
@@ -142,9 +141,9 @@ fn completion_queues_are_counted_while_they_exist() {
     assert_eq!(ctx.inner.completion_queues(), 2);
 }
 
-/// Whatever kind of queue pair has it.
+/// This holds for all kinds of queue pairs.
 #[test]
-fn a_number_that_is_in_use_is_not_given_again() {
+fn used_number_is_not_reused() {
     let datagrams = testing::datagram_queue_pair();
     let ctx = datagrams.context();
     let cq = ctx.create_cq(4, None).unwrap();

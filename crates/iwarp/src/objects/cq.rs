@@ -1,4 +1,4 @@
-//! Completion queues: polling drives the sockets, arming hands them to the progress thread.
+//! Completion queues. Polling drives the sockets, and arming hands them to the progress thread.
 
 use super::channel::CompletionChannel;
 use super::context::ContextInner;
@@ -22,10 +22,10 @@ use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
-/// Completions of the ring that are looked at in one go when those of a queue pair are dropped.
+/// Completions of the ring that are checked in one step when those of a queue pair are dropped.
 const PURGE_STEP: u32 = 4096;
 
-/// The reason why a queue gives no completions any more.
+/// Why a queue no longer returns completions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CqError {
     /// The queue was full, and completions were lost.
@@ -35,32 +35,28 @@ pub enum CqError {
 pub(crate) struct CqInner {
     ctx: Arc<ContextInner>,
     pub(crate) ring: Mutex<Ring>,
-    /// Held by a thread that counts the queue pairs, and tells the pollers whether they are many.
+    /// Held while the queue pairs are counted and the pollers are notified of the result.
     counting: Mutex<()>,
-    /// Held by a thread that drops the completions of a queue pair, until all are dropped.
     purging: Mutex<()>,
-    /// `true` if the ring may hold completions or has overflowed. Cleared only with the ring locked, so a poll that reads `false`
-    /// need not take the lock.
+    /// `true` if the ring may hold completions or has overflowed. Cleared only with the ring
+    /// locked, so a poll that reads `false` need not lock it.
     ready: AtomicBool,
     channel: Option<CompletionChannel>,
     /// Queue pairs whose completions go to this queue. Polling drives their sockets.
     qps: RwLock<Vec<Weak<dyn Member>>>,
-    /// The datagram queue pairs among them.
     pub(crate) datagrams: Members,
-    /// By which its pollers drive the queue pairs.
     pub(crate) pollers: Pollers,
-    /// A value for the program's own use.
     user: AtomicU64,
     timestamps: AtomicBool,
-    /// Queue pairs that have put off sending until the next poll without result. Each stands here at most once, because that poll
-    /// may never come: the program may look at another queue only.
+    /// Queue pairs that defer sending until the next poll without result. Each is listed at most
+    /// once, because that poll may never come: the program may poll only the other queue of the
+    /// queue pair.
     deferred: Mutex<Vec<Weak<dyn Member>>>,
     has_deferred: AtomicBool,
-    /// Tasks that wait for a completion.
     wakers: Wakers,
     /// Whether polling before a sleep has found completions in time so far.
     pub(crate) busy: BusyPoll,
-    /// Whether the peers' data come right after the program has taken completions.
+    /// Whether the peers' data comes right after the program has taken completions.
     answers: Answers,
 }
 
@@ -102,10 +98,11 @@ impl CompletionQueue {
         Ok(Self { inner })
     }
 
-    /// Takes up to `out.len()` completions (`ibv_poll_cq(3)`), and frees the slots of their queues. Never blocks.
+    /// Takes up to `out.len()` completions (`ibv_poll_cq(3)`), and frees the slots of their queues.
+    /// Never blocks.
     ///
-    /// If there are none, the calling thread reads and writes the sockets of the queue's queue pairs itself: a
-    /// program that polls needs no other thread to make progress.
+    /// If there are none, the calling thread reads and writes the sockets of the queue's queue
+    /// pairs itself. So a program that polls needs no other thread to make progress.
     ///
     /// # Errors
     /// [`CqError::Overflow`] once the completions from before the overflow are taken.
@@ -125,7 +122,7 @@ impl CompletionQueue {
         self.inner.send_deferred();
         self.inner
             .pollers
-            .look(|all| self.inner.drive(all).others_were_ready);
+            .drive_for_poll(|all| self.inner.drive(all).others_were_ready);
         if self.inner.ready.load(Ordering::Acquire) {
             let n = self.take(out)?;
             self.inner.took(&out[..n]);
@@ -135,7 +132,8 @@ impl CompletionQueue {
         Ok(0)
     }
 
-    /// Takes completions that are in the queue already, without reading a socket. For callers that are about to wait.
+    /// Takes completions that are already in the queue, without reading a socket. For callers that
+    /// are about to wait.
     ///
     /// # Errors
     /// As [`poll`](Self::poll).
@@ -156,25 +154,26 @@ impl CompletionQueue {
         }
     }
 
-    /// Asks for one event on the channel at the next completion (`ibv_req_notify_cq(3)`). With `solicited_only` only a
-    /// solicited or failed completion raises it. Completions that wait already raise no event, so poll once more afterwards.
+    /// Requests one event on the channel at the next completion (`ibv_req_notify_cq(3)`). With
+    /// `solicited_only`, only a solicited or failed completion raises it. Completions that are
+    /// already in the queue raise no event, so poll once more afterwards.
     pub fn arm(&self, solicited_only: bool) {
         self.inner.ring.lock().arm(solicited_only);
         match &self.inner.channel {
-            // A thread is going to wait on the channel, and drives the sockets before it sleeps.
+            // A thread is about to wait on the channel, and drives the sockets before it sleeps.
             Some(channel) if channel.expects_wait() => self.inner.send_deferred(),
             _ => self.inner.hand_over(),
         }
     }
 
-    /// Polls for at most `limit` if a completion is likely to come soon. Returns `true` if there is one, or if the queue has
-    /// overflowed. Blocking waits call this before they sleep.
+    /// Polls for at most `limit` if a completion is likely to come soon. Returns `true` if there is
+    /// one, or if the queue has overflowed. Blocking waits call this before they sleep.
     pub(crate) fn busy_poll(&self, limit: Duration) -> bool {
         self.busy_poll_until(limit, || false)
     }
 
-    /// Does the same, and ends as soon as `done` returns `true`: another thread may have taken the completion that the caller
-    /// waits for.
+    /// Does the same, and also ends when `done` returns `true`: another thread may have taken the
+    /// completion that the caller waits for.
     pub(crate) fn busy_poll_until(&self, limit: Duration, done: impl Fn() -> bool) -> bool {
         self.inner.busy.poll(self.inner.window().min(limit), |now| {
             self.inner.drive_at(now);
@@ -186,7 +185,7 @@ impl CompletionQueue {
         })
     }
 
-    /// Notes that a blocking wait slept, and how long it waited.
+    /// Records that a blocking wait slept, and how long it took.
     pub(crate) fn slept(&self, waited: Duration) {
         self.inner.busy.slept(waited, self.inner.window());
     }
@@ -206,25 +205,27 @@ impl CompletionQueue {
         self.inner.ring.lock().capacity()
     }
 
-    /// Returns how many completions wait in the queue.
+    /// Returns how many completions are in the queue.
     pub fn len(&self) -> usize {
         self.inner.ring.lock().len() as usize
     }
 
-    /// Returns `true` if no completion waits in the queue.
+    /// Returns `true` if there is no completion in the queue.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Changes the capacity and keeps the waiting completions (`ibv_resize_cq(3)`).
+    /// Changes the capacity and keeps the completions (`ibv_resize_cq(3)`).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument), [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument),
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub fn resize(&self, capacity: u32) -> Result<()> {
         Ok(self.inner.ring.lock().resize(capacity)?)
     }
 
-    /// Stamps completions from now on with the monotonic clock, in nanoseconds. This costs one clock reading for each completion.
+    /// Stamps later completions with the monotonic clock, in nanoseconds. This costs one clock
+    /// reading for each completion.
     pub fn enable_timestamps(&self) {
         self.inner.timestamps.store(true, Ordering::Relaxed);
     }
@@ -246,16 +247,17 @@ impl CompletionQueue {
         connected + self.inner.datagrams.len()
     }
 
-    /// Wakes a task at the next completion. Poll once more after this, then wait.
+    /// Wakes a task at the next completion. Poll once more after this call, and then wait.
     ///
-    /// The waker is called once, by the thread that writes the completion, with no lock held; it may poll this queue. It stays
-    /// registered until then.
+    /// The waker is called once, by the thread that writes the completion, with no lock held. It
+    /// may poll this queue. It stays registered until then.
     pub fn wake_at_next(&self, waker: &Waker) {
         self.inner.wakers.register(waker);
         self.inner.expect_wake();
     }
 
-    /// Returns a place for a wait that may be given up. Dropping it takes the waker off the list.
+    /// Returns an entry for a wait that may be given up. Dropping it removes the waker from the
+    /// list.
     pub(crate) fn waits(&self) -> Registration<'_> {
         self.inner.wakers.registration()
     }
@@ -266,13 +268,13 @@ impl CompletionQueue {
         self.inner.expect_wake();
     }
 
-    /// Sends what queue pairs have put off until the next poll without result.
+    /// Sends what queue pairs have deferred until the next poll without result.
     #[inline]
     pub(crate) fn send_put_off(&self) {
         self.inner.send_deferred();
     }
 
-    /// Drops the channel events that were raised for this queue and not taken.
+    /// Drops pending channel events of this queue.
     pub fn forget_events(&self) {
         if let Some(channel) = &self.inner.channel {
             channel.queue.retain(|cq| !cq.is_same(self));
@@ -280,7 +282,8 @@ impl CompletionQueue {
     }
 }
 
-/// Events and wake-ups of a queue that are due. They wait until no lock is held, because they may run the program's code.
+/// Pending events and wake-ups of a queue. They wait until no lock is held, because they may run
+/// the program's code.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Owed {
     notify: bool,
@@ -297,9 +300,8 @@ impl Owed {
     }
 }
 
-/// What driving the sockets of a queue has come to.
 struct Driven {
-    /// What has come for few queue pairs: an answer to the last request of one of them, or anything else.
+    /// What arrived for the queue pairs that were polled one by one.
     seen: Seen,
     /// The whole process was served, and something was ready.
     others_were_ready: bool,
@@ -312,13 +314,12 @@ impl Drop for CqInner {
 }
 
 impl CqInner {
-    /// Returns how long blocking waits may poll before they sleep.
     pub(crate) fn window(&self) -> Duration {
         self.ctx.config.busy_poll
     }
 
-    /// Writes a completion into the ring, which the caller has locked, and notes in `owed` which events are then due. The caller
-    /// passes `owed` to [`settle`](Self::settle) after it has dropped its locks.
+    /// Writes a completion into the locked ring, and notes in `owed` which events are then due. The
+    /// caller passes `owed` to [`settle`](Self::settle) after it has dropped its locks.
     #[inline]
     pub(crate) fn push(&self, ring: &mut Ring, mut cqe: Cqe, owed: &mut Owed) {
         if self.timestamps.load(Ordering::Relaxed) {
@@ -330,7 +331,7 @@ impl CqInner {
             Pushed::Notify => owed.notify = true,
             Pushed::Overflow { first } => owed.overflow |= first,
         }
-        // A lost completion wakes waiting tasks, too: their next poll returns the overflow.
+        // A lost completion also wakes waiting tasks: their next poll returns the overflow.
         owed.wake |= self.wakers.any();
     }
 
@@ -344,8 +345,8 @@ impl CqInner {
         owed.wake |= self.wakers.any();
     }
 
-    /// Raises the events that are due and wakes the waiting tasks. Call it without locks. Returns `true` if the queue overflowed
-    /// just now.
+    /// Raises the events in `owed` and wakes waiting tasks. Call it without locks. Returns `true`
+    /// if the queue has just overflowed.
     #[inline]
     pub(crate) fn settle(self: &Arc<Self>, owed: Owed) -> bool {
         if owed.notify
@@ -366,7 +367,7 @@ impl CqInner {
         owed.overflow
     }
 
-    /// Sends for the queue pairs that have put off sending.
+    /// Sends for the queue pairs that have deferred it.
     #[inline]
     fn send_deferred(&self) {
         if self.has_deferred.load(Ordering::Acquire) {
@@ -379,20 +380,21 @@ impl CqInner {
         self.has_deferred.store(false, Ordering::Release);
         let mut list = std::mem::take(&mut *self.deferred.lock());
         for qp in list.drain(..).filter_map(|qp| qp.upgrade()) {
-            // Clear the mark first: a request posted after that is sent now, or puts the queue pair on the list again.
+            // Clear the mark first: a request that is posted later is then sent at once, or lists
+            // the queue pair again.
             if let Some(mark) = qp.deferred_mark(self) {
                 mark.swap(false, Ordering::AcqRel);
             }
             qp.send_deferred();
         }
-        // The list keeps its memory, so that the next entry allocates nothing.
+        // Keep the list's memory, so that the next entry allocates nothing.
         let mut deferred = self.deferred.lock();
         if deferred.capacity() == 0 {
             *deferred = list;
         }
     }
 
-    /// Puts off the sending of a queue pair until the next poll without result.
+    /// Lists a queue pair that defers sending until the next poll without result.
     pub(crate) fn defer<M: Member>(&self, qp: &Arc<M>) {
         let mark = qp.deferred_mark(self);
         if mark.is_some_and(|mark| !mark.swap(true, Ordering::AcqRel)) {
@@ -401,7 +403,6 @@ impl CqInner {
         }
     }
 
-    /// Opens an account for a queue whose completions are written here.
     pub(crate) fn open_account(&self) -> Account {
         self.ring.lock().open()
     }
@@ -413,7 +414,7 @@ impl CqInner {
 
     pub(crate) fn attach<M: Member>(&self, qp: &Arc<M>) {
         let mut qps = self.qps.write();
-        // Remove dead entries only when the list is full: there may be thousands, and each look would cost.
+        // Remove dead entries only when the list is full: there may be thousands of entries.
         if qps.len() == qps.capacity() {
             qps.retain(|q| q.strong_count() > 0);
             let live = qps.len();
@@ -424,22 +425,22 @@ impl CqInner {
         self.count_members();
     }
 
-    /// Queue pairs have come or gone.
+    /// Counts the queue pairs, and notifies the pollers if they are many.
     pub(crate) fn count_members(&self) {
-        // One thread after the other. Otherwise a count from before could be told last. The pollers would then drive many queue pairs
-        // neither one by one nor all together, and each of them would rest as long as they poll.
-        let _turn = self.counting.lock();
+        // One thread at a time. Otherwise the pollers could be notified of an older count last.
+        // They would then drive many queue pairs neither one by one nor all together, and the
+        // progress thread would leave them alone, too.
+        let _counting = self.counting.lock();
         let many = policy::are_many(self.qps.read().len()) || self.datagrams.are_many();
         self.pollers.set_many(many);
     }
 
-    /// Forgets a queue pair that is gone, and drops its completions.
+    /// Removes a queue pair that is destroyed, and drops its completions.
     pub(crate) fn detach<M: Member>(&self, qp: &Arc<M>) {
         self.leave(qp);
         self.purge(qp.num());
     }
 
-    /// Forgets a queue pair.
     pub(crate) fn leave<M: Member>(&self, qp: &Arc<M>) {
         let gone: Weak<dyn Member> = Arc::downgrade(qp) as _;
         let mut qps = self.qps.write();
@@ -451,9 +452,9 @@ impl CqInner {
         self.deferred.lock().retain(|q| !q.ptr_eq(&gone));
     }
 
-    /// Drops the waiting completions of the queue pair `qp_num`. Other threads may have the ring in between.
+    /// Drops the completions of the queue pair `qp_num`. Releases the ring's lock in between.
     pub(crate) fn purge(&self, qp_num: u32) {
-        let _turn = self.purging.lock();
+        let _purging = self.purging.lock();
         let mut work = Work::More;
         while work == Work::More {
             let mut ring = self.ring.lock();
@@ -462,36 +463,37 @@ impl CqInner {
         }
     }
 
-    /// Returns `true` if a successful completion of the queue pair `qp_num` waits.
+    /// Returns `true` if the ring holds a successful completion of the queue pair `qp_num`.
     pub(crate) fn has_success_of(&self, qp_num: u32) -> bool {
         self.ring.lock().has_success_of(qp_num)
     }
 
-    /// Returns `true` if the queue has overflowed, so that completions were lost.
-    pub(crate) fn is_dead(&self) -> bool {
+    /// Returns `true` if completions were lost because the ring was full.
+    pub(crate) fn has_overflowed(&self) -> bool {
         self.ring.lock().overflowed()
     }
 
-    /// Returns all queue pairs whose completions go to this queue.
     pub(crate) fn members(&self) -> Vec<Arc<dyn Member>> {
         self.qps.read().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Prepares for a task that has registered a waker and is about to wait.
+    /// Prepares the queue for a task that has registered a waker and is about to wait.
     fn expect_wake(&self) {
-        // The next poll must take the ring's lock. Without the lock it could miss a completion whose thread missed the waker.
+        // The next poll must lock the ring. Otherwise it could miss a completion whose thread
+        // missed the waker.
         self.ready.store(true, Ordering::Release);
         self.hand_over();
     }
 
-    /// Drives the sockets for a caller that polls again and again, and knows the time. Returns what has come
-    /// since the program's last request.
+    /// Drives the sockets for a caller that polls repeatedly and knows the time. Returns what has
+    /// arrived since the program's last request.
     pub(crate) fn drive_at(&self, now: u64) -> Seen {
         self.pollers.renew(now);
         self.drive(false).seen
     }
 
-    /// A poll has found these completions. If the peer's answer will soon be there, it stays until then.
+    /// Records a poll that found completions. If the peer's answer is likely to come soon, waits
+    /// for it.
     #[inline]
     fn took(&self, completions: &[Cqe]) {
         self.answers.took(self.pollers.empty_polls());
@@ -500,8 +502,8 @@ impl CqInner {
         }
     }
 
-    /// Drives the sockets until data have come. A completion that tells the program of more than the end of its own request is not
-    /// kept from it.
+    /// Drives the sockets until data arrives. Does not delay completions that report more than the
+    /// end of the program's own requests.
     #[cold]
     fn await_answer(&self, completions: &[Cqe]) {
         let own = |cqe: &Cqe| {
@@ -522,14 +524,15 @@ impl CqInner {
         });
     }
 
-    /// The progress thread has found data of a queue pair whose completions go to this queue.
+    /// Records that the progress thread has found data of a queue pair of this queue.
     pub(crate) fn answer_came(&self) {
         if !self.pollers.are_for_many() {
             self.answers.came(self.pollers.empty_polls());
         }
     }
 
-    /// Reads and writes the sockets of this queue's queue pairs. `serve_all` asks to serve the whole process, too.
+    /// Reads and writes the sockets of this queue's queue pairs, and serves the whole process if
+    /// `serve_all`.
     fn drive(&self, mut serve_all: bool) -> Driven {
         let mut few: [Option<Arc<dyn Member>>; POLL_DIRECTLY] = Default::default();
         {
@@ -556,7 +559,7 @@ impl CqInner {
             self.pollers.was_busy(busy);
         }
         if others {
-            // The thread that drives them may need this very processor, and this thread cannot help meanwhile.
+            // The thread that drives them may need this processor, and this thread cannot help it.
             std::thread::yield_now();
         }
         Driven {
@@ -565,7 +568,7 @@ impl CqInner {
         }
     }
 
-    /// Gives the sockets to the progress thread, because the caller is going to wait.
+    /// Gives the sockets to the progress thread, because the caller is about to wait.
     pub(crate) fn hand_over(&self) {
         self.send_deferred();
         self.pollers.hand_over();

@@ -1,4 +1,4 @@
-//! Tests of completion queues: the effects of polling, arming and waiting, and which tasks are woken.
+//! Completion queues: the effects of polling, arming and waiting, and which tasks are woken.
 
 use super::super::context::Context;
 use super::*;
@@ -13,7 +13,7 @@ use std::sync::atomic::AtomicU32;
 use std::task::Wake;
 
 #[test]
-fn each_event_is_owed_alone_and_with_others() {
+fn each_owed_event_counts() {
     assert!(Owed::default().is_nothing());
     let owed: [fn(&mut Owed); 4] = [
         |owed| owed.notify = true,
@@ -31,9 +31,10 @@ fn each_event_is_owed_alone_and_with_others() {
     }
 }
 
-/// A poll stays for answers that come soon. A look of the progress thread that finds nothing is none.
+/// A poll waits for answers that come soon. A read of the progress thread that finds nothing is no
+/// answer.
 #[test]
-fn a_look_that_finds_nothing_is_no_answer() {
+fn empty_read_is_no_answer() {
     let ctx = testing::context();
     let cq = ctx.create_cq(4, None).unwrap();
     let qp = testing::queue_pair(&ctx, &cq, &cq);
@@ -47,14 +48,14 @@ fn a_look_that_finds_nothing_is_no_answer() {
 
 /// A program that only sends may poll only one of its two queues, for days.
 #[test]
-fn a_queue_that_nobody_polls_keeps_no_more_than_its_queue_pairs() {
+fn unpolled_queue_lists_each_member_once() {
     let ctx = testing::context();
     let [polled, other] = [0; 2].map(|_| ctx.create_cq(4, None).unwrap());
     let qps = [0; 2].map(|_| testing::queue_pair(&ctx, &polled, &other));
     let waiting = |cq: &CompletionQueue| cq.inner.deferred.lock().len();
     for round in 0..10 {
         for qp in &qps {
-            qp.inner.put_off();
+            qp.inner.defer_sending();
         }
         assert_eq!(waiting(&polled), 2);
         match round % 2 {
@@ -62,7 +63,7 @@ fn a_queue_that_nobody_polls_keeps_no_more_than_its_queue_pairs() {
             _ => polled.send_put_off(),
         }
         assert_eq!(waiting(&polled), 0);
-        // The list keeps its memory for the next ones.
+        // The list keeps its memory.
         assert!(polled.inner.deferred.lock().capacity() >= 2);
     }
     assert_eq!(waiting(&other), 2);
@@ -75,10 +76,10 @@ fn a_queue_that_nobody_polls_keeps_no_more_than_its_queue_pairs() {
     }
 }
 
-/// A program that polls drives its queue pairs, and the progress thread leaves them alone. A program that arms is about to wait:
-/// deferred requests are sent, and the queue pairs no longer count as driven.
+/// Arming means that the program is about to wait: deferred requests are sent, and the queue pairs
+/// no longer count as driven.
 #[test]
-fn arming_hands_the_queue_pairs_over() {
+fn arming_hands_over_queue_pairs() {
     let ctx = testing::context();
     let channel = ctx.create_channel().unwrap();
     for channel in [None, Some(&channel)] {
@@ -86,12 +87,12 @@ fn arming_hands_the_queue_pairs_over() {
         let qp = testing::queue_pair(&ctx, &cq, &cq);
         for solicited_only in [false, true] {
             poll_until_driven(&cq, &qp);
-            qp.inner.put_off();
+            qp.inner.defer_sending();
             assert_eq!(cq.inner.deferred.lock().len(), 1);
             cq.arm(solicited_only);
             assert_eq!(qp.inner.driven_until(now_ns()), None);
             assert_eq!(cq.inner.deferred.lock().len(), 0, "not sent");
-            // The poll that follows is the last one before the wait.
+            // The last poll before the wait.
             assert_eq!(cq.poll(&mut [Cqe::default()]), Ok(0));
             assert_eq!(qp.inner.driven_until(now_ns()), None);
         }
@@ -103,14 +104,14 @@ fn arming_hands_the_queue_pairs_over() {
 fn poll_until_driven(cq: &CompletionQueue, qp: &QueuePair) {
     let end = now_ns() + 20_000_000_000;
     while qp.inner.driven_until(now_ns()).is_none() {
-        assert!(now_ns() < end, "it is never driven");
+        assert!(now_ns() < end, "the queue pair is never driven");
         assert_eq!(cq.poll(&mut [Cqe::default()]), Ok(0));
     }
 }
 
-/// The polls of a queue with many queue pairs drive the whole process, and not each of them: none of them may rest.
+/// Polls of a queue with many queue pairs drive the whole process, so no queue pair may be paused.
 #[test]
-fn queue_pairs_of_a_large_queue_are_not_driven_one_by_one() {
+fn large_queue_pauses_no_members() {
     let ctx = testing::context();
     let cq = ctx.create_cq(4, None).unwrap();
     let few: Vec<_> = (0..POLL_DIRECTLY)
@@ -121,7 +122,7 @@ fn queue_pairs_of_a_large_queue_are_not_driven_one_by_one() {
     assert_eq!(few[0].inner.driven_until(now_ns()), None);
     let end = now_ns() + 20_000_000_000;
     while engine::everything().end(now_ns()).is_none() {
-        assert!(now_ns() < end, "nobody drives");
+        assert!(now_ns() < end, "the process is never driven");
         assert_eq!(cq.poll(&mut [Cqe::default()]), Ok(0));
     }
     assert_eq!(few[0].inner.driven_until(now_ns()), None);
@@ -132,14 +133,15 @@ fn queue_pairs_of_a_large_queue_are_not_driven_one_by_one() {
     }
 }
 
-/// Threads that create and destroy queue pairs at the same time count them one after the other: what is told last is what was counted last.
+/// Threads that create and destroy queue pairs at the same time count them one after the other, so
+/// that the last count is the last notification.
 #[test]
-fn queue_pairs_are_counted_by_one_thread_at_a_time() {
+fn members_are_counted_by_one_thread() {
     let ctx = testing::context();
     let cq = ctx.create_cq(4, None).unwrap();
     let (told, tells) = std::sync::mpsc::channel();
     let qps = std::thread::scope(|scope| {
-        // As if another thread had counted, and had not yet told the pollers.
+        // As if another thread had counted and not yet notified the pollers.
         let counting = cq.inner.counting.lock();
         let creates = scope.spawn(|| {
             let create = |_| testing::queue_pair(&ctx, &cq, &cq);
@@ -151,7 +153,7 @@ fn queue_pairs_are_counted_by_one_thread_at_a_time() {
             std::thread::yield_now();
         }
         let early = tells.recv_timeout(Duration::from_millis(100));
-        assert!(early.is_err(), "they were counted meanwhile");
+        assert!(early.is_err(), "another thread counted meanwhile");
         cq.inner.pollers.set_many(false);
         drop(counting);
         creates.join().unwrap()
@@ -161,13 +163,14 @@ fn queue_pairs_are_counted_by_one_thread_at_a_time() {
     assert!(!cq.inner.pollers.are_for_many());
 }
 
-/// The thread that writes a completion marks the queue as not empty, writes, and looks for wakers. A task on another processor may
-/// register meanwhile and miss both. Registering therefore makes the next poll take the lock.
+/// The thread that writes a completion marks the queue, writes, and checks for wakers. A task on
+/// another processor may register meanwhile and miss both. So registering makes the next poll lock
+/// the ring.
 #[test]
-fn the_poll_after_asking_to_be_woken_misses_no_completion() {
+fn poll_after_registering_sees_completion() {
     let ctx = testing::context();
     let cq = ctx.create_cq(4, None).unwrap();
-    // The view of that task: the completion is in the ring, but the mark is not yet visible.
+    // What that task sees: the completion is in the ring, but the mark is not yet visible.
     let _ = cq.inner.ring.lock().push(completion(7));
     let mut out = [Cqe::default(); 2];
     assert_eq!(
@@ -178,7 +181,7 @@ fn the_poll_after_asking_to_be_woken_misses_no_completion() {
     cq.wake_at_next(Waker::noop());
     assert_eq!(cq.poll(&mut out), Ok(1));
     assert_eq!(out[0].wr_id, 7);
-    // Check the same for a wait that may be given up.
+    // Check a wait that may be given up, too.
     let _ = cq.inner.ring.lock().push(completion(8));
     let mut wait = cq.waits();
     cq.wake_wait(&mut wait, Waker::noop());
@@ -193,7 +196,6 @@ fn completion(wr_id: u64) -> Cqe {
     }
 }
 
-/// Writes a completion as a driver does.
 fn complete(cq: &CompletionQueue, wr_id: u64) -> bool {
     let mut owed = Owed::default();
     let mut ring = cq.inner.ring.lock();
@@ -213,7 +215,7 @@ impl Wake for Counts {
 
 /// A task that waits while the queue is full must be woken when the queue overflows.
 #[test]
-fn an_overflow_wakes_tasks() {
+fn overflow_wakes_tasks() {
     let ctx = testing::context();
     let cq = ctx.create_cq(4, None).unwrap();
     let (task, capacity) = (Arc::new(Counts::default()), u64::from(cq.capacity()));
@@ -223,7 +225,7 @@ fn an_overflow_wakes_tasks() {
     }
     for overflows in 1..3 {
         cq.wake_at_next(&waker);
-        assert_eq!(complete(&cq, 99), overflows == 1, "it is told of once");
+        assert_eq!(complete(&cq, 99), overflows == 1, "reported once");
         assert_eq!(task.0.load(Ordering::Relaxed), overflows);
     }
     let mut out = vec![Cqe::default(); 2 * capacity as usize];
@@ -235,10 +237,10 @@ fn an_overflow_wakes_tasks() {
     ));
 }
 
-/// `ibv_destroy_qp(3)` drops completions. Afterwards the queue pair's number may be used again, so a completion that remained
-/// could be taken for one of another queue pair.
+/// After `ibv_destroy_qp(3)` the number may be reused, so a completion that remained could be taken
+/// for one of another queue pair.
 #[test]
-fn destroying_a_queue_pair_drops_its_completions() {
+fn destroy_drops_completions() {
     let ctx = testing::context();
     let [send, recv] = [0; 2].map(|_| ctx.create_cq(4, None).unwrap());
     for cqs in [[&send, &send], [&recv, &recv], [&send, &recv]] {
@@ -264,9 +266,9 @@ fn destroying_a_queue_pair_drops_its_completions() {
     }
 }
 
-/// However many completions wait: those of the queue pair that starts anew go, and those of others stay in their order.
+/// Completions of other queue pairs stay in their order.
 #[test]
-fn all_completions_of_a_queue_pair_are_dropped() {
+fn reset_drops_all_own_completions() {
     let ctx = testing::context();
     let count = 3 * PURGE_STEP;
     let cq = ctx.create_cq(count, None).unwrap();
@@ -290,14 +292,14 @@ fn all_completions_of_a_queue_pair_are_dropped() {
     }
 }
 
-/// A channel knows the queues that report to it as long as they exist. It expects one wait of each that is armed, if its last waits were
-/// short: a program that arms more often does not wait here.
+/// A channel expects one wait of each queue that is armed, if its last waits were short. If a
+/// program arms more often, it does not wait here.
 #[test]
-fn a_channel_expects_a_wait_of_each_queue() {
+fn channel_expects_wait_of_each_queue() {
     let ctx = testing::context();
     let channel = ctx.create_channel().unwrap();
     let short = |waits| (0..waits).for_each(|_| channel.slept(Duration::ZERO));
-    // A thread begins to wait, and does not poll for any time.
+    // A thread begins to wait, and does not poll.
     let waits = || assert!(!channel.busy_poll(Duration::ZERO));
     let [_first, gone] = [0; 2].map(|_| ctx.create_cq(4, Some(&channel)).unwrap());
     drop(gone);
@@ -313,7 +315,7 @@ fn a_channel_expects_a_wait_of_each_queue() {
     assert_eq!(expected, [true, true, true, false]);
     waits();
     short(3);
-    assert!(!channel.expects_wait(), "it takes more short waits now");
+    assert!(!channel.expects_wait(), "more short waits are needed now");
     short(1);
     assert!(channel.expects_wait());
     waits();
@@ -321,9 +323,8 @@ fn a_channel_expects_a_wait_of_each_queue() {
     assert!(!channel.expects_wait(), "the last one was long");
 }
 
-/// A success counts as seen when it has been polled. What was flushed is none.
 #[test]
-fn a_success_is_unseen_until_it_is_polled() {
+fn success_is_unseen_until_polled() {
     let ctx = testing::context();
     let [send, recv] = [0; 2].map(|_| ctx.create_cq(4, None).unwrap());
     for [of_send, of_recv] in [[&send, &send], [&send, &recv]] {
@@ -348,7 +349,7 @@ fn a_success_is_unseen_until_it_is_polled() {
     }
 }
 
-/// A queue whose waits may poll for as long before they sleep.
+/// Creates a queue whose waits may poll for `window` before they sleep.
 fn queue_with_window(window: Duration) -> CompletionQueue {
     let ctx = testing::context_with(Config {
         busy_poll: window,
@@ -357,9 +358,9 @@ fn queue_with_window(window: Duration) -> CompletionQueue {
     ctx.create_cq(4, None).unwrap()
 }
 
-/// Polling before a sleep is a window long, and begins when two waits in a row have taken four windows at most.
+/// A wait polls first if the last two waits took at most four windows.
 #[test]
-fn a_wait_polls_first_if_the_last_ones_were_short() {
+fn short_waits_make_next_wait_poll() {
     let window = Duration::from_millis(1);
     let (short, long) = (window * 4, window * 4 + Duration::from_nanos(1));
     for (waits, polls) in [
@@ -377,28 +378,29 @@ fn a_wait_polls_first_if_the_last_ones_were_short() {
     }
 }
 
-/// A wait that polls ends with a completion, with the loss of one, or when somebody else has taken what it waits for.
+/// A polling wait ends with a completion, with the loss of one, or when another thread has taken
+/// it.
 #[test]
-fn a_wait_that_polls_ends_for_each_reason() {
+fn polling_wait_ends_for_each_reason() {
     let cq = queue_with_window(Duration::from_millis(1));
     let short = |waits| (0..waits).for_each(|_| cq.slept(Duration::ZERO));
     short(2);
-    assert!(cq.busy_poll_until(Duration::MAX, || true), "it is done");
+    assert!(cq.busy_poll_until(Duration::MAX, || true), "done");
     assert!(!complete(&cq, 1));
-    assert!(cq.busy_poll(Duration::MAX), "a completion waits");
+    assert!(cq.busy_poll(Duration::MAX), "a completion is there");
     let mut out = [Cqe::default(); 8];
     assert_eq!(cq.take_ready(&mut out), Ok(1));
-    assert!(!cq.busy_poll(Duration::MAX), "nothing has come");
-    // However many short waits that in vain has made it take.
+    assert!(!cq.busy_poll(Duration::MAX), "no completion is there");
+    // After that miss, several short waits are needed.
     short(2000);
     while !complete(&cq, 2) {}
     assert_eq!(cq.take_ready(&mut out), Ok(cq.capacity() as usize));
-    assert!(cq.busy_poll(Duration::MAX), "one was lost");
+    assert!(cq.busy_poll(Duration::MAX), "a completion was lost");
 }
 
-/// A look at the sockets finds an answer if any of the queue pairs has got one, and otherwise octets that were moved.
+/// A drive reports an answer if any queue pair got one, and otherwise whether bytes were moved.
 #[test]
-fn a_look_tells_what_has_come() {
+fn drive_reports_what_arrived() {
     let ctx = testing::context();
     let cq = ctx.create_cq(4, None).unwrap();
     let qps = [0; 2].map(|_| testing::queue_pair(&ctx, &cq, &cq));
@@ -418,16 +420,16 @@ fn a_look_tells_what_has_come() {
     qps.iter().for_each(QueuePair::destroy);
 }
 
-/// Long turns at the sockets keep the lease of the thread that polls, although its polls are rare.
+/// Long drives keep the lease of a polling thread, although its polls are rare.
 #[test]
-fn a_thread_that_moves_much_drives() {
+fn long_drives_keep_the_lease() {
     let ctx = testing::context();
     let cq = ctx.create_cq(4, None).unwrap();
     let qp = testing::queue_pair(&ctx, &cq, &cq);
     let end = now_ns() + 20_000_000_000;
     while qp.inner.driven_until(now_ns()).is_none() {
-        assert!(now_ns() < end, "it never drives");
-        // About a second's, each millisecond.
+        assert!(now_ns() < end, "the lease is never held");
+        // Each millisecond, a drive of about a second.
         qp.inner.bytes_transferred.add(1 << 30);
         cq.inner.drive(false);
         std::thread::sleep(Duration::from_millis(1));
@@ -435,7 +437,8 @@ fn a_thread_that_moves_much_drives() {
     qp.destroy();
 }
 
-/// The program takes completions and polls no more, and then the progress thread finds data: twice, which is a habit.
+/// Takes completions without polling afterwards, and lets the progress thread find data, twice.
+/// Returns whether answers are expected now.
 fn expects_answers(cq: &CompletionQueue) -> bool {
     for _ in 0..2 {
         cq.inner.took(&[]);
@@ -452,10 +455,11 @@ fn success_of(opcode: WcOpcode) -> Cqe {
     }
 }
 
-/// A poll that has found the ends of the program's own requests stays for the answer, if that has come soon so far. What tells the program of
-/// more is not kept from it. A wait in vain is no longer expected.
+/// A poll that finds only completions of own requests waits for the answer, if answers have come
+/// soon so far. Other completions are not delayed. After a wait without result, no answer is
+/// expected.
 #[test]
-fn the_ends_of_own_requests_are_followed_by_a_wait_for_the_answer() {
+fn own_completions_wait_for_answer() {
     let (send, write) = (success_of(WcOpcode::Send), success_of(WcOpcode::Write));
     let read = success_of(WcOpcode::Read);
     let recv = success_of(WcOpcode::Recv);
@@ -474,7 +478,7 @@ fn the_ends_of_own_requests_are_followed_by_a_wait_for_the_answer() {
         (&[recv, send], false),
     ] {
         for many in [false, true] {
-            // Without a window a wait ends with its first look.
+            // Without a window a wait ends after its first drive.
             let cq = queue_with_window(Duration::ZERO);
             assert!(expects_answers(&cq));
             cq.inner.pollers.set_many(many);
@@ -486,7 +490,7 @@ fn the_ends_of_own_requests_are_followed_by_a_wait_for_the_answer() {
 }
 
 #[test]
-fn a_wait_for_the_answer_sends_what_waits_and_ends_with_the_answer() {
+fn answer_wait_sends_deferred_requests() {
     let cq = queue_with_window(Duration::ZERO);
     let ctx = Context {
         inner: Arc::clone(&cq.inner.ctx),
@@ -494,7 +498,7 @@ fn a_wait_for_the_answer_sends_what_waits_and_ends_with_the_answer() {
     let qp = testing::queue_pair(&ctx, &cq, &cq);
     assert!(expects_answers(&cq));
     let send = success_of(WcOpcode::Send);
-    // What has come: a completion, and the peer's data.
+    // A completion and the peer's data have arrived.
     cq.inner.ready.store(true, Ordering::Relaxed);
     cq.inner.await_answer(&[send]);
     assert!(cq.inner.answers.come_soon());
@@ -502,16 +506,16 @@ fn a_wait_for_the_answer_sends_what_waits_and_ends_with_the_answer() {
     let mut counters = Counters::default();
     (counters.rx_messages, counters.rx_payload) = (1, 4);
     qp.inner.peer_answers.note(&counters);
-    qp.inner.put_off();
+    qp.inner.defer_sending();
     cq.inner.await_answer(&[send]);
     assert!(cq.inner.answers.come_soon());
     assert!(cq.inner.deferred.lock().is_empty(), "not sent");
     qp.destroy();
 }
 
-/// Pollers of many queue pairs drive all of the process, and need no progress thread.
+/// Pollers of many queue pairs drive the whole process, and need no progress thread.
 #[test]
-fn pollers_of_many_queue_pairs_expect_no_answer() {
+fn pollers_of_many_expect_no_answer() {
     let cq = queue_with_window(Duration::ZERO);
     cq.inner.pollers.set_many(true);
     assert!(!expects_answers(&cq) && !expects_answers(&cq));
@@ -519,9 +523,9 @@ fn pollers_of_many_queue_pairs_expect_no_answer() {
     assert!(expects_answers(&cq));
 }
 
-/// A program may drop its queue pairs without destroying them. Their places in the list are used again.
+/// A program may drop its queue pairs without destroying them.
 #[test]
-fn dropped_queue_pairs_do_not_fill_a_queue() {
+fn dropped_members_leave_the_list() {
     let ctx = testing::context();
     let cq = ctx.create_cq(4, None).unwrap();
     let lives = testing::queue_pair(&ctx, &cq, &cq);
@@ -535,22 +539,22 @@ fn dropped_queue_pairs_do_not_fill_a_queue() {
     assert_eq!(cq.queue_pairs(), 0);
 }
 
-/// A task that asks to be woken marks the queue, although there is nothing in it. The poll after that drives as any other.
+/// Registering a waker marks the queue, although it may be empty. The next poll must still drive.
 #[test]
-fn a_poll_drives_also_if_the_queue_was_only_marked() {
+fn marked_empty_queue_is_driven() {
     let ctx = testing::context();
     let cq = ctx.create_cq(4, None).unwrap();
     let qp = testing::queue_pair(&ctx, &cq, &cq);
     cq.wake_at_next(Waker::noop());
-    qp.inner.put_off();
+    qp.inner.defer_sending();
     assert_eq!(cq.poll(&mut [Cqe::default()]), Ok(0));
     assert!(cq.inner.deferred.lock().is_empty(), "not sent");
     qp.destroy();
 }
 
-/// A completion that is lost is told as one for which there is no room: to tasks that wait, and once to the program.
+/// A lost completion acts like one for which there is no room.
 #[test]
-fn a_lost_completion_wakes_tasks() {
+fn lost_completion_wakes_tasks() {
     let ctx = testing::context();
     let cq = ctx.create_cq(4, None).unwrap();
     let lose = || {
@@ -564,9 +568,10 @@ fn a_lost_completion_wakes_tasks() {
     assert_eq!(lose(), (true, false));
 }
 
-/// A program whose waits are short arms very often. It drives meanwhile, so the progress thread need not be woken each time.
+/// A program whose waits are short arms very often, and drives meanwhile. So the progress thread
+/// need not be woken each time.
 #[test]
-fn arming_for_a_wait_that_is_expected_keeps_the_queue_pairs() {
+fn expected_wait_keeps_lease_when_arming() {
     let ctx = testing::context();
     let channel = ctx.create_channel().unwrap();
     let cq = ctx.create_cq(4, Some(&channel)).unwrap();
@@ -582,7 +587,7 @@ fn arming_for_a_wait_that_is_expected_keeps_the_queue_pairs() {
         if expected {
             (0..10).for_each(|_| channel.slept(Duration::ZERO));
         }
-        qp.inner.put_off();
+        qp.inner.defer_sending();
         cq.arm(false);
         assert_eq!(qp.inner.driven_until(now).is_some(), expected);
         assert!(cq.inner.deferred.lock().is_empty(), "not sent");

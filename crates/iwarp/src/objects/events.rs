@@ -13,20 +13,20 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
-/// Events in the order in which they happened. Its descriptor is readable while any wait (level-triggered);
-/// it may be duplicated and watched by `poll`, `epoll` or an async runtime.
+/// Events in the order in which they happened. The descriptor is readable while events are pending
+/// (level-triggered). It may be duplicated and watched by `poll`, `epoll` or an async runtime.
 #[derive(Debug)]
 pub struct EventQueue<T> {
     queue: Mutex<Waiting<T>>,
     fd: EventFd,
-    /// Tasks that wait for an event.
     wakers: Wakers,
 }
 
 #[derive(Debug)]
 struct Waiting<T> {
     events: VecDeque<T>,
-    /// The descriptor was signalled since it was last drained here. A look at an empty queue then costs no system call.
+    /// The descriptor was signalled since it was last drained here. So checking an empty queue
+    /// costs no system call.
     signalled: bool,
 }
 
@@ -36,7 +36,7 @@ impl<T> Waiting<T> {
         self.signalled = true;
     }
 
-    /// Makes the descriptor unreadable if nothing waits.
+    /// Makes the descriptor unreadable if no event is pending.
     fn drain(&mut self, fd: &EventFd) {
         if self.events.is_empty() && std::mem::take(&mut self.signalled) {
             fd.drain();
@@ -56,36 +56,37 @@ impl<T> EventQueue<T> {
         })
     }
 
-    /// Adds an event and wakes waiting threads and tasks. Call it with no lock held; otherwise use [`put`](Self::put), and
-    /// [`wake`](Self::wake) later.
+    /// Adds an event and wakes waiting threads and tasks. Call it with no lock held. Otherwise use
+    /// [`put`](Self::put), and [`wake`](Self::wake) later.
     pub(crate) fn push(&self, event: T) {
         self.put(event);
         self.wake();
     }
 
-    /// Adds an event. Threads that watch the descriptor see it; tasks are told by [`wake`](Self::wake).
+    /// Adds an event and signals the descriptor. Tasks are not woken before [`wake`](Self::wake).
     pub(crate) fn put(&self, event: T) {
         let mut queue = self.queue.lock();
         queue.events.push_back(event);
-        // Under the lock, so that the descriptor is never readable without an event for long.
+        // Under the lock, so that the descriptor is not readable for long without an event.
         if queue.events.len() == 1 {
             queue.signal(&self.fd);
         }
     }
 
-    /// Wakes the tasks that wait. Wakers are code of the program: call it with no lock held.
+    /// Wakes waiting tasks. Wakers are code of the program, so call it with no lock held.
     pub(crate) fn wake(&self) {
         if self.wakers.any() {
             self.wakers.wake_all();
         }
     }
 
-    /// Wakes a task at the next event. Look once more after this, then wait. The waker is called once, with no lock held.
+    /// Wakes a task at the next event. Check the queue once more after this call, and then wait.
+    /// The waker is called once, with no lock held.
     pub fn wake_at_next(&self, waker: &Waker) {
         self.wakers.register(waker);
     }
 
-    /// Waits for an event in a task of any async runtime. Dropping the future loses no event and leaves nothing behind.
+    /// Waits for an event in a task of any async runtime. Dropping the future loses no event.
     pub async fn recv(&self) -> T {
         let mut wait = self.wakers.registration();
         std::future::poll_fn(|cx| {
@@ -93,7 +94,7 @@ impl<T> EventQueue<T> {
                 return Poll::Ready(event);
             }
             wait.renew(cx.waker());
-            // An event may have come between the look and the setting of the waker.
+            // An event may have come before the waker was registered.
             self.try_next().map_or(Poll::Pending, Poll::Ready)
         })
         .await
@@ -107,7 +108,8 @@ impl<T> EventQueue<T> {
         event
     }
 
-    /// Takes the oldest event after the program itself has read the descriptor, which made it unreadable for everybody.
+    /// Takes the oldest event after the program itself has read the descriptor, which made it
+    /// unreadable for all threads.
     pub fn try_next_after_read(&self) -> Option<T> {
         let mut queue = self.queue.lock();
         let event = queue.events.pop_front();
@@ -122,33 +124,33 @@ impl<T> EventQueue<T> {
     /// # Errors
     /// [`Error::TimedOut`]; the operating system's error if it cannot wait.
     pub fn next(&self, timeout: Option<Duration>) -> Result<T> {
-        // A time beyond the range of the clock means without limit.
+        // A deadline beyond the range of the clock means no limit.
         let deadline = timeout.and_then(|t| Instant::now().checked_add(t));
         loop {
             if let Some(event) = self.try_next() {
                 return Ok(event);
             }
-            let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
-            if left == Some(Duration::ZERO) {
+            let remaining = deadline.map(|d| d.saturating_duration_since(Instant::now()));
+            if remaining == Some(Duration::ZERO) {
                 return Err(Error::TimedOut("no event came"));
             }
-            wait_fd(&self.fd, Interest::READ, left)?;
+            wait_fd(&self.fd, Interest::READ, remaining)?;
         }
     }
 
-    /// Drops the events that `keep` refuses.
+    /// Keeps only the events for which `keep` returns `true`.
     pub fn retain(&self, keep: impl FnMut(&T) -> bool) {
         let mut queue = self.queue.lock();
         queue.events.retain(keep);
         queue.drain(&self.fd);
     }
 
-    /// Returns how many events wait.
+    /// Returns how many events are pending.
     pub fn len(&self) -> usize {
         self.queue.lock().events.len()
     }
 
-    /// Returns `true` if no event waits.
+    /// Returns `true` if no event is pending.
     pub fn is_empty(&self) -> bool {
         self.queue.lock().events.is_empty()
     }
@@ -194,15 +196,16 @@ pub enum AsyncEventKind {
     SqDrained(EventQp),
     /// A queue pair in error has given back its last receive to the shared receive queue.
     LastWqeReached(EventQp),
-    /// Fewer receives than the limit wait in a shared receive queue.
+    /// A shared receive queue has fewer receives than its limit.
     SrqLimitReached(SharedReceiveQueue),
     /// Something happened to a datagram queue pair.
     Datagram(EventQp, UdEvent),
-    /// Something happened to the port, or to the device. Only an injected fault causes it ([`fault`](crate::fault)).
+    /// Something happened to the port or the device. Only an injected fault causes it
+    /// ([`fault`](crate::fault)).
     Port(PortEvent),
 }
 
-/// Something that happened to a datagram queue pair ([`AsyncEventKind::Datagram`](AsyncEventKind::Datagram)).
+/// Something that happened to a datagram queue pair ([`AsyncEventKind::Datagram`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UdEvent {
     /// It failed, because a completion queue overflowed.
@@ -213,7 +216,7 @@ pub enum UdEvent {
     LastWqeReached,
 }
 
-/// What happened to a port, or to its device.
+/// What happened to a port or its device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PortEvent {
@@ -231,14 +234,14 @@ pub enum PortEvent {
     ClientReregister,
     /// Its GID table has changed.
     GidChange,
-    /// The device cannot go on.
+    /// The device has failed.
     DeviceFatal,
 }
 
 /// An asynchronous event of a device.
 #[derive(Debug, Clone)]
 pub struct AsyncEvent {
-    /// The kind, and the object that it is about.
+    /// The kind of event, and the object that it is about.
     pub kind: AsyncEventKind,
 }
 
@@ -253,26 +256,26 @@ mod tests {
         wait_fd(&queue.fd, Interest::READ, Some(Duration::ZERO)).unwrap()
     }
 
-    /// A program that watches the descriptor would sleep beside an event, or look for one in vain again and again.
+    /// Otherwise a program that watches the descriptor would miss events or wake up without one.
     #[test]
-    fn the_descriptor_is_readable_while_events_wait() {
+    fn descriptor_is_readable_while_events_wait() {
         let queue = EventQueue::new().unwrap();
         assert!(!is_readable(&queue));
         (1..=3).for_each(|event| queue.push(event));
         assert_eq!(queue.try_next(), Some(1));
         assert!(is_readable(&queue));
         queue.retain(|event| *event != 2);
-        assert!(is_readable(&queue), "one is left");
+        assert!(is_readable(&queue), "one event is pending");
         queue.retain(|_| false);
-        assert!(!is_readable(&queue), "nothing is left");
+        assert!(!is_readable(&queue), "no event is pending");
         queue.push(4);
         assert_eq!((is_readable(&queue), queue.try_next()), (true, Some(4)));
         assert!(!is_readable(&queue));
     }
 
-    /// Programs read the descriptor themselves before they ask for the event.
+    /// Some programs read the descriptor themselves before they take the event.
     #[test]
-    fn what_the_program_reads_is_signalled_again() {
+    fn descriptor_is_signalled_again_after_read() {
         let queue = EventQueue::new().unwrap();
         for round in 0..3 {
             (1..=3).for_each(|event| queue.push(event));
@@ -295,9 +298,8 @@ mod tests {
         }
     }
 
-    /// A task is woken by the next event, and has to ask again for the one after it.
     #[test]
-    fn a_waker_is_called_at_the_next_event() {
+    fn waker_is_called_once() {
         let queue = EventQueue::new().unwrap();
         let counts = Arc::new(Counts(AtomicU32::new(0)));
         let woken = || counts.0.load(Ordering::Relaxed);

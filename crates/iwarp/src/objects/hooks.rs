@@ -1,5 +1,6 @@
-//! What may watch or disturb a device and its queue pairs. Capture and fault injection implement these traits; the rooms that
-//! call them name neither. Where nothing is armed, a call costs one test of a pointer.
+//! Traits of what may observe or disturb a device and its queue pairs. Capture and fault injection
+//! implement them. The rooms that call them name neither. If nothing is armed, a call costs one
+//! test of a pointer.
 
 use super::member::Member;
 use crate::error::Result;
@@ -12,50 +13,48 @@ use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// The hooks of a device, chosen when it is opened.
 #[derive(Default)]
 pub(crate) struct Hooks {
     pub(crate) recorder: Option<Arc<dyn Recording>>,
     pub(crate) faults: Option<Arc<dyn DeviceFaults>>,
 }
 
-/// Records the connections of a device.
 pub(crate) trait Recording: Send + Sync {
     /// Begins to record a connection. `active` is `true` if this end has connected.
     fn connection(&self, local: SocketAddr, peer: SocketAddr, active: bool) -> Box<dyn Observer>;
 
-    /// Writes what was recorded so far.
     fn flush(&self) -> io::Result<()>;
 }
 
 /// Observes the octets of one connection until it is dropped.
 pub(crate) trait Observer: fmt::Debug + Send + Sync {
-    /// FPDUs begin. Says whether what we send and what we receive has markers.
+    /// Records that FPDUs begin, and whether those that we send and receive have markers.
     fn framed(&self, markers_tx: bool, markers_rx: bool);
 
-    /// Ordinary bytes were sent.
+    /// Records bytes that were sent during MPA start-up, or that are no longer in registered
+    /// memory.
     fn sent(&self, parts: &[IoSlice<'_>]);
 
-    /// Ordinary bytes were received.
+    /// Records bytes that were received during MPA start-up.
     fn received(&self, parts: &[&[u8]]);
 
-    /// The first `count` octets of a list were sent.
+    /// Records that the first `count` bytes of a list were sent.
     ///
     /// # Safety
     /// The ranges are mapped and readable for the length of the call. They may change meanwhile.
     unsafe fn sent_raw(&self, list: &[RawSlice], count: usize);
 
-    /// The first `count` octets of a list were received. Called before anybody may overwrite them.
+    /// Records that the first `count` bytes of a list were received. Called before they may be
+    /// overwritten.
     ///
     /// # Safety
     /// As [`sent_raw`](Self::sent_raw).
     unsafe fn received_raw(&self, list: &[RawSlice], count: usize);
 
-    /// The connection has ended: by a reset, or by the closing of both directions.
+    /// Records the end of the connection: a reset, or the closing of both directions.
     fn closed(&self, reset: bool);
 }
 
-/// Injects faults into a device.
 pub(crate) trait DeviceFaults: Any + Send + Sync {
     /// Returns the error if the creation of an object of this kind must fail.
     fn create(&self, name: &'static str) -> Result<()>;
@@ -63,7 +62,6 @@ pub(crate) trait DeviceFaults: Any + Send + Sync {
     /// Returns `true` if a receive must not be posted to a shared receive queue.
     fn refuses_shared_receive(&self) -> bool;
 
-    /// Returns `true` if the port of the device is down.
     fn is_port_down(&self) -> bool;
 
     /// Returns the error number if an attempt to connect to `peer` must fail.
@@ -73,7 +71,6 @@ pub(crate) trait DeviceFaults: Any + Send + Sync {
     fn queue_pair(self: Arc<Self>, num: u32) -> Box<dyn QpFaults>;
 }
 
-/// A direction of a stream, as an index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
     Out,
@@ -91,63 +88,59 @@ impl Way {
     }
 }
 
-/// What becomes of a completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Completion {
-    /// It is written.
     Written,
-    /// It is written, and [`QpFaults::act`] has to be called.
+    /// Write it, and then call [`QpFaults::act`].
     ThenAct,
-    /// It is lost, as if the queue had overflowed.
+    /// Lose it, as if the queue had overflowed.
     Lost,
 }
 
-/// Injects faults into one queue pair. The methods but [`act`](Self::act) may be called with its state locked.
+/// Injects faults into one queue pair. All methods except [`act`](Self::act) may be called with its
+/// state locked.
 pub(crate) trait QpFaults: Any + Send + Sync {
-    /// A connection begins.
     fn connected(&self, peer: SocketAddr, crc: bool);
 
     /// Returns `true` if a send work request must not be posted.
     fn refuses_send(&self, op: &SendOp) -> bool;
 
-    /// Returns `true` if a receive must not be posted.
     fn refuses_receive(&self) -> bool;
 
     /// Returns the operation to be posted instead of `op`.
     fn changed(&self, op: &SendOp) -> Option<SendOp>;
 
-    /// A request was posted.
     fn posted(&self, op: &SendOp);
 
-    /// Returns `true` while octets of this direction must not pass.
+    /// Returns `true` while bytes of this direction must not pass.
     fn holds(&self, way: Way) -> bool;
 
-    /// Shortens a list of octets to what may pass before a fault is due.
+    /// Shortens a list of bytes to what may pass before a fault is due.
     fn limit(&self, way: Way, runs: &mut Vec<RawSlice>);
 
-    /// Octets have passed.
+    /// Notes that `n` bytes have passed.
     fn passed_octets(&self, way: Way, n: usize);
 
-    /// If a bit is to be flipped in what is sent, copies it and flips one. `runs` then refers to the copy, which the caller
-    /// keeps. The octets begin with an FPDU.
+    /// If a bit of what is sent is to be flipped, copies the bytes and flips it. `runs` then refers
+    /// to the copy, which the caller keeps. The bytes begin with an FPDU.
     ///
     /// # Safety
     /// The ranges are readable for the length of the call.
     unsafe fn spoil_copy(&self, runs: &mut Vec<RawSlice>) -> Option<Vec<u8>>;
 
-    /// If a bit is to be flipped in what was received, flips one. The `n` octets begin with an FPDU.
+    /// If a bit of what was received is to be flipped, flips it. The `n` bytes begin with an FPDU.
     ///
     /// # Safety
     /// The ranges are readable and writable for the length of the call.
     unsafe fn spoil_received(&self, runs: &[RawSlice], n: usize);
 
-    /// Returns `true` if the receiver of a message is ready as far as the faults are concerned.
+    /// Returns `true` unless a fault makes the receiver of this message not ready.
     fn receiver_ready(&self) -> bool;
 
-    /// Returns `true` while the receiver is not ready.
+    /// Returns `true` while a fault makes the receiver not ready.
     fn starves(&self) -> bool;
 
-    /// A completion is about to be written.
+    /// Decides about a completion that is about to be written, and may change it.
     fn completed(&self, direction: Direction, cqe: &mut Cqe) -> Completion;
 
     /// Returns `true` if [`act`](Self::act) has something to do.

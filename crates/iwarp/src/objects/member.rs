@@ -1,4 +1,4 @@
-//! What the objects know of a queue pair: a trait, so that they depend on no room above.
+//! Queue pairs as objects know them: a trait, so that objects depend on no room above.
 
 use super::cq::CqInner;
 use iwarp_rnic::counters::Counters;
@@ -7,31 +7,31 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// What the poll of a queue pair's sockets has found.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct PollOutcome {
-    /// A whole message has come since the program's last request.
+    /// A whole message has arrived since the program's last request.
     pub(crate) answered: bool,
     /// Another thread reads or writes the socket at this moment.
     pub(crate) driven_elsewhere: bool,
-    /// Octets moved since the last poll.
+    /// Bytes moved since the last poll.
     pub(crate) moved: u64,
 }
 
-/// A queue pair, of whichever kind, as a member of a device, of completion queues and of shared receive queues.
+/// A queue pair of any kind, as a member of a device, of completion queues and of shared receive
+/// queues.
 ///
-/// The methods that take the handle run without locks and may call back into the object that calls them.
+/// Methods that take `Arc<Self>` are called without locks, and may call back into the calling
+/// object.
 pub(crate) trait Member: Any + Send + Sync {
-    /// Returns its number.
     fn num(&self) -> u32;
 
     /// Returns the program's own value for it.
     fn user_data(&self) -> u64;
 
-    /// Reads and writes its sockets for a thread that polls one of its completion queues.
+    /// Reads and writes the sockets, for a thread that polls a completion queue.
     fn poll_sockets(self: Arc<Self>) -> PollOutcome;
 
-    /// Puts it into the error state: one of its completion queues has lost completions.
+    /// Puts it into the error state, because one of its completion queues has lost completions.
     fn fail(self: Arc<Self>);
 
     /// Returns its counters; `None` if its state is locked and `wait` is `false`.
@@ -40,10 +40,10 @@ pub(crate) trait Member: Any + Send + Sync {
     /// Offers a held Send again: its shared receive queue has a receive, or is destroyed.
     fn resume_receiving(self: Arc<Self>) {}
 
-    /// Sends what it has put off.
     fn send_deferred(self: Arc<Self>) {}
 
-    /// Returns its mark that it is on the list of deferred queue pairs of `cq`; `None` if it never puts off sending.
+    /// Returns the mark that it is on the list of deferred queue pairs of `cq`; `None` if it never
+    /// defers sending.
     fn deferred_mark(&self, _cq: &CqInner) -> Option<&AtomicBool> {
         None
     }

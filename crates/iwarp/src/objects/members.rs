@@ -1,4 +1,5 @@
-//! The datagram queue pairs of a completion queue: who polls it drives their sockets.
+//! The datagram queue pairs of a completion queue. A thread that polls the queue drives their
+//! sockets.
 
 use super::member::Member;
 use crate::engine::policy::{self, POLL_DIRECTLY};
@@ -9,7 +10,7 @@ use std::sync::{Arc, Weak};
 #[derive(Default)]
 pub(crate) struct Members {
     list: RwLock<Vec<Weak<dyn Member>>>,
-    /// A hint, so that completion queues without any take no lock.
+    /// A hint, so that completion queues without datagram queue pairs take no lock.
     any: AtomicBool,
 }
 
@@ -28,12 +29,10 @@ impl Members {
         self.any.store(!list.is_empty(), Ordering::Release);
     }
 
-    /// Returns all of them.
     pub(crate) fn all(&self) -> Vec<Arc<dyn Member>> {
         self.list.read().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Returns how many there are.
     pub(crate) fn len(&self) -> usize {
         let list = self.list.read();
         list.iter().filter(|qp| qp.strong_count() > 0).count()
@@ -48,13 +47,13 @@ impl Members {
         (few, policy::are_many(list.len()))
     }
 
-    /// Returns `true` if there are more than polls read one by one.
+    /// Returns `true` if there are too many to poll them one by one.
     pub(crate) fn are_many(&self) -> bool {
         policy::are_many(self.list.read().len())
     }
 
-    /// Reads and writes their sockets; if there are many, of the first few. Returns `true` if there are others, which are left to
-    /// whoever serves the whole process.
+    /// Reads and writes the sockets of all, or of the first few if there are many. Returns `true`
+    /// if there are more, which must be served with the whole process.
     #[inline]
     pub(crate) fn drive(&self) -> bool {
         self.any.load(Ordering::Acquire) && self.drive_now()

@@ -1,7 +1,10 @@
-//! What programs create on a device: contexts, memory tables, completion queues, shared receive queues, completion
-//! channels and asynchronous events.
+//! Objects that programs create on a device, and what they share: contexts with their memory table,
+//! completion queues and channels, shared receive queues, asynchronous events.
 //!
-//! May use `engine`, `device`, settings and errors, and the operating system. Connections and services use it.
+//! May use `engine`, `device`, settings, errors, and the operating system. Used by connections,
+//! services, hooks and the faces. It names none of them, but defines traits that they implement:
+//! queue pairs are [`Member`](member::Member)s, tables of services are
+//! [`Registry`](registry::Registry)s, and capture and faults are [`Hooks`](hooks::Hooks).
 
 pub(crate) mod channel;
 pub(crate) mod context;

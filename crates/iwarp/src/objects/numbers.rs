@@ -1,4 +1,5 @@
-//! Numbers of datagram queue pairs: each contains the port of its sockets, and is that of no other queue pair of the device.
+//! Numbers of datagram queue pairs. Each contains the port of the queue pair's sockets, and is
+//! unique on the device.
 
 use super::member::Member;
 use iwarp_proto::datagram::MULTICAST_QP;
@@ -6,7 +7,6 @@ use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-/// The datagram queue pairs of a device, by number.
 #[derive(Default)]
 pub(crate) struct Numbers(RwLock<HashMap<u32, Option<Weak<dyn Member>>>>);
 
@@ -15,11 +15,12 @@ impl Numbers {
         self.0.read().contains_key(&num)
     }
 
-    /// Takes a number that contains `port` and is not `used` otherwise; its other bits begin at `random`. `None` if there is none.
+    /// Takes a number that contains `port` and is not `used` otherwise. The search of its other
+    /// bits starts at `random`. Returns `None` if there is none.
     pub(crate) fn take(&self, port: u16, random: u32, used: impl Fn(u32) -> bool) -> Option<u32> {
         let mut all = self.0.write();
         let numbers = (0..=0xff).map(|i| (random.wrapping_add(i) & 0xff) << 16 | u32::from(port));
-        // 0 and 1 belong to management on other transports.
+        // 0 and 1 are used for management on other transports.
         let num = numbers.into_iter().find(|num| {
             *num > 1 && *num != MULTICAST_QP && !used(*num) && !all.contains_key(num)
         })?;
@@ -27,7 +28,7 @@ impl Numbers {
         Some(num)
     }
 
-    /// Sets the queue pair that has a number taken before.
+    /// Sets the queue pair of a number that was taken before.
     pub(crate) fn set<M: Member>(&self, qp: &Arc<M>) {
         let weak: Weak<dyn Member> = Arc::downgrade(qp) as _;
         self.0.write().insert(qp.num(), Some(weak));
@@ -37,7 +38,7 @@ impl Numbers {
         self.0.write().remove(&num);
     }
 
-    /// Returns those that exist; `None` if the list is locked and `wait` is `false`.
+    /// Returns the existing queue pairs; `None` if the list is locked and `wait` is `false`.
     pub(crate) fn all(&self, wait: bool) -> Option<Vec<Arc<dyn Member>>> {
         let all = match wait {
             true => self.0.read(),
@@ -52,17 +53,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_is_new_and_contains_the_port() {
+    fn number_is_new_and_contains_port() {
         let numbers = Numbers::default();
         let high = |wanted: u32| move |num: u32| num >> 16 != wanted;
-        // Those that connections use are passed over, and so are those of other datagram queue pairs.
+        // Numbers of connections and of other datagram queue pairs are skipped.
         for n in 1..=3 {
             assert_eq!(
                 numbers.take(7, 5, |num| num >> 16 <= 5),
                 Some((5 + n) << 16 | 7)
             );
         }
-        assert_eq!(numbers.take(7, 0, high(6)), None, "it is taken");
+        assert_eq!(numbers.take(7, 0, high(6)), None, "the number is taken");
         assert_eq!(
             numbers.take(8, 0, high(6)),
             Some(6 << 16 | 8),
@@ -74,9 +75,9 @@ mod tests {
         assert_eq!(
             numbers.take(7, 9, high(6)),
             Some(6 << 16 | 7),
-            "after all others"
+            "the search wraps around"
         );
-        // Numbers with a meaning of their own.
+        // Reserved numbers.
         assert_eq!(numbers.take(0, 0, high(0)), None);
         assert_eq!(numbers.take(1, 0, high(0)), None);
         assert_eq!(numbers.take(2, 0, high(0)), Some(2));

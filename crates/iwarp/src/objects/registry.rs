@@ -1,26 +1,28 @@
-//! What the rooms above keep for each device, without the device knowing their types.
+//! Tables that rooms above keep for each device. The device does not know their types.
 
 use super::context::ContextInner;
 use std::any::Any;
 use std::sync::Arc;
 
-/// A value that a room above keeps for a device. It is created on first use and lives as long as the device.
+/// A table that a room above keeps for a device. It is created on first use and lives as long as
+/// the device.
 pub(crate) trait Registry: Any + Send + Sync {
-    /// The queue pair `num` was destroyed. Called without locks.
+    /// Handles the destruction of the queue pair `num`. Called without locks.
     fn destroyed(&self, _num: u32) {}
 
-    /// The queue pair `num` was reset or has failed, so it gives up the peer that it waits for. Called without locks.
+    /// Handles that the queue pair `num` was reset or has failed, so that it gives up its peer.
+    /// Called without locks.
     fn gave_up_peer(&self, _num: u32) {}
 
-    /// Requests of the queue pair `num` wait for a peer that has not come. Called without locks.
+    /// Handles that requests of the queue pair `num` wait for a peer that has not come. Called
+    /// without locks.
     fn requests_wait(&self, _num: u32) {}
 
-    /// The device is being closed.
     fn closed(&self) {}
 }
 
 impl ContextInner {
-    /// Returns the device's registry of type `T`, and creates it if there is none.
+    /// Returns the device's registry of type `T`. Creates it if there is none.
     pub(crate) fn registry<T: Registry + Default>(&self) -> Arc<T> {
         let mut all = self.registries.lock();
         let found = all.iter().find_map(|registry| {

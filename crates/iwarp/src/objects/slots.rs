@@ -1,18 +1,18 @@
-//! The queue slots that the program has got back by polling.
+//! Queue slots that polling has returned to the program.
 //!
-//! As with hardware, a slot of a send or receive queue is taken until the completion of its request
-//! has been polled, or that of a later request of the queue if it is unsignaled. So the program's
-//! own depths bound what it can post, and a completion queue that is large enough for them cannot
-//! overflow.
+//! As with hardware, a slot of a send or receive queue is in use until its completion has been
+//! polled. The slot of an unsignaled request is in use until the completion of a later request of
+//! the queue has been polled. So the program's own queue depths limit what it can post, and a
+//! completion queue that is large enough for them cannot overflow.
 //!
-//! The state machine counts the slots in use. It is locked when the program posts, and polling must
-//! not wait for that lock. So a completion has its position in its queue, and the number of an
-//! account of the completion queue. Who polls notes the position in the account, with the
-//! completion queue locked anyway. Who posts looks at the account only when the queue seems full,
-//! and gives the state machine as many slots as the position has grown by.
+//! The state machine counts the slots in use. It is locked while the program posts, and polling
+//! must not wait for that lock. So each completion holds its position in its queue, and the index
+//! of an *account* in the completion queue. Polling stores the position in the account, with the
+//! completion queue locked anyway. Posting reads the account only if the queue seems full, and
+//! releases as many slots as the position has advanced.
 //!
-//! Slots of shared receive queues are free as soon as a message has taken their receive, as with
-//! siw and rxe.
+//! Slots of shared receive queues are free as soon as a message has taken their receive, as in siw
+//! and rxe.
 
 use super::cq::CompletionQueue as Cq;
 use iwarp_rnic::Cqe;
@@ -21,23 +21,22 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The position of the last completion of a queue that was polled. Wraps.
+/// The position of the last polled completion of a queue. It wraps.
 type Polled = Arc<AtomicU32>;
 
-/// The account of a queue.
 #[derive(Debug)]
 pub(crate) struct Account {
     polled: Polled,
-    /// Its place in the completion queue; never zero.
+    /// Index in the completion queue's list of accounts; never zero.
     pub(crate) index: u32,
 }
 
 impl Account {
-    /// Returns how far the position has moved since it was `seen`.
+    /// Returns how far the position has advanced since `seen`, and updates `seen`.
     #[inline]
     pub(crate) fn take(&self, seen: &mut u32) -> u32 {
         let now = self.polled.load(Ordering::Relaxed);
-        // A queue that was reset has passed what was polled before.
+        // After a reset, `seen` is ahead of what was polled before.
         if (now.wrapping_sub(*seen) as i32) < 0 {
             return 0;
         }
@@ -45,12 +44,11 @@ impl Account {
     }
 }
 
-/// The accounts of a queue pair.
 pub(crate) struct Slots {
     send: Account,
-    /// None if receives come from a shared queue.
+    /// `None` if receives come from a shared queue.
     receive: Option<Account>,
-    /// Completions of receives that were written. Changed with the state locked.
+    /// Number of receive completions written. Changed with the state locked.
     received: AtomicU32,
 }
 
@@ -63,7 +61,7 @@ impl Slots {
         }
     }
 
-    /// Closes the accounts. The completions have been dropped.
+    /// Closes the accounts. Their completions have been dropped.
     pub(crate) fn close(&self, send_cq: &Cq, recv_cq: &Cq) {
         send_cq.inner.close_account(&self.send);
         if let Some(receive) = &self.receive {
@@ -71,13 +69,13 @@ impl Slots {
         }
     }
 
-    /// Names the account in a completion of the send queue, which has its position.
+    /// Sets the account of a completion of the send queue. Its position is already set.
     #[inline]
     pub(crate) const fn sent(&self, cqe: &mut Cqe) {
         cqe.account = self.send.index;
     }
 
-    /// Names position and account in a completion of a receive.
+    /// Sets position and account of a completion of a receive.
     #[inline]
     pub(crate) fn received(&self, cqe: &mut Cqe) {
         if let Some(receive) = &self.receive {
@@ -87,20 +85,20 @@ impl Slots {
         }
     }
 
-    /// Returns how many slots of the send queue are free that were not when `seen` was.
+    /// Returns how many slots of the send queue were freed since `seen`.
     #[inline]
     pub(crate) fn free_sends(&self, seen: &mut SeenSlots) -> u32 {
         self.send.take(&mut seen.send)
     }
 
-    /// Returns how many slots of the receive queue are free that were not when `seen` was.
+    /// Returns how many slots of the receive queue were freed since `seen`.
     #[inline]
     pub(crate) fn free_receives(&self, seen: &mut SeenSlots) -> u32 {
         let receive = self.receive.as_ref();
         receive.map_or(0, |receive| receive.take(&mut seen.receive))
     }
 
-    /// Returns what is seen of a queue pair that was reset: all slots are free, and its completions
+    /// Returns the state of a queue pair that was reset: all slots are free, and its completions
     /// are dropped.
     pub(crate) fn all_free(&self, send_position: u32) -> SeenSlots {
         SeenSlots {
@@ -110,22 +108,21 @@ impl Slots {
     }
 }
 
-/// The positions up to which a queue pair knows its slots to be free.
+/// Positions up to which a queue pair knows its slots to be free.
 #[derive(Debug, Default)]
 pub(crate) struct SeenSlots {
     send: u32,
     receive: u32,
 }
 
-/// The completions that wait, and the accounts of the queues that they are from.
+/// The completions of a completion queue, and the accounts of the queues that write to it.
 #[derive(Debug)]
 pub(crate) struct Ring {
     completions: CompletionQueue,
-    /// The first place is for completions that free no slot.
+    /// The first entry is for completions that free no slot.
     accounts: Vec<Polled>,
-    /// Places whose account is closed.
     vacant: Vec<u32>,
-    /// Stands where there is no account.
+    /// Used in place of a closed account.
     closed: Polled,
 }
 
@@ -139,8 +136,8 @@ impl Ring {
         })
     }
 
-    /// Takes up to `out.len()` completions, oldest first, and notes their positions. Returns how
-    /// many it has taken.
+    /// Takes up to `out.len()` completions, oldest first, and stores their positions in the
+    /// accounts. Returns the number taken.
     #[inline]
     pub(crate) fn poll(&mut self, out: &mut [Cqe]) -> usize {
         let n = self.completions.poll(out);
@@ -152,7 +149,6 @@ impl Ring {
         n
     }
 
-    /// Opens an account for a queue whose completions are written here.
     pub(crate) fn open(&mut self) -> Account {
         if self.accounts.is_empty() {
             self.accounts.push(Arc::clone(&self.closed));
@@ -177,15 +173,15 @@ impl Ring {
     /// Closes the account of a queue pair that is destroyed and whose completions were dropped.
     pub(crate) fn close(&mut self, account: &Account) {
         let place = &mut self.accounts[account.index as usize];
-        // An account is closed once, and its place may have a new one.
+        // The account may have been closed already, and its index reused.
         if Arc::ptr_eq(place, &account.polled) {
             *place = Arc::clone(&self.closed);
             self.vacant.push(account.index);
         }
     }
 
-    /// Closes the accounts of queue pairs that were dropped without being destroyed, once no
-    /// completion names them.
+    /// Closes the accounts of queue pairs that were dropped without being destroyed, if no
+    /// completion refers to them.
     #[cold]
     fn close_abandoned(&mut self) {
         let mut abandoned: Vec<bool> = (self.accounts.iter())
@@ -203,7 +199,7 @@ impl Ring {
     }
 }
 
-/// Everything but polling.
+/// All operations except polling.
 impl Deref for Ring {
     type Target = CompletionQueue;
 
@@ -239,7 +235,7 @@ mod tests {
         for (account, position) in [(0, 1), (1, 4), (0, 3), (2, 1), (1, 5)] {
             push(&mut ring, &accounts[account], position);
         }
-        // One that frees nothing.
+        // This completion frees no slot.
         let _ = ring.push(Cqe::default());
         let mut take = || {
             let taken = accounts.iter().zip(&mut seen);
@@ -250,7 +246,7 @@ mod tests {
         assert_eq!(take(), [1, 4, 0]);
         assert_eq!(ring.poll(&mut [Cqe::default(); 9]), 4);
         assert_eq!(take(), [2, 1, 1]);
-        assert_eq!(take(), [0, 0, 0], "once");
+        assert_eq!(take(), [0, 0, 0], "already taken");
     }
 
     #[test]
@@ -258,7 +254,7 @@ mod tests {
         let mut ring = Ring::new(8).unwrap();
         let account = ring.open();
         let mut seen = u32::MAX - 1;
-        // What was polled before a reset is behind.
+        // Positions from before a reset are behind `seen`.
         assert_eq!(account.take(&mut seen), 2);
         seen = 5;
         push(&mut ring, &account, 3);
@@ -270,14 +266,14 @@ mod tests {
     }
 
     #[test]
-    fn closed_places_are_used_again() {
+    fn closed_indices_are_reused() {
         let mut ring = Ring::new(8).unwrap();
         let old = [0; 3].map(|_| ring.open());
         ring.close(&old[1]);
         ring.close(&old[1]);
         let new = [0; 2].map(|_| ring.open());
         assert_eq!(new.each_ref().map(|a| a.index), [2, 4]);
-        // A queue pair that is destroyed twice does not close the account of another.
+        // Closing it twice must not close the account that has its index now.
         ring.close(&old[1]);
         push(&mut ring, &new[0], 5);
         push(&mut ring, &old[2], 1);
@@ -286,9 +282,9 @@ mod tests {
         assert_eq!(taken, [5, 0, 0, 1]);
     }
 
-    /// A completion of a queue pair that was dropped frees no slot of the next one.
+    /// Otherwise a completion of a dropped queue pair could free a slot of another one.
     #[test]
-    fn dropped_accounts_wait_for_their_completions() {
+    fn dropped_account_waits_for_its_completions() {
         let mut ring = Ring::new(64).unwrap();
         let kept = ring.open();
         let dropped = ring.open();
@@ -296,7 +292,7 @@ mod tests {
         push(&mut ring, &dropped, 3);
         drop(dropped);
         let mut opened = Vec::new();
-        // Each time there is no place left, it looks for abandoned ones.
+        // Each time the list is full, abandoned accounts are closed.
         let mut reused = |ring: &mut Ring| {
             for _ in 0..=ring.accounts.capacity() {
                 opened.push(ring.open());

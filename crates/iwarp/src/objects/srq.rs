@@ -12,27 +12,25 @@ use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-/// What makes a shared receive queue one of an XRC domain.
+/// The properties of a shared receive queue in an XRC domain.
 pub(crate) struct XrcMembership {
-    /// The number by which peers name the queue.
     pub(crate) number: u32,
-    /// The receives complete here, whichever target takes them.
+    /// Where the receives complete, whichever target takes them.
     pub(crate) cq: CompletionQueue,
-    /// Takes the queue off the list of its domain.
+    /// Removes the queue from the list of its domain.
     pub(crate) forget: Box<dyn Fn() + Send + Sync>,
 }
 
 pub(crate) struct SrqInner {
     ctx: Arc<ContextInner>,
     pub(crate) pd: u32,
-    /// What it is in an XRC domain, if it belongs to one.
+    /// Set if the queue belongs to an XRC domain.
     pub(crate) xrc: Option<XrcMembership>,
-    /// Where it completes, if it matches tags.
+    /// Where the queue completes, if it matches tags.
     pub(crate) tags: Option<CompletionQueue>,
-    /// For the program's own use.
     user: AtomicU64,
-    /// Whose thread drives those that have waited.
-    turn: Baton,
+    /// Held by the thread that drives waiting queue pairs.
+    driver: Baton,
     state: Mutex<SrqState>,
 }
 
@@ -40,7 +38,7 @@ struct SrqState {
     queue: Queue,
     /// Queue pairs that hold a Send until a receive is posted here.
     waiting: Vec<Weak<dyn Member>>,
-    /// The program has destroyed it. Queue pairs of an XRC domain may still have it.
+    /// The program has destroyed the queue. Queue pairs of an XRC domain may still have it.
     destroyed: bool,
 }
 
@@ -83,13 +81,13 @@ impl SharedReceiveQueue {
                 xrc,
                 tags: tags.map(|(cq, _)| cq.clone()),
                 user: AtomicU64::new(0),
-                turn: Baton::new(),
+                driver: Baton::new(),
                 state,
             }),
         })
     }
 
-    /// A value of the program's own.
+    /// Returns the program's own value.
     pub fn user_data(&self) -> u64 {
         self.inner.user.load(Ordering::Acquire)
     }
@@ -99,13 +97,15 @@ impl SharedReceiveQueue {
         self.inner.user.store(value, Ordering::Release);
     }
 
-    /// Number by which peers name it (`ibv_get_srq_num(3)`); `None` if it belongs to no XRC domain.
+    /// Returns the number by which peers name the queue (`ibv_get_srq_num(3)`); `None` if it
+    /// belongs to no XRC domain.
     pub fn num(&self) -> Option<u32> {
         self.inner.xrc.as_ref().map(|xrc| xrc.number)
     }
 
-    /// Destroys it (`ibv_destroy_srq(3)`): no message takes a receive from it any more, and no peer finds it. Messages that wait for it are refused.
-    /// Queue pairs that were created with it must be destroyed first.
+    /// Destroys the queue (`ibv_destroy_srq(3)`): messages no longer take receives from it, and
+    /// peers do not find it. Messages that wait for it are refused. Queue pairs that were created
+    /// with it must be destroyed first.
     pub fn destroy(&self) {
         let waiting = {
             let mut state = self.inner.state.lock();
@@ -120,7 +120,7 @@ impl SharedReceiveQueue {
         }
     }
 
-    /// Protection domain.
+    /// Returns the protection domain.
     pub fn pd(&self) -> u32 {
         self.inner.pd
     }
@@ -128,10 +128,10 @@ impl SharedReceiveQueue {
     /// Queues receives, in order (`ibv_post_srq_recv(3)`). Never blocks.
     ///
     /// # Errors
-    /// [`PostFailed`] for the first request that does not fit; those before it were queued.
+    /// [`PostFailed`] for the first request that does not fit. Those before it were queued.
     pub fn post(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostFailed> {
         let mut result = Ok(());
-        let somebody_waits = {
+        let queue_pairs_wait = {
             let mut state = self.inner.state.lock();
             for (i, wr) in wrs.iter().enumerate() {
                 if let Some(plan) = &self.inner.ctx.hooks.faults
@@ -147,13 +147,13 @@ impl SharedReceiveQueue {
             }
             !state.waiting.is_empty()
         };
-        if somebody_waits {
+        if queue_pairs_wait {
             self.inner.drive_waiting();
         }
         result
     }
 
-    /// Capacity, elements per request, and limit.
+    /// Returns the capacity, the elements per request, and the limit.
     pub fn attributes(&self) -> (u32, u32, u32) {
         let state = self.inner.state.lock();
         (
@@ -163,36 +163,38 @@ impl SharedReceiveQueue {
         )
     }
 
-    /// Asks for one event when fewer than `limit` receives wait; zero disarms.
+    /// Requests one event for the time when fewer than `limit` receives are left; zero disarms.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if it is above the capacity.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `limit` is above the capacity.
     pub fn set_limit(&self, limit: u32) -> Result<()> {
         Ok(self.inner.state.lock().queue.set_limit(limit)?)
     }
 
-    /// Changes the capacity and keeps what is posted.
+    /// Changes the capacity and keeps the posted receives.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument), [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument),
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub fn resize(&self, depth: u32) -> Result<()> {
         Ok(self.inner.state.lock().queue.resize(depth)?)
     }
 
-    /// Changes capacity, limit, or both in one step. A refused call changes neither.
+    /// Changes capacity, limit, or both in one step. If it fails, neither changes.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument), [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument),
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub fn modify(&self, depth: Option<u32>, limit: Option<u32>) -> Result<()> {
         Ok(self.inner.state.lock().queue.modify(depth, limit)?)
     }
 
-    /// Receives that wait.
+    /// Returns how many receives are posted.
     pub fn len(&self) -> usize {
         self.inner.state.lock().queue.len() as usize
     }
 
-    /// None waits.
+    /// Returns `true` if no receive is posted.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -204,7 +206,8 @@ impl SharedReceiveQueue {
 }
 
 impl SrqInner {
-    /// Takes a receive. Returns whether there was one, and whether [`tell_limit`](Self::tell_limit) must be called, without locks.
+    /// Takes a receive. Returns whether there was one, and whether [`tell_limit`](Self::tell_limit)
+    /// must be called without locks.
     pub(crate) fn take(&self, taken: &mut TakenRecv) -> (bool, bool) {
         let mut state = self.state.lock();
         match state.destroyed {
@@ -213,7 +216,7 @@ impl SrqInner {
         }
     }
 
-    /// Lets `f` have the queue. Returns `None` if it is destroyed.
+    /// Calls `f` with the queue. Returns `None` if the queue is destroyed.
     pub(crate) fn with_queue<R>(&self, f: impl FnOnce(&mut Queue) -> Option<R>) -> Option<R> {
         let mut state = self.state.lock();
         match state.destroyed {
@@ -222,12 +225,12 @@ impl SrqInner {
         }
     }
 
-    /// Lets the queue pairs go on that have waited for a receive. Call it without locks.
+    /// Drives the queue pairs that wait for a receive. Call it without locks.
     ///
-    /// Such a queue pair may give a receive back for which others have begun to wait meanwhile. Then this goes round again, instead of
-    /// calling itself as often as there are queue pairs.
+    /// Such a queue pair may return a receive for which others wait by now. Then the baton repeats
+    /// this, instead of a recursion as deep as there are queue pairs.
     pub(crate) fn drive_waiting(&self) {
-        self.turn.drive(|| {
+        self.driver.drive(|| {
             let waiting = std::mem::take(&mut self.state.lock().waiting);
             for qp in waiting.iter().filter_map(Weak::upgrade) {
                 qp.resume_receiving();
@@ -241,7 +244,7 @@ impl SrqInner {
         !state.waiting.is_empty() && !state.queue.is_empty()
     }
 
-    /// Takes a receive with room for `len` octets; otherwise as [`take`](Self::take).
+    /// Does the same as [`take`](Self::take) if the receive has room for `len` bytes.
     pub(crate) fn take_if_fits(&self, taken: &mut TakenRecv, len: u64) -> (Taken, bool) {
         let mut state = self.state.lock();
         match state.destroyed {
@@ -250,7 +253,7 @@ impl SrqInner {
         }
     }
 
-    /// Fewer receives than the limit wait.
+    /// Raises the event that fewer receives than the limit are left.
     #[cold]
     pub(crate) fn tell_limit(self: &Arc<Self>) {
         let srq = SharedReceiveQueue {
@@ -259,7 +262,8 @@ impl SrqInner {
         self.ctx.raise(AsyncEventKind::SrqLimitReached(srq));
     }
 
-    /// Enters a queue pair that holds a Send: it is told when a receive is posted. Returns `false` if one is there already.
+    /// Adds a queue pair that holds a Send to those that wait for a receive. Returns `false` if it
+    /// need not wait.
     pub(crate) fn wait<M: Member>(&self, qp: &Arc<M>) -> bool {
         let mut state = self.state.lock();
         if state.destroyed || !state.queue.is_empty() {

@@ -1,4 +1,4 @@
-//! Who waits for receives of a shared queue, and what is left of one that is dropped.
+//! Waiting for receives of a shared queue, and the end of a queue.
 
 use super::*;
 use crate::testing::{context, queue_pair};
@@ -8,9 +8,9 @@ const RECV: RecvWr<'static> = RecvWr {
     sges: &[],
 };
 
-/// There is something to do if somebody waits and there is a receive, and for nothing less.
+/// There is something to do only if a queue pair waits and there is a receive.
 #[test]
-fn a_queue_pair_goes_on_when_it_waits_and_there_is_a_receive() {
+fn receive_drives_waiting_queue_pair() {
     let ctx = context();
     let cq = ctx.create_cq(4, None).unwrap();
     let qp = queue_pair(&ctx, &cq, &cq);
@@ -36,9 +36,9 @@ fn a_queue_pair_goes_on_when_it_waits_and_there_is_a_receive() {
     qp.destroy();
 }
 
-/// A queue that is destroyed has nothing, and nobody waits for it.
+/// A destroyed queue has no receives, so no queue pair may wait for it.
 #[test]
-fn nobody_waits_for_a_destroyed_queue() {
+fn destroyed_queue_has_no_waiters() {
     let ctx = context();
     let cq = ctx.create_cq(4, None).unwrap();
     let qp = queue_pair(&ctx, &cq, &cq);
@@ -51,9 +51,9 @@ fn nobody_waits_for_a_destroyed_queue() {
     qp.destroy();
 }
 
-/// Messages and datagrams that come afterwards find no receive, whatever was posted before.
+/// Later messages and datagrams find no receive, whatever was posted before.
 #[test]
-fn nothing_is_taken_from_a_destroyed_queue() {
+fn destroyed_queue_gives_no_receives() {
     let ctx = context();
     let srq = ctx.create_srq(1, 4, 1).unwrap();
     srq.post(&[RECV; 4]).unwrap();
@@ -69,10 +69,10 @@ fn nothing_is_taken_from_a_destroyed_queue() {
     assert_eq!(srq.len(), 2);
 }
 
-/// A program may drop its handles without destroying the queue. Nobody finds it by its number then, and memory is not accessed by its protection
-/// domain any more.
+/// A program may drop its handles without destroying the queue. Then the queue is not found by its
+/// number, and its protection domain no longer applies.
 #[test]
-fn a_dropped_queue_of_a_domain_is_not_found() {
+fn dropped_queue_leaves_its_domain() {
     let ctx = context();
     let cq = ctx.create_cq(4, None).unwrap();
     let domain = ctx.open_xrc_domain(None, true, false).unwrap();

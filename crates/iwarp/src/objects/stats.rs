@@ -1,5 +1,5 @@
-//! The devices that this process has opened, and what they have counted: for those who ask while it runs ([`super::report`]), and on
-//! standard error when it ends, for programs that cannot ask (`IWARP_STATS=1`).
+//! The devices that this process has opened, and their counters: for `iwarp stat` while the process
+//! runs, and on standard error when it ends (`IWARP_STATS=1`).
 
 use super::context::ContextInner;
 use crate::sys::exit::AtExit;
@@ -11,10 +11,10 @@ use std::sync::{Arc, Weak};
 
 static OPENED: ProcessLock<Vec<Weak<ContextInner>>> =
     ProcessLock::new("raw::stats::OPENED", Vec::new());
-/// Totals of devices that were closed, by name, and by whether they are to be printed.
-static CLOSED: ProcessLock<Vec<Closed>> = ProcessLock::new("raw::stats::CLOSED", Vec::new());
+/// Totals of closed devices, by name, by address, and by whether to print them.
+static CLOSED: ProcessLock<Vec<Closed>> = ProcessLock::new("objects::stats::CLOSED", Vec::new());
 
-/// What a device has counted until it was closed, each time that it was open.
+/// Totals of a device that was closed, over all times that it was open.
 #[derive(Clone)]
 pub(crate) struct Closed {
     pub(crate) name: String,
@@ -23,7 +23,6 @@ pub(crate) struct Closed {
     print: bool,
 }
 
-/// A device was opened.
 pub(crate) fn watch(ctx: &Arc<ContextInner>) {
     static PRINT: AtExit = AtExit::new(print);
     let mut opened = OPENED.lock();
@@ -34,7 +33,7 @@ pub(crate) fn watch(ctx: &Arc<ContextInner>) {
     }
 }
 
-/// A device is closed.
+/// Adds the counters of a device that is being closed.
 pub(crate) fn closed(ctx: &ContextInner, counters: &Counters) {
     let (device, print) = (&ctx.device, ctx.config.stats);
     let mut all = CLOSED.lock();
@@ -52,12 +51,10 @@ pub(crate) fn closed(ctx: &ContextInner, counters: &Counters) {
     }
 }
 
-/// The devices that are open now.
 pub(crate) fn opened() -> Vec<Arc<ContextInner>> {
     OPENED.lock().iter().filter_map(Weak::upgrade).collect()
 }
 
-/// The totals of those that were closed.
 pub(crate) fn closed_devices() -> Vec<Closed> {
     CLOSED.lock().clone()
 }
@@ -76,9 +73,10 @@ fn print() {
     let process = std::process::id();
     for (device, c) in totals {
         crate::complain::stderr(&format!(
-            "iwarp: process {process}, {device}: sent {} octets in {} FPDUs ({} messages), received {} octets in {} FPDUs \
-             ({} messages, {} payload octets placed directly), {} requests served, {} completions, {} receiver-not-ready, \
-             {} CRC errors, {} marker errors, Terminates {} sent and {} received\n",
+            "iwarp: process {process}, {device}: sent {} octets in {} FPDUs ({} messages), \
+             received {} octets in {} FPDUs ({} messages, {} payload octets placed directly), \
+             {} requests served, {} completions, {} receiver-not-ready, {} CRC errors, \
+             {} marker errors, Terminates {} sent and {} received\n",
             c.tx_bytes,
             c.tx_fpdus,
             c.tx_messages,
@@ -104,9 +102,9 @@ mod tests {
     use crate::device::Device;
     use crate::objects::context::Context;
 
-    /// Devices of one address are told apart by their names.
+    /// Devices with the same address are distinguished by their names.
     #[test]
-    fn each_closed_device_has_its_own_sum() {
+    fn closed_devices_are_summed_by_name() {
         let loopback = Device::by_address([127, 0, 0, 1].into()).unwrap();
         let names = ["of the test, first", "of the test, second"];
         let devices = names.map(|name| {
@@ -131,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_that_are_closed_are_not_kept_in_the_list() {
+    fn closed_devices_leave_the_list() {
         let open = || crate::testing::context().inner;
         let first = open();
         let listed = |device: &Weak<ContextInner>| OPENED.lock().iter().any(|d| d.ptr_eq(device));
@@ -146,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn closed_devices_of_one_name_are_told_apart_by_their_addresses() {
+    fn closed_devices_are_summed_by_address() {
         const NAME: &str = "of the test of sums";
         let addresses = ["127.0.0.1", "127.0.0.2"];
         for _ in 0..2 {

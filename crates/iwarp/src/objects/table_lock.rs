@@ -1,8 +1,9 @@
 //! The lock of a device's memory table, for threads that move octets.
 //!
-//! Accesses to registered memory hold the table for reading, and one that meets a page fault which does not end holds it for ever. A thread
-//! that wants to change the table then waits for ever, too, and by the lock's rules keeps out all readers that come after it. So a
-//! reader that has waited for long goes past such a thread.
+//! An access to registered memory holds the table for reading. If it meets a page fault that never
+//! ends, it holds the table forever. A thread that wants to change the table then waits forever,
+//! too, and the lock makes all later readers wait behind it. So a reader that has waited for long
+//! passes such a writer.
 
 use crate::sys::clock::now_ns;
 use crate::sys::guarded::MemoryTable;
@@ -10,61 +11,60 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How long a reader waits for a thread that wants to change the table. Changes take microseconds.
-const PATIENCE: Duration = Duration::from_millis(100);
-/// For so long after that, readers do not wait for such threads, in nanoseconds.
-const HASTE: u64 = 2_000_000_000;
+/// How long a reader waits behind a thread that wants to change the table. Changes take
+/// microseconds.
+const READ_WAIT_MAX: Duration = Duration::from_millis(100);
+/// How long after that readers pass waiting writers at once, in nanoseconds.
+const PASS_WRITERS_NS: u64 = 2_000_000_000;
 
-/// A memory table with its lock.
 #[derive(Debug, Default)]
 pub(crate) struct TableLock {
     table: RwLock<MemoryTable>,
-    /// Until when readers do not wait for threads that want to change the table.
-    hasty_until: AtomicU64,
+    /// Time until which readers pass waiting writers at once.
+    pass_until: AtomicU64,
 }
 
 impl TableLock {
     pub(crate) const fn new(table: MemoryTable) -> Self {
         Self {
             table: RwLock::new(table),
-            hasty_until: AtomicU64::new(0),
+            pass_until: AtomicU64::new(0),
         }
     }
 
-    /// Locks it for reading.
     #[inline]
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, MemoryTable> {
         match self.table.try_read() {
             Some(guard) => guard,
-            None => self.read_late(),
+            None => self.read_slowly(),
         }
     }
 
-    /// The same, if that needs no waiting.
+    /// Locks the table for reading, if that needs no waiting.
     pub(crate) fn try_read(&self) -> Option<RwLockReadGuard<'_, MemoryTable>> {
         self.table.try_read()
     }
 
     #[cold]
-    fn read_late(&self) -> RwLockReadGuard<'_, MemoryTable> {
-        if now_ns() >= self.hasty_until.load(Ordering::Relaxed) {
-            if let Some(guard) = self.table.try_read_for(PATIENCE) {
+    fn read_slowly(&self) -> RwLockReadGuard<'_, MemoryTable> {
+        if now_ns() >= self.pass_until.load(Ordering::Relaxed) {
+            if let Some(guard) = self.table.try_read_for(READ_WAIT_MAX) {
                 return guard;
             }
-            let until = now_ns().saturating_add(HASTE);
-            self.hasty_until.store(until, Ordering::Relaxed);
+            let until = now_ns().saturating_add(PASS_WRITERS_NS);
+            self.pass_until.store(until, Ordering::Relaxed);
         }
-        // It waits for a thread that is changing the table, and not for one that waits itself.
+        // This waits for a thread that is changing the table, but not for one that is itself
+        // waiting.
         self.table.read_recursive()
     }
 
-    /// Locks it for changes.
     #[inline]
     pub(crate) fn write(&self) -> RwLockWriteGuard<'_, MemoryTable> {
         self.table.write()
     }
 
-    /// The same, if that needs no waiting.
+    /// Locks the table for changes, if that needs no waiting.
     pub(crate) fn try_write(&self) -> Option<RwLockWriteGuard<'_, MemoryTable>> {
         self.table.try_write()
     }
@@ -75,9 +75,9 @@ mod tests {
     use super::*;
     use std::sync::mpsc::channel;
 
-    /// A reader that never ends and a thread that waits for it keep no other reader out.
+    /// A reader that never ends and a writer that waits for it must not block other readers.
     #[test]
-    fn readers_go_past_a_thread_that_waits_for_ever() {
+    fn readers_pass_waiting_writer() {
         let lock = TableLock::new(MemoryTable::new());
         let stuck = lock.read();
         std::thread::scope(|scope| {
@@ -87,14 +87,14 @@ mod tests {
                 drop(writer.write());
                 done.send(()).expect("the test waits");
             });
-            // From the moment when the lock is wanted for changes.
+            // A writer waits once readers are refused.
             while lock.try_read().is_some() {
                 std::thread::yield_now();
             }
             for _ in 0..3 {
                 drop(lock.read());
             }
-            assert!(lock.hasty_until.load(Ordering::Relaxed) > 0);
+            assert!(lock.pass_until.load(Ordering::Relaxed) > 0);
             assert!(
                 wait.try_recv().is_err(),
                 "the table was changed during an access"
@@ -104,9 +104,9 @@ mod tests {
         });
     }
 
-    /// A child of a fork tries for a while, because a thread that holds the lock may not exist there.
+    /// A forked child only tries, because a thread that holds the lock may not exist there.
     #[test]
-    fn a_lock_that_is_tried_is_had_when_nobody_is_in_the_way() {
+    fn tried_lock_fails_only_if_held() {
         let lock = TableLock::new(MemoryTable::new());
         let reads = lock.try_read();
         assert!(reads.is_some() && lock.try_read().is_some());

@@ -11,7 +11,6 @@ use std::task::{Context as TaskContext, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-/// Wakes a thread that is parked.
 struct Unpark(Thread);
 
 impl Wake for Unpark {
@@ -24,7 +23,6 @@ thread_local! {
     static WAKER: Waker = Waker::from(Arc::new(Unpark(std::thread::current())));
 }
 
-/// Calls `f` with a waker that unparks this thread.
 pub(crate) fn with_thread_waker<R>(f: impl FnOnce(&Waker) -> R) -> R {
     WAKER.with(f)
 }
@@ -38,13 +36,16 @@ impl From<CqError> for Error {
 }
 
 impl CompletionQueue {
-    /// Waits for completions and takes up to `out.len()` of them; `None` waits without limit. The thread sleeps meanwhile.
+    /// Waits for completions, and takes up to `out.len()` of them; `None` waits without limit. The
+    /// thread sleeps meanwhile.
     ///
-    /// If the last waits on this queue were short, it polls for up to [`Config::busy_poll`](crate::Config::busy_poll) before
-    /// it sleeps, because the wake-up would take longer than the rest of the wait.
+    /// If the last waits on this queue were short, it polls for up to
+    /// [`Config::busy_poll`](crate::Config::busy_poll) before it sleeps, because the wake-up would
+    /// take longer than the rest of the wait.
     ///
     /// # Errors
-    /// [`Error::TimedOut`], [`Error::CompletionQueueOverflow`], [`Error::InvalidArgument`] for an empty `out`.
+    /// [`Error::TimedOut`], [`Error::CompletionQueueOverflow`], [`Error::InvalidArgument`] for an
+    /// empty `out`.
     pub fn wait(&self, out: &mut [Cqe], timeout: Option<Duration>) -> Result<usize> {
         room_in(out)?;
         let n = self.poll(out)?;
@@ -63,7 +64,7 @@ impl CompletionQueue {
         let mut wait = self.waits();
         loop {
             with_thread_waker(|waker| self.wake_wait(&mut wait, waker));
-            // A completion may have come after the poll and before the waker was set.
+            // A completion may have come before the waker was registered.
             let n = self.take_ready(out)?;
             if n > 0 {
                 return Ok(n);
@@ -71,11 +72,11 @@ impl CompletionQueue {
             match deadline {
                 None => std::thread::park(),
                 Some(deadline) => {
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
+                    let remaining = deadline.saturating_duration_since(Instant::now());
+                    if remaining.is_zero() {
                         return Err(Error::TimedOut("no completion came"));
                     }
-                    std::thread::park_timeout(left);
+                    std::thread::park_timeout(remaining);
                 }
             }
             let n = self.poll(out)?;
@@ -86,8 +87,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Waits for completions in a task of any runtime; see [`wait`](Self::wait), also for the errors. Dropping the future
-    /// loses none.
+    /// Waits for completions in a task of any async runtime; see [`wait`](Self::wait), also for the
+    /// errors. Dropping the future loses none.
     pub fn completions<'a>(&'a self, out: &'a mut [Cqe]) -> Completions<'a> {
         Completions {
             cq: self,
@@ -97,7 +98,7 @@ impl CompletionQueue {
     }
 }
 
-/// Returns an error if there is no room for a completion: a wait for one would never end.
+/// Checks that there is room for a completion. Otherwise a wait would never end.
 ///
 /// # Errors
 /// [`Error::InvalidArgument`].
@@ -110,7 +111,8 @@ pub(crate) fn room_in(out: &[Cqe]) -> Result<()> {
     }
 }
 
-/// The future of [`CompletionQueue::completions`]. It returns how many completions were taken. Dropping it loses none.
+/// The future of [`CompletionQueue::completions`]. Returns how many completions were taken.
+/// Dropping it loses none.
 #[derive(Debug)]
 #[must_use = "futures do nothing unless polled"]
 pub struct Completions<'a> {

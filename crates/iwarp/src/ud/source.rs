@@ -69,7 +69,7 @@ impl Source for Watch {
         driven_until([&qp.send_cq, &qp.recv_cq], now)
     }
 
-    fn rest(&self) -> bool {
+    fn pause_watch(&self) -> bool {
         let Some(qp) = self.qp.upgrade() else {
             return false;
         };
@@ -86,7 +86,7 @@ impl Source for Watch {
         true
     }
 
-    fn resume(&self) {
+    fn resume_watch(&self) {
         let Some(qp) = self.qp.upgrade() else { return };
         let mut g = qp.state.lock();
         qp.wake(&mut g);
@@ -130,14 +130,14 @@ mod tests {
     fn it_rests_until_it_is_resumed() {
         let qp = datagram_queue_pair();
         let watch = Watch::own(&qp.inner);
-        watch.resume();
+        watch.resume_watch();
         assert!(is_watched(&qp), "it did not rest");
         for _ in 0..2 {
             for _ in 0..2 {
-                assert!(watch.rest());
+                assert!(watch.pause_watch());
                 assert!(!is_watched(&qp));
             }
-            watch.resume();
+            watch.resume_watch();
             assert!(is_watched(&qp));
         }
     }
@@ -148,7 +148,7 @@ mod tests {
         let watch = Watch::own(&qp.inner);
         let local = Arc::clone(&qp.inner.locals.all()[0]);
         qp.inner.state.lock().watches_room = Some(local);
-        assert!(!watch.rest());
+        assert!(!watch.pause_watch());
         assert!(is_watched(&qp));
     }
 
@@ -157,10 +157,10 @@ mod tests {
         for rests in [false, true] {
             let qp = datagram_queue_pair();
             let watch = Watch::own(&qp.inner);
-            assert!(!rests || watch.rest());
+            assert!(!rests || watch.pause_watch());
             qp.destroy();
-            assert!(!watch.rest());
-            watch.resume();
+            assert!(!watch.pause_watch());
+            watch.resume_watch();
             assert!(!is_watched(&qp), "{rests}");
         }
     }
@@ -199,9 +199,9 @@ mod tests {
     #[test]
     fn one_that_is_gone_does_nothing() {
         let watch = Arc::new(Watch::new(Weak::new(), true));
-        assert!(!watch.rest());
+        assert!(!watch.pause_watch());
         assert_eq!(watch.driven_until(0), None);
-        watch.resume();
+        watch.resume_watch();
         Arc::clone(&watch).timer(TIMER_BLOCKED);
         assert!(!watch.ready(true, true, true));
     }

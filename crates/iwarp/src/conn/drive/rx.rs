@@ -1,7 +1,8 @@
-//! Reading: the state machine says where the next octets should land, and the socket puts them there.
+//! Reading: the state machine plans where the next octets land, and the socket puts them there.
 //!
-//! Invariant of the `unsafe`: the runs of a plan name octets of staging that this driver owns, or of registered memory. The last
-//! stay valid because the memory table is locked for reading from the moment the runs are made until the system call has returned.
+//! Invariant of the `unsafe`: the runs of a plan name bytes of staging that this driver owns, or of
+//! registered memory. Registered memory stays valid because the memory table is locked for reading
+//! from before the runs are made until the system call has returned.
 
 use super::super::effects::{DriveHost, Due, Effects};
 use super::super::link::Socket;
@@ -20,53 +21,49 @@ use parking_lot::MutexGuard;
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
 
-/// Octets read in one turn before other queue pairs get theirs.
+/// Bytes that one call reads before other queue pairs are served.
 const RX_BUDGET: usize = 1 << 20;
 
-/// Stands for the memory table where no memory is named.
+/// Used as the memory table where no memory is named.
 static EMPTY_TABLE: MemoryTable = MemoryTable::new();
 
-/// Where a thread that reads has got to.
-struct Turn {
-    /// Octets that it may still read.
-    left: usize,
-    /// It has processed something without reading.
-    resumed: bool,
-    /// The last look took as much as there was room for.
+/// Progress of one call of [`rx`].
+struct Reading {
+    budget: usize,
+    /// Something was processed without a read.
+    processed: bool,
+    /// The last read filled its whole plan, so more may be there.
     more: bool,
-    /// The state machine has done its share of what was read, and is not through.
+    /// The state machine has not processed all that was read.
     unfinished: bool,
 }
 
-impl Turn {
-    /// Nothing has happened yet.
+impl Reading {
     const fn is_first(&self) -> bool {
-        self.left == RX_BUDGET && !self.resumed
+        self.budget == RX_BUDGET && !self.processed
     }
 
-    /// Notes how processing without reading has ended.
-    fn resume(&mut self, status: Option<RxStatus>) {
-        self.resumed = true;
+    fn note_processed(&mut self, status: Option<RxStatus>) {
+        self.processed = true;
         self.unfinished = status == Some(RxStatus::More);
     }
 }
 
-/// What the state machine wants next.
 enum Step {
     Read,
-    /// It has done something: ask again.
+    /// The state machine has done something: ask it again.
     Again,
     Discard,
     Stop,
 }
 
-/// What a look at the socket has come to.
-enum Look<'a> {
-    /// It was the first, there is nothing, and the state has not been locked again. `true` if there is something to write.
-    Vain(bool),
+enum ReadOutcome<'a> {
+    /// The first read found nothing, and the state was not locked again. `true` if there is
+    /// something to write.
+    Nothing(bool),
     /// The connection has ended meanwhile.
     Ended(MutexGuard<'a, QpState>),
-    Looked(
+    Done(
         MutexGuard<'a, QpState>,
         Box<RxBuffer>,
         RxPlan,
@@ -74,7 +71,7 @@ enum Look<'a> {
     ),
 }
 
-/// Reads until nothing is there or the budget is spent.
+/// Reads until there is nothing more or the budget is spent.
 pub(crate) fn rx(qp: &Arc<QpInner>) {
     let mut effects = Effects::default();
     let mut g = qp.state.lock();
@@ -82,16 +79,17 @@ pub(crate) fn rx(qp: &Arc<QpInner>) {
         return;
     }
     if !qp.passes(Way::In) {
-        // The engine stops looking for octets.
+        // The engine stops watching for readability.
         qp.collect_effects(&mut g, &mut effects);
         drop(g);
         effects.apply(qp);
         return;
     }
-    let mut g = match turns(qp, g, &mut effects) {
+    let mut g = match read_all(qp, g, &mut effects) {
         Ok(g) => g,
         Err(wants_tx) => {
-            // A first look without result changes nothing, so it needs no further work, only what its early end needs.
+            // A first read without result changes nothing. Only the end of its use of memory must
+            // be handled.
             if effects.due.contains(Due::MEMORY_UNUSED) {
                 qp.ctx.memory_unused();
             }
@@ -105,7 +103,7 @@ pub(crate) fn rx(qp: &Arc<QpInner>) {
     qp.collect_effects(&mut g, &mut effects);
     drop(g);
     if wants_tx && effects.events.contains(Events::FATAL) {
-        // The Terminate is sent before the program hears of the end and destroys the queue pair.
+        // Send the Terminate before the program learns of the end and destroys the queue pair.
         qp.drive_tx();
         wants_tx = false;
     }
@@ -115,27 +113,29 @@ pub(crate) fn rx(qp: &Arc<QpInner>) {
     }
 }
 
-/// Takes turns until nothing is there. If the first was in vain, returns whether there is something to write.
-fn turns<'a>(
+/// Reads until there is nothing more. If the first read finds nothing, returns whether there is
+/// something to write.
+fn read_all<'a>(
     qp: &'a Arc<QpInner>,
     mut g: MutexGuard<'a, QpState>,
     effects: &mut Effects,
 ) -> Result<MutexGuard<'a, QpState>, bool> {
-    let mut turn = Turn {
-        left: RX_BUDGET,
-        resumed: false,
+    let mut reading = Reading {
+        budget: RX_BUDGET,
+        processed: false,
         more: false,
         unfinished: false,
     };
     loop {
-        if turn.unfinished {
-            // Whoever waits for the state has it first. Only this thread receives, so nothing comes in between.
+        if reading.unfinished {
+            // Let waiting threads have the state first. Only this thread receives, so nothing is
+            // overtaken.
             MutexGuard::bump(&mut g);
         }
         let Some(socket) = g.link.socket().cloned() else {
             break;
         };
-        match next_step(qp, &mut g, &mut turn, effects) {
+        match next_step(qp, &mut g, &mut reading, effects) {
             Step::Read => {}
             Step::Again => continue,
             Step::Discard => {
@@ -148,19 +148,19 @@ fn turns<'a>(
             g.machine.abort(&mut DriveHost::new(qp, effects));
             break;
         };
-        match look(qp, g, &socket, buffer, turn.is_first(), effects) {
-            Look::Vain(wants_tx) => return Err(wants_tx),
-            Look::Ended(guard) => {
+        match read_once(qp, g, &socket, buffer, reading.is_first(), effects) {
+            ReadOutcome::Nothing(wants_tx) => return Err(wants_tx),
+            ReadOutcome::Ended(guard) => {
                 g = guard;
                 break;
             }
-            Look::Looked(guard, buffer, plan, result) => {
+            ReadOutcome::Done(guard, buffer, plan, result) => {
                 g = guard;
-                take_in(qp, &mut g, buffer, plan, result, &mut turn, effects);
+                take_in(qp, &mut g, buffer, plan, result, &mut reading, effects);
             }
         }
         let held_but_posted = g.machine.rx_interest() == RxInterest::Held;
-        if !turn.more && !held_but_posted && !turn.unfinished {
+        if !reading.more && !held_but_posted && !reading.unfinished {
             break;
         }
     }
@@ -172,51 +172,52 @@ fn turns<'a>(
 fn next_step(
     qp: &Arc<QpInner>,
     g: &mut MutexGuard<'_, QpState>,
-    turn: &mut Turn,
+    reading: &mut Reading,
     effects: &mut Effects,
 ) -> Step {
     match g.machine.rx_interest() {
-        RxInterest::Read if turn.unfinished => {
-            turn.resume(process(qp, g, effects));
-            if turn.more || turn.unfinished || g.machine.rx_interest() != RxInterest::Read {
+        RxInterest::Read if reading.unfinished => {
+            reading.note_processed(process_again(qp, g, effects));
+            if reading.more || reading.unfinished || g.machine.rx_interest() != RxInterest::Read {
                 return Step::Again;
             }
             Step::Stop
         }
         RxInterest::Read => Step::Read,
         RxInterest::Held => {
-            let status = resume(qp, g, effects);
+            let status = offer_held_send(qp, g, effects);
             if status.is_none() {
                 return Step::Stop;
             }
-            // It has completed something, and the socket has to be watched again.
-            turn.resume(status);
+            // A message was completed, and the socket must be watched again.
+            reading.note_processed(status);
             Step::Again
         }
         RxInterest::Discard => Step::Discard,
         RxInterest::Waits => {
-            let status = process(qp, g, effects);
+            let status = process_again(qp, g, effects);
             if matches!(status, None | Some(RxStatus::Waits)) {
                 return Step::Stop;
             }
-            turn.resume(status);
+            reading.note_processed(status);
             Step::Again
         }
         RxInterest::None => Step::Stop,
     }
 }
 
-/// Reads once. `first`: nothing else has happened yet.
+/// Reads once. `first`: nothing has been read or processed yet.
 #[inline]
-fn look<'a>(
+fn read_once<'a>(
     qp: &'a Arc<QpInner>,
     g: MutexGuard<'a, QpState>,
     socket: &Arc<Socket>,
     mut buffer: Box<RxBuffer>,
     first: bool,
     effects: &mut Effects,
-) -> Look<'a> {
-    // An empty look must be cheap: the table is locked only when the plan names memory of the program.
+) -> ReadOutcome<'a> {
+    // A read that finds nothing must be cheap: lock the table only if the plan names the program's
+    // memory.
     let memory = g.machine.rx_is_direct().then(|| qp.ctx.memory.read());
     let mut plan = pool::rx_plan();
     let mut runs = pool::take_runs();
@@ -250,26 +251,25 @@ fn look<'a>(
         unsafe { flow.received_raw(&runs, *n) };
     }
     pool::give_runs(runs);
-    // Done first: the thread that holds the state may be waiting for the memory table.
+    // Before `state` is locked: its holder may be waiting for the memory table.
     drop(memory);
     if first && result.as_ref().is_err_and(is_nothing) {
         keep_part(qp, socket, buffer);
-        return Look::Vain(waiting_tx);
+        return ReadOutcome::Nothing(waiting_tx);
     }
     let g = qp.state.lock();
     if !g.is_linked(socket) {
-        // Its octets do not belong to the next connection.
+        // These bytes do not belong to the next connection.
         pool::give_rx(buffer);
-        return Look::Ended(g);
+        return ReadOutcome::Ended(g);
     }
-    Look::Looked(g, buffer, plan, result)
+    ReadOutcome::Done(g, buffer, plan, result)
 }
 
 fn is_nothing(error: &io::Error) -> bool {
     error.kind() == ErrorKind::WouldBlock
 }
 
-/// Gives the state machine what was read.
 #[inline]
 fn take_in(
     qp: &Arc<QpInner>,
@@ -277,27 +277,27 @@ fn take_in(
     mut buffer: Box<RxBuffer>,
     mut plan: RxPlan,
     result: io::Result<usize>,
-    turn: &mut Turn,
+    reading: &mut Reading,
     effects: &mut Effects,
 ) {
-    turn.more = false;
+    reading.more = false;
     match result {
-        // The request that the peer has answered by closing may still be in the system call: it is done, and must not be flushed. The
-        // end is still there at the next look.
+        // The peer may have closed in answer to a request that is still inside `sendmsg`. That
+        // request is done and must not be flushed. The next read finds the end again.
         Ok(0) if qp.held_receives.is_sending() => {}
         Ok(0) if hide_end(qp, g, effects) => {}
         Ok(0) => g
             .machine
             .rx_eof(&mut buffer, &mut DriveHost::new(qp, effects)),
         Ok(n) => {
-            turn.more = n == plan.room() && turn.left > n;
-            turn.left = turn.left.saturating_sub(n);
+            reading.more = n == plan.room() && reading.budget > n;
+            reading.budget = reading.budget.saturating_sub(n);
             qp.bytes_transferred.add(n);
             if let Some(open) = g.link.open_mut() {
-                open.looks.count();
+                open.fault_checks.count();
             }
             let status = filled(qp, g, &mut buffer, &mut plan, n, effects);
-            turn.unfinished = status == RxStatus::More;
+            reading.unfinished = status == RxStatus::More;
         }
         Err(error) if is_nothing(&error) => {}
         Err(error) => failed(qp, g, &mut buffer, &error, effects),
@@ -305,7 +305,6 @@ fn take_in(
     put_back(g, buffer);
 }
 
-/// Has the state machine process the `n` octets that have come.
 #[inline]
 fn filled(
     qp: &Arc<QpInner>,
@@ -328,12 +327,11 @@ fn filled(
     drop(memory);
     qp.peer_answers.note(g.machine.counters());
     if status == RxStatus::Held {
-        held(qp, g, effects);
+        note_held_send(qp, g, effects);
     }
     status
 }
 
-/// The socket has an error.
 #[cold]
 fn failed(
     qp: &Arc<QpInner>,
@@ -343,12 +341,12 @@ fn failed(
     effects: &mut Effects,
 ) {
     tracing::debug!(qp = qp.num, %error, "receive failed");
-    // Registered memory that the program has unmapped.
+    // The program has unmapped registered memory.
     let unmapped = error.raw_os_error() == Some(libc::EFAULT);
-    let left = !unmapped && hide_end(qp, g, effects);
+    let hidden = !unmapped && hide_end(qp, g, effects);
     buffer.clear();
-    if left {
-        // Nothing that the program sees.
+    if hidden {
+        // The queue pair stays as it is.
     } else if unmapped {
         g.machine.rx_unwritable(&mut DriveHost::new(qp, effects));
     } else {
@@ -356,7 +354,6 @@ fn failed(
     }
 }
 
-/// A part of an FPDU stays with the queue pair.
 #[inline]
 fn put_back(g: &mut QpState, buffer: Box<RxBuffer>) {
     match g.link.open_mut().filter(|_| !buffer.is_empty()) {
@@ -365,8 +362,8 @@ fn put_back(g: &mut QpState, buffer: Box<RxBuffer>) {
     }
 }
 
-/// Keeps a part of an FPDU. The state is locked only if there is one; the connection may have ended
-/// before that.
+/// Keeps a received part of an FPDU, if there is one: only then is the state locked. The connection
+/// may have ended meanwhile.
 #[inline]
 fn keep_part(qp: &QpInner, socket: &Arc<Socket>, buffer: Box<RxBuffer>) {
     if buffer.is_empty() {
@@ -379,7 +376,7 @@ fn keep_part(qp: &QpInner, socket: &Arc<Socket>, buffer: Box<RxBuffer>) {
     }
 }
 
-/// The stream has come to its end. Returns `true` if that must not change the queue pair.
+/// Hides the end of the stream, if the queue pair must not notice it. Returns `true` if so.
 fn hide_end(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, QpState>, effects: &mut Effects) -> bool {
     let hidden = g.machine.hides_end();
     if hidden {
@@ -388,8 +385,8 @@ fn hide_end(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, QpState>, effects: &mut Ef
     hidden
 }
 
-/// A Send has met no receive: its time begins.
-fn held(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, QpState>, effects: &mut Effects) {
+/// Starts the time limit of a Send that found no receive.
+fn note_held_send(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, QpState>, effects: &mut Effects) {
     let Some(open) = g.link.open_mut().filter(|open| open.held_since == 0) else {
         return;
     };
@@ -400,8 +397,8 @@ fn held(qp: &Arc<QpInner>, g: &mut MutexGuard<'_, QpState>, effects: &mut Effect
         .on_time(Time::from_nanos(now), &mut DriveHost::new(qp, effects));
 }
 
-/// Offers a held Send again. Returns `None` if there is still no receive.
-fn resume(
+/// Offers a held Send to its receive queue again. Returns `None` if there is still no receive.
+fn offer_held_send(
     qp: &Arc<QpInner>,
     g: &mut MutexGuard<'_, QpState>,
     effects: &mut Effects,
@@ -416,23 +413,23 @@ fn resume(
         return None;
     }
     g.end_hold();
-    process(qp, g, effects)
+    process_again(qp, g, effects)
 }
 
-/// Processes again what has been received. Returns `None` if there is no memory for that.
-fn process(
+/// Processes again what was received. Returns `None` if there is no memory for that.
+fn process_again(
     qp: &Arc<QpInner>,
     g: &mut MutexGuard<'_, QpState>,
     effects: &mut Effects,
 ) -> Option<RxStatus> {
-    // An STag that the peer has invalidated may be all that is left to do, and then there is no part of an FPDU.
+    // There is no part of an FPDU if the state machine waited only for the end of an invalidation.
     let mut buffer = g.take_partial().ok()?;
     let status = filled(qp, g, &mut buffer, &mut pool::rx_plan(), 0, effects);
     put_back(g, buffer);
     Some(status)
 }
 
-/// The queue pair is done with this stream: throw away what still comes, until the peer closes.
+/// Discards what still comes, until the peer closes: the queue pair is done with this stream.
 fn discard<'a>(
     qp: &'a Arc<QpInner>,
     g: MutexGuard<'a, QpState>,

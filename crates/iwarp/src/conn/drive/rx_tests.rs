@@ -1,4 +1,4 @@
-//! When a look at the socket is the first of its turn, and what the end of a stream is to a queue pair.
+//! Which read is the first of a call, and what the end of a stream does to a queue pair.
 
 use super::super::super::qp::QpAttributes;
 use super::*;
@@ -10,27 +10,27 @@ use iwarp_rnic::limits::RX_READ_MAX;
 use std::io::Write;
 
 #[test]
-fn a_look_is_the_first_if_nothing_has_happened() {
-    for (left, resumed, first) in [
+fn first_read_comes_before_everything() {
+    for (budget, processed, first) in [
         (RX_BUDGET, false, true),
         (RX_BUDGET, true, false),
         (RX_BUDGET - 1, false, false),
         (RX_BUDGET - 1, true, false),
         (0, false, false),
     ] {
-        let turn = Turn {
-            left,
-            resumed,
+        let reading = Reading {
+            budget,
+            processed,
             more: false,
             unfinished: false,
         };
-        assert_eq!(turn.is_first(), first, "{left} {resumed}");
+        assert_eq!(reading.is_first(), first, "{budget} {processed}");
     }
 }
 
-/// The program does not see that the peer of a queue pair that is connected by number has left, in whichever way it does. Others end.
+/// A queue pair that is connected by number does not notice the end of its stream. Others end.
 #[test]
-fn the_peer_of_a_queue_pair_by_number_leaves_unseen() {
+fn by_number_end_is_hidden() {
     let ctx = context();
     for by_number in [false, true] {
         for reset in [false, true] {
@@ -45,9 +45,9 @@ fn the_peer_of_a_queue_pair_by_number_leaves_unseen() {
                 break_off(&socket, peer);
             } else {
                 drop(peer);
-                until("it is not closed", || socket.stream.peer_closed());
+                until("the stream is not closed", || socket.stream.peer_closed());
             }
-            // Once more: what has left stays unseen.
+            // The end stays hidden when it is read again.
             for _ in 0..2 {
                 assert!(qp.inner.drive_rx());
                 let g = qp.inner.state.lock();
@@ -60,9 +60,9 @@ fn the_peer_of_a_queue_pair_by_number_leaves_unseen() {
     }
 }
 
-/// All that has come is taken in one turn, also if a read has no room for it: nobody may look again.
+/// One call reads everything, even if it takes several reads: it may be the last call.
 #[test]
-fn a_turn_takes_all_that_has_come() {
+fn call_reads_everything() {
     let ctx = context();
     let messages = 8000;
     let cq = ctx.create_cq(messages, None).unwrap();
@@ -89,7 +89,7 @@ fn a_turn_takes_all_that_has_come() {
         .collect();
     assert!(octets.len() > RX_READ_MAX && octets.len() < RX_BUDGET);
     peer.write_all(&octets).unwrap();
-    until("it does not arrive", || {
+    until("the messages do not arrive", || {
         rustix::io::ioctl_fionread(&socket.stream).unwrap() == octets.len() as u64
     });
     assert!(qp.inner.drive_rx());

@@ -1,7 +1,8 @@
-//! Writing: plans are filled by the state machine, and their octets handed to the socket where they lie.
+//! Writing: the state machine fills plans, and the socket takes the octets from where they lie.
 //!
-//! Invariant of the `unsafe`: the runs of a plan name octets of the plan's scratch or of registered memory. The last stay valid
-//! because the memory table is locked for reading from the moment the runs are made until the system call has returned.
+//! Invariant of the `unsafe`: the runs of a plan name bytes of the plan's scratch or of registered
+//! memory. Registered memory stays valid because the memory table is locked for reading from before
+//! the runs are made until the system call has returned.
 
 use super::super::effects::{DriveHost, Due, Effects};
 use super::super::held_receives;
@@ -20,7 +21,7 @@ use parking_lot::{MutexGuard, RwLockReadGuard};
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
 
-/// Writes until nothing is due or the socket is full.
+/// Writes until nothing is pending or the socket is full.
 pub(crate) fn tx(qp: &Arc<QpInner>) {
     let mut effects = Effects::default();
     let mut g = qp.state.lock();
@@ -33,9 +34,9 @@ pub(crate) fn tx(qp: &Arc<QpInner>) {
     }
     let _ = g.cork.send();
     if is_due(&g) {
-        // A fault may hold it back.
+        // An injected fault may hold the data back.
         if qp.passes(Way::Out) {
-            g = turns(qp, g, &mut effects);
+            g = write_all(qp, g, &mut effects);
             liveness::watch(qp, &mut g);
         }
     }
@@ -44,15 +45,13 @@ pub(crate) fn tx(qp: &Arc<QpInner>) {
     effects.apply(qp);
 }
 
-/// Returns `true` if there is something to write on a connection.
 fn is_due(g: &QpState) -> bool {
     g.link
         .open()
         .is_some_and(|open| g.machine.wants_tx() || open.stalled.is_some())
 }
 
-/// Writes one plan after the other.
-fn turns<'a>(
+fn write_all<'a>(
     qp: &'a Arc<QpInner>,
     mut g: MutexGuard<'a, QpState>,
     effects: &mut Effects,
@@ -92,19 +91,17 @@ fn turns<'a>(
     g
 }
 
-/// What [`fill`] has come to.
 enum Filled {
-    /// A plan to be written.
     Ready(Box<TxPlan>),
-    /// Nothing is to be written.
     Nothing,
-    /// The state machine has done its share, and other threads may have the queue pair.
+    /// The state machine has done its share of work. Other threads may lock the queue pair in
+    /// between.
     More,
     /// The next request changes the memory table.
     Memory,
 }
 
-/// Asks the state machine for what is to be written next.
+/// Has the state machine fill a plan with what is to be written next.
 #[inline]
 fn fill(
     qp: &Arc<QpInner>,
@@ -121,7 +118,7 @@ fn fill(
         follow_mss(qp, g, socket);
     }
     if let Some(open) = g.link.open_mut() {
-        open.looks.count();
+        open.fault_checks.count();
     }
     let filled = {
         let mut env = Env {
@@ -144,8 +141,9 @@ fn fill(
     filled
 }
 
-/// Takes what is left to send when the queue pair ends in error: the rest of a plan that the socket took in part, and the Terminate behind it. For the
-/// state machine all of it is written. Returns `None` if it cannot be copied; then the stream is cut where it is.
+/// Takes what a queue pair that ends in error has left to send: the rest of a plan that the socket
+/// took in part, and the Terminate after it. The state machine counts all of it as written. Returns
+/// `None` if it cannot be copied; the stream is then cut.
 pub(crate) fn take_unsent_tail(
     qp: &Arc<QpInner>,
     g: &mut QpState,
@@ -165,7 +163,7 @@ pub(crate) fn take_unsent_tail(
     Some(tail)
 }
 
-/// Appends the unwritten octets of a plan to `rest`.
+/// Appends the unwritten octets of a plan to `tail`.
 fn take_plan(
     qp: &Arc<QpInner>,
     g: &mut QpState,
@@ -185,7 +183,8 @@ fn take_plan(
                 unsafe { octets.append_to(tail, octets.len()) };
                 true
             }
-            // A program that unmaps registered memory breaks its promise, but while its octets are sent that does not end the process.
+            // If the program has unmapped registered memory, the copy fails instead of ending the
+            // process.
             // SAFETY: the module's invariant; `memory` is locked.
             RunKind::Memory => unsafe { octets.append_if_mapped(tail) },
         };
@@ -201,8 +200,8 @@ fn take_plan(
     taken.then_some(())
 }
 
-/// Hands a plan to the socket, and accounts for what it took. Returns `false` if nothing more can be written now. `begins`: nothing of the
-/// plan was written before.
+/// Writes a plan to the socket, and accounts for what it took. Returns `false` if nothing more can
+/// be written now. `begins`: nothing of the plan was written before.
 #[inline]
 fn write<'a>(
     qp: &'a Arc<QpInner>,
@@ -221,11 +220,12 @@ fn write<'a>(
         drop(memory);
         pool::give_runs(runs);
         pool::give_tx(plan);
-        // The program deregistered memory that a request was sending from: the stream cannot go on.
+        // The program has deregistered memory that a request was sending from, so the stream cannot
+        // go on.
         g.machine.leave(&mut DriveHost::new(qp, effects));
         return (g, false);
     }
-    // Kept until the system call has returned.
+    // The runs refer to this copy, so it must live until the system call has returned.
     let mut _spoilt = None;
     if let Some(faults) = &qp.faults {
         faults.limit(Way::Out, &mut runs);
@@ -236,7 +236,7 @@ fn write<'a>(
     }
     qp.held_receives.begin();
     drop(g);
-    // A part that was cut short by the number of runs is continued in the same segment.
+    // If the list of runs was cut short, the next call continues in the same segment.
     let end =
         plan.ends_segment() && runs.iter().map(RawSlice::len).sum::<usize>() == plan.together();
     // SAFETY: the module's invariant; `plan` is ours and `memory` is locked.
@@ -247,7 +247,7 @@ fn write<'a>(
     }
     plan.release(&memory);
     effects.note_if(Due::MEMORY_UNUSED, memory.take_unused());
-    // Done first: the thread that holds the state may be waiting for the memory table.
+    // Before `state` is locked: its holder may be waiting for the memory table.
     drop(memory);
     pool::give_runs(runs);
     let mut g = qp.state.lock();
@@ -259,7 +259,7 @@ fn write<'a>(
     }
     held_receives::deliver(qp, effects);
     let stops = qp.faults.is_some() && faulty_end(qp, &result, effects);
-    // If the connection has ended meanwhile, the rest of its plan must not be sent on the next one.
+    // If the connection has ended meanwhile, the rest of the plan must not be sent on the next one.
     if !linked || (result.is_ok() && plan.is_empty()) {
         pool::give_tx(plan);
         return (g, linked && !stops);
@@ -268,7 +268,7 @@ fn write<'a>(
     (g, more && !stops)
 }
 
-/// Counts what was sent for the faults. Returns `true` if one of them stops the sending.
+/// Tells the injected faults what was sent. Returns `true` if one of them stops the sending.
 #[cold]
 fn faulty_end(qp: &QpInner, result: &io::Result<usize>, effects: &mut Effects) -> bool {
     let (Some(faults), Ok(n)) = (&qp.faults, result) else {
@@ -280,7 +280,8 @@ fn faulty_end(qp: &QpInner, result: &io::Result<usize>, effects: &mut Effects) -
     due || faults.holds(Way::Out)
 }
 
-/// The socket took a part of a plan, nothing of it, or is broken. Returns `false` if nothing more can be written now.
+/// Handles a socket that took a part of a plan or nothing, or that is broken. Returns `false` if
+/// nothing more can be written now.
 fn written(
     qp: &Arc<QpInner>,
     g: &mut MutexGuard<'_, QpState>,
@@ -301,7 +302,7 @@ fn written(
     };
     tracing::debug!(qp = qp.num, %error, "send failed");
     if error.raw_os_error() == Some(libc::EFAULT) {
-        // Registered memory that the program has unmapped. There may be a Terminate to send.
+        // The program has unmapped registered memory. A Terminate may have to be sent.
         g.machine
             .tx_unreadable(&mut plan, &mut DriveHost::new(qp, effects));
         match plan.is_empty() {
@@ -312,7 +313,7 @@ fn written(
     }
     pool::give_tx(plan);
     if g.machine.is_connectionless() || g.machine.hides_end() {
-        // What the peer sent before it left may still be there.
+        // Data that the peer sent before it was gone may still be readable.
         g.link.cannot_write();
     } else {
         broken(qp, g, effects);
@@ -320,7 +321,7 @@ fn written(
     false
 }
 
-/// Keeps a plan that the socket took in part, until it takes more.
+/// Keeps a plan that the socket took in part, for the time when it takes more.
 fn keep_plan(g: &mut QpState, plan: Box<TxPlan>) {
     match g.link.open_mut() {
         Some(open) => open.stalled = Some(plan),
@@ -328,10 +329,12 @@ fn keep_plan(g: &mut QpState, plan: Box<TxPlan>) {
     }
 }
 
-/// Plans of large messages between two looks at the size of segments, where FPDUs need not begin with them.
+/// Plans of large messages between two reads of the MSS, where FPDUs need not be aligned with
+/// segments.
 const MSS_PLANS: u8 = 16;
 
-/// Returns `true` if the size of segments should be looked at. For FPDUs aligned with segments it has to be right in every plan.
+/// Returns `true` if the MSS should be read. With FPDUs aligned to segments, it must be right in
+/// every plan.
 fn wants_mss(g: &mut QpState) -> bool {
     if g.machine.alignment().is_some() {
         return true;
@@ -345,13 +348,13 @@ fn wants_mss(g: &mut QpState) -> bool {
     })
 }
 
-/// Segments become smaller or larger when the path changes, or the peer's window opens, and FPDUs with them.
+/// Adapts FPDUs to the MSS, which changes with the path and with the peer's window.
 fn follow_mss(qp: &QpInner, g: &mut QpState, socket: &Socket) {
     let Ok(mss) = socket.stream.mss() else { return };
     match g.machine.alignment() {
         Some(now) if now == mss => {}
         Some(_) => {
-            tracing::debug!(qp = qp.num, mss, "the path has changed");
+            tracing::debug!(qp = qp.num, mss, "the segment size has changed");
             g.machine.set_emss(qp.emss(mss));
             g.machine.align(mss);
         }

@@ -1,4 +1,4 @@
-//! What is written in one turn, what the errors of a socket are to a queue pair, and how the size of segments is followed.
+//! What one call writes, how errors of a socket are handled, and how the MSS is followed.
 
 use super::super::super::qp::{QpAttributes, QueuePair};
 use super::*;
@@ -14,11 +14,10 @@ use std::io::Read;
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// Octets of an FPDU with a Send of [`PAYLOAD`].
+/// Octets of an FPDU of a Send with [`PAYLOAD`].
 const FPDU: usize = 2 + 18 + PAYLOAD.len() + 4;
 const PAYLOAD: [u8; 1000] = [5; 1000];
 
-/// With room for many Sends that have their octets in the request, connected and not watched.
 fn connection(ctx: &Context, sends: u32) -> (QueuePair, TcpStream) {
     let cq = ctx.create_cq(8, None).unwrap();
     let qp = ctx
@@ -42,10 +41,10 @@ const SEND: SendWr<'static> = SendWr {
     inline: &[&PAYLOAD],
 };
 
-/// More requests than one plan holds are sent by the thread that posts them, and by the progress thread when the peer reads. Faults that are not
-/// due change nothing.
+/// More requests than one plan holds are sent by the posting thread, and by the progress thread
+/// when the peer reads. Faults that are not due change nothing.
 #[test]
-fn requests_of_several_plans_are_sent_without_a_poll() {
+fn several_plans_are_sent_without_poll() {
     for fault in [None, Some("seed=251;log=/dev/null;reset,bytes=1G")] {
         let ctx = context_with(Config {
             fault: fault.map(|text| text.parse().unwrap()),
@@ -63,9 +62,9 @@ fn requests_of_several_plans_are_sent_without_a_poll() {
     }
 }
 
-/// Sending stops at the octet at which a fault is due, and the fault is carried out at once.
+/// Sending stops at the octet at which a fault is due, and the fault then acts.
 #[test]
-fn a_fault_stops_the_sending_at_its_octet() {
+fn fault_stops_sending_at_its_octet() {
     for (text, end) in [
         (
             "seed=252;log=/dev/null;stall,bytes=100",
@@ -85,7 +84,7 @@ fn a_fault_stops_the_sending_at_its_octet() {
         let mut octets = [0; 3 * FPDU];
         peer.read_exact(&mut octets[..100]).unwrap();
         if end == ErrorKind::WouldBlock {
-            // Nothing comes; a slow machine may not notice what comes late.
+            // Nothing must come. A slow machine may miss what comes late.
             let pause = Duration::from_millis(50);
             peer.set_read_timeout(Some(pause)).unwrap();
         }
@@ -95,9 +94,10 @@ fn a_fault_stops_the_sending_at_its_octet() {
     }
 }
 
-/// Who writes to a broken connection ends it, unless the queue pair is connected by number: what its peer has sent before may still be there.
+/// Writing to a broken connection ends it. If the queue pair is connected by number, it does not,
+/// because data from the peer may still be readable.
 #[test]
-fn a_write_to_a_broken_connection_ends_it() {
+fn failed_write_ends_connection() {
     let ctx = context();
     for by_number in [false, true] {
         let (qp, peer) = connection(&ctx, 1);
@@ -116,7 +116,7 @@ fn a_write_to_a_broken_connection_ends_it() {
     }
 }
 
-/// With a message that its segments are smaller than, and nothing sent.
+/// Posts a Write that takes several segments, and sends nothing.
 fn segmenting(qp: &QueuePair, g: &mut QpState) {
     let sges = [Sge {
         addr: 0,
@@ -132,9 +132,10 @@ fn segmenting(qp: &QueuePair, g: &mut QpState) {
     assert!(g.machine.is_segmenting());
 }
 
-/// For FPDUs in step with segments the size is asked for with each plan, and otherwise with each sixteenth of a large message.
+/// If FPDUs are aligned with segments, each plan reads the MSS. Otherwise every sixteenth plan of a
+/// large message does.
 #[test]
-fn the_size_of_segments_is_asked_for_as_often_as_it_matters() {
+fn mss_is_read_when_it_matters() {
     let ctx = context();
     let cq = ctx.create_cq(4, None).unwrap();
     let qp = queue_pair(&ctx, &cq, &cq);
@@ -157,9 +158,9 @@ fn the_size_of_segments_is_asked_for_as_often_as_it_matters() {
     qp.destroy();
 }
 
-/// Loopback has large segments, so that the message is sent in one when that is noticed.
+/// Loopback has large segments, so the message fits into one once that is noticed.
 #[test]
-fn the_size_of_segments_is_followed() {
+fn mss_is_followed() {
     for (limit, fits) in [(None, true), (Some(1460), false)] {
         let ctx = context_with(Config {
             mss: limit,
