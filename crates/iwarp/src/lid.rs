@@ -1,19 +1,20 @@
-//! Local identifiers (LIDs), for programs that exchange LIDs and queue pair numbers instead of GIDs, as on InfiniBand.
+//! Local identifiers (LIDs), for programs that exchange LIDs and queue pair numbers instead of
+//! GIDs, as on InfiniBand.
 //!
-//! On InfiniBand a subnet manager gives each port a LID, and a LID has a meaning within the subnet only. Here nobody gives them:
-//! a LID is the low half of the device's first IPv4 address, and the high half takes the place of the subnet. So a peer that names its
-//! LID can be reached if the high halves of both addresses are the same, and no table is needed.
+//! On InfiniBand a subnet manager assigns LIDs, which are valid within the subnet. Here a LID is
+//! the low half of the device's first IPv4 address, and the high half stands for the subnet. A peer
+//! can be reached by its LID if the high halves of both addresses are equal, so no table is needed.
 //!
-//! LID 0 means no LID, and many programs for Ethernet exchange it without looking. It stands for the device itself, so that
-//! they reach each other on one host.
+//! LID 0 means "no LID", and many programs for Ethernet exchange it unchecked. It stands for the
+//! device itself, so that such programs reach each other on one host.
 
 use crate::config::Face;
 use crate::device::{Device, gid_of};
 use std::net::{IpAddr, Ipv4Addr};
 
 impl Device {
-    /// Returns the LID of the device's port: the low 16 bits of its first IPv4 address. A device without one has none (0), and neither
-    /// has a RoCE NIC.
+    /// Returns the LID of the device's port: the low 16 bits of its first IPv4 address, or 0 if it
+    /// has none or is a RoCE NIC.
     pub fn lid(&self, face: Face) -> u16 {
         match (face, self.first_v4()) {
             (Face::Rnic, Some(ip)) => {

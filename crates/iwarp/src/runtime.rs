@@ -1,11 +1,14 @@
-//! The verbs objects without owners: handles that are cloned, memory by address, domains and keys by number.
+//! The verbs objects without owners: cloneable handles, memory by address, domains and keys by
+//! number.
 //!
-//! The C libraries are built on this module, and so can be programs that manage their own memory and objects. A queue pair
-//! and an identifier of [`cm`] exist until `destroy` is called, a registration until [`Context::deregister`]. The other
-//! objects go with their last handle. All handles are cheap to clone, `Send` and `Sync`.
+//! The C libraries are built on this module, and so can be other programs that manage their own
+//! memory and objects. Queue pairs and identifiers of [`cm`] exist until `destroy` is called,
+//! registrations until [`Context::deregister`]. Other objects are destroyed with their last handle.
+//! All handles are cheap to clone, `Send` and `Sync`.
 //!
-//! The `unsafe` step is registering memory ([`Context::register`] and its kin); all later calls use keys that are checked at
-//! every access. [`verbs`](crate::verbs) gives queue pairs, memory and connections owners, so its programs need no `unsafe`.
+//! Registering memory ([`Context::register`] and related calls) is `unsafe`; later calls use keys,
+//! which are checked at every access. [`verbs`](crate::verbs) adds owners for queue pairs, memory
+//! and connections, so that its programs need no `unsafe`.
 //!
 //! ```
 //! use iwarp::runtime::{Context, QpAttributes, State};
