@@ -54,7 +54,8 @@ pub enum Face {
     /// An iWARP NIC: node type RNIC, transport iWARP. This is the default.
     #[default]
     Rnic,
-    /// A RoCE NIC: node type CA, transport InfiniBand, link layer Ethernet. For programs that use nothing else.
+    /// A RoCE NIC: node type CA, transport InfiniBand, link layer Ethernet. For programs that
+    /// accept nothing else.
     Roce,
 }
 

@@ -58,7 +58,7 @@ pub struct DeviceAddress {
 }
 
 impl DeviceAddress {
-    /// Returns it as a GID: the IPv6 address, or the IPv4 address mapped into IPv6.
+    /// Returns the GID: the IPv6 address, or the IPv4 address mapped into IPv6.
     pub const fn gid(&self) -> [u8; 16] {
         gid_of(self.ip)
     }

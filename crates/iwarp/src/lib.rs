@@ -1,7 +1,9 @@
-//! RDMA over plain TCP, in user space: a software RNIC that speaks iWARP (RFC 5040, 5041, 5044, 6581, 7306).
+//! RDMA over plain TCP, in user space: a software RNIC that speaks iWARP (RFC 5040, 5041, 5044,
+//! 6581, 7306).
 //!
-//! Programs get RDMA verbs without RDMA hardware, without root and without a kernel module. The peer may be another
-//! program with this crate, any C program on the project's `libibverbs`, or the Linux kernel's `siw`.
+//! Programs get RDMA verbs without RDMA hardware, root or a kernel module. The peer may be another
+//! program that uses this crate, any C program on the project's `libibverbs`, or the Linux kernel's
+//! `siw`.
 //!
 //! # A complete program
 //!
@@ -66,7 +68,8 @@
 //!
 //! # Errors
 //!
-//! - A call that cannot be carried out returns an [`Error`]; [`Error::errno`] is what the C library reports for it.
+//! - A call that fails returns an [`Error`]; [`Error::errno`] is what the C libraries report for
+//!   it.
 //! - A request of a [`Connection`] that cannot be posted fails with [`Error::Refused`]. One that
 //!   was posted and failed gives an [`Error::Operation`], which names the request, the side at
 //!   fault, and what to do.

@@ -25,8 +25,9 @@ impl Device {
         }
     }
 
-    /// Returns the GIDs of both ends of a path to the port with this LID, ours first. The port has the IPv4 address with the high half
-    /// of ours and this low half. LID 0 is this device. `None` if this device has no LIDs. Whether there is such a port is not known.
+    /// Returns the GIDs of the path to the port with this LID, ours first. The port's IPv4 address
+    /// has the high half of ours and `lid` as its low half; LID 0 is this device. Returns `None` if
+    /// this device has no LIDs. Does not check whether the port exists.
     pub fn path_to_lid(&self, lid: u16) -> Option<([u8; 16], [u8; 16])> {
         if lid == 0 {
             return Some((gid_of(self.ip()), gid_of(self.ip())));

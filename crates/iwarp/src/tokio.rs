@@ -146,7 +146,8 @@ impl Watched<CompletionChannel> {
     ///
     /// # Errors
     /// [`Error::CompletionQueueOverflow`](crate::Error::CompletionQueueOverflow),
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for an empty `out`, and those of [`next`](Self::next).
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `out` is empty, and the errors
+    /// of [`next`](Self::next).
     pub async fn completions(&self, cq: &CompletionQueue, out: &mut [Cqe]) -> Result<usize> {
         room_in(out)?;
         loop {

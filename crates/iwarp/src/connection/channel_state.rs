@@ -1,7 +1,7 @@
-//! The rules of channels: what a message is, and what each end may send.
+//! The protocol of channels: the kinds of messages, and what each end may send.
 //!
-//! docs/wire.md describes the octets. The functions here call no code of the program: they return wakers and messages, for the caller
-//! to call and drop when nothing is locked.
+//! docs/wire.md describes the format. The functions here call no code of the program: they return
+//! wakers and messages, which the caller calls or drops after unlocking.
 
 use super::operation::HEADER;
 use super::receive::Message;
@@ -9,14 +9,14 @@ use super::waiters::Waiters;
 use std::collections::VecDeque;
 use std::task::Waker;
 
-/// Most credits that a peer may announce.
+/// Maximum of the credits that a peer may announce.
 pub(super) const MOST_CREDITS: u32 = 1 << 16;
-/// The version in a hello.
+/// Version in a hello.
 pub(super) const VERSION: u8 = 1;
-/// Octets of a hello: the header, and the message size.
+/// Length of a hello: the header, and the message size.
 pub(super) const HELLO: usize = HEADER + 4;
 
-/// What a message is.
+/// Kinds of messages.
 pub(super) mod kind {
     pub(in crate::connection) const HELLO: u8 = 1;
     pub(in crate::connection) const DATA: u8 = 2;
@@ -24,16 +24,16 @@ pub(super) mod kind {
     pub(in crate::connection) const FINISH: u8 = 4;
 }
 
-/// Makes the header of a message.
+/// Returns the header of a message.
 pub(super) fn header(kind: u8, version: u8, number: u32) -> [u8; HEADER] {
     let [a, b, c, d] = number.to_be_bytes();
     [kind, version, 0, 0, a, b, c, d]
 }
 
-/// What a channel knows.
+/// State of a channel.
 #[derive(Debug, Default)]
 pub(super) struct State {
-    /// Data messages that the peer can take.
+    /// Data messages that the peer can receive.
     pub(super) credits: u32,
     /// All credits that the peer has announced; 0 before its hello.
     pub(super) window: u32,

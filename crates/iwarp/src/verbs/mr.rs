@@ -303,7 +303,8 @@ impl MemoryRegion {
         Ok(())
     }
 
-    /// Adds to the word at `offset`, a multiple of 8, and returns the old value. Atomic with respect to RDMA atomics.
+    /// Adds to the word at `offset`, a multiple of 8, and returns the old value. Atomic with
+    /// respect to RDMA atomics.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`]: outside the region or misaligned.

@@ -62,7 +62,8 @@ impl ProtectionDomain {
         attr.create(self)
     }
 
-    /// Creates a shared receive queue for `max_wr` receives of up to `max_sge` elements each (`ibv_create_srq(3)`).
+    /// Creates a shared receive queue for `max_wr` receives of up to `max_sge` elements each
+    /// (`ibv_create_srq(3)`).
     ///
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument): a size exceeds the device's
