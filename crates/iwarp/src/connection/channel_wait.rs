@@ -1,4 +1,4 @@
-//! What a program waits for on a channel: that it is open, that a message is sent, and that one arrives.
+//! The operations of a channel: open it, send a message, receive one.
 
 use super::channel::{Channel, PLACES, Shared};
 use super::channel_state::{State, VERSION, header, kind};
@@ -13,7 +13,7 @@ use std::ops::Deref;
 use std::sync::{Arc, Weak};
 use std::task::{Poll, Waker};
 
-/// Waits until a channel is open. See [`Channel::open`].
+/// Opens a channel; see [`Channel::open`].
 #[must_use = "it does nothing unless it is awaited or waited for"]
 #[derive(Debug)]
 pub struct Open {

@@ -133,7 +133,7 @@ impl Inner {
         }
     }
 
-    /// Returns memory in which each slot of the router has a place for one message.
+    /// Returns memory with room for one message per slot of the router.
     pub(super) fn staging(&self) -> Result<&MemoryRegion> {
         if let Some(staging) = self.staging.get() {
             return Ok(staging);

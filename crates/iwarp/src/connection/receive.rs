@@ -83,7 +83,7 @@ pub struct Message {
 }
 
 impl Message {
-    /// Returns the immediate data, in native byte order, if the peer sent any.
+    /// Returns the immediate data, if the peer sent any.
     pub const fn immediate(&self) -> Option<u32> {
         self.arrived.immediate
     }

@@ -1,10 +1,10 @@
-//! Tests of what a router does that its users do not see: hints, and what it uses again.
+//! Tests of a router's internals: hints, and reused buffers.
 
 use super::*;
 use crate::connection::testing::{LIMIT, done, pair, until};
 use std::time::Instant;
 
-/// Returns whether the next of the requests lets others go first.
+/// Returns whether the next request lets others go first.
 #[test]
 fn others_go_first_until_that_was_in_vain() {
     let (a, _b) = pair();
@@ -27,7 +27,7 @@ fn a_queue_is_watched_until_its_next_completion() {
     router.watch();
     assert!(router.is_watched());
     done(&mut a.send("x"), &[&a]);
-    // Another thread writes it, and routes it, because it was asked to. Nobody waits for more.
+    // Another thread writes and routes it.
     let end = Instant::now() + LIMIT;
     while !router.has_message() {
         assert!(Instant::now() < end, "nobody routes the message");
@@ -36,7 +36,7 @@ fn a_queue_is_watched_until_its_next_completion() {
     assert!(!router.is_watched());
 }
 
-/// One look routes all that is there, however much it is, and what it needs for that is used again.
+/// One call routes all completions, however many, and reuses its buffers.
 #[test]
 fn a_look_routes_all_that_is_there() {
     let (a, b) = pair();
@@ -61,7 +61,8 @@ fn a_look_routes_all_that_is_there() {
     until("nothing more", &[&b], || !router.has_message());
 }
 
-/// A request or receive that has failed is the end, before the connection manager says so. One that has succeeded is not.
+/// A failed request or receive ends the connection before the connection manager reports it; a
+/// successful one does not.
 #[test]
 fn a_failure_is_the_end() {
     for (wr_id, status, ends) in [

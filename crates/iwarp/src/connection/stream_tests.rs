@@ -1,11 +1,11 @@
-//! Tests of the message that a stream posts.
+//! Tests of the messages that a stream posts.
 
 use super::*;
 use crate::connection::Options;
 use crate::connection::testing::{channels, done, until};
 use iwarp_rnic::Access;
 
-/// A half that is dropped while its task waits has no place before others any more.
+/// Dropping a half while its task waits removes it from the lists.
 #[test]
 fn a_half_that_is_dropped_leaves_the_lists() {
     let (a, _b) = channels(&Options::new().send_depth(4).receives(6));
@@ -29,7 +29,7 @@ fn credits_of(channel: &Channel) -> u32 {
     channel.shared.state.lock().credits
 }
 
-/// It is done when it is posted. Before that it says the same as a message of the channel.
+/// It is complete when it is posted. Before that it has the steps of a channel's message.
 #[test]
 fn a_piece_of_a_stream_says_how_far_it_is() {
     let (a, b) = channels(&Options::new().send_depth(4).receives(6));
@@ -40,7 +40,7 @@ fn a_piece_of_a_stream_says_how_far_it_is() {
     };
     let stands = |posting: &Posting<'_>| (posting.is_likely(), posting.step());
     let there = other.share::<u64>(1, Access::REMOTE_READ).unwrap();
-    // Three of four places are not for data.
+    // Three of four places are reserved for messages other than data.
     let place = one.get(&there.remote()).started();
     let mut waits = posting();
     assert_eq!(stands(&waits), (false, 0));
@@ -52,7 +52,7 @@ fn a_piece_of_a_stream_says_how_far_it_is() {
     until("its end", &[one], || waits.is_likely());
     drop(waits);
     done(&mut posting(), &[one]);
-    // There was credit for two. Without it a message is worth a look.
+    // There was credit for two. Without credit it is likely to be ready.
     let mut waits = posting();
     assert!(waits.look().is_pending());
     assert_eq!(stands(&waits), (false, 0));

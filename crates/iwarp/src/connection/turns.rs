@@ -12,7 +12,7 @@
 use crate::engine::policy;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// What the turns of a router's tasks have shown.
+/// Observations about the tasks of a router.
 #[derive(Debug)]
 pub(super) struct Turns {
     /// Turns without other posts that are left.

@@ -1,11 +1,11 @@
-//! Tests of waits: how far each of them says it is, and when its waker is registered.
+//! Tests of waits: the reported steps, and when wakers are registered.
 
 use super::*;
 use crate::connection::testing::{Calls, channels, done, pair, pair_with, until};
 use crate::connection::{Channel, Options};
 use iwarp_rnic::Access;
 
-/// Returns whether it is worth to look, and how far it is.
+/// Returns whether it is likely to be ready, and its step.
 fn stands(what: &impl Wait) -> (bool, u8) {
     (what.is_likely(), what.step())
 }
@@ -48,7 +48,7 @@ fn who_waits_for_the_peer_says_whether_something_came() {
     let (mut first, second) = (Channel::open(a.clone()), Channel::open(b.clone()));
     assert_eq!([stands(&recv), stands(&closed)], [(false, 0); 2]);
     assert_eq!(stands(&second), (false, 0));
-    // The first end greets.
+    // The first end sends a hello.
     assert!(first.look().is_pending());
     until("a message", &[&b], || recv.is_likely());
     assert_eq!([stands(&recv), stands(&second)], [(true, 0); 2]);
@@ -56,7 +56,7 @@ fn who_waits_for_the_peer_says_whether_something_came() {
     until("the end", &[&b], || closed.is_likely());
     assert_eq!(stands(&closed), (true, 0));
     drop((recv, first, second));
-    // The end is something to look at, too.
+    // The end of the connection counts, too.
     until("the greeting", &[&b], || b.recv().look().is_ready());
     assert!(b.recv().is_likely());
 }
@@ -79,7 +79,8 @@ fn a_message_of_a_channel_says_how_far_it_is() {
     until("a message", &[other], || recv.is_likely());
     assert_eq!(stands(&recv), (true, 0));
 
-    // Three of four places are not for data, so this one has credit and no room. A message that gives credit is nothing to it.
+    // Three of four places are reserved for messages other than data, so this one has credit and no
+    // room. A message that returns credit does not matter to it.
     let mut place = one.get(&token).started();
     let mut second = a.send("second");
     assert!(second.look().is_pending());
@@ -91,7 +92,7 @@ fn a_message_of_a_channel_says_how_far_it_is() {
     drop(place);
     done(&mut second, &[one]);
 
-    // There was credit for two. Without it a message is worth a look.
+    // There was credit for two. Without credit it is likely to be ready.
     let mut third = a.send("third");
     assert!(third.look().is_pending());
     assert_eq!(stands(&third), (false, 0));
@@ -100,7 +101,7 @@ fn a_message_of_a_channel_says_how_far_it_is() {
     assert_eq!(stands(&third), (true, 0));
 }
 
-/// Something that is posted after so many looks, never done, and counts.
+/// An operation that is posted at a given look and never completes; counts its calls.
 struct Script<'a> {
     router: &'a Router,
     posted_at: usize,
@@ -134,10 +135,12 @@ impl Wait for Script<'_> {
     }
 }
 
-/// What is posted by the first look lets others go first. What is posted by a later one is waited for at once, with a waker for that step.
+/// An operation posted by the first look lets others go first. If a later look posts it, the waker
+/// is registered for that step.
 #[test]
 fn a_waker_is_registered_for_the_step_that_is_reached() {
-    // When it is posted, how often its waker is called and registered at the first poll, and the same after the second one.
+    // When it is posted; calls and registrations of the waker after the first poll, and after the
+    // second.
     for (posted_at, first, second) in [
         (0, (0, 1), (0, 2)),
         (1, (1, 0), (1, 1)),
