@@ -128,7 +128,7 @@ impl Device {
             .filter(|w| !addresses.iter().any(|a| w.matches(a)))
         {
             complain::once(format!(
-                    "IWARP_BIND={bind}: '{}' is neither an address of this host \
+                "IWARP_BIND={bind}: '{}' is neither an address of this host \
                      nor an interface that is up and has one",
                 unknown.text
             ));
@@ -377,7 +377,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_may_be_written_in_any_way() {
+    fn any_spelling_of_address_matches() {
         let a = InterfaceAddress {
             name: "eth0".into(),
             ip: "2001:db8::1".parse().unwrap(),
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_programs_cannot_use_are_not_made() {
+    fn unusable_stems_are_replaced() {
         for bad in ["a/b", "../x", "my dev", "é", &"a".repeat(49), ""] {
             assert!(!Device::is_stem(bad), "{bad}");
         }
@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_is_one_device_with_a_stable_name() {
+    fn loopback_device_name_is_stable() {
         let list = Device::list().unwrap();
         let ip = "127.0.0.1".parse().unwrap();
         let lo = Device::by_address(ip).unwrap();
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interface_has_one_device_with_a_guid_of_its_own() {
+    fn interfaces_have_unique_guids() {
         let list = Device::list().unwrap();
         for (at, device) in list.iter().enumerate() {
             for other in &list[..at] {
@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_start_at_an_address_of_the_peers_kind() {
+    fn source_has_family_of_peer() {
         let device = with(&["192.0.2.1", "2001:db8::1", "fe80::1"]);
         for (peer, source) in [
             ("192.0.2.9:1", Some("192.0.2.1")),
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn a_roce_nic_has_each_address_twice() {
+    fn roce_lists_each_address_twice() {
         let mut device = with(&["192.0.2.1", "2001:db8::1"]);
         let table = |device: &Device, face| -> Vec<(u32, GidKind, [u8; 16])> {
             let table = device.gids(face).into_iter();

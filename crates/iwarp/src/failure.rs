@@ -272,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_says_which_request_whose_fault_and_what_to_do() {
+    fn operation_error_has_blame_and_advice() {
         let fault = Fault {
             blame: Blame::PeerTerminated,
             code: iwarp_proto::rdmap::TerminateCode::MPA_CONNECTION_LOST,

@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_of_one_network_find_each_other_by_lid() {
+    fn ports_of_one_network_have_paths() {
         let (a, b) = (device(&["10.1.2.3", "10.9.9.9"]), device(&["10.1.200.4"]));
         assert_eq!((a.lid(Face::Rnic), b.lid(Face::Rnic)), (0x0203, 0xc804));
         let (one, other) = (gid("10.1.2.3"), gid("10.1.200.4"));
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_without_ipv4_has_no_lid() {
+    fn no_lid_without_ipv4() {
         let device = device(&["2001:db8::1"]);
         assert_eq!((device.lid(Face::Rnic), device.path_to_lid(7)), (0, None));
     }

@@ -36,7 +36,7 @@ fn a_header_has_these_octets() {
 }
 
 #[test]
-fn a_hello_says_what_the_peer_takes() {
+fn hello_announces_credits_and_size() {
     let post = Post::new();
     // Expected credits, and message length less the header; `None` if the hello is refused.
     let rows = [
@@ -154,7 +154,7 @@ fn who_waits_is_woken_for_something() {
 
 /// A message goes to the first waiter of the channel, not to a later caller.
 #[test]
-fn a_message_of_a_channel_is_for_those_who_wait() {
+fn channel_message_goes_to_first_waiter() {
     let (a, b) = channels(&Options::new());
     let ends = [a.connection(), b.connection()];
     let mut waiting = [(); 4].map(|()| b.recv());
@@ -173,7 +173,7 @@ fn credits(channel: &Channel) -> u32 {
 }
 
 #[test]
-fn a_message_takes_a_credit_when_it_is_posted() {
+fn posted_message_takes_a_credit() {
     let (a, b) = channels(&Options::new().send_depth(4).receives(8));
     let one = a.connection();
     let there = b.connection().share::<u64>(1, Access::REMOTE_READ).unwrap();
@@ -200,7 +200,7 @@ fn a_message_takes_a_credit_when_it_is_posted() {
 
 /// An unused credit goes to the next waiter, which is woken.
 #[test]
-fn a_credit_that_is_not_used_goes_to_who_waits() {
+fn unused_credit_goes_to_next_waiter() {
     let (a, b) = channels(&Options::new().send_depth(4).receives(6));
     let one = a.connection();
     let there = b.connection().share::<u64>(1, Access::REMOTE_READ).unwrap();

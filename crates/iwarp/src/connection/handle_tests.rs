@@ -14,7 +14,7 @@ fn has_staging(connection: &Connection) -> bool {
 
 /// Each outstanding answer has its own staging memory.
 #[test]
-fn each_answer_has_a_place_of_its_own() {
+fn answers_have_separate_staging() {
     let (a, b) = pair_with(&Options::new().message_size(64));
     let there = b.share::<u64>(40, Access::REMOTE_READ).unwrap();
     (0..40).for_each(|n| there.set(n, 1000 + n as u64).unwrap());
@@ -148,7 +148,7 @@ impl Wake for Looks {
 /// A waiter that is woken at the end sees the end. Otherwise it would wait again, for an event that
 /// has already happened.
 #[test]
-fn who_is_woken_at_the_end_sees_it() {
+fn woken_waiter_sees_the_end() {
     for ours in [false, true] {
         let (a, b) = pair();
         let looks = Arc::new(Looks {
@@ -170,7 +170,7 @@ fn who_is_woken_at_the_end_sees_it() {
 
 /// All requests and receives may complete before the queue is polled.
 #[test]
-fn completions_of_a_full_connection_find_room() {
+fn full_connection_does_not_overflow() {
     let options = Options::new().send_depth(64).receives(64);
     let (a, b) = pair_with(&options);
     let octets: Vec<u8> = (0..64).collect();

@@ -260,7 +260,7 @@ mod tests {
 
     /// Local failures are returned; failures of one peer are not.
     #[test]
-    fn an_accept_fails_by_what_is_wrong_here() {
+    fn accept_reports_local_failures_only() {
         let lost = |why: &str| Error::ConnectionLost(why.into());
         for (error, is_told) in [
             (Error::InvalidArgument("an option"), true),

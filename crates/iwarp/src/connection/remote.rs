@@ -276,7 +276,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_has_these_octets_and_comes_back() {
+    fn token_round_trip() {
         let rights = Access::REMOTE_READ | Access::REMOTE_WRITE;
         let region = RemoteRegion::<u64>::from_parts(0x0102_0304, 16, 0x0a0b_0c0d, rights);
         let bytes = region.to_bytes();
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_is_not_one_is_refused() {
+    fn invalid_tokens_are_refused() {
         let good = RemoteRegion::<u64>::from_parts(8, 16, 1, Access::REMOTE_READ).to_bytes();
         assert!(RemoteRegion::<u64>::from_bytes(&good[..27]).is_err());
         assert!(RemoteRegion::<u32>::from_bytes(&good).is_err());

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 /// Returns whether the next request lets others go first.
 #[test]
-fn others_go_first_until_that_was_in_vain() {
+fn others_post_first_while_useful() {
     let (a, _b) = pair();
     let router = &a.inner.router;
     let asked: Vec<_> = (0..8)
@@ -20,7 +20,7 @@ fn others_go_first_until_that_was_in_vain() {
 }
 
 #[test]
-fn a_queue_is_watched_until_its_next_completion() {
+fn queue_is_watched_until_next_completion() {
     let (a, b) = pair();
     let router = &b.inner.router;
     assert!(!router.is_watched());
@@ -38,7 +38,7 @@ fn a_queue_is_watched_until_its_next_completion() {
 
 /// One call routes all completions, however many, and reuses its buffers.
 #[test]
-fn a_look_routes_all_that_is_there() {
+fn one_poll_routes_all_completions() {
     let (a, b) = pair();
     let router = &b.inner.router;
     for count in [1, TAKE, TAKE + 1, 2 * TAKE - 1] {
@@ -89,7 +89,7 @@ fn a_failure_is_the_end() {
 }
 
 #[test]
-fn a_list_with_somebody_in_it_is_waited_in() {
+fn newcomers_queue_behind_waiters() {
     let lists: [fn(&mut State) -> &mut super::super::waiters::Waiters; 3] =
         [|s| &mut s.room, |s| &mut s.readers, |s| &mut s.mourners];
     for list in lists {

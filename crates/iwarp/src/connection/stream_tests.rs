@@ -7,7 +7,7 @@ use iwarp_rnic::Access;
 
 /// Dropping a half while its task waits removes it from the lists.
 #[test]
-fn a_half_that_is_dropped_leaves_the_lists() {
+fn dropped_half_leaves_waiter_lists() {
     let (a, _b) = channels(&Options::new().send_depth(4).receives(6));
     let stands = || {
         let state = a.shared.state.lock();
@@ -31,7 +31,7 @@ fn credits_of(channel: &Channel) -> u32 {
 
 /// It is complete when it is posted. Before that it has the steps of a channel's message.
 #[test]
-fn a_piece_of_a_stream_says_how_far_it_is() {
+fn stream_write_reports_its_steps() {
     let (a, b) = channels(&Options::new().send_depth(4).receives(6));
     let (one, other) = (a.connection(), b.connection());
     let posting = || {

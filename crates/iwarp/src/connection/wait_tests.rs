@@ -11,7 +11,7 @@ fn stands(what: &impl Wait) -> (bool, u8) {
 }
 
 #[test]
-fn a_request_says_how_far_it_is() {
+fn request_reports_its_steps() {
     let (a, b) = pair();
     let there = b.share::<u64>(1, Access::REMOTE_READ).unwrap();
     let token = there.remote();
@@ -42,7 +42,7 @@ fn a_request_says_how_far_it_is() {
 
 /// These have no steps.
 #[test]
-fn who_waits_for_the_peer_says_whether_something_came() {
+fn waits_for_peer_are_likely_on_arrival() {
     let (a, b) = pair();
     let (recv, closed) = (b.recv(), b.closed());
     let (mut first, second) = (Channel::open(a.clone()), Channel::open(b.clone()));
@@ -62,7 +62,7 @@ fn who_waits_for_the_peer_says_whether_something_came() {
 }
 
 #[test]
-fn a_message_of_a_channel_says_how_far_it_is() {
+fn channel_message_reports_its_steps() {
     let (a, b) = channels(&Options::new().send_depth(4).receives(6));
     let (one, other) = (a.connection(), b.connection());
     let there = other.share::<u64>(1, Access::REMOTE_READ).unwrap();
@@ -138,7 +138,7 @@ impl Wait for Script<'_> {
 /// An operation posted by the first look lets others go first. If a later look posts it, the waker
 /// is registered for that step.
 #[test]
-fn a_waker_is_registered_for_the_step_that_is_reached() {
+fn waker_is_registered_for_current_step() {
     // When it is posted; calls and registrations of the waker after the first poll, and after the
     // second.
     for (posted_at, first, second) in [

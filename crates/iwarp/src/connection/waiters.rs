@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn first_come_first_served_and_a_vain_call_costs_no_place() {
+    fn waiters_are_served_in_order() {
         let mut waiters = Waiters::default();
         let mut tickets = [None; 3];
         for ticket in &mut tickets {

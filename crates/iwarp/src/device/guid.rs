@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn interfaces_that_share_a_mac_have_guids_of_their_own() {
+    fn shared_mac_gives_different_guids() {
         let mac = Some([0x52, 0x54, 0, 0x12, 0x34, 0x56]);
         let on = |name: &str, mac, shares_mac| {
             guid(&InterfaceAddress {
@@ -76,14 +76,14 @@ mod tests {
 
     /// The example of the FNV authors, with our mark in the first octet.
     #[test]
-    fn a_number_made_of_names_is_their_hash() {
+    fn name_guid_is_fnv_hash() {
         for parts in [&[&b"foobar"[..]][..], &[b"foo", b"bar"]] {
             assert_eq!(local(parts), 0x0294_4171_f739_67e8);
         }
     }
 
     #[test]
-    fn hosts_are_told_apart_by_number_and_name() {
+    fn host_identity_has_id_and_name() {
         let name = fs::read("/proc/sys/kernel/hostname").unwrap();
         let number = fs::read("/etc/machine-id").unwrap_or_default();
         assert_eq!(host(), [number, name].concat());

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_places_stay_when_others_come_and_go() {
+    fn names_and_places_are_stable() {
         let lo = address("127.0.0.1", "lo");
         let (v4, v6) = (address("10.0.0.1", "eth0"), address("2001:db8::1", "eth0"));
         let late = address("10.0.0.2", "eth0");
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn places_of_addresses_that_have_gone_are_used_when_none_is_left() {
+    fn free_places_are_reused_last() {
         let all: Vec<_> = (0..=MAX_GID_ADDRESSES)
             .map(|n| address(&format!("10.0.0.{n}"), "eth0"))
             .collect();

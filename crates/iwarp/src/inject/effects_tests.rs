@@ -1,4 +1,5 @@
-//! What each fault does to a queue pair, whom it concerns, and what is held back: without any time that passes.
+//! What each fault does to a queue pair, which queue pairs it affects, and what it delays; without
+//! real time.
 
 use super::act::until;
 use super::plan::{PROCESS, Plan};
@@ -97,7 +98,7 @@ fn operations() -> [(SendOp, Ops); 12] {
 }
 
 #[test]
-fn operations_have_the_names_that_rules_use() {
+fn operations_have_rule_names() {
     for (op, name) in operations() {
         assert_eq!(op_of(&op), name, "{op:?}");
     }
@@ -122,7 +123,7 @@ fn operations_have_the_names_that_rules_use() {
 }
 
 #[test]
-fn each_fault_of_a_request_asks_for_its_action() {
+fn request_faults_queue_actions() {
     let cases = [
         ("seed=200;reset", Action::Reset),
         ("seed=200;close", Action::Close),
@@ -151,7 +152,7 @@ fn each_fault_of_a_request_asks_for_its_action() {
 }
 
 #[test]
-fn a_bit_is_to_be_flipped_where_there_are_crcs() {
+fn bit_flip_is_queued_with_crcs() {
     for (text, crc, spoil) in [
         ("seed=201;crc,nth=1", true, [true, false]),
         ("seed=201;crc,nth=1,dir=in", true, [false, true]),
@@ -218,7 +219,7 @@ fn a_rule_concerns_those_it_names() {
 }
 
 #[test]
-fn a_request_is_refused_or_gets_a_wrong_key() {
+fn request_is_refused_or_miskeyed() {
     let refusing = faults("seed=206;post,every=2,op=read+recv", true);
     let sends = [&READ, &WRITE, &READ, &READ, &READ].map(|op| refusing.refuses_send(op));
     assert_eq!(sends, [false, false, true, false, true]);
@@ -258,7 +259,7 @@ fn a_request_is_refused_or_gets_a_wrong_key() {
 }
 
 #[test]
-fn a_completion_fails_and_those_behind_it_are_flushed() {
+fn failed_completion_flushes_later_ones() {
     use Completion::{Lost, ThenAct, Written};
     use WcStatus::{Flushed, RemoteAccess, RemoteOperation, Success};
     let cqe = |opcode, status| Cqe {
@@ -285,7 +286,7 @@ fn a_completion_fails_and_those_behind_it_are_flushed() {
         assert_eq!(send(&failing, opcode, status), outcome);
     }
     assert_eq!(actions(&failing), [Action::Fail { terminate: false }]);
-    // Whether the peer is told depends on who is to blame.
+    // Whether a Terminate is sent depends on the side at fault.
     let told = [
         ("LOC_LEN_ERR", true),
         ("LOC_PROT_ERR", true),
@@ -408,7 +409,7 @@ fn a_slow_connection_moves_in_steps() {
 }
 
 #[test]
-fn what_is_held_is_held_in_its_direction() {
+fn delays_apply_per_direction() {
     let faults = faults("seed=219;stall,nth=9", true);
     for (held, expected) in [
         ([0, 0], [false, false]),
@@ -431,7 +432,7 @@ fn what_is_held_is_held_in_its_direction() {
     assert!(!held([later, 0]) && !held([0, later]) && !held([0; 2]));
 }
 
-/// A new connection counts its octets anew; what was asked for before it came, and what holds for a while, stays.
+/// A new connection counts its octets from zero. Pending actions and delays remain.
 #[test]
 fn what_a_new_connection_begins_with() {
     let faults = QpInjector::new(&plan("seed=221;reset,nth=1;close,nth=3"), 0x77);
@@ -479,7 +480,7 @@ fn port_events(ctx: &Context) -> Vec<PortEvent> {
 }
 
 #[test]
-fn events_of_the_port_reach_all_devices_of_the_process() {
+fn port_events_reach_all_devices() {
     let devices = [0; 2].map(|_| context("seed=222;crc"));
     let other = context("seed=223;crc");
     let plan = plan("seed=222;crc");
@@ -521,7 +522,7 @@ fn events_of_the_port_reach_all_devices_of_the_process() {
 }
 
 #[test]
-fn requests_to_connect_and_objects_fail_as_the_rules_say() {
+fn connects_and_creations_fail_by_rule() {
     let plan = plan("seed=224;refuse,nth=2,peer=192.0.2.0/24;unreachable,nth=2,peer=192.0.2.7");
     let other = "198.51.100.1:1".parse().unwrap();
     let asked = [peer(), other, peer(), peer()].map(|peer| plan.connect(peer));
@@ -547,7 +548,7 @@ fn requests_to_connect_and_objects_fail_as_the_rules_say() {
 }
 
 #[test]
-fn receives_for_a_shared_queue_are_refused_by_rules_for_everybody() {
+fn unselective_rules_refuse_shared_receives() {
     for (rule, refuses) in [
         ("post,every=1", true),
         ("post,every=1,op=recv", true),
@@ -586,9 +587,9 @@ const THRESHOLD: u64 = 514_554;
 const AFTER: u64 = 419_043_446_496;
 const DRAWN: u64 = 0xd3a8_9f83_e995_ab25;
 
-/// Each fault is a line with what is known of its opportunity, behind the specification with the seed that was chosen.
+/// After the specification and its seed, each fault has a line with the data of its opportunity.
 #[test]
-fn the_log_says_what_has_happened_to_whom() {
+fn log_names_fault_and_target() {
     let path = std::env::temp_dir().join(format!("iwarp-fault-log-{}", std::process::id()));
     let _ = std::fs::remove_file(&path);
     let text = format!("post,nth=2;reset,bytes=100;rnr=2ms;log={}", path.display());
@@ -639,7 +640,7 @@ fn the_log_says_what_has_happened_to_whom() {
 
 /// What belongs to no queue pair says what it was about.
 #[test]
-fn the_log_says_what_the_process_was_refused() {
+fn log_names_refused_objects() {
     let path = std::env::temp_dir().join(format!("iwarp-fault-log-2-{}", std::process::id()));
     let _ = std::fs::remove_file(&path);
     let text = format!(

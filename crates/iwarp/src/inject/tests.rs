@@ -35,7 +35,7 @@ fn taken(plan: &Plan, subject: u32, of: u64) -> Vec<u64> {
 }
 
 #[test]
-fn opportunities_are_taken_as_the_rule_says() {
+fn rules_select_opportunities() {
     assert_eq!(taken(&plan("seed=100;reset"), 1, 5), [1]);
     assert_eq!(taken(&plan("seed=101;reset,nth=3"), 1, 5), [3]);
     assert_eq!(taken(&plan("seed=102;reset,every=2"), 1, 5), [2, 4]);
@@ -47,7 +47,7 @@ fn opportunities_are_taken_as_the_rule_says() {
 }
 
 #[test]
-fn a_time_is_a_condition_of_what_is_counted() {
+fn time_limits_counted_opportunities() {
     assert_eq!(taken(&plan("seed=108;post,time=1000s"), 1, 9), [0u64; 0]);
     assert_eq!(taken(&plan("seed=109;post,nth=2,time=0s"), 1, 9), [2]);
     // Without another condition the time comes by itself, and no request is an opportunity.
@@ -75,7 +75,7 @@ fn the_seed_decides_and_nothing_else() {
 }
 
 #[test]
-fn a_range_is_chosen_for_each_queue_pair() {
+fn range_is_chosen_per_queue_pair() {
     let plan = plan("seed=112;reset,bytes=1..1G,times=100");
     let chosen: Vec<_> = (1..=8).map(|qp| plan.threshold(0, qp).unwrap()).collect();
     let again: Vec<_> = (1..=8).map(|qp| plan.threshold(0, qp).unwrap()).collect();
@@ -87,7 +87,7 @@ fn a_range_is_chosen_for_each_queue_pair() {
 }
 
 #[test]
-fn devices_with_the_same_specification_share_a_plan() {
+fn equal_specifications_share_a_plan() {
     assert!(Arc::ptr_eq(&plan("seed=113;crc"), &plan("seed=113;crc")));
     assert!(!Arc::ptr_eq(&plan("seed=113;crc"), &plan("seed=114;crc")));
 }
@@ -103,7 +103,7 @@ fn times_limit_the_whole_process() {
 
 /// The port comes up when its time is over, and once.
 #[test]
-fn a_port_that_is_not_down_does_not_come_up() {
+fn port_up_needs_port_down() {
     let plan = plan("seed=116;crc");
     assert!(!plan.is_port_down() && !plan.end_port_down());
     plan.port_down(u64::MAX);
@@ -120,7 +120,7 @@ pub(super) fn its_time_is_over(plan: &Plan) {
 }
 
 #[test]
-fn queue_pairs_are_numbered_and_devices_that_are_closed_are_forgotten() {
+fn queue_pairs_numbered_closed_devices_dropped() {
     let text = "seed=118;crc";
     let plan = plan(text);
     let ordinals = [0; 3].map(|number| QpInjector::new(&plan, number).ordinal);
@@ -170,7 +170,8 @@ fn soon(what: &str, is: impl Fn() -> bool) {
     }
 }
 
-/// While nothing may pass, the engine does not look for octets, which would be there all the time. Afterwards it does, and what waits is sent.
+/// While nothing may pass, the engine does not watch the socket, which would always be readable.
+/// Afterwards it does, and waiting data is sent.
 #[test]
 fn a_stalled_socket_is_not_watched() {
     let (qp, mut peer) = connected("seed=120;stall");
@@ -198,7 +199,7 @@ fn a_stalled_socket_is_not_watched() {
 }
 
 #[test]
-fn what_a_delay_held_back_is_sent_when_its_time_is_over() {
+fn delayed_data_is_sent_after_delay() {
     let (qp, mut peer) = connected("seed=121;delay=30ms,nth=1");
     let begin = Instant::now();
     qp.post_send(&[SEND]).unwrap();
@@ -213,7 +214,7 @@ fn what_a_delay_held_back_is_sent_when_its_time_is_over() {
 
 /// The connection has no CRCs, so nobody would notice a flipped bit.
 #[test]
-fn a_bit_is_flipped_only_where_that_is_noticed() {
+fn bit_flip_needs_crcs() {
     let (qp, mut peer) = connected("seed=122;crc,every=1");
     qp.post_send(&[SEND]).unwrap();
     let mut with = [0; 64];
@@ -227,9 +228,10 @@ fn a_bit_is_flipped_only_where_that_is_noticed() {
     other.destroy();
 }
 
-/// A list of requests is accepted as far as the fault, and one that is posted as a whole not at all.
+/// A list of requests is accepted up to the fault; requests posted as a unit are not accepted at
+/// all.
 #[test]
-fn a_refused_request_is_not_tried_again() {
+fn refused_request_is_not_retried() {
     let (qp, _peer) = connected("seed=124;post,nth=2");
     let sends = [SEND, SEND];
     let failed = qp.post_send(&sends).unwrap_err();
@@ -280,7 +282,7 @@ fn a_time_comes_by_itself() {
 /// The time of a rule meets the queue pairs that it concerns, in the order of their creation, as often as it may. One that is not connected is
 /// passed over.
 #[test]
-fn a_time_meets_the_connected_queue_pairs_that_the_rule_concerns() {
+fn timed_rule_hits_connected_queue_pairs() {
     for (seed, options, met) in [
         (150, "", [false, true, true]),
         (151, ",times=1", [false, true, false]),
@@ -310,7 +312,7 @@ fn a_time_meets_the_connected_queue_pairs_that_the_rule_concerns() {
 
 /// The requests wait for their connection, and what they bring about waits with them.
 #[test]
-fn what_waiting_requests_bring_about_waits_for_the_connection() {
+fn actions_wait_for_the_connection() {
     for (text, reset) in [
         ("seed=158;reset,nth=1", true),
         ("seed=159;close,nth=1", false),
@@ -335,7 +337,7 @@ fn what_waiting_requests_bring_about_waits_for_the_connection() {
     }
 }
 
-/// Of one device with faults.
+/// A device with faults.
 fn three_queue_pairs(text: &str) -> (crate::objects::context::Context, [QueuePair; 3]) {
     let ctx = testing::context_with(Config {
         fault: Some(text.parse().unwrap()),
@@ -348,7 +350,7 @@ fn three_queue_pairs(text: &str) -> (crate::objects::context::Context, [QueuePai
 
 /// A device that has failed takes its connections along. Its other events leave them alone.
 #[test]
-fn only_the_end_of_the_device_ends_its_connections() {
+fn only_device_fatal_ends_connections() {
     use crate::fault::Event::{DeviceFatal, LidChange, PortError};
     let (qp, mut peer) = connected("seed=157;crc");
     let plan = plan_of(&qp.inner.ctx);
@@ -367,7 +369,7 @@ fn only_the_end_of_the_device_ends_its_connections() {
 
 /// What the peer reads has the wrong key, and the rest of the request is the program's.
 #[test]
-fn a_wrong_key_is_what_is_sent() {
+fn only_the_sent_key_is_wrong() {
     let key_of = |text: &str| {
         let (qp, mut peer) = connected(text);
         let write = SendWr {
@@ -392,7 +394,7 @@ fn a_wrong_key_is_what_is_sent() {
 
 /// A reset, a close and a rate act before the request is sent that has brought them about.
 #[test]
-fn what_a_request_brings_about_comes_before_it() {
+fn actions_precede_their_request() {
     for (text, reset) in [
         ("seed=132;reset,nth=1", true),
         ("seed=133;close,nth=1", false),
@@ -416,7 +418,7 @@ fn what_a_request_brings_about_comes_before_it() {
 
 /// What a device is met by at a time needs no queue pair, and happens once.
 #[test]
-fn the_time_of_a_device_comes_by_itself() {
+fn timed_device_fault_needs_no_opportunity() {
     use crate::objects::events::PortEvent::{Active, Error, LidChange};
     for (fault, told) in [
         ("seed=140;port-down=20ms,time=1ms", &[Error, Active][..]),
@@ -439,9 +441,10 @@ fn the_time_of_a_device_comes_by_itself() {
     }
 }
 
-/// The message that finds no receive waits, though there is one, and is taken when the time is over. Nobody polls meanwhile.
+/// The message waits although there is a receive, and takes it when the time is over. No thread
+/// polls meanwhile.
 #[test]
-fn a_message_waits_as_long_as_the_receiver_is_not_ready() {
+fn message_waits_while_receiver_not_ready() {
     // DDP's and RDMAP's octets, and no CRC: the messages have none, and two numbers.
     let send = |number| {
         let mut octets = [0; 24];

@@ -1,7 +1,8 @@
-//! Makes the JSON document about this process, piece by piece.
+//! Writes the JSON document about this process, piece by piece.
 //!
-//! The format is 1. New members do not change that number; a member that changes its meaning makes it 2. Counters never go down
-//! while the process lives. Durations are whole nanoseconds, and their names end in `_ns`.
+//! The format version is 1. New members do not change it; a changed meaning of a member makes it 2.
+//! Counters never decrease while the process lives. Durations are in nanoseconds, and their names
+//! end in `_ns`.
 
 use super::json::Json;
 use super::report::{self, DeviceReport, LinkReport, MemoryWalk, QpReport, Shelf};
@@ -10,9 +11,9 @@ use std::io::Read as _;
 
 /// The version of the format.
 pub(super) const FORMAT: u64 = 1;
-/// Queue pairs in one piece. To read them takes a few dozen microseconds.
+/// Queue pairs per piece. Reading them takes a few dozen microseconds.
 const PIECE_QPS: usize = 16;
-/// Most octets of the command line in the document. The rest is cut.
+/// Maximum length of the command line, which is truncated.
 const COMMAND_MAX: u64 = 1024;
 
 enum Step {
@@ -22,7 +23,7 @@ enum Step {
     Over,
 }
 
-/// A document that is being made.
+/// A document being written.
 pub(super) struct Document {
     step: Step,
     json: Json,
@@ -36,7 +37,7 @@ impl Document {
         }
     }
 
-    /// Makes the next piece. Returns `None` if the document is complete.
+    /// Returns the next piece, or `None` after the last.
     pub(super) fn next(&mut self) -> Option<String> {
         let json = &mut self.json;
         match &mut self.step {
@@ -55,7 +56,7 @@ impl Document {
                 {
                     match shelf.next() {
                         Some(Some(qp)) => queue_pair(json, shelf.device(), &qp),
-                        // The queue pair is gone, or belongs to another process.
+                        // The queue pair is destroyed, or belongs to another process.
                         Some(None) => {}
                         None => {
                             shelves.pop();

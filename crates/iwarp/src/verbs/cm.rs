@@ -387,7 +387,7 @@ impl ConnectedId {
                 "the peer's MPA reply is not one we can work with".into(),
             )),
             CmEventKind::ConnectError if event.status == libc::ENOSPC => Err(Error::Unsupported(
-                        "the peer's reply asks for more RDMA Reads at a time (its ORD) \
+                "the peer's reply asks for more RDMA Reads at a time (its ORD) \
                          than this end serves (our IRD)",
             )),
             CmEventKind::Disconnected => {

@@ -13,7 +13,7 @@ use std::time::Instant;
 /// Regression: a blocking `connect` gave up after 60 s, although the peer's program was allowed
 /// more time.
 #[test]
-fn the_limits_of_the_device_come_first() {
+fn device_limits_expire_first() {
     for seconds in [0, 60, 3600, u64::MAX] {
         let limit = Duration::from_secs(seconds);
         let longer = |config: &Config| {
@@ -72,7 +72,7 @@ fn connected(ctx: &Context) -> (ConnectedId, CmId) {
 
 /// The event of the end is kept until the program asks for it, by any call.
 #[test]
-fn an_end_has_its_error_however_it_is_asked_for() {
+fn every_call_reports_the_end() {
     let (connection, id) = connected(&testing::context());
     for (status, wanted) in [(0, None), (libc::ECONNRESET, Some(libc::ECONNRESET))] {
         let ways: [&dyn Fn() -> Result<()>; 3] = [
@@ -94,7 +94,7 @@ fn an_end_has_its_error_however_it_is_asked_for() {
 
 /// Dropping a connection destroys its identifier and the pending event.
 #[test]
-fn a_connection_that_is_dropped_takes_its_identifier_along() {
+fn dropped_connection_destroys_identifier() {
     let (connection, id) = connected(&testing::context());
     id.write_event(CmEventKind::User(0), 0).unwrap();
     drop(connection);
@@ -104,7 +104,7 @@ fn a_connection_that_is_dropped_takes_its_identifier_along() {
 }
 
 #[test]
-fn a_listener_that_is_dropped_refuses_what_waits_for_it() {
+fn dropped_listener_rejects_pending_requests() {
     let listener = ListeningId::bind(&testing::context(), ([127, 0, 0, 1], 0).into()).unwrap();
     let at = listener.local_addr();
     let mut peer = TcpStream::connect(at).unwrap();
@@ -121,7 +121,7 @@ fn a_listener_that_is_dropped_refuses_what_waits_for_it() {
 /// An attempt starts at the device's address unless the program names another one. Dropping its
 /// future cancels it.
 #[test]
-fn an_attempt_starts_at_the_right_address_and_ends_with_its_future() {
+fn attempt_has_source_and_is_cancelled() {
     let device = testing::device_at(&["127.0.0.5"]);
     let ctx = Context::open(&device, Config::default()).unwrap();
     let connector = Connector::new(&ctx);
@@ -143,7 +143,7 @@ fn an_attempt_starts_at_the_right_address_and_ends_with_its_future() {
 
 /// For each cause of a failed set-up: the error that the program gets.
 #[test]
-fn each_end_of_a_set_up_has_its_error() {
+fn failed_setups_have_errors() {
     use CmEventKind::{ConnectError, Disconnected, Established, Rejected, Unreachable};
     let ctx = testing::context();
     let (pd, cq) = (ProtectionDomain::new(&ctx), ctx.create_cq(4, None).unwrap());

@@ -111,7 +111,7 @@ fn regions_are_sent_as_they_are() {
 
 /// The shorter one of the two sizes limits what is copied, and the peer's alone what a region may have.
 #[test]
-fn each_end_has_a_message_size_of_its_own() {
+fn ends_have_own_message_sizes() {
     use std::io::{Read, Write};
     let listener = Options::new().message_size(208).listen("127.0.0.1:0");
     let listener = listener.bind().unwrap();
@@ -155,7 +155,7 @@ fn each_end_has_a_message_size_of_its_own() {
 
 /// What a peer without a channel of its own receives from one that goes: nothing before the hello, and one end.
 #[test]
-fn a_channel_says_once_that_it_has_finished() {
+fn channel_finishes_once() {
     let (a, b) = pair_with(&Options::new());
     drop(Channel::open(b));
     assert!(matches!(a.recv().wait_for(LIMIT), Err(Error::Closed)));
@@ -191,7 +191,7 @@ fn a_channel_says_once_that_it_has_finished() {
 
 /// Only what was finished is a whole: a peer that just leaves is an error.
 #[test]
-fn an_end_without_finish_is_an_error() {
+fn end_without_finish_is_error() {
     let (a, b) = channels(&Options::new());
     a.send("first").wait().unwrap();
     a.connection().close().unwrap();
@@ -202,7 +202,7 @@ fn an_end_without_finish_is_an_error() {
 }
 
 #[test]
-fn peers_that_break_the_rules_end_the_channel() {
+fn protocol_violations_end_the_channel() {
     let hello = |window: u32, size: u32| {
         let mut octets = vec![1, 1, 0, 0];
         octets.extend(window.to_be_bytes());
@@ -284,7 +284,7 @@ fn look<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
 
 /// A message that is dropped before it is posted gives its credit back, however often that happens.
 #[test]
-fn a_message_that_is_given_up_costs_no_credit() {
+fn cancelled_message_costs_no_credit() {
     let (a, b) = channels(&Options::new().receives(8).send_depth(4));
     for _ in 0..20 {
         // Its place of the send queue is taken until its result is, and the others are for control messages.

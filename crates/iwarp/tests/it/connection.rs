@@ -201,7 +201,7 @@ fn mistakes_cost_nothing() {
 
 /// The error says which request it was, whose fault it is, and what to do.
 #[test]
-fn a_refused_request_ends_the_connection_and_says_why() {
+fn peer_refusal_ends_connection_with_cause() {
     let (a, b) = pair();
     let region = b.share::<u8>(64, Access::REMOTE_WRITE).unwrap();
     let token = region.remote();
@@ -269,7 +269,7 @@ fn a_window_ends_with_its_guard() {
 }
 
 #[test]
-fn a_region_is_given_out_only_if_nobody_uses_it() {
+fn get_mut_needs_unused_region() {
     let (a, b) = pair();
     let mut shared = a.share::<u8>(8, Access::REMOTE_READ).unwrap();
     assert!(shared.get_mut().is_none());
@@ -347,7 +347,7 @@ fn batches() {
 
 /// The program's own octets in a batch are copied into its requests.
 #[test]
-fn a_batch_copies_what_fits_into_a_request() {
+fn batch_copies_inline_data() {
     let (a, b) = pair_with(&Options::new().max_inline(16));
     let mut batch = a.batch();
     batch.send(&[1; 16]).unwrap();
@@ -407,7 +407,7 @@ fn reads_of_each_depth() {
 
 /// A batch keeps each of its regions until it has ended, and an error names the octets of its own batch only.
 #[test]
-fn a_batch_keeps_its_regions_and_counts_its_own_octets() {
+fn batch_keeps_regions_and_counts_bytes() {
     let (a, b) = pair();
     let rights = Access::REMOTE_WRITE | Access::REMOTE_READ;
     let there = b.share::<u64>(8, rights).unwrap();
@@ -433,7 +433,7 @@ fn a_batch_keeps_its_regions_and_counts_its_own_octets() {
 
 /// Nobody listens: the system refuses, and no program has rejected anything.
 #[test]
-fn a_port_where_nobody_listens_is_no_rejection() {
+fn closed_port_is_not_a_rejection() {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let to = free.local_addr().unwrap();
     drop(free);

@@ -71,7 +71,7 @@ fn passes_on<F: Future + Unpin>(what: &str, make: impl Fn() -> F, cause: impl Fn
 }
 
 #[test]
-fn who_is_dropped_after_its_wake_up_passes_it_on() {
+fn dropped_waiter_passes_wakeup_on() {
     let (a, b) = pair();
     passes_on(
         "a message",
@@ -115,7 +115,7 @@ fn who_is_dropped_after_its_wake_up_passes_it_on() {
 
 /// A set-up that is given up leaves the listener as it was, and the other end hears of it.
 #[test]
-fn a_set_up_is_given_up_at_every_await() {
+fn setup_is_cancelled_at_every_await() {
     let listener = iwarp::listen("127.0.0.1:0").bind().unwrap();
     let to = listener.local_addr();
     std::thread::scope(|scope| {
@@ -161,7 +161,7 @@ fn a_set_up_is_given_up_at_every_await() {
 
 /// Every request of a connection, given up after each number of polls: the connection goes on, and the regions are free again.
 #[test]
-fn every_request_is_given_up_at_every_await() {
+fn requests_are_cancelled_at_every_await() {
     for depth in [1, 2, 16] {
         let (a, b) = pair_with(&Options::new().send_depth(depth).receives(16));
         let target = b.share::<u64>(8, ALL).unwrap();
@@ -198,7 +198,7 @@ fn every_request_is_given_up_at_every_await() {
 
 /// The same for channels: messages come whole and in order, whatever was given up, and no credit is lost.
 #[test]
-fn channels_are_given_up_at_every_await() {
+fn channels_are_cancelled_at_every_await() {
     let (a, b) = channels(&Options::new().receives(8).send_depth(8));
     std::thread::scope(|scope| {
         let sender = scope.spawn(|| {
@@ -440,7 +440,7 @@ fn a_forked_child_is_refused_everywhere() {
 
 /// Reads and writes of a stream that are given up lose no octet.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn streams_are_given_up_at_every_await() {
+async fn streams_are_cancelled_at_every_await() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let (a, b) = channels(&Options::new().receives(6).message_size(64));
     let (mut from, mut to) = (Stream::from(a), Stream::from(b));
@@ -478,7 +478,7 @@ async fn streams_are_given_up_at_every_await() {
 
 /// A message that comes is for those who wait for one. Whoever asks later does not take it from them.
 #[test]
-fn a_message_is_for_those_who_wait() {
+fn message_goes_to_first_waiter() {
     let (a, b) = pair();
     let flag = Arc::new(Flag(AtomicBool::new(false)));
     let waker = Waker::from(Arc::clone(&flag));
@@ -577,7 +577,7 @@ fn each_wait(test: &dyn Fn(&str, Polls<'_>)) {
 /// Whoever polls again and again is in each list once, and in none afterwards: a waker that stays would be called in the place of another
 /// one that waits.
 #[test]
-fn who_gives_up_leaves_no_waker_behind() {
+fn cancelled_waits_drop_their_wakers() {
     each_wait(&|what, mut polls| {
         let counts = Arc::new(Counts(AtomicU64::new(0)));
         let waker = Waker::from(Arc::clone(&counts));
@@ -593,8 +593,8 @@ fn who_gives_up_leaves_no_waker_behind() {
 
 /// What a forked child drops stays in the lists as it was: a thread that the child does not have may be changing them.
 #[test]
-fn a_forked_child_leaves_the_lists_alone() {
-    alone("a_forked_child_leaves_the_lists_alone", || {
+fn forked_child_keeps_waiter_lists() {
+    alone("forked_child_keeps_waiter_lists", || {
         each_wait(&|what, mut polls| {
             let counts = Arc::new(Counts(AtomicU64::new(0)));
             let waker = Waker::from(Arc::clone(&counts));

@@ -195,8 +195,8 @@ fn a_panic_in_a_waker() {
 
 /// A forked child can do nothing with a connection, and does no harm to it.
 #[test]
-fn a_forked_child_leaves_the_connection_alone() {
-    alone("a_forked_child_leaves_the_connection_alone", || {
+fn forked_child_does_not_use_connection() {
+    alone("forked_child_does_not_use_connection", || {
         let (a, b) = pair();
         let region = a.allocate::<u8>(8).unwrap();
         let posted = a.send(&region).started();
@@ -231,7 +231,7 @@ fn a_forked_child_leaves_the_connection_alone() {
 
 /// Everybody who waits hears of the end, whatever was on its way.
 #[test]
-fn a_peer_that_leaves_in_the_middle() {
+fn peer_closes_during_requests() {
     for round in 0..40_u64 {
         let (a, b) = pair_with(&Options::new().send_depth(4).receives(4));
         let token = b.share::<u64>(64, ALL).unwrap().remote();
@@ -317,7 +317,7 @@ fn many_threads_and_little_room() {
 
 /// The same with tasks, some of which are cancelled at random.
 #[test]
-fn many_tasks_some_of_which_give_up() {
+fn many_tasks_some_cancelled() {
     let runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = { runtime }.worker_threads(3).enable_time().build().unwrap();
     let (a, b) = pair_with(&Options::new().send_depth(4));
@@ -385,7 +385,7 @@ fn refused_requests_cost_no_place() {
 /// A batch whose first request is refused has posted nothing, and may be submitted again. One that was posted in part has failed, and
 /// the requests that were posted keep their memory.
 #[test]
-fn a_batch_is_refused_as_a_whole_or_fails() {
+fn batch_is_refused_or_fails_whole() {
     for (seed, refused) in (2..).zip([1, 4, 16, 17, 20]) {
         let fault = format!("seed={seed};post,nth={refused},op=send");
         let (a, b) = faulty(Options::new(), &fault);
@@ -416,7 +416,7 @@ fn a_batch_is_refused_as_a_whole_or_fails() {
 
 /// What is longer than a message can be is found when it is added, and the batch and the connection go on.
 #[test]
-fn a_batch_refuses_what_no_message_can_carry() {
+fn batch_refuses_oversized_messages() {
     let (a, b) = pair_with(&Options::new().send_depth(2));
     let huge = a.allocate::<u8>((1 << 31) + 1).unwrap();
     let mut batch = a.batch();

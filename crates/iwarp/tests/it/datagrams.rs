@@ -234,7 +234,7 @@ fn a_datagram_arrives_with_its_sender() {
 }
 
 #[test]
-fn only_the_right_key_is_let_in() {
+fn only_right_qkey_is_accepted() {
     let (a, b) = (End::new("127.0.0.1"), End::new("127.0.0.1"));
     b.receive(0, 100);
     let pieces: [&[u8]; 1] = [b"hello"];
@@ -251,7 +251,7 @@ fn only_the_right_key_is_let_in() {
 }
 
 #[test]
-fn without_a_receive_that_fits_it_is_dropped() {
+fn datagram_without_fitting_receive_is_dropped() {
     let (a, b) = (End::new("127.0.0.1"), End::new("127.0.0.1"));
     a.send_to(&b, b"nothing is posted");
     b.poll_until(|b| b.qp.drops().no_receive == 1);
@@ -391,7 +391,7 @@ fn a_bad_send_stops_sends_alone() {
 }
 
 #[test]
-fn a_receive_of_foreign_memory_ends_the_queue_pair() {
+fn foreign_receive_memory_ends_qp() {
     let (a, b) = (End::new("127.0.0.1"), End::new("127.0.0.1"));
     let other = b.ctx.allocate_pd();
     let addr = b.memory.as_ptr() as u64;
@@ -428,7 +428,7 @@ fn a_receive_of_foreign_memory_ends_the_queue_pair() {
 }
 
 #[test]
-fn queue_pairs_share_receives_and_the_limit_is_told() {
+fn qps_share_srq_with_limit_event() {
     let ctx = context("127.0.0.1");
     let srq = ctx.create_srq(ctx.allocate_pd(), 8, 1).unwrap();
     let (a, b) = (
@@ -461,7 +461,7 @@ fn queue_pairs_share_receives_and_the_limit_is_told() {
 }
 
 #[test]
-fn a_whole_list_is_taken_if_it_fits() {
+fn fitting_list_is_accepted_whole() {
     let (a, b) = (End::new("127.0.0.1"), End::new("127.0.0.1"));
     // Nothing is sent, so the queue stays full.
     a.qp.modify(State::Sqd).unwrap();
@@ -509,7 +509,7 @@ fn longer_lists_fill_the_queue() {
 }
 
 #[test]
-fn a_queue_pair_that_is_not_ready_to_receive_drops_what_comes() {
+fn unready_qp_drops_datagrams() {
     let (a, b) = (End::new("127.0.0.1"), End::new("127.0.0.1"));
     for to in [State::Reset, State::Init] {
         b.qp.modify(to).unwrap();
@@ -526,7 +526,7 @@ fn a_queue_pair_that_is_not_ready_to_receive_drops_what_comes() {
 
 /// The addresses of the loopback interface belong to one device, and so to each of its queue pairs.
 #[test]
-fn a_queue_pair_is_reached_at_each_address_of_its_device() {
+fn qp_is_reached_at_each_address() {
     let (a, b) = (End::new("127.0.0.1"), End::new("127.0.0.1"));
     let own = [gid("127.0.0.1"), gid("::1")];
     // Neighbours in the send queue leave by different sockets.
@@ -558,7 +558,7 @@ fn a_queue_pair_is_reached_at_each_address_of_its_device() {
 
 /// A socket of the loopback interface sends nothing to other networks. The request is done all the same, and those behind it go on.
 #[test]
-fn a_datagram_that_cannot_be_sent_is_lost_alone() {
+fn unsendable_datagram_is_lost_alone() {
     let (a, b) = (End::new("127.0.0.1"), End::new("127.0.0.1"));
     b.receive(0, 100);
     b.receive(1, 100);
@@ -585,7 +585,7 @@ fn a_datagram_that_cannot_be_sent_is_lost_alone() {
 }
 
 #[test]
-fn no_datagram_leaves_from_an_address_of_another_device() {
+fn foreign_source_address_is_refused() {
     let (a, b) = (End::new("127.0.0.1"), End::new("127.0.0.1"));
     let pieces: [&[u8]; 1] = [b"no"];
     let good = request(&b, &pieces);
@@ -772,7 +772,7 @@ fn a_thread_that_sleeps_is_woken() {
 
 /// Two threads send as fast as they can to one that polls. Some datagrams may be lost; what comes is whole, in order, and comes once.
 #[test]
-fn a_flood_is_lossy_and_nothing_else() {
+fn flood_only_loses_datagrams() {
     let b = End::new("127.0.0.1");
     let room = 2000;
     (0..SLOTS).for_each(|slot| b.receive(slot, room));

@@ -28,7 +28,7 @@ fn write(from: &End, mine: &Mem, theirs: &Mem, value: u64) {
 }
 
 #[test]
-fn a_target_that_stops_polling_is_served() {
+fn target_without_polls_is_served() {
     let _watchdog = Watchdog::new();
     let (client, server) = pair(V4, &config());
     let (mine, theirs) = (client.mem(64), server.mem(64));
@@ -65,7 +65,7 @@ fn a_target_that_stops_polling_is_served() {
 /// Requests that are posted in quick succession may be held back, so that one system call sends several. A timer ends that
 /// delay. If a connection ends while the timer runs, the timer must be set again for the next connection of the same queue pair.
 #[test]
-fn delayed_requests_are_sent_on_the_second_connection_too() {
+fn second_connection_sends_delayed_requests() {
     let _watchdog = Watchdog::new();
     let server = Server::new(V4, &config());
     let mut client = End::new(V4, &config());
@@ -117,7 +117,7 @@ fn delayed_requests_are_sent_on_the_second_connection_too() {
 /// A program with many queue pairs finds a completion with each poll, so it never polls the sockets of its other queue pairs.
 /// The progress thread has to serve those.
 #[test]
-fn a_target_that_is_busy_with_its_own_completions_is_served() {
+fn busy_target_is_served() {
     let _watchdog = Watchdog::new();
     let server = Server::new(V4, &config());
     let (mut wire, target) = initiator(&server, &Hello::enhanced(true, false));
@@ -173,7 +173,7 @@ fn a_target_that_is_busy_with_its_own_completions_is_served() {
 /// At first Linux limits a TCP segment to half of the peer's first window. On loopback, segments are twice as large once the
 /// window has opened, and then FPDUs must be larger, too.
 #[test]
-fn fpdus_grow_with_the_segments_of_the_stream() {
+fn fpdus_grow_with_segments() {
     //= rfc5041 section 3
     //= type=test
     //# 1. LLPs MUST expose MULPDU and MULPDU changes.
@@ -357,7 +357,7 @@ fn alternating_polls_and_blocking_waits() {
 /// With fewer processors than threads, the peer that a polling thread waits for may need that thread's processor. In this test the
 /// polls take less time than the scheduler gives a thread in a row, so only the polls themselves can yield the processor.
 #[test]
-fn a_thread_that_polls_offers_its_processor() {
+fn polling_thread_yields_its_processor() {
     const POLLS: u32 = 3200;
     const THREADS: u32 = 20;
     let _watchdog = Watchdog::new();

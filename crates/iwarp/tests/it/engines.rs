@@ -139,8 +139,8 @@ fn room_for_descriptors() -> u64 {
 
 /// Otherwise each thread that opens a socket when the table is full waits for the kernel for milliseconds.
 #[test]
-fn the_first_connection_makes_room_for_descriptors() {
-    alone("the_first_connection_makes_room_for_descriptors", || {
+fn first_connection_raises_descriptor_limit() {
+    alone("first_connection_raises_descriptor_limit", || {
         let _watchdog = Watchdog::new();
         let before = room_for_descriptors();
         assert!(before < 1024, "{before}");
@@ -170,10 +170,10 @@ fn sleeps() -> u64 {
 /// progress thread is not woken for each request as well: on one processor the two would take turns. It is woken when the polls
 /// pause, as they do beside other programs.
 #[test]
-fn polls_of_one_queue_serve_all_others() {
+fn polls_of_one_queue_serve_others() {
     // So few that a thread can make them within one turn at the processor.
     const REQUESTS: u64 = 400;
-    alone("polls_of_one_queue_serve_all_others", || {
+    alone("polls_of_one_queue_serve_others", || {
         let _watchdog = Watchdog::new();
         let connection = Connection::new(1);
         let (mut value, mut sum) = (0, 0);

@@ -99,7 +99,7 @@ fn a_responder_that_hangs() {
 
 /// `ib_write_bw` fills its memory between the request and the answer.
 #[test]
-fn a_program_may_take_its_time_to_answer() {
+fn slow_answer_is_awaited() {
     others_are_served(|| {
         let mut patient = config();
         patient.handshake_timeout = Duration::from_millis(50);
@@ -117,7 +117,7 @@ fn a_program_may_take_its_time_to_answer() {
 }
 
 #[test]
-fn tcp_that_does_not_connect_is_given_up() {
+fn tcp_connect_times_out() {
     // Once its queue is full, a listener drops further requests to connect.
     let listener =
         socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
@@ -163,7 +163,7 @@ fn deaf_listener() -> (socket2::Socket, SocketAddr) {
 }
 
 #[test]
-fn a_request_that_is_never_acknowledged_is_given_up_early() {
+fn unacknowledged_request_times_out_early() {
     let (listener, address) = deaf_listener();
     let mut impatient = config();
     impatient.connect_timeout = Duration::from_millis(500);
@@ -179,7 +179,7 @@ fn a_request_that_is_never_acknowledged_is_given_up_early() {
 
 /// The limit for the acknowledgement is not one for the answer.
 #[test]
-fn a_request_that_is_acknowledged_has_the_time_of_the_answer() {
+fn acknowledged_request_gets_answer_timeout() {
     let (listener, address) = listener(V4);
     let mut impatient = config();
     impatient.connect_timeout = Duration::from_millis(50);
@@ -193,7 +193,7 @@ fn a_request_that_is_acknowledged_has_the_time_of_the_answer() {
 }
 
 #[test]
-fn a_responder_that_closes_in_the_middle_of_its_reply() {
+fn responder_closes_within_reply() {
     others_are_served(|| {
         let (socket, address) = listener(V4);
         let reply = Hello::enhanced(true, false).octets(FrameKind::Reply);
@@ -208,7 +208,7 @@ fn a_responder_that_closes_in_the_middle_of_its_reply() {
 }
 
 #[test]
-fn octets_that_are_no_mpa_reply_are_refused() {
+fn invalid_mpa_replies_are_refused() {
     //= rfc5044 section 7.1.2
     //= type=test
     //# If the MPA Reply Frame is improperly formatted, the implementation MUST
@@ -248,7 +248,7 @@ fn octets_that_are_no_mpa_reply_are_refused() {
 }
 
 #[test]
-fn replies_with_impossible_depths_or_rtr_kinds_are_refused() {
+fn impossible_reply_parameters_are_refused() {
     let depths = EnhancedPrefix {
         ird: 16,
         ord: 200,
@@ -310,7 +310,7 @@ fn a_refusal_carries_its_private_data() {
 /// Errors of the safe API name the cause of a failed attempt. The texts of the errnos would mislead: "no space left on device"
 /// for a depth that is too large, "connection refused" for a peer that listens and refuses without private data.
 #[test]
-fn failures_of_the_safe_api_name_their_cause() {
+fn verbs_connect_failures_name_cause() {
     let (socket, address) = listener(V4);
     let greedy = Hello {
         prefix: Some(EnhancedPrefix {
@@ -402,7 +402,7 @@ fn give_up(mut wire: Wire, reset: bool) {
 /// The process of a peer that knows revision 2 is killed, or its queue pair is reset, before it has replied. The next connection has the depths
 /// that both ends can serve.
 #[test]
-fn a_set_up_that_was_killed_is_tried_again_with_revision_2() {
+fn killed_setup_retries_with_revision_2() {
     others_are_served(|| {
         let (socket, address) = listener(V4);
         for reset in [true, false] {
@@ -428,7 +428,7 @@ fn a_set_up_that_was_killed_is_tried_again_with_revision_2() {
 }
 
 #[test]
-fn responders_that_choose_the_kind_of_rtr_message() {
+fn responders_choose_rtr_kind() {
     //= rfc5044 section 7.1.2
     //= type=test
     //# If the MPA Reply Frame is properly formatted and the Private Data is
@@ -458,7 +458,7 @@ fn responders_that_choose_the_kind_of_rtr_message() {
 }
 
 #[test]
-fn established_comes_before_disconnected_however_short_the_connection() {
+fn established_precedes_disconnected() {
     others_are_served(|| {
         let (socket, address) = listener(V4);
         for reset in [false, true] {
@@ -482,7 +482,7 @@ fn established_comes_before_disconnected_however_short_the_connection() {
 }
 
 #[test]
-fn the_fin_does_not_follow_the_rtr_message_at_once() {
+fn fin_does_not_chase_rtr() {
     // A kernel with siw may crash if the FIN comes right behind the RTR message (`docs/interop.md`).
     for destroy in [false, true] {
         let apart = (0..50).any(|_| {
@@ -503,7 +503,7 @@ fn the_fin_does_not_follow_the_rtr_message_at_once() {
 }
 
 #[test]
-fn destroying_the_queue_pair_after_disconnect_still_reports_disconnected() {
+fn destroyed_queue_pair_still_reports_disconnected() {
     let end = End::new(V4, &config());
     // The responder has sent nothing but its reply, so the end of the stream is delayed.
     let _wire = responder(&end, &Hello::enhanced(true, false));
@@ -518,7 +518,7 @@ fn destroying_the_queue_pair_after_disconnect_still_reports_disconnected() {
 }
 
 #[test]
-fn posting_works_as_soon_as_established_is_reported() {
+fn post_works_on_established_event() {
     //= rfc5044 section 7.1
     //= type=test
     //# A DDP endpoint MUST be "bound" to the MPA connection at entry to this phase.
@@ -542,7 +542,7 @@ fn posting_works_as_soon_as_established_is_reported() {
 }
 
 #[test]
-fn our_own_private_data_has_a_limit() {
+fn own_private_data_is_limited() {
     others_are_served(|| {
         let (socket, address) = listener(V4);
         for (revision, most) in [(2, 508), (1, 512)] {
@@ -590,7 +590,7 @@ fn destroying_the_identifier_cancels_the_attempt() {
 
 /// Programs that use IPv6 addresses only name an IPv4 peer by its mapped address, `::ffff:127.0.0.1`.
 #[test]
-fn an_ipv4_mapped_ipv6_address_reaches_the_peer() {
+fn ipv4_mapped_address_reaches_peer() {
     others_are_served(|| {
         let server = Server::new(V4, &config());
         let client = End::new(V4, &config());

@@ -66,7 +66,7 @@ fn read_all(wire: &mut Wire) -> (u64, bool) {
 
 /// After a FIN inside an FPDU, the peer could take a message that is cut for a whole one.
 #[test]
-fn the_end_inside_an_fpdu_is_a_reset_behind_what_was_sent() {
+fn end_within_fpdu_resets_after_data() {
     others_are_served(|| {
         let error: fn(&QueuePair) = |qp| qp.modify(State::Error).unwrap();
         for end_it in [QueuePair::destroy, error] {
@@ -96,7 +96,7 @@ fn the_end_inside_an_fpdu_is_a_reset_behind_what_was_sent() {
 /// A program that was promised a snapshot changes its memory while octets of it wait for room in the socket: they arrive as they were when
 /// their CRC was computed.
 #[test]
-fn memory_may_change_while_it_is_sent() {
+fn memory_may_change_during_send() {
     others_are_served(|| {
         let end = End::new(V4, &config());
         let wire = responder(&end, &Hello::enhanced(true, false));
@@ -136,7 +136,7 @@ fn stalled_with_terminate(listener: &TcpListener, linger: Duration) -> (End, Wir
 
 /// Without it the peer would not learn what was wrong. Programs destroy a queue pair and free its memory as soon as they see an error.
 #[test]
-fn a_terminate_that_waits_for_room_outlives_its_queue_pair() {
+fn waiting_terminate_outlives_queue_pair() {
     others_are_served(|| {
         let reset: fn(&QueuePair) = |qp| qp.modify(State::Reset).unwrap();
         for end_it in [QueuePair::destroy, reset] {
@@ -160,7 +160,7 @@ fn a_terminate_that_waits_for_room_outlives_its_queue_pair() {
 }
 
 #[test]
-fn a_terminate_that_waits_for_room_does_not_wait_for_ever() {
+fn waiting_terminate_is_bounded() {
     others_are_served(|| {
         // The peer reads nothing. As above, Linux leaves some window probes unanswered.
         let listener = TcpListener::bind((V4, 0)).unwrap();
@@ -192,7 +192,7 @@ fn a_terminate_that_waits_for_room_does_not_wait_for_ever() {
 }
 
 #[test]
-fn a_partly_received_fpdu_is_no_part_of_the_next_stream() {
+fn partial_fpdu_does_not_enter_next_stream() {
     others_are_served(|| {
         let mut end = End::new(V4, &config());
         let mut wire = responder(&end, &Hello::enhanced(true, false));
@@ -219,7 +219,7 @@ fn a_partly_received_fpdu_is_no_part_of_the_next_stream() {
 /// With `Config::placed` a request succeeds by the peer's answer alone. Octets that the peer's TCP has taken may lie in a buffer
 /// that nobody reads any more.
 #[test]
-fn the_end_of_a_connection_does_not_tell_that_a_write_is_placed() {
+fn connection_end_does_not_prove_placement() {
     others_are_served(|| {
         let ours: fn(&End, &mut Wire) = |end, _| end.id.disconnect().unwrap();
         let theirs: fn(&End, &mut Wire) = |_, wire| wire.fin();
@@ -256,7 +256,7 @@ fn the_end_of_a_connection_does_not_tell_that_a_write_is_placed() {
 
 /// libfabric destroys the queue pair when it hears of the end, although it has not yet taken the last message.
 #[test]
-fn the_end_does_not_overtake_the_last_message() {
+fn end_does_not_overtake_last_message() {
     let (client, server) = pair(V4, &config());
     let (from, to) = (client.mem(8), server.mem(8));
     server.post_recv(1, &[to.sge(8)]);

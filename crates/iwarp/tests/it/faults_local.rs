@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 #[test]
-fn an_overflowing_completion_queue_ends_its_queue_pairs_and_no_others() {
+fn cq_overflow_ends_only_its_qps() {
     //= rfc5040 section 8.1.1
     //= type=test
     //# 10. An RNIC MUST ensure that if a CQ overflows, any Streams that do not use
@@ -65,7 +65,7 @@ fn an_overflowing_completion_queue_ends_its_queue_pairs_and_no_others() {
 }
 
 #[test]
-fn destroying_a_queue_pair_never_overflows_a_shared_queue() {
+fn destroyed_qp_does_not_overflow_cq() {
     others_are_served(|| {
         let (client, server) = pair(V4, &config());
         let small = server.ctx.create_cq(8, None).unwrap();
@@ -129,7 +129,7 @@ const STAGES: [&str; 8] = [
 ];
 
 #[test]
-fn destroy_disconnect_and_abort_in_every_state() {
+fn every_state_can_be_ended() {
     others_are_served(|| {
         for stage in STAGES {
             for act in ["destroy", "disconnect", "abort", "modify", "id first"] {
@@ -204,7 +204,7 @@ fn destroy_disconnect_and_abort_in_every_state() {
 }
 
 #[test]
-fn a_queue_pair_that_was_reset_takes_another_connection() {
+fn reset_qp_connects_again() {
     others_are_served(|| {
         let mut end = End::new(V4, &config());
         for round in 0..3 {
@@ -322,7 +322,7 @@ fn local_keys_are_checked() {
 }
 
 #[test]
-fn binds_do_not_wait_for_a_busy_receive_side() {
+fn binds_ignore_busy_receive_side() {
     others_are_served(|| {
         let (client, server) = pair(V4, &config());
         let (mine, theirs) = (client.mem(1 << 16), server.mem(1 << 16));

@@ -7,7 +7,7 @@ use std::collections::HashSet;
 
 /// The peer also sends what would be right, behind its wrong guess.
 #[test]
-fn a_wrong_guess_of_an_stag_ends_the_connection_and_is_counted() {
+fn wrong_stag_ends_connection_and_counts() {
     let server = Server::new(V4, &config());
     for wrong in [1, 0x100, 0x8000_0000, u32::MAX] {
         let (mut wire, end) = initiator(&server, &Hello::enhanced(true, false));
@@ -25,7 +25,7 @@ fn a_wrong_guess_of_an_stag_ends_the_connection_and_is_counted() {
 
 /// All bits but the four that number a part of the table come from the operating system.
 #[test]
-fn stags_are_random_in_all_bits_but_four() {
+fn stags_are_random_except_four_bits() {
     const REGIONS: usize = 2048;
     let stags = || -> Vec<u32> {
         let ctx = context(V4, &config());

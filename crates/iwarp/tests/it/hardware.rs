@@ -37,7 +37,7 @@ fn raw_frame(wire: &mut Wire) -> Vec<u8> {
 /// irdma refuses enhanced requests without the peer-to-peer flag. cxgb4 accepts only the one kind of RTR message that it is
 /// configured for. So the request sets that flag and offers both kinds that hardware knows.
 #[test]
-fn the_request_offers_peer_to_peer_with_write_and_read() {
+fn request_offers_write_and_read_rtr() {
     let (socket, address) = listener();
     let end = End::new(V4, &config());
     end.connect(address, b"hello");
@@ -55,7 +55,7 @@ fn the_request_offers_peer_to_peer_with_write_and_read() {
 /// cxgb4 looks at flag C before D, and terminates the stream unless the first flag that is set is the kind of RTR message that
 /// it is configured for.
 #[test]
-fn the_reply_names_exactly_one_kind_of_rtr_that_was_offered() {
+fn reply_selects_one_offered_rtr() {
     let server = Server::new(V4, &config());
     for (write, read) in [(true, true), (true, false), (false, true)] {
         let mut wire = Wire::connect(server.address);
@@ -74,7 +74,7 @@ fn the_reply_names_exactly_one_kind_of_rtr_that_was_offered() {
 
 /// Chelsio's hardware fails tagged messages with STag 0, whatever their length.
 #[test]
-fn rtr_messages_do_not_name_stag_0() {
+fn rtr_does_not_use_stag_zero() {
     for (write, read) in [(true, false), (false, true)] {
         let (socket, address) = listener();
         let end = End::new(V4, &config());
@@ -109,7 +109,7 @@ fn rtr_messages_do_not_name_stag_0() {
 /// cxgb4 sends its RTR message on revision 1 as well, where none is negotiated, and expects the response if it is a Read. The
 /// RTR message comes before any message of the ULP and causes no completion.
 #[test]
-fn revision_1_may_begin_with_a_zero_length_read_or_write() {
+fn revision_1_allows_empty_first_message() {
     let server = Server::new(V4, &config());
     for read in [true, false] {
         let mut wire = Wire::connect(server.address);
@@ -155,7 +155,7 @@ fn a_responder_of_revision_1_resets() {
 /// siw accepts at most 256 octets of private data, including the 4 octets of the prefix, and keeps the length of the private
 /// data that it sends in one octet. 251 octets and the prefix, 255 together, fit both limits.
 #[test]
-fn private_data_of_251_octets_fit_what_every_peer_takes() {
+fn private_data_of_251_octets_fits() {
     let (socket, address) = listener();
     let end = End::new(V4, &config());
     end.connect(address, &[7; 251]);
@@ -168,7 +168,7 @@ fn private_data_of_251_octets_fit_what_every_peer_takes() {
 /// Depth 0x3fff means "not negotiated". irdma requests that itself, and treats both depths as not negotiated if either one in
 /// the reply is 0x3fff.
 #[test]
-fn depths_that_are_not_negotiated_are_given_back() {
+fn unnegotiated_depths_are_echoed() {
     let server = Server::new(V4, &config());
     let mut hello = Hello::enhanced(true, true);
     hello.prefix = Some(EnhancedPrefix {
@@ -186,7 +186,7 @@ fn depths_that_are_not_negotiated_are_given_back() {
 
 /// Reserved bits are zero when we send and ignored when we receive. siw uses one of them to request large FPDUs.
 #[test]
-fn reserved_bits_are_ignored_and_not_echoed() {
+fn reserved_bits_are_not_echoed() {
     let server = Server::new(V4, &config());
     let mut wire = Wire::connect(server.address);
     let mut octets = Hello::enhanced(true, true).octets(FrameKind::Request);

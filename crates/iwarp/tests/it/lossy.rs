@@ -205,7 +205,7 @@ fn losses_are_losses_and_nothing_else() {
 }
 
 #[test]
-fn a_queue_pair_is_found_over_a_lossy_link() {
+fn numbered_peer_found_despite_loss() {
     const COUNT: usize = 40;
     let shares = Shares {
         dropped: 100,
@@ -213,56 +213,52 @@ fn a_queue_pair_is_found_over_a_lossy_link() {
         overtaken: 100,
         spoiled: 20,
     };
-    on_link(
-        "a_queue_pair_is_found_over_a_lossy_link",
-        shares,
-        |net, link| {
-            let ctx = context(NEAR[0], &Config::default());
-            let (server, listener) = net.at_far(|| {
-                let server = create_event_channel().unwrap();
-                let listener =
-                    CmId::create_for_datagrams(&server, Some(&context(FAR[0], &Config::default())));
-                listener.bind(SocketAddr::new(FAR[0], 0)).unwrap();
-                listener.listen(0).unwrap();
-                (server, listener)
-            });
-            let address = listener.addresses().0.unwrap();
-            let client = create_event_channel().unwrap();
-            let ids: Vec<CmId> = (0..COUNT)
-                .map(|n| {
-                    let id = CmId::create_for_datagrams(&client, Some(&ctx));
-                    id.resolve_addr(None, address).unwrap();
-                    expect(&client, CmEventKind::AddrResolved);
-                    id.resolve_route().unwrap();
-                    expect(&client, CmEventKind::RouteResolved);
-                    let parameters = ConnectionParameters {
-                        private_data: vec![n as u8],
-                        ..Default::default()
-                    };
-                    id.connect(&parameters).unwrap();
-                    id
-                })
-                .collect();
-            let mut asked = HashSet::new();
-            for _ in 0..COUNT {
-                let request = expect(&server, CmEventKind::ConnectRequest);
-                let n = request.private_data[0];
-                assert!(asked.insert(n), "{n} asks twice");
-                request
-                    .id
-                    .accept_datagrams(1000 + u32::from(n), QKEY, &[n])
-                    .unwrap();
-            }
-            for _ in 0..COUNT {
-                let answer = expect(&client, CmEventKind::Established);
-                let n = ids.iter().position(|id| id.is_same(&answer.id)).unwrap();
-                assert_eq!(answer.private_data, [n as u8]);
-                let end = answer.datagrams.unwrap();
-                assert_eq!((end.num, end.ip), (1000 + n as u32, FAR[0]));
-            }
-            assert!(server.try_next().is_none() && client.try_next().is_none());
-            println!("{:?}", link.fates);
-            assert!(link.fates.dropped.load(Ordering::Relaxed) > 3);
-        },
-    );
+    on_link("numbered_peer_found_despite_loss", shares, |net, link| {
+        let ctx = context(NEAR[0], &Config::default());
+        let (server, listener) = net.at_far(|| {
+            let server = create_event_channel().unwrap();
+            let listener =
+                CmId::create_for_datagrams(&server, Some(&context(FAR[0], &Config::default())));
+            listener.bind(SocketAddr::new(FAR[0], 0)).unwrap();
+            listener.listen(0).unwrap();
+            (server, listener)
+        });
+        let address = listener.addresses().0.unwrap();
+        let client = create_event_channel().unwrap();
+        let ids: Vec<CmId> = (0..COUNT)
+            .map(|n| {
+                let id = CmId::create_for_datagrams(&client, Some(&ctx));
+                id.resolve_addr(None, address).unwrap();
+                expect(&client, CmEventKind::AddrResolved);
+                id.resolve_route().unwrap();
+                expect(&client, CmEventKind::RouteResolved);
+                let parameters = ConnectionParameters {
+                    private_data: vec![n as u8],
+                    ..Default::default()
+                };
+                id.connect(&parameters).unwrap();
+                id
+            })
+            .collect();
+        let mut asked = HashSet::new();
+        for _ in 0..COUNT {
+            let request = expect(&server, CmEventKind::ConnectRequest);
+            let n = request.private_data[0];
+            assert!(asked.insert(n), "{n} asks twice");
+            request
+                .id
+                .accept_datagrams(1000 + u32::from(n), QKEY, &[n])
+                .unwrap();
+        }
+        for _ in 0..COUNT {
+            let answer = expect(&client, CmEventKind::Established);
+            let n = ids.iter().position(|id| id.is_same(&answer.id)).unwrap();
+            assert_eq!(answer.private_data, [n as u8]);
+            let end = answer.datagrams.unwrap();
+            assert_eq!((end.num, end.ip), (1000 + n as u32, FAR[0]));
+        }
+        assert!(server.try_next().is_none() && client.try_next().is_none());
+        println!("{:?}", link.fates);
+        assert!(link.fates.dropped.load(Ordering::Relaxed) > 3);
+    });
 }

@@ -65,7 +65,7 @@ impl Numbered {
 
 /// Peers reach a queue pair under each GID of its device, although its number has only one port. So does the queue pair itself.
 #[test]
-fn numbered_queue_pairs_are_reached_under_each_gid() {
+fn numbered_qp_reached_by_each_gid() {
     for address in &device().addresses {
         let [a, b] = numbered_pair();
         let gid = address.gid();
@@ -90,7 +90,7 @@ fn numbered_queue_pairs_are_reached_under_each_gid() {
 }
 
 #[test]
-fn a_gid_of_another_device_is_refused() {
+fn foreign_gid_is_refused() {
     let [a, b] = numbered_pair();
     let foreign = "::ffff:192.0.2.1".parse::<std::net::Ipv6Addr>().unwrap();
     let refused = a.qp.connect_peer_from(foreign.octets(), gid(), b.qp.num());
@@ -141,7 +141,7 @@ fn by_number(client_first: bool) {
 }
 
 #[test]
-fn writes_between_numbered_queue_pairs_are_placed_when_they_complete() {
+fn numbered_writes_complete_when_placed() {
     let [a, b] = numbered_pair();
     a.connect(&b);
     b.connect(&a);
@@ -156,7 +156,7 @@ fn writes_between_numbered_queue_pairs_are_placed_when_they_complete() {
 }
 
 #[test]
-fn numbered_queue_pairs_start_again_after_reset() {
+fn numbered_qps_reconnect_after_reset() {
     let [a, b] = numbered_pair();
     a.connect(&b);
     b.connect(&a);
@@ -200,7 +200,7 @@ fn queue_pairs_connect_by_number() {
 }
 
 #[test]
-fn an_idle_numbered_queue_pair_does_not_notice_that_its_peer_is_gone() {
+fn idle_numbered_qp_ignores_peer_end() {
     let [a, b] = numbered_pair();
     let receive = [RecvWr {
         wr_id: 3,
@@ -255,7 +255,7 @@ fn statuses<const N: usize>(cq: &CompletionQueue, ids: [u64; N]) -> [WcStatus; N
 }
 
 #[test]
-fn a_queue_pair_is_its_own_peer_again_and_again() {
+fn self_connection_repeats() {
     for (markers, crc) in [(false, true), (true, true), (false, false)] {
         let mut config = Config::default();
         (config.markers, config.crc) = (markers, crc);
@@ -282,7 +282,7 @@ fn a_queue_pair_is_its_own_peer_again_and_again() {
 }
 
 #[test]
-fn a_request_waits_for_an_absent_peer_as_long_as_it_should() {
+fn absent_peer_times_out_on_schedule() {
     let [a, b] = numbered_pair();
     let retry = |timeout| Retry {
         timeout,
@@ -323,7 +323,7 @@ fn a_request_waits_for_an_absent_peer_as_long_as_it_should() {
 
 /// A request that waits begins anew when its queue pair gets another limit, be it shorter or longer.
 #[test]
-fn a_new_limit_holds_for_requests_that_wait() {
+fn new_limit_applies_to_waiting_requests() {
     let retry = |timeout| Retry {
         timeout,
         ..Retry::default()
@@ -352,7 +352,7 @@ fn a_new_limit_holds_for_requests_that_wait() {
 
 /// A number contains the port of a listener. There are 256 for each, and the numbers of queue pairs that are gone are given again.
 #[test]
-fn numbers_of_one_port_are_given_again() {
+fn numbers_of_a_port_are_reused() {
     let ctx = Context::open(&device(), Config::default()).unwrap();
     let (pd, cq) = (ctx.allocate_pd(), ctx.create_cq(1, None).unwrap());
     let make = || ctx.create_addressable_qp(&attributes(pd, &cq, 1)).unwrap();
@@ -377,7 +377,7 @@ fn numbers_of_one_port_are_given_again() {
 
 /// A queue pair that waits for its peer, and is dropped by its program, keeps neither its device nor its number.
 #[test]
-fn a_queue_pair_that_waits_is_not_kept() {
+fn waiting_qp_is_not_kept_alive() {
     let a = Numbered::new(&device());
     let Numbered { ctx, cq, qp, mem } = a;
     let num = qp.num();
@@ -392,7 +392,7 @@ fn a_queue_pair_that_waits_is_not_kept() {
 }
 
 #[test]
-fn what_is_no_peer_and_no_time_is_refused() {
+fn invalid_peer_or_timeout_is_refused() {
     let a = Numbered::new(&device());
     for gid in ["::", "::ffff:0.0.0.0", "ff02::1", "::ffff:224.0.0.1"] {
         let gid: std::net::Ipv6Addr = gid.parse().unwrap();
@@ -410,7 +410,7 @@ fn what_is_no_peer_and_no_time_is_refused() {
 
 /// A queue pair that holds a Send reads nothing, and notices by the reset that its peer has gone.
 #[test]
-fn a_request_fails_as_unanswered_when_the_peer_breaks_off() {
+fn peer_reset_gives_retry_exceeded() {
     let [a, b] = numbered_pair();
     a.connect(&b);
     b.connect(&a);
@@ -435,7 +435,7 @@ fn a_request_fails_as_unanswered_when_the_peer_breaks_off() {
 /// A program ends its queue pair as soon as it has the last message, and tells that to the peer in its own way. On InfiniBand the sender's
 /// request is complete by then, whatever the sender does next.
 #[test]
-fn a_message_that_has_arrived_completes_although_its_receiver_leaves_at_once() {
+fn arrived_message_completes_after_receiver_ends() {
     type End = fn(&QueuePair);
     let ends: [End; 3] = [
         QueuePair::destroy,
@@ -480,7 +480,7 @@ fn a_message_that_has_arrived_completes_although_its_receiver_leaves_at_once() {
 
 /// A message for which an unreliable queue pair has no receive is lost, and what follows is taken.
 #[test]
-fn an_unreliable_queue_pair_drops_what_finds_no_receive() {
+fn unreliable_qp_drops_without_receive() {
     let [a, b] = [(); 2].map(|()| {
         let ctx = Context::open(&device(), Config::default()).unwrap();
         let (pd, cq) = (ctx.allocate_pd(), ctx.create_cq(64, None).unwrap());

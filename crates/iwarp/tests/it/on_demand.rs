@@ -106,7 +106,7 @@ fn configs() -> [Config; 3] {
 }
 
 #[test]
-fn the_whole_address_space_serves_every_operation() {
+fn whole_address_space_serves_operations() {
     for config in configs() {
         let (client, server) = pair(V4, &config);
         let keys = [&client, &server].map(|end| on_demand(end, (0, WHOLE), ALL));
@@ -233,7 +233,7 @@ fn operation(op: Op, remote_addr: u64, rkey: u32) -> (SendOp, usize) {
 }
 
 #[test]
-fn a_peer_is_refused_what_is_not_mapped() {
+fn peer_is_refused_unmapped_memory() {
     others_are_served(|| {
         for case in &REFUSED {
             let (client, server) = pair(V4, &config());
@@ -264,7 +264,7 @@ fn a_peer_is_refused_what_is_not_mapped() {
 
 /// Requests of ours that name what is not mapped: the fault is our own.
 #[test]
-fn a_program_is_told_of_its_own_holes() {
+fn local_unmapped_memory_fails_request() {
     others_are_served(|| {
         for (op, name) in [
             (Op::Write, "Write"),
@@ -299,7 +299,7 @@ fn a_program_is_told_of_its_own_holes() {
 }
 
 #[test]
-fn all_addresses_are_no_more_than_the_rights_that_go_with_them() {
+fn whole_address_space_respects_rights() {
     others_are_served(|| {
         let rights = [
             (Op::Write, Access::REMOTE_READ | Access::LOCAL_WRITE),
@@ -348,7 +348,7 @@ fn all_addresses_are_no_more_than_the_rights_that_go_with_them() {
 
 /// Ordinary regions of a device go on as before beside an on-demand one, with payload of every length.
 #[test]
-fn other_regions_of_the_device_are_not_disturbed() {
+fn other_regions_are_unaffected() {
     for config in configs() {
         let (client, server) = pair(V4, &config);
         let key = on_demand(&server, (0, WHOLE), Access::empty());
@@ -372,7 +372,7 @@ fn other_regions_of_the_device_are_not_disturbed() {
 }
 
 #[test]
-fn a_program_survives_that_memory_goes_away_under_traffic() {
+fn unmapping_under_traffic_is_survived() {
     let gone = AtomicBool::new(false);
     let mut ended = 0;
     // The change meets another moment each time.

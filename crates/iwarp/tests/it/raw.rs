@@ -234,7 +234,7 @@ fn operations_with_small_segments() {
 }
 
 #[test]
-fn writes_are_placed_when_they_complete_if_that_is_asked_for() {
+fn placed_writes_complete_after_placement() {
     let mut config = Config::default();
     config.placed = true;
     all_operations(&config);
@@ -267,7 +267,7 @@ fn writes_are_placed_when_they_complete_if_that_is_asked_for() {
 }
 
 #[test]
-fn connecting_a_moment_before_the_peer_listens_succeeds() {
+fn connect_before_listen_succeeds() {
     let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
     let ctx = Context::open(&device, Config::default()).unwrap();
     let (channel, cchannel) = (
@@ -350,7 +350,7 @@ fn timewait_exit_is_reported_after_disconnected() {
 /// The peer sends its next message only after it has our answer. So the completion of the answer must come before the receive
 /// completion of that message.
 #[test]
-fn a_send_completes_before_the_message_that_answers_it() {
+fn send_completes_before_its_answer() {
     const ROUNDS: usize = 4000;
     let (c, s) = pair(&Config::default());
     let (cm, sm) = (Mem::new(&c.ctx, c.pd, 64), Mem::new(&s.ctx, s.pd, 64));
@@ -402,7 +402,7 @@ fn a_send_completes_before_the_message_that_answers_it() {
 
 /// What the peer may do is limited by the queue pair, whatever the memory allows.
 #[test]
-fn a_queue_pair_limits_what_its_peer_may_do() {
+fn qp_access_flags_limit_peer() {
     let (c, s) = pair(&Config::default());
     let (cm, sm) = (Mem::new(&c.ctx, c.pd, 64), Mem::new(&s.ctx, s.pd, 64));
     let (remote_addr, rkey) = (sm.addr(), sm.stag);
@@ -427,7 +427,7 @@ fn a_queue_pair_limits_what_its_peer_may_do() {
 }
 
 #[test]
-fn completions_have_the_time_if_that_is_asked_for() {
+fn completions_have_requested_timestamps() {
     let (c, s) = pair(&Config::default());
     let (cm, sm) = (Mem::new(&c.ctx, c.pd, 64), Mem::new(&s.ctx, s.pd, 64));
     let write = SendOp::Write {

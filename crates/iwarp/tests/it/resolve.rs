@@ -34,29 +34,26 @@ const RESOLVED: (CmEventKind, i32) = (CmEventKind::AddrResolved, 0);
 const DEAD: (CmEventKind, i32) = (CmEventKind::AddrError, libc::ETIMEDOUT);
 
 #[test]
-fn a_dead_neighbour_is_an_error_of_resolving_its_address() {
-    inside(
-        "a_dead_neighbour_is_an_error_of_resolving_its_address",
-        |net| {
-            let far = FAR.to_string();
-            // Twice: the first time the kernel has to ask.
-            assert_eq!(resolve(&far, LIMIT), RESOLVED);
-            assert_eq!(resolve(&far, Duration::ZERO), RESOLVED);
-            assert_eq!(resolve(&NEAR.to_string(), Duration::ZERO), RESOLVED);
-            assert_eq!(resolve("10.9.7.9", SHORT), DEAD);
-            // Longer than the kernel asks: it then asks anew, and in the end somebody is there.
-            assert_eq!(resolve("10.9.7.9", Duration::from_secs(4)), DEAD);
-            let late = std::thread::spawn(|| resolve("10.9.7.8", LIMIT));
-            std::thread::sleep(SHORT);
-            net.at_far(|| ip("addr add 10.9.7.8/24 dev far"));
-            assert_eq!(late.join().unwrap(), RESOLVED);
-        },
-    );
+fn dead_neighbour_fails_address_resolution() {
+    inside("dead_neighbour_fails_address_resolution", |net| {
+        let far = FAR.to_string();
+        // Twice: the first time the kernel has to ask.
+        assert_eq!(resolve(&far, LIMIT), RESOLVED);
+        assert_eq!(resolve(&far, Duration::ZERO), RESOLVED);
+        assert_eq!(resolve(&NEAR.to_string(), Duration::ZERO), RESOLVED);
+        assert_eq!(resolve("10.9.7.9", SHORT), DEAD);
+        // Longer than the kernel asks: it then asks anew, and in the end somebody is there.
+        assert_eq!(resolve("10.9.7.9", Duration::from_secs(4)), DEAD);
+        let late = std::thread::spawn(|| resolve("10.9.7.8", LIMIT));
+        std::thread::sleep(SHORT);
+        net.at_far(|| ip("addr add 10.9.7.8/24 dev far"));
+        assert_eq!(late.join().unwrap(), RESOLVED);
+    });
 }
 
 #[test]
-fn a_gateway_answers_for_those_behind_it() {
-    inside("a_gateway_answers_for_those_behind_it", |_| {
+fn gateway_answers_for_remote_hosts() {
+    inside("gateway_answers_for_remote_hosts", |_| {
         ip(&format!("route add 10.8.1.0/24 via {FAR}"));
         ip("route add 10.8.2.0/24 via 10.9.7.9");
         assert_eq!(resolve("10.8.1.5", LIMIT), RESOLVED);
@@ -78,8 +75,8 @@ fn neighbours_with_ipv6() {
 }
 
 #[test]
-fn an_identifier_may_resolve_again_or_go_away() {
-    inside("an_identifier_may_resolve_again_or_go_away", |net| {
+fn identifier_resolves_again_or_is_destroyed() {
+    inside("identifier_resolves_again_or_is_destroyed", |net| {
         let dead: SocketAddr = "10.9.7.9:9".parse().unwrap();
         let (id, channel) = identifier();
         id.resolve_addr_within(None, dead, SHORT).unwrap();
@@ -125,8 +122,8 @@ fn an_identifier_may_resolve_again_or_go_away() {
 
 /// `IWARP_BIND` leaves addresses out. Programs bind to the loopback nevertheless, to find out what there is.
 #[test]
-fn an_address_without_a_device_is_bound_to_on_the_loopback_alone() {
-    const NAME: &str = "an_address_without_a_device_is_bound_to_on_the_loopback_alone";
+fn address_without_device_binds_on_loopback() {
+    const NAME: &str = "address_without_device_binds_on_loopback";
     let channel = create_event_channel().unwrap();
     let both = || {
         let ids = [
@@ -151,8 +148,8 @@ fn an_address_without_a_device_is_bound_to_on_the_loopback_alone() {
 }
 
 #[test]
-fn a_host_without_devices_has_a_loopback_to_bind_to() {
-    let name = "a_host_without_devices_has_a_loopback_to_bind_to";
+fn host_without_devices_binds_loopback() {
+    let name = "host_without_devices_binds_loopback";
     alone_with(name, &[("IWARP_BIND", "192.0.2.77")], || {
         let (id, _) = identifier();
         id.bind(SocketAddr::new(V4, 0)).unwrap();

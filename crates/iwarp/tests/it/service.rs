@@ -150,7 +150,7 @@ fn request(id: u64, cookie: u64) -> [u8; MESSAGE_LEN] {
 }
 
 #[test]
-fn a_requester_learns_of_the_queue_pair() {
+fn requester_learns_queue_pair() {
     for (at, to) in [
         (V4, V4),
         (V6, V6),
@@ -183,7 +183,7 @@ fn a_requester_learns_of_the_queue_pair() {
 }
 
 #[test]
-fn who_names_no_queue_pair_is_told_as_infiniband_has_it() {
+fn accept_without_qp_gives_infiniband_status() {
     let listener = Listener::new(V4, 0);
     let to = (V4, listener.port).into();
     let requester = Requester::new(to, None);
@@ -214,7 +214,7 @@ fn who_names_no_queue_pair_is_told_as_infiniband_has_it() {
 }
 
 #[test]
-fn a_silent_peer_and_a_slow_program_are_two_things() {
+fn silent_peer_differs_from_slow_program() {
     let device = Device::by_address(V4).unwrap();
     let mut config = Config::default();
     // The listener's challenge comes in this time, however busy the machine is.
@@ -249,7 +249,7 @@ fn a_silent_peer_and_a_slow_program_are_two_things() {
 }
 
 #[test]
-fn a_listener_keeps_nothing_for_strangers_and_answers_copies_alike() {
+fn listener_is_stateless_and_answers_duplicates() {
     let listener = Listener::new(V4, 0);
     let (a, b) = (Stranger::new(listener.port), Stranger::new(listener.port));
     let cookie = a.challenge(5);
@@ -302,7 +302,7 @@ fn a_listener_keeps_nothing_for_strangers_and_answers_copies_alike() {
 
 /// Networks that a listener is restricted to hold for requests of datagrams, too: others hear nothing of it.
 #[test]
-fn strangers_from_other_networks_get_no_answer() {
+fn other_networks_get_no_answer() {
     let mut config = Config::default();
     config.admission.peers = "127.0.0.2".parse().unwrap();
     let (ctx, channel) = (context(V4, &config), create_event_channel().unwrap());
@@ -322,7 +322,7 @@ fn strangers_from_other_networks_get_no_answer() {
 }
 
 #[test]
-fn a_flood_of_requests_is_bounded_and_passes() {
+fn request_flood_is_bounded() {
     let listener = Listener::new(V4, 1);
     let stranger = Stranger::new(listener.port);
     // As many as always may wait; the others come again later.
@@ -351,7 +351,7 @@ fn a_flood_of_requests_is_bounded_and_passes() {
 }
 
 #[test]
-fn what_cannot_be_sent_is_refused_at_once() {
+fn unsendable_requests_are_refused() {
     let listener = Listener::new(V4, 0);
     let requester = Requester::new((V4, listener.port).into(), None);
     let long = vec![1; REQUEST_DATA_MAX + 1];
@@ -391,7 +391,7 @@ fn with_port<T>(f: impl Fn(SocketAddr) -> iwarp::Result<T>) -> (Listener, T) {
 }
 
 #[test]
-fn a_port_of_datagrams_is_not_a_port_of_connections() {
+fn datagram_and_connection_ports_are_separate() {
     let channel = create_event_channel().unwrap();
     let (listener, tcp) = with_port(|at| {
         let id = CmId::create(&channel, None);
@@ -426,7 +426,7 @@ fn a_port_of_datagrams_is_not_a_port_of_connections() {
 }
 
 #[test]
-fn a_requester_asks_from_the_port_that_it_is_bound_to() {
+fn requester_asks_from_bound_port() {
     let listener = Listener::new(V4, 0);
     let channel = create_event_channel().unwrap();
     let id = CmId::create_for_datagrams(&channel, None);
@@ -519,8 +519,8 @@ fn groups_are_joined_and_left() {
 }
 
 #[test]
-fn a_forked_child_does_not_answer_for_its_parent() {
-    common::alone("a_forked_child_does_not_answer_for_its_parent", || {
+fn forked_child_does_not_answer() {
+    common::alone("forked_child_does_not_answer", || {
         let listener = Listener::new(V4, 0);
         let requester = Requester::new((V4, listener.port).into(), None);
         requester.connect(b"");

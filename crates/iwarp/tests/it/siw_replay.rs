@@ -483,7 +483,7 @@ fn revision_1_in_both_places() {
 }
 
 #[test]
-fn private_data_as_long_as_siw_allows() {
+fn siw_maximum_of_private_data() {
     let (reply, script, _) = as_responder("priv_251_251", 8);
     assert_eq!((reply.len(), &reply), (20 + 4 + 251, &script.reply));
     let (request, script, _) = as_initiator("priv_251_251", 8);
@@ -491,7 +491,7 @@ fn private_data_as_long_as_siw_allows() {
 }
 
 #[test]
-fn a_responder_that_sends_first_is_understood() {
+fn responder_may_send_first() {
     as_initiator("srv_send_first", 8);
 }
 
@@ -571,7 +571,7 @@ fn refuse(script: &Script, receives_posted: u64) -> (Terminate, Layout) {
 }
 
 #[test]
-fn a_responder_sends_first_only_after_the_time_of_speak_first() {
+fn responder_sends_after_speak_first_time() {
     let _guard = Watchdog::new();
     for (patience, spoken) in [(Some(Duration::from_millis(50)), true), (None, false)] {
         let mut config = config();

@@ -77,8 +77,8 @@ fn number(value: &Value) -> u64 {
 }
 
 #[test]
-fn the_figures_are_those_of_the_queue_pairs() {
-    alone("the_figures_are_those_of_the_queue_pairs", || {
+fn figures_match_the_queue_pairs() {
+    alone("figures_match_the_queue_pairs", || {
         let (client, server) = pair(V4, &config());
         let (mine, theirs) = (client.mem(1 << 16), server.mem(1 << 16));
         let mut before = 0;
@@ -144,8 +144,8 @@ fn the_figures_are_those_of_the_queue_pairs() {
 }
 
 #[test]
-fn held_sends_and_the_reason_of_an_end_are_reported() {
-    alone("held_sends_and_the_reason_of_an_end_are_reported", || {
+fn held_sends_and_end_are_reported() {
+    alone("held_sends_and_end_are_reported", || {
         let mut long = config();
         long.receiver_not_ready = iwarp::ReceiverNotReady::Hold(LIMIT);
         let (client, server) = pair(V4, &long);
@@ -185,8 +185,8 @@ fn held_sends_and_the_reason_of_an_end_are_reported() {
 /// 1000 clients connect to the statistics socket and do not read. The answer is larger than a socket's buffer, so they stay
 /// connected. The program must go on working, and later clients must get their answer.
 #[test]
-fn clients_that_do_not_read_block_nobody_and_leave_nothing() {
-    let name = "clients_that_do_not_read_block_nobody_and_leave_nothing";
+fn stalled_clients_block_and_leak_nothing() {
+    let name = "stalled_clients_block_and_leak_nothing";
     let dir = Dir::new("stalled");
     alone_with(name, &[("IWARP_STAT", dir.path())], || {
         let dir = std::env::var_os("IWARP_STAT").unwrap();
@@ -251,8 +251,8 @@ fn entry_of(dir: &Path) -> PathBuf {
 /// While a program polls the whole `epoll` set in a loop, the progress thread does not look at the set. Questions must be answered
 /// nevertheless.
 #[test]
-fn a_program_that_polls_without_a_pause_answers() {
-    alone("a_program_that_polls_without_a_pause_answers", || {
+fn busy_polling_program_answers() {
+    alone("busy_polling_program_answers", || {
         let (client, server) = pair(V4, &config());
         // With this many queue pairs, polling the completion queue means polling the whole `epoll` set.
         let others: Vec<_> = (0..8)
@@ -281,8 +281,8 @@ fn a_program_that_polls_without_a_pause_answers() {
 }
 
 #[test]
-fn a_process_that_was_asked_sleeps_again() {
-    let name = "a_process_that_was_asked_sleeps_again";
+fn asked_process_sleeps_again() {
+    let name = "asked_process_sleeps_again";
     // Other tests ask all processes of the default directory, which would wake this one.
     let dir = Dir::new("sleeper");
     alone_with(name, &[("IWARP_STAT", dir.path())], || {
@@ -368,8 +368,8 @@ fn queue_pairs_of(pid: u32) -> usize {
 /// A child that does not use the library must not keep its parent's statistics socket open. Otherwise a client could still
 /// connect after the parent has died, and would wait for an answer in vain.
 #[test]
-fn a_child_does_not_keep_the_socket_of_its_parent() {
-    let name = "a_child_does_not_keep_the_socket_of_its_parent";
+fn child_closes_parents_socket() {
+    let name = "child_closes_parents_socket";
     let dir = Dir::new("orphan");
     let (mut over, keep) = UnixStream::pair().unwrap();
     // SAFETY: the descriptor is open; this makes it one that the child process inherits.
@@ -412,8 +412,8 @@ fn a_child_does_not_keep_the_socket_of_its_parent() {
 }
 
 #[test]
-fn the_entry_is_removed_when_the_process_ends() {
-    let name = "the_entry_is_removed_when_the_process_ends";
+fn entry_is_removed_at_exit() {
+    let name = "entry_is_removed_at_exit";
     let dir = Dir::new("entry");
     alone_with(name, &[("IWARP_STAT", dir.path())], || {
         if let Some(dir) = std::env::var_os("IWARP_STAT") {
@@ -427,8 +427,8 @@ fn the_entry_is_removed_when_the_process_ends() {
 }
 
 #[test]
-fn a_process_with_the_setting_off_cannot_be_asked() {
-    let name = "a_process_with_the_setting_off_cannot_be_asked";
+fn disabled_process_cannot_be_asked() {
+    let name = "disabled_process_cannot_be_asked";
     alone_with(name, &[("IWARP_STAT", "off")], || {
         let mut healthy = Healthy::new(V4);
         healthy.check();
@@ -438,8 +438,8 @@ fn a_process_with_the_setting_off_cannot_be_asked() {
 
 /// If the statistics socket cannot be created, the program works without it.
 #[test]
-fn a_socket_that_cannot_be_made_fails_nothing() {
-    let name = "a_socket_that_cannot_be_made_fails_nothing";
+fn missing_socket_fails_nothing() {
+    let name = "missing_socket_fails_nothing";
     alone_with(name, &[("IWARP_STAT", "/proc/nowhere")], || {
         let mut healthy = Healthy::new(V4);
         healthy.check();
@@ -537,14 +537,12 @@ fn count() {
 }
 
 #[test]
-fn a_process_that_is_told_to_prints_its_totals_when_it_ends() {
+fn stats_are_printed_at_exit() {
     if std::env::var_os(COUNTED).is_some() {
         return count();
     }
     let out = std::process::Command::new(std::env::current_exe().unwrap())
-        .arg(path_of(
-            "a_process_that_is_told_to_prints_its_totals_when_it_ends",
-        ))
+        .arg(path_of("stats_are_printed_at_exit"))
         .args(["--exact", "--nocapture"])
         .env(COUNTED, "1")
         .output()

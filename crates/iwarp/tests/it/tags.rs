@@ -123,7 +123,7 @@ impl Receiver {
 }
 
 #[test]
-fn requests_complete_in_the_queues_own_completion_queue() {
+fn tag_requests_complete_in_own_cq() {
     let receiver = Receiver::new(1);
     let (first, cqe) = receiver.add(1, 5);
     assert_eq!(
@@ -167,7 +167,7 @@ fn requests_complete_in_the_queues_own_completion_queue() {
 
 /// Each request may say how many messages the program knows of, and its completion says whether that is right.
 #[test]
-fn each_request_tells_what_the_program_knows() {
+fn tag_requests_report_unexpected_count() {
     let receiver = Receiver::new(1);
     let (first, _) = receiver.add(1, 5);
     let buffer = TaggedBuffer {

@@ -554,7 +554,7 @@ fn an_identifier_of_any_address() {
 
 /// A range is checked for the rights that the region has afterwards: those that are named, or else those that it has.
 #[test]
-fn a_changed_region_is_checked_for_its_new_rights() {
+fn changed_region_checks_new_rights() {
     // Mapped, and not writable.
     static CONSTANT: [u8; 64] = [7; 64];
     let variable = Box::new([0u8; 64]);

@@ -52,7 +52,7 @@ fn question_mark(connection: &ConnectedId, wrs: &[SendWr<'_>]) -> iwarp::Result<
 }
 
 #[test]
-fn a_post_that_fails_says_how_far_it_came() {
+fn failed_post_reports_accepted_count() {
     let ctx = open();
     let (pd, cq) = (
         ProtectionDomain::new(&ctx),
@@ -101,7 +101,7 @@ fn a_post_that_fails_says_how_far_it_came() {
 /// What a connector asks for reaches the listener: the Reads in both directions, and the address that it comes from. A listener hears only the
 /// peers that it is for, and a request that is dropped is refused.
 #[test]
-fn a_request_says_what_was_asked_for() {
+fn request_reports_private_data_and_depths() {
     let ctx = open();
     let (pd, cq) = (
         ProtectionDomain::new(&ctx),
@@ -133,7 +133,7 @@ fn a_request_says_what_was_asked_for() {
 }
 
 #[test]
-fn all_requests_of_a_queue_pair_may_be_signaled() {
+fn sq_sig_all_signals_every_request() {
     let ctx = open();
     let (pd, cq) = (
         ProtectionDomain::new(&ctx),
@@ -202,7 +202,7 @@ fn events_of_each_kind_arrive() {
 }
 
 #[test]
-fn peers_share_a_receive_queue_and_a_channel() {
+fn peers_share_srq_and_channel() {
     let ctx = open();
     let pd = ProtectionDomain::new(&ctx);
     let channel = ctx.create_channel().unwrap();
@@ -251,7 +251,7 @@ fn peers_share_a_receive_queue_and_a_channel() {
 }
 
 #[test]
-fn a_window_lends_a_part_and_ends() {
+fn window_grants_part_until_dropped() {
     let ctx = open();
     let (pd, cq) = (
         ProtectionDomain::new(&ctx),
@@ -388,7 +388,7 @@ fn queue_pair_ends_with_its_owner() {
 }
 
 #[test]
-fn what_is_dropped_first_does_not_matter() {
+fn drop_order_does_not_matter() {
     let ctx = open();
     let (pd, cq) = (
         ProtectionDomain::new(&ctx),

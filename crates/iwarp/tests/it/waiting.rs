@@ -77,7 +77,7 @@ fn empty_recv(wr_id: u64) -> RecvWr<'static> {
 
 /// An event about a queue pair that is destroyed would name what is not there any more.
 #[test]
-fn events_of_a_queue_pair_go_with_it() {
+fn destroyed_qp_discards_its_events() {
     let (_a, b) = pair(V4, &config());
     let about_b = || {
         let events = std::iter::from_fn(|| b.ctx.try_async_event());
@@ -197,7 +197,7 @@ fn take<T>(queue: &EventQueue<T>, waker: &Waker, mut taken: impl FnMut(T)) {
 }
 
 #[test]
-fn a_waker_may_do_everything_that_a_program_does() {
+fn waker_may_call_anything() {
     let _watchdog = Watchdog::new();
     let (client, target, srq) = with_limit();
     let server = Server::new(V4, &config());
@@ -307,7 +307,7 @@ fn dropped_waits_leave_no_waker_behind() {
 }
 
 #[test]
-fn a_wait_without_room_for_a_completion_is_refused() {
+fn wait_without_room_is_refused() {
     let _watchdog = Watchdog::new();
     let (client, target) = pair(V4, &config());
     target.post_recv(1, &[]);
@@ -331,7 +331,7 @@ fn a_wait_without_room_for_a_completion_is_refused() {
 
 /// Now plus `Duration::MAX` overflows the clock. Such a time limit must mean "for ever" instead of a panic.
 #[test]
-fn the_longest_duration_may_be_a_time_limit() {
+fn maximum_duration_is_valid_timeout() {
     const LONGEST: Option<Duration> = Some(Duration::MAX);
     let _watchdog = Watchdog::new();
     let ctx = context(V4, &config());

@@ -144,7 +144,7 @@ fn ok(cqe: &Cqe) -> (u64, WcOpcode) {
 }
 
 #[test]
-fn sends_go_to_the_queues_that_they_name() {
+fn sends_reach_their_named_queue() {
     for initiator_first in [false, true] {
         let (a, b, target) = by_number(initiator_first);
         for round in 0..20u64 {
@@ -166,7 +166,7 @@ fn sends_go_to_the_queues_that_they_name() {
 
 /// A list that is posted as a whole is accepted or not: nothing of one that does not fit is sent.
 #[test]
-fn a_whole_list_is_sent_or_refused() {
+fn list_is_sent_or_refused_whole() {
     let (a, b, target) = by_number(true);
     let queue = &b.queues[0];
     let sges = [a.mem.sge(8)];
@@ -188,7 +188,7 @@ fn a_whole_list_is_sent_or_refused() {
 }
 
 #[test]
-fn all_operations_reach_memory_of_the_named_queue() {
+fn operations_reach_named_queues_memory() {
     let (a, b, target) = by_number(true);
     for queue in &b.queues {
         let (remote_addr, rkey) = (queue.mem.addr(), queue.mem.stag);
@@ -243,7 +243,7 @@ fn memory_of_another_queue_is_refused() {
 
 /// The first Write of a connection may name no queue, if the domain has only one protection domain.
 #[test]
-fn a_write_that_names_no_queue_reaches_a_queue_of_the_domain() {
+fn write_without_queue_reaches_domain_queue() {
     let (a, b, target) = by_number(false);
     let lowest = b.queues.iter().min_by_key(|q| q.num()).unwrap();
     let op = SendOp::Write {
@@ -259,7 +259,7 @@ fn a_write_that_names_no_queue_reaches_a_queue_of_the_domain() {
 }
 
 #[test]
-fn a_send_waits_for_a_receive_of_its_queue() {
+fn send_waits_for_its_queues_receive() {
     let (a, b, target) = by_number(true);
     b.queues[1].post(7);
     a.post(1, SendOp::Send, b.queues[0].num());
@@ -283,7 +283,7 @@ fn a_send_waits_for_a_receive_of_its_queue() {
 }
 
 #[test]
-fn a_send_that_waits_is_refused_when_its_queue_is_destroyed() {
+fn waiting_send_fails_with_destroyed_queue() {
     let (a, b, target) = by_number(true);
     a.post(1, SendOp::Send, b.queues[0].num());
     a.post(2, SendOp::Send, b.queues[1].num());
@@ -298,7 +298,7 @@ fn a_send_that_waits_is_refused_when_its_queue_is_destroyed() {
 }
 
 #[test]
-fn queues_that_are_none_of_the_domain_are_refused() {
+fn foreign_queues_are_refused() {
     let other = |b: &Side| {
         let domain = b.ctx.open_xrc_domain(None, true, false).unwrap();
         Queue::new(&b.ctx, &domain, 4)
@@ -321,7 +321,7 @@ fn queues_that_are_none_of_the_domain_are_refused() {
 }
 
 #[test]
-fn an_overflow_fails_the_targets_that_use_the_queue() {
+fn overflow_fails_targets_of_queue() {
     let (a, mut b, target) = by_number(true);
     b.queues[0] = Queue::new(&b.ctx, &b.domain, 1);
     let queue = &b.queues[0];
@@ -361,7 +361,7 @@ fn a_limit_is_told_once() {
 
 /// An ordinary queue pair that names a target, and the target it: they are not connected, as on InfiniBand.
 #[test]
-fn other_queue_pairs_do_not_reach_a_target() {
+fn other_queue_pairs_cannot_reach_target() {
     let b = Side::new();
     let target = b.target(true);
     let cq = b.ctx.create_cq(4, None).unwrap();
@@ -397,7 +397,7 @@ fn it_is_not_its_own_peer() {
 }
 
 #[test]
-fn an_initiator_has_no_receives_and_a_target_posts_nothing() {
+fn initiator_and_target_refuse_posts() {
     let (a, b, target) = by_number(true);
     let wr = RecvWr {
         wr_id: 1,
@@ -449,7 +449,7 @@ fn a_target_is_used_again() {
 }
 
 #[test]
-fn a_domain_is_that_of_its_file() {
+fn domain_is_identified_by_file() {
     let ctx = Context::open(&device(), Config::default()).unwrap();
     let directory = std::env::temp_dir();
     let name = |n: u32| directory.join(format!("iwarp-xrc-{}-{n}", std::process::id()));
@@ -513,7 +513,7 @@ fn with_data(private_data: &[u8]) -> ConnectionParameters {
 }
 
 #[test]
-fn the_connection_manager_connects_an_initiator_and_a_target() {
+fn cm_connects_initiator_and_target() {
     let (a, b) = (Initiator::new(false), Side::new());
     let (id, channels, listener) = managed(&a.qp, &b.ctx);
     id.connect(&with_data(b"hello")).unwrap();
@@ -538,7 +538,7 @@ fn the_connection_manager_connects_an_initiator_and_a_target() {
 }
 
 #[test]
-fn a_server_that_accepts_with_another_kind_is_refused_and_may_try_again() {
+fn accept_with_wrong_kind_allows_retry() {
     let (a, b) = (Initiator::new(false), Side::new());
     let (id, channels, listener) = managed(&a.qp, &b.ctx);
     id.connect(&with_data(b"")).unwrap();

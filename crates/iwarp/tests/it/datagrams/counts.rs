@@ -99,7 +99,7 @@ fn wrong_checksums_are_counted() {
 }
 
 #[test]
-fn a_queue_pair_tells_what_it_was_made_with() {
+fn qp_reports_its_attributes() {
     let ctx = context("127.0.0.1");
     let cq = ctx.create_cq(16, None).unwrap();
     let pds = [(); 3].map(|()| ctx.allocate_pd());

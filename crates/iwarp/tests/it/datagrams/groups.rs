@@ -93,7 +93,7 @@ fn groups_have_limits() {
 
 /// What it does not want is its own datagrams to groups, and nothing else.
 #[test]
-fn who_is_deaf_to_itself_hears_others() {
+fn loopback_off_still_receives_others() {
     let [a, b] = attached(&[group(1)]);
     a.qp.set_deaf_to_itself(true);
     (0..3).for_each(|slot| a.receive(slot, 100));
@@ -108,7 +108,7 @@ fn who_is_deaf_to_itself_hears_others() {
 }
 
 #[test]
-fn who_leaves_a_group_hears_the_others() {
+fn left_group_keeps_other_groups() {
     let [a, b] = attached(&[group(2), group(3), group(4)]);
     for (slot, left) in [(0, 2), (1, 4)] {
         a.receive(slot, 100);

@@ -180,7 +180,7 @@ fn both_places(config: &Config) -> [(Wire, End); 2] {
 }
 
 #[test]
-fn both_places_cut_messages_for_the_mss() {
+fn both_places_segment_for_mss() {
     for (mss, pieces) in [(None, 1), (Some(1000), 5)] {
         let mut config = Config::default();
         config.mss = mss;
@@ -197,7 +197,7 @@ fn both_places_cut_messages_for_the_mss() {
 }
 
 #[test]
-fn both_places_ask_whether_a_send_is_placed() {
+fn both_places_probe_placement_of_sends() {
     for placed in [false, true] {
         let mut config = Config::default();
         config.placed = placed;

@@ -22,7 +22,7 @@ fn on_loopback(port: u16) -> SocketAddr {
 
 /// The program has no queue pair for it (`CmId::use_stand_in`).
 #[test]
-fn a_connection_without_a_queue_pair_of_the_program_has_private_data_and_an_end() {
+fn connection_without_queue_pair_works() {
     let (at_listener, at_client) = (
         create_event_channel().unwrap(),
         create_event_channel().unwrap(),
@@ -88,7 +88,7 @@ fn a_connection_without_a_queue_pair_of_the_program_has_private_data_and_an_end(
 }
 
 #[test]
-fn a_stand_in_goes_with_its_identifier_or_when_another_one_comes() {
+fn placeholder_qp_is_replaced_or_destroyed() {
     let channel = create_event_channel().unwrap();
     let id = routed(&channel, None, on_loopback(9));
     let ctx = id.context().unwrap();
@@ -108,7 +108,7 @@ fn a_stand_in_goes_with_its_identifier_or_when_another_one_comes() {
 }
 
 #[test]
-fn identifiers_have_numbers_of_their_own_and_values_of_the_program() {
+fn identifiers_have_numbers_and_user_values() {
     let channel = create_event_channel().unwrap();
     let ids = [(); 3].map(|()| CmId::create(&channel, None));
     for (id, value) in ids.iter().zip(5..) {
@@ -127,7 +127,7 @@ fn identifiers_have_numbers_of_their_own_and_values_of_the_program() {
 
 /// Of two that share a channel, the end of one leaves the other and its events alone.
 #[test]
-fn an_identifier_takes_only_its_own_events_along() {
+fn destroyed_identifier_discards_only_its_events() {
     let channel = create_event_channel().unwrap();
     let [leaving, staying] = [(); 2].map(|()| CmId::create(&channel, None));
     for id in [&leaving, &staying] {
@@ -160,7 +160,7 @@ fn an_identifier_is_bound_once() {
 
 /// An identifier that is dropped without being destroyed does not go on listening.
 #[test]
-fn a_listener_that_is_dropped_gives_its_port_back() {
+fn dropped_listener_frees_its_port() {
     let channel = create_event_channel().unwrap();
     let id = CmId::create(&channel, None);
     id.bind(on_loopback(0)).unwrap();
@@ -174,7 +174,7 @@ fn a_listener_that_is_dropped_gives_its_port_back() {
 }
 
 #[test]
-fn a_program_gives_events_of_its_own_and_no_others() {
+fn program_posts_only_user_events() {
     let channel = create_event_channel().unwrap();
     let id = CmId::create(&channel, None);
     let own = [
@@ -212,14 +212,14 @@ fn leaves_ipv4(only_v6: bool) -> bool {
 }
 
 #[test]
-fn a_listener_for_ipv6_alone_leaves_its_port_to_ipv4() {
+fn ipv6_only_listener_leaves_ipv4_port() {
     // The port may be another program's, for IPv4.
     assert!((0..20).any(|_| leaves_ipv4(true)));
     assert!((0..20).all(|_| !leaves_ipv4(false)));
 }
 
 #[test]
-fn identifiers_that_allow_it_share_an_address_and_one_listens() {
+fn reuseaddr_shares_address_one_listens() {
     let channel = create_event_channel().unwrap();
     let id = |reuse: bool| {
         let id = CmId::create(&channel, None);
@@ -240,7 +240,7 @@ fn identifiers_that_allow_it_share_an_address_and_one_listens() {
 
 /// Also when it tries again.
 #[test]
-fn an_identifier_connects_from_the_port_that_it_is_bound_to() {
+fn identifier_connects_from_bound_port() {
     let channel = create_event_channel().unwrap();
     let silent = CmId::create(&channel, None);
     silent.bind(on_loopback(0)).unwrap();
@@ -269,7 +269,7 @@ fn an_identifier_connects_from_the_port_that_it_is_bound_to() {
 }
 
 #[test]
-fn an_identifier_takes_its_events_to_another_channel() {
+fn migrated_identifier_moves_its_events() {
     let [old, new] = [(); 2].map(|()| create_event_channel().unwrap());
     let [moving, staying] = [(); 2].map(|()| CmId::create(&old, None));
     for value in 1..3 {
@@ -292,7 +292,7 @@ fn an_identifier_takes_its_events_to_another_channel() {
 }
 
 #[test]
-fn source_and_destination_are_of_one_address_family() {
+fn source_and_destination_share_family() {
     let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
     let ctx = Context::open(&device, Config::default()).unwrap();
     let channel = create_event_channel().unwrap();
@@ -337,7 +337,7 @@ fn source_and_destination_are_of_one_address_family() {
 
 /// The address that the program has named as the source is the one that the peer sees, whichever context the identifier uses.
 #[test]
-fn a_connection_comes_from_the_address_that_was_named() {
+fn connection_comes_from_named_address() {
     let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
     let ctx = Context::open(&device, Config::default()).unwrap();
     let at_listener = create_event_channel().unwrap();
