@@ -49,10 +49,8 @@ pub mod cm {
     pub use crate::cm::*;
 }
 
-pub use crate::complain::once as complain_once;
 pub use crate::conn::qp::{QpAttributes, QueuePair};
 pub use crate::conn::retry::Retry;
-pub use crate::engine::yield_pacing::after_empty_poll;
 pub use crate::error::PostFailed;
 pub use crate::objects::channel::CompletionChannel;
 pub use crate::objects::context::Context;
@@ -62,9 +60,7 @@ pub use crate::objects::member::EventQp;
 pub use crate::objects::srq::SharedReceiveQueue;
 pub use crate::objects::wait::Completions;
 pub use crate::open::create_event_channel;
-pub use crate::sys::fork::{generation as fork_generation, install as notice_forks};
 pub use crate::sys::on_demand::{Prefetch, prefetch};
-pub use crate::sys::process_lock::{self, ProcessLock};
 pub use crate::tags::{TagOperation, TagRequest};
 pub use crate::ud::{UdAddress, UdAttributes, UdDrops, UdQueuePair, UdSendWr};
 pub use crate::xrc::{XrcDomain, XrcSendWr, XrcTargetAttributes};
@@ -75,3 +71,10 @@ pub use iwarp_rnic::tags::{MAX_TAG_SGE, MAX_TAGS, TaggedBuffer};
 pub use iwarp_rnic::{
     Bind, Cqe, FastRegister, RecvWr, SendFlags, SendOp, SendWr, Sge, WcFlags, WcOpcode, WcStatus,
 };
+
+// Helpers of the C libraries for the process as a whole: locks that survive a fork, messages to the
+// user, and yielding between polls.
+pub use crate::complain::once as complain_once;
+pub use crate::engine::yield_pacing::after_empty_poll;
+pub use crate::sys::fork::{generation as fork_generation, install as notice_forks};
+pub use crate::sys::process_lock::{self, ProcessLock};

@@ -1,4 +1,5 @@
-//! The blocks of a pcapng file (draft-ietf-opsawg-pcapng sections 4.1 to 4.3), little-endian on every machine.
+//! The blocks of a pcapng file (draft-ietf-opsawg-pcapng sections 4.1 to 4.3), little-endian on
+//! every machine.
 
 /// Raw IP: the packet begins with an IPv4 or IPv6 header.
 const LINKTYPE_RAW: u16 = 101;

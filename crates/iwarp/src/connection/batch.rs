@@ -281,7 +281,7 @@ impl Submit<'_, '_> {
 impl Wait for Submit<'_, '_> {
     type Output = ();
 
-    fn look(&mut self) -> Poll<Result<()>> {
+    fn poll_now(&mut self) -> Poll<Result<()>> {
         if self.batch.is_empty() && matches!(self.stage, Stage::New) {
             self.stage = Stage::Over;
             return Poll::Ready(Ok(()));

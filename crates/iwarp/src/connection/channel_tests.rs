@@ -163,7 +163,7 @@ fn channel_message_goes_to_first_waiter() {
     }
     done(&mut a.send("x"), &ends);
     until("a message", &ends, || b.connection().recv().is_likely());
-    assert!(b.recv().look().is_pending());
+    assert!(b.recv().poll_now().is_pending());
     let [first, ..] = &mut waiting;
     assert_eq!(*done(first, &[]).unwrap(), *b"x");
 }
@@ -179,14 +179,14 @@ fn posted_message_takes_a_credit() {
     let there = b.connection().share::<u64>(1, Access::REMOTE_READ).unwrap();
     assert_eq!(credits(&a), 4);
     let long = vec![0; a.max_len() + 1];
-    assert!(a.send(&long).look().is_ready());
+    assert!(a.send(&long).poll_now().is_ready());
     assert_eq!(credits(&a), 4, "it is refused");
     done(&mut a.send("x"), &[one]);
     assert_eq!(credits(&a), 3);
     // Three of four places are reserved for messages other than data.
     let place = one.get(&there.remote()).started();
     let mut waits = a.send("x");
-    assert!(waits.look().is_pending());
+    assert!(waits.poll_now().is_pending());
     assert_eq!(credits(&a), 2);
     drop(waits);
     assert_eq!(credits(&a), 3, "it was not posted");
@@ -194,7 +194,7 @@ fn posted_message_takes_a_credit() {
     assert!(!a.is_finished());
     done(&mut a.finish(), &[one]);
     assert!(a.is_finished());
-    assert!(a.send("x").look().is_ready());
+    assert!(a.send("x").poll_now().is_ready());
     assert_eq!(credits(&a), 3, "it has finished");
 }
 
@@ -208,11 +208,11 @@ fn unused_credit_goes_to_next_waiter() {
     // Three of four places are reserved for messages other than data.
     let place = one.get(&there.remote()).started();
     let mut first = a.send("x");
-    assert!(first.look().is_pending());
+    assert!(first.poll_now().is_pending());
     assert_eq!(credits(&a), 0, "it has the last one");
     let (calls, waker) = Calls::new();
     let mut second = a.send("y");
-    assert!(second.look().is_pending());
+    assert!(second.poll_now().is_pending());
     second.register(&waker);
     assert_eq!(calls.count(), 0);
     drop(first);
@@ -259,16 +259,16 @@ fn credits_are_given_back_by_halves() {
     for mut place in places {
         done(&mut place, &[other]);
     }
-    assert!(b.recv().look().is_pending());
+    assert!(b.recv().poll_now().is_pending());
     assert_eq!(stand(), (0, 4));
     until("the credits", &[one], || {
-        assert!(a.recv().look().is_pending());
+        assert!(a.recv().poll_now().is_pending());
         credits(&a) == 4
     });
     // A finished peer needs no credits.
     let last = send(2);
     done(&mut a.finish(), &[one]);
-    until("the end", &[other], || b.recv().look().is_ready());
+    until("the end", &[other], || b.recv().poll_now().is_ready());
     drop(last);
     assert_eq!(stand(), (2, 2));
 }

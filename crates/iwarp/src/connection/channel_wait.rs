@@ -39,7 +39,7 @@ impl Open {
         let hello = connection.sending(Ok(()), Op::Send, Payload::from(&size));
         let hello = hello.with_header(header(kind::HELLO, VERSION, self.shared.window));
         let mut hello = hello.started();
-        if let Poll::Ready(Err(error)) = hello.look() {
+        if let Poll::Ready(Err(error)) = hello.poll_now() {
             return Err(error);
         }
         self.greeted = true;
@@ -60,7 +60,7 @@ impl Open {
 impl Wait for Open {
     type Output = Channel;
 
-    fn look(&mut self) -> Poll<Result<Channel>> {
+    fn poll_now(&mut self) -> Poll<Result<Channel>> {
         self.check()?;
         // The end that has connected speaks first, as MPA wants it.
         if self.shared.connection.is_initiator() && !self.greeted {
@@ -140,7 +140,7 @@ impl<'a> Sending<'a> {
 
     /// Tries to post it. Returns ready when it is posted; data of the program is copied then.
     pub(super) fn post(&mut self) -> Poll<Result<()>> {
-        match self.look() {
+        match self.poll_now() {
             Poll::Pending if !self.operation.is_posted() => Poll::Pending,
             Poll::Pending => Poll::Ready(Ok(())),
             done => done,
@@ -199,7 +199,7 @@ impl Shared {
 impl Wait for Sending<'_> {
     type Output = ();
 
-    fn look(&mut self) -> Poll<Result<()>> {
+    fn poll_now(&mut self) -> Poll<Result<()>> {
         let ended = self.shared.pump()?;
         if !self.has_credit && !ended && !self.operation.is_refused() {
             if !self.shared.take_credit(&mut self.tickets.channel)? {
@@ -207,7 +207,7 @@ impl Wait for Sending<'_> {
             }
             self.has_credit = true;
         }
-        let done = self.operation.look();
+        let done = self.operation.poll_now();
         if done.is_ready() && !self.operation.was_posted() && self.has_credit {
             self.has_credit = false;
             self.shared.return_credit();
@@ -317,7 +317,7 @@ impl<'a> Receiving<'a> {
 impl Wait for Receiving<'_> {
     type Output = Option<ChannelMessage>;
 
-    fn look(&mut self) -> Poll<Result<Option<ChannelMessage>>> {
+    fn poll_now(&mut self) -> Poll<Result<Option<ChannelMessage>>> {
         let ended = match self.shared.pump() {
             Ok(ended) => ended,
             // Messages that arrived before the end are still delivered.

@@ -500,7 +500,7 @@ waits!(['a] Closed<'a>, ());
 impl Wait for Closed<'_> {
     type Output = ();
 
-    fn look(&mut self) -> Poll<Result<()>> {
+    fn poll_now(&mut self) -> Poll<Result<()>> {
         match self.connection.inner.ended.lock().clone() {
             None => Poll::Pending,
             Some(Ended::Gracefully) => Poll::Ready(Ok(())),
@@ -527,7 +527,7 @@ impl Wait for Closed<'_> {
 
 impl Drop for Closed<'_> {
     fn drop(&mut self) {
-        self.connection.inner.router.leave_mourners(self.ticket);
+        self.connection.inner.router.leave_end_waiters(self.ticket);
     }
 }
 

@@ -140,7 +140,7 @@ struct Looks {
 
 impl Wake for Looks {
     fn wake(self: Arc<Self>) {
-        let saw = self.connection.closed().look().is_ready();
+        let saw = self.connection.closed().poll_now().is_ready();
         let _ = self.saw.set(saw);
     }
 }

@@ -707,7 +707,7 @@ impl<Y: Yield> Wait for Operation<'_, Y> {
     type Output = Y::Output;
 
     #[inline]
-    fn look(&mut self) -> Poll<Result<Y::Output>> {
+    fn poll_now(&mut self) -> Poll<Result<Y::Output>> {
         if matches!(self.stage, Stage::New) {
             self.try_post();
         }

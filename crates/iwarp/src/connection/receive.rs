@@ -172,7 +172,7 @@ impl<'a> Recv<'a> {
         let router = self.router();
         router.check_process()?;
         router.drive();
-        match self.look() {
+        match self.poll_now() {
             Poll::Ready(message) => message.map(Some),
             Poll::Pending => Ok(None),
         }
@@ -184,7 +184,7 @@ waits!(['a] Recv<'a>, Message);
 impl Wait for Recv<'_> {
     type Output = Message;
 
-    fn look(&mut self) -> Poll<Result<Message>> {
+    fn poll_now(&mut self) -> Poll<Result<Message>> {
         let inner = &self.connection.inner;
         match inner.router.take_message(&mut self.ticket) {
             Inbox::Empty => Poll::Pending,

@@ -42,7 +42,7 @@ struct Due {
 
 /// Buffers of a routing thread, reused so that routing does not allocate.
 #[derive(Debug, Default)]
-struct Desk {
+struct Scratch {
     due: Due,
     taken: Box<[Cqe; TAKE]>,
 }
@@ -61,7 +61,7 @@ pub(super) struct Router {
     turns: Turns,
     baton: Baton,
     /// Unused buffers: one per thread that has ever routed at the same time as others.
-    desks: Mutex<Vec<Desk>>,
+    scratch_pool: Mutex<Vec<Scratch>>,
     waker: Waker,
     pub(super) origin: Origin,
 }
@@ -104,7 +104,7 @@ impl Router {
             watched: AtomicBool::new(false),
             turns: Turns::default(),
             baton: Baton::new(),
-            desks: Mutex::default(),
+            scratch_pool: Mutex::default(),
             waker: Waker::from(Arc::new(Wakes(Weak::clone(weak)))),
             origin: Origin::here(),
         })
@@ -341,14 +341,14 @@ impl Router {
     /// Registers a waker for the end of the connection.
     pub(super) fn wait_for_end(&self, ticket: &mut Option<Ticket>, waker: &Waker) {
         let waker = waker.clone();
-        let old = self.state.lock().mourners.wait(ticket, waker);
+        let old = self.state.lock().end_waiters.wait(ticket, waker);
         drop(old);
     }
 
     /// Stops waiting for the end of the connection.
-    pub(super) fn leave_mourners(&self, ticket: Option<Ticket>) {
+    pub(super) fn leave_end_waiters(&self, ticket: Option<Ticket>) {
         if ticket.is_some() && !self.origin.is_foreign() {
-            let gone = self.state.lock().mourners.leave(ticket);
+            let gone = self.state.lock().end_waiters.leave(ticket);
             drop(gone);
         }
     }
@@ -418,7 +418,7 @@ impl Router {
     }
 
     fn route(&self, drive: bool) {
-        let mut desk = None;
+        let mut scratch = None;
         self.baton.drive(|| {
             let mut first = [Cqe::default()];
             let looked = match drive {
@@ -427,38 +427,38 @@ impl Router {
             };
             match looked {
                 Ok(0) => {}
-                Ok(_) => self.take_all(&first, desk.get_or_insert_with(|| self.desk())),
-                Err(_) => self.lose(&mut desk.get_or_insert_with(|| self.desk()).due),
+                Ok(_) => self.take_all(&first, scratch.get_or_insert_with(|| self.take_scratch())),
+                Err(_) => self.lose(&mut scratch.get_or_insert_with(|| self.take_scratch()).due),
             }
         });
-        if let Some(mut desk) = desk {
-            let due = &mut desk.due;
+        if let Some(mut scratch) = scratch {
+            let due = &mut scratch.due;
             due.freed.clear();
             call_all(due.wakers.drain(..));
             self.gave_back(std::mem::take(&mut due.crowded));
-            self.desks.lock().push(desk);
+            self.scratch_pool.lock().push(scratch);
         }
     }
 
-    fn desk(&self) -> Desk {
-        let desk = self.desks.lock().pop();
-        desk.unwrap_or_default()
+    fn take_scratch(&self) -> Scratch {
+        let scratch = self.scratch_pool.lock().pop();
+        scratch.unwrap_or_default()
     }
 
     /// Routes a completion and those behind it. The caller holds the baton.
-    fn take_all(&self, first: &[Cqe; 1], desk: &mut Desk) {
+    fn take_all(&self, first: &[Cqe; 1], scratch: &mut Scratch) {
         let mut run = Run {
             router: self,
             state: None,
-            due: &mut desk.due,
+            due: &mut scratch.due,
         };
         run.take(&first[0]);
         loop {
-            let Ok(n) = self.cq.take_ready(&mut *desk.taken) else {
+            let Ok(n) = self.cq.take_ready(&mut *scratch.taken) else {
                 drop(run);
-                return self.lose(&mut desk.due);
+                return self.lose(&mut scratch.due);
             };
-            desk.taken.iter().take(n).for_each(|cqe| run.take(cqe));
+            scratch.taken.iter().take(n).for_each(|cqe| run.take(cqe));
             if n < TAKE {
                 return;
             }

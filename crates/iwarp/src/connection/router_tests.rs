@@ -53,7 +53,7 @@ fn one_poll_routes_all_completions() {
         assert!(!router.has_message());
         router.route(false);
         assert_eq!(router.state.lock().inbox.len(), count);
-        assert_eq!(router.desks.lock().len(), 1);
+        assert_eq!(router.scratch_pool.lock().len(), 1);
         for _ in 0..count {
             drop(done(&mut b.recv(), &[]));
         }
@@ -91,7 +91,7 @@ fn a_failure_is_the_end() {
 #[test]
 fn newcomers_queue_behind_waiters() {
     let lists: [fn(&mut State) -> &mut super::super::waiters::Waiters; 3] =
-        [|s| &mut s.room, |s| &mut s.readers, |s| &mut s.mourners];
+        [|s| &mut s.room, |s| &mut s.readers, |s| &mut s.end_waiters];
     for list in lists {
         let mut state = State::new(1);
         assert!(!state.somebody_waits());

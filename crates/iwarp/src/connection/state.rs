@@ -75,7 +75,7 @@ pub(super) struct State {
     /// Waiters for a message.
     pub(super) readers: Waiters,
     /// Waiters for the end of the connection.
-    pub(super) mourners: Waiters,
+    pub(super) end_waiters: Waiters,
 }
 
 /// ID of a slot.
@@ -103,7 +103,7 @@ impl State {
             room: Waiters::default(),
             inbox: VecDeque::with_capacity(receives as usize),
             readers: Waiters::default(),
-            mourners: Waiters::default(),
+            end_waiters: Waiters::default(),
         }
     }
 
@@ -116,13 +116,13 @@ impl State {
     }
 
     pub(super) fn somebody_waits(&self) -> bool {
-        let lists = [&self.room, &self.readers, &self.mourners];
+        let lists = [&self.room, &self.readers, &self.end_waiters];
         lists.iter().any(|list| !list.is_empty())
     }
 
     /// Takes all waiters from the lists.
     pub(super) fn wake_all(&mut self, wakers: &mut Vec<Waker>) {
-        for list in [&mut self.room, &mut self.readers, &mut self.mourners] {
+        for list in [&mut self.room, &mut self.readers, &mut self.end_waiters] {
             while let Some(waker) = list.next() {
                 wakers.push(waker);
             }

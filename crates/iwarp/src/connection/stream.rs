@@ -175,7 +175,7 @@ struct Posting<'a>(Sending<'a>);
 impl Wait for Posting<'_> {
     type Output = ();
 
-    fn look(&mut self) -> Poll<Result<()>> {
+    fn poll_now(&mut self) -> Poll<Result<()>> {
         self.0.post()
     }
 

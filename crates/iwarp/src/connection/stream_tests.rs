@@ -44,7 +44,7 @@ fn stream_write_reports_its_steps() {
     let place = one.get(&there.remote()).started();
     let mut waits = posting();
     assert_eq!(stands(&waits), (false, 0));
-    assert!(waits.look().is_pending());
+    assert!(waits.poll_now().is_pending());
     assert_eq!(stands(&waits), (false, 1), "it has credit");
     drop(place);
     done(&mut waits, &[one]);
@@ -54,7 +54,7 @@ fn stream_write_reports_its_steps() {
     done(&mut posting(), &[one]);
     // There was credit for two. Without credit it is likely to be ready.
     let mut waits = posting();
-    assert!(waits.look().is_pending());
+    assert!(waits.poll_now().is_pending());
     assert_eq!(stands(&waits), (false, 0));
     done(&mut b.send("y"), &[other]);
     until("a message", &[one], || waits.is_likely());

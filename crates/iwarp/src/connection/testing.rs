@@ -39,7 +39,7 @@ pub(super) fn until(what: &str, ends: &[&Connection], mut look: impl FnMut() -> 
 pub(super) fn done<W: Wait>(what: &mut W, ends: &[&Connection]) -> W::Output {
     let mut result = None;
     until("what is waited for", ends, || {
-        if let Poll::Ready(done) = what.look() {
+        if let Poll::Ready(done) = what.poll_now() {
             result = Some(done.unwrap());
         }
         result.is_some()
@@ -53,7 +53,7 @@ pub(super) fn channels(options: &Options) -> (Channel, Channel) {
     let ends = [&a, &b];
     let (mut first, mut second) = (Channel::open(a.clone()), Channel::open(b.clone()));
     // The connecting end sends the first hello.
-    assert!(first.look().is_pending());
+    assert!(first.poll_now().is_pending());
     let second = done(&mut second, &ends);
     (done(&mut first, &ends), second)
 }

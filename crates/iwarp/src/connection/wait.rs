@@ -12,9 +12,9 @@ pub(super) trait Wait {
 
     /// Starts the operation if necessary, and checks whether it is complete. Does not read the
     /// socket.
-    fn look(&mut self) -> Poll<Result<Self::Output>>;
+    fn poll_now(&mut self) -> Poll<Result<Self::Output>>;
 
-    /// Returns `true` if [`look`](Self::look) is likely to be ready. Cheap.
+    /// Returns `true` if [`poll_now`](Self::poll_now) is likely to be ready. Cheap.
     fn is_likely(&self) -> bool;
 
     /// Registers a waker for the next change.
@@ -39,7 +39,7 @@ pub(super) trait Wait {
 pub(super) fn poll<W: Wait>(what: &mut W, waker: &Waker) -> Poll<Result<W::Output>> {
     what.router().check_process()?;
     let begun = what.has_begun();
-    match what.look() {
+    match what.poll_now() {
         Poll::Ready(done) => Poll::Ready(done),
         Poll::Pending => poll_later(what, what.has_begun() && !begun, waker),
     }
@@ -55,23 +55,23 @@ fn poll_later<W: Wait>(what: &mut W, began: bool, waker: &Waker) -> Poll<Result<
     // Otherwise the thread that writes the completion calls the waker.
     if !what.router().is_watched() {
         what.router().drive();
-        let done = what.look();
+        let done = what.poll_now();
         if done.is_ready() {
             return done;
         }
     }
-    register_and_look(what, waker)
+    register_and_poll(what, waker)
 }
 
 /// Registers a waker, and checks again: the event may have happened before the waker was
 /// registered. If that check reaches the next step, for example a posted request after waiting for
 /// room, registers the waker for that step.
-fn register_and_look<W: Wait>(what: &mut W, waker: &Waker) -> Poll<Result<W::Output>> {
+fn register_and_poll<W: Wait>(what: &mut W, waker: &Waker) -> Poll<Result<W::Output>> {
     loop {
         let step = what.step();
         what.register(waker);
         what.router().watch();
-        let done = what.look();
+        let done = what.poll_now();
         if done.is_ready() || what.step() == step {
             return done;
         }
@@ -79,14 +79,14 @@ fn register_and_look<W: Wait>(what: &mut W, waker: &Waker) -> Poll<Result<W::Out
 }
 
 #[inline]
-fn look_and_drive<W: Wait>(what: &mut W) -> Poll<Result<W::Output>> {
+fn drive_and_poll<W: Wait>(what: &mut W) -> Poll<Result<W::Output>> {
     what.router().check_process()?;
-    let done = what.look();
+    let done = what.poll_now();
     if done.is_ready() {
         return done;
     }
     what.router().drive();
-    what.look()
+    what.poll_now()
 }
 
 /// Blocks until the operation completes; `None` waits without limit. The thread polls briefly
@@ -96,7 +96,7 @@ fn look_and_drive<W: Wait>(what: &mut W) -> Poll<Result<W::Output>> {
 /// [`Error::TimedOut`], and those of the operation.
 #[inline]
 pub(super) fn block<W: Wait>(what: &mut W, timeout: Option<Duration>) -> Result<W::Output> {
-    match look_and_drive(what) {
+    match drive_and_poll(what) {
         Poll::Ready(done) => done,
         Poll::Pending => sleep(what, timeout),
     }
@@ -112,11 +112,11 @@ fn sleep<W: Wait>(what: &mut W, timeout: Option<Duration>) -> Result<W::Output> 
         let cq = &what.router().cq;
         cq.busy_poll_until(limit, || what.is_likely())
     };
-    if busy && let Poll::Ready(done) = look_and_drive(what) {
+    if busy && let Poll::Ready(done) = drive_and_poll(what) {
         return done;
     }
     loop {
-        if let Poll::Ready(done) = with_thread_waker(|waker| register_and_look(what, waker)) {
+        if let Poll::Ready(done) = with_thread_waker(|waker| register_and_poll(what, waker)) {
             return done;
         }
         match deadline {
@@ -129,7 +129,7 @@ fn sleep<W: Wait>(what: &mut W, timeout: Option<Duration>) -> Result<W::Output> 
                 std::thread::park_timeout(left);
             }
         }
-        if let Poll::Ready(done) = look_and_drive(what) {
+        if let Poll::Ready(done) = drive_and_poll(what) {
             what.router().cq.slept(begin.elapsed());
             return done;
         }

@@ -17,7 +17,7 @@ fn request_reports_its_steps() {
     let token = there.remote();
     let mut get = a.get(&token);
     assert_eq!(stands(&get), (false, 0));
-    assert!(get.look().is_pending());
+    assert!(get.poll_now().is_pending());
     assert_eq!(stands(&get), (false, 1), "nobody routes its completion");
     until("the answer", &[&a], || get.is_likely());
     assert_eq!(stands(&get), (true, 1));
@@ -28,14 +28,14 @@ fn request_reports_its_steps() {
     batch.send("x").unwrap();
     let mut submit = batch.submit();
     assert_eq!(stands(&submit), (false, 0));
-    assert!(submit.look().is_pending());
+    assert!(submit.poll_now().is_pending());
     assert_eq!(stands(&submit), (false, 1));
     until("the batch", &[&a], || submit.is_likely());
     assert_eq!(stands(&submit), (true, 1));
     done(&mut submit, &[]);
     assert!(!submit.is_likely());
     assert!(matches!(
-        submit.look(),
+        submit.poll_now(),
         Poll::Ready(Err(Error::InvalidState(_)))
     ));
 }
@@ -49,7 +49,7 @@ fn waits_for_peer_are_likely_on_arrival() {
     assert_eq!([stands(&recv), stands(&closed)], [(false, 0); 2]);
     assert_eq!(stands(&second), (false, 0));
     // The first end sends a hello.
-    assert!(first.look().is_pending());
+    assert!(first.poll_now().is_pending());
     until("a message", &[&b], || recv.is_likely());
     assert_eq!([stands(&recv), stands(&second)], [(true, 0); 2]);
     a.close().unwrap();
@@ -57,7 +57,7 @@ fn waits_for_peer_are_likely_on_arrival() {
     assert_eq!(stands(&closed), (true, 0));
     drop((recv, first, second));
     // The end of the connection counts, too.
-    until("the greeting", &[&b], || b.recv().look().is_ready());
+    until("the greeting", &[&b], || b.recv().poll_now().is_ready());
     assert!(b.recv().is_likely());
 }
 
@@ -71,7 +71,7 @@ fn channel_message_reports_its_steps() {
     assert_eq!(stands(&recv), (false, 0));
     let mut first = a.send("first");
     assert_eq!(stands(&first), (false, 0));
-    assert!(first.look().is_pending());
+    assert!(first.poll_now().is_pending());
     assert_eq!(stands(&first), (false, 2), "it has credit and is posted");
     until("its end", &[one], || first.is_likely());
     assert_eq!(stands(&first), (true, 2));
@@ -83,7 +83,7 @@ fn channel_message_reports_its_steps() {
     // room. A message that returns credit does not matter to it.
     let mut place = one.get(&token).started();
     let mut second = a.send("second");
-    assert!(second.look().is_pending());
+    assert!(second.poll_now().is_pending());
     assert_eq!(stands(&second), (false, 1));
     done(&mut b.send("x"), &[other]);
     until("a message", &[one], || a.recv().is_likely());
@@ -94,26 +94,26 @@ fn channel_message_reports_its_steps() {
 
     // There was credit for two. Without credit it is likely to be ready.
     let mut third = a.send("third");
-    assert!(third.look().is_pending());
+    assert!(third.poll_now().is_pending());
     assert_eq!(stands(&third), (false, 0));
     done(&mut b.send("y"), &[other]);
     until("a message", &[one], || a.recv().is_likely());
     assert_eq!(stands(&third), (true, 0));
 }
 
-/// An operation that is posted at a given look and never completes; counts its calls.
+/// An operation that is posted at a given poll and never completes; counts its calls.
 struct Script<'a> {
     router: &'a Router,
     posted_at: usize,
-    looks: usize,
+    polls: usize,
     registered: usize,
 }
 
 impl Wait for Script<'_> {
     type Output = ();
 
-    fn look(&mut self) -> Poll<Result<()>> {
-        self.looks += 1;
+    fn poll_now(&mut self) -> Poll<Result<()>> {
+        self.polls += 1;
         Poll::Pending
     }
 
@@ -123,11 +123,11 @@ impl Wait for Script<'_> {
 
     fn register(&mut self, _waker: &Waker) {
         self.registered += 1;
-        assert!(self.registered < 10, "it registers for ever");
+        assert!(self.registered < 10, "it registers forever");
     }
 
     fn has_begun(&self) -> bool {
-        self.looks >= self.posted_at
+        self.polls >= self.posted_at
     }
 
     fn router(&self) -> &Router {
@@ -135,7 +135,7 @@ impl Wait for Script<'_> {
     }
 }
 
-/// An operation posted by the first look lets others go first. If a later look posts it, the waker
+/// An operation posted by the first poll lets others go first. If a later poll posts it, the waker
 /// is registered for that step.
 #[test]
 fn waker_is_registered_for_current_step() {
@@ -151,14 +151,14 @@ fn waker_is_registered_for_current_step() {
         let mut script = Script {
             router: &a.inner.router,
             posted_at,
-            looks: 0,
+            polls: 0,
             registered: 0,
         };
         let (calls, waker) = Calls::new();
         for expected in [first, second] {
             assert!(poll(&mut script, &waker).is_pending());
-            let told = (calls.count(), script.registered);
-            assert_eq!(told, expected, "posted at look {posted_at}");
+            let counts = (calls.count(), script.registered);
+            assert_eq!(counts, expected, "posted at poll {posted_at}");
         }
     }
 }

@@ -27,7 +27,7 @@ pub(super) fn plan_of(ctx: &ContextInner) -> Arc<Plan> {
     faults.downcast().unwrap()
 }
 
-/// The opportunities of a queue pair that the first rule takes, of `of`.
+/// Returns which of a queue pair's first `of` opportunities the first rule takes.
 fn taken(plan: &Plan, subject: u32, of: u64) -> Vec<u64> {
     let mut count = 0;
     let all = (0..of).filter_map(|_| plan.opportunity(0, subject, &mut count));
@@ -50,11 +50,11 @@ fn rules_select_opportunities() {
 fn time_limits_counted_opportunities() {
     assert_eq!(taken(&plan("seed=108;post,time=1000s"), 1, 9), [0u64; 0]);
     assert_eq!(taken(&plan("seed=109;post,nth=2,time=0s"), 1, 9), [2]);
-    // Without another condition the time comes by itself, and no request is an opportunity.
+    // Without another condition the time triggers the rule, and requests are no opportunities.
     assert_eq!(taken(&plan("seed=117;reset,time=0s"), 1, 9), [0u64; 0]);
 }
 
-/// What one queue pair is met by depends neither on other queue pairs nor on other rules.
+/// The faults of a queue pair depend neither on other queue pairs nor on other rules.
 #[test]
 fn the_seed_decides_and_nothing_else() {
     let alone = plan("seed=110;reset,p=10%");
@@ -101,7 +101,7 @@ fn times_limit_the_whole_process() {
     assert!(plan.draw(0, PROCESS, 0, "a") != plan.draw(0, PROCESS, 0, "b"));
 }
 
-/// The port comes up when its time is over, and once.
+/// The port comes up once, when its time is over.
 #[test]
 fn port_up_needs_port_down() {
     let plan = plan("seed=116;crc");
@@ -114,7 +114,7 @@ fn port_up_needs_port_down() {
     assert!(plan.end_port_down() && !plan.end_port_down());
 }
 
-/// The time of a port that is down is over, and no timer has seen it yet.
+/// The down time of a port is over, but its timer has not run.
 pub(super) fn its_time_is_over(plan: &Plan) {
     plan.port_down_until.store(now_ns() - 1, Ordering::Relaxed);
 }
@@ -185,9 +185,9 @@ fn a_stalled_socket_is_not_watched() {
     let nothing = peer.read(&mut [0; 64]).unwrap_err();
     assert_eq!(nothing.kind(), ErrorKind::WouldBlock);
     assert!(!interest().readable && !interest().writable);
-    // A thread that drives it would not read: the engine keeps it.
+    // A driving thread would not read: the engine keeps the socket.
     assert!(!Source::rest(&*qp.inner));
-    // The peer's reset is noticed all the same, so that a hang-up is not reported for ever.
+    // The peer's reset is noticed nevertheless, so that a hang-up is not reported forever.
     socket2::SockRef::from(&peer)
         .set_linger(Some(Duration::ZERO))
         .unwrap();
@@ -212,7 +212,7 @@ fn delayed_data_is_sent_after_delay() {
     qp.destroy();
 }
 
-/// The connection has no CRCs, so nobody would notice a flipped bit.
+/// The connection has no CRCs, so a flipped bit would be undetected.
 #[test]
 fn bit_flip_needs_crcs() {
     let (qp, mut peer) = connected("seed=122;crc,every=1");
@@ -252,10 +252,10 @@ fn refused_request_is_not_retried() {
     qp.destroy();
 }
 
-/// A timed fault meets the queue pairs that are connected then, without any request.
+/// A timed fault hits the queue pairs that are connected then, without any request.
 #[test]
 fn a_time_comes_by_itself() {
-    // On a busy machine the time may come before the connection does. Then a later one is tried.
+    // On a busy machine the time may come before the connection does. Then a later time is tried.
     for (seed, millis) in (126..).zip([20, 400, 8000, 60_000]) {
         let (qp, mut peer) = connected(&format!("seed={seed};reset,time={millis}ms"));
         let age = QpInjector::of(&qp.inner).map(|faults| faults.plan.age());
@@ -279,8 +279,8 @@ fn a_time_comes_by_itself() {
     panic!("no connection was there within a minute");
 }
 
-/// The time of a rule meets the queue pairs that it concerns, in the order of their creation, as often as it may. One that is not connected is
-/// passed over.
+/// A timed rule hits the selected queue pairs in order of creation, up to its maximum. Unconnected
+/// ones are skipped.
 #[test]
 fn timed_rule_hits_connected_queue_pairs() {
     for (seed, options, met) in [
@@ -310,7 +310,7 @@ fn timed_rule_hits_connected_queue_pairs() {
     }
 }
 
-/// The requests wait for their connection, and what they bring about waits with them.
+/// Requests wait for their connection, and so do their actions.
 #[test]
 fn actions_wait_for_the_connection() {
     for (text, reset) in [
@@ -348,7 +348,7 @@ fn three_queue_pairs(text: &str) -> (crate::objects::context::Context, [QueuePai
     (ctx, all)
 }
 
-/// A device that has failed takes its connections along. Its other events leave them alone.
+/// A failed device ends its connections. Its other events do not.
 #[test]
 fn only_device_fatal_ends_connections() {
     use crate::fault::Event::{DeviceFatal, LidChange, PortError};
@@ -367,7 +367,7 @@ fn only_device_fatal_ends_connections() {
     qp.destroy();
 }
 
-/// What the peer reads has the wrong key, and the rest of the request is the program's.
+/// The peer receives a wrong key; the rest of the request is unchanged.
 #[test]
 fn only_the_sent_key_is_wrong() {
     let key_of = |text: &str| {
@@ -382,7 +382,7 @@ fn only_the_sent_key_is_wrong() {
         qp.post_send(&[write]).unwrap();
         let mut octets = [0; 16];
         peer.read_exact(&mut octets).unwrap();
-        // Behind the length, DDP's and RDMAP's octet: the STag and the tagged offset.
+        // After the length and the control octets of DDP and RDMAP: the STag and the tagged offset.
         assert_eq!(octets[8..16], 0x1122_3344_5566_7788_u64.to_be_bytes());
         qp.destroy();
         u32::from_be_bytes([octets[4], octets[5], octets[6], octets[7]])
@@ -392,7 +392,7 @@ fn only_the_sent_key_is_wrong() {
     assert_ne!(wrong >> 8, 0x000a_0b0c);
 }
 
-/// A reset, a close and a rate act before the request is sent that has brought them about.
+/// A reset, a close and a rate act before the request that triggered them is sent.
 #[test]
 fn actions_precede_their_request() {
     for (text, reset) in [
@@ -416,7 +416,7 @@ fn actions_precede_their_request() {
     qp.destroy();
 }
 
-/// What a device is met by at a time needs no queue pair, and happens once.
+/// A timed fault of a device needs no queue pair, and occurs once.
 #[test]
 fn timed_device_fault_needs_no_opportunity() {
     use crate::objects::events::PortEvent::{Active, Error, LidChange};
@@ -445,7 +445,7 @@ fn timed_device_fault_needs_no_opportunity() {
 /// polls meanwhile.
 #[test]
 fn message_waits_while_receiver_not_ready() {
-    // DDP's and RDMAP's octets, and no CRC: the messages have none, and two numbers.
+    // The control octets of DDP and RDMAP; the messages have no CRC and different numbers.
     let send = |number| {
         let mut octets = [0; 24];
         (octets[1], octets[2], octets[3], octets[15]) = (18, 0x41, 0x43, number);

@@ -167,7 +167,8 @@ fn collect(mut open: Vec<Reading>, patience: Duration) -> Vec<Answer> {
     answers
 }
 
-/// Waits until one of the sockets can be read. Returns `false` if that fails or takes longer than `left`.
+/// Waits until one of the sockets can be read. Returns `false` if that fails or takes longer than
+/// `left`.
 fn wait(open: &[Reading], left: Duration) -> bool {
     let mut fds: Vec<_> = open
         .iter()

@@ -5,7 +5,7 @@
 //! end in `_ns`.
 
 use super::json::Json;
-use super::report::{self, DeviceReport, LinkReport, MemoryWalk, QpReport, Shelf};
+use super::report::{self, DeviceReport, LinkReport, MemoryWalk, QpReport, QpWalk};
 use iwarp_rnic::counters::Counters;
 use std::io::Read as _;
 
@@ -18,7 +18,7 @@ const COMMAND_MAX: u64 = 1024;
 
 enum Step {
     Process,
-    QueuePairs(Vec<Shelf>),
+    QueuePairs(Vec<QpWalk>),
     Memory(MemoryWalk),
     Over,
 }
@@ -47,25 +47,25 @@ impl Document {
                 process(json);
                 json.name("queue_pairs");
                 json.open('[');
-                self.step = Step::QueuePairs(report::shelves());
+                self.step = Step::QueuePairs(report::qp_walks());
             }
-            Step::QueuePairs(shelves) => {
+            Step::QueuePairs(walks) => {
                 let mut looked_at = 0;
                 while looked_at < PIECE_QPS
-                    && let Some(shelf) = shelves.last_mut()
+                    && let Some(walk) = walks.last_mut()
                 {
-                    match shelf.next() {
-                        Some(Some(qp)) => queue_pair(json, shelf.device(), &qp),
+                    match walk.next() {
+                        Some(Some(qp)) => queue_pair(json, walk.device(), &qp),
                         // The queue pair is destroyed, or belongs to another process.
                         Some(None) => {}
                         None => {
-                            shelves.pop();
+                            walks.pop();
                             continue;
                         }
                     }
                     looked_at += 1;
                 }
-                if shelves.is_empty() {
+                if walks.is_empty() {
                     json.close(']');
                     self.step = Step::Memory(MemoryWalk::new());
                 }

@@ -42,7 +42,8 @@ impl Json {
         self.comma = false;
     }
 
-    /// Writes a string. Quotes, backslashes and control characters are escaped; JSON allows all others as they are.
+    /// Writes a string. Quotes, backslashes and control characters are escaped; JSON allows all
+    /// others as they are.
     pub(super) fn string(&mut self, value: &str) {
         self.separate();
         self.text.push('"');

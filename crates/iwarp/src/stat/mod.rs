@@ -6,27 +6,29 @@
 //! this, and no thread wakes up for it while no client asks.
 //!
 //! * `IWARP_STAT=off` disables it; `IWARP_STAT=/DIRECTORY` sets the directory of the socket. If the
-//! socket cannot be created, the process works without it. * A child of `fork` gets its own socket
-//! when it first uses the library, and closes its parent's. * If the mounts of a process hide
-//! `/tmp` and `/run/user` (a container), ask it from inside, or through a directory that both see.
+//!   socket cannot be created, the process works without it.
+//! * A child of `fork` gets its own socket when it first uses the library, and closes its parent's.
+//! * If the mounts of a process hide `/tmp` and `/run/user` (a container), ask it from inside, or
+//!   through a directory that both see.
 //! * `chroot` and a change of user do not close the socket. After a change of user only root and
-//! the old user find it, and only root and the new user are answered.
+//!   the old user find it, and only root and the new user are answered.
 //!
 //! # The document
 //!
 //! An object with `format` (1; a reader refuses other values and ignores unknown members) and
 //!
 //! * `process`: `pid` and `uid` as the process sees itself, `command`, `version` of the library,
-//! `age_ns` since it first used the library; * `queue_pairs`: `device`, `number`, `state`, `kind`
-//! (`cm`, or `numbered` for those connected by number), `pd`, `sends_outstanding`,
-//! `receives_posted` (null with a shared receive queue), `send_completions_waiting`,
-//! `recv_completions_waiting`, `held_ns` (how long a Send has been waiting for a receive, or null),
-//! `held_total_ns`, `counters` (those of [`Counters`](iwarp_rnic::counters::Counters), by name),
-//! `end` (why the last connection ended, or null), and `connection`: null, or `local`, `peer`,
-//! `age_ns`, `unacknowledged_octets` and TCP's statistics (`tcp_…`); * `devices`: `name`,
-//! `address`, `opened` (how often), `queue_pairs`, `completion_queues`, `registrations` (regions
-//! and windows), `registered_octets`, and `counters` of all queue pairs since the process began,
-//! including destroyed ones.
+//!   `age_ns` since it first used the library;
+//! * `queue_pairs`: `device`, `number`, `state`, `kind` (`cm`, or `numbered` for those connected by
+//!   number), `pd`, `sends_outstanding`, `receives_posted` (null with a shared receive queue),
+//!   `send_completions_waiting`, `recv_completions_waiting`, `held_ns` (how long a Send has been
+//!   waiting for a receive, or null), `held_total_ns`, `counters` (those of
+//!   [`Counters`](iwarp_rnic::counters::Counters), by name), `end` (why the last connection ended,
+//!   or null), and `connection`: null, or `local`, `peer`, `age_ns`, `unacknowledged_octets` and
+//!   TCP's statistics (`tcp_…`);
+//! * `devices`: `name`, `address`, `opened` (how often), `queue_pairs`, `completion_queues`,
+//!   `registrations` (regions and windows), `registered_octets`, and `counters` of all queue pairs
+//!   since the process began, including destroyed ones.
 //!
 //! Queue pairs are in no particular order. They are read one after the other while they work, so
 //! their figures are not a consistent snapshot.
@@ -89,7 +91,7 @@ pub(crate) fn start(engine: &Arc<Engine>) {
     fork::close_in_child(socket.as_raw_fd());
     *ENTRY.lock() = Some((std::process::id(), path));
     REMOVE.plan();
-    if let Err(error) = serve::Desk::open(engine, socket) {
+    if let Err(error) = serve::Server::open(engine, socket) {
         fork::close_in_child(-1);
         remove_entry();
         tracing::debug!(%error, "this process cannot be asked");

@@ -6,10 +6,11 @@
 //! and its mode 0600, so the kernel lets only the same user and root connect. Other users of `/tmp`
 //! gain nothing:
 //!
-//! * the name cannot be guessed, so no other user can take it before; * a client opens the entry
-//! without following a symbolic link, checks the opened entry, and connects to that very entry; *
-//! it skips entries of other users, unless it is root, and sockets whose process runs as a
-//! different user than the entry's owner.
+//! * the name cannot be guessed, so no other user can take it before;
+//! * a client opens the entry without following a symbolic link, checks the opened entry, and
+//!   connects to that very entry;
+//! * it skips entries of other users, unless it is root, and sockets whose process runs as a
+//!   different user than the entry's owner.
 //!
 //! A killed process leaves its entry. The next client finds that nothing listens there, and removes
 //! it.
@@ -124,7 +125,8 @@ pub(super) struct Candidate {
     pub(super) named: u32,
 }
 
-/// Returns the entries of a directory that have the name of a statistics socket; none if the directory cannot be read.
+/// Returns the entries of a directory that have the name of a statistics socket; none if the
+/// directory cannot be read.
 pub(super) fn candidates(home: &Path) -> Vec<Candidate> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let (Ok(dir), Ok(entries)) = (
@@ -166,7 +168,8 @@ pub(super) enum Connected {
     /// A process listens but accepts no connection at the moment. The value is the owner of the
     /// entry.
     Busy(u32),
-    /// The entry cannot be used: it is not a socket, it belongs to another user, or its process is dead.
+    /// The entry cannot be used: it is not a socket, it belongs to another user, or its process is
+    /// dead.
     Nothing,
 }
 
@@ -174,7 +177,8 @@ impl Candidate {
     /// Connects on behalf of user `uid`. Never blocks. Removes the entry if its process is dead.
     ///
     /// # Errors
-    /// The system's error if no descriptors or no memory are left. An entry that cannot be used is no error.
+    /// The system's error if no descriptors or no memory are left. An entry that cannot be used is
+    /// no error.
     pub(super) fn connect(&self, uid: u32) -> io::Result<Connected> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let entry = match openat(&*self.home, &self.name, flags, Mode::empty()) {

@@ -1,4 +1,5 @@
-//! The state of queue pairs and devices, for processes that ask while this one runs ([`crate::stat`]).
+//! The state of queue pairs and devices, for processes that ask while this one runs
+//! ([`crate::stat`]).
 //!
 //! Everything is read from the objects' own state, one object at a time, locked while copying. A
 //! child of a fork has copies of its parent's objects, in which a lock held at the time of the fork
@@ -69,23 +70,23 @@ pub(crate) struct DeviceReport {
 }
 
 /// Queue pairs of one context that are still to be read.
-pub(crate) struct Shelf {
+pub(crate) struct QpWalk {
     ctx: Weak<ContextInner>,
     device: String,
     numbers: Vec<u32>,
 }
 
 /// Returns the existing queue pairs.
-pub(crate) fn shelves() -> Vec<Shelf> {
-    let shelf = |ctx: &Arc<ContextInner>| Shelf {
+pub(crate) fn qp_walks() -> Vec<QpWalk> {
+    let walk = |ctx: &Arc<ContextInner>| QpWalk {
         ctx: Arc::downgrade(ctx),
         device: ctx.device.name.clone(),
         numbers: ctx.qp_numbers().unwrap_or_default(),
     };
-    stats::opened().iter().map(shelf).collect()
+    stats::opened().iter().map(walk).collect()
 }
 
-impl Shelf {
+impl QpWalk {
     pub(crate) fn device(&self) -> &str {
         &self.device
     }
@@ -377,13 +378,13 @@ mod tests {
         assert_eq!((report.opened, made), (2, (4, 3)));
         assert_eq!((report.registrations, report.registered_octets), (5, 0));
         assert_eq!(report.address, IpAddr::from([127, 0, 0, 1]));
-        let mut shelves: Vec<_> = shelves()
+        let mut walks: Vec<_> = qp_walks()
             .into_iter()
-            .filter(|shelf| shelf.device() == NAME)
+            .filter(|walk| walk.device() == NAME)
             .collect();
-        assert_eq!(shelves.len(), 2);
-        let told = shelves.iter_mut().flat_map(|shelf| {
-            std::iter::from_fn(|| shelf.next()).map(|qp| qp.expect("nobody has it").number)
+        assert_eq!(walks.len(), 2);
+        let told = walks.iter_mut().flat_map(|walk| {
+            std::iter::from_fn(|| walk.next()).map(|qp| qp.expect("nobody has it").number)
         });
         let mut told: Vec<_> = told.collect();
         let mut made = qps.each_ref().map(QueuePair::num);

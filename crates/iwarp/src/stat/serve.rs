@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Maximum of connections answered at the same time. Others wait until one of these is done.
-const ASKERS_MAX: usize = 4;
+const CLIENTS_MAX: usize = 4;
 /// Maximum of connections accepted or refused per turn.
 const TURN_MAX: usize = 16;
 /// Pause between two pieces of an answer.
@@ -32,43 +32,43 @@ const TIMER_TURN: u32 = 0;
 const TIMER_DEADLINE: u32 = 1;
 
 /// The socket that other processes connect to.
-pub(super) struct Desk {
+pub(super) struct Server {
     engine: Arc<Engine>,
     token: u64,
     socket: OwnedFd,
-    askers: AtomicUsize,
+    clients: AtomicUsize,
 }
 
-impl Desk {
+impl Server {
     /// Serves the listening socket `socket` until the process ends.
     ///
     /// # Errors
     /// The kernel's error if the socket cannot be watched.
     pub(super) fn open(engine: &Arc<Engine>, socket: OwnedFd) -> std::io::Result<Arc<Self>> {
         let token = engine.token();
-        let desk = Arc::new(Self {
+        let server = Arc::new(Self {
             engine: Arc::clone(engine),
             token,
             socket,
-            askers: AtomicUsize::new(0),
+            clients: AtomicUsize::new(0),
         });
         engine.add(
-            &desk.socket,
+            &server.socket,
             token,
             Interest::READ,
-            Arc::clone(&desk) as Arc<dyn Source>,
+            Arc::clone(&server) as Arc<dyn Source>,
         )?;
-        Ok(desk)
+        Ok(server)
     }
 
     /// Accepts waiting connections. Returns `false` if it has to pause.
     fn accept(self: &Arc<Self>) -> bool {
         for _ in 0..TURN_MAX {
-            if self.askers.load(Ordering::Relaxed) >= ASKERS_MAX {
+            if self.clients.load(Ordering::Relaxed) >= CLIENTS_MAX {
                 return false;
             }
             match accept_with(&self.socket, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
-                Ok(socket) if may_ask(socket.as_fd()) => Asker::begin(self, socket),
+                Ok(socket) if may_ask(socket.as_fd()) => Client::begin(self, socket),
                 Ok(_) | Err(Errno::CONNABORTED | Errno::INTR) => {}
                 Err(Errno::AGAIN) => return true,
                 // No file descriptors are left. Retry later.
@@ -83,7 +83,7 @@ impl Desk {
 
     /// Frees the slot of a connection that has ended.
     fn leave(&self) {
-        self.askers.fetch_sub(1, Ordering::Relaxed);
+        self.clients.fetch_sub(1, Ordering::Relaxed);
         self.engine.after(Duration::ZERO, self.token, TIMER_TURN);
     }
 }
@@ -95,7 +95,7 @@ fn may_ask(socket: BorrowedFd<'_>) -> bool {
     peer_credentials(socket).is_ok_and(|who| who.uid == 0 || who.uid == own)
 }
 
-impl Source for Desk {
+impl Source for Server {
     fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
         self.engine.pause(&self.socket);
         self.engine.after(Duration::ZERO, self.token, TIMER_TURN);
@@ -111,8 +111,8 @@ impl Source for Desk {
 }
 
 /// A connection whose answer is being written.
-struct Asker {
-    desk: Arc<Desk>,
+struct Client {
+    server: Arc<Server>,
     token: u64,
     socket: OwnedFd,
     begin: Instant,
@@ -140,13 +140,13 @@ enum Turn {
     Over,
 }
 
-impl Asker {
-    fn begin(desk: &Arc<Desk>, socket: OwnedFd) {
-        let engine = &desk.engine;
+impl Client {
+    fn begin(server: &Arc<Server>, socket: OwnedFd) {
+        let engine = &server.engine;
         let token = engine.token();
-        desk.askers.fetch_add(1, Ordering::Relaxed);
-        let asker = Arc::new(Self {
-            desk: Arc::clone(desk),
+        server.clients.fetch_add(1, Ordering::Relaxed);
+        let client = Arc::new(Self {
+            server: Arc::clone(server),
             token,
             socket,
             begin: Instant::now(),
@@ -157,7 +157,7 @@ impl Asker {
                 moved: Instant::now(),
             })),
         });
-        engine.add_timed(token, asker);
+        engine.add_timed(token, client);
         engine.after(Duration::ZERO, token, TIMER_TURN);
         engine.after(DEADLINE, token, TIMER_DEADLINE);
     }
@@ -200,7 +200,7 @@ impl Asker {
         if left.is_zero() || self.begin.elapsed() >= LONGEST {
             self.end();
         } else {
-            self.desk.engine.after(left, self.token, TIMER_DEADLINE);
+            self.server.engine.after(left, self.token, TIMER_DEADLINE);
         }
     }
 
@@ -211,22 +211,22 @@ impl Asker {
         // A child forked meanwhile has this descriptor, too, so closing it here would not end the
         // answer.
         let _ = shutdown(&self.socket, Shutdown::Both);
-        self.desk.engine.remove(&self.socket, self.token);
-        self.desk.leave();
+        self.server.engine.remove(&self.socket, self.token);
+        self.server.leave();
     }
 }
 
-impl Source for Asker {
+impl Source for Client {
     fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
-        self.desk.engine.pause(&self.socket);
-        self.desk
+        self.server.engine.pause(&self.socket);
+        self.server
             .engine
             .after(Duration::ZERO, self.token, TIMER_TURN);
         true
     }
 
     fn timer(self: Arc<Self>, kind: u32) {
-        let engine = &self.desk.engine;
+        let engine = &self.server.engine;
         if kind == TIMER_DEADLINE {
             self.deadline();
             return;
@@ -265,15 +265,15 @@ mod tests {
         let engine = Engine::current().unwrap();
         // Not watched, so that no other thread accepts.
         let token = engine.token();
-        let desk = Arc::new(Desk {
+        let server = Arc::new(Server {
             engine: Arc::clone(&engine),
             token,
             socket,
-            askers: AtomicUsize::new(0),
+            clients: AtomicUsize::new(0),
         });
-        engine.add_timed(token, Arc::clone(&desk) as Arc<dyn Source>);
-        assert!(!desk.accept(), "it does not listen");
-        listen(&desk.socket, 8).unwrap();
+        engine.add_timed(token, Arc::clone(&server) as Arc<dyn Source>);
+        assert!(!server.accept(), "it does not listen");
+        listen(&server.socket, 8).unwrap();
         let address = SocketAddr::from_abstract_name(name).unwrap();
         let mut asks = UnixStream::connect_addr(&address).unwrap();
         asks.set_read_timeout(Some(Duration::from_secs(20)))
@@ -281,6 +281,6 @@ mod tests {
         let mut answer = String::new();
         asks.read_to_string(&mut answer).unwrap();
         assert!(answer.starts_with('{'), "{answer}");
-        engine.remove(&desk.socket, token);
+        engine.remove(&server.socket, token);
     }
 }

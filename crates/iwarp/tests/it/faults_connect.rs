@@ -1,5 +1,5 @@
-//! MPA start-up as initiator with responders that do not listen, stay silent, send invalid octets, refuse, or know only
-//! revision 1 (RFC 5044 section 7.1, RFC 6581 sections 9 and 10).
+//! MPA start-up as initiator with responders that do not listen, stay silent, send invalid octets,
+//! refuse, or know only revision 1 (RFC 5044 section 7.1, RFC 6581 sections 9 and 10).
 
 use crate::common::wire::{Hello, Wire, responder};
 use crate::common::*;
@@ -50,7 +50,8 @@ fn connecting_where_nobody_listens_is_refused() {
 #[test]
 fn connecting_to_unusable_addresses_fails() {
     others_are_served(|| {
-        // A broadcast address and one of the other family. Each fails with an error of a call or with an event.
+        // A broadcast address, and one of the other family. Each fails with an error of a call or
+        // with an event.
         for address in ["255.255.255.255:9", "[ff02::1]:9"] {
             let end = End::new(V4, &config());
             let address: SocketAddr = address.parse().unwrap();
@@ -79,7 +80,7 @@ fn a_responder_that_hangs() {
     others_are_served(|| {
         let (socket, address) = listener(V4);
         let reply = Hello::enhanced(true, false).octets(FrameKind::Reply);
-        // What holds for requests does not hold for answers.
+        // The limit of requests does not apply to answers.
         let mut impatient = config();
         impatient.handshake_timeout = LIMIT * 10;
         impatient.answer_timeout = HANDSHAKE;
@@ -138,12 +139,13 @@ fn tcp_connect_times_out() {
     assert!(start.elapsed() >= wait);
 }
 
-/// A listener whose host is gone once TCP is connected: it takes no segment with data, and so acknowledges none.
+/// A listener whose host disappears once TCP is connected: it drops segments with data, and so
+/// acknowledges none.
 fn deaf_listener() -> (socket2::Socket, SocketAddr) {
     const LOAD_PACKET_LENGTH: u16 = 0x80;
     const JUMP_IF_GREATER: u16 = 0x25;
     const RETURN: u16 = 0x06;
-    // From the TCP header on; one with all options that a connection begins with has 40 octets.
+    // From the TCP header on; a segment with all options of a connection's start has 40 octets.
     const WITHOUT_DATA: u32 = 60;
     let op = socket2::SockFilter::new;
     let listener =
@@ -170,14 +172,14 @@ fn unacknowledged_request_times_out_early() {
     impatient.answer_timeout = LIMIT * 10;
     let end = End::new(V4, &impatient);
     let start = Instant::now();
-    // As long as the private data may be: without them the request is hardly longer than a header of TCP.
+    // Maximum private data: without it the request is hardly longer than a TCP header.
     end.connect(address, &[7; 200]);
     end.expect_failure(CmEventKind::Unreachable, libc::ETIMEDOUT);
     assert!(start.elapsed() >= impatient.connect_timeout);
     drop(listener);
 }
 
-/// The limit for the acknowledgement is not one for the answer.
+/// The limit of the acknowledgement does not apply to the answer.
 #[test]
 fn acknowledged_request_gets_answer_timeout() {
     let (listener, address) = listener(V4);
@@ -307,8 +309,9 @@ fn a_refusal_carries_its_private_data() {
     });
 }
 
-/// Errors of the safe API name the cause of a failed attempt. The texts of the errnos would mislead: "no space left on device"
-/// for a depth that is too large, "connection refused" for a peer that listens and refuses without private data.
+/// Errors of `verbs` name the cause of a failed attempt. The texts of the errnos would mislead: "no
+/// space left on device" for an excessive depth, "connection refused" for a peer that listens and
+/// rejects without private data.
 #[test]
 fn verbs_connect_failures_name_cause() {
     let (socket, address) = listener(V4);
@@ -360,7 +363,7 @@ fn responders_of_revision_1() {
         for reset in [true, false] {
             let end = End::new(V4, &config());
             end.connect(address, b"again");
-            // The first end of the stream may have had another reason.
+            // The first end of the stream may have had another cause.
             for _ in 0..2 {
                 let (wire, enhanced) = incoming(&socket);
                 assert_eq!(enhanced.revision, 2);
@@ -399,8 +402,8 @@ fn give_up(mut wire: Wire, reset: bool) {
     }
 }
 
-/// The process of a peer that knows revision 2 is killed, or its queue pair is reset, before it has replied. The next connection has the depths
-/// that both ends can serve.
+/// A peer of revision 2 is killed, or resets its queue pair, before its reply. The next connection
+/// has the depths that both ends can serve.
 #[test]
 fn killed_setup_retries_with_revision_2() {
     others_are_served(|| {
@@ -483,7 +486,8 @@ fn established_precedes_disconnected() {
 
 #[test]
 fn fin_does_not_chase_rtr() {
-    // A kernel with siw may crash if the FIN comes right behind the RTR message (`docs/interop.md`).
+    // A kernel with siw may crash if the FIN comes right behind the RTR message
+    // (`docs/interop.md`).
     for destroy in [false, true] {
         let apart = (0..50).any(|_| {
             let end = End::new(V4, &config());
@@ -493,7 +497,8 @@ fn fin_does_not_chase_rtr() {
             } else {
                 end.id.disconnect().unwrap();
             }
-            // On a busy machine this thread may look too late, so one success in fifty attempts is enough.
+            // On a busy machine this thread may check too late, so one success in fifty attempts is
+            // enough.
             let apart = wire.stays_open(Duration::from_millis(20));
             assert!(wire.ends());
             apart
@@ -562,7 +567,8 @@ fn own_private_data_is_limited() {
                 (request.revision, request.private_data.len()),
                 (revision, most)
             );
-            // The end goes first: if the peer closed first, the end would try again with revision 1.
+            // The end goes first: if the peer closed first, the end would try again with revision
+            // 1.
             drop(end);
         }
     });
@@ -576,7 +582,8 @@ fn destroying_the_identifier_cancels_the_attempt() {
             let end = End::new(V4, &config());
             end.connect(address, b"");
             end.id.destroy();
-            // The MPA request may have been sent before. Nothing else may follow, and the stream must end.
+            // The MPA request may have been sent before. Nothing else may follow, and the stream
+            // must end.
             if let Ok((stream, _)) = socket.accept() {
                 let mut wire = Wire::new(stream);
                 let mut request = Vec::new();
@@ -588,7 +595,8 @@ fn destroying_the_identifier_cancels_the_attempt() {
     });
 }
 
-/// Programs that use IPv6 addresses only name an IPv4 peer by its mapped address, `::ffff:127.0.0.1`.
+/// Programs that use IPv6 addresses only name an IPv4 peer by its mapped address,
+/// `::ffff:127.0.0.1`.
 #[test]
 fn ipv4_mapped_address_reaches_peer() {
     others_are_served(|| {

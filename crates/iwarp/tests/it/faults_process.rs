@@ -1,5 +1,6 @@
-//! Faults that concern a whole process: forks, descriptors that run out, floods of connections, and resources that remain.
-//! Each test runs in a process of its own, because it counts or limits the resources of its process.
+//! Faults that concern a whole process: forks, descriptors that run out, floods of connections, and
+//! resources that remain. Each test runs in a process of its own, because it counts or limits the
+//! resources of its process.
 
 use crate::common::wire::{Hello, Wire, initiator, responder};
 use crate::common::*;
@@ -35,7 +36,8 @@ fn parent_and_child_work_after_fork() {
         let mut healthy = Healthy::new(V4);
         healthy.check();
         let ctx = context(V4, &config());
-        // SAFETY: no other thread of this process holds a lock now: the progress thread sleeps, the harness waits.
+        // SAFETY: no other thread of this process holds a lock now: the progress thread sleeps, the
+        // harness waits.
         let child = unsafe { libc::fork() };
         assert!(child >= 0);
         if child == 0 {
@@ -53,7 +55,8 @@ fn parent_and_child_work_after_fork() {
                     .reject(b"")
                     .unwrap();
                 end.expect(CmEventKind::Rejected);
-                // The child drops its copy of the connection. That must not end the parent's connection.
+                // The child drops its copy of the connection. That must not end the parent's
+                // connection.
                 drop(healthy);
             }));
             // SAFETY: leaves without the harness's ends, which are the parent's.
@@ -82,7 +85,8 @@ fn parent_and_child_work_after_fork() {
     });
 }
 
-/// Reads from the peer of `end` without a pause, so that a fork is likely to happen while some lock is held.
+/// Reads from the peer of `end` without a pause, so that a fork is likely to happen while some lock
+/// is held.
 fn read_for_ever(end: &End, theirs: &Mem) {
     let mine = end.mem(1 << 16);
     let read = SendOp::Read {
@@ -95,8 +99,9 @@ fn read_for_ever(end: &End, theirs: &Mem) {
     }
 }
 
-/// A child gets a copy of every lock as it was at the time of the fork. A lock that was held then stays locked for ever in the
-/// child, because its holder does not exist there. So dropping inherited objects must not take any lock.
+/// A child gets a copy of every lock as it was at the time of the fork. A lock that was held then
+/// stays locked for ever in the child, because its holder does not exist there. So dropping
+/// inherited objects must not take any lock.
 #[test]
 fn child_forked_under_traffic_drops_inheritance() {
     alone("child_forked_under_traffic_drops_inheritance", || {
@@ -121,14 +126,16 @@ fn child_forked_under_traffic_drops_inheritance() {
             }
         });
         for round in 0..150 {
-            // SAFETY: the child only drops the objects that it inherited, which this test is about, and leaves by `_exit`.
+            // SAFETY: the child only drops the objects that it inherited, which this test is about,
+            // and leaves by `_exit`.
             let child = unsafe { libc::fork() };
             assert!(child >= 0);
             if child == 0 {
                 let stag = inherited.as_ref().unwrap().region.lkey();
                 drop(inherited.take());
-                // The raw interface may not know that the region belongs to the parent, but it must not wait for ever. The call
-                // may take a second, so only every tenth child makes it.
+                // The raw interface may not know that the region belongs to the parent, but it must
+                // not wait for ever. The call may take a second, so only every tenth child makes
+                // it.
                 if round % 10 == 0 {
                     let _ = ctx.deregister(stag);
                 }
@@ -170,7 +177,8 @@ struct Inherited {
 }
 
 impl Inherited {
-    /// Creates all objects on the device context that serves the traffic between `client` and `server`.
+    /// Creates all objects on the device context that serves the traffic between `client` and
+    /// `server`.
     fn new() -> Self {
         let (client, server) = pair(V4, &config());
         let ctx = server.ctx.clone();
@@ -202,8 +210,8 @@ impl Inherited {
     }
 }
 
-/// `Context::deregister` is safe to call for any key. If it is called for the key of a `MemoryRegion`, the region still owns its
-/// pages and frees them when it is dropped.
+/// `Context::deregister` is safe to call for any key. If it is called for the key of a
+/// `MemoryRegion`, the region still owns its pages and frees them when it is dropped.
 #[test]
 fn pages_deregistered_by_key_are_freed() {
     alone("pages_deregistered_by_key_are_freed", || {
@@ -262,8 +270,8 @@ fn descriptors_run_out_and_come_back() {
         end.id.connect(&parameters(b"")).unwrap();
         end.expect_failure(CmEventKind::ConnectError, libc::EMFILE);
         healthy.check();
-        // A peer that connects now has to wait. The listener must not use processor time meanwhile by trying to accept again
-        // and again.
+        // A peer that connects now has to wait. The listener must not use processor time meanwhile
+        // by trying to accept again and again.
         waiting.connect(&server.address.into()).unwrap();
         let before = processor_time();
         std::thread::sleep(Duration::from_millis(400));
@@ -286,8 +294,8 @@ fn descriptors_run_out_and_come_back() {
     });
 }
 
-/// RFC 5042 section 6.4.1: no listener counts a connection that its queue pair has left. One whose peer takes nothing is kept for long, unless its
-/// descriptor is needed.
+/// RFC 5042 section 6.4.1: a background close does not count for a listener. A connection whose
+/// peer reads nothing is kept for long, unless its descriptor is needed.
 #[test]
 fn closing_connection_frees_descriptor_for_listener() {
     alone("closing_connection_frees_descriptor_for_listener", || {
@@ -331,7 +339,8 @@ fn closing_connection_frees_descriptor_for_listener() {
     });
 }
 
-/// A connection that was rejected, and one whose peer has not asked for anything, is closed where its descriptor is needed.
+/// A rejected connection, and one whose peer has sent no request, are closed when their descriptor
+/// is needed.
 #[test]
 fn failed_connections_free_descriptors_for_listener() {
     let name = "failed_connections_free_descriptors_for_listener";
@@ -435,7 +444,8 @@ fn a_full_backlog_drains() {
     });
 }
 
-/// A listener keeps rejected connections open for their initiators, but only as many as an eighth of the descriptors.
+/// A listener keeps rejected connections open for their initiators, but only as many as an eighth
+/// of the descriptors.
 #[test]
 fn rejected_initiators_do_not_accumulate() {
     alone("rejected_initiators_do_not_accumulate", || {
@@ -457,7 +467,7 @@ fn rejected_initiators_do_not_accumulate() {
             wire.read_hello(FrameKind::Reply);
             rejected.push(wire);
         }
-        // 32 stay open; the oldest one had to go.
+        // 32 stay open; the oldest one was closed.
         assert!(rejected[0].ends());
         for wire in &mut rejected[1..] {
             assert!(wire.stays_open(Duration::from_millis(5)));
@@ -470,7 +480,8 @@ fn rejected_initiators_do_not_accumulate() {
 fn destroyed_connection_closes_without_peer() {
     let name = "destroyed_connection_closes_without_peer";
     alone(name, || {
-        // The first connection opens sockets that the process then keeps, so it is made before counting.
+        // The first connection opens sockets that the process then keeps, so it is made before
+        // counting.
         let _other = Healthy::new(V4);
         let end = End::new(V4, &config());
         let before = sockets();
@@ -486,7 +497,8 @@ fn destroyed_connection_closes_without_peer() {
 #[test]
 fn no_descriptors_are_left_behind() {
     alone("no_descriptors_are_left_behind", || {
-        // The engine keeps its descriptors after the last connection, so it is started before counting.
+        // The engine keeps its descriptors after the last connection, so it is started before
+        // counting.
         Healthy::new(V4).check();
         until("the first connection is gone", || {
             let now = open_files();
@@ -542,7 +554,8 @@ fn no_descriptors_are_left_behind() {
     });
 }
 
-/// What is put off is done before the process ends: the end of a connection does not follow its RTR message at once, and a capture is whole.
+/// Delayed work is done before the process ends: the delayed end of a connection, and a complete
+/// capture.
 #[test]
 fn exit_waits_for_delayed_sends() {
     const NAME: &str = "exit_waits_for_delayed_sends";
@@ -571,7 +584,7 @@ fn exit_waits_for_delayed_sends() {
         assert!(wire.ends());
         apart
     };
-    // On a busy machine this thread may look too late, so one success is enough.
+    // On a busy machine this thread may check too late, so one success is enough.
     let apart = (0..20).any(|_| {
         std::thread::scope(|scope| {
             let ends_later = scope.spawn(ends_later);

@@ -1,5 +1,6 @@
-//! MPA start-up as responder with initiators that hang, close early, or send something else than an MPA request, and with
-//! initiators of every revision and mode (RFC 5044 section 7.1, RFC 6581 sections 9 and 10).
+//! MPA start-up as responder with initiators that hang, close early, or send something else than an
+//! MPA request, and with initiators of every revision and mode (RFC 5044 section 7.1, RFC 6581
+//! sections 9 and 10).
 
 mod places;
 
@@ -117,7 +118,8 @@ fn invalid_mpa_requests_are_refused() {
         for (what, octets) in &cases {
             let mut wire = Wire::connect(server.address);
             wire.write(octets);
-            // The refusal is a reset, because hardware falls back to revision 1 only after a reset, not after a FIN.
+            // The refusal is a reset, because hardware falls back to revision 1 only after a reset,
+            // not after a FIN.
             assert!(!wire.ends(), "{what}");
         }
         assert!(server.channel.is_empty());
@@ -230,7 +232,8 @@ fn reject_carries_private_data_and_closes() {
 
 #[test]
 fn fin_does_not_chase_reject() {
-    // siw loses the private data of a rejection if the FIN arrives together with it. A network may merge the two packets.
+    // siw loses the private data of a rejection if the FIN arrives together with it. A network may
+    // merge the two packets.
     //= rfc5044 section 7.1.2
     //= type=test
     //# If the
@@ -248,9 +251,9 @@ fn fin_does_not_chase_reject() {
         request.id.reject(b"full").unwrap();
         request.id.destroy();
         assert_eq!(wire.read_hello(FrameKind::Reply).private_data, b"full");
-        // What the initiator sends now is thrown away and ends nothing.
+        // Further data of the initiator is discarded.
         wire.write(b"why?");
-        // An initiator that does not close is given up at last.
+        // An initiator that does not close times out.
         assert!(wire.ends());
         assert!(start.elapsed() >= HANDSHAKE);
     });
@@ -406,7 +409,7 @@ fn addresses_that_are_not_ours() {
     });
 }
 
-/// The number of a peer that connects to queue pairs by theirs: smaller than any of a listener.
+/// A peer's queue pair number, smaller than any of a listener.
 const NUMBERED: u32 = 2;
 
 /// A queue pair that is ready for a peer with this number at the same address.
@@ -419,7 +422,7 @@ fn numbered(ctx: &Context, pd: u32, cq: &CompletionQueue) -> QueuePair {
     qp
 }
 
-/// The peer asks for a connection to this queue pair, and gets the reply.
+/// The peer requests a connection to this queue pair, and gets the reply.
 fn ask(qp: &QueuePair) -> Wire {
     let mut hello = Hello::enhanced(true, false);
     hello.private_data = b"iwarp-qp".to_vec();
@@ -432,8 +435,8 @@ fn ask(qp: &QueuePair) -> Wire {
     wire
 }
 
-/// The peer's queue pair is reset after it has asked, and asks again. That it has given up the first stream may be known before its second request
-/// comes, or only by that.
+/// The peer resets its queue pair after its request, and sends another one. The end of the first
+/// stream may be noticed before the second request, or only by it.
 #[test]
 fn numbered_qp_refuses_abandoned_stream() {
     others_are_served(|| {
@@ -476,7 +479,7 @@ fn numbered_qp_refuses_abandoned_stream() {
     });
 }
 
-/// A peer that has asked and sends nothing else does not keep the queue pair from the peer that comes later.
+/// A peer that sends nothing after its request does not block the queue pair for a later peer.
 #[test]
 fn numbered_qp_limits_first_message_wait() {
     others_are_served(|| {

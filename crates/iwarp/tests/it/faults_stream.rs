@@ -1,5 +1,5 @@
-//! Streams that stop, break or arrive octet by octet in the middle of a transfer, and receivers that are not ready
-//! (RFC 5041 section 7.1, RFC 5044 section 7.2).
+//! Streams that stop, break or arrive octet by octet in the middle of a transfer, and receivers
+//! that are not ready (RFC 5041 section 7.1, RFC 5044 section 7.2).
 
 use crate::common::wire::{Hello, Wire, initiator, read, responder, segment, write_header};
 use crate::common::*;
@@ -71,7 +71,8 @@ fn close_of_held_send_is_noticed() {
         until("the Send is held", || {
             end.qp.counters().receiver_not_ready > 0
         });
-        // The program may post no receive until it gets this event, so the event must not wait for a receive.
+        // The program may post no receive until it gets this event, so the event must not wait for
+        // a receive.
         assert_eq!(end.expect_disconnected().status, 0);
 
         // If the peer does not close, the Send is held for the whole time.
@@ -84,7 +85,8 @@ fn close_of_held_send_is_noticed() {
     });
 }
 
-/// fio posts each receive after the Send has come, and then sleeps. The stream must be read on without a poll.
+/// fio posts each receive after the Send has arrived, and then sleeps. The stream must be read
+/// without a poll.
 #[test]
 fn held_stream_resumes_without_poll() {
     others_are_served(|| {
@@ -96,7 +98,7 @@ fn held_stream_resumes_without_poll() {
             until("the Send is held", || {
                 end.qp.counters().receiver_not_ready >= round
             });
-            // This takes the held Send. Nothing has come behind it yet.
+            // This takes the held Send. Nothing has arrived after it yet.
             end.post_recv(round, &[mem.sge(32)]);
             wire.write_op(mem.stag, mem.addr() + 32, &round.to_ne_bytes());
             until("the Write is placed", || mem.word(4) == round);
@@ -211,8 +213,8 @@ fn stream_end_within_message_is_error() {
     });
 }
 
-/// The stream ends inside an FPDU of the peer, while our side was stalled but can send again. Our side can then close
-/// gracefully, but the program must still be told that the connection was lost.
+/// The stream ends inside an FPDU of the peer, while our side was stalled but can send again. Our
+/// side can then close gracefully, but the program must still be told that the connection was lost.
 #[test]
 fn stream_end_within_both_messages_is_error() {
     others_are_served(|| {
@@ -308,7 +310,8 @@ fn terminate_names_the_request() {
     });
 }
 
-/// Makes a wrong Read Response for a request: sink STag (0 for the right one), tagged offset, length, last flag.
+/// Makes a wrong Read Response for a request: sink STag (0 for the right one), tagged offset,
+/// length, last flag.
 type Answer = fn(&ReadRequest) -> (u32, u64, usize, bool);
 
 #[test]
@@ -406,7 +409,8 @@ fn stalled_peer_delays_no_others() {
         for _ in 0..50 {
             other.check();
         }
-        // Longer than the time-outs of start-up and of closing, which do not apply to a connection in operation.
+        // Longer than the time-outs of start-up and of closing, which do not apply to a connection
+        // in operation.
         std::thread::sleep(LINGER + HANDSHAKE);
         other.check();
         assert_eq!(end.qp.state(), State::Rts);

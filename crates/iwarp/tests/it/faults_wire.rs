@@ -1,5 +1,6 @@
-//! Peers that break the rules in full operation (RFC 5040 section 7, RFC 5041 section 7, RFC 5044 section 8). The peer gets the
-//! right Terminate. The program gets a completion, an asynchronous event and a disconnect. Other connections are not affected.
+//! Peers that break the rules in full operation (RFC 5040 section 7, RFC 5041 section 7, RFC 5044
+//! section 8). The peer gets the right Terminate. The program gets a completion, an asynchronous
+//! event and a disconnect. Other connections are not affected.
 
 use crate::common::wire::{Hello, Wire, initiator, read, segment, write_header};
 use crate::common::*;
@@ -11,7 +12,8 @@ use iwarp_proto::mpa::startup::{EnhancedPrefix, FrameKind};
 use iwarp_proto::rdmap::{AtomicOp, Opcode, ReadRequest, TerminateCode as Code};
 use std::net::IpAddr;
 
-/// Memory regions of one case: `all` grants the peer all access, `local` none, and `foreign` is in another protection domain.
+/// Memory regions of one case: `all` grants the peer all access, `local` none, and `foreign` is in
+/// another protection domain.
 struct Place {
     all: Mem,
     local: Mem,
@@ -406,7 +408,8 @@ fn excess_reads_end_the_stream() {
     others_are_served(|| {
         let server = Server::new(V4, &config());
         let (mut wire, end) = initiator(&server, &Hello::enhanced(true, false));
-        // The socket cannot take Read Responses of this size while the peer does not read, so the requests stay outstanding.
+        // The socket cannot take Read Responses of this size while the peer does not read, so the
+        // requests stay outstanding.
         let mem = end.mem(16 << 20);
         for _ in 0..40 {
             wire.read_op(read(mem.stag, mem.addr(), 16 << 20));
@@ -443,7 +446,8 @@ fn resident() -> u64 {
     kilobytes << 10
 }
 
-/// The peer requests as many Reads as a device grants, 4 GiB altogether, and does not read the responses.
+/// The peer requests as many Reads as a device grants, 4 GiB altogether, and does not read the
+/// responses.
 #[test]
 fn full_read_depth_costs_little_memory() {
     alone("full_read_depth_costs_little_memory", || {
@@ -475,7 +479,8 @@ fn full_read_depth_costs_little_memory() {
             assert_eq!(end.qp.state(), State::Rts);
             let more = resident().saturating_sub(before);
             assert!(more < 64 << 20, "{more} octets");
-            // The socket has taken the first few responses, so a few more requests would be allowed. 64 are too many.
+            // The socket has taken the first few responses, so a few more requests would be
+            // allowed. 64 are too many.
             let mut octets = Vec::new();
             for _ in 0..64 {
                 let mut body = [0; ReadRequest::LEN];

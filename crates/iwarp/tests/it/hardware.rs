@@ -1,5 +1,6 @@
-//! One test for each known rule of iWARP hardware: what its drivers require in connection set-up, and what they send themselves.
-//! `docs/interop.md` lists the rules. Two of them are about TCP segments and are tested in `crates/iwarp-cli/tests/it/alignment.rs`.
+//! One test for each known rule of iWARP hardware: what its drivers require in connection set-up,
+//! and what they send themselves. `docs/interop.md` lists the rules. Two of them are about TCP
+//! segments and are tested in `crates/iwarp-cli/tests/it/alignment.rs`.
 
 use crate::common::wire::{Hello, Wire};
 use crate::common::*;
@@ -11,8 +12,8 @@ use iwarp_proto::rdmap::{Opcode, ReadRequest};
 use std::io::Read as _;
 use std::net::{SocketAddr, TcpListener};
 
-/// Flags in the first octets of the IRD word (`A`, `B`) and the ORD word (`C`, `D`) in front of the private data (RFC 6581
-/// section 9).
+/// Flags in the first octets of the IRD word (`A`, `B`) and the ORD word (`C`, `D`) in front of the
+/// private data (RFC 6581 section 9).
 const A: u8 = 0x80;
 const B: u8 = 0x40;
 const C: u8 = 0x80;
@@ -34,8 +35,9 @@ fn raw_frame(wire: &mut Wire) -> Vec<u8> {
     frame
 }
 
-/// irdma refuses enhanced requests without the peer-to-peer flag. cxgb4 accepts only the one kind of RTR message that it is
-/// configured for. So the request sets that flag and offers both kinds that hardware knows.
+/// irdma refuses enhanced requests without the peer-to-peer flag. cxgb4 accepts only the one kind
+/// of RTR message that it is configured for. So the request sets that flag and offers both kinds
+/// that hardware knows.
 #[test]
 fn request_offers_write_and_read_rtr() {
     let (socket, address) = listener();
@@ -52,8 +54,8 @@ fn request_offers_write_and_read_rtr() {
     assert_eq!(&frame[24..], b"hello");
 }
 
-/// cxgb4 looks at flag C before D, and terminates the stream unless the first flag that is set is the kind of RTR message that
-/// it is configured for.
+/// cxgb4 looks at flag C before D, and terminates the stream unless the first flag that is set is
+/// the kind of RTR message that it is configured for.
 #[test]
 fn reply_selects_one_offered_rtr() {
     let server = Server::new(V4, &config());
@@ -106,8 +108,9 @@ fn rtr_does_not_use_stag_zero() {
     }
 }
 
-/// cxgb4 sends its RTR message on revision 1 as well, where none is negotiated, and expects the response if it is a Read. The
-/// RTR message comes before any message of the ULP and causes no completion.
+/// cxgb4 sends its RTR message on revision 1 as well, where none is negotiated, and expects the
+/// response if it is a Read. The RTR message comes before any message of the ULP and causes no
+/// completion.
 #[test]
 fn revision_1_allows_empty_first_message() {
     let server = Server::new(V4, &config());
@@ -134,8 +137,8 @@ fn revision_1_allows_empty_first_message() {
     }
 }
 
-/// Both families of hardware fall back to revision 1 only after a reset, not after a FIN. So a responder that knows only
-/// revision 1 has to reset the stream.
+/// Both families of hardware fall back to revision 1 only after a reset, not after a FIN. So a
+/// responder that knows only revision 1 has to reset the stream.
 #[test]
 fn a_responder_of_revision_1_resets() {
     let mut old = config();
@@ -152,8 +155,9 @@ fn a_responder_of_revision_1_resets() {
     end.expect(CmEventKind::Established);
 }
 
-/// siw accepts at most 256 octets of private data, including the 4 octets of the prefix, and keeps the length of the private
-/// data that it sends in one octet. 251 octets and the prefix, 255 together, fit both limits.
+/// siw accepts at most 256 octets of private data, including the 4 octets of the prefix, and keeps
+/// the length of the private data that it sends in one octet. 251 octets and the prefix, 255
+/// together, fit both limits.
 #[test]
 fn private_data_of_251_octets_fits() {
     let (socket, address) = listener();
@@ -165,8 +169,8 @@ fn private_data_of_251_octets_fits() {
     assert_eq!(frame[24..], [7; 251]);
 }
 
-/// Depth 0x3fff means "not negotiated". irdma requests that itself, and treats both depths as not negotiated if either one in
-/// the reply is 0x3fff.
+/// Depth 0x3fff means "not negotiated". irdma requests that itself, and treats both depths as not
+/// negotiated if either one in the reply is 0x3fff.
 #[test]
 fn unnegotiated_depths_are_echoed() {
     let server = Server::new(V4, &config());
@@ -184,7 +188,8 @@ fn unnegotiated_depths_are_echoed() {
     drop(end);
 }
 
-/// Reserved bits are zero when we send and ignored when we receive. siw uses one of them to request large FPDUs.
+/// Reserved bits are zero when we send and ignored when we receive. siw uses one of them to request
+/// large FPDUs.
 #[test]
 fn reserved_bits_are_not_echoed() {
     let server = Server::new(V4, &config());

@@ -1,8 +1,10 @@
-//! Datagrams over a link that drops, doubles, overtakes and spoils packets: losses are losses, nothing is corrupted, nothing is delivered twice,
-//! and the connection manager finds queue pairs nevertheless.
+//! Datagrams over a link that drops, duplicates, reorders and corrupts packets: nothing corrupt is
+//! delivered, nothing is delivered twice, and the connection manager finds queue pairs
+//! nevertheless.
 //!
-//! The link is that of `common::lossy`. Without network namespaces the tests are skipped, and say what is missing; with
-//! `IWARP_REQUIRE_NAMESPACES=1` they fail. Where there is no `/dev/net/tun`, as in many containers, they are skipped in any case.
+//! The link is that of `common::lossy`. Without network namespaces the tests are skipped, and print
+//! what is missing; with `IWARP_REQUIRE_NAMESPACES=1` they fail. Without `/dev/net/tun`, as in many
+//! containers, they are always skipped.
 
 use crate::common::lossy::{FAR, Link, NEAR, Shares};
 use crate::common::net::{Net, inside};
@@ -21,13 +23,13 @@ use std::time::{Duration, Instant};
 
 const SEED: u64 = 0x1a5_51ed;
 const QKEY: u32 = 5;
-/// Octets in front of a message in its receive, in words.
+/// Words before a message in its receive.
 const GRH_WORDS: usize = 5;
-/// Words of the longest message: it needs three packets.
+/// Words of the longest message, which needs three packets.
 const WORDS: usize = 400;
 const RECEIVES: u32 = 256;
 
-/// Runs a test on the link, if it can be made here.
+/// Runs a test on the link, if it can be created.
 fn on_link(name: &str, shares: Shares, body: impl FnOnce(&Net, &Link)) {
     inside(name, |net| match Link::new(net, shares, SEED) {
         Ok(link) => body(net, &link),
@@ -86,7 +88,8 @@ impl End {
         (self.cq.poll(&mut cqe).unwrap() == 1).then_some(cqe[0])
     }
 
-    /// Sends the message with this number, whose words all follow from it, and waits until the socket has taken it.
+    /// Sends the message with this number, which determines its words, and waits until the socket
+    /// has accepted it.
     fn send(&self, number: u64, source: IpAddr, (to, num): (IpAddr, u32)) {
         let words = length_of(number);
         for at in 0..words {
@@ -193,10 +196,10 @@ fn losses_are_losses_and_nothing_else() {
         ] {
             assert!(of(fate) > 50, "the link does not do what it should");
         }
-        // What the link has spoiled is noticed by the CRC, and what it has doubled by its number.
+        // Corruption is detected by the CRC, duplicates by the number.
         assert!(drops.crc > 50 && drops.copies > 50);
         assert!(drops.crc <= of(&fates.spoiled));
-        // Nothing is lost without a reason, but for what the kernel's own queues could not hold.
+        // Losses have a cause, except those of the kernel's own queues.
         let delivered = delivered.len() as u64;
         assert!(delivered < COUNT * SENDERS);
         assert!(delivered > COUNT * SENDERS / 10);

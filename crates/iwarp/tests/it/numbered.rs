@@ -1,5 +1,5 @@
-//! Queue pairs that are connected by GID and number: to each other in either order, to a peer that comes late or never, and to
-//! themselves.
+//! Queue pairs connected by GID and number: in either order, to a peer that connects late or never,
+//! and to themselves.
 
 use crate::common::loopback::{attributes, device, gid};
 use crate::common::words::{Mem, poll};
@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 const WAIT: Option<Duration> = Some(Duration::from_secs(10));
 
-/// A queue pair that is connected by GID and number (ARCHITECTURE.md, "Queue pairs connected by GID and number"), with its
-/// context, completion queue and memory.
+/// A queue pair that is connected by GID and number (ARCHITECTURE.md, "Queue pairs connected by GID
+/// and number"), with its context, completion queue and memory.
 struct Numbered {
     ctx: Context,
     cq: CompletionQueue,
@@ -63,7 +63,8 @@ impl Numbered {
     }
 }
 
-/// Peers reach a queue pair under each GID of its device, although its number has only one port. So does the queue pair itself.
+/// Peers reach a queue pair by each GID of its device, although its number has only one port. It
+/// can also connect to itself.
 #[test]
 fn numbered_qp_reached_by_each_gid() {
     for address in &device().addresses {
@@ -106,8 +107,8 @@ fn numbered_pair() -> [Numbered; 2] {
     [Numbered::new(&device()), Numbered::new(&device())]
 }
 
-/// Connects two queue pairs by number, in either order. Each end posts its work right after its own `connect_peer`, so the first
-/// one posts before the other one connects.
+/// Connects two queue pairs by number, in either order. Each end posts its work right after its own
+/// `connect_peer`, so the first one posts before the other one connects.
 fn by_number(client_first: bool) {
     let ends = numbered_pair();
     let (a, b) = if client_first { (0, 1) } else { (1, 0) };
@@ -182,7 +183,8 @@ fn numbered_qps_reconnect_after_reset() {
         a.qp.post_send(&[wrong]).unwrap();
         let cqe = poll(&a.cq);
         assert_eq!((cqe.wr_id, cqe.status), (1000, WcStatus::RemoteAccess));
-        // The flushed receive is not polled. The reset must remove its completion, or the next round would find it.
+        // The flushed receive is not polled. The reset must remove its completion, or the next
+        // round would find it.
         for (me, other) in [(&b, &a), (&a, &b)] {
             me.qp.modify(State::Reset).unwrap();
             me.qp.modify(State::Init).unwrap();
@@ -208,7 +210,7 @@ fn idle_numbered_qp_ignores_peer_end() {
     }];
     b.qp.post_recv(&receive).unwrap();
     b.qp.post_recv(&receive).unwrap();
-    // Only a request makes it notice, however short its patience is.
+    // Only a request makes it notice, however short its timeout is.
     let impatient = Retry {
         timeout: 1,
         retry_cnt: 0,
@@ -222,7 +224,7 @@ fn idle_numbered_qp_ignores_peer_end() {
     assert_eq!(poll(&a.cq).status, WcStatus::Success);
     a.destroy();
     assert_eq!(poll(&b.cq).status, WcStatus::Success);
-    // In this time the end of the stream is read.
+    // Meanwhile the end of the stream is read.
     let end = Instant::now() + Duration::from_millis(300);
     let mut out = [Cqe::default()];
     while Instant::now() < end {
@@ -245,7 +247,8 @@ fn idle_numbered_qp_ignores_peer_end() {
     b.destroy();
 }
 
-/// Waits for the completions of these requests, in any order, and returns their statuses in the order given.
+/// Waits for the completions of these requests, in any order, and returns their statuses in the
+/// order given.
 fn statuses<const N: usize>(cq: &CompletionQueue, ids: [u64; N]) -> [WcStatus; N] {
     let cqes: Vec<Cqe> = (0..N).map(|_| poll(cq)).collect();
     ids.map(|id| {
@@ -288,7 +291,7 @@ fn absent_peer_times_out_on_schedule() {
         timeout,
         ..Retry::default()
     };
-    // 0.54 s, and so the two seconds that it takes at least.
+    // 0.54 s, so it takes the minimum of two seconds.
     a.qp.set_retry(retry(14)).unwrap();
     a.connect(&b);
     let start = Instant::now();
@@ -300,7 +303,7 @@ fn absent_peer_times_out_on_schedule() {
     assert_eq!(statuses(&a.cq, [1, 2]), failed);
     assert!(start.elapsed() >= Duration::from_secs(2));
     assert_eq!(a.qp.state(), State::Error);
-    // The peer that comes afterwards meets nobody, and the one that is reset meets it.
+    // The late peer finds no queue pair, and the reset one finds the late peer.
     b.qp.set_retry(retry(0)).unwrap();
     b.connect(&a);
     let wr = SendWr::inline(3, &[b"in a while"]).signaled();
@@ -321,14 +324,15 @@ fn absent_peer_times_out_on_schedule() {
     b.destroy();
 }
 
-/// A request that waits begins anew when its queue pair gets another limit, be it shorter or longer.
+/// A waiting request starts anew when its queue pair gets a shorter or longer limit.
 #[test]
 fn new_limit_applies_to_waiting_requests() {
     let retry = |timeout| Retry {
         timeout,
         ..Retry::default()
     };
-    // The limit of `patient` was the shorter one, and would be over first: half a minute, after what the others have.
+    // The limit of `patient` was shorter, and would expire first: half a minute after those of the
+    // others.
     let [patient, a, b] = [(); 3].map(|()| Numbered::new(&device()));
     for (from, first, then) in [
         (&patient, Retry::default(), retry(20)),
@@ -350,7 +354,8 @@ fn new_limit_applies_to_waiting_requests() {
     }
 }
 
-/// A number contains the port of a listener. There are 256 for each, and the numbers of queue pairs that are gone are given again.
+/// A number contains the port of a listener. Each port has 256 numbers, and those of destroyed
+/// queue pairs are reused.
 #[test]
 fn numbers_of_a_port_are_reused() {
     let ctx = Context::open(&device(), Config::default()).unwrap();
@@ -367,7 +372,7 @@ fn numbers_of_a_port_are_reused() {
     let at = std::net::SocketAddr::from(([127, 0, 0, 1], port as u16));
     assert!(std::net::TcpListener::bind(at).is_err());
     first.destroy();
-    // Another test may have the port for a moment.
+    // Another test may briefly have the port.
     let end = Instant::now() + WAIT.unwrap();
     while std::net::TcpListener::bind(at).is_err() {
         assert!(Instant::now() < end, "its port is not free");
@@ -375,7 +380,8 @@ fn numbers_of_a_port_are_reused() {
     }
 }
 
-/// A queue pair that waits for its peer, and is dropped by its program, keeps neither its device nor its number.
+/// A queue pair that waits for its peer, and is dropped by its program, keeps neither its device
+/// nor its number.
 #[test]
 fn waiting_qp_is_not_kept_alive() {
     let a = Numbered::new(&device());
@@ -408,7 +414,7 @@ fn invalid_peer_or_timeout_is_refused() {
     a.destroy();
 }
 
-/// A queue pair that holds a Send reads nothing, and notices by the reset that its peer has gone.
+/// A queue pair that holds a Send does not read, and notices the end of its peer by the reset.
 #[test]
 fn peer_reset_gives_retry_exceeded() {
     let [a, b] = numbered_pair();
@@ -432,8 +438,8 @@ fn peer_reset_gives_retry_exceeded() {
     b.destroy();
 }
 
-/// A program ends its queue pair as soon as it has the last message, and tells that to the peer in its own way. On InfiniBand the sender's
-/// request is complete by then, whatever the sender does next.
+/// A program destroys its queue pair as soon as it has the last message, and notifies the peer out
+/// of band. On InfiniBand the sender's request is complete by then.
 #[test]
 fn arrived_message_completes_after_receiver_ends() {
     type End = fn(&QueuePair);
@@ -478,7 +484,7 @@ fn arrived_message_completes_after_receiver_ends() {
     }
 }
 
-/// A message for which an unreliable queue pair has no receive is lost, and what follows is taken.
+/// A message without a receive is lost on an unreliable queue pair, and the next one is delivered.
 #[test]
 fn unreliable_qp_drops_without_receive() {
     let [a, b] = [(); 2].map(|()| {
@@ -502,7 +508,7 @@ fn unreliable_qp_drops_without_receive() {
         assert_eq!(poll(&a.cq).status, WcStatus::Success);
     };
     send(1, "lost");
-    // The Write follows it, and is there: the message has found no receive.
+    // The Write after it is placed: the message found no receive.
     assert_eq!(a.write(&b, 77).status, WcStatus::Success);
     let begin = Instant::now();
     while b.mem.word(0) != 77 {

@@ -1,5 +1,5 @@
-//! Connections that end during a network outage: messages whose requests have completed still arrive, and the peer learns of the
-//! end. A peer that never comes back is noticed.
+//! Connections that end during a network outage: messages whose requests have completed still
+//! arrive, and the peer learns of the end. A peer that never comes back is noticed.
 //!
 //! The network is that of `common::net`.
 
@@ -77,8 +77,8 @@ fn completed_sends_arrive_after_an_outage() {
                 way.end(near);
                 (from, to)
             });
-            // No acknowledgement can come, so the descriptors are closed after the linger time. A reset here would discard the
-            // Sends.
+            // No acknowledgement can come, so the descriptors are closed after the linger time. A
+            // reset here would discard the Sends.
             until("the connections are let go", || {
                 sockets() + WAYS.len() <= before
             });
@@ -94,8 +94,8 @@ fn completed_sends_arrive_after_an_outage() {
     });
 }
 
-/// The peer has sent something during the outage, too. It may arrive before our own Send has left. If it met a closed socket,
-/// the kernel would answer with a reset, which discards our Send.
+/// The peer has sent something during the outage, too. It may arrive before our own Send has left.
+/// If it met a closed socket, the kernel would answer with a reset, which discards our Send.
 #[test]
 fn completed_sends_arrive_from_both_ends() {
     inside("completed_sends_arrive_from_both_ends", |net| {
@@ -190,7 +190,7 @@ fn completed_sends_arrive_before_cut_one() {
     });
 }
 
-/// TCP keeps a connection whose address is gone, and goes on when it is there again.
+/// TCP keeps a connection whose address was removed, and continues when it is back.
 #[test]
 fn removed_address_pauses_its_connections() {
     inside("removed_address_pauses_its_connections", |net| {
@@ -199,7 +199,7 @@ fn removed_address_pauses_its_connections() {
         let mut other = Healthy::new(V4);
         for round in 1..3 {
             ip(&format!("addr del {NEAR}/24 dev near"));
-            // Attempts to connect from there fail at once, and others notice nothing.
+            // Attempts to connect from that address fail immediately, and others are unaffected.
             let (source, server) = ((NEAR, 0).into(), (FAR, 9).into());
             let stranger = CmId::create(&near.channel, None);
             let refused = stranger.resolve_addr(Some(source), server).unwrap_err();

@@ -1,4 +1,5 @@
-//! Listeners behind a port mapper. The tests play the port mapper daemon themselves and check its messages octet by octet.
+//! Listeners behind a port mapper. The tests play the port mapper daemon themselves and check its
+//! messages octet by octet.
 
 use crate::common::*;
 use iwarp::runtime::cm::CmEventKind;
@@ -18,7 +19,8 @@ fn mapper() -> (UdpSocket, u16) {
     (socket, port)
 }
 
-/// Receives the next message, which must have this kind and length. Returns its octets and its sender.
+/// Receives the next message, which must have this kind and length. Returns its octets and its
+/// sender.
 fn receive(mapper: &UdpSocket, kind: u8, len: usize) -> (Vec<u8>, SocketAddr) {
     let mut octets = vec![0; 100];
     let (n, from) = mapper.recv_from(&mut octets).unwrap();

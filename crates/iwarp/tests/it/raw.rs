@@ -1,5 +1,5 @@
-//! The objects of `iwarp::runtime`, end to end over loopback in one process: all operations with each framing option, and connection
-//! management.
+//! The objects of `iwarp::runtime`, end to end over loopback in one process: all operations with
+//! each framing option, and connection management.
 
 mod identifiers;
 
@@ -257,7 +257,8 @@ fn placed_writes_complete_after_placement() {
         assert_eq!(poll(&c.cq).status, WcStatus::Success);
         assert_eq!(sm.word(0), value);
     }
-    // The responder sees the end of the connection, as on every connection of the connection manager.
+    // The responder sees the end of the connection, as on every connection of the connection
+    // manager.
     c.id.disconnect().unwrap();
     let end = Instant::now() + WAIT.unwrap();
     while s.qp.state() != State::Error {
@@ -347,8 +348,8 @@ fn timewait_exit_is_reported_after_disconnected() {
     assert!(gone_ch.is_empty());
 }
 
-/// The peer sends its next message only after it has our answer. So the completion of the answer must come before the receive
-/// completion of that message.
+/// The peer sends its next message only after it has our answer. So the completion of the answer
+/// must come before the receive completion of that message.
 #[test]
 fn send_completes_before_its_answer() {
     const ROUNDS: usize = 4000;
@@ -400,7 +401,7 @@ fn send_completes_before_its_answer() {
     server.join().unwrap();
 }
 
-/// What the peer may do is limited by the queue pair, whatever the memory allows.
+/// The queue pair limits the peer's access, whatever the memory allows.
 #[test]
 fn qp_access_flags_limit_peer() {
     let (c, s) = pair(&Config::default());
@@ -418,7 +419,7 @@ fn qp_access_flags_limit_peer() {
     send(&c, read, &[cm.sge(8)]);
     assert_eq!(poll(&c.cq).status, WcStatus::Success);
     cm.fill(8);
-    // The Write may complete when TCP has taken it. What follows it does not.
+    // The Write may complete when TCP has accepted it. Later requests do not.
     send(&c, write, &[cm.sge(8)]);
     send(&c, read, &[cm.sge(8)]);
     poll(&c.cq);
@@ -442,7 +443,7 @@ fn completions_have_requested_timestamps() {
     c.cq.enable_timestamps();
     let [first, second] = [stamp(), stamp()];
     assert!(0 < first && first <= second, "{first} {second}");
-    // Its answer tells that all Writes are placed, so the memory may go.
+    // Its answer proves that all Writes are placed, so the memory may be freed.
     let read = SendOp::Read {
         remote_addr: sm.addr(),
         rkey: sm.stag,
@@ -451,7 +452,8 @@ fn completions_have_requested_timestamps() {
     assert_eq!(poll(&c.cq).status, WcStatus::Success);
 }
 
-/// Each poll makes room for more of a list that is longer than the queue, and each request of it is carried out once.
+/// Each poll makes room for more of a list that is longer than the queue, and each request is
+/// executed once.
 #[test]
 fn polling_makes_room_for_long_lists() {
     const LEN: usize = 300;
@@ -508,7 +510,7 @@ fn polling_makes_room_for_long_lists() {
     }
 }
 
-/// Events of a queue that is going away are dropped, and no others.
+/// Events of a destroyed queue are dropped, and no others.
 #[test]
 fn events_of_one_queue_are_forgotten() {
     let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
@@ -532,7 +534,7 @@ fn events_of_one_queue_are_forgotten() {
     qps.iter().for_each(QueuePair::destroy);
 }
 
-/// More receives than are flushed in one go.
+/// More receives than are flushed in one step.
 #[test]
 fn all_receives_are_flushed_in_order() {
     const LEN: u32 = 5000;

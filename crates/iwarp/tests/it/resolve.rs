@@ -1,4 +1,5 @@
-//! Resolving addresses of peers whose next hop answers, and of those whose does not, as `rdma_resolve_addr(3)` has it.
+//! Resolving addresses of peers with and without a responding next hop, as in
+//! `rdma_resolve_addr(3)`.
 
 use crate::common::net::{FAR, NEAR, inside, ip};
 use crate::common::*;
@@ -7,7 +8,7 @@ use iwarp::runtime::create_event_channel;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// Shorter than the kernel asks for a neighbour.
+/// Shorter than the kernel's neighbour probes.
 const SHORT: Duration = Duration::from_millis(600);
 
 fn identifier() -> (CmId, CmEventChannel) {
@@ -37,12 +38,12 @@ const DEAD: (CmEventKind, i32) = (CmEventKind::AddrError, libc::ETIMEDOUT);
 fn dead_neighbour_fails_address_resolution() {
     inside("dead_neighbour_fails_address_resolution", |net| {
         let far = FAR.to_string();
-        // Twice: the first time the kernel has to ask.
+        // Twice: the first time the kernel has to probe.
         assert_eq!(resolve(&far, LIMIT), RESOLVED);
         assert_eq!(resolve(&far, Duration::ZERO), RESOLVED);
         assert_eq!(resolve(&NEAR.to_string(), Duration::ZERO), RESOLVED);
         assert_eq!(resolve("10.9.7.9", SHORT), DEAD);
-        // Longer than the kernel asks: it then asks anew, and in the end somebody is there.
+        // Longer than the kernel probes: it then probes again, and finally the neighbour exists.
         assert_eq!(resolve("10.9.7.9", Duration::from_secs(4)), DEAD);
         let late = std::thread::spawn(|| resolve("10.9.7.8", LIMIT));
         std::thread::sleep(SHORT);
@@ -58,7 +59,7 @@ fn gateway_answers_for_remote_hosts() {
         ip("route add 10.8.2.0/24 via 10.9.7.9");
         assert_eq!(resolve("10.8.1.5", LIMIT), RESOLVED);
         assert_eq!(resolve("10.8.2.5", SHORT), DEAD);
-        // Where there are no link addresses, nothing is asked.
+        // Without link addresses there is nothing to probe.
         ip("link set near arp off");
         assert_eq!(resolve("10.9.7.10", Duration::ZERO), RESOLVED);
     });
@@ -90,7 +91,7 @@ fn identifier_resolves_again_or_is_destroyed() {
         let event = channel.next(Some(LIMIT)).unwrap();
         assert_eq!((event.kind, event.status), DEAD);
         id.resolve_route().unwrap_err();
-        // The next address is another one's.
+        // The next address belongs to another host.
         let server = net.at_far(|| Server::new(FAR, &config()));
         id.resolve_addr_within(None, server.address, LIMIT).unwrap();
         assert_eq!(
@@ -104,7 +105,8 @@ fn identifier_resolves_again_or_is_destroyed() {
         );
         id.destroy();
 
-        // One of the last attempt may still be open: the thread that has told its end lets it go afterwards.
+        // A descriptor of the last attempt may still be open: the thread that reported its end
+        // closes it afterwards.
         let before = open_sockets();
         let (id, channel) = identifier();
         id.resolve_addr_within(None, dead, LIMIT * 10).unwrap();
@@ -120,7 +122,7 @@ fn identifier_resolves_again_or_is_destroyed() {
     });
 }
 
-/// `IWARP_BIND` leaves addresses out. Programs bind to the loopback nevertheless, to find out what there is.
+/// `IWARP_BIND` excludes addresses. Programs bind to loopback nevertheless, to find devices.
 #[test]
 fn address_without_device_binds_on_loopback() {
     const NAME: &str = "address_without_device_binds_on_loopback";
@@ -135,7 +137,7 @@ fn address_without_device_binds_on_loopback() {
     alone_with(NAME, &[("IWARP_BIND", "lo")], || {
         inside(NAME, |_| {
             for id in both() {
-                // The port is given back each time.
+                // The port is freed each time.
                 for _ in 0..2 {
                     let bound = id.bind(SocketAddr::new(NEAR, 0));
                     assert!(matches!(bound, Err(iwarp::Error::NoDevice)), "{bound:?}");

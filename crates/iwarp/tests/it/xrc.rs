@@ -1,4 +1,5 @@
-//! Extended reliable connections: by number and by the connection manager, to several shared receive queues, and what is refused.
+//! Extended reliable connections: by number and by the connection manager, to several shared
+//! receive queues, and what is refused.
 
 use crate::common::loopback::{attributes, device, gid};
 use crate::common::words::{Mem, poll};
@@ -14,10 +15,10 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(20);
-/// RDMA Reads and atomics outstanding, each way.
+/// RDMA Reads and atomics outstanding, per direction.
 const DEPTH: u16 = 4;
 
-/// A shared receive queue of a domain, with a completion queue, a protection domain and memory of its own.
+/// A shared receive queue of a domain, with its own completion queue, protection domain and memory.
 struct Queue {
     srq: SharedReceiveQueue,
     cq: CompletionQueue,
@@ -42,7 +43,7 @@ impl Queue {
     }
 }
 
-/// A process's side: an opened device, a domain with two queues.
+/// The side of one process: an open device, and a domain with two queues.
 struct Side {
     ctx: Context,
     domain: XrcDomain,
@@ -57,9 +58,9 @@ impl Side {
 
     fn with(cqe: u32) -> Self {
         let ctx = Context::open(&device(), Config::default()).unwrap();
-        // So that no number of a protection domain is another one's by chance.
+        // So that protection domain numbers do not coincide by chance.
         let _ = [(); 3].map(|()| ctx.allocate_pd());
-        // Numbers of queues rise, so the one with the lowest belongs to another domain.
+        // Numbers of queues increase, so the lowest one belongs to another domain.
         let other = ctx.open_xrc_domain(None, true, false).unwrap();
         let other = Queue::new(&ctx, &other, 1);
         let domain = ctx.open_xrc_domain(None, true, false).unwrap();
@@ -117,7 +118,7 @@ impl Initiator {
     }
 }
 
-/// Connects an initiator and a target by number; the first of the two calls is the initiator's or the target's.
+/// Connects an initiator and a target by number; the first call is the initiator's or the target's.
 fn by_number(initiator_first: bool) -> (Initiator, Side, QueuePair) {
     let (a, b) = (Initiator::new(true), Side::new());
     let target = b.target(true);
@@ -152,7 +153,7 @@ fn sends_reach_their_named_queue() {
             queue.post(100 + round);
             a.mem.fill(round);
             a.post(round, SendOp::Send, queue.num());
-            // The completion is where the queue has it, and names the target.
+            // The completion is in the queue's completion queue, and names the target.
             let cqe = poll(&queue.cq);
             assert_eq!(ok(&cqe), (100 + round, WcOpcode::Recv));
             assert_eq!((cqe.qp_num, cqe.byte_len), (target.num(), 8));
@@ -164,7 +165,7 @@ fn sends_reach_their_named_queue() {
     }
 }
 
-/// A list that is posted as a whole is accepted or not: nothing of one that does not fit is sent.
+/// A list that is posted as a whole is accepted or refused: one that does not fit sends nothing.
 #[test]
 fn list_is_sent_or_refused_whole() {
     let (a, b, target) = by_number(true);
@@ -204,7 +205,7 @@ fn operations_reach_named_queues_memory() {
         };
         a.post(2, add, queue.num());
         assert_eq!(ok(&poll(&a.cq)), (2, WcOpcode::FetchAdd));
-        // It names none: that of the last request still holds.
+        // It names none, so that of the last request applies.
         a.post(3, SendOp::Read { remote_addr, rkey }, 0);
         assert_eq!(ok(&poll(&a.cq)), (3, WcOpcode::Read));
         assert_eq!(a.mem.word(0), 12);
@@ -225,7 +226,8 @@ fn operations_reach_named_queues_memory() {
     a.qp.destroy();
 }
 
-/// Each queue belongs to a protection domain, and a request for the one does not reach memory of the other.
+/// Each queue belongs to a protection domain, and a request for one does not reach memory of the
+/// other.
 #[test]
 fn memory_of_another_queue_is_refused() {
     let (a, b, target) = by_number(false);
@@ -359,7 +361,8 @@ fn a_limit_is_told_once() {
     a.qp.destroy();
 }
 
-/// An ordinary queue pair that names a target, and the target it: they are not connected, as on InfiniBand.
+/// An ordinary queue pair that names a target, and the target it: they are not connected, as on
+/// InfiniBand.
 #[test]
 fn other_queue_pairs_cannot_reach_target() {
     let b = Side::new();
@@ -425,7 +428,7 @@ fn initiator_and_target_refuse_posts() {
     a.qp.destroy();
 }
 
-/// A target is reset and connected again: it takes receives of no queue before one is named anew.
+/// A reset target that is connected again takes no receives before a queue is named.
 #[test]
 fn a_target_is_used_again() {
     let (a, b, target) = by_number(true);
@@ -468,10 +471,10 @@ fn domain_is_identified_by_file() {
     assert_eq!(errno(ctx.open_xrc_domain(None, false, false)), libc::EINVAL);
     let anonymous = [(); 2].map(|()| ctx.open_xrc_domain(None, true, false).unwrap());
     assert!(!anonymous[0].is_same(&anonymous[1]));
-    // It is gone with its last user.
+    // It is destroyed with its last user.
     drop(first);
     assert_eq!(errno(open(&again, false, false)), libc::EAGAIN);
-    // Another opened device is another device.
+    // Another open context is another device.
     let other = Context::open(&device(), Config::default()).unwrap();
     let cq = ctx.create_cq(1, None).unwrap();
     let made = other.create_xrc_srq(&anonymous[0], &cq, 1, 1, 1);
@@ -481,7 +484,7 @@ fn domain_is_identified_by_file() {
     }
 }
 
-/// A listener and a resolved client.
+/// Returns a listener and a resolved client.
 fn managed(client: &QueuePair, server: &Context) -> (CmId, [CmEventChannel; 2], CmId) {
     let channels = [(); 2].map(|()| create_event_channel().unwrap());
     let listener = CmId::create(&channels[1], Some(server));
@@ -555,7 +558,7 @@ fn accept_with_wrong_kind_allows_retry() {
     request.id.set_queue_pair(Some(&target));
     request.id.accept(&with_data(b"")).unwrap();
     expect(&channels[0], CmEventKind::Established);
-    // The reverse: an ordinary client, and a server that wants to accept it with a target.
+    // The reverse: an ordinary client, and a server that tries to accept it with a target.
     let client = Initiator::new(false);
     let ordinary = client
         .ctx

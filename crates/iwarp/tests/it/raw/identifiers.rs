@@ -1,8 +1,9 @@
-//! Identifiers of the connection manager: stand-ins for queue pairs, options, addresses, and events that go elsewhere.
+//! Identifiers of the connection manager: placeholder queue pairs, options, addresses, and events
+//! that move to another channel.
 
 use super::*;
 
-/// An identifier whose route to `peer` is resolved.
+/// Returns an identifier whose route to `peer` is resolved.
 fn routed(
     channel: &iwarp::runtime::cm::CmEventChannel,
     ctx: Option<&Context>,
@@ -56,7 +57,7 @@ fn connection_without_queue_pair_works() {
         let event = expect(&at_client, CmEventKind::Established);
         assert_eq!(event.private_data, b"answer");
         let reads = (event.responder_resources, event.initiator_depth);
-        // The listener's program serves fewer, but can serve as many as were asked for, up to the depth.
+        // The listener's program serves fewer, but can serve as many as requested, up to the depth.
         assert_eq!(reads, (Some(1), Some(3)));
         // The connecting program has not taken the answer yet.
         assert!(at_listener.try_next().is_none());
@@ -125,7 +126,7 @@ fn identifiers_have_numbers_and_user_values() {
     assert!(numbers[0] < numbers[1] && numbers[1] < numbers[2]);
 }
 
-/// Of two that share a channel, the end of one leaves the other and its events alone.
+/// Of two identifiers that share a channel, destroying one leaves the other and its events intact.
 #[test]
 fn destroyed_identifier_discards_only_its_events() {
     let channel = create_event_channel().unwrap();
@@ -158,7 +159,7 @@ fn an_identifier_is_bound_once() {
     refused(&id);
 }
 
-/// An identifier that is dropped without being destroyed does not go on listening.
+/// A listener that is dropped without being destroyed stops listening.
 #[test]
 fn dropped_listener_frees_its_port() {
     let channel = create_event_channel().unwrap();
@@ -199,7 +200,7 @@ fn program_posts_only_user_events() {
     refused(CmEventKind::User(5));
 }
 
-/// Listens at all IPv6 addresses. Returns `true` if somebody else can listen at its port for IPv4.
+/// Listens on all IPv6 addresses. Returns `true` if its port can still be used for IPv4.
 fn leaves_ipv4(only_v6: bool) -> bool {
     let id = CmId::create(&create_event_channel().unwrap(), None);
     id.set_only_v6(only_v6);
@@ -213,7 +214,7 @@ fn leaves_ipv4(only_v6: bool) -> bool {
 
 #[test]
 fn ipv6_only_listener_leaves_ipv4_port() {
-    // The port may be another program's, for IPv4.
+    // Another program may use the port for IPv4.
     assert!((0..20).any(|_| leaves_ipv4(true)));
     assert!((0..20).all(|_| !leaves_ipv4(false)));
 }
@@ -259,7 +260,7 @@ fn identifier_connects_from_bound_port() {
         id.use_stand_in(1).unwrap();
         id.connect(&ConnectionParameters::default()).unwrap();
     };
-    // Bound, but nobody listens.
+    // Bound, but not listening.
     connect(&silent);
     let event = expect(&own_channel, CmEventKind::Rejected);
     assert_eq!(event.status, libc::ECONNREFUSED);
@@ -276,7 +277,7 @@ fn migrated_identifier_moves_its_events() {
         moving.write_event(CmEventKind::User(value), 0).unwrap();
         staying.write_event(CmEventKind::User(10), 0).unwrap();
     }
-    // To where it is already.
+    // The channel that it already has.
     moving.migrate(&old);
     moving.migrate(&new);
     moving.write_event(CmEventKind::User(3), 0).unwrap();
@@ -296,7 +297,7 @@ fn source_and_destination_share_family() {
     let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
     let ctx = Context::open(&device, Config::default()).unwrap();
     let channel = create_event_channel().unwrap();
-    // Bound to, named as the source, resolved; and the address that it has then, if that is possible.
+    // Bound to, named as the source, resolved; and the resulting address, if possible.
     for (bound, source, peer, wanted) in [
         (None, None, "127.0.0.1:9", Some("127.0.0.1")),
         (None, Some("0.0.0.0:0"), "127.0.0.1:9", Some("127.0.0.1")),
@@ -335,7 +336,8 @@ fn source_and_destination_share_family() {
     }
 }
 
-/// The address that the program has named as the source is the one that the peer sees, whichever context the identifier uses.
+/// The peer sees the address that the program named as the source, whichever context the identifier
+/// uses.
 #[test]
 fn connection_comes_from_named_address() {
     let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
