@@ -1,13 +1,15 @@
-//! What the calls of a connection cost beside the explicit verbs: 64-octet RDMA Writes, in alternating rounds.
+//! What the calls of a connection cost beside the explicit verbs: 64-octet RDMA Writes, in
+//! alternating rounds.
 //!
 //! ```sh
 //! cargo run --release --example cost             # 15 rounds
 //! cargo run --release --example cost 5 20000     # 5 rounds of 20,000 Writes
 //! ```
 //!
-//! Both programs do the same: Writes with a completion each, one after the other; the same with 64 on their way; 64 that are begun and
-//! awaited together, as futures and by completions; and lists of 16 with one completion. Printed are the medians of the rates, and the
-//! median of the ratios of rounds that followed each other.
+//! Both programs do the same: Writes with a completion each, one after the other; the same with 64
+//! on their way; 64 that are begun and awaited together, as futures and by completions; and lists
+//! of 16 with one completion. Printed are the medians of the rates, and the median of the ratios of
+//! rounds that followed each other.
 
 use iwarp::verbs::cm::{Connector, ListeningId};
 use iwarp::verbs::{
@@ -76,7 +78,8 @@ impl Explicit {
         Ok(n * writes)
     }
 
-    /// Posts Writes one by one, and looks for completions when `window` are on their way: for `least` at a time.
+    /// Posts Writes one by one, and looks for completions when `window` are on their way: for
+    /// `least` at a time.
     fn windowed(&self, writes: usize, window: usize, least: usize) -> Result<()> {
         let elements = [self.source.sge(..)?];
         let wr = SendWr::write(1, self.there.addr, self.there.rkey, &elements).signaled();

@@ -1,5 +1,5 @@
-//! A counter in the server's memory that any number of clients increment by RDMA atomics (RFC 7306 section 5). The server's
-//! program takes no part in the additions.
+//! A counter in the server's memory that any number of clients increment by RDMA atomics (RFC 7306
+//! section 5). The server's program takes no part in the additions.
 //!
 //! ```sh
 //! cargo run --example counter                           # server and four clients in this process
@@ -18,7 +18,8 @@ use std::time::Duration;
 /// Number of additions that a client has posted and not yet completed.
 const WINDOW: usize = 8;
 
-/// Accepts clients, prints the counter when one leaves, and returns the counter when `clients` have left.
+/// Accepts clients, prints the counter when one leaves, and returns the counter when `clients` have
+/// left.
 fn serve(listener: &ListeningId, ctx: &Context, clients: usize) -> Result<u64> {
     let pd = ProtectionDomain::new(ctx);
     let counter = pd.reg_mr(8, Access::LOCAL_WRITE | Access::REMOTE_ATOMIC)?;

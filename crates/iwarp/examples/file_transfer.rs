@@ -1,5 +1,5 @@
-//! Sends a file by RDMA Writes to the server's memory. The last Write carries immediate data, which tell the server that the file is
-//! complete.
+//! Sends a file by RDMA Writes to the server's memory. The last Write carries immediate data, which
+//! tell the server that the file is complete.
 //!
 //! ```sh
 //! cargo run --example file_transfer                                     # both ends in this process
@@ -7,7 +7,8 @@
 //! cargo run --example file_transfer send 192.0.2.7:7174 file.bin
 //! ```
 //!
-//! This example shows only the principle. `iwarp cp` is a complete tool, with a ring of buffers, resuming and checksums.
+//! This example shows only the principle. `iwarp cp` is a complete tool, with a ring of buffers,
+//! resuming and checksums.
 
 use iwarp::connection::Listen;
 use iwarp::{Access, Endpoint, Error, Listener, RemoteRegion, Result};
@@ -15,7 +16,8 @@ use std::io::Read;
 use std::net::SocketAddr;
 use std::path::Path;
 
-/// Octets of the largest file. The kernel provides a page only when it is first written to, so a small file uses little of this.
+/// Octets of the largest file. The kernel provides a page only when it is first written to, so a
+/// small file uses little of this.
 const ROOM: usize = 64 << 20;
 /// Octets of one RDMA Write.
 const PIECE: usize = 1 << 20;

@@ -1,5 +1,5 @@
-//! Sends a file by RDMA Writes to the server's memory. The last Write carries immediate data, which tell the server that the file
-//! is complete.
+//! Sends a file by RDMA Writes to the server's memory. The last Write carries immediate data, which
+//! tell the server that the file is complete.
 //!
 //! ```sh
 //! cargo run --example file_transfer_verbs                                     # both ends in this process
@@ -7,7 +7,8 @@
 //! cargo run --example file_transfer_verbs send 192.0.2.7:7174 file.bin
 //! ```
 //!
-//! This example shows only the principle. `iwarp cp` is a complete tool, with a ring of buffers, resuming and checksums.
+//! This example shows only the principle. `iwarp cp` is a complete tool, with a ring of buffers,
+//! resuming and checksums.
 
 use iwarp::verbs::cm::{ConnectionParameters, Connector, ListeningId};
 use iwarp::verbs::{
@@ -26,7 +27,8 @@ const PIECE: usize = 1 << 20;
 fn serve(listener: &ListeningId, ctx: &Context, to: &Path) -> Result<()> {
     let pd = ProtectionDomain::new(ctx);
     let cq = ctx.create_cq(16, None)?;
-    // The kernel provides a page only when it is first written to, so a small file uses little of this.
+    // The kernel provides a page only when it is first written to, so a small file uses little of
+    // this.
     let memory = pd.reg_mr(ROOM, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
     let request = listener.accept(None)?;
     let qp = pd.create_qp(&QpInitAttr::new(&cq, &cq))?;
@@ -47,7 +49,8 @@ fn serve(listener: &ListeningId, ctx: &Context, to: &Path) -> Result<()> {
     if done.status != WcStatus::Success || !done.flags.contains(WcFlags::WITH_IMM) {
         return Err(iwarp::Error::ConnectionLost("no file came".into()));
     }
-    // This completion comes after all earlier Writes were placed. The immediate data are the length.
+    // This completion comes after all earlier Writes were placed. The immediate data are the
+    // length.
     let data = memory.to_vec(..(done.imm_or_stag as usize).min(ROOM))?;
     std::fs::write(to, &data)?;
     println!("received {} octets", data.len());

@@ -1,4 +1,5 @@
-//! The program of `hello.rs` by the explicit verbs: the client sends a line, and the server answers with another one.
+//! The program of `hello.rs` by the explicit verbs: the client sends a line, and the server answers
+//! with another one.
 //!
 //! ```sh
 //! cargo run --example hello_verbs                            # both ends in this process
@@ -6,8 +7,8 @@
 //! cargo run --example hello_verbs connect 192.0.2.7:7171
 //! ```
 //!
-//! Receives are posted before the connection is made, because each incoming message needs a posted receive. The program learns of
-//! every sent and received message by a completion.
+//! Receives are posted before the connection is made, because each incoming message needs a posted
+//! receive. The program learns of every sent and received message by a completion.
 
 use iwarp::verbs::cm::{Connector, ListeningId};
 use iwarp::verbs::{
@@ -43,7 +44,8 @@ impl End {
         Ok((Self { ctx, cq, inbox }, qp))
     }
 
-    /// Posts a Send of a line. Inline data are copied when posted, so the caller may drop the line at once.
+    /// Posts a Send of a line. Inline data are copied when posted, so the caller may drop the line
+    /// at once.
     fn say(&self, qp: &QueuePair, line: &str) -> Result<()> {
         Ok(qp.post_send(&[SendWr::inline(2, &[line.as_bytes()]).signaled()])?)
     }

@@ -1,12 +1,14 @@
-//! A key-value store whose clients look up keys by RDMA Reads only. The server's program takes no part in the look-ups.
+//! A key-value store whose clients look up keys by RDMA Reads only. The server's program takes no
+//! part in the look-ups.
 //!
 //! ```sh
 //! cargo run --example kv        # server and client in this process
 //! ```
 //!
-//! The table is shared memory: buckets of 16 words, found by a hash of the key and open addressing. A bucket begins and ends with a
-//! version number. If the two differ, or are odd, the reader saw a bucket that was being changed, and reads it again. The client gets the
-//! token of the table from the private data of the connection.
+//! The table is shared memory: buckets of 16 words, found by a hash of the key and open addressing.
+//! A bucket begins and ends with a version number. If the two differ, or are odd, the reader saw a
+//! bucket that was being changed, and reads it again. The client gets the token of the table from
+//! the private data of the connection.
 
 use iwarp::bytemuck::{cast_slice, cast_slice_mut};
 use iwarp::{Access, Connection, Endpoint, Error, Region, RemoteRegion, Result};

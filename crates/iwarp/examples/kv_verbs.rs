@@ -1,4 +1,5 @@
-//! A key-value store whose clients look up keys by RDMA Reads only. The server's program takes no part in the look-ups.
+//! A key-value store whose clients look up keys by RDMA Reads only. The server's program takes no
+//! part in the look-ups.
 //!
 //! ```sh
 //! cargo run --example kv_verbs                               # both ends in this process
@@ -6,10 +7,10 @@
 //! cargo run --example kv_verbs get 192.0.2.7:7172 colour shape
 //! ```
 //!
-//! The table is registered memory: buckets of 128 octets, found by a hash of the key and open addressing. The server
-//! changes a bucket in place. Each bucket begins and ends with a version number. If the two differ, or are odd, the reader saw a
-//! bucket that was being changed, and reads it again. The client gets the address of the table from the private data of the
-//! connection.
+//! The table is registered memory: buckets of 128 octets, found by a hash of the key and open
+//! addressing. The server changes a bucket in place. Each bucket begins and ends with a version
+//! number. If the two differ, or are odd, the reader saw a bucket that was being changed, and reads
+//! it again. The client gets the address of the table from the private data of the connection.
 
 use iwarp::verbs::cm::{ConnectedId, ConnectionParameters, Connector, ListeningId};
 use iwarp::verbs::{
@@ -63,8 +64,9 @@ impl Table {
             if there[0] != 0 && there != k {
                 continue;
             }
-            // The first version is odd while the bucket changes. Both versions are stored with release ordering, so a reader
-            // that sees them equal and even has read a consistent bucket.
+            // The first version is odd while the bucket changes. Both versions are stored with
+            // release ordering, so a reader that sees them equal and even has read a consistent
+            // bucket.
             let version = self.0.load_u64(at)?;
             self.0.store_u64(at, version + 1)?;
             self.0.write_at(at + KEY, &k)?;
@@ -193,7 +195,8 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
             show(&client, &["colour", "shape", "size"])?;
             assert_eq!(client.get("colour")?.as_deref(), Some("blue"));
             assert_eq!(client.get("size")?, None);
-            // Each read of a changing value returns a complete number, never smaller than the one before.
+            // Each read of a changing value returns a complete number, never smaller than the one
+            // before.
             let mut last = 0u64;
             for _ in 0..200 {
                 let now = client.get("round")?.map_or(Ok(0), |v| v.parse())?;

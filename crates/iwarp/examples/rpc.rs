@@ -1,11 +1,12 @@
-//! Remote procedure calls over a channel, as tasks: many calls share a connection, and answers come in any order.
+//! Remote procedure calls over a channel, as tasks: many calls share a connection, and answers come
+//! in any order.
 //!
 //! ```sh
 //! cargo run --example rpc        # server and clients in this process
 //! ```
 //!
-//! A request is its number, eight octets, and the argument. The answer is the same number and the result. One task of the client reads
-//! answers and gives each to the call that waits for it.
+//! A request is its number, eight octets, and the argument. The answer is the same number and the
+//! result. One task of the client reads answers and gives each to the call that waits for it.
 
 use iwarp::connection::ChannelMessage;
 use iwarp::{Channel, Result};

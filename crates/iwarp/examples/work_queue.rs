@@ -1,5 +1,5 @@
-//! A queue of work in the server's memory. Workers take items by atomics, and write results by RDMA Writes; the server's program takes no
-//! part until all is done.
+//! A queue of work in the server's memory. Workers take items by atomics, and write results by RDMA
+//! Writes; the server's program takes no part until all is done.
 //!
 //! ```sh
 //! cargo run --example work_queue        # server and four workers in this process
@@ -10,7 +10,8 @@ use std::net::SocketAddr;
 
 const ITEMS: usize = 1000;
 
-/// The tokens of the queue, in the order in which they are sent: the number of the next item, the items, the results.
+/// The tokens of the queue, in the order in which they are sent: the number of the next item, the
+/// items, the results.
 struct Queue {
     next: RemoteRegion<u64>,
     items: RemoteRegion<u64>,

@@ -1,11 +1,13 @@
-//! A recorder of RDMA traffic that needs no privileges: it writes what passes through the sockets to a pcapng file, with
+//! An unprivileged recorder of RDMA traffic. It writes the data of sockets to a pcapng file with
 //! synthetic TCP/IP headers, so that Wireshark decodes it as iWARP (RFC 5044 section 4, RFC 793).
 //!
-//! What is real: the octets of each direction, their order, the addresses, the time of each system call. What is made up:
-//! sequence numbers, acknowledgements, segment boundaries and the handshake, as if the network were perfect. On a connection
-//! with markers each segment is one FPDU, because Wireshark cannot find markers otherwise; it is recorded when it is complete.
+//! Real: the data of each direction, its order, the addresses, the time of each system call.
+//! Synthetic: sequence numbers, acknowledgements, segment boundaries and the handshake, as on a
+//! perfect network. On a connection with markers each segment is one FPDU, because Wireshark cannot
+//! find markers otherwise; it is recorded when it is complete.
 //!
-//! Lock order: a flow's state, then the file. The packets of a flow are in the file in the order of its sequence numbers.
+//! Lock order: a flow's state, then the file. Packets of a flow are in the file in the order of
+//! their sequence numbers.
 
 mod framing;
 mod output;
@@ -32,27 +34,28 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-/// The most payload of one synthetic segment, which is TCP's on a loopback with an MTU of 65536 and timestamps.
+/// Maximum payload of a synthetic segment, as on a loopback with an MTU of 65536 and timestamps.
 const MAX_SEGMENT: usize = 65_483;
-/// After so many octets in one direction the recorder makes the other side acknowledge, so that no window seems full.
+/// Data in one direction after which the other side acknowledges, so that the window never seems
+/// full.
 const ACK_EVERY: u32 = 256 << 10;
-/// The file is written in pieces of about this size.
+/// Approximate size of writes to the file.
 const BUFFER: usize = 128 << 10;
 /// How long the end of the process waits for a thread that is writing to the file.
 const EXIT_PATIENCE: Duration = Duration::from_millis(500);
 
-/// When a [`Recorder`] stops by itself. By default it never does.
+/// When a [`Recorder`] stops by itself; by default never.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct RecorderLimits {
-    /// The largest size of the file in octets.
+    /// Maximum size of the file in bytes.
     pub max_bytes: Option<u64>,
-    /// The largest number of packets.
+    /// Maximum number of packets.
     pub max_packets: Option<u64>,
 }
 
 impl RecorderLimits {
-    /// Stops before the file is larger than `max_bytes` octets.
+    /// Stops before the file exceeds `max_bytes` bytes.
     #[must_use]
     pub fn max_bytes(mut self, max_bytes: u64) -> Self {
         self.max_bytes = Some(max_bytes);
@@ -67,13 +70,15 @@ impl RecorderLimits {
     }
 }
 
-/// Writes the traffic of connections to a pcapng file that Wireshark and `tshark` decode.
+/// Records the traffic of connections in a pcapng file, which Wireshark and `tshark` decode.
 ///
-/// A clone writes to the same file. The file is complete after [`flush`](Self::flush), and when the last clone and the last
-/// connection that records are gone. A recorder never disturbs the traffic: an error of the file stops the recording and is
-/// reported once, as by [`Config::from_env`](crate::Config::from_env). A child made by `fork` does not record.
+/// A clone writes to the same file. The file is complete after [`flush`](Self::flush), and when the
+/// last clone and the last recording connection are dropped. A recorder never disturbs the traffic:
+/// an error of the file stops the recording and is reported once, as in
+/// [`Config::from_env`](crate::Config::from_env). A child of `fork` does not record.
 ///
-/// If both ends of a connection are in this process and record to the same file, each octet is recorded once.
+/// If both ends of a connection are in this process and record to the same file, each octet is
+/// recorded once.
 ///
 /// ```
 /// # fn main() -> std::io::Result<()> {
@@ -92,11 +97,11 @@ pub struct Recorder {
 
 struct Shared {
     path: PathBuf,
-    /// Becomes `false` after the limit or an error. Then every call costs one load.
+    /// `false` after a limit or an error; then a call costs one load.
     active: AtomicBool,
     generation: u32,
     next_sequence: AtomicU32,
-    /// The connections that record, as (local, peer).
+    /// Recording connections, as (local, peer).
     flows: Mutex<HashSet<(SocketAddr, SocketAddr)>>,
     output: Mutex<Output>,
 }
@@ -110,14 +115,14 @@ impl Recorder {
         Self::create_with(path, RecorderLimits::default())
     }
 
-    /// Creates or overwrites the file at `path`, and stops at `limits`. The file is then a correct recording of the beginning.
+    /// Creates or overwrites the file at `path`, and stops at `limits`. The file remains valid.
     ///
     /// # Errors
     /// The file cannot be created or written.
     pub fn create_with(path: impl AsRef<Path>, limits: RecorderLimits) -> io::Result<Self> {
         let path = path.as_ref().to_path_buf();
         Self::start(&path, limits).inspect_err(|error| {
-            // A C program gets an error number only, which names no file.
+            // A C program gets only an error number, which names no file.
             complain::once(format!("cannot record to {}: {error}", path.display()));
         })
     }
@@ -125,7 +130,7 @@ impl Recorder {
     fn start(path: &Path, limits: RecorderLimits) -> io::Result<Self> {
         let mut output = Output::new(File::create(path)?, limits);
         pcapng::file_head(&mut output.buffer);
-        // Writing at once reports a full or read-only file system to the caller instead of to the log.
+        // Written now, to report a full or read-only file system to the caller instead of the log.
         output.flush()?;
         Ok(Self {
             shared: Arc::new(Shared {
@@ -139,15 +144,15 @@ impl Recorder {
         })
     }
 
-    /// Writes everything recorded so far to the file.
+    /// Writes all recorded data to the file.
     ///
     /// # Errors
-    /// The file cannot be written; the recording has then stopped.
+    /// The file cannot be written; the recording has stopped then.
     pub fn flush(&self) -> io::Result<()> {
         self.shared.flush()
     }
 
-    /// Writes everything recorded so far to the file, but does not wait long for other threads.
+    /// Writes all recorded data to the file, but does not wait long for other threads.
     fn flush_at_exit(&self) {
         if self.shared.is_child() {
             return;
@@ -158,7 +163,7 @@ impl Recorder {
         }
     }
 
-    /// Returns `true` until a limit or an error has stopped the recording.
+    /// Returns `true` until a limit or an error stops the recording.
     #[must_use]
     pub fn is_recording(&self) -> bool {
         self.shared.is_recording()
@@ -170,16 +175,16 @@ impl Recorder {
         self.shared.output.lock().packets
     }
 
-    /// Starts to record one connection. The recording goes on until the result is dropped.
+    /// Starts to record a connection. Dropping the result stops it.
     pub(crate) fn flow(&self, local: SocketAddr, peer: SocketAddr) -> Flow {
-        // Two different numbers far apart, so that a reused port is not taken for a continuation.
+        // Two different numbers far apart, so that a reused port does not look like a continuation.
         let base = self
             .shared
             .next_sequence
             .fetch_add(0x0102_0304, Ordering::Relaxed);
         let muted = {
             let mut flows = self.shared.flows.lock();
-            // The other end is in this process: it records both directions.
+            // The other end is in this process and records both directions.
             flows.contains(&(peer, local)) || !flows.insert((local, peer))
         };
         Flow {
@@ -200,7 +205,7 @@ impl Recorder {
 static RECORDERS: ProcessLock<Vec<(PathBuf, Recorder)>> =
     ProcessLock::new("capture::RECORDERS", Vec::new());
 
-/// One recorder for each file, however many devices write to it. `%p` in the name becomes the process number.
+/// Returns the recorder of a file, shared by all devices. `%p` in the name becomes the process ID.
 pub(crate) fn shared_recorder(path: &Path, max_bytes: Option<u64>) -> io::Result<Recorder> {
     static FLUSH: AtExit = AtExit::new(flush_recorders);
     let name = path
@@ -216,13 +221,13 @@ pub(crate) fn shared_recorder(path: &Path, max_bytes: Option<u64>) -> io::Result
     });
     let recorder = Recorder::create_with(&path, limits)?;
     recorders.push((path, recorder.clone()));
-    // They are kept for the next device, so their drop does not flush them.
+    // Recorders are kept for the next device, so their drop does not flush them.
     FLUSH.plan();
     Ok(recorder)
 }
 
 fn flush_recorders() {
-    // A program may end in a signal handler, on a thread that holds a lock.
+    // A program may end in a signal handler on a thread that holds the lock.
     if let Some(recorders) = RECORDERS.try_lock() {
         for (_, recorder) in recorders.iter() {
             recorder.flush_at_exit();
@@ -271,7 +276,7 @@ impl Shared {
         result
     }
 
-    /// Reports it if writing the rest of the recording failed.
+    /// Reports that the end of a recording could not be written.
     fn tell_of_the_end(&self, result: io::Result<()>) {
         if let Err(error) = result
             && self.active.swap(false, Ordering::Relaxed)
@@ -283,7 +288,8 @@ impl Shared {
         }
     }
 
-    /// Records one segment whose payload `fill` appends. A segment beyond the limit ends the recording.
+    /// Records a segment whose payload `fill` appends. A segment beyond the limit ends the
+    /// recording.
     fn segment(
         &self,
         addresses: &Addresses,
@@ -320,13 +326,13 @@ impl Drop for Shared {
     }
 }
 
-/// The recording of one connection, seen from this end.
+/// Recording of one connection, seen from this end.
 pub(crate) struct Flow {
     shared: Arc<Shared>,
     local: SocketAddr,
     peer: SocketAddr,
     addresses: Addresses,
-    /// The other end records the connection.
+    /// Whether the other end records the connection.
     muted: bool,
     state: Mutex<FlowState>,
 }
@@ -348,7 +354,7 @@ enum Stage {
 struct Direction {
     next: u32,
     unacknowledged: u32,
-    /// Makes segments of FPDUs.
+    /// Cuts the stream into segments of one FPDU.
     framing: Option<Framing>,
 }
 
@@ -384,7 +390,7 @@ impl Observer for Flow {
     fn sent(&self, parts: &[IoSlice<'_>]) {
         if self.is_recording() {
             let list: Vec<RawSlice> = parts.iter().map(|part| RawSlice::of(part)).collect();
-            // SAFETY: the parts are borrowed for the length of the call.
+            // SAFETY: the slices are borrowed during the call.
             unsafe { self.data(true, &list, usize::MAX) };
         }
     }
@@ -392,21 +398,21 @@ impl Observer for Flow {
     fn received(&self, parts: &[&[u8]]) {
         if self.is_recording() {
             let list: Vec<RawSlice> = parts.iter().map(|part| RawSlice::of(part)).collect();
-            // SAFETY: the parts are borrowed for the length of the call.
+            // SAFETY: the slices are borrowed during the call.
             unsafe { self.data(false, &list, usize::MAX) };
         }
     }
 
     unsafe fn sent_raw(&self, list: &[RawSlice], count: usize) {
         if self.is_recording() {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { self.data(true, list, count) };
         }
     }
 
     unsafe fn received_raw(&self, list: &[RawSlice], count: usize) {
         if self.is_recording() {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { self.data(false, list, count) };
         }
     }
@@ -445,7 +451,7 @@ impl Flow {
         }
     }
 
-    /// Returns `true` if the other calls record anything.
+    /// Returns `true` while recording.
     #[inline]
     pub(crate) fn is_recording(&self) -> bool {
         !self.muted && self.shared.is_recording()
@@ -461,7 +467,7 @@ impl Flow {
         self.control(state, active, ACK);
     }
 
-    /// A segment without payload. SYN and FIN take a sequence number.
+    /// Records a segment without payload. SYN and FIN take a sequence number.
     fn control(&self, state: &mut FlowState, outgoing: bool, flags: u8) {
         self.emit(state, outgoing, flags, 0, |_| ());
         if flags & (SYN | FIN) != 0 {
@@ -497,10 +503,10 @@ impl Flow {
     }
 
     /// # Safety
-    /// As [`Flow::sent_raw`].
+    /// See [`Flow::sent_raw`].
     unsafe fn data(&self, outgoing: bool, list: &[RawSlice], count: usize) {
         let mut state = self.state.lock();
-        // The connection is recorded from the middle. Wireshark still wants a beginning.
+        // A connection recorded from the middle also needs a handshake for Wireshark.
         self.open(&mut state, outgoing);
         if state.stage != Stage::Open {
             return;
@@ -519,7 +525,7 @@ impl Flow {
                         None => return,
                     }
                 }
-                // SAFETY: a part of the caller's list, readable by the caller's promise.
+                // SAFETY: a part of the caller's list, which is readable.
                 let copied = unsafe { part.append_to(out, room) };
                 part = part.after(copied);
                 room -= copied;
@@ -538,7 +544,7 @@ impl Flow {
         }
     }
 
-    /// Records these octets as one or more segments.
+    /// Records data as one or more segments.
     fn segments(&self, state: &mut FlowState, outgoing: bool, octets: &[u8]) {
         for piece in octets.chunks(MAX_SEGMENT) {
             self.payload(state, outgoing, piece.len(), |out| {
@@ -547,7 +553,7 @@ impl Flow {
         }
     }
 
-    /// Records a segment with payload, and now and then its acknowledgement.
+    /// Records a segment with payload, and from time to time its acknowledgement.
     fn payload(
         &self,
         state: &mut FlowState,

@@ -10,35 +10,35 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What happens to a Send if the receiver has posted no receive.
+/// What a receiver does with a Send if no receive is posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReceiverNotReady {
-    /// The receiver stops reading until a receive is posted, for at most this long; then it ends the stream. TCP's flow
-    /// control stops the sender meanwhile, so nothing is lost. This is the default, because programs written for InfiniBand
-    /// rely on its receiver-not-ready retry. The default time is short, because some programs post no more receives and wait
-    /// for their peer's disconnect. The disconnect comes behind the held message, and the peer's next connection often waits
-    /// for at most 5 s.
+    /// Stops reading until a receive is posted; ends the stream after this time. TCP's flow control
+    /// stops the sender meanwhile, so nothing is lost. This is the default, because programs
+    /// written for InfiniBand rely on its receiver-not-ready retry. The default time is short for
+    /// the sake of programs that stop posting receives and wait for their peer's disconnect: it
+    /// arrives behind the held message, and the peer's next connection often waits for at most 5 s.
     Hold(Duration),
-    /// The receiver ends the stream with a Terminate at once, as RFC 5041 section 7.1 has it.
+    /// Ends the stream immediately with a Terminate, as RFC 5041 section 7.1 specifies.
     Terminate,
 }
 
-/// Whether TCP segments begin with FPDUs and hold whole ones.
+/// Whether each TCP segment begins with an FPDU and contains only whole ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Alignment {
-    /// On networks, but not on loopback, whose segments are as large as FPDUs. This is the default.
+    /// On networks, but not on loopback, where segments are as large as FPDUs. This is the default.
     Auto,
     /// Always.
     On,
-    /// Never. Messages of medium size then take fewer and larger system calls.
+    /// Never. Messages of medium size then need fewer and larger system calls.
     Off,
 }
 
 impl Alignment {
-    /// Segments of a network are shorter than this; those of loopback have 64 KiB unless its MTU was changed.
+    /// Segments on a network are shorter than this. Loopback has 64 KiB unless its MTU was changed.
     const NETWORK_MSS_MAX: u32 = 16 * 1024;
 
-    /// Returns `true` if segments of `mss` octets are aligned.
+    /// Returns `true` if FPDUs are aligned with segments of `mss` octets.
     pub(crate) const fn applies(self, mss: u32) -> bool {
         match self {
             Self::Auto => mss <= Self::NETWORK_MSS_MAX,
@@ -48,18 +48,19 @@ impl Alignment {
     }
 }
 
-/// What programs on the C libraries take the devices for. The wire is iWARP in both cases.
+/// The kind of device that programs on the C libraries see. The wire protocol is always iWARP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Face {
     /// An iWARP NIC: node type RNIC, transport iWARP. This is the default.
     #[default]
     Rnic,
-    /// A RoCE NIC: node type CA, transport InfiniBand, link layer Ethernet. For programs that use nothing else.
+    /// A RoCE NIC: node type CA, transport InfiniBand, link layer Ethernet. For programs that
+    /// accept nothing else.
     Roce,
 }
 
 impl Face {
-    /// Returns its name as a value of `IWARP_AS`.
+    /// Returns its name as used in `IWARP_AS`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Rnic => "rnic",
@@ -67,7 +68,7 @@ impl Face {
         }
     }
 
-    /// Returns the face that a value of `IWARP_AS` or `iwarp run --as` names.
+    /// Returns the face with this name in `IWARP_AS` or `iwarp run --as`.
     pub fn named(name: &str) -> Option<Self> {
         [Self::Rnic, Self::Roce]
             .into_iter()
@@ -79,78 +80,97 @@ impl Face {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Config {
-    /// Asks for CRCs (`IWARP_CRC=on|off`; default on). They are used if either side asks (RFC 5044 section 7.1).
+    /// Requests CRCs (`IWARP_CRC=on|off`; default on). They are used if either side requests them
+    /// (RFC 5044 section 7.1).
     pub crc: bool,
-    /// Asks the peer for markers in what it sends (`IWARP_MARKERS=on|off`; default off).
+    /// Requests markers in what the peer sends (`IWARP_MARKERS=on|off`; default off).
     pub markers: bool,
-    /// MPA revision to connect with, 1 or 2 (`IWARP_MPA_REV`; default 2). With 2, a peer that closes at once is tried again
-    /// with 1.
+    /// MPA revision to connect with, 1 or 2 (`IWARP_MPA_REV`; default 2). With 2, if the peer
+    /// closes the connection instead of replying, revision 1 is tried.
     pub mpa_revision: u8,
     /// Connects in the peer-to-peer model of RFC 6581 (`IWARP_PEER_TO_PEER=on|off`; default on).
     pub peer_to_peer: bool,
     /// See [`ReceiverNotReady`] (`IWARP_RNR_TIMEOUT_MS`; 0 terminates; default 2000).
     pub receiver_not_ready: ReceiverNotReady,
-    /// How long TCP may take to connect (`IWARP_CONNECT_TIMEOUT_MS`; default 15,000 ms). The kernel may give up earlier, if the
-    /// next hop does not answer, or nobody does for as long as `tcp_syn_retries` says. A peer whose TCP has not acknowledged the MPA
-    /// request within this time is given up, too.
+    /// How long TCP may take to connect (`IWARP_CONNECT_TIMEOUT_MS`; default 15,000 ms). The kernel
+    /// may give up earlier, for example after `tcp_syn_retries`. The same limit applies to the
+    /// peer's TCP acknowledging the MPA request.
     pub connect_timeout: Duration,
-    /// How long a peer may take to send its MPA request (`IWARP_MPA_TIMEOUT_MS`; default 5000 ms). A peer whose request was rejected
-    /// has this time to close the connection; then this end closes it.
+    /// How long a peer may take to send its MPA request (`IWARP_MPA_TIMEOUT_MS`; default 5000 ms),
+    /// and to close the connection after a reject; then this end closes it.
     pub handshake_timeout: Duration,
-    /// How long a peer may take to answer an MPA request (`IWARP_ANSWER_TIMEOUT_MS`; default 60,000 ms). Its program decides that, and
-    /// may do other things between request and answer, such as filling memory. Nothing tells it from a peer that does not speak MPA.
+    /// How long a peer may take to answer an MPA request (`IWARP_ANSWER_TIMEOUT_MS`; default 60,000
+    /// ms). The peer's program decides when to answer. Until it does, it cannot be distinguished
+    /// from a program that does not speak MPA.
     pub answer_timeout: Duration,
-    /// How long a responder in the client-server model waits for the initiator's first message before it sends without it
-    /// (`IWARP_SPEAK_FIRST_MS`; default 200 ms). `None` (0) waits without limit, as RFC 5044 section 7.1.2 has it; then a
-    /// server that speaks first hangs with initiators that do not ask for peer-to-peer, such as siw.
+    /// How long a responder in the client-server model waits for the initiator's first message
+    /// before it sends (`IWARP_SPEAK_FIRST_MS`; default 200 ms). `None` (0) waits without limit, as
+    /// RFC 5044 section 7.1.2 specifies. A server that speaks first then hangs with initiators that
+    /// do not request peer-to-peer mode, such as siw.
     pub speak_first: Option<Duration>,
-    /// How long a connection that is being closed waits while the peer's TCP acknowledges nothing, and then until the peer
-    /// closes, too (`IWARP_LINGER_MS`; default 5000 ms). If the peer does not answer at all, [`peer_timeout`](Self::peer_timeout)
-    /// holds instead if it is longer, unless more than a quarter of the process's descriptors are of connections that their queue
-    /// pairs have left. If a listener lacks a descriptor, the oldest of these is closed at once. Afterwards the descriptor is
-    /// closed, and the kernel delivers the rest alone. Only a peer that answers, and does not read the rest of an FPDU, is reset, and one
-    /// that takes more than about 12 times this time to make room for a Terminate.
+    /// Limit of the background close (`IWARP_LINGER_MS`; default 5000 ms): how long to wait while
+    /// the peer's TCP acknowledges nothing, and then until the peer closes, too. After it this end
+    /// closes the descriptor, and the kernel delivers the remaining data.
+    ///
+    /// If the peer's TCP does not answer at all, [`peer_timeout`](Self::peer_timeout) applies
+    /// instead if it is longer and at most a quarter of the process's descriptors belong to closing
+    /// connections. A listener without a free descriptor closes the oldest closing connection
+    /// immediately. Two kinds of peers are reset: one that answers but does not read the rest of an
+    /// FPDU, and one that makes no room for a Terminate within about 12 times this time.
     pub linger: Duration,
-    /// How long a peer may be silent (`IWARP_PEER_TIMEOUT_S`; default 60 s; whole seconds, at most 32,767). If it answers neither
-    /// keep-alive probes nor what was sent for about this time, the connection ends as if it had broken: after one and a half
-    /// times this at most, or two minutes later if the peer's window was closed. A peer that answers may take any time.
-    /// `None` (0) waits without limit.
+    /// How long a peer may stay silent (`IWARP_PEER_TIMEOUT_S`; default 60 s; whole seconds, at
+    /// most 32,767). If it acknowledges neither data nor keep-alive probes for about this time, the
+    /// connection ends as if it had broken: after one and a half times this time at most, or two
+    /// minutes later if the peer's window was closed. A peer that answers may take any time. `None`
+    /// (0) disables the limit.
     pub peer_timeout: Option<Duration>,
-    /// How many progress threads the process may have (`IWARP_PROGRESS_THREADS`; 1 to 64; default half of the processors, at most 8). The first one starts with
-    /// the first socket, another one when each has 16 connections. Of several devices, that counts on which the connection is made.
+    /// How many progress threads the process may have (`IWARP_PROGRESS_THREADS`; 1 to 64; default
+    /// half of the processors, at most 8). The first one starts with the first socket, another one
+    /// when each has 16 connections. If several devices are open, the setting of the device of the
+    /// new connection applies.
     pub progress_threads: u16,
-    /// Records all connections to this pcapng file (`IWARP_CAPTURE`). `%p` in the name becomes the process number.
+    /// Records all connections in this pcapng file (`IWARP_CAPTURE`). `%p` in the name becomes the
+    /// process ID.
     pub capture: Option<PathBuf>,
-    /// Stops recording before the file is larger than this many octets (`IWARP_CAPTURE_BYTES`).
+    /// Stops recording before the file exceeds this many bytes (`IWARP_CAPTURE_BYTES`).
     pub capture_bytes: Option<u64>,
-    /// Cuts FPDUs for this maximum segment size if it is smaller than TCP's (`IWARP_MSS`).
+    /// Limits FPDUs to this maximum segment size if it is smaller than TCP's (`IWARP_MSS`).
     pub mss: Option<u32>,
-    /// Begins each TCP segment with an FPDU (`IWARP_ALIGN=auto|on|off`; default auto). Hardware needs it, and siw with CRCs.
+    /// Starts each TCP segment with an FPDU (`IWARP_ALIGN=auto|on|off`; default auto). Hardware
+    /// requires it, and so does siw with CRCs.
     pub align: Alignment,
-    /// How long a blocking wait polls before it sleeps, if its last waits were short (`IWARP_BUSY_POLL_US`; default 100 µs, at
-    /// most 1000; 0: never). See [`CompletionQueue::wait`](crate::objects::cq::CompletionQueue::wait).
+    /// How long a blocking wait polls before it sleeps, if its last waits were short
+    /// (`IWARP_BUSY_POLL_US`; default 100 µs, at most 1000; 0 never polls). See
+    /// [`CompletionQueue::wait`](crate::objects::cq::CompletionQueue::wait).
     pub busy_poll: Duration,
-    /// For programs on the C libraries: copies what is sent before its CRC is computed, because the program may change it
-    /// meanwhile (`IWARP_SNAPSHOT=on|off`; default on). See [`QueuePair::set_snapshot`](crate::conn::qp::QueuePair::set_snapshot).
+    /// For programs on the C libraries: copies payload before its CRC is computed, because the
+    /// program may change it meanwhile (`IWARP_SNAPSHOT=on|off`; default on). See
+    /// [`QueuePair::set_snapshot`](crate::conn::qp::QueuePair::set_snapshot).
     pub snapshot: bool,
-    /// Asks the peer's port mapper, at this UDP port, for the TCP port of a listener (`IWARP_PORT_MAPPER=on|off|PORT`;
-    /// default off, `on` is 3935). Listeners on hardware may need it.
+    /// Asks the peer's port mapper at this UDP port for the TCP port of a listener
+    /// (`IWARP_PORT_MAPPER=on|off|PORT`; default off, `on` is 3935). Listeners on hardware may need
+    /// it.
     pub port_mapper: Option<u16>,
-    /// Turns a fault in registered memory that the program has unmapped, protected or truncated into an error of the request or of
-    /// the peer, by a handler for SIGSEGV and SIGBUS (`IWARP_MEMORY_GUARD=on|off`; default on). The first device that is opened with
-    /// it installs the handler for the whole process. Without it such a fault ends the process.
+    /// Turns an access to registered memory that the program has unmapped, protected or truncated
+    /// into an error of the request or of the peer (`IWARP_MEMORY_GUARD=on|off`; default on).
+    /// Otherwise such an access ends the process. The first device opened with it installs a
+    /// handler for SIGSEGV and SIGBUS for the whole process.
     pub memory_guard: bool,
-    /// Completes Sends and Writes when the peer has placed them, as on InfiniBand, instead of when TCP has taken them
-    /// (`IWARP_PLACED=on|off`; default off). For programs that look at the peer's memory as soon as a Write is complete. It
-    /// costs a zero-length RDMA Read for each burst. Queue pairs that are connected by number always do so.
+    /// Completes Sends and Writes when the peer has placed them, as on InfiniBand, not when TCP has
+    /// accepted them (`IWARP_PLACED=on|off`; default off). For programs that check the peer's
+    /// memory as soon as a Write completes. It costs a zero-length RDMA Read per burst. Always on
+    /// for queue pairs that are connected by number.
     pub placed: bool,
     /// Prints counters to standard error when the process ends (`IWARP_STATS=on|off`; default off).
     pub stats: bool,
-    /// For programs on the C libraries: what they take the device for (`IWARP_AS=rnic|roce`; default rnic). See [`Face`].
+    /// For programs on the C libraries: the kind of device that they see (`IWARP_AS=rnic|roce`;
+    /// default rnic). See [`Face`].
     pub face: Face,
-    /// What the listeners of the device let in (`IWARP_ALLOW`, `IWARP_HALF_OPEN`, `IWARP_HALF_OPEN_PER_ADDRESS`, `IWARP_CONNECTIONS`).
+    /// Limits of the device's listeners (`IWARP_ALLOW`, `IWARP_HALF_OPEN`,
+    /// `IWARP_HALF_OPEN_PER_ADDRESS`, `IWARP_CONNECTIONS`).
     pub admission: Admission,
-    /// Injects faults, to test what a program does about them (`IWARP_FAULT`; default none). See [`fault`](crate::fault).
+    /// Faults to inject, to test how a program handles them (`IWARP_FAULT`; default none). See
+    /// [`fault`](crate::fault).
     pub fault: Option<fault::Spec>,
 }
 
@@ -187,13 +207,13 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The UDP port of port mappers.
+    /// UDP port of port mappers.
     pub(crate) const PORT_MAPPER_PORT: u16 = 3935;
-    /// The longest keep-alive time of Linux.
+    /// Linux's maximum of the keep-alive time.
     const PEER_TIMEOUT_MAX_S: u64 = 32_767;
-    /// More progress threads than this serve no program.
+    /// No program benefits from more progress threads.
     const PROGRESS_THREADS_MAX: u64 = 64;
-    /// The longest window for busy polling. Longer ones only cost CPU time.
+    /// Longer polling only costs CPU time.
     const BUSY_POLL_MAX_US: u64 = 1000;
 
     fn progress_threads_by_default() -> u16 {
@@ -201,13 +221,15 @@ impl Config {
         (processors / 2).clamp(1, 8) as u16
     }
 
-    /// Returns the defaults, changed by the `IWARP_*` environment variables. A value that cannot be understood is ignored and
-    /// reported once: by a `tracing` warning, or on standard error in a program without a subscriber.
+    /// Returns the defaults, overridden by `IWARP_*` environment variables. An invalid value is
+    /// ignored and reported once: as a `tracing` warning, or on standard error if the program has
+    /// no subscriber.
     pub fn from_env() -> Self {
         Self::default().with_env()
     }
 
-    /// Returns these settings, changed by the `IWARP_*` environment variables, as [`from_env`](Self::from_env) does with the defaults.
+    /// Returns these settings, overridden by environment variables as in
+    /// [`from_env`](Self::from_env).
     #[must_use]
     pub fn with_env(self) -> Self {
         let (config, complaints) = self.with_lookup(|name| std::env::var_os(name));
@@ -215,7 +237,7 @@ impl Config {
         config
     }
 
-    /// Returns the settings and one complaint for each bad value.
+    /// Returns the settings, and a complaint per invalid value.
     fn with_lookup(self, get: impl Fn(&str) -> Option<OsString>) -> (Self, Vec<String>) {
         let mut c = self;
         let vars = Variables {
@@ -276,22 +298,22 @@ impl Config {
     }
 }
 
-/// Reads environment variables. Each method reads one kind of value.
+/// Reads environment variables; one method per type of value.
 struct Variables<'a> {
     get: &'a dyn Fn(&str) -> Option<OsString>,
-    /// One for each bad value.
+    /// One entry per invalid value.
     complaints: RefCell<Vec<String>>,
 }
 
 impl Variables<'_> {
-    /// More connections in start-up than a process can have ports.
+    /// Exceeds the number of ports that a process can have in start-up.
     const HALF_OPEN_MAX: u64 = 65_536;
 
     fn complain(&self, text: String) {
         self.complaints.borrow_mut().push(text);
     }
 
-    /// An empty variable is the same as none.
+    /// Treats an empty variable as unset.
     fn path(&self, name: &str) -> Option<OsString> {
         (self.get)(name).filter(|value| !value.is_empty())
     }
@@ -323,7 +345,7 @@ impl Variables<'_> {
         parsed
     }
 
-    /// Returns a number, or the next one inside the range.
+    /// Returns a number, clamped to the range.
     fn within(&self, name: &str, range: RangeInclusive<u64>) -> Option<u64> {
         let value = self.number(name)?;
         let (least, most) = range.into_inner();
@@ -338,7 +360,7 @@ impl Variables<'_> {
 
     fn admission(&self, admission: &mut Admission) {
         if let Some(list) = self.text("IWARP_ALLOW") {
-            // Who wanted to keep peers out must not let all of them in by a slip of the pen.
+            // A typing error in a list that keeps peers out must not admit them all.
             admission.peers = list.parse().unwrap_or_else(|e| {
                 self.complain(format!("IWARP_ALLOW={list}: no peer is let in: {e}"));
                 Networks::NONE
@@ -393,8 +415,8 @@ impl Variables<'_> {
         })
     }
 
-    /// A specification with a mistake injects nothing, also if there are faults from code: a test that
-    /// sets the variable would otherwise run with other faults than it asks for.
+    /// An invalid specification also disables faults set by code: otherwise a test would run with
+    /// other faults than it asks for.
     fn fault(&self, name: &str, default: Option<fault::Spec>) -> Option<fault::Spec> {
         let Some(text) = self.text(name) else {
             return default;

@@ -289,7 +289,7 @@ fn nonsense_changes_nothing_and_is_named() {
 
 /// A list that cannot be read must not let everybody in.
 #[test]
-fn a_list_of_peers_with_a_mistake_lets_nobody_in() {
+fn invalid_peer_list_admits_no_peer() {
     for value in ["10.0.0.0/8,10.1.2.3/8", "everybody", "10.0.0.0/8,"] {
         let (c, complaints) = lookup(&[("IWARP_ALLOW", value)]);
         assert_eq!(c.admission.peers, Networks::NONE, "{value}");
@@ -301,7 +301,7 @@ fn a_list_of_peers_with_a_mistake_lets_nobody_in() {
 }
 
 #[test]
-fn what_is_out_of_range_is_cut_and_named() {
+fn out_of_range_values_are_clamped() {
     let (c, complaints) = lookup(&[
         ("IWARP_BUSY_POLL_US", "7000"),
         ("IWARP_MSS", "1"),

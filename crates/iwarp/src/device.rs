@@ -1,4 +1,4 @@
-//! Devices: one software RNIC for each network interface that has an address.
+//! Devices: one software RNIC per network interface with an address.
 
 mod guid;
 mod known;
@@ -10,13 +10,13 @@ use crate::sys::address::canonical;
 use crate::sys::interfaces::{self, InterfaceAddress};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
-/// The limits of a device. They are the same for all devices of this crate.
+/// Limits of a device, equal for all devices of this crate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
     /// Work requests per queue.
     pub max_qp_wr: u32,
-    /// Scatter/gather elements per work request.
+    /// Bytes of inline data per work request.
     pub max_sge: u32,
     /// Octets of inline data.
     pub max_inline: u32,
@@ -24,15 +24,15 @@ pub struct Limits {
     pub max_cqe: u32,
     /// Memory regions and windows.
     pub max_mr: u32,
-    /// Octets of one message.
+    /// Bytes per message.
     pub max_message: u32,
-    /// Inbound RDMA Reads and atomics of one queue pair.
+    /// Inbound RDMA Reads and atomics per queue pair.
     pub max_ird: u16,
-    /// Outbound RDMA Reads and atomics of one queue pair.
+    /// Outbound RDMA Reads and atomics per queue pair.
     pub max_ord: u16,
 }
 
-/// The limits of every device.
+/// Limits of every device.
 pub const LIMITS: Limits = Limits {
     max_qp_wr: iwarp_rnic::limits::MAX_QP_WR,
     max_sge: iwarp_rnic::limits::MAX_SGE,
@@ -50,21 +50,21 @@ pub const LIMITS: Limits = Limits {
 pub struct DeviceAddress {
     /// The address.
     pub ip: IpAddr,
-    /// Scope number of a link-local IPv6 address; zero for all other addresses.
+    /// Scope ID of a link-local IPv6 address; otherwise zero.
     pub scope_id: u32,
-    /// Its place among the addresses that have GIDs. In one process an address keeps its place. `None` if the device has more than
-    /// [`MAX_GID_ADDRESSES`] addresses and all places are taken: then it can be used, but not by GID.
+    /// Its position among the addresses with GIDs, stable within a process. `None` if all
+    /// [`MAX_GID_ADDRESSES`] positions are taken: the address is usable, but has no GID.
     pub place: Option<u32>,
 }
 
 impl DeviceAddress {
-    /// Returns it as a GID: the IPv6 address, or the IPv4 address mapped into IPv6.
+    /// Returns the GID: the IPv6 address, or the IPv4 address mapped into IPv6.
     pub const fn gid(&self) -> [u8; 16] {
         gid_of(self.ip)
     }
 }
 
-/// Returns an address as a GID: an IPv6 address as it is, an IPv4 address mapped into IPv6.
+/// Returns the GID of an address: the IPv6 address, or the IPv4 address mapped into IPv6.
 pub(crate) const fn gid_of(ip: IpAddr) -> [u8; 16] {
     match ip {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
@@ -74,34 +74,38 @@ pub(crate) const fn gid_of(ip: IpAddr) -> [u8; 16] {
 
 /// A software RNIC on one network interface of this host.
 ///
-/// Devices need no privileges and no set-up: they are derived from the interfaces that are up and have an address. A value
-/// describes the interface at the moment of asking; [`current`](Self::current) asks again.
+/// Devices need no privileges and no configuration: they are derived from the interfaces that are
+/// up and have an address. A value is a snapshot of the interface; [`current`](Self::current)
+/// returns a new one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Device {
-    /// `iwarp0`, `iwarp1` …, in the order of the interfaces, those that have only link-local addresses last; `IWARP_DEVICE_NAME`
-    /// replaces the stem. In one process an interface keeps its name, and gets a new one if it appears later than others.
+    /// `iwarp0`, `iwarp1` …, in the order of the interfaces; those with only link-local addresses
+    /// come last. `IWARP_DEVICE_NAME` replaces the stem. Names are stable within a process; an
+    /// interface that appears later gets a new one.
     pub name: String,
-    /// The number in its name.
+    /// The number in the name.
     pub index: u32,
-    /// The interface's addresses, at least one: IPv4 before IPv6, link-local addresses last.
+    /// Addresses of the interface, at least one: IPv4 before IPv6, link-local last.
     pub addresses: Vec<DeviceAddress>,
     /// Name of the network interface.
     pub interface: String,
-    /// MTU of the interface, in octets.
+    /// MTU of the interface in octets.
     pub mtu: u32,
-    /// Is it a loopback interface?
+    /// Whether it is a loopback interface.
     pub loopback: bool,
-    /// EUI-64 made from the interface's MAC. If it has none, or has that of another interface as VLANs do, it is made from names.
+    /// EUI-64 of the interface's MAC. If it has none, or shares it with another interface as VLANs
+    /// do, a hash of names.
     pub guid: u64,
 }
 
 impl Device {
-    /// Lists all devices, in a stable order. `IWARP_BIND` (addresses or interface names, separated by commas) restricts their
-    /// addresses; an entry that is neither is reported as by [`Config::from_env`](crate::Config::from_env).
+    /// Lists all devices in a stable order. `IWARP_BIND` (addresses or interface names, separated
+    /// by commas) restricts their addresses. An entry that is neither is reported as by
+    /// [`Config::from_env`](crate::Config::from_env).
     ///
     /// # Errors
-    /// The operating system's error if it cannot list interfaces.
+    /// [`Error::Io`] if the interfaces cannot be listed.
     pub fn list() -> Result<Vec<Self>> {
         let value = |name| {
             let value = std::env::var_os(name).unwrap_or_default();
@@ -110,11 +114,11 @@ impl Device {
         Self::list_as(&value("IWARP_DEVICE_NAME"), &value("IWARP_BIND"))
     }
 
-    /// Lists devices as [`list`](Self::list) does, with these values instead of those of `IWARP_DEVICE_NAME` and `IWARP_BIND`.
-    /// An empty value means the default.
+    /// Lists devices as [`list`](Self::list) does, with these values in place of
+    /// `IWARP_DEVICE_NAME` and `IWARP_BIND`. An empty value means the default.
     ///
     /// # Errors
-    /// As [`list`](Self::list).
+    /// See [`list`](Self::list).
     pub fn list_as(stem: &str, bind: &str) -> Result<Vec<Self>> {
         let stem = usable_stem(stem);
         let wanted = wanted(bind);
@@ -124,26 +128,29 @@ impl Device {
             .filter(|w| !addresses.iter().any(|a| w.matches(a)))
         {
             complain::once(format!(
-                "IWARP_BIND={bind}: '{}' is neither an address of this host nor an interface that is up and has one",
+                "IWARP_BIND={bind}: '{}' is neither an address of this host \
+                     nor an interface that is up and has one",
                 unknown.text
             ));
         }
         addresses.retain(|a| wanted.is_empty() || wanted.iter().any(|w| w.matches(a)));
-        // Link-local addresses appear a second or two after their interface. At the end they renumber no other device.
+        // Link-local addresses appear a second or two after their interface. Listed last, they do
+        // not renumber other devices.
         addresses.sort_by_key(|a| a.scope_id() != 0);
         Ok(known::devices(stem, bind, &addresses))
     }
 
-    /// Returns `true` if device names can begin with this text. A number follows it, and C programs have room for 63 octets.
+    /// Returns `true` if `text` is a valid stem of device names. A number follows the stem, and C
+    /// programs have room for 63 bytes.
     pub fn is_stem(text: &str) -> bool {
         let usual = |b: u8| b.is_ascii_alphanumeric() || b"_-.".contains(&b);
         (1..=STEM_MAX).contains(&text.len()) && text.bytes().all(usual)
     }
 
-    /// Finds the device called `name`.
+    /// Returns the device with this name.
     ///
     /// # Errors
-    /// [`Error::NoDevice`].
+    /// [`Error::NoDevice`] or [`Error::Io`].
     pub fn by_name(name: &str) -> Result<Self> {
         Self::list()?
             .into_iter()
@@ -151,11 +158,12 @@ impl Device {
             .ok_or(Error::NoDevice)
     }
 
-    /// Finds the device with this address. For another address of a loopback network (127.0.0.2) it is the loopback device. If
-    /// `IWARP_BIND` leaves that out, it is the first device: every device reaches its own host.
+    /// Returns the device with this address. Other addresses of a loopback network (127.0.0.2)
+    /// belong to the loopback device, or to the first device if `IWARP_BIND` excludes loopback:
+    /// every device reaches its own host.
     ///
     /// # Errors
-    /// [`Error::NoDevice`] if it is not an address of this host.
+    /// [`Error::NoDevice`] if it is not an address of this host; [`Error::Io`].
     pub fn by_address(ip: IpAddr) -> Result<Self> {
         let ip = ip.to_canonical();
         let list = Self::list()?;
@@ -174,36 +182,36 @@ impl Device {
             .ok_or(Error::NoDevice)
     }
 
-    /// Finds the device that the host would use to reach `peer`.
+    /// Returns the device that the host's routes select for `peer`.
     ///
     /// # Errors
-    /// The operating system's error if there is no route, [`Error::NoDevice`] if the source address has no device.
+    /// [`Error::Io`] if there is no route; [`Error::NoDevice`] if the source address has no device.
     pub fn route_to(peer: SocketAddr) -> Result<Self> {
         Self::by_address(source_address(peer)?)
     }
 
-    /// Describes the same interface as it is now. Returns `None` if it is not up any more, or has no address left.
+    /// Returns a new snapshot of the interface, or `None` if it is down or has no address.
     ///
     /// # Errors
-    /// As [`list`](Self::list).
+    /// See [`list`](Self::list).
     pub fn current(&self) -> Result<Option<Self>> {
         let all = Self::list()?;
         Ok(all.into_iter().find(|d| d.interface == self.interface))
     }
 
-    /// Returns its first address.
+    /// Returns the first address.
     pub fn ip(&self) -> IpAddr {
         let first = self.addresses.first();
         first.map_or(Ipv6Addr::UNSPECIFIED.into(), |a| a.ip)
     }
 
-    /// Finds one of its addresses.
+    /// Returns the entry of an address of the device.
     pub fn address(&self, ip: IpAddr) -> Option<&DeviceAddress> {
         self.addresses.iter().find(|a| a.ip == ip)
     }
 
-    /// Returns the socket address of `ip` with this port. A link-local address is valid on one interface only; it is taken for one on
-    /// this device's interface.
+    /// Returns the socket address of `ip` and `port`. A link-local address gets the scope of this
+    /// device's interface.
     pub fn socket_addr(&self, ip: IpAddr, port: u16) -> SocketAddr {
         match ip {
             IpAddr::V4(ip) => (ip, port).into(),
@@ -214,14 +222,14 @@ impl Device {
         }
     }
 
-    /// Returns the index of its interface; 0 if that is gone.
+    /// Returns the index of the interface, or 0 if it no longer exists.
     pub fn interface_index(&self) -> u32 {
         interfaces::index_of(&self.interface).unwrap_or(0)
     }
 
-    /// Returns the device's address from which a connection to `peer` should come: of the peer's family, on the loopback if the peer
-    /// is, and link-local if the peer is. Of several it is the one that the kernel would choose, or the first. Returns `None` if the
-    /// device has none.
+    /// Returns the local address for a connection to `peer`: of the peer's family, loopback if the
+    /// peer is, link-local if the peer is. Among several it is the kernel's choice, or else the
+    /// first. Returns `None` if there is none.
     pub fn source_for(&self, peer: SocketAddr) -> Option<IpAddr> {
         let kind = |ip: IpAddr| (ip.is_ipv4(), ip.is_loopback(), is_link_local(ip));
         let wanted = kind(peer.ip().to_canonical());
@@ -236,8 +244,8 @@ impl Device {
         Some(chosen.filter(|ip| rest.contains(ip)).unwrap_or(first))
     }
 
-    /// Returns the GID table that the device shows in this [`Face`], without its empty entries. An RNIC has each address once. A RoCE
-    /// NIC has each address at two indices, as RoCE v1 and as RoCE v2.
+    /// Returns the GID table as seen with `face`, without empty entries. An RNIC has one entry per
+    /// address, a RoCE NIC has two: RoCE v1 and RoCE v2.
     pub fn gids(&self, face: Face) -> Vec<GidEntry> {
         let of_address = |a: &DeviceAddress| {
             let place = a.place?;
@@ -261,26 +269,26 @@ impl Device {
     }
 }
 
-/// Addresses of one device that can have GIDs.
+/// Maximum number of addresses with GIDs per device.
 pub const MAX_GID_ADDRESSES: u32 = 32;
 
 /// An entry of a GID table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GidEntry {
-    /// Where it is in the table.
+    /// Index in the table.
     pub index: u32,
-    /// The GID: an address, IPv4 addresses mapped into IPv6.
+    /// The address; IPv4 addresses are mapped into IPv6.
     pub gid: [u8; 16],
-    /// What the table says of it.
+    /// Type of the entry.
     pub kind: GidKind,
 }
 
-/// The type of a GID. It says how a RoCE NIC packs what it sends for it; here all connections are iWARP.
+/// Type of a GID, which selects the encapsulation on a RoCE NIC. Here all connections are iWARP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GidKind {
-    /// InfiniBand, which is what the kernel reports for iWARP NICs, too.
+    /// InfiniBand; the kernel reports this type for iWARP NICs, too.
     Ib,
     /// RoCE v1: Ethernet frames.
     RoceV1,
@@ -289,7 +297,7 @@ pub enum GidKind {
 }
 
 impl Face {
-    /// Returns the types under which each address is in the GID table, one after the other.
+    /// Returns the types under which each address is listed.
     const fn gid_kinds(self) -> &'static [GidKind] {
         match self {
             Self::Rnic => &[GidKind::Ib],
@@ -297,7 +305,7 @@ impl Face {
         }
     }
 
-    /// Returns the length of the GID tables, empty entries included.
+    /// Returns the length of the GID table, empty entries included.
     pub const fn gid_table_len(self) -> u32 {
         MAX_GID_ADDRESSES * self.gid_kinds().len() as u32
     }
@@ -319,16 +327,16 @@ fn usable_stem(stem: &str) -> &str {
     STEM
 }
 
-/// The stem of device names if none is chosen.
+/// Default stem of device names.
 const STEM: &str = "iwarp";
 const STEM_MAX: usize = 48;
-/// [`Device::is_stem`] in words.
+/// [`Device::is_stem`], described for messages.
 const STEM_RULE: &str = "letters, digits, '_', '-' and '.', at most 48";
 
 /// An entry of `IWARP_BIND`.
 struct Wanted<'a> {
     text: &'a str,
-    /// One address may be written in many ways.
+    /// Parsed, because an address can be written in several ways.
     ip: Option<IpAddr>,
 }
 
@@ -348,7 +356,7 @@ fn wanted(bind: &str) -> Vec<Wanted<'_>> {
         .collect()
 }
 
-/// Returns the source address that the kernel chooses for a peer. Sends nothing.
+/// Returns the source address that the kernel selects for a peer. Sends nothing.
 pub(crate) fn source_address(peer: SocketAddr) -> Result<IpAddr> {
     let peer = canonical(peer);
     let any: SocketAddr = match peer {
@@ -369,7 +377,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_may_be_written_in_any_way() {
+    fn any_spelling_of_address_matches() {
         let a = InterfaceAddress {
             name: "eth0".into(),
             ip: "2001:db8::1".parse().unwrap(),
@@ -392,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_programs_cannot_use_are_not_made() {
+    fn unusable_stems_are_replaced() {
         for bad in ["a/b", "../x", "my dev", "é", &"a".repeat(49), ""] {
             assert!(!Device::is_stem(bad), "{bad}");
         }
@@ -405,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_is_one_device_with_a_stable_name() {
+    fn loopback_device_name_is_stable() {
         let list = Device::list().unwrap();
         let ip = "127.0.0.1".parse().unwrap();
         let lo = Device::by_address(ip).unwrap();
@@ -437,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interface_has_one_device_with_a_guid_of_its_own() {
+    fn interfaces_have_unique_guids() {
         let list = Device::list().unwrap();
         for (at, device) in list.iter().enumerate() {
             for other in &list[..at] {
@@ -450,7 +458,7 @@ mod tests {
         assert_eq!(count, all.len());
     }
 
-    /// A device with these addresses, whose interface has the index 7.
+    /// Returns a device with these addresses; its interface has index 7.
     fn with(addresses: &[&str]) -> Device {
         let address = |(at, text): (usize, &&str)| {
             let ip = text.parse().unwrap();
@@ -472,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_start_at_an_address_of_the_peers_kind() {
+    fn source_has_family_of_peer() {
         let device = with(&["192.0.2.1", "2001:db8::1", "fe80::1"]);
         for (peer, source) in [
             ("192.0.2.9:1", Some("192.0.2.1")),
@@ -487,14 +495,14 @@ mod tests {
         }
         let local = device.socket_addr("fe80::1".parse().unwrap(), 9);
         assert_eq!(local, "[fe80::1%7]:9".parse().unwrap());
-        // Where the kernel would choose neither, the first.
+        // The first address, because the kernel would choose neither.
         let device = with(&["198.51.100.1", "198.51.100.2"]);
         let source = device.source_for("198.51.100.9:1".parse().unwrap());
         assert_eq!(source, Some("198.51.100.1".parse().unwrap()));
     }
 
     #[test]
-    fn a_roce_nic_has_each_address_twice() {
+    fn roce_lists_each_address_twice() {
         let mut device = with(&["192.0.2.1", "2001:db8::1"]);
         let table = |device: &Device, face| -> Vec<(u32, GidKind, [u8; 16])> {
             let table = device.gids(face).into_iter();

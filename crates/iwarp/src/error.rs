@@ -1,4 +1,4 @@
-//! Errors of the public API, with the errno that the C library reports for each.
+//! Errors of the public API, with the errno that the C libraries report for each.
 
 use crate::failure::{OperationError, Refusal};
 use crate::sys::connect::NetError;
@@ -9,50 +9,54 @@ use iwarp_rnic::receive_queue::SrqError;
 use iwarp_rnic::{AllocError, PostError};
 use std::{fmt, io};
 
-/// Result of this crate's functions.
+/// Result type of this crate's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a call failed.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Error {
-    /// A parameter is out of range or contradicts another one; the text says which one (EINVAL).
+    /// An argument is out of range or contradicts another one; the text says which (EINVAL).
     InvalidArgument(&'static str),
     /// A work request was not accepted.
     Post(PostError),
     /// A registration, bind or invalidation was refused.
     Memory(MemoryError),
-    /// The range is not mapped in this process with the access that the rights need (EFAULT).
+    /// The range is not mapped in this process with the required access (EFAULT).
     BadAddress,
     /// No memory for a new object (ENOMEM).
     OutOfMemory,
     /// The object is still used by another one (EBUSY).
     Busy,
-    /// The object is in the wrong state for this call (EINVAL); the text says what the call needs.
+    /// The object is in the wrong state for this call (EINVAL); the text says what the call
+    /// requires.
     InvalidState(&'static str),
     /// No device has this address or name (ENODEV).
     NoDevice,
     /// The device does not support this (EOPNOTSUPP).
     Unsupported(&'static str),
-    /// The peer refused the connection; its private data says why, if it gave any (ECONNREFUSED).
+    /// The peer rejected the connection; contains its private data, which may be empty
+    /// (ECONNREFUSED).
     Rejected(Vec<u8>),
     /// The peer did not answer in time (ETIMEDOUT).
     TimedOut(&'static str),
-    /// The peer does not speak MPA, or speaks it wrongly (EPROTO).
+    /// The peer does not speak MPA, or violates it (EPROTO).
     Handshake(String),
     /// The connection or its queue pair has failed; the text says why (ECONNRESET).
     ConnectionLost(String),
-    /// A request of a [`connection`](crate::connection) does not fit its memory or its queue, so nothing was posted (EINVAL).
+    /// A request of a [`connection`](crate::connection) is invalid or does not fit its queue;
+    /// nothing was posted (EINVAL).
     Refused(Refusal),
-    /// A request of a [`connection`](crate::connection) was posted and has failed; the value says which and why (EIO).
+    /// A request of a [`connection`](crate::connection) was posted and failed (EIO).
     Operation(OperationError),
-    /// The connection has ended gracefully: either side has closed it (ENOTCONN).
+    /// The connection was closed gracefully by either side (ENOTCONN).
     Closed,
-    /// A completion queue overflowed: completions are lost, and its queue pairs are in the error state (EOVERFLOW).
+    /// A completion queue overflowed. Completions are lost, and its queue pairs are in the error
+    /// state (EOVERFLOW).
     CompletionQueueOverflow,
-    /// Nothing is ready, and the caller does not want to wait (EAGAIN).
+    /// Nothing is ready, and the call does not block (EAGAIN).
     WouldBlock,
-    /// The operating system's error.
+    /// An error of the operating system.
     Io(io::Error),
 }
 
@@ -200,8 +204,8 @@ impl From<SrqError> for Error {
     }
 }
 
-/// Some work requests of a list were not accepted: the first that was not, and why. Those before it were. `?` turns it into
-/// an [`Error`].
+/// Part of a list of work requests was not accepted. Those before the rejected one were. `?`
+/// converts it to an [`Error`].
 #[derive(Debug)]
 pub struct PostFailed {
     accepted: usize,
@@ -216,12 +220,12 @@ impl PostFailed {
         }
     }
 
-    /// Returns how many requests of the list were accepted, which is also the index of the one that was not.
+    /// Returns how many requests were accepted, which is also the index of the rejected one.
     pub const fn accepted(&self) -> usize {
         self.accepted
     }
 
-    /// Returns why: [`Error::Post`].
+    /// Returns the cause, an [`Error::Post`].
     pub const fn error(&self) -> &Error {
         &self.error
     }

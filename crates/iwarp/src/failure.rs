@@ -1,4 +1,5 @@
-//! Why a request of a connection was refused or has failed: which request it was, whose fault it is, and what to do.
+//! Errors of requests on a connection: which request failed, which side is at fault, and what to
+//! do.
 
 use iwarp_rnic::qp::{Blame, Fault};
 use iwarp_rnic::{Access, PostError, WcStatus};
@@ -21,7 +22,7 @@ pub enum RequestKind {
     CompareSwap,
     /// The bind of a memory window.
     Bind,
-    /// The invalidation of a local window.
+    /// An invalidation of a local memory window.
     Invalidate,
     /// A batch of requests with one completion.
     Batch,
@@ -52,54 +53,54 @@ impl fmt::Display for RequestKind {
     }
 }
 
-/// Why a request was not posted. The program has to change the request; the connection is as it was.
+/// Why a request was not posted. The connection is unaffected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// The destination has less room than the source has octets.
+    /// The destination is shorter than the source.
     TooLong {
-        /// Octets that are to be moved.
+        /// Bytes to transfer.
         octets: u64,
-        /// Octets that the destination has room for.
+        /// Bytes that fit into the destination.
         room: u64,
     },
-    /// The program's own octets are too many to be copied. Put them into a region.
+    /// The program's data is too long to be copied; put it into a region.
     TooLongToCopy {
-        /// Octets that are to be sent.
+        /// Bytes to send.
         octets: usize,
-        /// The longest message that is copied: [`Options::message_size`](crate::Options::message_size).
+        /// Maximum length to copy: [`Options::message_size`](crate::Options::message_size).
         most: usize,
     },
-    /// The peer has not granted this right.
+    /// The peer has not granted the required right.
     NotGranted {
-        /// The right that the request needs.
+        /// The right that the request requires.
         needs: Access,
-        /// The rights that the remote region has.
+        /// The rights of the remote region.
         granted: Access,
     },
-    /// A range is not inside the region.
+    /// The range is not inside the region.
     OutOfRange {
-        /// First element after the range.
+        /// Index of the element after the range.
         end: u64,
         /// Elements of the region.
         len: u64,
     },
-    /// A region belongs to another endpoint than the connection.
+    /// The region belongs to a different endpoint than the connection.
     ForeignRegion,
-    /// An atomic operation needs one word, at a multiple of 8.
+    /// An atomic operation needs one 8-byte word at a multiple of 8.
     NotOneWord,
-    /// A batch has more requests than the send queue has room for.
+    /// The batch is larger than the send queue.
     BatchTooLong {
         /// Requests of the batch.
         requests: usize,
-        /// Room of the send queue: [`Options::send_depth`](crate::Options::send_depth).
+        /// Size of the send queue: [`Options::send_depth`](crate::Options::send_depth).
         room: usize,
     },
-    /// The octets are no token of a remote region, or of one with other elements; the text says what is wrong.
+    /// Not a token of a remote region with these elements; the text gives the reason.
     BadToken(&'static str),
-    /// The queue pair does not take the request.
+    /// The queue pair rejected the request.
     Post(PostError),
-    /// The connection was made by the parent of this forked process.
+    /// The connection was created by the parent of this forked process.
     Forked,
 }
 
@@ -111,11 +112,13 @@ impl fmt::Display for Refusal {
             }
             Self::TooLongToCopy { octets, most } => write!(
                 f,
-                "{octets} octets are not copied (at most {most}): put them into a region, or set a larger `message_size`"
+                "{octets} octets are not copied (at most {most}): \
+                 put them into a region, or set a larger `message_size`"
             ),
             Self::NotGranted { needs, granted } => write!(
                 f,
-                "the peer has not granted {needs:?} for this region, only {granted:?}: it has to share it with more rights"
+                "the peer has granted only {granted:?} for this region, not {needs:?}: \
+                 it has to share it with more rights"
             ),
             Self::OutOfRange { end, len } => {
                 write!(
@@ -124,14 +127,16 @@ impl fmt::Display for Refusal {
                 )
             }
             Self::ForeignRegion => f.write_str(
-                "the region belongs to another endpoint: allocate it by this connection, or by its endpoint",
+                "the region belongs to another endpoint: \
+                 allocate it by this connection, or by its endpoint",
             ),
             Self::NotOneWord => f.write_str(
                 "an atomic operation needs one word at a multiple of 8: use a slice of length 1",
             ),
             Self::BatchTooLong { requests, room } => write!(
                 f,
-                "a batch of {requests} requests does not fit into a send queue of {room}: set a larger `send_depth`, or split it"
+                "a batch of {requests} requests does not fit into a send queue of {room}: \
+                 set a larger `send_depth`, or split it"
             ),
             Self::BadToken(what) => write!(f, "not a token of a remote region: {what}"),
             Self::Post(e) => write!(f, "request not taken: {e}"),
@@ -151,7 +156,8 @@ impl std::error::Error for Refusal {
     }
 }
 
-/// A request that was posted and has failed. The connection has ended, and all other requests fail, too.
+/// A request that was posted and failed. The connection has ended, and all other requests fail,
+/// too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OperationError {
     pub(crate) request: RequestKind,
@@ -162,12 +168,12 @@ pub struct OperationError {
 }
 
 impl OperationError {
-    /// Returns which kind of request has failed.
+    /// Returns the kind of the failed request.
     pub const fn request(&self) -> RequestKind {
         self.request
     }
 
-    /// Returns how many octets the request was to move.
+    /// Returns the length of the request in bytes.
     pub const fn octets(&self) -> u64 {
         self.octets
     }
@@ -177,18 +183,18 @@ impl OperationError {
         self.peer
     }
 
-    /// Returns the status of its completion. [`WcStatus::Flushed`] means that the request was not carried out, because the
-    /// connection had ended for another reason, which [`fault`](Self::fault) tells.
+    /// Returns the status of its completion. [`WcStatus::Flushed`] means that the request was not
+    /// executed, because the connection ended for another reason; see [`fault`](Self::fault).
     pub const fn status(&self) -> WcStatus {
         self.status
     }
 
-    /// Returns why the connection has ended; `None` if it was closed gracefully.
+    /// Returns why the connection ended, or `None` if it was closed gracefully.
     pub const fn fault(&self) -> Option<Fault> {
         self.fault
     }
 
-    /// Returns which end is to blame; `None` if the connection was closed gracefully.
+    /// Returns which side is at fault, or `None` if the connection was closed gracefully.
     pub const fn blame(&self) -> Option<Blame> {
         match self.fault {
             Some(fault) => Some(fault.blame),
@@ -196,7 +202,7 @@ impl OperationError {
         }
     }
 
-    /// Returns what the program can do, in one sentence.
+    /// Returns one sentence of advice for the program.
     pub const fn advice(&self) -> &'static str {
         match (self.status, self.blame()) {
             (WcStatus::LocalProtection | WcStatus::LocalAccess, _) => {
@@ -224,7 +230,7 @@ impl OperationError {
     }
 }
 
-/// Returns what a status means.
+/// Returns the meaning of a status.
 const fn describe(status: WcStatus) -> &'static str {
     match status {
         WcStatus::Success => "it succeeded",
@@ -266,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_says_which_request_whose_fault_and_what_to_do() {
+    fn operation_error_has_blame_and_advice() {
         let fault = Fault {
             blame: Blame::PeerTerminated,
             code: iwarp_proto::rdmap::TerminateCode::MPA_CONNECTION_LOST,

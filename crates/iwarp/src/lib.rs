@@ -1,11 +1,13 @@
-//! RDMA over plain TCP, in user space: a software RNIC that speaks iWARP (RFC 5040, 5041, 5044, 6581, 7306).
+//! RDMA over plain TCP, in user space: a software RNIC that speaks iWARP (RFC 5040, 5041, 5044,
+//! 6581, 7306).
 //!
-//! Programs get RDMA verbs without RDMA hardware, without root and without a kernel module. The peer may be another
-//! program with this crate, any C program on the project's `libibverbs`, or the Linux kernel's `siw`.
+//! Programs get RDMA verbs without RDMA hardware, root or a kernel module. The peer may be another
+//! program that uses this crate, any C program on the project's `libibverbs`, or the Linux kernel's
+//! `siw`.
 //!
 //! # A complete program
 //!
-//! The server shares a table. The client writes to it, and the server's program takes no part in that.
+//! The server shares a table; the client writes to it without the server's program taking part.
 //!
 //! ```
 //! use iwarp::{Access, Endpoint, RemoteRegion};
@@ -30,57 +32,64 @@
 //!
 //! # Three layers
 //!
-//! - Module [`connection`]: [`connect`] and [`listen`] make a [`Connection`], whose requests are calls. Each is a future for
-//!   any runtime and has a blocking [`wait`](Operation::wait); tasks and threads share a connection. Memory is a [`Region`]
-//!   of plain elements, and the peer's is a [`RemoteRegion`]. [`Channel`] and [`Stream`] are messages and octets with flow
-//!   control.
-//! - Module [`verbs`]: the objects of the C interface with owners, without `unsafe`. A program chooses completion queues,
-//!   posts work requests and polls for completions.
-//! - Module [`runtime`]: the same objects without owners, for programs that manage their own memory and objects, as the C
-//!   libraries do.
+//! - Module [`connection`]: [`connect`] and [`listen`] create a [`Connection`], where each request
+//!   is a call that returns a future for any runtime, with a blocking [`wait`](Operation::wait).
+//!   Tasks and threads can share a connection. Memory is a [`Region`] of plain elements, and the
+//!   peer's is a [`RemoteRegion`]. [`Channel`] and [`Stream`] add flow-controlled messages and byte
+//!   streams.
+//! - Module [`verbs`]: the objects of the C interface with owners, without `unsafe`. A program
+//!   chooses completion queues, posts work requests and polls for completions.
+//! - Module [`runtime`]: the same objects without owners, for programs that manage their own memory
+//!   and objects, as the C libraries do.
 //!
 //! # Blocking, polling, async
 //!
-//! - Calls of a connection block ([`wait`](Operation::wait)), or are awaited in a task of any runtime. A thread that waits polls for up to
-//!   [`Config::busy_poll`] before it sleeps.
-//! - [`verbs::CompletionQueue::poll`] never blocks. The polling thread reads the sockets itself, which gives the lowest latency.
-//! - The feature `tokio` adds a module that watches events in tokio's reactor.
+//! - Calls of a connection block ([`wait`](Operation::wait)) or are awaited in a task of any
+//!   runtime. A blocked thread polls for up to [`Config::busy_poll`] before it sleeps.
+//! - [`verbs::CompletionQueue::poll`] never blocks. The polling thread reads the sockets itself,
+//!   which gives the lowest latency.
+//! - The feature `tokio` adds a module that watches event queues in tokio's reactor.
 //!
-//! The crate starts one thread in each process, with the first socket. It moves octets when no thread of the program
-//! does, so a peer's Writes and Reads are served while the program computes or sleeps.
+//! The crate starts a progress thread with the first socket of a process, and further ones with
+//! more connections ([`Config::progress_threads`]). They process traffic when no thread of the
+//! program does, so the peer's Writes and Reads are served while the program computes or sleeps.
 //!
 //! # What a peer may do to memory
 //!
-//! A peer reaches only memory that was registered with remote rights ([`Access`]), only within the bounds of the region,
-//! and only over queue pairs of the same protection domain. It may change such memory at any time until the region is
-//! dropped. Therefore the crate gives out no reference to memory that a peer may write: elements are copied in and out
-//! ([`Region::read_at`], [`Region::write_at`]), and words are atomic ([`Region::load`](Region#method.load-1)). Treat what
-//! is there as input from the network. A region is freed when its last handle is dropped; a peer that accesses it later
-//! loses its connection.
+//! A peer can access only memory that was registered with remote rights ([`Access`]), within the
+//! bounds of the region, and over queue pairs of the same protection domain. It can change such
+//! memory at any time until the region is dropped. Therefore the crate gives out no reference to
+//! memory that a peer can write: elements are copied in and out ([`Region::read_at`],
+//! [`Region::write_at`]), and words are atomic ([`Region::load`](Region#method.load-1)). Treat
+//! their contents as input from the network. A region is freed with its last handle; a peer that
+//! accesses it later loses its connection.
 //!
 //! CRCs protect against accidents, not against attackers: nothing is encrypted or authenticated.
 //!
 //! # Errors
 //!
-//! - A call that cannot be carried out returns an [`Error`]; [`Error::errno`] is what the C library reports for it.
-//! - A request of a [`Connection`] that does not fit is an [`Error::Refused`]; one that was posted and has failed is an
-//!   [`Error::Operation`], which says which request it was, whose fault it is, and what to do.
-//! - By the verbs, a work request that fails has a [`verbs::WcStatus`] in its completion. The queue pair is then in the error
-//!   state, and all other requests complete as [`verbs::WcStatus::Flushed`]; [`QueuePair::fault`](runtime::QueuePair::fault) says which end
-//!   is to blame and why.
-//! - A completion queue that overflows fails its queue pairs; [`verbs::CompletionQueue::poll`] and the waits report it.
+//! - A call that fails returns an [`Error`]; [`Error::errno`] is what the C libraries report for
+//!   it.
+//! - A request of a [`Connection`] that cannot be posted fails with [`Error::Refused`]. One that
+//!   was posted and failed gives an [`Error::Operation`], which names the request, the side at
+//!   fault, and what to do.
+//! - In the verbs, a failed work request has a [`verbs::WcStatus`] in its completion. The queue
+//!   pair enters the error state, and all other requests complete as [`verbs::WcStatus::Flushed`].
+//!   [`QueuePair::fault`](runtime::QueuePair::fault) returns the cause and the side at fault.
+//! - If a completion queue overflows, its queue pairs fail; [`verbs::CompletionQueue::poll`] and
+//!   the blocking waits report it.
 //!
 //! # Features
 //!
-//! - `tokio`: the module `tokio`; tokio's traits for [`Stream`]. Off by default.
-//! - `serde`: [`RemoteRegion`] as a value of serde. Off by default.
+//! - `tokio`: the module `tokio`, and tokio's I/O traits for [`Stream`]. Off by default.
+//! - `serde`: serialization of [`RemoteRegion`]. Off by default.
 //!
 //! # Settings
 //!
 //! [`Config::from_env`] reads the same `IWARP_*` variables as the C libraries do.
 #![deny(unsafe_op_in_unsafe_fn)]
 
-// The engine is compiled by the simulator of threads, too, with an operating system of its own.
+// The threads simulator also compiles the engine, with its own replacement for `iwarp_os`.
 use iwarp_os as sys;
 #[cfg(not(loom))]
 use iwarp_os::crc;
@@ -134,7 +143,8 @@ pub mod verbs;
 mod xrc;
 
 pub use admission::{Admission, Networks, NetworksError};
-/// Plain data: what a [`Region`] has as elements. Numbers and arrays of them are; a structure can be, by the crate's traits.
+/// Plain data types, the elements of a [`Region`]: numbers, arrays of numbers, and structures that
+/// implement this crate's traits.
 pub use bytemuck;
 #[cfg(not(loom))]
 pub use capture::{Recorder, RecorderLimits};
@@ -150,7 +160,7 @@ pub use failure::{OperationError, Refusal, RequestKind};
 pub use iwarp_rnic::Access;
 pub use iwarp_rnic::qp::{Blame, Fault};
 
-/// The programs of the guide compile and run.
+/// Compiles and runs the programs of the guide.
 #[cfg(all(doctest, not(loom)))]
 #[doc = include_str!("../guide.md")]
 struct Guide;

@@ -1,19 +1,20 @@
-//! Local identifiers (LIDs), for programs that exchange LIDs and queue pair numbers instead of GIDs, as on InfiniBand.
+//! Local identifiers (LIDs), for programs that exchange LIDs and queue pair numbers instead of
+//! GIDs, as on InfiniBand.
 //!
-//! On InfiniBand a subnet manager gives each port a LID, and a LID has a meaning within the subnet only. Here nobody gives them:
-//! a LID is the low half of the device's first IPv4 address, and the high half takes the place of the subnet. So a peer that names its
-//! LID can be reached if the high halves of both addresses are the same, and no table is needed.
+//! On InfiniBand a subnet manager assigns LIDs, which are valid within the subnet. Here a LID is
+//! the low half of the device's first IPv4 address, and the high half stands for the subnet. A peer
+//! can be reached by its LID if the high halves of both addresses are equal, so no table is needed.
 //!
-//! LID 0 means no LID, and many programs for Ethernet exchange it without looking. It stands for the device itself, so that
-//! they reach each other on one host.
+//! LID 0 means "no LID", and many programs for Ethernet exchange it unchecked. It stands for the
+//! device itself, so that such programs reach each other on one host.
 
 use crate::config::Face;
 use crate::device::{Device, gid_of};
 use std::net::{IpAddr, Ipv4Addr};
 
 impl Device {
-    /// Returns the LID of the device's port: the low 16 bits of its first IPv4 address. A device without one has none (0), and neither
-    /// has a RoCE NIC.
+    /// Returns the LID of the device's port: the low 16 bits of its first IPv4 address, or 0 if it
+    /// has none or is a RoCE NIC.
     pub fn lid(&self, face: Face) -> u16 {
         match (face, self.first_v4()) {
             (Face::Rnic, Some(ip)) => {
@@ -24,8 +25,9 @@ impl Device {
         }
     }
 
-    /// Returns the GIDs of both ends of a path to the port with this LID, ours first. The port has the IPv4 address with the high half
-    /// of ours and this low half. LID 0 is this device. `None` if this device has no LIDs. Whether there is such a port is not known.
+    /// Returns the GIDs of the path to the port with this LID, ours first. The port's IPv4 address
+    /// has the high half of ours and `lid` as its low half; LID 0 is this device. Returns `None` if
+    /// this device has no LIDs. Does not check whether the port exists.
     pub fn path_to_lid(&self, lid: u16) -> Option<([u8; 16], [u8; 16])> {
         if lid == 0 {
             return Some((gid_of(self.ip()), gid_of(self.ip())));
@@ -66,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_of_one_network_find_each_other_by_lid() {
+    fn ports_of_one_network_have_paths() {
         let (a, b) = (device(&["10.1.2.3", "10.9.9.9"]), device(&["10.1.200.4"]));
         assert_eq!((a.lid(Face::Rnic), b.lid(Face::Rnic)), (0x0203, 0xc804));
         let (one, other) = (gid("10.1.2.3"), gid("10.1.200.4"));
@@ -84,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_without_ipv4_has_no_lid() {
+    fn no_lid_without_ipv4() {
         let device = device(&["2001:db8::1"]);
         assert_eq!((device.lid(Face::Rnic), device.path_to_lid(7)), (0, None));
     }

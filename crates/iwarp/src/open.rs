@@ -1,4 +1,4 @@
-//! Opens devices: puts the objects together with the hooks that the settings ask for.
+//! Opens devices: combines the objects with the hooks that the settings ask for.
 
 use crate::capture;
 use crate::cm::{self, CmEventChannel};
@@ -15,17 +15,18 @@ use std::sync::Arc;
 /// Creates an event channel (`rdma_create_event_channel(3)`).
 ///
 /// # Errors
-/// The operating system's error: no descriptors left.
+/// [`Error::Io`](crate::Error::Io): no file descriptors left.
 pub fn create_event_channel() -> Result<CmEventChannel> {
     engine::at_start(stat::start);
     cm::create_event_channel()
 }
 
 impl Context {
-    /// Opens a device.
+    /// Opens a device (`ibv_open_device(3)`).
     ///
     /// # Errors
-    /// The operating system's error: no descriptors left, or the capture file cannot be made.
+    /// [`Error::Io`](crate::Error::Io): no file descriptors left, or the capture file cannot be
+    /// created.
     pub fn open(device: &Device, config: Config) -> Result<Self> {
         engine::at_start(stat::start);
         let recorder = match &config.capture {

@@ -1,11 +1,14 @@
-//! The verbs objects without owners: handles that are cloned, memory by address, domains and keys by number.
+//! The verbs objects without owners: cloneable handles, memory by address, domains and keys by
+//! number.
 //!
-//! The C libraries are built on this module, and so can be programs that manage their own memory and objects. A queue pair
-//! and an identifier of [`cm`] exist until `destroy` is called, a registration until [`Context::deregister`]. The other
-//! objects go with their last handle. All handles are cheap to clone, `Send` and `Sync`.
+//! The C libraries are built on this module, and so can be other programs that manage their own
+//! memory and objects. Queue pairs and identifiers of [`cm`] exist until `destroy` is called,
+//! registrations until [`Context::deregister`]. Other objects are destroyed with their last handle.
+//! All handles are cheap to clone, `Send` and `Sync`.
 //!
-//! The `unsafe` step is registering memory ([`Context::register`] and its kin); all later calls use keys that are checked at
-//! every access. [`verbs`](crate::verbs) gives queue pairs, memory and connections owners, so its programs need no `unsafe`.
+//! Registering memory ([`Context::register`] and related calls) is `unsafe`; later calls use keys,
+//! which are checked at every access. [`verbs`](crate::verbs) adds owners for queue pairs, memory
+//! and connections, so that its programs need no `unsafe`.
 //!
 //! ```
 //! use iwarp::runtime::{Context, QpAttributes, State};
@@ -46,10 +49,8 @@ pub mod cm {
     pub use crate::cm::*;
 }
 
-pub use crate::complain::once as complain_once;
 pub use crate::conn::qp::{QpAttributes, QueuePair};
 pub use crate::conn::retry::Retry;
-pub use crate::engine::yield_pacing::after_empty_poll;
 pub use crate::error::PostFailed;
 pub use crate::objects::channel::CompletionChannel;
 pub use crate::objects::context::Context;
@@ -59,9 +60,7 @@ pub use crate::objects::member::EventQp;
 pub use crate::objects::srq::SharedReceiveQueue;
 pub use crate::objects::wait::Completions;
 pub use crate::open::create_event_channel;
-pub use crate::sys::fork::{generation as fork_generation, install as notice_forks};
 pub use crate::sys::on_demand::{Prefetch, prefetch};
-pub use crate::sys::process_lock::{self, ProcessLock};
 pub use crate::tags::{TagOperation, TagRequest};
 pub use crate::ud::{UdAddress, UdAttributes, UdDrops, UdQueuePair, UdSendWr};
 pub use crate::xrc::{XrcDomain, XrcSendWr, XrcTargetAttributes};
@@ -72,3 +71,10 @@ pub use iwarp_rnic::tags::{MAX_TAG_SGE, MAX_TAGS, TaggedBuffer};
 pub use iwarp_rnic::{
     Bind, Cqe, FastRegister, RecvWr, SendFlags, SendOp, SendWr, Sge, WcFlags, WcOpcode, WcStatus,
 };
+
+// Helpers of the C libraries for the process as a whole: locks that survive a fork, messages to the
+// user, and yielding between polls.
+pub use crate::complain::once as complain_once;
+pub use crate::engine::yield_pacing::after_empty_poll;
+pub use crate::sys::fork::{generation as fork_generation, install as notice_forks};
+pub use crate::sys::process_lock::{self, ProcessLock};

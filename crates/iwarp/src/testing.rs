@@ -1,4 +1,4 @@
-//! What unit tests of these objects begin with.
+//! Fixtures for unit tests of the runtime's objects.
 
 use crate::config::Config;
 use crate::conn::link::{Open, Socket};
@@ -22,7 +22,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Waits until it is so.
+/// Waits until `is_so` returns `true`.
 pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(20);
     while !is_so() {
@@ -31,18 +31,18 @@ pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// On the loopback interface.
+/// Opens the loopback device.
 pub(crate) fn context() -> Context {
     context_with(Config::default())
 }
 
-/// The same with other settings.
+/// Opens the loopback device with these settings.
 pub(crate) fn context_with(config: Config) -> Context {
     let device = Device::by_address([127, 0, 0, 1].into()).unwrap();
     Context::open(&device, config).unwrap()
 }
 
-/// The loopback device, as if it had these addresses.
+/// Returns the loopback device, pretending that it has these addresses.
 pub(crate) fn device_at(addresses: &[&str]) -> Device {
     let mut device = Device::by_address([127, 0, 0, 1].into()).unwrap();
     let address = |(place, text): (u32, &&str)| DeviceAddress {
@@ -54,7 +54,7 @@ pub(crate) fn device_at(addresses: &[&str]) -> Device {
     device
 }
 
-/// Room for one request in either direction, and a protection domain of its own.
+/// Returns attributes with room for one request per direction, and a new protection domain.
 pub(crate) fn attributes(
     ctx: &Context,
     send: &CompletionQueue,
@@ -77,7 +77,6 @@ pub(crate) fn attributes(
     }
 }
 
-/// With these attributes.
 pub(crate) fn queue_pair(
     ctx: &Context,
     send: &CompletionQueue,
@@ -86,12 +85,12 @@ pub(crate) fn queue_pair(
     ctx.create_qp(&attributes(ctx, send, recv)).unwrap()
 }
 
-/// For datagrams, on the loopback interface and ready to send, with room for four requests of up to four inline octets.
+/// Returns a datagram queue pair on the loopback device, ready to send, with room for four requests
+/// of up to four bytes of inline data.
 pub(crate) fn datagram_queue_pair() -> UdQueuePair {
     datagram_queue_pair_of(&context())
 }
 
-/// The same on a device that is open already.
 pub(crate) fn datagram_queue_pair_of(ctx: &Context) -> UdQueuePair {
     let cq = ctx.create_cq(4, None).unwrap();
     let attributes = UdAttributes {
@@ -113,7 +112,7 @@ pub(crate) fn datagram_queue_pair_of(ctx: &Context) -> UdQueuePair {
     qp
 }
 
-/// Posts datagrams of four octets to itself, from and to this address.
+/// Posts `count` datagrams of four octets to itself, from and to `ip`.
 pub(crate) fn post_to_itself(qp: &UdQueuePair, ip: IpAddr, flags: SendFlags, count: usize) {
     let wr = UdSendWr {
         wr_id: 1,
@@ -128,19 +127,19 @@ pub(crate) fn post_to_itself(qp: &UdQueuePair, ip: IpAddr, flags: SendFlags, cou
     qp.post_send(&vec![wr; count]).unwrap();
 }
 
-/// Connects it, as the initiator, in full operation without CRCs. Returns the peer.
+/// Connects `qp` as the initiator, in full operation without CRCs. Returns the peer.
 pub(crate) fn connected(qp: &QueuePair) -> std::net::TcpStream {
     connected_for(qp, None).unwrap()
 }
 
-/// An FPDU without CRC: a peer's first Send, without octets.
+/// An FPDU without CRC: an empty Send, the peer's first.
 pub(crate) const EMPTY_SEND: [u8; 24] = {
     let mut octets = [0; 24];
     (octets[1], octets[2], octets[3], octets[15]) = (18, 0x41, 0x43, 1);
     octets
 };
 
-/// The same with a stream that was set up for this epoch of the queue pair.
+/// Like [`connected`], with a stream that was set up for `epoch`.
 pub(crate) fn connected_for(
     qp: &QueuePair,
     epoch: Option<u64>,
@@ -148,7 +147,7 @@ pub(crate) fn connected_for(
     attached(qp, epoch, true)
 }
 
-/// Connects it as the responder.
+/// Connects `qp` as the responder.
 pub(crate) fn connected_as_responder(qp: &QueuePair) -> std::net::TcpStream {
     attached(qp, None, false).unwrap()
 }
@@ -163,7 +162,7 @@ fn attached(
     Ok(peer)
 }
 
-/// A stream for a queue pair, which nobody watches, and its peer.
+/// Returns an unwatched stream for a queue pair, and its peer.
 pub(crate) fn unattached(epoch: Option<u64>, initiator: bool) -> (Handover, std::net::TcpStream) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let ours = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -197,12 +196,10 @@ pub(crate) fn unattached(epoch: Option<u64>, initiator: bool) -> (Handover, std:
     (handover, listener.accept().unwrap().0)
 }
 
-/// The open stream of a queue pair.
 pub(crate) fn open(g: &mut QpState) -> &mut Open {
     g.link.open_mut().expect("a connection")
 }
 
-/// The socket of a queue pair.
 pub(crate) fn link(qp: &QueuePair) -> Arc<Socket> {
     qp.inner
         .state
@@ -213,14 +210,14 @@ pub(crate) fn link(qp: &QueuePair) -> Arc<Socket> {
         .expect("a connection")
 }
 
-/// The same, which the progress thread does not look at from now on.
+/// Returns the socket, removed from the progress thread.
 pub(crate) fn unwatched_link(qp: &QueuePair) -> Arc<Socket> {
     let link = link(qp);
     link.engine.pause(&link.stream);
     link
 }
 
-/// The peer of an unwatched connection breaks it off, and has sent nothing.
+/// Resets an unwatched connection from the peer's end, without sending anything.
 pub(crate) fn break_off(link: &Socket, peer: std::net::TcpStream) {
     let end = socket2::SockRef::from(&peer);
     end.set_linger(Some(Duration::ZERO)).unwrap();
@@ -228,12 +225,13 @@ pub(crate) fn break_off(link: &Socket, peer: std::net::TcpStream) {
     until("it is not reset", || link.stream.is_hung_up());
 }
 
-/// An FPDU without CRC with a Send of this payload, which is a multiple of four octets, the first one of its stream.
+/// Returns an FPDU without CRC: the stream's first Send, with this payload (a multiple of four
+/// octets).
 pub(crate) fn send_fpdu(payload: &[u8]) -> Vec<u8> {
     send_fpdu_of(1, payload)
 }
 
-/// The same with this number in its stream.
+/// Like [`send_fpdu`], with this message sequence number.
 pub(crate) fn send_fpdu_of(msn: u32, payload: &[u8]) -> Vec<u8> {
     let header = Header::Untagged(UntaggedHeader {
         last: true,

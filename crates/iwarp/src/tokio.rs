@@ -1,8 +1,8 @@
-//! Event queues watched by tokio (feature `tokio`).
+//! Event queues in tokio's reactor (feature `tokio`).
 //!
-//! The futures of this crate need no runtime: the thread that makes progress wakes the task. This module is for programs
-//! that want tokio's own reactor to watch the descriptor, for example beside other sockets in one `select!`, and for
-//! completion channels that many completion queues share.
+//! The crate's futures need no runtime: its progress threads wake the task. This module is for
+//! programs that want tokio's reactor to watch a file descriptor, for example beside other sockets
+//! in one `select!`, and for completion channels shared by many completion queues.
 
 use crate::error::Result;
 use crate::objects::wait::room_in;
@@ -21,18 +21,18 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// Something with events and a descriptor that is readable while there are any.
+/// A source of events with a file descriptor that is readable while events are pending.
 pub trait EventSource: sealed::Sealed {
-    /// An event.
+    /// Type of the events.
     type Event;
 
-    /// Takes the oldest event, without waiting.
+    /// Takes the oldest event. Does not block.
     fn take(&self) -> Option<Self::Event>;
 
-    /// Duplicates the descriptor, which is readable while there are events.
+    /// Duplicates the file descriptor.
     ///
     /// # Errors
-    /// The operating system's: no descriptors left.
+    /// [`Error::Io`](crate::Error::Io): no file descriptors left.
     fn descriptor(&self) -> Result<OwnedFd>;
 }
 
@@ -63,7 +63,7 @@ impl<T> EventSource for Arc<EventQueue<T>> {
 }
 
 impl sealed::Sealed for Context {}
-/// The events are the asynchronous events of the device.
+/// Yields the asynchronous events of the device.
 impl EventSource for Context {
     type Event = AsyncEvent;
 
@@ -99,16 +99,16 @@ pub struct Watched<S> {
 }
 
 impl<S: EventSource> Watched<S> {
-    /// Starts to watch the source. Call it within a runtime whose I/O is enabled.
+    /// Registers the source. Call it within a runtime whose I/O driver is enabled.
     ///
     /// # Errors
-    /// The operating system's: no descriptors left.
+    /// [`Error::Io`](crate::Error::Io): no file descriptors left.
     ///
     /// # Panics
     /// Outside a tokio runtime.
     pub fn new(source: S) -> Result<Self> {
         let fd = source.descriptor()?;
-        // SAFETY: an `OwnedFd` stays open, and is the same descriptor, until it is dropped.
+        // SAFETY: the `OwnedFd` stays open, and the same descriptor, until it is dropped.
         let fd = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
         let fd = fd.map_err(std::io::Error::from)?;
         Ok(Self { source, fd })
@@ -119,20 +119,21 @@ impl<S: EventSource> Watched<S> {
         &self.source
     }
 
-    /// Waits for the next event. Dropping the future loses none.
+    /// Waits for the next event. Cancel safe: dropping the future loses no event.
     ///
     /// # Errors
-    /// The operating system's: the runtime shuts down.
+    /// [`Error::Io`](crate::Error::Io): the runtime is shutting down.
     pub async fn next(&self) -> Result<S::Event> {
         loop {
-            // Several events may have made the descriptor readable once.
+            // Several events may have made the descriptor readable only once.
             if let Some(event) = self.source.take() {
                 return Ok(event);
             }
             let mut ready = self.fd.readable().await?;
             match self.source.take() {
                 Some(event) => return Ok(event),
-                // An event that comes at this moment makes the descriptor readable again; clearing the readiness does not undo that.
+                // An event that arrives now makes the descriptor readable again, even after the
+                // readiness is cleared.
                 None => ready.clear_ready(),
             }
         }
@@ -140,12 +141,13 @@ impl<S: EventSource> Watched<S> {
 }
 
 impl Watched<CompletionChannel> {
-    /// Waits for completions of one queue that reports to this channel, and takes up to `out.len()` of them. It also takes the
-    /// events of other queues that arrive meanwhile, so have one task for each channel.
+    /// Waits for completions of `cq`, which reports to this channel, and takes up to `out.len()` of
+    /// them. Discards events of other queues that arrive meanwhile, so use one task per channel.
     ///
     /// # Errors
     /// [`Error::CompletionQueueOverflow`](crate::Error::CompletionQueueOverflow),
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for an empty `out`, and those of [`next`](Self::next).
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) if `out` is empty, and the errors
+    /// of [`next`](Self::next).
     pub async fn completions(&self, cq: &CompletionQueue, out: &mut [Cqe]) -> Result<usize> {
         room_in(out)?;
         loop {
@@ -154,7 +156,7 @@ impl Watched<CompletionChannel> {
                 return Ok(n);
             }
             cq.arm(false);
-            // A completion may have come after the poll and before the queue was armed.
+            // A completion may have arrived between the poll and the arming of the queue.
             let n = cq.poll(out)?;
             if n > 0 {
                 return Ok(n);

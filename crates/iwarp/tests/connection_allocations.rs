@@ -1,5 +1,5 @@
-//! Operations allocate nothing once a connection is in use: the allocations of the thread that makes them are counted.
-//! The test is a program of its own because it replaces the allocator.
+//! Operations of a connection in use do not allocate: counts the allocations of the calling thread.
+//! A separate program, because it replaces the allocator.
 
 use iwarp::{Access, Options};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -13,26 +13,26 @@ thread_local! {
 }
 
 fn count() {
-    // A thread that ends has no counter any more.
+    // The counter of an ending thread may already be destroyed.
     let _ = ALLOCATIONS.try_with(|n| n.set(n.get() + 1));
 }
 
-// SAFETY: all is passed on to the system's allocator. The counter is a plain number that needs no allocation.
+// SAFETY: every call is passed on to the system's allocator. The counter needs no allocation.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.dealloc(ptr, layout) }
     }
 
     unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count();
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.realloc(ptr, layout, size) }
     }
 }
@@ -40,9 +40,10 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Operations of one kind that are counted.
+/// Number of operations of one kind.
 const TIMES: u64 = 2000;
-/// Lists that grow when two threads route at the same time for the first time. It does not depend on the number of operations.
+/// Allowance for lists that grow when two threads first route at the same time. Independent of the
+/// number of operations.
 const GROWTH: u64 = 16;
 
 fn steady(what: &str, mut operation: impl FnMut()) {

@@ -1,4 +1,5 @@
-//! Tests of the recorder: the bytes of the file, and `tshark` as an independent judge where it is installed.
+//! Tests of the recorder: the contents of the file, and its decoding by `tshark` if that is
+//! installed.
 
 use super::*;
 use crate::crc::crc32c_append;
@@ -6,7 +7,7 @@ use std::io::Write as _;
 use std::process::Command;
 use std::sync::atomic::AtomicU64;
 
-/// A file that goes away with the test.
+/// A file that is removed after the test.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -19,7 +20,7 @@ impl Scratch {
         )))
     }
 
-    /// The packets of the file, each beginning with its IP header.
+    /// Returns the packets of the file, from the IP header on.
     fn packets(&self) -> Vec<Vec<u8>> {
         let bytes = std::fs::read(&self.0).expect("file");
         let word =
@@ -46,7 +47,7 @@ fn address(text: &str) -> SocketAddr {
     text.parse().expect("address")
 }
 
-/// (flags, sequence, acknowledgement, payload) of an IPv4 packet.
+/// Returns flags, sequence, acknowledgement and payload of an IPv4 packet.
 fn tcp(packet: &[u8]) -> (u8, u32, u32, &[u8]) {
     let word = |at: usize| u32::from_be_bytes(packet[at..at + 4].try_into().expect("word"));
     let head = usize::from(packet[32] >> 4) * 4;
@@ -56,13 +57,13 @@ fn tcp(packet: &[u8]) -> (u8, u32, u32, &[u8]) {
 /// RFC 5044 section 7.1.1: request and reply of revision 1 with the CRC flag.
 const REQUEST: &[u8] = b"MPA ID Req Frame\x40\x01\x00\x04ping";
 const REPLY: &[u8] = b"MPA ID Rep Frame\x40\x01\x00\x00";
-/// A Write of five octets, pad and CRC included, as a Linux siw sent it.
+/// A Write of five octets, with pad and CRC, as sent by a Linux siw.
 const WRITE_FPDU: [u8; 28] = [
     0x00, 0x13, 0xC1, 0x40, 0x7D, 0x91, 0x1E, 0x00, 0x00, 0x00, 0x7F, 0x96, 0x22, 0x01, 0x50, 0x00,
     0x41, 0x42, 0x43, 0x44, 0x45, 0x00, 0x00, 0x00, 0x1F, 0xAA, 0x61, 0xF0,
 ];
 
-/// One FPDU of a Write: tagged DDP segment, the last of its message if `last`.
+/// Returns an FPDU of a Write: a tagged DDP segment, the last of its message if `last`.
 fn write_fpdu(offset: u64, payload: &[u8], last: bool) -> Vec<u8> {
     let mut fpdu = ((payload.len() + 14) as u16).to_be_bytes().to_vec();
     fpdu.extend_from_slice(&[if last { 0xC1 } else { 0x81 }, 0x40]);
@@ -76,7 +77,7 @@ fn write_fpdu(offset: u64, payload: &[u8], last: bool) -> Vec<u8> {
 }
 
 #[test]
-fn the_literal_frame_agrees_with_the_generator() {
+fn literal_frame_matches_generator() {
     let mut fpdu = write_fpdu(0x7F96_2201_5000, b"ABCDE", true);
     fpdu[4..8].copy_from_slice(&WRITE_FPDU[4..8]);
     let crc = crc32c_append(0, &fpdu[..24]);
@@ -94,7 +95,7 @@ fn sequence_numbers_add_up() {
     flow.sent(&[IoSlice::new(b"ab"), IoSlice::new(b""), IoSlice::new(b"cde")]);
     flow.received(&[b"xyz"]);
     let long = vec![9u8; 3 * MAX_SEGMENT + 1];
-    // SAFETY: `long` lives on.
+    // SAFETY: `long` outlives the call.
     unsafe {
         flow.sent_raw(
             &[RawSlice::of(&long), RawSlice::of(b"not sent")],
@@ -125,9 +126,10 @@ fn sequence_numbers_add_up() {
     assert_eq!(payload[1], b"xyz");
 }
 
-/// A stream with markers may end in the middle of an FPDU. What there is of it is recorded, of either direction, before the end.
+/// A stream with markers may end in the middle of an FPDU. The fragment is recorded before the end,
+/// in either direction.
 #[test]
-fn the_rest_of_each_direction_is_recorded() {
+fn unfinished_fpdus_are_recorded() {
     for (sent, received) in [(0, 0), (5, 0), (0, 5), (5, 3)] {
         let file = Scratch::new();
         let recorder = Recorder::create(&file.0).expect("create");
@@ -147,7 +149,8 @@ fn the_rest_of_each_direction_is_recorded() {
     }
 }
 
-/// The other side acknowledges after so many octets, and again after as many more. What it sends itself acknowledges, too.
+/// The other side acknowledges after each such amount of data. Data that it sends acknowledges,
+/// too.
 #[test]
 fn octets_are_acknowledged_now_and_then() {
     let piece = vec![1; (ACK_EVERY / 4) as usize - 100];
@@ -172,9 +175,10 @@ fn octets_are_acknowledged_now_and_then() {
     }
 }
 
-/// A connection that was reset ends with a reset in the recording, and one that was closed with both ends' FIN. Nothing follows, whatever comes.
+/// A reset connection ends with a reset, a closed one with both ends' FIN. Nothing is recorded
+/// after that.
 #[test]
-fn the_end_is_recorded_as_it_was() {
+fn recording_ends_like_the_connection() {
     for (reset, wanted) in [
         (true, &[RST | ACK][..]),
         (false, &[FIN | ACK, FIN | ACK, ACK]),
@@ -227,9 +231,9 @@ fn limits_stop_between_packets() {
     }
 }
 
-/// As after a write for which the disk had room in part.
+/// As after a write that was truncated by a full disk.
 #[test]
-fn a_file_that_was_cut_ends_with_a_whole_packet() {
+fn truncated_file_ends_with_whole_packet() {
     let path = std::env::temp_dir().join(format!("iwarp-cut-{}", std::process::id()));
     let recorder = Recorder::create(&path).expect("recorder");
     let mut output = recorder.shared.output.lock();
@@ -257,7 +261,7 @@ fn a_file_that_was_cut_ends_with_a_whole_packet() {
 }
 
 #[test]
-fn a_full_disk_stops_the_recording_only() {
+fn full_disk_stops_only_recording() {
     let full = Path::new("/dev/full");
     if !full.exists() {
         println!("skipped: no /dev/full");
@@ -280,7 +284,7 @@ fn a_full_disk_stops_the_recording_only() {
 }
 
 #[test]
-fn both_ends_in_one_process_are_recorded_once() {
+fn ends_in_one_process_recorded_once() {
     let scratch = Scratch::new();
     let recorder = Recorder::create(&scratch.0).expect("file");
     let (a, b) = (address("127.0.0.1:1000"), address("127.0.0.1:2000"));
@@ -299,12 +303,12 @@ fn both_ends_in_one_process_are_recorded_once() {
 }
 
 #[test]
-fn a_forked_child_leaves_the_file_alone() {
+fn forked_child_does_not_write() {
     let scratch = Scratch::new();
     let recorder = Recorder::create(&scratch.0).expect("file");
     let flow = recorder.flow(address("192.0.2.1:1"), address("192.0.2.2:2"));
     flow.opened(true);
-    // SAFETY: what the child calls returns before it takes a lock or allocates, and it leaves by `_exit`.
+    // SAFETY: the calls in the child return before they lock or allocate, and it ends by `_exit`.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
@@ -315,7 +319,7 @@ fn a_forked_child_leaves_the_file_alone() {
         unsafe { libc::_exit(if good { 5 } else { 1 }) };
     }
     let mut status = 0;
-    // SAFETY: `status` is a valid place for an int; the child is ours.
+    // SAFETY: `status` is valid for writes; the child is ours.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(libc::WEXITSTATUS(status), 5, "status {status:#x}");
     assert_eq!(scratch.packets().len(), 0);
@@ -324,7 +328,7 @@ fn a_forked_child_leaves_the_file_alone() {
     assert_eq!(scratch.packets().len(), 3);
 }
 
-/// Runs tshark with the options that iWARP needs; `None` if it is not installed.
+/// Runs tshark with the options for iWARP; `None` if it is not installed.
 fn tshark(file: &Path, arguments: &[&str]) -> Option<String> {
     let output = Command::new("tshark")
         .args([
@@ -364,10 +368,10 @@ fn tshark(file: &Path, arguments: &[&str]) -> Option<String> {
     }
 }
 
-/// Messages of each connection that [`two_connections`] records, in two FPDUs each.
+/// Messages per connection in [`two_connections`], of two FPDUs each.
 const MESSAGES: u64 = 40;
 
-/// Records an active and a passive connection from beginning to end.
+/// Records an active and a passive connection from start to end.
 fn two_connections(recorder: &Recorder) {
     for (local, peer, active) in [
         ("10.0.0.1:40001", "10.0.0.2:7174", true),
@@ -395,7 +399,8 @@ fn two_connections(recorder: &Recorder) {
         } else {
             flow.received(&[&WRITE_FPDU]);
         }
-        // Messages of 64 KiB and a bit, in two FPDUs each; one call each, more than a segment holds.
+        // Messages of a little more than 64 KiB, in two FPDUs; one call each, longer than a
+        // segment.
         for message in 0..MESSAGES {
             let payload = vec![message as u8; 60_000];
             let mut bytes = write_fpdu(message << 20, &payload, false);
@@ -424,7 +429,7 @@ fn tshark_decodes_it_without_complaint() {
     let Some(expert) = tshark(&scratch.0, &["-q", "-z", "expert"]) else {
         return;
     };
-    // Handshakes and closings are "chats" and a reset is a warning of its own; nothing else may be found.
+    // Handshakes and closes are "chats", a reset is a warning; other findings are errors.
     for line in expert.lines() {
         let finding = line.contains(" TCP ")
             || line.contains("IPv")

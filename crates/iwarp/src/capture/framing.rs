@@ -1,15 +1,16 @@
 //! Cuts one direction of a stream with MPA markers into its FPDUs (RFC 5044 sections 4.1 and 4.3).
 //!
-//! Wireshark finds markers only if each TCP segment carries exactly one FPDU, and then expects them in both directions of
-//! the connection as soon as one has them. Without markers it reassembles FPDUs by itself, and nothing of this is needed.
+//! Wireshark finds markers only if each TCP segment carries exactly one FPDU, and then expects them
+//! in both directions if one has them. Without markers it reassembles FPDUs itself, and no framing
+//! is needed.
 
 use iwarp_proto::mpa::framing::{MARKER_LEN, MarkerClock, fpdu_len_with_markers};
 
-/// One direction, from its first FPDU.
+/// State of one direction, from its first FPDU.
 pub(super) struct Framing {
     /// `None` if this direction has no markers.
     clock: Option<MarkerClock>,
-    /// Octets of an FPDU that is not complete; fewer than the longest FPDU and the octets of one system call.
+    /// Octets of an incomplete FPDU; fewer than the longest FPDU plus one system call.
     pending: Vec<u8>,
 }
 
@@ -21,7 +22,7 @@ impl Framing {
         }
     }
 
-    /// Returns where the next octets of the stream are to be appended.
+    /// Returns the buffer to which the next octets of the stream are appended.
     pub(super) fn input(&mut self) -> &mut Vec<u8> {
         &mut self.pending
     }
@@ -42,7 +43,7 @@ impl Framing {
         self.pending.drain(..at);
     }
 
-    /// Returns the octets of the FPDU that starts at `at`; `None` if its length is not there yet.
+    /// Returns the octets of the FPDU at `at`; `None` if its length has not arrived.
     fn next_len(&self, at: usize) -> Option<usize> {
         let next = self
             .clock
@@ -56,7 +57,7 @@ impl Framing {
         ))
     }
 
-    /// Returns the rest if the stream ends in the middle of an FPDU.
+    /// Returns the fragment if the stream ends within an FPDU.
     pub(super) fn rest(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.pending)
     }
@@ -68,7 +69,7 @@ mod tests {
     use iwarp_proto::mpa::framing::{FpduOptions, encode_fpdu};
 
     #[test]
-    fn segments_are_fpdus_however_the_octets_come() {
+    fn segments_are_fpdus_for_any_split() {
         for markers in [false, true] {
             let options = FpduOptions { markers, crc: None };
             let mut clock = MarkerClock::new();

@@ -1,4 +1,5 @@
-//! The file of a recorder: blocks are gathered and written in large pieces (draft-ietf-opsawg-pcapng section 3).
+//! The file of a recorder: blocks are buffered and written in large pieces
+//! (draft-ietf-opsawg-pcapng section 3).
 
 use super::packet::{Addresses, Segment};
 use super::{BUFFER, MAX_SEGMENT, RecorderLimits, pcapng};
@@ -6,10 +7,10 @@ use std::fs::File;
 use std::io::{self, Write as _};
 use std::time::SystemTime;
 
-/// The file of a recording, and the blocks that are not in it yet.
+/// The file of a recording, and its write buffer.
 pub(super) struct Output {
     pub(super) file: File,
-    /// Blocks not written to the file yet. Always whole blocks between two calls.
+    /// Blocks not yet written. Whole blocks between two calls.
     pub(super) buffer: Vec<u8>,
     pub(super) written: u64,
     pub(super) packets: u64,
@@ -36,12 +37,13 @@ impl Output {
             self.end_with_a_whole_block();
         }
         self.written += self.buffer.len() as u64;
-        // Done after an error, too: nothing is written twice.
+        // Cleared after an error, too: nothing is written twice.
         self.buffer.clear();
         result
     }
 
-    /// A full disk takes a part of a write. The file stays readable, without the packet that was cut.
+    /// A full disk truncates a write. Truncates the file to whole packets, so that it stays
+    /// readable.
     pub(super) fn end_with_a_whole_block(&mut self) {
         let Ok(there) = self.file.metadata().map(|m| m.len()) else {
             return;
@@ -59,7 +61,7 @@ impl Output {
         }
     }
 
-    /// Returns `false` if the limit is reached; nothing was recorded then.
+    /// Returns `false` without recording if the limit is reached.
     pub(super) fn segment(
         &mut self,
         addresses: &Addresses,
@@ -81,13 +83,13 @@ impl Output {
         let now = SystemTime::now()
             .duration_since(SystemTime::UNIX_EPOCH)
             .map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
-        // Somebody may set the clock back; the times of the recording do not go back.
+        // The clock may be set back, but the times of a recording must not decrease.
         self.last_time = self.last_time.max(now);
         let block = pcapng::begin_packet(&mut self.buffer, self.last_time, packet_len);
         let start = self.buffer.len();
         addresses.append_headers(&mut self.buffer, segment, payload_len);
         fill(&mut self.buffer);
-        // The octets that the headers announce, whatever `fill` did.
+        // The length that the headers announce, regardless of `fill`.
         self.buffer.resize(start + packet_len, 0);
         if let Some(packet) = self.buffer.get_mut(start..) {
             addresses.finish_checksums(packet);

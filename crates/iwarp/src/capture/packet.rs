@@ -10,11 +10,11 @@ pub(super) const ACK: u8 = 0x10;
 
 const TCP_PROTOCOL: u8 = 6;
 const TCP_HEADER: usize = 20;
-/// Maximum segment size 65483, no-operation, window scale 14, which gives the largest window.
+/// Maximum segment size 65483, no-operation, window scale 14 (the maximum).
 const SYN_OPTIONS: [u8; 8] = [2, 4, 0xFF, 0xCB, 1, 3, 3, 14];
 const TCP_CHECKSUM: usize = 16;
 
-/// The two ends of a flow, both of one address family.
+/// The ends of a flow, both of one address family.
 #[derive(Debug)]
 pub(super) struct Addresses {
     local: SocketAddr,
@@ -37,7 +37,7 @@ impl Addresses {
         Self {
             local,
             peer,
-            // They are of two families only if a caller mixes them up; IPv6 can show both.
+            // Different families are a bug of the caller; IPv6 can represent both.
             v6: local.is_ipv6() || peer.is_ipv6(),
         }
     }
@@ -97,7 +97,7 @@ impl Addresses {
         }
     }
 
-    /// Fills in the checksums of a complete packet that [`append_headers`](Self::append_headers) began.
+    /// Writes the checksums of a complete packet begun by [`append_headers`](Self::append_headers).
     pub(super) fn finish_checksums(&self, packet: &mut [u8]) {
         let Some((ip, tcp)) = packet.split_at_mut_checked(self.ip_header()) else {
             return;

@@ -1,20 +1,22 @@
-//! The blocks of a pcapng file (draft-ietf-opsawg-pcapng sections 4.1 to 4.3), little-endian on every machine.
+//! The blocks of a pcapng file (draft-ietf-opsawg-pcapng sections 4.1 to 4.3), little-endian on
+//! every machine.
 
 /// Raw IP: the packet begins with an IPv4 or IPv6 header.
 const LINKTYPE_RAW: u16 = 101;
 const SECTION_HEADER: u32 = 0x0A0D_0D0A;
 const INTERFACE_DESCRIPTION: u32 = 1;
 const ENHANCED_PACKET: u32 = 6;
-/// Octets of an Enhanced Packet Block around its packet.
+/// Size of an Enhanced Packet Block without its packet.
 const PACKET_OVERHEAD: usize = 32;
 
-/// Appends the section header and the description of the one interface, whose timestamps count nanoseconds.
+/// Appends the section header and the description of the only interface, with timestamps in
+/// nanoseconds.
 pub(super) fn file_head(out: &mut Vec<u8>) {
     let start = begin_block(out, SECTION_HEADER);
     out.extend_from_slice(&0x1A2B_3C4D_u32.to_le_bytes());
     out.extend_from_slice(&1u16.to_le_bytes());
     out.extend_from_slice(&0u16.to_le_bytes());
-    // Length of the section: not told.
+    // Length of the section: unspecified.
     out.extend_from_slice(&u64::MAX.to_le_bytes());
     option(out, 4, b"iwarp");
     end_of_options(out);
@@ -23,7 +25,7 @@ pub(super) fn file_head(out: &mut Vec<u8>) {
     let start = begin_block(out, INTERFACE_DESCRIPTION);
     out.extend_from_slice(&LINKTYPE_RAW.to_le_bytes());
     out.extend_from_slice(&0u16.to_le_bytes());
-    // No packet is cut short.
+    // Packets are not truncated.
     out.extend_from_slice(&0u32.to_le_bytes());
     option(out, 2, b"iwarp");
     option(out, 3, b"software RNIC, synthetic TCP/IP headers");
@@ -33,12 +35,13 @@ pub(super) fn file_head(out: &mut Vec<u8>) {
     end_packet(out, start);
 }
 
-/// The size in the file of a packet of `packet_len` octets.
+/// Returns the size in the file of a packet of `packet_len` octets.
 pub(super) fn block_len(packet_len: usize) -> usize {
     PACKET_OVERHEAD + packet_len.next_multiple_of(4)
 }
 
-/// Begins a packet; append its octets and then call [`end_packet`] with the result. `time`: nanoseconds since 1970.
+/// Begins a packet. Append its octets, then call [`end_packet`] with the result. `time` is in
+/// nanoseconds since 1970.
 pub(super) fn begin_packet(out: &mut Vec<u8>, time: u64, packet_len: usize) -> usize {
     let start = begin_block(out, ENHANCED_PACKET);
     out.extend_from_slice(&0u32.to_le_bytes());
@@ -50,7 +53,7 @@ pub(super) fn begin_packet(out: &mut Vec<u8>, time: u64, packet_len: usize) -> u
     start
 }
 
-/// Ends the block that began at `start`: pads it and writes its length at both ends.
+/// Ends the block that begins at `start`: pads it and writes its length at both ends.
 pub(super) fn end_packet(out: &mut Vec<u8>, start: usize) {
     pad(out, start);
     let len = (out.len() - start + 4) as u32;
@@ -60,7 +63,7 @@ pub(super) fn end_packet(out: &mut Vec<u8>, start: usize) {
     }
 }
 
-/// The size of the block that `blocks` begins with; `None` at the end.
+/// Returns the size of the first block; `None` at the end.
 pub(super) fn first_block_len(blocks: &[u8]) -> Option<usize> {
     let len = blocks.get(4..)?.first_chunk()?;
     usize::try_from(u32::from_le_bytes(*len)).ok()
@@ -69,7 +72,7 @@ pub(super) fn first_block_len(blocks: &[u8]) -> Option<usize> {
 fn begin_block(out: &mut Vec<u8>, kind: u32) -> usize {
     let start = out.len();
     out.extend_from_slice(&kind.to_le_bytes());
-    // The length, known at the end.
+    // The length, written at the end.
     out.extend_from_slice(&[0; 4]);
     start
 }
@@ -97,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_tell_their_length_at_both_ends() {
+    fn blocks_have_length_at_both_ends() {
         let mut out = Vec::new();
         file_head(&mut out);
         for len in 0..9 {

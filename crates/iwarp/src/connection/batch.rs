@@ -1,4 +1,4 @@
-//! Batches: requests that are posted together and have one completion.
+//! Batches: requests that are posted together and share one completion.
 
 use super::handle::Connection;
 use super::operation::{Carried, Payload};
@@ -16,13 +16,13 @@ use iwarp_rnic::{Access, PostError, SendFlags, SendOp, SendWr, Sge, WcStatus};
 use std::ops::Range;
 use std::task::{Poll, Waker};
 
-/// Requests that are posted in one go.
+/// Requests per call of `post_send`.
 const CHUNK: usize = 16;
 
 #[derive(Debug)]
 enum Local {
     Region(Sge),
-    /// Octets of the batch's own copies.
+    /// A range of the batch's copied bytes.
     Copied(Range<usize>),
 }
 
@@ -32,10 +32,11 @@ struct Entered {
     local: Local,
 }
 
-/// Requests that complete together. Only the last one is signaled, so they cost less than as many operations.
+/// Requests that complete together. Only the last one is signaled, so they cost less than single
+/// operations.
 ///
-/// A batch is used again and again, and allocates nothing then: [`submit`](Self::submit) empties it. Requests start in the order in
-/// which they were added.
+/// A batch can be reused without allocating: [`submit`](Self::submit) empties it. Requests start in
+/// the order in which they were added.
 #[derive(Debug)]
 pub struct Batch<'a> {
     connection: &'a Connection,
@@ -56,7 +57,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Returns how many requests it has.
+    /// Returns the number of requests.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
@@ -95,7 +96,8 @@ impl<'a> Batch<'a> {
             }
             Carried::Region(region) => {
                 inner.check_own(&region).map_err(|error| *error)?;
-                // Found here, because the requests before it would be on their way when it is found later.
+                // Checked here, because on a later error the requests before it would already be
+                // posted.
                 if octets > u64::from(LIMITS.max_message) {
                     return Err(Error::Refused(Refusal::Post(PostError::MessageTooLong)));
                 }
@@ -109,26 +111,27 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
-    /// Keeps memory until the batch has completed. Requests that follow each other often use the same.
+    /// Holds memory until the batch completes. Successive requests often use the same memory.
     fn hold(&mut self, memory: MemoryRegion) {
         if self.held.last().is_none_or(|last| !last.is_same(&memory)) {
             self.held.push(memory);
         }
     }
 
-    /// Adds a message; see [`Connection::send`]. The program's own octets may be as many as fit into a request
-    /// ([`Options::max_inline`](super::Options::max_inline)).
+    /// Adds a message; see [`Connection::send`]. Data of the program is limited to
+    /// [`Options::max_inline`](super::Options::max_inline).
     ///
     /// # Errors
-    /// [`Error::Refused`]: it does not fit. The batch stays as it was.
+    /// [`Error::Refused`]: invalid or too long. The batch is unchanged.
     pub fn send<'p>(&mut self, payload: impl Into<Payload<'p, u8>>) -> Result<()> {
         self.enter(SendOp::Send, payload.into())
     }
 
-    /// Adds a Write; see [`Connection::write`], and [`send`](Self::send) for how long the program's own octets may be.
+    /// Adds a Write; see [`Connection::write`]. Data of the program is limited as in
+    /// [`send`](Self::send).
     ///
     /// # Errors
-    /// As [`send`](Self::send).
+    /// See [`send`](Self::send).
     pub fn write<'p, T: Pod>(
         &mut self,
         payload: impl Into<Payload<'p, T>>,
@@ -143,7 +146,7 @@ impl<'a> Batch<'a> {
     /// Adds a Read of all elements of the peer's region; see [`Connection::read_into`].
     ///
     /// # Errors
-    /// As [`send`](Self::send).
+    /// See [`send`](Self::send).
     pub fn read_into<T: Pod>(
         &mut self,
         into: impl Into<Region<T>>,
@@ -160,7 +163,8 @@ impl<'a> Batch<'a> {
         self.enter(from.target().read(), Payload::from(into))
     }
 
-    /// Posts all requests, and waits until all have completed. An empty batch has completed at once. The batch is empty afterwards.
+    /// Posts all requests, and waits until all have completed. The batch is empty afterwards; an
+    /// empty batch completes immediately.
     pub const fn submit<'b>(&'b mut self) -> Submit<'b, 'a> {
         Submit {
             batch: self,
@@ -170,10 +174,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Posts all.
-    ///
-    /// # Errors
-    /// The error, and how many were posted.
+    /// Posts all requests. An error includes how many were posted.
     fn post(&self, id: SlotId) -> Result<(), (usize, Error)> {
         let count = self.entries.len();
         for (n, chunk) in self.entries.chunks(CHUNK).enumerate() {
@@ -217,15 +218,16 @@ enum Stage {
     Over,
 }
 
-/// Waits for a batch. See [`Batch::submit`]. Dropping it is as sound as dropping an [`Operation`](super::Operation): if the batch was not
-/// posted yet, it keeps its requests; if it was, they are carried out. If it is forgotten then, its regions are never freed.
+/// Waits for a batch; see [`Batch::submit`]. Dropping it before it is posted keeps the requests in
+/// the batch; afterwards they are still executed. If it is forgotten ([`std::mem::forget`]) then,
+/// its regions are never freed.
 #[must_use = "it does nothing unless it is awaited or waited for"]
 #[derive(Debug)]
 pub struct Submit<'b, 'a> {
     batch: &'b mut Batch<'a>,
     stage: Stage,
     ticket: Option<Ticket>,
-    /// The memory of its requests, from when they are posted until they have completed.
+    /// Memory of the requests while they are posted.
     held: Vec<MemoryRegion>,
 }
 
@@ -245,7 +247,7 @@ impl Submit<'_, '_> {
             Entry::Full => return Ok(()),
             Entry::Ended => return Err(self.failure(WcStatus::Flushed)),
         };
-        // From now on the batch may be cleared, if this is forgotten.
+        // Moved out of the batch, which may be cleared if this value is forgotten.
         self.held = std::mem::take(&mut self.batch.held);
         match self.batch.post(id) {
             Ok(()) => {
@@ -261,7 +263,7 @@ impl Submit<'_, '_> {
                     error => error,
                 })
             }
-            // The first ones are on their way, and keep their memory.
+            // The requests before it are in flight, and keep their memory.
             Err(_) => {
                 self.abandon(id);
                 Err(self.failure(WcStatus::Flushed))
@@ -279,7 +281,7 @@ impl Submit<'_, '_> {
 impl Wait for Submit<'_, '_> {
     type Output = ();
 
-    fn look(&mut self) -> Poll<Result<()>> {
+    fn poll_now(&mut self) -> Poll<Result<()>> {
         if self.batch.is_empty() && matches!(self.stage, Stage::New) {
             self.stage = Stage::Over;
             return Poll::Ready(Ok(()));
@@ -301,7 +303,7 @@ impl Wait for Submit<'_, '_> {
             return Poll::Pending;
         };
         self.stage = Stage::Over;
-        // The list is used again.
+        // Keep the allocation for the next use.
         self.batch.held = std::mem::take(&mut self.held);
         let result = result.map_err(|status| self.failure(status));
         self.batch.clear();

@@ -1,12 +1,14 @@
-//! Channels: messages in order, with flow control, and a receive without a copy.
+//! Channels: ordered messages with flow control, received without a copy.
 //!
-//! RDMA has no flow control for messages: a Send needs a receive that the other end has posted, or the connection ends after a while.
-//! So the ends of a channel tell each other how many messages they can take, and give that back as messages are dropped.
-//! docs/wire.md describes the octets.
+//! RDMA has no flow control for messages: a Send needs a receive at the other end, or the
+//! connection ends after a while. Therefore the ends of a channel announce credits, the number of
+//! messages they can receive, and return them as messages are dropped. docs/wire.md describes the
+//! format.
 //!
-//! Which receives are posted: of `receives`, all but [`RESERVED`] are for data. The sender of data has that many credits, and each data
-//! message takes one. The receiver gives back half of them at a time, so at most two messages that give back are on their way, besides the
-//! hello or the end of the other direction. These four have the reserved receives.
+//! Of the `receives` posted receives, all but [`RESERVED`] are for data; their number is the
+//! sender's credit, and each data message takes one. The receiver returns credits in halves of the
+//! window, so at most two credit messages are in flight, besides the hello or the end of the other
+//! direction. The reserved receives are for these four.
 
 use super::channel_state::{MOST_CREDITS, State, header, kind};
 use super::channel_wait::{Open, Receiving, Sending, Tickets};
@@ -18,22 +20,24 @@ use crate::error::{Error, Result};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// Receives that are not for data.
+/// Receives reserved for messages other than data.
 const RESERVED: usize = 4;
-/// Places of the send queue that data leave for other messages.
+/// Send queue slots reserved for messages other than data.
 pub(super) const PLACES: u8 = 3;
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) connection: Connection,
     pub(super) state: Mutex<State>,
-    /// Credits that the peer has for this end.
+    /// Data messages that the peer may send without a new credit.
     pub(super) window: u32,
 }
 
-/// A message channel over a connection. A clone is another handle to it, and any number of tasks and threads may use it.
+/// A message channel over a connection. A clone is another handle; tasks and threads can share a
+/// channel.
 ///
-/// Messages arrive whole, in order, and without a copy: a [`ChannelMessage`](super::ChannelMessage) reads as a slice of octets. A sender waits while the
-/// receiver has no room, for as long as it takes. When the last handle is dropped, the peer receives what was sent, and then the end.
+/// Messages arrive whole, in order, and without a copy: a [`ChannelMessage`](super::ChannelMessage)
+/// dereferences to bytes. A sender waits without limit while the receiver has no room. Dropping the
+/// last handle finishes the channel: the peer receives what was sent, and then the end.
 ///
 /// ```
 /// use iwarp::Channel;
@@ -63,8 +67,8 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// Opens a channel on a connection whose other end does the same. Both ends must use the connection for nothing else that sends
-    /// messages. It needs 6 receive buffers at least.
+    /// Opens a channel; the peer must do the same. The connection must then not be used for other
+    /// messages, and needs at least 6 receive buffers.
     pub fn open(connection: Connection) -> Open {
         let data = connection.receives().saturating_sub(RESERVED);
         let window = u32::try_from(data).unwrap_or(u32::MAX).min(MOST_CREDITS);
@@ -84,12 +88,12 @@ impl Channel {
         &self.shared.connection
     }
 
-    /// Returns the octets of the longest message that the peer takes.
+    /// Returns the length of the longest message that the peer accepts, in bytes.
     pub fn max_len(&self) -> usize {
         self.shared.state.lock().most
     }
 
-    /// Returns the octets of the longest message that both ends copy.
+    /// Returns the length of the longest message that both ends copy, in bytes.
     pub(super) fn most_copied(&self) -> usize {
         self.max_len()
             .min(self.shared.connection.message_size() - HEADER)
@@ -100,25 +104,27 @@ impl Channel {
         self.shared.state.lock().finished
     }
 
-    /// Sends a message. It has completed when its octets may be used again. Octets of the program may be as many as
-    /// [`Connection::message_size`] less 8, and a region's as many as [`max_len`](Self::max_len).
+    /// Sends a message. Completes when the payload may be reused. Data of the program may have up
+    /// to [`Connection::message_size`] less 8 bytes, a region up to [`max_len`](Self::max_len).
     pub fn send<'a>(&'a self, payload: impl Into<Payload<'a, u8>>) -> Sending<'a> {
         Sending::new(&self.shared, payload.into(), Tickets::default())
     }
 
-    /// Waits for a message. Returns `None` when the peer has finished. Dropping the future loses no message.
+    /// Waits for a message. Returns `None` when the peer has finished. Cancel safe: dropping the
+    /// future loses no message.
     ///
     /// # Errors
-    /// [`Error::Closed`], or why the connection has ended, if the peer has not finished before.
+    /// [`Error::Closed`] or the cause, if the connection ended before the peer finished.
     pub fn recv(&self) -> Receiving<'_> {
         Receiving::new(&self.shared, Tickets::default())
     }
 
-    /// Tells the peer that no more messages come; [`send`](Self::send) fails from now on. Messages of the peer still arrive. It is posted
-    /// at once, also if the result is not waited for. Dropping the last handle does the same.
+    /// Notifies the peer that no more messages follow; [`send`](Self::send) fails from now on. The
+    /// peer's messages still arrive. The notification is posted in this call, even if the result is
+    /// dropped. Dropping the last handle does the same.
     ///
     /// # Errors
-    /// As those of [`Connection::send`].
+    /// See [`Connection::send`].
     pub fn finish(&self) -> Operation<'_, Done> {
         self.shared.state.lock().finished = true;
         self.shared.control_now(kind::FINISH, 0)
@@ -130,32 +136,32 @@ impl Drop for Shared {
         let state = self.state.get_mut();
         let open = state.window > 0 && !state.finished;
         if open && !self.connection.inner.router.origin.is_foreign() {
-            // It is posted now, and sent before the connection ends.
+            // Posted now, and sent before the connection ends.
             drop(self.control_now(kind::FINISH, 0));
         }
     }
 }
 
 impl Shared {
-    /// Posts a message that needs no credit. There is nearly always room for it.
+    /// Posts a control message, which needs no credit and nearly always has room.
     fn control_now(&self, kind: u8, number: u32) -> Operation<'_, Done> {
         let operation = self.control(kind, number).started();
         if operation.is_posted() || operation.is_refused() {
             return operation;
         }
-        // Earlier ones may be done, and nobody has looked.
+        // Completions of earlier requests may not have been polled yet.
         self.connection.inner.router.drive();
         operation.started()
     }
 
-    /// A message that needs no credit.
+    /// Returns the operation of a control message.
     fn control(&self, kind: u8, number: u32) -> Operation<'_, Done> {
         let request = Request::empty().with_header(header(kind, 0, number));
         let operation = Operation::new(&self.connection, Ok(()), request, Done);
         operation.priority(Priority::First)
     }
 
-    /// Sorts all messages that have arrived. Returns `true` if no more will come.
+    /// Handles all messages that have arrived. Returns `true` if no more will come.
     pub(super) fn pump(&self) -> Result<bool> {
         let inner = &self.connection.inner;
         let ended = loop {
@@ -170,8 +176,9 @@ impl Shared {
             };
             let wakers = [state.next_writer(), state.next_reader()];
             drop(state);
-            // Its receive is posted again, and wakers are called, when nothing is locked. At the end, also that of a broken channel, the
-            // router wakes all the others: they are in its lists, too.
+            // Dropping a message reposts its receive, and wakers are called, so no lock may be
+            // held. At the end of a channel, even a broken one, the router wakes the other waiters,
+            // which are in its lists, too.
             drop(other);
             call_all(wakers.into_iter().flatten());
             if let Some(ended) = done {
@@ -186,7 +193,7 @@ impl Shared {
         Err(Error::Handshake(rule.into()))
     }
 
-    /// Tells the peer that it may send more, if it is time.
+    /// Returns credits to the peer if half a window is owed.
     fn give_back(&self) {
         let due = {
             let mut state = self.state.lock();
@@ -200,20 +207,20 @@ impl Shared {
             }
         };
         if !self.control_now(kind::CREDIT, due).is_posted() {
-            // The next look at the channel tries again.
+            // The next call of `pump` tries again.
             let mut state = self.state.lock();
             state.allowed -= due;
             state.owed += due;
         }
     }
 
-    /// A message of the peer was dropped.
+    /// Records that a message of the peer was dropped.
     pub(super) fn owe(&self) {
         self.state.lock().owed += 1;
         self.give_back();
     }
 
-    /// Takes a credit, for a writer with this ticket.
+    /// Takes a credit for the sender with this ticket.
     pub(super) fn take_credit(&self, ticket: &mut Option<Ticket>) -> Result<bool> {
         let mut state = self.state.lock();
         if state.finished {
@@ -233,7 +240,7 @@ impl Shared {
         Ok(true)
     }
 
-    /// Gives a credit back that was not used.
+    /// Returns an unused credit.
     pub(super) fn return_credit(&self) {
         let mut state = self.state.lock();
         state.credits += 1;

@@ -1,7 +1,7 @@
-//! The rules of channels: what a message is, and what each end may send.
+//! The protocol of channels: the kinds of messages, and what each end may send.
 //!
-//! docs/wire.md describes the octets. The functions here call no code of the program: they return wakers and messages, for the caller
-//! to call and drop when nothing is locked.
+//! docs/wire.md describes the format. The functions here call no code of the program: they return
+//! wakers and messages, which the caller calls or drops after unlocking.
 
 use super::operation::HEADER;
 use super::receive::Message;
@@ -9,14 +9,14 @@ use super::waiters::Waiters;
 use std::collections::VecDeque;
 use std::task::Waker;
 
-/// Most credits that a peer may announce.
+/// Maximum of the credits that a peer may announce.
 pub(super) const MOST_CREDITS: u32 = 1 << 16;
-/// The version in a hello.
+/// Version in a hello.
 pub(super) const VERSION: u8 = 1;
-/// Octets of a hello: the header, and the message size.
+/// Length of a hello: the header, and the message size.
 pub(super) const HELLO: usize = HEADER + 4;
 
-/// What a message is.
+/// Kinds of messages.
 pub(super) mod kind {
     pub(in crate::connection) const HELLO: u8 = 1;
     pub(in crate::connection) const DATA: u8 = 2;
@@ -24,24 +24,24 @@ pub(super) mod kind {
     pub(in crate::connection) const FINISH: u8 = 4;
 }
 
-/// Makes the header of a message.
+/// Returns the header of a message.
 pub(super) fn header(kind: u8, version: u8, number: u32) -> [u8; HEADER] {
     let [a, b, c, d] = number.to_be_bytes();
     [kind, version, 0, 0, a, b, c, d]
 }
 
-/// What a channel knows.
+/// State of a channel.
 #[derive(Debug, Default)]
 pub(super) struct State {
-    /// Data messages that the peer can take.
+    /// Data messages that the peer can receive.
     pub(super) credits: u32,
-    /// All credits that the peer has announced; 0 before its hello.
+    /// Credits announced by the peer; 0 before its hello.
     pub(super) window: u32,
-    /// Most octets of a message to the peer.
+    /// Length of the longest message that the peer accepts.
     pub(super) most: usize,
     /// Data messages that the peer may still send.
     pub(super) allowed: u32,
-    /// Messages of the peer that the program has dropped, and that were not given back yet.
+    /// Messages of the peer that the program has dropped, and whose credits were not returned yet.
     pub(super) owed: u32,
     pub(super) inbox: VecDeque<Message>,
     pub(super) writers: Waiters,
@@ -55,7 +55,7 @@ pub(super) struct State {
 }
 
 impl State {
-    /// Takes the next writer off its list, if there is a credit.
+    /// Takes the next writer from its list if there is a credit.
     pub(super) fn next_writer(&mut self) -> Option<Waker> {
         match self.credits > 0 {
             true => self.writers.next(),
@@ -63,7 +63,7 @@ impl State {
         }
     }
 
-    /// Takes the next reader off its list, if there is a message.
+    /// Takes the next reader from its list if there is a message or the end.
     pub(super) fn next_reader(&mut self) -> Option<Waker> {
         match self.inbox.is_empty() && !self.peer_finished {
             true => None,
@@ -73,7 +73,7 @@ impl State {
 }
 
 impl State {
-    /// Sorts one message. Returns it, unless the program gets it.
+    /// Processes a message. Returns it unless it is data, which is put into the inbox.
     pub(super) fn take(&mut self, message: Message) -> Option<Message> {
         let Some((&[what, version, 0, 0, a, b, c, d], _)) = message.split_first_chunk() else {
             self.broken = Some("a message of the peer has no header of a channel");

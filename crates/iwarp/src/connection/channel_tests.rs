@@ -1,4 +1,4 @@
-//! Tests of the rules of channels, and of how credits are counted.
+//! Tests of the channel protocol, and of counting credits.
 
 use super::channel_state::{HELLO, MOST_CREDITS, State, header, kind};
 use super::operation::HEADER;
@@ -8,7 +8,7 @@ use super::{Channel, Connection, Message, Options};
 use iwarp_rnic::Access;
 use std::task::Waker;
 
-/// Makes messages of these octets.
+/// Builds messages with given bytes.
 struct Post(Connection, Connection);
 
 impl Post {
@@ -36,9 +36,9 @@ fn a_header_has_these_octets() {
 }
 
 #[test]
-fn a_hello_says_what_the_peer_takes() {
+fn hello_announces_credits_and_size() {
     let post = Post::new();
-    // Credits, and the octets of a message less the header; none if it is refused.
+    // Expected credits, and message length less the header; `None` if the hello is refused.
     let rows = [
         (hello(1, 1, 9), Some((1, 1))),
         (hello(1, 60, 4096), Some((60, 4088))),
@@ -65,7 +65,8 @@ fn a_hello_says_what_the_peer_takes() {
     }
 }
 
-/// What a message of the peer does to credits, to what the peer may send, to the inbox, and to the end of the peer's messages.
+/// For each kind of message: its effect on credits, on what the peer may send, on the inbox, and on
+/// the end of the peer's messages.
 #[test]
 fn each_message_has_its_rule() {
     type Stand = (u32, u32, usize, bool);
@@ -84,7 +85,7 @@ fn each_message_has_its_rule() {
         ((0, 2, 0, false), credit(5), None),
         ((4, 2, 0, false), credit(0), Some((4, 2, 0, false))),
         ((4, 2, 0, false), credit(1), None),
-        // It still takes messages when it has finished.
+        // A finished peer still receives messages.
         ((1, 2, 0, true), credit(3), Some((4, 2, 0, true))),
         ((4, 2, 0, false), finish, Some((4, 2, 0, true))),
         ((4, 2, 0, true), finish, Some((4, 2, 0, true))),
@@ -116,7 +117,7 @@ fn each_message_has_its_rule() {
         );
         assert_eq!(kept, stand.2 == 1, "{what}");
     }
-    // Before the hello there is nothing but a hello.
+    // Only a hello is valid before the hello.
     for octets in [data, finish, credit(0), credit(1)] {
         let mut state = State {
             allowed: 4,
@@ -151,9 +152,9 @@ fn who_waits_is_woken_for_something() {
     }
 }
 
-/// A message that comes is for those who wait for one at the channel. Whoever asks later does not take it from them.
+/// A message goes to the first waiter of the channel, not to a later caller.
 #[test]
-fn a_message_of_a_channel_is_for_those_who_wait() {
+fn channel_message_goes_to_first_waiter() {
     let (a, b) = channels(&Options::new());
     let ends = [a.connection(), b.connection()];
     let mut waiting = [(); 4].map(|()| b.recv());
@@ -162,7 +163,7 @@ fn a_message_of_a_channel_is_for_those_who_wait() {
     }
     done(&mut a.send("x"), &ends);
     until("a message", &ends, || b.connection().recv().is_likely());
-    assert!(b.recv().look().is_pending());
+    assert!(b.recv().poll_now().is_pending());
     let [first, ..] = &mut waiting;
     assert_eq!(*done(first, &[]).unwrap(), *b"x");
 }
@@ -172,20 +173,20 @@ fn credits(channel: &Channel) -> u32 {
 }
 
 #[test]
-fn a_message_takes_a_credit_when_it_is_posted() {
+fn posted_message_takes_a_credit() {
     let (a, b) = channels(&Options::new().send_depth(4).receives(8));
     let one = a.connection();
     let there = b.connection().share::<u64>(1, Access::REMOTE_READ).unwrap();
     assert_eq!(credits(&a), 4);
     let long = vec![0; a.max_len() + 1];
-    assert!(a.send(&long).look().is_ready());
+    assert!(a.send(&long).poll_now().is_ready());
     assert_eq!(credits(&a), 4, "it is refused");
     done(&mut a.send("x"), &[one]);
     assert_eq!(credits(&a), 3);
-    // Three of four places are not for data.
+    // Three of four places are reserved for messages other than data.
     let place = one.get(&there.remote()).started();
     let mut waits = a.send("x");
-    assert!(waits.look().is_pending());
+    assert!(waits.poll_now().is_pending());
     assert_eq!(credits(&a), 2);
     drop(waits);
     assert_eq!(credits(&a), 3, "it was not posted");
@@ -193,25 +194,25 @@ fn a_message_takes_a_credit_when_it_is_posted() {
     assert!(!a.is_finished());
     done(&mut a.finish(), &[one]);
     assert!(a.is_finished());
-    assert!(a.send("x").look().is_ready());
+    assert!(a.send("x").poll_now().is_ready());
     assert_eq!(credits(&a), 3, "it has finished");
 }
 
-/// A credit that somebody gives up is for the next one who waits, and that one learns of it.
+/// An unused credit goes to the next waiter, which is woken.
 #[test]
-fn a_credit_that_is_not_used_goes_to_who_waits() {
+fn unused_credit_goes_to_next_waiter() {
     let (a, b) = channels(&Options::new().send_depth(4).receives(6));
     let one = a.connection();
     let there = b.connection().share::<u64>(1, Access::REMOTE_READ).unwrap();
     done(&mut a.send("x"), &[one]);
-    // Three of four places are not for data.
+    // Three of four places are reserved for messages other than data.
     let place = one.get(&there.remote()).started();
     let mut first = a.send("x");
-    assert!(first.look().is_pending());
+    assert!(first.poll_now().is_pending());
     assert_eq!(credits(&a), 0, "it has the last one");
     let (calls, waker) = Calls::new();
     let mut second = a.send("y");
-    assert!(second.look().is_pending());
+    assert!(second.poll_now().is_pending());
     second.register(&waker);
     assert_eq!(calls.count(), 0);
     drop(first);
@@ -221,7 +222,8 @@ fn a_credit_that_is_not_used_goes_to_who_waits() {
     assert_eq!(credits(&a), 0);
 }
 
-/// Credits are given back by halves of the window, and kept while there is no room for them in the send queue.
+/// Credits are returned in halves of the window, and kept while the send queue has no room for
+/// them.
 #[test]
 fn credits_are_given_back_by_halves() {
     let (a, b) = channels(&Options::new().send_depth(4).receives(8));
@@ -246,7 +248,7 @@ fn credits_are_given_back_by_halves() {
     kept.pop();
     assert_eq!(stand(), (0, 2), "half of it is given back");
     kept.extend(send(2));
-    // All places are taken until the results are.
+    // All places are in use until the results are taken.
     done(&mut other.get(&token), &[other]);
     let places: Vec<_> = (0..4).map(|_| other.get(&token).started()).collect();
     assert!(places.iter().all(|one| one.is_posted()));
@@ -257,16 +259,16 @@ fn credits_are_given_back_by_halves() {
     for mut place in places {
         done(&mut place, &[other]);
     }
-    assert!(b.recv().look().is_pending());
+    assert!(b.recv().poll_now().is_pending());
     assert_eq!(stand(), (0, 4));
     until("the credits", &[one], || {
-        assert!(a.recv().look().is_pending());
+        assert!(a.recv().poll_now().is_pending());
         credits(&a) == 4
     });
-    // A peer that has finished needs none.
+    // A finished peer needs no credits.
     let last = send(2);
     done(&mut a.finish(), &[one]);
-    until("the end", &[other], || b.recv().look().is_ready());
+    until("the end", &[other], || b.recv().poll_now().is_ready());
     drop(last);
     assert_eq!(stand(), (2, 2));
 }

@@ -1,4 +1,4 @@
-//! What a program waits for on a channel: that it is open, that a message is sent, and that one arrives.
+//! The operations of a channel: open it, send a message, receive one.
 
 use super::channel::{Channel, PLACES, Shared};
 use super::channel_state::{State, VERSION, header, kind};
@@ -13,7 +13,7 @@ use std::ops::Deref;
 use std::sync::{Arc, Weak};
 use std::task::{Poll, Waker};
 
-/// Waits until a channel is open. See [`Channel::open`].
+/// Opens a channel; see [`Channel::open`].
 #[must_use = "it does nothing unless it is awaited or waited for"]
 #[derive(Debug)]
 pub struct Open {
@@ -39,7 +39,7 @@ impl Open {
         let hello = connection.sending(Ok(()), Op::Send, Payload::from(&size));
         let hello = hello.with_header(header(kind::HELLO, VERSION, self.shared.window));
         let mut hello = hello.started();
-        if let Poll::Ready(Err(error)) = hello.look() {
+        if let Poll::Ready(Err(error)) = hello.poll_now() {
             return Err(error);
         }
         self.greeted = true;
@@ -60,7 +60,7 @@ impl Open {
 impl Wait for Open {
     type Output = Channel;
 
-    fn look(&mut self) -> Poll<Result<Channel>> {
+    fn poll_now(&mut self) -> Poll<Result<Channel>> {
         self.check()?;
         // The end that has connected speaks first, as MPA wants it.
         if self.shared.connection.is_initiator() && !self.greeted {
@@ -100,18 +100,19 @@ impl Drop for Open {
     }
 }
 
-/// The places in lists of one wait. They outlive the wait where it is begun anew for each poll.
+/// Tickets of one wait. They outlive the wait, which `poll` functions create anew each time.
 #[derive(Debug, Default)]
 pub(super) struct Tickets {
-    /// Among those who wait for messages on the connection.
+    /// Waiting for messages of the connection.
     connection: Option<Ticket>,
-    /// Among those who wait for the same on the channel.
+    /// Waiting for a message or credit of the channel.
     channel: Option<Ticket>,
-    /// Among those who wait for room in the send queue.
+    /// Waiting for room in the send queue.
     room: Option<Ticket>,
 }
 
-/// Sends a message. See [`Channel::send`]. Dropping it is as sound as dropping an [`Operation`]: the message is sent, or it is not.
+/// Sends a message; see [`Channel::send`]. If it is dropped, the message is either sent as a whole
+/// or not sent.
 #[must_use = "it does nothing unless it is awaited or waited for"]
 #[derive(Debug)]
 pub struct Sending<'a> {
@@ -137,16 +138,16 @@ impl<'a> Sending<'a> {
         }
     }
 
-    /// Posts it if that is possible now. Returns `true` if it is posted: then the program's own octets are copied.
+    /// Tries to post it. Returns ready when it is posted; data of the program is copied then.
     pub(super) fn post(&mut self) -> Poll<Result<()>> {
-        match self.look() {
+        match self.poll_now() {
             Poll::Pending if !self.operation.is_posted() => Poll::Pending,
             Poll::Pending => Poll::Ready(Ok(())),
             done => done,
         }
     }
 
-    /// Gives up for now, and keeps the places in lists for the next attempt.
+    /// Returns the tickets, for the next attempt.
     pub(super) fn pause(mut self) -> Tickets {
         let mut tickets = std::mem::take(&mut self.tickets);
         tickets.room = self.operation.take_ticket();
@@ -155,7 +156,7 @@ impl<'a> Sending<'a> {
 }
 
 impl Shared {
-    /// Takes somebody's places off the lists.
+    /// Removes a waiter from the lists.
     fn leave(&self, tickets: &Tickets, of: fn(&mut State) -> &mut Waiters) {
         let router = &self.connection.inner.router;
         if router.origin.is_foreign() {
@@ -198,7 +199,7 @@ impl Shared {
 impl Wait for Sending<'_> {
     type Output = ();
 
-    fn look(&mut self) -> Poll<Result<()>> {
+    fn poll_now(&mut self) -> Poll<Result<()>> {
         let ended = self.shared.pump()?;
         if !self.has_credit && !ended && !self.operation.is_refused() {
             if !self.shared.take_credit(&mut self.tickets.channel)? {
@@ -206,7 +207,7 @@ impl Wait for Sending<'_> {
             }
             self.has_credit = true;
         }
-        let done = self.operation.look();
+        let done = self.operation.poll_now();
         if done.is_ready() && !self.operation.was_posted() && self.has_credit {
             self.has_credit = false;
             self.shared.return_credit();
@@ -257,7 +258,8 @@ impl Drop for Sending<'_> {
     }
 }
 
-/// A message of a channel, where it has landed. It reads as a slice of octets. When it is dropped, the peer may send another one.
+/// A received message of a channel; dereferences to bytes without a copy. Dropping it returns a
+/// credit to the peer.
 #[derive(Debug)]
 pub struct ChannelMessage {
     message: Option<Message>,
@@ -281,7 +283,7 @@ impl AsRef<[u8]> for ChannelMessage {
 
 impl Drop for ChannelMessage {
     fn drop(&mut self) {
-        // Its receive is posted again before the peer hears of it.
+        // Repost the receive before the peer gets the credit.
         self.message = None;
         if let Some(shared) = self.back.upgrade()
             && !shared.connection.inner.router.origin.is_foreign()
@@ -306,7 +308,7 @@ impl<'a> Receiving<'a> {
         Self { shared, tickets }
     }
 
-    /// Gives up for now, and keeps the places in lists for the next attempt.
+    /// Returns the tickets, for the next attempt.
     pub(super) fn pause(mut self) -> Tickets {
         std::mem::take(&mut self.tickets)
     }
@@ -315,10 +317,10 @@ impl<'a> Receiving<'a> {
 impl Wait for Receiving<'_> {
     type Output = Option<ChannelMessage>;
 
-    fn look(&mut self) -> Poll<Result<Option<ChannelMessage>>> {
+    fn poll_now(&mut self) -> Poll<Result<Option<ChannelMessage>>> {
         let ended = match self.shared.pump() {
             Ok(ended) => ended,
-            // What came before the end is not lost.
+            // Messages that arrived before the end are still delivered.
             Err(error) if self.shared.state.lock().inbox.is_empty() => {
                 return Poll::Ready(Err(error));
             }

@@ -1,4 +1,4 @@
-//! Endpoints, and how connections are made of them.
+//! Endpoints, and how connections are created from them.
 
 use super::handle::{Connection, Parts};
 use super::listener::Listen;
@@ -18,12 +18,12 @@ use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::pin::Pin;
 use std::sync::Arc;
 
-/// The smallest message size: a word, for the answers of atomics.
+/// Minimum of the message size. The answer of an atomic needs a word.
 const LEAST_MESSAGE: u32 = 64;
-/// Most octets of a message that is copied, and most receive buffers: what the device can.
+/// Maximum of the length of a copied message, and of receive buffers, on the device.
 const MOST_MESSAGE: u32 = 1 << 30;
 
-/// The sizes of a connection, and what else is seldom set. All of it has a default.
+/// Sizes of a connection, and rarely used settings. All have defaults.
 #[derive(Debug, Clone)]
 #[must_use = "options do nothing by themselves"]
 pub struct Options {
@@ -53,51 +53,55 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Makes options with the defaults.
+    /// Returns the default options.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets how many requests may be on their way; default 128, at least 1. Further ones wait for room.
+    /// Sets how many requests may be in flight (default 128, at least 1). Further ones wait for
+    /// room.
     pub fn send_depth(mut self, requests: u32) -> Self {
         self.send_depth = requests;
         self
     }
 
-    /// Sets how many receive buffers there are; default 64. With 0 the connection receives no messages.
+    /// Sets the number of receive buffers (default 64). With 0 the connection receives no messages.
     pub fn receives(mut self, buffers: u32) -> Self {
         self.receives = buffers;
         self
     }
 
-    /// Sets the octets of a receive buffer, and of the longest message that is copied when it is sent; default 4096, 64 to 2^30. A longer
-    /// message of the peer ends the connection. Memory that is never used takes no space.
+    /// Sets the size of a receive buffer, and of the longest message that is copied when sent, in
+    /// bytes (default 4096, 64 to 2^30). A longer message from the peer ends the connection. Unused
+    /// memory is not populated.
     pub fn message_size(mut self, octets: u32) -> Self {
         self.message_size = octets;
         self
     }
 
-    /// Sets how many octets are copied into a request itself; default 256, at most 1024. Longer ones are copied into memory.
+    /// Sets the maximum of inline data, in bytes (default 256, at most 1024). Longer data is copied
+    /// into registered memory.
     pub fn max_inline(mut self, octets: u32) -> Self {
         self.max_inline = octets;
         self
     }
 
-    /// Sets how many RDMA Reads and atomics may be on their way from the peer (`inbound`) and to the peer (`outbound`); default 16
-    /// each, at most 4096.
+    /// Sets how many RDMA Reads and atomics may be in flight from the peer (`inbound`) and to the
+    /// peer (`outbound`); default 16 each, at most 4096.
     pub fn reads(mut self, inbound: u16, outbound: u16) -> Self {
         self.inbound = inbound;
         self.outbound = outbound;
         self
     }
 
-    /// Sets the private data that the peer gets when the connection is made, for example the token of a region.
+    /// Sets the private data for the peer, at most 512 bytes, for example the token of a region.
     pub fn private_data(mut self, octets: impl AsRef<[u8]>) -> Self {
         self.private_data = octets.as_ref().to_vec();
         self
     }
 
-    /// Sets the settings of the device that is opened; default [`Config::from_env`]. An [`Endpoint`] that is open already keeps its own.
+    /// Sets the settings of the device (default [`Config::from_env`]). Ignored if an [`Endpoint`]
+    /// is already open.
     pub fn config(mut self, config: Config) -> Self {
         self.config = Some(config);
         self
@@ -125,7 +129,7 @@ impl Options {
         self.open(&Device::by_address(ip)?)
     }
 
-    /// Returns what the connection manager needs to know.
+    /// Returns the parameters for the connection manager.
     pub(super) fn parameters(&self) -> ConnectionParameters {
         ConnectionParameters {
             private_data: self.private_data.clone(),
@@ -133,7 +137,7 @@ impl Options {
         }
     }
 
-    /// Makes a queue pair with posted receives, and all that a connection needs besides.
+    /// Creates a queue pair with posted receives, and the objects that belong to it.
     pub(super) fn prepare(&self, endpoint: &Endpoint) -> Result<Prepared> {
         if !(LEAST_MESSAGE..=MOST_MESSAGE).contains(&self.message_size) {
             return Err(Error::InvalidArgument(
@@ -144,7 +148,7 @@ impl Options {
             return Err(Error::InvalidArgument("`send_depth` is at least 1"));
         }
         let ctx = endpoint.pd.context();
-        // One completion for each request and receive: it cannot overflow.
+        // One completion per request and receive, so that the queue cannot overflow.
         let capacity = self.send_depth.saturating_add(self.receives).max(1);
         let cq = ctx.create_cq(capacity, None)?;
         let attr = QpInitAttr::new(&cq, &cq)
@@ -173,7 +177,7 @@ pub(super) struct Prepared {
 }
 
 impl Prepared {
-    /// Takes out the queue pair, which the connection manager connects.
+    /// Separates the queue pair, which the connection manager connects.
     pub(super) fn split(self) -> (QueuePair, Unconnected) {
         let rest = Unconnected {
             router: self.router,
@@ -184,7 +188,7 @@ impl Prepared {
     }
 }
 
-/// A connection without its queue pair.
+/// Parts of a connection without its queue pair.
 pub(super) struct Unconnected {
     router: Arc<Router>,
     buffers: Buffers,
@@ -211,10 +215,11 @@ impl Unconnected {
     }
 }
 
-/// An opened device with memory of its own: connections of one endpoint use its regions. Cheap to clone; a clone is another handle.
+/// An open device with registered memory: the connections of an endpoint can use its regions. A
+/// clone is another handle, and cheap.
 ///
-/// [`connect`](crate::connect) and [`listen`](crate::listen) open an endpoint themselves. A program makes one to share a region before
-/// it listens, or to use the same regions for several connections.
+/// [`connect`](crate::connect) and [`listen`](crate::listen) open an endpoint themselves. Create
+/// one to share a region before listening, or to use the same regions for several connections.
 ///
 /// ```
 /// use iwarp::{Access, Endpoint, Options};
@@ -234,15 +239,15 @@ impl Endpoint {
     /// Opens the device with this address, with the settings of [`Config::from_env`].
     ///
     /// # Errors
-    /// [`Error::NoDevice`]; the operating system's: no descriptors left.
+    /// [`Error::NoDevice`]; [`Error::Io`]: no file descriptors left.
     pub fn local(ip: IpAddr) -> Result<Self> {
         Options::new().open_local(ip)
     }
 
-    /// Opens the device that reaches `peer`, with the settings of [`Config::from_env`].
+    /// Opens the device that routes to `peer`, with the settings of [`Config::from_env`].
     ///
     /// # Errors
-    /// As [`local`](Self::local); the operating system's if there is no route.
+    /// See [`local`](Self::local); [`Error::Io`] if there is no route.
     pub fn towards(peer: SocketAddr) -> Result<Self> {
         Options::new().open(&Device::route_to(peer)?)
     }
@@ -250,12 +255,12 @@ impl Endpoint {
     /// Opens a device with these settings.
     ///
     /// # Errors
-    /// As [`local`](Self::local).
+    /// See [`local`](Self::local).
     pub fn open(device: &Device, config: Config) -> Result<Self> {
         Options::new().config(config).open(device)
     }
 
-    /// Returns its device.
+    /// Returns the device.
     pub fn device(&self) -> &Device {
         self.pd.context().device()
     }
@@ -264,20 +269,22 @@ impl Endpoint {
         &self.pd
     }
 
-    /// Allocates a local region of `len` zeroed elements. Peers cannot access it, except through a
+    /// Allocates a local region of `len` zeroed elements. A peer can access it only through a
     /// [`Window`](super::Window).
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`]; [`Error::InvalidArgument`]: too long, or elements without octets; [`Error::Memory`]: too many regions.
+    /// [`Error::OutOfMemory`]; [`Error::InvalidArgument`]: too long, or elements of size zero;
+    /// [`Error::Memory`]: too many regions.
     pub fn allocate<T: Pod>(&self, len: usize) -> Result<Region<T>> {
         Region::allocate(&self.pd, len, Access::empty())
     }
 
-    /// Allocates a region of `len` zeroed elements that peers of all connections of this endpoint may access with these rights:
-    /// `REMOTE_READ`, `REMOTE_WRITE`, `REMOTE_ATOMIC`. They need its token ([`Region::remote`]).
+    /// Allocates a region of `len` zeroed elements that the peers of all connections of this
+    /// endpoint can access with these rights: `REMOTE_READ`, `REMOTE_WRITE`, `REMOTE_ATOMIC`. Peers
+    /// need its token ([`Region::remote`]).
     ///
     /// # Errors
-    /// As [`allocate`](Self::allocate); [`Error::InvalidArgument`]: other rights.
+    /// See [`allocate`](Self::allocate); [`Error::InvalidArgument`]: other rights.
     pub fn share<T: Pod>(&self, len: usize, rights: Access) -> Result<Region<T>> {
         Region::allocate(&self.pd, len, rights)
     }
@@ -302,7 +309,8 @@ pub(super) fn resolve(address: impl ToSocketAddrs) -> Result<Vec<SocketAddr>> {
     }
 }
 
-/// A connection that is about to be made: await it, or [`wait`](Self::wait) for it. Made by [`connect`](crate::connect).
+/// A connection attempt, created by [`connect`](crate::connect): await it, or [`wait`](Self::wait)
+/// for it.
 #[must_use = "it does nothing unless it is awaited or waited for"]
 #[derive(Debug)]
 pub struct Connect {
@@ -320,7 +328,7 @@ impl Connect {
         }
     }
 
-    /// Sets all options.
+    /// Replaces all options.
     pub fn options(mut self, options: Options) -> Self {
         self.options = options;
         self
@@ -343,11 +351,13 @@ impl Connect {
         Ok((connector, qp, rest))
     }
 
-    /// Connects, and blocks until the connection is up. If a name has several addresses, they are tried one after the other.
+    /// Connects, and blocks until the connection is established. If a name has several addresses,
+    /// they are tried in order.
     ///
     /// # Errors
-    /// [`Error::Rejected`], [`Error::TimedOut`], [`Error::Handshake`], [`Error::NoDevice`]; the operating system's, such as connection refused;
-    /// [`Error::InvalidArgument`]: an option is out of range.
+    /// [`Error::Rejected`], [`Error::TimedOut`], [`Error::Handshake`], [`Error::NoDevice`];
+    /// [`Error::Io`], such as connection refused; [`Error::InvalidArgument`]: an option is out of
+    /// range.
     pub fn wait(mut self) -> Result<Connection> {
         let mut last = Err(Error::NoDevice);
         for to in std::mem::replace(&mut self.to, Ok(Vec::new()))? {
@@ -383,7 +393,7 @@ impl Connect {
     }
 }
 
-/// Connects in a task of any runtime. Dropping the future ends the attempt.
+/// Connects in a task of any runtime. Dropping the future cancels the attempt.
 impl IntoFuture for Connect {
     type Output = Result<Connection>;
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;

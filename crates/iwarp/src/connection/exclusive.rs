@@ -1,14 +1,15 @@
-//! References to registered memory, where nobody else can access it.
+//! References to registered memory, created only where no one else can access it.
 //!
-//! Invariant of the `unsafe`: a reference exists only while nothing can write the memory, and if it is mutable, nothing can read
-//! it, either.
-//! - The memory was allocated without remote rights, so no peer reaches it. A window that gives such rights holds a handle.
-//! - A request that uses the memory holds a handle until it has completed, and what this crate still does after a failed
-//!   completion is waited for before that handle is given up.
-//! - The keys of this memory never leave the module `connection`, and its endpoint's device and protection domain are the
-//!   module's alone. So no other request can name it.
-//! - [`Region::get_mut`] needs the only handle, exclusively borrowed. A [`Filled`] is made for memory that belongs to the receive
-//!   queue of one connection and is not posted while the value lives.
+//! Invariant of the `unsafe` code: a reference exists only while nothing can write the memory, and
+//! a mutable one only while nothing can read it either.
+//! - The memory was allocated without remote rights, so no peer can access it. A window, which
+//!   grants such rights, holds a handle.
+//! - A request that uses the memory holds a handle until it completes. After a failed completion
+//!   the handle is kept until this crate's accesses have ended.
+//! - The keys of this memory never leave the module `connection`, which alone has its endpoint's
+//!   device and protection domain. So no other request can name it.
+//! - [`Region::get_mut`] needs the only handle, exclusively borrowed. A [`Filled`] refers to memory
+//!   of the receive queue of one connection that is not posted while the value lives.
 
 use super::region::{REMOTE, Region};
 use crate::verbs::MemoryRegion;
@@ -16,25 +17,25 @@ use bytemuck::Pod;
 use iwarp_rnic::Access;
 
 impl<T: Pod> Region<T> {
-    /// Returns the elements themselves, if nobody else can access them now: the region is not shared, no request uses it, and no
-    /// clone, slice or window of it exists. Otherwise returns `None`. Nothing is copied.
+    /// Returns the elements in place if no one else can access them: the region is not shared, no
+    /// request uses it, and no clone, slice or window of it exists. Otherwise returns `None`.
     pub fn get_mut(&mut self) -> Option<&mut [T]> {
         let (at, octets) = (self.at, self.octets());
         if self.memory.access().intersects(REMOTE) || !self.memory.is_only_handle() {
             return None;
         }
         let first = self.memory.pointer(at, octets).ok()?.cast::<T>();
-        // Pages are aligned for every element that is not larger; an odd alignment is refused.
+        // Pages are aligned for every element of at most their size.
         if !first.is_aligned() {
             return None;
         }
-        // SAFETY: `len` elements of plain data in memory that this only handle keeps, and by the file's invariant nothing else
-        // accesses it while the handle is borrowed.
+        // SAFETY: `len` plain elements in memory that is kept by this only handle; by the invariant
+        // above nothing else accesses it while the handle is borrowed.
         Some(unsafe { std::slice::from_raw_parts_mut(first, self.len) })
     }
 }
 
-/// Octets of a message that has arrived.
+/// Bytes of a received message.
 #[derive(Debug)]
 pub(super) struct Filled {
     memory: MemoryRegion,
@@ -43,10 +44,12 @@ pub(super) struct Filled {
 }
 
 impl Filled {
-    /// Takes `len` octets at `at`. Returns `None` if they are outside the memory, or if a peer could write them.
+    /// Refers to `len` bytes at `at`. Returns `None` if they are outside the memory, or if a peer
+    /// could write them.
     ///
     /// # Safety
-    /// No request that names these octets may be posted, and no copy made into them, while the value lives.
+    /// While the value lives, no request that names these bytes may be posted, and nothing may be
+    /// copied into them.
     pub(super) unsafe fn new(memory: MemoryRegion, at: usize, len: usize) -> Option<Self> {
         let inside = at.checked_add(len).is_some_and(|end| end <= memory.len());
         let private = memory.access() & (REMOTE | Access::MW_BIND) == Access::empty();
@@ -56,7 +59,8 @@ impl Filled {
     /// Returns the octets.
     pub(super) fn octets(&self) -> &[u8] {
         match self.memory.pointer(self.at, self.len) {
-            // SAFETY: initialised memory inside a mapping that the handle keeps; `new` was promised that nothing writes it.
+            // SAFETY: initialised memory of a mapping that the handle keeps; `new` requires that
+            // nothing writes it.
             Ok(first) => unsafe { std::slice::from_raw_parts(first, self.len) },
             Err(_) => &[],
         }

@@ -1,4 +1,4 @@
-//! A connection: its operations, and what all of its handles share.
+//! A connection: its operations, and the state shared by its handles.
 
 use super::batch::Batch;
 use super::endpoint::Endpoint;
@@ -27,7 +27,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Poll, Wake, Waker};
 
-/// How a connection has ended.
+/// How a connection ended.
 #[derive(Debug, Clone)]
 enum Ended {
     Gracefully,
@@ -35,10 +35,10 @@ enum Ended {
     Os(i32),
 }
 
-/// What the handles of a connection share.
+/// State shared by the handles of a connection.
 #[derive(Debug)]
 pub(super) struct Inner {
-    // Fields are dropped in this order. The queue pair goes first, so that nothing uses the memory of what follows.
+    // Dropped first, so that the queue pair does not use the memory of the fields below.
     cm: cm::ConnectedId,
     pub(super) router: Arc<Router>,
     pub(super) buffers: Buffers,
@@ -52,7 +52,7 @@ pub(super) struct Inner {
     pub(super) span: tracing::Span,
 }
 
-/// What a new connection is made of.
+/// Parts of a new connection.
 pub(super) struct Parts {
     pub(super) cm: cm::ConnectedId,
     pub(super) router: Arc<Router>,
@@ -64,7 +64,7 @@ pub(super) struct Parts {
     pub(super) initiator: bool,
 }
 
-/// Takes note of the end of a connection, and does not keep it.
+/// Records the end of a connection. A weak reference, so that the waker does not keep it alive.
 struct AtEnd(Weak<Inner>);
 
 impl Wake for AtEnd {
@@ -95,7 +95,7 @@ impl Inner {
         self.router.end();
     }
 
-    /// Returns the error of a request that was posted, or would have been.
+    /// Returns the error of a request that has failed or can no longer be posted.
     pub(super) fn failure(&self, request: RequestKind, octets: u64, status: WcStatus) -> Error {
         let fault = self.qp().fault();
         if status == WcStatus::Flushed && fault.is_none() {
@@ -112,7 +112,7 @@ impl Inner {
         Error::Operation(error)
     }
 
-    /// Refuses regions of other endpoints: the queue pair could not use them.
+    /// Refuses regions of other endpoints, which the queue pair could not use.
     #[inline]
     pub(super) fn check_own<T>(&self, region: &Region<T>) -> Checked {
         match region.memory.is_of(self.endpoint.pd()) {
@@ -121,7 +121,7 @@ impl Inner {
         }
     }
 
-    /// Refuses more octets than are copied.
+    /// Refuses data that is too long to be copied.
     #[inline]
     pub(super) fn check_copied(&self, octets: u64) -> Checked {
         match octets <= u64::from(self.message_size) {
@@ -133,7 +133,7 @@ impl Inner {
         }
     }
 
-    /// Returns memory in which each slot of the router has a place for one message.
+    /// Returns memory with room for one message per slot of the router.
     pub(super) fn staging(&self) -> Result<&MemoryRegion> {
         if let Some(staging) = self.staging.get() {
             return Ok(staging);
@@ -164,16 +164,17 @@ impl Inner {
     }
 }
 
-/// A connection to a peer. A clone is another handle to it: any number of tasks and threads may use one connection at the same time.
-/// It is disconnected gracefully when the last handle is dropped; requests whose operations were dropped before may then not be
-/// carried out. [`close`](Self::close) ends it for all handles.
+/// A connection to a peer. A clone is another handle; tasks and threads can share a connection.
+/// Dropping the last handle disconnects gracefully; requests whose operations were dropped earlier
+/// may then not be executed. [`close`](Self::close) ends it for all handles.
 ///
-/// The calls below make an [`Operation`]: a future for any runtime, with [`wait`](Operation::wait) for threads. They check lengths and
-/// rights, so that a mistake is an [`Error::Refused`] and costs nothing. A posted request that fails is an [`Error::Operation`]; the
-/// connection has ended then.
+/// Most calls return an [`Operation`]: a future for any runtime, with [`wait`](Operation::wait) for
+/// threads. They check lengths and rights, so a mistake gives an [`Error::Refused`] and leaves the
+/// connection intact. A posted request that fails gives an [`Error::Operation`], and the connection
+/// has ended.
 ///
-/// An operation has completed when its octets may be used again. A Send or Write may not have reached the peer's program at that time;
-/// Reads and atomics have been answered.
+/// An operation completes when its data may be reused. A Send or Write may not have reached the
+/// peer's program then; Reads and atomics have been answered.
 #[derive(Debug, Clone)]
 pub struct Connection {
     pub(super) inner: Arc<Inner>,
@@ -201,13 +202,13 @@ impl Connection {
                 span,
             }
         });
-        // It may have ended before the waker was there, or before the handle was.
+        // It may have ended before the waker was registered or the handle was created.
         inner.note_end();
         Self { inner }
     }
 
-    /// Returns the private data that the peer sent when it accepted; empty at the accepting end, where
-    /// [`Incoming::private_data`](super::Incoming::private_data) has them.
+    /// Returns the private data of the peer's reply; empty at the accepting end, where
+    /// [`Incoming::private_data`](super::Incoming::private_data) returns the request's.
     pub fn private_data(&self) -> &[u8] {
         self.inner.cm.private_data()
     }
@@ -222,27 +223,29 @@ impl Connection {
         self.inner.cm.addresses().1
     }
 
-    /// Returns its endpoint, whose regions it can use.
+    /// Returns the endpoint, whose regions it can use.
     pub fn endpoint(&self) -> &Endpoint {
         &self.inner.endpoint
     }
 
-    /// Returns the longest message that it receives, and that it copies, in octets: [`Options::message_size`](super::Options::message_size).
+    /// Returns the length of the longest message that it receives or copies, in bytes:
+    /// [`Options::message_size`](super::Options::message_size).
     pub fn message_size(&self) -> usize {
         self.inner.message_size as usize
     }
 
-    /// Returns how many messages it can have in receive buffers: [`Options::receives`](super::Options::receives).
+    /// Returns the number of receive buffers: [`Options::receives`](super::Options::receives).
     pub fn receives(&self) -> usize {
         self.inner.buffers.count()
     }
 
-    /// Returns `true` if this end has connected, and `false` if it has accepted.
+    /// Returns `true` if this end connected, `false` if it accepted.
     pub fn is_initiator(&self) -> bool {
         self.inner.initiator
     }
 
-    /// Returns why it has ended, and which end is to blame; `None` if it has not, or gracefully.
+    /// Returns why it ended, and which side is at fault; `None` if it has not ended or was closed
+    /// gracefully.
     pub fn fault(&self) -> Option<Fault> {
         self.inner.qp().fault()
     }
@@ -250,7 +253,7 @@ impl Connection {
     /// Allocates a local region of `len` zeroed elements; see [`Endpoint::allocate`].
     ///
     /// # Errors
-    /// As [`Endpoint::allocate`].
+    /// See [`Endpoint::allocate`].
     pub fn allocate<T: Pod>(&self, len: usize) -> Result<Region<T>> {
         self.inner.endpoint.allocate(len)
     }
@@ -258,12 +261,12 @@ impl Connection {
     /// Allocates a region that peers may access; see [`Endpoint::share`].
     ///
     /// # Errors
-    /// As [`Endpoint::share`].
+    /// See [`Endpoint::share`].
     pub fn share<T: Pod>(&self, len: usize, rights: Access) -> Result<Region<T>> {
         self.inner.endpoint.share(len, rights)
     }
 
-    /// Makes an operation that sends a payload.
+    /// Returns an operation that sends a payload.
     #[inline]
     pub(super) fn sending<'a, T: Pod>(
         &'a self,
@@ -277,13 +280,14 @@ impl Connection {
         Operation::new(self, checked, request, Done)
     }
 
-    /// Sends a message. Octets of the program may be as many as [`message_size`](Self::message_size); a region may have up to 2 GiB. The
-    /// peer needs a receive buffer that is long enough.
+    /// Sends a message. Data of the program may have up to [`message_size`](Self::message_size)
+    /// bytes, a region up to 2 GiB. The peer needs a receive buffer of that length.
     pub fn send<'a>(&'a self, payload: impl Into<Payload<'a, u8>>) -> Operation<'a, Done> {
         self.sending(Ok(()), Op::Send, payload.into())
     }
 
-    /// Sends a message with immediate data ([`Message::immediate`](super::Message::immediate)). The peer has to be an `iwarp`, too.
+    /// Sends a message with immediate data ([`Message::immediate`](super::Message::immediate)).
+    /// Requires an iwarp peer.
     pub fn send_with_immediate<'a>(
         &'a self,
         payload: impl Into<Payload<'a, u8>>,
@@ -292,7 +296,7 @@ impl Connection {
         self.sending(Ok(()), Op::SendImmediate(immediate), payload.into())
     }
 
-    /// Sends a message, and invalidates the peer's window: this end gives its rights back.
+    /// Sends a message and invalidates the peer's window, which gives up its rights.
     pub fn send_with_invalidate<'a, T: Pod>(
         &'a self,
         payload: impl Into<Payload<'a, u8>>,
@@ -302,15 +306,15 @@ impl Connection {
         self.sending(Ok(()), op, payload.into())
     }
 
-    /// Waits for a message. Dropping the future, or a time limit, loses none.
+    /// Waits for a message. Cancel safe: a dropped future or a timeout loses no message.
     ///
     /// # Errors
-    /// [`Error::Closed`], or why the connection has ended, when all messages are taken.
+    /// When all messages are taken: [`Error::Closed`], or why the connection ended.
     pub const fn recv(&self) -> Recv<'_> {
         Recv::new(self)
     }
 
-    /// Writes elements to the beginning of the peer's region. The peer's program takes no part.
+    /// Writes elements to the start of the peer's region. The peer's program takes no part.
     #[inline]
     pub fn write<'a, T: Pod>(
         &'a self,
@@ -322,8 +326,9 @@ impl Connection {
         self.sending(checked, Op::Write(to.target()), payload)
     }
 
-    /// Writes elements to the beginning of the peer's region, and tells the peer's program by a message without octets
-    /// ([`Message::is_of_write`](super::Message::is_of_write)). The peer has to be an `iwarp`, too.
+    /// Writes elements to the start of the peer's region, and notifies the peer's program by an
+    /// empty message ([`Message::is_of_write`](super::Message::is_of_write)). Requires an iwarp
+    /// peer.
     pub fn write_with_immediate<'a, T: Pod>(
         &'a self,
         payload: impl Into<Payload<'a, T>>,
@@ -336,7 +341,7 @@ impl Connection {
         self.sending(checked, op, payload)
     }
 
-    /// Reads all elements of the peer's region into the beginning of a local one.
+    /// Reads all elements of the peer's region into the start of a local one.
     #[inline]
     pub fn read_into<T: Pod>(
         &self,
@@ -355,12 +360,13 @@ impl Connection {
         Operation::new(self, checked, request, Done)
     }
 
-    /// Reads all elements of the peer's region into a new vector. They may have as many octets as [`message_size`](Self::message_size).
+    /// Reads all elements of the peer's region, at most [`message_size`](Self::message_size) bytes,
+    /// into a new vector.
     pub fn read<T: Pod>(&self, from: &RemoteRegion<T>) -> Operation<'_, Elements<T>> {
         let octets = from.octets();
         let checked = from.check(Access::REMOTE_READ, octets);
         let checked = checked.and_then(|()| self.inner.check_copied(octets));
-        // What is refused may be longer than memory.
+        // A refused length may exceed the available memory.
         let len = if checked.is_ok() { from.len() } else { 0 };
         let out = vec![T::zeroed(); len];
         self.answered(checked, Op::Read(from.target()), octets, Elements { out })
@@ -375,14 +381,15 @@ impl Connection {
         self.answered(checked, Op::Read(from.target()), octets, Element { out })
     }
 
-    /// Adds to a word of the peer's, atomically; returns the old value. The region has one element. The peer has to be an `iwarp`, too.
+    /// Adds to a word of the peer atomically, and returns the old value. The region must have one
+    /// element. Requires an iwarp peer.
     pub fn fetch_add(&self, word: &RemoteRegion<u64>, add: u64) -> Operation<'_, Element<u64>> {
         let op = Op::FetchAdd(word.target(), add);
         self.answered(word.check_word(), op, 8, Element { out: 0 })
     }
 
-    /// Writes `swap` into a word of the peer's if it is `compare`, atomically; returns the old value. The region has one element. The
-    /// peer has to be an `iwarp`, too.
+    /// Replaces a word of the peer by `swap` if it equals `compare`, atomically, and returns the
+    /// old value. The region must have one element. Requires an iwarp peer.
     pub fn compare_swap(
         &self,
         word: &RemoteRegion<u64>,
@@ -393,7 +400,7 @@ impl Connection {
         self.answered(word.check_word(), op, 8, Element { out: 0 })
     }
 
-    /// Makes an operation whose answer is copied.
+    /// Returns an operation whose answer is copied.
     #[inline]
     fn answered<Y: Yield>(
         &self,
@@ -407,7 +414,8 @@ impl Connection {
         Operation::new(self, checked, request, result)
     }
 
-    /// Gives the peer rights to a part of a region, until the [`Window`] is dropped. Only this connection's peer has them.
+    /// Grants the peer rights to a part of a region, until the [`Window`] is dropped. Only this
+    /// connection's peer gets them.
     pub fn bind<T: Pod>(
         &self,
         region: impl Into<Region<T>>,
@@ -438,26 +446,28 @@ impl Connection {
         self.inner.endpoint.pd().alloc_mw(&region.memory)
     }
 
-    /// Ends a window by a request, after all requests that were posted before. Dropping the window ends it at once.
+    /// Ends a window by a request, after all requests posted before it. Dropping the window ends it
+    /// immediately.
     pub fn invalidate<T: Pod>(&self, window: Window<T>) -> Operation<'_, Done> {
         let request = Request::invalidating(window.bound);
         Operation::new(self, Ok(()), request, Done)
     }
 
-    /// Begins a batch: requests that complete together, for the last per cent of speed.
+    /// Returns an empty batch: requests that complete together, for the last per cent of speed.
     pub const fn batch(&self) -> Batch<'_> {
         Batch::new(self)
     }
 
-    /// Ends the connection for all handles: requests that TCP takes at once are sent, and the others fail. Wait for operations before, and
-    /// for [`closed`](Self::closed) afterwards. Does not block.
+    /// Closes the connection for all handles: requests that fit into TCP's send buffer are sent,
+    /// the others fail. Wait for operations before this call, and for [`closed`](Self::closed)
+    /// after it. Does not block.
     ///
     /// # Errors
     /// [`Refusal::Forked`].
     pub fn close(&self) -> Result<()> {
         self.inner.router.check_process()?;
         match self.inner.cm.disconnect() {
-            // It has ended already.
+            // It has already ended.
             Ok(()) | Err(Error::InvalidState(_)) => {}
             Err(error) => return Err(error),
         }
@@ -465,10 +475,10 @@ impl Connection {
         Ok(())
     }
 
-    /// Waits until the connection has ended, by either side.
+    /// Waits until either side has ended the connection.
     ///
     /// # Errors
-    /// [`Error::ConnectionLost`] with the reason, or the operating system's, if the end was not graceful.
+    /// [`Error::ConnectionLost`] or [`Error::Io`] with the cause, if the end was not graceful.
     pub const fn closed(&self) -> Closed<'_> {
         Closed {
             connection: self,
@@ -477,7 +487,7 @@ impl Connection {
     }
 }
 
-/// Waits for the end of a connection. See [`Connection::closed`].
+/// Waits for the end of a connection; see [`Connection::closed`].
 #[must_use = "it does nothing unless it is awaited or waited for"]
 #[derive(Debug)]
 pub struct Closed<'a> {
@@ -490,7 +500,7 @@ waits!(['a] Closed<'a>, ());
 impl Wait for Closed<'_> {
     type Output = ();
 
-    fn look(&mut self) -> Poll<Result<()>> {
+    fn poll_now(&mut self) -> Poll<Result<()>> {
         match self.connection.inner.ended.lock().clone() {
             None => Poll::Pending,
             Some(Ended::Gracefully) => Poll::Ready(Ok(())),
@@ -517,7 +527,7 @@ impl Wait for Closed<'_> {
 
 impl Drop for Closed<'_> {
     fn drop(&mut self) {
-        self.connection.inner.router.leave_mourners(self.ticket);
+        self.connection.inner.router.leave_end_waiters(self.ticket);
     }
 }
 

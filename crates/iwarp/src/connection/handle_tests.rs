@@ -1,4 +1,4 @@
-//! Tests of what requests copy, and where to.
+//! Tests of what requests copy, and to where.
 
 use crate::connection::testing::{LIMIT, channels, done, pair, pair_with, until};
 use crate::connection::wait::Wait;
@@ -12,9 +12,9 @@ fn has_staging(connection: &Connection) -> bool {
     connection.inner.staging.get().is_some()
 }
 
-/// Answers that are on their way at the same time do not get in each other's way.
+/// Each outstanding answer has its own staging memory.
 #[test]
-fn each_answer_has_a_place_of_its_own() {
+fn answers_have_separate_staging() {
     let (a, b) = pair_with(&Options::new().message_size(64));
     let there = b.share::<u64>(40, Access::REMOTE_READ).unwrap();
     (0..40).for_each(|n| there.set(n, 1000 + n as u64).unwrap());
@@ -36,7 +36,7 @@ fn each_answer_has_a_place_of_its_own() {
     }
 }
 
-/// What fits into a request is not copied into memory, and that memory is not even allocated.
+/// Inline data needs no staging memory, which is not even allocated.
 #[test]
 fn short_octets_travel_in_the_request() {
     let (a, b) = pair_with(&Options::new().max_inline(16));
@@ -56,7 +56,6 @@ fn short_octets_travel_in_the_request() {
     let ends = [c.connection(), d.connection()];
     done(&mut c.send(&[1; 8]), &ends);
     done(&mut c.send(&[2; 8]), &ends);
-    // Both are given back.
     for _ in 0..2 {
         drop(done(&mut d.recv(), &ends));
     }
@@ -66,7 +65,8 @@ fn short_octets_travel_in_the_request() {
     assert_eq!(ends.map(has_staging), [true, false]);
 }
 
-/// Octets arrive as they are, at each length at which they travel in another way, with and without the header of a channel.
+/// Data arrives unchanged at each length that takes a different path, with and without a channel's
+/// header.
 #[test]
 fn octets_of_each_length_arrive() {
     for inline in [0, 16, 64] {
@@ -74,7 +74,7 @@ fn octets_of_each_length_arrive() {
         let (a, b) = pair_with(&options);
         let (c, d) = channels(&options);
         let region = |of: &Connection, octets: &[u8]| {
-            // Others lie around them.
+            // Surrounded by other data.
             let whole = of.allocate::<u8>(300).unwrap();
             whole.write_at(0, &[0xff; 300]).unwrap();
             whole.write_at(50, octets).unwrap();
@@ -83,7 +83,7 @@ fn octets_of_each_length_arrive() {
         for len in [0, 1, 7, 8, 9, 15, 16, 17, 55, 56, 57, 63, 64, 65, 92, 100] {
             let octets: Vec<u8> = (1..=len).collect();
             let what = format!("{len} octets, {inline} inline");
-            // The slots of the staging are used in turn.
+            // Staging slots are used in turn.
             let first = a.send(&octets).started();
             let second = a.send(region(&a, &octets)).started();
             let third = a.send(&octets).started();
@@ -106,7 +106,7 @@ fn octets_of_each_length_arrive() {
     }
 }
 
-/// Whether a request is on its way, was so at any time, or never will be.
+/// Whether a request is posted, was ever posted, or was refused.
 #[test]
 fn a_request_knows_its_stage() {
     let (a, b) = pair();
@@ -132,7 +132,7 @@ fn a_request_knows_its_stage() {
     assert!(matches!(late.wait(), Err(Error::Closed)));
 }
 
-/// Looks, from inside of its waker, for what it waits for.
+/// A waker that checks for the end of the connection.
 struct Looks {
     connection: Connection,
     saw: OnceLock<bool>,
@@ -140,14 +140,15 @@ struct Looks {
 
 impl Wake for Looks {
     fn wake(self: Arc<Self>) {
-        let saw = self.connection.closed().look().is_ready();
+        let saw = self.connection.closed().poll_now().is_ready();
         let _ = self.saw.set(saw);
     }
 }
 
-/// Whoever is woken at the end sees the end. A task that did not would wait again, for something that has happened already.
+/// A waiter that is woken at the end sees the end. Otherwise it would wait again, for an event that
+/// has already happened.
 #[test]
-fn who_is_woken_at_the_end_sees_it() {
+fn woken_waiter_sees_the_end() {
     for ours in [false, true] {
         let (a, b) = pair();
         let looks = Arc::new(Looks {
@@ -167,9 +168,9 @@ fn who_is_woken_at_the_end_sees_it() {
     }
 }
 
-/// All requests and all receives may complete before anybody looks.
+/// All requests and receives may complete before the queue is polled.
 #[test]
-fn completions_of_a_full_connection_find_room() {
+fn full_connection_does_not_overflow() {
     let options = Options::new().send_depth(64).receives(64);
     let (a, b) = pair_with(&options);
     let octets: Vec<u8> = (0..64).collect();
@@ -182,7 +183,7 @@ fn completions_of_a_full_connection_find_room() {
         .map(|octet| b.send(octet).started())
         .collect();
     until("the completions", &[], || {
-        // The last requests are sent when somebody asks for that.
+        // The last requests are sent only on demand.
         for end in [&a, &b] {
             end.inner.router.cq.send_put_off();
         }

@@ -1,4 +1,5 @@
-//! Listeners: each accepted connection has its own queue pair and receive buffers, and the endpoint's regions.
+//! Listeners. Each accepted connection has its own queue pair and receive buffers, and shares the
+//! endpoint's regions.
 
 use super::endpoint::{Endpoint, Options, resolve};
 use super::handle::Connection;
@@ -8,7 +9,7 @@ use crate::verbs::cm;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
-/// A listener that is about to be made. Made by [`listen`](crate::listen).
+/// Builds a [`Listener`]; created by [`listen`](crate::listen).
 #[must_use = "it does nothing until `bind` is called"]
 #[derive(Debug)]
 pub struct Listen {
@@ -30,34 +31,37 @@ impl Listen {
         }
     }
 
-    /// Sets all options of the connections.
+    /// Replaces all options of the connections.
     pub fn options(mut self, options: Options) -> Self {
         self.options = options;
         self
     }
 
-    /// Sets the private data that peers get; see [`Options::private_data`].
+    /// Sets the private data for peers; see [`Options::private_data`].
     pub fn private_data(mut self, octets: impl AsRef<[u8]>) -> Self {
         self.options = self.options.private_data(octets);
         self
     }
 
-    /// Sets how many peers may wait for an answer; default and least are 128. Further ones wait in the kernel, unaccepted.
+    /// Sets the number of unanswered requests. The default and the minimum is 128; more requests
+    /// wait in the kernel, unaccepted.
     pub fn backlog(mut self, peers: u32) -> Self {
         self.backlog = peers;
         self
     }
 
-    /// Sets which peers are let in, and how many; default is what the device's settings say ([`Config`](crate::Config)).
+    /// Sets which peers may connect, and how many; by default the device's settings apply
+    /// ([`Config`](crate::Config)).
     pub fn admission(mut self, admission: Admission) -> Self {
         self.admission = Some(admission);
         self
     }
 
-    /// Begins to listen. Of several addresses of a name the first is taken.
+    /// Starts listening, on the first address if a name has several.
     ///
     /// # Errors
-    /// [`Error::NoDevice`]: not an address of this host; the operating system's: address in use, no descriptors.
+    /// [`Error::NoDevice`]: not an address of this host; [`Error::Io`]: address in use, no file
+    /// descriptors left.
     pub fn bind(self) -> Result<Listener> {
         let at = *self.at?.first().ok_or(Error::NoDevice)?;
         let endpoint = match self.endpoint {
@@ -79,7 +83,7 @@ impl Listen {
     }
 }
 
-/// Waits for peers that connect. Made by [`listen`](crate::listen).
+/// Accepts connections; created by [`listen`](crate::listen).
 #[derive(Debug)]
 pub struct Listener {
     listener: cm::ListeningId,
@@ -88,34 +92,35 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Returns the address it listens on, with the port that was picked.
+    /// Returns the local address, with the port that was selected.
     pub fn local_addr(&self) -> SocketAddr {
         self.listener.local_addr()
     }
 
-    /// Returns its endpoint, whose regions all of its connections can use.
+    /// Returns the endpoint, whose regions all its connections can use.
     pub const fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
 
-    /// Waits for a peer and accepts it. A peer that fails or leaves meanwhile is left out. While one peer is being accepted, others wait: a
-    /// server of many peers takes [`incoming`](Self::incoming), and accepts each in a task or thread of its own.
+    /// Waits for a peer and accepts it. Skips peers that fail or disconnect meanwhile. Other peers
+    /// wait while one is being accepted; a server of many peers calls [`incoming`](Self::incoming)
+    /// and accepts each in its own task or thread.
     pub const fn accept(&self) -> Accept<'_> {
         Accept { listener: self }
     }
 
-    /// Waits for a peer that wants to connect, in a task of any runtime.
+    /// Waits in a task for a connection request.
     ///
     /// # Errors
-    /// The operating system's: no descriptors left.
+    /// [`Error::Io`]: no file descriptors left.
     pub async fn incoming(&self) -> Result<Incoming> {
         Ok(self.take(self.listener.accept_async().await?))
     }
 
-    /// Waits for a peer that wants to connect, and blocks the thread; `None` waits without limit.
+    /// Blocks until a connection request arrives. `None` waits without limit.
     ///
     /// # Errors
-    /// [`Error::TimedOut`]; the operating system's: no descriptors left.
+    /// [`Error::TimedOut`]; [`Error::Io`]: no file descriptors left.
     pub fn wait_incoming(&self, limit: Option<Duration>) -> Result<Incoming> {
         Ok(self.take(self.listener.accept(limit)?))
     }
@@ -129,7 +134,7 @@ impl Listener {
     }
 }
 
-/// Returns `true` if an attempt to accept has failed for a reason of this end: then the next one would fail, too.
+/// Returns `true` for a local failure, which the next attempt would meet, too.
 const fn is_our_own(error: &Error) -> bool {
     matches!(
         error,
@@ -137,7 +142,7 @@ const fn is_our_own(error: &Error) -> bool {
     )
 }
 
-/// Passes on what concerns the listener, and returns `None` for a peer that has failed.
+/// Returns local errors, and `None` if the peer failed.
 fn unless_peers_fault(result: Result<Connection>) -> Result<Option<Connection>> {
     match result {
         Ok(connection) => Ok(Some(connection)),
@@ -149,7 +154,7 @@ fn unless_peers_fault(result: Result<Connection>) -> Result<Option<Connection>> 
     }
 }
 
-/// Waits for a peer and accepts it. See [`Listener::accept`].
+/// Waits for a peer and accepts it; see [`Listener::accept`].
 #[must_use = "it does nothing unless it is awaited or waited for"]
 #[derive(Debug)]
 pub struct Accept<'a> {
@@ -157,10 +162,11 @@ pub struct Accept<'a> {
 }
 
 impl Accept<'_> {
-    /// Blocks the thread until a peer is connected.
+    /// Blocks until a peer is connected.
     ///
     /// # Errors
-    /// As [`Listener::incoming`]; [`Error::InvalidArgument`], [`Error::OutOfMemory`], [`Error::Memory`]: the options cannot be had.
+    /// See [`Listener::incoming`]; [`Error::InvalidArgument`], [`Error::OutOfMemory`],
+    /// [`Error::Memory`] if the options cannot be satisfied.
     pub fn wait(self) -> Result<Connection> {
         loop {
             let incoming = self.listener.wait_incoming(None)?;
@@ -180,7 +186,8 @@ impl Accept<'_> {
     }
 }
 
-/// Accepts in a task of any runtime. Dropping the future loses at most the peer that is being accepted, which is refused.
+/// Accepts in a task of any runtime. Dropping the future rejects the peer that is being accepted;
+/// no other is lost.
 impl<'a> IntoFuture for Accept<'a> {
     type Output = Result<Connection>;
     type IntoFuture = std::pin::Pin<Box<dyn Future<Output = Self::Output> + Send + 'a>>;
@@ -190,7 +197,7 @@ impl<'a> IntoFuture for Accept<'a> {
     }
 }
 
-/// A peer that wants to connect. Dropping it refuses the peer.
+/// A connection request. Dropping it rejects the peer.
 #[derive(Debug)]
 pub struct Incoming {
     request: cm::ConnectionRequest,
@@ -199,7 +206,7 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    /// Returns the private data that the peer sent.
+    /// Returns the private data of the peer's request.
     pub fn private_data(&self) -> &[u8] {
         self.request.private_data()
     }
@@ -209,18 +216,18 @@ impl Incoming {
         self.request.peer_addr()
     }
 
-    /// Changes the options for this peer.
+    /// Replaces the options for this peer.
     #[must_use]
     pub fn options(mut self, options: Options) -> Self {
         self.options = options;
         self
     }
 
-    /// Accepts the peer, in a task of any runtime.
+    /// Accepts the peer in a task of any runtime.
     ///
     /// # Errors
-    /// [`Error::ConnectionLost`]: the peer is gone; [`Error::InvalidArgument`]: an option is out of range, or the private data are too
-    /// long; [`Error::OutOfMemory`].
+    /// [`Error::ConnectionLost`]: the peer closed the connection; [`Error::InvalidArgument`]: an
+    /// option is out of range, or the private data is too long; [`Error::OutOfMemory`].
     pub async fn accept(self) -> Result<Connection> {
         let (qp, rest) = self.options.prepare(&self.endpoint)?.split();
         let parameters = self.options.parameters();
@@ -228,20 +235,20 @@ impl Incoming {
         Ok(rest.finish(cm, &self.options, false))
     }
 
-    /// Accepts the peer, and blocks the thread until the connection is up.
+    /// Accepts the peer, and blocks until the connection is established.
     ///
     /// # Errors
-    /// As [`accept`](Self::accept).
+    /// See [`accept`](Self::accept).
     pub fn wait(self) -> Result<Connection> {
         let (qp, rest) = self.options.prepare(&self.endpoint)?.split();
         let cm = self.request.accept(qp, &self.options.parameters())?;
         Ok(rest.finish(cm, &self.options, false))
     }
 
-    /// Refuses the peer, which gets `reason` as private data.
+    /// Rejects the peer, with `reason` as private data.
     ///
     /// # Errors
-    /// [`Error::InvalidState`]: the peer is gone.
+    /// [`Error::InvalidState`]: the peer closed the connection.
     pub fn reject(self, reason: impl AsRef<[u8]>) -> Result<()> {
         self.request.reject(reason.as_ref())
     }
@@ -251,9 +258,9 @@ impl Incoming {
 mod tests {
     use super::*;
 
-    /// What every peer would meet is told, and what one peer has done wrong is not.
+    /// Local failures are returned; failures of one peer are not.
     #[test]
-    fn an_accept_fails_by_what_is_wrong_here() {
+    fn accept_reports_local_failures_only() {
         let lost = |why: &str| Error::ConnectionLost(why.into());
         for (error, is_told) in [
             (Error::InvalidArgument("an option"), true),

@@ -1,9 +1,10 @@
 //! Connections whose requests are calls: futures for tasks, and blocking calls for threads.
 //!
-//! [`connect`] and [`listen`] make a [`Connection`], which any number of tasks and threads share. Its calls (`send`, `recv`, `write`,
-//! `read_into`, `get`, `fetch_add`, …) are [`Operation`]s: await one, or [`wait`](Operation::wait) for it. Memory is a [`Region`] of
-//! plain elements, and a peer's memory is a [`RemoteRegion`], the token that the peer has sent. On top are a [`Channel`] for messages,
-//! and a [`Stream`] for octets.
+//! [`connect`] and [`listen`] create a [`Connection`], which any number of tasks and threads can
+//! share. Its calls (`send`, `recv`, `write`, `read_into`, `get`, `fetch_add`, …) return an
+//! [`Operation`]: await it, or [`wait`](Operation::wait) for it. Memory is a [`Region`] of plain
+//! elements; a peer's memory is a [`RemoteRegion`], a token sent by the peer. A [`Channel`] adds
+//! flow-controlled messages, and a [`Stream`] a byte stream.
 //!
 //! ```
 //! # fn main() -> iwarp::Result<()> {
@@ -25,9 +26,11 @@
 //!
 //! # Safety
 //!
-//! A program needs no `unsafe`. Requests own what they use: a [`Region`] is counted, and a request holds it until it has completed, also
-//! if its operation was dropped. A reference to memory is given out only where nobody can write it: a received [`Message`], and
-//! [`Region::get_mut`] of a region that is not shared and not used. All else is copied in and out, and words are atomic.
+//! A program needs no `unsafe`. Requests own what they use: a [`Region`] is reference-counted, and
+//! a request holds it until it completes, even if its operation was dropped. References to memory
+//! are given out only where no one can write it: in a received [`Message`], and by
+//! [`Region::get_mut`] for a region that is neither shared nor in use. Other data is copied, and
+//! words are atomic.
 
 mod batch;
 mod channel;
@@ -66,8 +69,9 @@ pub use crate::failure::{OperationError, Refusal, RequestKind};
 
 use std::net::ToSocketAddrs;
 
-/// Connects to a listener: await the result, or [`wait`](Connect::wait) for it. The device that reaches the address is opened with the
-/// settings of [`Config::from_env`](crate::Config::from_env). A name is resolved at once, which may block.
+/// Connects to a listener: await the result, or [`wait`](Connect::wait) for it. Opens the device
+/// that routes to the address with the settings of [`Config::from_env`](crate::Config::from_env).
+/// Resolves a name in this call, which may block.
 ///
 /// ```no_run
 /// # async fn run() -> iwarp::Result<()> {
@@ -79,8 +83,9 @@ pub fn connect(to: impl ToSocketAddrs) -> Connect {
     Connect::new(None, to)
 }
 
-/// Listens on an address of this host; port 0 picks a free port. [`bind`](Listen::bind) begins. The device with the address is opened
-/// with the settings of [`Config::from_env`](crate::Config::from_env).
+/// Listens on an address of this host; port 0 selects a free port. [`bind`](Listen::bind) starts
+/// listening. Opens the device with the address with the settings of
+/// [`Config::from_env`](crate::Config::from_env).
 ///
 /// ```
 /// # fn main() -> iwarp::Result<()> {
@@ -93,7 +98,7 @@ pub fn listen(at: impl ToSocketAddrs) -> Listen {
     Listen::new(None, at)
 }
 
-// Tests that open sockets are left out where there are none.
+// These tests open sockets, which Miri does not support.
 #[cfg(all(test, not(miri)))]
 mod channel_tests;
 #[cfg(all(test, not(miri)))]

@@ -1,8 +1,8 @@
-//! One request: what it is, when it is posted, and what comes of it.
+//! A request: its kind, when it is posted, and its result.
 
 #![allow(
     private_interfaces,
-    reason = "the trait is sealed: programs name the operations, and cannot call its functions"
+    reason = "the trait is sealed: programs name the types of operations, but cannot call its functions"
 )]
 
 use super::handle::{Connection, Inner};
@@ -24,8 +24,9 @@ use std::pin::Pin;
 use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
 
-/// What a Send or Write carries: octets of the program, which are copied when the request is posted, or elements of a region, which
-/// are not. References to slices, arrays and strings convert into it, and so do regions.
+/// The data of a Send or Write: the program's own data, which is copied when the request is posted,
+/// or elements of a region, which are not copied. References to slices, arrays and strings convert
+/// to it, and so do regions.
 #[derive(Debug)]
 pub struct Payload<'a, T>(pub(super) Carried<'a, T>);
 
@@ -97,16 +98,16 @@ impl<T: Pod> Payload<'_, T> {
     }
 }
 
-/// Whether a request can be posted. A refusal is boxed, so that it costs nothing where there is none.
+/// Whether a request can be posted. Boxed, so that success costs nothing.
 pub(super) type Checked = Result<(), Box<Error>>;
 
-/// Makes a refusal.
+/// Returns a refusal.
 #[cold]
 pub(super) fn refused<T>(refusal: Refusal) -> Result<T, Box<Error>> {
     Err(Box::new(Error::Refused(refusal)))
 }
 
-/// What a request does, without what the device can besides.
+/// The kinds of requests that connections use.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Op {
     Send,
@@ -117,12 +118,12 @@ pub(super) enum Op {
     Read(Target),
     FetchAdd(Target, u64),
     CompareSwap(Target, u64, u64),
-    /// To octets from this address on.
+    /// The tagged offset and the rights to grant.
     Bind(u64, Access),
     Invalidate,
 }
 
-/// A place in the peer's memory. Packed, so that an operation fits into two cache lines.
+/// A location in the peer's memory. Packed, so that an operation fits into two cache lines.
 #[derive(Debug, Clone, Copy)]
 #[repr(Rust, packed(4))]
 pub(super) struct Target {
@@ -143,7 +144,7 @@ impl Op {
         }
     }
 
-    /// Returns what the queue pair is told. `window` is that of a bind or invalidation.
+    /// Returns the operation for the queue pair. `window` is that of a bind or invalidation.
     #[inline]
     fn of_verbs(self, local: &Local<'_>, octets: u64) -> SendOp {
         let window = match local {
@@ -180,7 +181,7 @@ impl Op {
             (Self::Invalidate, Some(window)) => SendOp::LocalInvalidate {
                 stag: Stag(window.rkey()),
             },
-            // A bind and an invalidation have a window.
+            // Unreachable: binds and invalidations have a window.
             (Self::Send | Self::Bind(..) | Self::Invalidate, _) => SendOp::Send,
         }
     }
@@ -202,18 +203,18 @@ impl Target {
     }
 }
 
-/// The local side of a request.
+/// Local memory of a request.
 #[derive(Debug)]
 pub(super) enum Local<'a> {
-    /// Nothing is moved.
+    /// No data.
     None,
-    /// Copied when the request is posted: into the request, or into the slot's staging.
+    /// Copied when the request is posted: into the request or into the slot's staging memory.
     Copied(&'a [u8]),
-    /// Octets of a region, from this one on.
+    /// A region, and the offset in bytes.
     Region(MemoryRegion, usize),
-    /// The answer lands in the slot's staging.
+    /// The answer is placed in the slot's staging memory.
     Answer,
-    /// The window that is bound or ended.
+    /// The window to bind or invalidate.
     Window(MemoryWindow),
 }
 
@@ -226,7 +227,7 @@ impl<'a> Local<'a> {
         }
     }
 
-    /// Returns what has to be kept until the request has completed.
+    /// Returns the memory to keep until the request completes.
     fn into_held(self) -> Option<Held> {
         match self {
             Local::Region(memory, _) => Some(Held::One(memory)),
@@ -236,17 +237,17 @@ impl<'a> Local<'a> {
     }
 }
 
-/// A request: what is posted, and what it keeps until it has completed.
+/// A request to post, with the memory that it keeps until it completes.
 #[derive(Debug)]
 pub(super) struct Request<'a> {
     op: Op,
     local: Local<'a>,
     octets: u64,
-    /// Octets in front of those of `local`, for a channel; zeros for none.
+    /// Header of a channel's message, before the data of `local`; all zero for none.
     header: [u8; HEADER],
 }
 
-/// Length of the header of a channel's message, in octets.
+/// Length of the header of a channel's message, in bytes.
 pub(super) const HEADER: usize = 8;
 
 impl<'a> Request<'a> {
@@ -260,22 +261,22 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// A message without octets of its own.
+    /// Returns a Send without data.
     pub(super) const fn empty() -> Self {
         Self::new(Op::Send, Local::None, 0)
     }
 
-    /// Binds a window to `octets` octets from `addr` on.
+    /// Returns the bind of a window to `octets` bytes at `addr`.
     pub(super) const fn binding(window: MemoryWindow, addr: u64, octets: u64, to: Access) -> Self {
         Self::new(Op::Bind(addr, to), Local::Window(window), octets)
     }
 
-    /// Ends a window, in the order of the other requests.
+    /// Returns the invalidation of a window, executed in order with other requests.
     pub(super) const fn invalidating(window: MemoryWindow) -> Self {
         Self::new(Op::Invalidate, Local::Window(window), 0)
     }
 
-    /// Puts a header in front of the octets. Copied ones may be shorter by that.
+    /// Adds a header before the data. Copied data may be that much shorter.
     pub(super) const fn with_header(mut self, header: [u8; HEADER]) -> Self {
         self.header = header;
         self.octets += HEADER as u64;
@@ -292,7 +293,7 @@ impl<'a> Request<'a> {
         ))
     }
 
-    /// Posts it. `id` is its slot.
+    /// Posts the request with the ID of its slot.
     #[inline]
     fn post(&self, inner: &Inner, id: SlotId) -> Result<()> {
         let op = self.op.of_verbs(&self.local, self.octets);
@@ -317,7 +318,7 @@ impl<'a> Request<'a> {
 
     fn part_of(&self, memory: &MemoryRegion, at: usize) -> Result<Sge> {
         let octets = self.octets - self.headed().len() as u64;
-        // What the region has is longer, and what is too long for an element is refused.
+        // A length that does not fit exceeds the region, and is refused as too long for an element.
         let octets = usize::try_from(octets).unwrap_or(usize::MAX);
         memory.sge(at..at.saturating_add(octets))
     }
@@ -329,7 +330,8 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Posts a request with a header, with many octets of the program, or with an answer: these have a place in the slot's staging.
+    /// Posts a request that uses the slot's staging memory: one with a header, long copied data, or
+    /// an answer.
     fn post_from_staging(&self, inner: &Inner, id: SlotId, op: SendOp) -> Result<()> {
         let header = self.headed();
         let (copied, inline, elements);
@@ -353,7 +355,7 @@ impl<'a> Request<'a> {
                 staging.write_at(at, header)?;
                 staging.write_at(at + header.len(), copied)?;
                 let answer = match local {
-                    // At most as many octets as the staging has for a slot.
+                    // Not longer than the slot's staging memory.
                     Local::Answer => self.octets as usize,
                     _ => 0,
                 };
@@ -378,25 +380,25 @@ impl<'a> Request<'a> {
 mod sealed {
     use super::{Inner, Local, Result, SlotId};
 
-    /// What an operation returns when its request has succeeded.
+    /// Result of a successful operation.
     pub trait Yield {
         type Output;
-        /// The answer is in the slot's staging.
+        /// Whether the answer is placed in the slot's staging memory.
         const ANSWERS: bool = false;
 
-        /// Takes the answer out of the staging, before the slot is free again.
+        /// Reads the answer from the staging memory before the slot is freed.
         fn read(&mut self, _inner: &Inner, _id: SlotId) -> Result<()> {
             Ok(())
         }
 
-        /// Makes the result of the answer and of what the request has kept.
+        /// Builds the result from the answer and the memory that the request kept.
         fn finish(&mut self, local: &mut Local<'_>) -> Result<Self::Output>;
     }
 }
 
 pub(super) use sealed::Yield;
 
-/// Nothing: that it has completed is all.
+/// Output of an operation without a result.
 #[derive(Debug)]
 pub struct Done;
 
@@ -408,7 +410,7 @@ impl Yield for Done {
     }
 }
 
-/// Elements from a peer.
+/// Output of an operation that reads elements of a peer.
 #[derive(Debug)]
 pub struct Elements<T> {
     pub(super) out: Vec<T>,
@@ -428,7 +430,7 @@ impl<T: Pod> Yield for Elements<T> {
     }
 }
 
-/// One element from a peer, or the old value of a word.
+/// Output of an operation that returns one element of a peer, or the old value of a word.
 #[derive(Debug)]
 pub struct Element<T> {
     pub(super) out: T,
@@ -447,7 +449,7 @@ impl<T: Pod> Yield for Element<T> {
     }
 }
 
-/// A window that is bound.
+/// Output of a bind.
 #[derive(Debug)]
 pub struct Bound<T> {
     pub(super) token: RemoteRegion<T>,
@@ -472,7 +474,7 @@ impl<T: Pod> Yield for Bound<T> {
 #[derive(Debug)]
 enum Stage {
     New,
-    /// It can never be posted.
+    /// Refused; it can never be posted.
     Refused(Box<Error>),
     Posted(SlotId),
     Over,
@@ -480,14 +482,16 @@ enum Stage {
 
 /// A request on a connection: a future, and a blocking call ([`wait`](Self::wait)).
 ///
-/// It is posted when it is first polled or waited for, or by [`started`](Self::started), which lets a program have several requests on
-/// their way. Requests of one task start in the order in which it posts them. If the send queue is full, the operation waits for room. An
-/// operation takes a place of the send queue from then until its result is taken or it is dropped: so a task that has started as many as
-/// [`Options::send_depth`](super::Options::send_depth) waits for one of them before it posts another one.
+/// It is posted when it is first polled or waited for, or by [`started`](Self::started), so that
+/// several requests can be in flight. Requests of one task start in the order in which they are
+/// posted. If the send queue is full, the operation waits for room. From the posting until the
+/// result is taken or the operation is dropped it occupies a slot of the send queue. A task that
+/// has started [`Options::send_depth`](super::Options::send_depth) operations must wait for one of
+/// them before it posts another one.
 ///
-/// Dropping an operation is sound at any time. If it was not posted yet, nothing happens. If it was, the request is carried out all the
-/// same, and its result is lost; regions that it uses are kept until then. Forgetting one ([`std::mem::forget`]) costs the connection a
-/// place of its send queue, and its regions are never freed.
+/// Dropping an operation is safe at any time. Before posting, nothing happens. Afterwards the
+/// request is still executed and its result discarded; its regions are kept until then. Forgetting
+/// one ([`std::mem::forget`]) loses a slot of the send queue, and its regions are never freed.
 #[must_use = "it does nothing unless it is awaited, waited for, or started"]
 #[derive(Debug)]
 pub struct Operation<'a, Y: Yield> {
@@ -495,14 +499,14 @@ pub struct Operation<'a, Y: Yield> {
     request: Request<'a>,
     stage: Stage,
     ticket: Option<Ticket>,
-    /// Only if spans are recorded, so that it costs nothing otherwise.
+    /// Only if spans are recorded, to cost nothing otherwise.
     span: Option<Box<tracing::Span>>,
     posted: bool,
     priority: Priority,
     result: Y,
 }
 
-/// Operations are moved about, into lists and tasks: that has to be cheap.
+/// Operations are moved into lists and tasks, which must be cheap.
 const _: () = assert!(size_of::<Operation<'_, Done>>() <= 128);
 
 impl<'a, Y: Yield> Operation<'a, Y> {
@@ -533,11 +537,11 @@ impl<'a, Y: Yield> Operation<'a, Y> {
         }
     }
 
-    /// Posts the request now, if there is room in the send queue. Otherwise it is posted when it is awaited or waited for. An error
-    /// is returned then, too.
+    /// Posts the request now if the send queue has room. Otherwise it is posted when it is awaited
+    /// or waited for. Errors are returned then, too.
     ///
-    /// Requests that are started one right after the other may be sent together. They are sent when the program waits for something on the
-    /// connection, when enough have gathered, or after a tenth of a millisecond.
+    /// Requests started in quick succession may be sent together: when the program waits for
+    /// something on the connection, when enough have gathered, or after 0.1 ms.
     #[inline]
     pub fn started(mut self) -> Self {
         if matches!(self.stage, Stage::New) && !self.router().origin.is_foreign() {
@@ -546,11 +550,12 @@ impl<'a, Y: Yield> Operation<'a, Y> {
         self
     }
 
-    /// Blocks the thread until it is done. The thread polls for a moment before it sleeps, if the last waits were short.
+    /// Blocks until the operation completes. The thread polls briefly before it sleeps, if the last
+    /// waits were short.
     ///
     /// # Errors
-    /// Those of the call that made it: [`Error::Refused`] if it does not fit, [`Error::Operation`] if it failed, [`Error::Closed`] if
-    /// the connection was closed before.
+    /// [`Error::Refused`]: the request is invalid; [`Error::Operation`]: it failed;
+    /// [`Error::Closed`]: the connection was already closed.
     #[inline]
     pub fn wait(mut self) -> Result<Y::Output> {
         match self.has_succeeded() {
@@ -559,53 +564,54 @@ impl<'a, Y: Yield> Operation<'a, Y> {
         }
     }
 
-    /// Blocks the thread until it is done, for at most `limit`.
+    /// Blocks until the operation completes, for at most `limit`.
     ///
     /// # Errors
-    /// [`Error::TimedOut`]: then the operation is dropped, and its request may still be carried out. Those of [`wait`](Self::wait).
+    /// See [`wait`](Self::wait); [`Error::TimedOut`]: the operation is dropped, and its request may
+    /// still be executed.
     pub fn wait_for(mut self, limit: Duration) -> Result<Y::Output> {
         block(&mut self, Some(limit))
     }
 
-    /// Puts a header in front of its octets.
+    /// Adds a header before the data.
     pub(super) const fn with_header(mut self, header: [u8; HEADER]) -> Self {
         self.request.header = header;
         self.request.octets += HEADER as u64;
         self
     }
 
-    /// Sets how it waits for room.
+    /// Sets the priority for slots of the send queue.
     pub(super) fn priority(mut self, priority: Priority) -> Self {
         self.priority = priority;
         self
     }
 
-    /// Takes over a place among those who wait for room.
+    /// Continues the wait for room of another operation.
     pub(super) const fn set_ticket(&mut self, ticket: Option<Ticket>) {
         self.ticket = ticket;
     }
 
-    /// Gives the place among those who wait for room to the caller.
+    /// Hands the wait for room over to the caller.
     pub(super) const fn take_ticket(&mut self) -> Option<Ticket> {
         self.ticket.take()
     }
 
-    /// Returns `true` if it was posted, and its end is not known.
+    /// Returns `true` if it is posted and its result has not been taken.
     pub(super) const fn is_posted(&self) -> bool {
         matches!(self.stage, Stage::Posted(_))
     }
 
-    /// Returns `true` if it was posted at any time.
+    /// Returns `true` if it has ever been posted.
     pub(super) const fn was_posted(&self) -> bool {
         self.posted
     }
 
-    /// Returns `true` if it can never be posted.
+    /// Returns `true` if it was refused.
     pub(super) const fn is_refused(&self) -> bool {
         matches!(self.stage, Stage::Refused(_))
     }
 
-    /// Returns the slot if the request has succeeded. Results are large: this is why they are looked at in the second place only.
+    /// Returns the slot if the request succeeded. Results are large, so they are read separately.
     #[inline]
     fn has_succeeded(&self) -> Option<SlotId> {
         match self.stage {
@@ -619,7 +625,7 @@ impl<'a, Y: Yield> Operation<'a, Y> {
         }
     }
 
-    /// Takes the result of a request that has succeeded.
+    /// Takes the result of a successful request.
     #[inline]
     fn take_result(&mut self, id: SlotId) -> Result<Y::Output> {
         let inner = self.inner;
@@ -642,7 +648,7 @@ impl<'a, Y: Yield> Operation<'a, Y> {
             Entry::Full => return,
             Entry::Ended => return self.refuse(Error::Post(PostError::InvalidState)),
         };
-        // Before it is posted: what was written just now is slow to move.
+        // Set before posting: moving a value right after writing it is slow.
         self.stage = Stage::Posted(id);
         self.posted = true;
         let posted = {
@@ -657,11 +663,10 @@ impl<'a, Y: Yield> Operation<'a, Y> {
         }
     }
 
-    /// It was not posted.
     #[cold]
     fn refuse(&mut self, error: Error) {
         let error = match error {
-            // The end of the connection may not be known here yet.
+            // The end of the connection may not have been noticed yet.
             Error::Post(PostError::InvalidState) => self.failure(WcStatus::Flushed),
             Error::Post(error) => Error::Refused(Refusal::Post(error)),
             error => error,
@@ -676,19 +681,19 @@ impl<'a, Y: Yield> Operation<'a, Y> {
         inner.failure(kind, self.request.octets, status)
     }
 
-    /// Takes the error of a request that has failed, if it has ended.
+    /// Takes the error of a failed request, if it has completed.
     #[cold]
     fn take_failure(&mut self, id: SlotId) -> Poll<Error> {
         let Some(result) = self.router().collect(id) else {
             return Poll::Pending;
         };
         self.stage = Stage::Over;
-        // One that has succeeded meanwhile has no result here; nobody comes here with such a one.
+        // Only called for requests that did not succeed.
         let status = result.err().unwrap_or_default();
         Poll::Ready(self.failure(status))
     }
 
-    /// Ends an operation that was not posted.
+    /// Takes the error of an operation that was not posted.
     #[cold]
     fn give_error(&mut self) -> Error {
         match std::mem::replace(&mut self.stage, Stage::Over) {
@@ -702,7 +707,7 @@ impl<Y: Yield> Wait for Operation<'_, Y> {
     type Output = Y::Output;
 
     #[inline]
-    fn look(&mut self) -> Poll<Result<Y::Output>> {
+    fn poll_now(&mut self) -> Poll<Result<Y::Output>> {
         if matches!(self.stage, Stage::New) {
             self.try_post();
         }

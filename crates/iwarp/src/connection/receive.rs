@@ -1,8 +1,9 @@
 //! Receive buffers of a connection, and the messages in them.
 //!
-//! Invariant of the `unsafe`: a buffer is posted when it is made and when the [`Message`] in it is dropped, and nowhere else. A
-//! message is made from a completion of its buffer, and each completion of a buffer is routed once. So no request names the octets
-//! of a message while it lives. Programs do not learn the key of this memory.
+//! Invariant of the `unsafe` code: a buffer is posted only when it is created and when the
+//! [`Message`] in it is dropped. A message is created from a completion of its buffer, and each
+//! completion is routed once. So no request names the bytes of a message while it lives. Programs
+//! do not learn the key of this memory.
 
 use super::exclusive::Filled;
 use super::handle::{Connection, Inner};
@@ -18,7 +19,7 @@ use std::ops::Deref;
 use std::sync::{Arc, Weak};
 use std::task::{Poll, Waker};
 
-/// The receive buffers of a connection: `count` of `size` octets each.
+/// Receive buffers of a connection: `count` buffers of `size` bytes each.
 #[derive(Debug)]
 pub(super) struct Buffers {
     memory: MemoryRegion,
@@ -43,7 +44,7 @@ impl Buffers {
         self.count as usize
     }
 
-    /// Posts all of them, on a new queue pair.
+    /// Posts all buffers to a new queue pair.
     pub(super) fn post_all(&self, qp: &QueuePair) -> Result<()> {
         (0..self.count).try_for_each(|buffer| self.post(qp, buffer))
     }
@@ -63,15 +64,17 @@ impl Buffers {
 
     fn filled(&self, arrived: &Arrived) -> Option<Filled> {
         let (at, len) = (self.place(arrived.buffer), arrived.len as usize);
-        // SAFETY: the buffer's completion was routed to the caller, and it is posted again when the message is dropped.
+        // SAFETY: the buffer's completion was routed to the caller, and the buffer is reposted only
+        // when the message is dropped.
         unsafe { Filled::new(self.memory.clone(), at, len) }
     }
 }
 
-/// A message of the peer, where it has landed: it reads as a slice of octets, and nothing is copied.
+/// A received message, in its receive buffer: dereferences to bytes, without a copy.
 ///
-/// It has one of the connection's receive buffers, which is posted again when the message is dropped. If a program keeps all of
-/// them, the peer's next message waits, and after [`Config::receiver_not_ready`](crate::Config::receiver_not_ready) the connection ends.
+/// Dropping it reposts the receive buffer. If a program keeps all of them, the peer's next message
+/// waits, and the connection ends after
+/// [`Config::receiver_not_ready`](crate::Config::receiver_not_ready).
 #[derive(Debug)]
 pub struct Message {
     filled: Option<Filled>,
@@ -80,17 +83,17 @@ pub struct Message {
 }
 
 impl Message {
-    /// Returns the immediate data, in the sender's numbering, if the peer has sent any.
+    /// Returns the immediate data, if the peer sent any.
     pub const fn immediate(&self) -> Option<u32> {
         self.arrived.immediate
     }
 
-    /// Returns `true` if it tells that an RDMA Write with immediate data has been placed. It has no octets then.
+    /// Returns `true` if it announces an RDMA Write with immediate data. It is empty then.
     pub const fn is_of_write(&self) -> bool {
         self.arrived.of_write
     }
 
-    /// Returns the STag of the window that the peer has invalidated with it.
+    /// Returns the STag of the window that the peer invalidated with this message.
     pub(super) const fn invalidated(&self) -> Option<u32> {
         self.arrived.invalidated
     }
@@ -112,7 +115,7 @@ impl AsRef<[u8]> for Message {
 
 impl Drop for Message {
     fn drop(&mut self) {
-        // Before the buffer is posted again.
+        // Released before the buffer is posted again.
         self.filled = None;
         let Some(inner) = self.back.upgrade() else {
             return;
@@ -121,14 +124,14 @@ impl Drop for Message {
             return;
         }
         if let Err(error) = inner.buffers.post(inner.qp(), self.arrived.buffer) {
-            // The connection has ended, and needs no receives any more.
+            // The connection has ended and needs no more receives.
             tracing::trace!(%error, "a receive is not posted again");
         }
     }
 }
 
 impl Inner {
-    /// Makes the message that has arrived.
+    /// Returns the message of an arrival.
     pub(super) fn message(self: &Arc<Self>, arrived: Arrived) -> Message {
         tracing::trace!(parent: &self.span, octets = arrived.len, "received");
         Message {
@@ -138,14 +141,14 @@ impl Inner {
         }
     }
 
-    /// Returns why no message will come any more.
+    /// Returns why no more messages will arrive.
     pub(super) fn no_message(&self) -> Error {
         let octets = u64::from(self.buffers.size);
         self.failure(RequestKind::Receive, octets, WcStatus::Flushed)
     }
 }
 
-/// Waits for a message. See [`Connection::recv`].
+/// Waits for a message; see [`Connection::recv`].
 #[must_use = "it does nothing unless it is awaited or waited for"]
 #[derive(Debug)]
 pub struct Recv<'a> {
@@ -161,15 +164,15 @@ impl<'a> Recv<'a> {
         }
     }
 
-    /// Returns a message if one is there already.
+    /// Returns a message if one has arrived. Does not block.
     ///
     /// # Errors
-    /// As [`Connection::recv`].
+    /// See [`Connection::recv`].
     pub fn now(mut self) -> Result<Option<Message>> {
         let router = self.router();
         router.check_process()?;
         router.drive();
-        match self.look() {
+        match self.poll_now() {
             Poll::Ready(message) => message.map(Some),
             Poll::Pending => Ok(None),
         }
@@ -181,7 +184,7 @@ waits!(['a] Recv<'a>, Message);
 impl Wait for Recv<'_> {
     type Output = Message;
 
-    fn look(&mut self) -> Poll<Result<Message>> {
+    fn poll_now(&mut self) -> Poll<Result<Message>> {
         let inner = &self.connection.inner;
         match inner.router.take_message(&mut self.ticket) {
             Inbox::Empty => Poll::Pending,

@@ -1,7 +1,8 @@
-//! Memory of typed elements, as whole regions and parts of them, all counted.
+//! Registered memory of typed elements, whole or in parts, reference-counted.
 //!
-//! Elements are plain data: every pattern of octets is a valid value, because a peer may write any. They are copied in and out
-//! as octets, so no reference to memory exists that a peer or the RNIC may write; [`Region::get_mut`] is in `exclusive.rs`.
+//! Elements are plain data: every bit pattern is a valid value, because a peer may write any. They
+//! are copied in and out, so no reference to memory exists that a peer or the RNIC may write;
+//! [`Region::get_mut`] is in `exclusive.rs`.
 
 use super::remote::RemoteRegion;
 use crate::error::{Error, Result};
@@ -12,22 +13,23 @@ use iwarp_rnic::{Access, Sge};
 use std::marker::PhantomData;
 use std::ops::{Bound, RangeBounds};
 
-/// The rights that a peer can have.
+/// Rights that can be granted to peers.
 pub(crate) const REMOTE: Access = Access::REMOTE_READ
     .union(Access::REMOTE_WRITE)
     .union(Access::REMOTE_ATOMIC);
 
-/// Registered memory of elements `T`, or a part of such memory. A clone or a [slice](Self::slice) names the same memory. It is
-/// freed when the last of them is gone and no request uses it any more; requests hold it until they have completed.
+/// Registered memory of elements `T`, or a part of it. A clone or a [slice](Self::slice) refers to
+/// the same memory, which is freed when the last of them and the last request that uses it are
+/// gone.
 ///
-/// A region is local, and requests use it as source and destination, or [shared](super::Endpoint::share): then peers may access it,
-/// too, at any time. Treat what is there as input from the network.
+/// A local region is only the source or destination of requests. A [shared](super::Endpoint::share)
+/// one can also be accessed by peers at any time: treat its contents as input from the network.
 #[derive(Debug)]
 pub struct Region<T> {
     pub(super) memory: MemoryRegion,
-    /// First octet of the part.
+    /// Offset of the part in bytes.
     pub(super) at: usize,
-    /// Elements of the part.
+    /// Length of the part in elements.
     pub(super) len: usize,
     elements: PhantomData<fn() -> T>,
 }
@@ -49,7 +51,7 @@ impl<T> From<&Self> for Region<T> {
     }
 }
 
-/// Resolves a range of elements; returns the first one and how many there are.
+/// Resolves a range; returns its first element and its length.
 pub(super) fn resolve(range: impl RangeBounds<usize>, len: usize) -> Result<(usize, usize)> {
     let start = match range.start_bound() {
         Bound::Included(s) => *s,
@@ -87,7 +89,7 @@ impl<T: Pod> Region<T> {
         Ok(Self::part(memory, 0, len))
     }
 
-    /// `len` elements at octet `at`, which the caller has checked.
+    /// Returns `len` elements at byte offset `at`, which the caller has checked.
     pub(super) const fn part(memory: MemoryRegion, at: usize, len: usize) -> Self {
         Self {
             memory,
@@ -97,7 +99,7 @@ impl<T: Pod> Region<T> {
         }
     }
 
-    /// Returns how many elements it has.
+    /// Returns the number of elements.
     pub const fn len(&self) -> usize {
         self.len
     }
@@ -107,17 +109,17 @@ impl<T: Pod> Region<T> {
         self.len == 0
     }
 
-    /// Returns how many octets it has.
+    /// Returns the length in bytes.
     pub const fn octets(&self) -> usize {
         self.len * size_of::<T>()
     }
 
-    /// Returns what a peer may do to this memory.
+    /// Returns the rights of peers.
     pub fn shared(&self) -> Access {
         self.memory.access() & REMOTE
     }
 
-    /// Returns a part of it, by elements.
+    /// Returns a range of its elements.
     ///
     /// # Errors
     /// [`Refusal::OutOfRange`].
@@ -127,12 +129,13 @@ impl<T: Pod> Region<T> {
         Ok(Self::part(self.memory.clone(), at, len))
     }
 
-    /// Returns the same memory as octets.
+    /// Returns the same memory as bytes.
     pub fn bytes(&self) -> Region<u8> {
         Region::part(self.memory.clone(), self.at, self.octets())
     }
 
-    /// Returns what a peer has to know to access it, with the rights that it was shared with.
+    /// Returns the token that a peer needs to access it, with the rights of
+    /// [`shared`](Self::shared).
     pub fn remote(&self) -> RemoteRegion<T> {
         let there = self.memory.remote();
         let addr = there.addr + self.at as u64;
@@ -148,8 +151,8 @@ impl<T: Pod> Region<T> {
         Ok(self.at + start * size_of::<T>())
     }
 
-    /// Copies elements out, from `index` on. If a peer or a request writes them at the same time, the result is a mix of old and
-    /// new octets.
+    /// Copies elements from `index` on into `out`. If a peer or a request writes them meanwhile,
+    /// the result is a mix of old and new bytes.
     ///
     /// # Errors
     /// [`Refusal::OutOfRange`].
@@ -158,7 +161,7 @@ impl<T: Pod> Region<T> {
         self.memory.read_at(at, bytemuck::cast_slice_mut(out))
     }
 
-    /// Copies elements in, from `index` on.
+    /// Copies `elements` into the region, from `index` on.
     ///
     /// # Errors
     /// [`Refusal::OutOfRange`].
@@ -170,7 +173,7 @@ impl<T: Pod> Region<T> {
     /// Copies one element out.
     ///
     /// # Errors
-    /// As [`read_at`](Self::read_at).
+    /// See [`read_at`](Self::read_at).
     pub fn get(&self, index: usize) -> Result<T> {
         let mut one = T::zeroed();
         self.read_at(index, std::slice::from_mut(&mut one))?;
@@ -180,15 +183,15 @@ impl<T: Pod> Region<T> {
     /// Copies one element in.
     ///
     /// # Errors
-    /// As [`write_at`](Self::write_at).
+    /// See [`write_at`](Self::write_at).
     pub fn set(&self, index: usize, element: T) -> Result<()> {
         self.write_at(index, &[element])
     }
 
-    /// Copies all elements out into a new vector.
+    /// Copies all elements into a new vector.
     ///
     /// # Errors
-    /// As [`read_at`](Self::read_at).
+    /// See [`read_at`](Self::read_at).
     pub fn to_vec(&self) -> Result<Vec<T>> {
         let mut out = vec![T::zeroed(); self.len];
         self.read_at(0, &mut out)?;
@@ -197,7 +200,8 @@ impl<T: Pod> Region<T> {
 }
 
 impl Region<u8> {
-    /// Loads one octet, with acquire ordering: what a peer's RDMA Write placed before this octet is visible afterwards.
+    /// Loads one byte with acquire ordering: what the peer's RDMA Write placed before it is visible
+    /// afterwards.
     ///
     /// # Errors
     /// [`Refusal::OutOfRange`].
@@ -206,10 +210,11 @@ impl Region<u8> {
     }
 }
 
-/// Words are atomic, also towards the peer's [`fetch_add`](super::Connection::fetch_add) and
+/// Access to words is atomic, also with respect to the peer's
+/// [`fetch_add`](super::Connection::fetch_add) and
 /// [`compare_swap`](super::Connection::compare_swap).
 impl Region<u64> {
-    /// Loads a word, with acquire ordering.
+    /// Loads a word with acquire ordering.
     ///
     /// # Errors
     /// [`Refusal::OutOfRange`].
@@ -217,7 +222,7 @@ impl Region<u64> {
         self.memory.load_u64(self.offset(index, 1)?)
     }
 
-    /// Stores a word, with release ordering.
+    /// Stores a word with release ordering.
     ///
     /// # Errors
     /// [`Refusal::OutOfRange`].

@@ -1,4 +1,5 @@
-//! What a peer has shared: typed tokens that carry length and rights, and are checked before anything is posted.
+//! Typed tokens of a peer's memory. They carry length and rights, which are checked before anything
+//! is posted.
 
 use super::operation::{Checked, Target, refused};
 use super::region::{REMOTE, resolve};
@@ -10,10 +11,11 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::RangeBounds;
 
-/// Layout of a token; all numbers are in big-endian order.
+/// Layout of a token. All numbers are big-endian.
 mod token {
     pub(super) const VERSION: u8 = 1;
-    /// Offsets: tagged offset (8), octets (8), STag (4), size of an element (4), version (1), rights (1), zeros (2).
+    /// Offsets: tagged offset (8), length in bytes (8), STag (4), size of an element (4), version
+    /// (1), rights (1), zeros (2).
     pub(super) const ADDR: usize = 0;
     pub(super) const OCTETS: usize = 8;
     pub(super) const RKEY: usize = 16;
@@ -24,11 +26,11 @@ mod token {
     pub(super) const LEN: usize = 28;
 }
 
-/// Elements `T` in a peer's memory: the target of Writes, Reads and atomics. It is a token that the peer has made by
-/// [`Region::remote`](super::Region::remote) and sent as octets, for example in the private data of the connection.
+/// Elements `T` in a peer's memory: the target of Writes, Reads and atomics. A token that the peer
+/// created by [`Region::remote`](super::Region::remote) and sent, for example as private data.
 ///
-/// What the peer really allows is decided by the peer. The token carries length and rights so that a mistake is found before
-/// anything is posted, because a request that the peer refuses ends the connection.
+/// The peer enforces the actual rights. The token's length and rights serve to find mistakes before
+/// posting, because a request that the peer refuses ends the connection.
 pub struct RemoteRegion<T> {
     addr: u64,
     octets: u64,
@@ -66,7 +68,7 @@ impl<T> fmt::Debug for RemoteRegion<T> {
 }
 
 impl<T: Pod> RemoteRegion<T> {
-    /// Length of [`to_bytes`](Self::to_bytes) in octets.
+    /// Length of [`to_bytes`](Self::to_bytes) in bytes.
     pub const ENCODED_LEN: usize = token::LEN;
 
     pub(super) const fn from_parts(addr: u64, octets: u64, rkey: u32, rights: Access) -> Self {
@@ -79,25 +81,26 @@ impl<T: Pod> RemoteRegion<T> {
         }
     }
 
-    /// Encodes it. The result is small enough for private data.
+    /// Encodes the token. The result fits into private data.
     pub fn to_bytes(&self) -> [u8; token::LEN] {
         let mut out = [0; token::LEN];
         out[token::ADDR..token::OCTETS].copy_from_slice(&self.addr.to_be_bytes());
         out[token::OCTETS..token::RKEY].copy_from_slice(&self.octets.to_be_bytes());
         out[token::RKEY..token::ELEMENT].copy_from_slice(&self.rkey.to_be_bytes());
-        // Elements of 4 GiB and more exist in no region.
+        // No region has elements of 4 GiB or more.
         let element = u32::try_from(size_of::<T>()).unwrap_or(u32::MAX);
         out[token::ELEMENT..token::VERSION_AT].copy_from_slice(&element.to_be_bytes());
         out[token::VERSION_AT] = token::VERSION;
-        // The remote rights are among the lowest eight bits.
+        // The remote rights are in the lowest eight bits.
         out[token::RIGHTS] = self.rights.bits().to_le_bytes()[0];
         out
     }
 
-    /// Decodes the result of [`to_bytes`](Self::to_bytes); octets behind it are ignored.
+    /// Decodes the result of [`to_bytes`](Self::to_bytes); ignores further bytes.
     ///
     /// # Errors
-    /// [`Refusal::BadToken`]: too short, of an unknown version, of elements of another size, or contradictory.
+    /// [`Refusal::BadToken`]: too short, of an unknown version, of elements of another size, or
+    /// inconsistent.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let bad = |what| Error::Refused(Refusal::BadToken(what));
         let bytes: &[u8; token::LEN] = bytes.first_chunk().ok_or(bad("too few octets"))?;
@@ -110,11 +113,11 @@ impl<T: Pod> RemoteRegion<T> {
             u32::from_be_bytes(octets)
         };
         if bytes[token::VERSION_AT] != token::VERSION {
-            return Err(bad("the peer's version of tokens is not known"));
+            return Err(bad("unknown version of tokens"));
         }
         let rights = Access::from_bits(u32::from(bytes[token::RIGHTS]));
         let rights = rights.filter(|r| REMOTE.contains(*r));
-        let rights = rights.ok_or(bad("it has rights that are not known"))?;
+        let rights = rights.ok_or(bad("unknown rights"))?;
         if bytes[token::RESERVED..] != [0; 2] {
             return Err(bad("reserved octets are not zero"));
         }
@@ -124,12 +127,12 @@ impl<T: Pod> RemoteRegion<T> {
         }
         let (addr, octets) = (word(token::ADDR), word(token::OCTETS));
         if !octets.is_multiple_of(size) || addr.checked_add(octets).is_none() {
-            return Err(bad("its length cannot be"));
+            return Err(bad("its length is invalid"));
         }
         Ok(Self::from_parts(addr, octets, half(token::RKEY), rights))
     }
 
-    /// Returns how many elements it has. It is 0 if they are more than this machine can count.
+    /// Returns the number of elements, or 0 if it exceeds `usize`.
     pub fn len(&self) -> usize {
         usize::try_from(self.octets / size_of::<T>() as u64).unwrap_or(0)
     }
@@ -139,17 +142,17 @@ impl<T: Pod> RemoteRegion<T> {
         self.len() == 0
     }
 
-    /// Returns how many octets it has.
+    /// Returns the length in bytes.
     pub const fn octets(&self) -> u64 {
         self.octets
     }
 
-    /// Returns what the peer has granted.
+    /// Returns the rights that the peer has granted.
     pub const fn rights(&self) -> Access {
         self.rights
     }
 
-    /// Returns a part of it, by elements.
+    /// Returns a range of its elements.
     ///
     /// # Errors
     /// [`Refusal::OutOfRange`].
@@ -171,7 +174,7 @@ impl<T: Pod> RemoteRegion<T> {
         self.slice(index..=index)
     }
 
-    /// Returns the same memory as octets.
+    /// Returns the same memory as bytes.
     pub const fn bytes(&self) -> RemoteRegion<u8> {
         RemoteRegion {
             addr: self.addr,
@@ -182,7 +185,7 @@ impl<T: Pod> RemoteRegion<T> {
         }
     }
 
-    /// Checks a request that needs these rights and moves `octets`.
+    /// Checks a request that needs these rights and moves `octets` bytes.
     #[inline]
     pub(super) fn check(&self, needs: Access, octets: u64) -> Checked {
         if !self.rights.contains(needs) {
@@ -196,7 +199,7 @@ impl<T: Pod> RemoteRegion<T> {
         Ok(())
     }
 
-    /// Returns what a request needs to know that was [checked](Self::check).
+    /// Returns the target of a request that was [checked](Self::check).
     #[inline]
     pub(super) const fn target(&self) -> Target {
         Target {
@@ -205,12 +208,12 @@ impl<T: Pod> RemoteRegion<T> {
         }
     }
 
-    /// Returns the tagged offset of the first octet.
+    /// Returns the tagged offset of the first byte.
     pub(super) const fn address(&self) -> u64 {
         self.addr
     }
 
-    /// Returns the STag, which is enough for an invalidation.
+    /// Returns the STag.
     pub(super) const fn rkey(&self) -> u32 {
         self.rkey
     }
@@ -227,7 +230,7 @@ impl RemoteRegion<u64> {
     }
 }
 
-/// As octets of [`to_bytes`](RemoteRegion::to_bytes).
+/// Serializes as the bytes of [`to_bytes`](RemoteRegion::to_bytes).
 #[cfg(feature = "serde")]
 impl<T: Pod> serde::Serialize for RemoteRegion<T> {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -242,7 +245,7 @@ impl<'de, T: Pod> serde::Deserialize<'de> for RemoteRegion<T> {
     }
 }
 
-/// Takes octets, or a sequence of them from formats that have no octets.
+/// Accepts bytes, or a sequence of numbers from formats without bytes.
 #[cfg(feature = "serde")]
 struct Octets<T>(PhantomData<fn() -> T>);
 
@@ -273,7 +276,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_has_these_octets_and_comes_back() {
+    fn token_round_trip() {
         let rights = Access::REMOTE_READ | Access::REMOTE_WRITE;
         let region = RemoteRegion::<u64>::from_parts(0x0102_0304, 16, 0x0a0b_0c0d, rights);
         let bytes = region.to_bytes();
@@ -293,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_is_not_one_is_refused() {
+    fn invalid_tokens_are_refused() {
         let good = RemoteRegion::<u64>::from_parts(8, 16, 1, Access::REMOTE_READ).to_bytes();
         assert!(RemoteRegion::<u64>::from_bytes(&good[..27]).is_err());
         assert!(RemoteRegion::<u32>::from_bytes(&good).is_err());

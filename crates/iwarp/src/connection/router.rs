@@ -1,12 +1,14 @@
-//! Leads completions to the requests that they are about, for any number of tasks and threads.
+//! Routes completions to their requests, for any number of tasks and threads.
 //!
-//! A connection has one completion queue. Whoever waits looks into it, and routes all that is there: results go to the slots of
-//! their requests, messages to the inbox, and those who wait for them are woken. While nobody looks, a waker of the router's own
-//! stands at the queue, and the thread that writes a completion routes it.
+//! A connection has one completion queue. A thread that waits polls it and routes all completions:
+//! results go to the slots of their requests, messages to the inbox, and the waiters for them are
+//! woken. While no thread polls, a waker of the router is registered with the queue, and the thread
+//! that writes a completion routes it.
 //!
-//! Order: a thread that takes completions holds the baton, so messages enter the inbox in the order of their arrival. A thread that
-//! does not get the baton leaves a note, and the holder looks again. Slots have no lock. `state` is locked for moments only. With it
-//! locked nothing is posted and no code of the program runs: wakers are called, and memory is freed, when it is unlocked.
+//! Order: a thread that takes completions holds the baton, so messages enter the inbox in the order
+//! of their arrival. A thread that does not get the baton leaves a note, and the holder polls
+//! again. Slots have no lock. `state` is locked only briefly. While it is locked nothing is posted
+//! and no code of the program runs: wakers are called, and memory is freed, after unlocking.
 
 pub(super) use super::state::{Arrived, Entry, Held, Inbox, Priority, SlotId, receive_id};
 use super::state::{RECEIVE, State};
@@ -26,45 +28,45 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Weak};
 use std::task::{Wake, Waker};
 
-/// Completions that are taken in one go.
+/// Completions taken per poll.
 const TAKE: usize = 32;
 
-/// Wakers that are called and memory that is freed when nothing is locked.
+/// Wakers to call and memory to free after unlocking.
 #[derive(Debug, Default)]
 struct Due {
     wakers: Vec<Waker>,
     freed: Vec<Held>,
-    /// Room was given back, and somebody waits for it.
+    /// Room was returned while someone waits for it.
     crowded: bool,
 }
 
-/// What a thread needs that routes. It is used again and again, so that routing allocates nothing.
+/// Buffers of a routing thread, reused so that routing does not allocate.
 #[derive(Debug, Default)]
-struct Desk {
+struct Scratch {
     due: Due,
     taken: Box<[Cqe; TAKE]>,
 }
 
-/// See the head of the file.
 #[derive(Debug)]
 pub(super) struct Router {
     pub(super) cq: CompletionQueue,
     ctx: Context,
     slots: Slots<Held, WcStatus>,
     state: Mutex<State>,
-    /// The connection has ended: nothing is posted any more, and no message arrives. Set with `state` locked.
+    /// The connection has ended: nothing is posted any more, and no message arrives. Set while
+    /// `state` is locked.
     ended: AtomicBool,
-    /// The router's waker stands at the queue. A hint: if it is `true`, a completion that comes later is routed.
+    /// The router's waker is registered with the queue. If `true`, a later completion is routed.
     watched: AtomicBool,
     turns: Turns,
     baton: Baton,
-    /// Those that nobody uses at the moment: one for each thread that has ever routed at the same time as others.
-    desks: Mutex<Vec<Desk>>,
+    /// Unused buffers: one per thread that has ever routed at the same time as others.
+    scratch_pool: Mutex<Vec<Scratch>>,
     waker: Waker,
     pub(super) origin: Origin,
 }
 
-/// Wakes the router, and does not keep it.
+/// Wakes the router. A weak reference, so that the waker does not keep it alive.
 struct Wakes(Weak<Router>);
 
 impl Wake for Wakes {
@@ -75,23 +77,23 @@ impl Wake for Wakes {
     }
 }
 
-/// Calls a waker of the program, which may panic. The others are called all the same.
+/// Calls a waker of the program. A panic does not prevent the calls of other wakers.
 fn call(waker: Waker) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(|| waker.wake())) {
         tracing::error!("a waker of the program panicked");
-        // The payload is not dropped, because that may panic again.
+        // Dropping the payload may panic again.
         std::mem::forget(payload);
     }
 }
 
-/// Calls wakers that were taken off a list. Call it with nothing locked.
+/// Calls wakers that were taken from a list. No lock may be held.
 pub(super) fn call_all(wakers: impl IntoIterator<Item = Waker>) {
     wakers.into_iter().for_each(call);
 }
 
-/// Slots: which requests may be posted, and what has become of them.
+/// Slots: which requests may be posted, and their results.
 impl Router {
-    /// Makes a router for a send queue of `depth`, and `receives` receive buffers.
+    /// Creates a router for a send queue of `depth` and `receives` receive buffers.
     pub(super) fn new(ctx: &Context, cq: CompletionQueue, depth: u32, receives: u32) -> Arc<Self> {
         Arc::new_cyclic(|weak| Self {
             cq,
@@ -102,13 +104,13 @@ impl Router {
             watched: AtomicBool::new(false),
             turns: Turns::default(),
             baton: Baton::new(),
-            desks: Mutex::default(),
+            scratch_pool: Mutex::default(),
             waker: Waker::from(Arc::new(Wakes(Weak::clone(weak)))),
             origin: Origin::here(),
         })
     }
 
-    /// Refuses in a forked child, where a thread that does not exist may hold the locks.
+    /// Fails in a forked child, where a thread that no longer exists may hold the locks.
     #[inline]
     pub(super) fn check_process(&self) -> Result<(), Error> {
         match self.origin.is_foreign() {
@@ -121,7 +123,8 @@ impl Router {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// Takes a slot and `places` places of the send queue, if what `priority` leaves for others is left then.
+    /// Takes a slot and `places` places of the send queue, if enough remain for requests of a
+    /// higher `priority`.
     #[inline]
     pub(super) fn enter(
         &self,
@@ -146,7 +149,7 @@ impl Router {
         }
     }
 
-    /// Does the same for somebody who has waited.
+    /// Does the same as `enter` if there are waiters.
     #[cold]
     fn enter_in_turn(
         &self,
@@ -163,7 +166,7 @@ impl Router {
             return Entry::Full;
         };
         let gone = state.room.leave(ticket.take()).1;
-        // What is left may do for the next one, too.
+        // The remaining room may suffice for the next waiter.
         let next = self.spare(&mut state);
         drop(state);
         drop(gone);
@@ -171,7 +174,7 @@ impl Router {
         Entry::Taken(SlotId(id))
     }
 
-    /// Takes the next one off the list that waits for room, if there is some.
+    /// Takes the next waiter for room from the list if there is room.
     fn spare(&self, state: &mut State) -> Option<Waker> {
         let next = match self.slots.has_room() {
             true => state.room.next(),
@@ -183,7 +186,7 @@ impl Router {
         next
     }
 
-    /// Room was given back, and somebody may wait for it.
+    /// Wakes a waiter after room was returned.
     #[inline]
     fn gave_back(&self, crowded: bool) {
         if crowded {
@@ -197,7 +200,7 @@ impl Router {
         call_all(next);
     }
 
-    /// Registers a waker for the moment when there is room.
+    /// Registers a waker for room.
     pub(super) fn wait_for_room(&self, ticket: &mut Option<Ticket>, waker: &Waker) {
         let waker = waker.clone();
         let mut state = self.state.lock();
@@ -207,14 +210,14 @@ impl Router {
         drop(old);
     }
 
-    /// Gives up waiting for room.
+    /// Stops waiting for room.
     pub(super) fn leave_room(&self, ticket: Option<Ticket>) {
         if ticket.is_none() || self.origin.is_foreign() {
             return;
         }
         let mut state = self.state.lock();
         let (place, gone) = state.room.leave(ticket);
-        // If it was woken and does not take the room, the next one may.
+        // If it was woken and does not use the room, the next one may.
         let next = match place {
             Place::Woken => self.spare(&mut state),
             Place::Waiting => None,
@@ -227,18 +230,18 @@ impl Router {
         call_all(next);
     }
 
-    /// Gives a slot back whose request was not posted.
+    /// Returns a slot whose request was not posted.
     pub(super) fn withdraw(&self, id: SlotId) {
         self.gave_back(self.slots.withdraw(id.0));
     }
 
-    /// Returns whether a request has succeeded; `None` if it has not ended.
+    /// Returns whether a request succeeded; `None` if it has not completed.
     #[inline]
     pub(super) fn outcome(&self, id: SlotId) -> Option<bool> {
         self.slots.outcome(id.0)
     }
 
-    /// Returns how a request has ended, and frees its slot. `None`: it has not ended.
+    /// Returns the result of a request and frees its slot; `None` if it has not completed.
     #[inline]
     pub(super) fn collect(&self, id: SlotId) -> Option<Result<(), WcStatus>> {
         let (result, crowded) = self.slots.collect(id.0)?;
@@ -246,18 +249,19 @@ impl Router {
         Some(result)
     }
 
-    /// Frees the slot of a request that has succeeded.
+    /// Frees the slot of a successful request.
     #[inline]
     pub(super) fn give_back(&self, id: SlotId) {
         self.gave_back(self.slots.withdraw(id.0));
     }
 
-    /// Registers a waker for the moment when a request has ended. Look once more after this, and then wait.
+    /// Registers a waker for the completion of a request. Check the request once more after this
+    /// call.
     pub(super) fn wait_for_end_of(&self, id: SlotId, waker: &Waker) {
         self.slots.wait(id.0, waker);
     }
 
-    /// The operation of a request is gone, and leaves what the request uses. It is freed when the request has ended.
+    /// Drops the operation of a posted request. What the request uses is freed when it completes.
     pub(super) fn abandon(&self, id: SlotId, held: Option<Held>) {
         if self.origin.is_foreign() {
             return;
@@ -295,7 +299,7 @@ impl Router {
         Inbox::Message(arrived)
     }
 
-    /// Takes the oldest message, for a caller that takes all of them, whoever waits.
+    /// Takes the oldest message for a caller that takes all, regardless of waiters.
     pub(super) fn pop_message(&self) -> Inbox {
         let mut state = self.state.lock();
         match (state.inbox.pop_front(), self.has_ended()) {
@@ -305,20 +309,20 @@ impl Router {
         }
     }
 
-    /// Returns `true` if a message is there, or none will come any more.
+    /// Returns `true` if there is a message, or no more will arrive.
     pub(super) fn has_message(&self) -> bool {
         let state = self.state.lock();
         !state.inbox.is_empty() || self.has_ended()
     }
 
-    /// Registers a waker for the moment when a message is there.
+    /// Registers a waker for a message.
     pub(super) fn wait_for_message(&self, ticket: &mut Option<Ticket>, waker: &Waker) {
         let waker = waker.clone();
         let old = self.state.lock().readers.wait(ticket, waker);
         drop(old);
     }
 
-    /// Gives up waiting for a message.
+    /// Stops waiting for a message.
     pub(super) fn leave_readers(&self, ticket: Option<Ticket>) {
         if ticket.is_none() || self.origin.is_foreign() {
             return;
@@ -337,20 +341,20 @@ impl Router {
     /// Registers a waker for the end of the connection.
     pub(super) fn wait_for_end(&self, ticket: &mut Option<Ticket>, waker: &Waker) {
         let waker = waker.clone();
-        let old = self.state.lock().mourners.wait(ticket, waker);
+        let old = self.state.lock().end_waiters.wait(ticket, waker);
         drop(old);
     }
 
-    /// Gives up waiting for the end.
-    pub(super) fn leave_mourners(&self, ticket: Option<Ticket>) {
+    /// Stops waiting for the end of the connection.
+    pub(super) fn leave_end_waiters(&self, ticket: Option<Ticket>) {
         if ticket.is_some() && !self.origin.is_foreign() {
-            let gone = self.state.lock().mourners.leave(ticket);
+            let gone = self.state.lock().end_waiters.leave(ticket);
             drop(gone);
         }
     }
 
-    /// The connection has ended: whoever waits for room, a message or the end is woken. Requests that were posted still get their
-    /// completions.
+    /// Records the end of the connection, and wakes all waiters for room, a message or the end.
+    /// Posted requests still get their completions.
     pub(super) fn end(&self) {
         let mut due = Vec::new();
         self.end_with(&mut self.state.lock(), &mut due);
@@ -365,27 +369,31 @@ impl Router {
 
 /// Completions.
 impl Router {
-    /// Routes what is in the queue. If nothing is there, this thread first reads and writes the socket.
+    /// Routes the completions in the queue. If there are none, first reads and writes the socket.
     pub(super) fn drive(&self) {
         self.turns.over(self.slots.version());
         self.route(true);
     }
 
-    /// Returns `true` if an operation that has just been posted should let other tasks post theirs before it looks for completions.
+    /// Returns `true` if an operation that was just posted should let other tasks post before it
+    /// polls.
     pub(super) fn lets_others_post(&self) -> bool {
         self.turns.begin(self.slots.version())
     }
 
-    /// Makes sure that each completion from now on is routed, by the thread that writes it if nobody looks. Call it after a waker was
-    /// registered. Returns `true` if that was so already: then requests that were put off are sent.
+    /// Ensures that each completion from now on is routed, if necessary by the thread that writes
+    /// it. Call it after registering a waker. Returns `true` if the router's waker was already
+    /// registered; delayed requests are sent then.
     pub(super) fn is_watched(&self) -> bool {
-        // The waker of the caller is registered before this, or the thread that takes the router's waker sees it: see `route_and_watch`.
+        // Either the caller's waker is registered before this, or the thread that takes the
+        // router's waker sees it: see `route_and_watch`.
         fence(Ordering::SeqCst);
         self.watched.load(Ordering::Relaxed)
     }
 
-    /// Routes what is in the queue, and leaves the rest to the thread that writes the next completion. Call it after a waker was
-    /// registered: the completion may be there already, and then that waker is called.
+    /// Routes the completions in the queue, and registers the router's waker for the next one. Call
+    /// it after registering a waker: the completion may already be there, and then that waker is
+    /// called.
     pub(super) fn watch(&self) {
         if self.is_watched() {
             self.cq.send_put_off();
@@ -396,10 +404,11 @@ impl Router {
         self.route(false);
     }
 
-    /// The thread that has written a completion has taken the router's waker off the queue.
+    /// Called by the thread that has written a completion and taken the router's waker from the
+    /// queue.
     fn route_and_watch(&self) {
         self.watched.store(false, Ordering::Relaxed);
-        // Somebody who saw `true` has registered before this, and is seen below.
+        // A thread that saw `true` registered its waker before this, so it is seen below.
         fence(Ordering::SeqCst);
         self.route(false);
         let slots_wait = self.slots.somebody_waits() || self.slots.keeps_memory();
@@ -409,7 +418,7 @@ impl Router {
     }
 
     fn route(&self, drive: bool) {
-        let mut desk = None;
+        let mut scratch = None;
         self.baton.drive(|| {
             let mut first = [Cqe::default()];
             let looked = match drive {
@@ -418,38 +427,38 @@ impl Router {
             };
             match looked {
                 Ok(0) => {}
-                Ok(_) => self.take_all(&first, desk.get_or_insert_with(|| self.desk())),
-                Err(_) => self.lose(&mut desk.get_or_insert_with(|| self.desk()).due),
+                Ok(_) => self.take_all(&first, scratch.get_or_insert_with(|| self.take_scratch())),
+                Err(_) => self.lose(&mut scratch.get_or_insert_with(|| self.take_scratch()).due),
             }
         });
-        if let Some(mut desk) = desk {
-            let due = &mut desk.due;
+        if let Some(mut scratch) = scratch {
+            let due = &mut scratch.due;
             due.freed.clear();
             call_all(due.wakers.drain(..));
             self.gave_back(std::mem::take(&mut due.crowded));
-            self.desks.lock().push(desk);
+            self.scratch_pool.lock().push(scratch);
         }
     }
 
-    fn desk(&self) -> Desk {
-        let desk = self.desks.lock().pop();
-        desk.unwrap_or_default()
+    fn take_scratch(&self) -> Scratch {
+        let scratch = self.scratch_pool.lock().pop();
+        scratch.unwrap_or_default()
     }
 
     /// Routes a completion and those behind it. The caller holds the baton.
-    fn take_all(&self, first: &[Cqe; 1], desk: &mut Desk) {
+    fn take_all(&self, first: &[Cqe; 1], scratch: &mut Scratch) {
         let mut run = Run {
             router: self,
             state: None,
-            due: &mut desk.due,
+            due: &mut scratch.due,
         };
         run.take(&first[0]);
         loop {
-            let Ok(n) = self.cq.take_ready(&mut *desk.taken) else {
+            let Ok(n) = self.cq.take_ready(&mut *scratch.taken) else {
                 drop(run);
-                return self.lose(&mut desk.due);
+                return self.lose(&mut scratch.due);
             };
-            desk.taken.iter().take(n).for_each(|cqe| run.take(cqe));
+            scratch.taken.iter().take(n).for_each(|cqe| run.take(cqe));
             if n < TAKE {
                 return;
             }
@@ -457,7 +466,6 @@ impl Router {
     }
 
     fn finish(&self, id: u64, result: Result<(), WcStatus>, due: &mut Due) {
-        // Numbers of slots are small.
         let Ok(id) = u32::try_from(id) else {
             return;
         };
@@ -468,7 +476,8 @@ impl Router {
         }
     }
 
-    /// Completions were lost. The queue has room for all of them, so this is the end of the connection, and a mistake of ours.
+    /// Handles lost completions by ending the connection. The queue has room for all of them, so
+    /// this is a bug.
     #[cold]
     fn lose(&self, due: &mut Due) {
         tracing::error!("the completion queue of a connection has overflowed");
@@ -480,7 +489,7 @@ impl Router {
     }
 }
 
-/// Completions that are routed one after the other.
+/// State of routing a series of completions.
 struct Run<'a> {
     router: &'a Router,
     /// Locked from the first message on.
@@ -506,10 +515,11 @@ impl Run<'_> {
         }
     }
 
-    /// A request or receive has failed, and so the connection ends.
+    /// Ends the connection after a failed request or receive.
     #[cold]
     fn fail(&mut self) {
-        // A thread may still copy into memory of a request that was flushed meanwhile. Nobody waits for `state` while it accesses memory.
+        // A thread may still copy into memory of a flushed request. No thread waits for `state`
+        // while it accesses memory.
         self.router.ctx.wait_for_accesses();
         let state = self.state.get_or_insert_with(|| self.router.state.lock());
         self.router.end_with(state, &mut self.due.wakers);

@@ -1,12 +1,12 @@
-//! Tests of what a router does that its users do not see: hints, and what it uses again.
+//! Tests of a router's internals: hints, and reused buffers.
 
 use super::*;
 use crate::connection::testing::{LIMIT, done, pair, until};
 use std::time::Instant;
 
-/// Returns whether the next of the requests lets others go first.
+/// Returns whether the next request lets others go first.
 #[test]
-fn others_go_first_until_that_was_in_vain() {
+fn others_post_first_while_useful() {
     let (a, _b) = pair();
     let router = &a.inner.router;
     let asked: Vec<_> = (0..8)
@@ -20,14 +20,14 @@ fn others_go_first_until_that_was_in_vain() {
 }
 
 #[test]
-fn a_queue_is_watched_until_its_next_completion() {
+fn queue_is_watched_until_next_completion() {
     let (a, b) = pair();
     let router = &b.inner.router;
     assert!(!router.is_watched());
     router.watch();
     assert!(router.is_watched());
     done(&mut a.send("x"), &[&a]);
-    // Another thread writes it, and routes it, because it was asked to. Nobody waits for more.
+    // Another thread writes and routes it.
     let end = Instant::now() + LIMIT;
     while !router.has_message() {
         assert!(Instant::now() < end, "nobody routes the message");
@@ -36,9 +36,9 @@ fn a_queue_is_watched_until_its_next_completion() {
     assert!(!router.is_watched());
 }
 
-/// One look routes all that is there, however much it is, and what it needs for that is used again.
+/// One call routes all completions, however many, and reuses its buffers.
 #[test]
-fn a_look_routes_all_that_is_there() {
+fn one_poll_routes_all_completions() {
     let (a, b) = pair();
     let router = &b.inner.router;
     for count in [1, TAKE, TAKE + 1, 2 * TAKE - 1] {
@@ -53,7 +53,7 @@ fn a_look_routes_all_that_is_there() {
         assert!(!router.has_message());
         router.route(false);
         assert_eq!(router.state.lock().inbox.len(), count);
-        assert_eq!(router.desks.lock().len(), 1);
+        assert_eq!(router.scratch_pool.lock().len(), 1);
         for _ in 0..count {
             drop(done(&mut b.recv(), &[]));
         }
@@ -61,7 +61,8 @@ fn a_look_routes_all_that_is_there() {
     until("nothing more", &[&b], || !router.has_message());
 }
 
-/// A request or receive that has failed is the end, before the connection manager says so. One that has succeeded is not.
+/// A failed request or receive ends the connection before the connection manager reports it; a
+/// successful one does not.
 #[test]
 fn a_failure_is_the_end() {
     for (wr_id, status, ends) in [
@@ -88,9 +89,9 @@ fn a_failure_is_the_end() {
 }
 
 #[test]
-fn a_list_with_somebody_in_it_is_waited_in() {
+fn newcomers_queue_behind_waiters() {
     let lists: [fn(&mut State) -> &mut super::super::waiters::Waiters; 3] =
-        [|s| &mut s.room, |s| &mut s.readers, |s| &mut s.mourners];
+        [|s| &mut s.room, |s| &mut s.readers, |s| &mut s.end_waiters];
     for list in lists {
         let mut state = State::new(1);
         assert!(!state.somebody_waits());

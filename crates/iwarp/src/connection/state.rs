@@ -1,7 +1,8 @@
-//! What a router knows besides the slots of requests: the messages that have arrived, and who waits for messages, room and the end.
+//! The locked state of a router: the messages that have arrived, and the waiters for messages, room
+//! and the end.
 //!
-//! All of it is locked together, for moments only. The functions here call no code of the program: they return the wakers that the
-//! router calls when nothing is locked.
+//! It is locked only briefly. The functions here call no code of the program: they return wakers,
+//! which the router calls after unlocking.
 
 use super::waiters::Waiters;
 use crate::verbs::MemoryRegion;
@@ -10,75 +11,74 @@ use iwarp_rnic::{Cqe, WcFlags, WcOpcode};
 use std::collections::VecDeque;
 use std::task::Waker;
 
-/// This bit of a work request's number says that it is a receive. The others are the number of its slot.
+/// Bit of a work request's ID that marks a receive. Otherwise the ID is that of a slot.
 pub(super) const RECEIVE: u64 = 1 << 63;
 
-/// What an operation leaves behind that gives up: its request uses it until it has completed.
+/// Memory of a request whose operation was dropped; kept until the request completes.
 #[derive(Debug)]
-#[expect(dead_code, reason = "it is kept, not read")]
+#[expect(dead_code, reason = "kept alive, not read")]
 pub(super) enum Held {
     One(MemoryRegion),
     Many(Vec<MemoryRegion>),
     Window(MemoryWindow),
 }
 
-/// Which requests go first if there is little room.
+/// Priority of requests when the send queue is nearly full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Priority {
-    /// In the order in which they come.
+    /// In order of arrival.
     Normal,
-    /// In the order in which they come, and so many places are left for those that go first.
+    /// In order of arrival, leaving this many places to requests with [`First`](Self::First).
     Leaves(u8),
-    /// Before all that wait.
+    /// Before all waiters.
     First,
 }
 
-/// Whether a request may be posted.
+/// Result of requesting a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Entry {
-    /// Yes: it has this slot.
+    /// The request may be posted with this slot.
     Taken(SlotId),
-    /// There is no room now, or others wait for it.
+    /// There is no room, or others wait for it.
     Full,
     /// The connection has ended.
     Ended,
 }
 
-/// Whether there is a message.
+/// Result of taking a message.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Inbox {
-    /// This one.
     Message(Arrived),
-    /// Not now, or others wait for it.
+    /// There is no message, or others wait for it.
     Empty,
-    /// The connection has ended, and all messages are taken.
+    /// The connection has ended, and all messages were taken.
     Ended,
 }
 
 /// A message in a receive buffer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Arrived {
-    /// Number of the receive buffer.
+    /// Index of the receive buffer.
     pub(super) buffer: u32,
     pub(super) len: u32,
     pub(super) immediate: Option<u32>,
     pub(super) invalidated: Option<u32>,
-    /// `true` if it is only the immediate data of an RDMA Write.
+    /// It is only the immediate data of an RDMA Write.
     pub(super) of_write: bool,
 }
 
 #[derive(Debug)]
 pub(super) struct State {
-    /// Waits for a slot and places.
+    /// Waiters for a slot and places.
     pub(super) room: Waiters,
     pub(super) inbox: VecDeque<Arrived>,
-    /// Waits for a message.
+    /// Waiters for a message.
     pub(super) readers: Waiters,
-    /// Waits for the end of the connection.
-    pub(super) mourners: Waiters,
+    /// Waiters for the end of the connection.
+    pub(super) end_waiters: Waiters,
 }
 
-/// A place for a request, which is about to be posted.
+/// ID of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct SlotId(pub(super) u32);
 
@@ -92,7 +92,7 @@ impl SlotId {
     }
 }
 
-/// Returns the number of the receive that fills `buffer`.
+/// Returns the ID of the receive that fills `buffer`.
 pub(super) const fn receive_id(buffer: u32) -> u64 {
     RECEIVE | buffer as u64
 }
@@ -103,11 +103,11 @@ impl State {
             room: Waiters::default(),
             inbox: VecDeque::with_capacity(receives as usize),
             readers: Waiters::default(),
-            mourners: Waiters::default(),
+            end_waiters: Waiters::default(),
         }
     }
 
-    /// Takes the next one off the list that waits for messages, if there are some.
+    /// Takes the next waiter for messages from the list if there is a message.
     pub(super) fn more_messages(&mut self) -> Option<Waker> {
         match self.inbox.is_empty() {
             true => None,
@@ -116,24 +116,24 @@ impl State {
     }
 
     pub(super) fn somebody_waits(&self) -> bool {
-        let lists = [&self.room, &self.readers, &self.mourners];
+        let lists = [&self.room, &self.readers, &self.end_waiters];
         lists.iter().any(|list| !list.is_empty())
     }
 
-    /// Takes everybody off the lists.
+    /// Takes all waiters from the lists.
     pub(super) fn wake_all(&mut self, wakers: &mut Vec<Waker>) {
-        for list in [&mut self.room, &mut self.readers, &mut self.mourners] {
+        for list in [&mut self.room, &mut self.readers, &mut self.end_waiters] {
             while let Some(waker) = list.next() {
                 wakers.push(waker);
             }
         }
     }
 
-    /// A message has arrived.
+    /// Adds a message to the inbox.
     pub(super) fn arrive(&mut self, cqe: &Cqe, wakers: &mut Vec<Waker>) {
         let value = |flag| cqe.flags.contains(flag).then_some(cqe.imm_or_stag);
         let of_write = cqe.opcode == WcOpcode::RecvWriteImm;
-        // The low half of the number is that of the buffer.
+        // The low half of the ID is the index of the buffer.
         let [.., a, b, c, d] = cqe.wr_id.to_be_bytes();
         self.inbox.push_back(Arrived {
             buffer: u32::from_be_bytes([a, b, c, d]),

@@ -1,7 +1,7 @@
-//! Streams of octets over a channel, for programs that only want a fast pipe.
+//! Byte streams over a channel, for programs that only need a fast pipe.
 //!
-//! What is written is copied and sent at once, in messages of at most the size that both ends copy. What is read is copied from the
-//! receive buffer in which it has landed.
+//! Written data is copied and sent immediately, in messages of at most the length that both ends
+//! copy. Read data is copied from the receive buffers.
 
 use super::channel::Channel;
 use super::channel_wait::{ChannelMessage, Receiving, Sending, Tickets};
@@ -11,12 +11,13 @@ use crate::error::{Error, Result};
 use std::io;
 use std::task::{Poll, Waker};
 
-/// A stream of octets in both directions over a [`Channel`]: [`std::io::Read`] and [`std::io::Write`], and with the feature `tokio`
-/// tokio's `AsyncRead` and `AsyncWrite`, too.
+/// A byte stream in both directions over a [`Channel`]: implements [`std::io::Read`] and
+/// [`std::io::Write`], and with the feature `tokio` also tokio's `AsyncRead` and `AsyncWrite`.
 ///
-/// A write returns when its octets are copied and posted; it waits while the peer has no room. Nothing is held back, so `flush` does
-/// nothing. When the stream is dropped, the peer reads what was written, and then the end. An end of the connection without that is an
-/// error, so a stream that was cut is never taken for a whole one.
+/// A write returns when its data is copied and posted; it waits while the peer has no room. Nothing
+/// is buffered, so `flush` does nothing. When the stream is dropped, the peer reads what was
+/// written, and then the end. Any other end of the connection is an error, so a truncated stream is
+/// never mistaken for a complete one.
 ///
 /// ```
 /// use iwarp::{Channel, Stream};
@@ -61,37 +62,37 @@ impl From<Channel> for Stream {
 }
 
 impl Stream {
-    /// Returns the channel, for what its connection can besides.
+    /// Returns the channel.
     pub const fn channel(&self) -> &Channel {
         &self.write.channel
     }
 
-    /// Returns two halves, for two threads or tasks.
+    /// Splits the stream into two halves, for two threads or tasks.
     pub fn into_split(self) -> (ReadHalf, WriteHalf) {
         (self.read, self.write)
     }
 
-    /// Tells the peer that no more octets come. Reading goes on.
+    /// Notifies the peer that no more data follows. Reading remains possible.
     ///
     /// # Errors
-    /// As those of [`Channel::finish`].
+    /// See [`Channel::finish`].
     pub fn finish(&self) -> Result<()> {
         self.write.finish()
     }
 }
 
-/// The half of a [`Stream`] that reads.
+/// The reading half of a [`Stream`].
 #[derive(Debug)]
 pub struct ReadHalf {
     channel: Channel,
-    /// The message that is being read, and how many octets of it were read.
+    /// The message being read, and the number of bytes read.
     current: Option<(ChannelMessage, usize)>,
     tickets: Tickets,
     over: bool,
 }
 
 impl ReadHalf {
-    /// Copies octets of the message that is being read. Returns `None` if there is none.
+    /// Copies data of the current message. Returns `None` if there is none.
     fn copy(&mut self, mut put: impl FnMut(&[u8]) -> usize) -> Option<usize> {
         let (message, at) = self.current.as_mut()?;
         let n = put(message.get(*at..).unwrap_or_default());
@@ -102,13 +103,13 @@ impl ReadHalf {
         Some(n)
     }
 
-    /// Makes a message the one that is being read; `None` is the end.
+    /// Sets the current message; `None` is the end.
     fn next(&mut self, message: Option<ChannelMessage>) {
         self.over = message.is_none();
         self.current = message.filter(|m| !m.is_empty()).map(|m| (m, 0));
     }
 
-    /// Waits for a message to read in a task. Ready means that there is one, or that the end is reached.
+    /// Waits in a task for a current message or the end.
     #[cfg_attr(
         not(feature = "tokio"),
         expect(dead_code, reason = "tokio's traits use it")
@@ -131,7 +132,8 @@ impl ReadHalf {
         Poll::Ready(Ok(()))
     }
 
-    /// Copies what is there, by `put`, which returns how many octets it took. Returns 0 at the end.
+    /// Passes data of the current message to `put`, which returns how many bytes it took. Returns 0
+    /// at the end.
     pub(super) fn take(&mut self, put: impl FnMut(&[u8]) -> usize) -> usize {
         self.copy(put).unwrap_or(0)
     }
@@ -160,20 +162,20 @@ impl Drop for ReadHalf {
     }
 }
 
-/// The half of a [`Stream`] that writes.
+/// The writing half of a [`Stream`].
 #[derive(Debug)]
 pub struct WriteHalf {
     channel: Channel,
     tickets: Tickets,
 }
 
-/// Posts a message, and does not wait until it has completed.
+/// Posts a message without waiting for its completion.
 struct Posting<'a>(Sending<'a>);
 
 impl Wait for Posting<'_> {
     type Output = ();
 
-    fn look(&mut self) -> Poll<Result<()>> {
+    fn poll_now(&mut self) -> Poll<Result<()>> {
         self.0.post()
     }
 
@@ -195,15 +197,15 @@ impl Wait for Posting<'_> {
 }
 
 impl WriteHalf {
-    /// Tells the peer that no more octets come.
+    /// Notifies the peer that no more data follows.
     ///
     /// # Errors
-    /// As those of [`Channel::finish`].
+    /// See [`Channel::finish`].
     pub fn finish(&self) -> Result<()> {
         self.channel.finish().wait()
     }
 
-    /// Returns as many octets as one message carries.
+    /// Returns as much data as fits into one message.
     fn piece<'a>(&self, octets: &'a [u8]) -> &'a [u8] {
         let most = self.channel.most_copied().min(octets.len());
         &octets[..most]
@@ -232,13 +234,13 @@ impl WriteHalf {
         }
     }
 
-    /// Tells the peer in a task that no more octets come.
+    /// Notifies the peer in a task that no more data follows.
     #[cfg_attr(
         not(feature = "tokio"),
         expect(dead_code, reason = "tokio's traits use it")
     )]
     pub(super) fn poll_finish(&mut self, waker: &Waker) -> Poll<Result<()>> {
-        // It goes before all that waits, and needs no answer, so posting it is enough.
+        // It precedes all waiters and needs no answer, so posting it is enough.
         if self.channel.is_finished() {
             return Poll::Ready(Ok(()));
         }
@@ -294,7 +296,7 @@ impl io::Write for Stream {
 }
 
 impl From<Error> for io::Error {
-    /// Keeps the error as its source; the kind follows from it.
+    /// Keeps the error as the source and derives the kind from it.
     fn from(error: Error) -> Self {
         match error {
             Error::Io(error) => error,

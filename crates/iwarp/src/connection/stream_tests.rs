@@ -1,13 +1,13 @@
-//! Tests of the message that a stream posts.
+//! Tests of the messages that a stream posts.
 
 use super::*;
 use crate::connection::Options;
 use crate::connection::testing::{channels, done, until};
 use iwarp_rnic::Access;
 
-/// A half that is dropped while its task waits has no place before others any more.
+/// Dropping a half while its task waits removes it from the lists.
 #[test]
-fn a_half_that_is_dropped_leaves_the_lists() {
+fn dropped_half_leaves_waiter_lists() {
     let (a, _b) = channels(&Options::new().send_depth(4).receives(6));
     let stands = || {
         let state = a.shared.state.lock();
@@ -29,9 +29,9 @@ fn credits_of(channel: &Channel) -> u32 {
     channel.shared.state.lock().credits
 }
 
-/// It is done when it is posted. Before that it says the same as a message of the channel.
+/// It is complete when it is posted. Before that it has the steps of a channel's message.
 #[test]
-fn a_piece_of_a_stream_says_how_far_it_is() {
+fn stream_write_reports_its_steps() {
     let (a, b) = channels(&Options::new().send_depth(4).receives(6));
     let (one, other) = (a.connection(), b.connection());
     let posting = || {
@@ -40,11 +40,11 @@ fn a_piece_of_a_stream_says_how_far_it_is() {
     };
     let stands = |posting: &Posting<'_>| (posting.is_likely(), posting.step());
     let there = other.share::<u64>(1, Access::REMOTE_READ).unwrap();
-    // Three of four places are not for data.
+    // Three of four places are reserved for messages other than data.
     let place = one.get(&there.remote()).started();
     let mut waits = posting();
     assert_eq!(stands(&waits), (false, 0));
-    assert!(waits.look().is_pending());
+    assert!(waits.poll_now().is_pending());
     assert_eq!(stands(&waits), (false, 1), "it has credit");
     drop(place);
     done(&mut waits, &[one]);
@@ -52,9 +52,9 @@ fn a_piece_of_a_stream_says_how_far_it_is() {
     until("its end", &[one], || waits.is_likely());
     drop(waits);
     done(&mut posting(), &[one]);
-    // There was credit for two. Without it a message is worth a look.
+    // There was credit for two. Without credit it is likely to be ready.
     let mut waits = posting();
-    assert!(waits.look().is_pending());
+    assert!(waits.poll_now().is_pending());
     assert_eq!(stands(&waits), (false, 0));
     done(&mut b.send("y"), &[other]);
     until("a message", &[one], || waits.is_likely());

@@ -1,4 +1,4 @@
-//! What unit tests of connections begin with.
+//! Fixtures for unit tests of connections.
 
 use super::{Channel, Connection, Options};
 use crate::connection::wait::Wait;
@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-/// What takes this long does not happen.
+/// Time after which an event counts as missing.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
 
-/// Connects two ends within this process: the one that connects, and the one that accepts.
+/// Connects two ends within this process. Returns the connecting and the accepting one.
 pub(super) fn pair_with(options: &Options) -> (Connection, Connection) {
     let listener = options.clone().listen("127.0.0.1:0").bind().unwrap();
     let to = listener.local_addr();
@@ -21,12 +21,12 @@ pub(super) fn pair_with(options: &Options) -> (Connection, Connection) {
     })
 }
 
-/// The same with default options.
 pub(super) fn pair() -> (Connection, Connection) {
     pair_with(&Options::new())
 }
 
-/// Looks until something is so. This thread routes the completions of `ends` meanwhile; nobody sleeps, so no other thread routes any.
+/// Polls until `look` returns `true`. This thread routes the completions of `ends`: nothing sleeps,
+/// so no other thread does.
 pub(super) fn until(what: &str, ends: &[&Connection], mut look: impl FnMut() -> bool) {
     let end = Instant::now() + LIMIT;
     while !look() {
@@ -35,11 +35,11 @@ pub(super) fn until(what: &str, ends: &[&Connection], mut look: impl FnMut() -> 
     }
 }
 
-/// Looks until something is done.
+/// Polls until an operation is complete.
 pub(super) fn done<W: Wait>(what: &mut W, ends: &[&Connection]) -> W::Output {
     let mut result = None;
     until("what is waited for", ends, || {
-        if let Poll::Ready(done) = what.look() {
+        if let Poll::Ready(done) = what.poll_now() {
             result = Some(done.unwrap());
         }
         result.is_some()
@@ -52,13 +52,13 @@ pub(super) fn channels(options: &Options) -> (Channel, Channel) {
     let (a, b) = pair_with(options);
     let ends = [&a, &b];
     let (mut first, mut second) = (Channel::open(a.clone()), Channel::open(b.clone()));
-    // The end that has connected speaks first.
-    assert!(first.look().is_pending());
+    // The connecting end sends the first hello.
+    assert!(first.poll_now().is_pending());
     let second = done(&mut second, &ends);
     (done(&mut first, &ends), second)
 }
 
-/// Counts its calls.
+/// Counts wake-ups.
 #[derive(Default)]
 pub(super) struct Calls(AtomicUsize);
 

@@ -12,14 +12,14 @@
 use crate::engine::policy;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// What the turns of a router's tasks have shown.
+/// Observations about the tasks of a router.
 #[derive(Debug)]
 pub(super) struct Turns {
-    /// Turns without other posts that are left.
+    /// Remaining turns without posts of other tasks.
     patience: AtomicU32,
-    /// Requests since the patience was at its end.
+    /// Requests since the patience ran out.
     requests: AtomicU32,
-    /// Version of the slots when the first turn began that is not over.
+    /// Version of the slots when the open turn began.
     version: AtomicU32,
     open: AtomicBool,
 }

@@ -1,4 +1,4 @@
-//! The two ways to wait: as a future of any runtime, and by blocking the thread.
+//! The two ways to wait: as a future of any runtime, or by blocking the thread.
 
 use super::router::Router;
 use crate::error::{Error, Result};
@@ -6,17 +6,18 @@ use crate::objects::wait::with_thread_waker;
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
-/// Something to wait for.
+/// An event to wait for.
 pub(super) trait Wait {
     type Output;
 
-    /// Starts it if that has not happened, and looks whether it is done. Reads no socket.
-    fn look(&mut self) -> Poll<Result<Self::Output>>;
+    /// Starts the operation if necessary, and checks whether it is complete. Does not read the
+    /// socket.
+    fn poll_now(&mut self) -> Poll<Result<Self::Output>>;
 
-    /// Returns `true` if [`look`](Self::look) is likely to return something. Cheap.
+    /// Returns `true` if [`poll_now`](Self::poll_now) is likely to be ready. Cheap.
     fn is_likely(&self) -> bool;
 
-    /// Registers a waker for the moment when it is worth to look again.
+    /// Registers a waker for the next change.
     fn register(&mut self, waker: &Waker);
 
     /// Returns `true` if a request of its own was posted.
@@ -24,12 +25,12 @@ pub(super) trait Wait {
         false
     }
 
-    /// Returns how far it is. A waker that was registered at one step does not serve for the next.
+    /// Returns the step that is reached. A waker registered at one step is not called for the next.
     fn step(&self) -> u8 {
         u8::from(self.has_begun())
     }
 
-    /// Returns who routes its completion.
+    /// Returns the router of its completion.
     fn router(&self) -> &Router;
 }
 
@@ -38,38 +39,39 @@ pub(super) trait Wait {
 pub(super) fn poll<W: Wait>(what: &mut W, waker: &Waker) -> Poll<Result<W::Output>> {
     what.router().check_process()?;
     let begun = what.has_begun();
-    match what.look() {
+    match what.poll_now() {
         Poll::Ready(done) => Poll::Ready(done),
         Poll::Pending => poll_later(what, what.has_begun() && !begun, waker),
     }
 }
 
-/// Goes on with something that is not there yet. `began` says that it was posted just now.
+/// Continues with an operation that is not complete. `began` is `true` if it was just posted.
 fn poll_later<W: Wait>(what: &mut W, began: bool, waker: &Waker) -> Poll<Result<W::Output>> {
     if began && what.router().lets_others_post() {
-        // The next poll looks for the completion.
+        // The next poll checks for the completion.
         waker.wake_by_ref();
         return Poll::Pending;
     }
     // Otherwise the thread that writes the completion calls the waker.
     if !what.router().is_watched() {
         what.router().drive();
-        let done = what.look();
+        let done = what.poll_now();
         if done.is_ready() {
             return done;
         }
     }
-    register_and_look(what, waker)
+    register_and_poll(what, waker)
 }
 
-/// Registers a waker, and looks once more: it may have happened after the last look and before the waker was registered. If that look
-/// leads to the next step, such as from waiting for room to a posted request, the waker is registered for that.
-fn register_and_look<W: Wait>(what: &mut W, waker: &Waker) -> Poll<Result<W::Output>> {
+/// Registers a waker, and checks again: the event may have happened before the waker was
+/// registered. If that check reaches the next step, for example a posted request after waiting for
+/// room, registers the waker for that step.
+fn register_and_poll<W: Wait>(what: &mut W, waker: &Waker) -> Poll<Result<W::Output>> {
     loop {
         let step = what.step();
         what.register(waker);
         what.router().watch();
-        let done = what.look();
+        let done = what.poll_now();
         if done.is_ready() || what.step() == step {
             return done;
         }
@@ -77,30 +79,30 @@ fn register_and_look<W: Wait>(what: &mut W, waker: &Waker) -> Poll<Result<W::Out
 }
 
 #[inline]
-fn look_and_drive<W: Wait>(what: &mut W) -> Poll<Result<W::Output>> {
+fn drive_and_poll<W: Wait>(what: &mut W) -> Poll<Result<W::Output>> {
     what.router().check_process()?;
-    let done = what.look();
+    let done = what.poll_now();
     if done.is_ready() {
         return done;
     }
     what.router().drive();
-    what.look()
+    what.poll_now()
 }
 
-/// Blocks the thread until it is done; `None` waits without limit. The thread polls for a moment before it sleeps, if the last waits
-/// were short.
+/// Blocks until the operation completes; `None` waits without limit. The thread polls briefly
+/// before it sleeps, if the last waits were short.
 ///
 /// # Errors
-/// [`Error::TimedOut`], and those of what is waited for.
+/// [`Error::TimedOut`], and those of the operation.
 #[inline]
 pub(super) fn block<W: Wait>(what: &mut W, timeout: Option<Duration>) -> Result<W::Output> {
-    match look_and_drive(what) {
+    match drive_and_poll(what) {
         Poll::Ready(done) => done,
         Poll::Pending => sleep(what, timeout),
     }
 }
 
-/// Waits for something that is not there yet.
+/// Waits for an operation that is not complete.
 fn sleep<W: Wait>(what: &mut W, timeout: Option<Duration>) -> Result<W::Output> {
     let begin = Instant::now();
     let deadline = timeout.and_then(|t| begin.checked_add(t));
@@ -110,11 +112,11 @@ fn sleep<W: Wait>(what: &mut W, timeout: Option<Duration>) -> Result<W::Output> 
         let cq = &what.router().cq;
         cq.busy_poll_until(limit, || what.is_likely())
     };
-    if busy && let Poll::Ready(done) = look_and_drive(what) {
+    if busy && let Poll::Ready(done) = drive_and_poll(what) {
         return done;
     }
     loop {
-        if let Poll::Ready(done) = with_thread_waker(|waker| register_and_look(what, waker)) {
+        if let Poll::Ready(done) = with_thread_waker(|waker| register_and_poll(what, waker)) {
             return done;
         }
         match deadline {
@@ -122,36 +124,39 @@ fn sleep<W: Wait>(what: &mut W, timeout: Option<Duration>) -> Result<W::Output> 
             Some(deadline) => {
                 let left = deadline.saturating_duration_since(Instant::now());
                 if left.is_zero() {
-                    return Err(Error::TimedOut("what was waited for did not happen"));
+                    return Err(Error::TimedOut("the operation did not complete in time"));
                 }
                 std::thread::park_timeout(left);
             }
         }
-        if let Poll::Ready(done) = look_and_drive(what) {
+        if let Poll::Ready(done) = drive_and_poll(what) {
             what.router().cq.slept(begin.elapsed());
             return done;
         }
     }
 }
 
-/// Makes a type with [`Wait`] a future, and gives it the blocking calls.
+/// Makes a type with [`Wait`] a future, and adds the blocking calls.
 macro_rules! waits {
     ([$($generics:tt)*] $type:ty, $output:ty) => {
         impl<$($generics)*> $type {
-            /// Blocks the thread until it is done.
+            /// Blocks until the operation completes.
             ///
             /// # Errors
-            /// Those of the call that made it.
+            /// See the call that created it.
             pub fn wait(mut self) -> $crate::error::Result<$output> {
                 $crate::connection::wait::block(&mut self, None)
             }
 
-            /// Blocks the thread until it is done, for at most `limit`.
+            /// Blocks until the operation completes, for at most `limit`.
             ///
             /// # Errors
-            /// [`Error::TimedOut`](crate::Error::TimedOut): then it is given up, as a future that is dropped. Those of the call
-            /// that made it.
-            pub fn wait_for(mut self, limit: std::time::Duration) -> $crate::error::Result<$output> {
+            /// See the call that created it; [`Error::TimedOut`](crate::Error::TimedOut): the
+            /// operation is dropped.
+            pub fn wait_for(
+                mut self,
+                limit: std::time::Duration,
+            ) -> $crate::error::Result<$output> {
                 $crate::connection::wait::block(&mut self, Some(limit))
             }
         }

@@ -1,23 +1,23 @@
-//! Tests of waits: how far each of them says it is, and when its waker is registered.
+//! Tests of waits: the reported steps, and when wakers are registered.
 
 use super::*;
 use crate::connection::testing::{Calls, channels, done, pair, pair_with, until};
 use crate::connection::{Channel, Options};
 use iwarp_rnic::Access;
 
-/// Returns whether it is worth to look, and how far it is.
+/// Returns whether it is likely to be ready, and its step.
 fn stands(what: &impl Wait) -> (bool, u8) {
     (what.is_likely(), what.step())
 }
 
 #[test]
-fn a_request_says_how_far_it_is() {
+fn request_reports_its_steps() {
     let (a, b) = pair();
     let there = b.share::<u64>(1, Access::REMOTE_READ).unwrap();
     let token = there.remote();
     let mut get = a.get(&token);
     assert_eq!(stands(&get), (false, 0));
-    assert!(get.look().is_pending());
+    assert!(get.poll_now().is_pending());
     assert_eq!(stands(&get), (false, 1), "nobody routes its completion");
     until("the answer", &[&a], || get.is_likely());
     assert_eq!(stands(&get), (true, 1));
@@ -28,41 +28,41 @@ fn a_request_says_how_far_it_is() {
     batch.send("x").unwrap();
     let mut submit = batch.submit();
     assert_eq!(stands(&submit), (false, 0));
-    assert!(submit.look().is_pending());
+    assert!(submit.poll_now().is_pending());
     assert_eq!(stands(&submit), (false, 1));
     until("the batch", &[&a], || submit.is_likely());
     assert_eq!(stands(&submit), (true, 1));
     done(&mut submit, &[]);
     assert!(!submit.is_likely());
     assert!(matches!(
-        submit.look(),
+        submit.poll_now(),
         Poll::Ready(Err(Error::InvalidState(_)))
     ));
 }
 
 /// These have no steps.
 #[test]
-fn who_waits_for_the_peer_says_whether_something_came() {
+fn waits_for_peer_are_likely_on_arrival() {
     let (a, b) = pair();
     let (recv, closed) = (b.recv(), b.closed());
     let (mut first, second) = (Channel::open(a.clone()), Channel::open(b.clone()));
     assert_eq!([stands(&recv), stands(&closed)], [(false, 0); 2]);
     assert_eq!(stands(&second), (false, 0));
-    // The first end greets.
-    assert!(first.look().is_pending());
+    // The first end sends a hello.
+    assert!(first.poll_now().is_pending());
     until("a message", &[&b], || recv.is_likely());
     assert_eq!([stands(&recv), stands(&second)], [(true, 0); 2]);
     a.close().unwrap();
     until("the end", &[&b], || closed.is_likely());
     assert_eq!(stands(&closed), (true, 0));
     drop((recv, first, second));
-    // The end is something to look at, too.
-    until("the greeting", &[&b], || b.recv().look().is_ready());
+    // The end of the connection counts, too.
+    until("the greeting", &[&b], || b.recv().poll_now().is_ready());
     assert!(b.recv().is_likely());
 }
 
 #[test]
-fn a_message_of_a_channel_says_how_far_it_is() {
+fn channel_message_reports_its_steps() {
     let (a, b) = channels(&Options::new().send_depth(4).receives(6));
     let (one, other) = (a.connection(), b.connection());
     let there = other.share::<u64>(1, Access::REMOTE_READ).unwrap();
@@ -71,7 +71,7 @@ fn a_message_of_a_channel_says_how_far_it_is() {
     assert_eq!(stands(&recv), (false, 0));
     let mut first = a.send("first");
     assert_eq!(stands(&first), (false, 0));
-    assert!(first.look().is_pending());
+    assert!(first.poll_now().is_pending());
     assert_eq!(stands(&first), (false, 2), "it has credit and is posted");
     until("its end", &[one], || first.is_likely());
     assert_eq!(stands(&first), (true, 2));
@@ -79,10 +79,11 @@ fn a_message_of_a_channel_says_how_far_it_is() {
     until("a message", &[other], || recv.is_likely());
     assert_eq!(stands(&recv), (true, 0));
 
-    // Three of four places are not for data, so this one has credit and no room. A message that gives credit is nothing to it.
+    // Three of four places are reserved for messages other than data, so this one has credit and no
+    // room. A message that returns credit does not matter to it.
     let mut place = one.get(&token).started();
     let mut second = a.send("second");
-    assert!(second.look().is_pending());
+    assert!(second.poll_now().is_pending());
     assert_eq!(stands(&second), (false, 1));
     done(&mut b.send("x"), &[other]);
     until("a message", &[one], || a.recv().is_likely());
@@ -91,28 +92,28 @@ fn a_message_of_a_channel_says_how_far_it_is() {
     drop(place);
     done(&mut second, &[one]);
 
-    // There was credit for two. Without it a message is worth a look.
+    // There was credit for two. Without credit it is likely to be ready.
     let mut third = a.send("third");
-    assert!(third.look().is_pending());
+    assert!(third.poll_now().is_pending());
     assert_eq!(stands(&third), (false, 0));
     done(&mut b.send("y"), &[other]);
     until("a message", &[one], || a.recv().is_likely());
     assert_eq!(stands(&third), (true, 0));
 }
 
-/// Something that is posted after so many looks, never done, and counts.
+/// An operation that is posted at a given poll and never completes; counts its calls.
 struct Script<'a> {
     router: &'a Router,
     posted_at: usize,
-    looks: usize,
+    polls: usize,
     registered: usize,
 }
 
 impl Wait for Script<'_> {
     type Output = ();
 
-    fn look(&mut self) -> Poll<Result<()>> {
-        self.looks += 1;
+    fn poll_now(&mut self) -> Poll<Result<()>> {
+        self.polls += 1;
         Poll::Pending
     }
 
@@ -122,11 +123,11 @@ impl Wait for Script<'_> {
 
     fn register(&mut self, _waker: &Waker) {
         self.registered += 1;
-        assert!(self.registered < 10, "it registers for ever");
+        assert!(self.registered < 10, "it registers forever");
     }
 
     fn has_begun(&self) -> bool {
-        self.looks >= self.posted_at
+        self.polls >= self.posted_at
     }
 
     fn router(&self) -> &Router {
@@ -134,10 +135,12 @@ impl Wait for Script<'_> {
     }
 }
 
-/// What is posted by the first look lets others go first. What is posted by a later one is waited for at once, with a waker for that step.
+/// An operation posted by the first poll lets others go first. If a later poll posts it, the waker
+/// is registered for that step.
 #[test]
-fn a_waker_is_registered_for_the_step_that_is_reached() {
-    // When it is posted, how often its waker is called and registered at the first poll, and the same after the second one.
+fn waker_is_registered_for_current_step() {
+    // When it is posted; calls and registrations of the waker after the first poll, and after the
+    // second.
     for (posted_at, first, second) in [
         (0, (0, 1), (0, 2)),
         (1, (1, 0), (1, 1)),
@@ -148,14 +151,14 @@ fn a_waker_is_registered_for_the_step_that_is_reached() {
         let mut script = Script {
             router: &a.inner.router,
             posted_at,
-            looks: 0,
+            polls: 0,
             registered: 0,
         };
         let (calls, waker) = Calls::new();
         for expected in [first, second] {
             assert!(poll(&mut script, &waker).is_pending());
-            let told = (calls.count(), script.registered);
-            assert_eq!(told, expected, "posted at look {posted_at}");
+            let counts = (calls.count(), script.registered);
+            assert_eq!(counts, expected, "posted at poll {posted_at}");
         }
     }
 }

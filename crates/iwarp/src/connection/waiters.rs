@@ -1,30 +1,31 @@
-//! Tasks and threads that wait for the same thing, in the order in which they came.
+//! Tasks and threads that wait for the same thing, in order of arrival.
 //!
-//! Each has a ticket. Whoever gives something back takes the first waiter off the list and wakes it. A waiter that is woken in
-//! vain goes to the front again. A waiter that gives up after it was woken passes that on, so nothing that was given back is
-//! forgotten. The list is part of a locked state: wakers are cloned, called and dropped without the lock, because they are code
-//! of the program.
+//! Each has a ticket. A thread that returns a resource takes the first waiter from the list and
+//! wakes it. A waiter that was woken but found nothing returns to the front. A waiter that gives up
+//! after being woken passes the wake-up on, so no resource is forgotten. The list is part of a
+//! locked state. Wakers are code of the program, so they are cloned, called and dropped without the
+//! lock.
 
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
 use std::task::Waker;
 
-/// The number of somebody in a list.
+/// Identifies a waiter in a list.
 pub(super) type Ticket = NonZeroU64;
 
-/// The waiters for one thing.
+/// Waiters for one resource.
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
     list: VecDeque<(Ticket, Waker)>,
     last: u64,
 }
 
-/// Whether a waiter was in the list.
+/// State of a waiter that is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
-    /// It was taken off.
+    /// It was still in the list.
     Waiting,
-    /// It has been woken, or never waited.
+    /// It was woken, or never waited.
     Woken,
 }
 
@@ -37,8 +38,9 @@ impl Waiters {
         self.list.iter().position(|(t, _)| *t == ticket)
     }
 
-    /// Puts a waiter into the list: at the end if it has no ticket yet; where it is, with this waker, if it is there; and else at
-    /// the front, because it was woken in vain. Returns a waker for the caller to drop when nothing is locked.
+    /// Adds a waiter: at the end if it has no ticket yet; at the front if it was woken and found
+    /// nothing. If it is still in the list, replaces its waker. Returns a waker to drop after
+    /// unlocking.
     pub(super) fn wait(&mut self, ticket: &mut Option<Ticket>, waker: Waker) -> Option<Waker> {
         let Some(ticket) = *ticket else {
             self.last += 1;
@@ -59,7 +61,8 @@ impl Waiters {
         }
     }
 
-    /// Returns `true` if `ticket` may take what there is: it is the first one, it was woken, or nobody waits.
+    /// Returns `true` if `ticket` may take the resource: it is the first one, it was woken, or
+    /// there are no waiters.
     #[inline]
     pub(super) fn may_take(&self, ticket: Option<Ticket>) -> bool {
         match (self.list.front(), ticket) {
@@ -69,13 +72,13 @@ impl Waiters {
         }
     }
 
-    /// Takes the first waiter off the list. The caller wakes it when nothing is locked.
+    /// Takes the first waiter from the list. The caller wakes it after unlocking.
     #[inline]
     pub(super) fn next(&mut self) -> Option<Waker> {
         self.list.pop_front().map(|(_, waker)| waker)
     }
 
-    /// Takes a waiter off that needs to wait no longer. Returns its waker, for the caller to drop when nothing is locked.
+    /// Removes a waiter. Returns its waker, to drop after unlocking.
     #[inline]
     pub(super) fn leave(&mut self, ticket: Option<Ticket>) -> (Place, Option<Waker>) {
         let Some(at) = ticket.and_then(|ticket| self.position(ticket)) else {
@@ -95,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn first_come_first_served_and_a_vain_call_costs_no_place() {
+    fn waiters_are_served_in_order() {
         let mut waiters = Waiters::default();
         let mut tickets = [None; 3];
         for ticket in &mut tickets {
@@ -105,7 +108,7 @@ mod tests {
         let [first, second, third] = tickets;
         assert!(waiters.may_take(first) && !waiters.may_take(second) && !waiters.may_take(None));
         assert!(waiters.next().is_some());
-        // The first one was woken, and so may take; the second is the first of the list now.
+        // The first one was woken, so it may take; the second one is the head of the list now.
         assert!(waiters.may_take(first) && waiters.may_take(second) && !waiters.may_take(third));
         let mut again = first;
         waiters.wait(&mut again, waker());

@@ -1,14 +1,15 @@
-//! Memory windows: remote rights to a part of a region, that end with their guard.
+//! Memory windows: remote rights to a part of a region, which end when the window is dropped.
 
 use super::region::Region;
 use super::remote::RemoteRegion;
 use crate::verbs::MemoryWindow;
 
-/// Rights of the peer of one connection to a part of a region, from the bind until the guard is dropped. The region itself need
-/// not be shared. Made by [`Connection::bind`](super::Connection::bind).
+/// Rights of one connection's peer to a part of a region, from the bind until this value is
+/// dropped. The region need not be shared. Created by
+/// [`Connection::bind`](super::Connection::bind).
 ///
-/// When the drop returns, the peer's rights are over: an access after that ends the connection, for the peer with an error. To end
-/// them without a risk, tell the peer first, or let the peer do it by
+/// After the drop an access by the peer is an error that ends the connection. To avoid that, notify
+/// the peer first, or let it invalidate the window by
 /// [`send_with_invalidate`](super::Connection::send_with_invalidate).
 #[derive(Debug)]
 pub struct Window<T> {
@@ -18,17 +19,17 @@ pub struct Window<T> {
 }
 
 impl<T: bytemuck::Pod> Window<T> {
-    /// Returns what the peer has to know to use it.
+    /// Returns the token that the peer needs.
     pub const fn remote(&self) -> RemoteRegion<T> {
         self.token
     }
 
-    /// Returns the memory behind it.
+    /// Returns the region.
     pub const fn region(&self) -> &Region<T> {
         &self.region
     }
 
-    /// Returns `true` if this message has invalidated it: the peer has given its rights back.
+    /// Returns `true` if the peer has invalidated the window with this message.
     pub fn is_invalidated_by(&self, message: &super::Message) -> bool {
         message.invalidated() == Some(self.bound.rkey())
     }

@@ -1,12 +1,12 @@
-//! GUIDs of devices. Programs tell devices apart by them, on one host and among hosts. So no two interfaces may have the same GUID,
-//! and an interface has to have the same one each time.
+//! GUIDs of devices. Programs identify devices by them, on one host and across hosts. No two
+//! interfaces may share a GUID, and each must keep its own across processes.
 
 use crate::sys::interfaces::InterfaceAddress;
 use crate::sys::process_lock::ProcessLock;
 use std::fs;
 
-/// Returns the GUID of the device on an address's interface: an EUI-64 of its MAC, or a number of the same kind that is "locally
-/// administered" and made of names.
+/// Returns the GUID of the device on an address's interface: an EUI-64 of its MAC, or a hash of
+/// names that is marked as locally administered.
 pub(super) fn guid(a: &InterfaceAddress) -> u64 {
     match a.mac {
         Some([a0, b, c, d, e, f]) if !a.shares_mac => {
@@ -17,7 +17,7 @@ pub(super) fn guid(a: &InterfaceAddress) -> u64 {
     }
 }
 
-/// FNV-1a of the parts, marked as locally administered.
+/// Returns the FNV-1a hash of the parts, marked as locally administered.
 fn local(parts: &[&[u8]]) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325u64;
     for byte in parts.iter().flat_map(|part| part.iter()) {
@@ -26,7 +26,8 @@ fn local(parts: &[&[u8]]) -> u64 {
     hash & 0x00ff_ffff_ffff_ffff | 0x0200_0000_0000_0000
 }
 
-/// Returns what tells this host from others. Its number alone is not enough, because containers may share it with their host.
+/// Returns what identifies this host. The machine ID alone is not enough, because containers may
+/// share it with their host.
 fn host() -> Vec<u8> {
     static HOST: ProcessLock<Option<Vec<u8>>> = ProcessLock::new("device::guid::HOST", None);
     let mut host = HOST.lock();
@@ -42,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn interfaces_that_share_a_mac_have_guids_of_their_own() {
+    fn shared_mac_gives_different_guids() {
         let mac = Some([0x52, 0x54, 0, 0x12, 0x34, 0x56]);
         let on = |name: &str, mac, shares_mac| {
             guid(&InterfaceAddress {
@@ -73,16 +74,16 @@ mod tests {
         assert_eq!(others[1] >> 56, 2, "locally administered");
     }
 
-    /// The example of the algorithm's authors, with our mark in the place of its first octet.
+    /// The example of the FNV authors, with our mark in the first octet.
     #[test]
-    fn a_number_made_of_names_is_their_hash() {
+    fn name_guid_is_fnv_hash() {
         for parts in [&[&b"foobar"[..]][..], &[b"foo", b"bar"]] {
             assert_eq!(local(parts), 0x0294_4171_f739_67e8);
         }
     }
 
     #[test]
-    fn hosts_are_told_apart_by_number_and_name() {
+    fn host_identity_has_id_and_name() {
         let name = fs::read("/proc/sys/kernel/hostname").unwrap();
         let number = fs::read("/etc/machine-id").unwrap_or_default();
         assert_eq!(host(), [number, name].concat());

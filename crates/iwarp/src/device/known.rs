@@ -1,6 +1,6 @@
-//! What has been listed before in this process: interfaces keep their numbers, and addresses their places in the GID table.
-//!
-//! Programs remember device names and GID indices. An address that comes or goes must not change those of others.
+//! Interfaces and addresses listed before in this process. Interfaces keep their numbers, and
+//! addresses their GID positions: programs remember device names and GID indices, so a change of
+//! one address must not affect others.
 
 use super::guid::guid;
 use super::{Device, DeviceAddress, MAX_GID_ADDRESSES};
@@ -9,18 +9,17 @@ use crate::sys::process_lock::ProcessLock;
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-/// An interface that has been listed. Its number is its position among all of them.
+/// An interface that has been listed. Its number is its index in the list.
 struct Known {
     interface: String,
-    /// The addresses that have places; the place is the position.
+    /// Addresses with GIDs; the index is the position.
     places: Vec<IpAddr>,
 }
 
-/// The interfaces that have been listed, for each value of `IWARP_BIND`.
 static KNOWN: ProcessLock<Option<HashMap<String, Vec<Known>>>> =
     ProcessLock::new("device::known::KNOWN", None);
 
-/// Makes the devices of these addresses.
+/// Returns the devices with these addresses.
 pub(super) fn devices(stem: &str, bind: &str, addresses: &[InterfaceAddress]) -> Vec<Device> {
     let mut known = KNOWN.lock();
     let known = known.get_or_insert_with(HashMap::new);
@@ -50,7 +49,7 @@ fn grouped(known: &mut Vec<Known>, stem: &str, addresses: &[InterfaceAddress]) -
     list
 }
 
-/// Returns the number of an interface, and gives a new one the next number.
+/// Returns the number of an interface; a new one gets the next number.
 fn number(known: &mut Vec<Known>, interface: &str) -> u32 {
     let at = known.iter().position(|k| k.interface == interface);
     at.unwrap_or_else(|| {
@@ -62,7 +61,7 @@ fn number(known: &mut Vec<Known>, interface: &str) -> u32 {
     }) as u32
 }
 
-/// Gives each address its place.
+/// Assigns a position to each address.
 fn placed(places: &mut Vec<IpAddr>, own: &[&InterfaceAddress]) -> Vec<DeviceAddress> {
     let is_there = |ip: IpAddr| own.iter().any(|a| a.ip == ip);
     let mut place = |ip: IpAddr| {
@@ -73,7 +72,7 @@ fn placed(places: &mut Vec<IpAddr>, own: &[&InterfaceAddress]) -> Vec<DeviceAddr
             places.push(ip);
             return Some(places.len() as u32 - 1);
         }
-        // All places were given away. One whose address has gone is free again.
+        // If all positions are taken, reuse one whose address no longer exists.
         let at = places.iter().position(|p| !is_there(*p))?;
         places[at] = ip;
         Some(at as u32)
@@ -105,7 +104,7 @@ mod tests {
         }
     }
 
-    /// The names of the devices, with the places of their addresses.
+    /// Returns the names of the devices and the positions of their addresses.
     fn listed(known: &mut Vec<Known>, addresses: &[&InterfaceAddress]) -> Vec<(String, Vec<u32>)> {
         let addresses: Vec<_> = addresses.iter().map(|a| (*a).clone()).collect();
         let places = |d: &Device| d.addresses.iter().map(|a| a.place.unwrap()).collect();
@@ -114,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_places_stay_when_others_come_and_go() {
+    fn names_and_places_are_stable() {
         let lo = address("127.0.0.1", "lo");
         let (v4, v6) = (address("10.0.0.1", "eth0"), address("2001:db8::1", "eth0"));
         let late = address("10.0.0.2", "eth0");
@@ -137,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn places_of_addresses_that_have_gone_are_used_when_none_is_left() {
+    fn free_places_are_reused_last() {
         let all: Vec<_> = (0..=MAX_GID_ADDRESSES)
             .map(|n| address(&format!("10.0.0.{n}"), "eth0"))
             .collect();

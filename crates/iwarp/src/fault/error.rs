@@ -1,40 +1,40 @@
-//! Mistakes in a specification, with their place.
+//! Errors of a specification, with their position.
 
 use super::kinds::KINDS;
 use std::fmt;
 use std::ops::Range;
 
-/// Why a specification of faults was not understood.
+/// Why a specification of faults is invalid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Mistake {
-    /// There is no rule.
+    /// There are no rules.
     NoRule,
-    /// No fault has this name.
+    /// Unknown name of a fault.
     UnknownKind(String),
-    /// No option has this name, or this fault does not have it.
+    /// Unknown name of an option, or an option of other faults.
     UnknownKey {
         /// The name.
         key: String,
-        /// Those that the fault has.
+        /// Options of the fault.
         known: Vec<&'static str>,
     },
     /// A value is missing.
     NoValue(&'static str),
     /// The fault takes no value.
     NeedlessValue,
-    /// A value that is not understood, and what is wanted.
+    /// Invalid value; the text says what is expected.
     Value(&'static str),
-    /// The option stands there twice.
+    /// The option occurs twice.
     Twice,
-    /// Of these options a rule can have one.
+    /// Options that exclude each other.
     Excludes(&'static str, &'static str),
 }
 
 impl fmt::Display for Mistake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoRule => f.write_str("no fault is asked for"),
+            Self::NoRule => f.write_str("there is no rule"),
             Self::UnknownKind(name) => {
                 write!(f, "there is no fault '{name}', but ")?;
                 let names = KINDS.iter().map(|kind| kind.name);
@@ -53,7 +53,8 @@ impl fmt::Display for Mistake {
     }
 }
 
-/// A specification of faults that was not understood. Its text has the specification and a line below it that points at the mistake.
+/// An invalid specification of faults. Its text contains the specification and a line that marks
+/// the error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpecError {
     pub(super) spec: String,
@@ -62,12 +63,12 @@ pub struct SpecError {
 }
 
 impl SpecError {
-    /// Returns what is wrong.
+    /// Returns the cause.
     pub fn mistake(&self) -> &Mistake {
         &self.mistake
     }
 
-    /// Returns the octets of the specification that are wrong.
+    /// Returns the byte range of the error in the specification.
     pub fn at(&self) -> Range<usize> {
         self.at.clone()
     }
@@ -78,7 +79,7 @@ impl fmt::Display for SpecError {
         let before = self.spec.get(..self.at.start).unwrap_or_default();
         let wrong = self.spec.get(self.at.clone()).unwrap_or_default();
         let (indent, width) = (before.chars().count(), wrong.chars().count().max(1));
-        // A control character would break the line that points at the place.
+        // A control character would misplace the mark.
         let shown: String = self
             .spec
             .chars()

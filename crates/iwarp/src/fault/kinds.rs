@@ -1,25 +1,25 @@
-//! The table of faults: for each its name, its value, what it does, and which options it has.
+//! The table of faults: name, value, effect, and options of each.
 
 use super::names::{self, ERRNOS, EVENTS, Event, STATUSES};
 use super::values;
 use iwarp_rnic::WcStatus;
 use std::fmt;
 
-/// What happens.
+/// Effect of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Refuse,
     Unreachable,
     Reset,
     Close,
-    /// For so many nanoseconds.
+    /// For this time in nanoseconds.
     Delay(u64),
-    /// So many octets per second.
+    /// In octets per second.
     Slow(u64),
-    /// For so many nanoseconds; `u64::MAX` is for ever.
+    /// For this time in nanoseconds; `u64::MAX` is forever.
     Stall(u64),
     Crc,
-    /// For so many nanoseconds; `u64::MAX` is for ever.
+    /// For this time in nanoseconds; `u64::MAX` is forever.
     Rnr(u64),
     Status(WcStatus),
     RemoteAccess,
@@ -27,11 +27,11 @@ pub(crate) enum Kind {
     Post,
     Create(Object),
     Event(Event),
-    /// For so many nanoseconds; `u64::MAX` is for ever.
+    /// For this time in nanoseconds; `u64::MAX` is forever.
     PortDown(u64),
 }
 
-/// An object whose creation can fail, and the error.
+/// An object whose creation fails, and the error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Object {
     pub(crate) name: &'static str,
@@ -41,7 +41,7 @@ pub(crate) struct Object {
 /// Objects whose creation can fail.
 pub(crate) const OBJECTS: [&str; 7] = ["pd", "mr", "mw", "cq", "srq", "qp", "channel"];
 
-/// What a rule waits for: its opportunities.
+/// The opportunities of a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Point {
     /// The program asks to connect.
@@ -50,9 +50,9 @@ pub(crate) enum Point {
     Request,
     /// A work request of either queue is posted.
     Post,
-    /// A work request completes with success, and tells the program.
+    /// A work request completes successfully, with a completion.
     Completion,
-    /// A message that takes a receive has come.
+    /// A message that consumes a receive arrives.
     Message,
     /// An object is created.
     Creation,
@@ -61,12 +61,12 @@ pub(crate) enum Point {
 /// A row of the table.
 pub(super) struct Row {
     pub(super) name: &'static str,
-    /// What stands behind the name: nothing, something that is optional (in brackets), or something that is not.
+    /// Value after the name: none, optional (in brackets), or required.
     pub(super) value: &'static str,
     pub(super) meaning: &'static str,
-    /// The options that it has beside those of all faults.
+    /// Options in addition to [`COMMON`].
     pub(super) keys: &'static [&'static str],
-    /// Makes the kind of the value, which is empty if there is none.
+    /// Parses the value, which may be empty.
     pub(super) make: fn(&str) -> Option<Kind>,
 }
 
@@ -77,7 +77,7 @@ fn plain(text: &str, kind: Kind) -> Option<Kind> {
     text.is_empty().then_some(kind)
 }
 
-/// A time, for ever if there is none.
+/// Parses a time; an empty text means forever.
 fn lasting(text: &str, kind: fn(u64) -> Kind) -> Option<Kind> {
     match text {
         "" => Some(kind(u64::MAX)),
@@ -118,21 +118,21 @@ pub(super) const KINDS: [Row; 16] = [
     Row {
         name: "delay",
         value: "TIME",
-        meaning: "octets that are to be sent wait so long",
+        meaning: "sent octets are delayed by TIME",
         keys: &["qp", "peer", "op", "bytes", "dir"],
         make: |v| values::time(v).map(Kind::Delay),
     },
     Row {
         name: "slow",
         value: "SIZE",
-        meaning: "from then on the connection carries at most so many octets per second",
+        meaning: "the connection carries at most SIZE octets per second from then on",
         keys: &["qp", "peer", "op", "bytes", "dir"],
         make: |v| values::size(v).map(Kind::Slow),
     },
     Row {
         name: "stall",
         value: "[TIME]",
-        meaning: "nothing is sent or received for so long, or for ever",
+        meaning: "nothing is sent or received for TIME, or forever",
         keys: &["qp", "peer", "op", "bytes", "dir"],
         make: |v| lasting(v, Kind::Stall),
     },
@@ -146,14 +146,15 @@ pub(super) const KINDS: [Row; 16] = [
     Row {
         name: "rnr",
         value: "[TIME]",
-        meaning: "a message that comes finds no receive for so long, or for ever (receiver not ready)",
+        meaning: "an arriving message finds no receive for TIME, or forever \
+                  (receiver not ready)",
         keys: &["qp", "peer"],
         make: |v| lasting(v, Kind::Rnr),
     },
     Row {
         name: "status",
         value: "STATUS",
-        meaning: "a request completes with this status, and the queue pair goes to the error state",
+        meaning: "a request completes with STATUS, and the queue pair enters the error state",
         keys: &["qp", "peer", "op"],
         make: |v| names::find(&STATUSES, "IBV_WC_", v).map(Kind::Status),
     },
@@ -199,13 +200,14 @@ pub(super) const KINDS: [Row; 16] = [
     Row {
         name: "port-down",
         value: "[TIME]",
-        meaning: "the port is down for so long, or for ever: nothing passes, IBV_EVENT_PORT_ERR, then PORT_ACTIVE",
+        meaning: "the port is down for TIME, or forever: nothing passes, \
+                  IBV_EVENT_PORT_ERR, then PORT_ACTIVE",
         keys: &["qp", "peer", "op", "bytes", "dir"],
         make: |v| lasting(v, Kind::PortDown),
     },
 ];
 
-/// Returns the names of what a value may be.
+/// Describes the values of a row.
 pub(super) fn wanted(row: &Row) -> &'static str {
     match row.value {
         "TIME" | "[TIME]" => "a time with its unit, as 250us, 20ms or 3s",
@@ -240,7 +242,7 @@ impl Kind {
         &KINDS[index]
     }
 
-    /// Returns what its rules wait for.
+    /// Returns the opportunities of its rules.
     pub(crate) const fn point(&self) -> Point {
         match self {
             Self::Refuse | Self::Unreachable => Point::Connect,
@@ -252,7 +254,7 @@ impl Kind {
         }
     }
 
-    /// Returns `true` if a rule without an option that says how often acts again and again.
+    /// Returns `true` if a rule without a frequency option acts repeatedly.
     pub(super) const fn lasts(&self) -> bool {
         matches!(
             self,
@@ -261,7 +263,7 @@ impl Kind {
     }
 }
 
-/// As in a specification.
+/// Formats the fault as in a specification.
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = self.row().name;
@@ -285,16 +287,16 @@ impl fmt::Display for Kind {
     }
 }
 
-/// The rest of the help text.
+/// Remainder of the help text.
 const GRAMMAR: &str = "\
-A specification is a list of rules with ';' between them. A rule is a fault with its value and options:
+A specification is a list of rules separated by ';'. A rule is a fault with its value and options:
 
-  reset,bytes=64K                     the first connection over which 64 KiB are sent is reset then
+  reset,bytes=64K                     resets the first connection that sends 64 KiB
   status=REM_ACCESS_ERR,op=write,nth=3
   seed=7;delay=20ms,p=0.1;create=mr,nth=2;log=/tmp/faults
 
-WHOM (everything that is not given)
-  qp=N             the Nth queue pair that the process creates; qp=0x1a2b: the one with this number
+WHOM (by default everything)
+  qp=N             the Nth queue pair that the process creates; qp=0x1a2b: by its number
   peer=ADDR        the peer's address: 192.0.2.7, 192.0.2.0/24, 192.0.2.7:7471, [2001:db8::1]:7471
   op=OP            send, write, read, atomic, local, recv; op=read+write: either
 
@@ -302,19 +304,21 @@ WHEN (each queue pair counts its own opportunities, from 1)
   nth=N            the Nth; nth=5..50: one of these, chosen by the seed
   every=N          each Nth
   p=P              each with this probability: 0.01 or 1%
-  bytes=SIZE       when so many octets have passed on the connection: 1500, 64K; bytes=1K..1M: chosen by the seed
-  time=TIME        not before this time after the first device was opened: 250us, 20ms, 3s. Without another option of WHEN,
-                   the faults of connections, events and ports then come by themselves
-  times=N          at most N times in the process. Default: 1, but without limit with p or every, and for refuse, unreachable,
-                   delay and slow without nth
+  bytes=SIZE       when this many octets have passed on the connection: 1500, 64K;
+                   bytes=1K..1M: chosen by the seed
+  time=TIME        not before this time after the first device was opened: 250us, 20ms, 3s.
+                   Without another option of WHEN, faults of connections, events and ports
+                   then occur without an opportunity
+  times=N          at most N times in the process. Default: 1; but unlimited with p or every,
+                   and for refuse, unreachable, delay and slow without nth
 
 HOW
   dir=out|in|both  the direction of octets that is counted or affected
   errno=NAME       the error of create
 
 IN GENERAL
-  seed=N           what random choices depend on; without it each process chooses one, and says which
-  log=FILE         where each injected fault gets a line; without it, standard error
+  seed=N           seed of random choices; by default each process chooses one and logs it
+  log=FILE         file to log injected faults to; by default standard error
 ";
 
 pub(super) fn help() -> String {

@@ -1,4 +1,5 @@
-//! Faults that a device injects, to test what a program does about them: the grammar of `IWARP_FAULT` and `iwarp run --fault`, and its parser.
+//! Injected faults of a device, to test how programs handle them: the grammar of `IWARP_FAULT` and
+//! `iwarp run --fault`, and its parser.
 //!
 //! ```
 //! use iwarp::verbs::{Config, Context, Device};
@@ -19,9 +20,10 @@
 //! ITEM = "seed=" NUMBER / "log=" FILE / RULE
 //! RULE = KIND [ "=" VALUE ] *( "," KEY "=" VALUE )
 //! ```
-//! A rule says what happens (`Kind`), to whom (`Select`), when (`When`) and how often. This module knows nothing of queue pairs:
-//! `inject` carries a specification out. `kinds` has one table of all kinds, which the parser and the help text share, and `names`
-//! the names that the verbs have for statuses, events and errors.
+//! A rule consists of the fault (`Kind`), its targets (`Select`), its time (`When`) and its
+//! frequency. This module knows no queue pairs; `inject` applies a specification. `kinds` has the
+//! table of faults, shared by the parser and the help text. `names` has the verbs' names of
+//! statuses, events and errors.
 
 mod error;
 mod kinds;
@@ -40,27 +42,27 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// The faults that a device injects ([`Config::fault`](crate::Config::fault)): parsed from text, for example `"seed=7;reset,bytes=64K"`.
-///
-/// [`Spec::help`] lists what can be asked for.
+/// Faults that a device injects ([`Config::fault`](crate::Config::fault)), parsed from text such as
+/// `"seed=7;reset,bytes=64K"`. [`Spec::help`] lists the faults.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Spec {
-    /// The text that it was parsed from.
+    /// The text as parsed.
     text: String,
-    /// What random choices depend on; `None` takes a new one for each process.
+    /// Seed of random choices; `None` chooses one per process.
     pub(crate) seed: Option<u64>,
-    /// Where injected faults are noted; `None` is standard error.
+    /// Log of injected faults; `None` is standard error.
     pub(crate) log: Option<PathBuf>,
     pub(crate) rules: Vec<Rule>,
 }
 
 impl Spec {
-    /// Returns a text for a terminal that says which faults there are and how a specification is written.
+    /// Returns the help text: the faults and the syntax of a specification.
     pub fn help() -> String {
         kinds::help()
     }
 
-    /// Takes the log file in the directory `dir` if its name is relative, so that a program may change its directory before it opens a device.
+    /// Resolves a relative log file in `dir`, so that the program can change its directory before
+    /// it opens a device.
     #[must_use]
     pub fn logging_in(mut self, dir: &Path) -> Self {
         if let Some(log) = &mut self.log {
@@ -83,14 +85,14 @@ impl FromStr for Spec {
     /// Parses a specification.
     ///
     /// # Errors
-    /// [`SpecError`] names the first mistake and its place.
+    /// [`SpecError`] describes the first error and its position.
     fn from_str(text: &str) -> Result<Self, SpecError> {
         parse::spec(text)
     }
 }
 
 impl fmt::Display for Spec {
-    /// The text that it was parsed from.
+    /// Writes the text as parsed.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
@@ -102,22 +104,22 @@ pub(crate) struct Rule {
     pub(crate) kind: Kind,
     pub(crate) select: Select,
     pub(crate) when: When,
-    /// The earliest time, counted from the opening of the first device, in nanoseconds.
+    /// Earliest time, relative to the opening of the first device, in nanoseconds.
     pub(crate) not_before: Option<Span>,
-    /// How often it acts in the whole process; `None` is without limit.
+    /// Maximum number of actions in the process; `None` is unlimited.
     pub(crate) times: Option<u64>,
-    /// The directions that it affects.
+    /// Affected directions.
     pub(crate) directions: Directions,
 }
 
 impl Rule {
-    /// Returns `true` if it acts by itself when its time has come, without any request or octets.
+    /// Returns `true` if it acts at its time, without a request or data.
     pub(crate) fn is_timed(&self) -> bool {
         self.not_before.is_some() && self.when == When::Any && self.kind.point() == Point::Request
     }
 }
 
-/// Whom a rule concerns. What is not given concerns everything.
+/// Targets of a rule. Absent values select everything.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Select {
     pub(crate) qp: Option<QpFilter>,
@@ -125,18 +127,18 @@ pub(crate) struct Select {
     pub(crate) ops: Option<Ops>,
 }
 
-/// Which of the opportunities of a rule are taken. Each queue pair counts its own.
+/// Which opportunities of a rule are taken. Each queue pair counts its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum When {
     /// All.
     Any,
-    /// The one with this number, from 1.
+    /// The opportunity with this number, from 1.
     Nth(Span),
     /// Each one whose number is a multiple of this.
     Every(u64),
-    /// Each one with this probability.
+    /// Each opportunity with this probability.
     Chance(Chance),
-    /// The moment when so many octets of the connection have passed, in the rule's direction.
+    /// When this number of octets has passed on the connection, in the rule's direction.
     Bytes(Span),
 }
 

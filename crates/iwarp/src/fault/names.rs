@@ -1,8 +1,10 @@
-//! The names that `ibv_poll_cq(3)`, `ibv_get_async_event(3)` and `errno(3)` have for what can be injected.
+//! The names of statuses, events and errors in `ibv_poll_cq(3)`, `ibv_get_async_event(3)` and
+//! `errno(3)`.
 
 use iwarp_rnic::WcStatus;
 
-/// Completion statuses, without `IBV_WC_`. Those of reliable datagrams, which no device has, are left out.
+/// Completion statuses, without `IBV_WC_`; without those of reliable datagrams, which no device
+/// has.
 pub(super) const STATUSES: [(&str, WcStatus); 15] = [
     ("LOC_LEN_ERR", WcStatus::LocalLength),
     ("LOC_QP_OP_ERR", WcStatus::LocalQpOperation),
@@ -26,14 +28,14 @@ pub(super) const STATUSES: [(&str, WcStatus); 15] = [
 pub(crate) enum Event {
     /// The queue pair's stream breaks.
     QpFatal,
-    /// The queue pair's peer is said to have broken the protocol.
+    /// The peer is reported to have violated the protocol.
     QpRequestError,
-    /// The queue pair's peer is said to have accessed memory without permission.
+    /// The peer is reported to have accessed memory without permission.
     QpAccessError,
     CommunicationEstablished,
     SqDrained,
     LastWqeReached,
-    /// Of the queue pair's shared receive queue, if it has one.
+    /// Affects the queue pair's shared receive queue, if it has one.
     SrqLimitReached,
     PortActive,
     PortError,
@@ -46,7 +48,7 @@ pub(crate) enum Event {
 }
 
 impl Event {
-    /// Returns `true` if it is about the device or its port, and not about a queue pair.
+    /// Returns `true` if it concerns the device or its port.
     pub(crate) const fn is_of_device(self) -> bool {
         matches!(
             self,
@@ -81,7 +83,7 @@ pub(super) const EVENTS: [(&str, Event); 15] = [
     ("DEVICE_FATAL", Event::DeviceFatal),
 ];
 
-/// Errors that creating an object may return.
+/// Errors that creation of an object may return.
 pub(super) const ERRNOS: [(&str, i32); 13] = [
     ("ENOMEM", libc::ENOMEM),
     ("EINVAL", libc::EINVAL),
@@ -98,7 +100,7 @@ pub(super) const ERRNOS: [(&str, i32); 13] = [
     ("EOPNOTSUPP", libc::EOPNOTSUPP),
 ];
 
-/// Returns what a name stands for. The prefix that C has is allowed.
+/// Returns the value of a name, which may have C's prefix.
 pub(super) fn find<T: Copy>(table: &[(&str, T)], prefix: &str, name: &str) -> Option<T> {
     let name = name.strip_prefix(prefix).unwrap_or(name);
     table.iter().find(|row| row.0 == name).map(|row| row.1)

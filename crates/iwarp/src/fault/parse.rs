@@ -1,4 +1,4 @@
-//! Reads a specification.
+//! The parser of specifications.
 
 use super::error::{Mistake, SpecError};
 use super::kinds::{COMMON, KINDS, Kind, Row, wanted};
@@ -8,7 +8,7 @@ use super::{Rule, Select, Spec, When};
 use std::ops::Range;
 use std::path::PathBuf;
 
-/// A piece of the text, and where it stands.
+/// A piece of the text, and its position.
 #[derive(Clone, Copy)]
 struct Piece<'a> {
     text: &'a str,
@@ -20,7 +20,7 @@ impl<'a> Piece<'a> {
         self.at..self.at + self.text.len()
     }
 
-    /// Cuts it at each `separator`, and the blanks from both ends of each part.
+    /// Splits the piece at each `separator`, and trims the parts.
     fn split(self, separator: char) -> impl Iterator<Item = Self> {
         let mut at = self.at;
         self.text.split(separator).map(move |text| {
@@ -30,7 +30,7 @@ impl<'a> Piece<'a> {
         })
     }
 
-    /// Cuts it at the first `=`.
+    /// Splits the piece at the first `=`.
     fn pair(self) -> (Self, Option<Self>) {
         let Some((name, value)) = self.text.split_once('=') else {
             return (self, None);
@@ -95,7 +95,7 @@ fn read(text: &str) -> Result<Spec> {
     }
 }
 
-/// Sets what may be given once.
+/// Sets an option that may occur once.
 fn once<T>(place: &mut Option<T>, value: T, name: Piece<'_>) -> Result<()> {
     match place.replace(value) {
         Some(_) => Err((name.range(), Mistake::Twice)),
@@ -103,7 +103,7 @@ fn once<T>(place: &mut Option<T>, value: T, name: Piece<'_>) -> Result<()> {
     }
 }
 
-/// Reads the value of an option.
+/// Parses the value of an option.
 fn valued<T>(
     name: Piece<'_>,
     value: Option<Piece<'_>>,
@@ -118,17 +118,17 @@ fn valued<T>(
     }
 }
 
-/// What a rule's options have said so far.
+/// Options of a rule that have been parsed.
 #[derive(Default)]
 struct Options {
     select: Select,
-    /// With the option's name.
+    /// With the name of the option.
     when: Option<(When, &'static str)>,
     not_before: Option<Span>,
     times: Option<u64>,
     directions: Option<Directions>,
     errno: Option<i32>,
-    /// Where the operations are named.
+    /// Position of the option `op`.
     ops_at: Option<Range<usize>>,
 }
 
@@ -146,7 +146,7 @@ fn rule(item: Piece<'_>) -> Result<Rule> {
         object.errno = errno;
     }
     if let (Kind::RemoteAccess, Some(ops), Some(at)) = (kind, options.select.ops, options.ops_at) {
-        // A rule that can never act is a mistake, too.
+        // A rule that can never act is an error, too.
         if ![Ops::WRITE, Ops::READ, Ops::ATOMIC]
             .iter()
             .any(|op| ops.has(*op))
@@ -160,7 +160,7 @@ fn rule(item: Piece<'_>) -> Result<Rule> {
     let timed = options.not_before.is_some();
     let when = match (options.when.map(|when| when.0), kind) {
         (Some(when), _) => when,
-        // A connection that is slow stays so.
+        // A slow connection stays slow.
         (None, Kind::Slow(_)) if !timed => When::Nth(Span { least: 1, most: 1 }),
         (None, _) => When::Any,
     };
@@ -195,7 +195,7 @@ fn kind(row: &Row, name: Piece<'_>, value: Option<Piece<'_>>) -> Result<Kind> {
     }
 }
 
-/// Reads one option.
+/// Parses one option.
 fn option(row: &Row, part: Piece<'_>, o: &mut Options) -> Result<()> {
     const TIME: &str = "a time with its unit, as 250us, 20ms or 3s";
     let (name, value) = part.pair();

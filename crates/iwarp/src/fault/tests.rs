@@ -1,4 +1,4 @@
-//! What is understood of a specification, what is not, and what is said about it.
+//! Valid and invalid specifications, and their errors.
 
 use super::*;
 use proptest::prelude::*;
@@ -13,14 +13,14 @@ fn only(text: &str) -> Rule {
     rules.remove(0)
 }
 
-/// The mistake, and what the line below the specification points at.
+/// Returns the error, and the part of the specification that it marks.
 fn mistake(text: &str) -> (Mistake, &str) {
     let e = text.parse::<Spec>().expect_err(text);
     (e.mistake().clone(), &text[e.at()])
 }
 
 #[test]
-fn a_specification_is_rules_and_what_holds_for_all() {
+fn specification_has_rules_and_globals() {
     let spec = parsed(" seed=7 ; reset,bytes=64K,qp=2 ;; delay=20ms , p=10% ; log=/tmp/a b.log;");
     assert_eq!(spec.seed, Some(7));
     assert_eq!(spec.log.as_deref(), Some("/tmp/a b.log".as_ref()));
@@ -84,13 +84,13 @@ fn each_fault_has_its_value() {
         ("port-down", Kind::PortDown(u64::MAX)),
     ] {
         assert_eq!(only(text).kind, kind, "{text}");
-        // As it is shown in the log, it can be asked for again.
+        // The form in the log is a valid specification.
         assert_eq!(only(&kind.to_string()).kind, kind, "{kind}");
     }
 }
 
 #[test]
-fn how_often_a_rule_acts_depends_on_what_it_says() {
+fn rule_frequency_defaults() {
     for (text, times) in [
         ("reset", Some(1)),
         ("reset,nth=3", Some(1)),
@@ -175,7 +175,7 @@ fn an_error_shows_the_place() {
 }
 
 #[test]
-fn a_log_file_is_found_from_any_directory() {
+fn relative_log_file_is_resolved() {
     let spec = parsed("crc;log = a.log;reset").logging_in("/var/tmp".as_ref());
     assert_eq!(spec.log.as_deref(), Some("/var/tmp/a.log".as_ref()));
     assert_eq!(parsed(&spec.to_string()).log, spec.log);
@@ -186,7 +186,7 @@ fn a_log_file_is_found_from_any_directory() {
 }
 
 #[test]
-fn peers_are_chosen_by_address_network_and_port() {
+fn peers_match_address_network_port() {
     let takes = |filter: &str, peer: &str| {
         let rule = only(&format!("reset,peer={filter}"));
         rule.select.peer.unwrap().takes(peer.parse().unwrap())
@@ -205,9 +205,9 @@ fn peers_are_chosen_by_address_network_and_port() {
     assert!(!takes("2001:db8::/32", "[2001:db9::1]:5"));
 }
 
-/// Each name of the help text is one that the parser takes, and each fault has a line.
+/// The parser accepts each name of the help text, and each fault has a line.
 #[test]
-fn the_help_text_lists_what_there_is() {
+fn help_lists_all_faults() {
     let help = Spec::help();
     let words = |begin: &str| {
         let line = help.lines().find_map(|line| line.strip_prefix(begin));
@@ -241,7 +241,7 @@ fn the_help_text_lists_what_there_is() {
 }
 
 proptest! {
-    /// No text panics, and each error can be shown.
+    /// Random texts do not panic, and each error can be shown.
     #[test]
     fn any_text_is_parsed_or_refused(text in "[a-z=,;.0-9 \u{e4}-]{0,40}|\\PC{0,20}") {
         if let Err(e) = text.parse::<Spec>() {
@@ -251,7 +251,7 @@ proptest! {
         }
     }
 
-    /// Pieces of specifications in any order.
+    /// Fragments of specifications in any order.
     #[test]
     fn pieces_in_any_order(pieces in proptest::collection::vec(prop_oneof![
         Just("reset"), Just("crc"), Just("delay=1ms"), Just(",nth=2"), Just(",p=1"), Just(";"),
@@ -264,7 +264,7 @@ proptest! {
         }
     }
 
-    /// A range is never left, whatever the seed says.
+    /// The chosen value is within the range for any seed.
     #[test]
     fn a_choice_is_within_its_range(a: u64, b: u64, random: u64) {
         let span = Span { least: a.min(b), most: a.max(b) };

@@ -1,4 +1,4 @@
-//! The values of a rule's options, and how each is read.
+//! Values of a rule's options, and their parsers.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,7 +10,7 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// Chooses by a random number.
+    /// Returns the choice of a random number.
     pub(crate) const fn choose(self, random: u64) -> u64 {
         match (self.most - self.least).checked_add(1) {
             Some(width) => self.least + random % width,
@@ -18,7 +18,7 @@ impl Span {
         }
     }
 
-    /// Reads `N` or `N..M`, each end by `one`.
+    /// Parses `N` or `N..M`; `one` parses each end.
     pub(super) fn read(text: &str, one: impl Fn(&str) -> Option<u64>) -> Option<Self> {
         let (least, most) = match text.split_once("..") {
             Some((least, most)) => (one(least)?, one(most)?),
@@ -35,12 +35,12 @@ pub(crate) struct Chance(u64);
 impl Chance {
     const BITS: u32 = 53;
 
-    /// Returns whether a random number is among the favourable ones.
+    /// Returns `true` with this probability.
     pub(crate) const fn takes(self, random: u64) -> bool {
         random >> (64 - Self::BITS) < self.0
     }
 
-    /// Reads a decimal fraction or a percentage.
+    /// Parses a decimal fraction or a percentage.
     pub(super) fn read(text: &str) -> Option<Self> {
         let (number, scale) = match text.strip_suffix('%') {
             Some(number) => (number, 100.0),
@@ -54,10 +54,10 @@ impl Chance {
     }
 }
 
-/// A queue pair.
+/// Selects a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum QpFilter {
-    /// By the order in which the process creates its queue pairs, from 1.
+    /// By order of creation in the process, from 1.
     Ordinal(u32),
     /// By its number.
     Number(u32),
@@ -79,17 +79,17 @@ impl QpFilter {
     }
 }
 
-/// Addresses of peers.
+/// Selects peers by address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PeerFilter {
     ip: IpAddr,
-    /// Bits that count.
+    /// Length of the prefix in bits.
     prefix: u8,
     port: Option<u16>,
 }
 
 impl PeerFilter {
-    /// Reads `ADDR`, `ADDR/BITS` or `ADDR:PORT`, with an IPv6 address in brackets in the last.
+    /// Parses `ADDR`, `ADDR/BITS` or `ADDR:PORT`; the latter has IPv6 addresses in brackets.
     pub(super) fn read(text: &str) -> Option<Self> {
         if let Ok(SocketAddr::V4(_) | SocketAddr::V6(_)) = text.parse::<SocketAddr>() {
             let address: SocketAddr = text.parse().ok()?;
@@ -127,7 +127,7 @@ const fn width(ip: IpAddr) -> u8 {
     }
 }
 
-/// The first bits of an address.
+/// Returns the prefix of an address.
 fn bits(ip: IpAddr, count: u8) -> u128 {
     let all = match ip {
         IpAddr::V4(ip) => u128::from(u32::from(ip)),
@@ -136,7 +136,7 @@ fn bits(ip: IpAddr, count: u8) -> u128 {
     all.checked_shr(u32::from(width(ip) - count)).unwrap_or(0)
 }
 
-/// Operations of work requests.
+/// A set of operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ops(u8);
 
@@ -162,13 +162,13 @@ impl Ops {
         self.0 & op.0 != 0
     }
 
-    /// The name of one operation.
+    /// Returns the name of one operation.
     pub(crate) fn name(self) -> &'static str {
         let found = Self::NAMES.iter().find(|(op, _)| *op == self);
         found.map_or("-", |(_, name)| name)
     }
 
-    /// Reads names joined by `+`.
+    /// Parses names joined by `+`.
     pub(super) fn read(text: &str) -> Option<Self> {
         let mut all = Self(0);
         for word in text.split('+') {
@@ -179,7 +179,7 @@ impl Ops {
     }
 }
 
-/// Directions of a stream.
+/// A set of directions of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Directions {
     pub(crate) out: bool,
@@ -210,18 +210,18 @@ impl Directions {
     }
 }
 
-/// Reads a whole number.
+/// Parses a whole number.
 pub(super) fn number(text: &str) -> Option<u64> {
     let digits = text.bytes().all(|b| b.is_ascii_digit());
     text.parse().ok().filter(|_| digits)
 }
 
-/// Reads a whole number that is not zero.
+/// Parses a positive whole number.
 pub(super) fn count(text: &str) -> Option<u64> {
     number(text).filter(|n| *n > 0)
 }
 
-/// Reads a number of octets: `1500`, `64K`, `10M`, `1G`.
+/// Parses a number of octets: `1500`, `64K`, `10M`, `1G`.
 pub(super) fn size(text: &str) -> Option<u64> {
     let (digits, scale) = match text.as_bytes().last()? {
         b'K' => (&text[..text.len() - 1], 1 << 10),
@@ -232,7 +232,7 @@ pub(super) fn size(text: &str) -> Option<u64> {
     number(digits)?.checked_mul(scale).filter(|n| *n > 0)
 }
 
-/// Reads a time with its unit, `250us`, `20ms` or `3s`, as nanoseconds.
+/// Parses a time with its unit, `250us`, `20ms` or `3s`. Returns nanoseconds.
 pub(super) fn time(text: &str) -> Option<u64> {
     let units = [("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000)];
     let (digits, scale) = units

@@ -1,4 +1,4 @@
-//! What happens when a rule acts.
+//! Actions of rules.
 
 use super::log::Place;
 use super::plan::Taken;
@@ -14,7 +14,7 @@ use crate::sys::clock::now_ns;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The time of [`now_ns`] after so many nanoseconds; `u64::MAX` is for ever.
+/// Returns the time of [`now_ns`] after `time` nanoseconds; `u64::MAX` is forever.
 pub(super) fn until(time: u64) -> u64 {
     now_ns().saturating_add(time)
 }
@@ -24,7 +24,7 @@ const fn ways(directions: Directions) -> [bool; 2] {
 }
 
 impl QpInjector {
-    /// Notes a fault, and what has to be done for it.
+    /// Logs a fault, and queues its actions.
     pub(super) fn plan_action(
         &self,
         state: &mut Progress,
@@ -42,7 +42,7 @@ impl QpInjector {
             Kind::Delay(time) | Kind::Stall(time) => {
                 let now = now_ns();
                 let free = |way: Way| ways[way.index()] && state.held_until[way.index()] <= now;
-                // Requests that are posted meanwhile wait with those before them, and not longer.
+                // Requests posted meanwhile wait with those before them, but not longer.
                 if !Way::BOTH.into_iter().any(free) {
                     return;
                 }
@@ -73,7 +73,7 @@ impl QpInjector {
         self.plan.log.note(&self.plan, taken, &place);
     }
 
-    /// Does what is due. Call it without locks.
+    /// Executes queued actions. No lock may be held.
     #[cold]
     pub(super) fn carry_out_all(&self, qp: &Arc<QpInner>) {
         let actions = std::mem::take(&mut self.state.lock().actions);
@@ -85,14 +85,14 @@ impl QpInjector {
     fn carry_out(&self, qp: &Arc<QpInner>, action: Action) {
         match action {
             Action::Reset | Action::Close if self.state.lock().peer.is_none() => {
-                // The requests wait for their connection, and so does this.
+                // The requests wait for their connection, and so does this action.
                 self.state.lock().actions.push(action);
             }
             Action::Reset => {
                 let link = qp.state.lock().link.socket().cloned();
                 if let Some(link) = link.filter(|link| !link.engine.is_foreign()) {
                     link.stream.abort();
-                    // The end is found by the driver, as if the peer had caused it.
+                    // The driver notices the end, as if the peer had caused it.
                     qp.drive_rx();
                 }
             }
@@ -107,7 +107,7 @@ impl QpInjector {
                     }
                 }
                 self.wake_after(time);
-                // The engine does not look for octets that may not be read.
+                // The engine stops watching a socket that may not be read.
                 qp.with_machine(|_, _| ());
             }
             Action::Slow(ways, rate) => {
@@ -128,14 +128,14 @@ impl QpInjector {
         }
     }
 
-    /// Has the queue pair driven again when something that is held back may pass.
+    /// Schedules a drive of the queue pair for when the delay ends.
     pub(super) fn wake_after(&self, time: u64) {
         if time == u64::MAX {
             return;
         }
         match self.plan.clock() {
             Ok(clock) => clock.wake(Duration::from_nanos(time), self.ordinal),
-            Err(error) => tracing::error!(%error, "no clock for what is held back"),
+            Err(error) => tracing::error!(%error, "no timer for delayed data"),
         }
     }
 
@@ -176,9 +176,9 @@ impl QpInjector {
 }
 
 impl QpInner {
-    /// Something that was held back may pass.
+    /// Called when a delay may have ended.
     pub(super) fn go_on(self: &Arc<Self>) {
-        // The engine looks for octets again, and what waits is sent.
+        // The engine watches the socket again, and waiting data is sent.
         self.with_machine(|_, _| ());
         self.drive_rx();
     }

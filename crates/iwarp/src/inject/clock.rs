@@ -1,4 +1,4 @@
-//! Faults that come at a time, and the end of what is held back for a time.
+//! Faults at a given time, and the end of delays.
 
 use super::act::until;
 use super::plan::{PROCESS, Plan, Taken};
@@ -10,12 +10,13 @@ use crate::fault::Kind;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Kinds of timers: below, the index of a rule; from here on, a queue pair in the order of creation.
+/// Timer tokens: below this value, the index of a rule; from it on, a queue pair in order of
+/// creation.
 const QUEUE_PAIRS: u32 = 1 << 31;
-/// The port comes up.
+/// The port comes up again.
 const PORT_UP: u32 = QUEUE_PAIRS - 1;
 
-/// The timers of a plan.
+/// Timers of a plan.
 pub(super) struct Clock {
     plan: Weak<Plan>,
     engine: Arc<Engine>,
@@ -40,7 +41,7 @@ impl Clock {
         Ok(clock)
     }
 
-    /// Drives a queue pair again after this time.
+    /// Drives a queue pair after this time.
     pub(super) fn wake(&self, after: Duration, ordinal: u32) {
         self.engine.after(after, self.token, QUEUE_PAIRS | ordinal);
     }
@@ -73,7 +74,7 @@ impl Source for Clock {
 }
 
 impl Plan {
-    /// The queue pairs of all devices that `are` right, in the order of creation.
+    /// Returns the queue pairs of all devices for which `are` returns `true`, in order of creation.
     pub(super) fn queue_pairs_that(
         &self,
         are: impl Fn(&QpInjector) -> bool,
@@ -99,7 +100,7 @@ impl Plan {
         all
     }
 
-    /// The time of a rule has come that acts by itself.
+    /// Applies a rule that acts at its time.
     fn time_has_come(self: &Arc<Self>, index: usize) {
         let Some(rule) = self.spec.rules.get(index) else {
             return;
@@ -141,7 +142,7 @@ impl Plan {
         }
     }
 
-    /// The port may be up again.
+    /// Called when the port may be up again.
     fn port_may_be_up(self: &Arc<Self>) {
         if self.end_port_down() {
             for (qp, _) in self.queue_pairs_that(|_| true) {
@@ -150,12 +151,12 @@ impl Plan {
         }
     }
 
-    /// Sets until when the port is down. Returns the time.
+    /// Sets the time at which the port comes up. Returns it.
     pub(super) fn wake_port_after(self: &Arc<Self>, time: u64) -> u64 {
         if time != u64::MAX {
             match self.clock() {
                 Ok(clock) => clock.wake_port(Duration::from_nanos(time)),
-                Err(error) => tracing::error!(%error, "no clock for the port"),
+                Err(error) => tracing::error!(%error, "no timer for the port"),
             }
         }
         until(time)

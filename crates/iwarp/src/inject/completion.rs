@@ -1,4 +1,4 @@
-//! Faults of completions, and of messages that look for a receive.
+//! Faults of completions, and of messages that need a receive.
 
 use super::qp::{Action, QpInjector, op_of_completion};
 use crate::fault::{Kind, Ops, Point};
@@ -7,7 +7,7 @@ use iwarp_rnic::qp::Direction;
 use iwarp_rnic::{Cqe, WcStatus};
 
 impl QpInjector {
-    /// A completion is about to be written.
+    /// Called before a completion is written.
     pub(super) fn change_completion(&self, direction: Direction, cqe: &mut Cqe) -> Completion {
         if cqe.status != WcStatus::Success {
             return Completion::Written;
@@ -23,7 +23,7 @@ impl QpInjector {
         }
         let taken = self.taken(&mut state, Point::Completion, op, |_| true);
         let place = self.place(&state, Some(op));
-        // The queue pair ends by one fault. There is nothing left for another one.
+        // One fault ends the queue pair, so the others are ignored.
         if let Some(taken) = taken.first() {
             self.plan.log.note(&self.plan, taken, &place);
             let Kind::Status(status) = taken.kind else {
@@ -45,7 +45,7 @@ impl QpInjector {
         }
     }
 
-    /// Returns `true` if a message that has come may take a receive.
+    /// Returns `true` if an arrived message may take a receive.
     pub(super) fn offer_receive(&self) -> bool {
         if self.starves() {
             return false;
@@ -66,7 +66,8 @@ impl QpInjector {
     }
 }
 
-/// Returns `true` if a status means that this end could not carry the request out: it tells the peer so. With the others the peer, or the
+/// Returns `true` if a status means a local failure, which is reported to the peer. Other statuses
+/// blame the peer or the network.
 /// way to it, is to blame.
 const fn is_ours(status: WcStatus) -> bool {
     !matches!(

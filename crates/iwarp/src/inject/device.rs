@@ -1,4 +1,4 @@
-//! Faults of the device: objects that are not created, its port, and its events.
+//! Faults of the device: creation of objects, its port, and its events.
 
 use super::log::Place;
 use super::plan::Plan;
@@ -14,10 +14,10 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 impl Plan {
-    /// An object with this name is about to be created.
+    /// Called before an object of this kind is created.
     ///
     /// # Errors
-    /// That of the fault, if a rule takes the opportunity.
+    /// Returns the injected error if a rule acts.
     pub(super) fn refuse_creation(&self, name: &'static str) -> Result<()> {
         for (i, rule) in self.rules(Point::Creation) {
             let Kind::Create(object) = rule.kind else {
@@ -37,7 +37,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Returns `true` if a receive for a shared receive queue must be refused.
+    /// Returns `true` if a receive must not be posted to a shared receive queue.
     pub(super) fn take_shared_receive(&self) -> bool {
         let mut refuses = false;
         for (i, rule) in self.rules(Point::Post) {
@@ -61,7 +61,7 @@ impl Plan {
         refuses
     }
 
-    /// The port goes down for so many nanoseconds.
+    /// Takes the port down for `time` nanoseconds.
     pub(super) fn port_down(self: &Arc<Self>, time: u64) {
         let until = self.wake_port_after(time);
         let before = self.port_down_until.swap(until, Ordering::Relaxed);
@@ -69,18 +69,18 @@ impl Plan {
             self.raise_everywhere(Event::PortError);
         }
         for (qp, _) in self.queue_pairs_that(|_| true) {
-            // The engine does not look for octets that may not be read.
+            // The engine stops watching a socket that may not be read.
             qp.with_machine(|_, _| ());
         }
     }
 
-    /// Returns `true` if the port's time is over, and it is up now.
+    /// Returns `true` if the port's down time has ended with this call.
     pub(super) fn end_port_down(&self) -> bool {
         let until = self.port_down_until.load(Ordering::Relaxed);
         if until == 0 || now_ns() < until {
             return false;
         }
-        // If the port goes down again at this moment, it stays down until then.
+        // If the port goes down again concurrently, it stays down until the new time.
         let ended =
             self.port_down_until
                 .compare_exchange(until, 0, Ordering::Relaxed, Ordering::Relaxed);

@@ -1,4 +1,5 @@
-//! What each fault does to a queue pair, whom it concerns, and what is held back: without any time that passes.
+//! What each fault does to a queue pair, which queue pairs it affects, and what it delays; without
+//! real time.
 
 use super::act::until;
 use super::plan::{PROCESS, Plan};
@@ -46,7 +47,7 @@ fn actions(faults: &QpInjector) -> Vec<Action> {
     std::mem::take(&mut faults.state.lock().actions)
 }
 
-/// The kinds of operation, each with the name that a rule has for it.
+/// The kinds of operation and their names in rules.
 fn operations() -> [(SendOp, Ops); 12] {
     let bind = Bind {
         mw_stag: Stag(1),
@@ -97,7 +98,7 @@ fn operations() -> [(SendOp, Ops); 12] {
 }
 
 #[test]
-fn operations_have_the_names_that_rules_use() {
+fn operations_have_rule_names() {
     for (op, name) in operations() {
         assert_eq!(op_of(&op), name, "{op:?}");
     }
@@ -122,7 +123,7 @@ fn operations_have_the_names_that_rules_use() {
 }
 
 #[test]
-fn each_fault_of_a_request_asks_for_its_action() {
+fn request_faults_queue_actions() {
     let cases = [
         ("seed=200;reset", Action::Reset),
         ("seed=200;close", Action::Close),
@@ -151,7 +152,7 @@ fn each_fault_of_a_request_asks_for_its_action() {
 }
 
 #[test]
-fn a_bit_is_to_be_flipped_where_there_are_crcs() {
+fn bit_flip_is_queued_with_crcs() {
     for (text, crc, spoil) in [
         ("seed=201;crc,nth=1", true, [true, false]),
         ("seed=201;crc,nth=1,dir=in", true, [false, true]),
@@ -163,7 +164,7 @@ fn a_bit_is_to_be_flipped_where_there_are_crcs() {
         assert_eq!(faults.state.lock().spoil, spoil, "{text}");
         assert!(!faults.is_due());
     }
-    // Posted before there is a connection: what that is like decides.
+    // Posted before there is a connection: its properties decide.
     for crc in [true, false] {
         let faults = QpInjector::new(
             &plan(&format!(
@@ -201,7 +202,7 @@ fn a_rule_concerns_those_it_names() {
         "seed=203;reset,every=1,op=read,peer=192.0.2.8",
         &READ
     ));
-    // Receives are requests for those rules alone that name them.
+    // Receives are opportunities only of rules that name them.
     for (text, counts) in [
         ("seed=204;reset,every=1", false),
         ("seed=204;reset,every=1,op=recv", true),
@@ -211,14 +212,14 @@ fn a_rule_concerns_those_it_names() {
         faults.passed(Ops::RECV);
         assert_eq!(faults.is_due(), counts, "{text}");
     }
-    // Without a connection nobody is the peer.
+    // Without a connection there is no peer.
     let faults = QpInjector::new(&plan("seed=205;reset,every=1,peer=192.0.2.7"), 1);
     faults.posted(&READ);
     assert!(!faults.is_due());
 }
 
 #[test]
-fn a_request_is_refused_or_gets_a_wrong_key() {
+fn request_is_refused_or_miskeyed() {
     let refusing = faults("seed=206;post,every=2,op=read+recv", true);
     let sends = [&READ, &WRITE, &READ, &READ, &READ].map(|op| refusing.refuses_send(op));
     assert_eq!(sends, [false, false, true, false, true]);
@@ -240,7 +241,7 @@ fn a_request_is_refused_or_gets_a_wrong_key() {
     assert_eq!(remote_addr, 16);
     // Another entry of the peer's table, not only another key of it.
     assert_ne!(rkey >> 8, 0);
-    // Whatever the key is.
+    // For any key.
     for rkey in [0, 0x5a5a_5a07, !0] {
         let remote_addr = 16;
         let changed = wrong.changed(&SendOp::Read { remote_addr, rkey });
@@ -258,7 +259,7 @@ fn a_request_is_refused_or_gets_a_wrong_key() {
 }
 
 #[test]
-fn a_completion_fails_and_those_behind_it_are_flushed() {
+fn failed_completion_flushes_later_ones() {
     use Completion::{Lost, ThenAct, Written};
     use WcStatus::{Flushed, RemoteAccess, RemoteOperation, Success};
     let cqe = |opcode, status| Cqe {
@@ -277,7 +278,7 @@ fn a_completion_fails_and_those_behind_it_are_flushed() {
     for (opcode, status, outcome) in [
         (WcOpcode::Send, Success, (Written, Success)),
         (WcOpcode::Write, Success, (Written, Success)),
-        // What has failed by itself is no opportunity.
+        // A completion that failed by itself is no opportunity.
         (WcOpcode::Write, RemoteOperation, (Written, RemoteOperation)),
         (WcOpcode::Write, Success, (ThenAct, RemoteAccess)),
         (WcOpcode::Send, Success, (Written, Flushed)),
@@ -285,7 +286,7 @@ fn a_completion_fails_and_those_behind_it_are_flushed() {
         assert_eq!(send(&failing, opcode, status), outcome);
     }
     assert_eq!(actions(&failing), [Action::Fail { terminate: false }]);
-    // Whether the peer is told depends on who is to blame.
+    // Whether a Terminate is sent depends on the side at fault.
     let told = [
         ("LOC_LEN_ERR", true),
         ("LOC_PROT_ERR", true),
@@ -323,7 +324,7 @@ fn a_message_finds_no_receive() {
     assert!(starved.receiver_ready() && !starved.starves());
     assert!(!starved.receiver_ready() && starved.starves());
     assert_eq!(actions(&starved), [Action::Starve(u64::MAX)]);
-    // As long as it lasts, nothing is counted.
+    // While it lasts, nothing is counted.
     assert!(!starved.receiver_ready());
     assert!(!starved.is_due());
     // Then it is over.
@@ -333,7 +334,7 @@ fn a_message_finds_no_receive() {
     assert!(other.receiver_ready() && !other.is_due());
 }
 
-/// The lengths to which two runs of 100 and 1000 octets are shortened.
+/// Returns the lengths to which two runs of 100 and 1000 octets are shortened.
 fn limited(faults: &QpInjector, way: Way) -> Vec<usize> {
     let (a, b) = ([0u8; 100], [0u8; 1000]);
     let mut runs = vec![RawSlice::of(&a), RawSlice::of(&b)];
@@ -358,18 +359,18 @@ fn octets_are_counted_to_the_mark() {
         assert!(!faults.is_due());
         faults.passed_octets(way, 1);
         assert_eq!(actions(&faults), [Action::Reset]);
-        // Once for each connection.
+        // Once per connection.
         faults.passed_octets(way, 1000);
         assert!(!faults.is_due());
         assert_eq!(limited(&faults, way), [100, 1000]);
     }
-    // What may not act yet does not act when the mark is passed.
+    // A rule whose time has not come does not act when the mark is passed.
     for (time, acts) in [("0s", true), ("1000s", false)] {
         let faults = faults(&format!("seed=228;reset,bytes=250,time={time}"), true);
         faults.passed_octets(Way::Out, 251);
         assert_eq!(faults.is_due(), acts, "{time}");
     }
-    // The next connection counts anew. Of two marks the nearer one limits.
+    // The next connection counts from zero. The nearer of two marks limits.
     let text = "seed=217;close,bytes=50,times=2;reset,bytes=30,times=1;delay=1s,every=1,op=read";
     let faults = faults(text, true);
     for (first, second) in [(Some(Action::Reset), 30), (None, 30)] {
@@ -408,7 +409,7 @@ fn a_slow_connection_moves_in_steps() {
 }
 
 #[test]
-fn what_is_held_is_held_in_its_direction() {
+fn delays_apply_per_direction() {
     let faults = faults("seed=219;stall,nth=9", true);
     for (held, expected) in [
         ([0, 0], [false, false]),
@@ -419,7 +420,7 @@ fn what_is_held_is_held_in_its_direction() {
         faults.state.lock().held_until = held;
         assert_eq!(Way::BOTH.map(|way| faults.holds(way)), expected);
     }
-    // A further delay of what is held already would make it wait longer than each.
+    // Delaying data that is already held would add up.
     let held = |until| {
         let faults = self::faults("seed=220;delay=1s,every=1,dir=both", true);
         faults.state.lock().held_until = until;
@@ -431,7 +432,7 @@ fn what_is_held_is_held_in_its_direction() {
     assert!(!held([later, 0]) && !held([0, later]) && !held([0; 2]));
 }
 
-/// A new connection counts its octets anew; what was asked for before it came, and what holds for a while, stays.
+/// A new connection counts its octets from zero. Pending actions and delays remain.
 #[test]
 fn what_a_new_connection_begins_with() {
     let faults = QpInjector::new(&plan("seed=221;reset,nth=1;close,nth=3"), 0x77);
@@ -479,7 +480,7 @@ fn port_events(ctx: &Context) -> Vec<PortEvent> {
 }
 
 #[test]
-fn events_of_the_port_reach_all_devices_of_the_process() {
+fn port_events_reach_all_devices() {
     let devices = [0; 2].map(|_| context("seed=222;crc"));
     let other = context("seed=223;crc");
     let plan = plan("seed=222;crc");
@@ -521,11 +522,11 @@ fn events_of_the_port_reach_all_devices_of_the_process() {
 }
 
 #[test]
-fn requests_to_connect_and_objects_fail_as_the_rules_say() {
+fn connects_and_creations_fail_by_rule() {
     let plan = plan("seed=224;refuse,nth=2,peer=192.0.2.0/24;unreachable,nth=2,peer=192.0.2.7");
     let other = "198.51.100.1:1".parse().unwrap();
     let asked = [peer(), other, peer(), peer()].map(|peer| plan.connect(peer));
-    // The first rule answers, and then the second does not count.
+    // The first rule acts, so the second one does not count.
     let expected = [
         None,
         None,
@@ -547,7 +548,7 @@ fn requests_to_connect_and_objects_fail_as_the_rules_say() {
 }
 
 #[test]
-fn receives_for_a_shared_queue_are_refused_by_rules_for_everybody() {
+fn unselective_rules_refuse_shared_receives() {
     for (rule, refuses) in [
         ("post,every=1", true),
         ("post,every=1,op=recv", true),
@@ -563,7 +564,7 @@ fn receives_for_a_shared_queue_are_refused_by_rules_for_everybody() {
     }
 }
 
-/// A seed means the same in each version, or nobody could replay what an older one has found.
+/// A seed has the same effect in every version, so that older results can be replayed.
 #[test]
 fn seeds_keep_their_meaning() {
     let plan = plan("seed=227;reset,bytes=1..1000000;delay=1ms,time=1s..1000s,p=0.5");
@@ -581,14 +582,14 @@ fn seeds_keep_their_meaning() {
     assert!(!others.contains(&DRAWN));
 }
 
-/// Computed by another program.
+/// Computed by an independent program.
 const THRESHOLD: u64 = 514_554;
 const AFTER: u64 = 419_043_446_496;
 const DRAWN: u64 = 0xd3a8_9f83_e995_ab25;
 
-/// Each fault is a line with what is known of its opportunity, behind the specification with the seed that was chosen.
+/// After the specification and its seed, each fault has a line with the data of its opportunity.
 #[test]
-fn the_log_says_what_has_happened_to_whom() {
+fn log_names_fault_and_target() {
     let path = std::env::temp_dir().join(format!("iwarp-fault-log-{}", std::process::id()));
     let _ = std::fs::remove_file(&path);
     let text = format!("post,nth=2;reset,bytes=100;rnr=2ms;log={}", path.display());
@@ -637,9 +638,9 @@ fn the_log_says_what_has_happened_to_whom() {
     }
 }
 
-/// What belongs to no queue pair says what it was about.
+/// Faults without a queue pair are logged with their object.
 #[test]
-fn the_log_says_what_the_process_was_refused() {
+fn log_names_refused_objects() {
     let path = std::env::temp_dir().join(format!("iwarp-fault-log-2-{}", std::process::id()));
     let _ = std::fs::remove_file(&path);
     let text = format!(

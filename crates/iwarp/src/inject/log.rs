@@ -1,4 +1,5 @@
-//! The log of injected faults: a line for each, in one write, so that the lines of several processes do not mingle.
+//! The log of injected faults. Each line is one write, so that lines of several processes are not
+//! interleaved.
 
 use super::plan::{Plan, Taken};
 use crate::complain;
@@ -10,19 +11,19 @@ use std::io::Write as _;
 use std::net::SocketAddr;
 use std::path::Path;
 
-/// Where the lines go: to a file, or to standard error.
+/// Destination of the lines: a file or standard error.
 pub(super) struct Log {
     file: Option<Mutex<File>>,
 }
 
-/// Whom a fault has met, as far as that is known.
+/// Target of a fault, as far as it is known.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Place {
-    /// The queue pair: in the order of creation, and its number.
+    /// The queue pair: its position in order of creation, and its number.
     pub(super) qp: Option<(u32, u32)>,
     pub(super) peer: Option<SocketAddr>,
     pub(super) op: Option<&'static str>,
-    /// Octets that have passed on the connection in the direction that counts.
+    /// Octets that have passed on the connection in the rule's direction.
     pub(super) octets: Option<u64>,
 }
 
@@ -30,14 +31,14 @@ impl Log {
     /// Opens the file for appending, because several processes may write to it.
     ///
     /// # Errors
-    /// The operating system's.
+    /// Fails if the file cannot be opened.
     pub(super) fn open(file: Option<&Path>) -> Result<Self> {
         let open = |path| OpenOptions::new().append(true).create(true).open(path);
         let file = file.map(open).transpose()?.map(Mutex::new);
         Ok(Self { file })
     }
 
-    /// Says what is asked for, so that it can be replayed.
+    /// Logs the specification with its seed, for a replay.
     pub(super) fn begin(&self, plan: &Plan) {
         let known = plan.spec.seed.is_some();
         let seed = match known {
@@ -47,7 +48,7 @@ impl Log {
         self.line(plan, &format!("spec=\"{seed}{}\"", plan.spec));
     }
 
-    /// Notes a fault.
+    /// Logs a fault.
     pub(super) fn note(&self, plan: &Plan, taken: &Taken, place: &Place) {
         let mut text = format!("rule={} {}", taken.rule + 1, taken.kind);
         // Writing to a string never fails.
@@ -78,7 +79,7 @@ impl Log {
             plan.seed
         );
         match &self.file {
-            // A full disk must not end the program that is tested.
+            // A full disk must not end the tested program.
             Some(file) => drop(file.lock().write_all(line.as_bytes())),
             None => complain::stderr(&line),
         }

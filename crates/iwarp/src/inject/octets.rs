@@ -1,6 +1,7 @@
-//! Faults of the octets of a stream: counted, held back, and with a bit flipped.
+//! Faults of a stream's data: counted, delayed, and with a flipped bit.
 //!
-//! Invariant of the `unsafe`: the callers own the ranges they pass for the length of the call, as for the system call next to it.
+//! Invariant of the `unsafe` code: callers own the ranges they pass during the call, as for the
+//! system call next to it.
 
 use super::plan::Taken;
 use super::qp::{Progress, QpInjector};
@@ -10,29 +11,30 @@ use crate::sys::clock::now_ns;
 use crate::sys::guarded;
 use crate::sys::raw_slice::RawSlice;
 
-/// The octets of an FPDU among which the one with the flipped bit is: behind the length, so that the end of the FPDU is still found, and within the
-/// shortest header.
+/// Range of the flipped bit's octet in an FPDU: after the length, so that the end of the FPDU is
+/// still found, and within the shortest header.
 const SPOILT: std::ops::Range<usize> = 6..14;
 
-/// In how many steps a slow connection carries the octets of a second, and how small these may be.
+/// Steps per second of a slow connection, and the minimum size of a step.
 const STEPS_PER_SECOND: u64 = 50;
 const STEP_MIN: u64 = 64;
 
 impl QpInjector {
-    /// Octets are about to be sent, or to be read. Shortens the list to what may pass before a fault is due.
+    /// Called before data is sent or read. Shortens the list to what may pass before a fault is
+    /// due.
     pub(super) fn limit_octets(&self, way: Way, runs: &mut Vec<RawSlice>) {
         let state = self.state.lock();
         let passed = state.octets[way.index()];
         let marks = self.marks(&state, way).map(|(_, at)| at);
         let to_mark = marks.min().map(|at| at.saturating_sub(passed).max(1));
-        // A slow connection moves in small steps, not in bursts.
+        // A slow connection moves data in small steps, not in bursts.
         let step = state.rate[way.index()].map(|rate| (rate / STEPS_PER_SECOND).max(STEP_MIN));
         if let Some(room) = to_mark.into_iter().chain(step).min() {
             shorten(runs, usize::try_from(room).unwrap_or(usize::MAX));
         }
     }
 
-    /// The marks that the octets of the connection have not reached in this direction, each with its rule.
+    /// Returns the octet counts not yet reached in this direction, each with its rule.
     fn marks(&self, state: &Progress, way: Way) -> impl Iterator<Item = (usize, u64)> {
         let concerns = |i: usize, rule: &Rule| {
             let counts = match rule.directions.out {
@@ -50,7 +52,7 @@ impl QpInjector {
             .into_iter()
     }
 
-    /// Octets have passed.
+    /// Called when data has passed.
     pub(super) fn count_octets(&self, way: Way, n: usize) {
         let mut state = self.state.lock();
         let passed = state.octets[way.index()].saturating_add(n as u64);
@@ -85,11 +87,11 @@ impl QpInjector {
         }
     }
 
-    /// If a bit is to be flipped in what is sent, copies it and flips one. `runs` then refers to the copy, which the caller keeps. The octets
-    /// begin with an FPDU.
+    /// If a bit is to be flipped in sent data, copies the data and flips one. `runs` then refers to
+    /// the copy, which the caller keeps. The data begins with an FPDU.
     ///
     /// # Safety
-    /// The ranges are readable for the length of the call.
+    /// The ranges must be readable during the call.
     pub(super) unsafe fn flip_in_copy(&self, runs: &mut Vec<RawSlice>) -> Option<Vec<u8>> {
         let mut state = self.state.lock();
         let total = runs.iter().map(RawSlice::len).sum::<usize>();
@@ -99,7 +101,7 @@ impl QpInjector {
         state.spoil[Way::Out.index()] = false;
         let mut copy = Vec::with_capacity(total);
         for run in runs.iter() {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe { run.append_to(&mut copy, usize::MAX) };
         }
         self.flip(&state, Way::Out, &mut copy);
@@ -108,10 +110,10 @@ impl QpInjector {
         Some(copy)
     }
 
-    /// If a bit is to be flipped in what was received, flips one. The `n` octets begin with an FPDU.
+    /// If a bit is to be flipped in received data, flips one. The `n` octets begin with an FPDU.
     ///
     /// # Safety
-    /// The ranges are readable and writable for the length of the call.
+    /// The ranges must be readable and writable during the call.
     pub(super) unsafe fn flip_in_place(&self, runs: &[RawSlice], n: usize) {
         let mut state = self.state.lock();
         let Some(first) = runs.first().filter(|run| run.len().min(n) >= SPOILT.end) else {
@@ -121,7 +123,7 @@ impl QpInjector {
             return;
         }
         let mut head = Vec::with_capacity(SPOILT.end);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             first.append_to(&mut head, SPOILT.end);
             self.flip(&state, Way::In, &mut head);
@@ -129,7 +131,7 @@ impl QpInjector {
         }
     }
 
-    /// Flips a bit that the seed chooses.
+    /// Flips a bit chosen by the seed.
     fn flip(&self, state: &Progress, way: Way, octets: &mut [u8]) {
         let rules = self.plan.rules(Point::Request);
         let rule = rules
@@ -170,7 +172,7 @@ mod tests {
         faults
     }
 
-    /// The place of the only bit in which two FPDUs differ.
+    /// Returns the position of the only bit in which two FPDUs differ.
     fn flipped(before: &[u8], after: &[u8]) -> usize {
         let differ: Vec<_> = (0..before.len())
             .filter(|i| before[*i] != after[*i])
@@ -183,15 +185,15 @@ mod tests {
     }
 
     #[test]
-    fn one_bit_of_a_copy_is_flipped_once() {
+    fn flip_in_copy_changes_one_bit() {
         let mut places = std::collections::HashSet::new();
         for seed in 240..270 {
             let faults = spoiling(&format!("seed={seed};crc"), Way::Out);
             let octets: Vec<u8> = (0..40).collect();
             let all = [RawSlice::of(&octets[..10]), RawSlice::of(&octets[10..])];
-            // Too short for a header: the next write is met.
+            // Too short for a header, so the next write is affected.
             let mut runs = vec![RawSlice::of(&octets[..SPOILT.end - 1])];
-            // SAFETY: the octets are there.
+            // SAFETY: the ranges refer to `octets`.
             assert!(unsafe { faults.spoil_copy(&mut runs) }.is_none());
             let mut runs = all.to_vec();
             // SAFETY: as above.
@@ -203,20 +205,20 @@ mod tests {
             assert!(unsafe { faults.spoil_copy(&mut runs) }.is_none());
             assert_eq!(runs, all);
         }
-        // Whatever is in the length is left alone, and all of the header is met in the end.
+        // The length is never changed, and all of the header is reached eventually.
         assert!(places.iter().all(|at| SPOILT.contains(at)));
         assert!(places.len() > SPOILT.len() / 2, "{places:?}");
     }
 
-    /// Which bit it is depends on the number of the rule that asks for it, and not on the rules behind that one.
+    /// The chosen bit depends on the number of the rule, not on rules after it.
     #[test]
-    fn the_bit_is_chosen_for_the_rule_that_asks_for_it() {
+    fn flipped_bit_depends_on_rule() {
         let places = |rules: &str| -> Vec<usize> {
             let places = (300..316).map(|seed| {
                 let faults = spoiling(&format!("seed={seed};{rules}"), Way::Out);
                 let octets = [0; 40];
                 let mut runs = vec![RawSlice::of(&octets)];
-                // SAFETY: the octets are there.
+                // SAFETY: the ranges refer to `octets`.
                 let copy = unsafe { faults.spoil_copy(&mut runs) }.unwrap();
                 flipped(&octets, &copy)
             });
@@ -230,12 +232,12 @@ mod tests {
     }
 
     #[test]
-    fn one_bit_of_what_was_received_is_flipped_once() {
+    fn flip_in_place_changes_one_bit() {
         let faults = spoiling("seed=270;crc,dir=in", Way::In);
         let before: Vec<u8> = (0..40).collect();
         let mut after = before.clone();
         let runs = [RawSlice::of_mut(&mut after)];
-        // SAFETY: the octets are there, and nobody else uses them.
+        // SAFETY: the ranges refer to `octets`, which is not used otherwise.
         let spoil = |n| unsafe { faults.spoil_received(&runs, n) };
         spoil(SPOILT.end - 1);
         assert!(faults.state.lock().spoil[Way::In.index()]);
@@ -246,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_shortened_to_the_octet() {
+    fn list_is_shortened_exactly() {
         let (a, b) = ([1u8; 5], [2u8; 7]);
         let lens = |most| {
             let mut runs = vec![RawSlice::of(&a), RawSlice::of(&b)];

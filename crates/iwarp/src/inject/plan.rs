@@ -1,4 +1,4 @@
-//! The faults of a process: which opportunities are taken, how often, and what the seed decides.
+//! The faults of a process: which opportunities are taken, how often, and the choices of the seed.
 
 use super::clock::Clock;
 use super::log::{Log, Place};
@@ -13,44 +13,45 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-/// The plans of this process and of those that forked it. They are never dropped: a program may close its device and open it again.
+/// Plans of this process and of its parents. They are never dropped, because a program may close
+/// its device and open it again.
 static PLANS: ProcessLock<Vec<(u32, Arc<Plan>)>> =
     ProcessLock::new("raw::inject::PLANS", Vec::new());
 
-/// The subject of opportunities that belong to no queue pair.
+/// Subject of opportunities without a queue pair.
 pub(super) const PROCESS: u32 = 0;
 
-/// See the module.
+/// Faults of a process; see the module.
 pub(crate) struct Plan {
     pub(super) spec: Spec,
     pub(super) seed: u64,
     /// When the first device was opened.
     start: u64,
     pub(super) log: Log,
-    /// For each rule, how often it has acted.
+    /// For each rule, the number of its actions.
     fired: Box<[AtomicU64]>,
-    /// For each rule, its opportunities that belong to no queue pair.
+    /// For each rule, its opportunities without a queue pair.
     counts: Mutex<Vec<u64>>,
-    /// Queue pairs that were created.
+    /// Number of queue pairs created.
     queue_pairs: AtomicU32,
     pub(super) contexts: Mutex<Vec<Weak<ContextInner>>>,
-    /// Until when the port is down, in nanoseconds of [`now_ns`].
+    /// Time of [`now_ns`] until which the port is down.
     pub(super) port_down_until: AtomicU64,
     clock: Mutex<Option<Arc<Clock>>>,
 }
 
-/// An opportunity that a rule has taken.
+/// An opportunity taken by a rule.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Taken {
     /// The rule's index.
     pub(super) rule: usize,
     pub(super) kind: Kind,
-    /// The number of the opportunity; 0 if it is none that is counted.
+    /// Number of the opportunity; 0 if it is not counted.
     pub(super) n: u64,
 }
 
 impl Plan {
-    /// Returns the plan for a specification: that of the process if there is one.
+    /// Returns the process's plan for a specification; creates it if necessary.
     pub(crate) fn of(spec: &Spec) -> Result<Arc<Self>> {
         let pid = std::process::id();
         let mut plans = PLANS.lock();
@@ -81,7 +82,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// A device was opened with it.
+    /// Registers a device.
     pub(crate) fn enter(self: &Arc<Self>, ctx: &Arc<ContextInner>) -> Result<()> {
         {
             let mut contexts = self.contexts.lock();
@@ -95,7 +96,7 @@ impl Plan {
         Ok(())
     }
 
-    /// What calls at a time. It is started with the first call.
+    /// Returns the timers, which are started by the first call.
     pub(super) fn clock(self: &Arc<Self>) -> Result<Arc<Clock>> {
         let mut clock = self.clock.lock();
         if let Some(clock) = &*clock {
@@ -116,14 +117,15 @@ impl Plan {
         now_ns().saturating_sub(self.start)
     }
 
-    /// Returns the time of [`now_ns`] at which a rule may begin to act.
+    /// Returns the time of [`now_ns`] from which on a rule may act.
     pub(super) fn earliest(&self, rule: usize, subject: u32) -> u64 {
         let span = self.spec.rules.get(rule).and_then(|rule| rule.not_before);
         let after = span.map_or(0, |span| span.choose(self.draw(rule, subject, 0, "time")));
         self.start.saturating_add(after)
     }
 
-    /// A random number that depends on the seed, the rule, the subject, the opportunity and the purpose.
+    /// Returns a random number that depends on the seed, the rule, the subject, the opportunity and
+    /// the purpose.
     pub(super) fn draw(&self, rule: usize, subject: u32, n: u64, purpose: &str) -> u64 {
         let mut x = mix(self.seed ^ 0x6661_756c_7421);
         for part in [rule as u64, u64::from(subject), n] {
@@ -134,7 +136,7 @@ impl Plan {
             .fold(x, |x, octet| mix(x ^ u64::from(octet)))
     }
 
-    /// The number of octets after which a rule acts on a connection.
+    /// Returns the number of octets after which a rule acts on a connection.
     pub(super) fn threshold(&self, rule: usize, subject: u32) -> Option<u64> {
         match self.spec.rules.get(rule)?.when {
             When::Bytes(span) => Some(span.choose(self.draw(rule, subject, 0, "bytes"))),
@@ -142,7 +144,7 @@ impl Plan {
         }
     }
 
-    /// Counts an opportunity of a rule, and returns it if the rule takes it. `count` is the subject's own.
+    /// Counts an opportunity of a rule, in the subject's `count`. Returns it if the rule takes it.
     pub(super) fn opportunity(&self, rule: usize, subject: u32, count: &mut u64) -> Option<Taken> {
         let it = self.spec.rules.get(rule)?;
         if it.is_timed() || matches!(it.when, When::Bytes(_)) {
@@ -167,7 +169,7 @@ impl Plan {
         })
     }
 
-    /// Takes one of the times that a rule may act. Returns `false` if there is none left.
+    /// Counts an action of a rule. Returns `false` if its maximum is reached.
     pub(super) fn may(&self, rule: usize) -> bool {
         let (Some(it), Some(fired)) = (self.spec.rules.get(rule), self.fired.get(rule)) else {
             return false;
@@ -179,19 +181,19 @@ impl Plan {
             .is_ok()
     }
 
-    /// The rules that wait at a point, each with its index.
+    /// Returns the rules with this kind of opportunity, and their indices.
     pub(super) fn rules(&self, point: Point) -> impl Iterator<Item = (usize, &Rule)> {
         let rules = self.spec.rules.iter().enumerate();
         rules.filter(move |(_, rule)| rule.kind.point() == point)
     }
 
-    /// An opportunity of the process as a whole.
+    /// Counts an opportunity of the process.
     pub(super) fn process_wide(&self, rule: usize) -> Option<Taken> {
         let mut counts = self.counts.lock();
         self.opportunity(rule, PROCESS, counts.get_mut(rule)?)
     }
 
-    /// The program asks to connect to a peer. Returns the error if that must fail.
+    /// Called when the program connects to a peer. Returns the injected error, if any.
     pub(super) fn refuse_connect(&self, peer: SocketAddr) -> Option<i32> {
         if self.is_port_down() {
             return Some(libc::EHOSTUNREACH);
@@ -227,7 +229,7 @@ const fn mix(x: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    /// The first number of SplitMix64 with the seed 0, and the second, as its authors' program prints them.
+    /// The first two numbers of SplitMix64 with seed 0, as printed by its authors' program.
     #[test]
     fn mixing_is_a_step_of_splitmix64() {
         assert_eq!(super::mix(0), 0xe220_a839_7b1d_cdaf);

@@ -1,10 +1,10 @@
-//! Faults of requests that are posted.
+//! Faults of posted requests.
 
 use super::qp::{QpInjector, op_of};
 use crate::fault::{Kind, Ops, Point};
 use iwarp_rnic::SendOp;
 
-/// What is changed in a key that the peer is to refuse: the index names another entry of its table, in all likelihood none.
+/// XORed with a key to make the peer refuse it: the index most likely names no entry of its table.
 const WRONG_KEY: u32 = 0x5a5a_5a00;
 
 impl QpInjector {
@@ -18,7 +18,7 @@ impl QpInjector {
         !taken.is_empty()
     }
 
-    /// Returns the operation to post instead, if a fault changes it.
+    /// Returns a modified operation to post, if a fault changes it.
     pub(super) fn with_wrong_key(&self, op: &SendOp) -> Option<SendOp> {
         let mut wrong = *op;
         let key = match &mut wrong {
@@ -46,11 +46,11 @@ impl QpInjector {
         Some(wrong)
     }
 
-    /// A request was posted, or a receive has completed.
+    /// Called when a request was posted or a receive has completed.
     pub(super) fn passed(&self, op: Ops) {
         let mut state = self.state.lock();
         let all = self.taken(&mut state, Point::Request, op, |rule| {
-            // Receives are opportunities only of those who ask for them.
+            // Receives are opportunities only of rules that select them.
             op != Ops::RECV || rule.select.ops.is_some()
         });
         for taken in all {

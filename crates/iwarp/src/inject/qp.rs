@@ -1,4 +1,4 @@
-//! What a queue pair counts of its opportunities, and what is held back on its connection.
+//! A queue pair's counts of opportunities, and the delays of its connection.
 
 use super::log::Place;
 use super::plan::{Plan, Taken};
@@ -21,58 +21,58 @@ use std::sync::Arc;
 /// The faults of one queue pair.
 pub(crate) struct QpInjector {
     pub(super) plan: Arc<Plan>,
-    /// In the order of creation, from 1.
+    /// Position in order of creation, from 1.
     pub(super) ordinal: u32,
     pub(super) number: u32,
     pub(super) state: Mutex<Progress>,
 }
 
-/// How far it has got.
+/// State of the rules for a queue pair.
 #[derive(Default)]
 pub(super) struct Progress {
-    /// For each rule, its opportunities on this queue pair.
+    /// For each rule, the number of its opportunities.
     pub(super) counts: Vec<u64>,
     /// For each rule that counts octets, whether it has acted on this connection.
     pub(super) reached: Vec<bool>,
     pub(super) peer: Option<SocketAddr>,
-    /// The connection has CRCs.
+    /// Whether the connection has CRCs.
     pub(super) crc: bool,
-    /// Octets that have passed in each direction.
+    /// Octets that have passed, per direction.
     pub(super) octets: [u64; 2],
-    /// Until when nothing passes in each direction.
+    /// Time until which nothing passes, per direction.
     pub(super) held_until: [u64; 2],
-    /// Octets per second in each direction.
+    /// Limit in octets per second, per direction.
     pub(super) rate: [Option<u64>; 2],
-    /// In each direction a bit is to be flipped.
+    /// Whether a bit is to be flipped, per direction.
     pub(super) spoil: [bool; 2],
-    /// Until when messages find no receive.
+    /// Time until which messages find no receive.
     pub(super) starved_until: u64,
-    /// A completion has failed: those behind it are flushed.
+    /// A completion has failed, so those after it are flushed.
     pub(super) failing: bool,
-    /// What is to be done without locks.
+    /// Actions to execute without locks.
     pub(super) actions: Vec<Action>,
 }
 
-/// Something to be done without locks.
+/// An action to execute without locks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Action {
     Reset,
     Close,
-    /// In these directions for so many nanoseconds.
+    /// Delays these directions for this time in nanoseconds.
     Hold([bool; 2], u64),
     Slow([bool; 2], u64),
-    /// The completion of a request has failed: the stream ends, with a Terminate or with a reset.
+    /// Ends the stream after a failed completion, with a Terminate or with a reset.
     Fail {
         terminate: bool,
     },
     Event(Event),
     PortDown(u64),
-    /// The receiver is not ready for so long.
+    /// The receiver is not ready for this time in nanoseconds.
     Starve(u64),
 }
 
 impl QpInjector {
-    /// Returns the faults of a queue pair, if its device was opened with any.
+    /// Returns the faults of a queue pair, if its device has any.
     pub(super) fn of(qp: &QpInner) -> Option<&Self> {
         let faults: &dyn Any = &**qp.faults.as_ref()?;
         faults.downcast_ref()
@@ -92,7 +92,7 @@ impl QpInjector {
         })
     }
 
-    /// It has a new connection. What was asked for by requests that waited for it is due now.
+    /// Called for a new connection. Executes the actions of requests that waited for it.
     pub(super) fn begin_connection(&self, peer: SocketAddr, crc: bool) {
         let mut state = self.state.lock();
         let fresh = Progress {
@@ -102,7 +102,7 @@ impl QpInjector {
             crc,
             held_until: state.held_until,
             rate: state.rate,
-            // Without CRCs the flipped bit would spoil memory instead of the connection.
+            // Without CRCs the flipped bit would corrupt memory.
             spoil: state.spoil.map(|spoil| spoil && crc),
             actions: std::mem::take(&mut state.actions),
             ..Progress::default()
@@ -110,7 +110,7 @@ impl QpInjector {
         *state = fresh;
     }
 
-    /// Returns `true` if a rule concerns this queue pair, and an operation if there is one.
+    /// Returns `true` if a rule selects this queue pair and the operation, if there is one.
     pub(super) fn concerns(&self, rule: &Rule, peer: Option<SocketAddr>, op: Option<Ops>) -> bool {
         let select = &rule.select;
         let by_qp = select
@@ -123,7 +123,7 @@ impl QpInjector {
         by_qp && by_peer && by_op
     }
 
-    /// Counts an opportunity of each rule at a point that concerns it, and returns those that are taken.
+    /// Counts an opportunity of each matching rule, and returns those that act.
     pub(super) fn taken(
         &self,
         state: &mut Progress,
@@ -189,12 +189,12 @@ impl QpFaults for QpInjector {
     }
 
     unsafe fn spoil_copy(&self, runs: &mut Vec<RawSlice>) -> Option<Vec<u8>> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.flip_in_copy(runs) }
     }
 
     unsafe fn spoil_received(&self, runs: &[RawSlice], n: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.flip_in_place(runs, n) }
     }
 
@@ -222,7 +222,7 @@ impl QpFaults for QpInjector {
     }
 }
 
-/// The kind of a send work request.
+/// Returns the kind of a send work request.
 pub(super) const fn op_of(op: &SendOp) -> Ops {
     match op {
         SendOp::Write { .. } | SendOp::WriteImm { .. } | SendOp::AtomicWrite { .. } => Ops::WRITE,
@@ -233,7 +233,7 @@ pub(super) const fn op_of(op: &SendOp) -> Ops {
     }
 }
 
-/// The kind of the request that a completion is about.
+/// Returns the kind of the request of a completion.
 pub(super) const fn op_of_completion(opcode: WcOpcode) -> Ops {
     match opcode {
         WcOpcode::Send => Ops::SEND,

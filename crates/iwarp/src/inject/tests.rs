@@ -27,7 +27,7 @@ pub(super) fn plan_of(ctx: &ContextInner) -> Arc<Plan> {
     faults.downcast().unwrap()
 }
 
-/// The opportunities of a queue pair that the first rule takes, of `of`.
+/// Returns which of a queue pair's first `of` opportunities the first rule takes.
 fn taken(plan: &Plan, subject: u32, of: u64) -> Vec<u64> {
     let mut count = 0;
     let all = (0..of).filter_map(|_| plan.opportunity(0, subject, &mut count));
@@ -35,7 +35,7 @@ fn taken(plan: &Plan, subject: u32, of: u64) -> Vec<u64> {
 }
 
 #[test]
-fn opportunities_are_taken_as_the_rule_says() {
+fn rules_select_opportunities() {
     assert_eq!(taken(&plan("seed=100;reset"), 1, 5), [1]);
     assert_eq!(taken(&plan("seed=101;reset,nth=3"), 1, 5), [3]);
     assert_eq!(taken(&plan("seed=102;reset,every=2"), 1, 5), [2, 4]);
@@ -47,14 +47,14 @@ fn opportunities_are_taken_as_the_rule_says() {
 }
 
 #[test]
-fn a_time_is_a_condition_of_what_is_counted() {
+fn time_limits_counted_opportunities() {
     assert_eq!(taken(&plan("seed=108;post,time=1000s"), 1, 9), [0u64; 0]);
     assert_eq!(taken(&plan("seed=109;post,nth=2,time=0s"), 1, 9), [2]);
-    // Without another condition the time comes by itself, and no request is an opportunity.
+    // Without another condition the time triggers the rule, and requests are no opportunities.
     assert_eq!(taken(&plan("seed=117;reset,time=0s"), 1, 9), [0u64; 0]);
 }
 
-/// What one queue pair is met by depends neither on other queue pairs nor on other rules.
+/// The faults of a queue pair depend neither on other queue pairs nor on other rules.
 #[test]
 fn the_seed_decides_and_nothing_else() {
     let alone = plan("seed=110;reset,p=10%");
@@ -75,7 +75,7 @@ fn the_seed_decides_and_nothing_else() {
 }
 
 #[test]
-fn a_range_is_chosen_for_each_queue_pair() {
+fn range_is_chosen_per_queue_pair() {
     let plan = plan("seed=112;reset,bytes=1..1G,times=100");
     let chosen: Vec<_> = (1..=8).map(|qp| plan.threshold(0, qp).unwrap()).collect();
     let again: Vec<_> = (1..=8).map(|qp| plan.threshold(0, qp).unwrap()).collect();
@@ -87,7 +87,7 @@ fn a_range_is_chosen_for_each_queue_pair() {
 }
 
 #[test]
-fn devices_with_the_same_specification_share_a_plan() {
+fn equal_specifications_share_a_plan() {
     assert!(Arc::ptr_eq(&plan("seed=113;crc"), &plan("seed=113;crc")));
     assert!(!Arc::ptr_eq(&plan("seed=113;crc"), &plan("seed=114;crc")));
 }
@@ -101,9 +101,9 @@ fn times_limit_the_whole_process() {
     assert!(plan.draw(0, PROCESS, 0, "a") != plan.draw(0, PROCESS, 0, "b"));
 }
 
-/// The port comes up when its time is over, and once.
+/// The port comes up once, when its time is over.
 #[test]
-fn a_port_that_is_not_down_does_not_come_up() {
+fn port_up_needs_port_down() {
     let plan = plan("seed=116;crc");
     assert!(!plan.is_port_down() && !plan.end_port_down());
     plan.port_down(u64::MAX);
@@ -114,13 +114,13 @@ fn a_port_that_is_not_down_does_not_come_up() {
     assert!(plan.end_port_down() && !plan.end_port_down());
 }
 
-/// The time of a port that is down is over, and no timer has seen it yet.
+/// The down time of a port is over, but its timer has not run.
 pub(super) fn its_time_is_over(plan: &Plan) {
     plan.port_down_until.store(now_ns() - 1, Ordering::Relaxed);
 }
 
 #[test]
-fn queue_pairs_are_numbered_and_devices_that_are_closed_are_forgotten() {
+fn queue_pairs_numbered_closed_devices_dropped() {
     let text = "seed=118;crc";
     let plan = plan(text);
     let ordinals = [0; 3].map(|number| QpInjector::new(&plan, number).ordinal);
@@ -170,7 +170,8 @@ fn soon(what: &str, is: impl Fn() -> bool) {
     }
 }
 
-/// While nothing may pass, the engine does not look for octets, which would be there all the time. Afterwards it does, and what waits is sent.
+/// While nothing may pass, the engine does not watch the socket, which would always be readable.
+/// Afterwards it does, and waiting data is sent.
 #[test]
 fn a_stalled_socket_is_not_watched() {
     let (qp, mut peer) = connected("seed=120;stall");
@@ -184,9 +185,9 @@ fn a_stalled_socket_is_not_watched() {
     let nothing = peer.read(&mut [0; 64]).unwrap_err();
     assert_eq!(nothing.kind(), ErrorKind::WouldBlock);
     assert!(!interest().readable && !interest().writable);
-    // A thread that drives it would not read: the engine keeps it.
+    // A driving thread would not read: the engine keeps the socket.
     assert!(!Source::pause_watch(&*qp.inner));
-    // The peer's reset is noticed all the same, so that a hang-up is not reported for ever.
+    // The peer's reset is noticed nevertheless, so that a hang-up is not reported forever.
     socket2::SockRef::from(&peer)
         .set_linger(Some(Duration::ZERO))
         .unwrap();
@@ -198,7 +199,7 @@ fn a_stalled_socket_is_not_watched() {
 }
 
 #[test]
-fn what_a_delay_held_back_is_sent_when_its_time_is_over() {
+fn delayed_data_is_sent_after_delay() {
     let (qp, mut peer) = connected("seed=121;delay=30ms,nth=1");
     let begin = Instant::now();
     qp.post_send(&[SEND]).unwrap();
@@ -211,9 +212,9 @@ fn what_a_delay_held_back_is_sent_when_its_time_is_over() {
     qp.destroy();
 }
 
-/// The connection has no CRCs, so nobody would notice a flipped bit.
+/// The connection has no CRCs, so a flipped bit would be undetected.
 #[test]
-fn a_bit_is_flipped_only_where_that_is_noticed() {
+fn bit_flip_needs_crcs() {
     let (qp, mut peer) = connected("seed=122;crc,every=1");
     qp.post_send(&[SEND]).unwrap();
     let mut with = [0; 64];
@@ -227,9 +228,10 @@ fn a_bit_is_flipped_only_where_that_is_noticed() {
     other.destroy();
 }
 
-/// A list of requests is accepted as far as the fault, and one that is posted as a whole not at all.
+/// A list of requests is accepted up to the fault; requests posted as a unit are not accepted at
+/// all.
 #[test]
-fn a_refused_request_is_not_tried_again() {
+fn refused_request_is_not_retried() {
     let (qp, _peer) = connected("seed=124;post,nth=2");
     let sends = [SEND, SEND];
     let failed = qp.post_send(&sends).unwrap_err();
@@ -250,10 +252,10 @@ fn a_refused_request_is_not_tried_again() {
     qp.destroy();
 }
 
-/// A timed fault meets the queue pairs that are connected then, without any request.
+/// A timed fault hits the queue pairs that are connected then, without any request.
 #[test]
 fn a_time_comes_by_itself() {
-    // On a busy machine the time may come before the connection does. Then a later one is tried.
+    // On a busy machine the time may come before the connection does. Then a later time is tried.
     for (seed, millis) in (126..).zip([20, 400, 8000, 60_000]) {
         let (qp, mut peer) = connected(&format!("seed={seed};reset,time={millis}ms"));
         let age = QpInjector::of(&qp.inner).map(|faults| faults.plan.age());
@@ -277,10 +279,10 @@ fn a_time_comes_by_itself() {
     panic!("no connection was there within a minute");
 }
 
-/// The time of a rule meets the queue pairs that it concerns, in the order of their creation, as often as it may. One that is not connected is
-/// passed over.
+/// A timed rule hits the selected queue pairs in order of creation, up to its maximum. Unconnected
+/// ones are skipped.
 #[test]
-fn a_time_meets_the_connected_queue_pairs_that_the_rule_concerns() {
+fn timed_rule_hits_connected_queue_pairs() {
     for (seed, options, met) in [
         (150, "", [false, true, true]),
         (151, ",times=1", [false, true, false]),
@@ -308,9 +310,9 @@ fn a_time_meets_the_connected_queue_pairs_that_the_rule_concerns() {
     }
 }
 
-/// The requests wait for their connection, and what they bring about waits with them.
+/// Requests wait for their connection, and so do their actions.
 #[test]
-fn what_waiting_requests_bring_about_waits_for_the_connection() {
+fn actions_wait_for_the_connection() {
     for (text, reset) in [
         ("seed=158;reset,nth=1", true),
         ("seed=159;close,nth=1", false),
@@ -335,7 +337,7 @@ fn what_waiting_requests_bring_about_waits_for_the_connection() {
     }
 }
 
-/// Of one device with faults.
+/// A device with faults.
 fn three_queue_pairs(text: &str) -> (crate::objects::context::Context, [QueuePair; 3]) {
     let ctx = testing::context_with(Config {
         fault: Some(text.parse().unwrap()),
@@ -346,9 +348,9 @@ fn three_queue_pairs(text: &str) -> (crate::objects::context::Context, [QueuePai
     (ctx, all)
 }
 
-/// A device that has failed takes its connections along. Its other events leave them alone.
+/// A failed device ends its connections. Its other events do not.
 #[test]
-fn only_the_end_of_the_device_ends_its_connections() {
+fn only_device_fatal_ends_connections() {
     use crate::fault::Event::{DeviceFatal, LidChange, PortError};
     let (qp, mut peer) = connected("seed=157;crc");
     let plan = plan_of(&qp.inner.ctx);
@@ -365,9 +367,9 @@ fn only_the_end_of_the_device_ends_its_connections() {
     qp.destroy();
 }
 
-/// What the peer reads has the wrong key, and the rest of the request is the program's.
+/// The peer receives a wrong key; the rest of the request is unchanged.
 #[test]
-fn a_wrong_key_is_what_is_sent() {
+fn only_the_sent_key_is_wrong() {
     let key_of = |text: &str| {
         let (qp, mut peer) = connected(text);
         let write = SendWr {
@@ -380,7 +382,7 @@ fn a_wrong_key_is_what_is_sent() {
         qp.post_send(&[write]).unwrap();
         let mut octets = [0; 16];
         peer.read_exact(&mut octets).unwrap();
-        // Behind the length, DDP's and RDMAP's octet: the STag and the tagged offset.
+        // After the length and the control octets of DDP and RDMAP: the STag and the tagged offset.
         assert_eq!(octets[8..16], 0x1122_3344_5566_7788_u64.to_be_bytes());
         qp.destroy();
         u32::from_be_bytes([octets[4], octets[5], octets[6], octets[7]])
@@ -390,9 +392,9 @@ fn a_wrong_key_is_what_is_sent() {
     assert_ne!(wrong >> 8, 0x000a_0b0c);
 }
 
-/// A reset, a close and a rate act before the request is sent that has brought them about.
+/// A reset, a close and a rate act before the request that triggered them is sent.
 #[test]
-fn what_a_request_brings_about_comes_before_it() {
+fn actions_precede_their_request() {
     for (text, reset) in [
         ("seed=132;reset,nth=1", true),
         ("seed=133;close,nth=1", false),
@@ -414,9 +416,9 @@ fn what_a_request_brings_about_comes_before_it() {
     qp.destroy();
 }
 
-/// What a device is met by at a time needs no queue pair, and happens once.
+/// A timed fault of a device needs no queue pair, and occurs once.
 #[test]
-fn the_time_of_a_device_comes_by_itself() {
+fn timed_device_fault_needs_no_opportunity() {
     use crate::objects::events::PortEvent::{Active, Error, LidChange};
     for (fault, told) in [
         ("seed=140;port-down=20ms,time=1ms", &[Error, Active][..]),
@@ -439,10 +441,11 @@ fn the_time_of_a_device_comes_by_itself() {
     }
 }
 
-/// The message that finds no receive waits, though there is one, and is taken when the time is over. Nobody polls meanwhile.
+/// The message waits although there is a receive, and takes it when the time is over. No thread
+/// polls meanwhile.
 #[test]
-fn a_message_waits_as_long_as_the_receiver_is_not_ready() {
-    // DDP's and RDMAP's octets, and no CRC: the messages have none, and two numbers.
+fn message_waits_while_receiver_not_ready() {
+    // The control octets of DDP and RDMAP; the messages have no CRC and different numbers.
     let send = |number| {
         let mut octets = [0; 24];
         (octets[1], octets[2], octets[3], octets[15]) = (18, 0x41, 0x43, number);

@@ -1,5 +1,5 @@
-//! Asks other processes for their documents. It asks many at once, so that several processes that do not answer delay the rest
-//! no longer than one of them.
+//! Reads the statistics of other processes. Many are asked at the same time, so that unresponsive
+//! processes delay the others no longer than one of them would.
 
 use super::place::{Candidate, Connected, candidates, places};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -10,25 +10,27 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Processes asked at the same time. Each needs a descriptor.
+/// Processes asked at the same time. Each needs a file descriptor.
 const BATCH: usize = 256;
-/// Most processes of one other user that root asks. That user may have made them only to waste root's time.
+/// Maximum of processes per other user that root asks. A user may have created them only to waste
+/// root's time.
 const STRANGERS_MAX: u32 = 1024;
-/// Most octets of an answer: enough for 60,000 queue pairs.
+/// Maximum length of an answer: enough for 60,000 queue pairs.
 const ANSWER_MAX: usize = 64 << 20;
-/// The longest wait without an octet, even if the patience is longer.
+/// Maximum wait without data, even if the patience is longer.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
 /// The processes to ask, and how long to wait for their answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Question {
-    /// The only process to ask; `None` for all.
+    /// Process to ask; `None` for all.
     pub pid: Option<u32>,
-    /// The only directory to look for sockets in. Processes with this directory in `IWARP_STAT` have theirs there.
+    /// Directory to search for sockets, for processes with this directory in `IWARP_STAT`; `None`
+    /// for the default ones.
     pub directory: Option<PathBuf>,
-    /// How long the processes may take to answer; default 3 s. More than 256 processes are asked in groups, one after the other,
-    /// and each group may take this long.
+    /// How long the processes may take to answer; default 3 s. Processes are asked in groups of
+    /// 256, one after the other, and each group may take this long.
     pub patience: Duration,
 }
 
@@ -46,21 +48,22 @@ impl Default for Question {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Answer {
-    /// The process number that the kernel gives; `None` if the process is in a pid namespace that cannot be seen from here.
+    /// Process ID from the kernel; `None` if the process is in a PID namespace that is not visible
+    /// here.
     pub pid: Option<u32>,
-    /// The user of the process that the kernel gives.
+    /// User ID from the kernel.
     pub uid: u32,
-    /// The document as it came: JSON in UTF-8 if the process is honest. An error says why there is none. It is
+    /// The document, unverified: JSON in UTF-8 from an honest process.
     /// [`TimedOut`](io::ErrorKind::TimedOut) if the process is stopped, or too many others ask it.
     pub document: io::Result<Vec<u8>>,
 }
 
 impl Question {
-    /// Asks all processes of this user, or of all users if this is root. Blocks for about [`patience`](Self::patience) at most for
-    /// each group of processes. The answers come in no order.
+    /// Asks all processes of this user, or of all users as root. Blocks for about
+    /// [`patience`](Self::patience) at most per group. The answers are in no particular order.
     ///
     /// # Errors
-    /// The system's error if no descriptors or no memory are left. A process that cannot be asked is no error.
+    /// No file descriptors or no memory left. A process that cannot be asked is no error.
     pub fn ask(&self) -> io::Result<Vec<Answer>> {
         let uid = rustix::process::geteuid().as_raw();
         let places = match &self.directory {
@@ -71,7 +74,8 @@ impl Question {
         let Some(pid) = self.pid else {
             return self.ask_these(&all, uid);
         };
-        // The name has the process number in the namespace of that process, which is nearly always the number here.
+        // The name has the process ID in the namespace of that process, which is nearly always the
+        // ID here.
         let (likely, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|c| c.named == pid);
         let found = self.ask_these(&likely, uid)?;
         if !found.is_empty() {
@@ -91,7 +95,7 @@ impl Question {
                     Connected::Busy(owner) => (Some(candidate.named), owner, None),
                     Connected::Nothing => continue,
                 };
-                // A process of another namespace has no number here. Its socket's name has the number it has there.
+                // A process of another namespace has no ID here; use the one in the socket's name.
                 let number = pid.unwrap_or(candidate.named);
                 if self.pid.is_some_and(|wanted| wanted != number) {
                     continue;
@@ -127,15 +131,15 @@ fn overdue() -> io::Error {
 
 /// A process that is being asked.
 struct Reading {
-    /// The answer to give if nothing more comes.
+    /// The answer if no more data arrives.
     answer: Answer,
     socket: OwnedFd,
-    /// The octets that have come.
+    /// Data received so far.
     document: Vec<u8>,
 }
 
 impl Reading {
-    /// Reads what has come, without blocking. Returns `true` if the answer is complete or has failed.
+    /// Reads without blocking. Returns `true` if the answer is complete or has failed.
     fn go_on(&mut self) -> bool {
         match read_some(&self.socket, &mut self.document) {
             Ok(false) => return false,
@@ -163,7 +167,8 @@ fn collect(mut open: Vec<Reading>, patience: Duration) -> Vec<Answer> {
     answers
 }
 
-/// Waits until one of the sockets can be read. Returns `false` if that fails or takes longer than `left`.
+/// Waits until one of the sockets can be read. Returns `false` if that fails or takes longer than
+/// `left`.
 fn wait(open: &[Reading], left: Duration) -> bool {
     let mut fds: Vec<_> = open
         .iter()
@@ -177,10 +182,10 @@ fn wait(open: &[Reading], left: Duration) -> bool {
     }
 }
 
-/// Reads what has come, without blocking. Returns `true` at the end of the answer.
+/// Reads without blocking. Returns `true` at the end of the answer.
 fn read_some(socket: &OwnedFd, document: &mut Vec<u8>) -> io::Result<bool> {
     let mut piece = [0u8; 16 * 1024];
-    // Read a limited amount in one turn, so that a process that sends without end does not keep the others from being read.
+    // Limited per call, so that a process that sends endlessly does not block the others.
     for _ in 0..16 {
         match rustix::io::read(socket, &mut piece[..]) {
             Ok(0) => return Ok(true),

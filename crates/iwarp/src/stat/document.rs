@@ -1,28 +1,29 @@
-//! Makes the JSON document about this process, piece by piece.
+//! Writes the JSON document about this process, piece by piece.
 //!
-//! The format is 1. New members do not change that number; a member that changes its meaning makes it 2. Counters never go down
-//! while the process lives. Durations are whole nanoseconds, and their names end in `_ns`.
+//! The format version is 1. New members do not change it; a changed meaning of a member makes it 2.
+//! Counters never decrease while the process lives. Durations are in nanoseconds, and their names
+//! end in `_ns`.
 
 use super::json::Json;
-use super::report::{self, DeviceReport, LinkReport, MemoryWalk, QpReport, Shelf};
+use super::report::{self, DeviceReport, LinkReport, MemoryWalk, QpReport, QpWalk};
 use iwarp_rnic::counters::Counters;
 use std::io::Read as _;
 
 /// The version of the format.
 pub(super) const FORMAT: u64 = 1;
-/// Queue pairs in one piece. To read them takes a few dozen microseconds.
+/// Queue pairs per piece. Reading them takes a few dozen microseconds.
 const PIECE_QPS: usize = 16;
-/// Most octets of the command line in the document. The rest is cut.
+/// Maximum length of the command line, which is truncated.
 const COMMAND_MAX: u64 = 1024;
 
 enum Step {
     Process,
-    QueuePairs(Vec<Shelf>),
+    QueuePairs(Vec<QpWalk>),
     Memory(MemoryWalk),
     Over,
 }
 
-/// A document that is being made.
+/// A document being written.
 pub(super) struct Document {
     step: Step,
     json: Json,
@@ -36,7 +37,7 @@ impl Document {
         }
     }
 
-    /// Makes the next piece. Returns `None` if the document is complete.
+    /// Returns the next piece, or `None` after the last.
     pub(super) fn next(&mut self) -> Option<String> {
         let json = &mut self.json;
         match &mut self.step {
@@ -46,25 +47,25 @@ impl Document {
                 process(json);
                 json.name("queue_pairs");
                 json.open('[');
-                self.step = Step::QueuePairs(report::shelves());
+                self.step = Step::QueuePairs(report::qp_walks());
             }
-            Step::QueuePairs(shelves) => {
+            Step::QueuePairs(walks) => {
                 let mut looked_at = 0;
                 while looked_at < PIECE_QPS
-                    && let Some(shelf) = shelves.last_mut()
+                    && let Some(walk) = walks.last_mut()
                 {
-                    match shelf.next() {
-                        Some(Some(qp)) => queue_pair(json, shelf.device(), &qp),
-                        // The queue pair is gone, or belongs to another process.
+                    match walk.next() {
+                        Some(Some(qp)) => queue_pair(json, walk.device(), &qp),
+                        // The queue pair is destroyed, or belongs to another process.
                         Some(None) => {}
                         None => {
-                            shelves.pop();
+                            walks.pop();
                             continue;
                         }
                     }
                     looked_at += 1;
                 }
-                if shelves.is_empty() {
+                if walks.is_empty() {
                     json.close(']');
                     self.step = Step::Memory(MemoryWalk::new());
                 }

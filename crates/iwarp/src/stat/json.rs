@@ -2,7 +2,7 @@
 
 use std::fmt::{Display, Write as _};
 
-/// JSON text that grows. It sets the commas itself. The caller must close brackets in order.
+/// JSON text being written. Inserts commas; the caller must close brackets in order.
 #[derive(Debug, Default)]
 pub(super) struct Json {
     text: String,
@@ -11,7 +11,7 @@ pub(super) struct Json {
 }
 
 impl Json {
-    /// Returns the text that was written since the last call.
+    /// Returns the text written since the last call.
     pub(super) fn take(&mut self) -> String {
         std::mem::take(&mut self.text)
     }
@@ -35,14 +35,15 @@ impl Json {
         self.comma = true;
     }
 
-    /// Writes the name of the member whose value comes next.
+    /// Writes the name of the next member.
     pub(super) fn name(&mut self, name: &str) {
         self.string(name);
         self.text.push(':');
         self.comma = false;
     }
 
-    /// Writes a string. Quotes, backslashes and control characters are escaped; JSON allows all others as they are.
+    /// Writes a string. Quotes, backslashes and control characters are escaped; JSON allows all
+    /// others as they are.
     pub(super) fn string(&mut self, value: &str) {
         self.separate();
         self.text.push('"');
@@ -107,7 +108,8 @@ mod tests {
         j.close('}');
         assert_eq!(
             first + &j.take(),
-            "{\"a\":\"q\\\"b\\\\n\\u000a\\u001bé\u{202e}\",\"n\":18446744073709551615,\"none\":null,\"list\":[{},{}],\"last\":[]}"
+            "{\"a\":\"q\\\"b\\\\n\\u000a\\u001bé\u{202e}\",\"n\":18446744073709551615,\
+             \"none\":null,\"list\":[{},{}],\"last\":[]}"
         );
     }
 }

@@ -1,30 +1,37 @@
-//! Live statistics: a process that uses the library can be asked while it runs.
+//! Live statistics: a running process that uses the library can be asked for its state.
 //!
-//! From the moment its progress thread starts, a process listens on a Unix socket (`place`), to which only its own user and root
-//! can connect. A process that connects gets one JSON document (`document`) and the end of the stream. Nothing listens on the
-//! network. The data path keeps no figures for this. While no process asks, no thread wakes up for it.
+//! When its progress thread starts, a process begins to listen on a Unix socket (`place`), to which
+//! only its own user and root can connect. A client gets one JSON document (`document`), then the
+//! end of the stream. Nothing listens on the network. The data path keeps no extra counters for
+//! this, and no thread wakes up for it while no client asks.
 //!
-//! * `IWARP_STAT=off` turns it off; `IWARP_STAT=/DIRECTORY` puts the socket there. If the socket cannot be made, the process
-//!   works without it.
-//! * A child of `fork` gets a socket of its own when it first uses the library. It does not keep its parent's.
-//! * If the mounts of a process hide `/tmp` and `/run/user` (a container), ask it from inside, or through a directory that both see.
-//! * `chroot` and a change of user do not close the socket. After a change of user only root and the old user find it, and
-//!   only root and the new user are answered.
+//! * `IWARP_STAT=off` disables it; `IWARP_STAT=/DIRECTORY` sets the directory of the socket. If the
+//!   socket cannot be created, the process works without it.
+//! * A child of `fork` gets its own socket when it first uses the library, and closes its parent's.
+//! * If the mounts of a process hide `/tmp` and `/run/user` (a container), ask it from inside, or
+//!   through a directory that both see.
+//! * `chroot` and a change of user do not close the socket. After a change of user only root and
+//!   the old user find it, and only root and the new user are answered.
 //!
 //! # The document
 //!
-//! An object with `format` (1; a reader refuses others and ignores members that it does not know) and
+//! An object with `format` (1; a reader refuses other values and ignores unknown members) and
 //!
-//! * `process`: `pid` and `uid` as the process sees itself, `command`, `version` of the library, `age_ns` since it began to use the library;
-//! * `queue_pairs`: `device`, `number`, `state`, `kind` (`cm`, or `numbered` for those that are connected by number), `pd`,
-//!   `sends_outstanding`, `receives_posted` (null with a shared receive queue), `send_completions_waiting`, `recv_completions_waiting`, `held_ns`
-//!   (how long a Send has been waiting for a receive, or null), `held_total_ns`, `counters` (those of [`Counters`](iwarp_rnic::counters::Counters), by name),
-//!   `end` (why the last connection ended, or null), and `connection`: null, or `local`, `peer`, `age_ns`, `unacknowledged_octets` and what
-//!   TCP tells of it (`tcp_…`);
-//! * `devices`: `name`, `address`, `opened` (how often), `queue_pairs`, `completion_queues`, `registrations` (regions and windows),
-//!   `registered_octets`, and `counters` of all queue pairs since the process began, those that are gone too.
+//! * `process`: `pid` and `uid` as the process sees itself, `command`, `version` of the library,
+//!   `age_ns` since it first used the library;
+//! * `queue_pairs`: `device`, `number`, `state`, `kind` (`cm`, or `numbered` for those connected by
+//!   number), `pd`, `sends_outstanding`, `receives_posted` (null with a shared receive queue),
+//!   `send_completions_waiting`, `recv_completions_waiting`, `held_ns` (how long a Send has been
+//!   waiting for a receive, or null), `held_total_ns`, `counters` (those of
+//!   [`Counters`](iwarp_rnic::counters::Counters), by name), `end` (why the last connection ended,
+//!   or null), and `connection`: null, or `local`, `peer`, `age_ns`, `unacknowledged_octets` and
+//!   TCP's statistics (`tcp_…`);
+//! * `devices`: `name`, `address`, `opened` (how often), `queue_pairs`, `completion_queues`,
+//!   `registrations` (regions and windows), `registered_octets`, and `counters` of all queue pairs
+//!   since the process began, including destroyed ones.
 //!
-//! Queue pairs come in no order. They are read one after the other while they work, so their figures are not of one moment.
+//! Queue pairs are in no particular order. They are read one after the other while they work, so
+//! their figures are not a consistent snapshot.
 //!
 //! [`Question`] asks processes; the command `iwarp stat` shows the answers.
 
@@ -49,12 +56,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The time at which this process began to use the library, in nanoseconds of the monotonic clock.
+/// When this process began to use the library, in nanoseconds of the monotonic clock.
 static BEGAN: AtomicU64 = AtomicU64::new(0);
-/// The socket's entry, to be removed at the end of the process, and the number of the process that made it.
+/// Path of the socket, to be removed at the end of the process, and the ID of the process that
+/// created it.
 static ENTRY: ProcessLock<Option<(u32, PathBuf)>> = ProcessLock::new("stat::ENTRY", None);
 
-/// Begins to answer other processes, unless `IWARP_STAT` is `off`. Called once in each process, with its engine.
+/// Starts to answer other processes, unless `IWARP_STAT` is `off`. Called once per process, with
+/// its engine.
 pub(crate) fn start(engine: &Arc<Engine>) {
     static REMOVE: AtExit = AtExit::new(remove_entry);
     BEGAN.store(now_ns(), Ordering::Relaxed);
@@ -66,10 +75,12 @@ pub(crate) fn start(engine: &Arc<Engine>) {
     let (socket, path) = match opened {
         Ok(opened) => opened,
         Err(error) => {
-            // If the environment names a directory, the user expects the socket there, so a failure is reported.
+            // If the environment names a directory, the user expects the socket there, so a failure
+            // is reported.
             match directory {
                 Some(dir) => complain::once(format!(
-                    "IWARP_STAT={}: no socket can be made there ({error}); this process cannot be asked",
+                    "IWARP_STAT={}: no socket can be made there ({error}); \
+                     this process cannot be asked",
                     dir.display()
                 )),
                 None => tracing::debug!(%error, "this process cannot be asked"),
@@ -80,14 +91,15 @@ pub(crate) fn start(engine: &Arc<Engine>) {
     fork::close_in_child(socket.as_raw_fd());
     *ENTRY.lock() = Some((std::process::id(), path));
     REMOVE.plan();
-    if let Err(error) = serve::Desk::open(engine, socket) {
+    if let Err(error) = serve::Server::open(engine, socket) {
         fork::close_in_child(-1);
         remove_entry();
         tracing::debug!(%error, "this process cannot be asked");
     }
 }
 
-/// Reads `IWARP_STAT`. Returns `None` if there shall be no socket, and `Some(None)` for the default directories.
+/// Parses `IWARP_STAT`. Returns `None` if it is disabled, and `Some(None)` for the default
+/// directories.
 fn setting(value: Option<OsString>, untrusted: bool) -> Option<Option<PathBuf>> {
     let value = value.unwrap_or_default();
     match value.to_str() {
@@ -107,9 +119,11 @@ fn setting(value: Option<OsString>, untrusted: bool) -> Option<Option<PathBuf>> 
     Some(None)
 }
 
-/// Removes the socket's entry. The end of the process calls this. A forked child calls it, too, but leaves its parent's entry.
+/// Removes the socket at the end of the process. A forked child calls it, too, but keeps its
+/// parent's socket.
 fn remove_entry() {
-    // A program may end in a signal handler, on a thread that holds the lock. Waiting for the lock would then never end.
+    // A program may end in a signal handler on a thread that holds the lock, so waiting for it
+    // could block forever.
     let Some(mut entry) = ENTRY.try_lock() else {
         return;
     };
@@ -118,7 +132,7 @@ fn remove_entry() {
     }
 }
 
-/// Returns for how long this process has used the library, in nanoseconds.
+/// Returns how long this process has used the library, in nanoseconds.
 fn age_ns() -> u64 {
     now_ns().saturating_sub(BEGAN.load(Ordering::Relaxed))
 }
@@ -128,14 +142,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_setting_is_on_off_or_a_directory() {
+    fn setting_is_switch_or_directory() {
         let set = |value: &str, untrusted| setting(Some(value.into()), untrusted);
         assert_eq!(setting(None, false), Some(None));
         assert_eq!(set("off", false), None);
         assert_eq!(set("off", true), None);
         assert_eq!(set("on", false), Some(None));
         assert_eq!(set("/srv/iwarp", false), Some(Some("/srv/iwarp".into())));
-        // In a program with more rights than its caller, the caller's directory is ignored.
+        // A program with more rights than its caller ignores the caller's directory.
         assert_eq!(set("/srv/iwarp", true), Some(None));
         assert_eq!(set("relative", false), Some(None));
     }

@@ -1,16 +1,19 @@
-//! The directories and names of the sockets through which processes are asked, and which of them are trusted.
+//! The directories and names of the sockets through which processes are asked, and which of them
+//! are trusted.
 //!
-//! Each process has a Unix socket in the directory that `IWARP_STAT` names. Without that setting the socket is in `/run/user/UID`,
-//! or in `/tmp` if it cannot be made there. Its name is `iwarp-stat.PID.RANDOM` and its mode 0600, so that the kernel lets only the
-//! same user and root connect. `/tmp` is shared with other users. They gain nothing there, for these reasons:
+//! Each process has a Unix socket in the directory that `IWARP_STAT` names. By default it is in
+//! `/run/user/UID`, or in `/tmp` if it cannot be created there. Its name is `iwarp-stat.PID.RANDOM`
+//! and its mode 0600, so the kernel lets only the same user and root connect. Other users of `/tmp`
+//! gain nothing:
 //!
 //! * the name cannot be guessed, so no other user can take it before;
-//! * the process that asks opens the entry without following a symbolic link, examines the opened entry, and connects to that
-//!   very entry;
-//! * it skips entries of other users, unless it is root, and it skips a socket whose process runs as another user than the
-//!   entry's owner.
+//! * a client opens the entry without following a symbolic link, checks the opened entry, and
+//!   connects to that very entry;
+//! * it skips entries of other users, unless it is root, and sockets whose process runs as a
+//!   different user than the entry's owner.
 //!
-//! A process that is killed leaves its entry. The next process that asks finds that nothing listens there, and removes it.
+//! A killed process leaves its entry. The next client finds that nothing listens there, and removes
+//! it.
 
 use crate::sys::sockopt::{PeerCredentials, peer_credentials};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, fchmod, fstat, openat, unlinkat};
@@ -26,7 +29,7 @@ use std::sync::Arc;
 const PREFIX: &str = "iwarp-stat.";
 /// Most connections that the kernel lets wait until they are accepted.
 const BACKLOG: i32 = 16;
-/// Most entries looked at in one directory. Without a limit, a crowded directory would take unbounded time.
+/// Maximum number of entries to check per directory, to bound the time.
 const ENTRIES_MAX: usize = 65_536;
 /// Most sockets of one directory that are asked.
 const CANDIDATES_MAX: usize = 4096;
@@ -39,7 +42,8 @@ fn homes(uid: u32) -> Vec<PathBuf> {
     vec![Path::new(RUNTIME).join(uid.to_string()), SHARED.into()]
 }
 
-/// Returns the directories in which user `uid` looks for sockets. Root looks into the directories of all users.
+/// Returns the directories in which user `uid` searches for sockets. Root searches those of all
+/// users.
 pub(super) fn places(uid: u32) -> Vec<PathBuf> {
     if uid != 0 {
         return homes(uid);
@@ -60,7 +64,8 @@ fn unix_socket() -> io::Result<OwnedFd> {
     )?)
 }
 
-/// Makes this process's socket in `chosen`, or in a default directory without it, and listens there.
+/// Creates this process's socket in `chosen`, or in a default directory if it is `None`, and
+/// listens there.
 ///
 /// # Errors
 /// The error of the last directory that was tried.
@@ -86,7 +91,8 @@ fn open_in(home: &Path) -> io::Result<(OwnedFd, PathBuf)> {
     let socket = unix_socket()?;
     // Do this before the socket has a name: `bind` gives the entry these rights, less the umask.
     fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
-    // The socket gets its final name only when it listens. Before, it would be taken for the entry of a dead process.
+    // The socket gets its final name only when it listens. Before, a client would take it for the
+    // entry of a dead process.
     bind(&socket, &SocketAddrUnix::new(&hidden)?)?;
     let named = listen(&socket, BACKLOG)
         .map_err(io::Error::from)
@@ -95,7 +101,8 @@ fn open_in(home: &Path) -> io::Result<(OwnedFd, PathBuf)> {
         let _ = std::fs::remove_file(&hidden);
         return Err(e);
     }
-    // If no process ever asked, the entries of killed processes would pile up. So one start of 64 removes them.
+    // If no client ever asked, the entries of killed processes would accumulate. So one start in 64
+    // removes them.
     if random.is_multiple_of(64) {
         sweep(home);
     }
@@ -118,7 +125,8 @@ pub(super) struct Candidate {
     pub(super) named: u32,
 }
 
-/// Returns the entries of a directory that have the name of a statistics socket; none if the directory cannot be read.
+/// Returns the entries of a directory that have the name of a statistics socket; none if the
+/// directory cannot be read.
 pub(super) fn candidates(home: &Path) -> Vec<Candidate> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let (Ok(dir), Ok(entries)) = (
@@ -144,7 +152,8 @@ pub(super) fn candidates(home: &Path) -> Vec<Candidate> {
         .collect()
 }
 
-/// Returns the process number in the name of a socket, or `None` if the name is not that of a statistics socket.
+/// Returns the process ID in the name of a socket, or `None` if it is not the name of a statistics
+/// socket.
 fn process_of(name: &str) -> Option<u32> {
     let (pid, random) = name.strip_prefix(PREFIX)?.split_once('.')?;
     let hexadecimal = random.len() == 16 && random.bytes().all(|b| b.is_ascii_hexdigit());
@@ -156,9 +165,11 @@ fn process_of(name: &str) -> Option<u32> {
 pub(super) enum Connected {
     /// A trusted process listens. The socket is connected and does not block.
     Process(OwnedFd, PeerCredentials),
-    /// A process listens but accepts no connection at the moment. The value is the owner of its entry.
+    /// A process listens but accepts no connection at the moment. The value is the owner of the
+    /// entry.
     Busy(u32),
-    /// The entry cannot be used: it is not a socket, it belongs to another user, or its process is dead.
+    /// The entry cannot be used: it is not a socket, it belongs to another user, or its process is
+    /// dead.
     Nothing,
 }
 
@@ -166,7 +177,8 @@ impl Candidate {
     /// Connects on behalf of user `uid`. Never blocks. Removes the entry if its process is dead.
     ///
     /// # Errors
-    /// The system's error if no descriptors or no memory are left. An entry that cannot be used is no error.
+    /// The system's error if no descriptors or no memory are left. An entry that cannot be used is
+    /// no error.
     pub(super) fn connect(&self, uid: u32) -> io::Result<Connected> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let entry = match openat(&*self.home, &self.name, flags, Mode::empty()) {

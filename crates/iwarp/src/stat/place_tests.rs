@@ -41,7 +41,7 @@ fn uid() -> u32 {
 }
 
 #[test]
-fn only_the_owner_may_write_to_the_socket() {
+fn only_owner_may_connect() {
     let dir = Dir::new();
     let (_socket, path) = open(Some(&dir.0)).unwrap();
     let meta = std::fs::symlink_metadata(&path).unwrap();
@@ -56,7 +56,7 @@ fn only_the_owner_may_write_to_the_socket() {
 }
 
 #[test]
-fn the_entry_of_a_dead_process_is_removed() {
+fn dead_process_entry_is_removed() {
     let dir = Dir::new();
     let (socket, path) = open(Some(&dir.0)).unwrap();
     drop(socket);
@@ -67,7 +67,7 @@ fn the_entry_of_a_dead_process_is_removed() {
 }
 
 #[test]
-fn links_and_files_are_neither_followed_nor_removed() {
+fn links_and_files_are_ignored() {
     let dir = Dir::new();
     let target = dir.0.join("target.sock");
     let _listener = UnixListener::bind(&target).unwrap();
@@ -85,7 +85,7 @@ fn links_and_files_are_neither_followed_nor_removed() {
 
 /// Every user who may write to a shared directory can put a socket there.
 #[test]
-fn the_socket_of_another_user_is_not_believed() {
+fn foreign_socket_is_not_trusted() {
     let dir = Dir::new();
     let path = dir.entry("3");
     let _listener = UnixListener::bind(&path).unwrap();
@@ -96,14 +96,15 @@ fn the_socket_of_another_user_is_not_believed() {
     }
     let (user, group) = (Uid::from_raw(1), Gid::from_raw(1));
     rustix::fs::chown(&path, Some(user), Some(group)).unwrap();
-    // A process of root serves an entry of user 1. Other users do not look at this entry, and root does not trust it.
+    // A process of root serves an entry of user 1. Other users skip this entry, and root does not
+    // trust it.
     assert!(matches!(dir.connect(2), Connected::Nothing));
     assert!(matches!(dir.connect(0), Connected::Nothing));
     assert!(path.exists());
 }
 
 #[test]
-fn who_accepts_nobody_is_busy_and_keeps_its_entry() {
+fn busy_process_keeps_its_entry() {
     let dir = Dir::new();
     let (_socket, path) = open(Some(&dir.0)).unwrap();
     let mut waiting = Vec::new();
@@ -122,7 +123,7 @@ fn who_accepts_nobody_is_busy_and_keeps_its_entry() {
 }
 
 #[test]
-fn names_of_other_things_are_not_taken_for_sockets() {
+fn other_file_names_are_ignored() {
     assert_eq!(process_of("iwarp-stat.12.0123456789abcdef"), Some(12));
     for name in [
         "iwarp-stat.12",

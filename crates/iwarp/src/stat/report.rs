@@ -1,8 +1,9 @@
-//! The state of queue pairs and devices, for processes that ask while this one runs ([`crate::stat`]).
+//! The state of queue pairs and devices, for processes that ask while this one runs
+//! ([`crate::stat`]).
 //!
-//! Everything is read from what the objects keep for their own work, one object at a time, under its lock for as long as
-//! copying takes. A child of a fork has copies of its parent's objects, where a lock that was held at the moment of the fork stays
-//! held forever. So objects from before the fork are only looked at if their locks are free.
+//! Everything is read from the objects' own state, one object at a time, locked while copying. A
+//! child of a fork has copies of its parent's objects, in which a lock held at the time of the fork
+//! stays locked. So objects from before the fork are read only if their locks are free.
 
 use crate::conn::qp::{QpInner, QpState};
 use crate::objects::context::ContextInner;
@@ -18,79 +19,80 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// A queue pair at the moment of asking.
+/// Snapshot of a queue pair.
 pub(crate) struct QpReport {
     pub(crate) number: u32,
     pub(crate) state: &'static str,
-    /// Connected by number and GID instead of by the connection manager.
+    /// Connected by number and GID, not by the connection manager.
     pub(crate) numbered: bool,
     pub(crate) pd: u32,
-    /// Send work requests posted and not complete.
+    /// Posted send work requests that are not complete.
     pub(crate) sends_outstanding: u32,
-    /// Receives posted; `None` with a shared receive queue.
+    /// Posted receives; `None` with a shared receive queue.
     pub(crate) receives_posted: Option<u32>,
-    /// Completions that wait in the queues it reports to, which others may share.
+    /// Pending completions in its queues, which others may share.
     pub(crate) send_completions: usize,
     pub(crate) recv_completions: usize,
     /// How long a Send has been waiting for a receive, if one is.
     pub(crate) held_ns: Option<u64>,
-    /// The sum of all these times.
+    /// Sum of all these times.
     pub(crate) held_total_ns: u64,
     pub(crate) counters: Counters,
-    /// Why its last connection ended, if it ended in error.
+    /// Why the last connection ended, if it ended in error.
     pub(crate) fault: Option<Fault>,
     pub(crate) link: Option<LinkReport>,
 }
 
-/// Its connection.
+/// Snapshot of a connection.
 pub(crate) struct LinkReport {
     pub(crate) local: SocketAddr,
     pub(crate) peer: SocketAddr,
     pub(crate) age: Duration,
-    /// Octets that TCP has taken and the peer has not acknowledged.
+    /// Octets sent by TCP or in its buffer, and not acknowledged by the peer.
     pub(crate) unacknowledged_octets: Option<u64>,
     /// `None` if the kernel does not report it.
     pub(crate) tcp: Option<TcpInfo>,
 }
 
-/// A device of the process, however often it is opened.
+/// A device of the process, all its contexts together.
 pub(crate) struct DeviceReport {
     pub(crate) name: String,
     pub(crate) address: IpAddr,
-    /// How often it is open.
+    /// Number of open contexts.
     pub(crate) opened: u32,
     pub(crate) queue_pairs: usize,
     pub(crate) completion_queues: u32,
     /// Regions and windows.
     pub(crate) registrations: usize,
     pub(crate) registered_octets: u64,
-    /// Of all queue pairs since the process began, also of those that are gone.
+    /// Sum over all queue pairs since the process began, including destroyed ones.
     pub(crate) counters: Counters,
 }
 
-/// The queue pairs of one opened device, to be looked at one after the other.
-pub(crate) struct Shelf {
+/// Queue pairs of one context that are still to be read.
+pub(crate) struct QpWalk {
     ctx: Weak<ContextInner>,
     device: String,
     numbers: Vec<u32>,
 }
 
-/// The queue pairs that there are now.
-pub(crate) fn shelves() -> Vec<Shelf> {
-    let shelf = |ctx: &Arc<ContextInner>| Shelf {
+/// Returns the existing queue pairs.
+pub(crate) fn qp_walks() -> Vec<QpWalk> {
+    let walk = |ctx: &Arc<ContextInner>| QpWalk {
         ctx: Arc::downgrade(ctx),
         device: ctx.device.name.clone(),
         numbers: ctx.qp_numbers().unwrap_or_default(),
     };
-    stats::opened().iter().map(shelf).collect()
+    stats::opened().iter().map(walk).collect()
 }
 
-impl Shelf {
+impl QpWalk {
     pub(crate) fn device(&self) -> &str {
         &self.device
     }
 
-    /// The next queue pair: `None` after the last, `Some(None)` for one that is gone or cannot be looked at.
+    /// Returns the next queue pair: `None` after the last, `Some(None)` if it is destroyed or
+    /// cannot be read.
     pub(crate) fn next(&mut self) -> Option<Option<QpReport>> {
         let number = self.numbers.pop()?;
         Some(self.ctx.upgrade().and_then(|ctx| look(&ctx, number)))
@@ -105,13 +107,13 @@ fn look(ctx: &ContextInner, number: u32) -> Option<QpReport> {
         } else {
             qp.state.try_lock()?
         };
-        // In a child, the connection of its parent.
+        // In a forked child, a connection of its parent.
         if g.link.socket().is_some_and(|l| l.engine.is_foreign()) {
             return None;
         }
         (report(&qp, &g), g.link.socket().cloned())
     };
-    // Without the lock: these are system calls.
+    // Without the lock, because these are system calls.
     report.link = link.map(|link| LinkReport {
         local: link.ends.local,
         peer: link.ends.peer,
@@ -128,7 +130,7 @@ fn look(ctx: &ContextInner, number: u32) -> Option<QpReport> {
 
 fn report(qp: &QpInner, g: &QpState) -> QpReport {
     let machine = &g.machine;
-    // A Send that is held when a connection ends is not held any more.
+    // A Send that was held when a connection ended is no longer held.
     let held_since = g.link.open().map(|open| open.held_since);
     let held_ns = held_since
         .filter(|since| *since != 0 && machine.rx_interest() == RxInterest::Held)
@@ -150,7 +152,7 @@ fn report(qp: &QpInner, g: &QpState) -> QpReport {
     }
 }
 
-/// As the verbs call it.
+/// Returns the name that the verbs use.
 const fn name_of(state: State) -> &'static str {
     match state {
         State::Reset => "RESET",
@@ -163,13 +165,13 @@ const fn name_of(state: State) -> &'static str {
     }
 }
 
-/// Slots of a memory table that are looked at in one go: a few dozen microseconds.
+/// Slots of a memory table per piece, which takes a few dozen microseconds.
 const SLOTS: usize = 4096;
 
-/// Adds up how much memory is registered, a part of a table at a time.
+/// Sums up the registered memory, one part of a table at a time.
 pub(crate) struct MemoryWalk {
     rest: Vec<Weak<ContextInner>>,
-    /// Where to go on in the last of them.
+    /// Next slot of the last table.
     slot: usize,
     octets: BTreeMap<String, u64>,
 }
@@ -183,7 +185,7 @@ impl MemoryWalk {
         }
     }
 
-    /// Looks at the next part. Returns `false` if there is no more.
+    /// Processes the next part. Returns `false` at the end.
     pub(crate) fn step(&mut self) -> bool {
         let Some(ctx) = self.rest.last() else {
             return false;
@@ -207,7 +209,7 @@ impl MemoryWalk {
     }
 }
 
-/// The memory table of a device, locked.
+/// Returns the locked memory table of a device.
 fn memory(ctx: &ContextInner) -> Option<RwLockReadGuard<'_, MemoryTable>> {
     if ctx.is_ours() {
         Some(ctx.memory.read())
@@ -216,7 +218,7 @@ fn memory(ctx: &ContextInner) -> Option<RwLockReadGuard<'_, MemoryTable>> {
     }
 }
 
-/// The devices that this process has open or had open, by name. `walk` has come to its end.
+/// Returns the devices that this process has or had open, by name. `walk` must be complete.
 pub(crate) fn devices(walk: &MemoryWalk) -> Vec<DeviceReport> {
     let mut all: BTreeMap<String, DeviceReport> = BTreeMap::new();
     let mut add = |name: &str, address, counters: &Counters, open: Option<&ContextInner>| {
@@ -261,7 +263,7 @@ mod tests {
     use std::io::Write as _;
     use std::time::Instant;
 
-    /// What waits in the queues of a queue pair is counted, and receives only where they are its own.
+    /// Pending completions are counted, and receives only for a receive queue of its own.
     #[test]
     fn what_waits_is_counted() {
         let ctx = testing::context();
@@ -306,9 +308,9 @@ mod tests {
         shared.destroy();
     }
 
-    /// A time that an ended wait has left behind is no Send that waits.
+    /// The time of a wait that has ended is not reported as a held Send.
     #[test]
-    fn a_send_is_held_on_a_connection_that_waits_for_a_receive() {
+    fn held_time_needs_a_held_send() {
         let ctx = testing::context_with(Config {
             receiver_not_ready: ReceiverNotReady::Hold(Duration::from_secs(3600)),
             ..Config::default()
@@ -329,7 +331,7 @@ mod tests {
             std::thread::yield_now();
         }
         assert!(look().held_total_ns > 0);
-        // Its time is over, and is part of the sum already.
+        // The wait has ended, and is part of the sum already.
         qp.inner.state.lock().end_hold();
         let sum = look().held_total_ns;
         assert_eq!((look().held_ns, look().held_total_ns), (None, sum));
@@ -337,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn states_have_the_names_of_the_verbs() {
+    fn states_have_verbs_names() {
         for (state, name) in [
             (State::Reset, "RESET"),
             (State::Init, "INIT"),
@@ -351,9 +353,9 @@ mod tests {
         }
     }
 
-    /// A device is one line of the report, with all that its users have made, and each queue pair is found once.
+    /// A device has one entry with the objects of all its users, and each queue pair is found once.
     #[test]
-    fn a_device_that_is_open_twice_is_reported_once() {
+    fn device_opened_twice_reported_once() {
         const NAME: &str = "of the test of reports";
         let device = Device {
             name: NAME.to_owned(),
@@ -376,13 +378,13 @@ mod tests {
         assert_eq!((report.opened, made), (2, (4, 3)));
         assert_eq!((report.registrations, report.registered_octets), (5, 0));
         assert_eq!(report.address, IpAddr::from([127, 0, 0, 1]));
-        let mut shelves: Vec<_> = shelves()
+        let mut walks: Vec<_> = qp_walks()
             .into_iter()
-            .filter(|shelf| shelf.device() == NAME)
+            .filter(|walk| walk.device() == NAME)
             .collect();
-        assert_eq!(shelves.len(), 2);
-        let told = shelves.iter_mut().flat_map(|shelf| {
-            std::iter::from_fn(|| shelf.next()).map(|qp| qp.expect("nobody has it").number)
+        assert_eq!(walks.len(), 2);
+        let told = walks.iter_mut().flat_map(|walk| {
+            std::iter::from_fn(|| walk.next()).map(|qp| qp.expect("nobody has it").number)
         });
         let mut told: Vec<_> = told.collect();
         let mut made = qps.each_ref().map(QueuePair::num);

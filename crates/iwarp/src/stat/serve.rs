@@ -1,8 +1,9 @@
-//! Answers other processes that ask: the listening socket, and the few connections that are answered at a time.
+//! Answers other processes: the listening socket, and a few connections at a time.
 //!
-//! The progress thread does all of it. It writes one piece and then pauses, so that it soon returns to the sockets of queue
-//! pairs. An application thread that polls the whole set may see a new connection first. It only takes the socket out of the set
-//! and sets a timer, which the progress thread serves.
+//! All work is done by the progress thread. It writes one piece and then pauses, so that it soon
+//! returns to the sockets of queue pairs. If an application thread that polls the whole set sees a
+//! new connection first, it only removes the socket from the set and starts a timer for the
+//! progress thread.
 
 use super::document::Document;
 use crate::engine::{Engine, Source};
@@ -16,61 +17,61 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Most connections answered at the same time. Further ones wait until one of these has its answer.
-const ASKERS_MAX: usize = 4;
-/// Most connections accepted or refused in one turn.
+/// Maximum of connections answered at the same time. Others wait until one of these is done.
+const CLIENTS_MAX: usize = 4;
+/// Maximum of connections accepted or refused per turn.
 const TURN_MAX: usize = 16;
-/// The pause between two pieces of an answer.
+/// Pause between two pieces of an answer.
 const PAUSE: Duration = Duration::from_micros(500);
-/// A connection that has taken no octet of its answer for this long is ended.
+/// Time without progress after which a connection is closed.
 const DEADLINE: Duration = Duration::from_secs(2);
-/// A connection that takes its answer slowly is ended after this long.
+/// Total time after which a slow connection is closed.
 const LONGEST: Duration = Duration::from_secs(30);
 
 const TIMER_TURN: u32 = 0;
 const TIMER_DEADLINE: u32 = 1;
 
-/// The socket at which this process is asked.
-pub(super) struct Desk {
+/// The socket that other processes connect to.
+pub(super) struct Server {
     engine: Arc<Engine>,
     token: u64,
     socket: OwnedFd,
-    askers: AtomicUsize,
+    clients: AtomicUsize,
 }
 
-impl Desk {
+impl Server {
     /// Serves the listening socket `socket` until the process ends.
     ///
     /// # Errors
     /// The kernel's error if the socket cannot be watched.
     pub(super) fn open(engine: &Arc<Engine>, socket: OwnedFd) -> std::io::Result<Arc<Self>> {
         let token = engine.token();
-        let desk = Arc::new(Self {
+        let server = Arc::new(Self {
             engine: Arc::clone(engine),
             token,
             socket,
-            askers: AtomicUsize::new(0),
+            clients: AtomicUsize::new(0),
         });
         engine.add(
-            &desk.socket,
+            &server.socket,
             token,
             Interest::READ,
-            Arc::clone(&desk) as Arc<dyn Source>,
+            Arc::clone(&server) as Arc<dyn Source>,
         )?;
-        Ok(desk)
+        Ok(server)
     }
 
-    /// Accepts waiting connections. Returns `false` if it must accept no more for the moment.
+    /// Accepts waiting connections. Returns `false` if it has to pause.
     fn accept(self: &Arc<Self>) -> bool {
         for _ in 0..TURN_MAX {
-            if self.askers.load(Ordering::Relaxed) >= ASKERS_MAX {
+            if self.clients.load(Ordering::Relaxed) >= CLIENTS_MAX {
                 return false;
             }
             match accept_with(&self.socket, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
-                Ok(socket) if may_ask(socket.as_fd()) => Asker::begin(self, socket),
+                Ok(socket) if may_ask(socket.as_fd()) => Client::begin(self, socket),
                 Ok(_) | Err(Errno::CONNABORTED | Errno::INTR) => {}
                 Err(Errno::AGAIN) => return true,
-                // No descriptors are left. Try again later, when some may be free.
+                // No file descriptors are left. Retry later.
                 Err(_) => {
                     self.engine.after(DEADLINE, self.token, TIMER_TURN);
                     return false;
@@ -80,21 +81,21 @@ impl Desk {
         true
     }
 
-    /// Frees the place of a connection that has ended.
+    /// Frees the slot of a connection that has ended.
     fn leave(&self) {
-        self.askers.fetch_sub(1, Ordering::Relaxed);
+        self.clients.fetch_sub(1, Ordering::Relaxed);
         self.engine.after(Duration::ZERO, self.token, TIMER_TURN);
     }
 }
 
-/// Returns `true` if the process at the other end belongs to the same user or to root. The socket's mode ensures the same,
-/// unless it has been changed.
+/// Returns `true` if the client belongs to the same user or to root. The socket's mode ensures the
+/// same unless it was changed.
 fn may_ask(socket: BorrowedFd<'_>) -> bool {
     let own = rustix::process::geteuid().as_raw();
     peer_credentials(socket).is_ok_and(|who| who.uid == 0 || who.uid == own)
 }
 
-impl Source for Desk {
+impl Source for Server {
     fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
         self.engine.pause(&self.socket);
         self.engine.after(Duration::ZERO, self.token, TIMER_TURN);
@@ -103,49 +104,49 @@ impl Source for Desk {
 
     fn timer(self: Arc<Self>, _: u32) {
         if self.accept() {
-            // The socket may be in the set already, if two timers were set.
+            // The socket may already be in the set, if two timers were started.
             let _ = self.engine.resume(&self.socket, self.token, Interest::READ);
         }
     }
 }
 
 /// A connection whose answer is being written.
-struct Asker {
-    desk: Arc<Desk>,
+struct Client {
+    server: Arc<Server>,
     token: u64,
     socket: OwnedFd,
     begin: Instant,
-    /// The answer, or `None` after its end.
+    /// The answer; `None` after its end.
     answer: Mutex<Option<Pieces>>,
 }
 
-/// An answer that is being written.
+/// An answer being written.
 struct Pieces {
     document: Document,
-    /// The octets of the current piece, those written included.
+    /// Current piece, including what was written.
     piece: Vec<u8>,
     written: usize,
-    /// The time at which the socket last took an octet.
+    /// Time of the last progress.
     moved: Instant,
 }
 
-/// The result of a turn.
+/// Result of a turn.
 enum Turn {
-    /// The next piece comes after a pause.
+    /// The next piece follows after a pause.
     Again,
     /// The socket is full.
     Full,
-    /// The answer is complete, or the other end is gone.
+    /// The answer is complete, or the client has disconnected.
     Over,
 }
 
-impl Asker {
-    fn begin(desk: &Arc<Desk>, socket: OwnedFd) {
-        let engine = &desk.engine;
+impl Client {
+    fn begin(server: &Arc<Server>, socket: OwnedFd) {
+        let engine = &server.engine;
         let token = engine.token();
-        desk.askers.fetch_add(1, Ordering::Relaxed);
-        let asker = Arc::new(Self {
-            desk: Arc::clone(desk),
+        server.clients.fetch_add(1, Ordering::Relaxed);
+        let client = Arc::new(Self {
+            server: Arc::clone(server),
             token,
             socket,
             begin: Instant::now(),
@@ -156,7 +157,7 @@ impl Asker {
                 moved: Instant::now(),
             })),
         });
-        engine.add_timed(token, asker);
+        engine.add_timed(token, client);
         engine.after(Duration::ZERO, token, TIMER_TURN);
         engine.after(DEADLINE, token, TIMER_DEADLINE);
     }
@@ -189,7 +190,7 @@ impl Asker {
         }
     }
 
-    /// Ends the connection if the other end has not read for too long.
+    /// Closes the connection if the client has not read for too long.
     fn deadline(&self) {
         let silent = match &*self.answer.lock() {
             Some(pieces) => pieces.moved.elapsed(),
@@ -199,7 +200,7 @@ impl Asker {
         if left.is_zero() || self.begin.elapsed() >= LONGEST {
             self.end();
         } else {
-            self.desk.engine.after(left, self.token, TIMER_DEADLINE);
+            self.server.engine.after(left, self.token, TIMER_DEADLINE);
         }
     }
 
@@ -207,24 +208,25 @@ impl Asker {
         if self.answer.lock().take().is_none() {
             return;
         }
-        // A child that was forked meanwhile has this descriptor, too, so closing it here would not end the answer.
+        // A child forked meanwhile has this descriptor, too, so closing it here would not end the
+        // answer.
         let _ = shutdown(&self.socket, Shutdown::Both);
-        self.desk.engine.remove(&self.socket, self.token);
-        self.desk.leave();
+        self.server.engine.remove(&self.socket, self.token);
+        self.server.leave();
     }
 }
 
-impl Source for Asker {
+impl Source for Client {
     fn ready(self: Arc<Self>, _: bool, _: bool, _: bool) -> bool {
-        self.desk.engine.pause(&self.socket);
-        self.desk
+        self.server.engine.pause(&self.socket);
+        self.server
             .engine
             .after(Duration::ZERO, self.token, TIMER_TURN);
         true
     }
 
     fn timer(self: Arc<Self>, kind: u32) {
-        let engine = &self.desk.engine;
+        let engine = &self.server.engine;
         if kind == TIMER_DEADLINE {
             self.deadline();
             return;
@@ -252,7 +254,7 @@ mod tests {
     use std::os::linux::net::SocketAddrExt;
     use std::os::unix::net::{SocketAddr, UnixStream};
 
-    /// A process that cannot accept, as when it has no descriptors left, is asked again later.
+    /// A socket that cannot be accepted, for lack of descriptors, is tried again later.
     #[test]
     fn who_cannot_accept_tries_again() {
         let name = format!("iwarp-serve-{}", std::process::id());
@@ -261,17 +263,17 @@ mod tests {
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
         bind(&socket, &address).unwrap();
         let engine = Engine::current().unwrap();
-        // Not watched, so that nobody else tries.
+        // Not watched, so that no other thread accepts.
         let token = engine.token();
-        let desk = Arc::new(Desk {
+        let server = Arc::new(Server {
             engine: Arc::clone(&engine),
             token,
             socket,
-            askers: AtomicUsize::new(0),
+            clients: AtomicUsize::new(0),
         });
-        engine.add_timed(token, Arc::clone(&desk) as Arc<dyn Source>);
-        assert!(!desk.accept(), "it does not listen");
-        listen(&desk.socket, 8).unwrap();
+        engine.add_timed(token, Arc::clone(&server) as Arc<dyn Source>);
+        assert!(!server.accept(), "it does not listen");
+        listen(&server.socket, 8).unwrap();
         let address = SocketAddr::from_abstract_name(name).unwrap();
         let mut asks = UnixStream::connect_addr(&address).unwrap();
         asks.set_read_timeout(Some(Duration::from_secs(20)))
@@ -279,6 +281,6 @@ mod tests {
         let mut answer = String::new();
         asks.read_to_string(&mut answer).unwrap();
         assert!(answer.starts_with('{'), "{answer}");
-        engine.remove(&desk.socket, token);
+        engine.remove(&server.socket, token);
     }
 }

@@ -1,10 +1,11 @@
-//! Connection management: connects queue pairs (`rdma_cm(7)`).
+//! Connection management (`rdma_cm(7)`): connects queue pairs.
 //!
-//! The passive side has a [`ListeningId`], whose [`ConnectionRequest`]s it answers with a queue pair. The active side
-//! has a [`Connector`]. Both get a [`ConnectedId`]. Each owns an identifier of the connection manager (`rdma_cm_id`),
-//! which is destroyed when its owner is dropped. Up to 512 octets of private data go along in each direction.
+//! The passive side creates a [`ListeningId`] and answers its [`ConnectionRequest`]s with a queue
+//! pair. The active side creates a [`Connector`]. Both get a [`ConnectedId`]. Each of these types
+//! owns an `rdma_cm_id` and destroys it when dropped. Each side can send up to 512 bytes of private
+//! data.
 //!
-//! Calls that wait block the thread, and have `…_async` twins for tasks of any runtime.
+//! Blocking calls have `…_async` variants, whose futures run on any runtime.
 
 pub use crate::runtime::cm::ConnectionParameters;
 
@@ -21,9 +22,9 @@ use std::ops::Deref;
 use std::task::Waker;
 use std::time::Duration;
 
-/// Returns the time after which a blocking call gives up a set-up. The limits of the device end it earlier; this one only
-/// guards against a mistake in them. It is three times as long as an attempt, because one with MPA revision 1 may follow
-/// two with revision 2.
+/// Returns the time limit of a blocking call. The device's own limits expire earlier; this one only
+/// guards against a bug in them. It allows three attempts, because one with MPA revision 1 may
+/// follow two with revision 2.
 fn set_up_limit(config: &Config) -> Duration {
     const MARGIN: Duration = Duration::from_secs(30);
     let attempt = [
@@ -35,11 +36,11 @@ fn set_up_limit(config: &Config) -> Duration {
     attempt.saturating_mul(3)
 }
 
-/// The private data that tell a peer that its request cannot be answered for lack of descriptors.
+/// Private data of a reject that is sent because this process has no file descriptors left.
 const NO_DESCRIPTORS: &[u8] = b"the listener has no file descriptors left";
 
-/// An identifier that listens for connections to an address of a device (`rdma_listen(3)`). Dropping it ends that and
-/// refuses the requests that nobody has taken.
+/// An identifier that listens for connections (`rdma_listen(3)`). Dropping it stops listening and
+/// rejects the requests that were not accepted.
 ///
 /// ```
 /// # use iwarp::verbs::{Config, Context, Device, cm::ListeningId};
@@ -52,30 +53,31 @@ const NO_DESCRIPTORS: &[u8] = b"the listener has no file descriptors left";
 /// ```
 #[derive(Debug)]
 pub struct ListeningId {
-    /// Listens as long as this is there.
+    /// Keeps listening until it is dropped.
     _id: OwnedId,
     channel: CmEventChannel,
     local: SocketAddr,
 }
 
 impl ListeningId {
-    /// Listens on an address; port 0 picks a free port. Up to 128 requests may wait for an answer.
+    /// Listens on `address`, with a backlog of 128 requests. Port 0 selects a free port.
     ///
     /// # Errors
-    /// The operating system's: address in use, not of this host, no descriptors.
+    /// [`Error::Io`]: the address is in use or not of this host, or no file descriptors are left.
     pub fn bind(ctx: &Context, address: SocketAddr) -> Result<Self> {
         Self::bind_with_backlog(ctx, address, 0)
     }
 
-    /// Listens on an address, with room for `backlog` requests that wait for an answer; 0 means 128.
+    /// Listens on `address`, as [`bind`](Self::bind) does, with room for `backlog` unanswered
+    /// requests; 0 means 128.
     ///
     /// # Errors
-    /// As [`bind`](Self::bind).
+    /// See [`bind`](Self::bind).
     pub fn bind_with_backlog(ctx: &Context, address: SocketAddr, backlog: u32) -> Result<Self> {
         Self::builder(ctx).backlog(backlog).bind(address)
     }
 
-    /// Returns a builder for a listener with settings of its own.
+    /// Returns a builder that sets a backlog and an admission policy.
     ///
     /// ```
     /// # use iwarp::verbs::{Config, Context, Device, cm::ListeningId};
@@ -95,29 +97,30 @@ impl ListeningId {
         }
     }
 
-    /// Returns the address it listens on, with the port that was picked.
+    /// Returns the local address, with the port that was selected.
     pub fn local_addr(&self) -> SocketAddr {
         self.local
     }
 
-    /// Waits for a connection request (`rdma_get_request(3)`), and blocks the thread; `None` waits without limit.
+    /// Blocks until a connection request arrives (`rdma_get_request(3)`). `None` waits without
+    /// limit.
     ///
     /// # Errors
-    /// [`Error::TimedOut`]; the operating system's: no descriptors.
+    /// [`Error::TimedOut`]; [`Error::Io`] if no file descriptors are left.
     pub fn accept(&self, timeout: Option<Duration>) -> Result<ConnectionRequest> {
         ConnectionRequest::new(self.channel.next(timeout)?)
     }
 
-    /// Waits for a connection request in a task. Dropping the future loses none.
+    /// Waits for a connection request in a task. Cancel safe: dropping the future loses no request.
     ///
     /// # Errors
-    /// The operating system's: no descriptors.
+    /// [`Error::Io`] if no file descriptors are left.
     pub async fn accept_async(&self) -> Result<ConnectionRequest> {
         ConnectionRequest::new(self.channel.recv().await)
     }
 }
 
-/// The settings of a listener that is to be created. [`ListeningId::builder`] returns them with their defaults.
+/// Builds a [`ListeningId`]; [`ListeningId::builder`] returns it with defaults.
 #[derive(Debug, Clone)]
 #[must_use = "it does nothing until `bind` is called"]
 pub struct ListeningIdBuilder {
@@ -127,30 +130,30 @@ pub struct ListeningIdBuilder {
 }
 
 impl ListeningIdBuilder {
-    /// Sets how many requests may wait for an answer. The default, and the minimum, is 128; further ones wait in the
-    /// kernel, unaccepted.
+    /// Sets the number of unanswered requests. The default and the minimum is 128; more requests
+    /// wait in the kernel, unaccepted.
     pub fn backlog(mut self, requests: u32) -> Self {
         self.backlog = requests;
         self
     }
 
-    /// Sets which peers are let in. The default is what the device's settings say. The connection of another peer is
-    /// reset.
+    /// Sets which peers may connect; by default the device's settings apply. A connection from
+    /// another peer is reset.
     pub fn peers(mut self, peers: Networks) -> Self {
         self.admission.peers = peers;
         self
     }
 
-    /// Sets which peers are let in, and how many.
+    /// Sets which peers may connect, and how many at a time.
     pub fn admission(mut self, admission: Admission) -> Self {
         self.admission = admission;
         self
     }
 
-    /// Listens on an address; port 0 picks a free port.
+    /// Listens on `address`; port 0 selects a free port.
     ///
     /// # Errors
-    /// As [`ListeningId::bind`].
+    /// See [`ListeningId::bind`].
     pub fn bind(self, address: SocketAddr) -> Result<ListeningId> {
         let channel = create_event_channel()?;
         let id = OwnedId(CmId::create(&channel, Some(&self.ctx)));
@@ -166,7 +169,7 @@ impl ListeningIdBuilder {
     }
 }
 
-/// A connection request of a peer (`rdma_get_request(3)`). Dropping it refuses the connection.
+/// A connection request (`rdma_get_request(3)`). Dropping it rejects the connection.
 #[derive(Debug)]
 pub struct ConnectionRequest {
     id: OwnedId,
@@ -178,7 +181,7 @@ pub struct ConnectionRequest {
 impl ConnectionRequest {
     fn new(event: CmEvent) -> Result<Self> {
         let channel = create_event_channel().inspect_err(|_| {
-            // Without these private data the peer could only report that it was refused.
+            // Without private data the peer could only report that it was rejected.
             let _ = event.id.reject(NO_DESCRIPTORS);
         })?;
         event.id.migrate(&channel);
@@ -190,7 +193,7 @@ impl ConnectionRequest {
         })
     }
 
-    /// Returns the private data that the peer sent with its request.
+    /// Returns the private data of the peer's request.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
@@ -205,16 +208,18 @@ impl ConnectionRequest {
         self.id.0.addresses().0
     }
 
-    /// Returns how many RDMA Reads and atomics the peer wants to have outstanding, and how many it can serve; `None` if it
-    /// did not say.
+    /// Returns the peer's ORD and IRD: how many RDMA Reads and atomics it wants to have
+    /// outstanding, and how many it can serve. `None` if its request did not say.
     pub fn peer_reads(&self) -> (Option<u16>, Option<u16>) {
         self.peer_reads
     }
 
-    /// Accepts the connection with a queue pair (`rdma_accept(3)`), and blocks until it is up. Post receives before.
+    /// Accepts the connection with `qp` (`rdma_accept(3)`), and blocks until it is established.
+    /// Post receives before this call.
     ///
     /// # Errors
-    /// [`Error::ConnectionLost`]: the peer is gone; [`Error::InvalidArgument`]: the private data are too long.
+    /// [`Error::ConnectionLost`]: the peer closed the connection; [`Error::InvalidArgument`]: the
+    /// private data is too long.
     pub fn accept(self, qp: QueuePair, parameters: &ConnectionParameters) -> Result<ConnectedId> {
         self.start(&qp, parameters)?;
         let ctx = self.id.0.context();
@@ -227,7 +232,7 @@ impl ConnectionRequest {
     /// Accepts the connection in a task.
     ///
     /// # Errors
-    /// As [`accept`](Self::accept).
+    /// See [`accept`](Self::accept).
     pub async fn accept_async(
         self,
         qp: QueuePair,
@@ -243,10 +248,10 @@ impl ConnectionRequest {
         self.id.0.accept(parameters)
     }
 
-    /// Refuses the connection (`rdma_reject(3)`). The peer gets `private_data`, for example the reason.
+    /// Rejects the connection (`rdma_reject(3)`) and sends `private_data` to the peer.
     ///
     /// # Errors
-    /// [`Error::InvalidState`]: the peer is gone.
+    /// [`Error::InvalidState`]: the peer closed the connection.
     pub fn reject(self, private_data: &[u8]) -> Result<()> {
         self.id.0.reject(private_data)
     }
@@ -271,31 +276,31 @@ impl Connector {
         }
     }
 
-    /// Sets the private data that the listener gets with the request.
+    /// Sets the private data of the connection request, at most 512 bytes.
     pub fn private_data(mut self, data: &[u8]) -> Self {
         self.parameters.private_data = data.to_vec();
         self
     }
 
-    /// Sets how many RDMA Reads and atomics may be in flight: inbound to serve (`ird`), and outbound to have outstanding
-    /// (`ord`). By default, both are what the queue pair was created with.
+    /// Sets how many RDMA Reads and atomics may be in flight: inbound (`ird`) and outbound (`ord`).
+    /// The defaults are those of the queue pair.
     pub fn reads(mut self, ird: u16, ord: u16) -> Self {
         self.parameters.responder_resources = Some(ird);
         self.parameters.initiator_depth = Some(ord);
         self
     }
 
-    /// Sets the local address to connect from.
+    /// Sets the local address to connect from; port 0 selects a free port.
     pub fn source(mut self, address: SocketAddr) -> Self {
         self.source = Some(address);
         self
     }
 
-    /// Connects, and blocks until the connection is up.
+    /// Connects `qp` to `peer`, and blocks until the connection is established.
     ///
     /// # Errors
-    /// [`Error::Rejected`], [`Error::TimedOut`], [`Error::Handshake`], and the operating system's: connection refused, no
-    /// route.
+    /// [`Error::Rejected`], [`Error::TimedOut`], [`Error::Handshake`], or [`Error::Io`]: connection
+    /// refused, no route.
     pub fn connect(&self, peer: SocketAddr, qp: QueuePair) -> Result<ConnectedId> {
         let (id, channel) = self.start(peer, &qp)?;
         loop {
@@ -306,10 +311,10 @@ impl Connector {
         }
     }
 
-    /// Connects in a task. Dropping the future ends the attempt.
+    /// Connects in a task. Dropping the future cancels the attempt.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect).
+    /// See [`connect`](Self::connect).
     pub async fn connect_async(&self, peer: SocketAddr, qp: QueuePair) -> Result<ConnectedId> {
         let (id, channel) = self.start(peer, &qp)?;
         loop {
@@ -331,7 +336,7 @@ impl Connector {
         Ok((id, channel))
     }
 
-    /// Returns the device's own address, if it has one of the peer's kind.
+    /// Returns the device's own address of the peer's family, if it has one.
     fn default_source(&self, peer: SocketAddr) -> Option<SocketAddr> {
         let device = self.ctx.device();
         device.source_for(peer).map(|ip| device.socket_addr(ip, 0))
@@ -342,19 +347,19 @@ const fn is_preliminary(kind: CmEventKind) -> bool {
     matches!(kind, CmEventKind::AddrResolved | CmEventKind::RouteResolved)
 }
 
-/// An identifier with its connected queue pair, which it owns. Dropping it disconnects gracefully and destroys the queue
-/// pair.
+/// A connected identifier, which owns its queue pair. Dropping it disconnects gracefully and
+/// destroys the queue pair.
 #[derive(Debug)]
 pub struct ConnectedId {
-    // Fields are dropped in this order: the identifier goes first, so that no event arrives for what follows.
+    // Dropped first, so that no event arrives for the fields below.
     id: OwnedId,
     qp: QueuePair,
     channel: CmEventChannel,
     private_data: Vec<u8>,
 }
 
-/// Destroys an identifier when it is dropped: a listener stops, a request is refused, an attempt ends, and events that
-/// nobody has taken are discarded.
+/// Destroys an identifier when dropped: a listener stops, a request is rejected, an attempt is
+/// cancelled, and pending events are discarded.
 #[derive(Debug)]
 struct OwnedId(CmId);
 
@@ -382,7 +387,8 @@ impl ConnectedId {
                 "the peer's MPA reply is not one we can work with".into(),
             )),
             CmEventKind::ConnectError if event.status == libc::ENOSPC => Err(Error::Unsupported(
-                "the peer's reply asks for more RDMA Reads at a time (its ORD) than this end serves (our IRD)",
+                "the peer's reply asks for more RDMA Reads at a time (its ORD) \
+                         than this end serves (our IRD)",
             )),
             CmEventKind::Disconnected => {
                 Err(Error::ConnectionLost("the peer closed at once".into()))
@@ -391,12 +397,12 @@ impl ConnectedId {
         }
     }
 
-    /// Returns the private data that the peer sent when it accepted.
+    /// Returns the private data of the peer's reply.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
 
-    /// Returns the local address and the peer's.
+    /// Returns the local address and the peer's address.
     pub fn addresses(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
         self.id.0.addresses()
     }
@@ -406,16 +412,16 @@ impl ConnectedId {
         &self.qp
     }
 
-    /// Begins the graceful end (`rdma_disconnect(3)`): queued requests that TCP takes are sent, the others are flushed.
-    /// Does not block.
+    /// Starts a graceful disconnect (`rdma_disconnect(3)`): queued requests that fit into TCP's
+    /// send buffer are sent, the others are flushed. Does not block.
     ///
     /// # Errors
-    /// [`Error::InvalidState`]: never connected.
+    /// [`Error::InvalidState`]: the identifier was never connected.
     pub fn disconnect(&self) -> Result<()> {
         self.id.0.disconnect()
     }
 
-    /// Blocks until either side has ended the connection; `None` waits without limit.
+    /// Blocks until either side has ended the connection. `None` waits without limit.
     ///
     /// # Errors
     /// [`Error::TimedOut`]; [`Error::ConnectionLost`] with the reason if the end was not graceful.
@@ -424,22 +430,23 @@ impl ConnectedId {
         self.ended(&event)
     }
 
-    /// Waits for the end of the connection in a task.
+    /// Waits in a task until the connection has ended.
     ///
     /// # Errors
-    /// [`Error::ConnectionLost`].
+    /// [`Error::ConnectionLost`] with the reason if the end was not graceful.
     pub async fn disconnected(&self) -> Result<()> {
         let event = self.channel.recv().await;
         self.ended(&event)
     }
 
-    /// Wakes a task when the connection has ended. Call [`try_ended`](Self::try_ended) once more after this, then wait.
+    /// Registers a waker for the end of the connection. Call [`try_ended`](Self::try_ended) after
+    /// this and before waiting.
     pub(crate) fn wake_at_end(&self, waker: &Waker) {
         self.channel.wake_at_next(waker);
     }
 
-    /// Returns how the connection has ended, once. Returns `None` if it has not ended, or if another call has taken the
-    /// event.
+    /// Takes the result of the connection's end. Returns `None` if the connection has not ended, or
+    /// if another call has taken the event.
     pub(crate) fn try_ended(&self) -> Option<Result<()>> {
         Some(self.ended(&self.channel.try_next()?))
     }

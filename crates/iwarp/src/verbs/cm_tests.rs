@@ -10,9 +10,10 @@ use std::pin::{Pin, pin};
 use std::task::{self, Poll};
 use std::time::Instant;
 
-/// A blocking `connect` gave up after 60 s, however long the program at the other end was allowed to take.
+/// Regression: a blocking `connect` gave up after 60 s, although the peer's program was allowed
+/// more time.
 #[test]
-fn the_limits_of_the_device_come_first() {
+fn device_limits_expire_first() {
     for seconds in [0, 60, 3600, u64::MAX] {
         let limit = Duration::from_secs(seconds);
         let longer = |config: &Config| {
@@ -35,7 +36,7 @@ fn the_limits_of_the_device_come_first() {
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// A request of revision 1 without private data (RFC 5044 section 7.1.1).
+/// An MPA request of revision 1 without private data (RFC 5044 section 7.1.1).
 const REQUEST: &[u8; 20] = b"MPA ID Req Frame\x40\x01\x00\x00";
 
 fn soon(what: &str, is: impl Fn() -> bool) {
@@ -51,12 +52,12 @@ fn queue_pair(ctx: &Context) -> QueuePair {
     pd.create_qp(&QpInitAttr::new(&cq, &cq)).unwrap()
 }
 
-/// Looks once at what a future has.
+/// Polls a future once.
 fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut task::Context::from_waker(Waker::noop()))
 }
 
-/// A connection that is established, and its identifier.
+/// Returns an established connection and its identifier.
 fn connected(ctx: &Context) -> (ConnectedId, CmId) {
     let channel = create_event_channel().unwrap();
     let id = CmId::create(&channel, Some(ctx));
@@ -69,9 +70,9 @@ fn connected(ctx: &Context) -> (ConnectedId, CmId) {
     (connection.unwrap(), id)
 }
 
-/// The news of the end waits for the program, in whichever way it asks.
+/// The event of the end is kept until the program asks for it, by any call.
 #[test]
-fn an_end_has_its_error_however_it_is_asked_for() {
+fn every_call_reports_the_end() {
     let (connection, id) = connected(&testing::context());
     for (status, wanted) in [(0, None), (libc::ECONNRESET, Some(libc::ECONNRESET))] {
         let ways: [&dyn Fn() -> Result<()>; 3] = [
@@ -91,9 +92,9 @@ fn an_end_has_its_error_however_it_is_asked_for() {
     }
 }
 
-/// The identifier goes with the connection, and the news that nobody has taken with it.
+/// Dropping a connection destroys its identifier and the pending event.
 #[test]
-fn a_connection_that_is_dropped_takes_its_identifier_along() {
+fn dropped_connection_destroys_identifier() {
     let (connection, id) = connected(&testing::context());
     id.write_event(CmEventKind::User(0), 0).unwrap();
     drop(connection);
@@ -103,7 +104,7 @@ fn a_connection_that_is_dropped_takes_its_identifier_along() {
 }
 
 #[test]
-fn a_listener_that_is_dropped_refuses_what_waits_for_it() {
+fn dropped_listener_rejects_pending_requests() {
     let listener = ListeningId::bind(&testing::context(), ([127, 0, 0, 1], 0).into()).unwrap();
     let at = listener.local_addr();
     let mut peer = TcpStream::connect(at).unwrap();
@@ -117,9 +118,10 @@ fn a_listener_that_is_dropped_refuses_what_waits_for_it() {
     soon("it does not listen", || TcpStream::connect(at).is_err());
 }
 
-/// Connections start at the device's address unless the program names another one. An attempt that nobody waits for any more ends.
+/// An attempt starts at the device's address unless the program names another one. Dropping its
+/// future cancels it.
 #[test]
-fn an_attempt_starts_at_the_right_address_and_ends_with_its_future() {
+fn attempt_has_source_and_is_cancelled() {
     let device = testing::device_at(&["127.0.0.5"]);
     let ctx = Context::open(&device, Config::default()).unwrap();
     let connector = Connector::new(&ctx);
@@ -139,9 +141,9 @@ fn an_attempt_starts_at_the_right_address_and_ends_with_its_future() {
     }
 }
 
-/// What ends a set-up, with what the program is told of it.
+/// For each cause of a failed set-up: the error that the program gets.
 #[test]
-fn each_end_of_a_set_up_has_its_error() {
+fn failed_setups_have_errors() {
     use CmEventKind::{ConnectError, Disconnected, Established, Rejected, Unreachable};
     let ctx = testing::context();
     let (pd, cq) = (ProtectionDomain::new(&ctx), ctx.create_cq(4, None).unwrap());
@@ -191,7 +193,8 @@ fn each_end_of_a_set_up_has_its_error() {
     }
 }
 
-/// A call of the builder changes its own setting only, in any order. The device's settings hold for the others.
+/// Each builder call changes only its own setting, in any order. The device's settings apply to the
+/// others.
 #[test]
 fn listener_settings_combine_in_any_order() {
     let mut config = Config::default();

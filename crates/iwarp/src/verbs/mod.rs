@@ -1,17 +1,18 @@
-//! The explicit verbs: a program chooses completion queues, posts work requests with numbers of its own, and polls for
-//! completions.
+//! Explicit verbs: a program chooses completion queues, posts work requests with its own
+//! identifiers, and polls for completions.
 //!
-//! The objects are those of the C interface. Nothing here needs `unsafe`: memory is owned by its registration, queue pairs
-//! by their owner, and keys are checked at each access. Connections whose requests are calls
-//! ([`iwarp::connect`](crate::connect)) are shorter to write; take the verbs for shared receive queues, for one completion
-//! queue of many connections, for polling without a sleep, or to port a C program.
+//! The objects are those of the C interface, but no call needs `unsafe`: a registration owns its
+//! memory, a queue pair has one owner, and keys are checked at each access. Use this module for
+//! shared receive queues, for one completion queue shared by many connections, for polling without
+//! sleeping, or to port a C program. Otherwise a [`Connection`](crate::Connection), where each
+//! request is a call, needs less code.
 //!
 //! | C | here |
 //! | --- | --- |
 //! | `ibv_get_device_list`, `ibv_open_device` | [`Device::list`], [`Context::open`] |
 //! | `ibv_query_device` | [`LIMITS`] |
 //! | `ibv_alloc_pd` | [`ProtectionDomain::new`] |
-//! | `ibv_reg_mr` | [`ProtectionDomain::reg_mr`], which allocates the memory, too |
+//! | `ibv_reg_mr` | [`ProtectionDomain::reg_mr`], which also allocates the memory |
 //! | `ibv_alloc_mw`, `ibv_bind_mw` | [`ProtectionDomain::alloc_mw`], [`MemoryWindow::bind_mw`] |
 //! | `ibv_create_comp_channel`, `ibv_create_cq`, `ibv_resize_cq` | [`Context::create_channel`], [`Context::create_cq`], [`CompletionQueue::resize`] |
 //! | `ibv_poll_cq`, `ibv_req_notify_cq`, `ibv_get_cq_event` | [`CompletionQueue::poll`], [`CompletionQueue::arm`], [`CompletionChannel::event`] |
@@ -19,13 +20,14 @@
 //! | `ibv_post_send`, `ibv_post_recv` | [`QueuePair::post_send`](crate::runtime::QueuePair::post_send), [`QueuePair::post_recv`](crate::runtime::QueuePair::post_recv) |
 //! | `ibv_create_srq`, `ibv_modify_srq`, `ibv_post_srq_recv` | [`ProtectionDomain::create_srq`], [`SharedReceiveQueue::set_limit`], [`SharedReceiveQueue::post`] |
 //! | `ibv_get_async_event` | [`Context::async_event`] |
-//! | `rdma_listen`, `rdma_get_request`, `rdma_accept`, `rdma_connect` | module [`cm`] |
+//! | `rdma_listen`, `rdma_get_request`, `rdma_accept`, `rdma_connect` | the module [`cm`] |
 //! | `ibv_dereg_mr`, `ibv_destroy_…`, `ibv_close_device`, `ibv_dealloc_…` | dropping the object, or its last handle |
 //!
-//! Contexts, domains, regions, channels, completion queues and shared receive queues are handles: a clone names the same
-//! object, and what an object needs stays as long as it does. A queue pair has one owner, and so have the identifiers of
-//! [`cm`]. All of them may be used by several threads at once. Contexts, channels, queues and events are those of
-//! [`runtime`](crate::runtime), which has further calls for programs that manage their own memory.
+//! Contexts, domains, regions, channels, completion queues and shared receive queues are handles: a
+//! clone refers to the same object, and an object keeps alive what it depends on. Queue pairs and
+//! the identifiers of [`cm`] have one owner. All types may be used by several threads at once.
+//! Contexts, channels, queues and events are those of [`runtime`](crate::runtime), which has
+//! further calls for programs that manage their own memory.
 //!
 //! ```
 //! use iwarp::verbs::{Access, Config, Context, Cqe, Device, ProtectionDomain, QpInitAttr, RecvWr, SendWr, WcStatus};

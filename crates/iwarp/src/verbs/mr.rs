@@ -1,8 +1,9 @@
-//! Memory that the RNIC and peers may touch, owned by its registration.
+//! Memory that the RNIC and peers may access, owned by its registration.
 //!
-//! Invariant of the `unsafe`: a [`MemoryRegion`] owns its pages. They are unmapped only after deregistration has
-//! returned, and from then on nothing accesses them. A peer may write them at any time before, so no reference to
-//! them is ever formed: octets are copied in and out through raw pointers, words through atomics.
+//! Invariant of the `unsafe` code: a [`MemoryRegion`] owns its pages. They are unmapped only after
+//! deregistration has returned, and nothing accesses them from then on. Until then a peer may write
+//! them at any time, so no reference to them is ever created: bytes are copied through raw
+//! pointers, words are accessed as atomics.
 
 use super::ProtectionDomain;
 use crate::error::{Error, Result};
@@ -22,7 +23,7 @@ struct RegionInner {
     pd: u32,
     stag: u32,
     access: Access,
-    /// Tagged offset of the first octet: what elements and peers call its address.
+    /// Tagged offset of the first byte: the address in scatter/gather elements and for peers.
     base: u64,
     origin: Origin,
     mapping: ManuallyDrop<Mapping>,
@@ -32,7 +33,8 @@ impl RegionInner {
     fn register(pd: &ProtectionDomain, len: usize, access: Access) -> Result<Self> {
         let mapping = Mapping::new(len).map_err(|_| Error::OutOfMemory)?;
         let (addr, ctx) = (mapping.addr(), pd.context());
-        // SAFETY: the mapping is ours alone, lives until after `deregister` in `Drop`, and no reference into it is formed.
+        // SAFETY: the mapping is owned by the region, outlives `deregister` in `Drop`, and is never
+        // referenced.
         let stag = unsafe { ctx.register(addr, len as u64, addr, pd.number(), access) }?;
         Ok(Self {
             ctx: ctx.clone(),
@@ -52,51 +54,53 @@ impl RegionInner {
 impl Drop for RegionInner {
     fn drop(&mut self) {
         if self.origin.is_foreign() {
-            // A forked child: the table's lock may be held by a thread that does not exist here, and the entry stays, so the
-            // pages stay, too. They are a copy, which ends with this process.
+            // In a forked child a thread that no longer exists may hold the table's lock. The
+            // registration stays, and so do its pages, which are a copy that ends with this
+            // process.
             return;
         }
-        // `deregister` returns when no access is in progress, so the pages may go after it.
+        // `deregister` returns after the last access, so the pages can be unmapped.
         match self.ctx.deregister(self.stag) {
-            // The program has ended the registration by its key: then nothing accesses the pages, either.
+            // The program has deregistered it by its key, so nothing accesses the pages either.
             Ok(()) | Err(Error::Memory(MemoryError::NoSuchStag)) => {
-                // SAFETY: it is dropped here alone, and nothing accesses the pages any more.
+                // SAFETY: dropped once, here, and nothing accesses the pages any more.
                 unsafe { ManuallyDrop::drop(&mut self.mapping) }
             }
-            // A window is still bound to the region, so a peer may still reach the pages: they have to stay.
+            // A window is still bound to the region, so a peer can still access the pages.
             Err(e) => tracing::warn!("memory is never freed, deallocate windows first: {e}"),
         }
     }
 }
 
-/// Registered memory. A clone names the same memory; dropping the last clone deregisters and frees it. While memory windows
-/// are bound to it, it cannot be deregistered, and its pages are never freed: deallocate windows first. In a forked child,
-/// dropping what the parent has registered does nothing.
+/// Registered memory. A clone refers to the same memory; dropping the last clone deregisters and
+/// frees it. Deallocate memory windows first: a region with bound windows cannot be deregistered,
+/// and its pages are never freed. In a forked child, dropping a region that the parent registered
+/// does nothing.
 ///
-/// Work requests name it by key. If the memory goes while a request is outstanding, the request fails with
-/// [`WcStatus::LocalProtection`](super::WcStatus::LocalProtection). If a peer accesses it afterwards, the peer's
-/// connection ends. In neither case is freed memory touched.
+/// Work requests name the region by its key. If it is deregistered while a request is outstanding,
+/// the request fails with [`WcStatus::LocalProtection`](super::WcStatus::LocalProtection). A later
+/// access by a peer ends the peer's connection. Freed memory is not accessed in either case.
 #[derive(Debug, Clone)]
 pub struct MemoryRegion {
     inner: Arc<RegionInner>,
 }
 
-/// A peer's memory, as the peer has advertised it: the target of RDMA Writes, Reads and atomics.
+/// Memory of a peer, as advertised by that peer: the target of RDMA Writes, Reads and atomics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RemoteMemory {
-    /// Tagged offset of the first octet.
+    /// Tagged offset of the first byte.
     pub addr: u64,
-    /// Length in octets.
+    /// Length in bytes.
     pub len: u64,
     /// The peer's STag.
     pub rkey: u32,
 }
 
 impl RemoteMemory {
-    /// Length of [`to_bytes`](Self::to_bytes) in octets.
+    /// Length of [`to_bytes`](Self::to_bytes) in bytes.
     pub const ENCODED_LEN: usize = 20;
 
-    /// Encodes address, length and key in big-endian order. The result is small enough for private data.
+    /// Encodes address, length and key in big-endian order. The result fits into private data.
     pub fn to_bytes(self) -> [u8; Self::ENCODED_LEN] {
         let mut out = [0; Self::ENCODED_LEN];
         out[..8].copy_from_slice(&self.addr.to_be_bytes());
@@ -105,7 +109,7 @@ impl RemoteMemory {
         out
     }
 
-    /// Decodes the result of [`to_bytes`](Self::to_bytes). Returns `None` if there are too few octets.
+    /// Decodes the result of [`to_bytes`](Self::to_bytes). Returns `None` if `bytes` is too short.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (addr, rest) = bytes.split_first_chunk()?;
         let (len, rest) = rest.split_first_chunk()?;
@@ -117,7 +121,7 @@ impl RemoteMemory {
         })
     }
 
-    /// Returns a part of it, or `None` if the part is not inside.
+    /// Returns `len` bytes from `offset` on, or `None` if they are not inside this memory.
     pub fn slice(self, offset: u64, len: u64) -> Option<Self> {
         let end = offset.checked_add(len)?;
         (end <= self.len).then_some(Self {
@@ -134,27 +138,28 @@ impl MemoryRegion {
         Ok(Self { inner })
     }
 
-    /// Returns its length in octets.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         self.inner.mapping.len()
     }
 
-    /// Returns `true` if it has no octets.
+    /// Returns `true` if the region is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns the rights it was registered with.
+    /// Returns the access rights it was registered with.
     pub fn access(&self) -> Access {
         self.inner.access
     }
 
-    /// Returns its key for local use.
+    /// Returns the local key.
     pub fn lkey(&self) -> u32 {
         self.inner.stag
     }
 
-    /// Returns what a peer has to know to access it. What the peer may do is decided by the region's rights.
+    /// Returns what a peer needs to access the region. The region's rights decide what the peer may
+    /// do.
     pub fn remote(&self) -> RemoteMemory {
         RemoteMemory {
             addr: self.inner.base,
@@ -163,13 +168,15 @@ impl MemoryRegion {
         }
     }
 
-    /// Makes a scatter/gather element for a part of it.
+    /// Returns a scatter/gather element for a part of the region.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`]: the range is outside the region. [`Error::Post`]: it has 4 GiB or more.
+    /// [`Error::InvalidArgument`]: the range is outside the region. [`Error::Post`]: it is 4 GiB or
+    /// longer.
     pub fn sge(&self, range: impl RangeBounds<usize>) -> Result<Sge> {
         let (start, len) = self.resolve(range)?;
-        // The error that a queue pair gives for a length that fits in an element and is too long for a message.
+        // A queue pair reports the same error for lengths that fit into an element but not into a
+        // message.
         let len = u32::try_from(len).map_err(|_| Error::Post(PostError::MessageTooLong))?;
         Ok(Sge {
             addr: self.inner.base + start as u64,
@@ -195,43 +202,47 @@ impl MemoryRegion {
         Ok((start, end - start))
     }
 
-    /// Returns `true` if it was registered in this protection domain. Domains of one device have different numbers.
+    /// Returns `true` if it was registered in this protection domain.
     pub(crate) fn is_of(&self, pd: &ProtectionDomain) -> bool {
         self.inner.pd == pd.number() && self.inner.ctx.is_same(pd.context())
     }
 
-    /// Returns `true` if both handles name the same memory.
+    /// Returns `true` if both handles refer to the same memory.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// Returns `true` if no other handle names this memory, which is then this handle's alone while it is borrowed.
+    /// Returns `true` if no other handle refers to this memory. This handle has exclusive access
+    /// then while it is borrowed.
     pub(crate) fn is_only_handle(&mut self) -> bool {
         Arc::get_mut(&mut self.inner).is_some()
     }
 
-    /// Returns where `len` octets at `offset` lie. The address stays valid as long as a handle to the memory.
+    /// Returns a pointer to `len` bytes at `offset`. It is valid while a handle to the memory
+    /// exists.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`]: outside the region.
     pub(crate) fn pointer(&self, offset: usize, len: usize) -> Result<*mut u8> {
         let (start, _) = self.resolve(offset..offset.saturating_add(len))?;
-        // SAFETY: inside the mapping, or one past its end for an empty range.
+        // SAFETY: inside the mapping, or one byte past its end for an empty range.
         Ok(unsafe { self.inner.mapping.as_ptr().add(start) })
     }
 
-    /// Copies octets out. If a peer or the RNIC writes them at the same time, the result is a mix of old and new octets.
+    /// Copies bytes out of the region. If a peer or the RNIC writes them meanwhile, the result is a
+    /// mix of old and new bytes.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`]: outside the region.
     pub fn read_at(&self, offset: usize, out: &mut [u8]) -> Result<()> {
         let from = self.pointer(offset, out.len())?;
-        // SAFETY: valid mapped memory of that length; `out` is not part of it, since no references into it exist.
+        // SAFETY: `from` is valid for that length; `out` cannot overlap it, because no references
+        // to it exist.
         unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len()) };
         Ok(())
     }
 
-    /// Copies octets in.
+    /// Copies bytes into the region.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`]: outside the region.
@@ -242,7 +253,7 @@ impl MemoryRegion {
         Ok(())
     }
 
-    /// Copies octets out into a new vector.
+    /// Copies bytes of the region into a new vector.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`]: outside the region.
@@ -253,15 +264,15 @@ impl MemoryRegion {
         Ok(out)
     }
 
-    /// Loads one octet, with acquire ordering: what a peer's RDMA Write placed before this octet is visible afterwards.
-    /// Programs that wait for a Write without a message poll its last octet.
+    /// Loads one byte with acquire ordering: what the peer's RDMA Write placed before this byte is
+    /// visible afterwards. Programs poll the last byte of a Write to wait for it without a message.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`]: outside the region.
     #[inline]
     pub fn load_u8(&self, offset: usize) -> Result<u8> {
         let at = self.pointer(offset, 1)?;
-        // SAFETY: one valid octet, accessed atomically.
+        // SAFETY: one valid byte, accessed atomically.
         Ok(unsafe { AtomicU8::from_ptr(at) }.load(Ordering::Acquire))
     }
 
@@ -270,11 +281,12 @@ impl MemoryRegion {
         if !(at as usize).is_multiple_of(8) {
             return Err(Error::InvalidArgument("a word starts at a multiple of 8"));
         }
-        // SAFETY: eight valid aligned octets that live as long as `self`; an atomic may be shared with anybody.
+        // SAFETY: eight valid, aligned bytes that live as long as `self`; atomics may be shared.
         Ok(unsafe { AtomicU64::from_ptr(at.cast()) })
     }
 
-    /// Loads the word at `offset`, a multiple of 8, in this machine's byte order. Atomic with respect to RDMA atomics.
+    /// Loads the word at `offset`, a multiple of 8, in native byte order. Atomic with respect to
+    /// RDMA atomics.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`]: outside the region or misaligned.
@@ -282,7 +294,7 @@ impl MemoryRegion {
         Ok(self.word(offset)?.load(Ordering::Acquire))
     }
 
-    /// Stores the word at `offset`, a multiple of 8, in this machine's byte order.
+    /// Stores the word at `offset`, a multiple of 8, in native byte order.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`]: outside the region or misaligned.
@@ -291,7 +303,8 @@ impl MemoryRegion {
         Ok(())
     }
 
-    /// Adds to the word at `offset`, a multiple of 8, and returns the old value. Atomic with respect to RDMA atomics.
+    /// Adds to the word at `offset`, a multiple of 8, and returns the old value. Atomic with
+    /// respect to RDMA atomics.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`]: outside the region or misaligned.

@@ -29,9 +29,9 @@ fn bounds_are_checked_everywhere() {
     assert!(ctx.region(stag).is_none());
 }
 
-/// The tagged offsets of such a region begin at zero, for its owner's elements as for peers.
+/// Tagged offsets of a zero-based region begin at zero, for local elements and for peers.
 #[test]
-fn a_zero_based_region_says_where_it_begins() {
+fn zero_based_region_starts_at_zero() {
     let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
     let ctx = Context::open(&device, Config::default()).unwrap();
     let pd = ProtectionDomain::new(&ctx);

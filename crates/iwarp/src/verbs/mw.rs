@@ -8,8 +8,9 @@ use iwarp_rnic::memory::{Stag, WindowType};
 use iwarp_rnic::{Access, Bind, SendOp};
 use std::ops::RangeBounds;
 
-/// A memory window (`ibv_alloc_mw(3)`): remote rights to a part of a region, for the peer of the queue pair that binds it.
-/// They begin when the bind has completed, and end when the window is dropped, or by an invalidation.
+/// A memory window (`ibv_alloc_mw(3)`): gives the peer of one queue pair rights to a part of a
+/// region. The rights begin when the bind completes, and end by an invalidation or when the window
+/// is dropped.
 ///
 /// ```
 /// use iwarp::verbs::{Access, MemoryRegion, ProtectionDomain, QueuePair, RemoteMemory, SendWr};
@@ -48,8 +49,8 @@ impl MemoryWindow {
         })
     }
 
-    /// Returns the operation that binds it to a part of its region, for one work request (`ibv_bind_mw(3)`), and what the
-    /// peer has to know.
+    /// Returns the bind to a part of its region, to be posted once (`ibv_bind_mw(3)`), and what the
+    /// peer needs to access that part.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`]: outside the region.
@@ -68,7 +69,7 @@ impl MemoryWindow {
         Ok((SendOp::Bind(self.bind_at(part.addr, len, access)), there))
     }
 
-    /// Returns the bind to `len` octets of its region that begin at the tagged offset `addr`.
+    /// Returns the bind to `len` bytes at the tagged offset `addr`.
     pub(crate) fn bind_at(&self, addr: u64, len: u64, access: Access) -> Bind {
         Bind {
             mw_stag: self.stag,
@@ -80,7 +81,7 @@ impl MemoryWindow {
         }
     }
 
-    /// Returns its key when it is bound: what a peer uses, and what an invalidation names.
+    /// Returns its key once bound, for the peer and for an invalidation.
     pub const fn rkey(&self) -> u32 {
         self.stag_when_bound().0
     }
@@ -96,7 +97,7 @@ impl Drop for MemoryWindow {
             return;
         }
         if let Err(error) = self.ctx.deallocate_window(self.stag_when_bound()) {
-            // A bind that failed has left the first key.
+            // If a bind has failed, the window still has its first key.
             if self.ctx.deallocate_window(self.stag).is_err() {
                 tracing::debug!(%error, "a memory window is gone already");
             }

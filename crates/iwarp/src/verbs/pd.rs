@@ -6,8 +6,8 @@ use crate::runtime::Context;
 use crate::runtime::SharedReceiveQueue;
 use iwarp_rnic::Access;
 
-/// A protection domain (`ibv_alloc_pd(3)`): queue pairs use the memory of their own domain only. A clone is another handle
-/// to it.
+/// A protection domain (`ibv_alloc_pd(3)`): a queue pair can use only memory of its own domain. A
+/// clone refers to the same domain.
 #[derive(Debug, Clone)]
 pub struct ProtectionDomain {
     ctx: Context,
@@ -23,31 +23,32 @@ impl ProtectionDomain {
         }
     }
 
-    /// Returns its device.
+    /// Returns the device context.
     pub const fn context(&self) -> &Context {
         &self.ctx
     }
 
-    /// Returns its number, by which the objects of [`runtime`](crate::runtime) name it.
+    /// Returns its number, which identifies it in [`runtime`](crate::runtime).
     pub const fn number(&self) -> u32 {
         self.num
     }
 
-    /// Allocates `length` octets of zeroed, page-aligned memory and registers them (`ibv_reg_mr(3)`). They are deregistered
-    /// and freed when the last handle is dropped.
+    /// Allocates and registers `length` bytes of zeroed, page-aligned memory (`ibv_reg_mr(3)`).
+    /// Dropping the last handle deregisters and frees it.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory); [`Error::Memory`](crate::Error::Memory): too many regions, or
-    /// remote writing without [`Access::LOCAL_WRITE`].
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory); [`Error::Memory`](crate::Error::Memory):
+    /// too many regions, or remote write access without [`Access::LOCAL_WRITE`].
     pub fn reg_mr(&self, length: usize, access: Access) -> Result<MemoryRegion> {
         MemoryRegion::register(self, length, access)
     }
 
-    /// Allocates a memory window for a region (`ibv_alloc_mw(3)`, type 2).
+    /// Allocates a type 2 memory window for a region (`ibv_alloc_mw(3)`).
     ///
     /// # Errors
-    /// [`Error::Memory`](crate::Error::Memory): too many; [`Error::InvalidArgument`](crate::Error::InvalidArgument): a
-    /// region of another domain, or without [`Access::MW_BIND`].
+    /// [`Error::Memory`](crate::Error::Memory): too many windows;
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument): the region is of another domain
+    /// or lacks [`Access::MW_BIND`].
     pub fn alloc_mw(&self, mr: &MemoryRegion) -> Result<MemoryWindow> {
         MemoryWindow::allocate(self, mr)
     }
@@ -55,17 +56,18 @@ impl ProtectionDomain {
     /// Creates a queue pair (`ibv_create_qp(3)`).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument): a size above the device's limit;
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument): a size exceeds the device's
+    /// limit; [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub fn create_qp(&self, attr: &QpInitAttr<'_>) -> Result<QueuePair> {
         attr.create(self)
     }
 
-    /// Creates a shared receive queue for `max_wr` receives of up to `max_sge` elements each (`ibv_create_srq(3)`).
+    /// Creates a shared receive queue for `max_wr` receives of up to `max_sge` elements each
+    /// (`ibv_create_srq(3)`).
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument): above the device's limit;
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument): a size exceeds the device's
+    /// limit; [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<SharedReceiveQueue> {
         self.ctx.create_srq(self.num, max_wr, max_sge)
     }

@@ -7,7 +7,8 @@ use crate::runtime::QpAttributes;
 use iwarp_rnic::qp::State;
 use std::ops::Deref;
 
-/// The attributes of a queue pair that is to be created (`ibv_create_qp(3)`). All but the completion queues have defaults.
+/// Attributes of a new queue pair (`ibv_create_qp(3)`). All but the completion queues have
+/// defaults.
 ///
 /// ```
 /// # use iwarp::verbs::{Config, Context, Device, ProtectionDomain, QpInitAttr};
@@ -32,7 +33,7 @@ pub struct QpInitAttr<'a> {
 }
 
 impl<'a> QpInitAttr<'a> {
-    /// Returns attributes with the defaults. Both completion queues may be the same one.
+    /// Returns the default attributes. `send_cq` and `recv_cq` may be the same queue.
     pub const fn new(send_cq: &'a CompletionQueue, recv_cq: &'a CompletionQueue) -> Self {
         Self {
             send_cq,
@@ -46,38 +47,40 @@ impl<'a> QpInitAttr<'a> {
         }
     }
 
-    /// Sets how many send and receive work requests may be outstanding; default 128 each.
+    /// Sets how many send and receive work requests may be outstanding (default 128 each).
     pub const fn cap(mut self, max_send_wr: u32, max_recv_wr: u32) -> Self {
         self.wr = (max_send_wr, max_recv_wr);
         self
     }
 
-    /// Sets the scatter/gather elements per send and receive work request; default 4 each.
+    /// Sets the number of scatter/gather elements per send and receive work request (default 4
+    /// each).
     pub const fn max_sge(mut self, max_send_sge: u32, max_recv_sge: u32) -> Self {
         self.sge = (max_send_sge, max_recv_sge);
         self
     }
 
-    /// Sets the octets of inline data per work request; default 256.
+    /// Sets the maximum of inline data per work request, in bytes (default 256).
     pub const fn max_inline_data(mut self, octets: u32) -> Self {
         self.inline = octets;
         self
     }
 
-    /// Sets how many RDMA Reads and atomics may be in flight: inbound to serve, and outbound to have outstanding; default
-    /// 16 each, at most 4096.
+    /// Sets how many RDMA Reads and atomics may be in flight, inbound and outbound (default 16
+    /// each, at most 4096).
     pub const fn rd_atomic(mut self, max_dest_rd_atomic: u16, max_rd_atomic: u16) -> Self {
         self.reads = (max_dest_rd_atomic, max_rd_atomic);
         self
     }
 
-    /// If `yes`, every send work request writes a completion. Otherwise only signaled ones do.
+    /// If `yes`, every send work request generates a completion; otherwise only signaled ones do.
     pub const fn sq_sig_all(mut self, yes: bool) -> Self {
         self.all_signaled = yes;
         self
     }
 
-    /// Takes receives from this shared receive queue instead of a receive queue of its own.
+    /// Takes receives from a shared receive queue; the queue pair has no receive queue of its own
+    /// then.
     pub const fn srq(mut self, srq: &'a SharedReceiveQueue) -> Self {
         self.srq = Some(srq);
         self
@@ -103,16 +106,17 @@ impl<'a> QpInitAttr<'a> {
             handle,
             _pd: pd.clone(),
         };
-        // Receives may be posted before the connection is there.
+        // In this state receives can be posted before the connection is established.
         qp.modify(State::Init)?;
         Ok(qp)
     }
 }
 
-/// A queue pair (`ibv_create_qp(3)`): one end of a connection. It has one owner and is destroyed with it, and has all calls
-/// of [`runtime::QueuePair`], which are those of a handle. Module [`cm`](super::cm) connects it.
+/// A queue pair (`ibv_create_qp(3)`): one end of a connection. Dropping it destroys it. It
+/// dereferences to [`runtime::QueuePair`], which has its calls. The module [`cm`](super::cm)
+/// connects it.
 ///
-/// Receives may be posted before it is connected, Sends afterwards.
+/// Receives may be posted before it is connected, Sends only afterwards.
 #[derive(Debug)]
 pub struct QueuePair {
     handle: runtime::QueuePair,

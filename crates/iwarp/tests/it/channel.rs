@@ -1,4 +1,5 @@
-//! Channels and streams: messages in order and whole, flow control, the end, and peers that break the rules.
+//! Channels and streams: ordered whole messages, flow control, the end, and peers that violate the
+//! protocol.
 
 use iwarp::connection::Refusal;
 use iwarp::{Access, Channel, Connection, Error, Options, Stream};
@@ -33,12 +34,12 @@ fn streams() -> (Stream, Stream) {
     (a.into(), b.into())
 }
 
-/// A message of `len` octets that all depend on `n`.
+/// Returns a message of `len` bytes that all depend on `n`.
 fn message(n: usize, len: usize) -> Vec<u8> {
     (0..len).map(|i| (n * 31 + i) as u8).collect()
 }
 
-/// Few receives, so that the sender has to wait again and again, in both directions at once.
+/// Few receives, so that the sender often has to wait, in both directions at the same time.
 #[test]
 fn messages_in_order_with_little_room() {
     for receives in [6, 7, 64] {
@@ -57,7 +58,7 @@ fn messages_in_order_with_little_room() {
                     for n in 0..600 {
                         let one = channel.recv().wait_for(LIMIT).unwrap().unwrap();
                         assert_eq!(*one, message(n, n), "message {n}");
-                        // A program may keep some for a while.
+                        // A program may keep some messages for a while.
                         kept.push(one);
                         if kept.len() == 2 {
                             kept.clear();
@@ -72,7 +73,7 @@ fn messages_in_order_with_little_room() {
     }
 }
 
-/// A receiver that takes its time is waited for, longer than a Send would wait for a receive.
+/// A sender waits for a slow receiver longer than a Send would wait for a receive.
 #[test]
 fn a_slow_receiver_is_no_error() {
     let mut config = iwarp::Config::default();
@@ -109,9 +110,9 @@ fn regions_are_sent_as_they_are() {
     );
 }
 
-/// The shorter one of the two sizes limits what is copied, and the peer's alone what a region may have.
+/// The shorter of the two sizes limits copied data; the peer's alone limits regions.
 #[test]
-fn each_end_has_a_message_size_of_its_own() {
+fn ends_have_own_message_sizes() {
     use std::io::{Read, Write};
     let listener = Options::new().message_size(208).listen("127.0.0.1:0");
     let listener = listener.bind().unwrap();
@@ -142,7 +143,7 @@ fn each_end_has_a_message_size_of_its_own() {
         let message = from.recv().wait_for(LIMIT).unwrap().unwrap();
         assert_eq!(AsRef::<[u8]>::as_ref(&message), octets);
     }
-    // A stream cuts what is written to fit both.
+    // A stream splits data to fit both.
     let data = message(5, 1000);
     let mut streams = [Stream::from(a), Stream::from(b)];
     for (from, to) in [(0, 1), (1, 0)] {
@@ -153,9 +154,9 @@ fn each_end_has_a_message_size_of_its_own() {
     }
 }
 
-/// What a peer without a channel of its own receives from one that goes: nothing before the hello, and one end.
+/// A peer without a channel receives nothing before the hello, and one end.
 #[test]
-fn a_channel_says_once_that_it_has_finished() {
+fn channel_finishes_once() {
     let (a, b) = pair_with(&Options::new());
     drop(Channel::open(b));
     assert!(matches!(a.recv().wait_for(LIMIT), Err(Error::Closed)));
@@ -189,9 +190,9 @@ fn a_channel_says_once_that_it_has_finished() {
     }
 }
 
-/// Only what was finished is a whole: a peer that just leaves is an error.
+/// Only a finished channel is complete: if the peer just disconnects, the end is an error.
 #[test]
-fn an_end_without_finish_is_an_error() {
+fn end_without_finish_is_error() {
     let (a, b) = channels(&Options::new());
     a.send("first").wait().unwrap();
     a.connection().close().unwrap();
@@ -202,7 +203,7 @@ fn an_end_without_finish_is_an_error() {
 }
 
 #[test]
-fn peers_that_break_the_rules_end_the_channel() {
+fn protocol_violations_end_the_channel() {
     let hello = |window: u32, size: u32| {
         let mut octets = vec![1, 1, 0, 0];
         octets.extend(window.to_be_bytes());
@@ -239,13 +240,13 @@ fn peers_that_break_the_rules_end_the_channel() {
         let b = Channel::open(b).wait_for(LIMIT).unwrap();
         a.send(&[2, 0, 0, 0, 0, 0, 0, 0, 7]).wait().unwrap();
         a.send(octets).wait().unwrap();
-        // What came before the mistake is not lost.
+        // Messages before the violation are not lost.
         assert_eq!(*b.recv().wait_for(LIMIT).unwrap().unwrap(), [7]);
         let broken = b.recv().wait_for(LIMIT);
         assert!(matches!(broken, Err(Error::Handshake(_))), "{octets:?}");
         assert!(b.send("x").wait_for(LIMIT).is_err());
     }
-    // Data behind the end that it has announced itself.
+    // Data after the announced end.
     let (a, b) = pair_with(&Options::new());
     a.send(&good).wait().unwrap();
     let b = Channel::open(b).wait_for(LIMIT).unwrap();
@@ -253,7 +254,7 @@ fn peers_that_break_the_rules_end_the_channel() {
     a.send(&[2, 0, 0, 0, 0, 0, 0, 0]).wait().unwrap();
     let error = loop {
         match b.send("x").wait_for(LIMIT) {
-            // The mistake may not have come yet. There are credits for four.
+            // The violation may not have arrived yet. There are credits for four.
             Ok(()) => {}
             Err(error) => break error,
         }
@@ -277,17 +278,18 @@ fn peers_that_break_the_rules_end_the_channel() {
     assert!(matches!(error, Error::Handshake(_)), "{error}");
 }
 
-/// Polls it once, without anybody who is woken.
+/// Polls a future once, without waking anyone.
 fn look<F: Future + Unpin>(future: &mut F) -> Poll<F::Output> {
     Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// A message that is dropped before it is posted gives its credit back, however often that happens.
+/// A message that is dropped before it is posted returns its credit, any number of times.
 #[test]
-fn a_message_that_is_given_up_costs_no_credit() {
+fn cancelled_message_costs_no_credit() {
     let (a, b) = channels(&Options::new().receives(8).send_depth(4));
     for _ in 0..20 {
-        // Its place of the send queue is taken until its result is, and the others are for control messages.
+        // Its slot of the send queue is in use until its result is taken; the others are for
+        // control messages.
         let mut first = a.send("first");
         let _ = look(&mut first);
         let mut second = a.send("given up");
@@ -299,7 +301,7 @@ fn a_message_that_is_given_up_costs_no_credit() {
     }
 }
 
-/// Credits that find no room in the send queue are given back as soon as there is some.
+/// Credits that find no room in the send queue are returned as soon as there is room.
 #[test]
 fn credits_without_room_are_given_later() {
     let options = Options::new().receives(8).send_depth(4);
@@ -324,12 +326,12 @@ fn credits_without_room_are_given_later() {
         for one in taken {
             one.wait_for(LIMIT).unwrap();
         }
-        // A look at the channel, with room again. There is no message.
+        // Polls the channel, with room again. There is no message.
         assert!(look(&mut b.recv().into_future()).is_pending());
     }
 }
 
-/// All who wait for a message learn of the end.
+/// All waiters for a message are woken by the end.
 #[test]
 fn the_end_wakes_all_who_receive() {
     let (a, b) = channels(&Options::new());
@@ -383,7 +385,7 @@ fn a_stream_in_threads() {
     });
 }
 
-/// A stream that has finished reads on, and writes nothing any more.
+/// A finished stream can still be read, but not written.
 #[test]
 fn a_finished_stream_reads_on() {
     use std::io::{Read, Write};
@@ -409,7 +411,7 @@ fn a_stream_in_tasks() {
     let runtime = { runtime }.worker_threads(2).enable_time().build().unwrap();
     runtime.block_on(async {
         let (a, mut b) = streams();
-        // Nothing is there to read, and nothing is asked for.
+        // Nothing to read, and an empty buffer.
         let nothing = tokio::time::timeout(LIMIT, b.read(&mut []));
         assert_eq!(nothing.await.unwrap().unwrap(), 0);
         let (mut from, mut to) = tokio::io::split(a);
@@ -435,7 +437,7 @@ fn a_stream_in_tasks() {
     });
 }
 
-/// A stream that was cut is an error for the reader, and its source says why.
+/// Reading a truncated stream is an error, whose source gives the cause.
 #[test]
 fn a_cut_stream_is_an_error() {
     use std::io::{Read, Write};

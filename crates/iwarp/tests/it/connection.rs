@@ -1,4 +1,5 @@
-//! Connections whose requests are calls: each kind of request, by blocking and as a future; lengths and rights; errors.
+//! Connections whose requests are calls: each kind of request, blocking and as a future; lengths
+//! and rights; errors.
 
 use iwarp::connection::{Refusal, RequestKind};
 use iwarp::runtime::WcStatus;
@@ -8,7 +9,7 @@ use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Connects two ends with these options: the one that connects, then the one that accepts.
+/// Connects two ends with these options. Returns the connecting and the accepting one.
 fn pair_with(options: &Options) -> (Connection, Connection) {
     let listener = options.clone().listen("127.0.0.1:0").bind().unwrap();
     let to = listener.local_addr();
@@ -23,7 +24,7 @@ fn pair() -> (Connection, Connection) {
     pair_with(&Options::new())
 }
 
-/// Runs a future on one thread, with a time limit that is reached only if a wake-up is lost.
+/// Runs a future on one thread, with a time limit that expires only if a wake-up is lost.
 fn run<F: Future>(future: F) -> F::Output {
     let runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = { runtime }.enable_time().build().unwrap();
@@ -77,7 +78,7 @@ fn messages_in_tasks() {
     });
 }
 
-/// A look that does not wait reads what has come itself, and takes one message at a time.
+/// `now` reads the socket itself, and takes one message at a time.
 #[test]
 fn a_look_brings_what_is_there() {
     let (a, b) = pair();
@@ -98,7 +99,7 @@ fn a_look_brings_what_is_there() {
     assert!(b.recv().now().unwrap().is_none());
 }
 
-/// Short ones travel in the request, longer ones by the staging, and regions as they are.
+/// Short data is sent inline, longer data by the staging memory, regions in place.
 #[test]
 fn payloads_of_each_kind() {
     let (a, b) = pair_with(&Options::new().message_size(10_000));
@@ -145,7 +146,7 @@ fn one_sided_requests() {
     assert_eq!((remote.len(), remote.rights()), (100, all));
 
     a.write(&[1_u64, 2, 3], &remote).wait().unwrap();
-    // A Read behind a Write sees what that has written.
+    // A Read after a Write sees the written data.
     assert_eq!(
         a.read(&remote.slice(..4).unwrap()).wait().unwrap(),
         [1, 2, 3, 0]
@@ -170,7 +171,7 @@ fn one_sided_requests() {
     assert_eq!((news.immediate(), table.load(0).unwrap()), (Some(77), 9));
 }
 
-/// What does not fit is found before it is posted, and the connection goes on.
+/// Invalid requests are refused before they are posted, and the connection survives.
 #[test]
 fn mistakes_cost_nothing() {
     let (a, b) = pair();
@@ -199,14 +200,14 @@ fn mistakes_cost_nothing() {
     assert_eq!(a.get(&token).wait().unwrap(), 0);
 }
 
-/// The error says which request it was, whose fault it is, and what to do.
+/// The error names the request, the side at fault, and what to do.
 #[test]
-fn a_refused_request_ends_the_connection_and_says_why() {
+fn peer_refusal_ends_connection_with_cause() {
     let (a, b) = pair();
     let region = b.share::<u8>(64, Access::REMOTE_WRITE).unwrap();
     let token = region.remote();
     drop(region);
-    // The Write may complete when TCP has taken it.
+    // The Write may complete when TCP has accepted it.
     let _ = a.write(&[1_u8; 64], &token).wait_for(LIMIT);
     let error = loop {
         match a.write(&[1_u8; 64], &token).wait_for(LIMIT) {
@@ -236,7 +237,7 @@ fn a_window_ends_with_its_guard() {
     let part = region.slice(4..8).unwrap();
     let window = b.bind(&part, Access::REMOTE_WRITE).wait().unwrap();
     a.write(&[1_u32, 2, 3, 4], &window.remote()).wait().unwrap();
-    // The peer gives its rights back, and with the message they are over.
+    // The peer's message invalidates the window.
     let token = window.remote();
     a.send_with_invalidate("done", &token).wait().unwrap();
     let message = b.recv().wait_for(LIMIT).unwrap();
@@ -253,7 +254,7 @@ fn a_window_ends_with_its_guard() {
     let window = b.bind(&part, Access::REMOTE_READ).wait().unwrap();
     assert_eq!(a.get(&window.remote()).wait().unwrap(), 1);
     b.invalidate(window).wait().unwrap();
-    // By the guard. Afterwards the region is nobody else's.
+    // By dropping the window. Afterwards the region is exclusive again.
     let window = b.bind(&part, Access::REMOTE_READ).wait().unwrap();
     let token = window.remote();
     drop((window, part));
@@ -264,12 +265,12 @@ fn a_window_ends_with_its_guard() {
         assert!(matches!(refused, Err(Error::InvalidArgument(_))));
     }
     assert!(a.get(&token).wait_for(LIMIT).is_err());
-    // With the request that has failed the connection has ended for whoever looks next.
+    // After the failed request the connection has ended for every caller.
     assert!(a.recv().now().is_err() && a.send("late").wait().is_err());
 }
 
 #[test]
-fn a_region_is_given_out_only_if_nobody_uses_it() {
+fn get_mut_needs_unused_region() {
     let (a, b) = pair();
     let mut shared = a.share::<u8>(8, Access::REMOTE_READ).unwrap();
     assert!(shared.get_mut().is_none());
@@ -279,16 +280,16 @@ fn a_region_is_given_out_only_if_nobody_uses_it() {
     assert!(region.get_mut().is_none());
     drop(clone);
     let sent = a.send(&region).started();
-    // The request has it until its end is known.
+    // The request holds the region until its completion is known.
     assert!(region.get_mut().is_none());
     sent.wait().unwrap();
     assert!(region.get_mut().is_some());
     assert_eq!(*b.recv().wait_for(LIMIT).unwrap(), *b"in place");
-    // So it has where the operation is dropped, and nobody looks for its end.
+    // Even if the operation is dropped, and no one waits for its completion.
     let (c, d) = pair();
     let mut region = c.allocate::<u8>(8).unwrap();
     drop(c.send(&region).started());
-    // Another thread frees it, although nobody uses the connection any more.
+    // Another thread frees it, although the connection is no longer used.
     let begin = std::time::Instant::now();
     while region.get_mut().is_none() {
         assert!(begin.elapsed() < LIMIT, "the region is kept");
@@ -345,9 +346,9 @@ fn batches() {
     reader.join().unwrap();
 }
 
-/// The program's own octets in a batch are copied into its requests.
+/// Data of the program in a batch is copied into its requests.
 #[test]
-fn a_batch_copies_what_fits_into_a_request() {
+fn batch_copies_inline_data() {
     let (a, b) = pair_with(&Options::new().max_inline(16));
     let mut batch = a.batch();
     batch.send(&[1; 16]).unwrap();
@@ -357,7 +358,7 @@ fn a_batch_copies_what_fits_into_a_request() {
     assert!(matches!(refused, Err(Error::Refused(refused)) if refused == why));
     let region = a.allocate::<u8>(17).unwrap();
     batch.send(&region).unwrap();
-    // What a Read brings may fill its region, and be less.
+    // A Read may fill its region partly or completely.
     let there = b.share::<u8>(18, Access::REMOTE_READ).unwrap().remote();
     let refused = batch.read_into(&region, &there);
     let (octets, room) = (18, 17);
@@ -376,7 +377,7 @@ fn a_batch_copies_what_fits_into_a_request() {
     assert_eq!(*b.recv().wait_for(LIMIT).unwrap(), [0; 17]);
 }
 
-/// The depths limit how many Reads are on their way, and not how many there are.
+/// The depths limit how many Reads are in flight, not how many are posted.
 #[test]
 fn reads_of_each_depth() {
     for (inbound, outbound) in [(1, 1), (4096, 4096)] {
@@ -405,9 +406,9 @@ fn reads_of_each_depth() {
     assert_eq!(*b.recv().wait_for(LIMIT).unwrap(), *b"still here");
 }
 
-/// A batch keeps each of its regions until it has ended, and an error names the octets of its own batch only.
+/// A batch holds its regions until it completes, and an error has the length of the whole batch.
 #[test]
-fn a_batch_keeps_its_regions_and_counts_its_own_octets() {
+fn batch_keeps_regions_and_counts_bytes() {
     let (a, b) = pair();
     let rights = Access::REMOTE_WRITE | Access::REMOTE_READ;
     let there = b.share::<u64>(8, rights).unwrap();
@@ -431,9 +432,9 @@ fn a_batch_keeps_its_regions_and_counts_its_own_octets() {
     assert_eq!((e.request(), e.octets()), (RequestKind::Batch, 8));
 }
 
-/// Nobody listens: the system refuses, and no program has rejected anything.
+/// If nothing listens, the system refuses the connection; no program has rejected it.
 #[test]
-fn a_port_where_nobody_listens_is_no_rejection() {
+fn closed_port_is_not_a_rejection() {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let to = free.local_addr().unwrap();
     drop(free);
@@ -466,7 +467,7 @@ fn options_out_of_range_are_refused() {
     ));
 }
 
-/// Private data travel both ways, and a peer can be refused.
+/// Private data is sent both ways, and a peer can be rejected.
 #[test]
 fn who_connects_can_be_looked_at() {
     let listener = iwarp::listen("127.0.0.1:0").private_data("welcome");

@@ -1,5 +1,6 @@
-//! Misuse at every place where something waits: futures that are given up after any number of polls, wakers that panic, handles that are
-//! forgotten or cloned, and forked children, for connections, channels and streams.
+//! Misuse at every place where something waits: futures that are given up after any number of
+//! polls, wakers that panic, handles that are forgotten or cloned, and forked children, for
+//! connections, channels and streams.
 
 use crate::common::alone;
 use crate::common::calls::{ALL, LIMIT, pair, pair_with, poll_and_drop};
@@ -35,7 +36,8 @@ impl Wake for Flag {
     }
 }
 
-/// Two wait for one thing. The one that is woken for it is dropped before it looks, and then the other one has to be woken.
+/// Two wait for one thing. The one that is woken for it is dropped before it looks, and then the
+/// other one has to be woken.
 fn passes_on<F: Future + Unpin>(what: &str, make: impl Fn() -> F, cause: impl FnOnce()) {
     let mut waiting = [(); 2].map(|()| (make(), Arc::new(Flag(AtomicBool::new(false)))));
     let poll = |(future, flag): &mut (F, Arc<Flag>)| {
@@ -71,7 +73,7 @@ fn passes_on<F: Future + Unpin>(what: &str, make: impl Fn() -> F, cause: impl Fn
 }
 
 #[test]
-fn who_is_dropped_after_its_wake_up_passes_it_on() {
+fn dropped_waiter_passes_wakeup_on() {
     let (a, b) = pair();
     passes_on(
         "a message",
@@ -89,7 +91,8 @@ fn who_is_dropped_after_its_wake_up_passes_it_on() {
         || b.recv().into_future(),
         || a.send("x").wait().unwrap(),
     );
-    // Another call takes the message out of the connection's inbox, and wakes one of those who wait at the channel.
+    // Another call takes the message out of the connection's inbox, and wakes one of those who wait
+    // at the channel.
     let (a, b) = channels(&Options::new());
     let region = b.connection().share::<u64>(1, iwarp::Access::REMOTE_READ);
     let token = region.as_ref().unwrap().remote();
@@ -113,22 +116,22 @@ fn who_is_dropped_after_its_wake_up_passes_it_on() {
     );
 }
 
-/// A set-up that is given up leaves the listener as it was, and the other end hears of it.
+/// A cancelled set-up leaves the listener intact, and the other end is notified.
 #[test]
-fn a_set_up_is_given_up_at_every_await() {
+fn setup_is_cancelled_at_every_await() {
     let listener = iwarp::listen("127.0.0.1:0").bind().unwrap();
     let to = listener.local_addr();
     std::thread::scope(|scope| {
         let server = scope.spawn(|| {
             for polls in (0..DEEP).chain([usize::MAX]) {
-                // The listener's own futures are given up, too.
+                // The listener's own futures are cancelled, too.
                 drop(poll_and_drop(listener.incoming(), polls.min(3)));
                 drop(poll_and_drop(
                     listener.accept().into_future(),
                     polls.min(DEEP),
                 ));
             }
-            // Some of those that were given up are accepted, and say nothing.
+            // Some of the cancelled ones are accepted, but send nothing.
             loop {
                 let accepted = listener.accept().wait().unwrap();
                 if accepted.recv().wait_for(LIMIT).is_ok() {
@@ -140,7 +143,7 @@ fn a_set_up_is_given_up_at_every_await() {
         for polls in 0..DEEP {
             drop(poll_and_drop(iwarp::connect(to).into_future(), polls));
         }
-        // Those that the server has given up fail, and the last one does not.
+        // Those cancelled by the server fail; the last one does not.
         let connected = loop {
             match iwarp::connect(to).wait() {
                 Ok(connection) => {
@@ -159,9 +162,10 @@ fn a_set_up_is_given_up_at_every_await() {
     });
 }
 
-/// Every request of a connection, given up after each number of polls: the connection goes on, and the regions are free again.
+/// Cancels every request of a connection after each number of polls: the connection remains usable,
+/// and the regions become free.
 #[test]
-fn every_request_is_given_up_at_every_await() {
+fn requests_are_cancelled_at_every_await() {
     for depth in [1, 2, 16] {
         let (a, b) = pair_with(&Options::new().send_depth(depth).receives(16));
         let target = b.share::<u64>(8, ALL).unwrap();
@@ -196,9 +200,9 @@ fn every_request_is_given_up_at_every_await() {
     }
 }
 
-/// The same for channels: messages come whole and in order, whatever was given up, and no credit is lost.
+/// Cancels operations of channels: messages arrive whole and in order, and no credit is lost.
 #[test]
-fn channels_are_given_up_at_every_await() {
+fn channels_are_cancelled_at_every_await() {
     let (a, b) = channels(&Options::new().receives(8).send_depth(8));
     std::thread::scope(|scope| {
         let sender = scope.spawn(|| {
@@ -210,7 +214,7 @@ fn channels_are_given_up_at_every_await() {
                         sent.push(n);
                     }
                     None => {
-                        // Given up: it was sent or not. This one was.
+                        // The cancelled message was sent or not. This one was.
                         a.send(&[0xff]).wait_for(LIMIT).unwrap();
                     }
                 }
@@ -249,14 +253,14 @@ impl Wake for Panics {
     }
 }
 
-/// Polls with a waker that panics, until the future waits for somebody else.
+/// Polls with a waker that panics, until the future waits for another thread.
 fn poll_panicking<F: Future>(mut future: Pin<&mut F>, panics: &Arc<Panics>) -> Poll<F::Output> {
     let waker = Waker::from(Arc::clone(panics));
     for _ in 0..DEEP {
         let polled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             future.as_mut().poll(&mut Context::from_waker(&waker))
         }));
-        // A future that asks to be polled again at once has called the waker itself.
+        // A future that asks to be polled again has called the waker itself.
         if let Ok(Poll::Ready(done)) = polled {
             return Poll::Ready(done);
         }
@@ -264,7 +268,7 @@ fn poll_panicking<F: Future>(mut future: Pin<&mut F>, panics: &Arc<Panics>) -> P
     Poll::Pending
 }
 
-/// Polls until it is done.
+/// Polls until it is ready.
 fn finish<T>(mut future: Pin<&mut impl Future<Output = Result<T, Error>>>) -> T {
     loop {
         if let Some(done) = poll_and_drop(future.as_mut(), 1) {
@@ -274,7 +278,7 @@ fn finish<T>(mut future: Pin<&mut impl Future<Output = Result<T, Error>>>) -> T 
     }
 }
 
-/// Whatever somebody waits for: a waker of theirs that panics harms nobody else who waits for the same.
+/// A panicking waker does not affect other waiters for the same event.
 #[test]
 fn a_waker_panics_wherever_somebody_waits() {
     let panics = Arc::new(Panics(AtomicU64::new(0)));
@@ -290,7 +294,7 @@ fn a_waker_panics_wherever_somebody_waits() {
             poll_panicking(second.as_mut(), &panics).is_ready(),
         ];
         std::thread::scope(|scope| {
-            // Waits for room behind them.
+            // Waits for room after them.
             let third = scope.spawn(|| a.fetch_add(&word, 1).wait_for(LIMIT));
             if !done[0] {
                 finish(first);
@@ -325,7 +329,7 @@ fn a_waker_panics_wherever_somebody_waits() {
     }
 }
 
-/// Memory of forgotten requests is never given out, because nobody knows when they have ended.
+/// Memory of forgotten requests is never given out, because their completion is not observed.
 #[test]
 fn forgotten_requests_keep_their_regions() {
     let (a, b) = pair_with(&Options::new().send_depth(8));
@@ -339,19 +343,19 @@ fn forgotten_requests_keep_their_regions() {
     let mut submit = batch.submit();
     assert!(poll_and_drop(&mut submit, 1).is_none_or(|done| done.is_ok()));
     std::mem::forget(submit);
-    // The batch can be used again: it has nothing of the request that is on its way.
+    // The batch can be reused: it has nothing of the request in flight.
     batch.clear();
     batch.send("next").unwrap();
     batch.submit().wait_for(LIMIT).unwrap();
     drop(batch);
     assert_eq!(*b.recv().wait_for(LIMIT).unwrap(), *b"next");
     assert!(region.get_mut().is_none());
-    // Unless the batch had completed at once, its list of regions is lost with it.
+    // Unless the batch had already completed, its list of regions is lost with it.
     let _ = others.get_mut();
     assert_eq!(region.clone().get_mut(), None, "there are two handles");
 }
 
-/// Clones are the same connection; the end by one of them is the end for all, and each of them may be the last.
+/// Clones are one connection: closing one of them closes all, and any may be the last.
 #[test]
 fn clones_share_everything() {
     for last in 0..4 {
@@ -383,7 +387,7 @@ fn clones_share_everything() {
     }
 }
 
-/// A forked child is refused whatever it tries, and its drops do nothing.
+/// A forked child is refused every call, and its drops do nothing.
 #[test]
 fn a_forked_child_is_refused_everywhere() {
     alone("a_forked_child_is_refused_everywhere", || {
@@ -394,12 +398,12 @@ fn a_forked_child_is_refused_everywhere() {
         let window = a.bind(&region, ALL).wait_for(LIMIT).unwrap();
         let (c, d) = channels(&Options::new());
         let started = a.fetch_add(&word, 1).started();
-        // Its answer is there, and nobody has taken it.
+        // Its answer has arrived, but was not taken.
         let answered = a.get(&word).started();
         a.get(&word).wait_for(LIMIT).unwrap();
         let mut waiting = Box::pin(d.recv());
         assert!(poll_and_drop(waiting.as_mut(), 3).is_none());
-        // SAFETY: the child calls functions that take no lock of the parent, and leaves by `_exit`.
+        // SAFETY: the child takes no lock of the parent, and ends by `_exit`.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let forked =
@@ -416,11 +420,11 @@ fn a_forked_child_is_refused_everywhere() {
             let good = good == [true; 7];
             drop((waiting, window, region));
             drop((a, b));
-            // SAFETY: it ends the process at once.
+            // SAFETY: ends the process.
             unsafe { libc::_exit(i32::from(!good)) };
         }
         let mut status = 0;
-        // SAFETY: a valid place for the status of a child of ours.
+        // SAFETY: `status` is valid for writes; the child is ours.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert!(
             libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
@@ -438,9 +442,9 @@ fn a_forked_child_is_refused_everywhere() {
     });
 }
 
-/// Reads and writes of a stream that are given up lose no octet.
+/// Cancelled reads and writes of a stream lose no data.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn streams_are_given_up_at_every_await() {
+async fn streams_are_cancelled_at_every_await() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let (a, b) = channels(&Options::new().receives(6).message_size(64));
     let (mut from, mut to) = (Stream::from(a), Stream::from(b));
@@ -448,7 +452,7 @@ async fn streams_are_given_up_at_every_await() {
         let octets: Vec<u8> = (0..20_000_u32).map(|n| (n % 251) as u8).collect();
         let mut at = 0;
         while at < octets.len() {
-            // What a Write that is given up has taken is not known; so only those that are done count.
+            // It is unknown how much a cancelled write has sent, so only completed ones count.
             match tokio::time::timeout(LIMIT, from.write(&octets[at..])).await {
                 Ok(n) => at += n.unwrap(),
                 Err(_) => panic!("a wake-up was lost"),
@@ -476,9 +480,9 @@ async fn streams_are_given_up_at_every_await() {
     assert!(got.len() == 20_000 && got.iter().enumerate().all(|(n, o)| *o == (n % 251) as u8));
 }
 
-/// A message that comes is for those who wait for one. Whoever asks later does not take it from them.
+/// A message goes to the first waiter, not to a later caller.
 #[test]
-fn a_message_is_for_those_who_wait() {
+fn message_goes_to_first_waiter() {
     let (a, b) = pair();
     let flag = Arc::new(Flag(AtomicBool::new(false)));
     let waker = Waker::from(Arc::clone(&flag));
@@ -501,7 +505,7 @@ fn a_message_is_for_those_who_wait() {
     }
 }
 
-/// Counts its calls, and tells by its handles who keeps a waker.
+/// Counts wake-ups; its reference count shows whether a waker is kept.
 struct Counts(AtomicU64);
 
 impl Wake for Counts {
@@ -510,7 +514,7 @@ impl Wake for Counts {
     }
 }
 
-/// Polls something, and returns `true` if it is not done. What it polls is dropped with it.
+/// Polls a future, and returns `true` if it is pending. Drops the future.
 type Polls<'a> = Box<dyn FnMut(&Waker) -> bool + 'a>;
 
 fn polls<'a, F: Future + Unpin + 'a>(mut future: F) -> Polls<'a> {
@@ -539,7 +543,7 @@ fn writes<'a>(channel: &Channel) -> Polls<'a> {
     })
 }
 
-/// Gives each thing that a program can wait for, where it does not come, to `test`.
+/// Passes every future that a program can wait for, none of which becomes ready, to `test`.
 fn each_wait(test: &dyn Fn(&str, Polls<'_>)) {
     let (a, b) = pair_with(&Options::new().send_depth(1));
     let there = b.share::<u64>(1, ALL).unwrap();
@@ -548,7 +552,7 @@ fn each_wait(test: &dyn Fn(&str, Polls<'_>)) {
     test("the end", polls(a.closed()));
     let (_opens_none, other) = pair();
     test("a hello", polls(Channel::open(other.clone())));
-    // It has the only place until its result is taken.
+    // It occupies the only slot until its result is taken.
     let place = a.get(&token).started();
     test("room", polls(a.write(&[1], &token)));
     let mut batch = a.batch();
@@ -559,11 +563,11 @@ fn each_wait(test: &dyn Fn(&str, Polls<'_>)) {
     let (c, d) = channels(&Options::new().receives(6).send_depth(4));
     let there = d.connection().share::<u64>(1, ALL).unwrap();
     let token = there.remote();
-    // A request behind it has completed, so the hello has, too, and nobody is woken for its place.
+    // A later request has completed, so the hello has, too, and no one is woken for its slot.
     c.connection().get(&token).wait_for(LIMIT).unwrap();
     test("a message of a channel", polls(c.recv()));
     test("octets of a stream", reads(&c));
-    // Three of the four places are not for data.
+    // Three of the four places are reserved for messages other than data.
     let place = c.connection().get(&token).started();
     test("room of a channel", polls(c.send("x")));
     test("room of a stream", writes(&c));
@@ -574,10 +578,10 @@ fn each_wait(test: &dyn Fn(&str, Polls<'_>)) {
     test("credit of a stream", writes(&c));
 }
 
-/// Whoever polls again and again is in each list once, and in none afterwards: a waker that stays would be called in the place of another
-/// one that waits.
+/// A waiter that polls repeatedly is in each list once, and in none afterwards: a stale waker would
+/// be called instead of another waiter's.
 #[test]
-fn who_gives_up_leaves_no_waker_behind() {
+fn cancelled_waits_drop_their_wakers() {
     each_wait(&|what, mut polls| {
         let counts = Arc::new(Counts(AtomicU64::new(0)));
         let waker = Waker::from(Arc::clone(&counts));
@@ -591,27 +595,28 @@ fn who_gives_up_leaves_no_waker_behind() {
     });
 }
 
-/// What a forked child drops stays in the lists as it was: a thread that the child does not have may be changing them.
+/// A forked child does not change the lists on drop: a thread that the child lacks may have been
+/// changing them.
 #[test]
-fn a_forked_child_leaves_the_lists_alone() {
-    alone("a_forked_child_leaves_the_lists_alone", || {
+fn forked_child_keeps_waiter_lists() {
+    alone("forked_child_keeps_waiter_lists", || {
         each_wait(&|what, mut polls| {
             let counts = Arc::new(Counts(AtomicU64::new(0)));
             let waker = Waker::from(Arc::clone(&counts));
             for _ in 0..3 {
                 assert!(polls(&waker), "{what}");
             }
-            // SAFETY: the child drops what takes no lock of the parent, and leaves by `_exit`.
+            // SAFETY: the child takes no lock of the parent, and ends by `_exit`.
             let child = unsafe { libc::fork() };
             if child == 0 {
                 let before = Arc::strong_count(&counts);
                 drop(polls);
                 let good = Arc::strong_count(&counts) == before;
-                // SAFETY: it ends the process at once.
+                // SAFETY: ends the process.
                 unsafe { libc::_exit(i32::from(!good)) };
             }
             let mut status = 0;
-            // SAFETY: a valid place for the status of a child of ours.
+            // SAFETY: `status` is valid for writes; the child is ours.
             assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
             assert_eq!(
                 (libc::WIFEXITED(status), libc::WEXITSTATUS(status)),
@@ -622,7 +627,7 @@ fn a_forked_child_leaves_the_lists_alone() {
     });
 }
 
-/// A stream that has credit waits for room in the send queue, and whoever waits for it is woken when there is some.
+/// A stream with credit waits for room in the send queue, and is woken when there is some.
 #[test]
 fn a_stream_waits_for_room() {
     use std::io::Read;

@@ -1,5 +1,5 @@
-//! Connections under misuse: forgotten and dropped operations, wakers that panic, forks, peers that leave in the middle, full queues, and
-//! many threads and tasks at once.
+//! Connections under misuse: forgotten and dropped operations, panicking wakers, forks, peers that
+//! disconnect at any point, full queues, many threads and tasks.
 
 use iwarp::connection::Refusal;
 use iwarp::verbs::{PostError, WcStatus};
@@ -14,7 +14,7 @@ use std::time::Duration;
 use crate::common::alone;
 use crate::common::calls::{ALL, LIMIT, pair, pair_with, poll_and_drop};
 
-/// Some places of the queue are lost, and nothing else.
+/// Only some slots of the queue are lost.
 #[test]
 fn forgotten_operations_cost_their_places_only() {
     let (a, b) = pair_with(&Options::new().send_depth(8));
@@ -41,7 +41,7 @@ fn forgotten_operations_cost_their_places_only() {
     assert_eq!(*a.recv().wait_for(LIMIT).unwrap(), *b"still here");
 }
 
-/// Handles may be dropped in any order; what others still need stays.
+/// Handles may be dropped in any order; what others still need is kept.
 #[test]
 fn drops_in_any_order() {
     for order in 0..120 {
@@ -52,7 +52,7 @@ fn drops_in_any_order() {
         let window = a.bind(&region, ALL).wait().unwrap();
         let element = window.remote().at(0).unwrap();
         b.write(&[order], &element).wait().unwrap();
-        // The answer tells that the Write is placed, so the window may go.
+        // The answer proves that the Write is placed, so the window may be dropped.
         assert_eq!(b.get(&element).wait().unwrap(), order);
         let mut handles: Vec<Box<dyn std::any::Any>> = vec![
             Box::new(message),
@@ -83,7 +83,8 @@ fn a_message_keeps_its_octets() {
     assert_eq!(*message, *b"what was said");
 }
 
-/// At each point where it can wait, an operation can be dropped: its request is carried out or not, and its region is free afterwards.
+/// An operation can be dropped wherever it waits: its request is executed or not, and its region is
+/// free afterwards.
 #[test]
 fn cancellation_at_every_await() {
     for depth in [1, 2, 8] {
@@ -107,12 +108,12 @@ fn cancellation_at_every_await() {
             let _ = poll_and_drop(batch.submit(), polls);
             drop(batch);
             let _ = poll_and_drop(a.bind(&sink, ALL), polls);
-            // A request behind them has completed, so they have, too.
+            // A later request has completed, so they have, too.
             let begin = std::time::Instant::now();
             a.get(&token).wait_for(LIMIT).unwrap();
-            // At its limit a wait looks once more, which would hide that.
+            // A time-out would check once more, which would hide a failure.
             assert!(begin.elapsed() < LIMIT, "a wake-up was lost");
-            // The thread that has routed that may still be freeing the regions.
+            // The routing thread may still be freeing the regions.
             for region in [&mut source, &mut sink] {
                 let begin = std::time::Instant::now();
                 while region.get_mut().is_none() {
@@ -126,7 +127,7 @@ fn cancellation_at_every_await() {
     }
 }
 
-/// Receives that are given up lose no message, and the order stays.
+/// Cancelled receives lose no message, and the order is kept.
 #[test]
 fn cancelled_receives_lose_nothing() {
     let (a, b) = pair();
@@ -147,7 +148,7 @@ fn cancelled_receives_lose_nothing() {
             assert_eq!(*message, expected.to_be_bytes());
             expected += 1;
         } else if expected % 3 != 2 {
-            // Somebody else waits meanwhile, and gives up, too.
+            // Another waiter waits meanwhile, and is cancelled, too.
             drop(a.recv().wait_for(Duration::ZERO).map(|message| {
                 assert_eq!(*message, expected.to_be_bytes());
                 expected += 1;
@@ -166,7 +167,7 @@ impl Wake for Panics {
     }
 }
 
-/// A waker that panics harms nobody else.
+/// A panicking waker does not affect others.
 #[test]
 fn a_panic_in_a_waker() {
     let (a, b) = pair();
@@ -193,14 +194,14 @@ fn a_panic_in_a_waker() {
     assert!(panics.0.load(Ordering::Relaxed) > 0);
 }
 
-/// A forked child can do nothing with a connection, and does no harm to it.
+/// A forked child cannot use or damage a connection.
 #[test]
-fn a_forked_child_leaves_the_connection_alone() {
-    alone("a_forked_child_leaves_the_connection_alone", || {
+fn forked_child_does_not_use_connection() {
+    alone("forked_child_does_not_use_connection", || {
         let (a, b) = pair();
         let region = a.allocate::<u8>(8).unwrap();
         let posted = a.send(&region).started();
-        // SAFETY: the child calls functions that take no lock of the parent, and leaves by `_exit`.
+        // SAFETY: the child takes no lock of the parent, and ends by `_exit`.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let refused =
@@ -212,11 +213,11 @@ fn a_forked_child_leaves_the_connection_alone() {
                 && refused(a.bind(&region, ALL).wait().map(drop));
             drop((posted, region));
             drop((a, b));
-            // SAFETY: it ends the process at once.
+            // SAFETY: ends the process.
             unsafe { libc::_exit(i32::from(!good)) };
         }
         let mut status = 0;
-        // SAFETY: a valid place for the status of a child of ours.
+        // SAFETY: `status` is valid for writes; the child is ours.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert!(
             libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0,
@@ -229,9 +230,9 @@ fn a_forked_child_leaves_the_connection_alone() {
     });
 }
 
-/// Everybody who waits hears of the end, whatever was on its way.
+/// All waiters are woken by the end, whatever was in flight.
 #[test]
-fn a_peer_that_leaves_in_the_middle() {
+fn peer_closes_during_requests() {
     for round in 0..40_u64 {
         let (a, b) = pair_with(&Options::new().send_depth(4).receives(4));
         let token = b.share::<u64>(64, ALL).unwrap().remote();
@@ -277,7 +278,7 @@ fn a_peer_that_leaves_in_the_middle() {
     }
 }
 
-/// Any number of threads share a connection whose queue is nearly always full.
+/// Many threads share a connection whose queue is nearly always full.
 #[test]
 fn many_threads_and_little_room() {
     for depth in [1, 3, 128] {
@@ -315,9 +316,9 @@ fn many_threads_and_little_room() {
     }
 }
 
-/// The same with tasks, some of which are cancelled at random.
+/// Many tasks share a connection; some are cancelled at random.
 #[test]
-fn many_tasks_some_of_which_give_up() {
+fn many_tasks_some_cancelled() {
     let runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = { runtime }.worker_threads(3).enable_time().build().unwrap();
     let (a, b) = pair_with(&Options::new().send_depth(4));
@@ -336,7 +337,7 @@ fn many_tasks_some_of_which_give_up() {
                     seed ^= seed >> 7;
                     seed ^= seed << 17;
                     match seed % 3 {
-                        // Given up while it waits for room, or for its answer.
+                        // Cancelled while it waits for room, or for its answer.
                         0 => {
                             let read = a.get(&counter);
                             let limit = Duration::from_micros(seed % 50);
@@ -359,14 +360,14 @@ fn many_tasks_some_of_which_give_up() {
     assert_eq!(target.load(0).unwrap(), 32 * 50);
 }
 
-/// Connections whose ends are met by injected faults.
+/// Connections with injected faults.
 fn faulty(options: Options, fault: &str) -> (Connection, Connection) {
     let mut config = Config::default();
     config.fault = Some(fault.parse().unwrap());
     pair_with(&options.config(config))
 }
 
-/// A request that is refused when it is posted gives its place back: there is room for all that follow.
+/// A request that is refused when posted returns its slot: all later ones find room.
 #[test]
 fn refused_requests_cost_no_place() {
     let (a, b) = faulty(Options::new().send_depth(2), "seed=1;post,every=2,op=send");
@@ -382,10 +383,10 @@ fn refused_requests_cost_no_place() {
     }
 }
 
-/// A batch whose first request is refused has posted nothing, and may be submitted again. One that was posted in part has failed, and
-/// the requests that were posted keep their memory.
+/// A batch whose first request is refused has posted nothing, and may be submitted again. A partly
+/// posted batch has failed, and its posted requests keep their memory.
 #[test]
-fn a_batch_is_refused_as_a_whole_or_fails() {
+fn batch_is_refused_or_fails_whole() {
     for (seed, refused) in (2..).zip([1, 4, 16, 17, 20]) {
         let fault = format!("seed={seed};post,nth={refused},op=send");
         let (a, b) = faulty(Options::new(), &fault);
@@ -414,9 +415,10 @@ fn a_batch_is_refused_as_a_whole_or_fails() {
     }
 }
 
-/// What is longer than a message can be is found when it is added, and the batch and the connection go on.
+/// Requests longer than a message are refused when they are added; the batch and the connection
+/// remain usable.
 #[test]
-fn a_batch_refuses_what_no_message_can_carry() {
+fn batch_refuses_oversized_messages() {
     let (a, b) = pair_with(&Options::new().send_depth(2));
     let huge = a.allocate::<u8>((1 << 31) + 1).unwrap();
     let mut batch = a.batch();
@@ -428,7 +430,7 @@ fn a_batch_refuses_what_no_message_can_carry() {
     ));
     batch.send("second").unwrap();
     batch.submit().wait_for(LIMIT).unwrap();
-    // As it is refused beside batches.
+    // Single requests are refused in the same way.
     let refused = a.send(&huge).wait_for(LIMIT);
     assert!(matches!(
         refused,
@@ -439,7 +441,8 @@ fn a_batch_refuses_what_no_message_can_carry() {
     }
 }
 
-/// A length that does not even fit in an element gives the same error as one that is only too long for a message, from every call.
+/// Every call reports the same error for lengths that exceed an element and for those that exceed a
+/// message.
 #[test]
 fn every_call_refuses_lengths_alike() {
     let (a, b) = pair();
@@ -472,7 +475,7 @@ fn every_call_refuses_lengths_alike() {
     assert_eq!(*b.recv().wait_for(LIMIT).unwrap(), *b"still here");
 }
 
-/// Completions that are lost end the connection for all who use it, and for those who come later.
+/// Lost completions end the connection for all current and later users.
 #[test]
 fn lost_completions_end_the_connection() {
     let (a, _b) = faulty(Options::new(), "seed=7;cq-overflow,nth=3,op=send");

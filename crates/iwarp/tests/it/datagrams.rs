@@ -1,5 +1,5 @@
-//! Datagram queue pairs of `iwarp::runtime`, end to end over loopback in one process: what is delivered, what is dropped, and what strangers
-//! can do.
+//! Datagram queue pairs of `iwarp::runtime`, end to end over loopback in one process: delivery,
+//! drops, and packets of strangers.
 
 mod counts;
 mod groups;
@@ -26,7 +26,7 @@ struct End {
     qp: UdQueuePair,
     memory: Box<[u8]>,
     lkey: u32,
-    /// Of the address by which it is reached in a test.
+    /// Address by which a test reaches it.
     gid: [u8; 16],
 }
 
@@ -101,7 +101,7 @@ impl End {
         }
     }
 
-    /// A handle to it, from the same address.
+    /// Returns an address handle to it, from the same address.
     fn address(&self) -> UdAddress {
         UdAddress::new(self.gid, self.gid, 0, 0).unwrap()
     }
@@ -114,7 +114,7 @@ impl End {
         }
     }
 
-    /// What lies in a slot.
+    /// Returns the contents of a slot.
     fn octets(&self, slot: usize, len: usize) -> Vec<u8> {
         (0..len)
             // SAFETY: the memory is ours; the RNIC writes to it only before it completes a receive.
@@ -130,7 +130,7 @@ impl End {
         }
     }
 
-    /// Posts a receive of a slot, with room for `payload` octets.
+    /// Posts a receive of a slot for `payload` octets.
     fn receive(&self, slot: usize, payload: usize) {
         let sges = [self.sge(slot, 0, GRH + payload)];
         let wr = RecvWr {
@@ -160,7 +160,7 @@ impl End {
         }
     }
 
-    /// Polls until `done`; nothing may complete meanwhile.
+    /// Polls until `done`; no other request may complete meanwhile.
     fn poll_until(&self, done: impl Fn(&Self) -> bool) {
         let start = Instant::now();
         while !done(self) {
@@ -189,7 +189,7 @@ fn a_datagram_arrives_with_its_sender() {
         let (a, b) = (End::new(ip), End::new(ip));
         let text: Vec<u8> = (0..PAYLOAD_MAX).map(|i| (i * 7) as u8).collect();
         a.fill(0, &text);
-        // Scattered at both ends, and not at the same places.
+        // Scattered at both ends, in different places.
         let from = [a.sge(0, 0, 1), a.sge(0, 1, 4000), a.sge(0, 4001, 95)];
         let into = [
             b.sge(1, 0, 10),
@@ -234,7 +234,7 @@ fn a_datagram_arrives_with_its_sender() {
 }
 
 #[test]
-fn only_the_right_key_is_let_in() {
+fn only_right_qkey_is_accepted() {
     let (a, b) = (End::new("127.0.0.1"), End::new("127.0.0.1"));
     b.receive(0, 100);
     let pieces: [&[u8]; 1] = [b"hello"];
@@ -251,7 +251,7 @@ fn only_the_right_key_is_let_in() {
 }
 
 #[test]
-fn without_a_receive_that_fits_it_is_dropped() {
+fn datagram_without_fitting_receive_is_dropped() {
     let (a, b) = (End::new("127.0.0.1"), End::new("127.0.0.1"));
     a.send_to(&b, b"nothing is posted");
     b.poll_until(|b| b.qp.drops().no_receive == 1);
@@ -320,7 +320,7 @@ fn what_strangers_send_changes_nothing() {
         (d.crc, d.foreign, d.qkey) == (1, 6, 1)
     });
     assert_eq!(b.octets(0, SLOT), [0xa5; SLOT]);
-    // The same datagram three times is one datagram.
+    // Three copies of a datagram are delivered once.
     b.receive(1, 1000);
     for _ in 0..3 {
         send(good, &keep);
@@ -335,7 +335,7 @@ fn what_strangers_send_changes_nothing() {
         &keep,
     );
     assert_eq!(b.next().wr_id, 1);
-    // After a reset another queue pair may have the number of this sender, and count as it likes.
+    // After a reset another queue pair may have this sender's number, with a different sequence.
     for to in [State::Reset, State::Init, State::Rtr, State::Rts] {
         b.qp.modify(to).unwrap();
     }
@@ -385,13 +385,13 @@ fn a_bad_send_stops_sends_alone() {
         assert_eq!(a.next().status, WcStatus::Success, "receives go on");
         a.qp.modify(State::Rts).unwrap();
     }
-    // Receives were not touched.
+    // Receives are unaffected.
     b.send_to(&a, b"still here");
     assert_eq!(a.next().status, WcStatus::Success);
 }
 
 #[test]
-fn a_receive_of_foreign_memory_ends_the_queue_pair() {
+fn foreign_receive_memory_ends_qp() {
     let (a, b) = (End::new("127.0.0.1"), End::new("127.0.0.1"));
     let other = b.ctx.allocate_pd();
     let addr = b.memory.as_ptr() as u64;
@@ -428,7 +428,7 @@ fn a_receive_of_foreign_memory_ends_the_queue_pair() {
 }
 
 #[test]
-fn queue_pairs_share_receives_and_the_limit_is_told() {
+fn qps_share_srq_with_limit_event() {
     let ctx = context("127.0.0.1");
     let srq = ctx.create_srq(ctx.allocate_pd(), 8, 1).unwrap();
     let (a, b) = (
@@ -447,12 +447,16 @@ fn queue_pairs_share_receives_and_the_limit_is_told() {
     assert_eq!((b.next().wr_id, srq.len()), (1, 1));
     let event = ctx.async_event(Some(PATIENCE)).unwrap();
     assert!(matches!(event.kind, AsyncEventKind::SrqLimitReached(of) if of.is_same(&srq)));
-    // Each of them says once that it takes no more receives, however often it is told to end.
+    // Each of them reports once that it takes no more receives.
     for qp in [&a.qp, &b.qp] {
         qp.modify(State::Error).unwrap();
         let event = ctx.try_async_event().unwrap().kind;
         assert!(
-            matches!(&event, AsyncEventKind::Datagram(of, UdEvent::LastWqeReached) if qp.is_subject(of)),
+            matches!(
+                &event,
+                AsyncEventKind::Datagram(of, UdEvent::LastWqeReached)
+                    if qp.is_subject(of)
+            ),
             "{event:?}"
         );
         qp.modify(State::Error).unwrap();
@@ -461,7 +465,7 @@ fn queue_pairs_share_receives_and_the_limit_is_told() {
 }
 
 #[test]
-fn a_whole_list_is_taken_if_it_fits() {
+fn fitting_list_is_accepted_whole() {
     let (a, b) = (End::new("127.0.0.1"), End::new("127.0.0.1"));
     // Nothing is sent, so the queue stays full.
     a.qp.modify(State::Sqd).unwrap();
@@ -481,12 +485,13 @@ fn a_whole_list_is_taken_if_it_fits() {
     assert_eq!(refused(&all[..1]), 0);
 }
 
-/// The queue takes as many as it has room for, and sends them. Their slots are in use until a completion has been polled.
+/// The queue accepts and sends as many as it has room for. Slots are in use until a completion is
+/// polled.
 #[test]
 fn longer_lists_fill_the_queue() {
     for state in [State::Rts, State::Sqd] {
         let (a, b) = (End::new("127.0.0.1"), End::new("127.0.0.1"));
-        // The number of one that is refused counts from the first of the list.
+        // The index of a refused request is relative to the list.
         let mut list = [request(&b, &[]); 70];
         list[6].to = UdAddress::new(gid("192.0.2.1"), b.gid, 0, 0).unwrap();
         assert_eq!(a.qp.post_send(&list).unwrap_err().accepted(), 6);
@@ -509,7 +514,7 @@ fn longer_lists_fill_the_queue() {
 }
 
 #[test]
-fn a_queue_pair_that_is_not_ready_to_receive_drops_what_comes() {
+fn unready_qp_drops_datagrams() {
     let (a, b) = (End::new("127.0.0.1"), End::new("127.0.0.1"));
     for to in [State::Reset, State::Init] {
         b.qp.modify(to).unwrap();
@@ -526,10 +531,10 @@ fn a_queue_pair_that_is_not_ready_to_receive_drops_what_comes() {
 
 /// The addresses of the loopback interface belong to one device, and so to each of its queue pairs.
 #[test]
-fn a_queue_pair_is_reached_at_each_address_of_its_device() {
+fn qp_is_reached_at_each_address() {
     let (a, b) = (End::new("127.0.0.1"), End::new("127.0.0.1"));
     let own = [gid("127.0.0.1"), gid("::1")];
-    // Neighbours in the send queue leave by different sockets.
+    // Neighbours in the send queue use different sockets.
     let order = [0, 1, 1, 0, 1, 0, 0, 1];
     for slot in 0..order.len() {
         b.receive(slot, 100);
@@ -545,7 +550,7 @@ fn a_queue_pair_is_reached_at_each_address_of_its_device() {
         let got = b.next();
         assert_eq!((got.status, got.byte_len), (WcStatus::Success, 44));
         let octets = b.octets(got.wr_id as usize, GRH + 4);
-        // The header says from which address it came, and to which.
+        // The header has the source and the destination address.
         let v6 = usize::from(octets[0] >> 4 == 6);
         match v6 {
             0 => assert_eq!(octets[32..40], [127, 0, 0, 1, 127, 0, 0, 1]),
@@ -556,9 +561,10 @@ fn a_queue_pair_is_reached_at_each_address_of_its_device() {
     assert_eq!(came, [4, 4]);
 }
 
-/// A socket of the loopback interface sends nothing to other networks. The request is done all the same, and those behind it go on.
+/// A socket of the loopback interface cannot send to other networks. The request completes
+/// nevertheless, and later ones are sent.
 #[test]
-fn a_datagram_that_cannot_be_sent_is_lost_alone() {
+fn unsendable_datagram_is_lost_alone() {
     let (a, b) = (End::new("127.0.0.1"), End::new("127.0.0.1"));
     b.receive(0, 100);
     b.receive(1, 100);
@@ -580,12 +586,12 @@ fn a_datagram_that_cannot_be_sent_is_lost_alone() {
         assert_eq!(b.next().byte_len as usize, GRH + 4);
     }
     assert_eq!(a.qp.drops().unsent, 1);
-    // Each has a number of its own, or one would be taken for a copy of another.
+    // With unique numbers; otherwise one would be dropped as a duplicate of another.
     assert_eq!(a.qp.sequence().wrapping_sub(before), 3);
 }
 
 #[test]
-fn no_datagram_leaves_from_an_address_of_another_device() {
+fn foreign_source_address_is_refused() {
     let (a, b) = (End::new("127.0.0.1"), End::new("127.0.0.1"));
     let pieces: [&[u8]; 1] = [b"no"];
     let good = request(&b, &pieces);
@@ -602,7 +608,7 @@ fn no_datagram_leaves_from_an_address_of_another_device() {
     ));
     let refused = a.qp.post_send_all(&[good, bad]).unwrap_err();
     assert_eq!(refused.accepted(), 1);
-    // The one in front was sent, and that of the refused batch was not.
+    // The one before was sent, and that of the refused batch was not.
     assert_eq!(b.next().byte_len as usize, GRH + 2);
     a.send_to(&b, b"last");
     assert_eq!(b.next().byte_len as usize, GRH + 4);
@@ -668,7 +674,8 @@ fn states_are_those_of_the_verbs() {
     expect_free(num);
 }
 
-/// The port of a queue pair that is gone is free, as soon as no thread of the engine looks at its socket any more.
+/// The port of a destroyed queue pair is free as soon as no thread of the engine uses its socket
+/// any more.
 fn expect_free(num: u32) {
     let start = Instant::now();
     while UdpSocket::bind(("127.0.0.1", num as u16)).is_err() {
@@ -770,9 +777,10 @@ fn a_thread_that_sleeps_is_woken() {
     drop(sender.join().unwrap());
 }
 
-/// Two threads send as fast as they can to one that polls. Some datagrams may be lost; what comes is whole, in order, and comes once.
+/// Two threads send as fast as they can to one that polls. Datagrams may be lost; the others arrive
+/// whole, in order, and once.
 #[test]
-fn a_flood_is_lossy_and_nothing_else() {
+fn flood_only_loses_datagrams() {
     let b = End::new("127.0.0.1");
     let room = 2000;
     (0..SLOTS).for_each(|slot| b.receive(slot, room));

@@ -1,6 +1,7 @@
-//! Which thread drives a connection (ARCHITECTURE.md, "Which thread drives"). Connections must be served when the program
-//! polls, when it stops polling without notice, when it arms its completion queue, and when it waits, in any order.
-//! No test asserts a time. If a wake-up is lost, the test does not end, and the watchdog aborts it.
+//! Which thread drives a connection (ARCHITECTURE.md, "Which thread drives"). Connections must be
+//! served when the program polls, when it stops polling without notice, when it arms its completion
+//! queue, and when it waits, in any order. No test asserts a time. If a wake-up is lost, the test
+//! does not end, and the watchdog aborts it.
 
 use crate::common;
 use crate::common::wire::{Hello, initiator};
@@ -28,7 +29,7 @@ fn write(from: &End, mine: &Mem, theirs: &Mem, value: u64) {
 }
 
 #[test]
-fn a_target_that_stops_polling_is_served() {
+fn target_without_polls_is_served() {
     let _watchdog = Watchdog::new();
     let (client, server) = pair(V4, &config());
     let (mine, theirs) = (client.mem(64), server.mem(64));
@@ -62,10 +63,11 @@ fn a_target_that_stops_polling_is_served() {
     }
 }
 
-/// Requests that are posted in quick succession may be held back, so that one system call sends several. A timer ends that
-/// delay. If a connection ends while the timer runs, the timer must be set again for the next connection of the same queue pair.
+/// Requests that are posted in quick succession may be held back, so that one system call sends
+/// several. A timer ends that delay. If a connection ends while the timer runs, the timer must be
+/// set again for the next connection of the same queue pair.
 #[test]
-fn delayed_requests_are_sent_on_the_second_connection_too() {
+fn second_connection_sends_delayed_requests() {
     let _watchdog = Watchdog::new();
     let server = Server::new(V4, &config());
     let mut client = End::new(V4, &config());
@@ -76,8 +78,8 @@ fn delayed_requests_are_sent_on_the_second_connection_too() {
         target.expect(CmEventKind::Established);
         client.expect(CmEventKind::Established);
         let theirs = target.mem(64);
-        // The responder's answer ends the client's reminders: empty Writes to a silent responder, which would also send
-        // the requests that are held back.
+        // The responder's answer ends the client's reminders: empty Writes to a silent responder,
+        // which would also send the requests that are held back.
         let read = SendOp::Read {
             remote_addr: theirs.addr(),
             rkey: theirs.stag,
@@ -114,10 +116,10 @@ fn delayed_requests_are_sent_on_the_second_connection_too() {
     }
 }
 
-/// A program with many queue pairs finds a completion with each poll, so it never polls the sockets of its other queue pairs.
-/// The progress thread has to serve those.
+/// A program with many queue pairs finds a completion with each poll, so it never polls the sockets
+/// of its other queue pairs. The progress thread has to serve those.
 #[test]
-fn a_target_that_is_busy_with_its_own_completions_is_served() {
+fn busy_target_is_served() {
     let _watchdog = Watchdog::new();
     let server = Server::new(V4, &config());
     let (mut wire, target) = initiator(&server, &Hello::enhanced(true, false));
@@ -143,7 +145,8 @@ fn a_target_that_is_busy_with_its_own_completions_is_served() {
             while !done.load(Ordering::Relaxed) && begin.elapsed() < LIMIT {
                 busy.post(1, op, &[from.sge(8)]);
                 busy.expect_status(1, WcStatus::Success);
-                // Posts in quick succession would be held back, so the program computes for a moment.
+                // Posts in quick succession would be held back, so the program computes for a
+                // moment.
                 let pause = Instant::now();
                 while pause.elapsed() < Duration::from_micros(5) {
                     std::hint::spin_loop();
@@ -170,10 +173,10 @@ fn a_target_that_is_busy_with_its_own_completions_is_served() {
     }
 }
 
-/// At first Linux limits a TCP segment to half of the peer's first window. On loopback, segments are twice as large once the
-/// window has opened, and then FPDUs must be larger, too.
+/// At first Linux limits a TCP segment to half of the peer's first window. On loopback, segments
+/// are twice as large once the window has opened, and then FPDUs must be larger, too.
 #[test]
-fn fpdus_grow_with_the_segments_of_the_stream() {
+fn fpdus_grow_with_segments() {
     //= rfc5041 section 3
     //= type=test
     //# 1. LLPs MUST expose MULPDU and MULPDU changes.
@@ -204,13 +207,14 @@ fn fpdus_grow_with_the_segments_of_the_stream() {
     assert!(last <= first, "{fpdus:?}");
     let mtu = std::fs::read_to_string("/sys/class/net/lo/mtu").unwrap();
     if mtu.trim() == "65536" {
-        // An FPDU carries at most 64,752 octets of payload. Where a socket takes a plan in parts, the next one begins with a shorter FPDU, so
-        // one Write or another may need one more.
+        // An FPDU carries at most 64,752 octets of payload. Where a socket takes a plan in parts,
+        // the next one begins with a shorter FPDU, so one Write or another may need one more.
         assert_eq!(fpdus.iter().min(), Some(&17), "{fpdus:?}");
     }
 }
 
-/// A client and a server, both through the safe interface. The server's completion queue has a completion channel.
+/// A client and a server, both through the safe interface. The server's completion queue has a
+/// completion channel.
 struct Echo {
     ctx: Context,
     pd: ProtectionDomain,
@@ -227,8 +231,8 @@ impl Echo {
         }
     }
 
-    /// Sends `n` messages to a server that answers each of them. The server waits for completions with `wait`. No Send is signaled,
-    /// so each takes a slot of its own.
+    /// Sends `n` messages to a server that answers each of them. The server waits for completions
+    /// with `wait`. No Send is signaled, so each takes a slot of its own.
     fn run(&self, n: u64, wait: impl Fn(&CompletionQueue, &mut [Cqe]) -> usize + Sync) {
         let listener = cm::ListeningId::bind(&self.ctx, "127.0.0.1:0".parse().unwrap()).unwrap();
         let address = listener.local_addr();
@@ -257,7 +261,8 @@ impl Echo {
                         answered += 1;
                     }
                 }
-                // Dropping the connection would flush the last answer. Disconnecting sends it first.
+                // Dropping the connection would flush the last answer. Disconnecting sends it
+                // first.
                 drop(connection.disconnect());
             });
             let cq = self.ctx.create_cq(64, None).unwrap();
@@ -273,7 +278,8 @@ impl Echo {
             let connection = cm::Connector::new(&self.ctx).connect(address, qp).unwrap();
             let mut done = [Cqe::default()];
             for i in 0..n {
-                // After a pause of this length the server does not find its message by polling; it has to sleep.
+                // After a pause of this length the server does not find its message by polling; it
+                // has to sleep.
                 if i % 97 == 96 {
                     std::thread::sleep(Duration::from_millis(2));
                 }
@@ -291,7 +297,8 @@ impl Echo {
 
 const ROUNDS: u64 = 1500;
 
-/// Waits for completions as verbs programs do: poll, arm, poll again for completions that came before the arming, `wait`.
+/// Waits for completions as verbs programs do: poll, arm, poll again for completions that came
+/// before the arming, `wait`.
 fn by_events(cq: &CompletionQueue, done: &mut [Cqe], wait: impl Fn()) -> usize {
     loop {
         for arm in [true, false] {
@@ -354,17 +361,19 @@ fn alternating_polls_and_blocking_waits() {
     });
 }
 
-/// With fewer processors than threads, the peer that a polling thread waits for may need that thread's processor. In this test the
-/// polls take less time than the scheduler gives a thread in a row, so only the polls themselves can yield the processor.
+/// With fewer processors than threads, the peer of a polling thread may need that thread's
+/// processor. Here the polls take less time than a time slice, so only the polls themselves can
+/// yield the processor.
 #[test]
-fn a_thread_that_polls_offers_its_processor() {
+fn polling_thread_yields_its_processor() {
     const POLLS: u32 = 3200;
     const THREADS: u32 = 20;
     let _watchdog = Watchdog::new();
     let ctx = common::context(V4, &config());
     let cq = ctx.create_cq(1, None).unwrap();
-    // Separate threads are pinned: the threads that they start inherit their affinity, and the test's other threads do not. Each
-    // polling thread is a new one, which knows nothing of other programs that work on this processor.
+    // Separate threads are pinned: threads that they start inherit their affinity, and the test's
+    // other threads do not. Each polling thread is new, without observations of other programs on
+    // this processor.
     let turns: u32 = (0..THREADS)
         .map(|_| {
             std::thread::scope(|scope| {
@@ -373,12 +382,13 @@ fn a_thread_that_polls_offers_its_processor() {
             })
         })
         .sum();
-    // A thread yields after 64 polls, and beside other work more rarely. Without that, the other one nearly always has its turn
-    // after the last poll only.
+    // A thread yields after 64 polls, and less often beside other work. Without that, the other
+    // thread nearly always runs only after the last poll.
     assert!(turns >= 2 * THREADS, "{turns} turns of {THREADS} threads");
 }
 
-/// Polls in one thread, and returns how often another one on the same processor sees that as a different number of polls.
+/// Polls in one thread, and returns how many different numbers of polls another thread on the same
+/// processor sees.
 fn turns_between_polls(cq: &CompletionQueue, all: u32) -> u32 {
     on_one_processor();
     let polls = AtomicU32::new(0);

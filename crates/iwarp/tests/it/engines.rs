@@ -1,4 +1,5 @@
-//! A process with many connections has several progress threads (ARCHITECTURE.md, "Which thread drives").
+//! A process with many connections has several progress threads (ARCHITECTURE.md, "Which thread
+//! drives").
 
 use crate::common::{End, LIMIT, Mem, V4, Watchdog, alone, config, pair, until};
 use iwarp::runtime::{SendOp, WcStatus};
@@ -6,13 +7,13 @@ use rustix::process::{Resource, getrlimit};
 use std::path::PathBuf;
 use std::time::Instant;
 
-/// Connections with both ends here: twice as many belong to the process.
+/// Connections with both ends here, so the process has twice as many.
 const PAIRS: u64 = 40;
-/// Connections that an engine has before another one starts.
+/// Connections per engine before another one starts.
 const EACH: usize = 16;
 
-/// Returns the folders of this process's threads that have the name of progress threads. A thread has its maker's name until it gets a
-/// processor for the first time, so the watch may be among them for a moment.
+/// Returns the directories in `/proc` of threads with the name of progress threads. A thread has
+/// its creator's name until it first runs, so the watch thread may be among them briefly.
 fn progress_threads() -> Vec<PathBuf> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let named = |task: &PathBuf| {
@@ -67,7 +68,7 @@ impl Connection {
     }
 }
 
-/// All connections move data at the same time, are served by threads of their own, and end.
+/// All connections move data at the same time, are served by several threads, and end.
 #[test]
 fn many_connections_share_several_threads() {
     alone("many_connections_share_several_threads", || {
@@ -94,7 +95,7 @@ fn many_connections_share_several_threads() {
                 assert_eq!(connection.mine.word(2), sum - round);
             }
         }
-        // The end of a connection is noticed by whichever thread serves it, and makes room for others.
+        // Whichever thread serves a connection notices its end, and makes room for others.
         for connection in &all {
             connection.client.id.disconnect().unwrap();
         }
@@ -130,17 +131,18 @@ fn one_thread_serves_any_number() {
     });
 }
 
-/// Returns for how many descriptors the kernel has room in this process's table.
+/// Returns the size of this process's descriptor table.
 fn room_for_descriptors() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let size = status.lines().find_map(|l| l.strip_prefix("FDSize:"));
     size.unwrap().trim().parse().unwrap()
 }
 
-/// Otherwise each thread that opens a socket when the table is full waits for the kernel for milliseconds.
+/// Otherwise each thread that opens a socket when the table is full waits for the kernel for
+/// milliseconds.
 #[test]
-fn the_first_connection_makes_room_for_descriptors() {
-    alone("the_first_connection_makes_room_for_descriptors", || {
+fn first_connection_raises_descriptor_limit() {
+    alone("first_connection_raises_descriptor_limit", || {
         let _watchdog = Watchdog::new();
         let before = room_for_descriptors();
         assert!(before < 1024, "{before}");
@@ -151,7 +153,7 @@ fn the_first_connection_makes_room_for_descriptors() {
     });
 }
 
-/// How often the one progress thread of this process has slept.
+/// Returns how often the only progress thread of this process has slept.
 fn sleeps() -> u64 {
     let mut tasks = Vec::new();
     until("one progress thread", || {
@@ -166,14 +168,14 @@ fn sleeps() -> u64 {
     line.unwrap().trim().parse().unwrap()
 }
 
-/// A program polls one queue, and its peer uses a queue pair of another one, which nobody polls. The polls serve that, too, so the
-/// progress thread is not woken for each request as well: on one processor the two would take turns. It is woken when the polls
-/// pause, as they do beside other programs.
+/// A program polls one queue while its peer uses a queue pair of another one that is not polled.
+/// The polls serve that, too, so the progress thread is not woken for each request: on one
+/// processor the two would alternate. It is woken when the polls pause.
 #[test]
-fn polls_of_one_queue_serve_all_others() {
-    // So few that a thread can make them within one turn at the processor.
+fn polls_of_one_queue_serve_others() {
+    // Few enough for one time slice.
     const REQUESTS: u64 = 400;
-    alone("polls_of_one_queue_serve_all_others", || {
+    alone("polls_of_one_queue_serve_others", || {
         let _watchdog = Watchdog::new();
         let connection = Connection::new(1);
         let (mut value, mut sum) = (0, 0);

@@ -1,4 +1,5 @@
-//! Runs each example without arguments, which starts both ends in one process, and checks what it prints.
+//! Runs each example without arguments, which starts both ends in one process, and checks what it
+//! prints.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -6,8 +7,8 @@ use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Returns the path of an example. `cargo test` builds the examples, but `cargo test --test it` does not, so this
-/// function builds one that is missing.
+/// Returns the path of an example. `cargo test` builds the examples, but `cargo test --test it`
+/// does not, so this function builds one that is missing.
 fn example(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("the path of this test");
     let profile = test

@@ -1,5 +1,5 @@
-//! MPA start-up as initiator with responders that do not listen, stay silent, send invalid octets, refuse, or know only
-//! revision 1 (RFC 5044 section 7.1, RFC 6581 sections 9 and 10).
+//! MPA start-up as initiator with responders that do not listen, stay silent, send invalid octets,
+//! refuse, or know only revision 1 (RFC 5044 section 7.1, RFC 6581 sections 9 and 10).
 
 use crate::common::wire::{Hello, Wire, responder};
 use crate::common::*;
@@ -50,7 +50,8 @@ fn connecting_where_nobody_listens_is_refused() {
 #[test]
 fn connecting_to_unusable_addresses_fails() {
     others_are_served(|| {
-        // A broadcast address and one of the other family. Each fails with an error of a call or with an event.
+        // A broadcast address, and one of the other family. Each fails with an error of a call or
+        // with an event.
         for address in ["255.255.255.255:9", "[ff02::1]:9"] {
             let end = End::new(V4, &config());
             let address: SocketAddr = address.parse().unwrap();
@@ -79,7 +80,7 @@ fn a_responder_that_hangs() {
     others_are_served(|| {
         let (socket, address) = listener(V4);
         let reply = Hello::enhanced(true, false).octets(FrameKind::Reply);
-        // What holds for requests does not hold for answers.
+        // The limit of requests does not apply to answers.
         let mut impatient = config();
         impatient.handshake_timeout = LIMIT * 10;
         impatient.answer_timeout = HANDSHAKE;
@@ -99,7 +100,7 @@ fn a_responder_that_hangs() {
 
 /// `ib_write_bw` fills its memory between the request and the answer.
 #[test]
-fn a_program_may_take_its_time_to_answer() {
+fn slow_answer_is_awaited() {
     others_are_served(|| {
         let mut patient = config();
         patient.handshake_timeout = Duration::from_millis(50);
@@ -117,7 +118,7 @@ fn a_program_may_take_its_time_to_answer() {
 }
 
 #[test]
-fn tcp_that_does_not_connect_is_given_up() {
+fn tcp_connect_times_out() {
     // Once its queue is full, a listener drops further requests to connect.
     let listener =
         socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
@@ -138,12 +139,13 @@ fn tcp_that_does_not_connect_is_given_up() {
     assert!(start.elapsed() >= wait);
 }
 
-/// A listener whose host is gone once TCP is connected: it takes no segment with data, and so acknowledges none.
+/// A listener whose host disappears once TCP is connected: it drops segments with data, and so
+/// acknowledges none.
 fn deaf_listener() -> (socket2::Socket, SocketAddr) {
     const LOAD_PACKET_LENGTH: u16 = 0x80;
     const JUMP_IF_GREATER: u16 = 0x25;
     const RETURN: u16 = 0x06;
-    // From the TCP header on; one with all options that a connection begins with has 40 octets.
+    // From the TCP header on; a segment with all options of a connection's start has 40 octets.
     const WITHOUT_DATA: u32 = 60;
     let op = socket2::SockFilter::new;
     let listener =
@@ -163,23 +165,23 @@ fn deaf_listener() -> (socket2::Socket, SocketAddr) {
 }
 
 #[test]
-fn a_request_that_is_never_acknowledged_is_given_up_early() {
+fn unacknowledged_request_times_out_early() {
     let (listener, address) = deaf_listener();
     let mut impatient = config();
     impatient.connect_timeout = Duration::from_millis(500);
     impatient.answer_timeout = LIMIT * 10;
     let end = End::new(V4, &impatient);
     let start = Instant::now();
-    // As long as the private data may be: without them the request is hardly longer than a header of TCP.
+    // Maximum private data: without it the request is hardly longer than a TCP header.
     end.connect(address, &[7; 200]);
     end.expect_failure(CmEventKind::Unreachable, libc::ETIMEDOUT);
     assert!(start.elapsed() >= impatient.connect_timeout);
     drop(listener);
 }
 
-/// The limit for the acknowledgement is not one for the answer.
+/// The limit of the acknowledgement does not apply to the answer.
 #[test]
-fn a_request_that_is_acknowledged_has_the_time_of_the_answer() {
+fn acknowledged_request_gets_answer_timeout() {
     let (listener, address) = listener(V4);
     let mut impatient = config();
     impatient.connect_timeout = Duration::from_millis(50);
@@ -193,7 +195,7 @@ fn a_request_that_is_acknowledged_has_the_time_of_the_answer() {
 }
 
 #[test]
-fn a_responder_that_closes_in_the_middle_of_its_reply() {
+fn responder_closes_within_reply() {
     others_are_served(|| {
         let (socket, address) = listener(V4);
         let reply = Hello::enhanced(true, false).octets(FrameKind::Reply);
@@ -208,7 +210,7 @@ fn a_responder_that_closes_in_the_middle_of_its_reply() {
 }
 
 #[test]
-fn octets_that_are_no_mpa_reply_are_refused() {
+fn invalid_mpa_replies_are_refused() {
     //= rfc5044 section 7.1.2
     //= type=test
     //# If the MPA Reply Frame is improperly formatted, the implementation MUST
@@ -248,7 +250,7 @@ fn octets_that_are_no_mpa_reply_are_refused() {
 }
 
 #[test]
-fn replies_with_impossible_depths_or_rtr_kinds_are_refused() {
+fn impossible_reply_parameters_are_refused() {
     let depths = EnhancedPrefix {
         ird: 16,
         ord: 200,
@@ -307,10 +309,11 @@ fn a_refusal_carries_its_private_data() {
     });
 }
 
-/// Errors of the safe API name the cause of a failed attempt. The texts of the errnos would mislead: "no space left on device"
-/// for a depth that is too large, "connection refused" for a peer that listens and refuses without private data.
+/// Errors of `verbs` name the cause of a failed attempt. The texts of the errnos would mislead: "no
+/// space left on device" for an excessive depth, "connection refused" for a peer that listens and
+/// rejects without private data.
 #[test]
-fn failures_of_the_safe_api_name_their_cause() {
+fn verbs_connect_failures_name_cause() {
     let (socket, address) = listener(V4);
     let greedy = Hello {
         prefix: Some(EnhancedPrefix {
@@ -360,7 +363,7 @@ fn responders_of_revision_1() {
         for reset in [true, false] {
             let end = End::new(V4, &config());
             end.connect(address, b"again");
-            // The first end of the stream may have had another reason.
+            // The first end of the stream may have had another cause.
             for _ in 0..2 {
                 let (wire, enhanced) = incoming(&socket);
                 assert_eq!(enhanced.revision, 2);
@@ -399,10 +402,10 @@ fn give_up(mut wire: Wire, reset: bool) {
     }
 }
 
-/// The process of a peer that knows revision 2 is killed, or its queue pair is reset, before it has replied. The next connection has the depths
-/// that both ends can serve.
+/// A peer of revision 2 is killed, or resets its queue pair, before its reply. The next connection
+/// has the depths that both ends can serve.
 #[test]
-fn a_set_up_that_was_killed_is_tried_again_with_revision_2() {
+fn killed_setup_retries_with_revision_2() {
     others_are_served(|| {
         let (socket, address) = listener(V4);
         for reset in [true, false] {
@@ -428,7 +431,7 @@ fn a_set_up_that_was_killed_is_tried_again_with_revision_2() {
 }
 
 #[test]
-fn responders_that_choose_the_kind_of_rtr_message() {
+fn responders_choose_rtr_kind() {
     //= rfc5044 section 7.1.2
     //= type=test
     //# If the MPA Reply Frame is properly formatted and the Private Data is
@@ -458,7 +461,7 @@ fn responders_that_choose_the_kind_of_rtr_message() {
 }
 
 #[test]
-fn established_comes_before_disconnected_however_short_the_connection() {
+fn established_precedes_disconnected() {
     others_are_served(|| {
         let (socket, address) = listener(V4);
         for reset in [false, true] {
@@ -482,8 +485,9 @@ fn established_comes_before_disconnected_however_short_the_connection() {
 }
 
 #[test]
-fn the_fin_does_not_follow_the_rtr_message_at_once() {
-    // A kernel with siw may crash if the FIN comes right behind the RTR message (`docs/interop.md`).
+fn fin_does_not_chase_rtr() {
+    // A kernel with siw may crash if the FIN comes right behind the RTR message
+    // (`docs/interop.md`).
     for destroy in [false, true] {
         let apart = (0..50).any(|_| {
             let end = End::new(V4, &config());
@@ -493,7 +497,8 @@ fn the_fin_does_not_follow_the_rtr_message_at_once() {
             } else {
                 end.id.disconnect().unwrap();
             }
-            // On a busy machine this thread may look too late, so one success in fifty attempts is enough.
+            // On a busy machine this thread may check too late, so one success in fifty attempts is
+            // enough.
             let apart = wire.stays_open(Duration::from_millis(20));
             assert!(wire.ends());
             apart
@@ -503,7 +508,7 @@ fn the_fin_does_not_follow_the_rtr_message_at_once() {
 }
 
 #[test]
-fn destroying_the_queue_pair_after_disconnect_still_reports_disconnected() {
+fn destroyed_queue_pair_still_reports_disconnected() {
     let end = End::new(V4, &config());
     // The responder has sent nothing but its reply, so the end of the stream is delayed.
     let _wire = responder(&end, &Hello::enhanced(true, false));
@@ -518,7 +523,7 @@ fn destroying_the_queue_pair_after_disconnect_still_reports_disconnected() {
 }
 
 #[test]
-fn posting_works_as_soon_as_established_is_reported() {
+fn post_works_on_established_event() {
     //= rfc5044 section 7.1
     //= type=test
     //# A DDP endpoint MUST be "bound" to the MPA connection at entry to this phase.
@@ -542,7 +547,7 @@ fn posting_works_as_soon_as_established_is_reported() {
 }
 
 #[test]
-fn our_own_private_data_has_a_limit() {
+fn own_private_data_is_limited() {
     others_are_served(|| {
         let (socket, address) = listener(V4);
         for (revision, most) in [(2, 508), (1, 512)] {
@@ -562,7 +567,8 @@ fn our_own_private_data_has_a_limit() {
                 (request.revision, request.private_data.len()),
                 (revision, most)
             );
-            // The end goes first: if the peer closed first, the end would try again with revision 1.
+            // The end goes first: if the peer closed first, the end would try again with revision
+            // 1.
             drop(end);
         }
     });
@@ -576,7 +582,8 @@ fn destroying_the_identifier_cancels_the_attempt() {
             let end = End::new(V4, &config());
             end.connect(address, b"");
             end.id.destroy();
-            // The MPA request may have been sent before. Nothing else may follow, and the stream must end.
+            // The MPA request may have been sent before. Nothing else may follow, and the stream
+            // must end.
             if let Ok((stream, _)) = socket.accept() {
                 let mut wire = Wire::new(stream);
                 let mut request = Vec::new();
@@ -588,9 +595,10 @@ fn destroying_the_identifier_cancels_the_attempt() {
     });
 }
 
-/// Programs that use IPv6 addresses only name an IPv4 peer by its mapped address, `::ffff:127.0.0.1`.
+/// Programs that use IPv6 addresses only name an IPv4 peer by its mapped address,
+/// `::ffff:127.0.0.1`.
 #[test]
-fn an_ipv4_mapped_ipv6_address_reaches_the_peer() {
+fn ipv4_mapped_address_reaches_peer() {
     others_are_served(|| {
         let server = Server::new(V4, &config());
         let client = End::new(V4, &config());

@@ -1,5 +1,5 @@
-//! The end of a stream after its queue pair has let go of it: how the peer sees that end, and that nothing of the stream
-//! remains for the next one.
+//! The end of a stream after its queue pair has released it: how the peer sees it, and that nothing
+//! remains for the next stream.
 
 use crate::common::wire::{Hello, Wire, responder, responder_at, segment, write_header};
 use crate::common::*;
@@ -11,8 +11,8 @@ use std::io::{ErrorKind, Read as _};
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-/// Returns an end that has sent as much as the sockets take, and its peer, which has not read anything. The last FPDU is cut:
-/// only a part of it was written.
+/// Returns an end that has sent as much as the sockets take, and its peer, which has not read
+/// anything. The last FPDU is cut: only a part of it was written.
 fn stalled(linger: Duration) -> (End, Wire, Mem) {
     stalled_at(&TcpListener::bind((V4, 0)).unwrap(), linger)
 }
@@ -33,8 +33,9 @@ fn stall(end: End, wire: Wire) -> (End, Wire, Mem) {
         end.post(wr_id, SendOp::Send, &[mem.sge(1 << 20)]);
     }
     let sent = |end: &End| end.qp.counters().tx_bytes;
-    // The sockets are full when 150 ms pass without progress. The change of state changes nothing, but this thread tries to send then: on a
-    // busy machine the progress thread may not have had a processor for so long.
+    // The sockets are full when 150 ms pass without progress. The state change has no effect, but
+    // makes this thread try to send: on a busy machine the progress thread may not have run for
+    // that long.
     let (mut before, mut looks) = (0, 0);
     until("the sockets are full", || {
         std::thread::sleep(Duration::from_millis(50));
@@ -51,7 +52,8 @@ fn stall(end: End, wire: Wire) -> (End, Wire, Mem) {
     (end, wire, mem)
 }
 
-/// Reads to the end of the stream. Returns the number of octets, and `true` if the stream ended with a reset.
+/// Reads to the end of the stream. Returns the number of octets, and `true` if the stream ended
+/// with a reset.
 fn read_all(wire: &mut Wire) -> (u64, bool) {
     let (mut total, mut octets) = (0, vec![0; 1 << 20]);
     loop {
@@ -66,11 +68,12 @@ fn read_all(wire: &mut Wire) -> (u64, bool) {
 
 /// After a FIN inside an FPDU, the peer could take a message that is cut for a whole one.
 #[test]
-fn the_end_inside_an_fpdu_is_a_reset_behind_what_was_sent() {
+fn end_within_fpdu_resets_after_data() {
     others_are_served(|| {
         let error: fn(&QueuePair) = |qp| qp.modify(State::Error).unwrap();
         for end_it in [QueuePair::destroy, error] {
-            // The linger time is long, so that a reader thread that is scheduled late still reads everything.
+            // The linger time is long, so that a reader thread that is scheduled late still reads
+            // everything.
             let (end, mut wire, _mem) = stalled(LIMIT);
             end_it(&end.qp);
             let sent = end.qp.counters().tx_bytes;
@@ -79,8 +82,9 @@ fn the_end_inside_an_fpdu_is_a_reset_behind_what_was_sent() {
             // `responder` has read the RTR message before, so `came` is a little smaller.
             assert!(came > 0 && came + 100 >= sent, "{came} of {sent}");
 
-            // A peer that does not read is reset when the linger time is over. That needs an answer of its TCP, because without
-            // any answer it could be an outage. At first Linux leaves some window probes unanswered, hence the longer time.
+            // A peer that does not read is reset when the linger time is over. That needs an answer
+            // of its TCP, because without any answer it could be an outage. At first Linux leaves
+            // some window probes unanswered, hence the longer time.
             let (end, mut wire, _mem) = stalled(LINGER * 5);
             end_it(&end.qp);
             until("the connection is reset", || {
@@ -93,10 +97,10 @@ fn the_end_inside_an_fpdu_is_a_reset_behind_what_was_sent() {
     });
 }
 
-/// A program that was promised a snapshot changes its memory while octets of it wait for room in the socket: they arrive as they were when
-/// their CRC was computed.
+/// A program with snapshots changes its memory while data waits for room in the socket: it arrives
+/// as it was when its CRC was computed.
 #[test]
-fn memory_may_change_while_it_is_sent() {
+fn memory_may_change_during_send() {
     others_are_served(|| {
         let end = End::new(V4, &config());
         let wire = responder(&end, &Hello::enhanced(true, false));
@@ -105,7 +109,7 @@ fn memory_may_change_while_it_is_sent() {
         let waits = end.qp.counters().tx_bytes;
         (0..(1 << 20) / 8).for_each(|i| mem.set(i, u64::MAX));
         let (mut came, mut values) = (0, Vec::new());
-        // What the sockets had, the plan that waited, and some more.
+        // The data in the sockets, the plan that waited, and some more.
         while came < waits + (2 << 20) {
             // Its CRC is checked.
             let payload = wire.expect(Opcode::SEND);
@@ -118,7 +122,8 @@ fn memory_may_change_while_it_is_sent() {
     });
 }
 
-/// As [`stalled_at`], and the peer has broken a rule. The Terminate waits for room in the socket.
+/// Like [`stalled_at`], and the peer has violated the protocol. The Terminate waits for room in the
+/// socket.
 fn stalled_with_terminate(listener: &TcpListener, linger: Duration) -> (End, Wire, Mem) {
     // The kernel may find room after all, if rarely.
     for _ in 0..5 {
@@ -134,9 +139,10 @@ fn stalled_with_terminate(listener: &TcpListener, linger: Duration) -> (End, Wir
     panic!("the sockets take the Terminate each time");
 }
 
-/// Without it the peer would not learn what was wrong. Programs destroy a queue pair and free its memory as soon as they see an error.
+/// Otherwise the peer would not learn the cause. Programs destroy a queue pair and free its memory
+/// as soon as they see an error.
 #[test]
-fn a_terminate_that_waits_for_room_outlives_its_queue_pair() {
+fn waiting_terminate_outlives_queue_pair() {
     others_are_served(|| {
         let reset: fn(&QueuePair) = |qp| qp.modify(State::Reset).unwrap();
         for end_it in [QueuePair::destroy, reset] {
@@ -160,7 +166,7 @@ fn a_terminate_that_waits_for_room_outlives_its_queue_pair() {
 }
 
 #[test]
-fn a_terminate_that_waits_for_room_does_not_wait_for_ever() {
+fn waiting_terminate_is_bounded() {
     others_are_served(|| {
         // The peer reads nothing. As above, Linux leaves some window probes unanswered.
         let listener = TcpListener::bind((V4, 0)).unwrap();
@@ -171,7 +177,7 @@ fn a_terminate_that_waits_for_room_does_not_wait_for_ever() {
             error.is_some_and(|e| e.kind() == ErrorKind::ConnectionReset)
         });
 
-        // It reads little by little. Its buffer is small, so that its TCP acknowledges something each time.
+        // It reads slowly. Its buffer is small, so that its TCP acknowledges something each time.
         let listener = TcpListener::bind((V4, 0)).unwrap();
         socket2::SockRef::from(&listener)
             .set_recv_buffer_size(32 << 10)
@@ -192,7 +198,7 @@ fn a_terminate_that_waits_for_room_does_not_wait_for_ever() {
 }
 
 #[test]
-fn a_partly_received_fpdu_is_no_part_of_the_next_stream() {
+fn partial_fpdu_does_not_enter_next_stream() {
     others_are_served(|| {
         let mut end = End::new(V4, &config());
         let mut wire = responder(&end, &Hello::enhanced(true, false));
@@ -204,7 +210,8 @@ fn a_partly_received_fpdu_is_no_part_of_the_next_stream() {
         until("half of it has come", || {
             end.qp.counters().rx_bytes == before + 20
         });
-        // Our side ends the stream. If the peer ended it, the part of the FPDU would be discarded anyway.
+        // Our side ends the stream. If the peer ended it, the part of the FPDU would be discarded
+        // anyway.
         end.qp.modify(State::Reset).unwrap();
         end.expect(CmEventKind::Disconnected);
         end.id.destroy();
@@ -216,10 +223,10 @@ fn a_partly_received_fpdu_is_no_part_of_the_next_stream() {
     });
 }
 
-/// With `Config::placed` a request succeeds by the peer's answer alone. Octets that the peer's TCP has taken may lie in a buffer
-/// that nobody reads any more.
+/// With `Config::placed` a request succeeds only by the peer's answer. Data accepted by the peer's
+/// TCP may be in a buffer that is never read.
 #[test]
-fn the_end_of_a_connection_does_not_tell_that_a_write_is_placed() {
+fn connection_end_does_not_prove_placement() {
     others_are_served(|| {
         let ours: fn(&End, &mut Wire) = |end, _| end.id.disconnect().unwrap();
         let theirs: fn(&End, &mut Wire) = |_, wire| wire.fin();
@@ -246,7 +253,7 @@ fn the_end_of_a_connection_does_not_tell_that_a_write_is_placed() {
             };
             wire.send(Header::Tagged(answer), &[]);
             end.expect_status(1, WcStatus::Success);
-            // Nobody answers the question about the second.
+            // The second one gets no answer.
             wire.expect(Opcode::READ_REQUEST);
             end_it(&end, &mut wire);
             end.expect_status(2, WcStatus::Flushed);
@@ -254,9 +261,10 @@ fn the_end_of_a_connection_does_not_tell_that_a_write_is_placed() {
     });
 }
 
-/// libfabric destroys the queue pair when it hears of the end, although it has not yet taken the last message.
+/// libfabric destroys the queue pair on the end event, although it has not yet taken the last
+/// message.
 #[test]
-fn the_end_does_not_overtake_the_last_message() {
+fn end_does_not_overtake_last_message() {
     let (client, server) = pair(V4, &config());
     let (from, to) = (client.mem(8), server.mem(8));
     server.post_recv(1, &[to.sge(8)]);
@@ -264,7 +272,7 @@ fn the_end_does_not_overtake_the_last_message() {
     client.expect_status(2, WcStatus::Success);
     let start = Instant::now();
     client.id.disconnect().unwrap();
-    // It has 30 ms to take it, and does not.
+    // It has 30 ms to take it, but does not.
     server.expect_disconnected();
     assert!(start.elapsed() >= Duration::from_millis(30));
     server.expect_status(1, WcStatus::Success);

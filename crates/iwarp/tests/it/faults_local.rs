@@ -1,5 +1,6 @@
-//! Programs that misuse their own objects: completion queues that overflow, queue pairs destroyed in every state, memory
-//! deregistered under traffic, invalid local keys, and memory windows bound while the receive side is busy.
+//! Programs that misuse their own objects: completion queues that overflow, queue pairs destroyed
+//! in every state, memory deregistered under traffic, invalid local keys, and memory windows bound
+//! while the receive side is busy.
 
 use crate::common::wire::{Hello, Wire, initiator, responder};
 use crate::common::*;
@@ -14,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 #[test]
-fn an_overflowing_completion_queue_ends_its_queue_pairs_and_no_others() {
+fn cq_overflow_ends_only_its_qps() {
     //= rfc5040 section 8.1.1
     //= type=test
     //# 10. An RNIC MUST ensure that if a CQ overflows, any Streams that do not use
@@ -32,7 +33,8 @@ fn an_overflowing_completion_queue_ends_its_queue_pairs_and_no_others() {
         for wr_id in 0..8 {
             end.post_recv(wr_id, &[mem.sge(8)]);
         }
-        // The fifth completion does not fit. The stream is reset, because no further completion can be reported.
+        // The fifth completion does not fit. The stream is reset, because no further completion can
+        // be reported.
         for _ in 0..5 {
             wire.untagged(Opcode::SEND, b"12345678");
         }
@@ -45,7 +47,8 @@ fn an_overflowing_completion_queue_ends_its_queue_pairs_and_no_others() {
             }
         };
         assert!(cq.is_same(&end.cq), "{kinds:?}");
-        // Completions from before the overflow can still be polled. After them, every poll reports the overflow.
+        // Completions from before the overflow can still be polled. After them, every poll reports
+        // the overflow.
         let mut out = [Cqe::default(); 16];
         assert_eq!(end.cq.poll(&mut out).unwrap(), 4);
         for (wr_id, cqe) in out[..4].iter().enumerate() {
@@ -65,7 +68,7 @@ fn an_overflowing_completion_queue_ends_its_queue_pairs_and_no_others() {
 }
 
 #[test]
-fn destroying_a_queue_pair_never_overflows_a_shared_queue() {
+fn destroyed_qp_does_not_overflow_cq() {
     others_are_served(|| {
         let (client, server) = pair(V4, &config());
         let small = server.ctx.create_cq(8, None).unwrap();
@@ -99,8 +102,8 @@ fn destroying_a_queue_pair_never_overflows_a_shared_queue() {
     });
 }
 
-/// Tells the other threads of a test to stop when it is dropped, also if the test panics. Otherwise the scope would wait for
-/// those threads for ever.
+/// Tells the other threads of a test to stop when it is dropped, also if the test panics. Otherwise
+/// the scope would wait for those threads for ever.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -109,8 +112,8 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Rounds of a test that runs beside disturbing threads: at least 10, at most `most`, and none is begun after one second, so
-/// that the test stays short on a busy machine.
+/// Rounds of a test that runs beside disturbing threads: at least 10, at most `most`, and none is
+/// begun after one second, so that the test stays short on a busy machine.
 fn rounds(most: u32) -> impl Iterator<Item = u32> {
     let start = Instant::now();
     (0..most).take_while(move |i| *i < 10 || start.elapsed() < Duration::from_secs(1))
@@ -129,7 +132,7 @@ const STAGES: [&str; 8] = [
 ];
 
 #[test]
-fn destroy_disconnect_and_abort_in_every_state() {
+fn every_state_can_be_ended() {
     others_are_served(|| {
         for stage in STAGES {
             for act in ["destroy", "disconnect", "abort", "modify", "id first"] {
@@ -187,7 +190,8 @@ fn destroy_disconnect_and_abort_in_every_state() {
                     far.expect_disconnected();
                 }
                 if reached("init") && act != "destroy" && act != "id first" && act != "disconnect" {
-                    // Each posted request completes: one receive, and the Sends of the stage "traffic".
+                    // Each posted request completes: one receive, and the Sends of the stage
+                    // "traffic".
                     let mut left = if reached("traffic") { 19 } else { 1 };
                     while left > 0 {
                         end.poll();
@@ -204,7 +208,7 @@ fn destroy_disconnect_and_abort_in_every_state() {
 }
 
 #[test]
-fn a_queue_pair_that_was_reset_takes_another_connection() {
+fn reset_qp_connects_again() {
     others_are_served(|| {
         let mut end = End::new(V4, &config());
         for round in 0..3 {
@@ -213,7 +217,8 @@ fn a_queue_pair_that_was_reset_takes_another_connection() {
             end.post_recv(1, &[mem.sge(8)]);
             wire.untagged(Opcode::SEND, b"12345678");
             end.expect_status(1, WcStatus::Success);
-            // At the reset, a received Send is held for lack of a receive, and our own Sends fill the socket.
+            // At the reset, a received Send is held for lack of a receive, and our own Sends fill
+            // the socket.
             wire.untagged(Opcode::SEND, b"held");
             until("held", || end.qp.counters().receiver_not_ready > round);
             let big = end.mem(1 << 20);
@@ -240,7 +245,8 @@ fn deregistration_under_traffic() {
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let _stop = Stop(&stop);
-            // One thread changes the memory tables all the time, while the two ends of the connection work in two others.
+            // One thread changes the memory tables all the time, while the two ends of the
+            // connection work in two others.
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
                     for ctx in [&client.ctx, &server.ctx] {
@@ -322,7 +328,7 @@ fn local_keys_are_checked() {
 }
 
 #[test]
-fn binds_do_not_wait_for_a_busy_receive_side() {
+fn binds_ignore_busy_receive_side() {
     others_are_served(|| {
         let (client, server) = pair(V4, &config());
         let (mine, theirs) = (client.mem(1 << 16), server.mem(1 << 16));
@@ -333,7 +339,8 @@ fn binds_do_not_wait_for_a_busy_receive_side() {
             .unwrap();
         std::thread::scope(|scope| {
             let _stop = Stop(&stop);
-            // One thread sends Writes without a pause. The progress thread or this thread, which also binds, reads them.
+            // One thread sends Writes without a pause. The progress thread or this thread, which
+            // also binds, reads them.
             scope.spawn(|| {
                 let (remote_addr, rkey) = (theirs.addr(), theirs.stag);
                 while !stop.load(Ordering::Relaxed) {

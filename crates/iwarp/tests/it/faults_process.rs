@@ -1,5 +1,6 @@
-//! Faults that concern a whole process: forks, descriptors that run out, floods of connections, and resources that remain.
-//! Each test runs in a process of its own, because it counts or limits the resources of its process.
+//! Faults that concern a whole process: forks, descriptors that run out, floods of connections, and
+//! resources that remain. Each test runs in a process of its own, because it counts or limits the
+//! resources of its process.
 
 use crate::common::wire::{Hello, Wire, initiator, responder};
 use crate::common::*;
@@ -30,12 +31,13 @@ fn processor_time() -> Duration {
 }
 
 #[test]
-fn parent_and_child_both_work_after_a_fork() {
-    alone("parent_and_child_both_work_after_a_fork", || {
+fn parent_and_child_work_after_fork() {
+    alone("parent_and_child_work_after_fork", || {
         let mut healthy = Healthy::new(V4);
         healthy.check();
         let ctx = context(V4, &config());
-        // SAFETY: no other thread of this process holds a lock now: the progress thread sleeps, the harness waits.
+        // SAFETY: no other thread of this process holds a lock now: the progress thread sleeps, the
+        // harness waits.
         let child = unsafe { libc::fork() };
         assert!(child >= 0);
         if child == 0 {
@@ -53,7 +55,8 @@ fn parent_and_child_both_work_after_a_fork() {
                     .reject(b"")
                     .unwrap();
                 end.expect(CmEventKind::Rejected);
-                // The child drops its copy of the connection. That must not end the parent's connection.
+                // The child drops its copy of the connection. That must not end the parent's
+                // connection.
                 drop(healthy);
             }));
             // SAFETY: leaves without the harness's ends, which are the parent's.
@@ -82,7 +85,8 @@ fn parent_and_child_both_work_after_a_fork() {
     });
 }
 
-/// Reads from the peer of `end` without a pause, so that a fork is likely to happen while some lock is held.
+/// Reads from the peer of `end` without a pause, so that a fork is likely to happen while some lock
+/// is held.
 fn read_for_ever(end: &End, theirs: &Mem) {
     let mine = end.mem(1 << 16);
     let read = SendOp::Read {
@@ -95,70 +99,70 @@ fn read_for_ever(end: &End, theirs: &Mem) {
     }
 }
 
-/// A child gets a copy of every lock as it was at the time of the fork. A lock that was held then stays locked for ever in the
-/// child, because its holder does not exist there. So dropping inherited objects must not take any lock.
+/// A child gets a copy of every lock as it was at the time of the fork. A lock that was held then
+/// stays locked for ever in the child, because its holder does not exist there. So dropping
+/// inherited objects must not take any lock.
 #[test]
-fn a_child_forked_under_traffic_drops_what_it_inherited() {
-    alone(
-        "a_child_forked_under_traffic_drops_what_it_inherited",
-        || {
-            let mut inherited = Some(Inherited::new());
-            let (client, server) = {
-                let both = inherited.as_mut().unwrap();
-                (both.client.take().unwrap(), both.server.take().unwrap())
-            };
-            let (theirs, ctx) = (server.mem(1 << 16), server.ctx.clone());
-            let registers = server.ctx.clone();
-            std::thread::spawn(move || {
-                let pd = ProtectionDomain::new(&registers);
-                loop {
-                    drop(pd.reg_mr(64, Access::LOCAL_WRITE).unwrap());
-                }
-            });
-            std::thread::spawn(move || read_for_ever(&client, &theirs));
-            std::thread::spawn(move || {
-                let mut none = [Cqe::default()];
-                loop {
-                    assert_eq!(server.cq.poll(&mut none), Ok(0));
-                }
-            });
-            for round in 0..150 {
-                // SAFETY: the child only drops the objects that it inherited, which this test is about, and leaves by `_exit`.
-                let child = unsafe { libc::fork() };
-                assert!(child >= 0);
-                if child == 0 {
-                    let stag = inherited.as_ref().unwrap().region.lkey();
-                    drop(inherited.take());
-                    // The raw interface may not know that the region belongs to the parent, but it must not wait for ever. The call
-                    // may take a second, so only every tenth child makes it.
-                    if round % 10 == 0 {
-                        let _ = ctx.deregister(stag);
-                    }
-                    // SAFETY: leaves without the harness's ends, which are the parent's.
-                    unsafe { libc::_exit(0) };
-                }
-                let (start, mut status) = (Instant::now(), 0);
-                // SAFETY: the child is ours, `status` a valid place.
-                while unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == 0 {
-                    if start.elapsed() > LIMIT {
-                        // SAFETY: as above.
-                        unsafe { libc::kill(child, libc::SIGKILL) };
-                        panic!("the child hangs");
-                    }
-                    std::thread::sleep(Duration::from_micros(200));
-                }
-                assert_eq!(status, 0, "the child failed");
-                // The parent's objects still exist.
-                let parents = inherited.as_ref().unwrap();
-                assert!(parents.ctx.region(parents.region.lkey()).is_some());
+fn child_forked_under_traffic_drops_inheritance() {
+    alone("child_forked_under_traffic_drops_inheritance", || {
+        let mut inherited = Some(Inherited::new());
+        let (client, server) = {
+            let both = inherited.as_mut().unwrap();
+            (both.client.take().unwrap(), both.server.take().unwrap())
+        };
+        let (theirs, ctx) = (server.mem(1 << 16), server.ctx.clone());
+        let registers = server.ctx.clone();
+        std::thread::spawn(move || {
+            let pd = ProtectionDomain::new(&registers);
+            loop {
+                drop(pd.reg_mr(64, Access::LOCAL_WRITE).unwrap());
             }
-            let parents = inherited.unwrap();
-            let again = std::net::TcpStream::connect(parents.listener.local_addr());
-            assert!(again.is_ok(), "the parent's listener is gone: {again:?}");
-            parents.connection.disconnect().unwrap();
-            parents.connection.wait_disconnected(Some(LIMIT)).unwrap();
-        },
-    );
+        });
+        std::thread::spawn(move || read_for_ever(&client, &theirs));
+        std::thread::spawn(move || {
+            let mut none = [Cqe::default()];
+            loop {
+                assert_eq!(server.cq.poll(&mut none), Ok(0));
+            }
+        });
+        for round in 0..150 {
+            // SAFETY: the child only drops the objects that it inherited, which this test is about,
+            // and leaves by `_exit`.
+            let child = unsafe { libc::fork() };
+            assert!(child >= 0);
+            if child == 0 {
+                let stag = inherited.as_ref().unwrap().region.lkey();
+                drop(inherited.take());
+                // The raw interface may not know that the region belongs to the parent, but it must
+                // not wait for ever. The call may take a second, so only every tenth child makes
+                // it.
+                if round % 10 == 0 {
+                    let _ = ctx.deregister(stag);
+                }
+                // SAFETY: leaves without the harness's ends, which are the parent's.
+                unsafe { libc::_exit(0) };
+            }
+            let (start, mut status) = (Instant::now(), 0);
+            // SAFETY: the child is ours, `status` a valid place.
+            while unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == 0 {
+                if start.elapsed() > LIMIT {
+                    // SAFETY: as above.
+                    unsafe { libc::kill(child, libc::SIGKILL) };
+                    panic!("the child hangs");
+                }
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            assert_eq!(status, 0, "the child failed");
+            // The parent's objects still exist.
+            let parents = inherited.as_ref().unwrap();
+            assert!(parents.ctx.region(parents.region.lkey()).is_some());
+        }
+        let parents = inherited.unwrap();
+        let again = std::net::TcpStream::connect(parents.listener.local_addr());
+        assert!(again.is_ok(), "the parent's listener is gone: {again:?}");
+        parents.connection.disconnect().unwrap();
+        parents.connection.wait_disconnected(Some(LIMIT)).unwrap();
+    });
 }
 
 /// One object of each type that does something when it is dropped.
@@ -173,7 +177,8 @@ struct Inherited {
 }
 
 impl Inherited {
-    /// Creates all objects on the device context that serves the traffic between `client` and `server`.
+    /// Creates all objects on the device context that serves the traffic between `client` and
+    /// `server`.
     fn new() -> Self {
         let (client, server) = pair(V4, &config());
         let ctx = server.ctx.clone();
@@ -205,11 +210,11 @@ impl Inherited {
     }
 }
 
-/// `Context::deregister` is safe to call for any key. If it is called for the key of a `MemoryRegion`, the region still owns its
-/// pages and frees them when it is dropped.
+/// `Context::deregister` is safe to call for any key. If it is called for the key of a
+/// `MemoryRegion`, the region still owns its pages and frees them when it is dropped.
 #[test]
-fn pages_deregistered_by_key_are_freed_all_the_same() {
-    alone("pages_deregistered_by_key_are_freed_all_the_same", || {
+fn pages_deregistered_by_key_are_freed() {
+    alone("pages_deregistered_by_key_are_freed", || {
         const LEN: usize = 1 << 30;
         let ctx = context(V4, &config());
         let pd = ProtectionDomain::new(&ctx);
@@ -265,8 +270,8 @@ fn descriptors_run_out_and_come_back() {
         end.id.connect(&parameters(b"")).unwrap();
         end.expect_failure(CmEventKind::ConnectError, libc::EMFILE);
         healthy.check();
-        // A peer that connects now has to wait. The listener must not use processor time meanwhile by trying to accept again
-        // and again.
+        // A peer that connects now has to wait. The listener must not use processor time meanwhile
+        // by trying to accept again and again.
         waiting.connect(&server.address.into()).unwrap();
         let before = processor_time();
         std::thread::sleep(Duration::from_millis(400));
@@ -289,11 +294,11 @@ fn descriptors_run_out_and_come_back() {
     });
 }
 
-/// RFC 5042 section 6.4.1: no listener counts a connection that its queue pair has left. One whose peer takes nothing is kept for long, unless its
-/// descriptor is needed.
+/// RFC 5042 section 6.4.1: a background close does not count for a listener. A connection whose
+/// peer reads nothing is kept for long, unless its descriptor is needed.
 #[test]
-fn a_connection_that_was_left_makes_room_for_another() {
-    alone("a_connection_that_was_left_makes_room_for_another", || {
+fn closing_connection_frees_descriptor_for_listener() {
+    alone("closing_connection_frees_descriptor_for_listener", || {
         let few = Rlimit {
             current: Some(128),
             maximum: Some(128),
@@ -334,10 +339,11 @@ fn a_connection_that_was_left_makes_room_for_another() {
     });
 }
 
-/// A connection that was rejected, and one whose peer has not asked for anything, is closed where its descriptor is needed.
+/// A rejected connection, and one whose peer has sent no request, are closed when their descriptor
+/// is needed.
 #[test]
-fn connections_that_come_to_nothing_make_room_for_another() {
-    let name = "connections_that_come_to_nothing_make_room_for_another";
+fn failed_connections_free_descriptors_for_listener() {
+    let name = "failed_connections_free_descriptors_for_listener";
     alone(name, || {
         let few = Rlimit {
             current: Some(128),
@@ -379,8 +385,8 @@ fn connections_that_come_to_nothing_make_room_for_another() {
 }
 
 #[test]
-fn a_flood_of_silent_connections_keeps_nobody_out() {
-    alone("a_flood_of_silent_connections_keeps_nobody_out", || {
+fn silent_flood_admits_other_peers() {
+    alone("silent_flood_admits_other_peers", || {
         let most = getrlimit(Resource::Nofile).maximum;
         assert!(
             most.is_none_or(|n| n >= 4096),
@@ -438,45 +444,44 @@ fn a_full_backlog_drains() {
     });
 }
 
-/// A listener keeps rejected connections open for their initiators, but only as many as an eighth of the descriptors.
+/// A listener keeps rejected connections open for their initiators, but only as many as an eighth
+/// of the descriptors.
 #[test]
-fn rejected_initiators_that_never_close_do_not_pile_up() {
-    alone(
-        "rejected_initiators_that_never_close_do_not_pile_up",
-        || {
-            let few = Rlimit {
-                current: Some(256),
-                maximum: Some(256),
-            };
-            setrlimit(Resource::Nofile, few).unwrap();
-            let mut healthy = Healthy::new(V4);
-            let mut slow = config();
-            slow.handshake_timeout = LIMIT * 10;
-            let server = Server::new(V4, &slow);
-            let request = Hello::enhanced(true, false).octets(FrameKind::Request);
-            let mut rejected = Vec::new();
-            for _ in 0..33 {
-                let mut wire = Wire::connect(server.address);
-                wire.write(&request);
-                server.request().id.reject(b"").unwrap();
-                wire.read_hello(FrameKind::Reply);
-                rejected.push(wire);
-            }
-            // 32 stay open; the oldest one had to go.
-            assert!(rejected[0].ends());
-            for wire in &mut rejected[1..] {
-                assert!(wire.stays_open(Duration::from_millis(5)));
-            }
-            healthy.check();
-        },
-    );
+fn rejected_initiators_do_not_accumulate() {
+    alone("rejected_initiators_do_not_accumulate", || {
+        let few = Rlimit {
+            current: Some(256),
+            maximum: Some(256),
+        };
+        setrlimit(Resource::Nofile, few).unwrap();
+        let mut healthy = Healthy::new(V4);
+        let mut slow = config();
+        slow.handshake_timeout = LIMIT * 10;
+        let server = Server::new(V4, &slow);
+        let request = Hello::enhanced(true, false).octets(FrameKind::Request);
+        let mut rejected = Vec::new();
+        for _ in 0..33 {
+            let mut wire = Wire::connect(server.address);
+            wire.write(&request);
+            server.request().id.reject(b"").unwrap();
+            wire.read_hello(FrameKind::Reply);
+            rejected.push(wire);
+        }
+        // 32 stay open; the oldest one was closed.
+        assert!(rejected[0].ends());
+        for wire in &mut rejected[1..] {
+            assert!(wire.stays_open(Duration::from_millis(5)));
+        }
+        healthy.check();
+    });
 }
 
 #[test]
-fn a_destroyed_connection_is_closed_though_its_peer_never_closes() {
-    let name = "a_destroyed_connection_is_closed_though_its_peer_never_closes";
+fn destroyed_connection_closes_without_peer() {
+    let name = "destroyed_connection_closes_without_peer";
     alone(name, || {
-        // The first connection opens sockets that the process then keeps, so it is made before counting.
+        // The first connection opens sockets that the process then keeps, so it is made before
+        // counting.
         let _other = Healthy::new(V4);
         let end = End::new(V4, &config());
         let before = sockets();
@@ -492,7 +497,8 @@ fn a_destroyed_connection_is_closed_though_its_peer_never_closes() {
 #[test]
 fn no_descriptors_are_left_behind() {
     alone("no_descriptors_are_left_behind", || {
-        // The engine keeps its descriptors after the last connection, so it is started before counting.
+        // The engine keeps its descriptors after the last connection, so it is started before
+        // counting.
         Healthy::new(V4).check();
         until("the first connection is gone", || {
             let now = open_files();
@@ -548,10 +554,11 @@ fn no_descriptors_are_left_behind() {
     });
 }
 
-/// What is put off is done before the process ends: the end of a connection does not follow its RTR message at once, and a capture is whole.
+/// Delayed work is done before the process ends: the delayed end of a connection, and a complete
+/// capture.
 #[test]
-fn a_process_ends_after_what_it_has_put_off() {
-    const NAME: &str = "a_process_ends_after_what_it_has_put_off";
+fn exit_waits_for_delayed_sends() {
+    const NAME: &str = "exit_waits_for_delayed_sends";
     const PEER: &str = "TEST_PEER";
     const CAPTURE: &str = "TEST_CAPTURE";
     if let Ok(peer) = std::env::var(PEER) {
@@ -577,7 +584,7 @@ fn a_process_ends_after_what_it_has_put_off() {
         assert!(wire.ends());
         apart
     };
-    // On a busy machine this thread may look too late, so one success is enough.
+    // On a busy machine this thread may check too late, so one success is enough.
     let apart = (0..20).any(|_| {
         std::thread::scope(|scope| {
             let ends_later = scope.spawn(ends_later);

@@ -1,5 +1,6 @@
-//! MPA start-up as responder with initiators that hang, close early, or send something else than an MPA request, and with
-//! initiators of every revision and mode (RFC 5044 section 7.1, RFC 6581 sections 9 and 10).
+//! MPA start-up as responder with initiators that hang, close early, or send something else than an
+//! MPA request, and with initiators of every revision and mode (RFC 5044 section 7.1, RFC 6581
+//! sections 9 and 10).
 
 mod places;
 
@@ -18,7 +19,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 #[test]
-fn a_peer_that_hangs_is_given_up() {
+fn silent_initiator_times_out() {
     //= rfc5044 section 7.1.2
     //= type=test
     //# 2. When MPA is started in the Responder mode, the MPA implementation MUST
@@ -49,7 +50,7 @@ fn a_peer_that_hangs_is_given_up() {
 }
 
 #[test]
-fn a_peer_that_closes_in_the_middle_of_its_request_is_forgotten() {
+fn peer_closing_within_request_is_dropped() {
     others_are_served(|| {
         let server = Server::new(V6, &config());
         let request = Hello::enhanced(true, true).octets(FrameKind::Request);
@@ -69,7 +70,7 @@ fn a_peer_that_closes_in_the_middle_of_its_request_is_forgotten() {
 }
 
 #[test]
-fn octets_that_are_no_mpa_request_are_refused_at_once() {
+fn invalid_mpa_requests_are_refused() {
     //= rfc5044 section 7.1.2
     //= type=test
     //# If the MPA Request Frame is improperly formatted, the implementation MUST
@@ -117,7 +118,8 @@ fn octets_that_are_no_mpa_request_are_refused_at_once() {
         for (what, octets) in &cases {
             let mut wire = Wire::connect(server.address);
             wire.write(octets);
-            // The refusal is a reset, because hardware falls back to revision 1 only after a reset, not after a FIN.
+            // The refusal is a reset, because hardware falls back to revision 1 only after a reset,
+            // not after a FIN.
             assert!(!wire.ends(), "{what}");
         }
         assert!(server.channel.is_empty());
@@ -125,7 +127,7 @@ fn octets_that_are_no_mpa_request_are_refused_at_once() {
 }
 
 #[test]
-fn a_peer_that_never_sends_its_rtr_message() {
+fn peer_never_sends_rtr() {
     others_are_served(|| {
         let server = Server::new(V4, &config());
         let mut wire = Wire::connect(server.address);
@@ -141,7 +143,7 @@ fn a_peer_that_never_sends_its_rtr_message() {
 }
 
 #[test]
-fn a_peer_that_closes_before_its_rtr_message() {
+fn peer_closes_before_rtr() {
     others_are_served(|| {
         let server = Server::new(V4, &config());
         for reset in [false, true] {
@@ -161,7 +163,7 @@ fn a_peer_that_closes_before_its_rtr_message() {
 }
 
 #[test]
-fn a_peer_that_is_gone_when_it_is_accepted() {
+fn peer_gone_before_accept() {
     others_are_served(|| {
         let server = Server::new(V4, &config());
         let mut wire = Wire::connect(server.address);
@@ -183,7 +185,7 @@ fn a_peer_that_is_gone_when_it_is_accepted() {
 }
 
 #[test]
-fn private_data_has_a_limit_and_the_request_survives_it() {
+fn oversized_private_data_keeps_request() {
     others_are_served(|| {
         let server = Server::new(V4, &config());
         let mut wire = Wire::connect(server.address);
@@ -210,7 +212,7 @@ fn private_data_has_a_limit_and_the_request_survives_it() {
 }
 
 #[test]
-fn a_rejection_carries_private_data_and_closes() {
+fn reject_carries_private_data_and_closes() {
     others_are_served(|| {
         let server = Server::new(V6, &config());
         for hello in [Hello::enhanced(true, true), Hello::plain()] {
@@ -229,8 +231,9 @@ fn a_rejection_carries_private_data_and_closes() {
 }
 
 #[test]
-fn the_fin_does_not_follow_a_rejection_at_once() {
-    // siw loses the private data of a rejection if the FIN arrives together with it. A network may merge the two packets.
+fn fin_does_not_chase_reject() {
+    // siw loses the private data of a rejection if the FIN arrives together with it. A network may
+    // merge the two packets.
     //= rfc5044 section 7.1.2
     //= type=test
     //# If the
@@ -248,16 +251,16 @@ fn the_fin_does_not_follow_a_rejection_at_once() {
         request.id.reject(b"full").unwrap();
         request.id.destroy();
         assert_eq!(wire.read_hello(FrameKind::Reply).private_data, b"full");
-        // What the initiator sends now is thrown away and ends nothing.
+        // Further data of the initiator is discarded.
         wire.write(b"why?");
-        // An initiator that does not close is given up at last.
+        // An initiator that does not close times out.
         assert!(wire.ends());
         assert!(start.elapsed() >= HANDSHAKE);
     });
 }
 
 #[test]
-fn a_rejected_connection_ends_when_its_initiator_closes_it() {
+fn rejected_connection_ends_with_initiator() {
     others_are_served(|| {
         let mut slow = config();
         slow.handshake_timeout = LIMIT * 10;
@@ -272,7 +275,7 @@ fn a_rejected_connection_ends_when_its_initiator_closes_it() {
 }
 
 #[test]
-fn the_responder_waits_for_the_first_message() {
+fn responder_waits_for_first_message() {
     others_are_served(|| {
         let server = Server::new(V4, &config());
         for hello in [Hello::plain(), Hello::client_server()] {
@@ -354,7 +357,7 @@ fn initiators_of_every_revision_and_mode() {
 }
 
 #[test]
-fn a_destroyed_listener_frees_its_port_at_once() {
+fn destroyed_listener_frees_port() {
     others_are_served(|| {
         let mut slow = config();
         slow.handshake_timeout = LIMIT * 10;
@@ -406,7 +409,7 @@ fn addresses_that_are_not_ours() {
     });
 }
 
-/// The number of a peer that connects to queue pairs by theirs: smaller than any of a listener.
+/// A peer's queue pair number, smaller than any of a listener.
 const NUMBERED: u32 = 2;
 
 /// A queue pair that is ready for a peer with this number at the same address.
@@ -419,7 +422,7 @@ fn numbered(ctx: &Context, pd: u32, cq: &CompletionQueue) -> QueuePair {
     qp
 }
 
-/// The peer asks for a connection to this queue pair, and gets the reply.
+/// The peer requests a connection to this queue pair, and gets the reply.
 fn ask(qp: &QueuePair) -> Wire {
     let mut hello = Hello::enhanced(true, false);
     hello.private_data = b"iwarp-qp".to_vec();
@@ -432,10 +435,10 @@ fn ask(qp: &QueuePair) -> Wire {
     wire
 }
 
-/// The peer's queue pair is reset after it has asked, and asks again. That it has given up the first stream may be known before its second request
-/// comes, or only by that.
+/// The peer resets its queue pair after its request, and sends another one. The end of the first
+/// stream may be noticed before the second request, or only by it.
 #[test]
-fn a_queue_pair_connected_by_number_does_not_take_a_stream_that_its_peer_has_given_up() {
+fn numbered_qp_refuses_abandoned_stream() {
     others_are_served(|| {
         let ctx = context(V4, &config());
         let (pd, cq) = (ctx.allocate_pd(), ctx.create_cq(16, None).unwrap());
@@ -476,9 +479,9 @@ fn a_queue_pair_connected_by_number_does_not_take_a_stream_that_its_peer_has_giv
     });
 }
 
-/// A peer that has asked and sends nothing else does not keep the queue pair from the peer that comes later.
+/// A peer that sends nothing after its request does not block the queue pair for a later peer.
 #[test]
-fn a_queue_pair_connected_by_number_waits_for_the_first_message_for_a_limited_time() {
+fn numbered_qp_limits_first_message_wait() {
     others_are_served(|| {
         let ctx = context(V4, &config());
         let (pd, cq) = (ctx.allocate_pd(), ctx.create_cq(16, None).unwrap());

@@ -1,5 +1,5 @@
-//! Streams that stop, break or arrive octet by octet in the middle of a transfer, and receivers that are not ready
-//! (RFC 5041 section 7.1, RFC 5044 section 7.2).
+//! Streams that stop, break or arrive octet by octet in the middle of a transfer, and receivers
+//! that are not ready (RFC 5041 section 7.1, RFC 5044 section 7.2).
 
 use crate::common::wire::{Hello, Wire, initiator, read, responder, segment, write_header};
 use crate::common::*;
@@ -44,7 +44,7 @@ fn a_send_without_a_receive() {
 }
 
 #[test]
-fn a_reset_while_a_send_is_held_is_noticed_at_once() {
+fn reset_of_held_send_is_noticed() {
     others_are_served(|| {
         let mut patient = config();
         patient.receiver_not_ready = ReceiverNotReady::Hold(Duration::from_secs(600));
@@ -60,7 +60,7 @@ fn a_reset_while_a_send_is_held_is_noticed_at_once() {
 }
 
 #[test]
-fn a_close_while_a_send_is_held_is_noticed_soon() {
+fn close_of_held_send_is_noticed() {
     others_are_served(|| {
         let mut patient = config();
         patient.receiver_not_ready = ReceiverNotReady::Hold(Duration::from_secs(600));
@@ -71,7 +71,8 @@ fn a_close_while_a_send_is_held_is_noticed_soon() {
         until("the Send is held", || {
             end.qp.counters().receiver_not_ready > 0
         });
-        // The program may post no receive until it gets this event, so the event must not wait for a receive.
+        // The program may post no receive until it gets this event, so the event must not wait for
+        // a receive.
         assert_eq!(end.expect_disconnected().status, 0);
 
         // If the peer does not close, the Send is held for the whole time.
@@ -84,9 +85,10 @@ fn a_close_while_a_send_is_held_is_noticed_soon() {
     });
 }
 
-/// fio posts each receive after the Send has come, and then sleeps. The stream must be read on without a poll.
+/// fio posts each receive after the Send has arrived, and then sleeps. The stream must be read
+/// without a poll.
 #[test]
-fn a_stream_that_was_held_is_read_on_without_a_poll() {
+fn held_stream_resumes_without_poll() {
     others_are_served(|| {
         let server = Server::new(V4, &config());
         let (mut wire, end) = initiator(&server, &Hello::enhanced(true, false));
@@ -96,7 +98,7 @@ fn a_stream_that_was_held_is_read_on_without_a_poll() {
             until("the Send is held", || {
                 end.qp.counters().receiver_not_ready >= round
             });
-            // This takes the held Send. Nothing has come behind it yet.
+            // This takes the held Send. Nothing has arrived after it yet.
             end.post_recv(round, &[mem.sge(32)]);
             wire.write_op(mem.stag, mem.addr() + 32, &round.to_ne_bytes());
             until("the Write is placed", || mem.word(4) == round);
@@ -149,7 +151,7 @@ fn messages(wire: &mut Wire, mem: &Mem) -> [Vec<u8>; 4] {
 }
 
 #[test]
-fn a_stream_that_ends_inside_a_message_is_lost() {
+fn stream_end_within_message_is_error() {
     // The number of whole FPDUs that the peer sends, and the number of octets of the next one.
     let cuts = [
         (0, 1),
@@ -211,10 +213,10 @@ fn a_stream_that_ends_inside_a_message_is_lost() {
     });
 }
 
-/// The stream ends inside an FPDU of the peer, while our side was stalled but can send again. Our side can then close
-/// gracefully, but the program must still be told that the connection was lost.
+/// The stream ends inside an FPDU of the peer, while our side was stalled but can send again. Our
+/// side can then close gracefully, but the program must still be told that the connection was lost.
 #[test]
-fn a_stream_that_ends_inside_messages_of_both_directions_is_lost() {
+fn stream_end_within_both_messages_is_error() {
     others_are_served(|| {
         for _ in 0..10 {
             let end = End::new(V4, &config());
@@ -245,7 +247,7 @@ fn a_stream_that_ends_inside_messages_of_both_directions_is_lost() {
 }
 
 #[test]
-fn a_stream_that_ends_before_a_read_response_flushes_in_order() {
+fn missing_read_response_flushes_in_order() {
     others_are_served(|| {
         let end = End::new(V4, &config());
         let mut wire = responder(&end, &Hello::enhanced(true, false));
@@ -268,7 +270,7 @@ fn a_stream_that_ends_before_a_read_response_flushes_in_order() {
 }
 
 #[test]
-fn a_peer_that_terminates_says_which_request_it_means() {
+fn terminate_names_the_request() {
     others_are_served(|| {
         let end = End::new(V4, &config());
         let mut wire = responder(&end, &Hello::enhanced(true, false));
@@ -308,11 +310,12 @@ fn a_peer_that_terminates_says_which_request_it_means() {
     });
 }
 
-/// Makes a wrong Read Response for a request: sink STag (0 for the right one), tagged offset, length, last flag.
+/// Makes a wrong Read Response for a request: sink STag (0 for the right one), tagged offset,
+/// length, last flag.
 type Answer = fn(&ReadRequest) -> (u32, u64, usize, bool);
 
 #[test]
-fn read_responses_that_do_not_match_the_request_are_refused() {
+fn mismatched_read_responses_are_refused() {
     others_are_served(|| {
         let cases: [(&str, Answer, Code); 4] = [
             (
@@ -393,7 +396,7 @@ fn stall(end: &End, mem: &Mem) {
 }
 
 #[test]
-fn a_peer_that_stops_reading_holds_up_nobody_else() {
+fn stalled_peer_delays_no_others() {
     others_are_served(|| {
         let mut c = config();
         // The peer's TCP still answers, so this time-out must not end the connection.
@@ -406,7 +409,8 @@ fn a_peer_that_stops_reading_holds_up_nobody_else() {
         for _ in 0..50 {
             other.check();
         }
-        // Longer than the time-outs of start-up and of closing, which do not apply to a connection in operation.
+        // Longer than the time-outs of start-up and of closing, which do not apply to a connection
+        // in operation.
         std::thread::sleep(LINGER + HANDSHAKE);
         other.check();
         assert_eq!(end.qp.state(), State::Rts);
@@ -427,7 +431,7 @@ fn a_peer_that_stops_reading_holds_up_nobody_else() {
 }
 
 #[test]
-fn disconnecting_from_a_peer_that_does_not_read_is_bounded() {
+fn disconnect_from_stalled_peer_is_bounded() {
     others_are_served(|| {
         let end = End::new(V4, &config());
         let wire = responder(&end, &Hello::enhanced(true, false));
@@ -450,7 +454,7 @@ fn disconnecting_from_a_peer_that_does_not_read_is_bounded() {
 }
 
 #[test]
-fn a_peer_that_breaks_the_rules_and_does_not_read_is_given_up() {
+fn stalled_violator_times_out() {
     //= rfc5040 section 7
     //= type=test
     //# For a specific LLP connection, when all Streams are either gracefully torn
@@ -476,7 +480,7 @@ fn a_peer_that_breaks_the_rules_and_does_not_read_is_given_up() {
 }
 
 #[test]
-fn a_peer_that_never_closes_is_given_up() {
+fn peer_that_never_closes_times_out() {
     others_are_served(|| {
         let server = Server::new(V4, &config());
         let (mut wire, end) = initiator(&server, &Hello::enhanced(true, false));
@@ -499,7 +503,7 @@ fn a_peer_that_never_closes_is_given_up() {
 }
 
 #[test]
-fn a_shared_receive_queue_serves_the_others_when_one_fails() {
+fn srq_serves_others_after_failure() {
     others_are_served(|| {
         let server = Server::new(V4, &config());
         let pd = server.ctx.allocate_pd();

@@ -1,5 +1,6 @@
-//! Peers that break the rules in full operation (RFC 5040 section 7, RFC 5041 section 7, RFC 5044 section 8). The peer gets the
-//! right Terminate. The program gets a completion, an asynchronous event and a disconnect. Other connections are not affected.
+//! Peers that break the rules in full operation (RFC 5040 section 7, RFC 5041 section 7, RFC 5044
+//! section 8). The peer gets the right Terminate. The program gets a completion, an asynchronous
+//! event and a disconnect. Other connections are not affected.
 
 use crate::common::wire::{Hello, Wire, initiator, read, segment, write_header};
 use crate::common::*;
@@ -11,7 +12,8 @@ use iwarp_proto::mpa::startup::{EnhancedPrefix, FrameKind};
 use iwarp_proto::rdmap::{AtomicOp, Opcode, ReadRequest, TerminateCode as Code};
 use std::net::IpAddr;
 
-/// Memory regions of one case: `all` grants the peer all access, `local` none, and `foreign` is in another protection domain.
+/// Memory regions of one case: `all` grants the peer all access, `local` none, and `foreign` is in
+/// another protection domain.
 struct Place {
     all: Mem,
     local: Mem,
@@ -140,7 +142,7 @@ fn invalid_writes_are_refused() {
 }
 
 #[test]
-fn invalid_reads_and_read_responses_are_refused() {
+fn invalid_reads_and_responses_are_refused() {
     let cases = [
         case("no such STag", Code::RDMAP_INVALID_STAG, ACCESS, |w, _| {
             w.read_op(read(0x1234_5678, 0, 8));
@@ -383,7 +385,7 @@ fn invalid_segments_are_refused() {
 }
 
 #[test]
-fn terminate_names_the_segment_and_the_request() {
+fn terminate_names_segment_and_request() {
     others_are_served(|| {
         let server = Server::new(V4, &config());
         let (mut wire, _end) = initiator(&server, &Hello::enhanced(true, false));
@@ -402,11 +404,12 @@ fn terminate_names_the_segment_and_the_request() {
 }
 
 #[test]
-fn more_reads_than_granted_end_the_stream() {
+fn excess_reads_end_the_stream() {
     others_are_served(|| {
         let server = Server::new(V4, &config());
         let (mut wire, end) = initiator(&server, &Hello::enhanced(true, false));
-        // The socket cannot take Read Responses of this size while the peer does not read, so the requests stay outstanding.
+        // The socket cannot take Read Responses of this size while the peer does not read, so the
+        // requests stay outstanding.
         let mem = end.mem(16 << 20);
         for _ in 0..40 {
             wire.read_op(read(mem.stag, mem.addr(), 16 << 20));
@@ -443,59 +446,58 @@ fn resident() -> u64 {
     kilobytes << 10
 }
 
-/// The peer requests as many Reads as a device grants, 4 GiB altogether, and does not read the responses.
+/// The peer requests as many Reads as a device grants, 4 GiB altogether, and does not read the
+/// responses.
 #[test]
-fn a_peer_that_uses_its_full_read_depth_costs_little_memory() {
-    alone(
-        "a_peer_that_uses_its_full_read_depth_costs_little_memory",
-        || {
-            const MOST: u16 = 4096;
-            const EACH: u32 = 1 << 20;
-            others_are_served(|| {
-                let server = Server::new(V4, &config());
-                let mut hello = Hello::client_server();
-                hello.prefix = hello.prefix.map(|prefix| EnhancedPrefix {
-                    ord: MOST,
-                    ..prefix
-                });
-                let mut wire = Wire::connect(server.address);
-                wire.write(&hello.octets(FrameKind::Request));
-                let end = server.end_with(server.request(), None, MOST, 1024);
-                end.id.accept(&parameters(b"")).unwrap();
-                let reply = wire.read_hello(FrameKind::Reply);
-                assert_eq!(reply.prefix.map(|prefix| prefix.ird), Some(MOST));
-                let mem = end.mem(EACH as usize);
-                let before = resident();
-                for _ in 0..MOST {
-                    wire.read_op(read(mem.stag, mem.addr(), EACH));
-                }
-                until("all requests are taken", || {
-                    end.qp.counters().rx_requests == u64::from(MOST)
-                });
-                let mut other = Healthy::new(V4);
-                other.check();
-                assert_eq!(end.qp.state(), State::Rts);
-                let more = resident().saturating_sub(before);
-                assert!(more < 64 << 20, "{more} octets");
-                // The socket has taken the first few responses, so a few more requests would be allowed. 64 are too many.
-                let mut octets = Vec::new();
-                for _ in 0..64 {
-                    let mut body = [0; ReadRequest::LEN];
-                    read(mem.stag, mem.addr(), EACH).emit(&mut body);
-                    let header = Header::Untagged(wire.untagged_header(Opcode::READ_REQUEST));
-                    octets.extend(wire.fpdu(&segment(&header, &body)));
-                }
-                wire.write(&octets);
-                end.expect(CmEventKind::Established);
-                end.expect_disconnected();
-                assert_eq!(
-                    end.qp.fault().map(|fault| fault.code),
-                    Some(Code::DDP_UNTAGGED_NO_BUFFER)
-                );
-                other.check();
-                end.qp.destroy();
-                end.ctx.deregister(mem.stag).unwrap();
+fn full_read_depth_costs_little_memory() {
+    alone("full_read_depth_costs_little_memory", || {
+        const MOST: u16 = 4096;
+        const EACH: u32 = 1 << 20;
+        others_are_served(|| {
+            let server = Server::new(V4, &config());
+            let mut hello = Hello::client_server();
+            hello.prefix = hello.prefix.map(|prefix| EnhancedPrefix {
+                ord: MOST,
+                ..prefix
             });
-        },
-    );
+            let mut wire = Wire::connect(server.address);
+            wire.write(&hello.octets(FrameKind::Request));
+            let end = server.end_with(server.request(), None, MOST, 1024);
+            end.id.accept(&parameters(b"")).unwrap();
+            let reply = wire.read_hello(FrameKind::Reply);
+            assert_eq!(reply.prefix.map(|prefix| prefix.ird), Some(MOST));
+            let mem = end.mem(EACH as usize);
+            let before = resident();
+            for _ in 0..MOST {
+                wire.read_op(read(mem.stag, mem.addr(), EACH));
+            }
+            until("all requests are taken", || {
+                end.qp.counters().rx_requests == u64::from(MOST)
+            });
+            let mut other = Healthy::new(V4);
+            other.check();
+            assert_eq!(end.qp.state(), State::Rts);
+            let more = resident().saturating_sub(before);
+            assert!(more < 64 << 20, "{more} octets");
+            // The socket has taken the first few responses, so a few more requests would be
+            // allowed. 64 are too many.
+            let mut octets = Vec::new();
+            for _ in 0..64 {
+                let mut body = [0; ReadRequest::LEN];
+                read(mem.stag, mem.addr(), EACH).emit(&mut body);
+                let header = Header::Untagged(wire.untagged_header(Opcode::READ_REQUEST));
+                octets.extend(wire.fpdu(&segment(&header, &body)));
+            }
+            wire.write(&octets);
+            end.expect(CmEventKind::Established);
+            end.expect_disconnected();
+            assert_eq!(
+                end.qp.fault().map(|fault| fault.code),
+                Some(Code::DDP_UNTAGGED_NO_BUFFER)
+            );
+            other.check();
+            end.qp.destroy();
+            end.ctx.deregister(mem.stag).unwrap();
+        });
+    });
 }

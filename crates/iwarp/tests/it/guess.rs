@@ -1,13 +1,14 @@
-//! What a peer gains that guesses STags (RFC 5042 sections 6.1.1 and 6.3.1): one guess for each connection, in a space of 28 random bits.
+//! What a peer gains by guessing STags (RFC 5042 sections 6.1.1 and 6.3.1): one guess per
+//! connection, in a space of 28 random bits.
 
 use crate::common::wire::{Hello, initiator};
 use crate::common::*;
 use iwarp_proto::rdmap::TerminateCode as Code;
 use std::collections::HashSet;
 
-/// The peer also sends what would be right, behind its wrong guess.
+/// The peer also sends valid requests after its wrong guess.
 #[test]
-fn a_wrong_guess_of_an_stag_ends_the_connection_and_is_counted() {
+fn wrong_stag_ends_connection_and_counts() {
     let server = Server::new(V4, &config());
     for wrong in [1, 0x100, 0x8000_0000, u32::MAX] {
         let (mut wire, end) = initiator(&server, &Hello::enhanced(true, false));
@@ -23,9 +24,9 @@ fn a_wrong_guess_of_an_stag_ends_the_connection_and_is_counted() {
     }
 }
 
-/// All bits but the four that number a part of the table come from the operating system.
+/// All bits but the four for the part of the table are from the operating system.
 #[test]
-fn stags_are_random_in_all_bits_but_four() {
+fn stags_are_random_except_four_bits() {
     const REGIONS: usize = 2048;
     let stags = || -> Vec<u32> {
         let ctx = context(V4, &config());
@@ -38,12 +39,12 @@ fn stags_are_random_in_all_bits_but_four() {
         let ones = first.iter().filter(|stag| *stag >> bit & 1 == 1).count();
         (REGIONS * 2 / 5..REGIONS * 3 / 5).contains(&ones)
     });
-    // The number of the part changes, too, when a table grows.
+    // The part changes, too, when a table grows.
     let random = random.count();
     assert!(random >= 28, "{random} random bits");
     let known: HashSet<_> = first.iter().collect();
     assert_eq!(known.len(), REGIONS, "no STag twice");
-    // Of 2^28 values, 2048 and 2048 have 0.016 in common on average.
+    // Of 2^28 values, two samples of 2048 share 0.016 on average.
     let common = second.iter().filter(|stag| known.contains(stag)).count();
     assert!(common < 4, "another device has other STags: {common}");
     let steps =
@@ -54,7 +55,7 @@ fn stags_are_random_in_all_bits_but_four() {
     );
 }
 
-/// Queue pairs of two devices do not begin with the same number.
+/// Queue pairs of two devices do not start with the same number.
 #[test]
 fn queue_pair_numbers_begin_at_random() {
     let numbers: HashSet<u32> = (0..8)

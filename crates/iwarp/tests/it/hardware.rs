@@ -1,5 +1,6 @@
-//! One test for each known rule of iWARP hardware: what its drivers require in connection set-up, and what they send themselves.
-//! `docs/interop.md` lists the rules. Two of them are about TCP segments and are tested in `crates/iwarp-cli/tests/it/alignment.rs`.
+//! One test for each known rule of iWARP hardware: what its drivers require in connection set-up,
+//! and what they send themselves. `docs/interop.md` lists the rules. Two of them are about TCP
+//! segments and are tested in `crates/iwarp-cli/tests/it/alignment.rs`.
 
 use crate::common::wire::{Hello, Wire};
 use crate::common::*;
@@ -11,8 +12,8 @@ use iwarp_proto::rdmap::{Opcode, ReadRequest};
 use std::io::Read as _;
 use std::net::{SocketAddr, TcpListener};
 
-/// Flags in the first octets of the IRD word (`A`, `B`) and the ORD word (`C`, `D`) in front of the private data (RFC 6581
-/// section 9).
+/// Flags in the first octets of the IRD word (`A`, `B`) and the ORD word (`C`, `D`) in front of the
+/// private data (RFC 6581 section 9).
 const A: u8 = 0x80;
 const B: u8 = 0x40;
 const C: u8 = 0x80;
@@ -34,10 +35,11 @@ fn raw_frame(wire: &mut Wire) -> Vec<u8> {
     frame
 }
 
-/// irdma refuses enhanced requests without the peer-to-peer flag. cxgb4 accepts only the one kind of RTR message that it is
-/// configured for. So the request sets that flag and offers both kinds that hardware knows.
+/// irdma refuses enhanced requests without the peer-to-peer flag. cxgb4 accepts only the one kind
+/// of RTR message that it is configured for. So the request sets that flag and offers both kinds
+/// that hardware knows.
 #[test]
-fn the_request_offers_peer_to_peer_with_write_and_read() {
+fn request_offers_write_and_read_rtr() {
     let (socket, address) = listener();
     let end = End::new(V4, &config());
     end.connect(address, b"hello");
@@ -52,10 +54,10 @@ fn the_request_offers_peer_to_peer_with_write_and_read() {
     assert_eq!(&frame[24..], b"hello");
 }
 
-/// cxgb4 looks at flag C before D, and terminates the stream unless the first flag that is set is the kind of RTR message that
-/// it is configured for.
+/// cxgb4 looks at flag C before D, and terminates the stream unless the first flag that is set is
+/// the kind of RTR message that it is configured for.
 #[test]
-fn the_reply_names_exactly_one_kind_of_rtr_that_was_offered() {
+fn reply_selects_one_offered_rtr() {
     let server = Server::new(V4, &config());
     for (write, read) in [(true, true), (true, false), (false, true)] {
         let mut wire = Wire::connect(server.address);
@@ -74,7 +76,7 @@ fn the_reply_names_exactly_one_kind_of_rtr_that_was_offered() {
 
 /// Chelsio's hardware fails tagged messages with STag 0, whatever their length.
 #[test]
-fn rtr_messages_do_not_name_stag_0() {
+fn rtr_does_not_use_stag_zero() {
     for (write, read) in [(true, false), (false, true)] {
         let (socket, address) = listener();
         let end = End::new(V4, &config());
@@ -106,10 +108,11 @@ fn rtr_messages_do_not_name_stag_0() {
     }
 }
 
-/// cxgb4 sends its RTR message on revision 1 as well, where none is negotiated, and expects the response if it is a Read. The
-/// RTR message comes before any message of the ULP and causes no completion.
+/// cxgb4 sends its RTR message on revision 1 as well, where none is negotiated, and expects the
+/// response if it is a Read. The RTR message comes before any message of the ULP and causes no
+/// completion.
 #[test]
-fn revision_1_may_begin_with_a_zero_length_read_or_write() {
+fn revision_1_allows_empty_first_message() {
     let server = Server::new(V4, &config());
     for read in [true, false] {
         let mut wire = Wire::connect(server.address);
@@ -134,8 +137,8 @@ fn revision_1_may_begin_with_a_zero_length_read_or_write() {
     }
 }
 
-/// Both families of hardware fall back to revision 1 only after a reset, not after a FIN. So a responder that knows only
-/// revision 1 has to reset the stream.
+/// Both families of hardware fall back to revision 1 only after a reset, not after a FIN. So a
+/// responder that knows only revision 1 has to reset the stream.
 #[test]
 fn a_responder_of_revision_1_resets() {
     let mut old = config();
@@ -152,10 +155,11 @@ fn a_responder_of_revision_1_resets() {
     end.expect(CmEventKind::Established);
 }
 
-/// siw accepts at most 256 octets of private data, including the 4 octets of the prefix, and keeps the length of the private
-/// data that it sends in one octet. 251 octets and the prefix, 255 together, fit both limits.
+/// siw accepts at most 256 octets of private data, including the 4 octets of the prefix, and keeps
+/// the length of the private data that it sends in one octet. 251 octets and the prefix, 255
+/// together, fit both limits.
 #[test]
-fn private_data_of_251_octets_fit_what_every_peer_takes() {
+fn private_data_of_251_octets_fits() {
     let (socket, address) = listener();
     let end = End::new(V4, &config());
     end.connect(address, &[7; 251]);
@@ -165,10 +169,10 @@ fn private_data_of_251_octets_fit_what_every_peer_takes() {
     assert_eq!(frame[24..], [7; 251]);
 }
 
-/// Depth 0x3fff means "not negotiated". irdma requests that itself, and treats both depths as not negotiated if either one in
-/// the reply is 0x3fff.
+/// Depth 0x3fff means "not negotiated". irdma requests that itself, and treats both depths as not
+/// negotiated if either one in the reply is 0x3fff.
 #[test]
-fn depths_that_are_not_negotiated_are_given_back() {
+fn unnegotiated_depths_are_echoed() {
     let server = Server::new(V4, &config());
     let mut hello = Hello::enhanced(true, true);
     hello.prefix = Some(EnhancedPrefix {
@@ -184,9 +188,10 @@ fn depths_that_are_not_negotiated_are_given_back() {
     drop(end);
 }
 
-/// Reserved bits are zero when we send and ignored when we receive. siw uses one of them to request large FPDUs.
+/// Reserved bits are zero when we send and ignored when we receive. siw uses one of them to request
+/// large FPDUs.
 #[test]
-fn reserved_bits_are_ignored_and_not_echoed() {
+fn reserved_bits_are_not_echoed() {
     let server = Server::new(V4, &config());
     let mut wire = Wire::connect(server.address);
     let mut octets = Hello::enhanced(true, true).octets(FrameKind::Request);

@@ -1,8 +1,10 @@
-//! Datagrams over a link that drops, doubles, overtakes and spoils packets: losses are losses, nothing is corrupted, nothing is delivered twice,
-//! and the connection manager finds queue pairs nevertheless.
+//! Datagrams over a link that drops, duplicates, reorders and corrupts packets: nothing corrupt is
+//! delivered, nothing is delivered twice, and the connection manager finds queue pairs
+//! nevertheless.
 //!
-//! The link is that of `common::lossy`. Without network namespaces the tests are skipped, and say what is missing; with
-//! `IWARP_REQUIRE_NAMESPACES=1` they fail. Where there is no `/dev/net/tun`, as in many containers, they are skipped in any case.
+//! The link is that of `common::lossy`. Without network namespaces the tests are skipped, and print
+//! what is missing; with `IWARP_REQUIRE_NAMESPACES=1` they fail. Without `/dev/net/tun`, as in many
+//! containers, they are always skipped.
 
 use crate::common::lossy::{FAR, Link, NEAR, Shares};
 use crate::common::net::{Net, inside};
@@ -21,13 +23,13 @@ use std::time::{Duration, Instant};
 
 const SEED: u64 = 0x1a5_51ed;
 const QKEY: u32 = 5;
-/// Octets in front of a message in its receive, in words.
+/// Words before a message in its receive.
 const GRH_WORDS: usize = 5;
-/// Words of the longest message: it needs three packets.
+/// Words of the longest message, which needs three packets.
 const WORDS: usize = 400;
 const RECEIVES: u32 = 256;
 
-/// Runs a test on the link, if it can be made here.
+/// Runs a test on the link, if it can be created.
 fn on_link(name: &str, shares: Shares, body: impl FnOnce(&Net, &Link)) {
     inside(name, |net| match Link::new(net, shares, SEED) {
         Ok(link) => body(net, &link),
@@ -86,7 +88,8 @@ impl End {
         (self.cq.poll(&mut cqe).unwrap() == 1).then_some(cqe[0])
     }
 
-    /// Sends the message with this number, whose words all follow from it, and waits until the socket has taken it.
+    /// Sends the message with this number, which determines its words, and waits until the socket
+    /// has accepted it.
     fn send(&self, number: u64, source: IpAddr, (to, num): (IpAddr, u32)) {
         let words = length_of(number);
         for at in 0..words {
@@ -193,10 +196,10 @@ fn losses_are_losses_and_nothing_else() {
         ] {
             assert!(of(fate) > 50, "the link does not do what it should");
         }
-        // What the link has spoiled is noticed by the CRC, and what it has doubled by its number.
+        // Corruption is detected by the CRC, duplicates by the number.
         assert!(drops.crc > 50 && drops.copies > 50);
         assert!(drops.crc <= of(&fates.spoiled));
-        // Nothing is lost without a reason, but for what the kernel's own queues could not hold.
+        // Losses have a cause, except those of the kernel's own queues.
         let delivered = delivered.len() as u64;
         assert!(delivered < COUNT * SENDERS);
         assert!(delivered > COUNT * SENDERS / 10);
@@ -205,7 +208,7 @@ fn losses_are_losses_and_nothing_else() {
 }
 
 #[test]
-fn a_queue_pair_is_found_over_a_lossy_link() {
+fn numbered_peer_found_despite_loss() {
     const COUNT: usize = 40;
     let shares = Shares {
         dropped: 100,
@@ -213,56 +216,52 @@ fn a_queue_pair_is_found_over_a_lossy_link() {
         overtaken: 100,
         spoiled: 20,
     };
-    on_link(
-        "a_queue_pair_is_found_over_a_lossy_link",
-        shares,
-        |net, link| {
-            let ctx = context(NEAR[0], &Config::default());
-            let (server, listener) = net.at_far(|| {
-                let server = create_event_channel().unwrap();
-                let listener =
-                    CmId::create_for_datagrams(&server, Some(&context(FAR[0], &Config::default())));
-                listener.bind(SocketAddr::new(FAR[0], 0)).unwrap();
-                listener.listen(0).unwrap();
-                (server, listener)
-            });
-            let address = listener.addresses().0.unwrap();
-            let client = create_event_channel().unwrap();
-            let ids: Vec<CmId> = (0..COUNT)
-                .map(|n| {
-                    let id = CmId::create_for_datagrams(&client, Some(&ctx));
-                    id.resolve_addr(None, address).unwrap();
-                    expect(&client, CmEventKind::AddrResolved);
-                    id.resolve_route().unwrap();
-                    expect(&client, CmEventKind::RouteResolved);
-                    let parameters = ConnectionParameters {
-                        private_data: vec![n as u8],
-                        ..Default::default()
-                    };
-                    id.connect(&parameters).unwrap();
-                    id
-                })
-                .collect();
-            let mut asked = HashSet::new();
-            for _ in 0..COUNT {
-                let request = expect(&server, CmEventKind::ConnectRequest);
-                let n = request.private_data[0];
-                assert!(asked.insert(n), "{n} asks twice");
-                request
-                    .id
-                    .accept_datagrams(1000 + u32::from(n), QKEY, &[n])
-                    .unwrap();
-            }
-            for _ in 0..COUNT {
-                let answer = expect(&client, CmEventKind::Established);
-                let n = ids.iter().position(|id| id.is_same(&answer.id)).unwrap();
-                assert_eq!(answer.private_data, [n as u8]);
-                let end = answer.datagrams.unwrap();
-                assert_eq!((end.num, end.ip), (1000 + n as u32, FAR[0]));
-            }
-            assert!(server.try_next().is_none() && client.try_next().is_none());
-            println!("{:?}", link.fates);
-            assert!(link.fates.dropped.load(Ordering::Relaxed) > 3);
-        },
-    );
+    on_link("numbered_peer_found_despite_loss", shares, |net, link| {
+        let ctx = context(NEAR[0], &Config::default());
+        let (server, listener) = net.at_far(|| {
+            let server = create_event_channel().unwrap();
+            let listener =
+                CmId::create_for_datagrams(&server, Some(&context(FAR[0], &Config::default())));
+            listener.bind(SocketAddr::new(FAR[0], 0)).unwrap();
+            listener.listen(0).unwrap();
+            (server, listener)
+        });
+        let address = listener.addresses().0.unwrap();
+        let client = create_event_channel().unwrap();
+        let ids: Vec<CmId> = (0..COUNT)
+            .map(|n| {
+                let id = CmId::create_for_datagrams(&client, Some(&ctx));
+                id.resolve_addr(None, address).unwrap();
+                expect(&client, CmEventKind::AddrResolved);
+                id.resolve_route().unwrap();
+                expect(&client, CmEventKind::RouteResolved);
+                let parameters = ConnectionParameters {
+                    private_data: vec![n as u8],
+                    ..Default::default()
+                };
+                id.connect(&parameters).unwrap();
+                id
+            })
+            .collect();
+        let mut asked = HashSet::new();
+        for _ in 0..COUNT {
+            let request = expect(&server, CmEventKind::ConnectRequest);
+            let n = request.private_data[0];
+            assert!(asked.insert(n), "{n} asks twice");
+            request
+                .id
+                .accept_datagrams(1000 + u32::from(n), QKEY, &[n])
+                .unwrap();
+        }
+        for _ in 0..COUNT {
+            let answer = expect(&client, CmEventKind::Established);
+            let n = ids.iter().position(|id| id.is_same(&answer.id)).unwrap();
+            assert_eq!(answer.private_data, [n as u8]);
+            let end = answer.datagrams.unwrap();
+            assert_eq!((end.num, end.ip), (1000 + n as u32, FAR[0]));
+        }
+        assert!(server.try_next().is_none() && client.try_next().is_none());
+        println!("{:?}", link.fates);
+        assert!(link.fates.dropped.load(Ordering::Relaxed) > 3);
+    });
 }

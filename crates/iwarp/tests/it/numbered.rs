@@ -1,5 +1,5 @@
-//! Queue pairs that are connected by GID and number: to each other in either order, to a peer that comes late or never, and to
-//! themselves.
+//! Queue pairs connected by GID and number: in either order, to a peer that connects late or never,
+//! and to themselves.
 
 use crate::common::loopback::{attributes, device, gid};
 use crate::common::words::{Mem, poll};
@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 const WAIT: Option<Duration> = Some(Duration::from_secs(10));
 
-/// A queue pair that is connected by GID and number (ARCHITECTURE.md, "Queue pairs connected by GID and number"), with its
-/// context, completion queue and memory.
+/// A queue pair that is connected by GID and number (ARCHITECTURE.md, "Queue pairs connected by GID
+/// and number"), with its context, completion queue and memory.
 struct Numbered {
     ctx: Context,
     cq: CompletionQueue,
@@ -63,9 +63,10 @@ impl Numbered {
     }
 }
 
-/// Peers reach a queue pair under each GID of its device, although its number has only one port. So does the queue pair itself.
+/// Peers reach a queue pair by each GID of its device, although its number has only one port. It
+/// can also connect to itself.
 #[test]
-fn numbered_queue_pairs_are_reached_under_each_gid() {
+fn numbered_qp_reached_by_each_gid() {
     for address in &device().addresses {
         let [a, b] = numbered_pair();
         let gid = address.gid();
@@ -90,7 +91,7 @@ fn numbered_queue_pairs_are_reached_under_each_gid() {
 }
 
 #[test]
-fn a_gid_of_another_device_is_refused() {
+fn foreign_gid_is_refused() {
     let [a, b] = numbered_pair();
     let foreign = "::ffff:192.0.2.1".parse::<std::net::Ipv6Addr>().unwrap();
     let refused = a.qp.connect_peer_from(foreign.octets(), gid(), b.qp.num());
@@ -106,8 +107,8 @@ fn numbered_pair() -> [Numbered; 2] {
     [Numbered::new(&device()), Numbered::new(&device())]
 }
 
-/// Connects two queue pairs by number, in either order. Each end posts its work right after its own `connect_peer`, so the first
-/// one posts before the other one connects.
+/// Connects two queue pairs by number, in either order. Each end posts its work right after its own
+/// `connect_peer`, so the first one posts before the other one connects.
 fn by_number(client_first: bool) {
     let ends = numbered_pair();
     let (a, b) = if client_first { (0, 1) } else { (1, 0) };
@@ -141,7 +142,7 @@ fn by_number(client_first: bool) {
 }
 
 #[test]
-fn writes_between_numbered_queue_pairs_are_placed_when_they_complete() {
+fn numbered_writes_complete_when_placed() {
     let [a, b] = numbered_pair();
     a.connect(&b);
     b.connect(&a);
@@ -156,7 +157,7 @@ fn writes_between_numbered_queue_pairs_are_placed_when_they_complete() {
 }
 
 #[test]
-fn numbered_queue_pairs_start_again_after_reset() {
+fn numbered_qps_reconnect_after_reset() {
     let [a, b] = numbered_pair();
     a.connect(&b);
     b.connect(&a);
@@ -182,7 +183,8 @@ fn numbered_queue_pairs_start_again_after_reset() {
         a.qp.post_send(&[wrong]).unwrap();
         let cqe = poll(&a.cq);
         assert_eq!((cqe.wr_id, cqe.status), (1000, WcStatus::RemoteAccess));
-        // The flushed receive is not polled. The reset must remove its completion, or the next round would find it.
+        // The flushed receive is not polled. The reset must remove its completion, or the next
+        // round would find it.
         for (me, other) in [(&b, &a), (&a, &b)] {
             me.qp.modify(State::Reset).unwrap();
             me.qp.modify(State::Init).unwrap();
@@ -200,7 +202,7 @@ fn queue_pairs_connect_by_number() {
 }
 
 #[test]
-fn an_idle_numbered_queue_pair_does_not_notice_that_its_peer_is_gone() {
+fn idle_numbered_qp_ignores_peer_end() {
     let [a, b] = numbered_pair();
     let receive = [RecvWr {
         wr_id: 3,
@@ -208,7 +210,7 @@ fn an_idle_numbered_queue_pair_does_not_notice_that_its_peer_is_gone() {
     }];
     b.qp.post_recv(&receive).unwrap();
     b.qp.post_recv(&receive).unwrap();
-    // Only a request makes it notice, however short its patience is.
+    // Only a request makes it notice, however short its timeout is.
     let impatient = Retry {
         timeout: 1,
         retry_cnt: 0,
@@ -222,7 +224,7 @@ fn an_idle_numbered_queue_pair_does_not_notice_that_its_peer_is_gone() {
     assert_eq!(poll(&a.cq).status, WcStatus::Success);
     a.destroy();
     assert_eq!(poll(&b.cq).status, WcStatus::Success);
-    // In this time the end of the stream is read.
+    // Meanwhile the end of the stream is read.
     let end = Instant::now() + Duration::from_millis(300);
     let mut out = [Cqe::default()];
     while Instant::now() < end {
@@ -245,7 +247,8 @@ fn an_idle_numbered_queue_pair_does_not_notice_that_its_peer_is_gone() {
     b.destroy();
 }
 
-/// Waits for the completions of these requests, in any order, and returns their statuses in the order given.
+/// Waits for the completions of these requests, in any order, and returns their statuses in the
+/// order given.
 fn statuses<const N: usize>(cq: &CompletionQueue, ids: [u64; N]) -> [WcStatus; N] {
     let cqes: Vec<Cqe> = (0..N).map(|_| poll(cq)).collect();
     ids.map(|id| {
@@ -255,7 +258,7 @@ fn statuses<const N: usize>(cq: &CompletionQueue, ids: [u64; N]) -> [WcStatus; N
 }
 
 #[test]
-fn a_queue_pair_is_its_own_peer_again_and_again() {
+fn self_connection_repeats() {
     for (markers, crc) in [(false, true), (true, true), (false, false)] {
         let mut config = Config::default();
         (config.markers, config.crc) = (markers, crc);
@@ -282,13 +285,13 @@ fn a_queue_pair_is_its_own_peer_again_and_again() {
 }
 
 #[test]
-fn a_request_waits_for_an_absent_peer_as_long_as_it_should() {
+fn absent_peer_times_out_on_schedule() {
     let [a, b] = numbered_pair();
     let retry = |timeout| Retry {
         timeout,
         ..Retry::default()
     };
-    // 0.54 s, and so the two seconds that it takes at least.
+    // 0.54 s, so it takes the minimum of two seconds.
     a.qp.set_retry(retry(14)).unwrap();
     a.connect(&b);
     let start = Instant::now();
@@ -300,7 +303,7 @@ fn a_request_waits_for_an_absent_peer_as_long_as_it_should() {
     assert_eq!(statuses(&a.cq, [1, 2]), failed);
     assert!(start.elapsed() >= Duration::from_secs(2));
     assert_eq!(a.qp.state(), State::Error);
-    // The peer that comes afterwards meets nobody, and the one that is reset meets it.
+    // The late peer finds no queue pair, and the reset one finds the late peer.
     b.qp.set_retry(retry(0)).unwrap();
     b.connect(&a);
     let wr = SendWr::inline(3, &[b"in a while"]).signaled();
@@ -321,14 +324,15 @@ fn a_request_waits_for_an_absent_peer_as_long_as_it_should() {
     b.destroy();
 }
 
-/// A request that waits begins anew when its queue pair gets another limit, be it shorter or longer.
+/// A waiting request starts anew when its queue pair gets a shorter or longer limit.
 #[test]
-fn a_new_limit_holds_for_requests_that_wait() {
+fn new_limit_applies_to_waiting_requests() {
     let retry = |timeout| Retry {
         timeout,
         ..Retry::default()
     };
-    // The limit of `patient` was the shorter one, and would be over first: half a minute, after what the others have.
+    // The limit of `patient` was shorter, and would expire first: half a minute after those of the
+    // others.
     let [patient, a, b] = [(); 3].map(|()| Numbered::new(&device()));
     for (from, first, then) in [
         (&patient, Retry::default(), retry(20)),
@@ -350,9 +354,10 @@ fn a_new_limit_holds_for_requests_that_wait() {
     }
 }
 
-/// A number contains the port of a listener. There are 256 for each, and the numbers of queue pairs that are gone are given again.
+/// A number contains the port of a listener. Each port has 256 numbers, and those of destroyed
+/// queue pairs are reused.
 #[test]
-fn numbers_of_one_port_are_given_again() {
+fn numbers_of_a_port_are_reused() {
     let ctx = Context::open(&device(), Config::default()).unwrap();
     let (pd, cq) = (ctx.allocate_pd(), ctx.create_cq(1, None).unwrap());
     let make = || ctx.create_addressable_qp(&attributes(pd, &cq, 1)).unwrap();
@@ -367,7 +372,7 @@ fn numbers_of_one_port_are_given_again() {
     let at = std::net::SocketAddr::from(([127, 0, 0, 1], port as u16));
     assert!(std::net::TcpListener::bind(at).is_err());
     first.destroy();
-    // Another test may have the port for a moment.
+    // Another test may briefly have the port.
     let end = Instant::now() + WAIT.unwrap();
     while std::net::TcpListener::bind(at).is_err() {
         assert!(Instant::now() < end, "its port is not free");
@@ -375,9 +380,10 @@ fn numbers_of_one_port_are_given_again() {
     }
 }
 
-/// A queue pair that waits for its peer, and is dropped by its program, keeps neither its device nor its number.
+/// A queue pair that waits for its peer, and is dropped by its program, keeps neither its device
+/// nor its number.
 #[test]
-fn a_queue_pair_that_waits_is_not_kept() {
+fn waiting_qp_is_not_kept_alive() {
     let a = Numbered::new(&device());
     let Numbered { ctx, cq, qp, mem } = a;
     let num = qp.num();
@@ -392,7 +398,7 @@ fn a_queue_pair_that_waits_is_not_kept() {
 }
 
 #[test]
-fn what_is_no_peer_and_no_time_is_refused() {
+fn invalid_peer_or_timeout_is_refused() {
     let a = Numbered::new(&device());
     for gid in ["::", "::ffff:0.0.0.0", "ff02::1", "::ffff:224.0.0.1"] {
         let gid: std::net::Ipv6Addr = gid.parse().unwrap();
@@ -408,9 +414,9 @@ fn what_is_no_peer_and_no_time_is_refused() {
     a.destroy();
 }
 
-/// A queue pair that holds a Send reads nothing, and notices by the reset that its peer has gone.
+/// A queue pair that holds a Send does not read, and notices the end of its peer by the reset.
 #[test]
-fn a_request_fails_as_unanswered_when_the_peer_breaks_off() {
+fn peer_reset_gives_retry_exceeded() {
     let [a, b] = numbered_pair();
     a.connect(&b);
     b.connect(&a);
@@ -432,10 +438,10 @@ fn a_request_fails_as_unanswered_when_the_peer_breaks_off() {
     b.destroy();
 }
 
-/// A program ends its queue pair as soon as it has the last message, and tells that to the peer in its own way. On InfiniBand the sender's
-/// request is complete by then, whatever the sender does next.
+/// A program destroys its queue pair as soon as it has the last message, and notifies the peer out
+/// of band. On InfiniBand the sender's request is complete by then.
 #[test]
-fn a_message_that_has_arrived_completes_although_its_receiver_leaves_at_once() {
+fn arrived_message_completes_after_receiver_ends() {
     type End = fn(&QueuePair);
     let ends: [End; 3] = [
         QueuePair::destroy,
@@ -478,9 +484,9 @@ fn a_message_that_has_arrived_completes_although_its_receiver_leaves_at_once() {
     }
 }
 
-/// A message for which an unreliable queue pair has no receive is lost, and what follows is taken.
+/// A message without a receive is lost on an unreliable queue pair, and the next one is delivered.
 #[test]
-fn an_unreliable_queue_pair_drops_what_finds_no_receive() {
+fn unreliable_qp_drops_without_receive() {
     let [a, b] = [(); 2].map(|()| {
         let ctx = Context::open(&device(), Config::default()).unwrap();
         let (pd, cq) = (ctx.allocate_pd(), ctx.create_cq(64, None).unwrap());
@@ -502,7 +508,7 @@ fn an_unreliable_queue_pair_drops_what_finds_no_receive() {
         assert_eq!(poll(&a.cq).status, WcStatus::Success);
     };
     send(1, "lost");
-    // The Write follows it, and is there: the message has found no receive.
+    // The Write after it is placed: the message found no receive.
     assert_eq!(a.write(&b, 77).status, WcStatus::Success);
     let begin = Instant::now();
     while b.mem.word(0) != 77 {

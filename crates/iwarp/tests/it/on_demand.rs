@@ -1,5 +1,5 @@
-//! On-demand regions: whatever is mapped can be used for every operation, what is not mapped is refused at the end that is to blame, and
-//! a program survives that memory goes away under traffic.
+//! On-demand regions: mapped memory works for every operation, unmapped memory is an error at the
+//! end at fault, and a program survives unmapping under traffic.
 #![allow(unsafe_code)]
 
 use crate::common::*;
@@ -11,12 +11,12 @@ use std::ptr::{null_mut, with_exposed_provenance_mut};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const ALL: Access = Access::all().difference(Access::ZERO_BASED);
-/// All addresses.
+/// The whole address space.
 const WHOLE: u64 = u64::MAX;
-/// Octets of each of a place's two ranges.
+/// Size of each of a place's two ranges.
 const HALF: usize = 256 << 10;
 
-/// A range that is mapped, and behind it one that is not. It stays like that until the process ends.
+/// A mapped range followed by an unmapped one, for the life of the process.
 struct Place {
     at: u64,
 }
@@ -40,14 +40,14 @@ impl Place {
         place
     }
 
-    /// Changes what the range of `HALF` octets from `from` on allows.
+    /// Changes the protection of the `HALF` bytes at `from`.
     fn protect(&self, from: usize, flags: MprotectFlags) {
         let start = with_exposed_provenance_mut(self.at as usize + from);
-        // SAFETY: whole pages of this place. Only the RNIC and this test access them.
+        // SAFETY: whole pages of this place, accessed only by the RNIC and this test.
         unsafe { mprotect(start, HALF, flags) }.unwrap();
     }
 
-    /// The address of the first octet that is not mapped.
+    /// Returns the first unmapped address.
     const fn hole(&self) -> u64 {
         self.at + HALF as u64
     }
@@ -57,7 +57,7 @@ impl Place {
     }
 
     fn set(&self, at: usize, value: u64) {
-        // SAFETY: inside the mapped half; all other accesses go through the RNIC.
+        // SAFETY: inside the mapped half; all other accesses are by the RNIC.
         unsafe { self.word(at).write_volatile(value) };
     }
 
@@ -66,7 +66,7 @@ impl Place {
         unsafe { self.word(at).read_volatile() }
     }
 
-    /// Fills the first `words` words with what follows from `seed`.
+    /// Fills the first `words` words with values derived from `seed`.
     fn fill(&self, words: usize, seed: u64) {
         (0..words).for_each(|at| self.set(at, seed << 32 | at as u64));
     }
@@ -80,7 +80,7 @@ impl Place {
 
 /// Registers addresses on demand for an end.
 fn on_demand(end: &End, (addr, len): (u64, u64), access: Access) -> u32 {
-    // SAFETY: the tests make no references to what the peer accesses.
+    // SAFETY: the tests form no references to memory that the peer accesses.
     unsafe {
         end.ctx
             .register_on_demand(addr, len, addr, end.pd, access)
@@ -96,7 +96,8 @@ const fn sge(addr: u64, len: usize, lkey: u32) -> Sge {
     }
 }
 
-/// With and without CRCs: payload is copied for their sake, too, and without them large payload is read straight to its place elsewhere.
+/// With and without CRCs, because large payload is copied for the CRC, and otherwise received in
+/// place.
 fn configs() -> [Config; 3] {
     let mut marked = config();
     marked.markers = true;
@@ -106,7 +107,7 @@ fn configs() -> [Config; 3] {
 }
 
 #[test]
-fn the_whole_address_space_serves_every_operation() {
+fn whole_address_space_serves_operations() {
     for config in configs() {
         let (client, server) = pair(V4, &config);
         let keys = [&client, &server].map(|end| on_demand(end, (0, WHOLE), ALL));
@@ -158,7 +159,7 @@ fn the_whole_address_space_serves_every_operation() {
     }
 }
 
-/// What the client asks for, and what it learns.
+/// A request of the client, and its outcome.
 struct Refused {
     name: &'static str,
     /// The request, from the client's place and the server's.
@@ -174,13 +175,14 @@ enum Op {
     Add,
 }
 
-/// Returns the requests that are refused: operation, octet of the client's place, octet of the server's place.
+/// Returns the refused requests: operation, offset in the client's place, offset in the server's
+/// place.
 const REFUSED: [Refused; 6] = [
     Refused {
         name: "a Write into the hole",
         ask: |ours, theirs| (Op::Write, ours.at, theirs.hole()),
         code: Code::DDP_TAGGED_BASE_BOUNDS,
-        // TCP had taken it before the peer refused it.
+        // TCP had accepted it before the peer refused it.
         status: WcStatus::Success,
     },
     Refused {
@@ -233,7 +235,7 @@ fn operation(op: Op, remote_addr: u64, rkey: u32) -> (SendOp, usize) {
 }
 
 #[test]
-fn a_peer_is_refused_what_is_not_mapped() {
+fn peer_is_refused_unmapped_memory() {
     others_are_served(|| {
         for case in &REFUSED {
             let (client, server) = pair(V4, &config());
@@ -245,7 +247,8 @@ fn a_peer_is_refused_what_is_not_mapped() {
             client.post(1, op, &[sge(from, len, lkey)]);
             let cqe = client.poll();
             assert_eq!(cqe.wr_id, 1, "{}", case.name);
-            // A Write is complete when TCP has it, unless the answer to it comes while this thread is still in the system call.
+            // A Write completes when TCP has accepted it, unless the answer arrives while this
+            // thread is still in the system call.
             let overtaken = case.status == WcStatus::Success && cqe.status == WcStatus::Flushed;
             assert!(
                 cqe.status == case.status || overtaken,
@@ -262,16 +265,16 @@ fn a_peer_is_refused_what_is_not_mapped() {
     });
 }
 
-/// Requests of ours that name what is not mapped: the fault is our own.
+/// Local requests that name unmapped memory: the local end is at fault.
 #[test]
-fn a_program_is_told_of_its_own_holes() {
+fn local_unmapped_memory_fails_request() {
     others_are_served(|| {
         for (op, name) in [
             (Op::Write, "Write"),
             (Op::Read, "Read"),
             (Op::Add, "atomic"),
         ] {
-            // In the hole, and across its border where the operation has room for that.
+            // In the hole, and across its border if the operation is long enough.
             for before in [0, 2048] {
                 let (client, server) = pair(V4, &config());
                 let rkey = on_demand(&server, (0, WHOLE), ALL);
@@ -286,7 +289,7 @@ fn a_program_is_told_of_its_own_holes() {
                 client.expect_disconnected();
             }
         }
-        // A receive. The program hears of it, and the peer's Send was complete.
+        // A receive. The program is notified, and the peer's Send had completed.
         let (client, server) = pair(V4, &config());
         let lkey = on_demand(&server, (0, WHOLE), ALL);
         let (mem, theirs) = (client.mem(64), Place::new());
@@ -299,7 +302,7 @@ fn a_program_is_told_of_its_own_holes() {
 }
 
 #[test]
-fn all_addresses_are_no_more_than_the_rights_that_go_with_them() {
+fn whole_address_space_respects_rights() {
     others_are_served(|| {
         let rights = [
             (Op::Write, Access::REMOTE_READ | Access::LOCAL_WRITE),
@@ -332,7 +335,7 @@ fn all_addresses_are_no_more_than_the_rights_that_go_with_them() {
                 assert_eq!(theirs.get(0), 0);
             }
         }
-        // A range that would wrap around, and a key that is gone.
+        // A range that wraps around, and a key that was deregistered.
         let (client, server) = pair(V4, &config());
         // SAFETY: nothing is registered.
         let wraps = unsafe { server.ctx.register_on_demand(16, WHOLE, 16, server.pd, ALL) };
@@ -346,9 +349,9 @@ fn all_addresses_are_no_more_than_the_rights_that_go_with_them() {
     });
 }
 
-/// Ordinary regions of a device go on as before beside an on-demand one, with payload of every length.
+/// Ordinary regions of a device work beside an on-demand one, with payload of every length.
 #[test]
-fn other_regions_of_the_device_are_not_disturbed() {
+fn other_regions_are_unaffected() {
     for config in configs() {
         let (client, server) = pair(V4, &config);
         let key = on_demand(&server, (0, WHOLE), Access::empty());
@@ -372,10 +375,10 @@ fn other_regions_of_the_device_are_not_disturbed() {
 }
 
 #[test]
-fn a_program_survives_that_memory_goes_away_under_traffic() {
+fn unmapping_under_traffic_is_survived() {
     let gone = AtomicBool::new(false);
     let mut ended = 0;
-    // The change meets another moment each time.
+    // The change happens at a different point each time.
     for round in 0..8 {
         let (client, server) = pair(V4, &configs()[round % 2]);
         let rkey = on_demand(&server, (0, WHOLE), ALL);
@@ -389,7 +392,7 @@ fn a_program_survives_that_memory_goes_away_under_traffic() {
             });
             let (remote_addr, all) = (theirs.at, [mem.sge(HALF as u32)]);
             loop {
-                // Asked before the requests, so that those of the last round certainly find nothing.
+                // Read before the requests, so that those of the last round certainly find nothing.
                 let last = gone.load(Ordering::Relaxed);
                 client.post(1, SendOp::Write { remote_addr, rkey }, &all);
                 let written = client.poll().status;

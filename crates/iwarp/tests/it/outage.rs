@@ -1,5 +1,5 @@
-//! Connections that end during a network outage: messages whose requests have completed still arrive, and the peer learns of the
-//! end. A peer that never comes back is noticed.
+//! Connections that end during a network outage: messages whose requests have completed still
+//! arrive, and the peer learns of the end. A peer that never comes back is noticed.
 //!
 //! The network is that of `common::net`.
 
@@ -77,8 +77,8 @@ fn completed_sends_arrive_after_an_outage() {
                 way.end(near);
                 (from, to)
             });
-            // No acknowledgement can come, so the descriptors are closed after the linger time. A reset here would discard the
-            // Sends.
+            // No acknowledgement can come, so the descriptors are closed after the linger time. A
+            // reset here would discard the Sends.
             until("the connections are let go", || {
                 sockets() + WAYS.len() <= before
             });
@@ -94,11 +94,11 @@ fn completed_sends_arrive_after_an_outage() {
     });
 }
 
-/// The peer has sent something during the outage, too. It may arrive before our own Send has left. If it met a closed socket,
-/// the kernel would answer with a reset, which discards our Send.
+/// The peer has sent something during the outage, too. It may arrive before our own Send has left.
+/// If it met a closed socket, the kernel would answer with a reset, which discards our Send.
 #[test]
-fn completed_sends_arrive_though_both_ends_have_sent() {
-    inside("completed_sends_arrive_though_both_ends_have_sent", |net| {
+fn completed_sends_arrive_from_both_ends() {
+    inside("completed_sends_arrive_from_both_ends", |net| {
         let mut c = patient();
         c.peer_timeout = config().peer_timeout;
         let pairs = [0; 6].map(|_| pair(net, &c));
@@ -130,30 +130,27 @@ fn completed_sends_arrive_though_both_ends_have_sent() {
 }
 
 #[test]
-fn the_end_of_an_idle_connection_is_heard_after_an_outage() {
-    inside(
-        "the_end_of_an_idle_connection_is_heard_after_an_outage",
-        |net| {
-            let pairs = WAYS.map(|way| (way, pair(net, &patient())));
-            let mut out = [Cqe::default(); 1];
-            net.outage(|| {
-                for (way, (near, _)) in &pairs {
-                    way.end(near);
-                }
-                std::thread::sleep(BRIEF * 2);
-            });
-            for (way, (_near, far)) in &pairs {
-                println!("{way:?}");
-                assert_eq!(far.expect_disconnected().status, 0, "{way:?}");
-                assert_eq!(far.cq.poll(&mut out), Ok(0), "{way:?}");
+fn idle_end_is_noticed_after_outage() {
+    inside("idle_end_is_noticed_after_outage", |net| {
+        let pairs = WAYS.map(|way| (way, pair(net, &patient())));
+        let mut out = [Cqe::default(); 1];
+        net.outage(|| {
+            for (way, (near, _)) in &pairs {
+                way.end(near);
             }
-        },
-    );
+            std::thread::sleep(BRIEF * 2);
+        });
+        for (way, (_near, far)) in &pairs {
+            println!("{way:?}");
+            assert_eq!(far.expect_disconnected().status, 0, "{way:?}");
+            assert_eq!(far.cq.poll(&mut out), Ok(0), "{way:?}");
+        }
+    });
 }
 
 #[test]
-fn completed_sends_arrive_though_a_later_one_is_cut() {
-    inside("completed_sends_arrive_though_a_later_one_is_cut", |net| {
+fn completed_sends_arrive_before_cut_one() {
+    inside("completed_sends_arrive_before_cut_one", |net| {
         for way in [Way::Disconnect, Way::Error, Way::Destroy] {
             println!("{way:?}");
             let end = End::new(NEAR, &patient());
@@ -193,57 +190,54 @@ fn completed_sends_arrive_though_a_later_one_is_cut() {
     });
 }
 
-/// TCP keeps a connection whose address is gone, and goes on when it is there again.
+/// TCP keeps a connection whose address was removed, and continues when it is back.
 #[test]
-fn an_address_that_goes_away_takes_its_connections_along_only_meanwhile() {
-    inside(
-        "an_address_that_goes_away_takes_its_connections_along_only_meanwhile",
-        |net| {
-            let (near, far) = pair(net, &patient());
-            let (from, to) = (near.mem(8), far.mem(8));
-            let mut other = Healthy::new(V4);
-            for round in 1..3 {
-                ip(&format!("addr del {NEAR}/24 dev near"));
-                // Attempts to connect from there fail at once, and others notice nothing.
-                let (source, server) = ((NEAR, 0).into(), (FAR, 9).into());
-                let stranger = CmId::create(&near.channel, None);
-                let refused = stranger.resolve_addr(Some(source), server).unwrap_err();
-                assert_eq!(refused.errno(), libc::EADDRNOTAVAIL);
-                stranger.destroy();
-                let id = CmId::create(&near.channel, Some(&near.ctx));
-                let qp = queue_pair(&near.ctx, near.pd, &near.cq, None, 16);
-                id.resolve_addr(Some(source), server).unwrap();
-                near.expect(CmEventKind::AddrResolved);
-                id.resolve_route().unwrap();
-                near.expect(CmEventKind::RouteResolved);
-                id.set_queue_pair(Some(&qp));
-                id.connect(&parameters(b"")).unwrap();
-                near.expect_failure(CmEventKind::ConnectError, libc::EADDRNOTAVAIL);
-                qp.destroy();
-                id.destroy();
-                from.set(0, round);
-                far.post_recv(round, &[to.sge(8)]);
-                near.post(round, SendOp::Send, &[from.sge(8)]);
-                other.check();
-                std::thread::sleep(BRIEF);
-                other.check();
-                assert_eq!([near.qp.state(), far.qp.state()], [State::Rts; 2]);
-                assert_eq!(to.word(0), round - 1, "it came without an address");
-                ip(&format!("addr add {NEAR}/24 dev near"));
-                near.expect_status(round, WcStatus::Success);
-                far.expect_status(round, WcStatus::Success);
-                assert_eq!(to.word(0), round);
-            }
-            near.id.disconnect().unwrap();
-            near.expect_disconnected();
-            far.expect_disconnected();
-        },
-    );
+fn removed_address_pauses_its_connections() {
+    inside("removed_address_pauses_its_connections", |net| {
+        let (near, far) = pair(net, &patient());
+        let (from, to) = (near.mem(8), far.mem(8));
+        let mut other = Healthy::new(V4);
+        for round in 1..3 {
+            ip(&format!("addr del {NEAR}/24 dev near"));
+            // Attempts to connect from that address fail immediately, and others are unaffected.
+            let (source, server) = ((NEAR, 0).into(), (FAR, 9).into());
+            let stranger = CmId::create(&near.channel, None);
+            let refused = stranger.resolve_addr(Some(source), server).unwrap_err();
+            assert_eq!(refused.errno(), libc::EADDRNOTAVAIL);
+            stranger.destroy();
+            let id = CmId::create(&near.channel, Some(&near.ctx));
+            let qp = queue_pair(&near.ctx, near.pd, &near.cq, None, 16);
+            id.resolve_addr(Some(source), server).unwrap();
+            near.expect(CmEventKind::AddrResolved);
+            id.resolve_route().unwrap();
+            near.expect(CmEventKind::RouteResolved);
+            id.set_queue_pair(Some(&qp));
+            id.connect(&parameters(b"")).unwrap();
+            near.expect_failure(CmEventKind::ConnectError, libc::EADDRNOTAVAIL);
+            qp.destroy();
+            id.destroy();
+            from.set(0, round);
+            far.post_recv(round, &[to.sge(8)]);
+            near.post(round, SendOp::Send, &[from.sge(8)]);
+            other.check();
+            std::thread::sleep(BRIEF);
+            other.check();
+            assert_eq!([near.qp.state(), far.qp.state()], [State::Rts; 2]);
+            assert_eq!(to.word(0), round - 1, "it came without an address");
+            ip(&format!("addr add {NEAR}/24 dev near"));
+            near.expect_status(round, WcStatus::Success);
+            far.expect_status(round, WcStatus::Success);
+            assert_eq!(to.word(0), round);
+        }
+        near.id.disconnect().unwrap();
+        near.expect_disconnected();
+        far.expect_disconnected();
+    });
 }
 
 #[test]
-fn a_peer_that_has_vanished_is_noticed() {
-    inside("a_peer_that_has_vanished_is_noticed", |net| {
+fn vanished_peer_is_noticed() {
+    inside("vanished_peer_is_noticed", |net| {
         let mut c = config();
         c.peer_timeout = Some(Duration::from_secs(2));
         let idle = pair(net, &c);

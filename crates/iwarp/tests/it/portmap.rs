@@ -1,4 +1,5 @@
-//! Listeners behind a port mapper. The tests play the port mapper daemon themselves and check its messages octet by octet.
+//! Listeners behind a port mapper. The tests play the port mapper daemon themselves and check its
+//! messages octet by octet.
 
 use crate::common::*;
 use iwarp::runtime::cm::CmEventKind;
@@ -18,7 +19,8 @@ fn mapper() -> (UdpSocket, u16) {
     (socket, port)
 }
 
-/// Receives the next message, which must have this kind and length. Returns its octets and its sender.
+/// Receives the next message, which must have this kind and length. Returns its octets and its
+/// sender.
 fn receive(mapper: &UdpSocket, kind: u8, len: usize) -> (Vec<u8>, SocketAddr) {
     let mut octets = vec![0; 100];
     let (n, from) = mapper.recv_from(&mut octets).unwrap();
@@ -49,7 +51,7 @@ fn works(end: &End, server: &End) {
 }
 
 #[test]
-fn a_mapped_listener_is_reached_at_its_mapped_port() {
+fn mapped_listener_reached_at_mapped_port() {
     let (socket, port) = mapper();
     let server = Server::new(V4, &config());
     // The port that the program connects to. No socket listens there.
@@ -83,7 +85,7 @@ fn a_mapped_listener_is_reached_at_its_mapped_port() {
 }
 
 #[test]
-fn a_listener_that_is_not_mapped_is_reached_at_its_own_port() {
+fn unmapped_listener_reached_at_own_port() {
     let (socket, port) = mapper();
     let server = Server::new(V4, &config());
     let end = asking(port);
@@ -95,7 +97,7 @@ fn a_listener_that_is_not_mapped_is_reached_at_its_own_port() {
 }
 
 #[test]
-fn a_mapper_that_is_silent_is_asked_again() {
+fn silent_mapper_is_asked_again() {
     let (socket, port) = mapper();
     let server = Server::new(V4, &config());
     let end = asking(port);
@@ -109,7 +111,7 @@ fn a_mapper_that_is_silent_is_asked_again() {
 }
 
 #[test]
-fn without_a_mapper_the_listener_is_reached_at_its_own_port() {
+fn no_mapper_falls_back_to_port() {
     let (socket, port) = mapper();
     drop(socket);
     let server = Server::new(V4, &config());
@@ -119,7 +121,7 @@ fn without_a_mapper_the_listener_is_reached_at_its_own_port() {
 }
 
 #[test]
-fn a_destroyed_identifier_ignores_the_answer_of_the_mapper() {
+fn destroyed_identifier_ignores_mapper_answer() {
     let (socket, port) = mapper();
     let end = asking(port);
     end.connect(SocketAddr::new(V4, 1), b"");

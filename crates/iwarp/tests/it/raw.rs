@@ -1,5 +1,5 @@
-//! The objects of `iwarp::runtime`, end to end over loopback in one process: all operations with each framing option, and connection
-//! management.
+//! The objects of `iwarp::runtime`, end to end over loopback in one process: all operations with
+//! each framing option, and connection management.
 
 mod identifiers;
 
@@ -234,7 +234,7 @@ fn operations_with_small_segments() {
 }
 
 #[test]
-fn writes_are_placed_when_they_complete_if_that_is_asked_for() {
+fn placed_writes_complete_after_placement() {
     let mut config = Config::default();
     config.placed = true;
     all_operations(&config);
@@ -257,7 +257,8 @@ fn writes_are_placed_when_they_complete_if_that_is_asked_for() {
         assert_eq!(poll(&c.cq).status, WcStatus::Success);
         assert_eq!(sm.word(0), value);
     }
-    // The responder sees the end of the connection, as on every connection of the connection manager.
+    // The responder sees the end of the connection, as on every connection of the connection
+    // manager.
     c.id.disconnect().unwrap();
     let end = Instant::now() + WAIT.unwrap();
     while s.qp.state() != State::Error {
@@ -267,7 +268,7 @@ fn writes_are_placed_when_they_complete_if_that_is_asked_for() {
 }
 
 #[test]
-fn connecting_a_moment_before_the_peer_listens_succeeds() {
+fn connect_before_listen_succeeds() {
     let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
     let ctx = Context::open(&device, Config::default()).unwrap();
     let (channel, cchannel) = (
@@ -347,10 +348,10 @@ fn timewait_exit_is_reported_after_disconnected() {
     assert!(gone_ch.is_empty());
 }
 
-/// The peer sends its next message only after it has our answer. So the completion of the answer must come before the receive
-/// completion of that message.
+/// The peer sends its next message only after it has our answer. So the completion of the answer
+/// must come before the receive completion of that message.
 #[test]
-fn a_send_completes_before_the_message_that_answers_it() {
+fn send_completes_before_its_answer() {
     const ROUNDS: usize = 4000;
     let (c, s) = pair(&Config::default());
     let (cm, sm) = (Mem::new(&c.ctx, c.pd, 64), Mem::new(&s.ctx, s.pd, 64));
@@ -400,9 +401,9 @@ fn a_send_completes_before_the_message_that_answers_it() {
     server.join().unwrap();
 }
 
-/// What the peer may do is limited by the queue pair, whatever the memory allows.
+/// The queue pair limits the peer's access, whatever the memory allows.
 #[test]
-fn a_queue_pair_limits_what_its_peer_may_do() {
+fn qp_access_flags_limit_peer() {
     let (c, s) = pair(&Config::default());
     let (cm, sm) = (Mem::new(&c.ctx, c.pd, 64), Mem::new(&s.ctx, s.pd, 64));
     let (remote_addr, rkey) = (sm.addr(), sm.stag);
@@ -418,7 +419,7 @@ fn a_queue_pair_limits_what_its_peer_may_do() {
     send(&c, read, &[cm.sge(8)]);
     assert_eq!(poll(&c.cq).status, WcStatus::Success);
     cm.fill(8);
-    // The Write may complete when TCP has taken it. What follows it does not.
+    // The Write may complete when TCP has accepted it. Later requests do not.
     send(&c, write, &[cm.sge(8)]);
     send(&c, read, &[cm.sge(8)]);
     poll(&c.cq);
@@ -427,7 +428,7 @@ fn a_queue_pair_limits_what_its_peer_may_do() {
 }
 
 #[test]
-fn completions_have_the_time_if_that_is_asked_for() {
+fn completions_have_requested_timestamps() {
     let (c, s) = pair(&Config::default());
     let (cm, sm) = (Mem::new(&c.ctx, c.pd, 64), Mem::new(&s.ctx, s.pd, 64));
     let write = SendOp::Write {
@@ -442,7 +443,7 @@ fn completions_have_the_time_if_that_is_asked_for() {
     c.cq.enable_timestamps();
     let [first, second] = [stamp(), stamp()];
     assert!(0 < first && first <= second, "{first} {second}");
-    // Its answer tells that all Writes are placed, so the memory may go.
+    // Its answer proves that all Writes are placed, so the memory may be freed.
     let read = SendOp::Read {
         remote_addr: sm.addr(),
         rkey: sm.stag,
@@ -451,7 +452,8 @@ fn completions_have_the_time_if_that_is_asked_for() {
     assert_eq!(poll(&c.cq).status, WcStatus::Success);
 }
 
-/// Each poll makes room for more of a list that is longer than the queue, and each request of it is carried out once.
+/// Each poll makes room for more of a list that is longer than the queue, and each request is
+/// executed once.
 #[test]
 fn polling_makes_room_for_long_lists() {
     const LEN: usize = 300;
@@ -508,7 +510,7 @@ fn polling_makes_room_for_long_lists() {
     }
 }
 
-/// Events of a queue that is going away are dropped, and no others.
+/// Events of a destroyed queue are dropped, and no others.
 #[test]
 fn events_of_one_queue_are_forgotten() {
     let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
@@ -532,7 +534,7 @@ fn events_of_one_queue_are_forgotten() {
     qps.iter().for_each(QueuePair::destroy);
 }
 
-/// More receives than are flushed in one go.
+/// More receives than are flushed in one step.
 #[test]
 fn all_receives_are_flushed_in_order() {
     const LEN: u32 = 5000;

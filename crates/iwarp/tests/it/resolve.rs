@@ -1,4 +1,5 @@
-//! Resolving addresses of peers whose next hop answers, and of those whose does not, as `rdma_resolve_addr(3)` has it.
+//! Resolving addresses of peers with and without a responding next hop, as in
+//! `rdma_resolve_addr(3)`.
 
 use crate::common::net::{FAR, NEAR, inside, ip};
 use crate::common::*;
@@ -7,7 +8,7 @@ use iwarp::runtime::create_event_channel;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-/// Shorter than the kernel asks for a neighbour.
+/// Shorter than the kernel's neighbour probes.
 const SHORT: Duration = Duration::from_millis(600);
 
 fn identifier() -> (CmId, CmEventChannel) {
@@ -34,34 +35,31 @@ const RESOLVED: (CmEventKind, i32) = (CmEventKind::AddrResolved, 0);
 const DEAD: (CmEventKind, i32) = (CmEventKind::AddrError, libc::ETIMEDOUT);
 
 #[test]
-fn a_dead_neighbour_is_an_error_of_resolving_its_address() {
-    inside(
-        "a_dead_neighbour_is_an_error_of_resolving_its_address",
-        |net| {
-            let far = FAR.to_string();
-            // Twice: the first time the kernel has to ask.
-            assert_eq!(resolve(&far, LIMIT), RESOLVED);
-            assert_eq!(resolve(&far, Duration::ZERO), RESOLVED);
-            assert_eq!(resolve(&NEAR.to_string(), Duration::ZERO), RESOLVED);
-            assert_eq!(resolve("10.9.7.9", SHORT), DEAD);
-            // Longer than the kernel asks: it then asks anew, and in the end somebody is there.
-            assert_eq!(resolve("10.9.7.9", Duration::from_secs(4)), DEAD);
-            let late = std::thread::spawn(|| resolve("10.9.7.8", LIMIT));
-            std::thread::sleep(SHORT);
-            net.at_far(|| ip("addr add 10.9.7.8/24 dev far"));
-            assert_eq!(late.join().unwrap(), RESOLVED);
-        },
-    );
+fn dead_neighbour_fails_address_resolution() {
+    inside("dead_neighbour_fails_address_resolution", |net| {
+        let far = FAR.to_string();
+        // Twice: the first time the kernel has to probe.
+        assert_eq!(resolve(&far, LIMIT), RESOLVED);
+        assert_eq!(resolve(&far, Duration::ZERO), RESOLVED);
+        assert_eq!(resolve(&NEAR.to_string(), Duration::ZERO), RESOLVED);
+        assert_eq!(resolve("10.9.7.9", SHORT), DEAD);
+        // Longer than the kernel probes: it then probes again, and finally the neighbour exists.
+        assert_eq!(resolve("10.9.7.9", Duration::from_secs(4)), DEAD);
+        let late = std::thread::spawn(|| resolve("10.9.7.8", LIMIT));
+        std::thread::sleep(SHORT);
+        net.at_far(|| ip("addr add 10.9.7.8/24 dev far"));
+        assert_eq!(late.join().unwrap(), RESOLVED);
+    });
 }
 
 #[test]
-fn a_gateway_answers_for_those_behind_it() {
-    inside("a_gateway_answers_for_those_behind_it", |_| {
+fn gateway_answers_for_remote_hosts() {
+    inside("gateway_answers_for_remote_hosts", |_| {
         ip(&format!("route add 10.8.1.0/24 via {FAR}"));
         ip("route add 10.8.2.0/24 via 10.9.7.9");
         assert_eq!(resolve("10.8.1.5", LIMIT), RESOLVED);
         assert_eq!(resolve("10.8.2.5", SHORT), DEAD);
-        // Where there are no link addresses, nothing is asked.
+        // Without link addresses there is nothing to probe.
         ip("link set near arp off");
         assert_eq!(resolve("10.9.7.10", Duration::ZERO), RESOLVED);
     });
@@ -78,8 +76,8 @@ fn neighbours_with_ipv6() {
 }
 
 #[test]
-fn an_identifier_may_resolve_again_or_go_away() {
-    inside("an_identifier_may_resolve_again_or_go_away", |net| {
+fn identifier_resolves_again_or_is_destroyed() {
+    inside("identifier_resolves_again_or_is_destroyed", |net| {
         let dead: SocketAddr = "10.9.7.9:9".parse().unwrap();
         let (id, channel) = identifier();
         id.resolve_addr_within(None, dead, SHORT).unwrap();
@@ -93,7 +91,7 @@ fn an_identifier_may_resolve_again_or_go_away() {
         let event = channel.next(Some(LIMIT)).unwrap();
         assert_eq!((event.kind, event.status), DEAD);
         id.resolve_route().unwrap_err();
-        // The next address is another one's.
+        // The next address belongs to another host.
         let server = net.at_far(|| Server::new(FAR, &config()));
         id.resolve_addr_within(None, server.address, LIMIT).unwrap();
         assert_eq!(
@@ -107,7 +105,8 @@ fn an_identifier_may_resolve_again_or_go_away() {
         );
         id.destroy();
 
-        // One of the last attempt may still be open: the thread that has told its end lets it go afterwards.
+        // A descriptor of the last attempt may still be open: the thread that reported its end
+        // closes it afterwards.
         let before = open_sockets();
         let (id, channel) = identifier();
         id.resolve_addr_within(None, dead, LIMIT * 10).unwrap();
@@ -123,10 +122,10 @@ fn an_identifier_may_resolve_again_or_go_away() {
     });
 }
 
-/// `IWARP_BIND` leaves addresses out. Programs bind to the loopback nevertheless, to find out what there is.
+/// `IWARP_BIND` excludes addresses. Programs bind to loopback nevertheless, to find devices.
 #[test]
-fn an_address_without_a_device_is_bound_to_on_the_loopback_alone() {
-    const NAME: &str = "an_address_without_a_device_is_bound_to_on_the_loopback_alone";
+fn address_without_device_binds_on_loopback() {
+    const NAME: &str = "address_without_device_binds_on_loopback";
     let channel = create_event_channel().unwrap();
     let both = || {
         let ids = [
@@ -138,7 +137,7 @@ fn an_address_without_a_device_is_bound_to_on_the_loopback_alone() {
     alone_with(NAME, &[("IWARP_BIND", "lo")], || {
         inside(NAME, |_| {
             for id in both() {
-                // The port is given back each time.
+                // The port is freed each time.
                 for _ in 0..2 {
                     let bound = id.bind(SocketAddr::new(NEAR, 0));
                     assert!(matches!(bound, Err(iwarp::Error::NoDevice)), "{bound:?}");
@@ -151,8 +150,8 @@ fn an_address_without_a_device_is_bound_to_on_the_loopback_alone() {
 }
 
 #[test]
-fn a_host_without_devices_has_a_loopback_to_bind_to() {
-    let name = "a_host_without_devices_has_a_loopback_to_bind_to";
+fn host_without_devices_binds_loopback() {
+    let name = "host_without_devices_binds_loopback";
     alone_with(name, &[("IWARP_BIND", "192.0.2.77")], || {
         let (id, _) = identifier();
         id.bind(SocketAddr::new(V4, 0)).unwrap();

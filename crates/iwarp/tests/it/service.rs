@@ -1,5 +1,6 @@
-//! Identifiers for datagrams, end to end over loopback in one process: how a requester learns of a queue pair, what listeners do with strangers,
-//! and multicast groups. `wire.md` describes the messages that the tests write by hand.
+//! Identifiers for datagrams, end to end over loopback in one process: how a requester learns of a
+//! queue pair, how listeners treat strangers, and multicast groups. `wire.md` describes the
+//! messages that the tests write by hand.
 
 use crate::common;
 use crate::common::{LIMIT, V4, V6, context, expect, until};
@@ -40,7 +41,7 @@ fn data(private_data: &[u8]) -> ConnectionParameters {
     }
 }
 
-/// A listener at `address`, port 0.
+/// Returns a listener at `address`, port 0.
 struct Listener {
     channel: CmEventChannel,
     id: CmId,
@@ -64,14 +65,15 @@ impl Listener {
         event
     }
 
-    /// Nothing has come, though everything that was sent has been read: what a stranger sends next is answered.
+    /// No event has arrived, although everything sent was read: a stranger's next message is
+    /// answered.
     fn expect_nothing(&self, stranger: &Stranger) {
         stranger.challenge(u64::MAX);
         assert!(self.channel.try_next().is_none());
     }
 }
 
-/// A requester whose route is resolved.
+/// Returns a requester whose route is resolved.
 struct Requester {
     channel: CmEventChannel,
     id: CmId,
@@ -129,7 +131,7 @@ impl Stranger {
         *octets.first_chunk().unwrap()
     }
 
-    /// Asks without a cookie. Returns the one that it gets.
+    /// Sends a request without a cookie. Returns the cookie of the answer.
     fn challenge(&self, id: u64) -> u64 {
         self.ask(id, 0);
         let octets = self.next();
@@ -150,7 +152,7 @@ fn request(id: u64, cookie: u64) -> [u8; MESSAGE_LEN] {
 }
 
 #[test]
-fn a_requester_learns_of_the_queue_pair() {
+fn requester_learns_queue_pair() {
     for (at, to) in [
         (V4, V4),
         (V6, V6),
@@ -174,7 +176,7 @@ fn a_requester_learns_of_the_queue_pair() {
         assert_eq!((event.status, &event.private_data[..]), (0, &b"answer"[..]));
         let end = event.datagrams.unwrap();
         assert_eq!((end.ip, end.num, end.qkey), (to, qp.num(), 0x1234));
-        // That is all: there is no connection that anybody could end, and no second answer.
+        // There is no connection to end, and no second answer.
         assert!(request.id.disconnect().is_err() && requester.id.disconnect().is_err());
         assert!(request.id.accept(&data(b"")).is_err());
         assert!(requester.id.connect(&data(b"")).is_err());
@@ -183,7 +185,7 @@ fn a_requester_learns_of_the_queue_pair() {
 }
 
 #[test]
-fn who_names_no_queue_pair_is_told_as_infiniband_has_it() {
+fn accept_without_qp_gives_infiniband_status() {
     let listener = Listener::new(V4, 0);
     let to = (V4, listener.port).into();
     let requester = Requester::new(to, None);
@@ -191,11 +193,11 @@ fn who_names_no_queue_pair_is_told_as_infiniband_has_it() {
     listener.request().id.reject(b"because").unwrap();
     let refused = (libc::ECONNREFUSED, 2, b"because".to_vec());
     assert_eq!(requester.refused(), refused);
-    // It may ask again. A request whose identifier is destroyed is rejected.
+    // It may send another request. A request whose identifier is destroyed is rejected.
     requester.connect(b"");
     listener.request().id.destroy();
     assert_eq!(requester.refused(), (libc::ECONNREFUSED, 2, vec![]));
-    // And so are those that nobody has taken when the listener goes.
+    // So are those that were not taken when the listener is destroyed.
     requester.connect(b"");
     until("a request", || !listener.channel.is_empty());
     listener.id.destroy();
@@ -204,7 +206,7 @@ fn who_names_no_queue_pair_is_told_as_infiniband_has_it() {
     requester.connect(b"");
     let nobody = (libc::ECONNREFUSED, 1, vec![]);
     assert_eq!(requester.refused(), nobody);
-    // An address of this host that is no GID is reached by no datagram.
+    // An address of this host that is no GID is not reachable by datagrams.
     let listener = Listener::new(Ipv4Addr::UNSPECIFIED, 0);
     let other = SocketAddr::from(([127, 0, 0, 2], listener.port));
     let requester = Requester::new(other, None);
@@ -214,17 +216,17 @@ fn who_names_no_queue_pair_is_told_as_infiniband_has_it() {
 }
 
 #[test]
-fn a_silent_peer_and_a_slow_program_are_two_things() {
+fn silent_peer_differs_from_slow_program() {
     let device = Device::by_address(V4).unwrap();
     let mut config = Config::default();
-    // The listener's challenge comes in this time, however busy the machine is.
+    // The listener's challenge arrives in this time, however busy the machine is.
     config.connect_timeout = Duration::from_secs(3);
     let ctx = Context::open(&device, config).unwrap();
     let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
     let requester = Requester::new(silent.local_addr().unwrap(), Some(&ctx));
     requester.connect(b"");
     assert_eq!(requester.refused(), (libc::ETIMEDOUT, 0, vec![]));
-    // A peer that is silent is asked again.
+    // A silent peer is asked again.
     let other = UdpSocket::bind("127.0.0.1:0").unwrap();
     other.set_read_timeout(Some(LIMIT)).unwrap();
     let patient = Requester::new(other.local_addr().unwrap(), None);
@@ -249,7 +251,7 @@ fn a_silent_peer_and_a_slow_program_are_two_things() {
 }
 
 #[test]
-fn a_listener_keeps_nothing_for_strangers_and_answers_copies_alike() {
+fn listener_is_stateless_and_answers_duplicates() {
     let listener = Listener::new(V4, 0);
     let (a, b) = (Stranger::new(listener.port), Stranger::new(listener.port));
     let cookie = a.challenge(5);
@@ -261,7 +263,7 @@ fn a_listener_keeps_nothing_for_strangers_and_answers_copies_alike() {
     assert_ne!(other.cookie, cookie);
     assert_ne!(a.challenge(6), cookie);
     listener.expect_nothing(&a);
-    // What is no request is not even answered.
+    // Anything else is not answered.
     let good = request(5, cookie);
     for (at, change) in [(0, 1), (4, 3), (5, 3), (5, 1), (200, 7), (255, 1)] {
         let mut bad = good;
@@ -300,9 +302,9 @@ fn a_listener_keeps_nothing_for_strangers_and_answers_copies_alike() {
     listener.expect_nothing(&a);
 }
 
-/// Networks that a listener is restricted to hold for requests of datagrams, too: others hear nothing of it.
+/// A listener's networks apply to requests of datagrams, too: other peers get no answer.
 #[test]
-fn strangers_from_other_networks_get_no_answer() {
+fn other_networks_get_no_answer() {
     let mut config = Config::default();
     config.admission.peers = "127.0.0.2".parse().unwrap();
     let (ctx, channel) = (context(V4, &config), create_event_channel().unwrap());
@@ -312,7 +314,7 @@ fn strangers_from_other_networks_get_no_answer() {
     let port = id.addresses().0.unwrap().port();
     let stranger = Stranger::new(port);
     stranger.ask(1, 0);
-    // What came first has been read when the second one has its answer.
+    // The first one has been read when the second one is answered.
     let friend = UdpSocket::bind("127.0.0.2:0").unwrap();
     friend.set_read_timeout(Some(LIMIT)).unwrap();
     Stranger(friend, stranger.1).challenge(2);
@@ -322,15 +324,15 @@ fn strangers_from_other_networks_get_no_answer() {
 }
 
 #[test]
-fn a_flood_of_requests_is_bounded_and_passes() {
+fn request_flood_is_bounded() {
     let listener = Listener::new(V4, 1);
     let stranger = Stranger::new(listener.port);
-    // As many as always may wait; the others come again later.
+    // As many as the backlog may wait; the others are retried later.
     let cookies: Vec<_> = (0..200).map(|id| stranger.challenge(id)).collect();
     for (id, cookie) in (0..).zip(&cookies) {
         stranger.ask(id, *cookie);
         if id % 16 == 0 {
-            // The socket's buffer is not to overflow: what is next in it has been read.
+            // Wait until it is read, so that the socket's buffer does not overflow.
             stranger.challenge(1000);
         }
     }
@@ -351,7 +353,7 @@ fn a_flood_of_requests_is_bounded_and_passes() {
 }
 
 #[test]
-fn what_cannot_be_sent_is_refused_at_once() {
+fn unsendable_requests_are_refused() {
     let listener = Listener::new(V4, 0);
     let requester = Requester::new((V4, listener.port).into(), None);
     let long = vec![1; REQUEST_DATA_MAX + 1];
@@ -367,7 +369,7 @@ fn what_cannot_be_sent_is_refused_at_once() {
     assert!(id.reject(&long).is_err(), "and yet the request stays");
     id.reject(&long[1..]).unwrap();
     assert_eq!(requester.refused().2, long[1..]);
-    // Identifiers of the two kinds do not do each other's work.
+    // Identifiers of one kind do not serve the other.
     let channel = create_event_channel().unwrap();
     let of_connections = CmId::create(&channel, None);
     let group = SocketAddr::from(([239, 255, 1, 1], 0));
@@ -376,8 +378,8 @@ fn what_cannot_be_sent_is_refused_at_once() {
     assert!(of_connections.accept_datagrams(1, 1, b"").is_err());
 }
 
-/// Binds a listener for datagrams, and calls `f` with its port. The port is free for UDP, and somebody may have it for TCP: then another one
-/// is tried.
+/// Binds a listener for datagrams, and calls `f` with its port. The port is free for UDP, but may
+/// be in use for TCP: then another one is tried.
 fn with_port<T>(f: impl Fn(SocketAddr) -> iwarp::Result<T>) -> (Listener, T) {
     for _ in 0..100 {
         let listener = Listener::new(V4, 0);
@@ -391,7 +393,7 @@ fn with_port<T>(f: impl Fn(SocketAddr) -> iwarp::Result<T>) -> (Listener, T) {
 }
 
 #[test]
-fn a_port_of_datagrams_is_not_a_port_of_connections() {
+fn datagram_and_connection_ports_are_separate() {
     let channel = create_event_channel().unwrap();
     let (listener, tcp) = with_port(|at| {
         let id = CmId::create(&channel, None);
@@ -426,7 +428,7 @@ fn a_port_of_datagrams_is_not_a_port_of_connections() {
 }
 
 #[test]
-fn a_requester_asks_from_the_port_that_it_is_bound_to() {
+fn requester_asks_from_bound_port() {
     let listener = Listener::new(V4, 0);
     let channel = create_event_channel().unwrap();
     let id = CmId::create_for_datagrams(&channel, None);
@@ -444,9 +446,9 @@ fn a_requester_asks_from_the_port_that_it_is_bound_to() {
         expect(&channel, CmEventKind::Unreachable);
     }
     id.connect(&data(b"")).unwrap();
-    // Nobody answers it meanwhile.
+    // It gets no answer meanwhile.
     let _request = listener.request();
-    // An attempt that is given up gives no event.
+    // A cancelled attempt gives no event.
     id.destroy();
     assert!(channel.try_next().is_none());
     until("its port is free", || UdpSocket::bind(own).is_ok());
@@ -479,7 +481,7 @@ fn groups_are_joined_and_left() {
     let end = event.datagrams.unwrap();
     let DatagramEnd { ip, num, qkey, .. } = end;
     assert_eq!((ip, num, qkey), (group.ip(), 0xff_ffff, DEFAULT_QKEY));
-    // A queue pair that comes later is attached, and stays while there is a membership.
+    // A queue pair that is added later is attached, and stays while there is a membership.
     id.set_datagram_queue_pair(Some(&qp)).unwrap();
     assert!(is_attached());
     id.join_multicast(group, false, 12).unwrap();
@@ -490,11 +492,11 @@ fn groups_are_joined_and_left() {
     assert!(!is_attached());
     let left = id.leave_multicast(group).unwrap_err();
     assert_eq!(left.errno(), libc::EADDRNOTAVAIL);
-    // Who only sends is attached to nothing.
+    // An identifier that only sends is not attached.
     id.join_multicast(group, true, 13).unwrap();
     expect(&channel, CmEventKind::MulticastJoin(13));
     assert!(!is_attached());
-    // Another group is another membership, and stays, as do its event and others of the identifier.
+    // Another group is another membership; it stays, as do its event and others of the identifier.
     let other: SocketAddr = ([239, 255, 77, 10], 0).into();
     id.join_multicast(other, false, 21).unwrap();
     id.join_multicast(group, false, 22).unwrap();
@@ -511,7 +513,7 @@ fn groups_are_joined_and_left() {
     expect(&channel, CmEventKind::User(22));
     let event = expect(&channel, CmEventKind::MulticastJoin(22));
     assert!(event.id.is_same(&neighbour));
-    // What a queue pair cannot do is an event.
+    // An impossible join is reported by an event.
     qp.destroy();
     id.join_multicast(group, false, 14).unwrap();
     let event = expect(&channel, CmEventKind::MulticastError(14));
@@ -519,13 +521,14 @@ fn groups_are_joined_and_left() {
 }
 
 #[test]
-fn a_forked_child_does_not_answer_for_its_parent() {
-    common::alone("a_forked_child_does_not_answer_for_its_parent", || {
+fn forked_child_does_not_answer() {
+    common::alone("forked_child_does_not_answer", || {
         let listener = Listener::new(V4, 0);
         let requester = Requester::new((V4, listener.port).into(), None);
         requester.connect(b"");
         let request = listener.request();
-        // SAFETY: no other thread of this process holds a lock now: the progress thread sleeps, the harness waits.
+        // SAFETY: no other thread of this process holds a lock now: the progress thread sleeps, the
+        // harness waits.
         let child = unsafe { libc::fork() };
         assert!(child >= 0);
         if child == 0 {

@@ -1,9 +1,11 @@
-//! Replays recorded connections of the Linux kernel's siw, with our engine in the place of one end (our *place*). The octets of
-//! the other end come from the recording. What our engine sends is compared with what siw sent in that place.
+//! Replays recorded connections of the Linux kernel's siw, with our engine in the place of one end
+//! (our *place*). The octets of the other end come from the recording. What our engine sends is
+//! compared with what siw sent in that place.
 //!
-//! Each message that siw sent in our place is posted as a work request. STags and addresses in the other end's requests are
-//! changed to those of our memory; everything else is as recorded. Two things may differ: the STags that we choose, and the
-//! layout of Terminate messages (`docs/interop.md`).
+//! Each message that siw sent in our place is posted as a work request. STags and addresses in the
+//! other end's requests are changed to those of our memory; everything else is as recorded. Two
+//! things may differ: the STags that we choose, and the layout of Terminate messages
+//! (`docs/interop.md`).
 
 use crate::common::wire::{Hello, Wire, initiator};
 use crate::common::{End, Mem, Server, V4, Watchdog, config};
@@ -19,11 +21,12 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The octets of a connection in the order in which they were sent, each piece with `true` if the initiator sent it.
+/// The octets of a connection in the order in which they were sent, each piece with `true` if the
+/// initiator sent it.
 type Recording = Vec<(bool, Vec<u8>)>;
 
-/// Reads the first connection of a recording that carries data. Loopback loses and reorders nothing, so the TCP sequence numbers
-/// are not needed.
+/// Reads the first connection of a recording that carries data. Loopback loses and reorders
+/// nothing, so the TCP sequence numbers are not needed.
 fn recording(name: &str) -> Recording {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../iwarp-proto/tests/data/siw")
@@ -154,7 +157,8 @@ struct Stage {
 
 /// Octets of our memory.
 const MEMORY: usize = 1 << 17;
-/// Offset in our memory from which the other end's Reads are answered. It is filled with the octets that siw answered.
+/// Offset in our memory from which the other end's Reads are answered. It is filled with the octets
+/// that siw answered.
 const SERVED: usize = 1 << 15;
 
 impl Stage {
@@ -189,8 +193,9 @@ impl Stage {
         self.wire.send(header, &payload);
     }
 
-    /// Waits until our end has taken all payload that the other end has sent, at most one second, because refused payload is not
-    /// counted. A real program waits for its completions before it uses memory again; the replay has to do the same.
+    /// Waits until our end has taken all payload that the other end has sent, at most one second,
+    /// because refused payload is not counted. A real program waits for its completions before it
+    /// uses memory again; the replay has to do the same.
     fn wait_until_taken(&self) {
         let begin = Instant::now();
         while self.end.qp.counters().rx_payload < self.played
@@ -200,12 +205,15 @@ impl Stage {
         }
     }
 
-    /// Reads the next segment from our end. Skips reminders: empty Writes that our end sends to a silent peer
-    /// (`docs/interop.md`, lost wake-up), as may happen on a slow machine.
+    /// Reads the next segment from our end. Skips reminders: empty Writes that our end sends to a
+    /// silent peer (`docs/interop.md`, lost wake-up), as may happen on a slow machine.
     fn hear(&mut self, recorded: &Header) -> (Header, Vec<u8>) {
         loop {
             let (header, payload) = self.wire.recv();
-            let reminder = matches!(header, Header::Tagged(h) if h.opcode == Opcode::WRITE && h.stag == Stag(1));
+            let reminder = matches!(
+                header,
+                Header::Tagged(h) if h.opcode == Opcode::WRITE && h.stag == Stag(1)
+            );
             if !(reminder && header != *recorded) {
                 return (header, payload);
             }
@@ -255,8 +263,9 @@ fn is_last(header: &Header) -> bool {
     }
 }
 
-/// Replays all segments. `we` is our place: `true` for the initiator. If the recording has a Terminate of our place, returns the
-/// Terminate that our end sends there, and replays nothing behind it.
+/// Replays all segments. `we` is our place: `true` for the initiator. If the recording has a
+/// Terminate of our place, returns the Terminate that our end sends there, and replays nothing
+/// behind it.
 fn perform(script: &Script, we: bool, stage: &mut Stage) -> Option<Terminate> {
     let mut sinks: std::collections::VecDeque<(Stag, u64)> = Default::default();
     let mut sink_at = 0;
@@ -372,7 +381,8 @@ fn receives(end: &End, memory: &Mem, count: u64) {
     }
 }
 
-/// Replays a recording with our engine as the responder. Returns our MPA reply, the recording, and our Terminate, if any.
+/// Replays a recording with our engine as the responder. Returns our MPA reply, the recording, and
+/// our Terminate, if any.
 fn as_responder(name: &str, receives_posted: u64) -> (Vec<u8>, Script, Option<Terminate>) {
     let _guard = Watchdog::new();
     let script = Script::new(name);
@@ -402,7 +412,8 @@ fn as_responder(name: &str, receives_posted: u64) -> (Vec<u8>, Script, Option<Te
     (reply, script, terminate)
 }
 
-/// Replays a recording with our engine as the initiator. Returns our MPA request, the recording, and our Terminate, if any.
+/// Replays a recording with our engine as the initiator. Returns our MPA request, the recording,
+/// and our Terminate, if any.
 fn as_initiator(name: &str, receives_posted: u64) -> (Vec<u8>, Script, Option<Terminate>) {
     let _guard = Watchdog::new();
     let script = Script::new(name);
@@ -433,7 +444,8 @@ fn as_initiator(name: &str, receives_posted: u64) -> (Vec<u8>, Script, Option<Te
     (request, script, terminate)
 }
 
-/// Lets the other end close. All requests must have completed, with success unless our end has `refused` something.
+/// Lets the other end close. All requests must have completed, with success unless our end has
+/// `refused` something.
 fn finish(mut stage: Stage, refused: bool) {
     if refused {
         assert!(stage.wire.ends(), "a Terminate is followed by a FIN");
@@ -483,7 +495,7 @@ fn revision_1_in_both_places() {
 }
 
 #[test]
-fn private_data_as_long_as_siw_allows() {
+fn siw_maximum_of_private_data() {
     let (reply, script, _) = as_responder("priv_251_251", 8);
     assert_eq!((reply.len(), &reply), (20 + 4 + 251, &script.reply));
     let (request, script, _) = as_initiator("priv_251_251", 8);
@@ -491,7 +503,7 @@ fn private_data_as_long_as_siw_allows() {
 }
 
 #[test]
-fn a_responder_that_sends_first_is_understood() {
+fn responder_may_send_first() {
     as_initiator("srv_send_first", 8);
 }
 
@@ -506,7 +518,8 @@ fn peer_to_peer_in_both_places() {
         let (request, _, _) = as_initiator(name, 8);
         let frame = Frame::parse(&request).unwrap().unwrap();
         let prefix = frame.prefix().unwrap().unwrap();
-        // The recorded siw was set to offer one kind. Our engine always offers both, because hardware needs that.
+        // The recorded siw was set to offer one kind. Our engine always offers both, because
+        // hardware needs that.
         assert!(prefix.peer_to_peer && prefix.rtr_write && prefix.rtr_read && !prefix.rtr_send);
     }
 }
@@ -537,8 +550,8 @@ fn what_siw_refused_is_refused() {
     }
 }
 
-/// Sends the recorded initiator's first request to a responder of ours, whose memory has the same bounds as siw's. Returns our
-/// Terminate and its layout.
+/// Sends the recorded initiator's first request to a responder of ours, whose memory has the same
+/// bounds as siw's. Returns our Terminate and its layout.
 fn refuse(script: &Script, receives_posted: u64) -> (Terminate, Layout) {
     let server = Server::new(V4, &script.config(false));
     let mut wire = Wire::connect(server.address);
@@ -571,7 +584,7 @@ fn refuse(script: &Script, receives_posted: u64) -> (Terminate, Layout) {
 }
 
 #[test]
-fn a_responder_sends_first_only_after_the_time_of_speak_first() {
+fn responder_sends_after_speak_first_time() {
     let _guard = Watchdog::new();
     for (patience, spoken) in [(Some(Duration::from_millis(50)), true), (None, false)] {
         let mut config = config();

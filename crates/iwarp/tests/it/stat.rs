@@ -1,5 +1,6 @@
-//! The statistics socket that `iwarp stat` asks: its figures are right, only the right users are answered, and asking does not
-//! keep the program from working. Each test runs in a process of its own, because it counts the resources of its process.
+//! The statistics socket that `iwarp stat` asks: its figures are right, only the right users are
+//! answered, and asking does not keep the program from working. Each test runs in a process of its
+//! own, because it counts the resources of its process.
 
 use crate::common;
 use crate::common::alone::path_of;
@@ -77,8 +78,8 @@ fn number(value: &Value) -> u64 {
 }
 
 #[test]
-fn the_figures_are_those_of_the_queue_pairs() {
-    alone("the_figures_are_those_of_the_queue_pairs", || {
+fn figures_match_the_queue_pairs() {
+    alone("figures_match_the_queue_pairs", || {
         let (client, server) = pair(V4, &config());
         let (mine, theirs) = (client.mem(1 << 16), server.mem(1 << 16));
         let mut before = 0;
@@ -144,8 +145,8 @@ fn the_figures_are_those_of_the_queue_pairs() {
 }
 
 #[test]
-fn held_sends_and_the_reason_of_an_end_are_reported() {
-    alone("held_sends_and_the_reason_of_an_end_are_reported", || {
+fn held_sends_and_end_are_reported() {
+    alone("held_sends_and_end_are_reported", || {
         let mut long = config();
         long.receiver_not_ready = iwarp::ReceiverNotReady::Hold(LIMIT);
         let (client, server) = pair(V4, &long);
@@ -182,11 +183,12 @@ fn held_sends_and_the_reason_of_an_end_are_reported() {
     });
 }
 
-/// 1000 clients connect to the statistics socket and do not read. The answer is larger than a socket's buffer, so they stay
-/// connected. The program must go on working, and later clients must get their answer.
+/// 1000 clients connect to the statistics socket and do not read. The answer is larger than a
+/// socket's buffer, so they stay connected. The program must go on working, and later clients must
+/// get their answer.
 #[test]
-fn clients_that_do_not_read_block_nobody_and_leave_nothing() {
-    let name = "clients_that_do_not_read_block_nobody_and_leave_nothing";
+fn stalled_clients_block_and_leak_nothing() {
+    let name = "stalled_clients_block_and_leak_nothing";
     let dir = Dir::new("stalled");
     alone_with(name, &[("IWARP_STAT", dir.path())], || {
         let dir = std::env::var_os("IWARP_STAT").unwrap();
@@ -219,7 +221,8 @@ fn clients_that_do_not_read_block_nobody_and_leave_nothing() {
         for _ in 0..100 {
             healthy.check();
         }
-        // Each stalled connection has two descriptors in this process, one for each end. There must be no others.
+        // Each stalled connection has two descriptors in this process, one for each end. There must
+        // be no others.
         assert!(open_files() <= files + 2 * stalled.len());
         stalled.truncate(8);
         // The engine closes stalled connections after a while, and then answers others.
@@ -248,13 +251,14 @@ fn entry_of(dir: &Path) -> PathBuf {
     entry
 }
 
-/// While a program polls the whole `epoll` set in a loop, the progress thread does not look at the set. Questions must be answered
-/// nevertheless.
+/// While a program polls the whole `epoll` set in a loop, the progress thread does not look at the
+/// set. Questions must be answered nevertheless.
 #[test]
-fn a_program_that_polls_without_a_pause_answers() {
-    alone("a_program_that_polls_without_a_pause_answers", || {
+fn busy_polling_program_answers() {
+    alone("busy_polling_program_answers", || {
         let (client, server) = pair(V4, &config());
-        // With this many queue pairs, polling the completion queue means polling the whole `epoll` set.
+        // With this many queue pairs, polling the completion queue means polling the whole `epoll`
+        // set.
         let others: Vec<_> = (0..8)
             .map(|_| common::queue_pair(&client.ctx, client.pd, &client.cq, None, 1))
             .collect();
@@ -281,14 +285,15 @@ fn a_program_that_polls_without_a_pause_answers() {
 }
 
 #[test]
-fn a_process_that_was_asked_sleeps_again() {
-    let name = "a_process_that_was_asked_sleeps_again";
+fn asked_process_sleeps_again() {
+    let name = "asked_process_sleeps_again";
     // Other tests ask all processes of the default directory, which would wake this one.
     let dir = Dir::new("sleeper");
     alone_with(name, &[("IWARP_STAT", dir.path())], || {
         let (_client, _server) = pair(V4, &config());
         own();
-        // By then the last reminder to the silent responder is sent, and the time limit of the question is over.
+        // By then the last reminder to the silent responder is sent, and the time limit of the
+        // question is over.
         std::thread::sleep(std::time::Duration::from_secs(6));
         let before = wake_ups();
         std::thread::sleep(std::time::Duration::from_secs(2));
@@ -324,7 +329,8 @@ fn a_child_answers_for_itself() {
         healthy.check();
         let parent = std::process::id();
         let (mut told, tell_parent) = UnixStream::pair().unwrap();
-        // SAFETY: no other thread of this process holds a lock now: the progress thread sleeps, the harness waits.
+        // SAFETY: no other thread of this process holds a lock now: the progress thread sleeps, the
+        // harness waits.
         let child = unsafe { libc::fork() };
         assert!(child >= 0);
         if child == 0 {
@@ -365,18 +371,20 @@ fn queue_pairs_of(pid: u32) -> usize {
     tell(pid)["queue_pairs"].as_array().unwrap().len()
 }
 
-/// A child that does not use the library must not keep its parent's statistics socket open. Otherwise a client could still
-/// connect after the parent has died, and would wait for an answer in vain.
+/// A child that does not use the library must not keep its parent's statistics socket open.
+/// Otherwise a client could still connect after the parent has died, and would wait for an answer
+/// that never comes.
 #[test]
-fn a_child_does_not_keep_the_socket_of_its_parent() {
-    let name = "a_child_does_not_keep_the_socket_of_its_parent";
+fn child_closes_parents_socket() {
+    let name = "child_closes_parents_socket";
     let dir = Dir::new("orphan");
     let (mut over, keep) = UnixStream::pair().unwrap();
-    // SAFETY: the descriptor is open; this makes it one that the child process inherits.
+    // SAFETY: the descriptor is open; this makes child processes inherit it.
     unsafe { libc::fcntl(std::os::fd::AsRawFd::as_raw_fd(&keep), libc::F_SETFD, 0) };
     alone_with(name, &[("IWARP_STAT", dir.path())], || {
         let (_client, _server) = pair(V4, &config());
-        // This process has made a directory of its own. `_exit` below runs no destructors, so remove it here.
+        // This process has made a directory of its own. `_exit` below runs no destructors, so
+        // remove it here.
         let _ = std::fs::remove_dir(&dir.0);
         let dir = std::env::var_os("IWARP_STAT").unwrap();
         entry_of(Path::new(&dir));
@@ -387,7 +395,8 @@ fn a_child_does_not_keep_the_socket_of_its_parent() {
                 libc::pause();
                 libc::_exit(0);
             }
-            // The process ends as if it were killed: the exit handlers that would remove the entry do not run.
+            // The process ends as if it were killed: the exit handlers that would remove the entry
+            // do not run.
             libc::_exit(0);
         }
     });
@@ -397,12 +406,13 @@ fn a_child_does_not_keep_the_socket_of_its_parent() {
     }
     let mut question = Question::default();
     question.directory = Some(dir.0.clone());
-    // The grandchild closes the inherited socket when it first runs, which may be after the child has ended.
+    // The grandchild closes the inherited socket when it first runs, which may be after the child
+    // has ended.
     while !question.ask().unwrap().is_empty() {
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
-    // The grandchild holds the other end of this pair. The pair is still open, so the grandchild still runs, and it was not
-    // its end that closed the statistics socket.
+    // The grandchild holds the other end of this pair. The pair is still open, so the grandchild
+    // still runs, and it was not its end that closed the statistics socket.
     over.set_nonblocking(true).unwrap();
     let alive = over
         .read(&mut [0])
@@ -412,8 +422,8 @@ fn a_child_does_not_keep_the_socket_of_its_parent() {
 }
 
 #[test]
-fn the_entry_is_removed_when_the_process_ends() {
-    let name = "the_entry_is_removed_when_the_process_ends";
+fn entry_is_removed_at_exit() {
+    let name = "entry_is_removed_at_exit";
     let dir = Dir::new("entry");
     alone_with(name, &[("IWARP_STAT", dir.path())], || {
         if let Some(dir) = std::env::var_os("IWARP_STAT") {
@@ -427,8 +437,8 @@ fn the_entry_is_removed_when_the_process_ends() {
 }
 
 #[test]
-fn a_process_with_the_setting_off_cannot_be_asked() {
-    let name = "a_process_with_the_setting_off_cannot_be_asked";
+fn disabled_process_cannot_be_asked() {
+    let name = "disabled_process_cannot_be_asked";
     alone_with(name, &[("IWARP_STAT", "off")], || {
         let mut healthy = Healthy::new(V4);
         healthy.check();
@@ -438,8 +448,8 @@ fn a_process_with_the_setting_off_cannot_be_asked() {
 
 /// If the statistics socket cannot be created, the program works without it.
 #[test]
-fn a_socket_that_cannot_be_made_fails_nothing() {
-    let name = "a_socket_that_cannot_be_made_fails_nothing";
+fn missing_socket_fails_nothing() {
+    let name = "missing_socket_fails_nothing";
     alone_with(name, &[("IWARP_STAT", "/proc/nowhere")], || {
         let mut healthy = Healthy::new(V4);
         healthy.check();
@@ -463,7 +473,8 @@ fn another_user_is_not_answered() {
         let dir = std::env::var_os("IWARP_STAT").unwrap();
         let entry = entry_of(Path::new(&dir));
         let as_nobody = |work: &dyn Fn() -> i32| {
-            // SAFETY: no other thread of this process holds a lock now; the child leaves by `_exit`.
+            // SAFETY: no other thread of this process holds a lock now; the child leaves by
+            // `_exit`.
             unsafe {
                 let child = libc::fork();
                 if child == 0 {
@@ -489,7 +500,8 @@ fn another_user_is_not_answered() {
             42,
             "the permissions of the socket do not keep another user out"
         );
-        // Even if the permissions of the socket are opened, the process does not answer another user.
+        // Even if the permissions of the socket are opened, the process does not answer another
+        // user.
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
         std::fs::set_permissions(&entry, open).unwrap();
         assert_eq!(as_nobody(&octets) % 10, 0, "another user got an answer");
@@ -502,10 +514,11 @@ fn another_user_is_not_answered() {
     });
 }
 
-/// Environment variable that is set for the copy of this program whose totals are looked at.
+/// Environment variable that is set for the copy of this program whose totals are checked.
 const COUNTED: &str = "PRINTS_TOTALS_AT_ITS_END";
 
-/// Writes and reads on a connection, whose two ends are on devices of one name, and prints what both have counted together.
+/// Writes and reads on a connection whose two ends are on devices of one name, and prints the
+/// counts of both together.
 fn count() {
     let mut config = config();
     config.stats = true;
@@ -531,20 +544,19 @@ fn count() {
     let c = sum();
     drop(server);
     println!(
-        "\n{COUNTED}: {device}: sent {} octets in {} FPDUs ({} messages), received {} octets in {} FPDUs ({} messages, ",
+        "\n{COUNTED}: {device}: sent {} octets in {} FPDUs ({} messages), \
+             received {} octets in {} FPDUs ({} messages, ",
         c.tx_bytes, c.tx_fpdus, c.tx_messages, c.rx_bytes, c.rx_fpdus, c.rx_messages,
     );
 }
 
 #[test]
-fn a_process_that_is_told_to_prints_its_totals_when_it_ends() {
+fn stats_are_printed_at_exit() {
     if std::env::var_os(COUNTED).is_some() {
         return count();
     }
     let out = std::process::Command::new(std::env::current_exe().unwrap())
-        .arg(path_of(
-            "a_process_that_is_told_to_prints_its_totals_when_it_ends",
-        ))
+        .arg(path_of("stats_are_printed_at_exit"))
         .args(["--exact", "--nocapture"])
         .env(COUNTED, "1")
         .output()

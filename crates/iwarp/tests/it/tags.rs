@@ -58,10 +58,10 @@ fn message(operation: Operation, tag: u64, rest: &[u8]) -> Vec<u8> {
     [&header.octets()[..], rest].concat()
 }
 
-/// The word of the receiver's memory at which its buffers begin.
+/// Word of the receiver's memory at which its buffers begin.
 const BUFFERS: usize = 256;
 
-/// A queue that matches tags, and what its buffers lie in.
+/// A queue that matches tags, and the memory of its buffers.
 struct Receiver {
     ctx: Context,
     pd: u32,
@@ -71,7 +71,7 @@ struct Receiver {
 }
 
 impl Receiver {
-    /// With so many receives of 64 octets.
+    /// With this many receives of 64 octets.
     fn new(receives: u64) -> Self {
         let ctx = Context::open(&device(), Config::default()).unwrap();
         let (pd, cq) = (ctx.allocate_pd(), ctx.create_cq(4096, None).unwrap());
@@ -107,7 +107,7 @@ impl Receiver {
     }
 
     fn add(&self, wr_id: u64, tag: u64) -> (u32, Cqe) {
-        // Beside the receives, in which a message may lie whose headers are about to be read.
+        // Besides the receives, which may hold a message whose headers are about to be read.
         let mut sges = [self.mem.sge(64)];
         sges[0].addr += 8 * BUFFERS as u64;
         let buffer = TaggedBuffer {
@@ -123,7 +123,7 @@ impl Receiver {
 }
 
 #[test]
-fn requests_complete_in_the_queues_own_completion_queue() {
+fn tag_requests_complete_in_own_cq() {
     let receiver = Receiver::new(1);
     let (first, cqe) = receiver.add(1, 5);
     assert_eq!(
@@ -137,7 +137,7 @@ fn requests_complete_in_the_queues_own_completion_queue() {
     );
     let (_, gone) = receiver.ask(TagOperation::Remove(first), None);
     assert_eq!(gone.status, WcStatus::TagMatching);
-    // It is not true that there was such a message, so the program and the queue do not agree.
+    // There was no such message, so the program and the queue are out of sync.
     let (_, ahead) = receiver.ask(TagOperation::Synchronize, Some(1));
     assert_eq!(
         (ahead.opcode, ahead.flags),
@@ -165,9 +165,10 @@ fn requests_complete_in_the_queues_own_completion_queue() {
     }
 }
 
-/// Each request may say how many messages the program knows of, and its completion says whether that is right.
+/// Each request may state how many messages the program knows of, and its completion reports
+/// whether that is right.
 #[test]
-fn each_request_tells_what_the_program_knows() {
+fn tag_requests_report_unexpected_count() {
     let receiver = Receiver::new(1);
     let (first, _) = receiver.add(1, 5);
     let buffer = TaggedBuffer {
@@ -176,7 +177,7 @@ fn each_request_tells_what_the_program_knows() {
         mask: u64::MAX,
         sges: &[],
     };
-    // A buffer can be removed once, and what the program knows does not depend on that.
+    // A buffer can be removed once, independently of what the program knows.
     for operation in [
         TagOperation::Synchronize,
         TagOperation::Add(buffer),
@@ -190,7 +191,7 @@ fn each_request_tells_what_the_program_knows() {
     }
 }
 
-/// An error is told also if no completion was asked for, and an armed queue raises its event.
+/// An error is reported even for an unsignaled request, and an armed queue raises its event.
 #[test]
 fn completions_of_requests_raise_events() {
     let ctx = Context::open(&device(), Config::default()).unwrap();
@@ -221,13 +222,13 @@ fn completions_of_requests_raise_events() {
     assert!(!event);
     let handle = handle.unwrap();
     assert_eq!(post(TagOperation::Remove(handle), true), (None, true));
-    // It is gone.
+    // It was removed.
     assert_eq!(post(TagOperation::Remove(handle), false), (None, true));
     assert_eq!(post(TagOperation::Synchronize, false), (None, false));
     assert_eq!(post(TagOperation::Synchronize, true), (None, true));
 }
 
-/// More senders than receives: each message needs one for a moment, and gives it back to whoever waits.
+/// More senders than receives: each message needs one briefly, and returns it to the next waiter.
 #[test]
 fn senders_share_one_receive() {
     const SENDERS: usize = 4;
@@ -297,7 +298,7 @@ fn senders_share_one_receive() {
         }
     }
     assert_eq!(matched, 2 * EACH * SENDERS as u64);
-    // The last message was read from there, or says the sender's number.
+    // The last message was read from there, or has the sender's number.
     let last = receiver.mem.word(BUFFERS);
     assert!(last == mem.word(0) || last.to_ne_bytes().iter().all(|octet| *octet < 4));
     assert_eq!(

@@ -1,5 +1,5 @@
-//! Event sources in tokio's reactor: connection events, completions through a channel, and asynchronous events, also with many
-//! tasks at once.
+//! Event sources in tokio's reactor: connection events, completions through a channel, and
+//! asynchronous events, also with many tasks at once.
 #![cfg(feature = "tokio")]
 
 use iwarp::runtime::cm::{CmEventKind, CmId};

@@ -1,4 +1,4 @@
-//! What objects tell of themselves: every value is that of this object, and of no other that has other values.
+//! Attributes that objects report, each with distinct values.
 
 use crate::common::loopback;
 use crate::common::loopback::{attributes, device, gid};
@@ -67,7 +67,7 @@ fn a_completion_queue() {
     second.destroy();
     assert_eq!(a.queue_pairs(), 0);
 
-    // What is flushed waits here until it is taken.
+    // Flushed requests stay here until they are polled.
     let qp = connected(&a, &b);
     qp.modify(State::Init).unwrap();
     let receives = [RecvWr {
@@ -128,7 +128,7 @@ fn queue_pairs() {
     a.destroy();
     assert!(ctx.queue_pair(a.num()).is_none());
     assert!(ctx.queue_pair(b.num()).is_some());
-    // An unreliable connection has no Reads, whatever is asked for.
+    // An unreliable connection has no Reads, whatever is requested.
     let unreliable = true;
     let qp = ctx.create_qp(&QpAttributes { unreliable, ..want });
     let c = qp.unwrap().config();
@@ -141,7 +141,7 @@ fn queue_pairs() {
     assert!(a.context().is_same(&ctx));
     assert_eq!((a.pd(), a.state(), a.qkey()), (pd, State::Reset, 0));
     assert_eq!(a.user_data(), 0);
-    // Random, so that old datagrams are no copies of new ones.
+    // Random, so that old datagrams do not look like duplicates of new ones.
     assert_ne!(a.sequence(), b.sequence());
     a.set_qkey(0x1234);
     a.set_user_data(6);
@@ -228,7 +228,7 @@ fn domains_of_extended_reliable_connections() {
         (initiator.config().max_ird, initiator.config().max_ord),
         (0, 3)
     );
-    // It receives nothing, whatever is asked for.
+    // It receives nothing, whatever is requested.
     let (recv_cq, srq) = (ctx.create_cq(4, None), ctx.create_srq(pd, 4, 1));
     let (recv_cq, srq) = (recv_cq.unwrap(), Some(srq.unwrap()));
     let with_receives = QpAttributes {
@@ -248,7 +248,7 @@ fn registrations() {
     let pd = ctx.allocate_pd();
     let words = vec![0_u64; 8].into_boxed_slice();
     let addr = words.as_ptr() as u64;
-    // SAFETY: the memory outlives the registrations, and nobody accesses it.
+    // SAFETY: the memory outlives the registrations, and is not accessed.
     let fast = unsafe { ctx.allocate_fast(addr, 64, pd) }.unwrap();
     let register = FastRegister {
         new_stag: Stag(fast),
@@ -354,7 +354,7 @@ fn regions() {
     );
 }
 
-/// Regions of elements, and what their peers know of them.
+/// Regions of elements, and the tokens of their peers.
 #[test]
 fn regions_of_elements() {
     let endpoint = iwarp::Endpoint::local("127.0.0.1".parse().unwrap()).unwrap();
@@ -446,7 +446,7 @@ fn a_connection() {
     assert!(b.recv().now().unwrap().is_none(), "nothing was sent");
 }
 
-/// Logs and panics name objects by what they print.
+/// Logs and panics identify objects by their `Debug` output.
 #[test]
 fn what_objects_print() {
     let ctx = context();
@@ -485,7 +485,7 @@ fn what_objects_print() {
     qp.destroy();
 }
 
-/// What fails says which operation it was, although no data came.
+/// Failed requests have their operation, although no data arrived.
 #[test]
 fn what_is_flushed_keeps_its_kind() {
     use iwarp_rnic::{SendFlags, SendOp, SendWr, WcOpcode, WcStatus};
@@ -530,7 +530,8 @@ fn what_is_flushed_keeps_its_kind() {
     assert_eq!(told, expected);
 }
 
-/// An identifier that is bound to any address takes, when it resolves its peer's, the one from which that is reached, and keeps its port.
+/// An identifier that is bound to any address gets the source address when it resolves its peer's,
+/// and keeps its port.
 #[test]
 fn an_identifier_of_any_address() {
     let channel = iwarp::runtime::create_event_channel().unwrap();
@@ -552,10 +553,11 @@ fn an_identifier_of_any_address() {
     }
 }
 
-/// A range is checked for the rights that the region has afterwards: those that are named, or else those that it has.
+/// A range is checked for the rights that the region will have: those named, or else the current
+/// ones.
 #[test]
-fn a_changed_region_is_checked_for_its_new_rights() {
-    // Mapped, and not writable.
+fn changed_region_checks_new_rights() {
+    // Mapped, but not writable.
     static CONSTANT: [u8; 64] = [7; 64];
     let variable = Box::new([0u8; 64]);
     let constant = (CONSTANT.as_ptr() as u64, 64, 0);
@@ -572,7 +574,7 @@ fn a_changed_region_is_checked_for_its_new_rights() {
         (write, constant, Some(write), false),
         (write, variable, None, true),
     ] {
-        // SAFETY: both ranges stay mapped, and nothing accesses them.
+        // SAFETY: both ranges stay mapped, and are not accessed.
         let stag = unsafe { ctx.register(variable.0, 64, 0, 1, before) }.unwrap();
         // SAFETY: as above.
         let changed = unsafe { ctx.reregister(stag, Some(memory), None, named) };

@@ -1,4 +1,4 @@
-//! The safe explicit layer: what it does beyond `runtime`, and that its objects work together.
+//! The `verbs` layer: what it adds to `runtime`, and that its objects work together.
 
 use iwarp::verbs::cm::{ConnectedId, ConnectionParameters, Connector, ListeningId};
 use iwarp::verbs::{
@@ -15,7 +15,7 @@ fn open() -> Context {
     Context::open(&device, Config::from_env()).unwrap()
 }
 
-/// Connects two queue pairs with these attributes: the one that connects, and the one that accepts.
+/// Connects two queue pairs with these attributes. Returns the connecting and the accepting one.
 fn connect(
     pd: &ProtectionDomain,
     a: &QpInitAttr<'_>,
@@ -45,14 +45,14 @@ fn next(cq: &CompletionQueue) -> Cqe {
     done[0]
 }
 
-/// How a program passes the failure on.
+/// How a program propagates the failure.
 fn question_mark(connection: &ConnectedId, wrs: &[SendWr<'_>]) -> iwarp::Result<()> {
     connection.post_send(wrs)?;
     Ok(())
 }
 
 #[test]
-fn a_post_that_fails_says_how_far_it_came() {
+fn failed_post_reports_accepted_count() {
     let ctx = open();
     let (pd, cq) = (
         ProtectionDomain::new(&ctx),
@@ -98,10 +98,10 @@ fn a_post_that_fails_says_how_far_it_came() {
     assert!(b.fault().is_none() && b.counters() != Default::default());
 }
 
-/// What a connector asks for reaches the listener: the Reads in both directions, and the address that it comes from. A listener hears only the
-/// peers that it is for, and a request that is dropped is refused.
+/// A connector's depths and source address reach the listener. A listener ignores peers that are
+/// not admitted, and rejects a request that is dropped.
 #[test]
-fn a_request_says_what_was_asked_for() {
+fn request_reports_private_data_and_depths() {
     let ctx = open();
     let (pd, cq) = (
         ProtectionDomain::new(&ctx),
@@ -119,7 +119,7 @@ fn a_request_says_what_was_asked_for() {
             request.peer_addr().unwrap().ip(),
             IpAddr::from([127, 0, 0, 2])
         );
-        // The peer may have five Reads under way, and serves three.
+        // The peer may have five Reads in flight, and serves three.
         assert_eq!(request.peer_reads(), (Some(5), Some(3)));
         drop(request);
         assert!(refused.join().unwrap().is_err());
@@ -133,7 +133,7 @@ fn a_request_says_what_was_asked_for() {
 }
 
 #[test]
-fn all_requests_of_a_queue_pair_may_be_signaled() {
+fn sq_sig_all_signals_every_request() {
     let ctx = open();
     let (pd, cq) = (
         ProtectionDomain::new(&ctx),
@@ -153,7 +153,7 @@ fn all_requests_of_a_queue_pair_may_be_signaled() {
     assert_eq!((next(&cq).wr_id, a.state()), (7, State::Rts));
 }
 
-/// Each kind of event arrives as what it is, and names its object.
+/// Each kind of event names its object.
 #[test]
 fn events_of_each_kind_arrive() {
     let kinds = [
@@ -196,13 +196,13 @@ fn events_of_each_kind_arrive() {
             true => told.to_owned(),
             false => format!("{told}(EventQp({}))", a.num()),
         };
-        // Others may come before it, such as that the connection is there.
+        // Others may precede it, such as `CommunicationEstablished`.
         while format!("{:?}", ctx.async_event(LIMIT).unwrap().kind) != wanted {}
     }
 }
 
 #[test]
-fn peers_share_a_receive_queue_and_a_channel() {
+fn peers_share_srq_and_channel() {
     let ctx = open();
     let pd = ProtectionDomain::new(&ctx);
     let channel = ctx.create_channel().unwrap();
@@ -240,7 +240,7 @@ fn peers_share_a_receive_queue_and_a_channel() {
             (WcStatus::Success, WcOpcode::Recv)
         );
     }
-    // Others may come before it, such as that a connection is there.
+    // Others may precede it, such as `CommunicationEstablished`.
     loop {
         if let AsyncEventKind::SrqLimitReached(which) = ctx.async_event(LIMIT).unwrap().kind {
             assert!(which.is_same(&srq));
@@ -251,7 +251,7 @@ fn peers_share_a_receive_queue_and_a_channel() {
 }
 
 #[test]
-fn a_window_lends_a_part_and_ends() {
+fn window_grants_part_until_dropped() {
     let ctx = open();
     let (pd, cq) = (
         ProtectionDomain::new(&ctx),
@@ -273,7 +273,7 @@ fn a_window_lends_a_part_and_ends() {
     assert!(ProtectionDomain::new(&ctx).alloc_mw(&memory).is_err());
     let window = pd.alloc_mw(&memory).unwrap();
     assert!(window.bind_mw(0..65, Access::REMOTE_READ).is_err());
-    // The first message is that of the end that has connected.
+    // The connecting end sends the first message.
     a.post_send(&[SendWr::new(
         1,
         SendOp::Write {
@@ -297,7 +297,7 @@ fn a_window_lends_a_part_and_ends() {
     a.post_send(&[read]).unwrap();
     assert_eq!(next(&theirs).status, WcStatus::Success);
     assert_eq!(sink.to_vec(..).unwrap(), [7; 16]);
-    // The region stays as long as the window, and the window's end is the end of the rights.
+    // The region is kept as long as the window, and dropping the window ends the rights.
     drop(memory);
     a.post_send(&[read]).unwrap();
     assert_eq!(next(&theirs).status, WcStatus::Success);
@@ -388,7 +388,7 @@ fn queue_pair_ends_with_its_owner() {
 }
 
 #[test]
-fn what_is_dropped_first_does_not_matter() {
+fn drop_order_does_not_matter() {
     let ctx = open();
     let (pd, cq) = (
         ProtectionDomain::new(&ctx),
@@ -401,7 +401,7 @@ fn what_is_dropped_first_does_not_matter() {
     let write = SendWr::write(1, 0, 1, &sges).signaled();
     drop((ctx, pd, memory));
     a.post_send(&[write]).unwrap();
-    // The memory is gone, and the request says so.
+    // The memory is deregistered, so the request fails.
     assert_eq!(next(&cq).status, WcStatus::LocalProtection);
     drop(cq);
     drop(a);

@@ -1,6 +1,7 @@
-//! Waiting with wakers and futures. A waker is code of the program, and any thread of the engine may call it, so it may panic or
-//! call every function of this crate. No test asserts a time. If a wake-up is lost or a lock is held during a waker, the test
-//! does not end, and the watchdog aborts it.
+//! Waiting with wakers and futures. A waker is code of the program, and any thread of the engine
+//! may call it, so it may panic or call every function of this crate. No test asserts a time. If a
+//! wake-up is lost or a lock is held during a waker, the test does not end, and the watchdog aborts
+//! it.
 
 use crate::common::{
     End, LIMIT, Server, V4, Watchdog, config, context, pair, parameters, queue_pair,
@@ -43,7 +44,8 @@ fn tells() -> (Waker, Receiver<()>) {
     (Waker::from(Arc::new(Tells(tell))), told)
 }
 
-/// Registers three wakers: one that panics, one that sends to the returned receiver, and another one that panics.
+/// Registers three wakers: one that panics, one that sends to the returned receiver, and another
+/// one that panics.
 fn surrounded(register: impl Fn(&Waker)) -> Receiver<()> {
     let (tells, told) = tells();
     register(&Waker::from(Arc::new(Panics)));
@@ -57,7 +59,8 @@ fn heard(what: &str, told: &Receiver<()>) {
         .unwrap_or_else(|_| panic!("the waker for {what} was not called"));
 }
 
-/// Returns a connected client and server. The server has a shared receive queue, for tests of its limit event.
+/// Returns a connected client and server. The server has a shared receive queue, for tests of its
+/// limit event.
 fn with_limit() -> (End, End, SharedReceiveQueue) {
     let server = Server::new(V4, &config());
     let client = End::new(V4, &config());
@@ -75,9 +78,9 @@ fn empty_recv(wr_id: u64) -> RecvWr<'static> {
     RecvWr { wr_id, sges: &[] }
 }
 
-/// An event about a queue pair that is destroyed would name what is not there any more.
+/// An event of a destroyed queue pair would refer to a missing object.
 #[test]
-fn events_of_a_queue_pair_go_with_it() {
+fn destroyed_qp_discards_its_events() {
     let (_a, b) = pair(V4, &config());
     let about_b = || {
         let events = std::iter::from_fn(|| b.ctx.try_async_event());
@@ -92,7 +95,7 @@ fn events_of_a_queue_pair_go_with_it() {
         }
         assert_eq!(about_b(), usize::from(!destroyed));
     }
-    // Nothing is left to be done for one without a connection.
+    // Nothing remains to be done without a connection.
     let srq = b.ctx.create_srq(b.pd, 1, 1).unwrap();
     for destroyed in [false, true] {
         let qp = queue_pair(&b.ctx, b.pd, &b.cq, Some(&srq), 1);
@@ -104,8 +107,9 @@ fn events_of_a_queue_pair_go_with_it() {
     }
 }
 
-/// No thread polls the target, so the progress thread writes its completions and events and calls the wakers. A waker that
-/// panics must not end that thread, nor keep the other wakers from being called.
+/// No thread polls the target, so the progress thread writes its completions and events and calls
+/// the wakers. A waker that panics must not end that thread, nor keep the other wakers from being
+/// called.
 #[test]
 fn a_panicking_waker_ends_nothing() {
     let _watchdog = Watchdog::new();
@@ -197,7 +201,7 @@ fn take<T>(queue: &EventQueue<T>, waker: &Waker, mut taken: impl FnMut(T)) {
 }
 
 #[test]
-fn a_waker_may_do_everything_that_a_program_does() {
+fn waker_may_call_anything() {
     let _watchdog = Watchdog::new();
     let (client, target, srq) = with_limit();
     let server = Server::new(V4, &config());
@@ -268,8 +272,9 @@ fn poll_once<F: Future>(future: F, waker: &Waker) -> bool {
         .is_ready()
 }
 
-/// A task that waits for several things at once drops the futures that are not ready and makes new ones when it is polled again.
-/// The wakers of dropped futures must not stay registered, or each poll would use more memory.
+/// A task that waits for several things at once drops the futures that are not ready and makes new
+/// ones when it is polled again. The wakers of dropped futures must not stay registered, or each
+/// poll would use more memory.
 #[test]
 fn dropped_waits_leave_no_waker_behind() {
     let end = End::new(V4, &config());
@@ -292,7 +297,8 @@ fn dropped_waits_leave_no_waker_behind() {
         }
         assert_eq!(Arc::strong_count(&task), 2, "this one and the waker");
     }
-    // A future that is polled many times registers one waker. After it was woken, it has none registered.
+    // A future that is polled many times registers one waker. After it was woken, it has none
+    // registered.
     let task = Arc::new(Counts::default());
     let waker = Waker::from(Arc::clone(&task));
     let mut wait = pin!(end.channel.recv());
@@ -307,7 +313,7 @@ fn dropped_waits_leave_no_waker_behind() {
 }
 
 #[test]
-fn a_wait_without_room_for_a_completion_is_refused() {
+fn wait_without_room_is_refused() {
     let _watchdog = Watchdog::new();
     let (client, target) = pair(V4, &config());
     target.post_recv(1, &[]);
@@ -329,9 +335,10 @@ fn a_wait_without_room_for_a_completion_is_refused() {
     target.expect_status(1, WcStatus::Success);
 }
 
-/// Now plus `Duration::MAX` overflows the clock. Such a time limit must mean "for ever" instead of a panic.
+/// Now plus `Duration::MAX` overflows the clock. Such a time limit must mean "forever" instead of a
+/// panic.
 #[test]
-fn the_longest_duration_may_be_a_time_limit() {
+fn maximum_duration_is_valid_timeout() {
     const LONGEST: Option<Duration> = Some(Duration::MAX);
     let _watchdog = Watchdog::new();
     let ctx = context(V4, &config());

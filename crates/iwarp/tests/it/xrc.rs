@@ -1,4 +1,5 @@
-//! Extended reliable connections: by number and by the connection manager, to several shared receive queues, and what is refused.
+//! Extended reliable connections: by number and by the connection manager, to several shared
+//! receive queues, and what is refused.
 
 use crate::common::loopback::{attributes, device, gid};
 use crate::common::words::{Mem, poll};
@@ -14,10 +15,10 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(20);
-/// RDMA Reads and atomics outstanding, each way.
+/// RDMA Reads and atomics outstanding, per direction.
 const DEPTH: u16 = 4;
 
-/// A shared receive queue of a domain, with a completion queue, a protection domain and memory of its own.
+/// A shared receive queue of a domain, with its own completion queue, protection domain and memory.
 struct Queue {
     srq: SharedReceiveQueue,
     cq: CompletionQueue,
@@ -42,7 +43,7 @@ impl Queue {
     }
 }
 
-/// A process's side: an opened device, a domain with two queues.
+/// The side of one process: an open device, and a domain with two queues.
 struct Side {
     ctx: Context,
     domain: XrcDomain,
@@ -57,9 +58,9 @@ impl Side {
 
     fn with(cqe: u32) -> Self {
         let ctx = Context::open(&device(), Config::default()).unwrap();
-        // So that no number of a protection domain is another one's by chance.
+        // So that protection domain numbers do not coincide by chance.
         let _ = [(); 3].map(|()| ctx.allocate_pd());
-        // Numbers of queues rise, so the one with the lowest belongs to another domain.
+        // Numbers of queues increase, so the lowest one belongs to another domain.
         let other = ctx.open_xrc_domain(None, true, false).unwrap();
         let other = Queue::new(&ctx, &other, 1);
         let domain = ctx.open_xrc_domain(None, true, false).unwrap();
@@ -117,7 +118,7 @@ impl Initiator {
     }
 }
 
-/// Connects an initiator and a target by number; the first of the two calls is the initiator's or the target's.
+/// Connects an initiator and a target by number; the first call is the initiator's or the target's.
 fn by_number(initiator_first: bool) -> (Initiator, Side, QueuePair) {
     let (a, b) = (Initiator::new(true), Side::new());
     let target = b.target(true);
@@ -144,7 +145,7 @@ fn ok(cqe: &Cqe) -> (u64, WcOpcode) {
 }
 
 #[test]
-fn sends_go_to_the_queues_that_they_name() {
+fn sends_reach_their_named_queue() {
     for initiator_first in [false, true] {
         let (a, b, target) = by_number(initiator_first);
         for round in 0..20u64 {
@@ -152,7 +153,7 @@ fn sends_go_to_the_queues_that_they_name() {
             queue.post(100 + round);
             a.mem.fill(round);
             a.post(round, SendOp::Send, queue.num());
-            // The completion is where the queue has it, and names the target.
+            // The completion is in the queue's completion queue, and names the target.
             let cqe = poll(&queue.cq);
             assert_eq!(ok(&cqe), (100 + round, WcOpcode::Recv));
             assert_eq!((cqe.qp_num, cqe.byte_len), (target.num(), 8));
@@ -164,9 +165,9 @@ fn sends_go_to_the_queues_that_they_name() {
     }
 }
 
-/// A list that is posted as a whole is accepted or not: nothing of one that does not fit is sent.
+/// A list that is posted as a whole is accepted or refused: one that does not fit sends nothing.
 #[test]
-fn a_whole_list_is_sent_or_refused() {
+fn list_is_sent_or_refused_whole() {
     let (a, b, target) = by_number(true);
     let queue = &b.queues[0];
     let sges = [a.mem.sge(8)];
@@ -188,7 +189,7 @@ fn a_whole_list_is_sent_or_refused() {
 }
 
 #[test]
-fn all_operations_reach_memory_of_the_named_queue() {
+fn operations_reach_named_queues_memory() {
     let (a, b, target) = by_number(true);
     for queue in &b.queues {
         let (remote_addr, rkey) = (queue.mem.addr(), queue.mem.stag);
@@ -204,7 +205,7 @@ fn all_operations_reach_memory_of_the_named_queue() {
         };
         a.post(2, add, queue.num());
         assert_eq!(ok(&poll(&a.cq)), (2, WcOpcode::FetchAdd));
-        // It names none: that of the last request still holds.
+        // It names none, so that of the last request applies.
         a.post(3, SendOp::Read { remote_addr, rkey }, 0);
         assert_eq!(ok(&poll(&a.cq)), (3, WcOpcode::Read));
         assert_eq!(a.mem.word(0), 12);
@@ -225,7 +226,8 @@ fn all_operations_reach_memory_of_the_named_queue() {
     a.qp.destroy();
 }
 
-/// Each queue belongs to a protection domain, and a request for the one does not reach memory of the other.
+/// Each queue belongs to a protection domain, and a request for one does not reach memory of the
+/// other.
 #[test]
 fn memory_of_another_queue_is_refused() {
     let (a, b, target) = by_number(false);
@@ -243,7 +245,7 @@ fn memory_of_another_queue_is_refused() {
 
 /// The first Write of a connection may name no queue, if the domain has only one protection domain.
 #[test]
-fn a_write_that_names_no_queue_reaches_a_queue_of_the_domain() {
+fn write_without_queue_reaches_domain_queue() {
     let (a, b, target) = by_number(false);
     let lowest = b.queues.iter().min_by_key(|q| q.num()).unwrap();
     let op = SendOp::Write {
@@ -259,7 +261,7 @@ fn a_write_that_names_no_queue_reaches_a_queue_of_the_domain() {
 }
 
 #[test]
-fn a_send_waits_for_a_receive_of_its_queue() {
+fn send_waits_for_its_queues_receive() {
     let (a, b, target) = by_number(true);
     b.queues[1].post(7);
     a.post(1, SendOp::Send, b.queues[0].num());
@@ -283,7 +285,7 @@ fn a_send_waits_for_a_receive_of_its_queue() {
 }
 
 #[test]
-fn a_send_that_waits_is_refused_when_its_queue_is_destroyed() {
+fn waiting_send_fails_with_destroyed_queue() {
     let (a, b, target) = by_number(true);
     a.post(1, SendOp::Send, b.queues[0].num());
     a.post(2, SendOp::Send, b.queues[1].num());
@@ -298,7 +300,7 @@ fn a_send_that_waits_is_refused_when_its_queue_is_destroyed() {
 }
 
 #[test]
-fn queues_that_are_none_of_the_domain_are_refused() {
+fn foreign_queues_are_refused() {
     let other = |b: &Side| {
         let domain = b.ctx.open_xrc_domain(None, true, false).unwrap();
         Queue::new(&b.ctx, &domain, 4)
@@ -321,7 +323,7 @@ fn queues_that_are_none_of_the_domain_are_refused() {
 }
 
 #[test]
-fn an_overflow_fails_the_targets_that_use_the_queue() {
+fn overflow_fails_targets_of_queue() {
     let (a, mut b, target) = by_number(true);
     b.queues[0] = Queue::new(&b.ctx, &b.domain, 1);
     let queue = &b.queues[0];
@@ -359,9 +361,10 @@ fn a_limit_is_told_once() {
     a.qp.destroy();
 }
 
-/// An ordinary queue pair that names a target, and the target it: they are not connected, as on InfiniBand.
+/// An ordinary queue pair that names a target, and the target it: they are not connected, as on
+/// InfiniBand.
 #[test]
-fn other_queue_pairs_do_not_reach_a_target() {
+fn other_queue_pairs_cannot_reach_target() {
     let b = Side::new();
     let target = b.target(true);
     let cq = b.ctx.create_cq(4, None).unwrap();
@@ -397,7 +400,7 @@ fn it_is_not_its_own_peer() {
 }
 
 #[test]
-fn an_initiator_has_no_receives_and_a_target_posts_nothing() {
+fn initiator_and_target_refuse_posts() {
     let (a, b, target) = by_number(true);
     let wr = RecvWr {
         wr_id: 1,
@@ -425,7 +428,7 @@ fn an_initiator_has_no_receives_and_a_target_posts_nothing() {
     a.qp.destroy();
 }
 
-/// A target is reset and connected again: it takes receives of no queue before one is named anew.
+/// A reset target that is connected again takes no receives before a queue is named.
 #[test]
 fn a_target_is_used_again() {
     let (a, b, target) = by_number(true);
@@ -449,7 +452,7 @@ fn a_target_is_used_again() {
 }
 
 #[test]
-fn a_domain_is_that_of_its_file() {
+fn domain_is_identified_by_file() {
     let ctx = Context::open(&device(), Config::default()).unwrap();
     let directory = std::env::temp_dir();
     let name = |n: u32| directory.join(format!("iwarp-xrc-{}-{n}", std::process::id()));
@@ -468,10 +471,10 @@ fn a_domain_is_that_of_its_file() {
     assert_eq!(errno(ctx.open_xrc_domain(None, false, false)), libc::EINVAL);
     let anonymous = [(); 2].map(|()| ctx.open_xrc_domain(None, true, false).unwrap());
     assert!(!anonymous[0].is_same(&anonymous[1]));
-    // It is gone with its last user.
+    // It is destroyed with its last user.
     drop(first);
     assert_eq!(errno(open(&again, false, false)), libc::EAGAIN);
-    // Another opened device is another device.
+    // Another open context is another device.
     let other = Context::open(&device(), Config::default()).unwrap();
     let cq = ctx.create_cq(1, None).unwrap();
     let made = other.create_xrc_srq(&anonymous[0], &cq, 1, 1, 1);
@@ -481,7 +484,7 @@ fn a_domain_is_that_of_its_file() {
     }
 }
 
-/// A listener and a resolved client.
+/// Returns a listener and a resolved client.
 fn managed(client: &QueuePair, server: &Context) -> (CmId, [CmEventChannel; 2], CmId) {
     let channels = [(); 2].map(|()| create_event_channel().unwrap());
     let listener = CmId::create(&channels[1], Some(server));
@@ -513,7 +516,7 @@ fn with_data(private_data: &[u8]) -> ConnectionParameters {
 }
 
 #[test]
-fn the_connection_manager_connects_an_initiator_and_a_target() {
+fn cm_connects_initiator_and_target() {
     let (a, b) = (Initiator::new(false), Side::new());
     let (id, channels, listener) = managed(&a.qp, &b.ctx);
     id.connect(&with_data(b"hello")).unwrap();
@@ -538,7 +541,7 @@ fn the_connection_manager_connects_an_initiator_and_a_target() {
 }
 
 #[test]
-fn a_server_that_accepts_with_another_kind_is_refused_and_may_try_again() {
+fn accept_with_wrong_kind_allows_retry() {
     let (a, b) = (Initiator::new(false), Side::new());
     let (id, channels, listener) = managed(&a.qp, &b.ctx);
     id.connect(&with_data(b"")).unwrap();
@@ -555,7 +558,7 @@ fn a_server_that_accepts_with_another_kind_is_refused_and_may_try_again() {
     request.id.set_queue_pair(Some(&target));
     request.id.accept(&with_data(b"")).unwrap();
     expect(&channels[0], CmEventKind::Established);
-    // The reverse: an ordinary client, and a server that wants to accept it with a target.
+    // The reverse: an ordinary client, and a server that tries to accept it with a target.
     let client = Initiator::new(false);
     let ordinary = client
         .ctx

@@ -1,5 +1,5 @@
-//! Tests that run in a process of their own, because they change, count or limit what belongs to the
-//! process: its descriptors, its threads, its memory, its environment, its locks during a fork.
+//! Tests that run in a process of their own, because they change, count or limit what belongs to
+//! the process: its descriptors, its threads, its memory, its environment, its locks during a fork.
 #![allow(unreachable_pub, reason = "a module of tests")]
 
 use std::fs::File;
@@ -56,8 +56,8 @@ pub fn alone_with(name: &str, variables: &[(&str, &str)], body: impl FnOnce()) {
     let Some(status) = status else {
         panic!("{name} hangs\n{said}");
     };
-    // A name that no test has would be a success, too. The result is no proof, because some bodies end
-    // the process.
+    // A name that no test has would be a success, too. The result is no proof, because some bodies
+    // end the process.
     assert!(
         status.success() && said.contains("running 1 test\n"),
         "{name}: {status}\n{said}"

@@ -1,4 +1,4 @@
-//! Pairs of connections, and futures that are given up.
+//! Pairs of connections, and futures that are cancelled.
 
 use iwarp::{Access, Connection, Options};
 use std::future::Future;
@@ -8,12 +8,12 @@ use std::time::Duration;
 
 /// A wait that takes this long has lost its wake-up.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
-/// All rights that a peer can have.
+/// All rights that can be granted to peers.
 pub(crate) const ALL: Access = Access::REMOTE_READ
     .union(Access::REMOTE_WRITE)
     .union(Access::REMOTE_ATOMIC);
 
-/// Connects two ends within this process: the one that connects, and the one that accepts.
+/// Connects two ends within this process. Returns the connecting and the accepting one.
 pub(crate) fn pair_with(options: &Options) -> (Connection, Connection) {
     let listener = options.clone().listen("127.0.0.1:0").bind().unwrap();
     let to = listener.local_addr();
@@ -24,12 +24,11 @@ pub(crate) fn pair_with(options: &Options) -> (Connection, Connection) {
     })
 }
 
-/// The same with default options.
 pub(crate) fn pair() -> (Connection, Connection) {
     pair_with(&Options::new())
 }
 
-/// Polls a future up to `polls` times, then drops it. Returns its result if it was done by then.
+/// Polls a future up to `polls` times, then drops it. Returns its result if it was ready.
 pub(crate) fn poll_and_drop<F: Future>(future: F, polls: usize) -> Option<F::Output> {
     let mut future = pin!(future);
     let mut context = Context::from_waker(Waker::noop());

@@ -1,4 +1,5 @@
-//! The loopback device, its GID, and the attributes of queue pairs on it, for tests of `iwarp::runtime`.
+//! The loopback device, its GID, and attributes of queue pairs on it, for tests of
+//! `iwarp::runtime`.
 
 use iwarp::Device;
 use iwarp::runtime::{CompletionQueue, QpAttributes};
@@ -15,7 +16,8 @@ pub fn gid() -> [u8; 16] {
     device().address(ADDRESS).unwrap().gid()
 }
 
-/// Returns the attributes of a small queue pair with one completion queue, which may have `depth` RDMA Reads and atomics outstanding each way.
+/// Returns attributes of a small queue pair with one completion queue and `depth` outstanding RDMA
+/// Reads and atomics per direction.
 pub fn attributes(pd: u32, cq: &CompletionQueue, depth: u16) -> QpAttributes {
     QpAttributes {
         pd,

@@ -1,6 +1,6 @@
-//! A lossy link between the two namespaces of `net`: a TUN device in each, and a thread for each direction that takes packets from one and
-//! gives them to the other. It drops, doubles, overtakes and spoils a share of them, which a seed decides. (The kernel's own means for that,
-//! `sch_netem`, is missing in many kernels.)
+//! A lossy link between the two namespaces of `net`: a TUN device in each, and a forwarding thread
+//! per direction. It drops, duplicates, reorders and corrupts a share of the packets, chosen by a
+//! seed. (Many kernels lack `sch_netem`, which does the same.)
 
 use super::net::{Net, ip};
 use std::fs::{File, OpenOptions};
@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// The addresses of the link's ends, of both IP versions.
+/// Addresses of the link's ends, IPv4 and IPv6.
 pub const NEAR: [IpAddr; 2] = ends(1);
 pub const FAR: [IpAddr; 2] = ends(2);
 
@@ -24,7 +24,7 @@ const fn ends(last: u8) -> [IpAddr; 2] {
     ]
 }
 
-/// How many of a thousand packets meet each fate.
+/// Shares of packets, in thousandths.
 #[derive(Debug, Clone, Copy)]
 pub struct Shares {
     pub dropped: u32,
@@ -33,7 +33,7 @@ pub struct Shares {
     pub spoiled: u32,
 }
 
-/// What happened to packets, in both directions together.
+/// Counts of packets, both directions together.
 #[derive(Debug, Default)]
 pub struct Fates {
     pub passed: AtomicU32,
@@ -65,7 +65,7 @@ fn tun(addresses: [IpAddr; 2]) -> io::Result<File> {
         *to = *from as libc::c_char;
     }
     request.ifr_ifru.ifru_flags = IFF_TUN | IFF_NO_PI;
-    // SAFETY: the kernel reads and writes one such structure.
+    // SAFETY: the kernel accesses one structure of this type.
     let status = unsafe { libc::ioctl(device.as_raw_fd(), TUNSETIFF as _, &raw mut request) };
     if status != 0 {
         return Err(io::Error::last_os_error());
@@ -77,10 +77,10 @@ fn tun(addresses: [IpAddr; 2]) -> io::Result<File> {
 }
 
 impl Link {
-    /// Makes the link. What happens to packets follows from `seed` and the order in which they come.
+    /// Creates the link. The treatment of packets depends on `seed` and their order.
     ///
     /// # Errors
-    /// No TUN devices are to be had here.
+    /// TUN devices are not available.
     pub fn new(net: &Net, shares: Shares, seed: u64) -> io::Result<Self> {
         let near = tun(NEAR)?;
         let far = net.at_far(|| tun(FAR))?;
@@ -114,7 +114,7 @@ impl Drop for Link {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            // A thread that has panicked has said so.
+            // A panicking thread has printed its message.
             let _ = thread.join();
         }
     }
@@ -125,7 +125,7 @@ struct Way {
     to: File,
     shares: Shares,
     random: u64,
-    /// A packet that others overtake, and how many are still to do so.
+    /// A delayed packet, and how many packets are still to overtake it.
     held: Option<(Vec<u8>, u32)>,
     fates: Arc<Fates>,
 }
@@ -140,7 +140,8 @@ impl Way {
         ((z ^ (z >> 31)) % 1000) as u32
     }
 
-    /// Takes a packet, if there is one, and lets it meet its fate. A packet that is held goes on when nothing has come for a while.
+    /// Forwards the next packet, if there is one. A delayed packet is forwarded if nothing else
+    /// arrives for a while.
     fn turn(&mut self) {
         let mut packet = vec![0; 65_536];
         match self.from.read(&mut packet) {
@@ -199,8 +200,8 @@ impl Way {
     }
 }
 
-/// Changes a bit of a datagram in a way that UDP does not notice: its sum is left out. Returns `false` if the packet is no whole datagram over
-/// IPv4, where alone that is allowed.
+/// Changes a bit of a datagram without UDP noticing, by omitting the checksum. Returns `false`
+/// unless the packet is a whole datagram over IPv4, where that is allowed.
 fn spoil(packet: &mut [u8]) -> bool {
     const HEADERS: usize = 20 + 8;
     let is_udp = packet.len() > HEADERS && packet[0] == 0x45 && packet[9] == 17;

@@ -1,6 +1,6 @@
-//! What the tests against misbehaving peers share: registered memory, one end of a connection, a pair of connected ends in
-//! one process, and a check that unrelated connections are still served. The hand-written peer is in `wire`, a network of two
-//! hosts in `net`.
+//! Fixtures for tests with misbehaving peers: registered memory, an end of a connection, a pair of
+//! connected ends in one process, and a check that unrelated connections still work. The
+//! hand-written peer is in `wire`, a network of two hosts in `net`.
 #![allow(unreachable_pub, reason = "a module of tests")]
 
 pub mod alone;
@@ -27,7 +27,8 @@ use std::time::{Duration, Instant};
 
 /// Time limit for a single step of a test. A step that takes longer has failed.
 pub const LIMIT: Duration = Duration::from_secs(20);
-/// How long our side waits for the peer's part of MPA start-up: long enough for a machine that is busy with other tests.
+/// How long our side waits for the peer's part of MPA start-up: long enough for a machine that is
+/// busy with other tests.
 pub const HANDSHAKE: Duration = Duration::from_millis(1200);
 /// How long our side waits for the peer to close the stream.
 pub const LINGER: Duration = Duration::from_millis(600);
@@ -41,7 +42,8 @@ pub fn config() -> Config {
     c.handshake_timeout = HANDSHAKE;
     c.answer_timeout = HANDSHAKE * 2;
     c.linger = LINGER;
-    // Tests check that the responder stays silent until the first FPDU. With a limit it would speak on a slow machine.
+    // Tests check that the responder stays silent until the first FPDU. With a limit it would speak
+    // on a slow machine.
     c.speak_first = None;
     c.receiver_not_ready = ReceiverNotReady::Hold(Duration::from_millis(300));
     c
@@ -84,7 +86,8 @@ impl Mem {
     pub fn with(ctx: &Context, pd: u32, len: usize, access: Access) -> Self {
         let words = vec![0u64; len.div_ceil(8)].into_boxed_slice();
         let addr = words.as_ptr() as u64;
-        // SAFETY: the memory lives as long as this value. The tests end every connection that can access it before they drop it.
+        // SAFETY: the memory lives as long as this value. The tests end every connection that can
+        // access it before they drop it.
         let stag =
             unsafe { ctx.register(addr, (words.len() * 8) as u64, addr, pd, access) }.unwrap();
         Self { words, stag }
@@ -176,7 +179,8 @@ impl End {
         expect(&self.channel, kind)
     }
 
-    /// Waits for the next connection event, which must report a failure of this kind with this status (an errno).
+    /// Waits for the next connection event, which must report a failure of this kind with this
+    /// status (an errno).
     pub fn expect_failure(&self, kind: CmEventKind, status: i32) {
         let event = self.expect(kind);
         assert_eq!(event.status, status, "{event:?}");
@@ -356,7 +360,8 @@ pub fn pair(ip: IpAddr, config: &Config) -> (End, End) {
     (client, accepted)
 }
 
-/// A connection that has no part in the test, to check that a misbehaving peer does not disturb others.
+/// A connection that has no part in the test, to check that a misbehaving peer does not disturb
+/// others.
 pub struct Healthy {
     client: End,
     server: End,
@@ -408,7 +413,8 @@ impl Healthy {
     }
 }
 
-/// Aborts the process if a test runs for `LIMIT * 4`, for waits that have no time limit of their own.
+/// Aborts the process if a test runs for `LIMIT * 4`, for waits that have no time limit of their
+/// own.
 pub struct Watchdog(
     #[expect(dead_code, reason = "dropping the sender stops the watchdog")] Sender<()>,
 );
@@ -427,7 +433,8 @@ impl Watchdog {
     }
 }
 
-/// Runs a test beside an unrelated connection, which must work before and after the test. A new connection must work, too.
+/// Runs a test beside an unrelated connection, which must work before and after the test. A new
+/// connection must work, too.
 pub fn others_are_served(test: impl FnOnce()) {
     let _guard = Watchdog::new();
     let mut other = Healthy::new(V4);

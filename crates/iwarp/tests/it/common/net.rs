@@ -1,6 +1,7 @@
-//! A network for tests: each test runs itself again in a network namespace of its own. One of its threads is in a second namespace,
-//! and a pair of virtual network cards connects the two. The kernel removes all of it when the test's process ends. Where
-//! namespaces are not allowed, the tests are skipped; with `IWARP_REQUIRE_NAMESPACES=1` they fail.
+//! A network for tests. Each test re-executes itself in a new network namespace, with one thread in
+//! a second namespace and a pair of virtual network cards between them. The kernel removes all of
+//! it when the test's process ends. Where namespaces are not allowed, the tests are skipped; with
+//! `IWARP_REQUIRE_NAMESPACES=1` they fail.
 
 use super::Watchdog;
 use super::alone::path_of;
@@ -13,7 +14,8 @@ pub const FAR: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 7, 2));
 /// Environment variable that is set for the copy of this program in its namespace.
 const INSIDE: &str = "IWARP_TEST_OUTAGE_INSIDE";
 
-/// Two connected network namespaces: the calling thread is in the near one, a helper thread in the far one.
+/// Two connected network namespaces: the calling thread is in the near one, a helper thread in the
+/// far one.
 pub struct Net {
     /// Work for the thread in the far namespace.
     far: Sender<Box<dyn FnOnce() + Send>>,
@@ -53,7 +55,8 @@ impl Net {
         net
     }
 
-    /// Runs `job` in the far namespace and returns its result. Sockets and devices that it opens belong to that namespace.
+    /// Runs `job` in the far namespace and returns its result. Sockets and devices that it opens
+    /// belong to that namespace.
     pub fn at_far<R: Send + 'static>(&self, job: impl FnOnce() -> R + Send + 'static) -> R {
         let (tell, result) = channel();
         let job = move || tell.send(job()).unwrap();
@@ -70,8 +73,8 @@ impl Net {
     }
 }
 
-/// Returns a command that runs its arguments in a network namespace of their own. Users other than root get a user namespace,
-/// too, because only root may create network namespaces.
+/// Returns a command that runs its arguments in a network namespace of their own. Users other than
+/// root get a user namespace, too, because only root may create network namespaces.
 fn namespace() -> Command {
     let mut command = Command::new("unshare");
     command.arg("--net");

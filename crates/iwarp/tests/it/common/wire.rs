@@ -1,5 +1,6 @@
-//! A hand-written peer: a blocking socket that encodes and decodes MPA, DDP and RDMAP with the codecs of `iwarp-proto`. It
-//! sends exactly what a test tells it to send, also when that breaks the protocol.
+//! A hand-written peer: a blocking socket that encodes and decodes MPA, DDP and RDMAP with the
+//! codecs of `iwarp-proto`. It sends exactly what a test tells it to send, also when that breaks
+//! the protocol.
 
 use super::{End, LIMIT, Server};
 use iwarp::runtime::cm::CmEventKind;
@@ -89,8 +90,8 @@ impl Hello {
 pub struct Wire {
     pub socket: TcpStream,
     pub crc: bool,
-    /// Passes over reminders: zero-length Writes by which an initiator wakes a responder that has been silent for 30 ms and more,
-    /// as it is on a busy machine.
+    /// Passes over reminders: zero-length Writes by which an initiator wakes a responder that has
+    /// been silent for 30 ms and more, as it is on a busy machine.
     pub skips_reminders: bool,
     msn: [u32; 4],
 }
@@ -275,7 +276,8 @@ impl Wire {
         payload
     }
 
-    /// Reads the next FPDU, which must be a Terminate with this code. Then the peer must close with a FIN.
+    /// Reads the next FPDU, which must be a Terminate with this code. Then the peer must close with
+    /// a FIN.
     pub fn expect_terminate(&mut self, code: TerminateCode) -> Terminate {
         let (header, payload) = self.recv();
         let Header::Untagged(h) = header else {
@@ -291,8 +293,8 @@ impl Wire {
         terminate
     }
 
-    /// Waits until the peer closes, and panics if it sends anything before. Returns `true` if it closes with a FIN, `false` if
-    /// with a reset.
+    /// Waits until the peer closes, and panics if it sends anything before. Returns `true` if it
+    /// closes with a FIN, `false` if with a reset.
     pub fn ends(&mut self) -> bool {
         let mut octets = [0; 64];
         match self.read_some(&mut octets) {
@@ -307,7 +309,8 @@ impl Wire {
         assert!(!self.ends(), "a FIN instead of a reset");
     }
 
-    /// Waits for octets or the end of the stream, at most for `time`. Returns `true` unless the peer has closed with a FIN.
+    /// Waits for octets or the end of the stream, at most for `time`. Returns `true` unless the
+    /// peer has closed with a FIN.
     pub fn stays_open(&mut self, time: Duration) -> bool {
         self.socket.set_read_timeout(Some(time)).unwrap();
         let end = self.socket.peek(&mut [0]);
@@ -369,7 +372,8 @@ pub fn read(stag: u32, to: u64, size: u32) -> ReadRequest {
     }
 }
 
-/// Connects a hand-written initiator to `server`, including the RTR message, and returns it with the accepted end.
+/// Connects a hand-written initiator to `server`, including the RTR message, and returns it with
+/// the accepted end.
 pub fn initiator(server: &Server, hello: &Hello) -> (Wire, End) {
     let mut wire = Wire::connect(server.address);
     wire.write(&hello.octets(FrameKind::Request));
@@ -391,7 +395,8 @@ pub fn initiator(server: &Server, hello: &Hello) -> (Wire, End) {
     (wire, end)
 }
 
-/// Connects `end` to a hand-written responder, which answers with `hello` and reads the RTR message.
+/// Connects `end` to a hand-written responder, which answers with `hello` and reads the RTR
+/// message.
 pub fn responder(end: &End, hello: &Hello) -> Wire {
     let listener = TcpListener::bind(SocketAddr::new(super::V4, 0)).unwrap();
     responder_at(&listener, end, hello)

@@ -1,9 +1,9 @@
-//! What datagram queue pairs and their device tell about themselves: values, and the counters of what has come and gone.
+//! Attributes and counters of datagram queue pairs and their device.
 
 use super::*;
 use iwarp_rnic::counters::Counters;
 
-/// The counters that are not zero, with their names.
+/// Returns the non-zero counters and their names.
 fn counted(counters: &Counters) -> Vec<(&'static str, u64)> {
     let all = counters.named().into_iter();
     all.filter(|(_, value)| *value != 0).collect()
@@ -27,7 +27,7 @@ fn each_counter_has_its_share() {
         assert_eq!(end.next().status, WcStatus::Success);
     }
     b.poll_until(|b| b.qp.drops().no_receive == 2);
-    // 32 octets of each are its header.
+    // 32 octets of each are the header.
     let sent = 3 + 7 + 7 + 3;
     let tx = [
         ("tx_bytes", sent + 4 * 32),
@@ -46,7 +46,7 @@ fn each_counter_has_its_share() {
     ];
     assert_eq!(counted(&a.qp.counters()), tx);
     assert_eq!(counted(&b.qp.counters()), rx);
-    // The device has those of all, also of those that are gone.
+    // The device's counters include destroyed queue pairs.
     let both = [
         ("tx_bytes", sent + 4 * 32),
         ("rx_bytes", sent + 4 * 32),
@@ -63,7 +63,7 @@ fn each_counter_has_its_share() {
     a.qp.destroy();
     assert_eq!(counted(&ctx.counters()), both);
     drop((a, b));
-    // A thread of the engine may look at one of them at this moment.
+    // A thread of the engine may be using one of them at this moment.
     let start = Instant::now();
     while counted(&ctx.counters()) != both {
         assert!(start.elapsed() < PATIENCE, "{:?}", ctx.counters());
@@ -99,7 +99,7 @@ fn wrong_checksums_are_counted() {
 }
 
 #[test]
-fn a_queue_pair_tells_what_it_was_made_with() {
+fn qp_reports_its_attributes() {
     let ctx = context("127.0.0.1");
     let cq = ctx.create_cq(16, None).unwrap();
     let pds = [(); 3].map(|()| ctx.allocate_pd());

@@ -1,13 +1,14 @@
-//! Which datagrams to multicast groups are heard.
+//! Delivery of datagrams to multicast groups.
 
 use super::*;
 
-/// IPv4 alone: Linux has no route for groups of IPv6 on the loopback interface.
+/// IPv4 only: Linux has no route for groups of IPv6 on the loopback interface.
 fn group(last: u8) -> [u8; 16] {
     gid(&format!("239.255.79.{last}"))
 }
 
-/// Two queue pairs that are attached to these groups, with a key of their own: whoever else uses the groups on this host is not heard.
+/// Two queue pairs attached to these groups, with their own key, so that other users of the groups
+/// on this host are not received.
 fn attached(groups: &[[u8; 16]]) -> [End; 2] {
     let ends = [(); 2].map(|()| End::new("127.0.0.1"));
     for end in &ends {
@@ -19,7 +20,7 @@ fn attached(groups: &[[u8; 16]]) -> [End; 2] {
     ends
 }
 
-/// Sends to a group, or to `to` alone.
+/// Sends to a group, or only to `to`.
 fn send(from: &End, to: &End, group: Option<[u8; 16]>, octets: &[u8]) {
     let pieces = [octets];
     let wr = UdSendWr {
@@ -32,7 +33,7 @@ fn send(from: &End, to: &End, group: Option<[u8; 16]>, octets: &[u8]) {
 
 #[test]
 fn a_group_reaches_who_is_attached() {
-    // Of this process alone: another run of the test on this host would be heard, too.
+    // A key of this process: another run of the test on this host would be received, too.
     let [.., high, low] = std::process::id().to_be_bytes();
     let group = [
         0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 239, 255, high, low,
@@ -61,13 +62,14 @@ fn a_group_reaches_who_is_attached() {
         assert_eq!(octets[GRH..], *b"to all");
         assert_eq!(octets[36..40], group[12..]);
     }
-    // If it does not want its own, others still get them.
+    // If it does not receive its own, others still do.
     ends[0].qp.set_deaf_to_itself(true);
     ends.iter().take(2).for_each(|end| end.receive(0, 100));
     ends[0].qp.post_send(&[wr]).unwrap();
     assert_eq!(ends[1].next().byte_len as usize, GRH + 6);
     ends[0].poll_until(|end| end.qp.drops().own == 1);
-    // Who is detached, or was never attached, is not reached: the next is the first that comes.
+    // A detached queue pair, or one that was never attached, receives nothing: the next datagram is
+    // the first to arrive.
     ends[1].qp.detach_group(group).unwrap();
     assert!(ends[1].qp.detach_group(group).is_err());
     ends[1].receive(1, 100);
@@ -91,9 +93,9 @@ fn groups_have_limits() {
     a.qp.attach_group(group(32)).unwrap();
 }
 
-/// What it does not want is its own datagrams to groups, and nothing else.
+/// It only does not receive its own datagrams to groups.
 #[test]
-fn who_is_deaf_to_itself_hears_others() {
+fn loopback_off_still_receives_others() {
     let [a, b] = attached(&[group(1)]);
     a.qp.set_deaf_to_itself(true);
     (0..3).for_each(|slot| a.receive(slot, 100));
@@ -108,7 +110,7 @@ fn who_is_deaf_to_itself_hears_others() {
 }
 
 #[test]
-fn who_leaves_a_group_hears_the_others() {
+fn left_group_keeps_other_groups() {
     let [a, b] = attached(&[group(2), group(3), group(4)]);
     for (slot, left) in [(0, 2), (1, 4)] {
         a.receive(slot, 100);

@@ -1,5 +1,6 @@
-//! Settings in each of their places: the listener, the accepted connection, and the connecting end.
-//! The peer is written by hand, so what it sees can only come from the settings of the other end.
+//! Each setting in each place where it applies: the listener, the accepted connection, and the
+//! connecting end. The peer is hand-written, so what it sees can only result from the settings of
+//! the other end.
 
 use crate::common::wire::{Hello, Wire, initiator, responder};
 use crate::common::{End, HANDSHAKE, Server, V4, context, expect};
@@ -15,7 +16,7 @@ use std::time::Duration;
 
 const NEVER: Duration = Duration::from_secs(3600);
 
-/// A stream on which something happens when a time limit is over, and what keeps it alive.
+/// A stream that ends when a time limit expires, and what keeps it alive.
 type Waiting = (Wire, Box<dyn Any>);
 
 fn silent(config: &Config) -> Waiting {
@@ -23,7 +24,7 @@ fn silent(config: &Config) -> Waiting {
     (Wire::connect(server.address), Box::new(server))
 }
 
-/// The request has come, and neither accepted nor rejected.
+/// The request has arrived, and is neither accepted nor rejected.
 fn requested(config: &Config, hello: &Hello) -> (Server, Wire) {
     let server = Server::new(V4, config);
     let mut wire = Wire::connect(server.address);
@@ -91,7 +92,7 @@ fn unanswered(config: &Config) -> Waiting {
     (wire, Box::new((listener, end)))
 }
 
-/// Two streams wait for the same thing, the first one for an hour at most. It has to outlast the
+/// Two streams wait for the same event, the first one for up to an hour. It has to outlast the
 /// second one: with a limit from anywhere but the settings of its own device it would end first.
 #[test]
 fn time_limits_belong_to_their_device() {
@@ -115,7 +116,7 @@ fn time_limits_belong_to_their_device() {
         ("receive of the initiator", hold, connected_without_receive),
         ("MPA reply", answer, unanswered),
     ];
-    // The rows wait at the same time.
+    // The rows wait in parallel.
     std::thread::scope(|scope| {
         for (what, set, begin) in rows {
             scope.spawn(move || {
@@ -129,7 +130,7 @@ fn time_limits_belong_to_their_device() {
     });
 }
 
-/// Something happens on a stream with a short limit, and nothing on an older one with a long limit.
+/// A stream with a short limit ends, and an older one with a long limit does not.
 fn outlasts(what: &str, begin: impl Fn(Duration) -> Waiting) {
     let (mut waits, _alive) = begin(NEVER);
     let (mut ends, _alive_too) = begin(HANDSHAKE);
@@ -144,7 +145,7 @@ fn outlasts(what: &str, begin: impl Fn(Duration) -> Waiting) {
     assert!(seen.as_ref().is_err_and(timed_out), "{what}: {seen:?}");
 }
 
-/// A row: whether our end asks for CRCs, and whether the peer does.
+/// Row: whether our end requests CRCs, and whether the peer does.
 #[test]
 fn either_end_may_ask_for_crcs() {
     for (ours, theirs) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -170,7 +171,7 @@ fn either_end_may_ask_for_crcs() {
     }
 }
 
-/// Both places of a queue pair whose device has these settings: accepted, and connecting.
+/// Both places of a queue pair whose device has these settings: accepting and connecting.
 fn both_places(config: &Config) -> [(Wire, End); 2] {
     let hello = Hello::enhanced(true, false);
     let accepted = initiator(&Server::new(V4, config), &hello);
@@ -180,7 +181,7 @@ fn both_places(config: &Config) -> [(Wire, End); 2] {
 }
 
 #[test]
-fn both_places_cut_messages_for_the_mss() {
+fn both_places_segment_for_mss() {
     for (mss, pieces) in [(None, 1), (Some(1000), 5)] {
         let mut config = Config::default();
         config.mss = mss;
@@ -197,7 +198,7 @@ fn both_places_cut_messages_for_the_mss() {
 }
 
 #[test]
-fn both_places_ask_whether_a_send_is_placed() {
+fn both_places_probe_placement_of_sends() {
     for placed in [false, true] {
         let mut config = Config::default();
         config.placed = placed;
@@ -212,7 +213,7 @@ fn both_places_ask_whether_a_send_is_placed() {
     }
 }
 
-/// A row: the device's peers, the listener's own, and whether this host is let in.
+/// Row: the device's peers, the listener's own, and whether this host is admitted.
 #[test]
 fn listener_admission_wins_over_device() {
     let (us, others) = ("127.0.0.0/8", "192.0.2.0/24");

@@ -1,8 +1,9 @@
-//! Identifiers of the connection manager: stand-ins for queue pairs, options, addresses, and events that go elsewhere.
+//! Identifiers of the connection manager: placeholder queue pairs, options, addresses, and events
+//! that move to another channel.
 
 use super::*;
 
-/// An identifier whose route to `peer` is resolved.
+/// Returns an identifier whose route to `peer` is resolved.
 fn routed(
     channel: &iwarp::runtime::cm::CmEventChannel,
     ctx: Option<&Context>,
@@ -22,7 +23,7 @@ fn on_loopback(port: u16) -> SocketAddr {
 
 /// The program has no queue pair for it (`CmId::use_stand_in`).
 #[test]
-fn a_connection_without_a_queue_pair_of_the_program_has_private_data_and_an_end() {
+fn connection_without_queue_pair_works() {
     let (at_listener, at_client) = (
         create_event_channel().unwrap(),
         create_event_channel().unwrap(),
@@ -56,7 +57,7 @@ fn a_connection_without_a_queue_pair_of_the_program_has_private_data_and_an_end(
         let event = expect(&at_client, CmEventKind::Established);
         assert_eq!(event.private_data, b"answer");
         let reads = (event.responder_resources, event.initiator_depth);
-        // The listener's program serves fewer, but can serve as many as were asked for, up to the depth.
+        // The listener's program serves fewer, but can serve as many as requested, up to the depth.
         assert_eq!(reads, (Some(1), Some(3)));
         // The connecting program has not taken the answer yet.
         assert!(at_listener.try_next().is_none());
@@ -88,7 +89,7 @@ fn a_connection_without_a_queue_pair_of_the_program_has_private_data_and_an_end(
 }
 
 #[test]
-fn a_stand_in_goes_with_its_identifier_or_when_another_one_comes() {
+fn placeholder_qp_is_replaced_or_destroyed() {
     let channel = create_event_channel().unwrap();
     let id = routed(&channel, None, on_loopback(9));
     let ctx = id.context().unwrap();
@@ -108,7 +109,7 @@ fn a_stand_in_goes_with_its_identifier_or_when_another_one_comes() {
 }
 
 #[test]
-fn identifiers_have_numbers_of_their_own_and_values_of_the_program() {
+fn identifiers_have_numbers_and_user_values() {
     let channel = create_event_channel().unwrap();
     let ids = [(); 3].map(|()| CmId::create(&channel, None));
     for (id, value) in ids.iter().zip(5..) {
@@ -125,9 +126,9 @@ fn identifiers_have_numbers_of_their_own_and_values_of_the_program() {
     assert!(numbers[0] < numbers[1] && numbers[1] < numbers[2]);
 }
 
-/// Of two that share a channel, the end of one leaves the other and its events alone.
+/// Of two identifiers that share a channel, destroying one leaves the other and its events intact.
 #[test]
-fn an_identifier_takes_only_its_own_events_along() {
+fn destroyed_identifier_discards_only_its_events() {
     let channel = create_event_channel().unwrap();
     let [leaving, staying] = [(); 2].map(|()| CmId::create(&channel, None));
     for id in [&leaving, &staying] {
@@ -158,9 +159,9 @@ fn an_identifier_is_bound_once() {
     refused(&id);
 }
 
-/// An identifier that is dropped without being destroyed does not go on listening.
+/// A listener that is dropped without being destroyed stops listening.
 #[test]
-fn a_listener_that_is_dropped_gives_its_port_back() {
+fn dropped_listener_frees_its_port() {
     let channel = create_event_channel().unwrap();
     let id = CmId::create(&channel, None);
     id.bind(on_loopback(0)).unwrap();
@@ -174,7 +175,7 @@ fn a_listener_that_is_dropped_gives_its_port_back() {
 }
 
 #[test]
-fn a_program_gives_events_of_its_own_and_no_others() {
+fn program_posts_only_user_events() {
     let channel = create_event_channel().unwrap();
     let id = CmId::create(&channel, None);
     let own = [
@@ -199,7 +200,7 @@ fn a_program_gives_events_of_its_own_and_no_others() {
     refused(CmEventKind::User(5));
 }
 
-/// Listens at all IPv6 addresses. Returns `true` if somebody else can listen at its port for IPv4.
+/// Listens on all IPv6 addresses. Returns `true` if its port can still be used for IPv4.
 fn leaves_ipv4(only_v6: bool) -> bool {
     let id = CmId::create(&create_event_channel().unwrap(), None);
     id.set_only_v6(only_v6);
@@ -212,14 +213,14 @@ fn leaves_ipv4(only_v6: bool) -> bool {
 }
 
 #[test]
-fn a_listener_for_ipv6_alone_leaves_its_port_to_ipv4() {
-    // The port may be another program's, for IPv4.
+fn ipv6_only_listener_leaves_ipv4_port() {
+    // Another program may use the port for IPv4.
     assert!((0..20).any(|_| leaves_ipv4(true)));
     assert!((0..20).all(|_| !leaves_ipv4(false)));
 }
 
 #[test]
-fn identifiers_that_allow_it_share_an_address_and_one_listens() {
+fn reuseaddr_shares_address_one_listens() {
     let channel = create_event_channel().unwrap();
     let id = |reuse: bool| {
         let id = CmId::create(&channel, None);
@@ -240,7 +241,7 @@ fn identifiers_that_allow_it_share_an_address_and_one_listens() {
 
 /// Also when it tries again.
 #[test]
-fn an_identifier_connects_from_the_port_that_it_is_bound_to() {
+fn identifier_connects_from_bound_port() {
     let channel = create_event_channel().unwrap();
     let silent = CmId::create(&channel, None);
     silent.bind(on_loopback(0)).unwrap();
@@ -259,7 +260,7 @@ fn an_identifier_connects_from_the_port_that_it_is_bound_to() {
         id.use_stand_in(1).unwrap();
         id.connect(&ConnectionParameters::default()).unwrap();
     };
-    // Bound, but nobody listens.
+    // Bound, but not listening.
     connect(&silent);
     let event = expect(&own_channel, CmEventKind::Rejected);
     assert_eq!(event.status, libc::ECONNREFUSED);
@@ -269,14 +270,14 @@ fn an_identifier_connects_from_the_port_that_it_is_bound_to() {
 }
 
 #[test]
-fn an_identifier_takes_its_events_to_another_channel() {
+fn migrated_identifier_moves_its_events() {
     let [old, new] = [(); 2].map(|()| create_event_channel().unwrap());
     let [moving, staying] = [(); 2].map(|()| CmId::create(&old, None));
     for value in 1..3 {
         moving.write_event(CmEventKind::User(value), 0).unwrap();
         staying.write_event(CmEventKind::User(10), 0).unwrap();
     }
-    // To where it is already.
+    // The channel that it already has.
     moving.migrate(&old);
     moving.migrate(&new);
     moving.write_event(CmEventKind::User(3), 0).unwrap();
@@ -292,11 +293,11 @@ fn an_identifier_takes_its_events_to_another_channel() {
 }
 
 #[test]
-fn source_and_destination_are_of_one_address_family() {
+fn source_and_destination_share_family() {
     let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
     let ctx = Context::open(&device, Config::default()).unwrap();
     let channel = create_event_channel().unwrap();
-    // Bound to, named as the source, resolved; and the address that it has then, if that is possible.
+    // Bound to, named as the source, resolved; and the resulting address, if possible.
     for (bound, source, peer, wanted) in [
         (None, None, "127.0.0.1:9", Some("127.0.0.1")),
         (None, Some("0.0.0.0:0"), "127.0.0.1:9", Some("127.0.0.1")),
@@ -335,9 +336,10 @@ fn source_and_destination_are_of_one_address_family() {
     }
 }
 
-/// The address that the program has named as the source is the one that the peer sees, whichever context the identifier uses.
+/// The peer sees the address that the program named as the source, whichever context the identifier
+/// uses.
 #[test]
-fn a_connection_comes_from_the_address_that_was_named() {
+fn connection_comes_from_named_address() {
     let device = Device::by_address("127.0.0.1".parse().unwrap()).unwrap();
     let ctx = Context::open(&device, Config::default()).unwrap();
     let at_listener = create_event_channel().unwrap();
