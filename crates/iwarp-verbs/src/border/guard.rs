@@ -1,4 +1,5 @@
-//! The border to C: no panic crosses it, no thread is cancelled behind it, and every failure becomes the errno that the manual pages name.
+//! The border to C: stops panics, disables thread cancellation, and converts every failure to the
+//! errno that the manual pages name.
 //!
 //! The C functions are of four kinds: those that return 0 or a positive errno ([`code`]), those that return -1 and set
 //! `errno` ([`minus_one`]), those that return NULL and set `errno` ([`pointer`]), and the rest ([`value`]).
@@ -39,7 +40,7 @@ pub(crate) const UNSUPPORTED: Errno = Errno(libc::EOPNOTSUPP);
 
 /// Sets the calling thread's `errno`.
 pub(crate) fn set_errno(errno: Errno) {
-    // SAFETY: the C library gives a valid place for each thread.
+    // SAFETY: the C library returns a valid address for each thread.
     unsafe { *libc::__errno_location() = errno.0 };
 }
 
@@ -48,7 +49,7 @@ fn caught<T>(f: impl FnOnce() -> Res<T>) -> Res<T> {
     catch_unwind(AssertUnwindSafe(f)).unwrap_or(Err(Errno(libc::EIO)))
 }
 
-/// Returns 0 or a positive errno. `errno` is set, too, because some programs look there.
+/// Returns 0 or a positive errno. Sets `errno` too, because some programs read it.
 #[inline]
 pub(crate) fn code(f: impl FnOnce() -> Res<()>) -> c_int {
     match caught(f) {
