@@ -11,7 +11,6 @@ pub(crate) type ReadU16 = unsafe extern "C" fn(*mut ibv_cq_ex) -> u16;
 pub(crate) type ReadU32 = unsafe extern "C" fn(*mut ibv_cq_ex) -> u32;
 pub(crate) type ReadU64 = unsafe extern "C" fn(*mut ibv_cq_ex) -> u64;
 
-/// These differ between architectures and C libraries.
 const MUTEX: usize = size_of::<libc::pthread_mutex_t>();
 const COND: usize = size_of::<libc::pthread_cond_t>();
 
@@ -594,7 +593,6 @@ c_structs! { ALL;
     }
 }
 
-/// RDMA and atomic targets of a send work request.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) union send_wr_target {
@@ -644,7 +642,7 @@ pub(crate) union async_element {
     pub(crate) port_num: c_int,
 }
 
-/// Values that several files need. The others are named where they are used.
+/// Values that several files need. Others are defined where they are used.
 pub(crate) mod value {
     use std::ffi::c_uint;
 

@@ -33,7 +33,7 @@ pub(crate) fn post_failed(qp: &QueuePair, error: &iwarp::Error) {
         && qp.context().config().face == Face::Rnic;
     if early {
         complain_once(format!(
-            "the program sends on a queue pair that it has not moved to RTS; {}",
+            "the program sends from a queue pair that it has not moved to RTS; {}",
             advice(Face::Roce)
         ));
     }
@@ -46,7 +46,7 @@ pub(crate) fn type_refused(face: Face, qp_type: c_uint) {
         && ![QPT_RC, QPT_UC, QPT_UD, QPT_XRC_SEND, QPT_XRC_RECV].contains(&qp_type)
     {
         complain_once(format!(
-            "the program asks for a queue pair of type {qp_type}, but the wire has only \
+            "the program asks for a queue pair of type {qp_type}, and the wire has only \
              connections and datagrams (types {QPT_RC} to \
              {QPT_UD}, {QPT_XRC_SEND} and {QPT_XRC_RECV}); if it cannot go on, {}",
             advice(Face::Rnic)
@@ -61,7 +61,7 @@ pub(crate) fn listed(face: Face) {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
         if let Some(user) = infiniband_only(&maps) {
             complain_once(format!(
-                "{user} ignores iWARP NICs; {}",
+                "{user} passes over iWARP NICs; {}",
                 advice(Face::Roce)
             ));
         }
