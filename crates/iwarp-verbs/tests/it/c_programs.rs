@@ -1,16 +1,11 @@
-//! Our own C programs on the library, compiled with Debian's headers: every kind of misuse, addresses, an exchange that uses every
-//! operation, events for solicited completions, queue pairs that are connected by number, connections without queue pairs, unreliable
-//! connections, extended reliable connections, datagrams with and without the connection manager, and what later headers than Debian's
-//! declare; what calls tell about objects and completions, what reaches the other end, and what waits for acknowledgements; what is left
-//! of calls that fail and of objects that end, in each way; how a process lives and ends, and its surroundings; memory whose page faults
-//! do not end, and memory that goes; the library as a plug-in; when queue slots are free, which changes of state are refused, and the
-//! errors of other wrong calls.
+//! C programs of `tests/c`, compiled with Debian's headers and run on the built library.
 
 use crate::common;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Returns `true` if Debian's headers are installed. Panics if they are missing and `IWARP_REQUIRE_RDMA_TOOLS` is set.
+/// Returns `true` if Debian's headers are installed. Panics if `IWARP_REQUIRE_RDMA_TOOLS` is set
+/// and they are missing.
 fn headers_installed() -> bool {
     let found = ["infiniband/verbs.h", "rdma/rdma_cma.h"]
         .iter()
@@ -31,7 +26,7 @@ fn compile(name: &str, folder: &common::Folder) -> PathBuf {
     let status = Command::new("cc")
         .args(["-Wall", "-Wextra", "-Werror", "-pthread", "-g", "-o"])
         .arg(&exe)
-        // One program loads the library itself.
+        // `plugin` loads the library itself.
         .arg("-Wl,--as-needed")
         .arg(&source)
         .arg("-L")
@@ -48,8 +43,8 @@ fn passes(name: &str) {
     passes_as(name, "rnic");
 }
 
-/// Compiles and runs a program with this face of the devices, which is its argument, too. Its last line must say that no check
-/// failed. Returns what it has written to standard error; nothing if the headers are missing.
+/// Compiles and runs a program with this face of the devices, which is also its argument. Returns
+/// its standard error, or `None` if the headers are missing.
 fn passes_as(name: &str, face: &str) -> Option<String> {
     if !headers_installed() {
         return None;
@@ -59,8 +54,8 @@ fn passes_as(name: &str, face: &str) -> Option<String> {
     Some(runs_as(&exe, &folder, face, &[]))
 }
 
-/// Runs a compiled program with this face of the devices, which is its first argument, and further ones. Its last line must say that no
-/// check failed. Returns what it has written to standard error.
+/// Runs a compiled program with this face and further arguments. Its last line must say that no
+/// check failed. Returns its standard error.
 fn runs_as(exe: &Path, folder: &common::Folder, face: &str, more: &[&str]) -> String {
     let mut program = Command::new(exe);
     program
@@ -86,7 +81,8 @@ fn hung_program_is_killed_and_named() {
     );
 }
 
-/// The programs do in each face what a program for the other one would do, several times. It gets one hint.
+/// With each face, the programs repeatedly do what programs for the other face do. They get one
+/// hint.
 #[test]
 fn devices_look_like_iwarp_nics_or_like_roce_nics() {
     for (face, other) in [("rnic", "roce"), ("roce", "rnic")] {
@@ -241,7 +237,7 @@ fn identifiers_for_datagrams_tell_where_to_send_to() {
     }
 }
 
-/// Each kind of fault, as `iwarp run --fault` injects it.
+/// Injects each kind of fault as `iwarp run --fault` does.
 #[test]
 fn injected_faults_are_seen_as_the_verbs_say() {
     passes("faults");
@@ -272,7 +268,7 @@ fn a_page_fault_that_never_ends_stops_one_connection_only() {
     passes("stuck");
 }
 
-/// By what handlers for SIGSEGV and SIGBUS the program has, and when it installs them.
+/// With each kind of handler for SIGSEGV and SIGBUS, installed at different times.
 #[test]
 fn gone_memory_fails_the_access_only() {
     if !headers_installed() {
@@ -302,7 +298,7 @@ fn gone_memory_fails_the_access_only() {
     }
 }
 
-/// Without CRC, payload that is sent is read by the kernel alone.
+/// Without CRC, only the kernel reads the payload that is sent.
 #[test]
 fn gone_memory_fails_system_calls() {
     if !headers_installed() {
@@ -327,7 +323,7 @@ fn gone_memory_fails_system_calls() {
     }
 }
 
-/// Without the handler the first access to memory that has gone ends the process.
+/// Without the handler, the first access to unmapped memory ends the process.
 #[test]
 fn memory_guard_can_be_turned_off() {
     use std::os::unix::process::ExitStatusExt;
@@ -361,7 +357,8 @@ fn limits_and_errors_match_kernel_drivers() {
     passes_on_both("limits");
 }
 
-/// Wrong calls for which our library does not return what siw does, and what it returns. `docs/errno.md` says why.
+/// Wrong calls for which this library's error differs from siw's, and the error. See
+/// `docs/errno.md`.
 const UNLIKE_SIW: &[(&str, &str)] = &[
     ("ibv_modify_srq with a limit above the new depth", "EINVAL"),
     (
@@ -386,7 +383,7 @@ const UNLIKE_SIW: &[(&str, &str)] = &[
     ("ibv_post_recv with a shared receive queue", "EINVAL"),
 ];
 
-/// The recording is what the same program writes on Linux's siw.
+/// The recording was written by the same program on Linux's siw.
 #[test]
 fn wrong_calls_return_recorded_errors() {
     if !headers_installed() {

@@ -1,5 +1,5 @@
-//! Registered memory that goes in programs of other runtimes, which have handlers for SIGSEGV of their own: AddressSanitizer, the Java
-//! virtual machine and Go. The program is `gone`, as `c_programs` runs it.
+//! Unmapped registered memory in runtimes with their own handlers for SIGSEGV: AddressSanitizer,
+//! the Java virtual machine and Go. They run `unmapped`, as `c_programs` does.
 
 use crate::common;
 use crate::common::{Folder, installed, library};
@@ -12,7 +12,8 @@ fn source(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// Returns `true` if Debian's headers are installed. Panics if they are missing and `IWARP_REQUIRE_RDMA_TOOLS` is set.
+/// Returns `true` if Debian's headers are installed. Panics if `IWARP_REQUIRE_RDMA_TOOLS` is set
+/// and they are missing.
 fn headers_installed() -> bool {
     let found = Path::new("/usr/include/infiniband/verbs.h").exists();
     assert!(
@@ -32,7 +33,6 @@ fn succeeds(command: &mut Command) {
     assert!(out.status.success(), "{command:?}: {said}");
 }
 
-/// Runs a program on both faces.
 fn passes(folder: &Folder, program: impl Fn(&str) -> Command) {
     for face in ["rnic", "roce"] {
         let mut program = program(face);
@@ -68,14 +68,14 @@ fn gone_memory_with_address_sanitizer() {
         passes(&folder, |face| {
             let mut program = Command::new(&exe);
             program.args([face, mode]);
-            // The program lets its memory go on purpose, and leaks nothing that matters here.
+            // The program exits without freeing everything.
             program.env("ASAN_OPTIONS", "detect_leaks=0");
             program
         });
     }
 }
 
-/// The folder with `jni.h`, beside the compiler.
+/// Returns the folder with `jni.h`, found beside the compiler.
 fn jni() -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     let compiler = std::env::split_paths(&path).map(|dir| dir.join("javac"));
