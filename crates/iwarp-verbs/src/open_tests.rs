@@ -44,7 +44,7 @@ fn imported_context_finds_objects_by_number() {
 }
 
 #[test]
-fn shared_context_is_one_for_each_device() {
+fn shared_context_per_device() {
     let (one, other) = (opened(), opened());
     // SAFETY: both contexts are open.
     unsafe {

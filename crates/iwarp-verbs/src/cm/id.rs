@@ -266,7 +266,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn synchronous_loopback_id_gets_device_in_use_only() {
+    fn synchronous_loopback_id_defers_device() {
         let mut address = loopback();
         let address = (&raw mut address).cast::<libc::sockaddr>();
         // SAFETY: identifiers of this test, used as the manual pages require.
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn asynchronous_loopback_id_gets_device_when_bound() {
+    fn bound_loopback_id_has_device() {
         let mut address = loopback();
         let address = (&raw mut address).cast::<libc::sockaddr>();
         // SAFETY: a channel and an identifier of this test, used as the manual pages require.

@@ -115,7 +115,7 @@ fn rping_over_ipv4_and_ipv6() {
 
 /// The program does not know `iwarp stat`, which finds it by its process number.
 #[test]
-fn an_unchanged_program_answers_iwarp_stat() {
+fn unmodified_program_answers_iwarp_stat() {
     if !common::installed("rping") {
         return;
     }
@@ -156,7 +156,7 @@ fn an_unchanged_program_answers_iwarp_stat() {
 
 /// The program does not know `IWARP_CAPTURE`. The file is complete when it exits.
 #[test]
-fn traffic_of_a_program_is_recorded() {
+fn program_traffic_is_captured() {
     if !common::installed("rping") {
         return;
     }
@@ -183,7 +183,7 @@ fn traffic_of_a_program_is_recorded() {
 
 /// With hardware, no device has the loopback address either, and programs may listen there.
 #[test]
-fn a_program_may_bind_to_loopback_even_if_that_has_no_device() {
+fn loopback_bind_needs_no_device() {
     if !common::installed("rping") {
         return;
     }
@@ -234,7 +234,7 @@ fn ucmatose_moves_data_on_many_connections() {
 }
 
 #[test]
-fn the_device_is_listed_as_an_rnic() {
+fn device_is_listed_as_rnic() {
     if !common::installed("ibv_devinfo") {
         return;
     }
@@ -249,7 +249,7 @@ fn the_device_is_listed_as_an_rnic() {
 
 /// C programs have no log, so an invalid setting is reported on standard error, once.
 #[test]
-fn an_invalid_setting_is_named_on_standard_error() {
+fn invalid_setting_is_reported_once() {
     if !common::installed("ibv_devinfo") {
         return;
     }

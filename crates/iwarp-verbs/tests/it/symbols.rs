@@ -52,7 +52,7 @@ fn wanted() -> BTreeSet<String> {
 }
 
 #[test]
-fn exports_are_those_of_rdma_core() {
+fn exports_match_rdma_core() {
     if !common::installed("readelf") {
         return;
     }
@@ -81,7 +81,7 @@ fn installed_libraries() -> Vec<PathBuf> {
 }
 
 #[test]
-fn whatever_the_installed_rdma_core_exports_is_here_too() {
+fn installed_rdma_core_exports_exist() {
     if !common::installed("readelf") {
         return;
     }
@@ -104,7 +104,7 @@ fn whatever_the_installed_rdma_core_exports_is_here_too() {
 }
 
 #[test]
-fn the_library_stays_loaded_and_has_its_name() {
+fn library_has_soname_and_nodelete() {
     if !common::installed("readelf") {
         return;
     }
@@ -121,7 +121,7 @@ fn the_library_stays_loaded_and_has_its_name() {
 /// Without lld (on aarch64 and in distributions' packages), GNU ld gets two version scripts: ours
 /// and rustc's. It must still export our versions.
 #[test]
-fn gnu_ld_takes_our_version_script_beside_that_of_rustc() {
+fn gnu_ld_accepts_both_version_scripts() {
     if !common::installed("ld.bfd") {
         return;
     }

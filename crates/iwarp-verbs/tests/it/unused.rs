@@ -23,7 +23,7 @@ fn said(folder: &common::Folder, run: &str, arguments: &str) -> String {
 }
 
 #[test]
-fn only_programs_without_device_get_the_line() {
+fn message_if_no_device_opened() {
     if !Path::new("/usr/include/rdma/rdma_cma.h").exists() {
         eprintln!("skipped: needs libibverbs-dev and librdmacm-dev");
         return;

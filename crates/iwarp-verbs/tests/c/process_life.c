@@ -8,7 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "life.h"
+#include "connection.h"
 
 /* How a child ends. */
 enum end { RETURN, EXIT_HANDLER, OTHER_THREAD, AT_ONCE, KILLED };

@@ -1,6 +1,6 @@
 /* A connection between two threads or processes, for the tests of how processes live and end. */
-#ifndef LIFE_H
-#define LIFE_H
+#ifndef CONNECTION_H
+#define CONNECTION_H
 
 #include <arpa/inet.h>
 #include <infiniband/verbs.h>

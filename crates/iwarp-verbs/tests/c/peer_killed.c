@@ -9,7 +9,7 @@
 #include <stdint.h>
 #include <sys/wait.h>
 
-#include "life.h"
+#include "connection.h"
 
 enum { LARGE = 1 << 20, DEPTH = 4, TRAFFIC = 12, ROUNDS = 4 };
 

@@ -1,5 +1,5 @@
-/** Runs `gone` in a virtual machine that makes exceptions of faults: null pointers and overflows of the stack. */
-public final class Gone {
+/** Runs `unmapped` in a virtual machine that makes exceptions of faults: null pointers and overflows of the stack. */
+public final class Unmapped {
     private static int depth;
 
     private static native int run(String face);
