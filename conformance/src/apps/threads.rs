@@ -16,7 +16,7 @@ use super::stage::Stage;
 /// C programs of crates/iwarp-verbs/tests/c. Both ends are in one process, with threads of their own.
 const OWN: [&str; 7] = [
     "exchange",
-    "numbered",
+    "connected_by_number",
     "datagrams",
     "solicited",
     "unreliable",

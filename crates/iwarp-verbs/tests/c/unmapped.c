@@ -152,7 +152,7 @@ static struct memory map(enum way way)
 						IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
 
 	if (way == TRUNCATE) {
-		m.file = memfd_create("gone", 0);
+		m.file = memfd_create("unmapped", 0);
 		NEED(m.file >= 0 && ftruncate(m.file, LARGE) == 0);
 	}
 	flags |= way == TRUNCATE ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
