@@ -286,7 +286,7 @@ mod tests {
 
     /// Without the wake-up, a wait would notice the change only after the polling interval.
     #[test]
-    fn each_change_of_a_set_wakes_its_waits() {
+    fn set_changes_wake_waiters() {
         let number = create(0).unwrap();
         let set = find(number).unwrap();
         let (reader, _writer) = std::io::pipe().unwrap();

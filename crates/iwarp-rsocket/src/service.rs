@@ -279,7 +279,7 @@ mod tests {
 
     /// A socket has at most one timer, whatever other sockets have.
     #[test]
-    fn another_interval_replaces_the_timer() {
+    fn new_interval_replaces_timer() {
         let hour = Duration::from_secs(3600);
         let new = || Arc::new(Socket::create(libc::AF_INET, Options::new(false, false)).unwrap());
         let timers = |of: &Arc<Socket>| {

@@ -176,7 +176,7 @@ mod tests {
     /// A woken thread checks the socket and sleeps again if nothing has changed, so the wake-up
     /// must follow the change.
     #[test]
-    fn a_shutdown_wakes_when_it_has_changed_the_socket() {
+    fn shutdown_wakes_after_change() {
         for how in [libc::SHUT_RD, libc::SHUT_WR, libc::SHUT_RDWR] {
             let new = || calls::socket(libc::AF_INET, libc::SOCK_STREAM, 0).unwrap();
             let (listener, client) = (new(), new());
