@@ -1,4 +1,5 @@
-/* Addresses: what rdma_getaddrinfo finds, and what rdma_bind_addr and rdma_resolve_addr say of addresses that cannot be used. */
+/* Addresses: results of rdma_getaddrinfo, and errors of rdma_bind_addr and rdma_resolve_addr for
+ * unusable addresses. */
 #include <arpa/inet.h>
 #include <infiniband/ib.h>
 #include <netdb.h>
@@ -34,8 +35,8 @@ static int same_v4(const struct sockaddr *got, socklen_t len, const char *text, 
 	       in->sin_addr.s_addr == want.sin_addr.s_addr;
 }
 
-/* A name has the address that getaddrinfo finds first with the same hints. */
-static void a_name(const char *node, const char *service, int flags, int family)
+/* The result is the first address that getaddrinfo returns for the same hints. */
+static void check_name(const char *node, const char *service, int flags, int family)
 {
 	struct rdma_addrinfo hints = { .ai_flags = flags, .ai_family = family, .ai_port_space = RDMA_PS_TCP }, *got;
 	struct addrinfo plain = { .ai_family = family, .ai_protocol = IPPROTO_TCP }, *want;
@@ -78,7 +79,7 @@ static void names(void)
 					a_name(nodes[n], services[s], flags[f], families[a]);
 }
 
-/* Queue pair type and port space follow from each other, and choose the service. */
+/* Queue pair type and port space determine each other and the service. */
 static void kinds(void)
 {
 	static const struct {
@@ -100,7 +101,7 @@ static void kinds(void)
 		struct rdma_addrinfo hints = { .ai_qp_type = rows[i].type, .ai_port_space = rows[i].space };
 		int code = rdma_getaddrinfo("127.0.0.1", "7471", &hints, &got);
 
-		/* Which of two codes it is depends on the version of the C library. */
+		/* The C library's version decides which of two codes is returned. */
 		if (code == EAI_SOCKTYPE)
 			code = EAI_SERVICE;
 		CODE(rows[i].code, code);
@@ -137,7 +138,7 @@ static void hints_and_none(void)
 	CHECK(same_v4(got->ai_dst_addr, got->ai_dst_len, "127.0.0.6", 99));
 	CHECK(got->ai_src_addr != hints.ai_src_addr && got->ai_family == AF_INET && got->ai_qp_type == IBV_QPT_RC);
 	rdma_freeaddrinfo(got);
-	/* A name takes the place of the destination, and for a server that of the source. */
+	/* A name replaces the destination, or the source for a server. */
 	CODE(0, rdma_getaddrinfo("127.0.0.7", "8", &hints, &got));
 	CHECK(same_v4(got->ai_src_addr, got->ai_src_len, "127.0.0.5", 0));
 	CHECK(same_v4(got->ai_dst_addr, got->ai_dst_len, "127.0.0.7", 8));
@@ -146,7 +147,7 @@ static void hints_and_none(void)
 	CODE(0, rdma_getaddrinfo("127.0.0.7", "8", &hints, &got));
 	CHECK(same_v4(got->ai_src_addr, got->ai_src_len, "127.0.0.7", 8) && !got->ai_dst_addr);
 	rdma_freeaddrinfo(got);
-	/* There are no addresses of InfiniBand. */
+	/* There are no InfiniBand addresses. */
 	hints = (struct rdma_addrinfo){ .ai_flags = RAI_FAMILY | RAI_NUMERICHOST, .ai_family = AF_IB };
 	CODE(EAI_FAMILY, rdma_getaddrinfo("::1", NULL, &hints, &got));
 	hints.ai_flags = 0;
@@ -155,7 +156,7 @@ static void hints_and_none(void)
 	rdma_freeaddrinfo(got);
 }
 
-/* An end point is made from a name's address. */
+/* An end point is created from a name's address. */
 static void end_points(void)
 {
 	struct rdma_addrinfo hints = { .ai_flags = RAI_PASSIVE, .ai_family = AF_INET, .ai_port_space = RDMA_PS_TCP }, *info;
@@ -201,17 +202,17 @@ static void unusable(void)
 	MINUS_ONE(EINVAL, RESOLVE(id, NULL, &local));
 	MINUS_ONE(EINVAL, RESOLVE(id, &none, &to));
 	MINUS_ONE(EINVAL, RESOLVE(id, &local, &to));
-	/* Addresses of other hosts. */
+	/* Other hosts' addresses. */
 	MINUS_ONE(EADDRNOTAVAIL, rdma_bind_addr(id, (struct sockaddr *)&away));
 	MINUS_ONE(EADDRNOTAVAIL, RESOLVE(id, &away, &to));
 	/* Two families. */
 	MINUS_ONE(EINVAL, RESOLVE(id, &here6, &to));
 	MINUS_ONE(EINVAL, RESOLVE(id, &here, &here6));
 	MINUS_ONE(EINVAL, RESOLVE(id, &any, &here6));
-	/* After all that it can be bound. */
+	/* After these failures it can still be bound. */
 	CODE(0, rdma_bind_addr(id, (struct sockaddr *)&here));
 	MINUS_ONE(EINVAL, RESOLVE(id, NULL, &here6));
-	/* A source port that is in use, and one that is free. */
+	/* A source port that is in use, and a free one. */
 	here.sin_port = rdma_get_src_port(id);
 	MINUS_ONE(EADDRINUSE, RESOLVE(other, &here, &to));
 	CODE(0, rdma_destroy_id(id));

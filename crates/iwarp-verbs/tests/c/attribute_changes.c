@@ -1,5 +1,5 @@
-/* Attributes and flags in their second places: changed after creation, one at a time, together with
- * others, and in the second request of a list. The argument is the face of the devices. */
+/* Attributes and flags that change after creation, one at a time and together with others, and in
+ * the second request of a list. The argument is the face of the devices. */
 #include <infiniband/verbs.h>
 #include <poll.h>
 #include <stdint.h>
@@ -28,7 +28,7 @@ static struct ibv_mr *mr;
 static union ibv_gid gid;
 static char buffer[LENGTH] __attribute__((aligned(LENGTH)));
 
-/* A queue pair in INIT, with the ibv_wr_* interface. */
+/* Creates a queue pair in INIT with the ibv_wr_* interface. */
 static void make(struct end *e)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = REMOTE };
@@ -102,7 +102,7 @@ static struct ibv_wc next(struct end *e)
 	exit(2);
 }
 
-/* Takes the event that is there, if there is one. */
+/* Takes a pending event, if there is one. */
 static int had_event(struct end *e)
 {
 	struct pollfd fd = { .fd = e->channel->fd, .events = POLLIN };
@@ -116,8 +116,9 @@ static int had_event(struct end *e)
 	return 1;
 }
 
-/* Each set of changes of a region: what is not named stays, and the region can be imported into its domain alone. */
-static void parts_of_a_region(void)
+/* Each combination of rereg flags changes only what it names. A region can be imported only into
+ * its own domain. */
+static void region_changes(void)
 {
 	struct ibv_pd *other = ibv_alloc_pd(context);
 	struct ibv_sge sge = { .length = 64 };
@@ -148,8 +149,9 @@ static void parts_of_a_region(void)
 	CODE(0, ibv_dealloc_pd(other));
 }
 
-/* A queue with and without a channel and a parent domain holds exactly these, and a new size is shown. */
-static void parents_of_a_queue(void)
+/* A queue with and without a channel and a parent domain uses exactly these. A new size is
+ * reported. */
+static void queue_parents(void)
 {
 	int with;
 
@@ -181,8 +183,8 @@ static void parents_of_a_queue(void)
 	}
 }
 
-/* Device memory is held by a region of any part of it. */
-static void parts_of_device_memory(void)
+/* A region of any part keeps device memory in use. */
+static void device_memory_parts(void)
 {
 	struct ibv_alloc_dm_attr attr = { .length = 256 };
 	uint64_t offset;
@@ -198,7 +200,7 @@ static void parts_of_device_memory(void)
 	}
 }
 
-/* A change that is refused changes nothing, whichever attributes it names besides the wrong one. */
+/* A refused change has no effect, whichever valid attributes accompany the invalid one. */
 static void refused_changes(struct end *e)
 {
 	struct ibv_qp_attr wrong = { .qp_state = IBV_QPS_RTS, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_READ,
@@ -226,8 +228,8 @@ static void write_to(struct end *from, enum ibv_wc_status want)
 	CODE(want, next(from).status);
 }
 
-/* Attributes that may change while the queue pair is ready, without a state. */
-static void changes_without_a_state(struct end *a, struct end *b)
+/* Attributes that may change in RTS without a change of state. */
+static void changes_in_rts(struct end *a, struct end *b)
 {
 	struct ibv_qp_attr attr = { .min_rnr_timer = 7, .qp_access_flags = REMOTE };
 
@@ -241,8 +243,9 @@ static void changes_without_a_state(struct end *a, struct end *b)
 	write_to(a, IBV_WC_REM_ACCESS_ERR);
 }
 
-/* Inline data and the solicited flag, each with and without the other, by both interfaces; in the second request of two. */
-static void flags_of_requests(struct end *a, struct end *b)
+/* Inline data and the solicited flag, alone and together, with both interfaces, in the second of
+ * two requests. */
+static void request_flags(struct end *a, struct end *b)
 {
 	int which;
 
@@ -282,7 +285,7 @@ static void flags_of_requests(struct end *a, struct end *b)
 	}
 }
 
-/* A Send with a fence carries what the Read in front of it has brought, by both interfaces. */
+/* A fenced Send carries the data of the Read before it, with both interfaces. */
 static void fences(struct end *a, struct end *b)
 {
 	char *sink = buffer + 128, *source = buffer + 256, *arrival = buffer;
@@ -320,8 +323,8 @@ static void fences(struct end *a, struct end *b)
 	}
 }
 
-/* A window of type 1 has a new key after each bind, also when the key has gone through all its values. */
-static void keys_of_a_window(struct end *e)
+/* A type 1 window has a new key after each bind, also when the key wraps around. */
+static void window_keys(struct end *e)
 {
 	struct ibv_mr *region = ibv_reg_mr(pd, buffer, LENGTH, LOCAL | REMOTE | IBV_ACCESS_MW_BIND);
 	struct ibv_mw *mw = ibv_alloc_mw(pd, IBV_MW_TYPE_1);
@@ -340,8 +343,8 @@ static void keys_of_a_window(struct end *e)
 	CODE(0, ibv_dereg_mr(region));
 }
 
-/* The key of a queue pair for datagrams changes alone and together with the state. */
-static void keys_of_datagrams(void)
+/* A datagram queue pair's Q_Key changes alone and together with the state. */
+static void datagram_keys(void)
 {
 	struct ibv_cq *cq = ibv_create_cq(context, 4, NULL, NULL, 0);
 	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .cap = { 1, 1, 1, 1, 0 }, .qp_type = IBV_QPT_UD };
@@ -378,19 +381,19 @@ int main(void)
 	}
 	NEED(context && (pd = ibv_alloc_pd(context)));
 	NEED((mr = ibv_reg_mr(pd, buffer, LENGTH, LOCAL | REMOTE)));
-	parts_of_a_region();
-	parents_of_a_queue();
-	parts_of_device_memory();
-	keys_of_datagrams();
+	region_changes();
+	queue_parents();
+	device_memory_parts();
+	datagram_keys();
 	make(&a);
 	make(&b);
 	join(&a, &b);
 	join(&b, &a);
 	refused_changes(&a);
-	flags_of_requests(&a, &b);
+	request_flags(&a, &b);
 	fences(&a, &b);
-	keys_of_a_window(&a);
-	changes_without_a_state(&a, &b);
+	window_keys(&a);
+	changes_in_rts(&a, &b);
 	unmake(&a);
 	unmake(&b);
 	CODE(0, ibv_dereg_mr(mr));

@@ -1,4 +1,5 @@
-/* Queue pairs of one process that are connected by GID and number, with all attributes that the verbs ask for. */
+/* Queue pairs of one process, connected by GID and number with all attributes that InfiniBand
+ * needs. */
 #ifndef BY_NUMBER_H
 #define BY_NUMBER_H
 
@@ -15,7 +16,7 @@ enum { TO_INIT = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_
        TO_RTS = IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
 		IBV_QP_MAX_QP_RD_ATOMIC };
 
-/* Attributes with a valid value for each change to `to`; the mask is the caller's. */
+/* Returns valid attributes for a change to `to`; the caller chooses the mask. */
 static inline struct ibv_qp_attr attributes(struct ibv_context *context, enum ibv_qp_state to, uint32_t peer)
 {
 	struct ibv_qp_attr a = { .qp_state = to, .port_num = 1, .qp_access_flags = 0xf, .path_mtu = IBV_MTU_1024,
@@ -53,7 +54,7 @@ static inline struct ibv_context *open_first(void)
 	return context;
 }
 
-/* Polls until `n` completions have come, which must have this status. */
+/* Polls `n` completions, which must have this status. */
 static inline void take(struct ibv_cq *cq, int n, enum ibv_wc_status status)
 {
 	struct ibv_wc wc;

@@ -1,6 +1,5 @@
-/*
- * Identifiers for datagrams by the C interface: what their events say, the synchronous calls, multicast groups, and what is refused.
- */
+/* Identifiers for datagrams: contents of events, synchronous calls, multicast groups, and errors.
+ * */
 
 #include "check.h"
 #include <arpa/inet.h>
@@ -36,7 +35,8 @@ static struct ibv_qp_init_attr plain(enum ibv_qp_type type)
 	};
 }
 
-/* Makes the queue pair of an identifier. It is ready to send, with the connection manager's key. */
+/* Creates the queue pair of an identifier. It is ready to send, with the connection manager's key.
+ * */
 static void make_qp(struct rdma_cm_id *id)
 {
 	struct ibv_qp_init_attr init = plain(IBV_QPT_RC), was;
@@ -62,7 +62,7 @@ static struct rdma_cm_id *routed(struct sockaddr_in to)
 	return id;
 }
 
-/* A message each way: the requester's goes where its event says, and the answer where the message came from. */
+/* Sends a message to the event's destination, and the answer to the message's sender. */
 static void exchange(struct rdma_cm_id *a, struct rdma_cm_id *b, struct rdma_ud_param *to)
 {
 	char text[64] = "question", into[GRH + 64];
@@ -121,7 +121,7 @@ static void found(struct sockaddr_in at)
 	CODE(0, rdma_destroy_id(id));
 }
 
-/* The status of a refusal is the number that InfiniBand's reply has for it. */
+/* The status of a refusal is InfiniBand's code. */
 static void refused(struct sockaddr_in at)
 {
 	struct rdma_conn_param param = { 0 };
@@ -137,7 +137,7 @@ static void refused(struct sockaddr_in at)
 	NEED(event->status == 2 && event->param.ud.private_data_len == 3 && !memcmp(event->param.ud.private_data, "no", 3));
 	CODE(0, rdma_ack_cm_event(event));
 	CODE(0, rdma_destroy_id(id));
-	/* A queue pair that is not the identifier's own is named by its number. */
+	/* A queue pair other than the identifier's is named by its number. */
 	id = routed(at);
 	CODE(0, rdma_connect(id, &param));
 	event = next(RDMA_CM_EVENT_CONNECT_REQUEST);
@@ -202,7 +202,7 @@ static void groups(void)
 	NEED(!memcmp(ud.ah_attr.grh.dgid.raw + 12, &group.sin_addr, 4) && ud.ah_attr.grh.dgid.raw[10] == 0xff);
 	CODE(0, rdma_ack_cm_event(event));
 	exchange(id, id, &ud);
-	/* The event of a membership that is left is gone. */
+	/* The event of a membership that was left is discarded. */
 	ex.comp_mask = RDMA_CM_JOIN_MC_ATTR_ADDRESS | RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS;
 	ex.join_flags = RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER;
 	CODE(0, rdma_join_multicast_ex(id, &ex, NULL));
@@ -214,7 +214,8 @@ static void groups(void)
 	CODE(0, rdma_destroy_id(id));
 }
 
-/* Events of groups that are left are gone, and those of the others come with what they were joined with. */
+/* Events of groups that were left are discarded, and the others have the user data of their join.
+ * */
 static void several_groups(void)
 {
 	struct sockaddr_in at = loopback(0), to[3];

@@ -1,7 +1,5 @@
-/*
- * Datagrams by the C interface: address handles made in every way, both ways to post and to poll, a shared receive queue, multicast, what a
- * change of state has to name, and what is refused.
- */
+/* Datagrams: all ways to create address handles, to post and to poll, a shared receive queue,
+ * multicast, required attributes of state changes, and errors. */
 
 #include "check.h"
 #include <arpa/inet.h>
@@ -56,7 +54,7 @@ static struct ibv_ah *handle_to(const union ibv_gid *gid)
 	return ah;
 }
 
-/* Which entries of the port's table a handle can name, and by which it answers. */
+/* Checks the entries of the port's table that a handle can name, and the source of replies. */
 static void handles_of_entries(struct ibv_ah *found[2], const union ibv_gid gids[2])
 {
 	struct ibv_ah_attr attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = gids[0], .hop_limit = 1 } };
@@ -101,7 +99,8 @@ static void receive(struct ibv_qp *qp, int slot)
 	CODE(0, qp->srq ? ibv_post_srq_recv(qp->srq, &wr, &bad) : ibv_post_recv(qp, &wr, &bad));
 }
 
-/* The service level of a received datagram, as mlx5 has it for RoCE v2: 8 for its UDP header, and 1 for IPv6 or 2 for IPv4. */
+/* Returns the service level of a received datagram as mlx5 has it for RoCE v2: 8 for its UDP
+ * header, plus 1 for IPv6 or 2 for IPv4. */
 static uint8_t level_of(const unsigned char *grh)
 {
 	return grh[0] >> 4 == 6 ? 9 : 10;
@@ -162,7 +161,7 @@ static void refused(struct ibv_qp *qp, struct ibv_ah *ah)
 	CODE(0, ibv_dealloc_pd(other));
 }
 
-/* One end with the plain calls and a shared receive queue, one with the extended ones. */
+/* One end uses the plain calls and a shared receive queue, the other one the extended calls. */
 int main(void)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
@@ -204,7 +203,7 @@ int main(void)
 	ah = handle_to(&gid);
 	refused(plain.qp, ah);
 
-	/* From the plain end to the other, which looks with the extended calls. */
+	/* From the plain end to the other, which polls with the extended calls. */
 	receive(extended.qp, 0);
 	send_text(plain.qp, ah, extended.qp->qp_num, "there");
 	NEED(next(plain.cq).opcode == IBV_WC_SEND);
@@ -221,7 +220,7 @@ int main(void)
 	NEED(level == level_of(memory[0]));
 	NEED(memcmp(memory[0] + GRH, "there", 5) == 0);
 
-	/* And back to its sender. */
+	/* Back to its sender. */
 	NEED((back = ibv_create_ah_from_wc(pd, &wc, (struct ibv_grh *)memory[0], 1)));
 	receive(plain.qp, 1);
 	ibv_wr_start(qp_ex);
@@ -238,7 +237,7 @@ int main(void)
 	ibv_wr_send(qp_ex);
 	CODE(EINVAL, ibv_wr_complete(qp_ex));
 
-	/* From one address of the device, by LID, and from the other. */
+	/* From one address of the device by LID, and from the other. */
 	NEED(ibv_query_gid(context, 1, 1, &gids[1]) == 0);
 	gids[0] = gid;
 	handles_of_entries(of_entry, gids);
@@ -269,7 +268,7 @@ int main(void)
 	wc = next(plain.cq);
 	NEED(wc.wr_id == 2 && wc.byte_len == GRH + 3 && ntohl(wc.imm_data) == 6);
 	CODE(EBUSY, ibv_destroy_qp(plain.qp));
-	/* A refused call changes nothing: it still receives. */
+	/* A refused call has no effect: the queue pair still receives. */
 	receive(plain.qp, 2);
 	ibv_wr_start(qp_ex);
 	ibv_wr_send(qp_ex);

@@ -1,5 +1,6 @@
-/* Registration of DMA-bufs. Few machines have a device that makes them, so this program's own fstatfs says of an anonymous file that it is one,
- * and its ioctl counts the synchronizations. The descriptor itself, its size and its mappings are real. */
+/* Registration of DMA-bufs. Few machines have a device that exports them, so this program replaces
+ * fstatfs, which pretends that an anonymous file is one, and ioctl, which counts synchronizations.
+ * The descriptor, its size and its mappings are real. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdarg.h>
@@ -93,7 +94,7 @@ static void refused(int fd)
 	NEED(pipe(pipes) == 0);
 	lie = 0;
 	IS_NULL(EBADF, ibv_reg_dmabuf_mr(pd, 0, SIZE, 0, -1, PAIR_ACCESS));
-	/* An ordinary file is no DMA-buf, even if it could be mapped. */
+	/* An ordinary file is not a DMA-buf, even if it could be mapped. */
 	IS_NULL(EINVAL, ibv_reg_dmabuf_mr(pd, 0, SIZE, 0, fd, PAIR_ACCESS));
 	IS_NULL(EINVAL, ibv_reg_dmabuf_mr(pd, 0, SIZE, 0, pipes[0], PAIR_ACCESS));
 	lie = 1;
@@ -108,7 +109,7 @@ static void refused(int fd)
 	IS_NULL(EINVAL, ibv_reg_dmabuf_mr(pd, 0, PAGE, 0, fd, IBV_ACCESS_REMOTE_WRITE));
 	for (int bit = 4; bit < 20; bit++)
 		IS_NULL(EINVAL, ibv_reg_dmabuf_mr(pd, 0, PAGE, 0, fd, IBV_ACCESS_LOCAL_WRITE | 1 << bit));
-	/* An exporter that does not let it be mapped. */
+	/* An exporter that does not support mapping. */
 	IS_NULL(EOPNOTSUPP, ibv_reg_dmabuf_mr(pd, 0, 0x100, 0, open("/proc/self/exe", O_RDONLY), PAIR_ACCESS));
 	sync_error = ENODEV;
 	IS_NULL(ENODEV, ibv_reg_dmabuf_mr(pd, 0, PAGE, 0, fd, PAIR_ACCESS));
@@ -117,7 +118,7 @@ static void refused(int fd)
 	close(pipes[1]);
 }
 
-/* A peer writes to the buffer and reads from it, at an offset that begins no page. */
+/* A peer writes to and reads from the buffer, at an offset that is not page-aligned. */
 static void used(int fd, int by_attributes)
 {
 	const uint64_t offset = PAGE + 40, iova = 0x123000 + 40, length = 2 * PAGE;
@@ -161,7 +162,7 @@ static void used(int fd, int by_attributes)
 	CODE(at_end + 1, ended);
 	munmap(seen, SIZE);
 	CODE(before, mappings("memfd:dmabuf"));
-	/* The first connection also opens what the library keeps. */
+	/* The first connection also opens descriptors that the library keeps. */
 	if (by_attributes)
 		CODE(open_before, descriptors());
 }
@@ -175,7 +176,8 @@ int main(void)
 	refused(fd);
 	used(fd, 0);
 	used(fd, 1);
-	/* Read-only memory needs no right to write, and a closed descriptor does not end the region. */
+	/* Read-only memory needs no right to write, and closing the descriptor does not end the region.
+	 * */
 	int again = dup(fd);
 	struct ibv_mr *only = ibv_reg_dmabuf_mr(pd, 0, SIZE, 0, again, IBV_ACCESS_REMOTE_READ);
 

@@ -1,6 +1,7 @@
-/* Makes the wrong calls of docs/errno.md and writes to standard error what each returns. The program is for any library and any iWARP
- * device: its last argument is an address of the device. What it writes on Linux's siw is in `errnos-siw.txt`, with which the test
- * compares what it writes on our library. */
+/* Makes the wrong calls of docs/errno.md and writes each result to standard error. The program runs
+ * with any library and iWARP device; its last argument is an address of the device.
+ * `errnos-siw.txt` has the output on Linux's siw, with which the test compares the output on this
+ * library. */
 #include <infiniband/verbs.h>
 #include <rdma/rdma_cma.h>
 #include <arpa/inet.h>
@@ -40,7 +41,7 @@ static const char *name(int error)
 	}
 }
 
-/* siw's provider returns some errors as negative numbers, and others as -1 and errno. */
+/* siw's provider returns some errors as negative numbers, and others as -1 with errno. */
 static void say(const char *call, int error)
 {
 	if (error == -1)
@@ -100,7 +101,7 @@ static void make_objects(void)
 	context = id->verbs;
 	other = ibv_open_device(context->device);
 	NEED(other);
-	/* The numbers of the other context's objects must not be numbers of this one's. */
+	/* Numbers of the other context's objects must not exist in this context. */
 	for (i = 0; i < HANDLES; i++)
 		NEED((other_pd = ibv_alloc_pd(other)));
 	pd = ibv_alloc_pd(context);
@@ -207,7 +208,7 @@ static void sends(void)
 	sge[0].length = 8;
 	wr.send_flags = 0;
 	POST("ibv_post_send in RESET", ibv_post_send(unused, &wr, &bad));
-	/* siw's provider sends it. */
+	/* siw's provider sends this. */
 	wr.num_sge = 3;
 	POST("ibv_post_send with too many elements", ibv_post_send(qp, &wr, &bad));
 	NEED(ibv_destroy_qp(unused) == 0);
@@ -298,7 +299,7 @@ static void changes(void)
 	CALL("ibv_modify_qp of an unknown attribute", move(id->qp, IBV_QPS_UNKNOWN, 1 << 30));
 }
 
-/* One list, so that no request of it is done before the last one is posted. */
+/* One list, so that no request completes before the last one is posted. */
 static void full_queue(void)
 {
 	struct ibv_send_wr list[1000], *bad;

@@ -1,5 +1,6 @@
-/* The two faces of a device: what programs see of an iWARP NIC and of a RoCE NIC (the argument "roce"), and that both carry data,
- * with queue pairs connected by each GID and by a connection manager whose program moves the queue pair itself. */
+/* The two faces of a device: what programs see of an iWARP NIC and of a RoCE NIC (the argument
+ * "roce"). Both carry data, with queue pairs connected by each GID, and by a connection manager
+ * whose program moves the queue pair itself. */
 #include <arpa/inet.h>
 #include <infiniband/verbs.h>
 #include <rdma/rdma_cma.h>
@@ -85,7 +86,7 @@ static void receive(struct end *e)
 	NEED(ibv_post_recv(e->qp, &wr, &bad) == 0);
 }
 
-/* Sends a text to a queue pair whose receive is posted. */
+/* Sends a text to a queue pair with a posted receive. */
 static void exchange(struct end *from, struct end *to, const char *text)
 {
 	snprintf(from->buffer, LENGTH, "%s", text);
@@ -113,7 +114,7 @@ static void devices(struct ibv_device **list, int count)
 	ibv_free_device_list(again);
 }
 
-/* The entries of a later header are longer; what this library does not know is zero. */
+/* The entries of a later header are longer; fields unknown to this library are zero. */
 static void longer_entries(struct ibv_context *context, const struct ibv_gid_entry *entries, int count)
 {
 	struct longer {
@@ -132,7 +133,7 @@ static void longer_entries(struct ibv_context *context, const struct ibv_gid_ent
 	free(table);
 }
 
-/* Checks the GID table in all ways to ask for it, and returns the number of its entries. */
+/* Checks the GID table with all queries, and returns the number of its entries. */
 static int gids(struct ibv_context *context, struct ibv_gid_entry *entries)
 {
 	struct ibv_port_attr port;
@@ -150,7 +151,7 @@ static int gids(struct ibv_context *context, struct ibv_gid_entry *entries)
 	CHECK(pkey == 0xffff && ibv_get_pkey_index(context, 1, pkey) == 0);
 	count = ibv_query_gid_table(context, entries, GIDS, 0);
 	NEED(count > 0 && count <= port.gid_tbl_len);
-	/* A table that is too short is refused, as by the kernel. */
+	/* As in the kernel, a table that is too short is refused. */
 	CHECK(ibv_query_gid_table(context, entries, count, 0) == count);
 	CHECK(count == 1 || ibv_query_gid_table(context, entries, count - 1, 0) == -EINVAL);
 	longer_entries(context, entries, count);
@@ -176,7 +177,7 @@ static int gids(struct ibv_context *context, struct ibv_gid_entry *entries)
 	return count;
 }
 
-/* A new queue pair takes receives as iWARP NIC, and as RoCE NIC not before it is in INIT. */
+/* A new queue pair accepts receives as iWARP NIC, but before INIT not as RoCE NIC. */
 static void refuses_until_init(struct end *e)
 {
 	struct ibv_sge sge = { (uintptr_t)e->buffer, LENGTH, e->mr->lkey };
@@ -202,7 +203,7 @@ static void to_init(struct end *e)
 	CODE(0, ibv_modify_qp(e->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
 }
 
-/* As a RoCE NIC the device wants all attributes of InfiniBand; as an iWARP NIC the peer is enough. */
+/* A RoCE NIC requires all attributes of InfiniBand; for an iWARP NIC the peer suffices. */
 static void join(struct end *e, struct end *peer, const struct ibv_gid_entry *gid)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR, .dest_qp_num = peer->qp->qp_num, .path_mtu = IBV_MTU_1024 };
@@ -253,7 +254,7 @@ static struct rdma_cm_id *event(struct rdma_event_channel *channel, enum rdma_cm
 	return id;
 }
 
-/* Moves a queue pair as the connection manager says. */
+/* Moves a queue pair with the connection manager's attributes. */
 static void move(struct rdma_cm_id *id, struct end *e, enum ibv_qp_state state, int ib_mask)
 {
 	struct ibv_qp_attr attr = { .qp_state = state };
@@ -283,7 +284,7 @@ static void has_path(struct rdma_cm_id *id)
 	CHECK(roce == (path != NULL));
 }
 
-/* Neither identifier has a queue pair: the program makes it, moves it, and names its number. */
+/* Neither identifier has a queue pair: the program creates it, moves it, and names its number. */
 static void by_manager(void)
 {
 	struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
@@ -320,7 +321,7 @@ static void by_manager(void)
 	event(channel, RDMA_CM_EVENT_ESTABLISHED);
 	exchange(&a, &b, "through the manager");
 	exchange(&b, &a, "and back");
-	/* Both ends are told, which those of queue pairs that are connected by number are not. */
+	/* Both ends get an event, unlike queue pairs connected by number. */
 	NEED(rdma_disconnect(client) == 0);
 	event(channel, RDMA_CM_EVENT_DISCONNECTED);
 	event(channel, RDMA_CM_EVENT_DISCONNECTED);
@@ -330,7 +331,7 @@ static void by_manager(void)
 	rdma_destroy_event_channel(channel);
 }
 
-/* A queue pair that rdma_create_qp has made is in INIT, so it takes receives before there is a connection. */
+/* A queue pair from rdma_create_qp is in INIT, so it accepts receives before it is connected. */
 static void made_by_manager(void)
 {
 	struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
@@ -344,7 +345,7 @@ static void made_by_manager(void)
 	struct rdma_cm_id *id;
 
 	NEED(channel && rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) == 0);
-	/* Nothing connects, so any port will do. */
+	/* No connection is made, so any port will do. */
 	at.sin_port = htons(9);
 	NEED(rdma_resolve_addr(id, NULL, (struct sockaddr *)&at, 1000) == 0);
 	event(channel, RDMA_CM_EVENT_ADDR_RESOLVED);

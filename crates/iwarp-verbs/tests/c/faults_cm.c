@@ -1,4 +1,5 @@
-/* Injected faults, as a program on the connection manager sees them: attempts that fail, and connections that end. */
+/* Injected faults, as seen through the connection manager: failed attempts, and ended connections.
+ * */
 #include "check.h"
 
 #include <arpa/inet.h>
@@ -27,7 +28,7 @@ static void make_qp(struct rdma_cm_id *id)
 	NEED(rdma_create_qp(id, NULL, &attr) == 0);
 }
 
-/* Asks to connect. */
+/* Begins a connection attempt. */
 static struct rdma_cm_id *attempt(void)
 {
 	struct rdma_cm_id *id;
@@ -48,7 +49,7 @@ static void unmake(struct rdma_cm_id *id)
 	CODE(0, rdma_destroy_id(id));
 }
 
-/* Connects, and sends one message, with which the connection ends. */
+/* Connects, and sends one message, which ends the connection. */
 static void ends_with_a_send(int status)
 {
 	struct ibv_send_wr wr = { .wr_id = 5, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED }, *bad;
@@ -76,7 +77,7 @@ static void ends_with_a_send(int status)
 	unmake(accepted);
 }
 
-/* The connection manager opens its device once, so all of its faults are in one specification. */
+/* The connection manager opens its device once, so one specification has all the faults. */
 int main(void)
 {
 	struct rdma_cm_id *id, *server;

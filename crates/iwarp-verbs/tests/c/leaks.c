@@ -1,4 +1,5 @@
-/* Each way in which objects of the verbs and of the connection manager end leaves nothing behind, by the face of the device (argv[1]). */
+/* No way to end objects of the verbs and the connection manager leaks anything. The argument is the
+ * face of the device. */
 #define _GNU_SOURCE
 #include "usage.h"
 
@@ -67,7 +68,8 @@ static void post_all(struct ibv_qp *qp, struct ibv_srq *srq, struct ibv_mr *mr, 
 		NEED(ibv_post_send(qp, &send, &bad) == 0);
 }
 
-/* Two queue pairs that are connected by number, with requests, of which one is destroyed in this state. The other one ends later. */
+/* Connects two queue pairs by number and posts requests. One of them is destroyed in the given
+ * state, and the other one later. */
 static void a_state(int state)
 {
 	struct ibv_mr *mr = ibv_reg_mr(pd, memory, SIZE, IBV_ACCESS_LOCAL_WRITE);
@@ -98,7 +100,7 @@ static void a_state(int state)
 	CODE(0, ibv_dereg_mr(mr));
 }
 
-/* A shared receive queue with receives, and a queue pair that ends with it. */
+/* A shared receive queue with receives, and a queue pair that ends together with it. */
 static void a_shared_queue(int tags)
 {
 	struct ibv_cq *cq = ibv_create_cq(context, 64, NULL, NULL, 0);
@@ -122,8 +124,8 @@ static void a_shared_queue(int tags)
 	CODE(0, ibv_dereg_mr(mr));
 }
 
-/* A window that is bound when it ends, and regions of several kinds. */
-static void memory_of_each_kind(int type)
+/* A window that is destroyed while bound, and regions of several kinds. */
+static void each_kind_of_memory(int type)
 {
 	static const int KINDS[] = { 0, IBV_ACCESS_ON_DEMAND, IBV_ACCESS_ZERO_BASED, IBV_ACCESS_RELAXED_ORDERING };
 	struct ibv_cq *cq = ibv_create_cq(context, 64, NULL, NULL, 0);
@@ -161,8 +163,8 @@ static void memory_of_each_kind(int type)
 	CODE(0, ibv_destroy_cq(cq));
 }
 
-/* Datagrams with what hangs on them: an address handle, and a group. A domain of extended reliable connections with its queues. */
-static void the_others(int arg)
+/* Datagrams with an address handle and a group; an XRC domain with its queues. */
+static void other_objects(int arg)
 {
 	struct ibv_ah_attr to = { .port_num = 1, .is_global = 1, .grh = { .hop_limit = 1 } };
 	union ibv_gid group = { .raw = { [10] = 0xff, [11] = 0xff, [12] = 239, [13] = 255, [14] = 77, [15] = 31 } };
@@ -204,7 +206,7 @@ static struct rdma_cm_event *event_within(struct rdma_event_channel *channel, in
 	return event;
 }
 
-/* Waits for the next event, which has to be of this kind, and returns its identifier. */
+/* Waits for the next event, which must be of this kind, and returns its identifier. */
 static struct rdma_cm_id *next(struct rdma_event_channel *channel, enum rdma_cm_event_type kind)
 {
 	struct rdma_cm_event *event = event_within(channel, LONG);
@@ -246,7 +248,7 @@ static void give_qp(struct rdma_cm_id *id)
 		NEED(ibv_post_recv(id->qp, &wr, &bad) == 0);
 }
 
-/* How far an identifier gets before it is destroyed. */
+/* The last step of an identifier before it is destroyed. */
 enum step { CREATED, BOUND, LISTENS, RESOLVING, RESOLVED, ROUTED, WITH_QP, STEPS };
 
 static struct rdma_cm_id *reach(enum step step, struct sockaddr_in *to)
@@ -347,10 +349,10 @@ static struct rdma_cm_id *accepted(void)
 	return server;
 }
 
-/* What happens first on a connection; the rest follows in the usual order. */
+/* What ends a connection first; the rest follows in the usual order. */
 enum end { CLIENT_LEAVES, SERVER_LEAVES, BOTH_LEAVE, CLIENT_DESTROYED, SERVER_DESTROYED, QP_FAILS, QP_FIRST, ID_FIRST, ENDS };
 
-/* The queue pair stays, with what was made for it. */
+/* The queue pair outlives its identifier, together with what was created for it. */
 static void drop_id_first(struct rdma_cm_id *id)
 {
 	struct rdma_cm_id was = *id;
@@ -397,8 +399,9 @@ static void connected(int how)
 
 enum requests { WAITING, TAKEN, GONE, REQUESTS };
 
-/* A listener ends with requests: they wait as events, or one is taken, or their clients have gone at once. Then its channel ends. */
-static void a_listener_ends(int how)
+/* A listener is destroyed with requests: pending as events, one taken, or already withdrawn. Then
+ * its channel is destroyed. */
+static void listener_ends(int how)
 {
 	struct rdma_event_channel *own = rdma_create_event_channel();
 	struct sockaddr_in to = { .sin_family = AF_INET, .sin_addr = address.sin_addr };
@@ -425,8 +428,8 @@ static void a_listener_ends(int how)
 	take_events(clients);
 }
 
-/* An identifier moves to another channel, and its old one ends. */
-static void a_channel_ends(int arg)
+/* An identifier moves to another channel, and its old one is destroyed. */
+static void channel_ends(int arg)
 {
 	struct rdma_event_channel *old = rdma_create_event_channel(), *now = rdma_create_event_channel();
 	struct rdma_cm_id *id;
@@ -442,7 +445,7 @@ static void a_channel_ends(int arg)
 	rdma_destroy_event_channel(now);
 }
 
-/* Datagrams: an identifier in a group, which it leaves or not. */
+/* A datagram identifier in a group, which it leaves or not. */
 static void in_a_group(int leaves)
 {
 	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_UD, .cap = { DEEP, DEEP, 1, 1, 0 } };
@@ -472,15 +475,15 @@ static const struct {
 	{ "queue pair in a state", a_state, IBV_QPS_RESET, IBV_QPS_SQE },
 	{ "failed queue pair", a_state, IBV_QPS_ERR, IBV_QPS_ERR + 1 },
 	{ "shared receive queue", a_shared_queue, 0, 2 },
-	{ "memory", memory_of_each_kind, IBV_MW_TYPE_1, IBV_MW_TYPE_2 + 1 },
-	{ "datagrams and domains", the_others, 0, 1 },
+	{ "memory", each_kind_of_memory, IBV_MW_TYPE_1, IBV_MW_TYPE_2 + 1 },
+	{ "datagrams and domains", other_objects, 0, 1 },
 	{ "identifier after a step", destroyed_at, CREATED, STEPS },
 	{ "unknown address", cannot_resolve, 0, 1 },
 	{ "refused", refused, 0, 1 },
 	{ "not accepted", not_accepted, REJECTS, ANSWERS },
 	{ "connection", connected, CLIENT_LEAVES, ENDS },
-	{ "listener", a_listener_ends, WAITING, REQUESTS },
-	{ "channel", a_channel_ends, 0, 1 },
+	{ "listener", listener_ends, WAITING, REQUESTS },
+	{ "channel", channel_ends, 0, 1 },
 	{ "group", in_a_group, 0, 2 },
 };
 

@@ -1,5 +1,6 @@
-/* Limits of queues, objects that do not belong together, and the errors of calls that kernel drivers refuse: each row of the
- * table says which driver or which part of Linux the value is taken from. docs/errno.md shows the same table. */
+/* Limits of queues, objects that do not belong together, and errors of calls that kernel drivers
+ * refuse. Each group of rows names the driver or part of Linux that the values come from.
+ * docs/errno.md has the same table. */
 #include <sys/mman.h>
 
 #include "by_number.h"
@@ -19,7 +20,8 @@ static struct ibv_qp_init_attr sizes(void)
 	return attr;
 }
 
-/* A queue pair that has a shared receive queue has no queue of its own, whatever sizes the program names for it. */
+/* A queue pair with a shared receive queue has no receive queue, whatever sizes the program passes.
+ * */
 static void shared_receives(void)
 {
 	struct ibv_srq_init_attr queue = { .attr = { .max_wr = 4, .max_sge = 1 } };
@@ -40,7 +42,7 @@ static void shared_receives(void)
 	shared = ibv_create_qp(pd, &attr);
 	CHECK(shared);
 	CODE(0, ibv_destroy_qp(shared));
-	/* The sizes of the send queue still count. */
+	/* The sizes of the send queue still apply. */
 	attr.cap.max_send_wr = UINT32_MAX;
 	IS_NULL(EINVAL, ibv_create_qp(pd, &attr));
 	attr = sizes();
@@ -52,7 +54,7 @@ static void shared_receives(void)
 	CODE(0, ibv_destroy_srq(srq));
 }
 
-/* The new depth counts for a limit that is set by the same call, and a refused call changes nothing. */
+/* A limit is checked against the new depth of the same call. A refused call has no effect. */
 static void limit_and_depth(void)
 {
 	struct ibv_srq_init_attr queue = { .attr = { .max_wr = 4, .max_sge = 1 } };
@@ -78,7 +80,7 @@ static void limit_and_depth(void)
 	CODE(0, ibv_destroy_srq(srq));
 }
 
-/* The list of a request with more elements than the queue allows is not read: here there is none. */
+/* The list of a request with too many elements is not read: here it does not exist. */
 static void counts(void)
 {
 	int numbers[] = { 3, 40, 1 << 20, INT32_MAX, -1, INT32_MIN };
@@ -100,7 +102,7 @@ static void counts(void)
 			bad = NULL;
 			CODE(EINVAL, ibv_post_send(qp, &chain, &bad));
 			CHECK(bad == &bad_one);
-			/* The one in front was posted. */
+			/* The request before it was posted. */
 			take(cq, 1, IBV_WC_SUCCESS);
 		}
 		struct ibv_recv_wr wr = { .num_sge = numbers[i] }, *bad = NULL;
@@ -119,7 +121,7 @@ static void counts(void)
 }
 
 /* Objects of two contexts of one device do not work together. */
-static void strangers(void)
+static void foreign_objects(void)
 {
 	struct ibv_comp_channel *channel = ibv_create_comp_channel(other);
 	struct ibv_srq_init_attr queue = { .attr = { .max_wr = 4, .max_sge = 1 } };
@@ -164,7 +166,7 @@ static void strangers(void)
 }
 
 /* An address handle of another context, whose protection domain may have the same number. */
-static void strange_address(void)
+static void foreign_address_handle(void)
 {
 	struct ibv_qp_init_attr attr = sizes();
 	struct ibv_qp_attr to = attributes(context, IBV_QPS_INIT, 0);
@@ -303,8 +305,8 @@ int main(int argc, char **argv)
 	shared_receives();
 	limit_and_depth();
 	counts();
-	strangers();
-	strange_address();
+	foreign_objects();
+	foreign_address_handle();
 	errors(argc > 1 && strcmp(argv[1], "roce") == 0);
 	CODE(0, ibv_destroy_qp(qp));
 	CODE(0, ibv_destroy_qp(peer));

@@ -1,6 +1,6 @@
-/* Each allocation that a call makes fails once, by itself and together with all later ones. The call then fails with ENOMEM and changes
- * nothing, or succeeds; the process goes on, and nothing is left behind. The table has every call of the C libraries that may allocate;
- * the names of its rows are arguments to try only some of them. */
+/* Each allocation of a call fails once, alone and together with all later ones. The call must then
+ * fail with ENOMEM and without effect, or succeed; the process survives, and nothing leaks. The
+ * table has every call of the C libraries that may allocate. Arguments select rows by name. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <dlfcn.h>
@@ -22,7 +22,7 @@ extern void __libc_free(void *);
 
 enum { SWEEPS = 5 };
 
-/* Allocations of this thread until one fails; -1: none does. */
+/* Allocations of this thread until one fails; -1 means that none fails. */
 static __thread long until = -1;
 static __thread int all_later, denied_some;
 static atomic_long living;
@@ -54,7 +54,8 @@ void *malloc(size_t size)
 	return denied() ? NULL : counted(__libc_malloc(size));
 }
 
-/* Where the C library registers the destructor of a thread-local variable. It ends the process if it has no memory for that. */
+/* Where the C library registers the destructor of a thread-local variable. Out of memory, it
+ * aborts. */
 static char *registers_destructors;
 
 void *calloc(size_t n, size_t size)
@@ -122,10 +123,10 @@ int attach_comp_cntr(struct ibv_qp *, void *, struct comp_cntr_attach *) __asm__
 void *alloc_buf(struct ibv_pd *, size_t, void **) __asm__("ibv_alloc_buf");
 void free_buf(void *) __asm__("ibv_free_buf");
 
-/* What a row works on: `arrange` makes it without failures, and `clear` ends it. */
+/* The object of a row: `arrange` creates it without failures, and `clear` destroys it. */
 static void *object;
 
-/* Turns the result of a call that returns 0 or an errno into that of a call that creates. */
+/* Converts a result of 0 or an errno to that of a call that creates an object. */
 static void *done(int code)
 {
 	if (code > 0)
@@ -194,7 +195,7 @@ static void arrange_mr(void) { NEED((object = ibv_reg_mr(pd, memory, 4096, IBV_A
 
 static void *rereg_mr(void)
 {
-	/* Its result is negative, and errno has the reason. */
+	/* The result is negative, and errno has the reason. */
 	int flags = IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_ACCESS;
 
 	return ibv_rereg_mr(object, flags, NULL, memory, sizeof(memory), IBV_ACCESS_LOCAL_WRITE) ? NULL : memory;
@@ -320,7 +321,7 @@ static void arrange_init_qp(void)
 
 static void clear_qp(void) { CODE(0, ibv_destroy_qp(object)); }
 
-/* An address that nobody answers: what the call starts ends with the queue pair. */
+/* Connects to an address without a peer. What the call starts ends with the queue pair. */
 static void *connect_qp(void)
 {
 	struct ibv_qp_attr rtr = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = 0x7a0001, .min_rnr_timer = 12,
@@ -333,7 +334,7 @@ static void *connect_qp(void)
 static void arrange_qp_and_counter(void) { NEED((object = make_comp_cntr())); }
 static void *attach(void) { return done(attach_comp_cntr(idle_qp, object, &(struct comp_cntr_attach){ .op_mask = 63 })); }
 
-/* Attaching lasts as long as the queue pair. */
+/* A counter stays attached until the queue pair is destroyed. */
 static int detach(void *p)
 {
 	(void)p;
@@ -344,7 +345,7 @@ static int detach(void *p)
 
 static void clear_counter(void) { CODE(0, destroy_comp_cntr(object)); }
 
-/* The data path. Nobody is connected, so the requests fail, but not for want of memory: nothing of it may be needed. */
+/* The data path, which must not need memory. Requests fail because nothing is connected. */
 static void *post_recv(void)
 {
 	struct ibv_sge sge = { (uintptr_t)memory, 8, mr->lkey };
@@ -355,7 +356,7 @@ static void *post_recv(void)
 	return done(ibv_post_recv(object, list, &bad));
 }
 
-/* More requests than fit on the stack are copied. */
+/* Requests that do not fit on the stack are copied. */
 static void *post_batch(void)
 {
 	struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(ex_qp);
@@ -367,7 +368,7 @@ static void *post_batch(void)
 		ibv_wr_set_sge(ex, mr->lkey, (uintptr_t)memory, 8);
 	}
 	code = ibv_wr_complete(ex);
-	/* In RESET or INIT nothing is sent. */
+	/* Nothing is sent in RESET or INIT. */
 	return done(code == EINVAL ? 0 : code);
 }
 
@@ -595,7 +596,8 @@ static const struct {
 	{ "device list", make_list, drop_list, NULL, NULL },
 };
 
-/* Runs a row with its n-th allocation failing. Returns 1 if the call failed, -1 if it made fewer allocations, and 0 otherwise. */
+/* Runs a row with its n-th allocation failing. Returns 1 if the call failed, -1 if it made fewer
+ * allocations, and 0 otherwise. */
 static int attempt(size_t kind, long n)
 {
 	void *made;
@@ -614,7 +616,7 @@ static int attempt(size_t kind, long n)
 		if (code != ENOMEM)
 			fprintf(stderr, "%s, allocation %ld: %s\n", kinds[kind].name, n, strerror(code));
 		CODE(ENOMEM, code);
-		/* What has failed has changed nothing: with memory it succeeds. */
+		/* The failed call had no effect: with memory it succeeds. */
 		errno = 0;
 		if (!(made = kinds[kind].make()))
 			fprintf(stderr, "%s, after allocation %ld: %s\n", kinds[kind].name, n, strerror(errno));
@@ -629,7 +631,7 @@ static int attempt(size_t kind, long n)
 	return code == ENOMEM;
 }
 
-/* Lets each allocation of one kind fail. Returns how many calls failed. */
+/* Lets each allocation of a row fail. Returns how many calls failed. */
 static int sweep(size_t kind)
 {
 	int failed = 0, result;
@@ -644,7 +646,7 @@ static int sweep(size_t kind)
 
 static int is_wanted(const char *name, char **names)
 {
-	/* The tests name the face first. */
+	/* The tests pass the face first. */
 	if (*names && (!strcmp(*names, "rnic") || !strcmp(*names, "roce")))
 		names++;
 	if (!*names)
@@ -674,7 +676,8 @@ static void arrange_everything(void)
 	loopback = (struct sockaddr_in){ .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 }
 
-/* Returns how many allocations there are besides `before`. Threads of the library end what was started, so it waits for them. */
+/* Returns the number of allocations above `before`. Waits for threads of the library that clean up.
+ * */
 static long remaining(long before)
 {
 	for (int i = 0; i < 200 && living - before >= SWEEPS; i++)
@@ -693,10 +696,10 @@ int main(int argc, char **argv)
 
 		if (!is_wanted(kinds[kind].name, argv + 1))
 			continue;
-		/* The first sweep also makes what stays for the next object. */
+		/* The first sweep also creates what the library keeps for later objects. */
 		sweep(kind);
 		sweep(kind);
-		/* A leak is there after each sweep, however often they are counted. A thread that starts, or a table that grows, is not. */
+		/* A leak grows in every sweep; a starting thread or a growing table does not. */
 		for (int round = 0; round < 3 && left >= SWEEPS; round++) {
 			long before = living;
 

@@ -1,4 +1,4 @@
-/* Two queue pairs of one process that are connected by GID and number, for tests of both faces. */
+/* Two queue pairs of one process, connected by GID and number with either face. */
 #ifndef PAIR_H
 #define PAIR_H
 
@@ -19,7 +19,7 @@ enum {
 static struct ibv_context *context;
 static struct ibv_pd *pd;
 static struct ibv_mr *mr;
-/* The first half belongs to the first queue pair, and the second half to its peer. */
+/* The first half belongs to the first queue pair, the second half to its peer. */
 static char memory[2 * PAIR_SIZE] __attribute__((aligned(4096)));
 
 struct pair {
@@ -70,7 +70,7 @@ static inline void to_init(struct ibv_qp *qp)
 	CODE(0, ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
 }
 
-/* Brings queue pairs in INIT to RTS. */
+/* Moves queue pairs from INIT to RTS. */
 static inline void connect_pair(struct pair *p)
 {
 	int reliable = p->qp[0]->qp_type == IBV_QPT_RC;

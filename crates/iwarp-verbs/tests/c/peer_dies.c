@@ -1,5 +1,5 @@
-/* A peer that is connected by number and dies: idle, or in the middle of a message. The queue pair stays in RTS until its oldest request has
- * not been answered for long enough, and no asynchronous event tells of that. */
+/* A peer connected by number dies while idle or in the middle of a message. The queue pair stays in
+ * RTS until its oldest request times out, and there is no asynchronous event. */
 #include "check.h"
 
 #include <fcntl.h>
@@ -11,7 +11,7 @@
 
 enum { SIZE = 16 << 20, RECEIVES = 3, BEGUN = 4 << 20 };
 
-/* What the two processes tell each other. */
+/* What the two processes exchange. */
 struct name {
 	union ibv_gid gid;
 	uint32_t num;
@@ -118,7 +118,7 @@ static void completes(struct end *e, uint64_t id, enum ibv_wc_status status)
 	CODE(status, wc.status);
 }
 
-/* The peer of one test: it sends when it is told to, and is killed. */
+/* The peer of one test: it sends on request, and is killed. */
 static void peer(int from, int to, int sends)
 {
 	struct end e = { 0 };
@@ -136,8 +136,8 @@ static void peer(int from, int to, int sends)
 		pause();
 }
 
-/* Starts the peer, and kills it when `sends` of its message is there. */
-static void a_peer_dies(int sends, int shared, int early)
+/* Starts the peer, and kills it when `sends` of its message has arrived. */
+static void peer_dies(int sends, int shared, int early)
 {
 	struct ibv_async_event event;
 	struct end e = { 0 };
@@ -170,7 +170,7 @@ static void a_peer_dies(int sends, int shared, int early)
 		post(&e, 1, 8);
 	}
 	post(&e, 2, 8);
-	/* The receive that the message has begun to fill comes first, because it was taken first. */
+	/* The partly filled receive completes first, because it was taken first. */
 	if (sends)
 		completes(&e, 100, IBV_WC_WR_FLUSH_ERR);
 	completes(&e, 1, IBV_WC_RETRY_EXC_ERR);
@@ -197,6 +197,6 @@ int main(void)
 	for (sends = 0; sends < 2; sends++)
 		for (shared = 0; shared < 2; shared++)
 			for (early = 0; early < 2; early++)
-				a_peer_dies(sends, shared, early);
+				peer_dies(sends, shared, early);
 	return result();
 }

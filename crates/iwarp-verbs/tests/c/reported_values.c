@@ -1,4 +1,5 @@
-/* What calls tell the program about its objects and its requests: sizes, attributes, users, the opcodes and flags of completions, their time. */
+/* Values that calls report about objects and requests: sizes, attributes, users, opcodes, flags and
+ * times of completions. */
 #include "check.h"
 
 #include <infiniband/verbs.h>
@@ -12,7 +13,7 @@ static struct ibv_context *context;
 static struct ibv_pd *pd;
 static union ibv_gid gid;
 
-/* One end of a connection. Its completion queue is an extended one with all fields that it may have. */
+/* One end of a connection, with an extended completion queue that has all fields. */
 struct end {
 	struct ibv_comp_channel *channel;
 	struct ibv_cq_ex *cq;
@@ -77,7 +78,7 @@ static void connect_both(void)
 	join(&right, &left);
 }
 
-/* Waits for the next completion, which stays the current one until `over`. */
+/* Waits for the next completion, which stays current until over(). */
 static void next(struct end *e, uint64_t wr_id, enum ibv_wc_status status)
 {
 	struct ibv_poll_cq_attr attr = { 0 };
@@ -111,7 +112,7 @@ static void send(struct end *e, struct ibv_send_wr wr)
 	CODE(0, ibv_post_send(e->qp, &wr, &bad));
 }
 
-/* Each operation has its opcode, and what arrives with a message has its flag. */
+/* Each operation has its opcode, and each kind of message its flags. */
 static void opcodes_and_flags(void)
 {
 	struct ibv_sge sge = { (uintptr_t)left.memory, 8, left.mr->lkey };
@@ -172,7 +173,7 @@ static void opcodes_and_flags(void)
 		over(&right);
 	}
 	right.mw->rkey = key;
-	/* The same key once more, and ended by its owner. */
+	/* The same key once more, invalidated by its owner. */
 	send(&right, bind);
 	next(&right, 90, IBV_WC_SUCCESS);
 	over(&right);
@@ -182,8 +183,8 @@ static void opcodes_and_flags(void)
 	over(&right);
 }
 
-/* A batch of more requests than the library converts on its stack, each with octets of its own. */
-static void a_long_batch_of_inline_data(void)
+/* A batch too large for the library's stack buffers, each request with its own inline data. */
+static void long_batch_of_inline_data(void)
 {
 	struct ibv_qp_ex *qp = ibv_qp_to_qp_ex(left.qp);
 	char text[MANY * PIECE];
@@ -201,13 +202,13 @@ static void a_long_batch_of_inline_data(void)
 		ibv_wr_set_inline_data(qp, text + PIECE * i, PIECE);
 	}
 	CODE(0, ibv_wr_complete(qp));
-	/* By number: it is complete when the peer has it. */
+	/* Connected by number, a request completes when the peer has it. */
 	next(&left, 100, IBV_WC_SUCCESS);
 	over(&left);
 	CHECK(memcmp(right.memory, text, sizeof(text)) == 0);
 }
 
-/* A solicited request of the batch interface wakes a program that waits for such ones only, and another one does not. */
+/* Only a solicited request of the batch interface wakes a program that waits for those. */
 static void solicited_batches(void)
 {
 	struct ibv_cq *cq = ibv_cq_ex_to_cq(right.cq), *got = NULL;
@@ -227,7 +228,7 @@ static void solicited_batches(void)
 		next(&left, 61, IBV_WC_SUCCESS);
 		over(&left);
 	}
-	/* If the flag is lost, this waits for ever. */
+	/* If the flag is lost, this waits forever. */
 	NEED(ibv_get_cq_event(right.channel, &got, &own) == 0);
 	CHECK(got == cq && own == &right);
 	ibv_ack_cq_events(got, 1);
@@ -248,7 +249,8 @@ static void times(void)
 		.wr.rdma = { (uintptr_t)right.memory, right.mr->rkey } });
 	next(&left, 70, IBV_WC_SUCCESS);
 	CHECK(ibv_wc_read_completion_ts(left.cq) != 0);
-	/* Two clocks are read, and the thread may be interrupted between them: so the smallest difference of many counts. */
+	/* Two clocks are read, and the thread may be interrupted in between, so the smallest of many
+	 * differences is checked. */
 	for (i = 0; i < 200 && least >= 20 * 1000 * 1000; i++) {
 		uint64_t first = ibv_wc_read_completion_wallclock_ns(left.cq), second;
 
@@ -261,8 +263,8 @@ static void times(void)
 	over(&left);
 }
 
-/* Rights that a queue pair has not are refused to the peer, although the region has them. */
-static void rights_of_a_queue_pair(void)
+/* Access is refused without the queue pair's right, although the region allows it. */
+static void queue_pair_rights(void)
 {
 	struct ibv_qp_attr a = { .qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ };
 	struct ibv_sge sge = { (uintptr_t)left.memory, 8, left.mr->lkey };
@@ -279,7 +281,7 @@ static void rights_of_a_queue_pair(void)
 	over(&left);
 }
 
-/* What a queue pair was made with is what a query tells, and a change that is refused changes nothing of it. */
+/* A query reports the attributes of creation, and a refused change has no effect on them. */
 static void attributes(void)
 {
 	struct ibv_cq *cq = ibv_create_cq(context, 16, NULL, NULL, 0);
@@ -321,7 +323,7 @@ static void sizes(void)
 	CODE(0, ibv_resize_cq(cq, before + 100));
 	CHECK(cq->cqe >= before + 100);
 	CODE(0, ibv_destroy_cq(cq));
-	/* No elements are asked for, and it has one at least. */
+	/* No elements are requested, but there is at least one. */
 	srq = ibv_create_srq(pd, &attr);
 	NEED(srq);
 	CODE(0, ibv_query_srq(srq, &told));
@@ -333,7 +335,7 @@ static void sizes(void)
 	CODE(0, ibv_destroy_srq(srq));
 }
 
-/* A channel counts the queues that use it, and a parent domain cannot go while a queue uses it. */
+/* A channel counts its queues, and a queue keeps its parent domain in use. */
 static void users(void)
 {
 	struct ibv_parent_domain_init_attr parent = { .pd = pd };
@@ -363,7 +365,8 @@ static void users(void)
 
 static struct ibv_cq *tag_cq;
 
-/* Posts requests to a list of tagged buffers, which complete at once. Returns the flags of the last one's completion. */
+/* Posts operations on a tag list, which complete immediately. Returns the flags of the last
+ * completion. */
 static int tag_request(struct ibv_srq *srq, struct ibv_ops_wr wr, enum ibv_wc_opcode opcode)
 {
 	struct ibv_ops_wr *bad = NULL;
@@ -378,7 +381,8 @@ static int tag_request(struct ibv_srq *srq, struct ibv_ops_wr wr, enum ibv_wc_op
 	return wc.wc_flags;
 }
 
-/* Requests to a list of tagged buffers: which one is refused, and what the program has told of messages that matched nothing. */
+/* Operations on a tag list: which one is refused, and the effect of the program's count of
+ * unexpected messages. */
 static void tags(void)
 {
 	struct ibv_srq_init_attr_ex attr = { .attr = { .max_wr = 8, .max_sge = 1 }, .srq_type = IBV_SRQT_TM, .pd = pd,
@@ -399,7 +403,8 @@ static void tags(void)
 	list.next = &unknown;
 	CODE(EOPNOTSUPP, ibv_post_srq_ops(srq, &list, &bad));
 	CHECK(bad == &unknown);
-	/* Three messages are said to be handled, and none has come: buffers wait until the program knows better. */
+	/* The program claims to have handled three messages, but none has arrived: buffers wait until
+	 * it synchronizes. */
 	tag_request(srq, sync, IBV_WC_TM_SYNC);
 	CHECK(tag_request(srq, add, IBV_WC_TM_ADD) & IBV_WC_TM_SYNC_REQ);
 	sync.tm.unexpected_cnt = 0;
@@ -410,7 +415,7 @@ static void tags(void)
 	CODE(0, ibv_destroy_cq(tag_cq));
 }
 
-/* A device can be imported as long as one of its contexts is open. */
+/* A device can be imported while one of its contexts is open. */
 static void imports(void)
 {
 	int i;
@@ -442,10 +447,10 @@ int main(void)
 	connect_both();
 	tags();
 	opcodes_and_flags();
-	a_long_batch_of_inline_data();
+	long_batch_of_inline_data();
 	solicited_batches();
 	times();
-	rights_of_a_queue_pair();
+	queue_pair_rights();
 	unmake(&left);
 	unmake(&right);
 	CODE(0, ibv_dealloc_pd(pd));

@@ -1,5 +1,6 @@
-/* Slots of send and receive queues are free when the completion of their request, or of a later one, has been polled: not
- * earlier, so that a program cannot make a completion queue overflow that is as large as its queues, and not later. */
+/* Slots of send and receive queues become free when the completion of their request, or of a later
+ * one, is polled. Not earlier, so that a completion queue as large as its queues cannot overflow;
+ * and not later. */
 #include <pthread.h>
 
 #include "by_number.h"
@@ -28,7 +29,7 @@ static struct ibv_qp *new_qp(struct ibv_cq *send_cq, struct ibv_cq *recv_cq)
 	return qp;
 }
 
-/* With completion queues that are just as large as the queues. */
+/* With completion queues exactly as large as the queues. */
 static struct end make(void)
 {
 	struct end e = { ibv_create_cq(context, DEPTH, NULL, NULL, 0), ibv_create_cq(context, DEPTH, NULL, NULL, 0), NULL };
@@ -65,7 +66,7 @@ static int receive_one(struct ibv_qp *qp)
 	return result;
 }
 
-/* Posts signaled Writes until the queue is full. Returns how many it took. */
+/* Posts signaled Writes until the queue is full. Returns how many were accepted. */
 static int fill_sends(struct ibv_qp *qp)
 {
 	int n = 0, result;
@@ -131,11 +132,11 @@ static void unsignaled_sends(void)
 		CODE(0, send_one(a.qp, IBV_WR_RDMA_WRITE, 0));
 		stays_full(a.qp, fill_sends);
 		take(a.send_cq, 1, IBV_WC_SUCCESS);
-		/* The last one is not told of. */
+		/* The last one has not completed. */
 		CODE(DEPTH - 1, fill_sends(a.qp));
 		take(a.send_cq, DEPTH - 1, IBV_WC_SUCCESS);
 	}
-	/* Without any signaled request nothing is freed, as with hardware. */
+	/* Unsignaled requests alone free nothing, as with hardware. */
 	for (i = 0; i < DEPTH; i++)
 		CODE(0, send_one(a.qp, IBV_WR_RDMA_WRITE, 0));
 	stays_full(a.qp, fill_sends);
@@ -164,7 +165,7 @@ static void receives(void)
 	unmake(&b);
 }
 
-/* A list takes all slots that are free, although there was one before. */
+/* A list takes all free slots, although one was taken before. */
 static void lists_of_receives(void)
 {
 	struct ibv_recv_wr third = { 0 }, second = { .next = &third }, list = { .next = &second }, *bad;
@@ -186,7 +187,7 @@ static void lists_of_receives(void)
 	unmake(&b);
 }
 
-/* In ERR requests complete at once, and still take slots until they are polled. */
+/* In ERR, requests complete immediately but occupy slots until they are polled. */
 static void flushed(void)
 {
 	struct end a = make(), b = make();
@@ -208,7 +209,7 @@ static void flushed(void)
 	unmake(&b);
 }
 
-/* RESET frees all slots and drops the completions that were not polled. */
+/* RESET frees all slots and discards unpolled completions. */
 static void reset(void)
 {
 	struct end a = make(), b = make();
@@ -222,7 +223,7 @@ static void reset(void)
 		take(a.send_cq, round, IBV_WC_SUCCESS);
 		CODE(round, fill_sends(a.qp));
 		take(a.send_cq, round, IBV_WC_SUCCESS);
-		/* What was polled before an earlier RESET frees no receive. */
+		/* Completions polled before an earlier RESET free no receives. */
 		for (i = 0; i < DEPTH; i++)
 			CODE(0, send_one(b.qp, IBV_WR_SEND, IBV_SEND_SIGNALED));
 		take(b.send_cq, DEPTH, IBV_WC_SUCCESS);
@@ -238,7 +239,8 @@ static void reset(void)
 	unmake(&b);
 }
 
-/* A queue pair that shares its completion queues with others, and its place with one that was destroyed, has its own slots. */
+/* A queue pair has its own slots, although it shares its completion queues, and reuses the place of
+ * a destroyed one. */
 static void shared_queues(void)
 {
 	struct ibv_cq *cq = ibv_create_cq(context, 8 * DEPTH, NULL, NULL, 0);
@@ -304,7 +306,7 @@ static void polled_by_another_thread(void)
 	unmake(&b);
 }
 
-/* The extended interface frees a slot with each completion that it shows. */
+/* The extended interface frees a slot with each completion that it returns. */
 static void extended_polling(void)
 {
 	struct ibv_cq_init_attr_ex attr = { .cqe = DEPTH, .wc_flags = IBV_WC_EX_WITH_BYTE_LEN };

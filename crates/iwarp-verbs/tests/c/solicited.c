@@ -1,4 +1,4 @@
-/* After ibv_req_notify_cq(cq, 1) there is an event for a solicited Send or a failure, and for nothing else. */
+/* After ibv_req_notify_cq(cq, 1), only a solicited Send or a failure causes an event. */
 #include <infiniband/verbs.h>
 #include <poll.h>
 #include <stdint.h>
@@ -81,7 +81,7 @@ static struct ibv_wc next(struct end *e)
 	exit(2);
 }
 
-/* Does one Send and waits for the completions at both ends. */
+/* Sends once and waits for the completions at both ends. */
 static void exchange(struct end *from, struct end *to, unsigned int flags)
 {
 	struct ibv_sge sge = { (uintptr_t)buffer, LENGTH, mr->lkey };
@@ -131,7 +131,7 @@ int main(void)
 	join(&b, &a);
 	exchange(&a, &b, 0);
 
-	/* No event for a Send that is not solicited. Wait for a while, because the thread that completes it may be late. */
+	/* No event for an unsolicited Send. Waits, because the thread that completes it may be late. */
 	CODE(0, ibv_req_notify_cq(b.cq, 1));
 	exchange(&a, &b, 0);
 	usleep(QUIET_US);
@@ -142,7 +142,7 @@ int main(void)
 	exchange(&a, &b, IBV_SEND_SOLICITED);
 	usleep(QUIET_US);
 	CHECK(!has_event(&b, 0));
-	/* Armed for all completions: an event for a Send that is not solicited. */
+	/* Armed for all completions: an event for an unsolicited Send. */
 	CODE(0, ibv_req_notify_cq(b.cq, 0));
 	exchange(&a, &b, 0);
 	take_event(&b);

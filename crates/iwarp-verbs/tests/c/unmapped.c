@@ -1,5 +1,6 @@
-/* Registered memory that the program unmaps, protects or truncates: the access fails, and neither the process nor another connection
- * does. The second argument says which handlers for SIGSEGV and SIGBUS the program has. */
+/* The program unmaps, protects or truncates registered memory: the access fails, but the process
+ * and its other connections continue. The second argument selects the program's handlers for
+ * SIGSEGV and SIGBUS. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <infiniband/verbs.h>
@@ -23,7 +24,7 @@ struct pair {
 	struct end a, b;
 };
 
-/* How memory goes. */
+/* How memory becomes inaccessible. */
 enum way { UNMAP, PROTECT, TRUNCATE, READ_ONLY, WAYS };
 
 struct memory {
@@ -39,7 +40,7 @@ static struct ibv_mr *mr;
 static union ibv_gid gid;
 static char *buffer;
 
-/* Where mappings are made: far from the places that the kernel chooses, so that nothing else is mapped there afterwards. */
+/* Where mappings are made: far from the kernel's choices, so that the addresses are not reused. */
 static char *next_place = (char *)0x7ea000000000;
 
 static struct end make(enum ibv_qp_type type)
@@ -77,7 +78,7 @@ static void connect_to(struct end *e, const struct end *peer)
 			      IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 				      IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
 	attr.qp_state = IBV_QPS_RTS;
-	/* 17 s in all: on a loaded machine threads wait for their turn. */
+	/* 17 s in all: threads may be delayed on a loaded machine. */
 	attr.timeout = 19;
 	attr.retry_cnt = 7;
 	attr.rnr_retry = 7;
@@ -165,7 +166,7 @@ static struct memory map(enum way way)
 	return m;
 }
 
-/* Lets all of it go, except its first page if a part is to be there. */
+/* Makes the memory inaccessible; with `part` its first page stays. */
 static void lose(struct memory *m, int part)
 {
 	size_t kept = part ? (size_t)getpagesize() : 0;
@@ -193,7 +194,7 @@ static void drop(struct memory *m)
 		close(m->file);
 }
 
-/* A connection that has nothing to do with the memory goes on. */
+/* An unrelated connection continues. */
 static void goes_on(struct pair *other)
 {
 	static char octet;
@@ -212,7 +213,7 @@ static void goes_on(struct pair *other)
 
 enum role { SOURCE_OF_READ, TARGET_OF_WRITE, WORD, SOURCE_OF_SEND, SOURCE_OF_WRITE, RECEIVE, SINK_OF_READ, ROLES };
 
-/* One access of each kind to memory that has gone. */
+/* One access of each kind to inaccessible memory. */
 static void try(enum role role, struct memory *m, uint32_t len, int part)
 {
 	struct pair p = make_pair();
@@ -220,7 +221,7 @@ static void try(enum role role, struct memory *m, uint32_t len, int part)
 	enum ibv_wc_status here = IBV_WC_REM_ACCESS_ERR;
 	int failed = failures;
 
-	/* The large accesses begin where memory is, if a part of it is there. */
+	/* With `part`, large accesses begin in accessible memory. */
 	if (part && len == SMALL)
 		at += LARGE - SMALL;
 	if (role == RECEIVE)
@@ -277,7 +278,7 @@ static void begin_datagrams(struct end *e)
 	CODE(0, ibv_modify_qp(e->qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN));
 }
 
-/* A datagram from memory that has gone, or to it. */
+/* A datagram from or to inaccessible memory. */
 static void try_datagram(enum way way, int receives)
 {
 	struct ibv_ah_attr to = { .is_global = 1, .port_num = 1, .grh = { .dgid = gid, .hop_limit = 1 } };
@@ -327,7 +328,7 @@ static void try_all(struct pair *other)
 			}
 }
 
-/* Registration looks at the whole range. */
+/* Registration checks the whole range. */
 static void refuse(void)
 {
 	int file = memfd_create("short", 0), rights = IBV_ACCESS_LOCAL_WRITE, page = getpagesize();
@@ -390,7 +391,7 @@ static void without_info(int signal)
 	siglongjmp(back, 1);
 }
 
-/* Hands on whatever it gets, as crash reporters do. */
+/* Calls the previous handler, as crash reporters do. */
 static void chaining(int signal, siginfo_t *info, void *own)
 {
 	const struct sigaction *old = &older[signal == SIGBUS];
@@ -441,7 +442,7 @@ static void own_faults(int flags)
 	munmap(page, 2);
 }
 
-/* A signal that a process sends reaches the handler, too. */
+/* A signal sent by a process also reaches the handler. */
 static void sent_signals(void)
 {
 	int before = calls;
@@ -453,7 +454,8 @@ static void sent_signals(void)
 	CHECK(calls == before + 1 && signal_seen == SIGBUS);
 }
 
-/* In a child: the signal that ends it, or its exit code as a negative number. */
+/* Runs `what` in a child. Returns the signal that ended it, or its exit code as a negative number.
+ * */
 static int end_of(void (*what)(void))
 {
 	int status;
@@ -493,8 +495,8 @@ static void *in_thread(void *other)
 	return NULL;
 }
 
-/* Looks at the completion queue until the library has looked after its handler. */
-static void look(struct pair *p)
+/* Polls the completion queue until the library has checked its handler. */
+static void poll_for_handler(struct pair *p)
 {
 	struct ibv_wc wc;
 
@@ -508,7 +510,7 @@ int main(int count, char **words)
 	struct ibv_device **list;
 	struct pair other;
 	pthread_t thread;
-	/* Another language's runtime has handlers and stacks of its own. */
+	/* Another language's runtime has its own handlers and stacks. */
 	int flags = 0, before = 0, after = 0, runtime = strcmp(mode, "runtime") == 0;
 
 	if (strstr(mode, "stack"))
@@ -544,14 +546,15 @@ int main(int count, char **words)
 	refuse();
 	if (after) {
 		install(flags, with_info, without_info);
-		look(&other);
+		poll_for_handler(&other);
 	}
 	if (strcmp(mode, "chain") == 0) {
-		/* Twice, with the library's handler in between, so that the predecessor of the second is in front of the first. */
+		/* Twice with the library's handler in between, so that the second one's predecessor
+		 * precedes the first one. */
 		install(SA_SIGINFO, chaining, NULL);
-		look(&other);
+		poll_for_handler(&other);
 		install(SA_SIGINFO, chaining, NULL);
-		look(&other);
+		poll_for_handler(&other);
 	}
 	if (runtime)
 		try_all(&other);

@@ -1,5 +1,6 @@
-/* Extended reliable connections in one process: domains, shared receive queues by number, targets that several handles share, what is
- * refused, and an exchange with every operation, by ibv_post_send and by the ibv_wr_ functions. */
+/* Extended reliable connections in one process: domains, shared receive queues by number, targets
+ * shared by several handles, errors, and an exchange with every operation, by ibv_post_send and by
+ * ibv_wr_*. */
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
@@ -135,7 +136,7 @@ static void to_init(struct ibv_qp *qp)
 	CODE(0, ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
 }
 
-/* The changes of state with the attributes that the two ends have: the table of the InfiniBand specification. */
+/* Changes the state with each end's attributes: the table of the InfiniBand specification. */
 static void connect_ends(struct ibv_qp *initiator, struct ibv_qp *target)
 {
 	const int rtr = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
@@ -262,7 +263,8 @@ static struct ibv_qp *open_again(struct ibv_xrcd *xrcd, uint32_t num, enum ibv_q
 	return qp;
 }
 
-/* A target lives as long as somebody has it open. The other handle may be used for everything, and gets its events. */
+/* A target lives while a handle is open. Another handle may be used for everything, and gets its
+ * events. */
 static void share(void)
 {
 	struct ibv_qp *initiator = make_initiator(0), *target = make_target(domain), *again;
@@ -281,7 +283,7 @@ static void share(void)
 	connect_ends(initiator, again);
 	CODE(0, ibv_destroy_qp(target));
 	exchange(initiator, again);
-	/* A number of no queue: the request is refused, and the remaining handle hears of it. */
+	/* An unknown queue number: the request is refused, and the remaining handle gets the event. */
 	gone.mr = queues[0].mr;
 	post(initiator, IBV_WR_SEND, &gone, 8);
 	CODE(IBV_WC_REM_INV_REQ_ERR, next(cq).status);
@@ -319,7 +321,7 @@ static void domains(void)
 	NEED((first = open_domain(fd, O_CREAT | O_EXCL)));
 	IS_NULL(EINVAL, open_domain(again, O_CREAT | O_EXCL));
 	NEED((second = open_domain(again, 0)));
-	/* It is one domain: what belongs to it is found by either handle. */
+	/* It is the same domain: either handle finds its objects. */
 	NEED((target = make_target(first)));
 	NEED((shared = open_again(second, target->qp_num, IBV_QPT_XRC_RECV)));
 	CODE(EBUSY, ibv_close_xrcd(first));
@@ -348,7 +350,8 @@ static void refused(void)
 	uint32_t num;
 
 	NEED(initiator && target && srq);
-	/* A target has a domain, an initiator has none, and other queue pairs do not take receives from queues of a domain. */
+	/* A target requires a domain, an initiator has none, and other queue pairs cannot use a
+	 * domain's queues. */
 	IS_NULL(EINVAL, ibv_create_qp_ex(context, &ex));
 	IS_NULL(EINVAL, make_target(NULL));
 	ex = (struct ibv_qp_init_attr_ex){ .qp_type = IBV_QPT_XRC_SEND, .send_cq = cq, .pd = pd, .xrcd = domain };
@@ -369,7 +372,7 @@ static void refused(void)
 	CHECK(bad == &recv);
 	CODE(EINVAL, ibv_post_send(target, &wr, &bad_send));
 	CHECK(bad_send == &wr);
-	/* No end is its own peer. */
+	/* A queue pair of these types cannot be its own peer. */
 	to_init(initiator);
 	attr = to_peer(initiator);
 	CODE(EINVAL, ibv_modify_qp(initiator, &attr,
