@@ -52,7 +52,8 @@ static int is_rsocket(int fd)
 
 static struct sockaddr_in loopback(int port)
 {
-	return (struct sockaddr_in){ .sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	return (struct sockaddr_in){ .sin_family = AF_INET, .sin_port = htons(port),
+		.sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 }
 
 struct pair {
@@ -66,7 +67,8 @@ static void serve(void)
 	struct sockaddr_in at = loopback(0);
 	socklen_t length = sizeof(at);
 
-	NEED((listener = socket(AF_INET, SOCK_STREAM, 0)) >= 0 && bind(listener, (struct sockaddr *)&at, sizeof(at)) == 0);
+	NEED((listener = socket(AF_INET, SOCK_STREAM, 0)) >= 0 &&
+		bind(listener, (struct sockaddr *)&at, sizeof(at)) == 0);
 	NEED(listen(listener, 8) == 0 && getsockname(listener, (struct sockaddr *)&at, &length) == 0);
 	port = ntohs(at.sin_port);
 }
@@ -193,7 +195,8 @@ static void files(void)
 
 			NEED(n >= 0 || errno == EAGAIN);
 			done += n > 0 ? n : 0;
-			CHECK(lseek(file, 0, SEEK_CUR) == (by_offset ? 0 : (off_t)done) && offset == (by_offset ? (off_t)done : FIRST));
+			CHECK(lseek(file, 0, SEEK_CUR) == (by_offset ? 0 : (off_t)done) &&
+				offset == (by_offset ? (off_t)done : FIRST));
 			got = drain(p.b, got);
 			NEED(!failures);
 		}
@@ -240,7 +243,8 @@ static void sets(void)
 		/* The byte may take a moment. */
 		while (selected(mask, fds, 3, s, 500) == 0)
 			;
-		CHECK(!FD_ISSET(p.a, &s[0]) && FD_ISSET(p.b, &s[0]) && !FD_ISSET(pipes[0], &s[0]) && !FD_ISSET(p.b, &s[2]));
+		CHECK(!FD_ISSET(p.a, &s[0]) && FD_ISSET(p.b, &s[0]) && !FD_ISSET(pipes[0], &s[0]) &&
+			!FD_ISSET(p.b, &s[2]));
 		NEED(read(p.b, &octet, 1) == 1 && write(pipes[1], "x", 1) == 1);
 		CHECK(selected(mask, fds, 3, s, 500) == 1 && FD_ISSET(pipes[0], &s[0]) && !FD_ISSET(p.b, &s[0]));
 		NEED(read(pipes[0], &octet, 1) == 1);
@@ -257,7 +261,8 @@ static void polls(void)
 	struct timespec ts = { .tv_nsec = 1000000 };
 	char octet;
 
-	CHECK(poll(fds, 3, 10) == 1 && fds[0].revents == 0 && fds[1].revents == 0 && fds[2].revents == POLLOUT);
+	CHECK(poll(fds, 3, 10) == 1 && fds[0].revents == 0 && fds[1].revents == 0 &&
+		fds[2].revents == POLLOUT);
 	CHECK(fds[0].fd == p.a && fds[1].fd == -7 && fds[2].fd == p.b);
 	fds[0].revents = fds[1].revents = -1;
 	CHECK(ppoll(fds, 2, &ts, NULL) == 0 && fds[0].revents == 0 && fds[1].revents == 0);
@@ -279,7 +284,8 @@ static void flags(void)
 	CHECK(read(p.b, &octet, 1) == -1 && errno == EAGAIN);
 	CHECK(ioctl(p.b, FIONREAD, &there) == 0 && there == 0);
 	CHECK(ioctl(p.b, FIONBIO, &off) == 0 && !(fcntl(p.b, F_GETFL) & O_NONBLOCK));
-	CHECK(ioctl(p.a, FIONBIO, &on) == 0 && fcntl(p.a, F_GETFL) & O_NONBLOCK && !(fcntl(p.b, F_GETFL) & O_NONBLOCK));
+	CHECK(ioctl(p.a, FIONBIO, &on) == 0 && fcntl(p.a, F_GETFL) & O_NONBLOCK &&
+		!(fcntl(p.b, F_GETFL) & O_NONBLOCK));
 	NEED(write(p.a, "abc", 3) == 3 && recv(p.b, &octet, 1, MSG_PEEK) == 1);
 	while (ioctl(p.b, FIONREAD, &there) == 0 && there < 3)
 		;

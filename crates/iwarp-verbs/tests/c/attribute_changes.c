@@ -10,11 +10,12 @@
 enum { LENGTH = 4096, SOON_MS = 20000, QKEY = 0x1111 };
 
 static const int INIT = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
-static const int RTR = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-	IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
-static const int RTS = IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-	IBV_QP_MAX_QP_RD_ATOMIC;
-static const int LOCAL = IBV_ACCESS_LOCAL_WRITE, REMOTE = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+static const int RTR = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+	IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+static const int RTS = IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+	IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC;
+static const int LOCAL = IBV_ACCESS_LOCAL_WRITE, REMOTE = IBV_ACCESS_REMOTE_WRITE |
+	IBV_ACCESS_REMOTE_READ;
 
 struct end {
 	struct ibv_comp_channel *channel;
@@ -33,12 +34,12 @@ static void make(struct end *e)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = REMOTE };
 	struct ibv_qp_init_attr_ex init = {
-		.cap = { .max_send_wr = 8, .max_recv_wr = 8, .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = 64 },
+		.cap = { .max_send_wr = 8, .max_recv_wr = 8, .max_send_sge = 1, .max_recv_sge = 1,
+			.max_inline_data = 64 },
 		.qp_type = IBV_QPT_RC,
 		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
 		.send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_RDMA_READ,
-		.pd = pd,
-	};
+		.pd = pd, };
 
 	e->channel = ibv_create_comp_channel(context);
 	e->cq = ibv_create_cq(context, 32, e, e->channel, 0);
@@ -57,14 +58,15 @@ static void unmake(struct end *e)
 
 static void join(struct end *e, const struct end *peer)
 {
-	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR, .dest_qp_num = peer->qp->qp_num, .path_mtu = IBV_MTU_1024,
-		.max_dest_rd_atomic = 1, .min_rnr_timer = 12 };
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR, .dest_qp_num = peer->qp->qp_num,
+		.path_mtu = IBV_MTU_1024, .max_dest_rd_atomic = 1, .min_rnr_timer = 12 };
 
 	attr.ah_attr.is_global = 1;
 	attr.ah_attr.port_num = 1;
 	attr.ah_attr.grh.dgid = gid;
 	NEED(ibv_modify_qp(e->qp, &attr, RTR) == 0);
-	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 1 };
+	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7,
+		.rnr_retry = 7, .max_rd_atomic = 1 };
 	NEED(ibv_modify_qp(e->qp, &attr, RTS) == 0);
 }
 
@@ -143,7 +145,8 @@ static void region_changes(void)
 		sge.addr = (uintptr_t)start;
 		sge.lkey = region->lkey;
 		CODE(writable ? 0 : EFAULT, ibv_advise_mr(now, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, 0, &sge, 1));
-		CODE(IBV_REREG_MR_ERR_INPUT, ibv_rereg_mr(region, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, LOCAL | IBV_ACCESS_ON_DEMAND));
+		CODE(IBV_REREG_MR_ERR_INPUT, ibv_rereg_mr(region, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0,
+			LOCAL | IBV_ACCESS_ON_DEMAND));
 		CODE(0, ibv_dereg_mr(region));
 	}
 	CODE(0, ibv_dealloc_pd(other));
@@ -203,7 +206,8 @@ static void device_memory_parts(void)
 /* A refused change has no effect, whichever valid attributes accompany the invalid one. */
 static void refused_changes(struct end *e)
 {
-	struct ibv_qp_attr wrong = { .qp_state = IBV_QPS_RTS, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_READ,
+	struct ibv_qp_attr wrong = { .qp_state = IBV_QPS_RTS, .port_num = 1,
+		.qp_access_flags = IBV_ACCESS_REMOTE_READ,
 		.timeout = 40, .retry_cnt = 3, .rnr_retry = 2, .sq_psn = 77 }, before = told(e->qp), after;
 
 	CHECK(ibv_modify_qp(e->qp, &wrong, RTS | IBV_QP_ACCESS_FLAGS) != 0);
@@ -220,7 +224,8 @@ static void refused_changes(struct end *e)
 static void write_to(struct end *from, enum ibv_wc_status want)
 {
 	struct ibv_sge sge = { (uintptr_t)buffer, 8, mr->lkey };
-	struct ibv_send_wr wr = { .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED, .sg_list = &sge, .num_sge = 1 }, *bad;
+	struct ibv_send_wr wr = { .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED,
+		.sg_list = &sge, .num_sge = 1 }, *bad;
 
 	wr.wr.rdma.remote_addr = (uintptr_t)buffer + 64;
 	wr.wr.rdma.rkey = mr->rkey;
@@ -295,7 +300,8 @@ static void fences(struct end *a, struct end *b)
 		struct ibv_sge sge = { (uintptr_t)sink, 8, mr->lkey };
 		struct ibv_send_wr send = { .wr_id = 2, .opcode = IBV_WR_SEND, .sg_list = &sge, .num_sge = 1,
 			.send_flags = IBV_SEND_SIGNALED | IBV_SEND_FENCE };
-		struct ibv_send_wr read = { .next = &send, .opcode = IBV_WR_RDMA_READ, .sg_list = &sge, .num_sge = 1 }, *bad;
+		struct ibv_send_wr read = { .next = &send, .opcode = IBV_WR_RDMA_READ, .sg_list = &sge,
+			.num_sge = 1 }, *bad;
 		struct ibv_qp_ex *qp = ibv_qp_to_qp_ex(a->qp);
 
 		memcpy(source, "brought", 8);
@@ -328,7 +334,8 @@ static void window_keys(struct end *e)
 {
 	struct ibv_mr *region = ibv_reg_mr(pd, buffer, LENGTH, LOCAL | REMOTE | IBV_ACCESS_MW_BIND);
 	struct ibv_mw *mw = ibv_alloc_mw(pd, IBV_MW_TYPE_1);
-	struct ibv_mw_bind bind = { .bind_info = { region, (uintptr_t)buffer, 64, REMOTE }, .send_flags = IBV_SEND_SIGNALED };
+	struct ibv_mw_bind bind = { .bind_info = { region, (uintptr_t)buffer, 64, REMOTE },
+		.send_flags = IBV_SEND_SIGNALED };
 	int i;
 
 	NEED(region && mw);
@@ -347,7 +354,8 @@ static void window_keys(struct end *e)
 static void datagram_keys(void)
 {
 	struct ibv_cq *cq = ibv_create_cq(context, 4, NULL, NULL, 0);
-	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .cap = { 1, 1, 1, 1, 0 }, .qp_type = IBV_QPT_UD };
+	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .cap = { 1, 1, 1, 1, 0 },
+		.qp_type = IBV_QPT_UD };
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = QKEY };
 	struct ibv_qp *qp = ibv_create_qp(pd, &init);
 	int key = QKEY, state;
@@ -357,7 +365,8 @@ static void datagram_keys(void)
 		attr.qp_state = state;
 		attr.qkey = ++key;
 		if (state != IBV_QPS_INIT)
-			CODE(0, ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_QKEY | (state == IBV_QPS_RTS ? IBV_QP_SQ_PSN : 0)));
+			CODE(0, ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_QKEY |
+				(state == IBV_QPS_RTS ? IBV_QP_SQ_PSN : 0)));
 		else
 			CODE(0, ibv_modify_qp(qp, &attr, IBV_QP_QKEY));
 		CODE(key, (int)told(qp).qkey);

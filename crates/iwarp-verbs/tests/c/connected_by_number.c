@@ -31,7 +31,8 @@ struct parameters {
 	int timeout, retry_cnt, rnr_retry, min_rnr_timer;
 };
 
-static const struct parameters usual = { .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .min_rnr_timer = 12 };
+static const struct parameters usual = { .timeout = 14, .retry_cnt = 7, .rnr_retry = 7,
+	.min_rnr_timer = 12 };
 
 static double now(void)
 {
@@ -47,7 +48,8 @@ static void init(struct end *e)
 		.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
 			IBV_ACCESS_REMOTE_ATOMIC };
 
-	CODE(0, ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+	CODE(0, ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+		IBV_QP_ACCESS_FLAGS));
 }
 
 static struct end make(void)
@@ -81,8 +83,8 @@ static int to_rtr(struct end *e, uint32_t peer, const struct parameters *w)
 		a.ah_attr.grh.dgid = gid;
 		a.ah_attr.grh.hop_limit = 1;
 	}
-	return ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-		IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+	return ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+		IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
 }
 
 static int to_rts(struct end *e, const struct parameters *w)
@@ -90,8 +92,8 @@ static int to_rts(struct end *e, const struct parameters *w)
 	struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTS, .timeout = w->timeout, .retry_cnt = w->retry_cnt,
 		.rnr_retry = w->rnr_retry, .max_rd_atomic = 4 };
 
-	return ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-		IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
+	return ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
+		IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
 }
 
 static void join(struct end *e, uint32_t peer, const struct parameters *w)
@@ -109,7 +111,8 @@ static void receive(struct end *e, uint64_t id, size_t off, uint32_t len)
 }
 
 /* Posts a request from `off` to `to` of the same memory. */
-static void post(struct end *e, uint64_t id, enum ibv_wr_opcode op, size_t off, size_t to, uint32_t len)
+static void post(struct end *e, uint64_t id, enum ibv_wr_opcode op, size_t off, size_t to,
+	uint32_t len)
 {
 	struct ibv_sge sge = { (uintptr_t)memory + off, len, mr->lkey };
 	struct ibv_send_wr wr = { .wr_id = id, .sg_list = &sge, .num_sge = 1, .opcode = op,
@@ -302,7 +305,8 @@ static void self_connected(const struct parameters *w)
 /* The connecting end becomes ready, both ends are reset after `delay` and become ready again.
  * Requests from before the reset must have no effect, whether or not the other end had become ready
  * (`both`), and whichever end is reset first. */
-static void reset_at(useconds_t delay, int both, int accepting_first, void (*use)(struct end *, struct end *))
+static void reset_at(useconds_t delay, int both, int accepting_first,
+	void (*use)(struct end *, struct end *))
 {
 	struct end a = make(), b = make();
 	struct end *first = a.qp->qp_num < b.qp->qp_num ? &a : &b, *second = first == &a ? &b : &a;
@@ -539,8 +543,8 @@ int main(void)
 	NEED(pd);
 	memory = aligned_alloc(4096, SIZE);
 	NEED(memory);
-	mr = ibv_reg_mr(pd, memory, SIZE, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
-		IBV_ACCESS_REMOTE_ATOMIC);
+	mr = ibv_reg_mr(pd, memory, SIZE, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
+		IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC);
 	NEED(mr);
 	CODE(0, ibv_query_gid(context, 1, 0, &gid));
 	CODE(0, ibv_query_port(context, 1, &port));

@@ -121,7 +121,8 @@ static inline struct ibv_wc next_completion(struct peer *p)
 static inline void send_word(struct peer *p, const char *word)
 {
 	struct ibv_sge sge = { (uintptr_t)p->buffer + 1024, 64, p->mr->lkey };
-	struct ibv_send_wr wr = { .wr_id = 2, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_send_wr wr = { .wr_id = 2, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND,
+		.send_flags = IBV_SEND_SIGNALED }, *bad;
 
 	snprintf(p->buffer + 1024, 64, "%s", word);
 	NEED(ibv_post_send(p->id->qp, &wr, &bad) == 0);

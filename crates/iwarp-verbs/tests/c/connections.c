@@ -42,7 +42,8 @@ static struct rdma_cm_event *event_within(struct rdma_event_channel *channel, in
 }
 
 /* Waits for the next event, which must be of this kind. */
-static struct rdma_cm_event *expect(struct rdma_event_channel *channel, enum rdma_cm_event_type kind)
+static struct rdma_cm_event *expect(struct rdma_event_channel *channel,
+	enum rdma_cm_event_type kind)
 {
 	struct rdma_cm_event *event = event_within(channel, LONG);
 
@@ -108,7 +109,8 @@ static struct rdma_cm_id *resolved(void)
 	return id;
 }
 
-static const struct rdma_conn_param USUAL = { .responder_resources = 4, .initiator_depth = 4, .retry_count = 7, .rnr_retry_count = 7 };
+static const struct rdma_conn_param USUAL = { .responder_resources = 4, .initiator_depth = 4,
+	.retry_count = 7, .rnr_retry_count = 7 };
 
 static void prepare(struct pair *p)
 {
@@ -123,7 +125,8 @@ static void ask(struct pair *p, struct rdma_conn_param param)
 	CODE(0, rdma_connect(p->client.id, &param));
 }
 
-static void connect_both(struct pair *p, struct rdma_conn_param client, struct rdma_conn_param server)
+static void connect_both(struct pair *p, struct rdma_conn_param client,
+	struct rdma_conn_param server)
 {
 	struct rdma_cm_event *event;
 
@@ -212,8 +215,10 @@ static void depths(void)
 	unsigned i;
 
 	for (i = 0; i < sizeof(all) / sizeof(*all); i++) {
-		struct rdma_conn_param client = { .responder_resources = all[i].client[0], .initiator_depth = all[i].client[1] };
-		struct rdma_conn_param server = { .responder_resources = all[i].server[0], .initiator_depth = all[i].server[1] };
+		struct rdma_conn_param client = { .responder_resources = all[i].client[0],
+			.initiator_depth = all[i].client[1] };
+		struct rdma_conn_param server = { .responder_resources = all[i].server[0],
+			.initiator_depth = all[i].server[1] };
 
 		ask(&p, client);
 		event = expect(servers, RDMA_CM_EVENT_CONNECT_REQUEST);
@@ -245,9 +250,11 @@ static void depths(void)
  * */
 static void counts_and_numbers(void)
 {
-	struct rdma_conn_param client = { .retry_count = 5, .rnr_retry_count = 6, .flow_control = 1, .private_data = "question",
+	struct rdma_conn_param client = { .retry_count = 5, .rnr_retry_count = 6, .flow_control = 1,
+		.private_data = "question",
 		.private_data_len = 8 };
-	struct rdma_conn_param server = { .rnr_retry_count = 3, .private_data = "answer", .private_data_len = 6 };
+	struct rdma_conn_param server = { .rnr_retry_count = 3, .private_data = "answer",
+		.private_data_len = 6 };
 	struct rdma_cm_event *event;
 	const struct rdma_conn_param *got;
 	struct ibv_qp_attr attr;
@@ -282,7 +289,8 @@ static void counts_and_numbers(void)
 	CODE(IBV_QPS_RTS, attr.qp_state);
 	CODE(IBV_MTU_4096, attr.path_mtu);
 	CODE(roce ? (int)p.server.id->qp->qp_num : 0, (int)attr.dest_qp_num);
-	CODE(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC,
+	CODE(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+		IBV_ACCESS_REMOTE_ATOMIC,
 		(int)attr.qp_access_flags);
 	if (roce) {
 		CODE(3, attr.rnr_retry);

@@ -20,7 +20,8 @@ struct attach {
 #define ATOMIC_WRITE ((enum ibv_wr_opcode)15)
 
 enum { WRS, BYTES };
-enum { SEND = 1, RECV = 2, READ = 4, REMOTE_READ = 8, WRITE = 16, REMOTE_WRITE = 32, ALL = 63, KINDS = 6 };
+enum { SEND = 1, RECV = 2, READ = 4, REMOTE_READ = 8, WRITE = 16, REMOTE_WRITE = 32, ALL = 63,
+	KINDS = 6 };
 
 int query_caps(struct ibv_context *, void *, size_t) __asm__("_ibv_query_comp_cntr_caps");
 void *create(struct ibv_context *, struct attributes *) __asm__("ibv_create_comp_cntr");
@@ -149,7 +150,8 @@ static void attaching(void)
 	CODE(0, ibv_destroy_cq(p.cq[1]));
 
 	struct ibv_cq *cq = ibv_create_cq(context, 4, NULL, NULL, 0);
-	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .cap = { 1, 1, 1, 1, 0 }, .qp_type = IBV_QPT_UD };
+	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .cap = { 1, 1, 1, 1, 0 },
+		.qp_type = IBV_QPT_UD };
 	struct ibv_qp *ud = ibv_create_qp(pd, &init);
 
 	NEED(ud);
@@ -167,7 +169,8 @@ static void reaches(void *cntr, uint64_t value, int line)
 
 	while (count(cntr) != value)
 		if (time(NULL) > end) {
-			fprintf(stderr, "line %d: %llu instead of %llu\n", line, (unsigned long long)count(cntr), (unsigned long long)value);
+			fprintf(stderr, "line %d: %llu instead of %llu\n", line, (unsigned long long)count(cntr),
+				(unsigned long long)value);
 			exit(2);
 		}
 }
@@ -247,7 +250,8 @@ static void receive_flushed(struct pair *p)
 /* Creates another first queue pair, which is destroyed with the second one. */
 static void create_again(struct pair *p)
 {
-	struct ibv_qp_init_attr init = { .send_cq = p->cq[0], .recv_cq = p->cq[0], .cap = { 1, 1, 1, 1, 0 }, .qp_type = IBV_QPT_RC };
+	struct ibv_qp_init_attr init = { .send_cq = p->cq[0], .recv_cq = p->cq[0],
+		.cap = { 1, 1, 1, 1, 0 }, .qp_type = IBV_QPT_RC };
 
 	NEED((p->qp[0] = ibv_create_qp(pd, &init)));
 }

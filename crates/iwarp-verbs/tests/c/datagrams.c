@@ -47,7 +47,8 @@ static void to_rts(struct ibv_qp *qp)
 
 static struct ibv_ah *handle_to(const union ibv_gid *gid)
 {
-	struct ibv_ah_attr attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = *gid, .hop_limit = 1 } };
+	struct ibv_ah_attr attr = { .is_global = 1, .port_num = 1,
+		.grh = { .dgid = *gid, .hop_limit = 1 } };
 	struct ibv_ah *ah = ibv_create_ah(pd, &attr);
 
 	NEED(ah);
@@ -57,7 +58,8 @@ static struct ibv_ah *handle_to(const union ibv_gid *gid)
 /* Checks the entries of the port's table that a handle can name, and the source of replies. */
 static void handles_of_entries(struct ibv_ah *found[2], const union ibv_gid gids[2])
 {
-	struct ibv_ah_attr attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = gids[0], .hop_limit = 1 } };
+	struct ibv_ah_attr attr = { .is_global = 1, .port_num = 1,
+		.grh = { .dgid = gids[0], .hop_limit = 1 } };
 	struct ibv_wc wc = { .wc_flags = IBV_WC_GRH };
 	struct ibv_ah_attr back;
 	struct ibv_grh grh = { .version_tclass_flow = htonl(6u << 28), .sgid = gids[1], .dgid = gids[1] };
@@ -230,7 +232,8 @@ int main(void)
 	ibv_wr_set_inline_data(qp_ex, "and back", 8);
 	CODE(0, ibv_wr_complete(qp_ex));
 	wc = next(plain.cq);
-	NEED(wc.wr_id == 1 && wc.byte_len == GRH + 8 && wc.src_qp == extended.qp->qp_num && wc.wc_flags == IBV_WC_GRH);
+	NEED(wc.wr_id == 1 && wc.byte_len == GRH + 8 && wc.src_qp == extended.qp->qp_num &&
+		wc.wc_flags == IBV_WC_GRH);
 	NEED(memcmp(memory[1] + GRH, "and back", 8) == 0);
 	next(extended.cq);
 	ibv_wr_start(qp_ex);

@@ -110,7 +110,8 @@ static void refused(int fd)
 	for (int bit = 4; bit < 20; bit++)
 		IS_NULL(EINVAL, ibv_reg_dmabuf_mr(pd, 0, PAGE, 0, fd, IBV_ACCESS_LOCAL_WRITE | 1 << bit));
 	/* An exporter that does not support mapping. */
-	IS_NULL(EOPNOTSUPP, ibv_reg_dmabuf_mr(pd, 0, 0x100, 0, open("/proc/self/exe", O_RDONLY), PAIR_ACCESS));
+	IS_NULL(EOPNOTSUPP, ibv_reg_dmabuf_mr(pd, 0, 0x100, 0, open("/proc/self/exe", O_RDONLY),
+		PAIR_ACCESS));
 	sync_error = ENODEV;
 	IS_NULL(ENODEV, ibv_reg_dmabuf_mr(pd, 0, PAGE, 0, fd, PAIR_ACCESS));
 	sync_error = 0;
@@ -122,7 +123,8 @@ static void refused(int fd)
 static void used(int fd, int by_attributes)
 {
 	const uint64_t offset = PAGE + 40, iova = 0x123000 + 40, length = 2 * PAGE;
-	int before = mappings("memfd:dmabuf"), open_before = descriptors(), at_start = begun, at_end = ended;
+	int before = mappings("memfd:dmabuf"), open_before = descriptors(), at_start = begun,
+		at_end = ended;
 	struct ibv_mr *buffer;
 	char *seen;
 	struct pair p;
@@ -130,11 +132,13 @@ static void used(int fd, int by_attributes)
 	NEED((seen = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)) != MAP_FAILED);
 	memset(seen, 0x33, SIZE);
 	if (by_attributes) {
-		struct mr_attributes a = { .length = length, .access = PAIR_ACCESS, .comp_mask = 1 | 4 | 8, .iova = iova, .fd = fd, .fd_offset = offset };
+		struct mr_attributes a = { .length = length, .access = PAIR_ACCESS, .comp_mask = 1 | 4 | 8,
+			.iova = iova, .fd = fd, .fd_offset = offset };
 
 		buffer = reg_mr_ex(pd, &a);
 	} else {
-		buffer = ibv_reg_dmabuf_mr(pd, offset, length, iova, fd, PAIR_ACCESS | IBV_ACCESS_RELAXED_ORDERING);
+		buffer = ibv_reg_dmabuf_mr(pd, offset, length, iova, fd,
+			PAIR_ACCESS | IBV_ACCESS_RELAXED_ORDERING);
 	}
 	NEED(buffer);
 	CODE(at_start + 1, begun);

@@ -15,7 +15,8 @@ static unsigned char data[LONG];
 
 static struct ibv_qp_init_attr attributes(void)
 {
-	struct ibv_qp_init_attr attr = { .cap = { .max_send_wr = 3, .max_recv_wr = 3, .max_send_sge = 1, .max_recv_sge = 1,
+	struct ibv_qp_init_attr attr =
+		{ .cap = { .max_send_wr = 3, .max_recv_wr = 3, .max_send_sge = 1, .max_recv_sge = 1,
 		.max_inline_data = 1 }, .qp_type = IBV_QPT_RC };
 
 	return attr;
@@ -24,7 +25,8 @@ static struct ibv_qp_init_attr attributes(void)
 /* Creates a passive end point. */
 static struct rdma_cm_id *listener(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 {
-	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_TCP, .ai_flags = RAI_PASSIVE | RAI_NUMERICHOST }, *here;
+	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_TCP,
+		.ai_flags = RAI_PASSIVE | RAI_NUMERICHOST }, *here;
 	struct rdma_cm_id *id;
 
 	NEED(rdma_getaddrinfo("127.0.0.1", "0", &hints, &here) == 0);
@@ -50,7 +52,8 @@ static struct rdma_cm_id *caller(const void *with, size_t length)
 	NEED(rdma_create_ep(&id, there, NULL, &attr) == 0);
 	/* The actual sizes are reported, which are never smaller. */
 	CHECK(attr.cap.max_inline_data > 1 && attr.cap.max_send_wr >= 3 && attr.cap.max_recv_wr >= 3);
-	CHECK(attr.send_cq == id->send_cq && attr.recv_cq == id->recv_cq && id->qp->send_cq == id->send_cq);
+	CHECK(attr.send_cq == id->send_cq && attr.recv_cq == id->recv_cq &&
+		id->qp->send_cq == id->send_cq);
 	rdma_freeaddrinfo(there);
 	return id;
 }
@@ -114,7 +117,8 @@ static pthread_t start(struct call *call)
  * the call, which takes precedence. */
 static void parameters(struct ibv_pd *pd, const void *hint, size_t length, int own)
 {
-	struct rdma_conn_param ask = { .private_data = own ? data : NULL, .private_data_len = own ? LONG : 0,
+	struct rdma_conn_param ask = { .private_data = own ? data : NULL, .private_data_len = own
+		? LONG : 0,
 		.responder_resources = 3, .initiator_depth = 5 }, answer = { .private_data = data,
 		.private_data_len = LONG, .responder_resources = 5, .initiator_depth = 3 };
 	struct ibv_qp_init_attr attr = attributes();

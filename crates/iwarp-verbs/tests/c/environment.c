@@ -16,7 +16,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include "life.h"
+#include "connection.h"
 
 enum { SMALL_STACK = 64 * 1024 };
 
@@ -105,10 +105,14 @@ static void small_stacks(void)
 
 /* System calls that sandboxes refuse, and that the library or its dependencies may try. */
 static const int refused[] = {
-	SYS_io_uring_setup, SYS_io_uring_enter, SYS_io_uring_register, SYS_sched_yield, SYS_sched_getaffinity, SYS_sched_setaffinity,
-	SYS_sched_getscheduler, SYS_sched_setscheduler, SYS_sched_getparam, SYS_sched_setparam, SYS_sched_setattr, SYS_sched_getattr,
-	SYS_userfaultfd, SYS_pidfd_open, SYS_pidfd_send_signal, SYS_process_vm_readv, SYS_process_vm_writev, SYS_membarrier,
-	SYS_get_mempolicy, SYS_mbind, SYS_perf_event_open, SYS_bpf, SYS_getcpu, SYS_epoll_pwait2, SYS_memfd_create, SYS_ptrace,
+	SYS_io_uring_setup, SYS_io_uring_enter, SYS_io_uring_register, SYS_sched_yield,
+		SYS_sched_getaffinity, SYS_sched_setaffinity,
+	SYS_sched_getscheduler, SYS_sched_setscheduler, SYS_sched_getparam, SYS_sched_setparam,
+		SYS_sched_setattr, SYS_sched_getattr,
+	SYS_userfaultfd, SYS_pidfd_open, SYS_pidfd_send_signal, SYS_process_vm_readv,
+		SYS_process_vm_writev, SYS_membarrier,
+	SYS_get_mempolicy, SYS_mbind, SYS_perf_event_open, SYS_bpf, SYS_getcpu, SYS_epoll_pwait2,
+		SYS_memfd_create, SYS_ptrace,
 	SYS_kcmp, SYS_setpriority, SYS_mlock, SYS_mlock2, SYS_timerfd_create, SYS_getrusage,
 };
 
@@ -120,11 +124,14 @@ static void enter_sandbox(int error)
 	struct sock_filter filter[REFUSED + 3];
 	struct sock_fprog program = { .len = REFUSED + 3, .filter = filter };
 
-	filter[0] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
+	filter[0] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS,
+		offsetof(struct seccomp_data, nr));
 	for (int i = 0; i < REFUSED; i++)
-		filter[1 + i] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)refused[i], (unsigned char)(REFUSED - i), 0);
+		filter[1 + i] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)refused[i],
+			(unsigned char)(REFUSED - i), 0);
 	filter[REFUSED + 1] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
-	filter[REFUSED + 2] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (unsigned)error);
+	filter[REFUSED + 2] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K,
+		SECCOMP_RET_ERRNO | (unsigned)error);
 	NEED(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
 	NEED(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
 	MINUS_ONE(error, (int)syscall(SYS_sched_yield));

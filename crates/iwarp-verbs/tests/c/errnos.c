@@ -65,7 +65,8 @@ static void say_posted(const char *call, int error, const void *bad)
 static struct ibv_qp_init_attr sizes(void)
 {
 	struct ibv_qp_init_attr attr = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
-		.cap = { .max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 2, .max_recv_sge = 1, .max_inline_data = 64 } };
+		.cap = { .max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 2, .max_recv_sge = 1,
+			.max_inline_data = 64 } };
 
 	return attr;
 }
@@ -118,14 +119,16 @@ static void make_objects(void)
 
 static void connect_to(const char *address)
 {
-	struct rdma_event_channel *passive = rdma_create_event_channel(), *active = rdma_create_event_channel();
+	struct rdma_event_channel *passive = rdma_create_event_channel(),
+		*active = rdma_create_event_channel();
 	struct sockaddr_in to = { .sin_family = AF_INET };
 	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1 };
 	struct ibv_qp_init_attr attr;
 	struct rdma_cm_id *listener;
 
 	NEED(passive && active && inet_pton(AF_INET, address, &to.sin_addr) == 1);
-	NEED(rdma_create_id(passive, &listener, NULL, RDMA_PS_TCP) == 0 && rdma_create_id(active, &id, NULL, RDMA_PS_TCP) == 0);
+	NEED(rdma_create_id(passive, &listener, NULL, RDMA_PS_TCP) == 0 &&
+		rdma_create_id(active, &id, NULL, RDMA_PS_TCP) == 0);
 	NEED(rdma_bind_addr(listener, (struct sockaddr *)&to) == 0 && rdma_listen(listener, 1) == 0);
 	to.sin_port = rdma_get_src_port(listener);
 	NEED(rdma_resolve_addr(id, NULL, (struct sockaddr *)&to, 2000) == 0);
@@ -185,7 +188,8 @@ static void queue_pairs(void)
 	attr = sizes();
 	attr.srq = srq;
 	attr.cap.max_recv_wr = attr.cap.max_recv_sge = UINT32_MAX;
-	MAKE("ibv_create_qp with a shared receive queue and sizes above all limits", ibv_create_qp(pd, &attr));
+	MAKE("ibv_create_qp with a shared receive queue and sizes above all limits",
+		ibv_create_qp(pd, &attr));
 	MAKE("ibv_create_cq of no entries", ibv_create_cq(context, 0, NULL, NULL, 0));
 	MAKE("ibv_create_cq with vector 1000", ibv_create_cq(context, 4, NULL, NULL, 1000));
 	CALL("ibv_destroy_cq in use", ibv_destroy_cq(cq));
@@ -260,12 +264,14 @@ static void shared_queue(void)
 	struct ibv_srq_attr attr = { .max_wr = 4, .srq_limit = 1000 };
 
 	CALL("ibv_modify_srq with a limit above the depth", ibv_modify_srq(srq, &attr, IBV_SRQ_LIMIT));
-	CALL("ibv_modify_srq with a limit above the new depth", ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT));
+	CALL("ibv_modify_srq with a limit above the new depth",
+		ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT));
 }
 
 static int move(struct ibv_qp *qp, enum ibv_qp_state to, int more)
 {
-	struct ibv_qp_attr attr = { .qp_state = to, .cur_qp_state = IBV_QPS_RTS, .dest_qp_num = 5, .qp_access_flags = IBV_ACCESS_REMOTE_READ };
+	struct ibv_qp_attr attr = { .qp_state = to, .cur_qp_state = IBV_QPS_RTS, .dest_qp_num = 5,
+		.qp_access_flags = IBV_ACCESS_REMOTE_READ };
 
 	return ibv_modify_qp(qp, &attr, more | (to == IBV_QPS_UNKNOWN ? 0 : IBV_QP_STATE));
 }

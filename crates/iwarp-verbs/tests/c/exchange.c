@@ -254,7 +254,8 @@ static void bind_and_invalidate(struct end *e)
 
 	wr.bind_mw.mw = e->mw;
 	wr.bind_mw.rkey = ibv_inc_rkey(e->mw->rkey);
-	wr.bind_mw.bind_info = (struct ibv_mw_bind_info){ e->mr, (uintptr_t)e->buffer, 64, IBV_ACCESS_REMOTE_READ };
+	wr.bind_mw.bind_info = (struct ibv_mw_bind_info){ e->mr, (uintptr_t)e->buffer, 64,
+		IBV_ACCESS_REMOTE_READ };
 	NEED(ibv_post_send(e->id->qp, &wr, &bad) == 0);
 	wait_for(e);
 	e->mw->rkey = wr.bind_mw.rkey;
@@ -355,7 +356,8 @@ static void write_a_long_list(struct end *e, struct target to)
 static void use_null_region(struct end *e, struct target to)
 {
 	struct ibv_mr *null = ibv_alloc_null_mr(e->pd);
-	struct ibv_sge parts[3] = { { .addr = 0, .length = 100 }, { .length = 200 }, { .addr = 12345, .length = SIZE - 300 } };
+	struct ibv_sge parts[3] = { { .addr = 0, .length = 100 }, { .length = 200 },
+		{ .addr = 12345, .length = SIZE - 300 } };
 	struct ibv_send_wr wr = { .opcode = IBV_WR_RDMA_READ, .sg_list = parts, .num_sge = 3 }, *bad;
 
 	NEED(null);

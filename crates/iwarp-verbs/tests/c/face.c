@@ -11,9 +11,10 @@
 
 enum { LENGTH = 64, SOON_MS = 20000, GIDS = 256 };
 enum { TO_RTR = IBV_QP_STATE | IBV_QP_AV | IBV_QP_DEST_QPN,
-       TO_RTR_IB = TO_RTR | IBV_QP_PATH_MTU | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
-       TO_RTS_IB = IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-		   IBV_QP_MAX_QP_RD_ATOMIC };
+       TO_RTR_IB = TO_RTR | IBV_QP_PATH_MTU | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
+       	IBV_QP_MIN_RNR_TIMER,
+       TO_RTS_IB = IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+            IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC };
 
 struct end {
 	struct ibv_pd *pd;
@@ -31,8 +32,7 @@ static struct ibv_qp *new_qp(struct end *e, enum ibv_qp_type type)
 		.send_cq = e->cq,
 		.recv_cq = e->cq,
 		.cap = { .max_send_wr = 8, .max_recv_wr = 8, .max_send_sge = 1, .max_recv_sge = 1 },
-		.qp_type = type,
-		.sq_sig_all = 1,
+		.qp_type = type, .sq_sig_all = 1,
 	};
 
 	return ibv_create_qp(e->pd, &attr);
@@ -115,7 +115,8 @@ static void devices(struct ibv_device **list, int count)
 }
 
 /* The entries of a later header are longer; fields unknown to this library are zero. */
-static void longer_entries(struct ibv_context *context, const struct ibv_gid_entry *entries, int count)
+static void longer_entries(struct ibv_context *context, const struct ibv_gid_entry *entries,
+	int count)
 {
 	struct longer {
 		struct ibv_gid_entry entry;
@@ -128,7 +129,8 @@ static void longer_entries(struct ibv_context *context, const struct ibv_gid_ent
 	for (int i = 0; i < count; i++)
 		CHECK(!memcmp(&table[i].entry, entries + i, sizeof(*entries)) && table[i].later == 0);
 	CHECK(table[count].later == 0xa5a5a5a5a5a5a5a5);
-	CODE(0, _ibv_query_gid_ex(context, 1, entries[0].gid_index, &table[count].entry, 0, sizeof(*table)));
+	CODE(0, _ibv_query_gid_ex(context, 1, entries[0].gid_index, &table[count].entry, 0,
+		sizeof(*table)));
 	CHECK(!memcmp(&table[count].entry, entries, sizeof(*entries)) && table[count].later == 0);
 	free(table);
 }
@@ -161,7 +163,8 @@ static int gids(struct ibv_context *context, struct ibv_gid_entry *entries)
 		enum ibv_gid_type_sysfs type;
 		int v1 = roce && e->gid_index % 2 == 0;
 
-		CHECK(e->gid_type == (!roce ? IBV_GID_TYPE_IB : v1 ? IBV_GID_TYPE_ROCE_V1 : IBV_GID_TYPE_ROCE_V2));
+		CHECK(e->gid_type == (!roce ? IBV_GID_TYPE_IB : v1
+			? IBV_GID_TYPE_ROCE_V1 : IBV_GID_TYPE_ROCE_V2));
 		CHECK(e->ndev_ifindex != 0);
 		CODE(0, ibv_query_gid_ex(context, 1, e->gid_index, &entry, 0));
 		CHECK(memcmp(&entry, e, sizeof(entry)) == 0);
@@ -200,13 +203,15 @@ static void to_init(struct end *e)
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
 
 	CODE(roce ? EINVAL : 0, ibv_modify_qp(e->qp, &attr, IBV_QP_STATE));
-	CODE(0, ibv_modify_qp(e->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+	CODE(0, ibv_modify_qp(e->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+		IBV_QP_ACCESS_FLAGS));
 }
 
 /* A RoCE NIC requires all attributes of InfiniBand; for an iWARP NIC the peer suffices. */
 static void join(struct end *e, struct end *peer, const struct ibv_gid_entry *gid)
 {
-	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR, .dest_qp_num = peer->qp->qp_num, .path_mtu = IBV_MTU_1024 };
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR, .dest_qp_num = peer->qp->qp_num,
+		.path_mtu = IBV_MTU_1024 };
 
 	attr.ah_attr.is_global = 1;
 	attr.ah_attr.port_num = 1;
@@ -264,7 +269,8 @@ static void move(struct rdma_cm_id *id, struct end *e, enum ibv_qp_state state, 
 	if (roce)
 		CHECK((mask & ib_mask) == ib_mask);
 	if (roce && state == IBV_QPS_RTR)
-		CHECK(attr.ah_attr.is_global && memcmp(&attr.ah_attr.grh.dgid, &id->route.addr.addr.ibaddr.dgid, 16) == 0);
+		CHECK(attr.ah_attr.is_global && memcmp(&attr.ah_attr.grh.dgid, &id->route.addr.addr.ibaddr.dgid,
+			16) == 0);
 	CODE(0, ibv_modify_qp(e->qp, &attr, mask));
 }
 
@@ -325,7 +331,8 @@ static void by_manager(void)
 	NEED(rdma_disconnect(client) == 0);
 	event(channel, RDMA_CM_EVENT_DISCONNECTED);
 	event(channel, RDMA_CM_EVENT_DISCONNECTED);
-	NEED(rdma_destroy_id(client) == 0 && rdma_destroy_id(server) == 0 && rdma_destroy_id(listener) == 0);
+	NEED(rdma_destroy_id(client) == 0 && rdma_destroy_id(server) == 0 &&
+		rdma_destroy_id(listener) == 0);
 	unmake(&a);
 	unmake(&b);
 	rdma_destroy_event_channel(channel);
@@ -337,8 +344,7 @@ static void made_by_manager(void)
 	struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	struct ibv_qp_init_attr init = {
 		.cap = { .max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 },
-		.qp_type = IBV_QPT_RC,
-	};
+		.qp_type = IBV_QPT_RC, };
 	struct rdma_event_channel *channel = rdma_create_event_channel();
 	struct ibv_recv_wr wr = { 0 }, *bad;
 	struct ibv_qp_attr attr;

@@ -69,19 +69,20 @@ static void make(struct end *e, const char *faults)
 	attr.send_cq = attr.recv_cq = e->cq;
 	e->qp = ibv_create_qp(e->pd, &attr);
 	NEED(e->qp);
-	NEED(ibv_modify_qp(e->qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
+	NEED(ibv_modify_qp(e->qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+		IBV_QP_ACCESS_FLAGS) == 0);
 }
 
 static void join(struct end *e, const struct end *peer, int rnr_retry)
 {
-	struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTR, .dest_qp_num = peer->qp->qp_num, .min_rnr_timer = 1,
-		.path_mtu = IBV_MTU_1024, .max_dest_rd_atomic = 1,
+	struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTR, .dest_qp_num = peer->qp->qp_num,
+		.min_rnr_timer = 1, .path_mtu = IBV_MTU_1024, .max_dest_rd_atomic = 1,
 		.ah_attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = peer->gid } } };
 
-	NEED(ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-		IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) == 0);
-	a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = rnr_retry,
-		.max_rd_atomic = 1 };
+	NEED(ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+		IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) == 0);
+	a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7,
+		.rnr_retry = rnr_retry, .max_rd_atomic = 1 };
 	NEED(ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
 		IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC) == 0);
 }
@@ -332,7 +333,8 @@ static void events(void)
 	} all[] = {
 		{ "QP_FATAL", IBV_EVENT_QP_FATAL, 1 }, { "QP_REQ_ERR", IBV_EVENT_QP_REQ_ERR, 1 },
 		{ "QP_ACCESS_ERR", IBV_EVENT_QP_ACCESS_ERR, 1 }, { "COMM_EST", IBV_EVENT_COMM_EST, 0 },
-		{ "SQ_DRAINED", IBV_EVENT_SQ_DRAINED, 0 }, { "QP_LAST_WQE_REACHED", IBV_EVENT_QP_LAST_WQE_REACHED, 0 },
+		{ "SQ_DRAINED", IBV_EVENT_SQ_DRAINED, 0 }, { "QP_LAST_WQE_REACHED", IBV_EVENT_QP_LAST_WQE_REACHED,
+			0 },
 		{ "PORT_ACTIVE", IBV_EVENT_PORT_ACTIVE, 0 }, { "PORT_ERR", IBV_EVENT_PORT_ERR, 0 },
 		{ "LID_CHANGE", IBV_EVENT_LID_CHANGE, 0 }, { "PKEY_CHANGE", IBV_EVENT_PKEY_CHANGE, 0 },
 		{ "SM_CHANGE", IBV_EVENT_SM_CHANGE, 0 }, { "CLIENT_REREGISTER", IBV_EVENT_CLIENT_REREGISTER, 0 },
@@ -359,7 +361,8 @@ static void events(void)
 
 static void lost_connections(void)
 {
-	static const char *const all[] = { "reset,op=write,nth=2", "reset,bytes=300", "close,op=write,nth=2" };
+	static const char *const all[] = { "reset,op=write,nth=2", "reset,bytes=300",
+		"close,op=write,nth=2" };
 	size_t i;
 
 	for (i = 0; i < 3; i++) {
@@ -528,7 +531,8 @@ static void logs(void)
 	ssize_t n;
 
 	NEED(fd >= 0);
-	snprintf(faults, sizeof(faults), "status=FATAL_ERR,qp=2;status=GENERAL_ERR,qp=1,peer=127.0.0.1/8,op=write,nth=2;"
+	snprintf(faults, sizeof(faults),
+		"status=FATAL_ERR,qp=2;status=GENERAL_ERR,qp=1,peer=127.0.0.1/8,op=write,nth=2;"
 		"reset,peer=192.0.2.1;log=%s", name);
 	connected(faults, 7);
 	CODE(0, post(&faulty, &plain, IBV_WR_RDMA_READ, 1));
@@ -540,7 +544,8 @@ static void logs(void)
 	n = read(fd, text, sizeof(text) - 1);
 	NEED(n > 0);
 	text[n] = 0;
-	snprintf(want, sizeof(want), " seed=7 rule=2 status=GENERAL_ERR qp=1 num=0x%06x peer=127.0.0.1:", faulty.qp->qp_num);
+	snprintf(want, sizeof(want), " seed=7 rule=2 status=GENERAL_ERR qp=1 num=0x%06x peer=127.0.0.1:",
+		faulty.qp->qp_num);
 	CHECK(strstr(text, want) != NULL);
 	CHECK(strstr(text, " op=write n=2\n") != NULL);
 	CHECK(strstr(text, "rule=1") == NULL && strstr(text, "rule=3") == NULL);

@@ -52,7 +52,8 @@ static void unmake(struct rdma_cm_id *id)
 /* Connects, and sends one message, which ends the connection. */
 static void ends_with_a_send(int status)
 {
-	struct ibv_send_wr wr = { .wr_id = 5, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_send_wr wr = { .wr_id = 5, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED },
+		*bad;
 	struct rdma_cm_id *id = attempt(), *accepted;
 	struct rdma_cm_event *event;
 	struct ibv_wc wc;
@@ -83,7 +84,8 @@ int main(void)
 	struct rdma_cm_id *id, *server;
 
 	to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-	setenv("IWARP_FAULT", "seed=1;refuse,nth=1;unreachable,nth=1;close,op=send,qp=3;reset,op=send,qp=5;"
+	setenv("IWARP_FAULT",
+		"seed=1;refuse,nth=1;unreachable,nth=1;close,op=send,qp=3;reset,op=send,qp=5;"
 		"status=LOC_QP_OP_ERR,op=send,qp=7;reset,time=1000s", 1);
 	listening = rdma_create_event_channel();
 	channel = rdma_create_event_channel();

@@ -79,7 +79,8 @@ int main(void)
 	/* Unreliable connections have no replies. */
 	struct ibv_cq *cq = ibv_create_cq(context, 4, NULL, NULL, 0);
 	struct ibv_qp_init_attr_ex init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_UC, .pd = pd,
-		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, .send_ops_flags = PAIR_WITH_FLUSH };
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+			.send_ops_flags = PAIR_WITH_FLUSH };
 	errno = 0;
 	CHECK(!ibv_create_qp_ex(context, &init) && errno);
 	CODE(0, ibv_destroy_cq(cq));

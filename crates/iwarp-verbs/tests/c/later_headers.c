@@ -47,7 +47,8 @@ static struct ibv_pd *pd, *other_pd;
 static void registering(void)
 {
 	static char memory[8192];
-	struct mr_attributes a = { .length = sizeof(memory), .access = IBV_ACCESS_LOCAL_WRITE, .addr = memory };
+	struct mr_attributes a = { .length = sizeof(memory), .access = IBV_ACCESS_LOCAL_WRITE,
+		.addr = memory };
 	struct ibv_sge at = { .length = sizeof(memory) };
 	struct ibv_mr *mr;
 

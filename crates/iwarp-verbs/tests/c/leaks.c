@@ -36,7 +36,8 @@ static void a_device(int arg)
 	NEED(list && (own = ibv_open_device(list[0])));
 	ibv_free_device_list(list);
 	NEED((domain = ibv_alloc_pd(own)) && (td = ibv_alloc_td(own, &(struct ibv_td_init_attr){ 0 })));
-	NEED(parent = ibv_alloc_parent_domain(own, &(struct ibv_parent_domain_init_attr){ .pd = domain, .td = td }));
+	NEED(parent = ibv_alloc_parent_domain(own, &(struct ibv_parent_domain_init_attr){ .pd = domain,
+		.td = td }));
 	NEED((channel = ibv_create_comp_channel(own)) && (cq = ibv_create_cq(own, 16, NULL, channel, 0)));
 	NEED(!ibv_req_notify_cq(cq, 0) && !ibv_resize_cq(cq, 4000));
 	CODE(0, ibv_destroy_cq(cq));
@@ -49,7 +50,8 @@ static void a_device(int arg)
 
 static struct ibv_qp *make_qp(enum ibv_qp_type type, struct ibv_cq *cq, struct ibv_srq *srq)
 {
-	struct ibv_qp_init_attr attr = { .send_cq = cq, .recv_cq = cq, .srq = srq, .qp_type = type, .cap = { DEEP, DEEP, 1, 1, 64 } };
+	struct ibv_qp_init_attr attr = { .send_cq = cq, .recv_cq = cq, .srq = srq, .qp_type = type,
+		.cap = { DEEP, DEEP, 1, 1, 64 } };
 	struct ibv_qp *qp = ibv_create_qp(pd, &attr);
 
 	NEED(qp);
@@ -60,7 +62,8 @@ static void post_all(struct ibv_qp *qp, struct ibv_srq *srq, struct ibv_mr *mr, 
 {
 	struct ibv_sge sge = { (uintptr_t)memory, 8, mr->lkey };
 	struct ibv_recv_wr recv = { .sg_list = &sge, .num_sge = 1 }, *bad_recv;
-	struct ibv_send_wr send = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_send_wr send = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND,
+		.send_flags = IBV_SEND_SIGNALED }, *bad;
 
 	for (int i = 0; i < DEEP; i++)
 		NEED((srq ? ibv_post_srq_recv(srq, &recv, &bad_recv) : ibv_post_recv(qp, &recv, &bad_recv)) == 0);
@@ -105,11 +108,14 @@ static void a_shared_queue(int tags)
 {
 	struct ibv_cq *cq = ibv_create_cq(context, 64, NULL, NULL, 0);
 	struct ibv_mr *mr = ibv_reg_mr(pd, memory, SIZE, IBV_ACCESS_LOCAL_WRITE);
-	struct ibv_srq_init_attr_ex attr = { .attr = { .max_wr = DEEP, .max_sge = 1 }, .srq_type = tags ? IBV_SRQT_TM : IBV_SRQT_BASIC, .pd = pd,
-		.cq = cq, .comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | (tags ? IBV_SRQ_INIT_ATTR_CQ | IBV_SRQ_INIT_ATTR_TM : 0),
+	struct ibv_srq_init_attr_ex attr = { .attr = { .max_wr = DEEP, .max_sge = 1 }, .srq_type = tags
+		? IBV_SRQT_TM : IBV_SRQT_BASIC, .pd = pd,
+		.cq = cq, .comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD |
+			(tags ? IBV_SRQ_INIT_ATTR_CQ | IBV_SRQ_INIT_ATTR_TM : 0),
 		.tm_cap = { .max_num_tags = DEEP, .max_ops = DEEP } };
 	struct ibv_sge sge = { (uintptr_t)memory, 8, mr ? mr->lkey : 0 };
-	struct ibv_ops_wr add = { .opcode = IBV_WR_TAG_ADD, .tm = { .add = { .sg_list = &sge, .num_sge = 1, .mask = ~0ull } } }, *bad;
+	struct ibv_ops_wr add = { .opcode = IBV_WR_TAG_ADD,
+		.tm = { .add = { .sg_list = &sge, .num_sge = 1, .mask = ~0ull } } }, *bad;
 	struct ibv_srq *srq;
 	struct ibv_qp *qp;
 
@@ -127,9 +133,11 @@ static void a_shared_queue(int tags)
 /* A window that is destroyed while bound, and regions of several kinds. */
 static void each_kind_of_memory(int type)
 {
-	static const int KINDS[] = { 0, IBV_ACCESS_ON_DEMAND, IBV_ACCESS_ZERO_BASED, IBV_ACCESS_RELAXED_ORDERING };
+	static const int KINDS[] = { 0, IBV_ACCESS_ON_DEMAND, IBV_ACCESS_ZERO_BASED,
+		IBV_ACCESS_RELAXED_ORDERING };
 	struct ibv_cq *cq = ibv_create_cq(context, 64, NULL, NULL, 0);
-	struct ibv_mr *mr = ibv_reg_mr(pd, memory, SIZE, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND), *other;
+	struct ibv_mr *mr = ibv_reg_mr(pd, memory, SIZE, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND),
+		*other;
 	struct ibv_mw *mw = ibv_alloc_mw(pd, type);
 	struct ibv_qp *a, *b;
 
@@ -138,7 +146,8 @@ static void each_kind_of_memory(int type)
 	b = make_qp(IBV_QPT_RC, cq, NULL);
 	connect_both(a, b);
 	if (type == IBV_MW_TYPE_1) {
-		struct ibv_mw_bind bind = { .send_flags = IBV_SEND_SIGNALED, .bind_info = { mr, (uintptr_t)memory, 64, IBV_ACCESS_REMOTE_WRITE } };
+		struct ibv_mw_bind bind = { .send_flags = IBV_SEND_SIGNALED,
+			.bind_info = { mr, (uintptr_t)memory, 64, IBV_ACCESS_REMOTE_WRITE } };
 
 		NEED(ibv_bind_mw(a, mw, &bind) == 0);
 	} else {
@@ -167,12 +176,17 @@ static void each_kind_of_memory(int type)
 static void other_objects(int arg)
 {
 	struct ibv_ah_attr to = { .port_num = 1, .is_global = 1, .grh = { .hop_limit = 1 } };
-	union ibv_gid group = { .raw = { [10] = 0xff, [11] = 0xff, [12] = 239, [13] = 255, [14] = 77, [15] = 31 } };
+	union ibv_gid group =
+		{ .raw = { [10] = 0xff, [11] = 0xff, [12] = 239, [13] = 255, [14] = 77, [15] = 31 } };
 	struct ibv_cq *cq = ibv_create_cq(context, 64, NULL, NULL, 0);
-	struct ibv_xrcd *xrcd = ibv_open_xrcd(context, &(struct ibv_xrcd_init_attr){ .comp_mask = 3, .fd = -1, .oflags = O_CREAT });
-	struct ibv_qp_init_attr_ex target = { .qp_type = IBV_QPT_XRC_RECV, .comp_mask = IBV_QP_INIT_ATTR_XRCD, .xrcd = xrcd };
-	struct ibv_srq_init_attr_ex attr = { .attr = { .max_wr = DEEP, .max_sge = 1 }, .srq_type = IBV_SRQT_XRC, .pd = pd, .cq = cq, .xrcd = xrcd,
-		.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_CQ | IBV_SRQ_INIT_ATTR_XRCD };
+	struct ibv_xrcd *xrcd = ibv_open_xrcd(context,
+		&(struct ibv_xrcd_init_attr){ .comp_mask = 3, .fd = -1, .oflags = O_CREAT });
+	struct ibv_qp_init_attr_ex target = { .qp_type = IBV_QPT_XRC_RECV,
+		.comp_mask = IBV_QP_INIT_ATTR_XRCD, .xrcd = xrcd };
+	struct ibv_srq_init_attr_ex attr = { .attr = { .max_wr = DEEP, .max_sge = 1 },
+		.srq_type = IBV_SRQT_XRC, .pd = pd, .cq = cq, .xrcd = xrcd,
+		.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_CQ |
+			IBV_SRQ_INIT_ATTR_XRCD };
 	struct ibv_qp *datagrams, *receiver;
 	struct ibv_srq *srq;
 	struct ibv_ah *ah;
@@ -288,7 +302,8 @@ static void destroyed_at(int step)
 /* No device has this address. */
 static void cannot_resolve(int arg)
 {
-	struct sockaddr_in6 to = { .sin6_family = AF_INET6, .sin6_port = htons(9), .sin6_addr = { { { 0x20, 1, 0xd, 0xb8, [15] = 1 } } } };
+	struct sockaddr_in6 to = { .sin6_family = AF_INET6, .sin6_port = htons(9),
+		.sin6_addr = { { { 0x20, 1, 0xd, 0xb8, [15] = 1 } } } };
 	struct sockaddr_in from = address;
 	struct rdma_cm_id *id = make_id(clients);
 
@@ -301,7 +316,8 @@ static void cannot_resolve(int arg)
 
 static struct rdma_cm_id *asked(struct sockaddr_in *to)
 {
-	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1, .retry_count = 7, .rnr_retry_count = 7 };
+	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1, .retry_count = 7,
+		.rnr_retry_count = 7 };
 	struct rdma_cm_id *id = reach(WITH_QP, to);
 
 	CODE(0, rdma_connect(id, &param));
@@ -350,7 +366,8 @@ static struct rdma_cm_id *accepted(void)
 }
 
 /* What ends a connection first; the rest follows in the usual order. */
-enum end { CLIENT_LEAVES, SERVER_LEAVES, BOTH_LEAVE, CLIENT_DESTROYED, SERVER_DESTROYED, QP_FAILS, QP_FIRST, ID_FIRST, ENDS };
+enum end { CLIENT_LEAVES, SERVER_LEAVES, BOTH_LEAVE, CLIENT_DESTROYED, SERVER_DESTROYED, QP_FAILS,
+	QP_FIRST, ID_FIRST, ENDS };
 
 /* The queue pair outlives its identifier, together with what was created for it. */
 static void drop_id_first(struct rdma_cm_id *id)
@@ -449,7 +466,8 @@ static void channel_ends(int arg)
 static void in_a_group(int leaves)
 {
 	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_UD, .cap = { DEEP, DEEP, 1, 1, 0 } };
-	struct sockaddr_in group = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(0xefff4d51) }, from = address;
+	struct sockaddr_in group = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(0xefff4d51) },
+		from = address;
 	struct rdma_cm_id *id;
 
 	from.sin_port = 0;

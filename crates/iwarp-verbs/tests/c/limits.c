@@ -15,7 +15,8 @@ static char memory[8192];
 static struct ibv_qp_init_attr sizes(void)
 {
 	struct ibv_qp_init_attr attr = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
-		.cap = { .max_send_wr = 8, .max_recv_wr = 8, .max_send_sge = 2, .max_recv_sge = 1, .max_inline_data = 64 } };
+		.cap = { .max_send_wr = 8, .max_recv_wr = 8, .max_send_sge = 2, .max_recv_sge = 1,
+			.max_inline_data = 64 } };
 
 	return attr;
 }
@@ -93,7 +94,8 @@ static void counts(void)
 		int flags;
 
 		for (flags = 0; flags <= IBV_SEND_INLINE; flags += IBV_SEND_INLINE) {
-			struct ibv_send_wr bad_one = { .opcode = IBV_WR_SEND, .num_sge = numbers[i], .send_flags = flags }, *bad = NULL;
+			struct ibv_send_wr bad_one = { .opcode = IBV_WR_SEND, .num_sge = numbers[i],
+				.send_flags = flags }, *bad = NULL;
 			struct ibv_send_wr chain = { .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED,
 				.next = &bad_one, .wr.rdma.rkey = mr->rkey };
 
@@ -127,13 +129,14 @@ static void foreign_objects(void)
 	struct ibv_srq_init_attr queue = { .attr = { .max_wr = 4, .max_sge = 1 } };
 	struct ibv_srq *srq = ibv_create_srq(other_pd, &queue);
 	struct ibv_mw *window = ibv_alloc_mw(other_pd, IBV_MW_TYPE_1);
-	struct ibv_mr *stranger = ibv_reg_mr(other_pd, memory, 64, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
+	struct ibv_mr *stranger = ibv_reg_mr(other_pd, memory, 64,
+		IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
 	struct ibv_mw_bind bind = { .bind_info = { .mr = mr, .addr = (uintptr_t)memory, .length = 64,
 		.mw_access_flags = IBV_ACCESS_REMOTE_READ } };
 	struct ibv_parent_domain_init_attr parent = { .pd = other_pd };
 	struct ibv_qp_init_attr_ex ex = { .qp_type = IBV_QPT_RC, .send_cq = cq, .recv_cq = cq, .pd = pd,
-		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, .send_ops_flags = IBV_QP_EX_WITH_SEND,
-		.cap = { 1, 1, 1, 1, 0 } };
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+			.send_ops_flags = IBV_QP_EX_WITH_SEND, .cap = { 1, 1, 1, 1, 0 } };
 	struct ibv_qp_init_attr attr;
 
 	NEED(channel && srq && window && stranger);
@@ -194,7 +197,8 @@ static int error_of(const void *got)
 static int send_as(int opcode, int flags, uint32_t length)
 {
 	struct ibv_sge sge = { (uintptr_t)memory, length, mr->lkey };
-	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = opcode, .send_flags = flags }, *bad = NULL;
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = opcode, .send_flags = flags },
+		*bad = NULL;
 	int result = ibv_post_send(qp, &wr, &bad);
 
 	CHECK(bad == &wr);
@@ -204,7 +208,8 @@ static int send_as(int opcode, int flags, uint32_t length)
 static int window_with(unsigned int access)
 {
 	struct ibv_mw *window = ibv_alloc_mw(pd, IBV_MW_TYPE_1);
-	struct ibv_mw_bind bind = { .bind_info = { .mr = mr, .addr = (uintptr_t)memory, .length = 64, .mw_access_flags = access } };
+	struct ibv_mw_bind bind =
+		{ .bind_info = { .mr = mr, .addr = (uintptr_t)memory, .length = 64, .mw_access_flags = access } };
 	int result;
 
 	NEED(window);
@@ -249,9 +254,11 @@ static void errors(int roce)
 	const struct row rows[] = {
 		/* Registration: ib_umem_get and siw_reg_user_mr. */
 		{ "ibv_reg_mr of no octets", EINVAL, error_of(ibv_reg_mr(pd, memory, 0, write)) },
-		{ "ibv_reg_mr beyond the address space", EINVAL, error_of(ibv_reg_mr(pd, (void *)-4096L, 8192, write)) },
+		{ "ibv_reg_mr beyond the address space", EINVAL,
+			error_of(ibv_reg_mr(pd, (void *)-4096L, 8192, write)) },
 		{ "ibv_reg_mr into a hole", EFAULT, error_of(ibv_reg_mr(pd, hole, 8192, write)) },
-		{ "ibv_reg_mr with remote write only", EINVAL, error_of(ibv_reg_mr(pd, memory, 8, IBV_ACCESS_REMOTE_WRITE)) },
+		{ "ibv_reg_mr with remote write only", EINVAL,
+			error_of(ibv_reg_mr(pd, memory, 8, IBV_ACCESS_REMOTE_WRITE)) },
 		/* Queue pairs: uverbs, then siw_create_qp. */
 		{ "ibv_create_qp of type 0", EINVAL, typed(0) },
 		{ "ibv_create_qp of type 100", EINVAL, typed(100) },
@@ -260,12 +267,14 @@ static void errors(int roce)
 		{ "ibv_post_send with opcode 100", EINVAL, send_as(100, 0, 8) },
 		{ "ibv_post_send with opcode TSO", EINVAL, send_as(IBV_WR_TSO, 0, 8) },
 		{ "ibv_post_send of an inline Read", EINVAL, send_as(IBV_WR_RDMA_READ, IBV_SEND_INLINE, 8) },
-		{ "ibv_post_send with too much inline data", EINVAL, send_as(IBV_WR_SEND, IBV_SEND_INLINE, 8000) },
+		{ "ibv_post_send with too much inline data", EINVAL,
+			send_as(IBV_WR_SEND, IBV_SEND_INLINE, 8000) },
 		{ "ibv_post_send of an atomic on 4 octets", EINVAL, send_as(IBV_WR_ATOMIC_FETCH_AND_ADD, 0, 4) },
 		{ "ibv_post_send in RESET", EINVAL, on_unready(0) },
 		{ "ibv_post_recv in RESET", roce ? EINVAL : 0, on_unready(1) },
 		/* Windows: the providers of mlx5 and rxe. */
-		{ "ibv_bind_mw with the right to bind", EINVAL, window_with(IBV_ACCESS_MW_BIND | IBV_ACCESS_REMOTE_READ) },
+		{ "ibv_bind_mw with the right to bind", EINVAL, window_with(IBV_ACCESS_MW_BIND |
+			IBV_ACCESS_REMOTE_READ) },
 		{ "ibv_bind_mw with on-demand paging", EINVAL, window_with(IBV_ACCESS_ON_DEMAND) },
 		/* Completion queues: ib_uverbs_create_cq, siw_create_cq. */
 		{ "ibv_create_cq of no entries", EINVAL, error_of(ibv_create_cq(context, 0, NULL, NULL, 0)) },
@@ -285,7 +294,8 @@ static void errors(int roce)
 
 int main(int argc, char **argv)
 {
-	const int all = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_MW_BIND;
+	const int all = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+		IBV_ACCESS_MW_BIND;
 	struct ibv_qp_init_attr attr;
 
 	context = open_first();

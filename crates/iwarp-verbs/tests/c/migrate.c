@@ -47,7 +47,8 @@ static struct rdma_cm_id *caller(struct sockaddr_in at)
 	struct rdma_cm_id *id;
 
 	NEED(own && rdma_create_id(own, &id, NULL, RDMA_PS_TCP) == 0);
-	NEED(rdma_resolve_addr(id, NULL, (struct sockaddr *)&at, 2000) == 0 && rdma_get_cm_event(own, &event) == 0);
+	NEED(rdma_resolve_addr(id, NULL, (struct sockaddr *)&at, 2000) == 0 &&
+		rdma_get_cm_event(own, &event) == 0);
 	CODE(0, rdma_ack_cm_event(event));
 	NEED(rdma_resolve_route(id, 2000) == 0 && rdma_get_cm_event(own, &event) == 0);
 	CODE(0, rdma_ack_cm_event(event));
@@ -151,7 +152,8 @@ static void failures_clean_up(void)
 
 		*(i ? &bad.cap.max_recv_wr : &bad.cap.max_send_wr) = 1 << 30;
 		NEED(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) == 0);
-		NEED(rdma_resolve_addr(id, NULL, (struct sockaddr *)&at, 2000) == 0 && (pd = ibv_alloc_pd(id->verbs)));
+		NEED(rdma_resolve_addr(id, NULL, (struct sockaddr *)&at, 2000) == 0 &&
+			(pd = ibv_alloc_pd(id->verbs)));
 		MINUS_ONE(EINVAL, rdma_create_qp(id, pd, &bad));
 		CHECK(!id->qp && !id->send_cq && !id->recv_cq && !id->send_cq_channel && !id->recv_cq_channel);
 		CODE(0, rdma_create_srq(id, pd, &srq));

@@ -23,8 +23,7 @@ static struct ibv_qp_init_attr qp_attributes(void)
 		.send_cq = cq,
 		.recv_cq = cq,
 		.cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 2, .max_recv_sge = 2 },
-		.qp_type = IBV_QPT_RC,
-	};
+		.qp_type = IBV_QPT_RC, };
 	return attr;
 }
 
@@ -300,7 +299,8 @@ static void bad_modification(void)
 	CODE(EINVAL, modify(qp, IBV_QP_PKEY_INDEX, (struct ibv_qp_attr){ .pkey_index = 3 }));
 	CODE(EINVAL, modify(qp, IBV_QP_PATH_MTU, (struct ibv_qp_attr){ .path_mtu = 9 }));
 	CODE(EINVAL, modify(qp, IBV_QP_MAX_QP_RD_ATOMIC, (struct ibv_qp_attr){ .max_rd_atomic = 255 }));
-	CODE(EINVAL, modify(qp, IBV_QP_MAX_DEST_RD_ATOMIC, (struct ibv_qp_attr){ .max_dest_rd_atomic = 255 }));
+	CODE(EINVAL, modify(qp, IBV_QP_MAX_DEST_RD_ATOMIC,
+		(struct ibv_qp_attr){ .max_dest_rd_atomic = 255 }));
 	CODE(EINVAL, modify(qp, IBV_QP_CUR_STATE | IBV_QP_STATE,
 			    (struct ibv_qp_attr){ .cur_qp_state = IBV_QPS_RTS, .qp_state = IBV_QPS_INIT }));
 	/* Entry 3 of the GID table is empty, and no host has the zero GID. */
@@ -514,10 +514,8 @@ static void bad_batches(void)
 		.send_cq = cq,
 		.recv_cq = cq,
 		.cap = { .max_send_wr = 40, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 },
-		.qp_type = IBV_QPT_RC,
-		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
-		.pd = pd,
-		.send_ops_flags = IBV_QP_EX_WITH_SEND,
+		.qp_type = IBV_QPT_RC, .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+		.pd = pd, .send_ops_flags = IBV_QP_EX_WITH_SEND,
 	};
 	struct ibv_qp *plain = ibv_create_qp_ex(context, &attr);
 	struct ibv_qp_ex *qp = ibv_qp_to_qp_ex(plain);

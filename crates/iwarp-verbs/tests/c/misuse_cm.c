@@ -1,4 +1,4 @@
-/* Wrong calls of the connection manager: calls in the wrong state, bad options, objects destroyed twice. */
+/* Wrong calls of the connection manager: wrong states, bad options, objects destroyed twice. */
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -40,8 +40,7 @@ static struct ibv_qp_init_attr qp_attributes(void)
 {
 	struct ibv_qp_init_attr attr = {
 		.cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 },
-		.qp_type = IBV_QPT_RC,
-	};
+		.qp_type = IBV_QPT_RC, };
 	return attr;
 }
 

@@ -32,7 +32,8 @@ static struct rdma_cm_id *event(enum rdma_cm_event_type want, const char *privat
 	if (private) {
 		CHECK(event->param.conn.private_data_len >= PRIVATE);
 		CHECK(event->param.conn.private_data && strcmp(event->param.conn.private_data, private) == 0);
-		CHECK(event->param.conn.responder_resources == DEPTH && event->param.conn.initiator_depth == DEPTH);
+		CHECK(event->param.conn.responder_resources == DEPTH &&
+			event->param.conn.initiator_depth == DEPTH);
 	}
 	id = event->id;
 	srq_reported = event->param.conn.srq;
@@ -55,8 +56,7 @@ static struct ibv_qp *dummy(struct rdma_cm_id *id)
 		.send_cq = cq,
 		.recv_cq = cq,
 		.cap = { .max_send_wr = 2, .max_recv_wr = 2, .max_send_sge = 1, .max_recv_sge = 1 },
-		.qp_type = IBV_QPT_UD,
-	};
+		.qp_type = IBV_QPT_UD, };
 	struct ibv_qp *qp;
 
 	NEED(cq && id->pd);
@@ -196,8 +196,7 @@ static void against_a_queue_pair(struct sockaddr_in *at)
 {
 	struct ibv_qp_init_attr attr = {
 		.cap = { .max_send_wr = 2, .max_recv_wr = 2, .max_send_sge = 1, .max_recv_sge = 1 },
-		.qp_type = IBV_QPT_RC,
-		.sq_sig_all = 1,
+		.qp_type = IBV_QPT_RC, .sq_sig_all = 1,
 	};
 	struct rdma_cm_id *client = resolved(at), *server;
 	char asks[PRIVATE] = "a real one", answers[PRIVATE] = "none";
@@ -231,7 +230,8 @@ static void refused(struct sockaddr_in *at)
 	server = event(RDMA_CM_EVENT_CONNECT_REQUEST, asks);
 	CODE(0, rdma_reject(server, no, PRIVATE));
 	NEED(rdma_get_cm_event(channel, &refusal) == 0);
-	CHECK(refusal->event == RDMA_CM_EVENT_REJECTED && strcmp(refusal->param.conn.private_data, no) == 0);
+	CHECK(refusal->event == RDMA_CM_EVENT_REJECTED && strcmp(refusal->param.conn.private_data,
+		no) == 0);
 	NEED(rdma_ack_cm_event(refusal) == 0 && rdma_destroy_id(server) == 0);
 	param = parameters(NULL, again);
 	CODE(0, rdma_connect(client, &param));

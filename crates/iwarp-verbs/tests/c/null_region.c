@@ -36,7 +36,8 @@ static void peer_uses(struct ibv_mr *null)
 /* A receive with elements in the region, before and after other memory. */
 static void receives(struct ibv_mr *null)
 {
-	struct ibv_sge sges[2] = { { 0, 100, null->lkey }, { (uintptr_t)memory + PAIR_SIZE, 100, mr->lkey } };
+	struct ibv_sge sges[2] = { { 0, 100, null->lkey },
+		{ (uintptr_t)memory + PAIR_SIZE, 100, mr->lkey } };
 	struct ibv_recv_wr wr = { .sg_list = sges, .num_sge = 2 }, *bad;
 	struct ibv_wc wc;
 

@@ -13,7 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "life.h"
+#include "connection.h"
 
 #ifndef UFFD_USER_MODE_ONLY
 #define UFFD_USER_MODE_ONLY 1
@@ -49,7 +49,8 @@ static void wait_for_fault(void)
 	struct uffd_msg message;
 
 	NEED(poll(&set, 1, 30000) == 1);
-	NEED(read(faults, &message, sizeof(message)) == sizeof(message) && message.event == UFFD_EVENT_PAGEFAULT);
+	NEED(read(faults, &message, sizeof(message)) == sizeof(message) &&
+		message.event == UFFD_EVENT_PAGEFAULT);
 }
 
 static void end_fault(void *pages)
@@ -62,7 +63,8 @@ static void end_fault(void *pages)
 static void *pages_without_server(void)
 {
 	void *pages = mmap(NULL, PAGES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	struct uffdio_register range = { .range = { (uintptr_t)pages, PAGES }, .mode = UFFDIO_REGISTER_MODE_MISSING };
+	struct uffdio_register range = { .range = { (uintptr_t)pages, PAGES },
+		.mode = UFFDIO_REGISTER_MODE_MISSING };
 
 	NEED(pages != MAP_FAILED && ioctl(faults, UFFDIO_REGISTER, &range) == 0);
 	return pages;
@@ -71,7 +73,8 @@ static void *pages_without_server(void)
 static void *registers(void *p)
 {
 	struct peer *peer = p;
-	struct ibv_mr *mr = ibv_reg_mr(peer->pd, peer->buffer, sizeof(peer->buffer), IBV_ACCESS_LOCAL_WRITE);
+	struct ibv_mr *mr = ibv_reg_mr(peer->pd, peer->buffer, sizeof(peer->buffer),
+		IBV_ACCESS_LOCAL_WRITE);
 
 	NEED(mr && ibv_dereg_mr(mr) == 0);
 	return NULL;
@@ -116,7 +119,8 @@ static void serve(int tells, int is_told)
 int main(void)
 {
 	static struct peer stuck, good;
-	struct ibv_send_wr wr = { .wr_id = 2, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_send_wr wr = { .wr_id = 2, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
+		.send_flags = IBV_SEND_SIGNALED }, *bad;
 	struct uffdio_api api = { .api = UFFD_API };
 	int up[2], down[2], status = 0;
 	struct ibv_sge sge;

@@ -66,14 +66,18 @@ static void join(struct end *e, int from, int to)
 	NEED(!ibv_query_gid(e->context, 1, 0, &own.gid));
 	tell(to, &own, sizeof(own));
 	hear(from, &peer, sizeof(peer));
-	NEED(!ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
-	a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer.num,
+	NEED(!ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+		IBV_QP_ACCESS_FLAGS));
+	a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024,
+		.dest_qp_num = peer.num,
 		.max_dest_rd_atomic = 1, .min_rnr_timer = 12,
 		.ah_attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = peer.gid, .hop_limit = 1 } } };
-	NEED(!ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-		IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
-	a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 1 };
-	NEED(!ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+	NEED(!ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+		IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
+	a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7,
+		.max_rd_atomic = 1 };
+	NEED(!ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
+		IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
 		IBV_QP_MAX_QP_RD_ATOMIC));
 }
 
@@ -180,7 +184,8 @@ static void peer_dies(int sends, int shared, int early)
 	CODE(IBV_QPS_ERR, state(&e));
 	CODE(0, ibv_poll_cq(e.cq, 1, &wc));
 	while (!ibv_get_async_event(e.context, &event)) {
-		CHECK(event.event_type == IBV_EVENT_QP_LAST_WQE_REACHED || event.event_type == IBV_EVENT_COMM_EST);
+		CHECK(event.event_type == IBV_EVENT_QP_LAST_WQE_REACHED ||
+			event.event_type == IBV_EVENT_COMM_EST);
 		ibv_ack_async_event(&event);
 	}
 	CODE(0, ibv_destroy_qp(e.qp));

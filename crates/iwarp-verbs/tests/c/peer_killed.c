@@ -25,8 +25,8 @@ static char large[2 * LARGE];
 static void post(struct peer *p, struct ibv_mr *mr, enum ibv_wr_opcode op, struct place from)
 {
 	struct ibv_sge sge = { (uintptr_t)large, LARGE, mr->lkey };
-	struct ibv_send_wr wr = { .wr_id = op, .sg_list = &sge, .num_sge = 1, .opcode = op, .send_flags = IBV_SEND_SIGNALED,
-		.wr.rdma = { from.address, from.key } }, *bad;
+	struct ibv_send_wr wr = { .wr_id = op, .sg_list = &sge, .num_sge = 1, .opcode = op,
+		.send_flags = IBV_SEND_SIGNALED, .wr.rdma = { from.address, from.key } }, *bad;
 
 	NEED(ibv_post_send(p->id->qp, &wr, &bad) == 0);
 }
@@ -45,13 +45,15 @@ static struct place begin(struct peer *p, struct ibv_mr **mr)
 	struct place other, own = { .address = (uintptr_t)large };
 	int due = 3;
 
-	NEED(*mr = ibv_reg_mr(p->pd, large, sizeof(large), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ));
+	NEED(*mr = ibv_reg_mr(p->pd, large, sizeof(large), IBV_ACCESS_LOCAL_WRITE |
+		IBV_ACCESS_REMOTE_READ));
 	own.key = (*mr)->rkey;
 	for (int i = 0; i < DEPTH; i++)
 		receive(p, *mr);
 	memcpy(p->buffer + 1024, &own, sizeof(own));
 	struct ibv_sge sge = { (uintptr_t)p->buffer + 1024, 64, p->mr->lkey };
-	struct ibv_send_wr wr = { .wr_id = 2, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_send_wr wr = { .wr_id = 2, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND,
+		.send_flags = IBV_SEND_SIGNALED }, *bad;
 	NEED(ibv_post_send(p->id->qp, &wr, &bad) == 0);
 	/* The peer may be ahead. */
 	while (due) {

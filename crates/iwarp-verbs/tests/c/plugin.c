@@ -20,7 +20,8 @@ static int entries(const char *path)
 }
 
 /* Finds a function in its library. */
-#define FIND(name) __typeof__(ibv_##name) *name = (__typeof__(ibv_##name) *)dlsym(library, "ibv_" #name)
+#define FIND(name) \
+	__typeof__(ibv_##name) *name = (__typeof__(ibv_##name) *)dlsym(library, "ibv_" #name)
 
 static void use(void *library)
 {

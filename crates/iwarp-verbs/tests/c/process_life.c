@@ -314,7 +314,8 @@ static void *poll_and_make_objects(void *unused)
 
 static void cancel_threads(void)
 {
-	void *(*const bodies[])(void *) = { wait_for_completion, wait_for_connection_event, wait_for_asynchronous_event, poll_and_make_objects };
+	void *(*const bodies[])(void *) = { wait_for_completion, wait_for_connection_event,
+		wait_for_asynchronous_event, poll_and_make_objects };
 	static struct peer server;
 	pthread_t thread, other;
 	void *result;
@@ -345,7 +346,8 @@ static void cancel_threads(void)
 static void *make_queues(void *channel)
 {
 	for (int i = 0; i < 2000; i++) {
-		struct ibv_cq *cq = ibv_create_cq(((struct ibv_comp_channel *)channel)->context, 1, NULL, channel, 0);
+		struct ibv_cq *cq = ibv_create_cq(((struct ibv_comp_channel *)channel)->context, 1, NULL, channel,
+			0);
 
 		NEED(cq && ibv_destroy_cq(cq) == 0);
 	}
@@ -361,7 +363,8 @@ static void share_a_channel(void)
 	struct ibv_cq *cq;
 	pthread_t threads[4];
 
-	NEED(list && list[0] && (verbs = ibv_open_device(list[0])) && (channel = ibv_create_comp_channel(verbs)));
+	NEED(list && list[0] && (verbs = ibv_open_device(list[0])) &&
+		(channel = ibv_create_comp_channel(verbs)));
 	ibv_free_device_list(list);
 	NEED(cq = ibv_create_cq(verbs, 1, NULL, channel, 0));
 	for (int i = 0; i < 4; i++)

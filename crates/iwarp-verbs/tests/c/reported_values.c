@@ -25,17 +25,19 @@ struct end {
 
 static struct end left, right;
 
-static const enum ibv_access_flags ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
-	IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND;
+static const enum ibv_access_flags ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
+	IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND;
 
 static void make(struct end *e)
 {
 	struct ibv_cq_init_attr_ex cq = { .cqe = 4 * DEPTH, .cq_context = e,
 		.wc_flags = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK };
 	struct ibv_qp_init_attr_ex attr = { .qp_type = IBV_QPT_RC, .qp_context = e, .pd = pd,
-		.cap = { .max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 2, .max_recv_sge = 1, .max_inline_data = 64 },
+		.cap = { .max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 2, .max_recv_sge = 1,
+			.max_inline_data = 64 },
 		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
-		.send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM };
+		.send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_SEND |
+			IBV_QP_EX_WITH_SEND_WITH_IMM };
 	struct ibv_qp_attr init = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = ALL };
 
 	e->channel = ibv_create_comp_channel(context);
@@ -48,7 +50,8 @@ static void make(struct end *e)
 	e->mr = ibv_reg_mr(pd, e->memory, SIZE, ALL);
 	e->mw = ibv_alloc_mw(pd, IBV_MW_TYPE_2);
 	NEED(e->qp && e->mr && e->mw);
-	NEED(ibv_modify_qp(e->qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
+	NEED(ibv_modify_qp(e->qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+		IBV_QP_ACCESS_FLAGS) == 0);
 }
 
 static void unmake(struct end *e)
@@ -124,14 +127,18 @@ static void opcodes_and_flags(void)
 		int opcode, flags;
 	} all[] = {
 		{ { .opcode = IBV_WR_SEND }, IBV_WC_SEND, IBV_WC_RECV, 0 },
-		{ { .opcode = IBV_WR_SEND_WITH_IMM, .imm_data = htobe32(0x01020304) }, IBV_WC_SEND, IBV_WC_RECV, IBV_WC_WITH_IMM },
-		{ { .opcode = IBV_WR_RDMA_WRITE_WITH_IMM, .imm_data = htobe32(0x01020304), .wr.rdma = { at, there } },
+		{ { .opcode = IBV_WR_SEND_WITH_IMM, .imm_data = htobe32(0x01020304) }, IBV_WC_SEND, IBV_WC_RECV,
+			IBV_WC_WITH_IMM },
+		{ { .opcode = IBV_WR_RDMA_WRITE_WITH_IMM, .imm_data = htobe32(0x01020304),
+			.wr.rdma = { at, there } },
 			IBV_WC_RDMA_WRITE, IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_WITH_IMM },
 		{ { .opcode = IBV_WR_SEND_WITH_INV }, IBV_WC_SEND, IBV_WC_RECV, IBV_WC_WITH_INV },
 		{ { .opcode = IBV_WR_RDMA_WRITE, .wr.rdma = { at, there } }, IBV_WC_RDMA_WRITE, -1, 0 },
 		{ { .opcode = IBV_WR_RDMA_READ, .wr.rdma = { at, there } }, IBV_WC_RDMA_READ, -1, 0 },
-		{ { .opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .wr.atomic = { at, 1, 0, there } }, IBV_WC_FETCH_ADD, -1, 0 },
-		{ { .opcode = IBV_WR_ATOMIC_CMP_AND_SWP, .wr.atomic = { at, 1, 2, there } }, IBV_WC_COMP_SWAP, -1, 0 },
+		{ { .opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .wr.atomic = { at, 1, 0, there } }, IBV_WC_FETCH_ADD,
+			-1, 0 },
+		{ { .opcode = IBV_WR_ATOMIC_CMP_AND_SWP, .wr.atomic = { at, 1, 2, there } }, IBV_WC_COMP_SWAP, -1,
+			0 },
 	};
 	struct ibv_send_wr bind = { .wr_id = 90, .opcode = IBV_WR_BIND_MW };
 	unsigned i;
@@ -177,7 +184,8 @@ static void opcodes_and_flags(void)
 	send(&right, bind);
 	next(&right, 90, IBV_WC_SUCCESS);
 	over(&right);
-	send(&right, (struct ibv_send_wr){ .wr_id = 91, .opcode = IBV_WR_LOCAL_INV, .invalidate_rkey = key });
+	send(&right, (struct ibv_send_wr){ .wr_id = 91, .opcode = IBV_WR_LOCAL_INV,
+		.invalidate_rkey = key });
 	next(&right, 91, IBV_WC_SUCCESS);
 	CODE(IBV_WC_LOCAL_INV, ibv_wc_read_opcode(right.cq));
 	over(&right);
@@ -285,10 +293,12 @@ static void queue_pair_rights(void)
 static void attributes(void)
 {
 	struct ibv_cq *cq = ibv_create_cq(context, 16, NULL, NULL, 0);
-	struct ibv_qp_init_attr attr = { .qp_context = &left, .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .sq_sig_all = 1,
-		.cap = { .max_send_wr = 5, .max_recv_wr = 6, .max_send_sge = 2, .max_recv_sge = 3, .max_inline_data = 64 } }, told = { 0 };
-	struct ibv_qp_attr before, after, bad = { .qp_state = IBV_QPS_SQD, .timeout = 3, .retry_cnt = 2, .rnr_retry = 1,
-		.rq_psn = 77, .dest_qp_num = 88, .qp_access_flags = ALL };
+	struct ibv_qp_init_attr attr = { .qp_context = &left, .send_cq = cq, .recv_cq = cq,
+		.qp_type = IBV_QPT_RC, .sq_sig_all = 1,
+		.cap = { .max_send_wr = 5, .max_recv_wr = 6, .max_send_sge = 2, .max_recv_sge = 3,
+			.max_inline_data = 64 } }, told = { 0 };
+	struct ibv_qp_attr before, after, bad = { .qp_state = IBV_QPS_SQD, .timeout = 3, .retry_cnt = 2,
+		.rnr_retry = 1, .rq_psn = 77, .dest_qp_num = 88, .qp_access_flags = ALL };
 	struct ibv_qp *qp;
 
 	NEED(cq);
@@ -299,9 +309,12 @@ static void attributes(void)
 	CODE(0, ibv_query_qp(qp, &before, ~0, &told));
 	CHECK(told.qp_context == &left && told.send_cq == cq && told.recv_cq == cq && !told.srq);
 	CHECK(told.qp_type == IBV_QPT_RC && told.sq_sig_all == 1);
-	CHECK(memcmp(&told.cap, &attr.cap, sizeof(attr.cap)) == 0 && memcmp(&before.cap, &attr.cap, sizeof(attr.cap)) == 0);
-	CHECK(attr.cap.max_send_wr >= 5 && attr.cap.max_recv_wr >= 6 && attr.cap.max_send_sge >= 2 && attr.cap.max_recv_sge >= 3);
-	CODE(EINVAL, ibv_modify_qp(qp, &bad, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_RQ_PSN |
+	CHECK(memcmp(&told.cap, &attr.cap, sizeof(attr.cap)) == 0 &&
+		memcmp(&before.cap, &attr.cap, sizeof(attr.cap)) == 0);
+	CHECK(attr.cap.max_send_wr >= 5 && attr.cap.max_recv_wr >= 6 && attr.cap.max_send_sge >= 2 &&
+		attr.cap.max_recv_sge >= 3);
+	CODE(EINVAL, ibv_modify_qp(qp, &bad, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
+		IBV_QP_RNR_RETRY | IBV_QP_RQ_PSN |
 		IBV_QP_DEST_QPN | IBV_QP_ACCESS_FLAGS));
 	CODE(0, ibv_query_qp(qp, &after, ~0, &told));
 	CHECK(memcmp(&before, &after, sizeof(before)) == 0);
@@ -341,8 +354,8 @@ static void users(void)
 	struct ibv_parent_domain_init_attr parent = { .pd = pd };
 	struct ibv_pd *domain = ibv_alloc_parent_domain(context, &parent);
 	struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
-	struct ibv_cq_init_attr_ex attr = { .cqe = 8, .channel = channel, .comp_mask = IBV_CQ_INIT_ATTR_MASK_PD,
-		.parent_domain = domain };
+	struct ibv_cq_init_attr_ex attr = { .cqe = 8, .channel = channel,
+		.comp_mask = IBV_CQ_INIT_ATTR_MASK_PD, .parent_domain = domain };
 	struct ibv_cq_ex *extended;
 	struct ibv_cq *plain;
 
@@ -385,11 +398,14 @@ static int tag_request(struct ibv_srq *srq, struct ibv_ops_wr wr, enum ibv_wc_op
  * unexpected messages. */
 static void tags(void)
 {
-	struct ibv_srq_init_attr_ex attr = { .attr = { .max_wr = 8, .max_sge = 1 }, .srq_type = IBV_SRQT_TM, .pd = pd,
-		.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_CQ | IBV_SRQ_INIT_ATTR_TM,
+	struct ibv_srq_init_attr_ex attr = { .attr = { .max_wr = 8, .max_sge = 1 },
+		.srq_type = IBV_SRQT_TM, .pd = pd,
+		.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_CQ |
+			IBV_SRQ_INIT_ATTR_TM,
 		.tm_cap = { .max_num_tags = 4, .max_ops = 4 } };
 	struct ibv_sge sge = { (uintptr_t)left.memory, 64, left.mr->lkey };
-	struct ibv_ops_wr sync = { .wr_id = 5, .opcode = IBV_WR_TAG_SYNC, .flags = IBV_OPS_TM_SYNC, .tm = { .unexpected_cnt = 3 } };
+	struct ibv_ops_wr sync = { .wr_id = 5, .opcode = IBV_WR_TAG_SYNC, .flags = IBV_OPS_TM_SYNC,
+		.tm = { .unexpected_cnt = 3 } };
 	struct ibv_ops_wr add = { .wr_id = 6, .opcode = IBV_WR_TAG_ADD,
 		.tm = { .add = { .recv_wr_id = 7, .sg_list = &sge, .num_sge = 1, .tag = 1, .mask = ~0ull } } };
 	struct ibv_ops_wr unknown = { .opcode = 9 }, list = add, *bad = NULL;

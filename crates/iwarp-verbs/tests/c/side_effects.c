@@ -25,7 +25,8 @@ static struct ibv_qp *make(enum ibv_qp_type type, struct ibv_srq *srq)
 	struct ibv_qp *qp = ibv_create_qp(pd, &attr);
 
 	NEED(qp);
-	NEED(ibv_modify_qp(qp, &init, TO_INIT | (type == IBV_QPT_UD ? IBV_QP_QKEY : IBV_QP_ACCESS_FLAGS)) == 0);
+	NEED(ibv_modify_qp(qp, &init, TO_INIT | (type == IBV_QPT_UD
+		? IBV_QP_QKEY : IBV_QP_ACCESS_FLAGS)) == 0);
 	return qp;
 }
 
@@ -82,7 +83,8 @@ static void sizes(void)
 /* A bind that was not posted does not change the window's key. Datagrams have no windows. */
 static void windows(char *memory)
 {
-	struct ibv_mr *mr = ibv_reg_mr(pd, memory, SIZE, LOCAL | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_MW_BIND);
+	struct ibv_mr *mr = ibv_reg_mr(pd, memory, SIZE, LOCAL | IBV_ACCESS_REMOTE_WRITE |
+		IBV_ACCESS_MW_BIND);
 	struct ibv_mw *mw = ibv_alloc_mw(pd, IBV_MW_TYPE_1);
 	struct ibv_qp *early = make(IBV_QPT_RC, NULL), *datagrams = make(IBV_QPT_UD, NULL);
 	struct ibv_mw_bind bind = { .bind_info = { mr, (uintptr_t)memory, 64, IBV_ACCESS_REMOTE_WRITE } };
@@ -111,8 +113,10 @@ static void regions(void)
 
 	NEED(old != MAP_FAILED && now != MAP_FAILED && mr);
 	was = *mr;
-	CODE(IBV_REREG_MR_ERR_INPUT, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_PD, NULL, now, SIZE, 0));
-	CODE(IBV_REREG_MR_ERR_INPUT, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_ACCESS, NULL, now, SIZE, 2));
+	CODE(IBV_REREG_MR_ERR_INPUT, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION |
+		IBV_REREG_MR_CHANGE_PD, NULL, now, SIZE, 0));
+	CODE(IBV_REREG_MR_ERR_INPUT, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION |
+		IBV_REREG_MR_CHANGE_ACCESS, NULL, now, SIZE, 2));
 	CHECK(!memcmp(&was, mr, sizeof(was)));
 	CODE(0, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, now, SIZE, 0));
 	CHECK(mr->addr == now && mr->length == SIZE);

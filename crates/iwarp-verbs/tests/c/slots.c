@@ -32,7 +32,8 @@ static struct ibv_qp *new_qp(struct ibv_cq *send_cq, struct ibv_cq *recv_cq)
 /* With completion queues exactly as large as the queues. */
 static struct end make(void)
 {
-	struct end e = { ibv_create_cq(context, DEPTH, NULL, NULL, 0), ibv_create_cq(context, DEPTH, NULL, NULL, 0), NULL };
+	struct end e = { ibv_create_cq(context, DEPTH, NULL, NULL, 0),
+		ibv_create_cq(context, DEPTH, NULL, NULL, 0), NULL };
 
 	NEED(e.send_cq && e.recv_cq);
 	e.qp = new_qp(e.send_cq, e.recv_cq);
@@ -49,8 +50,8 @@ static void unmake(struct end *e)
 static int send_one(struct ibv_qp *qp, enum ibv_wr_opcode opcode, int flags)
 {
 	struct ibv_sge sge = { (uintptr_t)memory, 8, mr->lkey };
-	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = opcode != IBV_WR_SEND, .opcode = opcode, .send_flags = flags,
-		.wr.rdma = { (uintptr_t)memory + 64, mr->rkey } }, *bad = NULL;
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = opcode != IBV_WR_SEND, .opcode = opcode,
+		.send_flags = flags, .wr.rdma = { (uintptr_t)memory + 64, mr->rkey } }, *bad = NULL;
 	int result = ibv_post_send(qp, &wr, &bad);
 
 	CHECK(result ? bad == &wr : !bad);
@@ -340,7 +341,8 @@ static struct ibv_ah *ah;
 
 static int send_datagram(struct ibv_qp *qp, int flags)
 {
-	struct ibv_send_wr wr = { .opcode = IBV_WR_SEND, .send_flags = flags, .wr.ud = { ah, qp->qp_num, 0x11 } }, *bad;
+	struct ibv_send_wr wr = { .opcode = IBV_WR_SEND, .send_flags = flags,
+		.wr.ud = { ah, qp->qp_num, 0x11 } }, *bad;
 
 	return ibv_post_send(qp, &wr, &bad);
 }
@@ -366,7 +368,8 @@ static void datagrams(void)
 	NEED(ud);
 	to.qkey = 0x11;
 	ah = ibv_create_ah(pd, &to.ah_attr);
-	NEED(ah && ibv_modify_qp(ud, &to, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY) == 0);
+	NEED(ah && ibv_modify_qp(ud, &to, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+		IBV_QP_QKEY) == 0);
 	NEED(move_to(ud, IBV_QPS_RTR, 0, IBV_QP_STATE) == 0);
 	NEED(move_to(ud, IBV_QPS_RTS, 0, IBV_QP_STATE | IBV_QP_SQ_PSN) == 0);
 	for (i = 0; i < DEPTH - 1; i++)
@@ -394,7 +397,8 @@ int main(void)
 	context = open_first();
 	pd = ibv_alloc_pd(context);
 	NEED(pd);
-	mr = ibv_reg_mr(pd, memory, sizeof(memory), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
+	mr = ibv_reg_mr(pd, memory, sizeof(memory), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
+		IBV_ACCESS_REMOTE_READ);
 	NEED(mr);
 	sends();
 	unsignaled_sends();

@@ -63,7 +63,8 @@ static void reach(struct ibv_qp *qp, struct ibv_qp *peer, int state)
 	NEED(move_to(qp, IBV_QPS_INIT, 0, TO_INIT) == 0 && move_to(peer, IBV_QPS_INIT, 0, TO_INIT) == 0);
 	if (state == IBV_QPS_INIT)
 		return;
-	NEED(move_to(qp, IBV_QPS_RTR, peer->qp_num, TO_RTR) == 0 && move_to(peer, IBV_QPS_RTR, qp->qp_num, TO_RTR) == 0);
+	NEED(move_to(qp, IBV_QPS_RTR, peer->qp_num, TO_RTR) == 0 &&
+		move_to(peer, IBV_QPS_RTR, qp->qp_num, TO_RTR) == 0);
 	if (state == IBV_QPS_RTR)
 		return;
 	NEED(move_to(qp, IBV_QPS_RTS, 0, TO_RTS) == 0 && move_to(peer, IBV_QPS_RTS, 0, TO_RTS) == 0);

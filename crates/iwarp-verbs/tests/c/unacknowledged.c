@@ -62,7 +62,8 @@ static int destroy_srq(void *srq)
 	return ibv_destroy_srq(srq);
 }
 
-static void to(struct ibv_qp *qp, enum ibv_qp_state state, int mask, const union ibv_gid *peer, uint32_t number)
+static void to(struct ibv_qp *qp, enum ibv_qp_state state, int mask, const union ibv_gid *peer,
+	uint32_t number)
 {
 	struct ibv_qp_attr a = { .qp_state = state, .port_num = 1, .dest_qp_num = number,
 		.ah_attr = { .is_global = 1, .port_num = 1 } };

@@ -50,8 +50,7 @@ static struct end make(enum ibv_qp_type type)
 		.send_cq = e.cq,
 		.recv_cq = e.cq,
 		.cap = { .max_send_wr = 16, .max_recv_wr = 16, .max_send_sge = 2, .max_recv_sge = 2 },
-		.qp_type = type,
-		.sq_sig_all = 1,
+		.qp_type = type, .sq_sig_all = 1,
 	};
 
 	NEED(e.cq);
@@ -68,12 +67,14 @@ static void connect_to(struct end *e, const struct end *peer)
 		.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC,
 	};
 
-	CODE(0, ibv_modify_qp(e->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+	CODE(0, ibv_modify_qp(e->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+		IBV_QP_ACCESS_FLAGS));
 	attr.qp_state = IBV_QPS_RTR;
 	attr.path_mtu = IBV_MTU_1024;
 	attr.dest_qp_num = peer->qp->qp_num;
 	attr.max_dest_rd_atomic = 4;
-	attr.ah_attr = (struct ibv_ah_attr){ .is_global = 1, .port_num = 1, .grh = { .dgid = gid, .hop_limit = 1 } };
+	attr.ah_attr = (struct ibv_ah_attr){ .is_global = 1, .port_num = 1,
+		.grh = { .dgid = gid, .hop_limit = 1 } };
 	CODE(0, ibv_modify_qp(e->qp, &attr,
 			      IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 				      IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
@@ -123,7 +124,8 @@ static enum ibv_wc_status next(struct end *e)
 	exit(2);
 }
 
-static void post(struct end *e, enum ibv_wr_opcode opcode, char *at, uint32_t len, uint32_t lkey, char *to, uint32_t rkey)
+static void post(struct end *e, enum ibv_wr_opcode opcode, char *at, uint32_t len, uint32_t lkey,
+	char *to, uint32_t rkey)
 {
 	struct ibv_sge sge = { (uintptr_t)at, len, lkey };
 	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = opcode }, *bad;
@@ -211,7 +213,8 @@ static void goes_on(struct pair *other)
 	CHECK(buffer[LARGE] == octet);
 }
 
-enum role { SOURCE_OF_READ, TARGET_OF_WRITE, WORD, SOURCE_OF_SEND, SOURCE_OF_WRITE, RECEIVE, SINK_OF_READ, ROLES };
+enum role { SOURCE_OF_READ, TARGET_OF_WRITE, WORD, SOURCE_OF_SEND, SOURCE_OF_WRITE, RECEIVE,
+	SINK_OF_READ, ROLES };
 
 /* One access of each kind to inaccessible memory. */
 static void try(enum role role, struct memory *m, uint32_t len, int part)

@@ -25,8 +25,7 @@ static struct ibv_qp_init_attr attributes(struct ibv_cq *cq)
 		.send_cq = cq,
 		.recv_cq = cq,
 		.cap = { .max_send_wr = 16, .max_recv_wr = 16, .max_send_sge = 1, .max_recv_sge = 1 },
-		.qp_type = IBV_QPT_UC,
-	};
+		.qp_type = IBV_QPT_UC, };
 	return attr;
 }
 
@@ -55,15 +54,19 @@ static void unmake(struct end *e)
 /* Changes the state with an unreliable connection's attributes. */
 static void connect_to(struct end *e, const struct end *peer)
 {
-	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE };
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1,
+		.qp_access_flags = IBV_ACCESS_REMOTE_WRITE };
 	struct ibv_qp_init_attr init;
 
-	CODE(0, ibv_modify_qp(e->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+	CODE(0, ibv_modify_qp(e->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+		IBV_QP_ACCESS_FLAGS));
 	attr.qp_state = IBV_QPS_RTR;
 	attr.path_mtu = IBV_MTU_1024;
 	attr.dest_qp_num = peer->qp->qp_num;
-	attr.ah_attr = (struct ibv_ah_attr){ .is_global = 1, .port_num = 1, .grh = { .dgid = gid, .hop_limit = 1 } };
-	CODE(0, ibv_modify_qp(e->qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN));
+	attr.ah_attr = (struct ibv_ah_attr){ .is_global = 1, .port_num = 1,
+		.grh = { .dgid = gid, .hop_limit = 1 } };
+	CODE(0, ibv_modify_qp(e->qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+		IBV_QP_RQ_PSN));
 	attr.qp_state = IBV_QPS_RTS;
 	CODE(0, ibv_modify_qp(e->qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN));
 	CODE(0, ibv_query_qp(e->qp, &attr, IBV_QP_STATE, &init));
@@ -162,7 +165,8 @@ static void refused(struct end *a, struct end *b)
 	struct ibv_sge sge = { (uintptr_t)a->buffer, 8, a->mr->lkey };
 	struct ibv_send_wr wr = write_to(b, IBV_WR_RDMA_READ, 0), *bad;
 	struct ibv_qp_init_attr plain = attributes(a->cq);
-	struct ibv_qp_init_attr_ex ex = { .send_cq = a->cq, .recv_cq = a->cq, .cap = plain.cap, .qp_type = IBV_QPT_UC };
+	struct ibv_qp_init_attr_ex ex = { .send_cq = a->cq, .recv_cq = a->cq, .cap = plain.cap,
+		.qp_type = IBV_QPT_UC };
 	struct ibv_qp *qp;
 
 	wr.sg_list = &sge;

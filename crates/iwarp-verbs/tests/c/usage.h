@@ -8,7 +8,8 @@
 
 #include "check.h"
 
-extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t), *__libc_memalign(size_t, size_t);
+extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t),
+	*__libc_memalign(size_t, size_t);
 extern void __libc_free(void *);
 
 static atomic_long living;
@@ -98,7 +99,8 @@ static inline void leaves_nothing(const char *name, void (*way)(int), int arg, i
 	checks++;
 	if (all_ends(way, arg, rounds, &more) || all_ends(way, arg, 10 * rounds, &more))
 		return;
-	fprintf(stderr, "%s, %d: after %d rounds %+ld allocations, %+ld descriptors, %+ld mappings\n", name, arg, 10 * rounds,
+	fprintf(stderr, "%s, %d: after %d rounds %+ld allocations, %+ld descriptors, %+ld mappings\n",
+		name, arg, 10 * rounds,
 		more.allocations, more.descriptors, more.mappings);
 	failures++;
 }

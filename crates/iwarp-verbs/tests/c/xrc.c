@@ -32,8 +32,7 @@ static struct ibv_xrcd *open_domain(int fd, int oflags)
 {
 	struct ibv_xrcd_init_attr attr = {
 		.comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS,
-		.fd = fd,
-		.oflags = oflags,
+		.fd = fd, .oflags = oflags,
 	};
 
 	return ibv_open_xrcd(context, &attr);
@@ -97,7 +96,8 @@ static struct ibv_wc next(struct ibv_cq *from)
 
 static struct ibv_qp *make_target(struct ibv_xrcd *xrcd)
 {
-	struct ibv_qp_init_attr_ex attr = { .qp_type = IBV_QPT_XRC_RECV, .comp_mask = IBV_QP_INIT_ATTR_XRCD, .xrcd = xrcd };
+	struct ibv_qp_init_attr_ex attr = { .qp_type = IBV_QPT_XRC_RECV,
+		.comp_mask = IBV_QP_INIT_ATTR_XRCD, .xrcd = xrcd };
 
 	return ibv_create_qp_ex(context, &attr);
 }
@@ -120,11 +120,13 @@ static struct ibv_qp *make_initiator(int extended)
 
 static struct ibv_qp_attr to_peer(const struct ibv_qp *peer)
 {
-	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer->qp_num };
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024,
+		.dest_qp_num = peer->qp_num };
 
 	attr.min_rnr_timer = 12;
 	attr.max_dest_rd_atomic = 4;
-	attr.ah_attr = (struct ibv_ah_attr){ .is_global = 1, .port_num = 1, .grh = { .dgid = gid, .hop_limit = 1 } };
+	attr.ah_attr = (struct ibv_ah_attr){ .is_global = 1, .port_num = 1,
+		.grh = { .dgid = gid, .hop_limit = 1 } };
 	return attr;
 }
 
@@ -133,7 +135,8 @@ static void to_init(struct ibv_qp *qp)
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
 
 	attr.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
-	CODE(0, ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+	CODE(0, ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+		IBV_QP_ACCESS_FLAGS));
 }
 
 /* Changes the state with each end's attributes: the table of the InfiniBand specification. */
@@ -149,22 +152,26 @@ static void connect_ends(struct ibv_qp *initiator, struct ibv_qp *target)
 	CODE(0, ibv_modify_qp(target, &attr, rtr | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
 	attr = to_peer(target);
 	CODE(0, ibv_modify_qp(initiator, &attr, rtr));
-	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 4 };
+	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7,
+		.rnr_retry = 7, .max_rd_atomic = 4 };
 	CODE(0, ibv_modify_qp(initiator, &attr,
 			      IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
 				      IBV_QP_MAX_QP_RD_ATOMIC));
 	CODE(0, ibv_query_qp(initiator, &attr, IBV_QP_STATE, &init));
-	CHECK(attr.qp_state == IBV_QPS_RTS && init.qp_type == IBV_QPT_XRC_SEND && init.cap.max_recv_wr == 0);
+	CHECK(attr.qp_state == IBV_QPS_RTS && init.qp_type == IBV_QPT_XRC_SEND &&
+		init.cap.max_recv_wr == 0);
 	CODE(0, ibv_query_qp(target, &attr, IBV_QP_STATE, &init));
 	CHECK(attr.qp_state == IBV_QPS_RTR && init.qp_type == IBV_QPT_XRC_RECV);
 }
 
 /* Posts a request with either interface. */
-static void post(struct ibv_qp *qp, enum ibv_wr_opcode opcode, const struct queue *to, uint32_t length)
+static void post(struct ibv_qp *qp, enum ibv_wr_opcode opcode, const struct queue *to,
+	uint32_t length)
 {
 	struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(qp);
 	struct ibv_sge sge = { (uintptr_t)buffer, length, mr->lkey };
-	struct ibv_send_wr wr = { .opcode = opcode, .sg_list = &sge, .num_sge = 1, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_send_wr wr = { .opcode = opcode, .sg_list = &sge, .num_sge = 1,
+		.send_flags = IBV_SEND_SIGNALED }, *bad;
 	uint64_t addr = (uintptr_t)to->buffer;
 	uint32_t key = to->mr->rkey;
 
@@ -251,7 +258,8 @@ static void exchange(struct ibv_qp *initiator, struct ibv_qp *target)
 static struct ibv_qp *open_again(struct ibv_xrcd *xrcd, uint32_t num, enum ibv_qp_type type)
 {
 	struct ibv_qp_open_attr attr = {
-		.comp_mask = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE | IBV_QP_OPEN_ATTR_CONTEXT,
+		.comp_mask = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE |
+			IBV_QP_OPEN_ATTR_CONTEXT,
 		.qp_num = num,
 		.xrcd = xrcd,
 		.qp_context = &attr,
@@ -289,7 +297,8 @@ static void share(void)
 	CODE(IBV_WC_REM_INV_REQ_ERR, next(cq).status);
 	do {
 		NEED(ibv_get_async_event(context, &event) == 0);
-		CHECK(event.event_type == IBV_EVENT_COMM_EST || event.element.qp == again || event.element.qp == initiator);
+		CHECK(event.event_type == IBV_EVENT_COMM_EST || event.element.qp == again ||
+			event.element.qp == initiator);
 		ibv_ack_async_event(&event);
 	} while (event.event_type != IBV_EVENT_QP_REQ_ERR);
 	CHECK(event.element.qp == again);
@@ -338,8 +347,10 @@ static void domains(void)
 
 static void refused(void)
 {
-	struct ibv_qp_init_attr plain = { .send_cq = cq, .recv_cq = cq, .cap = { 8, 8, 1, 1, 0 }, .qp_type = IBV_QPT_RC };
-	struct ibv_qp_init_attr_ex ex = { .qp_type = IBV_QPT_XRC_RECV, .comp_mask = IBV_QP_INIT_ATTR_PD, .pd = pd };
+	struct ibv_qp_init_attr plain = { .send_cq = cq, .recv_cq = cq, .cap = { 8, 8, 1, 1, 0 },
+		.qp_type = IBV_QPT_RC };
+	struct ibv_qp_init_attr_ex ex = { .qp_type = IBV_QPT_XRC_RECV, .comp_mask = IBV_QP_INIT_ATTR_PD,
+		.pd = pd };
 	struct ibv_srq_init_attr basic = { .attr = { .max_wr = 4, .max_sge = 1 } };
 	struct ibv_sge sge = { (uintptr_t)buffer, 8, mr->lkey };
 	struct ibv_send_wr wr = { .opcode = IBV_WR_SEND, .sg_list = &sge, .num_sge = 1 }, *bad_send;
@@ -354,7 +365,8 @@ static void refused(void)
 	 * domain's queues. */
 	IS_NULL(EINVAL, ibv_create_qp_ex(context, &ex));
 	IS_NULL(EINVAL, make_target(NULL));
-	ex = (struct ibv_qp_init_attr_ex){ .qp_type = IBV_QPT_XRC_SEND, .send_cq = cq, .pd = pd, .xrcd = domain };
+	ex = (struct ibv_qp_init_attr_ex){ .qp_type = IBV_QPT_XRC_SEND, .send_cq = cq, .pd = pd,
+		.xrcd = domain };
 	ex.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_XRCD;
 	IS_NULL(EINVAL, ibv_create_qp_ex(context, &ex));
 	ex.comp_mask = IBV_QP_INIT_ATTR_PD;
