@@ -140,7 +140,7 @@ impl Name {
 
     /// Returns the port in network byte order. Both families have it at the same offset.
     fn port(&mut self) -> &mut u16 {
-        // SAFETY: both structures begin with the family and the port, and are shorter than the storage.
+        // SAFETY: both structures begin with family and port, and are shorter than the storage.
         unsafe { &mut (*(&raw mut self.address).cast::<libc::sockaddr_in>()).sin_port }
     }
 

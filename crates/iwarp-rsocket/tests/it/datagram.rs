@@ -109,31 +109,28 @@ fn peer_may_be_udp_socket() {
 
 #[test]
 fn peek_keeps_and_short_buffer_truncates() {
-    alone(
-        "peek_keeps_and_short_buffer_truncates",
-        || {
-            let (a, b) = connected(libc::AF_INET, "127.0.0.1:0");
-            for data in [&b"first one"[..], b"second", b"third"] {
-                rs::send(a.0, data, 0).unwrap();
-            }
-            let mut out = [0; 4];
-            assert_eq!(b.poll(libc::POLLIN, LONG_MS), libc::POLLIN);
-            assert_eq!(rs::recv(b.0, &mut out, libc::MSG_PEEK), Ok(4));
-            assert_eq!(
-                rs::recv(b.0, &mut out, libc::MSG_PEEK | libc::MSG_TRUNC),
-                Ok(9)
-            );
-            assert_eq!((rs::recv(b.0, &mut out, 0), &out), (Ok(4), b"firs"));
-            assert_eq!((rs::recv(b.0, &mut out, 0), &out), (Ok(4), b"seco"));
-            // Waiting for all bytes is for streams: a datagram is complete.
-            let mut out = [0; 40];
-            assert_eq!(rs::recv(b.0, &mut out, libc::MSG_WAITALL), Ok(5));
-            assert_eq!(
-                rs::recv(b.0, &mut out, libc::MSG_DONTWAIT),
-                Err(Errno::AGAIN)
-            );
-        },
-    );
+    alone("peek_keeps_and_short_buffer_truncates", || {
+        let (a, b) = connected(libc::AF_INET, "127.0.0.1:0");
+        for data in [&b"first one"[..], b"second", b"third"] {
+            rs::send(a.0, data, 0).unwrap();
+        }
+        let mut out = [0; 4];
+        assert_eq!(b.poll(libc::POLLIN, LONG_MS), libc::POLLIN);
+        assert_eq!(rs::recv(b.0, &mut out, libc::MSG_PEEK), Ok(4));
+        assert_eq!(
+            rs::recv(b.0, &mut out, libc::MSG_PEEK | libc::MSG_TRUNC),
+            Ok(9)
+        );
+        assert_eq!((rs::recv(b.0, &mut out, 0), &out), (Ok(4), b"firs"));
+        assert_eq!((rs::recv(b.0, &mut out, 0), &out), (Ok(4), b"seco"));
+        // Waiting for all bytes is for streams: a datagram is complete.
+        let mut out = [0; 40];
+        assert_eq!(rs::recv(b.0, &mut out, libc::MSG_WAITALL), Ok(5));
+        assert_eq!(
+            rs::recv(b.0, &mut out, libc::MSG_DONTWAIT),
+            Err(Errno::AGAIN)
+        );
+    });
 }
 
 #[test]

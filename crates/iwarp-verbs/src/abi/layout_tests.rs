@@ -59,8 +59,10 @@ fn layout_matches_c_headers() {
     let mut program = String::from(
         "#include <stdio.h>\n#include <stddef.h>\n#include <rdma/rdma_cma.h>\n\
          #define S(s) printf(#s \" %zu\\n\", sizeof(struct s));\n\
-         #define B(s, f) printf(#s \".\" #f \" %zu\\n\", sizeof(struct s) - offsetof(struct s, f));\n\
-         #define F(s, f) printf(#s \".\" #f \" %zu %zu\\n\", offsetof(struct s, f), sizeof(((struct s *)0)->f));\n\
+         #define B(s, f) printf(#s \".\" #f \" %zu\\n\", \
+         sizeof(struct s) - offsetof(struct s, f));\n\
+         #define F(s, f) printf(#s \".\" #f \" %zu %zu\\n\", \
+         offsetof(struct s, f), sizeof(((struct s *)0)->f));\n\
          int main(void) {\n",
     );
     let mut want = String::new();

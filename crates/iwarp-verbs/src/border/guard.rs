@@ -1,8 +1,8 @@
 //! The border to C: stops panics, disables thread cancellation, and converts every failure to the
 //! errno that the manual pages name.
 //!
-//! The C functions are of four kinds: those that return 0 or a positive errno ([`code`]), those that return -1 and set
-//! `errno` ([`minus_one`]), those that return NULL and set `errno` ([`pointer`]), and the rest ([`value`]).
+//! There are four kinds of C functions: those that return 0 or a positive errno ([`code`]), -1 and
+//! set `errno` ([`minus_one`]), or NULL and set `errno` ([`pointer`]), and all others ([`value`]).
 
 use iwarp::runtime::PostFailed;
 use iwarp_rsocket::cancel::Uncancelled;

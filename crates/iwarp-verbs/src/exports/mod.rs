@@ -121,7 +121,8 @@ export! {
     device_memory::ibv_import_dm => "ibv_import_dm" "@@" "IBVERBS_1.13";
     misc::ibv_is_fork_initialized => "ibv_is_fork_initialized" "@@" "IBVERBS_1.13";
     device_memory::ibv_unimport_dm => "ibv_unimport_dm" "@@" "IBVERBS_1.13";
-    lifecycle::query::ibv_query_qp_data_in_order => "ibv_query_qp_data_in_order" "@@" "IBVERBS_1.14";
+    lifecycle::query::ibv_query_qp_data_in_order
+        => "ibv_query_qp_data_in_order" "@@" "IBVERBS_1.14";
     mr_ex::ibv_reg_mr_ex => "ibv_reg_mr_ex" "@@" "IBVERBS_1.15";
     // Hints for the PCIe bus, which no device here is on.
     unsupported::unsupported_pointer => "ibv_alloc_dmah" "@@" "IBVERBS_1.15";

@@ -32,15 +32,15 @@ static int faults = -1;
 
 static void tell(int to, struct note note)
 {
-	NEED(write(to, &told, sizeof(told)) == sizeof(told));
+	NEED(write(to, &note, sizeof(note)) == sizeof(note));
 }
 
 static struct note hear(int from)
 {
 	struct note note;
 
-	NEED(read(from, &told, sizeof(told)) == sizeof(told));
-	return told;
+	NEED(read(from, &note, sizeof(note)) == sizeof(note));
+	return note;
 }
 
 static void wait_for_fault(void)
@@ -90,21 +90,21 @@ static void serve(int tells, int is_told)
 	void *pages;
 	char octet;
 
-	tell(tells, told);
+	tell(tells, note);
 	take_connection(&stuck);
 	/* Registering accesses the pages, so they become inaccessible afterwards. */
 	pages = pages_without_server();
 	end_fault(pages);
 	mr = ibv_reg_mr(stuck.pd, pages, PAGES, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
 	NEED(mr && madvise(pages, PAGES, MADV_DONTNEED) == 0);
-	told = (struct note){ serve_on(&good), mr->rkey, (uintptr_t)pages };
-	tell(tells, told);
+	note = (struct note){ serve_on(&good), mr->rkey, (uintptr_t)pages };
+	tell(tells, note);
 	take_connection(&good);
 	wait_for_fault();
 	/* A thread that waits to change the memory table must not block the others. */
 	NEED(pthread_create(&thread, NULL, registers, &stuck) == 0);
 	note.port = 0;
-	tell(tells, told);
+	tell(tells, note);
 	for (int i = 0; i < ROUNDS; i++)
 		exchange_words(&good, "pong", "ping");
 	NEED(read(is_told, &octet, 1) == 1);
@@ -145,13 +145,13 @@ int main(void)
 	}
 	alarm(50);
 	reach(&stuck, hear(up[0]).port);
-	told = hear(up[0]);
+	note = hear(up[0]);
 	reach(&good, note.port);
 	snprintf(stuck.buffer + 2048, 64, "written");
 	sge = (struct ibv_sge){ (uintptr_t)stuck.buffer + 2048, 64, stuck.mr->lkey };
 	wr.sg_list = &sge;
-	wr.wr.rdma.remote_addr = told.addr;
-	wr.wr.rdma.rkey = told.rkey;
+	wr.wr.rdma.remote_addr = note.addr;
+	wr.wr.rdma.rkey = note.rkey;
 	NEED(ibv_post_send(stuck.id->qp, &wr, &bad) == 0);
 	hear(up[0]);
 	for (int i = 0; i < ROUNDS; i++)

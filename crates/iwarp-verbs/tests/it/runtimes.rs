@@ -98,7 +98,11 @@ fn unmapped_memory_in_java() {
     succeeds(
         Command::new("cc")
             .args(["-shared", "-fPIC", "-pthread", "-Dmain=unmapped_main", "-o"])
-            .args([&native, &source("c/unmapped.c"), &source("c/unmapped_jni.c")])
+            .args([
+                &native,
+                &source("c/unmapped.c"),
+                &source("c/unmapped_jni.c"),
+            ])
             .arg(format!("-I{}", include.display()))
             .arg(format!("-I{}", include.join("linux").display()))
             .args(libraries(&folder)),

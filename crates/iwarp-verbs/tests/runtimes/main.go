@@ -1,4 +1,4 @@
-// Runs unmapped in a program whose runtime makes panics of faults.
+// Runs unmapped in a program whose runtime turns faults into panics.
 package main
 
 /*
