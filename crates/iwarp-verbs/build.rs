@@ -6,8 +6,9 @@ use std::process::Command;
 
 /// A wrapper of GNU's `ld` that names anonymous version scripts.
 ///
-/// rustc writes an anonymous script, which makes everything local except the exports it knows. GNU's
-/// linker does not accept it together with a named one; lld, which has another file name, does.
+/// rustc writes an anonymous script, which makes everything local except the exports it knows.
+/// GNU's linker does not accept it together with a named one; lld, which has another file name,
+/// does.
 const LD: &str = r#"#!/bin/sh
 named() {
     case $(head -c 1 "$1") in

@@ -5,10 +5,8 @@ use libc::{sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
 use std::mem::MaybeUninit;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
-/// Reads an address.
-///
-/// # Errors
-/// EINVAL: too short; EAFNOSUPPORT: neither IPv4 nor IPv6; EFAULT: no address.
+/// Reads an address. Fails with EINVAL: too short; EAFNOSUPPORT: neither IPv4 nor IPv6; EFAULT: no
+/// address.
 ///
 /// # Safety
 /// `addr` is null or points to `len` readable octets.

@@ -46,7 +46,6 @@ fn count(f: impl FnOnce() -> Result<usize>) -> ssize_t {
     guarded(-1, || f().map(|n| n as ssize_t))
 }
 
-/// Returns program memory to read from.
 unsafe fn octets<'a>(from: *const c_void, len: size_t) -> Result<&'a [u8]> {
     if len == 0 {
         return Ok(&[]);
@@ -58,7 +57,6 @@ unsafe fn octets<'a>(from: *const c_void, len: size_t) -> Result<&'a [u8]> {
     Ok(unsafe { std::slice::from_raw_parts(from.cast(), len) })
 }
 
-/// Returns program memory to write to.
 unsafe fn octets_mut<'a>(to: *mut c_void, len: size_t) -> Result<&'a mut [u8]> {
     if len == 0 {
         return Ok(&mut []);

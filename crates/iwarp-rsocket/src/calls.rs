@@ -40,7 +40,6 @@ pub fn socket(domain: c_int, ty: c_int, protocol: c_int) -> Result<RawFd> {
     }
 }
 
-/// Registers the fork and exit handlers, once per process.
 fn prepare() {
     static IS_PREPARED: AtomicBool = AtomicBool::new(false);
     // Without memory for the handlers, forks are not detected.

@@ -16,7 +16,6 @@ unsafe extern "C" {
     fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
 }
 
-/// `PTHREAD_CANCEL_DISABLE`.
 const DISABLE: c_int = 1;
 
 /// Disables cancellation of the calling thread until dropped.

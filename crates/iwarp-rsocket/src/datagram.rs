@@ -34,10 +34,7 @@ pub(crate) struct Datagram {
 
 impl Datagram {
     /// Creates a socket. `domain` is `AF_INET` or `AF_INET6`, `flags` are `SOCK_NONBLOCK` and
-    /// `SOCK_CLOEXEC`.
-    ///
-    /// # Errors
-    /// As socket(2).
+    /// `SOCK_CLOEXEC`. Fails as socket(2).
     pub(crate) fn create(domain: c_int, flags: c_int) -> Result<Self> {
         let family = match domain {
             libc::AF_INET6 => AddressFamily::INET6,
@@ -54,24 +51,18 @@ impl Datagram {
         self.udp.as_raw_fd()
     }
 
-    /// # Errors
-    /// As bind(2).
+    /// Fails as bind(2).
     pub(crate) fn bind(&self, address: SocketAddr) -> Result<()> {
         Ok(net::bind(&self.udp, &address)?)
     }
 
-    /// Sets the default destination, which is then the only accepted sender.
-    ///
-    /// # Errors
-    /// As connect(2).
+    /// Sets the default destination, which is then the only accepted sender. Fails as connect(2).
     pub(crate) fn connect(&self, address: SocketAddr) -> Result<()> {
         Ok(net::connect(&self.udp, &address)?)
     }
 
     /// As [`Self::connect`]. An address of family `AF_UNSPEC` removes the default destination.
-    ///
-    /// # Errors
-    /// As connect(2).
+    /// Fails as connect(2).
     ///
     /// # Safety
     /// `address` is null or points to `len` readable bytes.
@@ -90,8 +81,7 @@ impl Datagram {
         }
     }
 
-    /// # Errors
-    /// EINVAL: an unknown direction; ENOTCONN.
+    /// Fails with EINVAL: an unknown direction; ENOTCONN.
     pub(crate) fn shutdown(&self, how: c_int) -> Result<()> {
         let how = match how {
             libc::SHUT_RD => Shutdown::Read,
@@ -103,10 +93,7 @@ impl Datagram {
     }
 
     /// Receives a datagram, truncated to the buffer. Returns the bytes received (the datagram's
-    /// full length with `MSG_TRUNC`) and the sender.
-    ///
-    /// # Errors
-    /// As recv(2).
+    /// full length with `MSG_TRUNC`) and the sender. Fails as recv(2).
     pub(crate) fn receive(
         &self,
         out: &mut [&mut [u8]],
@@ -120,10 +107,8 @@ impl Datagram {
         Ok((got.bytes, from))
     }
 
-    /// Sends a datagram to the address, or to the default destination.
-    ///
-    /// # Errors
-    /// As send(2): EMSGSIZE, EDESTADDRREQ, EAGAIN, ECONNREFUSED and others.
+    /// Sends a datagram to the address, or to the default destination. Fails as send(2): EMSGSIZE,
+    /// EDESTADDRREQ, EAGAIN, ECONNREFUSED and others.
     pub(crate) fn send(
         &self,
         data: &[&[u8]],
@@ -139,10 +124,7 @@ impl Datagram {
         })
     }
 
-    /// Receives a datagram with its control data, as `recvmsg(2)`.
-    ///
-    /// # Errors
-    /// As recvmsg(2).
+    /// Receives a datagram with its control data, as `recvmsg(2)`. Fails as recvmsg(2).
     ///
     /// # Safety
     /// All pointers of the header are valid for their lengths.
@@ -152,10 +134,7 @@ impl Datagram {
         usize::try_from(n).map_err(|_| Errno::last())
     }
 
-    /// Sends a datagram with its control data, as `sendmsg(2)`.
-    ///
-    /// # Errors
-    /// As sendmsg(2).
+    /// Sends a datagram with its control data, as `sendmsg(2)`. Fails as sendmsg(2).
     ///
     /// # Safety
     /// As [`Self::receive_raw`].
@@ -165,21 +144,18 @@ impl Datagram {
         usize::try_from(n).map_err(|_| Errno::last())
     }
 
-    /// # Errors
-    /// As getsockname(2).
+    /// Fails as getsockname(2).
     pub(crate) fn local_address(&self) -> Result<SocketAddr> {
         Ok(SocketAddr::try_from(net::getsockname(&self.udp)?)?)
     }
 
-    /// # Errors
-    /// ENOTCONN.
+    /// Fails with ENOTCONN.
     pub(crate) fn peer_address(&self) -> Result<SocketAddr> {
         let peer = net::getpeername(&self.udp)?.ok_or(Errno::NOTCONN)?;
         Ok(SocketAddr::try_from(peer)?)
     }
 
-    /// # Errors
-    /// As setsockopt(2); EOPNOTSUPP if the option is unknown.
+    /// Fails as setsockopt(2); EOPNOTSUPP if the option is unknown.
     pub(crate) fn set_option(&self, level: c_int, name: c_int, value: &[u8]) -> Result<()> {
         if level == SOL_RDMA {
             return options::set_sizes(&mut self.sizes.lock(), name, value);
@@ -192,8 +168,7 @@ impl Datagram {
         }
     }
 
-    /// # Errors
-    /// As getsockopt(2); EOPNOTSUPP if the option is unknown.
+    /// Fails as getsockopt(2); EOPNOTSUPP if the option is unknown.
     pub(crate) fn get_option(&self, level: c_int, name: c_int) -> Result<Vec<u8>> {
         if level == SOL_RDMA {
             return options::get_sizes(&self.sizes.lock(), name);
@@ -209,10 +184,8 @@ impl Datagram {
         Ok(value)
     }
 
-    /// `F_GETFL`, `F_SETFL`, `F_GETFD`, `F_SETFD` (`fcntl(2)`).
-    ///
-    /// # Errors
-    /// EOPNOTSUPP: another command.
+    /// `F_GETFL`, `F_SETFL`, `F_GETFD`, `F_SETFD` (`fcntl(2)`). Fails with EOPNOTSUPP: another
+    /// command.
     pub(crate) fn control(&self, command: c_int, argument: c_int) -> Result<c_int> {
         match command {
             libc::F_GETFL => Ok(fcntl_getfl(&self.udp)?.bits().cast_signed()),

@@ -34,13 +34,11 @@ impl Errno {
 }
 
 impl Errno {
-    /// Sets the calling thread's `errno`.
     pub(crate) fn set(self) {
         // SAFETY: the C library returns a valid address for each thread.
         unsafe { *libc::__errno_location() = self.0 };
     }
 
-    /// Returns the calling thread's `errno`.
     pub(crate) fn last() -> Self {
         Self::from(io::Error::last_os_error())
     }

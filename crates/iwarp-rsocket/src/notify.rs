@@ -37,7 +37,6 @@ impl Waiter {
         }))
     }
 
-    /// Returns the calling thread's waiter.
     pub(crate) fn of_thread() -> Result<Arc<Self>> {
         let own = OWN.try_with(|own| {
             let mut own = own.borrow_mut();
@@ -59,7 +58,6 @@ impl Waiter {
         }
     }
 
-    /// Returns the descriptor to poll.
     pub(crate) fn raw_fd(&self) -> RawFd {
         self.fd.as_raw_fd()
     }
@@ -75,9 +73,7 @@ impl Waiter {
         self.signalled.store(false, Ordering::Release);
     }
 
-    /// Sleeps until a signal or the deadline. Returns `false` at the deadline.
-    ///
-    /// # Errors
+    /// Sleeps until a signal or the deadline. Returns `false` at the deadline. Fails with
     /// [`Errno::INTR`] if a signal handler ran.
     pub(crate) fn wait(&self, deadline: Option<Instant>) -> Result<bool> {
         if self.take_signal() {
@@ -97,9 +93,7 @@ impl Waiter {
     }
 }
 
-/// Polls by the system call, because the C library's function may have led here.
-///
-/// # Errors
+/// Polls by the system call, because the C library's function may have led here. Fails with
 /// [`Errno::INTR`], and the other errors of ppoll(2).
 pub(crate) fn sys_poll(set: &mut [libc::pollfd], timeout: Option<Duration>) -> Result<usize> {
     let limit = timeout.map(|t| libc::timespec {
@@ -123,7 +117,6 @@ pub(crate) fn sys_poll(set: &mut [libc::pollfd], timeout: Option<Duration>) -> R
     usize::try_from(n).map_err(|_| Errno::last())
 }
 
-/// The threads that wait for a change of one socket.
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
     count: AtomicUsize,
@@ -131,7 +124,6 @@ pub(crate) struct Waiters {
 }
 
 impl Waiters {
-    /// Adds a waiter until the guard is dropped.
     pub(crate) fn enter(self: &Arc<Self>, waiter: &Arc<Waiter>) -> Entered {
         let mut list = self.list.lock();
         list.push(Arc::clone(waiter));
@@ -142,7 +134,6 @@ impl Waiters {
         }
     }
 
-    /// Wakes all waiters after a change.
     pub(crate) fn notify(&self) {
         if self.count.load(Ordering::SeqCst) > 0 {
             for waiter in &*self.list.lock() {
@@ -152,7 +143,6 @@ impl Waiters {
     }
 }
 
-/// Removes a waiter from the list on drop.
 #[derive(Debug)]
 pub(crate) struct Entered {
     waiters: Arc<Waiters>,
@@ -169,7 +159,6 @@ impl Drop for Entered {
     }
 }
 
-/// Called by the RNIC for a completion.
 #[derive(Debug)]
 pub(crate) struct CompletionWaker(pub(crate) Arc<Waiters>);
 
@@ -179,7 +168,6 @@ impl Wake for CompletionWaker {
     }
 }
 
-/// Called by the connection manager for an event.
 #[derive(Debug)]
 pub(crate) struct EventWaker {
     pub(crate) waiters: Arc<Waiters>,

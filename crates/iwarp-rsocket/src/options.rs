@@ -82,13 +82,11 @@ impl Options {
     }
 }
 
-/// Decodes an integer.
 pub(crate) fn int(value: &[u8]) -> Result<c_int> {
     let bytes = value.first_chunk::<4>().ok_or(Errno::INVAL)?;
     Ok(c_int::from_ne_bytes(*bytes))
 }
 
-/// Decodes a `struct timeval`.
 pub(crate) fn time(value: &[u8]) -> Result<Option<Duration>> {
     let half = size_of::<libc::timeval>() / 2;
     let part = |at: usize| -> Result<u64> {
@@ -109,7 +107,6 @@ pub(crate) fn time(value: &[u8]) -> Result<Option<Duration>> {
     Ok((!time.is_zero()).then_some(time))
 }
 
-/// Encodes a `struct timeval`.
 pub(crate) fn put_time(time: Option<Duration>) -> Vec<u8> {
     let time = time.unwrap_or_default();
     // The widths of both fields differ between C libraries.
@@ -149,10 +146,7 @@ pub(crate) fn set_keep_alive(
     Ok(o.keep_alive.then_some(Some(every)))
 }
 
-/// Sets an option of level `SOL_RDMA`.
-///
-/// # Errors
-/// EOPNOTSUPP: an unknown option; EINVAL: too short.
+/// Sets an option of level `SOL_RDMA`. Fails with EOPNOTSUPP: an unknown option; EINVAL: too short.
 pub(crate) fn set_sizes(sizes: &mut Sizes, name: c_int, value: &[u8]) -> Result<()> {
     let number =
         || -> Result<u16> { Ok(u16::try_from(int(value)?.clamp(0, 0xffff)).unwrap_or(u16::MAX)) };
@@ -161,17 +155,13 @@ pub(crate) fn set_sizes(sizes: &mut Sizes, name: c_int, value: &[u8]) -> Result<
         RDMA_RQSIZE => sizes.receive_queue = number()?,
         RDMA_INLINE => sizes.inline = number()?.min(MAX_INLINE),
         RDMA_IOMAPSIZE => sizes.mappings = round_mappings(number()?),
-        // The route comes from the kernel's routing table.
         RDMA_ROUTE => {}
         _ => return Err(Errno::NOTSUP),
     }
     Ok(())
 }
 
-/// Gets an option of level `SOL_RDMA`.
-///
-/// # Errors
-/// EOPNOTSUPP: an unknown option.
+/// Gets an option of level `SOL_RDMA`. Fails with EOPNOTSUPP: an unknown option.
 pub(crate) fn get_sizes(sizes: &Sizes, name: c_int) -> Result<Vec<u8>> {
     let number = match name {
         RDMA_SQSIZE => sizes.send_queue,

@@ -21,16 +21,12 @@ pub fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize> {
 
 /// Ends a wait when the given list of descriptors becomes outdated.
 pub(crate) struct Watch<'a> {
-    /// Notified after each change.
     pub(crate) waiters: &'a Arc<Waiters>,
     /// Returns `true` if the list has changed since the call.
     pub(crate) changed: &'a dyn Fn() -> bool,
 }
 
-/// As [`poll`], but returns 0 as soon as `watch` reports a change.
-///
-/// # Errors
-/// As [`poll`].
+/// As [`poll`], but returns 0 as soon as `watch` reports a change. Fails as [`poll`].
 pub(crate) fn poll_unchanged(
     fds: &mut [pollfd],
     timeout: Option<Duration>,
@@ -72,10 +68,8 @@ fn set(fds: &[pollfd], sockets: &[Option<Arc<Socket>>]) -> Vec<pollfd> {
         .collect()
 }
 
-/// A call of `poll` with rsockets.
 struct Call<'a> {
     fds: &'a mut [pollfd],
-    /// The streams among the descriptors.
     sockets: Vec<Option<Arc<Socket>>>,
     set: Vec<pollfd>,
     deadline: Option<Instant>,
@@ -113,7 +107,6 @@ impl Call<'_> {
         }
     }
 
-    /// Sleeps until an event or the deadline.
     fn sleep(&mut self) -> Result<usize> {
         let waiter = Waiter::of_thread()?;
         let _entered: Vec<Entered> = self
@@ -156,7 +149,6 @@ impl Call<'_> {
         }
     }
 
-    /// Collects the events of the rsockets.
     fn check_rsockets(&mut self, drive: bool, arm: bool) -> usize {
         let mut n = 0;
         for (fd, socket) in self.fds.iter_mut().zip(&self.sockets) {
@@ -168,7 +160,6 @@ impl Call<'_> {
         n
     }
 
-    /// Collects the events of the ordinary descriptors.
     fn collect(&mut self) -> usize {
         let mut n = 0;
         for ((fd, socket), got) in self.fds.iter_mut().zip(&self.sockets).zip(&self.set) {

@@ -26,7 +26,6 @@ use std::time::{Duration, Instant};
 const EVENTS: u32 = 0xffff;
 const ONE_SHOT: u32 = libc::EPOLLONESHOT as u32;
 
-/// A descriptor in a set.
 struct Entry {
     events: u32,
     data: u64,
@@ -66,7 +65,6 @@ struct Entries {
 }
 
 impl Entries {
-    /// Removes entries of closed rsockets and lists the others.
     fn list(&mut self) -> Vec<pollfd> {
         self.by_number.retain(|fd, entry| entry.is_current(*fd));
         let later = self.by_number.range(self.first..);
@@ -81,12 +79,10 @@ impl Entries {
             .collect()
     }
 
-    /// Writes the found events and returns their number.
     fn collect(&mut self, found: &[pollfd], to: &mut [epoll_event]) -> usize {
         let mut n = 0;
         for f in found.iter().filter(|f| f.revents != 0) {
             if f.revents & libc::POLLNVAL != 0 {
-                // A closed descriptor leaves the set.
                 self.by_number.remove(&f.fd);
                 continue;
             }
@@ -129,10 +125,7 @@ fn find(number: RawFd) -> Result<Arc<PollSet>> {
 }
 
 /// Creates an empty set and returns its number. `flags` may contain `EPOLL_CLOEXEC` and, as in
-/// rdma-core, `O_NONBLOCK`.
-///
-/// # Errors
-/// EINVAL: other flags; EMFILE.
+/// rdma-core, `O_NONBLOCK`. Fails with EINVAL: other flags; EMFILE.
 pub(crate) fn create(flags: c_int) -> Result<RawFd> {
     if flags & !(libc::EPOLL_CLOEXEC | libc::O_NONBLOCK) != 0 {
         return Err(Errno::INVAL);
@@ -154,9 +147,7 @@ pub(crate) fn create(flags: c_int) -> Result<RawFd> {
     Ok(number)
 }
 
-/// Changes a set, as `epoll_ctl(2)`. Waits in progress take the change into account.
-///
-/// # Errors
+/// Changes a set, as `epoll_ctl(2)`. Waits in progress take the change into account. Fails with
 /// EBADF, EEXIST, ENOENT, and EINVAL: an unknown operation, or `fd` is a set.
 pub(crate) fn control(
     number: RawFd,
@@ -216,10 +207,8 @@ fn is_open(fd: RawFd) -> bool {
 }
 
 /// Waits for events of a set, as `epoll_wait(2)`; `None` waits forever. Returns the number of
-/// events, 0 on time-out.
-///
-/// # Errors
-/// EBADF; EINVAL: no room for events; EINTR: a signal handler ran.
+/// events, 0 on time-out. Fails with EBADF; EINVAL: no room for events; EINTR: a signal handler
+/// ran.
 pub(crate) fn wait(
     number: RawFd,
     to: &mut [epoll_event],
@@ -257,10 +246,7 @@ pub(crate) fn wait(
     }
 }
 
-/// Destroys a set. Its descriptors stay open.
-///
-/// # Errors
-/// EBADF: no such set.
+/// Destroys a set. Its descriptors stay open. Fails with EBADF: no such set.
 pub(crate) fn close(number: RawFd) -> Result<()> {
     let set = SETS.lock().remove(&number).ok_or(Errno::BADF)?;
     if set.generation != fork::generation() {

@@ -19,9 +19,7 @@ use std::sync::{Arc, Condvar, MutexGuard, PoisonError, Weak};
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
-/// A socket, as seen by the service thread.
 pub(crate) trait Client: Send + Sync {
-    /// Answers connection requests.
     fn serve(&self);
 
     /// Sends a message that only probes whether the peer is alive.
@@ -86,10 +84,7 @@ pub(crate) fn kick() {
     CHANGED.notify_all();
 }
 
-/// Answers a listener's requests from now on.
-///
-/// # Errors
-/// If the thread cannot be started.
+/// Answers a listener's requests from now on. Fails if the thread cannot be started.
 pub(crate) fn watch_listener<C: Client + 'static>(socket: &Arc<C>) -> Result<()> {
     let mut service = running()?;
     service.listeners.retain(|l| l.strong_count() > 0);
@@ -101,10 +96,8 @@ pub(crate) fn watch_listener<C: Client + 'static>(socket: &Arc<C>) -> Result<()>
     Ok(())
 }
 
-/// Sends keep-alive messages on an idle connection at this interval; `None` stops them.
-///
-/// # Errors
-/// If the thread cannot be started.
+/// Sends keep-alive messages on an idle connection at this interval; `None` stops them. Fails if
+/// the thread cannot be started.
 pub(crate) fn keep_alive<C: Client + 'static>(
     socket: &Arc<C>,
     every: Option<Duration>,
@@ -157,7 +150,6 @@ impl Wake for Kick {
     }
 }
 
-/// Returns `true` if the peer has closed or the time limit has passed.
 fn is_ended(ending: &mut Ending, waker: &Waker) -> bool {
     ending.stream.cq.wake_at_next(waker);
     ending.stream.process(false);
@@ -169,7 +161,6 @@ fn is_ended(ending: &mut Ending, waker: &Waker) -> bool {
     over
 }
 
-/// Returns the service; starts its thread if necessary.
 fn running() -> Result<MutexGuard<'static, Service>> {
     let mut service = SERVICE.lock();
     if !service.is_running {
@@ -240,7 +231,6 @@ fn wait_for_work(mut service: MutexGuard<'static, Service>) -> Work {
     }
 }
 
-/// Due work, done without holding the lock.
 struct Work {
     listeners: Vec<Arc<dyn Client>>,
     alive: Vec<Arc<dyn Client>>,

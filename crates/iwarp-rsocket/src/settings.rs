@@ -6,33 +6,26 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::Duration;
 
-/// Minimum work requests of a queue.
 const QUEUE_MIN: u16 = 16;
 /// Maximum work requests of a queue: 16-bit sequence numbers compare within half their range.
 const QUEUE_MAX: u16 = 0x7fff;
-/// Minimum and maximum bytes of a buffer.
 const BUFFER_MIN: u32 = 4096;
 const BUFFER_MAX: u32 = 1 << 28;
 
-/// The sizes of a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sizes {
-    /// Work requests of the send queue.
     pub(crate) send_queue: u16,
     /// Messages that the peer may have in flight.
     pub(crate) receive_queue: u16,
     /// Transfers of at most this many bytes bypass the send buffer.
     pub(crate) inline: u16,
-    /// Bytes of the receive buffer.
     pub(crate) receive_buffer: u32,
-    /// Bytes of the send buffer.
     pub(crate) send_buffer: u32,
     /// Buffers that the peer may map for this end.
     pub(crate) mappings: u16,
 }
 
 impl Sizes {
-    /// Returns the sizes clamped to the limits.
     pub(crate) fn bounded(mut self) -> Self {
         let most = u16::try_from(LIMITS.max_qp_wr)
             .unwrap_or(QUEUE_MAX)
@@ -64,7 +57,6 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Returns the settings of this process.
     pub(crate) fn get() -> &'static Self {
         static SETTINGS: AtomicPtr<Settings> = AtomicPtr::new(null_mut());
         // SAFETY: null, or settings that are never freed.

@@ -29,7 +29,6 @@ use std::sync::atomic::AtomicBool;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-/// The state of a socket.
 pub(crate) enum Phase {
     /// Neither connected nor listening; it may be bound.
     Idle,
@@ -70,12 +69,10 @@ pub(crate) struct Socket {
     waiters: Arc<Waiters>,
     completion: Waker,
     event: Arc<EventWaker>,
-    /// Calls `event`.
     event_waker: Waker,
 }
 
 impl Socket {
-    /// Creates a socket.
     pub(crate) fn create(domain: i32, options: Options) -> Result<Self> {
         let channel = create_event_channel()?;
         let id = CmId::create(&channel, None);
@@ -120,7 +117,6 @@ impl Socket {
         self.fd
     }
 
-    /// Returns `true` if the socket belongs to the parent process.
     pub(crate) fn is_foreign(&self) -> bool {
         self.generation != fork::generation()
     }
@@ -178,11 +174,9 @@ impl Socket {
         self.channel.wake_at_next(&self.event_waker);
     }
 
-    /// Repeats `step` until it returns a result. It is called under the lock, possibly often.
-    ///
-    /// # Errors
-    /// EAGAIN if there was no result and the socket is nonblocking or `timeout` passed; EINTR if a
-    /// signal handler ran; and the errors of `step`.
+    /// Repeats `step` until it returns a result. It is called under the lock, possibly often. Fails
+    /// with EAGAIN if there was no result and the socket is nonblocking or `timeout` passed; EINTR
+    /// if a signal handler ran; and the errors of `step`.
     pub(crate) fn until<R>(
         &self,
         wait: bool,
@@ -275,10 +269,7 @@ impl Socket {
         }
     }
 
-    /// Returns the socket's address and its peer's.
-    ///
-    /// # Errors
-    /// ENOTCONN: no peer.
+    /// Returns the socket's address and its peer's. Fails with ENOTCONN: no peer.
     pub(crate) fn addresses(&self) -> (Option<SocketAddr>, Result<SocketAddr>) {
         let s = self.state.lock();
         let (local, peer) = s.id.addresses();
@@ -300,10 +291,7 @@ impl Socket {
         }
     }
 
-    /// Binds the socket.
-    ///
-    /// # Errors
-    /// EINVAL: already bound or connected; and the errors of bind(2).
+    /// Binds the socket. Fails with EINVAL: already bound or connected; and the errors of bind(2).
     pub(crate) fn bind(&self, address: SocketAddr) -> Result<()> {
         let mut s = self.state.lock();
         if !matches!(s.phase, Phase::Idle | Phase::Failed) || s.bound.is_some() {
@@ -354,10 +342,8 @@ impl service::Client for Socket {
 }
 
 impl State {
-    /// Returns the stream of a connected socket.
-    ///
-    /// # Errors
-    /// EAGAIN while connecting, ENOTCONN, EBADF.
+    /// Returns the stream of a connected socket. Fails with EAGAIN while connecting, ENOTCONN,
+    /// EBADF.
     pub(crate) fn stream(&mut self) -> Result<&mut Stream> {
         match &mut self.phase {
             Phase::Connected(stream) => Ok(stream),
@@ -368,7 +354,6 @@ impl State {
         }
     }
 
-    /// Returns and clears the error that `SO_ERROR` reports.
     pub(crate) fn take_error(&mut self) -> Option<Errno> {
         match &mut self.phase {
             Phase::Connected(stream) => stream.take_error(),

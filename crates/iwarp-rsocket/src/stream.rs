@@ -45,13 +45,10 @@ pub(crate) struct Stream {
     pd: ProtectionDomain,
     sizes: Sizes,
 
-    /// The receive buffer.
     rbuf: MemoryRegion,
-    /// Position of the next byte to read.
     read_at: u32,
     /// Bytes announced and not read.
     unread: u32,
-    /// Lengths of the messages that announced them.
     announced: VecDeque<u32>,
     /// Bytes offered to the peer and not announced.
     offered: u32,
@@ -106,9 +103,7 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// Creates a stream with all receives posted. Its queue pair is not connected yet.
-    ///
-    /// # Errors
+    /// Creates a stream with all receives posted. Its queue pair is not connected yet. Fails with
     /// ENOMEM, EMFILE.
     pub(crate) fn new(ctx: &Context, sizes: Sizes) -> Result<Self> {
         let sizes = sizes.bounded();
@@ -182,7 +177,6 @@ impl Stream {
         Ok(stream)
     }
 
-    /// Returns the private data for the peer.
     pub(crate) fn hello(&self) -> Hello {
         let (rbuf, directory) = (self.rbuf.remote(), self.directory.remote());
         Hello {
@@ -201,7 +195,6 @@ impl Stream {
         }
     }
 
-    /// Processes the peer's private data.
     pub(crate) fn greet(&mut self, peer: &Hello) {
         self.peer = Some(*peer);
         self.allowed = peer.credits;
@@ -480,7 +473,6 @@ impl Stream {
         }
     }
 
-    /// Handles the end of the connection, with or without a farewell.
     pub(crate) fn lost(&mut self) {
         if self.over {
             return;
@@ -498,7 +490,6 @@ impl Stream {
         }
     }
 
-    /// Handles a violation of the rsocket protocol.
     fn fail(&mut self, error: Errno) {
         tracing::debug!(qp = self.qp.num(), %error, "the peer breaks the rsocket protocol");
         self.error = self.error.or(Some(error));
@@ -540,7 +531,6 @@ impl Stream {
         self.sq_free
     }
 
-    /// Returns the unreported error and clears it.
     pub(crate) const fn take_error(&mut self) -> Option<Errno> {
         self.error.take()
     }

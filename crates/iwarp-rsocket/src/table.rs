@@ -34,7 +34,6 @@ impl Entry {
 
 static TABLE: ProcessLock<Vec<Option<Entry>>> = ProcessLock::new("rsocket::TABLE", Vec::new());
 
-/// Adds a socket and returns its number.
 pub(crate) fn insert(socket: Entry) -> RawFd {
     let number = socket.number();
     let index = usize::try_from(number).unwrap_or_default();
@@ -65,10 +64,8 @@ pub(crate) fn find_stream(number: RawFd) -> Option<Arc<Socket>> {
     }
 }
 
-/// Returns a socket that this process may use.
-///
-/// # Errors
-/// EBADF: no such socket; EOPNOTSUPP: a stream socket of the parent process.
+/// Returns a socket that this process may use. Fails with EBADF: no such socket; EOPNOTSUPP: a
+/// stream socket of the parent process.
 pub(crate) fn get(number: RawFd) -> Result<Entry> {
     match find(number).ok_or(Errno::BADF)? {
         Entry::Stream(socket) if socket.is_foreign() => Err(Errno::NOTSUP),
@@ -76,10 +73,8 @@ pub(crate) fn get(number: RawFd) -> Result<Entry> {
     }
 }
 
-/// As [`get`], for calls that only stream sockets support.
-///
-/// # Errors
-/// As [`get`]; EOPNOTSUPP: a datagram socket.
+/// As [`get`], for calls that only stream sockets support. Fails as [`get`]; EOPNOTSUPP: a datagram
+/// socket.
 pub(crate) fn get_stream(number: RawFd) -> Result<Arc<Socket>> {
     match get(number)? {
         Entry::Stream(socket) => Ok(socket),
@@ -87,10 +82,7 @@ pub(crate) fn get_stream(number: RawFd) -> Result<Arc<Socket>> {
     }
 }
 
-/// Removes a socket from the table.
-///
-/// # Errors
-/// EBADF: no such socket.
+/// Removes a socket from the table. Fails with EBADF: no such socket.
 pub(crate) fn remove(number: RawFd) -> Result<Entry> {
     let index = usize::try_from(number).map_err(|_| Errno::BADF)?;
     let mut table = TABLE.lock();

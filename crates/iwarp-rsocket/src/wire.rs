@@ -5,9 +5,7 @@
 //! peer's receive buffer, each followed by a message with its length. All messages and directory
 //! entries have the sender's byte order.
 
-/// Octets of the private data.
 pub(crate) const HELLO_LEN: usize = 40;
-/// Octets of a message.
 pub(crate) const MESSAGE_LEN: usize = 4;
 /// Octets of one entry of a directory of receive buffers.
 pub(crate) const WINDOW_LEN: usize = 16;
@@ -17,12 +15,10 @@ pub(crate) const MAPPING_LEN: usize = 24;
 pub(crate) const DIRECTORY: u32 = 2;
 
 const VERSION: u8 = 1;
-/// The sender is big-endian.
 const FLAG_BIG_ENDIAN: u8 = 1;
 /// The field for the number of mapped buffers is valid.
 const FLAG_IOMAP: u8 = 2;
 
-/// A range of the peer's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Window {
     pub(crate) addr: u64,
@@ -48,7 +44,6 @@ impl Window {
         }
     }
 
-    /// Encodes a directory entry.
     pub(crate) fn to_native(self) -> [u8; WINDOW_LEN] {
         let mut out = [0; WINDOW_LEN];
         out[..8].copy_from_slice(&self.addr.to_ne_bytes());
@@ -57,7 +52,6 @@ impl Window {
         out
     }
 
-    /// Decodes a directory entry.
     pub(crate) fn from_native(bytes: &[u8; WINDOW_LEN]) -> Self {
         Self {
             addr: u64::from_ne_bytes(part(bytes, 0)),
@@ -104,7 +98,6 @@ fn part<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     out
 }
 
-/// The private data of both sides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Hello {
     /// Data messages that may be in flight.
@@ -113,11 +106,9 @@ pub(crate) struct Hello {
     pub(crate) mappings: u16,
     /// Where the peer writes its offers; mapped buffers follow.
     pub(crate) directory: Window,
-    /// The first receive buffer.
     pub(crate) buffer: Window,
 }
 
-/// Why private data is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BadHello {
     /// Too short or of another version: the peer is not an rsocket.
@@ -213,11 +204,9 @@ pub(crate) enum Message {
     Mapping(u32),
     /// The sender stops reading and writing.
     Disconnect,
-    /// No meaning.
     Keepalive,
     /// The sender stops writing.
     Shutdown,
-    /// Reserved.
     Unknown(u32),
 }
 

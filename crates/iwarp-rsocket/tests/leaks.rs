@@ -82,13 +82,10 @@ impl Used {
     }
 }
 
-/// Connected pairs share one listener.
 struct Server {
     listener: Rs,
     address: SocketAddr,
-    /// A port without a listener.
     closed: SocketAddr,
-    /// A listener that is not an rsocket.
     foreign: TcpListener,
 }
 
@@ -110,7 +107,6 @@ impl Server {
         (client, Rs(rs::accept(self.listener.0).unwrap().0))
     }
 
-    /// Closes connections that were not accepted.
     fn drain(&self) {
         self.listener.nonblocking();
         while let Ok((socket, _)) = rs::accept(self.listener.0) {
@@ -134,7 +130,6 @@ fn resets(socket: &Rs) {
     rs::set_option(socket.0, libc::SOL_SOCKET, libc::SO_LINGER, &on).unwrap();
 }
 
-/// Reads until the end of the stream or an error.
 fn reads_to_end(socket: &Rs) {
     let mut sink = [0; 4096];
     while rs::recv(socket.0, &mut sink, 0).is_ok_and(|n| n > 0) {}
@@ -286,7 +281,6 @@ fn no_way_to_end_leaks() {
     assert!(leaks.is_empty(), "{}", leaks.join("\n"));
 }
 
-/// Waits until usage does not change, and returns it.
 fn quiet() -> Used {
     let start = Instant::now();
     let mut last = Used::now();

@@ -50,7 +50,6 @@ fn next(cache: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
 
 macro_rules! c_library {
     ($($name:ident, $text:literal, ($($arg:ident: $t:ty),*) -> $r:ty;)*) => {
-        /// The C library's own functions.
         pub(crate) mod real {
             use super::*;
             $(
@@ -163,7 +162,6 @@ macro_rules! rsockets {
 }
 
 rsockets! {
-    /// The rsocket functions.
     Rdma;
     socket, c"rsocket", (c_int, c_int, c_int) -> c_int;
     bind, c"rbind", (c_int, *const sockaddr, socklen_t) -> c_int;

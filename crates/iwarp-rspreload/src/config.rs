@@ -12,7 +12,6 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 const PATH: &str = "/etc/rdma/rsocket/preload_config";
 
-/// A line; `None` matches any value.
 #[derive(Debug, PartialEq, Eq)]
 struct Rule {
     program: Option<String>,
@@ -82,7 +81,6 @@ fn admitted(rules: &[Rule], program: &str, domain: c_int, ty: c_int, protocol: c
     rules.is_empty() || rules.iter().any(admits)
 }
 
-/// The rules and this program's name.
 struct Config {
     rules: Vec<Rule>,
     program: String,

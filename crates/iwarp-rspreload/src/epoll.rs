@@ -17,9 +17,7 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Number of descriptors in the table of sets.
 const MAX: usize = 1 << 16;
-/// Maximum events per wait.
 const EVENTS_MAX: usize = 4096;
 
 /// The kernel set's user data in the companion set. Those of rsockets are placeholder descriptors.
@@ -29,7 +27,6 @@ const KERNEL: u64 = u64::MAX;
 struct Set {
     /// The companion set; -1 if there is none.
     repoll: AtomicI32,
-    /// The process that owns it.
     process: c_int,
     /// The program's user data for each rsocket.
     values: Mutex<BTreeMap<c_int, u64>>,

@@ -22,7 +22,6 @@ const MESSAGE_LEN: usize = 6;
 /// Time limit of the accepting end for the other end's rsocket.
 const PATIENCE_MS: c_int = 30_000;
 
-/// An ordinary descriptor.
 const PLAIN: u8 = 0;
 /// A new socket, which may get any of the following states.
 const NEW: u8 = 1;
@@ -48,7 +47,6 @@ fn set(fd: c_int, state: u8) {
     }
 }
 
-/// Returns `true` if sockets begin as TCP.
 pub(crate) fn is_on() -> bool {
     let value = std::env::var("RDMAV_FORK_SAFE").unwrap_or_default();
     value.trim().parse::<i32>().is_ok_and(|value| value != 0)
@@ -59,14 +57,12 @@ pub(crate) fn created(fd: c_int) {
     set(fd, NEW);
 }
 
-/// Records that an ordinary socket listens.
 pub(crate) fn listens(fd: c_int) {
     if state(fd) == NEW {
         set(fd, LISTENS);
     }
 }
 
-/// Records that `fd` was accepted from `listener`.
 pub(crate) fn accepted(listener: c_int, fd: c_int) {
     if fd >= 0 {
         let is_ours = state(listener) == LISTENS;
@@ -74,7 +70,6 @@ pub(crate) fn accepted(listener: c_int, fd: c_int) {
     }
 }
 
-/// Records that an ordinary socket connects.
 pub(crate) fn connects(fd: c_int) {
     if state(fd) == NEW {
         set(fd, CONNECTED);
@@ -120,14 +115,12 @@ pub(crate) fn first_use(fd: c_int) {
     fail(before);
 }
 
-/// An address and its length.
 struct Name {
     address: sockaddr_storage,
     len: socklen_t,
 }
 
 impl Name {
-    /// Returns the address that `get` writes.
     unsafe fn of(get: impl FnOnce(*mut sockaddr, *mut socklen_t) -> c_int) -> Option<Self> {
         let mut name = Self {
             // SAFETY: zero is an address without a family.

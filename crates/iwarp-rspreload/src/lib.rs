@@ -37,7 +37,6 @@ pub mod waiting;
 
 use libc::c_int;
 
-/// Sets `errno` and returns -1.
 fn fail(errno: c_int) -> c_int {
     // SAFETY: the C library returns a valid address for each thread.
     unsafe { *libc::__errno_location() = errno };

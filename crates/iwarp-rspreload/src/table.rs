@@ -19,7 +19,6 @@ fn users(socket: c_int) -> Option<&'static AtomicU32> {
     USERS.get(usize::try_from(socket).ok()?)
 }
 
-/// Returns the rsocket of a placeholder.
 #[inline]
 pub(crate) fn find(fd: c_int) -> Option<c_int> {
     match slot(fd)?.load(Ordering::Acquire) {

@@ -23,7 +23,6 @@ fn echo(listener: &TcpListener) {
     }
 }
 
-/// Compiles the program, and prepares to run it on the preload library.
 fn program(folder: &common::Folder) -> Command {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/preloaded.c");
     let exe = folder.0.join("preloaded");
@@ -45,7 +44,6 @@ fn socket_program_sees_c_library_behavior() {
     let folder = common::Folder::new("preloaded");
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = server.local_addr().unwrap().port();
-    // The thread ends with the process.
     std::thread::spawn(move || echo(&server));
     common::passes(program(&folder).arg(port.to_string()));
 }

@@ -20,12 +20,10 @@ use parking_lot::Mutex;
 use std::ffi::{c_int, c_uint};
 
 const TYPE_BYTES: c_uint = 1;
-/// Every bit of `enum ibv_qp_attach_comp_cntr_op`.
 const OPS: u32 = 0x3f;
 /// Counters are ordinary memory, so this number is never reached in practice.
 const MAX_COUNTERS: u32 = 1 << 20;
 
-/// The two values of a counter.
 #[derive(Debug, Clone, Copy, Default)]
 struct Values {
     completed: u64,
@@ -50,14 +48,12 @@ impl Values {
 
 /// A queue pair that a counter is attached to.
 struct Attached {
-    /// The address of the program's object.
     qp: usize,
     raw: QueuePair,
     ops: u32,
 }
 
 impl Attached {
-    /// Returns the queue pair's counts.
     fn values(&self, bytes: bool) -> Values {
         let named = |what: &Counted| self.ops & 1 << *what as u32 != 0;
         let counts = Counted::ALL.into_iter().filter(named);

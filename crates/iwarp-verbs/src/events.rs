@@ -32,7 +32,6 @@ const QP_LAST_WQE_REACHED: c_uint = 16;
 const CLIENT_REREGISTER: c_uint = 17;
 const GID_CHANGE: c_uint = 18;
 
-/// A device's only port.
 const PORT: c_int = 1;
 
 /// Takes one event and counts it as delivered.

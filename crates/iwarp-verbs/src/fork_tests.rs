@@ -124,7 +124,6 @@ impl Objects {
     }
 }
 
-/// A listening identifier and its channel.
 struct Listener {
     channel: *mut rdma_event_channel,
     id: *mut rdma_cm_id,

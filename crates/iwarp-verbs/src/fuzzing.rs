@@ -27,12 +27,9 @@ const REGISTERED: (usize, usize) = (8 << 10, 16 << 10);
 const ALL_RIGHTS: c_int = 0x1f;
 /// The datagrams' Q_Key.
 const QKEY: u32 = 7;
-/// Maximum number of commands per input.
 const COMMANDS_MAX: usize = 64;
-/// Maximum number of requests per list.
 const LIST_MAX: usize = 40;
 
-/// The objects that all inputs share.
 struct Shared {
     context: *mut ibv_context,
     pd: *mut ibv_pd,
@@ -261,7 +258,6 @@ impl<'a> World<'a> {
         self.next
     }
 
-    /// Returns a request for the send queue, and its elements.
     unsafe fn send_request(&mut self) -> (ibv_send_wr, Vec<ibv_sge>) {
         let flags = c_uint::from(self.input.u8());
         let mut sges = self.sges(flags & SEND_INLINE != 0);
@@ -343,7 +339,6 @@ impl<'a> World<'a> {
             lists.push(sges);
             wrs.push(wr);
         }
-        // A datagram request requires an address handle.
         if (*self.qp).qp_type == QPT_UD && self.ah.is_null() {
             return;
         }
@@ -516,7 +511,6 @@ impl<'a> World<'a> {
         assert_eq!(mr::ibv_dereg_mr(mr), 0);
     }
 
-    /// Creates and destroys objects with any attributes.
     unsafe fn other_objects(&mut self) {
         let Shared { context, pd, .. } = *shared();
         match self.input.u8() % 4 {

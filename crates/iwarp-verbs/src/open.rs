@@ -75,7 +75,6 @@ pub(crate) unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut
     })
 }
 
-/// Returns the public context for a context of the connection manager.
 pub(crate) fn shared_context(raw: &Context) -> Res<*mut ibv_context> {
     static SHARED: ProcessLock<Vec<usize>> = ProcessLock::new("verbs::open::SHARED", Vec::new());
     let mut shared = SHARED.lock();

@@ -14,10 +14,8 @@ const FAREWELL: Duration = Duration::from_secs(5);
 const LAST_PATIENCE: Duration = Duration::from_secs(1);
 
 impl Socket {
-    /// Shuts down one or both directions. Data sent before still arrives.
-    ///
-    /// # Errors
-    /// EINVAL: an unknown direction; ENOTCONN.
+    /// Shuts down one or both directions. Data sent before still arrives. Fails with EINVAL: an
+    /// unknown direction; ENOTCONN.
     pub(crate) fn shutdown(&self, how: i32) -> Result<()> {
         let (read, write) = match how {
             libc::SHUT_RD => (true, false),
@@ -71,7 +69,6 @@ impl Socket {
         }
     }
 
-    /// Closes the socket, which is no longer in the table.
     pub(crate) fn close(&self) {
         let linger = {
             let mut s = self.state.lock();
@@ -127,7 +124,6 @@ impl Socket {
     }
 }
 
-/// Ends all connections of an exiting process.
 pub(crate) fn last_goodbyes(mut sockets: Vec<Arc<Socket>>) {
     let deadline = Instant::now() + LAST_PATIENCE;
     loop {

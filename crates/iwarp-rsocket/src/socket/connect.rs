@@ -8,11 +8,9 @@ use iwarp::runtime::cm::{CmEvent, CmEventKind, CmId, ConnectionParameters};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 impl Socket {
-    /// Connects. Blocks until connected unless the socket is nonblocking.
-    ///
-    /// # Errors
-    /// EINPROGRESS, EALREADY, EISCONN, ECONNREFUSED, ETIMEDOUT, EPROTO (the peer is not an
-    /// rsocket), ENODEV (no device has a route), and the errors of connect(2).
+    /// Connects. Blocks until connected unless the socket is nonblocking. Fails with EINPROGRESS,
+    /// EALREADY, EISCONN, ECONNREFUSED, ETIMEDOUT, EPROTO (the peer is not an rsocket), ENODEV (no
+    /// device has a route), and the errors of connect(2).
     pub(crate) fn connect(&self, to: SocketAddr) -> Result<()> {
         let nonblocking = {
             let mut s = self.state.lock();
@@ -77,7 +75,6 @@ impl Socket {
 }
 
 impl State {
-    /// Handles an event while connecting.
     pub(super) fn connecting(&mut self, kind: CmEventKind, event: &CmEvent) {
         let Phase::Connecting(_) = &self.phase else {
             return;

@@ -83,10 +83,7 @@ fn set_locked(
     Ok(None)
 }
 
-/// Gets an option.
-///
-/// # Errors
-/// EOPNOTSUPP: not known.
+/// Gets an option. Fails with EOPNOTSUPP: not known.
 pub(crate) fn get(socket: &Socket, level: c_int, name: c_int) -> Result<Vec<u8>> {
     socket.with_state(|s| {
         socket.pump(s, true);

@@ -6,7 +6,6 @@ use crate::wire::{Mapping, Window};
 use iwarp::Access;
 use iwarp::runtime::Context;
 
-/// A buffer of this program.
 struct Own {
     addr: u64,
     len: usize,
@@ -14,7 +13,6 @@ struct Own {
     offset: u64,
     /// The entry in the peer's table; `None` if the peer may not write the buffer.
     index: Option<u16>,
-    /// The peer has not been notified.
     unsent: bool,
 }
 
@@ -80,9 +78,8 @@ impl Iomaps {
 
 impl Stream {
     /// Registers a buffer, writable by the peer if `writable`. The default offset is its address.
-    ///
-    /// # Errors
-    /// ENOMEM: no free entry at the peer; EINVAL: empty, or 4 GiB and more; EFAULT: not mapped.
+    /// Fails with ENOMEM: no free entry at the peer; EINVAL: empty, or 4 GiB and more; EFAULT: not
+    /// mapped.
     ///
     /// # Safety
     /// The buffer must stay mapped until it is unmapped here or the connection is destroyed, and it
@@ -119,10 +116,7 @@ impl Stream {
         Ok(offset)
     }
 
-    /// Removes a mapping.
-    ///
-    /// # Errors
-    /// EINVAL: the buffer is not mapped.
+    /// Removes a mapping. Fails with EINVAL: the buffer is not mapped.
     pub(crate) fn unmap(&mut self, addr: u64, len: usize) -> Result<()> {
         let at = self
             .iomaps

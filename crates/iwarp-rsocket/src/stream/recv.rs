@@ -4,7 +4,6 @@ use super::Stream;
 use crate::errno::{Errno, Result};
 
 impl Stream {
-    /// Processes the peer's announcement of `len` further bytes.
     pub(super) fn announce(&mut self, len: u32) {
         if len > self.offered || self.announced.len() >= usize::from(self.sizes.receive_queue) {
             self.fail(Errno::PROTO);
@@ -35,11 +34,8 @@ impl Stream {
     }
 
     /// Copies data out and frees its room. With `peek` it leaves the data and starts at that
-    /// distance.
-    /// `Ok(0)` with room in `out` is the end of the stream.
-    ///
-    /// # Errors
-    /// EAGAIN if there is no data; once, the reason why the connection broke.
+    /// distance. `Ok(0)` with room in `out` is the end of the stream. Fails with EAGAIN if there is
+    /// no data; once, the reason why the connection broke.
     pub(crate) fn receive(&mut self, out: &mut [u8], peek: Option<usize>) -> Result<usize> {
         let skip = peek.unwrap_or(0);
         let there = (self.unread as usize).saturating_sub(skip);

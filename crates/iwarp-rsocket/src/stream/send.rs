@@ -53,7 +53,6 @@ impl<'a> Gather<'a> {
 }
 
 impl Stream {
-    /// Returns the free bytes of the send buffer.
     const fn room(&self) -> u32 {
         self.sizes.send_buffer - self.in_use
     }
@@ -80,7 +79,6 @@ impl Stream {
         self.cannot_write() || self.can_send()
     }
 
-    /// Returns `true` if sending has ended.
     pub(crate) const fn cannot_write(&self) -> bool {
         self.over || !self.writing
     }
@@ -96,10 +94,8 @@ impl Stream {
         }
     }
 
-    /// Sends as much as possible now.
-    ///
-    /// # Errors
-    /// EAGAIN: nothing could be sent; EPIPE: shut down for writing; ECONNRESET: the peer is gone.
+    /// Sends as much as possible now. Fails with EAGAIN: nothing could be sent; EPIPE: shut down
+    /// for writing; ECONNRESET: the peer is gone.
     pub(crate) fn send(&mut self, data: &mut Gather<'_>) -> Result<usize> {
         let before = data.left();
         self.check_writing()?;
@@ -153,7 +149,6 @@ impl Stream {
         }
     }
 
-    /// Copies data to the ring buffer and returns its location.
     fn store(&mut self, data: &mut Gather<'_>, len: u32) -> ([Sge; 2], usize) {
         let (base, key) = (self.sbuf.remote().addr, self.sbuf.lkey());
         let size = self.sizes.send_buffer;
@@ -181,10 +176,8 @@ impl Stream {
         )
     }
 
-    /// Writes into a buffer that the peer mapped, as much as possible now.
-    ///
-    /// # Errors
-    /// As [`send`](Self::send). `Ok` with less than requested: the remainder is not mapped.
+    /// Writes into a buffer that the peer mapped, as much as possible now. Fails as
+    /// [`send`](Self::send). `Ok` with less than requested: the remainder is not mapped.
     pub(crate) fn write_mapped(
         &mut self,
         data: &mut Gather<'_>,

@@ -26,12 +26,10 @@ struct Session {
     listener: i32,
     client: i32,
     server: i32,
-    /// The listener's address.
     at: libc::sockaddr_in,
     peer: libc::sockaddr_in,
 }
 
-/// Creates a nonblocking listener on a free port.
 fn listening() -> (i32, libc::sockaddr_in) {
     // SAFETY: all pointers are to locals that outlive the calls, with their true lengths.
     unsafe {

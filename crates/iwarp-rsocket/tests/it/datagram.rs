@@ -23,7 +23,6 @@ fn bound(domain: i32, at: &str) -> (Rs, SocketAddr) {
     (r, address)
 }
 
-/// Returns two sockets that are connected to each other.
 fn connected(domain: i32, at: &str) -> (Rs, Rs) {
     let ((a, a_at), (b, b_at)) = (bound(domain, at), bound(domain, at));
     rs::connect(a.0, b_at).unwrap();
@@ -162,7 +161,6 @@ fn receive_waits_with_limits() {
             });
             assert_eq!(rs::recv(b.0, &mut out, 0), Ok(4));
         });
-        // The flags at creation.
         let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
         let r = Rs(rs::socket(libc::AF_INET, libc::SOCK_DGRAM | flags, libc::IPPROTO_UDP).unwrap());
         // Without the flag the call below would never return.

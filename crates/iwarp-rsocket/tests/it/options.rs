@@ -9,11 +9,9 @@ use std::os::fd::RawFd;
 /// The effect of an option on a connected socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Connected {
-    /// The value changes.
     Changes,
     /// Accepted without effect: the buffers exist already.
     Stays,
-    /// Refused.
     Refused,
 }
 

@@ -63,7 +63,6 @@ fn the_other_process() {
             for at in (0..TOTAL).step_by(1 << 20) {
                 r.send_all(&pattern(at, 1 << 20));
             }
-            // The socket is neither closed nor shut down.
             std::process::exit(0);
         }
         "echo" => loop {

@@ -13,7 +13,6 @@ use std::time::Duration;
 const IN: u32 = libc::EPOLLIN as u32;
 const OUT: u32 = libc::EPOLLOUT as u32;
 
-/// A set that is destroyed on drop.
 struct Set(i32);
 
 impl Drop for Set {
@@ -34,7 +33,6 @@ impl Set {
         Self(number)
     }
 
-    /// Returns 0 or the errno.
     fn control(&self, op: i32, fd: i32, events: u32, data: u64) -> i32 {
         let mut event = epoll_event { events, u64: data };
         // SAFETY: a local event.
@@ -51,7 +49,6 @@ impl Set {
         assert_eq!(self.control(EPOLL_CTL_ADD, fd, events, data), 0);
     }
 
-    /// Returns the events with their data, or the errno.
     fn wait(&self, max: usize, timeout_ms: i32) -> Result<Vec<(u64, u32)>, i32> {
         let mut room = vec![epoll_event { events: 0, u64: 0 }; max];
         // SAFETY: a local array of that length.

@@ -41,7 +41,6 @@ static void check_(int ok, int line, const char *what)
 	}
 }
 
-/* Only rsockets have options of this level. */
 static int is_rsocket(int fd)
 {
 	int value;
@@ -73,7 +72,6 @@ static void serve(void)
 	port = ntohs(at.sin_port);
 }
 
-/* Makes a connection; `flags` are those of accept4. */
 static struct pair connected(int flags)
 {
 	struct sockaddr_in at = loopback(port);
@@ -85,7 +83,6 @@ static struct pair connected(int flags)
 	return p;
 }
 
-/* Sends a byte each way. */
 static void exchange(int a, int b)
 {
 	char got = 0;
@@ -388,7 +385,6 @@ static void fall_back(int echo)
 	CHECK(close(fd) == 0);
 }
 
-/* Sends a byte and gets it back. */
 static int asks(int fd)
 {
 	char octet = 0;
@@ -396,7 +392,6 @@ static int asks(int fd)
 	return write(fd, "q", 1) == 1 && read(fd, &octet, 1) == 1 && octet == 'q' && is_rsocket(fd);
 }
 
-/* Echoes a byte and waits for the end. */
 static int answers(int fd)
 {
 	char octet = 0;

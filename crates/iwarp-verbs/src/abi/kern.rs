@@ -210,7 +210,6 @@ pub(crate) unsafe extern "C" fn ibv_copy_path_rec_to_kern(
 mod tests {
     use super::*;
 
-    /// Returns a structure whose bytes are all different.
     fn distinct_bytes<T>() -> T {
         // SAFETY: the tests use structures of integers only, so any bytes are valid.
         unsafe {

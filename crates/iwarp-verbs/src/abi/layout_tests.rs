@@ -34,7 +34,6 @@ fn headers_installed() -> bool {
 /// Fields at the end of a structure that version 44 lacks.
 const LATER: [&str; 2] = ["active_speed_ex", "wr_flush"];
 
-/// Returns `true` if the headers mention a name.
 fn mentioned(headers: &str, name: &str) -> bool {
     let word = |c: char| !(c.is_alphanumeric() || c == '_');
     headers.split(word).any(|w| w == name)

@@ -14,7 +14,6 @@ pub(crate) mod kern;
 pub(crate) mod recent;
 pub(crate) mod verbs;
 
-/// The position of a field: name, offset, size.
 pub(crate) type Field = (&'static str, usize, usize);
 
 #[cfg_attr(not(test), allow(dead_code, reason = "read by the layout test"))]
@@ -33,7 +32,6 @@ macro_rules! c_structs {
             pub(crate) struct $name { $(pub(crate) $f: $t,)* }
             const _: () = assert!(size_of::<$name>() == $size);
         )*
-        /// Every structure of this file.
         #[cfg_attr(not(test), allow(dead_code, reason = "read by the layout test"))]
         pub(crate) const $all: &[$crate::abi::Layout] = &[$(
             $crate::abi::Layout {

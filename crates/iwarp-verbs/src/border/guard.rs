@@ -9,7 +9,6 @@ use iwarp_rsocket::cancel::Uncancelled;
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// An errno.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Errno(pub(crate) c_int);
 
@@ -38,7 +37,6 @@ pub(crate) const EBUSY: Errno = Errno(libc::EBUSY);
 pub(crate) const ENOMEM: Errno = Errno(libc::ENOMEM);
 pub(crate) const UNSUPPORTED: Errno = Errno(libc::EOPNOTSUPP);
 
-/// Sets the calling thread's `errno`.
 pub(crate) fn set_errno(errno: Errno) {
     // SAFETY: the C library returns a valid address for each thread.
     unsafe { *libc::__errno_location() = errno.0 };
@@ -61,7 +59,6 @@ pub(crate) fn code(f: impl FnOnce() -> Res<()>) -> c_int {
     }
 }
 
-/// Returns a value, or -1 with `errno` set.
 pub(crate) fn minus_one(f: impl FnOnce() -> Res<c_int>) -> c_int {
     caught(f).unwrap_or_else(|e| {
         set_errno(e);
@@ -69,7 +66,6 @@ pub(crate) fn minus_one(f: impl FnOnce() -> Res<c_int>) -> c_int {
     })
 }
 
-/// Returns a pointer, or NULL with `errno` set.
 pub(crate) fn pointer<T>(f: impl FnOnce() -> Res<*mut T>) -> *mut T {
     caught(f).unwrap_or_else(|e| {
         set_errno(e);

@@ -74,10 +74,8 @@ pub(crate) fn create<C, T>(kind: Kind, c: C, own: T) -> *mut C {
     object.cast()
 }
 
-/// Looks up the object behind a pointer from the program.
-///
-/// # Errors
-/// EINVAL if there is no such living object.
+/// Looks up the object behind a pointer from the program. Fails with EINVAL if there is no such
+/// living object.
 ///
 /// # Safety
 /// `kind` belongs to `C` and `T`, and the object is not destroyed while the result is in use.
@@ -97,10 +95,8 @@ pub(crate) unsafe fn trusted<'a, C, T>(p: *mut C) -> &'a Object<C, T> {
     &*p.cast::<Object<C, T>>()
 }
 
-/// Unregisters an object, so that later calls do not find it. The caller then calls [`free`].
-///
-/// # Errors
-/// EINVAL if there is no such living object, for example because it was destroyed already.
+/// Unregisters an object, so that later calls do not find it. The caller then calls [`free`]. Fails
+/// with EINVAL if there is no such living object, for example because it was destroyed already.
 pub(crate) fn retire<C>(kind: Kind, p: *mut C) -> Res<()> {
     if LIVING.lock().remove(&(kind, p as usize)) {
         Ok(())
@@ -180,7 +176,6 @@ const WITH_CONTEXT: [Kind; 13] = [
     Kind::Xrcd,
 ];
 
-/// Returns `true` if the context has living objects.
 pub(crate) fn any_of(context: *mut ibv_context) -> bool {
     LIVING.lock().iter().any(|(kind, p)| {
         WITH_CONTEXT.contains(kind)

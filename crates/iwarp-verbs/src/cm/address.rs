@@ -209,7 +209,6 @@ impl Drop for Addresses {
 }
 
 impl Addresses {
-    /// Passes the list to the program, which frees it.
     pub(super) const fn into_raw(self) -> *mut rdma_addrinfo {
         let list = self.0;
         std::mem::forget(self);

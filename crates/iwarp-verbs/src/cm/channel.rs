@@ -18,7 +18,6 @@ pub(crate) struct Channel {
     inside: AtomicU32,
     /// The thread that last took an event; 0 if there is none.
     reader: AtomicI32,
-    /// The generation of the process that created the channel.
     generation: u32,
 }
 
@@ -52,7 +51,6 @@ fn this_thread() -> i32 {
     unsafe { libc::gettid() }
 }
 
-/// Returns `true` if this process has such a thread.
 fn is_alive(thread: i32) -> bool {
     // SAFETY: signal 0 is not delivered; the call only checks that the thread exists.
     unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, 0) == 0 }

@@ -131,7 +131,6 @@ pub(crate) unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, p: *mut rdma_co
         let object = find(id)?;
         if object.raw.is_for_datagrams() {
             accept_datagrams(id, p)?;
-            // No event follows.
             return Ok(0);
         }
         let parameters = parameters(id, object, p)?;

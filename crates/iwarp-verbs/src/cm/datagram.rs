@@ -40,7 +40,6 @@ pub(super) fn status_of(event: &CmEvent) -> c_int {
     }
 }
 
-/// Returns the parameters of a datagram identifier's event.
 pub(super) fn parameters(id: &IdObject, event: &CmEvent) -> rdma_ud_param {
     // SAFETY: integers and a pointer, for which zero is a value.
     let mut to: rdma_ud_param = unsafe { std::mem::zeroed() };
@@ -85,7 +84,6 @@ pub(super) fn joined(
     Some(Arc::clone(&group.events))
 }
 
-/// Creates an identifier for the program's port space.
 pub(super) fn create_raw(queue: &iwarp::runtime::cm::CmEventChannel, ps: c_uint) -> Res<CmId> {
     match ps {
         PS_TCP | PS_IB => Ok(CmId::create(queue, None)),

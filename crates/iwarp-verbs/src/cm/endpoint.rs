@@ -211,7 +211,7 @@ unsafe fn make_ready(object: &IdObject, q: *mut ibv_qp) -> Res<()> {
     let own = connected::find(q)?;
     let raw = &own.raw;
     raw.modify(State::Init)?;
-    // The same rights as `rdma_init_qp_attr` reports.
+    // As `rdma_init_qp_attr` reports.
     own.attributes.lock().qp_access_flags = ACCESS_ALL;
     (*q).state = QPS_INIT;
     own.is_new.store(false, Ordering::Release);

@@ -16,7 +16,6 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// The library's part of an event.
 pub(crate) struct Event {
     /// The identifier that counts the event; the listener, if it is a connection request.
     counted: *mut rdma_cm_id,
@@ -131,7 +130,6 @@ const GIVEN_UP: c_int = 4;
 const INVALID_SERVICE_ID: c_int = 8;
 const CONSUMER_DEFINED: c_int = 28;
 
-/// Returns an event's status for C programs.
 fn status_of(id: &IdObject, event: &CmEvent) -> c_int {
     let is_roce = || id.raw.context().is_some_and(|ctx| roce::is_face_of(&ctx));
     match (event.kind, event.replied) {

@@ -235,7 +235,6 @@ pub(crate) unsafe extern "C" fn rdma_set_option(
                 show_timeout(id, object);
             }
             (OPTION_ID, ID_TOS | ID_ACK_TIMEOUT) => return Err(EINVAL),
-            // InfiniBand paths.
             (OPTION_IB, _) => return Err(UNSUPPORTED),
             _ => return Err(Errno(libc::ENOSYS)),
         }

@@ -129,7 +129,6 @@ pub(crate) unsafe fn of_request(listener: *mut rdma_cm_id, raw: &CmId) -> Res<*m
     Ok(id)
 }
 
-/// Updates the public fields: addresses, device, protection domain.
 pub(crate) unsafe fn refresh(id: *mut rdma_cm_id) {
     let object: &IdObject = object::trusted(id);
     let (local, peer) = object.raw.addresses();

@@ -42,7 +42,6 @@ pub(crate) unsafe extern "C" fn rdma_join_multicast(
     minus_one(|| join(id, sockaddr::read(address)?, false, context))
 }
 
-/// `struct rdma_cm_join_mc_attr_ex`.
 #[repr(C)]
 pub(crate) struct JoinAttributes {
     comp_mask: u32,

@@ -18,20 +18,17 @@ pub(crate) struct Id {
     pub(crate) events: Unacknowledged,
     pub(crate) endpoint: Mutex<Endpoint>,
     pub(crate) lookup: Arc<Lookup>,
-    /// Multicast groups that the identifier joined.
     pub(crate) groups: Mutex<Vec<Joined>>,
 }
 
 /// Objects that the library created for the program.
 #[derive(Default)]
 pub(crate) struct Endpoint {
-    /// The channel of a synchronous identifier.
     pub(crate) channel: usize,
     /// Queue pair attributes for connections to a passive end point.
     pub(crate) qp_init: Option<QpInit>,
     /// `RDMA_OPTION_ID_TOS`: the traffic class of datagrams.
     pub(crate) tos: u8,
-    /// `RDMA_OPTION_ID_ACK_TIMEOUT`.
     pub(crate) ack_timeout: Option<u8>,
     /// The identifier connects without a queue pair of its own: the program moves the queue pair.
     pub(crate) external_qp: bool,
@@ -49,7 +46,6 @@ pub(crate) struct Endpoint {
     pub(super) path: Option<Box<ibv_sa_path_rec>>,
 }
 
-/// A copy of `struct ibv_qp_init_attr`.
 #[derive(Clone, Copy)]
 pub(crate) struct QpInit(pub(crate) ibv_qp_init_attr);
 
@@ -70,7 +66,6 @@ pub(super) fn is_synchronous(object: &IdObject) -> bool {
     object.endpoint.lock().channel != 0
 }
 
-/// A group that the program joined.
 pub(crate) struct Joined {
     /// The number that identifies the group in events.
     pub(super) key: u64,

@@ -47,7 +47,6 @@ pub(crate) unsafe fn read_optional(from: *const libc::sockaddr) -> Res<Option<So
     read(from).map(Some)
 }
 
-/// Returns an address as a C structure, and its length.
 pub(crate) fn write(address: SocketAddr) -> (libc::sockaddr_storage, libc::socklen_t) {
     // SAFETY: zero is a valid socket address; the storage is large and aligned enough for both.
     unsafe {

@@ -60,7 +60,6 @@ pub(super) const fn imm_or_stag(cqe: &Cqe) -> u32 {
     }
 }
 
-/// Returns a completion's `enum ibv_wc_flags`.
 pub(super) const fn wc_flags(cqe: &Cqe) -> c_uint {
     let shown = WcFlags::GRH
         .union(WcFlags::WITH_IMM)

@@ -9,7 +9,6 @@ use iwarp_rnic::Cqe;
 use parking_lot::lock_api::RawMutex as _;
 use std::ffi::c_int;
 
-/// Sets an extended queue's polling functions.
 pub(super) fn fill(cq: &mut ibv_cq_ex) {
     cq.start_poll = Some(start_poll);
     cq.next_poll = Some(next_poll);

@@ -28,7 +28,6 @@ pub(crate) struct Cq {
     pub(super) comp: Unacknowledged,
     pub(crate) asynchronous: Unacknowledged,
     pub(super) parent_domain: usize,
-    /// Held between `ibv_start_poll` and `ibv_end_poll`.
     pub(super) polling: RawMutex,
     pub(super) current: Cell<Cqe>,
 }

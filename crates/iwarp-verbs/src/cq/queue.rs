@@ -15,7 +15,6 @@ use parking_lot::lock_api::RawMutex as _;
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 
-/// The parameters of a new queue.
 #[derive(Default)]
 struct Wanted {
     cqe: u32,

@@ -30,7 +30,6 @@ pub(crate) struct ContextObject {
 
 const BEHIND: usize = std::mem::offset_of!(verbs_context, context);
 
-/// An importable device and the number of its open contexts.
 struct Importable {
     open: usize,
     raw: Context,
@@ -55,10 +54,8 @@ impl ContextObject {
 }
 
 /// Checks that objects of two contexts can be used together: it is the same context, or one was
-/// imported from the other.
-///
-/// # Errors
-/// EINVAL, as from the kernel, where each opened device numbers its objects.
+/// imported from the other. Fails with EINVAL, as from the kernel, where each opened device numbers
+/// its objects.
 ///
 /// # Safety
 /// Both are contexts with living objects.
@@ -105,10 +102,8 @@ fn inode_of(fd: c_int) -> Res<(u64, u64)> {
     }
 }
 
-/// Returns what the contexts share that `cmd` duplicates a descriptor of.
-///
-/// # Errors
-/// EINVAL if no such context is open.
+/// Returns what the contexts share that `cmd` duplicates a descriptor of. Fails with EINVAL if no
+/// such context is open.
 pub(crate) fn shared_with(cmd: c_int) -> Res<(Context, Arc<Handles>)> {
     let inode = inode_of(cmd)?;
     match BY_INODE.lock().get(&inode) {
@@ -133,7 +128,6 @@ pub(crate) fn new_cmd_fd() -> Res<OwnedFd> {
     }
 }
 
-/// The parts of a new context.
 pub(crate) struct Parts {
     /// Its function table; device fields are filled in by [`create`].
     pub(crate) functions: verbs_context,
@@ -141,13 +135,10 @@ pub(crate) struct Parts {
     pub(crate) device: &'static DeviceObject,
     pub(crate) handles: Arc<Handles>,
     pub(crate) cmd: OwnedFd,
-    /// The context belongs to the connection manager.
     pub(crate) shared: bool,
-    /// The context gets a descriptor for asynchronous events.
     pub(crate) with_events: bool,
 }
 
-/// Creates and registers a context object.
 pub(crate) fn create(parts: Parts) -> Res<*mut ibv_context> {
     let Parts {
         functions: mut vctx,

@@ -26,10 +26,7 @@ pub(crate) fn gid(c: &ContextObject, port_num: u32, index: u32) -> Res<Option<Gi
 
 /// Returns the source index for answering a datagram that was sent to this GID. For a group's GID
 /// it is the first address of the same family. If an address has several indices, the last is RoCE
-/// v2.
-///
-/// # Errors
-/// EINVAL if the device no longer has the address.
+/// v2. Fails with EINVAL if the device no longer has the address.
 pub(crate) fn index_for(c: &ContextObject, to: [u8; 16]) -> Res<u8> {
     let table = gids(c)?;
     let is_v4 = |gid: [u8; 16]| Ipv6Addr::from(gid).to_canonical().is_ipv4();
@@ -44,7 +41,6 @@ pub(crate) fn index_for(c: &ContextObject, to: [u8; 16]) -> Res<u8> {
     entry.and_then(|e| u8::try_from(e.index).ok()).ok_or(EINVAL)
 }
 
-/// Returns all entries that are not empty.
 fn gids(c: &ContextObject) -> Res<Vec<GidEntry>> {
     match c.device.device.current()? {
         Some(device) => Ok(device.gids(c.device.face)),

@@ -18,7 +18,6 @@ pub(crate) struct Handles {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Region {
     pub(crate) stag: u32,
-    /// Its address in this process.
     pub(crate) addr: u64,
     pub(crate) length: usize,
 }
@@ -45,7 +44,6 @@ impl DeviceMemory {
         })
     }
 
-    /// Returns the address and the size in bytes.
     pub(crate) const fn range(&self) -> (usize, usize) {
         (self.start, self.layout.size())
     }

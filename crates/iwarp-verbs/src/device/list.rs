@@ -34,7 +34,6 @@ impl DeviceObject {
         self.c.get()
     }
 
-    /// Returns the device with its present addresses.
     pub(crate) fn current(&self) -> Res<Device> {
         Ok(self.device.current()?.ok_or(iwarp::Error::NoDevice)?)
     }

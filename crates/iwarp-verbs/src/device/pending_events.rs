@@ -9,7 +9,6 @@ use iwarp::runtime::{
 /// Held while an event is taken and counted, so that destroying its object sees both or neither.
 pub(crate) static DELIVERY: ProcessLock<()> = ProcessLock::new("verbs::events::DELIVERY", ());
 
-/// An object that an event is about.
 pub(crate) trait Subject {
     fn is(&self, kind: &AsyncEventKind) -> bool;
     fn disown(&self);

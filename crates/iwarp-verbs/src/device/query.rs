@@ -10,9 +10,7 @@ use std::ffi::{c_int, c_uint, c_void};
 
 /// RDMA Reads and atomics in flight per queue pair, in each direction.
 pub(crate) const RD_ATOMIC: u16 = 64;
-/// The only P_Key: the default partition.
 pub(crate) const PKEY: u16 = 0xffff;
-/// Bytes of emulated device memory per allocation.
 pub(crate) const MAX_DM: u64 = 1 << 20;
 /// The vendor ID: "iW" and a zero. No program mistakes it for a vendor with an interface of its
 /// own.

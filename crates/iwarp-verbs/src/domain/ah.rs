@@ -10,7 +10,6 @@ use iwarp::runtime::UdAddress;
 use std::ffi::c_int;
 
 pub(crate) struct Ah {
-    /// The number of its protection domain.
     pub(crate) pd: u32,
     pub(crate) address: UdAddress,
 }

@@ -34,7 +34,6 @@ const ATTR_SEND_OPS_FLAGS: u32 = 1 << 6;
 /// `IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`: a datagram queue pair does not receive its own multicasts.
 const BLOCK_SELF_MCAST_LB: u32 = 1 << 1;
 
-/// The requested attributes, except the sizes.
 struct Wanted {
     context: *mut ibv_context,
     pd: *mut ibv_pd,
@@ -77,7 +76,6 @@ fn check_type(qp_type: c_uint, ops: Option<u64>, is_managed: bool) -> Res<()> {
         QPT_RC | QPT_XRC_SEND => Ok(()),
         QPT_UC if !is_managed && ops.unwrap_or_default() & !UC_OPS == 0 => Ok(()),
         QPT_UD if ops.unwrap_or_default() & !datagram::OPS == 0 => Ok(()),
-        // A target sends nothing.
         QPT_XRC_RECV if ops.unwrap_or_default() == 0 => Ok(()),
         QPT_UC | QPT_UD | QPT_XRC_RECV => Err(UNSUPPORTED),
         _ if KNOWN_TYPES.contains(&qp_type) => Err(UNSUPPORTED),
@@ -208,7 +206,6 @@ unsafe fn connected(ctx: &ContextObject, wanted: &Wanted, cap: &ibv_qp_cap) -> R
     Ok(raw)
 }
 
-/// Returns the public object.
 unsafe fn public(wanted: &Wanted, num: u32) -> ibv_qp_ex {
     let mut c: ibv_qp_ex = std::mem::zeroed();
     c.qp_base.context = wanted.context;

@@ -34,7 +34,6 @@ fn retry_of(mut retry: Retry, from: &ibv_qp_attr, mask: c_uint) -> Retry {
     retry
 }
 
-/// Copies the attributes in the mask.
 fn remember(to: &mut ibv_qp_attr, from: &ibv_qp_attr, mask: c_uint) -> Res<()> {
     if mask & QP_PORT != 0 {
         if from.port_num != 1 {
@@ -135,9 +134,7 @@ const fn as_read(attr: &ibv_qp_attr) -> ibv_qp_attr {
     }
 }
 
-/// The effect of a call on the state.
 enum Change {
-    /// The state does not change.
     Nothing,
     /// The connection manager already moved the queue pair to RTS; the program still makes the
     /// steps that lead there.
@@ -148,7 +145,6 @@ enum Change {
 }
 
 impl Change {
-    /// Checks the state and the attributes.
     unsafe fn of(q: *mut ibv_qp, qp: &QpObject, attr: &ibv_qp_attr, mask: c_uint) -> Res<Self> {
         let to = match mask & QP_STATE {
             0 => None,

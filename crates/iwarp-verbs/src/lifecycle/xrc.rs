@@ -16,10 +16,8 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Held while a handle is added or removed.
 static HANDLES: ProcessLock<()> = ProcessLock::new("verbs::xrc::HANDLES", ());
 
-/// Creates the runtime's part of a target.
 pub(super) fn create_target(ctx: &ContextObject, xrcd: &XrcdObject) -> Res<QueuePair> {
     let attributes = |addressable| XrcTargetAttributes {
         max_ird: query::RD_ATOMIC,

@@ -29,7 +29,6 @@ unsafe fn create(
         context: c,
         memcpy_to_dm: Some(memcpy_to_dm),
         memcpy_from_dm: Some(memcpy_from_dm),
-        // The handle is valid.
         comp_mask: 1,
         handle,
     };

@@ -13,13 +13,10 @@ use std::io;
 
 /// Access rights that the kernel allows for a DMA-buf; the last is `IBV_ACCESS_RELAXED_ORDERING`.
 const RIGHTS: c_uint = 0xf | 1 << 20;
-/// `DMA_BUF_MAGIC`, the file system type of DMA-bufs.
 const FILE_SYSTEM: i64 = 0x444d_4142;
 
-/// Returns the size of a DMA-buf.
-///
-/// # Errors
-/// As the kernel: EBADF if the descriptor is not open, EINVAL if it is not a DMA-buf.
+/// Returns the size of a DMA-buf. Fails as the kernel: EBADF if the descriptor is not open, EINVAL
+/// if it is not a DMA-buf.
 fn size_of_buffer(fd: c_int) -> Res<u64> {
     // SAFETY: the structure has room for the result; the other call takes only numbers.
     let size = unsafe {

@@ -4,9 +4,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 
 /// Returns `true` if larger than ordinary pages map the whole range. An empty range counts as huge.
-///
-/// # Errors
-/// If the mappings of this process cannot be read.
+/// Fails if the mappings of this process cannot be read.
 pub(crate) fn is_huge(addr: u64, len: u64) -> io::Result<bool> {
     covers(BufReader::new(File::open("/proc/self/smaps")?), addr, len)
 }

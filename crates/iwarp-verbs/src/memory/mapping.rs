@@ -11,7 +11,6 @@ const SYNC_READ: u64 = 1;
 const SYNC_WRITE: u64 = 2;
 const SYNC_END: u64 = 4;
 
-/// A mapped part of a DMA-buf.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     pub(super) start: *mut c_void,

@@ -27,11 +27,9 @@ const OPTIONAL: c_uint = 0x3ff0_0000;
 
 #[derive(Debug, Default)]
 pub(crate) struct Mr {
-    /// The device memory that the region is part of.
     dm: Option<Arc<DeviceMemory>>,
     imported: bool,
     dm_object: usize,
-    /// The DMA-buf mapping that the region is part of.
     dmabuf: Option<Mapping>,
 }
 

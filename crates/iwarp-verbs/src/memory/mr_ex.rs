@@ -12,7 +12,6 @@ use crate::device::handles::DeviceMemory;
 use crate::domain::pd;
 use std::ffi::{c_int, c_uint, c_void};
 
-/// `enum ibv_mr_init_attr_mask`.
 const IOVA: u64 = 1;
 const ADDR: u64 = 1 << 1;
 const FD: u64 = 1 << 2;
@@ -20,7 +19,6 @@ const FD_OFFSET: u64 = 1 << 3;
 const DMAH: u64 = 1 << 4;
 const BUF: u64 = 1 << 5;
 
-/// A buffer from `ibv_alloc_buf` and its domain.
 struct Buf {
     memory: DeviceMemory,
     pd: *mut ibv_pd,
@@ -46,7 +44,6 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_ex(
         if mask & BUF != 0 {
             inside(p, attr)?;
         }
-        // Requires either an address or a descriptor.
         if (mask & ADDR != 0) == (mask & FD != 0) || mask & (FD | FD_OFFSET) == FD_OFFSET {
             return Err(EINVAL);
         }

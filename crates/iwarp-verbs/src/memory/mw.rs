@@ -61,10 +61,8 @@ pub(crate) unsafe extern "C" fn dealloc_mw(m: *mut ibv_mw) -> c_int {
 /// accepted and ignored.
 const RIGHTS: c_uint = 0x2f;
 
-/// Returns the operation that binds `m` as requested, for a queue pair of the context `c`.
-///
-/// # Errors
-/// EINVAL for an unknown window or region, one of another context, or an unsupported right.
+/// Returns the operation that binds `m` as requested, for a queue pair of the context `c`. Fails
+/// with EINVAL for an unknown window or region, one of another context, or an unsupported right.
 ///
 /// # Safety
 /// `m` and the region in `info` are living objects or NULL; `c` is an open context.

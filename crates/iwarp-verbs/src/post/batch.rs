@@ -330,7 +330,6 @@ unsafe fn submit(q: *mut ibv_qp_ex, batch: &Batch) -> Res<()> {
     Ok(posted?)
 }
 
-/// As [`submit`], for datagrams.
 unsafe fn submit_ud(q: *mut ibv_qp_ex, batch: &Batch) -> Res<()> {
     let pieces: Vec<&[u8]> = batch
         .wrs

@@ -14,10 +14,8 @@ use iwarp_rnic::limits::MAX_SGE;
 use iwarp_rnic::{SendFlags, Sge};
 use std::mem::MaybeUninit;
 
-/// Returns the target of a request.
-///
-/// # Errors
-/// EINVAL if there is no address handle, or if it has another protection domain.
+/// Returns the target of a request. Fails with EINVAL if there is no address handle, or if it has
+/// another protection domain.
 pub(super) unsafe fn destination(
     qp: &UdObject,
     ah: *mut ibv_ah,
@@ -37,7 +35,6 @@ pub(super) unsafe fn destination(
     Ok(Destination { to, qpn, qkey })
 }
 
-/// Requests that are posted together.
 const AT_A_TIME: usize = 8;
 
 const SGES: usize = 2 * MAX_SGE as usize;
@@ -126,7 +123,6 @@ unsafe fn parts(qp: &UdObject, wr: &ibv_send_wr) -> Res<(Destination, Option<u32
     Ok((target, immediate, count(wr.num_sge, qp.max_sge.send)?))
 }
 
-/// `ibv_post_send(3)`.
 pub(super) unsafe fn post_send(
     q: *mut ibv_qp,
     wr: *mut ibv_send_wr,

@@ -32,7 +32,6 @@ pub(super) const fn cmp_swap(remote_addr: u64, rkey: u32, compare: u64, swap: u6
 
 pub(super) const FLAGS: c_uint = SEND_FENCE | SEND_SIGNALED | SEND_SOLICITED | SEND_INLINE;
 
-/// Returns the program's bytes of one inline element.
 pub(super) unsafe fn octets<'a>(sge: &ibv_sge) -> &'a [u8] {
     if sge.length == 0 {
         return &[];

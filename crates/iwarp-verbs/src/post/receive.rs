@@ -101,7 +101,6 @@ pub(crate) unsafe extern "C" fn post_recv(
             return recv_list(qp.max_sge.receive, wr, bad, |wrs| qp.raw.post_recv(wrs));
         }
         if [QPT_XRC_SEND, QPT_XRC_RECV].contains(&(*q).qp_type) {
-            // Receives must be posted to the shared receive queues.
             if !bad.is_null() {
                 *bad = wr;
             }

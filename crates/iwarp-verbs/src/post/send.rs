@@ -203,7 +203,6 @@ unsafe fn send_special(
             }
             Ok(())
         }
-        // A target sends nothing.
         _ => rest(Err((wr, EINVAL)), bad).map(|_| ()),
     }
 }

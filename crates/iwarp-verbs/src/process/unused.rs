@@ -17,24 +17,18 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 /// Set by `iwarp run` to its process ID, which becomes the program's.
 const VARIABLE: &str = "IWARP_RUN";
 
-/// The process that listed the devices.
 static LISTED_BY: AtomicU32 = AtomicU32::new(0);
-/// The program has read a GUID.
 static GUID_READ: AtomicBool = AtomicBool::new(false);
-/// The program has opened a device or tried to.
 static USED: AtomicBool = AtomicBool::new(false);
 
-/// Records that the program listed the devices.
 pub(crate) fn listed() {
     LISTED_BY.store(std::process::id(), Relaxed);
 }
 
-/// Records that the program read a device's GUID.
 pub(crate) fn guid_read() {
     GUID_READ.store(true, Relaxed);
 }
 
-/// Records that the program or the connection manager opens a device.
 pub(crate) fn used() {
     // Avoids writes to a shared cache line: most programs call this often, on several threads.
     if !USED.load(Relaxed) {
@@ -42,7 +36,6 @@ pub(crate) fn used() {
     }
 }
 
-/// Returns `true` if the message is due when the process exits.
 fn is_due(run: Option<u32>, process: u32, listed_by: u32, has_children: bool) -> bool {
     match run {
         None => false,
@@ -51,7 +44,6 @@ fn is_due(run: Option<u32>, process: u32, listed_by: u32, has_children: bool) ->
     }
 }
 
-/// Returns `true` if the process has waited for a child.
 fn has_children() -> bool {
     let mut usage = MaybeUninit::<libc::rusage>::zeroed();
     // SAFETY: the structure has room for the result, and zero is valid for its fields.

@@ -9,7 +9,6 @@ use parking_lot::lock_api::RawMutex as _;
 use std::cell::UnsafeCell;
 use std::ops::Range;
 
-/// A datagram's destination.
 #[derive(Clone, Copy)]
 pub(crate) struct Destination {
     pub(crate) to: UdAddress,
@@ -27,7 +26,6 @@ pub(crate) struct Built {
     pub(crate) sges: Range<usize>,
     pub(crate) inline: Range<usize>,
     pub(crate) is_inline: bool,
-    /// A datagram's destination.
     pub(crate) target: Option<Destination>,
     /// The target's shared receive queue, on an extended reliable connection.
     pub(crate) srq: u32,

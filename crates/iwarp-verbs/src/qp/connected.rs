@@ -19,13 +19,10 @@ pub(crate) struct Qp {
     /// The program has not changed the state yet.
     pub(crate) is_new: AtomicBool,
     pub(crate) asynchronous: Unacknowledged,
-    /// The values that `ibv_query_qp` reports besides the state.
     pub(crate) attributes: Mutex<ibv_qp_attr>,
     pub(crate) sig_all: bool,
     pub(crate) max_sge: MaxSge,
-    /// The `ibv_wr_*` interface, if it was requested.
     pub(crate) builder: Option<Builder>,
-    /// Additional data of an XRC target.
     pub(crate) target: Option<Target>,
 }
 
@@ -35,7 +32,6 @@ unsafe impl Sync for Qp {}
 pub(crate) type QpObject = Object<ibv_qp_ex, Qp>;
 
 impl Qp {
-    /// Sets the time-out that `ibv_query_qp` reports.
     pub(crate) fn set_timeout(&self, timeout: u8) {
         self.attributes.lock().timeout = timeout;
     }
@@ -94,7 +90,6 @@ pub(crate) fn state_seen(qp: &QpObject) -> State {
     }
 }
 
-/// Additional data of an XRC target.
 pub(crate) struct Target {
     pub(crate) xrcd: usize,
     /// All handles, the oldest first. The target lives as long as there is one.

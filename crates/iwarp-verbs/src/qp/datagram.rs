@@ -11,12 +11,10 @@ use parking_lot::Mutex;
 pub(crate) struct UdQp {
     pub(crate) raw: UdQueuePair,
     pub(crate) asynchronous: Unacknowledged,
-    /// The values that `ibv_query_qp` reports besides state and Q_Key.
     pub(crate) attributes: Mutex<ibv_qp_attr>,
     pub(crate) sig_all: bool,
     pub(crate) max_inline: u32,
     pub(crate) max_sge: MaxSge,
-    /// The `ibv_wr_*` interface, if it was requested.
     pub(crate) builder: Option<Builder>,
 }
 

@@ -6,7 +6,6 @@ use crate::abi::verbs::ibv_qp_cap;
 /// not requested, and programs rely on it.
 pub(crate) const INLINE_MIN: u32 = 32;
 
-/// Maximum number of elements per request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MaxSge {
     pub(crate) send: u32,

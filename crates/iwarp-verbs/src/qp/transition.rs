@@ -19,7 +19,6 @@ const STANDARD: c_uint = (1 << 21) - 1;
 
 const QP_PATH_MIG_STATE: c_uint = 1 << 18;
 
-/// Attributes of one change for one type of queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Attributes {
     required: c_uint,
@@ -55,7 +54,6 @@ const IN_USE_RESPONDER: c_uint = IN_USE | QP_MIN_RNR_TIMER;
 const DRAINED: c_uint = QP_AV | QP_ACCESS_FLAGS | QP_PKEY_INDEX | QP_PATH_MIG_STATE;
 const DRAINED_RELIABLE: c_uint = DRAINED | QP_PORT | QP_TIMEOUT;
 
-/// A change with the same attributes for all connections.
 const fn row(from: State, to: State, ud: Attributes, connected: Attributes) -> Row {
     Row {
         from,
@@ -163,7 +161,6 @@ fn find(face: Face, qp_type: c_uint, from: State, to: State) -> Option<Attribute
     }
 }
 
-/// Returns the attributes that a RoCE NIC requires for a change.
 pub(crate) fn required(qp_type: c_uint, from: State, to: State) -> c_uint {
     find(Face::Roce, qp_type, from, to).map_or(0, |attributes| attributes.required)
 }
@@ -178,11 +175,9 @@ pub(crate) const fn relevant(qp_type: c_uint, mask: c_uint) -> c_uint {
     }
 }
 
-/// Checks a call of `ibv_modify_qp`. Without `to`, the state does not change.
-///
-/// # Errors
-/// EINVAL if the change or its attributes are not allowed; EOPNOTSUPP for attributes that no
-/// software driver of Linux knows.
+/// Checks a call of `ibv_modify_qp`. Without `to`, the state does not change. Fails with EINVAL if
+/// the change or its attributes are not allowed; EOPNOTSUPP for attributes that no software driver
+/// of Linux knows.
 pub(crate) fn check(
     face: Face,
     qp_type: c_uint,

@@ -76,7 +76,6 @@ fn name(state: State) -> &'static str {
         .expect("all states are listed")]
 }
 
-/// Returns the required and optional attributes from the list.
 fn listed(kind: &str, from: State, to: State) -> Option<(c_uint, c_uint)> {
     if matches!(to, Reset | Error) {
         return (from != Reset || to != Error).then_some((0, 0));
@@ -91,7 +90,6 @@ fn listed(kind: &str, from: State, to: State) -> Option<(c_uint, c_uint)> {
     })
 }
 
-/// Returns `true` if the list allows a call.
 fn expected(face: Face, kind: &str, from: State, to: Option<State>, mask: c_uint) -> bool {
     let lenient = face == Face::Rnic && kind == "rc";
     let next = to.unwrap_or(from);

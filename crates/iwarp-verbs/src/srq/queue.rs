@@ -167,7 +167,6 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
     })
 }
 
-/// Returns the additional attributes of a tag-matching queue.
 fn tag_matching(attr: &ibv_srq_init_attr_ex) -> Res<Extended> {
     let [max_tags, max_ops] = attr.tm_cap;
     if max_ops > query::MAX_TAG_OPS {

@@ -65,7 +65,6 @@ unsafe fn post(srq: &SrqObject, wr: &mut ibv_ops_wr) -> Res<()> {
     Ok(())
 }
 
-/// Converts a tagged buffer's elements.
 unsafe fn elements<'a>(wr: &ibv_ops_wr, to: &'a mut [Sge]) -> Res<&'a [Sge]> {
     let number = usize::try_from(wr.num_sge).map_err(|_| EINVAL)?;
     let to = to.get_mut(..number).ok_or(EINVAL)?;

@@ -141,7 +141,6 @@ const RATES: [(c_uint, c_int, c_int); 23] = [
     (23, 320, 800_000),
     (24, 480, 1_200_000),
 ];
-/// `IBV_RATE_MAX`: the port's maximum.
 const RATE_MAX: c_uint = 0;
 
 /// Returns the multiple of 2.5 Gb/s. Two-digit rates below 200 Gb/s have none.

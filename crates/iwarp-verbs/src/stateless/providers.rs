@@ -7,10 +7,8 @@ use std::ffi::{c_char, c_int, c_void};
 /// Ignores a provider: no device comes from providers.
 pub(crate) unsafe extern "C" fn verbs_register_driver(_: *const c_void) {}
 
-/// Ignores a provider's log message.
 pub(crate) unsafe extern "C" fn verbs_log(_: *mut c_void, _level: u32, _format: *const c_char) {}
 
-/// Fails to send a command: there is no kernel driver.
 pub(crate) unsafe extern "C" fn command() -> c_int {
     set_errno(UNSUPPORTED);
     libc::EOPNOTSUPP
@@ -27,7 +25,6 @@ pub(crate) unsafe extern "C" fn zero() -> c_int {
     0
 }
 
-/// Fails to read a sysfs file: no provider has a device.
 pub(crate) unsafe extern "C" fn minus_one() -> c_int {
     set_errno(UNSUPPORTED);
     -1

@@ -160,7 +160,6 @@ static void hints_and_none(void)
 	rdma_freeaddrinfo(got);
 }
 
-/* An end point is created from a name's address. */
 static void end_points(void)
 {
 	struct rdma_addrinfo hints = { .ai_flags = RAI_PASSIVE, .ai_family = AF_INET,
@@ -213,7 +212,6 @@ static void unusable(void)
 	/* Other hosts' addresses. */
 	MINUS_ONE(EADDRNOTAVAIL, rdma_bind_addr(id, (struct sockaddr *)&away));
 	MINUS_ONE(EADDRNOTAVAIL, RESOLVE(id, &away, &to));
-	/* Two families. */
 	MINUS_ONE(EINVAL, RESOLVE(id, &here6, &to));
 	MINUS_ONE(EINVAL, RESOLVE(id, &here, &here6));
 	MINUS_ONE(EINVAL, RESOLVE(id, &any, &here6));

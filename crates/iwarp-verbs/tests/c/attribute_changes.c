@@ -29,7 +29,6 @@ static struct ibv_mr *mr;
 static union ibv_gid gid;
 static char buffer[LENGTH] __attribute__((aligned(LENGTH)));
 
-/* Creates a queue pair in INIT with the ibv_wr_* interface. */
 static void make(struct end *e)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = REMOTE };
@@ -104,7 +103,6 @@ static struct ibv_wc next(struct end *e)
 	exit(2);
 }
 
-/* Takes a pending event, if there is one. */
 static int had_event(struct end *e)
 {
 	struct pollfd fd = { .fd = e->channel->fd, .events = POLLIN };
@@ -233,7 +231,6 @@ static void write_to(struct end *from, enum ibv_wc_status want)
 	CODE(want, next(from).status);
 }
 
-/* Attributes that may change in RTS without a change of state. */
 static void changes_in_rts(struct end *a, struct end *b)
 {
 	struct ibv_qp_attr attr = { .min_rnr_timer = 7, .qp_access_flags = REMOTE };

@@ -57,7 +57,6 @@ static inline struct ibv_context *open_first(void)
 	return context;
 }
 
-/* Polls `n` completions, which must have this status. */
 static inline void take(struct ibv_cq *cq, int n, enum ibv_wc_status status)
 {
 	struct ibv_wc wc;

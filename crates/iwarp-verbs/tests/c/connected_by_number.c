@@ -18,13 +18,11 @@ static char *memory;
 static union ibv_gid gid;
 static uint16_t lid;
 
-/* A queue pair with its own completion queue. */
 struct end {
 	struct ibv_cq *cq;
 	struct ibv_qp *qp;
 };
 
-/* Connection parameters of an end. */
 struct parameters {
 	int by_lid;
 	uint16_t lid;
@@ -247,7 +245,6 @@ static void refusal(struct end *a)
 	CHECK(state(a) == IBV_QPS_ERR);
 }
 
-/* As refusal(), for a Read. */
 static void refused_read(struct end *a)
 {
 	struct ibv_sge sge = { (uintptr_t)memory, 8, mr->lkey };
@@ -278,7 +275,6 @@ static void self_connected(const struct parameters *w)
 	join(&e, e.qp->qp_num, w);
 	CHECK(state(&e) == IBV_QPS_RTS);
 	all_operations(&e, &e);
-	/* It may be reset and reused. */
 	reset(&e);
 	join(&e, e.qp->qp_num, w);
 	all_operations(&e, &e);
@@ -374,7 +370,6 @@ static void each_other(const struct parameters *w)
 	}
 }
 
-/* Invalid addresses and values out of range. */
 static void invalid(void)
 {
 	struct end e = make();
@@ -432,7 +427,6 @@ static void absent(uint32_t peer, int receives_too)
 	if (receives_too)
 		completes(&e, 9, IBV_WC_WR_FLUSH_ERR);
 	CHECK(state(&e) == IBV_QPS_ERR);
-	/* The queue pair can be reused. */
 	reset(&e);
 	join(&e, e.qp->qp_num, &usual);
 	all_operations(&e, &e);
@@ -489,7 +483,6 @@ static void not_ready(struct end *a, struct end *b, int rnr_retry, int min_rnr_t
 	join(a, b->qp->qp_num, &w);
 	if (a != b)
 		join(b, a->qp->qp_num, &w);
-	/* This Send finds its receive. */
 	receive(b, 8, HALF, 8);
 	post(a, 9, IBV_WR_SEND, 0, 0, 8);
 	both_complete(a, 9, b, 8);

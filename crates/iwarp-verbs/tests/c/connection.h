@@ -94,7 +94,6 @@ static inline void reach(struct peer *p, int port)
 	rdma_ack_cm_event(next_event(p, RDMA_CM_EVENT_ESTABLISHED));
 }
 
-/* Polls the next completion, which must be a success. */
 static inline struct ibv_wc next_completion(struct peer *p)
 {
 	struct ibv_wc wc;
@@ -128,7 +127,6 @@ static inline void send_word(struct peer *p, const char *word)
 	NEED(ibv_post_send(p->id->qp, &wr, &bad) == 0);
 }
 
-/* Sends a word and waits for the peer's. */
 static inline void exchange_words(struct peer *p, const char *mine, const char *theirs)
 {
 	uint64_t first, second;

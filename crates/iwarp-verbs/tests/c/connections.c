@@ -157,7 +157,6 @@ static void post(struct end *e, uint64_t id)
 	CODE(0, ibv_post_send(e->id->qp, &wr, &bad));
 }
 
-/* Waits for the next completion. */
 static void completes(struct end *e, uint64_t id, enum ibv_wc_status status)
 {
 	struct ibv_wc wc;
@@ -539,7 +538,6 @@ static void failed_queue_pair_cannot_connect(void)
 	unmake_both(&p);
 }
 
-/* The backlog limits pending requests. */
 static void backlog_limit(void)
 {
 	enum { BACKLOG = 2, MANY = 5 };
@@ -621,7 +619,6 @@ static void ports_and_devices(void)
 	unmake_both(&p);
 }
 
-/* Calls that are invalid in the identifier's state. */
 static void calls_in_the_wrong_state(void)
 {
 	struct rdma_cm_id *id;
@@ -684,7 +681,6 @@ static void *acknowledge_later(void *arg)
 	return NULL;
 }
 
-/* Destroying an identifier waits for acknowledgements. */
 static void destroy_waits(void)
 {
 	static volatile int done;

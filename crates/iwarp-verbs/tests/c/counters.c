@@ -16,7 +16,6 @@ struct attach {
 	uint32_t comp_mask, op_mask;
 };
 
-/* IBV_WR_ATOMIC_WRITE. */
 #define ATOMIC_WRITE ((enum ibv_wr_opcode)15)
 
 enum { WRS, BYTES };
@@ -135,7 +134,6 @@ static void attaching(void)
 	to_init(p.qp[0]);
 	to_init(p.qp[1]);
 	CODE(0, attach_ops(p.qp[0], b, RECV));
-	/* Other queue pairs have their own operations. */
 	CODE(0, attach_ops(p.qp[1], a, SEND));
 	connect_pair(&p);
 	CODE(EINVAL, attach_ops(p.qp[0], b, REMOTE_WRITE));
@@ -238,7 +236,6 @@ static void operations(enum ibv_qp_type type)
 	}
 }
 
-/* Flushes a receive of the first queue pair. */
 static void receive_flushed(struct pair *p)
 {
 	struct ibv_recv_wr wr = { 0 }, *bad;

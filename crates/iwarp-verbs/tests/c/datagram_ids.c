@@ -274,7 +274,6 @@ static void *serve(void *arg)
 	return NULL;
 }
 
-/* The synchronous interface: rdma_connect waits for the answer. */
 static void synchronous(void)
 {
 	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_UDP, .ai_flags = RAI_PASSIVE }, *there,

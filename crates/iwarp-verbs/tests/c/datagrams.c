@@ -222,7 +222,6 @@ int main(void)
 	NEED(level == level_of(memory[0]));
 	NEED(memcmp(memory[0] + GRH, "there", 5) == 0);
 
-	/* Back to its sender. */
 	NEED((back = ibv_create_ah_from_wc(pd, &wc, (struct ibv_grh *)memory[0], 1)));
 	receive(plain.qp, 1);
 	ibv_wr_start(qp_ex);
@@ -258,7 +257,6 @@ int main(void)
 		CODE(0, ibv_destroy_ah(of_entry[i]));
 	}
 
-	/* To a group. */
 	CODE(EINVAL, ibv_attach_mcast(plain.qp, &gid, 0));
 	CODE(0, ibv_attach_mcast(plain.qp, &group, 0));
 	all = handle_to(&group);

@@ -22,7 +22,6 @@ static struct ibv_qp_init_attr attributes(void)
 	return attr;
 }
 
-/* Creates a passive end point. */
 static struct rdma_cm_id *listener(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 {
 	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_TCP,
@@ -58,7 +57,6 @@ static struct rdma_cm_id *caller(const void *with, size_t length)
 	return id;
 }
 
-/* The arguments and results of a caller's thread. */
 struct call {
 	const void *with;
 	size_t length;
@@ -142,7 +140,6 @@ static void parameters(struct ibv_pd *pd, const void *hint, size_t length, int o
 	rdma_destroy_ep(listening);
 }
 
-/* A refusal is ECONNREFUSED for the waiting end. */
 static void refusal(void)
 {
 	struct rdma_cm_id *listening = listener(NULL, NULL), *id;

@@ -150,7 +150,6 @@ static void sandbox_enosys(void)
 	connect_on_stacks(1 << 20);
 }
 
-/* Brings up the loopback interface of this thread's network namespace. */
 static void bring_up_loopback(void)
 {
 	struct ifreq request = { .ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING };

@@ -18,7 +18,6 @@ static struct ibv_pd *pd, *other_pd;
 static struct ibv_cq *cq, *other_cq;
 static struct ibv_mr *mr;
 static struct ibv_srq *srq;
-/* Both ends of a connection. */
 static struct rdma_cm_id *id, *accepted;
 static char memory[8192];
 static struct ibv_sge sge[3];

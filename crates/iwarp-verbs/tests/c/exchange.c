@@ -206,12 +206,10 @@ static void *serve(void *unused)
 	for (round = 0; round < ROUNDS; round++) {
 		struct ibv_wc wc = wait_for(&e);
 
-		/* The Send is echoed with immediate data. */
 		CHECK(wc.opcode == IBV_WC_RECV && wc.byte_len == SIZE && is_filled(&e, round, SIZE));
 		receive(&e, wc.wr_id, SIZE);
 		post(&e, (struct ibv_send_wr){ .opcode = IBV_WR_SEND_WITH_IMM, .imm_data = htonl(round) }, SIZE);
 		wait_for(&e);
-		/* A Write with immediate data ends the round. */
 		wc = wait_for(&e);
 		CHECK(wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM && ntohl(wc.imm_data) == (uint32_t)round);
 		receive(&e, wc.wr_id, SIZE);
@@ -247,7 +245,6 @@ static struct target connect_to(struct end *e)
 	return target;
 }
 
-/* Binds a memory window of type 2 to the buffer and invalidates it. */
 static void bind_and_invalidate(struct end *e)
 {
 	struct ibv_send_wr wr = { .opcode = IBV_WR_BIND_MW, .send_flags = IBV_SEND_SIGNALED }, *bad;

@@ -86,7 +86,6 @@ static void receive(struct end *e)
 	NEED(ibv_post_recv(e->qp, &wr, &bad) == 0);
 }
 
-/* Sends a text to a queue pair with a posted receive. */
 static void exchange(struct end *from, struct end *to, const char *text)
 {
 	snprintf(from->buffer, LENGTH, "%s", text);
@@ -259,7 +258,6 @@ static struct rdma_cm_id *event(struct rdma_event_channel *channel, enum rdma_cm
 	return id;
 }
 
-/* Moves a queue pair with the connection manager's attributes. */
 static void move(struct rdma_cm_id *id, struct end *e, enum ibv_qp_state state, int ib_mask)
 {
 	struct ibv_qp_attr attr = { .qp_state = state };

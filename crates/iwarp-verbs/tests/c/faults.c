@@ -9,7 +9,6 @@
 
 enum { SIZE = 4096, DEPTH = 64, SOON_MS = 20000 };
 
-/* One end of a connection, with its own device. */
 struct end {
 	struct ibv_context *context;
 	struct ibv_pd *pd;
@@ -145,7 +144,6 @@ static struct ibv_wc next(struct end *e)
 	return wc;
 }
 
-/* Checks the next completion. */
 static void completes(struct end *e, uint64_t id, enum ibv_wc_status status)
 {
 	struct ibv_wc wc = next(e);
@@ -409,7 +407,6 @@ static void refusals(void)
 	completes(&faulty, 1, IBV_WC_SUCCESS);
 	completes(&faulty, 2, IBV_WC_REM_ACCESS_ERR);
 	completes(&faulty, 3, IBV_WC_WR_FLUSH_ERR);
-	/* The peer has actually refused it. */
 	raises(&plain, IBV_EVENT_QP_ACCESS_ERR);
 	done();
 	connected("crc,op=write,nth=2", 7);

@@ -28,7 +28,6 @@ static void make_qp(struct rdma_cm_id *id)
 	NEED(rdma_create_qp(id, NULL, &attr) == 0);
 }
 
-/* Begins a connection attempt. */
 static struct rdma_cm_id *attempt(void)
 {
 	struct rdma_cm_id *id;

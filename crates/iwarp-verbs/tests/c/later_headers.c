@@ -43,7 +43,6 @@ int write_cm_event(struct rdma_cm_id *, unsigned, int, uint64_t) __asm__("rdma_w
 static struct ibv_context *ctx;
 static struct ibv_pd *pd, *other_pd;
 
-/* Registrations by a structure with a mask. */
 static void registering(void)
 {
 	static char memory[8192];
@@ -90,7 +89,6 @@ static void registering(void)
 	CODE(0, ibv_dereg_mr(mr));
 }
 
-/* Buffers that the library allocates. */
 static void buffers(void)
 {
 	const size_t size = 10000;
@@ -171,7 +169,6 @@ static void port(void)
 	CHECK(!strcmp(ibv_event_type_str(21), "unknown"));
 }
 
-/* Features of other devices. */
 static void refused(void)
 {
 	char caps[64];
@@ -277,7 +274,6 @@ static int next_event(struct rdma_cm_id *id, int *status)
 	return kind;
 }
 
-/* Asynchronous look-ups. */
 static void look_ups(void)
 {
 	struct rdma_addrinfo hints = { .ai_flags = RAI_NUMERICHOST, .ai_port_space = RDMA_PS_TCP };

@@ -43,7 +43,6 @@ static void shared_receives(void)
 	shared = ibv_create_qp(pd, &attr);
 	CHECK(shared);
 	CODE(0, ibv_destroy_qp(shared));
-	/* The sizes of the send queue still apply. */
 	attr.cap.max_send_wr = UINT32_MAX;
 	IS_NULL(EINVAL, ibv_create_qp(pd, &attr));
 	attr = sizes();
@@ -104,7 +103,6 @@ static void counts(void)
 			bad = NULL;
 			CODE(EINVAL, ibv_post_send(qp, &chain, &bad));
 			CHECK(bad == &bad_one);
-			/* The request before it was posted. */
 			take(cq, 1, IBV_WC_SUCCESS);
 		}
 		struct ibv_recv_wr wr = { .num_sge = numbers[i] }, *bad = NULL;

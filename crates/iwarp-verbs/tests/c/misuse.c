@@ -87,7 +87,6 @@ static void bad_rights(void)
 	CODE(IBV_REREG_MR_ERR_INPUT, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, NULL, 64, 0));
 	CODE(IBV_REREG_MR_ERR_INPUT,
 	     ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, (void *)4096, 64, 0));
-	/* The failed calls have not changed the region. */
 	CHECK(mr->rkey == key && mr->addr == buffer && mr->length == 64 && mr->pd == pd);
 	CODE(0, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD, other, NULL, 0, 0));
 	CODE(EBUSY, ibv_dealloc_pd(other));
@@ -110,7 +109,6 @@ static void bad_imports(void)
 	NEED(imported);
 	CHECK(imported->pd == pd && imported->rkey == mr->rkey && imported->length == 64);
 	ibv_unimport_mr(imported);
-	/* The region itself has not changed, and can move to the other domain. */
 	CODE(0, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD, other, NULL, 0, 0));
 	IS_NULL(EINVAL, ibv_import_mr(pd, mr->handle));
 	imported = ibv_import_mr(other, mr->handle);
@@ -314,7 +312,6 @@ static void bad_modification(void)
 	attr.ah_attr.grh.sgid_index = 0;
 	memset(&attr.ah_attr.grh.dgid, 0, sizeof(attr.ah_attr.grh.dgid));
 	CODE(EINVAL, ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_DEST_QPN));
-	/* The failed calls have not changed the state, and the queue pair is still usable. */
 	CODE(0, ibv_query_qp(qp, &attr, IBV_QP_STATE, &init));
 	CHECK(attr.qp_state == IBV_QPS_INIT);
 	CODE(0, modify(qp, IBV_QP_STATE, (struct ibv_qp_attr){ .qp_state = IBV_QPS_ERR }));
@@ -459,7 +456,6 @@ static void bad_sends(void)
 	CODE(EINVAL, ibv_post_send(qp, sends, &bad));
 	sends[0].opcode = IBV_WR_BIND_MW;
 	CODE(EINVAL, ibv_post_send(qp, sends, &bad));
-	/* The request before the wrong one is posted. */
 	chain(mr, 3, 1, 64);
 	sends[1].num_sge = attr.cap.max_send_sge + 1;
 	CODE(EINVAL, ibv_post_send(qp, sends, &bad));
@@ -530,7 +526,6 @@ static void bad_batches(void)
 	ibv_wr_set_sge(qp, mr->lkey, (uintptr_t)buffer, 64);
 	CODE(EINVAL, ibv_wr_complete(qp));
 	CODE(EINVAL, batch(qp, 1, attr.cap.max_inline_data + 1, 1));
-	/* An aborted batch is discarded. */
 	ibv_wr_start(qp);
 	ibv_wr_send(qp);
 	ibv_wr_abort(qp);

@@ -14,7 +14,6 @@ enum { PRIVATE = 56, DEPTH = 3, QUIET_MS = 50 };
 static int roce;
 static struct rdma_event_channel *channel;
 
-/* How the connection ends. */
 enum ending { CLIENT_DISCONNECTS, SERVER_DISCONNECTS, CLIENT_IS_DESTROYED, SERVER_IS_DESTROYED };
 
 /* The last event says that the other end has a shared receive queue. */
@@ -179,7 +178,6 @@ static void not_confirmed(struct sockaddr_in *at, int how)
 		NEED(rdma_destroy_id(client) == 0);
 		break;
 	case 3:
-		/* The server is destroyed meanwhile. */
 		NEED(rdma_destroy_id(server) == 0);
 		CODE(0, rdma_establish(client));
 		CHECK(event(RDMA_CM_EVENT_DISCONNECTED, NULL) == client);
@@ -208,7 +206,6 @@ static void against_a_queue_pair(struct sockaddr_in *at)
 	server = event(RDMA_CM_EVENT_CONNECT_REQUEST, asks);
 	param = parameters(NULL, answers);
 	CODE(0, rdma_accept(server, &param));
-	/* Both events come at the same time. */
 	event(RDMA_CM_EVENT_ESTABLISHED, NULL);
 	event(RDMA_CM_EVENT_ESTABLISHED, NULL);
 	CODE(0, ibv_post_send(client->qp, &wr, &bad));

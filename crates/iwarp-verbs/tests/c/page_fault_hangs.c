@@ -21,7 +21,6 @@
 
 enum { PAGES = 1 << 16, ROUNDS = 20 };
 
-/* What the client needs to know. */
 struct note {
 	int port;
 	uint32_t rkey;

@@ -46,7 +46,6 @@ static inline void close_device(void)
 	CODE(0, ibv_close_device(context));
 }
 
-/* Creates two queue pairs in RESET. */
 static inline void create_pair(struct pair *p, enum ibv_qp_type type, uint64_t ops)
 {
 	for (int i = 0; i < 2; i++) {
@@ -72,7 +71,6 @@ static inline void to_init(struct ibv_qp *qp)
 		IBV_QP_ACCESS_FLAGS));
 }
 
-/* Moves queue pairs from INIT to RTS. */
 static inline void connect_pair(struct pair *p)
 {
 	int reliable = p->qp[0]->qp_type == IBV_QPT_RC;
@@ -108,7 +106,6 @@ static inline void destroy_pair(struct pair *p)
 	}
 }
 
-/* Waits for one completion. */
 static inline struct ibv_wc completion(struct ibv_cq *cq)
 {
 	time_t end = time(NULL) + 30;
@@ -140,7 +137,6 @@ static inline void post_to(struct pair *p, enum ibv_wr_opcode op, uint64_t to, u
 	CODE(0, ibv_post_send(p->qp[0], &wr, &bad));
 }
 
-/* Posts a receive of the second queue pair. */
 static inline void receive(struct pair *p, uint32_t len)
 {
 	struct ibv_sge sge = { (uintptr_t)memory + PAIR_SIZE, len, mr->lkey };

@@ -11,7 +11,6 @@
 
 enum { SIZE = 16 << 20, RECEIVES = 3, BEGUN = 4 << 20 };
 
-/* What the two processes exchange. */
 struct name {
 	union ibv_gid gid;
 	uint32_t num;

@@ -19,7 +19,6 @@ static int entries(const char *path)
 	return n;
 }
 
-/* Finds a function in its library. */
 #define FIND(name) \
 	__typeof__(ibv_##name) *name = (__typeof__(ibv_##name) *)dlsym(library, "ibv_" #name)
 

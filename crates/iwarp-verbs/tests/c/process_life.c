@@ -11,7 +11,6 @@
 
 #include "connection.h"
 
-/* How a child ends. */
 enum end { RETURN, EXIT_HANDLER, OTHER_THREAD, AT_ONCE, KILLED };
 
 static const char *self;
@@ -29,7 +28,6 @@ static void *serve(void *p)
 	return NULL;
 }
 
-/* A complete connection inside this process. */
 static void use_library(void)
 {
 	static struct peer server, client;
@@ -335,7 +333,6 @@ static void cancel_threads(void)
 		CHECK(result == PTHREAD_CANCELED);
 	}
 	CHECK(open_descriptors() <= before);
-	/* No lock is held, and no event was lost. */
 	exchange_words(&idle, "ping", "pong");
 	CODE(0, rdma_disconnect(idle.id));
 	rdma_ack_cm_event(next_event(&idle, RDMA_CM_EVENT_DISCONNECTED));

@@ -63,7 +63,6 @@ static void states(void)
 	}
 }
 
-/* Sizes and limits that are refused. */
 static void sizes(void)
 {
 	struct ibv_srq_init_attr init = { .attr = { .max_wr = 20, .max_sge = 1 } };
@@ -163,7 +162,6 @@ static void polls(void)
 	}
 }
 
-/* Returns the next event of the device, if there is one. */
 static struct ibv_qp *next_drained(void)
 {
 	struct ibv_async_event event;
@@ -205,7 +203,6 @@ static void asynchronous_events(void)
 	}
 }
 
-/* As asynchronous_events(), with completion queues of one channel. */
 static void completion_events(void)
 {
 	struct ibv_comp_channel *channel = ibv_create_comp_channel(context);

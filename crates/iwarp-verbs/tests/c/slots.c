@@ -284,7 +284,6 @@ static void *poll_always(void *cq)
 	return (void *)sum;
 }
 
-/* One thread posts, another one polls. */
 static void polled_by_another_thread(void)
 {
 	struct end a = make(), b = make();

@@ -81,7 +81,6 @@ static struct ibv_wc next(struct end *e)
 	exit(2);
 }
 
-/* Sends once and waits for the completions at both ends. */
 static void exchange(struct end *from, struct end *to, unsigned int flags)
 {
 	struct ibv_sge sge = { (uintptr_t)buffer, LENGTH, mr->lkey };

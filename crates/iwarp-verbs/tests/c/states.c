@@ -12,7 +12,6 @@ static int roce;
 
 static const char *const name[STATES] = { "RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR" };
 
-/* Allowed changes. */
 static const char allowed[STATES][STATES + 1] = {
 	"11....x", /* RESET: to ERR with siw only. */
 	"111...1",
@@ -140,7 +139,6 @@ static void each_attribute(int from, int to, int whole, int optional)
 	NEED(ibv_destroy_qp(qp) == 0 && ibv_destroy_qp(peer) == 0);
 }
 
-/* Sets an invalid value in one attribute. */
 static void bad_value(int from, int to, void (*set)(struct ibv_qp_attr *))
 {
 	struct ibv_qp *qp = new_qp(), *peer = new_qp();

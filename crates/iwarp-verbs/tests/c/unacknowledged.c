@@ -11,7 +11,6 @@
 
 enum { PAUSE_US = 30000 };
 
-/* A call on its own thread. */
 struct call {
 	int (*make)(void *);
 	void *object;
@@ -40,7 +39,6 @@ static void waits(struct call *call)
 	CHECK(!call->over);
 }
 
-/* Checks that it returns after all events are acknowledged. */
 static void returns(struct call *call)
 {
 	NEED(pthread_join(call->thread, NULL) == 0);

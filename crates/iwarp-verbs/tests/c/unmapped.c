@@ -24,7 +24,6 @@ struct pair {
 	struct end a, b;
 };
 
-/* How memory becomes inaccessible. */
 enum way { UNMAP, PROTECT, TRUNCATE, READ_ONLY, WAYS };
 
 struct memory {
@@ -196,7 +195,6 @@ static void drop(struct memory *m)
 		close(m->file);
 }
 
-/* An unrelated connection continues. */
 static void goes_on(struct pair *other)
 {
 	static char octet;
@@ -281,7 +279,6 @@ static void begin_datagrams(struct end *e)
 	CODE(0, ibv_modify_qp(e->qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN));
 }
 
-/* A datagram from or to inaccessible memory. */
 static void try_datagram(enum way way, int receives)
 {
 	struct ibv_ah_attr to = { .is_global = 1, .port_num = 1, .grh = { .dgid = gid, .hop_limit = 1 } };
@@ -358,8 +355,6 @@ static void refuse(void)
 	NEED(munmap(at + page, 3 * page) == 0);
 	close(file);
 }
-
-/* Handlers of the program. */
 
 static sigjmp_buf back;
 static volatile sig_atomic_t calls, signal_seen, on_stack;

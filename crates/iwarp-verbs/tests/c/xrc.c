@@ -164,7 +164,6 @@ static void connect_ends(struct ibv_qp *initiator, struct ibv_qp *target)
 	CHECK(attr.qp_state == IBV_QPS_RTR && init.qp_type == IBV_QPT_XRC_RECV);
 }
 
-/* Posts a request with either interface. */
 static void post(struct ibv_qp *qp, enum ibv_wr_opcode opcode, const struct queue *to,
 	uint32_t length)
 {
@@ -378,7 +377,6 @@ static void refused(void)
 	IS_NULL(EINVAL, make_srq(&queues[0], domain, whole & ~IBV_SRQ_INIT_ATTR_XRCD));
 	IS_NULL(EINVAL, make_srq(&queues[0], NULL, whole));
 	CODE(EINVAL, ibv_get_srq_num(srq, &num));
-	/* Neither end has receives, and a target sends nothing. */
 	CODE(EINVAL, ibv_post_recv(initiator, &recv, &bad));
 	CODE(EINVAL, ibv_post_recv(target, &recv, &bad));
 	CHECK(bad == &recv);

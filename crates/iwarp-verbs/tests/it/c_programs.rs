@@ -38,7 +38,6 @@ fn compile(name: &str, folder: &common::Folder) -> PathBuf {
     exe
 }
 
-/// Compiles and runs a program. Its last line must say that no check failed.
 fn passes(name: &str) {
     passes_as(name, "rnic");
 }
@@ -421,7 +420,6 @@ fn out_of_memory_is_survived() {
     passes_on_both("no_memory");
 }
 
-/// Runs a program with both faces.
 fn passes_on_both(name: &str) {
     for face in ["rnic", "roce"] {
         passes_as(name, face);

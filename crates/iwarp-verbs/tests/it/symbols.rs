@@ -66,7 +66,6 @@ fn exports_match_rdma_core() {
     );
 }
 
-/// Returns the libraries of the installed rdma-core.
 fn installed_libraries() -> Vec<PathBuf> {
     let folders = [
         format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH),

@@ -11,7 +11,6 @@ use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
-/// An rsocket that is closed on drop.
 #[derive(Debug)]
 pub(crate) struct Rs(pub(crate) RawFd);
 
@@ -102,7 +101,6 @@ pub(crate) fn pattern(from: usize, len: usize) -> Vec<u8> {
     (from..from + len).map(octet).collect()
 }
 
-/// A time limit; `check` panics if it has passed.
 pub(crate) struct Limit(Instant, Duration);
 
 pub(crate) fn limit(seconds: u64) -> Limit {

@@ -9,15 +9,12 @@ use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Time limit of a C program.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// Returns the path of the library under test.
 pub(crate) fn library() -> PathBuf {
     library_named("libiwarp_verbs.so")
 }
 
-/// Returns the path of a library that cargo built for these tests.
 pub(crate) fn library_named(name: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let deps = test.parent().unwrap();
