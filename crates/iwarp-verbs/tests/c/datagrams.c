@@ -164,27 +164,18 @@ static void refused(struct ibv_qp *qp, struct ibv_ah *ah)
 }
 
 /* One end uses the plain calls and a shared receive queue, the other one the extended calls. */
-int main(void)
+static struct end plain, extended;
+static struct ibv_cq_ex *cq_ex;
+static struct ibv_qp_ex *qp_ex;
+static struct ibv_srq *srq;
+
+static void create_ends(void)
 {
-	struct ibv_device **list = ibv_get_device_list(NULL);
-	union ibv_gid gid, group = { .raw = { [10] = 0xff, 0xff, 239, 255, 77, 9 } };
 	struct ibv_cq_init_attr_ex cq_attr = { .cqe = 16, .wc_flags = IBV_WC_STANDARD_FLAGS };
 	struct ibv_srq_init_attr srq_attr = { .attr = { .max_wr = 8, .max_sge = 1 } };
 	struct ibv_qp_init_attr attr = { .cap = { 4, 4, 1, 1, 64 }, .qp_type = IBV_QPT_UD };
 	struct ibv_qp_init_attr_ex ex = { .cap = { 4, 4, 1, 1, 64 }, .qp_type = IBV_QPT_UD };
-	struct ibv_poll_cq_attr poll = { 0 };
-	struct end plain, extended;
-	struct ibv_cq_ex *cq_ex;
-	struct ibv_qp_ex *qp_ex;
-	struct ibv_ah *ah, *back, *all, *of_entry[2];
-	union ibv_gid gids[2];
-	struct ibv_srq *srq;
-	struct ibv_wc wc;
-	uint8_t level;
 
-	NEED(list && list[0] && (context = ibv_open_device(list[0])));
-	NEED(ibv_query_gid(context, 1, 0, &gid) == 0 && (pd = ibv_alloc_pd(context)));
-	NEED((mr = ibv_reg_mr(pd, memory, sizeof memory, IBV_ACCESS_LOCAL_WRITE)));
 	NEED((plain.cq = ibv_create_cq(context, 16, NULL, NULL, 0)));
 	NEED((srq = ibv_create_srq(pd, &srq_attr)));
 	attr.send_cq = attr.recv_cq = plain.cq;
@@ -202,8 +193,14 @@ int main(void)
 	NEED((qp_ex = ibv_qp_to_qp_ex(extended.qp)) && !ibv_qp_to_qp_ex(plain.qp));
 	to_rts(plain.qp);
 	to_rts(extended.qp);
-	ah = handle_to(&gid);
-	refused(plain.qp, ah);
+}
+
+static void exchange(struct ibv_ah *ah)
+{
+	struct ibv_poll_cq_attr poll = { 0 };
+	struct ibv_ah *back;
+	struct ibv_wc wc;
+	uint8_t level;
 
 	/* From the plain end to the other, which polls with the extended calls. */
 	receive(extended.qp, 0);
@@ -238,10 +235,18 @@ int main(void)
 	ibv_wr_start(qp_ex);
 	ibv_wr_send(qp_ex);
 	CODE(EINVAL, ibv_wr_complete(qp_ex));
+	CODE(0, ibv_destroy_ah(back));
+}
+
+static void send_from_entries(const union ibv_gid *gid)
+{
+	struct ibv_ah *of_entry[2];
+	union ibv_gid gids[2];
+	struct ibv_wc wc;
 
 	/* From one address of the device by LID, and from the other. */
 	NEED(ibv_query_gid(context, 1, 1, &gids[1]) == 0);
-	gids[0] = gid;
+	gids[0] = *gid;
 	handles_of_entries(of_entry, gids);
 	for (int i = 0; i < 2; i++) {
 		receive(plain.qp, 3 + i);
@@ -256,8 +261,15 @@ int main(void)
 		NEED(memory[3 + i][i ? 0 : 20] >> 4 == (i ? 6 : 4));
 		CODE(0, ibv_destroy_ah(of_entry[i]));
 	}
+}
 
-	CODE(EINVAL, ibv_attach_mcast(plain.qp, &gid, 0));
+static void multicast(const union ibv_gid *gid)
+{
+	union ibv_gid group = { .raw = { [10] = 0xff, 0xff, 239, 255, 77, 9 } };
+	struct ibv_ah *all;
+	struct ibv_wc wc;
+
+	CODE(EINVAL, ibv_attach_mcast(plain.qp, gid, 0));
 	CODE(0, ibv_attach_mcast(plain.qp, &group, 0));
 	all = handle_to(&group);
 	receive(plain.qp, 2);
@@ -279,9 +291,24 @@ int main(void)
 	CODE(GRH + 4, next(plain.cq).byte_len);
 	CODE(0, ibv_detach_mcast(plain.qp, &group, 0));
 	CODE(EINVAL, ibv_detach_mcast(plain.qp, &group, 0));
-
 	CODE(0, ibv_destroy_ah(all));
-	CODE(0, ibv_destroy_ah(back));
+}
+
+int main(void)
+{
+	struct ibv_device **list = ibv_get_device_list(NULL);
+	struct ibv_ah *ah;
+	union ibv_gid gid;
+
+	NEED(list && list[0] && (context = ibv_open_device(list[0])));
+	NEED(ibv_query_gid(context, 1, 0, &gid) == 0 && (pd = ibv_alloc_pd(context)));
+	NEED((mr = ibv_reg_mr(pd, memory, sizeof memory, IBV_ACCESS_LOCAL_WRITE)));
+	create_ends();
+	ah = handle_to(&gid);
+	refused(plain.qp, ah);
+	exchange(ah);
+	send_from_entries(&gid);
+	multicast(&gid);
 	CODE(0, ibv_destroy_ah(ah));
 	CODE(EBUSY, ibv_destroy_srq(srq));
 	CODE(EBUSY, ibv_destroy_cq(extended.cq));

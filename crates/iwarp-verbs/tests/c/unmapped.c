@@ -502,14 +502,9 @@ static void poll_for_handler(struct pair *p)
 		CHECK(ibv_poll_cq(p->a.cq, 1, &wc) == 0);
 }
 
-int main(int count, char **words)
+static int flags_of(const char *mode)
 {
-	const char *mode = count > 2 ? words[2] : "none";
-	struct ibv_device **list;
-	struct pair other;
-	pthread_t thread;
-	/* Another language's runtime has its own handlers and stacks. */
-	int flags = 0, before = 0, after = 0, runtime = strcmp(mode, "runtime") == 0;
+	int flags = 0;
 
 	if (strstr(mode, "stack"))
 		flags |= SA_ONSTACK;
@@ -519,16 +514,13 @@ int main(int count, char **words)
 		flags |= SA_NODEFER;
 	if (strstr(mode, "once"))
 		flags |= SA_RESETHAND;
-	before = strncmp(mode, "before", 6) == 0;
-	after = strncmp(mode, "after", 5) == 0;
-	if (before || after)
-		give_stack();
-	if (before)
-		install(flags, with_info, without_info);
-	if (strcmp(mode, "ignored") == 0) {
-		signal(SIGSEGV, SIG_IGN);
-		signal(SIGBUS, SIG_IGN);
-	}
+	return flags;
+}
+
+static struct ibv_device **open_device(void)
+{
+	struct ibv_device **list;
+
 	list = ibv_get_device_list(NULL);
 	NEED(list && list[0]);
 	context = ibv_open_device(list[0]);
@@ -539,6 +531,29 @@ int main(int count, char **words)
 			IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
 				IBV_ACCESS_REMOTE_ATOMIC);
 	NEED(mr);
+	return list;
+}
+
+int main(int count, char **words)
+{
+	const char *mode = count > 2 ? words[2] : "none";
+	struct ibv_device **list;
+	struct pair other;
+	pthread_t thread;
+	/* Another language's runtime has its own handlers and stacks. */
+	int flags = flags_of(mode), before, after, runtime = strcmp(mode, "runtime") == 0;
+
+	before = strncmp(mode, "before", 6) == 0;
+	after = strncmp(mode, "after", 5) == 0;
+	if (before || after)
+		give_stack();
+	if (before)
+		install(flags, with_info, without_info);
+	if (strcmp(mode, "ignored") == 0) {
+		signal(SIGSEGV, SIG_IGN);
+		signal(SIGBUS, SIG_IGN);
+	}
+	list = open_device();
 	other = make_pair();
 	goes_on(&other);
 	refuse();
