@@ -3,7 +3,7 @@
 use crate::datagram::Datagram;
 use crate::errno::{Errno, Result};
 use crate::options::Options;
-use crate::socket::{Phase, Socket, State, last_goodbyes, options};
+use crate::socket::{Phase, Socket, State, close_all_at_exit, options};
 use crate::stream::Gather;
 use crate::table::{self, Entry};
 use crate::{fork, repoll};
@@ -52,7 +52,7 @@ fn prepare() {
 
 extern "C" fn at_exit() {
     // A panic must not unwind into the C library.
-    let _ = std::panic::catch_unwind(|| last_goodbyes(table::all_streams()));
+    let _ = std::panic::catch_unwind(|| close_all_at_exit(table::all_streams()));
 }
 
 pub fn is_rsocket(fd: RawFd) -> bool {

@@ -198,23 +198,23 @@ mod tests {
         let soon = || Some(Instant::now() + Duration::from_millis(10));
         {
             let _entered = waiters.enter(&waiter);
-            assert!(!waiter.wait(soon()).unwrap(), "nobody signalled");
+            assert!(!waiter.wait(soon()).unwrap(), "there was no signal");
             waiters.notify();
             waiters.notify();
             assert!(waiter.wait(soon()).unwrap());
-            let told = AtomicBool::new(false);
+            let signalled = AtomicBool::new(false);
             std::thread::scope(|s| {
                 s.spawn(|| {
                     std::thread::sleep(Duration::from_millis(20));
-                    told.store(true, Ordering::Release);
+                    signalled.store(true, Ordering::Release);
                     waiters.notify();
                 });
                 // The signals above may leave one spurious wake-up. The other thread's signal still
                 // arrives.
                 loop {
-                    let late = Some(Instant::now() + Duration::from_secs(20));
-                    assert!(waiter.wait(late).unwrap(), "the signal is lost");
-                    if told.load(Ordering::Acquire) {
+                    let deadline = Some(Instant::now() + Duration::from_secs(20));
+                    assert!(waiter.wait(deadline).unwrap(), "the signal is lost");
+                    if signalled.load(Ordering::Acquire) {
                         break;
                     }
                 }

@@ -287,7 +287,7 @@ mod tests {
         ] {
             let before = set.entries.lock().version;
             control(number, op, fd, Some(&event)).unwrap();
-            assert!(waiter.take_signal(), "{op} wakes nobody");
+            assert!(waiter.take_signal(), "{op} wakes no waiter");
             assert_ne!(set.entries.lock().version, before, "{op} is no change");
         }
         // A refused call changes nothing.
@@ -297,6 +297,6 @@ mod tests {
         );
         assert!(!waiter.take_signal());
         close(number).unwrap();
-        assert!(waiter.take_signal(), "the end wakes nobody");
+        assert!(waiter.take_signal(), "the end wakes no waiter");
     }
 }

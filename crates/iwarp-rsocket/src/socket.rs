@@ -9,7 +9,7 @@ mod close;
 mod connect;
 pub(crate) mod options;
 
-pub(crate) use close::last_goodbyes;
+pub(crate) use close::close_all_at_exit;
 
 use crate::errno::{Errno, Result};
 use crate::fork;

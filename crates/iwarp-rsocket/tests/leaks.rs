@@ -186,7 +186,7 @@ const WAYS: &[Way] = &[
     ("both close without reading the end", ROUNDS, |server| {
         drop(server.pair());
     }),
-    ("close with data that nobody has read", ROUNDS, |server| {
+    ("close with unread data", ROUNDS, |server| {
         let (client, accepted) = server.pair();
         client.send_all(&[1; 5000]);
         accepted.send_all(&[2; 5000]);

@@ -106,7 +106,7 @@ impl Socket {
 
     /// Sends the farewell of an exiting process behind the queued data. Returns `true` when it has
     /// been sent or never will be.
-    pub(crate) fn say_goodbye(&self) -> bool {
+    pub(crate) fn send_last_farewell(&self) -> bool {
         // A thread may have exited with the lock held.
         let Some(mut s) = self.state.try_lock_for(Duration::from_millis(100)) else {
             return true;
@@ -124,11 +124,11 @@ impl Socket {
     }
 }
 
-pub(crate) fn last_goodbyes(mut sockets: Vec<Arc<Socket>>) {
+pub(crate) fn close_all_at_exit(mut sockets: Vec<Arc<Socket>>) {
     let deadline = Instant::now() + LAST_PATIENCE;
     loop {
         sockets.retain(|s| {
-            let stays = !s.say_goodbye();
+            let stays = !s.send_last_farewell();
             if !stays {
                 // The kernel frees the rest.
                 std::mem::forget(Arc::clone(s));
@@ -191,7 +191,7 @@ mod tests {
                     assert!(!waiter.take_signal(), "{how}: too early");
                 });
             });
-            assert!(waiter.take_signal(), "{how}: nobody is woken");
+            assert!(waiter.take_signal(), "{how}: no wake-up");
             drop(entered);
             for fd in [client, server, listener] {
                 calls::close(fd).unwrap();

@@ -466,14 +466,14 @@ fn accepted_socket_inherits_options() {
 fn reconnect_keeps_bound_address() {
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
     let held = TcpStream::connect(other.local_addr().unwrap()).unwrap();
-    let nobody = held.local_addr().unwrap();
+    let no_listener = held.local_addr().unwrap();
     let (l, address) = listener(|_| {});
     let c = Rs::new();
     c.set(libc::SOL_SOCKET, libc::SO_REUSEADDR, 1);
     rs::bind(c.0, "127.0.0.1:0".parse().unwrap()).unwrap();
     let bound = rs::local_address(c.0).unwrap();
     for _ in 0..2 {
-        assert_eq!(rs::connect(c.0, nobody), Err(Errno::CONNREFUSED));
+        assert_eq!(rs::connect(c.0, no_listener), Err(Errno::CONNREFUSED));
         assert_eq!(rs::local_address(c.0), Ok(bound));
     }
     rs::connect(c.0, address).unwrap();

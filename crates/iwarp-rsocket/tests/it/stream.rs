@@ -380,8 +380,8 @@ fn options() {
         rs::set_option(r.0, libc::SOL_SOCKET, *name, value).unwrap();
     }
     for (name, value) in all() {
-        let told = rs::get_option(r.0, libc::SOL_SOCKET, *name).unwrap();
-        assert_eq!(told, *value, "{name}");
+        let got = rs::get_option(r.0, libc::SOL_SOCKET, *name).unwrap();
+        assert_eq!(got, *value, "{name}");
     }
     for (command, set, get) in [
         (libc::F_SETFD, libc::FD_CLOEXEC, libc::F_GETFD),

@@ -22,7 +22,7 @@ pub(crate) struct Channel {
 }
 
 /// Before a channel is destroyed: how often it checks for a reader, and the time between checks.
-const READER_LOOKS: u32 = 20;
+const READER_CHECKS: u32 = 20;
 const READER_PAUSE: Duration = Duration::from_micros(500);
 
 impl Channel {
@@ -36,7 +36,7 @@ impl Channel {
         let inside = || self.inside.load(Ordering::Acquire) > 0;
         let reader = self.reader.load(Ordering::Acquire);
         let comes_back = || reader != 0 && reader != this_thread() && is_alive(reader);
-        for _ in 0..READER_LOOKS {
+        for _ in 0..READER_CHECKS {
             if inside() || !comes_back() {
                 break;
             }
@@ -145,7 +145,7 @@ mod tests {
             reader: AtomicI32::new(0),
             generation: fork_generation(),
         };
-        assert!(!channel.is_read(), "nobody has read it");
+        assert!(!channel.is_read(), "it has no reader");
         let read = || channel.reader.store(this_thread(), Ordering::Release);
         read();
         assert!(!channel.is_read(), "the reader itself destroys it");

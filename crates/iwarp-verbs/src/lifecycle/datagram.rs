@@ -47,12 +47,12 @@ pub(super) unsafe fn modify(
     let mut remembered = qp.attributes.lock();
     let mut from = seen(q, qp);
     if mask & QP_CUR_STATE != 0 {
-        let told = to_state(attr.cur_qp_state)?;
+        let named = to_state(attr.cur_qp_state)?;
         // A failed send moves the queue pair from RTS to SQE without a call.
-        if told != from && (told, from) != (State::Rts, State::Sqe) {
+        if named != from && (named, from) != (State::Rts, State::Sqe) {
             return Err(EINVAL);
         }
-        from = told;
+        from = named;
     }
     let to = match mask & QP_STATE {
         0 => None,

@@ -417,7 +417,7 @@ static void refusals(void)
 {
 	struct rdma_cm_event *event;
 	struct rdma_cm_id *request;
-	struct sockaddr_in nobody = address;
+	struct sockaddr_in no_listener = address;
 	char reasons[148];
 	struct pair p;
 	int how;
@@ -443,12 +443,12 @@ static void refusals(void)
 	}
 	/* The port of a socket that does not listen. */
 	NEED(!rdma_create_id(servers, &request, NULL, RDMA_PS_TCP));
-	nobody.sin_port = 0;
-	NEED(!rdma_bind_addr(request, (struct sockaddr *)&nobody));
-	nobody.sin_port = rdma_get_src_port(request);
+	no_listener.sin_port = 0;
+	NEED(!rdma_bind_addr(request, (struct sockaddr *)&no_listener));
+	no_listener.sin_port = rdma_get_src_port(request);
 	p.client = (struct end){ 0 };
 	NEED(!rdma_create_id(clients, &p.client.id, NULL, RDMA_PS_TCP));
-	NEED(!rdma_resolve_addr(p.client.id, NULL, (struct sockaddr *)&nobody, LONG));
+	NEED(!rdma_resolve_addr(p.client.id, NULL, (struct sockaddr *)&no_listener, LONG));
 	take(clients, RDMA_CM_EVENT_ADDR_RESOLVED);
 	NEED(!rdma_resolve_route(p.client.id, LONG));
 	take(clients, RDMA_CM_EVENT_ROUTE_RESOLVED);

@@ -18,7 +18,7 @@ static struct ibv_context *context;
 static struct ibv_pd *pd;
 static struct rdma_event_channel *servers, *clients;
 static struct rdma_cm_id *listener;
-static struct sockaddr_in address, nobody;
+static struct sockaddr_in address, no_listener;
 static char memory[SIZE];
 
 /* ---- objects of the verbs ---- */
@@ -326,7 +326,7 @@ static struct rdma_cm_id *asked(struct sockaddr_in *to)
 
 static void refused(int arg)
 {
-	struct rdma_cm_id *id = asked(&nobody);
+	struct rdma_cm_id *id = asked(&no_listener);
 
 	(void)arg;
 	next(clients, RDMA_CM_EVENT_REJECTED);
@@ -510,7 +510,7 @@ static void arrange(void)
 	struct rdma_cm_id *closed;
 
 	address = (struct sockaddr_in){ .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-	nobody = address;
+	no_listener = address;
 	context = open_first();
 	NEED(pd = ibv_alloc_pd(context));
 	NEED((servers = rdma_create_event_channel()) && (clients = rdma_create_event_channel()));
@@ -519,8 +519,8 @@ static void arrange(void)
 	address.sin_port = rdma_get_src_port(listener);
 	/* The port of a socket that does not listen. */
 	closed = make_id(servers);
-	NEED(rdma_bind_addr(closed, (struct sockaddr *)&nobody) == 0);
-	nobody.sin_port = rdma_get_src_port(closed);
+	NEED(rdma_bind_addr(closed, (struct sockaddr *)&no_listener) == 0);
+	no_listener.sin_port = rdma_get_src_port(closed);
 }
 
 int main(int argc, char **argv)

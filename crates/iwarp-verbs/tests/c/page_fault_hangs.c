@@ -80,7 +80,7 @@ static void *registers(void *p)
 }
 
 /* A peer's Write hangs. */
-static void serve(int tells, int is_told)
+static void serve(int to, int from)
 {
 	static struct peer stuck, good;
 	struct note note = { .port = serve_on(&stuck) };
@@ -89,7 +89,7 @@ static void serve(int tells, int is_told)
 	void *pages;
 	char octet;
 
-	tell(tells, note);
+	tell(to, note);
 	take_connection(&stuck);
 	/* Registering accesses the pages, so they become inaccessible afterwards. */
 	pages = pages_without_server();
@@ -97,16 +97,16 @@ static void serve(int tells, int is_told)
 	mr = ibv_reg_mr(stuck.pd, pages, PAGES, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
 	NEED(mr && madvise(pages, PAGES, MADV_DONTNEED) == 0);
 	note = (struct note){ serve_on(&good), mr->rkey, (uintptr_t)pages };
-	tell(tells, note);
+	tell(to, note);
 	take_connection(&good);
 	wait_for_fault();
 	/* A thread that waits to change the memory table must not block the others. */
 	NEED(pthread_create(&thread, NULL, registers, &stuck) == 0);
 	note.port = 0;
-	tell(tells, note);
+	tell(to, note);
 	for (int i = 0; i < ROUNDS; i++)
 		exchange_words(&good, "pong", "ping");
-	NEED(read(is_told, &octet, 1) == 1);
+	NEED(read(from, &octet, 1) == 1);
 	end_fault(pages);
 	NEED(pthread_join(thread, NULL) == 0);
 	/* The Write is placed, and the connection works: the following Send arrives. */

@@ -131,15 +131,15 @@ fn unmodified_program_answers_iwarp_stat() {
     };
     let mut client: Option<Child> = None;
     let end = Instant::now() + LIMIT;
-    let told = loop {
-        let told = ask().unwrap_or_default();
+    let answer = loop {
+        let answer = ask().unwrap_or_default();
         // RTS shows that the program uses this library and is connected to the client.
-        if told.contains("\"state\":\"RTS\"") || Instant::now() > end {
-            break told;
+        if answer.contains("\"state\":\"RTS\"") || Instant::now() > end {
+            break answer;
         }
         // If the client has exited, the server was not listening yet.
-        let gone = |c: &mut Child| c.try_wait().unwrap().is_some();
-        if client.as_mut().is_none_or(gone) {
+        let has_exited = |c: &mut Child| c.try_wait().unwrap().is_some();
+        if client.as_mut().is_none_or(has_exited) {
             client = Some(start(&folder, "rping", &[&["-c"], &args[..]].concat()));
         }
         std::thread::sleep(Duration::from_millis(10));
@@ -150,7 +150,7 @@ fn unmodified_program_answers_iwarp_stat() {
     }
     let command = format!("\"command\":\"rping -s -a 127.0.0.1 -p {port}\"");
     for part in [&command[..], "\"local\":\"127.0.0.1:", "\"tcp_rtt_us\":"] {
-        assert!(told.contains(part), "{part} in {told}");
+        assert!(answer.contains(part), "{part} in {answer}");
     }
 }
 
