@@ -50,8 +50,7 @@ pub(crate) fn tune(rdma: &Rdma, socket: c_int) {
 }
 
 /// Replaces the rsocket of `fd` by an ordinary socket with the same flags and common options.
-/// Returns
-/// `false` on failure.
+/// Returns `false` on failure.
 pub(crate) fn to_tcp(rdma: &Rdma, fd: c_int, socket: c_int) -> bool {
     // SAFETY: the pointers are to locals with their true lengths; this library owns the
     // descriptors.
