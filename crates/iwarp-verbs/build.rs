@@ -1,13 +1,14 @@
-//! Link arguments of the C library: version nodes, name, and that it is never unloaded.
+//! Link arguments of the C library: symbol versions, name, and no unloading.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 
-/// Stands in for GNU's `ld` and gives a name to each version script that has none.
+/// A wrapper of GNU's `ld` that names anonymous version scripts.
 ///
-/// rustc writes a script without a name, which makes everything local but the exports that it knows of. GNU's linker
-/// does not take it together with one that has names; lld, which rustc calls by another name, takes both.
+/// rustc writes an anonymous script, which makes everything local except the exports it knows.
+/// GNU's linker does not accept it together with a named one; lld, which has another file name,
+/// does.
 const LD: &str = r#"#!/bin/sh
 named() {
     case $(head -c 1 "$1") in
@@ -31,11 +32,11 @@ fn main() {
     let variable = |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("cargo sets {name}"));
     let dir = variable("CARGO_MANIFEST_DIR");
     println!("cargo:rerun-if-changed=build.rs");
-    // The whole path: a checkout that was moved must not look for the file where it was.
+    // An absolute path, so that a moved checkout rebuilds.
     println!("cargo:rerun-if-changed={dir}/symbols.map");
     println!("cargo:rustc-cdylib-link-arg=-Wl,--version-script={dir}/symbols.map");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libibverbs.so.1");
-    // The progress thread must outlive a dlclose by a plug-in.
+    // The progress thread must survive a plug-in's dlclose.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     let out = variable("OUT_DIR");
     for name in ["ld", "ld.bfd"] {
@@ -50,7 +51,7 @@ fn main() {
     println!("cargo:rustc-cdylib-link-arg=-B{out}/");
 }
 
-/// What the compiler that links calls as `name`; `None` if it cannot be asked.
+/// Returns the linker that the compiler calls as `name`, or `None` if it does not tell.
 fn program_of_linker(name: &str) -> Option<String> {
     let linker = std::env::var_os("RUSTC_LINKER").unwrap_or_else(|| "cc".into());
     let output = Command::new(linker)

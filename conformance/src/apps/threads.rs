@@ -20,7 +20,7 @@ use crate::case::{Case, Verdict};
 /// own.
 const OWN: [&str; 7] = [
     "exchange",
-    "numbered",
+    "connected_by_number",
     "datagrams",
     "solicited",
     "unreliable",

@@ -1,14 +1,12 @@
-//! Addresses between C and Rust.
+//! Socket addresses between C and Rust.
 
 use crate::errno::{Errno, Result};
 use libc::{sockaddr, sockaddr_in, sockaddr_in6, socklen_t};
 use std::mem::MaybeUninit;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
-/// Reads an address.
-///
-/// # Errors
-/// EINVAL: too short; EAFNOSUPPORT: neither IPv4 nor IPv6; EFAULT: no address.
+/// Reads an address. Fails with EINVAL: too short; EAFNOSUPPORT: neither IPv4 nor IPv6; EFAULT: no
+/// address.
 ///
 /// # Safety
 /// `addr` is null or points to `len` readable octets.
@@ -20,20 +18,20 @@ pub(crate) unsafe fn read(addr: *const sockaddr, len: socklen_t) -> Result<Socke
     if len < size_of::<libc::sa_family_t>() {
         return Err(Errno::INVAL);
     }
-    // SAFETY: the family is inside the length; it may be misaligned.
+    // SAFETY: the length covers the family, which may be misaligned.
     let family = unsafe { (&raw const (*addr).sa_family).read_unaligned() };
     match i32::from(family) {
         libc::AF_INET if len >= size_of::<sockaddr_in>() => {
-            // SAFETY: as long as the type, and every bit pattern is one.
+            // SAFETY: the length covers the type, for which every bit pattern is valid.
             let a = unsafe { addr.cast::<sockaddr_in>().read_unaligned() };
             let ip = Ipv4Addr::from(u32::from_be(a.sin_addr.s_addr));
             Ok(SocketAddrV4::new(ip, u16::from_be(a.sin_port)).into())
         }
-        // Without the scope, which old programs leave out, the structure has 24 octets.
+        // Without the scope, which old programs omit, the structure has 24 bytes.
         libc::AF_INET6 if len >= 24 => {
             let mut a = MaybeUninit::<sockaddr_in6>::zeroed();
             let n = len.min(size_of::<sockaddr_in6>());
-            // SAFETY: not more than either has; every bit pattern is one of the type.
+            // SAFETY: `n` bytes are in both; every bit pattern is valid for the type.
             let a = unsafe {
                 std::ptr::copy_nonoverlapping(addr.cast::<u8>(), a.as_mut_ptr().cast(), n);
                 a.assume_init()
@@ -47,7 +45,7 @@ pub(crate) unsafe fn read(addr: *const sockaddr, len: socklen_t) -> Result<Socke
     }
 }
 
-/// Writes an address as far as it fits, and its whole length. Null pointers are left alone.
+/// Writes as much of an address as fits, and its full length. Null pointers are skipped.
 ///
 /// # Safety
 /// `len` is null or valid; `addr` is null or points to `*len` writable octets.
@@ -55,7 +53,7 @@ pub(crate) unsafe fn write(from: SocketAddr, addr: *mut sockaddr, len: *mut sock
     if len.is_null() {
         return;
     }
-    // SAFETY: any bit pattern is a value of these types.
+    // SAFETY: any bit pattern is valid for these types.
     let (mut v4, mut v6): (sockaddr_in, sockaddr_in6) =
         unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
     let (source, size) = match from {
@@ -74,7 +72,7 @@ pub(crate) unsafe fn write(from: SocketAddr, addr: *mut sockaddr, len: *mut sock
             ((&raw const v6).cast::<u8>(), size_of::<sockaddr_in6>())
         }
     };
-    // SAFETY: the caller's promise; the source has `size` octets.
+    // SAFETY: as the caller promises; the source has `size` bytes.
     unsafe {
         let room = len.read() as usize;
         if !addr.is_null() {
@@ -89,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_and_back() {
+    fn addresses_survive_conversion() {
         for text in ["1.2.3.4:567", "[::1]:80", "[fe80::1%3]:9"] {
             let a: SocketAddr = text.parse().unwrap();
             // SAFETY: the storage is large enough for every address.
@@ -101,7 +99,7 @@ mod tests {
                 assert_eq!(read(p, len), Ok(a));
                 assert_eq!(read(p, 1), Err(Errno::INVAL));
                 assert_eq!(read(p, 15), Err(Errno::INVAL));
-                // A caller with too little room learns the size.
+                // A caller with too little room still gets the full size.
                 let mut short: socklen_t = 4;
                 write(a, p, &raw mut short);
                 assert_eq!(short, len);

@@ -1,7 +1,8 @@
-//! The functions of `rdma/rsocket.h` with their C signatures: -1 and `errno` on failure; no panic leaves them.
+//! The functions of `rdma/rsocket.h` with their C signatures: they return -1 and set `errno` on
+//! failure, and never panic.
 //!
-//! They are not exported from here; the library `librdmacm.so.1` exports them, with symbol versions. `rfcntl` is variadic in
-//! C; the ABIs of Linux on the 64-bit machines that this library supports pass an integer or pointer there like a fixed
+//! `librdmacm.so.1` exports them with symbol versions, not this crate. `rfcntl` is variadic in C;
+//! the 64-bit Linux ABIs that this library supports pass its integer or pointer like a fixed
 //! argument.
 
 #![allow(
@@ -23,7 +24,7 @@ use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-/// More pieces are refused, as the kernel does.
+/// Longer vectors are refused, as by the kernel.
 const IOV_MAX: usize = 1024;
 
 fn guarded<T>(failed: T, f: impl FnOnce() -> Result<T>) -> T {
@@ -45,7 +46,6 @@ fn count(f: impl FnOnce() -> Result<usize>) -> ssize_t {
     guarded(-1, || f().map(|n| n as ssize_t))
 }
 
-/// Memory of the program, to read from.
 unsafe fn octets<'a>(from: *const c_void, len: size_t) -> Result<&'a [u8]> {
     if len == 0 {
         return Ok(&[]);
@@ -53,11 +53,10 @@ unsafe fn octets<'a>(from: *const c_void, len: size_t) -> Result<&'a [u8]> {
     if from.is_null() || len > isize::MAX as usize {
         return Err(Errno(libc::EFAULT));
     }
-    // SAFETY: the contract of the C function: `len` readable octets.
+    // SAFETY: the contract of the C function: `len` readable bytes.
     Ok(unsafe { std::slice::from_raw_parts(from.cast(), len) })
 }
 
-/// Memory of the program, to write to.
 unsafe fn octets_mut<'a>(to: *mut c_void, len: size_t) -> Result<&'a mut [u8]> {
     if len == 0 {
         return Ok(&mut []);
@@ -65,11 +64,12 @@ unsafe fn octets_mut<'a>(to: *mut c_void, len: size_t) -> Result<&'a mut [u8]> {
     if to.is_null() || len > isize::MAX as usize {
         return Err(Errno(libc::EFAULT));
     }
-    // SAFETY: the contract of the C function: `len` writable octets.
+    // SAFETY: the contract of the C function: `len` writable bytes.
     Ok(unsafe { std::slice::from_raw_parts_mut(to.cast(), len) })
 }
 
-/// Vectors of the program. The type of their number differs between functions, and between C libraries.
+/// Returns the program's vectors. The type of their number differs between functions and C
+/// libraries.
 unsafe fn pieces<'a>(iov: *const iovec, n: impl TryInto<usize>) -> Result<&'a [iovec]> {
     let n = n.try_into().map_err(|_| Errno::INVAL)?;
     if n > IOV_MAX {
@@ -95,7 +95,7 @@ unsafe fn send_pieces(
     let iov = unsafe { pieces(iov, n) }?;
     let data: Result<Vec<&[u8]>> = iov
         .iter()
-        // SAFETY: each vector tells of readable octets.
+        // SAFETY: each vector describes readable bytes.
         .map(|v| unsafe { octets(v.iov_base, v.iov_len) })
         .collect();
     calls::send_vectored(fd, &data?, flags)
@@ -111,7 +111,7 @@ unsafe fn recv_pieces(
     let iov = unsafe { pieces(iov, n) }?;
     let places: Result<Vec<&mut [u8]>> = iov
         .iter()
-        // SAFETY: each vector tells of writable octets.
+        // SAFETY: each vector describes writable bytes.
         .map(|v| unsafe { octets_mut(v.iov_base, v.iov_len) })
         .collect();
     calls::recv_vectored(fd, &mut places?, flags)
@@ -205,7 +205,7 @@ pub unsafe extern "C" fn rrecvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> 
 
 pub unsafe extern "C" fn rread(fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t {
     if len == 0 && matches!(table::get(fd), Ok(Entry::Datagram(_))) {
-        // Unlike `recv(2)`, `read(2)` leaves the datagram then.
+        // Unlike `recv(2)`, a `read(2)` of zero bytes leaves the datagram in the queue.
         return 0;
     }
     // SAFETY: the contract of the C function.

@@ -1,9 +1,9 @@
-//! The calls on sockets by number, as a program sees them.
+//! The socket calls, which name sockets by number.
 
 use crate::datagram::Datagram;
 use crate::errno::{Errno, Result};
 use crate::options::Options;
-use crate::socket::{Phase, Socket, State, last_goodbyes, options};
+use crate::socket::{Phase, Socket, State, close_all_at_exit, options};
 use crate::stream::Gather;
 use crate::table::{self, Entry};
 use crate::{fork, repoll};
@@ -13,11 +13,12 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Creates a socket (`socket(2)`) of type `SOCK_STREAM` or `SOCK_DGRAM`. `SOCK_NONBLOCK` and `SOCK_CLOEXEC` may be added to the
-/// type.
+/// Creates a socket (`socket(2)`) of type `SOCK_STREAM` or `SOCK_DGRAM`, optionally with
+/// `SOCK_NONBLOCK` and `SOCK_CLOEXEC`.
 ///
 /// # Errors
-/// EOPNOTSUPP, as in rdma-core: neither IPv4 nor IPv6, another type, or a protocol that does not fit. EMFILE.
+/// EOPNOTSUPP, as in rdma-core: neither IPv4 nor IPv6, another type, or a protocol that does not
+/// match; EMFILE.
 pub fn socket(domain: c_int, ty: c_int, protocol: c_int) -> Result<RawFd> {
     if domain != libc::AF_INET && domain != libc::AF_INET6 {
         return Err(Errno::NOTSUP);
@@ -39,10 +40,9 @@ pub fn socket(domain: c_int, ty: c_int, protocol: c_int) -> Result<RawFd> {
     }
 }
 
-/// Done once for a process.
 fn prepare() {
     static IS_PREPARED: AtomicBool = AtomicBool::new(false);
-    // Without memory for the handlers, forks are not noticed.
+    // Without memory for the handlers, forks are not detected.
     let _ = fork::notice_forks();
     if !IS_PREPARED.swap(true, Ordering::AcqRel) {
         // SAFETY: the function lives as long as the program.
@@ -52,10 +52,9 @@ fn prepare() {
 
 extern "C" fn at_exit() {
     // A panic must not unwind into the C library.
-    let _ = std::panic::catch_unwind(|| last_goodbyes(table::all_streams()));
+    let _ = std::panic::catch_unwind(|| close_all_at_exit(table::all_streams()));
 }
 
-/// Returns `true` if this is the number of an rsocket.
 pub fn is_rsocket(fd: RawFd) -> bool {
     table::find(fd).is_some()
 }
@@ -79,7 +78,7 @@ pub fn listen(fd: RawFd, backlog: c_int) -> Result<()> {
     table::get_stream(fd)?.listen(backlog)
 }
 
-/// Accepts a connection (`accept(2)`), and returns the peer's address with it.
+/// Accepts a connection (`accept(2)`). Returns its number and the peer's address.
 ///
 /// # Errors
 /// EBADF, EINVAL, EAGAIN, EINTR, EOPNOTSUPP (a datagram socket).
@@ -92,7 +91,8 @@ pub fn accept(fd: RawFd) -> Result<(RawFd, Option<SocketAddr>)> {
 /// Connects (`connect(2)`).
 ///
 /// # Errors
-/// EBADF, EINPROGRESS, EALREADY, EISCONN, ECONNREFUSED, ETIMEDOUT, ENETUNREACH, ENODEV, EPROTO, EINTR.
+/// EBADF, EINPROGRESS, EALREADY, EISCONN, ECONNREFUSED, ETIMEDOUT, ENETUNREACH, ENODEV, EPROTO,
+/// EINTR.
 pub fn connect(fd: RawFd, address: SocketAddr) -> Result<()> {
     match table::get(fd)? {
         Entry::Stream(socket) => socket.connect(address),
@@ -100,7 +100,7 @@ pub fn connect(fd: RawFd, address: SocketAddr) -> Result<()> {
     }
 }
 
-/// Closes one or both directions (`shutdown(2)`).
+/// Shuts down one or both directions (`shutdown(2)`).
 ///
 /// # Errors
 /// EBADF, ENOTCONN, EINVAL.
@@ -111,21 +111,22 @@ pub fn shutdown(fd: RawFd, how: c_int) -> Result<()> {
     }
 }
 
-/// Closes (`close(2)`). What was sent on a stream still arrives; the call blocks until it is on its way.
+/// Closes a socket (`close(2)`). Sent data still arrives; the call blocks until it is on its way.
 ///
 /// # Errors
 /// EBADF.
 pub fn close(fd: RawFd) -> Result<()> {
     let socket = match table::remove(fd) {
         Ok(Entry::Stream(socket)) => socket,
-        // The descriptor is closed when the last call on it in another thread has returned.
+        // The descriptor is closed when the last call in another thread returns.
         Ok(Entry::Datagram(_)) => return Ok(()),
         Err(_) => return repoll::close(fd),
     };
     if socket.is_foreign() {
-        // The socket belongs to the parent: threads that are not here may hold its locks, and its peer must not notice anything.
+        // The socket belongs to the parent: its locks may be held by threads that do not exist
+        // here, and its peer must not notice anything.
         std::mem::forget(socket);
-        // SAFETY: nobody in this process uses the number any more.
+        // SAFETY: this process no longer uses the number.
         unsafe { libc::close(fd) };
         return Ok(());
     }
@@ -133,12 +134,13 @@ pub fn close(fd: RawFd) -> Result<()> {
     Ok(())
 }
 
-/// Receives (`recv(2)`), with `MSG_PEEK`, `MSG_DONTWAIT`, `MSG_WAITALL`. Returns zero at the end of the stream. A datagram socket
-/// receives one datagram, with all flags that the kernel knows: what does not fit is lost, and with `MSG_TRUNC` its whole length
-/// is returned.
+/// Receives (`recv(2)`), with `MSG_PEEK`, `MSG_DONTWAIT`, `MSG_WAITALL`. Returns zero at the end of
+/// the stream. A datagram socket receives one datagram, with all of the kernel's flags: it is
+/// truncated to the buffer, and with `MSG_TRUNC` its full length is returned.
 ///
 /// # Errors
-/// EBADF, ENOTCONN, EAGAIN, EINTR, ECONNRESET, EOPNOTSUPP (`MSG_OOB`). A datagram socket that is connected: ECONNREFUSED.
+/// EBADF, ENOTCONN, EAGAIN, EINTR, ECONNRESET, EOPNOTSUPP (`MSG_OOB`). A connected datagram socket:
+/// ECONNREFUSED.
 pub fn recv(fd: RawFd, out: &mut [u8], flags: c_int) -> Result<usize> {
     recv_vectored(fd, &mut [out], flags)
 }
@@ -154,7 +156,7 @@ pub fn recv_vectored(fd: RawFd, out: &mut [&mut [u8]], flags: c_int) -> Result<u
     }
 }
 
-/// As [`recv`], and returns the sender of the datagram, or the peer of the stream (`recvfrom(2)`).
+/// As [`recv`]; also returns the datagram's sender or the stream's peer (`recvfrom(2)`).
 ///
 /// # Errors
 /// As [`recv`].
@@ -183,7 +185,7 @@ fn recv_stream(socket: &Socket, out: &mut [&mut [u8]], flags: c_int) -> Result<u
     let result = socket.until(wait, timeout, |s| {
         let stream = match s.stream() {
             Ok(stream) => stream,
-            // Not connected yet: the same as if nothing had come.
+            // While connecting, behave as if no data had arrived.
             Err(Errno::AGAIN) => return None,
             Err(e) => return Some(Err(e)),
         };
@@ -191,7 +193,7 @@ fn recv_stream(socket: &Socket, out: &mut [&mut [u8]], flags: c_int) -> Result<u
             return Some(Ok(()));
         }
         if peek {
-            // Returns all, or what there is, and leaves it in the buffer.
+            // Peeks at everything requested or available, without removing it.
             let most = total.min(stream.sizes().receive_buffer as usize / 2);
             let enough = !all || stream.available() as usize >= most || stream.is_at_end();
             if !enough {
@@ -203,8 +205,9 @@ fn recv_stream(socket: &Socket, out: &mut [&mut [u8]], flags: c_int) -> Result<u
             if place.is_empty() {
                 return Some(Ok(()));
             }
-            // The end of the stream behind these octets, or an error there, is for the next call. A call that took the error and
-            // returned octets would make a broken connection look like one that has ended in order.
+            // Leaves the end of the stream, or an error, to the next call. If the error were
+            // consumed here together with data, the broken connection would seem to have ended in
+            // order.
             let seen = if peek { done } else { 0 };
             let more = stream.available() as usize > seen;
             if done > 0 && !more && (peek || !all || stream.is_at_end()) {
@@ -225,7 +228,7 @@ fn recv_stream(socket: &Socket, out: &mut [&mut [u8]], flags: c_int) -> Result<u
     }
 }
 
-/// Returns where octet number `at` goes, and the rest of that buffer.
+/// Returns the place of byte number `at`, with the remainder of its buffer.
 fn place_at<'a>(out: &'a mut [&mut [u8]], mut at: usize) -> &'a mut [u8] {
     for place in out {
         if at < place.len() {
@@ -236,11 +239,13 @@ fn place_at<'a>(out: &'a mut [&mut [u8]], mut at: usize) -> &'a mut [u8] {
     &mut []
 }
 
-/// Sends (`send(2)`), with `MSG_DONTWAIT`. It never raises `SIGPIPE`. A datagram socket sends one datagram.
+/// Sends (`send(2)`), with `MSG_DONTWAIT`. Never raises `SIGPIPE`. A datagram socket sends one
+/// datagram.
 ///
 /// # Errors
-/// EBADF, ENOTCONN, EAGAIN, EINTR, EPIPE, ECONNRESET, EOPNOTSUPP (`MSG_OOB`). A datagram socket: EDESTADDRREQ (not connected),
-/// EMSGSIZE (more than 65,507 octets over IPv4, 65,527 over IPv6), ECONNREFUSED, EAGAIN, ENETUNREACH and others of the kernel.
+/// EBADF, ENOTCONN, EAGAIN, EINTR, EPIPE, ECONNRESET, EOPNOTSUPP (`MSG_OOB`). A datagram socket:
+/// EDESTADDRREQ (not connected), EMSGSIZE (above 65,507 bytes over IPv4 or 65,527 over IPv6),
+/// ECONNREFUSED, EAGAIN, ENETUNREACH and the kernel's other errors.
 pub fn send(fd: RawFd, data: &[u8], flags: c_int) -> Result<usize> {
     send_vectored(fd, &[data], flags)
 }
@@ -280,7 +285,7 @@ fn send_stream(socket: &Socket, data: &[&[u8]], flags: c_int) -> Result<usize> {
     finished(result, total - data.left())
 }
 
-/// Repeats `step` while it returns "not all" or EAGAIN and the caller wants to wait.
+/// Repeats `step` while it returns `false` or EAGAIN and the caller is willing to wait.
 fn until_sent(
     socket: &Socket,
     flags: c_int,
@@ -303,16 +308,16 @@ fn finished(result: Result<()>, done: usize) -> Result<usize> {
     }
 }
 
-/// Maps a buffer for the peer's direct Writes (`riomap`); if `writable` is `false` it only registers the buffer. Returns
-/// the offset that the peer writes to: the given one, or the buffer's address.
+/// Maps a buffer for the peer's direct Writes (`riomap`). With `writable` unset it only registers
+/// the buffer. Returns the offset for the peer: the given one, or the buffer's address.
 ///
 /// # Errors
-/// EBADF, EINVAL: not connected or a bad length, ENOMEM: the peer has no room (`RDMA_IOMAPSIZE`), EFAULT, EOPNOTSUPP: a datagram
-/// socket.
+/// EBADF; EINVAL: not connected or an invalid length; ENOMEM: the peer has no free entry
+/// (`RDMA_IOMAPSIZE`); EFAULT; EOPNOTSUPP: a datagram socket.
 ///
 /// # Safety
-/// The buffer stays mapped until [`iounmap`] or [`close`] has returned. The peer may change it at any time, so the
-/// program must read it in a way that allows for that.
+/// The buffer stays mapped until [`iounmap`] or [`close`] returns. The peer may change it at any
+/// time, so the program must read it accordingly.
 pub unsafe fn iomap(
     fd: RawFd,
     buffer: *mut u8,
@@ -324,14 +329,14 @@ pub unsafe fn iomap(
         let Phase::Connected(stream) = &mut s.phase else {
             return Err(Errno::INVAL);
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller promises.
         let offset = unsafe { stream.map(buffer as u64, len, writable, offset) }?;
         stream.send_mappings();
         Ok(offset)
     })
 }
 
-/// Ends a mapping (`riounmap`). When this returns, nothing writes to the buffer any more.
+/// Removes a mapping (`riounmap`). After this returns, the buffer is no longer written.
 ///
 /// # Errors
 /// EBADF, EINVAL: no such mapping.
@@ -342,8 +347,8 @@ pub fn iounmap(fd: RawFd, buffer: *mut u8, len: usize) -> Result<()> {
     })
 }
 
-/// Writes into a buffer that the peer has mapped (`riowrite`). If it returns less than asked for, the rest is not mapped,
-/// or the socket is nonblocking and there was no more room.
+/// Writes into a buffer that the peer mapped (`riowrite`). A result below the length means that the
+/// remainder is not mapped, or that a nonblocking socket ran out of room.
 ///
 /// # Errors
 /// As [`send`].
@@ -354,14 +359,14 @@ pub fn iowrite(fd: RawFd, data: &[u8], offset: u64, flags: c_int) -> Result<usiz
     let mut at = offset;
     let result = until_sent(&socket, flags, |s| {
         let left = rest.left();
-        // Nothing was done, and there was no error: the range is not mapped.
+        // No progress without an error: the range is not mapped.
         let n = s.stream()?.write_mapped(&mut rest, &mut at)?;
         Ok(n == 0 || n == left)
     });
     finished(result, data.len() - rest.left())
 }
 
-/// The socket's own address (`getsockname(2)`).
+/// Returns the socket's own address (`getsockname(2)`).
 ///
 /// # Errors
 /// EBADF.
@@ -376,7 +381,7 @@ pub fn local_address(fd: RawFd) -> Result<SocketAddr> {
     }))
 }
 
-/// The peer's address (`getpeername(2)`).
+/// Returns the peer's address (`getpeername(2)`).
 ///
 /// # Errors
 /// EBADF, ENOTCONN.
@@ -393,7 +398,7 @@ pub fn peer_address(fd: RawFd) -> Result<SocketAddr> {
 /// Sets an option (`setsockopt(2)`, `rsocket(7)`).
 ///
 /// # Errors
-/// EBADF, EOPNOTSUPP (an option that rsockets do not have), EINVAL.
+/// EBADF; EOPNOTSUPP: not an option of rsockets; EINVAL.
 pub fn set_option(fd: RawFd, level: c_int, name: c_int, value: &[u8]) -> Result<()> {
     match table::get(fd)? {
         Entry::Stream(socket) => options::set(&socket, level, name, value),
@@ -401,10 +406,10 @@ pub fn set_option(fd: RawFd, level: c_int, name: c_int, value: &[u8]) -> Result<
     }
 }
 
-/// Gets an option (`getsockopt(2)`), as the octets that C programs expect.
+/// Returns an option (`getsockopt(2)`) as the bytes of its C value.
 ///
 /// # Errors
-/// EBADF, EOPNOTSUPP (an option that rsockets do not have).
+/// EBADF; EOPNOTSUPP: not an option of rsockets.
 pub fn get_option(fd: RawFd, level: c_int, name: c_int) -> Result<Vec<u8>> {
     match table::get(fd)? {
         Entry::Stream(socket) => options::get(&socket, level, name),

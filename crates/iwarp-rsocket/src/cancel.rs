@@ -1,11 +1,11 @@
-//! Keeps `pthread_cancel(3)` out of the library.
+//! Disables thread cancellation (`pthread_cancel(3)`) inside the library.
 //!
-//! The C library's own `read`, `write`, `close`, `poll` and others are cancellation points. Cancelling a thread unwinds its stack from there, and
-//! where that meets Rust's border to C, the whole process ends ("exception not rethrown"). Locks that the thread holds would stay
-//! locked besides. So the functions of the C interfaces do their work with cancellation disabled, and a request to cancel that comes meanwhile
-//! is obeyed at the program's next cancellation point.
+//! The C library's `read`, `write`, `close`, `poll` and others are cancellation points. Cancelling
+//! a thread there unwinds its stack. Where that reaches Rust's border to C, the process aborts
+//! ("exception not rethrown"), and the thread's locks stay locked. So the C interfaces work with
+//! cancellation disabled, and a request is acted upon at the program's next cancellation point.
 //!
-//! Invariant: the state is what the C library gave, and is put back on the same thread.
+//! Invariant: the saved state is the C library's, and is restored on the same thread.
 #![allow(unsafe_code)]
 
 use libc::c_int;
@@ -16,14 +16,13 @@ unsafe extern "C" {
     fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
 }
 
-/// `PTHREAD_CANCEL_DISABLE`.
 const DISABLE: c_int = 1;
 
-/// Cancellation of the calling thread is disabled until it is dropped.
+/// Disables cancellation of the calling thread until dropped.
 #[derive(Debug)]
 pub struct Uncancelled {
     old: c_int,
-    /// The state is the thread's, so the value stays with it.
+    /// The state belongs to the thread, so this value must not move to another one.
     of_thread: PhantomData<*const ()>,
 }
 
@@ -33,7 +32,7 @@ impl Uncancelled {
     #[must_use]
     pub fn new() -> Self {
         let mut old = 0;
-        // SAFETY: `old` is a valid place; the state is one that there is.
+        // SAFETY: `old` is a valid place, and the state exists.
         unsafe { pthread_setcancelstate(DISABLE, &raw mut old) };
         Self {
             old,
@@ -51,7 +50,7 @@ impl Default for Uncancelled {
 impl Drop for Uncancelled {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: the state that this thread had; nobody wants to know the one that ends.
+        // SAFETY: restores this thread's previous state; the replaced one is not needed.
         unsafe { pthread_setcancelstate(self.old, null_mut()) };
     }
 }

@@ -1,11 +1,11 @@
 //! Datagram sockets (`SOCK_DGRAM`): each is a UDP socket of the kernel.
 //!
-//! rdma-core sends the datagrams of rsockets by UD queue pairs, and finds these by a UDP socket beside them. iWARP has no
-//! datagrams, and a UD queue pair of this project is a UDP socket with a header. So a datagram goes into the UDP socket as
-//! it is, which leaves out a header and a limit of 4096 octets, and lets the other end be any UDP socket.
+//! rdma-core carries datagrams of rsockets on UD queue pairs and uses a UDP socket to find them.
+//! iWARP has no datagrams, and this project's UD queue pairs are UDP sockets with a header. Using
+//! UDP directly avoids that header and its limit of 4096 bytes, and the peer may be any UDP socket.
 //!
-//! The number of a datagram socket is the descriptor of its UDP socket. So its flags (`O_NONBLOCK`, `FD_CLOEXEC`), `poll` and
-//! forks are those of the kernel, and nothing here needs a lock but the options that only rsockets have.
+//! The socket's number is the UDP socket's descriptor. Flags (`O_NONBLOCK`, `FD_CLOEXEC`), `poll`
+//! and fork therefore work as in the kernel, and only the rsocket-specific options need a lock.
 
 use crate::errno::{Errno, Result};
 use crate::options::{self, SOL_RDMA};
@@ -22,21 +22,19 @@ use std::io::{IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
-/// The longest value of an option that the kernel has, and more.
+/// Larger than any option value of the kernel.
 const OPTION_MAX: usize = 1024;
 
 #[derive(Debug)]
 pub(crate) struct Datagram {
     udp: OwnedFd,
-    /// The options of level `SOL_RDMA`. They are kept for programs that read them, and have no effect.
+    /// The options of level `SOL_RDMA`. They can be read back but have no effect.
     sizes: Mutex<Sizes>,
 }
 
 impl Datagram {
-    /// Makes a socket. `domain` is `AF_INET` or `AF_INET6`, `flags` are `SOCK_NONBLOCK` and `SOCK_CLOEXEC`.
-    ///
-    /// # Errors
-    /// Those of socket(2).
+    /// Creates a socket. `domain` is `AF_INET` or `AF_INET6`, `flags` are `SOCK_NONBLOCK` and
+    /// `SOCK_CLOEXEC`. Fails as socket(2).
     pub(crate) fn create(domain: c_int, flags: c_int) -> Result<Self> {
         let family = match domain {
             libc::AF_INET6 => AddressFamily::INET6,
@@ -53,27 +51,21 @@ impl Datagram {
         self.udp.as_raw_fd()
     }
 
-    /// # Errors
-    /// Those of bind(2).
+    /// Fails as bind(2).
     pub(crate) fn bind(&self, address: SocketAddr) -> Result<()> {
         Ok(net::bind(&self.udp, &address)?)
     }
 
-    /// Sets where datagrams go that have no address, and the only address that datagrams come from.
-    ///
-    /// # Errors
-    /// Those of connect(2).
+    /// Sets the default destination, which is then the only accepted sender. Fails as connect(2).
     pub(crate) fn connect(&self, address: SocketAddr) -> Result<()> {
         Ok(net::connect(&self.udp, &address)?)
     }
 
-    /// As [`Self::connect`]. An address of the family `AF_UNSPEC` ends the association.
-    ///
-    /// # Errors
-    /// Those of connect(2).
+    /// As [`Self::connect`]. An address of family `AF_UNSPEC` removes the default destination.
+    /// Fails as connect(2).
     ///
     /// # Safety
-    /// `address` is null or points to `len` readable octets.
+    /// `address` is null or points to `len` readable bytes.
     pub(crate) unsafe fn connect_raw(
         &self,
         address: *const sockaddr,
@@ -82,15 +74,14 @@ impl Datagram {
         if address.is_null() {
             return Err(Errno(libc::EFAULT));
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller promises.
         match unsafe { libc::connect(self.number(), address, len) } {
             0 => Ok(()),
             _ => Err(Errno::last()),
         }
     }
 
-    /// # Errors
-    /// EINVAL: no such direction; ENOTCONN.
+    /// Fails with EINVAL: an unknown direction; ENOTCONN.
     pub(crate) fn shutdown(&self, how: c_int) -> Result<()> {
         let how = match how {
             libc::SHUT_RD => Shutdown::Read,
@@ -101,11 +92,8 @@ impl Datagram {
         Ok(net::shutdown(&self.udp, how)?)
     }
 
-    /// Receives a datagram. What does not fit is lost. Returns the octets received, with `MSG_TRUNC` the octets of
-    /// the datagram, and its sender.
-    ///
-    /// # Errors
-    /// Those of recv(2).
+    /// Receives a datagram, truncated to the buffer. Returns the bytes received (the datagram's
+    /// full length with `MSG_TRUNC`) and the sender. Fails as recv(2).
     pub(crate) fn receive(
         &self,
         out: &mut [&mut [u8]],
@@ -119,10 +107,8 @@ impl Datagram {
         Ok((got.bytes, from))
     }
 
-    /// Sends a datagram, to the address it is connected to if there is no other.
-    ///
-    /// # Errors
-    /// Those of send(2): EMSGSIZE, EDESTADDRREQ, EAGAIN, ECONNREFUSED and others.
+    /// Sends a datagram to the address, or to the default destination. Fails as send(2): EMSGSIZE,
+    /// EDESTADDRREQ, EAGAIN, ECONNREFUSED and others.
     pub(crate) fn send(
         &self,
         data: &[&[u8]],
@@ -138,47 +124,38 @@ impl Datagram {
         })
     }
 
-    /// Receives a datagram with its control data, as `recvmsg(2)`.
-    ///
-    /// # Errors
-    /// Those of recvmsg(2).
+    /// Receives a datagram with its control data, as `recvmsg(2)`. Fails as recvmsg(2).
     ///
     /// # Safety
-    /// What the header points to is valid, for the lengths that it names.
+    /// All pointers of the header are valid for their lengths.
     pub(crate) unsafe fn receive_raw(&self, message: &mut msghdr, flags: c_int) -> Result<usize> {
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller promises.
         let n = unsafe { libc::recvmsg(self.number(), message, flags) };
         usize::try_from(n).map_err(|_| Errno::last())
     }
 
-    /// Sends a datagram with its control data, as `sendmsg(2)`.
-    ///
-    /// # Errors
-    /// Those of sendmsg(2).
+    /// Sends a datagram with its control data, as `sendmsg(2)`. Fails as sendmsg(2).
     ///
     /// # Safety
     /// As [`Self::receive_raw`].
     pub(crate) unsafe fn send_raw(&self, message: &msghdr, flags: c_int) -> Result<usize> {
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller promises.
         let n = unsafe { libc::sendmsg(self.number(), message, flags | libc::MSG_NOSIGNAL) };
         usize::try_from(n).map_err(|_| Errno::last())
     }
 
-    /// # Errors
-    /// Those of getsockname(2).
+    /// Fails as getsockname(2).
     pub(crate) fn local_address(&self) -> Result<SocketAddr> {
         Ok(SocketAddr::try_from(net::getsockname(&self.udp)?)?)
     }
 
-    /// # Errors
-    /// ENOTCONN.
+    /// Fails with ENOTCONN.
     pub(crate) fn peer_address(&self) -> Result<SocketAddr> {
         let peer = net::getpeername(&self.udp)?.ok_or(Errno::NOTCONN)?;
         Ok(SocketAddr::try_from(peer)?)
     }
 
-    /// # Errors
-    /// As setsockopt(2); EOPNOTSUPP if the option is unknown.
+    /// Fails as setsockopt(2); EOPNOTSUPP if the option is unknown.
     pub(crate) fn set_option(&self, level: c_int, name: c_int, value: &[u8]) -> Result<()> {
         if level == SOL_RDMA {
             return options::set_sizes(&mut self.sizes.lock(), name, value);
@@ -191,8 +168,7 @@ impl Datagram {
         }
     }
 
-    /// # Errors
-    /// As getsockopt(2); EOPNOTSUPP if the option is unknown.
+    /// Fails as getsockopt(2); EOPNOTSUPP if the option is unknown.
     pub(crate) fn get_option(&self, level: c_int, name: c_int) -> Result<Vec<u8>> {
         if level == SOL_RDMA {
             return options::get_sizes(&self.sizes.lock(), name);
@@ -208,10 +184,8 @@ impl Datagram {
         Ok(value)
     }
 
-    /// `F_GETFL`, `F_SETFL`, `F_GETFD`, `F_SETFD` (`fcntl(2)`).
-    ///
-    /// # Errors
-    /// EOPNOTSUPP: another command.
+    /// `F_GETFL`, `F_SETFL`, `F_GETFD`, `F_SETFD` (`fcntl(2)`). Fails with EOPNOTSUPP: another
+    /// command.
     pub(crate) fn control(&self, command: c_int, argument: c_int) -> Result<c_int> {
         match command {
             libc::F_GETFL => Ok(fcntl_getfl(&self.udp)?.bits().cast_signed()),

@@ -1,4 +1,4 @@
-//! Errors as the `errno` values that the manual pages of the socket calls name.
+//! Errors as the `errno` values that the socket manual pages document.
 
 use iwarp::runtime::PostFailed;
 use std::ffi::c_int;
@@ -34,13 +34,11 @@ impl Errno {
 }
 
 impl Errno {
-    /// Sets the calling thread's `errno`.
     pub(crate) fn set(self) {
-        // SAFETY: the C library gives each thread a valid place.
+        // SAFETY: the C library returns a valid address for each thread.
         unsafe { *libc::__errno_location() = self.0 };
     }
 
-    /// The calling thread's `errno`.
     pub(crate) fn last() -> Self {
         Self::from(io::Error::last_os_error())
     }

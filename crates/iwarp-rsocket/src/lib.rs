@@ -1,8 +1,8 @@
 //! Sockets over RDMA: the calls of TCP sockets, carried by RDMA Writes, and those of UDP sockets.
 //!
-//! Both ends of a stream have to be rsockets: this crate's, or those of rdma-core's librdmacm on an iWARP device; both speak the same
-//! protocol. The number of a socket is that of no other descriptor of the process, so that [`poll()`] can take a mixture
-//! of both.
+//! Both ends of a stream must be rsockets of this crate or of rdma-core's librdmacm on an iWARP
+//! device, which use the same protocol. A socket's number differs from all descriptors of the
+//! process, so [`poll()`] accepts both together.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), iwarp_rsocket::Errno> {
@@ -14,15 +14,18 @@
 //! # }
 //! ```
 //!
-//! What differs from TCP:
-//! - Memory has a fixed size for each connection: set `SO_RCVBUF` and `SO_SNDBUF` before connecting or listening.
-//! - [`close`] blocks until what was sent is on its way; with `SO_LINGER` of zero seconds it resets instead.
+//! Differences from TCP:
+//! - A connection's memory has a fixed size: set `SO_RCVBUF` and `SO_SNDBUF` before connecting or
+//!   listening.
+//! - [`close`] blocks until sent data is on its way; with `SO_LINGER` of zero seconds it resets.
 //! - Sockets do not survive a fork: the child can only close them, which the peer does not notice.
+//! - There is no out-of-band data, and `SIGPIPE` is never raised.
 //! - There is no out-of-band data, and nothing raises `SIGPIPE`.
 //!
-//! A datagram socket (`SOCK_DGRAM`) is a UDP socket of the kernel, because iWARP has no datagrams: its peer may be any UDP socket,
-//! no RDMA device is needed, it survives a fork, and `SO_RCVBUF` has the limits of the kernel. The options of `SOL_RDMA` have no
-//! effect on it, and `iomap` and its companions refuse it (`EOPNOTSUPP`).
+//! A datagram socket (`SOCK_DGRAM`) is a UDP socket of the kernel, because iWARP has no datagrams:
+//! its peer may be any UDP socket, it needs no RDMA device, it survives a fork, and `SO_RCVBUF` has
+//! the kernel's limits. `SOL_RDMA` options have no effect on it, and `iomap` and related calls
+//! return `EOPNOTSUPP`.
 
 mod address;
 pub mod c_api;

@@ -1,8 +1,9 @@
-//! Waiting: any change of a socket that a thread watches wakes the thread.
+//! Wake-ups: a change of a socket wakes the threads that wait for it.
 //!
-//! Invariant: a waiter first enters the list of a socket, then asks the RNIC for a wake-up, then looks at the socket
-//! once more, then sleeps. A thread that changes a socket signals afterwards. So no change is missed. While a waiter is
-//! signalled, only the list is locked, because wake-ups come from calls that hold a socket's lock.
+//! Invariant: a waiter first joins a socket's list, then requests a wake-up from the RNIC, then
+//! checks the socket again, then sleeps. A thread that changes a socket signals afterwards, so no
+//! change is missed. Only the list is locked while a waiter is signalled, because wake-ups come
+//! from calls that hold a socket's lock.
 
 use crate::errno::{Errno, Result};
 use crate::fork;
@@ -15,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::task::Wake;
 use std::time::{Duration, Instant};
 
-/// What a thread sleeps on. Its descriptor can be in a set for `poll` together with others.
+/// What a thread sleeps on. Its descriptor can be polled together with others.
 #[derive(Debug)]
 pub(crate) struct Waiter {
     fd: OwnedFd,
@@ -36,47 +37,43 @@ impl Waiter {
         }))
     }
 
-    /// Returns the calling thread's own waiter.
     pub(crate) fn of_thread() -> Result<Arc<Self>> {
         let own = OWN.try_with(|own| {
             let mut own = own.borrow_mut();
             match &*own {
-                // A waiter inherited by a fork would wake the parent, too.
+                // A waiter inherited by a fork would also wake the parent.
                 Some(waiter) if waiter.generation == fork::generation() => Ok(Arc::clone(waiter)),
                 _ => Ok(Arc::clone(own.insert(Self::new()?))),
             }
         });
-        // A thread that is ending has none any more.
+        // An exiting thread has no thread-local waiter any more.
         own.unwrap_or_else(|_| Self::new())
     }
 
     /// Wakes the thread, now or at its next wait.
     fn signal(&self) {
         if !self.signalled.swap(true, Ordering::AcqRel) {
-            // It can fail only if the counter is full, and then the thread wakes anyway.
+            // This fails only if the counter is full, and then the thread wakes anyway.
             let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
         }
     }
 
-    /// Returns the descriptor, for a set of descriptors.
     pub(crate) fn raw_fd(&self) -> RawFd {
         self.fd.as_raw_fd()
     }
 
-    /// Returns `true` if there was a signal already, so that there is no need to sleep.
+    /// Clears and returns a pending signal, in which case the thread must not sleep.
     pub(crate) fn take_signal(&self) -> bool {
         self.signalled.swap(false, Ordering::AcqRel)
     }
 
-    /// Call it after the descriptor became readable. It drops signals; the caller looks at its sockets afterwards.
+    /// Clears signals after the descriptor became readable. The caller then checks its sockets.
     pub(crate) fn drain(&self) {
         let _ = rustix::io::read(&self.fd, &mut [0u8; 8]);
         self.signalled.store(false, Ordering::Release);
     }
 
-    /// Sleeps until a signal or the deadline. Returns `false` at the deadline.
-    ///
-    /// # Errors
+    /// Sleeps until a signal or the deadline. Returns `false` at the deadline. Fails with
     /// [`Errno::INTR`] if a signal handler ran.
     pub(crate) fn wait(&self, deadline: Option<Instant>) -> Result<bool> {
         if self.take_signal() {
@@ -96,19 +93,17 @@ impl Waiter {
     }
 }
 
-/// Calls `poll` by its system call, because the C library's function may be the one that led here.
-///
-/// # Errors
-/// [`Errno::INTR`], and what else ppoll(2) names.
+/// Polls by the system call, because the C library's function may have led here. Fails with
+/// [`Errno::INTR`], and the other errors of ppoll(2).
 pub(crate) fn sys_poll(set: &mut [libc::pollfd], timeout: Option<Duration>) -> Result<usize> {
     let limit = timeout.map(|t| libc::timespec {
-        // No wait lasts 68 years, and this fits into the seconds of every C library.
+        // 68 years are enough for any wait, and fit into every C library's seconds.
         tv_sec: t.as_secs().min(i32::MAX as u64) as _,
         tv_nsec: libc::c_long::from(t.subsec_nanos()),
     });
     let limit = limit.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     let no_mask = std::ptr::null::<libc::sigset_t>();
-    // SAFETY: the set and the time are valid for the call; no signal mask is given.
+    // SAFETY: the set and the time live during the call; there is no signal mask.
     let n = unsafe {
         libc::syscall(
             libc::SYS_ppoll,
@@ -122,7 +117,6 @@ pub(crate) fn sys_poll(set: &mut [libc::pollfd], timeout: Option<Duration>) -> R
     usize::try_from(n).map_err(|_| Errno::last())
 }
 
-/// The threads that wait for a change of one socket.
 #[derive(Debug, Default)]
 pub(crate) struct Waiters {
     count: AtomicUsize,
@@ -130,7 +124,6 @@ pub(crate) struct Waiters {
 }
 
 impl Waiters {
-    /// Enters a waiter until the guard is dropped.
     pub(crate) fn enter(self: &Arc<Self>, waiter: &Arc<Waiter>) -> Entered {
         let mut list = self.list.lock();
         list.push(Arc::clone(waiter));
@@ -141,7 +134,6 @@ impl Waiters {
         }
     }
 
-    /// Wakes all waiters after a change.
     pub(crate) fn notify(&self) {
         if self.count.load(Ordering::SeqCst) > 0 {
             for waiter in &*self.list.lock() {
@@ -151,7 +143,6 @@ impl Waiters {
     }
 }
 
-/// Takes a waiter off the list when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Entered {
     waiters: Arc<Waiters>,
@@ -168,7 +159,6 @@ impl Drop for Entered {
     }
 }
 
-/// Called by the RNIC when there is a completion.
 #[derive(Debug)]
 pub(crate) struct CompletionWaker(pub(crate) Arc<Waiters>);
 
@@ -178,13 +168,12 @@ impl Wake for CompletionWaker {
     }
 }
 
-/// Called by connection management when there is an event.
 #[derive(Debug)]
 pub(crate) struct EventWaker {
     pub(crate) waiters: Arc<Waiters>,
-    /// A listener. Requests must be answered even if the program does not call `accept`.
+    /// The socket listens: requests must be answered even if the program does not call `accept`.
     pub(crate) service: AtomicBool,
-    /// Makes the service thread answer them.
+    /// Wakes the service thread to answer them.
     pub(crate) kick: fn(),
 }
 
@@ -202,34 +191,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn signals_are_neither_lost_nor_kept() {
+    fn each_signal_wakes_once() {
         let waiters = Arc::new(Waiters::default());
         let waiter = Waiter::of_thread().unwrap();
         waiters.notify();
         let soon = || Some(Instant::now() + Duration::from_millis(10));
         {
             let _entered = waiters.enter(&waiter);
-            assert!(!waiter.wait(soon()).unwrap(), "nobody signalled");
+            assert!(!waiter.wait(soon()).unwrap(), "there was no signal");
             waiters.notify();
             waiters.notify();
             assert!(waiter.wait(soon()).unwrap());
-            let told = AtomicBool::new(false);
+            let signalled = AtomicBool::new(false);
             std::thread::scope(|s| {
                 s.spawn(|| {
                     std::thread::sleep(Duration::from_millis(20));
-                    told.store(true, Ordering::Release);
+                    signalled.store(true, Ordering::Release);
                     waiters.notify();
                 });
-                // The two signals above may leave one spurious wake-up. However long the other thread takes, its signal comes.
+                // The signals above may leave one spurious wake-up. The other thread's signal still
+                // arrives.
                 loop {
-                    let late = Some(Instant::now() + Duration::from_secs(20));
-                    assert!(waiter.wait(late).unwrap(), "the signal is lost");
-                    if told.load(Ordering::Acquire) {
+                    let deadline = Some(Instant::now() + Duration::from_secs(20));
+                    assert!(waiter.wait(deadline).unwrap(), "the signal is lost");
+                    if signalled.load(Ordering::Acquire) {
                         break;
                     }
                 }
             });
-            // A spurious wake-up may have ended the loop before the signal did.
+            // A spurious wake-up may have ended the loop before the signal.
             while waiter.wait(soon()).unwrap() {}
         }
         waiters.notify();
@@ -237,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn every_thread_has_its_own() {
+    fn each_thread_has_a_waiter() {
         let mine = Waiter::of_thread().unwrap();
         assert!(Arc::ptr_eq(&mine, &Waiter::of_thread().unwrap()));
         let other = std::thread::spawn(|| Waiter::of_thread().unwrap())

@@ -1,5 +1,5 @@
-//! Socket options (`rsetsockopt`, `rgetsockopt`): their values, and how programs write these.
-//! `socket::options` sets and gets them.
+//! Socket options (`rsetsockopt`, `rgetsockopt`): their values and encodings. `socket::options`
+//! sets and gets them.
 
 use crate::errno::{Errno, Result};
 use crate::settings::{MAX_INLINE, Settings, Sizes};
@@ -11,23 +11,22 @@ use std::time::Duration;
 pub const SOL_RDMA: c_int = 0x10000;
 /// Work requests of the send queue.
 pub const RDMA_SQSIZE: c_int = 0;
-/// Messages that the peer may have under way.
+/// Messages that the peer may have in flight.
 pub const RDMA_RQSIZE: c_int = 1;
-/// Transfers of up to so many octets skip the send buffer.
+/// Transfers of at most this many bytes bypass the send buffer.
 pub const RDMA_INLINE: c_int = 2;
-/// Buffers that the peer may map for us with `riomap`.
+/// Buffers that the peer may map for this end with `riomap`.
 pub const RDMA_IOMAPSIZE: c_int = 3;
-/// A path record of InfiniBand. iWARP has none.
+/// A path record of InfiniBand, which iWARP does not have.
 pub const RDMA_ROUTE: c_int = 4;
 
-/// The options of a socket.
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
     pub(crate) nonblocking: bool,
     pub(crate) close_on_exec: bool,
     pub(crate) sizes: Sizes,
     pub(crate) only_v6: Option<bool>,
-    /// `None`: closing waits as long as octets move; zero: it resets.
+    /// `None`: closing waits while data moves; zero: it resets.
     pub(crate) linger: Option<Duration>,
     pub(crate) receive_timeout: Option<Duration>,
     pub(crate) send_timeout: Option<Duration>,
@@ -60,9 +59,9 @@ impl Options {
         }
     }
 
-    /// Returns the options that an accepted socket takes from its listener.
+    /// Returns the options that an accepted socket inherits from its listener.
     pub(crate) fn inherited(&self) -> Self {
-        // The flags of the descriptor are not inherited, as with accept(2).
+        // As with accept(2), descriptor flags are not inherited.
         Self {
             nonblocking: false,
             close_on_exec: false,
@@ -71,7 +70,7 @@ impl Options {
         }
     }
 
-    /// Seconds of silence before a message of `SO_KEEPALIVE`.
+    /// Returns the idle time in seconds before a message of `SO_KEEPALIVE`.
     pub(crate) fn idle(&self) -> u32 {
         self.keep_idle.unwrap_or_else(|| {
             std::fs::read_to_string("/proc/sys/net/ipv4/tcp_keepalive_time")
@@ -83,13 +82,11 @@ impl Options {
     }
 }
 
-/// Reads a number.
 pub(crate) fn int(value: &[u8]) -> Result<c_int> {
     let bytes = value.first_chunk::<4>().ok_or(Errno::INVAL)?;
     Ok(c_int::from_ne_bytes(*bytes))
 }
 
-/// Reads two numbers of a machine word each, as in `struct timeval`.
 pub(crate) fn time(value: &[u8]) -> Result<Option<Duration>> {
     let half = size_of::<libc::timeval>() / 2;
     let part = |at: usize| -> Result<u64> {
@@ -110,10 +107,9 @@ pub(crate) fn time(value: &[u8]) -> Result<Option<Duration>> {
     Ok((!time.is_zero()).then_some(time))
 }
 
-/// Returns a time as [`time`] reads it.
 pub(crate) fn put_time(time: Option<Duration>) -> Vec<u8> {
     let time = time.unwrap_or_default();
-    // The widths of both differ between C libraries.
+    // The widths of both fields differ between C libraries.
     let value = libc::timeval {
         tv_sec: time.as_secs() as _,
         tv_usec: time.subsec_micros() as _,
@@ -125,8 +121,8 @@ pub(crate) fn put_time(time: Option<Duration>) -> Vec<u8> {
     .concat()
 }
 
-/// Sets what keeps an idle connection alive. Returns `Some` if its messages change: to this interval,
-/// or to none.
+/// Sets a keep-alive option. Returns `Some` if the interval of keep-alive messages changes; the
+/// value `None` inside stops them.
 pub(crate) fn set_keep_alive(
     o: &mut Options,
     name: c_int,
@@ -150,10 +146,7 @@ pub(crate) fn set_keep_alive(
     Ok(o.keep_alive.then_some(Some(every)))
 }
 
-/// Sets an option of level `SOL_RDMA`.
-///
-/// # Errors
-/// EOPNOTSUPP: not known; EINVAL: too short.
+/// Sets an option of level `SOL_RDMA`. Fails with EOPNOTSUPP: an unknown option; EINVAL: too short.
 pub(crate) fn set_sizes(sizes: &mut Sizes, name: c_int, value: &[u8]) -> Result<()> {
     let number =
         || -> Result<u16> { Ok(u16::try_from(int(value)?.clamp(0, 0xffff)).unwrap_or(u16::MAX)) };
@@ -162,17 +155,13 @@ pub(crate) fn set_sizes(sizes: &mut Sizes, name: c_int, value: &[u8]) -> Result<
         RDMA_RQSIZE => sizes.receive_queue = number()?,
         RDMA_INLINE => sizes.inline = number()?.min(MAX_INLINE),
         RDMA_IOMAPSIZE => sizes.mappings = round_mappings(number()?),
-        // The route is that of the kernel's routing table.
         RDMA_ROUTE => {}
         _ => return Err(Errno::NOTSUP),
     }
     Ok(())
 }
 
-/// Gets an option of level `SOL_RDMA`.
-///
-/// # Errors
-/// EOPNOTSUPP: not known.
+/// Gets an option of level `SOL_RDMA`. Fails with EOPNOTSUPP: an unknown option.
 pub(crate) fn get_sizes(sizes: &Sizes, name: c_int) -> Result<Vec<u8>> {
     let number = match name {
         RDMA_SQSIZE => sizes.send_queue,
@@ -189,7 +178,7 @@ pub(crate) fn get_sizes(sizes: &Sizes, name: c_int) -> Result<Vec<u8>> {
 mod tests {
     use super::*;
 
-    /// Whichever of both options is set first, and at each later change, the messages begin anew with the time that holds then.
+    /// Setting either option, in any order, restarts the messages with the current interval.
     #[test]
     fn keep_alive_follows_both_options() {
         let mut o = Options::new(false, false);

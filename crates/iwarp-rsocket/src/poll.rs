@@ -1,5 +1,5 @@
-//! `rpoll` and `rselect`: any mixture of rsockets and ordinary descriptors. `repoll` waits here, too. For the kernel a datagram
-//! socket is an ordinary descriptor, so it is one here.
+//! `rpoll` and `rselect` over any mixture of rsockets and ordinary descriptors; `repoll` also waits
+//! here. A datagram socket is an ordinary descriptor.
 
 use crate::errno::{Errno, Result};
 use crate::notify::{Entered, Waiter, Waiters, sys_poll};
@@ -10,26 +10,23 @@ use libc::{c_int, fd_set, pollfd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Waits for an event on any of the descriptors; `None` waits without limit. Returns how many have events.
+/// Waits for an event on any of the descriptors; `None` waits forever. Returns how many have
+/// events.
 ///
 /// # Errors
-/// EINTR: a signal handler ran; and those of poll(2).
+/// EINTR if a signal handler ran, and the other errors of poll(2).
 pub fn poll(fds: &mut [pollfd], timeout: Option<Duration>) -> Result<usize> {
     poll_unchanged(fds, timeout, None)
 }
 
-/// What ends a wait besides the events and the time: the list of descriptors that it was given is not true any more.
+/// Ends a wait when the given list of descriptors becomes outdated.
 pub(crate) struct Watch<'a> {
-    /// Notified after each change.
     pub(crate) waiters: &'a Arc<Waiters>,
-    /// Returns `true` if the list has changed since it was given.
+    /// Returns `true` if the list has changed since the call.
     pub(crate) changed: &'a dyn Fn() -> bool,
 }
 
-/// As [`poll`], but returns 0 as soon as `watch` tells of a change.
-///
-/// # Errors
-/// As [`poll`].
+/// As [`poll`], but returns 0 as soon as `watch` reports a change. Fails as [`poll`].
 pub(crate) fn poll_unchanged(
     fds: &mut [pollfd],
     timeout: Option<Duration>,
@@ -53,8 +50,8 @@ pub(crate) fn poll_unchanged(
     }
 }
 
-/// What the kernel is asked about. An ordinary descriptor keeps its position, and so does a datagram socket, which is one; the position of a
-/// stream stays empty. The last one is for waking up.
+/// Returns the kernel's set. Ordinary descriptors, including datagram sockets, keep their
+/// positions; a stream's position stays empty. The last entry is for wake-ups.
 fn set(fds: &[pollfd], sockets: &[Option<Arc<Socket>>]) -> Vec<pollfd> {
     fds.iter()
         .zip(sockets)
@@ -71,10 +68,8 @@ fn set(fds: &[pollfd], sockets: &[Option<Arc<Socket>>]) -> Vec<pollfd> {
         .collect()
 }
 
-/// A call of `poll` with rsockets.
 struct Call<'a> {
     fds: &'a mut [pollfd],
-    /// The streams among them.
     sockets: Vec<Option<Arc<Socket>>>,
     set: Vec<pollfd>,
     deadline: Option<Instant>,
@@ -86,11 +81,11 @@ impl Call<'_> {
         self.watch.is_some_and(|w| (w.changed)())
     }
 
-    /// Looks again and again for a short time, and drives the rsockets meanwhile. `None`: it is time to sleep.
+    /// Polls for a short time and drives the rsockets. Returns `None` when it is time to sleep.
     fn spin(&mut self, start: Instant, window: Duration) -> Result<Option<usize>> {
         let ordinary = self.set.iter().any(|f| f.fd >= 0);
         loop {
-            let mut n = self.look(true, false);
+            let mut n = self.check_rsockets(true, false);
             if ordinary {
                 sys_poll(&mut self.set, Some(Duration::ZERO))?;
                 n += self.collect();
@@ -112,7 +107,6 @@ impl Call<'_> {
         }
     }
 
-    /// Sleeps until there is something, or until the deadline.
     fn sleep(&mut self) -> Result<usize> {
         let waiter = Waiter::of_thread()?;
         let _entered: Vec<Entered> = self
@@ -130,10 +124,10 @@ impl Call<'_> {
             if self.changed() {
                 return Ok(0);
             }
-            let n = self.look(false, true);
+            let n = self.check_rsockets(false, true);
             let now = Instant::now();
             let left = self.deadline.map(|d| d.saturating_duration_since(now));
-            // If something is ready already, ordinary descriptors are looked at, but not waited for.
+            // If something is ready already, ordinary descriptors are checked but not waited for.
             let sleep = match (n, waiter.take_signal()) {
                 (0, false) => {
                     let longest = Settings::get().wake_up_interval;
@@ -155,8 +149,7 @@ impl Call<'_> {
         }
     }
 
-    /// Finds the events of the rsockets.
-    fn look(&mut self, drive: bool, arm: bool) -> usize {
+    fn check_rsockets(&mut self, drive: bool, arm: bool) -> usize {
         let mut n = 0;
         for (fd, socket) in self.fds.iter_mut().zip(&self.sockets) {
             if let Some(socket) = socket {
@@ -167,7 +160,6 @@ impl Call<'_> {
         n
     }
 
-    /// Finds the events of the others.
     fn collect(&mut self) -> usize {
         let mut n = 0;
         for ((fd, socket), got) in self.fds.iter_mut().zip(&self.sockets).zip(&self.set) {
@@ -191,10 +183,10 @@ pub struct Sets {
     pub except: *mut fd_set,
 }
 
-/// As [`poll`], with sets. They are replaced by what is ready.
+/// As [`poll`], with sets. The ready descriptors replace them.
 ///
 /// # Errors
-/// EINVAL: more descriptors than fit in a set; EBADF: one is not open; EINTR.
+/// EINVAL: more descriptors than fit into a set; EBADF: one is not open; EINTR.
 ///
 /// # Safety
 /// Each set is null or valid for reading and writing.
@@ -207,7 +199,7 @@ pub unsafe fn select(count: c_int, sets: Sets, timeout: Option<Duration>) -> Res
     let mut fds = Vec::new();
     for fd in 0..count {
         let has = |set: *mut fd_set, event: i16| {
-            // SAFETY: valid by the caller's promise, and the number is below FD_SETSIZE.
+            // SAFETY: the caller promises a valid set; the number is below FD_SETSIZE.
             if !set.is_null() && unsafe { libc::FD_ISSET(fd, set) } {
                 event
             } else {
@@ -239,7 +231,7 @@ pub unsafe fn select(count: c_int, sets: Sets, timeout: Option<Duration>) -> Res
     for f in &fds {
         let mut mark = |set: *mut fd_set, wanted: i16, events: i16| {
             if f.events & wanted != 0 && f.revents & events != 0 {
-                // SAFETY: asked for, so the set is there.
+                // SAFETY: the set was read above, so it is not null.
                 unsafe { libc::FD_SET(f.fd, set) };
                 n += 1;
             }

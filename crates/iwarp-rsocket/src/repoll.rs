@@ -1,10 +1,11 @@
-//! `repoll_create`, `repoll_ctl` and `repoll_wait`: sets of rsockets and ordinary descriptors, used as `epoll(7)` is.
+//! `repoll_create`, `repoll_ctl` and `repoll_wait`: sets of rsockets and ordinary descriptors, used
+//! like `epoll(7)`.
 //!
-//! Differences from the kernel's sets: events are level-triggered, as in rdma-core (`EPOLLET` is accepted and has no effect), and
-//! a set cannot be in another set, nor in a call of `rpoll`.
+//! Differences from the kernel: events are level-triggered, as in rdma-core (`EPOLLET` is accepted
+//! without effect), and a set cannot be in another set or in a call of `rpoll`.
 //!
-//! Invariant: a change of a set first changes its version, then notifies. A wait enters the list of waiters, then looks at the
-//! version, then sleeps. So a wait never sleeps on an old list.
+//! Invariant: changing a set first increments its version, then notifies. A wait joins the list of
+//! waiters, then checks the version, then sleeps. So a wait never sleeps on an outdated list.
 
 use crate::errno::{Errno, Result};
 use crate::fork;
@@ -21,17 +22,16 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Events that `poll` knows, too. Both have the same values.
+/// The events that `poll` also has, with the same values.
 const EVENTS: u32 = 0xffff;
 const ONE_SHOT: u32 = libc::EPOLLONESHOT as u32;
 
-/// A descriptor in a set.
 struct Entry {
     events: u32,
     data: u64,
-    /// The rsocket that had this number. An entry does not outlive it, although another may get the number.
+    /// The rsocket with this number. The entry does not apply to a later socket with the number.
     socket: Option<Weak<dyn Any + Send + Sync>>,
-    /// It was given once, and `repoll_ctl` has not set it again.
+    /// A one-shot event was delivered, and `repoll_ctl` has not re-armed it.
     spent: bool,
 }
 
@@ -45,7 +45,7 @@ impl Entry {
         }
     }
 
-    /// Returns `false` if the descriptor is another one by now.
+    /// Returns `false` if the number now belongs to another descriptor.
     fn is_current(&self, fd: RawFd) -> bool {
         match (&self.socket, table::find(fd)) {
             (Some(then), Some(now)) => std::ptr::addr_eq(then.as_ptr(), Arc::as_ptr(&now.object())),
@@ -58,14 +58,13 @@ impl Entry {
 struct Entries {
     by_number: BTreeMap<RawFd, Entry>,
     version: u64,
-    /// Where the next list begins, so that a short list of events does not always name the same descriptors.
+    /// Where the next list begins, so that short lists of events do not starve any descriptor.
     first: RawFd,
     /// The set was destroyed while a thread waited.
     closed: bool,
 }
 
 impl Entries {
-    /// Drops entries of closed rsockets, and lists the rest.
     fn list(&mut self) -> Vec<pollfd> {
         self.by_number.retain(|fd, entry| entry.is_current(*fd));
         let later = self.by_number.range(self.first..);
@@ -80,12 +79,10 @@ impl Entries {
             .collect()
     }
 
-    /// Writes the events that were found. Returns how many there are.
     fn collect(&mut self, found: &[pollfd], to: &mut [epoll_event]) -> usize {
         let mut n = 0;
         for f in found.iter().filter(|f| f.revents != 0) {
             if f.revents & libc::POLLNVAL != 0 {
-                // A closed descriptor leaves the set by itself.
                 self.by_number.remove(&f.fd);
                 continue;
             }
@@ -107,9 +104,8 @@ impl Entries {
     }
 }
 
-/// A set.
 struct PollSet {
-    /// Never readable. It gives the set a number that no other descriptor has.
+    /// Never readable; reserves a number that no other descriptor has.
     number: OwnedFd,
     entries: Mutex<Entries>,
     waiters: Arc<Waiters>,
@@ -128,15 +124,13 @@ fn find(number: RawFd) -> Result<Arc<PollSet>> {
     Ok(set)
 }
 
-/// Makes an empty set and returns its number. `flags` may have `EPOLL_CLOEXEC` and, as in rdma-core, `O_NONBLOCK`.
-///
-/// # Errors
-/// EINVAL: other flags; EMFILE: no descriptors left.
+/// Creates an empty set and returns its number. `flags` may contain `EPOLL_CLOEXEC` and, as in
+/// rdma-core, `O_NONBLOCK`. Fails with EINVAL: other flags; EMFILE.
 pub(crate) fn create(flags: c_int) -> Result<RawFd> {
     if flags & !(libc::EPOLL_CLOEXEC | libc::O_NONBLOCK) != 0 {
         return Err(Errno::INVAL);
     }
-    // Without memory for the handlers, forks are not noticed.
+    // Without memory for the handlers, forks are not detected.
     let _ = fork::notice_forks();
     let how = match flags & libc::EPOLL_CLOEXEC {
         0 => EventfdFlags::empty(),
@@ -153,9 +147,7 @@ pub(crate) fn create(flags: c_int) -> Result<RawFd> {
     Ok(number)
 }
 
-/// Changes a set, as `epoll_ctl(2)`. Waits that are in progress see it.
-///
-/// # Errors
+/// Changes a set, as `epoll_ctl(2)`. Waits in progress take the change into account. Fails with
 /// EBADF, EEXIST, ENOENT, and EINVAL: an unknown operation, or `fd` is a set.
 pub(crate) fn control(
     number: RawFd,
@@ -172,7 +164,7 @@ pub(crate) fn control(
     }
     {
         let mut entries = set.entries.lock();
-        // A number that was closed and given to another descriptor is not in the set.
+        // A number that was closed and reused is not in the set.
         if entries
             .by_number
             .get(&fd)
@@ -210,14 +202,13 @@ pub(crate) fn control(
 }
 
 fn is_open(fd: RawFd) -> bool {
-    // SAFETY: reads a flag of a descriptor; a bad number only fails.
+    // SAFETY: reads a flag of a descriptor; an invalid number only fails.
     unsafe { libc::fcntl(fd, libc::F_GETFD) >= 0 }
 }
 
-/// Waits for events of a set, as `epoll_wait(2)`; `None` waits without limit. Returns how many were written, 0 at the end of the time.
-///
-/// # Errors
-/// EBADF; EINVAL: no room for an event; EINTR: a signal handler ran.
+/// Waits for events of a set, as `epoll_wait(2)`; `None` waits forever. Returns the number of
+/// events, 0 on time-out. Fails with EBADF; EINVAL: no room for events; EINTR: a signal handler
+/// ran.
 pub(crate) fn wait(
     number: RawFd,
     to: &mut [epoll_event],
@@ -255,17 +246,15 @@ pub(crate) fn wait(
     }
 }
 
-/// Destroys a set. The descriptors in it stay open.
-///
-/// # Errors
-/// EBADF: there is no such set.
+/// Destroys a set. Its descriptors stay open. Fails with EBADF: no such set.
 pub(crate) fn close(number: RawFd) -> Result<()> {
     let set = SETS.lock().remove(&number).ok_or(Errno::BADF)?;
     if set.generation != fork::generation() {
-        // The parent's: a thread that is not here may hold its lock. Dropping it closes this process's descriptor.
+        // The parent's set: its lock may be held by a thread that does not exist here. Dropping it
+        // closes this process's descriptor.
         return Ok(());
     }
-    // Waits in progress end with EBADF when they look again; the descriptor is closed when the last one has left.
+    // Waits in progress return EBADF. The descriptor is closed when the last one returns.
     {
         let mut entries = set.entries.lock();
         entries.version += 1;
@@ -281,9 +270,9 @@ mod tests {
     use crate::notify::Waiter;
     use std::os::fd::AsFd as _;
 
-    /// A wait sleeps for up to the interval between looks, so it would see the change in the end, but late.
+    /// Without the wake-up, a wait would notice the change only after the polling interval.
     #[test]
-    fn each_change_of_a_set_wakes_its_waits() {
+    fn set_changes_wake_waiters() {
         let number = create(0).unwrap();
         let set = find(number).unwrap();
         let (reader, _writer) = std::io::pipe().unwrap();
@@ -298,16 +287,16 @@ mod tests {
         ] {
             let before = set.entries.lock().version;
             control(number, op, fd, Some(&event)).unwrap();
-            assert!(waiter.take_signal(), "{op} wakes nobody");
+            assert!(waiter.take_signal(), "{op} wakes no waiter");
             assert_ne!(set.entries.lock().version, before, "{op} is no change");
         }
-        // What is refused changes nothing.
+        // A refused call changes nothing.
         assert_eq!(
             control(number, libc::EPOLL_CTL_DEL, fd, None),
             Err(Errno(libc::ENOENT))
         );
         assert!(!waiter.take_signal());
         close(number).unwrap();
-        assert!(waiter.take_signal(), "the end wakes nobody");
+        assert!(waiter.take_signal(), "the end wakes no waiter");
     }
 }

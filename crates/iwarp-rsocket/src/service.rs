@@ -1,12 +1,12 @@
-//! The service thread works when no thread of the program does: it answers requests to connect, sends the messages of
-//! `SO_KEEPALIVE`, and ends connections whose sockets are closed. It starts when there is something to do, and sleeps in
-//! between.
+//! The service thread works when no thread of the program does: it answers connection requests,
+//! sends the messages of `SO_KEEPALIVE`, and ends connections of closed sockets. It starts when it
+//! is first needed, and sleeps when it has nothing to do.
 //!
-//! The end of TCP must not follow the farewell message at once: the kernel's siw drops what it has not processed when the
-//! end comes, data and farewell included. So the side that sends the farewell first lets the other side close, for a bounded
-//! time.
+//! TCP's FIN must not directly follow the farewell message: the kernel's siw drops unprocessed
+//! data, including the farewell, when the FIN arrives. So the side that sends the farewell first
+//! waits for the other side to close, for a bounded time.
 //!
-//! The thread knows sockets as [`Client`]s only, because sockets use this room.
+//! The thread knows sockets only as [`Client`]s, because sockets use this room.
 
 use crate::errno::Result;
 use crate::fork;
@@ -19,18 +19,15 @@ use std::sync::{Arc, Condvar, MutexGuard, PoisonError, Weak};
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
-/// A socket, as the service thread knows it.
 pub(crate) trait Client: Send + Sync {
-    /// Answers requests to connect.
     fn serve(&self);
 
-    /// Sends a message whose only purpose is to find out whether the peer is still there.
+    /// Sends a message that only probes whether the peer is alive.
     fn keep_alive(&self);
 }
 
 #[derive(Default)]
 struct Service {
-    /// The thread was started.
     is_running: bool,
     kicked: bool,
     listeners: Vec<Weak<dyn Client>>,
@@ -38,7 +35,7 @@ struct Service {
     ending: Vec<Ending>,
 }
 
-/// A connection whose socket is closed and whose peer has not closed.
+/// A connection whose socket is closed, but not the peer's.
 struct Ending {
     stream: Box<Stream>,
     id: CmId,
@@ -46,8 +43,8 @@ struct Ending {
 }
 
 impl Ending {
-    /// Frees the connection. The identifier and an event that waits in its channel refer to each other, so that dropping the
-    /// identifier alone would leak both, together with the channel's descriptor.
+    /// Frees the connection. The identifier and a pending event in its channel refer to each other,
+    /// so dropping only the identifier would leak both and the channel's descriptor.
     fn finish(&mut self) {
         self.stream.destroy(false);
         self.id.destroy();
@@ -60,7 +57,7 @@ struct KeepAlive {
     due: Instant,
 }
 
-/// A child begins with none of its parent's entries.
+/// A child starts without its parent's entries.
 static SERVICE: ProcessLock<Service> = ProcessLock::own(
     "rsocket::service::SERVICE",
     Service {
@@ -71,7 +68,7 @@ static SERVICE: ProcessLock<Service> = ProcessLock::own(
         ending: Vec::new(),
     },
 );
-/// Connections that are being ended, and the process they belong to.
+/// The number of connections that are being ended, and the process they belong to.
 static ENDING: AtomicUsize = AtomicUsize::new(0);
 static ENDING_IN: AtomicU32 = AtomicU32::new(0);
 static CHANGED: Condvar = Condvar::new();
@@ -81,31 +78,26 @@ fn weak<C: Client + 'static>(socket: &Arc<C>) -> Weak<dyn Client> {
     this
 }
 
-/// Notes that a listener has something to answer.
+/// Wakes the service thread, because a listener has requests.
 pub(crate) fn kick() {
     SERVICE.lock().kicked = true;
     CHANGED.notify_all();
 }
 
-/// Answers requests of a listener from now on.
-///
-/// # Errors
-/// The thread cannot be started.
+/// Answers a listener's requests from now on. Fails if the thread cannot be started.
 pub(crate) fn watch_listener<C: Client + 'static>(socket: &Arc<C>) -> Result<()> {
     let mut service = running()?;
     service.listeners.retain(|l| l.strong_count() > 0);
     service.listeners.push(weak(socket));
-    // A request may have come before the listener was entered.
+    // A request may have arrived before the listener was added.
     service.kicked = true;
     drop(service);
     CHANGED.notify_all();
     Ok(())
 }
 
-/// Sends a message at this interval on a connection that is otherwise silent; `None` ends that.
-///
-/// # Errors
-/// The thread cannot be started.
+/// Sends keep-alive messages on an idle connection at this interval; `None` stops them. Fails if
+/// the thread cannot be started.
 pub(crate) fn keep_alive<C: Client + 'static>(
     socket: &Arc<C>,
     every: Option<Duration>,
@@ -125,7 +117,7 @@ pub(crate) fn keep_alive<C: Client + 'static>(
     Ok(())
 }
 
-/// Ends a connection when the peer has closed, or after `patience`.
+/// Ends a connection when the peer closes, at the latest after `patience`.
 pub(crate) fn end(stream: Box<Stream>, id: CmId, patience: Duration) {
     let mut ending = Ending {
         stream,
@@ -142,7 +134,7 @@ pub(crate) fn end(stream: Box<Stream>, id: CmId, patience: Duration) {
     CHANGED.notify_all();
 }
 
-/// Connections that are being ended. The end of the process waits for them.
+/// Returns the number of connections that are being ended. Process exit waits for them.
 pub(crate) fn endings() -> usize {
     if ENDING_IN.load(Ordering::Acquire) != fork::generation() {
         return 0;
@@ -158,7 +150,6 @@ impl Wake for Kick {
     }
 }
 
-/// Returns `true` if the peer has closed, or its time is over.
 fn is_ended(ending: &mut Ending, waker: &Waker) -> bool {
     ending.stream.cq.wake_at_next(waker);
     ending.stream.process(false);
@@ -170,7 +161,6 @@ fn is_ended(ending: &mut Ending, waker: &Waker) -> bool {
     over
 }
 
-/// Returns the service with its thread running.
 fn running() -> Result<MutexGuard<'static, Service>> {
     let mut service = SERVICE.lock();
     if !service.is_running {
@@ -182,11 +172,11 @@ fn running() -> Result<MutexGuard<'static, Service>> {
     Ok(service)
 }
 
-/// Signals are blocked here, so that the program's signal handlers run on the program's threads only.
+/// Blocks signals in the thread, so that handlers run on the program's threads only.
 fn spawn_without_signals() -> Result<()> {
     let mut all = MaybeUninit::<libc::sigset_t>::uninit();
     let mut before = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: both sets are valid to write, and the first is filled before it is read.
+    // SAFETY: both sets are writable, and the first is filled before it is read.
     let masked = unsafe {
         libc::sigfillset(all.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr())
@@ -195,7 +185,7 @@ fn spawn_without_signals() -> Result<()> {
         .name("iwarp-rsocket".into())
         .spawn(run);
     if masked == 0 {
-        // SAFETY: the call above has filled the set.
+        // SAFETY: the call above filled the set.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
     }
     spawned?;
@@ -241,7 +231,6 @@ fn wait_for_work(mut service: MutexGuard<'static, Service>) -> Work {
     }
 }
 
-/// The work that is due. It is done without the lock.
 struct Work {
     listeners: Vec<Arc<dyn Client>>,
     alive: Vec<Arc<dyn Client>>,
@@ -278,9 +267,9 @@ mod tests {
     use crate::options::Options;
     use crate::socket::Socket;
 
-    /// A socket has one timer at most, that of its last setting, whatever other sockets have.
+    /// A socket has at most one timer, whatever other sockets have.
     #[test]
-    fn another_interval_replaces_the_timer() {
+    fn new_interval_replaces_timer() {
         let hour = Duration::from_secs(3600);
         let new = || Arc::new(Socket::create(libc::AF_INET, Options::new(false, false)).unwrap());
         let timers = |of: &Arc<Socket>| {

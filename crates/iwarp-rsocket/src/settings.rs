@@ -1,4 +1,4 @@
-//! Sizes: the defaults, the administrator's files in `/etc/rdma/rsocket`, the limits.
+//! Sizes: defaults, the administrator's files in `/etc/rdma/rsocket`, limits.
 
 use iwarp::LIMITS;
 use std::path::Path;
@@ -6,33 +6,26 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::Duration;
 
-/// Fewest work requests of a queue.
 const QUEUE_MIN: u16 = 16;
-/// Most work requests of a queue: sequence numbers have 16 bits, and half of them must tell before from after.
+/// Maximum work requests of a queue: 16-bit sequence numbers compare within half their range.
 const QUEUE_MAX: u16 = 0x7fff;
-/// Fewest and most octets of a buffer.
 const BUFFER_MIN: u32 = 4096;
 const BUFFER_MAX: u32 = 1 << 28;
 
-/// The sizes that a socket is made with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sizes {
-    /// Work requests of the send queue.
     pub(crate) send_queue: u16,
-    /// Messages that the peer may have under way.
+    /// Messages that the peer may have in flight.
     pub(crate) receive_queue: u16,
-    /// Transfers of up to so many octets skip the send buffer.
+    /// Transfers of at most this many bytes bypass the send buffer.
     pub(crate) inline: u16,
-    /// Octets of the receive buffer.
     pub(crate) receive_buffer: u32,
-    /// Octets of the send buffer.
     pub(crate) send_buffer: u32,
-    /// Buffers that the peer may map for us.
+    /// Buffers that the peer may map for this end.
     pub(crate) mappings: u16,
 }
 
 impl Sizes {
-    /// Returns the sizes moved into the limits.
     pub(crate) fn bounded(mut self) -> Self {
         let most = u16::try_from(LIMITS.max_qp_wr)
             .unwrap_or(QUEUE_MAX)
@@ -46,33 +39,32 @@ impl Sizes {
     }
 }
 
-/// Most octets of inline data. Above it, copying twice costs more than it saves.
+/// Maximum inline data. Above it, copying twice costs more than it saves.
 pub(crate) const MAX_INLINE: u16 = 512;
 
-/// Returns a buffer size moved into the limits. It is even, because the receive buffer is used in halves.
+/// Returns a buffer size clamped to the limits. It is even, because the receive buffer has halves.
 pub(crate) fn bounded_buffer(size: u32) -> u32 {
     size.clamp(BUFFER_MIN, BUFFER_MAX) & !7
 }
 
-/// All settings.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Settings {
     pub(crate) sizes: Sizes,
     /// How long a call polls before it sleeps.
     pub(crate) polling_time: Duration,
-    /// The longest sleep of `rpoll`. After it `rpoll` looks at the sockets by itself.
+    /// Maximum sleep of `rpoll` before it checks the sockets itself.
     pub(crate) wake_up_interval: Duration,
 }
 
 impl Settings {
-    /// Returns the settings of this process.
     pub(crate) fn get() -> &'static Self {
         static SETTINGS: AtomicPtr<Settings> = AtomicPtr::new(null_mut());
         // SAFETY: null, or settings that are never freed.
         if let Some(known) = unsafe { SETTINGS.load(Ordering::Acquire).as_ref() } {
             return known;
         }
-        // Threads that begin at the same time read the files twice. A lock could be held for ever in a child of a fork.
+        // Threads that start simultaneously read the files twice. A lock could stay locked in a
+        // forked child.
         let read = Box::leak(Box::new(Self::read(Path::new("/etc/rdma/rsocket"))));
         SETTINGS.store(read, Ordering::Release);
         read
@@ -111,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_and_limits() {
+    fn files_are_read_and_clamped() {
         let dir =
             std::env::temp_dir().join(format!("iwarp-rsocket-settings-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();

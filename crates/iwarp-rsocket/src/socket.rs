@@ -1,14 +1,15 @@
 //! Sockets: their states, connecting, accepting, waiting, closing.
 //!
-//! Each socket has a lock. It is never held while a thread sleeps. Lock order: the table of sockets is never locked while a
-//! socket is; a listener is locked before the sockets that it accepts, which no other thread knows yet.
+//! Each socket has a lock, which is never held during sleep. Lock order: the table of sockets is
+//! never locked while a socket is; a listener is locked before the sockets that it accepts, which
+//! are not yet known to other threads.
 
 mod accept;
 mod close;
 mod connect;
 pub(crate) mod options;
 
-pub(crate) use close::last_goodbyes;
+pub(crate) use close::close_all_at_exit;
 
 use crate::errno::{Errno, Result};
 use crate::fork;
@@ -28,19 +29,18 @@ use std::sync::atomic::AtomicBool;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
-/// The state of a socket.
 pub(crate) enum Phase {
     /// Neither connected nor listening; it may be bound.
     Idle,
     Listening(Listening),
     Connecting(Box<Stream>),
     Connected(Box<Stream>),
-    /// The attempt to connect has failed, and the program has not tried again.
+    /// Connecting failed, and the program has not tried again.
     Failed,
     Closed,
 }
 
-/// Accepted connections that the program has not taken yet.
+/// Accepted connections that the program has not fetched.
 pub(crate) struct Listening {
     ready: VecDeque<Arc<Socket>>,
     backlog: usize,
@@ -51,12 +51,13 @@ pub(crate) struct State {
     pub(crate) id: CmId,
     pub(crate) bound: Option<SocketAddr>,
     pub(crate) options: Options,
-    /// The error of an attempt to connect. It is reported once.
+    /// The error of a connection attempt, reported once.
     error: Option<Errno>,
 }
 
-/// Call it after calls that found nothing: those that would have to wait on a nonblocking socket, and polls before a sleep. A program
-/// that spins like this yields its processor now and then, because its peer may need it to answer.
+/// Called after calls that found nothing: those that would block on a nonblocking socket, and polls
+/// before a sleep. A program that spins this way sometimes yields its processor, because its peer
+/// may need it to reply.
 pub(crate) use iwarp::runtime::after_empty_poll;
 
 pub(crate) struct Socket {
@@ -68,12 +69,10 @@ pub(crate) struct Socket {
     waiters: Arc<Waiters>,
     completion: Waker,
     event: Arc<EventWaker>,
-    /// Calls `event`.
     event_waker: Waker,
 }
 
 impl Socket {
-    /// Makes a socket. `nonblocking` is as with `SOCK_NONBLOCK`.
     pub(crate) fn create(domain: i32, options: Options) -> Result<Self> {
         let channel = create_event_channel()?;
         let id = CmId::create(&channel, None);
@@ -112,13 +111,12 @@ impl Socket {
         }
     }
 
-    /// Returns its number: the descriptor of its event channel. That lives as long as the socket, so that no other descriptor of
-    /// the process has the same number.
+    /// Returns the socket's number: its event channel's descriptor. It stays open as long as the
+    /// socket, so the number is unique in the process.
     pub(crate) const fn number(&self) -> RawFd {
         self.fd
     }
 
-    /// Returns `true` if it belongs to the parent of this process.
     pub(crate) fn is_foreign(&self) -> bool {
         self.generation != fork::generation()
     }
@@ -127,14 +125,14 @@ impl Socket {
         &self.waiters
     }
 
-    /// Lets `f` look at or change the state, without making progress.
+    /// Calls `f` with the locked state, without making progress.
     pub(crate) fn with_state<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         f(&mut self.state.lock())
     }
 
-    /// Takes events and completions. With `drive` the thread moves octets itself.
+    /// Processes events and completions. With `drive` the thread also drives the connection.
     pub(crate) fn pump(&self, s: &mut State, drive: bool) {
-        // Taking from an empty queue costs a system call.
+        // Reading an empty queue costs a system call.
         while !self.channel.is_empty() {
             match self.channel.try_next() {
                 Some(event) => self.handle(s, event),
@@ -160,7 +158,7 @@ impl Socket {
                 | CmEventKind::Unreachable
                 | CmEventKind::Rejected,
             ) => {
-                // What came before the end is still in the completion queue.
+                // Data that arrived before the end is still in the completion queue.
                 stream.process(false);
                 stream.lost();
             }
@@ -168,7 +166,7 @@ impl Socket {
         }
     }
 
-    /// Asks to be woken by the next change. The caller looks at the socket once more afterwards.
+    /// Requests a wake-up by the next change. The caller must then check the socket once more.
     pub(crate) fn arm(&self, s: &State) {
         if let Phase::Connected(stream) = &s.phase {
             stream.cq.wake_at_next(&self.completion);
@@ -176,11 +174,9 @@ impl Socket {
         self.channel.wake_at_next(&self.event_waker);
     }
 
-    /// Repeats `step` until it gives a result. It is called with the lock held, and possibly often.
-    ///
-    /// # Errors
-    /// EAGAIN: it gave no result, and the caller does not want to wait, or waits no longer than `timeout`; EINTR: a signal
-    /// handler ran; and those of `step`.
+    /// Repeats `step` until it returns a result. It is called under the lock, possibly often. Fails
+    /// with EAGAIN if there was no result and the socket is nonblocking or `timeout` passed; EINTR
+    /// if a signal handler ran; and the errors of `step`.
     pub(crate) fn until<R>(
         &self,
         wait: bool,
@@ -230,12 +226,13 @@ impl Socket {
         }
     }
 
-    /// Returns the events that `poll` reports. With `drive` the thread moves octets itself.
+    /// Returns the events for `poll`. With `drive` the thread also drives the connection.
     pub(crate) fn poll_events(&self, wanted: i16, drive: bool, arm: bool) -> i16 {
         const IN: i16 = libc::POLLIN | libc::POLLRDNORM;
         const OUT: i16 = libc::POLLOUT | libc::POLLWRNORM;
         if self.is_foreign() {
-            // Nothing will ever happen to it in this process, and threads of the parent may have its lock.
+            // The socket never changes in this process, and its lock may be held by the parent's
+            // threads.
             return libc::POLLERR | libc::POLLHUP;
         }
         let mut s = self.state.lock();
@@ -260,7 +257,7 @@ impl Socket {
                 if stream.is_at_end() {
                     events |= wanted & libc::POLLRDHUP;
                 }
-                // Programs that take this for an error would lose what can still be read.
+                // Otherwise programs that treat this as an error would lose the unread data.
                 if stream.is_at_end() && stream.cannot_write() && stream.available() == 0 {
                     events |= libc::POLLHUP;
                 }
@@ -272,10 +269,7 @@ impl Socket {
         }
     }
 
-    /// Returns its address and its peer's.
-    ///
-    /// # Errors
-    /// ENOTCONN: it has no peer.
+    /// Returns the socket's address and its peer's. Fails with ENOTCONN: no peer.
     pub(crate) fn addresses(&self) -> (Option<SocketAddr>, Result<SocketAddr>) {
         let s = self.state.lock();
         let (local, peer) = s.id.addresses();
@@ -287,7 +281,7 @@ impl Socket {
         (local, peer.map(|a| self.in_domain(a)))
     }
 
-    /// Returns an IPv4 address as an IPv6 socket shows it.
+    /// Returns an address in the socket's family: IPv4 in mapped form for an IPv6 socket.
     fn in_domain(&self, address: SocketAddr) -> SocketAddr {
         match address {
             SocketAddr::V4(a) if self.domain == libc::AF_INET6 => {
@@ -297,10 +291,7 @@ impl Socket {
         }
     }
 
-    /// Binds it.
-    ///
-    /// # Errors
-    /// EINVAL: bound or connected already; and those of bind(2).
+    /// Binds the socket. Fails with EINVAL: already bound or connected; and the errors of bind(2).
     pub(crate) fn bind(&self, address: SocketAddr) -> Result<()> {
         let mut s = self.state.lock();
         if !matches!(s.phase, Phase::Idle | Phase::Failed) || s.bound.is_some() {
@@ -315,7 +306,7 @@ impl Socket {
         s.id.set_reuse_address(s.options.reuse_address);
         let bound = SocketAddr::new(address.ip().to_canonical(), address.port());
         let bound = match (address, bound) {
-            // The scope of a link-local address is kept.
+            // Keeps the scope of a link-local address.
             (SocketAddr::V6(_), SocketAddr::V6(_)) => address,
             (_, other) => other,
         };
@@ -329,7 +320,7 @@ impl Socket {
 }
 
 impl service::Client for Socket {
-    /// Answers requests that have come, and asks to be called again.
+    /// Answers pending requests, and requests the next wake-up.
     fn serve(&self) {
         let mut s = self.state.lock();
         if !matches!(s.phase, Phase::Listening(_)) {
@@ -351,10 +342,8 @@ impl service::Client for Socket {
 }
 
 impl State {
-    /// Returns the stream of a connected socket.
-    ///
-    /// # Errors
-    /// EAGAIN while it is being connected, ENOTCONN, EBADF.
+    /// Returns the stream of a connected socket. Fails with EAGAIN while connecting, ENOTCONN,
+    /// EBADF.
     pub(crate) fn stream(&mut self) -> Result<&mut Stream> {
         match &mut self.phase {
             Phase::Connected(stream) => Ok(stream),
@@ -365,7 +354,6 @@ impl State {
         }
     }
 
-    /// Returns and clears the error that `SO_ERROR` reports.
     pub(crate) fn take_error(&mut self) -> Option<Errno> {
         match &mut self.phase {
             Phase::Connected(stream) => stream.take_error(),

@@ -1,11 +1,11 @@
-//! One end of a connection: its queue pair, its buffers, and the counts of what may be sent.
+//! One end of a connection: its queue pair, buffers and credits.
 //!
-//! The receive buffer is used in halves. Each half is offered to the peer through an entry of the peer's directory. The peer
-//! fills it with RDMA Writes, each announced by a message. When the program has read as many octets as a half has, a half is
-//! offered again. Messages are counted, too: the peer may have as many under way as we have receives. `Credit` messages
-//! raise both limits.
+//! The receive buffer has two halves. Each is offered to the peer through an entry of the peer's
+//! directory. The peer fills it with RDMA Writes and announces each by a message. When the program
+//! has read as many bytes as a half has, a half is offered again. Messages are limited too: the
+//! peer may have as many in flight as there are receives. `Credit` messages raise both limits.
 //!
-//! Nothing here waits. The peer is not trusted: its messages are checked against what it was offered.
+//! Nothing here blocks. The peer is not trusted: its messages are checked against what was offered.
 
 mod iomap;
 mod recv;
@@ -27,65 +27,62 @@ use iwarp::verbs::{MemoryRegion, ProtectionDomain};
 use iwarp::{Access, Blame};
 use std::collections::VecDeque;
 
-/// Send work requests that data leave free for control messages.
+/// Send work requests reserved for control messages.
 const CONTROL_SLOTS: u32 = 4;
-/// Receives of the peer that data leave free for control messages: a kernel's RNIC terminates a connection whose receives
-/// have run out, where ours waits.
+/// Receives of the peer reserved for control messages: a kernel RNIC terminates a connection that
+/// runs out of receives, where this one waits.
 const CONTROL_CREDITS: u16 = 4;
-/// Work request numbers of receives. Those of sends tell how many requests and octets of the buffer they free.
+/// Marks work request numbers of receives. Those of sends encode the requests and buffer bytes that
+/// their completion frees.
 const RECEIVE: u64 = 1 << 63;
-/// Most rounds of one look at the completion queue, so that a fast peer cannot keep a call forever.
+/// Maximum polls of the completion queue per call, so that a fast peer cannot keep a call busy.
 const ROUNDS: u32 = 4;
 const BATCH: usize = 32;
 
-/// One end of a connection.
 pub(crate) struct Stream {
     pub(crate) qp: QueuePair,
     pub(crate) cq: CompletionQueue,
     pd: ProtectionDomain,
     sizes: Sizes,
 
-    /// The receive buffer.
     rbuf: MemoryRegion,
-    /// Position of the next octet to read.
     read_at: u32,
-    /// Octets announced and not read.
+    /// Bytes announced and not read.
     unread: u32,
-    /// Lengths of the messages that announced them.
     announced: VecDeque<u32>,
-    /// Octets offered to the peer and not announced.
+    /// Bytes offered to the peer and not announced.
     offered: u32,
-    /// Octets read and not offered again.
+    /// Bytes read and not offered again.
     freed: u32,
     /// The half to offer next: 0 or 1.
     next_half: u32,
-    /// Where messages land.
+    /// Where incoming messages are placed.
     slots: MemoryRegion,
-    /// Slots whose receive has to be posted again.
+    /// Slots whose receive must be posted again.
     idle_slots: Vec<u16>,
-    /// Messages about data read to their end, modulo 2^16.
+    /// Data messages read completely, modulo 2^16.
     taken: u16,
-    /// Credits are due from this number of them on.
+    /// The number of data messages from which credits are due.
     credit_due: u16,
 
-    /// The peer's directory, where we offer buffers.
+    /// The peer's directory, through which buffers are offered.
     peer: Option<Hello>,
     next_entry: u32,
 
     sbuf: MemoryRegion,
-    /// Position of the next octet, and octets in use.
+    /// Position of the next byte, and bytes in use.
     write_at: u32,
     in_use: u32,
-    /// Send work requests that are free.
+    /// Free send work requests.
     sq_free: u32,
-    /// Messages about data that were sent, and the number up to which they may be sent, modulo 2^16.
+    /// Data messages sent, and the limit for sending, modulo 2^16.
     sent: u16,
     allowed: u16,
     /// Where the peer offers buffers: its entries, then mapped buffers.
     directory: MemoryRegion,
     /// The entry that the peer fills next.
     expect_entry: u32,
-    /// Offers not used up, the oldest first.
+    /// Unused offers, the oldest first.
     targets: VecDeque<Window>,
     /// A message to send as soon as there is room.
     farewell: Option<Message>,
@@ -95,20 +92,18 @@ pub(crate) struct Stream {
     /// The program still reads, and still writes.
     reading: bool,
     writing: bool,
-    /// The peer writes no more.
+    /// The peer has stopped writing.
     peer_done: bool,
-    /// No more can be sent or received.
+    /// Nothing can be sent or received any more.
     over: bool,
-    /// We have sent the farewell.
-    said_bye: bool,
-    /// An error that will be reported once.
+    /// The farewell was sent.
+    farewell_sent: bool,
+    /// An error to report once.
     error: Option<Errno>,
 }
 
 impl Stream {
-    /// Makes a stream on a device, with all receives posted. Its queue pair has no connection yet.
-    ///
-    /// # Errors
+    /// Creates a stream with all receives posted. Its queue pair is not connected yet. Fails with
     /// ENOMEM, EMFILE.
     pub(crate) fn new(ctx: &Context, sizes: Sizes) -> Result<Self> {
         let sizes = sizes.bounded();
@@ -134,11 +129,11 @@ impl Stream {
             max_recv_sge: 1,
             max_inline: u32::from(sizes.inline).max(MAPPING_LEN as u32),
             signal_all: false,
-            // The peer may begin with an RDMA Read of no octets (RFC 6581 section 9).
+            // The peer may begin with an RDMA Read of zero bytes (RFC 6581 section 9).
             max_ird: 4,
             max_ord: 4,
         })?;
-        // From here on it accepts receives.
+        // The queue pair accepts receives from now on.
         qp.modify(State::Init)?;
         let half = sizes.receive_buffer / 2;
         let mut stream = Self {
@@ -150,7 +145,7 @@ impl Stream {
             read_at: 0,
             unread: 0,
             announced: VecDeque::with_capacity(rq as usize),
-            // The first half is offered in the private data.
+            // The private data offers the first half.
             offered: half,
             freed: half,
             next_half: 1,
@@ -175,14 +170,13 @@ impl Stream {
             writing: true,
             peer_done: false,
             over: false,
-            said_bye: false,
+            farewell_sent: false,
             error: None,
         };
         stream.post_receives()?;
         Ok(stream)
     }
 
-    /// Returns what to tell the peer.
     pub(crate) fn hello(&self) -> Hello {
         let (rbuf, directory) = (self.rbuf.remote(), self.directory.remote());
         Hello {
@@ -201,7 +195,6 @@ impl Stream {
         }
     }
 
-    /// Takes what the peer has told.
     pub(crate) fn greet(&mut self, peer: &Hello) {
         self.peer = Some(*peer);
         self.allowed = peer.credits;
@@ -209,7 +202,6 @@ impl Stream {
         self.iomaps.set_room(peer.mappings);
     }
 
-    /// Returns the sizes in use.
     pub(crate) const fn sizes(&self) -> &Sizes {
         &self.sizes
     }
@@ -218,10 +210,10 @@ impl Stream {
         self.sizes.receive_buffer / 2
     }
 
-    /// Takes completions and acts on them. With `drive` the thread moves octets itself; otherwise it takes only completions that
-    /// are there.
+    /// Processes completions. With `drive` the thread also drives the connection; otherwise it
+    /// takes available completions only.
     pub(crate) fn process(&mut self, drive: bool) {
-        self.settle();
+        self.send_due();
         let mut batch = [Cqe::default(); BATCH];
         let mut rounds = 0;
         loop {
@@ -249,7 +241,7 @@ impl Stream {
                 break;
             }
         }
-        self.settle();
+        self.send_due();
     }
 
     fn complete(&mut self, cqe: &Cqe) {
@@ -282,9 +274,9 @@ impl Stream {
             Message::Data(n) => self.announce(n),
             Message::Credit(upto) => {
                 self.allowed = upto;
-                self.look_at_directory();
+                self.check_directory();
             }
-            Message::Mapping(index) => self.look_at_mapping(index),
+            Message::Mapping(index) => self.check_mapping(index),
             Message::Shutdown => {
                 self.peer_done = true;
                 if !self.writing {
@@ -299,11 +291,12 @@ impl Stream {
         }
     }
 
-    /// Looks whether the peer has offered another buffer.
+    /// Checks for a new offer from the peer.
     ///
-    /// An entry is written before its message, but the next entry may be half-written at this moment. Its length is at its end
-    /// and is always that of the first buffer, so an entry with another length is not complete yet; its own message will follow.
-    fn look_at_directory(&mut self) {
+    /// An entry is written before its message, but the next entry may be partly written now. Its
+    /// length is at its end and always equals the first buffer's, so an entry with another length
+    /// is incomplete; its own message will follow.
+    fn check_directory(&mut self) {
         let Some(peer) = &self.peer else { return };
         while self.targets.len() < DIRECTORY as usize {
             let at = self.expect_entry as usize * WINDOW_LEN;
@@ -321,7 +314,7 @@ impl Stream {
         }
     }
 
-    fn look_at_mapping(&mut self, index: u32) {
+    fn check_mapping(&mut self, index: u32) {
         if index >= u32::from(self.sizes.mappings) {
             return;
         }
@@ -332,23 +325,23 @@ impl Stream {
         }
     }
 
-    /// Sends the messages that are due to the peer: a farewell, an offer, credits.
-    fn settle(&mut self) {
+    /// Sends due control messages: a farewell, an offer, credits.
+    fn send_due(&mut self) {
         let Some(peer) = self.peer else { return };
-        if self.over || self.said_bye {
+        if self.over || self.farewell_sent {
             return;
         }
         if let Some(message) = self.farewell
             && self.sq_free > 0
         {
             self.farewell = None;
-            self.said_bye = message == Message::Disconnect;
+            self.farewell_sent = message == Message::Disconnect;
             self.post_message(message);
-            if self.said_bye {
+            if self.farewell_sent {
                 return;
             }
         }
-        // No more will come.
+        // The peer sends no more data, so it needs no offers.
         if self.peer_done || self.sq_free < 2 {
             return;
         }
@@ -386,7 +379,7 @@ impl Stream {
         self.post(&[SendWr::inline(1 << 32, &pieces).signaled()]);
     }
 
-    /// Writes a few octets into the peer's memory, and sends the message about them.
+    /// Writes a few bytes into the peer's memory, then sends the message that announces them.
     fn post_inline_pair(&mut self, addr: u64, rkey: u32, octets: &[u8], message: Message) {
         let message = message.encode();
         let (data, text): ([&[u8]; 1], [&[u8]; 1]) = ([octets], [&message]);
@@ -404,7 +397,8 @@ impl Stream {
         self.post(&[write, SendWr::inline(2 << 32, &text).signaled()]);
     }
 
-    /// Writes octets of the send buffer into the peer's memory, and sends a message about them if there is one.
+    /// Writes bytes of the send buffer into the peer's memory, then sends a message if there is
+    /// one.
     fn post_buffered(
         &mut self,
         addr: u64,
@@ -470,33 +464,32 @@ impl Stream {
         Ok(())
     }
 
-    /// Sends a message that needs no receive at the peer and no answer. TCP finds out whether the peer is still there.
+    /// Sends a message that uses no receive at the peer and needs no reply. TCP detects a dead
+    /// peer.
     pub(crate) fn keep_alive(&mut self) {
-        if self.peer.is_some() && !self.over && !self.said_bye && self.sq_free > 0 {
+        if self.peer.is_some() && !self.over && !self.farewell_sent && self.sq_free > 0 {
             self.sq_free -= 1;
             self.post(&[SendWr::write(1 << 32, 0, 0, &[]).signaled()]);
         }
     }
 
-    /// Handles the end of the connection, with or without a farewell.
     pub(crate) fn lost(&mut self) {
         if self.over {
             return;
         }
         let error = match self.qp.fault() {
-            // It is closed in good order, by us or by a peer that sent no farewell.
+            // Closed in order by this end, or by a peer that sent no farewell.
             None => None,
             Some(fault) if fault.blame == Blame::Transport => Some(Errno::CONNRESET),
             Some(_) => Some(Errno::IO),
         };
         self.over = true;
         self.peer_done = true;
-        if !self.said_bye {
+        if !self.farewell_sent {
             self.error = self.error.or(error);
         }
     }
 
-    /// Handles a peer that breaks the protocol of rsockets.
     fn fail(&mut self, error: Errno) {
         tracing::debug!(qp = self.qp.num(), %error, "the peer breaks the rsocket protocol");
         self.error = self.error.or(Some(error));
@@ -505,16 +498,16 @@ impl Stream {
         self.qp.abort();
     }
 
-    /// The program closes one direction or both. The peer is told behind the data.
+    /// Shuts down one direction or both. The message to the peer follows the data.
     pub(crate) fn shut(&mut self, read: bool, write: bool) {
         let before = (self.reading, self.writing);
         self.reading &= !read;
         self.writing &= !write;
-        if self.over || self.said_bye || before == (self.reading, self.writing) {
+        if self.over || self.farewell_sent || before == (self.reading, self.writing) {
             return;
         }
         if self.writing {
-            // Only reading is closed. The protocol has no message for that.
+            // The protocol has no message for the end of reading alone.
             return;
         }
         let all = !self.reading || self.peer_done;
@@ -523,22 +516,21 @@ impl Stream {
         } else {
             Message::Shutdown
         });
-        self.settle();
+        self.send_due();
     }
 
-    /// Returns `true` if everything posted has been sent, or never will be.
+    /// Returns `true` if everything posted has been sent or never will be.
     pub(crate) fn is_drained(&self) -> bool {
-        self.over && !self.said_bye
+        self.over && !self.farewell_sent
             || self.farewell.is_none() && self.sq_free == u32::from(self.sizes.send_queue)
             || self.qp.state() == State::Error
     }
 
-    /// Returns how many send work requests are free. The number grows while the peer takes what was sent.
+    /// Returns the number of free send work requests. It grows while the peer accepts data.
     pub(crate) const fn free_requests(&self) -> u32 {
         self.sq_free
     }
 
-    /// Returns the error that has not been reported.
     pub(crate) const fn take_error(&mut self) -> Option<Errno> {
         self.error.take()
     }
@@ -547,12 +539,12 @@ impl Stream {
         self.error
     }
 
-    /// Returns `true` if no more can be sent or received, except what is in the buffer.
+    /// Returns `true` if nothing can be sent or received any more, except buffered data.
     pub(crate) const fn is_over(&self) -> bool {
         self.over
     }
 
-    /// Ends the connection. Call it before the buffers are freed.
+    /// Ends the connection. Must be called before the buffers are freed.
     pub(crate) fn destroy(&mut self, abort: bool) {
         if abort {
             self.qp.abort();
@@ -574,16 +566,16 @@ mod tests {
     use super::*;
     use crate::settings::Settings;
 
-    /// What an end says last waits until there is a request for it.
+    /// The last message of a stream waits until a work request is free.
     #[test]
-    fn a_farewell_waits_for_a_free_request() {
+    fn farewell_waits_for_free_request() {
         for (read, last) in [(true, Message::Disconnect), (false, Message::Shutdown)] {
             let device = iwarp::Device::by_address([127, 0, 0, 1].into()).unwrap();
             let ctx = Context::open(&device, iwarp::Config::default()).unwrap();
             let mut stream = Stream::new(&ctx, Settings::get().sizes).unwrap();
             let peer = stream.hello();
             stream.greet(&peer);
-            // All are under way, as to a peer that takes nothing for a while.
+            // All requests are in flight, as with a peer that accepts nothing for a while.
             let all = std::mem::take(&mut stream.sq_free);
             stream.shut(read, true);
             stream.settle();

@@ -8,7 +8,6 @@ use std::any::Any;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-/// A socket of either type.
 #[derive(Clone)]
 pub(crate) enum Entry {
     Stream(Arc<Socket>),
@@ -23,7 +22,8 @@ impl Entry {
         }
     }
 
-    /// Returns the socket as an object whose address tells it from another one that has had the same number.
+    /// Returns the socket as an object whose address distinguishes it from a former one of that
+    /// number.
     pub(crate) fn object(self) -> Arc<dyn Any + Send + Sync> {
         match self {
             Self::Stream(socket) => socket,
@@ -34,7 +34,6 @@ impl Entry {
 
 static TABLE: ProcessLock<Vec<Option<Entry>>> = ProcessLock::new("rsocket::TABLE", Vec::new());
 
-/// Enters a socket and returns its number.
 pub(crate) fn insert(socket: Entry) -> RawFd {
     let number = socket.number();
     let index = usize::try_from(number).unwrap_or_default();
@@ -46,19 +45,18 @@ pub(crate) fn insert(socket: Entry) -> RawFd {
         table[index].replace(socket)
     };
     if let Some(old) = old {
-        // The program has closed the descriptor without `close`, or the socket is a parent's: nobody may run its end.
+        // The program closed the descriptor without `close`, or the socket is a parent's. Its
+        // destructor must not run.
         std::mem::forget(old);
     }
     number
 }
 
-/// Returns the socket with this number, if there is one.
 pub(crate) fn find(number: RawFd) -> Option<Entry> {
     let index = usize::try_from(number).ok()?;
     TABLE.lock().get(index)?.clone()
 }
 
-/// Returns the stream socket with this number, if there is one.
 pub(crate) fn find_stream(number: RawFd) -> Option<Arc<Socket>> {
     match find(number)? {
         Entry::Stream(socket) => Some(socket),
@@ -66,10 +64,8 @@ pub(crate) fn find_stream(number: RawFd) -> Option<Arc<Socket>> {
     }
 }
 
-/// Returns the socket with this number, if this process may use it.
-///
-/// # Errors
-/// EBADF: there is none. EOPNOTSUPP: it is a stream socket that belongs to the parent of this process.
+/// Returns a socket that this process may use. Fails with EBADF: no such socket; EOPNOTSUPP: a
+/// stream socket of the parent process.
 pub(crate) fn get(number: RawFd) -> Result<Entry> {
     match find(number).ok_or(Errno::BADF)? {
         Entry::Stream(socket) if socket.is_foreign() => Err(Errno::NOTSUP),
@@ -77,10 +73,8 @@ pub(crate) fn get(number: RawFd) -> Result<Entry> {
     }
 }
 
-/// As [`get`], for calls that only stream sockets have.
-///
-/// # Errors
-/// As [`get`]. EOPNOTSUPP: it is a datagram socket.
+/// As [`get`], for calls that only stream sockets support. Fails as [`get`]; EOPNOTSUPP: a datagram
+/// socket.
 pub(crate) fn get_stream(number: RawFd) -> Result<Arc<Socket>> {
     match get(number)? {
         Entry::Stream(socket) => Ok(socket),
@@ -88,10 +82,7 @@ pub(crate) fn get_stream(number: RawFd) -> Result<Arc<Socket>> {
     }
 }
 
-/// Takes a socket off the table.
-///
-/// # Errors
-/// EBADF: there is none.
+/// Removes a socket from the table. Fails with EBADF: no such socket.
 pub(crate) fn remove(number: RawFd) -> Result<Entry> {
     let index = usize::try_from(number).map_err(|_| Errno::BADF)?;
     let mut table = TABLE.lock();
@@ -101,7 +92,7 @@ pub(crate) fn remove(number: RawFd) -> Result<Entry> {
         .ok_or(Errno::BADF)
 }
 
-/// Returns all stream sockets of this process, for its end. Returns none if a thread has ended with the table locked.
+/// Returns all stream sockets of an exiting process; none if a thread exited with the table locked.
 pub(crate) fn all_streams() -> Vec<Arc<Socket>> {
     let mut tries = 0..200;
     let table = loop {

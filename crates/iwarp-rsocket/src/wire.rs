@@ -1,13 +1,11 @@
-//! The messages between two ends: the private data of the connection set-up and the four-octet messages.
+//! The rsocket protocol: private data of the connection set-up, and messages of four octets.
 //!
-//! The values are those of rdma-core's rsockets in their iWARP form, where each message is a Send because RFC 5040 has no
-//! RDMA Write with immediate data. A stream is a sequence of RDMA Writes into the peer's receive buffer, each followed by a
-//! message with its length. All messages, and all entries of the peer's directory, are in the byte order of the machine that
-//! sends them.
+//! The values are those of rdma-core's rsockets over iWARP, where each message is a Send, because
+//! RFC 5040 has no RDMA Write with immediate data. A stream is a sequence of RDMA Writes into the
+//! peer's receive buffer, each followed by a message with its length. All messages and directory
+//! entries have the sender's byte order.
 
-/// Octets of the private data.
 pub(crate) const HELLO_LEN: usize = 40;
-/// Octets of a message.
 pub(crate) const MESSAGE_LEN: usize = 4;
 /// Octets of one entry of a directory of receive buffers.
 pub(crate) const WINDOW_LEN: usize = 16;
@@ -17,17 +15,15 @@ pub(crate) const MAPPING_LEN: usize = 24;
 pub(crate) const DIRECTORY: u32 = 2;
 
 const VERSION: u8 = 1;
-/// The sender's machine is big-endian.
 const FLAG_BIG_ENDIAN: u8 = 1;
-/// The field for the number of mapped buffers is used.
+/// The field for the number of mapped buffers is valid.
 const FLAG_IOMAP: u8 = 2;
 
-/// A range of the peer's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Window {
     pub(crate) addr: u64,
     pub(crate) key: u32,
-    /// Length in octets; for the directory the number of entries.
+    /// Length in octets; for a directory, the number of entries.
     pub(crate) len: u32,
 }
 
@@ -48,7 +44,6 @@ impl Window {
         }
     }
 
-    /// Encodes it as it is in a directory.
     pub(crate) fn to_native(self) -> [u8; WINDOW_LEN] {
         let mut out = [0; WINDOW_LEN];
         out[..8].copy_from_slice(&self.addr.to_ne_bytes());
@@ -57,7 +52,6 @@ impl Window {
         out
     }
 
-    /// Decodes [`to_native`](Self::to_native).
     pub(crate) fn from_native(bytes: &[u8; WINDOW_LEN]) -> Self {
         Self {
             addr: u64::from_ne_bytes(part(bytes, 0)),
@@ -67,10 +61,10 @@ impl Window {
     }
 }
 
-/// A buffer that a program has mapped for its peer.
+/// A buffer that a program mapped for its peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Mapping {
-    /// The offset that programs use for its first octet.
+    /// The offset of its first octet, as programs use it.
     pub(crate) offset: u64,
     pub(crate) window: Window,
 }
@@ -90,41 +84,38 @@ impl Mapping {
         }
     }
 
-    /// Returns the distance of `offset` from its first octet, if it is inside.
+    /// Returns the distance of `offset` from the first octet if it is inside.
     pub(crate) fn find(&self, offset: u64) -> Option<u64> {
         let within = offset.checked_sub(self.offset)?;
         (within < u64::from(self.window.len)).then_some(within)
     }
 }
 
-/// Returns `N` octets from `at` on. The callers know that they are there.
+/// Returns `N` octets at `at`, which the caller has checked to exist.
 fn part<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let mut out = [0; N];
     out.copy_from_slice(&bytes[at..at + N]);
     out
 }
 
-/// The private data of both sides of a connection set-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Hello {
-    /// Messages about data that may be under way at a time.
+    /// Data messages that may be in flight.
     pub(crate) credits: u16,
-    /// Buffers that the peer may map for us.
+    /// Buffers that the peer may map for this end.
     pub(crate) mappings: u16,
-    /// Where the peer writes its receive buffers; mapped buffers follow.
+    /// Where the peer writes its offers; mapped buffers follow.
     pub(crate) directory: Window,
-    /// The first receive buffer.
     pub(crate) buffer: Window,
 }
 
-/// Why a request or an answer is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BadHello {
-    /// Too short, or of another version: the peer is no rsocket.
+    /// Too short or of another version: the peer is not an rsocket.
     Foreign,
-    /// The peer's machine has the other byte order, so its messages cannot be read.
+    /// The peer has the other byte order, so its messages cannot be read.
     ByteOrder,
-    /// There is no room to send anything to.
+    /// There is no room to send to.
     Unusable,
 }
 
@@ -163,7 +154,7 @@ impl Hello {
             directory: Window::from_be(&part(bytes, 8)),
             buffer: Window::from_be(&part(bytes, 24)),
         };
-        // With one entry we would overwrite it while the peer may still use it.
+        // With one entry, a new offer could overwrite one that the peer still uses.
         if hello.credits == 0 || hello.buffer.len == 0 || hello.directory.len < 2 {
             return Err(BadHello::Unusable);
         }
@@ -171,7 +162,7 @@ impl Hello {
     }
 }
 
-/// The number of mappings is sent in eight bits: exact up to 128, then in steps of 256.
+/// The number of mappings is encoded in eight bits: exactly up to 128, then in steps of 256.
 const fn to_scale(value: u16) -> u8 {
     if value <= 128 {
         value as u8
@@ -188,7 +179,7 @@ const fn from_scale(scale: u8) -> u16 {
     }
 }
 
-/// Returns the nearest number of mappings that can be sent to the peer.
+/// Returns the nearest number of mappings that can be encoded.
 pub(crate) const fn round_mappings(value: u16) -> u16 {
     from_scale(to_scale(value))
 }
@@ -202,22 +193,20 @@ const CONTROL_KEEPALIVE: u32 = 1;
 const CONTROL_SHUTDOWN: u32 = 2;
 const VALUE: u32 = (1 << 29) - 1;
 
-/// A message: three bits are the kind, the other 29 the value.
+/// A message: three bits of kind, 29 bits of value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// So many octets have been written behind the last ones.
+    /// The sender wrote this many further octets.
     Data(u32),
-    /// Messages about data up to this number may be sent; an entry of the directory may be new.
+    /// Raises the limit of data messages to this number; the directory may have a new entry.
     Credit(u16),
-    /// An entry of the mapped buffers is new.
+    /// This entry of the mapped buffers is new.
     Mapping(u32),
-    /// The sender reads and writes no more.
+    /// The sender stops reading and writing.
     Disconnect,
-    /// Nothing.
     Keepalive,
-    /// The sender writes no more.
+    /// The sender stops writing.
     Shutdown,
-    /// Reserved.
     Unknown(u32),
 }
 
@@ -240,7 +229,7 @@ impl Message {
         let value = raw & VALUE;
         match (raw >> 29, value) {
             (OP_DATA, n) => Self::Data(n),
-            // Sequence numbers have 16 bits; the bits above them are a carry.
+            // Sequence numbers have 16 bits; higher bits are a carry.
             (OP_CREDIT, n) => Self::Credit(n as u16),
             (OP_MAPPING, n) => Self::Mapping(n),
             (OP_CONTROL, CONTROL_DISCONNECT) => Self::Disconnect,
@@ -271,7 +260,7 @@ mod tests {
     };
 
     #[test]
-    fn private_data_octet_by_octet() {
+    fn private_data_encoding() {
         let order = u8::from(cfg!(target_endian = "big"));
         let mut want = vec![1, 2 | order, 1, 0x80, 0, 0, 0, 0x82];
         want.extend([1, 2, 3, 4, 5, 6, 7, 8, 0x11, 0x22, 0x33, 0x44, 0, 0, 0, 2]);
@@ -279,13 +268,13 @@ mod tests {
         want.extend([0x55, 0x66, 0x77, 0x88, 0, 1, 0, 0]);
         assert_eq!(HELLO.encode().to_vec(), want);
         assert_eq!(Hello::decode(&want), Ok(HELLO));
-        // Octets behind it are ignored: the transport may pad.
+        // Trailing octets are ignored: the transport may pad.
         want.extend([9; 12]);
         assert_eq!(Hello::decode(&want), Ok(HELLO));
     }
 
     #[test]
-    fn strangers_are_refused() {
+    fn foreign_private_data_is_refused() {
         let good = HELLO.encode();
         assert_eq!(Hello::decode(&good[..39]), Err(BadHello::Foreign));
         assert_eq!(Hello::decode(&[]), Err(BadHello::Foreign));
@@ -300,12 +289,12 @@ mod tests {
         let mut bytes = good;
         bytes[36..].fill(0);
         assert_eq!(Hello::decode(&bytes), Err(BadHello::Unusable));
-        // Older peers do not set the flag; the field then has no meaning.
+        // Older peers do not set the flag, and then the field has no meaning.
         assert_eq!(with(1, good[1] & !2).unwrap().mappings, 0);
     }
 
     #[test]
-    fn numbers_of_mappings() {
+    fn mapping_count_encoding() {
         for (value, scale, back) in [
             (0, 0, 0),
             (1, 1, 1),
@@ -324,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn messages() {
+    fn message_encoding() {
         let raw = |m: Message| u32::from_ne_bytes(m.encode());
         assert_eq!(raw(Message::Data(0x1_0000)), 0x0001_0000);
         assert_eq!(raw(Message::Credit(0xffff)), 0x8000_ffff);
@@ -345,7 +334,7 @@ mod tests {
             let bytes = raw.to_ne_bytes();
             assert_eq!(Message::decode(bytes).encode(), bytes, "{raw:#x}");
         }
-        // Peers add in more than 16 bits before they send.
+        // Peers add with more than 16 bits before they send.
         assert_eq!(
             Message::decode(0x8001_0005u32.to_ne_bytes()),
             Message::Credit(5)
@@ -353,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn mapped_offsets() {
+    fn mapping_contains_offsets() {
         let mapping = Mapping {
             offset: 100,
             window: Window {

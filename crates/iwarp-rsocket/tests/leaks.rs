@@ -1,7 +1,8 @@
-//! Leak counters: each way to end an rsocket is repeated, and descriptors, heap and mappings have to be what they were before.
+//! Leak test: each way to end an rsocket is repeated, and descriptors, heap and mappings must be
+//! what they were before.
 //!
-//! Everything is one test, because all three belong to the process. The test is a program of its own
-//! because it replaces the allocator.
+//! All three belong to the process, so this is one test. It is a program of its own because it
+//! replaces the allocator.
 
 #[path = "it/common/mod.rs"]
 #[allow(
@@ -24,17 +25,17 @@ struct Counting;
 
 static IN_USE: AtomicIsize = AtomicIsize::new(0);
 
-// SAFETY: everything is passed on to the system's allocator. The counter needs no allocation.
+// SAFETY: forwards everything to the system's allocator; the counter does not allocate.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         IN_USE.fetch_add(layout.size() as isize, Ordering::Relaxed);
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller promises.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
         IN_USE.fetch_sub(layout.size() as isize, Ordering::Relaxed);
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller promises.
         unsafe { System.dealloc(ptr, layout) }
     }
 }
@@ -42,18 +43,18 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// How often each way is repeated. A refused attempt is made again after 100 ms, so there are fewer of those.
+/// Repetitions. A refused attempt is retried after 100 ms, so there are fewer of those.
 const ROUNDS: usize = 250;
 const SLOW_ROUNDS: usize = 10;
-/// Growth of the heap that does not depend on the number of rounds, such as that of hash tables.
+/// Allowed growth of the heap that does not depend on the rounds, such as that of hash tables.
 const SLACK: isize = 96 << 10;
-/// Growth of the heap per round. Timers are not cancelled, so those of a closed connection are kept
-/// until they expire. An identifier that is kept takes 60 KiB.
+/// Allowed growth of the heap per round. Timers of closed connections are not cancelled, but kept
+/// until they expire. A leaked identifier takes 60 KiB.
 const SLACK_PER_ROUND: isize = 2 << 10;
-/// A peer that has not closed keeps a connection for 5 s after the farewell.
+/// A peer that does not close keeps a connection for 5 s after the farewell.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Growth of the address space that does not depend on the number of rounds, in bytes.
+/// Allowed growth of the address space that does not depend on the rounds, in bytes.
 const SLACK_MAPPED: usize = 8 << 20;
 
 #[derive(Debug, Clone, Copy)]
@@ -81,13 +82,10 @@ impl Used {
     }
 }
 
-/// Connected pairs come from one listener, which stays.
 struct Server {
     listener: Rs,
     address: SocketAddr,
-    /// A port where nobody listens.
     closed: SocketAddr,
-    /// A listener that is no rsocket.
     foreign: TcpListener,
 }
 
@@ -109,7 +107,6 @@ impl Server {
         (client, Rs(rs::accept(self.listener.0).unwrap().0))
     }
 
-    /// Closes the connections that nobody has accepted.
     fn drain(&self) {
         self.listener.nonblocking();
         while let Ok((socket, _)) = rs::accept(self.listener.0) {
@@ -133,7 +130,6 @@ fn resets(socket: &Rs) {
     rs::set_option(socket.0, libc::SOL_SOCKET, libc::SO_LINGER, &on).unwrap();
 }
 
-/// Reads until the end of the stream or an error.
 fn reads_to_end(socket: &Rs) {
     let mut sink = [0; 4096];
     while rs::recv(socket.0, &mut sink, 0).is_ok_and(|n| n > 0) {}
@@ -141,7 +137,8 @@ fn reads_to_end(socket: &Rs) {
 
 type Way = (&'static str, usize, fn(&Server));
 
-/// The ways to end an rsocket. Values that are still alive at the end of a row are closed there, the last one first.
+/// The ways to end an rsocket. Values alive at the end of a row are closed there, the last one
+/// first.
 const WAYS: &[Way] = &[
     ("close an unused socket", ROUNDS, |_| drop(Rs::new())),
     ("close a listener", ROUNDS, |_| drop(listener(|_| {}))),
@@ -189,7 +186,7 @@ const WAYS: &[Way] = &[
     ("both close without reading the end", ROUNDS, |server| {
         drop(server.pair());
     }),
-    ("close with data that nobody has read", ROUNDS, |server| {
+    ("close with unread data", ROUNDS, |server| {
         let (client, accepted) = server.pair();
         client.send_all(&[1; 5000]);
         accepted.send_all(&[2; 5000]);
@@ -241,7 +238,7 @@ const WAYS: &[Way] = &[
     }),
 ];
 
-/// Waits until no more is in use than `before`, or for a bounded time. Returns what is in use then.
+/// Waits, for a bounded time, until no more is in use than `before`. Returns what is in use then.
 fn settled(before: Used, rounds: usize) -> Used {
     let start = Instant::now();
     loop {
@@ -254,17 +251,17 @@ fn settled(before: Used, rounds: usize) -> Used {
 }
 
 #[test]
-fn every_way_to_end_stays_flat() {
-    // SAFETY: a setting of the C library's allocator: one arena, because a new one takes 64 MiB of address space.
+fn no_way_to_end_leaks() {
+    // SAFETY: sets the C library's allocator to one arena, because a new one takes 64 MiB.
     unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
     let server = Server::new();
     let mut leaks = Vec::new();
     for (name, rounds, end) in WAYS {
-        // Pools and tables grow to the size that they need.
+        // Pools and tables grow to their final sizes.
         for _ in 0..*rounds {
             end(&server);
         }
-        // Pools may not have grown before, because threads met in another order. A leak grows each time.
+        // Pools may still grow once, because threads met in another order. A leak grows each time.
         let grown = (0..2).map(|_| {
             let before = quiet();
             for _ in 0..*rounds {
@@ -284,7 +281,6 @@ fn every_way_to_end_stays_flat() {
     assert!(leaks.is_empty(), "{}", leaks.join("\n"));
 }
 
-/// Waits until what is in use does not change, and returns it.
 fn quiet() -> Used {
     let start = Instant::now();
     let mut last = Used::now();

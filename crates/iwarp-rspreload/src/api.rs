@@ -1,7 +1,7 @@
-//! The functions that this library calls: those of the C library, and the rsocket functions of librdmacm.
+//! The functions that this library calls: the C library's, and librdmacm's rsocket functions.
 //!
-//! Invariant of the `unsafe` code: the pointer that `dlsym` returns for a name is the function of that name, and its type here is
-//! that of its manual page.
+//! Invariant of the `unsafe` code: `dlsym` returns the function of the given name, and its type
+//! here is that of its manual page.
 
 use libc::{
     c_char, c_int, c_long, c_void, epoll_event, fd_set, iovec, msghdr, nfds_t, off_t, pollfd,
@@ -16,8 +16,8 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `f`, during which this thread creates only ordinary sockets. Calls of librdmacm need that, because it uses ordinary sockets
-/// itself.
+/// Runs `f`; this thread creates ordinary sockets meanwhile. Calls of librdmacm need this, because
+/// it uses ordinary sockets itself.
 pub(crate) fn inside<R>(f: impl FnOnce() -> R) -> R {
     let before = INSIDE.replace(true);
     let result = f();
@@ -25,24 +25,24 @@ pub(crate) fn inside<R>(f: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Returns `true` while this thread runs [`inside`], and on the threads that librdmacm starts. Sockets are ordinary there.
+/// Returns `true` if sockets are ordinary: in [`inside`], and on the threads of librdmacm.
 pub(crate) fn is_inside() -> bool {
     if INSIDE.get() {
         return true;
     }
     let mut name = [0u8; 16];
-    // SAFETY: the kernel writes at most 16 octets.
+    // SAFETY: the kernel writes at most 16 bytes.
     unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
     name.starts_with(b"iwarp-")
 }
 
-/// Returns the function that the name would have without this library, or null. Later calls take it from `cache`.
+/// Returns the function that the name has without this library, or null. Stores it in `cache`.
 fn next(cache: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     let known = cache.load(Ordering::Acquire);
     if !known.is_null() {
         return known;
     }
-    // SAFETY: the name is valid. RTLD_NEXT searches the libraries behind this one.
+    // SAFETY: the name is valid. RTLD_NEXT searches the libraries after this one.
     let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
     cache.store(found, Ordering::Release);
     found
@@ -50,7 +50,6 @@ fn next(cache: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
 
 macro_rules! c_library {
     ($($name:ident, $text:literal, ($($arg:ident: $t:ty),*) -> $r:ty;)*) => {
-        /// The C library's own functions.
         pub(crate) mod real {
             use super::*;
             $(
@@ -74,36 +73,56 @@ c_library! {
     socket, c"socket", (domain: c_int, ty: c_int, protocol: c_int) -> c_int;
     bind, c"bind", (fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int;
     listen, c"listen", (fd: c_int, backlog: c_int) -> c_int;
-    accept4, c"accept4", (fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int;
+    accept4, c"accept4",
+        (fd: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int;
     connect, c"connect", (fd: c_int, addr: *const sockaddr, len: socklen_t) -> c_int;
     shutdown, c"shutdown", (fd: c_int, how: c_int) -> c_int;
     close, c"close", (fd: c_int) -> c_int;
-    recvfrom, c"recvfrom", (fd: c_int, buf: *mut c_void, len: size_t, flags: c_int, addr: *mut sockaddr, alen: *mut socklen_t) -> ssize_t;
+    recvfrom, c"recvfrom",
+        (fd: c_int, buf: *mut c_void, len: size_t, flags: c_int, addr: *mut sockaddr,
+         alen: *mut socklen_t) -> ssize_t;
     recvmsg, c"recvmsg", (fd: c_int, msg: *mut msghdr, flags: c_int) -> ssize_t;
     read, c"read", (fd: c_int, buf: *mut c_void, len: size_t) -> ssize_t;
     readv, c"readv", (fd: c_int, iov: *const iovec, n: c_int) -> ssize_t;
-    sendto, c"sendto", (fd: c_int, buf: *const c_void, len: size_t, flags: c_int, addr: *const sockaddr, alen: socklen_t) -> ssize_t;
+    sendto, c"sendto",
+        (fd: c_int, buf: *const c_void, len: size_t, flags: c_int, addr: *const sockaddr,
+         alen: socklen_t) -> ssize_t;
     sendmsg, c"sendmsg", (fd: c_int, msg: *const msghdr, flags: c_int) -> ssize_t;
     write, c"write", (fd: c_int, buf: *const c_void, len: size_t) -> ssize_t;
     writev, c"writev", (fd: c_int, iov: *const iovec, n: c_int) -> ssize_t;
-    sendfile, c"sendfile64", (out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t;
+    sendfile, c"sendfile64",
+        (out: c_int, from: c_int, offset: *mut off_t, count: size_t) -> ssize_t;
     poll, c"poll", (fds: *mut pollfd, n: nfds_t, timeout: c_int) -> c_int;
-    ppoll, c"ppoll", (fds: *mut pollfd, n: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
-    select, c"select", (n: c_int, r: *mut fd_set, w: *mut fd_set, e: *mut fd_set, timeout: *mut timeval) -> c_int;
-    pselect, c"pselect", (n: c_int, r: *mut fd_set, w: *mut fd_set, e: *mut fd_set, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    ppoll, c"ppoll",
+        (fds: *mut pollfd, n: nfds_t, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    select, c"select",
+        (n: c_int, r: *mut fd_set, w: *mut fd_set, e: *mut fd_set, timeout: *mut timeval) -> c_int;
+    pselect, c"pselect",
+        (n: c_int, r: *mut fd_set, w: *mut fd_set, e: *mut fd_set, timeout: *const timespec,
+         mask: *const sigset_t) -> c_int;
     fcntl, c"fcntl64", (fd: c_int, command: c_int, argument: c_long) -> c_int;
     ioctl, c"ioctl", (fd: c_int, request: libc::Ioctl, argument: *mut c_void) -> c_int;
-    getsockopt, c"getsockopt", (fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int;
-    setsockopt, c"setsockopt", (fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int;
-    getpeername, c"getpeername", (fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int;
-    getsockname, c"getsockname", (fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    getsockopt, c"getsockopt",
+        (fd: c_int, level: c_int, name: c_int, value: *mut c_void, len: *mut socklen_t) -> c_int;
+    setsockopt, c"setsockopt",
+        (fd: c_int, level: c_int, name: c_int, value: *const c_void, len: socklen_t) -> c_int;
+    getpeername, c"getpeername",
+        (fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int;
+    getsockname, c"getsockname",
+        (fd: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int;
     dup, c"dup", (fd: c_int) -> c_int;
     dup3, c"dup3", (from: c_int, to: c_int, flags: c_int) -> c_int;
     dup2, c"dup2", (from: c_int, to: c_int) -> c_int;
-    epoll_ctl, c"epoll_ctl", (epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
-    epoll_wait, c"epoll_wait", (epfd: c_int, to: *mut epoll_event, max: c_int, timeout: c_int) -> c_int;
-    epoll_pwait, c"epoll_pwait", (epfd: c_int, to: *mut epoll_event, max: c_int, timeout: c_int, mask: *const sigset_t) -> c_int;
-    epoll_pwait2, c"epoll_pwait2", (epfd: c_int, to: *mut epoll_event, max: c_int, timeout: *const timespec, mask: *const sigset_t) -> c_int;
+    epoll_ctl, c"epoll_ctl",
+        (epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int;
+    epoll_wait, c"epoll_wait",
+        (epfd: c_int, to: *mut epoll_event, max: c_int, timeout: c_int) -> c_int;
+    epoll_pwait, c"epoll_pwait",
+        (epfd: c_int, to: *mut epoll_event, max: c_int, timeout: c_int,
+         mask: *const sigset_t) -> c_int;
+    epoll_pwait2, c"epoll_pwait2",
+        (epfd: c_int, to: *mut epoll_event, max: c_int, timeout: *const timespec,
+         mask: *const sigset_t) -> c_int;
     fstat, c"fstat", (fd: c_int, to: *mut libc::stat) -> c_int;
     fstat64, c"fstat64", (fd: c_int, to: *mut libc::stat64) -> c_int;
     open, c"open64", (path: *const c_char, flags: c_int, mode: c_int) -> c_int;
@@ -119,20 +138,22 @@ macro_rules! rsockets {
 
         impl $type {
             fn load() -> Option<Self> {
+                let flags = libc::RTLD_NOW | libc::RTLD_GLOBAL;
                 // SAFETY: the name is valid. The library is never unloaded.
-                let library = unsafe { libc::dlopen(c"librdmacm.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
+                let library = unsafe { libc::dlopen(c"librdmacm.so.1".as_ptr(), flags) };
                 if library.is_null() {
                     return None;
                 }
                 Some(Self {
                     $($name: {
-                        // SAFETY: the library is open and the name valid.
+                        // SAFETY: the library is open and the name is valid.
                         let f = unsafe { libc::dlsym(library, $text.as_ptr()) };
                         if f.is_null() {
                             return None;
                         }
+                        type F = unsafe extern "C" fn($($t),*) -> $r;
                         // SAFETY: the file's invariant.
-                        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($t),*) -> $r>(f) }
+                        unsafe { std::mem::transmute::<*mut c_void, F>(f) }
                     },)*
                 })
             }
@@ -141,7 +162,6 @@ macro_rules! rsockets {
 }
 
 rsockets! {
-    /// The functions for sockets.
     Rdma;
     socket, c"rsocket", (c_int, c_int, c_int) -> c_int;
     bind, c"rbind", (c_int, *const sockaddr, socklen_t) -> c_int;
@@ -150,11 +170,13 @@ rsockets! {
     connect, c"rconnect", (c_int, *const sockaddr, socklen_t) -> c_int;
     shutdown, c"rshutdown", (c_int, c_int) -> c_int;
     close, c"rclose", (c_int) -> c_int;
-    recvfrom, c"rrecvfrom", (c_int, *mut c_void, size_t, c_int, *mut sockaddr, *mut socklen_t) -> ssize_t;
+    recvfrom, c"rrecvfrom",
+        (c_int, *mut c_void, size_t, c_int, *mut sockaddr, *mut socklen_t) -> ssize_t;
     recvmsg, c"rrecvmsg", (c_int, *mut msghdr, c_int) -> ssize_t;
     recv, c"rrecv", (c_int, *mut c_void, size_t, c_int) -> ssize_t;
     readv, c"rreadv", (c_int, *const iovec, c_int) -> ssize_t;
-    sendto, c"rsendto", (c_int, *const c_void, size_t, c_int, *const sockaddr, socklen_t) -> ssize_t;
+    sendto, c"rsendto",
+        (c_int, *const c_void, size_t, c_int, *const sockaddr, socklen_t) -> ssize_t;
     sendmsg, c"rsendmsg", (c_int, *const msghdr, c_int) -> ssize_t;
     send, c"rsend", (c_int, *const c_void, size_t, c_int) -> ssize_t;
     writev, c"rwritev", (c_int, *const iovec, c_int) -> ssize_t;
@@ -167,15 +189,15 @@ rsockets! {
 }
 
 rsockets! {
-    /// The functions for sets, which older libraries do not have.
+    /// The functions for sets, which older libraries lack.
     Repoll;
     create, c"repoll_create", (c_int) -> c_int;
     ctl, c"repoll_ctl", (c_int, c_int, c_int, *mut epoll_event) -> c_int;
     wait, c"repoll_wait", (c_int, *mut epoll_event, c_int, c_int) -> c_int;
 }
 
-/// Returns what is loaded, and loads it if that has not been done. Threads that begin at the same time load it twice, which does no
-/// harm. A lock could be held for ever in a child of a fork.
+/// Returns the loaded functions; loads them first if necessary. Threads that start simultaneously
+/// load them twice, which is harmless. A lock could stay locked in a forked child.
 fn loaded<T>(kept: &AtomicPtr<Option<T>>, load: fn() -> Option<T>) -> Option<&'static T> {
     // SAFETY: null, or a value that is never freed.
     if let Some(known) = unsafe { kept.load(Ordering::Acquire).as_ref() } {
@@ -186,8 +208,8 @@ fn loaded<T>(kept: &AtomicPtr<Option<T>>, load: fn() -> Option<T>) -> Option<&'s
     new.as_ref()
 }
 
-/// Returns the functions of librdmacm, or `None` if the loader finds no complete library. Call this only [`inside`], because
-/// loading may create sockets.
+/// Returns librdmacm's functions, or `None` if the loader finds no complete library. Call this only
+/// [`inside`], because loading may create sockets.
 pub(crate) fn rdma() -> Option<&'static Rdma> {
     static RDMA: AtomicPtr<Option<Rdma>> = AtomicPtr::new(null_mut());
     loaded(&RDMA, Rdma::load)
@@ -199,7 +221,7 @@ pub(crate) fn repoll() -> Option<&'static Repoll> {
     loaded(&REPOLL, Repoll::load)
 }
 
-/// Calls an rsocket function for a descriptor that stands for an rsocket. Returns `None` for other descriptors.
+/// Calls an rsocket function if the descriptor is a placeholder for an rsocket.
 pub(crate) fn on_rsocket<R>(fd: c_int, f: impl FnOnce(&'static Rdma, c_int) -> R) -> Option<R> {
     let socket = crate::table::find(fd)?;
     let rdma = inside(rdma)?;

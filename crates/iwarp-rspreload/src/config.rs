@@ -1,8 +1,10 @@
-//! The administrator's file `/etc/rdma/rsocket/preload_config`: which sockets of which programs become rsockets.
+//! The administrator's file `/etc/rdma/rsocket/preload_config`: which sockets of which programs
+//! become rsockets.
 //!
-//! A line has four words: the beginning of a program's name, a domain (`INET`, `INET6`), a type (`STREAM`, `DGRAM`) and a protocol
-//! (`TCP`, `UDP`). `*` stands for any. The words may begin with `AF_`, `PF_`, `SOCK_` and `IPPROTO_`, and their case does not matter. `#`
-//! begins a comment. Without the file, or without a line that can be read, every socket that can be an rsocket becomes one.
+//! A line has four words: the beginning of a program's name, a domain (`INET`, `INET6`), a type
+//! (`STREAM`, `DGRAM`) and a protocol (`TCP`, `UDP`). `*` matches any. The words may have the
+//! prefixes `AF_`, `PF_`, `SOCK_` and `IPPROTO_`, in any case. `#` begins a comment. Without valid
+//! lines, every socket that can be an rsocket becomes one.
 
 use libc::c_int;
 use std::ptr::null_mut;
@@ -10,7 +12,6 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 const PATH: &str = "/etc/rdma/rsocket/preload_config";
 
-/// A line. `None` stands for any.
 #[derive(Debug, PartialEq, Eq)]
 struct Rule {
     program: Option<String>,
@@ -19,7 +20,7 @@ struct Rule {
     protocol: Option<c_int>,
 }
 
-/// Returns the value of a word, or `None` if it is none of `names`. `Some(None)` stands for any.
+/// Returns a word's value, `Some(None)` for any value, or `None` if the word is unknown.
 fn value(word: &str, prefixes: &[&str], names: &[(&str, c_int)]) -> Option<Option<c_int>> {
     if word == "*" {
         return Some(None);
@@ -39,7 +40,7 @@ impl Rule {
         let mut words = line.split_whitespace();
         let mut next = || words.next();
         let (program, domain, ty, protocol) = (next()?, next()?, next()?, next()?);
-        // Domains of InfiniBand are known, and no socket of this library has one.
+        // InfiniBand's domains are valid, but match no socket of this library.
         let domains = [
             ("INET", libc::AF_INET),
             ("INET6", libc::AF_INET6),
@@ -80,7 +81,6 @@ fn admitted(rules: &[Rule], program: &str, domain: c_int, ty: c_int, protocol: c
     rules.is_empty() || rules.iter().any(admits)
 }
 
-/// What this process was told.
 struct Config {
     rules: Vec<Rule>,
     program: String,
@@ -92,7 +92,8 @@ fn config() -> &'static Config {
     if let Some(known) = unsafe { CONFIG.load(Ordering::Acquire).as_ref() } {
         return known;
     }
-    // Threads that begin at the same time read the file twice. A lock could be held for ever in a child of a fork.
+    // Threads that start simultaneously read the file twice. A lock could stay locked in a forked
+    // child.
     let text = std::fs::read_to_string(PATH).unwrap_or_default();
     let program = std::env::args_os().next().unwrap_or_default();
     let program = std::path::Path::new(&program).file_name();
@@ -105,7 +106,7 @@ fn config() -> &'static Config {
     read
 }
 
-/// Returns `true` if such a socket of this program is to become an rsocket.
+/// Returns `true` if such a socket of this program becomes an rsocket.
 pub(crate) fn admits(domain: c_int, ty: c_int, protocol: c_int) -> bool {
     let config = config();
     admitted(&config.rules, &config.program, domain, ty, protocol)
@@ -119,7 +120,7 @@ mod tests {
     const STREAM: c_int = libc::SOCK_STREAM;
 
     #[test]
-    fn lines_are_read_and_bad_ones_skipped() {
+    fn invalid_lines_are_skipped() {
         let text = "# program domain type protocol\n\
                     iperf * * *\n* inet6 sock_stream ipproto_tcp trailing\n\
                     two words\nx INET SEQPACKET *\nx INET * ICMP\nx UNIX * *\n\n";
@@ -139,13 +140,13 @@ mod tests {
     }
 
     #[test]
-    fn sockets_need_a_rule_if_there_are_any() {
+    fn sockets_need_matching_rule() {
         let decide = |text: &str, program, domain, ty, protocol| {
             admitted(&rules(text), program, domain, ty, protocol)
         };
         assert!(decide("", "nc", INET, STREAM, 0));
         assert!(decide("# nothing\n", "nc", INET, STREAM, 0));
-        // The beginning of a name is enough.
+        // A name's beginning suffices.
         assert!(decide("IPERF * * *", "iperf3", INET, STREAM, 0));
         assert!(!decide("iperf3 * * *", "iperf", INET, STREAM, 0));
         assert!(!decide("iperf * * *", "nc", INET, STREAM, 0));

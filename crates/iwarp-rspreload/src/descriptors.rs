@@ -5,12 +5,12 @@ use crate::transfer::readable;
 use crate::{epoll, fail, fork, table};
 use libc::{c_int, c_long, c_void};
 
-/// Makes `fd` stand for no rsocket any more, and closes the rsocket if `fd` was its last descriptor.
+/// Removes the placeholder `fd`. Closes the rsocket if it was the last placeholder.
 fn release(fd: c_int) -> c_int {
     if let Some((socket, true)) = table::remove(fd)
         && let Some(rdma) = inside(rdma)
     {
-        // SAFETY: no descriptor stands for the rsocket any more.
+        // SAFETY: the rsocket has no placeholder any more.
         return inside(|| unsafe { (rdma.close)(socket) });
     }
     0
@@ -22,13 +22,13 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
     let result = if ours { release(fd) } else { 0 };
     epoll::closed(fd);
     fork::forget(fd);
-    // SAFETY: the contract of the C function. The descriptor is closed last, so that another thread does not get its number while
-    // it still stands for the rsocket.
+    // SAFETY: the contract of the C function. The descriptor is closed last, so that another thread
+    // cannot get its number while it is still a placeholder.
     let closed = unsafe { real::close(fd) };
     if ours { result } else { closed }
 }
 
-/// Makes the descriptor `to`, a copy of `from`, stand for the same rsocket, if any. Returns `to`.
+/// Makes `to`, a copy of `from`, a placeholder for the same rsocket, if any. Returns `to`.
 fn copied(from: c_int, to: c_int) -> c_int {
     if to >= 0 {
         fork::copied(from, to);
@@ -66,7 +66,7 @@ pub unsafe extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
     unsafe { replace(from, to, || real::dup3(from, to, flags)) }
 }
 
-/// Runs `f`, a `dup2` or `dup3` of `from` to `to`. The rsocket that `to` stood for is released.
+/// Runs `f`, a `dup2` or `dup3` of `from` to `to`. Releases the rsocket of `to`.
 unsafe fn replace(from: c_int, to: c_int, f: impl FnOnce() -> c_int) -> c_int {
     let new = f();
     if new >= 0 {
@@ -92,11 +92,11 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_long) -> c
         }
         _ => {}
     }
-    // SAFETY: the contract of the C function. `FD_CLOEXEC` belongs to the descriptor, which is that of `/dev/null`.
+    // SAFETY: the contract of the C function. `FD_CLOEXEC` belongs to the `/dev/null` descriptor.
     unsafe { real::fcntl(fd, command, argument) }
 }
 
-/// Returns the type of a file with that of a socket.
+/// Replaces the file type in a mode by a socket's.
 const fn socket_mode(mode: libc::mode_t) -> libc::mode_t {
     mode & !libc::S_IFMT | libc::S_IFSOCK
 }
@@ -125,10 +125,10 @@ pub unsafe extern "C" fn fstat64(fd: c_int, to: *mut libc::stat64) -> c_int {
     }
 }
 
-/// The function that `fstat` was in the headers of the C library before version 2.33.
+/// What `fstat` calls in the C library's headers before version 2.33.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __fxstat(_version: c_int, fd: c_int, to: *mut libc::stat) -> c_int {
-    // SAFETY: the contract of the C function. On the machines of this library the structure has one version.
+    // SAFETY: the contract of the C function. On 64-bit machines the structure has one version.
     unsafe { fstat(fd, to) }
 }
 

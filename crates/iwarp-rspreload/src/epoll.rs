@@ -1,10 +1,11 @@
 //! `epoll` over any mixture of rsockets and other descriptors.
 //!
-//! A set of the program stays a set of the kernel, which holds the ordinary descriptors with all that the kernel offers. As soon as an
-//! rsocket enters it, a set of librdmacm (`repoll`) stands beside it, which holds the rsockets and the kernel's set itself. A wait then
-//! waits for that one, and takes the events of ordinary descriptors from the kernel's set.
+//! The program's set remains a set of the kernel with all ordinary descriptors. When the first
+//! rsocket is added, a companion set of librdmacm (`repoll`) is created, which contains the
+//! rsockets and the kernel's set itself. A wait then waits for the companion, and takes events of
+//! ordinary descriptors from the kernel's set.
 //!
-//! Events of rsockets are level-triggered, as in rdma-core: `EPOLLET` has no effect on them.
+//! As in rdma-core, events of rsockets are level-triggered: `EPOLLET` has no effect on them.
 
 use crate::api::{Repoll, inside, rdma, real, repoll};
 use crate::waiting::masked;
@@ -16,21 +17,18 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Number of descriptors in the table of sets.
 const MAX: usize = 1 << 16;
-/// Most events that a wait returns.
 const EVENTS_MAX: usize = 4096;
 
-/// The value of the kernel's set in the set beside it. Those of rsockets are descriptors of the program.
+/// The kernel set's user data in the companion set. Those of rsockets are placeholder descriptors.
 const KERNEL: u64 = u64::MAX;
 
-/// A set with rsockets. It is never freed, and used again for the next set with the same descriptor.
+/// A set with rsockets. It is never freed, but reused for the next set with the same descriptor.
 struct Set {
-    /// The set of librdmacm; -1 if the kernel's set has none beside it.
+    /// The companion set; -1 if there is none.
     repoll: AtomicI32,
-    /// The process that it belongs to.
     process: c_int,
-    /// What the program has given with each rsocket.
+    /// The program's user data for each rsocket.
     values: Mutex<BTreeMap<c_int, u64>>,
 }
 
@@ -43,7 +41,7 @@ impl Set {
 }
 
 fn process() -> c_int {
-    // SAFETY: only returns a number.
+    // SAFETY: returns a number and has no effect.
     unsafe { libc::getpid() }
 }
 
@@ -51,22 +49,22 @@ fn slot(epfd: c_int) -> Option<&'static AtomicPtr<Set>> {
     SETS.get(usize::try_from(epfd).ok()?)
 }
 
-/// Returns the entry for a descriptor of this process.
+/// Returns the entry for a descriptor if this process owns it.
 fn entry(epfd: c_int) -> Option<&'static Set> {
     // SAFETY: null, or a set that is never freed.
     let set = unsafe { slot(epfd)?.load(Ordering::Acquire).as_ref() }?;
-    // A child of a fork cannot use the rsockets that its parent has entered.
+    // A forked child cannot use the rsockets that its parent added.
     (set.process == process()).then_some(set)
 }
 
-/// Returns the set with the number of the set beside it, if there is one.
+/// Returns a set and its companion, if there is one.
 fn find(epfd: c_int) -> Option<(&'static Set, c_int)> {
     let set = entry(epfd)?;
     let number = set.repoll.load(Ordering::Acquire);
     (number >= 0).then_some((set, number))
 }
 
-/// Returns the set with the number of the set beside it, which is created if there is none.
+/// Returns a set and its companion, which is created if necessary.
 fn find_or_create(functions: &Repoll, epfd: c_int) -> Option<(&'static Set, c_int)> {
     if let Some(found) = find(epfd) {
         return Some(found);
@@ -89,7 +87,7 @@ fn find_or_create(functions: &Repoll, epfd: c_int) -> Option<(&'static Set, c_in
         events: libc::EPOLLIN as u32,
         u64: KERNEL,
     };
-    // The new set is not in the program's, which the kernel says unless the program's descriptor is no set at all.
+    // Only a set answers ENOENT, because the new set is not in it.
     // SAFETY: there is no event.
     let probed = unsafe { real::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, number, null_mut()) };
     let is_set = probed != 0 && errno() == libc::ENOENT;
@@ -106,9 +104,9 @@ fn find_or_create(functions: &Repoll, epfd: c_int) -> Option<(&'static Set, c_in
         return Some((set, number));
     }
     let why = errno();
-    // Another thread was faster, or the descriptor is no set.
+    // Another thread was faster, or the descriptor is not a set.
     if let Some(rdma) = inside(rdma) {
-        // SAFETY: nobody uses the new set.
+        // SAFETY: the new set is not in use.
         inside(|| unsafe { (rdma.close)(number) });
     }
     let found = find(epfd);
@@ -118,7 +116,7 @@ fn find_or_create(functions: &Repoll, epfd: c_int) -> Option<(&'static Set, c_in
     found
 }
 
-/// The program has closed a descriptor, which may have been a set.
+/// Closes the companion when the program closes a set's descriptor.
 pub(crate) fn closed(epfd: c_int) {
     let Some(set) = entry(epfd) else { return };
     let number = set.repoll.swap(-1, Ordering::AcqRel);
@@ -126,7 +124,7 @@ pub(crate) fn closed(epfd: c_int) {
     if number >= 0
         && let Some(rdma) = inside(rdma)
     {
-        // SAFETY: no descriptor stands for the set any more.
+        // SAFETY: the set's descriptor is closed.
         inside(|| unsafe { (rdma.close)(number) });
     }
 }
@@ -155,7 +153,7 @@ pub unsafe extern "C" fn epoll_ctl(
         Some(_) => &raw mut translated,
         None => null_mut(),
     };
-    // A wait in another thread may find the event at once.
+    // Locked first, because a wait in another thread may get the event immediately.
     let mut values = set.values();
     // SAFETY: the event is null or valid.
     let result = inside(|| unsafe { (functions.ctl)(number, op, socket, event) });
@@ -169,8 +167,8 @@ pub unsafe extern "C" fn epoll_ctl(
     result
 }
 
-/// Waits for events of a set with rsockets, and writes them to `to`, at least one of which there is room for. Returns as
-/// `epoll_wait` does.
+/// Waits for events of a set with rsockets and writes them to `to`, which has room for at least
+/// one. Returns as `epoll_wait` does.
 fn wait(
     functions: &Repoll,
     epfd: c_int,
@@ -182,11 +180,11 @@ fn wait(
     let mut found = vec![epoll_event { events: 0, u64: 0 }; to.len().min(EVENTS_MAX)];
     loop {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        // Rounded up, so that a program which waits for less than a millisecond does not spin.
+        // Rounded up, so that waits below a millisecond do not spin.
         let ms = left.map_or(-1, |left| {
             c_int::try_from(left.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX)
         });
-        // SAFETY: there is room for as many events.
+        // SAFETY: there is room for this many events.
         let n = inside(|| unsafe {
             (functions.wait)(number, found.as_mut_ptr(), found.len() as c_int, ms)
         });
@@ -207,7 +205,7 @@ fn wait(
         drop(values);
         if kernel && written < to.len() {
             let room = &mut to[written..];
-            // SAFETY: there is room for as many events.
+            // SAFETY: there is room for this many events.
             let more = unsafe { real::epoll_wait(epfd, room.as_mut_ptr(), room.len() as c_int, 0) };
             written += usize::try_from(more).unwrap_or(0);
         }
@@ -217,7 +215,7 @@ fn wait(
     }
 }
 
-/// Waits if the set has rsockets. `None`: it has none.
+/// Waits if the set has rsockets. Otherwise returns `None`.
 unsafe fn waited(
     epfd: c_int,
     to: *mut epoll_event,

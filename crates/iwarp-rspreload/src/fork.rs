@@ -1,14 +1,16 @@
 //! `RDMAV_FORK_SAFE`: connections that are accepted or made before a fork may be used after it.
 //!
-//! A connection over RDMA belongs to the process that has made it. So with this variable a stream begins as an ordinary TCP connection, which
-//! a child inherits, and becomes an rsocket when it is first used to send or receive: the end that has accepted listens at a free port, sends
-//! its number, and takes the connection of the other end. Both ends need the variable, as in rdma-core, whose connections use the port of the
-//! TCP connection instead, which is one of TCP here, too.
+//! An RDMA connection belongs to the process that created it. With this variable, a stream begins
+//! as a TCP connection, which a child inherits, and becomes an rsocket when it first sends or
+//! receives: the accepting end listens on a free port, sends its number, and accepts the other
+//! end's rsocket. Both ends need the variable, as in rdma-core. (rdma-core reuses the TCP
+//! connection's port, which is in use by TCP here.)
 //!
-//! As in rdma-core, waiting does not begin this: a server that polls before it reads waits for a client which waits for it.
+//! As in rdma-core, waiting does not start the change: a server that polls before it reads waits
+//! for a client that waits for the server.
 
 use crate::api::{Rdma, inside, rdma, real};
-use crate::stand_in::{become_rsocket, tune};
+use crate::placeholder::{become_rsocket, tune};
 use crate::{errno, fail};
 use libc::{c_int, sockaddr, sockaddr_storage, socklen_t};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -17,17 +19,16 @@ const MAX: usize = 1 << 16;
 /// What the accepting end sends: four octets that no program begins with by chance, and the port.
 const MAGIC: [u8; 4] = [0, 0xf5, 0x6b, 0x0d];
 const MESSAGE_LEN: usize = 6;
-/// How long the accepting end waits for the other one.
+/// Time limit of the accepting end for the other end's rsocket.
 const PATIENCE_MS: c_int = 30_000;
 
-/// Nothing is special about the descriptor.
 const PLAIN: u8 = 0;
-/// A socket that may become any of the others.
+/// A new socket, which may get any of the following states.
 const NEW: u8 = 1;
 const LISTENS: u8 = 2;
-/// The end that has connected, and has not been used.
+/// A connecting end that has not been used.
 const CONNECTED: u8 = 3;
-/// The end that was accepted, and has not been used.
+/// An accepting end that has not been used.
 const ACCEPTED: u8 = 4;
 
 static STATES: [AtomicU8; MAX] = [const { AtomicU8::new(PLAIN) }; MAX];
@@ -46,25 +47,22 @@ fn set(fd: c_int, state: u8) {
     }
 }
 
-/// Returns `true` if sockets begin as TCP.
 pub(crate) fn is_on() -> bool {
     let value = std::env::var("RDMAV_FORK_SAFE").unwrap_or_default();
     value.trim().parse::<i32>().is_ok_and(|value| value != 0)
 }
 
-/// Notes that an ordinary socket was created that would have been an rsocket.
+/// Records an ordinary socket that would otherwise be an rsocket.
 pub(crate) fn created(fd: c_int) {
     set(fd, NEW);
 }
 
-/// Notes that an ordinary socket listens.
 pub(crate) fn listens(fd: c_int) {
     if state(fd) == NEW {
         set(fd, LISTENS);
     }
 }
 
-/// Notes that `fd` was accepted from `listener`.
 pub(crate) fn accepted(listener: c_int, fd: c_int) {
     if fd >= 0 {
         let is_ours = state(listener) == LISTENS;
@@ -72,26 +70,25 @@ pub(crate) fn accepted(listener: c_int, fd: c_int) {
     }
 }
 
-/// Notes that an ordinary socket connects.
 pub(crate) fn connects(fd: c_int) {
     if state(fd) == NEW {
         set(fd, CONNECTED);
     }
 }
 
-/// Notes that a descriptor is closed or replaced.
+/// Clears the state of a descriptor that is closed or replaced.
 pub(crate) fn forget(fd: c_int) {
     if state(fd) != PLAIN {
         set(fd, PLAIN);
     }
 }
 
-/// Makes `to` a copy of `from`. A copy that becomes an rsocket leaves the others TCP.
+/// Copies the state of `from` to its copy `to`. If one becomes an rsocket, the others remain TCP.
 pub(crate) fn copied(from: c_int, to: c_int) {
     set(to, state(from));
 }
 
-/// Makes the connection over RDMA, if `fd` is one that waits for its first use. If that fails, it stays a TCP connection.
+/// Creates the RDMA connection at the first use of `fd`. On failure it remains a TCP connection.
 pub(crate) fn first_use(fd: c_int) {
     let side = state(fd);
     if side != CONNECTED && side != ACCEPTED {
@@ -100,9 +97,9 @@ pub(crate) fn first_use(fd: c_int) {
     set(fd, PLAIN);
     let before = errno();
     let Some(rdma) = inside(rdma) else { return };
-    // SAFETY: the descriptor is one of a connected TCP socket, which becomes that of an rsocket.
+    // SAFETY: the descriptor of a connected TCP socket, which becomes a placeholder.
     inside(|| unsafe {
-        // Neither end goes on before the other one has come.
+        // Blocking, because each end waits for the other one.
         let flags = real::fcntl(fd, libc::F_GETFL, 0);
         real::fcntl(fd, libc::F_SETFL, 0);
         let made = match side {
@@ -118,17 +115,15 @@ pub(crate) fn first_use(fd: c_int) {
     fail(before);
 }
 
-/// An address and its length.
 struct Name {
     address: sockaddr_storage,
     len: socklen_t,
 }
 
 impl Name {
-    /// Returns the address that `get` writes.
     unsafe fn of(get: impl FnOnce(*mut sockaddr, *mut socklen_t) -> c_int) -> Option<Self> {
         let mut name = Self {
-            // SAFETY: all zero is an address of no family.
+            // SAFETY: zero is an address without a family.
             address: unsafe { std::mem::zeroed() },
             len: size_of::<sockaddr_storage>() as socklen_t,
         };
@@ -136,9 +131,9 @@ impl Name {
         done.then_some(name)
     }
 
-    /// The port, in the order of the network. It is at the same place in both families.
+    /// Returns the port in network byte order. Both families have it at the same offset.
     fn port(&mut self) -> &mut u16 {
-        // SAFETY: both structures begin with the family and the port, and are shorter than the storage.
+        // SAFETY: both structures begin with family and port, and are shorter than the storage.
         unsafe { &mut (*(&raw mut self.address).cast::<libc::sockaddr_in>()).sin_port }
     }
 
@@ -147,7 +142,7 @@ impl Name {
     }
 }
 
-/// Listens beside an accepted TCP connection, and takes the rsocket of its other end.
+/// Listens beside an accepted TCP connection, and accepts the other end's rsocket.
 unsafe fn invite(rdma: &Rdma, fd: c_int) -> Option<c_int> {
     // SAFETY: the pointers are to valid locals with their true lengths.
     unsafe {
@@ -191,7 +186,7 @@ unsafe fn invite_to(rdma: &Rdma, fd: c_int, listener: c_int, name: &Name) -> Opt
     }
 }
 
-/// Waits for the number of the other end's port, and connects to it.
+/// Receives the port of the accepting end, and connects to it.
 unsafe fn follow(rdma: &Rdma, fd: c_int) -> Option<c_int> {
     // SAFETY: the pointers are to valid locals with their true lengths.
     unsafe {

@@ -1,7 +1,7 @@
 //! Functions that create, connect and accept sockets, and those for options and addresses.
 
 use crate::api::{inside, is_inside, on_rsocket, rdma, real};
-use crate::stand_in::{stand_in, to_tcp, tune};
+use crate::placeholder::{create_placeholder, to_tcp, tune};
 use crate::{config, errno, fail, fork};
 use libc::{c_int, c_void, sockaddr, socklen_t};
 
@@ -27,7 +27,7 @@ pub unsafe extern "C" fn socket(domain: c_int, ty: c_int, protocol: c_int) -> c_
             let socket = unsafe { (rdma.socket)(domain, ty, protocol) };
             (socket >= 0).then(|| {
                 tune(rdma, socket);
-                stand_in(rdma, socket, ty)
+                create_placeholder(rdma, socket, ty)
             })
         });
         if let Some(fd) = made {
@@ -86,7 +86,7 @@ pub unsafe extern "C" fn accept4(
             // SAFETY: no pointers.
             unsafe { (r.fcntl)(new, libc::F_SETFL, libc::O_NONBLOCK.into()) };
         }
-        stand_in(r, new, flags)
+        create_placeholder(r, new, flags)
     });
     // SAFETY: the contract of the C function.
     taken.unwrap_or_else(|| unsafe {
@@ -110,7 +110,7 @@ pub unsafe extern "C" fn connect(fd: c_int, addr: *const sockaddr, len: socklen_
             | libc::EINTR
             | libc::EBADF
             | libc::EFAULT => Ok(-1),
-            // The peer does not speak RDMA; perhaps it speaks TCP.
+            // The peer does not speak RDMA; it may speak TCP.
             _ if to_tcp(r, fd, s) => Err(()),
             _ => Ok(fail(why)),
         }

@@ -1,14 +1,14 @@
-//! The table of the descriptors that stand for rsockets. Every `read` looks its descriptor up, so a look-up is a single load.
+//! The table of placeholders. Each `read` looks up its descriptor, so a look-up is a single load.
 
 use libc::c_int;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
-/// Number of descriptors in the table. A descriptor beyond it cannot stand for an rsocket.
+/// Number of descriptors in the table. A descriptor beyond it cannot be a placeholder.
 const MAX: usize = 1 << 16;
 
-/// For each descriptor: the number of its rsocket plus one, or zero.
+/// The rsocket of each descriptor, plus one; zero if there is none.
 static SOCKETS: [AtomicI32; MAX] = [const { AtomicI32::new(0) }; MAX];
-/// For each rsocket: the number of descriptors that stand for it.
+/// The number of placeholders of each rsocket.
 static USERS: [AtomicU32; MAX] = [const { AtomicU32::new(0) }; MAX];
 
 fn slot(fd: c_int) -> Option<&'static AtomicI32> {
@@ -19,7 +19,6 @@ fn users(socket: c_int) -> Option<&'static AtomicU32> {
     USERS.get(usize::try_from(socket).ok()?)
 }
 
-/// Returns the rsocket that a descriptor stands for.
 #[inline]
 pub(crate) fn find(fd: c_int) -> Option<c_int> {
     match slot(fd)?.load(Ordering::Acquire) {
@@ -28,7 +27,7 @@ pub(crate) fn find(fd: c_int) -> Option<c_int> {
     }
 }
 
-/// Makes a descriptor stand for an rsocket. Returns `false` if one of the numbers is outside the table.
+/// Makes a descriptor a placeholder. Returns `false` if a number is outside the table.
 pub(crate) fn insert(fd: c_int, socket: c_int) -> bool {
     let (Some(slot), Some(users)) = (slot(fd), users(socket)) else {
         return false;
@@ -38,7 +37,7 @@ pub(crate) fn insert(fd: c_int, socket: c_int) -> bool {
     true
 }
 
-/// Makes a descriptor stand for no rsocket any more. Returns the rsocket, and `true` if this was its last descriptor.
+/// Removes a placeholder. Returns its rsocket, and `true` if it was the last placeholder.
 pub(crate) fn remove(fd: c_int) -> Option<(c_int, bool)> {
     let socket = match slot(fd)?.swap(0, Ordering::AcqRel) {
         0 => return None,

@@ -4,7 +4,8 @@ use crate::api::{self, Rdma, real};
 use crate::{errno, fail, fork, table};
 use libc::{c_int, c_void, iovec, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 
-/// Calls an rsocket function that sends or receives, as [`api::on_rsocket`] does. A connection that waits for its first use is made first.
+/// As [`api::on_rsocket`], for functions that send or receive: first creates a connection that
+/// waits for its first use.
 fn on_rsocket<R>(fd: c_int, f: impl FnOnce(&'static Rdma, c_int) -> R) -> Option<R> {
     fork::first_use(fd);
     api::on_rsocket(fd, f)
@@ -81,7 +82,7 @@ pub unsafe extern "C" fn sendto(
     addr: *const sockaddr,
     addrlen: socklen_t,
 ) -> ssize_t {
-    // The kernel's streams ignore the address, and rsockets refuse one.
+    // The kernel's streams ignore the address, but rsockets refuse one.
     // SAFETY: the contract of the C function.
     on_rsocket(fd, |r, s| unsafe {
         (r.sendto)(s, buf, len, flags, std::ptr::null(), 0)
@@ -130,7 +131,7 @@ pub unsafe extern "C" fn sendfile(
     let mut done: size_t = 0;
     while done < count {
         let want = piece.len().min(count - done);
-        // SAFETY: the contract of the C function. `want` octets fit into the piece.
+        // SAFETY: the contract of the C function. `want` bytes fit into the piece.
         let (got, at) = unsafe {
             let at = match offset.is_null() {
                 true => libc::lseek(from, 0, libc::SEEK_CUR),
@@ -173,8 +174,9 @@ pub unsafe extern "C" fn sendfile64(
     unsafe { sendfile(out, from, offset, count) }
 }
 
-/// Aborts if `len` octets do not fit into a buffer of `room` octets. Programs that are built with `_FORTIFY_SOURCE` call functions with
-/// this check, `__read_chk` and others. Those of the C library would bypass this library.
+/// Aborts if `len` bytes do not fit into a buffer of `room` bytes. Programs built with
+/// `_FORTIFY_SOURCE` call `__read_chk` and others, which check this. The C library's would bypass
+/// this library.
 fn check(len: size_t, room: size_t) {
     if len > room {
         eprintln!("buffer overflow detected");
@@ -222,8 +224,8 @@ pub unsafe extern "C" fn __recvfrom_chk(
     unsafe { recvfrom(fd, buf, len, flags, addr, addrlen) }
 }
 
-/// Returns the number of octets that can be read without blocking, at most 64 KiB, for `FIONREAD`. Returns -1 and sets `errno` on
-/// an error.
+/// Returns how many bytes can be read without blocking, at most 64 KiB, for `FIONREAD`. On error,
+/// returns -1 and sets `errno`.
 pub(crate) fn readable(fd: c_int) -> c_int {
     let mut piece = vec![0u8; 64 * 1024];
     // SAFETY: the pointer and the length are those of `piece`.

@@ -5,7 +5,7 @@ use crate::{errno, fail, table};
 use libc::{c_int, fd_set, nfds_t, pollfd, sigset_t, size_t, timespec, timeval};
 use std::time::Duration;
 
-/// Calls `rpoll` with the rsockets in the place of their descriptors. Returns `None` if no descriptor stands for an rsocket.
+/// Calls `rpoll` with placeholders replaced by their rsockets. Returns `None` without placeholders.
 fn translated(fds: &mut [pollfd], timeout: Option<Duration>) -> Option<c_int> {
     if fds.iter().all(|f| table::find(f.fd).is_none()) {
         return None;
@@ -19,7 +19,7 @@ fn translated(fds: &mut [pollfd], timeout: Option<Duration>) -> Option<c_int> {
             ..*f
         })
         .collect();
-    // Round up. Rounding down to zero would make a program spin that waits for less than a millisecond at a time.
+    // Rounded up, so that waits below a millisecond do not spin.
     let ms = timeout.map_or(-1, |t| {
         c_int::try_from(t.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX)
     });
@@ -100,7 +100,8 @@ pub(crate) fn duration(t: &timespec) -> Duration {
     )
 }
 
-/// Runs `f` with the signal mask `mask`, or with the current one if `mask` is null. Keeps the `errno` of `f`.
+/// Runs `f` with the signal mask `mask`, or with the current one if it is null. Preserves the
+/// `errno` of `f`.
 pub(crate) unsafe fn masked(mask: *const sigset_t, f: impl FnOnce() -> c_int) -> c_int {
     if mask.is_null() {
         return f();
@@ -116,8 +117,8 @@ pub(crate) unsafe fn masked(mask: *const sigset_t, f: impl FnOnce() -> c_int) ->
     }
 }
 
-/// Performs `select` by `rpoll`: turns the three sets into a list, polls, and writes the result to the sets. Returns `None` if no
-/// descriptor stands for an rsocket.
+/// Performs `select` by `rpoll`: converts the sets to a list, polls, and writes the result to the
+/// sets. Returns `None` without placeholders.
 unsafe fn selected(n: c_int, sets: [*mut fd_set; 3], timeout: Option<Duration>) -> Option<c_int> {
     const WANTED: [i16; 3] = [libc::POLLIN, libc::POLLOUT, libc::POLLPRI];
     const GOT: [i16; 3] = [
@@ -129,7 +130,8 @@ unsafe fn selected(n: c_int, sets: [*mut fd_set; 3], timeout: Option<Duration>) 
     for fd in 0..n.clamp(0, libc::FD_SETSIZE as c_int) {
         let mut events = 0;
         for (set, wanted) in sets.iter().zip(WANTED) {
-            // SAFETY: the caller promises that each set is null or valid, and the number is below FD_SETSIZE.
+            // SAFETY: the caller promises that each set is null or valid; the number is below
+            // FD_SETSIZE.
             if !set.is_null() && unsafe { libc::FD_ISSET(fd, *set) } {
                 events |= wanted;
             }

@@ -1,4 +1,4 @@
-//! A C program for ordinary sockets on the preload library: copies of descriptors, files, waiting, flags, and a peer that speaks only TCP.
+//! Runs a C program for ordinary sockets on the preload library.
 
 #[path = "../../iwarp-verbs/tests/it/common/mod.rs"]
 #[allow(dead_code, reason = "this program uses only some of these items")]
@@ -9,7 +9,8 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 
-/// Accepts connections and sends back what comes. One that sends what an RDMA peer sends is ended, as other servers do.
+/// Accepts connections and echoes what it receives. Closes connections that speak MPA, as other
+/// servers do.
 fn echo(listener: &TcpListener) {
     for stream in listener.incoming() {
         let mut stream = stream.unwrap();
@@ -22,7 +23,6 @@ fn echo(listener: &TcpListener) {
     }
 }
 
-/// Compiles the program, and prepares to run it on the preload library.
 fn program(folder: &common::Folder) -> Command {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c/preloaded.c");
     let exe = folder.0.join("preloaded");
@@ -40,11 +40,10 @@ fn program(folder: &common::Folder) -> Command {
 }
 
 #[test]
-fn a_program_for_sockets_keeps_what_the_c_library_promises() {
+fn socket_program_sees_c_library_behavior() {
     let folder = common::Folder::new("preloaded");
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = server.local_addr().unwrap().port();
-    // It ends with the process.
     std::thread::spawn(move || echo(&server));
     common::passes(program(&folder).arg(port.to_string()));
 }

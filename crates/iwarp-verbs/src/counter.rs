@@ -1,9 +1,9 @@
 //! Completion counters (`ibv_create_comp_cntr(3)`, since rdma-core 65).
 //!
-//! The queue pairs count. A counter is a number that the program sets, and the counts of the queue pairs
-//! that it is attached to; a queue pair that is destroyed leaves its counts behind. So nothing is shared
-//! between the threads that complete requests, and a program that only polls a counter sees it advance:
-//! the progress thread drives the sockets that nobody polls.
+//! The queue pairs count. A counter is a number that the program sets, plus the counts of the
+//! attached queue pairs; when a queue pair is destroyed, its counts are added to the number. So
+//! the threads that complete requests share nothing. A program that only reads a counter sees it
+//! advance, because the progress thread drives sockets that no other thread polls.
 //!
 //! This room uses `qp` and the rooms below it. `lifecycle` detaches the counters of a queue pair.
 
@@ -20,12 +20,10 @@ use parking_lot::Mutex;
 use std::ffi::{c_int, c_uint};
 
 const TYPE_BYTES: c_uint = 1;
-/// Every bit of `enum ibv_qp_attach_comp_cntr_op`.
 const OPS: u32 = 0x3f;
-/// Counters are ordinary memory: this is a number that no program reaches.
+/// Counters are ordinary memory, so this number is never reached in practice.
 const MAX_COUNTERS: u32 = 1 << 20;
 
-/// The two values of a counter.
 #[derive(Debug, Clone, Copy, Default)]
 struct Values {
     completed: u64,
@@ -50,14 +48,12 @@ impl Values {
 
 /// A queue pair that a counter is attached to.
 struct Attached {
-    /// The address of the program's object.
     qp: usize,
     raw: QueuePair,
     ops: u32,
 }
 
 impl Attached {
-    /// Returns what the queue pair has counted.
     fn values(&self, bytes: bool) -> Values {
         let named = |what: &Counted| self.ops & 1 << *what as u32 != 0;
         let counts = Counted::ALL.into_iter().filter(named);
@@ -73,19 +69,18 @@ impl Attached {
 
 #[derive(Default)]
 struct Inner {
-    /// What was set, plus the counts of queue pairs that are gone, minus those at the time of setting.
+    /// The number set, plus the counts of destroyed queue pairs, minus the counts when it was set.
     base: Values,
     attached: Vec<Attached>,
 }
 
-/// A completion counter.
 pub(crate) struct CompCntr {
     bytes: bool,
     inner: Mutex<Inner>,
 }
 
 impl CompCntr {
-    /// Lets `f` change the values, of which it gets the present ones.
+    /// Sets the values to `f` of the present ones.
     fn change(&self, f: impl FnOnce(Values) -> Values) {
         let mut inner = self.inner.lock();
         let counted = self.counted(&inner);
@@ -103,7 +98,7 @@ impl CompCntr {
         inner.base.plus(self.counted(&inner))
     }
 
-    /// Keeps the counts of a queue pair and lets go of it.
+    /// Adds the queue pair's counts to the base and detaches it.
     fn detach(&self, qp: usize) {
         let mut inner = self.inner.lock();
         let (gone, kept): (Vec<_>, Vec<_>) = inner.attached.drain(..).partition(|at| at.qp == qp);
@@ -114,8 +109,8 @@ impl CompCntr {
     }
 }
 
-/// The counters of a queue pair: its address, a counter's address, and the operations. The lock is
-/// taken before that of a counter.
+/// Attached counters: the queue pair's address, the counter's address, and the operations. This
+/// lock is taken before a counter's.
 static ATTACHED: ProcessLock<Vec<(usize, usize, u32)>> =
     ProcessLock::new("verbs::comp_cntr::ATTACHED", Vec::new());
 
@@ -123,7 +118,7 @@ unsafe fn find<'a>(cntr: *mut ibv_comp_cntr) -> Res<&'a Object<ibv_comp_cntr, Co
     object::find(Kind::CompCntr, cntr)
 }
 
-/// Detaches the counters of a queue pair that is about to be destroyed.
+/// Detaches a queue pair's counters before it is destroyed.
 pub(crate) unsafe fn detach(q: *mut ibv_qp) {
     let mut all = ATTACHED.lock();
     for (_, cntr, _) in all.extract_if(.., |(qp, ..)| *qp == q as usize) {
@@ -182,7 +177,7 @@ pub(crate) unsafe extern "C" fn ibv_create_comp_cntr(
 
 pub(crate) unsafe extern "C" fn ibv_destroy_comp_cntr(cntr: *mut ibv_comp_cntr) -> c_int {
     code(|| {
-        // Nobody attaches it meanwhile.
+        // The lock prevents attaching meanwhile.
         let attached = ATTACHED.lock();
         find(cntr)?;
         if attached.iter().any(|(_, at, _)| *at == cntr as usize) {
@@ -194,7 +189,7 @@ pub(crate) unsafe extern "C" fn ibv_destroy_comp_cntr(cntr: *mut ibv_comp_cntr) 
     })
 }
 
-/// Queue pairs for datagrams do not count.
+/// Attaches a counter to a queue pair. Datagram queue pairs do not count.
 pub(crate) unsafe extern "C" fn ibv_qp_attach_comp_cntr(
     q: *mut ibv_qp,
     cntr: *mut ibv_comp_cntr,
@@ -229,10 +224,10 @@ pub(crate) unsafe extern "C" fn ibv_qp_attach_comp_cntr(
 }
 
 impl CompCntr {
-    /// Counts from now on what the queue pair completes.
+    /// Counts the queue pair's completions from now on.
     fn attach(&self, qp: usize, raw: QueuePair, ops: u32) {
         let attached = Attached { qp, raw, ops };
-        // Another counter may have made it count before.
+        // Counting may have been enabled by another counter before.
         let before = attached.values(self.bytes);
         let mut inner = self.inner.lock();
         inner.base = inner.base.minus(before);

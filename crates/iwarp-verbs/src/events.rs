@@ -1,7 +1,7 @@
 //! Delivery of asynchronous events: `ibv_get_async_event(3)`, `ibv_ack_async_event(3)`.
 //!
-//! An event names an object of any kind, so this room uses the rooms of all that have events: `cq`,
-//! `srq`, `qp`. Objects withdraw their events in `device`.
+//! An event names an object of any kind, so this room uses `cq`, `srq` and `qp`. Objects withdraw
+//! their events in `device`.
 
 use crate::abi::verbs::*;
 use crate::border::guard::value;
@@ -32,10 +32,9 @@ const QP_LAST_WQE_REACHED: c_uint = 16;
 const CLIENT_REREGISTER: c_uint = 17;
 const GID_CHANGE: c_uint = 18;
 
-/// The number of the only port of a device.
 const PORT: c_int = 1;
 
-/// Takes one event, counted as delivered.
+/// Takes one event and counts it as delivered.
 unsafe fn take(c: *mut ibv_context, was_read: bool) -> Option<ibv_async_event> {
     use AsyncEventKind as K;
     let queue = context(c).raw.async_events();
@@ -80,7 +79,7 @@ unsafe fn take(c: *mut ibv_context, was_read: bool) -> Option<ibv_async_event> {
     }
 }
 
-/// An event of the port, or of the device, which has no element.
+/// Returns an event of the port or the device, which names no object.
 const fn port_event(what: PortEvent) -> ibv_async_event {
     let event_type = match what {
         PortEvent::Active => PORT_ACTIVE,
@@ -98,7 +97,7 @@ const fn port_event(what: PortEvent) -> ibv_async_event {
     }
 }
 
-/// Returns the counter of deliveries of an event's object.
+/// Returns the counter of unacknowledged events of the event's object.
 unsafe fn counter<'a>(event: &ibv_async_event) -> Option<&'a Unacknowledged> {
     match event.event_type {
         CQ_ERR => cq::find(event.element.cq).ok().map(|cq| &cq.asynchronous),

@@ -1,5 +1,6 @@
-//! Forks of a process that uses the C libraries: a child works, whichever process-wide lock another thread of its parent had at that
-//! moment, and what it inherits fails at once or can be destroyed.
+//! Forks of a process that uses the C libraries. The child works whichever process-wide lock
+//! another thread held at the fork. Calls on inherited objects fail immediately, or destroy the
+//! objects.
 
 use crate::abi::cma::{rdma_cm_id, rdma_event_channel};
 use crate::abi::verbs::*;
@@ -18,11 +19,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 const GOOD: i32 = 7;
-/// A child that needs longer hangs.
+/// A child that takes longer hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Held by each test that forks. One of them holds the process's locks for long, and a child that is
-/// forked meanwhile has empty tables.
+/// Held by each test that forks: one of them holds the process's locks for long, and its children
+/// begin with empty tables.
 static FORKING: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
@@ -31,7 +32,7 @@ fn alone() -> MutexGuard<'static, ()> {
 
 /// Runs `check` in a child. Returns its exit code, or `None` if it hangs.
 fn in_child(check: impl FnOnce() -> i32) -> Option<i32> {
-    // SAFETY: the child leaves by `_exit`.
+    // SAFETY: the child ends by `_exit`.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
@@ -42,12 +43,12 @@ fn in_child(check: impl FnOnce() -> i32) -> Option<i32> {
     let start = Instant::now();
     let mut status = 0;
     loop {
-        // SAFETY: a valid place; the child is ours.
+        // SAFETY: a valid place; the process is a child of this one.
         if unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) } == child {
             return Some(libc::WEXITSTATUS(status)).filter(|_| libc::WIFEXITED(status));
         }
         if start.elapsed() > PATIENCE {
-            // SAFETY: the child is ours, and has not been waited for.
+            // SAFETY: the process is a child that has not been waited for.
             unsafe {
                 libc::kill(child, libc::SIGKILL);
                 libc::waitpid(child, &raw mut status, 0);
@@ -69,7 +70,6 @@ fn loopback() -> libc::sockaddr_in {
     }
 }
 
-/// Some objects of a device.
 struct Objects {
     context: *mut ibv_context,
     pd: *mut ibv_pd,
@@ -82,7 +82,7 @@ struct Objects {
 impl Objects {
     fn new() -> Option<Self> {
         let mut memory = Box::new([0; 4096]);
-        // SAFETY: each call has what its manual page asks for.
+        // SAFETY: the arguments are as the manual pages require.
         unsafe {
             let mut count = 0;
             let list = list::ibv_get_device_list(&raw mut count);
@@ -124,7 +124,6 @@ impl Objects {
     }
 }
 
-/// An identifier that listens, with its channel.
 struct Listener {
     channel: *mut rdma_event_channel,
     id: *mut rdma_cm_id,
@@ -132,7 +131,7 @@ struct Listener {
 
 impl Listener {
     fn new() -> Option<Self> {
-        // SAFETY: each call has what its manual page asks for.
+        // SAFETY: the arguments are as the manual pages require.
         unsafe {
             let channel = channel::rdma_create_event_channel();
             let mut id = null_mut();
@@ -154,7 +153,8 @@ impl Listener {
     }
 }
 
-/// Sends an octet from one rsocket to another one of this process, and closes a listener before it has accepted a connection.
+/// Sends a byte between two rsockets of this process, and closes a listener with a pending
+/// connection.
 fn rsockets() -> rs::Result<bool> {
     let new = || rs::socket(libc::AF_INET, libc::SOCK_STREAM, 0);
     let (listener, client) = (new()?, new()?);
@@ -165,7 +165,7 @@ fn rsockets() -> rs::Result<bool> {
     rs::send(client, b"x", 0)?;
     let mut got = [0];
     rs::recv(server, &mut got, 0)?;
-    // A connection that is never accepted is left to the background.
+    // The library closes a connection that is never accepted in the background.
     let other = new()?;
     rs::connect(other, rs::local_address(listener)?)?;
     for socket in [client, server, listener, other] {
@@ -174,7 +174,7 @@ fn rsockets() -> rs::Result<bool> {
     Ok(got == *b"x")
 }
 
-/// Uses a part of everything. Returns [`GOOD`], or which part failed.
+/// Uses a part of everything. Returns [`GOOD`], or a code for the part that failed.
 fn use_everything() -> i32 {
     if !Objects::new().is_some_and(Objects::destroy) {
         return 1;
@@ -224,7 +224,7 @@ fn child_survives_each_lock() {
     assert_eq!(use_everything(), GOOD, "the parent");
 }
 
-/// Threads of the parent use everything all the time.
+/// All parts are in use by threads of the parent.
 #[test]
 fn child_works_after_fork_under_load() {
     let _alone = alone();

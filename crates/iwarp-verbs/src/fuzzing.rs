@@ -1,8 +1,8 @@
-//! What the fuzzer does with the C interface: objects and lists of requests with any values in their structures. Only `cargo xtask fuzz` compiles
-//! it, with `--cfg fuzzing`.
+//! The fuzzer of the C interface: creates objects and posts lists of requests with arbitrary values
+//! in their structures. Only `cargo xtask fuzz` compiles it, with `--cfg fuzzing`.
 //!
-//! Pointers obey the manual pages, because no library can check them. Everything else is the input's. Each request completes at most once,
-//! and nothing but registered memory changes.
+//! Pointers follow the manual pages, because no library can check them. Everything else comes from
+//! the input. Each request must complete at most once, and only registered memory may change.
 
 use crate::abi::verbs::value::*;
 use crate::abi::verbs::*;
@@ -20,33 +20,30 @@ use std::mem::zeroed;
 use std::ptr::{null, null_mut};
 use std::sync::OnceLock;
 
-/// Octets of memory, and the part of them that is registered.
+/// Bytes of memory, and the part that is registered.
 const ARENA: usize = 32 << 10;
 const REGISTERED: (usize, usize) = (8 << 10, 16 << 10);
-/// All rights but those of on-demand memory.
+/// All rights except on-demand.
 const ALL_RIGHTS: c_int = 0x1f;
-/// The key of datagrams.
+/// The datagrams' Q_Key.
 const QKEY: u32 = 7;
-/// The most commands of one input.
 const COMMANDS_MAX: usize = 64;
-/// The most requests of one list.
 const LIST_MAX: usize = 40;
 
-/// What all inputs share.
 struct Shared {
     context: *mut ibv_context,
     pd: *mut ibv_pd,
     gid: [u8; 16],
 }
 
-// SAFETY: the objects of the C interface may be used by all threads.
+// SAFETY: all threads may use the C interface's objects.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
 
 fn shared() -> &'static Shared {
     static SHARED: OnceLock<Shared> = OnceLock::new();
-    // SAFETY: each call has what its manual page asks for.
+    // SAFETY: the arguments are as the manual pages require.
     SHARED.get_or_init(|| unsafe {
         let mut count = 0;
         let list = list::ibv_get_device_list(&mut count);
@@ -61,7 +58,7 @@ fn shared() -> &'static Shared {
     })
 }
 
-/// Takes numbers from the input; zeros when it is over.
+/// The unread input; reads return zeros at its end.
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {
@@ -77,7 +74,7 @@ impl Input<'_> {
         u8::from_le_bytes(self.octets())
     }
 
-    /// A number, mostly below `usual`.
+    /// Returns a number, mostly below `usual`.
     fn u32(&mut self, usual: u32) -> u32 {
         match self.u8() {
             255 => u32::from_le_bytes(self.octets()),
@@ -91,7 +88,6 @@ impl Input<'_> {
     }
 }
 
-/// One input's objects.
 struct World<'a> {
     input: Input<'a>,
     arena: Vec<u8>,
@@ -100,16 +96,16 @@ struct World<'a> {
     srq: *mut ibv_srq,
     qp: *mut ibv_qp,
     mw: *mut ibv_mw,
-    /// Where datagrams go: the device itself.
+    /// The destination of datagrams: this device.
     ah: *mut ibv_ah,
-    /// Numbers of requests that were posted and have not completed.
+    /// Numbers of requests that are posted and not completed.
     posted: HashSet<u64>,
     next: u64,
 }
 
 /// Runs one input.
 pub fn verbs(data: &[u8]) {
-    // SAFETY: the pointers are those of living objects and of memory that lives until the end.
+    // SAFETY: the pointers are to living objects and to memory that lives until the end.
     unsafe {
         let Some(mut world) = World::new(data) else {
             return;
@@ -181,7 +177,7 @@ impl<'a> World<'a> {
         Some(world)
     }
 
-    /// Makes the queue pair its own peer.
+    /// Connects the queue pair with itself.
     unsafe fn connect(&mut self) {
         let mut attr: ibv_qp_attr = zeroed();
         let modify = |attr: &mut ibv_qp_attr, state, mask: c_uint| {
@@ -234,7 +230,8 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Addresses of elements: mostly inside the registered part, and always inside the arena for inline data, which the library reads itself.
+    /// Returns elements, mostly inside the registered part. Those for inline data are always inside
+    /// the arena, because the library reads them.
     unsafe fn sges(&mut self, inline: bool) -> Vec<ibv_sge> {
         let count = self.input.u8() % 8;
         (0..count)
@@ -261,7 +258,6 @@ impl<'a> World<'a> {
         self.next
     }
 
-    /// A request for the send queue, which refers to the elements.
     unsafe fn send_request(&mut self) -> (ibv_send_wr, Vec<ibv_sge>) {
         let flags = c_uint::from(self.input.u8());
         let mut sges = self.sges(flags & SEND_INLINE != 0);
@@ -270,7 +266,7 @@ impl<'a> World<'a> {
         wr.sg_list = sges.as_mut_ptr();
         wr.num_sge = sges.len() as c_int;
         if flags & SEND_INLINE == 0 && self.input.u8() == 255 {
-            // A count that fits no list. The list is not read then.
+            // An invalid count: the list is not read.
             wr.num_sge = [-1, c_int::MIN, 1000, c_int::MAX][sges.len() % 4];
         }
         wr.opcode = self.input.u32(16);
@@ -281,7 +277,7 @@ impl<'a> World<'a> {
             _ => self.target(&mut wr),
         }
         if wr.opcode == 8 {
-            // A window is part of what the manual page asks for.
+            // The manual page requires a window.
             if self.mw.is_null() {
                 wr.opcode = 2;
             } else {
@@ -293,7 +289,7 @@ impl<'a> World<'a> {
         (wr, sges)
     }
 
-    /// The memory of the peer, which is this process.
+    /// Sets the remote address, which is in this process.
     unsafe fn target(&mut self, wr: &mut ibv_send_wr) {
         let at = u64::from(u16::from_le_bytes(self.input.octets())) % ARENA as u64;
         let mut remote = (self.arena.as_ptr() as u64 + at, (*self.mr).rkey);
@@ -320,7 +316,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// The queue pair itself, mostly. Nothing is sent to other devices.
+    /// Sets the destination, mostly the queue pair itself. Nothing is sent to other devices.
     unsafe fn datagram_target(&mut self, wr: &mut ibv_send_wr) {
         wr.wr.ud = zeroed();
         wr.wr.ud.ah = self.ah;
@@ -343,7 +339,6 @@ impl<'a> World<'a> {
             lists.push(sges);
             wrs.push(wr);
         }
-        // A request for a datagram needs an address handle.
         if (*self.qp).qp_type == QPT_UD && self.ah.is_null() {
             return;
         }
@@ -382,7 +377,7 @@ impl<'a> World<'a> {
         self.note(&ids, result, position(&wrs, bad));
     }
 
-    /// Notes the requests that were posted: all, or those before the one that was refused.
+    /// Records the posted requests: all, or those before the refused one.
     fn note(&mut self, ids: &[u64], result: c_int, bad: Option<usize>) {
         let posted = bad.expect("the refused request is none of the list");
         assert!(
@@ -393,7 +388,7 @@ impl<'a> World<'a> {
         self.posted.extend(&ids[..posted]);
     }
 
-    /// Takes completions: each request at most once, and none that was not posted.
+    /// Polls completions: each request completes at most once, and only if it was posted.
     unsafe fn poll(&mut self) {
         for _ in 0..8 {
             let mut wcs: [ibv_wc; 16] = zeroed();
@@ -492,7 +487,8 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Registers other parts of the registered memory, with any rights and addresses, and changes them.
+    /// Registers further regions inside the registered memory, with any rights and addresses, and
+    /// changes them.
     unsafe fn regions(&mut self) {
         let pd = shared().pd;
         let at = usize::from(u16::from_le_bytes(self.input.octets())) % REGISTERED.1;
@@ -515,7 +511,6 @@ impl<'a> World<'a> {
         assert_eq!(mr::ibv_dereg_mr(mr), 0);
     }
 
-    /// Makes objects with any attributes, and takes them away.
     unsafe fn other_objects(&mut self) {
         let Shared { context, pd, .. } = *shared();
         match self.input.u8() % 4 {
@@ -572,7 +567,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Takes everything away, and checks the memory that nobody may have changed.
+    /// Destroys all objects, and checks that memory outside the registered part is unchanged.
     unsafe fn end(mut self) {
         if !self.qp.is_null() {
             self.poll();
@@ -598,7 +593,8 @@ impl<'a> World<'a> {
     }
 }
 
-/// Returns how many requests of a list were posted: all, or those before `bad`. `None` if that is none of the list.
+/// Returns how many requests of a list were posted: all, or those before `bad`. `None` if `bad` is
+/// not in the list.
 fn position<T>(list: &[T], bad: *const T) -> Option<usize> {
     match bad.is_null() {
         true => Some(list.len()),
@@ -606,7 +602,7 @@ fn position<T>(list: &[T], bad: *const T) -> Option<usize> {
     }
 }
 
-/// An address: that of the device itself unless the input has another.
+/// Returns an address, mostly this device's.
 fn ah(input: &mut Input<'_>) -> ibv_ah_attr {
     // SAFETY: a structure of numbers.
     let mut attr: ibv_ah_attr = unsafe { zeroed() };

@@ -1,11 +1,11 @@
 //! `libibverbs.so.1` and `librdmacm.so.1` on the software RNIC.
 //!
-//! One library has both names (the second is a link), so that both share one runtime. The functions convert C structures to
-//! `iwarp` objects, and contain no protocol and no sockets. rdma-core's manual pages describe them (`ibv_post_send(3)`,
-//! `rdma_cm(7)`, `rsocket(7)`).
+//! One library has both names (the second is a link), so both share one runtime. The functions
+//! convert C structures to `iwarp` objects; they contain no protocol and no sockets. rdma-core's
+//! manual pages describe them (`ibv_post_send(3)`, `rdma_cm(7)`, `rsocket(7)`).
 #![allow(
     unsafe_op_in_unsafe_fn,
-    reason = "every function is called by C and unsafe as a whole: its contract is that the program obeys the manual page"
+    reason = "C calls every function; its contract is that the program follows the manual page"
 )]
 #![allow(
     clippy::missing_safety_doc,
@@ -24,7 +24,7 @@ mod cq;
 mod device;
 mod domain;
 mod events;
-// The versions have a meaning in the C library only.
+// Symbol versions have a meaning in the C library only.
 #[cfg(not(any(test, fuzzing)))]
 mod exports;
 #[cfg(test)]
@@ -41,7 +41,7 @@ mod rsocket;
 mod srq;
 mod stateless;
 
-/// Small allocations do not fail, because Rust would end the program.
+/// Small allocations do not fail, because Rust would abort the program.
 #[cfg(not(test))]
 #[global_allocator]
 static ALLOCATOR: process::reserve::Allocator = process::reserve::Allocator;

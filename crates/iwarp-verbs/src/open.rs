@@ -1,8 +1,8 @@
-//! Opens devices: `ibv_open_device(3)`, `ibv_import_device(3)`, and the contexts that identifiers of
-//! the connection manager share.
+//! Opens devices: `ibv_open_device(3)`, `ibv_import_device(3)`, and the connection manager's shared
+//! contexts.
 //!
-//! A context is a table of the functions that programs call through it, so this room uses all rooms
-//! of objects. It is used by `cm` and `exports`.
+//! A context contains a table of functions, so this room uses all rooms of objects. `cm` and
+//! `exports` use it.
 
 use crate::abi::verbs::*;
 use crate::border::guard::{Res, pointer};
@@ -20,9 +20,9 @@ use std::ffi::c_int;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::Arc;
 
-/// Returns a context that has its functions, and nothing else.
+/// Returns a context with its table of functions; all other fields are zero.
 fn functions() -> verbs_context {
-    // SAFETY: all fields are integers, raw pointers or optional functions, for which zero is a value.
+    // SAFETY: integers, raw pointers and optional functions, for which zero is valid.
     let mut c: verbs_context = unsafe { std::mem::zeroed() };
     c.query_port = Some(query::query_port);
     c.query_device_ex = Some(query::query_device_ex);
@@ -75,7 +75,6 @@ pub(crate) unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut
     })
 }
 
-/// Returns the context that programs see for a context of the connection manager.
 pub(crate) fn shared_context(raw: &Context) -> Res<*mut ibv_context> {
     static SHARED: ProcessLock<Vec<usize>> = ProcessLock::new("verbs::open::SHARED", Vec::new());
     let mut shared = SHARED.lock();
@@ -109,7 +108,7 @@ pub(crate) unsafe extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_con
             raw,
             device,
             handles,
-            // On success the descriptor is ours (ibv_import_device(3)).
+            // On success the library owns the descriptor (ibv_import_device(3)).
             cmd: OwnedFd::from_raw_fd(cmd_fd),
             shared: false,
             with_events: false,

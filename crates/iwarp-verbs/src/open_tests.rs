@@ -1,4 +1,4 @@
-//! What contexts share, and what they do not.
+//! Tests of what contexts share.
 
 use super::*;
 use crate::device::checked_context;
@@ -10,9 +10,8 @@ use crate::lifecycle::modify::ibv_modify_qp;
 use std::mem::zeroed;
 use std::ptr::null_mut;
 
-/// Opens the first device.
 fn opened() -> *mut ibv_context {
-    // SAFETY: each call has what its manual page asks for.
+    // SAFETY: the arguments are as the manual pages require.
     unsafe {
         let list = ibv_get_device_list(null_mut());
         let context = ibv_open_device(*list);
@@ -45,7 +44,7 @@ fn imported_context_finds_objects_by_number() {
 }
 
 #[test]
-fn shared_context_is_one_for_each_device() {
+fn shared_context_per_device() {
     let (one, other) = (opened(), opened());
     // SAFETY: both contexts are open.
     unsafe {
@@ -60,7 +59,7 @@ fn shared_context_is_one_for_each_device() {
 }
 
 #[test]
-fn device_memory_is_not_left() {
+fn device_memory_checks_bounds() {
     // SAFETY: as above; copies are from and to arrays that are long enough.
     unsafe {
         let context = opened();
@@ -82,7 +81,7 @@ fn device_memory_is_not_left() {
     }
 }
 
-/// Returns `true` if a descriptor is readable within a time.
+/// Returns `true` if a descriptor becomes readable in time.
 fn is_readable(fd: c_int, timeout_ms: c_int) -> bool {
     let mut set = libc::pollfd {
         fd,
@@ -93,7 +92,7 @@ fn is_readable(fd: c_int, timeout_ms: c_int) -> bool {
     unsafe { libc::poll(&raw mut set, 1, timeout_ms) == 1 }
 }
 
-/// A program that polls the descriptor would wait for an event that never comes.
+/// Otherwise a program that polls the descriptor would wait for an event that never comes.
 #[test]
 fn destroyed_object_leaves_no_event() {
     // SAFETY: as above; each object is destroyed once.

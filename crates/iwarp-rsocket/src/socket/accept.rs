@@ -1,7 +1,7 @@
-//! The side that listens.
+//! The listening side.
 //!
-//! Requests are answered as they come, by any thread that looks at the listener or by the service thread, because TCP
-//! completes connections before `accept` is called, too.
+//! As in TCP, connections are established before `accept`: any thread that checks the listener, or
+//! the service thread, answers requests as they arrive.
 
 use super::{Listening, Phase, Socket, State};
 use crate::errno::{Errno, Result};
@@ -14,10 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Socket {
-    /// Listens. A second call changes the backlog.
-    ///
-    /// # Errors
-    /// EINVAL: connected; EADDRINUSE.
+    /// Listens. Another call changes the backlog. Fails with EINVAL: connected; EADDRINUSE.
     pub(crate) fn listen(self: &Arc<Self>, backlog: i32) -> Result<()> {
         let backlog = usize::try_from(backlog).unwrap_or(4096).clamp(1, 4096);
         {
@@ -42,10 +39,8 @@ impl Socket {
         crate::service::watch_listener(self)
     }
 
-    /// Takes a connection. It is not in the table of sockets yet.
-    ///
-    /// # Errors
-    /// EINVAL: not listening; EAGAIN, EINTR.
+    /// Takes a connection, which is not in the table of sockets yet. Fails with EINVAL: not
+    /// listening; EAGAIN; EINTR.
     pub(crate) fn accept(&self) -> Result<Arc<Self>> {
         let wait = !self.with_state(|s| s.options.nonblocking);
         let timeout = self.with_state(|s| s.options.receive_timeout);
@@ -56,7 +51,6 @@ impl Socket {
         })
     }
 
-    /// Answers a peer that asks to connect.
     pub(super) fn answer(&self, s: &mut State, request: CmEvent) {
         let Phase::Listening(listening) = &mut s.phase else {
             return;

@@ -1,4 +1,4 @@
-//! The end of a socket: `shutdown`, `close`, the end of the process.
+//! The end of a socket: `shutdown`, `close`, and process exit.
 
 use super::{Phase, Socket, State};
 use crate::errno::{Errno, Result};
@@ -6,18 +6,16 @@ use crate::service;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a closing socket waits for a peer that takes no octets.
+/// How long closing waits for a peer that accepts no data.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long the peer may take to close after a farewell message; see the service thread.
+/// How long the peer may take to close after the farewell message; see the service thread.
 const FAREWELL: Duration = Duration::from_secs(5);
-/// The same at the end of the process, for all sockets together.
+/// Time limit for closing all sockets together at process exit.
 const LAST_PATIENCE: Duration = Duration::from_secs(1);
 
 impl Socket {
-    /// Closes one or both directions. What was sent before still arrives.
-    ///
-    /// # Errors
-    /// EINVAL: no such direction; ENOTCONN.
+    /// Shuts down one or both directions. Data sent before still arrives. Fails with EINVAL: an
+    /// unknown direction; ENOTCONN.
     pub(crate) fn shutdown(&self, how: i32) -> Result<()> {
         let (read, write) = match how {
             libc::SHUT_RD => (true, false),
@@ -29,7 +27,7 @@ impl Socket {
             let mut s = self.state.lock();
             self.pump(&mut s, true);
             if let Phase::Listening(_) = s.phase {
-                // As with TCP, the listener is woken and listens no more.
+                // As with TCP, the listener wakes up and stops listening.
                 self.stop_listening(&mut s);
             } else {
                 s.stream().map_err(|_| Errno::NOTCONN)?.shut(read, write);
@@ -52,7 +50,7 @@ impl Socket {
         s.bound = None;
     }
 
-    /// Waits until everything is sent. Gives up if no octet moves for as long as `patience`.
+    /// Waits until everything is sent, or no data has moved for `patience`.
     fn drain(&self, patience: Duration) {
         let mut free = 0;
         loop {
@@ -71,7 +69,6 @@ impl Socket {
         }
     }
 
-    /// Closes it. It has left the table already.
     pub(crate) fn close(&self) {
         let linger = {
             let mut s = self.state.lock();
@@ -107,10 +104,10 @@ impl Socket {
         self.waiters.notify();
     }
 
-    /// Tells the peer that the process ends, behind the octets that are on their way. Returns `true` when the peer knows, or never
-    /// will.
-    pub(crate) fn say_goodbye(&self) -> bool {
-        // A thread may have ended with the lock held.
+    /// Sends the farewell of an exiting process behind the queued data. Returns `true` when it has
+    /// been sent or never will be.
+    pub(crate) fn send_last_farewell(&self) -> bool {
+        // A thread may have exited with the lock held.
         let Some(mut s) = self.state.try_lock_for(Duration::from_millis(100)) else {
             return true;
         };
@@ -127,14 +124,13 @@ impl Socket {
     }
 }
 
-/// Ends all connections of a process that ends.
-pub(crate) fn last_goodbyes(mut sockets: Vec<Arc<Socket>>) {
+pub(crate) fn close_all_at_exit(mut sockets: Vec<Arc<Socket>>) {
     let deadline = Instant::now() + LAST_PATIENCE;
     loop {
         sockets.retain(|s| {
-            let stays = !s.say_goodbye();
+            let stays = !s.send_last_farewell();
             if !stays {
-                // The kernel cleans up the rest.
+                // The kernel frees the rest.
                 std::mem::forget(Arc::clone(s));
             }
             stays
@@ -156,7 +152,7 @@ pub(crate) fn last_goodbyes(mut sockets: Vec<Arc<Socket>>) {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        // Accepted, but never taken by the program.
+        // Accepted, but never fetched by the program.
         let s = self.state.get_mut();
         if let Phase::Connected(stream) = &mut s.phase
             && self.generation == crate::fork::generation()
@@ -173,9 +169,10 @@ mod tests {
     use crate::notify::Waiter;
     use crate::{calls, table};
 
-    /// A thread that waits looks at the socket when it is woken, and sleeps again if nothing has changed. So it is woken after the change.
+    /// A woken thread checks the socket and sleeps again if nothing has changed, so the wake-up
+    /// must follow the change.
     #[test]
-    fn a_shutdown_wakes_when_it_has_changed_the_socket() {
+    fn shutdown_wakes_after_change() {
         for how in [libc::SHUT_RD, libc::SHUT_WR, libc::SHUT_RDWR] {
             let new = || calls::socket(libc::AF_INET, libc::SOCK_STREAM, 0).unwrap();
             let (listener, client) = (new(), new());
@@ -189,12 +186,12 @@ mod tests {
             std::thread::scope(|scope| {
                 socket.with_state(|_| {
                     scope.spawn(|| socket.shutdown(how).unwrap());
-                    // Nothing changes while this thread has the lock.
+                    // Nothing changes while this thread holds the lock.
                     std::thread::sleep(Duration::from_millis(20));
                     assert!(!waiter.take_signal(), "{how}: too early");
                 });
             });
-            assert!(waiter.take_signal(), "{how}: nobody is woken");
+            assert!(waiter.take_signal(), "{how}: no wake-up");
             drop(entered);
             for fd in [client, server, listener] {
                 calls::close(fd).unwrap();

@@ -1,4 +1,4 @@
-//! The side that connects.
+//! The connecting side.
 
 use super::{Phase, Socket, State};
 use crate::errno::{Errno, Result};
@@ -8,11 +8,9 @@ use iwarp::runtime::cm::{CmEvent, CmEventKind, CmId, ConnectionParameters};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 impl Socket {
-    /// Connects, and blocks until it is connected unless the socket is nonblocking.
-    ///
-    /// # Errors
-    /// EINPROGRESS, EALREADY, EISCONN, ECONNREFUSED, ETIMEDOUT, EPROTO (the peer is no rsocket), ENODEV (no device
-    /// leads there), and those of connect(2).
+    /// Connects. Blocks until connected unless the socket is nonblocking. Fails with EINPROGRESS,
+    /// EALREADY, EISCONN, ECONNREFUSED, ETIMEDOUT, EPROTO (the peer is not an rsocket), ENODEV (no
+    /// device has a route), and the errors of connect(2).
     pub(crate) fn connect(&self, to: SocketAddr) -> Result<()> {
         let nonblocking = {
             let mut s = self.state.lock();
@@ -44,7 +42,7 @@ impl Socket {
     fn begin(&self, s: &mut State, to: SocketAddr) -> Result<()> {
         s.error = None;
         if let Phase::Failed = s.phase {
-            // An identifier whose attempt has failed half-way cannot be used again.
+            // An identifier cannot be reused after a partial attempt.
             s.id.destroy();
             s.id = CmId::create(&self.channel, None);
             if let Some(bound) = s.bound {
@@ -52,14 +50,14 @@ impl Socket {
             }
             s.phase = Phase::Idle;
         }
-        // Whatever has failed, the identifier may be used up, and the next attempt needs another one.
+        // After any failure the identifier may be unusable, so the next attempt creates a new one.
         self.attempt(s, to).inspect_err(|_| s.phase = Phase::Failed)
     }
 
     fn attempt(&self, s: &mut State, to: SocketAddr) -> Result<()> {
         s.id.resolve_addr(None, reachable(to))?;
         s.id.resolve_route()?;
-        // Both are done at once, and their events tell nothing new.
+        // Both steps complete immediately, and their events carry no information.
         while !self.channel.is_empty() {
             let _ = self.channel.try_next();
         }
@@ -77,7 +75,6 @@ impl Socket {
 }
 
 impl State {
-    /// Handles an event while connecting.
     pub(super) fn connecting(&mut self, kind: CmEventKind, event: &CmEvent) {
         let Phase::Connecting(_) = &self.phase else {
             return;
@@ -118,7 +115,7 @@ impl State {
     }
 }
 
-/// Connecting to the unspecified address means connecting to this host.
+/// Maps the unspecified address to this host, as connect(2) does.
 fn reachable(to: SocketAddr) -> SocketAddr {
     let to = match to.ip().to_canonical() {
         IpAddr::V4(ip) => SocketAddr::new(ip.into(), to.port()),

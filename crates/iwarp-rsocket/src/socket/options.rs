@@ -12,10 +12,8 @@ use libc::c_int;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Sets an option.
-///
-/// # Errors
-/// EOPNOTSUPP: not known; EINVAL: too short, out of range, or too late.
+/// Sets an option. Fails with EOPNOTSUPP if it is unknown, and with EINVAL if the value is too
+/// short or out of range, or if it is too late to set it.
 pub(crate) fn set(socket: &Arc<Socket>, level: c_int, name: c_int, value: &[u8]) -> Result<()> {
     let alive = socket.with_state(|s| set_locked(s, level, name, value))?;
     match alive {
@@ -24,14 +22,15 @@ pub(crate) fn set(socket: &Arc<Socket>, level: c_int, name: c_int, value: &[u8])
     }
 }
 
-/// Returns `Some` if the keep-alive messages change: to this interval, or to none.
+/// Returns `Some` if the interval of keep-alive messages changes; the value `None` inside stops
+/// them.
 fn set_locked(
     s: &mut State,
     level: c_int,
     name: c_int,
     value: &[u8],
 ) -> Result<Option<Option<Duration>>> {
-    // Buffers and queues cannot change once they are made.
+    // Existing buffers and queues cannot change.
     let fixed = matches!(s.phase, Phase::Connecting(_) | Phase::Connected(_));
     let o = &mut s.options;
     match (level, name) {
@@ -44,7 +43,7 @@ fn set_locked(
         }
         (libc::SOL_SOCKET, libc::SO_RCVBUF | libc::SO_SNDBUF) => {
             let size = u32::try_from(int(value)?.max(0)).unwrap_or_default();
-            // Twice as much is reported, as on Linux.
+            // As on Linux, the reported size is doubled.
             let size = bounded_buffer(size.saturating_mul(2));
             if !fixed {
                 match name {
@@ -64,7 +63,7 @@ fn set_locked(
         (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => o.receive_timeout = time(value)?,
         (libc::SOL_SOCKET, libc::SO_SNDTIMEO) => o.send_timeout = time(value)?,
         (libc::IPPROTO_TCP, libc::TCP_NODELAY) => o.no_delay = int(value)? != 0,
-        // Accepted without effect: the connection below has its own.
+        // Accepted without effect: the connection has its own setting.
         (
             libc::IPPROTO_TCP,
             libc::TCP_MAXSEG
@@ -84,10 +83,7 @@ fn set_locked(
     Ok(None)
 }
 
-/// Gets an option.
-///
-/// # Errors
-/// EOPNOTSUPP: not known.
+/// Gets an option. Fails with EOPNOTSUPP: not known.
 pub(crate) fn get(socket: &Socket, level: c_int, name: c_int) -> Result<Vec<u8>> {
     socket.with_state(|s| {
         socket.pump(s, true);
@@ -143,7 +139,7 @@ fn get_locked(socket: &Socket, s: &mut State, level: c_int, name: c_int) -> Resu
     Ok(number.to_ne_bytes().to_vec())
 }
 
-/// Reports the state and nothing else. Programs read it for statistics, which this library offers elsewhere.
+/// Reports only the state. Programs use this call for statistics, which `iwarp stat` provides.
 fn tcp_info(s: &State) -> Vec<u8> {
     const ESTABLISHED: u8 = 1;
     const CLOSED: u8 = 7;

@@ -1,4 +1,4 @@
-//! Buffers that programs map for direct writing, ours and the peer's.
+//! Buffers mapped for direct writing, this program's and the peer's.
 
 use super::Stream;
 use crate::errno::{Errno, Result};
@@ -6,25 +6,22 @@ use crate::wire::{Mapping, Window};
 use iwarp::Access;
 use iwarp::runtime::Context;
 
-/// A buffer of this program.
 struct Own {
     addr: u64,
     len: usize,
     stag: u32,
     offset: u64,
-    /// Entry of the peer's table; `None` for buffers that the peer may not write.
+    /// The entry in the peer's table; `None` if the peer may not write the buffer.
     index: Option<u16>,
-    /// The peer has not been told.
-    news: bool,
+    unsent: bool,
 }
 
-/// The mapped buffers of one connection.
 #[derive(Default)]
 pub(crate) struct Iomaps {
     own: Vec<Own>,
-    /// Entries of the peer's table.
+    /// Number of entries in the peer's table.
     room: u16,
-    /// The peer's buffers, by entry of our table.
+    /// The peer's buffers by entry of our table.
     peers: Vec<Mapping>,
 }
 
@@ -45,14 +42,14 @@ impl Iomaps {
         self.peers.iter().find_map(|m| Some((*m, m.find(offset)?)))
     }
 
-    pub(super) fn has_news(&self) -> bool {
-        self.own.iter().any(|o| o.news)
+    pub(super) fn has_unsent(&self) -> bool {
+        self.own.iter().any(|o| o.unsent)
     }
 
-    pub(super) fn next_news(&mut self) -> Option<(u16, Mapping)> {
+    pub(super) fn next_unsent(&mut self) -> Option<(u16, Mapping)> {
         self.own.iter_mut().find_map(|o| {
-            let index = o.index.filter(|_| o.news)?;
-            o.news = false;
+            let index = o.index.filter(|_| o.unsent)?;
+            o.unsent = false;
             let window = Window {
                 addr: o.addr,
                 key: o.stag,
@@ -80,14 +77,13 @@ impl Iomaps {
 }
 
 impl Stream {
-    /// Registers a buffer, for the peer's Writes if `writable`. Without an offset its address is the offset.
-    ///
-    /// # Errors
-    /// ENOMEM: the peer has no room for one more. EINVAL: empty or 4 GiB and more. EFAULT: not mapped.
+    /// Registers a buffer, writable by the peer if `writable`. The default offset is its address.
+    /// Fails with ENOMEM: no free entry at the peer; EINVAL: empty, or 4 GiB and more; EFAULT: not
+    /// mapped.
     ///
     /// # Safety
-    /// The buffer must stay mapped until it is unmapped here or the connection is destroyed, and the program has to
-    /// expect it to change at any time.
+    /// The buffer must stay mapped until it is unmapped here or the connection is destroyed, and it
+    /// may change at any time.
     pub(crate) unsafe fn map(
         &mut self,
         addr: u64,
@@ -105,25 +101,22 @@ impl Stream {
         let mut access = Access::LOCAL_WRITE;
         access.set(Access::REMOTE_WRITE, writable);
         let (ctx, pd) = (self.pd.context().clone(), self.pd.number());
-        // SAFETY: the caller's promise.
+        // SAFETY: as the caller promises.
         let stag = unsafe { ctx.register(addr, len as u64, addr, pd, access) }?;
         let offset = offset.unwrap_or(addr);
-        let news = index.is_some();
+        let unsent = index.is_some();
         self.iomaps.own.push(Own {
             addr,
             len,
             stag,
             offset,
             index,
-            news,
+            unsent,
         });
         Ok(offset)
     }
 
-    /// Ends a mapping.
-    ///
-    /// # Errors
-    /// EINVAL: this buffer has no mapping.
+    /// Removes a mapping. Fails with EINVAL: the buffer is not mapped.
     pub(crate) fn unmap(&mut self, addr: u64, len: usize) -> Result<()> {
         let at = self
             .iomaps

@@ -4,7 +4,6 @@ use super::Stream;
 use crate::errno::{Errno, Result};
 
 impl Stream {
-    /// Handles the peer's message that it has written `len` octets more.
     pub(super) fn announce(&mut self, len: u32) {
         if len > self.offered || self.announced.len() >= usize::from(self.sizes.receive_queue) {
             self.fail(Errno::PROTO);
@@ -19,26 +18,24 @@ impl Stream {
         self.announced.push_back(len);
     }
 
-    /// Returns `true` if octets can be read, or the end of the stream or an error.
+    /// Returns `true` if there is data, the end of the stream, or an error to read.
     pub(crate) const fn is_readable(&self) -> bool {
         self.unread > 0 || self.is_at_end()
     }
 
-    /// Returns `true` if no more octets will come.
+    /// Returns `true` if no more data will arrive.
     pub(crate) const fn is_at_end(&self) -> bool {
         self.peer_done || self.over || !self.reading
     }
 
-    /// Returns how many octets can be read at once.
+    /// Returns the number of bytes that can be read immediately.
     pub(crate) const fn available(&self) -> u32 {
         self.unread
     }
 
-    /// Copies octets out and frees their room. With `peek` it leaves them, and begins so many octets behind the next one.
-    /// `Ok(0)` with room in `out` is the end of the stream.
-    ///
-    /// # Errors
-    /// EAGAIN: there is nothing yet; or, once, why the connection broke.
+    /// Copies data out and frees its room. With `peek` it leaves the data and starts at that
+    /// distance. `Ok(0)` with room in `out` is the end of the stream. Fails with EAGAIN if there is
+    /// no data; once, the reason why the connection broke.
     pub(crate) fn receive(&mut self, out: &mut [u8], peek: Option<usize>) -> Result<usize> {
         let skip = peek.unwrap_or(0);
         let there = (self.unread as usize).saturating_sub(skip);
@@ -75,7 +72,7 @@ impl Stream {
             self.announced.pop_front();
             self.taken = self.taken.wrapping_add(1);
         }
-        // Send it now and not in the next call: the program may be busy elsewhere for long.
-        self.settle();
+        // Not in the next call, because the program may not make one for long.
+        self.send_due();
     }
 }

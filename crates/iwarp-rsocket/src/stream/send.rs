@@ -6,15 +6,15 @@ use crate::settings::MAX_INLINE;
 use crate::wire::Message;
 use iwarp::runtime::Sge;
 
-/// Most octets of one transfer, so that the peer can read one while the next is under way.
+/// Maximum bytes per transfer, so that the peer reads one while the next is in flight.
 const TRANSFER_MAX: u32 = 64 * 1024;
-/// Smaller transfers wait for room in the buffer, so that there are not too many.
+/// Smaller transfers wait for room in the buffer, to limit their number.
 const LOW_WATER: u32 = 2048;
 
-/// The program's octets in several pieces, taken from front to back.
+/// The program's data in several pieces, consumed from front to back.
 pub(crate) struct Gather<'a> {
     pieces: &'a [&'a [u8]],
-    /// Octets taken of the first piece.
+    /// Bytes consumed of the first piece.
     skip: usize,
     left: usize,
 }
@@ -32,7 +32,7 @@ impl<'a> Gather<'a> {
         self.left
     }
 
-    /// Passes on the next `len` octets piece by piece, with their distance from the first.
+    /// Passes on the next `len` bytes piece by piece, with their distance from the first byte.
     fn take(&mut self, len: usize, mut put: impl FnMut(usize, &[u8])) {
         let mut done = 0;
         while done < len {
@@ -53,12 +53,11 @@ impl<'a> Gather<'a> {
 }
 
 impl Stream {
-    /// Returns the room in the buffer.
     const fn room(&self) -> u32 {
         self.sizes.send_buffer - self.in_use
     }
 
-    /// Returns `true` if the peer has receives for more messages about data.
+    /// Returns `true` if the peer has receives for more data messages.
     fn has_credit(&self) -> bool {
         let reserve = match &self.peer {
             Some(peer) if peer.credits > 2 * CONTROL_CREDITS => CONTROL_CREDITS,
@@ -75,12 +74,11 @@ impl Stream {
         self.has_slots() && self.has_credit() && !self.targets.is_empty()
     }
 
-    /// Returns `true` if the next send takes octets or fails at once.
+    /// Returns `true` if the next send accepts data or fails immediately.
     pub(crate) fn is_writable(&self) -> bool {
         self.cannot_write() || self.can_send()
     }
 
-    /// Returns `true` if sending is over.
     pub(crate) const fn cannot_write(&self) -> bool {
         self.over || !self.writing
     }
@@ -96,10 +94,8 @@ impl Stream {
         }
     }
 
-    /// Sends as much as can be sent now.
-    ///
-    /// # Errors
-    /// EAGAIN: nothing could be sent. EPIPE: closed for writing here. ECONNRESET: the peer has gone.
+    /// Sends as much as possible now. Fails with EAGAIN: nothing could be sent; EPIPE: shut down
+    /// for writing; ECONNRESET: the peer is gone.
     pub(crate) fn send(&mut self, data: &mut Gather<'_>) -> Result<usize> {
         let before = data.left();
         self.check_writing()?;
@@ -119,14 +115,14 @@ impl Stream {
         }
     }
 
-    /// Sends one transfer. The caller has checked that there is room for it.
+    /// Sends one transfer; the caller has checked that there is room.
     fn transfer(&mut self, data: &mut Gather<'_>) {
         let Some(target) = self.targets.front().copied() else {
             return;
         };
         let left = u32::try_from(data.left()).unwrap_or(u32::MAX);
         let len = left.min(TRANSFER_MAX).min(target.len).min(self.room());
-        // Do this before posting, because the peer may answer at once.
+        // Before posting, because the peer may reply immediately.
         if len == target.len {
             self.targets.pop_front();
         } else if let Some(front) = self.targets.front_mut() {
@@ -153,7 +149,6 @@ impl Stream {
         }
     }
 
-    /// Copies octets to the ring buffer, and returns where they are.
     fn store(&mut self, data: &mut Gather<'_>, len: u32) -> ([Sge; 2], usize) {
         let (base, key) = (self.sbuf.remote().addr, self.sbuf.lkey());
         let size = self.sizes.send_buffer;
@@ -161,7 +156,7 @@ impl Stream {
         let first = len.min(size - start);
         let sbuf = &self.sbuf;
         let mut put = |from: u32, count: u32| {
-            // Inside the region, because the ring has its length.
+            // Always inside the region, which has the ring's length.
             data.take(count as usize, |at, piece| {
                 let _ = sbuf.write_at(from as usize + at, piece);
             });
@@ -181,10 +176,8 @@ impl Stream {
         )
     }
 
-    /// Writes into a buffer that the peer has mapped, as much as can be written now.
-    ///
-    /// # Errors
-    /// As [`send`](Self::send). If `Ok` is less than asked for, the rest is not mapped.
+    /// Writes into a buffer that the peer mapped, as much as possible now. Fails as
+    /// [`send`](Self::send). `Ok` with less than requested: the remainder is not mapped.
     pub(crate) fn write_mapped(
         &mut self,
         data: &mut Gather<'_>,
@@ -195,7 +188,7 @@ impl Stream {
         self.send_mappings();
         while data.left() > 0 {
             let Some((mapping, within)) = self.iomaps.find(*offset) else {
-                // The message about it may wait to be read.
+                // Its announcement may be waiting to be read.
                 self.process(true);
                 match self.iomaps.find(*offset) {
                     Some(_) => continue,
@@ -222,16 +215,16 @@ impl Stream {
         }
     }
 
-    /// Tells the peer about buffers mapped since the last time, as many as can be told now.
+    /// Announces newly mapped buffers to the peer, as many as possible now.
     pub(crate) fn send_mappings(&mut self) {
-        while let Some(peer) = self.peer.filter(|_| self.iomaps.has_news() && !self.over) {
+        while let Some(peer) = self.peer.filter(|_| self.iomaps.has_unsent() && !self.over) {
             if !self.has_slots() || !self.has_credit() {
                 self.process(true);
                 if !self.has_slots() || !self.has_credit() {
                     return;
                 }
             }
-            let Some((index, mapping)) = self.iomaps.next_news() else {
+            let Some((index, mapping)) = self.iomaps.next_unsent() else {
                 return;
             };
             let table = peer
@@ -254,7 +247,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_are_taken_in_order() {
+    fn pieces_are_consumed_in_order() {
         let pieces: [&[u8]; 5] = [b"ab", b"", b"cdef", b"", b"g"];
         for step in 1..=7 {
             let mut gather = Gather::new(&pieces);

@@ -1,5 +1,5 @@
-//! The C functions of rsockets, called with the pointers and lengths that a C program passes: one session from `rsocket` to
-//! `rclose`, with the errors of wrong calls.
+//! The C functions of rsockets with the arguments of a C program: a session from `rsocket` to
+//! `rclose`, including errors.
 
 use crate::common::alone;
 use iwarp_rsocket::c_api::*;
@@ -9,9 +9,9 @@ fn errno() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap()
 }
 
-/// Returns the socket address of `127.0.0.1` and a port, which is in network order.
+/// Returns the socket address of `127.0.0.1` and a port in network byte order.
 fn address(port: u16) -> libc::sockaddr_in {
-    // SAFETY: all zeros are a valid value of this structure.
+    // SAFETY: zero is a valid value of this structure.
     let mut a: libc::sockaddr_in = unsafe { std::mem::zeroed() };
     a.sin_family = libc::AF_INET as libc::sa_family_t;
     a.sin_addr.s_addr = u32::from_ne_bytes([127, 0, 0, 1]);
@@ -21,19 +21,17 @@ fn address(port: u16) -> libc::sockaddr_in {
 
 const LEN: libc::socklen_t = size_of::<libc::sockaddr_in>() as libc::socklen_t;
 
-/// The descriptors of a session, and what `accept` said of the peer.
+/// The descriptors of a session, and the peer's address from `accept`.
 struct Session {
     listener: i32,
     client: i32,
     server: i32,
-    /// The listener's address.
     at: libc::sockaddr_in,
     peer: libc::sockaddr_in,
 }
 
-/// Makes a listener that does not block, at a free port.
 fn listening() -> (i32, libc::sockaddr_in) {
-    // SAFETY: all pointers point to locals that outlive the calls, and come with their true lengths.
+    // SAFETY: all pointers are to locals that outlive the calls, with their true lengths.
     unsafe {
         let l = rsocket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_NONBLOCK, 0);
         assert!(l >= 0);
@@ -90,7 +88,7 @@ fn connected() -> Session {
     }
 }
 
-/// Sends in each way that there is, and receives all of it.
+/// Sends with each function, and receives everything.
 fn messages(session: &Session) {
     let (c, s, a) = (session.client, session.server, session.at);
     // SAFETY: as in `listening`.
@@ -162,8 +160,8 @@ fn options(c: i32) {
 }
 
 #[test]
-fn a_session() {
-    alone("a_session", || {
+fn stream_session() {
+    alone("stream_session", || {
         let session = connected();
         messages(&session);
         options(session.client);
@@ -199,10 +197,10 @@ fn a_session() {
     });
 }
 
-/// Sends and receives with headers, whose fields the kernel fills.
+/// The kernel fills in the message headers.
 #[test]
-fn a_datagram_session() {
-    alone("a_datagram_session", || {
+fn datagram_session() {
+    alone("datagram_session", || {
         // SAFETY: as in `listening`.
         unsafe {
             let [a, b] = [(); 2].map(|()| rsocket(libc::AF_INET, libc::SOCK_DGRAM, 0));
@@ -212,7 +210,7 @@ fn a_datagram_session() {
             assert_eq!(rgetsockname(b, (&raw mut at).cast(), &raw mut len), 0);
             let to = (&raw const at).cast();
             let x = b"x".as_ptr().cast();
-            // Without an address it is an ordinary send, which needs a connection.
+            // Without an address this is an ordinary send, which requires a connection.
             assert_eq!(
                 (rsendto(a, x, 1, 0, null(), 0), errno()),
                 (-1, libc::EDESTADDRREQ)
@@ -228,7 +226,7 @@ fn a_datagram_session() {
             (msg.msg_iov, msg.msg_iovlen) = (&raw mut piece, 1);
             (msg.msg_name, msg.msg_namelen) = (to.cast_mut().cast(), LEN);
             assert_eq!(rsendmsg(a, &raw const msg, 0), 6);
-            // `read` of nothing leaves the datagram, and `recv` of nothing takes it.
+            // A `read` of zero bytes leaves the datagram; a `recv` of zero bytes removes it.
             let mut got = [0u8; 16];
             assert_eq!(rread(b, null_mut(), 0), 0);
             assert_eq!(rrecv(b, got.as_mut_ptr().cast(), 16, libc::MSG_PEEK), 1);
@@ -253,7 +251,7 @@ fn a_datagram_session() {
                 1
             );
             assert_eq!((len, again.sin_port), (LEN, at.sin_port));
-            // An address without a family ends the connection.
+            // An address without a family removes the default destination.
             from.sin_family = libc::AF_UNSPEC as libc::sa_family_t;
             assert_eq!(rconnect(b, (&raw const from).cast(), LEN), 0);
             assert_eq!((rwrite(b, x, 1), errno()), (-1, libc::EDESTADDRREQ));

@@ -1,4 +1,5 @@
-//! Connecting and accepting rsockets and the errors of both, and `poll` and `select` over rsockets and other descriptors.
+//! Connecting and accepting, their errors, and `poll` and `select` over rsockets and other
+//! descriptors.
 
 use crate::common::{Rs, limit, listener, pair};
 use iwarp_rsocket as rs;
@@ -35,7 +36,7 @@ fn nonblocking_connect_and_accept() {
 }
 
 #[test]
-fn connections_are_established_before_accept() {
+fn connections_precede_accept() {
     let limit = limit(30);
     let (l, address) = listener(|_| {});
     let clients: Vec<_> = (0..8)
@@ -55,7 +56,7 @@ fn connections_are_established_before_accept() {
 }
 
 #[test]
-fn a_full_backlog_refuses() {
+fn full_backlog_refuses() {
     let l = Rs::new();
     rs::bind(l.0, "127.0.0.1:0".parse().unwrap()).unwrap();
     rs::listen(l.0, 2).unwrap();
@@ -71,8 +72,9 @@ fn a_full_backlog_refuses() {
 }
 
 #[test]
-fn a_refused_socket_can_connect_again() {
-    // A connection begins at this port, so nobody can listen there meanwhile, and no other connection begins there.
+fn refused_socket_can_reconnect() {
+    // This connection occupies the port: there can be no listener on it, and no other connection
+    // from it.
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
     let held = TcpStream::connect(other.local_addr().unwrap()).unwrap();
     let free = held.local_addr().unwrap();
@@ -97,8 +99,8 @@ fn a_refused_socket_can_connect_again() {
 }
 
 #[test]
-fn connecting_to_a_peer_that_is_no_rsocket_fails() {
-    // One peer closes at once, and one speaks another protocol.
+fn foreign_server_fails_connect() {
+    // One peer closes immediately; the other speaks another protocol.
     for answer in [
         &b""[..],
         b"HTTP/1.1 400 Bad Request\r\n\r\n and more than enough to fill a frame",
@@ -106,7 +108,7 @@ fn connecting_to_a_peer_that_is_no_rsocket_fails() {
         let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = tcp.local_addr().unwrap();
         let server = std::thread::spawn(move || {
-            // The rsocket connects a second time, with MPA revision 1, so the server has to accept more than once.
+            // The rsocket retries with MPA revision 1, so the server must accept more than once.
             tcp.set_nonblocking(true).unwrap();
             let end = Instant::now() + Duration::from_secs(2);
             while Instant::now() < end {
@@ -127,7 +129,7 @@ fn connecting_to_a_peer_that_is_no_rsocket_fails() {
 }
 
 #[test]
-fn a_listener_survives_clients_that_are_no_rsockets() {
+fn listener_survives_foreign_clients() {
     let (l, address) = listener(|_| {});
     for junk in [
         &b"GET / HTTP/1.0\r\n\r\n012345678901234567890"[..],
@@ -137,7 +139,7 @@ fn a_listener_survives_clients_that_are_no_rsockets() {
         let mut tcp = TcpStream::connect(address).unwrap();
         tcp.write_all(junk).unwrap();
     }
-    // A peer that speaks MPA, but sends other private data than an rsocket.
+    // A peer that speaks MPA, but with other private data than an rsocket.
     let channel = iwarp::runtime::create_event_channel().unwrap();
     let id = iwarp::runtime::cm::CmId::create(&channel, None);
     id.resolve_addr(None, address).unwrap();
@@ -314,9 +316,9 @@ fn poll_takes_rsockets_and_other_descriptors() {
     assert_eq!(closed[1].revents, libc::POLLNVAL);
 }
 
-/// How many descriptors have events is right after a sleep, too. Each entry counts, and one socket may have several.
+/// Each entry counts, and a socket may have several entries.
 #[test]
-fn poll_counts_each_entry_after_a_sleep() {
+fn poll_counts_each_ready_entry() {
     let (c, s) = pair();
     let entry = libc::pollfd {
         fd: s.0,
@@ -333,15 +335,16 @@ fn poll_counts_each_entry_after_a_sleep() {
     assert!(fds.iter().all(|f| f.revents == libc::POLLIN), "{fds:?}");
 }
 
-/// The end of a pipe is an event to read for `select`, and a number that is no descriptor is an error.
+/// `select` reports the end of a pipe as readable, and a closed descriptor as an error.
 #[test]
-fn select_knows_ends_and_numbers_that_are_not_open() {
+fn select_reports_eof_and_bad_descriptors() {
     let (_c, s) = pair();
     let (reader, writer) = std::io::pipe().unwrap();
     drop(writer);
     let limit = Some(Duration::from_secs(20));
     let select = |number: i32| {
-        // SAFETY: all zeros are a valid set, the set outlives the call, and the descriptors are below `FD_SETSIZE`.
+        // SAFETY: zero is a valid set, the set outlives the call, and descriptors are below
+        // `FD_SETSIZE`.
         unsafe {
             let mut read: libc::fd_set = std::mem::zeroed();
             libc::FD_SET(s.0, &raw mut read);
@@ -356,7 +359,7 @@ fn select_knows_ends_and_numbers_that_are_not_open() {
         }
     };
     assert_eq!(select(reader.as_raw_fd()), (Ok(1), true));
-    // No test of this file has so many descriptors.
+    // No test of this file opens so many descriptors.
     assert_eq!(select(1020).0, Err(Errno::BADF));
 }
 
@@ -367,7 +370,8 @@ fn select_takes_rsockets_and_other_descriptors() {
     let fds = [c.0, s.0, reader.as_raw_fd()];
     let top = fds.into_iter().max().unwrap() + 1;
     let timeout = Some(Duration::from_millis(20));
-    // SAFETY: all zeros are a valid set, the sets outlive the calls, and the descriptors are below `FD_SETSIZE`.
+    // SAFETY: zero is a valid set, the sets outlive the calls, and descriptors are below
+    // `FD_SETSIZE`.
     unsafe {
         let mut read: libc::fd_set = std::mem::zeroed();
         let mut write: libc::fd_set = std::mem::zeroed();
@@ -402,9 +406,9 @@ fn select_takes_rsockets_and_other_descriptors() {
     }
 }
 
-/// An accepted socket has the options of its listener, but the flags of a new descriptor.
+/// An accepted socket inherits the options of its listener, but not the descriptor flags.
 #[test]
-fn an_accepted_socket_takes_the_options_of_its_listener() {
+fn accepted_socket_inherits_options() {
     let linger = [1i32.to_ne_bytes(), 7i32.to_ne_bytes()].concat();
     let time = |seconds: i64| [seconds.to_ne_bytes(), 250_000i64.to_ne_bytes()].concat();
     let one = 1i32.to_ne_bytes().to_vec();
@@ -457,19 +461,19 @@ fn an_accepted_socket_takes_the_options_of_its_listener() {
     assert_eq!((flags, rs::control(s.0, libc::F_GETFD, 0)), (0, Ok(0)));
 }
 
-/// The address that a program has bound a socket to is that of each of its attempts to connect.
+/// Each attempt of a bound socket comes from its address.
 #[test]
-fn another_attempt_comes_from_the_bound_address() {
+fn reconnect_keeps_bound_address() {
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
     let held = TcpStream::connect(other.local_addr().unwrap()).unwrap();
-    let nobody = held.local_addr().unwrap();
+    let no_listener = held.local_addr().unwrap();
     let (l, address) = listener(|_| {});
     let c = Rs::new();
     c.set(libc::SOL_SOCKET, libc::SO_REUSEADDR, 1);
     rs::bind(c.0, "127.0.0.1:0".parse().unwrap()).unwrap();
     let bound = rs::local_address(c.0).unwrap();
     for _ in 0..2 {
-        assert_eq!(rs::connect(c.0, nobody), Err(Errno::CONNREFUSED));
+        assert_eq!(rs::connect(c.0, no_listener), Err(Errno::CONNREFUSED));
         assert_eq!(rs::local_address(c.0), Ok(bound));
     }
     rs::connect(c.0, address).unwrap();
@@ -479,7 +483,7 @@ fn another_attempt_comes_from_the_bound_address() {
     assert_eq!(peer, Some(bound));
 }
 
-/// The time to wait for a connection is that of the listener, whenever it was set.
+/// The listener's receive time-out limits `accept`, whenever it was set.
 #[test]
 fn accept_obeys_receive_timeout() {
     let time = |ms: i64| [0i64.to_ne_bytes(), (ms * 1000).to_ne_bytes()].concat();
@@ -501,7 +505,7 @@ fn accept_obeys_receive_timeout() {
         assert_eq!(accepted.join().unwrap().unwrap_err(), Errno::AGAIN);
         assert!(begin.elapsed() >= Duration::from_millis(ms as u64));
     }
-    // None: it waits for as long as it takes.
+    // Zero: no limit.
     set(&l, 0);
     std::thread::scope(|scope| {
         let accepted = scope.spawn(|| rs::accept(l.0).map(|(s, _)| Rs(s)));
@@ -513,7 +517,7 @@ fn accept_obeys_receive_timeout() {
     });
 }
 
-/// The largest set has descriptors up to the last one that fits, and no more are accepted.
+/// A set may contain the last descriptor below `FD_SETSIZE`, and no later one.
 #[test]
 fn select_takes_full_sets() {
     let (c, s) = pair();
@@ -521,8 +525,8 @@ fn select_takes_full_sets() {
     let (reader, mut writer) = std::io::pipe().unwrap();
     writer.write_all(b"x").unwrap();
     const LAST: i32 = libc::FD_SETSIZE as i32 - 1;
-    // A fixed number: other tests of this process do not reach it.
-    // SAFETY: the number is unused, because descriptors are given out from below.
+    // A fixed number, which other tests of this process do not reach.
+    // SAFETY: the number is unused, because the lowest free number is always assigned first.
     let last = unsafe { libc::fcntl(reader.as_raw_fd(), libc::F_DUPFD_CLOEXEC, LAST) };
     assert_eq!(last, LAST, "the last descriptor of a set is in use");
     let limit = Some(Duration::from_secs(10));

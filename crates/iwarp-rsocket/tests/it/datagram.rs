@@ -1,4 +1,4 @@
-//! Datagram sockets: addresses, what `recv` and `send` do with whole datagrams, waiting, options, and the calls that they lack.
+//! Datagram sockets: addresses, whole datagrams, waiting, options, and unsupported calls.
 
 use crate::common::{Rs, alone, pair, pattern};
 use iwarp_rsocket as rs;
@@ -7,7 +7,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
 const DOMAINS: [(i32, &str); 2] = [(libc::AF_INET, "127.0.0.1:0"), (libc::AF_INET6, "[::1]:0")];
-/// No wait in these tests lasts so long, and a lost wake-up fails a test instead of stopping it for ever.
+/// Longer than any wait in these tests, so that a lost wake-up fails a test instead of hanging it.
 const LONG_MS: u64 = 20_000;
 
 fn datagram(domain: i32) -> Rs {
@@ -23,7 +23,6 @@ fn bound(domain: i32, at: &str) -> (Rs, SocketAddr) {
     (r, address)
 }
 
-/// Returns two sockets that are connected to each other.
 fn connected(domain: i32, at: &str) -> (Rs, Rs) {
     let ((a, a_at), (b, b_at)) = (bound(domain, at), bound(domain, at));
     rs::connect(a.0, b_at).unwrap();
@@ -32,8 +31,8 @@ fn connected(domain: i32, at: &str) -> (Rs, Rs) {
 }
 
 #[test]
-fn each_datagram_arrives_whole_with_its_sender() {
-    alone("each_datagram_arrives_whole_with_its_sender", || {
+fn datagrams_arrive_whole_with_sender() {
+    alone("datagrams_arrive_whole_with_sender", || {
         for (domain, at) in DOMAINS {
             let ((a, a_at), (b, b_at)) = (bound(domain, at), bound(domain, at));
             for len in [0, 1, 2049, 5000, 65_507] {
@@ -55,8 +54,8 @@ fn each_datagram_arrives_whole_with_its_sender() {
 }
 
 #[test]
-fn a_connected_socket_hears_its_peer_only() {
-    alone("a_connected_socket_hears_its_peer_only", || {
+fn connected_socket_receives_from_peer_only() {
+    alone("connected_socket_receives_from_peer_only", || {
         for (domain, at) in DOMAINS {
             let (a, b) = connected(domain, at);
             let (stranger, _) = bound(domain, at);
@@ -71,7 +70,7 @@ fn a_connected_socket_hears_its_peer_only() {
                 rs::recv(b.0, &mut out, libc::MSG_DONTWAIT),
                 Err(Errno::AGAIN)
             );
-            // Another address may still be named.
+            // Another destination may still be named.
             let stranger_at = rs::local_address(stranger.0).unwrap();
             rs::send_to(b.0, b"over there", 0, stranger_at).unwrap();
             assert_eq!(rs::recv_from(stranger.0, &mut out, 0), Ok((10, Some(b_at))));
@@ -80,8 +79,8 @@ fn a_connected_socket_hears_its_peer_only() {
 }
 
 #[test]
-fn the_other_end_may_be_any_udp_socket() {
-    alone("the_other_end_may_be_any_udp_socket", || {
+fn peer_may_be_udp_socket() {
+    alone("peer_may_be_udp_socket", || {
         let plain = UdpSocket::bind("127.0.0.1:0").unwrap();
         plain
             .set_read_timeout(Some(Duration::from_millis(LONG_MS)))
@@ -108,37 +107,34 @@ fn the_other_end_may_be_any_udp_socket() {
 }
 
 #[test]
-fn peeking_leaves_a_datagram_and_a_short_buffer_loses_its_end() {
-    alone(
-        "peeking_leaves_a_datagram_and_a_short_buffer_loses_its_end",
-        || {
-            let (a, b) = connected(libc::AF_INET, "127.0.0.1:0");
-            for data in [&b"first one"[..], b"second", b"third"] {
-                rs::send(a.0, data, 0).unwrap();
-            }
-            let mut out = [0; 4];
-            assert_eq!(b.poll(libc::POLLIN, LONG_MS), libc::POLLIN);
-            assert_eq!(rs::recv(b.0, &mut out, libc::MSG_PEEK), Ok(4));
-            assert_eq!(
-                rs::recv(b.0, &mut out, libc::MSG_PEEK | libc::MSG_TRUNC),
-                Ok(9)
-            );
-            assert_eq!((rs::recv(b.0, &mut out, 0), &out), (Ok(4), b"firs"));
-            assert_eq!((rs::recv(b.0, &mut out, 0), &out), (Ok(4), b"seco"));
-            // Waiting for all is for streams: a datagram is all there is.
-            let mut out = [0; 40];
-            assert_eq!(rs::recv(b.0, &mut out, libc::MSG_WAITALL), Ok(5));
-            assert_eq!(
-                rs::recv(b.0, &mut out, libc::MSG_DONTWAIT),
-                Err(Errno::AGAIN)
-            );
-        },
-    );
+fn peek_keeps_and_short_buffer_truncates() {
+    alone("peek_keeps_and_short_buffer_truncates", || {
+        let (a, b) = connected(libc::AF_INET, "127.0.0.1:0");
+        for data in [&b"first one"[..], b"second", b"third"] {
+            rs::send(a.0, data, 0).unwrap();
+        }
+        let mut out = [0; 4];
+        assert_eq!(b.poll(libc::POLLIN, LONG_MS), libc::POLLIN);
+        assert_eq!(rs::recv(b.0, &mut out, libc::MSG_PEEK), Ok(4));
+        assert_eq!(
+            rs::recv(b.0, &mut out, libc::MSG_PEEK | libc::MSG_TRUNC),
+            Ok(9)
+        );
+        assert_eq!((rs::recv(b.0, &mut out, 0), &out), (Ok(4), b"firs"));
+        assert_eq!((rs::recv(b.0, &mut out, 0), &out), (Ok(4), b"seco"));
+        // Waiting for all bytes is for streams: a datagram is complete.
+        let mut out = [0; 40];
+        assert_eq!(rs::recv(b.0, &mut out, libc::MSG_WAITALL), Ok(5));
+        assert_eq!(
+            rs::recv(b.0, &mut out, libc::MSG_DONTWAIT),
+            Err(Errno::AGAIN)
+        );
+    });
 }
 
 #[test]
-fn waiting_ends_by_flag_time_and_datagram() {
-    alone("waiting_ends_by_flag_time_and_datagram", || {
+fn receive_waits_with_limits() {
+    alone("receive_waits_with_limits", || {
         let (a, b) = connected(libc::AF_INET, "127.0.0.1:0");
         let mut out = [0; 16];
         let brief = [0i64.to_ne_bytes(), 20_000i64.to_ne_bytes()].concat();
@@ -165,7 +161,6 @@ fn waiting_ends_by_flag_time_and_datagram() {
             });
             assert_eq!(rs::recv(b.0, &mut out, 0), Ok(4));
         });
-        // The flags at creation.
         let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
         let r = Rs(rs::socket(libc::AF_INET, libc::SOCK_DGRAM | flags, libc::IPPROTO_UDP).unwrap());
         // Without the flag the call below would never return.
@@ -182,8 +177,8 @@ fn waiting_ends_by_flag_time_and_datagram() {
 }
 
 #[test]
-fn one_poll_waits_for_streams_and_datagrams() {
-    alone("one_poll_waits_for_streams_and_datagrams", || {
+fn poll_mixes_streams_and_datagrams() {
+    alone("poll_mixes_streams_and_datagrams", || {
         let (client, server) = pair();
         let (a, b) = connected(libc::AF_INET, "127.0.0.1:0");
         let entry = |fd, events| libc::pollfd {
@@ -217,8 +212,8 @@ fn one_poll_waits_for_streams_and_datagrams() {
 }
 
 #[test]
-fn options_are_those_of_the_kernel_and_of_rsockets() {
-    alone("options_are_those_of_the_kernel_and_of_rsockets", || {
+fn kernel_and_rsocket_options_work() {
+    alone("kernel_and_rsocket_options_work", || {
         let r = datagram(libc::AF_INET6);
         assert_eq!(r.get(libc::SOL_SOCKET, libc::SO_TYPE), libc::SOCK_DGRAM);
         assert_eq!(r.get(libc::SOL_SOCKET, libc::SO_DOMAIN), libc::AF_INET6);
@@ -247,8 +242,8 @@ fn options_are_those_of_the_kernel_and_of_rsockets() {
 }
 
 #[test]
-fn calls_of_streams_are_refused() {
-    alone("calls_of_streams_are_refused", || {
+fn stream_calls_are_refused() {
+    alone("stream_calls_are_refused", || {
         let r = datagram(libc::AF_INET);
         assert_eq!(rs::listen(r.0, 1), Err(Errno::NOTSUP));
         assert_eq!(rs::accept(r.0), Err(Errno::NOTSUP));
@@ -267,8 +262,8 @@ fn calls_of_streams_are_refused() {
 }
 
 #[test]
-fn a_closed_number_is_no_socket_and_its_port_is_free() {
-    alone("a_closed_number_is_no_socket_and_its_port_is_free", || {
+fn close_frees_number_and_port() {
+    alone("close_frees_number_and_port", || {
         let (r, at) = bound(libc::AF_INET, "127.0.0.1:0");
         assert!(rs::is_rsocket(r.0));
         rs::close(r.0).unwrap();
@@ -284,10 +279,10 @@ fn a_closed_number_is_no_socket_and_its_port_is_free() {
 }
 
 #[test]
-fn a_child_process_may_use_its_parents_socket() {
-    alone("a_child_process_may_use_its_parents_socket", || {
+fn child_uses_inherited_datagram_socket() {
+    alone("child_uses_inherited_datagram_socket", || {
         let (a, b) = connected(libc::AF_INET, "127.0.0.1:0");
-        // SAFETY: the child calls only functions of this crate that take no lock, and ends without running exit handlers.
+        // SAFETY: the child calls only lock-free functions of this crate, and skips exit handlers.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let sent = rs::send(a.0, b"from the child", 0) == Ok(14);
@@ -298,10 +293,10 @@ fn a_child_process_may_use_its_parents_socket() {
         let mut out = [0; 32];
         assert_eq!(rs::recv(b.0, &mut out, 0), Ok(14));
         let mut status = 0;
-        // SAFETY: a valid place; the child is ours.
+        // SAFETY: a valid place; the process is a child of this one.
         unsafe { libc::waitpid(child, &raw mut status, 0) };
         assert_eq!(libc::WEXITSTATUS(status), 7, "{status:#x}");
-        // The parent's is still open.
+        // The parent's socket is still open.
         rs::send(a.0, b"parent", 0).unwrap();
         assert_eq!(rs::recv(b.0, &mut out, 0), Ok(6));
     });

@@ -4,7 +4,7 @@ use crate::common::{Rs, pair, pair_with, pattern};
 use iwarp_rsocket as rs;
 use iwarp_rsocket::Errno;
 
-/// Memory that the peer may write at any time. So it is read only through raw pointers.
+/// Memory that the peer may write at any time, so it is read only through raw pointers.
 struct Buffer(Vec<u8>);
 
 impl Buffer {
@@ -14,7 +14,8 @@ impl Buffer {
 
     fn map(&mut self, r: &Rs, offset: Option<u64>) -> Result<u64, Errno> {
         let (at, len) = (self.0.as_mut_ptr(), self.0.len());
-        // SAFETY: every test unmaps the buffer or closes the socket before it drops the buffer, and reads it through raw pointers.
+        // SAFETY: each test unmaps the buffer or closes the socket before it drops the buffer,
+        // which is read through raw pointers only.
         unsafe { rs::iomap(r.0, at, len, true, offset) }
     }
 
@@ -35,7 +36,7 @@ fn mappable() -> (Rs, Rs) {
 }
 
 #[test]
-fn iowrites_arrive_before_octets_that_are_sent_afterwards() {
+fn iowrites_precede_later_sends() {
     let (c, s) = mappable();
     let mut buffer = Buffer::new(300_000);
     assert_eq!(buffer.map(&s, Some(1000)), Ok(1000));
@@ -48,7 +49,7 @@ fn iowrites_arrive_before_octets_that_are_sent_afterwards() {
         assert_eq!(s.recv_n(1), b"!");
         assert_eq!(buffer.read(), data, "round {round}");
     }
-    // A write inside the mapping, one that is cut at its end, and one in front of it.
+    // Writes inside the mapping, across its end, and before it.
     assert_eq!(rs::iowrite(c.0, b"xyz", 1005, 0), Ok(3));
     assert_eq!(rs::iowrite(c.0, &[7; 10], 1000 + 299_998, 0), Ok(2));
     assert_eq!(rs::iowrite(c.0, &[7; 10], 999, 0), Ok(0));
@@ -62,7 +63,7 @@ fn iowrites_arrive_before_octets_that_are_sent_afterwards() {
 }
 
 #[test]
-fn several_mappings_and_their_removal() {
+fn mappings_are_added_and_removed() {
     let (c, s) = mappable();
     let mut buffers: Vec<_> = (0..4).map(|_| Buffer::new(100)).collect();
     for (i, b) in buffers.iter_mut().enumerate() {
@@ -79,7 +80,7 @@ fn several_mappings_and_their_removal() {
     assert_eq!(s.recv_n(1), b"!");
     let got: Vec<u8> = buffers.iter().flat_map(Buffer::read).collect();
     assert_eq!(got, data);
-    // The slot of a removed mapping is used again.
+    // The slot of a removed mapping is reused.
     buffers[2].unmap(&s).unwrap();
     assert_eq!(buffers[2].unmap(&s), Err(Errno::INVAL));
     let address = fifth.0.as_ptr() as u64;
@@ -102,9 +103,10 @@ fn several_mappings_and_their_removal() {
     drop((c, s));
 }
 
-/// The peer does not hear of the end of a mapping. What it still writes there is refused, and nothing changes in the buffer.
+/// The peer is not notified when a mapping ends. Its later writes are refused, and the buffer does
+/// not change.
 #[test]
-fn nothing_is_written_after_the_end_of_a_mapping() {
+fn unmapped_buffer_is_not_written() {
     let (c, s) = mappable();
     let mut buffer = Buffer::new(100);
     buffer.map(&s, Some(0)).unwrap();

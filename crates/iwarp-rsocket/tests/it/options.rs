@@ -1,30 +1,28 @@
-//! Options of rsockets in each place: on a new socket, on a connected one, on a listener before and after `listen`, on a connection that
-//! it has accepted, and beside all other options.
+//! Options of rsockets on new, connected, listening and accepted sockets, alone and together with
+//! all others.
 
 use crate::common::Rs;
 use iwarp_rsocket as rs;
 use iwarp_rsocket::Errno;
 use std::os::fd::RawFd;
 
-/// What an option does on a connected socket.
+/// The effect of an option on a connected socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Connected {
-    /// It changes.
     Changes,
-    /// It is accepted and has no effect: the buffers are there.
+    /// Accepted without effect: the buffers exist already.
     Stays,
-    /// It is refused.
     Refused,
 }
 
-/// An option with two values that are not its default, and what is read after each of them was set.
+/// An option with two values besides the default, and the values read back after each.
 struct Row {
     level: i32,
     name: i32,
     set: [Vec<u8>; 2],
     get: [Vec<u8>; 2],
     connected: Connected,
-    /// An accepted connection has what its listener has.
+    /// An accepted connection inherits the listener's value.
     inherited: bool,
 }
 
@@ -52,7 +50,7 @@ fn flag(level: i32, name: i32) -> Row {
     }
 }
 
-/// A size of a queue, which is fixed as soon as there is a connection.
+/// A queue size, which is fixed once there is a connection.
 fn fixed(name: i32, values: [i32; 2]) -> Row {
     Row {
         connected: Connected::Refused,
@@ -60,7 +58,7 @@ fn fixed(name: i32, values: [i32; 2]) -> Row {
     }
 }
 
-/// Twice what was set is read, as from the kernel.
+/// As from the kernel, twice the value is read back.
 fn buffer(name: i32) -> Row {
     let values = [20_000, 48_000];
     Row {
@@ -121,7 +119,7 @@ impl Row {
     }
 }
 
-/// Connects a client that has the options already. `before` is called with the listener before `listen`, `after` afterwards.
+/// Connects a client. `before` is called with the listener before `listen`, `after` afterwards.
 fn connection(client: &Rs, before: impl Fn(&Rs), after: impl Fn(&Rs)) -> (Rs, Rs) {
     let l = Rs::new();
     before(&l);
@@ -133,9 +131,9 @@ fn connection(client: &Rs, before: impl Fn(&Rs), after: impl Fn(&Rs)) -> (Rs, Rs
     (l, accepted)
 }
 
-/// Each option alone, then all of them together: none changes another one.
+/// Sets each option alone, then all together: none changes another one.
 #[test]
-fn options_hold_in_every_place() {
+fn options_take_effect_everywhere() {
     let all = rows();
     let alone = all.iter().map(std::slice::from_ref);
     for set in alone.chain([&all[..]]) {
@@ -159,7 +157,7 @@ fn options_hold_in_every_place() {
             );
             check(client.0, 0, "after connect");
             for row in set {
-                // What is not inherited is off, as the second value is.
+                // Options that are not inherited are off, which is the second value.
                 row.check(accepted.0, usize::from(!row.inherited), "accepted");
             }
             for row in set {
@@ -176,7 +174,7 @@ fn options_hold_in_every_place() {
     }
 }
 
-/// The flags of a descriptor are its own: nothing is inherited, and neither flag changes the other one.
+/// Descriptor flags are not inherited, and neither flag changes the other one.
 #[test]
 fn flags_are_not_inherited() {
     let flags = |fd: RawFd| {

@@ -1,5 +1,6 @@
-//! Rsockets between two processes: exits without `close`, killed processes, forks. The other process is a copy of this test
-//! program that runs only the test `the_other_process`, in a role that an environment variable names.
+//! Rsockets between two processes: exits without `close`, killed processes, forks. The other
+//! process is this test program with only the test `the_other_process`, in a role from its
+//! environment.
 
 use crate::common::alone::path_of;
 use crate::common::{Limit, Rs, limit, listener, octet, pattern};
@@ -19,7 +20,7 @@ impl Drop for Peer {
     }
 }
 
-/// Starts the other process in `role`. Returns it, the socket that it is connected to, and a time limit.
+/// Starts the other process in `role`. Returns it, the connected socket, and a time limit.
 fn peer(role: &str) -> (Peer, Rs, Limit) {
     let (l, address) = listener(|_| {});
     let child = Command::new(std::env::current_exe().unwrap())
@@ -62,7 +63,6 @@ fn the_other_process() {
             for at in (0..TOTAL).step_by(1 << 20) {
                 r.send_all(&pattern(at, 1 << 20));
             }
-            // The socket is neither closed nor shut down.
             std::process::exit(0);
         }
         "echo" => loop {
@@ -94,7 +94,7 @@ fn the_other_process() {
                 };
             }
             let mut status = 0;
-            // SAFETY: a valid place; the child is ours.
+            // SAFETY: a valid place; the process is a child of this one.
             unsafe { libc::waitpid(child, &raw mut status, 0) };
             assert_eq!(libc::WEXITSTATUS(status), 7, "{status:#x}");
             r.send_all(b" and after");
@@ -106,7 +106,7 @@ fn the_other_process() {
 }
 
 #[test]
-fn a_process_may_end_without_closing() {
+fn exit_without_close_delivers_data() {
     let (mut child, s, limit) = peer("exit");
     let mut out = vec![0; 1 << 20];
     let mut at = 0;
@@ -147,7 +147,7 @@ fn both_ways_between_two_processes() {
 }
 
 #[test]
-fn a_killed_peer_is_noticed() {
+fn killed_peer_ends_receive() {
     let (mut child, s, limit) = peer("hang");
     assert_eq!(s.recv_n(1000), pattern(0, 1000));
     std::thread::scope(|scope| {
@@ -164,7 +164,7 @@ fn a_killed_peer_is_noticed() {
 }
 
 #[test]
-fn a_killed_peer_ends_a_blocked_send() {
+fn killed_peer_ends_blocked_send() {
     let (mut child, s, limit) = peer("hang");
     std::thread::scope(|scope| {
         let sends = scope.spawn(|| {
@@ -183,13 +183,13 @@ fn a_killed_peer_ends_a_blocked_send() {
         child.0.kill().unwrap();
         assert_eq!(sends.join().unwrap(), Errno::CONNRESET);
     });
-    // Octets that came before can still be read.
+    // Data that arrived before can still be read.
     assert_eq!(s.recv_n(1000), pattern(0, 1000));
     limit.check();
 }
 
 #[test]
-fn a_forked_child_cannot_use_its_parents_socket() {
+fn child_cannot_use_inherited_stream() {
     let (mut child, s, limit) = peer("fork");
     assert_eq!(s.recv_n(100), b"before and after");
     drop(s);

@@ -1,4 +1,5 @@
-//! Sets of rsockets and ordinary descriptors (`repoll_create` and its companions), with the pointers that a C program passes.
+//! Sets of rsockets and ordinary descriptors (`repoll_create` and related calls), with the
+//! arguments of a C program.
 
 use crate::common::{Rs, alone, limit, pair};
 use iwarp_rsocket as rs;
@@ -12,7 +13,6 @@ use std::time::Duration;
 const IN: u32 = libc::EPOLLIN as u32;
 const OUT: u32 = libc::EPOLLOUT as u32;
 
-/// A set that is destroyed when it is dropped.
 struct Set(i32);
 
 impl Drop for Set {
@@ -33,7 +33,6 @@ impl Set {
         Self(number)
     }
 
-    /// Returns 0 or the errno.
     fn control(&self, op: i32, fd: i32, events: u32, data: u64) -> i32 {
         let mut event = epoll_event { events, u64: data };
         // SAFETY: a local event.
@@ -50,7 +49,6 @@ impl Set {
         assert_eq!(self.control(EPOLL_CTL_ADD, fd, events, data), 0);
     }
 
-    /// Returns the events with their data, or the errno.
     fn wait(&self, max: usize, timeout_ms: i32) -> Result<Vec<(u64, u32)>, i32> {
         let mut room = vec![epoll_event { events: 0, u64: 0 }; max];
         // SAFETY: a local array of that length.
@@ -74,11 +72,11 @@ fn events_of_rsockets_and_pipes() {
         c.send_all(b"x");
         assert_eq!(set.wait(4, -1), Ok(vec![(1 << 40, IN)]));
         writer.write_all(b"y").unwrap();
-        // Nothing was read, so both are still there.
+        // Nothing was read, so both are still ready.
         let mut both = set.wait(4, -1).unwrap();
         both.sort_unstable();
         assert_eq!(both, [(2, IN), (1 << 40, IN)]);
-        // With room for one they take turns.
+        // With room for one event, they alternate.
         let mut turns = [set.wait(1, -1).unwrap()[0], set.wait(1, -1).unwrap()[0]];
         turns.sort_unstable();
         assert_eq!(turns[..], both);
@@ -93,13 +91,13 @@ fn events_of_rsockets_and_pipes() {
 }
 
 #[test]
-fn a_wait_sees_what_another_thread_changes() {
-    alone("a_wait_sees_what_another_thread_changes", || {
+fn wait_notices_concurrent_changes() {
+    alone("wait_notices_concurrent_changes", || {
         let limit = limit(20);
         let (c, s) = pair();
         let set = Set::new();
         std::thread::scope(|scope| {
-            // Two threads, because one of them must not swallow the wake-up of the other.
+            // Two threads, because one must not consume the wake-up of the other.
             let waits = [0; 2].map(|_| scope.spawn(|| set.wait(4, 15_000)));
             std::thread::sleep(Duration::from_millis(50));
             c.send_all(b"x");
@@ -123,8 +121,8 @@ fn a_wait_sees_what_another_thread_changes() {
 }
 
 #[test]
-fn once_means_until_it_is_set_again() {
-    alone("once_means_until_it_is_set_again", || {
+fn one_shot_requires_rearming() {
+    alone("one_shot_requires_rearming", || {
         let (c, s) = pair();
         let set = Set::new();
         let once = IN | libc::EPOLLONESHOT as u32;
@@ -149,7 +147,7 @@ fn closed_descriptors_leave_the_set() {
         let number = s.0;
         drop((s, reader, writer));
         assert_eq!(set.wait(4, 20), Ok(vec![]));
-        // Another rsocket with the number is not in the set until it is added.
+        // Another rsocket with this number is not in the set until it is added.
         let new = Rs::new();
         if new.0 == number {
             assert_eq!(set.wait(4, 20), Ok(vec![]));
@@ -161,8 +159,8 @@ fn closed_descriptors_leave_the_set() {
 }
 
 #[test]
-fn a_datagram_socket_is_in_a_set_until_it_is_closed() {
-    alone("a_datagram_socket_is_in_a_set_until_it_is_closed", || {
+fn closed_datagram_socket_leaves_set() {
+    alone("closed_datagram_socket_leaves_set", || {
         let datagram = || Rs(rs::socket(libc::AF_INET, libc::SOCK_DGRAM, 0).unwrap());
         let set = Set::new();
         let receiver = datagram();
@@ -173,7 +171,7 @@ fn a_datagram_socket_is_in_a_set_until_it_is_closed() {
         let sender = datagram();
         rs::send_to(sender.0, b"datagram", 0, to).unwrap();
         assert_eq!(set.wait(4, 20_000), Ok(vec![(1, IN)]));
-        // The next socket has the number, unless another test takes it, and is not in the set.
+        // The next socket gets this number unless another test takes it; it is not in the set.
         let number = receiver.0;
         drop(receiver);
         let next = datagram();
@@ -211,7 +209,7 @@ fn wrong_calls() {
         assert_eq!(set.control(EPOLL_CTL_ADD, c.0, IN, 0), libc::EEXIST);
         assert_eq!(set.control(9, c.0, IN, 0), libc::EINVAL);
         assert_eq!(set.wait(0, 0), Err(libc::EINVAL));
-        // It is no set, and is closed by its owner only.
+        // It is not a set; its owner closes it.
         let no_set = std::mem::ManuallyDrop::new(Set(c.0));
         assert_eq!(no_set.control(EPOLL_CTL_ADD, 0, IN, 0), libc::EBADF);
     });

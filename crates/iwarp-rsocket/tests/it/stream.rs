@@ -1,11 +1,12 @@
-//! Streams between two rsockets of one process: data in both directions, flow control, ends, time-outs and options.
+//! Streams between two rsockets of one process: data in both directions, flow control, ends,
+//! time-outs and options.
 
 use crate::common::{Rs, limit, listener, octet, pair, pair_with, pattern};
 use iwarp_rsocket as rs;
 use iwarp_rsocket::Errno;
 use std::time::{Duration, Instant};
 
-/// Sends `total` octets in each direction at the same time, `chunk` octets in each call, and checks what arrives.
+/// Sends `total` bytes in each direction simultaneously, `chunk` bytes per call, and checks them.
 fn both_ways(c: &Rs, s: &Rs, total: usize, chunk: usize) {
     std::thread::scope(|scope| {
         for (me, other) in [(c, s), (s, c)] {
@@ -32,7 +33,7 @@ fn both_ways(c: &Rs, s: &Rs, total: usize, chunk: usize) {
 }
 
 #[test]
-fn a_short_message_and_its_answer() {
+fn short_messages_both_ways() {
     let (c, s) = pair();
     c.send_all(b"hello");
     assert_eq!(s.recv_n(5), b"hello");
@@ -92,7 +93,7 @@ fn many_small_messages() {
             assert_eq!(s.recv_n(4), (i as u32).to_be_bytes());
         }
     });
-    // Echo single octets. Both ends must get credits back while they send.
+    // Echo single bytes. Both ends must get credits back while they send.
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for _ in 0..3000 {
@@ -107,7 +108,7 @@ fn many_small_messages() {
     });
 }
 
-/// Sends until no octet is accepted for 300 ms, and returns the number of octets that were accepted.
+/// Sends until nothing is accepted for 300 ms, and returns the number of accepted bytes.
 fn fill(r: &Rs, chunk: usize) -> usize {
     let mut sent = 0;
     let mut idle = Instant::now();
@@ -125,12 +126,12 @@ fn fill(r: &Rs, chunk: usize) -> usize {
 }
 
 #[test]
-fn both_ends_run_out_of_credits() {
+fn credits_run_out_at_both_ends() {
     for chunk in [1, 64, 5000, 200_000] {
         let (c, s) = pair_with(|r| r.set(rs::SOL_RDMA, rs::RDMA_RQSIZE, 32));
         let (to_s, to_c) = (fill(&c, chunk), fill(&s, chunk));
         assert!(to_s > 0 && to_c > 0);
-        // The receiver's buffer limits the octets, and its receive queue the messages.
+        // The receiver's buffer limits the bytes, and its receive queue the messages.
         assert!(
             to_s <= (1 << 17) && to_s <= 32 * chunk.min(65536),
             "{to_s} with {chunk}"
@@ -172,7 +173,7 @@ fn nonblocking_and_peek() {
         Ok(10)
     );
     assert_eq!(rs::recv(s.0, &mut out[..3], 0), Ok(3));
-    // A nonblocking socket does not wait for the rest: it returns the octets that are there.
+    // A nonblocking socket does not wait for the remainder: it returns the available bytes.
     assert_eq!(rs::recv(s.0, &mut out, libc::MSG_WAITALL), Ok(7));
     assert_eq!(&out[..7], b"3456789");
     assert_eq!(rs::recv(s.0, &mut out, libc::MSG_PEEK), Err(Errno::AGAIN));
@@ -200,7 +201,7 @@ fn vectors() {
 }
 
 #[test]
-fn the_end_of_a_stream() {
+fn shutdown_ends_one_direction() {
     let (c, s) = pair();
     c.send_all(&pattern(0, 70_000));
     rs::shutdown(c.0, libc::SHUT_WR).unwrap();
@@ -239,7 +240,7 @@ fn close_delivers_what_was_sent() {
 }
 
 #[test]
-fn a_linger_time_of_zero_resets() {
+fn zero_linger_resets() {
     let (c, s) = pair();
     let on: Vec<u8> = [1i32.to_ne_bytes(), 0i32.to_ne_bytes()].concat();
     rs::set_option(c.0, libc::SOL_SOCKET, libc::SO_LINGER, &on).unwrap();
@@ -253,9 +254,10 @@ fn a_linger_time_of_zero_resets() {
     );
 }
 
-/// What came before a reset is received, by calls with room for more, and then the reset is reported: it must not look like an end in order.
+/// Data before a reset is received, even by calls with more room, and then the reset is reported:
+/// it must not look like an orderly end.
 #[test]
-fn a_reset_behind_octets_is_no_end_of_the_stream() {
+fn reset_after_data_is_reported() {
     for (flags, room) in [
         (0, 10),
         (libc::MSG_WAITALL, 10),
@@ -284,9 +286,9 @@ fn a_reset_behind_octets_is_no_end_of_the_stream() {
     }
 }
 
-/// Octets that are only looked at fill all buffers of the call, also where the receive buffer begins anew, and stay.
+/// Peeking fills all buffers of the call, also where the receive buffer wraps, and removes nothing.
 #[test]
-fn a_look_at_octets_fills_all_buffers() {
+fn peek_fills_all_buffers() {
     let (c, s) = pair_with(|r| r.set(libc::SOL_SOCKET, libc::SO_RCVBUF, 2048));
     let mut at = 0;
     for round in 0..9 {
@@ -334,8 +336,8 @@ fn timeouts() {
     assert_eq!(rs::recv(c.0, &mut [0; 1], 0), Err(Errno::AGAIN));
     assert!(start.elapsed() >= half && start.elapsed() < Duration::from_secs(5));
     let big = vec![0; 1 << 20];
-    // Nobody reads, so there is room for a part. On a busy machine the first octets may take longer than the time-out, and then there
-    // is room for more afterwards.
+    // The peer does not read, so part of it fits. On a busy machine the first bytes may take longer
+    // than the time-out, and then more fits afterwards.
     let mut sent = rs::send(c.0, &big, 0).unwrap();
     assert!(sent > 0, "{sent}");
     let end = loop {
@@ -373,13 +375,13 @@ fn options() {
         .map(|(name, seconds)| (name, [seconds.to_ne_bytes(), 7i64.to_ne_bytes()].concat()));
     let rest = (libc::SO_LINGER, linger);
     let all = || times.iter().chain([&rest]);
-    // All are set before the first one is asked for.
+    // All are set before the first one is read back.
     for (name, value) in all() {
         rs::set_option(r.0, libc::SOL_SOCKET, *name, value).unwrap();
     }
     for (name, value) in all() {
-        let told = rs::get_option(r.0, libc::SOL_SOCKET, *name).unwrap();
-        assert_eq!(told, *value, "{name}");
+        let got = rs::get_option(r.0, libc::SOL_SOCKET, *name).unwrap();
+        assert_eq!(got, *value, "{name}");
     }
     for (command, set, get) in [
         (libc::F_SETFD, libc::FD_CLOEXEC, libc::F_GETFD),

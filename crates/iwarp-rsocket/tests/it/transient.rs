@@ -1,4 +1,4 @@
-//! `connect` after an attempt that has failed for want of memory or descriptors: the next one works.
+//! `connect` after an attempt that failed for lack of memory or descriptors.
 
 use crate::common::{Rs, alone_with, listener};
 use iwarp_rsocket as rs;
@@ -6,11 +6,11 @@ use iwarp_rsocket::Errno;
 
 #[test]
 fn connect_works_after_transient_failure() {
-    // The last rule is for the second client: it does not count the queue pair that the rule before it takes, and the first connection
-    // has two.
-    let rules = "create=mr,nth=1,errno=ENOMEM;create=cq,nth=1,errno=EMFILE;create=qp,nth=1,errno=ENOMEM;\
-                 create=qp,nth=3,errno=EMFILE";
-    // The failures are injected into the whole process.
+    // The last rule is for the second client: it does not count the queue pair of the rule before
+    // it, and the first connection has two.
+    let rules = "create=mr,nth=1,errno=ENOMEM;create=cq,nth=1,errno=EMFILE;\
+                 create=qp,nth=1,errno=ENOMEM;create=qp,nth=3,errno=EMFILE";
+    // The failures affect the whole process.
     alone_with(
         "connect_works_after_transient_failure",
         &[("IWARP_FAULT", rules)],

@@ -1,5 +1,6 @@
-/* A program for sockets that knows nothing of RDMA, run with the preload library. Its argument is a port of the loopback address where an
- * ordinary TCP server echoes. Each check is about what the manual pages of the C library promise. */
+/* A program for ordinary sockets, run with the preload library. Its argument is a port of the
+ * loopback address on which an ordinary TCP server echoes. It checks what the C library's manual
+ * pages promise. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -22,7 +23,7 @@ static int checks, failures;
 
 #define CHECK(condition) check_(condition, __LINE__, #condition)
 
-/* Ends the program if a condition that the other checks depend on is false. */
+/* Exits if a condition that other checks depend on is false. */
 #define NEED(condition) \
 	do { \
 		if (!(condition)) { \
@@ -40,7 +41,6 @@ static void check_(int ok, int line, const char *what)
 	}
 }
 
-/* Tells whether a descriptor stands for an rsocket: only these have options of this level. */
 static int is_rsocket(int fd)
 {
 	int value;
@@ -51,7 +51,8 @@ static int is_rsocket(int fd)
 
 static struct sockaddr_in loopback(int port)
 {
-	return (struct sockaddr_in){ .sin_family = AF_INET, .sin_port = htons(port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	return (struct sockaddr_in){ .sin_family = AF_INET, .sin_port = htons(port),
+		.sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 }
 
 struct pair {
@@ -65,12 +66,12 @@ static void serve(void)
 	struct sockaddr_in at = loopback(0);
 	socklen_t length = sizeof(at);
 
-	NEED((listener = socket(AF_INET, SOCK_STREAM, 0)) >= 0 && bind(listener, (struct sockaddr *)&at, sizeof(at)) == 0);
+	NEED((listener = socket(AF_INET, SOCK_STREAM, 0)) >= 0 &&
+		bind(listener, (struct sockaddr *)&at, sizeof(at)) == 0);
 	NEED(listen(listener, 8) == 0 && getsockname(listener, (struct sockaddr *)&at, &length) == 0);
 	port = ntohs(at.sin_port);
 }
 
-/* Makes a connection. The flags are those of accept4. */
 static struct pair connected(int flags)
 {
 	struct sockaddr_in at = loopback(port);
@@ -82,7 +83,6 @@ static struct pair connected(int flags)
 	return p;
 }
 
-/* An octet each way. */
 static void exchange(int a, int b)
 {
 	char got = 0;
@@ -91,7 +91,7 @@ static void exchange(int a, int b)
 	CHECK(send(b, "y", 1, 0) == 1 && recv(a, &got, 1, 0) == 1 && got == 'y');
 }
 
-/* The connection has ended in order. */
+/* Returns 1 if the stream has ended in order. */
 static int is_over(int fd)
 {
 	char octet;
@@ -99,7 +99,7 @@ static int is_over(int fd)
 	return read(fd, &octet, 1) == 0;
 }
 
-/* A copy of a descriptor stands for the same connection, which ends with the last one. */
+/* A copied descriptor names the same connection, which ends when the last copy is closed. */
 static void copies(void)
 {
 	int kind;
@@ -132,7 +132,7 @@ static void copies(void)
 			break;
 		}
 		CHECK(copy >= 0 && is_rsocket(copy) && fcntl(copy, F_GETFD) == flags);
-		/* The one that had the number before is over. */
+		/* The connection that dup2 replaced has ended. */
 		CHECK(replaced.b < 0 || is_over(replaced.b));
 		exchange(copy, p.b);
 		CHECK(close(p.a) == 0 && !is_rsocket(p.a));
@@ -151,7 +151,7 @@ static unsigned char pattern(size_t at)
 	return (unsigned char)(at * 2654435761u >> 13);
 }
 
-/* Takes what has come, and checks it. */
+/* Receives what has arrived and checks it. */
 static size_t drain(int fd, size_t at)
 {
 	static unsigned char piece[65536];
@@ -165,7 +165,8 @@ static size_t drain(int fd, size_t at)
 	return at;
 }
 
-/* A file is sent in order and whole, however little the socket takes at a time. Either the offset or the position in the file says how far. */
+/* A file is sent in order and completely, however little the socket accepts at a time. The progress
+ * is reported by the offset or by the position in the file. */
 static void files(void)
 {
 	int by_offset;
@@ -183,7 +184,7 @@ static void files(void)
 		for (i = 0; i < LENGTH; i++)
 			octets[i] = pattern(i);
 		NEED(write(file, octets, LENGTH) == LENGTH && lseek(file, by_offset ? 0 : FIRST, SEEK_SET) >= 0);
-		/* With these in front, what the peer has room for ends within a piece of the file. */
+		/* Sent first, so that the peer's room ends inside a piece of the file. */
 		NEED(write(p.a, octets, FIRST) == FIRST);
 		NEED(fcntl(p.a, F_SETFL, O_NONBLOCK) == 0);
 		while (got < LENGTH) {
@@ -191,7 +192,8 @@ static void files(void)
 
 			NEED(n >= 0 || errno == EAGAIN);
 			done += n > 0 ? n : 0;
-			CHECK(lseek(file, 0, SEEK_CUR) == (by_offset ? 0 : (off_t)done) && offset == (by_offset ? (off_t)done : FIRST));
+			CHECK(lseek(file, 0, SEEK_CUR) == (by_offset ? 0 : (off_t)done) &&
+				offset == (by_offset ? (off_t)done : FIRST));
 			got = drain(p.b, got);
 			NEED(!failures);
 		}
@@ -218,7 +220,8 @@ static int selected(int with_mask, const int *fds, int n, fd_set sets[3], int ms
 	return select(FD_SETSIZE, &sets[0], NULL, &sets[2], &tv);
 }
 
-/* What select leaves in its sets is what is ready: nothing, if the time is over. Ordinary descriptors may be among them. */
+/* select leaves ready descriptors in its sets, none after a time-out. Ordinary descriptors may be
+ * among them. */
 static void sets(void)
 {
 	struct pair p = connected(0);
@@ -234,10 +237,11 @@ static void sets(void)
 		for (i = 0; i < 3; i++)
 			CHECK(!FD_ISSET(fds[i], &s[0]) && !FD_ISSET(fds[i], &s[2]));
 		NEED(write(p.a, "x", 1) == 1);
-		/* The octet may take a moment. */
+		/* The byte may take a moment. */
 		while (selected(mask, fds, 3, s, 500) == 0)
 			;
-		CHECK(!FD_ISSET(p.a, &s[0]) && FD_ISSET(p.b, &s[0]) && !FD_ISSET(pipes[0], &s[0]) && !FD_ISSET(p.b, &s[2]));
+		CHECK(!FD_ISSET(p.a, &s[0]) && FD_ISSET(p.b, &s[0]) && !FD_ISSET(pipes[0], &s[0]) &&
+			!FD_ISSET(p.b, &s[2]));
 		NEED(read(p.b, &octet, 1) == 1 && write(pipes[1], "x", 1) == 1);
 		CHECK(selected(mask, fds, 3, s, 500) == 1 && FD_ISSET(pipes[0], &s[0]) && !FD_ISSET(p.b, &s[0]));
 		NEED(read(pipes[0], &octet, 1) == 1);
@@ -254,7 +258,8 @@ static void polls(void)
 	struct timespec ts = { .tv_nsec = 1000000 };
 	char octet;
 
-	CHECK(poll(fds, 3, 10) == 1 && fds[0].revents == 0 && fds[1].revents == 0 && fds[2].revents == POLLOUT);
+	CHECK(poll(fds, 3, 10) == 1 && fds[0].revents == 0 && fds[1].revents == 0 &&
+		fds[2].revents == POLLOUT);
 	CHECK(fds[0].fd == p.a && fds[1].fd == -7 && fds[2].fd == p.b);
 	fds[0].revents = fds[1].revents = -1;
 	CHECK(ppoll(fds, 2, &ts, NULL) == 0 && fds[0].revents == 0 && fds[1].revents == 0);
@@ -263,7 +268,7 @@ static void polls(void)
 	CHECK(close(p.a) == 0 && close(p.b) == 0);
 }
 
-/* The flags of accept4 are those of the new descriptor, and the listener keeps its own. */
+/* The flags of accept4 apply to the new descriptor only. */
 static void flags(void)
 {
 	struct pair p = connected(SOCK_NONBLOCK | SOCK_CLOEXEC);
@@ -276,7 +281,8 @@ static void flags(void)
 	CHECK(read(p.b, &octet, 1) == -1 && errno == EAGAIN);
 	CHECK(ioctl(p.b, FIONREAD, &there) == 0 && there == 0);
 	CHECK(ioctl(p.b, FIONBIO, &off) == 0 && !(fcntl(p.b, F_GETFL) & O_NONBLOCK));
-	CHECK(ioctl(p.a, FIONBIO, &on) == 0 && fcntl(p.a, F_GETFL) & O_NONBLOCK && !(fcntl(p.b, F_GETFL) & O_NONBLOCK));
+	CHECK(ioctl(p.a, FIONBIO, &on) == 0 && fcntl(p.a, F_GETFL) & O_NONBLOCK &&
+		!(fcntl(p.b, F_GETFL) & O_NONBLOCK));
 	NEED(write(p.a, "abc", 3) == 3 && recv(p.b, &octet, 1, MSG_PEEK) == 1);
 	while (ioctl(p.b, FIONREAD, &there) == 0 && there < 3)
 		;
@@ -285,7 +291,7 @@ static void flags(void)
 	CHECK(close(p.a) == 0 && close(p.b) == 0);
 }
 
-/* Waits for one event of a set, and tells whether it is this one. */
+/* Waits for one event of a set, and returns 1 if it is the given one. */
 static int shows(int set, unsigned events, unsigned long long value)
 {
 	struct epoll_event got[4];
@@ -294,7 +300,8 @@ static int shows(int set, unsigned events, unsigned long long value)
 	return n == 1 && got[0].events == events && got[0].data.u64 == value;
 }
 
-/* Rsockets and pipes in one set, which is closed and made again. Values are the program's own, also those that look like another one. */
+/* Rsockets and pipes in one set, which is closed and created again. User data may have any value,
+ * including those that the library uses itself. */
 static void epolls(void)
 {
 	struct pair p = connected(0);
@@ -316,7 +323,7 @@ static void epolls(void)
 		CHECK(epoll_pwait2(set, got, 4, &moment, NULL) == 0);
 		CHECK(epoll_wait(set, got, 0, 0) == -1 && errno == EINVAL);
 		CHECK(write(p.a, "x", 1) == 1 && shows(set, EPOLLIN, ~0ULL));
-		/* The next change of the set keeps its other value. */
+		/* A later change must not overwrite the first value. */
 		event.data.u64 = 7;
 		CHECK(epoll_ctl(set, EPOLL_CTL_ADD, pipes[0], &event) == 0 && shows(set, EPOLLIN, ~0ULL));
 		CHECK(write(pipes[1], "y", 1) == 1);
@@ -325,7 +332,7 @@ static void epolls(void)
 		for (i = 0; i < n; i++)
 			seen |= got[i].data.u64 == 7 ? 1 : got[i].data.u64 == ~0ULL ? 2 : 4;
 		CHECK(n == 2 && seen == 3);
-		/* With room for one, both come in the end. */
+		/* With room for one event, both are reported eventually. */
 		for (seen = i = 0; i < 50 && seen != 3; i++)
 			if (epoll_wait(set, got, 1, 100) == 1)
 				seen |= got[0].data.u64 == 7 ? 1 : 2;
@@ -346,8 +353,9 @@ static void epolls(void)
 	CHECK(close(p.a) == 0 && close(p.b) == 0 && close(pipes[0]) == 0 && close(pipes[1]) == 0);
 }
 
-/* A descriptor of an rsocket is one of a socket, and the address of a message on a stream is ignored, as with TCP. */
-static void looks_like_a_socket(void)
+/* An rsocket's descriptor has the file type of a socket, and as with TCP the address of a message
+ * on a stream is ignored. */
+static void has_socket_type(void)
 {
 	struct pair p = connected(0);
 	struct sockaddr_in at = loopback(1);
@@ -361,7 +369,7 @@ static void looks_like_a_socket(void)
 	CHECK(close(p.a) == 0 && close(p.b) == 0);
 }
 
-/* A peer that speaks no RDMA is reached by TCP, and the descriptor and what was set for it stay. */
+/* TCP is used if the peer speaks no RDMA; the descriptor and its options stay. */
 static void fall_back(int echo)
 {
 	struct sockaddr_in at = loopback(echo);
@@ -377,7 +385,6 @@ static void fall_back(int echo)
 	CHECK(close(fd) == 0);
 }
 
-/* Sends an octet and gets it back. */
 static int asks(int fd)
 {
 	char octet = 0;
@@ -385,7 +392,6 @@ static int asks(int fd)
 	return write(fd, "q", 1) == 1 && read(fd, &octet, 1) == 1 && octet == 'q' && is_rsocket(fd);
 }
 
-/* Sends an octet back, and waits for the end. */
 static int answers(int fd)
 {
 	char octet = 0;
@@ -393,14 +399,14 @@ static int answers(int fd)
 	return read(fd, &octet, 1) == 1 && write(fd, &octet, 1) == 1 && is_rsocket(fd) && is_over(fd);
 }
 
-static int exits_well(pid_t child)
+static int exits_with_success(pid_t child)
 {
 	int status = -1;
 
 	return waitpid(child, &status, 0) == child && status == 0;
 }
 
-/* With RDMAV_FORK_SAFE: children use the listener, and what their parent has accepted. */
+/* With RDMAV_FORK_SAFE: children use the listener, and connections accepted by their parent. */
 static void workers(void)
 {
 	struct sockaddr_in at;
@@ -420,7 +426,7 @@ static void workers(void)
 		NEED(fd >= 0 && connect(fd, (struct sockaddr *)&at, sizeof(at)) == 0);
 		CHECK(!is_rsocket(fd));
 		CHECK(asks(fd) && close(fd) == 0);
-		CHECK(exits_well(worker));
+		CHECK(exits_with_success(worker));
 
 		client = fork();
 		if (client == 0) {
@@ -432,7 +438,7 @@ static void workers(void)
 		if (worker == 0)
 			_exit(!(answers(fd) && close(fd) == 0));
 		CHECK(close(fd) == 0);
-		CHECK(exits_well(client) && exits_well(worker));
+		CHECK(exits_with_success(client) && exits_with_success(worker));
 	}
 }
 
@@ -453,7 +459,7 @@ int main(int argc, char **argv)
 	polls();
 	flags();
 	epolls();
-	looks_like_a_socket();
+	has_socket_type();
 	fall_back(atoi(argv[1]));
 	CHECK(close(listener) == 0);
 	printf("%d checks, %d failed\n", checks, failures);

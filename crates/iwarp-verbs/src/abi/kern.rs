@@ -1,4 +1,5 @@
-//! Copies from and to the kernel's structures (`rdma/ib_user_verbs.h`, `rdma/ib_user_sa.h`). Only another librdmacm calls them.
+//! Copies from and to the kernel's structures (`rdma/ib_user_verbs.h`, `rdma/ib_user_sa.h`). Only
+//! another librdmacm calls these functions.
 #![allow(non_camel_case_types, reason = "C names")]
 
 use super::verbs::*;
@@ -80,12 +81,12 @@ const _: () = assert!(size_of::<ib_uverbs_ah_attr>() == 32);
 const _: () = assert!(size_of::<ib_uverbs_qp_attr>() == 144);
 
 const fn words(gid: [u8; 16]) -> [u64; 2] {
-    // SAFETY: any 16 octets are two integers.
+    // SAFETY: any 16 bytes are two valid integers.
     unsafe { std::mem::transmute::<[u8; 16], [u64; 2]>(gid) }
 }
 
 pub(crate) const fn octets(gid: [u64; 2]) -> [u8; 16] {
-    // SAFETY: two integers are 16 octets.
+    // SAFETY: two integers are 16 bytes.
     unsafe { std::mem::transmute::<[u64; 2], [u8; 16]>(gid) }
 }
 
@@ -209,9 +210,8 @@ pub(crate) unsafe extern "C" fn ibv_copy_path_rec_to_kern(
 mod tests {
     use super::*;
 
-    /// Returns a structure whose octets differ from each other.
-    fn numbered<T>() -> T {
-        // SAFETY: the structures of these tests have integers only, so all octets are values.
+    fn distinct_bytes<T>() -> T {
+        // SAFETY: the tests use structures of integers only, so any bytes are valid.
         unsafe {
             let mut value: T = std::mem::zeroed();
             let octets = (&raw mut value).cast::<u8>();
@@ -225,7 +225,7 @@ mod tests {
     #[test]
     fn path_record_survives_both_copies() {
         let mut kernel: ib_user_path_rec = numbered();
-        // Programs have an octet for it.
+        // The public field has a single byte.
         kernel.mtu = 4;
         // SAFETY: both structures live.
         let (path, back) = unsafe {
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_come_from_the_fields_of_their_names() {
+    fn attributes_copy_field_by_field() {
         let kernel: ib_uverbs_qp_attr = numbered();
         // SAFETY: both structures live.
         let to = unsafe {

@@ -1,12 +1,12 @@
-//! Compares the layout of every structure with what the C compiler makes of the installed headers. Structures and fields that later
-//! releases than rdma-core 44 brought are compared if these headers have them.
+//! Compares every structure's layout with that of the installed C headers. Structures and fields
+//! newer than rdma-core 44 are compared if the headers have them.
 
 use super::{Layout, cma, recent, verbs};
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
-/// C names of fields that have another name here: parts of anonymous unions, and Rust keywords.
+/// Returns the C name of a field, which differs for parts of anonymous unions and Rust keywords.
 fn c_name<'a>(layout: &Layout, field: &'a str) -> &'a str {
     match (layout.name, field) {
         ("rdma_addr", "ibaddr") => "addr.ibaddr",
@@ -31,17 +31,16 @@ fn headers_installed() -> bool {
     HEADERS.iter().all(|h| std::path::Path::new(h).exists())
 }
 
-/// Fields at the end of a structure that version 44 does not have.
+/// Fields at the end of a structure that version 44 lacks.
 const LATER: [&str; 2] = ["active_speed_ex", "wr_flush"];
 
-/// Returns `true` if the headers mention a name.
 fn mentioned(headers: &str, name: &str) -> bool {
     let word = |c: char| !(c.is_alphanumeric() || c == '_');
     headers.split(word).any(|w| w == name)
 }
 
 #[test]
-fn every_field_lies_where_the_c_compiler_puts_it() {
+fn layout_matches_c_headers() {
     if !headers_installed() {
         assert!(
             std::env::var_os("IWARP_REQUIRE_RDMA_TOOLS").is_none(),
@@ -59,14 +58,16 @@ fn every_field_lies_where_the_c_compiler_puts_it() {
     let mut program = String::from(
         "#include <stdio.h>\n#include <stddef.h>\n#include <rdma/rdma_cma.h>\n\
          #define S(s) printf(#s \" %zu\\n\", sizeof(struct s));\n\
-         #define B(s, f) printf(#s \".\" #f \" %zu\\n\", sizeof(struct s) - offsetof(struct s, f));\n\
-         #define F(s, f) printf(#s \".\" #f \" %zu %zu\\n\", offsetof(struct s, f), sizeof(((struct s *)0)->f));\n\
+         #define B(s, f) printf(#s \".\" #f \" %zu\\n\", \
+         sizeof(struct s) - offsetof(struct s, f));\n\
+         #define F(s, f) printf(#s \".\" #f \" %zu %zu\\n\", \
+         offsetof(struct s, f), sizeof(((struct s *)0)->f));\n\
          int main(void) {\n",
     );
     let mut want = String::new();
     for layout in &all {
         let name = layout.name;
-        // This one grows in front, and programs look at it from its end.
+        // This structure grows at its front; programs address fields from its end.
         if name == "verbs_context" {
             for (field, offset, _) in layout.fields {
                 let field = c_name(layout, field);
@@ -76,7 +77,7 @@ fn every_field_lies_where_the_c_compiler_puts_it() {
             continue;
         }
         let missing = |field: &str| LATER.contains(&field) && !mentioned(&headers, field);
-        // The header's structure ends where the first field begins that it does not have.
+        // In the header, the structure ends where its first missing field begins.
         let end = layout.fields.iter().find(|(field, ..)| missing(field));
         let size = end.map_or(layout.size, |(_, offset, _)| *offset);
         writeln!(program, "S({name})").unwrap();

@@ -1,13 +1,12 @@
-//! The C structures, by hand. Names and fields are those of `infiniband/verbs.h` and `rdma/rdma_cma.h` on systems with 64 bits:
-//! of rdma-core 44, with what was added up to version 65. `recent` has the structures that are new as a whole. `kern` has the
-//! kernel's structures, and the functions that copy from and to them.
+//! The C structures of `infiniband/verbs.h` and `rdma/rdma_cma.h` for 64-bit systems: those of
+//! rdma-core 44 with additions up to version 65. `recent` has the structures that are entirely new;
+//! `kern` has the kernel's structures and the functions that copy them. This room uses no other.
 //!
-//! This room uses no other.
+//! Structures that a program passes with a size or a mask may be longer here than in the program.
+//! `verbs_context` begins with the fields of version 44: no inline function uses the later ones,
+//! and `sz` says that they are missing.
 //!
-//! Structures that a program passes with their size, or with a mask, may be longer here than in the program. `verbs_context` ends
-//! in front where that of version 44 does: its later fields are called by no inline function, and `sz` says that they are missing.
-//!
-//! `c_struct!` also notes every field's place, so that a test compares all of them with what the C compiler says.
+//! `c_struct!` also records every field's position for the layout test.
 #![allow(non_camel_case_types, non_snake_case, missing_docs, reason = "C names")]
 
 pub(crate) mod cma;
@@ -15,10 +14,8 @@ pub(crate) mod kern;
 pub(crate) mod recent;
 pub(crate) mod verbs;
 
-/// The position of a field: name, offset, size.
 pub(crate) type Field = (&'static str, usize, usize);
 
-/// A structure as the compiler laid it out.
 #[cfg_attr(not(test), allow(dead_code, reason = "read by the layout test"))]
 pub(crate) struct Layout {
     pub(crate) name: &'static str,
@@ -35,7 +32,6 @@ macro_rules! c_structs {
             pub(crate) struct $name { $(pub(crate) $f: $t,)* }
             const _: () = assert!(size_of::<$name>() == $size);
         )*
-        /// Every structure of this file.
         #[cfg_attr(not(test), allow(dead_code, reason = "read by the layout test"))]
         pub(crate) const $all: &[$crate::abi::Layout] = &[$(
             $crate::abi::Layout {

@@ -1,4 +1,4 @@
-//! Structures that `infiniband/verbs.h` got after rdma-core 44. Debian 12's header does not have them.
+//! Structures of `infiniband/verbs.h` that are newer than rdma-core 44 and Debian 12's header.
 
 use super::c_structs;
 use super::verbs::ibv_context;
@@ -39,7 +39,7 @@ c_structs! { ALL;
     }
 }
 
-/// `struct ibv_buf`, which programs know only by its address. [`crate::mr_ex`] has what is behind it.
+/// `struct ibv_buf`, opaque to programs. [`crate::mr_ex`] has its data.
 #[repr(C)]
 pub(crate) struct ibv_buf {
     context: *mut ibv_context,

@@ -11,7 +11,6 @@ pub(crate) type ReadU16 = unsafe extern "C" fn(*mut ibv_cq_ex) -> u16;
 pub(crate) type ReadU32 = unsafe extern "C" fn(*mut ibv_cq_ex) -> u32;
 pub(crate) type ReadU64 = unsafe extern "C" fn(*mut ibv_cq_ex) -> u64;
 
-/// These differ between architectures and C libraries.
 const MUTEX: usize = size_of::<libc::pthread_mutex_t>();
 const COND: usize = size_of::<libc::pthread_cond_t>();
 
@@ -26,8 +25,12 @@ c_structs! { ALL;
         ibdev_path: [c_char; 256],
     }
     struct ibv_context_ops [256] {
-        _compat_query_device: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_device_attr) -> c_int>,
-        _compat_query_port: Option<unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int>,
+        _compat_query_device: Option<
+            unsafe extern "C" fn(*mut ibv_context, *mut ibv_device_attr) -> c_int,
+        >,
+        _compat_query_port: Option<
+            unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int,
+        >,
         _compat_alloc_pd: Slot,
         _compat_dealloc_pd: Slot,
         _compat_reg_mr: Slot,
@@ -46,13 +49,19 @@ c_structs! { ALL;
         _compat_modify_srq: Slot,
         _compat_query_srq: Slot,
         _compat_destroy_srq: Slot,
-        post_srq_recv: Option<unsafe extern "C" fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int>,
+        post_srq_recv: Option<
+            unsafe extern "C" fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int,
+        >,
         _compat_create_qp: Slot,
         _compat_query_qp: Slot,
         _compat_modify_qp: Slot,
         _compat_destroy_qp: Slot,
-        post_send: Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int>,
-        post_recv: Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int>,
+        post_send: Option<
+            unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int,
+        >,
+        post_recv: Option<
+            unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int,
+        >,
         _compat_create_ah: Slot,
         _compat_destroy_ah: Slot,
         _compat_attach_mcast: Slot,
@@ -70,42 +79,73 @@ c_structs! { ALL;
     }
     struct verbs_context [608 + MUTEX] {
         query_port: Option<PortQuery>,
-        advise_mr: Option<unsafe extern "C" fn(*mut ibv_pd, c_uint, u32, *mut ibv_sge, u32) -> c_int>,
+        advise_mr: Option<
+            unsafe extern "C" fn(*mut ibv_pd, c_uint, u32, *mut ibv_sge, u32) -> c_int,
+        >,
         alloc_null_mr: Option<unsafe extern "C" fn(*mut ibv_pd) -> *mut ibv_mr>,
         read_counters: Slot,
         attach_counters_point_flow: Slot,
         create_counters: Slot,
         destroy_counters: Slot,
-        reg_dm_mr: Option<unsafe extern "C" fn(*mut ibv_pd, *mut ibv_dm, u64, usize, c_uint) -> *mut ibv_mr>,
-        alloc_dm: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_alloc_dm_attr) -> *mut ibv_dm>,
+        reg_dm_mr: Option<
+            unsafe extern "C" fn(*mut ibv_pd, *mut ibv_dm, u64, usize, c_uint) -> *mut ibv_mr,
+        >,
+        alloc_dm: Option<
+            unsafe extern "C" fn(*mut ibv_context, *mut ibv_alloc_dm_attr) -> *mut ibv_dm,
+        >,
         free_dm: Option<unsafe extern "C" fn(*mut ibv_dm) -> c_int>,
         modify_flow_action_esp: Slot,
         destroy_flow_action: Slot,
         create_flow_action_esp: Slot,
         modify_qp_rate_limit: Slot,
-        alloc_parent_domain: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_parent_domain_init_attr) -> *mut ibv_pd>,
+        alloc_parent_domain: Option<
+            unsafe extern "C" fn(*mut ibv_context, *mut ibv_parent_domain_init_attr) -> *mut ibv_pd,
+        >,
         dealloc_td: Option<unsafe extern "C" fn(*mut ibv_td) -> c_int>,
-        alloc_td: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td>,
+        alloc_td: Option<
+            unsafe extern "C" fn(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td,
+        >,
         modify_cq: Slot,
-        post_srq_ops: Option<unsafe extern "C" fn(*mut ibv_srq, *mut ibv_ops_wr, *mut *mut ibv_ops_wr) -> c_int>,
+        post_srq_ops: Option<
+            unsafe extern "C" fn(*mut ibv_srq, *mut ibv_ops_wr, *mut *mut ibv_ops_wr) -> c_int,
+        >,
         destroy_rwq_ind_table: Slot,
         create_rwq_ind_table: Slot,
         destroy_wq: Slot,
         modify_wq: Slot,
         create_wq: Slot,
-        query_rt_values: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_values_ex) -> c_int>,
-        create_cq_ex: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex>,
+        query_rt_values: Option<
+            unsafe extern "C" fn(*mut ibv_context, *mut ibv_values_ex) -> c_int,
+        >,
+        create_cq_ex: Option<
+            unsafe extern "C" fn(*mut ibv_context, *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex,
+        >,
         r#priv: Slot,
-        query_device_ex: Option<unsafe extern "C" fn(*mut ibv_context, *const c_void, *mut ibv_device_attr_ex, usize) -> c_int>,
+        query_device_ex: Option<
+            unsafe extern "C" fn(
+                *mut ibv_context,
+                *const c_void,
+                *mut ibv_device_attr_ex,
+                usize,
+            ) -> c_int,
+        >,
         ibv_destroy_flow: Slot,
         ABI_placeholder2: Slot,
         ibv_create_flow: Slot,
         ABI_placeholder1: Slot,
-        open_qp: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_open_attr) -> *mut ibv_qp>,
-        create_qp_ex: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut ibv_qp>,
+        open_qp: Option<
+            unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_open_attr) -> *mut ibv_qp,
+        >,
+        create_qp_ex: Option<
+            unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut ibv_qp,
+        >,
         get_srq_num: Option<unsafe extern "C" fn(*mut ibv_srq, *mut u32) -> c_int>,
-        create_srq_ex: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_srq_init_attr_ex) -> *mut ibv_srq>,
-        open_xrcd: Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_xrcd_init_attr) -> *mut ibv_xrcd>,
+        create_srq_ex: Option<
+            unsafe extern "C" fn(*mut ibv_context, *mut ibv_srq_init_attr_ex) -> *mut ibv_srq,
+        >,
+        open_xrcd: Option<
+            unsafe extern "C" fn(*mut ibv_context, *mut ibv_xrcd_init_attr) -> *mut ibv_xrcd,
+        >,
         close_xrcd: Option<unsafe extern "C" fn(*mut ibv_xrcd) -> c_int>,
         _ABI_placeholder3: u64,
         sz: usize,
@@ -140,7 +180,9 @@ c_structs! { ALL;
         pd: *mut ibv_pd,
         td: *mut ibv_td,
         comp_mask: u32,
-        alloc: Option<unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, usize, u64) -> *mut c_void>,
+        alloc: Option<
+            unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, usize, u64) -> *mut c_void,
+        >,
         free: Option<unsafe extern "C" fn(*mut ibv_pd, *mut c_void, *mut c_void, u64)>,
         pd_context: *mut c_void,
     }
@@ -305,7 +347,9 @@ c_structs! { ALL;
         wr_flags: c_uint,
         wr_atomic_cmp_swp: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, u64, u64)>,
         wr_atomic_fetch_add: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, u64)>,
-        wr_bind_mw: Option<unsafe extern "C" fn(*mut ibv_qp_ex, *mut ibv_mw, u32, *const ibv_mw_bind_info)>,
+        wr_bind_mw: Option<
+            unsafe extern "C" fn(*mut ibv_qp_ex, *mut ibv_mw, u32, *const ibv_mw_bind_info),
+        >,
         wr_local_inv: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32)>,
         wr_rdma_read: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64)>,
         wr_rdma_write: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64)>,
@@ -317,7 +361,9 @@ c_structs! { ALL;
         wr_set_ud_addr: Option<unsafe extern "C" fn(*mut ibv_qp_ex, *mut ibv_ah, u32, u32)>,
         wr_set_xrc_srqn: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32)>,
         wr_set_inline_data: Option<unsafe extern "C" fn(*mut ibv_qp_ex, *mut c_void, usize)>,
-        wr_set_inline_data_list: Option<unsafe extern "C" fn(*mut ibv_qp_ex, usize, *const ibv_data_buf)>,
+        wr_set_inline_data_list: Option<
+            unsafe extern "C" fn(*mut ibv_qp_ex, usize, *const ibv_data_buf),
+        >,
         wr_set_sge: Option<unsafe extern "C" fn(*mut ibv_qp_ex, u32, u64, u32)>,
         wr_set_sge_list: Option<unsafe extern "C" fn(*mut ibv_qp_ex, usize, *const ibv_sge)>,
         wr_start: Option<unsafe extern "C" fn(*mut ibv_qp_ex)>,
@@ -594,7 +640,6 @@ c_structs! { ALL;
     }
 }
 
-/// RDMA and atomic targets of a send work request.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) union send_wr_target {
@@ -644,7 +689,7 @@ pub(crate) union async_element {
     pub(crate) port_num: c_int,
 }
 
-/// Values that several files need. The others are named where they are used.
+/// Values that several files need. Others are defined where they are used.
 pub(crate) mod value {
     use std::ffi::c_uint;
 

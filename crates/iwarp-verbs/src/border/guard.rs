@@ -1,14 +1,14 @@
-//! The border to C: no panic crosses it, no thread is cancelled behind it, and every failure becomes the errno that the manual pages name.
+//! The border to C: stops panics, disables thread cancellation, and converts every failure to the
+//! errno that the manual pages name.
 //!
-//! The C functions are of four kinds: those that return 0 or a positive errno ([`code`]), those that return -1 and set
-//! `errno` ([`minus_one`]), those that return NULL and set `errno` ([`pointer`]), and the rest ([`value`]).
+//! There are four kinds of C functions: those that return 0 or a positive errno ([`code`]), -1 and
+//! set `errno` ([`minus_one`]), or NULL and set `errno` ([`pointer`]), and all others ([`value`]).
 
 use iwarp::runtime::PostFailed;
 use iwarp_rsocket::cancel::Uncancelled;
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// An errno.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Errno(pub(crate) c_int);
 
@@ -37,9 +37,8 @@ pub(crate) const EBUSY: Errno = Errno(libc::EBUSY);
 pub(crate) const ENOMEM: Errno = Errno(libc::ENOMEM);
 pub(crate) const UNSUPPORTED: Errno = Errno(libc::EOPNOTSUPP);
 
-/// Sets the calling thread's `errno`.
 pub(crate) fn set_errno(errno: Errno) {
-    // SAFETY: the C library gives a valid place for each thread.
+    // SAFETY: the C library returns a valid address for each thread.
     unsafe { *libc::__errno_location() = errno.0 };
 }
 
@@ -48,7 +47,7 @@ fn caught<T>(f: impl FnOnce() -> Res<T>) -> Res<T> {
     catch_unwind(AssertUnwindSafe(f)).unwrap_or(Err(Errno(libc::EIO)))
 }
 
-/// Returns 0 or a positive errno. `errno` is set, too, because some programs look there.
+/// Returns 0 or a positive errno. Sets `errno` too, because some programs read it.
 #[inline]
 pub(crate) fn code(f: impl FnOnce() -> Res<()>) -> c_int {
     match caught(f) {
@@ -60,7 +59,6 @@ pub(crate) fn code(f: impl FnOnce() -> Res<()>) -> c_int {
     }
 }
 
-/// Returns a value, or -1 with `errno` set.
 pub(crate) fn minus_one(f: impl FnOnce() -> Res<c_int>) -> c_int {
     caught(f).unwrap_or_else(|e| {
         set_errno(e);
@@ -68,7 +66,6 @@ pub(crate) fn minus_one(f: impl FnOnce() -> Res<c_int>) -> c_int {
     })
 }
 
-/// Returns a pointer, or NULL with `errno` set.
 pub(crate) fn pointer<T>(f: impl FnOnce() -> Res<*mut T>) -> *mut T {
     caught(f).unwrap_or_else(|e| {
         set_errno(e);

@@ -1,8 +1,7 @@
-//! The border to C: what every function of the C interface needs, whatever it is about.
+//! The border to C, used by every room above; it uses `abi` only.
 //!
 //! `guard` catches panics and converts errors, `object` registers living objects and counts their
-//! users and events, `wait` blocks as `read(2)` does. This room uses `abi` only. Every room above
-//! uses it.
+//! users and events, `wait` blocks as `read(2)` does.
 
 pub(crate) mod guard;
 pub(crate) mod object;

@@ -1,9 +1,9 @@
-//! What all C objects share: a public part that programs read, our part behind it, and an entry in the register of living
-//! objects.
+//! The common part of all C objects: a public structure that programs read, our data behind it,
+//! and an entry in the register of living objects.
 //!
-//! The public structure is the first field, so both parts have one address. Slow functions look the address up before they
-//! use it, so that destroying an object twice returns EINVAL instead of crashing. Fast functions trust the program, as
-//! drivers of hardware do.
+//! The public structure is the first field, so both parts have the same address. Slow functions
+//! check that the address is registered, so destroying an object twice returns EINVAL instead of
+//! crashing. Fast functions trust the program, as hardware drivers do.
 
 use super::guard::{EINVAL, Res};
 use crate::abi::verbs::ibv_context;
@@ -15,7 +15,6 @@ use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Kinds of objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
     Pd,
@@ -59,13 +58,13 @@ impl<C, T> Object<C, T> {
     }
 }
 
-/// A table of addresses, which a static can begin with.
+/// A hasher that can be created in a constant.
 pub(crate) type Hasher = BuildHasherDefault<DefaultHasher>;
 
 static LIVING: ProcessLock<HashSet<(Kind, usize), Hasher>> =
     ProcessLock::new("verbs::object::LIVING", HashSet::with_hasher(Hasher::new()));
 
-/// Puts an object on the heap, where it stays, and registers it.
+/// Allocates and registers an object. Its address does not change.
 pub(crate) fn create<C, T>(kind: Kind, c: C, own: T) -> *mut C {
     let object = Box::into_raw(Box::new(Object {
         c: UnsafeCell::new(c),
@@ -75,13 +74,11 @@ pub(crate) fn create<C, T>(kind: Kind, c: C, own: T) -> *mut C {
     object.cast()
 }
 
-/// Looks up the object behind a pointer of the program.
-///
-/// # Errors
-/// EINVAL if there is no such living object.
+/// Looks up the object behind a pointer from the program. Fails with EINVAL if there is no such
+/// living object.
 ///
 /// # Safety
-/// `kind` belongs to `C` and `T`, and nobody destroys the object meanwhile.
+/// `kind` belongs to `C` and `T`, and the object is not destroyed while the result is in use.
 pub(crate) unsafe fn find<'a, C, T>(kind: Kind, p: *mut C) -> Res<&'a Object<C, T>> {
     if !LIVING.lock().contains(&(kind, p as usize)) {
         return Err(EINVAL);
@@ -89,19 +86,17 @@ pub(crate) unsafe fn find<'a, C, T>(kind: Kind, p: *mut C) -> Res<&'a Object<C, 
     Ok(trusted(p))
 }
 
-/// Returns the object behind a pointer, without looking it up.
+/// Returns the object behind a pointer without looking it up.
 ///
 /// # Safety
-/// It is a living object made by [`create`] with these types.
+/// The pointer is that of a living object that [`create`] made with these types.
 #[inline]
 pub(crate) unsafe fn trusted<'a, C, T>(p: *mut C) -> &'a Object<C, T> {
     &*p.cast::<Object<C, T>>()
 }
 
-/// Takes an object out of the register, so that no later call finds it. [`free`] comes next.
-///
-/// # Errors
-/// EINVAL if there is no such living object, for example because it was destroyed before.
+/// Unregisters an object, so that later calls do not find it. The caller then calls [`free`]. Fails
+/// with EINVAL if there is no such living object, for example because it was destroyed already.
 pub(crate) fn retire<C>(kind: Kind, p: *mut C) -> Res<()> {
     if LIVING.lock().remove(&(kind, p as usize)) {
         Ok(())
@@ -113,12 +108,12 @@ pub(crate) fn retire<C>(kind: Kind, p: *mut C) -> Res<()> {
 /// Frees an object.
 ///
 /// # Safety
-/// As for [`find`]; it was retired and nobody uses it any more.
+/// As for [`find`]. The object was retired and is not in use.
 pub(crate) unsafe fn free<C, T>(p: *mut C) {
     drop(Box::from_raw(p.cast::<Object<C, T>>()));
 }
 
-/// Counts how many other objects use an object. While there are any, destroying it returns EBUSY.
+/// Counts the objects that use an object. Destroying it returns EBUSY while there are any.
 #[derive(Debug, Default)]
 pub(crate) struct Users(AtomicU32);
 
@@ -136,7 +131,7 @@ impl Users {
     }
 }
 
-/// Counts events that were delivered to the program and not acknowledged. Destroying the object waits for them.
+/// Counts events that the program has not acknowledged. Destroying the object waits for them.
 #[derive(Debug, Default)]
 pub(crate) struct Unacknowledged {
     count: Mutex<u64>,
@@ -164,7 +159,7 @@ impl Unacknowledged {
     }
 }
 
-/// The kinds whose public part begins with a pointer to its context.
+/// Kinds whose public structure begins with a pointer to its context.
 const WITH_CONTEXT: [Kind; 13] = [
     Kind::Pd,
     Kind::Td,
@@ -181,11 +176,10 @@ const WITH_CONTEXT: [Kind; 13] = [
     Kind::Xrcd,
 ];
 
-/// Returns `true` if objects of this context are alive.
 pub(crate) fn any_of(context: *mut ibv_context) -> bool {
     LIVING.lock().iter().any(|(kind, p)| {
         WITH_CONTEXT.contains(kind)
-            // SAFETY: the object lives, and its first word is the pointer to its context, which does not change.
+            // SAFETY: the object lives; its first word points to its context and never changes.
             && unsafe { *(*p as *const *mut ibv_context) } == context
     })
 }

@@ -1,8 +1,8 @@
-//! Takes events from a queue as `read(2)` would: it blocks or not as the program has set the descriptor, is restarted after
-//! signals as the program has set them up, and is a cancellation point.
+//! Reads an event descriptor as `read(2)` does: blocks unless the program set `O_NONBLOCK`,
+//! restarts after signals as `sigaction` requests, and is a cancellation point.
 //!
-//! Programs cancel threads that wait here (`pthread_cancel`), which unwinds through these frames. So the function that waits
-//! owns nothing, has an ABI that may be unwound, and calls the C library's own `read`.
+//! If the program cancels a thread here (`pthread_cancel`), these frames are unwound. The waiting
+//! function therefore owns nothing, has an unwinding ABI, and calls the C library's own `read`.
 
 use std::ffi::{c_int, c_void};
 
@@ -10,7 +10,7 @@ unsafe extern "C-unwind" {
     fn read(fd: c_int, buf: *mut c_void, count: usize) -> isize;
 }
 
-/// Waits until the descriptor of an event queue is readable, and makes it unreadable. Returns 0, or -1 with `errno` set.
+/// Waits until the event descriptor is readable, and drains it. Returns 0, or -1 with `errno` set.
 ///
 /// # Safety
 /// `fd` is the descriptor of an event queue.
@@ -20,16 +20,16 @@ pub(crate) unsafe extern "C-unwind" fn consume(fd: c_int) -> c_int {
     if n < 0 { -1 } else { 0 }
 }
 
-/// Returns `true` if [`consume`] would wait.
+/// Returns `true` if [`consume`] blocks when no event is pending.
 pub(crate) fn blocks(fd: c_int) -> bool {
-    // SAFETY: reads a flag of a descriptor; a bad number only fails.
+    // SAFETY: reads a flag of a descriptor; an invalid number only fails.
     let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
     flags >= 0 && flags & libc::O_NONBLOCK == 0
 }
 
-/// Lets reads of a descriptor wait, as programs expect of a new one.
+/// Clears `O_NONBLOCK`, which programs expect of a new descriptor.
 pub(crate) fn make_blocking(fd: c_int) {
-    // SAFETY: changes a flag of a descriptor; a bad number only fails.
+    // SAFETY: changes a flag of a descriptor; an invalid number only fails.
     unsafe {
         let flags = libc::fcntl(fd, libc::F_GETFL);
         if flags >= 0 {

@@ -12,9 +12,9 @@ use std::ptr::{null, null_mut};
 const PASSIVE: c_int = 1;
 const NUMERICHOST: c_int = 2;
 const FAMILY: c_int = 8;
-/// `AF_IB`: InfiniBand addresses, which no device here has.
+/// `AF_IB`: InfiniBand addresses. No device here has one.
 const AF_IB: c_int = 27;
-/// Asks InfiniBand's subnet administration instead of the resolver (since rdma-core 56).
+/// Queries InfiniBand's subnet administration instead of the resolver (since rdma-core 56).
 pub(super) const SUBNET: c_int = 0x10;
 const QPT_RC: c_int = 2;
 const QPT_UC: c_int = 3;
@@ -37,9 +37,10 @@ pub(super) unsafe fn copy_address(
     Ok(to.cast())
 }
 
-/// What the hints mean to getaddrinfo. The address family holds whether or not `RAI_FAMILY` is set, as with librdmacm.
+/// Converts the hints for getaddrinfo. As in librdmacm, the address family applies even without
+/// `RAI_FAMILY`.
 fn socket_hints(hints: &rdma_addrinfo) -> Result<libc::addrinfo, c_int> {
-    // SAFETY: integers and pointers, for which zero is a value.
+    // SAFETY: integers and pointers, for which zero is valid.
     let mut c: libc::addrinfo = unsafe { std::mem::zeroed() };
     if hints.ai_flags & PASSIVE != 0 {
         c.ai_flags |= libc::AI_PASSIVE;
@@ -50,7 +51,7 @@ fn socket_hints(hints: &rdma_addrinfo) -> Result<libc::addrinfo, c_int> {
     if hints.ai_family != AF_IB {
         c.ai_family = hints.ai_family;
     } else if hints.ai_flags & (FAMILY | NUMERICHOST) == FAMILY | NUMERICHOST {
-        // The name is a GID that is to be returned as an address of InfiniBand.
+        // The name is a GID, and the program wants an InfiniBand address.
         return Err(libc::EAI_FAMILY);
     }
     c.ai_socktype = match hints.ai_qp_type {
@@ -66,7 +67,7 @@ fn socket_hints(hints: &rdma_addrinfo) -> Result<libc::addrinfo, c_int> {
     Ok(c)
 }
 
-/// Fills in the address that getaddrinfo finds first, and what follows from it.
+/// Fills in getaddrinfo's first address and the fields that depend on it.
 unsafe fn look_up(
     node: *const c_char,
     service: *const c_char,
@@ -112,7 +113,7 @@ unsafe fn look_up(
     Ok(())
 }
 
-/// Copies the addresses of the hints to where the look-up has left none.
+/// Copies addresses from the hints where the look-up found none.
 unsafe fn copy_hints(to: &mut rdma_addrinfo, hints: &rdma_addrinfo, named: bool) -> Res<()> {
     let given = |address: *mut libc::sockaddr, len| !address.is_null() && len > 0;
     if !named && given(hints.ai_dst_addr, hints.ai_dst_len) {
@@ -126,9 +127,9 @@ unsafe fn copy_hints(to: &mut rdma_addrinfo, hints: &rdma_addrinfo, named: bool)
     Ok(())
 }
 
-/// Translates names to addresses, with the rules of librdmacm: there is one result, made from what getaddrinfo finds first. Without
-/// a name and a service it is a copy of the hints. Returns the codes of getaddrinfo for names that are not found, and -1 with `errno`
-/// for other errors.
+/// Translates names to addresses as librdmacm does: there is one result, from getaddrinfo's first
+/// address. Without a name and a service the result is a copy of the hints. Returns getaddrinfo's
+/// code if a name is not found, and -1 with `errno` set for other errors.
 pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
     node: *const c_char,
     service: *const c_char,
@@ -154,7 +155,7 @@ pub(crate) unsafe extern "C" fn rdma_getaddrinfo(
         }
         if named && let Err(code) = look_up(node, service, hints, &mut *to) {
             rdma_freeaddrinfo(to);
-            // The codes of getaddrinfo are passed on, because programs print them with gai_strerror.
+            // Programs print getaddrinfo's codes with gai_strerror.
             status = code;
             return Err(match code {
                 libc::EAI_MEMORY => ENOMEM,
@@ -194,21 +195,20 @@ pub(crate) unsafe extern "C" fn rdma_freeaddrinfo(res: *mut rdma_addrinfo) {
     });
 }
 
-/// A list of `rdma_getaddrinfo`, which is freed with this value.
+/// A list from `rdma_getaddrinfo`; freed on drop.
 pub(crate) struct Addresses(pub(super) *mut rdma_addrinfo);
 
-// SAFETY: the list belongs to this value alone, and is memory from the C library.
+// SAFETY: only this value refers to the list, and its memory is the C library's.
 unsafe impl Send for Addresses {}
 
 impl Drop for Addresses {
     fn drop(&mut self) {
-        // SAFETY: made by `rdma_getaddrinfo` or by [`allocate`], and freed only here.
+        // SAFETY: allocated by `rdma_getaddrinfo` or [`allocate`], and freed only here.
         unsafe { rdma_freeaddrinfo(self.0) };
     }
 }
 
 impl Addresses {
-    /// Gives the list to the program, which frees it.
     pub(super) const fn into_raw(self) -> *mut rdma_addrinfo {
         let list = self.0;
         std::mem::forget(self);
@@ -216,7 +216,7 @@ impl Addresses {
     }
 }
 
-/// The contexts that identifiers share, one for each device; they stay open.
+/// Returns the contexts that identifiers share, one per device. They stay open.
 pub(crate) unsafe extern "C" fn rdma_get_devices(num: *mut c_int) -> *mut *mut ibv_context {
     unused::used();
     pointer(|| {

@@ -1,4 +1,4 @@
-//! Event channels: the objects, and who reads from them.
+//! Event channels and the threads that read from them.
 
 use crate::abi::cma::*;
 use crate::border::guard::{Errno, Res, pointer, value};
@@ -16,25 +16,27 @@ pub(crate) struct Channel {
     pub(crate) queue: CmEventChannel,
     /// Threads in `rdma_get_cm_event`. A thread that was cancelled there stays counted.
     inside: AtomicU32,
-    /// The thread that took an event last; 0 if none has.
+    /// The thread that last took an event; 0 if there is none.
     reader: AtomicI32,
-    /// The process that created it.
     generation: u32,
 }
 
-/// How often a channel looks for its reader before it is destroyed, and the time between two looks.
-const READER_LOOKS: u32 = 20;
+/// Before a channel is destroyed: how often it checks for a reader, and the time between checks.
+const READER_CHECKS: u32 = 20;
 const READER_PAUSE: Duration = Duration::from_micros(500);
 
 impl Channel {
-    /// Returns `true` if a thread reads from the channel, or is about to. Some programs acknowledge the last event on one thread
-    /// and end on another, while the first is on its way back for the next event. It would find the channel destroyed, and report
-    /// that. On the kernel's queue it would wait until the program is over. So it is given time to arrive here.
+    /// Returns `true` if a thread reads from the channel or is about to.
+    ///
+    /// Some programs acknowledge the last event on one thread and exit on another, while the first
+    /// is about to wait for the next event. That thread would find the channel destroyed and report
+    /// an error, whereas in the kernel it would wait until the program exits. So it gets time to
+    /// arrive.
     fn is_read(&self) -> bool {
         let inside = || self.inside.load(Ordering::Acquire) > 0;
         let reader = self.reader.load(Ordering::Acquire);
         let comes_back = || reader != 0 && reader != this_thread() && is_alive(reader);
-        for _ in 0..READER_LOOKS {
+        for _ in 0..READER_CHECKS {
             if inside() || !comes_back() {
                 break;
             }
@@ -45,23 +47,23 @@ impl Channel {
 }
 
 fn this_thread() -> i32 {
-    // SAFETY: only returns a number.
+    // SAFETY: returns a number and has no effect.
     unsafe { libc::gettid() }
 }
 
-/// Returns `true` if this process has such a thread.
 fn is_alive(thread: i32) -> bool {
-    // SAFETY: signal 0 is not sent; the numbers are only looked up.
+    // SAFETY: signal 0 is not delivered; the call only checks that the thread exists.
     unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, 0) == 0 }
 }
 
-/// The queues of channels that were destroyed while a thread was in them. Nothing tells when that thread has left.
+/// Queues of channels that were destroyed while a thread was waiting in them. There is no signal
+/// for when such a thread returns.
 static LEFT_OPEN: ProcessLock<Vec<CmEventChannel>> =
     ProcessLock::new("verbs::cm::LEFT_OPEN", Vec::new());
 
 pub(crate) type ChannelObject = Object<rdma_event_channel, Channel>;
 
-/// Taking an event and counting it is one step, as seen by the thread that destroys the identifier.
+/// Held while an event is taken and counted, so that destroying an identifier sees both or neither.
 pub(crate) static DELIVERY: ProcessLock<()> = ProcessLock::new("verbs::cm::DELIVERY", ());
 
 /// # Safety
@@ -91,8 +93,8 @@ pub(crate) fn create() -> Res<*mut rdma_event_channel> {
 pub(crate) unsafe fn destroy(channel: *mut rdma_event_channel) {
     let Ok(object) = find(channel) else { return };
     if object.is_read() {
-        // On the kernel's queue the thread would never return. Here a closed descriptor would be an error to it, or be another file
-        // by then.
+        // In the kernel the thread would never return. Here it would get an error from the closed
+        // descriptor, or read from an unrelated file that reuses the number.
         LEFT_OPEN.lock().push(Arc::clone(&object.queue));
     }
     if object::retire(Kind::CmChannel, channel).is_ok() {
@@ -100,18 +102,17 @@ pub(crate) unsafe fn destroy(channel: *mut rdma_event_channel) {
     }
 }
 
-/// Counts a thread that asks for events. Returns the descriptor, which stays open until the thread leaves.
+/// Counts a thread in `rdma_get_cm_event`. The returned descriptor stays open until [`leave`].
 pub(super) unsafe fn enter(channel: *mut rdma_event_channel) -> Res<c_int> {
     let object = find(channel)?;
     if object.generation != fork_generation() {
-        // Nobody in a forked child puts events there, and threads of the parent may have the queue's lock.
+        // A forked child receives no events, and the queue's lock may have been held at the fork.
         return Err(Errno(libc::EOPNOTSUPP));
     }
     object.inside.fetch_add(1, Ordering::AcqRel);
     Ok((*channel).fd)
 }
 
-/// Counts a thread that has its event, or an error.
 pub(super) unsafe fn leave(channel: *mut rdma_event_channel) {
     if let Ok(object) = find(channel) {
         object.reader.store(this_thread(), Ordering::Release);
@@ -129,7 +130,7 @@ pub(crate) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_ev
 
 pub(super) const MULTICAST_JOIN: c_uint = 12;
 pub(super) const MULTICAST_ERROR: c_uint = 13;
-/// An event that the program has written itself (`rdma_write_cm_event(3)`).
+/// An event that the program wrote itself (`rdma_write_cm_event(3)`).
 pub(super) const USER: c_uint = 18;
 
 #[cfg(test)]
@@ -137,17 +138,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_channel_waits_for_the_thread_that_reads_it() {
+    fn channel_waits_for_its_reader() {
         let channel = Channel {
             queue: create_event_channel().unwrap(),
             inside: AtomicU32::new(0),
             reader: AtomicI32::new(0),
             generation: fork_generation(),
         };
-        assert!(!channel.is_read(), "nobody has read it");
+        assert!(!channel.is_read(), "it has no reader");
         let read = || channel.reader.store(this_thread(), Ordering::Release);
         read();
-        assert!(!channel.is_read(), "who read it destroys it");
+        assert!(!channel.is_read(), "the reader itself destroys it");
         let barrier = std::sync::Barrier::new(2);
         std::thread::scope(|scope| {
             let reader = scope.spawn(|| {

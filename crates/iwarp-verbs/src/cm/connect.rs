@@ -1,4 +1,4 @@
-//! Connections: connect, accept, reject, disconnect, and their relatives.
+//! Connections: connect, accept, reject, disconnect and related calls.
 
 use super::id::{complete, drop_event};
 use super::object::{ACCESS_ALL, IdObject, find};
@@ -12,7 +12,7 @@ use crate::qp::connected;
 use iwarp::runtime::cm::{CmProgress, ConnectionParameters, DEFAULT_QKEY, InfinibandParameters};
 use std::ffi::{c_int, c_uint, c_void};
 
-/// `RDMA_MAX_RESP_RES` and `RDMA_MAX_INIT_DEPTH`: as many as the device can.
+/// `RDMA_MAX_RESP_RES` and `RDMA_MAX_INIT_DEPTH`: the device's maximum.
 const MAX_DEPTH: u8 = 0xff;
 
 fn depth(value: u8) -> Res<Option<u16>> {
@@ -23,10 +23,10 @@ fn depth(value: u8) -> Res<Option<u16>> {
     }
 }
 
-/// The counts of a program that passes no parameters.
+/// Retry counts if the program passes no parameters.
 const COUNT_MAX: u8 = 7;
 
-/// Returns the program's connection parameters; NULL stands for as much as possible.
+/// Returns the program's connection parameters. NULL selects the maxima.
 unsafe fn parameters(
     id: *mut rdma_cm_id,
     object: &IdObject,
@@ -52,8 +52,8 @@ unsafe fn parameters(
     Ok(to)
 }
 
-/// Returns what InfiniBand's connection manager would tell the other end, on a device that looks
-/// like a RoCE NIC.
+/// Returns the parameters that InfiniBand's connection manager exchanges, if the device looks like
+/// a RoCE NIC.
 unsafe fn infiniband(
     id: *mut rdma_cm_id,
     object: &IdObject,
@@ -67,7 +67,7 @@ unsafe fn infiniband(
     let counts = p.map_or((COUNT_MAX, COUNT_MAX), |p| {
         (p.retry_count, p.rnr_retry_count)
     });
-    // The requests of both ends are tried as often as the end says that connects.
+    // The initiator's retry count applies to both ends.
     let retry_count = endpoint.peer.map_or(counts.0, |peer| peer.retry_count);
     let q = (*id).qp;
     let (qp_num, srq) = match q.is_null() {
@@ -84,8 +84,9 @@ unsafe fn infiniband(
     })
 }
 
-/// Gives the connection its queue pair: the identifier's, or the one whose number is in the parameters. On a device that looks like a
-/// RoCE NIC the number may be any, because InfiniBand's connection manager only passes it on. UCX hands over the number of a datagram queue pair.
+/// Selects the connection's queue pair: the identifier's, or the one numbered in the parameters.
+/// On a device that looks like a RoCE NIC any number is accepted, because InfiniBand's connection
+/// manager only forwards it; UCX passes the number of a datagram queue pair.
 unsafe fn choose_qp(id: *mut rdma_cm_id, object: &IdObject, p: *const rdma_conn_param) -> Res<()> {
     if !(*id).qp.is_null() {
         identifier::show_timeout(id, object);
@@ -114,7 +115,7 @@ pub(crate) unsafe extern "C" fn rdma_connect(
     minus_one(|| {
         let object = find(id)?;
         let parameters = parameters(id, object, p)?;
-        // A question about datagrams names no queue pair.
+        // A datagram service request names no queue pair.
         if !object.raw.is_for_datagrams() {
             choose_qp(id, object, p)?;
             object.endpoint.lock().external_qp = (*id).qp.is_null();
@@ -130,7 +131,6 @@ pub(crate) unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, p: *mut rdma_co
         let object = find(id)?;
         if object.raw.is_for_datagrams() {
             accept_datagrams(id, p)?;
-            // No event follows.
             return Ok(0);
         }
         let parameters = parameters(id, object, p)?;
@@ -143,7 +143,8 @@ pub(crate) unsafe extern "C" fn rdma_accept(id: *mut rdma_cm_id, p: *mut rdma_co
     })
 }
 
-/// `rdma_accept(3)`: the peer is told the identifier's queue pair, or the one whose number is in the parameters.
+/// `rdma_accept(3)` for datagrams: replies with the number of the identifier's queue pair, or with
+/// the number in the parameters.
 unsafe fn accept_datagrams(id: *mut rdma_cm_id, p: *const rdma_conn_param) -> Res<()> {
     let raw = &find(id)?.raw;
     let data = private_data(p);
@@ -184,7 +185,7 @@ pub(crate) unsafe extern "C" fn rdma_reject(
     minus_one(|| reject(id, data, len))
 }
 
-/// Enhanced connection establishment belongs to InfiniBand; here this is an ordinary refusal.
+/// Rejects as usual: enhanced connection establishment exists in InfiniBand only.
 pub(crate) unsafe extern "C" fn rdma_reject_ece(
     id: *mut rdma_cm_id,
     data: *const c_void,
@@ -205,7 +206,8 @@ pub(crate) unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
     })
 }
 
-/// Needed only if the program moves the queue pair itself, or has none. Where the program has one, it is done by the time the event comes.
+/// Needed only if the program moves the queue pair itself or has none. Otherwise the connection is
+/// established when the event is delivered.
 pub(crate) unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
     minus_one(|| {
         let object = find(id)?;
@@ -219,9 +221,9 @@ pub(crate) unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
 
 const EVENT_COMM_EST: c_uint = 4;
 
-/// Tells the connection manager that data came before its event. It knows that, because the data
-/// came through it. The errors are the kernel's: InfiniBand's connection manager takes the event
-/// between the acceptance and its confirmation only.
+/// Accepts the report that data arrived before the connection event, which the library knows
+/// already. The errors are the kernel's: InfiniBand's connection manager allows the event only
+/// between the reply and its confirmation.
 pub(crate) unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: c_uint) -> c_int {
     minus_one(|| {
         let raw = &find(id)?.raw;
@@ -236,7 +238,7 @@ pub(crate) unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: c_uint) 
     })
 }
 
-/// Returns the attributes for the next `ibv_modify_qp` of a program that moves its queue pair itself.
+/// Returns the attributes for the next `ibv_modify_qp` of a program that moves its queue pair.
 pub(crate) unsafe extern "C" fn rdma_init_qp_attr(
     id: *mut rdma_cm_id,
     attr: *mut ibv_qp_attr,
@@ -257,7 +259,7 @@ pub(crate) unsafe extern "C" fn rdma_init_qp_attr(
             v::QPS_RTR | v::QPS_RTS => v::QP_STATE | v::QP_ACCESS_FLAGS,
             _ => return Err(EINVAL),
         };
-        // Rights are checked by memory region; the queue pair allows all.
+        // Memory regions check access rights; the queue pair allows everything.
         (*attr).qp_access_flags = ACCESS_ALL;
         (*attr).port_num = 1;
         (*attr).pkey_index = 0;
@@ -290,7 +292,7 @@ pub(crate) unsafe extern "C" fn rdma_set_local_ece(
         if ece.is_null() || (*ece).comp_mask != 0 {
             return Err(EINVAL);
         }
-        // There is no vendor, so there is nothing to agree on.
+        // No vendor, so no options to negotiate.
         Ok(0)
     })
 }

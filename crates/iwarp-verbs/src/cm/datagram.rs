@@ -1,5 +1,5 @@
-//! Identifiers for datagrams (`RDMA_PS_UDP`) as `rdma_cm(7)` has them: attributes of their queue pairs, and events that say where to
-//! send to.
+//! Identifiers for datagrams (`RDMA_PS_UDP`, `rdma_cm(7)`): attributes of their queue pairs, and
+//! events with the destination of datagrams.
 
 use super::object::IdObject;
 use super::roce;
@@ -14,7 +14,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-/// Fills in the attributes with which a queue pair for datagrams gets to `attr.qp_state`. Returns which they are.
+/// Fills in the attributes that move a datagram queue pair to `attr.qp_state`; returns their mask.
 pub(super) fn attributes(attr: &mut ibv_qp_attr) -> Res<c_uint> {
     match attr.qp_state {
         v::QPS_INIT => {
@@ -32,7 +32,7 @@ pub(super) fn attributes(attr: &mut ibv_qp_attr) -> Res<c_uint> {
     }
 }
 
-/// Returns the status of an event as C programs see it: a positive number that InfiniBand's messages have, or a negative errno.
+/// Returns an event's status for C programs: InfiniBand's positive code, or a negative errno.
 pub(super) fn status_of(event: &CmEvent) -> c_int {
     match event.service_status {
         0 => event.status.wrapping_neg(),
@@ -40,7 +40,6 @@ pub(super) fn status_of(event: &CmEvent) -> c_int {
     }
 }
 
-/// Makes the parameters of an event of an identifier for datagrams.
 pub(super) fn parameters(id: &IdObject, event: &CmEvent) -> rdma_ud_param {
     // SAFETY: integers and a pointer, for which zero is a value.
     let mut to: rdma_ud_param = unsafe { std::mem::zeroed() };
@@ -56,7 +55,7 @@ pub(super) fn parameters(id: &IdObject, event: &CmEvent) -> rdma_ud_param {
     to
 }
 
-/// Returns the attributes of an address handle, with which datagrams leave from the identifier's address.
+/// Returns address handle attributes whose source is the identifier's address.
 fn route(id: &IdObject, end: DatagramEnd) -> ibv_ah_attr {
     let port = 0;
     let gid = gid_of(Some(SocketAddr::new(end.ip, port)));
@@ -68,7 +67,8 @@ fn route(id: &IdObject, end: DatagramEnd) -> ibv_ah_attr {
     to
 }
 
-/// Completes the parameters of a multicast event, and counts it. Returns its counter; `None` if the program has left the group.
+/// Completes the parameters of a multicast event and counts it. Returns the counter, or `None` if
+/// the program has left the group.
 pub(super) fn joined(
     object: &IdObject,
     kind: CmEventKind,
@@ -84,15 +84,15 @@ pub(super) fn joined(
     Some(Arc::clone(&group.events))
 }
 
-/// Makes an identifier for the port space of a program.
 pub(super) fn create_raw(queue: &iwarp::runtime::cm::CmEventChannel, ps: c_uint) -> Res<CmId> {
     match ps {
         PS_TCP | PS_IB => Ok(CmId::create(queue, None)),
         PS_UDP => Ok(CmId::create_for_datagrams(queue, None)),
         PS_IPOIB => {
             iwarp::runtime::complain_once(
-                "the program asks for datagrams of IP over InfiniBand (RDMA_PS_IPOIB), which need an InfiniBand network; \
-                 choose the port space of UDP (RDMA_PS_UDP), for example `udaddy -P udp`, `mckey -p 0x111`"
+                "the program asks for datagrams of IP over InfiniBand (RDMA_PS_IPOIB), which need \
+                 an InfiniBand network; choose the port space of UDP (RDMA_PS_UDP), for example \
+                 `udaddy -P udp`, `mckey -p 0x111`"
                     .to_owned(),
             );
             Err(Errno(libc::EPROTONOSUPPORT))

@@ -1,4 +1,4 @@
-//! Queue pairs of identifiers, and the end points of the synchronous interface (`rdma_create_ep(3)`).
+//! Queue pairs of identifiers, and the synchronous interface's end points (`rdma_create_ep(3)`).
 
 use super::object::{ACCESS_ALL, IdObject, QpInit, find, is_synchronous};
 use super::{datagram, event, id, identifier, sockaddr};
@@ -44,8 +44,9 @@ unsafe fn make_cq(id: *mut rdma_cm_id, depth: u32) -> Res<(*mut ibv_comp_channel
     }
 }
 
-/// Makes the completion queues that the program did not pass, and that a queue pair of this type has. The target of an extended reliable
-/// connection has none, but the shared receive queue that `rdma_create_srq` makes for it has: that of receives.
+/// Creates the completion queues that the program did not pass and that this type of queue pair
+/// needs. An XRC target needs none, but its shared receive queue from `rdma_create_srq` needs one
+/// for receives.
 unsafe fn fill_cqs(
     id: *mut rdma_cm_id,
     object: &IdObject,
@@ -77,7 +78,7 @@ unsafe fn srq_depth(id: *mut rdma_cm_id) -> u32 {
     srq::find((*id).srq).map_or(0, |s| s.raw.attributes().0)
 }
 
-/// Destroys the completion queues that were made and that nobody uses any more.
+/// Destroys the completion queues that the library created, unless they are in use.
 unsafe fn destroy_cqs(id: *mut rdma_cm_id, object: &IdObject) {
     if !object.endpoint.lock().made_cqs {
         return;
@@ -109,7 +110,7 @@ unsafe fn pd_of(id: *mut rdma_cm_id, pd: *mut ibv_pd) -> Res<*mut ibv_pd> {
     Ok(pd)
 }
 
-/// The XRC domain for targets, and for their shared receive queues, that programs name none for: there is one for each device.
+/// Returns the device's default XRC domain, for targets and shared receive queues without one.
 unsafe fn default_xrcd(verbs: *mut ibv_context) -> Res<*mut ibv_xrcd> {
     static DOMAINS: ProcessLock<Vec<(usize, usize)>> =
         ProcessLock::new("verbs::cm::DOMAINS", Vec::new());
@@ -142,7 +143,7 @@ unsafe fn create_qp(id: *mut rdma_cm_id, pd: *mut ibv_pd, attr: &mut ibv_qp_init
     ex.comp_mask = ATTR_PD;
     ex.pd = pd;
     create_qp_ex(id, &mut ex)?;
-    // The structure that the program gets back names the queues that were made.
+    // The caller's structure returns the created queues.
     (attr.send_cq, attr.recv_cq, attr.srq) = (ex.send_cq, ex.recv_cq, ex.srq);
     attr.cap = ex.cap;
     Ok(())
@@ -179,7 +180,7 @@ unsafe fn create_qp_ex(id: *mut rdma_cm_id, a: &mut ibv_qp_init_attr_ex) -> Res<
     adopt(id, object, q, pd)
 }
 
-/// Makes a new queue pair that of the identifier. One that cannot be used is destroyed.
+/// Makes a new queue pair the identifier's. Destroys it on failure.
 unsafe fn adopt(
     id: *mut rdma_cm_id,
     object: &IdObject,
@@ -204,13 +205,13 @@ unsafe fn adopt(
     Ok(())
 }
 
-/// Brings a connected queue pair to INIT, as `rdma_create_qp(3)` does, and lets the identifier name it. The program may post
-/// receives from now on, whatever the device looks like.
+/// Moves a connected queue pair to INIT, as `rdma_create_qp(3)` does, and stores it in the
+/// identifier. The program may post receives from now on, with either face of the device.
 unsafe fn make_ready(object: &IdObject, q: *mut ibv_qp) -> Res<()> {
     let own = connected::find(q)?;
     let raw = &own.raw;
     raw.modify(State::Init)?;
-    // As `rdma_init_qp_attr` has it.
+    // As `rdma_init_qp_attr` reports.
     own.attributes.lock().qp_access_flags = ACCESS_ALL;
     (*q).state = QPS_INIT;
     own.is_new.store(false, Ordering::Release);
@@ -218,7 +219,8 @@ unsafe fn make_ready(object: &IdObject, q: *mut ibv_qp) -> Res<()> {
     Ok(())
 }
 
-/// Brings the queue pair of an identifier to RTS, as `rdma_create_qp(3)` does for datagrams, and lets the identifier name it.
+/// Moves a datagram queue pair to RTS, as `rdma_create_qp(3)` does, and stores it in the
+/// identifier.
 unsafe fn make_datagrams_ready(object: &IdObject, q: *mut ibv_qp) -> Res<()> {
     let mut attr: ibv_qp_attr = std::mem::zeroed();
     attr.qp_state = QPS_INIT;
@@ -238,7 +240,7 @@ unsafe fn make_datagrams_ready(object: &IdObject, q: *mut ibv_qp) -> Res<()> {
     Ok(object.raw.set_datagram_queue_pair(Some(raw))?)
 }
 
-/// A queue pair for datagrams belongs to an identifier for datagrams, and no other.
+/// Checks that datagram identifiers get datagram queue pairs, and only they do.
 fn check_type(object: &IdObject, qp_type: u32) -> Res<()> {
     match object.raw.is_for_datagrams() == (qp_type == QPT_UD) {
         true => Ok(()),
@@ -275,7 +277,7 @@ pub(crate) unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
             let _ = object.raw.set_datagram_queue_pair(None);
         }
         if !(*id).qp.is_null() {
-            // The program cannot name it any more, so it is not left in its multicast groups.
+            // The program loses its handle, so the queue pair also leaves its multicast groups.
             let _ = destroy::destroy((*id).qp);
             (*id).qp = null_mut();
         }
@@ -322,8 +324,8 @@ pub(crate) unsafe extern "C" fn rdma_create_srq_ex(
     })
 }
 
-/// Makes a shared receive queue, with what the program has not named: the protection domain, and for one of an XRC domain that domain and
-/// the completion queue.
+/// Creates a shared receive queue with defaults for what the program omits: the protection
+/// domain and, for XRC, the XRC domain and the completion queue.
 unsafe fn create_srq_ex(
     id: *mut rdma_cm_id,
     object: &IdObject,
@@ -361,7 +363,7 @@ unsafe fn create_srq_ex(
 pub(crate) unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
     value((), || {
         let Ok(object) = find(id) else { return };
-        // As long as a queue pair uses it, it stays, and `rdma_destroy_ep` finds it.
+        // While a queue pair uses it, it stays for `rdma_destroy_ep`.
         if !(*id).srq.is_null() && srq::ibv_destroy_srq((*id).srq) == 0 {
             (*id).srq = null_mut();
             object.endpoint.lock().srq = 0;
@@ -371,7 +373,7 @@ pub(crate) unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
 }
 
 const RAI_PASSIVE: c_int = 1;
-/// How long the next hop may take to answer, as in librdmacm.
+/// Time limit for resolving the next hop, as in librdmacm.
 const RESOLVE_LIMIT: Duration = Duration::from_secs(2);
 
 unsafe fn create_ep(
@@ -402,7 +404,7 @@ unsafe fn create_ep(
     object.raw.resolve_route()?;
     id::complete(id)?;
     if !attr.is_null() {
-        // The type is that of the addresses, whatever the program left here.
+        // The type follows from the address information, whatever the program put here.
         (*attr).qp_type = (*id).qp_type;
         create_qp(id, pd, &mut *attr)?;
     }
@@ -413,8 +415,8 @@ unsafe fn create_ep(
     Ok(())
 }
 
-/// Sets the type of an identifier's queue pair to the one that the address information names: that of its port space, or either end of an
-/// extended reliable connection.
+/// Sets the identifier's queue pair type from the address information: the port space's type, or
+/// one end of an extended reliable connection.
 unsafe fn choose_type(id: *mut rdma_cm_id, wanted: u32) -> Res<()> {
     match wanted {
         QPT_XRC_SEND | QPT_XRC_RECV if (*id).qp_type == QPT_RC => (*id).qp_type = wanted,

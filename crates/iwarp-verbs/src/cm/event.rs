@@ -1,4 +1,4 @@
-//! Events: how programs get and acknowledge them, and what they say.
+//! Events: delivery to programs, acknowledgement, and contents.
 
 use super::channel::{self, DELIVERY, MULTICAST_ERROR, MULTICAST_JOIN, USER};
 use super::object::{IdObject, find};
@@ -16,16 +16,16 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// Our part of an event: who counts it, and the memory of the private data.
 pub(crate) struct Event {
-    /// The object whose acknowledgement it counts for. For a request that is the listener.
+    /// The identifier that counts the event; the listener, if it is a connection request.
     counted: *mut rdma_cm_id,
-    /// The group that it is about, which counts it, too.
+    /// The multicast group that also counts it.
     group: Option<Arc<Unacknowledged>>,
     _private_data: Vec<u8>,
 }
 
-/// The event if the connection is up, and the program has to move its queue pair to RTS and call `rdma_establish(3)`.
+/// The event of an active connection whose queue pair the program moves to RTS itself, before it
+/// calls `rdma_establish(3)`.
 const CONNECT_RESPONSE: c_uint = 5;
 
 const fn number(kind: CmEventKind) -> c_uint {
@@ -45,19 +45,19 @@ const fn number(kind: CmEventKind) -> c_uint {
         CmEventKind::AddrinfoResolved => 16,
         CmEventKind::AddrinfoError => 17,
         CmEventKind::User(_) => USER,
-        // Kinds that C programs do not know.
+        // Kinds without an equivalent in C.
         _ => 3,
     }
 }
 
-/// Returns the depth that a program is told: no more than a queue pair has room for, because many programs accept with the
-/// values of the event; and all of that if the peer did not say.
+/// Returns the depth to report. It is at most the queue pair's, because many programs accept with
+/// the event's values; and the maximum if the peer sent none.
 fn depth(value: Option<u16>) -> u8 {
     let most = query::RD_ATOMIC;
     u8::try_from(value.unwrap_or(most).min(most)).unwrap_or(u8::MAX)
 }
 
-/// Applies an event to the identifier that programs see. Returns `None` if the identifier is gone.
+/// Updates the public identifier for an event. Returns `None` if the identifier was destroyed.
 unsafe fn deliver(event: CmEvent) -> Option<*mut rdma_cm_event> {
     let (id, listener) = match &event.listener {
         None => {
@@ -124,13 +124,12 @@ unsafe fn deliver(event: CmEvent) -> Option<*mut rdma_cm_event> {
     Some(object::create(Kind::CmEvent, c, own))
 }
 
-/// Reasons of a reject message of InfiniBand's connection manager: the initiator has given up,
-/// nobody serves the port, and the program has rejected.
+/// Reject reasons of InfiniBand's connection manager: the initiator gave up, no listener, and
+/// rejected by the program.
 const GIVEN_UP: c_int = 4;
 const INVALID_SERVICE_ID: c_int = 8;
 const CONSUMER_DEFINED: c_int = 28;
 
-/// Returns the status of an event as C programs see it.
 fn status_of(id: &IdObject, event: &CmEvent) -> c_int {
     let is_roce = || id.raw.context().is_some_and(|ctx| roce::is_face_of(&ctx));
     match (event.kind, event.replied) {
@@ -141,22 +140,23 @@ fn status_of(id: &IdObject, event: &CmEvent) -> c_int {
     }
 }
 
-/// Moves the queue pair of a rejected identifier to the error state, as librdmacm does when it reports the event. A program may wait until the
-/// receives that it posted before it connected are flushed, and these would never complete.
+/// Moves a rejected identifier's queue pair to ERR, as librdmacm does. Otherwise receives posted
+/// before the connection attempt would never complete.
 unsafe fn end_queue_pair(id: *mut rdma_cm_id) {
     if (*id).qp.is_null() {
         return;
     }
-    // SAFETY: integers, for which zero is a value.
+    // SAFETY: integers, for which zero is valid.
     let mut attr: ibv_qp_attr = std::mem::zeroed();
     attr.qp_state = QPS_ERR;
-    // A queue pair that the program has destroyed meanwhile has nothing to flush.
+    // Fails if the program destroyed the queue pair meanwhile; then nothing is left to flush.
     let _ = modify::ibv_modify_qp((*id).qp, &raw mut attr, QP_STATE as c_int);
 }
 
-/// Makes the parameters of an event, which point into its private data, and counts the event for the group that it is about.
+/// Returns an event's parameters, which point into its private data. Counts the event for its
+/// multicast group.
 fn parameters(id: &IdObject, event: &CmEvent) -> (event_param, Option<Arc<Unacknowledged>>) {
-    // SAFETY: integers and pointers, for which zero is a value.
+    // SAFETY: integers and pointers, for which zero is valid.
     let mut param: event_param = unsafe { std::mem::zeroed() };
     let mut group = None;
     match event.kind {
@@ -184,7 +184,7 @@ fn connection(event: &CmEvent) -> rdma_conn_param {
         responder_resources: depth(event.responder_resources),
         initiator_depth: depth(event.initiator_depth),
         flow_control: u8::from(peer.flow_control),
-        // A reply does not carry it: it is the request's.
+        // A reply does not carry this value; it is the request's.
         retry_count: match event.kind {
             CmEventKind::ConnectRequest => peer.retry_count,
             _ => 0,
@@ -195,7 +195,7 @@ fn connection(event: &CmEvent) -> rdma_conn_param {
     }
 }
 
-/// Takes one event, counted as delivered.
+/// Takes one event and counts it as delivered.
 unsafe fn take(
     channel: *mut rdma_event_channel,
     was_read: bool,
@@ -258,7 +258,7 @@ pub(crate) unsafe fn acknowledge(event: *mut rdma_cm_event) -> Res<()> {
     if let Some(group) = group {
         group.acknowledged(1);
     }
-    // Afterwards, because destroying the identifier may have waited for it.
+    // Last, because destroying the identifier may be waiting for this.
     if let Ok(id) = find(counted) {
         id.events.acknowledged(1);
     }
@@ -303,7 +303,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_may_accept_with_the_depths_that_it_is_told() {
+    fn reported_depths_are_acceptable() {
         for offered in [
             None,
             Some(0),

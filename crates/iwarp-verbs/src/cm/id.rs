@@ -1,4 +1,4 @@
-//! The calls of identifiers: creation and end, addresses, options.
+//! Calls of identifiers: creation, destruction, addresses, options.
 
 use super::channel::{self, DELIVERY};
 use super::event;
@@ -32,7 +32,8 @@ pub(crate) unsafe fn destroy(id: *mut rdma_cm_id) -> Res<()> {
         let event = std::mem::replace(&mut (*id).event, null_mut());
         event::acknowledge(event)?;
     }
-    // As in the kernel, a connection ends with its identifier. The queue pair stays, for the program to destroy.
+    // As in the kernel, the connection ends with its identifier. The program destroys the queue
+    // pair.
     let _ = object.raw.disconnect();
     {
         let _delivery = DELIVERY.lock();
@@ -63,12 +64,13 @@ pub(crate) unsafe extern "C" fn rdma_migrate_id(
     minus_one(|| {
         let object = find(id)?;
         if is_synchronous(object) {
-            // It is the library's own, and nobody else acknowledges it.
+            // The library keeps this event, so the program cannot acknowledge it.
             drop_event(id)?;
         }
         let own = channel.is_null();
         let to = if own { channel::create()? } else { channel };
-        // Whether it is synchronous changes together with its queue: the next event may be a request, whose identifier is as its listener is.
+        // Both change together: if the next event is a request, its identifier is synchronous
+        // exactly if the listener is.
         let old = {
             let _delivery = DELIVERY.lock();
             object.raw.migrate(&channel::find(to)?.queue);
@@ -78,7 +80,7 @@ pub(crate) unsafe extern "C" fn rdma_migrate_id(
                 if own { to as usize } else { 0 },
             )
         };
-        // Events that were delivered belong to the old channel, and are acknowledged first.
+        // Delivered events belong to the old channel and must be acknowledged first.
         object.events.wait();
         if old != 0 {
             channel::destroy(old as *mut rdma_event_channel);
@@ -87,7 +89,7 @@ pub(crate) unsafe extern "C" fn rdma_migrate_id(
     })
 }
 
-/// For a synchronous identifier: waits for the event of a call, and keeps it in `id->event`.
+/// For a synchronous identifier: waits for a call's event and keeps it in `id->event`.
 pub(crate) unsafe fn complete(id: *mut rdma_cm_id) -> Res<c_int> {
     let object = find(id)?;
     if !is_synchronous(object) {
@@ -101,15 +103,15 @@ pub(crate) unsafe fn complete(id: *mut rdma_cm_id) -> Res<c_int> {
     (*id).event = event;
     match (*event).status {
         0 => Ok(0),
-        // A refusal's status may be a reason instead of an errno.
+        // The status of a rejection may be a reason code instead of an errno.
         _ if (*event).event == 8 => Err(Errno(libc::ECONNREFUSED)),
-        // The listener of a port for datagrams names no queue pair.
+        // A datagram listener that names no queue pair replies with a positive reason.
         reason if reason > 0 => Err(Errno(libc::ECONNREFUSED)),
         errno => Err(Errno(errno.abs())),
     }
 }
 
-/// Acknowledges the event that the last call of a synchronous identifier has kept.
+/// Acknowledges the event that a synchronous identifier keeps from its last call.
 pub(crate) unsafe fn drop_event(id: *mut rdma_cm_id) -> Res<()> {
     if !(*id).event.is_null() {
         let event = std::mem::replace(&mut (*id).event, null_mut());
@@ -133,7 +135,7 @@ pub(crate) unsafe extern "C" fn rdma_bind_addr(
     })
 }
 
-/// Returns the error of a failed bind as Linux's connection manager has it: for a wildcard address a port that is in use is `EADDRNOTAVAIL`.
+/// Maps a failed bind's error as Linux does: a used port on a wildcard address is EADDRNOTAVAIL.
 fn in_use(address: SocketAddr, error: Errno) -> Errno {
     if address.ip().is_unspecified() && error == Errno(libc::EADDRINUSE) {
         return Errno(libc::EADDRNOTAVAIL);
@@ -149,7 +151,7 @@ pub(crate) unsafe extern "C" fn rdma_resolve_addr(
 ) -> c_int {
     minus_one(|| {
         let (source, peer) = (sockaddr::read_optional(source)?, sockaddr::read(peer)?);
-        // A negative time is a very long one, as in the kernel.
+        // A negative limit means a very long one, as in the kernel.
         let limit = Duration::from_millis(u64::from(timeout_ms as u32));
         find(id)?.raw.resolve_addr_within(source, peer, limit)?;
         refresh(id);
@@ -182,10 +184,10 @@ const ID_REUSEADDR: c_int = 1;
 const ID_AFONLY: c_int = 2;
 const ID_ACK_TIMEOUT: c_int = 3;
 
-/// The largest code of a time-out, which has five bits.
+/// The largest time-out code: a field of five bits.
 const ACK_TIMEOUT_MAX: u8 = 31;
 
-/// Sets an option of an identifier that the kernel takes in some of its states only.
+/// Sets an option that the kernel accepts in some states of an identifier only.
 fn set_port_option(raw: &CmId, name: c_int, on: bool) -> Res<()> {
     let may = match name {
         ID_REUSEADDR => raw.may_reuse_address(on),
@@ -233,7 +235,6 @@ pub(crate) unsafe extern "C" fn rdma_set_option(
                 show_timeout(id, object);
             }
             (OPTION_ID, ID_TOS | ID_ACK_TIMEOUT) => return Err(EINVAL),
-            // Paths of InfiniBand.
             (OPTION_IB, _) => return Err(UNSUPPORTED),
             _ => return Err(Errno(libc::ENOSYS)),
         }
@@ -241,7 +242,7 @@ pub(crate) unsafe extern "C" fn rdma_set_option(
     })
 }
 
-/// Returns the port numbers in network order, ours and the peer's; zero if not known.
+/// Returns our port and the peer's in network byte order; zero if unknown.
 unsafe fn ports(id: *mut rdma_cm_id) -> (u16, u16) {
     value((0, 0), || {
         let Ok(object) = find(id) else { return (0, 0) };
@@ -264,10 +265,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn synchronous_loopback_id_gets_device_in_use_only() {
+    fn synchronous_loopback_id_defers_device() {
         let mut address = loopback();
         let address = (&raw mut address).cast::<libc::sockaddr>();
-        // SAFETY: identifiers of this test, used as a program would.
+        // SAFETY: identifiers of this test, used as the manual pages require.
         unsafe {
             let mut id = null_mut();
             assert_eq!(
@@ -297,10 +298,10 @@ mod tests {
     }
 
     #[test]
-    fn asynchronous_loopback_id_gets_device_when_bound() {
+    fn bound_loopback_id_has_device() {
         let mut address = loopback();
         let address = (&raw mut address).cast::<libc::sockaddr>();
-        // SAFETY: a channel and an identifier of this test, used as a program would.
+        // SAFETY: a channel and an identifier of this test, used as the manual pages require.
         unsafe {
             let channel = channel::rdma_create_event_channel();
             assert!(!channel.is_null());

@@ -1,5 +1,4 @@
-//! Identifiers as programs see them: how they are created, and how their public fields follow the
-//! connection.
+//! Public identifiers: their creation, and the fields that follow the connection's state.
 
 use super::channel;
 use super::datagram;
@@ -25,7 +24,7 @@ use std::ffi::{c_uint, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// A protection domain for each device context of the connection manager.
+/// Returns the default protection domain of a device context of the connection manager.
 unsafe fn default_pd(verbs: *mut ibv_context) -> Res<*mut ibv_pd> {
     static PDS: ProcessLock<Option<HashMap<usize, usize>>> =
         ProcessLock::new("verbs::cm::PDS", None);
@@ -49,7 +48,7 @@ fn new_object(
     ps: c_uint,
     synchronous: bool,
 ) -> *mut rdma_cm_id {
-    // SAFETY: integers, pointers and addresses, for which zero is a value.
+    // SAFETY: integers, pointers and addresses, for which zero is valid.
     let mut c: rdma_cm_id = unsafe { std::mem::zeroed() };
     c.channel = channel;
     c.context = context;
@@ -97,7 +96,8 @@ pub(crate) unsafe fn create(
     Ok(new_object(&raw, channel, context, ps, synchronous))
 }
 
-/// Returns `true` if a request of this peer is for the type of queue pair that the listener is for. Others are rejected, as by the kernel.
+/// Returns `true` if the request is for the listener's type of queue pair. As in the kernel, others
+/// are rejected.
 pub(crate) unsafe fn takes(listener: *mut rdma_cm_id, peer: Option<XrcEnd>) -> bool {
     let wanted = match (*listener).qp_type {
         QPT_XRC_RECV => Some(XrcEnd::Initiator),
@@ -106,7 +106,8 @@ pub(crate) unsafe fn takes(listener: *mut rdma_cm_id, peer: Option<XrcEnd>) -> b
     peer == wanted
 }
 
-/// Makes the identifier of a request: on the listener's channel, or on one of its own if the listener is synchronous.
+/// Creates a request's identifier: on the listener's channel, or on its own channel if the listener
+/// is synchronous.
 pub(crate) unsafe fn of_request(listener: *mut rdma_cm_id, raw: &CmId) -> Res<*mut rdma_cm_id> {
     let synchronous = is_synchronous(object::trusted(listener));
     let channel = if synchronous {
@@ -128,7 +129,6 @@ pub(crate) unsafe fn of_request(listener: *mut rdma_cm_id, raw: &CmId) -> Res<*m
     Ok(id)
 }
 
-/// Updates the public fields: addresses, device, protection domain.
 pub(crate) unsafe fn refresh(id: *mut rdma_cm_id) {
     let object: &IdObject = object::trusted(id);
     let (local, peer) = object.raw.addresses();
@@ -138,9 +138,9 @@ pub(crate) unsafe fn refresh(id: *mut rdma_cm_id) {
     if let Some(peer) = peer {
         (*id).route.addr.dst_storage = sockaddr::write(peer).0;
     }
-    // As in the kernel, an identifier that is bound to a loopback address has that address's
-    // device, which SPDK's target checks before it listens. Synchronous identifiers get it when
-    // they listen or have a peer: libfabric would restrict itself to the device that it sees here.
+    // As in the kernel, an identifier bound to a loopback address has that address's device;
+    // SPDK's target checks this before it listens. A synchronous identifier gets the device only
+    // when it listens or has a peer, because libfabric would limit itself to that device.
     let bound_only = peer.is_none() && !object.raw.is_listening();
     let hidden_loopback = |a: std::net::SocketAddr| a.ip().is_loopback() && is_synchronous(object);
     let anywhere = bound_only && local.is_none_or(hidden_loopback);
@@ -161,7 +161,7 @@ pub(crate) unsafe fn refresh(id: *mut rdma_cm_id) {
     show_path(id, object);
 }
 
-/// Shows the path record as soon as there is a peer.
+/// Publishes the path record as soon as there is a peer.
 unsafe fn show_path(id: *mut rdma_cm_id, object: &IdObject) {
     let mut endpoint = object.endpoint.lock();
     if endpoint.path.is_none()
@@ -174,7 +174,7 @@ unsafe fn show_path(id: *mut rdma_cm_id, object: &IdObject) {
     }
 }
 
-/// Lets the queue pair's attributes report the time-out.
+/// Copies the time-out to the queue pair's attributes.
 pub(crate) unsafe fn show_timeout(id: *mut rdma_cm_id, object: &IdObject) {
     if let (Some(timeout), Ok(qp)) = (
         object.endpoint.lock().ack_timeout,
@@ -184,8 +184,8 @@ pub(crate) unsafe fn show_timeout(id: *mut rdma_cm_id, object: &IdObject) {
     }
 }
 
-/// Lets the queue pair say what the connection has agreed on: librdmacm moves it to RTR and RTS
-/// when it accepts, and when it reports that the other end has accepted.
+/// Updates the queue pair's attributes with the negotiated values. librdmacm moves it to RTR and
+/// RTS when it accepts, and when it reports that the peer accepted.
 pub(crate) unsafe fn show_connection(id: *mut rdma_cm_id, object: &IdObject) {
     let (Ok(qp), Some(ctx)) = (connected::find((*id).qp), object.raw.context()) else {
         return;
@@ -193,7 +193,7 @@ pub(crate) unsafe fn show_connection(id: *mut rdma_cm_id, object: &IdObject) {
     let mut attr: ibv_qp_attr = std::mem::zeroed();
     roce::connection(&ctx, object, &qp.raw, &mut attr);
     qp.show_connection(&attr, roce::is_face_of(&ctx));
-    // A queue pair that has failed meanwhile, or that the program moves itself, is what it is.
+    // A queue pair that failed meanwhile, or that the program moves itself, keeps its state.
     if qp.raw.state() == State::Rts {
         (*(*id).qp).state = QPS_RTS;
     }

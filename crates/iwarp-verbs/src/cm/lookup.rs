@@ -1,7 +1,7 @@
-//! Look-ups whose end is an event: `rdma_resolve_addrinfo(3)` and `rdma_query_addrinfo(3)`, and the program's own events,
-//! `rdma_write_cm_event(3)`. They came with rdma-core 57.
+//! Look-ups that end with an event, `rdma_resolve_addrinfo(3)` and `rdma_query_addrinfo(3)`, and
+//! events written by the program, `rdma_write_cm_event(3)`. They exist since rdma-core 57.
 //!
-//! A resolver blocks for seconds if no server answers it, so each look-up has a thread.
+//! A resolver may block for seconds, so each look-up has its own thread.
 
 use super::address::{self, Addresses, SUBNET, copy_address, rdma_getaddrinfo};
 use super::channel::USER;
@@ -14,7 +14,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_uint};
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
-/// A copy of what the program asks for, because its memory need not outlive the call.
+/// A copy of the query, because the program's memory need not outlive the call.
 struct Question {
     node: Option<CString>,
     service: Option<CString>,
@@ -54,7 +54,7 @@ impl Question {
         Ok(to)
     }
 
-    /// Blocks until there is an answer. An error is an errno for the event.
+    /// Blocks until the resolver answers. An error is the event's errno.
     fn ask(&self) -> Res<Addresses> {
         let text = |t: &Option<CString>| t.as_ref().map_or(null(), |t| t.as_ptr());
         let hints = self.hints.as_ref().map_or(null(), |h| h.0.cast_const());
@@ -67,20 +67,21 @@ impl Question {
             0 => Ok(Addresses(found)),
             libc::EAI_AGAIN => Err(Errno(libc::EAGAIN)),
             libc::EAI_MEMORY => Err(Errno(libc::ENOMEM)),
-            // Names that do not exist, and services. EAI_SYSTEM has its reason in errno, and -1 is a number of getaddrinfo, too.
+            // An unknown name or service. EAI_SYSTEM leaves its reason in errno; -1 is also
+            // EAI_BADFLAGS.
             _ => Err(Errno(libc::EADDRNOTAVAIL)),
         }
     }
 }
 
-/// Looks up, keeps the result, and gives the event.
+/// Looks up the address, stores the result, and writes the event.
 fn run(question: &Question, lookup: &Lookup, id: &CmId) {
     let (state, kind, errno) = match question.ask() {
         Ok(found) => (LookupState::Found(found), CmEventKind::AddrinfoResolved, 0),
         Err(Errno(errno)) => (LookupState::None, CmEventKind::AddrinfoError, errno),
     };
     *lookup.0.lock() = state;
-    // An identifier that was destroyed meanwhile has no events any more.
+    // The identifier was destroyed meanwhile, so it has no more events.
     if id.write_event(kind, errno).is_err() {
         tracing::debug!("an identifier was destroyed during its look-up");
     }
@@ -96,14 +97,14 @@ pub(crate) unsafe extern "C" fn rdma_resolve_addrinfo(
         let object = find(id)?;
         let flags = hints.as_ref().map_or(0, |h| h.ai_flags);
         if flags & SUBNET != 0 {
-            // Subnet administration belongs to InfiniBand; with `RAI_DNS` the request contradicts itself.
+            // Subnet administration belongs to InfiniBand; `RAI_DNS` contradicts it.
             return Err(UNSUPPORTED);
         }
         let question = Question::new(node, service, hints)?;
         let (lookup, raw) = (Arc::clone(&object.lookup), object.raw.clone());
         {
             let mut state = lookup.0.lock();
-            // A result that the program has not taken counts as one that it still wants.
+            // A result that the program has not fetched is still wanted.
             if !matches!(*state, LookupState::None) {
                 return Err(EBUSY);
             }
@@ -153,7 +154,7 @@ pub(crate) unsafe extern "C" fn rdma_write_cm_event(
         if event != USER {
             return Err(EINVAL);
         }
-        // Delivery turns an errno into a negative status, and this status is to arrive as it is.
+        // Delivery negates an errno, but this status must arrive unchanged.
         object
             .raw
             .write_event(CmEventKind::User(arg), status.wrapping_neg())?;

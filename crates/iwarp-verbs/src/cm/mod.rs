@@ -1,11 +1,11 @@
 //! librdmacm: event channels, identifiers, connections (`rdma_cm(7)`).
 //!
 //! `object` has the objects of identifiers, `identifier` creates them and keeps their public fields
-//! up to date, `channel` has event channels and `event` their events. `id` has the calls that belong
-//! to an identifier's life and address, `connect` those that make and end connections, `multicast`
-//! those for groups, `endpoint` queue pairs and the synchronous interface, `lookup` look-ups that an
-//! event ends. `address` looks up names and devices, `sockaddr` converts addresses. What differs is
-//! in `roce` for devices that look like a RoCE NIC, and in `datagram` for datagrams.
+//! up to date, `channel` has event channels and `event` their events. `id` has the calls that
+//! create, bind and destroy identifiers, `connect` those for connections, `multicast` those for
+//! groups, `endpoint` queue pairs and the synchronous interface, `lookup` look-ups that end with an
+//! event. `address` looks up names and devices, `sockaddr` converts addresses. `roce` has what
+//! differs on devices that look like a RoCE NIC, and `datagram` what differs for datagrams.
 //!
 //! This room uses `open`, `lifecycle` and the rooms below them. Only `exports` uses it.
 

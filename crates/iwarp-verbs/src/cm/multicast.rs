@@ -21,7 +21,7 @@ unsafe fn join(
     let object = find(id)?;
     let key = KEYS.fetch_add(1, Ordering::Relaxed);
     id::drop_event(id)?;
-    // Before the event, which may be taken at once.
+    // Registered first, because the event may be delivered immediately.
     object.groups.lock().push(Joined {
         key,
         context: context as usize,
@@ -42,7 +42,6 @@ pub(crate) unsafe extern "C" fn rdma_join_multicast(
     minus_one(|| join(id, sockaddr::read(address)?, false, context))
 }
 
-/// `struct rdma_cm_join_mc_attr_ex`.
 #[repr(C)]
 pub(crate) struct JoinAttributes {
     comp_mask: u32,
@@ -53,7 +52,7 @@ pub(crate) struct JoinAttributes {
 const MASK_ADDRESS: u32 = 1;
 const MASK_FLAGS: u32 = 1 << 1;
 
-/// Members of a group, those that receive and those that only send.
+/// Join flags: full member, and send-only member.
 const FULL_MEMBER: u32 = 0;
 const SEND_ONLY: u32 = 1;
 
@@ -85,7 +84,7 @@ pub(crate) unsafe extern "C" fn rdma_leave_multicast(
         let object = find(id)?;
         let address = sockaddr::read(address)?;
         let left = {
-            // An event that is being taken is counted before, or dropped here.
+            // Another thread that takes an event either counted it already, or drops it.
             let _delivery = DELIVERY.lock();
             let key = object.raw.leave_multicast(address)?;
             let mut groups = object.groups.lock();
@@ -93,7 +92,7 @@ pub(crate) unsafe extern "C" fn rdma_leave_multicast(
             at.map(|at| groups.swap_remove(at))
         };
         if !(*id).event.is_null() && is_about_a_group(&*(*id).event) {
-            // It is the library's own, and nobody else acknowledges it.
+            // The library keeps this event, so the program cannot acknowledge it.
             id::drop_event(id)?;
         }
         if let Some(left) = left {

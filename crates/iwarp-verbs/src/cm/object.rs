@@ -1,4 +1,4 @@
-//! The objects of identifiers, and what belongs to them.
+//! The objects of identifiers and their parts.
 
 use super::address::Addresses;
 use crate::abi::cma::*;
@@ -9,51 +9,47 @@ use iwarp::runtime::cm::{CmId, InfinibandParameters};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// The rights of a queue pair, which regions limit: local and remote writes, remote reads, atomics.
+/// All access rights of a queue pair: local and remote writes, remote reads, atomics. Memory
+/// regions restrict them.
 pub(super) const ACCESS_ALL: u32 = 0xf;
 
-/// Our part of an identifier.
 pub(crate) struct Id {
     pub(crate) raw: CmId,
     pub(crate) events: Unacknowledged,
     pub(crate) endpoint: Mutex<Endpoint>,
     pub(crate) lookup: Arc<Lookup>,
-    /// Multicast groups that it has joined.
     pub(crate) groups: Mutex<Vec<Joined>>,
 }
 
-/// Objects that were made for the program.
+/// Objects that the library created for the program.
 #[derive(Default)]
 pub(crate) struct Endpoint {
-    /// The channel of a synchronous identifier.
     pub(crate) channel: usize,
     /// Queue pair attributes for connections to a passive end point.
     pub(crate) qp_init: Option<QpInit>,
     /// `RDMA_OPTION_ID_TOS`: the traffic class of datagrams.
     pub(crate) tos: u8,
-    /// `RDMA_OPTION_ID_ACK_TIMEOUT`.
     pub(crate) ack_timeout: Option<u8>,
-    /// It connects, and the program moves the queue pair itself.
+    /// The identifier connects without a queue pair of its own: the program moves the queue pair.
     pub(crate) external_qp: bool,
-    /// Private data from `rdma_getaddrinfo`'s hints.
+    /// Private data from the hints of `rdma_getaddrinfo`.
     pub(crate) connect_data: Vec<u8>,
-    /// Completion queues and channels that `rdma_create_qp` made.
+    /// `rdma_create_qp` created the completion queues and channels.
     pub(crate) made_cqs: bool,
-    /// The queue pair as `rdma_create_qp` made it; a program may have changed `id->qp` since.
+    /// The queue pair from `rdma_create_qp`; the program may have changed `id->qp` since.
     pub(crate) qp: usize,
-    /// The shared receive queue that `rdma_create_srq` made.
+    /// The shared receive queue from `rdma_create_srq`.
     pub(crate) srq: usize,
-    /// What the other end says of its queue pair, if both devices look like RoCE NICs.
+    /// The peer's queue pair parameters, if both devices look like RoCE NICs.
     pub(crate) peer: Option<InfinibandParameters>,
-    /// The path record, on a device that looks like a RoCE NIC.
+    /// The path record, if the device looks like a RoCE NIC.
     pub(super) path: Option<Box<ibv_sa_path_rec>>,
 }
 
-/// A copy of `struct ibv_qp_init_attr`.
 #[derive(Clone, Copy)]
 pub(crate) struct QpInit(pub(crate) ibv_qp_init_attr);
 
-// SAFETY: the pointers are the program's, and are only handed back to functions of this library.
+// SAFETY: the pointers are the program's; they are only passed back to functions of this library.
 unsafe impl Send for QpInit {}
 
 pub(crate) type IdObject = Object<rdma_cm_id, Id>;
@@ -64,22 +60,22 @@ pub(crate) unsafe fn find<'a>(id: *mut rdma_cm_id) -> Res<&'a IdObject> {
     object::find(Kind::CmId, id)
 }
 
-/// Returns `true` if the channel is the identifier's own: calls wait for their event, which stays in `id->event`, because nobody else takes it.
+/// Returns `true` if the identifier has its own channel: its calls wait for their event, which
+/// stays in `id->event`.
 pub(super) fn is_synchronous(object: &IdObject) -> bool {
     object.endpoint.lock().channel != 0
 }
 
-/// A group that the program has joined.
 pub(crate) struct Joined {
-    /// Our number for it, which comes back in its events.
+    /// The number that identifies the group in events.
     pub(super) key: u64,
-    /// The program's own pointer, which is given back in its events.
+    /// The program's pointer, returned in the group's events.
     pub(super) context: usize,
-    /// Leaving waits for these.
+    /// Unacknowledged events; leaving the group waits for them.
     pub(super) events: Arc<Unacknowledged>,
 }
 
-/// The look-up of an identifier. The thread that works on it keeps it alive, but not the identifier.
+/// An identifier's look-up. Its thread keeps this state alive, but not the identifier.
 #[derive(Default)]
 pub(crate) struct Lookup(pub(super) Mutex<LookupState>);
 
@@ -88,6 +84,6 @@ pub(crate) enum LookupState {
     #[default]
     None,
     Running,
-    /// The program has not asked for the result yet.
+    /// The result, until the program fetches it.
     Found(Addresses),
 }

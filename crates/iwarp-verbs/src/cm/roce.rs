@@ -1,6 +1,6 @@
-//! What identifiers show on a device that looks like a RoCE NIC ([`Face::Roce`]), as `rdma_cm(7)` has it for InfiniBand's transport: a
-//! path record, and attributes for programs that move their queue pair themselves. Connections are made in the same way in both
-//! faces, so none of the values but the addresses has an effect.
+//! What identifiers show on a device that looks like a RoCE NIC ([`Face::Roce`]): a path record,
+//! and attributes for programs that move their queue pair themselves. Both faces connect in the
+//! same way, so only the addresses have an effect.
 
 use super::object::IdObject;
 use super::sockaddr::gid_of;
@@ -17,18 +17,17 @@ use iwarp_rnic::qp::State;
 use std::ffi::c_uint;
 use std::net::SocketAddr;
 
-/// "Exactly this value", for the fields of a path record that may be limits.
+/// Selector "exactly" for fields of a path record that may be limits.
 const EXACTLY: u8 = 2;
-/// `IBV_RATE_10_GBPS`, which the port's width and speed give, too.
+/// `IBV_RATE_10_GBPS`, which matches the port's width and speed.
 const RATE: u8 = 3;
 const HOP_LIMIT: u8 = 64;
 
-/// Returns `true` if the device looks like a RoCE NIC.
 pub(super) fn is_face_of(ctx: &Context) -> bool {
     ctx.config().face == Face::Roce
 }
 
-/// Makes the record of the path to the peer. Returns `None` as long as there is no peer.
+/// Returns the record of the path to the peer, or `None` while there is no peer.
 pub(super) fn path(ctx: &Context, id: &CmId) -> Option<ibv_sa_path_rec> {
     let (local, peer) = id.addresses();
     peer?;
@@ -48,8 +47,8 @@ pub(super) fn path(ctx: &Context, id: &CmId) -> Option<ibv_sa_path_rec> {
     Some(path)
 }
 
-/// Fills in what a connection has agreed on, as `ibv_query_qp` reports it. Fields that only
-/// InfiniBand has are for its face.
+/// Fills in the connection's negotiated values as `ibv_query_qp` reports them. Fields that only
+/// InfiniBand has are set for the RoCE face only.
 pub(super) fn connection(ctx: &Context, id: &IdObject, qp: &QueuePair, attr: &mut ibv_qp_attr) {
     attr.path_mtu = query::mtu_code(ctx.device().mtu);
     let (outbound, inbound) = id.raw.depths().unwrap_or_default();
@@ -70,7 +69,7 @@ pub(super) fn connection(ctx: &Context, id: &IdObject, qp: &QueuePair, attr: &mu
     }
 }
 
-/// Fills in the attributes for the change of a queue pair to `attr.qp_state`. Returns which they are.
+/// Fills in the attributes that move a queue pair to `attr.qp_state`; returns their mask.
 pub(super) fn attributes(
     ctx: &Context,
     id: &IdObject,
@@ -107,22 +106,23 @@ pub(super) fn attributes(
 fn route(ctx: &Context, id: &CmId) -> Res<ibv_ah_attr> {
     let (local, peer) = id.addresses();
     let gid = gid_of(Some(peer.ok_or(EINVAL)?));
-    // Other addresses of the loopback network than 127.0.0.1 are in no table. The connection manager does not need the index.
+    // Loopback addresses other than 127.0.0.1 are in no table. The connection manager does not
+    // need the index.
     Ok(handle_to(gid, index_of(ctx, local)))
 }
 
-/// Returns the index of an address in the GID table of its device, as RoCE v2 if the device is a RoCE NIC; `None` if the
-/// table does not have it.
+/// Returns the index of an address in its device's GID table, or `None` if it is missing. With the
+/// RoCE face it is the index of the RoCE v2 entry.
 pub(super) fn index_of(ctx: &Context, local: Option<SocketAddr>) -> Option<u32> {
     let own = crate::abi::kern::octets(gid_of(local));
     // The addresses may have changed since the context was opened.
     let device = ctx.device().current().ok()??;
     let table = device.gids(ctx.config().face);
-    // RoCE v2 is the last of the types.
+    // RoCE v2 is the last type of each address.
     table.iter().rfind(|e| e.gid == own).map(|e| e.index)
 }
 
-/// Returns the attributes of an address handle for datagrams from this entry of the GID table.
+/// Returns address handle attributes with this entry of the GID table as the source.
 pub(super) fn handle_to(gid: [u64; 2], index: Option<u32>) -> ibv_ah_attr {
     // SAFETY: integers only.
     let mut to: ibv_ah_attr = unsafe { std::mem::zeroed() };

@@ -3,7 +3,7 @@
 use crate::border::guard::{EINVAL, Res};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
-/// Reads an address. As with librdmacm, an address of a family that has no devices is `EINVAL`.
+/// Reads an address. As in librdmacm, a family without devices is EINVAL.
 ///
 /// # Safety
 /// `from` is NULL or an address of its family's size.
@@ -47,9 +47,8 @@ pub(crate) unsafe fn read_optional(from: *const libc::sockaddr) -> Res<Option<So
     read(from).map(Some)
 }
 
-/// Returns the C form, and its length.
 pub(crate) fn write(address: SocketAddr) -> (libc::sockaddr_storage, libc::socklen_t) {
-    // SAFETY: zero is a value of a socket address; both forms fit into the storage and align with it.
+    // SAFETY: zero is a valid socket address; the storage is large and aligned enough for both.
     unsafe {
         let mut to: libc::sockaddr_storage = std::mem::zeroed();
         let len = match address {
@@ -74,14 +73,14 @@ pub(crate) fn write(address: SocketAddr) -> (libc::sockaddr_storage, libc::sockl
     }
 }
 
-/// Returns the GID of an address: the address itself, IPv4 as mapped; zero for none.
+/// Returns an address as a GID: IPv4 in mapped form, zero for `None`.
 pub(crate) fn gid_of(address: Option<SocketAddr>) -> [u64; 2] {
     let octets = match address.map(|a| a.ip()) {
         Some(std::net::IpAddr::V4(ip)) => ip.to_ipv6_mapped().octets(),
         Some(std::net::IpAddr::V6(ip)) => ip.octets(),
         None => [0; 16],
     };
-    // SAFETY: any 16 octets are two integers.
+    // SAFETY: any 16 bytes are two valid integers.
     unsafe { std::mem::transmute::<[u8; 16], [u64; 2]>(octets) }
 }
 
@@ -90,14 +89,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_survive_the_way_through_c() {
+    fn addresses_survive_conversion() {
         for text in ["127.0.0.1:7174", "[::1]:80", "[fe80::1%3]:9"] {
             let address: SocketAddr = text.parse().unwrap();
             let (c, _) = write(address);
-            // SAFETY: just written.
+            // SAFETY: `write` filled in this address.
             assert_eq!(unsafe { read((&raw const c).cast()) }, Ok(address));
         }
-        // SAFETY: NULL is allowed, and an address without family.
+        // SAFETY: NULL is allowed, and so is an address without a family.
         unsafe {
             assert_eq!(read(std::ptr::null()), Err(EINVAL));
             let none: libc::sockaddr_storage = std::mem::zeroed();

@@ -42,16 +42,16 @@ pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(c: *mut ibv_comp_channe
     })
 }
 
-/// Counts the queues of a channel where programs can read their number. What the library goes by is `users`.
+/// Updates the public number of a channel's queues. The library itself relies on `users`.
 ///
 /// # Safety
 /// The channel lives.
 pub(super) unsafe fn count(channel: &ChannelObject, by: c_int) {
-    // Other threads may make queues of the same channel.
+    // Other threads may create queues on the same channel.
     AtomicI32::from_ptr(&raw mut (*channel.c()).refcnt).fetch_add(by, Ordering::Relaxed);
 }
 
-/// Takes one event, counted as delivered.
+/// Takes one event and counts it as delivered.
 unsafe fn take_event(channel: *mut ibv_comp_channel, was_read: bool) -> Option<*mut ibv_cq> {
     let channel: &ChannelObject = object::trusted(channel);
     let _delivery = DELIVERY.lock();
@@ -71,13 +71,13 @@ unsafe fn take_event(channel: *mut ibv_comp_channel, was_read: bool) -> Option<*
     }
 }
 
-/// Polls for a moment if an event is likely to come soon.
+/// Polls briefly if an event is likely to arrive soon.
 unsafe fn busy_poll(channel: *mut ibv_comp_channel) -> bool {
     let channel: &ChannelObject = object::trusted(channel);
     channel.raw.busy_poll(Duration::MAX)
 }
 
-/// Notes that the wait for an event, which began at `begin`, ended in sleep.
+/// Records that waiting for an event, since `begin`, ended in sleep.
 unsafe fn slept(channel: *mut ibv_comp_channel, begin: Instant) {
     let channel: &ChannelObject = object::trusted(channel);
     channel.raw.slept(begin.elapsed());

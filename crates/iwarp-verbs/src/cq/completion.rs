@@ -1,4 +1,4 @@
-//! Completions as programs see them, and `ibv_poll_cq(3)`, which allocates nothing.
+//! Completions as C structures, and `ibv_poll_cq(3)`, which does not allocate.
 
 use super::object::CqObject;
 use crate::abi::verbs::*;
@@ -37,7 +37,7 @@ pub(super) const fn wc_opcode(opcode: WcOpcode) -> c_uint {
         WcOpcode::CmpSwap => 3,
         WcOpcode::FetchAdd => 4,
         WcOpcode::Bind => 5,
-        // No work request of this interface registers memory.
+        // This interface has no work request that registers memory.
         WcOpcode::LocalInvalidate | WcOpcode::FastRegister => 6,
         WcOpcode::Flush => 8,
         WcOpcode::AtomicWrite => 9,
@@ -51,7 +51,7 @@ pub(super) const fn wc_opcode(opcode: WcOpcode) -> c_uint {
     }
 }
 
-/// Returns immediate data in network order, or an STag in host order.
+/// Returns immediate data in network byte order, or an STag in host byte order.
 pub(super) const fn imm_or_stag(cqe: &Cqe) -> u32 {
     if cqe.flags.contains(WcFlags::WITH_IMM) {
         cqe.imm_or_stag.to_be()
@@ -60,7 +60,6 @@ pub(super) const fn imm_or_stag(cqe: &Cqe) -> u32 {
     }
 }
 
-/// Returns `enum ibv_wc_flags` of a completion.
 pub(super) const fn wc_flags(cqe: &Cqe) -> c_uint {
     let shown = WcFlags::GRH
         .union(WcFlags::WITH_IMM)
@@ -71,8 +70,8 @@ pub(super) const fn wc_flags(cqe: &Cqe) -> c_uint {
     cqe.flags.bits() & shown.bits()
 }
 
-/// Returns the service level of a completion. Of a datagram it says which routing header the receive has, because iWARP has no service
-/// levels, and because NICs for RoCE v2 (mlx5) do so. UCX before 1.19 takes the header's kind from here.
+/// Returns a completion's service level. iWARP has none; for a datagram it encodes the kind of
+/// routing header in the receive, as RoCE v2 NICs (mlx5) do. UCX before 1.19 relies on it.
 pub(super) const fn service_level(cqe: &Cqe) -> u8 {
     /// A UDP header follows the routing header.
     const OVER_UDP: u8 = 1 << 3;
@@ -88,7 +87,8 @@ pub(super) const fn service_level(cqe: &Cqe) -> u8 {
     }
 }
 
-/// Returns what a completion says about an error. Datagrams have their sender there, and matched messages what their sender has added.
+/// Returns a completion's vendor error. In datagrams and tag-matched messages the field has another
+/// use, so the result is zero.
 pub(super) const fn vendor_err(cqe: &Cqe) -> u32 {
     match cqe.flags.intersects(WcFlags::GRH.union(WcFlags::TAG_MATCH)) {
         true => 0,
@@ -115,7 +115,7 @@ const fn to_wc(cqe: &Cqe) -> ibv_wc {
     }
 }
 
-/// Polls into an array of `N` and converts. Returns a negative number if the queue has overflowed.
+/// Polls up to `N` completions at a time and converts them. Returns a negative number on overflow.
 #[inline]
 unsafe fn poll_some<const N: usize>(cq: &CqObject, n: usize, to: *mut ibv_wc) -> c_int {
     let mut got = 0;
@@ -131,7 +131,7 @@ unsafe fn poll_some<const N: usize>(cq: &CqObject, n: usize, to: *mut ibv_wc) ->
                 if taken < want {
                     break;
                 }
-                // Further completions are taken only if they are there: the sockets were looked at once.
+                // Takes more completions only if they are ready: the sockets were read once.
                 if cq.raw.is_empty() {
                     break;
                 }

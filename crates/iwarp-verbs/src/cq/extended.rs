@@ -1,5 +1,5 @@
-//! Polling of extended completion queues (`ibv_create_cq_ex(3)`): a program steps from completion to
-//! completion and reads single fields.
+//! Polling of extended completion queues (`ibv_create_cq_ex(3)`): a program advances one completion
+//! at a time and reads single fields.
 
 use super::completion::{imm_or_stag, service_level, vendor_err, wc_flags, wc_opcode, wc_status};
 use super::object::trusted;
@@ -9,7 +9,6 @@ use iwarp_rnic::Cqe;
 use parking_lot::lock_api::RawMutex as _;
 use std::ffi::c_int;
 
-/// Sets the functions through which programs poll an extended queue.
 pub(super) fn fill(cq: &mut ibv_cq_ex) {
     cq.start_poll = Some(start_poll);
     cq.next_poll = Some(next_poll);
@@ -64,7 +63,7 @@ unsafe extern "C" fn start_poll(c: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) 
 }
 
 unsafe extern "C" fn next_poll(c: *mut ibv_cq_ex) -> c_int {
-    // Only the start of a batch looks at the sockets.
+    // Only the start of a batch reads the sockets.
     if value(true, || trusted(c).raw.is_empty()) {
         return libc::ENOENT;
     }
@@ -120,7 +119,7 @@ unsafe extern "C" fn read_zero_u8(_: *mut ibv_cq_ex) -> u8 {
 
 unsafe extern "C" fn read_tm_info(c: *mut ibv_cq_ex, to: *mut ibv_wc_tm_info) {
     let (tag, app_ctx) = trusted(c).current.get().tag().unwrap_or_default();
-    // As its sender has written it.
+    // The sender's bytes, unchanged.
     let r#priv = app_ctx.to_be();
     to.write(ibv_wc_tm_info { tag, r#priv });
 }

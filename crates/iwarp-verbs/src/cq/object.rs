@@ -1,4 +1,4 @@
-//! The objects: completion channels and completion queues, and how functions find them.
+//! The objects of completion channels and completion queues, and how functions find them.
 
 use crate::abi::verbs::*;
 use crate::border::guard::Res;
@@ -15,7 +15,7 @@ pub(crate) struct Channel {
 
 pub(super) type ChannelObject = Object<ibv_comp_channel, Channel>;
 
-/// Taking an event and counting it is one step, as seen by the thread that destroys the queue.
+/// Held while an event is taken and counted, so that destroying a queue sees both or neither.
 pub(super) static DELIVERY: ProcessLock<()> = ProcessLock::new("verbs::cq::DELIVERY", ());
 
 pub(super) unsafe fn find_channel<'a>(c: *mut ibv_comp_channel) -> Res<&'a ChannelObject> {
@@ -28,7 +28,6 @@ pub(crate) struct Cq {
     pub(super) comp: Unacknowledged,
     pub(crate) asynchronous: Unacknowledged,
     pub(super) parent_domain: usize,
-    /// Held between `ibv_start_poll` and `ibv_end_poll`.
     pub(super) polling: RawMutex,
     pub(super) current: Cell<Cqe>,
 }

@@ -1,5 +1,5 @@
-//! Completion queues: `ibv_create_cq(3)`, `ibv_create_cq_ex(3)`, `ibv_resize_cq(3)`, `ibv_destroy_cq(3)`,
-//! `ibv_req_notify_cq(3)`.
+//! Completion queues: `ibv_create_cq(3)`, `ibv_create_cq_ex(3)`, `ibv_resize_cq(3)`,
+//! `ibv_destroy_cq(3)`, `ibv_req_notify_cq(3)`.
 
 use super::channel::count;
 use super::extended;
@@ -15,7 +15,6 @@ use parking_lot::lock_api::RawMutex as _;
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 
-/// The parameters of a new queue.
 #[derive(Default)]
 struct Wanted {
     cqe: u32,
@@ -26,10 +25,10 @@ struct Wanted {
     parent_domain: usize,
 }
 
-/// All fields that a completion of a connected queue pair can have.
+/// Every field that a completion of a connected queue pair can have.
 const WC_FLAGS: u64 = 0x7f | 1 << 7 | WC_TM_INFO | 1 << 11;
 const WC_TIMESTAMP: u64 = 1 << 7 | 1 << 11;
-/// The tag of a message, for which completions have room if they have no time.
+/// The tag of a message. A completion stores either a tag or a timestamp.
 const WC_TM_INFO: u64 = 1 << 10;
 
 unsafe fn create(c: *mut ibv_context, wanted: &Wanted) -> Res<*mut ibv_cq_ex> {
@@ -118,7 +117,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         if attr.wc_flags & WC_TM_INFO != 0 && attr.wc_flags & WC_TIMESTAMP != 0 {
             return Err(UNSUPPORTED);
         }
-        // Single-threaded use is a hint. Overruns cannot be ignored.
+        // Single-threaded use is a hint. Ignoring overruns is not supported.
         if attr.comp_mask & 1 != 0 && attr.flags & !1 != 0 {
             return Err(UNSUPPORTED);
         }

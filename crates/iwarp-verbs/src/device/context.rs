@@ -1,4 +1,4 @@
-//! Contexts: the objects of opened devices, how functions find them, and `ibv_close_device(3)`.
+//! Contexts: opened devices, how functions find them, and `ibv_close_device(3)`.
 
 use super::handles::Handles;
 use super::list::DeviceObject;
@@ -13,7 +13,8 @@ use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
-/// An opened device. The public context is the last part, because programs' inline functions look in front of it.
+/// An opened device. The public context is last, because inline functions in the verbs headers read
+/// fields in front of it.
 #[repr(C)]
 pub(crate) struct ContextObject {
     vctx: UnsafeCell<verbs_context>,
@@ -23,20 +24,19 @@ pub(crate) struct ContextObject {
     /// Kept open for `ibv_import_device`; its inode identifies the context.
     cmd: OwnedFd,
     inode: (u64, u64),
-    /// Made for the connection manager, which never closes it.
+    /// The connection manager's context, which is never closed.
     shared: bool,
 }
 
 const BEHIND: usize = std::mem::offset_of!(verbs_context, context);
 
-/// A device that can be imported, and how many contexts of it are open.
 struct Importable {
     open: usize,
     raw: Context,
     handles: Arc<Handles>,
 }
 
-/// Contexts by the inode of their `cmd_fd`, so that a duplicate of the descriptor finds them.
+/// Contexts by the inode of their `cmd_fd`, so that a duplicated descriptor finds them.
 static BY_INODE: ProcessLock<HashMap<(u64, u64), Importable, Hasher>> = ProcessLock::new(
     "verbs::device::BY_INODE",
     HashMap::with_hasher(Hasher::new()),
@@ -44,24 +44,21 @@ static BY_INODE: ProcessLock<HashMap<(u64, u64), Importable, Hasher>> = ProcessL
 
 impl ContextObject {
     pub(crate) const fn c(&self) -> *mut ibv_context {
-        // The public context lies inside the cell, as its last field.
-        // SAFETY: `BEHIND` is the offset of a field of the object.
+        // SAFETY: `BEHIND` is the offset of the public context, the cell's last field.
         unsafe { self.vctx.get().cast::<u8>().add(BEHIND).cast() }
     }
 
-    /// Returns `true` if it belongs to the connection manager.
     pub(crate) const fn is_shared(&self) -> bool {
         self.shared
     }
 }
 
-/// Checks that objects of two contexts can work together: the contexts are one, or one of them was imported from the other.
-///
-/// # Errors
-/// EINVAL, as from the kernel, which knows the objects of each opened device by numbers of its own.
+/// Checks that objects of two contexts can be used together: it is the same context, or one was
+/// imported from the other. Fails with EINVAL, as from the kernel, where each opened device numbers
+/// its objects.
 ///
 /// # Safety
-/// Both are contexts whose objects live.
+/// Both are contexts with living objects.
 pub(crate) unsafe fn check_same(one: *mut ibv_context, other: *mut ibv_context) -> Res<()> {
     match one == other || context(one).raw.is_same(&context(other).raw) {
         true => Ok(()),
@@ -69,7 +66,7 @@ pub(crate) unsafe fn check_same(one: *mut ibv_context, other: *mut ibv_context) 
     }
 }
 
-/// Our part of a context.
+/// Returns the library's part of a context.
 ///
 /// # Safety
 /// `context` is an open context.
@@ -95,7 +92,7 @@ fn is_open(c: *mut ibv_context) -> bool {
 }
 
 fn inode_of(fd: c_int) -> Res<(u64, u64)> {
-    // SAFETY: `stat` is valid for a `struct stat`.
+    // SAFETY: `stat` is a valid place for the result.
     unsafe {
         let mut stat: libc::stat = std::mem::zeroed();
         if libc::fstat(fd, &raw mut stat) != 0 {
@@ -105,10 +102,8 @@ fn inode_of(fd: c_int) -> Res<(u64, u64)> {
     }
 }
 
-/// Returns what the contexts share whose descriptor `cmd` is a duplicate of.
-///
-/// # Errors
-/// EINVAL if no such context is open.
+/// Returns what the contexts share that `cmd` duplicates a descriptor of. Fails with EINVAL if no
+/// such context is open.
 pub(crate) fn shared_with(cmd: c_int) -> Res<(Context, Arc<Handles>)> {
     let inode = inode_of(cmd)?;
     match BY_INODE.lock().get(&inode) {
@@ -117,13 +112,13 @@ pub(crate) fn shared_with(cmd: c_int) -> Res<(Context, Arc<Handles>)> {
     }
 }
 
-/// Returns a descriptor whose inode no other context has.
+/// Returns a descriptor whose inode is unique to the context.
 pub(crate) fn new_cmd_fd() -> Res<OwnedFd> {
-    // SAFETY: a constant name; the descriptor is new and ours.
+    // SAFETY: a constant name; the new descriptor is owned here.
     unsafe {
         let mut fd = libc::memfd_create(c"iwarp-context".as_ptr(), libc::MFD_CLOEXEC);
         if fd < 0 {
-            // Some sandboxes refuse that. None that allows TCP refuses a socket.
+            // Some sandboxes forbid memfd_create. All that allow TCP allow sockets.
             fd = libc::socket(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
         }
         if fd < 0 {
@@ -133,21 +128,17 @@ pub(crate) fn new_cmd_fd() -> Res<OwnedFd> {
     }
 }
 
-/// What a context is made of.
 pub(crate) struct Parts {
-    /// Its functions; the fields that say something about the device are filled in here.
+    /// Its function table; device fields are filled in by [`create`].
     pub(crate) functions: verbs_context,
     pub(crate) raw: Context,
     pub(crate) device: &'static DeviceObject,
     pub(crate) handles: Arc<Handles>,
     pub(crate) cmd: OwnedFd,
-    /// It belongs to the connection manager.
     pub(crate) shared: bool,
-    /// It has a descriptor for asynchronous events.
     pub(crate) with_events: bool,
 }
 
-/// Makes a context object, which is open from now on.
 pub(crate) fn create(parts: Parts) -> Res<*mut ibv_context> {
     let Parts {
         functions: mut vctx,
@@ -173,7 +164,7 @@ pub(crate) fn create(parts: Parts) -> Res<*mut ibv_context> {
     c.async_fd = async_fd;
     c.num_comp_vectors = 1;
     c.mutex = libc::PTHREAD_MUTEX_INITIALIZER;
-    // Only this value makes the inline functions look in front of the context.
+    // This value makes the inline functions read in front of the context.
     c.abi_compat = usize::MAX as *mut c_void;
     let object = Box::leak(Box::new(ContextObject {
         vctx: UnsafeCell::new(vctx),
@@ -213,7 +204,7 @@ pub(crate) unsafe extern "C" fn ibv_close_device(c: *mut ibv_context) -> c_int {
             }
         }
         drop(by_inode);
-        // Objects of a closed context can still be destroyed, and they refer to it. Without any it is freed.
+        // Objects of a closed context may be destroyed later, and refer to it.
         if object::any_of(c) {
             tracing::debug!("a context was closed before its objects were destroyed");
         } else {

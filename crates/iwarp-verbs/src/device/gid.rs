@@ -9,14 +9,14 @@ use iwarp::{GidEntry, GidKind};
 use std::ffi::{c_int, c_uint};
 use std::net::Ipv6Addr;
 
-/// GID types as `ibv_query_gid_type` returns them, and as in `struct ibv_gid_entry`.
+/// GID types of `ibv_query_gid_type`, and of `struct ibv_gid_entry`.
 const GID_TYPE_SYSFS_IB_ROCE_V1: c_uint = 0;
 const GID_TYPE_SYSFS_ROCE_V2: c_uint = 1;
 const GID_TYPE_IB: u32 = 0;
 const GID_TYPE_ROCE_V1: u32 = 1;
 const GID_TYPE_ROCE_V2: u32 = 2;
 
-/// Looks up an entry of a port's GID table, which has the addresses that the device has now. Returns `None` for an empty entry.
+/// Returns a current entry of a port's GID table, or `None` if the entry is empty.
 pub(crate) fn gid(c: &ContextObject, port_num: u32, index: u32) -> Res<Option<GidEntry>> {
     if port_num != 1 || index >= c.device.face.gid_table_len() {
         return Err(EINVAL);
@@ -24,11 +24,9 @@ pub(crate) fn gid(c: &ContextObject, port_num: u32, index: u32) -> Res<Option<Gi
     Ok(gids(c)?.into_iter().find(|entry| entry.index == index))
 }
 
-/// Returns the index from which a datagram that was sent to this GID is answered. If it is a group's GID, that is the first address of
-/// its kind. An address that has several indices is answered from the last, which is RoCE v2.
-///
-/// # Errors
-/// EINVAL if the device does not have the address any more.
+/// Returns the source index for answering a datagram that was sent to this GID. For a group's GID
+/// it is the first address of the same family. If an address has several indices, the last is RoCE
+/// v2. Fails with EINVAL if the device no longer has the address.
 pub(crate) fn index_for(c: &ContextObject, to: [u8; 16]) -> Res<u8> {
     let table = gids(c)?;
     let is_v4 = |gid: [u8; 16]| Ipv6Addr::from(gid).to_canonical().is_ipv4();
@@ -43,11 +41,9 @@ pub(crate) fn index_for(c: &ContextObject, to: [u8; 16]) -> Res<u8> {
     entry.and_then(|e| u8::try_from(e.index).ok()).ok_or(EINVAL)
 }
 
-/// Returns all entries that are not empty.
 fn gids(c: &ContextObject) -> Res<Vec<GidEntry>> {
     match c.device.device.current()? {
         Some(device) => Ok(device.gids(c.device.face)),
-        // An interface that is down has no addresses.
         None => Ok(Vec::new()),
     }
 }
@@ -67,7 +63,7 @@ pub(crate) unsafe extern "C" fn ibv_query_gid(
 }
 
 fn entry(c: &ContextObject, from: &GidEntry) -> ibv_gid_entry {
-    // SAFETY: any 16 octets are two integers.
+    // SAFETY: any 16 bytes are two valid integers.
     let gid = unsafe { std::mem::transmute::<[u8; 16], [u64; 2]>(from.gid) };
     let name = std::ffi::CString::new(c.device.device.interface.as_str()).unwrap_or_default();
     ibv_gid_entry {
@@ -79,12 +75,12 @@ fn entry(c: &ContextObject, from: &GidEntry) -> ibv_gid_entry {
             GidKind::RoceV2 => GID_TYPE_ROCE_V2,
             _ => GID_TYPE_IB,
         },
-        // SAFETY: a C string.
+        // SAFETY: `name` is a C string.
         ndev_ifindex: unsafe { libc::if_nametoindex(name.as_ptr()) },
     }
 }
 
-/// Writes an entry of `size` bytes, which is larger than ours if the program's header is newer.
+/// Writes an entry of `size` bytes. It is larger than ours if the program's header is newer.
 unsafe fn write_entry(to: *mut ibv_gid_entry, from: ibv_gid_entry, size: usize) {
     std::ptr::write_bytes(to.cast::<u8>(), 0, size);
     to.write_unaligned(from);
@@ -111,7 +107,7 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_ex(
     })
 }
 
-/// As the kernel does, it refuses to return a part of the table.
+/// Returns the GID table. As in the kernel, a partial result is an error.
 pub(crate) unsafe extern "C" fn _ibv_query_gid_table(
     c: *mut ibv_context,
     to: *mut ibv_gid_entry,
@@ -146,19 +142,18 @@ pub(crate) unsafe extern "C" fn ibv_query_gid_type(
         let found = gid(checked_context(c)?, u32::from(port_num), index)?;
         *to = match found.map(|entry| entry.kind) {
             Some(GidKind::RoceV2) => GID_TYPE_SYSFS_ROCE_V2,
-            // Empty entries have this type, too, as with rdma-core.
+            // Empty entries have this type too, as in rdma-core.
             _ => GID_TYPE_SYSFS_IB_ROCE_V1,
         };
         Ok(0)
     })
 }
 
-/// Returns the GIDs of both ends of a path, ours first: named by GID, or by LID if there is no global route header.
+/// Returns both GIDs of a path, ours first: by GID, or by LID without a global route header.
 pub(crate) fn gids_of_path(c: &ContextObject, path: &ibv_ah_attr) -> Res<([u8; 16], [u8; 16])> {
     if path.is_global == 0 {
         return c.device.device.path_to_lid(path.dlid).ok_or(EINVAL);
     }
-    // An entry of the table that is empty is no address to send from.
     let own = gid(c, 1, u32::from(path.grh.sgid_index))?.ok_or(EINVAL)?;
     Ok((own.gid, kern::octets(path.grh.dgid)))
 }

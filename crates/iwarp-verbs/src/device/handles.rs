@@ -1,6 +1,5 @@
 //! Objects that an imported context finds by number (`ibv_import_pd(3)`, `ibv_import_mr(3)`,
-//! `ibv_import_dm(3)`), and the memory behind device memory, which all contexts that know its
-//! number share.
+//! `ibv_import_dm(3)`), and device memory, which all contexts that know its number share.
 
 use crate::border::guard::{EINVAL, ENOMEM, Res};
 use parking_lot::Mutex;
@@ -8,7 +7,6 @@ use std::alloc::Layout;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Objects that an imported context finds by number.
 #[derive(Debug, Default)]
 pub(crate) struct Handles {
     pub(crate) pds: Mutex<HashMap<u32, u32>>,
@@ -16,16 +14,15 @@ pub(crate) struct Handles {
     pub(crate) dms: Mutex<HashMap<u32, Arc<DeviceMemory>>>,
 }
 
-/// What an imported region has to know.
+/// A region as seen by an imported context.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Region {
     pub(crate) stag: u32,
-    /// Where it lies in this process.
     pub(crate) addr: u64,
     pub(crate) length: usize,
 }
 
-/// Ordinary memory that stands for device memory.
+/// Ordinary memory that emulates device memory.
 #[derive(Debug)]
 pub(crate) struct DeviceMemory {
     start: usize,
@@ -33,10 +30,10 @@ pub(crate) struct DeviceMemory {
 }
 
 impl DeviceMemory {
-    /// Allocates `len` zeros, of which there must be one at least.
+    /// Allocates `len` zero bytes; `len` is not zero.
     pub(crate) fn new(len: usize, align: usize) -> Res<Self> {
         let layout = Layout::from_size_align(len, align.max(64)).map_err(|_| EINVAL)?;
-        // SAFETY: the layout has a size above zero, as the caller has checked.
+        // SAFETY: the layout's size is not zero: the caller checked that.
         let start = unsafe { std::alloc::alloc_zeroed(layout) };
         if start.is_null() {
             return Err(ENOMEM);
@@ -47,7 +44,6 @@ impl DeviceMemory {
         })
     }
 
-    /// Returns its address and its size in octets.
     pub(crate) const fn range(&self) -> (usize, usize) {
         (self.start, self.layout.size())
     }
@@ -55,7 +51,7 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout, and freed once.
+        // SAFETY: allocated with this layout and freed once.
         unsafe { std::alloc::dealloc(self.start as *mut u8, self.layout) };
     }
 }

@@ -1,4 +1,4 @@
-//! Devices: `ibv_get_device_list(3)`, and what programs read of a device that they have not opened.
+//! Devices: `ibv_get_device_list(3)`, and queries of a device that is not open.
 
 use super::face;
 use crate::abi::verbs::*;
@@ -16,17 +16,17 @@ const NODE_RNIC: c_int = 4;
 const TRANSPORT_IB: c_int = 0;
 const TRANSPORT_IWARP: c_int = 1;
 
-/// A device as programs see it. Providers' libraries look at the words behind the public part to see if it is theirs.
+/// A public device. Provider libraries read the words behind the public part to recognize theirs.
 #[repr(C)]
 pub(crate) struct DeviceObject {
     c: UnsafeCell<ibv_device>,
     not_a_provider: [usize; 8],
-    /// The device as it was when it was first listed. Its addresses may have changed since: see [`Self::current`].
+    /// The device when it was first listed. See [`Self::current`] for its present addresses.
     pub(crate) device: Device,
     pub(crate) face: Face,
 }
 
-// SAFETY: the public part is written once, before the object is shared; the rest is never written.
+// SAFETY: the public part is written once, before the object is shared; the rest never changes.
 unsafe impl Sync for DeviceObject {}
 
 impl DeviceObject {
@@ -34,23 +34,22 @@ impl DeviceObject {
         self.c.get()
     }
 
-    /// Returns the device as it is now.
     pub(crate) fn current(&self) -> Res<Device> {
         Ok(self.device.current()?.ok_or(iwarp::Error::NoDevice)?)
     }
 
-    /// Returns `true` if it is the object for this device: for the same interface, whatever addresses that has now.
+    /// Returns `true` if this object represents the interface of `device`, whatever its addresses.
     fn is_for(&self, device: &Device, face: Face) -> bool {
         let identity = |d: &Device| (d.guid, d.index, d.name.clone(), d.interface.clone());
         self.face == face && identity(&self.device) == identity(device)
     }
 }
 
-/// Devices are never freed: programs keep pointers to them.
+/// Devices are never freed, because programs keep pointers to them.
 static DEVICES: ProcessLock<Vec<&'static DeviceObject>> =
     ProcessLock::new("verbs::device::DEVICES", Vec::new());
 
-/// Returns the object for a device. Each device has one, which programs may compare by address.
+/// Returns a device's only object, which programs may compare by address.
 pub(crate) fn device_object(device: Device, face: Face) -> &'static DeviceObject {
     let mut devices = DEVICES.lock();
     if let Some(known) = devices.iter().find(|d| d.is_for(&device, face)) {
@@ -90,7 +89,7 @@ pub(crate) fn device_object(device: Device, face: Face) -> &'static DeviceObject
     object
 }
 
-/// Copies text into a C array, cut if necessary, with a zero at its end.
+/// Copies text into a C array, truncated if necessary, with a terminating zero.
 pub(crate) fn fill(to: &mut [c_char], text: &str) {
     let room = to.len() - 1;
     for (to, from) in to.iter_mut().zip(text.bytes().take(room)) {
@@ -98,7 +97,6 @@ pub(crate) fn fill(to: &mut [c_char], text: &str) {
     }
 }
 
-/// All devices of this host.
 pub(crate) fn devices() -> Res<Vec<&'static DeviceObject>> {
     let face = Config::from_env().face;
     face::listed(face);

@@ -1,15 +1,14 @@
-//! Asynchronous events that wait for the program. The room `events` delivers them; objects withdraw
-//! theirs here before they are destroyed.
+//! Pending asynchronous events. The room `events` delivers them; objects withdraw theirs here
+//! before they are destroyed.
 
 use iwarp::runtime::{
     AsyncEventKind, CompletionQueue, Context, ProcessLock, QueuePair, SharedReceiveQueue,
     UdQueuePair,
 };
 
-/// Taking an event and counting it is one step, as seen by the thread that destroys its object.
+/// Held while an event is taken and counted, so that destroying its object sees both or neither.
 pub(crate) static DELIVERY: ProcessLock<()> = ProcessLock::new("verbs::events::DELIVERY", ());
 
-/// An object that an event is about.
 pub(crate) trait Subject {
     fn is(&self, kind: &AsyncEventKind) -> bool;
     fn disown(&self);
@@ -55,14 +54,14 @@ impl Subject for UdQueuePair {
     }
 }
 
-/// Notes that an object is being destroyed: from now on no event about it is delivered.
+/// Discards an object's pending events. No event about it is delivered from now on.
 pub(crate) fn forget(ctx: &Context, subject: impl Subject) {
     let _delivery = DELIVERY.lock();
     subject.disown();
     ctx.async_events().retain(|event| !subject.is(&event.kind));
 }
 
-/// From now on the events of a queue pair are those of another object of the program's.
+/// Redirects a queue pair's events to another public object.
 pub(crate) fn hand_over(qp: &QueuePair, object: u64) {
     let _delivery = DELIVERY.lock();
     qp.set_user_data(object);

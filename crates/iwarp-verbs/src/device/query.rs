@@ -8,30 +8,31 @@ use iwarp::LIMITS;
 use iwarp_rnic::tags::{MAX_TAG_SGE, MAX_TAGS};
 use std::ffi::{c_int, c_uint, c_void};
 
-/// RDMA Reads and atomics that a queue pair has room for, in each direction.
+/// RDMA Reads and atomics in flight per queue pair, in each direction.
 pub(crate) const RD_ATOMIC: u16 = 64;
-/// The only entry of the P_Key table: the default partition.
 pub(crate) const PKEY: u16 = 0xffff;
-/// Octets of emulated device memory per allocation.
 pub(crate) const MAX_DM: u64 = 1 << 20;
-/// The vendor: "iW" and a zero, so that no program takes it for a vendor with an interface of its own.
+/// The vendor ID: "iW" and a zero. No program mistakes it for a vendor with an interface of its
+/// own.
 const VENDOR_ID: u32 = 0x69_57_00;
 
-/// Window types 1 and 2B, events on notification, resizing of shared receive queues, GUIDs, extended reliable connections.
+/// Window types 1 and 2B, events on notification, resizable shared receive queues, GUIDs, XRC.
 const CAPS: c_uint = 1 << 11 | 1 << 13 | 1 << 17 | 1 << 20 | 1 << 21 | 1 << 24;
-/// `IB_UVERBS_DEVICE_FLUSH_GLOBAL` and `IB_UVERBS_DEVICE_ATOMIC_WRITE`, which only the extended
-/// capabilities have room for.
+/// `IB_UVERBS_DEVICE_FLUSH_GLOBAL` and `IB_UVERBS_DEVICE_ATOMIC_WRITE`, which fit into the extended
+/// capabilities only.
 const CAP_FLUSH_GLOBAL: u64 = 1 << 38;
 const CAP_ATOMIC_WRITE: u64 = 1 << 40;
 
-/// Tag matching (`struct ibv_tm_caps`): octets of a request for a rendezvous, which has nothing but the two headers that the receiver needs and as
-/// much again for its program; buffers in a list; on reliable connections; requests to the list, which are carried out at once; elements of a buffer.
+/// Tag matching (`struct ibv_tm_caps`): bytes of a rendezvous request (the receiver's two headers,
+/// and as much again for the program); buffers in a list; flags (reliable connections); outstanding
+/// list operations; elements of a buffer.
 const TM_CAPS: [u32; 5] = [64, MAX_TAGS, 1, MAX_TAG_OPS, MAX_TAG_SGE];
-/// Requests to a list of tags that a program may have outstanding.
+/// Outstanding operations on a tag list.
 pub(crate) const MAX_TAG_OPS: u32 = 1024;
 
-/// Registration on demand, of ranges and of the whole address space; reliable connections may use such memory for everything, and unreliable ones for what they have:
-/// Sends, receives, Writes, shared receives. Datagrams are Sends, and receives of either kind of queue.
+/// On-demand paging of ranges and of the whole address space. Each transport supports it for all
+/// its operations: unreliable connections have Sends, receives, Writes and shared receives;
+/// datagrams have Sends and both kinds of receives.
 const ODP_SUPPORT: u64 = 1 | 1 << 1;
 const ODP_RC: u64 = 0x3f;
 const ODP_UC: u64 = 0x27;
@@ -61,10 +62,10 @@ fn attributes(c: &ContextObject) -> ibv_device_attr {
     a.max_qp_rd_atom = c_int::from(RD_ATOMIC);
     a.max_res_rd_atom = c_int::from(RD_ATOMIC) << 18;
     a.max_qp_init_rd_atom = c_int::from(RD_ATOMIC);
-    // Atomic with respect to other queue pairs of this process and to the CPU: ATOMIC_GLOB.
+    // ATOMIC_GLOB: atomic with respect to other queue pairs of this process and the CPU.
     a.atomic_cap = 2;
     a.max_mw = LIMITS.max_mr as c_int;
-    // Memberships are limited by the system, which counts them for each socket.
+    // The system limits memberships, per socket.
     a.max_mcast_grp = 1 << 16;
     a.max_mcast_qp_attach = 1 << 16;
     a.max_total_mcast_qp_attach = 1 << 21;
@@ -91,7 +92,7 @@ pub(crate) unsafe extern "C" fn ibv_query_device(
     })
 }
 
-/// `ibv_query_device_ex(3)`. `size` is the size that the program's header knows; no more is written.
+/// `ibv_query_device_ex(3)`. Writes at most `size` bytes, the size in the program's header.
 pub(crate) unsafe extern "C" fn query_device_ex(
     c: *mut ibv_context,
     input: *const c_void,
@@ -99,7 +100,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     size: usize,
 ) -> c_int {
     code(|| {
-        // The input structure has only a mask, of which no bit is defined.
+        // The input structure has only a mask without defined bits.
         if !input.is_null() && *input.cast::<u32>() != 0 {
             return Err(EINVAL);
         }
@@ -126,18 +127,19 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     })
 }
 
-/// Codes of the port's state, and of its physical one.
+/// Codes of the port's logical and physical states.
 const PORT_DOWN: c_uint = 1;
 const PORT_ACTIVE: c_uint = 4;
 const DISABLED: u8 = 3;
 const LINK_UP: u8 = 5;
-/// Codes of the port's width and speed: one lane of 10 Gb/s. TCP has no speed of its own, and programs expect some number.
+/// Codes of the port's width and speed: one lane of 10 Gb/s. TCP has no speed of its own, but
+/// programs expect a number.
 const WIDTH_1X: u8 = 1;
 const SPEED_QDR: u8 = 4;
-/// The speed that the codes mean, in units of 100 Mb/s.
+/// The speed that these codes mean, in units of 100 Mb/s.
 const PORT_SPEED: u64 = 100;
 
-/// Returns the largest MTU of InfiniBand that fits: the code whose MTU is 256 << (code - 1).
+/// Returns the code of InfiniBand's largest MTU that fits: the MTU of a code is 256 << (code - 1).
 pub(crate) const fn mtu_code(mtu: u32) -> c_uint {
     match mtu {
         4096.. => 5,
@@ -157,7 +159,7 @@ fn port(c: &ContextObject) -> ibv_port_attr {
     a.active_mtu = mtu_code(c.raw.device().mtu);
     a.gid_tbl_len = c.device.face.gid_table_len() as c_int;
     a.lid = c.device.device.lid(c.device.face);
-    // Connection management, device management, IP based GIDs.
+    // Connection management, device management, IP-based GIDs.
     a.port_cap_flags = 1 << 16 | 1 << 19 | 1 << 26;
     a.max_msg_sz = LIMITS.max_message;
     a.pkey_tbl_len = 1;
@@ -208,7 +210,8 @@ pub(crate) unsafe extern "C" fn ibv_query_port_speed(
     })
 }
 
-/// The exported function, for programs built before `link_layer` existed: their structure has 48 octets.
+/// The exported function, for programs built before `link_layer` existed: their structure has 48
+/// bytes.
 pub(crate) unsafe extern "C" fn ibv_query_port(
     c: *mut ibv_context,
     port_num: u8,
@@ -248,7 +251,7 @@ pub(crate) unsafe extern "C" fn ibv_get_pkey_index(
     })
 }
 
-/// The device's clock is the monotonic one, in nanoseconds.
+/// Returns the device's clock: CLOCK_MONOTONIC in nanoseconds.
 pub(crate) unsafe extern "C" fn query_rt_values(
     c: *mut ibv_context,
     to: *mut ibv_values_ex,
@@ -260,7 +263,7 @@ pub(crate) unsafe extern "C" fn query_rt_values(
         if asked & 1 != 0 {
             let mut now: libc::timespec = std::mem::zeroed();
             libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now);
-            // As with the kernel's drivers, the value is in the field of the nanoseconds.
+            // As the kernel's drivers do, it returns the value in the nanoseconds field.
             (*to).raw_clock = [0, now.tv_sec * 1_000_000_000 + now.tv_nsec];
             (*to).comp_mask = 1;
         }

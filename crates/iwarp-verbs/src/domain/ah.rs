@@ -9,9 +9,7 @@ use crate::device::{checked_context, context, gid};
 use iwarp::runtime::UdAddress;
 use std::ffi::c_int;
 
-/// An address handle.
 pub(crate) struct Ah {
-    /// Number of its protection domain.
     pub(crate) pd: u32,
     pub(crate) address: UdAddress,
 }
@@ -19,7 +17,7 @@ pub(crate) struct Ah {
 unsafe fn create_ah(p: *mut ibv_pd, attr: &ibv_ah_attr) -> Res<*mut ibv_ah> {
     let pd = pd::find(p)?;
     let c = context((*p).context);
-    // RoCE NICs refuse a handle without a GID, and so does every device if there is no LID either.
+    // RoCE NICs require a GID, and every device requires a GID or a LID.
     if attr.port_num != 1 || attr.is_global == 0 && attr.dlid == 0 {
         return Err(EINVAL);
     }
@@ -62,14 +60,14 @@ pub(crate) unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
     })
 }
 
-/// Makes the peer's address from a datagram's completion. The answer comes from the address that the datagram was sent to.
+/// Returns the address of a datagram's sender. Replies use the datagram's destination as source.
 unsafe fn from_wc(
     c: *mut ibv_context,
     port_num: u8,
     wc: *mut ibv_wc,
     grh: *mut ibv_grh,
 ) -> Res<ibv_ah_attr> {
-    // Bit 0: the completion has a global routing header.
+    // Bit 0: the receive begins with a global routing header.
     if port_num != 1 || wc.is_null() || grh.is_null() || (*wc).wc_flags & 1 == 0 {
         return Err(EINVAL);
     }
@@ -87,7 +85,7 @@ unsafe fn from_wc(
         attr.grh.traffic_class = (word >> 20) as u8;
         return Ok(attr);
     }
-    // RoCE v2 over IPv4: the IP header is in the last 20 octets.
+    // RoCE v2 over IPv4: the IP header is in the last 20 bytes.
     if octets[20] != 0x45 {
         return Err(Errno(libc::EPROTONOSUPPORT));
     }

@@ -1,5 +1,6 @@
-//! What other objects belong to: protection domains and their relatives (`pd`), address handles
-//! (`ah`), XRC domains (`xrcd`). This room uses `device` and the rooms below it.
+//! Containers of other objects: protection domains, thread domains and parent domains (`pd`), and
+//! XRC domains (`xrcd`); and address handles (`ah`). This room uses `device` and the rooms below
+//! it.
 
 pub(crate) mod ah;
 pub(crate) mod pd;

@@ -8,12 +8,12 @@ use std::ffi::c_int;
 
 #[derive(Debug)]
 pub(crate) struct Pd {
-    /// Number in the runtime. A parent domain has the number of its protection domain.
+    /// The runtime's number. A parent domain has that of its protection domain.
     pub(crate) number: u32,
     pub(crate) users: Users,
-    /// The protection domain and thread domain of a parent domain.
+    /// A parent domain's protection domain and thread domain.
     parent: Option<(usize, usize)>,
-    /// It was imported: the number belongs to another domain.
+    /// The domain was imported, so it does not own the number.
     imported: bool,
 }
 
@@ -127,11 +127,12 @@ pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     })
 }
 
-/// `enum ibv_parent_domain_init_attr_mask`: custom allocators, their context, and that buffers may lie in memory which a confidential guest
-/// shares with its host (since rdma-core 65).
+/// `enum ibv_parent_domain_init_attr_mask`: custom allocators, their context, and buffers in memory
+/// that a confidential guest shares with its host (since rdma-core 65).
 const PARENT_ATTRIBUTES: u32 = 7;
 
-/// Custom allocators are for buffers that hardware shares; there are none here. All memory is as good as shared.
+/// Ignores custom allocators: they serve buffers shared with hardware. All memory counts as shared
+/// with the host.
 pub(crate) unsafe extern "C" fn alloc_parent_domain(
     c: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,

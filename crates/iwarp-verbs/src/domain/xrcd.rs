@@ -1,7 +1,7 @@
 //! XRC domains: `ibv_open_xrcd(3)`.
 //!
-//! A domain belongs to an opened device of this process: no memory is shared with other processes
-//! through an RNIC. A program that opens the same file again on that device gets the same domain.
+//! A domain belongs to an opened device of this process; processes cannot share one. Opening the
+//! same file again on that device returns the same domain.
 
 use crate::abi::verbs::*;
 use crate::border::guard::{EBUSY, EINVAL, Errno, Res, UNSUPPORTED, code, pointer};

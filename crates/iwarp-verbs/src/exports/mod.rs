@@ -1,8 +1,9 @@
-//! Every exported symbol and its version. The public ones are those of rdma-core 65, which has all of Debian 12's (version 44); tests
-//! compare them with the built library. `private` has the symbols whose version changes from release to release.
+//! Every exported symbol with its version. The public ones are those of rdma-core 65, a superset of
+//! Debian 12's (version 44); a test compares them with the built library. `private` has the
+//! symbols whose version changes between releases.
 //!
-//! A Rust function cannot carry a symbol version, so each export is a jump written in assembly, whose `.symver` gives
-//! the name and version. The version nodes themselves come from `symbols.map`.
+//! A Rust function cannot carry a symbol version, so each export is a jump in assembly whose
+//! `.symver` sets the name and version. `symbols.map` defines the versions.
 
 use crate::abi::kern;
 use crate::device::{context, gid, list};
@@ -25,7 +26,8 @@ macro_rules! jump {
     };
 }
 
-/// `function => "name" "@@" "version"`; `"@@"` makes the version the one that a linker takes, `"@"` an older one.
+/// `function => "name" "@@" "version"`. `"@@"` marks the version that linkers use by default, `"@"`
+/// an older one.
 macro_rules! export {
     ($($f:path => $name:literal $at:literal $version:literal;)*) => { $(
         std::arch::global_asm!(
@@ -119,9 +121,10 @@ export! {
     device_memory::ibv_import_dm => "ibv_import_dm" "@@" "IBVERBS_1.13";
     misc::ibv_is_fork_initialized => "ibv_is_fork_initialized" "@@" "IBVERBS_1.13";
     device_memory::ibv_unimport_dm => "ibv_unimport_dm" "@@" "IBVERBS_1.13";
-    lifecycle::query::ibv_query_qp_data_in_order => "ibv_query_qp_data_in_order" "@@" "IBVERBS_1.14";
+    lifecycle::query::ibv_query_qp_data_in_order
+        => "ibv_query_qp_data_in_order" "@@" "IBVERBS_1.14";
     mr_ex::ibv_reg_mr_ex => "ibv_reg_mr_ex" "@@" "IBVERBS_1.15";
-    // Hints for the PCIe bus, for which a device has to be on one.
+    // Hints for the PCIe bus, which no device here is on.
     unsupported::unsupported_pointer => "ibv_alloc_dmah" "@@" "IBVERBS_1.15";
     unsupported::unsupported_code => "ibv_dealloc_dmah" "@@" "IBVERBS_1.15";
     unsupported::unsupported_minus_one => "ibv_dm_export_dmabuf_fd" "@@" "IBVERBS_1.16";
@@ -214,7 +217,7 @@ export! {
     rsocket::repoll_create => "repoll_create" "@@" "RDMACM_1.5";
     rsocket::repoll_ctl => "repoll_ctl" "@@" "RDMACM_1.5";
     rsocket::repoll_wait => "repoll_wait" "@@" "RDMACM_1.5";
-    // Programs built for versions before 1.1 pass structures of another layout. No such programs are left.
+    // Programs built for versions before 1.1 pass structures of another layout; none exist.
     unsupported::unsupported_code => "ibv_ack_async_event" "@" "IBVERBS_1.0";
     unsupported::unsupported_code => "ibv_ack_cq_events" "@" "IBVERBS_1.0";
     unsupported::unsupported_pointer => "ibv_alloc_pd" "@" "IBVERBS_1.0";

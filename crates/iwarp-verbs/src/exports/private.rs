@@ -1,13 +1,14 @@
-//! The symbols of `IBVERBS_PRIVATE_NN`, which rdma-core's own libraries and providers import from libibverbs.
+//! The symbols of `IBVERBS_PRIVATE_NN`, which rdma-core's own libraries and providers import.
 //!
-//! rdma-core renames the version whenever one of them changes: it is 25 up to release 32, 33 in release 33, 34 up to release 56, 57 in
-//! releases 57 and 58, 59 up to 63, then 64 and 65. A program that was built with one release may be linked with providers' libraries of that release (UCX with libmlx5),
-//! so all of these versions are there. Nothing behind most of the names is ever called: see [`providers`].
+//! rdma-core renames the version whenever a symbol changes: 25 up to release 32, 33 in release 33,
+//! 34 up to 56, 57 in 57 and 58, 59 up to 63, then 64 and 65. A program built with one release may
+//! be linked with that release's providers (UCX with libmlx5), so all of these versions exist. Most
+//! of the functions are never called: see [`providers`].
 
 use crate::device::gid;
 use crate::stateless::{misc, providers};
 
-/// Exports each function under the first version that has it, and under all later ones.
+/// Exports each function under the given first version and all later ones.
 macro_rules! since {
     (25: $($f:path => $name:literal;)*) => {
         export! { $($f => $name "@" "IBVERBS_PRIVATE_25";)* }
@@ -40,7 +41,7 @@ macro_rules! since {
     };
 }
 
-/// The only object, under each version. Providers set it, and nothing reads it.
+/// The only variable, under each version. Providers set it; it is never read.
 macro_rules! object {
     ($($at:literal $version:literal;)*) => { $(
         std::arch::global_asm!(
@@ -68,7 +69,7 @@ object! {
     "@" "65";
 }
 
-// What later releases do not have.
+// Symbols that later releases removed.
 export! {
     providers::command => "ibv_cmd_query_device" "@" "IBVERBS_PRIVATE_25";
     providers::command => "ibv_cmd_query_device" "@@" "IBVERBS_PRIVATE_33";

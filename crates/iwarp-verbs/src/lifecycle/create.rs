@@ -1,7 +1,7 @@
-//! How queue pairs of all types are created: `ibv_create_qp(3)`, `ibv_create_qp_ex(3)`.
+//! Creation of queue pairs of all types: `ibv_create_qp(3)`, `ibv_create_qp_ex(3)`.
 //!
-//! What the program wants is checked here, and here the object is created that it sees. `xrc`
-//! creates what is behind the target of an extended reliable connection.
+//! This file checks the program's attributes and creates the public object. `xrc` creates the
+//! runtime's part of an XRC target.
 
 use super::used::each_used;
 use super::xrc;
@@ -31,10 +31,9 @@ const ATTR_PD: u32 = 1;
 const ATTR_XRCD: u32 = 1 << 1;
 const ATTR_CREATE_FLAGS: u32 = 1 << 2;
 const ATTR_SEND_OPS_FLAGS: u32 = 1 << 6;
-/// `IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`: a datagram queue pair does not receive what it sends to groups.
+/// `IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`: a datagram queue pair does not receive its own multicasts.
 const BLOCK_SELF_MCAST_LB: u32 = 1 << 1;
 
-/// What the program asks for, besides the sizes.
 struct Wanted {
     context: *mut ibv_context,
     pd: *mut ibv_pd,
@@ -48,7 +47,7 @@ struct Wanted {
     ops: Option<u64>,
 }
 
-/// More than the device can do is an error for every type. Sizes of a queue that the queue pair does not have say nothing.
+/// Checks that the device supports the sizes. Sizes of a queue that does not exist are ignored.
 fn check_sizes(cap: &ibv_qp_cap, has_receive_queue: bool) -> Res<()> {
     let mut wrs = cap.max_send_wr;
     let mut sges = cap.max_send_sge;
@@ -62,20 +61,21 @@ fn check_sizes(cap: &ibv_qp_cap, has_receive_queue: bool) -> Res<()> {
     Ok(())
 }
 
-/// Operations of the `ibv_wr_*` interface that unreliable connections have: Write, Send, with immediate data, and those on local keys.
+/// `ibv_wr_*` operations of unreliable connections: Write and Send, with and without immediate
+/// data, and local operations.
 const UC_OPS: u64 = 0x38f;
 
-/// `IBV_QPT_RAW_PACKET` and `IBV_QPT_DRIVER`, which the device does not have.
+/// `IBV_QPT_RAW_PACKET` and `IBV_QPT_DRIVER`, which the device does not support.
 const KNOWN_TYPES: [c_uint; 2] = [8, 0xff];
 
-/// Unreliable connections are for GID and number only. An identifier of an iWARP NIC has none, as with the kernel's iWARP. On a RoCE NIC
-/// a program may make them with the context of an identifier.
+/// Checks the type. Unreliable connections are connected by GID and number only. As with siw, an
+/// identifier of an iWARP NIC cannot have one. On a RoCE NIC, a program may create them with an
+/// identifier's context.
 fn check_type(qp_type: c_uint, ops: Option<u64>, is_managed: bool) -> Res<()> {
     match qp_type {
         QPT_RC | QPT_XRC_SEND => Ok(()),
         QPT_UC if !is_managed && ops.unwrap_or_default() & !UC_OPS == 0 => Ok(()),
         QPT_UD if ops.unwrap_or_default() & !datagram::OPS == 0 => Ok(()),
-        // It sends nothing.
         QPT_XRC_RECV if ops.unwrap_or_default() == 0 => Ok(()),
         QPT_UC | QPT_UD | QPT_XRC_RECV => Err(UNSUPPORTED),
         _ if KNOWN_TYPES.contains(&qp_type) => Err(UNSUPPORTED),
@@ -83,7 +83,7 @@ fn check_type(qp_type: c_uint, ops: Option<u64>, is_managed: bool) -> Res<()> {
     }
 }
 
-/// A target has no queues.
+/// The sizes of an XRC target, which has no queues.
 const NO_CAP: ibv_qp_cap = ibv_qp_cap {
     max_send_wr: 0,
     max_recv_wr: 0,
@@ -97,7 +97,7 @@ const fn has_receive_queue(qp_type: c_uint, shared_receive: bool) -> bool {
     !shared_receive && !matches!(qp_type, QPT_XRC_SEND | QPT_XRC_RECV)
 }
 
-/// Sets the sizes to those that the queue pair has.
+/// Updates the sizes to the actual ones.
 fn adjust(cap: &mut ibv_qp_cap, qp_type: c_uint, shared_receive: bool) {
     cap.max_inline_data = cap.max_inline_data.max(INLINE_MIN);
     cap.max_send_sge = cap.max_send_sge.max(1);
@@ -111,7 +111,7 @@ fn adjust(cap: &mut ibv_qp_cap, qp_type: c_uint, shared_receive: bool) {
     }
 }
 
-/// The objects that a queue pair with queues of its own is made with.
+/// The objects that a queue pair with its own queues depends on.
 struct Parts<'a> {
     pd: &'a PdObject,
     send_cq: &'a CqObject,
@@ -122,7 +122,7 @@ struct Parts<'a> {
 impl Parts<'_> {
     unsafe fn find<'a>(wanted: &Wanted) -> Res<Parts<'a>> {
         let send_cq = cq::find(wanted.send_cq)?;
-        // An initiator has no receives. What a program names here has no meaning.
+        // An initiator has no receives, so the program's value is ignored.
         let receives = wanted.qp_type != QPT_XRC_SEND;
         let recv_cq = match receives {
             true => cq::find(wanted.recv_cq)?,
@@ -132,7 +132,7 @@ impl Parts<'_> {
             true => None,
             false => Some(srq::queue::find(wanted.srq)?),
         };
-        // The queues of an XRC domain are for its targets.
+        // An XRC domain's shared receive queues are for XRC targets.
         if srq.is_some_and(|srq| srq.raw.num().is_some()) {
             return Err(EINVAL);
         }
@@ -187,12 +187,12 @@ impl Parts<'_> {
     }
 }
 
-/// Makes what is behind a connected queue pair with queues of its own.
+/// Creates the runtime's part of a connected queue pair with its own queues.
 unsafe fn connected(ctx: &ContextObject, wanted: &Wanted, cap: &ibv_qp_cap) -> Res<QueuePair> {
     let parts = Parts::find(wanted)?;
     let attributes = parts.attributes(wanted, cap);
-    // A queue pair on a context of the program's own may be connected by GID and number. The connection manager's contexts are for
-    // identifiers.
+    // On a context of the program's own, a queue pair may be connected by GID and number. The
+    // connection manager's contexts are for identifiers.
     let make = |addressable: bool| match wanted.qp_type {
         QPT_XRC_SEND => match ctx.raw.create_xrc_initiator(&attributes, addressable) {
             Err(_) if addressable => ctx.raw.create_xrc_initiator(&attributes, false),
@@ -206,7 +206,6 @@ unsafe fn connected(ctx: &ContextObject, wanted: &Wanted, cap: &ibv_qp_cap) -> R
     Ok(raw)
 }
 
-/// Makes the object that the program sees.
 unsafe fn public(wanted: &Wanted, num: u32) -> ibv_qp_ex {
     let mut c: ibv_qp_ex = std::mem::zeroed();
     c.qp_base.context = wanted.context;
@@ -227,9 +226,9 @@ unsafe fn public(wanted: &Wanted, num: u32) -> ibv_qp_ex {
     c
 }
 
-/// What `ibv_query_qp` reports of a new queue pair.
+/// Returns the initial attributes that `ibv_query_qp` reports.
 fn first_attributes(cap: ibv_qp_cap, path_mtu: c_uint) -> Mutex<ibv_qp_attr> {
-    // SAFETY: integers only, for which zero is a value.
+    // SAFETY: integers only, for which zero is valid.
     let mut attributes: ibv_qp_attr = unsafe { std::mem::zeroed() };
     attributes.cap = cap;
     attributes.path_mtu = path_mtu;
@@ -332,7 +331,7 @@ pub(crate) unsafe extern "C" fn ibv_create_qp(
     })
 }
 
-/// Returns the object that owns the queue pair: the XRC domain of a target, and the protection domain of others.
+/// Returns the owning object: the XRC domain of a target, otherwise the protection domain.
 unsafe fn owner(a: &ibv_qp_init_attr_ex) -> Res<(*mut ibv_context, *mut ibv_pd, *mut ibv_xrcd)> {
     let pd = match a.comp_mask & ATTR_PD {
         0 => null_mut(),

@@ -1,5 +1,5 @@
-//! Datagram queue pairs (`IBV_QPT_UD`): how they change and end, what they answer, and
-//! `ibv_attach_mcast(3)`. The functions of this room for all types come here.
+//! Datagram queue pairs (`IBV_QPT_UD`): their changes, queries and destruction, called by this
+//! room's functions for all types; and `ibv_attach_mcast(3)`.
 
 use super::used::each_used;
 use crate::abi::verbs::value::*;
@@ -17,7 +17,7 @@ use std::ffi::{c_int, c_uint};
 pub(super) unsafe fn destroy(q: *mut ibv_qp, qp: &UdObject) -> Res<()> {
     qp.raw.destroy();
     forget(&qp.raw.context(), qp.raw.clone());
-    // Acknowledging an event finds the object, so it is retired only afterwards.
+    // Acknowledging an event must still find the object.
     qp.asynchronous.wait();
     object::retire(Kind::UdQp, q.cast::<ibv_qp_ex>())?;
     each_used(&*q, None, Users::remove);
@@ -25,7 +25,8 @@ pub(super) unsafe fn destroy(q: *mut ibv_qp, qp: &UdObject) -> Res<()> {
     Ok(())
 }
 
-/// Returns the state from which the program changes it. A new one of an RNIC accepts receives, and yet the program has to bring it to INIT.
+/// Returns the state that a change starts from. A new queue pair of an RNIC accepts receives, but
+/// the program still has to move it to INIT.
 unsafe fn seen(q: *mut ibv_qp, qp: &UdObject) -> State {
     match qp.raw.state() {
         State::Init if (*q).state == QPS_RESET => State::Reset,
@@ -46,12 +47,12 @@ pub(super) unsafe fn modify(
     let mut remembered = qp.attributes.lock();
     let mut from = seen(q, qp);
     if mask & QP_CUR_STATE != 0 {
-        let told = to_state(attr.cur_qp_state)?;
-        // A send that fails moves it from RTS to SQE without the program's doing.
-        if told != from && (told, from) != (State::Rts, State::Sqe) {
+        let named = to_state(attr.cur_qp_state)?;
+        // A failed send moves the queue pair from RTS to SQE without a call.
+        if named != from && (named, from) != (State::Rts, State::Sqe) {
             return Err(EINVAL);
         }
-        from = told;
+        from = named;
     }
     let to = match mask & QP_STATE {
         0 => None,

@@ -14,7 +14,7 @@ use std::ffi::c_int;
 
 pub(crate) unsafe extern "C" fn ibv_destroy_qp(q: *mut ibv_qp) -> c_int {
     code(|| {
-        // As in the kernel, the program has to detach it from its multicast groups first.
+        // As in the kernel, the program must first detach it from its multicast groups.
         if datagram::find(q).is_ok_and(|qp| qp.raw.is_attached()) {
             return Err(EBUSY);
         }
@@ -22,7 +22,7 @@ pub(crate) unsafe extern "C" fn ibv_destroy_qp(q: *mut ibv_qp) -> c_int {
     })
 }
 
-/// Destroys a queue pair. If it is attached to multicast groups, it leaves them.
+/// Destroys a queue pair. It leaves its multicast groups.
 pub(crate) unsafe fn destroy(q: *mut ibv_qp) -> Res<()> {
     if let Ok(qp) = datagram::find(q) {
         return super::datagram::destroy(q, qp);
@@ -33,7 +33,7 @@ pub(crate) unsafe fn destroy(q: *mut ibv_qp) -> Res<()> {
         qp.raw.destroy();
         forget(&context((*q).context).raw, qp.raw.clone());
     }
-    // Acknowledging an event finds the object, so it is retired only afterwards.
+    // Acknowledging an event must still find the object.
     qp.asynchronous.wait();
     object::retire(Kind::Qp, q.cast::<ibv_qp_ex>())?;
     each_used(&*q, qp.target.as_ref(), Users::remove);

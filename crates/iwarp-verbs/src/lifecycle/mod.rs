@@ -1,9 +1,9 @@
 //! The life of queue pairs: `create`, `modify`, `query` and `destroy` have the functions for all
-//! types, `datagram` and `xrc` what differs for datagrams and for targets of extended reliable
-//! connections, and `used` counts the objects that a queue pair is made with.
+//! types, `datagram` and `xrc` the differences for datagrams and XRC targets, and `used` counts the
+//! objects that a queue pair depends on.
 //!
-//! This room uses `qp`, `post`, `counter` and the rooms below them. It is used by `open`, `cm` and
-//! `exports`.
+//! This room uses `qp`, `post`, `counter` and the rooms below them. `open`, `cm` and `exports` use
+//! it.
 
 pub(crate) mod create;
 pub(crate) mod datagram;

@@ -15,7 +15,7 @@ use iwarp_rnic::qp::State;
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::Ordering;
 
-/// Copies the attributes about retries that the mask names.
+/// Returns the retry attributes after those in the mask are set.
 fn retry_of(mut retry: Retry, from: &ibv_qp_attr, mask: c_uint) -> Retry {
     for (bit, to, value) in [
         (QP_TIMEOUT, &mut retry.timeout, from.timeout),
@@ -34,7 +34,6 @@ fn retry_of(mut retry: Retry, from: &ibv_qp_attr, mask: c_uint) -> Retry {
     retry
 }
 
-/// Copies the attributes that the mask names.
 fn remember(to: &mut ibv_qp_attr, from: &ibv_qp_attr, mask: c_uint) -> Res<()> {
     if mask & QP_PORT != 0 {
         if from.port_num != 1 {
@@ -126,7 +125,8 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
     })
 }
 
-/// Returns the attributes as hardware reads them: `min_rnr_timer` has five bits, and programs exist that pass more.
+/// Returns the attributes as hardware reads them: `min_rnr_timer` has five bits, and some programs
+/// pass more.
 const fn as_read(attr: &ibv_qp_attr) -> ibv_qp_attr {
     ibv_qp_attr {
         min_rnr_timer: attr.min_rnr_timer & 31,
@@ -134,19 +134,17 @@ const fn as_read(attr: &ibv_qp_attr) -> ibv_qp_attr {
     }
 }
 
-/// What a call does to the state.
 enum Change {
-    /// It stays as it is.
     Nothing,
-    /// The connection manager has moved the queue pair to RTS, and the program still makes the steps that lead there.
+    /// The connection manager already moved the queue pair to RTS; the program still makes the
+    /// steps that lead there.
     Overtaken,
     To(State),
-    /// To RTR, with a peer known by number.
+    /// To RTR, with a peer known by GID and number.
     Connect,
 }
 
 impl Change {
-    /// Checks state and attributes.
     unsafe fn of(q: *mut ibv_qp, qp: &QpObject, attr: &ibv_qp_attr, mask: c_uint) -> Res<Self> {
         let to = match mask & QP_STATE {
             0 => None,
@@ -158,7 +156,7 @@ impl Change {
         }
         let face = context((*q).context).device.face;
         let managed = qp.raw.addresses().is_some() && !qp.raw.is_by_number();
-        // siw ignores these steps at any time.
+        // siw ignores these steps in any state.
         let on_its_way = (*q).state != QPS_RTS || face == Face::Rnic;
         let step = matches!(to, Some(State::Init | State::Rtr | State::Rts));
         if managed && from == State::Rts && step && on_its_way {
@@ -174,7 +172,7 @@ impl Change {
                     false => Self::Connect,
                 }
             }
-            // A peer has an address and a number.
+            // A peer has both an address and a number.
             Some(State::Rtr) if addressed != 0 => return Err(EINVAL),
             Some(to) => Self::To(to),
         })

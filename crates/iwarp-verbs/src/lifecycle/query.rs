@@ -1,4 +1,4 @@
-//! What programs ask about queue pairs: `ibv_query_qp(3)`, `ibv_query_ece(3)`, and conversion to the
+//! Queries of queue pairs: `ibv_query_qp(3)`, `ibv_query_ece(3)`, and the conversion to the
 //! extended structure.
 
 use crate::abi::verbs::*;
@@ -49,7 +49,7 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
     })
 }
 
-/// Only of the last octets of a Write is it known that they come last.
+/// Only a Write's last bytes are known to be placed last.
 pub(crate) unsafe extern "C" fn ibv_query_qp_data_in_order(
     _: *mut ibv_qp,
     _op: c_uint,

@@ -1,4 +1,4 @@
-//! The objects that a queue pair is made with.
+//! The objects that a queue pair depends on.
 
 use crate::abi::verbs::value::QPT_XRC_SEND;
 use crate::abi::verbs::*;
@@ -8,10 +8,11 @@ use crate::qp::connected::Target;
 use crate::{cq, srq};
 use std::ptr::null_mut;
 
-/// Calls `f` for the users of each object that a queue pair is made with. They cannot be destroyed as long as the queue pair lives.
+/// Calls `f` for the user counts of the objects that a queue pair depends on. They cannot be
+/// destroyed while it lives.
 pub(crate) unsafe fn each_used(c: &ibv_qp, target: Option<&Target>, f: impl Fn(&Users)) {
     if let Some(target) = target {
-        // It has nothing of its own, whatever the program has named.
+        // A target has no other objects, whatever the program named.
         if let Ok(domain) = xrcd::find(target.xrcd()) {
             f(&domain.users);
         }

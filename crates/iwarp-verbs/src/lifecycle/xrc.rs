@@ -1,4 +1,4 @@
-//! Targets of extended reliable connections (`IBV_QPT_XRC_RECV`), and who else has them open
+//! Targets of extended reliable connections (`IBV_QPT_XRC_RECV`) and their handles
 //! (`ibv_open_qp(3)`).
 
 use super::used::each_used;
@@ -16,10 +16,8 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Held while a handle is added or removed.
 static HANDLES: ProcessLock<()> = ProcessLock::new("verbs::xrc::HANDLES", ());
 
-/// Makes what is behind a target.
 pub(super) fn create_target(ctx: &ContextObject, xrcd: &XrcdObject) -> Res<QueuePair> {
     let attributes = |addressable| XrcTargetAttributes {
         max_ird: query::RD_ATOMIC,
@@ -35,7 +33,7 @@ pub(super) fn create_target(ctx: &ContextObject, xrcd: &XrcdObject) -> Res<Queue
     })
 }
 
-/// Enters a new handle, if it is one to a target.
+/// Registers a new handle to a target. Does nothing for other queue pairs.
 pub(super) unsafe fn add_handle(q: *mut ibv_qp) -> Res<()> {
     if let Some(target) = &connected::find(q)?.target {
         target.handles.lock().push(q as usize);
@@ -43,7 +41,8 @@ pub(super) unsafe fn add_handle(q: *mut ibv_qp) -> Res<()> {
     Ok(())
 }
 
-/// A handle is being destroyed. Returns `true` if it is one of several to a target, which then lives on, and tells its events to another handle.
+/// Unregisters a handle that is being destroyed. Returns `true` if other handles keep the target
+/// alive; one of them gets its events from now on.
 pub(super) unsafe fn has_other_handles(q: *mut ibv_qp, qp: &QpObject) -> bool {
     let _turn = HANDLES.lock();
     let Some(target) = &qp.target else {
@@ -80,7 +79,7 @@ unsafe fn open(c: *mut ibv_context, attr: &ibv_qp_open_attr) -> Res<*mut ibv_qp>
     if !raw.xrc_domain().is_some_and(|d| d.is_same(&xrcd.raw)) {
         return Err(EINVAL);
     }
-    // Of those that the program has, one is the program's view of it.
+    // The runtime's user data names one of the target's handles.
     let other = connected::find(raw.user_data() as *mut ibv_qp)?;
     let handles = Arc::clone(&other.target.as_ref().ok_or(EINVAL)?.handles);
     let mut public: ibv_qp_ex = std::mem::zeroed();

@@ -1,4 +1,4 @@
-//! Device memory, which is ordinary memory here: `ibv_alloc_dm(3)`. `mr` registers it.
+//! Device memory (`ibv_alloc_dm(3)`), emulated by ordinary memory. `mr` registers it.
 
 use crate::abi::verbs::*;
 use crate::border::guard::{EBUSY, EINVAL, ENOMEM, Res, code, pointer, value};
@@ -29,7 +29,6 @@ unsafe fn create(
         context: c,
         memcpy_to_dm: Some(memcpy_to_dm),
         memcpy_from_dm: Some(memcpy_from_dm),
-        // The handle is valid.
         comp_mask: 1,
         handle,
     };
@@ -97,11 +96,11 @@ pub(crate) unsafe extern "C" fn ibv_unimport_dm(d: *mut ibv_dm) {
     });
 }
 
-/// Returns the address of `len` octets at `offset` of device memory, for the program to copy or register.
+/// Returns the address of `len` bytes at `offset` of device memory, to be copied or registered.
 pub(super) unsafe fn range(d: *mut ibv_dm, offset: u64, len: usize, copied: bool) -> Res<*mut u8> {
     let (start, size) = find(d)?.memory.range();
     let offset = usize::try_from(offset).map_err(|_| EINVAL)?;
-    // Real device memory is copied word by word, so the same alignment is asked for.
+    // Hardware copies device memory word by word, so this emulation requires the same alignment.
     if copied && !(offset.is_multiple_of(4) && len.is_multiple_of(4)) {
         return Err(EINVAL);
     }

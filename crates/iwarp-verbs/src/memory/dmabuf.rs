@@ -1,7 +1,7 @@
-//! Registration of DMA-bufs (`ibv_reg_dmabuf_mr(3)`): the buffer is mapped, and the mapping is registered.
+//! DMA-bufs (`ibv_reg_dmabuf_mr(3)`): maps the buffer, and registers the mapping.
 //!
-//! A DMA-buf of a GPU or of a capture device can be registered if its exporter lets programs map it. What
-//! was mapped here is unmapped when the region is deregistered.
+//! The DMA-buf of a GPU or capture device can be registered if its exporter allows mapping.
+//! Deregistering the region unmaps it.
 
 use super::mapping::Mapping;
 use super::mr::{self, Mr};
@@ -11,17 +11,14 @@ use iwarp_rnic::Access;
 use std::ffi::{c_int, c_uint};
 use std::io;
 
-/// Rights that the kernel allows for a DMA-buf; the last one is `IBV_ACCESS_RELAXED_ORDERING`.
+/// Access rights that the kernel allows for a DMA-buf; the last is `IBV_ACCESS_RELAXED_ORDERING`.
 const RIGHTS: c_uint = 0xf | 1 << 20;
-/// `DMA_BUF_MAGIC`, the type of the file system that DMA-bufs are on.
 const FILE_SYSTEM: i64 = 0x444d_4142;
 
-/// Returns the size of a DMA-buf.
-///
-/// # Errors
-/// As the kernel's: EBADF if the descriptor is not open, EINVAL if it is that of another file.
+/// Returns the size of a DMA-buf. Fails as the kernel: EBADF if the descriptor is not open, EINVAL
+/// if it is not a DMA-buf.
 fn size_of_buffer(fd: c_int) -> Res<u64> {
-    // SAFETY: the structure has room for the answer, and the other call takes numbers only.
+    // SAFETY: the structure has room for the result; the other call takes only numbers.
     let size = unsafe {
         let mut fs: libc::statfs = std::mem::zeroed();
         if libc::fstatfs(fd, &raw mut fs) != 0 {
@@ -35,7 +32,6 @@ fn size_of_buffer(fd: c_int) -> Res<u64> {
     u64::try_from(size).map_err(|_| EINVAL)
 }
 
-/// Registers a part of a DMA-buf.
 ///
 /// # Safety
 /// As `ibv_reg_dmabuf_mr(3)`.
@@ -59,7 +55,7 @@ pub(crate) unsafe fn register(
     let whole = (end - offset + before).next_multiple_of(page) as usize;
     let mapping = Mapping::new(fd, offset - before, whole, write)?;
     let at = mapping.start as u64 + before;
-    // As libibverbs does, the object shows the offset where others have their address.
+    // As in libibverbs, the object's address is the offset.
     mr::register_owned(p, (at, offset), len, iova, access, Mr::of_dmabuf(mapping))
 }
 

@@ -1,23 +1,22 @@
-//! Whether a range of addresses lies in huge pages of the system (`MAP_HUGETLB`), as `IBV_ACCESS_HUGETLB` promises.
+//! Checks whether memory lies in huge pages (`MAP_HUGETLB`), as `IBV_ACCESS_HUGETLB` promises.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 
-/// Returns `true` if all of the range is mapped with pages that are larger than ordinary ones. A range without octets is.
-///
-/// # Errors
-/// If the system does not tell how this process's memory is mapped.
+/// Returns `true` if larger than ordinary pages map the whole range. An empty range counts as huge.
+/// Fails if the mappings of this process cannot be read.
 pub(crate) fn is_huge(addr: u64, len: u64) -> io::Result<bool> {
     covers(BufReader::new(File::open("/proc/self/smaps")?), addr, len)
 }
 
-/// Looks into `proc_pid_smaps(5)`: each mapping has a line with its range, and behind it lines about it, one of them about its pages.
+/// Parses `proc_pid_smaps(5)`: a line with a mapping's range, then lines with its properties, one
+/// of them the page size.
 fn covers(smaps: impl BufRead, addr: u64, len: u64) -> io::Result<bool> {
     const ORDINARY_KIB: u64 = 64;
     let Some(end) = addr.checked_add(len) else {
         return Ok(false);
     };
-    // Mappings come in the order of their addresses, so what is covered grows from the start of the range.
+    // Mappings are sorted by address, so the covered part grows from the start of the range.
     let mut covered = addr;
     let mut mapping = (0, 0);
     for line in smaps.lines() {
@@ -37,7 +36,7 @@ fn covers(smaps: impl BufRead, addr: u64, len: u64) -> io::Result<bool> {
     Ok(covered >= end)
 }
 
-/// Reads the range of a mapping: `7f0000000000-7f0000200000 rw-p …`.
+/// Parses the range of a mapping: `7f0000000000-7f0000200000 rw-p …`.
 fn range(line: &str) -> Option<(u64, u64)> {
     let (start, rest) = line.split_once('-')?;
     let (end, _) = rest.split_once(' ')?;
@@ -45,7 +44,8 @@ fn range(line: &str) -> Option<(u64, u64)> {
     Some((number(start)?, number(end)?))
 }
 
-/// Reads the size of a mapping's pages: `KernelPageSize:     2048 kB`. Ordinary ones have up to 64 KiB, depending on the architecture.
+/// Parses a mapping's page size: `KernelPageSize:     2048 kB`. Ordinary pages have up to 64 KiB,
+/// depending on the architecture.
 fn page_kib(line: &str) -> Option<u64> {
     let rest = line.strip_prefix("KernelPageSize:")?;
     rest.trim().strip_suffix("kB")?.trim().parse().ok()
@@ -71,7 +71,7 @@ KernelPageSize:     2048 kB
 ";
 
     #[test]
-    fn only_ranges_without_ordinary_pages_and_holes_are_huge() {
+    fn ordinary_pages_are_not_huge() {
         let base = 0x7f00_0000_0000;
         for (from, len, huge) in [
             (0, 0x20_0000, true),
@@ -92,7 +92,7 @@ KernelPageSize:     2048 kB
     }
 
     #[test]
-    fn the_heap_is_not_huge() {
+    fn heap_is_not_huge() {
         let octets = vec![0u8; 10_000];
         assert!(!is_huge(octets.as_ptr().addr() as u64, 10_000).unwrap());
     }

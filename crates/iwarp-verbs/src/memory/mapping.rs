@@ -1,4 +1,4 @@
-//! Mappings of DMA-bufs, and the processor's access to them (`DMA_BUF_IOCTL_SYNC`).
+//! Mappings of DMA-bufs, and CPU access to them (`DMA_BUF_IOCTL_SYNC`).
 
 use crate::border::guard::{EINVAL, Errno, Res, UNSUPPORTED};
 use std::ffi::{c_int, c_void};
@@ -11,12 +11,11 @@ const SYNC_READ: u64 = 1;
 const SYNC_WRITE: u64 = 2;
 const SYNC_END: u64 = 4;
 
-/// A mapped part of a DMA-buf.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     pub(super) start: *mut c_void,
     len: usize,
-    /// Kept for the last synchronization, because the program may close its own descriptor.
+    /// Kept for the final synchronization, because the program may close its own descriptor.
     fd: c_int,
     sync: u64,
 }
@@ -26,7 +25,7 @@ impl Mapping {
     pub(super) fn new(fd: c_int, offset: u64, len: usize, write: bool) -> Res<Self> {
         let offset = libc::off_t::try_from(offset).map_err(|_| EINVAL)?;
         let protection = libc::PROT_READ | if write { libc::PROT_WRITE } else { 0 };
-        // SAFETY: the descriptor is duplicated, and a new mapping replaces nothing.
+        // SAFETY: duplicates the descriptor; a new mapping replaces none.
         let (own, start) = unsafe {
             let own = libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0);
             if own < 0 {
@@ -50,7 +49,7 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// Begins or ends the processor's access. On most machines this does nothing.
+    /// Begins or ends CPU access, which has no effect on most machines.
     fn synchronize(&self, end: u64) -> Res<()> {
         let flags = self.sync | end;
         loop {
@@ -69,7 +68,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping and the descriptor are ours, and the region was deregistered before.
+        // SAFETY: this value owns the mapping and the descriptor; the region was deregistered.
         unsafe {
             if self.len != 0 {
                 let _ = self.synchronize(SYNC_END);
@@ -80,8 +79,8 @@ impl Drop for Mapping {
     }
 }
 
-/// Returns the reason why a DMA-buf cannot be mapped. Exporters that do not allow it have several
-/// errors for that, and to the program they mean that this device cannot register the buffer.
+/// Returns the errno for a DMA-buf that cannot be mapped. Exporters report missing support with
+/// several errors; for the program, they all mean that this device cannot register the buffer.
 fn refused(error: &io::Error) -> Errno {
     match error.raw_os_error() {
         Some(e @ (libc::ENOMEM | libc::EAGAIN)) => Errno(e),

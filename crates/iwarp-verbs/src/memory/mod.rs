@@ -1,6 +1,6 @@
 //! Registered memory: regions (`mr`, `mr_ex`, `dmabuf` with `mapping`), device memory, memory
-//! windows (`mw`), and whether memory lies in huge pages (`huge`). This room uses `domain` and the
-//! rooms below it.
+//! windows (`mw`), and the check for huge pages (`huge`). This room uses `domain` and the rooms
+//! below it.
 
 pub(crate) mod device_memory;
 pub(crate) mod dmabuf;

@@ -1,4 +1,4 @@
-//! Memory regions: `ibv_reg_mr(3)` and its relatives.
+//! Memory regions: `ibv_reg_mr(3)` and related calls.
 
 use super::device_memory as dm;
 use super::huge;
@@ -16,22 +16,20 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// Rights that have a meaning here.
+/// Access rights with an effect.
 const RIGHTS: c_uint = 0x3f;
 const ON_DEMAND: c_uint = 0x40;
 const HUGETLB: c_uint = 0x80;
-/// A peer may flush the region, which needs no right here. Persistence (0x200) cannot be promised.
+/// Allows remote flushes, which need no right here. Persistence (0x200) is not supported.
 const FLUSH_GLOBAL: c_uint = 0x100;
 /// Hints that a device may ignore (`IBV_ACCESS_OPTIONAL_RANGE`); relaxed ordering is one.
 const OPTIONAL: c_uint = 0x3ff0_0000;
 
 #[derive(Debug, Default)]
 pub(crate) struct Mr {
-    /// The region of the device memory that it is in.
     dm: Option<Arc<DeviceMemory>>,
     imported: bool,
     dm_object: usize,
-    /// The mapping of the DMA-buf that it is in.
     dmabuf: Option<Mapping>,
 }
 
@@ -58,13 +56,14 @@ pub(crate) fn rights(access: c_uint) -> Res<Access> {
 }
 
 pub(crate) fn page_size() -> usize {
-    // SAFETY: only returns a number.
+    // SAFETY: returns a number and has no effect.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(size).unwrap_or(4096)
 }
 
-/// Checks what `IBV_ACCESS_HUGETLB` promises of an on-demand region: all its pages are huge. A region of all addresses cannot promise
-/// that. Where the system does not say, the program is believed; nothing here depends on it.
+/// Checks the promise of `IBV_ACCESS_HUGETLB` for an on-demand region: all its pages are huge. A
+/// region of all addresses cannot promise that. If the check is impossible, the program is
+/// trusted, because nothing here depends on it.
 fn check_huge(addr: u64, len: usize) -> Res<()> {
     match huge::is_huge(addr, len as u64) {
         Ok(false) => Err(EINVAL),
@@ -72,7 +71,7 @@ fn check_huge(addr: u64, len: usize) -> Res<()> {
     }
 }
 
-/// Registers memory and makes the object for it.
+/// Registers memory and creates its object.
 ///
 /// # Safety
 /// As `ibv_reg_mr(3)`.
@@ -86,7 +85,7 @@ pub(crate) unsafe fn register(
     register_owned(p, (addr, addr), len, iova, access, Mr::default())
 }
 
-/// Registers memory and creates an object with our part `own`, which shows the address `shown`.
+/// Registers memory and creates an object with the data `own` and the public address `shown`.
 ///
 /// # Safety
 /// As [`register`].
@@ -99,7 +98,7 @@ pub(crate) unsafe fn register_owned(
     own: Mr,
 ) -> Res<*mut ibv_mr> {
     let pd = pd::find(p)?;
-    // Empty ranges and those beyond the end of the address space, as `ib_umem_get` of the kernel.
+    // As the kernel's `ib_umem_get`: rejects empty ranges and ranges beyond the address space.
     if len == 0 || addr.checked_add(len as u64).is_none() {
         return Err(EINVAL);
     }
@@ -138,7 +137,7 @@ unsafe fn create(
         pd: p,
         addr,
         length,
-        // The index stays the same for the region's life; the key does not.
+        // The index does not change during the region's life; the key may.
         handle: Stag(stag).index(),
         lkey: stag,
         rkey: stag,
@@ -196,8 +195,8 @@ pub(crate) unsafe extern "C" fn ibv_dereg_mr(m: *mut ibv_mr) -> c_int {
     })
 }
 
-/// `ibv_alloc_null_mr(3)`: a region that discards writes and reads as zeros. The manual promises only the
-/// lkey, but programs (perftest) give that key to the peer, and drivers accept it. So both keys are set.
+/// `ibv_alloc_null_mr(3)`: a region that discards writes and reads as zeros. The manual promises
+/// only the lkey, but programs (perftest) send it to the peer as rkey, so both keys are set.
 pub(crate) unsafe extern "C" fn alloc_null_mr(p: *mut ibv_pd) -> *mut ibv_mr {
     pointer(|| {
         let pd = pd::find(p)?;
@@ -275,7 +274,8 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
     if result == 0 { 0 } else { ERR_INPUT }
 }
 
-/// A region whose pages may be missing stays one, and so do others: as with other devices that changes by a new registration only.
+/// Checks that re-registration keeps the region on-demand or not; as on other devices, only a new
+/// registration changes that.
 fn stays_on_demand(ctx: &ContextObject, lkey: u32, access: c_uint) -> Res<()> {
     let is = ctx.raw.region(lkey).is_some_and(|region| region.on_demand);
     match is == (access & ON_DEMAND != 0) {
@@ -294,7 +294,7 @@ pub(crate) unsafe extern "C" fn ibv_import_mr(p: *mut ibv_pd, handle: u32) -> *m
         if ctx.raw.region(known.stag).is_none_or(|r| r.pd != pd.number) {
             return Err(EINVAL);
         }
-        // As with the kernel's drivers, it is not known where the memory lies.
+        // As in the kernel's drivers, the address of the memory is unknown.
         Ok(create(
             p,
             known.stag,
@@ -316,13 +316,14 @@ pub(crate) unsafe extern "C" fn ibv_unimport_mr(m: *mut ibv_mr) {
     });
 }
 
-/// `IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE`. The values beside it mean to prefetch for reading and without faults.
+/// `IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE`. Its neighbours prefetch for reading, and without faults.
 const PREFETCH_WRITE: c_uint = 1;
 const PREFETCH_NO_FAULT: c_uint = 2;
 const ADVISE_FLUSH: u32 = 1;
 
-/// Advice to prefetch (`ibv_advise_mr(3)`). The pages of on-demand regions are brought in before it returns, whether or not the program wants to wait for
-/// that. Those of other regions are there already, or come at their first use. Without faults nothing is to be brought in.
+/// Prefetches (`ibv_advise_mr(3)`). Pages of on-demand regions are faulted in before this returns,
+/// with or without `IBV_ADVISE_MR_FLAG_FLUSH`. Other regions need no prefetch, and `NO_FAULT` does
+/// nothing.
 pub(crate) unsafe extern "C" fn advise_mr(
     p: *mut ibv_pd,
     advice: c_uint,
@@ -377,7 +378,7 @@ fn bring_in(addr: u64, len: u64, advice: c_uint) -> Res<()> {
     prefetch(addr, len, how).map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::EIO)))
 }
 
-/// Addresses in device memory start at zero.
+/// Registers device memory, whose addresses start at zero.
 pub(crate) unsafe extern "C" fn reg_dm_mr(
     p: *mut ibv_pd,
     d: *mut ibv_dm,

@@ -1,7 +1,7 @@
-//! `ibv_reg_mr_ex(3)`, which registers by a structure of attributes, and buffers from `ibv_alloc_buf(3)`.
+//! `ibv_reg_mr_ex(3)`, which takes a structure of attributes, and buffers from `ibv_alloc_buf(3)`.
 //!
-//! Both came with rdma-core 59 to 65. A buffer is ordinary memory here: it begins with a page, and no DMA-buf is behind it.
-//! Regions of the program's own DMA-bufs are in [`super::dmabuf`].
+//! They exist since rdma-core 59 to 65. A buffer is page-aligned ordinary memory without a DMA-buf.
+//! The program's own DMA-bufs are registered in [`super::dmabuf`].
 
 use super::{dmabuf, mr};
 use crate::abi::recent::*;
@@ -12,7 +12,6 @@ use crate::device::handles::DeviceMemory;
 use crate::domain::pd;
 use std::ffi::{c_int, c_uint, c_void};
 
-/// `enum ibv_mr_init_attr_mask`.
 const IOVA: u64 = 1;
 const ADDR: u64 = 1 << 1;
 const FD: u64 = 1 << 2;
@@ -20,7 +19,6 @@ const FD_OFFSET: u64 = 1 << 3;
 const DMAH: u64 = 1 << 4;
 const BUF: u64 = 1 << 5;
 
-/// A buffer of `ibv_alloc_buf`, and the domain that it was allocated for.
 struct Buf {
     memory: DeviceMemory,
     pd: *mut ibv_pd,
@@ -32,7 +30,7 @@ unsafe fn find<'a>(buf: *mut ibv_buf) -> Res<&'a BufObject> {
     object::find(Kind::Buf, buf)
 }
 
-/// Registers as the attributes say. Nothing here is behind PCIe, so DMA handles are refused.
+/// Registers memory as the attributes say. DMA handles are refused: no device is on PCIe.
 pub(crate) unsafe extern "C" fn ibv_reg_mr_ex(
     p: *mut ibv_pd,
     attr: *mut ibv_mr_init_attr,
@@ -46,7 +44,6 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_ex(
         if mask & BUF != 0 {
             inside(p, attr)?;
         }
-        // An address and a descriptor exclude each other, and one of them is needed.
         if (mask & ADDR != 0) == (mask & FD != 0) || mask & (FD | FD_OFFSET) == FD_OFFSET {
             return Err(EINVAL);
         }
@@ -66,7 +63,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_ex(
     })
 }
 
-/// Checks that the range lies in the buffer, and that this is the buffer's domain.
+/// Checks that the range lies in the buffer and that the domain is the buffer's.
 unsafe fn inside(p: *mut ibv_pd, attr: &ibv_mr_init_attr) -> Res<()> {
     let buf = find(attr.buf)?;
     let (start, size) = buf.memory.range();
@@ -81,7 +78,7 @@ unsafe fn inside(p: *mut ibv_pd, attr: &ibv_mr_init_attr) -> Res<()> {
     Ok(())
 }
 
-/// Allocates a buffer of zeros. The domain stays in use until the buffer is freed.
+/// Allocates a zeroed buffer, which keeps its domain in use until it is freed.
 pub(crate) unsafe extern "C" fn ibv_alloc_buf(
     p: *mut ibv_pd,
     size: usize,
@@ -125,7 +122,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_buf_mr(
     ibv_reg_mr_ex(p, &raw mut attr)
 }
 
-/// No buffer is backed by a DMA-buf, so there is none to export.
+/// Refuses to export: no buffer is backed by a DMA-buf.
 pub(crate) unsafe extern "C" fn ibv_export_buf_dmabuf_fd(b: *mut ibv_buf) -> c_int {
     minus_one(|| {
         find(b)?;

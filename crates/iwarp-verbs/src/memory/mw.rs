@@ -10,7 +10,7 @@ use iwarp_rnic::memory::{Stag, WindowType};
 use iwarp_rnic::{Bind, SendOp};
 use std::ffi::{c_int, c_uint};
 
-/// The STag that it was allocated with. Binds change only the key.
+/// A window with its initial STag. Binding changes only the key.
 #[derive(Debug)]
 pub(crate) struct Mw {
     stag: Stag,
@@ -57,17 +57,15 @@ pub(crate) unsafe extern "C" fn dealloc_mw(m: *mut ibv_mw) -> c_int {
     })
 }
 
-/// The rights that a window can have, as with rxe: those of peers, and addresses that begin at zero. Local write access is
-/// accepted and has no meaning for a window.
+/// The access rights of a window, as in rxe: remote rights and zero-based addresses. Local write is
+/// accepted and ignored.
 const RIGHTS: c_uint = 0x2f;
 
-/// Returns the operation that binds `m` as asked, for a queue pair of the context `c`.
-///
-/// # Errors
-/// EINVAL: no such window or region, or of another context; a right that windows cannot have.
+/// Returns the operation that binds `m` as requested, for a queue pair of the context `c`. Fails
+/// with EINVAL for an unknown window or region, one of another context, or an unsupported right.
 ///
 /// # Safety
-/// `m` and the region in `info` are living objects, or NULL; `c` is an open context.
+/// `m` and the region in `info` are living objects or NULL; `c` is an open context.
 pub(crate) unsafe fn bind_op(
     c: *mut ibv_context,
     m: *mut ibv_mw,

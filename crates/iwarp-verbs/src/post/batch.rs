@@ -1,4 +1,5 @@
-//! The `ibv_wr_*` interface (`ibv_wr_post(3)`): requests are built one by one between `ibv_wr_start` and `ibv_wr_complete`.
+//! The `ibv_wr_*` interface (`ibv_wr_post(3)`): builds requests one by one between `ibv_wr_start`
+//! and `ibv_wr_complete`.
 
 use super::datagram as post_datagram;
 use super::elements::{cmp_swap, fetch_add};
@@ -15,12 +16,12 @@ use iwarp_rnic::{SendFlags, SendOp, SendWr, Sge};
 use parking_lot::lock_api::RawMutex as _;
 use std::ffi::{c_int, c_void};
 
-/// `enum ibv_placement_type`: a flush makes data visible to all readers, or persistent.
+/// `enum ibv_placement_type`: visible to all readers, or persistent.
 const FLUSH_GLOBAL: u8 = 1;
 const FLUSH_PERSISTENT: u8 = 2;
 /// The last value of `enum ibv_selectivity_level`: a range, or the whole region.
 const LEVEL_MAX: u8 = 1;
-/// Octets of an atomic write. Every queue pair that sends takes so many as inline data.
+/// Bytes of an atomic write. Every queue pair that sends accepts this much inline data.
 const ATOMIC_WRITE_LEN: usize = 8;
 const _: () = assert!(ATOMIC_WRITE_LEN <= INLINE_MIN as usize);
 
@@ -64,12 +65,12 @@ unsafe fn builder<'a>(q: *mut ibv_qp_ex) -> &'a Builder {
     };
     match builder {
         Some(builder) => builder,
-        // Only queue pairs that have a batch have these functions.
+        // Only queue pairs with a batch get these functions.
         None => unreachable!("a queue pair without the extended interface"),
     }
 }
 
-/// Runs `f` on the batch. A panic makes only the batch fail.
+/// Runs `f` on the batch. After a panic, only the batch fails.
 unsafe fn with(q: *mut ibv_qp_ex, f: impl FnOnce(&mut Batch) -> Res<()>) {
     value((), || {
         let batch = &mut *builder(q).batch.get();
@@ -168,8 +169,8 @@ unsafe extern "C" fn wr_atomic_write(
     wr_set_inline_data(q, octets.cast_mut(), ATOMIC_WRITE_LEN);
 }
 
-/// A flush makes all earlier requests visible, whatever range it names. The peer's memory cannot be made
-/// persistent: nothing on the wire asks for that.
+/// A flush makes all earlier requests visible, whatever its range. The protocol has no request for
+/// persistence.
 unsafe extern "C" fn wr_flush(
     q: *mut ibv_qp_ex,
     rkey: u32,
@@ -215,7 +216,7 @@ unsafe extern "C" fn wr_set_xrc_srqn(q: *mut ibv_qp_ex, srq: u32) {
 
 unsafe extern "C" fn wr_set_sge(q: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
     let sge = ibv_sge { addr, length, lkey };
-    // An element of zero length stands for none.
+    // An element of zero length means none.
     wr_set_sge_list(q, usize::from(length != 0), &raw const sge);
 }
 
@@ -281,7 +282,7 @@ unsafe extern "C" fn wr_start(q: *mut ibv_qp_ex) {
     });
 }
 
-/// Posts the batch: either all of it, or nothing with an error.
+/// Posts the whole batch, or nothing and returns an error.
 unsafe fn submit(q: *mut ibv_qp_ex, batch: &Batch) -> Res<()> {
     if let Some(e) = batch.error {
         return Err(e);
@@ -329,7 +330,6 @@ unsafe fn submit(q: *mut ibv_qp_ex, batch: &Batch) -> Res<()> {
     Ok(posted?)
 }
 
-/// Does the same for datagrams.
 unsafe fn submit_ud(q: *mut ibv_qp_ex, batch: &Batch) -> Res<()> {
     let pieces: Vec<&[u8]> = batch
         .wrs
@@ -363,7 +363,7 @@ unsafe fn submit_ud(q: *mut ibv_qp_ex, batch: &Batch) -> Res<()> {
     post_datagram::post_all(q.cast(), &list)
 }
 
-/// Requests of a batch that fit on the stack.
+/// Batches of up to this many requests are built on the stack.
 const FEW: usize = 16;
 const EMPTY: SendWr<'static> = SendWr {
     wr_id: 0,

@@ -14,10 +14,8 @@ use iwarp_rnic::limits::MAX_SGE;
 use iwarp_rnic::{SendFlags, Sge};
 use std::mem::MaybeUninit;
 
-/// Returns the target of a request.
-///
-/// # Errors
-/// EINVAL if there is no address handle, or if it is of another protection domain.
+/// Returns the target of a request. Fails with EINVAL if there is no address handle, or if it has
+/// another protection domain.
 pub(super) unsafe fn destination(
     qp: &UdObject,
     ah: *mut ibv_ah,
@@ -37,13 +35,11 @@ pub(super) unsafe fn destination(
     Ok(Destination { to, qpn, qkey })
 }
 
-/// Requests that are posted at a time.
 const AT_A_TIME: usize = 8;
 
-/// Elements of these.
 const SGES: usize = 2 * MAX_SGE as usize;
 
-/// Posts the first requests of a list. Returns the rest of the list.
+/// Posts the first requests of a list. Returns the unposted tail.
 unsafe fn send_some(
     qp: &UdObject,
     first: *mut ibv_send_wr,
@@ -115,7 +111,7 @@ unsafe fn send_some(
     }
 }
 
-/// Returns where a request goes, its immediate data, and the number of its elements.
+/// Returns a request's destination, its immediate data, and the number of its elements.
 unsafe fn parts(qp: &UdObject, wr: &ibv_send_wr) -> Res<(Destination, Option<u32>, usize)> {
     let immediate = match wr.opcode {
         WR_SEND => None,
@@ -127,7 +123,6 @@ unsafe fn parts(qp: &UdObject, wr: &ibv_send_wr) -> Res<(Destination, Option<u32
     Ok((target, immediate, count(wr.num_sge, qp.max_sge.send)?))
 }
 
-/// `ibv_post_send(3)`.
 pub(super) unsafe fn post_send(
     q: *mut ibv_qp,
     wr: *mut ibv_send_wr,
@@ -146,7 +141,7 @@ pub(super) unsafe fn post_send(
     Ok(())
 }
 
-/// Posts a batch of the `ibv_wr_*` interface: either all of it, or nothing with an error.
+/// Posts a whole `ibv_wr_*` batch, or nothing and returns an error.
 pub(super) unsafe fn post_all(q: *mut ibv_qp, wrs: &[UdSendWr<'_>]) -> Res<()> {
     let posted = trusted(q).raw.post_send_all(wrs);
     Ok(posted?)

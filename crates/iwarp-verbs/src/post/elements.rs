@@ -1,4 +1,4 @@
-//! What lists of work requests have in common: operations, flags, scatter elements.
+//! Common parts of work request lists: operations, flags, scatter elements.
 
 use crate::abi::verbs::value::{SEND_FENCE, SEND_INLINE, SEND_SIGNALED, SEND_SOLICITED};
 use crate::abi::verbs::*;
@@ -32,7 +32,6 @@ pub(super) const fn cmp_swap(remote_addr: u64, rkey: u32, compare: u64, swap: u6
 
 pub(super) const FLAGS: c_uint = SEND_FENCE | SEND_SIGNALED | SEND_SOLICITED | SEND_INLINE;
 
-/// Returns the program's octets of one element, for inline data.
 pub(super) unsafe fn octets<'a>(sge: &ibv_sge) -> &'a [u8] {
     if sge.length == 0 {
         return &[];
@@ -40,20 +39,20 @@ pub(super) unsafe fn octets<'a>(sge: &ibv_sge) -> &'a [u8] {
     std::slice::from_raw_parts(sge.addr as *const u8, sge.length as usize)
 }
 
-/// Returns how many elements a request has. The list of one with more than `max`, the queue's limit, must not be read.
+/// Returns the number of a request's elements, or an error above `max`: a longer list is not read.
 #[inline]
 pub(super) fn count(n: c_int, max: u32) -> Res<usize> {
-    // A negative number is too large as an unsigned one.
+    // A negative number is too large when unsigned.
     match n as u32 <= max {
         true => Ok(n as usize),
         false => Err(EINVAL),
     }
 }
 
-/// A list whose elements have been written.
+/// Converts a list whose elements are all initialized.
 ///
 /// # Safety
-/// The whole list: all elements have been written.
+/// Every element is initialized.
 #[inline]
 pub(super) const unsafe fn written<T>(list: &[MaybeUninit<T>]) -> &[T] {
     &*(std::ptr::from_ref(list) as *const [T])

@@ -1,6 +1,6 @@
-//! Posting of work requests: `send` and `receive` take lists, `batch` has the functions that build
-//! requests one by one, `datagram` has what differs for datagrams, and `elements` what lists have in
-//! common. Polling is in `cq`. This room uses `qp`, `srq`, `memory` and the rooms below them.
+//! Posting of work requests: `send` and `receive` take lists, `batch` builds requests one by one,
+//! `datagram` has the differences for datagrams, and `elements` the common parts. `cq` polls. This
+//! room uses `qp`, `srq`, `memory` and the rooms below them.
 
 pub(crate) mod batch;
 mod datagram;

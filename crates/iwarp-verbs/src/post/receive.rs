@@ -75,7 +75,7 @@ unsafe fn recv_all<const W: usize, const S: usize>(
     Ok(())
 }
 
-/// Most programs post one receive with few elements.
+/// Converts and posts a list of receives. Most programs post one receive with few elements.
 #[inline]
 unsafe fn recv_list(
     max_sge: u32,
@@ -101,7 +101,6 @@ pub(crate) unsafe extern "C" fn post_recv(
             return recv_list(qp.max_sge.receive, wr, bad, |wrs| qp.raw.post_recv(wrs));
         }
         if [QPT_XRC_SEND, QPT_XRC_RECV].contains(&(*q).qp_type) {
-            // Receives are posted to the shared receive queues.
             if !bad.is_null() {
                 *bad = wr;
             }

@@ -1,5 +1,5 @@
-//! `ibv_post_send(3)` and `ibv_bind_mw(3)`. C work requests are converted on the stack; nothing is
-//! allocated.
+//! `ibv_post_send(3)` and `ibv_bind_mw(3)`. C work requests are converted on the stack, without
+//! allocation.
 
 use super::datagram;
 use super::elements::{
@@ -64,14 +64,14 @@ unsafe fn op_of(wr: &ibv_send_wr, qp: &QpObject) -> Res<SendOp> {
     })
 }
 
-/// Posts the first requests of a list, as many as fit into `W` requests and `S` elements. Returns the rest of the list.
+/// Posts the first requests of a list: at most `W` requests with `S` elements. Returns the tail.
 #[inline]
 unsafe fn send_some<const W: usize, const S: usize>(
     qp: &QpObject,
     first: *mut ibv_send_wr,
     post: impl Fn(&QpObject, &[SendWr<'_>], *mut ibv_send_wr) -> Result<(), PostFailed>,
 ) -> Result<*mut ibv_send_wr, (*mut ibv_send_wr, Errno)> {
-    // The arrays are not cleared: that would take as long as filling them.
+    // The arrays stay uninitialized, because clearing takes as long as filling them.
     let mut sge_room = [const { MaybeUninit::<Sge>::uninit() }; S];
     let mut inline_room = [const { MaybeUninit::<&[u8]>::uninit() }; S];
     let mut wrs = [const { MaybeUninit::<SendWr<'_>>::uninit() }; W];
@@ -168,7 +168,7 @@ pub(crate) unsafe extern "C" fn post_send(
     })
 }
 
-/// Returns what is left of a list, or tells which request was refused.
+/// Returns the unposted tail of a list, or stores the refused request.
 #[inline]
 unsafe fn rest(
     done: Result<*mut ibv_send_wr, (*mut ibv_send_wr, Errno)>,
@@ -182,7 +182,7 @@ unsafe fn rest(
     })
 }
 
-/// Posts to a queue pair whose requests have more than those of other connections.
+/// Posts to a datagram or XRC queue pair, whose requests have further fields.
 #[inline(never)]
 unsafe fn send_special(
     q: *mut ibv_qp,
@@ -203,12 +203,11 @@ unsafe fn send_special(
             }
             Ok(())
         }
-        // A target sends nothing.
         _ => rest(Err((wr, EINVAL)), bad).map(|_| ()),
     }
 }
 
-/// Posts requests of the program, with the numbers of the shared receive queues that they name.
+/// Posts requests with the numbers of their shared receive queues.
 unsafe fn post_xrc<const W: usize>(
     qp: &QpObject,
     wrs: &[SendWr<'_>],
@@ -233,7 +232,7 @@ pub(crate) unsafe extern "C" fn bind_mw(
 ) -> c_int {
     code(|| {
         let bind = &*bind;
-        // Datagrams have no windows, and what is behind their queue pairs is no connection.
+        // Datagrams have no windows, and their queue pairs are no connections.
         if (*m).r#type != mw::TYPE_1 || (*q).qp_type == QPT_UD {
             return Err(EINVAL);
         }

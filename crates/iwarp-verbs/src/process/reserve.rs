@@ -1,11 +1,11 @@
-//! The library's allocator: the C library's, with a reserve for when that has no memory.
+//! The library's allocator: the C library's, with a reserve for when that is out of memory.
 //!
-//! What is large is allocated by calls that can fail, and the program hears `ENOMEM`. But Rust's collections and reference counts end the
-//! process if one of their small allocations fails, which no library may do to a program. So small allocations are served from a reserve
-//! that was part of the library when it was loaded.
+//! Large allocations can fail, and the program gets `ENOMEM`. Rust's collections and reference
+//! counts, however, abort the process if a small allocation fails, which a library must not do. So
+//! small allocations fall back to a static reserve.
 //!
-//! Invariant: a bit of `used` is set for each granule of the reserve that belongs to somebody. The bits are accessed by the thread that has
-//! `locked` set, and memory is given to one owner at a time.
+//! Invariant: a flag in `used` is set for each granule of the reserve that is allocated. Only the
+//! thread that set `locked` accesses the flags, and each granule has one owner at a time.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::UnsafeCell;
@@ -15,22 +15,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const GRANULE: usize = 64;
 const GRANULES: usize = 4096;
 const SIZE: usize = GRANULE * GRANULES;
-/// Larger allocations are not served from the reserve.
+/// Larger allocations never come from the reserve.
 const LARGEST: usize = SIZE / 8;
-/// Looks at a lock that another thread has. In a child of a fork it may be locked for ever.
-const LOOKS: u32 = 1_000_000;
+/// Attempts to take the lock. In a forked child it may be locked forever.
+const ATTEMPTS: u32 = 1_000_000;
 
 #[repr(C, align(4096))]
 struct Memory(UnsafeCell<[u8; SIZE]>);
 
-/// The reserve.
 struct Reserve {
     locked: AtomicBool,
     used: UnsafeCell<[bool; GRANULES]>,
     memory: Memory,
 }
 
-// SAFETY: `used` is accessed under the lock, and `memory` by those to whom it was given.
+// SAFETY: `used` is accessed under the lock, and granules in `memory` only by their owners.
 unsafe impl Sync for Reserve {}
 
 static RESERVE: Reserve = Reserve {
@@ -52,17 +51,17 @@ impl Reserve {
         (at as usize).wrapping_sub(self.start() as usize) < SIZE
     }
 
-    /// Calls `f` with the bits. Returns `None` if another thread keeps them locked.
+    /// Calls `f` with the flags. Returns `None` if another thread holds the lock for too long.
     fn locked<R>(&self, f: impl FnOnce(&mut [bool; GRANULES]) -> R) -> Option<R> {
-        let mut looks = 0;
+        let mut attempts = 0;
         while self.locked.swap(true, Ordering::Acquire) {
-            looks += 1;
-            if looks > LOOKS {
+            attempts += 1;
+            if attempts > ATTEMPTS {
                 return None;
             }
             std::hint::spin_loop();
         }
-        // SAFETY: this thread has the lock, and `f` cannot keep the reference.
+        // SAFETY: this thread holds the lock, and `f` cannot keep the reference.
         let result = f(unsafe { &mut *self.used.get() });
         self.locked.store(false, Ordering::Release);
         Some(result)
@@ -89,16 +88,15 @@ impl Reserve {
     #[cold]
     fn give_back(&self, at: *mut u8, layout: Layout) {
         let first = (at as usize - self.start() as usize) / GRANULE;
-        // What cannot be given back is lost, which only a child of a fork may see.
+        // If the lock fails, the memory is lost; that is possible in a forked child only.
         let _ = self.locked(|used| used[first..first + granules(layout)].fill(false));
     }
 }
 
-/// The allocator of the library.
 pub(crate) struct Allocator;
 
-// SAFETY: memory comes from the C library's allocator, or from the reserve, which gives it to one owner at a time, in the layout's size and
-// alignment. Where it came from is known by its address.
+// SAFETY: memory comes from the C library's allocator or from the reserve, each of which gives it
+// to one owner at a time, with the layout's size and alignment. Its address tells its origin.
 unsafe impl GlobalAlloc for Allocator {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -152,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_reserve_gives_memory_once_and_takes_it_back() {
+    fn reserve_reuses_freed_memory() {
         let layout = Layout::from_size_align(1000, 256).unwrap();
         let mut all = Vec::new();
         loop {

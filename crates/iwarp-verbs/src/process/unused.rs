@@ -1,48 +1,41 @@
-//! A line at the end of a program that loaded the libraries and used no device.
+//! The message at the exit of a program that loaded the libraries but used no device.
 //!
-//! Such a program often runs over TCP instead, and says nothing about it. The line is written in two
-//! cases only, because many programs are linked with the libraries and have no use for them:
+//! Such a program often silently runs over TCP instead. Many programs are linked with the libraries
+//! without needing them, so the message is written in two cases only:
 //!
-//! * The process that `iwarp run` became ends, and has started no other processes. A launcher such as
-//!   `mpirun` has: its children use the devices.
-//! * Another process asked for the list of devices and opened none.
+//! * The process that `iwarp run` became exits and had no children. The children of a launcher
+//!   such as `mpirun` use the devices.
+//! * Another process listed the devices and opened none.
 //!
-//! A program that reads the GUIDs of devices without opening them lists devices, as `ibv_devices`
-//! does, so it gets no line. A call that fails to open a device has reported that already.
+//! A program that reads GUIDs without opening devices is a lister such as `ibv_devices` and gets no
+//! message. A failure to open a device has been reported already.
 
 use std::mem::MaybeUninit;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
-/// `iwarp run` sets it to the number of its process, which is that of the program.
+/// Set by `iwarp run` to its process ID, which becomes the program's.
 const VARIABLE: &str = "IWARP_RUN";
 
-/// The process that asked for the list of devices.
 static LISTED_BY: AtomicU32 = AtomicU32::new(0);
-/// The program has read a GUID.
 static GUID_READ: AtomicBool = AtomicBool::new(false);
-/// The program has opened a device, or has tried to.
 static USED: AtomicBool = AtomicBool::new(false);
 
-/// Records that the program has got a list of devices.
 pub(crate) fn listed() {
     LISTED_BY.store(std::process::id(), Relaxed);
 }
 
-/// Records that the program has read a device's GUID.
 pub(crate) fn guid_read() {
     GUID_READ.store(true, Relaxed);
 }
 
-/// Records that the program opens a device, or has the connection manager do so.
 pub(crate) fn used() {
-    // Most programs call this more than once, and on several threads.
+    // Avoids writes to a shared cache line: most programs call this often, on several threads.
     if !USED.load(Relaxed) {
         USED.store(true, Relaxed);
     }
 }
 
-/// Decides whether the line is due at the end of a process.
 fn is_due(run: Option<u32>, process: u32, listed_by: u32, has_children: bool) -> bool {
     match run {
         None => false,
@@ -51,10 +44,9 @@ fn is_due(run: Option<u32>, process: u32, listed_by: u32, has_children: bool) ->
     }
 }
 
-/// Returns `true` if the process has waited for a child.
 fn has_children() -> bool {
     let mut usage = MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: the structure has room for the answer, and zeros are valid values of its fields.
+    // SAFETY: the structure has room for the result, and zero is valid for its fields.
     let usage = unsafe {
         libc::getrusage(libc::RUSAGE_CHILDREN, usage.as_mut_ptr());
         usage.assume_init()
@@ -62,12 +54,12 @@ fn has_children() -> bool {
     usage.ru_maxrss != 0
 }
 
-/// Writes the line. The loader calls this when the process ends.
+/// Writes the message. The loader calls this at exit.
 extern "C" fn at_end() {
     if USED.load(Relaxed) || GUID_READ.load(Relaxed) {
         return;
     }
-    // A panic must not cross into the loader, and at this point it cannot be reported.
+    // A panic must not cross into the loader, and can no longer be reported.
     let _ = std::panic::catch_unwind(|| {
         let run = std::env::var(VARIABLE)
             .ok()
@@ -95,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn line_is_for_programs_that_seem_to_want_devices() {
+    fn message_requires_interest_in_devices() {
         assert!(!is_due(None, 7, 7, false), "not started by iwarp run");
         assert!(is_due(Some(7), 7, 0, false), "the program itself");
         assert!(!is_due(Some(7), 7, 7, true), "a launcher");
@@ -105,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn children_are_noticed() {
+    fn children_are_detected() {
         std::process::Command::new("true").status().unwrap();
         assert!(has_children());
     }

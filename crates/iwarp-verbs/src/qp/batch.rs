@@ -1,5 +1,5 @@
-//! Batches of the `ibv_wr_*` interface (`ibv_wr_post(3)`): the requests of a queue pair between
-//! `ibv_wr_start` and `ibv_wr_complete`. `post` has the functions that build and post them.
+//! Batches of the `ibv_wr_*` interface (`ibv_wr_post(3)`): a queue pair's requests between
+//! `ibv_wr_start` and `ibv_wr_complete`. `post` builds and posts them.
 
 use crate::border::guard::{Errno, Res, UNSUPPORTED};
 use iwarp::runtime::UdAddress;
@@ -9,7 +9,6 @@ use parking_lot::lock_api::RawMutex as _;
 use std::cell::UnsafeCell;
 use std::ops::Range;
 
-/// Where a datagram goes.
 #[derive(Clone, Copy)]
 pub(crate) struct Destination {
     pub(crate) to: UdAddress,
@@ -27,9 +26,8 @@ pub(crate) struct Built {
     pub(crate) sges: Range<usize>,
     pub(crate) inline: Range<usize>,
     pub(crate) is_inline: bool,
-    /// Where a datagram goes.
     pub(crate) target: Option<Destination>,
-    /// The shared receive queue that it is for, on an extended reliable connection.
+    /// The target's shared receive queue, on an extended reliable connection.
     pub(crate) srq: u32,
 }
 
@@ -41,10 +39,9 @@ pub(crate) struct Batch {
     pub(crate) error: Option<Errno>,
 }
 
-/// Requests of a queue pair that are being built.
 pub(crate) struct Builder {
     pub(crate) lock: RawMutex,
-    /// Touched only by the holder of `lock`, which is the thread that called `ibv_wr_start`.
+    /// Only accessed by the holder of `lock`: the thread that called `ibv_wr_start`.
     pub(crate) batch: UnsafeCell<Batch>,
 }
 

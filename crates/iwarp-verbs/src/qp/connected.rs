@@ -13,35 +13,31 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 pub(crate) struct Qp {
     pub(crate) raw: QueuePair,
-    /// The program has called `rdma_disconnect`, which moves the queue pair to ERR. Here it still
-    /// sends what is queued.
+    /// The program called `rdma_disconnect`, so it sees the queue pair in ERR. Queued requests are
+    /// still sent.
     pub(crate) disconnected: AtomicBool,
-    /// Nobody has changed the state yet.
+    /// The program has not changed the state yet.
     pub(crate) is_new: AtomicBool,
     pub(crate) asynchronous: Unacknowledged,
-    /// What `ibv_query_qp` reports besides the state.
     pub(crate) attributes: Mutex<ibv_qp_attr>,
     pub(crate) sig_all: bool,
     pub(crate) max_sge: MaxSge,
-    /// The `ibv_wr_*` interface, if it was asked for.
     pub(crate) builder: Option<Builder>,
-    /// What the target of an extended reliable connection has besides.
     pub(crate) target: Option<Target>,
 }
 
-// SAFETY: the attributes hold integers only; everything else is shared already.
+// SAFETY: the attributes are integers; all other fields are `Sync`.
 unsafe impl Sync for Qp {}
 
 pub(crate) type QpObject = Object<ibv_qp_ex, Qp>;
 
 impl Qp {
-    /// The value that `ibv_query_qp` reports as time-out.
     pub(crate) fn set_timeout(&self, timeout: u8) {
         self.attributes.lock().timeout = timeout;
     }
 
-    /// The attributes that a connection of the connection manager has. Those about retries and the
-    /// peer are InfiniBand's.
+    /// Sets the attributes negotiated by the connection manager. Retries and the peer are reported
+    /// for InfiniBand only.
     pub(crate) fn show_connection(&self, from: &ibv_qp_attr, is_infiniband: bool) {
         let mut to = self.attributes.lock();
         to.path_mtu = from.path_mtu;
@@ -56,12 +52,11 @@ impl Qp {
         }
     }
 
-    /// The program has disconnected, and the queue pair counts as in ERR.
+    /// Lets the program see the queue pair in ERR after it disconnected.
     pub(crate) fn show_disconnected(&self) {
         self.disconnected.store(true, Ordering::Release);
     }
 
-    /// Returns the state that programs see.
     pub(crate) fn state(&self) -> State {
         match self.raw.state() {
             State::Reset => State::Reset,
@@ -77,7 +72,7 @@ pub(crate) unsafe fn find<'a>(qp: *mut ibv_qp) -> Res<&'a QpObject> {
     object::find(Kind::Qp, qp.cast())
 }
 
-/// Our part of a queue pair.
+/// Returns the library's part of a queue pair.
 ///
 /// # Safety
 /// `q` is a living queue pair.
@@ -86,8 +81,8 @@ pub(crate) unsafe fn trusted<'a>(q: *mut ibv_qp) -> &'a QpObject {
     object::trusted(q.cast())
 }
 
-/// Returns the state from which the program changes it. A new queue pair of an RNIC takes receives
-/// as if it were INIT, and is INIT in answers, as with siw; the program still has to bring it there.
+/// Returns the state that a change starts from. As with siw, a new queue pair of an RNIC accepts
+/// receives and is reported as INIT, but the program still has to move it to INIT.
 pub(crate) fn state_seen(qp: &QpObject) -> State {
     match qp.state() {
         State::Init if qp.is_new.load(Ordering::Acquire) => State::Reset,
@@ -95,10 +90,9 @@ pub(crate) fn state_seen(qp: &QpObject) -> State {
     }
 }
 
-/// What the target of an extended reliable connection has besides other queue pairs.
 pub(crate) struct Target {
     pub(crate) xrcd: usize,
-    /// All handles to it, the oldest first. It lives as long as there is one.
+    /// All handles, the oldest first. The target lives as long as there is one.
     pub(crate) handles: Arc<Mutex<Vec<usize>>>,
 }
 

@@ -11,16 +11,14 @@ use parking_lot::Mutex;
 pub(crate) struct UdQp {
     pub(crate) raw: UdQueuePair,
     pub(crate) asynchronous: Unacknowledged,
-    /// What `ibv_query_qp` reports besides state and Q_Key.
     pub(crate) attributes: Mutex<ibv_qp_attr>,
     pub(crate) sig_all: bool,
     pub(crate) max_inline: u32,
     pub(crate) max_sge: MaxSge,
-    /// The `ibv_wr_*` interface, if it was asked for.
     pub(crate) builder: Option<Builder>,
 }
 
-// SAFETY: the attributes hold integers only; everything else is shared already.
+// SAFETY: the attributes are integers; all other fields are `Sync`.
 unsafe impl Sync for UdQp {}
 
 pub(crate) type UdObject = Object<ibv_qp_ex, UdQp>;

@@ -2,10 +2,10 @@
 
 use crate::abi::verbs::ibv_qp_cap;
 
-/// Inline data that every queue pair takes that sends, in octets. Hardware grants some whether asked or not, and programs rely on it.
+/// Minimum inline data of a queue pair that sends, in bytes. Hardware grants some even if it was
+/// not requested, and programs rely on it.
 pub(crate) const INLINE_MIN: u32 = 32;
 
-/// Most elements of a request of a queue pair.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MaxSge {
     pub(crate) send: u32,

@@ -1,8 +1,8 @@
-//! Queue pairs: the objects that programs see (`connected`, `datagram`), their states (`state`) and
-//! the changes that are allowed (`transition`), the sizes of their requests (`limits`), and batches
-//! that are being built (`batch`).
+//! Queue pairs: the public objects (`connected`, `datagram`), their states (`state`) and allowed
+//! transitions (`transition`), the sizes of their requests (`limits`), and batches under
+//! construction (`batch`).
 //!
-//! This room uses `border` and `abi`. `post` posts to these objects, `lifecycle` creates, changes
+//! This room uses `border` and `abi`. `post` posts to these objects; `lifecycle` creates, changes
 //! and destroys them.
 
 pub(crate) mod batch;

@@ -1,14 +1,12 @@
-//! The changes of state that `ibv_modify_qp(3)` allows, and the attributes that may and must come
-//! with each.
+//! State changes that `ibv_modify_qp(3)` allows, and each one's required and optional attributes.
 //!
-//! The table is that of the InfiniBand architecture, as Linux applies it for RoCE NICs: per change
-//! and type of queue pair, which attributes are required, and which are optional. All others are
-//! refused. Linux has no such table for iWARP NICs: siw ignores the attributes that it does not
-//! use. So on the iWARP face a connection needs none of them, but what InfiniBand forbids is
-//! refused on both faces: a program that passes it has a bug, and siw would ignore what the program
-//! wants.
+//! The table is InfiniBand's, as Linux applies it to RoCE NICs: per change and type of queue pair,
+//! the required and the optional attributes. All others are refused. Linux has no such table for
+//! iWARP NICs: siw ignores unused attributes. On the iWARP face a connection therefore needs none,
+//! but what InfiniBand forbids is refused on both faces: such a program has a bug, and siw would
+//! ignore what it wants.
 //!
-//! The alternate path is missing in the table. Linux refuses it on Ethernet.
+//! The alternate path is missing: Linux refuses it on Ethernet.
 
 use crate::abi::verbs::value::*;
 use crate::border::guard::{EINVAL, Res, UNSUPPORTED};
@@ -16,13 +14,11 @@ use iwarp::Face;
 use iwarp_rnic::qp::State::{self, Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
 use std::ffi::c_uint;
 
-/// `enum ibv_qp_attr_mask` without the bits of single vendors, and without the rate limit of raw
-/// packets.
+/// `enum ibv_qp_attr_mask` without vendor-specific bits and raw packets' rate limit.
 const STANDARD: c_uint = (1 << 21) - 1;
 
 const QP_PATH_MIG_STATE: c_uint = 1 << 18;
 
-/// Attributes of one change for one type of queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Attributes {
     required: c_uint,
@@ -48,17 +44,16 @@ const NONE: Attributes = attributes(0, 0);
 const KEYS: c_uint = QP_PKEY_INDEX | QP_QKEY;
 const TO_INIT: c_uint = QP_PKEY_INDEX | QP_PORT | QP_ACCESS_FLAGS;
 const PATH: c_uint = QP_AV | QP_PATH_MTU | QP_DEST_QPN | QP_RQ_PSN;
-/// What only the receiving end of a reliable connection needs, and only the sending one.
+/// Attributes of a reliable connection's receiving end only, and of its sending end only.
 const RESPONDER: c_uint = QP_MAX_DEST_RD_ATOMIC | QP_MIN_RNR_TIMER;
 const REQUESTER: c_uint = QP_RETRY_CNT | QP_RNR_RETRY | QP_MAX_QP_RD_ATOMIC;
-/// What may be changed while a connection is in use.
+/// Attributes that may change while a connection is in use.
 const IN_USE: c_uint = QP_CUR_STATE | QP_ACCESS_FLAGS | QP_PATH_MIG_STATE;
 const IN_USE_RESPONDER: c_uint = IN_USE | QP_MIN_RNR_TIMER;
-/// What may be changed while the send queue is drained.
+/// Attributes that may change while the send queue is drained.
 const DRAINED: c_uint = QP_AV | QP_ACCESS_FLAGS | QP_PKEY_INDEX | QP_PATH_MIG_STATE;
 const DRAINED_RELIABLE: c_uint = DRAINED | QP_PORT | QP_TIMEOUT;
 
-/// A change with the same attributes for all connections.
 const fn row(from: State, to: State, ud: Attributes, connected: Attributes) -> Row {
     Row {
         from,
@@ -71,7 +66,7 @@ const fn row(from: State, to: State, ud: Attributes, connected: Attributes) -> R
     }
 }
 
-/// A change to RTS by which the program may change what connections in use allow.
+/// A change to RTS with the attributes that may change while a connection is in use.
 const fn to_rts(from: State) -> Row {
     Row {
         rc: attributes(0, IN_USE_RESPONDER),
@@ -155,7 +150,7 @@ impl Row {
 /// Returns the attributes of a change, or `None` if it is not allowed.
 fn find(face: Face, qp_type: c_uint, from: State, to: State) -> Option<Attributes> {
     match (from, to) {
-        // A queue pair of siw that was never connected can be moved to ERR; Linux refuses that for
+        // siw moves a queue pair that was never connected to ERR. Linux refuses that for
         // InfiniBand.
         (Reset, Error) => (face == Face::Rnic).then_some(NONE),
         (_, Reset | Error) => Some(NONE),
@@ -166,13 +161,12 @@ fn find(face: Face, qp_type: c_uint, from: State, to: State) -> Option<Attribute
     }
 }
 
-/// Returns the attributes that must come with a change of a queue pair of a RoCE NIC.
 pub(crate) fn required(qp_type: c_uint, from: State, to: State) -> c_uint {
     find(Face::Roce, qp_type, from, to).map_or(0, |attributes| attributes.required)
 }
 
-/// Returns the mask without the attributes that only the other end of an extended reliable connection
-/// has. Linux ignores them, because programs pass both ends the same mask.
+/// Removes attributes that only the other end of an extended reliable connection has. Linux
+/// ignores them, because programs pass the same mask to both ends.
 pub(crate) const fn relevant(qp_type: c_uint, mask: c_uint) -> c_uint {
     match qp_type {
         QPT_XRC_SEND => mask & !RESPONDER,
@@ -181,11 +175,9 @@ pub(crate) const fn relevant(qp_type: c_uint, mask: c_uint) -> c_uint {
     }
 }
 
-/// Checks a call of `ibv_modify_qp`. Without `to`, the state stays as it is.
-///
-/// # Errors
-/// EINVAL if the change or its attributes are not allowed; EOPNOTSUPP for attributes that no
-/// software driver of Linux knows.
+/// Checks a call of `ibv_modify_qp`. Without `to`, the state does not change. Fails with EINVAL if
+/// the change or its attributes are not allowed; EOPNOTSUPP for attributes that no software driver
+/// of Linux knows.
 pub(crate) fn check(
     face: Face,
     qp_type: c_uint,
@@ -198,8 +190,7 @@ pub(crate) fn check(
     }
     let as_siw = face == Face::Rnic && qp_type == QPT_RC;
     let row = match to {
-        // siw changes rights in any state, although InfiniBand does not know a change from RTR to
-        // RTR.
+        // siw changes access rights in any state. InfiniBand has no change from RTR to RTR.
         None if as_siw && from == Rtr => find(face, qp_type, Rts, Rts),
         _ => find(face, qp_type, from, to.unwrap_or(from)),
     };
@@ -208,8 +199,7 @@ pub(crate) fn check(
         row.optional |= row.required | QP_ACCESS_FLAGS;
         row.required = 0;
     }
-    // The program may say which state it takes the queue pair to be in only where that can change
-    // without its doing.
+    // The program may name the current state only where it can change without a call.
     if mask & QP_CUR_STATE != 0 && !matches!(from, Rtr | Rts | Sqd | Sqe) {
         return Err(EINVAL);
     }

@@ -1,5 +1,5 @@
-//! The table against a second statement of the same rules: the changes and attributes as a list of
-//! words, and the faces as a decision per call.
+//! Compares the table with a second formulation of the same rules: changes and attributes as a list
+//! of words, and the faces as a decision per call.
 
 use super::*;
 
@@ -12,8 +12,8 @@ const TYPES: [(c_uint, &str); 5] = [
     (QPT_XRC_RECV, "tgt"),
 ];
 
-/// Change, types, required attributes, optional attributes: by `enum ibv_qp_attr_mask`, as the
-/// Linux kernel's documentation and `ibv_modify_qp(3)` have them.
+/// Change, types, required attributes, optional attributes, as in the Linux kernel's documentation
+/// and `ibv_modify_qp(3)`.
 const LIST: &str = "
 init-to-init      ud          ;                                  ; pkey port qkey
 init-to-init      uc,rc,ini,tgt ;                                ; pkey port access
@@ -76,7 +76,6 @@ fn name(state: State) -> &'static str {
         .expect("all states are listed")]
 }
 
-/// Returns what the list says: required and optional attributes.
 fn listed(kind: &str, from: State, to: State) -> Option<(c_uint, c_uint)> {
     if matches!(to, Reset | Error) {
         return (from != Reset || to != Error).then_some((0, 0));
@@ -91,7 +90,6 @@ fn listed(kind: &str, from: State, to: State) -> Option<(c_uint, c_uint)> {
     })
 }
 
-/// Returns `true` if a call is allowed, by the list.
 fn expected(face: Face, kind: &str, from: State, to: Option<State>, mask: c_uint) -> bool {
     let lenient = face == Face::Rnic && kind == "rc";
     let next = to.unwrap_or(from);
@@ -111,8 +109,7 @@ fn expected(face: Face, kind: &str, from: State, to: Option<State>, mask: c_uint
     cur_fits && mask & !allowed == 0 && (lenient || mask & required == required)
 }
 
-/// Each bit counts alone, so masks that differ from a valid one in up to two bits show all there
-/// is.
+/// Bits are independent of each other, so it suffices to change up to two bits of valid masks.
 #[test]
 fn table_matches_list_for_every_call() {
     let (mut calls, mut allowed) = (0, 0);
@@ -147,7 +144,7 @@ fn table_matches_list_for_every_call() {
     );
 }
 
-/// Programs such as perftest pass both ends of an extended reliable connection the same mask.
+/// Programs such as perftest pass the same mask to both ends.
 #[test]
 fn xrc_ends_ignore_the_others_attributes() {
     let to_rtr = QP_STATE | PATH | RESPONDER;

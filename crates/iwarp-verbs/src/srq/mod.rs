@@ -1,5 +1,5 @@
-//! Shared receive queues: `queue` has the objects, `tags` the requests to their lists of tagged
-//! buffers. This room uses `cq`, `domain` and the rooms below them. Receives are posted by `post`.
+//! Shared receive queues: `queue` has the objects, `tags` the operations on their tag lists. This
+//! room uses `cq`, `domain` and the rooms below them. `post` posts receives.
 
 pub(crate) mod queue;
 pub(crate) mod tags;

@@ -1,4 +1,4 @@
-//! Shared receive queues: `ibv_create_srq(3)`, `ibv_create_srq_ex(3)` and their relatives.
+//! Shared receive queues: `ibv_create_srq(3)`, `ibv_create_srq_ex(3)` and related calls.
 
 use crate::abi::verbs::*;
 use crate::border::guard::{EBUSY, EINVAL, Res, UNSUPPORTED, code, pointer};
@@ -14,7 +14,7 @@ use std::ptr::null_mut;
 pub(crate) struct Srq {
     pub(crate) raw: SharedReceiveQueue,
     pub(crate) max_sge: u32,
-    /// Addresses of its XRC domain and its completion queue; zero if it has none.
+    /// The addresses of its XRC domain and completion queue; zero if it has none.
     extended: (usize, usize),
     pub(crate) users: Users,
     pub(crate) asynchronous: Unacknowledged,
@@ -28,7 +28,8 @@ pub(crate) unsafe fn find<'a>(srq: *mut ibv_srq) -> Res<&'a SrqObject> {
     object::find(Kind::Srq, srq)
 }
 
-/// What a queue has besides that completes by itself: the completion queue of its receives, and the XRC domain or the number of tagged buffers.
+/// The additional attributes of an XRC or tag-matching queue: the completion queue of its receives,
+/// and the XRC domain or the number of tagged buffers.
 #[derive(Clone, Copy)]
 struct Extended {
     xrcd: *mut ibv_xrcd,
@@ -36,7 +37,8 @@ struct Extended {
     max_tags: u32,
 }
 
-/// Calls `f` for the users of each object that a queue is made with. They cannot be destroyed as long as the queue lives.
+/// Calls `f` for the user counts of the objects that a queue depends on. They cannot be destroyed
+/// while it lives.
 unsafe fn each_used(pd: *mut ibv_pd, extended: (usize, usize), f: impl Fn(&Users)) {
     if let Ok(pd) = pd::find(pd) {
         f(&pd.users);
@@ -165,7 +167,6 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
     })
 }
 
-/// Returns what a queue that matches tags has besides.
 fn tag_matching(attr: &ibv_srq_init_attr_ex) -> Res<Extended> {
     let [max_tags, max_ops] = attr.tm_cap;
     if max_ops > query::MAX_TAG_OPS {
@@ -217,7 +218,7 @@ pub(crate) unsafe extern "C" fn ibv_destroy_srq(s: *mut ibv_srq) -> c_int {
         }
         srq.raw.destroy();
         forget(&context((*s).context).raw, srq.raw.clone());
-        // Acknowledging an event finds the object, so it is retired only afterwards.
+        // Acknowledging an event must still find the object.
         srq.asynchronous.wait();
         object::retire(Kind::Srq, s)?;
         each_used((*s).pd, srq.extended, Users::remove);

@@ -1,4 +1,4 @@
-//! Requests to the list of tagged buffers of a shared receive queue: `ibv_post_srq_ops(3)`.
+//! Operations on a shared receive queue's tag list: `ibv_post_srq_ops(3)`.
 
 use super::queue::SrqObject;
 use crate::abi::verbs::*;
@@ -16,7 +16,7 @@ const TAG_SYNC: c_uint = 2;
 const SIGNALED: c_int = 1;
 const TM_SYNC: c_int = 1 << 1;
 
-/// Posts a list of requests, which are carried out at once. The first that is not accepted ends the list.
+/// Posts a list of operations, which are carried out immediately. Stops at the first failure.
 pub(crate) unsafe extern "C" fn post_srq_ops(
     s: *mut ibv_srq,
     wr: *mut ibv_ops_wr,
@@ -65,7 +65,6 @@ unsafe fn post(srq: &SrqObject, wr: &mut ibv_ops_wr) -> Res<()> {
     Ok(())
 }
 
-/// Converts the elements of a tagged buffer.
 unsafe fn elements<'a>(wr: &ibv_ops_wr, to: &'a mut [Sge]) -> Res<&'a [Sge]> {
     let number = usize::try_from(wr.num_sge).map_err(|_| EINVAL)?;
     let to = to.get_mut(..number).ok_or(EINVAL)?;

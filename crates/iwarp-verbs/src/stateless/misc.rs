@@ -1,4 +1,4 @@
-//! Small functions: names, rates, fork, files of sysfs, and copies from the kernel's structures.
+//! Small functions: names, rates, fork, sysfs files.
 
 use crate::abi::verbs::*;
 use crate::border::guard::{UNSUPPORTED, code};
@@ -91,9 +91,9 @@ pub(crate) unsafe extern "C" fn ibv_wc_status_str(status: c_uint) -> *const c_ch
     name(&NAMES, status, c"unknown")
 }
 
-/// Returns the name of an operation. The header of rdma-core declares it since version 57.
+/// Returns an operation's name. Declared in rdma-core's header since version 57.
 pub(crate) unsafe extern "C" fn ibv_wr_opcode_str(opcode: c_uint) -> *const c_char {
-    // Numbers 12 and 13 belong to no operation.
+    // Numbers 12 and 13 are not assigned.
     const NAMES: [&CStr; 16] = [
         c"rdma-write",
         c"rdma-write-with-imm",
@@ -115,7 +115,7 @@ pub(crate) unsafe extern "C" fn ibv_wr_opcode_str(opcode: c_uint) -> *const c_ch
     name(&NAMES, opcode, c"unknown")
 }
 
-/// The rates: `enum ibv_rate`, multiple of 2.5 Gb/s if it is one, and Mb/s.
+/// Rates: `enum ibv_rate`, the multiple of 2.5 Gb/s if it is one, and Mb/s.
 const RATES: [(c_uint, c_int, c_int); 23] = [
     (2, 1, 2500),
     (5, 2, 5000),
@@ -141,10 +141,9 @@ const RATES: [(c_uint, c_int, c_int); 23] = [
     (23, 320, 800_000),
     (24, 480, 1_200_000),
 ];
-/// `IBV_RATE_MAX`: as fast as the port can.
 const RATE_MAX: c_uint = 0;
 
-/// Rates below 200 Gb/s of the two-digit generation have no multiple in the older enumeration.
+/// Returns the multiple of 2.5 Gb/s. Two-digit rates below 200 Gb/s have none.
 pub(crate) unsafe extern "C" fn ibv_rate_to_mult(rate: c_uint) -> c_int {
     RATES.iter().find(|r| r.0 == rate).map_or(-1, |r| r.1)
 }
@@ -164,7 +163,7 @@ pub(crate) unsafe extern "C" fn mbps_to_ibv_rate(mbps: c_int) -> c_uint {
     RATES.iter().find(|r| r.2 == mbps).map_or(RATE_MAX, |r| r.0)
 }
 
-/// Registered memory is not pinned, and no device shares it with children: forking needs no preparation.
+/// Does nothing: memory is not pinned, and no device shares it with children.
 pub(crate) unsafe extern "C" fn ibv_fork_init() -> c_int {
     0
 }
@@ -182,7 +181,7 @@ pub(crate) unsafe extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     c"/sys".as_ptr()
 }
 
-/// Reads `dir/file` into `buf`, without the newline at its end. Returns the number of octets, or -1.
+/// Reads `dir/file` into `buf` without the final newline. Returns the number of bytes, or -1.
 pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
     dir: *const c_char,
     file: *const c_char,
@@ -206,7 +205,7 @@ pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
     })
 }
 
-/// With TCP the kernel resolves addresses of the link layer.
+/// Does nothing: the kernel resolves link-layer addresses for TCP.
 pub(crate) unsafe extern "C" fn ibv_resolve_eth_l2_from_gid(
     _: *mut ibv_context,
     _: *mut ibv_ah_attr,

@@ -1,6 +1,6 @@
-//! Exported functions that touch no object: `misc` has names, rates and files, `providers` what
-//! providers' libraries import, `unsupported` what this device does not have. This room uses
-//! `border` and `abi`. Only `exports` uses it.
+//! Exported functions that use no object: `misc` has names, rates and files, `providers` the
+//! imports of provider libraries, `unsupported` the failures. This room uses `border` and `abi`.
+//! Only `exports` uses it.
 
 pub(crate) mod misc;
 pub(crate) mod providers;

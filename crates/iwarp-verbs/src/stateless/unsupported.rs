@@ -1,21 +1,18 @@
-//! Functions that this device does not have.
+//! Functions that this device does not support.
 
 use crate::border::guard::{UNSUPPORTED, code, minus_one, set_errno};
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
-/// Returns NULL, and sets EOPNOTSUPP.
 pub(crate) unsafe extern "C" fn unsupported_pointer() -> *mut c_void {
     set_errno(UNSUPPORTED);
     null_mut()
 }
 
-/// Returns EOPNOTSUPP.
 pub(crate) unsafe extern "C" fn unsupported_code() -> c_int {
     code(|| Err(UNSUPPORTED))
 }
 
-/// Returns -1, and sets EOPNOTSUPP.
 pub(crate) unsafe extern "C" fn unsupported_minus_one() -> c_int {
     minus_one(|| Err(UNSUPPORTED))
 }

@@ -1,4 +1,5 @@
-/* Addresses: what rdma_getaddrinfo finds, and what rdma_bind_addr and rdma_resolve_addr say of addresses that cannot be used. */
+/* Addresses: results of rdma_getaddrinfo, and errors of rdma_bind_addr and rdma_resolve_addr for
+ * unusable addresses. */
 #include <arpa/inet.h>
 #include <infiniband/ib.h>
 #include <netdb.h>
@@ -34,10 +35,11 @@ static int same_v4(const struct sockaddr *got, socklen_t len, const char *text, 
 	       in->sin_addr.s_addr == want.sin_addr.s_addr;
 }
 
-/* A name has the address that getaddrinfo finds first with the same hints. */
-static void a_name(const char *node, const char *service, int flags, int family)
+/* The result is the first address that getaddrinfo returns for the same hints. */
+static void check_name(const char *node, const char *service, int flags, int family)
 {
-	struct rdma_addrinfo hints = { .ai_flags = flags, .ai_family = family, .ai_port_space = RDMA_PS_TCP }, *got;
+	struct rdma_addrinfo hints = { .ai_flags = flags, .ai_family = family,
+		.ai_port_space = RDMA_PS_TCP }, *got;
 	struct addrinfo plain = { .ai_family = family, .ai_protocol = IPPROTO_TCP }, *want;
 	const struct sockaddr *address;
 	socklen_t len;
@@ -69,16 +71,17 @@ static void names(void)
 	const char *nodes[] = { "localhost", "127.0.0.1", "::1", "192.0.2.77", "no such name", NULL };
 	const char *services[] = { "7471", "http", "no such service", NULL };
 	const int families[] = { AF_UNSPEC, AF_INET, AF_INET6, AF_UNIX };
-	const int flags[] = { 0, RAI_PASSIVE, RAI_NUMERICHOST, RAI_FAMILY, RAI_NOROUTE, RAI_FAMILY | RAI_PASSIVE };
+	const int flags[] = { 0, RAI_PASSIVE, RAI_NUMERICHOST, RAI_FAMILY, RAI_NOROUTE,
+		RAI_FAMILY | RAI_PASSIVE };
 
 	for (int n = 0; n < 6; n++)
 		for (int s = 0; s < 4; s++)
 			for (int a = 0; a < 4; a++)
 				for (int f = 0; f < 6 && (nodes[n] || services[s]); f++)
-					a_name(nodes[n], services[s], flags[f], families[a]);
+					check_name(nodes[n], services[s], flags[f], families[a]);
 }
 
-/* Queue pair type and port space follow from each other, and choose the service. */
+/* Queue pair type and port space determine each other and the service. */
 static void kinds(void)
 {
 	static const struct {
@@ -100,7 +103,7 @@ static void kinds(void)
 		struct rdma_addrinfo hints = { .ai_qp_type = rows[i].type, .ai_port_space = rows[i].space };
 		int code = rdma_getaddrinfo("127.0.0.1", "7471", &hints, &got);
 
-		/* Which of two codes it is depends on the version of the C library. */
+		/* The C library's version decides which of two codes is returned. */
 		if (code == EAI_SOCKTYPE)
 			code = EAI_SERVICE;
 		CODE(rows[i].code, code);
@@ -116,7 +119,8 @@ static void kinds(void)
 static void hints_and_none(void)
 {
 	struct sockaddr_in from = v4("127.0.0.5", 0), to = v4("127.0.0.6", 99);
-	struct rdma_addrinfo hints = { .ai_flags = RAI_NOROUTE, .ai_qp_type = IBV_QPT_RC, .ai_port_space = RDMA_PS_TCP }, *got;
+	struct rdma_addrinfo hints = { .ai_flags = RAI_NOROUTE, .ai_qp_type = IBV_QPT_RC,
+		.ai_port_space = RDMA_PS_TCP }, *got;
 
 	MINUS_ONE(EINVAL, rdma_getaddrinfo(NULL, NULL, NULL, &got));
 	CODE(0, rdma_getaddrinfo("127.0.0.1", "5", NULL, &got));
@@ -135,9 +139,10 @@ static void hints_and_none(void)
 	CODE(0, rdma_getaddrinfo(NULL, NULL, &hints, &got));
 	CHECK(same_v4(got->ai_src_addr, got->ai_src_len, "127.0.0.5", 0));
 	CHECK(same_v4(got->ai_dst_addr, got->ai_dst_len, "127.0.0.6", 99));
-	CHECK(got->ai_src_addr != hints.ai_src_addr && got->ai_family == AF_INET && got->ai_qp_type == IBV_QPT_RC);
+	CHECK(got->ai_src_addr != hints.ai_src_addr && got->ai_family == AF_INET &&
+		got->ai_qp_type == IBV_QPT_RC);
 	rdma_freeaddrinfo(got);
-	/* A name takes the place of the destination, and for a server that of the source. */
+	/* A name replaces the destination, or the source for a server. */
 	CODE(0, rdma_getaddrinfo("127.0.0.7", "8", &hints, &got));
 	CHECK(same_v4(got->ai_src_addr, got->ai_src_len, "127.0.0.5", 0));
 	CHECK(same_v4(got->ai_dst_addr, got->ai_dst_len, "127.0.0.7", 8));
@@ -146,7 +151,7 @@ static void hints_and_none(void)
 	CODE(0, rdma_getaddrinfo("127.0.0.7", "8", &hints, &got));
 	CHECK(same_v4(got->ai_src_addr, got->ai_src_len, "127.0.0.7", 8) && !got->ai_dst_addr);
 	rdma_freeaddrinfo(got);
-	/* There are no addresses of InfiniBand. */
+	/* There are no InfiniBand addresses. */
 	hints = (struct rdma_addrinfo){ .ai_flags = RAI_FAMILY | RAI_NUMERICHOST, .ai_family = AF_IB };
 	CODE(EAI_FAMILY, rdma_getaddrinfo("::1", NULL, &hints, &got));
 	hints.ai_flags = 0;
@@ -155,10 +160,10 @@ static void hints_and_none(void)
 	rdma_freeaddrinfo(got);
 }
 
-/* An end point is made from a name's address. */
 static void end_points(void)
 {
-	struct rdma_addrinfo hints = { .ai_flags = RAI_PASSIVE, .ai_family = AF_INET, .ai_port_space = RDMA_PS_TCP }, *info;
+	struct rdma_addrinfo hints = { .ai_flags = RAI_PASSIVE, .ai_family = AF_INET,
+		.ai_port_space = RDMA_PS_TCP }, *info;
 	struct rdma_cm_id *server, *client;
 	char port[8];
 
@@ -190,28 +195,30 @@ static void resolved(struct rdma_cm_id *id)
 static void unusable(void)
 {
 	struct rdma_cm_id *id = new_id(), *other = new_id();
-	struct sockaddr_in here = v4("127.0.0.1", 0), away = v4("192.0.2.254", 0), any = v4("0.0.0.0", 0), to = v4("127.0.0.1", 9);
-	struct sockaddr_in6 here6 = { .sin6_family = AF_INET6, .sin6_port = htons(9), .sin6_addr = IN6ADDR_LOOPBACK_INIT };
+	struct sockaddr_in here = v4("127.0.0.1", 0), away = v4("192.0.2.254", 0), any = v4("0.0.0.0", 0),
+		to = v4("127.0.0.1", 9);
+	struct sockaddr_in6 here6 = { .sin6_family = AF_INET6, .sin6_port = htons(9),
+		.sin6_addr = IN6ADDR_LOOPBACK_INIT };
 	struct sockaddr_storage none = { .ss_family = AF_UNSPEC };
 	struct sockaddr_storage local = { .ss_family = AF_UNIX };
 
-#define RESOLVE(id, from, to) rdma_resolve_addr(id, (struct sockaddr *)(from), (struct sockaddr *)(to), 1000)
+#define RESOLVE(id, from, to) \
+	rdma_resolve_addr(id, (struct sockaddr *)(from), (struct sockaddr *)(to), 1000)
 	/* Families without devices. */
 	MINUS_ONE(EINVAL, rdma_bind_addr(id, (struct sockaddr *)&local));
 	MINUS_ONE(EINVAL, RESOLVE(id, NULL, &local));
 	MINUS_ONE(EINVAL, RESOLVE(id, &none, &to));
 	MINUS_ONE(EINVAL, RESOLVE(id, &local, &to));
-	/* Addresses of other hosts. */
+	/* Other hosts' addresses. */
 	MINUS_ONE(EADDRNOTAVAIL, rdma_bind_addr(id, (struct sockaddr *)&away));
 	MINUS_ONE(EADDRNOTAVAIL, RESOLVE(id, &away, &to));
-	/* Two families. */
 	MINUS_ONE(EINVAL, RESOLVE(id, &here6, &to));
 	MINUS_ONE(EINVAL, RESOLVE(id, &here, &here6));
 	MINUS_ONE(EINVAL, RESOLVE(id, &any, &here6));
-	/* After all that it can be bound. */
+	/* After these failures it can still be bound. */
 	CODE(0, rdma_bind_addr(id, (struct sockaddr *)&here));
 	MINUS_ONE(EINVAL, RESOLVE(id, NULL, &here6));
-	/* A source port that is in use, and one that is free. */
+	/* A source port that is in use, and a free one. */
 	here.sin_port = rdma_get_src_port(id);
 	MINUS_ONE(EADDRINUSE, RESOLVE(other, &here, &to));
 	CODE(0, rdma_destroy_id(id));

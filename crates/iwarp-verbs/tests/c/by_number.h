@@ -1,4 +1,5 @@
-/* Queue pairs of one process that are connected by GID and number, with all attributes that the verbs ask for. */
+/* Queue pairs of one process, connected by GID and number with all attributes that InfiniBand
+ * needs. */
 #ifndef BY_NUMBER_H
 #define BY_NUMBER_H
 
@@ -12,13 +13,15 @@
 enum { TO_INIT = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
        TO_RTR = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 		IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
-       TO_RTS = IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-		IBV_QP_MAX_QP_RD_ATOMIC };
+       TO_RTS = IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+		IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC };
 
-/* Attributes with a valid value for each change to `to`; the mask is the caller's. */
-static inline struct ibv_qp_attr attributes(struct ibv_context *context, enum ibv_qp_state to, uint32_t peer)
+/* Returns valid attributes for a change to `to`; the caller chooses the mask. */
+static inline struct ibv_qp_attr attributes(struct ibv_context *context, enum ibv_qp_state to,
+	uint32_t peer)
 {
-	struct ibv_qp_attr a = { .qp_state = to, .port_num = 1, .qp_access_flags = 0xf, .path_mtu = IBV_MTU_1024,
+	struct ibv_qp_attr a = { .qp_state = to, .port_num = 1, .qp_access_flags = 0xf,
+		.path_mtu = IBV_MTU_1024,
 		.dest_qp_num = peer, .max_dest_rd_atomic = 4, .min_rnr_timer = 12, .timeout = 14, .retry_cnt = 7,
 		.rnr_retry = 7, .max_rd_atomic = 4, .ah_attr = { .is_global = 1, .port_num = 1 } };
 
@@ -37,7 +40,8 @@ static inline int move_to(struct ibv_qp *qp, enum ibv_qp_state to, uint32_t peer
 static inline void connect_both(struct ibv_qp *a, struct ibv_qp *b)
 {
 	NEED(move_to(a, IBV_QPS_INIT, 0, TO_INIT) == 0 && move_to(b, IBV_QPS_INIT, 0, TO_INIT) == 0);
-	NEED(move_to(a, IBV_QPS_RTR, b->qp_num, TO_RTR) == 0 && move_to(b, IBV_QPS_RTR, a->qp_num, TO_RTR) == 0);
+	NEED(move_to(a, IBV_QPS_RTR, b->qp_num, TO_RTR) == 0 &&
+		move_to(b, IBV_QPS_RTR, a->qp_num, TO_RTR) == 0);
 	NEED(move_to(a, IBV_QPS_RTS, 0, TO_RTS) == 0 && move_to(b, IBV_QPS_RTS, 0, TO_RTS) == 0);
 }
 
@@ -53,7 +57,6 @@ static inline struct ibv_context *open_first(void)
 	return context;
 }
 
-/* Polls until `n` completions have come, which must have this status. */
 static inline void take(struct ibv_cq *cq, int n, enum ibv_wc_status status)
 {
 	struct ibv_wc wc;

@@ -1,4 +1,4 @@
-/* Checks for the C programs of these tests. Each one is counted, and a failed one prints its place in the source. */
+/* Checks for the C programs. Each check is counted; a failed one prints its source line. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Several threads count. */
+/* Updated by several threads. */
 static _Atomic int checks, failures;
 
 /* Checks that a condition is true. */
@@ -22,7 +22,7 @@ static _Atomic int checks, failures;
 /* Checks that a call returns NULL and sets errno to `want`. */
 #define IS_NULL(want, call) (errno = 0, is_null_((call), (want), __FILE__, __LINE__, #call))
 
-/* Ends the program if a condition that the other checks depend on is false. */
+/* Exits if a condition that other checks depend on is false. */
 #define NEED(condition) \
 	do { \
 		if (!(condition)) { \

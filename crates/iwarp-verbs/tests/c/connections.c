@@ -1,4 +1,5 @@
-/* What the connection manager tells each end of a connection, and how connections begin and end, by the face of the device (argv[1]). */
+/* Connections of the connection manager: events and parameters at each end, how connections begin
+ * and end. The argument is the face of the device. */
 #include "check.h"
 
 #include <arpa/inet.h>
@@ -40,8 +41,9 @@ static struct rdma_cm_event *event_within(struct rdma_event_channel *channel, in
 	return event;
 }
 
-/* Waits for the next event, which has to be of this kind. */
-static struct rdma_cm_event *expect(struct rdma_event_channel *channel, enum rdma_cm_event_type kind)
+/* Waits for the next event, which must be of this kind. */
+static struct rdma_cm_event *expect(struct rdma_event_channel *channel,
+	enum rdma_cm_event_type kind)
 {
 	struct rdma_cm_event *event = event_within(channel, LONG);
 
@@ -58,7 +60,7 @@ static void take(struct rdma_event_channel *channel, enum rdma_cm_event_type kin
 	CODE(0, rdma_ack_cm_event(expect(channel, kind)));
 }
 
-/* The event that a second after the end may come. */
+/* Takes the event that may follow the end within a second. */
 static void take_all(struct rdma_event_channel *channel)
 {
 	struct rdma_cm_event *event;
@@ -107,7 +109,8 @@ static struct rdma_cm_id *resolved(void)
 	return id;
 }
 
-static const struct rdma_conn_param USUAL = { .responder_resources = 4, .initiator_depth = 4, .retry_count = 7, .rnr_retry_count = 7 };
+static const struct rdma_conn_param USUAL = { .responder_resources = 4, .initiator_depth = 4,
+	.retry_count = 7, .rnr_retry_count = 7 };
 
 static void prepare(struct pair *p)
 {
@@ -122,7 +125,8 @@ static void ask(struct pair *p, struct rdma_conn_param param)
 	CODE(0, rdma_connect(p->client.id, &param));
 }
 
-static void connect_both(struct pair *p, struct rdma_conn_param client, struct rdma_conn_param server)
+static void connect_both(struct pair *p, struct rdma_conn_param client,
+	struct rdma_conn_param server)
 {
 	struct rdma_cm_event *event;
 
@@ -153,7 +157,6 @@ static void post(struct end *e, uint64_t id)
 	CODE(0, ibv_post_send(e->id->qp, &wr, &bad));
 }
 
-/* Waits for the next completion. */
 static void completes(struct end *e, uint64_t id, enum ibv_wc_status status)
 {
 	struct ibv_wc wc;
@@ -190,13 +193,15 @@ static int state(struct end *e)
 	return query(e).qp_state;
 }
 
-/* The depths are negotiated, zero included, and both ends read them in events and from their queue pairs. */
+/* The depths are negotiated, zero included. Both ends read them from events and their queue pairs.
+ * */
 static void depths(void)
 {
 	static const struct {
 		int client[2], server[2], asked[2], at_client[2], at_server[2];
 	} all[] = {
-		/* responder resources and initiator depth of both programs, of the request, and of each end's event */
+		/* responder resources and initiator depth: of both programs, the request, and each end's
+		 * event */
 		{ { 4, 4 }, { 2, 3 }, { 4, 4 }, { 3, 4 }, { 4, 3 } },
 		{ { 16, 8 }, { 16, 2 }, { 8, 16 }, { 2, 8 }, { 8, 2 } },
 		{ { 0, 0 }, { 0, 0 }, { 0, 0 }, { 0, 0 }, { 0, 0 } },
@@ -209,8 +214,10 @@ static void depths(void)
 	unsigned i;
 
 	for (i = 0; i < sizeof(all) / sizeof(*all); i++) {
-		struct rdma_conn_param client = { .responder_resources = all[i].client[0], .initiator_depth = all[i].client[1] };
-		struct rdma_conn_param server = { .responder_resources = all[i].server[0], .initiator_depth = all[i].server[1] };
+		struct rdma_conn_param client = { .responder_resources = all[i].client[0],
+			.initiator_depth = all[i].client[1] };
+		struct rdma_conn_param server = { .responder_resources = all[i].server[0],
+			.initiator_depth = all[i].server[1] };
 
 		ask(&p, client);
 		event = expect(servers, RDMA_CM_EVENT_CONNECT_REQUEST);
@@ -238,12 +245,15 @@ static void depths(void)
 	}
 }
 
-/* Counts and numbers are InfiniBand's. Private data are the program's alone in any case. */
+/* Retry counts and queue pair numbers are InfiniBand's. Private data are the program's in any case.
+ * */
 static void counts_and_numbers(void)
 {
-	struct rdma_conn_param client = { .retry_count = 5, .rnr_retry_count = 6, .flow_control = 1, .private_data = "question",
+	struct rdma_conn_param client = { .retry_count = 5, .rnr_retry_count = 6, .flow_control = 1,
+		.private_data = "question",
 		.private_data_len = 8 };
-	struct rdma_conn_param server = { .rnr_retry_count = 3, .private_data = "answer", .private_data_len = 6 };
+	struct rdma_conn_param server = { .rnr_retry_count = 3, .private_data = "answer",
+		.private_data_len = 6 };
 	struct rdma_cm_event *event;
 	const struct rdma_conn_param *got;
 	struct ibv_qp_attr attr;
@@ -278,7 +288,8 @@ static void counts_and_numbers(void)
 	CODE(IBV_QPS_RTS, attr.qp_state);
 	CODE(IBV_MTU_4096, attr.path_mtu);
 	CODE(roce ? (int)p.server.id->qp->qp_num : 0, (int)attr.dest_qp_num);
-	CODE(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC,
+	CODE(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+		IBV_ACCESS_REMOTE_ATOMIC,
 		(int)attr.qp_access_flags);
 	if (roce) {
 		CODE(3, attr.rnr_retry);
@@ -296,8 +307,8 @@ static void counts_and_numbers(void)
 	unmake_both(&p);
 }
 
-/* No event comes with a connection that is not a message in RTR. */
-static void no_event_of_a_connection(void)
+/* A connection without a message in RTR causes no asynchronous event. */
+static void connection_causes_no_event(void)
 {
 	struct ibv_async_event event;
 	struct pair p;
@@ -311,9 +322,9 @@ static void no_event_of_a_connection(void)
 	unmake_both(&p);
 }
 
-/* The peer disconnects or is destroyed. What has arrived is taken first. On InfiniBand the queue pair then stays as it is until the program
- * disconnects, and iWARP ends it. */
-static void the_peer_ends(int destroys)
+/* The peer disconnects or is destroyed. Data that has arrived is delivered first. On InfiniBand the
+ * queue pair then keeps its state until the program disconnects; iWARP ends it. */
+static void peer_ends(int destroys)
 {
 	struct pair p;
 
@@ -352,7 +363,7 @@ static void the_peer_ends(int destroys)
 	take_all(clients);
 }
 
-/* The program's own disconnect ends a queue pair whose peer has gone. */
+/* The program's own disconnect ends a queue pair whose peer has disconnected. */
 static void both_ends_disconnect(void)
 {
 	struct pair p;
@@ -371,8 +382,9 @@ static void both_ends_disconnect(void)
 	unmake_both(&p);
 }
 
-/* rnr_retry 7 has no limit, and a Send that waits for its receive is not lost with its sender. The setting of the process has a short one. */
-static void a_late_receive(int count, int sender_leaves)
+/* rnr_retry 7 means no limit. A Send that waits for its receive is not lost with its sender. The
+ * process's setting has a short limit. */
+static void late_receive(int count, int sender_leaves)
 {
 	struct rdma_conn_param param = USUAL;
 	int waits = roce && count == 7;
@@ -400,12 +412,12 @@ static void a_late_receive(int count, int sender_leaves)
 	unmake_both(&p);
 }
 
-/* Each end of an attempt has its event and its status. */
+/* Each end of a failed attempt gets its event and its status. */
 static void refusals(void)
 {
 	struct rdma_cm_event *event;
 	struct rdma_cm_id *request;
-	struct sockaddr_in nobody = address;
+	struct sockaddr_in no_listener = address;
 	char reasons[148];
 	struct pair p;
 	int how;
@@ -431,12 +443,12 @@ static void refusals(void)
 	}
 	/* The port of a socket that does not listen. */
 	NEED(!rdma_create_id(servers, &request, NULL, RDMA_PS_TCP));
-	nobody.sin_port = 0;
-	NEED(!rdma_bind_addr(request, (struct sockaddr *)&nobody));
-	nobody.sin_port = rdma_get_src_port(request);
+	no_listener.sin_port = 0;
+	NEED(!rdma_bind_addr(request, (struct sockaddr *)&no_listener));
+	no_listener.sin_port = rdma_get_src_port(request);
 	p.client = (struct end){ 0 };
 	NEED(!rdma_create_id(clients, &p.client.id, NULL, RDMA_PS_TCP));
-	NEED(!rdma_resolve_addr(p.client.id, NULL, (struct sockaddr *)&nobody, LONG));
+	NEED(!rdma_resolve_addr(p.client.id, NULL, (struct sockaddr *)&no_listener, LONG));
 	take(clients, RDMA_CM_EVENT_ADDR_RESOLVED);
 	NEED(!rdma_resolve_route(p.client.id, LONG));
 	take(clients, RDMA_CM_EVENT_ROUTE_RESOLVED);
@@ -449,8 +461,9 @@ static void refusals(void)
 	CODE(0, rdma_destroy_id(request));
 }
 
-/* The initiator gives up before the program has answered. InfiniBand tells the program at once, iWARP when it accepts. */
-static void a_request_that_is_withdrawn(int has_qp)
+/* The initiator gives up before the program has answered. With InfiniBand the program learns this
+ * immediately, with iWARP when it accepts. */
+static void withdrawn_request(int has_qp)
 {
 	struct rdma_cm_event *event;
 	struct pair p;
@@ -481,8 +494,9 @@ static void a_request_that_is_withdrawn(int has_qp)
 	unmake(&p.server);
 }
 
-/* An identifier is destroyed although its queue pair is connected: the connection ends, and the queue pair stays. */
-static void an_identifier_ends_before_its_queue_pair(void)
+/* An identifier is destroyed while its queue pair is connected: the connection ends, and the queue
+ * pair remains. */
+static void identifier_ends_before_queue_pair(void)
 {
 	struct ibv_qp_init_attr init;
 	struct ibv_qp_attr attr;
@@ -503,8 +517,8 @@ static void an_identifier_ends_before_its_queue_pair(void)
 	unmake(&p.server);
 }
 
-/* A queue pair that has failed before the other end's answer came. */
-static void a_queue_pair_that_cannot_connect(void)
+/* A queue pair fails before the other end's reply arrives. */
+static void failed_queue_pair_cannot_connect(void)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_ERR };
 	struct rdma_cm_event *event;
@@ -524,8 +538,7 @@ static void a_queue_pair_that_cannot_connect(void)
 	unmake_both(&p);
 }
 
-/* Requests that the program has not taken are as many as it has asked for. */
-static void a_backlog(void)
+static void backlog_limit(void)
 {
 	enum { BACKLOG = 2, MANY = 5 };
 	struct rdma_cm_id *listens, *requests[BACKLOG];
@@ -540,7 +553,7 @@ static void a_backlog(void)
 	NEED(!rdma_bind_addr(listens, (struct sockaddr *)&address));
 	NEED(!rdma_listen(listens, BACKLOG));
 	address.sin_port = rdma_get_src_port(listens);
-	/* Requests are rejected while others are made, so the events of resolving come first. */
+	/* Resolving events come first, because requests are rejected while others are made. */
 	for (i = 0; i < MANY; i++)
 		prepare(&p[i]);
 	for (i = 0; i < MANY; i++)
@@ -553,7 +566,7 @@ static void a_backlog(void)
 		CODE(0, rdma_ack_cm_event(event));
 	}
 	CHECK(!event_within(servers, 0));
-	/* Those that were taken do not count any more, although they are not answered. */
+	/* Requests that the program has taken do not count, although they are unanswered. */
 	for (i = 0; i < BACKLOG; i++)
 		ask(&again[i], USUAL);
 	for (i = 0; i < BACKLOG; i++) {
@@ -573,7 +586,7 @@ static void a_backlog(void)
 	address = before;
 }
 
-/* The local port is known as soon as an identifier has an address, and a listener has its device. */
+/* The local port is known once an identifier has an address, and a listener has its device. */
 static void ports_and_devices(void)
 {
 	struct sockaddr_in any = { .sin_family = AF_INET };
@@ -606,7 +619,6 @@ static void ports_and_devices(void)
 	unmake_both(&p);
 }
 
-/* Calls that have no meaning in the state of the identifier. */
 static void calls_in_the_wrong_state(void)
 {
 	struct rdma_cm_id *id;
@@ -632,8 +644,8 @@ static void calls_in_the_wrong_state(void)
 	unmake_both(&p);
 }
 
-/* An attempt without a queue pair that is refused has no effect on the next one, which has a queue pair. */
-static void a_refused_attempt_is_forgotten(void)
+/* A refused attempt without a queue pair does not affect the next one with a queue pair. */
+static void refused_attempt_has_no_effect(void)
 {
 	struct rdma_conn_param early = USUAL, usual = USUAL;
 	struct rdma_cm_event *event;
@@ -663,14 +675,13 @@ static void *acknowledge_later(void *arg)
 {
 	(void)arg;
 	usleep(200000);
-	/* Before the call, because the identifier may be gone afterwards. */
+	/* Stored before the call, because the identifier may be destroyed afterwards. */
 	__atomic_store_n(&unacknowledged->status, 77, __ATOMIC_SEQ_CST);
 	CODE(0, rdma_ack_cm_event(unacknowledged));
 	return NULL;
 }
 
-/* An identifier is destroyed when its events are acknowledged. */
-static void a_destroy_waits(void)
+static void destroy_waits(void)
 {
 	static volatile int done;
 	struct rdma_cm_id *id;
@@ -686,7 +697,7 @@ static void a_destroy_waits(void)
 	CHECK(done);
 }
 
-/* Options: in which states they are taken, and what the queue pair says of the time-out. */
+/* Options: in which states they are accepted, and the time-out that the queue pair reports. */
 
 enum place { IDLE, BOUND, LISTENS, RESOLVED, WITH_QP, CONNECTED, ACCEPTED, REQUESTED, PLACES };
 
@@ -725,7 +736,7 @@ static struct rdma_cm_id *at(enum place place, struct pair *p)
 	return p->client.id = id;
 }
 
-static void gone(struct pair *p)
+static void finish(struct pair *p)
 {
 	if (p->client.id)
 		unmake(&p->client);
@@ -741,7 +752,7 @@ static void options(void)
 		int name;
 		size_t len;
 		int value;
-		/* Where it is taken: a bit for each place. */
+		/* The places where it is accepted: a bit for each. */
 		unsigned taken;
 	} all[] = {
 		{ RDMA_OPTION_ID_TOS, 1, 32, ~0u },
@@ -768,7 +779,7 @@ static void options(void)
 		for (i = 0; i < sizeof(all) / sizeof(*all); i++) {
 			int value = all[i].value;
 
-			/* Little-endian machines find the octet in front. */
+			/* On little-endian machines the first byte has the value. */
 			if (all[i].taken & 1u << place)
 				CODE(0, rdma_set_option(id, RDMA_OPTION_ID, all[i].name, &value, all[i].len));
 			else
@@ -777,11 +788,12 @@ static void options(void)
 		MINUS_ONE(ENOSYS, rdma_set_option(id, RDMA_OPTION_ID, 99, &i, 4));
 		MINUS_ONE(ENOSYS, rdma_set_option(id, 99, RDMA_OPTION_ID_TOS, &i, 1));
 		MINUS_ONE(EINVAL, rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, NULL, 1));
-		gone(&p);
+		finish(&p);
 	}
 }
 
-/* The time-out may be set before there is a queue pair, after that, and twice. A listener's is not that of its connections. */
+/* The time-out may be set before and after the queue pair is created, and twice. A listener's does
+ * not apply to its connections. */
 static void time_outs(void)
 {
 	uint8_t first = 10, second = 5, other = 20;
@@ -818,7 +830,7 @@ static void time_outs(void)
 int main(int argc, char **argv)
 {
 	roce = argc > 1 && !strcmp(argv[1], "roce");
-	/* A limit that rnr_retry 7 does not have. */
+	/* A limit that rnr_retry 7 ignores. */
 	setenv("IWARP_RNR_TIMEOUT_MS", "100", 1);
 	address.sin_family = AF_INET;
 	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -831,24 +843,24 @@ int main(int argc, char **argv)
 
 	depths();
 	counts_and_numbers();
-	no_event_of_a_connection();
-	the_peer_ends(0);
-	the_peer_ends(1);
+	connection_causes_no_event();
+	peer_ends(0);
+	peer_ends(1);
 	both_ends_disconnect();
-	a_late_receive(7, 0);
-	a_late_receive(6, 0);
+	late_receive(7, 0);
+	late_receive(6, 0);
 	if (roce)
-		a_late_receive(7, 1);
+		late_receive(7, 1);
 	refusals();
-	a_request_that_is_withdrawn(0);
-	a_request_that_is_withdrawn(1);
-	an_identifier_ends_before_its_queue_pair();
-	a_queue_pair_that_cannot_connect();
-	a_backlog();
+	withdrawn_request(0);
+	withdrawn_request(1);
+	identifier_ends_before_queue_pair();
+	failed_queue_pair_cannot_connect();
+	backlog_limit();
 	ports_and_devices();
 	calls_in_the_wrong_state();
-	a_refused_attempt_is_forgotten();
-	a_destroy_waits();
+	refused_attempt_has_no_effect();
+	destroy_waits();
 	options();
 	time_outs();
 

@@ -1,5 +1,6 @@
-/* Completion counters: what each operation counts at both ends, in requests and in bytes; what the program sets; and what attaching and
- * destroying refuse. The header of this test may not declare them, so this file has declarations of its own, under other names. */
+/* Completion counters: what each operation counts at both ends, in requests and in bytes; setting
+ * values; and errors of attaching and destroying. Older headers do not declare the functions, so
+ * this file declares them under other names. */
 #include "pair.h"
 
 struct caps {
@@ -15,11 +16,11 @@ struct attach {
 	uint32_t comp_mask, op_mask;
 };
 
-/* IBV_WR_ATOMIC_WRITE. */
 #define ATOMIC_WRITE ((enum ibv_wr_opcode)15)
 
 enum { WRS, BYTES };
-enum { SEND = 1, RECV = 2, READ = 4, REMOTE_READ = 8, WRITE = 16, REMOTE_WRITE = 32, ALL = 63, KINDS = 6 };
+enum { SEND = 1, RECV = 2, READ = 4, REMOTE_READ = 8, WRITE = 16, REMOTE_WRITE = 32, ALL = 63,
+	KINDS = 6 };
 
 int query_caps(struct ibv_context *, void *, size_t) __asm__("_ibv_query_comp_cntr_caps");
 void *create(struct ibv_context *, struct attributes *) __asm__("ibv_create_comp_cntr");
@@ -133,7 +134,6 @@ static void attaching(void)
 	to_init(p.qp[0]);
 	to_init(p.qp[1]);
 	CODE(0, attach_ops(p.qp[0], b, RECV));
-	/* Other queue pairs have operations of their own. */
 	CODE(0, attach_ops(p.qp[1], a, SEND));
 	connect_pair(&p);
 	CODE(EINVAL, attach_ops(p.qp[0], b, REMOTE_WRITE));
@@ -148,7 +148,8 @@ static void attaching(void)
 	CODE(0, ibv_destroy_cq(p.cq[1]));
 
 	struct ibv_cq *cq = ibv_create_cq(context, 4, NULL, NULL, 0);
-	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .cap = { 1, 1, 1, 1, 0 }, .qp_type = IBV_QPT_UD };
+	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .cap = { 1, 1, 1, 1, 0 },
+		.qp_type = IBV_QPT_UD };
 	struct ibv_qp *ud = ibv_create_qp(pd, &init);
 
 	NEED(ud);
@@ -159,19 +160,20 @@ static void attaching(void)
 	CODE(0, ibv_destroy_cq(cq));
 }
 
-/* Waits until a counter has a value, without a poll of any queue. */
+/* Waits until a counter reaches a value, without polling any queue. */
 static void reaches(void *cntr, uint64_t value, int line)
 {
 	time_t end = time(NULL) + 30;
 
 	while (count(cntr) != value)
 		if (time(NULL) > end) {
-			fprintf(stderr, "line %d: %llu instead of %llu\n", line, (unsigned long long)count(cntr), (unsigned long long)value);
+			fprintf(stderr, "line %d: %llu instead of %llu\n", line, (unsigned long long)count(cntr),
+				(unsigned long long)value);
 			exit(2);
 		}
 }
 
-/* One request of each kind, none of them signaled: each counts where it belongs, and nowhere else. */
+/* One unsignaled request of each kind: each increments its own counters and no others. */
 static void operations(enum ibv_qp_type type)
 {
 	const uint32_t length = 10000;
@@ -192,7 +194,7 @@ static void operations(enum ibv_qp_type type)
 	uint64_t requests[2][KINDS] = { 0 };
 	struct pair p;
 
-	/* A queue pair has one counter for each kind, so bytes are counted by a second pair. */
+	/* A queue pair has one counter per kind, so a second pair counts bytes. */
 	for (int in_bytes = 0; in_bytes < 2; in_bytes++) {
 		void *(*made)[KINDS] = in_bytes ? bytes : wrs;
 
@@ -216,14 +218,15 @@ static void operations(enum ibv_qp_type type)
 				receive(&p, len);
 			post_to(&p, table[i].op, there, mr->rkey, len, 0);
 			for (int kind = 0; kind < KINDS; kind++) {
-				/* The immediate data of a Write bring no bytes of their own, but their completion names the Write's. */
+				/* Immediate data of a Write add no bytes, but their completion reports the Write's.
+				 * */
 				requests[0][kind] += table[i].local >> kind & 1 ? (in_bytes ? len : 1) : 0;
 				requests[1][kind] += table[i].remote >> kind & 1 ? (in_bytes ? len : 1) : 0;
 				reaches(made[0][kind], requests[0][kind], __LINE__);
 				reaches(made[1][kind], requests[1][kind], __LINE__);
 			}
 		}
-		/* The counts stay when the queue pairs are gone, and nothing has failed. */
+		/* The counts survive the queue pairs, and nothing has failed. */
 		destroy_pair(&p);
 		for (int end = 0; end < 2; end++)
 			for (int kind = 0; kind < KINDS; kind++) {
@@ -233,7 +236,6 @@ static void operations(enum ibv_qp_type type)
 	}
 }
 
-/* A receive of the first queue pair that is flushed. */
 static void receive_flushed(struct pair *p)
 {
 	struct ibv_recv_wr wr = { 0 }, *bad;
@@ -242,15 +244,16 @@ static void receive_flushed(struct pair *p)
 	CODE(IBV_WC_WR_FLUSH_ERR, completion(p->cq[0]).status);
 }
 
-/* Creates another first queue pair, to be destroyed with the second. */
+/* Creates another first queue pair, which is destroyed with the second one. */
 static void create_again(struct pair *p)
 {
-	struct ibv_qp_init_attr init = { .send_cq = p->cq[0], .recv_cq = p->cq[0], .cap = { 1, 1, 1, 1, 0 }, .qp_type = IBV_QPT_RC };
+	struct ibv_qp_init_attr init = { .send_cq = p->cq[0], .recv_cq = p->cq[0],
+		.cap = { 1, 1, 1, 1, 0 }, .qp_type = IBV_QPT_RC };
 
 	NEED((p->qp[0] = ibv_create_qp(pd, &init)));
 }
 
-/* A second counter of a queue pair has nothing of what was counted for the first. */
+/* A second counter of a queue pair starts without the first one's counts. */
 static void post_failed_read(struct pair *p, void *cntr)
 {
 	struct ibv_qp_attr error = { .qp_state = IBV_QPS_ERR }, reset = { .qp_state = IBV_QPS_RESET };
@@ -271,7 +274,8 @@ static void post_failed_read(struct pair *p, void *cntr)
 	create_again(p);
 }
 
-/* Several queue pairs add to one counter, the program sets it meanwhile, and flushed requests are errors. */
+/* Several queue pairs add to one counter, the program sets it meanwhile, and flushed requests count
+ * as errors. */
 static void shared(void)
 {
 	struct ibv_qp_attr error = { .qp_state = IBV_QPS_ERR };
@@ -298,7 +302,7 @@ static void shared(void)
 	CODE(0, inc(c, 10));
 	post_to(&q, IBV_WR_RDMA_WRITE, (uintptr_t)memory + PAIR_SIZE, mr->rkey, 8, 0);
 	reaches(c, 111, __LINE__);
-	/* A counter that was attached to one that has gone keeps its value, and can be attached again. */
+	/* A counter keeps its value when its queue pair is destroyed, and can be attached again. */
 	destroy_pair(&q);
 	CHECK(count(c) == 111);
 	receive(&p, 8);
@@ -314,7 +318,7 @@ static void shared(void)
 	post_to(&p, IBV_WR_SEND, 0, 0, 8, IBV_SEND_SIGNALED);
 	CODE(IBV_WC_WR_FLUSH_ERR, completion(p.cq[0]).status);
 	CHECK(errors(c) == 1 && count(c) == 111);
-	/* A counter that is attached to a used queue pair begins with zero. */
+	/* A counter that is attached to a used queue pair starts at zero. */
 	struct ibv_qp_attr reset = { .qp_state = IBV_QPS_RESET };
 	void *late = counter(WRS);
 

@@ -1,6 +1,5 @@
-/*
- * Identifiers for datagrams by the C interface: what their events say, the synchronous calls, multicast groups, and what is refused.
- */
+/* Identifiers for datagrams: contents of events, synchronous calls, multicast groups, and errors.
+ * */
 
 #include "check.h"
 #include <arpa/inet.h>
@@ -17,7 +16,8 @@ static struct rdma_event_channel *channel;
 
 static struct sockaddr_in loopback(unsigned short port)
 {
-	return (struct sockaddr_in){ .sin_family = AF_INET, .sin_port = port, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	return (struct sockaddr_in){ .sin_family = AF_INET, .sin_port = port,
+		.sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 }
 
 static struct rdma_cm_event *next(enum rdma_cm_event_type type)
@@ -32,11 +32,13 @@ static struct rdma_cm_event *next(enum rdma_cm_event_type type)
 static struct ibv_qp_init_attr plain(enum ibv_qp_type type)
 {
 	return (struct ibv_qp_init_attr){
-		.qp_type = type, .cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 }, .sq_sig_all = 1
+		.qp_type = type, .cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1,
+			.max_recv_sge = 1 }, .sq_sig_all = 1
 	};
 }
 
-/* Makes the queue pair of an identifier. It is ready to send, with the connection manager's key. */
+/* Creates the queue pair of an identifier. It is ready to send, with the connection manager's key.
+ * */
 static void make_qp(struct rdma_cm_id *id)
 {
 	struct ibv_qp_init_attr init = plain(IBV_QPT_RC), was;
@@ -62,11 +64,12 @@ static struct rdma_cm_id *routed(struct sockaddr_in to)
 	return id;
 }
 
-/* A message each way: the requester's goes where its event says, and the answer where the message came from. */
+/* Sends a message to the event's destination, and the answer to the message's sender. */
 static void exchange(struct rdma_cm_id *a, struct rdma_cm_id *b, struct rdma_ud_param *to)
 {
 	char text[64] = "question", into[GRH + 64];
-	struct ibv_mr *from = rdma_reg_msgs(a, text, sizeof(text)), *mr = rdma_reg_msgs(b, into, sizeof(into));
+	struct ibv_mr *from = rdma_reg_msgs(a, text, sizeof(text)),
+		*mr = rdma_reg_msgs(b, into, sizeof(into));
 	struct ibv_ah *ah = ibv_create_ah(a->pd, &to->ah_attr);
 	struct ibv_wc wc;
 
@@ -109,7 +112,8 @@ static void found(struct sockaddr_in at)
 	MINUS_ONE(EINVAL, rdma_accept(server, &param));
 	event = next(RDMA_CM_EVENT_ESTABLISHED);
 	ud = &event->param.ud;
-	NEED(event->id == id && event->status == 0 && ud->qp_num == server->qp->qp_num && ud->qkey == QKEY);
+	NEED(event->id == id && event->status == 0 && ud->qp_num == server->qp->qp_num &&
+		ud->qkey == QKEY);
 	NEED(ud->private_data_len == 6 && !memcmp(ud->private_data, "world", 6));
 	NEED(ud->ah_attr.is_global && ud->ah_attr.port_num == 1 && ud->ah_attr.grh.traffic_class == tos);
 	exchange(id, server, ud);
@@ -121,7 +125,7 @@ static void found(struct sockaddr_in at)
 	CODE(0, rdma_destroy_id(id));
 }
 
-/* The status of a refusal is the number that InfiniBand's reply has for it. */
+/* The status of a refusal is InfiniBand's code. */
 static void refused(struct sockaddr_in at)
 {
 	struct rdma_conn_param param = { 0 };
@@ -134,10 +138,11 @@ static void refused(struct sockaddr_in at)
 	CODE(0, rdma_destroy_id(event->id));
 	CODE(0, rdma_ack_cm_event(event));
 	event = next(RDMA_CM_EVENT_UNREACHABLE);
-	NEED(event->status == 2 && event->param.ud.private_data_len == 3 && !memcmp(event->param.ud.private_data, "no", 3));
+	NEED(event->status == 2 && event->param.ud.private_data_len == 3 &&
+		!memcmp(event->param.ud.private_data, "no", 3));
 	CODE(0, rdma_ack_cm_event(event));
 	CODE(0, rdma_destroy_id(id));
-	/* A queue pair that is not the identifier's own is named by its number. */
+	/* A queue pair other than the identifier's is named by its number. */
 	id = routed(at);
 	CODE(0, rdma_connect(id, &param));
 	event = next(RDMA_CM_EVENT_CONNECT_REQUEST);
@@ -169,7 +174,8 @@ static void other_spaces(void)
 	CODE(0, rdma_create_id(channel, &id, NULL, RDMA_PS_UDP));
 	CODE(0, rdma_bind_addr(id, (struct sockaddr *)&at));
 	CODE(0, rdma_init_qp_attr(id, &attr, &mask));
-	NEED(mask == (IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY) && attr.qkey == QKEY && attr.port_num == 1);
+	NEED(mask == (IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY) && attr.qkey == QKEY &&
+		attr.port_num == 1);
 	CODE(0, rdma_destroy_id(id));
 }
 
@@ -178,7 +184,8 @@ static struct sockaddr_in group = { .sin_family = AF_INET };
 static void groups(void)
 {
 	struct sockaddr_in at = loopback(0), none = loopback(0);
-	struct rdma_cm_join_mc_attr_ex ex = { .comp_mask = RDMA_CM_JOIN_MC_ATTR_ADDRESS, .addr = (struct sockaddr *)&group };
+	struct rdma_cm_join_mc_attr_ex ex = { .comp_mask = RDMA_CM_JOIN_MC_ATTR_ADDRESS,
+		.addr = (struct sockaddr *)&group };
 	struct rdma_cm_event *event;
 	struct rdma_cm_id *id;
 	struct rdma_ud_param ud;
@@ -199,10 +206,11 @@ static void groups(void)
 	ud = event->param.ud;
 	NEED(event->id == id && event->status == 0 && ud.private_data == &context);
 	NEED(ud.qp_num == 0xffffff && ud.qkey == QKEY && ud.ah_attr.is_global);
-	NEED(!memcmp(ud.ah_attr.grh.dgid.raw + 12, &group.sin_addr, 4) && ud.ah_attr.grh.dgid.raw[10] == 0xff);
+	NEED(!memcmp(ud.ah_attr.grh.dgid.raw + 12, &group.sin_addr, 4) &&
+		ud.ah_attr.grh.dgid.raw[10] == 0xff);
 	CODE(0, rdma_ack_cm_event(event));
 	exchange(id, id, &ud);
-	/* The event of a membership that is left is gone. */
+	/* The event of a membership that was left is discarded. */
 	ex.comp_mask = RDMA_CM_JOIN_MC_ATTR_ADDRESS | RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS;
 	ex.join_flags = RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER;
 	CODE(0, rdma_join_multicast_ex(id, &ex, NULL));
@@ -214,7 +222,8 @@ static void groups(void)
 	CODE(0, rdma_destroy_id(id));
 }
 
-/* Events of groups that are left are gone, and those of the others come with what they were joined with. */
+/* Events of groups that were left are discarded, and the others have the user data of their join.
+ * */
 static void several_groups(void)
 {
 	struct sockaddr_in at = loopback(0), to[3];
@@ -265,10 +274,10 @@ static void *serve(void *arg)
 	return NULL;
 }
 
-/* The synchronous interface: rdma_connect waits for the answer. */
 static void synchronous(void)
 {
-	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_UDP, .ai_flags = RAI_PASSIVE }, *there, *here;
+	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_UDP, .ai_flags = RAI_PASSIVE }, *there,
+		*here;
 	struct ibv_qp_init_attr init = plain(IBV_QPT_RC);
 	struct rdma_cm_id *listener, *id;
 	pthread_t thread;

@@ -1,7 +1,5 @@
-/*
- * Datagrams by the C interface: address handles made in every way, both ways to post and to poll, a shared receive queue, multicast, what a
- * change of state has to name, and what is refused.
- */
+/* Datagrams: all ways to create address handles, to post and to poll, a shared receive queue,
+ * multicast, required attributes of state changes, and errors. */
 
 #include "check.h"
 #include <arpa/inet.h>
@@ -49,17 +47,19 @@ static void to_rts(struct ibv_qp *qp)
 
 static struct ibv_ah *handle_to(const union ibv_gid *gid)
 {
-	struct ibv_ah_attr attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = *gid, .hop_limit = 1 } };
+	struct ibv_ah_attr attr = { .is_global = 1, .port_num = 1,
+		.grh = { .dgid = *gid, .hop_limit = 1 } };
 	struct ibv_ah *ah = ibv_create_ah(pd, &attr);
 
 	NEED(ah);
 	return ah;
 }
 
-/* Which entries of the port's table a handle can name, and by which it answers. */
+/* Checks the entries of the port's table that a handle can name, and the source of replies. */
 static void handles_of_entries(struct ibv_ah *found[2], const union ibv_gid gids[2])
 {
-	struct ibv_ah_attr attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = gids[0], .hop_limit = 1 } };
+	struct ibv_ah_attr attr = { .is_global = 1, .port_num = 1,
+		.grh = { .dgid = gids[0], .hop_limit = 1 } };
 	struct ibv_wc wc = { .wc_flags = IBV_WC_GRH };
 	struct ibv_ah_attr back;
 	struct ibv_grh grh = { .version_tclass_flow = htonl(6u << 28), .sgid = gids[1], .dgid = gids[1] };
@@ -101,7 +101,8 @@ static void receive(struct ibv_qp *qp, int slot)
 	CODE(0, qp->srq ? ibv_post_srq_recv(qp->srq, &wr, &bad) : ibv_post_recv(qp, &wr, &bad));
 }
 
-/* The service level of a received datagram, as mlx5 has it for RoCE v2: 8 for its UDP header, and 1 for IPv6 or 2 for IPv4. */
+/* Returns the service level of a received datagram as mlx5 has it for RoCE v2: 8 for its UDP
+ * header, plus 1 for IPv6 or 2 for IPv4. */
 static uint8_t level_of(const unsigned char *grh)
 {
 	return grh[0] >> 4 == 6 ? 9 : 10;
@@ -162,28 +163,19 @@ static void refused(struct ibv_qp *qp, struct ibv_ah *ah)
 	CODE(0, ibv_dealloc_pd(other));
 }
 
-/* One end with the plain calls and a shared receive queue, one with the extended ones. */
-int main(void)
+/* One end uses the plain calls and a shared receive queue, the other one the extended calls. */
+static struct end plain, extended;
+static struct ibv_cq_ex *cq_ex;
+static struct ibv_qp_ex *qp_ex;
+static struct ibv_srq *srq;
+
+static void create_ends(void)
 {
-	struct ibv_device **list = ibv_get_device_list(NULL);
-	union ibv_gid gid, group = { .raw = { [10] = 0xff, 0xff, 239, 255, 77, 9 } };
 	struct ibv_cq_init_attr_ex cq_attr = { .cqe = 16, .wc_flags = IBV_WC_STANDARD_FLAGS };
 	struct ibv_srq_init_attr srq_attr = { .attr = { .max_wr = 8, .max_sge = 1 } };
 	struct ibv_qp_init_attr attr = { .cap = { 4, 4, 1, 1, 64 }, .qp_type = IBV_QPT_UD };
 	struct ibv_qp_init_attr_ex ex = { .cap = { 4, 4, 1, 1, 64 }, .qp_type = IBV_QPT_UD };
-	struct ibv_poll_cq_attr poll = { 0 };
-	struct end plain, extended;
-	struct ibv_cq_ex *cq_ex;
-	struct ibv_qp_ex *qp_ex;
-	struct ibv_ah *ah, *back, *all, *of_entry[2];
-	union ibv_gid gids[2];
-	struct ibv_srq *srq;
-	struct ibv_wc wc;
-	uint8_t level;
 
-	NEED(list && list[0] && (context = ibv_open_device(list[0])));
-	NEED(ibv_query_gid(context, 1, 0, &gid) == 0 && (pd = ibv_alloc_pd(context)));
-	NEED((mr = ibv_reg_mr(pd, memory, sizeof memory, IBV_ACCESS_LOCAL_WRITE)));
 	NEED((plain.cq = ibv_create_cq(context, 16, NULL, NULL, 0)));
 	NEED((srq = ibv_create_srq(pd, &srq_attr)));
 	attr.send_cq = attr.recv_cq = plain.cq;
@@ -201,10 +193,16 @@ int main(void)
 	NEED((qp_ex = ibv_qp_to_qp_ex(extended.qp)) && !ibv_qp_to_qp_ex(plain.qp));
 	to_rts(plain.qp);
 	to_rts(extended.qp);
-	ah = handle_to(&gid);
-	refused(plain.qp, ah);
+}
 
-	/* From the plain end to the other, which looks with the extended calls. */
+static void exchange(struct ibv_ah *ah)
+{
+	struct ibv_poll_cq_attr poll = { 0 };
+	struct ibv_ah *back;
+	struct ibv_wc wc;
+	uint8_t level;
+
+	/* From the plain end to the other, which polls with the extended calls. */
 	receive(extended.qp, 0);
 	send_text(plain.qp, ah, extended.qp->qp_num, "there");
 	NEED(next(plain.cq).opcode == IBV_WC_SEND);
@@ -221,7 +219,6 @@ int main(void)
 	NEED(level == level_of(memory[0]));
 	NEED(memcmp(memory[0] + GRH, "there", 5) == 0);
 
-	/* And back to its sender. */
 	NEED((back = ibv_create_ah_from_wc(pd, &wc, (struct ibv_grh *)memory[0], 1)));
 	receive(plain.qp, 1);
 	ibv_wr_start(qp_ex);
@@ -231,16 +228,25 @@ int main(void)
 	ibv_wr_set_inline_data(qp_ex, "and back", 8);
 	CODE(0, ibv_wr_complete(qp_ex));
 	wc = next(plain.cq);
-	NEED(wc.wr_id == 1 && wc.byte_len == GRH + 8 && wc.src_qp == extended.qp->qp_num && wc.wc_flags == IBV_WC_GRH);
+	NEED(wc.wr_id == 1 && wc.byte_len == GRH + 8 && wc.src_qp == extended.qp->qp_num &&
+		wc.wc_flags == IBV_WC_GRH);
 	NEED(memcmp(memory[1] + GRH, "and back", 8) == 0);
 	next(extended.cq);
 	ibv_wr_start(qp_ex);
 	ibv_wr_send(qp_ex);
 	CODE(EINVAL, ibv_wr_complete(qp_ex));
+	CODE(0, ibv_destroy_ah(back));
+}
 
-	/* From one address of the device, by LID, and from the other. */
+static void send_from_entries(const union ibv_gid *gid)
+{
+	struct ibv_ah *of_entry[2];
+	union ibv_gid gids[2];
+	struct ibv_wc wc;
+
+	/* From one address of the device by LID, and from the other. */
 	NEED(ibv_query_gid(context, 1, 1, &gids[1]) == 0);
-	gids[0] = gid;
+	gids[0] = *gid;
 	handles_of_entries(of_entry, gids);
 	for (int i = 0; i < 2; i++) {
 		receive(plain.qp, 3 + i);
@@ -255,9 +261,15 @@ int main(void)
 		NEED(memory[3 + i][i ? 0 : 20] >> 4 == (i ? 6 : 4));
 		CODE(0, ibv_destroy_ah(of_entry[i]));
 	}
+}
 
-	/* To a group. */
-	CODE(EINVAL, ibv_attach_mcast(plain.qp, &gid, 0));
+static void multicast(const union ibv_gid *gid)
+{
+	union ibv_gid group = { .raw = { [10] = 0xff, 0xff, 239, 255, 77, 9 } };
+	struct ibv_ah *all;
+	struct ibv_wc wc;
+
+	CODE(EINVAL, ibv_attach_mcast(plain.qp, gid, 0));
 	CODE(0, ibv_attach_mcast(plain.qp, &group, 0));
 	all = handle_to(&group);
 	receive(plain.qp, 2);
@@ -269,7 +281,7 @@ int main(void)
 	wc = next(plain.cq);
 	NEED(wc.wr_id == 2 && wc.byte_len == GRH + 3 && ntohl(wc.imm_data) == 6);
 	CODE(EBUSY, ibv_destroy_qp(plain.qp));
-	/* A refused call changes nothing: it still receives. */
+	/* A refused call has no effect: the queue pair still receives. */
 	receive(plain.qp, 2);
 	ibv_wr_start(qp_ex);
 	ibv_wr_send(qp_ex);
@@ -279,9 +291,24 @@ int main(void)
 	CODE(GRH + 4, next(plain.cq).byte_len);
 	CODE(0, ibv_detach_mcast(plain.qp, &group, 0));
 	CODE(EINVAL, ibv_detach_mcast(plain.qp, &group, 0));
-
 	CODE(0, ibv_destroy_ah(all));
-	CODE(0, ibv_destroy_ah(back));
+}
+
+int main(void)
+{
+	struct ibv_device **list = ibv_get_device_list(NULL);
+	struct ibv_ah *ah;
+	union ibv_gid gid;
+
+	NEED(list && list[0] && (context = ibv_open_device(list[0])));
+	NEED(ibv_query_gid(context, 1, 0, &gid) == 0 && (pd = ibv_alloc_pd(context)));
+	NEED((mr = ibv_reg_mr(pd, memory, sizeof memory, IBV_ACCESS_LOCAL_WRITE)));
+	create_ends();
+	ah = handle_to(&gid);
+	refused(plain.qp, ah);
+	exchange(ah);
+	send_from_entries(&gid);
+	multicast(&gid);
 	CODE(0, ibv_destroy_ah(ah));
 	CODE(EBUSY, ibv_destroy_srq(srq));
 	CODE(EBUSY, ibv_destroy_cq(extended.cq));

@@ -1,5 +1,6 @@
-/* Registration of DMA-bufs. Few machines have a device that makes them, so this program's own fstatfs says of an anonymous file that it is one,
- * and its ioctl counts the synchronizations. The descriptor itself, its size and its mappings are real. */
+/* Registration of DMA-bufs. Few machines have a device that exports them, so this program replaces
+ * fstatfs, which pretends that an anonymous file is one, and ioctl, which counts synchronizations.
+ * The descriptor, its size and its mappings are real. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdarg.h>
@@ -93,7 +94,7 @@ static void refused(int fd)
 	NEED(pipe(pipes) == 0);
 	lie = 0;
 	IS_NULL(EBADF, ibv_reg_dmabuf_mr(pd, 0, SIZE, 0, -1, PAIR_ACCESS));
-	/* An ordinary file is no DMA-buf, even if it could be mapped. */
+	/* An ordinary file is not a DMA-buf, even if it could be mapped. */
 	IS_NULL(EINVAL, ibv_reg_dmabuf_mr(pd, 0, SIZE, 0, fd, PAIR_ACCESS));
 	IS_NULL(EINVAL, ibv_reg_dmabuf_mr(pd, 0, SIZE, 0, pipes[0], PAIR_ACCESS));
 	lie = 1;
@@ -108,8 +109,9 @@ static void refused(int fd)
 	IS_NULL(EINVAL, ibv_reg_dmabuf_mr(pd, 0, PAGE, 0, fd, IBV_ACCESS_REMOTE_WRITE));
 	for (int bit = 4; bit < 20; bit++)
 		IS_NULL(EINVAL, ibv_reg_dmabuf_mr(pd, 0, PAGE, 0, fd, IBV_ACCESS_LOCAL_WRITE | 1 << bit));
-	/* An exporter that does not let it be mapped. */
-	IS_NULL(EOPNOTSUPP, ibv_reg_dmabuf_mr(pd, 0, 0x100, 0, open("/proc/self/exe", O_RDONLY), PAIR_ACCESS));
+	/* An exporter that does not support mapping. */
+	IS_NULL(EOPNOTSUPP, ibv_reg_dmabuf_mr(pd, 0, 0x100, 0, open("/proc/self/exe", O_RDONLY),
+		PAIR_ACCESS));
 	sync_error = ENODEV;
 	IS_NULL(ENODEV, ibv_reg_dmabuf_mr(pd, 0, PAGE, 0, fd, PAIR_ACCESS));
 	sync_error = 0;
@@ -117,11 +119,12 @@ static void refused(int fd)
 	close(pipes[1]);
 }
 
-/* A peer writes to the buffer and reads from it, at an offset that begins no page. */
+/* A peer writes to and reads from the buffer, at an offset that is not page-aligned. */
 static void used(int fd, int by_attributes)
 {
 	const uint64_t offset = PAGE + 40, iova = 0x123000 + 40, length = 2 * PAGE;
-	int before = mappings("memfd:dmabuf"), open_before = descriptors(), at_start = begun, at_end = ended;
+	int before = mappings("memfd:dmabuf"), open_before = descriptors(), at_start = begun,
+		at_end = ended;
 	struct ibv_mr *buffer;
 	char *seen;
 	struct pair p;
@@ -129,11 +132,13 @@ static void used(int fd, int by_attributes)
 	NEED((seen = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)) != MAP_FAILED);
 	memset(seen, 0x33, SIZE);
 	if (by_attributes) {
-		struct mr_attributes a = { .length = length, .access = PAIR_ACCESS, .comp_mask = 1 | 4 | 8, .iova = iova, .fd = fd, .fd_offset = offset };
+		struct mr_attributes a = { .length = length, .access = PAIR_ACCESS, .comp_mask = 1 | 4 | 8,
+			.iova = iova, .fd = fd, .fd_offset = offset };
 
 		buffer = reg_mr_ex(pd, &a);
 	} else {
-		buffer = ibv_reg_dmabuf_mr(pd, offset, length, iova, fd, PAIR_ACCESS | IBV_ACCESS_RELAXED_ORDERING);
+		buffer = ibv_reg_dmabuf_mr(pd, offset, length, iova, fd,
+			PAIR_ACCESS | IBV_ACCESS_RELAXED_ORDERING);
 	}
 	NEED(buffer);
 	CODE(at_start + 1, begun);
@@ -161,7 +166,7 @@ static void used(int fd, int by_attributes)
 	CODE(at_end + 1, ended);
 	munmap(seen, SIZE);
 	CODE(before, mappings("memfd:dmabuf"));
-	/* The first connection also opens what the library keeps. */
+	/* The first connection also opens descriptors that the library keeps. */
 	if (by_attributes)
 		CODE(open_before, descriptors());
 }
@@ -175,7 +180,8 @@ int main(void)
 	refused(fd);
 	used(fd, 0);
 	used(fd, 1);
-	/* Read-only memory needs no right to write, and a closed descriptor does not end the region. */
+	/* Read-only memory needs no right to write, and closing the descriptor does not end the region.
+	 * */
 	int again = dup(fd);
 	struct ibv_mr *only = ibv_reg_dmabuf_mr(pd, 0, SIZE, 0, again, IBV_ACCESS_REMOTE_READ);
 

@@ -1,4 +1,5 @@
-/* What reaches the other end of a connection, and what the synchronous calls make and tell: private data, depths, domains, sizes, refusals. */
+/* Endpoints: what the peer receives, and what the synchronous calls create and report: private
+ * data, depths, domains, sizes, refusals. */
 #include "check.h"
 #include <arpa/inet.h>
 #include <infiniband/verbs.h>
@@ -14,16 +15,17 @@ static unsigned char data[LONG];
 
 static struct ibv_qp_init_attr attributes(void)
 {
-	struct ibv_qp_init_attr attr = { .cap = { .max_send_wr = 3, .max_recv_wr = 3, .max_send_sge = 1, .max_recv_sge = 1,
+	struct ibv_qp_init_attr attr =
+		{ .cap = { .max_send_wr = 3, .max_recv_wr = 3, .max_send_sge = 1, .max_recv_sge = 1,
 		.max_inline_data = 1 }, .qp_type = IBV_QPT_RC };
 
 	return attr;
 }
 
-/* Makes a passive end point. */
 static struct rdma_cm_id *listener(struct ibv_pd *pd, struct ibv_qp_init_attr *attr)
 {
-	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_TCP, .ai_flags = RAI_PASSIVE | RAI_NUMERICHOST }, *here;
+	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_TCP,
+		.ai_flags = RAI_PASSIVE | RAI_NUMERICHOST }, *here;
 	struct rdma_cm_id *id;
 
 	NEED(rdma_getaddrinfo("127.0.0.1", "0", &hints, &here) == 0);
@@ -33,7 +35,7 @@ static struct rdma_cm_id *listener(struct ibv_pd *pd, struct ibv_qp_init_attr *a
 	return id;
 }
 
-/* Makes an active end point. `with` is private data that the address information carries. */
+/* Creates an active end point; `with` is private data for the address information. */
 static struct rdma_cm_id *caller(const void *with, size_t length)
 {
 	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_TCP, .ai_flags = RAI_NUMERICHOST }, *there;
@@ -47,14 +49,14 @@ static struct rdma_cm_id *caller(const void *with, size_t length)
 		there->ai_connect_len = length;
 	}
 	NEED(rdma_create_ep(&id, there, NULL, &attr) == 0);
-	/* The program is told what it has got, which is never less. */
+	/* The actual sizes are reported, which are never smaller. */
 	CHECK(attr.cap.max_inline_data > 1 && attr.cap.max_send_wr >= 3 && attr.cap.max_recv_wr >= 3);
-	CHECK(attr.send_cq == id->send_cq && attr.recv_cq == id->recv_cq && id->qp->send_cq == id->send_cq);
+	CHECK(attr.send_cq == id->send_cq && attr.recv_cq == id->recv_cq &&
+		id->qp->send_cq == id->send_cq);
 	rdma_freeaddrinfo(there);
 	return id;
 }
 
-/* The arguments of a caller's thread, and what comes of it. */
 struct call {
 	const void *with;
 	size_t length;
@@ -62,7 +64,7 @@ struct call {
 	int result, error;
 };
 
-/* The queue pair of a rejected caller is in the error state: the receive that it posted before is flushed. */
+/* A rejected caller's queue pair is in ERR: the receive posted before is flushed. */
 static void flushed(struct rdma_cm_id *id)
 {
 	struct ibv_qp_init_attr init;
@@ -108,11 +110,13 @@ static pthread_t start(struct call *call)
 	return thread;
 }
 
-/* Both ends learn the other's private data, however long, and what the other asks of them. The queue pair is of the program's own domain.
- * The caller's data come from the address information, or from the call, which wins. */
+/* Both ends get the other's private data, of any length, and its parameters. The queue pair has the
+ * program's protection domain. The caller's private data come from the address information or from
+ * the call, which takes precedence. */
 static void parameters(struct ibv_pd *pd, const void *hint, size_t length, int own)
 {
-	struct rdma_conn_param ask = { .private_data = own ? data : NULL, .private_data_len = own ? LONG : 0,
+	struct rdma_conn_param ask = { .private_data = own ? data : NULL, .private_data_len = own
+		? LONG : 0,
 		.responder_resources = 3, .initiator_depth = 5 }, answer = { .private_data = data,
 		.private_data_len = LONG, .responder_resources = 5, .initiator_depth = 3 };
 	struct ibv_qp_init_attr attr = attributes();
@@ -136,7 +140,6 @@ static void parameters(struct ibv_pd *pd, const void *hint, size_t length, int o
 	rdma_destroy_ep(listening);
 }
 
-/* A refusal is ECONNREFUSED to the one that waits for it. */
 static void refusal(void)
 {
 	struct rdma_cm_id *listening = listener(NULL, NULL), *id;
@@ -152,7 +155,7 @@ static void refusal(void)
 	rdma_destroy_ep(listening);
 }
 
-/* If no queue pair can be made for a request, the peer is not kept waiting, and nothing stays. */
+/* If no queue pair can be created for a request, the peer does not wait, and nothing leaks. */
 static void no_queue_pair(void)
 {
 	struct ibv_qp_init_attr attr = attributes();
@@ -169,8 +172,8 @@ static void no_queue_pair(void)
 	rdma_destroy_ep(listening);
 }
 
-/* A completion queue that is made for the receives of a shared queue has room for all of them. */
-static void queues_that_are_made(void)
+/* A completion queue created for a shared queue's receives has room for all of them. */
+static void created_queues_are_large_enough(void)
 {
 	struct rdma_cm_id *listening = listener(NULL, NULL), *id;
 	struct rdma_addrinfo hints = { .ai_port_space = RDMA_PS_TCP, .ai_flags = RAI_NUMERICHOST }, *there;
@@ -201,7 +204,7 @@ int main(void)
 	parameters(pd, "other", 5, 1);
 	refusal();
 	no_queue_pair();
-	queues_that_are_made();
+	created_queues_are_large_enough();
 	CODE(0, ibv_dealloc_pd(pd));
 	rdma_free_devices(devices);
 	return result();

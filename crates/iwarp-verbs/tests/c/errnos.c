@@ -1,6 +1,7 @@
-/* Makes the wrong calls of docs/errno.md and writes to standard error what each returns. The program is for any library and any iWARP
- * device: its last argument is an address of the device. What it writes on Linux's siw is in `errnos-siw.txt`, with which the test
- * compares what it writes on our library. */
+/* Makes the wrong calls of docs/errno.md and writes each result to standard error. The program runs
+ * with any library and iWARP device; its last argument is an address of the device.
+ * `errnos-siw.txt` has the output on Linux's siw, with which the test compares the output on this
+ * library. */
 #include <infiniband/verbs.h>
 #include <rdma/rdma_cma.h>
 #include <arpa/inet.h>
@@ -17,7 +18,6 @@ static struct ibv_pd *pd, *other_pd;
 static struct ibv_cq *cq, *other_cq;
 static struct ibv_mr *mr;
 static struct ibv_srq *srq;
-/* Both ends of a connection. */
 static struct rdma_cm_id *id, *accepted;
 static char memory[8192];
 static struct ibv_sge sge[3];
@@ -40,7 +40,7 @@ static const char *name(int error)
 	}
 }
 
-/* siw's provider returns some errors as negative numbers, and others as -1 and errno. */
+/* siw's provider returns some errors as negative numbers, and others as -1 with errno. */
 static void say(const char *call, int error)
 {
 	if (error == -1)
@@ -64,7 +64,8 @@ static void say_posted(const char *call, int error, const void *bad)
 static struct ibv_qp_init_attr sizes(void)
 {
 	struct ibv_qp_init_attr attr = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
-		.cap = { .max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 2, .max_recv_sge = 1, .max_inline_data = 64 } };
+		.cap = { .max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 2, .max_recv_sge = 1,
+			.max_inline_data = 64 } };
 
 	return attr;
 }
@@ -100,7 +101,7 @@ static void make_objects(void)
 	context = id->verbs;
 	other = ibv_open_device(context->device);
 	NEED(other);
-	/* The numbers of the other context's objects must not be numbers of this one's. */
+	/* Numbers of the other context's objects must not exist in this context. */
 	for (i = 0; i < HANDLES; i++)
 		NEED((other_pd = ibv_alloc_pd(other)));
 	pd = ibv_alloc_pd(context);
@@ -117,14 +118,16 @@ static void make_objects(void)
 
 static void connect_to(const char *address)
 {
-	struct rdma_event_channel *passive = rdma_create_event_channel(), *active = rdma_create_event_channel();
+	struct rdma_event_channel *passive = rdma_create_event_channel(),
+		*active = rdma_create_event_channel();
 	struct sockaddr_in to = { .sin_family = AF_INET };
 	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1 };
 	struct ibv_qp_init_attr attr;
 	struct rdma_cm_id *listener;
 
 	NEED(passive && active && inet_pton(AF_INET, address, &to.sin_addr) == 1);
-	NEED(rdma_create_id(passive, &listener, NULL, RDMA_PS_TCP) == 0 && rdma_create_id(active, &id, NULL, RDMA_PS_TCP) == 0);
+	NEED(rdma_create_id(passive, &listener, NULL, RDMA_PS_TCP) == 0 &&
+		rdma_create_id(active, &id, NULL, RDMA_PS_TCP) == 0);
 	NEED(rdma_bind_addr(listener, (struct sockaddr *)&to) == 0 && rdma_listen(listener, 1) == 0);
 	to.sin_port = rdma_get_src_port(listener);
 	NEED(rdma_resolve_addr(id, NULL, (struct sockaddr *)&to, 2000) == 0);
@@ -184,7 +187,8 @@ static void queue_pairs(void)
 	attr = sizes();
 	attr.srq = srq;
 	attr.cap.max_recv_wr = attr.cap.max_recv_sge = UINT32_MAX;
-	MAKE("ibv_create_qp with a shared receive queue and sizes above all limits", ibv_create_qp(pd, &attr));
+	MAKE("ibv_create_qp with a shared receive queue and sizes above all limits",
+		ibv_create_qp(pd, &attr));
 	MAKE("ibv_create_cq of no entries", ibv_create_cq(context, 0, NULL, NULL, 0));
 	MAKE("ibv_create_cq with vector 1000", ibv_create_cq(context, 4, NULL, NULL, 1000));
 	CALL("ibv_destroy_cq in use", ibv_destroy_cq(cq));
@@ -207,7 +211,7 @@ static void sends(void)
 	sge[0].length = 8;
 	wr.send_flags = 0;
 	POST("ibv_post_send in RESET", ibv_post_send(unused, &wr, &bad));
-	/* siw's provider sends it. */
+	/* siw's provider sends this. */
 	wr.num_sge = 3;
 	POST("ibv_post_send with too many elements", ibv_post_send(qp, &wr, &bad));
 	NEED(ibv_destroy_qp(unused) == 0);
@@ -259,12 +263,14 @@ static void shared_queue(void)
 	struct ibv_srq_attr attr = { .max_wr = 4, .srq_limit = 1000 };
 
 	CALL("ibv_modify_srq with a limit above the depth", ibv_modify_srq(srq, &attr, IBV_SRQ_LIMIT));
-	CALL("ibv_modify_srq with a limit above the new depth", ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT));
+	CALL("ibv_modify_srq with a limit above the new depth",
+		ibv_modify_srq(srq, &attr, IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT));
 }
 
 static int move(struct ibv_qp *qp, enum ibv_qp_state to, int more)
 {
-	struct ibv_qp_attr attr = { .qp_state = to, .cur_qp_state = IBV_QPS_RTS, .dest_qp_num = 5, .qp_access_flags = IBV_ACCESS_REMOTE_READ };
+	struct ibv_qp_attr attr = { .qp_state = to, .cur_qp_state = IBV_QPS_RTS, .dest_qp_num = 5,
+		.qp_access_flags = IBV_ACCESS_REMOTE_READ };
 
 	return ibv_modify_qp(qp, &attr, more | (to == IBV_QPS_UNKNOWN ? 0 : IBV_QP_STATE));
 }
@@ -298,7 +304,7 @@ static void changes(void)
 	CALL("ibv_modify_qp of an unknown attribute", move(id->qp, IBV_QPS_UNKNOWN, 1 << 30));
 }
 
-/* One list, so that no request of it is done before the last one is posted. */
+/* One list, so that no request completes before the last one is posted. */
 static void full_queue(void)
 {
 	struct ibv_send_wr list[1000], *bad;

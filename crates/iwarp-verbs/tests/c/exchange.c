@@ -1,5 +1,5 @@
-/* An exchange like rping's, with both ends in one process. It uses every operation and destroys every object, so that it can run
- * under memory checkers: every leak that they report belongs to the library. */
+/* An exchange like rping's, with both ends in one process. It uses every operation and destroys
+ * every object, so that memory checkers attribute all leaks to the library. */
 #include <arpa/inet.h>
 #include <infiniband/verbs.h>
 #include <pthread.h>
@@ -22,7 +22,7 @@ struct end {
 	char *buffer;
 };
 
-/* Address and key of the passive end's buffer, which it sends in its private data. */
+/* Address and key of the passive end's buffer, sent in its private data. */
 struct target {
 	uint64_t addr;
 	uint64_t rkey;
@@ -101,7 +101,8 @@ static void unmake(struct end *e)
 	CODE(0, rdma_destroy_id(e->id));
 }
 
-/* Waits for a completion event unless there is a completion already. Returns the completion, which must be a success. */
+/* Waits for a completion event unless a completion is ready. Returns the completion, which must be
+ * a success. */
 static struct ibv_wc wait_for(struct end *e)
 {
 	struct ibv_wc wc;
@@ -178,7 +179,7 @@ static void listen_on(struct end *e)
 	port = ntohs(rdma_get_src_port(e->id));
 }
 
-/* The passive end: answers a Send in each round, and ends when the active end disconnects. */
+/* The passive end: answers a Send in each round, and returns when the active end disconnects. */
 static void *serve(void *unused)
 {
 	struct end listener = { 0 }, e = { 0 };
@@ -205,12 +206,10 @@ static void *serve(void *unused)
 	for (round = 0; round < ROUNDS; round++) {
 		struct ibv_wc wc = wait_for(&e);
 
-		/* The Send is echoed with immediate data. */
 		CHECK(wc.opcode == IBV_WC_RECV && wc.byte_len == SIZE && is_filled(&e, round, SIZE));
 		receive(&e, wc.wr_id, SIZE);
 		post(&e, (struct ibv_send_wr){ .opcode = IBV_WR_SEND_WITH_IMM, .imm_data = htonl(round) }, SIZE);
 		wait_for(&e);
-		/* A Write with immediate data ends the round. */
 		wc = wait_for(&e);
 		CHECK(wc.opcode == IBV_WC_RECV_RDMA_WITH_IMM && ntohl(wc.imm_data) == (uint32_t)round);
 		receive(&e, wc.wr_id, SIZE);
@@ -246,14 +245,14 @@ static struct target connect_to(struct end *e)
 	return target;
 }
 
-/* Binds a memory window of type 2 to the buffer and invalidates it. */
 static void bind_and_invalidate(struct end *e)
 {
 	struct ibv_send_wr wr = { .opcode = IBV_WR_BIND_MW, .send_flags = IBV_SEND_SIGNALED }, *bad;
 
 	wr.bind_mw.mw = e->mw;
 	wr.bind_mw.rkey = ibv_inc_rkey(e->mw->rkey);
-	wr.bind_mw.bind_info = (struct ibv_mw_bind_info){ e->mr, (uintptr_t)e->buffer, 64, IBV_ACCESS_REMOTE_READ };
+	wr.bind_mw.bind_info = (struct ibv_mw_bind_info){ e->mr, (uintptr_t)e->buffer, 64,
+		IBV_ACCESS_REMOTE_READ };
 	NEED(ibv_post_send(e->id->qp, &wr, &bad) == 0);
 	wait_for(e);
 	e->mw->rkey = wr.bind_mw.rkey;
@@ -265,7 +264,7 @@ static void bind_and_invalidate(struct end *e)
 }
 
 /* Binds and invalidates a memory window three times in one batch, and three times in one list. */
-static void bind_again_and_again(struct end *e)
+static void bind_repeatedly(struct end *e)
 {
 	struct ibv_mw_bind_info info = { e->mr, (uintptr_t)e->buffer, 64, IBV_ACCESS_REMOTE_READ };
 	struct ibv_qp_ex *qp = ibv_qp_to_qp_ex(e->id->qp);
@@ -304,8 +303,8 @@ static void bind_again_and_again(struct end *e)
 	e->mw->rkey = key;
 }
 
-/* Posts a list that is longer than the number of requests that the library converts at a time. Its requests have none to four
- * elements, and some are inline. */
+/* Posts a list that is longer than what the library converts at a time. Its requests have zero to
+ * four elements, and some are inline. */
 static void write_a_long_list(struct end *e, struct target to)
 {
 	enum { N = 60, BACK = SIZE / 2 };
@@ -350,11 +349,12 @@ static void write_a_long_list(struct end *e, struct target to)
 	CHECK(memcmp(e->buffer + BACK, expected, total) == 0);
 }
 
-/* A null region takes what is read and gives zeros to what is written. The peer reads both sides of a part. */
-static void swallow(struct end *e, struct target to)
+/* A null region discards data that are read into it, and yields zeros when it is written from. */
+static void use_null_region(struct end *e, struct target to)
 {
 	struct ibv_mr *null = ibv_alloc_null_mr(e->pd);
-	struct ibv_sge parts[3] = { { .addr = 0, .length = 100 }, { .length = 200 }, { .addr = 12345, .length = SIZE - 300 } };
+	struct ibv_sge parts[3] = { { .addr = 0, .length = 100 }, { .length = 200 },
+		{ .addr = 12345, .length = SIZE - 300 } };
 	struct ibv_send_wr wr = { .opcode = IBV_WR_RDMA_READ, .sg_list = parts, .num_sge = 3 }, *bad;
 
 	NEED(null);
@@ -374,7 +374,7 @@ static void swallow(struct end *e, struct target to)
 	for (int i = 0; i < SIZE; i++)
 		if (e->buffer[i] != (i < 200 ? (char)((i + 100) * 7 + 5) : 0x77))
 			NEED(!"a part of a Read");
-	/* What went into the region does not come out of it. */
+	/* Data written into the region cannot be read back. */
 	wr.opcode = IBV_WR_RDMA_WRITE;
 	parts[1].length = 1;
 	parts[2].length = SIZE - 101;
@@ -404,7 +404,7 @@ static void use(struct end *e, struct target to)
 
 		fill(e, round);
 		post(e, wr, SIZE);
-		/* The completions of the Send and of the echo come in either order. */
+		/* The completions of the Send and of the echo arrive in any order. */
 		for (i = 0; i < 2; i++) {
 			wc = wait_for(e);
 			if (wc.opcode == IBV_WC_RECV) {
@@ -435,7 +435,7 @@ static void use(struct end *e, struct target to)
 		wait_for(e);
 		CHECK(is_filled(e, round, 8));
 		bind_and_invalidate(e);
-		bind_again_and_again(e);
+		bind_repeatedly(e);
 		wr = (struct ibv_send_wr){ .opcode = IBV_WR_RDMA_WRITE_WITH_IMM, .imm_data = htonl(round) };
 		wr.wr.rdma.remote_addr = to.addr;
 		wr.wr.rdma.rkey = to.rkey;
@@ -455,7 +455,7 @@ int main(void)
 	pthread_barrier_wait(&ready);
 	to = connect_to(&e);
 	write_a_long_list(&e, to);
-	swallow(&e, to);
+	use_null_region(&e, to);
 	use(&e, to);
 	CODE(0, rdma_disconnect(e.id));
 	acknowledge(expect(&e, RDMA_CM_EVENT_DISCONNECTED));

@@ -1,5 +1,6 @@
-/* The two faces of a device: what programs see of an iWARP NIC and of a RoCE NIC (the argument "roce"), and that both carry data,
- * with queue pairs connected by each GID and by a connection manager whose program moves the queue pair itself. */
+/* The two faces of a device: what programs see of an iWARP NIC and of a RoCE NIC (the argument
+ * "roce"). Both carry data, with queue pairs connected by each GID, and by a connection manager
+ * whose program moves the queue pair itself. */
 #include <arpa/inet.h>
 #include <infiniband/verbs.h>
 #include <rdma/rdma_cma.h>
@@ -10,9 +11,10 @@
 
 enum { LENGTH = 64, SOON_MS = 20000, GIDS = 256 };
 enum { TO_RTR = IBV_QP_STATE | IBV_QP_AV | IBV_QP_DEST_QPN,
-       TO_RTR_IB = TO_RTR | IBV_QP_PATH_MTU | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
-       TO_RTS_IB = IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-		   IBV_QP_MAX_QP_RD_ATOMIC };
+       TO_RTR_IB = TO_RTR | IBV_QP_PATH_MTU | IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
+       	IBV_QP_MIN_RNR_TIMER,
+       TO_RTS_IB = IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+            IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC };
 
 struct end {
 	struct ibv_pd *pd;
@@ -30,8 +32,7 @@ static struct ibv_qp *new_qp(struct end *e, enum ibv_qp_type type)
 		.send_cq = e->cq,
 		.recv_cq = e->cq,
 		.cap = { .max_send_wr = 8, .max_recv_wr = 8, .max_send_sge = 1, .max_recv_sge = 1 },
-		.qp_type = type,
-		.sq_sig_all = 1,
+		.qp_type = type, .sq_sig_all = 1,
 	};
 
 	return ibv_create_qp(e->pd, &attr);
@@ -85,7 +86,6 @@ static void receive(struct end *e)
 	NEED(ibv_post_recv(e->qp, &wr, &bad) == 0);
 }
 
-/* Sends a text to a queue pair whose receive is posted. */
 static void exchange(struct end *from, struct end *to, const char *text)
 {
 	snprintf(from->buffer, LENGTH, "%s", text);
@@ -113,8 +113,9 @@ static void devices(struct ibv_device **list, int count)
 	ibv_free_device_list(again);
 }
 
-/* The entries of a later header are longer; what this library does not know is zero. */
-static void longer_entries(struct ibv_context *context, const struct ibv_gid_entry *entries, int count)
+/* The entries of a later header are longer; fields unknown to this library are zero. */
+static void longer_entries(struct ibv_context *context, const struct ibv_gid_entry *entries,
+	int count)
 {
 	struct longer {
 		struct ibv_gid_entry entry;
@@ -127,12 +128,13 @@ static void longer_entries(struct ibv_context *context, const struct ibv_gid_ent
 	for (int i = 0; i < count; i++)
 		CHECK(!memcmp(&table[i].entry, entries + i, sizeof(*entries)) && table[i].later == 0);
 	CHECK(table[count].later == 0xa5a5a5a5a5a5a5a5);
-	CODE(0, _ibv_query_gid_ex(context, 1, entries[0].gid_index, &table[count].entry, 0, sizeof(*table)));
+	CODE(0, _ibv_query_gid_ex(context, 1, entries[0].gid_index, &table[count].entry, 0,
+		sizeof(*table)));
 	CHECK(!memcmp(&table[count].entry, entries, sizeof(*entries)) && table[count].later == 0);
 	free(table);
 }
 
-/* Checks the GID table in all ways to ask for it, and returns the number of its entries. */
+/* Checks the GID table with all queries, and returns the number of its entries. */
 static int gids(struct ibv_context *context, struct ibv_gid_entry *entries)
 {
 	struct ibv_port_attr port;
@@ -150,7 +152,7 @@ static int gids(struct ibv_context *context, struct ibv_gid_entry *entries)
 	CHECK(pkey == 0xffff && ibv_get_pkey_index(context, 1, pkey) == 0);
 	count = ibv_query_gid_table(context, entries, GIDS, 0);
 	NEED(count > 0 && count <= port.gid_tbl_len);
-	/* A table that is too short is refused, as by the kernel. */
+	/* As in the kernel, a table that is too short is refused. */
 	CHECK(ibv_query_gid_table(context, entries, count, 0) == count);
 	CHECK(count == 1 || ibv_query_gid_table(context, entries, count - 1, 0) == -EINVAL);
 	longer_entries(context, entries, count);
@@ -160,7 +162,8 @@ static int gids(struct ibv_context *context, struct ibv_gid_entry *entries)
 		enum ibv_gid_type_sysfs type;
 		int v1 = roce && e->gid_index % 2 == 0;
 
-		CHECK(e->gid_type == (!roce ? IBV_GID_TYPE_IB : v1 ? IBV_GID_TYPE_ROCE_V1 : IBV_GID_TYPE_ROCE_V2));
+		CHECK(e->gid_type == (!roce ? IBV_GID_TYPE_IB : v1
+			? IBV_GID_TYPE_ROCE_V1 : IBV_GID_TYPE_ROCE_V2));
 		CHECK(e->ndev_ifindex != 0);
 		CODE(0, ibv_query_gid_ex(context, 1, e->gid_index, &entry, 0));
 		CHECK(memcmp(&entry, e, sizeof(entry)) == 0);
@@ -176,7 +179,7 @@ static int gids(struct ibv_context *context, struct ibv_gid_entry *entries)
 	return count;
 }
 
-/* A new queue pair takes receives as iWARP NIC, and as RoCE NIC not before it is in INIT. */
+/* A new queue pair accepts receives as iWARP NIC, but before INIT not as RoCE NIC. */
 static void refuses_until_init(struct end *e)
 {
 	struct ibv_sge sge = { (uintptr_t)e->buffer, LENGTH, e->mr->lkey };
@@ -199,13 +202,15 @@ static void to_init(struct end *e)
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
 
 	CODE(roce ? EINVAL : 0, ibv_modify_qp(e->qp, &attr, IBV_QP_STATE));
-	CODE(0, ibv_modify_qp(e->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+	CODE(0, ibv_modify_qp(e->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+		IBV_QP_ACCESS_FLAGS));
 }
 
-/* As a RoCE NIC the device wants all attributes of InfiniBand; as an iWARP NIC the peer is enough. */
+/* A RoCE NIC requires all attributes of InfiniBand; for an iWARP NIC the peer suffices. */
 static void join(struct end *e, struct end *peer, const struct ibv_gid_entry *gid)
 {
-	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR, .dest_qp_num = peer->qp->qp_num, .path_mtu = IBV_MTU_1024 };
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR, .dest_qp_num = peer->qp->qp_num,
+		.path_mtu = IBV_MTU_1024 };
 
 	attr.ah_attr.is_global = 1;
 	attr.ah_attr.port_num = 1;
@@ -253,7 +258,6 @@ static struct rdma_cm_id *event(struct rdma_event_channel *channel, enum rdma_cm
 	return id;
 }
 
-/* Moves a queue pair as the connection manager says. */
 static void move(struct rdma_cm_id *id, struct end *e, enum ibv_qp_state state, int ib_mask)
 {
 	struct ibv_qp_attr attr = { .qp_state = state };
@@ -263,7 +267,8 @@ static void move(struct rdma_cm_id *id, struct end *e, enum ibv_qp_state state, 
 	if (roce)
 		CHECK((mask & ib_mask) == ib_mask);
 	if (roce && state == IBV_QPS_RTR)
-		CHECK(attr.ah_attr.is_global && memcmp(&attr.ah_attr.grh.dgid, &id->route.addr.addr.ibaddr.dgid, 16) == 0);
+		CHECK(attr.ah_attr.is_global && memcmp(&attr.ah_attr.grh.dgid, &id->route.addr.addr.ibaddr.dgid,
+			16) == 0);
 	CODE(0, ibv_modify_qp(e->qp, &attr, mask));
 }
 
@@ -283,7 +288,7 @@ static void has_path(struct rdma_cm_id *id)
 	CHECK(roce == (path != NULL));
 }
 
-/* Neither identifier has a queue pair: the program makes it, moves it, and names its number. */
+/* Neither identifier has a queue pair: the program creates it, moves it, and names its number. */
 static void by_manager(void)
 {
 	struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
@@ -320,31 +325,31 @@ static void by_manager(void)
 	event(channel, RDMA_CM_EVENT_ESTABLISHED);
 	exchange(&a, &b, "through the manager");
 	exchange(&b, &a, "and back");
-	/* Both ends are told, which those of queue pairs that are connected by number are not. */
+	/* Both ends get an event, unlike queue pairs connected by number. */
 	NEED(rdma_disconnect(client) == 0);
 	event(channel, RDMA_CM_EVENT_DISCONNECTED);
 	event(channel, RDMA_CM_EVENT_DISCONNECTED);
-	NEED(rdma_destroy_id(client) == 0 && rdma_destroy_id(server) == 0 && rdma_destroy_id(listener) == 0);
+	NEED(rdma_destroy_id(client) == 0 && rdma_destroy_id(server) == 0 &&
+		rdma_destroy_id(listener) == 0);
 	unmake(&a);
 	unmake(&b);
 	rdma_destroy_event_channel(channel);
 }
 
-/* A queue pair that rdma_create_qp has made is in INIT, so it takes receives before there is a connection. */
+/* A queue pair from rdma_create_qp is in INIT, so it accepts receives before it is connected. */
 static void made_by_manager(void)
 {
 	struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	struct ibv_qp_init_attr init = {
 		.cap = { .max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 },
-		.qp_type = IBV_QPT_RC,
-	};
+		.qp_type = IBV_QPT_RC, };
 	struct rdma_event_channel *channel = rdma_create_event_channel();
 	struct ibv_recv_wr wr = { 0 }, *bad;
 	struct ibv_qp_attr attr;
 	struct rdma_cm_id *id;
 
 	NEED(channel && rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) == 0);
-	/* Nothing connects, so any port will do. */
+	/* No connection is made, so any port will do. */
 	at.sin_port = htons(9);
 	NEED(rdma_resolve_addr(id, NULL, (struct sockaddr *)&at, 1000) == 0);
 	event(channel, RDMA_CM_EVENT_ADDR_RESOLVED);

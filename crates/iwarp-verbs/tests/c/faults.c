@@ -1,5 +1,5 @@
-/* Each injected fault, as a program on the verbs sees it. A device that is opened with a specification in the environment has the faults, and the
- * peer is a queue pair on a device without any. */
+/* Each injected fault, as seen through the verbs. A device opened with a fault specification in the
+ * environment has the faults; the peer is a queue pair on a device without any. */
 #include "check.h"
 
 #include <infiniband/verbs.h>
@@ -9,7 +9,6 @@
 
 enum { SIZE = 4096, DEPTH = 64, SOON_MS = 20000 };
 
-/* One end of a connection, on a device of its own. */
 struct end {
 	struct ibv_context *context;
 	struct ibv_pd *pd;
@@ -21,7 +20,7 @@ struct end {
 };
 
 static int specs;
-/* The last end that was made, and its peer. */
+/* The last end that was created, and its peer. */
 static struct end faulty, plain;
 
 static double now(void)
@@ -40,7 +39,7 @@ static struct ibv_context *open_with(const char *faults)
 
 	NEED(list && list[0]);
 	if (faults) {
-		/* Each device has faults of its own, because no two specifications are the same. */
+		/* Each device has its own faults, because all specifications differ. */
 		snprintf(spec, sizeof(spec), "%s;seed=7%*s;", faults, ++specs, "");
 		setenv("IWARP_FAULT", spec, 1);
 	} else {
@@ -69,24 +68,25 @@ static void make(struct end *e, const char *faults)
 	attr.send_cq = attr.recv_cq = e->cq;
 	e->qp = ibv_create_qp(e->pd, &attr);
 	NEED(e->qp);
-	NEED(ibv_modify_qp(e->qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
+	NEED(ibv_modify_qp(e->qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+		IBV_QP_ACCESS_FLAGS) == 0);
 }
 
 static void join(struct end *e, const struct end *peer, int rnr_retry)
 {
-	struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTR, .dest_qp_num = peer->qp->qp_num, .min_rnr_timer = 1,
-		.path_mtu = IBV_MTU_1024, .max_dest_rd_atomic = 1,
+	struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTR, .dest_qp_num = peer->qp->qp_num,
+		.min_rnr_timer = 1, .path_mtu = IBV_MTU_1024, .max_dest_rd_atomic = 1,
 		.ah_attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = peer->gid } } };
 
-	NEED(ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-		IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) == 0);
-	a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = rnr_retry,
-		.max_rd_atomic = 1 };
+	NEED(ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+		IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) == 0);
+	a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7,
+		.rnr_retry = rnr_retry, .max_rd_atomic = 1 };
 	NEED(ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
 		IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC) == 0);
 }
 
-/* Two ends that are connected, of which the first has faults. */
+/* Connects two ends; the first one has faults. */
 static void connected(const char *faults, int rnr_retry)
 {
 	make(&faulty, faults);
@@ -144,7 +144,6 @@ static struct ibv_wc next(struct end *e)
 	return wc;
 }
 
-/* Checks the next completion. */
 static void completes(struct end *e, uint64_t id, enum ibv_wc_status status)
 {
 	struct ibv_wc wc = next(e);
@@ -172,7 +171,7 @@ static int port_state(const struct end *e)
 	return a.state;
 }
 
-/* Waits for an event; those that come before it are other consequences of the same fault. */
+/* Waits for an event; earlier ones are other effects of the same fault. */
 static void raises(struct end *e, enum ibv_event_type type)
 {
 	struct ibv_async_event event;
@@ -219,13 +218,14 @@ static void statuses(void)
 		CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 2));
 		CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 3));
 		completes(&faulty, 2, all[i].status);
-		/* The receive and the request behind: which is first depends on when the request was posted. */
+		/* The order of the receive and the later request depends on when the request was posted. */
 		CODE(IBV_WC_WR_FLUSH_ERR, next(&faulty).status);
 		CODE(IBV_WC_WR_FLUSH_ERR, next(&faulty).status);
 		CODE(IBV_QPS_ERR, state(&faulty));
 		done();
 	}
-	/* Requests that are carried out together: those behind the failed one are flushed, although the peer has them. */
+	/* Requests carried out together: those after the failed one are flushed, although the peer has
+	 * them. */
 	connected("status=REM_OP_ERR,op=write,nth=2", 7);
 	{
 		struct ibv_sge sge = { (uintptr_t)faulty.memory, 64, faulty.mr->lkey };
@@ -299,7 +299,7 @@ static void objects(void)
 	struct ibv_srq_init_attr srq = { .attr = { .max_wr = 8, .max_sge = 1 } };
 	struct ibv_pd *pd;
 
-	/* The first of each is that of the end itself. */
+	/* The first object of each kind is the end's own. */
 	make(&faulty, "create=mr,nth=2;create=mw,errno=EPERM;create=cq,nth=2,errno=EAGAIN;create=srq;"
 		"create=qp,nth=2,errno=ENOSPC;create=channel,errno=EMFILE;create=pd,nth=2..3,errno=ENFILE");
 	IS_NULL(ENOMEM, ibv_reg_mr(faulty.pd, faulty.memory, 1, 0));
@@ -331,7 +331,8 @@ static void events(void)
 	} all[] = {
 		{ "QP_FATAL", IBV_EVENT_QP_FATAL, 1 }, { "QP_REQ_ERR", IBV_EVENT_QP_REQ_ERR, 1 },
 		{ "QP_ACCESS_ERR", IBV_EVENT_QP_ACCESS_ERR, 1 }, { "COMM_EST", IBV_EVENT_COMM_EST, 0 },
-		{ "SQ_DRAINED", IBV_EVENT_SQ_DRAINED, 0 }, { "QP_LAST_WQE_REACHED", IBV_EVENT_QP_LAST_WQE_REACHED, 0 },
+		{ "SQ_DRAINED", IBV_EVENT_SQ_DRAINED, 0 }, { "QP_LAST_WQE_REACHED", IBV_EVENT_QP_LAST_WQE_REACHED,
+			0 },
 		{ "PORT_ACTIVE", IBV_EVENT_PORT_ACTIVE, 0 }, { "PORT_ERR", IBV_EVENT_PORT_ERR, 0 },
 		{ "LID_CHANGE", IBV_EVENT_LID_CHANGE, 0 }, { "PKEY_CHANGE", IBV_EVENT_PKEY_CHANGE, 0 },
 		{ "SM_CHANGE", IBV_EVENT_SM_CHANGE, 0 }, { "CLIENT_REREGISTER", IBV_EVENT_CLIENT_REREGISTER, 0 },
@@ -358,7 +359,8 @@ static void events(void)
 
 static void lost_connections(void)
 {
-	static const char *const all[] = { "reset,op=write,nth=2", "reset,bytes=300", "close,op=write,nth=2" };
+	static const char *const all[] = { "reset,op=write,nth=2", "reset,bytes=300",
+		"close,op=write,nth=2" };
 	size_t i;
 
 	for (i = 0; i < 3; i++) {
@@ -382,14 +384,14 @@ static void overflows(void)
 	connected("cq-overflow,op=write,nth=2", 7);
 	CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 1));
 	completes(&faulty, 1, IBV_WC_SUCCESS);
-	/* The queue is known to be empty when it loses a completion. */
+	/* The queue is empty when it loses a completion. */
 	CODE(0, ibv_poll_cq(faulty.cq, 1, &wc));
 	CODE(0, post(&faulty, &plain, IBV_WR_RDMA_WRITE, 2));
 	while ((n = ibv_poll_cq(faulty.cq, 1, &wc)) == 0)
 		usleep(1000);
 	CHECK(n < 0);
 	raises(&faulty, IBV_EVENT_CQ_ERR);
-	/* The event comes first; the thread that raised it fails the queue pairs next. */
+	/* The event comes first; then the same thread fails the queue pairs. */
 	for (int i = 0; i < 10000 && state(&faulty) != IBV_QPS_ERR; i++)
 		usleep(1000);
 	CODE(IBV_QPS_ERR, state(&faulty));
@@ -405,7 +407,6 @@ static void refusals(void)
 	completes(&faulty, 1, IBV_WC_SUCCESS);
 	completes(&faulty, 2, IBV_WC_REM_ACCESS_ERR);
 	completes(&faulty, 3, IBV_WC_WR_FLUSH_ERR);
-	/* The peer has really refused it. */
 	raises(&plain, IBV_EVENT_QP_ACCESS_ERR);
 	done();
 	connected("crc,op=write,nth=2", 7);
@@ -430,14 +431,14 @@ static void receivers_not_ready(void)
 {
 	double begin;
 
-	/* A sender that does not try again is told at once. */
+	/* A sender without retries fails immediately. */
 	connected("rnr", 0);
 	CODE(0, receive(&faulty, 1));
 	CODE(0, post(&plain, &faulty, IBV_WR_SEND, 1));
 	completes(&plain, 1, IBV_WC_RNR_RETRY_EXC_ERR);
 	completes(&faulty, 1, IBV_WC_WR_FLUSH_ERR);
 	done();
-	/* One that tries for ever waits. */
+	/* With unlimited retries it waits. */
 	connected("rnr=200ms", 7);
 	CODE(0, receive(&faulty, 1));
 	begin = now();
@@ -448,7 +449,7 @@ static void receivers_not_ready(void)
 	done();
 }
 
-/* What is held back comes later, and comes. */
+/* Delayed requests complete late, but do complete. */
 static void delays(void)
 {
 	static const struct {
@@ -487,13 +488,13 @@ static void delays(void)
 	CODE(IBV_PORT_ACTIVE, port_state(&faulty));
 	completes(&faulty, 2, IBV_WC_SUCCESS);
 	done();
-	/* A fault that waits for a time alone. */
+	/* A fault that depends on the time only. */
 	make(&faulty, "event=PORT_ERR,time=20ms");
 	raises(&faulty, IBV_EVENT_PORT_ERR);
 	unmake(&faulty);
 }
 
-/* The request that fails, of those that may. */
+/* Returns the number of the first request that fails. */
 static int which(const char *faults)
 {
 	int id;
@@ -518,7 +519,8 @@ static void replays(void)
 	CODE(first, which("status=GENERAL_ERR,nth=1..390"));
 }
 
-/* The log names the fault, the queue pair, the request and the seed. Rules that name another queue pair or peer do nothing. */
+/* The log names the fault, the queue pair, the request and the seed. Rules for another queue pair
+ * or peer have no effect. */
 static void logs(void)
 {
 	char name[] = "/tmp/iwarp-faults-XXXXXX", faults[160], want[160], text[1024];
@@ -526,7 +528,8 @@ static void logs(void)
 	ssize_t n;
 
 	NEED(fd >= 0);
-	snprintf(faults, sizeof(faults), "status=FATAL_ERR,qp=2;status=GENERAL_ERR,qp=1,peer=127.0.0.1/8,op=write,nth=2;"
+	snprintf(faults, sizeof(faults),
+		"status=FATAL_ERR,qp=2;status=GENERAL_ERR,qp=1,peer=127.0.0.1/8,op=write,nth=2;"
 		"reset,peer=192.0.2.1;log=%s", name);
 	connected(faults, 7);
 	CODE(0, post(&faulty, &plain, IBV_WR_RDMA_READ, 1));
@@ -538,12 +541,13 @@ static void logs(void)
 	n = read(fd, text, sizeof(text) - 1);
 	NEED(n > 0);
 	text[n] = 0;
-	snprintf(want, sizeof(want), " seed=7 rule=2 status=GENERAL_ERR qp=1 num=0x%06x peer=127.0.0.1:", faulty.qp->qp_num);
+	snprintf(want, sizeof(want), " seed=7 rule=2 status=GENERAL_ERR qp=1 num=0x%06x peer=127.0.0.1:",
+		faulty.qp->qp_num);
 	CHECK(strstr(text, want) != NULL);
 	CHECK(strstr(text, " op=write n=2\n") != NULL);
 	CHECK(strstr(text, "rule=1") == NULL && strstr(text, "rule=3") == NULL);
 	done();
-	/* A fault after so many octets comes after so many, also in the middle of a message. */
+	/* A fault after a number of bytes occurs exactly there, also in the middle of a message. */
 	snprintf(faults, sizeof(faults), "reset,bytes=777;log=%s", name);
 	connected(faults, 7);
 	for (int id = 1; id < 20; id++)

@@ -1,4 +1,5 @@
-/* Injected faults, as a program on the connection manager sees them: attempts that fail, and connections that end. */
+/* Injected faults, as seen through the connection manager: failed attempts, and ended connections.
+ * */
 #include "check.h"
 
 #include <arpa/inet.h>
@@ -27,7 +28,6 @@ static void make_qp(struct rdma_cm_id *id)
 	NEED(rdma_create_qp(id, NULL, &attr) == 0);
 }
 
-/* Asks to connect. */
 static struct rdma_cm_id *attempt(void)
 {
 	struct rdma_cm_id *id;
@@ -48,10 +48,11 @@ static void unmake(struct rdma_cm_id *id)
 	CODE(0, rdma_destroy_id(id));
 }
 
-/* Connects, and sends one message, with which the connection ends. */
+/* Connects, and sends one message, which ends the connection. */
 static void ends_with_a_send(int status)
 {
-	struct ibv_send_wr wr = { .wr_id = 5, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_send_wr wr = { .wr_id = 5, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED },
+		*bad;
 	struct rdma_cm_id *id = attempt(), *accepted;
 	struct rdma_cm_event *event;
 	struct ibv_wc wc;
@@ -76,13 +77,14 @@ static void ends_with_a_send(int status)
 	unmake(accepted);
 }
 
-/* The connection manager opens its device once, so all of its faults are in one specification. */
+/* The connection manager opens its device once, so one specification has all the faults. */
 int main(void)
 {
 	struct rdma_cm_id *id, *server;
 
 	to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-	setenv("IWARP_FAULT", "seed=1;refuse,nth=1;unreachable,nth=1;close,op=send,qp=3;reset,op=send,qp=5;"
+	setenv("IWARP_FAULT",
+		"seed=1;refuse,nth=1;unreachable,nth=1;close,op=send,qp=3;reset,op=send,qp=5;"
 		"status=LOC_QP_OP_ERR,op=send,qp=7;reset,time=1000s", 1);
 	listening = rdma_create_event_channel();
 	channel = rdma_create_event_channel();

@@ -1,4 +1,5 @@
-/* Flushes of the peer's memory (ibv_wr_flush): they complete behind what was posted before, and only where Reads are possible. */
+/* Flushes of the peer's memory (ibv_wr_flush): they complete after earlier requests, and only where
+ * Reads are possible. */
 #include "pair.h"
 
 enum { GLOBAL = 1, PERSISTENT = 2, RANGE = 0, WHOLE = 1 };
@@ -6,7 +7,7 @@ enum { ACCESS_FLUSH_GLOBAL = 1 << 8, ACCESS_FLUSH_PERSISTENT = 1 << 9 };
 
 static struct pair p;
 
-/* The function lies behind the end of rdma-core 44's structure. */
+/* The function is beyond the end of rdma-core 44's structure. */
 static int flush(uint8_t placement, uint8_t level, uint64_t id)
 {
 	struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(p.qp[0]);
@@ -34,7 +35,7 @@ static void rights(void)
 	IS_NULL(EINVAL, ibv_reg_mr(pd, memory, PAIR_SIZE, PAIR_ACCESS | ACCESS_FLUSH_PERSISTENT));
 }
 
-/* A program that only waits for the flush finds all earlier data in place, though their requests were not signaled. */
+/* When the flush completes, all earlier data is in place, even of unsignaled requests. */
 static void flushes(void)
 {
 	for (int round = 1; round < 50; round++) {
@@ -52,7 +53,7 @@ static void flushes(void)
 	CODE(EINVAL, flush(GLOBAL, WHOLE + 1, 0));
 }
 
-/* A flush that cannot happen any more is flushed itself, under its own name. */
+/* A flush that can no longer happen is flushed itself, with its own opcode. */
 static void ends(void)
 {
 	struct ibv_qp_attr a = { .qp_state = IBV_QPS_ERR };
@@ -75,10 +76,11 @@ int main(void)
 	flushes();
 	ends();
 	destroy_pair(&p);
-	/* Unreliable connections have no answers. */
+	/* Unreliable connections have no replies. */
 	struct ibv_cq *cq = ibv_create_cq(context, 4, NULL, NULL, 0);
 	struct ibv_qp_init_attr_ex init = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_UC, .pd = pd,
-		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, .send_ops_flags = PAIR_WITH_FLUSH };
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+			.send_ops_flags = PAIR_WITH_FLUSH };
 	errno = 0;
 	CHECK(!ibv_create_qp_ex(context, &init) && errno);
 	CODE(0, ibv_destroy_cq(cq));

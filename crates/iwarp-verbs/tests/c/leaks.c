@@ -1,4 +1,5 @@
-/* Each way in which objects of the verbs and of the connection manager end leaves nothing behind, by the face of the device (argv[1]). */
+/* No way to end objects of the verbs and the connection manager leaks anything. The argument is the
+ * face of the device. */
 #define _GNU_SOURCE
 #include "usage.h"
 
@@ -17,7 +18,7 @@ static struct ibv_context *context;
 static struct ibv_pd *pd;
 static struct rdma_event_channel *servers, *clients;
 static struct rdma_cm_id *listener;
-static struct sockaddr_in address, nobody;
+static struct sockaddr_in address, no_listener;
 static char memory[SIZE];
 
 /* ---- objects of the verbs ---- */
@@ -35,7 +36,8 @@ static void a_device(int arg)
 	NEED(list && (own = ibv_open_device(list[0])));
 	ibv_free_device_list(list);
 	NEED((domain = ibv_alloc_pd(own)) && (td = ibv_alloc_td(own, &(struct ibv_td_init_attr){ 0 })));
-	NEED(parent = ibv_alloc_parent_domain(own, &(struct ibv_parent_domain_init_attr){ .pd = domain, .td = td }));
+	NEED(parent = ibv_alloc_parent_domain(own, &(struct ibv_parent_domain_init_attr){ .pd = domain,
+		.td = td }));
 	NEED((channel = ibv_create_comp_channel(own)) && (cq = ibv_create_cq(own, 16, NULL, channel, 0)));
 	NEED(!ibv_req_notify_cq(cq, 0) && !ibv_resize_cq(cq, 4000));
 	CODE(0, ibv_destroy_cq(cq));
@@ -48,7 +50,8 @@ static void a_device(int arg)
 
 static struct ibv_qp *make_qp(enum ibv_qp_type type, struct ibv_cq *cq, struct ibv_srq *srq)
 {
-	struct ibv_qp_init_attr attr = { .send_cq = cq, .recv_cq = cq, .srq = srq, .qp_type = type, .cap = { DEEP, DEEP, 1, 1, 64 } };
+	struct ibv_qp_init_attr attr = { .send_cq = cq, .recv_cq = cq, .srq = srq, .qp_type = type,
+		.cap = { DEEP, DEEP, 1, 1, 64 } };
 	struct ibv_qp *qp = ibv_create_qp(pd, &attr);
 
 	NEED(qp);
@@ -59,7 +62,8 @@ static void post_all(struct ibv_qp *qp, struct ibv_srq *srq, struct ibv_mr *mr, 
 {
 	struct ibv_sge sge = { (uintptr_t)memory, 8, mr->lkey };
 	struct ibv_recv_wr recv = { .sg_list = &sge, .num_sge = 1 }, *bad_recv;
-	struct ibv_send_wr send = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_send_wr send = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND,
+		.send_flags = IBV_SEND_SIGNALED }, *bad;
 
 	for (int i = 0; i < DEEP; i++)
 		NEED((srq ? ibv_post_srq_recv(srq, &recv, &bad_recv) : ibv_post_recv(qp, &recv, &bad_recv)) == 0);
@@ -67,7 +71,8 @@ static void post_all(struct ibv_qp *qp, struct ibv_srq *srq, struct ibv_mr *mr, 
 		NEED(ibv_post_send(qp, &send, &bad) == 0);
 }
 
-/* Two queue pairs that are connected by number, with requests, of which one is destroyed in this state. The other one ends later. */
+/* Connects two queue pairs by number and posts requests. One of them is destroyed in the given
+ * state, and the other one later. */
 static void a_state(int state)
 {
 	struct ibv_mr *mr = ibv_reg_mr(pd, memory, SIZE, IBV_ACCESS_LOCAL_WRITE);
@@ -98,16 +103,19 @@ static void a_state(int state)
 	CODE(0, ibv_dereg_mr(mr));
 }
 
-/* A shared receive queue with receives, and a queue pair that ends with it. */
+/* A shared receive queue with receives, and a queue pair that ends together with it. */
 static void a_shared_queue(int tags)
 {
 	struct ibv_cq *cq = ibv_create_cq(context, 64, NULL, NULL, 0);
 	struct ibv_mr *mr = ibv_reg_mr(pd, memory, SIZE, IBV_ACCESS_LOCAL_WRITE);
-	struct ibv_srq_init_attr_ex attr = { .attr = { .max_wr = DEEP, .max_sge = 1 }, .srq_type = tags ? IBV_SRQT_TM : IBV_SRQT_BASIC, .pd = pd,
-		.cq = cq, .comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | (tags ? IBV_SRQ_INIT_ATTR_CQ | IBV_SRQ_INIT_ATTR_TM : 0),
+	struct ibv_srq_init_attr_ex attr = { .attr = { .max_wr = DEEP, .max_sge = 1 }, .srq_type = tags
+		? IBV_SRQT_TM : IBV_SRQT_BASIC, .pd = pd,
+		.cq = cq, .comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD |
+			(tags ? IBV_SRQ_INIT_ATTR_CQ | IBV_SRQ_INIT_ATTR_TM : 0),
 		.tm_cap = { .max_num_tags = DEEP, .max_ops = DEEP } };
 	struct ibv_sge sge = { (uintptr_t)memory, 8, mr ? mr->lkey : 0 };
-	struct ibv_ops_wr add = { .opcode = IBV_WR_TAG_ADD, .tm = { .add = { .sg_list = &sge, .num_sge = 1, .mask = ~0ull } } }, *bad;
+	struct ibv_ops_wr add = { .opcode = IBV_WR_TAG_ADD,
+		.tm = { .add = { .sg_list = &sge, .num_sge = 1, .mask = ~0ull } } }, *bad;
 	struct ibv_srq *srq;
 	struct ibv_qp *qp;
 
@@ -122,12 +130,14 @@ static void a_shared_queue(int tags)
 	CODE(0, ibv_dereg_mr(mr));
 }
 
-/* A window that is bound when it ends, and regions of several kinds. */
-static void memory_of_each_kind(int type)
+/* A window that is destroyed while bound, and regions of several kinds. */
+static void each_kind_of_memory(int type)
 {
-	static const int KINDS[] = { 0, IBV_ACCESS_ON_DEMAND, IBV_ACCESS_ZERO_BASED, IBV_ACCESS_RELAXED_ORDERING };
+	static const int KINDS[] = { 0, IBV_ACCESS_ON_DEMAND, IBV_ACCESS_ZERO_BASED,
+		IBV_ACCESS_RELAXED_ORDERING };
 	struct ibv_cq *cq = ibv_create_cq(context, 64, NULL, NULL, 0);
-	struct ibv_mr *mr = ibv_reg_mr(pd, memory, SIZE, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND), *other;
+	struct ibv_mr *mr = ibv_reg_mr(pd, memory, SIZE, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND),
+		*other;
 	struct ibv_mw *mw = ibv_alloc_mw(pd, type);
 	struct ibv_qp *a, *b;
 
@@ -136,7 +146,8 @@ static void memory_of_each_kind(int type)
 	b = make_qp(IBV_QPT_RC, cq, NULL);
 	connect_both(a, b);
 	if (type == IBV_MW_TYPE_1) {
-		struct ibv_mw_bind bind = { .send_flags = IBV_SEND_SIGNALED, .bind_info = { mr, (uintptr_t)memory, 64, IBV_ACCESS_REMOTE_WRITE } };
+		struct ibv_mw_bind bind = { .send_flags = IBV_SEND_SIGNALED,
+			.bind_info = { mr, (uintptr_t)memory, 64, IBV_ACCESS_REMOTE_WRITE } };
 
 		NEED(ibv_bind_mw(a, mw, &bind) == 0);
 	} else {
@@ -161,16 +172,21 @@ static void memory_of_each_kind(int type)
 	CODE(0, ibv_destroy_cq(cq));
 }
 
-/* Datagrams with what hangs on them: an address handle, and a group. A domain of extended reliable connections with its queues. */
-static void the_others(int arg)
+/* Datagrams with an address handle and a group; an XRC domain with its queues. */
+static void other_objects(int arg)
 {
 	struct ibv_ah_attr to = { .port_num = 1, .is_global = 1, .grh = { .hop_limit = 1 } };
-	union ibv_gid group = { .raw = { [10] = 0xff, [11] = 0xff, [12] = 239, [13] = 255, [14] = 77, [15] = 31 } };
+	union ibv_gid group =
+		{ .raw = { [10] = 0xff, [11] = 0xff, [12] = 239, [13] = 255, [14] = 77, [15] = 31 } };
 	struct ibv_cq *cq = ibv_create_cq(context, 64, NULL, NULL, 0);
-	struct ibv_xrcd *xrcd = ibv_open_xrcd(context, &(struct ibv_xrcd_init_attr){ .comp_mask = 3, .fd = -1, .oflags = O_CREAT });
-	struct ibv_qp_init_attr_ex target = { .qp_type = IBV_QPT_XRC_RECV, .comp_mask = IBV_QP_INIT_ATTR_XRCD, .xrcd = xrcd };
-	struct ibv_srq_init_attr_ex attr = { .attr = { .max_wr = DEEP, .max_sge = 1 }, .srq_type = IBV_SRQT_XRC, .pd = pd, .cq = cq, .xrcd = xrcd,
-		.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_CQ | IBV_SRQ_INIT_ATTR_XRCD };
+	struct ibv_xrcd *xrcd = ibv_open_xrcd(context,
+		&(struct ibv_xrcd_init_attr){ .comp_mask = 3, .fd = -1, .oflags = O_CREAT });
+	struct ibv_qp_init_attr_ex target = { .qp_type = IBV_QPT_XRC_RECV,
+		.comp_mask = IBV_QP_INIT_ATTR_XRCD, .xrcd = xrcd };
+	struct ibv_srq_init_attr_ex attr = { .attr = { .max_wr = DEEP, .max_sge = 1 },
+		.srq_type = IBV_SRQT_XRC, .pd = pd, .cq = cq, .xrcd = xrcd,
+		.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_CQ |
+			IBV_SRQ_INIT_ATTR_XRCD };
 	struct ibv_qp *datagrams, *receiver;
 	struct ibv_srq *srq;
 	struct ibv_ah *ah;
@@ -204,7 +220,7 @@ static struct rdma_cm_event *event_within(struct rdma_event_channel *channel, in
 	return event;
 }
 
-/* Waits for the next event, which has to be of this kind, and returns its identifier. */
+/* Waits for the next event, which must be of this kind, and returns its identifier. */
 static struct rdma_cm_id *next(struct rdma_event_channel *channel, enum rdma_cm_event_type kind)
 {
 	struct rdma_cm_event *event = event_within(channel, LONG);
@@ -246,7 +262,7 @@ static void give_qp(struct rdma_cm_id *id)
 		NEED(ibv_post_recv(id->qp, &wr, &bad) == 0);
 }
 
-/* How far an identifier gets before it is destroyed. */
+/* The last step of an identifier before it is destroyed. */
 enum step { CREATED, BOUND, LISTENS, RESOLVING, RESOLVED, ROUTED, WITH_QP, STEPS };
 
 static struct rdma_cm_id *reach(enum step step, struct sockaddr_in *to)
@@ -286,7 +302,8 @@ static void destroyed_at(int step)
 /* No device has this address. */
 static void cannot_resolve(int arg)
 {
-	struct sockaddr_in6 to = { .sin6_family = AF_INET6, .sin6_port = htons(9), .sin6_addr = { { { 0x20, 1, 0xd, 0xb8, [15] = 1 } } } };
+	struct sockaddr_in6 to = { .sin6_family = AF_INET6, .sin6_port = htons(9),
+		.sin6_addr = { { { 0x20, 1, 0xd, 0xb8, [15] = 1 } } } };
 	struct sockaddr_in from = address;
 	struct rdma_cm_id *id = make_id(clients);
 
@@ -299,7 +316,8 @@ static void cannot_resolve(int arg)
 
 static struct rdma_cm_id *asked(struct sockaddr_in *to)
 {
-	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1, .retry_count = 7, .rnr_retry_count = 7 };
+	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1, .retry_count = 7,
+		.rnr_retry_count = 7 };
 	struct rdma_cm_id *id = reach(WITH_QP, to);
 
 	CODE(0, rdma_connect(id, &param));
@@ -308,7 +326,7 @@ static struct rdma_cm_id *asked(struct sockaddr_in *to)
 
 static void refused(int arg)
 {
-	struct rdma_cm_id *id = asked(&nobody);
+	struct rdma_cm_id *id = asked(&no_listener);
 
 	(void)arg;
 	next(clients, RDMA_CM_EVENT_REJECTED);
@@ -347,10 +365,11 @@ static struct rdma_cm_id *accepted(void)
 	return server;
 }
 
-/* What happens first on a connection; the rest follows in the usual order. */
-enum end { CLIENT_LEAVES, SERVER_LEAVES, BOTH_LEAVE, CLIENT_DESTROYED, SERVER_DESTROYED, QP_FAILS, QP_FIRST, ID_FIRST, ENDS };
+/* What ends a connection first; the rest follows in the usual order. */
+enum end { CLIENT_LEAVES, SERVER_LEAVES, BOTH_LEAVE, CLIENT_DESTROYED, SERVER_DESTROYED, QP_FAILS,
+	QP_FIRST, ID_FIRST, ENDS };
 
-/* The queue pair stays, with what was made for it. */
+/* The queue pair outlives its identifier, together with what was created for it. */
 static void drop_id_first(struct rdma_cm_id *id)
 {
 	struct rdma_cm_id was = *id;
@@ -397,8 +416,9 @@ static void connected(int how)
 
 enum requests { WAITING, TAKEN, GONE, REQUESTS };
 
-/* A listener ends with requests: they wait as events, or one is taken, or their clients have gone at once. Then its channel ends. */
-static void a_listener_ends(int how)
+/* A listener is destroyed with requests: pending as events, one taken, or already withdrawn. Then
+ * its channel is destroyed. */
+static void listener_ends(int how)
 {
 	struct rdma_event_channel *own = rdma_create_event_channel();
 	struct sockaddr_in to = { .sin_family = AF_INET, .sin_addr = address.sin_addr };
@@ -425,8 +445,8 @@ static void a_listener_ends(int how)
 	take_events(clients);
 }
 
-/* An identifier moves to another channel, and its old one ends. */
-static void a_channel_ends(int arg)
+/* An identifier moves to another channel, and its old one is destroyed. */
+static void channel_ends(int arg)
 {
 	struct rdma_event_channel *old = rdma_create_event_channel(), *now = rdma_create_event_channel();
 	struct rdma_cm_id *id;
@@ -442,11 +462,12 @@ static void a_channel_ends(int arg)
 	rdma_destroy_event_channel(now);
 }
 
-/* Datagrams: an identifier in a group, which it leaves or not. */
+/* A datagram identifier in a group, which it leaves or not. */
 static void in_a_group(int leaves)
 {
 	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_UD, .cap = { DEEP, DEEP, 1, 1, 0 } };
-	struct sockaddr_in group = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(0xefff4d51) }, from = address;
+	struct sockaddr_in group = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(0xefff4d51) },
+		from = address;
 	struct rdma_cm_id *id;
 
 	from.sin_port = 0;
@@ -472,15 +493,15 @@ static const struct {
 	{ "queue pair in a state", a_state, IBV_QPS_RESET, IBV_QPS_SQE },
 	{ "failed queue pair", a_state, IBV_QPS_ERR, IBV_QPS_ERR + 1 },
 	{ "shared receive queue", a_shared_queue, 0, 2 },
-	{ "memory", memory_of_each_kind, IBV_MW_TYPE_1, IBV_MW_TYPE_2 + 1 },
-	{ "datagrams and domains", the_others, 0, 1 },
+	{ "memory", each_kind_of_memory, IBV_MW_TYPE_1, IBV_MW_TYPE_2 + 1 },
+	{ "datagrams and domains", other_objects, 0, 1 },
 	{ "identifier after a step", destroyed_at, CREATED, STEPS },
 	{ "unknown address", cannot_resolve, 0, 1 },
 	{ "refused", refused, 0, 1 },
 	{ "not accepted", not_accepted, REJECTS, ANSWERS },
 	{ "connection", connected, CLIENT_LEAVES, ENDS },
-	{ "listener", a_listener_ends, WAITING, REQUESTS },
-	{ "channel", a_channel_ends, 0, 1 },
+	{ "listener", listener_ends, WAITING, REQUESTS },
+	{ "channel", channel_ends, 0, 1 },
 	{ "group", in_a_group, 0, 2 },
 };
 
@@ -489,7 +510,7 @@ static void arrange(void)
 	struct rdma_cm_id *closed;
 
 	address = (struct sockaddr_in){ .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-	nobody = address;
+	no_listener = address;
 	context = open_first();
 	NEED(pd = ibv_alloc_pd(context));
 	NEED((servers = rdma_create_event_channel()) && (clients = rdma_create_event_channel()));
@@ -498,8 +519,8 @@ static void arrange(void)
 	address.sin_port = rdma_get_src_port(listener);
 	/* The port of a socket that does not listen. */
 	closed = make_id(servers);
-	NEED(rdma_bind_addr(closed, (struct sockaddr *)&nobody) == 0);
-	nobody.sin_port = rdma_get_src_port(closed);
+	NEED(rdma_bind_addr(closed, (struct sockaddr *)&no_listener) == 0);
+	no_listener.sin_port = rdma_get_src_port(closed);
 }
 
 int main(int argc, char **argv)

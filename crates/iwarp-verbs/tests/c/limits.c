@@ -1,5 +1,6 @@
-/* Limits of queues, objects that do not belong together, and the errors of calls that kernel drivers refuse: each row of the
- * table says which driver or which part of Linux the value is taken from. docs/errno.md shows the same table. */
+/* Limits of queues, objects that do not belong together, and errors of calls that kernel drivers
+ * refuse. Each group of rows names the driver or part of Linux that the values come from.
+ * docs/errno.md has the same table. */
 #include <sys/mman.h>
 
 #include "by_number.h"
@@ -14,12 +15,14 @@ static char memory[8192];
 static struct ibv_qp_init_attr sizes(void)
 {
 	struct ibv_qp_init_attr attr = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
-		.cap = { .max_send_wr = 8, .max_recv_wr = 8, .max_send_sge = 2, .max_recv_sge = 1, .max_inline_data = 64 } };
+		.cap = { .max_send_wr = 8, .max_recv_wr = 8, .max_send_sge = 2, .max_recv_sge = 1,
+			.max_inline_data = 64 } };
 
 	return attr;
 }
 
-/* A queue pair that has a shared receive queue has no queue of its own, whatever sizes the program names for it. */
+/* A queue pair with a shared receive queue has no receive queue, whatever sizes the program passes.
+ * */
 static void shared_receives(void)
 {
 	struct ibv_srq_init_attr queue = { .attr = { .max_wr = 4, .max_sge = 1 } };
@@ -40,7 +43,6 @@ static void shared_receives(void)
 	shared = ibv_create_qp(pd, &attr);
 	CHECK(shared);
 	CODE(0, ibv_destroy_qp(shared));
-	/* The sizes of the send queue still count. */
 	attr.cap.max_send_wr = UINT32_MAX;
 	IS_NULL(EINVAL, ibv_create_qp(pd, &attr));
 	attr = sizes();
@@ -52,7 +54,7 @@ static void shared_receives(void)
 	CODE(0, ibv_destroy_srq(srq));
 }
 
-/* The new depth counts for a limit that is set by the same call, and a refused call changes nothing. */
+/* A limit is checked against the new depth of the same call. A refused call has no effect. */
 static void limit_and_depth(void)
 {
 	struct ibv_srq_init_attr queue = { .attr = { .max_wr = 4, .max_sge = 1 } };
@@ -78,7 +80,7 @@ static void limit_and_depth(void)
 	CODE(0, ibv_destroy_srq(srq));
 }
 
-/* The list of a request with more elements than the queue allows is not read: here there is none. */
+/* The list of a request with too many elements is not read: here it does not exist. */
 static void counts(void)
 {
 	int numbers[] = { 3, 40, 1 << 20, INT32_MAX, -1, INT32_MIN };
@@ -91,7 +93,8 @@ static void counts(void)
 		int flags;
 
 		for (flags = 0; flags <= IBV_SEND_INLINE; flags += IBV_SEND_INLINE) {
-			struct ibv_send_wr bad_one = { .opcode = IBV_WR_SEND, .num_sge = numbers[i], .send_flags = flags }, *bad = NULL;
+			struct ibv_send_wr bad_one = { .opcode = IBV_WR_SEND, .num_sge = numbers[i],
+				.send_flags = flags }, *bad = NULL;
 			struct ibv_send_wr chain = { .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED,
 				.next = &bad_one, .wr.rdma.rkey = mr->rkey };
 
@@ -100,7 +103,6 @@ static void counts(void)
 			bad = NULL;
 			CODE(EINVAL, ibv_post_send(qp, &chain, &bad));
 			CHECK(bad == &bad_one);
-			/* The one in front was posted. */
 			take(cq, 1, IBV_WC_SUCCESS);
 		}
 		struct ibv_recv_wr wr = { .num_sge = numbers[i] }, *bad = NULL;
@@ -119,19 +121,20 @@ static void counts(void)
 }
 
 /* Objects of two contexts of one device do not work together. */
-static void strangers(void)
+static void foreign_objects(void)
 {
 	struct ibv_comp_channel *channel = ibv_create_comp_channel(other);
 	struct ibv_srq_init_attr queue = { .attr = { .max_wr = 4, .max_sge = 1 } };
 	struct ibv_srq *srq = ibv_create_srq(other_pd, &queue);
 	struct ibv_mw *window = ibv_alloc_mw(other_pd, IBV_MW_TYPE_1);
-	struct ibv_mr *stranger = ibv_reg_mr(other_pd, memory, 64, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
+	struct ibv_mr *stranger = ibv_reg_mr(other_pd, memory, 64,
+		IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
 	struct ibv_mw_bind bind = { .bind_info = { .mr = mr, .addr = (uintptr_t)memory, .length = 64,
 		.mw_access_flags = IBV_ACCESS_REMOTE_READ } };
 	struct ibv_parent_domain_init_attr parent = { .pd = other_pd };
 	struct ibv_qp_init_attr_ex ex = { .qp_type = IBV_QPT_RC, .send_cq = cq, .recv_cq = cq, .pd = pd,
-		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, .send_ops_flags = IBV_QP_EX_WITH_SEND,
-		.cap = { 1, 1, 1, 1, 0 } };
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+			.send_ops_flags = IBV_QP_EX_WITH_SEND, .cap = { 1, 1, 1, 1, 0 } };
 	struct ibv_qp_init_attr attr;
 
 	NEED(channel && srq && window && stranger);
@@ -164,7 +167,7 @@ static void strangers(void)
 }
 
 /* An address handle of another context, whose protection domain may have the same number. */
-static void strange_address(void)
+static void foreign_address_handle(void)
 {
 	struct ibv_qp_init_attr attr = sizes();
 	struct ibv_qp_attr to = attributes(context, IBV_QPS_INIT, 0);
@@ -192,7 +195,8 @@ static int error_of(const void *got)
 static int send_as(int opcode, int flags, uint32_t length)
 {
 	struct ibv_sge sge = { (uintptr_t)memory, length, mr->lkey };
-	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = opcode, .send_flags = flags }, *bad = NULL;
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = opcode, .send_flags = flags },
+		*bad = NULL;
 	int result = ibv_post_send(qp, &wr, &bad);
 
 	CHECK(bad == &wr);
@@ -202,7 +206,8 @@ static int send_as(int opcode, int flags, uint32_t length)
 static int window_with(unsigned int access)
 {
 	struct ibv_mw *window = ibv_alloc_mw(pd, IBV_MW_TYPE_1);
-	struct ibv_mw_bind bind = { .bind_info = { .mr = mr, .addr = (uintptr_t)memory, .length = 64, .mw_access_flags = access } };
+	struct ibv_mw_bind bind =
+		{ .bind_info = { .mr = mr, .addr = (uintptr_t)memory, .length = 64, .mw_access_flags = access } };
 	int result;
 
 	NEED(window);
@@ -247,9 +252,11 @@ static void errors(int roce)
 	const struct row rows[] = {
 		/* Registration: ib_umem_get and siw_reg_user_mr. */
 		{ "ibv_reg_mr of no octets", EINVAL, error_of(ibv_reg_mr(pd, memory, 0, write)) },
-		{ "ibv_reg_mr beyond the address space", EINVAL, error_of(ibv_reg_mr(pd, (void *)-4096L, 8192, write)) },
+		{ "ibv_reg_mr beyond the address space", EINVAL,
+			error_of(ibv_reg_mr(pd, (void *)-4096L, 8192, write)) },
 		{ "ibv_reg_mr into a hole", EFAULT, error_of(ibv_reg_mr(pd, hole, 8192, write)) },
-		{ "ibv_reg_mr with remote write only", EINVAL, error_of(ibv_reg_mr(pd, memory, 8, IBV_ACCESS_REMOTE_WRITE)) },
+		{ "ibv_reg_mr with remote write only", EINVAL,
+			error_of(ibv_reg_mr(pd, memory, 8, IBV_ACCESS_REMOTE_WRITE)) },
 		/* Queue pairs: uverbs, then siw_create_qp. */
 		{ "ibv_create_qp of type 0", EINVAL, typed(0) },
 		{ "ibv_create_qp of type 100", EINVAL, typed(100) },
@@ -258,12 +265,14 @@ static void errors(int roce)
 		{ "ibv_post_send with opcode 100", EINVAL, send_as(100, 0, 8) },
 		{ "ibv_post_send with opcode TSO", EINVAL, send_as(IBV_WR_TSO, 0, 8) },
 		{ "ibv_post_send of an inline Read", EINVAL, send_as(IBV_WR_RDMA_READ, IBV_SEND_INLINE, 8) },
-		{ "ibv_post_send with too much inline data", EINVAL, send_as(IBV_WR_SEND, IBV_SEND_INLINE, 8000) },
+		{ "ibv_post_send with too much inline data", EINVAL,
+			send_as(IBV_WR_SEND, IBV_SEND_INLINE, 8000) },
 		{ "ibv_post_send of an atomic on 4 octets", EINVAL, send_as(IBV_WR_ATOMIC_FETCH_AND_ADD, 0, 4) },
 		{ "ibv_post_send in RESET", EINVAL, on_unready(0) },
 		{ "ibv_post_recv in RESET", roce ? EINVAL : 0, on_unready(1) },
 		/* Windows: the providers of mlx5 and rxe. */
-		{ "ibv_bind_mw with the right to bind", EINVAL, window_with(IBV_ACCESS_MW_BIND | IBV_ACCESS_REMOTE_READ) },
+		{ "ibv_bind_mw with the right to bind", EINVAL, window_with(IBV_ACCESS_MW_BIND |
+			IBV_ACCESS_REMOTE_READ) },
 		{ "ibv_bind_mw with on-demand paging", EINVAL, window_with(IBV_ACCESS_ON_DEMAND) },
 		/* Completion queues: ib_uverbs_create_cq, siw_create_cq. */
 		{ "ibv_create_cq of no entries", EINVAL, error_of(ibv_create_cq(context, 0, NULL, NULL, 0)) },
@@ -283,7 +292,8 @@ static void errors(int roce)
 
 int main(int argc, char **argv)
 {
-	const int all = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_MW_BIND;
+	const int all = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+		IBV_ACCESS_MW_BIND;
 	struct ibv_qp_init_attr attr;
 
 	context = open_first();
@@ -303,8 +313,8 @@ int main(int argc, char **argv)
 	shared_receives();
 	limit_and_depth();
 	counts();
-	strangers();
-	strange_address();
+	foreign_objects();
+	foreign_address_handle();
 	errors(argc > 1 && strcmp(argv[1], "roce") == 0);
 	CODE(0, ibv_destroy_qp(qp));
 	CODE(0, ibv_destroy_qp(peer));

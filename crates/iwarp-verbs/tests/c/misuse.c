@@ -1,4 +1,4 @@
-/* Wrong calls of verbs: each one returns the error that the manual pages name, and none crashes. */
+/* Wrong calls of verbs: each returns the error in the manual pages, and none crashes. */
 #include <infiniband/verbs.h>
 #include <stdint.h>
 #include <sys/mman.h>
@@ -23,8 +23,7 @@ static struct ibv_qp_init_attr qp_attributes(void)
 		.send_cq = cq,
 		.recv_cq = cq,
 		.cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 2, .max_recv_sge = 2 },
-		.qp_type = IBV_QPT_RC,
-	};
+		.qp_type = IBV_QPT_RC, };
 	return attr;
 }
 
@@ -47,7 +46,8 @@ static void bad_memory(void)
 	NEED(munmap(pages + page, page) == 0);
 	NEED(mprotect(pages + 2 * page, page, PROT_READ) == 0);
 	NEED(mprotect(pages + 3 * page, page, PROT_NONE) == 0);
-	/* Null, a kernel address, in a hole, into a hole, and ranges beyond the end of the address space. */
+	/* Null, a kernel address, in a hole, into a hole, and ranges beyond the end of the address
+	 * space. */
 	IS_NULL(EFAULT, ibv_reg_mr(pd, NULL, 4096, LOCAL));
 	IS_NULL(EFAULT, ibv_reg_mr(pd, high, 4096, LOCAL));
 	IS_NULL(EFAULT, ibv_reg_mr(pd, pages + page, page, LOCAL));
@@ -55,7 +55,7 @@ static void bad_memory(void)
 	IS_NULL(EINVAL, ibv_reg_mr(pd, pages, SIZE_MAX, LOCAL));
 	IS_NULL(EINVAL, ibv_reg_mr(pd, pages, 0, LOCAL));
 	IS_NULL(EFAULT, ibv_reg_mr(pd, pages, SIZE_MAX / 2, LOCAL));
-	/* Memory that is read-only, and memory that cannot be accessed at all. */
+	/* Memory that is read-only, and memory that is inaccessible. */
 	IS_NULL(EFAULT, ibv_reg_mr(pd, pages + 2 * page, page, LOCAL));
 	IS_NULL(EFAULT, ibv_reg_mr(pd, pages + 3 * page, page, 0));
 	mr = ibv_reg_mr(pd, pages + 2 * page, page, IBV_ACCESS_REMOTE_READ);
@@ -87,7 +87,6 @@ static void bad_rights(void)
 	CODE(IBV_REREG_MR_ERR_INPUT, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, NULL, 64, 0));
 	CODE(IBV_REREG_MR_ERR_INPUT,
 	     ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, (void *)4096, 64, 0));
-	/* The failed calls have not changed the region. */
 	CHECK(mr->rkey == key && mr->addr == buffer && mr->length == 64 && mr->pd == pd);
 	CODE(0, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD, other, NULL, 0, 0));
 	CODE(EBUSY, ibv_dealloc_pd(other));
@@ -96,7 +95,7 @@ static void bad_rights(void)
 	CODE(0, ibv_dealloc_pd(other));
 }
 
-/* A region can be imported only into the protection domain that it belongs to. */
+/* A region can only be imported into its own protection domain. */
 static void bad_imports(void)
 {
 	struct ibv_pd *other = ibv_alloc_pd(context);
@@ -110,7 +109,6 @@ static void bad_imports(void)
 	NEED(imported);
 	CHECK(imported->pd == pd && imported->rkey == mr->rkey && imported->length == 64);
 	ibv_unimport_mr(imported);
-	/* The region itself has not changed, and can move to the other domain. */
 	CODE(0, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_PD, other, NULL, 0, 0));
 	IS_NULL(EINVAL, ibv_import_mr(pd, mr->handle));
 	imported = ibv_import_mr(other, mr->handle);
@@ -120,8 +118,8 @@ static void bad_imports(void)
 	CODE(0, ibv_dealloc_pd(other));
 }
 
-/* Objects that are destroyed in the wrong order or twice. Destroying twice is checked only where the library gets the pointer
- * first: the inline functions of the headers read the freed object themselves. */
+/* Objects destroyed in the wrong order or twice. Destroying twice is checked only where the library
+ * gets the pointer first: inline functions of the headers read the freed object themselves. */
 static void wrong_order(void)
 {
 	struct ibv_pd *p = ibv_alloc_pd(context);
@@ -175,7 +173,7 @@ static void wrong_order(void)
 	domain_attr.pd = p;
 	domain_attr.comp_mask = 1 << 3;
 	IS_NULL(EOPNOTSUPP, ibv_alloc_parent_domain(context, &domain_attr));
-	/* Bit 2 allows memory that a confidential guest shares; later headers have it. */
+	/* Bit 2, of later headers, allows memory that a confidential guest shares. */
 	domain_attr.comp_mask = 1 << 2;
 	domain = ibv_alloc_parent_domain(context, &domain_attr);
 	NEED(domain);
@@ -268,7 +266,7 @@ static int modify(struct ibv_qp *qp, int mask, struct ibv_qp_attr attr)
 	return ibv_modify_qp(qp, &attr, mask);
 }
 
-/* Moves a queue pair to RTS, connected to a peer that does not exist. */
+/* Moves a queue pair to RTS, connected to an absent peer. */
 static void to_rts_alone(struct ibv_qp *qp)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR, .dest_qp_num = qp->qp_num ^ 0x10000 };
@@ -299,10 +297,11 @@ static void bad_modification(void)
 	CODE(EINVAL, modify(qp, IBV_QP_PKEY_INDEX, (struct ibv_qp_attr){ .pkey_index = 3 }));
 	CODE(EINVAL, modify(qp, IBV_QP_PATH_MTU, (struct ibv_qp_attr){ .path_mtu = 9 }));
 	CODE(EINVAL, modify(qp, IBV_QP_MAX_QP_RD_ATOMIC, (struct ibv_qp_attr){ .max_rd_atomic = 255 }));
-	CODE(EINVAL, modify(qp, IBV_QP_MAX_DEST_RD_ATOMIC, (struct ibv_qp_attr){ .max_dest_rd_atomic = 255 }));
+	CODE(EINVAL, modify(qp, IBV_QP_MAX_DEST_RD_ATOMIC,
+		(struct ibv_qp_attr){ .max_dest_rd_atomic = 255 }));
 	CODE(EINVAL, modify(qp, IBV_QP_CUR_STATE | IBV_QP_STATE,
 			    (struct ibv_qp_attr){ .cur_qp_state = IBV_QPS_RTS, .qp_state = IBV_QPS_INIT }));
-	/* Entry 3 of the GID table is empty, and no host has the GID of zeroes. */
+	/* Entry 3 of the GID table is empty, and no host has the zero GID. */
 	CODE(0, modify(qp, IBV_QP_STATE, (struct ibv_qp_attr){ .qp_state = IBV_QPS_INIT }));
 	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .dest_qp_num = 77 };
 	attr.ah_attr.is_global = 1;
@@ -313,7 +312,6 @@ static void bad_modification(void)
 	attr.ah_attr.grh.sgid_index = 0;
 	memset(&attr.ah_attr.grh.dgid, 0, sizeof(attr.ah_attr.grh.dgid));
 	CODE(EINVAL, ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_DEST_QPN));
-	/* The failed calls have not changed the state, and the queue pair can still be used. */
 	CODE(0, ibv_query_qp(qp, &attr, IBV_QP_STATE, &init));
 	CHECK(attr.qp_state == IBV_QPS_INIT);
 	CODE(0, modify(qp, IBV_QP_STATE, (struct ibv_qp_attr){ .qp_state = IBV_QPS_ERR }));
@@ -334,7 +332,7 @@ static void bad_modification(void)
 	CODE(0, ibv_poll_cq(cq, 0, NULL));
 }
 
-/* A chain of `n` requests, each with `sges` elements of `length` octets. */
+/* A chain of `n` requests, each with `sges` elements of `length` bytes. */
 #define CHAIN_MAX 300
 static struct ibv_sge elements[64];
 static struct ibv_send_wr sends[CHAIN_MAX];
@@ -434,7 +432,7 @@ static void bad_sends(void)
 	CODE(EINVAL, ibv_post_send(qp, sends, &bad));
 	CHECK(bad == sends);
 	to_rts_alone(qp);
-	/* Nothing can be sent, so posted requests stay in the queue. Refused requests take no room. */
+	/* Nothing can be sent, so posted requests stay in the queue. Refused requests use no slots. */
 	chain(mr, 1, attr.cap.max_send_sge + 1, 64);
 	CODE(EINVAL, ibv_post_send(qp, sends, &bad));
 	CHECK(bad == sends);
@@ -458,7 +456,6 @@ static void bad_sends(void)
 	CODE(EINVAL, ibv_post_send(qp, sends, &bad));
 	sends[0].opcode = IBV_WR_BIND_MW;
 	CODE(EINVAL, ibv_post_send(qp, sends, &bad));
-	/* The request before the wrong one is posted. */
 	chain(mr, 3, 1, 64);
 	sends[1].num_sge = attr.cap.max_send_sge + 1;
 	CODE(EINVAL, ibv_post_send(qp, sends, &bad));
@@ -486,7 +483,7 @@ static void bad_sends(void)
 	CODE(0, ibv_dereg_mr(mr));
 }
 
-/* Posts a batch of `n` Sends of `length` octets with the extended interface. */
+/* Posts a batch of `n` Sends of `length` bytes with the extended interface. */
 static int batch(struct ibv_qp_ex *qp, int n, size_t length, int inlined)
 {
 	struct ibv_mr *mr = qp->qp_base.qp_context;
@@ -513,10 +510,8 @@ static void bad_batches(void)
 		.send_cq = cq,
 		.recv_cq = cq,
 		.cap = { .max_send_wr = 40, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 },
-		.qp_type = IBV_QPT_RC,
-		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
-		.pd = pd,
-		.send_ops_flags = IBV_QP_EX_WITH_SEND,
+		.qp_type = IBV_QPT_RC, .comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+		.pd = pd, .send_ops_flags = IBV_QP_EX_WITH_SEND,
 	};
 	struct ibv_qp *plain = ibv_create_qp_ex(context, &attr);
 	struct ibv_qp_ex *qp = ibv_qp_to_qp_ex(plain);
@@ -524,18 +519,17 @@ static void bad_batches(void)
 	int most = attr.cap.max_send_wr, i;
 
 	NEED(mr && qp && most >= 40);
-	/* A batch in a state in which nothing may be posted, and data before the first request of a batch. */
+	/* A batch in a state without posting, and data before the first request of a batch. */
 	CODE(EINVAL, batch(qp, 1, 64, 0));
 	to_rts_alone(plain);
 	ibv_wr_start(qp);
 	ibv_wr_set_sge(qp, mr->lkey, (uintptr_t)buffer, 64);
 	CODE(EINVAL, ibv_wr_complete(qp));
 	CODE(EINVAL, batch(qp, 1, attr.cap.max_inline_data + 1, 1));
-	/* An aborted batch is discarded. */
 	ibv_wr_start(qp);
 	ibv_wr_send(qp);
 	ibv_wr_abort(qp);
-	/* A batch is posted as a whole or not at all, also if it is long. */
+	/* A batch is posted entirely or not at all, however long it is. */
 	CODE(0, batch(qp, 20, 64, 0));
 	CODE(ENOMEM, batch(qp, most - 20 + 1, 64, 0));
 	CODE(0, batch(qp, most - 20, 16, 1));
@@ -567,7 +561,7 @@ static void bad_windows(void)
 
 	NEED(qp && mr && plain && one && two);
 	key = one->rkey;
-	/* ibv_bind_mw takes only windows of type 1, and only queue pairs that may send. */
+	/* ibv_bind_mw requires a type 1 window and a queue pair that may send. */
 	CODE(EINVAL, ibv_bind_mw(qp, two, &bind));
 	CODE(EINVAL, ibv_bind_mw(qp, one, &bind));
 	to_rts_alone(qp);
@@ -604,7 +598,7 @@ static void bad_advice(void)
 	CODE(EFAULT, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &sge, 1));
 	sge.lkey = readable->lkey;
 	CODE(EFAULT, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, 0, &sge, 1));
-	/* The whole address space begins at address 0, and is on demand. */
+	/* The whole address space starts at address 0 and is on-demand. */
 	IS_NULL(EINVAL, ibv_reg_mr(pd, buffer, SIZE_MAX, LOCAL | IBV_ACCESS_ON_DEMAND));
 	IS_NULL(EFAULT, ibv_reg_mr(pd, NULL, SIZE_MAX, LOCAL));
 	all = ibv_reg_mr(pd, NULL, SIZE_MAX, LOCAL | IBV_ACCESS_ON_DEMAND);
@@ -614,7 +608,7 @@ static void bad_advice(void)
 	sge.addr = 0;
 	CODE(EFAULT, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &sge, 1));
 	CODE(0, ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT, 0, &sge, 1));
-	/* Whether a region is on demand does not change. */
+	/* A region stays on-demand or not. */
 	CODE(-1, ibv_rereg_mr(all, IBV_REREG_MR_CHANGE_ACCESS, pd, NULL, 0, LOCAL));
 	CODE(0, ibv_rereg_mr(all, IBV_REREG_MR_CHANGE_ACCESS, pd, NULL, 0, IBV_ACCESS_ON_DEMAND));
 	CODE(0, ibv_dereg_mr(all));
@@ -647,7 +641,7 @@ int main(void)
 	bad_batches();
 	bad_windows();
 	bad_advice();
-	/* The failed calls have left no object that would keep these from being destroyed. */
+	/* No failed call has left an object that would prevent these. */
 	CODE(0, ibv_destroy_cq(cq));
 	CODE(0, ibv_dealloc_pd(pd));
 	CODE(0, ibv_close_device(context));

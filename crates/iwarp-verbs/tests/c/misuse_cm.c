@@ -1,4 +1,4 @@
-/* Wrong calls of the connection manager: calls in the wrong state, bad options, objects destroyed twice. */
+/* Wrong calls of the connection manager: wrong states, bad options, objects destroyed twice. */
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -40,8 +40,7 @@ static struct ibv_qp_init_attr qp_attributes(void)
 {
 	struct ibv_qp_init_attr attr = {
 		.cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 },
-		.qp_type = IBV_QPT_RC,
-	};
+		.qp_type = IBV_QPT_RC, };
 	return attr;
 }
 
@@ -88,7 +87,7 @@ static void options(void)
 	CODE(0, rdma_destroy_id(id));
 }
 
-/* Those that all ask for it share a port until one listens. */
+/* Identifiers that all allow it may share a port until one listens. */
 static void shared_addresses(void)
 {
 	struct rdma_cm_id *ids[3] = { new_id(), new_id(), new_id() };
@@ -153,7 +152,7 @@ static void connecting(void)
 	CODE(0, rdma_listen(listener, 1));
 	at.sin_port = rdma_get_src_port(listener);
 	CODE(0, rdma_resolve_addr(active, NULL, (struct sockaddr *)&at, 1000));
-	/* An address cannot be resolved twice, also not before the event is taken. */
+	/* An address cannot be resolved twice, even before the event is taken. */
 	MINUS_ONE(EINVAL, rdma_resolve_addr(active, NULL, (struct sockaddr *)&at, 1000));
 	event = expect(RDMA_CM_EVENT_ADDR_RESOLVED);
 	CODE(0, rdma_ack_cm_event(event));
@@ -232,9 +231,10 @@ static void *wait_for_an_event(void *of)
 	return NULL;
 }
 
-/* Many programs destroy a channel while a thread of theirs waits at it, and then exit. The wait must not return, because the thread
- * would report an error. So the descriptor stays open if a thread waits, and is closed otherwise. */
-static void destroyed_under_a_thread(void)
+/* Many programs destroy a channel while their thread waits on it, and then exit. The wait must not
+ * return, because the thread would report an error. So the descriptor stays open if a thread waits,
+ * and is closed otherwise. */
+static void channel_destroyed_during_wait(void)
 {
 	struct rdma_event_channel *quiet = rdma_create_event_channel();
 	pthread_t thread;
@@ -266,6 +266,6 @@ int main(void)
 	connecting();
 	endpoints();
 	rdma_destroy_event_channel(channel);
-	destroyed_under_a_thread();
+	channel_destroyed_during_wait();
 	return result();
 }

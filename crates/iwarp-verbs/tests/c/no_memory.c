@@ -1,6 +1,6 @@
-/* Each allocation that a call makes fails once, by itself and together with all later ones. The call then fails with ENOMEM and changes
- * nothing, or succeeds; the process goes on, and nothing is left behind. The table has every call of the C libraries that may allocate;
- * the names of its rows are arguments to try only some of them. */
+/* Each allocation of a call fails once, alone and together with all later ones. The call must then
+ * fail with ENOMEM and without effect, or succeed; the process survives, and nothing leaks. The
+ * table has every call of the C libraries that may allocate. Arguments select rows by name. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <dlfcn.h>
@@ -17,12 +17,13 @@
 
 #include "check.h"
 
-extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t), *__libc_memalign(size_t, size_t);
+extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t),
+	*__libc_memalign(size_t, size_t);
 extern void __libc_free(void *);
 
 enum { SWEEPS = 5 };
 
-/* Allocations of this thread until one fails; -1: none does. */
+/* Allocations of this thread until one fails; -1 means that none fails. */
 static __thread long until = -1;
 static __thread int all_later, denied_some;
 static atomic_long living;
@@ -54,7 +55,8 @@ void *malloc(size_t size)
 	return denied() ? NULL : counted(__libc_malloc(size));
 }
 
-/* Where the C library registers the destructor of a thread-local variable. It ends the process if it has no memory for that. */
+/* Where the C library registers the destructor of a thread-local variable. Out of memory, it
+ * aborts. */
 static char *registers_destructors;
 
 void *calloc(size_t n, size_t size)
@@ -116,16 +118,18 @@ struct comp_cntr_attributes {
 struct comp_cntr_attach {
 	uint32_t comp_mask, op_mask;
 };
-void *create_comp_cntr(struct ibv_context *, struct comp_cntr_attributes *) __asm__("ibv_create_comp_cntr");
+void *create_comp_cntr(struct ibv_context *,
+	struct comp_cntr_attributes *) __asm__("ibv_create_comp_cntr");
 int destroy_comp_cntr(void *) __asm__("ibv_destroy_comp_cntr");
-int attach_comp_cntr(struct ibv_qp *, void *, struct comp_cntr_attach *) __asm__("ibv_qp_attach_comp_cntr");
+int attach_comp_cntr(struct ibv_qp *, void *,
+	struct comp_cntr_attach *) __asm__("ibv_qp_attach_comp_cntr");
 void *alloc_buf(struct ibv_pd *, size_t, void **) __asm__("ibv_alloc_buf");
 void free_buf(void *) __asm__("ibv_free_buf");
 
-/* What a row works on: `arrange` makes it without failures, and `clear` ends it. */
+/* The object of a row: `arrange` creates it without failures, and `clear` destroys it. */
 static void *object;
 
-/* Turns the result of a call that returns 0 or an errno into that of a call that creates. */
+/* Converts a result of 0 or an errno to that of a call that creates an object. */
 static void *done(int code)
 {
 	if (code > 0)
@@ -161,7 +165,8 @@ static int drop_imported_pd(void *p)
 
 static void *make_td(void) { return ibv_alloc_td(context, &(struct ibv_td_init_attr){ 0 }); }
 static int drop_td(void *p) { return ibv_dealloc_td(p); }
-static void *make_parent(void) { return ibv_alloc_parent_domain(context, &(struct ibv_parent_domain_init_attr){ .pd = pd }); }
+static void *make_parent(void) { return ibv_alloc_parent_domain(context,
+	&(struct ibv_parent_domain_init_attr){ .pd = pd }); }
 static void *make_channel(void) { return ibv_create_comp_channel(context); }
 static int drop_channel(void *p) { return ibv_destroy_comp_channel(p); }
 static void *make_cq(void) { return ibv_create_cq(context, 10000, NULL, comp_channel, 0); }
@@ -178,8 +183,10 @@ static void arrange_cq(void) { NEED((object = ibv_create_cq(context, 16, NULL, N
 static void *resize_cq(void) { return done(ibv_resize_cq(object, 20000)); }
 static void clear_cq(void) { CODE(0, ibv_destroy_cq(object)); }
 
-static void *make_mr(void) { return ibv_reg_mr(pd, memory, sizeof(memory), IBV_ACCESS_LOCAL_WRITE); }
-static void *make_on_demand(void) { return ibv_reg_mr(pd, memory, sizeof(memory), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_ON_DEMAND); }
+static void *make_mr(void) { return ibv_reg_mr(pd, memory, sizeof(memory),
+	IBV_ACCESS_LOCAL_WRITE); }
+static void *make_on_demand(void) { return ibv_reg_mr(pd, memory, sizeof(memory),
+	IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_ON_DEMAND); }
 static void *make_null_mr(void) { return ibv_alloc_null_mr(pd); }
 static int drop_mr(void *p) { return ibv_dereg_mr(p); }
 static void *make_imported_mr(void) { return ibv_import_mr(pd, mr->handle); }
@@ -190,20 +197,23 @@ static int drop_imported_mr(void *p)
 	return 0;
 }
 
-static void arrange_mr(void) { NEED((object = ibv_reg_mr(pd, memory, 4096, IBV_ACCESS_LOCAL_WRITE))); }
+static void arrange_mr(void) { NEED((object = ibv_reg_mr(pd, memory, 4096,
+	IBV_ACCESS_LOCAL_WRITE))); }
 
 static void *rereg_mr(void)
 {
-	/* Its result is negative, and errno has the reason. */
+	/* The result is negative, and errno has the reason. */
 	int flags = IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_ACCESS;
 
-	return ibv_rereg_mr(object, flags, NULL, memory, sizeof(memory), IBV_ACCESS_LOCAL_WRITE) ? NULL : memory;
+	return ibv_rereg_mr(object, flags, NULL, memory, sizeof(memory), IBV_ACCESS_LOCAL_WRITE)
+		? NULL : memory;
 }
 
 static void clear_mr(void) { CODE(0, ibv_dereg_mr(object)); }
 static void *make_mw(void) { return ibv_alloc_mw(pd, IBV_MW_TYPE_2); }
 static int drop_mw(void *p) { return ibv_dealloc_mw(p); }
-static void *make_dm(void) { return ibv_alloc_dm(context, &(struct ibv_alloc_dm_attr){ .length = 100000 }); }
+static void *make_dm(void) { return ibv_alloc_dm(context,
+	&(struct ibv_alloc_dm_attr){ .length = 100000 }); }
 static int drop_dm(void *p) { return ibv_free_dm(p); }
 static void arrange_dm(void) { NEED((object = make_dm())); }
 static void *make_dm_mr(void) { return ibv_reg_dm_mr(pd, object, 0, 64, IBV_ACCESS_ZERO_BASED); }
@@ -224,15 +234,18 @@ static int drop_buf(void *p)
 
 static void *make_ah(void)
 {
-	struct ibv_ah_attr attr = { .port_num = 1, .is_global = 1, .grh = { .dgid = gid, .hop_limit = 1 } };
+	struct ibv_ah_attr attr = { .port_num = 1, .is_global = 1,
+		.grh = { .dgid = gid, .hop_limit = 1 } };
 
 	return ibv_create_ah(pd, &attr);
 }
 
 static int drop_ah(void *p) { return ibv_destroy_ah(p); }
-static void *make_comp_cntr(void) { return create_comp_cntr(context, &(struct comp_cntr_attributes){ 0 }); }
+static void *make_comp_cntr(void) { return create_comp_cntr(context,
+	&(struct comp_cntr_attributes){ 0 }); }
 static int drop_comp_cntr(void *p) { return destroy_comp_cntr(p); }
-static void *make_xrcd(void) { return ibv_open_xrcd(context, &(struct ibv_xrcd_init_attr){ .comp_mask = 3, .fd = -1, .oflags = O_CREAT }); }
+static void *make_xrcd(void) { return ibv_open_xrcd(context,
+	&(struct ibv_xrcd_init_attr){ .comp_mask = 3, .fd = -1, .oflags = O_CREAT }); }
 static int drop_xrcd(void *p) { return ibv_close_xrcd(p); }
 
 static void *make_srq(void)
@@ -246,20 +259,24 @@ static int drop_srq(void *p) { return ibv_destroy_srq(p); }
 
 static void *make_tag_srq(void)
 {
-	struct ibv_srq_init_attr_ex attr = { .attr = { .max_wr = 100, .max_sge = 1 }, .srq_type = IBV_SRQT_TM, .pd = pd, .cq = cq,
-		.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_CQ | IBV_SRQ_INIT_ATTR_TM,
+	struct ibv_srq_init_attr_ex attr = { .attr = { .max_wr = 100, .max_sge = 1 },
+		.srq_type = IBV_SRQT_TM, .pd = pd, .cq = cq,
+		.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_CQ |
+			IBV_SRQ_INIT_ATTR_TM,
 		.tm_cap = { .max_num_tags = 100, .max_ops = 10 } };
 
 	return ibv_create_srq_ex(context, &attr);
 }
 
 static void arrange_srq(void) { NEED((object = make_srq())); }
-static void *modify_srq(void) { return done(ibv_modify_srq(object, &(struct ibv_srq_attr){ .max_wr = 8000 }, IBV_SRQ_MAX_WR)); }
+static void *modify_srq(void) { return done(ibv_modify_srq(object,
+	&(struct ibv_srq_attr){ .max_wr = 8000 }, IBV_SRQ_MAX_WR)); }
 static void clear_srq(void) { CODE(0, ibv_destroy_srq(object)); }
 
 static void *make_qp_of(enum ibv_qp_type type)
 {
-	struct ibv_qp_init_attr attr = { .send_cq = cq, .recv_cq = cq, .qp_type = type, .cap = { 1000, 1000, 4, 4, 64 } };
+	struct ibv_qp_init_attr attr = { .send_cq = cq, .recv_cq = cq, .qp_type = type,
+		.cap = { 1000, 1000, 4, 4, 64 } };
 
 	return ibv_create_qp(pd, &attr);
 }
@@ -270,15 +287,18 @@ static void *make_ud_qp(void) { return make_qp_of(IBV_QPT_UD); }
 
 static void *make_qp_ex(void)
 {
-	struct ibv_qp_init_attr_ex attr = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .cap = { 100, 100, 4, 4, 64 }, .pd = pd,
-		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS, .send_ops_flags = IBV_QP_EX_WITH_SEND };
+	struct ibv_qp_init_attr_ex attr = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
+		.cap = { 100, 100, 4, 4, 64 }, .pd = pd,
+		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
+			.send_ops_flags = IBV_QP_EX_WITH_SEND };
 
 	return ibv_create_qp_ex(context, &attr);
 }
 
 static void *make_tag_qp(void)
 {
-	struct ibv_qp_init_attr attr = { .send_cq = cq, .recv_cq = cq, .srq = tag_srq, .qp_type = IBV_QPT_RC, .cap = { 100, 0, 4, 0, 64 } };
+	struct ibv_qp_init_attr attr = { .send_cq = cq, .recv_cq = cq, .srq = tag_srq,
+		.qp_type = IBV_QPT_RC, .cap = { 100, 0, 4, 0, 64 } };
 
 	return ibv_create_qp(pd, &attr);
 }
@@ -288,15 +308,18 @@ static void arrange_xrcd(void) { NEED((object = make_xrcd())); }
 
 static void *make_xrc_target(void)
 {
-	struct ibv_qp_init_attr_ex attr = { .qp_type = IBV_QPT_XRC_RECV, .comp_mask = IBV_QP_INIT_ATTR_XRCD, .xrcd = object };
+	struct ibv_qp_init_attr_ex attr = { .qp_type = IBV_QPT_XRC_RECV,
+		.comp_mask = IBV_QP_INIT_ATTR_XRCD, .xrcd = object };
 
 	return ibv_create_qp_ex(context, &attr);
 }
 
 static void *make_xrc_srq(void)
 {
-	struct ibv_srq_init_attr_ex attr = { .attr = { .max_wr = 100, .max_sge = 1 }, .srq_type = IBV_SRQT_XRC, .pd = pd, .cq = cq, .xrcd = object,
-		.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_CQ | IBV_SRQ_INIT_ATTR_XRCD };
+	struct ibv_srq_init_attr_ex attr = { .attr = { .max_wr = 100, .max_sge = 1 },
+		.srq_type = IBV_SRQT_XRC, .pd = pd, .cq = cq, .xrcd = object,
+		.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_CQ |
+			IBV_SRQ_INIT_ATTR_XRCD };
 
 	return ibv_create_srq_ex(context, &attr);
 }
@@ -309,7 +332,8 @@ static int to_init(struct ibv_qp *qp)
 {
 	struct ibv_qp_attr init = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
 
-	return ibv_modify_qp(qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+	return ibv_modify_qp(qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+		IBV_QP_ACCESS_FLAGS);
 }
 
 static void arrange_init_qp(void)
@@ -320,20 +344,23 @@ static void arrange_init_qp(void)
 
 static void clear_qp(void) { CODE(0, ibv_destroy_qp(object)); }
 
-/* An address that nobody answers: what the call starts ends with the queue pair. */
+/* Connects to an address without a peer. What the call starts ends with the queue pair. */
 static void *connect_qp(void)
 {
-	struct ibv_qp_attr rtr = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = 0x7a0001, .min_rnr_timer = 12,
+	struct ibv_qp_attr rtr = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024,
+		.dest_qp_num = 0x7a0001, .min_rnr_timer = 12,
 		.ah_attr = { .port_num = 1, .is_global = 1, .grh = { .dgid = gid, .hop_limit = 1 } } };
 
-	return done(ibv_modify_qp(object, &rtr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+	return done(ibv_modify_qp(object, &rtr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU |
+		IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 		IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
 }
 
 static void arrange_qp_and_counter(void) { NEED((object = make_comp_cntr())); }
-static void *attach(void) { return done(attach_comp_cntr(idle_qp, object, &(struct comp_cntr_attach){ .op_mask = 63 })); }
+static void *attach(void) { return done(attach_comp_cntr(idle_qp, object,
+	&(struct comp_cntr_attach){ .op_mask = 63 })); }
 
-/* Attaching lasts as long as the queue pair. */
+/* A counter stays attached until the queue pair is destroyed. */
 static int detach(void *p)
 {
 	(void)p;
@@ -344,18 +371,19 @@ static int detach(void *p)
 
 static void clear_counter(void) { CODE(0, destroy_comp_cntr(object)); }
 
-/* The data path. Nobody is connected, so the requests fail, but not for want of memory: nothing of it may be needed. */
+/* The data path, which must not need memory. Requests fail because nothing is connected. */
 static void *post_recv(void)
 {
 	struct ibv_sge sge = { (uintptr_t)memory, 8, mr->lkey };
 	struct ibv_recv_wr list[64], *bad;
 
 	for (int i = 0; i < 64; i++)
-		list[i] = (struct ibv_recv_wr){ .next = i < 63 ? list + i + 1 : NULL, .sg_list = &sge, .num_sge = 1 };
+		list[i] = (struct ibv_recv_wr){ .next = i < 63 ? list + i + 1 : NULL, .sg_list = &sge,
+			.num_sge = 1 };
 	return done(ibv_post_recv(object, list, &bad));
 }
 
-/* More requests than fit on the stack are copied. */
+/* Requests that do not fit on the stack are copied. */
 static void *post_batch(void)
 {
 	struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(ex_qp);
@@ -367,7 +395,7 @@ static void *post_batch(void)
 		ibv_wr_set_sge(ex, mr->lkey, (uintptr_t)memory, 8);
 	}
 	code = ibv_wr_complete(ex);
-	/* In RESET or INIT nothing is sent. */
+	/* Nothing is sent in RESET or INIT. */
 	return done(code == EINVAL ? 0 : code);
 }
 
@@ -401,14 +429,16 @@ static void *query(void)
 
 static void *join_group(void)
 {
-	union ibv_gid group = { .raw = { [10] = 0xff, [11] = 0xff, [12] = 239, [13] = 9, [14] = 8, [15] = 7 } };
+	union ibv_gid group =
+		{ .raw = { [10] = 0xff, [11] = 0xff, [12] = 239, [13] = 9, [14] = 8, [15] = 7 } };
 
 	return done(ibv_attach_mcast(ud_qp, &group, 0));
 }
 
 static int leave_group(void *p)
 {
-	union ibv_gid group = { .raw = { [10] = 0xff, [11] = 0xff, [12] = 239, [13] = 9, [14] = 8, [15] = 7 } };
+	union ibv_gid group =
+		{ .raw = { [10] = 0xff, [11] = 0xff, [12] = 239, [13] = 9, [14] = 8, [15] = 7 } };
 
 	(void)p;
 	return ibv_detach_mcast(ud_qp, &group, 0);
@@ -442,7 +472,8 @@ static void arrange_id(void)
 
 static void clear_id(void) { CODE(0, rdma_destroy_id(object)); }
 static void *bind_id(void) { return done(rdma_bind_addr(object, (struct sockaddr *)&loopback)); }
-static void *resolve_id(void) { return done(rdma_resolve_addr(object, NULL, (struct sockaddr *)&loopback, 2000)); }
+static void *resolve_id(void) { return done(rdma_resolve_addr(object, NULL,
+	(struct sockaddr *)&loopback, 2000)); }
 
 static void arrange_bound(void)
 {
@@ -524,7 +555,8 @@ static void *make_rsocket(void)
 static int drop_rsocket(void *p) { return rclose((char *)p - memory); }
 static void arrange_rsocket(void) { NEED((object = make_rsocket())); }
 static int the_rsocket(void) { return (char *)object - memory; }
-static void *bind_rsocket(void) { return done(rbind(the_rsocket(), (struct sockaddr *)&loopback, sizeof(loopback))); }
+static void *bind_rsocket(void) { return done(rbind(the_rsocket(), (struct sockaddr *)&loopback,
+	sizeof(loopback))); }
 
 static void arrange_bound_rsocket(void)
 {
@@ -595,7 +627,8 @@ static const struct {
 	{ "device list", make_list, drop_list, NULL, NULL },
 };
 
-/* Runs a row with its n-th allocation failing. Returns 1 if the call failed, -1 if it made fewer allocations, and 0 otherwise. */
+/* Runs a row with its n-th allocation failing. Returns 1 if the call failed, -1 if it made fewer
+ * allocations, and 0 otherwise. */
 static int attempt(size_t kind, long n)
 {
 	void *made;
@@ -614,7 +647,7 @@ static int attempt(size_t kind, long n)
 		if (code != ENOMEM)
 			fprintf(stderr, "%s, allocation %ld: %s\n", kinds[kind].name, n, strerror(code));
 		CODE(ENOMEM, code);
-		/* What has failed has changed nothing: with memory it succeeds. */
+		/* The failed call had no effect: with memory it succeeds. */
 		errno = 0;
 		if (!(made = kinds[kind].make()))
 			fprintf(stderr, "%s, after allocation %ld: %s\n", kinds[kind].name, n, strerror(errno));
@@ -629,7 +662,7 @@ static int attempt(size_t kind, long n)
 	return code == ENOMEM;
 }
 
-/* Lets each allocation of one kind fail. Returns how many calls failed. */
+/* Lets each allocation of a row fail. Returns how many calls failed. */
 static int sweep(size_t kind)
 {
 	int failed = 0, result;
@@ -644,7 +677,7 @@ static int sweep(size_t kind)
 
 static int is_wanted(const char *name, char **names)
 {
-	/* The tests name the face first. */
+	/* The tests pass the face first. */
 	if (*names && (!strcmp(*names, "rnic") || !strcmp(*names, "roce")))
 		names++;
 	if (!*names)
@@ -671,10 +704,12 @@ static void arrange_everything(void)
 	NEED(ibv_query_gid(context, 1, 0, &gid) == 0);
 	struct ibv_qp_attr init = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = 1 };
 	CODE(0, ibv_modify_qp(ud_qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY));
-	loopback = (struct sockaddr_in){ .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	loopback = (struct sockaddr_in){ .sin_family = AF_INET,
+		.sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 }
 
-/* Returns how many allocations there are besides `before`. Threads of the library end what was started, so it waits for them. */
+/* Returns the number of allocations above `before`. Waits for threads of the library that clean up.
+ * */
 static long remaining(long before)
 {
 	for (int i = 0; i < 200 && living - before >= SWEEPS; i++)
@@ -693,10 +728,10 @@ int main(int argc, char **argv)
 
 		if (!is_wanted(kinds[kind].name, argv + 1))
 			continue;
-		/* The first sweep also makes what stays for the next object. */
+		/* The first sweep also creates what the library keeps for later objects. */
 		sweep(kind);
 		sweep(kind);
-		/* A leak is there after each sweep, however often they are counted. A thread that starts, or a table that grows, is not. */
+		/* A leak grows in every sweep; a starting thread or a growing table does not. */
 		for (int round = 0; round < 3 && left >= SWEEPS; round++) {
 			long before = living;
 

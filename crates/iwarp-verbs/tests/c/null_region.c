@@ -1,4 +1,5 @@
-/* A null region as the target of a peer: Writes and atomics are discarded, Reads and atomics return zeros, and a Send may land there. */
+/* A peer uses a null region: Writes and atomics are discarded, Reads and atomics return zeros, and
+ * a Send may be received there. */
 #include "pair.h"
 
 static struct pair p;
@@ -32,10 +33,11 @@ static void peer_uses(struct ibv_mr *null)
 	}
 }
 
-/* A receive whose elements are in the region, in front of and behind other memory. */
+/* A receive with elements in the region, before and after other memory. */
 static void receives(struct ibv_mr *null)
 {
-	struct ibv_sge sges[2] = { { 0, 100, null->lkey }, { (uintptr_t)memory + PAIR_SIZE, 100, mr->lkey } };
+	struct ibv_sge sges[2] = { { 0, 100, null->lkey },
+		{ (uintptr_t)memory + PAIR_SIZE, 100, mr->lkey } };
 	struct ibv_recv_wr wr = { .sg_list = sges, .num_sge = 2 }, *bad;
 	struct ibv_wc wc;
 
@@ -60,11 +62,11 @@ int main(void)
 	to_init(p.qp[1]);
 	connect_pair(&p);
 	NEED((null = ibv_alloc_null_mr(pd)));
-	/* perftest gives the lkey to its peer. */
+	/* perftest sends the lkey to its peer. */
 	CHECK(null->lkey && null->rkey == null->lkey && null->length == SIZE_MAX && !null->addr);
 	peer_uses(null);
 	receives(null);
-	/* Its protection domain counts, and what was deregistered is gone. */
+	/* The protection domain is checked, and a deregistered region is invalid. */
 	NEED((other = ibv_alloc_pd(context)) && (foreign = ibv_alloc_null_mr(other)));
 	CODE(IBV_WC_REM_ACCESS_ERR, use(IBV_WR_RDMA_WRITE, 0, foreign->rkey, 8));
 	destroy_pair(&p);

@@ -1,4 +1,4 @@
-/* Two queue pairs of one process that are connected by GID and number, for tests of both faces. */
+/* Two queue pairs of one process, connected by GID and number with either face. */
 #ifndef PAIR_H
 #define PAIR_H
 
@@ -10,7 +10,8 @@
 
 enum {
 	PAIR_SIZE = 1 << 16,
-	PAIR_ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC,
+	PAIR_ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
+		IBV_ACCESS_REMOTE_ATOMIC,
 	/* Parts of rdma-core 65's header. */
 	PAIR_WC_FLUSH = 8,
 	PAIR_WITH_FLUSH = 1 << 11,
@@ -19,7 +20,7 @@ enum {
 static struct ibv_context *context;
 static struct ibv_pd *pd;
 static struct ibv_mr *mr;
-/* The first half belongs to the first queue pair, and the second half to its peer. */
+/* The first half belongs to the first queue pair, the second half to its peer. */
 static char memory[2 * PAIR_SIZE] __attribute__((aligned(4096)));
 
 struct pair {
@@ -45,7 +46,6 @@ static inline void close_device(void)
 	CODE(0, ibv_close_device(context));
 }
 
-/* Creates two queue pairs in RESET. */
 static inline void create_pair(struct pair *p, enum ibv_qp_type type, uint64_t ops)
 {
 	for (int i = 0; i < 2; i++) {
@@ -53,11 +53,11 @@ static inline void create_pair(struct pair *p, enum ibv_qp_type type, uint64_t o
 		struct ibv_qp_init_attr_ex init = {
 			.send_cq = p->cq[i],
 			.recv_cq = p->cq[i],
-			.cap = { .max_send_wr = 32, .max_recv_wr = 32, .max_send_sge = 2, .max_recv_sge = 2, .max_inline_data = 64 },
+			.cap = { .max_send_wr = 32, .max_recv_wr = 32, .max_send_sge = 2, .max_recv_sge = 2,
+				.max_inline_data = 64 },
 			.qp_type = type,
 			.comp_mask = IBV_QP_INIT_ATTR_PD | (ops ? IBV_QP_INIT_ATTR_SEND_OPS_FLAGS : 0),
-			.pd = pd,
-			.send_ops_flags = ops,
+			.pd = pd, .send_ops_flags = ops,
 		};
 		NEED((p->qp[i] = ibv_create_qp_ex(context, &init)));
 	}
@@ -67,10 +67,10 @@ static inline void to_init(struct ibv_qp *qp)
 {
 	struct ibv_qp_attr a = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = PAIR_ACCESS };
 
-	CODE(0, ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+	CODE(0, ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+		IBV_QP_ACCESS_FLAGS));
 }
 
-/* Brings queue pairs in INIT to RTS. */
 static inline void connect_pair(struct pair *p)
 {
 	int reliable = p->qp[0]->qp_type == IBV_QPT_RC;
@@ -82,15 +82,17 @@ static inline void connect_pair(struct pair *p)
 		to_rts |= IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_MAX_QP_RD_ATOMIC;
 	}
 	for (int i = 0; i < 2; i++) {
-		struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .max_dest_rd_atomic = 4,
-			.min_rnr_timer = 12, .dest_qp_num = p->qp[1 - i]->qp_num, .ah_attr = { .port_num = 1, .is_global = 1 } };
+		struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024,
+			.max_dest_rd_atomic = 4, .min_rnr_timer = 12, .dest_qp_num = p->qp[1 - i]->qp_num,
+				.ah_attr = { .port_num = 1, .is_global = 1 } };
 
 		NEED(ibv_query_gid(context, 1, 0, &a.ah_attr.grh.dgid) == 0);
 		a.ah_attr.grh.hop_limit = 1;
 		CODE(0, ibv_modify_qp(p->qp[i], &a, to_rtr));
 	}
 	for (int i = 0; i < 2; i++) {
-		struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 4 };
+		struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7,
+			.max_rd_atomic = 4 };
 
 		CODE(0, ibv_modify_qp(p->qp[i], &a, to_rts));
 	}
@@ -104,7 +106,6 @@ static inline void destroy_pair(struct pair *p)
 	}
 }
 
-/* Waits for one completion. */
 static inline struct ibv_wc completion(struct ibv_cq *cq)
 {
 	time_t end = time(NULL) + 30;
@@ -118,10 +119,12 @@ static inline struct ibv_wc completion(struct ibv_cq *cq)
 }
 
 /* Posts a request of the first queue pair from its half of the memory. */
-static inline void post_to(struct pair *p, enum ibv_wr_opcode op, uint64_t to, uint32_t rkey, uint32_t len, int flags)
+static inline void post_to(struct pair *p, enum ibv_wr_opcode op, uint64_t to, uint32_t rkey,
+	uint32_t len, int flags)
 {
 	struct ibv_sge sge = { (uintptr_t)memory, len, mr->lkey };
-	struct ibv_send_wr wr = { .wr_id = op, .sg_list = &sge, .num_sge = 1, .opcode = op, .send_flags = flags }, *bad;
+	struct ibv_send_wr wr = { .wr_id = op, .sg_list = &sge, .num_sge = 1, .opcode = op,
+		.send_flags = flags }, *bad;
 
 	if (op == IBV_WR_ATOMIC_FETCH_AND_ADD || op == IBV_WR_ATOMIC_CMP_AND_SWP) {
 		wr.wr.atomic.remote_addr = to;
@@ -134,7 +137,6 @@ static inline void post_to(struct pair *p, enum ibv_wr_opcode op, uint64_t to, u
 	CODE(0, ibv_post_send(p->qp[0], &wr, &bad));
 }
 
-/* Posts a receive of the second queue pair. */
 static inline void receive(struct pair *p, uint32_t len)
 {
 	struct ibv_sge sge = { (uintptr_t)memory + PAIR_SIZE, len, mr->lkey };

@@ -1,4 +1,4 @@
-/* A program that loads the library as a plug-in does, uses it, and unloads it, several times. It is not linked with it. */
+/* Loads the library as a plug-in, uses it, and unloads it, several times. Not linked with it. */
 #include <dirent.h>
 #include <dlfcn.h>
 #include <unistd.h>
@@ -19,8 +19,8 @@ static int entries(const char *path)
 	return n;
 }
 
-/* Looks a function up in its library. */
-#define FIND(name) __typeof__(ibv_##name) *name = (__typeof__(ibv_##name) *)dlsym(library, "ibv_" #name)
+#define FIND(name) \
+	__typeof__(ibv_##name) *name = (__typeof__(ibv_##name) *)dlsym(library, "ibv_" #name)
 
 static void use(void *library)
 {

@@ -1,5 +1,6 @@
-/* Slots of send and receive queues are free when the completion of their request, or of a later one, has been polled: not
- * earlier, so that a program cannot make a completion queue overflow that is as large as its queues, and not later. */
+/* Slots of send and receive queues become free when the completion of their request, or of a later
+ * one, is polled. Not earlier, so that a completion queue as large as its queues cannot overflow;
+ * and not later. */
 #include <pthread.h>
 
 #include "by_number.h"
@@ -28,10 +29,11 @@ static struct ibv_qp *new_qp(struct ibv_cq *send_cq, struct ibv_cq *recv_cq)
 	return qp;
 }
 
-/* With completion queues that are just as large as the queues. */
+/* With completion queues exactly as large as the queues. */
 static struct end make(void)
 {
-	struct end e = { ibv_create_cq(context, DEPTH, NULL, NULL, 0), ibv_create_cq(context, DEPTH, NULL, NULL, 0), NULL };
+	struct end e = { ibv_create_cq(context, DEPTH, NULL, NULL, 0),
+		ibv_create_cq(context, DEPTH, NULL, NULL, 0), NULL };
 
 	NEED(e.send_cq && e.recv_cq);
 	e.qp = new_qp(e.send_cq, e.recv_cq);
@@ -48,8 +50,8 @@ static void unmake(struct end *e)
 static int send_one(struct ibv_qp *qp, enum ibv_wr_opcode opcode, int flags)
 {
 	struct ibv_sge sge = { (uintptr_t)memory, 8, mr->lkey };
-	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = opcode != IBV_WR_SEND, .opcode = opcode, .send_flags = flags,
-		.wr.rdma = { (uintptr_t)memory + 64, mr->rkey } }, *bad = NULL;
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = opcode != IBV_WR_SEND, .opcode = opcode,
+		.send_flags = flags, .wr.rdma = { (uintptr_t)memory + 64, mr->rkey } }, *bad = NULL;
 	int result = ibv_post_send(qp, &wr, &bad);
 
 	CHECK(result ? bad == &wr : !bad);
@@ -65,7 +67,7 @@ static int receive_one(struct ibv_qp *qp)
 	return result;
 }
 
-/* Posts signaled Writes until the queue is full. Returns how many it took. */
+/* Posts signaled Writes until the queue is full. Returns how many were accepted. */
 static int fill_sends(struct ibv_qp *qp)
 {
 	int n = 0, result;
@@ -131,11 +133,11 @@ static void unsignaled_sends(void)
 		CODE(0, send_one(a.qp, IBV_WR_RDMA_WRITE, 0));
 		stays_full(a.qp, fill_sends);
 		take(a.send_cq, 1, IBV_WC_SUCCESS);
-		/* The last one is not told of. */
+		/* The last one has not completed. */
 		CODE(DEPTH - 1, fill_sends(a.qp));
 		take(a.send_cq, DEPTH - 1, IBV_WC_SUCCESS);
 	}
-	/* Without any signaled request nothing is freed, as with hardware. */
+	/* Unsignaled requests alone free nothing, as with hardware. */
 	for (i = 0; i < DEPTH; i++)
 		CODE(0, send_one(a.qp, IBV_WR_RDMA_WRITE, 0));
 	stays_full(a.qp, fill_sends);
@@ -164,7 +166,7 @@ static void receives(void)
 	unmake(&b);
 }
 
-/* A list takes all slots that are free, although there was one before. */
+/* A list takes all free slots, although one was taken before. */
 static void lists_of_receives(void)
 {
 	struct ibv_recv_wr third = { 0 }, second = { .next = &third }, list = { .next = &second }, *bad;
@@ -186,7 +188,7 @@ static void lists_of_receives(void)
 	unmake(&b);
 }
 
-/* In ERR requests complete at once, and still take slots until they are polled. */
+/* In ERR, requests complete immediately but occupy slots until they are polled. */
 static void flushed(void)
 {
 	struct end a = make(), b = make();
@@ -208,7 +210,7 @@ static void flushed(void)
 	unmake(&b);
 }
 
-/* RESET frees all slots and drops the completions that were not polled. */
+/* RESET frees all slots and discards unpolled completions. */
 static void reset(void)
 {
 	struct end a = make(), b = make();
@@ -222,7 +224,7 @@ static void reset(void)
 		take(a.send_cq, round, IBV_WC_SUCCESS);
 		CODE(round, fill_sends(a.qp));
 		take(a.send_cq, round, IBV_WC_SUCCESS);
-		/* What was polled before an earlier RESET frees no receive. */
+		/* Completions polled before an earlier RESET free no receives. */
 		for (i = 0; i < DEPTH; i++)
 			CODE(0, send_one(b.qp, IBV_WR_SEND, IBV_SEND_SIGNALED));
 		take(b.send_cq, DEPTH, IBV_WC_SUCCESS);
@@ -238,7 +240,8 @@ static void reset(void)
 	unmake(&b);
 }
 
-/* A queue pair that shares its completion queues with others, and its place with one that was destroyed, has its own slots. */
+/* A queue pair has its own slots, although it shares its completion queues, and reuses the place of
+ * a destroyed one. */
 static void shared_queues(void)
 {
 	struct ibv_cq *cq = ibv_create_cq(context, 8 * DEPTH, NULL, NULL, 0);
@@ -281,7 +284,6 @@ static void *poll_always(void *cq)
 	return (void *)sum;
 }
 
-/* One thread posts, another one polls. */
 static void polled_by_another_thread(void)
 {
 	struct end a = make(), b = make();
@@ -304,7 +306,7 @@ static void polled_by_another_thread(void)
 	unmake(&b);
 }
 
-/* The extended interface frees a slot with each completion that it shows. */
+/* The extended interface frees a slot with each completion that it returns. */
 static void extended_polling(void)
 {
 	struct ibv_cq_init_attr_ex attr = { .cqe = DEPTH, .wc_flags = IBV_WC_EX_WITH_BYTE_LEN };
@@ -338,7 +340,8 @@ static struct ibv_ah *ah;
 
 static int send_datagram(struct ibv_qp *qp, int flags)
 {
-	struct ibv_send_wr wr = { .opcode = IBV_WR_SEND, .send_flags = flags, .wr.ud = { ah, qp->qp_num, 0x11 } }, *bad;
+	struct ibv_send_wr wr = { .opcode = IBV_WR_SEND, .send_flags = flags,
+		.wr.ud = { ah, qp->qp_num, 0x11 } }, *bad;
 
 	return ibv_post_send(qp, &wr, &bad);
 }
@@ -364,7 +367,8 @@ static void datagrams(void)
 	NEED(ud);
 	to.qkey = 0x11;
 	ah = ibv_create_ah(pd, &to.ah_attr);
-	NEED(ah && ibv_modify_qp(ud, &to, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY) == 0);
+	NEED(ah && ibv_modify_qp(ud, &to, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+		IBV_QP_QKEY) == 0);
 	NEED(move_to(ud, IBV_QPS_RTR, 0, IBV_QP_STATE) == 0);
 	NEED(move_to(ud, IBV_QPS_RTS, 0, IBV_QP_STATE | IBV_QP_SQ_PSN) == 0);
 	for (i = 0; i < DEPTH - 1; i++)
@@ -392,7 +396,8 @@ int main(void)
 	context = open_first();
 	pd = ibv_alloc_pd(context);
 	NEED(pd);
-	mr = ibv_reg_mr(pd, memory, sizeof(memory), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ);
+	mr = ibv_reg_mr(pd, memory, sizeof(memory), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
+		IBV_ACCESS_REMOTE_READ);
 	NEED(mr);
 	sends();
 	unsignaled_sends();

@@ -1,4 +1,4 @@
-/* After ibv_req_notify_cq(cq, 1) there is an event for a solicited Send or a failure, and for nothing else. */
+/* After ibv_req_notify_cq(cq, 1), only a solicited Send or a failure causes an event. */
 #include <infiniband/verbs.h>
 #include <poll.h>
 #include <stdint.h>
@@ -24,8 +24,7 @@ static void make(struct end *e)
 {
 	struct ibv_qp_init_attr attr = {
 		.cap = { .max_send_wr = 8, .max_recv_wr = 8, .max_send_sge = 1, .max_recv_sge = 1 },
-		.qp_type = IBV_QPT_RC,
-		.sq_sig_all = 1,
+		.qp_type = IBV_QPT_RC, .sq_sig_all = 1,
 	};
 	struct ibv_qp_attr init = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
 
@@ -35,7 +34,8 @@ static void make(struct end *e)
 	attr.send_cq = attr.recv_cq = e->cq;
 	e->qp = ibv_create_qp(pd, &attr);
 	NEED(e->qp);
-	NEED(ibv_modify_qp(e->qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
+	NEED(ibv_modify_qp(e->qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+		IBV_QP_ACCESS_FLAGS) == 0);
 }
 
 static void unmake(struct end *e)
@@ -81,11 +81,11 @@ static struct ibv_wc next(struct end *e)
 	exit(2);
 }
 
-/* Does one Send and waits for the completions at both ends. */
 static void exchange(struct end *from, struct end *to, unsigned int flags)
 {
 	struct ibv_sge sge = { (uintptr_t)buffer, LENGTH, mr->lkey };
-	struct ibv_send_wr wr = { .opcode = IBV_WR_SEND, .send_flags = flags, .sg_list = &sge, .num_sge = 1 }, *bad;
+	struct ibv_send_wr wr = { .opcode = IBV_WR_SEND, .send_flags = flags, .sg_list = &sge,
+		.num_sge = 1 }, *bad;
 
 	receive(to, 1);
 	NEED(ibv_post_send(from->qp, &wr, &bad) == 0);
@@ -131,7 +131,7 @@ int main(void)
 	join(&b, &a);
 	exchange(&a, &b, 0);
 
-	/* No event for a Send that is not solicited. Wait for a while, because the thread that completes it may be late. */
+	/* No event for an unsolicited Send. Waits, because the thread that completes it may be late. */
 	CODE(0, ibv_req_notify_cq(b.cq, 1));
 	exchange(&a, &b, 0);
 	usleep(QUIET_US);
@@ -142,7 +142,7 @@ int main(void)
 	exchange(&a, &b, IBV_SEND_SOLICITED);
 	usleep(QUIET_US);
 	CHECK(!has_event(&b, 0));
-	/* Armed for all completions: an event for a Send that is not solicited. */
+	/* Armed for all completions: an event for an unsolicited Send. */
 	CODE(0, ibv_req_notify_cq(b.cq, 0));
 	exchange(&a, &b, 0);
 	take_event(&b);

@@ -1,5 +1,6 @@
-/* `ibv_modify_qp` on a real queue pair: each change from each state, with each attribute missing or too many, and with values
- * that no device takes. What is refused changes neither the state nor what `ibv_query_qp` says. The argument is the face. */
+/* `ibv_modify_qp` on a queue pair: each change from each state, with each attribute missing or
+ * added, and with invalid values. A refused change affects neither the state nor `ibv_query_qp`.
+ * The argument is the face. */
 #include "by_number.h"
 
 enum { STATES = 7, BITS = 21 };
@@ -11,7 +12,6 @@ static int roce;
 
 static const char *const name[STATES] = { "RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR" };
 
-/* Which changes there are. */
 static const char allowed[STATES][STATES + 1] = {
 	"11....x", /* RESET: to ERR with siw only. */
 	"111...1",
@@ -42,7 +42,7 @@ static struct ibv_qp_attr query(struct ibv_qp *qp)
 	return attr;
 }
 
-/* The mask with which a change between these states is complete. */
+/* Returns the complete mask of a change between these states. */
 static int mask_of(int from, int to)
 {
 	if (to == IBV_QPS_INIT && from == IBV_QPS_RESET)
@@ -54,7 +54,7 @@ static int mask_of(int from, int to)
 	return IBV_QP_STATE;
 }
 
-/* Brings `qp` to a state, connected to `peer` where it takes one. */
+/* Moves `qp` to a state, connected to `peer` where the state requires it. */
 static void reach(struct ibv_qp *qp, struct ibv_qp *peer, int state)
 {
 	if (state == IBV_QPS_RESET)
@@ -62,7 +62,8 @@ static void reach(struct ibv_qp *qp, struct ibv_qp *peer, int state)
 	NEED(move_to(qp, IBV_QPS_INIT, 0, TO_INIT) == 0 && move_to(peer, IBV_QPS_INIT, 0, TO_INIT) == 0);
 	if (state == IBV_QPS_INIT)
 		return;
-	NEED(move_to(qp, IBV_QPS_RTR, peer->qp_num, TO_RTR) == 0 && move_to(peer, IBV_QPS_RTR, qp->qp_num, TO_RTR) == 0);
+	NEED(move_to(qp, IBV_QPS_RTR, peer->qp_num, TO_RTR) == 0 &&
+		move_to(peer, IBV_QPS_RTR, qp->qp_num, TO_RTR) == 0);
 	if (state == IBV_QPS_RTR)
 		return;
 	NEED(move_to(qp, IBV_QPS_RTS, 0, TO_RTS) == 0 && move_to(peer, IBV_QPS_RTS, 0, TO_RTS) == 0);
@@ -97,7 +98,7 @@ static void each_change(void)
 			peer = new_qp();
 			reach(qp, peer, from);
 			before = query(qp);
-			/* A new queue pair of an iWARP NIC is INIT, as with siw. */
+			/* As with siw, a new queue pair of an iWARP NIC is reported as INIT. */
 			CODE(from == IBV_QPS_RESET && !roce ? IBV_QPS_INIT : from, before.qp_state);
 			got = move_to(qp, to, peer->qp_num, mask_of(from, to));
 			if (got != (ok ? 0 : EINVAL))
@@ -112,8 +113,8 @@ static void each_change(void)
 	}
 }
 
-/* Each attribute of a step is left out, and each other one is added. Those of an iWARP NIC may be left out: siw needs none,
- * and a peer by number needs its address and its number. */
+/* Each attribute of a step is omitted, and each other one is added. On an iWARP NIC all but the
+ * address and number of a peer may be omitted, because siw needs none. */
 static void each_attribute(int from, int to, int whole, int optional)
 {
 	struct ibv_qp *qp = new_qp(), *peer = new_qp();
@@ -138,7 +139,6 @@ static void each_attribute(int from, int to, int whole, int optional)
 	NEED(ibv_destroy_qp(qp) == 0 && ibv_destroy_qp(peer) == 0);
 }
 
-/* A value out of range, in the attribute that `set` changes. */
 static void bad_value(int from, int to, void (*set)(struct ibv_qp_attr *))
 {
 	struct ibv_qp *qp = new_qp(), *peer = new_qp();
@@ -204,7 +204,7 @@ static void timer_is_masked(void)
 	NEED(ibv_destroy_qp(qp) == 0 && ibv_destroy_qp(peer) == 0);
 }
 
-/* Attributes alone, in RTS: some may change in use, and the peer may not. */
+/* Attributes alone, in RTS: some may change, but the peer may not. */
 static void in_use(void)
 {
 	struct ibv_qp *qp = new_qp(), *peer = new_qp();
@@ -219,7 +219,7 @@ static void in_use(void)
 			CODE(0, move_to(qp, IBV_QPS_RTS, 0, 1 << bit));
 			before = query(qp);
 		} else {
-			/* The state that the program takes it to be in must be the one that it is in. */
+			/* The current state that the program passes must be right. */
 			CODE(EINVAL, move_to(qp, IBV_QPS_RTS, 5, 1 << bit));
 		}
 		same(qp, &before, IBV_QPS_RTS, IBV_QPS_RTS);

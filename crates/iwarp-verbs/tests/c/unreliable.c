@@ -1,4 +1,5 @@
-/* Unreliable connections between two queue pairs of this process: what is lost, what arrives, and what they do not have. */
+/* Unreliable connections between two queue pairs of this process: losses, deliveries, and
+ * unsupported operations. */
 #include <arpa/inet.h>
 #include <infiniband/verbs.h>
 #include <unistd.h>
@@ -24,8 +25,7 @@ static struct ibv_qp_init_attr attributes(struct ibv_cq *cq)
 		.send_cq = cq,
 		.recv_cq = cq,
 		.cap = { .max_send_wr = 16, .max_recv_wr = 16, .max_send_sge = 1, .max_recv_sge = 1 },
-		.qp_type = IBV_QPT_UC,
-	};
+		.qp_type = IBV_QPT_UC, };
 	return attr;
 }
 
@@ -51,18 +51,22 @@ static void unmake(struct end *e)
 	free(e->buffer);
 }
 
-/* The changes of state with the attributes that an unreliable connection has. */
+/* Changes the state with an unreliable connection's attributes. */
 static void connect_to(struct end *e, const struct end *peer)
 {
-	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE };
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1,
+		.qp_access_flags = IBV_ACCESS_REMOTE_WRITE };
 	struct ibv_qp_init_attr init;
 
-	CODE(0, ibv_modify_qp(e->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+	CODE(0, ibv_modify_qp(e->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+		IBV_QP_ACCESS_FLAGS));
 	attr.qp_state = IBV_QPS_RTR;
 	attr.path_mtu = IBV_MTU_1024;
 	attr.dest_qp_num = peer->qp->qp_num;
-	attr.ah_attr = (struct ibv_ah_attr){ .is_global = 1, .port_num = 1, .grh = { .dgid = gid, .hop_limit = 1 } };
-	CODE(0, ibv_modify_qp(e->qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN));
+	attr.ah_attr = (struct ibv_ah_attr){ .is_global = 1, .port_num = 1,
+		.grh = { .dgid = gid, .hop_limit = 1 } };
+	CODE(0, ibv_modify_qp(e->qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+		IBV_QP_RQ_PSN));
 	attr.qp_state = IBV_QPS_RTS;
 	CODE(0, ibv_modify_qp(e->qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN));
 	CODE(0, ibv_query_qp(e->qp, &attr, IBV_QP_STATE, &init));
@@ -94,7 +98,8 @@ static void receive(struct end *e, uint64_t id, uint32_t length)
 	NEED(ibv_post_recv(e->qp, &wr, &bad) == 0);
 }
 
-/* Posts a request and waits until it is sent. Nobody acknowledges it, so it succeeds whatever becomes of it. */
+/* Posts a request and waits until it is sent. It is not acknowledged, so it succeeds in any case.
+ * */
 static void post(struct end *e, struct ibv_send_wr wr, uint32_t length)
 {
 	struct ibv_sge sge = { (uintptr_t)e->buffer, length, e->mr->lkey };
@@ -116,23 +121,25 @@ static struct ibv_send_wr write_to(const struct end *peer, enum ibv_wr_opcode op
 	return wr;
 }
 
-static void lose_and_keep(struct end *a, struct end *b)
+static void losses_and_deliveries(struct end *a, struct end *b)
 {
 	struct ibv_send_wr wr = { .opcode = IBV_WR_SEND };
 	struct ibv_wc wc;
 
-	/* No receive: both kinds of Send are lost, and so is the notification of a Write, but not what it has written. */
+	/* Without a receive, both kinds of Send are lost, and so is a Write's notification, but not its
+	 * data. */
 	memset(a->buffer, 1, LENGTH);
 	post(a, wr, LENGTH);
 	wr.opcode = IBV_WR_SEND_WITH_IMM;
 	post(a, wr, 10);
 	memset(a->buffer, 2, LENGTH);
 	post(a, write_to(b, IBV_WR_RDMA_WRITE_WITH_IMM, 1), 50);
-	/* A Write with a wrong key is lost as well, with its immediate data. */
+	/* A Write with a wrong key is lost, with its immediate data. */
 	wr = write_to(b, IBV_WR_RDMA_WRITE_WITH_IMM, 2);
 	wr.wr.rdma.rkey ^= 0x1000;
 	post(a, wr, LENGTH);
-	/* Behind all of them comes one that is taken. Everything before it has been processed by then: only now is a receive posted. */
+	/* The following Write is not lost, so everything before it has been processed when it arrives:
+	 * a receive is posted only then. */
 	for (int left = SOON_MS; ((volatile char *)b->buffer)[49] != 2 && left; left--)
 		usleep(1000);
 	CHECK(b->buffer[0] == 2 && b->buffer[49] == 2 && b->buffer[50] == 0);
@@ -158,7 +165,8 @@ static void refused(struct end *a, struct end *b)
 	struct ibv_sge sge = { (uintptr_t)a->buffer, 8, a->mr->lkey };
 	struct ibv_send_wr wr = write_to(b, IBV_WR_RDMA_READ, 0), *bad;
 	struct ibv_qp_init_attr plain = attributes(a->cq);
-	struct ibv_qp_init_attr_ex ex = { .send_cq = a->cq, .recv_cq = a->cq, .cap = plain.cap, .qp_type = IBV_QPT_UC };
+	struct ibv_qp_init_attr_ex ex = { .send_cq = a->cq, .recv_cq = a->cq, .cap = plain.cap,
+		.qp_type = IBV_QPT_UC };
 	struct ibv_qp *qp;
 
 	wr.sg_list = &sge;
@@ -192,10 +200,10 @@ int main(void)
 	refused(&a, &b);
 	connect_to(&a, &b);
 	connect_to(&b, &a);
-	lose_and_keep(&a, &b);
+	losses_and_deliveries(&a, &b);
 	memset(b.buffer, 0, LENGTH);
 	memset(a.buffer, 0, LENGTH);
-	lose_and_keep(&b, &a);
+	losses_and_deliveries(&b, &a);
 	unmake(&a);
 	unmake(&b);
 	CODE(0, ibv_dealloc_pd(pd));

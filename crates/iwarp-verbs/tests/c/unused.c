@@ -1,5 +1,5 @@
-/* Uses as much of the library as its argument says, from nothing to a device, and starts a child if
- * a second argument says so. */
+/* Uses as much of the library as its argument says, from nothing to a device. With a second
+ * argument it also starts a child. */
 #include <infiniband/verbs.h>
 #include <rdma/rdma_cma.h>
 #include <string.h>

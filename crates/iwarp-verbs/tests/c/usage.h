@@ -1,4 +1,4 @@
-/* What a process uses: allocations, descriptors and mappings. For programs that check that nothing is left of what has ended. */
+/* Resource usage of a process: allocations, descriptors and mappings. For leak checks. */
 #ifndef USAGE_H
 #define USAGE_H
 
@@ -8,7 +8,8 @@
 
 #include "check.h"
 
-extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t), *__libc_memalign(size_t, size_t);
+extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t),
+	*__libc_memalign(size_t, size_t);
 extern void __libc_free(void *);
 
 static atomic_long living;
@@ -65,10 +66,9 @@ static inline struct usage usage_now(void)
 	return now;
 }
 
-/*
- * Runs `rounds` rounds of `way`. Returns 1 if nothing is left of them. Threads of the library end connections in the background, and a
- * request for a queue pair that is gone waits for 30 seconds, so it waits for longer.
- */
+/* Runs `rounds` rounds of `way`. Returns 1 if they leave nothing. The library's threads end
+ * connections in the background, and a request for a destroyed queue pair waits for 30 seconds, so
+ * this waits for longer. */
 static inline int all_ends(void (*way)(int), int arg, int rounds, struct usage *more)
 {
 	struct usage before = usage_now(), now;
@@ -88,10 +88,9 @@ static inline int all_ends(void (*way)(int), int arg, int rounds, struct usage *
 	return 0;
 }
 
-/*
- * Checks that `way` leaves nothing behind. Threads that start, tables that grow and entries of what has ended that are removed with the
- * next one are no leaks: they do not grow with the number of rounds, so a second look has ten times as many.
- */
+/* Checks that `way` leaks nothing. Starting threads, growing tables, and entries that are removed
+ * when the next one is added are not leaks: they do not grow with the rounds, so a second attempt
+ * runs ten times as many. */
 static inline void leaves_nothing(const char *name, void (*way)(int), int arg, int rounds)
 {
 	struct usage more;
@@ -100,7 +99,8 @@ static inline void leaves_nothing(const char *name, void (*way)(int), int arg, i
 	checks++;
 	if (all_ends(way, arg, rounds, &more) || all_ends(way, arg, 10 * rounds, &more))
 		return;
-	fprintf(stderr, "%s, %d: after %d rounds %+ld allocations, %+ld descriptors, %+ld mappings\n", name, arg, 10 * rounds,
+	fprintf(stderr, "%s, %d: after %d rounds %+ld allocations, %+ld descriptors, %+ld mappings\n",
+		name, arg, 10 * rounds,
 		more.allocations, more.descriptors, more.mappings);
 	failures++;
 }

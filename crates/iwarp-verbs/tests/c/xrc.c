@@ -1,5 +1,6 @@
-/* Extended reliable connections in one process: domains, shared receive queues by number, targets that several handles share, what is
- * refused, and an exchange with every operation, by ibv_post_send and by the ibv_wr_ functions. */
+/* Extended reliable connections in one process: domains, shared receive queues by number, targets
+ * shared by several handles, errors, and an exchange with every operation, by ibv_post_send and by
+ * ibv_wr_*. */
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
@@ -31,8 +32,7 @@ static struct ibv_xrcd *open_domain(int fd, int oflags)
 {
 	struct ibv_xrcd_init_attr attr = {
 		.comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS,
-		.fd = fd,
-		.oflags = oflags,
+		.fd = fd, .oflags = oflags,
 	};
 
 	return ibv_open_xrcd(context, &attr);
@@ -96,7 +96,8 @@ static struct ibv_wc next(struct ibv_cq *from)
 
 static struct ibv_qp *make_target(struct ibv_xrcd *xrcd)
 {
-	struct ibv_qp_init_attr_ex attr = { .qp_type = IBV_QPT_XRC_RECV, .comp_mask = IBV_QP_INIT_ATTR_XRCD, .xrcd = xrcd };
+	struct ibv_qp_init_attr_ex attr = { .qp_type = IBV_QPT_XRC_RECV,
+		.comp_mask = IBV_QP_INIT_ATTR_XRCD, .xrcd = xrcd };
 
 	return ibv_create_qp_ex(context, &attr);
 }
@@ -119,11 +120,13 @@ static struct ibv_qp *make_initiator(int extended)
 
 static struct ibv_qp_attr to_peer(const struct ibv_qp *peer)
 {
-	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer->qp_num };
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024,
+		.dest_qp_num = peer->qp_num };
 
 	attr.min_rnr_timer = 12;
 	attr.max_dest_rd_atomic = 4;
-	attr.ah_attr = (struct ibv_ah_attr){ .is_global = 1, .port_num = 1, .grh = { .dgid = gid, .hop_limit = 1 } };
+	attr.ah_attr = (struct ibv_ah_attr){ .is_global = 1, .port_num = 1,
+		.grh = { .dgid = gid, .hop_limit = 1 } };
 	return attr;
 }
 
@@ -132,10 +135,11 @@ static void to_init(struct ibv_qp *qp)
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
 
 	attr.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
-	CODE(0, ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+	CODE(0, ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+		IBV_QP_ACCESS_FLAGS));
 }
 
-/* The changes of state with the attributes that the two ends have: the table of the InfiniBand specification. */
+/* Changes the state with each end's attributes: the table of the InfiniBand specification. */
 static void connect_ends(struct ibv_qp *initiator, struct ibv_qp *target)
 {
 	const int rtr = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
@@ -148,22 +152,25 @@ static void connect_ends(struct ibv_qp *initiator, struct ibv_qp *target)
 	CODE(0, ibv_modify_qp(target, &attr, rtr | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
 	attr = to_peer(target);
 	CODE(0, ibv_modify_qp(initiator, &attr, rtr));
-	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 4 };
+	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7,
+		.rnr_retry = 7, .max_rd_atomic = 4 };
 	CODE(0, ibv_modify_qp(initiator, &attr,
 			      IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
 				      IBV_QP_MAX_QP_RD_ATOMIC));
 	CODE(0, ibv_query_qp(initiator, &attr, IBV_QP_STATE, &init));
-	CHECK(attr.qp_state == IBV_QPS_RTS && init.qp_type == IBV_QPT_XRC_SEND && init.cap.max_recv_wr == 0);
+	CHECK(attr.qp_state == IBV_QPS_RTS && init.qp_type == IBV_QPT_XRC_SEND &&
+		init.cap.max_recv_wr == 0);
 	CODE(0, ibv_query_qp(target, &attr, IBV_QP_STATE, &init));
 	CHECK(attr.qp_state == IBV_QPS_RTR && init.qp_type == IBV_QPT_XRC_RECV);
 }
 
-/* Posts a request with either interface. */
-static void post(struct ibv_qp *qp, enum ibv_wr_opcode opcode, const struct queue *to, uint32_t length)
+static void post(struct ibv_qp *qp, enum ibv_wr_opcode opcode, const struct queue *to,
+	uint32_t length)
 {
 	struct ibv_qp_ex *ex = ibv_qp_to_qp_ex(qp);
 	struct ibv_sge sge = { (uintptr_t)buffer, length, mr->lkey };
-	struct ibv_send_wr wr = { .opcode = opcode, .sg_list = &sge, .num_sge = 1, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_send_wr wr = { .opcode = opcode, .sg_list = &sge, .num_sge = 1,
+		.send_flags = IBV_SEND_SIGNALED }, *bad;
 	uint64_t addr = (uintptr_t)to->buffer;
 	uint32_t key = to->mr->rkey;
 
@@ -250,7 +257,8 @@ static void exchange(struct ibv_qp *initiator, struct ibv_qp *target)
 static struct ibv_qp *open_again(struct ibv_xrcd *xrcd, uint32_t num, enum ibv_qp_type type)
 {
 	struct ibv_qp_open_attr attr = {
-		.comp_mask = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE | IBV_QP_OPEN_ATTR_CONTEXT,
+		.comp_mask = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE |
+			IBV_QP_OPEN_ATTR_CONTEXT,
 		.qp_num = num,
 		.xrcd = xrcd,
 		.qp_context = &attr,
@@ -262,7 +270,8 @@ static struct ibv_qp *open_again(struct ibv_xrcd *xrcd, uint32_t num, enum ibv_q
 	return qp;
 }
 
-/* A target lives as long as somebody has it open. The other handle may be used for everything, and gets its events. */
+/* A target lives while a handle is open. Another handle may be used for everything, and gets its
+ * events. */
 static void share(void)
 {
 	struct ibv_qp *initiator = make_initiator(0), *target = make_target(domain), *again;
@@ -281,13 +290,14 @@ static void share(void)
 	connect_ends(initiator, again);
 	CODE(0, ibv_destroy_qp(target));
 	exchange(initiator, again);
-	/* A number of no queue: the request is refused, and the remaining handle hears of it. */
+	/* An unknown queue number: the request is refused, and the remaining handle gets the event. */
 	gone.mr = queues[0].mr;
 	post(initiator, IBV_WR_SEND, &gone, 8);
 	CODE(IBV_WC_REM_INV_REQ_ERR, next(cq).status);
 	do {
 		NEED(ibv_get_async_event(context, &event) == 0);
-		CHECK(event.event_type == IBV_EVENT_COMM_EST || event.element.qp == again || event.element.qp == initiator);
+		CHECK(event.event_type == IBV_EVENT_COMM_EST || event.element.qp == again ||
+			event.element.qp == initiator);
 		ibv_ack_async_event(&event);
 	} while (event.event_type != IBV_EVENT_QP_REQ_ERR);
 	CHECK(event.element.qp == again);
@@ -319,7 +329,7 @@ static void domains(void)
 	NEED((first = open_domain(fd, O_CREAT | O_EXCL)));
 	IS_NULL(EINVAL, open_domain(again, O_CREAT | O_EXCL));
 	NEED((second = open_domain(again, 0)));
-	/* It is one domain: what belongs to it is found by either handle. */
+	/* It is the same domain: either handle finds its objects. */
 	NEED((target = make_target(first)));
 	NEED((shared = open_again(second, target->qp_num, IBV_QPT_XRC_RECV)));
 	CODE(EBUSY, ibv_close_xrcd(first));
@@ -336,8 +346,10 @@ static void domains(void)
 
 static void refused(void)
 {
-	struct ibv_qp_init_attr plain = { .send_cq = cq, .recv_cq = cq, .cap = { 8, 8, 1, 1, 0 }, .qp_type = IBV_QPT_RC };
-	struct ibv_qp_init_attr_ex ex = { .qp_type = IBV_QPT_XRC_RECV, .comp_mask = IBV_QP_INIT_ATTR_PD, .pd = pd };
+	struct ibv_qp_init_attr plain = { .send_cq = cq, .recv_cq = cq, .cap = { 8, 8, 1, 1, 0 },
+		.qp_type = IBV_QPT_RC };
+	struct ibv_qp_init_attr_ex ex = { .qp_type = IBV_QPT_XRC_RECV, .comp_mask = IBV_QP_INIT_ATTR_PD,
+		.pd = pd };
 	struct ibv_srq_init_attr basic = { .attr = { .max_wr = 4, .max_sge = 1 } };
 	struct ibv_sge sge = { (uintptr_t)buffer, 8, mr->lkey };
 	struct ibv_send_wr wr = { .opcode = IBV_WR_SEND, .sg_list = &sge, .num_sge = 1 }, *bad_send;
@@ -348,10 +360,12 @@ static void refused(void)
 	uint32_t num;
 
 	NEED(initiator && target && srq);
-	/* A target has a domain, an initiator has none, and other queue pairs do not take receives from queues of a domain. */
+	/* A target requires a domain, an initiator has none, and other queue pairs cannot use a
+	 * domain's queues. */
 	IS_NULL(EINVAL, ibv_create_qp_ex(context, &ex));
 	IS_NULL(EINVAL, make_target(NULL));
-	ex = (struct ibv_qp_init_attr_ex){ .qp_type = IBV_QPT_XRC_SEND, .send_cq = cq, .pd = pd, .xrcd = domain };
+	ex = (struct ibv_qp_init_attr_ex){ .qp_type = IBV_QPT_XRC_SEND, .send_cq = cq, .pd = pd,
+		.xrcd = domain };
 	ex.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_XRCD;
 	IS_NULL(EINVAL, ibv_create_qp_ex(context, &ex));
 	ex.comp_mask = IBV_QP_INIT_ATTR_PD;
@@ -363,13 +377,12 @@ static void refused(void)
 	IS_NULL(EINVAL, make_srq(&queues[0], domain, whole & ~IBV_SRQ_INIT_ATTR_XRCD));
 	IS_NULL(EINVAL, make_srq(&queues[0], NULL, whole));
 	CODE(EINVAL, ibv_get_srq_num(srq, &num));
-	/* Neither end has receives, and a target sends nothing. */
 	CODE(EINVAL, ibv_post_recv(initiator, &recv, &bad));
 	CODE(EINVAL, ibv_post_recv(target, &recv, &bad));
 	CHECK(bad == &recv);
 	CODE(EINVAL, ibv_post_send(target, &wr, &bad_send));
 	CHECK(bad_send == &wr);
-	/* No end is its own peer. */
+	/* A queue pair of these types cannot be its own peer. */
 	to_init(initiator);
 	attr = to_peer(initiator);
 	CODE(EINVAL, ibv_modify_qp(initiator, &attr,

@@ -1,16 +1,11 @@
-//! Our own C programs on the library, compiled with Debian's headers: every kind of misuse, addresses, an exchange that uses every
-//! operation, events for solicited completions, queue pairs that are connected by number, connections without queue pairs, unreliable
-//! connections, extended reliable connections, datagrams with and without the connection manager, and what later headers than Debian's
-//! declare; what calls tell about objects and completions, what reaches the other end, and what waits for acknowledgements; what is left
-//! of calls that fail and of objects that end, in each way; how a process lives and ends, and its surroundings; memory whose page faults
-//! do not end, and memory that goes; the library as a plug-in; when queue slots are free, which changes of state are refused, and the
-//! errors of other wrong calls.
+//! C programs of `tests/c`, compiled with Debian's headers and run on the built library.
 
 use crate::common;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Returns `true` if Debian's headers are installed. Panics if they are missing and `IWARP_REQUIRE_RDMA_TOOLS` is set.
+/// Returns `true` if Debian's headers are installed. Panics if `IWARP_REQUIRE_RDMA_TOOLS` is set
+/// and they are missing.
 fn headers_installed() -> bool {
     let found = ["infiniband/verbs.h", "rdma/rdma_cma.h"]
         .iter()
@@ -31,7 +26,7 @@ fn compile(name: &str, folder: &common::Folder) -> PathBuf {
     let status = Command::new("cc")
         .args(["-Wall", "-Wextra", "-Werror", "-pthread", "-g", "-o"])
         .arg(&exe)
-        // One program loads the library itself.
+        // `plugin` loads the library itself.
         .arg("-Wl,--as-needed")
         .arg(&source)
         .arg("-L")
@@ -43,13 +38,12 @@ fn compile(name: &str, folder: &common::Folder) -> PathBuf {
     exe
 }
 
-/// Compiles and runs a program. Its last line must say that no check failed.
 fn passes(name: &str) {
     passes_as(name, "rnic");
 }
 
-/// Compiles and runs a program with this face of the devices, which is its argument, too. Its last line must say that no check
-/// failed. Returns what it has written to standard error; nothing if the headers are missing.
+/// Compiles and runs a program with this face of the devices, which is also its argument. Returns
+/// its standard error, or `None` if the headers are missing.
 fn passes_as(name: &str, face: &str) -> Option<String> {
     if !headers_installed() {
         return None;
@@ -59,8 +53,8 @@ fn passes_as(name: &str, face: &str) -> Option<String> {
     Some(runs_as(&exe, &folder, face, &[]))
 }
 
-/// Runs a compiled program with this face of the devices, which is its first argument, and further ones. Its last line must say that no
-/// check failed. Returns what it has written to standard error.
+/// Runs a compiled program with this face and further arguments. Its last line must say that no
+/// check failed. Returns its standard error.
 fn runs_as(exe: &Path, folder: &common::Folder, face: &str, more: &[&str]) -> String {
     let mut program = Command::new(exe);
     program
@@ -86,9 +80,10 @@ fn hung_program_is_killed_and_named() {
     );
 }
 
-/// The programs do in each face what a program for the other one would do, several times. It gets one hint.
+/// With each face, the programs repeatedly do what programs for the other face do. They get one
+/// hint.
 #[test]
-fn devices_look_like_iwarp_nics_or_like_roce_nics() {
+fn devices_show_either_face() {
     for (face, other) in [("rnic", "roce"), ("roce", "rnic")] {
         let Some(said) = passes_as("face", face) else {
             return;
@@ -102,184 +97,184 @@ fn devices_look_like_iwarp_nics_or_like_roce_nics() {
 }
 
 #[test]
-fn a_roce_nic_connects_identifiers_without_queue_pairs_and_an_iwarp_nic_does_not() {
+fn only_roce_connects_without_queue_pair() {
     for face in ["rnic", "roce"] {
-        passes_as("stand_in", face);
+        passes_as("no_queue_pair", face);
     }
 }
 
 #[test]
-fn misused_verbs_return_the_right_errors() {
+fn misused_verbs_return_errors() {
     passes("misuse");
 }
 
 #[test]
-fn a_misused_connection_manager_returns_the_right_errors() {
+fn misused_cm_returns_errors() {
     passes("misuse_cm");
 }
 
 #[test]
-fn names_and_addresses_are_looked_up_as_librdmacm_does() {
+fn addresses_resolve_as_in_librdmacm() {
     passes("addresses");
 }
 
 #[test]
-fn an_exchange_uses_every_operation() {
+fn exchange_with_every_operation() {
     passes("exchange");
 }
 
 #[test]
-fn solicited_events_come_only_for_solicited_completions_and_failures() {
+fn solicited_and_failed_completions_notify() {
     passes("solicited");
 }
 
 #[test]
-fn programs_of_later_releases_find_their_functions() {
-    passes("recent");
+fn later_headers_find_their_functions() {
+    passes("later_headers");
 }
 
 #[test]
-fn unreliable_connections_lose_what_is_not_taken_and_nothing_else() {
+fn unreliable_connections_lose_unreceived_only() {
     for face in ["rnic", "roce"] {
         passes_as("unreliable", face);
     }
 }
 
 #[test]
-fn queue_pairs_connected_by_number_keep_the_promises_of_the_verbs() {
-    passes("numbered");
+fn connections_by_number_follow_verbs() {
+    passes("connected_by_number");
 }
 
 #[test]
 fn peer_by_number_dies() {
     for face in ["rnic", "roce"] {
-        passes_as("dies", face);
+        passes_as("peer_dies", face);
     }
 }
 
 #[test]
 fn killed_peer_ends_connection() {
     for face in ["rnic", "roce"] {
-        passes_as("killed", face);
+        passes_as("peer_killed", face);
     }
 }
 
 #[test]
-fn ended_objects_leave_nothing() {
+fn destroyed_objects_leak_nothing() {
     passes_as("leaks", "rnic");
 }
 
 #[test]
-fn ended_roce_objects_leave_nothing() {
+fn destroyed_roce_objects_leak_nothing() {
     passes_as("leaks", "roce");
 }
 
 #[test]
-fn connections_of_each_face() {
+fn connections_with_each_face() {
     for face in ["rnic", "roce"] {
         passes_as("connections", face);
     }
 }
 
 #[test]
-fn datagrams_go_both_ways_and_to_groups() {
+fn datagrams_reach_peers_and_groups() {
     passes("datagrams");
 }
 
 #[test]
-fn datagrams_tell_of_their_way() {
+fn datagrams_report_their_path() {
     for face in ["rnic", "roce"] {
-        passes_as("routes", face);
+        passes_as("datagram_paths", face);
     }
 }
 
 #[test]
-fn attributes_hold_in_second_places() {
+fn changed_attributes_take_effect() {
     for face in ["rnic", "roce"] {
-        passes_as("places", face);
+        passes_as("attribute_changes", face);
     }
 }
 
 #[test]
-fn objects_and_completions_are_what_calls_say_of_them() {
-    passes("told");
+fn reported_values_match_objects() {
+    passes("reported_values");
 }
 
 #[test]
-fn both_ends_of_a_connection_learn_what_the_other_asks() {
+fn endpoints_receive_peer_parameters() {
     for face in ["rnic", "roce"] {
         passes_as("endpoints", face);
     }
 }
 
 #[test]
-fn what_ends_an_object_waits_until_its_events_are_acknowledged() {
-    passes("waits");
+fn destroy_waits_for_acknowledgements() {
+    passes("unacknowledged");
 }
 
 #[test]
-fn a_refused_call_changes_nothing_and_the_end_of_an_object_nothing_of_others() {
-    passes("leftovers");
+fn failed_calls_have_no_side_effects() {
+    passes("side_effects");
 }
 
 #[test]
-fn identifiers_move_between_channels_and_failures_leave_nothing() {
-    passes("moves");
+fn identifiers_migrate_between_channels() {
+    passes("migrate");
 }
 
 #[test]
-fn extended_reliable_connections_name_shared_receive_queues() {
+fn xrc_names_shared_receive_queues() {
     for face in ["rnic", "roce"] {
         passes_as("xrc", face);
     }
 }
 
 #[test]
-fn identifiers_for_datagrams_tell_where_to_send_to() {
+fn datagram_ids_report_destinations() {
     for face in ["rnic", "roce"] {
         passes_as("datagram_ids", face);
     }
 }
 
-/// Each kind of fault, as `iwarp run --fault` injects it.
+/// Injects each kind of fault as `iwarp run --fault` does.
 #[test]
-fn injected_faults_are_seen_as_the_verbs_say() {
+fn injected_faults_reach_verbs() {
     passes("faults");
 }
 
 #[test]
-fn injected_faults_are_seen_as_the_connection_manager_says() {
+fn injected_faults_reach_cm() {
     passes("faults_cm");
 }
 
 #[test]
-fn a_process_forks_runs_programs_becomes_a_daemon_cancels_threads_and_ends() {
-    passes("life");
+fn library_survives_process_events() {
+    passes("process_life");
 }
 
 #[test]
-fn small_stacks_sandboxes_and_another_network_namespace_are_survived() {
-    passes("surroundings");
+fn library_survives_unusual_environments() {
+    passes("environment");
 }
 
 #[test]
-fn a_plug_in_loads_and_unloads_the_library() {
+fn plugin_loads_and_unloads_library() {
     passes("plugin");
 }
 
 #[test]
-fn a_page_fault_that_never_ends_stops_one_connection_only() {
-    passes("stuck");
+fn hanging_page_fault_stops_one_connection() {
+    passes("page_fault_hangs");
 }
 
-/// By what handlers for SIGSEGV and SIGBUS the program has, and when it installs them.
+/// With each kind of handler for SIGSEGV and SIGBUS, installed at different times.
 #[test]
-fn gone_memory_fails_the_access_only() {
+fn unmapped_memory_fails_the_access_only() {
     if !headers_installed() {
         return;
     }
-    let folder = common::Folder::new("gone");
-    let exe = compile("gone", &folder);
+    let folder = common::Folder::new("unmapped");
+    let exe = compile("unmapped", &folder);
     for face in ["rnic", "roce"] {
         for handlers in [
             "none",
@@ -302,14 +297,14 @@ fn gone_memory_fails_the_access_only() {
     }
 }
 
-/// Without CRC, payload that is sent is read by the kernel alone.
+/// Without CRC, only the kernel reads the payload that is sent.
 #[test]
-fn gone_memory_fails_system_calls() {
+fn unmapped_memory_fails_system_calls() {
     if !headers_installed() {
         return;
     }
-    let folder = common::Folder::new("gone-plain");
-    let exe = compile("gone", &folder);
+    let folder = common::Folder::new("unmapped-plain");
+    let exe = compile("unmapped", &folder);
     for face in ["rnic", "roce"] {
         for (name, value) in [
             ("IWARP_CRC", "off"),
@@ -327,7 +322,7 @@ fn gone_memory_fails_system_calls() {
     }
 }
 
-/// Without the handler the first access to memory that has gone ends the process.
+/// Without the handler, the first access to unmapped memory ends the process.
 #[test]
 fn memory_guard_can_be_turned_off() {
     use std::os::unix::process::ExitStatusExt;
@@ -335,8 +330,8 @@ fn memory_guard_can_be_turned_off() {
     if !headers_installed() {
         return;
     }
-    let folder = common::Folder::new("gone-unguarded");
-    let exe = compile("gone", &folder);
+    let folder = common::Folder::new("unmapped-unguarded");
+    let exe = compile("unmapped", &folder);
     let status = Command::new(&exe)
         .args(["rnic", "none"])
         .env("IWARP_MEMORY_GUARD", "off")
@@ -361,7 +356,8 @@ fn limits_and_errors_match_kernel_drivers() {
     passes_on_both("limits");
 }
 
-/// Wrong calls for which our library does not return what siw does, and what it returns. `docs/errno.md` says why.
+/// Wrong calls for which this library's error differs from siw's, and the error. See
+/// `docs/errno.md`.
 const UNLIKE_SIW: &[(&str, &str)] = &[
     ("ibv_modify_srq with a limit above the new depth", "EINVAL"),
     (
@@ -386,7 +382,7 @@ const UNLIKE_SIW: &[(&str, &str)] = &[
     ("ibv_post_recv with a shared receive queue", "EINVAL"),
 ];
 
-/// The recording is what the same program writes on Linux's siw.
+/// The recording was written by the same program on Linux's siw.
 #[test]
 fn wrong_calls_return_recorded_errors() {
     if !headers_installed() {
@@ -420,11 +416,10 @@ fn wrong_calls_return_recorded_errors() {
 }
 
 #[test]
-fn no_memory_is_an_error_and_not_the_end() {
+fn out_of_memory_is_survived() {
     passes_on_both("no_memory");
 }
 
-/// Runs a program with both faces.
 fn passes_on_both(name: &str) {
     for face in ["rnic", "roce"] {
         passes_as(name, face);

@@ -1,5 +1,4 @@
-//! The integration tests of this crate. They are one program, because each program takes seconds to
-//! link.
+//! The integration tests of this crate: one program, because each takes seconds to link.
 
 mod c_programs;
 mod common;

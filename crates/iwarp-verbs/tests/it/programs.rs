@@ -1,4 +1,5 @@
-//! Debian's RDMA programs, unchanged, on the library: their own checks, and what the user of such a program can see and set.
+//! Debian's unmodified RDMA programs on the library: their own checks, and what their users can see
+//! and configure.
 
 use crate::common;
 use std::io::Read;
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Returns a port that was free a moment ago, or `None` if `host` cannot be used.
+/// Returns a port that is probably free, or `None` if `host` cannot be used.
 fn free_port(host: &str) -> Option<u16> {
     let socket = std::net::TcpListener::bind((host, 0)).ok()?;
     Some(socket.local_addr().unwrap().port())
@@ -24,7 +25,8 @@ fn start(folder: &common::Folder, program: &str, args: &[&str]) -> Child {
         .unwrap()
 }
 
-/// Waits for a program and returns its exit code and output. A program that does not end in time is killed; its code is -1.
+/// Waits for a program and returns its exit code and output. At the time limit it is killed, and
+/// the code is -1.
 fn finish(mut child: Child) -> (i32, String) {
     let end = Instant::now() + LIMIT;
     let status = loop {
@@ -53,8 +55,8 @@ fn finish(mut child: Child) -> (i32, String) {
     (status.code().unwrap_or(-1), text)
 }
 
-/// Starts a server and runs its client. While the client fails with the text `refused`, the server may not listen yet, and the
-/// client is started again. Returns the last outputs of the client and the server.
+/// Starts a server and runs its client. If the client fails with the text `refused`, it is started
+/// again, because the server may not listen yet. Returns the last outputs of both.
 fn serve(
     folder: &common::Folder,
     server: (&str, &[&str]),
@@ -65,7 +67,6 @@ fn serve(
     let end = Instant::now() + LIMIT;
     let (code, text) = loop {
         let (code, text) = finish(start(folder, client.0, client.1));
-        // The server may not listen yet.
         let early = code != 0 && text.contains(refused);
         if !early || Instant::now() > end || running.try_wait().unwrap().is_some() {
             break (code, text);
@@ -112,9 +113,9 @@ fn rping_over_ipv4_and_ipv6() {
     }
 }
 
-/// A program that does not know of `iwarp stat` answers it under its process number.
+/// The program does not know `iwarp stat`, which finds it by its process number.
 #[test]
-fn an_unchanged_program_answers_iwarp_stat() {
+fn unmodified_program_answers_iwarp_stat() {
     if !common::installed("rping") {
         return;
     }
@@ -130,15 +131,15 @@ fn an_unchanged_program_answers_iwarp_stat() {
     };
     let mut client: Option<Child> = None;
     let end = Instant::now() + LIMIT;
-    let told = loop {
-        let told = ask().unwrap_or_default();
-        // A queue pair in RTS shows that the program uses our library and is connected to the client.
-        if told.contains("\"state\":\"RTS\"") || Instant::now() > end {
-            break told;
+    let answer = loop {
+        let answer = ask().unwrap_or_default();
+        // RTS shows that the program uses this library and is connected to the client.
+        if answer.contains("\"state\":\"RTS\"") || Instant::now() > end {
+            break answer;
         }
-        // If the client has ended, the server did not listen yet.
-        let gone = |c: &mut Child| c.try_wait().unwrap().is_some();
-        if client.as_mut().is_none_or(gone) {
+        // If the client has exited, the server was not listening yet.
+        let has_exited = |c: &mut Child| c.try_wait().unwrap().is_some();
+        if client.as_mut().is_none_or(has_exited) {
             client = Some(start(&folder, "rping", &[&["-c"], &args[..]].concat()));
         }
         std::thread::sleep(Duration::from_millis(10));
@@ -149,13 +150,13 @@ fn an_unchanged_program_answers_iwarp_stat() {
     }
     let command = format!("\"command\":\"rping -s -a 127.0.0.1 -p {port}\"");
     for part in [&command[..], "\"local\":\"127.0.0.1:", "\"tcp_rtt_us\":"] {
-        assert!(told.contains(part), "{part} in {told}");
+        assert!(answer.contains(part), "{part} in {answer}");
     }
 }
 
-/// `IWARP_CAPTURE` works for a program that does not know of it: the file is complete when the program has ended.
+/// The program does not know `IWARP_CAPTURE`. The file is complete when it exits.
 #[test]
-fn traffic_of_a_program_is_recorded() {
+fn program_traffic_is_captured() {
     if !common::installed("rping") {
         return;
     }
@@ -180,9 +181,9 @@ fn traffic_of_a_program_is_recorded() {
     }
 }
 
-/// With hardware, loopback belongs to no device either, and programs may listen there.
+/// With hardware, no device has the loopback address either, and programs may listen there.
 #[test]
-fn a_program_may_bind_to_loopback_even_if_that_has_no_device() {
+fn loopback_bind_needs_no_device() {
     if !common::installed("rping") {
         return;
     }
@@ -233,7 +234,7 @@ fn ucmatose_moves_data_on_many_connections() {
 }
 
 #[test]
-fn the_device_is_listed_as_an_rnic() {
+fn device_is_listed_as_rnic() {
     if !common::installed("ibv_devinfo") {
         return;
     }
@@ -246,9 +247,9 @@ fn the_device_is_listed_as_an_rnic() {
     );
 }
 
-/// C programs have no log of ours, so an invalid setting is reported on standard error, once.
+/// C programs have no log, so an invalid setting is reported on standard error, once.
 #[test]
-fn an_invalid_setting_is_named_on_standard_error() {
+fn invalid_setting_is_reported_once() {
     if !common::installed("ibv_devinfo") {
         return;
     }

@@ -1,5 +1,5 @@
-//! Registered memory that goes in programs of other runtimes, which have handlers for SIGSEGV of their own: AddressSanitizer, the Java
-//! virtual machine and Go. The program is `gone`, as `c_programs` runs it.
+//! Unmapped registered memory in runtimes with their own handlers for SIGSEGV: AddressSanitizer,
+//! the Java virtual machine and Go. They run `unmapped`, as `c_programs` does.
 
 use crate::common;
 use crate::common::{Folder, installed, library};
@@ -12,7 +12,8 @@ fn source(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// Returns `true` if Debian's headers are installed. Panics if they are missing and `IWARP_REQUIRE_RDMA_TOOLS` is set.
+/// Returns `true` if Debian's headers are installed. Panics if `IWARP_REQUIRE_RDMA_TOOLS` is set
+/// and they are missing.
 fn headers_installed() -> bool {
     let found = Path::new("/usr/include/infiniband/verbs.h").exists();
     assert!(
@@ -32,7 +33,6 @@ fn succeeds(command: &mut Command) {
     assert!(out.status.success(), "{command:?}: {said}");
 }
 
-/// Runs a program on both faces.
 fn passes(folder: &Folder, program: impl Fn(&str) -> Command) {
     for face in ["rnic", "roce"] {
         let mut program = program(face);
@@ -49,15 +49,15 @@ fn libraries(folder: &Folder) -> [String; 3] {
 }
 
 #[test]
-fn gone_memory_with_address_sanitizer() {
+fn unmapped_memory_with_address_sanitizer() {
     if !headers_installed() {
         return;
     }
-    let folder = Folder::new("gone-asan");
-    let exe = folder.0.join("gone");
+    let folder = Folder::new("unmapped-asan");
+    let exe = folder.0.join("unmapped");
     let built = Command::new("cc")
         .args(["-fsanitize=address", "-pthread", "-g", "-o"])
-        .args([&exe, &source("c/gone.c")])
+        .args([&exe, &source("c/unmapped.c")])
         .args(libraries(&folder))
         .status();
     if !built.is_ok_and(|status| status.success()) {
@@ -68,14 +68,14 @@ fn gone_memory_with_address_sanitizer() {
         passes(&folder, |face| {
             let mut program = Command::new(&exe);
             program.args([face, mode]);
-            // The program lets its memory go on purpose, and leaks nothing that matters here.
+            // The program exits without freeing everything.
             program.env("ASAN_OPTIONS", "detect_leaks=0");
             program
         });
     }
 }
 
-/// The folder with `jni.h`, beside the compiler.
+/// Returns the folder with `jni.h`, found beside the compiler.
 fn jni() -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     let compiler = std::env::split_paths(&path).map(|dir| dir.join("javac"));
@@ -85,7 +85,7 @@ fn jni() -> Option<PathBuf> {
 }
 
 #[test]
-fn gone_memory_in_java() {
+fn unmapped_memory_in_java() {
     if !headers_installed() || !installed("java") || !installed("javac") {
         return;
     }
@@ -93,12 +93,16 @@ fn gone_memory_in_java() {
         eprintln!("skipped: no jni.h");
         return;
     };
-    let folder = Folder::new("gone-java");
-    let native = folder.0.join("libgone.so");
+    let folder = Folder::new("unmapped-java");
+    let native = folder.0.join("libunmapped.so");
     succeeds(
         Command::new("cc")
-            .args(["-shared", "-fPIC", "-pthread", "-Dmain=gone_main", "-o"])
-            .args([&native, &source("c/gone.c"), &source("c/gone_jni.c")])
+            .args(["-shared", "-fPIC", "-pthread", "-Dmain=unmapped_main", "-o"])
+            .args([
+                &native,
+                &source("c/unmapped.c"),
+                &source("c/unmapped_jni.c"),
+            ])
             .arg(format!("-I{}", include.display()))
             .arg(format!("-I{}", include.join("linux").display()))
             .args(libraries(&folder)),
@@ -107,26 +111,26 @@ fn gone_memory_in_java() {
     succeeds(
         compile
             .arg("-d")
-            .args([&folder.0, &source("runtimes/Gone.java")]),
+            .args([&folder.0, &source("runtimes/Unmapped.java")]),
     );
     passes(&folder, |face| {
         let mut program = Command::new("java");
-        program.arg("-cp").args([&folder.0]).arg("Gone");
+        program.arg("-cp").args([&folder.0]).arg("Unmapped");
         program.arg(&native).arg(face);
         program
     });
 }
 
 #[test]
-fn gone_memory_in_go() {
+fn unmapped_memory_in_go() {
     if !headers_installed() || !installed("go") {
         return;
     }
-    let folder = Folder::new("gone-go");
+    let folder = Folder::new("unmapped-go");
     for (from, to) in [
         ("runtimes/main.go", "main.go"),
-        ("runtimes/gone.c", "gone.c"),
-        ("c/gone.c", "gone.inc"),
+        ("runtimes/unmapped.c", "unmapped.c"),
+        ("c/unmapped.c", "unmapped.inc"),
         ("c/check.h", "check.h"),
     ] {
         std::fs::copy(source(from), folder.0.join(to)).unwrap();
@@ -134,7 +138,7 @@ fn gone_memory_in_go() {
     let cache = library().with_file_name("go-cache");
     succeeds(
         Command::new("go")
-            .args(["build", "-o", "gone"])
+            .args(["build", "-o", "unmapped"])
             .current_dir(&folder.0)
             .env("GO111MODULE", "off")
             .env("GOFLAGS", "")
@@ -143,7 +147,7 @@ fn gone_memory_in_go() {
             .env("CGO_LDFLAGS", libraries(&folder).join(" ")),
     );
     passes(&folder, |face| {
-        let mut program = Command::new(folder.0.join("gone"));
+        let mut program = Command::new(folder.0.join("unmapped"));
         program.arg(face);
         program
     });

@@ -1,8 +1,8 @@
-//! The exported symbols and their versions are exactly those of rdma-core 65's `libibverbs` and `librdmacm`, with the private versions of
-//! earlier releases; and all of those that the installed rdma-core has are among them.
+//! Compares the exported symbols and versions with those of rdma-core 65 and the private versions
+//! of earlier releases, and checks that those of the installed rdma-core are among them.
 //!
-//! `symbols.txt` has the public ones, as `readelf` prints them. `symbols-private.txt` has each private symbol with the numbers of its
-//! versions (`IBVERBS_PRIVATE_NN`).
+//! `symbols.txt` has the public symbols as `readelf` prints them. `symbols-private.txt` has each
+//! private symbol with the numbers of its versions (`IBVERBS_PRIVATE_NN`).
 
 use crate::common;
 use std::collections::BTreeSet;
@@ -22,7 +22,7 @@ fn exported(library: &Path) -> BTreeSet<String> {
             // The columns are: number, value, size, type, binding, visibility, section, name.
             let columns: Vec<&str> = line.split_whitespace().collect();
             match columns[..] {
-                // Absolute symbols are the names of the versions, which only some linkers export.
+                // Absolute symbols are version names, which only some linkers export.
                 [number, _, _, _, "GLOBAL", _, section, name]
                     if number.ends_with(':') && !["UND", "ABS"].contains(&section) =>
                 {
@@ -35,7 +35,8 @@ fn exported(library: &Path) -> BTreeSet<String> {
         .collect()
 }
 
-/// Returns the tables of this test in the form of [`exported`]. The first version of a private symbol is its default.
+/// Returns this test's tables in the form of [`exported`]. A private symbol's first version is its
+/// default.
 fn wanted() -> BTreeSet<String> {
     let public = include_str!("symbols.txt").lines().map(str::to_owned);
     let private = include_str!("symbols-private.txt").lines();
@@ -51,7 +52,7 @@ fn wanted() -> BTreeSet<String> {
 }
 
 #[test]
-fn exports_are_those_of_rdma_core() {
+fn exports_match_rdma_core() {
     if !common::installed("readelf") {
         return;
     }
@@ -65,7 +66,6 @@ fn exports_are_those_of_rdma_core() {
     );
 }
 
-/// Where the installed rdma-core has its libraries.
 fn installed_libraries() -> Vec<PathBuf> {
     let folders = [
         format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH),
@@ -80,7 +80,7 @@ fn installed_libraries() -> Vec<PathBuf> {
 }
 
 #[test]
-fn whatever_the_installed_rdma_core_exports_is_here_too() {
+fn installed_rdma_core_exports_exist() {
     if !common::installed("readelf") {
         return;
     }
@@ -103,7 +103,7 @@ fn whatever_the_installed_rdma_core_exports_is_here_too() {
 }
 
 #[test]
-fn the_library_stays_loaded_and_has_its_name() {
+fn library_has_soname_and_nodelete() {
     if !common::installed("readelf") {
         return;
     }
@@ -117,10 +117,10 @@ fn the_library_stays_loaded_and_has_its_name() {
     assert!(text.contains("NODELETE"), "{text}");
 }
 
-/// Where rustc does not link with lld (on aarch64, and in the packages of distributions), GNU ld gets two version scripts: ours,
-/// and the one that rustc writes. It must export our versions nevertheless.
+/// Without lld (on aarch64 and in distributions' packages), GNU ld gets two version scripts: ours
+/// and rustc's. It must still export our versions.
 #[test]
-fn gnu_ld_takes_our_version_script_beside_that_of_rustc() {
+fn gnu_ld_accepts_both_version_scripts() {
     if !common::installed("ld.bfd") {
         return;
     }
@@ -150,12 +150,12 @@ fn gnu_ld_takes_our_version_script_beside_that_of_rustc() {
         assert!(text.contains("ibv_query_gid@@IBVERBS_1.1"), "{text}");
         assert!(!text.contains("inside"), "{text}");
     };
-    // Versions of rustc differ in how they pass the option.
+    // Versions of rustc pass the option in different forms.
     link(&["-Wl,--version-script=list"]);
     link(&["-Wl,--version-script", "-Wl,list"]);
 }
 
-/// Returns the rows between the marks of the table of calls: names, and what is said for each face.
+/// Returns the rows of the marked table of calls: names, and the text for each face.
 fn table_of_calls(text: &str) -> Vec<(Vec<&str>, [&str; 2])> {
     let (_, rest) = text.split_once("<!-- begin: exported -->").unwrap();
     let (table, _) = rest.split_once("<!-- end: exported -->").unwrap();
@@ -192,7 +192,7 @@ fn calls_table_lists_every_symbol() {
             );
         }
     }
-    // Programs call some functions by an inline function without the underscore.
+    // For some functions, programs call an inline function without the underscore.
     let exported: BTreeSet<&str> = include_str!("symbols.txt")
         .lines()
         .filter_map(|line| line.split('@').next())

@@ -1,4 +1,4 @@
-//! The line at the end of a program that loaded the libraries and opened no device.
+//! The message at the exit of a program that loaded the libraries but opened no device.
 
 use crate::common;
 use std::path::Path;
@@ -6,7 +6,8 @@ use std::process::Command;
 
 const LINE: &str = "iwarp: unused loaded the RDMA libraries, but opened no device\n";
 
-/// Returns what the program writes to standard error. `run` is the shell's value of `IWARP_RUN`.
+/// Returns what the program writes to standard error. `run` is the value of `IWARP_RUN` in the
+/// shell.
 fn said(folder: &common::Folder, run: &str, arguments: &str) -> String {
     let script = format!(
         "export IWARP_RUN={run}; exec {}/unused {arguments}",
@@ -22,7 +23,7 @@ fn said(folder: &common::Folder, run: &str, arguments: &str) -> String {
 }
 
 #[test]
-fn only_programs_without_device_get_the_line() {
+fn message_if_no_device_opened() {
     if !Path::new("/usr/include/rdma/rdma_cma.h").exists() {
         eprintln!("skipped: needs libibverbs-dev and librdmacm-dev");
         return;
@@ -38,7 +39,7 @@ fn only_programs_without_device_get_the_line() {
         .status()
         .unwrap();
     assert!(status.success());
-    // `$$` is the number of the program, and 1 that of another process.
+    // `$$` is the program's process number; 1 is another process.
     for (run, arguments, wanted) in [
         ("$$", "nothing", LINE),
         ("$$", "list", LINE),

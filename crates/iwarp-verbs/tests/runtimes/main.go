@@ -1,15 +1,15 @@
-// Runs gone in a program whose runtime makes panics of faults.
+// Runs unmapped in a program whose runtime turns faults into panics.
 package main
 
 /*
 #include <stdio.h>
 
-int gone_main(int count, char **words);
+int unmapped_main(int count, char **words);
 
 static int run(char *face)
 {
-	char *words[] = { "gone", face, "runtime", 0 };
-	int code = gone_main(3, words);
+	char *words[] = { "unmapped", face, "runtime", 0 };
+	int code = unmapped_main(3, words);
 
 	fflush(stdout);
 	return code;

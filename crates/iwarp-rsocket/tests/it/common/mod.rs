@@ -1,4 +1,5 @@
-//! Helpers of these tests: pairs of connected rsockets, a data pattern in which each octet depends on its position, and time limits.
+//! Test helpers: pairs of connected rsockets, a data pattern in which each byte depends on its
+//! position, and time limits.
 
 #[path = "../../../../iwarp/tests/it/common/alone.rs"]
 pub(crate) mod alone;
@@ -10,7 +11,6 @@ use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
-/// An rsocket that is closed when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Rs(pub(crate) RawFd);
 
@@ -45,7 +45,7 @@ impl Rs {
         }
     }
 
-    /// Receives `len` octets, or fewer at the end of the stream.
+    /// Receives `len` bytes, or fewer at the end of the stream.
     pub(crate) fn recv_n(&self, len: usize) -> Vec<u8> {
         let mut out = vec![0; len];
         let n = rs::recv(self.0, &mut out, libc::MSG_WAITALL).unwrap();
@@ -75,7 +75,7 @@ pub(crate) fn listener(tune: impl Fn(&Rs)) -> (Rs, SocketAddr) {
     (l, address)
 }
 
-/// Returns a connected pair: client and server. `tune` sets the options of the client and of the listener.
+/// Returns a connected client and server. `tune` sets the options of the client and the listener.
 pub(crate) fn pair_with(tune: impl Fn(&Rs)) -> (Rs, Rs) {
     let (l, address) = listener(&tune);
     let c = Rs::new();
@@ -90,7 +90,8 @@ pub(crate) fn pair() -> (Rs, Rs) {
     pair_with(|_| {})
 }
 
-/// Returns the octet at a position of an endless pattern that has no short period, so that misplaced data is found.
+/// Returns the byte at a position of a pattern without a short period, which reveals misplaced
+/// data.
 pub(crate) fn octet(at: usize) -> u8 {
     let x = (at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (x >> 56) as u8 ^ at as u8
@@ -100,7 +101,6 @@ pub(crate) fn pattern(from: usize, len: usize) -> Vec<u8> {
     (from..from + len).map(octet).collect()
 }
 
-/// A time limit: `check` panics if it has passed.
 pub(crate) struct Limit(Instant, Duration);
 
 pub(crate) fn limit(seconds: u64) -> Limit {

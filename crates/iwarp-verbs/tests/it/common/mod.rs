@@ -1,4 +1,4 @@
-//! A folder with links to the built library under both of its names, `libibverbs.so.1` and `librdmacm.so.1`, and runs of C programs on it.
+//! A folder with links to the built library under both of its names, and runs of C programs on it.
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::io::Read;
@@ -9,15 +9,12 @@ use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The longest time that a C program may take.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// Returns the path of the library that cargo built for these tests.
 pub(crate) fn library() -> PathBuf {
     library_named("libiwarp_verbs.so")
 }
 
-/// Returns the path of a library that cargo built for these tests.
 pub(crate) fn library_named(name: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let deps = test.parent().unwrap();
@@ -27,7 +24,7 @@ pub(crate) fn library_named(name: &str) -> PathBuf {
         .unwrap_or_else(|| panic!("cargo builds {name} for its integration tests"))
 }
 
-/// A folder for `LD_LIBRARY_PATH`, which is removed when this value is dropped.
+/// A folder for `LD_LIBRARY_PATH`, removed on drop.
 pub(crate) struct Folder(pub(crate) PathBuf);
 
 impl Folder {
@@ -49,7 +46,8 @@ impl Drop for Folder {
     }
 }
 
-/// Returns `true` if a program is installed. Panics if it is missing and `IWARP_REQUIRE_RDMA_TOOLS` is set.
+/// Returns `true` if a program is installed. Panics if `IWARP_REQUIRE_RDMA_TOOLS` is set and it is
+/// missing.
 pub(crate) fn installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).any(|dir| dir.join(program).is_file());
@@ -63,13 +61,13 @@ pub(crate) fn installed(program: &str) -> bool {
     found
 }
 
-/// Runs a C program. Its last line must say that no check failed. Returns what it has written to standard error.
+/// Runs a C program. Its last line must say that no check failed. Returns its standard error.
 pub(crate) fn passes(program: &mut Command) -> String {
     passes_within(LIMIT, program)
 }
 
-/// As [`passes`], with another time limit. The program and all processes that it has started are
-/// killed at the limit, or when the program has ended.
+/// As [`passes`], with another time limit. At the limit, or when the program has ended, all
+/// processes that it started are killed.
 pub(crate) fn passes_within(limit: Duration, program: &mut Command) -> String {
     let mut child = program
         .process_group(0)
@@ -79,7 +77,7 @@ pub(crate) fn passes_within(limit: Duration, program: &mut Command) -> String {
         .spawn()
         .unwrap();
     let group = Pid::from_child(&child);
-    // The output may be more than a pipe holds, so it is read meanwhile.
+    // Threads read the output, because it may be more than a pipe holds.
     let said = read(child.stdout.take().unwrap());
     let complaints = read(child.stderr.take().unwrap());
     let end = Instant::now() + limit;
@@ -88,7 +86,7 @@ pub(crate) fn passes_within(limit: Duration, program: &mut Command) -> String {
         std::thread::sleep(Duration::from_millis(10));
         status = child.try_wait().unwrap();
     }
-    // An error means that there is no process left.
+    // An error means that no process is left.
     let _ = kill_process_group(group, Signal::KILL);
     child.wait().unwrap();
     let (said, complaints) = (said.join().unwrap(), complaints.join().unwrap());
@@ -103,7 +101,6 @@ pub(crate) fn passes_within(limit: Duration, program: &mut Command) -> String {
     complaints
 }
 
-/// Reads everything from a pipe, in a thread.
 fn read(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
     std::thread::spawn(move || {
         let mut octets = Vec::new();

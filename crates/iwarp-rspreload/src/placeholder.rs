@@ -1,8 +1,8 @@
-//! Descriptors of the program that stand for rsockets: how they come to do so, and how they become
-//! ordinary sockets again.
+//! Placeholders: the program's descriptors that represent rsockets. Creates them, and turns them
+//! back into ordinary sockets.
 //!
-//! This room uses `api` and `table`. It is used by `setup`, and by `fork` for connections that become
-//! rsockets when they are first used.
+//! This room uses `api` and `table`. `setup` uses it, and so does `fork` for connections that
+//! become rsockets at their first use.
 
 use crate::api::{Rdma, real};
 use crate::{errno, fail, table};
@@ -10,8 +10,9 @@ use libc::{c_int, c_void, socklen_t};
 
 const SOL_RDMA: c_int = 0x10000;
 
-/// Creates a descriptor of the program that stands for an rsocket. If that fails, closes the rsocket, sets `errno` and returns -1.
-pub(crate) fn stand_in(rdma: &Rdma, socket: c_int, flags: c_int) -> c_int {
+/// Creates a placeholder for an rsocket. On failure, closes the rsocket, sets `errno` and returns
+/// -1.
+pub(crate) fn create_placeholder(rdma: &Rdma, socket: c_int, flags: c_int) -> c_int {
     let cloexec = if flags & libc::SOCK_CLOEXEC != 0 {
         libc::O_CLOEXEC
     } else {
@@ -33,7 +34,8 @@ pub(crate) fn stand_in(rdma: &Rdma, socket: c_int, flags: c_int) -> c_int {
     fail(reason)
 }
 
-/// Sets the options of an rsocket from `RS_SQ_SIZE`, `RS_RQ_SIZE` and `RS_INLINE`. A value that is invalid or refused is ignored.
+/// Sets an rsocket's options from `RS_SQ_SIZE`, `RS_RQ_SIZE` and `RS_INLINE`. Invalid or refused
+/// values are ignored.
 pub(crate) fn tune(rdma: &Rdma, socket: c_int) {
     for (name, option) in [("RS_SQ_SIZE", 0), ("RS_RQ_SIZE", 1), ("RS_INLINE", 2)] {
         let value = std::env::var(name)
@@ -41,15 +43,17 @@ pub(crate) fn tune(rdma: &Rdma, socket: c_int) {
             .and_then(|v| v.parse::<c_int>().ok())
             .filter(|v| *v > 0);
         if let Some(value) = value {
-            // SAFETY: the pointer is to a valid integer of 4 octets.
+            // SAFETY: the pointer is to an integer of 4 bytes.
             unsafe { (rdma.setsockopt)(socket, SOL_RDMA, option, (&raw const value).cast(), 4) };
         }
     }
 }
 
-/// Replaces the rsocket behind `fd` by an ordinary socket with the same flags and common options. Returns `false` if that fails.
+/// Replaces the rsocket of `fd` by an ordinary socket with the same flags and common options.
+/// Returns `false` on failure.
 pub(crate) fn to_tcp(rdma: &Rdma, fd: c_int, socket: c_int) -> bool {
-    // SAFETY: the pointers are to valid locals with their true lengths. The descriptors belong to this library.
+    // SAFETY: the pointers are to locals with their true lengths; this library owns the
+    // descriptors.
     unsafe {
         let mut name: libc::sockaddr_storage = std::mem::zeroed();
         let mut len = size_of_val(&name) as socklen_t;
@@ -90,18 +94,19 @@ pub(crate) fn to_tcp(rdma: &Rdma, fd: c_int, socket: c_int) -> bool {
         }
     }
     if let Some((socket, true)) = table::remove(fd) {
-        // SAFETY: no descriptor stands for the rsocket any more.
+        // SAFETY: the rsocket has no placeholder any more.
         unsafe { (rdma.close)(socket) };
     }
     true
 }
 
-/// Makes the descriptor of an ordinary socket stand for an rsocket. The rsocket is closed if that fails.
+/// Makes an ordinary socket's descriptor a placeholder for an rsocket. On failure, closes the
+/// rsocket.
 ///
 /// # Safety
 /// Both are open.
 pub(crate) unsafe fn become_rsocket(rdma: &Rdma, fd: c_int, socket: c_int) {
-    // SAFETY: the descriptors are open, and the path is valid. The options have four octets.
+    // SAFETY: the descriptors are open, the path is valid, and the options have four bytes.
     unsafe {
         let mut value: c_int = 0;
         let mut len = 4;

@@ -1,6 +1,5 @@
-/* What programs built against later headers than rdma-core 44's find: functions, events, and fields of structures.
- *
- * The header of this test may or may not declare them. So this file has declarations of its own, under other names. */
+/* Functions, events and structure fields for programs built against headers later than rdma-core
+ * 44.  Older headers do not declare them, so this file declares them under other names. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <dlfcn.h>
@@ -44,11 +43,11 @@ int write_cm_event(struct rdma_cm_id *, unsigned, int, uint64_t) __asm__("rdma_w
 static struct ibv_context *ctx;
 static struct ibv_pd *pd, *other_pd;
 
-/* Registrations by a structure with a mask. */
 static void registering(void)
 {
 	static char memory[8192];
-	struct mr_attributes a = { .length = sizeof(memory), .access = IBV_ACCESS_LOCAL_WRITE, .addr = memory };
+	struct mr_attributes a = { .length = sizeof(memory), .access = IBV_ACCESS_LOCAL_WRITE,
+		.addr = memory };
 	struct ibv_sge at = { .length = sizeof(memory) };
 	struct ibv_mr *mr;
 
@@ -58,7 +57,7 @@ static void registering(void)
 	IS_NULL(EINVAL, reg_mr_ex(pd, &a));
 	a.comp_mask = ADDR | FD_OFFSET;
 	IS_NULL(EINVAL, reg_mr_ex(pd, &a));
-	/* The kernel wants an offset and an address beside a descriptor. */
+	/* The kernel requires an offset and an address together with a descriptor. */
 	a.comp_mask = FD | FD_OFFSET;
 	IS_NULL(EINVAL, reg_mr_ex(pd, &a));
 	a.comp_mask = FD | IOVA;
@@ -90,7 +89,6 @@ static void registering(void)
 	CODE(0, ibv_dereg_mr(mr));
 }
 
-/* Buffers that the library allocates. */
 static void buffers(void)
 {
 	const size_t size = 10000;
@@ -130,7 +128,7 @@ static void buffers(void)
 	MINUS_ONE(ENODATA, export_buf(buf));
 	MINUS_ONE(EINVAL, export_buf(NULL));
 	free_buf(other);
-	/* The domain is in use until the buffer is freed. */
+	/* The buffer keeps its domain in use until it is freed. */
 	CODE(EBUSY, ibv_dealloc_pd(pd));
 	free_buf(buf);
 	free_buf(buf);
@@ -142,7 +140,7 @@ static void port(void)
 {
 	uint64_t speed = 0;
 	struct verbs_context *v = verbs_get_ctx_op(ctx, query_port);
-	/* The structure of later headers has a word more than that of version 44. */
+	/* Later headers' structure has one word more than version 44's. */
 	union {
 		struct ibv_port_attr attr;
 		uint8_t octets[80];
@@ -164,13 +162,13 @@ static void port(void)
 	CODE(0, v->query_port(ctx, 1, &p.attr, 52));
 	CHECK(p.words[13] == 0xa5a5a5a5);
 
-	/* Six operations are in front of query_port in later headers. Their macro looks at the size, and must find none. */
+	/* Later headers have six operations in front of query_port. Their macro checks the size, which
+	 * must exclude these. */
 	CHECK(v->sz < sizeof(*v) - offsetof(struct verbs_context, query_port) + sizeof(void *));
 	CHECK(!strcmp(ibv_event_type_str(20), "device link speed change"));
 	CHECK(!strcmp(ibv_event_type_str(21), "unknown"));
 }
 
-/* What only other devices have. */
 static void refused(void)
 {
 	char caps[64];
@@ -180,7 +178,8 @@ static void refused(void)
 	MINUS_ONE(EOPNOTSUPP, dm_export(NULL));
 }
 
-/* Providers of every release find the version that they were linked with, and what they register is ignored. */
+/* Providers of every release find the version that they were linked with, and their registrations
+ * are ignored. */
 static void providers(void)
 {
 	static const char *const versions[] = { "25", "33", "34", "57", "59", "64", "65" };
@@ -252,7 +251,7 @@ static void user_events(void)
 	CHECK(event->status == -77 && arg == 0x1122334455667788);
 	CHECK(!strcmp(rdma_event_str(event->event), "RDMA_CM_EVENT_USER"));
 	CODE(0, rdma_ack_cm_event(event));
-	/* The order stays, and what was not taken ends with the identifier. */
+	/* The order is kept, and events that were not taken end with the identifier. */
 	CODE(0, write_cm_event(id, 18, 1, 1));
 	CODE(0, write_cm_event(id, 18, 2, 2));
 	NEED(rdma_get_cm_event(channel, &event) == 0);
@@ -275,7 +274,6 @@ static int next_event(struct rdma_cm_id *id, int *status)
 	return kind;
 }
 
-/* Names that are looked up while the program does other things. */
 static void look_ups(void)
 {
 	struct rdma_addrinfo hints = { .ai_flags = RAI_NUMERICHOST, .ai_port_space = RDMA_PS_TCP };
@@ -300,7 +298,7 @@ static void look_ups(void)
 	CODE(RDMA_CM_EVENT_ADDR_RESOLVED, next_event(id, &status));
 	rdma_freeaddrinfo(found);
 
-	/* Nothing that the call was given is needed after it. */
+	/* The call's arguments need not outlive it. */
 	hints.ai_flags = RAI_NUMERICHOST | RAI_PASSIVE;
 	char *node = strdup("::1");
 	CODE(0, resolve_addrinfo(id, node, "7471", &hints));
@@ -312,7 +310,7 @@ static void look_ups(void)
 	CHECK(found->ai_family == AF_INET6 && found->ai_src_addr && !found->ai_dst_addr);
 	rdma_freeaddrinfo(found);
 
-	/* The source of the hints comes back, which the call has copied. */
+	/* The source of the hints, which the call copied, is returned. */
 	struct sockaddr_in source = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 
 	memset(&hints, 0, sizeof(hints));
@@ -333,7 +331,7 @@ static void look_ups(void)
 	CODE(17, next_event(id, &status));
 	CODE(-EADDRNOTAVAIL, status);
 	MINUS_ONE(ENOENT, query_addrinfo(id, &found));
-	/* A result that nobody takes ends with the identifier. */
+	/* A result that was not fetched is freed with the identifier. */
 	CODE(0, resolve_addrinfo(id, "127.0.0.1", NULL, &hints));
 	CODE(0, rdma_destroy_id(id));
 

@@ -1,4 +1,5 @@
-/* What calls tell the program about its objects and its requests: sizes, attributes, users, the opcodes and flags of completions, their time. */
+/* Values that calls report about objects and requests: sizes, attributes, users, opcodes, flags and
+ * times of completions. */
 #include "check.h"
 
 #include <infiniband/verbs.h>
@@ -12,7 +13,7 @@ static struct ibv_context *context;
 static struct ibv_pd *pd;
 static union ibv_gid gid;
 
-/* One end of a connection. Its completion queue is an extended one with all fields that it may have. */
+/* One end of a connection, with an extended completion queue that has all fields. */
 struct end {
 	struct ibv_comp_channel *channel;
 	struct ibv_cq_ex *cq;
@@ -24,17 +25,19 @@ struct end {
 
 static struct end left, right;
 
-static const enum ibv_access_flags ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
-	IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND;
+static const enum ibv_access_flags ALL = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
+	IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC | IBV_ACCESS_MW_BIND;
 
 static void make(struct end *e)
 {
 	struct ibv_cq_init_attr_ex cq = { .cqe = 4 * DEPTH, .cq_context = e,
 		.wc_flags = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK };
 	struct ibv_qp_init_attr_ex attr = { .qp_type = IBV_QPT_RC, .qp_context = e, .pd = pd,
-		.cap = { .max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 2, .max_recv_sge = 1, .max_inline_data = 64 },
+		.cap = { .max_send_wr = DEPTH, .max_recv_wr = DEPTH, .max_send_sge = 2, .max_recv_sge = 1,
+			.max_inline_data = 64 },
 		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
-		.send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM };
+		.send_ops_flags = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_SEND |
+			IBV_QP_EX_WITH_SEND_WITH_IMM };
 	struct ibv_qp_attr init = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = ALL };
 
 	e->channel = ibv_create_comp_channel(context);
@@ -47,7 +50,8 @@ static void make(struct end *e)
 	e->mr = ibv_reg_mr(pd, e->memory, SIZE, ALL);
 	e->mw = ibv_alloc_mw(pd, IBV_MW_TYPE_2);
 	NEED(e->qp && e->mr && e->mw);
-	NEED(ibv_modify_qp(e->qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
+	NEED(ibv_modify_qp(e->qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+		IBV_QP_ACCESS_FLAGS) == 0);
 }
 
 static void unmake(struct end *e)
@@ -77,7 +81,7 @@ static void connect_both(void)
 	join(&right, &left);
 }
 
-/* Waits for the next completion, which stays the current one until `over`. */
+/* Waits for the next completion, which stays current until over(). */
 static void next(struct end *e, uint64_t wr_id, enum ibv_wc_status status)
 {
 	struct ibv_poll_cq_attr attr = { 0 };
@@ -111,7 +115,7 @@ static void send(struct end *e, struct ibv_send_wr wr)
 	CODE(0, ibv_post_send(e->qp, &wr, &bad));
 }
 
-/* Each operation has its opcode, and what arrives with a message has its flag. */
+/* Each operation has its opcode, and each kind of message its flags. */
 static void opcodes_and_flags(void)
 {
 	struct ibv_sge sge = { (uintptr_t)left.memory, 8, left.mr->lkey };
@@ -123,14 +127,18 @@ static void opcodes_and_flags(void)
 		int opcode, flags;
 	} all[] = {
 		{ { .opcode = IBV_WR_SEND }, IBV_WC_SEND, IBV_WC_RECV, 0 },
-		{ { .opcode = IBV_WR_SEND_WITH_IMM, .imm_data = htobe32(0x01020304) }, IBV_WC_SEND, IBV_WC_RECV, IBV_WC_WITH_IMM },
-		{ { .opcode = IBV_WR_RDMA_WRITE_WITH_IMM, .imm_data = htobe32(0x01020304), .wr.rdma = { at, there } },
+		{ { .opcode = IBV_WR_SEND_WITH_IMM, .imm_data = htobe32(0x01020304) }, IBV_WC_SEND, IBV_WC_RECV,
+			IBV_WC_WITH_IMM },
+		{ { .opcode = IBV_WR_RDMA_WRITE_WITH_IMM, .imm_data = htobe32(0x01020304),
+			.wr.rdma = { at, there } },
 			IBV_WC_RDMA_WRITE, IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_WITH_IMM },
 		{ { .opcode = IBV_WR_SEND_WITH_INV }, IBV_WC_SEND, IBV_WC_RECV, IBV_WC_WITH_INV },
 		{ { .opcode = IBV_WR_RDMA_WRITE, .wr.rdma = { at, there } }, IBV_WC_RDMA_WRITE, -1, 0 },
 		{ { .opcode = IBV_WR_RDMA_READ, .wr.rdma = { at, there } }, IBV_WC_RDMA_READ, -1, 0 },
-		{ { .opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .wr.atomic = { at, 1, 0, there } }, IBV_WC_FETCH_ADD, -1, 0 },
-		{ { .opcode = IBV_WR_ATOMIC_CMP_AND_SWP, .wr.atomic = { at, 1, 2, there } }, IBV_WC_COMP_SWAP, -1, 0 },
+		{ { .opcode = IBV_WR_ATOMIC_FETCH_AND_ADD, .wr.atomic = { at, 1, 0, there } }, IBV_WC_FETCH_ADD,
+			-1, 0 },
+		{ { .opcode = IBV_WR_ATOMIC_CMP_AND_SWP, .wr.atomic = { at, 1, 2, there } }, IBV_WC_COMP_SWAP, -1,
+			0 },
 	};
 	struct ibv_send_wr bind = { .wr_id = 90, .opcode = IBV_WR_BIND_MW };
 	unsigned i;
@@ -172,18 +180,19 @@ static void opcodes_and_flags(void)
 		over(&right);
 	}
 	right.mw->rkey = key;
-	/* The same key once more, and ended by its owner. */
+	/* The same key once more, invalidated by its owner. */
 	send(&right, bind);
 	next(&right, 90, IBV_WC_SUCCESS);
 	over(&right);
-	send(&right, (struct ibv_send_wr){ .wr_id = 91, .opcode = IBV_WR_LOCAL_INV, .invalidate_rkey = key });
+	send(&right, (struct ibv_send_wr){ .wr_id = 91, .opcode = IBV_WR_LOCAL_INV,
+		.invalidate_rkey = key });
 	next(&right, 91, IBV_WC_SUCCESS);
 	CODE(IBV_WC_LOCAL_INV, ibv_wc_read_opcode(right.cq));
 	over(&right);
 }
 
-/* A batch of more requests than the library converts on its stack, each with octets of its own. */
-static void a_long_batch_of_inline_data(void)
+/* A batch too large for the library's stack buffers, each request with its own inline data. */
+static void long_batch_of_inline_data(void)
 {
 	struct ibv_qp_ex *qp = ibv_qp_to_qp_ex(left.qp);
 	char text[MANY * PIECE];
@@ -201,13 +210,13 @@ static void a_long_batch_of_inline_data(void)
 		ibv_wr_set_inline_data(qp, text + PIECE * i, PIECE);
 	}
 	CODE(0, ibv_wr_complete(qp));
-	/* By number: it is complete when the peer has it. */
+	/* Connected by number, a request completes when the peer has it. */
 	next(&left, 100, IBV_WC_SUCCESS);
 	over(&left);
 	CHECK(memcmp(right.memory, text, sizeof(text)) == 0);
 }
 
-/* A solicited request of the batch interface wakes a program that waits for such ones only, and another one does not. */
+/* Only a solicited request of the batch interface wakes a program that waits for those. */
 static void solicited_batches(void)
 {
 	struct ibv_cq *cq = ibv_cq_ex_to_cq(right.cq), *got = NULL;
@@ -227,7 +236,7 @@ static void solicited_batches(void)
 		next(&left, 61, IBV_WC_SUCCESS);
 		over(&left);
 	}
-	/* If the flag is lost, this waits for ever. */
+	/* If the flag is lost, this waits forever. */
 	NEED(ibv_get_cq_event(right.channel, &got, &own) == 0);
 	CHECK(got == cq && own == &right);
 	ibv_ack_cq_events(got, 1);
@@ -248,7 +257,8 @@ static void times(void)
 		.wr.rdma = { (uintptr_t)right.memory, right.mr->rkey } });
 	next(&left, 70, IBV_WC_SUCCESS);
 	CHECK(ibv_wc_read_completion_ts(left.cq) != 0);
-	/* Two clocks are read, and the thread may be interrupted between them: so the smallest difference of many counts. */
+	/* Two clocks are read, and the thread may be interrupted in between, so the smallest of many
+	 * differences is checked. */
 	for (i = 0; i < 200 && least >= 20 * 1000 * 1000; i++) {
 		uint64_t first = ibv_wc_read_completion_wallclock_ns(left.cq), second;
 
@@ -261,8 +271,8 @@ static void times(void)
 	over(&left);
 }
 
-/* Rights that a queue pair has not are refused to the peer, although the region has them. */
-static void rights_of_a_queue_pair(void)
+/* Access is refused without the queue pair's right, although the region allows it. */
+static void queue_pair_rights(void)
 {
 	struct ibv_qp_attr a = { .qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ };
 	struct ibv_sge sge = { (uintptr_t)left.memory, 8, left.mr->lkey };
@@ -279,14 +289,16 @@ static void rights_of_a_queue_pair(void)
 	over(&left);
 }
 
-/* What a queue pair was made with is what a query tells, and a change that is refused changes nothing of it. */
+/* A query reports the attributes of creation, and a refused change has no effect on them. */
 static void attributes(void)
 {
 	struct ibv_cq *cq = ibv_create_cq(context, 16, NULL, NULL, 0);
-	struct ibv_qp_init_attr attr = { .qp_context = &left, .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC, .sq_sig_all = 1,
-		.cap = { .max_send_wr = 5, .max_recv_wr = 6, .max_send_sge = 2, .max_recv_sge = 3, .max_inline_data = 64 } }, told = { 0 };
-	struct ibv_qp_attr before, after, bad = { .qp_state = IBV_QPS_SQD, .timeout = 3, .retry_cnt = 2, .rnr_retry = 1,
-		.rq_psn = 77, .dest_qp_num = 88, .qp_access_flags = ALL };
+	struct ibv_qp_init_attr attr = { .qp_context = &left, .send_cq = cq, .recv_cq = cq,
+		.qp_type = IBV_QPT_RC, .sq_sig_all = 1,
+		.cap = { .max_send_wr = 5, .max_recv_wr = 6, .max_send_sge = 2, .max_recv_sge = 3,
+			.max_inline_data = 64 } }, told = { 0 };
+	struct ibv_qp_attr before, after, bad = { .qp_state = IBV_QPS_SQD, .timeout = 3, .retry_cnt = 2,
+		.rnr_retry = 1, .rq_psn = 77, .dest_qp_num = 88, .qp_access_flags = ALL };
 	struct ibv_qp *qp;
 
 	NEED(cq);
@@ -297,9 +309,12 @@ static void attributes(void)
 	CODE(0, ibv_query_qp(qp, &before, ~0, &told));
 	CHECK(told.qp_context == &left && told.send_cq == cq && told.recv_cq == cq && !told.srq);
 	CHECK(told.qp_type == IBV_QPT_RC && told.sq_sig_all == 1);
-	CHECK(memcmp(&told.cap, &attr.cap, sizeof(attr.cap)) == 0 && memcmp(&before.cap, &attr.cap, sizeof(attr.cap)) == 0);
-	CHECK(attr.cap.max_send_wr >= 5 && attr.cap.max_recv_wr >= 6 && attr.cap.max_send_sge >= 2 && attr.cap.max_recv_sge >= 3);
-	CODE(EINVAL, ibv_modify_qp(qp, &bad, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_RQ_PSN |
+	CHECK(memcmp(&told.cap, &attr.cap, sizeof(attr.cap)) == 0 &&
+		memcmp(&before.cap, &attr.cap, sizeof(attr.cap)) == 0);
+	CHECK(attr.cap.max_send_wr >= 5 && attr.cap.max_recv_wr >= 6 && attr.cap.max_send_sge >= 2 &&
+		attr.cap.max_recv_sge >= 3);
+	CODE(EINVAL, ibv_modify_qp(qp, &bad, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
+		IBV_QP_RNR_RETRY | IBV_QP_RQ_PSN |
 		IBV_QP_DEST_QPN | IBV_QP_ACCESS_FLAGS));
 	CODE(0, ibv_query_qp(qp, &after, ~0, &told));
 	CHECK(memcmp(&before, &after, sizeof(before)) == 0);
@@ -321,7 +336,7 @@ static void sizes(void)
 	CODE(0, ibv_resize_cq(cq, before + 100));
 	CHECK(cq->cqe >= before + 100);
 	CODE(0, ibv_destroy_cq(cq));
-	/* No elements are asked for, and it has one at least. */
+	/* No elements are requested, but there is at least one. */
 	srq = ibv_create_srq(pd, &attr);
 	NEED(srq);
 	CODE(0, ibv_query_srq(srq, &told));
@@ -333,14 +348,14 @@ static void sizes(void)
 	CODE(0, ibv_destroy_srq(srq));
 }
 
-/* A channel counts the queues that use it, and a parent domain cannot go while a queue uses it. */
+/* A channel counts its queues, and a queue keeps its parent domain in use. */
 static void users(void)
 {
 	struct ibv_parent_domain_init_attr parent = { .pd = pd };
 	struct ibv_pd *domain = ibv_alloc_parent_domain(context, &parent);
 	struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
-	struct ibv_cq_init_attr_ex attr = { .cqe = 8, .channel = channel, .comp_mask = IBV_CQ_INIT_ATTR_MASK_PD,
-		.parent_domain = domain };
+	struct ibv_cq_init_attr_ex attr = { .cqe = 8, .channel = channel,
+		.comp_mask = IBV_CQ_INIT_ATTR_MASK_PD, .parent_domain = domain };
 	struct ibv_cq_ex *extended;
 	struct ibv_cq *plain;
 
@@ -363,7 +378,8 @@ static void users(void)
 
 static struct ibv_cq *tag_cq;
 
-/* Posts requests to a list of tagged buffers, which complete at once. Returns the flags of the last one's completion. */
+/* Posts operations on a tag list, which complete immediately. Returns the flags of the last
+ * completion. */
 static int tag_request(struct ibv_srq *srq, struct ibv_ops_wr wr, enum ibv_wc_opcode opcode)
 {
 	struct ibv_ops_wr *bad = NULL;
@@ -378,14 +394,18 @@ static int tag_request(struct ibv_srq *srq, struct ibv_ops_wr wr, enum ibv_wc_op
 	return wc.wc_flags;
 }
 
-/* Requests to a list of tagged buffers: which one is refused, and what the program has told of messages that matched nothing. */
+/* Operations on a tag list: which one is refused, and the effect of the program's count of
+ * unexpected messages. */
 static void tags(void)
 {
-	struct ibv_srq_init_attr_ex attr = { .attr = { .max_wr = 8, .max_sge = 1 }, .srq_type = IBV_SRQT_TM, .pd = pd,
-		.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_CQ | IBV_SRQ_INIT_ATTR_TM,
+	struct ibv_srq_init_attr_ex attr = { .attr = { .max_wr = 8, .max_sge = 1 },
+		.srq_type = IBV_SRQT_TM, .pd = pd,
+		.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD | IBV_SRQ_INIT_ATTR_CQ |
+			IBV_SRQ_INIT_ATTR_TM,
 		.tm_cap = { .max_num_tags = 4, .max_ops = 4 } };
 	struct ibv_sge sge = { (uintptr_t)left.memory, 64, left.mr->lkey };
-	struct ibv_ops_wr sync = { .wr_id = 5, .opcode = IBV_WR_TAG_SYNC, .flags = IBV_OPS_TM_SYNC, .tm = { .unexpected_cnt = 3 } };
+	struct ibv_ops_wr sync = { .wr_id = 5, .opcode = IBV_WR_TAG_SYNC, .flags = IBV_OPS_TM_SYNC,
+		.tm = { .unexpected_cnt = 3 } };
 	struct ibv_ops_wr add = { .wr_id = 6, .opcode = IBV_WR_TAG_ADD,
 		.tm = { .add = { .recv_wr_id = 7, .sg_list = &sge, .num_sge = 1, .tag = 1, .mask = ~0ull } } };
 	struct ibv_ops_wr unknown = { .opcode = 9 }, list = add, *bad = NULL;
@@ -399,7 +419,8 @@ static void tags(void)
 	list.next = &unknown;
 	CODE(EOPNOTSUPP, ibv_post_srq_ops(srq, &list, &bad));
 	CHECK(bad == &unknown);
-	/* Three messages are said to be handled, and none has come: buffers wait until the program knows better. */
+	/* The program claims to have handled three messages, but none has arrived: buffers wait until
+	 * it synchronizes. */
 	tag_request(srq, sync, IBV_WC_TM_SYNC);
 	CHECK(tag_request(srq, add, IBV_WC_TM_ADD) & IBV_WC_TM_SYNC_REQ);
 	sync.tm.unexpected_cnt = 0;
@@ -410,7 +431,7 @@ static void tags(void)
 	CODE(0, ibv_destroy_cq(tag_cq));
 }
 
-/* A device can be imported as long as one of its contexts is open. */
+/* A device can be imported while one of its contexts is open. */
 static void imports(void)
 {
 	int i;
@@ -442,10 +463,10 @@ int main(void)
 	connect_both();
 	tags();
 	opcodes_and_flags();
-	a_long_batch_of_inline_data();
+	long_batch_of_inline_data();
 	solicited_batches();
 	times();
-	rights_of_a_queue_pair();
+	queue_pair_rights();
 	unmake(&left);
 	unmake(&right);
 	CODE(0, ibv_dealloc_pd(pd));

@@ -1,5 +1,5 @@
-/* Queue pairs that are connected by address and number: to each other and to themselves, by GID and by LID, and what they promise about
- * peers that are not there and receives that are not posted. */
+/* Queue pairs connected by address and number: with each other and with themselves, by GID and by
+ * LID; absent peers, and receives that are not posted. */
 #include "check.h"
 
 #include <endian.h>
@@ -18,20 +18,19 @@ static char *memory;
 static union ibv_gid gid;
 static uint16_t lid;
 
-/* A queue pair with a completion queue of its own. */
 struct end {
 	struct ibv_cq *cq;
 	struct ibv_qp *qp;
 };
 
-/* How an end is connected. */
-struct way {
+struct parameters {
 	int by_lid;
 	uint16_t lid;
 	int timeout, retry_cnt, rnr_retry, min_rnr_timer;
 };
 
-static const struct way usual = { .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .min_rnr_timer = 12 };
+static const struct parameters usual = { .timeout = 14, .retry_cnt = 7, .rnr_retry = 7,
+	.min_rnr_timer = 12 };
 
 static double now(void)
 {
@@ -47,7 +46,8 @@ static void init(struct end *e)
 		.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
 			IBV_ACCESS_REMOTE_ATOMIC };
 
-	CODE(0, ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+	CODE(0, ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+		IBV_QP_ACCESS_FLAGS));
 }
 
 static struct end make(void)
@@ -69,7 +69,7 @@ static void unmake(struct end *e)
 	CODE(0, ibv_destroy_cq(e->cq));
 }
 
-static int to_rtr(struct end *e, uint32_t peer, const struct way *w)
+static int to_rtr(struct end *e, uint32_t peer, const struct parameters *w)
 {
 	struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer,
 		.max_dest_rd_atomic = 4, .min_rnr_timer = w->min_rnr_timer, .ah_attr = { .port_num = 1 } };
@@ -81,20 +81,20 @@ static int to_rtr(struct end *e, uint32_t peer, const struct way *w)
 		a.ah_attr.grh.dgid = gid;
 		a.ah_attr.grh.hop_limit = 1;
 	}
-	return ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-		IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+	return ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+		IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
 }
 
-static int to_rts(struct end *e, const struct way *w)
+static int to_rts(struct end *e, const struct parameters *w)
 {
 	struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTS, .timeout = w->timeout, .retry_cnt = w->retry_cnt,
 		.rnr_retry = w->rnr_retry, .max_rd_atomic = 4 };
 
-	return ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-		IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
+	return ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
+		IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
 }
 
-static void join(struct end *e, uint32_t peer, const struct way *w)
+static void join(struct end *e, uint32_t peer, const struct parameters *w)
 {
 	CODE(0, to_rtr(e, peer, w));
 	CODE(0, to_rts(e, w));
@@ -109,7 +109,8 @@ static void receive(struct end *e, uint64_t id, size_t off, uint32_t len)
 }
 
 /* Posts a request from `off` to `to` of the same memory. */
-static void post(struct end *e, uint64_t id, enum ibv_wr_opcode op, size_t off, size_t to, uint32_t len)
+static void post(struct end *e, uint64_t id, enum ibv_wr_opcode op, size_t off, size_t to,
+	uint32_t len)
 {
 	struct ibv_sge sge = { (uintptr_t)memory + off, len, mr->lkey };
 	struct ibv_send_wr wr = { .wr_id = id, .sg_list = &sge, .num_sge = 1, .opcode = op,
@@ -127,7 +128,7 @@ static void post(struct end *e, uint64_t id, enum ibv_wr_opcode op, size_t off, 
 	CODE(0, ibv_post_send(e->qp, &wr, &bad));
 }
 
-/* Waits for a completion; returns 0 if there is none after so many seconds. */
+/* Waits for a completion. Returns 0 if there is none after `seconds`. */
 static int take(struct end *e, struct ibv_wc *wc, double seconds)
 {
 	double end = now() + seconds;
@@ -149,7 +150,7 @@ static void completes(struct end *e, uint64_t id, enum ibv_wc_status status)
 	CODE((int)status, (int)wc.status);
 }
 
-/* Takes two completions that come in any order. */
+/* Polls two completions that may arrive in any order. */
 static void both_complete(struct end *a, uint64_t x, struct end *b, uint64_t y)
 {
 	if (a != b) {
@@ -173,7 +174,8 @@ static enum ibv_qp_state state(struct end *e)
 	return a.qp_state;
 }
 
-/* Every operation from one end to the other, or from one to itself, with messages of one and of many segments. */
+/* Every operation between two ends, or from an end to itself, with messages of one and of many
+ * segments. */
 static void all_operations(struct end *a, struct end *b)
 {
 	for (uint32_t len = 8; len <= HALF; len *= 512) {
@@ -215,7 +217,7 @@ static void all_operations(struct end *a, struct end *b)
 	post(a, 10, IBV_WR_ATOMIC_CMP_AND_SWP, 0, HALF, 8);
 	completes(a, 10, IBV_WC_SUCCESS);
 	CHECK(*old == 5 && *word == 99);
-	/* Many at a time, of all kinds. */
+	/* Many requests of all kinds at a time. */
 	for (int i = 0; i < 16; i++) {
 		post(a, 100 + 3 * i, IBV_WR_RDMA_WRITE, 0, HALF, 40000);
 		post(a, 101 + 3 * i, IBV_WR_RDMA_READ, 0, HALF, 40000);
@@ -225,7 +227,7 @@ static void all_operations(struct end *a, struct end *b)
 		completes(a, 100 + i, IBV_WC_SUCCESS);
 }
 
-/* A request that is refused gets the peer's reason, those before it succeed, and those behind it are flushed. */
+/* A refused request gets the peer's reason, earlier ones succeed, and later ones are flushed. */
 static void refusal(struct end *a)
 {
 	struct ibv_sge sge = { (uintptr_t)memory, 8, mr->lkey };
@@ -243,7 +245,6 @@ static void refusal(struct end *a)
 	CHECK(state(a) == IBV_QPS_ERR);
 }
 
-/* The same for a Read. */
 static void refused_read(struct end *a)
 {
 	struct ibv_sge sge = { (uintptr_t)memory, 8, mr->lkey };
@@ -267,14 +268,13 @@ static void reset(struct end *e)
 	init(e);
 }
 
-static void itself(const struct way *w)
+static void self_connected(const struct parameters *w)
 {
 	struct end e = make();
 
 	join(&e, e.qp->qp_num, w);
 	CHECK(state(&e) == IBV_QPS_RTS);
 	all_operations(&e, &e);
-	/* It may be reset and used again. */
 	reset(&e);
 	join(&e, e.qp->qp_num, w);
 	all_operations(&e, &e);
@@ -283,7 +283,7 @@ static void itself(const struct way *w)
 	join(&e, e.qp->qp_num, w);
 	refused_read(&e);
 	reset(&e);
-	/* A receive that is posted later, within its time. */
+	/* The receive is posted late, but within the time limit. */
 	join(&e, e.qp->qp_num, w);
 	post(&e, 1, IBV_WR_SEND, 0, 0, 8);
 	struct ibv_wc wc;
@@ -298,9 +298,11 @@ static void itself(const struct way *w)
 	unmake(&e);
 }
 
-/* The end that connects becomes ready, both are reset after `delay`, and become ready again. What was begun before concerns nobody any more,
- * whether or not the other end had become ready (`both`), and whichever is reset first. */
-static void reset_at(useconds_t delay, int both, int accepting_first, void (*use)(struct end *, struct end *))
+/* The connecting end becomes ready, both ends are reset after `delay` and become ready again.
+ * Requests from before the reset must have no effect, whether or not the other end had become ready
+ * (`both`), and whichever end is reset first. */
+static void reset_at(useconds_t delay, int both, int accepting_first,
+	void (*use)(struct end *, struct end *))
 {
 	struct end a = make(), b = make();
 	struct end *first = a.qp->qp_num < b.qp->qp_num ? &a : &b, *second = first == &a ? &b : &a;
@@ -308,7 +310,7 @@ static void reset_at(useconds_t delay, int both, int accepting_first, void (*use
 	CODE(0, to_rtr(first, second->qp->qp_num, &usual));
 	if (both)
 		CODE(0, to_rtr(second, first->qp->qp_num, &usual));
-	/* Even a sleep of no time gives up the processor. */
+	/* Even a sleep of zero yields the processor. */
 	if (delay)
 		usleep(delay);
 	if (both && accepting_first)
@@ -333,7 +335,7 @@ static void one_write(struct end *a, struct end *b)
 	completes(a, 1, IBV_WC_SUCCESS);
 }
 
-/* From before the request of the end that connects is there to after the answer to it. */
+/* Resets at any time between the connection request and its reply. */
 static void reset_while_connecting(void)
 {
 	static const useconds_t delays[] = { 0, 20, 50, 100, 200, 500, 1000, 5000, 20000 };
@@ -343,13 +345,14 @@ static void reset_while_connecting(void)
 		reset_at(delays[i], 1, 0, all_operations);
 		reset_at(delays[i], 1, 1, all_operations);
 	}
-	/* The thread that connects may lose its processor at any step, but seldom does. */
+	/* The connecting thread may be preempted at any step, but that is rare. */
 	for (int i = 0; i < 400; i++)
 		reset_at(i / 2 % 10 * 8 + 1, 1, i % 2, one_write);
 }
 
-/* Two queue pairs of this process; the first one that is ready to receive is that with the smaller or with the larger number. */
-static void each_other(const struct way *w)
+/* Connects two queue pairs of this process. The one with the smaller or the larger number becomes
+ * ready to receive first. */
+static void each_other(const struct parameters *w)
 {
 	for (int order = 0; order < 2; order++) {
 		struct end a = make(), b = make();
@@ -367,12 +370,11 @@ static void each_other(const struct way *w)
 	}
 }
 
-/* What is not an address, and values that are out of range. */
 static void invalid(void)
 {
 	struct end e = make();
 	union ibv_gid own = gid;
-	struct way w = usual;
+	struct parameters w = usual;
 	struct ibv_qp_attr a = { .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = 17,
 		.ah_attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = gid, .sgid_index = 31 } } };
 	int mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
@@ -401,11 +403,11 @@ static void invalid(void)
 	unmake(&e);
 }
 
-/* Requests to a peer that is not there fail after the time that `timeout` and `retry_cnt` give, and not before there are any. */
+/* Requests to an absent peer fail after the time given by `timeout` and `retry_cnt`. */
 static void absent(uint32_t peer, int receives_too)
 {
 	struct end e = make();
-	struct way w = usual;
+	struct parameters w = usual;
 	struct ibv_wc wc;
 	double start;
 
@@ -425,18 +427,17 @@ static void absent(uint32_t peer, int receives_too)
 	if (receives_too)
 		completes(&e, 9, IBV_WC_WR_FLUSH_ERR);
 	CHECK(state(&e) == IBV_QPS_ERR);
-	/* It may be used again. */
 	reset(&e);
 	join(&e, e.qp->qp_num, &usual);
 	all_operations(&e, &e);
 	unmake(&e);
 }
 
-/* With a `timeout` of zero a request waits for its peer for ever. */
+/* With a `timeout` of zero, a request waits for its peer forever. */
 static void patient(void)
 {
 	struct end a = make(), b = make();
-	struct way w = usual;
+	struct parameters w = usual;
 	struct ibv_wc wc;
 
 	w.timeout = 0;
@@ -449,8 +450,8 @@ static void patient(void)
 	unmake(&b);
 }
 
-/* The peer has gone: what is posted afterwards fails, and nothing before that. */
-static void gone(void)
+/* The peer was destroyed: requests posted afterwards fail, and earlier ones do not. */
+static void peer_destroyed(void)
 {
 	struct end a = make(), b = make();
 	struct ibv_wc wc;
@@ -469,10 +470,11 @@ static void gone(void)
 	unmake(&a);
 }
 
-/* A Send that finds no receive: `rnr_retry` and the receiver's `min_rnr_timer` say how long it waits. */
+/* A Send finds no receive: `rnr_retry` and the receiver's `min_rnr_timer` limit how long it waits.
+ * */
 static void not_ready(struct end *a, struct end *b, int rnr_retry, int min_rnr_timer, double least)
 {
-	struct way w = usual;
+	struct parameters w = usual;
 	struct ibv_wc wc;
 	double start;
 
@@ -481,7 +483,6 @@ static void not_ready(struct end *a, struct end *b, int rnr_retry, int min_rnr_t
 	join(a, b->qp->qp_num, &w);
 	if (a != b)
 		join(b, a->qp->qp_num, &w);
-	/* One that finds its receive. */
 	receive(b, 8, HALF, 8);
 	post(a, 9, IBV_WR_SEND, 0, 0, 8);
 	both_complete(a, 9, b, 8);
@@ -535,30 +536,30 @@ int main(void)
 	NEED(pd);
 	memory = aligned_alloc(4096, SIZE);
 	NEED(memory);
-	mr = ibv_reg_mr(pd, memory, SIZE, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
-		IBV_ACCESS_REMOTE_ATOMIC);
+	mr = ibv_reg_mr(pd, memory, SIZE, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |
+		IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC);
 	NEED(mr);
 	CODE(0, ibv_query_gid(context, 1, 0, &gid));
 	CODE(0, ibv_query_port(context, 1, &port));
 	lid = port.lid;
 	CHECK(lid == (gid.raw[14] << 8 | gid.raw[15]));
 
-	struct way by_lid = usual, by_none = usual;
+	struct parameters by_lid = usual, by_none = usual;
 
 	by_lid.by_lid = by_none.by_lid = 1;
 	by_lid.lid = lid;
-	itself(&usual);
-	itself(&by_lid);
+	self_connected(&usual);
+	self_connected(&by_lid);
 	each_other(&usual);
 	reset_while_connecting();
 	each_other(&by_lid);
 	each_other(&by_none);
 	invalid();
-	/* Both roles: a number below and one above ours; nothing listens on port 9 of the loopback device. */
+	/* Both roles: a number below and one above ours. Nothing listens on port 9 of loopback. */
 	absent(9, 1);
 	absent(0xff0009, 0);
 	patient();
-	gone();
+	peer_destroyed();
 	receiver_not_ready();
 	CODE(0, ibv_dereg_mr(mr));
 	CODE(0, ibv_dealloc_pd(pd));

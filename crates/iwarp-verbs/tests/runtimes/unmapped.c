@@ -1,3 +1,3 @@
 /* Go compiles the C files of its folder, and has a `main` of its own. */
-#define main gone_main
-#include "gone.inc"
+#define main unmapped_main
+#include "unmapped.inc"

@@ -1,5 +1,5 @@
-/* The process at the other end of a connection of the connection manager is killed in the middle of traffic: the end is an event, every
- * request completes, and nothing is left. Both ends of the connection are tried, by the face of the device (argv[1]). */
+/* The peer of a connection of the connection manager is killed during traffic: the end is an event,
+ * all requests complete, and nothing leaks. Either end is killed. The argument is the face. */
 #define _GNU_SOURCE
 #include "usage.h"
 
@@ -9,11 +9,11 @@
 #include <stdint.h>
 #include <sys/wait.h>
 
-#include "life.h"
+#include "connection.h"
 
 enum { LARGE = 1 << 20, DEPTH = 4, TRAFFIC = 12, ROUNDS = 4 };
 
-/* Where the Reads of the other end may read. */
+/* What the peer's Reads may read. */
 struct place {
 	uint64_t address;
 	uint32_t key;
@@ -25,8 +25,8 @@ static char large[2 * LARGE];
 static void post(struct peer *p, struct ibv_mr *mr, enum ibv_wr_opcode op, struct place from)
 {
 	struct ibv_sge sge = { (uintptr_t)large, LARGE, mr->lkey };
-	struct ibv_send_wr wr = { .wr_id = op, .sg_list = &sge, .num_sge = 1, .opcode = op, .send_flags = IBV_SEND_SIGNALED,
-		.wr.rdma = { from.address, from.key } }, *bad;
+	struct ibv_send_wr wr = { .wr_id = op, .sg_list = &sge, .num_sge = 1, .opcode = op,
+		.send_flags = IBV_SEND_SIGNALED, .wr.rdma = { from.address, from.key } }, *bad;
 
 	NEED(ibv_post_send(p->id->qp, &wr, &bad) == 0);
 }
@@ -39,21 +39,23 @@ static void receive(struct peer *p, struct ibv_mr *mr)
 	NEED(ibv_post_recv(p->id->qp, &wr, &bad) == 0);
 }
 
-/* Tells the other end where it may read, and fills the queues. Sends and Reads alternate. */
+/* Tells the peer what it may read, and fills the queues. Sends and Reads alternate. */
 static struct place begin(struct peer *p, struct ibv_mr **mr)
 {
 	struct place other, own = { .address = (uintptr_t)large };
 	int due = 3;
 
-	NEED(*mr = ibv_reg_mr(p->pd, large, sizeof(large), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ));
+	NEED(*mr = ibv_reg_mr(p->pd, large, sizeof(large), IBV_ACCESS_LOCAL_WRITE |
+		IBV_ACCESS_REMOTE_READ));
 	own.key = (*mr)->rkey;
 	for (int i = 0; i < DEPTH; i++)
 		receive(p, *mr);
 	memcpy(p->buffer + 1024, &own, sizeof(own));
 	struct ibv_sge sge = { (uintptr_t)p->buffer + 1024, 64, p->mr->lkey };
-	struct ibv_send_wr wr = { .wr_id = 2, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_send_wr wr = { .wr_id = 2, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND,
+		.send_flags = IBV_SEND_SIGNALED }, *bad;
 	NEED(ibv_post_send(p->id->qp, &wr, &bad) == 0);
-	/* The other end may be ahead. */
+	/* The peer may be ahead. */
 	while (due) {
 		struct ibv_wc wc = next_completion(p);
 
@@ -68,7 +70,7 @@ static struct place begin(struct peer *p, struct ibv_mr **mr)
 	return other;
 }
 
-/* Takes one completion, and replaces its request. */
+/* Polls one completion, and posts another request. */
 static void go_on(struct peer *p, struct ibv_mr *mr, struct place other)
 {
 	struct ibv_wc wc = next_completion(p);
@@ -79,7 +81,7 @@ static void go_on(struct peer *p, struct ibv_mr *mr, struct place other)
 		post(p, mr, (enum ibv_wr_opcode)wc.wr_id, other);
 }
 
-/* The process that is killed. It gets a port, or tells its own. */
+/* The process that is killed. It gets a port, or reports its own. */
 static void victim(int from, int to, int serves)
 {
 	struct peer p = { 0 };
@@ -100,7 +102,8 @@ static void victim(int from, int to, int serves)
 		go_on(&p, mr, other);
 }
 
-/* Every request completes: those that are done as such, and all others as flushed. The first of these is lost if the device is a RoCE NIC. */
+/* All requests complete, finished ones successfully and all others as flushed. On a RoCE NIC the
+ * first unfinished request fails with RETRY_EXC_ERR. */
 static void all_complete(struct peer *p)
 {
 	int left[2] = { DEPTH + 1, DEPTH + 1 }, failed[2] = { 0 }, i;
@@ -124,7 +127,7 @@ static void all_complete(struct peer *p)
 		}
 	}
 	CODE(0, left[0] + left[1]);
-	/* What the peer has sent may have filled all receives, but nobody answers the last Read. */
+	/* The peer's messages may have filled all receives, but the last Read is never answered. */
 	CHECK(failed[0]);
 }
 
@@ -144,7 +147,7 @@ static void is_over(struct peer *p)
 	CODE(IBV_QPS_ERR, attr.qp_state);
 }
 
-/* A connection whose other end serves (1) or connects (0), and is killed. */
+/* Kills the peer of a connection, which serves (1) or connects (0). */
 static void is_killed(int serves)
 {
 	struct peer p = { 0 };
@@ -168,7 +171,7 @@ static void is_killed(int serves)
 	for (int i = 0; i < TRAFFIC; i++)
 		go_on(&p, mr, other);
 	NEED(!kill(child, SIGKILL) && waitpid(child, NULL, 0) == child);
-	/* These at least are not answered. */
+	/* At least these are not answered. */
 	post(&p, mr, IBV_WR_RDMA_READ, other);
 	receive(&p, mr);
 	is_over(&p);

@@ -1,6 +1,6 @@
-/* A connection between two threads or processes, for the tests of how processes live and end. */
-#ifndef LIFE_H
-#define LIFE_H
+/* A connection between two threads or processes. */
+#ifndef CONNECTION_H
+#define CONNECTION_H
 
 #include <arpa/inet.h>
 #include <infiniband/verbs.h>
@@ -30,7 +30,7 @@ static inline struct rdma_cm_event *next_event(struct peer *p, enum rdma_cm_even
 	return event;
 }
 
-static inline void furnish(struct peer *p)
+static inline void create_objects(struct peer *p)
 {
 	struct ibv_qp_init_attr attr = { .qp_type = IBV_QPT_RC, .cap = { 16, 16, 1, 1, 0 } };
 
@@ -43,7 +43,7 @@ static inline void furnish(struct peer *p)
 	NEED(p->cq && p->mr && rdma_create_qp(p->id, p->pd, &attr) == 0);
 }
 
-/* Listens on a port of the system's choice, which it returns. */
+/* Listens on a port that the system chooses, and returns it. */
 static inline int serve_on(struct peer *p)
 {
 	struct sockaddr_in at = { .sin_family = AF_INET };
@@ -70,7 +70,7 @@ static inline void take_connection(struct peer *p)
 
 	p->id = event->id;
 	rdma_ack_cm_event(event);
-	furnish(p);
+	create_objects(p);
 	post_receive(p, 1);
 	NEED(rdma_accept(p->id, &param) == 0);
 	rdma_ack_cm_event(next_event(p, RDMA_CM_EVENT_ESTABLISHED));
@@ -88,13 +88,12 @@ static inline void reach(struct peer *p, int port)
 	rdma_ack_cm_event(next_event(p, RDMA_CM_EVENT_ADDR_RESOLVED));
 	NEED(rdma_resolve_route(p->id, 5000) == 0);
 	rdma_ack_cm_event(next_event(p, RDMA_CM_EVENT_ROUTE_RESOLVED));
-	furnish(p);
+	create_objects(p);
 	post_receive(p, 1);
 	NEED(rdma_connect(p->id, &param) == 0);
 	rdma_ack_cm_event(next_event(p, RDMA_CM_EVENT_ESTABLISHED));
 }
 
-/* The next completion, which must be a success. */
 static inline struct ibv_wc next_completion(struct peer *p)
 {
 	struct ibv_wc wc;
@@ -121,13 +120,13 @@ static inline struct ibv_wc next_completion(struct peer *p)
 static inline void send_word(struct peer *p, const char *word)
 {
 	struct ibv_sge sge = { (uintptr_t)p->buffer + 1024, 64, p->mr->lkey };
-	struct ibv_send_wr wr = { .wr_id = 2, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_send_wr wr = { .wr_id = 2, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND,
+		.send_flags = IBV_SEND_SIGNALED }, *bad;
 
 	snprintf(p->buffer + 1024, 64, "%s", word);
 	NEED(ibv_post_send(p->id->qp, &wr, &bad) == 0);
 }
 
-/* Sends a word and waits for the peer's. */
 static inline void exchange_words(struct peer *p, const char *mine, const char *theirs)
 {
 	uint64_t first, second;

@@ -1,5 +1,6 @@
-/* Registered memory whose page faults do not end, because the program that is to serve them (userfaultfd(2)) does not. The connection whose
- * peer accesses it waits; all others of the process go on, and the process can still register memory when the fault has ended. */
+/* Page faults in registered memory that are never served (userfaultfd(2)). The connection whose
+ * peer accesses the memory waits. All others continue, and the process can still register memory
+ * once the fault ends. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
@@ -12,7 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "life.h"
+#include "connection.h"
 
 #ifndef UFFD_USER_MODE_ONLY
 #define UFFD_USER_MODE_ONLY 1
@@ -20,8 +21,7 @@
 
 enum { PAGES = 1 << 16, ROUNDS = 20 };
 
-/* What the client has to know. */
-struct told {
+struct note {
 	int port;
 	uint32_t rkey;
 	uint64_t addr;
@@ -29,17 +29,17 @@ struct told {
 
 static int faults = -1;
 
-static void tell(int to, struct told told)
+static void tell(int to, struct note note)
 {
-	NEED(write(to, &told, sizeof(told)) == sizeof(told));
+	NEED(write(to, &note, sizeof(note)) == sizeof(note));
 }
 
-static struct told hear(int from)
+static struct note hear(int from)
 {
-	struct told told;
+	struct note note;
 
-	NEED(read(from, &told, sizeof(told)) == sizeof(told));
-	return told;
+	NEED(read(from, &note, sizeof(note)) == sizeof(note));
+	return note;
 }
 
 static void wait_for_fault(void)
@@ -48,7 +48,8 @@ static void wait_for_fault(void)
 	struct uffd_msg message;
 
 	NEED(poll(&set, 1, 30000) == 1);
-	NEED(read(faults, &message, sizeof(message)) == sizeof(message) && message.event == UFFD_EVENT_PAGEFAULT);
+	NEED(read(faults, &message, sizeof(message)) == sizeof(message) &&
+		message.event == UFFD_EVENT_PAGEFAULT);
 }
 
 static void end_fault(void *pages)
@@ -58,10 +59,11 @@ static void end_fault(void *pages)
 	NEED(ioctl(faults, UFFDIO_ZEROPAGE, &range) == 0);
 }
 
-static void *pages_that_nobody_serves(void)
+static void *pages_without_server(void)
 {
 	void *pages = mmap(NULL, PAGES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	struct uffdio_register range = { .range = { (uintptr_t)pages, PAGES }, .mode = UFFDIO_REGISTER_MODE_MISSING };
+	struct uffdio_register range = { .range = { (uintptr_t)pages, PAGES },
+		.mode = UFFDIO_REGISTER_MODE_MISSING };
 
 	NEED(pages != MAP_FAILED && ioctl(faults, UFFDIO_REGISTER, &range) == 0);
 	return pages;
@@ -70,43 +72,44 @@ static void *pages_that_nobody_serves(void)
 static void *registers(void *p)
 {
 	struct peer *peer = p;
-	struct ibv_mr *mr = ibv_reg_mr(peer->pd, peer->buffer, sizeof(peer->buffer), IBV_ACCESS_LOCAL_WRITE);
+	struct ibv_mr *mr = ibv_reg_mr(peer->pd, peer->buffer, sizeof(peer->buffer),
+		IBV_ACCESS_LOCAL_WRITE);
 
 	NEED(mr && ibv_dereg_mr(mr) == 0);
 	return NULL;
 }
 
-/* One peer's Write never ends. */
-static void serve(int tells, int is_told)
+/* A peer's Write hangs. */
+static void serve(int to, int from)
 {
 	static struct peer stuck, good;
-	struct told told = { .port = serve_on(&stuck) };
+	struct note note = { .port = serve_on(&stuck) };
 	pthread_t thread;
 	struct ibv_mr *mr;
 	void *pages;
 	char octet;
 
-	tell(tells, told);
+	tell(to, note);
 	take_connection(&stuck);
-	/* Registering looks at the pages, so they become inaccessible afterwards. */
-	pages = pages_that_nobody_serves();
+	/* Registering accesses the pages, so they become inaccessible afterwards. */
+	pages = pages_without_server();
 	end_fault(pages);
 	mr = ibv_reg_mr(stuck.pd, pages, PAGES, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
 	NEED(mr && madvise(pages, PAGES, MADV_DONTNEED) == 0);
-	told = (struct told){ serve_on(&good), mr->rkey, (uintptr_t)pages };
-	tell(tells, told);
+	note = (struct note){ serve_on(&good), mr->rkey, (uintptr_t)pages };
+	tell(to, note);
 	take_connection(&good);
 	wait_for_fault();
-	/* A thread that wants to change the memory table must not keep the others out. */
+	/* A thread that waits to change the memory table must not block the others. */
 	NEED(pthread_create(&thread, NULL, registers, &stuck) == 0);
-	told.port = 0;
-	tell(tells, told);
+	note.port = 0;
+	tell(to, note);
 	for (int i = 0; i < ROUNDS; i++)
 		exchange_words(&good, "pong", "ping");
-	NEED(read(is_told, &octet, 1) == 1);
+	NEED(read(from, &octet, 1) == 1);
 	end_fault(pages);
 	NEED(pthread_join(thread, NULL) == 0);
-	/* The Write is placed, and the connection works: the Send behind it comes. */
+	/* The Write is placed, and the connection works: the following Send arrives. */
 	CODE(1, (int)next_completion(&stuck).wr_id);
 	CHECK(strcmp(pages, "written") == 0);
 	_exit(failures != 0);
@@ -115,11 +118,12 @@ static void serve(int tells, int is_told)
 int main(void)
 {
 	static struct peer stuck, good;
-	struct ibv_send_wr wr = { .wr_id = 2, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED }, *bad;
+	struct ibv_send_wr wr = { .wr_id = 2, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE,
+		.send_flags = IBV_SEND_SIGNALED }, *bad;
 	struct uffdio_api api = { .api = UFFD_API };
 	int up[2], down[2], status = 0;
 	struct ibv_sge sge;
-	struct told told;
+	struct note note;
 	pid_t child;
 
 	faults = (int)syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
@@ -132,7 +136,7 @@ int main(void)
 	NEED(child >= 0);
 	if (child == 0) {
 		alarm(50);
-		/* Of this process's own memory. */
+		/* For this process's own memory. */
 		close(faults);
 		faults = (int)syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
 		NEED(faults >= 0 && ioctl(faults, UFFDIO_API, &api) == 0);
@@ -140,13 +144,13 @@ int main(void)
 	}
 	alarm(50);
 	reach(&stuck, hear(up[0]).port);
-	told = hear(up[0]);
-	reach(&good, told.port);
+	note = hear(up[0]);
+	reach(&good, note.port);
 	snprintf(stuck.buffer + 2048, 64, "written");
 	sge = (struct ibv_sge){ (uintptr_t)stuck.buffer + 2048, 64, stuck.mr->lkey };
 	wr.sg_list = &sge;
-	wr.wr.rdma.remote_addr = told.addr;
-	wr.wr.rdma.rkey = told.rkey;
+	wr.wr.rdma.remote_addr = note.addr;
+	wr.wr.rdma.rkey = note.rkey;
 	NEED(ibv_post_send(stuck.id->qp, &wr, &bad) == 0);
 	hear(up[0]);
 	for (int i = 0; i < ROUNDS; i++)

@@ -1,5 +1,5 @@
-/* Attributes and flags in their second places: changed after creation, one at a time, together with
- * others, and in the second request of a list. The argument is the face of the devices. */
+/* Attributes and flags that change after creation, one at a time and together with others, and in
+ * the second request of a list. The argument is the face of the devices. */
 #include <infiniband/verbs.h>
 #include <poll.h>
 #include <stdint.h>
@@ -10,11 +10,12 @@
 enum { LENGTH = 4096, SOON_MS = 20000, QKEY = 0x1111 };
 
 static const int INIT = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
-static const int RTR = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-	IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
-static const int RTS = IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-	IBV_QP_MAX_QP_RD_ATOMIC;
-static const int LOCAL = IBV_ACCESS_LOCAL_WRITE, REMOTE = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
+static const int RTR = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+	IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+static const int RTS = IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+	IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC;
+static const int LOCAL = IBV_ACCESS_LOCAL_WRITE, REMOTE = IBV_ACCESS_REMOTE_WRITE |
+	IBV_ACCESS_REMOTE_READ;
 
 struct end {
 	struct ibv_comp_channel *channel;
@@ -28,17 +29,16 @@ static struct ibv_mr *mr;
 static union ibv_gid gid;
 static char buffer[LENGTH] __attribute__((aligned(LENGTH)));
 
-/* A queue pair in INIT, with the ibv_wr_* interface. */
 static void make(struct end *e)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = REMOTE };
 	struct ibv_qp_init_attr_ex init = {
-		.cap = { .max_send_wr = 8, .max_recv_wr = 8, .max_send_sge = 1, .max_recv_sge = 1, .max_inline_data = 64 },
+		.cap = { .max_send_wr = 8, .max_recv_wr = 8, .max_send_sge = 1, .max_recv_sge = 1,
+			.max_inline_data = 64 },
 		.qp_type = IBV_QPT_RC,
 		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS,
 		.send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_RDMA_READ,
-		.pd = pd,
-	};
+		.pd = pd, };
 
 	e->channel = ibv_create_comp_channel(context);
 	e->cq = ibv_create_cq(context, 32, e, e->channel, 0);
@@ -57,14 +57,15 @@ static void unmake(struct end *e)
 
 static void join(struct end *e, const struct end *peer)
 {
-	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR, .dest_qp_num = peer->qp->qp_num, .path_mtu = IBV_MTU_1024,
-		.max_dest_rd_atomic = 1, .min_rnr_timer = 12 };
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_RTR, .dest_qp_num = peer->qp->qp_num,
+		.path_mtu = IBV_MTU_1024, .max_dest_rd_atomic = 1, .min_rnr_timer = 12 };
 
 	attr.ah_attr.is_global = 1;
 	attr.ah_attr.port_num = 1;
 	attr.ah_attr.grh.dgid = gid;
 	NEED(ibv_modify_qp(e->qp, &attr, RTR) == 0);
-	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 1 };
+	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7,
+		.rnr_retry = 7, .max_rd_atomic = 1 };
 	NEED(ibv_modify_qp(e->qp, &attr, RTS) == 0);
 }
 
@@ -102,7 +103,6 @@ static struct ibv_wc next(struct end *e)
 	exit(2);
 }
 
-/* Takes the event that is there, if there is one. */
 static int had_event(struct end *e)
 {
 	struct pollfd fd = { .fd = e->channel->fd, .events = POLLIN };
@@ -116,8 +116,9 @@ static int had_event(struct end *e)
 	return 1;
 }
 
-/* Each set of changes of a region: what is not named stays, and the region can be imported into its domain alone. */
-static void parts_of_a_region(void)
+/* Each combination of rereg flags changes only what it names. A region can be imported only into
+ * its own domain. */
+static void region_changes(void)
 {
 	struct ibv_pd *other = ibv_alloc_pd(context);
 	struct ibv_sge sge = { .length = 64 };
@@ -142,14 +143,16 @@ static void parts_of_a_region(void)
 		sge.addr = (uintptr_t)start;
 		sge.lkey = region->lkey;
 		CODE(writable ? 0 : EFAULT, ibv_advise_mr(now, IBV_ADVISE_MR_ADVICE_PREFETCH_WRITE, 0, &sge, 1));
-		CODE(IBV_REREG_MR_ERR_INPUT, ibv_rereg_mr(region, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, LOCAL | IBV_ACCESS_ON_DEMAND));
+		CODE(IBV_REREG_MR_ERR_INPUT, ibv_rereg_mr(region, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0,
+			LOCAL | IBV_ACCESS_ON_DEMAND));
 		CODE(0, ibv_dereg_mr(region));
 	}
 	CODE(0, ibv_dealloc_pd(other));
 }
 
-/* A queue with and without a channel and a parent domain holds exactly these, and a new size is shown. */
-static void parents_of_a_queue(void)
+/* A queue with and without a channel and a parent domain uses exactly these. A new size is
+ * reported. */
+static void queue_parents(void)
 {
 	int with;
 
@@ -181,8 +184,8 @@ static void parents_of_a_queue(void)
 	}
 }
 
-/* Device memory is held by a region of any part of it. */
-static void parts_of_device_memory(void)
+/* A region of any part keeps device memory in use. */
+static void device_memory_parts(void)
 {
 	struct ibv_alloc_dm_attr attr = { .length = 256 };
 	uint64_t offset;
@@ -198,10 +201,11 @@ static void parts_of_device_memory(void)
 	}
 }
 
-/* A change that is refused changes nothing, whichever attributes it names besides the wrong one. */
+/* A refused change has no effect, whichever valid attributes accompany the invalid one. */
 static void refused_changes(struct end *e)
 {
-	struct ibv_qp_attr wrong = { .qp_state = IBV_QPS_RTS, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_READ,
+	struct ibv_qp_attr wrong = { .qp_state = IBV_QPS_RTS, .port_num = 1,
+		.qp_access_flags = IBV_ACCESS_REMOTE_READ,
 		.timeout = 40, .retry_cnt = 3, .rnr_retry = 2, .sq_psn = 77 }, before = told(e->qp), after;
 
 	CHECK(ibv_modify_qp(e->qp, &wrong, RTS | IBV_QP_ACCESS_FLAGS) != 0);
@@ -218,7 +222,8 @@ static void refused_changes(struct end *e)
 static void write_to(struct end *from, enum ibv_wc_status want)
 {
 	struct ibv_sge sge = { (uintptr_t)buffer, 8, mr->lkey };
-	struct ibv_send_wr wr = { .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED, .sg_list = &sge, .num_sge = 1 }, *bad;
+	struct ibv_send_wr wr = { .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED,
+		.sg_list = &sge, .num_sge = 1 }, *bad;
 
 	wr.wr.rdma.remote_addr = (uintptr_t)buffer + 64;
 	wr.wr.rdma.rkey = mr->rkey;
@@ -226,8 +231,7 @@ static void write_to(struct end *from, enum ibv_wc_status want)
 	CODE(want, next(from).status);
 }
 
-/* Attributes that may change while the queue pair is ready, without a state. */
-static void changes_without_a_state(struct end *a, struct end *b)
+static void changes_in_rts(struct end *a, struct end *b)
 {
 	struct ibv_qp_attr attr = { .min_rnr_timer = 7, .qp_access_flags = REMOTE };
 
@@ -241,8 +245,9 @@ static void changes_without_a_state(struct end *a, struct end *b)
 	write_to(a, IBV_WC_REM_ACCESS_ERR);
 }
 
-/* Inline data and the solicited flag, each with and without the other, by both interfaces; in the second request of two. */
-static void flags_of_requests(struct end *a, struct end *b)
+/* Inline data and the solicited flag, alone and together, with both interfaces, in the second of
+ * two requests. */
+static void request_flags(struct end *a, struct end *b)
 {
 	int which;
 
@@ -282,7 +287,7 @@ static void flags_of_requests(struct end *a, struct end *b)
 	}
 }
 
-/* A Send with a fence carries what the Read in front of it has brought, by both interfaces. */
+/* A fenced Send carries the data of the Read before it, with both interfaces. */
 static void fences(struct end *a, struct end *b)
 {
 	char *sink = buffer + 128, *source = buffer + 256, *arrival = buffer;
@@ -292,7 +297,8 @@ static void fences(struct end *a, struct end *b)
 		struct ibv_sge sge = { (uintptr_t)sink, 8, mr->lkey };
 		struct ibv_send_wr send = { .wr_id = 2, .opcode = IBV_WR_SEND, .sg_list = &sge, .num_sge = 1,
 			.send_flags = IBV_SEND_SIGNALED | IBV_SEND_FENCE };
-		struct ibv_send_wr read = { .next = &send, .opcode = IBV_WR_RDMA_READ, .sg_list = &sge, .num_sge = 1 }, *bad;
+		struct ibv_send_wr read = { .next = &send, .opcode = IBV_WR_RDMA_READ, .sg_list = &sge,
+			.num_sge = 1 }, *bad;
 		struct ibv_qp_ex *qp = ibv_qp_to_qp_ex(a->qp);
 
 		memcpy(source, "brought", 8);
@@ -320,12 +326,13 @@ static void fences(struct end *a, struct end *b)
 	}
 }
 
-/* A window of type 1 has a new key after each bind, also when the key has gone through all its values. */
-static void keys_of_a_window(struct end *e)
+/* A type 1 window has a new key after each bind, also when the key wraps around. */
+static void window_keys(struct end *e)
 {
 	struct ibv_mr *region = ibv_reg_mr(pd, buffer, LENGTH, LOCAL | REMOTE | IBV_ACCESS_MW_BIND);
 	struct ibv_mw *mw = ibv_alloc_mw(pd, IBV_MW_TYPE_1);
-	struct ibv_mw_bind bind = { .bind_info = { region, (uintptr_t)buffer, 64, REMOTE }, .send_flags = IBV_SEND_SIGNALED };
+	struct ibv_mw_bind bind = { .bind_info = { region, (uintptr_t)buffer, 64, REMOTE },
+		.send_flags = IBV_SEND_SIGNALED };
 	int i;
 
 	NEED(region && mw);
@@ -340,11 +347,12 @@ static void keys_of_a_window(struct end *e)
 	CODE(0, ibv_dereg_mr(region));
 }
 
-/* The key of a queue pair for datagrams changes alone and together with the state. */
-static void keys_of_datagrams(void)
+/* A datagram queue pair's Q_Key changes alone and together with the state. */
+static void datagram_keys(void)
 {
 	struct ibv_cq *cq = ibv_create_cq(context, 4, NULL, NULL, 0);
-	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .cap = { 1, 1, 1, 1, 0 }, .qp_type = IBV_QPT_UD };
+	struct ibv_qp_init_attr init = { .send_cq = cq, .recv_cq = cq, .cap = { 1, 1, 1, 1, 0 },
+		.qp_type = IBV_QPT_UD };
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qkey = QKEY };
 	struct ibv_qp *qp = ibv_create_qp(pd, &init);
 	int key = QKEY, state;
@@ -354,7 +362,8 @@ static void keys_of_datagrams(void)
 		attr.qp_state = state;
 		attr.qkey = ++key;
 		if (state != IBV_QPS_INIT)
-			CODE(0, ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_QKEY | (state == IBV_QPS_RTS ? IBV_QP_SQ_PSN : 0)));
+			CODE(0, ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_QKEY |
+				(state == IBV_QPS_RTS ? IBV_QP_SQ_PSN : 0)));
 		else
 			CODE(0, ibv_modify_qp(qp, &attr, IBV_QP_QKEY));
 		CODE(key, (int)told(qp).qkey);
@@ -378,19 +387,19 @@ int main(void)
 	}
 	NEED(context && (pd = ibv_alloc_pd(context)));
 	NEED((mr = ibv_reg_mr(pd, buffer, LENGTH, LOCAL | REMOTE)));
-	parts_of_a_region();
-	parents_of_a_queue();
-	parts_of_device_memory();
-	keys_of_datagrams();
+	region_changes();
+	queue_parents();
+	device_memory_parts();
+	datagram_keys();
 	make(&a);
 	make(&b);
 	join(&a, &b);
 	join(&b, &a);
 	refused_changes(&a);
-	flags_of_requests(&a, &b);
+	request_flags(&a, &b);
 	fences(&a, &b);
-	keys_of_a_window(&a);
-	changes_without_a_state(&a, &b);
+	window_keys(&a);
+	changes_in_rts(&a, &b);
 	unmake(&a);
 	unmake(&b);
 	CODE(0, ibv_dereg_mr(mr));

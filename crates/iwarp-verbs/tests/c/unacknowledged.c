@@ -1,5 +1,6 @@
-/* Destroying an object waits until its events are acknowledged, and so do the other calls that end what events are about. A call that did not
- * wait would be over while the thread that acknowledges still sleeps; one that waits is never over before. */
+/* Destroying an object, and other calls that end the subject of events, wait until the events are
+ * acknowledged. A call that does not wait would return while the acknowledging thread still sleeps.
+ * */
 #include "check.h"
 #include <arpa/inet.h>
 #include <infiniband/verbs.h>
@@ -10,7 +11,6 @@
 
 enum { PAUSE_US = 30000 };
 
-/* A call on a thread of its own. */
 struct call {
 	int (*make)(void *);
 	void *object;
@@ -30,7 +30,7 @@ static void *run(void *of)
 	return NULL;
 }
 
-/* Starts a call that has to wait, and checks that it does. */
+/* Starts a call that must wait, and checks that it does. */
 static void waits(struct call *call)
 {
 	call->over = 0;
@@ -39,7 +39,6 @@ static void waits(struct call *call)
 	CHECK(!call->over);
 }
 
-/* Ends it when everything is acknowledged. */
 static void returns(struct call *call)
 {
 	NEED(pthread_join(call->thread, NULL) == 0);
@@ -61,7 +60,8 @@ static int destroy_srq(void *srq)
 	return ibv_destroy_srq(srq);
 }
 
-static void to(struct ibv_qp *qp, enum ibv_qp_state state, int mask, const union ibv_gid *peer, uint32_t number)
+static void to(struct ibv_qp *qp, enum ibv_qp_state state, int mask, const union ibv_gid *peer,
+	uint32_t number)
 {
 	struct ibv_qp_attr a = { .qp_state = state, .port_num = 1, .dest_qp_num = number,
 		.ah_attr = { .is_global = 1, .port_num = 1 } };
@@ -82,8 +82,8 @@ static struct ibv_qp *make(struct ibv_cq *cq, struct ibv_srq *srq)
 	return qp;
 }
 
-/* Events of completions. Two are acknowledged one after the other. */
-static void a_completion_queue(void)
+/* Completion events; two are acknowledged one after the other. */
+static void completion_events(void)
 {
 	struct ibv_comp_channel *channel = ibv_create_comp_channel(context);
 	struct ibv_cq *cq = ibv_create_cq(context, 8, NULL, channel, 0), *got;
@@ -111,7 +111,7 @@ static void a_completion_queue(void)
 	CODE(0, ibv_destroy_comp_channel(channel));
 }
 
-/* The next event. Whether communication is established before the receiver is ready to send depends on the threads, so that one is passed over. */
+/* Returns the next event. COMM_EST depends on the order of the threads and is skipped. */
 static struct ibv_async_event event_of(enum ibv_event_type type)
 {
 	struct ibv_async_event event;
@@ -126,7 +126,7 @@ static struct ibv_async_event event_of(enum ibv_event_type type)
 	return event;
 }
 
-/* The event of a shared receive queue that runs short, and the one of a queue pair whose last receive of it has completed. */
+/* The limit event of a shared receive queue, and LAST_WQE_REACHED of one of its queue pairs. */
 static void asynchronous_events(void)
 {
 	struct ibv_srq_init_attr attr = { .attr = { .max_wr = 8, .max_sge = 1 } };
@@ -196,7 +196,7 @@ static struct rdma_cm_event *next(enum rdma_cm_event_type type)
 	return event;
 }
 
-/* Events of an identifier: it moves to another channel, leaves a group, and ends. */
+/* Events of an identifier that moves to another channel, leaves a group, and is destroyed. */
 static void identifiers(void)
 {
 	struct sockaddr_in here = { .sin_family = AF_INET };
@@ -244,7 +244,7 @@ int main(void)
 	NEED(list && list[0] && (context = ibv_open_device(list[0])));
 	ibv_free_device_list(list);
 	NEED((pd = ibv_alloc_pd(context)));
-	a_completion_queue();
+	completion_events();
 	asynchronous_events();
 	identifiers();
 	CODE(0, ibv_dealloc_pd(pd));

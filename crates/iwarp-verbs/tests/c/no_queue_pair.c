@@ -1,5 +1,6 @@
-/* Connections of the connection manager that have no queue pair, as UCX makes them on a RoCE NIC (the argument "roce"): the program hands
- * over the number of a datagram queue pair, exchanges private data, and learns of the other end's death. An iWARP NIC refuses them. */
+/* Connections without a queue pair, as UCX makes them on a RoCE NIC (the argument "roce"): the
+ * program passes the number of a datagram queue pair, exchanges private data, and is notified when
+ * the peer ends. An iWARP NIC refuses them. */
 #include <arpa/inet.h>
 #include <infiniband/verbs.h>
 #include <poll.h>
@@ -13,11 +14,10 @@ enum { PRIVATE = 56, DEPTH = 3, QUIET_MS = 50 };
 static int roce;
 static struct rdma_event_channel *channel;
 
-/* How the connection ends. */
 enum ending { CLIENT_DISCONNECTS, SERVER_DISCONNECTS, CLIENT_IS_DESTROYED, SERVER_IS_DESTROYED };
 
-/* Whether the last event says that the other end has a shared receive queue. */
-static int srq_told;
+/* The last event says that the other end has a shared receive queue. */
+static int srq_reported;
 
 static struct rdma_cm_id *event(enum rdma_cm_event_type want, const char *private)
 {
@@ -31,10 +31,11 @@ static struct rdma_cm_id *event(enum rdma_cm_event_type want, const char *privat
 	if (private) {
 		CHECK(event->param.conn.private_data_len >= PRIVATE);
 		CHECK(event->param.conn.private_data && strcmp(event->param.conn.private_data, private) == 0);
-		CHECK(event->param.conn.responder_resources == DEPTH && event->param.conn.initiator_depth == DEPTH);
+		CHECK(event->param.conn.responder_resources == DEPTH &&
+			event->param.conn.initiator_depth == DEPTH);
 	}
 	id = event->id;
-	srq_told = event->param.conn.srq;
+	srq_reported = event->param.conn.srq;
 	NEED(rdma_ack_cm_event(event) == 0);
 	return id;
 }
@@ -46,7 +47,7 @@ static int is_quiet(void)
 	return poll(&fd, 1, QUIET_MS) == 0;
 }
 
-/* Makes a queue pair that is never used, on the context of the identifier. */
+/* Creates a queue pair that is never used, on the identifier's context. */
 static struct ibv_qp *dummy(struct rdma_cm_id *id)
 {
 	struct ibv_cq *cq = ibv_create_cq(id->verbs, 1, NULL, NULL, 0);
@@ -54,8 +55,7 @@ static struct ibv_qp *dummy(struct rdma_cm_id *id)
 		.send_cq = cq,
 		.recv_cq = cq,
 		.cap = { .max_send_wr = 2, .max_recv_wr = 2, .max_send_sge = 1, .max_recv_sge = 1 },
-		.qp_type = IBV_QPT_UD,
-	};
+		.qp_type = IBV_QPT_UD, };
 	struct ibv_qp *qp;
 
 	NEED(cq && id->pd);
@@ -133,20 +133,20 @@ static void connection(struct sockaddr_in *at, enum ending ending)
 	param.srq = ending % 2;
 	CODE(0, rdma_connect(client, &param));
 	server = event(RDMA_CM_EVENT_CONNECT_REQUEST, asks);
-	CODE(ending % 2, srq_told);
+	CODE(ending % 2, srq_reported);
 	b = ending == SERVER_IS_DESTROYED ? NULL : dummy(server);
 	param = parameters(b, answers);
 	param.srq = 1 - ending % 2;
 	MINUS_ONE(EINVAL, rdma_accept(server, NULL));
 	CODE(0, rdma_accept(server, &param));
 	CHECK(event(RDMA_CM_EVENT_CONNECT_RESPONSE, answers) == client);
-	CODE(1 - ending % 2, srq_told);
-	/* The server may use it only when the client has taken it. */
+	CODE(1 - ending % 2, srq_reported);
+	/* The server may use the connection only after the client has confirmed it. */
 	CHECK(is_quiet());
 	CODE(0, rdma_establish(client));
 	CHECK(event(RDMA_CM_EVENT_ESTABLISHED, NULL) == server);
 	CHECK(client->qp == NULL && server->qp == NULL);
-	/* It stays until one of them ends it, whatever happens to the queue pair whose number was named. */
+	/* The connection lasts until an end closes it, whatever happens to the named queue pair. */
 	drop(a);
 	if (b)
 		drop(b);
@@ -154,8 +154,8 @@ static void connection(struct sockaddr_in *at, enum ending ending)
 	finish(client, server, ending);
 }
 
-/* The client does not take the connection that the server has accepted. */
-static void not_taken(struct sockaddr_in *at, int how)
+/* The client does not confirm the connection that the server has accepted. */
+static void not_confirmed(struct sockaddr_in *at, int how)
 {
 	char asks[PRIVATE] = "may I?", answers[PRIVATE] = "you may";
 	struct rdma_cm_id *client = resolved(at), *server;
@@ -178,7 +178,6 @@ static void not_taken(struct sockaddr_in *at, int how)
 		NEED(rdma_destroy_id(client) == 0);
 		break;
 	case 3:
-		/* The server goes meanwhile. */
 		NEED(rdma_destroy_id(server) == 0);
 		CODE(0, rdma_establish(client));
 		CHECK(event(RDMA_CM_EVENT_DISCONNECTED, NULL) == client);
@@ -189,13 +188,13 @@ static void not_taken(struct sockaddr_in *at, int how)
 	NEED(rdma_destroy_id(server) == 0 && (how == 2 || rdma_destroy_id(client) == 0));
 }
 
-/* The peer of a connection without a queue pair has one, and sends. Nothing takes what it sends, so the connection ends. */
+/* The peer of a connection without a queue pair has one and sends. Nothing can receive, so the
+ * connection ends. */
 static void against_a_queue_pair(struct sockaddr_in *at)
 {
 	struct ibv_qp_init_attr attr = {
 		.cap = { .max_send_wr = 2, .max_recv_wr = 2, .max_send_sge = 1, .max_recv_sge = 1 },
-		.qp_type = IBV_QPT_RC,
-		.sq_sig_all = 1,
+		.qp_type = IBV_QPT_RC, .sq_sig_all = 1,
 	};
 	struct rdma_cm_id *client = resolved(at), *server;
 	char asks[PRIVATE] = "a real one", answers[PRIVATE] = "none";
@@ -207,7 +206,6 @@ static void against_a_queue_pair(struct sockaddr_in *at)
 	server = event(RDMA_CM_EVENT_CONNECT_REQUEST, asks);
 	param = parameters(NULL, answers);
 	CODE(0, rdma_accept(server, &param));
-	/* Both come at the same time. */
 	event(RDMA_CM_EVENT_ESTABLISHED, NULL);
 	event(RDMA_CM_EVENT_ESTABLISHED, NULL);
 	CODE(0, ibv_post_send(client->qp, &wr, &bad));
@@ -217,7 +215,7 @@ static void against_a_queue_pair(struct sockaddr_in *at)
 	NEED(rdma_destroy_id(client) == 0 && rdma_destroy_id(server) == 0);
 }
 
-/* A request that is refused, and one that is given up: the identifier connects again without a queue pair. */
+/* After a refused or withdrawn request, the identifier connects again without a queue pair. */
 static void refused(struct sockaddr_in *at)
 {
 	char asks[PRIVATE] = "first", again[PRIVATE] = "second", no[PRIVATE] = "no";
@@ -229,14 +227,15 @@ static void refused(struct sockaddr_in *at)
 	server = event(RDMA_CM_EVENT_CONNECT_REQUEST, asks);
 	CODE(0, rdma_reject(server, no, PRIVATE));
 	NEED(rdma_get_cm_event(channel, &refusal) == 0);
-	CHECK(refusal->event == RDMA_CM_EVENT_REJECTED && strcmp(refusal->param.conn.private_data, no) == 0);
+	CHECK(refusal->event == RDMA_CM_EVENT_REJECTED && strcmp(refusal->param.conn.private_data,
+		no) == 0);
 	NEED(rdma_ack_cm_event(refusal) == 0 && rdma_destroy_id(server) == 0);
 	param = parameters(NULL, again);
 	CODE(0, rdma_connect(client, &param));
 	server = event(RDMA_CM_EVENT_CONNECT_REQUEST, again);
 	NEED(rdma_destroy_id(client) == 0);
 	param = parameters(NULL, again);
-	/* Whether its end is known already is chance. */
+	/* It is undetermined whether the end is already known. */
 	if (rdma_accept(server, &param) == 0) {
 		NEED(rdma_get_cm_event(channel, &refusal) == 0);
 		CHECK(refusal->event != RDMA_CM_EVENT_ESTABLISHED && refusal->id == server);
@@ -261,7 +260,7 @@ int main(int argc, char **argv)
 		connection(&at, ending);
 	if (roce) {
 		for (how = 0; how < 4; how++)
-			not_taken(&at, how);
+			not_confirmed(&at, how);
 		against_a_queue_pair(&at);
 		refused(&at);
 	}

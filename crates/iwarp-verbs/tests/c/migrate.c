@@ -1,4 +1,5 @@
-/* Identifiers that change between a channel of the program's and one of their own, and what the calls of end points leave when they fail. */
+/* Identifiers that move between the program's channel and their own (rdma_migrate_id), and clean-up
+ * of failed end point calls. */
 #include "check.h"
 #include <arpa/inet.h>
 #include <infiniband/verbs.h>
@@ -37,7 +38,7 @@ static struct rdma_cm_id *listener(struct rdma_event_channel *on, struct sockadd
 	return id;
 }
 
-/* Asks for a connection, and does not wait for the answer. */
+/* Starts a connection attempt without waiting for the reply. */
 static struct rdma_cm_id *caller(struct sockaddr_in at)
 {
 	struct ibv_qp_init_attr attr = { .cap = { 4, 4, 1, 1, 16 }, .qp_type = IBV_QPT_RC };
@@ -46,7 +47,8 @@ static struct rdma_cm_id *caller(struct sockaddr_in at)
 	struct rdma_cm_id *id;
 
 	NEED(own && rdma_create_id(own, &id, NULL, RDMA_PS_TCP) == 0);
-	NEED(rdma_resolve_addr(id, NULL, (struct sockaddr *)&at, 2000) == 0 && rdma_get_cm_event(own, &event) == 0);
+	NEED(rdma_resolve_addr(id, NULL, (struct sockaddr *)&at, 2000) == 0 &&
+		rdma_get_cm_event(own, &event) == 0);
 	CODE(0, rdma_ack_cm_event(event));
 	NEED(rdma_resolve_route(id, 2000) == 0 && rdma_get_cm_event(own, &event) == 0);
 	CODE(0, rdma_ack_cm_event(event));
@@ -63,7 +65,7 @@ static void end(struct rdma_cm_id *id)
 	rdma_destroy_event_channel(own);
 }
 
-/* Requests to a listener that has moved to a channel of the program's are on that channel, and so are their later events. */
+/* A listener moves to the program's channel: its requests, and their later events, arrive there. */
 static void to_a_channel(void)
 {
 	struct ibv_qp_init_attr attr = { .cap = { 4, 4, 1, 1, 16 }, .qp_type = IBV_QPT_RC };
@@ -90,7 +92,7 @@ static void to_a_channel(void)
 	end(calling);
 }
 
-/* A listener that has got a channel of its own is synchronous, and so are the identifiers of its requests. */
+/* A listener with its own channel is synchronous, and so are the identifiers of its requests. */
 static void to_its_own(void)
 {
 	struct ibv_qp_init_attr attr = { .cap = { 4, 4, 1, 1, 16 }, .qp_type = IBV_QPT_RC };
@@ -110,7 +112,7 @@ static void to_its_own(void)
 	end(calling);
 }
 
-/* The event that a synchronous call has left in the identifier is the library's, wherever the identifier goes. */
+/* The library owns the event that a synchronous call left, wherever the identifier moves. */
 static void with_an_event(void)
 {
 	struct sockaddr_in at = loopback();
@@ -134,9 +136,9 @@ static void with_an_event(void)
 	}
 }
 
-/* Completion queues that were made for a queue pair go with it if it cannot be made. A shared receive queue that could not be destroyed
- * is destroyed at the end. */
-static void of_a_failure(void)
+/* Completion queues created for a queue pair are destroyed if that cannot be created. A shared
+ * receive queue that could not be destroyed is destroyed at the end. */
+static void failures_clean_up(void)
 {
 	struct ibv_qp_init_attr attr = { .cap = { 4, 4, 1, 1, 16 }, .qp_type = IBV_QPT_RC };
 	struct ibv_srq_init_attr srq = { .attr = { .max_wr = 4, .max_sge = 1 } };
@@ -150,7 +152,8 @@ static void of_a_failure(void)
 
 		*(i ? &bad.cap.max_recv_wr : &bad.cap.max_send_wr) = 1 << 30;
 		NEED(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) == 0);
-		NEED(rdma_resolve_addr(id, NULL, (struct sockaddr *)&at, 2000) == 0 && (pd = ibv_alloc_pd(id->verbs)));
+		NEED(rdma_resolve_addr(id, NULL, (struct sockaddr *)&at, 2000) == 0 &&
+			(pd = ibv_alloc_pd(id->verbs)));
 		MINUS_ONE(EINVAL, rdma_create_qp(id, pd, &bad));
 		CHECK(!id->qp && !id->send_cq && !id->recv_cq && !id->send_cq_channel && !id->recv_cq_channel);
 		CODE(0, rdma_create_srq(id, pd, &srq));
@@ -170,7 +173,7 @@ int main(void)
 	to_a_channel();
 	to_its_own();
 	with_an_event();
-	of_a_failure();
+	failures_clean_up();
 	rdma_destroy_event_channel(channel);
 	return result();
 }

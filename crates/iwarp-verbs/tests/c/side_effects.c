@@ -1,4 +1,5 @@
-/* What is left when a call is refused, and when an object ends: nothing of what was asked for, and everything that belongs to others. */
+/* Side effects of refused calls, which have none, and of destroying an object, which leaves others
+ * intact. */
 #include "check.h"
 
 #include <fcntl.h>
@@ -24,7 +25,8 @@ static struct ibv_qp *make(enum ibv_qp_type type, struct ibv_srq *srq)
 	struct ibv_qp *qp = ibv_create_qp(pd, &attr);
 
 	NEED(qp);
-	NEED(ibv_modify_qp(qp, &init, TO_INIT | (type == IBV_QPT_UD ? IBV_QP_QKEY : IBV_QP_ACCESS_FLAGS)) == 0);
+	NEED(ibv_modify_qp(qp, &init, TO_INIT | (type == IBV_QPT_UD
+		? IBV_QP_QKEY : IBV_QP_ACCESS_FLAGS)) == 0);
 	return qp;
 }
 
@@ -35,7 +37,7 @@ static void to(struct ibv_qp *qp, enum ibv_qp_state state, int mask)
 	NEED(ibv_modify_qp(qp, &attr, IBV_QP_STATE | mask) == 0);
 }
 
-/* A change of state that is refused is not seen in the structure of the queue pair either. */
+/* A refused change of state does not change the public structure either. */
 static void states(void)
 {
 	static const enum ibv_qp_state WRONG[] = { IBV_QPS_SQD, IBV_QPS_SQE, IBV_QPS_UNKNOWN };
@@ -61,7 +63,6 @@ static void states(void)
 	}
 }
 
-/* Sizes and limits that are refused. */
 static void sizes(void)
 {
 	struct ibv_srq_init_attr init = { .attr = { .max_wr = 20, .max_sge = 1 } };
@@ -78,10 +79,11 @@ static void sizes(void)
 	CODE(0, ibv_destroy_srq(srq));
 }
 
-/* A bind that is not posted leaves the window its key. Datagrams have no windows at all. */
+/* A bind that was not posted does not change the window's key. Datagrams have no windows. */
 static void windows(char *memory)
 {
-	struct ibv_mr *mr = ibv_reg_mr(pd, memory, SIZE, LOCAL | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_MW_BIND);
+	struct ibv_mr *mr = ibv_reg_mr(pd, memory, SIZE, LOCAL | IBV_ACCESS_REMOTE_WRITE |
+		IBV_ACCESS_MW_BIND);
 	struct ibv_mw *mw = ibv_alloc_mw(pd, IBV_MW_TYPE_1);
 	struct ibv_qp *early = make(IBV_QPT_RC, NULL), *datagrams = make(IBV_QPT_UD, NULL);
 	struct ibv_mw_bind bind = { .bind_info = { mr, (uintptr_t)memory, 64, IBV_ACCESS_REMOTE_WRITE } };
@@ -100,7 +102,7 @@ static void windows(char *memory)
 	CODE(0, ibv_dereg_mr(mr));
 }
 
-/* A region that is registered anew is the new one for all that look at it: a process that imports it, and advice on its pages. */
+/* After re-registration, imports and advice apply to the new region. */
 static void regions(void)
 {
 	int prot = PROT_READ | PROT_WRITE, flags = MAP_PRIVATE | MAP_ANONYMOUS;
@@ -110,8 +112,10 @@ static void regions(void)
 
 	NEED(old != MAP_FAILED && now != MAP_FAILED && mr);
 	was = *mr;
-	CODE(IBV_REREG_MR_ERR_INPUT, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_PD, NULL, now, SIZE, 0));
-	CODE(IBV_REREG_MR_ERR_INPUT, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_ACCESS, NULL, now, SIZE, 2));
+	CODE(IBV_REREG_MR_ERR_INPUT, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION |
+		IBV_REREG_MR_CHANGE_PD, NULL, now, SIZE, 0));
+	CODE(IBV_REREG_MR_ERR_INPUT, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION |
+		IBV_REREG_MR_CHANGE_ACCESS, NULL, now, SIZE, 2));
 	CHECK(!memcmp(&was, mr, sizeof(was)));
 	CODE(0, ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_TRANSLATION, NULL, now, SIZE, 0));
 	CHECK(mr->addr == now && mr->length == SIZE);
@@ -126,7 +130,8 @@ static void regions(void)
 	NEED(munmap(now, SIZE) == 0);
 }
 
-/* A poll takes as many completions as it is asked for, and in their order, however many the library takes at a time. */
+/* A poll returns as many completions as requested, in order, however many the library takes at a
+ * time. */
 static void polls(void)
 {
 	static const int COUNTS[] = { 1, 2, 15, 16, 17, 20, 31, 32, 33, MANY };
@@ -157,7 +162,6 @@ static void polls(void)
 	}
 }
 
-/* The next event of the device, if there is one. */
 static struct ibv_qp *next_drained(void)
 {
 	struct ibv_async_event event;
@@ -172,7 +176,8 @@ static struct ibv_qp *next_drained(void)
 	return event.element.qp;
 }
 
-/* Three queue pairs have an event each, and one of them ends: the others' events come, each once, and its own does not. */
+/* Three queue pairs have an event each, and one is destroyed: the others' events are delivered
+ * once, and its own is not. */
 static void asynchronous_events(void)
 {
 	int gone, i;
@@ -198,7 +203,6 @@ static void asynchronous_events(void)
 	}
 }
 
-/* The same with completion queues of one channel. */
 static void completion_events(void)
 {
 	struct ibv_comp_channel *channel = ibv_create_comp_channel(context);

@@ -1,5 +1,6 @@
-/* Registered memory that the program unmaps, protects or truncates: the access fails, and neither the process nor another connection
- * does. The second argument says which handlers for SIGSEGV and SIGBUS the program has. */
+/* The program unmaps, protects or truncates registered memory: the access fails, but the process
+ * and its other connections continue. The second argument selects the program's handlers for
+ * SIGSEGV and SIGBUS. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <infiniband/verbs.h>
@@ -23,7 +24,6 @@ struct pair {
 	struct end a, b;
 };
 
-/* How memory goes. */
 enum way { UNMAP, PROTECT, TRUNCATE, READ_ONLY, WAYS };
 
 struct memory {
@@ -39,7 +39,7 @@ static struct ibv_mr *mr;
 static union ibv_gid gid;
 static char *buffer;
 
-/* Where mappings are made: far from the places that the kernel chooses, so that nothing else is mapped there afterwards. */
+/* Where mappings are made: far from the kernel's choices, so that the addresses are not reused. */
 static char *next_place = (char *)0x7ea000000000;
 
 static struct end make(enum ibv_qp_type type)
@@ -49,8 +49,7 @@ static struct end make(enum ibv_qp_type type)
 		.send_cq = e.cq,
 		.recv_cq = e.cq,
 		.cap = { .max_send_wr = 16, .max_recv_wr = 16, .max_send_sge = 2, .max_recv_sge = 2 },
-		.qp_type = type,
-		.sq_sig_all = 1,
+		.qp_type = type, .sq_sig_all = 1,
 	};
 
 	NEED(e.cq);
@@ -67,17 +66,19 @@ static void connect_to(struct end *e, const struct end *peer)
 		.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC,
 	};
 
-	CODE(0, ibv_modify_qp(e->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+	CODE(0, ibv_modify_qp(e->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+		IBV_QP_ACCESS_FLAGS));
 	attr.qp_state = IBV_QPS_RTR;
 	attr.path_mtu = IBV_MTU_1024;
 	attr.dest_qp_num = peer->qp->qp_num;
 	attr.max_dest_rd_atomic = 4;
-	attr.ah_attr = (struct ibv_ah_attr){ .is_global = 1, .port_num = 1, .grh = { .dgid = gid, .hop_limit = 1 } };
+	attr.ah_attr = (struct ibv_ah_attr){ .is_global = 1, .port_num = 1,
+		.grh = { .dgid = gid, .hop_limit = 1 } };
 	CODE(0, ibv_modify_qp(e->qp, &attr,
 			      IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 				      IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
 	attr.qp_state = IBV_QPS_RTS;
-	/* 17 s in all: on a loaded machine threads wait for their turn. */
+	/* 17 s in all: threads may be delayed on a loaded machine. */
 	attr.timeout = 19;
 	attr.retry_cnt = 7;
 	attr.rnr_retry = 7;
@@ -122,7 +123,8 @@ static enum ibv_wc_status next(struct end *e)
 	exit(2);
 }
 
-static void post(struct end *e, enum ibv_wr_opcode opcode, char *at, uint32_t len, uint32_t lkey, char *to, uint32_t rkey)
+static void post(struct end *e, enum ibv_wr_opcode opcode, char *at, uint32_t len, uint32_t lkey,
+	char *to, uint32_t rkey)
 {
 	struct ibv_sge sge = { (uintptr_t)at, len, lkey };
 	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = opcode }, *bad;
@@ -152,7 +154,7 @@ static struct memory map(enum way way)
 						IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
 
 	if (way == TRUNCATE) {
-		m.file = memfd_create("gone", 0);
+		m.file = memfd_create("unmapped", 0);
 		NEED(m.file >= 0 && ftruncate(m.file, LARGE) == 0);
 	}
 	flags |= way == TRUNCATE ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
@@ -165,7 +167,7 @@ static struct memory map(enum way way)
 	return m;
 }
 
-/* Lets all of it go, except its first page if a part is to be there. */
+/* Makes the memory inaccessible; with `part` its first page stays. */
 static void lose(struct memory *m, int part)
 {
 	size_t kept = part ? (size_t)getpagesize() : 0;
@@ -193,7 +195,6 @@ static void drop(struct memory *m)
 		close(m->file);
 }
 
-/* A connection that has nothing to do with the memory goes on. */
 static void goes_on(struct pair *other)
 {
 	static char octet;
@@ -210,9 +211,10 @@ static void goes_on(struct pair *other)
 	CHECK(buffer[LARGE] == octet);
 }
 
-enum role { SOURCE_OF_READ, TARGET_OF_WRITE, WORD, SOURCE_OF_SEND, SOURCE_OF_WRITE, RECEIVE, SINK_OF_READ, ROLES };
+enum role { SOURCE_OF_READ, TARGET_OF_WRITE, WORD, SOURCE_OF_SEND, SOURCE_OF_WRITE, RECEIVE,
+	SINK_OF_READ, ROLES };
 
-/* One access of each kind to memory that has gone. */
+/* One access of each kind to inaccessible memory. */
 static void try(enum role role, struct memory *m, uint32_t len, int part)
 {
 	struct pair p = make_pair();
@@ -220,7 +222,7 @@ static void try(enum role role, struct memory *m, uint32_t len, int part)
 	enum ibv_wc_status here = IBV_WC_REM_ACCESS_ERR;
 	int failed = failures;
 
-	/* The large accesses begin where memory is, if a part of it is there. */
+	/* With `part`, large accesses begin in accessible memory. */
 	if (part && len == SMALL)
 		at += LARGE - SMALL;
 	if (role == RECEIVE)
@@ -277,7 +279,6 @@ static void begin_datagrams(struct end *e)
 	CODE(0, ibv_modify_qp(e->qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN));
 }
 
-/* A datagram from memory that has gone, or to it. */
 static void try_datagram(enum way way, int receives)
 {
 	struct ibv_ah_attr to = { .is_global = 1, .port_num = 1, .grh = { .dgid = gid, .hop_limit = 1 } };
@@ -327,7 +328,7 @@ static void try_all(struct pair *other)
 			}
 }
 
-/* Registration looks at the whole range. */
+/* Registration checks the whole range. */
 static void refuse(void)
 {
 	int file = memfd_create("short", 0), rights = IBV_ACCESS_LOCAL_WRITE, page = getpagesize();
@@ -354,8 +355,6 @@ static void refuse(void)
 	NEED(munmap(at + page, 3 * page) == 0);
 	close(file);
 }
-
-/* Handlers of the program. */
 
 static sigjmp_buf back;
 static volatile sig_atomic_t calls, signal_seen, on_stack;
@@ -390,7 +389,7 @@ static void without_info(int signal)
 	siglongjmp(back, 1);
 }
 
-/* Hands on whatever it gets, as crash reporters do. */
+/* Calls the previous handler, as crash reporters do. */
 static void chaining(int signal, siginfo_t *info, void *own)
 {
 	const struct sigaction *old = &older[signal == SIGBUS];
@@ -441,7 +440,7 @@ static void own_faults(int flags)
 	munmap(page, 2);
 }
 
-/* A signal that a process sends reaches the handler, too. */
+/* A signal sent by a process also reaches the handler. */
 static void sent_signals(void)
 {
 	int before = calls;
@@ -453,7 +452,8 @@ static void sent_signals(void)
 	CHECK(calls == before + 1 && signal_seen == SIGBUS);
 }
 
-/* In a child: the signal that ends it, or its exit code as a negative number. */
+/* Runs `what` in a child. Returns the signal that ended it, or its exit code as a negative number.
+ * */
 static int end_of(void (*what)(void))
 {
 	int status;
@@ -493,8 +493,8 @@ static void *in_thread(void *other)
 	return NULL;
 }
 
-/* Looks at the completion queue until the library has looked after its handler. */
-static void look(struct pair *p)
+/* Polls the completion queue until the library has checked its handler. */
+static void poll_for_handler(struct pair *p)
 {
 	struct ibv_wc wc;
 
@@ -502,14 +502,9 @@ static void look(struct pair *p)
 		CHECK(ibv_poll_cq(p->a.cq, 1, &wc) == 0);
 }
 
-int main(int count, char **words)
+static int flags_of(const char *mode)
 {
-	const char *mode = count > 2 ? words[2] : "none";
-	struct ibv_device **list;
-	struct pair other;
-	pthread_t thread;
-	/* Another language's runtime has handlers and stacks of its own. */
-	int flags = 0, before = 0, after = 0, runtime = strcmp(mode, "runtime") == 0;
+	int flags = 0;
 
 	if (strstr(mode, "stack"))
 		flags |= SA_ONSTACK;
@@ -519,16 +514,13 @@ int main(int count, char **words)
 		flags |= SA_NODEFER;
 	if (strstr(mode, "once"))
 		flags |= SA_RESETHAND;
-	before = strncmp(mode, "before", 6) == 0;
-	after = strncmp(mode, "after", 5) == 0;
-	if (before || after)
-		give_stack();
-	if (before)
-		install(flags, with_info, without_info);
-	if (strcmp(mode, "ignored") == 0) {
-		signal(SIGSEGV, SIG_IGN);
-		signal(SIGBUS, SIG_IGN);
-	}
+	return flags;
+}
+
+static struct ibv_device **open_device(void)
+{
+	struct ibv_device **list;
+
 	list = ibv_get_device_list(NULL);
 	NEED(list && list[0]);
 	context = ibv_open_device(list[0]);
@@ -539,19 +531,43 @@ int main(int count, char **words)
 			IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ |
 				IBV_ACCESS_REMOTE_ATOMIC);
 	NEED(mr);
+	return list;
+}
+
+int main(int count, char **words)
+{
+	const char *mode = count > 2 ? words[2] : "none";
+	struct ibv_device **list;
+	struct pair other;
+	pthread_t thread;
+	/* Another language's runtime has its own handlers and stacks. */
+	int flags = flags_of(mode), before, after, runtime = strcmp(mode, "runtime") == 0;
+
+	before = strncmp(mode, "before", 6) == 0;
+	after = strncmp(mode, "after", 5) == 0;
+	if (before || after)
+		give_stack();
+	if (before)
+		install(flags, with_info, without_info);
+	if (strcmp(mode, "ignored") == 0) {
+		signal(SIGSEGV, SIG_IGN);
+		signal(SIGBUS, SIG_IGN);
+	}
+	list = open_device();
 	other = make_pair();
 	goes_on(&other);
 	refuse();
 	if (after) {
 		install(flags, with_info, without_info);
-		look(&other);
+		poll_for_handler(&other);
 	}
 	if (strcmp(mode, "chain") == 0) {
-		/* Twice, with the library's handler in between, so that the predecessor of the second is in front of the first. */
+		/* Twice with the library's handler in between, so that the second one's predecessor
+		 * precedes the first one. */
 		install(SA_SIGINFO, chaining, NULL);
-		look(&other);
+		poll_for_handler(&other);
 		install(SA_SIGINFO, chaining, NULL);
-		look(&other);
+		poll_for_handler(&other);
 	}
 	if (runtime)
 		try_all(&other);

@@ -1,5 +1,6 @@
-/* How a process lives: forks before and after it uses the library, runs another program while it is connected, becomes a daemon, cancels
- * threads that wait or work in the library, and ends with live connections in several ways. */
+/* Events in the life of a process: forks before and after it uses the library, execution of another
+ * program while connected, daemonizing, cancelling threads in the library, and several ways to exit
+ * with live connections. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <fcntl.h>
@@ -8,13 +9,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "life.h"
+#include "connection.h"
 
-/* How a child ends. */
 enum end { RETURN, EXIT_HANDLER, OTHER_THREAD, AT_ONCE, KILLED };
 
 static const char *self;
-/* How many descriptors were open at the start: those that whoever started the program has left open, too. */
+/* Descriptors open at the start, including those inherited from the parent. */
 static char at_start[16];
 
 static void *serve(void *p)
@@ -28,8 +28,7 @@ static void *serve(void *p)
 	return NULL;
 }
 
-/* A whole connection inside this process. */
-static void use_it(void)
+static void use_library(void)
 {
 	static struct peer server, client;
 	pthread_t thread;
@@ -47,7 +46,7 @@ static void use_it(void)
 	NEED(pthread_join(thread, NULL) == 0);
 }
 
-/* Runs `body` in a child, which must say that no check of its own failed. */
+/* Runs `body` in a child; none of its checks may fail. */
 static void in_child(void (*body)(void))
 {
 	pid_t child = fork();
@@ -64,7 +63,8 @@ static void in_child(void (*body)(void))
 	CODE(0, status);
 }
 
-/* A daemon: the parent ends, the grandchild has a session of its own and no terminal, and says by a pipe how it went. */
+/* A daemon: the parent exits. The grandchild has its own session without a terminal, and reports
+ * its result through a pipe. */
 static void as_daemon(void)
 {
 	int ends[2], status = 0;
@@ -83,7 +83,7 @@ static void as_daemon(void)
 		for (int fd = 0; fd < 3; fd++)
 			dup2(open("/dev/null", O_RDWR), fd);
 		NEED(chdir("/") == 0);
-		use_it();
+		use_library();
 		word = failures ? 'n' : 'y';
 		NEED(write(ends[1], &word, 1) == 1);
 		_exit(0);
@@ -107,7 +107,8 @@ static int open_descriptors(void)
 	return n;
 }
 
-/* A program that is run by a child with a live connection inherits nothing of it, and the connection goes on. */
+/* A child with a live connection executes another program, which inherits nothing. The connection
+ * continues. */
 static void run_another_program(void)
 {
 	static struct peer server, client;
@@ -131,7 +132,7 @@ static void run_another_program(void)
 	close(ends[0]);
 	exchange_words(&client, "ping", "pong");
 	CODE(0, rdma_disconnect(client.id));
-	/* Nothing that the other program has keeps the connection open: it runs until the pipe is closed. */
+	/* The other program runs until the pipe is closed, and does not keep the connection open. */
 	rdma_ack_cm_event(next_event(&client, RDMA_CM_EVENT_DISCONNECTED));
 	NEED(pthread_join(thread, NULL) == 0);
 	end_connection(&client);
@@ -140,7 +141,8 @@ static void run_another_program(void)
 	CODE(0, status);
 }
 
-/* The program that is run: waits for the end of its input. It has the descriptors that its parent had at the start, and no other. */
+/* The executed program: waits for the end of its input. It has the descriptors that its parent had
+ * at the start, and no others. */
 static int count_descriptors(int wanted)
 {
 	char octet;
@@ -157,7 +159,7 @@ static int to_port;
 static void leave_by_handler(void)
 {
 	/* The library still works in an exit handler of the program. */
-	use_it();
+	use_library();
 }
 
 static void *leave(void *unused)
@@ -178,7 +180,7 @@ static void live_connection_then_end(void)
 	switch (way) {
 	case OTHER_THREAD:
 		NEED(pthread_create(&thread, NULL, leave, NULL) == 0);
-		/* Busy in the library while the process ends. */
+		/* Busy in the library while the process exits. */
 		for (;;) {
 			struct ibv_wc wc;
 			ibv_poll_cq(client.cq, 1, &wc);
@@ -193,7 +195,8 @@ static void live_connection_then_end(void)
 	}
 }
 
-/* A child that ends in each way with a live connection. Its peer hears of it, and the child ends as it should. */
+/* A child exits in each way with a live connection. Its peer is notified, and the exit code is
+ * right. */
 static void end_with_connections(void)
 {
 	static const enum end ways[] = { RETURN, EXIT_HANDLER, OTHER_THREAD, AT_ONCE, KILLED };
@@ -230,7 +233,7 @@ static void *serve_twice(void *p)
 
 	take_connection(peer);
 	exchange_words(peer, "pong", "ping");
-	/* The second answer comes when the client has asked, and not while its threads are cancelled. */
+	/* The second answer follows the client's request, not the cancellation of its threads. */
 	CODE(1, (int)next_completion(peer).wr_id);
 	send_word(peer, "pong");
 	CODE(2, (int)next_completion(peer).wr_id);
@@ -239,7 +242,7 @@ static void *serve_twice(void *p)
 	return NULL;
 }
 
-/* Takes the event that a connection is up, which both ends' device has. Then no event is left. */
+/* Takes the COMM_EST event of both ends' device. Then no event is left. */
 static void no_asynchronous_event(void)
 {
 	struct ibv_context *verbs = idle.id->verbs;
@@ -279,7 +282,8 @@ static void *wait_for_asynchronous_event(void *unused)
 	return NULL;
 }
 
-/* Works in the library without pause. The request to cancel comes at any moment, and is obeyed outside of the library only. */
+/* Works in the library without pause. A cancellation request arrives at any moment, and takes
+ * effect outside of the library only. */
 static void *poll_and_make_objects(void *unused)
 {
 	struct ibv_context *verbs = idle.id->verbs;
@@ -308,7 +312,8 @@ static void *poll_and_make_objects(void *unused)
 
 static void cancel_threads(void)
 {
-	void *(*const bodies[])(void *) = { wait_for_completion, wait_for_connection_event, wait_for_asynchronous_event, poll_and_make_objects };
+	void *(*const bodies[])(void *) = { wait_for_completion, wait_for_connection_event,
+		wait_for_asynchronous_event, poll_and_make_objects };
 	static struct peer server;
 	pthread_t thread, other;
 	void *result;
@@ -328,7 +333,6 @@ static void cancel_threads(void)
 		CHECK(result == PTHREAD_CANCELED);
 	}
 	CHECK(open_descriptors() <= before);
-	/* No lock is held, and no event is lost. */
 	exchange_words(&idle, "ping", "pong");
 	CODE(0, rdma_disconnect(idle.id));
 	rdma_ack_cm_event(next_event(&idle, RDMA_CM_EVENT_DISCONNECTED));
@@ -339,14 +343,15 @@ static void cancel_threads(void)
 static void *make_queues(void *channel)
 {
 	for (int i = 0; i < 2000; i++) {
-		struct ibv_cq *cq = ibv_create_cq(((struct ibv_comp_channel *)channel)->context, 1, NULL, channel, 0);
+		struct ibv_cq *cq = ibv_create_cq(((struct ibv_comp_channel *)channel)->context, 1, NULL, channel,
+			0);
 
 		NEED(cq && ibv_destroy_cq(cq) == 0);
 	}
 	return NULL;
 }
 
-/* The number of a channel's queues, which programs may read, is right when several threads have made queues. */
+/* The public number of a channel's queues is right after several threads created queues. */
 static void share_a_channel(void)
 {
 	struct ibv_device **list = ibv_get_device_list(NULL);
@@ -355,7 +360,8 @@ static void share_a_channel(void)
 	struct ibv_cq *cq;
 	pthread_t threads[4];
 
-	NEED(list && list[0] && (verbs = ibv_open_device(list[0])) && (channel = ibv_create_comp_channel(verbs)));
+	NEED(list && list[0] && (verbs = ibv_open_device(list[0])) &&
+		(channel = ibv_create_comp_channel(verbs)));
 	ibv_free_device_list(list);
 	NEED(cq = ibv_create_cq(verbs, 1, NULL, channel, 0));
 	for (int i = 0; i < 4; i++)
@@ -379,15 +385,15 @@ int main(int argc, char **argv)
 	NEED(readlink("/proc/self/exe", path, sizeof(path) - 1) > 0);
 	self = path;
 	snprintf(at_start, sizeof(at_start), "%d", open_descriptors());
-	in_child(use_it);
+	in_child(use_library);
 	as_daemon();
-	use_it();
-	in_child(use_it);
+	use_library();
+	in_child(use_library);
 	as_daemon();
 	run_another_program();
 	end_with_connections();
 	cancel_threads();
 	share_a_channel();
-	use_it();
+	use_library();
 	return result();
 }

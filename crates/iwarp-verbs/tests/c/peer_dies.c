@@ -1,5 +1,5 @@
-/* A peer that is connected by number and dies: idle, or in the middle of a message. The queue pair stays in RTS until its oldest request has
- * not been answered for long enough, and no asynchronous event tells of that. */
+/* A peer connected by number dies while idle or in the middle of a message. The queue pair stays in
+ * RTS until its oldest request times out, and there is no asynchronous event. */
 #include "check.h"
 
 #include <fcntl.h>
@@ -11,7 +11,6 @@
 
 enum { SIZE = 16 << 20, RECEIVES = 3, BEGUN = 4 << 20 };
 
-/* What the two processes tell each other. */
 struct name {
 	union ibv_gid gid;
 	uint32_t num;
@@ -66,14 +65,18 @@ static void join(struct end *e, int from, int to)
 	NEED(!ibv_query_gid(e->context, 1, 0, &own.gid));
 	tell(to, &own, sizeof(own));
 	hear(from, &peer, sizeof(peer));
-	NEED(!ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
-	a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer.num,
+	NEED(!ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT |
+		IBV_QP_ACCESS_FLAGS));
+	a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024,
+		.dest_qp_num = peer.num,
 		.max_dest_rd_atomic = 1, .min_rnr_timer = 12,
 		.ah_attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = peer.gid, .hop_limit = 1 } } };
-	NEED(!ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-		IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
-	a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7, .max_rd_atomic = 1 };
-	NEED(!ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+	NEED(!ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+		IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
+	a = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTS, .timeout = 14, .retry_cnt = 7, .rnr_retry = 7,
+		.max_rd_atomic = 1 };
+	NEED(!ibv_modify_qp(e->qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
+		IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
 		IBV_QP_MAX_QP_RD_ATOMIC));
 }
 
@@ -118,7 +121,7 @@ static void completes(struct end *e, uint64_t id, enum ibv_wc_status status)
 	CODE(status, wc.status);
 }
 
-/* The peer of one test: it sends when it is told to, and is killed. */
+/* The peer of one test: it sends on request, and is killed. */
 static void peer(int from, int to, int sends)
 {
 	struct end e = { 0 };
@@ -136,8 +139,8 @@ static void peer(int from, int to, int sends)
 		pause();
 }
 
-/* Starts the peer, and kills it when `sends` of its message is there. */
-static void a_peer_dies(int sends, int shared, int early)
+/* Starts the peer, and kills it when `sends` of its message has arrived. */
+static void peer_dies(int sends, int shared, int early)
 {
 	struct ibv_async_event event;
 	struct end e = { 0 };
@@ -170,7 +173,7 @@ static void a_peer_dies(int sends, int shared, int early)
 		post(&e, 1, 8);
 	}
 	post(&e, 2, 8);
-	/* The receive that the message has begun to fill comes first, because it was taken first. */
+	/* The partly filled receive completes first, because it was taken first. */
 	if (sends)
 		completes(&e, 100, IBV_WC_WR_FLUSH_ERR);
 	completes(&e, 1, IBV_WC_RETRY_EXC_ERR);
@@ -180,7 +183,8 @@ static void a_peer_dies(int sends, int shared, int early)
 	CODE(IBV_QPS_ERR, state(&e));
 	CODE(0, ibv_poll_cq(e.cq, 1, &wc));
 	while (!ibv_get_async_event(e.context, &event)) {
-		CHECK(event.event_type == IBV_EVENT_QP_LAST_WQE_REACHED || event.event_type == IBV_EVENT_COMM_EST);
+		CHECK(event.event_type == IBV_EVENT_QP_LAST_WQE_REACHED ||
+			event.event_type == IBV_EVENT_COMM_EST);
 		ibv_ack_async_event(&event);
 	}
 	CODE(0, ibv_destroy_qp(e.qp));
@@ -197,6 +201,6 @@ int main(void)
 	for (sends = 0; sends < 2; sends++)
 		for (shared = 0; shared < 2; shared++)
 			for (early = 0; early < 2; early++)
-				a_peer_dies(sends, shared, early);
+				peer_dies(sends, shared, early);
 	return result();
 }

@@ -1,5 +1,5 @@
-/* What a datagram tells of its way: traffic class and hops, the address that is answered, and whether a queue pair hears itself. The argument
- * is the face of the devices. */
+/* Paths of datagrams: traffic class and hop limit, the address for the reply, and multicast
+ * loopback. The argument is the face of the devices. */
 #include "check.h"
 #include <infiniband/verbs.h>
 
@@ -18,10 +18,11 @@ static void modify(struct ibv_qp *qp, int mask, struct ibv_qp_attr attr)
 	NEED(ibv_modify_qp(qp, &attr, IBV_QP_STATE | mask) == 0);
 }
 
-/* Makes a queue pair that can send. `flags` are those of its creation. */
+/* Creates a queue pair that can send; `flags` are for its creation. */
 static struct ibv_qp *make(uint32_t flags)
 {
-	struct ibv_qp_init_attr_ex attr = { .send_cq = cq, .recv_cq = cq, .cap = { 4, 4, 1, 1, 64 }, .qp_type = IBV_QPT_UD, .pd = pd,
+	struct ibv_qp_init_attr_ex attr = { .send_cq = cq, .recv_cq = cq, .cap = { 4, 4, 1, 1, 64 },
+		.qp_type = IBV_QPT_UD, .pd = pd,
 		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS, .create_flags = flags };
 	struct ibv_qp *qp = ibv_create_qp_ex(context, &attr);
 
@@ -57,14 +58,16 @@ static struct ibv_wc next(void)
 static void send(struct ibv_qp *qp, struct ibv_ah *ah, uint32_t to)
 {
 	struct ibv_sge sge = { (uintptr_t)"way", 3, 0 };
-	struct ibv_send_wr wr = { .wr_id = 9, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_INLINE,
+	struct ibv_send_wr wr = { .wr_id = 9, .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND,
+		.send_flags = IBV_SEND_INLINE,
 		.wr.ud = { .ah = ah, .remote_qpn = to, .remote_qkey = QKEY } }, *bad;
 
 	NEED(ibv_post_send(qp, &wr, &bad) == 0);
 }
 
-/* The routing header at the receiver has what the sender's handle says, and the answer goes the same way, from the RoCE v2 entry. */
-static void way(int index)
+/* The receiver's routing header matches the sender's handle, and the reply takes the same path,
+ * from the RoCE v2 entry. */
+static void check_path(int index)
 {
 	struct ibv_ah_attr attr = { .is_global = 1, .port_num = 1,
 		.grh = { .sgid_index = index, .traffic_class = CLASS, .hop_limit = HOPS } }, back;
@@ -93,11 +96,14 @@ static void way(int index)
 	CODE(0, ibv_destroy_qp(qp));
 }
 
-/* A datagram is answered to its sender, from the address that it was sent to; if that is a group, from an own address of its kind. */
+/* A datagram is answered to its sender, from the address that it was sent to. If that is a group,
+ * the reply comes from an own address of the same family. */
 static void answers(int index)
 {
-	union ibv_gid own, peers[2] = { { .raw = { 0x20, 0x01, 0x0d, 0xb8, [15] = 7 } }, { .raw = { [10] = 0xff, 0xff, 198, 51, 100, 7 } } },
-		groups[2] = { { .raw = { 0xff, 0x0e, [15] = 9 } }, { .raw = { [10] = 0xff, 0xff, 239, 255, 77, 22 } } };
+	union ibv_gid own, peers[2] = { { .raw = { 0x20, 0x01, 0x0d, 0xb8, [15] = 7 } },
+		{ .raw = { [10] = 0xff, 0xff, 198, 51, 100, 7 } } },
+		groups[2] = { { .raw = { 0xff, 0x0e, [15] = 9 } },
+			{ .raw = { [10] = 0xff, 0xff, 239, 255, 77, 22 } } };
 	struct ibv_wc wc = { .wc_flags = IBV_WC_GRH };
 	int is_v4, to_group;
 
@@ -105,7 +111,8 @@ static void answers(int index)
 	is_v4 = own.raw[10] == 0xff && own.raw[11] == 0xff;
 	for (to_group = 0; to_group < 2; to_group++) {
 		union ibv_gid *peer = &peers[is_v4], *to = to_group ? &groups[is_v4] : &own;
-		struct ibv_grh header = { .sgid = *peer, .dgid = *to, .version_tclass_flow = htobe32(6u << 28 | CLASS << 20 | 0x54321) };
+		struct ibv_grh header = { .sgid = *peer, .dgid = *to,
+			.version_tclass_flow = htobe32(6u << 28 | CLASS << 20 | 0x54321) };
 		unsigned char *octets = (unsigned char *)&header;
 		struct ibv_ah_attr back;
 		struct ibv_ah *ah;
@@ -127,11 +134,13 @@ static void answers(int index)
 	}
 }
 
-/* A queue pair that was made for it does not receive what it sends to a group. It does receive what others send. */
-static void deaf(void)
+/* With BLOCK_SELF_MCAST_LB, a queue pair does not receive its own multicasts, but those of others.
+ * */
+static void no_self_multicast(void)
 {
 	union ibv_gid group = { .raw = { [10] = 0xff, 0xff, 239, 255, 77, 21 } };
-	struct ibv_ah_attr attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = group, .hop_limit = 1 } };
+	struct ibv_ah_attr attr = { .is_global = 1, .port_num = 1,
+		.grh = { .dgid = group, .hop_limit = 1 } };
 	struct ibv_qp *deaf = make(IBV_QP_CREATE_BLOCK_SELF_MCAST_LB), *other = make(0);
 	struct ibv_ah *ah = ibv_create_ah(pd, &attr);
 	struct ibv_wc wc;
@@ -149,13 +158,14 @@ static void deaf(void)
 	CODE(0, ibv_destroy_qp(other));
 }
 
-/* The event of a send queue that has come to rest is about its queue pair. */
+/* The event of a drained send queue names its queue pair. */
 static void drained(void)
 {
 	struct ibv_qp *qp = make(0);
 	struct ibv_async_event event;
 
-	modify(qp, IBV_QP_EN_SQD_ASYNC_NOTIFY, (struct ibv_qp_attr){ .qp_state = IBV_QPS_SQD, .en_sqd_async_notify = 1 });
+	modify(qp, IBV_QP_EN_SQD_ASYNC_NOTIFY, (struct ibv_qp_attr){ .qp_state = IBV_QPS_SQD,
+		.en_sqd_async_notify = 1 });
 	NEED(ibv_get_async_event(context, &event) == 0);
 	CODE(IBV_EVENT_SQ_DRAINED, event.event_type);
 	CHECK(event.element.qp == qp);
@@ -172,12 +182,12 @@ int main(int argc, char **argv)
 	ibv_free_device_list(list);
 	NEED((pd = ibv_alloc_pd(context)) && (cq = ibv_create_cq(context, 16, NULL, NULL, 0)));
 	NEED((mr = ibv_reg_mr(pd, memory, sizeof(memory), IBV_ACCESS_LOCAL_WRITE)));
-	/* A RoCE NIC has each address twice, and the second entry is RoCE v2. */
-	way(roce ? 1 : 0);
-	way(roce ? 3 : 1);
+	/* A RoCE NIC has each address twice; the second entry is RoCE v2. */
+	check_path(roce ? 1 : 0);
+	check_path(roce ? 3 : 1);
 	answers(roce ? 1 : 0);
 	answers(roce ? 3 : 1);
-	deaf();
+	no_self_multicast();
 	drained();
 	CODE(0, ibv_dereg_mr(mr));
 	CODE(0, ibv_destroy_cq(cq));

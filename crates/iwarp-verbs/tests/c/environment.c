@@ -1,5 +1,5 @@
-/* A process in surroundings that are not the usual ones, or that change: threads with small stacks, a sandbox that refuses system calls, and a
- * thread that moves to another network namespace. */
+/* A process in an unusual or changing environment: threads with small stacks, a sandbox that
+ * refuses system calls, and a thread that moves to another network namespace. */
 #define _GNU_SOURCE
 #include <limits.h>
 #include <linux/audit.h>
@@ -16,7 +16,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include "life.h"
+#include "connection.h"
 
 enum { SMALL_STACK = 64 * 1024 };
 
@@ -52,7 +52,7 @@ static void *reach_and_ask(void *p)
 	return ask(p);
 }
 
-/* A connection between two threads with stacks of this size. The threads also load and start all of the library. */
+/* Connects two threads with stacks of this size, which also load and start all of the library. */
 static void connect_on_stacks(size_t size)
 {
 	static struct peer server, client;
@@ -103,28 +103,35 @@ static void small_stacks(void)
 	connect_on_stacks(SMALL_STACK);
 }
 
-/* System calls that sandboxes refuse, and that the library or its parts may try. */
+/* System calls that sandboxes refuse, and that the library or its dependencies may try. */
 static const int refused[] = {
-	SYS_io_uring_setup, SYS_io_uring_enter, SYS_io_uring_register, SYS_sched_yield, SYS_sched_getaffinity, SYS_sched_setaffinity,
-	SYS_sched_getscheduler, SYS_sched_setscheduler, SYS_sched_getparam, SYS_sched_setparam, SYS_sched_setattr, SYS_sched_getattr,
-	SYS_userfaultfd, SYS_pidfd_open, SYS_pidfd_send_signal, SYS_process_vm_readv, SYS_process_vm_writev, SYS_membarrier,
-	SYS_get_mempolicy, SYS_mbind, SYS_perf_event_open, SYS_bpf, SYS_getcpu, SYS_epoll_pwait2, SYS_memfd_create, SYS_ptrace,
+	SYS_io_uring_setup, SYS_io_uring_enter, SYS_io_uring_register, SYS_sched_yield,
+		SYS_sched_getaffinity, SYS_sched_setaffinity,
+	SYS_sched_getscheduler, SYS_sched_setscheduler, SYS_sched_getparam, SYS_sched_setparam,
+		SYS_sched_setattr, SYS_sched_getattr,
+	SYS_userfaultfd, SYS_pidfd_open, SYS_pidfd_send_signal, SYS_process_vm_readv,
+		SYS_process_vm_writev, SYS_membarrier,
+	SYS_get_mempolicy, SYS_mbind, SYS_perf_event_open, SYS_bpf, SYS_getcpu, SYS_epoll_pwait2,
+		SYS_memfd_create, SYS_ptrace,
 	SYS_kcmp, SYS_setpriority, SYS_mlock, SYS_mlock2, SYS_timerfd_create, SYS_getrusage,
 };
 
 enum { REFUSED = sizeof(refused) / sizeof(refused[0]) };
 
-/* From now on these calls fail with `error` in this thread, and in those that it starts. */
+/* Makes these calls fail with `error` in this thread and those that it starts. */
 static void enter_sandbox(int error)
 {
 	struct sock_filter filter[REFUSED + 3];
 	struct sock_fprog program = { .len = REFUSED + 3, .filter = filter };
 
-	filter[0] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
+	filter[0] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS,
+		offsetof(struct seccomp_data, nr));
 	for (int i = 0; i < REFUSED; i++)
-		filter[1 + i] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)refused[i], (unsigned char)(REFUSED - i), 0);
+		filter[1 + i] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (unsigned)refused[i],
+			(unsigned char)(REFUSED - i), 0);
 	filter[REFUSED + 1] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
-	filter[REFUSED + 2] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (unsigned)error);
+	filter[REFUSED + 2] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K,
+		SECCOMP_RET_ERRNO | (unsigned)error);
 	NEED(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
 	NEED(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
 	MINUS_ONE(error, (int)syscall(SYS_sched_yield));
@@ -143,7 +150,6 @@ static void sandbox_enosys(void)
 	connect_on_stacks(1 << 20);
 }
 
-/* Brings the loopback interface of this thread's network namespace up. */
 static void bring_up_loopback(void)
 {
 	struct ifreq request = { .ifr_name = "lo", .ifr_flags = IFF_UP | IFF_RUNNING };
@@ -153,7 +159,7 @@ static void bring_up_loopback(void)
 	close(fd);
 }
 
-/* Moves to a network namespace of its own. Returns 0 where that is not allowed. */
+/* Moves to a new network namespace. Returns 0 if that is not allowed. */
 static int own_network(void)
 {
 	uid_t uid = getuid();
@@ -181,7 +187,7 @@ static void *serve_three(void *p)
 	take_connection(peer);
 	for (int i = 0; i < 3; i++)
 		exchange_words(peer, "pong", "ping");
-	/* The listener is still in the namespace of its socket. */
+	/* The listener is still in its socket's namespace. */
 	second.channel = peer->channel;
 	take_connection(&second);
 	exchange_words(&second, "pong", "ping");
@@ -193,7 +199,8 @@ static void *serve_three(void *p)
 	return NULL;
 }
 
-/* Connections go on when a thread that uses them moves to another network namespace. There it reaches nobody, and after its return everybody. */
+/* Connections survive when a thread that uses them moves to another network namespace. It can reach
+ * no peer from there, and all of them after its return. */
 static void move_to_another_network(void)
 {
 	static struct peer server, client, later;
@@ -212,7 +219,7 @@ static void move_to_another_network(void)
 	NEED(first >= 0 && unshare(CLONE_NEWNET) == 0);
 	exchange_words(&client, "ping", "pong");
 
-	/* Nothing is up here. The attempt ends, by a call that fails or by an event. */
+	/* No interface is up here. The attempt fails by its call or by an event. */
 	at.sin_port = htons((uint16_t)port);
 	at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
 	NEED(rdma_create_id(client.channel, &lost, NULL, RDMA_PS_TCP) == 0);

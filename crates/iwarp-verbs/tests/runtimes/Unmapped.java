@@ -1,5 +1,5 @@
-/** Runs `gone` in a virtual machine that makes exceptions of faults: null pointers and overflows of the stack. */
-public final class Gone {
+/** Runs `unmapped` in a virtual machine that turns faults into exceptions. */
+public final class Unmapped {
     private static int depth;
 
     private static native int run(String face);
@@ -13,7 +13,7 @@ public final class Gone {
         recurse();
     }
 
-    /** Often enough that the compiled code has no check and relies on the fault. */
+    /** Runs often enough to be compiled to code that relies on the fault instead of a check. */
     private static void fault() {
         int[] array = new int[3];
         for (int i = 0; i < 50_000; i++) {
