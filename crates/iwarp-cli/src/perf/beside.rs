@@ -1,9 +1,11 @@
 //! What blocking calls and a program that computes cost each other.
 //!
-//! A blocking call of the library polls for a while before it sleeps ([`Config::busy_poll`](iwarp::Config::busy_poll)). On an idle
-//! machine that only shortens the wait. On a busy one it takes time from other programs, and the scheduler takes the processor
-//! away from who polls. So the same ping-pong is measured beside threads that compute, one on each processor that the run uses:
-//! for plain TCP that sleeps, for plain TCP that polls as long, and for Sends.
+//! A blocking call of the library polls for a while before it sleeps
+//! ([`Config::busy_poll`](iwarp::Config::busy_poll)). On an idle machine that only shortens the
+//! wait. On a busy one it takes time from other programs, and the scheduler takes the processor
+//! away from who polls. So the same ping-pong is measured beside threads that compute, one on each
+//! processor that the run uses: for plain TCP that sleeps, for plain TCP that polls as long, and
+//! for Sends.
 
 use super::pin;
 use super::plan::{Limit, Plan};
@@ -69,8 +71,8 @@ pub(crate) fn measure(
     Ok(rows.collect())
 }
 
-/// The ping-pongs of the smallest message that the plan has: plain TCP that sleeps, the same that polls, and an RDMA operation. None
-/// if the plan has no blocking calls of RDMA.
+/// The ping-pongs of the smallest message that the plan has: plain TCP that sleeps, the same that
+/// polls, and an RDMA operation. None if the plan has no blocking calls of RDMA.
 fn points(plan: &Plan) -> Vec<Point> {
     let blocking = |p: &&Point| (p.poll, p.metric) == (Poll::Event, Metric::Latency);
     let rdma = plan
@@ -91,8 +93,8 @@ fn points(plan: &Plan) -> Vec<Point> {
     vec![tcp(Op::Tcp), tcp(Op::TcpPolls), rdma]
 }
 
-/// Runs `f` beside a thread on each of `cpus` that computes all the time. Returns its result, and the share of the processors that
-/// these threads had.
+/// Runs `f` beside a thread on each of `cpus` that computes all the time. Returns its result, and
+/// the share of the processors that these threads had.
 fn beside_computing<T>(cpus: &[usize], f: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {

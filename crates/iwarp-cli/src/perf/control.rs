@@ -1,9 +1,11 @@
-//! The control connection. The client asks for links and measurements, and the server answers, in JSON lines over TCP.
+//! The control connection. The client asks for links and measurements, and the server answers, in
+//! JSON lines over TCP.
 //!
-//! The client sends `hello`, then any number of `open` and `run`. The server answers `hello`, then `listening` and
-//! `opened` to each `open`, `ready` and `done` to each `run`, or `error`. An error ends only the connection it concerns. A server
-//! that serves another client says `busy` to the first `open`. It says so at any time to a client that loses its place.
-//! Lines are at most 64 KiB. Both ends limit how long they wait.
+//! The client sends `hello`, then any number of `open` and `run`. The server answers `hello`, then
+//! `listening` and `opened` to each `open`, `ready` and `done` to each `run`, or `error`. An error
+//! ends only the connection it concerns. A server that serves another client says `busy` to the
+//! first `open`. It says so at any time to a client that loses its place. Lines are at most 64 KiB.
+//! Both ends limit how long they wait.
 
 use super::host::HostInfo;
 use super::point::{Link, Point, STALL};
@@ -15,7 +17,8 @@ use std::io::{self, BufRead as _, BufReader, ErrorKind, Write as _};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream, ToSocketAddrs as _};
 use std::time::{Duration, Instant};
 
-/// Version of the protocol. It changes with every incompatible change of the messages or of the measurements.
+/// Version of the protocol. It changes with every incompatible change of the messages or of the
+/// measurements.
 pub(crate) const PROTOCOL: u32 = 2;
 /// Port of `iwarp perf serve` without `--port`.
 pub(crate) const DEFAULT_PORT: u16 = 7175;
@@ -25,14 +28,16 @@ const MAX_LINE: usize = 64 * 1024;
 pub(crate) const ANSWER: Duration = Duration::from_secs(STALL.as_secs() + 5);
 /// How long a server waits for a client's hello.
 pub(crate) const HELLO: Duration = Duration::from_secs(5);
-/// How long a server waits for the next request of a client. Between two requests a client does nothing that takes long.
+/// How long a server waits for the next request of a client. Between two requests a client does
+/// nothing that takes long.
 pub(crate) const IDLE: Duration = Duration::from_secs(30);
 
 /// The client's messages.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub(crate) enum Request {
-    /// The first message. The server ignores unknown fields, so that a newer client gets a clear answer.
+    /// The first message. The server ignores unknown fields, so that a newer client gets a clear
+    /// answer.
     Hello {
         /// [`PROTOCOL`] of the client.
         protocol: u32,
@@ -70,9 +75,11 @@ pub(crate) enum Reply {
         /// The server's machine.
         host: Option<HostInfo>,
     },
-    /// Refuses the client, because the server serves another one or has no place. The client may ask again.
+    /// Refuses the client, because the server serves another one or has no place. The client may
+    /// ask again.
     Busy {},
-    /// Says that the server listens for the link's connections, at the address of the control connection.
+    /// Says that the server listens for the link's connections, at the address of the control
+    /// connection.
     Listening {
         /// TCP port.
         port: u16,
@@ -104,12 +111,13 @@ impl Reply {
 #[derive(Debug)]
 pub(crate) struct Control {
     lines: BufReader<TcpStream>,
-    /// `true` if the server has opened a link for this client. A connection that is reset before is taken for a busy server's.
+    /// `true` if the server has opened a link for this client. A connection that is reset before is
+    /// taken for a busy server's.
     begun: bool,
 }
 
-/// Tells a client that the server needs its place for another one, and ends the connection. It does not wait: a client that reads
-/// nothing hears nothing.
+/// Tells a client that the server needs its place for another one, and ends the connection. It does
+/// not wait: a client that reads nothing hears nothing.
 pub(crate) fn turn_away(stream: &TcpStream) {
     if let Ok(mut line) = serde_json::to_vec(&Reply::Busy {}) {
         line.push(b'\n');
@@ -137,7 +145,8 @@ impl Control {
     /// Connects to a server and exchanges hellos.
     ///
     /// # Errors
-    /// If no program listens, if another program than `iwarp perf serve` listens, or if the server is busy or has another version.
+    /// If no program listens, if another program than `iwarp perf serve` listens, or if the server
+    /// is busy or has another version.
     pub(crate) fn connect(addr: SocketAddr) -> Result<(Self, Option<HostInfo>)> {
         let stream = TcpStream::connect_timeout(&addr, STALL)
             .context(format_args!("cannot connect to {addr}"))?;
@@ -194,7 +203,8 @@ impl Control {
         }
     }
 
-    /// Returns the address of the other end with the port `port`. A link-local address keeps its scope.
+    /// Returns the address of the other end with the port `port`. A link-local address keeps its
+    /// scope.
     pub(crate) fn peer_at(&self, port: u16) -> Result<SocketAddr> {
         let peer = self.lines.get_ref().peer_addr();
         let mut peer = peer.context("control connection")?;
@@ -251,12 +261,14 @@ impl Control {
             .map_err(|e| Error::failed(format!("what came is not the iwarp perf protocol ({e})")))
     }
 
-    /// Reads up to and with the next line feed. The line ends without one if the other end has closed, or at [`MAX_LINE`].
+    /// Reads up to and with the next line feed. The line ends without one if the other end has
+    /// closed, or at [`MAX_LINE`].
     fn read_line(&mut self, timeout: Duration) -> io::Result<Vec<u8>> {
         let end = Instant::now() + timeout;
         let mut line = Vec::new();
         while line.last() != Some(&b'\n') && line.len() < MAX_LINE {
-            // Each octet gets the time that is left. With a time of its own, a peer that sends octet by octet could go on for days.
+            // Each octet gets the time that is left. With a time of its own, a peer that sends
+            // octet by octet could go on for days.
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(ErrorKind::TimedOut.into());
@@ -281,7 +293,8 @@ impl Control {
     /// Waits for the server's answer. An `error` of the server becomes an error of this function.
     ///
     /// # Errors
-    /// As [`hear`](Self::hear), if the server reports an error or is busy, and if the answer is not the expected one.
+    /// As [`hear`](Self::hear), if the server reports an error or is busy, and if the answer is not
+    /// the expected one.
     pub(crate) fn expect(
         &mut self,
         what: &str,
@@ -321,7 +334,8 @@ pub(crate) fn resolve(text: &str, default_port: u16) -> Result<Vec<SocketAddr>> 
     Ok(found)
 }
 
-/// Splits `text` into the host and the port. An IPv6 address has colons of its own, so it is in brackets if a port follows.
+/// Splits `text` into the host and the port. An IPv6 address has colons of its own, so it is in
+/// brackets if a port follows.
 fn host_and_port(text: &str) -> (&str, Option<&str>) {
     if let Some((host, rest)) = text.strip_prefix('[').and_then(|t| t.split_once(']')) {
         match rest.strip_prefix(':') {
@@ -403,7 +417,8 @@ mod tests {
         e
     }
 
-    /// A server that ends the connection before it has opened a link has had no place, and may be asked again. Afterwards it has failed.
+    /// A server that ends the connection before it has opened a link has had no place, and may be
+    /// asked again. Afterwards it has failed.
     #[test]
     fn a_client_is_turned_away_until_a_link_is_open() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

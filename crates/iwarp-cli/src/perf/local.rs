@@ -1,7 +1,9 @@
-//! The peer process of a run with both ends on this machine: this very program, started as `perf serve --child`.
+//! The peer process of a run with both ends on this machine: this very program, started as `perf
+//! serve --child`.
 //!
-//! It must never outlive its parent. Three ropes hold it: the kernel kills it when the parent's thread ends, it ends
-//! itself when its stdin reaches the end (the parent holds the other end of that pipe), and the parent kills it on drop.
+//! It must never outlive its parent. Three ropes hold it: the kernel kills it when the parent's
+//! thread ends, it ends itself when its stdin reaches the end (the parent holds the other end of
+//! that pipe), and the parent kills it on drop.
 
 use iwarp_cli_common::error::{Context as _, Error, Result};
 use rustix::process::{Signal, set_parent_process_death_signal};

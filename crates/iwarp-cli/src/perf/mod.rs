@@ -95,7 +95,8 @@ struct Watching {
 }
 
 impl Watching {
-    /// Begins. The run is bound to `pinned`, or uses any CPU that it may; `peer` is its other process on this machine.
+    /// Begins. The run is bound to `pinned`, or uses any CPU that it may; `peer` is its other
+    /// process on this machine.
     fn start(pinned: Option<(usize, usize)>, peer: Option<u32>) -> Self {
         let cpus = pinned.map_or_else(load::allowed_cpus, |(a, b)| vec![a, b]);
         Self {

@@ -1,8 +1,8 @@
 //! Which points are measured, in which order, and how much time each may take.
 //!
-//! All points that are compared with one TCP figure are in one group (same size, same way of waiting, same metric) and are
-//! measured next to it in time. On shared machines absolute figures drift by tens of per cent within minutes; ratios of
-//! neighbours do not.
+//! All points that are compared with one TCP figure are in one group (same size, same way of
+//! waiting, same metric) and are measured next to it in time. On shared machines absolute figures
+//! drift by tens of per cent within minutes; ratios of neighbours do not.
 
 use super::args::MeasureArgs;
 use super::point::{Link, MAX_SIZE, Metric, Op, Point, Poll, Wire};
@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 /// Time for a default run; with set-up and output it stays below two minutes.
 const DEFAULT_BUDGET: Duration = Duration::from_secs(100);
-/// Time for `--quick`; with set-up, output and the figures beside another program it stays below 20 seconds.
+/// Time for `--quick`; with set-up, output and the figures beside another program it stays below 20
+/// seconds.
 const QUICK_BUDGET: Duration = Duration::from_secs(13);
 /// A longer measurement gives no steadier median.
 const SLOT_MAX: Duration = Duration::from_millis(400);
@@ -51,8 +52,8 @@ impl Group {
             .collect();
         let blocks = (tcp.metric, tcp.poll) == (Metric::Latency, Poll::Event);
         if blocks && !rdma.is_empty() {
-            // Blocking calls of the library poll for a while before they sleep. What that is worth, and what it costs, shows beside
-            // TCP that does the same.
+            // Blocking calls of the library poll for a while before they sleep. What that is worth,
+            // and what it costs, shows beside TCP that does the same.
             rdma.insert(
                 0,
                 Point {
@@ -184,8 +185,8 @@ impl Plan {
         }
     }
 
-    /// Returns one group's points in the order of this round. The first one changes from round to round, so that no point is always
-    /// first or always behind the same neighbour.
+    /// Returns one group's points in the order of this round. The first one changes from round to
+    /// round, so that no point is always first or always behind the same neighbour.
     pub(crate) fn order(group: &Group, round: u32) -> impl Iterator<Item = &Point> {
         let n = group.points.len();
         let start = (round as usize * 2) % n.max(1);
@@ -193,8 +194,8 @@ impl Plan {
     }
 }
 
-/// Shares the time that is left among the measurements that are left, so that a slow start or a slow machine shortens
-/// what follows instead of prolonging the run.
+/// Shares the time that is left among the measurements that are left, so that a slow start or a
+/// slow machine shortens what follows instead of prolonging the run.
 #[derive(Debug)]
 pub(crate) struct Governor {
     limit: Limit,
@@ -230,7 +231,8 @@ impl Governor {
         }
     }
 
-    /// Returns `true` if the time is used up. It is asked between rounds, because half a round gives no ratios.
+    /// Returns `true` if the time is used up. It is asked between rounds, because half a round
+    /// gives no ratios.
     pub(crate) fn is_over(&self, now: Instant) -> bool {
         self.end.is_some_and(|end| now >= end)
     }
@@ -291,7 +293,8 @@ mod tests {
         }
     }
 
-    /// Plays a whole run against a pretended clock in which every measurement takes `k` times what it was given.
+    /// Plays a whole run against a pretended clock in which every measurement takes `k` times what
+    /// it was given.
     fn play(p: &Plan, k: f64) -> Duration {
         let t0 = Instant::now();
         let mut now = t0;
@@ -378,7 +381,8 @@ mod tests {
         assert!(points.all(|p| p.size == 12));
     }
 
-    /// TCP and RDMA have as many connections as each other, made for the largest message; what only one of them has, only that one gets.
+    /// TCP and RDMA have as many connections as each other, made for the largest message; what only
+    /// one of them has, only that one gets.
     #[test]
     fn links_are_what_the_options_say() {
         let p = plan(&[

@@ -1,6 +1,7 @@
 //! What is measured (a point), and what a connection under test must be able to do (the traits).
 //!
-//! TCP implements them in `tcp.rs`, RDMA in `rdma.rs`; everything else of `perf` knows only this file.
+//! TCP implements them in `tcp.rs`, RDMA in `rdma.rs`; everything else of `perf` knows only this
+//! file.
 
 use clap::ValueEnum;
 use iwarp::runtime::after_empty_poll;
@@ -104,7 +105,8 @@ pub(crate) enum Wire {
     Rdma,
 }
 
-/// Everything that is fixed when the connections of a measurement are set up. Points with equal links share them.
+/// Everything that is fixed when the connections of a measurement are set up. Points with equal
+/// links share them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Link {
@@ -193,7 +195,8 @@ pub(crate) enum Role {
 
 /// A wire that can be listened on and connected to.
 pub(crate) trait Transport {
-    /// Server: starts listening on `at` for exactly the connections of `link`, which come from the address `from`. Over TCP they say who they are.
+    /// Server: starts listening on `at` for exactly the connections of `link`, which come from the
+    /// address `from`. Over TCP they say who they are.
     ///
     /// # Errors
     /// When the address cannot be bound or the link cannot be offered.
@@ -217,8 +220,9 @@ pub(crate) trait Pending: Send {
     fn accept(self: Box<Self>) -> Result<Box<dyn Session>>;
 }
 
-/// Established connections of one link. Both processes call the same method with the same arguments, and the control
-/// connection makes sure that the server has finished `prepare` before the client starts.
+/// Established connections of one link. Both processes call the same method with the same
+/// arguments, and the control connection makes sure that the server has finished `prepare` before
+/// the client starts.
 pub(crate) trait Session: Send {
     /// Gets ready for `iters` operations of `point`: post receives, fill buffers.
     ///
@@ -229,9 +233,9 @@ pub(crate) trait Session: Send {
         Ok(())
     }
 
-    /// `iters` round trips, one outstanding. The client records each whole round trip in nanoseconds.
-    /// Send and Write answer each message with one of the same kind; Read and FetchAdd are round trips by themselves
-    /// and the server only stays until they are over.
+    /// `iters` round trips, one outstanding. The client records each whole round trip in
+    /// nanoseconds. Send and Write answer each message with one of the same kind; Read and FetchAdd
+    /// are round trips by themselves and the server only stays until they are over.
     ///
     /// # Errors
     /// When a connection breaks or stalls.
@@ -243,9 +247,10 @@ pub(crate) trait Session: Send {
         hist: &mut Latencies,
     ) -> Result<()>;
 
-    /// `iters` messages altogether, spread over the connections. The client gives the time from its first operation
-    /// until it *knows* that the last octet has arrived (an acknowledgement in band, or the last Read's completion),
-    /// so that every operation is measured by the same rule; the server's value is ignored.
+    /// `iters` messages altogether, spread over the connections. The client gives the time from its
+    /// first operation until it *knows* that the last octet has arrived (an acknowledgement in
+    /// band, or the last Read's completion), so that every operation is measured by the same rule;
+    /// the server's value is ignored.
     ///
     /// # Errors
     /// When a connection breaks or stalls.
@@ -268,8 +273,8 @@ impl SpinGuard {
         }
     }
 
-    /// Call this after every turn without result that has looked at no completion queue, because the peer may be waiting for this
-    /// processor. Polling a completion queue yields by itself.
+    /// Call this after every turn without result that has looked at no completion queue, because
+    /// the peer may be waiting for this processor. Polling a completion queue yields by itself.
     ///
     /// # Errors
     /// As [`SpinGuard::turn`].

@@ -1,9 +1,11 @@
 //! iWARP as a wire under test.
 //!
-//! Both ends use the public interface as a program would: one completion queue for all queue pairs of a link, work requests
-//! posted in lists while there is room, and a quarter of the depth signaled at a time. A spinning side polls its completion
-//! queue, which drives the socket; a sleeping side waits for completions. An RDMA Write gives its target no completion, so a
-//! spinning target watches the last octet while it polls, and a sleeping one is woken by a Write with immediate data.
+//! Both ends use the public interface as a program would: one completion queue for all queue pairs
+//! of a link, work requests posted in lists while there is room, and a quarter of the depth
+//! signaled at a time. A spinning side polls its completion queue, which drives the socket; a
+//! sleeping side waits for completions. An RDMA Write gives its target no completion, so a spinning
+//! target watches the last octet while it polls, and a sleeping one is woken by a Write with
+//! immediate data.
 
 use super::point::{
     Link, Metric, Op, Pending, Point, Poll, Role, STALL, Session, SpinGuard, Transport, stalled,
@@ -87,7 +89,8 @@ impl Base {
             .map_err(failed("creating a queue pair"))
     }
 
-    /// Memory for one connection: what we send from, and what the peer writes to and our receives fill.
+    /// Memory for one connection: what we send from, and what the peer writes to and our receives
+    /// fill.
     fn memory(&self) -> Result<(MemoryRegion, MemoryRegion)> {
         let len = usize::try_from(self.link.max_size)
             .unwrap_or(usize::MAX)
@@ -239,7 +242,8 @@ impl RdmaSession {
         Ok(())
     }
 
-    /// Waits until the last octet of the target shows `tag`. Polling in between keeps the socket moving.
+    /// Waits until the last octet of the target shows `tag`. Polling in between keeps the socket
+    /// moving.
     fn await_octet(&mut self, size: usize, tag: u8) -> Result<()> {
         let target = self.conns[0].target.clone();
         let read = || target.load_u8(size - 1).map_err(failed("watching memory"));

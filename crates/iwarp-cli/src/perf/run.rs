@@ -82,8 +82,8 @@ fn describe(p: &Point) -> String {
 }
 
 impl Runner {
-    /// Opens the link of the first measurement over an established control connection. With that the server lets this client
-    /// measure.
+    /// Opens the link of the first measurement over an established control connection. With that
+    /// the server lets this client measure.
     ///
     /// # Errors
     /// [`Error::Busy`] if the server serves another client, and the first failure of either end.
@@ -142,7 +142,8 @@ impl Runner {
         Ok(samples)
     }
 
-    /// Measures one point within `limit`: a short run to warm up and to learn the pace, then the real one.
+    /// Measures one point within `limit`: a short run to warm up and to learn the pace, then the
+    /// real one.
     ///
     /// # Errors
     /// The first failure of either end.
@@ -166,7 +167,8 @@ impl Runner {
         self.sample(plan, point, iterations(slot * 0.85 / pace))
     }
 
-    /// Doubles up until a run lasts about `target` seconds. Short runs overstate the time per operation.
+    /// Doubles up until a run lasts about `target` seconds. Short runs overstate the time per
+    /// operation.
     fn find_pace(&mut self, plan: &Plan, point: &Point, target: f64) -> Result<f64> {
         let mut n = u64::from(plan.qps) * 2;
         loop {
@@ -245,7 +247,8 @@ impl Runner {
                 }
             }
             Err(mine) => {
-                // The other end often knows the cause better, because its data connection ends with this session.
+                // The other end often knows the cause better, because its data connection ends with
+                // this session.
                 self.links.remove(&link);
                 match self.control.expect("done", Reply::is_done) {
                     Err(theirs) => Err(Error::failed(format!("{mine}; {theirs}"))),

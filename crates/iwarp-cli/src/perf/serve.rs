@@ -19,14 +19,16 @@ use std::time::{Duration, Instant};
 
 /// More links than any plan needs; a client that asks for more is broken.
 const MAX_LINKS: usize = 64;
-/// How long a client that has its figures may take to leave, until its queue pairs and memory are freed.
+/// How long a client that has its figures may take to leave, until its queue pairs and memory are
+/// freed.
 const LEAVING: Duration = Duration::from_secs(1);
 /// A client that may measure and asks for nothing for this long loses its turn to the next one.
 const TURN_IDLE: Duration = Duration::from_secs(5);
-/// A client that may measure loses its turn to the next one if it has not opened the connections of its first link within this time.
+/// A client that may measure loses its turn to the next one if it has not opened the connections of
+/// its first link within this time.
 const OPENING: Duration = Duration::from_secs(1);
-/// How long the thread of a client that has lost its turn may take to end, until the next client measures nevertheless. It holds no
-/// connection that carries anything.
+/// How long the thread of a client that has lost its turn may take to end, until the next client
+/// measures nevertheless. It holds no connection that carries anything.
 const TAKE_OVER: Duration = Duration::from_millis(500);
 
 /// Serves until killed; as a child, until the parent has gone.
@@ -136,8 +138,9 @@ impl Turns {
         self.holder.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The right to measure; `None` if another client has it, or if this one loses its place while it waits. A client that is
-    /// leaving gets time for that, and a client that has the right and does nothing is disconnected.
+    /// The right to measure; `None` if another client has it, or if this one loses its place while
+    /// it waits. A client that is leaving gets time for that, and a client that has the right and
+    /// does nothing is disconnected.
     fn take(&self, guest: &Arc<Guest>) -> Option<Turn<'_>> {
         let end = Instant::now() + LEAVING;
         loop {
@@ -257,7 +260,8 @@ fn serve_requests(
     turns: &Turns,
     budget: &Arc<Budget>,
 ) -> Result<()> {
-    // It is declared first, so that it is dropped after the links: the next client measures when they are closed.
+    // It is declared first, so that it is dropped after the links: the next client measures when
+    // they are closed.
     let mut turn = None;
     let mut links: HashMap<u32, Opened> = HashMap::new();
     let mut hist = Latencies::new();
@@ -360,7 +364,8 @@ mod tests {
     use super::*;
     use std::net::{IpAddr, Ipv4Addr};
 
-    /// The end of a client that has lost its turn is not the end of the turn of the client that measures now.
+    /// The end of a client that has lost its turn is not the end of the turn of the client that
+    /// measures now.
     #[test]
     fn a_turn_ends_with_its_own_client_only() {
         let gate = Gate::new(8, 8);

@@ -1,7 +1,8 @@
 //! The baseline: plain TCP between two processes, used as well as a careful program would use it.
 //!
-//! NODELAY is set. Bandwidth: one `send` per message, `recv` of 256 KiB into one buffer that stays in the cache. Latency: a ping-pong
-//! of whole messages, either sleeping in `recv` or spinning on a non-blocking one.
+//! NODELAY is set. Bandwidth: one `send` per message, `recv` of 256 KiB into one buffer that stays
+//! in the cache. Latency: a ping-pong of whole messages, either sleeping in `recv` or spinning on a
+//! non-blocking one.
 
 use super::point::{
     Link, Op, Pending, Point, Poll, Role, STALL, Session, SpinGuard, Transport, stalled,
@@ -67,7 +68,8 @@ impl Transport for Tcp {
             let mut s = TcpStream::connect_timeout(&to, STALL)
                 .context(format_args!("cannot connect to {to}"))?;
             set_up(&s)?;
-            // The index keeps both ends' order the same even if the connections overtake each other.
+            // The index keeps both ends' order the same even if the connections overtake each
+            // other.
             s.write_all(&i.to_be_bytes())
                 .context("cannot set up a connection")?;
             streams.push(s);
@@ -130,8 +132,8 @@ struct Fresh {
 }
 
 impl Fresh {
-    /// Puts the connection into its slot once it has named one. Gives it back if it has not; it is closed if it names none
-    /// that is free.
+    /// Puts the connection into its slot once it has named one. Gives it back if it has not; it is
+    /// closed if it names none that is free.
     fn sort(mut self, slots: &mut [Option<TcpStream>]) -> Result<Option<Self>> {
         let mut octets = [0; 4];
         let missing = octets.len() - self.index.len();
@@ -176,7 +178,8 @@ impl Connected {
     }
 }
 
-/// A buffer of `len` octets. The client chooses the size, and a server with less memory must survive that.
+/// A buffer of `len` octets. The client chooses the size, and a server with less memory must
+/// survive that.
 fn buffer(len: usize) -> Result<Vec<u8>> {
     let mut buf = Vec::new();
     buf.try_reserve_exact(len)

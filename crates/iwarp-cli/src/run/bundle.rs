@@ -1,10 +1,12 @@
 //! Finds the libraries that `cargo xtask bundle` appends to this command's own file.
 //!
-//! They are unpacked into the first of these folders in which the loader can use them: one beside the program, then one of this
-//! user's own in `XDG_RUNTIME_DIR` or in the temporary folder. If no folder is writable, or all are mounted `noexec`,
-//! the libraries stay in memory, in files without a name (`memfd`). `LD_PRELOAD` names these files to the loader by their
-//! descriptors. That needs one more library, because the loader knows a preloaded file by the one name that is written in
-//! it. The additional library has the name `librdmacm.so.1`, contains nothing, and depends on the first.
+//! They are unpacked into the first of these folders in which the loader can use them: one beside
+//! the program, then one of this user's own in `XDG_RUNTIME_DIR` or in the temporary folder. If no
+//! folder is writable, or all are mounted `noexec`, the libraries stay in memory, in files without
+//! a name (`memfd`). `LD_PRELOAD` names these files to the loader by their descriptors. That needs
+//! one more library, because the loader knows a preloaded file by the one name that is written in
+//! it. The additional library has the name `librdmacm.so.1`, contains nothing, and depends on the
+//! first.
 
 use super::library::{
     AUDIT, Beside, Libraries, NAMES, PATHS_BUILT, PRELOAD_BUILT, Verbs, check_trusted, fresh,
@@ -24,7 +26,8 @@ const MAGIC: &[u8; 8] = b"iwarplib";
 const PARTS: usize = 4;
 /// The lengths of the parts in 8 octets each, little endian, and [`MAGIC`].
 const TAIL: usize = PARTS * 8 + MAGIC.len();
-/// The lowest descriptor for a file in memory. Scripts use small numbers themselves (`exec 3>file`).
+/// The lowest descriptor for a file in memory. Scripts use small numbers themselves (`exec
+/// 3>file`).
 const FIRST_DESCRIPTOR: i32 = 100;
 const HELP: &str = "set TMPDIR to a folder of yours that is not mounted noexec, put this file into one, or set \
     IWARP_LIBRARY to an unpacked libibverbs.so.1";
@@ -43,7 +46,8 @@ struct Bundle {
 
 /// Takes the libraries out of the command's own file. Returns `None` if it carries none.
 ///
-/// With `lasting` they must still be there after this process and the program that it becomes have ended.
+/// With `lasting` they must still be there after this process and the program that it becomes have
+/// ended.
 ///
 /// # Errors
 /// If the file cannot be read, or if neither a folder nor memory can hold the libraries.
@@ -107,7 +111,8 @@ impl Bundle {
         }))
     }
 
-    /// Makes the files and links of an installation in `dir`. Those that are right already stay as they are.
+    /// Makes the files and links of an installation in `dir`. Those that are right already stay as
+    /// they are.
     fn unpack(&self, dir: &Path) -> io::Result<Libraries> {
         match fs::DirBuilder::new().mode(0o755).create(dir) {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
@@ -120,7 +125,8 @@ impl Bundle {
         }
         let [verbs, second] = NAMES;
         put(&self.verbs, &dir.join(verbs))?;
-        // Make a link, not a copy: with two files the loader would load two engines into one process.
+        // Make a link, not a copy: with two files the loader would load two engines into one
+        // process.
         let link = dir.join(second);
         if !fs::read_link(&link).is_ok_and(|to| to == Path::new(verbs)) {
             let fresh = fresh(&link);
@@ -137,7 +143,8 @@ impl Bundle {
         Ok(Libraries::in_folder(dir.to_owned(), beside))
     }
 
-    /// Keeps the libraries in memory, for this process, the program that it becomes, and their children.
+    /// Keeps the libraries in memory, for this process, the program that it becomes, and their
+    /// children.
     fn into_memory(self) -> io::Result<Libraries> {
         let mut held = Vec::new();
         let mut keep = |name: &str, octets: &[u8]| {
@@ -174,7 +181,8 @@ impl Bundle {
     }
 }
 
-/// Reads the lengths of the libraries at the end of a bundle. Returns `None` if the file is not a bundle.
+/// Reads the lengths of the libraries at the end of a bundle. Returns `None` if the file is not a
+/// bundle.
 fn lengths(file: &mut fs::File, len: u64) -> Option<[u64; PARTS]> {
     let mut tail = [0u8; TAIL];
     let rest = len.checked_sub(TAIL as u64)?;
@@ -191,7 +199,8 @@ fn lengths(file: &mut fs::File, len: u64) -> Option<[u64; PARTS]> {
     (magic == MAGIC && sum < rest && lengths[0] > 0 && lengths[1] > 0).then_some(lengths)
 }
 
-/// Puts octets into a file in memory. The loader can load it by the returned path as long as this process has the descriptor.
+/// Puts octets into a file in memory. The loader can load it by the returned path as long as this
+/// process has the descriptor.
 fn in_memory(name: &str, octets: &[u8]) -> io::Result<(OwnedFd, PathBuf)> {
     let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC;
     // Kernels before 6.3 do not know the second flag, and do not need it.
@@ -207,7 +216,8 @@ fn in_memory(name: &str, octets: &[u8]) -> io::Result<(OwnedFd, PathBuf)> {
         .unwrap_or_else(|_| OwnedFd::from(file));
     // The program that this process becomes must keep it.
     rustix::io::fcntl_setfd(&descriptor, rustix::io::FdFlags::empty())?;
-    // Do not use /proc/self: many programs close all descriptors in their children, and this path still works there.
+    // Do not use /proc/self: many programs close all descriptors in their children, and this path
+    // still works there.
     let path = format!("/proc/{}/fd/{}", std::process::id(), descriptor.as_raw_fd());
     Ok((descriptor, path.into()))
 }

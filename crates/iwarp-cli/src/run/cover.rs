@@ -1,8 +1,10 @@
-//! Mounts for `iwarp run --sysfs`: a program sees other entries in folders of the system, and no other program does.
+//! Mounts for `iwarp run --sysfs`: a program sees other entries in folders of the system, and no
+//! other program does.
 //!
-//! A program cannot add entries to the kernel's folders. It therefore gets a mount namespace in which small file systems cover them. The
-//! other entries of a covered folder are bound into it unchanged. An ordinary user may do that in a user namespace, in which the
-//! user keeps the same number and gains no rights.
+//! A program cannot add entries to the kernel's folders. It therefore gets a mount namespace in
+//! which small file systems cover them. The other entries of a covered folder are bound into it
+//! unchanged. An ordinary user may do that in a user namespace, in which the user keeps the same
+//! number and gains no rights.
 
 use rustix::fs::CWD;
 use rustix::mount::{
@@ -36,7 +38,8 @@ pub(super) fn enter() -> Result<()> {
         return Ok(());
     }
     unshare(UnshareFlags::NEWUSER | UnshareFlags::NEWNS)?;
-    // Without this the kernel does not let us set the group. A kernel before 3.19 has no such file, and needs none.
+    // Without this the kernel does not let us set the group. A kernel before 3.19 has no such file,
+    // and needs none.
     let _ = fs::write("/proc/self/setgroups", "deny");
     fs::write("/proc/self/uid_map", format!("{0} {0} 1", user.as_raw()))?;
     fs::write("/proc/self/gid_map", format!("{0} {0} 1", group.as_raw()))?;
@@ -51,8 +54,8 @@ fn unshare(flags: UnshareFlags) -> Result<()> {
     Ok(rustix::thread::unshare(flags)?)
 }
 
-/// Covers a folder. `fill` writes the new entries into a file system that nobody sees yet, and returns their names. They replace those of
-/// the same names.
+/// Covers a folder. `fill` writes the new entries into a file system that nobody sees yet, and
+/// returns their names. They replace those of the same names.
 ///
 /// # Errors
 /// The kernel's. The folder may be covered in part then.
@@ -90,8 +93,8 @@ pub(super) fn cover(
     Ok(())
 }
 
-/// Makes a place for an entry of a folder that is going to be covered. Returns what is to be mounted there; nothing for a symbolic link,
-/// which is copied.
+/// Makes a place for an entry of a folder that is going to be covered. Returns what is to be
+/// mounted there; nothing for a symbolic link, which is copied.
 fn keep(from: &Path, to: &Path) -> Result<Option<OwnedFd>> {
     let kind = fs::symlink_metadata(from)?.file_type();
     if kind.is_symlink() {

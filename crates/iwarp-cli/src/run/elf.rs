@@ -1,5 +1,5 @@
-//! What the kernel and the dynamic loader read in a program's ELF file: the machine, the loader, and
-//! the libraries that it needs. See elf(5).
+//! What the kernel and the dynamic loader read in a program's ELF file: the machine, the loader,
+//! and the libraries that it needs. See elf(5).
 
 use object::Endianness;
 use object::elf::{

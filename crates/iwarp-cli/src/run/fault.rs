@@ -33,7 +33,8 @@ pub(super) fn print_help() {
     iwarp_cli_common::out::line(format_args!("{}", Spec::help().trim_end()));
 }
 
-/// Joins all values to one specification. The log file is named absolutely, because the program may change its directory before it opens a device.
+/// Joins all values to one specification. The log file is named absolutely, because the program may
+/// change its directory before it opens a device.
 pub(super) fn joined(all: &[Asked]) -> Result<Option<String>> {
     let texts: Vec<&str> = all
         .iter()

@@ -73,8 +73,8 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// Finds the program of a command: by `PATH`, behind scripts, and behind `env`. Returns `None` if
-    /// there is none that can be inspected. The error of executing it says more then.
+    /// Finds the program of a command: by `PATH`, behind scripts, and behind `env`. Returns `None`
+    /// if there is none that can be inspected. The error of executing it says more then.
     pub(super) fn find(command: &[OsString]) -> Option<Self> {
         let mut words = command.to_vec();
         let mut scripts = Vec::new();
@@ -177,7 +177,8 @@ fn first_line(start: &[u8]) -> Option<Vec<OsString>> {
     (!words.is_empty()).then_some(words)
 }
 
-/// Returns the command that `env` starts with these arguments, and whether with an empty environment.
+/// Returns the command that `env` starts with these arguments, and whether with an empty
+/// environment.
 fn behind_env(arguments: &[OsString]) -> (Vec<OsString>, bool) {
     let mut clears = false;
     let mut rest: Vec<OsString> = arguments.to_vec();

@@ -1,8 +1,9 @@
 //! Finds the C library, and makes a folder in which it has the names that programs look for.
 //!
-//! Both names must be links to one file, so that the loader loads it once. The library is looked for in this order: the file that
-//! `IWARP_LIBRARY` names, the folder of an installation (`../lib/iwarp` beside `bin`), the build folder that contains this
-//! command, and the end of the command's own file ([`bundle`]).
+//! Both names must be links to one file, so that the loader loads it once. The library is looked
+//! for in this order: the file that `IWARP_LIBRARY` names, the folder of an installation
+//! (`../lib/iwarp` beside `bin`), the build folder that contains this command, and the end of the
+//! command's own file ([`bundle`]).
 
 use super::{bundle, missing};
 use iwarp_cli_common::error::{Context as _, Error, Result};
@@ -41,7 +42,8 @@ pub(super) struct Beside {
 }
 
 impl Beside {
-    /// Looks for them in a folder. Their paths are absolute, because the program may change its working directory.
+    /// Looks for them in a folder. Their paths are absolute, because the program may change its
+    /// working directory.
     fn in_folder(dir: &Path) -> Self {
         let first = |names: &[&str]| {
             let found = |name: &&str| dir.join(name).canonicalize().ok();
@@ -59,7 +61,8 @@ impl Beside {
 pub(super) enum Verbs {
     /// A folder with both names, which the loader searches first.
     Folder(PathBuf),
-    /// Files that the loader loads before the program. They exist as long as the descriptors are open.
+    /// Files that the loader loads before the program. They exist as long as the descriptors are
+    /// open.
     Memory {
         files: [PathBuf; 2],
         _held: Vec<OwnedFd>,
@@ -79,15 +82,17 @@ impl Libraries {
     }
 }
 
-/// Finds the libraries. With `lasting` they must still be there after this process and the program that it becomes have
-/// ended.
+/// Finds the libraries. With `lasting` they must still be there after this process and the program
+/// that it becomes have ended.
 ///
 /// # Errors
-/// If there are no libraries, or if there is no place for links to them or for the libraries of a bundle.
+/// If there are no libraries, or if there is no place for links to them or for the libraries of a
+/// bundle.
 pub(super) fn find(lasting: bool) -> Result<Libraries> {
     if let Some(file) = std::env::var_os(VARIABLE).filter(|f| !f.is_empty()) {
         let file = Path::new(&file);
-        // Report this here: users may name the folder by mistake, and the loader's message names neither it nor the variable.
+        // Report this here: users may name the folder by mistake, and the loader's message names
+        // neither it nor the variable.
         if !fs::metadata(file).context(named(file))?.is_file() {
             return Err(Error::failed(format!("{}: not a file", named(file))));
         }
@@ -175,7 +180,8 @@ pub(super) fn put(octets: &[u8], to: &Path) -> std::io::Result<()> {
     if fs::read(to).is_ok_and(|there| there == octets) {
         return Ok(());
     }
-    // Write to a new name and rename: another process may be doing the same, or have the older file open.
+    // Write to a new name and rename: another process may be doing the same, or have the older file
+    // open.
     let fresh = fresh(to);
     let written = fs::write(&fresh, octets).and_then(|()| fs::rename(&fresh, to));
     if written.is_err() {

@@ -1,12 +1,15 @@
-//! The message of `iwarp run` if the command has no libraries, as after `cargo install`. It says how to get them.
+//! The message of `iwarp run` if the command has no libraries, as after `cargo install`. It says
+//! how to get them.
 
 use std::path::Path;
 
-/// Returns the message for a command whose own file is `exe`. It has the lines to type, for the version of this command.
+/// Returns the message for a command whose own file is `exe`. It has the lines to type, for the
+/// version of this command.
 pub(super) fn advice(exe: &Path) -> String {
     let repository = env!("CARGO_PKG_REPOSITORY");
     let version = env!("CARGO_PKG_VERSION");
-    // `iwarp run` looks for libraries in `lib/iwarp` beside `bin`, so the prefix of this command is the best place.
+    // `iwarp run` looks for libraries in `lib/iwarp` beside `bin`, so the prefix of this command is
+    // the best place.
     let beside = exe
         .parent()
         .filter(|dir| dir.ends_with("bin"))

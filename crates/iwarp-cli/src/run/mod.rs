@@ -1,9 +1,10 @@
 //! `iwarp run` and `iwarp env`: any verbs program on the software RNIC.
 //!
-//! The program and its children find our library under the names `libibverbs.so.1` and `librdmacm.so.1` before the
-//! system's, by `LD_LIBRARY_PATH`. An audit library (`LD_AUDIT`) redirects programs that find their libraries otherwise.
-//! The library reads all other settings from `IWARP_*` variables.
-//! `iwarp run` becomes the program, so that signals, exit code and terminal are the program's own.
+//! The program and its children find our library under the names `libibverbs.so.1` and
+//! `librdmacm.so.1` before the system's, by `LD_LIBRARY_PATH`. An audit library (`LD_AUDIT`)
+//! redirects programs that find their libraries otherwise. The library reads all other settings
+//! from `IWARP_*` variables. `iwarp run` becomes the program, so that signals, exit code and
+//! terminal are the program's own.
 
 mod bundle;
 mod check;
@@ -49,7 +50,8 @@ pub(crate) struct Settings {
     /// Stem of the device names [default: iwarp, which gives iwarp0, iwarp1 …]
     #[arg(long, value_name = "NAME", value_parser = stem)]
     device_name: Option<String>,
-    /// What programs take the devices for: iWARP NICs or RoCE NICs. The wire is iWARP in both cases [default: rnic]
+    /// What programs take the devices for: iWARP NICs or RoCE NICs. The wire is iWARP in both cases
+    /// [default: rnic]
     #[arg(long = "as", value_name = "rnic|roce", value_parser = face)]
     face: Option<Face>,
     /// Offer only these addresses or interfaces as devices (separated by commas)
@@ -64,7 +66,8 @@ pub(crate) struct Settings {
     /// MPA revision to connect with [default: 2, falling back to 1]
     #[arg(long, value_name = "1|2", value_parser = clap::value_parser!(u8).range(1..=2))]
     mpa_rev: Option<u8>,
-    /// How many ms a Send waits until the receiver posts a receive. Then the connection ends. 0: it ends at once [default: 2000]
+    /// How many ms a Send waits until the receiver posts a receive. Then the connection ends. 0: it
+    /// ends at once [default: 2000]
     #[arg(long, value_name = "MS")]
     rnr_timeout: Option<u64>,
     /// Sends and Writes complete when the peer has placed them, as on InfiniBand
@@ -79,11 +82,12 @@ pub(crate) struct Settings {
     /// Print counters to stderr when a process ends
     #[arg(long)]
     stats: bool,
-    /// Let in only peers of these networks and addresses where the program listens, for example 10.0.0.0/8,2001:db8::/32 [default: all]
+    /// Let in only peers of these networks and addresses where the program listens, for example
+    /// 10.0.0.0/8,2001:db8::/32 [default: all]
     #[arg(long, value_name = "LIST", value_parser = allow)]
     allow: Option<String>,
-    /// Inject faults, to test what the program does about them, for example 'reset,bytes=64K'; `--fault help` lists them. May be given several
-    /// times
+    /// Inject faults, to test what the program does about them, for example 'reset,bytes=64K';
+    /// `--fault help` lists them. May be given several times
     #[arg(long, value_name = "SPEC", value_parser = fault::parse)]
     fault: Vec<Asked>,
     /// Carry the program's ordinary TCP sockets over RDMA, too (rsockets)
@@ -184,7 +188,8 @@ fn preload<'a>(
     vars.push(("LD_PRELOAD", joined(files, rest)));
 }
 
-/// Adds the audit library to those of the loader, in place of one that an outer `iwarp run` has set.
+/// Adds the audit library to those of the loader, in place of one that an outer `iwarp run` has
+/// set.
 fn audit(vars: &mut Vec<(&'static str, OsString)>, libs: &library::Libraries) {
     const LIST: &str = "LD_AUDIT";
     // The loader takes a colon in a path for the end of the path.
@@ -248,8 +253,8 @@ fn in_front(
     vars.push((name, used.collect::<Vec<_>>().join(OsStr::new(separator))));
 }
 
-/// Returns the variables with which iproute2's `rdma` shows our devices: for the audit library, which
-/// has it load a preload library, and for that library, which starts this command.
+/// Returns the variables with which iproute2's `rdma` shows our devices: for the audit library,
+/// which has it load a preload library, and for that library, which starts this command.
 fn netlink(libs: &library::Libraries) -> Result<Vec<(&'static str, OsString)>> {
     let Some(library) = libs.audit.as_ref().and(libs.beside.paths.as_ref()) else {
         return Ok(Vec::new());
@@ -289,11 +294,12 @@ Static and setuid programs cannot load the libraries.")]
 pub(crate) struct RunArgs {
     #[command(flatten)]
     settings: Settings,
-    /// Show the devices in /sys/class/infiniband and /dev/infiniband, too, for programs that look there by themselves. With
-    /// `--as roce` that is done anyway where the machine allows it
+    /// Show the devices in /sys/class/infiniband and /dev/infiniband, too, for programs that look
+    /// there by themselves. With `--as roce` that is done anyway where the machine allows it
     #[arg(long)]
     sysfs: bool,
-    /// Print which libraries the program would load, and from where, instead of running it. Fails if it would not load iwarp's
+    /// Print which libraries the program would load, and from where, instead of running it. Fails
+    /// if it would not load iwarp's
     #[arg(long)]
     check: bool,
     /// The program and its arguments
@@ -343,8 +349,8 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
         let text = format!("{name} cannot load iwarp's libraries: {obstacle}");
         eprintln!("iwarp: {}", iwarp_cli_common::text::printable(&text));
     }
-    // By this number the library knows the program, which may end without opening a device. Programs
-    // that have the library preloaded say nothing by that.
+    // By this number the library knows the program, which may end without opening a device.
+    // Programs that have the library preloaded say nothing by that.
     if !args.settings.rsockets && matches!(libs.verbs, library::Verbs::Folder(_)) {
         vars.push(("IWARP_RUN", std::process::id().to_string().into()));
     }
@@ -452,7 +458,8 @@ mod tests {
         assert_eq!(get("IWARP_MARKERS"), None);
     }
 
-    /// Each option sets its variable alone, with all others, and for `iwarp env`, which takes the same.
+    /// Each option sets its variable alone, with all others, and for `iwarp env`, which takes the
+    /// same.
     #[test]
     fn options_set_their_variables_together() {
         let here = std::env::current_dir().unwrap();

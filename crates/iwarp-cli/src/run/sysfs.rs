@@ -1,11 +1,13 @@
-//! The devices in `/sys/class/infiniband` and `/dev/infiniband`, for programs that look there by themselves.
+//! The devices in `/sys/class/infiniband` and `/dev/infiniband`, for programs that look there by
+//! themselves.
 //!
-//! In `/dev/infiniband` a program finds what it looks for with `access`, `stat` and `open`: a character device for each RDMA device, and one
-//! for the connection manager. They are the null device: nobody speaks to the kernel through them, because programs
-//! use our libraries for that.
+//! In `/dev/infiniband` a program finds what it looks for with `access`, `stat` and `open`: a
+//! character device for each RDMA device, and one for the connection manager. They are the null
+//! device: nobody speaks to the kernel through them, because programs use our libraries for that.
 //!
-//! Where the machine allows it, mounts show them ([`cover`]). Elsewhere, as in most containers, a preload library sends the program
-//! to a folder that has them. Programs that are linked statically or call the kernel themselves pass by that library.
+//! Where the machine allows it, mounts show them ([`cover`]). Elsewhere, as in most containers, a
+//! preload library sends the program to a folder that has them. Programs that are linked statically
+//! or call the kernel themselves pass by that library.
 
 use super::cover;
 use super::library::{check_trusted, user_dir};
@@ -39,10 +41,12 @@ pub(super) enum Shown {
     Copied(PathBuf),
 }
 
-/// Shows the devices. With `preload` there is a library for programs on machines that allow neither mounts nor user namespaces.
+/// Shows the devices. With `preload` there is a library for programs on machines that allow neither
+/// mounts nor user namespaces.
 ///
 /// # Errors
-/// When the machine does not allow it, and there is no such library, or no place for the folder; or when it fails halfway.
+/// When the machine does not allow it, and there is no such library, or no place for the folder; or
+/// when it fails halfway.
 pub(super) fn show(devices: &[Device], face: Face, preload: bool) -> Result<Shown> {
     match cover::enter() {
         Ok(()) => mount(devices, face).map(|()| Shown::Mounted),
@@ -88,8 +92,8 @@ fn mount_nodes(devices: &[Device]) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes a folder that has what is to be seen below `/`, and returns its path. The same devices are in the same folder each time. Whoever uses
-/// it sees the old one or the new one, never a part.
+/// Makes a folder that has what is to be seen below `/`, and returns its path. The same devices are
+/// in the same folder each time. Whoever uses it sees the old one or the new one, never a part.
 fn copy(devices: &[Device], face: Face) -> Result<PathBuf> {
     let dir = user_dir()?;
     let mut hash = DefaultHasher::new();
@@ -181,7 +185,8 @@ fn in_groups(groups: impl IntoIterator<Item = u16>) -> String {
     groups.join(":")
 }
 
-/// Returns names and contents of the files, with the values that `ibv_query_device` and similar calls report.
+/// Returns names and contents of the files, with the values that `ibv_query_device` and similar
+/// calls report.
 fn files(device: &Device, face: Face) -> Vec<(String, String)> {
     let guid = in_groups([48, 32, 16, 0].map(|shift| (device.guid >> shift) as u16));
     let lid = format!("{:#x}", device.lid(face));
@@ -217,12 +222,12 @@ fn files(device: &Device, face: Face) -> Vec<(String, String)> {
     files
 }
 
-/// Names of counters that rxe and mlx5 have in `hw_counters` and that are always zero here: TCP repairs
-/// losses, duplicates and disorder before RDMA could see them, and there are no congestion notification
-/// packets, adaptive retransmissions or checksums of RoCE.
+/// Names of counters that rxe and mlx5 have in `hw_counters` and that are always zero here: TCP
+/// repairs losses, duplicates and disorder before RDMA could see them, and there are no congestion
+/// notification packets, adaptive retransmissions or checksums of RoCE.
 ///
-/// The files cannot change while the program runs: no process writes them after the start. Counters of
-/// traffic would therefore be wrong, and are left out. `iwarp stat` has them.
+/// The files cannot change while the program runs: no process writes them after the start. Counters
+/// of traffic would therefore be wrong, and are left out. `iwarp stat` has them.
 const ALWAYS_ZERO: [&str; 16] = [
     "duplicate_request",
     "implied_nak_seq_err",

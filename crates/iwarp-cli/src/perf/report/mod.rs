@@ -1,4 +1,5 @@
-//! From samples to results: medians over rounds, ratios inside rounds, and the forms they are shown in.
+//! From samples to results: medians over rounds, ratios inside rounds, and the forms they are shown
+//! in.
 
 mod json;
 mod paper;
@@ -22,7 +23,8 @@ pub(super) struct Others {
     pub(super) of: usize,
 }
 
-/// If others use more than this share of the CPUs, they disturb the figures, and the report names it.
+/// If others use more than this share of the CPUs, they disturb the figures, and the report names
+/// it.
 const BUSY: f64 = 0.1;
 
 /// One line of results: everything about one operation, size, CRC setting and way of waiting.
@@ -221,7 +223,8 @@ pub(super) mod tests {
     use super::super::plan::{Group, Limit};
     use super::*;
 
-    /// A report of invented but plausible figures: 3 rounds, the machine getting slower by 10 % from round to round.
+    /// A report of invented but plausible figures: 3 rounds, the machine getting slower by 10 %
+    /// from round to round.
     pub(crate) fn example() -> Report {
         let mut samples = Vec::new();
         for round in 0..3 {

@@ -6,7 +6,8 @@ use iwarp_cli_common::error::{Context as _, Result};
 use iwarp_figures::Spread;
 use iwarp_figures::plot::{Band, Curve, Figure, Mark, Panel, Style, Unit};
 
-/// A colour per operation that colour-blind readers can tell apart (Okabe–Ito), and a mark for those who see none.
+/// A colour per operation that colour-blind readers can tell apart (Okabe–Ito), and a mark for
+/// those who see none.
 fn style(op: Op, crc: bool) -> Style {
     let (colour, mark) = match op {
         Op::Tcp | Op::TcpPolls => ((0, 0, 0), Mark::Circle),

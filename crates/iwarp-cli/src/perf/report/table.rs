@@ -137,7 +137,8 @@ pub(super) fn ratio(s: Option<Spread>) -> String {
         .unwrap_or_default()
 }
 
-/// Pads the cells to columns; the first `left` columns start at the left, the others end at the right.
+/// Pads the cells to columns; the first `left` columns start at the left, the others end at the
+/// right.
 pub(super) fn align<const N: usize>(lines: &[[String; N]], left: usize) -> String {
     let width = |i: usize| {
         lines
