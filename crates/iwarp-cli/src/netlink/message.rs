@@ -18,6 +18,7 @@ const DUMP: u16 = 0x300;
 /// `NLM_F_MULTI`: the message is one of several.
 const MULTI: u16 = 2;
 /// `NLA_F_NESTED`: the attribute contains attributes.
+const NESTED: u16 = 1 << 15;
 
 /// A request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -37,8 +37,8 @@ pub(crate) fn run(_: &NetlinkArgs) -> Result<()> {
         for datagram in answer::datagrams(request) {
             match send(socket, &datagram, SendFlags::NOSIGNAL) {
                 Ok(_) => {}
-                // The program has ended without reading the rest.
                 // The program ended without reading the answer.
+                Err(rustix::io::Errno::PIPE | rustix::io::Errno::CONNRESET) => return Ok(()),
                 Err(error) => return Err(error).context("standard input"),
             }
         }

@@ -227,7 +227,8 @@ mod tests {
             "process": {"pid": 4_194_304, "version": "0.1.0", "age_ns": 90_000_000_000u64,
                         "command": format!("evil\u{1b}[2J\u{202e}name {}", "x".repeat(200))},
             "devices": [{"name": "iwarp0", "address": "192.168.100.200", "queue_pairs": 2,
-                "completion_queues": 1, "registrations": 1, "registered_octets": 65536, "counters": {"crc_errors": 5}}],
+                "completion_queues": 1, "registrations": 1, "registered_octets": 65536,
+                "counters": {"crc_errors": 5}}],
             "queue_pairs": [
                 {"device": "iwarp0", "number": 16_777_215, "state": "RTS", "kind": "cm",
                  "sends_outstanding": 65536, "receives_posted": 65536, "held_ns": 1_500_000u64,

@@ -1,9 +1,9 @@
-//! On a link with an MTU of 1500 octets every TCP segment begins with an FPDU header and ends with
-//! an FPDU (RFC 5044 section 5.1). The tests record the packets between two network namespaces
-//! while `iwarp perf` runs, and look for FPDU boundaries in each segment.
+//! On a link with an MTU of 1500 octets every TCP segment begins with an FPDU header and ends with an FPDU
+//! (RFC 5044 section 5.1). The tests record the packets between two network namespaces while `iwarp perf` runs, and look
+//! for FPDU boundaries in each segment.
 //!
-//! Each test starts this program a second time in new namespaces, where it may create the link. The
-//! kernel removes the link with the namespaces.
+//! Each test starts this program a second time in new namespaces, where it may create the link. The kernel removes the link
+//! with the namespaces.
 
 use crate::common::{LIMIT, Running, Scratch, iwarp, str};
 use rustix::process::{Pid, Signal, kill_process};
@@ -17,8 +17,8 @@ const INSIDE: &str = "ALIGNMENT_TEST_INSIDE";
 const NEAR: &str = "10.9.8.1";
 const FAR: &str = "10.9.8.2";
 
-/// Creates a pair of interfaces in two namespaces. The offloads are off: otherwise the recording
-/// would show what the kernel hands to the interface in one piece, not the segments on the wire.
+/// Creates a pair of interfaces in two namespaces. The offloads are off: otherwise the recording would show what the kernel hands
+/// to the interface in one piece, not the segments on the wire.
 const LINK: &str = "
     set -e
     mount -t tmpfs none /run
@@ -50,8 +50,7 @@ fn obstacle() -> Option<String> {
     (!out.status.success()).then(|| String::from_utf8_lossy(&out.stderr).trim().to_owned())
 }
 
-/// Returns a command that runs its arguments in new network and mount namespaces. An ordinary user
-/// needs a user namespace for that.
+/// Returns a command that runs its arguments in new network and mount namespaces. An ordinary user needs a user namespace for that.
 fn namespaces() -> Command {
     let mut command = Command::new("unshare");
     command.args(["--net", "--mount"]);
@@ -61,8 +60,7 @@ fn namespaces() -> Command {
     command
 }
 
-/// Runs the test of this name inside the namespaces. Returns `true` if this process is already the
-/// one inside.
+/// Runs the test of this name inside the namespaces. Returns `true` if this process is already the one inside.
 fn inside(name: &str) -> bool {
     if std::env::var_os(INSIDE).is_some() {
         return true;
@@ -130,8 +128,7 @@ impl Recording {
     }
 }
 
-/// Runs `iwarp perf` over the link, with these environment variables at both ends, and records the
-/// packets in `file`.
+/// Runs `iwarp perf` over the link, with these environment variables at both ends, and records the packets in `file`.
 fn traffic(file: &Path, args: &[&str], settings: &[(&str, &str)]) {
     let mut server = Command::new("ip");
     server.args(["netns", "exec", "far"]);
@@ -176,10 +173,9 @@ struct Segment {
     /// Sequence number of the first octet.
     at: u32,
     data: Vec<u8>,
-    /// The sequence numbers at which the receiver's window ended by the last acknowledgements
-    /// before the segment, the latest last. The recording is made at one end: an acknowledgement
-    /// may be in it although the sender at the other end had not seen it yet, so the sender may
-    /// have used an earlier one.
+    /// The sequence numbers at which the receiver's window ended by the last acknowledgements before the segment, the latest
+    /// last. The recording is made at one end: an acknowledgement may be in it although the sender at the other end had not
+    /// seen it yet, so the sender may have used an earlier one.
     window_ends: Vec<u32>,
 }
 
@@ -199,8 +195,7 @@ fn segments(file: &Path) -> BTreeMap<Flow, Vec<Segment>> {
     let u32_at = |o: &[u8], at: usize| u32::from_be_bytes([o[at], o[at + 1], o[at + 2], o[at + 3]]);
     let mut flows: BTreeMap<Flow, Vec<Segment>> = BTreeMap::new();
     let mut scales: BTreeMap<Flow, u8> = BTreeMap::new();
-    // The ends of the window of each direction, from the last acknowledgements of the other
-    // direction.
+    // The ends of the window of each direction, from the last acknowledgements of the other direction.
     let mut ends: BTreeMap<Flow, Vec<u32>> = BTreeMap::new();
     let mut rest = &octets[24..];
     while rest.len() >= 16 {
@@ -347,8 +342,8 @@ fn boundaries(list: &[Segment]) -> BTreeSet<u32> {
     bounds
 }
 
-/// Arguments for a mix of traffic: bulk data, messages that fill segments in part, many small
-/// messages, and Read Requests with their Read Responses.
+/// Arguments for a mix of traffic: bulk data, messages that fill segments in part, many small messages, and Read Requests with
+/// their Read Responses.
 const EVERYTHING: &[&str] = &[
     "--op",
     "write,send,read",

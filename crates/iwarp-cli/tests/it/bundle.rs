@@ -1,17 +1,14 @@
-//! A bundle is an `iwarp` command with the libraries inside of its file. These tests check where it
-//! puts the libraries for a program: into a folder beside itself, into the temporary folder, or
-//! into memory.
+//! A bundle is an `iwarp` command with the libraries inside of its file. These tests check where it puts the libraries for a
+//! program: into a folder beside itself, into the temporary folder, or into memory.
 //!
-//! The libraries are replaced by small ones that the tests compile, so that the program can print
-//! which of them it got. Read-only and `noexec` file systems are mounted in namespaces that the
-//! tests make.
+//! The libraries are replaced by small ones that the tests compile, so that the program can print which of them it got. Read-only
+//! and `noexec` file systems are mounted in namespaces that the tests make.
 
 use crate::common::{Scratch, compile, str, text};
 use std::path::Path;
 use std::process::{Command, Output};
 
-/// The program is linked with both libraries and prints a text from each. Both texts must come from
-/// the bundle.
+/// The program is linked with both libraries and prints a text from each. Both texts must come from the bundle.
 const PROGRAM: &str = "const char *one(void); const char *two(void); int puts(const char *);
     int main(void) { puts(one()); puts(two()); return 0; }";
 /// The program loads the library that its argument names.
@@ -27,8 +24,7 @@ const FIRST: &str = "const char *one(void) { return \"first of the bundle\"; }
 const OTHERS: &str = "const char *one(void) { return \"not of the bundle\"; }
     const char *two(void) { return \"not of the bundle\"; }";
 
-/// Makes a scratch folder with a bundle in `bin`, an empty folder `tmp`, and in `system` a program
-/// that is linked with both libraries.
+/// Makes a scratch folder with a bundle in `bin`, an empty folder `tmp`, and in `system` a program that is linked with both libraries.
 fn prepared() -> Scratch {
     let scratch = Scratch::new();
     let system = scratch.sub("system");
@@ -74,8 +70,8 @@ fn prepared() -> Scratch {
     scratch
 }
 
-/// Runs a script in a new mount namespace. In the script, `$D` is the scratch folder and `iwarp`
-/// the bundle. Returns `None` if this machine does not allow namespaces.
+/// Runs a script in a new mount namespace. In the script, `$D` is the scratch folder and `iwarp` the bundle. Returns `None` if
+/// this machine does not allow namespaces.
 fn in_namespace(scratch: &Scratch, script: &str) -> Option<Output> {
     let unshare = |script: &str| {
         let mut command = Command::new("unshare");
@@ -126,8 +122,7 @@ fn a_read_only_program_uses_the_temporary_folder() {
     says(&script, &format!("{BOTH}1\n"));
 }
 
-/// The dynamic loader cannot map libraries from a `noexec` file system. It would take the system's
-/// libraries or end the program.
+/// The dynamic loader cannot map libraries from a `noexec` file system. It would take the system's libraries or end the program.
 #[test]
 fn a_temporary_folder_that_is_noexec_is_not_used() {
     let script = format!("{READ_ONLY_PROGRAM}{NOEXEC_TMP}iwarp run -- system/program");
@@ -155,8 +150,8 @@ fn libraries_in_memory_have_all_names() {
     says(&script, &"first of the bundle\n".repeat(6));
 }
 
-/// Python and the launchers of MPI close all inherited descriptors, including those of the
-/// libraries in memory. Their children must find the libraries nevertheless.
+/// Python and the launchers of MPI close all inherited descriptors, including those of the libraries in memory. Their children
+/// must find the libraries nevertheless.
 #[test]
 fn children_find_the_libraries_in_memory_without_the_descriptors() {
     let close =
@@ -167,8 +162,7 @@ fn children_find_the_libraries_in_memory_without_the_descriptors() {
     says(&script, &format!("0\n{BOTH}"));
 }
 
-/// `env` cannot use memory: a shell uses its output after `env` has ended, and the memory is gone
-/// then.
+/// `env` cannot use memory: a shell uses its output after `env` has ended, and the memory is gone then.
 #[test]
 fn without_any_folder_env_says_what_to_do() {
     let scratch = prepared();
@@ -192,8 +186,7 @@ fn without_any_folder_env_says_what_to_do() {
     assert!(text(&out.stdout).contains("/system/iwarp-0/"), "{out:?}");
 }
 
-/// A library that `IWARP_LIBRARY` names needs links with the names that programs look for. Here no
-/// folder can hold these links.
+/// A library that `IWARP_LIBRARY` names needs links with the names that programs look for. Here no folder can hold these links.
 #[test]
 fn without_any_folder_for_links_run_says_what_to_do() {
     let scratch = prepared();

@@ -1,5 +1,4 @@
-//! What `iwarp cp serve` allows: which clients may connect, what they may write, and which options
-//! are refused at the start.
+//! What `iwarp cp serve` allows: which clients may connect, what they may write, and which options are refused at the start.
 
 use crate::common::{
     Running, Scratch, fail, finish, iwarp, noise, run, serve, serve_as, start, str, succeed, text,
@@ -72,8 +71,7 @@ fn writable_does_not_allow_to_replace_files() {
     assert_eq!(fs::read(dir.join("there")).unwrap(), b"new");
 }
 
-/// The sender asks for the permissions of its file. The receiver removes those that its umask
-/// forbids, as any program does.
+/// The sender asks for the permissions of its file. The receiver removes those that its umask forbids, as any program does.
 #[test]
 fn the_umask_of_the_receiver_holds() {
     let t = Scratch::new();
@@ -99,8 +97,7 @@ fn the_umask_of_the_receiver_holds() {
     }
 }
 
-/// A name that belongs to something other than a regular file cannot be written to, whatever the
-/// server allows.
+/// A name that belongs to something other than a regular file cannot be written to, whatever the server allows.
 #[test]
 fn directories_and_links_are_not_replaced() {
     let t = Scratch::new();
@@ -260,8 +257,7 @@ fn talkative(args: &[&str]) -> (Running, impl std::io::BufRead + use<>, String) 
     (server, out, port)
 }
 
-/// File names reach terminals and logs, so control characters and characters that change the
-/// direction of text are escaped.
+/// File names reach terminals and logs, so control characters and characters that change the direction of text are escaped.
 #[test]
 fn control_characters_in_names_are_escaped() {
     let t = Scratch::new();
@@ -321,8 +317,7 @@ fn an_interrupted_copy_says_how_to_continue() {
     assert_eq!(out.status.code(), Some(130));
     let said = text(&out.stderr);
     assert!(said.contains("the same command continues there"), "{said}");
-    // It is the same after a lost connection, but a command that begins again does not continue.
-    // The server unlocks the partial file a moment after the first client is gone.
+    // It is the same after a lost connection, but a command that begins again does not continue. The server unlocks the partial file a moment after the first client is gone.
     let args = [&["cp", "--no-resume"], &args[1..]].concat();
     let have = fs::metadata(&part).unwrap().len();
     let end = std::time::Instant::now() + Duration::from_secs(60);

@@ -1,8 +1,6 @@
-//! Servers among clients that do nothing, take nothing, or ask for too much: the others are served,
-//! and memory is bounded.
+//! Servers among clients that do nothing, take nothing, or ask for too much: the others are served, and memory is bounded.
 //!
-//! `cargo test --release -p iwarp-cli --test it crowds:: -- --ignored --nocapture` runs the same on
-//! a larger scale and prints figures.
+//! `cargo test --release -p iwarp-cli --test it crowds:: -- --ignored --nocapture` runs the same on a larger scale and prints figures.
 
 use crate::common::crowd::{Connect, Crowd, has_ended};
 use crate::common::raw::{Heard, Raw, resident};
@@ -28,8 +26,7 @@ const WORKING: [u8; 2] = [12, 0];
 /// Fewer than the silence that servers tolerate: what ends later has not been evicted.
 const SOON: Duration = Duration::from_secs(12);
 
-/// However many come, no more than the limit are served at a time. Those that are refused are told
-/// why.
+/// However many come, no more than the limit are served at a time. Those that are refused are told why.
 #[test]
 fn clients_are_limited() {
     let t = Scratch::new();
@@ -184,9 +181,8 @@ fn allow_option_wins_over_environment() {
     }
 }
 
-/// 64 clients of one address connect and say nothing. Each comes again when it is evicted, and once
-/// a second, so that none of them is idle for the two seconds that a client may be idle after it
-/// has worked. A good client of the same address is served.
+/// 64 clients of one address connect and say nothing. Each comes again when it is evicted, and once a second, so that none of them
+/// is idle for the two seconds that a client may be idle after it has worked. A good client of the same address is served.
 #[test]
 fn idle_clients_that_come_again_do_not_shut_out_good_ones() {
     let t = Scratch::new();
@@ -202,8 +198,7 @@ fn idle_clients_that_come_again_do_not_shut_out_good_ones() {
     }
 }
 
-/// A client has said hello and goes on sending, but asks for nothing. It is evicted for one that
-/// asks.
+/// A client has said hello and goes on sending, but asks for nothing. It is evicted for one that asks.
 #[test]
 fn octets_without_a_request_keep_no_place() {
     let t = Scratch::new();
@@ -247,8 +242,7 @@ fn a_hello_alone_gives_no_right_to_measure() {
     }
 }
 
-/// The peer's slots may hold 16 MiB each; how much is sent at once, and so kept in memory, is the
-/// server's choice.
+/// The peer's slots may hold 16 MiB each; how much is sent at once, and so kept in memory, is the server's choice.
 #[test]
 fn a_peer_with_large_slots_gets_pieces_of_ordinary_size() {
     let t = Scratch::new();
@@ -341,8 +335,7 @@ fn a_server_without_memory_lives_on() {
     let dir = t.sub("served");
     fs::write(dir.join("f"), noise(8 << 20)).unwrap();
     let args = ["cp", "serve", str(&dir), "-p", "0", "-q", "--memory", "8G"];
-    // Threads have address space of their own: 2 MiB of stack, and elsewhere 64 MiB for an arena of
-    // the C library.
+    // Threads have address space of their own: 2 MiB of stack, and elsewhere 64 MiB for an arena of the C library.
     let mut command = limited("--as=1073741824", &args);
     command.env("MALLOC_ARENA_MAX", "1").stderr(Stdio::null());
     let Some((mut server, at)) = start_limited(command) else {
@@ -375,8 +368,7 @@ fn a_server_without_memory_lives_on() {
     }
 }
 
-/// More connections than there are descriptors, and none of them says a word: the next one that
-/// does is served.
+/// More connections than there are descriptors, and none of them says a word: the next one that does is served.
 #[test]
 fn silent_connections_do_not_use_up_the_descriptors() {
     let t = Scratch::new();
@@ -421,8 +413,8 @@ fn descriptors_that_are_used_up_are_named() {
     panic!("it never connected");
 }
 
-/// The same at the server: with fewer and fewer descriptors there comes a point where it can take a
-/// connection, and nothing that belongs to it.
+/// The same at the server: with fewer and fewer descriptors there comes a point where it can take a connection, and nothing
+/// that belongs to it.
 #[test]
 fn a_server_without_descriptors_says_so() {
     let t = Scratch::new();
@@ -452,8 +444,7 @@ fn mib(pid: u32) -> f64 {
     resident(pid) as f64 / 1048576.0
 }
 
-/// Prints the figures of a server beside a crowd: the good client's times, and memory before, at
-/// most and after.
+/// Prints the figures of a server beside a crowd: the good client's times, and memory before, at most and after.
 fn figures(
     kind: &Kind,
     t: &Scratch,
@@ -492,9 +483,8 @@ fn figures(
     );
 }
 
-/// Crowds of the good client's own address: 200 idle clients, young ones and some that come again
-/// at once when they are evicted or refused; 16 that read nothing of a large file; 40 silent
-/// connections. Prints figures of a good client beside each.
+/// Crowds of the good client's own address: 200 idle clients, young ones and some that come again at once when they are evicted or
+/// refused; 16 that read nothing of a large file; 40 silent connections. Prints figures of a good client beside each.
 #[test]
 #[ignore = "prints figures; run it alone, in a release build"]
 fn hostile_crowds() {

@@ -1,5 +1,4 @@
-//! `iwarp run` says why a program cannot load the libraries, and `--check` which ones it would
-//! load.
+//! `iwarp run` says why a program cannot load the libraries, and `--check` which ones it would load.
 
 use crate::common::{Scratch, compile, installed, iwarp, str, text};
 use std::os::unix::fs::PermissionsExt;
@@ -54,8 +53,7 @@ impl Set {
 
     fn script(&self, name: &str, first_line: &str) -> PathBuf {
         let path = self.0.path(name);
-        // `cp` makes the file. See `a_command_without_its_libraries_says_how_to_get_them` in
-        // `run.rs`.
+        // `cp` makes the file. See `a_command_without_its_libraries_says_how_to_get_them` in `run.rs`.
         let draft = self.0.path("draft");
         std::fs::write(&draft, format!("{first_line}\nexit 0\n")).unwrap();
         std::fs::set_permissions(&draft, PermissionsExt::from_mode(0o755)).unwrap();

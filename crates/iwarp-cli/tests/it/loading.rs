@@ -1,5 +1,5 @@
-//! `iwarp run` with programs that do not find their libraries by `LD_LIBRARY_PATH`: the audit
-//! library leads them to ours.
+//! `iwarp run` with programs that do not find their libraries by `LD_LIBRARY_PATH`: the audit library
+//! leads them to ours.
 //!
 //! The system's libraries and ours are replaced by small ones that the tests compile. They have the
 //! symbol versions of the real ones, because the loader treats libraries without versions
@@ -18,8 +18,7 @@ const LIBRARY: &str = r#"#include <stdio.h>
     }
     const char *one(void) { return "one of " OWNER; }
     const char *two(void) { return "two of " OWNER; }"#;
-/// The versions of the real libraries. Each of the system's has one of these nodes, and ours has
-/// both.
+/// The versions of the real libraries. Each of the system's has one of these nodes, and ours has both.
 const VERSIONS: &str = "IBVERBS_1.0 { global: one; local: *; };\nRDMACM_1.0 { global: two; };\n";
 /// A program that is linked with both libraries.
 const LINKED: &str = r#"#include <stdio.h>

@@ -61,8 +61,8 @@ const SHORT: [&str; 8] = [
 
 #[test]
 fn the_baseline_prints_tables_and_ends_its_peer_process() {
-    // `run` waits until both outputs are closed. The peer process inherits standard error, so a
-    // peer that stayed would make the test hang.
+    // `run` waits until both outputs are closed. The peer process inherits standard error, so a peer that stayed would make the
+    // test hang.
     let out = run(&[&["perf"][..], &SHORT].concat());
     let (stdout, stderr) = (text(&out.stdout), text(&out.stderr));
     assert_eq!(out.status.code(), Some(0), "{stderr}");
@@ -103,8 +103,7 @@ fn json_alone_is_on_stdout_and_plot_is_drawn() {
             t["lat_us_p99"].as_f64().unwrap(),
         );
         assert!(p50 > 0.5 && p99 >= p50, "{t}");
-        // No more than that: on a busy machine a short measurement may see some thousand octets a
-        // second.
+        // No more than that: on a busy machine a short measurement may see some thousand octets a second.
         assert!(t["bw_bytes_per_s"].as_f64().unwrap() > 0.0, "{t}");
     }
     assert!(std::fs::read_to_string(&svg).unwrap().starts_with("<svg"));
@@ -126,8 +125,7 @@ fn serve_and_connect_measure_and_a_busy_server_refuses() {
     // The number of the connection.
     data.write_all(&[0; 4]).unwrap();
     assert!(line(&busy).contains("\"opened\""));
-    // The server gives the turn of a silent client to the next one, so this client keeps sending
-    // until it is dropped.
+    // The server gives the turn of a silent client to the next one, so this client keeps sending until it is dropped.
     let mut asking = busy.try_clone().unwrap();
     std::thread::spawn(move || {
         let again = b"{\"type\":\"hello\",\"protocol\":2,\"version\":\"0\"}\n";
@@ -172,9 +170,8 @@ fn opening(addr: &str) -> (std::net::TcpStream, std::net::SocketAddr) {
     (stream, ([127, 0, 0, 1], port).into())
 }
 
-/// Silent connections take all places, and later a client takes the turn to measure and then does
-/// not open the connections that it has asked for. Both lose what they hold to a client that
-/// measures.
+/// Silent connections take all places, and later a client takes the turn to measure and then does not open the connections that it
+/// has asked for. Both lose what they hold to a client that measures.
 #[test]
 fn idle_clients_are_replaced() {
     let mut child = iwarp(&[
@@ -329,8 +326,7 @@ fn errors_are_short_and_exit_codes_right() {
     assert!(text(&run(&["completions", "bash"]).stdout).contains("_iwarp"));
 }
 
-/// Messages that cannot be shared evenly among the connections are all sent: the server counts
-/// those of Sends.
+/// Messages that cannot be shared evenly among the connections are all sent: the server counts those of Sends.
 #[test]
 fn messages_are_shared_among_connections_without_a_rest() {
     for (op, iters) in [
@@ -356,8 +352,7 @@ fn open_another(stream: &mut std::net::TcpStream, id: u32, max_size: u64) -> Str
     line(stream)
 }
 
-/// The memory of all links of a client together is bounded: a link keeps its share as long as it is
-/// open.
+/// The memory of all links of a client together is bounded: a link keeps its share as long as it is open.
 #[test]
 fn links_keep_their_memory() {
     let mut child = iwarp(&["perf", "serve", "--bind", "127.0.0.1:0", "--memory", "5M"]);

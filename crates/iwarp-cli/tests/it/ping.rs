@@ -1,5 +1,4 @@
-//! `iwarp ping` between two processes, and its error messages when there is no server or one that
-//! does not speak iWARP.
+//! `iwarp ping` between two processes, and its error messages when there is no server or one that does not speak iWARP.
 
 use crate::common;
 use crate::common::{Nobody, Scratch, fail, finish, iwarp, run, serve, start, succeed, text};
@@ -48,8 +47,8 @@ fn pings_have_the_size_that_was_asked_for() {
     }
 }
 
-/// A client that speaks rping's protocol itself. It can announce buffers that are smaller than they
-/// are, or larger than the server allows.
+/// A client that speaks rping's protocol itself. It can announce buffers that are smaller than they are, or larger than the
+/// server allows.
 struct RawClient {
     connection: iwarp::verbs::cm::ConnectedId,
     cq: iwarp::verbs::CompletionQueue,
@@ -100,8 +99,8 @@ impl RawClient {
     }
 }
 
-/// A client may have one message in flight. The server ends the connection at a second one; if it
-/// kept them for later, a client could use up its memory.
+/// A client may have one message in flight. The server ends the connection at a second one; if it kept them for later, a client
+/// could use up its memory.
 #[test]
 fn messages_before_the_answer_end_the_connection() {
     let (_server, at) = serve(&["ping", "serve", "-a", "127.0.0.1", "-p", "0"]);
@@ -154,8 +153,8 @@ fn no_more_is_read_or_written_than_the_peer_says() {
     let client = RawClient::new(at);
     assert!(client.announce(64));
     assert!(!client.announce(65537), "a sink that no ping can have");
-    // The server logs each refusal a moment after the connection has ended. The thread kills the
-    // server after a minute, so that the reading ends if a refusal is missing.
+    // The server logs each refusal a moment after the connection has ended. The thread kills the server after a minute, so that
+    // the reading ends if a refusal is missing.
     let log = BufReader::new(server.0.stderr.take().unwrap());
     let (enough, over) = std::sync::mpsc::channel::<()>();
     let killer = std::thread::spawn(move || {
@@ -254,8 +253,7 @@ fn a_recording_is_complete_when_the_process_ends() {
     let [Ok(file)] = &files[..] else {
         panic!("{files:?}")
     };
-    // Only the header of the file is written at once. The packets fit into the buffer, which is
-    // written when the process ends.
+    // Only the header of the file is written at once. The packets fit into the buffer, which is written when the process ends.
     let octets = std::fs::read(file.path()).unwrap();
     let requests = octets.windows(16).filter(|w| w == b"MPA ID Req Frame");
     assert_eq!(requests.count(), 1, "{} octets", octets.len());
@@ -303,8 +301,8 @@ fn an_unreachable_server_is_named_with_the_reason() {
     assert!(err.contains("cannot listen on 192.0.2.1"), "{err}");
 }
 
-/// Starts a server of another protocol and returns its port. It reads the request first if `reads`
-/// is set, answers with `what`, and closes the connection.
+/// Starts a server of another protocol and returns its port. It reads the request first if `reads` is set, answers with `what`,
+/// and closes the connection.
 fn stranger(what: &'static [u8], reads: bool) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();

@@ -41,8 +41,7 @@ fn a_program_that_cannot_be_started_has_an_exit_code_of_its_own() {
     }
 }
 
-/// The program finds the settings of the options in its environment, wherever it goes, and what the
-/// user has set for its libraries behind ours.
+/// The program finds the settings of the options in its environment, wherever it goes, and what the user has set for its libraries behind ours.
 #[test]
 fn a_program_finds_the_options_and_the_users_settings() {
     let scratch = Scratch::new();
@@ -85,8 +84,7 @@ fn a_program_finds_the_options_and_the_users_settings() {
     assert_eq!((crc, face), ("off", "rnic"));
 }
 
-/// A shell that evaluates the output of `iwarp env` sets each variable to its value, whatever is in
-/// it.
+/// A shell that evaluates the output of `iwarp env` sets each variable to its value, whatever is in it.
 #[test]
 fn the_output_of_env_is_for_a_shell() {
     let scratch = Scratch::new();
@@ -176,16 +174,16 @@ fn a_wrong_filter_of_the_log_is_named() {
     );
 }
 
-/// `cargo install` installs the command without libraries. The error message names a command that
-/// installs them, and the same `iwarp` finds them in the folder that the message promises.
+/// `cargo install` installs the command without libraries. The error message names a command that installs them, and the same
+/// `iwarp` finds them in the folder that the message promises.
 #[test]
 fn a_command_without_its_libraries_says_how_to_get_them() {
     let scratch = Scratch::new();
     let bin = scratch.path("prefix/bin");
     std::fs::create_dir_all(&bin).unwrap();
     let command = bin.join("iwarp");
-    // `cp` makes the copy. If this process wrote it, a child that another test starts at that
-    // moment could inherit the open descriptor, and running the file would fail with ETXTBSY.
+    // `cp` makes the copy. If this process wrote it, a child that another test starts at that moment could inherit the open
+    // descriptor, and running the file would fail with ETXTBSY.
     let copied = Command::new("cp")
         .args([env!("CARGO_BIN_EXE_iwarp").as_ref(), command.as_os_str()])
         .status()

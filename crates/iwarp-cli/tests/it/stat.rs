@@ -1,5 +1,4 @@
-//! `iwarp stat` shows a process with traffic in each of its output formats, and reports a process
-//! that cannot be asked.
+//! `iwarp stat` shows a process with traffic in each of its output formats, and reports a process that cannot be asked.
 
 use crate::common;
 use crate::common::{LIMIT, Running, Scratch, fail, iwarp, run, serve, succeed, text};
@@ -102,16 +101,15 @@ fn watching_asks_again_and_again_until_the_process_ends() {
     ping(port, "20");
     while received(&next().unwrap()["processes"][0]) == before {}
     running.0.kill().unwrap();
-    // The server is now a zombie and keeps its process number. `iwarp stat` must notice that it has
-    // ended nevertheless.
+    // The server is now a zombie and keeps its process number. `iwarp stat` must notice that it has ended nevertheless.
     while next().is_some() {}
     let status = watch.wait(LIMIT).expect("it ends");
     assert!(status.success(), "{status}");
     running.0.wait().unwrap();
 }
 
-/// Answers requests about this process with these texts, one for each, and then closes the socket.
-/// Returns the process number and the directory of the socket.
+/// Answers requests about this process with these texts, one for each, and then closes the socket. Returns the process number and
+/// the directory of the socket.
 fn answers(scratch: &Scratch, answers: &'static [&'static str]) -> (String, String) {
     let own = std::process::id().to_string();
     let dir = scratch.sub("answers");
@@ -129,8 +127,7 @@ fn answers(scratch: &Scratch, answers: &'static [&'static str]) -> (String, Stri
     (own, common::str(&dir).to_owned())
 }
 
-/// The answer of a process that ends at that moment is cut off or empty. After that its socket is
-/// gone.
+/// The answer of a process that ends at that moment is cut off or empty. After that its socket is gone.
 #[test]
 fn a_process_may_end_while_it_answers() {
     const GOOD: &str = r#"{"format":1}"#;
@@ -193,8 +190,7 @@ fn a_process_that_cannot_be_asked_is_an_error() {
     );
 }
 
-/// Any program of this user can make such a socket. Its answer may be nonsense, of another version,
-/// or contain escape sequences.
+/// Any program of this user can make such a socket. Its answer may be nonsense, of another version, or contain escape sequences.
 #[test]
 fn invalid_answers_are_reported_and_escaped() {
     let scratch = Scratch::new();
@@ -227,8 +223,8 @@ fn invalid_answers_are_reported_and_escaped() {
     assert!(said.contains("\\u{1b}]0;evil\\u{7}"), "{said}");
 }
 
-/// Rates are those since the answer before, not those since the first one. The directory that is
-/// named on the command line counts, whatever is set for the programs.
+/// Rates are those since the answer before, not those since the first one. The directory that is named on the command line counts, whatever
+/// is set for the programs.
 #[test]
 fn rates_are_those_since_the_last_answer() {
     const SAID: [&str; 4] = [

@@ -1,5 +1,5 @@
-//! Wireshark as the judge of what we send: it must decode our recordings into the same FPDUs as our
-//! own decoder, with no malformed frame and no bad CRC.
+//! Wireshark as the judge of what we send: it must decode our recordings into the same FPDUs as our own decoder, with
+//! no malformed frame and no bad CRC.
 
 use crate::common::capture;
 use crate::common::{Scratch, noise, serve, str, succeed};
@@ -85,8 +85,7 @@ fn a_copy_with_crc_and_markers() {
 const SIZE: usize = 200_000;
 const WAIT: Option<Duration> = Some(Duration::from_secs(20));
 
-/// Binds a memory window to a region and returns its STag. The test needs windows because a peer
-/// cannot invalidate a region.
+/// Binds a memory window to a region and returns its STag. The test needs windows because a peer cannot invalidate a region.
 fn bind(
     ctx: &Context,
     pd: &ProtectionDomain,
@@ -145,8 +144,8 @@ fn every_opcode(ip: &str, markers: bool, crc: bool, file: &Path) {
                 ..ConnectionParameters::default()
             };
             let connection = request.accept(qp, &parameters).unwrap();
-            // The Send tells the client the STags of the windows. It is posted after the Binds, so
-            // the windows are bound when it arrives.
+            // The Send tells the client the STags of the windows. It is posted after the Binds, so the windows are bound when it
+            // arrives.
             let windows = [(); 2].map(|()| bind(&ctx, &pd, &connection, &memory));
             let told = windows.map(|window| window.0.to_be_bytes()).concat();
             connection
@@ -161,8 +160,7 @@ fn every_opcode(ip: &str, markers: bool, crc: bool, file: &Path) {
                 let fault = connection.fault();
                 assert_eq!(done.status, WcStatus::Success, "{done:?}, {fault:?}");
             }
-            // The client's last request breaks the protection, so the connection ends with an
-            // error.
+            // The client's last request breaks the protection, so the connection ends with an error.
             let end = connection.wait_disconnected(WAIT).unwrap_err();
             assert!(matches!(end, iwarp::Error::ConnectionLost(_)), "{end}");
             for window in windows {
@@ -261,8 +259,7 @@ struct Offence {
     access: Access,
     /// The length of the server's receive, if it posts one.
     receive: Option<usize>,
-    /// Posts the request. The arguments are the client's queue pair, its own memory, and the
-    /// server's memory.
+    /// Posts the request. The arguments are the client's queue pair, its own memory, and the server's memory.
     commit: fn(&iwarp::runtime::QueuePair, &MemoryRegion, RemoteMemory),
     /// Layer, type and code of the Terminate that answers it.
     answer: [u8; 3],
@@ -355,8 +352,7 @@ fn recorded(file: &Path) -> Context {
     Context::open(&device, config).unwrap()
 }
 
-/// Returns layer, type and code of the Terminate messages that tshark finds, or `None` if tshark is
-/// not installed.
+/// Returns layer, type and code of the Terminate messages that tshark finds, or `None` if tshark is not installed.
 fn terminates(file: &Path) -> Option<Vec<[u8; 3]>> {
     let words = ["-Y", "iwarp_rdma.terminate", "-T", "fields"];
     let fields = [

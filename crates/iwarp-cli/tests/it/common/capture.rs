@@ -1,5 +1,4 @@
-//! Decodes a capture file twice, with the decoder of this project and with tshark, and compares the
-//! results.
+//! Decodes a capture file twice, with the decoder of this project and with tshark, and compares the results.
 
 use crate::common::str;
 use iwarp_proto::crc32c;
@@ -10,12 +9,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-/// Runs tshark with the options that captures of iWARP need, and returns its output. Returns `None`
-/// if tshark is not installed; if `IWARP_REQUIRE_TSHARK` is 1, it panics instead.
+/// Runs tshark with the options that captures of iWARP need, and returns its output. Returns `None` if tshark is not installed;
+/// if `IWARP_REQUIRE_TSHARK` is 1, it panics instead.
 ///
-/// The two heuristics are disabled because they take the content of a Send for SMB Direct or
-/// RPC-over-RDMA and then report it as malformed. The preference makes tshark try MPA first:
-/// otherwise it would choose the protocol by the port number.
+/// The two heuristics are disabled because they take the content of a Send for SMB Direct or RPC-over-RDMA and then report
+/// it as malformed. The preference makes tshark try MPA first: otherwise it would choose the protocol by the port number.
 pub(crate) fn tshark(file: &Path, args: &[&str]) -> Option<String> {
     let out = Command::new("tshark")
         .args(["--disable-heuristic", "smb_direct_iwarp"])
@@ -62,8 +60,8 @@ impl Decoded {
     }
 }
 
-/// Decodes a capture of one connection with both decoders and panics if they differ. With `cut` the
-/// capture may end inside an FPDU. Returns `None` if tshark is not installed.
+/// Decodes a capture of one connection with both decoders and panics if they differ. With `cut` the capture may end inside an
+/// FPDU. Returns `None` if tshark is not installed.
 pub(crate) fn check(file: &Path, markers: bool, crc: bool, cut: bool) -> Option<Decoded> {
     let mut decoded = Decoded::default();
     // The FPDUs that tshark is expected to find.
@@ -127,8 +125,7 @@ pub(crate) fn check(file: &Path, markers: bool, crc: bool, cut: bool) -> Option<
     assert_eq!(count("iwarp_mpa.rep"), 1);
     assert_eq!(count("_ws.malformed"), 0);
     assert_eq!(count("_ws.expert.severity == 0x800000"), 0);
-    // Severity "error", then "warning": it warns about revision 2 and its flag in the set-up
-    // frames.
+    // Severity "error", then "warning": it warns about revision 2 and its flag in the set-up frames.
     let warnings =
         "_ws.expert.severity == 0x600000 && !iwarp_mpa.req && !iwarp_mpa.rep && !tcp.flags.reset";
     assert_eq!(count(warnings), 0);
@@ -146,8 +143,7 @@ pub(crate) fn check(file: &Path, markers: bool, crc: bool, cut: bool) -> Option<
     Some(decoded)
 }
 
-/// Decodes one direction with our own decoder. Returns all FPDUs, and those of them that tshark is
-/// expected to decode.
+/// Decodes one direction with our own decoder. Returns all FPDUs, and those of them that tshark is expected to decode.
 fn ours(octets: &[u8], markers: bool, crc: bool, cut: bool) -> (Vec<Fpdu>, Vec<Fpdu>) {
     let options = FpduOptions {
         markers,
@@ -188,8 +184,8 @@ fn ours(octets: &[u8], markers: bool, crc: bool, cut: bool) -> (Vec<Fpdu>, Vec<F
     for ((at, fpdu), end) in parsed.iter().zip(ends) {
         let Some(fpdu) = fpdu else { continue };
         all.push(*fpdu);
-        // Wireshark does not decode an FPDU that holds a marker and ends directly before the next
-        // one: it counts that next marker as part of the FPDU and then finds the length wrong.
+        // Wireshark does not decode an FPDU that holds a marker and ends directly before the next one: it counts that
+        // next marker as part of the FPDU and then finds the length wrong.
         let first_marker = (at - start).next_multiple_of(MARKER_INTERVAL);
         let miscounted = (end - start) % MARKER_INTERVAL == 0 && start + first_marker < end;
         if !(markers && miscounted) {
@@ -199,8 +195,7 @@ fn ours(octets: &[u8], markers: bool, crc: bool, cut: bool) -> (Vec<Fpdu>, Vec<F
     (all, visible)
 }
 
-/// Returns the TCP payload of each direction by source port. The pcapng file must hold raw IP
-/// packets without gaps.
+/// Returns the TCP payload of each direction by source port. The pcapng file must hold raw IP packets without gaps.
 fn streams(file: &Path) -> BTreeMap<u16, Vec<u8>> {
     let file = std::fs::read(file).expect("the capture");
     let mut rest = &file[..];

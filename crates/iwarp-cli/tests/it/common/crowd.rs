@@ -1,5 +1,5 @@
-//! Clients that connect, say nothing, and come again: as soon as they are refused or evicted, and
-//! otherwise once a second, so that none of them is ever idle for long.
+//! Clients that connect, say nothing, and come again: as soon as they are refused or evicted, and otherwise once a second, so that
+//! none of them is ever idle for long.
 
 use std::io::{self, ErrorKind, Read as _};
 use std::net::{SocketAddr, TcpStream};

@@ -1,5 +1,5 @@
-//! Functions that the tests of the `iwarp` command share: they run the command, start servers on
-//! free ports and make scratch directories. Servers and directories are removed when the test ends.
+//! Functions that the tests of the `iwarp` command share: they run the command, start servers on free ports and make scratch
+//! directories. Servers and directories are removed when the test ends.
 
 pub(crate) mod capture;
 pub(crate) mod crowd;
@@ -15,8 +15,7 @@ use std::time::{Duration, Instant};
 /// Longest time that a run of the command may take. A test fails after it, because something hangs.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
-/// Returns the `iwarp` command without the variables of the caller's environment that change what
-/// it does.
+/// Returns the `iwarp` command without the variables of the caller's environment that change what it does.
 pub(crate) fn iwarp(args: &[&str]) -> Command {
     let mut c = Command::new(env!("CARGO_BIN_EXE_iwarp"));
     c.args(args).stdin(Stdio::null()).env_remove("RUST_LOG");
@@ -43,8 +42,7 @@ pub(crate) fn start(args: &[&str]) -> Running {
     Running(child)
 }
 
-/// Waits for the end of the process and returns its output. The output must fit the pipes, 64 KiB
-/// each: nothing reads them meanwhile.
+/// Waits for the end of the process and returns its output. The output must fit the pipes, 64 KiB each: nothing reads them meanwhile.
 pub(crate) fn finish(mut running: Running, what: &[&str]) -> Output {
     let status = running
         .wait(LIMIT)
@@ -109,8 +107,7 @@ impl Drop for Running {
     }
 }
 
-/// A TCP port of the loopback address at which nobody listens: a connection begins there, so nobody
-/// else gets the port meanwhile.
+/// A TCP port of the loopback address at which nobody listens: a connection begins there, so nobody else gets the port meanwhile.
 pub(crate) struct Nobody {
     begins: TcpStream,
     _ends: TcpListener,
@@ -213,8 +210,7 @@ pub(crate) fn str(path: &Path) -> &str {
     path.to_str().expect("scratch paths are UTF-8")
 }
 
-/// Returns pseudorandom octets. They do not repeat, so a test notices when parts of them are
-/// exchanged.
+/// Returns pseudorandom octets. They do not repeat, so a test notices when parts of them are exchanged.
 pub(crate) fn noise(len: usize) -> Vec<u8> {
     let mut x = 0x9e37_79b9_7f4a_7c15u64;
     let mut out = Vec::with_capacity(len + 8);

@@ -1,5 +1,4 @@
-//! A peer of `iwarp cp` on a plain TCP socket. It sends the messages that a test chooses, and reads
-//! only when the test asks for it.
+//! A peer of `iwarp cp` on a plain TCP socket. It sends the messages that a test chooses, and reads only when the test asks for it.
 
 use iwarp_proto::crc32c;
 use iwarp_proto::ddp::{Header, Stag, UntaggedHeader};
