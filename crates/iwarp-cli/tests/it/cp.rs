@@ -184,7 +184,7 @@ fn the_server_gives_a_reason_for_each_refusal_and_stays() {
             err.contains("the peer says") && err.contains(reason),
             "{err}"
         );
-        assert!(!err.contains("what has arrived"), "{err}");
+        assert!(!err.contains("received data"), "{err}");
         assert!(!target.exists());
     }
     let source = t.path("secret");

@@ -192,7 +192,7 @@ fn both_ends_need_the_same_secret() {
     };
     for (file, why) in [
         (None, "--secret-file"),
-        (Some(&bad), "not the same secret"),
+        (Some(&bad), "a different secret"),
         (Some(&open), "chmod 600"),
         (Some(&short), "5 octets"),
     ] {
@@ -316,7 +316,7 @@ fn an_interrupted_copy_says_how_to_continue() {
     let out = finish(client, &args);
     assert_eq!(out.status.code(), Some(130));
     let said = text(&out.stderr);
-    assert!(said.contains("the same command continues there"), "{said}");
+    assert!(said.contains("repeat the command to continue"), "{said}");
     // It is the same after a lost connection, but a command that begins again does not continue. The server unlocks the partial file a moment after the first client is gone.
     let args = [&["cp", "--no-resume"], &args[1..]].concat();
     let have = fs::metadata(&part).unwrap().len();
@@ -344,6 +344,6 @@ fn an_interrupted_copy_says_how_to_continue() {
     let out = finish(client, &args);
     assert_eq!(out.status.code(), Some(1));
     let said = text(&out.stderr);
-    let hint = "the same command without --no-resume continues there";
+    let hint = "repeat the command without --no-resume to continue";
     assert!(said.contains(hint), "{said}");
 }
