@@ -27,6 +27,6 @@ pub(crate) fn init(verbosity: u8) {
         .with_target(false)
         .try_init();
     if let Some(why) = refused {
-        tracing::warn!("ignoring RUST_LOG: {why}");
+        tracing::warn!("RUST_LOG is ignored: {why}");
     }
 }

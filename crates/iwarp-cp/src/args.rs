@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn the_three_forms() {
+    fn three_forms_are_recognised() {
         assert_eq!(
             call(&["serve", "/srv"]).unwrap(),
             Call::Serve { dir: "/srv".into() }

@@ -9,8 +9,8 @@ const LONGEST: u64 = 100_000_000_000;
 /// Each time is kept with this many significant digits.
 const DIGITS: u8 = 3;
 
-/// The times that operations took. Recording allocates nothing and takes constant time, so a measured loop may do it. The
-/// figures are exact to a thousandth.
+/// The times that operations took. Recording allocates nothing and takes constant time, so a
+/// measured loop may do it. The figures are exact to a thousandth.
 #[derive(Debug, Clone)]
 pub struct Latencies(Histogram<u64>);
 
@@ -48,8 +48,8 @@ impl Latencies {
         self.0.len()
     }
 
-    /// Returns the time in microseconds that the share `share` (0 to 1) of the operations did not exceed, or `None` if there are no
-    /// times.
+    /// Returns the time in microseconds that the share `share` (0 to 1) of the operations did not
+    /// exceed, or `None` if there are no times.
     #[must_use]
     pub fn quantile_us(&self, share: f64) -> Option<f64> {
         // The histogram cannot tell some times apart; take the middle of them.
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn no_time_is_too_long_or_too_short() {
+    fn extreme_times_are_counted() {
         let mut latencies = Latencies::default();
         latencies.record(Duration::ZERO);
         latencies.record(Duration::MAX);

@@ -1,4 +1,5 @@
-//! Measures how much processor time other programs use: the kernel's total less the time of the measuring processes.
+//! Measures how much processor time other programs use: the kernel's total less the time of the
+//! measuring processes.
 
 use std::time::Instant;
 
@@ -12,7 +13,8 @@ const PROGRAMS: &[usize] = &[0, 1, 2, 7];
 /// The same with interrupts.
 const INTERRUPTS: &[usize] = &[0, 1, 2, 5, 6, 7];
 
-/// Returns the CPUs that this thread may use, in ascending order. The list is empty if the kernel does not tell.
+/// Returns the CPUs that this thread may use, in ascending order. The list is empty if the kernel
+/// does not tell.
 #[must_use]
 pub fn allowed_cpus() -> Vec<usize> {
     sched_getaffinity(None).map_or_else(
@@ -39,10 +41,12 @@ pub fn two_cpus() -> Option<(usize, usize)> {
 pub struct Watched {
     /// The CPUs to watch. If empty, all CPUs of the machine are watched.
     pub cpus: Vec<usize>,
-    /// Running processes whose time does not count. This process and its children that have ended never count.
+    /// Running processes whose time does not count. This process and its children that have ended
+    /// never count.
     pub own: Vec<u32>,
-    /// `true` to count interrupts, too. Some kernels charge the packets of a connection to interrupts and not to the processes at
-    /// its ends. The measured connection itself then looks like another program.
+    /// `true` to count interrupts, too. Some kernels charge the packets of a connection to
+    /// interrupts and not to the processes at its ends. The measured connection itself then looks
+    /// like another program.
     pub interrupts: bool,
 }
 
@@ -69,8 +73,9 @@ impl Watch {
         Self { watched, start }
     }
 
-    /// Returns how many CPUs other programs have used on average since the period began, between 0 and the number of watched CPUs.
-    /// The processes of [`Watched::own`] must still run. If the kernel does not show the figures, this is 0.
+    /// Returns how many CPUs other programs have used on average since the period began, between 0
+    /// and the number of watched CPUs. The processes of [`Watched::own`] must still run. If the
+    /// kernel does not show the figures, this is 0.
     #[must_use]
     pub fn others(&self) -> f64 {
         self.start.others_until(&Reading::now(&self.watched))
@@ -103,7 +108,8 @@ impl Reading {
     }
 }
 
-/// Returns the seconds that `cpus`, or all CPUs if it is empty, have spent in `columns` of /proc/stat.
+/// Returns the seconds that `cpus`, or all CPUs if it is empty, have spent in `columns` of
+/// /proc/stat.
 fn busy(stat: &str, cpus: &[usize], columns: &[usize]) -> f64 {
     let names: Vec<String> = match cpus {
         [] => vec!["cpu".to_owned()],
@@ -127,7 +133,8 @@ fn busy(stat: &str, cpus: &[usize], columns: &[usize]) -> f64 {
     ticks / TICKS
 }
 
-/// Returns the seconds that a process and its children that have ended have used, from its /proc/PID/stat.
+/// Returns the seconds that a process and its children that have ended have used, from its
+/// /proc/PID/stat.
 fn with_children(stat: &str) -> f64 {
     // The program's name stands in parentheses and may contain any characters, parentheses too.
     let Some((_, rest)) = stat.rsplit_once(')') else {
@@ -159,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn own_work_is_not_that_of_others() {
+    fn own_work_is_not_counted() {
         let at = Instant::now();
         let reading = |seconds, all, own| Reading {
             at: at + Duration::from_secs(seconds),

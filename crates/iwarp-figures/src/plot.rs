@@ -1,5 +1,6 @@
-//! Draws curves over the message size as an SVG document. Both axes are logarithmic. All panels share one legend, a band shows
-//! the spread of repeated measurements, and marks tell the curves apart without colour.
+//! Draws curves over the message size as an SVG document. Both axes are logarithmic. All panels
+//! share one legend, a band shows the spread of repeated measurements, and marks tell the curves
+//! apart without colour.
 
 use std::error::Error;
 use std::ops::Range;
@@ -26,8 +27,8 @@ const MARK: i32 = 6;
 const FONT: &str = "sans-serif";
 const INK: RGBColor = RGBColor(0x24, 0x29, 0x2f);
 const GRID: RGBColor = RGBColor(0xe1, 0xe4, 0xe8);
-/// Largest ratio of the highest to the lowest rate on an axis. Without it the rates of tiny messages would take half of the
-/// panel, although the latency of these messages tells more.
+/// Largest ratio of the highest to the lowest rate on an axis. Without it the rates of tiny
+/// messages would take half of the panel, although the latency of these messages tells more.
 const RATES: f64 = 1e4;
 
 /// The unit of a curve's values.
@@ -67,14 +68,16 @@ pub struct Style {
     pub dashed: bool,
 }
 
-/// A curve. The legend has one entry for each name, so curves with the same name must look alike in all panels.
+/// A curve. The legend has one entry for each name, so curves with the same name must look alike in
+/// all panels.
 #[derive(Debug, Clone)]
 pub struct Curve {
     /// The name in the legend.
     pub name: String,
     /// The look, which must be the same in all panels for one name.
     pub style: Style,
-    /// The message sizes in octets, each with its measurement. Points that are not positive are left out.
+    /// The message sizes in octets, each with its measurement. Points that are not positive are
+    /// left out.
     pub points: Vec<(u64, Spread)>,
 }
 
@@ -194,7 +197,8 @@ impl Panel {
             .filter(|(size, spread)| *size > 0 && spread.min > 0.0)
     }
 
-    /// Returns the range of the axis of values. It begins and ends at round numbers and leaves some room around the curves.
+    /// Returns the range of the axis of values. It begins and ends at round numbers and leaves some
+    /// room around the curves.
     fn values(&self, band: Band) -> Range<f64> {
         let bands = || self.points().map(|(_, spread)| band.of(spread));
         let low = bands().map(|(low, _)| low).fold(f64::MAX, f64::min);
@@ -300,7 +304,8 @@ impl Band {
     }
 }
 
-/// Breaks `text` between words into lines of at most `length` letters. A longer word gets a line of its own.
+/// Breaks `text` between words into lines of at most `length` letters. A longer word gets a line of
+/// its own.
 fn wrap(text: &str, length: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {
@@ -326,7 +331,8 @@ impl Style {
         RGBColor(red, green, blue)
     }
 
-    /// Draws the band through the lowest and highest value at each size. If there is only one size, it draws a line.
+    /// Draws the band through the lowest and highest value at each size. If there is only one size,
+    /// it draws a line.
     fn band(self, area: &Area<'_>, points: &[(Pixel, Pixel, Pixel)]) -> Outcome<()> {
         if let [(low, _, high)] = points {
             let path = PathElement::new(vec![*low, *high], self.colour().stroke_width(2));
@@ -369,7 +375,8 @@ impl Style {
 }
 
 impl Unit {
-    /// Formats a round number as the label of an axis, for example `10 µs` or `1 GB/s`. No digit is lost.
+    /// Formats a round number as the label of an axis, for example `10 µs` or `1 GB/s`. No digit is
+    /// lost.
     fn label(self, value: f64) -> String {
         let (unit, prefixes): (_, &[(f64, &str)]) = match self {
             Self::Seconds => ("s", &[(1.0, ""), (1e-3, "m"), (1e-6, "µ"), (1e-9, "n")]),
@@ -413,7 +420,8 @@ fn powers_of_two(range: &Range<f64>) -> Vec<f64> {
         .collect()
 }
 
-/// Returns the numbers …, 1, 2, 5, 10, … inside a range. If the range covers many decades, it returns only the powers of ten.
+/// Returns the numbers …, 1, 2, 5, 10, … inside a range. If the range covers many decades, it
+/// returns only the powers of ten.
 fn ticks(range: &Range<f64>) -> Vec<f64> {
     let (low, high) = (
         range.start.log10().floor() as i32,

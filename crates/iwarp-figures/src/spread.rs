@@ -16,7 +16,8 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Computes the spread of values in any order. Values that are not finite are left out. Returns `None` if none remain.
+    /// Computes the spread of values in any order. Values that are not finite are left out. Returns
+    /// `None` if none remain.
     #[must_use]
     pub fn of(mut values: Vec<f64>) -> Option<Self> {
         values.retain(|value| value.is_finite());

@@ -1,14 +1,17 @@
-//! `LD_PRELOAD=libiwarp_paths.so`: a program finds the RDMA devices below `/sys/class` and `/dev` without the kernel having any.
+//! `LD_PRELOAD=libiwarp_paths.so`: a program finds the RDMA devices below `/sys/class` and `/dev`
+//! without the kernel having any.
 //!
-//! This library has functions of the same names as the C library, those that take a path. Paths below
-//! `/sys/class/infiniband`, `/sys/class/infiniband_verbs` and `/dev/infiniband` are looked for in the folder that the environment
-//! variable `IWARP_PATHS` names; everything else stays as it is. Netlink sockets of the family RDMA are answered by a
-//! process of the command (`netlink.rs`). `iwarp run` fills that folder. It
-//! prefers mounts, which also programs see that are linked statically or call the kernel themselves.
+//! This library has functions of the same names as the C library, those that take a path. Paths
+//! below `/sys/class/infiniband`, `/sys/class/infiniband_verbs` and `/dev/infiniband` are looked
+//! for in the folder that the environment variable `IWARP_PATHS` names; everything else stays as it
+//! is. Netlink sockets of the family RDMA are answered by a process of the command (`netlink.rs`).
+//! `iwarp run` fills that folder. It prefers mounts, which also programs see that are linked
+//! statically or call the kernel themselves.
 //!
-//! Invariant of the `unsafe` code: paths are C strings, as the functions' manual pages ask for. The pointer that `dlsym` returns for a
-//! name is the function of that name, and its type here is that of its manual page. Paths that are not ours are passed on as they
-//! came. No function allocates: allocators open files themselves when they start.
+//! Invariant of the `unsafe` code: paths are C strings, as the functions' manual pages ask for. The
+//! pointer that `dlsym` returns for a name is the function of that name, and its type here is that
+//! of its manual page. Paths that are not ours are passed on as they came. No function allocates:
+//! allocators open files themselves when they start.
 #![allow(
     clippy::missing_safety_doc,
     reason = "the contracts are those of the C library's functions"
@@ -63,7 +66,8 @@ impl Room {
         }
     }
 
-    /// Writes the path below the folder. Returns `None` if there is no folder, or if the whole is too long for a path.
+    /// Writes the path below the folder. Returns `None` if there is no folder, or if the whole is
+    /// too long for a path.
     fn joined(&mut self, folder: &[u8], path: &[u8]) -> Option<&CStr> {
         let len = folder.len() + path.len();
         if folder.is_empty() || len >= self.0.len() {
@@ -93,7 +97,8 @@ fn is_ours(path: &[u8]) -> bool {
     })
 }
 
-/// Returns the function that the name would have without this library, or null. Later calls take it from `cache`.
+/// Returns the function that the name would have without this library, or null. Later calls take it
+/// from `cache`.
 fn next(cache: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     let known = cache.load(Ordering::Acquire);
     if !known.is_null() {
@@ -111,7 +116,8 @@ fn unknown<T>(failed: T) -> T {
     failed
 }
 
-/// Functions of the C library: arguments in front of the path, the path, arguments behind it, and the result of a failure.
+/// Functions of the C library: arguments in front of the path, the path, arguments behind it, and
+/// the result of a failure.
 macro_rules! functions {
     ($($name:ident, $text:literal, ($($first:ident: $f:ty),*) path ($($arg:ident: $t:ty),*) -> $r:ty, $failed:expr;)*) => { $(
         #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -136,7 +142,8 @@ macro_rules! functions {
     )* };
 }
 
-// In C the mode of `open` is one of the arguments that may be missing. It is passed in the same place.
+// In C the mode of `open` is one of the arguments that may be missing. It is passed in the same
+// place.
 functions! {
     access, c"access", () path (mode: c_int) -> c_int, -1;
     euidaccess, c"euidaccess", () path (mode: c_int) -> c_int, -1;
@@ -176,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_our_folders_are_looked_for_elsewhere() {
+    fn only_own_folders_are_redirected() {
         for ours in [
             "/sys/class/infiniband",
             "/sys/class/infiniband/",
@@ -199,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_does_not_fit_stays_as_it_is() {
+    fn long_path_is_unchanged() {
         let mut room = Room::new();
         let joined = room.joined(b"/tmp/x", b"/dev/infiniband");
         assert_eq!(joined, Some(c"/tmp/x/dev/infiniband"));

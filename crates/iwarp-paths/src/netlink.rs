@@ -2,8 +2,8 @@
 //!
 //! The kernel has such sockets only with its RDMA modules, and knows none of our devices. A program
 //! that opens one gets a pair of Unix sockets instead. At the other end, a process of the command
-//! `iwarp`, which the variable `IWARP_NETLINK` names, reads the requests and answers them. The program
-//! sends, receives and polls as before; only the calls that deal with netlink addresses are
+//! `iwarp`, which the variable `IWARP_NETLINK` names, reads the requests and answers them. The
+//! program sends, receives and polls as before; only the calls that deal with netlink addresses are
 //! replaced. Another process of the program's children that inherits the socket can use it, too.
 //!
 //! Sockets are recognised by the inode of the program's end. Before the first such socket exists, a

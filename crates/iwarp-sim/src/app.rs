@@ -1,12 +1,13 @@
-//! The programs of the hosts: they post work requests and poll completions. This module also applies the fate of a connection.
+//! The programs of the hosts: they post work requests and poll completions. This module also
+//! applies the fate of a connection.
 
 use iwarp_rnic::qp::{Events, State};
 use iwarp_rnic::{Cqe, PostError, RecvWr, SendFlags, SendWr};
 
 use crate::world::{End, Event, Fate, World};
 
-/// Makes a work request identifier: the kind in the highest octet, then the number of the endpoint or node (24 bits) and the index
-/// of the request (32 bits).
+/// Makes a work request identifier: the kind in the highest octet, then the number of the endpoint
+/// or node (24 bits) and the index of the request (32 bits).
 pub const fn wr_id(kind: u64, owner: usize, index: usize) -> u64 {
     kind << 56 | (owner as u64) << 32 | index as u64
 }
@@ -167,8 +168,8 @@ impl World {
         self.after(delay, Event::PostShared(n));
     }
 
-    /// Takes all completions of a queue, arms it, and takes completions again. Without the second look, a completion that comes just before
-    /// the arming would wait without an event.
+    /// Takes all completions of a queue, arms it, and takes completions again. Without the second
+    /// look, a completion that comes just before the arming would wait without an event.
     pub fn poll(&mut self, n: usize, cq: usize) {
         self.nodes[n].poll_due[cq] = false;
         let mut out = [Cqe::default(); 4];
@@ -268,8 +269,8 @@ impl World {
         self.call(e, |c| c.ep.qp.close(&mut c.host));
     }
 
-    /// Moves a queue pair to SQD to drain its send queue. When the queue pair reports that it is drained, [`resume`](Self::resume) is
-    /// scheduled.
+    /// Moves a queue pair to SQD to drain its send queue. When the queue pair reports that it is
+    /// drained, [`resume`](Self::resume) is scheduled.
     pub fn pause(&mut self, e: usize) {
         if self.eps[e].qp.state() != State::Rts || self.eps[e].stopped {
             return;

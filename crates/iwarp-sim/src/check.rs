@@ -18,7 +18,8 @@ pub const fn refused_status(code: TerminateCode) -> WcStatus {
 }
 
 impl World {
-    /// Checks a completion of a send queue: order, status, opcode and length. Unsignaled requests before it have succeeded.
+    /// Checks a completion of a send queue: order, status, opcode and length. Unsignaled requests
+    /// before it have succeeded.
     pub fn check_send(&mut self, e: usize, cqe: &Cqe) {
         let index = cqe.wr_id as u32 as usize;
         let owner = (cqe.wr_id >> 32) as usize & 0xff_ffff;
@@ -80,7 +81,8 @@ impl World {
         self.succeeded(e, index);
     }
 
-    /// Notes that a request has succeeded. Its sink must hold the right octets. If it has an answer, the peer has executed it.
+    /// Notes that a request has succeeded. Its sink must hold the right octets. If it has an
+    /// answer, the peer has executed it.
     pub fn succeeded(&mut self, e: usize, index: usize) {
         let n = self.eps[e].node;
         let op = self.eps[e].ops[index].clone();
@@ -251,7 +253,8 @@ impl World {
             }
     }
 
-    /// Called when no event is left. Checks that every program is done, unless the fate of its connection prevents that.
+    /// Called when no event is left. Checks that every program is done, unless the fate of its
+    /// connection prevents that.
     pub fn check_quiet(&mut self) {
         for e in 0..self.eps.len() {
             let conn = e / 2;
@@ -263,13 +266,15 @@ impl World {
                 return;
             }
             let waits = match fate {
-                // If the flipped bit changes a length field, the receiver waits for octets that never come.
+                // If the flipped bit changes a length field, the receiver waits for octets that
+                // never come.
                 Fate::Flip(side) => self.pipes[2 * conn + (side ^ 1)].flip_was_read(),
                 Fate::Stall(..) => true,
                 _ => false,
             };
             let accepted = match fate {
-                // A receiver that does not accept the FPDU ends the stream or keeps the FPDU in its buffer.
+                // A receiver that does not accept the FPDU ends the stream or keeps the FPDU in its
+                // buffer.
                 Fate::Flip(side) => {
                     waits && side == e % 2 && !ep.gone && ep.buffer.is_none() && ep.lent.is_empty()
                 }
@@ -303,7 +308,8 @@ impl World {
             } else {
                 match fate {
                     Fate::Clean(_) | Fate::Flip(_) => continue,
-                    // Any other fate must have ended the connection, also if it came after the programs were done.
+                    // Any other fate must have ended the connection, also if it came after the
+                    // programs were done.
                     _ => "although the fate should have ended the connection",
                 }
             };

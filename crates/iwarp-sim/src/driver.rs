@@ -1,6 +1,7 @@
 //! The driver does for a queue pair what a runtime does, with simulated sockets.
 //!
-//! It acts only when the queue pair asks for it. So if a wake-up is lost, the endpoint stops, and the checkers notice that.
+//! It acts only when the queue pair asks for it. So if a wake-up is lost, the endpoint stops, and
+//! the checkers notice that.
 
 use iwarp_rnic::cq::{CompletionQueue, Pushed};
 use iwarp_rnic::memory::MemoryTable;
@@ -16,7 +17,8 @@ use crate::plant::{Plant, Planted};
 use crate::raw::{self, SimRange};
 use crate::world::{CRC32C, Endpoint, Event, Node, Srq, World};
 
-/// The [`Host`] of one queue pair during one call: completion queues and the shared receive queue of its node.
+/// The [`Host`] of one queue pair during one call: completion queues and the shared receive queue
+/// of its node.
 pub struct SimHost<'a> {
     cqs: &'a mut [CompletionQueue],
     poll_due: &'a mut [bool],
@@ -162,7 +164,8 @@ impl World {
         });
     }
 
-    /// Does what the queue pair asks for: schedules sending and polling, shuts down or closes its stream.
+    /// Does what the queue pair asks for: schedules sending and polling, shuts down or closes its
+    /// stream.
     fn serve(&mut self, e: usize) {
         let ep = &mut self.eps[e];
         let events = ep.qp.take_events();
@@ -204,7 +207,8 @@ impl World {
                 self.at(at, Event::Readable(e ^ 1));
                 self.eps[e].fin_sent = true;
                 self.call(e, |c| c.ep.qp.shutdown_done(&mut c.host));
-                // From now on the queue pair reads and discards, even octets that it would not have read before.
+                // From now on the queue pair reads and discards, even octets that it would not have
+                // read before.
                 let now = self.now;
                 self.at(now, Event::Readable(e));
             }
@@ -391,7 +395,8 @@ impl World {
         }
     }
 
-    /// Schedules more writing for an endpoint whose stream was full, because its reader has made room.
+    /// Schedules more writing for an endpoint whose stream was full, because its reader has made
+    /// room.
     fn writable(&mut self, e: usize) {
         if self.eps[e].tx_blocked {
             let delay = self.rng.range(100, 5_000);
@@ -417,8 +422,8 @@ impl World {
         self.keep_buffer(e, buffer);
     }
 
-    /// Offers octets that were read, as a driver does that has them in memory. Those that are not taken, because a Send is held, are
-    /// offered again later.
+    /// Offers octets that were read, as a driver does that has them in memory. Those that are not
+    /// taken, because a Send is held, are offered again later.
     fn offer(&mut self, e: usize, buffer: &mut RxBuffer) {
         let mut octets = std::mem::take(&mut self.eps[e].lent);
         loop {
@@ -460,7 +465,8 @@ impl World {
         let room = plan.room();
         self.pipes[e ^ 1].read(self.now, here.min(room), octets);
         let direct = runs.len() > 1;
-        // SAFETY: the plan was made above. Since then, neither the table nor the buffer has been changed.
+        // SAFETY: the plan was made above. Since then, neither the table nor the buffer has been
+        // changed.
         #[allow(unsafe_code)]
         let written = unsafe { raw::read_into(&runs, octets) };
         if !written {
@@ -545,7 +551,8 @@ impl World {
         }
     }
 
-    /// Checks that the status that the receive side returned agrees with the state of the queue pair.
+    /// Checks that the status that the receive side returned agrees with the state of the queue
+    /// pair.
     fn check_status(&mut self, e: usize, status: RxStatus) {
         self.reach.receive(status);
         let qp = &self.eps[e].qp;
@@ -553,7 +560,8 @@ impl World {
         let fits = match status {
             RxStatus::Ok => !held,
             RxStatus::More => !held,
-            // After the call the driver may have shut the sending side down, as the program's close asked.
+            // After the call the driver may have shut the sending side down, as the program's close
+            // asked.
             RxStatus::Held => held && state != State::Error || qp.is_shut_down(),
             // Nobody uses memory here while somebody else works.
             RxStatus::Waits => false,

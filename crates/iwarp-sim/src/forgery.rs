@@ -1,5 +1,6 @@
-//! FPDUs that no RNIC sends: a peer that breaks a rule of DDP or RDMAP when everything else is done. RFC 5040 section 4.8 and RFC 5041
-//! section 7.2 say with which code the receiver must end the stream.
+//! FPDUs that no RNIC sends: a peer that breaks a rule of DDP or RDMAP when everything else is
+//! done. RFC 5040 section 4.8 and RFC 5041 section 7.2 say with which code the receiver must end
+//! the stream.
 
 use iwarp_proto::rdmap::TerminateCode as Code;
 

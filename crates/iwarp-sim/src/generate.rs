@@ -80,7 +80,8 @@ impl World {
             cqs: Vec::new(),
             poll_due: vec![false; cqs],
             srq: shared.then(|| Srq {
-                // A placeholder: the depth is known only when all programs are made. `finish_node` makes the real queue.
+                // A placeholder: the depth is known only when all programs are made. `finish_node`
+                // makes the real queue.
                 queue: SharedReceiveQueue::new(1, 1).expect("memory"),
                 receives: Vec::new(),
                 posted: 0,
@@ -398,7 +399,8 @@ impl World {
         }
     }
 
-    /// Makes receives, completion queues and the first events of a node, when all programs are known.
+    /// Makes receives, completion queues and the first events of a node, when all programs are
+    /// known.
     fn finish_node(&mut self, n: usize) {
         let ours: Vec<usize> = (0..self.eps.len())
             .filter(|&e| self.eps[e].node == n)
@@ -476,7 +478,8 @@ impl World {
                 }
             }
             Fate::BadReceive(s) if s == side => {
-                // Change the key. That is invalid also if the index was used for another region meanwhile.
+                // Change the key. That is invalid also if the index was used for another region
+                // meanwhile.
                 for sge in &mut receives[last].sges {
                     sge.lkey ^= 0x80;
                 }

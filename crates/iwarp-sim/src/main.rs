@@ -12,7 +12,8 @@ use iwarp_sim::run::run;
 use iwarp_sim::setup::sweep;
 use iwarp_sim::world::Pool;
 
-/// Runs random verbs programs on simulated RNICs, and checks every completion and every octet of memory
+/// Runs random verbs programs on simulated RNICs, and checks every completion and every octet of
+/// memory
 #[derive(Parser)]
 #[command(version)]
 struct Args {
@@ -31,10 +32,12 @@ struct Args {
     /// Plant a bug, which the checkers must find; `list` prints the names of the bugs
     #[arg(long, value_name = "BUG")]
     plant: Option<String>,
-    /// Instead of seeds: set up connections in all ways, with a reset, a stall and a close at every octet of each direction
+    /// Instead of seeds: set up connections in all ways, with a reset, a stall and a close at every
+    /// octet of each direction
     #[arg(long)]
     setup: bool,
-    /// Print how many seeds have reached each state, operation, completion and error, and how many seeds are dull
+    /// Print how many seeds have reached each state, operation, completion and error, and how many
+    /// seeds are dull
     #[arg(long)]
     reach: bool,
     /// Stop after this many failures

@@ -1,7 +1,8 @@
 //! One direction of a simulated TCP connection.
 //!
-//! As TCP does, it keeps the order and loses nothing until it is reset. Everything else is random: the lengths of segments, the
-//! times of arrival, the room for unread octets, the octets that a read returns. Times are nanoseconds of virtual time.
+//! As TCP does, it keeps the order and loses nothing until it is reset. Everything else is random:
+//! the lengths of segments, the times of arrival, the room for unread octets, the octets that a
+//! read returns. Times are nanoseconds of virtual time.
 
 use std::collections::VecDeque;
 
@@ -87,8 +88,8 @@ impl Pipe {
         }
     }
 
-    /// Writes as many octets as fit, and calls `arrive` with the time at which each segment arrives. Returns the number of octets
-    /// taken.
+    /// Writes as many octets as fit, and calls `arrive` with the time at which each segment
+    /// arrives. Returns the number of octets taken.
     pub fn write(&mut self, now: u64, octets: &[u8], mut arrive: impl FnMut(u64)) -> usize {
         if self.reset.is_some() {
             // A kernel accepts octets until it has noticed the reset.
@@ -134,7 +135,8 @@ impl Pipe {
         at
     }
 
-    /// Lets a reset arrive at `at` at the reader of this direction. Octets that were not read by then are lost.
+    /// Lets a reset arrive at `at` at the reader of this direction. Octets that were not read by
+    /// then are lost.
     pub fn reset_at(&mut self, at: u64) {
         self.reset = Some(self.reset.map_or(at, |r| r.min(at)));
     }
@@ -231,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flip_changes_one_bit_and_a_reset_ends() {
+    fn flip_changes_one_bit() {
         let flip = Flip { at: 10, bit: 3 };
         let mut pipe = Pipe::new(CONFIG, Rng::new(2), Some(flip));
         pipe.write(0, &[0; 20], |_| ());

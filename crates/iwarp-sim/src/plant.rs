@@ -1,7 +1,7 @@
 //! Bugs that are planted on purpose, to show that the checkers find them.
 //!
-//! Most bugs are planted in the simulator: its driver or host behaves as if a program or an RNIC had the bug. `SkipBounds`
-//! is in the RNIC itself, and needs the feature `planted-bugs`.
+//! Most bugs are planted in the simulator: its driver or host behaves as if a program or an RNIC
+//! had the bug. `SkipBounds` is in the RNIC itself, and needs the feature `planted-bugs`.
 
 use crate::rng::Rng;
 

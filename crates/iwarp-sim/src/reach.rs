@@ -1,5 +1,5 @@
-//! What a run has reached: states, operations, completions, errors. A seed that reaches nothing but what nearly all reach is dull, and
-//! something that no seed reaches is not tested.
+//! What a run has reached: states, operations, completions, errors. A seed that reaches nothing but
+//! what nearly all reach is dull, and something that no seed reaches is not tested.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -348,7 +348,8 @@ impl Summary {
         self.seeds.push(seed);
     }
 
-    /// Returns the number of seeds that reach nothing but what at least one of [`COMMON`] seeds reaches.
+    /// Returns the number of seeds that reach nothing but what at least one of [`COMMON`] seeds
+    /// reaches.
     fn dull(&self) -> usize {
         let mut common = vec![false; self.numbers.len()];
         for (name, number) in &self.numbers {
@@ -401,7 +402,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dull_seeds_and_missing_things_are_counted() {
+    fn dull_seeds_are_counted() {
         let mut summary = Summary::default();
         let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
         for _ in 0..20 {

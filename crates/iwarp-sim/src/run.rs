@@ -1,4 +1,5 @@
-//! One run of a seed: makes the world, handles its events in the order of time, and runs the checks.
+//! One run of a seed: makes the world, handles its events in the order of time, and runs the
+//! checks.
 
 use std::cmp::Reverse;
 
@@ -86,7 +87,8 @@ impl World {
             self.eps[2 * conn + 1].stalled = false;
         }
         self.run_until_quiet();
-        // If a completion event was lost, its completions were not polled, and the checks below miss them.
+        // If a completion event was lost, its completions were not polled, and the checks below
+        // miss them.
         if self.failure.is_none() {
             self.check_end();
         }
@@ -101,7 +103,8 @@ impl World {
         }
     }
 
-    /// Moves each queue pair to all states that a program may want for its next connection. Nothing may come of that.
+    /// Moves each queue pair to all states that a program may want for its next connection. Nothing
+    /// may come of that.
     fn use_again(&mut self) {
         use State::{Error, Init, Reset, Rtr};
         for e in 0..self.eps.len() {

@@ -1,8 +1,8 @@
 //! Random verbs programs for one connection, and the outcome of each request.
 //!
-//! The programs of both sides are generated as one script. If a request depends on an earlier step of the other side, it waits for a
-//! message of that side (`after_recv`). So both sides keep the order of the script where it matters, and the final contents of
-//! memory are known exactly.
+//! The programs of both sides are generated as one script. If a request depends on an earlier step
+//! of the other side, it waits for a message of that side (`after_recv`). So both sides keep the
+//! order of the script where it matters, and the final contents of memory are known exactly.
 
 use iwarp_rnic::memory::{Stag, WindowType};
 use iwarp_rnic::{Access, Bind, FastRegister, SendFlags, SendOp, Sge, WcFlags, WcOpcode};
@@ -24,7 +24,8 @@ pub struct Side {
     pub words: Region,
     /// Sinks of Reads, and their offsets. Later requests may send from them behind a fence.
     pub sinks: Vec<(Sge, usize)>,
-    /// Ranges of the peer that earlier Reads may still be reading. A request that changes one of them needs a fence.
+    /// Ranges of the peer that earlier Reads may still be reading. A request that changes one of
+    /// them needs a fence.
     pub reading: Vec<(usize, usize)>,
     /// Ranges of the peer that requests have written: offset, length, index of the request.
     pub written: Vec<(usize, usize, usize)>,
@@ -106,7 +107,8 @@ impl Side {
         let byte_len = sges.iter().map(|s| s.len).sum();
         let after_recv = w.eps[self.e].inbound.len();
         let ep = &mut w.eps[self.e];
-        // Only requests that depend on the other side wait. If all did, the two programs would never work at the same time.
+        // Only requests that depend on the other side wait. If all did, the two programs would
+        // never work at the same time.
         let after_recv = if ep.wait_next { after_recv } else { 0 };
         ep.wait_next = false;
         let before = ep.ops.last().map_or(0, |o| o.after_recv);
@@ -376,8 +378,8 @@ impl Side {
         index
     }
 
-    /// Adds a write of eight octets that are stored at once. Returns its index. From then on the requests of this side complete when they are
-    /// placed.
+    /// Adds a write of eight octets that are stored at once. Returns its index. From then on the
+    /// requests of this side complete when they are placed.
     pub fn atomic_write(&mut self, w: &mut World, peer: &Self) -> usize {
         let region = peer.exposed;
         let off = region.off + 8 * w.rng.index(region.len / 8);
@@ -417,7 +419,8 @@ impl Side {
         w.eps[self.e].ops[index].shared_sink = Some(parts[0].0);
     }
 
-    /// Adds a series of requests: this side grants the peer an STag, the peer uses it, and one of them invalidates it.
+    /// Adds a series of requests: this side grants the peer an STag, the peer uses it, and one of
+    /// them invalidates it.
     pub fn episode(&mut self, w: &mut World, peer: &mut Self, reads: bool) -> Region {
         let (region, kind) = match w.rng.below(3) {
             0 => (self.grant_window(w, WindowType::Type1), 0),
@@ -521,7 +524,8 @@ impl Side {
         }
     }
 
-    /// Adds a series of requests: a fast registration, a Send from the registered range, and an invalidation.
+    /// Adds a series of requests: a fast registration, a Send from the registered range, and an
+    /// invalidation.
     pub fn local_episode(&mut self, w: &mut World) {
         let whole = w.fast_region(self.n, self.pd, self.most.max(64));
         for _ in 0..w.rng.range(1, 2) {

@@ -21,7 +21,7 @@ fn seeds_pass() {
 }
 
 #[test]
-fn a_seed_is_the_same_run_every_time() {
+fn seed_determines_the_run() {
     for plant in [Plant::DropCompletion, Plant::LoseWakeup] {
         for seed in 0..40 {
             let once = run(seed, Some(plant), Pool::default(), false);

@@ -1,4 +1,5 @@
-//! The checks at the end of a run: the outcome of every connection, and every octet of every host's memory.
+//! The checks at the end of a run: the outcome of every connection, and every octet of every host's
+//! memory.
 
 use iwarp_proto::rdmap::TerminateCode;
 use iwarp_rnic::WcStatus;
@@ -72,7 +73,8 @@ impl World {
         }
     }
 
-    /// Checks that the endpoint reports the fault that the fate of its connection must cause: who is to blame, and the code.
+    /// Checks that the endpoint reports the fault that the fate of its connection must cause: who
+    /// is to blame, and the code.
     fn check_fault(&mut self, e: usize) {
         let Some(want) = self.wanted_fault(e) else {
             return;
@@ -87,12 +89,14 @@ impl World {
         self.check_status_of_fate(e);
     }
 
-    /// Returns the fault that the endpoint must report. Returns `None` if more than one is right, and it reports one of them.
+    /// Returns the fault that the endpoint must report. Returns `None` if more than one is right,
+    /// and it reports one of them.
     fn wanted_fault(&self, e: usize) -> Option<Option<Fault>> {
         let got = self.eps[e].qp.fault();
         let lost = got.is_some_and(|fault| fault.blame == Blame::Transport);
         let here = |side: usize| side == e & 1;
-        // What this endpoint reports if `side` finds that its peer is wrong, and if `side` fails by itself.
+        // What this endpoint reports if `side` finds that its peer is wrong, and if `side` fails by
+        // itself.
         let found = |side, code| {
             let blame = if here(side) {
                 Blame::Peer
@@ -144,8 +148,9 @@ impl World {
         let unheard = || ep.qp.counters().rx_fpdus == 0 && ep.qp.counters().terminates_sent == 0;
         Some(Some(match ep.ops[self.conns[e / 2].illegal_op?].expect {
             Expect::Success => return None,
-            // A responder carries out local requests before the initiator's first FPDU, and may send no Terminate then
-            // (RFC 5044 section 7.1.2). The initiator only sees the end of the connection.
+            // A responder carries out local requests before the initiator's first FPDU, and may
+            // send no Terminate then (RFC 5044 section 7.1.2). The initiator only sees the end of
+            // the connection.
             Expect::Local(_) if e & 1 != side && unheard() => Fault {
                 blame: Blame::Transport,
                 code: TerminateCode::MPA_CONNECTION_LOST,
@@ -198,7 +203,8 @@ impl World {
         }
     }
 
-    /// Notes which changes of memory are proven by completions, and which may or may not have happened.
+    /// Notes which changes of memory are proven by completions, and which may or may not have
+    /// happened.
     fn note_unproven_changes(&mut self, e: usize) {
         let (n, peer) = (self.eps[e].node, self.eps[e ^ 1].node);
         let ep = &self.eps[e];
@@ -245,7 +251,8 @@ impl World {
         }
     }
 
-    /// Checks the counter that all connections add to: each addition returned a different old value, and the sum is right.
+    /// Checks the counter that all connections add to: each addition returned a different old
+    /// value, and the sum is right.
     fn check_counter(&mut self, n: usize) {
         let node = &mut self.nodes[n];
         let (off, ..) = node.counter;
@@ -274,7 +281,8 @@ impl World {
         }
     }
 
-    /// Checks every octet of a host: it must be as the completions prove, unless a broken stream leaves it open.
+    /// Checks every octet of a host: it must be as the completions prove, unless a broken stream
+    /// leaves it open.
     fn check_memory(&mut self, n: usize) {
         let node = &self.nodes[n];
         let now = node.arena.copy(0, node.used);

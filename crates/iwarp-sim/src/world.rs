@@ -22,7 +22,8 @@ use crate::rng::{Rng, mix};
 pub const ARENA: usize = 32 << 20;
 /// The CRC function of all queue pairs.
 pub const CRC32C: Crc32c = Crc32c::new(iwarp_proto::crc32c::append);
-/// How long a Send may wait for a receive, in nanoseconds: far longer than any program takes to post it.
+/// How long a Send may wait for a receive, in nanoseconds: far longer than any program takes to
+/// post it.
 pub const HOLD_TIME: Duration = Duration::from_secs(100);
 
 /// A change of memory: octets that will be at an offset of an arena.
@@ -39,9 +40,11 @@ pub struct Effect {
 pub enum Expect {
     /// The request succeeds.
     Success,
-    /// The request fails with this status, and the peer gets a Terminate with a local catastrophic error.
+    /// The request fails with this status, and the peer gets a Terminate with a local catastrophic
+    /// error.
     Local(WcStatus),
-    /// The peer refuses the request with this code. If the request has an answer, its completion reports the refusal.
+    /// The peer refuses the request with this code. If the request has an answer, its completion
+    /// reports the refusal.
     Refused(TerminateCode),
 }
 
@@ -122,7 +125,8 @@ pub struct Node {
     pub arena: Arena,
     /// Octets of the arena in use.
     pub used: usize,
-    /// Contents as the programs will make them, in the order of the script. Used only to generate the programs.
+    /// Contents as the programs will make them, in the order of the script. Used only to generate
+    /// the programs.
     pub model: Vec<u8>,
     /// Contents as the completions prove them.
     pub shadow: Vec<u8>,

@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn options_become_variables_and_the_rest_is_the_program() {
+    fn options_become_variables() {
         let line = [
             "iwarp",
             "--crc",
@@ -543,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_checked_before_the_program_runs() {
+    fn values_are_checked_before_start() {
         let parse = |option: &str, value: &str| {
             Run::try_parse_from(["iwarp", "--capture", "x", option, value, "--", "prog"])
         };
@@ -558,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_are_checked_and_joined_before_the_program_runs() {
+    fn faults_are_checked_and_joined() {
         let with = |specs: &[&str]| {
             let options = specs.iter().flat_map(|spec| ["--fault", *spec]);
             let line = ["iwarp"].into_iter().chain(options).chain(["--", "prog"]);

@@ -1,4 +1,5 @@
-//! One end of a connection that is being set up: MPA start-up as the runtime does it, then a queue pair and a short program.
+//! One end of a connection that is being set up: MPA start-up as the runtime does it, then a queue
+//! pair and a short program.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -21,7 +22,8 @@ use crate::world::{CRC32C, Pool};
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 const REPLY_LIMIT: Duration = Duration::from_secs(60);
 
-/// Octets of memory: what is sent, where messages and answers land, and where the peer writes. Between them is memory that nobody may change.
+/// Octets of memory: what is sent, where messages and answers land, and where the peer writes.
+/// Between them is memory that nobody may change.
 const ARENA: usize = 1024;
 const SOURCE: (usize, usize) = (64, 64);
 const SINK: (usize, usize) = (256, 64);
@@ -445,7 +447,8 @@ impl End {
         }
     }
 
-    /// Returns `true` if every request of the program has succeeded and the peer's message has come.
+    /// Returns `true` if every request of the program has succeeded and the peer's message has
+    /// come.
     pub(super) fn is_done(&self) -> bool {
         self.phase == Phase::Up
             && self.posted.len() == self.host.0.len()

@@ -1,8 +1,10 @@
 //! Connection set-up with a fault at every octet, for all ways to set up. Nothing here is random.
 //!
-//! A run is a whole short connection: MPA start-up, an RTR message if there is one, a Send in each direction, a Write, a Read, and the end.
-//! Octets arrive one by one, and at one place of one direction the connection is reset, stalls for ever, or is closed. In virtual time both
-//! ends come to an end by themselves wherever a rule says so: start-up has its limits, and so has the first FPDU of the peer-to-peer model.
+//! A run is a whole short connection: MPA start-up, an RTR message if there is one, a Send in each
+//! direction, a Write, a Read, and the end. Octets arrive one by one, and at one place of one
+//! direction the connection is reset, stalls for ever, or is closed. In virtual time both ends come
+//! to an end by themselves wherever a rule says so: start-up has its limits, and so has the first
+//! FPDU of the peer-to-peer model.
 
 mod end;
 
@@ -134,7 +136,8 @@ pub enum SetupPlant {
 struct Run {
     ends: [End; 2],
     delivered: [u64; 2],
-    /// A direction that was closed: nothing more comes through, and its FIN is to be told if `true`.
+    /// A direction that was closed: nothing more comes through, and its FIN is to be told if
+    /// `true`.
     closed: [Option<bool>; 2],
     fault: Option<Fault>,
     now: Time,
@@ -217,7 +220,8 @@ impl Run {
         })
     }
 
-    /// Brings one octet of an end to its peer, or what stands behind the last one. Returns `true` if something came.
+    /// Brings one octet of an end to its peer, or what stands behind the last one. Returns `true`
+    /// if something came.
     fn deliver(&mut self, side: usize) -> bool {
         if self.is_cut(side, What::Stall) {
             return false;
@@ -260,14 +264,16 @@ impl Run {
         if self.ends.iter().any(open) && !stalled {
             return Err("an end waits for ever, although the connection has ended".into());
         }
-        // A peer that has vanished is noticed by the keep-alive of TCP, which is a reset to the queue pair.
+        // A peer that has vanished is noticed by the keep-alive of TCP, which is a reset to the
+        // queue pair.
         self.ends.iter_mut().for_each(End::reset);
         let [a, b] = &mut self.ends;
         a.check(b).map_err(|error| format!("initiator: {error}"))?;
         b.check(a).map_err(|error| format!("responder: {error}"))
     }
 
-    /// Checks that start-up has come as far as its octets, and no further, and that its limits have ended it where nothing came.
+    /// Checks that start-up has come as far as its octets, and no further, and that its limits have
+    /// ended it where nothing came.
     fn check_startup(&self, mode: Mode) -> Result<(), String> {
         let [initiator, responder] = &self.ends;
         let request = self.delivered[0] >= initiator.frame_len;
@@ -357,7 +363,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn set_up_survives_a_fault_at_every_octet() {
+    fn set_up_survives_fault_everywhere() {
         let swept = sweep(None);
         assert_eq!(swept.failures, Vec::<String>::new());
         assert!(swept.runs > 50_000, "{}", swept.runs);

@@ -1,8 +1,10 @@
-//! One execution: programs that poll, work and wait, peers that send to them, and what must hold meanwhile.
+//! One execution: programs that poll, work and wait, peers that send to them, and what must hold
+//! meanwhile.
 //!
-//! Whatever the order of the threads, all messages reach their programs. A message that no program's lease speaks for is not left alone while
-//! time passes, and one that a lease speaks for is served when the lease ends. A timer is not late. A thread that sleeps for ever because
-//! nobody wakes it is a deadlock, which the scheduler reports.
+//! Whatever the order of the threads, all messages reach their programs. A message that no
+//! program's lease speaks for is not left alone while time passes, and one that a lease speaks for
+//! is served when the lease ends. A timer is not late. A thread that sleeps for ever because nobody
+//! wakes it is a deadlock, which the scheduler reports.
 
 use crate::engine::{Engine, Source};
 use crate::queue::{Queue, Socket};
@@ -14,7 +16,8 @@ use shuttle::{Config, FailurePersistence, Runner, thread};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// How long the progress thread may leave alone what other threads drive at this moment (`CONTENDED` of the engine).
+/// How long the progress thread may leave alone what other threads drive at this moment
+/// (`CONTENDED` of the engine).
 const CONTENDED: u64 = 50_000;
 /// How long a lease lasts after the last poll, at most (`LONGEST` of the lease).
 const LONGEST: u64 = 2_000_000;

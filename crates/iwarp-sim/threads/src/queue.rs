@@ -1,5 +1,6 @@
-//! A completion queue and its sockets, as `objects/cq.rs`, `conn/engine_events.rs` and `conn/qp.rs` of the runtime have them, without what only moves
-//! octets. Who drives whom is decided by the runtime's own modules.
+//! A completion queue and its sockets, as `objects/cq.rs`, `conn/engine_events.rs` and `conn/qp.rs`
+//! of the runtime have them, without what only moves octets. Who drives whom is decided by the
+//! runtime's own modules.
 
 use crate::engine::baton::Baton;
 use crate::engine::busy_poll::BusyPoll;
@@ -15,7 +16,8 @@ use std::sync::{Arc, Weak};
 use std::task::{Wake, Waker};
 use std::time::Duration;
 
-/// Sockets that an empty poll reads one by one. Fewer than in the runtime, so that small models have queues of both kinds.
+/// Sockets that an empty poll reads one by one. Fewer than in the runtime, so that small models
+/// have queues of both kinds.
 const POLL_DIRECTLY: usize = 2;
 /// How long it takes to read something.
 const READ: u64 = 400;
@@ -148,7 +150,8 @@ impl Queue {
         }
     }
 
-    /// Polls for a moment if that is worth it, and then sleeps until there is a completion, or until all have been taken.
+    /// Polls for a moment if that is worth it, and then sleeps until there is a completion, or
+    /// until all have been taken.
     pub(crate) fn wait(&self) {
         let begin = world::now();
         let found = self.busy.poll(WINDOW, |now| {
@@ -274,7 +277,8 @@ impl Socket {
         world::waiting(self.fd) > 0
     }
 
-    /// Returns until when programs may drive it by a lease that was not given back; `None` if none may, at `now`.
+    /// Returns until when programs may drive it by a lease that was not given back; `None` if none
+    /// may, at `now`.
     pub(crate) fn lease(&self, now: u64) -> Option<u64> {
         let own = self.queue.pollers.driven_until(now);
         let own = own.filter(|_| !world::is_handed_over(Some(self.queue.number)));

@@ -1,20 +1,24 @@
 //! The order in which threads go on. Time passes by itself only when nobody can go on.
 //!
-//! A seed chooses one of two ways. By chance: at each point any thread may go on. Or by priorities (probabilistic concurrency testing, PCT:
-//! Burckhardt and others, "A Randomized Scheduler with Probabilistic Guarantees of Finding Bugs", ASPLOS 2010): the thread with the highest
-//! one goes on, and at a few moments, and when it yields, it becomes the last. That finds what needs a thread to stop for long.
+//! A seed chooses one of two ways. By chance: at each point any thread may go on. Or by priorities
+//! (probabilistic concurrency testing, PCT: Burckhardt and others, "A Randomized Scheduler with
+//! Probabilistic Guarantees of Finding Bugs", ASPLOS 2010): the thread with the highest one goes
+//! on, and at a few moments, and when it yields, it becomes the last. That finds what needs a
+//! thread to stop for long.
 
 use shuttle::scheduler::{Schedule, Scheduler, Task, TaskId};
 use std::collections::HashMap;
 
 /// The most moments at which a priority changes.
 const CHANGES: u64 = 6;
-/// Of so many points where another thread could go on the moments are chosen, at most. Few executions have more.
+/// Of so many points where another thread could go on the moments are chosen, at most. Few
+/// executions have more.
 const POINTS: u64 = 8192;
 /// The number of the task that lets time pass: the first one that the main task starts.
 const TIME: usize = 1;
 
-/// Pseudo-random numbers (SplitMix64: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014).
+/// Pseudo-random numbers (SplitMix64: Steele, Lea and Flood, "Fast Splittable Pseudorandom Number
+/// Generators", 2014).
 #[derive(Debug)]
 struct Random(u64);
 

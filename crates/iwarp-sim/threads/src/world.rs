@@ -1,7 +1,8 @@
 //! The world of one execution: its time, its descriptors, and who sleeps for them.
 //!
-//! All threads of an execution run on one thread of the operating system, one at a time, so this state needs no lock. It is not a part of
-//! what is modelled: a thread can only be interrupted in front of an access, by [`call`].
+//! All threads of an execution run on one thread of the operating system, one at a time, so this
+//! state needs no lock. It is not a part of what is modelled: a thread can only be interrupted in
+//! front of an access, by [`call`].
 
 use shuttle::rand::RngCore as _;
 use shuttle::sync::atomic::{AtomicBool, Ordering};
@@ -95,7 +96,8 @@ pub(crate) fn call() {
     AtomicBool::new(false).load(Ordering::SeqCst);
 }
 
-/// Starts a thread that does not keep the execution from its end. Only tasks of futures can be let go of; such a one may block.
+/// Starts a thread that does not keep the execution from its end. Only tasks of futures can be let
+/// go of; such a one may block.
 pub(crate) fn spawn_detached(run: impl FnOnce() + Send + 'static) {
     drop(shuttle::future::spawn(async move { run() }));
 }
@@ -143,7 +145,8 @@ pub(crate) fn note_hand_over(queue: usize) {
     });
 }
 
-/// Returns `true` if the lease of a queue, or the one of everything, was given back and nobody has polled since.
+/// Returns `true` if the lease of a queue, or the one of everything, was given back and nobody has
+/// polled since.
 pub(crate) fn is_handed_over(queue: Option<usize>) -> bool {
     with(|w| queue.map_or(w.all_handed_over, |queue| w.handed_over.contains(&queue)))
 }

@@ -10,7 +10,7 @@ fn number(name: &str) -> Option<u64> {
 }
 
 #[test]
-fn no_order_of_threads_loses_or_delays_a_message() {
+fn no_message_is_lost_or_delayed() {
     if let Some(seed) = number("IWARP_THREADS_SEED") {
         run(seed, None);
         return;

@@ -1,4 +1,5 @@
-//! The clock of the world. Time passes with each look at it, with the work of programs, and when no thread can do anything else.
+//! The clock of the world. Time passes with each look at it, with the work of programs, and when no
+//! thread can do anything else.
 
 use crate::world;
 

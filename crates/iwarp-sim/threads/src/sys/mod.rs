@@ -1,4 +1,5 @@
-//! The operating system as the engine sees it, made of the [`world`](crate::world): each module stands for the one of that name in the runtime.
+//! The operating system as the engine sees it, made of the [`world`](crate::world): each module
+//! stands for the one of that name in the runtime.
 
 pub(crate) mod clock;
 pub(crate) mod eventfd;

@@ -110,8 +110,9 @@ pub(crate) fn wait_fd(fd: impl AsFd, _: Interest, time: Option<Duration>) -> io:
     Ok(world::sleep_until(end_of(time), || world::waiting(fd) > 0))
 }
 
-/// A sleep begins when its thread has last looked at the clock. A thread that loses its processor between the look and the sleep would sleep
-/// longer by that, on any system, which is nothing to find.
+/// A sleep begins when its thread has last looked at the clock. A thread that loses its processor
+/// between the look and the sleep would sleep longer by that, on any system, which is nothing to
+/// find.
 fn end_of(time: Option<Duration>) -> Option<u64> {
     time.map(|time| world::last_look().saturating_add(time.as_nanos() as u64))
 }
