@@ -1,4 +1,4 @@
-//! Checks of each completion when it is polled, and of all endpoints when no event is left.
+//! Checks each completion when it is polled, and all endpoints when no event is left.
 
 use iwarp_proto::rdmap::TerminateCode;
 use iwarp_rnic::qp::{RxInterest, State};
@@ -63,7 +63,7 @@ impl World {
                 });
                 return;
             } else if cqe.status != WcStatus::Flushed {
-                // The requests before this one were flushed; this one is the one that failed.
+                // The requests before this one were flushed; this one failed.
                 ep.first_bad = Some((index, cqe.status, cqe.vendor_err));
             }
             if !self.may_break(e) {
@@ -75,13 +75,18 @@ impl World {
         let signalled = is_signalled(op.flags, all);
         let (opcode, byte_len) = (op.op.wc_opcode(), op.byte_len);
         if failed || !signalled || cqe.opcode != opcode || cqe.byte_len != byte_len {
-            self.fail(|| format!("endpoint {e}: request {index} ({opcode:?}, {byte_len} octets) completes as {cqe:?}"));
+            self.fail(|| {
+                format!(
+                    "endpoint {e}: request {index} ({opcode:?}, {byte_len} octets) completes as \
+                     {cqe:?}"
+                )
+            });
             return;
         }
         self.succeeded(e, index);
     }
 
-    /// Notes that a request has succeeded. Its sink must hold the right octets. If it has an
+    /// Records that a request has succeeded. Its sink must contain the right octets. If it has an
     /// answer, the peer has executed it.
     pub fn succeeded(&mut self, e: usize, index: usize) {
         let n = self.eps[e].node;
@@ -119,7 +124,7 @@ impl World {
             .copy_from_slice(&effect.data);
     }
 
-    /// Notes that the first `upto` requests of an endpoint have changed its peer's memory.
+    /// Records that the first `upto` requests of an endpoint have changed its peer's memory.
     pub fn commit(&mut self, e: usize, upto: usize) {
         let n = self.eps[e ^ 1].node;
         for index in self.eps[e].committed..upto {
@@ -129,7 +134,12 @@ impl World {
                 if exclusive
                     && self.nodes[n].arena.copy(effect.off, effect.data.len()) != effect.data
                 {
-                    self.fail(|| format!("endpoint {e}: request {index} is complete, but its data is not in the peer's memory"));
+                    self.fail(|| {
+                        format!(
+                            "endpoint {e}: request {index} is complete, but its data is not in the \
+                             peer's memory"
+                        )
+                    });
                     return;
                 }
                 self.commit_local(n, effect);
@@ -165,7 +175,7 @@ impl World {
         }
         let failed = self.eps[e].first_bad_recv.is_some();
         let Some(m) = message.filter(|_| !failed) else {
-            self.fail(|| format!("endpoint {e}: receive {index} got a message that nobody sent"));
+            self.fail(|| format!("endpoint {e}: receive {index} got a message that was not sent"));
             return;
         };
         let flags = WcFlags::WITH_IMM | WcFlags::WITH_INV | WcFlags::SOLICITED;

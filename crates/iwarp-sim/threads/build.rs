@@ -1,4 +1,4 @@
-//! Chooses the scheduler's locks and atomics for the modules of the runtime that are compiled into
+//! Selects the scheduler's locks and atomics for the modules of the runtime that are compiled into
 //! this crate.
 
 fn main() {

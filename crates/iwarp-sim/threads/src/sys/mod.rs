@@ -1,5 +1,5 @@
-//! The operating system as the engine sees it, made of the [`world`](crate::world): each module
-//! stands for the one of that name in the runtime.
+//! The operating system as the engine sees it, implemented by the [`world`](crate::world). Each
+//! module replaces the module of the same name in the runtime.
 
 pub(crate) mod clock;
 pub(crate) mod eventfd;
