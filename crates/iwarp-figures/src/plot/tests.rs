@@ -86,7 +86,7 @@ fn rate_axis_ignores_tiny_messages() {
         curves: vec![curve("tcp", Mark::Diamond, &points)],
     };
     assert!(panel.values(Band::Extremes).start >= 1e5);
-    // Two points are inside the frame. The third would be below it. The legend has one more mark.
+    // Two points are inside the frame, and the third is below it. The legend has one more mark.
     let white = figure(
         &[Unit::OctetsPerSecond],
         &[curve("no CRC", Mark::Diamond, &points)],
@@ -113,8 +113,7 @@ fn band_spans_the_extremes() {
         .split_whitespace()
         .map(|corner| corner.split(',').nth(1).unwrap().parse().unwrap())
         .collect();
-    // The outline goes forward along the smallest values, and back along the largest, which are
-    // higher up.
+    // The outline follows the smallest values forward, and the largest, which are higher, back.
     assert_eq!(rows.len(), 4);
     assert!(rows[0] == rows[1] && rows[2] == rows[3] && rows[2] < rows[1]);
 }

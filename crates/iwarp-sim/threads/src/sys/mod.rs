@@ -8,7 +8,7 @@ pub(crate) mod poller;
 pub(crate) mod prefetch;
 pub(crate) mod thread;
 
-/// No memory goes here.
+/// No memory is accessed here.
 pub(crate) mod guarded {
     pub(crate) const fn keep() {}
 }
